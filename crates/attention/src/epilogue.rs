@@ -1,0 +1,92 @@
+//! From a row's weighted sum u to its output: y = P · N(O · u / D), and back.
+//!
+//! Both engines finish their rows here. u and z arrive in the frame of the row: their true values are u·e^ρ and z·e^ρ,
+//! ρ what the exponential subtracted, 0 where nothing was.
+
+use crate::parts::norm::{NormGrads, NormParams};
+use crate::real::dot;
+use crate::{Real, Variant};
+
+/// What one row's epilogue needs besides the sum over keys.
+#[derive(Clone, Copy)]
+pub struct Row<'a, R> {
+    /// Σ_s M·w in the frame of the row; read where the denominator sums.
+    pub z: R,
+    /// S_t, keys that the position sees.
+    pub count: R,
+    /// ρ, the frame.
+    pub rho: R,
+    /// O_t, 1 where there is no output gate.
+    pub out: R,
+    /// P_t, 1 where there is no post gate.
+    pub post: R,
+    /// γ [e], or empty.
+    pub weight: &'a [R],
+    /// β [e], or empty.
+    pub bias: &'a [R],
+}
+
+/// Gradients of the numbers that entered a row's epilogue.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RowGrads<R> {
+    /// dz
+    pub z: R,
+    /// dO_t
+    pub out: R,
+    /// dP_t; where the post gate is the output gate once more, this is its second contribution.
+    pub post: R,
+}
+
+impl<'a, R: Real> Row<'a, R> {
+    #[inline(always)]
+    fn denominator(&self, variant: &Variant) -> R {
+        variant.denominator.value(self.z, self.count, self.rho)
+    }
+
+    #[inline(always)]
+    fn norm_params(&self, variant: &Variant) -> NormParams<'a, R> {
+        let log_scale = if variant.norm_restores_scale() { self.rho } else { R::zero() };
+        NormParams { weight: self.weight, bias: self.bias, log_scale }
+    }
+}
+
+/// y [e] from u [e]. Returns D in the frame of the row.
+#[inline(always)]
+pub fn forward<R: Real>(variant: &Variant, row: Row<R>, u: &[R], y: &mut [R]) -> R {
+    let denominator = row.denominator(variant);
+    let factor = row.out / denominator;
+    for (y, &u) in y.iter_mut().zip(u) {
+        *y = u * factor;
+    }
+    variant.norm.forward(y, row.norm_params(variant));
+    if variant.post_gate.is_some() {
+        y.iter_mut().for_each(|y| *y *= row.post);
+    }
+    denominator
+}
+
+/// dy [e] becomes du at the u [e] that entered `forward`; dγ and dβ are added to. `scratch` [2e] may hold anything.
+#[inline(always)]
+pub fn backward<R: Real>(variant: &Variant, row: Row<R>, u: &[R], dy: &mut [R], scratch: &mut [R], grads: NormGrads<R>) -> RowGrads<R> {
+    let params = row.norm_params(variant);
+    let denominator = row.denominator(variant);
+    let factor = row.out / denominator;
+    let (x, normed) = scratch[..2 * u.len()].split_at_mut(u.len());
+    for (x, &u) in x.iter_mut().zip(u) {
+        *x = u * factor;
+    }
+    let mut post = R::zero();
+    if variant.post_gate.is_some() {
+        normed.copy_from_slice(x);
+        variant.norm.forward(normed, params);
+        post = dot(dy, normed);
+        dy.iter_mut().for_each(|dy| *dy *= row.post);
+    }
+    variant.norm.backward(x, params, dy, grads);
+    // dy is now the gradient of x = O·u/D.
+    let along = dot(dy, u) / denominator;
+    let slope = variant.denominator.slope(row.z, row.count, row.rho);
+    let z = if slope == R::zero() { slope } else { -along * row.out / denominator * slope };
+    dy.iter_mut().for_each(|dy| *dy *= factor);
+    RowGrads { z, out: along, post }
+}

@@ -1,0 +1,71 @@
+//! What can be wrong with an attention: its text, its parts, its tensors.
+
+use std::fmt;
+
+/// The errors of this crate. Each says what was asked, what was found and what to do.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A text that is not a variant.
+    #[error("{0}")]
+    Text(TextError),
+    /// Parts that cannot stand together.
+    #[error("`{variant}` is not possible: {reason}")]
+    Combination {
+        /// The variant as written by [`crate::Variant`]'s `Display`.
+        variant: String,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// Sizes that no engine can run.
+    #[error("impossible shape: {0}")]
+    Shape(String),
+    /// A tensor of another length than the shape says, or one that is missing.
+    #[error("{tensor}: expected {expected} values, found {found}")]
+    Tensor {
+        /// Which tensor.
+        tensor: String,
+        /// Values that the shape asks for.
+        expected: usize,
+        /// Values that were given.
+        found: usize,
+    },
+}
+
+/// A text that is not a variant, with the place and the nearest valid word.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TextError {
+    /// The whole text.
+    pub text: String,
+    /// Byte range of the offending word.
+    pub span: std::ops::Range<usize>,
+    /// What is wrong with it.
+    pub problem: String,
+    /// What to write instead.
+    pub help: Option<String>,
+}
+
+impl fmt::Display for TextError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let before = self.text[..self.span.start].chars().count();
+        let width = self.text[self.span.clone()].chars().count().max(1);
+        writeln!(f, "{}", self.problem)?;
+        writeln!(f, "  {}", self.text)?;
+        write!(f, "  {}{}", " ".repeat(before), "^".repeat(width))?;
+        match &self.help {
+            Some(help) => write!(f, " {help}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The closest of `words` to `word`, if any is close enough to be what was meant.
+pub fn nearest<'a>(word: &str, words: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let lower = word.to_lowercase();
+    words
+        .into_iter()
+        .map(|candidate| (strsim::damerau_levenshtein(&lower, &candidate.to_lowercase()), candidate))
+        .filter(|(distance, candidate)| *distance <= (candidate.chars().count() / 3).max(1) || candidate.to_lowercase().starts_with(&lower))
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, candidate)| candidate)
+}

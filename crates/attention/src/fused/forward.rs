@@ -1,0 +1,198 @@
+//! The forward pass over one tile of queries.
+
+use super::buffer::Shared;
+use super::layout::{Layout, PAD, ROWS, TILE};
+use super::prepare::Sources;
+use super::product::{Rows, Strided, product};
+use super::rows::{DecayRow, ForwardRow};
+use crate::epilogue::{self, Row};
+use crate::simd::{Simd, Task};
+
+/// What the tasks of one forward pass read and write.
+pub struct Context<'a> {
+    pub layout: &'a Layout,
+    pub sources: Sources<'a>,
+    pub kt: &'a [f32],
+    pub v: &'a [f32],
+    pub gates: Gates<'a>,
+    pub lengths: Option<&'a [usize]>,
+    /// U [N, T, ep], z and ρ [N, T]: kept for the backward pass.
+    pub u: Shared<f32>,
+    pub z: Shared<f32>,
+    pub rho: Shared<f32>,
+    /// [B, T, H, e]
+    pub y: Shared<f32>,
+}
+
+/// Factors from gates, and parameters of the norm; empty slices where a variant has none.
+#[derive(Clone, Copy)]
+pub struct Gates<'a> {
+    pub out: &'a [f32],
+    pub post: &'a [f32],
+    pub key_weights: &'a [f32],
+    pub decay: &'a [f64],
+    pub norm_weight: &'a [f32],
+    pub norm_bias: &'a [f32],
+}
+
+impl<'a> Gates<'a> {
+    /// The epilogue's view of row t of head n = (b, h).
+    #[inline(always)]
+    pub fn row(&self, layout: &Layout, h: usize, n: usize, t: usize, z: f32, rho: f32) -> Row<'a, f32> {
+        let variant = &layout.heads[h].variant;
+        let at = n * layout.shape.time + t;
+        Row {
+            z,
+            count: (t + 1) as f32,
+            rho,
+            out: if variant.out_gate.is_some() { self.out[at] } else { 1.0 },
+            post: if variant.post_gate.is_some() { self.post[at] } else { 1.0 },
+            weight: if variant.norm.has_weight() { self.norm_weight } else { &[] },
+            bias: if variant.norm.has_bias() { self.norm_bias } else { &[] },
+        }
+    }
+
+    /// Key weights of one tile of head n.
+    #[inline(always)]
+    pub fn tile_weights(&self, layout: &Layout, h: usize, n: usize, tile: usize) -> Option<&'a [f32]> {
+        layout.heads[h].weighs_keys.then(|| &self.key_weights[n * layout.tp() + tile * TILE..][..TILE])
+    }
+}
+
+/// c of the keys of one tile, less the first of them, in float32; and that first.
+#[inline(always)]
+pub fn decay_columns(decay: &[f64], columns: &mut [f32; TILE]) -> f64 {
+    let base = decay[0];
+    for (column, c) in columns.iter_mut().zip(decay) {
+        *column = (c - base) as f32;
+    }
+    base
+}
+
+/// One tile of queries of one head: everything from scores to y.
+pub struct ForwardTile<'a> {
+    pub context: &'a Context<'a>,
+    pub b: usize,
+    pub h: usize,
+    pub tile: usize,
+    /// Room for the prepared queries of the tile [TILE, dp].
+    pub q: &'a mut [f32],
+}
+
+#[repr(align(64))]
+struct Scores([f32; ROWS * TILE]);
+
+/// z of each row, spread over the lanes of a vector until the row is done.
+#[repr(align(64))]
+struct Sums([[f32; 16]; TILE]);
+
+impl Task for ForwardTile<'_> {
+    /// The first row whose denominator is not positive, with its value.
+    type Output = Option<(usize, f32)>;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> Option<(usize, f32)> {
+        let c = self.context;
+        let l = c.layout;
+        let s = l.shape;
+        let head = &l.heads[self.h];
+        let n = self.b * s.heads + self.h;
+        let g = self.h / s.group();
+        let kv = l.kv_index(head.class, self.b, g);
+        let len = c.lengths.map_or(s.time, |lengths| lengths[self.b]);
+        let (first, last) = (self.tile * TILE, ((self.tile + 1) * TILE).min(s.time));
+        let counted = last.min(len).max(first);
+
+        // SAFETY: each task is the only one with this (b, h, tile), hence with these rows of u, z, rho and y.
+        let (u, z, rho) = unsafe {
+            let at = n * s.time + first;
+            (c.u.slice(at * l.ep, (last - first) * l.ep), c.z.slice(at, last - first), c.rho.slice(at, last - first))
+        };
+        u[(counted - first) * l.ep..].fill(0.0);
+        rho.fill(if head.shift { f32::NEG_INFINITY } else { 0.0 });
+        rho[counted - first..].fill(0.0);
+
+        let q = &mut self.q[..(counted - first) * l.dp];
+        c.sources.query(l, self.b, self.h).fill(simd, first, s.time, q, l.dp);
+        let mut sums = Sums([[0.0; 16]; TILE]);
+        let sums = &mut sums.0;
+        let mut scores = Scores([0.0; ROWS * TILE]);
+        let scores = &mut scores.0;
+        let mut columns = [0.0; TILE];
+        let decay = head.variant.decay.is_some().then(|| &c.gates.decay[n * l.tp()..][..l.tp()]);
+        for tile in 0..=self.tile {
+            let s0 = tile * TILE;
+            let kt = &c.kt[(kv * l.tiles + tile) * s.d * TILE..][..s.d * TILE];
+            let v = &c.v[(kv * l.tp() + s0) * l.ep..][..TILE * l.ep];
+            let key_weights = c.gates.tile_weights(l, self.h, n, tile);
+            let base = decay.map(|decay| decay_columns(&decay[s0..s0 + TILE], &mut columns));
+            for r0 in (first..counted).step_by(ROWS) {
+                let r1 = (r0 + ROWS).min(counted);
+                // Row r1 − 1 sees keys up to itself; those behind need no work.
+                let keys = (r1 - s0).min(TILE);
+                let width = keys.next_multiple_of(PAD);
+                let q = &q[(r0 - first) * l.dp..][..(r1 - r0) * l.dp];
+                let a = Strided { at: q.as_ptr(), row: l.dp, column: 1 };
+                // SAFETY: q has r1 − r0 rows of dp ≥ d, kt d rows of TILE ≥ width, scores ROWS rows of TILE.
+                unsafe {
+                    let (b, to) = (Rows { at: kt.as_ptr(), stride: TILE }, Rows { at: scores.as_mut_ptr(), stride: TILE });
+                    product::<S, false>(simd, r1 - r0, width, s.d, a, b, to);
+                }
+                for r in r0..r1 {
+                    let (i, row) = (r - first, r - r0);
+                    let change = head.kernel.forward_row(
+                        simd,
+                        ForwardRow {
+                            x: &mut scores[row * TILE..][..width],
+                            visible: (r + 1 - s0).min(TILE),
+                            clamp: head.clamp,
+                            decay: base.map(|base| DecayRow { row: (decay.map_or(0.0, |d| d[r]) - base) as f32, columns: &columns }),
+                            shift: head.shift.then_some(rho[i]),
+                            sums: &mut sums[i],
+                            key_weights,
+                        },
+                    );
+                    if let Some((now, factor)) = change {
+                        rho[i] = now;
+                        if tile > 0 {
+                            let factor = simd.splat(factor);
+                            simd.map(&mut u[i * l.ep..][..l.ep], |x| simd.mul(x, factor));
+                        }
+                    }
+                }
+                let a = Strided { at: scores.as_ptr(), row: TILE, column: 1 };
+                let (b, to) = (Rows { at: v.as_ptr(), stride: l.ep }, Rows { at: u[(r0 - first) * l.ep..].as_mut_ptr(), stride: l.ep });
+                // SAFETY: scores has r1 − r0 rows of TILE ≥ keys, v TILE rows of ep, u at least r1 − r0 rows of ep from r0 on.
+                unsafe {
+                    match tile {
+                        0 => product::<S, false>(simd, r1 - r0, l.ep, keys, a, b, to),
+                        _ => product::<S, true>(simd, r1 - r0, l.ep, keys, a, b, to),
+                    }
+                }
+            }
+        }
+
+        for (z, sums) in z.iter_mut().zip(&*sums) {
+            // SAFETY: the array holds 16 ≥ LANES values; those behind LANES are zero.
+            *z = simd.sum(unsafe { simd.load(sums.as_ptr()) });
+        }
+
+        let mut nonpositive = None;
+        for t in first..last {
+            // SAFETY: as above; row (b, t, h) of y belongs to this task.
+            let y = unsafe { c.y.slice(((self.b * s.time + t) * s.heads + self.h) * s.e, s.e) };
+            if t >= counted {
+                y.fill(0.0);
+                continue;
+            }
+            let i = t - first;
+            let row = c.gates.row(l, self.h, n, t, z[i], rho[i]);
+            let d = epilogue::forward(&head.variant, row, &u[i * l.ep..][..s.e], y);
+            // NaN counts as not positive.
+            if head.variant.denominator.sums() && !(d > 0.0) && nonpositive.is_none() {
+                nonpositive = Some((t, d));
+            }
+        }
+        nonpositive
+    }
+}

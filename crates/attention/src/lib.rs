@@ -1,0 +1,39 @@
+//! Attention as a small algebra of parts, computed exactly and fast.
+//!
+//! ```text
+//! y_t = P_t · N( O_t · (1/D_t) · Σ_{s ≤ t}  M_ts · w(x_ts) · I_s · v_s ),   x_ts = scale · q_t·k_s
+//! ```
+//!
+//! A [`Variant`] is one choice of parts. [`Reference`] computes it plainly, in float64 where asked; [`Fused`] computes
+//! it in tiles with vector instructions, float32, memory linear in T, bit-identical for any number of threads. Both
+//! are an [`Attention`].
+//!
+//! Legend: B batch, T positions, H heads, G kv heads, d head dimension of q and k, e of v; q, k, v, y are [B, T, heads, dimension].
+
+pub mod epilogue;
+pub mod error;
+pub mod extras;
+pub mod fused;
+pub mod io;
+pub mod parts;
+pub mod presets;
+pub mod real;
+pub mod reference;
+pub mod simd;
+pub mod terms;
+pub mod text;
+pub mod variant;
+
+pub use error::{Error, TextError, nearest};
+pub use extras::{ExtraSpec, Init, Source, layer_extras};
+pub use fused::{Fused, Scratch};
+pub use io::{Attention, Extra, Extras, Grads, Inputs, Nonpositive, Report, Shape};
+pub use parts::decay::Decay;
+pub use parts::denominator::Denominator;
+pub use parts::feature::Map;
+pub use parts::kernel::Kernel;
+pub use parts::norm::Norm;
+pub use parts::rope::{Rope, RopeScaling};
+pub use real::{Real, relative_rms};
+pub use reference::Reference;
+pub use variant::Variant;

@@ -1,0 +1,41 @@
+//! D, the denominator: what the weighted sum over keys is divided by.
+//!
+//! Sums arrive in the frame of their row: the true sum is z·e^ρ, where ρ is what the exponential subtracted.
+
+use super::slot::{Part, slot};
+use super::{length, no_denominator, position, sum};
+use crate::Real;
+
+/// What every denominator provides.
+pub trait DenominatorPart: Part {
+    /// Divides by Σ_s w, so that a factor common to all weights of a row cancels.
+    const SUMS: bool;
+    /// Weighs the keys instead of the row.
+    const KEY_SIDE: bool = false;
+
+    /// Whether it divides by Σ_s w.
+    fn sums(&self) -> bool {
+        Self::SUMS
+    }
+    /// Whether it weighs the keys instead of the row.
+    fn key_side(&self) -> bool {
+        Self::KEY_SIDE
+    }
+    /// D in the frame of the row: z the sum of weights in it, `count` = S_t, ρ the frame.
+    fn value<R: Real>(&self, z: R, count: R, rho: R) -> R;
+    /// ∂D/∂z.
+    fn slope<R: Real>(&self, z: R, count: R, rho: R) -> R;
+}
+
+slot! {
+    /// The denominator of a variant.
+    Denominator { sum::Sum, length::Length, no_denominator::NoDenominator, position::Position }
+    /// Whether it divides by Σ_s w.
+    fn sums() -> bool;
+    /// Whether it weighs the keys instead of the row.
+    fn key_side() -> bool;
+    /// D in the frame of the row.
+    fn value<R: Real>(z: R, count: R, rho: R) -> R;
+    /// ∂D/∂z.
+    fn slope<R: Real>(z: R, count: R, rho: R) -> R;
+}

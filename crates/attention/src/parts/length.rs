@@ -1,0 +1,44 @@
+//! D_t = S_t, the number of keys that position t sees
+
+use super::denominator::DenominatorPart;
+use super::slot::{Info, unit_part};
+use crate::Real;
+
+unit_part! {
+    /// The number of visible keys.
+    Length,
+    Info {
+        word: "length",
+        usage: "over=length",
+        formula: "D_t = S_t",
+        about: "The number of keys that position t sees.",
+        examples: &["length"],
+    }
+}
+
+impl DenominatorPart for Length {
+    const SUMS: bool = false;
+
+    #[inline(always)]
+    fn value<R: Real>(&self, _: R, count: R, _: R) -> R {
+        count
+    }
+
+    #[inline(always)]
+    fn slope<R: Real>(&self, _: R, _: R, _: R) -> R {
+        R::zero()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parts::testing::{assert_examples, check_denominator};
+
+    #[test]
+    fn the_count_alone() {
+        assert_examples::<Length>();
+        check_denominator(&Length, false);
+        assert_eq!(Length.value(3.5, 7.0, -1.0), 7.0);
+    }
+}

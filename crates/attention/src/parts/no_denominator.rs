@@ -1,0 +1,38 @@
+//! D = 1
+
+use super::denominator::DenominatorPart;
+use super::slot::{Info, unit_part};
+use crate::Real;
+
+unit_part! {
+    /// No denominator.
+    NoDenominator,
+    Info { word: "none", usage: "over=none", formula: "D_t = 1", about: "No denominator.", examples: &["none"] }
+}
+
+impl DenominatorPart for NoDenominator {
+    const SUMS: bool = false;
+
+    #[inline(always)]
+    fn value<R: Real>(&self, _: R, _: R, _: R) -> R {
+        R::one()
+    }
+
+    #[inline(always)]
+    fn slope<R: Real>(&self, _: R, _: R, _: R) -> R {
+        R::zero()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parts::testing::{assert_examples, check_denominator};
+
+    #[test]
+    fn one() {
+        assert_examples::<NoDenominator>();
+        check_denominator(&NoDenominator, false);
+        assert_eq!(NoDenominator.value(3.5, 7.0, -1.0), 1.0);
+    }
+}

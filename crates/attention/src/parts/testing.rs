@@ -1,0 +1,176 @@
+//! What the tests of the parts share: differences, and the checks that every part of a slot must pass.
+
+use super::decay::DecayPart;
+use super::denominator::DenominatorPart;
+use super::gate::GatePart;
+use super::kernel::KernelPart;
+use super::norm::{NormGrads, NormParams, NormPart};
+use super::slot::Part;
+use crate::simd::{Isa, Simd, Task, dispatch_on};
+
+/// df/dx by the four-point rule.
+pub fn derivative(f: impl Fn(f64) -> f64, x: f64) -> f64 {
+    let h = 1e-3;
+    (8.0 * (f(x + h) - f(x - h)) - (f(x + 2.0 * h) - f(x - 2.0 * h))) / (12.0 * h)
+}
+
+/// |found − expected| ≤ tolerance · max(1, |expected|).
+#[track_caller]
+pub fn assert_close(found: f64, expected: f64, tolerance: f64) {
+    assert!((found - expected).abs() <= tolerance * expected.abs().max(1.0), "found {found:e}, expected {expected:e}");
+}
+
+#[track_caller]
+pub fn assert_all_close(found: &[f64], expected: &[f64], tolerance: f64) {
+    assert_eq!(found.len(), expected.len());
+    found.iter().zip(expected).for_each(|(&found, &expected)| assert_close(found, expected, tolerance));
+}
+
+/// `gradient` against differences of `loss` in every coordinate of x.
+#[track_caller]
+pub fn assert_gradient(x: &[f64], gradient: &[f64], loss: impl Fn(&[f64]) -> f64) {
+    assert_eq!(x.len(), gradient.len());
+    for (i, &found) in gradient.iter().enumerate() {
+        let along = |value: f64| {
+            let mut x = x.to_vec();
+            x[i] = value;
+            loss(&x)
+        };
+        assert_close(found, derivative(along, x[i]), 1e-8);
+    }
+}
+
+/// n numbers between −2 and 2 without a pattern.
+pub fn numbers(n: usize, seed: usize) -> Vec<f64> {
+    (0..n).map(|i| (((i * 37 + seed * 101) as f64 * 12.9898).sin() * 43758.5453).fract() * 2.0).collect()
+}
+
+/// Every example parses and prints to something that parses to the same.
+#[track_caller]
+pub fn assert_examples<P: Part>() {
+    assert!(!P::INFO.examples.is_empty() && !P::INFO.about.is_empty() && !P::INFO.formula.is_empty());
+    for example in P::INFO.examples {
+        // Denominators, gates, decays and norms give their word with the arguments, kernels the arguments alone.
+        let args = match example.strip_prefix(P::INFO.word) {
+            Some(rest) => rest.trim_start_matches(','),
+            None => example,
+        };
+        let part = P::parse(args).unwrap_or_else(|error| panic!("{example}: {error}"));
+        assert_eq!(P::parse(&part.args()), Ok(part), "{example}");
+    }
+}
+
+fn pairing(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// Gradients of a norm, and that the log scale λ is the same as scaling x by e^λ.
+pub fn check_norm<N: NormPart>(norm: &N) {
+    assert_examples::<N>();
+    for (e, lambda) in [(1, 0.0f64), (5, 0.0), (5, -3.0), (20, 2.5)] {
+        let (x, dy, weight, bias) = (numbers(e, 1), numbers(e, 2), numbers(e, 3), numbers(e, 4));
+        let run = |x: &[f64], weight: &[f64], bias: &[f64], log_scale: f64| {
+            let mut y = x.to_vec();
+            norm.forward(&mut y, NormParams { weight, bias, log_scale });
+            y
+        };
+        let scaled: Vec<f64> = x.iter().map(|x| x * lambda.exp()).collect();
+        assert_all_close(&run(&x, &weight, &bias, lambda), &run(&scaled, &weight, &bias, 0.0), 1e-13);
+
+        let (mut dx, mut dweight, mut dbias) = (dy.clone(), vec![0.5; e], vec![0.5; e]);
+        let params = NormParams { weight: &weight, bias: &bias, log_scale: lambda };
+        norm.backward(&x, params, &mut dx, NormGrads { weight: &mut dweight, bias: &mut dbias });
+        assert_gradient(&x, &dx, |x| pairing(&run(x, &weight, &bias, lambda), &dy));
+        let added = |gradient: &[f64]| gradient.iter().map(|g| g - 0.5).collect::<Vec<f64>>();
+        assert_gradient(&weight, &added(&dweight), |weight| pairing(&run(&x, weight, &bias, lambda), &dy));
+        assert_gradient(&bias, &added(&dbias), |bias| pairing(&run(&x, &weight, bias, lambda), &dy));
+    }
+}
+
+/// Gradient of a gate over time.
+pub fn check_gate<G: GatePart>(gate: &G, g: &[f64]) {
+    assert_examples::<G>();
+    let run = |g: &[f64]| {
+        let mut factors = g.to_vec();
+        gate.forward(&mut factors);
+        factors
+    };
+    let (factors, weights) = (run(g), numbers(g.len(), 7));
+    let mut gradient = weights.clone();
+    gate.backward(g, &factors, &mut gradient);
+    assert_gradient(g, &gradient, |g| pairing(&run(g), &weights));
+}
+
+/// Gradient of a decay over time.
+pub fn check_decay<D: DecayPart>(decay: &D) {
+    assert_examples::<D>();
+    for time in [1, 2, 9] {
+        let (g, dc) = (numbers(time, 1), numbers(time, 2));
+        let mut dg = vec![f64::NAN; time];
+        decay.backward(&g, &dc, &mut dg);
+        assert_gradient(&g, &dg, |g| {
+            let mut c = vec![f64::NAN; g.len()];
+            decay.forward(g, &mut c);
+            pairing(&c, &dc)
+        });
+    }
+}
+
+/// Slope of a denominator, and that the frame ρ is the same as a sum e^ρ times as large.
+pub fn check_denominator<D: DenominatorPart>(denominator: &D, detached: bool) {
+    for z in [0.2, 0.7, 1.6, 40.0] {
+        for rho in [0.0, -2.0, 3.0] {
+            let slope = derivative(|z| denominator.value(z, 7.0, rho), z);
+            assert_close(denominator.slope(z, 7.0, rho), if detached { 0.0 } else { slope }, 1e-9);
+            if D::SUMS {
+                let (framed, plain) = (denominator.value(z, 7.0, rho), denominator.value(z * rho.exp(), 7.0, 0.0));
+                assert_close(framed * rho.exp(), plain, 1e-14);
+            }
+        }
+    }
+}
+
+/// Closed form and slope of a kernel in float64.
+pub fn check_kernel<K: KernelPart>(kernel: &K, closed_form: impl Fn(f64) -> f64) {
+    assert_examples::<K>();
+    for x in [-3.7, -1.0, -0.2, 0.0, 0.4, 1.0, 2.9] {
+        assert_close(kernel.value(x), closed_form(x), 1e-13);
+        assert_close(kernel.slope(x), derivative(|x| kernel.value(x), x), 1e-8);
+    }
+}
+
+/// w, then w and w' together, over a slice.
+pub struct Vectors<'a, K> {
+    pub kernel: &'a K,
+    pub x: &'a [f32],
+}
+
+impl<K: KernelPart> Task for Vectors<'_, K> {
+    type Output = [Vec<f32>; 3];
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> Self::Output {
+        let mut out = [self.x.to_vec(), self.x.to_vec(), self.x.to_vec()];
+        simd.map(&mut out[0], |x| self.kernel.values(simd, x));
+        simd.map(&mut out[1], |x| self.kernel.values_and_slopes(simd, x).0);
+        simd.map(&mut out[2], |x| self.kernel.values_and_slopes(simd, x).1);
+        out
+    }
+}
+
+/// The vector forms on every instruction set against the float64 forms: |error| ≤ `bound`(x) for w and `bound_slope`(x) for w'.
+pub fn check_vectors<K: KernelPart>(kernel: &K, x: &[f32], bound: impl Fn(f64) -> f64, bound_slope: impl Fn(f64) -> f64) {
+    for isa in Isa::available() {
+        let [values, again, slopes] = dispatch_on(isa, Vectors { kernel, x });
+        for (i, &x) in x.iter().enumerate() {
+            let wide = x as f64;
+            for (found, expected, bound) in [
+                (values[i], kernel.value(wide), bound(wide)),
+                (again[i], kernel.value(wide), bound(wide)),
+                (slopes[i], kernel.slope(wide), bound_slope(wide)),
+            ] {
+                let error = (found as f64 - expected).abs();
+                assert!(error <= bound, "{} {kernel:?} at {x}: {found:e}, expected {expected:e}, off by {error:e}", isa.name());
+            }
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! The published names, and what they are made of.
+
+use std::sync::OnceLock;
+
+use crate::Variant;
+
+/// A name for a combination of parts.
+#[derive(Debug)]
+pub struct Preset {
+    /// The name.
+    pub name: &'static str,
+    /// Its parts in the text form.
+    pub text: &'static str,
+    /// What a reader of the paper should know; empty where the parts say it all.
+    pub note: &'static str,
+}
+
+impl Preset {
+    /// Its parts.
+    pub fn parts(&self) -> Variant {
+        self.text.parse().expect("presets are valid; a test parses each")
+    }
+}
+
+const fn preset(name: &'static str, text: &'static str, note: &'static str) -> Preset {
+    Preset { name, text, note }
+}
+
+/// Every preset, published names first.
+pub fn all() -> &'static [Preset] {
+    PRESETS
+}
+
+/// The preset of that name.
+pub fn find(name: &str) -> Option<&'static Preset> {
+    static BY_NAME: OnceLock<std::collections::HashMap<&'static str, &'static Preset>> = OnceLock::new();
+    BY_NAME.get_or_init(|| PRESETS.iter().map(|preset| (preset.name, preset)).collect()).get(name).copied()
+}
+
+#[rustfmt::skip]
+static PRESETS: &[Preset] = &[
+    preset("softmax", "exp over=sum", "the attention of Llama"),
+    preset("softmax_clamp_denom", "exp clamp=5 over=sum,floor=1", ""),
+    preset("softmax_detach_denom", "exp clamp=5 over=sum,floor=1,detached", ""),
+    preset("softmax_detach_denom_gate", "exp clamp=5 over=sum,eps=0.0001,detached out", ""),
+    preset("softmax_divs", "exp clamp=5 over=length", ""),
+    preset("gated_softmax_no_gate_no_norm", "exp clamp=5 over=length", ""),
+    preset("softmax_gate", "exp clamp=5 over=none out", ""),
+    preset("softmax_divS_gate", "exp clamp=5 over=length out", ""),
+    preset("softmax_divS_gatev2", "exp clamp=5 over=length out", "the paper's Gate"),
+    preset("gated_softmax_no_in_gate_no_norm", "exp clamp=5 over=length out", "the published README calls it equal to softmax_gate; it is softmax_divS_gate"),
+    preset("softmax_divS_norm", "exp clamp=5 over=length norm=rms", ""),
+    preset("gated_softmax_no_gate_rmsnorm", "exp clamp=5 over=length norm=rms", ""),
+    preset("softmax_taylor_80terms", "taylor=0..79 over=sum", "divided by its sum as in the paper; the published code computes that sum and does not divide"),
+    preset("gated_softmax", "exp clamp=5 over=length in out norm=layer", ""),
+    preset("gated_softmax_no_norm", "exp clamp=5 over=length in out", ""),
+    preset("gated_softmax_no_in_gate", "exp clamp=5 over=length out norm=layer", ""),
+    preset("gated_softmax_no_out_gate", "exp clamp=5 over=length in norm=layer", ""),
+    preset("gated_softmax_no_out_gate_no_norm", "exp clamp=5 over=length in", ""),
+    preset("gated_softmax_no_gate", "exp clamp=5 over=length norm=layer", ""),
+    preset("gated_softmax_no_gate_rmsnorm_nodivS", "exp clamp=5 over=none norm=rms", ""),
+    preset("gated_softmax_no_gate_L2norm_nodivS", "exp clamp=5 over=none norm=l2", ""),
+    preset("gated_softmax_no_gate_L2norm_nodivS_noclamp", "exp over=none norm=l2", "the paper's Norm"),
+    preset("gated_softmax_out_gate_L2norm_nodivS_noclamp", "exp over=length out norm=l2", ""),
+    preset("gated_softmax_post_out_gate_L2norm_nodivS_noclamp", "exp over=length out post=out norm=l2", "one gate before and after the norm"),
+    preset("gated_softmax_no_gate_customnorm", "exp clamp=5 over=length norm=scaled_l2", ""),
+    preset("gated_relu_no_in_gate_no_norm", "feature=relu clamp=5 over=length out", ""),
+    preset("gated_ReLU_no_gate_L2norm_nodivS_noclamp", "feature=relu over=none norm=l2", ""),
+    preset("gated_softmax_cumgate", "exp clamp=5 over=none out=cumulative", ""),
+    preset("gated_softmax_decay", "exp clamp=5 over=length in out decay=linear norm=layer rope=off", ""),
+    preset("linear_elu", "feature=elu scale=1 over=sum", "linear attention"),
+    preset("linear_relu", "feature=relu scale=1 over=sum,eps=1e-8", ""),
+    preset("linear_cosine", "feature=l2 scale=1 over=position", "normalised over the head dimension as in the paper; the published code normalises over heads"),
+    preset("norm", "exp over=none norm=l2", "short for the paper's Norm"),
+    preset("gate", "exp clamp=5 over=length out", "short for the paper's Gate"),
+    preset("linear", "feature=identity over=none norm=rms", "order 1 alone, with a norm"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_preset_is_valid_and_found_by_its_name() {
+        for preset in all() {
+            assert_eq!(preset.parts().validate(), Ok(()), "{}", preset.name);
+            assert_eq!(find(preset.name).map(|found| found.text), Some(preset.text), "two presets are called {}", preset.name);
+            assert_eq!(preset.parts().to_string().parse(), Ok(preset.parts()), "{}", preset.name);
+        }
+        assert!(find("sofmax").is_none());
+    }
+
+    #[test]
+    fn texts_are_written_as_they_are_printed() {
+        for preset in all() {
+            let words =
+                |text: &str| text.split(' ').map(|word| word.trim_end_matches(".0").to_string()).collect::<std::collections::BTreeSet<_>>();
+            let printed = preset.parts().to_string().replace(".0 ", " ").replace(".0,", ",");
+            assert_eq!(words(&printed), words(preset.text), "{}", preset.name);
+        }
+    }
+
+    #[test]
+    fn the_published_names_are_all_there() {
+        // Names of the published table that differ in name alone.
+        for (a, b) in [
+            ("softmax_divs", "gated_softmax_no_gate_no_norm"),
+            ("softmax_divS_gate", "softmax_divS_gatev2"),
+            ("softmax_divS_gate", "gated_softmax_no_in_gate_no_norm"),
+            ("softmax_divS_norm", "gated_softmax_no_gate_rmsnorm"),
+            ("norm", "gated_softmax_no_gate_L2norm_nodivS_noclamp"),
+            ("gate", "softmax_divS_gatev2"),
+        ] {
+            assert_eq!(find(a).map(Preset::parts), find(b).map(Preset::parts), "{a} and {b}");
+        }
+        let published = all().iter().filter(|preset| !["norm", "gate", "linear"].contains(&preset.name)).count();
+        assert_eq!(published, 32);
+    }
+}

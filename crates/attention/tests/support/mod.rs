@@ -1,0 +1,172 @@
+//! Cases: a layer of variants with random inputs, and ways to run an engine on them.
+#![allow(dead_code, reason = "each test binary uses its own share")]
+
+pub mod combos;
+pub mod oracle;
+
+use termwise_attention::{Attention, Extra, Extras, Grads, Inputs, Real, Report, Rope, Shape, Source, Variant, layer_extras};
+
+/// SplitMix64: small, and the same everywhere.
+#[derive(Clone)]
+pub struct Rng(pub u64);
+
+impl Rng {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Uniform in (0, 1).
+    pub fn unit(&mut self) -> f64 {
+        ((self.next() >> 11) as f64 + 0.5) / (1u64 << 53) as f64
+    }
+
+    pub fn normal(&mut self) -> f64 {
+        (-2.0 * self.unit().ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos()
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    pub fn chance(&mut self, p: f64) -> bool {
+        self.unit() < p
+    }
+
+    pub fn pick<T: Clone>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len())].clone()
+    }
+}
+
+/// A tensor that has a gradient.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Name {
+    Q,
+    K,
+    V,
+    Extra(Extra),
+}
+
+/// Values under their names; q, k and v come first.
+pub type Tensors<R> = Vec<(Name, Vec<R>)>;
+
+/// A layer of variants with everything that one call reads.
+#[derive(Clone)]
+pub struct Case<R> {
+    pub heads: Vec<Variant>,
+    pub shape: Shape,
+    pub tensors: Tensors<R>,
+    pub lengths: Option<Vec<usize>>,
+    pub rope: Rope,
+    pub dy: Vec<R>,
+}
+
+impl<R: Real> Case<R> {
+    /// Standard normal inputs, with q `spread` times as large.
+    pub fn random(heads: &[Variant], shape: Shape, lengths: Option<Vec<usize>>, spread: f64, rng: &mut Rng) -> Case<R> {
+        let Shape { batch, time, heads: h, kv_heads: g, d, e } = shape;
+        let rows = batch * time;
+        let mut normals = |n: usize, mean: f64, spread: f64| (0..n).map(|_| R::of(mean + spread * rng.normal())).collect::<Vec<R>>();
+        let mut tensors = vec![
+            (Name::Q, normals(rows * h * d, 0.0, spread)),
+            (Name::K, normals(rows * g * d, 0.0, 1.0)),
+            (Name::V, normals(rows * g * e, 0.0, 1.0)),
+        ];
+        for spec in layer_extras(heads, &shape).expect("a possible layer") {
+            let n = match spec.source {
+                Source::Projection { outputs, .. } => rows * outputs,
+                Source::Parameter { shape, .. } => shape.iter().product(),
+            };
+            let (mean, spread) = match spec.extra {
+                Extra::NormWeight | Extra::Coefficients => (1.0, 0.3),
+                Extra::NormBias => (0.0, 0.3),
+                Extra::ConvQ | Extra::ConvK | Extra::ConvV => (0.4, 0.6),
+                _ => (0.0, 1.0),
+            };
+            tensors.push((Name::Extra(spec.extra), normals(n, mean, spread)));
+        }
+        let dy = normals(rows * h * e, 0.0, 1.0);
+        Case { heads: heads.to_vec(), shape, tensors, lengths, rope: Rope::new(d, 100.0, None).expect("a possible theta"), dy }
+    }
+
+    /// The same numbers in another type.
+    pub fn cast<S: Real>(&self) -> Case<S> {
+        let cast = |x: &[R]| x.iter().map(|x| S::of(x.wide())).collect::<Vec<S>>();
+        Case {
+            heads: self.heads.clone(),
+            shape: self.shape,
+            tensors: self.tensors.iter().map(|(name, x)| (*name, cast(x))).collect(),
+            lengths: self.lengths.clone(),
+            rope: self.rope.clone(),
+            dy: cast(&self.dy),
+        }
+    }
+
+    pub fn get(&self, name: Name) -> &[R] {
+        &self.tensors.iter().find(|(other, _)| *other == name).unwrap_or_else(|| panic!("{name:?} is not part of the case")).1
+    }
+
+    pub fn get_mut(&mut self, name: Name) -> &mut Vec<R> {
+        &mut self.tensors.iter_mut().find(|(other, _)| *other == name).unwrap_or_else(|| panic!("{name:?} is not part of the case")).1
+    }
+
+    pub fn inputs(&self) -> Inputs<'_, R> {
+        let mut extras = Extras::default();
+        for (name, values) in &self.tensors {
+            if let Name::Extra(extra) = name {
+                extras.set(*extra, &values[..]);
+            }
+        }
+        let (q, k, v) = (self.get(Name::Q), self.get(Name::K), self.get(Name::V));
+        Inputs { q, k, v, extras, lengths: self.lengths.as_deref(), rope: &self.rope }
+    }
+
+    /// y, written over NaN.
+    pub fn forward(&self, engine: &mut impl Attention<R>) -> (Vec<R>, Report) {
+        let mut y = vec![R::nan(); self.dy.len()];
+        let report = engine.forward(&self.inputs(), &mut y).unwrap_or_else(|error| panic!("{self}: {error}"));
+        (y, report)
+    }
+
+    /// The gradients of Σ y·dy, added to zeros.
+    pub fn backward(&self, engine: &mut impl Attention<R>) -> Tensors<R> {
+        self.backward_onto(engine, R::zero())
+    }
+
+    /// The gradients of Σ y·dy, added to `start` everywhere.
+    pub fn backward_onto(&self, engine: &mut impl Attention<R>, start: R) -> Tensors<R> {
+        let mut gradients: Tensors<R> = self.tensors.iter().map(|(name, x)| (*name, vec![start; x.len()])).collect();
+        let mut slices = gradients.iter_mut();
+        let mut next = || slices.next().map(|(_, x)| &mut x[..]).expect("q, k and v come first");
+        let (q, k, v) = (next(), next(), next());
+        let mut extras = Extras::default();
+        for (name, values) in slices {
+            if let Name::Extra(extra) = name {
+                extras.set(*extra, &mut values[..]);
+            }
+        }
+        let mut grads = Grads { q, k, v, extras };
+        engine.backward(&self.inputs(), &self.dy, &mut grads).unwrap_or_else(|error| panic!("{self}: {error}"));
+        gradients
+    }
+}
+
+impl<R> std::fmt::Display for Case<R> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut texts: Vec<String> = self.heads.iter().map(|variant| variant.to_string()).collect();
+        texts.dedup();
+        write!(f, "[{}] {:?} lengths {:?}", texts.join(" | "), self.shape, self.lengths)
+    }
+}
+
+pub fn shape(batch: usize, time: usize, heads: usize, kv_heads: usize, d: usize, e: usize) -> Shape {
+    Shape { batch, time, heads, kv_heads, d, e }
+}
+
+/// The same variant for every head.
+pub fn layer(text: &str, shape: &Shape) -> Vec<Variant> {
+    vec![text.parse().unwrap_or_else(|error| panic!("{error}")); shape.heads]
+}

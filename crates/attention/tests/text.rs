@@ -1,0 +1,234 @@
+//! The text form: what is printed parses to the same, and whatever is written gets an answer that helps.
+
+use proptest::prelude::*;
+use termwise_attention::parts::gate::{InGate, OutGate, PostGate};
+use termwise_attention::text::KEYS;
+use termwise_attention::{Decay, Denominator, Error, Kernel, Norm, TextError, Variant, presets};
+
+fn parse(text: &str) -> Variant {
+    text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+fn error(text: &str) -> TextError {
+    match text.parse::<Variant>() {
+        Err(Error::Text(error)) => error,
+        other => panic!("{text}: expected an error in the text, found {other:?}"),
+    }
+}
+
+/// Words and fragments that occur in variants, so that random texts come close to valid ones.
+fn fragment() -> impl Strategy<Value = String> {
+    let keys = KEYS.iter().map(|key| key.word.to_string());
+    let parts = KEYS
+        .iter()
+        .flat_map(|key| key.parts)
+        .chain(Kernel::PARTS)
+        .flat_map(|info| info.examples.iter().map(|e| e.to_string()).chain([info.word.to_string()]));
+    let names = presets::all().iter().map(|preset| preset.name.to_string());
+    let rest = [
+        "=", " ", "+", ",", "..", "{", "}", "(", ")", ":", "off", "0", "1e+5", "-3.5", "coef=", "learned", "floor=", "é", "∞", "\u{0}",
+        "==",
+    ]
+    .map(String::from);
+    prop::sample::select(keys.chain(parts).chain(names).chain(rest).collect::<Vec<_>>())
+}
+
+/// A valid variant as text, in any order of words.
+fn variant_text() -> impl Strategy<Value = String> {
+    let kernel = prop_oneof![
+        Just("exp".to_string()),
+        (0usize..80, 0usize..70).prop_map(|(first, more)| format!("taylor={first}..{}", first + more)),
+        prop::collection::btree_set(0usize..=150, 1..6)
+            .prop_map(|orders| format!("taylor={}", orders.iter().map(usize::to_string).collect::<Vec<_>>().join(","))),
+        prop::collection::vec(-1e3f64..1e3, 1..5).prop_map(|a| format!(
+            "taylor=0..{},coef={}",
+            a.len() - 1,
+            a.iter().map(|a| format!("{a:?}")).collect::<Vec<_>>().join(":")
+        )),
+        Just("taylor=0..5,coef=learned".to_string()),
+        (0u32..=150).prop_map(|p| format!("power={p}")),
+        prop::sample::select(vec!["elu", "relu", "l2", "identity"]).prop_map(|map| format!("feature={map}")),
+    ];
+    let number = prop_oneof![any::<f64>().prop_filter("finite", |x| x.is_finite()), -10.0..10.0f64];
+    let positive = prop_oneof![1e-300..1e300f64, 1e-3..10.0f64];
+    let over = prop_oneof![
+        (prop::option::of(positive.clone()), prop::option::of(positive), any::<bool>()).prop_map(|(floor, eps, detached)| {
+            let mut text = "over=sum".to_string();
+            text.extend(floor.map(|x| format!(",floor={x:?}")));
+            text.extend(eps.map(|x| format!(",eps={x:?}")));
+            text.push_str(if detached { ",detached" } else { "" });
+            text
+        }),
+        prop::sample::select(vec!["over=length", "over=none", "over=position"]).prop_map(String::from),
+    ];
+    let gates = prop::sample::select(vec!["", "in", "out", "post", "in out", "out=cumulative post=out", "in out post", "out post=out"]);
+    let rest = (
+        prop::sample::select(vec!["", "decay=linear", "decay=softplus"]),
+        prop::sample::select(vec!["", "norm=l2", "norm=scaled_l2", "norm=rms", "norm=layer", "norm=none"]),
+        prop::sample::select(vec!["", "rope=on", "rope=off"]),
+        prop::option::of(1usize..=64),
+    );
+    (kernel, prop::option::of(number.clone()), prop::option::of(number), over, gates, rest, any::<bool>()).prop_map(
+        |(kernel, clamp, scale, over, gates, (decay, norm, rope, conv), reversed)| {
+            let mut words = vec![kernel, over, decay.into(), norm.into(), rope.into()];
+            words.extend(gates.split(' ').map(String::from));
+            words.extend(clamp.map(|c| format!("clamp={c:?}")));
+            words.extend(scale.map(|c| format!("scale={c:?}")));
+            words.extend(conv.map(|w| format!("conv={w}")));
+            if reversed {
+                words.reverse();
+            }
+            words.join(" ")
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn printing_and_parsing_are_inverse(text in variant_text()) {
+        let variant = parse(&text);
+        let printed = variant.to_string();
+        prop_assert_eq!(&parse(&printed), &variant, "{} printed as {}", text, printed);
+        prop_assert_eq!(parse(&printed).to_string(), printed);
+        // What else can be said about any variant must not panic either.
+        prop_assert!(!variant.formula().is_empty());
+        prop_assert_eq!(variant.canonical().canonical(), variant.canonical());
+        variant.warnings();
+        variant.state_size(64, 64);
+    }
+
+    #[test]
+    fn separators_and_brackets_may_vary(text in variant_text()) {
+        let variant = parse(&text);
+        let words: Vec<&str> = text.split_whitespace().collect();
+        prop_assert_eq!(&parse(&words.join("  ")), &variant);
+        prop_assert_eq!(&parse(&words.join("+")), &variant);
+        for (open, close) in [('{', '}'), ('(', ')')] {
+            let bracketed = |word: &&str| match word.split_once('=') {
+                Some((key, value)) => format!("{key}{open}{value}{close}"),
+                None => word.to_string(),
+            };
+            prop_assert_eq!(&parse(&words.iter().map(bracketed).collect::<Vec<_>>().join(" ")), &variant);
+        }
+    }
+
+    #[test]
+    fn no_text_panics_and_errors_point_into_it(text in prop_oneof![any::<String>(), prop::collection::vec(fragment(), 0..8).prop_map(|parts| parts.concat())]) {
+        match text.parse::<Variant>() {
+            Ok(variant) => prop_assert_eq!(parse(&variant.to_string()), variant),
+            Err(Error::Text(error)) => {
+                prop_assert_eq!(&error.text, &text);
+                prop_assert!(text.get(error.span.clone()).is_some(), "{:?} of {:?}", error.span, text);
+                prop_assert!(!error.problem.is_empty() && error.to_string().contains('^'));
+            }
+            Err(other) => prop_assert!(!other.to_string().is_empty()),
+        }
+    }
+}
+
+#[test]
+fn every_example_of_every_part_parses() {
+    for info in Kernel::PARTS {
+        for example in info.examples {
+            let text = if example.is_empty() { info.word.to_string() } else { format!("{}={example}", info.word) };
+            assert_eq!(parse(&text).kernel.info().word, info.word, "{text}");
+        }
+    }
+    for key in KEYS {
+        for example in key.parts.iter().flat_map(|info| info.examples) {
+            // `post=out` needs an output gate to use again.
+            let gate = if key.word == "post" && *example == "out" { " out" } else { "" };
+            let text = format!("{}={example}{gate}", key.word);
+            assert_eq!(parse(&parse(&text).to_string()), parse(&text), "{text}");
+        }
+        assert!(!key.about.is_empty());
+    }
+}
+
+#[test]
+fn every_part_has_a_word_of_its_own() {
+    for slot in [Kernel::PARTS, Denominator::PARTS, InGate::PARTS, OutGate::PARTS, PostGate::PARTS, Decay::PARTS, Norm::PARTS] {
+        let mut words: Vec<&str> = slot.iter().map(|info| info.word).collect();
+        words.sort_unstable();
+        words.dedup();
+        assert_eq!(words.len(), slot.len());
+    }
+    // A key that needs a value may share its word with a preset: `norm=l2` and `norm`.
+    let mut heads: Vec<&str> =
+        KEYS.iter().filter(|key| key.bare.is_some()).map(|key| key.word).chain(Kernel::PARTS.iter().map(|info| info.word)).collect();
+    heads.extend(presets::all().iter().map(|preset| preset.name));
+    let count = heads.len();
+    heads.sort_unstable();
+    heads.dedup();
+    assert_eq!(heads.len(), count, "a word can stand for one thing only");
+}
+
+#[test]
+fn presets_print_as_their_parts() {
+    for preset in presets::all() {
+        let variant = parse(preset.name);
+        assert_eq!(variant, preset.parts(), "{}", preset.name);
+        assert_eq!(parse(&variant.to_string()), variant, "{}", preset.name);
+    }
+    assert_eq!(parse("gated_softmax norm=rms"), parse("exp clamp=5 over=length in out norm=rms"));
+    assert_eq!(parse("norm=rms gated_softmax out=off clamp=off"), parse("exp over=length in norm=rms"));
+}
+
+#[test]
+fn misspelt_words_get_a_suggestion() {
+    for (text, suggestion) in [
+        ("sofmax", "softmax"),
+        ("softmaxx", "softmax"),
+        ("tayler=0..4", "taylor"),
+        ("exp ovr=sum", "over"),
+        ("exp over=lenght", "over=length"),
+        ("exp norm=layr", "norm=layer"),
+        ("exp norm=scaledl2", "norm=scaled_l2"),
+        ("exp decay=softplu", "decay=softplus"),
+        ("exp out=cumulativ", "out=cumulative"),
+        ("exp layer", "norm=layer"),
+        ("gated_sofmax_decay", "gated_softmax_decay"),
+    ] {
+        let error = error(text);
+        let help = error.help.unwrap_or_else(|| panic!("{text}: no help with `{}`", error.problem));
+        assert!(help.contains(suggestion), "{text}: {help}");
+    }
+}
+
+#[test]
+fn errors_point_at_the_word() {
+    for (text, word) in [
+        ("exp over=sum nrm=l2", "nrm=l2"),
+        ("exp clamp=x", "clamp=x"),
+        ("exp  over=sum+taylor=1", "taylor=1"),
+        ("softmax gate", "gate"),
+        ("exp over", "over"),
+        ("taylor=4..2 over=sum", "taylor=4..2"),
+        ("exp over=sum,floor=-1", "over=sum,floor=-1"),
+        ("exp rope=maybe", "rope=maybe"),
+        ("exp conv=-1", "conv=-1"),
+        ("exp clamp=inf", "clamp=inf"),
+        ("exp=3", "exp=3"),
+        ("power", "power"),
+        ("exp over=length,3", "over=length,3"),
+        ("exp in in", "in"),
+        ("ééé exp", "ééé"),
+    ] {
+        let error = error(text);
+        assert_eq!(&text[error.span.clone()], word, "{text}: {}", error.problem);
+    }
+    assert!(error("").to_string().contains("softmax"));
+    assert_eq!(error("exp in in").span, 7..9);
+}
+
+#[test]
+fn impossible_combinations_say_why() {
+    for text in ["exp post=out", "exp conv=0", "exp conv=65", "gated_softmax_post_out_gate_L2norm_nodivS_noclamp out=off"] {
+        match text.parse::<Variant>() {
+            Err(Error::Combination { reason, .. }) => assert!(reason.len() > 20, "{text}: {reason}"),
+            other => panic!("{text}: {other:?}"),
+        }
+    }
+}

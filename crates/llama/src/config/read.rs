@@ -1,0 +1,145 @@
+//! From JSON to a configuration: what is taken, what is refused.
+
+use serde_json::Value;
+
+use super::{AttentionMap, Config, rope};
+use crate::error::{Error, Result};
+use crate::json::{Keys, show};
+
+pub(super) fn from_value(value: Value) -> Result<Config> {
+    let Value::Object(map) = value else {
+        return Err(Error::KeyType { key: "the whole file".into(), expected: "an object", found: show(&value) });
+    };
+    let mut keys = Keys::new(map);
+    refuse_other_models(&mut keys)?;
+
+    let heads = required_size(&mut keys, "num_attention_heads")?;
+    let hidden_size = required_size(&mut keys, "hidden_size")?;
+    let head_dim = match keys.size("head_dim")? {
+        Some(head_dim) => head_dim,
+        // Zero heads are refused with the other sizes below.
+        None if hidden_size.is_multiple_of(heads.max(1)) => hidden_size / heads.max(1),
+        None => {
+            let expected = format!("num_attention_heads is {heads}, which does not divide it; change one of them or say head_dim");
+            return Err(super::bad_value("hidden_size", hidden_size, expected));
+        }
+    };
+    let (rope_theta, rope_scaling) = rope::read(&mut keys)?;
+    let mut config = Config {
+        vocab_size: required_size(&mut keys, "vocab_size")?,
+        hidden_size,
+        intermediate_size: required_size(&mut keys, "intermediate_size")?,
+        num_hidden_layers: required_size(&mut keys, "num_hidden_layers")?,
+        num_attention_heads: heads,
+        num_key_value_heads: keys.size("num_key_value_heads")?.unwrap_or(heads),
+        head_dim,
+        // Where a file leaves these out, Hugging Face's Llama has these values.
+        rms_norm_eps: keys.number("rms_norm_eps")?.unwrap_or(1e-6),
+        rope_theta,
+        rope_scaling,
+        tie_word_embeddings: keys.bool("tie_word_embeddings")?.unwrap_or(false),
+        max_position_embeddings: keys.size("max_position_embeddings")?.unwrap_or(2048),
+        bos_token_id: keys.token("bos_token_id")?,
+        eos_token_id: keys.tokens("eos_token_id")?.unwrap_or_default(),
+        initializer_range: keys.number("initializer_range")?.unwrap_or(0.02),
+        torch_dtype: read_dtype(&mut keys)?,
+        attention: AttentionMap::default(),
+        other: Default::default(),
+    };
+    // The attention's map is expanded by these sizes, so absurd ones must be refused first.
+    config.check_sizes()?;
+    config.attention = read_attention(&mut keys, config.num_hidden_layers, heads)?;
+    config.other = keys.rest();
+    Ok(config)
+}
+
+fn required_size(keys: &mut Keys, key: &str) -> Result<usize> {
+    let missing = || Error::MissingKey { key: key.into(), expected: "a whole number of at least 1" };
+    keys.size(key)?.ok_or_else(missing)
+}
+
+fn read_dtype(keys: &mut Keys) -> Result<Option<String>> {
+    match (keys.text("torch_dtype")?, keys.text("dtype")?) {
+        (Some(old), Some(new)) if old != new => Err(conflict("torch_dtype", old, "dtype", new)),
+        (old, new) => Ok(old.or(new)),
+    }
+}
+
+fn read_attention(keys: &mut Keys, layers: usize, heads: usize) -> Result<AttentionMap> {
+    let published = keys.text("attention_type")?.map(Value::String);
+    let ours = keys.value("attention_variant");
+    let read = |value: &Value, key| AttentionMap::from_json(value, key, layers, heads);
+    match (ours, published) {
+        (None, None) => Ok(AttentionMap::default()),
+        (Some(value), None) => read(&value, "attention_variant"),
+        (None, Some(value)) => read(&value, "attention_type"),
+        (Some(value), Some(name)) => {
+            let (map, published) = (read(&value, "attention_variant")?, read(&name, "attention_type")?);
+            if map.uniform_over(layers, heads) == published.uniform_over(layers, heads) {
+                Ok(map)
+            } else {
+                Err(conflict("attention_variant", show(&value), "attention_type", show(&name)))
+            }
+        }
+    }
+}
+
+pub(super) fn conflict(first: &str, first_value: impl ToString, second: &str, second_value: impl ToString) -> Error {
+    let (first_value, second_value) = (first_value.to_string(), second_value.to_string());
+    Error::Conflict { first: first.into(), first_value, second: second.into(), second_value }
+}
+
+/// Takes the keys that name a kind of model and refuses every kind that computes something else than Llama.
+fn refuse_other_models(keys: &mut Keys) -> Result<()> {
+    let refuse = |key: &str, found: &Value, advice| Err(Error::Unsupported { key: key.into(), found: show(found), advice });
+    const FAMILY: &str = "only models of the Llama family can be read (\"llama\", or \"mistral\" without a sliding window)";
+
+    let architectures = keys.value("architectures");
+    match (keys.value("model_type"), architectures) {
+        (Some(model_type), _) => {
+            if !matches!(model_type.as_str(), Some("llama" | "mistral")) {
+                return refuse("model_type", &model_type, FAMILY);
+            }
+        }
+        (None, Some(architectures)) => {
+            let names = architectures.as_array().into_iter().flatten().filter_map(Value::as_str);
+            let is_llama = |name: &str| name.starts_with("Llama") || name.starts_with("Mistral");
+            if names.clone().next().is_none() || !names.clone().all(is_llama) {
+                return refuse("architectures", &architectures, FAMILY);
+            }
+        }
+        (None, None) => {}
+    }
+    for key in ["attention_bias", "mlp_bias"] {
+        if keys.bool(key)? == Some(true) {
+            return refuse(key, &Value::Bool(true), "the projections of these models have no bias; use a model without");
+        }
+    }
+    match keys.value("hidden_act") {
+        Some(act) if act != "silu" => return refuse("hidden_act", &act, "the MLP is computed with \"silu\" only; use a model with it"),
+        _ => {}
+    }
+    if let Some(window) = keys.peek("sliding_window")
+        && keys.peek("use_sliding_window") != Some(&Value::Bool(false))
+    {
+        return refuse("sliding_window", window, "every position sees all earlier ones here; use a model without a window");
+    }
+    if let Some(types) = keys.peek("layer_types")
+        && !types.as_array().is_some_and(|types| types.iter().all(|kind| kind == "full_attention"))
+    {
+        return refuse("layer_types", types, "every layer must be \"full_attention\"; use a model without other kinds");
+    }
+    if let Some(factor) = keys.peek("partial_rotary_factor")
+        && factor.as_f64() != Some(1.0)
+    {
+        return refuse("partial_rotary_factor", factor, "RoPE turns whole heads here, which is factor 1; use a model with it");
+    }
+    if let Some(quantization) = keys.peek("quantization_config") {
+        return refuse(
+            "quantization_config",
+            quantization,
+            "weights are read as float32, float16 or bfloat16; use a checkpoint that is not quantised",
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,45 @@
+//! From a configuration to JSON.
+
+use serde_json::{Map, Value, json};
+
+use super::{Config, rope};
+
+pub(super) fn to_map(config: &Config) -> Map<String, Value> {
+    let mut map = config.other.clone();
+    let eos = match config.eos_token_id.as_slice() {
+        [] => Value::Null,
+        [one] => json!(one),
+        several => json!(several),
+    };
+    let entries = [
+        ("architectures", json!(["LlamaForCausalLM"])),
+        ("model_type", json!("llama")),
+        ("hidden_act", json!("silu")),
+        ("attention_bias", json!(false)),
+        ("mlp_bias", json!(false)),
+        ("vocab_size", json!(config.vocab_size)),
+        ("hidden_size", json!(config.hidden_size)),
+        ("intermediate_size", json!(config.intermediate_size)),
+        ("num_hidden_layers", json!(config.num_hidden_layers)),
+        ("num_attention_heads", json!(config.num_attention_heads)),
+        ("num_key_value_heads", json!(config.num_key_value_heads)),
+        ("head_dim", json!(config.head_dim)),
+        ("rms_norm_eps", json!(config.rms_norm_eps)),
+        ("rope_theta", json!(config.rope_theta)),
+        ("rope_scaling", config.rope_scaling.map_or(Value::Null, rope::to_json)),
+        ("tie_word_embeddings", json!(config.tie_word_embeddings)),
+        ("max_position_embeddings", json!(config.max_position_embeddings)),
+        ("bos_token_id", json!(config.bos_token_id)),
+        ("eos_token_id", eos),
+        ("initializer_range", json!(config.initializer_range)),
+    ];
+    map.extend(entries.map(|(key, value)| (key.to_owned(), value)));
+    if let Some(dtype) = &config.torch_dtype {
+        map.insert("torch_dtype".into(), json!(dtype));
+    }
+    let softmax = super::AttentionMap::default();
+    if config.uniform_attention() != Some(softmax.default_variant()) {
+        map.insert("attention_variant".into(), config.attention.to_json(config.num_hidden_layers, config.num_attention_heads));
+    }
+    map
+}

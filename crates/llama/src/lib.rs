@@ -1,0 +1,15 @@
+pub mod config;
+pub mod decode;
+pub mod error;
+mod files;
+pub mod init;
+mod json;
+pub mod model;
+pub mod ops;
+pub mod params;
+pub mod weights;
+
+pub use config::Config;
+pub use error::{Error, Result};
+pub use model::{Batch, Engine, Loss, Model, Objective, Options, Session};
+pub use params::{Layout, Params};

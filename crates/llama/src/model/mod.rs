@@ -1,0 +1,93 @@
+//! A Llama whose attention is exchangeable: parameters, and sessions that run it forward and backward.
+//!
+//! ```text
+//! x = embedding(ids)
+//! for each layer:  h = rmsnorm(x);  x += o_proj(attention(q, k, v and gates from h))
+//!                  h = rmsnorm(x);  x += down(silu(gate(h))·up(h))
+//! loss = cross-entropy(head(rmsnorm(x)), labels)
+//! ```
+//!
+//! Forward and backward are written out, no tape: [`Session`] holds every buffer, so that a step allocates nothing of its own.
+
+mod backward;
+mod batch;
+mod clock;
+mod forward;
+mod places;
+mod session;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::config::Config;
+use crate::error::Result;
+use crate::init;
+use crate::params::{Layout, Params};
+use crate::weights::{self, Checkpoint, Tensor, WriteOptions};
+
+pub use batch::{Batch, Loss, Nonpositive};
+pub use clock::{Clock, Stage};
+pub use session::{Engine, Options, Session};
+
+/// A configuration and the parameters that belong to it.
+#[derive(Clone, Debug)]
+pub struct Model {
+    /// Sizes and choices.
+    pub config: Config,
+    /// Weights.
+    pub params: Params,
+}
+
+impl Model {
+    /// Parameters all zero.
+    pub fn zeros(config: Config) -> Result<Model> {
+        config.validate()?;
+        let params = Params::zeros(Arc::new(Layout::new(&config)?));
+        Ok(Model { config, params })
+    }
+
+    /// A fresh model, as [`init::initialize`] starts it: the same for the same configuration and seed, everywhere.
+    pub fn fresh(config: Config, seed: u64) -> Result<Model> {
+        let mut model = Model::zeros(config)?;
+        init::initialize(&mut model.params, &model.config, seed);
+        Ok(model)
+    }
+
+    /// The model in a folder: `config.json` and weights in any float type, which must be exactly those that the configuration asks for.
+    pub fn read(folder: impl AsRef<Path>) -> Result<Model> {
+        let folder = folder.as_ref();
+        Model::with_weights(Config::read(folder)?, &Checkpoint::open(folder)?)
+    }
+
+    /// A model of this configuration with the weights of a checkpoint, which must be exactly those that it asks for.
+    pub fn with_weights(config: Config, weights: &Checkpoint) -> Result<Model> {
+        let mut model = Model::zeros(config)?;
+        weights.check(&model.config.parameter_list()?)?;
+        let layout = model.params.layout().clone();
+        for entry in layout.entries() {
+            weights.read_into(&entry.spec.name, &entry.spec.shape, &mut model.params.values_mut()[entry.range()])?;
+        }
+        Ok(model)
+    }
+
+    /// Writes configuration and weights into a folder that exists, the configuration last.
+    pub fn write(&self, folder: impl AsRef<Path>, options: &WriteOptions) -> Result<()> {
+        let tensors = self.params.iter().map(|(entry, data)| Tensor { name: &entry.spec.name, shape: &entry.spec.shape, data });
+        weights::write(&folder, tensors, options)?;
+        self.config.write(&folder)
+    }
+
+    /// Room to run batches of B rows of T positions.
+    pub fn session(&self, batch: usize, time: usize, options: Options) -> Result<Session> {
+        Session::new(&self.config, self.params.layout(), batch, time, options)
+    }
+}
+
+/// What trains a model: the loss of a batch and its gradient, on the one parameter layout, whatever hardware computes it.
+pub trait Objective {
+    /// The loss.
+    fn loss(&mut self, params: &Params, batch: &Batch) -> Result<Loss>;
+
+    /// The loss; the gradient of its mean is added to `grads`.
+    fn loss_and_grad(&mut self, params: &Params, batch: &Batch, grads: &mut Params) -> Result<Loss>;
+}

@@ -1,0 +1,82 @@
+//! Large float32 arrays at page alignment, in huge pages where the system grants them.
+
+use std::ops::{Deref, DerefMut};
+
+/// float32 values, zero at first, aligned to at least 64 bytes. Memory is taken from the system at the first touch of a page.
+///
+/// Matrix products that walk down columns touch a new page at every step: with huge pages their address translations stay cached.
+pub struct Buffer {
+    /// None where there are no values: the system maps nothing of length zero.
+    pages: Option<memmap2::MmapMut>,
+    len: usize,
+}
+
+impl Buffer {
+    /// `len` zeros.
+    ///
+    /// # Panics
+    /// When the system has no memory left, as `Vec` does.
+    pub fn zeros(len: usize) -> Buffer {
+        let pages = (len > 0).then(|| {
+            let pages = memmap2::MmapMut::map_anon(len * size_of::<f32>())
+                .unwrap_or_else(|error| panic!("no memory for {len} float32 values: {error}"));
+            #[cfg(target_os = "linux")]
+            // Only a hint: a system without huge pages refuses it and loses nothing.
+            let _ = pages.advise(memmap2::Advice::HugePage);
+            pages
+        });
+        Buffer { pages, len }
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        match &self.pages {
+            // SAFETY: the mapping holds `len` float32 values, is page-aligned, and every bit pattern is a float32.
+            Some(pages) => unsafe { std::slice::from_raw_parts(pages.as_ptr().cast(), self.len) },
+            None => &[],
+        }
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        match &mut self.pages {
+            // SAFETY: as in `deref`; the mapping is borrowed mutably.
+            Some(pages) => unsafe { std::slice::from_raw_parts_mut(pages.as_mut_ptr().cast(), self.len) },
+            None => &mut [],
+        }
+    }
+}
+
+impl Clone for Buffer {
+    fn clone(&self) -> Buffer {
+        let mut copy = Buffer::zeros(self.len);
+        copy.copy_from_slice(self);
+        copy
+    }
+}
+
+impl std::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Buffer({} float32 values)", self.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn starts_at_zero_and_aligned_and_copies() {
+        let mut a = Buffer::zeros(1000);
+        assert!(a.iter().all(|&x| x == 0.0) && (a.as_ptr() as usize).is_multiple_of(64) && a.len() == 1000);
+        a[999] = 2.0;
+        let b = a.clone();
+        a[999] = 3.0;
+        assert_eq!(b[999], 2.0);
+        assert!(Buffer::zeros(0).is_empty());
+    }
+}

@@ -1,0 +1,96 @@
+//! x_m = E[id_m], with x [M, C], E [V, C]. Backward: dE[v] += Σ_{m: id_m = v} dx_m.
+
+use rayon::prelude::*;
+
+use super::vector::rows_of;
+
+/// x [M, C] from ids [M], each below V.
+pub fn forward(ids: &[u32], table: &[f32], x: &mut [f32], width: usize) {
+    let piece = rows_of(width);
+    (ids.par_chunks(piece), x.par_chunks_mut(piece * width)).into_par_iter().for_each(|(ids, x)| {
+        for (&id, row) in ids.iter().zip(x.chunks_exact_mut(width)) {
+            row.copy_from_slice(&table[id as usize * width..][..width]);
+        }
+    });
+}
+
+/// Positions grouped by token, so that rows of the table can be summed in parallel, each in the order of positions.
+#[derive(Default)]
+pub struct Groups {
+    /// Where the positions of token v start in `positions`, [V + 1].
+    starts: Vec<u32>,
+    /// Positions, ascending within a token.
+    positions: Vec<u32>,
+}
+
+impl Groups {
+    /// Room for M positions over a vocabulary of V.
+    pub fn new(rows: usize, vocabulary: usize) -> Groups {
+        Groups { starts: Vec::with_capacity(vocabulary + 1), positions: Vec::with_capacity(rows) }
+    }
+
+    /// A counting sort: stable, so positions ascend.
+    fn sort(&mut self, ids: &[u32], vocabulary: usize) {
+        let Groups { starts, positions } = self;
+        starts.clear();
+        starts.resize(vocabulary + 1, 0);
+        positions.clear();
+        positions.resize(ids.len(), 0);
+        for &id in ids {
+            starts[id as usize] += 1;
+        }
+        let mut end = 0;
+        for start in starts.iter_mut() {
+            end += *start;
+            *start = end;
+        }
+        // Filled from the back, each start moves from the end of its group to its beginning.
+        for (m, &id) in ids.iter().enumerate().rev() {
+            starts[id as usize] -= 1;
+            positions[starts[id as usize] as usize] = m as u32;
+        }
+    }
+
+    fn of(&self, token: usize) -> &[u32] {
+        &self.positions[self.starts[token] as usize..self.starts[token + 1] as usize]
+    }
+}
+
+/// dE [V, C] += rows of dx [M, C], each table row summed in the order of positions.
+pub fn backward(ids: &[u32], dx: &[f32], dtable: &mut [f32], width: usize, groups: &mut Groups) {
+    groups.sort(ids, dtable.len() / width);
+    let piece = rows_of(width);
+    let groups = &*groups;
+    dtable.par_chunks_mut(piece * width).enumerate().for_each(|(i, rows)| {
+        for (j, row) in rows.chunks_exact_mut(width).enumerate() {
+            for &m in groups.of(i * piece + j) {
+                row.iter_mut().zip(&dx[m as usize * width..][..width]).for_each(|(sum, dx)| *sum += dx);
+            }
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::numbers;
+
+    #[test]
+    fn rows_are_copied_and_their_gradients_summed_in_order() {
+        for (v, c, m) in [(5, 3, 11), (1, 1, 4), (700, 40, 300)] {
+            let ids: Vec<u32> = (0..m).map(|i| (i * i * 7 + 3) as u32 % v as u32).collect();
+            let (table, dx) = (numbers(v * c, 1), numbers(m * c, 2));
+            let mut x = vec![f32::NAN; m * c];
+            forward(&ids, &table, &mut x, c);
+            let mut expected = numbers(v * c, 3);
+            let mut dtable = expected.clone();
+            for (i, &id) in ids.iter().enumerate() {
+                let id = id as usize;
+                assert_eq!(x[i * c..][..c], table[id * c..][..c]);
+                expected[id * c..][..c].iter_mut().zip(&dx[i * c..]).for_each(|(sum, dx)| *sum += dx);
+            }
+            backward(&ids, &dx, &mut dtable, c, &mut Groups::new(m, v));
+            assert_eq!(dtable, expected);
+        }
+    }
+}

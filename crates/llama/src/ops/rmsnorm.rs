@@ -1,0 +1,213 @@
+//! h = w·x·r with r = 1/√(mean(x²) + eps), for x and h [M, C], w [C], r [M].
+//!
+//! Backward, with g = dh·w: dx = r·g − x·r³·(g·x)/C and dw = Σ_m dh·x·r.
+
+use rayon::prelude::*;
+use termwise_attention::simd::{Simd, Task, dispatch};
+
+use super::vector::{load, rows_of, store};
+
+/// h and r from x; r is kept for the backward pass.
+pub fn forward(x: &[f32], weight: &[f32], eps: f32, h: &mut [f32], inverse: &mut [f32]) {
+    let width = weight.len();
+    let piece = rows_of(width);
+    (x.par_chunks(piece * width), h.par_chunks_mut(piece * width), inverse.par_chunks_mut(piece))
+        .into_par_iter()
+        .for_each(|(x, h, inverse)| dispatch(Forward { x, weight, eps, h, inverse }));
+}
+
+/// x += step, the residual, then as [`forward`]: one pass over memory for both. `step` holds h afterwards.
+pub fn forward_residual(base: &[f32], x: &mut [f32], weight: &[f32], eps: f32, step: &mut [f32], inverse: &mut [f32]) {
+    let width = weight.len();
+    let piece = rows_of(width);
+    (base.par_chunks(piece * width), x.par_chunks_mut(piece * width), step.par_chunks_mut(piece * width), inverse.par_chunks_mut(piece))
+        .into_par_iter()
+        .for_each(|(base, x, step, inverse)| {
+            dispatch(Add { base, step, x });
+            dispatch(Forward { x, weight, eps, h: step, inverse });
+        });
+}
+
+/// h again from x and r, as the backward pass needs it where it was not kept.
+pub fn recompute(x: &[f32], weight: &[f32], inverse: &[f32], h: &mut [f32]) {
+    let width = weight.len();
+    let piece = rows_of(width);
+    (x.par_chunks(piece * width), h.par_chunks_mut(piece * width), inverse.par_chunks(piece))
+        .into_par_iter()
+        .for_each(|(x, h, inverse)| dispatch(Scale { x, weight, inverse, h }));
+}
+
+/// Partial sums of dw that [`backward`] needs for M rows of width C.
+pub fn scratch_len(rows: usize, width: usize) -> usize {
+    rows.div_ceil(rows_of(width)) * width
+}
+
+/// dx += the gradient through the norm, dw += its own. In place: `dh` becomes h, which the gradients of the weights behind it need.
+///
+/// dw is summed over pieces of rows, then over pieces in order; `scratch` has [`scratch_len`] values.
+pub fn backward(x: &[f32], weight: &[f32], inverse: &[f32], dh: &mut [f32], dx: &mut [f32], dweight: &mut [f32], scratch: &mut [f32]) {
+    let width = weight.len();
+    let piece = rows_of(width);
+    (
+        x.par_chunks(piece * width),
+        inverse.par_chunks(piece),
+        dh.par_chunks_mut(piece * width),
+        dx.par_chunks_mut(piece * width),
+        scratch.par_chunks_mut(width),
+    )
+        .into_par_iter()
+        .for_each(|(x, inverse, dh, dx, partial)| dispatch(Backward { x, weight, inverse, dh, dx, partial }));
+    for partial in scratch[..scratch_len(inverse.len(), width)].chunks_exact(width) {
+        dweight.iter_mut().zip(partial).for_each(|(sum, part)| *sum += part);
+    }
+}
+
+struct Add<'a> {
+    base: &'a [f32],
+    step: &'a [f32],
+    x: &'a mut [f32],
+}
+
+impl Task for Add<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        for i in (0..self.x.len()).step_by(S::LANES) {
+            store(simd, self.x, i, simd.add(load(simd, self.base, i), load(simd, self.step, i)));
+        }
+    }
+}
+
+struct Forward<'a> {
+    x: &'a [f32],
+    weight: &'a [f32],
+    eps: f32,
+    h: &'a mut [f32],
+    inverse: &'a mut [f32],
+}
+
+impl Task for Forward<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let width = self.weight.len();
+        for (x, inverse) in self.x.chunks_exact(width).zip(self.inverse.iter_mut()) {
+            let mut squares = simd.splat(0.0);
+            for i in (0..width).step_by(S::LANES) {
+                let x = load(simd, x, i);
+                squares = simd.fma(x, x, squares);
+            }
+            *inverse = 1.0 / (simd.sum(squares) / width as f32 + self.eps).sqrt();
+        }
+        Scale { x: self.x, weight: self.weight, inverse: self.inverse, h: self.h }.run(simd);
+    }
+}
+
+struct Scale<'a> {
+    x: &'a [f32],
+    weight: &'a [f32],
+    inverse: &'a [f32],
+    h: &'a mut [f32],
+}
+
+impl Task for Scale<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let width = self.weight.len();
+        for ((x, h), &inverse) in self.x.chunks_exact(width).zip(self.h.chunks_exact_mut(width)).zip(self.inverse) {
+            let r = simd.splat(inverse);
+            for i in (0..width).step_by(S::LANES) {
+                store(simd, h, i, simd.mul(load(simd, self.weight, i), simd.mul(load(simd, x, i), r)));
+            }
+        }
+    }
+}
+
+struct Backward<'a> {
+    x: &'a [f32],
+    weight: &'a [f32],
+    inverse: &'a [f32],
+    dh: &'a mut [f32],
+    dx: &'a mut [f32],
+    partial: &'a mut [f32],
+}
+
+impl Task for Backward<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Backward { weight, partial, .. } = self;
+        let width = weight.len();
+        partial.fill(0.0);
+        let rows = self.x.chunks_exact(width).zip(self.dh.chunks_exact_mut(width)).zip(self.dx.chunks_exact_mut(width));
+        for (((x, dh), dx), &inverse) in rows.zip(self.inverse) {
+            let mut product = simd.splat(0.0);
+            for i in (0..width).step_by(S::LANES) {
+                let g = simd.mul(load(simd, dh, i), load(simd, weight, i));
+                product = simd.fma(g, load(simd, x, i), product);
+            }
+            let r = simd.splat(inverse);
+            let along = simd.splat(-inverse * inverse * simd.sum(product) / width as f32);
+            for i in (0..width).step_by(S::LANES) {
+                let (w, d) = (load(simd, weight, i), load(simd, dh, i));
+                let unit = simd.mul(load(simd, x, i), r);
+                let gradient = simd.fma(unit, along, simd.mul(simd.mul(d, w), r));
+                store(simd, dx, i, simd.add(load(simd, dx, i), gradient));
+                store(simd, partial, i, simd.fma(d, unit, load(simd, partial, i)));
+                store(simd, dh, i, simd.mul(w, unit));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::{assert_close, assert_gradient, numbers};
+
+    const EPS: f32 = 1e-2;
+
+    fn naive(x: &[f64], w: &[f64]) -> Vec<f64> {
+        let c = w.len();
+        let row = |x: &[f64]| {
+            let r = 1.0 / (x.iter().map(|x| x * x).sum::<f64>() / c as f64 + EPS as f64).sqrt();
+            x.iter().zip(w).map(|(x, w)| x * w * r).collect::<Vec<_>>()
+        };
+        x.chunks(c).flat_map(row).collect()
+    }
+
+    #[test]
+    fn forward_and_backward_match_float64() {
+        for (m, c) in [(1, 1), (3, 7), (5, 32), (70, 300)] {
+            let (x, w, dh) = (numbers(m * c, 1), numbers(c, 2), numbers(m * c, 3));
+            let wide = |x: &[f32]| x.iter().map(|&x| x as f64).collect::<Vec<_>>();
+            let (mut h, mut inverse) = (vec![f32::NAN; m * c], vec![f32::NAN; m]);
+            forward(&x, &w, EPS, &mut h, &mut inverse);
+            assert_close(&h, &naive(&wide(&x), &wide(&w)), 1e-6, "h");
+
+            let (step, mut sum, mut inverse2) = (numbers(m * c, 4), vec![f32::NAN; m * c], vec![f32::NAN; m]);
+            let mut fused = step.clone();
+            forward_residual(&x, &mut sum, &w, EPS, &mut fused, &mut inverse2);
+            let expected: Vec<f32> = x.iter().zip(&step).map(|(a, b)| a + b).collect();
+            assert_eq!(sum, expected);
+            assert_close(&fused, &naive(&wide(&expected), &wide(&w)), 1e-6, "h after the residual");
+
+            let start = numbers(m * c, 5);
+            let (mut dx, mut dw, mut again, mut scratch) = (start.clone(), vec![0.0; c], dh.clone(), vec![f32::NAN; scratch_len(m, c)]);
+            backward(&x, &w, &inverse, &mut again, &mut dx, &mut dw, &mut scratch);
+            assert_eq!(again, h, "h again");
+            recompute(&x, &w, &inverse, &mut again);
+            assert_eq!(again, h, "h recomputed");
+            dx.iter_mut().zip(&start).for_each(|(dx, start)| *dx -= start);
+            if m * c <= 200 {
+                assert_gradient(&dx, &x, &dh, |x| naive(x, &wide(&w)), "dx");
+            }
+            assert_gradient(&dw, &w, &dh, |w| naive(&wide(&x), w), "dw");
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! Weights from files.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::path::{Component, Path, PathBuf};
+
+use half::{bf16, f16};
+use memmap2::Mmap;
+use safetensors::Dtype;
+use serde_json::Value;
+use termwise_attention::nearest;
+
+use super::header::{Entry, Header};
+use super::{INDEX_FILE, SINGLE_FILE, unravel};
+use crate::config::ParamSpec;
+use crate::error::{Error, NAMES_LISTED, Result};
+use crate::json::{self, show};
+
+/// Tensors in one safetensors file or in the shards of an index, mapped into memory.
+///
+/// The files must not be changed while this is open. Reading is `&self` and may be done from many threads.
+#[derive(Debug)]
+pub struct Checkpoint {
+    /// What the user named, for messages.
+    path: PathBuf,
+    files: Vec<Mmap>,
+    tensors: BTreeMap<String, Located>,
+    metadata: BTreeMap<String, String>,
+}
+
+#[derive(Debug)]
+struct Located {
+    file: usize,
+    entry: Entry,
+}
+
+/// Type and shape of a tensor in a file.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TensorInfo<'a> {
+    /// Its type.
+    pub dtype: Dtype,
+    /// Its shape, row-major.
+    pub shape: &'a [usize],
+}
+
+impl Checkpoint {
+    /// Opens a folder (its `model.safetensors`, else its `model.safetensors.index.json`), an index, or one safetensors file.
+    /// All headers are checked; no tensor is read yet.
+    pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint> {
+        let path = path.as_ref();
+        let (single, index) = (path.join(SINGLE_FILE), path.join(INDEX_FILE));
+        if single.is_file() {
+            Self::open_single(&single)
+        } else if index.is_file() {
+            Self::open_index(&index)
+        } else if !path.is_file() {
+            Err(Error::NoWeights { path: path.into() })
+        } else if path.extension().is_some_and(|extension| extension == "json") {
+            Self::open_index(path)
+        } else {
+            Self::open_single(path)
+        }
+    }
+
+    fn open_single(path: &Path) -> Result<Checkpoint> {
+        let (file, header) = map(path)?;
+        let tensors = header.tensors.into_iter().map(|(name, entry)| (name, Located { file: 0, entry })).collect();
+        Ok(Checkpoint { path: path.into(), files: vec![file], tensors, metadata: header.metadata })
+    }
+
+    fn open_index(path: &Path) -> Result<Checkpoint> {
+        let text = std::fs::read_to_string(path).map_err(Error::io("read the index", path))?;
+        let in_index = |error: Error| error.in_file(path.display());
+        let shards = json::parse(&text).and_then(shards_of).map_err(in_index)?;
+        let folder = path.parent().unwrap_or(Path::new(""));
+        let mut checkpoint = Checkpoint { path: path.into(), files: Vec::new(), tensors: BTreeMap::new(), metadata: BTreeMap::new() };
+        for (shard, mut names) in shards {
+            let file = folder.join(&shard);
+            if !file.is_file() {
+                return Err(in_index(Error::MissingShard { shard }));
+            }
+            let (mapped, header) = map(&file)?;
+            for (name, entry) in header.tensors {
+                if !names.remove(&name) {
+                    return Err(in_index(Error::IndexMismatch { shard, name, holder: "shard" }));
+                }
+                checkpoint.tensors.insert(name, Located { file: checkpoint.files.len(), entry });
+            }
+            if let Some(name) = names.pop_first() {
+                return Err(in_index(Error::IndexMismatch { shard, name, holder: "index" }));
+            }
+            checkpoint.metadata.extend(header.metadata);
+            checkpoint.files.push(mapped);
+        }
+        Ok(checkpoint)
+    }
+
+    /// The path that was opened: of the file, or of the index.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The names of all tensors, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// The texts that the writer left beside the tensors.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// Type and shape of a tensor.
+    pub fn info(&self, name: &str) -> Result<TensorInfo<'_>> {
+        let Entry { dtype, shape, .. } = &self.located(name)?.entry;
+        Ok(TensorInfo { dtype: *dtype, shape })
+    }
+
+    /// A tensor's bytes as they are in the file, little-endian, row-major.
+    pub fn bytes(&self, name: &str) -> Result<&[u8]> {
+        let Located { file, entry } = self.located(name)?;
+        Ok(&self.files[*file][entry.bytes.clone()])
+    }
+
+    /// Reads a tensor of float32, float16, bfloat16 or float64 (rounded) into `out`, which has the length of `shape`.
+    /// A shape other than the file's and a number that is not finite are errors; `out` then holds anything.
+    pub fn read_into(&self, name: &str, shape: &[usize], out: &mut [f32]) -> Result<()> {
+        let info = self.info(name)?;
+        if info.shape != shape {
+            let (name, expected, found) = (name.into(), shape.to_vec(), info.shape.to_vec());
+            return Err(self.named(Error::TensorShape { name, expected, found, more: 0 }));
+        }
+        if Some(out.len()) != shape.iter().try_fold(1usize, |product, &n| product.checked_mul(n)) {
+            return Err(self.named(Error::Buffer { name: name.into(), shape: shape.to_vec(), found: out.len() }));
+        }
+        convert(self.bytes(name)?, info.dtype, out).ok_or_else(|| self.wrong_type(name, FLOATS, info.dtype))?;
+        match out.iter().position(|value| !value.is_finite()) {
+            None => Ok(()),
+            Some(place) => {
+                let index = unravel(place, shape);
+                Err(self.named(Error::NonFinite { name: name.into(), index, value: out[place].into() }))
+            }
+        }
+    }
+
+    /// A tensor as [`Checkpoint::read_into`] gives it, with its shape.
+    pub fn read(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
+        let shape = self.info(name)?.shape.to_vec();
+        // The header's checks bound this by the file: every value has bytes there.
+        let mut values = vec![0.0; shape.iter().product()];
+        self.read_into(name, &shape, &mut values)?;
+        Ok((shape, values))
+    }
+
+    /// A tensor of int64, with its shape.
+    pub fn read_i64(&self, name: &str) -> Result<(Vec<usize>, Vec<i64>)> {
+        let info = self.info(name)?;
+        if info.dtype != Dtype::I64 {
+            return Err(self.wrong_type(name, "I64", info.dtype));
+        }
+        let values = self.bytes(name)?.as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes));
+        Ok((info.shape.to_vec(), values.collect()))
+    }
+
+    /// Checks that these weights are exactly those of a model with these parameters: none missing, none of another shape or of a type
+    /// that cannot be read, none left over. Left over may be `rotary_emb.inv_freq`, which old checkpoints hold and RoPE computes
+    /// itself, and an `lm_head.weight` of the embedding's shape where the model ties the two.
+    pub fn check(&self, specs: &[ParamSpec]) -> Result<()> {
+        self.find_differences(specs).map_err(|error| self.named(error))
+    }
+
+    fn find_differences(&self, specs: &[ParamSpec]) -> Result<()> {
+        let missing: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).filter(|name| !self.tensors.contains_key(*name)).collect();
+        if !missing.is_empty() {
+            let hint = if missing == ["lm_head.weight"] {
+                "if the model's output is its embedding, set `tie_word_embeddings` to true in the configuration"
+            } else {
+                "use the configuration that belongs to these weights, attention variant included"
+            };
+            return Err(Error::MissingTensors { count: missing.len(), names: first(&missing), hint });
+        }
+        let expected: BTreeMap<&str, &ParamSpec> = specs.iter().map(|spec| (spec.name.as_str(), spec)).collect();
+        let embedding = expected.get("model.embed_tokens.weight").map(|spec| &spec.shape);
+        let harmless = |name: &str, entry: &Entry| {
+            name.ends_with(".rotary_emb.inv_freq") || (name == "lm_head.weight" && Some(&entry.shape) == embedding)
+        };
+        let unexpected = self.tensors.iter().filter(|(name, at)| !expected.contains_key(name.as_str()) && !harmless(name, &at.entry));
+        let unexpected: Vec<&str> = unexpected.map(|(name, _)| name.as_str()).collect();
+        if !unexpected.is_empty() {
+            return Err(Error::UnexpectedTensors { count: unexpected.len(), names: first(&unexpected) });
+        }
+        let mut differing = specs.iter().filter(|spec| self.tensors[&spec.name].entry.shape != spec.shape);
+        if let Some(ParamSpec { name, shape, .. }) = differing.next() {
+            let found = self.tensors[name].entry.shape.clone();
+            return Err(Error::TensorShape { name: name.clone(), expected: shape.clone(), found, more: differing.count() });
+        }
+        match specs.iter().map(|spec| (&spec.name, self.tensors[&spec.name].entry.dtype)).find(|(_, dtype)| !is_float(*dtype)) {
+            None => Ok(()),
+            Some((name, dtype)) => Err(Error::TensorType { name: name.clone(), expected: FLOATS, found: dtype.to_string() }),
+        }
+    }
+
+    fn located(&self, name: &str) -> Result<&Located> {
+        self.tensors.get(name).ok_or_else(|| {
+            let suggestion = nearest(name, self.names()).map(str::to_owned);
+            self.named(Error::NoTensor { name: name.into(), suggestion })
+        })
+    }
+
+    fn wrong_type(&self, name: &str, expected: &'static str, found: Dtype) -> Error {
+        self.named(Error::TensorType { name: name.into(), expected, found: found.to_string() })
+    }
+
+    fn named(&self, error: Error) -> Error {
+        error.in_file(self.path.display())
+    }
+}
+
+const FLOATS: &str = "F32, F16, BF16 or F64";
+
+fn is_float(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::F64)
+}
+
+fn first(names: &[&str]) -> Vec<String> {
+    names.iter().take(NAMES_LISTED).map(|&name| name.to_owned()).collect()
+}
+
+/// Values of a float type from their bytes; `None` for other types.
+fn convert(bytes: &[u8], dtype: Dtype, out: &mut [f32]) -> Option<()> {
+    fn each<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) -> f32) {
+        for (out, &bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+            *out = value(bytes);
+        }
+    }
+    match dtype {
+        Dtype::F32 => each(bytes, out, f32::from_le_bytes),
+        Dtype::F16 => each(bytes, out, |bytes| f16::from_le_bytes(bytes).to_f32()),
+        Dtype::BF16 => each(bytes, out, |bytes| bf16::from_le_bytes(bytes).to_f32()),
+        Dtype::F64 => each(bytes, out, |bytes| f64::from_le_bytes(bytes) as f32),
+        _ => return None,
+    }
+    Some(())
+}
+
+fn map(path: &Path) -> Result<(Mmap, Header)> {
+    let file = File::open(path).map_err(Error::io("open", path))?;
+    // SAFETY: the mapping is read-only and its bytes are only read as bytes, so any content is valid. What remains is a file that
+    // another program shortens meanwhile; that ends the process, it cannot corrupt it, and `Checkpoint` asks callers to prevent it.
+    // Our own writer never changes a file in place.
+    let mapped = unsafe { Mmap::map(&file) }.map_err(Error::io("map into memory", path))?;
+    let header = Header::parse(&mapped).map_err(|error| error.in_file(path.display()))?;
+    Ok((mapped, header))
+}
+
+/// The shards that an index names, each with the tensors that it says are there.
+fn shards_of(index: Value) -> Result<BTreeMap<String, BTreeSet<String>>> {
+    let missing = || Error::MissingKey { key: "weight_map".into(), expected: "an object from tensor names to shards" };
+    let map = match index.get("weight_map").ok_or_else(missing)? {
+        Value::Object(map) => map,
+        other => {
+            let expected = "an object from tensor names to shards";
+            return Err(Error::KeyType { key: "weight_map".into(), expected, found: show(other) });
+        }
+    };
+    let mut shards: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (name, shard) in map {
+        let Value::String(shard) = shard else {
+            return Err(Error::KeyType { key: format!("weight_map.{name}"), expected: "the name of a shard", found: show(shard) });
+        };
+        // A backslash separates folders on some systems and is a letter on others: refused on all.
+        let plain = matches!(Path::new(shard).components().collect::<Vec<_>>()[..], [Component::Normal(only)] if only == shard.as_str());
+        if !plain || shard.contains('\\') || shard.contains('\0') {
+            return Err(Error::ShardName { shard: shard.clone() });
+        }
+        shards.entry(shard.clone()).or_default().insert(name.clone());
+    }
+    Ok(shards)
+}

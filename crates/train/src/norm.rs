@@ -1,0 +1,66 @@
+//! The norm of a gradient, and clipping by it.
+
+use rayon::prelude::*;
+use termwise_attention::simd::{Simd, Task, dispatch};
+use termwise_llama::Params;
+use termwise_llama::ops::vector::{PIECE, load};
+
+/// ‖g‖ over all parameters together: float32 within pieces of fixed size, float64 over the pieces in order. NaN and infinity pass through.
+pub fn gradient_norm(grads: &Params) -> f64 {
+    // Gaps between parameters hold zeros and add nothing.
+    let sums: Vec<f64> = grads.values().par_chunks(PIECE).map(|piece| dispatch(Squares(piece)) as f64).collect();
+    sums.iter().sum::<f64>().sqrt()
+}
+
+/// The factor that brings a gradient of this norm down to `limit`: PyTorch's limit/(norm + 1e-6), at most 1.
+pub fn clip(norm: f64, limit: f64) -> f64 {
+    let factor = limit / (norm + 1e-6);
+    // Not `min`, which would turn NaN into 1.
+    if factor > 1.0 { 1.0 } else { factor }
+}
+
+struct Squares<'a>(&'a [f32]);
+
+impl Task for Squares<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> f32 {
+        // Several sums, since one would wait for each addition to finish before the next.
+        let mut sums = [simd.splat(0.0); 4];
+        for start in (0..self.0.len()).step_by(4 * S::LANES) {
+            for (j, sum) in sums.iter_mut().enumerate() {
+                let i = start + j * S::LANES;
+                if i < self.0.len() {
+                    let x = load(simd, self.0, i);
+                    *sum = simd.fma(x, x, *sum);
+                }
+            }
+        }
+        simd.sum(simd.add(simd.add(sums[0], sums[1]), simd.add(sums[2], sums[3])))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{filled, model, with_threads};
+
+    #[test]
+    fn the_norm_is_over_all_parameters_and_the_same_on_any_number_of_threads() {
+        let grads = filled(&model().params, 3);
+        let expected = grads.values().iter().map(|&g| (g as f64).powi(2)).sum::<f64>().sqrt();
+        let norm = with_threads(1, || gradient_norm(&grads));
+        assert!((norm - expected).abs() < 1e-6 * expected, "{norm} {expected}");
+        for threads in [2, 3, 5] {
+            assert_eq!(with_threads(threads, || gradient_norm(&grads)).to_bits(), norm.to_bits());
+        }
+    }
+
+    #[test]
+    fn clipping_only_shrinks_and_keeps_nan() {
+        assert_eq!(clip(0.5, 1.0), 1.0);
+        assert!((clip(4.0, 1.0) - 0.25).abs() < 1e-6);
+        assert!(clip(f64::NAN, 1.0).is_nan(), "a gradient that is not finite must not look like a small one");
+    }
+}
