@@ -45,17 +45,17 @@ pub fn sum_of3<R: Real>(a: &[R], b: &[R], c: &[R], f: impl Fn(R, R, R) -> R) -> 
     let chunks = a.chunks_exact(LANES).zip(b.chunks_exact(LANES)).zip(c.chunks_exact(LANES));
     for ((a, b), c) in chunks {
         for l in 0..LANES {
-            lanes[l] = lanes[l] + f(a[l], b[l], c[l]);
+            lanes[l] += f(a[l], b[l], c[l]);
         }
     }
     let whole = n - n % LANES;
     for (l, i) in (whole..n).enumerate() {
-        lanes[l] = lanes[l] + f(a[i], b[i], c[i]);
+        lanes[l] += f(a[i], b[i], c[i]);
     }
     let mut width = LANES / 2;
     while width > 0 {
         for l in 0..width {
-            lanes[l] = lanes[l] + lanes[l + width];
+            lanes[l] += lanes[l + width];
         }
         width /= 2;
     }

@@ -68,7 +68,7 @@ impl Expected {
             // Zero by construction or but for eps, such as a gate's before a norm or any before the norm of one value:
             // what is left is rounding, held to an absolute bound at dy of size 1.
             let scale = rms(expected);
-            let floor = if scale < 1e-4 { 1e-5 * rms(&wide.gradients[2].1).max(1.0) } else { 0.0 };
+            let floor = if scale < 1e-3 { 1e-5 * rms(&wide.gradients[2].1).max(1.0) } else { 0.0 };
             let off = |x: &[f32]| x.iter().zip(expected).map(|(x, e)| (x.wide() - e).powi(2)).sum::<f64>().sqrt() / (x.len() as f64).sqrt();
             let bound = (1e-4 * scale).max(4.0 * off(naive)).max(floor);
             let error = off(found);
@@ -98,6 +98,8 @@ fn every_preset_at_many_shapes() {
         shape(1, 63, 4, 1, 1, 7),
         shape(1, 64, 1, 1, 64, 64),
         shape(2, 65, 4, 2, 32, 16),
+        shape(1, 128, 2, 1, 16, 16),
+        shape(2, 129, 1, 1, 64, 64),
         shape(1, 130, 1, 1, 80, 128),
         shape(1, 257, 2, 1, 16, 7),
         shape(1, 33, 1, 1, 256, 256),
@@ -121,8 +123,9 @@ fn random_layers_with_mixed_heads() {
     let mut mixed = 0;
     for _ in 0..120 {
         let (heads, kv_heads) = rng.pick(&[(1, 1), (4, 2), (6, 3), (4, 1)]);
-        let time = rng.pick(&[1, 2, 17, 63, 64, 65, 100]);
-        let (d, e) = (rng.pick(&[1, 2, 7, 16, 24, 32]), rng.pick(&[1, 5, 16, 20, 48]));
+        let time = rng.pick(&[1, 2, 17, 64, 100, 127, 128, 129, 150]);
+        // Not e = 1 or 2: norms of so few values are all but signs, and their gradients rounding divided by a small difference.
+        let (d, e) = (rng.pick(&[1, 2, 7, 16, 24, 32]), rng.pick(&[5, 16, 20, 48]));
         let case = random_case::<f32>(shape(rng.pick(&[1, 2]), time, heads, kv_heads, d, e), 0.02, &mut rng);
         mixed += case.heads.iter().any(|variant| *variant != case.heads[0]) as usize;
         Expected::of(&case).compare(&fused(&case, &scratch), &case.to_string());

@@ -1,1 +1,16 @@
+//! What the command line does, as a library: every command is a function from options to a structure that can be printed
+//! for people or written as JSON.
+//!
+//! - [`variants`]: presets and parts, what they cost and which are equal;
+//! - [`verify`]: the identities of the algebra on random cases, and comparison with reference files;
+//! - [`bench`]: speed of attention, matrix products and training steps beside what the machine can do.
 
+pub mod bench;
+pub mod error;
+pub mod layer;
+pub mod rng;
+pub mod threads;
+pub mod variants;
+pub mod verify;
+
+pub use error::Error;

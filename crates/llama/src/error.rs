@@ -290,7 +290,7 @@ pub enum Error {
         dtype: &'static str,
     },
     /// A batch that is not as long as the session it is given to.
-    #[error("{what}: the session has room for {expected} values, found {found}; make a session of the batch's size")]
+    #[error("{what}: the session expects {expected} values, found {found}; make a session for this model and batch")]
     BatchLength {
         /// Which part of the batch.
         what: &'static str,

@@ -1,3 +1,5 @@
+//! Llama models whose attention is exchangeable: configuration, weights, and a float32 engine with explicit forward and backward passes.
+
 pub mod config;
 pub mod decode;
 pub mod error;

@@ -194,6 +194,22 @@ fn padded_rows_equal_separate_runs() {
 }
 
 #[test]
+fn padding_sees_nothing() {
+    let (time, length) = (12, 7);
+    let ids = tokens(time, 29, 1);
+    let mut changed = ids.clone();
+    changed[..length].iter_mut().for_each(|id| *id = (*id + 11) % 29);
+    for attention in VARIANTS {
+        let model = tiny(attention, 2, false);
+        for engine in ENGINES {
+            let [before, after] = [&ids, &changed].map(|ids| logits(&model, ids, Some(&[length]), 1, engine));
+            assert!(before[..29] != after[..29], "{attention}, {engine:?}: nothing changed");
+            assert!(before[length * 29..] == after[length * 29..], "{attention}, {engine:?}: padding saw the text");
+        }
+    }
+}
+
+#[test]
 fn grouped_heads_equal_repeated_ones() {
     for attention in VARIANTS {
         let grouped = tiny(attention, 2, false);

@@ -11,7 +11,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 use termwise_attention::simd::{Simd, Task, dispatch};
 use termwise_llama::Params;
-use termwise_llama::ops::vector::{PIECE, load, store};
+use termwise_llama::ops::vector::PIECE;
 use termwise_llama::params::Entry;
 
 /// What an AdamW is set to.
@@ -135,14 +135,14 @@ impl Task for Step<'_> {
             [numbers.keep, numbers.beta1, numbers.fresh1, numbers.beta2, numbers.fresh2, -numbers.step, numbers.unbias2, numbers.eps]
                 .map(|x| simd.splat(x));
         for i in (0..w.len()).step_by(S::LANES) {
-            let gradient = load(simd, g, i);
-            let first = simd.fma(load(simd, m, i), beta1, simd.mul(gradient, fresh1));
-            let second = simd.fma(load(simd, v, i), beta2, simd.mul(simd.mul(gradient, gradient), fresh2));
+            let gradient = simd.load_at(g, i);
+            let first = simd.fma(simd.load_at(m, i), beta1, simd.mul(gradient, fresh1));
+            let second = simd.fma(simd.load_at(v, i), beta2, simd.mul(simd.mul(gradient, gradient), fresh2));
             let denominator = simd.fma(simd.sqrt(second), unbias2, eps);
-            let kept = simd.mul(load(simd, w, i), keep);
-            store(simd, m, i, first);
-            store(simd, v, i, second);
-            store(simd, w, i, simd.fma(simd.div(first, denominator), step, kept));
+            let kept = simd.mul(simd.load_at(w, i), keep);
+            simd.store_at(m, i, first);
+            simd.store_at(v, i, second);
+            simd.store_at(w, i, simd.fma(simd.div(first, denominator), step, kept));
         }
     }
 }

@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 use termwise_attention::simd::{Simd, Task, dispatch};
 use termwise_llama::Params;
-use termwise_llama::ops::vector::{PIECE, load};
+use termwise_llama::ops::vector::PIECE;
 
 /// ‖g‖ over all parameters together: float32 within pieces of fixed size, float64 over the pieces in order. NaN and infinity pass through.
 pub fn gradient_norm(grads: &Params) -> f64 {
@@ -32,7 +32,7 @@ impl Task for Squares<'_> {
             for (j, sum) in sums.iter_mut().enumerate() {
                 let i = start + j * S::LANES;
                 if i < self.0.len() {
-                    let x = load(simd, self.0, i);
+                    let x = simd.load_at(self.0, i);
                     *sum = simd.fma(x, x, *sum);
                 }
             }

@@ -120,28 +120,34 @@ pub struct BackwardSegment<'a> {
     pub b: usize,
     pub g: usize,
     pub segment: usize,
+    /// Room for its tiles, [`tiles_len`] values.
+    pub room: &'a mut [f32],
 }
 
-#[repr(align(64))]
-struct Tile<const N: usize>([f32; N]);
+/// Tiles of one task: scores and their gradients [TILE, TILE], and the gradient of the values of one key tile [TILE, ep].
+struct Tiles<'a> {
+    x: &'a mut [f32],
+    dp: &'a mut [f32],
+    dv: &'a mut [f32],
+}
 
-/// Tiles of one task: scores, their gradients, and the values' gradients of one key tile (up to e = 256).
-struct Tiles {
-    x: Tile<{ TILE * TILE }>,
-    dp: Tile<{ TILE * TILE }>,
-    dv: Tile<{ TILE * 256 }>,
+/// Values that the tiles of one task take.
+pub fn tiles_len(l: &Layout) -> usize {
+    2 * TILE * TILE + TILE * l.ep
 }
 
 impl Task for BackwardSegment<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
+    fn run<S: Simd>(mut self, simd: S) {
         let c = self.context;
         let l = c.layout;
         let s = l.shape;
         let len = c.lengths.map_or(s.time, |lengths| lengths[self.b]);
-        let mut tiles = Tiles { x: Tile([0.0; TILE * TILE]), dp: Tile([0.0; TILE * TILE]), dv: Tile([0.0; TILE * 256]) };
+        let (x, rest) = std::mem::take(&mut self.room).split_at_mut(TILE * TILE);
+        let (dp, dv) = rest.split_at_mut(TILE * TILE);
+        let mut tiles = Tiles { x, dp, dv };
         for h in self.g * s.group()..(self.g + 1) * s.group() {
             let n = self.b * s.heads + h;
             // SAFETY: (segment, b, h) belongs to this task alone.
@@ -199,12 +205,12 @@ impl BackwardSegment<'_> {
         };
         // Weighted keys: the gradient of the weight needs that of the unweighted value first.
         let to_dv: &mut [f32] = if head.weighs_keys {
-            tiles.dv.0[..TILE * l.ep].fill(0.0);
-            &mut tiles.dv.0[..TILE * l.ep]
+            tiles.dv.fill(0.0);
+            &mut *tiles.dv
         } else {
             &mut *dv
         };
-        let (x, dp) = (&mut tiles.x.0, &mut tiles.dp.0);
+        let (x, dp) = (&mut *tiles.x, &mut *tiles.dp);
 
         for t0 in (s0..len).step_by(TILE) {
             let t1 = (t0 + TILE).min(len);
@@ -292,7 +298,7 @@ impl BackwardSegment<'_> {
             // SAFETY: (b, h) and this key tile belong to this task.
             let dweights = unsafe { c.dkey_weights.slice(n * l.tp() + s0, TILE) };
             for (i, (dweight, &weight)) in dweights.iter_mut().zip(weights).enumerate() {
-                let (from, v) = (&tiles.dv.0[i * l.ep..][..l.ep], &v[i * l.ep..][..l.ep]);
+                let (from, v) = (&tiles.dv[i * l.ep..][..l.ep], &v[i * l.ep..][..l.ep]);
                 *dweight = crate::real::dot(from, v);
                 for (d, &g) in dv[i * l.ep..][..l.ep].iter_mut().zip(from) {
                     *d += weight * g;

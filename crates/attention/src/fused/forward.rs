@@ -156,7 +156,10 @@ impl Task for ForwardTile<'_> {
                         rho[i] = now;
                         if tile > 0 {
                             let factor = simd.splat(factor);
-                            simd.map(&mut u[i * l.ep..][..l.ep], |x| simd.mul(x, factor));
+                            let u = &mut u[i * l.ep..][..l.ep];
+                            for j in (0..l.ep).step_by(S::LANES) {
+                                simd.store_at(u, j, simd.mul(simd.load_at(u, j), factor));
+                            }
                         }
                     }
                 }
@@ -188,8 +191,7 @@ impl Task for ForwardTile<'_> {
             let i = t - first;
             let row = c.gates.row(l, self.h, n, t, z[i], rho[i]);
             let d = epilogue::forward(&head.variant, row, &u[i * l.ep..][..s.e], y);
-            // NaN counts as not positive.
-            if head.variant.denominator.sums() && !(d > 0.0) && nonpositive.is_none() {
+            if head.variant.denominator.sums() && (d <= 0.0 || d.is_nan()) && nonpositive.is_none() {
                 nonpositive = Some((t, d));
             }
         }

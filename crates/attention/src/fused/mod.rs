@@ -25,7 +25,7 @@ use rayon::prelude::*;
 
 use buffer::{Buffer, Shared};
 use forward::Gates;
-use layout::Layout;
+use layout::{Layout, TILE};
 use prepare::{Pack, Sources, Which, channels_last};
 pub use workspace::Scratch;
 use workspace::Workspace;
@@ -139,7 +139,7 @@ impl Attention<f32> for Fused {
                 // Head by head, so that its keys and values stay in the second-level cache; long tiles first.
                 let (n, tile) = (task / tiles, tiles - 1 - task % tiles);
                 let (b, h) = (n / heads, n % heads);
-                let (position, value) = with_tile(l.dp, |q| dispatch(forward::ForwardTile { context: &context, b, h, tile, q }))?;
+                let (position, value) = with_room(TILE * l.dp, |q| dispatch(forward::ForwardTile { context: &context, b, h, tile, q }))?;
                 Some(Nonpositive { row: b, head: h, position, value: value as f64 })
             })
             .min_by_key(|at| (at.row, at.head, at.position));
@@ -207,20 +207,21 @@ impl Attention<f32> for Fused {
         };
         (0..s.batch * s.kv_heads * l.segments).into_par_iter().with_max_len(1).for_each(|task| {
             let (pair, segment) = (task / l.segments, task % l.segments);
-            dispatch(backward::BackwardSegment { context: &context, b: pair / s.kv_heads, g: pair % s.kv_heads, segment });
+            let (b, g) = (pair / s.kv_heads, pair % s.kv_heads);
+            with_room(backward::tiles_len(l), |room| dispatch(backward::BackwardSegment { context: &context, b, g, segment, room }));
         });
         finish::finish(l, inputs, workspace, grads);
         Ok(())
     }
 }
 
-/// Runs f with room for one tile of rows, which each thread keeps.
-fn with_tile<T>(padded: usize, f: impl FnOnce(&mut [f32]) -> T) -> T {
+/// Runs f with room for `len` values, which each thread keeps.
+fn with_room<T>(len: usize, f: impl FnOnce(&mut [f32]) -> T) -> T {
     thread_local! {
-        static ROWS: RefCell<Buffer> = RefCell::default();
+        static ROOM: RefCell<Buffer> = RefCell::default();
     }
-    ROWS.with_borrow_mut(|buffer| {
-        buffer.ensure(layout::TILE * padded);
+    ROOM.with_borrow_mut(|buffer| {
+        buffer.ensure(len);
         f(buffer.as_mut_slice())
     })
 }
@@ -263,7 +264,7 @@ fn prepare_all(l: &Layout, inputs: &Inputs<f32>, workspace: &mut Workspace, back
         let column_size = if by_columns { l.tp() * dim } else { 0 };
         // SAFETY: see above.
         let (rows, transposed) = unsafe { (rows.slice(kv * row_size, row_size), transposed.slice(kv * column_size, column_size)) };
-        with_tile(padded, |local| dispatch(Pack { side, time: s.time, padded, rows, transposed, local }));
+        with_room(TILE * padded, |local| dispatch(Pack { side, time: s.time, padded, rows, transposed, local }));
     });
 }
 

@@ -53,7 +53,10 @@ impl Side<'_> {
             row.copy_from_slice(self.raw(t));
         } else {
             self.filtered(t, row);
-            simd.map(row, |x| simd.div(x, simd.add(simd.splat(1.0), simd.exp(simd.sub(simd.splat(0.0), x)))));
+            for i in (0..row.len()).step_by(S::LANES) {
+                let x = simd.load_at(row, i);
+                simd.store_at(row, i, simd.mul(x, simd.sigmoid(x)));
+            }
         }
         if !self.cos.is_empty() {
             let half = self.dim / 2;
@@ -95,11 +98,12 @@ impl Side<'_> {
             return;
         }
         self.filtered(t, scratch);
-        simd.map(scratch, |x| {
-            let one = simd.splat(1.0);
-            let s = simd.div(one, simd.add(one, simd.exp(simd.sub(simd.splat(0.0), x))));
-            simd.mul(s, simd.fma(x, simd.sub(one, s), one))
-        });
+        let one = simd.splat(1.0);
+        for i in (0..scratch.len()).step_by(S::LANES) {
+            let x = simd.load_at(scratch, i);
+            let s = simd.sigmoid(x);
+            simd.store_at(scratch, i, simd.mul(s, simd.fma(x, simd.sub(one, s), one)));
+        }
         row.iter_mut().zip(&*scratch).for_each(|(g, slope)| *g *= *slope);
         let w = self.taps.len() / self.dim;
         for j in (w - 1).saturating_sub(t)..w {
@@ -117,6 +121,11 @@ impl Side<'_> {
     #[inline(always)]
     pub fn fill<S: Simd>(&self, simd: S, first: usize, time: usize, rows: &mut [f32], padded: usize) {
         for (t, row) in (first..).zip(rows.chunks_exact_mut(padded)) {
+            // Rows of one head lie too far apart for the machine to foresee.
+            let ahead = self.x.as_ptr().wrapping_add((t + 8) * self.stride);
+            for line in (0..self.dim).step_by(16) {
+                simd.prefetch(ahead.wrapping_add(line));
+            }
             if t < time { self.forward(simd, t, row) } else { row.fill(0.0) }
         }
     }

@@ -44,7 +44,7 @@ impl ForwardRow<'_> {
     pub fn run<S: Simd, K: KernelPart>(self, simd: S, kernel: &K) -> Option<(f32, f32)> {
         // Most rows of most variants are whole and plain; compiled apart, their loops are straight lines.
         if self.x.len() == TILE && self.visible >= TILE {
-            if self.decay.is_none() && self.key_weights.is_none() {
+            if self.clamp == f32::INFINITY && self.decay.is_none() && self.key_weights.is_none() {
                 self.pass::<S, K, true, true>(simd, kernel)
             } else {
                 self.pass::<S, K, true, false>(simd, kernel)
@@ -60,53 +60,46 @@ impl ForwardRow<'_> {
         let n = if WHOLE { TILE } else { self.x.len() };
         let visible = if WHOLE { TILE } else { self.visible.min(n) };
         let vectors = visible.div_ceil(lanes);
-        let (clamp, zero) = (simd.splat(self.clamp), simd.splat(0.0));
+        let zero = simd.splat(0.0);
         let x = self.x.as_mut_ptr();
-        let decay = if PLAIN { None } else { self.decay.as_ref() };
+        let scores = Scores::<WHOLE, PLAIN> { x, clamp: self.clamp, visible, decay: if PLAIN { None } else { self.decay.as_ref() } };
         let key_weights = if PLAIN { None } else { self.key_weights };
-        let masked = |j: usize, v: S::V, other: S::V| if WHOLE { v } else { simd.select(simd.first(visible - j), v, other) };
-        // SAFETY: j + LANES ≤ n in every call, since n is a multiple of LANES; columns and weights are as long as the row.
-        let log_decay = |decay: &DecayRow, j: usize| unsafe { simd.sub(simd.splat(decay.row), simd.load(decay.columns.as_ptr().add(j))) };
-        // SAFETY: as above.
-        let score = |j: usize| unsafe { simd.min(clamp, simd.load(x.add(j))) };
-        let finish = |j: usize, w: S::V| {
-            // SAFETY: as above.
-            unsafe { simd.store(x.add(j), key_weights.map_or(w, |weights| simd.mul(w, simd.load(weights.as_ptr().add(j))))) };
-        };
         // SAFETY: the array holds 16 ≥ LANES values.
         let mut sum = unsafe { simd.load(self.sums.as_ptr()) };
         let mut change = None;
-        if let Some(before) = self.shift.filter(|_| K::SHIFTS) {
-            let shifted = |j: usize| decay.map_or(score(j), |decay| simd.add(score(j), log_decay(decay, j)));
+        let shift = if K::SHIFTS { self.shift } else { None };
+        let mut rho = zero;
+        if let Some(before) = shift {
             let lowest = simd.splat(f32::NEG_INFINITY);
             let mut highest = lowest;
             for i in 0..vectors {
-                highest = simd.max(masked(i * lanes, shifted(i * lanes), lowest), highest);
+                highest = simd.max(scores.mask(simd, i * lanes, scores.decayed(simd, i * lanes), lowest), highest);
             }
-            let mut rho = before;
+            rho = simd.splat(before);
             if simd.any(simd.gt(highest, simd.splat(before + SLACK))) {
-                rho = simd.maximum(highest);
-                let factor = (before - rho).exp();
+                let now = simd.maximum(highest);
+                let factor = (before - now).exp();
                 sum = simd.mul(sum, simd.splat(factor));
-                change = Some((rho, factor));
+                change = Some((now, factor));
+                rho = simd.splat(now);
             }
-            let rho = simd.splat(rho);
-            for i in 0..vectors {
-                let w = masked(i * lanes, kernel.values(simd, simd.sub(shifted(i * lanes), rho)), zero);
-                sum = simd.add(sum, w);
-                finish(i * lanes, w);
+        }
+        for i in 0..vectors {
+            let j = i * lanes;
+            let mut w = if shift.is_some() {
+                kernel.values(simd, simd.sub(scores.decayed(simd, j), rho))
+            } else {
+                let w = kernel.values(simd, scores.mask(simd, j, scores.clamped(simd, j), zero));
+                if PLAIN { w } else { simd.mul(w, scores.decay_factor(simd, j)) }
+            };
+            w = scores.mask(simd, j, w, zero);
+            sum = simd.add(sum, w);
+            if let Some(weights) = key_weights {
+                // SAFETY: j + LANES ≤ n, since n is a multiple of LANES, and weights are as long as the row.
+                w = simd.mul(w, unsafe { simd.load(weights.as_ptr().add(j)) });
             }
-        } else {
-            for i in 0..vectors {
-                let j = i * lanes;
-                let mut w = kernel.values(simd, masked(j, score(j), zero));
-                if let Some(decay) = decay {
-                    w = simd.mul(w, simd.exp(log_decay(decay, j)));
-                }
-                let w = masked(j, w, zero);
-                sum = simd.add(sum, w);
-                finish(j, w);
-            }
+            // SAFETY: as above.
+            unsafe { simd.store(x.add(j), w) };
         }
         // SAFETY: as for the load.
         unsafe { simd.store(self.sums.as_mut_ptr(), sum) };
@@ -115,6 +108,57 @@ impl ForwardRow<'_> {
             unsafe { simd.store(x.add(j), zero) };
         }
         change
+    }
+}
+
+/// The scores of a row, by vectors.
+#[derive(Clone, Copy)]
+struct Scores<'a, const WHOLE: bool, const PLAIN: bool> {
+    x: *const f32,
+    clamp: f32,
+    visible: usize,
+    decay: Option<&'a DecayRow<'a>>,
+}
+
+impl<const WHOLE: bool, const PLAIN: bool> Scores<'_, WHOLE, PLAIN> {
+    /// `v`, and `other` in the lanes from j on that do not count.
+    #[inline(always)]
+    fn mask<S: Simd>(&self, simd: S, j: usize, v: S::V, other: S::V) -> S::V {
+        if WHOLE { v } else { simd.select(simd.first(self.visible - j), v, other) }
+    }
+
+    /// min(x, c)
+    #[inline(always)]
+    fn clamped<S: Simd>(&self, simd: S, j: usize) -> S::V {
+        // SAFETY: rows are multiples of LANES long, and j + LANES is within.
+        let x = unsafe { simd.load(self.x.add(j)) };
+        if PLAIN { x } else { simd.min(simd.splat(self.clamp), x) }
+    }
+
+    /// min(x, c) + log M
+    #[inline(always)]
+    fn decayed<S: Simd>(&self, simd: S, j: usize) -> S::V {
+        match self.decay {
+            Some(decay) => simd.add(self.clamped(simd, j), decay.log(simd, j)),
+            None => self.clamped(simd, j),
+        }
+    }
+
+    /// M
+    #[inline(always)]
+    fn decay_factor<S: Simd>(&self, simd: S, j: usize) -> S::V {
+        match self.decay {
+            Some(decay) => simd.exp(decay.log(simd, j)),
+            None => simd.splat(1.0),
+        }
+    }
+}
+
+impl DecayRow<'_> {
+    #[inline(always)]
+    fn log<S: Simd>(&self, simd: S, j: usize) -> S::V {
+        // SAFETY: columns are as long as the row, and j + LANES is within.
+        simd.sub(simd.splat(self.row), unsafe { simd.load(self.columns.as_ptr().add(j)) })
     }
 }
 
@@ -151,7 +195,7 @@ impl BackwardRow<'_> {
     #[inline(always)]
     pub fn run<S: Simd, K: KernelPart>(self, simd: S, kernel: &K) -> f32 {
         if self.x.len() == TILE && self.visible >= TILE {
-            if self.decay.is_none() && self.key_weights.is_none() {
+            if self.clamp == f32::INFINITY && self.decay.is_none() && self.key_weights.is_none() {
                 self.pass::<S, K, true, true>(simd, kernel)
             } else {
                 self.pass::<S, K, true, false>(simd, kernel)
@@ -169,30 +213,30 @@ impl BackwardRow<'_> {
         let vectors = visible.div_ceil(lanes);
         let (clamp, zero) = (simd.splat(self.clamp), simd.splat(0.0));
         let dz = simd.splat(self.dz);
-        let shift = self.shift.filter(|_| K::SHIFTS);
+        let shift = if K::SHIFTS { self.shift } else { None };
         let rho = simd.splat(shift.unwrap_or(0.0));
         let (x, dp) = (self.x.as_mut_ptr(), self.dp.as_mut_ptr());
-        let mut decay = if PLAIN { None } else { self.decay.as_mut() };
         let key_weights = if PLAIN { None } else { self.key_weights };
         let mut total = zero;
         for i in 0..vectors {
             let j = i * lanes;
-            let masked = |v: S::V| if WHOLE { v } else { simd.select(simd.first(visible - j), v, zero) };
+            // Neutral scores in lanes that do not count.
+            let row = Scores::<WHOLE, PLAIN> {
+                x,
+                clamp: self.clamp,
+                visible,
+                decay: if PLAIN { None } else { self.decay.as_ref().map(|d| &d.decay) },
+            };
             // SAFETY: j + LANES ≤ n, since n is a multiple of LANES; all slices are as long as the row.
             unsafe {
                 let raw = simd.load(x.add(j));
-                let mut v = masked(simd.min(clamp, raw));
-                let log = decay.as_ref().map(|d| simd.sub(simd.splat(d.decay.row), simd.load(d.decay.columns.as_ptr().add(j))));
                 let (mut w, mut slope);
                 if shift.is_some() {
-                    if let Some(log) = log {
-                        v = simd.add(v, log);
-                    }
-                    (w, slope) = kernel.values_and_slopes(simd, simd.sub(v, rho));
+                    (w, slope) = kernel.values_and_slopes(simd, simd.sub(row.mask(simd, j, row.decayed(simd, j), zero), rho));
                 } else {
-                    (w, slope) = kernel.values_and_slopes(simd, v);
-                    if let Some(log) = log {
-                        let m = simd.exp(log);
+                    (w, slope) = kernel.values_and_slopes(simd, row.mask(simd, j, row.clamped(simd, j), zero));
+                    if !PLAIN {
+                        let m = row.decay_factor(simd, j);
                         (w, slope) = (simd.mul(w, m), simd.mul(slope, m));
                     }
                 }
@@ -201,13 +245,14 @@ impl BackwardRow<'_> {
                     g = simd.mul(g, simd.load(weights.as_ptr().add(j)));
                 }
                 g = simd.add(g, dz);
-                let dx = simd.select(simd.gt(raw, clamp), zero, simd.mul(g, slope));
-                w = masked(w);
+                let dx = simd.mul(g, slope);
+                let dx = if PLAIN { dx } else { simd.select(simd.gt(raw, clamp), zero, dx) };
+                w = row.mask(simd, j, w, zero);
+                let (dx, a) = (row.mask(simd, j, dx, zero), row.mask(simd, j, simd.mul(g, w), zero));
                 simd.store(x.add(j), w);
-                simd.store(dp.add(j), masked(dx));
-                if let Some(d) = &mut decay {
-                    let a = masked(simd.mul(g, w));
-                    let dcolumns = d.dcolumns.as_mut_ptr().add(j);
+                simd.store(dp.add(j), dx);
+                if !PLAIN && let Some(decay) = &mut self.decay {
+                    let dcolumns = decay.dcolumns.as_mut_ptr().add(j);
                     simd.store(dcolumns, simd.sub(simd.load(dcolumns), a));
                     total = simd.add(total, a);
                 }
@@ -220,7 +265,7 @@ impl BackwardRow<'_> {
                 simd.store(dp.add(j), zero);
             }
         }
-        if decay.is_some() { simd.sum(total) } else { 0.0 }
+        if PLAIN || self.decay.is_none() { 0.0 } else { simd.sum(total) }
     }
 }
 

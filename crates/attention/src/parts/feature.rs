@@ -60,18 +60,27 @@ impl Map {
     #[inline(always)]
     pub fn forward_simd<S: Simd>(self, simd: S, x: &mut [f32]) {
         match self {
-            Map::Elu => simd.map(x, |x| simd.select(simd.gt(x, simd.splat(0.0)), simd.add(x, simd.splat(1.0)), simd.exp(x))),
+            Map::Elu => {
+                for i in (0..x.len()).step_by(S::LANES) {
+                    let v = simd.load_at(x, i);
+                    let positive = simd.gt(v, simd.splat(0.0));
+                    simd.store_at(x, i, simd.select(positive, simd.add(v, simd.splat(1.0)), simd.exp(v)));
+                }
+            }
             _ => self.forward(x),
         }
     }
 
-    /// As [`Map::backward`], with vector instructions; x is overwritten.
+    /// As [`Map::backward`], with vector instructions.
     #[inline(always)]
-    pub fn backward_simd<S: Simd>(self, simd: S, x: &mut [f32], dphi: &mut [f32]) {
+    pub fn backward_simd<S: Simd>(self, simd: S, x: &[f32], dphi: &mut [f32]) {
         match self {
             Map::Elu => {
-                simd.map(x, |x| simd.select(simd.gt(x, simd.splat(0.0)), simd.splat(1.0), simd.exp(x)));
-                dphi.iter_mut().zip(x).for_each(|(d, slope)| *d *= *slope);
+                for i in (0..x.len()).step_by(S::LANES) {
+                    let v = simd.load_at(x, i);
+                    let slope = simd.select(simd.gt(v, simd.splat(0.0)), simd.splat(1.0), simd.exp(v));
+                    simd.store_at(dphi, i, simd.mul(simd.load_at(dphi, i), slope));
+                }
             }
             _ => self.backward(x, dphi),
         }

@@ -150,9 +150,13 @@ impl<K: KernelPart> Task for Vectors<'_, K> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> Self::Output {
         let mut out = [self.x.to_vec(), self.x.to_vec(), self.x.to_vec()];
-        simd.map(&mut out[0], |x| self.kernel.values(simd, x));
-        simd.map(&mut out[1], |x| self.kernel.values_and_slopes(simd, x).0);
-        simd.map(&mut out[2], |x| self.kernel.values_and_slopes(simd, x).1);
+        for i in (0..out[0].len()).step_by(S::LANES) {
+            let x = simd.load_at(&out[0], i);
+            let (value, slope) = self.kernel.values_and_slopes(simd, x);
+            simd.store_at(&mut out[0], i, self.kernel.values(simd, x));
+            simd.store_at(&mut out[1], i, value);
+            simd.store_at(&mut out[2], i, slope);
+        }
         out
     }
 }

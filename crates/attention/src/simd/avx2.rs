@@ -114,6 +114,10 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    fn prefetch(self, at: *const f32) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+    #[inline(always)]
     fn call<T: Task>(self, task: T) -> T::Output {
         unsafe { call(task) }
     }

@@ -110,6 +110,10 @@ impl Simd for Avx512 {
         unsafe { _mm512_reduce_max_ps(x) }
     }
     #[inline(always)]
+    fn prefetch(self, at: *const f32) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+    #[inline(always)]
     fn call<T: Task>(self, task: T) -> T::Output {
         unsafe { call(task) }
     }

@@ -1,7 +1,8 @@
 //! Vectors of float32 in three widths, chosen at run time: AVX-512, AVX2 with FMA, and portable code.
 //!
 //! Code is written once against [`Simd`], marked `#[inline(always)]` down to the intrinsics, and run through
-//! [`dispatch`], which enters a function compiled for the instruction set found.
+//! [`dispatch`], which enters a function compiled for the instruction set found. Vectors do not belong into closures:
+//! a closure that the compiler chooses not to inline is compiled without the instruction set, and a hundred times slower.
 //!
 //! ```
 //! use termwise_attention::simd::{Simd, Task, dispatch};
@@ -12,7 +13,10 @@
 //!     type Output = ();
 //!     #[inline(always)]
 //!     fn run<S: Simd>(self, simd: S) {
-//!         simd.map(self.0, |x| simd.add(x, x));
+//!         for i in (0..self.0.len()).step_by(S::LANES) {
+//!             let x = simd.load_at(self.0, i);
+//!             simd.store_at(self.0, i, simd.add(x, x));
+//!         }
 //!     }
 //! }
 //!
@@ -89,6 +93,10 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// y·2^n
     fn scale(self, y: Self::V, power: Self::Power) -> Self::V;
 
+    /// Asks for a cache line that will be read soon; any address will do.
+    #[inline(always)]
+    fn prefetch(self, _at: *const f32) {}
+
     /// Runs a task as a function of its own, compiled for this instruction set: for code too large to repeat at every place.
     fn call<T: Task>(self, task: T) -> T::Output;
 
@@ -150,19 +158,34 @@ pub trait Simd: Copy + Send + Sync + 'static {
         unsafe { self.load(lanes.as_ptr()) }
     }
 
-    /// f over a slice, in place; lanes behind the end hold zeros.
+    /// x[i..i + LANES]; zeros behind the end of x.
     #[inline(always)]
-    fn map(self, x: &mut [f32], f: impl Fn(Self::V) -> Self::V) {
-        let mut chunks = x.chunks_exact_mut(Self::LANES);
-        for chunk in &mut chunks {
-            // SAFETY: a chunk has LANES values.
-            unsafe { self.store(chunk.as_mut_ptr(), f(self.load(chunk.as_ptr()))) };
+    fn load_at(self, x: &[f32], i: usize) -> Self::V {
+        if i + Self::LANES <= x.len() {
+            // SAFETY: the guard leaves LANES values from i on.
+            unsafe { self.load(x.as_ptr().add(i)) }
+        } else {
+            self.load_part(&x[i..])
         }
-        let rest = chunks.into_remainder();
-        if !rest.is_empty() {
-            let lanes = self.to_array(f(self.load_part(rest)));
-            rest.copy_from_slice(&lanes[..rest.len()]);
+    }
+
+    /// x[i..i + LANES] = v; lanes behind the end of x are dropped.
+    #[inline(always)]
+    fn store_at(self, x: &mut [f32], i: usize, v: Self::V) {
+        if i + Self::LANES <= x.len() {
+            // SAFETY: the guard leaves LANES values from i on.
+            unsafe { self.store(x.as_mut_ptr().add(i), v) };
+        } else {
+            let rest = &mut x[i..];
+            rest.copy_from_slice(&self.to_array(v)[..rest.len()]);
         }
+    }
+
+    /// 1/(1 + e^−x)
+    #[inline(always)]
+    fn sigmoid(self, x: Self::V) -> Self::V {
+        let one = self.splat(1.0);
+        self.div(one, self.add(one, self.exp(self.sub(self.splat(0.0), x))))
     }
 
     /// e^x within 2 units in the last place; 0 below −87.3 (no denormals), +∞ above 88.7, NaN stays NaN.
@@ -180,7 +203,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
         let r = self.fma(n, self.splat(-LN2_LOW), r);
         // The polynomial of degree 6 with the smallest relative error, 1.7e-8, for |r| ≤ ln 2 / 2.
         let mut p = self.splat(0.001_383_684_6);
-        for c in [0.008_374_816, 0.041_668_225, 0.166_664_2, 0.499_999_91, 1.0, 1.0] {
+        for c in [0.008_374_816, 0.041_668_225, 0.166_664_2, 0.499_999_9, 1.0, 1.0] {
             p = self.fma(p, r, self.splat(c));
         }
         let y = self.scale(p, power);

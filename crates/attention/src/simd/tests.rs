@@ -6,7 +6,9 @@ impl Task for Exp<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        simd.map(self.0, |x| simd.exp(x));
+        for i in (0..self.0.len()).step_by(S::LANES) {
+            simd.store_at(self.0, i, simd.exp(simd.load_at(self.0, i)));
+        }
     }
 }
 

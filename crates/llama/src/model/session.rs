@@ -73,6 +73,8 @@ pub(super) struct Sizes {
     /// G·d
     pub keys: usize,
     pub eps: f32,
+    /// Length of the flat buffer of parameters.
+    pub parameters: usize,
 }
 
 /// What a layer keeps for its backward pass.
@@ -125,6 +127,7 @@ impl Session {
             queries: shape.heads * shape.d,
             keys: shape.kv_heads * shape.d,
             eps: config.rms_norm_eps as f32,
+            parameters: layout.len(),
         };
         let places = Places::new(config, layout, &shape)?;
         let scratch = Scratch::default();
@@ -190,7 +193,7 @@ impl Session {
 
     /// Runs the layers on ids [B, T] and leaves the last norm's output behind for [`Session::logits`].
     pub fn run(&mut self, params: &Params, ids: &[u32], lengths: Option<&[usize]>) -> Result<Option<Nonpositive>> {
-        self.check(ids, lengths)?;
+        self.check(params, ids, lengths)?;
         self.clock.start();
         self.forward(params, ids, lengths)
     }
@@ -204,15 +207,16 @@ impl Session {
         Ok(())
     }
 
-    fn check(&self, ids: &[u32], lengths: Option<&[usize]>) -> Result<()> {
-        let Sizes { b, t, m, v, .. } = self.sizes;
+    fn check(&self, params: &Params, ids: &[u32], lengths: Option<&[usize]>) -> Result<()> {
+        let Sizes { b, t, m, v, parameters, .. } = self.sizes;
+        check_len("parameters", params.values().len(), parameters)?;
         check_len("ids", ids.len(), m)?;
         check_lengths(lengths, b, t)?;
         check_ids(ids, t, v)
     }
 
-    fn prepare(&mut self, batch: &Batch) -> Result<usize> {
-        self.check(batch.ids, batch.lengths)?;
+    fn prepare(&mut self, params: &Params, batch: &Batch) -> Result<usize> {
+        self.check(params, batch.ids, batch.lengths)?;
         let count = count_targets(batch, self.sizes.t, self.sizes.v, &mut self.targets)?;
         self.clock.start();
         Ok(count)
@@ -226,7 +230,7 @@ impl Session {
 
 impl Objective for Session {
     fn loss(&mut self, params: &Params, batch: &Batch) -> Result<Loss> {
-        let count = self.prepare(batch)?;
+        let count = self.prepare(params, batch)?;
         let nonpositive = self.forward(params, batch.ids, batch.lengths)?;
         self.head.forward(&self.h, &params.values()[self.places.head.clone()], &self.targets, &mut self.losses);
         self.clock.forward(Stage::Head);
@@ -234,7 +238,8 @@ impl Objective for Session {
     }
 
     fn loss_and_grad(&mut self, params: &Params, batch: &Batch, grads: &mut Params) -> Result<Loss> {
-        let count = self.prepare(batch)?;
+        let count = self.prepare(params, batch)?;
+        check_len("gradients", grads.values().len(), self.sizes.parameters)?;
         let nonpositive = self.forward(params, batch.ids, batch.lengths)?;
         let scale = 1.0 / batch.tokens.unwrap_or(count).max(1) as f32;
         self.backward(params, batch.ids, batch.lengths, scale, grads)?;

@@ -2,8 +2,6 @@
 
 use termwise_attention::simd::{Simd, Task, dispatch};
 
-use super::vector::{load, store};
-
 /// The label that is not counted, as in PyTorch.
 pub const IGNORE: i32 = -100;
 
@@ -25,7 +23,7 @@ pub fn backward(logits: &mut [f32], label: usize, scale: f32) -> f64 {
 /// The vector at i, with `behind` in lanes behind the end.
 #[inline(always)]
 fn padded<S: Simd>(simd: S, x: &[f32], i: usize, behind: f32) -> S::V {
-    let v = load(simd, x, i);
+    let v = simd.load_at(x, i);
     if i + S::LANES <= x.len() { v } else { simd.select(simd.first(x.len() - i), v, simd.splat(behind)) }
 }
 
@@ -71,11 +69,13 @@ impl Task for Gradient<'_> {
         for i in (0..x.len()).step_by(S::LANES) {
             let e = simd.exp(simd.sub(padded(simd, x, i, f32::NEG_INFINITY), simd.splat(max)));
             sum = simd.add(sum, e);
-            store(simd, x, i, e);
+            simd.store_at(x, i, e);
         }
         let sum = simd.sum(sum);
         let factor = simd.splat(self.scale / sum);
-        simd.map(x, |e| simd.mul(e, factor));
+        for i in (0..x.len()).step_by(S::LANES) {
+            simd.store_at(x, i, simd.mul(simd.load_at(x, i), factor));
+        }
         (max as f64, sum as f64)
     }
 }

@@ -5,7 +5,7 @@
 use rayon::prelude::*;
 use termwise_attention::simd::{Simd, Task, dispatch};
 
-use super::vector::{load, rows_of, store};
+use super::vector::rows_of;
 
 /// h and r from x; r is kept for the backward pass.
 pub fn forward(x: &[f32], weight: &[f32], eps: f32, h: &mut [f32], inverse: &mut [f32]) {
@@ -74,7 +74,7 @@ impl Task for Add<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         for i in (0..self.x.len()).step_by(S::LANES) {
-            store(simd, self.x, i, simd.add(load(simd, self.base, i), load(simd, self.step, i)));
+            simd.store_at(self.x, i, simd.add(simd.load_at(self.base, i), simd.load_at(self.step, i)));
         }
     }
 }
@@ -96,7 +96,7 @@ impl Task for Forward<'_> {
         for (x, inverse) in self.x.chunks_exact(width).zip(self.inverse.iter_mut()) {
             let mut squares = simd.splat(0.0);
             for i in (0..width).step_by(S::LANES) {
-                let x = load(simd, x, i);
+                let x = simd.load_at(x, i);
                 squares = simd.fma(x, x, squares);
             }
             *inverse = 1.0 / (simd.sum(squares) / width as f32 + self.eps).sqrt();
@@ -121,7 +121,7 @@ impl Task for Scale<'_> {
         for ((x, h), &inverse) in self.x.chunks_exact(width).zip(self.h.chunks_exact_mut(width)).zip(self.inverse) {
             let r = simd.splat(inverse);
             for i in (0..width).step_by(S::LANES) {
-                store(simd, h, i, simd.mul(load(simd, self.weight, i), simd.mul(load(simd, x, i), r)));
+                simd.store_at(h, i, simd.mul(simd.load_at(self.weight, i), simd.mul(simd.load_at(x, i), r)));
             }
         }
     }
@@ -148,18 +148,18 @@ impl Task for Backward<'_> {
         for (((x, dh), dx), &inverse) in rows.zip(self.inverse) {
             let mut product = simd.splat(0.0);
             for i in (0..width).step_by(S::LANES) {
-                let g = simd.mul(load(simd, dh, i), load(simd, weight, i));
-                product = simd.fma(g, load(simd, x, i), product);
+                let g = simd.mul(simd.load_at(dh, i), simd.load_at(weight, i));
+                product = simd.fma(g, simd.load_at(x, i), product);
             }
             let r = simd.splat(inverse);
             let along = simd.splat(-inverse * inverse * simd.sum(product) / width as f32);
             for i in (0..width).step_by(S::LANES) {
-                let (w, d) = (load(simd, weight, i), load(simd, dh, i));
-                let unit = simd.mul(load(simd, x, i), r);
+                let (w, d) = (simd.load_at(weight, i), simd.load_at(dh, i));
+                let unit = simd.mul(simd.load_at(x, i), r);
                 let gradient = simd.fma(unit, along, simd.mul(simd.mul(d, w), r));
-                store(simd, dx, i, simd.add(load(simd, dx, i), gradient));
-                store(simd, partial, i, simd.fma(d, unit, load(simd, partial, i)));
-                store(simd, dh, i, simd.mul(w, unit));
+                simd.store_at(dx, i, simd.add(simd.load_at(dx, i), gradient));
+                simd.store_at(partial, i, simd.fma(d, unit, simd.load_at(partial, i)));
+                simd.store_at(dh, i, simd.mul(w, unit));
             }
         }
     }

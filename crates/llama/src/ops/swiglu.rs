@@ -5,7 +5,7 @@
 use rayon::prelude::*;
 use termwise_attention::simd::{Simd, Task, dispatch};
 
-use super::vector::{PIECE, load, sigmoid, store};
+use super::vector::PIECE;
 
 /// a = silu(g)·u.
 pub fn forward(gate: &[f32], up: &[f32], a: &mut [f32]) {
@@ -35,9 +35,9 @@ impl Task for Forward<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         for i in (0..self.a.len()).step_by(S::LANES) {
-            let (g, u) = (load(simd, self.gate, i), load(simd, self.up, i));
-            let silu = simd.mul(g, sigmoid(simd, g));
-            store(simd, self.a, i, simd.mul(silu, u));
+            let (g, u) = (simd.load_at(self.gate, i), simd.load_at(self.up, i));
+            let silu = simd.mul(g, simd.sigmoid(g));
+            simd.store_at(self.a, i, simd.mul(silu, u));
         }
     }
 }
@@ -55,13 +55,13 @@ impl Task for Backward<'_> {
     fn run<S: Simd>(self, simd: S) {
         let one = simd.splat(1.0);
         for i in (0..self.da.len()).step_by(S::LANES) {
-            let (g, u, da) = (load(simd, self.gate, i), load(simd, self.up, i), load(simd, self.da, i));
-            let s = sigmoid(simd, g);
+            let (g, u, da) = (simd.load_at(self.gate, i), simd.load_at(self.up, i), simd.load_at(self.da, i));
+            let s = simd.sigmoid(g);
             let silu = simd.mul(g, s);
             let slope = simd.mul(s, simd.fma(g, simd.sub(one, s), one));
-            store(simd, self.gate, i, simd.mul(simd.mul(da, u), slope));
-            store(simd, self.up, i, simd.mul(da, silu));
-            store(simd, self.da, i, simd.mul(silu, u));
+            simd.store_at(self.gate, i, simd.mul(simd.mul(da, u), slope));
+            simd.store_at(self.up, i, simd.mul(da, silu));
+            simd.store_at(self.da, i, simd.mul(silu, u));
         }
     }
 }

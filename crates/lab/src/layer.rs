@@ -1,0 +1,216 @@
+//! A layer of attention with everything that one call reads, and ways to run an engine on it.
+
+use std::fmt;
+
+use serde::Serialize;
+use termwise_attention::{Attention, Error, Extra, Extras, Grads, Inputs, Real, Report, Rope, Shape, Source, Variant, layer_extras};
+
+use crate::rng::Rng;
+
+/// A tensor that has a gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Name {
+    /// Queries.
+    Q,
+    /// Keys.
+    K,
+    /// Values.
+    V,
+    /// A gate signal or parameter.
+    Extra(Extra),
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Name::Q => "q",
+            Name::K => "k",
+            Name::V => "v",
+            Name::Extra(Extra::InGate) => "in gate",
+            Name::Extra(Extra::OutGate) => "out gate",
+            Name::Extra(Extra::PostGate) => "post gate",
+            Name::Extra(Extra::DecayGate) => "decay gate",
+            Name::Extra(Extra::NormWeight) => "norm weight",
+            Name::Extra(Extra::NormBias) => "norm bias",
+            Name::Extra(Extra::NormConst) => "norm const",
+            Name::Extra(Extra::Coefficients) => "coefficients",
+            Name::Extra(Extra::ConvQ) => "conv of q",
+            Name::Extra(Extra::ConvK) => "conv of k",
+            Name::Extra(Extra::ConvV) => "conv of v",
+        })
+    }
+}
+
+/// Values under their names; q, k and v come first.
+pub type Tensors<R> = Vec<(Name, Vec<R>)>;
+
+/// y, what the forward pass saw, and the gradient of every tensor.
+#[derive(Clone, Debug)]
+pub struct Results<R> {
+    /// [B, T, H, e]
+    pub y: Vec<R>,
+    /// What the forward pass saw.
+    pub report: Report,
+    /// Of Σ y·dy, in the order of the tensors.
+    pub gradients: Tensors<R>,
+}
+
+/// A layer of variants, its inputs, and the gradient dy that comes back to it.
+#[derive(Clone, Debug)]
+pub struct Layer<R> {
+    /// One for each head.
+    pub heads: Vec<Variant>,
+    /// Sizes.
+    pub shape: Shape,
+    /// q, k, v and what the variants ask for beyond.
+    pub tensors: Tensors<R>,
+    /// Positions that count in each batch row; all where absent.
+    pub lengths: Option<Vec<usize>>,
+    /// Rotary frequencies.
+    pub rope: Rope,
+    /// [B, T, H, e]
+    pub dy: Vec<R>,
+}
+
+impl<R: Real> Layer<R> {
+    /// Standard normal inputs, with q `spread` times as large, gates around zero and norms around their start.
+    pub fn random(heads: &[Variant], shape: Shape, spread: f64, rng: &mut Rng) -> Result<Layer<R>, Error> {
+        let Shape { batch, time, heads: h, kv_heads: g, d, e } = shape;
+        let rows = batch * time;
+        let mut normals = |n: usize, mean: f64, spread: f64| (0..n).map(|_| R::of(mean + spread * rng.normal())).collect::<Vec<R>>();
+        let specs = layer_extras(heads, &shape)?;
+        let mut tensors = vec![
+            (Name::Q, normals(rows * h * d, 0.0, spread)),
+            (Name::K, normals(rows * g * d, 0.0, 1.0)),
+            (Name::V, normals(rows * g * e, 0.0, 1.0)),
+        ];
+        for spec in specs {
+            let n = match spec.source {
+                Source::Projection { outputs, .. } => rows * outputs,
+                Source::Parameter { shape, .. } => shape.iter().product(),
+            };
+            let (mean, spread) = match spec.extra {
+                Extra::NormWeight | Extra::Coefficients => (1.0, 0.3),
+                Extra::NormBias => (0.0, 0.3),
+                Extra::ConvQ | Extra::ConvK | Extra::ConvV => (0.4, 0.6),
+                _ => (0.0, 1.0),
+            };
+            tensors.push((Name::Extra(spec.extra), normals(n, mean, spread)));
+        }
+        let dy = normals(rows * h * e, 0.0, 1.0);
+        Ok(Layer { heads: heads.to_vec(), shape, tensors, lengths: None, rope: Rope::new(d, 100.0, None)?, dy })
+    }
+
+    /// The same variant in every head.
+    pub fn uniform(variant: &Variant, shape: Shape, spread: f64, rng: &mut Rng) -> Result<Layer<R>, Error> {
+        Layer::random(&vec![variant.clone(); shape.heads], shape, spread, rng)
+    }
+
+    /// A layer of another variant with the same numbers wherever both have a tensor.
+    pub fn with_variant(&self, variant: &Variant, rng: &mut Rng) -> Result<Layer<R>, Error> {
+        let mut other = Layer::uniform(variant, self.shape, 1.0, rng)?;
+        for (name, values) in &mut other.tensors {
+            if let Some((_, shared)) = self.tensors.iter().find(|(known, _)| known == name) {
+                values.clone_from(shared);
+            }
+        }
+        other.lengths.clone_from(&self.lengths);
+        other.dy.clone_from(&self.dy);
+        Ok(other)
+    }
+
+    /// The same numbers in another type.
+    pub fn cast<S: Real>(&self) -> Layer<S> {
+        let cast = |x: &[R]| x.iter().map(|x| S::of(x.wide())).collect::<Vec<S>>();
+        Layer {
+            heads: self.heads.clone(),
+            shape: self.shape,
+            tensors: self.tensors.iter().map(|(name, x)| (*name, cast(x))).collect(),
+            lengths: self.lengths.clone(),
+            rope: self.rope.clone(),
+            dy: cast(&self.dy),
+        }
+    }
+
+    /// A tensor of the layer, if it has it.
+    pub fn get(&self, name: Name) -> Option<&[R]> {
+        self.tensors.iter().find(|(other, _)| *other == name).map(|(_, values)| &values[..])
+    }
+
+    /// A tensor of the layer, if it has it, to be changed.
+    pub fn get_mut(&mut self, name: Name) -> Option<&mut [R]> {
+        self.tensors.iter_mut().find(|(other, _)| *other == name).map(|(_, values)| &mut values[..])
+    }
+
+    /// The layer as engines read it.
+    pub fn inputs(&self) -> Inputs<'_, R> {
+        let mut extras = Extras::default();
+        for (name, values) in &self.tensors {
+            if let Name::Extra(extra) = name {
+                extras.set(*extra, &values[..]);
+            }
+        }
+        let tensor = |index: usize| &self.tensors[index].1[..];
+        Inputs { q: tensor(0), k: tensor(1), v: tensor(2), extras, lengths: self.lengths.as_deref(), rope: &self.rope }
+    }
+
+    /// y, written over NaN, so that a value left out shows.
+    pub fn forward(&self, engine: &mut impl Attention<R>) -> Result<(Vec<R>, Report), Error> {
+        let mut y = vec![R::nan(); self.dy.len()];
+        let report = engine.forward(&self.inputs(), &mut y)?;
+        Ok((y, report))
+    }
+
+    /// y and the gradients of Σ y·dy.
+    pub fn run(&self, engine: &mut impl Attention<R>) -> Result<Results<R>, Error> {
+        let (y, report) = self.forward(engine)?;
+        let mut gradients: Tensors<R> = self.tensors.iter().map(|(name, x)| (*name, vec![R::zero(); x.len()])).collect();
+        let (first, others) = gradients.split_at_mut(3);
+        let [(_, q), (_, k), (_, v)] = first else { unreachable!("q, k and v come first") };
+        let mut extras = Extras::default();
+        for (name, values) in others {
+            if let Name::Extra(extra) = name {
+                extras.set(*extra, &mut values[..]);
+            }
+        }
+        engine.backward(&self.inputs(), &self.dy, &mut Grads { q, k, v, extras })?;
+        Ok(Results { y, report, gradients })
+    }
+
+    /// The variants in words, each once.
+    pub fn text(&self) -> String {
+        let mut texts: Vec<String> = self.heads.iter().map(Variant::to_string).collect();
+        texts.dedup();
+        texts.join(" | ")
+    }
+}
+
+/// A shape in the symbols of the legend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Sizes {
+    /// B
+    pub batch: usize,
+    /// T
+    pub time: usize,
+    /// H
+    pub heads: usize,
+    /// G
+    pub kv_heads: usize,
+    /// d
+    pub d: usize,
+    /// e
+    pub e: usize,
+}
+
+impl From<Shape> for Sizes {
+    fn from(Shape { batch, time, heads, kv_heads, d, e }: Shape) -> Sizes {
+        Sizes { batch, time, heads, kv_heads, d, e }
+    }
+}
+
+impl fmt::Display for Sizes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Sizes { batch, time, heads, kv_heads, d, e } = self;
+        write!(f, "B{batch} T{time} H{heads} G{kv_heads} d{d} e{e}")
+    }
+}
