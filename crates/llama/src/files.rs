@@ -10,14 +10,14 @@ use crate::error::{Error, Result};
 
 /// A file written and flushed to the disk beside its destination, which [`Staged::publish`] puts in place.
 /// Dropped unpublished, it is gone.
-pub(crate) struct Staged {
+pub struct Staged {
     file: NamedTempFile,
     path: PathBuf,
 }
 
 impl Staged {
     /// Writes what will become `path`.
-    pub(crate) fn write(path: &Path, content: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<Staged> {
+    pub fn write(path: &Path, content: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<Staged> {
         let file = temporary_beside(path).map_err(Error::io("create a file beside", path))?;
         let mut writer = BufWriter::with_capacity(1 << 20, file.as_file());
         content(&mut writer)?;
@@ -28,7 +28,7 @@ impl Staged {
     }
 
     /// Puts the file in place of whatever was there.
-    pub(crate) fn publish(self) -> Result<()> {
+    pub fn publish(self) -> Result<()> {
         let Staged { file, path } = self;
         file.persist(&path).map_err(|refused| Error::io("put in place", &path)(refused.error))?;
         sync_folder(folder_of(&path)).map_err(Error::io("flush to disk", &path))

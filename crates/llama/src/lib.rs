@@ -3,7 +3,7 @@
 pub mod config;
 pub mod decode;
 pub mod error;
-mod files;
+pub mod files;
 pub mod init;
 mod json;
 pub mod model;

@@ -22,7 +22,200 @@ pub enum Error {
     /// Attention.
     #[error(transparent)]
     Attention(#[from] termwise_attention::Error),
+    /// A setting of the data that cannot be.
+    #[error("data: `{key}` {problem}")]
+    DataSetting {
+        /// Its key in the configuration.
+        key: &'static str,
+        /// What is wrong with it and what to do.
+        problem: String,
+    },
+    /// A source that names no usable files.
+    #[error("source `{asked}`: {problem}")]
+    DataSource {
+        /// As the configuration names it.
+        asked: String,
+        /// What is wrong with it and what to do.
+        problem: String,
+    },
+    /// Something inside a file of documents.
+    #[error("{}, {unit} {number}: {problem}", path.display())]
+    Document {
+        /// The file.
+        path: PathBuf,
+        /// What is counted: lines, rows.
+        unit: &'static str,
+        /// Which one, from 1.
+        number: u64,
+        /// What is wrong there.
+        problem: String,
+    },
+    /// A tokenizer that cannot be used, or text it cannot take.
+    #[error("tokenizer {name}: {problem}")]
+    Tokenizer {
+        /// `bytes` or its file.
+        name: String,
+        /// What is wrong and what to do.
+        problem: String,
+    },
+    /// Tokens on disk that cannot be trusted.
+    #[error("{}: {problem}; delete the folder or ask for a rebuild", path.display())]
+    Shard {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A text that is not TOML, or not of the right shape.
+    #[error("{place}: {source}")]
+    Toml {
+        /// The file or whatever else holds it.
+        place: String,
+        /// What is wrong with it.
+        source: Box<toml::de::Error>,
+    },
+    /// A setting that does not exist.
+    #[error("{place} has the unknown key `{key}`{}", suggestion.as_ref().map_or("; `termwise train --help` lists all".into(), |s| format!("; did you mean `{s}`?")))]
+    UnknownSetting {
+        /// The file or whatever else holds it.
+        place: String,
+        /// The key.
+        key: String,
+        /// The one that was probably meant.
+        suggestion: Option<String>,
+    },
+    /// A setting's value that cannot be.
+    #[error("{}`{key}` is {found}, but {expected}", if place.is_empty() { String::new() } else { format!("{place}: ") })]
+    Setting {
+        /// The file or whatever else holds it.
+        place: String,
+        /// The key.
+        key: String,
+        /// Its value.
+        found: String,
+        /// What it has to be.
+        expected: String,
+    },
+    /// A text that is not JSON, or not of the right shape.
+    #[error("{}: {source}", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
+    /// A file of a checkpoint that is not as it was written.
+    #[error("the checkpoint is damaged: {}: {problem}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A checkpoint that was asked for and is damaged, though another one is good.
+    #[error("{error}; the newest good checkpoint before it is {}: resume from that one, or give only the run's folder", good.display())]
+    OlderIsGood {
+        /// What is wrong with the one that was asked for.
+        error: Box<Error>,
+        /// One that is good.
+        good: PathBuf,
+    },
+    /// Nothing to resume from.
+    #[error("{}: {problem}", folder.display())]
+    NoCheckpoint {
+        /// The run's folder.
+        folder: PathBuf,
+        /// What was found and what to do.
+        problem: String,
+    },
+    /// Settings under which a checkpoint was not made.
+    #[error(
+        "cannot resume {} with other settings, since the result would belong to neither:\n  {}\nleave these out, or start a new run",
+        checkpoint.display(), .differences.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n  ")
+    )]
+    SettingsDiffer {
+        /// The checkpoint.
+        checkpoint: PathBuf,
+        /// What differs.
+        differences: Vec<crate::settings::Difference>,
+    },
+    /// Data with which a checkpoint was not made.
+    #[error(
+        "cannot resume {}: its data had the fingerprint {found}, the data now has {asked}; restore what it was trained on, or start a new run{}",
+        checkpoint.display(), .differences.iter().map(|difference| format!("\n  {difference}")).collect::<String>()
+    )]
+    DataDiffers {
+        /// The checkpoint.
+        checkpoint: PathBuf,
+        /// Fingerprint of the data at hand.
+        asked: String,
+        /// Fingerprint in the checkpoint.
+        found: String,
+        /// Settings of data that differ.
+        differences: Vec<crate::settings::Difference>,
+    },
+    /// A run's folder that holds one already.
+    #[error("{} holds a run already; continue it with --resume, or choose another name", folder.display())]
+    RunExists {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// A run's folder that another process works in.
+    #[error("another process is working in {}; wait for it to end, or choose another name", folder.display())]
+    RunLocked {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// A pool of threads that cannot be had.
+    #[error("cannot start {threads} threads: {source}")]
+    Threads {
+        /// How many.
+        threads: usize,
+        /// Why not.
+        source: rayon::ThreadPoolBuildError,
+    },
+    /// A loss or gradient that is no number.
+    #[error("{diagnosis}; the update was not made{}", .folder.as_ref().map_or(String::new(), |f| format!("; `termwise train --replay {}` repeats the step", f.display())))]
+    NonFinite {
+        /// What was found.
+        diagnosis: Box<crate::nonfinite::Diagnosis>,
+        /// Where the step was saved.
+        folder: Option<PathBuf>,
+    },
+    /// A sweep that cannot be run, or a record of one that cannot be read.
+    #[error("{}: {problem}", path.display())]
+    Sweep {
+        /// Its file or folder.
+        path: PathBuf,
+        /// What is wrong and what to do.
+        problem: String,
+    },
+    /// A part of the program that ended without an answer.
+    #[error("internal error: {0}")]
+    Internal(&'static str),
 }
 
 /// Results of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// For `map_err`: names what was attempted and on which file.
+    pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Error {
+        let path = path.into();
+        move |source| Error::Io { action, path, source }
+    }
+
+    /// For `map_err`: names the file that is not valid JSON.
+    pub(crate) fn json(path: impl Into<PathBuf>) -> impl FnOnce(serde_json::Error) -> Error {
+        let path = path.into();
+        move |source| Error::Json { path, source }
+    }
+
+    /// A setting's error, with the place where it stands.
+    pub(crate) fn at(self, place: &str) -> Error {
+        match self {
+            Error::Setting { key, found, expected, .. } => Error::Setting { place: place.into(), key, found, expected },
+            other => other,
+        }
+    }
+}

@@ -1,12 +1,29 @@
-//! Training of Llamas: the optimizer and the norm of gradients.
+//! Training of Llamas: settings, data, the step, evaluation, and runs that can be killed at any moment and resumed bit for bit.
 
 pub mod adamw;
+pub mod checkpoint;
 pub mod data;
 pub mod error;
+pub mod eval;
+mod feed;
+mod files;
+pub mod metrics;
+pub mod nonfinite;
 pub mod norm;
+pub mod progress;
+pub mod run;
+pub mod schedule;
+pub mod settings;
+pub mod source;
+pub mod spikes;
+pub mod step;
+pub mod sweep;
+pub mod tensorboard;
 #[cfg(test)]
 mod testing;
 
 pub use adamw::{AdamW, AdamWConfig};
 pub use error::{Error, Result};
 pub use norm::{clip, gradient_norm};
+pub use run::{Outcome, RunOptions, Start, train};
+pub use settings::Settings;

@@ -3,7 +3,24 @@
 //! A [`Source`] is a pure function from (seed, index) to a batch: the position in the data is a number, so that a run
 //! resumes exactly and any batch can be looked at again.
 
+pub mod bpe;
+pub mod config;
+mod draw;
+pub mod language;
+pub mod prepare;
+pub mod shards;
+pub mod sources;
+mod split;
+pub mod text;
+pub mod tokenizer;
+pub mod tokens;
+
 use std::fmt;
+
+pub use config::{DataConfig, Documents, Layout};
+pub use prepare::{Prepare, Progress};
+pub use text::TextSource;
+pub use tokenizer::Tokenizer;
 
 use crate::error::Result;
 

@@ -1,0 +1,114 @@
+//! `termwise eval`.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+use termwise_llama::Model;
+use termwise_train::data::{Prepare, Source};
+use termwise_train::eval::{Evaluation, Windows, evaluate};
+use termwise_train::progress::describe;
+use termwise_train::settings::{Layer, Settings};
+use termwise_train::{Error, Result};
+
+use super::source::cache_folder;
+use super::settings::DataSettings;
+
+/// Measure how well a model predicts text
+///
+/// Cross-entropy over all tokens, perplexity, bits a byte; for the built-in language also recall tokens apart and the excess over the best
+/// possible. Of data named here all of it is used; without --data, the held-out part of what the checkpoint was trained on.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  termwise eval runs/first/checkpoints/step-00001000
+  termwise eval path/to/llama --data book.txt --length 2048 --stride 512
+  termwise eval runs/first/checkpoints/step-00001000 --data builtin --json
+
+With a stride below the length, windows overlap: each asks for that many tokens and shows up to length − stride tokens before them.")]
+pub struct EvalArgs {
+    /// Folder of a model: a checkpoint of a run, or any Llama in Hugging Face's form
+    #[arg(value_name = "MODEL")]
+    pub model: PathBuf,
+    /// Positions of a window [default: as in training, else 1024 or what the model was made for]
+    #[arg(long, value_name = "N", value_parser = super::size(1 << 20))]
+    pub length: Option<usize>,
+    /// Tokens that a window asks for [default: the length]
+    #[arg(long, value_name = "N", value_parser = super::size(1 << 20))]
+    pub stride: Option<usize>,
+    /// Windows computed at once
+    #[arg(long, default_value_t = 8, value_name = "N", value_parser = super::size(1 << 16))]
+    pub batch: usize,
+    /// Batches at most [default: all]
+    #[arg(long, value_name = "N")]
+    pub batches: Option<u64>,
+    /// Use only the held-out part of the data that are named
+    #[arg(long)]
+    pub held_out_only: bool,
+    /// Folder for tokenized text [default: termwise in the user's cache]
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub data: DataSettings,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    model: String,
+    data: &'a [String],
+    held_out_only: bool,
+    #[serde(flatten)]
+    windows: Windows,
+    #[serde(flatten)]
+    evaluation: Evaluation,
+}
+
+/// Evaluates in a pool of that many threads.
+pub fn run(args: &EvalArgs, threads: usize, out: &mut impl Write) -> Result<bool> {
+    let saved = args.model.join("settings.toml");
+    let mut layers = Vec::new();
+    let trained = saved.is_file();
+    if trained {
+        layers.push(Layer::of_run(&std::fs::read_to_string(&saved).unwrap_or_default(), &saved.display().to_string())?);
+    } else if !args.data.has("data") {
+        let expected = "this folder says nothing about data; name some with --data, or builtin".into();
+        return Err(Error::Setting { place: String::new(), key: "data".into(), found: "absent".into(), expected });
+    }
+    if !args.data.has("tokenizer") && args.model.join("tokenizer.json").is_file() {
+        let own = toml::Table::from_iter([("tokenizer".to_owned(), toml::Value::String(args.model.display().to_string()))]);
+        layers.push(Layer::new(own, "the model's folder")?);
+    }
+    layers.push(args.data.layer()?);
+    let settings = Settings::resolve(&layers)?;
+    let held_out_only = args.held_out_only || !args.data.has("data");
+    let cache = cache_folder(args.cache.as_deref());
+    let whole = if held_out_only { None } else { settings.open_whole(&cache, &Prepare::default())? };
+    let source: Box<dyn Source> = match whole {
+        Some(whole) => Box::new(whole),
+        None => settings.open_source(&cache, &Prepare::default())?,
+    };
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|source| Error::Threads { threads, source })?;
+    let (windows, evaluation) = pool.install(|| -> Result<_> {
+        let model = Model::read(&args.model)?;
+        let usual = if trained { settings.length } else { model.config.max_position_embeddings.min(1024) };
+        let length = args.length.unwrap_or(usual);
+        let windows = Windows { batch: args.batch, length, stride: args.stride.unwrap_or(length) };
+        Ok((windows, evaluate(&model, source.as_ref(), windows, args.batches.unwrap_or(0))?))
+    })?;
+    let write = |error: std::io::Error| Error::Io { action: "write", path: "standard output".into(), source: error };
+    if args.json {
+        let report = Report { model: args.model.display().to_string(), data: &settings.data, held_out_only, windows, evaluation };
+        let text = serde_json::to_string_pretty(&report).map_err(std::io::Error::from).map_err(write)?;
+        writeln!(out, "{text}").map_err(write)?;
+    } else {
+        let Windows { length, stride, .. } = windows;
+        let which = if held_out_only { "held-out tokens" } else { "tokens" };
+        writeln!(out, "{} {which} in windows of {length}, stride {stride}", evaluation.tokens).map_err(write)?;
+        writeln!(out, "{}", describe(&evaluation).trim_start_matches("held-out ")).map_err(write)?;
+    }
+    Ok(true)
+}

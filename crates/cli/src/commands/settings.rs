@@ -1,0 +1,110 @@
+//! Flags for the settings of `termwise_train`, made from the one list that also reads files.
+
+use clap::builder::ValueParser;
+use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches};
+use termwise_train::settings::Layer;
+use termwise_train::settings::keys::{DATA, KEYS, Key, Kind};
+use toml::{Table, Value};
+
+/// Where flags come from, in messages.
+const PLACE: &str = "the command line";
+
+/// Every setting as a flag, but for `threads`, which all commands share.
+#[derive(Clone, Debug, Default)]
+pub struct AllSettings(Table);
+
+/// The settings of data as flags.
+#[derive(Clone, Debug, Default)]
+pub struct DataSettings(Table);
+
+impl AllSettings {
+    /// The flags that were given, with the number of threads.
+    pub fn layer(&self, threads: Option<usize>) -> termwise_train::Result<Layer> {
+        let mut table = self.0.clone();
+        if let Some(threads) = threads {
+            table.insert("threads".into(), Value::Integer(threads as i64));
+        }
+        Layer::new(table, PLACE)
+    }
+}
+
+impl DataSettings {
+    /// The flags that were given.
+    pub fn layer(&self) -> termwise_train::Result<Layer> {
+        Layer::new(self.0.clone(), PLACE)
+    }
+
+    /// Whether this flag was given.
+    pub fn has(&self, key: &str) -> bool {
+        self.0.contains_key(key)
+    }
+}
+
+fn every() -> impl Iterator<Item = &'static Key> {
+    KEYS.iter().filter(|key| key.name != "threads")
+}
+
+fn of_data() -> impl Iterator<Item = &'static Key> {
+    KEYS.iter().filter(|key| key.group == DATA)
+}
+
+fn flag(key: &'static Key) -> Arg {
+    let kind = key.kind;
+    let parse = move |text: &str| kind.parse(text).ok_or_else(|| format!("it must be {}", kind.expected()));
+    let (name, action) = match kind {
+        Kind::Count => ("N", ArgAction::Set),
+        Kind::Number => ("X", ArgAction::Set),
+        Kind::Switch => ("true|false", ArgAction::Set),
+        Kind::Text => ("TEXT", ArgAction::Set),
+        Kind::List => ("PATH", ArgAction::Append),
+        Kind::Attention => ("VARIANT", ArgAction::Set),
+    };
+    let arg = Arg::new(key.name).long(key.name.replace('_', "-")).help(key.help).help_heading(key.group);
+    let arg = arg.value_name(name).action(action).value_parser(ValueParser::from(parse)).allow_negative_numbers(true);
+    if kind == Kind::Switch { arg.num_args(0..=1).default_missing_value("true") } else { arg }
+}
+
+fn collect(matches: &ArgMatches, keys: impl Iterator<Item = &'static Key>) -> Table {
+    let mut table = Table::new();
+    for key in keys {
+        let Some(values) = matches.get_many::<Value>(key.name) else { continue };
+        let values: Vec<Value> = values.cloned().collect();
+        let value = match key.kind {
+            // Each occurrence is a list of one.
+            Kind::List => Some(Value::Array(values.into_iter().filter_map(|v| v.as_array().cloned()).flatten().collect())),
+            _ => values.into_iter().next_back(),
+        };
+        if let Some(value) = value {
+            table.insert(key.name.into(), value);
+        }
+    }
+    table
+}
+
+macro_rules! flags {
+    ($type:ident, $keys:ident) => {
+        impl FromArgMatches for $type {
+            fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+                Ok($type(collect(matches, $keys())))
+            }
+
+            fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+                self.0.extend(collect(matches, $keys()));
+                Ok(())
+            }
+        }
+
+        impl clap::Args for $type {
+            fn augment_args(command: Command) -> Command {
+                command.args($keys().map(flag))
+            }
+
+            fn augment_args_for_update(command: Command) -> Command {
+                Self::augment_args(command)
+            }
+        }
+    };
+}
+
+flags!(AllSettings, every);
+flags!(DataSettings, of_data);

@@ -1,0 +1,166 @@
+//! Checkpoints: folders that Hugging Face's tools open, with all that a run needs to go on bit for bit.
+//!
+//! ```text
+//! checkpoints/step-00000500/
+//!     config.json  model.safetensors     the model
+//!     optimizer.safetensors              both moments of AdamW, `first.` and `second.` before each parameter's name
+//!     state.json                         step, position in the data and everything else that changes from step to step
+//!     settings.toml                      the settings of the run
+//!     manifest.json                      size and BLAKE3 hash of every file above
+//! ```
+//!
+//! A checkpoint is written into a hidden folder beside its place, flushed to the disk and renamed. It counts only if its manifest
+//! and every file are as they were written.
+
+mod manifest;
+mod shelf;
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use termwise_llama::weights::{self, Checkpoint as Weights, Tensor, WriteOptions};
+use termwise_llama::{Model, Params};
+
+use crate::error::{Error, Result};
+use crate::files::{create_folder, sync_folder, write_synced};
+use crate::settings::Settings;
+use crate::spikes::Spikes;
+use crate::{AdamW, AdamWConfig};
+
+pub use manifest::{MANIFEST, verify};
+pub use shelf::{Found, Shelf};
+
+/// Name of the file with the state.
+pub const STATE: &str = "state.json";
+/// Name of the file with the settings.
+pub const SETTINGS: &str = "settings.toml";
+/// Name of the file with the moments.
+pub const OPTIMIZER: &str = "optimizer.safetensors";
+
+/// What changes from step to step besides weights and moments.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct State {
+    /// Steps done, skipped ones included.
+    pub step: u64,
+    /// Updates done, AdamW's count.
+    pub updates: u64,
+    /// Updates skipped because something was not finite.
+    pub skipped: u64,
+    /// The run's seed.
+    pub seed: u64,
+    /// Index of the next batch.
+    pub data_index: u64,
+    /// Tokens seen that counted.
+    pub tokens: u64,
+    /// Sum of the losses since the last line of metrics.
+    pub window_loss: f64,
+    /// Steps since the last line of metrics.
+    pub window_steps: u64,
+    /// Whether one of them was a spike.
+    pub window_spike: bool,
+    /// What spikes of the loss are measured by.
+    pub spikes: Spikes,
+    /// Held-out loss at this step, where it was measured.
+    pub held_out: Option<f64>,
+    /// The best held-out loss so far.
+    pub best: Option<Best>,
+    /// [`Settings::hash`].
+    pub settings: String,
+    /// Fingerprint of the data.
+    pub source: String,
+}
+
+/// A held-out loss and when it was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Best {
+    /// Step.
+    pub step: u64,
+    /// Loss in nats a token.
+    pub loss: f64,
+}
+
+/// What a checkpoint holds.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The model.
+    pub model: Model,
+    /// Its optimizer.
+    pub optimizer: AdamW,
+    /// Where the run was.
+    pub state: State,
+    /// The run's settings.
+    pub settings: Settings,
+}
+
+/// Writes all files of a checkpoint into `folder`, which must not exist, manifest last, everything flushed to the disk.
+/// `extra` are further files by name, such as a tokenizer.
+pub fn write(
+    folder: &Path,
+    model: &Model,
+    optimizer: &AdamW,
+    state: &State,
+    settings: &Settings,
+    extra: &[(String, Vec<u8>)],
+) -> Result<()> {
+    create_folder(folder)?;
+    model.write(folder, &WriteOptions::default())?;
+    write_moments(&folder.join(OPTIMIZER), optimizer)?;
+    let text = serde_json::to_vec_pretty(state).map_err(Error::json(folder.join(STATE)))?;
+    write_synced(&folder.join(STATE), &text)?;
+    write_synced(&folder.join(SETTINGS), settings.to_toml().as_bytes())?;
+    let mut names = vec!["config.json", weights::SINGLE_FILE, OPTIMIZER, STATE, SETTINGS];
+    for (name, bytes) in extra {
+        write_synced(&folder.join(name), bytes)?;
+        names.push(name);
+    }
+    manifest::write(folder, &names)?;
+    sync_folder(folder)
+}
+
+/// Reads a checkpoint after checking every file against the manifest.
+pub fn read(folder: &Path) -> Result<Loaded> {
+    verify(folder)?;
+    let state = read_state(folder)?;
+    let text = std::fs::read_to_string(folder.join(SETTINGS)).map_err(Error::io("read", folder.join(SETTINGS)))?;
+    let settings = Settings::from_checkpoint(&text, &folder.join(SETTINGS).display().to_string())?;
+    let model = Model::read(folder)?;
+    let optimizer = read_moments(&folder.join(OPTIMIZER), &model.params, settings.adamw(), state.updates)?;
+    Ok(Loaded { model, optimizer, state, settings })
+}
+
+/// The state in a checkpoint.
+pub fn read_state(folder: &Path) -> Result<State> {
+    let path = folder.join(STATE);
+    let text = std::fs::read(&path).map_err(Error::io("read", &path))?;
+    serde_json::from_slice(&text).map_err(Error::json(path))
+}
+
+fn write_moments(path: &Path, optimizer: &AdamW) -> Result<()> {
+    let moments = [("first", &optimizer.first), ("second", &optimizer.second)];
+    let named: Vec<(String, &[usize], &[f32])> = moments
+        .iter()
+        .flat_map(|(kind, params)| params.iter().map(move |(e, data)| (format!("{kind}.{}", e.spec.name), &e.spec.shape[..], data)))
+        .collect();
+    let tensors = named.iter().map(|(name, shape, data)| Tensor { name, shape, data });
+    Ok(weights::write_file(path, tensors, &WriteOptions::default())?)
+}
+
+fn read_moments(path: &Path, params: &Params, config: AdamWConfig, updates: u64) -> Result<AdamW> {
+    let file = Weights::open(path)?;
+    let mut optimizer = AdamW::new(params, config);
+    optimizer.steps = updates;
+    let layout = params.layout().clone();
+    for (kind, moments) in [("first", &mut optimizer.first), ("second", &mut optimizer.second)] {
+        for entry in layout.entries() {
+            let name = format!("{kind}.{}", entry.spec.name);
+            file.read_into(&name, &entry.spec.shape, &mut moments.values_mut()[entry.range()])?;
+        }
+    }
+    Ok(optimizer)
+}
+
+fn damaged(path: PathBuf, problem: impl Into<String>) -> Error {
+    Error::Damaged { path, problem: problem.into() }
+}

@@ -1,0 +1,298 @@
+//! Documents to tokens on disk, once.
+//!
+//! Documents are read in order, tokenized in parallel, and written in order, so that shards are the same for any number of threads. A data set
+//! lies in a folder named by the fingerprint of all it was made from; it is built beside that folder and renamed into place, so that
+//! it is there whole or not at all, and two builders do not disturb each other.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::UNIX_EPOCH;
+
+use rayon::prelude::*;
+
+use super::config::DataConfig;
+use super::shards::{self, Document, Expected};
+use super::sources::{self, Piece, SourceFile};
+use super::tokenizer::Tokenizer;
+use super::tokens::{MANIFEST, Manifest, Tokens, shard_name};
+use crate::error::{Error, Result};
+
+/// Text tokenized at a time.
+const CHUNK: usize = 8 << 20;
+/// Tokens of a full shard.
+const SHARD: usize = 1 << 26;
+
+/// How data are prepared.
+#[derive(Clone, Copy)]
+pub struct Prepare<'a> {
+    /// Build the shards even where they are there.
+    pub rebuild: bool,
+    /// Compare the hash of every byte of the shards before using them.
+    pub verify: bool,
+    /// Called from time to time while shards are built.
+    pub progress: &'a dyn Fn(&Progress),
+    /// Tokens of a full shard.
+    pub shard_tokens: usize,
+}
+
+/// Shards are reused, verified, and built silently.
+impl Default for Prepare<'_> {
+    fn default() -> Self {
+        Prepare { rebuild: false, verify: true, progress: &|_| {}, shard_tokens: SHARD }
+    }
+}
+
+/// How far building has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes of all files, as they are on disk.
+    pub file_bytes: u64,
+    /// Bytes read of them.
+    pub read: u64,
+    /// Documents so far.
+    pub documents: u64,
+    /// Tokens so far.
+    pub tokens: u64,
+    /// Bytes of text so far.
+    pub bytes: u64,
+}
+
+/// Where tokens are kept if nothing else is said: `termwise` in the user's cache folder, or `.termwise` here where there is none.
+pub fn default_cache() -> PathBuf {
+    let absolute = |path: PathBuf| path.is_absolute().then_some(path);
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).and_then(absolute);
+    let cache = cache.or_else(|| Some(std::env::home_dir()?.join(".cache")).and_then(absolute));
+    cache.map_or_else(|| ".termwise".into(), |cache| cache.join("termwise"))
+}
+
+/// The tokens of the sources: those in `cache` if they were made from the same, otherwise built and put there.
+///
+/// The same means: files of the same paths, sizes and times of change, the same tokenizer file, the same settings, the same format. Tokens that are
+/// there but damaged are an error unless `rebuild` is asked for.
+pub fn prepare(config: &DataConfig, cache: &Path, how: &Prepare) -> Result<(Tokenizer, Tokens)> {
+    config.check()?;
+    let tokenizer = Tokenizer::open(&config.tokenizer, config.end_of_document.as_deref())?;
+    let files = sources::files(config)?;
+    let (fingerprint, file_bytes) = fingerprint(config, &tokenizer, &files)?;
+    let folder = cache.join(&fingerprint.to_hex()[..32]);
+    if how.rebuild || !folder.join(MANIFEST).exists() {
+        build(config, &tokenizer, &files, fingerprint, file_bytes, &folder, how)?;
+    }
+    Ok((tokenizer, Tokens::open(&folder, how.verify)?))
+}
+
+/// A hash of all that decides the shards, and the bytes of the files.
+fn fingerprint(config: &DataConfig, tokenizer: &Tokenizer, files: &[SourceFile]) -> Result<(blake3::Hash, u64)> {
+    let mut hasher = blake3::Hasher::new();
+    // Each part with its length: no two lists of parts give the same bytes.
+    let mut add = |part: &[u8]| {
+        hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
+    };
+    add(&shards::VERSION.to_le_bytes());
+    add(tokenizer.hash().as_bytes());
+    add(&tokenizer.end().to_le_bytes());
+    add(&[config.special_tokens.into()]);
+    add(config.field.as_bytes());
+    add(config.documents.to_string().as_bytes());
+    let mut bytes = 0;
+    for file in files {
+        let metadata = std::fs::metadata(&file.path).map_err(Error::io("read", &file.path))?;
+        let changed = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
+        add(std::path::absolute(&file.path).map_err(Error::io("find", &file.path))?.as_os_str().as_encoded_bytes());
+        add(&metadata.len().to_le_bytes());
+        add(&changed.as_nanos().to_le_bytes());
+        bytes += metadata.len();
+    }
+    Ok((hasher.finalize(), bytes))
+}
+
+fn build(
+    config: &DataConfig,
+    tokenizer: &Tokenizer,
+    files: &[SourceFile],
+    fingerprint: blake3::Hash,
+    file_bytes: u64,
+    folder: &Path,
+    how: &Prepare,
+) -> Result<()> {
+    let cache = folder.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(cache).map_err(Error::io("create the folder", cache))?;
+    let staging = tempfile::Builder::new().prefix(".building-").tempdir_in(cache).map_err(Error::io("create a folder in", cache))?;
+    let vocabulary = tokenizer.vocabulary() as u64;
+    let mut writer = Writer::new(staging.path(), vocabulary, *fingerprint.as_bytes(), how.shard_tokens.max(1));
+    let read = Arc::new(AtomicU64::new(0));
+    let mut pieces = files.iter().flat_map(|file| match file.documents(&config.documents, &config.field, &read) {
+        Ok(pieces) => pieces,
+        Err(error) => Box::new(std::iter::once(Err(error))),
+    });
+
+    let mut chunk = next_chunk(&mut pieces)?;
+    while !chunk.is_empty() {
+        // Files are read while the chunk before is tokenized.
+        let (encoded, next) = rayon::join(|| encode(tokenizer, &chunk, config.special_tokens), || next_chunk(&mut pieces));
+        for (piece, ids) in chunk.iter().zip(encoded) {
+            writer.add(piece, ids?, tokenizer)?;
+        }
+        let Totals { documents, tokens, bytes } = writer.totals;
+        (how.progress)(&Progress { file_bytes, read: read.load(Ordering::Relaxed), documents, tokens, bytes });
+        chunk = next?;
+    }
+
+    let (totals, shards) = writer.finish()?;
+    if totals.documents == 0 {
+        return Err(Error::DataSource { asked: config.sources.join(", "), problem: "there is no text in it".into() });
+    }
+    let manifest = Manifest {
+        version: shards::VERSION,
+        fingerprint: fingerprint.to_hex().to_string(),
+        tokenizer: (tokenizer.name().into(), tokenizer.hash().into()),
+        vocabulary,
+        end: tokenizer.end(),
+        begins: config.special_tokens && tokenizer.begins()?,
+        documents: totals.documents,
+        tokens: totals.tokens,
+        bytes: totals.bytes,
+        files: files.iter().map(|file| file.path.clone()).collect(),
+        shards,
+    };
+    let path = staging.path().join(MANIFEST);
+    let text = serde_json::to_vec_pretty(&manifest).map_err(|error| Error::io("write", &path)(error.into()))?;
+    std::fs::write(&path, text).map_err(Error::io("write", &path))?;
+    publish(staging, folder, how.rebuild)
+}
+
+/// Puts the finished folder in place.
+fn publish(staging: tempfile::TempDir, folder: &Path, replace: bool) -> Result<()> {
+    for place in [staging.path().join(MANIFEST), staging.path().to_owned()] {
+        std::fs::File::open(&place).and_then(|file| file.sync_all()).map_err(Error::io("flush to disk", &place))?;
+    }
+    // What is there without a manifest is no data set; what is there with one was finished by somebody else meanwhile, from the same.
+    if folder.exists() && (replace || !folder.join(MANIFEST).exists()) {
+        std::fs::remove_dir_all(folder).map_err(Error::io("remove the older", folder))?;
+    }
+    match std::fs::rename(staging.path(), folder) {
+        Ok(()) => {
+            // Renamed away: there is nothing left to clean up.
+            let _ = staging.keep();
+            Ok(())
+        }
+        Err(_) if folder.join(MANIFEST).exists() => Ok(()),
+        Err(error) => Err(Error::io("put in place", folder)(error)),
+    }
+}
+
+/// Documents up to about [`CHUNK`] bytes; none at the end.
+fn next_chunk(pieces: &mut (impl Iterator<Item = Result<Piece>> + Send)) -> Result<Vec<Piece>> {
+    let (mut chunk, mut bytes) = (Vec::new(), 0);
+    while bytes < CHUNK {
+        let Some(piece) = pieces.next().transpose()? else { break };
+        // Short documents cost more than their bytes.
+        bytes += piece.text.len() + 64;
+        chunk.push(piece);
+    }
+    Ok(chunk)
+}
+
+fn encode(tokenizer: &Tokenizer, chunk: &[Piece], special: bool) -> Vec<Result<Vec<u32>>> {
+    chunk.par_iter().map(|piece| tokenizer.encode(&piece.text, special && piece.first)).collect()
+}
+
+#[derive(Clone, Copy, Default)]
+struct Totals {
+    documents: u64,
+    tokens: u64,
+    bytes: u64,
+}
+
+/// Collects the tokens of one shard after the other.
+struct Writer {
+    folder: PathBuf,
+    vocabulary: u64,
+    fingerprint: [u8; 32],
+    wide: bool,
+    shard_tokens: usize,
+    documents: Vec<Document>,
+    tokens: Vec<u8>,
+    hashes: Vec<String>,
+    totals: Totals,
+    /// The document that has begun.
+    hasher: blake3::Hasher,
+    bytes: u64,
+    weight: u64,
+}
+
+impl Writer {
+    fn new(folder: &Path, vocabulary: u64, fingerprint: [u8; 32], shard_tokens: usize) -> Writer {
+        let (documents, tokens, hashes) = (Vec::new(), Vec::new(), Vec::new());
+        let (hasher, totals, wide) = (blake3::Hasher::new(), Totals::default(), vocabulary > 1 << 16);
+        Writer { folder: folder.into(), vocabulary, fingerprint, wide, shard_tokens, documents, tokens, hashes, totals, hasher, bytes: 0, weight: 0 }
+    }
+
+    fn add(&mut self, piece: &Piece, mut ids: Vec<u32>, tokenizer: &Tokenizer) -> Result<()> {
+        self.hasher.update(piece.text.as_bytes());
+        self.bytes += piece.text.len() as u64;
+        // A template may add the end itself, to every piece.
+        if ids.last() == Some(&tokenizer.end()) {
+            ids.pop();
+        }
+        if piece.last && self.bytes == 0 {
+            return Ok(());
+        }
+        let weights = tokenizer.bytes_of_tokens();
+        self.weight += ids.iter().map(|&id| u64::from(weights[id as usize])).sum::<u64>();
+        if piece.last {
+            ids.push(tokenizer.end());
+        }
+        self.push(&ids)?;
+        if piece.last {
+            let hash = self.hasher.finalize().as_bytes()[..8].try_into().map(u64::from_le_bytes).unwrap_or_default();
+            let end = (self.tokens.len() / self.width()) as u64;
+            self.documents.push(Document { end, bytes: self.bytes, weight: self.weight, hash });
+            self.totals.documents += 1;
+            self.totals.bytes += self.bytes;
+            self.hasher.reset();
+            (self.bytes, self.weight) = (0, 0);
+        }
+        Ok(())
+    }
+
+    fn width(&self) -> usize {
+        if self.wide { 4 } else { 2 }
+    }
+
+    fn push(&mut self, mut ids: &[u32]) -> Result<()> {
+        self.totals.tokens += ids.len() as u64;
+        while !ids.is_empty() {
+            let mut room = self.shard_tokens - self.tokens.len() / self.width();
+            if room == 0 {
+                self.flush()?;
+                room = self.shard_tokens;
+            }
+            let (now, later) = ids.split_at(room.min(ids.len()));
+            match self.wide {
+                true => now.iter().for_each(|id| self.tokens.extend_from_slice(&id.to_le_bytes())),
+                false => now.iter().for_each(|&id| self.tokens.extend_from_slice(&(id as u16).to_le_bytes())),
+            }
+            ids = later;
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        let number = self.hashes.len();
+        let expected = Expected { number: number as u32, vocabulary: self.vocabulary, fingerprint: &self.fingerprint };
+        let hash = shards::write(&self.folder.join(shard_name(number)), expected, self.wide, &self.documents, &self.tokens)?;
+        self.hashes.push(blake3::Hash::from(hash).to_hex().to_string());
+        self.documents.clear();
+        self.tokens.clear();
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<(Totals, Vec<String>)> {
+        if !self.tokens.is_empty() {
+            self.flush()?;
+        }
+        Ok((self.totals, self.hashes))
+    }
+}

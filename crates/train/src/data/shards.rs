@@ -1,0 +1,191 @@
+//! Tokens on disk: shards of one stream, mapped into memory.
+//!
+//! A shard is a header of 128 bytes, a table of the documents that end in it and its tokens, all little-endian:
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 0..8 | `TWTOKENS` |
+//! | 8..12 | version, 1 |
+//! | 12..16 | bytes a token, 2 or 4 |
+//! | 16..24 | tokens |
+//! | 24..32 | documents that end here |
+//! | 32..40 | vocabulary; every token is below it |
+//! | 40..44 | number of the shard, from 0 |
+//! | 44..64 | zero |
+//! | 64..96 | BLAKE3 of bytes 0..64 and of all bytes from 128 on |
+//! | 96..128 | fingerprint of what the stream was made from |
+//! | 128.. | for each document: end within this shard in tokens, bytes of text, weight, hash of its text; u64 each |
+//! | then | tokens |
+//!
+//! A document may begin in one shard and end in a later one. Reading checks every length against the file before using it and allocates
+//! nothing that depends on the file's content.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+
+use crate::error::{Error, Result};
+
+/// Version of the format.
+pub const VERSION: u32 = 1;
+const MAGIC: &[u8; 8] = b"TWTOKENS";
+const HEADER: usize = 128;
+const RECORD: usize = 32;
+
+/// A document in a stream of tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Document {
+    /// Where it ends, exclusive, its end token included.
+    pub end: u64,
+    /// Bytes of its text.
+    pub bytes: u64,
+    /// Σ over its tokens of the bytes that each stands for, as the tokenizer says; near `bytes`.
+    pub weight: u64,
+    /// Hash of its text.
+    pub hash: u64,
+}
+
+/// One shard.
+#[derive(Debug)]
+pub struct Shard {
+    path: PathBuf,
+    map: Mmap,
+    wide: bool,
+    tokens: u64,
+    documents: u64,
+    vocabulary: u64,
+}
+
+/// What a shard must be to belong to a stream.
+#[derive(Clone, Copy, Debug)]
+pub struct Expected<'a> {
+    /// Its number.
+    pub number: u32,
+    /// Tokens are below this.
+    pub vocabulary: u64,
+    /// What the stream was made from.
+    pub fingerprint: &'a [u8; 32],
+}
+
+/// Writes a shard of tokens, which are little-endian with 2 or 4 bytes each; the hash that it bears.
+pub(super) fn write(path: &Path, expected: Expected, wide: bool, documents: &[Document], tokens: &[u8]) -> Result<[u8; 32]> {
+    let width = if wide { 4 } else { 2 };
+    let mut header = [0; HEADER];
+    header[..8].copy_from_slice(MAGIC);
+    header[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    header[12..16].copy_from_slice(&(width as u32).to_le_bytes());
+    header[16..24].copy_from_slice(&((tokens.len() / width) as u64).to_le_bytes());
+    header[24..32].copy_from_slice(&(documents.len() as u64).to_le_bytes());
+    header[32..40].copy_from_slice(&expected.vocabulary.to_le_bytes());
+    header[40..44].copy_from_slice(&expected.number.to_le_bytes());
+    let mut table = Vec::with_capacity(documents.len() * RECORD);
+    for document in documents {
+        for value in [document.end, document.bytes, document.weight, document.hash] {
+            table.extend_from_slice(&value.to_le_bytes());
+        }
+    }
+    let hash = *blake3::Hasher::new().update(&header[..64]).update(&table).update(tokens).finalize().as_bytes();
+    header[64..96].copy_from_slice(&hash);
+    header[96..].copy_from_slice(expected.fingerprint);
+    let mut file = File::create(path).map_err(Error::io("create", path))?;
+    let written = [&header[..], &table, tokens].into_iter().try_for_each(|part| file.write_all(part));
+    written.and_then(|()| file.sync_all()).map_err(Error::io("write", path))?;
+    Ok(hash)
+}
+
+impl Shard {
+    /// Maps a shard and checks its header and table; with `verify` also the hash of all its bytes. The file must not be changed while
+    /// it is open.
+    pub fn open(path: &Path, expected: Expected, verify: bool) -> Result<Shard> {
+        let file = File::open(path).map_err(Error::io("open the tokens in", path))?;
+        // SAFETY: shards are written beside their place and renamed into it, and never changed afterwards; the docs of this function
+        // ask the same of everybody else.
+        let map = unsafe { Mmap::map(&file) }.map_err(Error::io("map the tokens in", path))?;
+        let shard = Shard::new(path.into(), map, expected).map_err(|problem| Error::Shard { path: path.into(), problem })?;
+        if verify && shard.hash_of_content() != shard.hash() {
+            return Err(Error::Shard { path: path.into(), problem: "damaged: its bytes are not those that were written".into() });
+        }
+        Ok(shard)
+    }
+
+    fn new(path: PathBuf, map: Mmap, expected: Expected) -> std::result::Result<Shard, String> {
+        if map.len() < HEADER {
+            return Err(format!("cut off: a shard has at least {HEADER} bytes, this file has {}", map.len()));
+        }
+        if &map[..8] != MAGIC {
+            return Err("not a shard of tokens".into());
+        }
+        let word = |at: usize| map[at..at + 4].try_into().map(u32::from_le_bytes).unwrap_or_default();
+        let long = |at: usize| map[at..at + 8].try_into().map(u64::from_le_bytes).unwrap_or_default();
+        if word(8) != VERSION {
+            return Err(format!("of version {}; this program reads version {VERSION}", word(8)));
+        }
+        let (width, tokens, documents, vocabulary) = (word(12), long(16), long(24), long(32));
+        if (width != 2 && width != 4) || vocabulary == 0 || (width == 2 && vocabulary > 1 << 16) || vocabulary > 1 << 32 {
+            return Err(format!("damaged: {width} bytes a token for a vocabulary of {vocabulary}"));
+        }
+        let length = (|| tokens.checked_mul(width.into())?.checked_add(documents.checked_mul(RECORD as u64)?)?.checked_add(HEADER as u64))();
+        if length != Some(map.len() as u64) {
+            return Err(format!("cut off or damaged: its header speaks of {tokens} tokens and {documents} documents, it has {} bytes", map.len()));
+        }
+        if map[44..64].iter().any(|&byte| byte != 0) {
+            return Err("damaged: its header holds something where there should be nothing".into());
+        }
+        if word(40) != expected.number || vocabulary != expected.vocabulary || &map[96..HEADER] != expected.fingerprint {
+            return Err("not of this stream: number, vocabulary or fingerprint are others".into());
+        }
+        let shard = Shard { path, map, wide: width == 4, tokens, documents, vocabulary };
+        let ends = (0..documents as usize).map(|i| shard.document(i).end);
+        if !ends.clone().is_sorted() || ends.last().is_some_and(|end| end > tokens) {
+            return Err("damaged: its documents do not follow one another".into());
+        }
+        Ok(shard)
+    }
+
+    /// Number of tokens.
+    pub fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// Number of documents that end here.
+    pub fn documents(&self) -> u64 {
+        self.documents
+    }
+
+    /// Document `index` of those that end here; its end counts from the start of this shard.
+    pub fn document(&self, index: usize) -> Document {
+        let at = HEADER + index * RECORD;
+        let value = |i: usize| self.map[at + 8 * i..at + 8 * i + 8].try_into().map(u64::from_le_bytes).unwrap_or_default();
+        Document { end: value(0), bytes: value(1), weight: value(2), hash: value(3) }
+    }
+
+    /// Tokens from `start` on into `out`. A token beyond the vocabulary, which only damage can have put there, is an error.
+    pub fn read(&self, start: usize, out: &mut [u32]) -> Result<()> {
+        let tokens = &self.map[HEADER + self.documents as usize * RECORD..];
+        if self.wide {
+            let tokens = &tokens.as_chunks::<4>().0[start..start + out.len()];
+            out.iter_mut().zip(tokens).for_each(|(out, &bytes)| *out = u32::from_le_bytes(bytes));
+        } else {
+            let tokens = &tokens.as_chunks::<2>().0[start..start + out.len()];
+            out.iter_mut().zip(tokens).for_each(|(out, &bytes)| *out = u16::from_le_bytes(bytes).into());
+        }
+        match out.iter().position(|&id| u64::from(id) >= self.vocabulary) {
+            None => Ok(()),
+            Some(at) => {
+                let problem = format!("damaged: token {} is {}, the vocabulary has {}", start + at, out[at], self.vocabulary);
+                Err(Error::Shard { path: self.path.clone(), problem })
+            }
+        }
+    }
+
+    /// The hash in its header.
+    pub fn hash(&self) -> [u8; 32] {
+        self.map[64..96].try_into().unwrap_or_default()
+    }
+
+    fn hash_of_content(&self) -> [u8; 32] {
+        *blake3::Hasher::new().update(&self.map[..64]).update(&self.map[HEADER..]).finalize().as_bytes()
+    }
+}

@@ -1,0 +1,152 @@
+//! One column of a parquet file, a row a document.
+
+use std::fs::File;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parquet::basic::Type;
+use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
+use parquet::data_type::{ByteArray, ByteArrayType};
+use parquet::errors::Result as ParquetResult;
+use parquet::file::reader::{FileReader, SerializedFileReader};
+
+use super::{LONGEST, Piece, Pieces};
+use crate::error::{Error, Result};
+
+/// Documents read at a time.
+const ROWS: usize = 64;
+
+/// The documents of a column of byte arrays. Rows without text are left out; a null is an error.
+pub(super) fn documents(path: PathBuf, field: &str, read: Arc<AtomicU64>) -> Result<Pieces> {
+    let file = File::open(&path).map_err(Error::io("open", &path))?;
+    let bytes = file.metadata().map_err(Error::io("read", &path))?.len();
+    let reader = guarded(|| SerializedFileReader::new(file)).map_err(|problem| wrong(&path, problem))?;
+    let column = column(&reader, field).map_err(|problem| wrong(&path, problem))?;
+    let mut column = Column { path, reader, index: column, group: 0, rows: None, row: 0, texts: Vec::new().into_iter(), done: false };
+    Ok(Box::new(std::iter::from_fn(move || {
+        let next = column.next();
+        if next.is_none() {
+            read.fetch_add(bytes, Ordering::Relaxed);
+        }
+        next
+    })))
+}
+
+fn wrong(path: &Path, problem: String) -> Error {
+    Error::DataSource { asked: path.display().to_string(), problem }
+}
+
+/// The parquet crate still panics on some damaged files; here that is an error like any other.
+fn guarded<T>(read: impl FnOnce() -> ParquetResult<T>) -> std::result::Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(read)) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err(format!("not a readable parquet file: {error}")),
+        Err(_) => Err("not a readable parquet file: it is damaged".into()),
+    }
+}
+
+/// The index of the column of this name, which must hold one byte array a row.
+fn column(reader: &SerializedFileReader<File>, field: &str) -> std::result::Result<usize, String> {
+    let schema = reader.metadata().file_metadata().schema_descr();
+    let Some(index) = schema.columns().iter().position(|column| column.path().string() == field) else {
+        let names: Vec<String> = schema.columns().iter().take(20).map(|column| column.path().string()).collect();
+        return Err(format!("there is no column `{field}`; it has {}", names.join(", ")));
+    };
+    let column = schema.column(index);
+    if column.physical_type() != Type::BYTE_ARRAY {
+        return Err(format!("the column `{field}` holds {}, not text", column.physical_type()));
+    }
+    if column.max_rep_level() > 0 {
+        return Err(format!("the column `{field}` holds lists, not one text a row"));
+    }
+    Ok(index)
+}
+
+struct Column {
+    path: PathBuf,
+    reader: SerializedFileReader<File>,
+    index: usize,
+    /// Groups of rows opened so far.
+    group: usize,
+    rows: Option<Rows>,
+    /// Rows given out so far.
+    row: u64,
+    texts: std::vec::IntoIter<ByteArray>,
+    done: bool,
+}
+
+/// The rows of a group that are still to be read.
+struct Rows {
+    column: ColumnReaderImpl<ByteArrayType>,
+    left: u64,
+    /// The definition level of a row that is not null.
+    deepest: i16,
+}
+
+impl Column {
+    /// Reads on until there are texts; false at the end.
+    fn fill(&mut self) -> std::result::Result<bool, String> {
+        while self.texts.len() == 0 {
+            let Some(rows) = self.rows.as_mut().filter(|rows| rows.left > 0) else {
+                if self.group == self.reader.num_row_groups() {
+                    return Ok(false);
+                }
+                let column = guarded(|| self.reader.get_row_group(self.group)?.get_column_reader(self.index))?;
+                let ColumnReader::ByteArrayColumnReader(column) = column else {
+                    return Err("the column changes its type within the file".into());
+                };
+                let left = u64::try_from(self.reader.metadata().row_group(self.group).num_rows());
+                let deepest = self.reader.metadata().file_metadata().schema_descr().column(self.index).max_def_level();
+                self.rows = Some(Rows { column, left: left.map_err(|_| "a group has a negative number of rows")?, deepest });
+                self.group += 1;
+                continue;
+            };
+            let (mut levels, mut values) = (Vec::new(), Vec::new());
+            let (records, found, _) = guarded(|| rows.column.read_records(ROWS, Some(&mut levels), None, &mut values))?;
+            if records == 0 {
+                return Err(format!("{} rows are missing at the end of their group", rows.left));
+            }
+            if found != records || values.len() != records {
+                self.row += levels.iter().position(|&level| level < rows.deepest).unwrap_or(0) as u64;
+                return Err("the row holds no text (null)".into());
+            }
+            rows.left = rows.left.checked_sub(records as u64).ok_or("a group has more rows than it says")?;
+            self.texts = values.into_iter();
+        }
+        Ok(true)
+    }
+
+    fn text(&mut self) -> std::result::Result<Option<String>, String> {
+        if !self.fill()? {
+            return Ok(None);
+        }
+        let bytes = self.texts.next().map(|value| value.data().to_vec()).unwrap_or_default();
+        if bytes.len() > LONGEST {
+            return Err(format!("the text has more than {LONGEST} bytes"));
+        }
+        let text = String::from_utf8(bytes).map_err(|error| format!("not UTF-8 at byte {} of the text", error.utf8_error().valid_up_to()))?;
+        self.row += 1;
+        Ok(Some(text))
+    }
+}
+
+impl Iterator for Column {
+    type Item = Result<Piece>;
+
+    fn next(&mut self) -> Option<Result<Piece>> {
+        while !self.done {
+            match self.text() {
+                Ok(Some(text)) if text.is_empty() => {}
+                Ok(Some(text)) => return Some(Ok(Piece::whole(text))),
+                Ok(None) => self.done = true,
+                Err(problem) => {
+                    self.done = true;
+                    return Some(Err(Error::Document { path: self.path.clone(), unit: "row", number: self.row + 1, problem }));
+                }
+            }
+        }
+        None
+    }
+}

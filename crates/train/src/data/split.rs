@@ -1,0 +1,130 @@
+//! Which documents are held out.
+
+use super::draw;
+use super::tokens::Tokens;
+use crate::error::{Error, Result};
+
+/// A sequence made of stretches of a longer one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Stretches {
+    /// (place in this sequence, place in the longer one) at which each stretch begins.
+    begins: Vec<(u64, u64)>,
+    len: u64,
+}
+
+impl Stretches {
+    /// Appends `start..end` of the longer sequence.
+    fn push(&mut self, start: u64, end: u64) {
+        if end > start {
+            self.begins.push((self.len, start));
+            self.len += end - start;
+        }
+    }
+
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Where place `at` < len is in the longer sequence, and how many places follow there before the next stretch, itself included.
+    pub(super) fn find(&self, at: u64) -> (u64, u64) {
+        let next = self.begins.partition_point(|&(place, _)| place <= at);
+        let (place, start) = self.begins[next - 1];
+        let end = self.begins.get(next).map_or(self.len, |&(place, _)| place);
+        (start + (at - place), end - at)
+    }
+}
+
+/// A document, or part of one, of the held-out stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Held {
+    /// Where it ends in the held-out stream.
+    pub(super) end: u64,
+    /// Bytes of its text.
+    pub(super) bytes: u64,
+    /// Σ of what its tokens say they stand for.
+    pub(super) weight: u64,
+}
+
+/// Training and held-out parts of a data set. Its size grows with what is held out only.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Split {
+    /// The share that was asked for, or the default.
+    pub(super) share: f64,
+    pub(super) train: Stretches,
+    pub(super) held: Stretches,
+    /// Numbers of the documents for training.
+    pub(super) train_documents: Stretches,
+    pub(super) held_documents: Vec<Held>,
+    /// Whether the end of a single document is held out.
+    pub(super) tail: bool,
+}
+
+impl Split {
+    pub(super) fn new(tokens: &Tokens, share: Option<f64>, seed: u64, weights: &[u32]) -> Result<Split> {
+        let documents = tokens.documents();
+        let share = share.unwrap_or(if documents as f64 * 0.001 >= 10.0 { 0.001 } else { 0.1 });
+        let split = match (share > 0.0, documents) {
+            (false, _) => Split::of(tokens, share, &[]),
+            (true, 1) => Split::tail(tokens, share, weights)?,
+            (true, _) => Split::of(tokens, share, &choose(tokens, share, seed)),
+        };
+        if split.train.len() == 0 {
+            let problem = format!("= {share} leaves nothing to train on: {documents} documents, {} tokens", tokens.len());
+            return Err(Error::DataSetting { key: "held_out", problem });
+        }
+        Ok(split)
+    }
+
+    /// With these documents, sorted, held out.
+    fn of(tokens: &Tokens, share: f64, chosen: &[u64]) -> Split {
+        let mut split = Split { share, ..Split::default() };
+        let mut next = 0;
+        for &index in chosen {
+            let (start, document) = (tokens.start(index), tokens.document(index));
+            split.train.push(tokens.start(next), start);
+            split.train_documents.push(next, index);
+            split.held.push(start, document.end);
+            split.held_documents.push(Held { end: split.held.len(), bytes: document.bytes, weight: document.weight });
+            next = index + 1;
+        }
+        split.train.push(tokens.start(next), tokens.len());
+        split.train_documents.push(next, tokens.documents());
+        split
+    }
+
+    /// With the last tokens of a single document held out.
+    fn tail(tokens: &Tokens, share: f64, weights: &[u32]) -> Result<Split> {
+        let document = tokens.document(0);
+        // The end of the document is none of its tokens.
+        let cut = ((document.end - 1) as f64 * (1.0 - share)) as u64;
+        let mut split = Split { share, tail: true, ..Split::default() };
+        split.train.push(0, cut);
+        split.train_documents.push(0, 1);
+        split.held.push(cut, document.end);
+        let mut weight = 0u64;
+        let mut buffer = vec![0; 1 << 16];
+        for start in (cut..document.end).step_by(buffer.len()) {
+            let here = buffer.len().min((document.end - start) as usize);
+            tokens.read(start, &mut buffer[..here])?;
+            weight += buffer[..here].iter().map(|&id| u64::from(weights[id as usize])).sum::<u64>();
+        }
+        let bytes = proportion(document.bytes, weight, document.weight);
+        split.held_documents.push(Held { end: split.held.len(), bytes, weight });
+        Ok(split)
+    }
+}
+
+/// `bytes` · `part` / `whole`, rounded down; `bytes` for the whole.
+pub(super) fn proportion(bytes: u64, part: u64, whole: u64) -> u64 {
+    if whole == 0 { 0 } else { (bytes as u128 * part as u128 / whole as u128) as u64 }
+}
+
+/// The documents with the smallest hashes: the share, at least one. Documents of equal text have equal hashes, so all or none is chosen.
+fn choose(tokens: &Tokens, share: f64, seed: u64) -> Vec<u64> {
+    let documents = tokens.documents();
+    let count = ((documents as f64 * share).round() as usize).clamp(1, documents as usize - 1);
+    let hash = |index: u64| draw::hash(&[seed, tokens.document(index).hash]);
+    let mut hashes: Vec<u64> = (0..documents).map(hash).collect();
+    let last = *hashes.select_nth_unstable(count - 1).1;
+    (0..documents).filter(|&index| hash(index) <= last).collect()
+}

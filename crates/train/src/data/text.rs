@@ -1,0 +1,284 @@
+//! Batches of text.
+
+use std::path::Path;
+
+use super::config::{DataConfig, Layout};
+use super::prepare::{Prepare, prepare};
+use super::split::{Held, Split, Stretches, proportion};
+use super::tokenizer::Tokenizer;
+use super::tokens::Tokens;
+use super::{Rows, Source, draw};
+use crate::error::{Error, Result};
+
+/// Between two places of the held-out stream at which bytes are known without counting.
+const MARK: u64 = 4096;
+
+/// Text as a source of batches.
+///
+/// Packed: a training row is a window of T tokens and the one after. In an epoch all windows that begin at multiples of T after a random offset
+/// come once, in random order; fewer than 2T tokens at the two ends of the stream are left out, others in each epoch. The
+/// held-out stream is cut into windows in order; before its first token stands the end of a document, or the last token for training where the
+/// end of a single document is held out. Every held-out token is asked for once, ends of documents included.
+///
+/// Padded: a row is the beginning of a document, training documents drawn with replacement, held-out ones in order. It begins with the
+/// tokenizer's own beginning, which is not asked for, or else with the end of a document. Tokens beyond T are cut off,
+/// held-out ones too; every other held-out token is asked for once.
+///
+/// Bytes of held-out batches add up to the bytes of the held-out documents exactly (of what is asked for, where documents are cut off);
+/// within a document they follow what each token stands for. Bytes of training batches are what the tokens stand for.
+#[derive(Debug)]
+pub struct TextSource {
+    tokenizer: Tokenizer,
+    tokens: Tokens,
+    split: Split,
+    layout: Layout,
+    /// Bytes of held-out text before every [`MARK`]th token, and the document in which it is.
+    marks: Vec<Mark>,
+    fingerprint: String,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Mark {
+    document: usize,
+    /// Weight within the document so far.
+    weight: u64,
+    /// Bytes of the documents before.
+    bytes: u64,
+}
+
+impl TextSource {
+    /// Tokenizes the sources into `cache`, or finds them there, and splits them.
+    pub fn prepare(config: &DataConfig, cache: &Path, how: &Prepare) -> Result<TextSource> {
+        let (tokenizer, tokens) = prepare(config, cache, how)?;
+        TextSource::new(config, tokenizer, tokens)
+    }
+
+    fn new(config: &DataConfig, tokenizer: Tokenizer, tokens: Tokens) -> Result<TextSource> {
+        let split = Split::new(&tokens, config.held_out, config.split_seed, tokenizer.bytes_of_tokens())?;
+        if config.layout == Layout::Padded && tokens.documents() == 1 {
+            let problem = "= padded needs several documents, the text is one; use packed, or cut it with `documents`".into();
+            return Err(Error::DataSetting { key: "layout", problem });
+        }
+        let mut hasher = blake3::Hasher::new();
+        let manifest = tokens.manifest();
+        manifest.shards.iter().for_each(|hash| _ = hasher.update(hash.as_bytes()));
+        hasher.update(manifest.tokenizer.1.as_bytes());
+        hasher.update(format!("{} {} {} {}", manifest.end, split.share, config.split_seed, config.layout).as_bytes());
+        let fingerprint = hasher.finalize().to_hex()[..16].to_string();
+        let mut source = TextSource { tokenizer, tokens, split, layout: config.layout, marks: Vec::new(), fingerprint };
+        source.marks = source.mark()?;
+        Ok(source)
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// The tokens of all documents.
+    pub fn tokens(&self) -> &Tokens {
+        &self.tokens
+    }
+
+    /// Share held out: as asked for, or the default.
+    pub fn held_out_share(&self) -> f64 {
+        self.split.share
+    }
+
+    /// Tokens for training.
+    pub fn train_tokens(&self) -> u64 {
+        self.split.train.len()
+    }
+
+    /// Tokens held out.
+    pub fn held_out_tokens(&self) -> u64 {
+        self.split.held.len()
+    }
+
+    /// Documents held out; 1 where the end of a single document is.
+    pub fn held_out_documents(&self) -> usize {
+        self.split.held_documents.len()
+    }
+
+    /// Bytes of the held-out documents.
+    pub fn held_out_bytes(&self) -> u64 {
+        self.split.held_documents.iter().map(|held| held.bytes).sum()
+    }
+
+    fn read(&self, stretches: &Stretches, mut at: u64, mut out: &mut [u32]) -> Result<()> {
+        while !out.is_empty() {
+            let (start, here) = stretches.find(at);
+            let (now, later) = out.split_at_mut(here.min(out.len() as u64) as usize);
+            self.tokens.read(start, now)?;
+            (at, out) = (at + now.len() as u64, later);
+        }
+        Ok(())
+    }
+
+    fn weight(&self, ids: &[u32]) -> u64 {
+        let weights = self.tokenizer.bytes_of_tokens();
+        ids.iter().map(|&id| u64::from(weights[id as usize])).sum()
+    }
+
+    /// One pass over the held-out tokens.
+    fn mark(&self) -> Result<Vec<Mark>> {
+        let mut marks = Vec::new();
+        let mut mark = Mark { document: 0, weight: 0, bytes: 0 };
+        for start in (0..self.split.held.len()).step_by(MARK as usize) {
+            marks.push(mark);
+            self.advance(&mut mark, start, (start + MARK).min(self.split.held.len()))?;
+        }
+        Ok(marks)
+    }
+
+    /// Takes a mark at `start` of the held-out stream to `end`.
+    fn advance(&self, mark: &mut Mark, mut start: u64, end: u64) -> Result<()> {
+        let mut ids = Vec::new();
+        while start < end {
+            let Held { end: stop, bytes, .. } = self.split.held_documents[mark.document];
+            ids.resize((stop.min(end) - start).min(MARK) as usize, 0);
+            self.read(&self.split.held, start, &mut ids)?;
+            start += ids.len() as u64;
+            mark.weight += self.weight(&ids);
+            if start == stop {
+                *mark = Mark { document: mark.document + 1, weight: 0, bytes: mark.bytes + bytes };
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of text before place `at` of the held-out stream.
+    fn bytes_before(&self, at: u64) -> Result<u64> {
+        let Some(&(mut mark)) = self.marks.get((at / MARK) as usize) else { return Ok(self.held_out_bytes()) };
+        self.advance(&mut mark, at - at % MARK, at)?;
+        let partial = self.split.held_documents.get(mark.document).map_or(0, |held| proportion(held.bytes, mark.weight, held.weight));
+        Ok(mark.bytes + partial)
+    }
+
+    fn train_packed(&self, seed: u64, index: u64, out: &mut Rows) -> Result<()> {
+        let (stream, time) = (&self.split.train, out.time as u64);
+        if stream.len() <= time {
+            let problem = format!("hold {} tokens for training, a row asks for {time} and one more; use shorter rows", stream.len());
+            return Err(Error::DataSetting { key: "sources", problem });
+        }
+        // One window less than would fit leaves room for the offset.
+        let windows = (stream.len() / time).saturating_sub(1).max(1);
+        let offsets = stream.len() - windows * time;
+        let mut window = vec![0; out.time + 1];
+        for row in 0..out.rows {
+            let number = index.wrapping_mul(out.rows as u64).wrapping_add(row as u64);
+            let (epoch, place) = (number / windows, number % windows);
+            let offset = draw::below(draw::hash(&[seed, epoch, 1]), offsets);
+            let start = offset + time * draw::permuted(draw::hash(&[seed, epoch, 2]), windows, place);
+            self.read(stream, start, &mut window)?;
+            put(out, row, &window);
+            out.bytes += self.weight(&window[1..]);
+        }
+        Ok(())
+    }
+
+    fn held_packed(&self, index: u64, out: &mut Rows) -> Result<bool> {
+        let (stream, time) = (&self.split.held, out.time as u64);
+        let Some(first) = index.checked_mul(out.rows as u64 * time).filter(|&first| first < stream.len()) else { return Ok(false) };
+        let mut window = vec![0; out.time + 1];
+        for row in 0..out.rows {
+            let start = first + row as u64 * time;
+            if start >= stream.len() {
+                break;
+            }
+            let count = time.min(stream.len() - start) as usize;
+            match start {
+                0 => window[0] = self.before_held_out()?,
+                _ => self.read(stream, start - 1, &mut window[..1])?,
+            }
+            self.read(stream, start, &mut window[1..=count])?;
+            put(out, row, &window[..=count]);
+        }
+        let end = (first + out.rows as u64 * time).min(stream.len());
+        out.bytes = self.bytes_before(end)? - self.bytes_before(first)?;
+        Ok(true)
+    }
+
+    /// The token before the held-out stream.
+    fn before_held_out(&self) -> Result<u32> {
+        let mut token = [self.tokenizer.end()];
+        if self.split.tail {
+            self.read(&self.split.train, self.split.train.len() - 1, &mut token)?;
+        }
+        Ok(token[0])
+    }
+
+    /// Fills a row with a document at `start..end` of the stream; the tokens asked for.
+    fn put_document(&self, out: &mut Rows, row: usize, start: u64, end: u64) -> Result<Vec<u32>> {
+        let begins = self.tokens.manifest().begins;
+        let count = (end - start).min(out.time as u64 + u64::from(begins)) as usize;
+        let mut ids = vec![self.tokenizer.end(); count + usize::from(!begins)];
+        self.tokens.read(start, &mut ids[usize::from(!begins)..])?;
+        put(out, row, &ids);
+        out.lengths[row] = (ids.len() - 1).max(1);
+        Ok(ids.split_off(1))
+    }
+
+    fn train_padded(&self, seed: u64, index: u64, out: &mut Rows) -> Result<()> {
+        out.lengths.resize(out.rows, 1);
+        for row in 0..out.rows {
+            let place = draw::below(draw::hash(&[seed, index, row as u64, 3]), self.split.train_documents.len());
+            let (document, _) = self.split.train_documents.find(place);
+            let asked = self.put_document(out, row, self.tokens.start(document), self.tokens.document(document).end)?;
+            out.bytes += self.weight(&asked);
+        }
+        Ok(())
+    }
+
+    fn held_padded(&self, index: u64, out: &mut Rows) -> Result<bool> {
+        let documents = &self.split.held_documents;
+        let Some(first) = index.checked_mul(out.rows as u64).filter(|&first| first < documents.len() as u64) else { return Ok(false) };
+        out.lengths.resize(out.rows, 1);
+        for row in 0..out.rows.min(documents.len() - first as usize) {
+            let number = first as usize + row;
+            let begin = if number == 0 { 0 } else { documents[number - 1].end };
+            let Held { end, bytes, weight } = documents[number];
+            let (start, _) = self.split.held.find(begin);
+            let asked = self.put_document(out, row, start, start + (end - begin))?;
+            // A document that fits is counted whole, whatever its tokens say.
+            let whole = asked.len() as u64 + u64::from(self.tokens.manifest().begins) == end - begin;
+            out.bytes += if whole { bytes } else { proportion(bytes, self.weight(&asked), weight) };
+        }
+        Ok(true)
+    }
+}
+
+/// Tokens as the row's inputs, and each one's successor as its label.
+fn put(out: &mut Rows, row: usize, window: &[u32]) {
+    let (place, count) = (row * out.time, window.len() - 1);
+    out.ids[place..place + count].copy_from_slice(&window[..count]);
+    out.labels[place..place + count].iter_mut().zip(&window[1..]).for_each(|(label, &id)| *label = id as i32);
+}
+
+impl Source for TextSource {
+    fn vocabulary(&self) -> usize {
+        self.tokenizer.vocabulary()
+    }
+
+    fn fingerprint(&self) -> String {
+        self.fingerprint.clone()
+    }
+
+    fn train(&self, seed: u64, index: u64, rows: usize, time: usize, out: &mut Rows) -> Result<()> {
+        out.reset(rows, time);
+        match self.layout {
+            _ if rows == 0 || time == 0 => Ok(()),
+            Layout::Packed => self.train_packed(seed, index, out),
+            Layout::Padded => self.train_padded(seed, index, out),
+        }
+    }
+
+    fn held_out(&self, index: u64, rows: usize, time: usize, out: &mut Rows) -> Result<bool> {
+        out.reset(rows, time);
+        match self.layout {
+            _ if rows == 0 || time == 0 => Ok(false),
+            Layout::Packed => self.held_packed(index, out),
+            Layout::Padded => self.held_padded(index, out),
+        }
+    }
+}

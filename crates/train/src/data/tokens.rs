@@ -1,0 +1,139 @@
+//! All shards of a data set as one stream of documents.
+
+use std::path::{Path, PathBuf};
+
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+use super::shards::{Document, Expected, Shard};
+use crate::error::{Error, Result};
+
+/// Name of the file that is written last and makes a folder of shards a data set.
+pub(super) const MANIFEST: &str = "dataset.json";
+
+/// What a folder of shards says about itself.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// Version of the shards.
+    pub version: u32,
+    /// Hash of all that it was made from: files, settings, tokenizer, version.
+    pub fingerprint: String,
+    /// Tokenizer as it was named, and the hash of its file.
+    pub tokenizer: (String, String),
+    /// Number of different tokens.
+    pub vocabulary: u64,
+    /// The token that ends documents.
+    pub end: u32,
+    /// Whether documents begin with a token of the tokenizer's own.
+    pub begins: bool,
+    /// Documents.
+    pub documents: u64,
+    /// Tokens, ends of documents included.
+    pub tokens: u64,
+    /// Bytes of text.
+    pub bytes: u64,
+    /// Files that were read, in order.
+    pub files: Vec<PathBuf>,
+    /// Hash of each shard.
+    pub shards: Vec<String>,
+}
+
+/// Name of a shard's file.
+pub(super) fn shard_name(number: usize) -> String {
+    format!("tokens-{number:05}.bin")
+}
+
+/// A data set: its documents, one after the other, as one stream of tokens.
+#[derive(Debug)]
+pub struct Tokens {
+    manifest: Manifest,
+    shards: Vec<Shard>,
+    /// First token of each shard, and the end.
+    starts: Vec<u64>,
+    /// First document that ends in each shard, and the end.
+    firsts: Vec<u64>,
+}
+
+impl Tokens {
+    /// Opens the data set in a folder. With `verify` all bytes are hashed and compared, in parallel; without, only lengths, headers and
+    /// tables of documents are checked.
+    pub fn open(folder: &Path, verify: bool) -> Result<Tokens> {
+        let path = folder.join(MANIFEST);
+        let damaged = |problem: String| Error::Shard { path: path.clone(), problem };
+        let text = std::fs::read(&path).map_err(Error::io("read", &path))?;
+        let manifest: Manifest = serde_json::from_slice(&text).map_err(|error| damaged(format!("damaged: {error}")))?;
+        let fingerprint = blake3::Hash::from_hex(&manifest.fingerprint).map_err(|error| damaged(format!("damaged: {error}")))?;
+        let open = |(number, hash): (usize, &String)| {
+            let path = folder.join(shard_name(number));
+            let expected = Expected { number: number as u32, vocabulary: manifest.vocabulary, fingerprint: fingerprint.as_bytes() };
+            let shard = Shard::open(&path, expected, verify)?;
+            match blake3::Hash::from(shard.hash()).to_hex().as_str() == hash {
+                true => Ok(shard),
+                false => Err(Error::Shard { path, problem: format!("not the shard that {MANIFEST} speaks of") }),
+            }
+        };
+        // Collected before the first error is looked for, so that it does not depend on the number of threads.
+        let shards: Vec<Result<Shard>> = manifest.shards.par_iter().enumerate().map(open).collect();
+        let shards = shards.into_iter().collect::<Result<Vec<Shard>>>()?;
+        let sums = |count: fn(&Shard) -> u64| {
+            let mut sums = vec![0u64];
+            shards.iter().for_each(|shard| sums.push(sums[sums.len() - 1].saturating_add(count(shard))));
+            sums
+        };
+        let (starts, firsts) = (sums(Shard::tokens), sums(Shard::documents));
+        let tokens = Tokens { manifest, shards, starts, firsts };
+        let (total, documents) = (tokens.len(), tokens.documents());
+        if total != tokens.manifest.tokens || documents != tokens.manifest.documents || documents == 0 {
+            return Err(damaged(format!("its shards hold {total} tokens and {documents} documents, which is not what it says")));
+        }
+        if tokens.document(documents - 1).end != total {
+            return Err(damaged("damaged: the last document does not end with the last token".into()));
+        }
+        Ok(tokens)
+    }
+
+    /// What the folder says about itself.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Number of tokens; at least 1.
+    pub fn len(&self) -> u64 {
+        self.starts[self.shards.len()]
+    }
+
+    /// Never: a data set has a document.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Number of documents; at least 1.
+    pub fn documents(&self) -> u64 {
+        self.firsts[self.shards.len()]
+    }
+
+    /// Document `index`, which must be one; its end counts from the start of the stream.
+    pub fn document(&self, index: u64) -> Document {
+        let shard = self.firsts.partition_point(|&first| first <= index) - 1;
+        let document = self.shards[shard].document((index - self.firsts[shard]) as usize);
+        Document { end: self.starts[shard] + document.end, ..document }
+    }
+
+    /// Where document `index` starts; for the number of documents, the end of the stream.
+    pub fn start(&self, index: u64) -> u64 {
+        if index == 0 { 0 } else { self.document(index - 1).end }
+    }
+
+    /// Tokens from `start` on, which must be there, into `out`.
+    pub fn read(&self, mut start: u64, mut out: &mut [u32]) -> Result<()> {
+        while !out.is_empty() {
+            let shard = self.starts.partition_point(|&first| first <= start) - 1;
+            let here = (self.starts[shard + 1] - start).min(out.len() as u64) as usize;
+            let (now, later) = out.split_at_mut(here);
+            self.shards[shard].read((start - self.starts[shard]) as usize, now)?;
+            (start, out) = (start + here as u64, later);
+        }
+        Ok(())
+    }
+}

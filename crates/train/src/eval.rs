@@ -1,0 +1,192 @@
+//! How well a model predicts text that it has not seen.
+//!
+//! With a stride below the length, windows overlap: each asks for as many tokens as the stride, and shows up to length − stride tokens
+//! before them. A stride equal to the length cuts the text into windows that know nothing of each other.
+
+use serde::{Deserialize, Serialize};
+use termwise_llama::{Model, Objective, Options, Params, Session};
+
+use crate::data::{BestLoss, Rows, Source};
+use crate::error::{Error, Result};
+use crate::step::{batch_of, counts};
+
+/// What an evaluation found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Evaluation {
+    /// Tokens that were asked for.
+    pub tokens: u64,
+    /// Cross-entropy, the mean over all tokens, in nats.
+    pub loss: f64,
+    /// exp of the mean over all tokens.
+    pub perplexity: f64,
+    /// Bits for each byte of text; absent where the data is not text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bits_per_byte: Option<f64>,
+    /// Tokens that can only be recalled, where the data marks them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recall: Option<Part>,
+    /// The others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rest: Option<Part>,
+    /// Loss above that of the best possible predictor, where it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub excess: Option<Excess>,
+}
+
+/// Some of the tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Part {
+    /// How many.
+    pub tokens: u64,
+    /// Mean loss in nats; 0 where there is none.
+    pub loss: f64,
+}
+
+/// Loss above the best possible, in nats a token.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Excess {
+    /// Over all tokens.
+    pub all: f64,
+    /// Over recall tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recall: Option<f64>,
+    /// Over the others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rest: Option<f64>,
+}
+
+/// Sums of losses, batch by batch.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sums {
+    all: Sum,
+    recall: Sum,
+    marked: bool,
+    bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Sum {
+    loss: f64,
+    count: u64,
+}
+
+impl Sum {
+    fn mean(self) -> f64 {
+        if self.count == 0 { 0.0 } else { self.loss / self.count as f64 }
+    }
+
+    fn part(self) -> Part {
+        Part { tokens: self.count, loss: self.mean() }
+    }
+}
+
+impl Sums {
+    /// Runs a batch and adds its losses.
+    pub fn add(&mut self, session: &mut Session, params: &Params, rows: &Rows) -> Result<()> {
+        let loss = session.loss(params, &batch_of(rows, None))?;
+        self.all.loss += loss.sum;
+        self.all.count += loss.count as u64;
+        self.bytes += rows.bytes;
+        if !rows.recall.is_empty() {
+            self.marked = true;
+            let marked = rows.recall.iter().enumerate().filter(|&(at, &recall)| recall && counts(rows, at));
+            for (at, _) in marked {
+                self.recall.loss += session.token_losses().get(at).copied().unwrap_or(0.0);
+                self.recall.count += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// What they come to; `best` is what the best possible predictor has.
+    pub fn finish(&self, best: Option<BestLoss>) -> Evaluation {
+        let loss = self.all.mean();
+        let rest = Sum { loss: self.all.loss - self.recall.loss, count: self.all.count - self.recall.count };
+        let bits_per_byte = (self.bytes > 0).then(|| self.all.loss / std::f64::consts::LN_2 / self.bytes as f64);
+        let (recall, rest) = (self.marked.then(|| self.recall.part()), self.marked.then(|| rest.part()));
+        let excess = best.map(|best| Excess {
+            all: loss - best.all,
+            recall: recall.map(|part| part.loss - best.recall),
+            rest: rest.map(|part| part.loss - best.rest),
+        });
+        Evaluation { tokens: self.all.count, loss, perplexity: loss.exp(), bits_per_byte, recall, rest, excess }
+    }
+}
+
+/// How text is cut into windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Windows {
+    /// Windows computed at once.
+    pub batch: usize,
+    /// Positions of a window.
+    pub length: usize,
+    /// Tokens that a window asks for.
+    pub stride: usize,
+}
+
+/// Evaluates a model on the held-out batches of a source, at most `limit` batches where that is not 0.
+pub fn evaluate(model: &Model, source: &dyn Source, windows: Windows, limit: u64) -> Result<Evaluation> {
+    let Windows { batch, length, stride } = windows;
+    let bad = |key: &str, found: usize, expected: String| Error::Setting { place: String::new(), key: key.into(), found: found.to_string(), expected };
+    if batch == 0 || length == 0 {
+        return Err(bad("batch or length", 0, "it must be at least 1".into()));
+    }
+    if stride == 0 || stride > length {
+        return Err(bad("stride", stride, format!("it must be from 1 to the length, {length}")));
+    }
+    if source.vocabulary() > model.config.vocab_size {
+        let expected = format!("the model knows {} tokens; use the model's own tokenizer", model.config.vocab_size);
+        return Err(bad("vocabulary of the data", source.vocabulary(), expected));
+    }
+    let mut session = model.session(batch, length, Options::default())?;
+    let (mut sums, mut rows, mut sliding) = (Sums::default(), Rows::default(), Sliding::default());
+    for index in 0.. {
+        let more = if stride == length {
+            source.held_out(index, batch, length, &mut rows)?
+        } else {
+            sliding.next(source, windows, &mut rows)?
+        };
+        if !more || (limit > 0 && index >= limit) {
+            break;
+        }
+        sums.add(&mut session, &model.params, &rows)?;
+    }
+    Ok(sums.finish(source.best_loss()))
+}
+
+/// Overlapping windows of a stream.
+#[derive(Default)]
+struct Sliding {
+    piece: u64,
+    /// Tokens before the next piece, at most length − stride.
+    context: Vec<u32>,
+    rows: Rows,
+}
+
+impl Sliding {
+    fn next(&mut self, source: &dyn Source, windows: Windows, out: &mut Rows) -> Result<bool> {
+        let Windows { batch, length, stride } = windows;
+        out.reset(batch, length);
+        let mut any = false;
+        for row in 0..batch {
+            if !source.held_out(self.piece, 1, stride, &mut self.rows)? {
+                break;
+            }
+            if !self.rows.lengths.is_empty() || !self.rows.recall.is_empty() {
+                let expected = "these data are separate documents, which have nothing before them; make it the length".into();
+                return Err(Error::Setting { place: String::new(), key: "stride".into(), found: stride.to_string(), expected });
+            }
+            any = true;
+            self.piece += 1;
+            let (begin, shown) = (row * length, self.context.len());
+            out.ids[begin..begin + shown].copy_from_slice(&self.context);
+            out.ids[begin + shown..begin + shown + stride].copy_from_slice(&self.rows.ids);
+            out.labels[begin + shown..begin + shown + stride].copy_from_slice(&self.rows.labels);
+            out.bytes += self.rows.bytes;
+            self.context.extend_from_slice(&self.rows.ids);
+            let surplus = self.context.len().saturating_sub(length - stride);
+            self.context.drain(..surplus);
+        }
+        Ok(any)
+    }
+}

@@ -1,0 +1,61 @@
+//! Batches prepared on a thread of their own while the step before them is computed. What is in a batch depends on its index alone, so the
+//! results are those of preparing it in place.
+
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::Scope;
+
+use crate::data::Rows;
+use crate::error::{Error, Result};
+
+/// Batches in the order of their indices; `None` after the last.
+pub(crate) struct Feed<T> {
+    ready: Receiver<Result<Option<T>>>,
+    used: SyncSender<T>,
+    ended: bool,
+}
+
+impl<T: Default + Send + 'static> Feed<T> {
+    /// Calls `fill` with 0, 1, 2… on a thread of `scope` until it says false or fails, one ahead of the reader. The thread ends once
+    /// the feed is dropped.
+    pub(crate) fn start<'scope, 'env, F>(scope: &'scope Scope<'scope, 'env>, mut fill: F) -> Feed<T>
+    where
+        F: FnMut(u64, &mut T) -> Result<bool> + Send + 'scope,
+    {
+        let (send, ready) = sync_channel(1);
+        let (used, reuse) = sync_channel::<T>(4);
+        scope.spawn(move || {
+            for index in 0.. {
+                let mut item = reuse.try_recv().unwrap_or_default();
+                let filled = match fill(index, &mut item) {
+                    Ok(true) => Ok(Some(item)),
+                    Ok(false) => Ok(None),
+                    Err(error) => Err(error),
+                };
+                let last = !matches!(filled, Ok(Some(_)));
+                if send.send(filled).is_err() || last {
+                    return;
+                }
+            }
+        });
+        Feed { ready, used, ended: false }
+    }
+
+    /// The next one.
+    pub(crate) fn next(&mut self) -> Result<Option<T>> {
+        if self.ended {
+            return Ok(None);
+        }
+        let next = self.ready.recv().unwrap_or(Err(Error::Internal("the thread that prepares data has panicked")));
+        self.ended = !matches!(next, Ok(Some(_)));
+        next
+    }
+
+    /// Gives back what is not needed any more, to be filled again.
+    pub(crate) fn reuse(&self, item: T) {
+        // A full channel or an ended thread only means that the buffer is freed instead.
+        let _ = self.used.try_send(item);
+    }
+}
+
+/// The batches of one step.
+pub(crate) type Parts = Vec<Rows>;

@@ -1,0 +1,46 @@
+//! Files and folders that appear whole or not at all.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+
+/// Writes a file beside its destination, flushes it to the disk and puts it in place of whatever was there.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    let part = beside(path, "part");
+    let written = write_synced(&part, bytes).and_then(|()| fs::rename(&part, path).map_err(Error::io("put in place", path)));
+    if written.is_err() {
+        // Room on a full disk; the error that matters is the first one.
+        let _ = fs::remove_file(&part);
+    }
+    written?;
+    sync_folder(path.parent().unwrap_or(Path::new("")))
+}
+
+/// Writes a file and flushes it to the disk.
+pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut file = File::create(path).map_err(Error::io("create", path))?;
+    file.write_all(bytes).map_err(Error::io("write", path))?;
+    file.sync_all().map_err(Error::io("flush to disk", path))
+}
+
+/// A hidden name in the same folder.
+pub(crate) fn beside(path: &Path, ending: &str) -> PathBuf {
+    let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    path.with_file_name(format!(".{name}.{ending}"))
+}
+
+/// A rename outlives a power cut only once its folder is on the disk.
+pub(crate) fn sync_folder(folder: &Path) -> Result<()> {
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    if cfg!(unix) {
+        File::open(folder).and_then(|file| file.sync_all()).map_err(Error::io("flush to disk", folder))?;
+    }
+    Ok(())
+}
+
+/// Creates a folder and those around it.
+pub(crate) fn create_folder(folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder).map_err(Error::io("create the folder", folder))
+}

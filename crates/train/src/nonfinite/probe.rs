@@ -1,0 +1,93 @@
+//! Which layer is the first whose output is not finite: the model is run with its first layers only, then with its last layer's MLP taken away.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use termwise_llama::config::AttentionMap;
+use termwise_llama::{Model, Options};
+
+use crate::data::Rows;
+use crate::error::Result;
+use crate::step::batch_of;
+
+/// Where values stop being finite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// The output of the embedding, or the last norm or output projection over it.
+    Ends,
+    /// The attention of this layer.
+    Attention(usize),
+    /// The MLP of this layer.
+    Mlp(usize),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Ends => f.write_str("the embedding or the output projection"),
+            Origin::Attention(layer) => write!(f, "the attention of layer {layer}"),
+            Origin::Mlp(layer) => write!(f, "the MLP of layer {layer}"),
+        }
+    }
+}
+
+/// The first place where this batch is not finite; `None` where all of it is.
+pub(super) fn origin(model: &Model, rows: &Rows) -> Result<Option<Origin>> {
+    let layers = model.config.num_hidden_layers;
+    if finite(&first_layers(model, layers, true)?, rows)? {
+        return Ok(None);
+    }
+    // What is not finite stays so in the residual: the first bad layer can be found by halving.
+    let (mut good, mut bad) = (0, layers);
+    while bad - good > 1 {
+        let middle = (good + bad) / 2;
+        if finite(&first_layers(model, middle, true)?, rows)? { good = middle } else { bad = middle }
+    }
+    let layer = bad - 1;
+    if layer == 0 && !finite(&without_layer(model)?, rows)? {
+        return Ok(Some(Origin::Ends));
+    }
+    let attention_is_good = finite(&first_layers(model, bad, false)?, rows)?;
+    Ok(Some(if attention_is_good { Origin::Mlp(layer) } else { Origin::Attention(layer) }))
+}
+
+/// The model with its first `count` layers, the last of them with or without its MLP.
+fn first_layers(model: &Model, count: usize, mlp: bool) -> Result<Model> {
+    let mut config = model.config.clone();
+    let mut attention = AttentionMap::from(model.config.attention.default_variant().clone());
+    for layer in 0..count {
+        for (head, variant) in model.config.heads(layer).into_iter().enumerate() {
+            attention.set_head(layer, head, variant);
+        }
+    }
+    config.attention = attention;
+    config.num_hidden_layers = count;
+    let mut short = Model::zeros(config)?;
+    let layout = short.params.layout().clone();
+    let prefix = format!("model.layers.{}.mlp.", count - 1);
+    for entry in layout.entries().iter().filter(|entry| mlp || !entry.spec.name.starts_with(&prefix)) {
+        let values = model.params.get(&entry.spec.name)?;
+        short.params.values_mut()[entry.range()].copy_from_slice(values);
+    }
+    Ok(short)
+}
+
+/// One layer that adds nothing: embedding, last norm and output projection alone.
+fn without_layer(model: &Model) -> Result<Model> {
+    let mut config = model.config.clone();
+    config.attention = AttentionMap::default();
+    config.num_hidden_layers = 1;
+    let mut ends = Model::zeros(config)?;
+    for name in ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"] {
+        let values = model.params.get(name)?.to_vec();
+        ends.params.get_mut(name)?.copy_from_slice(&values);
+    }
+    Ok(ends)
+}
+
+fn finite(model: &Model, rows: &Rows) -> Result<bool> {
+    use termwise_llama::Objective;
+    let mut session = model.session(rows.rows, rows.time, Options::default())?;
+    Ok(session.loss(&model.params, &batch_of(rows, None))?.sum.is_finite())
+}

@@ -1,0 +1,117 @@
+//! Named settings: sizes of models and recipes of training.
+
+use toml::Table;
+
+use crate::error::{Error, Result};
+
+/// Sizes of models, smallest first: name, hidden, mlp, heads, layers.
+pub const MODELS: [(&str, u32, u32, u32, u32); 6] = [
+    ("tiny", 64, 128, 4, 2),
+    ("small-test", 256, 512, 4, 4),
+    ("medium-test", 512, 1024, 8, 8),
+    // The three models of arXiv 2507.23632.
+    ("paper-small", 1024, 2048, 16, 20),
+    ("paper-deep", 1024, 2048, 32, 60),
+    ("paper-large", 3072, 6144, 16, 20),
+];
+
+/// What every run begins with.
+const DEFAULT: &str = r#"
+model = "tiny"
+from = ""
+vocab = 0
+tie = false
+rope_theta = 10000.0
+norm_eps = 1e-5
+init_std = 0.02
+attention = "softmax"
+data = ["builtin"]
+language = ""
+tokenizer = "bytes"
+special_tokens = true
+field = "text"
+documents = "file"
+split_seed = 0
+layout = "packed"
+batch = 16
+length = 256
+accumulate = 1
+steps = 1000
+seed = 1
+lr = 1e-3
+warmup = 100
+decay = "cosine"
+horizon = 0
+final_lr = 0.1
+beta1 = 0.9
+beta2 = 0.95
+adam_eps = 1e-8
+weight_decay = 0.1
+decay_matrices_only = true
+clip = 1.0
+clip_gated_only = false
+eval_every = 100
+eval_batches = 16
+checkpoint_every = 500
+keep = 2
+log_every = 10
+threads = 0
+skip_nonfinite = 0
+"#;
+
+/// The recipe of arXiv 2507.23632, in float32. The learning rate falls towards zero at a million steps and the run stops at a
+/// hundred thousand, so it ends at 0.91 of its peak. Gradients of gated models alone are clipped. Weight decay is PyTorch's, on
+/// every parameter.
+const PAPER: &str = r#"
+model = "paper-small"
+tie = false
+rope_theta = 10000.0
+norm_eps = 1e-5
+init_std = 0.02
+batch = 36
+length = 1024
+accumulate = 1
+layout = "padded"
+held_out = 0.001
+steps = 100000
+lr = 1e-4
+warmup = 10000
+decay = "linear"
+horizon = 1000000
+final_lr = 0.0
+beta1 = 0.9
+beta2 = 0.999
+adam_eps = 1e-7
+weight_decay = 0.01
+decay_matrices_only = false
+clip = 1.0
+clip_gated_only = true
+eval_every = 1000
+checkpoint_every = 1000
+"#;
+
+/// The recipes by name.
+pub const RECIPES: [(&str, &str); 2] = [("default", DEFAULT), ("paper", PAPER)];
+
+/// The settings of a recipe.
+pub(super) fn recipe(name: &str) -> Result<Table> {
+    let unknown = || unknown("recipe", name, RECIPES.iter().map(|recipe| recipe.0));
+    let text = RECIPES.iter().find(|recipe| recipe.0 == name).ok_or_else(unknown)?.1;
+    Ok(text.parse().expect("the recipes above are valid TOML"))
+}
+
+/// The sizes of a model.
+pub(super) fn model(name: &str) -> Result<Table> {
+    let unknown = || unknown("model", name, MODELS.iter().map(|model| model.0));
+    let &(_, hidden, mlp, heads, layers) = MODELS.iter().find(|model| model.0 == name).ok_or_else(unknown)?;
+    let sizes = [("hidden", hidden), ("mlp", mlp), ("heads", heads), ("kv_heads", 0), ("layers", layers), ("head_dim", 0)];
+    Ok(sizes.into_iter().map(|(key, size)| (key.to_owned(), i64::from(size).into())).collect())
+}
+
+fn unknown<'a>(key: &str, name: &str, known: impl Iterator<Item = &'a str> + Clone) -> Error {
+    let expected = match termwise_attention::nearest(name, known.clone()) {
+        Some(nearest) => format!("there is none of this name; did you mean `{nearest}`?"),
+        None => format!("there is none of this name; known are {}", known.collect::<Vec<_>>().join(", ")),
+    };
+    Error::Setting { place: String::new(), key: key.into(), found: format!("\"{name}\""), expected }
+}

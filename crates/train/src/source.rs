@@ -1,0 +1,127 @@
+//! The data that settings name.
+
+use std::path::{Path, PathBuf};
+
+use crate::data::language::{Language, LanguageConfig};
+use crate::data::prepare::{Prepare, prepare};
+use crate::data::{DataConfig, Rows, Source, TextSource, Tokenizer, tokens::Tokens};
+use crate::error::{Error, Result};
+use crate::settings::Settings;
+
+/// A word in `data` that is no file: the built-in language.
+pub const BUILTIN: &str = "builtin";
+
+/// Files beside a `tokenizer.json` that other tools look for.
+const TOKENIZER_FILES: [&str; 4] = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"];
+
+impl Settings {
+    /// The text that the settings name; `None` where it is the built-in language.
+    pub fn data_config(&self) -> Result<Option<DataConfig>> {
+        if self.data == [BUILTIN] {
+            return Ok(None);
+        }
+        if self.data.iter().any(|name| name == BUILTIN) {
+            let expected = format!("`{BUILTIN}` stands alone; a file of this name is ./{BUILTIN}");
+            return Err(Error::Setting { place: String::new(), key: "data".into(), found: format!("{:?}", self.data), expected });
+        }
+        let parse = |key: &'static str| move |problem: String| Error::DataSetting { key, problem };
+        let config = DataConfig {
+            sources: self.data.clone(),
+            tokenizer: self.tokenizer.clone(),
+            end_of_document: self.end_of_document.clone(),
+            special_tokens: self.special_tokens,
+            field: self.field.clone(),
+            documents: self.documents.parse().map_err(parse("documents"))?,
+            held_out: self.held_out,
+            split_seed: self.split_seed,
+            layout: self.layout.parse().map_err(parse("layout"))?,
+        };
+        config.check()?;
+        Ok(Some(config))
+    }
+
+    /// The built-in language of these settings.
+    pub fn language_config(&self) -> Result<LanguageConfig> {
+        self.language.parse()
+    }
+
+    /// Opens the data, text tokenized into `cache` if it is not there yet.
+    pub fn open_source(&self, cache: &Path, how: &Prepare) -> Result<Box<dyn Source>> {
+        Ok(match self.data_config()? {
+            None => Box::new(Language::new(self.language_config()?)?),
+            Some(config) => Box::new(TextSource::prepare(&config, cache, how)?),
+        })
+    }
+
+    /// All text that the settings name, in order, nothing split off; `None` where it is the built-in language.
+    pub fn open_whole(&self, cache: &Path, how: &Prepare) -> Result<Option<WholeText>> {
+        let Some(config) = self.data_config()? else { return Ok(None) };
+        let (tokenizer, tokens) = prepare(&config, cache, how)?;
+        Ok(Some(WholeText { tokenizer, tokens }))
+    }
+
+    /// The tokenizer's files, for [`crate::RunOptions::files`].
+    pub fn tokenizer_files(&self) -> Result<Vec<(String, Vec<u8>)>> {
+        if self.data == [BUILTIN] || self.tokenizer == "bytes" {
+            return Ok(Vec::new());
+        }
+        let given = PathBuf::from(&self.tokenizer);
+        let main = if given.is_dir() { given.join("tokenizer.json") } else { given };
+        let mut files = Vec::new();
+        for name in TOKENIZER_FILES {
+            let path = if name == "tokenizer.json" { main.clone() } else { main.with_file_name(name) };
+            if path.is_file() {
+                files.push((name.to_owned(), std::fs::read(&path).map_err(Error::io("read", &path))?));
+            }
+        }
+        Ok(files)
+    }
+}
+
+/// All tokens of a text in order, as held-out data: every token is asked for once, ends of documents included.
+#[derive(Debug)]
+pub struct WholeText {
+    tokenizer: Tokenizer,
+    tokens: Tokens,
+}
+
+impl Source for WholeText {
+    fn vocabulary(&self) -> usize {
+        self.tokenizer.vocabulary()
+    }
+
+    fn fingerprint(&self) -> String {
+        let mut hasher = blake3::Hasher::new();
+        self.tokens.manifest().shards.iter().for_each(|hash| _ = hasher.update(hash.as_bytes()));
+        hasher.finalize().to_hex()[..16].to_string()
+    }
+
+    fn train(&self, _: u64, _: u64, _: usize, _: usize, _: &mut Rows) -> Result<()> {
+        Err(Error::Internal("text to evaluate on has no training batches"))
+    }
+
+    fn held_out(&self, index: u64, rows: usize, time: usize, out: &mut Rows) -> Result<bool> {
+        out.reset(rows, time);
+        let (length, end) = (self.tokens.len(), self.tokenizer.end());
+        let Some(first) = index.checked_mul((rows * time) as u64).filter(|&first| first < length) else { return Ok(false) };
+        let weights = self.tokenizer.bytes_of_tokens();
+        let mut window = vec![end; time + 1];
+        for row in 0..rows {
+            let start = first + (row * time) as u64;
+            if start >= length {
+                break;
+            }
+            let count = (length - start).min(time as u64) as usize;
+            match start {
+                0 => self.tokens.read(0, &mut window[1..=count])?,
+                _ => self.tokens.read(start - 1, &mut window[..=count])?,
+            }
+            for t in 0..count {
+                out.ids[row * time + t] = window[t];
+                out.labels[row * time + t] = window[t + 1] as i32;
+                out.bytes += u64::from(weights[window[t + 1] as usize]);
+            }
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,288 @@
+//! From a file to a list of runs.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+use serde::Deserialize;
+use termwise_attention::nearest;
+use toml::{Table, Value};
+
+use crate::error::{Error, Result};
+
+/// Most runs that a sweep may have: more is a mistake in the file.
+const MOST: usize = 100_000;
+
+/// What settings a run has.
+pub trait Schema {
+    /// Every key there is, dotted.
+    fn keys(&self) -> Vec<String>;
+
+    /// The complete settings for those asked for: checked, defaults filled in.
+    fn resolve(&self, asked: &Table) -> std::result::Result<Table, String>;
+
+    /// Whether a setting, by the first part of its key, decides the outcome of a run; the others do not count in its hash.
+    fn decides(&self, _key: &str) -> bool {
+        true
+    }
+}
+
+/// What an axis means for the summary, by the last part of its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Runs that differ in it are repetitions.
+    Seed,
+    /// The best of its values counts.
+    LearningRate,
+    /// An attention, whose equals are known.
+    Attention,
+    /// Anything else.
+    Other,
+}
+
+impl Role {
+    /// The role of a dotted key.
+    pub fn of(key: &str) -> Role {
+        match key.rsplit('.').next() {
+            Some("seed") => Role::Seed,
+            Some("lr" | "learning_rate") => Role::LearningRate,
+            Some("attention" | "attention_variant" | "variant") => Role::Attention,
+            _ => Role::Other,
+        }
+    }
+}
+
+/// A setting and the values it takes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Axis {
+    /// Its dotted key.
+    pub key: String,
+    /// Its values, at least one.
+    pub values: Vec<Value>,
+}
+
+impl Axis {
+    /// What it means for the summary.
+    pub fn role(&self) -> Role {
+        Role::of(&self.key)
+    }
+}
+
+/// One run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Job {
+    /// 16 hexadecimal digits that stand for the settings that decide its outcome.
+    pub hash: String,
+    /// Its value on each axis.
+    pub point: Vec<Value>,
+    /// Complete settings.
+    pub settings: Table,
+}
+
+/// A sweep: its axes and every run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// In the order of their names.
+    pub axes: Vec<Axis>,
+    /// What is compared, the smaller the better.
+    pub metric: String,
+    /// Every combination, the last axis fastest; runs with the same complete settings once.
+    pub jobs: Vec<Job>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    metric: Option<String>,
+    base: Option<Base>,
+    #[serde(default)]
+    axes: Table,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Base {
+    File(String),
+    Table(Table),
+}
+
+impl Plan {
+    /// Reads the sweep of a file. `metric` is what is compared where the file does not say.
+    pub fn read(path: &Path, schema: &dyn Schema, metric: &str) -> Result<Plan> {
+        let text = fs::read_to_string(path).map_err(Error::io("read", path))?;
+        Plan::parse(&text, path, schema, metric)
+    }
+
+    /// The sweep of this text; `path` is where it stands: in messages, and to find the file of a base.
+    pub fn parse(text: &str, path: &Path, schema: &dyn Schema, metric: &str) -> Result<Plan> {
+        let refuse = |problem: String| Error::Sweep { path: path.into(), problem };
+        let file: File = toml::from_str(text).map_err(|error| refuse(error.to_string().trim_end().into()))?;
+        let base = match file.base {
+            None => Table::new(),
+            Some(Base::Table(table)) => table,
+            Some(Base::File(name)) => {
+                let name = path.parent().unwrap_or(Path::new("")).join(name);
+                let text = fs::read_to_string(&name).map_err(Error::io("read", &name))?;
+                toml::from_str(&text)
+                    .map_err(|error: toml::de::Error| Error::Sweep { path: name, problem: error.to_string().trim_end().into() })?
+            }
+        };
+        let keys = schema.keys();
+        let mut axes: Vec<Axis> = Vec::new();
+        for (written, values) in flatten(file.axes, &keys) {
+            let key = find_key(&written, &keys).map_err(refuse)?;
+            let values = match values {
+                Value::Array(values) if !values.is_empty() => values,
+                Value::Array(_) => return Err(refuse(format!("the axis `{written}` has no values; give at least one"))),
+                value => return Err(refuse(format!("the axis `{written}` is {value}; give a list of values"))),
+            };
+            if axes.iter().any(|axis| axis.key == key) {
+                return Err(refuse(format!("two axes are for `{key}`; write their values into one")));
+            }
+            axes.push(Axis { key, values });
+        }
+        let count = axes.iter().try_fold(1usize, |product, axis| product.checked_mul(axis.values.len())).filter(|&n| n <= MOST);
+        let count = count.ok_or_else(|| refuse(format!("more than {MOST} combinations; take out values or axes")))?;
+        let mut jobs: Vec<Job> = Vec::with_capacity(count);
+        let mut known: HashMap<String, usize> = HashMap::new();
+        for index in 0..count {
+            let point = point(&axes, index);
+            let mut asked = base.clone();
+            for (axis, value) in axes.iter().zip(&point) {
+                set(&mut asked, &axis.key, value.clone()).map_err(refuse)?;
+            }
+            let settings = schema.resolve(&asked).map_err(|problem| refuse(format!("{}: {problem}", describe(&axes, &point))))?;
+            let decisive =
+                settings.iter().filter(|(key, _)| schema.decides(key)).map(|(key, value)| (key.clone(), value.clone())).collect();
+            let hash = hash(&decisive);
+            if known.insert(hash.clone(), index).is_none() {
+                jobs.push(Job { hash, point, settings });
+            }
+        }
+        Ok(Plan { axes, metric: file.metric.unwrap_or_else(|| metric.into()), jobs })
+    }
+
+    /// A job in words: its value on each axis that has several.
+    pub fn name(&self, job: &Job) -> String {
+        describe(&self.axes, &job.point)
+    }
+}
+
+/// The values of combination `index`.
+fn point(axes: &[Axis], mut index: usize) -> Vec<Value> {
+    let mut point: Vec<Value> = axes
+        .iter()
+        .rev()
+        .map(|axis| {
+            let value = axis.values[index % axis.values.len()].clone();
+            index /= axis.values.len();
+            value
+        })
+        .collect();
+    point.reverse();
+    point
+}
+
+fn describe(axes: &[Axis], point: &[Value]) -> String {
+    let words: Vec<String> = axes
+        .iter()
+        .zip(point)
+        .filter(|(axis, _)| axis.values.len() > 1)
+        .map(|(axis, value)| format!("{}={}", axis.key.rsplit('.').next().unwrap_or(&axis.key), plain(value)))
+        .collect();
+    if words.is_empty() { "the base".into() } else { words.join(", ") }
+}
+
+/// A value as text, strings without quotes.
+pub(super) fn plain(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// Axes may be written as `model.width = […]`, which TOML reads as a table within a table.
+fn flatten(table: Table, keys: &[String]) -> Vec<(String, Value)> {
+    let mut flat = Vec::new();
+    for (key, value) in table {
+        match value {
+            Value::Table(inner) if !keys.contains(&key) => {
+                flat.extend(flatten(inner, &[]).into_iter().map(|(rest, value)| (format!("{key}.{rest}"), value)));
+            }
+            value => flat.push((key, value)),
+        }
+    }
+    flat
+}
+
+/// The key that is meant: itself, or the only one that ends with it.
+fn find_key(written: &str, keys: &[String]) -> std::result::Result<String, String> {
+    if keys.iter().any(|key| key == written) {
+        return Ok(written.into());
+    }
+    let ending = format!(".{written}");
+    let meant: Vec<&String> = keys.iter().filter(|key| key.ends_with(&ending)).collect();
+    match meant[..] {
+        [key] => Ok(key.clone()),
+        [] => {
+            let last = keys.iter().map(|key| key.rsplit('.').next().unwrap_or(key));
+            let hint = match nearest(written, keys.iter().map(String::as_str).chain(last)) {
+                Some(close) => format!("did you mean `{close}`?"),
+                None => format!("there are {}", keys.join(", ")),
+            };
+            Err(format!("there is no setting `{written}` for an axis; {hint}"))
+        }
+        _ => {
+            let meant: Vec<&str> = meant.iter().map(|key| key.as_str()).collect();
+            Err(format!("the axis `{written}` can be {}; write one of them", meant.join(" or ")))
+        }
+    }
+}
+
+fn set(table: &mut Table, key: &str, value: Value) -> std::result::Result<(), String> {
+    match key.split_once('.') {
+        None => {
+            table.insert(key.into(), value);
+            Ok(())
+        }
+        Some((first, rest)) => match table.entry(first).or_insert_with(|| Value::Table(Table::new())) {
+            Value::Table(inner) => set(inner, rest, value),
+            other => Err(format!("`{first}` is {other} in the base and an axis asks for `{key}`; make it a table")),
+        },
+    }
+}
+
+/// Of all keys and values, in the order of their names.
+pub(super) fn hash(settings: &Table) -> String {
+    let mut text = String::new();
+    write_sorted(&Value::Table(settings.clone()), &mut text);
+    blake3::hash(text.as_bytes()).to_hex()[..16].to_string()
+}
+
+fn write_sorted(value: &Value, out: &mut String) {
+    match value {
+        Value::Table(table) => {
+            let mut entries: Vec<(&String, &Value)> = table.iter().collect();
+            entries.sort_by_key(|(key, _)| *key);
+            out.push('{');
+            for (key, value) in entries {
+                out.push_str(&format!("{key:?}:"));
+                write_sorted(value, out);
+                out.push(',');
+            }
+            out.push('}');
+        }
+        Value::Array(values) => {
+            out.push('[');
+            for value in values {
+                write_sorted(value, out);
+                out.push(',');
+            }
+            out.push(']');
+        }
+        // Not as TOML prints it, which is free to choose between quotes.
+        Value::String(text) => out.push_str(&format!("{text:?}")),
+        Value::Float(x) => out.push_str(&format!("{x:?}")),
+        other => out.push_str(&other.to_string()),
+    }
+}

@@ -1,0 +1,182 @@
+//! Runs as processes of their own.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::plan::Job;
+use super::record::Metrics;
+use super::schedule::{Control, Outcome, Runner};
+use crate::error::{Error, Result};
+
+/// How often processes are looked at.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Trains each job in a process: `PROGRAM --threads N train --quiet --config SETTINGS`, and `--runs DIR --name NAME` or, where the
+/// folder holds a run already, `--resume FOLDER`. It is expected to write `metrics.jsonl` into the folder, and on an interrupt to
+/// leave a checkpoint and end.
+#[derive(Debug)]
+pub struct ProcessRunner {
+    program: PathBuf,
+    kill: Arc<AtomicBool>,
+}
+
+impl ProcessRunner {
+    /// Runs this program. Once `kill` is set, processes that were asked to stop are not waited for any longer.
+    pub fn new(program: impl Into<PathBuf>, kill: Arc<AtomicBool>) -> ProcessRunner {
+        ProcessRunner { program: program.into(), kill }
+    }
+
+    fn command(&self, control: &Control) -> Result<Command> {
+        let log = File::options().create(true).append(true).open(control.log).map_err(Error::io("open", control.log))?;
+        let errors = log.try_clone().map_err(Error::io("open", control.log))?;
+        let mut command = Command::new(&self.program);
+        command.arg("--threads").arg(control.threads.to_string());
+        command.args(["train", "--quiet", "--config"]).arg(control.settings);
+        match (control.folder.parent(), control.folder.file_name()) {
+            (Some(runs), Some(name)) if !control.folder.join("settings.toml").is_file() => {
+                command.arg("--runs").arg(runs).arg("--name").arg(name);
+            }
+            _ => {
+                command.arg("--resume").arg(control.folder);
+            }
+        }
+        command.stdin(Stdio::null()).stdout(log).stderr(errors);
+        // A group of its own: Ctrl-C in the terminal reaches this process alone, which passes it on once.
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        Ok(command)
+    }
+}
+
+impl Runner for ProcessRunner {
+    fn run(&self, job: &Job, control: &Control) -> Result<Outcome> {
+        let steps = job.settings.get("steps").and_then(toml::Value::as_integer).unwrap_or(0).max(0) as u64;
+        let mut metrics = Tail::new(control.folder);
+        let mut child = self.command(control)?.spawn().map_err(Error::io("start", &self.program))?;
+        let mut asked = false;
+        let status = loop {
+            if let Some(status) = child.try_wait().map_err(Error::io("wait for", &self.program))? {
+                break status;
+            }
+            if control.stop.load(Ordering::Relaxed) && !asked {
+                interrupt(&mut child);
+                asked = true;
+            }
+            if asked && self.kill.load(Ordering::Relaxed) {
+                // It may have ended by itself in the meantime.
+                let _ = child.kill();
+            }
+            metrics.read();
+            if let Some(step) = metrics.step
+                && steps > 0
+            {
+                (control.report)(step as f64 / steps as f64);
+            }
+            thread::sleep(PAUSE);
+        };
+        metrics.read();
+        let complete = metrics.step.is_some_and(|step| step >= steps);
+        Ok(match (status.success(), complete) {
+            (true, true) => Outcome::Finished(metrics.last),
+            _ if asked => Outcome::Stopped,
+            (true, false) => Outcome::Failed(format!("ended after step {} of {steps}", metrics.step.unwrap_or(0))),
+            (false, _) => Outcome::Failed(reason(status, control.log)),
+        })
+    }
+}
+
+/// Asks a process to stop as Ctrl-C does.
+fn interrupt(child: &mut Child) {
+    #[cfg(unix)]
+    {
+        let pid = rustix::process::Pid::from_child(child);
+        // It may have ended by itself; the next look at it says so.
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::INT);
+    }
+    #[cfg(not(unix))]
+    {
+        // Without signals a run falls back to its last checkpoint.
+        let _ = child.kill();
+    }
+}
+
+/// What a process said at its end.
+fn reason(status: ExitStatus, log: &Path) -> String {
+    let text = fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    let from = lines.iter().rposition(|line| line.starts_with("error:")).unwrap_or(lines.len().saturating_sub(1));
+    match lines[from.min(lines.len())..].join("\n") {
+        said if said.is_empty() => format!("the process ended with {status}; see {}", log.display()),
+        said => said.trim_start_matches("error: ").into(),
+    }
+}
+
+/// Reads what is appended to `metrics.jsonl`, and keeps the last value of everything.
+struct Tail {
+    path: PathBuf,
+    offset: u64,
+    /// Steps done.
+    step: Option<u64>,
+    last: Metrics,
+}
+
+impl Tail {
+    fn new(folder: &Path) -> Tail {
+        Tail { path: folder.join("metrics.jsonl"), offset: 0, step: None, last: Metrics::new() }
+    }
+
+    /// What cannot be read now may be there the next time.
+    fn read(&mut self) {
+        let Ok(mut file) = File::open(&self.path) else { return };
+        if file.metadata().is_ok_and(|meta| meta.len() < self.offset) {
+            // A run that is continued cuts off what came after its checkpoint.
+            *self = Tail { path: std::mem::take(&mut self.path), offset: 0, step: None, last: Metrics::new() };
+        }
+        let mut bytes = Vec::new();
+        if file.seek(SeekFrom::Start(self.offset)).and_then(|_| file.read_to_end(&mut bytes)).is_err() {
+            return;
+        }
+        let complete = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+        self.offset += complete as u64;
+        for line in bytes[..complete].split(|&byte| byte == b'\n') {
+            if let Ok(line) = serde_json::from_slice::<Value>(line) {
+                self.add(&line);
+            }
+        }
+    }
+
+    fn add(&mut self, line: &Value) {
+        if let Some(step) = line.get("step").and_then(Value::as_u64) {
+            self.step = Some(step);
+        }
+        let kind = line.get("kind").and_then(Value::as_str).unwrap_or("run").to_string();
+        // A number that is missing this time, such as a loss that is not finite, must not stay what it was.
+        self.last.retain(|name, _| !name.starts_with(&format!("{kind}.")));
+        flatten(&kind, line, &mut self.last);
+    }
+}
+
+/// Names of numbers that say nothing of how well a run went.
+const LEFT_OUT: &[&str] = &["step", "time", "tokens", "lr"];
+
+/// Numbers of an object under dotted names.
+fn flatten(name: &str, value: &Value, out: &mut Metrics) {
+    match value {
+        Value::Number(number) => {
+            out.extend(number.as_f64().map(|x| (name.to_string(), x)));
+        }
+        Value::Object(map) => map
+            .iter()
+            .filter(|(key, _)| !LEFT_OUT.contains(&key.as_str()))
+            .for_each(|(key, value)| flatten(&format!("{name}.{key}"), value, out)),
+        _ => {}
+    }
+}

@@ -1,0 +1,112 @@
+//! How far a sweep is and how long it will take.
+
+use std::time::Duration;
+
+use super::record::{Record, Status};
+use super::schedule::State;
+
+/// How far a sweep is. Runs that are left out do not count.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Progress {
+    /// Runs in all.
+    pub total: usize,
+    /// Finished, before or now.
+    pub finished: usize,
+    /// Failed, before or now, and not run again yet.
+    pub failed: usize,
+    /// Under way.
+    pub running: usize,
+    /// Share of all work done, every run counting the same.
+    pub fraction: f64,
+    /// Estimate for what is left, at the pace since the start; absent as long as nothing is done.
+    pub remaining: Option<Duration>,
+}
+
+/// Keeps count while runs report.
+pub(super) struct Tracker {
+    runs: Vec<Option<Run>>,
+}
+
+#[derive(Clone, Copy)]
+struct Run {
+    phase: Phase,
+    /// Whether it is to be run in this session.
+    wanted: bool,
+    /// Done before this session; known from its first report.
+    before: Option<f64>,
+    done: f64,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Phase {
+    Waiting,
+    Running,
+    Finished,
+    Failed,
+}
+
+impl Tracker {
+    pub fn new(states: &[State], queue: &[usize]) -> Tracker {
+        let run = |(index, state): (usize, &State)| {
+            let phase = match state {
+                State::Equal(_) => return None,
+                State::Open => Phase::Waiting,
+                State::Ended(record) => phase_of(record),
+            };
+            let wanted = queue.contains(&index);
+            Some(Run { phase, wanted, before: None, done: if wanted { 0.0 } else { 1.0 } })
+        };
+        Tracker { runs: states.iter().enumerate().map(run).collect() }
+    }
+
+    fn change(&mut self, index: usize, change: impl FnOnce(&mut Run)) {
+        if let Some(run) = &mut self.runs[index] {
+            change(run);
+        }
+    }
+
+    pub fn started(&mut self, index: usize) {
+        self.change(index, |run| run.phase = Phase::Running);
+    }
+
+    pub fn done(&mut self, index: usize, fraction: f64) {
+        self.change(index, |run| {
+            run.done = fraction.clamp(0.0, 1.0);
+            run.before.get_or_insert(run.done);
+        });
+    }
+
+    pub fn ended(&mut self, index: usize, record: &Record) {
+        self.change(index, |run| {
+            (run.phase, run.done) = (phase_of(record), 1.0);
+            run.before.get_or_insert(0.0);
+        });
+    }
+
+    pub fn stopped(&mut self, index: usize) {
+        self.change(index, |run| run.phase = Phase::Waiting);
+    }
+
+    pub fn progress(&self, elapsed: Duration) -> Progress {
+        let runs = || self.runs.iter().flatten();
+        let count = |phase| runs().filter(|run| run.phase == phase).count();
+        let total = runs().count();
+        let now: f64 = runs().filter(|run| run.wanted).filter_map(|run| Some(run.done - run.before?)).sum();
+        let left: f64 = runs().map(|run| 1.0 - run.done).sum();
+        Progress {
+            total,
+            finished: count(Phase::Finished),
+            failed: count(Phase::Failed),
+            running: count(Phase::Running),
+            fraction: 1.0 - left / (total.max(1)) as f64,
+            remaining: (now > 0.0).then(|| elapsed.mul_f64((left / now).min(1e6))),
+        }
+    }
+}
+
+fn phase_of(record: &Record) -> Phase {
+    match record.status {
+        Status::Finished { .. } => Phase::Finished,
+        Status::Failed { .. } => Phase::Failed,
+    }
+}

@@ -1,0 +1,74 @@
+//! How runs ended, on disk.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::plan::Job;
+use crate::error::{Error, Result};
+use crate::files::write_whole;
+
+/// What was measured at the end of a run, by name. Numbers that are not finite are left out.
+pub type Metrics = BTreeMap<String, f64>;
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "status", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Status {
+    /// To its end.
+    Finished {
+        /// What was measured.
+        metrics: Metrics,
+    },
+    /// Before its end, by itself.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// The end of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// Of its complete settings.
+    pub hash: String,
+    /// What it took in the session that ended it.
+    pub seconds: f64,
+    /// How.
+    #[serde(flatten)]
+    pub status: Status,
+}
+
+/// A file of a job in the folder of a sweep.
+pub(super) fn path_of(folder: &Path, job: &Job, extension: &str) -> PathBuf {
+    // An extension of none is the run's folder.
+    let name = if extension.is_empty() { job.hash.clone() } else { format!("{}.{extension}", job.hash) };
+    folder.join("runs").join(name)
+}
+
+impl Record {
+    /// The record of a job, if it has ended.
+    pub(super) fn read(folder: &Path, job: &Job) -> Result<Option<Record>> {
+        let path = path_of(folder, job, "json");
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(Error::io("read", path)(error)),
+        };
+        let refuse = |problem: String| Error::Sweep { path: path.clone(), problem };
+        let again = "delete the file to run it again";
+        let record: Record = serde_json::from_str(&text).map_err(|error| refuse(format!("is no record of a run ({error}); {again}")))?;
+        if record.hash != job.hash {
+            return Err(refuse(format!("is the record of run {}; {again}", record.hash)));
+        }
+        Ok(Some(record))
+    }
+
+    pub(super) fn write(&self, folder: &Path, job: &Job) -> Result<()> {
+        let text = serde_json::to_string_pretty(self).expect("a record is numbers and text");
+        write_whole(&path_of(folder, job, "json"), text.as_bytes())
+    }
+}

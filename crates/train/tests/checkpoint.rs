@@ -1,0 +1,155 @@
+//! Checkpoints: damage is found and named, leftovers go, and the right ones are kept.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use common::{Walk, options, run, settings, weights};
+use proptest::prelude::*;
+use termwise_llama::Model;
+use termwise_train::checkpoint::{self, Shelf};
+use termwise_train::{Error, Settings, Start, train};
+
+const FILES: [&str; 6] = ["config.json", "model.safetensors", "optimizer.safetensors", "state.json", "settings.toml", "manifest.json"];
+
+fn newest(folder: &Path) -> PathBuf {
+    Shelf::new(folder.join("checkpoints")).list().expect("checkpoints").pop().expect("a checkpoint").1
+}
+
+#[test]
+fn a_flipped_bit_in_any_file_is_found_and_the_older_checkpoint_is_used() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let settings = settings("");
+    let whole = run(&settings, folder.path(), Start::Fresh);
+    let expected = weights(&whole);
+    let place = newest(folder.path());
+    for name in FILES {
+        let path = place.join(name);
+        let good = fs::read(&path).expect("a file");
+        // The first, the last and some between.
+        for at in [0, good.len() / 3, good.len() / 2, good.len() - 1] {
+            for bit in [0, 5] {
+                let mut bad = good.clone();
+                bad[at] ^= 1 << bit;
+                fs::write(&path, &bad).expect("a damaged file");
+                let error = checkpoint::read(&place).expect_err("damage");
+                assert!(error.to_string().contains(name), "{name} at {at}: {error}");
+            }
+        }
+        fs::write(&path, &good[..good.len() - 1]).expect("a short file");
+        let error = train(&settings, &Walk::default(), &options(folder.path(), Start::At(place.clone()))).expect_err("damage");
+        let text = error.to_string();
+        assert!(matches!(error, Error::OlderIsGood { .. }) && text.contains(name) && text.contains("step-00000009"), "{text}");
+        let resumed = run(&settings, folder.path(), Start::Resume);
+        assert!(resumed.warnings > 0, "what was skipped is told");
+        assert!(weights(&resumed) == expected, "{name}");
+        checkpoint::verify(&place).expect("the damaged checkpoint is replaced");
+    }
+    for name in FILES {
+        let good = fs::read(place.join(name)).expect("a file");
+        fs::remove_file(place.join(name)).expect("a file");
+        assert!(checkpoint::read(&place).expect_err("damage").to_string().contains(name));
+        fs::write(place.join(name), good).expect("a file");
+    }
+}
+
+#[test]
+fn a_run_without_any_good_checkpoint_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let settings = settings("");
+    run(&settings, folder.path(), Start::Fresh);
+    for (_, path) in Shelf::new(folder.path().join("checkpoints")).list().expect("checkpoints") {
+        fs::write(path.join("state.json"), "{}").expect("damage");
+    }
+    let error = train(&settings, &Walk::default(), &options(folder.path(), Start::Resume)).expect_err("nothing good");
+    assert!(matches!(error, Error::NoCheckpoint { .. }) && error.to_string().contains("state.json"), "{error}");
+}
+
+#[test]
+fn the_newest_and_the_best_are_kept_and_leftovers_go() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let checkpoints = folder.path().join("checkpoints");
+    fs::create_dir_all(checkpoints.join(".step-00000005.part")).expect("a leftover");
+    fs::create_dir_all(checkpoints.join(".step-00000001.old")).expect("a leftover");
+    fs::create_dir_all(checkpoints.join("notes")).expect("something else");
+    // The learning rate is absurd, so that the first evaluation is the best.
+    let settings = settings("checkpoint_every = 1\neval_every = 2\nkeep = 2\nlr = 3.0\nwarmup = 0\nclip = 0.0");
+    let outcome = run(&settings, folder.path(), Start::Fresh);
+    let best = outcome.best.expect("an evaluation").step;
+    let steps: Vec<u64> = Shelf::new(&checkpoints).list().expect("checkpoints").into_iter().map(|(step, _)| step).collect();
+    assert!(best < 11, "the test needs a best step that is old, not {best}");
+    assert_eq!(steps, [best, 11, 12]);
+    assert!(checkpoints.join("notes").is_dir() && !checkpoints.join(".step-00000005.part").exists());
+    assert!(!checkpoints.join(".step-00000001.old").exists());
+}
+
+#[test]
+fn a_checkpoint_is_a_model_that_others_can_read() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut more = options(folder.path(), Start::Fresh);
+    more.files = vec![("tokenizer.json".into(), b"{}".to_vec())];
+    let outcome = train(&settings("steps = 2"), &Walk::default(), &more).expect("a run");
+    let model = Model::read(&outcome.checkpoint).expect("a model");
+    assert_eq!(model.config.vocab_size, common::VOCABULARY);
+    assert_eq!(fs::read(outcome.checkpoint.join("tokenizer.json")).expect("the tokenizer"), b"{}");
+    // It can be the start of another run.
+    let from = settings(&format!("steps = 1\nfrom = '{}'\nlr = 0.0\nwarmup = 0", outcome.checkpoint.display()));
+    let second = run(&from, &folder.path().join("second"), Start::Fresh);
+    assert_eq!(fs::read(second.checkpoint.join("model.safetensors")).ok(), fs::read(outcome.checkpoint.join("model.safetensors")).ok());
+}
+
+fn small_checkpoint() -> &'static (tempfile::TempDir, PathBuf) {
+    static MADE: std::sync::OnceLock<(tempfile::TempDir, PathBuf)> = std::sync::OnceLock::new();
+    MADE.get_or_init(|| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let place = run(&settings("steps = 1"), folder.path(), Start::Fresh).checkpoint;
+        (folder, place)
+    })
+}
+
+fn copy(from: &Path) -> tempfile::TempDir {
+    let to = tempfile::tempdir().expect("a folder");
+    for name in FILES {
+        fs::copy(from.join(name), to.path().join(name)).expect("a copy");
+    }
+    to
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_file_with_anything_in_it_never_panics(file in 0..FILES.len(), bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        let folder = copy(&small_checkpoint().1);
+        fs::write(folder.path().join(FILES[file]), bytes).expect("a file");
+        prop_assert!(checkpoint::read(folder.path()).is_err());
+    }
+
+    /// The readers behind the hashes must hold too: these files are consistent with their manifest.
+    #[test]
+    fn files_that_are_changed_before_hashing_never_panic(file in 0..FILES.len() - 1, edits in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
+        let folder = copy(&small_checkpoint().1);
+        let path = folder.path().join(FILES[file]);
+        let mut bytes = fs::read(&path).expect("a file");
+        for (at, byte) in edits {
+            let at = at.index(bytes.len().min(2000));
+            bytes[at] = byte;
+        }
+        fs::write(&path, bytes).expect("a file");
+        let _ = checkpoint::read_state(folder.path());
+        let _ = Model::read(folder.path());
+        if let Ok(text) = fs::read_to_string(folder.path().join("settings.toml")) {
+            let _ = Settings::from_toml(&text, "settings.toml");
+        }
+    }
+
+    #[test]
+    fn states_of_any_shape_never_panic(text in "[{}\\[\\]\":,0-9a-z_.eE+-]{0,120}") {
+        let folder = tempfile::tempdir().expect("a folder");
+        fs::write(folder.path().join("state.json"), &text).expect("a file");
+        fs::write(folder.path().join("manifest.json"), &text).expect("a file");
+        prop_assert!(checkpoint::read_state(folder.path()).is_err());
+        prop_assert!(checkpoint::verify(folder.path()).is_err());
+    }
+}
