@@ -31,6 +31,7 @@ pub use workspace::Scratch;
 use workspace::Workspace;
 
 use crate::extras::check_heads;
+use crate::io::check_length;
 use crate::simd::dispatch;
 use crate::{Attention, Error, Extra, Grads, Inputs, Nonpositive, Report, Shape, Variant};
 
@@ -107,11 +108,8 @@ impl Fused {
 impl Attention<f32> for Fused {
     fn forward(&mut self, inputs: &Inputs<f32>, y: &mut [f32]) -> Result<Report, Error> {
         inputs.check(&self.variants, &self.layout.shape)?;
-        crate::io::check_length(
-            "y",
-            self.layout.shape.batch * self.layout.shape.time * self.layout.shape.heads * self.layout.shape.e,
-            y.len(),
-        )?;
+        let s = self.layout.shape;
+        check_length(format_args!("y"), s.batch * s.time * s.heads * s.e, y.len())?;
         self.bind(inputs);
         let scratch = self.scratch.clone();
         let mut guard = scratch.lock();
@@ -150,7 +148,7 @@ impl Attention<f32> for Fused {
         inputs.check(&self.variants, &self.layout.shape)?;
         grads.check(&self.variants, &self.layout.shape)?;
         let s = self.layout.shape;
-        crate::io::check_length("dy", s.batch * s.time * s.heads * s.e, dy.len())?;
+        check_length(format_args!("dy"), s.batch * s.time * s.heads * s.e, dy.len())?;
         self.bind(inputs);
         let scratch = self.scratch.clone();
         let mut guard = scratch.lock();
