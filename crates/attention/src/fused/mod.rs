@@ -9,13 +9,13 @@
 //! results are bit-identical for any number of threads (not across instruction sets).
 
 mod backward;
-mod buffer;
 mod finish;
 mod forward;
 mod layout;
 mod prepare;
 mod product;
 pub mod rows;
+mod shared;
 mod signals;
 mod workspace;
 
@@ -23,17 +23,17 @@ use std::cell::RefCell;
 
 use rayon::prelude::*;
 
-use buffer::{Buffer, Shared};
 use forward::Gates;
 use layout::{Layout, TILE};
 use prepare::{Pack, Sources, Which, channels_last};
+use shared::Shared;
 pub use workspace::Scratch;
 use workspace::Workspace;
 
 use crate::extras::check_heads;
 use crate::io::check_length;
 use crate::simd::dispatch;
-use crate::{Attention, Error, Extra, Grads, Inputs, Nonpositive, Report, Shape, Variant};
+use crate::{Attention, Buffer, Error, Extra, Grads, Inputs, Nonpositive, Report, Shape, Variant};
 
 /// Attention in tiles, float32.
 ///
