@@ -80,11 +80,11 @@ pub fn layer_extras(heads: &[Variant], shape: &Shape) -> Result<Vec<ExtraSpec>, 
 }
 
 /// The additional inputs of a layer with their lengths, in the order of [`Extra::ALL`].
-pub(crate) fn extra_lengths(heads: &[Variant], shape: &Shape) -> Result<Vec<(Extra, usize)>, Error> {
+pub(crate) fn extra_lengths(heads: &[Variant], shape: &Shape) -> Result<impl Iterator<Item = (Extra, usize)>, Error> {
     let orders = shared(heads, "number of learned coefficients", learned_orders)?.unwrap_or(0);
     let width = shared(heads, "width of the short convolution", |v| v.conv)?.unwrap_or(0);
-    let length = |extra| shape.extra_len(extra, if extra == Extra::Coefficients { orders } else { width });
-    Ok(Extra::ALL.into_iter().filter(|&extra| heads.iter().any(|v| v.needs(extra))).map(|extra| (extra, length(extra))).collect())
+    let length = move |extra| shape.extra_len(extra, if extra == Extra::Coefficients { orders } else { width });
+    Ok(Extra::ALL.into_iter().filter(|&extra| heads.iter().any(|v| v.needs(extra))).map(move |extra| (extra, length(extra))))
 }
 
 /// One variant for each head, each possible at this shape.
@@ -184,7 +184,7 @@ mod tests {
                 Source::Projection { outputs, .. } => (spec.extra, rows * outputs),
                 Source::Parameter { shape, .. } => (spec.extra, shape.iter().product()),
             });
-            assert_eq!(lengths, expected.collect::<Vec<_>>());
+            assert_eq!(lengths.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
         }
     }
 

@@ -215,16 +215,16 @@ impl<R> Inputs<'_, R> {
         let Shape { batch, time, d, .. } = *shape;
         let expected = tensor_lengths(shape);
         for ((tensor, expected), found) in expected.into_iter().zip([self.q.len(), self.k.len(), self.v.len()]) {
-            check_length(tensor, expected, found)?;
+            check_length(format_args!("{tensor}"), expected, found)?;
         }
         for (extra, expected) in extra_lengths(heads, shape)? {
-            check_length(&format!("{extra:?}"), expected, self.extras.get(extra).map_or(0, |values| values.len()))?;
+            check_length(format_args!("{extra:?}"), expected, self.extras.get(extra).map_or(0, |values| values.len()))?;
         }
         if heads.iter().any(|variant| variant.rope) {
-            check_length("rope frequencies", d / 2, self.rope.frequencies().len())?;
+            check_length(format_args!("rope frequencies"), d / 2, self.rope.frequencies().len())?;
         }
         if let Some(lengths) = self.lengths {
-            check_length("lengths", batch, lengths.len())?;
+            check_length(format_args!("lengths"), batch, lengths.len())?;
             if let Some((row, length)) = lengths.iter().enumerate().find(|(_, length)| !(1..=time).contains(length)) {
                 return Err(Error::Shape(format!("batch row {row} has length {length}: between 1 and the {time} positions are possible")));
             }
@@ -243,10 +243,10 @@ impl<R> Grads<'_, R> {
     pub(crate) fn check(&self, heads: &[Variant], shape: &Shape) -> Result<(), Error> {
         let expected = tensor_lengths(shape);
         for ((tensor, expected), found) in expected.into_iter().zip([self.q.len(), self.k.len(), self.v.len()]) {
-            check_length(&format!("gradient of {tensor}"), expected, found)?;
+            check_length(format_args!("gradient of {tensor}"), expected, found)?;
         }
         for (extra, expected) in extra_lengths(heads, shape)? {
-            check_length(&format!("gradient of {extra:?}"), expected, self.extras.get(extra).map_or(0, |values| values.len()))?;
+            check_length(format_args!("gradient of {extra:?}"), expected, self.extras.get(extra).map_or(0, |values| values.len()))?;
         }
         Ok(())
     }
@@ -259,6 +259,6 @@ fn tensor_lengths(shape: &Shape) -> [(&'static str, usize); 3] {
 }
 
 /// Checks the length of one tensor.
-pub(crate) fn check_length(tensor: &str, expected: usize, found: usize) -> Result<(), Error> {
+pub(crate) fn check_length(tensor: std::fmt::Arguments, expected: usize, found: usize) -> Result<(), Error> {
     if expected == found { Ok(()) } else { Err(Error::Tensor { tensor: tensor.to_string(), expected, found }) }
 }

@@ -10,6 +10,7 @@
 //!
 //! Legend: B batch, T positions, H heads, G kv heads, d head dimension of q and k, e of v; q, k, v, y are [B, T, heads, dimension].
 
+pub mod buffer;
 pub mod epilogue;
 pub mod error;
 pub mod extras;
@@ -24,6 +25,7 @@ pub mod terms;
 pub mod text;
 pub mod variant;
 
+pub use buffer::Buffer;
 pub use error::{Error, TextError, nearest};
 pub use extras::{ExtraSpec, Init, Source, layer_extras};
 pub use fused::{Fused, Scratch};

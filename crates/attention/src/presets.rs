@@ -42,7 +42,7 @@ static PRESETS: &[Preset] = &[
     preset("softmax", "exp over=sum", "the attention of Llama"),
     preset("softmax_clamp_denom", "exp clamp=5 over=sum,floor=1", ""),
     preset("softmax_detach_denom", "exp clamp=5 over=sum,floor=1,detached", ""),
-    preset("softmax_detach_denom_gate", "exp clamp=5 over=sum,eps=0.0001,detached out", ""),
+    preset("softmax_detach_denom_gate", "exp clamp=5 over=sum,eps=1e-4,detached out", ""),
     preset("softmax_divs", "exp clamp=5 over=length", ""),
     preset("gated_softmax_no_gate_no_norm", "exp clamp=5 over=length", ""),
     preset("softmax_gate", "exp clamp=5 over=none out", ""),

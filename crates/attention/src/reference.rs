@@ -47,7 +47,7 @@ impl<R: Real> Attention<R> for Reference<R> {
     fn forward(&mut self, inputs: &Inputs<R>, y: &mut [R]) -> Result<Report, Error> {
         let Shape { batch, time, heads, e, .. } = self.shape;
         inputs.check(&self.heads, &self.shape)?;
-        check_length("y", batch * time * heads * e, y.len())?;
+        check_length(format_args!("y"), batch * time * heads * e, y.len())?;
         y.fill(R::zero());
         let mut report = Report::default();
         for b in 0..batch {
@@ -74,7 +74,7 @@ impl<R: Real> Attention<R> for Reference<R> {
         let Shape { batch, time, heads, e, .. } = self.shape;
         inputs.check(&self.heads, &self.shape)?;
         grads.check(&self.heads, &self.shape)?;
-        check_length("gradient of y", batch * time * heads * e, dy.len())?;
+        check_length(format_args!("gradient of y"), batch * time * heads * e, dy.len())?;
         for b in 0..batch {
             for h in 0..heads {
                 Head::gather(&self.heads[h], inputs, &self.shape, b, h).backward(dy, grads);

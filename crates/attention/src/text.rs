@@ -19,7 +19,7 @@ use crate::error::{TextError, nearest};
 use crate::parts::exp::Exp;
 use crate::parts::gate::{InGate, OutGate, PostGate};
 use crate::parts::no_norm::NoNorm;
-use crate::parts::slot::{Info, number};
+use crate::parts::slot::{Info, number, short};
 use crate::parts::sum::Sum;
 use crate::presets;
 use crate::{Decay, Denominator, Error, Kernel, Norm, Variant};
@@ -50,7 +50,7 @@ pub static KEYS: &[Key] = &[
         about: "scores are cut to min(x, c) before the kernel",
         parts: &[],
         read: |v, value, _| Some(optional(value, |value| number("clamp", value, false)).map(|c| v.clamp = c)),
-        write: |v| v.clamp.map(|c| format!("{c:?}")),
+        write: |v| v.clamp.map(short),
     },
     Key {
         word: "scale",
@@ -59,7 +59,7 @@ pub static KEYS: &[Key] = &[
         about: "what q·k is multiplied by; 1/√d unless given",
         parts: &[],
         read: |v, value, _| Some(optional(value, |value| number("scale", value, false)).map(|c| v.scale = c)),
-        write: |v| v.scale.map(|c| format!("{c:?}")),
+        write: |v| v.scale.map(short),
     },
     Key {
         word: "over",

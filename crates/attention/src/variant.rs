@@ -189,7 +189,7 @@ impl Variant {
                     d = format!("detach({d})");
                 }
                 if let Some(eps) = part.eps {
-                    d = format!("({d} + {eps:?})");
+                    d = format!("({d} + {eps})");
                 }
                 format!("{sum} / {d}")
             }

@@ -1,1 +1,139 @@
-fn main() {}
+//! `termwise`: softmax attention taken apart, term by term. Arguments are read here and results printed; the work is in `termwise_lab`.
+
+mod args;
+mod print;
+mod text;
+
+use std::io::{self, Write};
+use std::ops::ControlFlow;
+use std::process::ExitCode;
+
+use clap::Parser;
+use serde::Serialize;
+use termwise_lab::{Error, bench, threads, variants, verify};
+
+use args::{Bench, Cli, Command};
+
+/// A check did not pass, or something failed while working.
+const FAILURE: u8 = 1;
+/// What was asked for makes no sense; clap's own errors have the same code.
+const USAGE: u8 = 2;
+
+enum Failure {
+    Lab(Error),
+    /// Standard output is gone or full.
+    Output(io::Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::Lab(error)
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Failure {
+        Failure::Output(error)
+    }
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(cli, &mut io::stdout().lock()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(FAILURE),
+        // Whoever read our output has seen enough, as in `termwise variants | head -1`.
+        Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(Failure::Output(error)) => fail(&format!("cannot write the output: {error}"), FAILURE),
+        Err(Failure::Lab(error)) => fail(&error.to_string(), if error.is_usage() { USAGE } else { FAILURE }),
+    }
+}
+
+fn fail(message: &str, code: u8) -> ExitCode {
+    // Where even standard error is closed there is nobody to tell.
+    let _ = writeln!(io::stderr(), "error: {message}");
+    ExitCode::from(code)
+}
+
+/// Whether everything that was checked holds.
+fn run(cli: Cli, out: &mut impl Write) -> Result<bool, Failure> {
+    let threads = cli.threads.unwrap_or_else(threads::available);
+    match cli.command {
+        Command::Variants(args) => {
+            let sizes = args.sizes();
+            let texts: Vec<&str> = args.variants.iter().map(String::as_str).collect();
+            match (texts.is_empty(), args.json) {
+                (true, false) => print::catalogue(&variants::catalogue(sizes)?, out)?,
+                (true, true) => json(&variants::catalogue(sizes)?, out)?,
+                (false, false) => print::descriptions(&variants::describe(&texts, sizes)?, sizes, out)?,
+                (false, true) => json(&print::Described { sizes, variants: &variants::describe(&texts, sizes)? }, out)?,
+            }
+            Ok(true)
+        }
+        Command::Verify(args) => verify(args, threads, out),
+        Command::Bench(Bench::Attention(args)) => {
+            let result = bench::attention(&args.options(threads)?)?;
+            if args.json {
+                json(&result, out)?
+            } else {
+                print::attention(&result, out)?
+            }
+            Ok(true)
+        }
+        Command::Bench(Bench::Gemm(args)) => {
+            let result = bench::gemm(&args.options(threads)?)?;
+            if args.json {
+                json(&result, out)?
+            } else {
+                print::gemm(&result, out)?
+            }
+            Ok(true)
+        }
+        Command::Bench(Bench::Step(args)) => {
+            let result = bench::step(&args.options(threads)?)?;
+            if args.json {
+                json(&result, out)?
+            } else {
+                print::step(&result, out)?
+            }
+            Ok(true)
+        }
+    }
+}
+
+fn verify(args: args::VerifyArgs, threads: usize, out: &mut impl Write) -> Result<bool, Failure> {
+    let options = args.options(threads);
+    if args.json {
+        let mut cases = Vec::new();
+        let summary = verify::run(&options, &mut |case| {
+            cases.push(case.clone());
+            ControlFlow::Continue(())
+        })?;
+        json(&print::Verified { seed: options.seed, cases: &cases, summary }, out)?;
+        return Ok(summary.missed == 0);
+    }
+    // Lines go through a channel, since the checks run on threads of their own and standard output belongs to this one.
+    let (send, receive) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            verify::run(&options, &mut move |case| match send.send(case.clone()) {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(_) => ControlFlow::Break(()),
+            })
+        });
+        let mut printer = print::CasePrinter::default();
+        let printed = receive.iter().try_for_each(|case| printer.case(&case, out));
+        // Without a reader the checks end at their next case.
+        drop(receive);
+        let summary = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        printed?;
+        print::summary(summary, options.seed, out)?;
+        Ok(summary.missed == 0)
+    })
+}
+
+fn json(value: &impl Serialize, out: &mut impl Write) -> Result<(), Failure> {
+    serde_json::to_writer_pretty(&mut *out, value).map_err(io::Error::from)?;
+    writeln!(out)?;
+    Ok(())
+}

@@ -1,10 +1,10 @@
 //! The backward pass: from dy to the gradients of the sums over keys, and through the tiles to those of q, k and v.
 
-use super::buffer::Shared;
 use super::forward::{Gates, decay_columns};
 use super::layout::{Layout, PAD, ROWS, TILE};
 use super::product::{Rows, Strided, product};
 use super::rows::{BackwardRow, CoefficientRow, DecayGrad, DecayRow};
+use super::shared::Shared;
 use crate::epilogue;
 use crate::parts::norm::NormGrads;
 use crate::simd::{Simd, Task};
@@ -251,7 +251,7 @@ impl BackwardSegment<'_> {
                             dp,
                             visible,
                             clamp: head.clamp,
-                            decay: decay_row().map(|decay| DecayGrad { decay, dcolumns: &mut dcolumns }),
+                            decay: decay_row().map(|decay| DecayGrad { decay, dcolumns: &mut dcolumns, own: diagonal }),
                             shift: head.shift.then_some(c.rho[at]),
                             dz: c.dz[at],
                             key_weights,

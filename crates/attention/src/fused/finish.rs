@@ -2,9 +2,9 @@
 
 use rayon::prelude::*;
 
-use super::buffer::Shared;
 use super::layout::Layout;
 use super::prepare::{Sources, Which, add_channels_first};
+use super::shared::Shared;
 use super::workspace::Workspace;
 use super::{signals, sources};
 use crate::simd::{Simd, Task, dispatch};

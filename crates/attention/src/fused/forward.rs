@@ -1,10 +1,10 @@
 //! The forward pass over one tile of queries.
 
-use super::buffer::Shared;
 use super::layout::{Layout, PAD, ROWS, TILE};
 use super::prepare::Sources;
 use super::product::{Rows, Strided, product};
 use super::rows::{DecayRow, ForwardRow};
+use super::shared::Shared;
 use crate::epilogue::{self, Row};
 use crate::simd::{Simd, Task};
 

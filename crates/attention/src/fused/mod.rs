@@ -9,13 +9,13 @@
 //! results are bit-identical for any number of threads (not across instruction sets).
 
 mod backward;
-mod buffer;
 mod finish;
 mod forward;
 mod layout;
 mod prepare;
 mod product;
 pub mod rows;
+mod shared;
 mod signals;
 mod workspace;
 
@@ -23,16 +23,17 @@ use std::cell::RefCell;
 
 use rayon::prelude::*;
 
-use buffer::{Buffer, Shared};
 use forward::Gates;
 use layout::{Layout, TILE};
 use prepare::{Pack, Sources, Which, channels_last};
+use shared::Shared;
 pub use workspace::Scratch;
 use workspace::Workspace;
 
 use crate::extras::check_heads;
+use crate::io::check_length;
 use crate::simd::dispatch;
-use crate::{Attention, Error, Extra, Grads, Inputs, Nonpositive, Report, Shape, Variant};
+use crate::{Attention, Buffer, Error, Extra, Grads, Inputs, Nonpositive, Report, Shape, Variant};
 
 /// Attention in tiles, float32.
 ///
@@ -107,11 +108,8 @@ impl Fused {
 impl Attention<f32> for Fused {
     fn forward(&mut self, inputs: &Inputs<f32>, y: &mut [f32]) -> Result<Report, Error> {
         inputs.check(&self.variants, &self.layout.shape)?;
-        crate::io::check_length(
-            "y",
-            self.layout.shape.batch * self.layout.shape.time * self.layout.shape.heads * self.layout.shape.e,
-            y.len(),
-        )?;
+        let s = self.layout.shape;
+        check_length(format_args!("y"), s.batch * s.time * s.heads * s.e, y.len())?;
         self.bind(inputs);
         let scratch = self.scratch.clone();
         let mut guard = scratch.lock();
@@ -150,7 +148,7 @@ impl Attention<f32> for Fused {
         inputs.check(&self.variants, &self.layout.shape)?;
         grads.check(&self.variants, &self.layout.shape)?;
         let s = self.layout.shape;
-        crate::io::check_length("dy", s.batch * s.time * s.heads * s.e, dy.len())?;
+        check_length(format_args!("dy"), s.batch * s.time * s.heads * s.e, dy.len())?;
         self.bind(inputs);
         let scratch = self.scratch.clone();
         let mut guard = scratch.lock();

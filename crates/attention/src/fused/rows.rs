@@ -168,6 +168,9 @@ pub struct DecayGrad<'a> {
     pub decay: DecayRow<'a>,
     /// −Σ_t ∂/∂log M_ts is added here, for each key of the tile.
     pub dcolumns: &'a mut [f32],
+    /// The last visible key is the query's own position. There log M is zero whatever c is: its two equal contributions are
+    /// left out, since in float32 they would not cancel.
+    pub own: bool,
 }
 
 /// The backward pass over one row.
@@ -248,10 +251,12 @@ impl BackwardRow<'_> {
                 let dx = simd.mul(g, slope);
                 let dx = if PLAIN { dx } else { simd.select(simd.gt(raw, clamp), zero, dx) };
                 w = row.mask(simd, j, w, zero);
-                let (dx, a) = (row.mask(simd, j, dx, zero), row.mask(simd, j, simd.mul(g, w), zero));
+                let dx = row.mask(simd, j, dx, zero);
                 simd.store(x.add(j), w);
                 simd.store(dp.add(j), dx);
                 if !PLAIN && let Some(decay) = &mut self.decay {
+                    let others = simd.first((visible - decay.own as usize).saturating_sub(j));
+                    let a = simd.select(others, simd.mul(g, w), zero);
                     let dcolumns = decay.dcolumns.as_mut_ptr().add(j);
                     simd.store(dcolumns, simd.sub(simd.load(dcolumns), a));
                     total = simd.add(total, a);

@@ -2,8 +2,8 @@
 
 use rayon::prelude::*;
 
-use super::buffer::Shared;
 use super::layout::Layout;
+use super::shared::Shared;
 use super::workspace::Workspace;
 use crate::parts::gate::PostGate;
 use crate::parts::position::{key_weight, key_weight_slope};

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::buffer::Buffer;
 use super::layout::{Layout, TILE};
+use crate::Buffer;
 
 /// A handle to workspace memory. Clones share it: give the same one to all layers that run one after another.
 #[derive(Clone, Default)]

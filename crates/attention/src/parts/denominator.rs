@@ -22,9 +22,15 @@ pub trait DenominatorPart: Part {
         Self::KEY_SIDE
     }
     /// D in the frame of the row: z the sum of weights in it, `count` = S_t, ρ the frame.
-    fn value<R: Real>(&self, z: R, count: R, rho: R) -> R;
+    #[inline(always)]
+    fn value<R: Real>(&self, _z: R, _count: R, _rho: R) -> R {
+        R::one()
+    }
     /// ∂D/∂z.
-    fn slope<R: Real>(&self, z: R, count: R, rho: R) -> R;
+    #[inline(always)]
+    fn slope<R: Real>(&self, _z: R, _count: R, _rho: R) -> R {
+        R::zero()
+    }
 }
 
 slot! {

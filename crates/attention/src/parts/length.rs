@@ -23,11 +23,6 @@ impl DenominatorPart for Length {
     fn value<R: Real>(&self, _: R, count: R, _: R) -> R {
         count
     }
-
-    #[inline(always)]
-    fn slope<R: Real>(&self, _: R, _: R, _: R) -> R {
-        R::zero()
-    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 use super::denominator::DenominatorPart;
 use super::slot::{Info, unit_part};
-use crate::Real;
 
 unit_part! {
     /// No denominator.
@@ -12,16 +11,6 @@ unit_part! {
 
 impl DenominatorPart for NoDenominator {
     const SUMS: bool = false;
-
-    #[inline(always)]
-    fn value<R: Real>(&self, _: R, _: R, _: R) -> R {
-        R::one()
-    }
-
-    #[inline(always)]
-    fn slope<R: Real>(&self, _: R, _: R, _: R) -> R {
-        R::zero()
-    }
 }
 
 #[cfg(test)]

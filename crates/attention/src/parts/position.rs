@@ -20,16 +20,6 @@ unit_part! {
 impl DenominatorPart for Position {
     const SUMS: bool = false;
     const KEY_SIDE: bool = true;
-
-    #[inline(always)]
-    fn value<R: Real>(&self, _: R, _: R, _: R) -> R {
-        R::one()
-    }
-
-    #[inline(always)]
-    fn slope<R: Real>(&self, _: R, _: R, _: R) -> R {
-        R::zero()
-    }
 }
 
 /// S^−σ(m), S = number of keys visible at the key's own position.

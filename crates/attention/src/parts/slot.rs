@@ -42,6 +42,12 @@ pub(crate) fn number(what: &str, text: &str, positive: bool) -> Result<f64, Stri
     }
 }
 
+/// A number as short as it can be read back: `5`, `0.0001`, `1e-8`.
+pub(crate) fn short(x: f64) -> String {
+    let (plain, scientific) = (x.to_string(), format!("{x:e}"));
+    if scientific.len() < plain.len() { scientific } else { plain }
+}
+
 /// Declares a unit part: a part without arguments.
 macro_rules! unit_part {
     ($(#[$doc:meta])* $Part:ident, $info:expr) => {

@@ -1,7 +1,7 @@
 //! D = Σ_s M·w, optionally max(·, floor), + eps, or detached from the gradient
 
 use super::denominator::DenominatorPart;
-use super::slot::{Info, Part, number};
+use super::slot::{Info, Part, number, short};
 use crate::Real;
 
 /// The sum of the weights of a row.
@@ -21,7 +21,7 @@ impl Part for Sum {
         usage: "over=sum[,floor=X][,eps=X][,detached]",
         formula: "D_t = Σ_s M_ts·w_ts, then max(D, floor), then + eps",
         about: "The sum of the weights, as in softmax; `detached` keeps gradients out of it.",
-        examples: &["sum", "sum,floor=1", "sum,floor=1,detached", "sum,detached,eps=0.0001", "sum,eps=1e-8"],
+        examples: &["sum", "sum,floor=1", "sum,floor=1,detached", "sum,detached,eps=1e-4", "sum,eps=1e-8"],
     };
 
     fn parse(args: &str) -> Result<Self, String> {
@@ -39,8 +39,8 @@ impl Part for Sum {
 
     fn args(&self) -> String {
         let mut options = Vec::new();
-        options.extend(self.floor.map(|x| format!("floor={x:?}")));
-        options.extend(self.eps.map(|x| format!("eps={x:?}")));
+        options.extend(self.floor.map(|x| format!("floor={}", short(x))));
+        options.extend(self.eps.map(|x| format!("eps={}", short(x))));
         options.extend(self.detached.then(|| "detached".to_string()));
         options.join(",")
     }

@@ -5,7 +5,7 @@
 //! rounding, and the rest is summed in float64.
 
 use super::kernel::{KernelPart, Sign};
-use super::slot::{Info, Part, number};
+use super::slot::{Info, Part, number, short};
 use crate::Real;
 use crate::simd::Simd;
 use crate::terms::monomials;
@@ -231,7 +231,7 @@ impl Part for Taylor {
             Coefficients::Ones => {}
             Coefficients::Learned => items.push("coef=learned".into()),
             Coefficients::Given(given) => {
-                items.push(format!("coef={}", given.iter().map(|x| format!("{x:?}")).collect::<Vec<_>>().join(":")));
+                items.push(format!("coef={}", given.iter().map(|&x| short(x)).collect::<Vec<_>>().join(":")));
             }
         }
         items.join(",")

@@ -101,7 +101,6 @@ pub fn attention(options: &AttentionOptions) -> Result<AttentionBench, Error> {
 
 /// Tensors that all variants of one shape share.
 struct Common {
-    shape: Shape,
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
@@ -125,7 +124,6 @@ fn at_shape(shape: Shape, variants: &[(String, Variant)], repeat: usize, machine
     let mut normals = |n: usize| (0..n).map(|_| rng.normal() as f32).collect::<Vec<f32>>();
     let (queries, keys) = (rows * heads * d, rows * kv_heads * d);
     let mut common = Common {
-        shape,
         q: normals(queries),
         k: normals(keys),
         v: normals(keys),
@@ -180,7 +178,7 @@ impl Runner {
     }
 
     fn run(&mut self, common: &mut Common) -> Result<(), AttentionError> {
-        let Common { q, k, v, dy, y, grads: [dq, dk, dv], rope, shape: _ } = common;
+        let Common { q, k, v, dy, y, grads: [dq, dk, dv], rope } = common;
         let mut extras = Extras::default();
         self.extras.iter().for_each(|(extra, values)| extras.set(*extra, &values[..]));
         let inputs = Inputs { q, k, v, extras, lengths: None, rope };

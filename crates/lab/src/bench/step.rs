@@ -142,12 +142,12 @@ fn config(options: &StepOptions) -> Result<Config, Error> {
         attention: AttentionMap::from(attention.clone()),
         other: Default::default(),
     };
-    config.validate()?;
+    config.validate().map_err(|error| Error::Sizes(error.to_string()))?;
     Ok(config)
 }
 
 fn measure(options: &StepOptions, config: Config) -> Result<StepBench, Error> {
-    let StepOptions { vocab, hidden, heads, layers, mlp, batch, length, threads: _, .. } = *options;
+    let StepOptions { vocab, hidden, heads, layers, mlp, batch, length, .. } = *options;
     let (repeat, tokens) = (options.repeat.max(1), batch * length);
     let kv_heads = config.num_key_value_heads;
     let head_dim = config.head_dim;

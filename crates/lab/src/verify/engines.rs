@@ -58,13 +58,17 @@ pub(super) fn layer<R: Real>(subject: &Subject, shape: Shape, spread: f64, rng: 
     Layer::uniform(&subject.variant, shape, spread, rng)
 }
 
-/// Outputs and all gradients of the fused engine against the reference in float64; odd sizes, grouped heads, padding.
-pub fn fused(subject: &Subject, seed: u64) -> Case {
-    let (case, mut rng) = begin(Identity::Fused, subject, seed);
+/// Lengths for [`fused`]: the first are shorter than any tile, the second around and beyond the border of one.
+pub const LENGTHS: [&[usize]; 2] = [&[1, 2, 5, 17], &[63, 64, 65, 100, 131]];
+
+/// Outputs and all gradients of the fused engine against the reference in float64, at one of these lengths; odd sizes, grouped
+/// heads, padding.
+pub fn fused(subject: &Subject, lengths: &[usize], seed: u64) -> Case {
+    let (case, mut rng) = begin(Identity::Fused, subject, seed ^ lengths.len() as u64);
     case.fill(|case| {
         let (heads, kv_heads) = rng.pick(&[(1, 1), (4, 2), (6, 3), (4, 1)]);
         let (d, e) = (rng.pick(&[2, 8, 16, 24, 32]), rng.pick(&[5, 16, 20, 48]));
-        let time = rng.pick(&[1, 2, 17, 63, 64, 65, 100]);
+        let time = rng.pick(lengths);
         let shape = Shape { batch: rng.pick(&[1, 2]), time, heads, kv_heads, d, e };
         // A spread of 2 takes scores beyond the clamp of 5.
         let mut layer = layer::<f32>(subject, shape, 2.0, &mut rng, case)?;

@@ -75,7 +75,9 @@ fn compare(file: &Path, case: &mut Case) -> Result<(), String> {
         let relative = relative_rms(found, &expected);
         if relative.is_nan() || relative > TENSORS && is_zero(&name, &variant, &expected) {
             let largest = found.iter().zip(&expected).map(|(a, b)| f64::from((a - b).abs()));
-            case.measure(name, largest.fold(0.0, |max, x| if x <= max { max } else { x }), ZERO, Unit::Absolute);
+            // NaN, once met, stays.
+            let largest = largest.fold(0.0, |max: f64, x| if max.is_nan() || x <= max { max } else { x });
+            case.measure(name, largest, ZERO, Unit::Absolute);
         } else {
             case.measure(name, relative, TENSORS, Unit::RelativeRms);
         }
@@ -112,18 +114,19 @@ impl Golden<'_> {
         let attention: String = self.number("attention_type")?;
         let variant: Variant = attention.parse().map_err(|error| format!("the metadata's `attention_type`: {error}"))?;
         let (hidden, heads): (usize, usize) = (self.number("hidden")?, self.number("heads")?);
+        let head_dim = self.optional("head_dim")?.unwrap_or(hidden / heads.max(1));
         let config = Config {
             vocab_size: self.number("vocab")?,
             hidden_size: hidden,
             intermediate_size: self.number("inter")?,
             num_hidden_layers: self.number("layers")?,
             num_attention_heads: heads,
-            num_key_value_heads: self.optional("kv_heads")?.unwrap_or(heads),
-            head_dim: self.optional("head_dim")?.unwrap_or(hidden / heads.max(1)),
+            num_key_value_heads: self.optional("kv_heads")?.unwrap_or(self.kv_heads(head_dim).unwrap_or(heads)),
+            head_dim,
             rms_norm_eps: self.number("rms_norm_eps")?,
             rope_theta: self.number("rope_theta")?,
             rope_scaling: None,
-            tie_word_embeddings: false,
+            tie_word_embeddings: self.checkpoint.info("weight:lm_head.weight").is_err(),
             max_position_embeddings: self.number("seq")?,
             bos_token_id: None,
             eos_token_id: Vec::new(),
@@ -134,6 +137,12 @@ impl Golden<'_> {
         };
         config.validate().map_err(text)?;
         Ok(config)
+    }
+
+    /// As many as the first key projection has rows for, where the metadata does not say.
+    fn kv_heads(&self, head_dim: usize) -> Option<usize> {
+        let rows = *self.checkpoint.info("weight:model.layers.0.self_attn.k_proj.weight").ok()?.shape.first()?;
+        rows.checked_div(head_dim)
     }
 
     /// Weights and gradients are those of the model, no more and no less, so that the sizes are bounded by the file before memory is

@@ -165,7 +165,8 @@ fn cancelled(kernel: &str, norm: &str, layer: &Layer<f64>, rng: &mut Rng, case: 
 
 /// q times 3.7 changes nothing where weights are powers of q·k and their size cancels; it does change softmax.
 pub fn query_scale(seed: u64, tell: &mut impl FnMut(Case) -> ControlFlow<()>) -> ControlFlow<()> {
-    let shape = Shape { batch: 1, time: 8, heads: 2, kv_heads: 1, d: 16, e: 4 };
+    // So wide that q and k share a positive coordinate: where all products are zero there is nothing to divide by.
+    let shape = Shape { batch: 1, time: 8, heads: 2, kv_heads: 1, d: 64, e: 4 };
     let scaled_error = |variant: &Variant, rng: &mut Rng| -> Result<f64, Error> {
         let mut layer = Layer::<f64>::uniform(variant, shape, 1.0, rng)?;
         let before = output(&layer)?;

@@ -50,7 +50,11 @@ pub fn run(options: &Options, sink: &mut (dyn FnMut(&Case) -> ControlFlow<()> + 
                 continue;
             }
             match identity {
-                Identity::Fused => subjects.iter().try_for_each(|subject| tell(engines::fused(subject, options.seed)))?,
+                Identity::Fused => {
+                    let lengths = |subject| engines::LENGTHS.iter().map(move |lengths| (subject, lengths));
+                    let mut cases = subjects.iter().flat_map(lengths);
+                    cases.try_for_each(|(subject, lengths)| tell(engines::fused(subject, lengths, options.seed)))?;
+                }
                 Identity::InstructionSets => {
                     subjects.iter().try_for_each(|subject| tell(engines::instruction_sets(subject, options.seed)))?;
                 }

@@ -6,7 +6,6 @@
 //! Results do not depend on the number of threads: work is cut into pieces whose size depends on the shapes alone, every
 //! piece writes its own part of the output, and sums over pieces are taken in the order of the pieces.
 
-pub mod buffer;
 pub mod cross_entropy;
 pub mod embedding;
 pub mod head;
@@ -17,4 +16,4 @@ pub mod swiglu;
 pub(crate) mod testing;
 pub mod vector;
 
-pub use buffer::Buffer;
+pub use termwise_attention::Buffer;

@@ -4,7 +4,8 @@ use std::ops::{Deref, DerefMut};
 
 /// float32 values, zero at first, aligned to at least 64 bytes. Memory is taken from the system at the first touch of a page.
 ///
-/// Matrix products that walk down columns touch a new page at every step: with huge pages their address translations stay cached.
+/// Matrix products that walk down columns touch a new page at every step, and tiles of attention stream through many: with huge
+/// pages their address translations stay cached.
 pub struct Buffer {
     /// None where there are no values: the system maps nothing of length zero.
     pages: Option<memmap2::MmapMut>,
@@ -26,6 +27,36 @@ impl Buffer {
             pages
         });
         Buffer { pages, len }
+    }
+
+    /// Makes room for `len` values; where there is not enough already, all become zero.
+    pub fn ensure(&mut self, len: usize) {
+        if len * size_of::<f32>() > self.bytes() {
+            *self = Buffer::zeros(len);
+        }
+        self.len = len;
+    }
+
+    /// The values.
+    pub fn as_slice(&self) -> &[f32] {
+        self
+    }
+
+    /// The values, to be changed.
+    pub fn as_mut_slice(&mut self) -> &mut [f32] {
+        self
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.pages.as_ref().map_or(0, |pages| pages.len())
+    }
+}
+
+impl Default for Buffer {
+    /// No values.
+    fn default() -> Buffer {
+        Buffer::zeros(0)
     }
 }
 
@@ -78,5 +109,9 @@ mod tests {
         a[999] = 3.0;
         assert_eq!(b[999], 2.0);
         assert!(Buffer::zeros(0).is_empty());
+        a.ensure(10);
+        assert_eq!((a.len(), a.bytes()), (10, 4000));
+        a.ensure(2000);
+        assert!(a.len() == 2000 && a.iter().all(|&x| x == 0.0));
     }
 }

@@ -1,0 +1,76 @@
+"""termwise and PyTorch side by side: the two take turns for several rounds, and the best of each counts.
+
+    cargo build --release && PYTHON=python3.12 python3 bench/compare.py
+    python3 bench/compare.py step --rounds 5 -- --length 512 --batch 4
+
+What follows `--` goes to both. PYTHON names the interpreter that has PyTorch (default: python3), TERMWISE the program (default:
+target/release/termwise). Ratios are PyTorch's time over ours: above 1, termwise is faster.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def run(command):
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        sys.exit(f"error: cannot run {command[0]}: {error.strerror}; build termwise with --release, or set TERMWISE or PYTHON")
+    if found.returncode != 0:
+        sys.exit(f"error: `{' '.join(map(str, command))}` failed:\n{found.stderr.strip()}")
+    return json.loads(found.stdout)
+
+
+def times(kind, found):
+    """Milliseconds by name."""
+    if kind == "step":
+        return {"training step": found["ms"]}
+    if kind == "gemm":
+        return {f"{row['m']}x{row['k']}x{row['n']}  {row['product']}": row["ms"] for row in found["rows"]}
+    rows = [row for row in found["rows"] if row["variant"] == "softmax rope=off"]
+    names = {"forward": "forward", "forward_backward": "with backward"}
+    return {
+        f"B {row['batch']} H {row['heads']} T {row['time']} d {row['head_dim']}  {name}": row[key]["ms"]
+        for row in rows for key, name in names.items()
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help="attention, gemm, step (default: all three)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: all cores")
+    arguments = sys.argv[1:]
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    options, rest = parser.parse_args(arguments[:split]), arguments[split + 1:]
+    known = ["attention", "gemm", "step"]
+    if unknown := [kind for kind in options.kinds if kind not in known]:
+        parser.error(f"`{unknown[0]}` is not one of {', '.join(known)}")
+    termwise = os.environ.get("TERMWISE", str(ROOT / "target/release/termwise"))
+    python = os.environ.get("PYTHON", "python3")
+
+    for kind in options.kinds or known:
+        threads = ["--threads", str(options.threads)]
+        ours = [termwise, "bench", kind, "--json", *threads, *rest]
+        if kind == "attention" and "--variants" not in rest:
+            ours += ["--variants", "softmax rope=off"]
+        theirs = [python, str(ROOT / "bench/pytorch.py"), kind, *threads, *rest]
+        best = [{}, {}]
+        for _ in range(options.rounds):
+            for side, command in enumerate((ours, theirs)):
+                for name, ms in times(kind, run(command)).items():
+                    best[side][name] = min(ms, best[side].get(name, ms))
+        print(f"{kind}, {options.threads} threads, best of {options.rounds} rounds")
+        print(f"  {'':44}{'termwise ms':>14}{'PyTorch ms':>14}{'ratio':>8}")
+        for name, ms in best[0].items():
+            print(f"  {name:44}{ms:14.3f}{best[1][name]:14.3f}{best[1][name] / ms:8.2f}")
+
+
+if __name__ == "__main__":
+    main()
