@@ -9,12 +9,20 @@ use termwise_lab::variants::{Sizes, split_list};
 use termwise_lab::verify::{self, Identity};
 use termwise_lab::{Error, bench};
 
+use crate::commands::data::DataCommand;
+use crate::commands::eval::EvalArgs;
+use crate::commands::sweep::SweepArgs;
+use crate::commands::tokenizer::TokenizerCommand;
+use crate::commands::train::TrainArgs;
+
 const EXAMPLES: &str = "\
 Examples:
   termwise variants                               every preset and every part to build variants from
   termwise variants \"taylor=0..4 norm=l2\" norm    what these two are, what they cost, whether they are equal
   termwise verify                                 check that this build computes what it says
   termwise bench attention --variants softmax,norm,\"taylor=0..4\"
+  termwise train --attention \"norm conv=3\"        train a small model on the built-in language
+  termwise train --data corpus.txt --model tiny   or on text of your own
 
 `termwise COMMAND --help` says more about each.";
 
@@ -35,10 +43,17 @@ pub enum Command {
     Verify(VerifyArgs),
     #[command(subcommand)]
     Bench(Bench),
+    Train(Box<TrainArgs>),
+    Eval(Box<EvalArgs>),
+    Sweep(SweepArgs),
+    #[command(subcommand)]
+    Tokenizer(TokenizerCommand),
+    #[command(subcommand)]
+    Data(DataCommand),
 }
 
 /// From 1 to that many.
-fn size(most: u64) -> RangedU64ValueParser<usize> {
+pub(crate) fn size(most: u64) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=most)
 }
 

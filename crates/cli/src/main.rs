@@ -1,6 +1,8 @@
-//! `termwise`: softmax attention taken apart, term by term. Arguments are read here and results printed; the work is in `termwise_lab`.
+//! `termwise`: softmax attention taken apart, term by term. Arguments are read here and results printed; the work is in
+//! `termwise_lab` and `termwise_train`.
 
 mod args;
+mod commands;
 mod print;
 mod text;
 
@@ -21,6 +23,7 @@ const USAGE: u8 = 2;
 
 enum Failure {
     Lab(Error),
+    Train(termwise_train::Error),
     /// Standard output is gone or full.
     Output(io::Error),
 }
@@ -28,6 +31,12 @@ enum Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
         Failure::Lab(error)
+    }
+}
+
+impl From<termwise_train::Error> for Failure {
+    fn from(error: termwise_train::Error) -> Failure {
+        Failure::Train(error)
     }
 }
 
@@ -45,6 +54,7 @@ fn main() -> ExitCode {
         // Whoever read our output has seen enough, as in `termwise variants | head -1`.
         Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(Failure::Output(error)) => fail(&format!("cannot write the output: {error}"), FAILURE),
+        Err(Failure::Train(error)) => fail(&error.to_string(), FAILURE),
         Err(Failure::Lab(error)) => fail(&error.to_string(), if error.is_usage() { USAGE } else { FAILURE }),
     }
 }
@@ -71,6 +81,11 @@ fn run(cli: Cli, out: &mut impl Write) -> Result<bool, Failure> {
             Ok(true)
         }
         Command::Verify(args) => verify(args, threads, out),
+        Command::Train(args) => Ok(commands::train::run(&args, cli.threads, out)?),
+        Command::Eval(args) => Ok(commands::eval::run(&args, threads, out)?),
+        Command::Sweep(args) => Ok(commands::sweep::run(&args, threads, out)?),
+        Command::Data(command) => commands::data::run::<Failure>(&command, out).map(|()| true),
+        Command::Tokenizer(command) => commands::tokenizer::run::<Failure>(&command, out).map(|()| true),
         Command::Bench(Bench::Attention(args)) => {
             let result = bench::attention(&args.options(threads)?)?;
             if args.json {

@@ -127,7 +127,12 @@ pub struct Windows {
 /// Evaluates a model on the held-out batches of a source, at most `limit` batches where that is not 0.
 pub fn evaluate(model: &Model, source: &dyn Source, windows: Windows, limit: u64) -> Result<Evaluation> {
     let Windows { batch, length, stride } = windows;
-    let bad = |key: &str, found: usize, expected: String| Error::Setting { place: String::new(), key: key.into(), found: found.to_string(), expected };
+    let bad = |key: &str, found: usize, expected: String| Error::Setting {
+        place: String::new(),
+        key: key.into(),
+        found: found.to_string(),
+        expected,
+    };
     if batch == 0 || length == 0 {
         return Err(bad("batch or length", 0, "it must be at least 1".into()));
     }
@@ -141,11 +146,8 @@ pub fn evaluate(model: &Model, source: &dyn Source, windows: Windows, limit: u64
     let mut session = model.session(batch, length, Options::default())?;
     let (mut sums, mut rows, mut sliding) = (Sums::default(), Rows::default(), Sliding::default());
     for index in 0.. {
-        let more = if stride == length {
-            source.held_out(index, batch, length, &mut rows)?
-        } else {
-            sliding.next(source, windows, &mut rows)?
-        };
+        let more =
+            if stride == length { source.held_out(index, batch, length, &mut rows)? } else { sliding.next(source, windows, &mut rows)? };
         if !more || (limit > 0 && index >= limit) {
             break;
         }

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 /// Writes a file beside its destination, flushes it to the disk and puts it in place of whatever was there.
 pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     let part = beside(path, "part");
-    let written = write_synced(&part, bytes).and_then(|()| fs::rename(&part, path).map_err(Error::io("put in place", path)));
+    let written = write_as(&part, bytes, path).and_then(|()| fs::rename(&part, path).map_err(Error::io("put in place", path)));
     if written.is_err() {
         // Room on a full disk; the error that matters is the first one.
         let _ = fs::remove_file(&part);
@@ -20,9 +20,14 @@ pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
 
 /// Writes a file and flushes it to the disk.
 pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
-    let mut file = File::create(path).map_err(Error::io("create", path))?;
-    file.write_all(bytes).map_err(Error::io("write", path))?;
-    file.sync_all().map_err(Error::io("flush to disk", path))
+    write_as(path, bytes, path)
+}
+
+/// As [`write_synced`]; errors name what the file will become.
+fn write_as(path: &Path, bytes: &[u8], name: &Path) -> Result<()> {
+    let mut file = File::create(path).map_err(Error::io("create", name))?;
+    file.write_all(bytes).map_err(Error::io("write", name))?;
+    file.sync_all().map_err(Error::io("flush to disk", name))
 }
 
 /// A hidden name in the same folder.

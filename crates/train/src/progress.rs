@@ -63,7 +63,10 @@ impl Progress {
             let left = Duration::from_secs_f64(step_seconds.max(0.0) * self.steps.saturating_sub(train.step) as f64);
             let steps = self.steps;
             let Train { step, loss, grad_norm, lr, .. } = train;
-            eprintln!("step {step}/{steps}  loss {loss:.4}  norm {grad_norm:.3}  lr {lr:.3e}  {speed:.0} tokens/s{share}  {} left", short(left));
+            eprintln!(
+                "step {step}/{steps}  loss {loss:.4}  norm {grad_norm:.3}  lr {lr:.3e}  {speed:.0} tokens/s{share}  {} left",
+                short(left)
+            );
         }
     }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use common::{Walk, options, run, settings, weights};
 use proptest::prelude::*;
 use termwise_llama::Model;
-use termwise_train::checkpoint::{self, Shelf};
+use termwise_train::checkpoint::{self, Loaded, Shelf};
 use termwise_train::{Error, Settings, Start, train};
 
 const FILES: [&str; 6] = ["config.json", "model.safetensors", "optimizer.safetensors", "state.json", "settings.toml", "manifest.json"];
@@ -73,15 +73,28 @@ fn the_newest_and_the_best_are_kept_and_leftovers_go() {
     fs::create_dir_all(checkpoints.join(".step-00000005.part")).expect("a leftover");
     fs::create_dir_all(checkpoints.join(".step-00000001.old")).expect("a leftover");
     fs::create_dir_all(checkpoints.join("notes")).expect("something else");
-    // The learning rate is absurd, so that the first evaluation is the best.
-    let settings = settings("checkpoint_every = 1\neval_every = 2\nkeep = 2\nlr = 3.0\nwarmup = 0\nclip = 0.0");
-    let outcome = run(&settings, folder.path(), Start::Fresh);
-    let best = outcome.best.expect("an evaluation").step;
-    let steps: Vec<u64> = Shelf::new(&checkpoints).list().expect("checkpoints").into_iter().map(|(step, _)| step).collect();
-    assert!(best < 11, "the test needs a best step that is old, not {best}");
-    assert_eq!(steps, [best, 11, 12]);
-    assert!(checkpoints.join("notes").is_dir() && !checkpoints.join(".step-00000005.part").exists());
-    assert!(!checkpoints.join(".step-00000001.old").exists());
+    run(&settings("steps = 1"), folder.path(), Start::Fresh);
+    assert!(!checkpoints.join(".step-00000005.part").exists() && !checkpoints.join(".step-00000001.old").exists());
+
+    let shelf = Shelf::new(&checkpoints);
+    let steps = || shelf.list().expect("checkpoints").into_iter().map(|(step, _)| step).collect::<Vec<u64>>();
+    let Loaded { model, optimizer, mut state, settings } = checkpoint::read(&shelf.place(1)).expect("a checkpoint");
+    for (step, held_out) in [(2, None), (3, Some(1.0)), (4, Some(1.0)), (5, Some(2.0)), (6, None), (7, Some(3.0))] {
+        (state.step, state.held_out) = (step, held_out);
+        shelf.save(&model, &optimizer, &state, &settings, &[]).expect("a checkpoint");
+        shelf.prune(step, 2).expect("room");
+    }
+    assert_eq!(steps(), [3, 6, 7], "two newest, and the earliest of the best");
+    // One that is not complete does not count among the newest.
+    fs::remove_file(shelf.place(7).join("manifest.json")).expect("a manifest");
+    (state.step, state.held_out) = (8, None);
+    shelf.save(&model, &optimizer, &state, &settings, &[]).expect("a checkpoint");
+    shelf.prune(8, 2).expect("room");
+    assert_eq!(steps(), [3, 6, 7, 8]);
+    // Later ones, of a run that goes on from an earlier one, are left alone.
+    shelf.prune(3, 1).expect("room");
+    assert_eq!(steps(), [3, 6, 7, 8]);
+    assert!(checkpoints.join("notes").is_dir());
 }
 
 #[test]

@@ -53,7 +53,10 @@ fn the_field_can_be_chosen() {
 fn broken_json_lines_are_named() {
     let case = |lines: &str| complaint("d.jsonl", lines, |_| {});
     assert_eq!(case("{\"text\":\"a\"}\n{\"text\":\"b}\n"), "FILE, line 2: EOF while parsing a string, column 11");
-    assert_eq!(case("{\"text\":\"a\"}\n\n{\"body\":\"b\"}\n"), "FILE, line 3: the object has no field `text`; name the one that holds the text");
+    assert_eq!(
+        case("{\"text\":\"a\"}\n\n{\"body\":\"b\"}\n"),
+        "FILE, line 3: the object has no field `text`; name the one that holds the text"
+    );
     assert!(case("[{\"text\":\"a\"}]").contains("line 1: invalid type: sequence, expected one JSON object a line"));
     assert!(case("{\"text\":5}").contains("line 1: invalid type: integer `5`, expected text in the field `text`"));
     assert!(case("{\"text\":null}").contains("line 1: invalid type: null, expected text in the field `text`"));

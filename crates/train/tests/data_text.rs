@@ -107,12 +107,13 @@ fn shards_are_the_same_for_any_number_of_threads() {
     let folder = Folder::new();
     let text: String = (0..400_000u64).map(|i| format!("{} {}\n", i * i % 7919, "x".repeat((i % 60) as usize))).collect();
     folder.write("t.txt", &text);
-    folder.write("u.txt", &numbered(1000));
+    folder.write("u.txt", numbered(1000));
     let config = DataConfig { documents: Documents::Line, ..config(&folder, "") };
     let build = |threads: usize, shard_tokens: usize| {
         let cache = folder.path(&format!("cache-{threads}-{shard_tokens}"));
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        let source = pool.install(|| TextSource::prepare(&config, Path::new(&cache), &Prepare { shard_tokens, ..Prepare::default() }).unwrap());
+        let source =
+            pool.install(|| TextSource::prepare(&config, Path::new(&cache), &Prepare { shard_tokens, ..Prepare::default() }).unwrap());
         (shards(&cache), all_tokens(&source), source)
     };
     let (one, tokens, first) = build(1, 1 << 26);
@@ -134,7 +135,7 @@ fn shards_are_the_same_for_any_number_of_threads() {
 #[test]
 fn tokens_are_reused_until_something_changes() {
     let folder = Folder::new();
-    folder.write("t.txt", &numbered(100));
+    folder.write("t.txt", numbered(100));
     let mut config = DataConfig { documents: Documents::Line, ..config(&folder, "") };
     let built = std::cell::Cell::new(0);
     let count = |_: &Progress| built.set(built.get() + 1);
@@ -147,7 +148,8 @@ fn tokens_are_reused_until_something_changes() {
     };
     assert!(run(&|_| {}, &how));
     let before = shards(&folder.path("cache"));
-    let written = || std::fs::metadata(std::fs::read_dir(folder.path("cache")).unwrap().next().unwrap().unwrap().path()).unwrap().modified().unwrap();
+    let written =
+        || std::fs::metadata(std::fs::read_dir(folder.path("cache")).unwrap().next().unwrap().unwrap().path()).unwrap().modified().unwrap();
     let time = written();
     assert!(!run(&|_| {}, &how), "built again");
     assert_eq!((written(), shards(&folder.path("cache"))), (time, before));
@@ -174,7 +176,8 @@ fn the_end_of_a_single_document_is_held_out() {
     let source = prepare(&folder, &DataConfig { held_out: Some(0.1), ..config(&folder, "") }).unwrap();
     let cut = text.len() * 9 / 10;
     assert_eq!((source.train_tokens(), source.held_out_tokens()), (cut as u64, (text.len() - cut + 1) as u64));
-    let expected: Vec<(u32, u32)> = (cut..=text.len()).map(|i| (text.as_bytes()[i - 1].into(), text.as_bytes().get(i).map_or(256, |&b| b.into()))).collect();
+    let expected: Vec<(u32, u32)> =
+        (cut..=text.len()).map(|i| (text.as_bytes()[i - 1].into(), text.as_bytes().get(i).map_or(256, |&b| b.into()))).collect();
     for (rows, time) in [(1, 1), (3, 7), (2, 64), (5, 1000)] {
         assert_eq!(asked(&source, rows, time), (expected.clone(), (text.len() - cut) as u64), "{rows} × {time}");
     }
@@ -184,7 +187,7 @@ fn the_end_of_a_single_document_is_held_out() {
 fn shares_are_of_documents_and_at_least_one() {
     let share = |count: usize, share: Option<f64>| {
         let folder = Folder::new();
-        folder.write("t.txt", &numbered(count));
+        folder.write("t.txt", numbered(count));
         let source = prepare(&folder, &DataConfig { documents: Documents::Line, held_out: share, ..config(&folder, "") }).unwrap();
         source.held_out_documents()
     };
@@ -235,7 +238,7 @@ fn an_epoch_asks_for_every_window_once_and_batches_are_pure() {
 #[test]
 fn padded_rows_are_documents() {
     let folder = Folder::new();
-    folder.write("t.txt", &numbered(300));
+    folder.write("t.txt", numbered(300));
     let config = DataConfig { documents: Documents::Line, layout: Layout::Padded, held_out: Some(0.2), ..config(&folder, "") };
     let source = prepare(&folder, &config).unwrap();
     let (rows, time) = (8, 12);
@@ -279,7 +282,7 @@ fn padded_rows_are_documents() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Held out and trained on are disjoint, together everything; every held-out token is asked for once, after the token before it; copies stay
     /// on one side.
@@ -294,7 +297,7 @@ proptest! {
     ) {
         prop_assume!(texts.iter().collect::<BTreeSet<_>>().len() > 1);
         let folder = Folder::new();
-        folder.write("t.txt", &texts.join("\n"));
+        folder.write("t.txt", texts.join("\n"));
         let config = DataConfig { documents: Documents::Line, held_out: Some(share), split_seed: seed, ..config(&folder, "") };
         let how = Prepare { shard_tokens, ..Prepare::default() };
         let source = match TextSource::prepare(&config, Path::new(&folder.path("cache")), &how) {

@@ -58,7 +58,9 @@ fn what_cannot_be_learned_is_said() {
     let folder = Folder::new();
     folder.write("text/t.jsonl", "{\"text\":\"a\"}\n{");
     let path = folder.path("tokenizer.json");
-    let learn = |vocabulary| bpe::train(&config_of(&folder), &BpeConfig { vocabulary, ..BpeConfig::default() }, Path::new(&path)).unwrap_err().to_string();
+    let learn = |vocabulary| {
+        bpe::train(&config_of(&folder), &BpeConfig { vocabulary, ..BpeConfig::default() }, Path::new(&path)).unwrap_err().to_string()
+    };
     assert!(learn(256).contains("too small: the bytes and special tokens alone are 257"));
     assert!(learn(300).contains("t.jsonl, line 2: "), "{}", learn(300));
     folder.write("text/t.jsonl", "\n");
@@ -108,7 +110,8 @@ fn templates_are_kept_truncation_and_padding_are_not() {
 
     // Padded rows then begin with that token, and do not ask for it.
     folder.write("docs/d.txt", "the\nthe theme\nthesis");
-    let data = DataConfig { tokenizer: path, documents: Documents::Line, layout: Layout::Padded, held_out: Some(0.4), ..config(&folder, "docs") };
+    let data =
+        DataConfig { tokenizer: path, documents: Documents::Line, layout: Layout::Padded, held_out: Some(0.4), ..config(&folder, "docs") };
     let source = prepare(&folder, &data).unwrap();
     let mut out = Rows::default();
     source.train(0, 0, 6, 32, &mut out).unwrap();
@@ -126,7 +129,8 @@ fn templates_are_kept_truncation_and_padding_are_not() {
 fn bytes_of_held_out_batches_add_up_with_any_tokenizer() {
     let Some(shared) = shared() else { return };
     let folder = Folder::new();
-    let names = ["stories260K/tokenizer.json", "llama2-tokenizer/tokenizer.json"].map(|name| shared.join(name).to_str().unwrap().to_owned());
+    let names =
+        ["stories260K/tokenizer.json", "llama2-tokenizer/tokenizer.json"].map(|name| shared.join(name).to_str().unwrap().to_owned());
     for tokenizer in names.into_iter().chain(["bytes".into(), learn(&folder, 400, "tokenizer.json")]) {
         for documents in [Documents::File, Documents::Separator("<|endoftext|>".into())] {
             let sources = vec![shared.join("tinystories-2MiB.txt").to_str().unwrap().to_owned()];
@@ -162,6 +166,21 @@ fn the_tokenizer_of_stories_encodes_its_prompt() {
     assert_eq!(tokenizer.encode(prompt, true).unwrap(), ids);
     assert_eq!(tokenizer.decode(&ids, true).unwrap(), prompt);
     assert_eq!((tokenizer.vocabulary(), tokenizer.end(), tokenizer.begins().unwrap()), (512, 2, true));
+}
+
+/// Pinned with Hugging Face's own library, 0.23.3: ids of the first 40 addresses, `</s>` after each, as FNV-1a over them.
+#[test]
+fn llama_2_tokens_are_those_of_hugging_face() {
+    let Some(shared) = shared() else { return };
+    let folder = Folder::new();
+    let text = std::fs::read_to_string(shared.join("sotu.txt")).unwrap();
+    folder.write("t.txt", text.split_inclusive('\n').take(40).collect::<String>());
+    let tokenizer = shared.join("llama2-tokenizer/tokenizer.json").to_str().unwrap().to_owned();
+    let source = prepare(&folder, &DataConfig { tokenizer, documents: Documents::Line, ..config(&folder, "t.txt") }).unwrap();
+    let mut tokens = vec![0; source.tokens().len() as usize];
+    source.tokens().read(0, &mut tokens).unwrap();
+    let hash = tokens.iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, &id| (hash ^ u64::from(id)).wrapping_mul(0x0000_0100_0000_01b3));
+    assert_eq!((tokens.len(), hash), (405_198, 0x02bb_fc16_a0e6_5144));
 }
 
 #[test]

@@ -8,7 +8,9 @@ use std::path::Path;
 use common::{Walk, options, run, settings, timeless, weights};
 use termwise_llama::Model;
 use termwise_llama::weights::WriteOptions;
-use termwise_train::nonfinite::{Diagnosis, Origin, replay};
+use termwise_train::data::{Rows, Source};
+use termwise_train::nonfinite::{Diagnosis, Origin, diagnose, replay};
+use termwise_train::step::Gradients;
 use termwise_train::{Error, Settings, Start, train};
 
 fn stopped(settings: &Settings, folder: &Path) -> (Diagnosis, std::path::PathBuf) {
@@ -18,21 +20,31 @@ fn stopped(settings: &Settings, folder: &Path) -> (Diagnosis, std::path::PathBuf
     }
 }
 
-/// Settings of a run that starts from a fresh model with one parameter multiplied.
-fn with_factor(folder: &Path, name: &str, factor: f32, more: &str) -> Settings {
+/// A tensor's name, and what becomes of its values.
+type Change<'a> = (&'a str, fn(f32) -> f32);
+
+/// Settings of a run that starts from a fresh model with some parameters changed.
+fn changed(folder: &Path, more: &str, changes: &[Change]) -> Settings {
     let config = settings(more).config(common::VOCABULARY).expect("a configuration");
     let mut model = Model::fresh(config, 1).expect("a model");
-    model.params.get_mut(name).expect("a parameter").iter_mut().for_each(|x| *x *= factor);
+    for (name, change) in changes {
+        model.params.get_mut(name).expect("a parameter").iter_mut().for_each(|x| *x = change(*x));
+    }
     let place = folder.join("start");
     fs::create_dir_all(&place).expect("a folder");
     model.write(&place, &WriteOptions::default()).expect("a model");
     settings(&format!("{more}\nfrom = '{}'", place.display()))
 }
 
+/// So large that any product with it overflows.
+fn huge(_: f32) -> f32 {
+    3e38
+}
+
 #[test]
 fn a_loss_that_is_not_finite_stops_before_the_update_and_can_be_repeated() {
     let folder = tempfile::tempdir().expect("a folder");
-    let settings = with_factor(folder.path(), "model.layers.1.mlp.up_proj.weight", 1e38, "");
+    let settings = changed(folder.path(), "", &[("model.layers.1.mlp.up_proj.weight", huge)]);
     let run = folder.path().join("run");
     let (diagnosis, saved) = stopped(&settings, &run);
     assert_eq!(diagnosis.step, 1);
@@ -49,28 +61,61 @@ fn a_loss_that_is_not_finite_stops_before_the_update_and_can_be_repeated() {
 #[test]
 fn the_layer_is_found_in_attention_too() {
     let folder = tempfile::tempdir().expect("a folder");
-    let settings = with_factor(folder.path(), "model.layers.0.self_attn.v_proj.weight", 1e38, "attention = \"softmax\"");
+    let settings = changed(folder.path(), "attention = \"softmax\"", &[("model.layers.0.self_attn.v_proj.weight", huge)]);
     let (diagnosis, _) = stopped(&settings, &folder.path().join("run"));
     assert_eq!(diagnosis.forward, Some(Origin::Attention(0)), "{diagnosis}");
-    let settings = with_factor(folder.path(), "lm_head.weight", 3e38, "attention = \"softmax\"");
+    let settings = changed(folder.path(), "attention = \"softmax\"", &[("lm_head.weight", huge)]);
     let (diagnosis, _) = stopped(&settings, &folder.path().join("second"));
     assert_eq!(diagnosis.forward, Some(Origin::Ends), "{diagnosis}");
 }
 
 #[test]
-fn a_gradient_that_is_not_finite_is_named_with_layer_and_head() {
+fn a_norm_that_overflows_stops_the_run_though_the_loss_is_finite() {
     let folder = tempfile::tempdir().expect("a folder");
-    // The loss stays finite since the norm before the head takes the size away, but gradients of the first layers overflow.
-    let settings = with_factor(folder.path(), "model.embed_tokens.weight", 1e-30, "attention = \"softmax\"\nnorm_eps = 0");
-    let (diagnosis, saved) = stopped(&settings, &folder.path().join("run"));
-    assert!(diagnosis.forward.is_none() && diagnosis.loss.parse::<f64>().is_ok_and(f64::is_finite), "{diagnosis}");
+    // Logits as before, but the gradient of the last norm is 10²² times larger.
+    let changes: [Change; 2] = [("lm_head.weight", |x| x * 1e22), ("model.norm.weight", |x| x * 1e-22)];
+    let (diagnosis, saved) = stopped(&changed(folder.path(), "", &changes), &folder.path().join("run"));
+    assert!(diagnosis.loss.parse::<f64>().is_ok_and(f64::is_finite) && diagnosis.norm == "inf", "{diagnosis}");
+    assert!(diagnosis.forward.is_none() && diagnosis.gradient.is_none() && diagnosis.to_string().contains("overflows"), "{diagnosis}");
     assert!(replay(saved).expect("a replay").same());
+}
+
+#[test]
+fn the_first_gradient_that_is_not_finite_is_named_with_layer_and_head() {
+    let settings = settings("");
+    let model = Model::fresh(settings.config(common::VOCABULARY).expect("a configuration"), 1).expect("a model");
+    let mut gradients = Gradients::new(&model, 4, 16).expect("room");
+    let mut rows = Rows::default();
+    Walk::default().train(1, 0, 4, 16, &mut rows).expect("a batch");
+    let mut computed = gradients.compute(&model.params, std::slice::from_ref(&rows)).expect("a gradient");
+    // Head 2 of three, of width 8: rows 16 to 23 of the query's projection, columns of the output's.
+    gradients.grads.get_mut("model.layers.0.self_attn.q_proj.weight").expect("a gradient")[17 * 24 + 5] = f32::NAN;
+    computed.norm = f64::NAN;
+    let place = diagnose(&model, &gradients, &computed, &[rows.clone()], 7).gradient.expect("a place");
+    assert_eq!((place.layer, place.head, place.index), (Some(0), Some(2), 17 * 24 + 5));
+    gradients.grads.get_mut("model.layers.1.self_attn.o_proj.weight").expect("a gradient")[3 * 24 + 9] = f32::INFINITY;
+    let place = diagnose(&model, &gradients, &computed, &[rows], 7).gradient.expect("a place");
+    assert_eq!((place.layer, place.head), (Some(1), Some(1)), "the backward pass reaches layer 1 first");
+    assert!(place.to_string().contains("layer 1, head 1"), "{place}");
+}
+
+#[test]
+fn a_denominator_that_is_not_positive_is_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    // Odd orders make weights negative; scores of this size make sums of them cross zero.
+    let odd = "attention = \"taylor=1 over=sum\"\nlr = 0.0";
+    let outcome = train(&settings(odd), &Walk::default(), &options(&folder.path().join("run"), Start::Fresh));
+    let text = match outcome {
+        Ok(_) => fs::read_to_string(folder.path().join("run/warnings.log")).expect("warnings"),
+        Err(error) => error.to_string(),
+    };
+    assert!(text.contains("the denominator of layer 0, head ") && text.contains("of row "), "{text}");
 }
 
 #[test]
 fn skipped_updates_are_counted_and_change_nothing_else() {
     let folder = tempfile::tempdir().expect("a folder");
-    let broken = with_factor(folder.path(), "model.layers.1.mlp.up_proj.weight", 1e38, "skip_nonfinite = 3");
+    let broken = changed(folder.path(), "skip_nonfinite = 3", &[("model.layers.1.mlp.up_proj.weight", huge)]);
     let place = folder.path().join("run");
     let (diagnosis, saved) = stopped(&broken, &place);
     assert_eq!(diagnosis.step, 4, "three steps are skipped, the fourth is not");

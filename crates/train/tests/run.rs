@@ -6,10 +6,10 @@ use std::fs;
 
 use common::{Walk, options, run, settings, timeless, weights};
 use termwise_llama::{Model, Options};
+use termwise_train::data::{Rows, Source};
 use termwise_train::eval::Sums;
 use termwise_train::metrics::Line;
 use termwise_train::step::Gradients;
-use termwise_train::data::{Rows, Source};
 use termwise_train::{Error, Start, train};
 
 #[test]
@@ -138,7 +138,7 @@ fn a_folder_with_a_run_is_not_overwritten() {
 #[test]
 fn two_accumulated_batches_are_one_of_twice_the_size() {
     let settings = settings("");
-    let mut model = Model::fresh(settings.config(common::VOCABULARY).expect("a configuration"), 3).expect("a model");
+    let model = Model::fresh(settings.config(common::VOCABULARY).expect("a configuration"), 3).expect("a model");
     // Padding differs from row to row, so that a mean of means would differ.
     let source = Walk::default();
     let rows = |index, count| {
@@ -154,10 +154,9 @@ fn two_accumulated_batches_are_one_of_twice_the_size() {
     let one = large.compute(&model.params, &[rows(0, 8)]).expect("a gradient");
     let two = small.compute(&model.params, &[rows(0, 4), rows(1, 4)]).expect("a gradient");
     assert_eq!(one.tokens, two.tokens);
-    assert!((one.loss - two.loss).abs() < 1e-9 * one.loss, "{} {}", one.loss, two.loss);
+    assert!((one.loss - two.loss).abs() < 1e-7 * one.loss, "{} {}", one.loss, two.loss);
     let error = termwise_attention::relative_rms(small.grads.values(), large.grads.values());
     assert!(error < 1e-5, "{error}");
-    model.params.set_zero();
 }
 
 #[test]

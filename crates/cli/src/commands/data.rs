@@ -1,1 +1,224 @@
-compile_error!("commands/data.rs (with TextArgs) was overwritten by mistake at 22:56:29 by the writer of commands/train.rs and could not be recovered: please write it out again, unchanged; commands/train.rs and eval.rs use commands/source.rs and do not need it");
+//! `termwise data`: text made ready for training, and a look at it; flags that name text.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use termwise_train::data::{DataConfig, Documents, Layout, Prepare, Progress, Rows, Source, TextSource};
+
+use super::source::cache_folder;
+
+/// Tokenize text for training, or look at what a run will see
+#[derive(Debug, Subcommand)]
+pub enum DataCommand {
+    Prepare(PrepareArgs),
+    Show(ShowArgs),
+}
+
+/// Text, and how it is cut into documents.
+#[derive(Debug, Args)]
+pub struct TextArgs {
+    /// Files, folders, globs, or hf://datasets/OWNER/NAME[@REVISION]/GLOB; .txt, .jsonl (also .gz, .zst), .parquet
+    #[arg(required = true, value_name = "SOURCE")]
+    pub sources: Vec<String>,
+    /// Field of JSON lines or column of parquet files that holds the text
+    #[arg(long, default_value = "text", value_name = "NAME")]
+    pub field: String,
+    /// How text files are cut into documents: file, line, blank-line or separator:TEXT
+    #[arg(long, default_value = "file", value_name = "HOW")]
+    pub documents: Documents,
+}
+
+impl TextArgs {
+    /// These settings, others at their defaults.
+    pub fn config(&self) -> DataConfig {
+        DataConfig { sources: self.sources.clone(), field: self.field.clone(), documents: self.documents.clone(), ..DataConfig::default() }
+    }
+}
+
+/// Text, tokenizer and split.
+#[derive(Debug, Args)]
+pub struct DataArgs {
+    #[command(flatten)]
+    pub text: TextArgs,
+    /// `bytes`, a tokenizer.json, or a folder that holds one
+    #[arg(long, default_value = "bytes", value_name = "TOKENIZER")]
+    pub tokenizer: String,
+    /// Token that ends documents [default: the tokenizer's own]
+    #[arg(long, value_name = "TOKEN")]
+    pub end_of_document: Option<String>,
+    /// Do not add what the tokenizer's template says, such as <s> in front
+    #[arg(long)]
+    pub no_special_tokens: bool,
+    /// Share of the documents held out, or of a single document's end [default: 0.001, or 0.1 of few documents]
+    #[arg(long, value_name = "SHARE")]
+    pub held_out: Option<f64>,
+    /// Seed that decides which documents are held out
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub split_seed: u64,
+    /// How documents become rows: packed or padded
+    #[arg(long, default_value = "packed", value_name = "LAYOUT")]
+    pub layout: Layout,
+    /// Folder for tokens [default: termwise in the user's cache folder]
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+    /// Tokenize again even if tokens are there
+    #[arg(long)]
+    pub rebuild: bool,
+}
+
+impl DataArgs {
+    /// These settings.
+    pub fn config(&self) -> DataConfig {
+        DataConfig {
+            tokenizer: self.tokenizer.clone(),
+            end_of_document: self.end_of_document.clone(),
+            special_tokens: !self.no_special_tokens,
+            held_out: self.held_out,
+            split_seed: self.split_seed,
+            layout: self.layout,
+            ..self.text.config()
+        }
+    }
+
+    /// Tokenizes; says how far it is where standard error is a terminal.
+    pub fn source(&self) -> termwise_train::Result<TextSource> {
+        let show = io::stderr().is_terminal();
+        let progress = move |progress: &Progress| {
+            if show {
+                let share = 100.0 * progress.read as f64 / progress.file_bytes.max(1) as f64;
+                eprint!("\rtokenizing: {share:.0} %, {} documents, {} tokens ", progress.documents, progress.tokens);
+            }
+        };
+        let how = Prepare { rebuild: self.rebuild, progress: &progress, ..Prepare::default() };
+        let source = TextSource::prepare(&self.config(), &cache_folder(self.cache.as_deref()), &how);
+        if show {
+            // Clears the line.
+            eprint!("\r\x1b[K");
+        }
+        source
+    }
+}
+
+/// Tokenize text once, for all runs that use it
+///
+/// Tokens are kept in the cache and found again as long as files, tokenizer and settings are the same; the share held out and the layout
+/// of rows may change freely.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  termwise data prepare tinyshakespeare.txt --held-out 0.1
+  termwise data prepare addresses.txt --documents line --tokenizer llama2/tokenizer.json
+  termwise data prepare 'corpus/*.jsonl.zst' --field content
+  termwise data prepare 'hf://datasets/HuggingFaceFW/fineweb/sample/10BT/*.parquet' --tokenizer tokenizer.json")]
+pub struct PrepareArgs {
+    #[command(flatten)]
+    pub data: DataArgs,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Print the rows of a batch as text
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  termwise data show tinyshakespeare.txt --seed 1 --index 0 --rows 2 --time 200
+  termwise data show tinyshakespeare.txt --held-out-batch --index 3")]
+pub struct ShowArgs {
+    #[command(flatten)]
+    pub data: DataArgs,
+    /// Seed of the run
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub seed: u64,
+    /// Number of the batch
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub index: u64,
+    /// Rows of the batch
+    #[arg(long, default_value_t = 4, value_name = "N", value_parser = super::size(1 << 16))]
+    pub rows: usize,
+    /// Tokens of a row
+    #[arg(long, default_value_t = 256, value_name = "N", value_parser = super::size(1 << 20))]
+    pub time: usize,
+    /// A held-out batch instead of one for training
+    #[arg(long)]
+    pub held_out_batch: bool,
+}
+
+/// What was prepared.
+#[derive(Debug, Serialize)]
+struct Summary {
+    fingerprint: String,
+    files: usize,
+    documents: u64,
+    tokens: u64,
+    bytes: u64,
+    bytes_per_token: f64,
+    vocabulary: usize,
+    train_tokens: u64,
+    held_out_share: f64,
+    held_out_documents: usize,
+    held_out_tokens: u64,
+    held_out_bytes: u64,
+}
+
+impl Summary {
+    fn new(source: &TextSource) -> Summary {
+        let manifest = source.tokens().manifest();
+        Summary {
+            fingerprint: source.fingerprint(),
+            files: manifest.files.len(),
+            documents: manifest.documents,
+            tokens: manifest.tokens,
+            bytes: manifest.bytes,
+            bytes_per_token: manifest.bytes as f64 / manifest.tokens as f64,
+            vocabulary: source.vocabulary(),
+            train_tokens: source.train_tokens(),
+            held_out_share: source.held_out_share(),
+            held_out_documents: source.held_out_documents(),
+            held_out_tokens: source.held_out_tokens(),
+            held_out_bytes: source.held_out_bytes(),
+        }
+    }
+}
+
+/// Runs `termwise data`.
+pub fn run<E: From<termwise_train::Error> + From<io::Error>>(command: &DataCommand, out: &mut impl Write) -> Result<(), E> {
+    match command {
+        DataCommand::Prepare(args) => {
+            let summary = Summary::new(&args.data.source()?);
+            if args.json {
+                serde_json::to_writer_pretty(&mut *out, &summary).map_err(io::Error::from)?;
+                writeln!(out)?;
+                return Ok(());
+            }
+            let Summary { files, documents, tokens, bytes, bytes_per_token, vocabulary, .. } = summary;
+            writeln!(
+                out,
+                "{documents} documents in {files} files: {bytes} bytes, {tokens} tokens of {vocabulary}, {bytes_per_token:.3} bytes a token"
+            )?;
+            let Summary { train_tokens, held_out_tokens, held_out_documents, held_out_bytes, .. } = summary;
+            writeln!(
+                out,
+                "for training {train_tokens} tokens; held out {held_out_tokens} of {held_out_documents} documents, {held_out_bytes} bytes"
+            )?;
+            writeln!(out, "fingerprint {}", summary.fingerprint)?;
+        }
+        DataCommand::Show(args) => {
+            let source = args.data.source()?;
+            let mut batch = Rows::default();
+            if !args.held_out_batch {
+                source.train(args.seed, args.index, args.rows, args.time, &mut batch)?;
+            } else if !source.held_out(args.index, args.rows, args.time, &mut batch)? {
+                writeln!(out, "there is no held-out batch {}", args.index)?;
+                return Ok(());
+            }
+            for (row, (ids, labels)) in batch.ids.chunks(args.time).zip(batch.labels.chunks(args.time)).enumerate() {
+                let asked = labels.iter().filter(|&&label| label != -100).count();
+                writeln!(out, "── row {row}, {asked} tokens asked for\n{}", source.tokenizer().decode(&ids[..asked], false)?)?;
+            }
+        }
+    }
+    Ok(())
+}

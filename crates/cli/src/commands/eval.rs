@@ -12,8 +12,8 @@ use termwise_train::progress::describe;
 use termwise_train::settings::{Layer, Settings};
 use termwise_train::{Error, Result};
 
-use super::source::cache_folder;
 use super::settings::DataSettings;
+use super::source::cache_folder;
 
 /// Measure how well a model predicts text
 ///

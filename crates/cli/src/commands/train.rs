@@ -10,8 +10,8 @@ use termwise_train::progress::{Display, describe};
 use termwise_train::settings::{Layer, Settings};
 use termwise_train::{Error, Outcome, Result, RunOptions, Start, nonfinite, run as runs};
 
-use super::source::{cache_folder, prepare_with_progress};
 use super::settings::AllSettings;
+use super::source::{cache_folder, prepare_with_progress};
 
 /// Train a model
 ///
@@ -81,9 +81,11 @@ pub fn run(args: &TrainArgs, threads: Option<usize>, out: &mut impl Write) -> Re
 
 /// The run's folder and where it begins.
 fn place(args: &TrainArgs, layers: &[Layer]) -> Result<(PathBuf, Start)> {
-    let named = || match &args.name {
-        Some(name) => Ok(args.runs.join(name)),
-        None => Ok(args.runs.join(Settings::resolve(layers)?.name())),
+    let named = || -> Result<PathBuf> {
+        match &args.name {
+            Some(name) => Ok(args.runs.join(name)),
+            None => Ok(args.runs.join(Settings::resolve(layers)?.name())),
+        }
     };
     match &args.resume {
         None => Ok((named()?, Start::Fresh)),

@@ -74,7 +74,14 @@ impl Shelf {
     }
 
     /// Writes a checkpoint; it appears whole or not at all, in place of an older one of the same step.
-    pub fn save(&self, model: &Model, optimizer: &AdamW, state: &State, settings: &Settings, extra: &[(String, Vec<u8>)]) -> Result<PathBuf> {
+    pub fn save(
+        &self,
+        model: &Model,
+        optimizer: &AdamW,
+        state: &State,
+        settings: &Settings,
+        extra: &[(String, Vec<u8>)],
+    ) -> Result<PathBuf> {
         create_folder(&self.folder)?;
         let place = self.place(state.step);
         let part = beside(&place, "part");

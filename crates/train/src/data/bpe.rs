@@ -56,7 +56,10 @@ pub fn train(data: &DataConfig, config: &BpeConfig, path: &Path) -> Result<BpeRe
         Ok(pieces) => pieces,
         Err(error) => Box::new(std::iter::once(Err(error))),
     });
-    let wrong = |error: &dyn std::fmt::Display| Error::Tokenizer { name: path.display().to_string(), problem: format!("cannot be learned: {error}") };
+    let wrong = |error: &dyn std::fmt::Display| Error::Tokenizer {
+        name: path.display().to_string(),
+        problem: format!("cannot be learned: {error}"),
+    };
 
     let mut builder = BpeTrainerBuilder::new();
     builder = builder.show_progress(false).vocab_size(config.vocabulary).min_frequency(config.min_frequency);

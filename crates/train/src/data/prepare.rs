@@ -58,14 +58,6 @@ pub struct Progress {
     pub bytes: u64,
 }
 
-/// Where tokens are kept if nothing else is said: `termwise` in the user's cache folder, or `.termwise` here where there is none.
-pub fn default_cache() -> PathBuf {
-    let absolute = |path: PathBuf| path.is_absolute().then_some(path);
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).and_then(absolute);
-    let cache = cache.or_else(|| Some(std::env::home_dir()?.join(".cache")).and_then(absolute));
-    cache.map_or_else(|| ".termwise".into(), |cache| cache.join("termwise"))
-}
-
 /// The tokens of the sources: those in `cache` if they were made from the same, otherwise built and put there.
 ///
 /// The same means: files of the same paths, sizes and times of change, the same tokenizer file, the same settings, the same format. Tokens that are
@@ -226,7 +218,20 @@ impl Writer {
     fn new(folder: &Path, vocabulary: u64, fingerprint: [u8; 32], shard_tokens: usize) -> Writer {
         let (documents, tokens, hashes) = (Vec::new(), Vec::new(), Vec::new());
         let (hasher, totals, wide) = (blake3::Hasher::new(), Totals::default(), vocabulary > 1 << 16);
-        Writer { folder: folder.into(), vocabulary, fingerprint, wide, shard_tokens, documents, tokens, hashes, totals, hasher, bytes: 0, weight: 0 }
+        Writer {
+            folder: folder.into(),
+            vocabulary,
+            fingerprint,
+            wide,
+            shard_tokens,
+            documents,
+            tokens,
+            hashes,
+            totals,
+            hasher,
+            bytes: 0,
+            weight: 0,
+        }
     }
 
     fn add(&mut self, piece: &Piece, mut ids: Vec<u32>, tokenizer: &Tokenizer) -> Result<()> {

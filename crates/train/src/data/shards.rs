@@ -126,9 +126,13 @@ impl Shard {
         if (width != 2 && width != 4) || vocabulary == 0 || (width == 2 && vocabulary > 1 << 16) || vocabulary > 1 << 32 {
             return Err(format!("damaged: {width} bytes a token for a vocabulary of {vocabulary}"));
         }
-        let length = (|| tokens.checked_mul(width.into())?.checked_add(documents.checked_mul(RECORD as u64)?)?.checked_add(HEADER as u64))();
+        let length =
+            (|| tokens.checked_mul(width.into())?.checked_add(documents.checked_mul(RECORD as u64)?)?.checked_add(HEADER as u64))();
         if length != Some(map.len() as u64) {
-            return Err(format!("cut off or damaged: its header speaks of {tokens} tokens and {documents} documents, it has {} bytes", map.len()));
+            return Err(format!(
+                "cut off or damaged: its header speaks of {tokens} tokens and {documents} documents, it has {} bytes",
+                map.len()
+            ));
         }
         if map[44..64].iter().any(|&byte| byte != 0) {
             return Err("damaged: its header holds something where there should be nothing".into());
@@ -137,8 +141,8 @@ impl Shard {
             return Err("not of this stream: number, vocabulary or fingerprint are others".into());
         }
         let shard = Shard { path, map, wide: width == 4, tokens, documents, vocabulary };
-        let ends = (0..documents as usize).map(|i| shard.document(i).end);
-        if !ends.clone().is_sorted() || ends.last().is_some_and(|end| end > tokens) {
+        let mut ends = (0..documents as usize).map(|i| shard.document(i).end);
+        if !ends.clone().is_sorted() || ends.next_back().is_some_and(|end| end > tokens) {
             return Err("damaged: its documents do not follow one another".into());
         }
         Ok(shard)

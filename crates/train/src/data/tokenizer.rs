@@ -114,7 +114,8 @@ impl Tokenizer {
             Kind::Bytes => {
                 let mut text = String::new();
                 for run in ids.split_inclusive(|&id| id == 256) {
-                    let (run, end) = run.split_last().filter(|&(&last, _)| last == 256).map_or((run, ""), |(_, run)| (run, "<|endoftext|>"));
+                    let (run, end) =
+                        run.split_last().filter(|&(&last, _)| last == 256).map_or((run, ""), |(_, run)| (run, "<|endoftext|>"));
                     text += &String::from_utf8_lossy(&run.iter().map(|&id| id as u8).collect::<Vec<_>>());
                     text += if skip_special { "" } else { end };
                 }

@@ -108,10 +108,11 @@ impl fmt::Display for Diagnosis {
         if let Some(origin) = &self.forward {
             write!(f, "; going forward, {origin} is the first that is not finite")?;
         }
-        if let Some(place) = &self.gradient {
-            write!(f, "; going backward, the gradient of {place}")?;
+        match &self.gradient {
+            Some(place) => write!(f, "; going backward, the gradient of {place}"),
+            None if self.batch.is_none() => write!(f, "; every gradient is finite, but the sum of their squares overflows"),
+            None => Ok(()),
         }
-        Ok(())
     }
 }
 

@@ -110,3 +110,23 @@ fn phase_of(record: &Record) -> Phase {
         Status::Failed { .. } => Phase::Failed,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_estimate_counts_only_what_was_done_since_the_start() {
+        let states = [State::Open, State::Open, State::Equal(0)];
+        let mut tracker = Tracker::new(&states, &[0, 1]);
+        assert_eq!(tracker.progress(Duration::from_secs(1)).remaining, None);
+        // Run 0 had done a half before; a quarter of a run in 10 s, and one and a quarter left.
+        tracker.started(0);
+        tracker.done(0, 0.5);
+        assert_eq!(tracker.progress(Duration::from_secs(1)).remaining, None);
+        tracker.done(0, 0.75);
+        let progress = tracker.progress(Duration::from_secs(10));
+        assert_eq!((progress.total, progress.running, progress.fraction), (2, 1, 0.375));
+        assert_eq!(progress.remaining, Some(Duration::from_secs(50)));
+    }
+}

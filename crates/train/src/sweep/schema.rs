@@ -30,3 +30,55 @@ impl Schema for TrainingSchema {
         !FREE.contains(&key)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::sweep::Plan;
+
+    fn parse(text: &str) -> Result<Plan, String> {
+        Plan::parse(text, Path::new("sweep.toml"), &TrainingSchema, "held_out.loss").map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn runs_are_known_by_what_decides_their_outcome() {
+        let hash = |base: &str| parse(&format!("[base]\n{base}")).unwrap_or_else(|error| panic!("{error}")).jobs[0].hash.clone();
+        let plain = hash("");
+        for base in ["threads = 3", "keep = 9", "log_every = 3", "checkpoint_every = 7", "recipe = \"default\"", "lr = 1e-3", "lr = 0.001"]
+        {
+            assert_eq!(hash(base), plain, "{base}");
+        }
+        for base in ["steps = 3", "seed = 9", "lr = 1", "attention = \"norm\"", "eval_every = 7"] {
+            assert_ne!(hash(base), plain, "{base}");
+        }
+    }
+
+    #[test]
+    fn settings_of_a_run_are_complete_and_read_back() {
+        let plan = parse("[axes]\nattention = [\"softmax conv=3\", \"norm\"]\nlr = [1e-3]\nseed = [1, 2]")
+            .unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(plan.jobs.len(), 4);
+        for job in &plan.jobs {
+            let settings = Settings::from_toml(&job.settings.to_string(), "a run").unwrap_or_else(|error| panic!("{error}"));
+            let mut again = Table::try_from(settings).expect("TOML");
+            again.remove("threads");
+            assert_eq!(again, job.settings);
+        }
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (text, expected) in [
+            ("[axes]\natention = [\"norm\"]", "did you mean `attention`"),
+            ("[axes]\nattention = [\"nrom\"]", "nrom"),
+            ("[base]\nstepz = 3", "did you mean `steps`"),
+            ("[axes]\nlr = [\"fast\"]", "lr"),
+            ("[axes]\nthreads = [1]", "no setting `threads`"),
+        ] {
+            let error = parse(text).expect_err(text);
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+}

@@ -234,7 +234,11 @@ fn threads_are_shared_by_runs_side_by_side() {
     assert_eq!(runner.most.load(Ordering::SeqCst), 2);
     assert!(runner.ran.lock().expect("a lock").iter().all(|(_, threads)| *threads == 2));
     let folder = tempfile::tempdir().expect("a folder");
-    let runner = fake(|_, _| loss(1.0));
+    let runner = fake(|_, _| {
+        // Long enough for others to begin, if there were any.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        loss(1.0)
+    });
     go(&plan(GRID), folder.path(), &runner, Options { parallel: 8, threads: 1, ..ONE });
     assert_eq!(runner.most.load(Ordering::SeqCst), 1, "never more runs than threads");
 }

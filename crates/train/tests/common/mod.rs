@@ -38,7 +38,7 @@ impl Walk {
                 out.ids[at] = token as u32;
                 token = (token + 1 + mix(seed ^ (global << 20) ^ t as u64) % 3) % VOCABULARY as u64;
                 out.labels[at] = token as i32;
-                out.recall[at] = at % 7 == 0;
+                out.recall[at] = at.is_multiple_of(7);
             }
             out.lengths.push(time - 2);
         }

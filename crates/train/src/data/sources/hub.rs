@@ -28,7 +28,9 @@ pub(super) fn files(asked: &str, rest: &str) -> Result<Vec<SourceFile>> {
     let found = if offline { cached(&cache, &repo, &pattern).map_err(refuse)? } else { fetched(&repo, &pattern).map_err(refuse)? };
     if found.is_empty() {
         return Err(refuse(match offline {
-            true => format!("{OFFLINE} is set and the cache in {} holds no file that matches and ends in {ENDINGS}", cache.path().display()),
+            true => {
+                format!("{OFFLINE} is set and the cache in {} holds no file that matches and ends in {ENDINGS}", cache.path().display())
+            }
             false => format!("no file of the data set matches that ends in {ENDINGS}"),
         }));
     }

@@ -69,7 +69,7 @@ pub(super) fn documents(reader: Box<dyn BufRead + Send>, path: PathBuf, document
         Documents::Line => Box::new(Cut::new(Lines::new(reader, path), Rule::Line)),
         Documents::BlankLine => Box::new(Cut::new(Lines::new(reader, path), Rule::BlankLine)),
         Documents::Separator(separator) => {
-            Box::new(Cut::new(Lines::new(reader, path), Rule::Separator(memmem::Finder::new(separator.as_bytes()).into_owned())))
+            Box::new(Cut::new(Lines::new(reader, path), Rule::Separator(Box::new(memmem::Finder::new(separator.as_bytes()).into_owned()))))
         }
     }
 }
@@ -132,7 +132,7 @@ impl Iterator for Whole {
 enum Rule {
     Line,
     BlankLine,
-    Separator(memmem::Finder<'static>),
+    Separator(Box<memmem::Finder<'static>>),
 }
 
 /// A file of several documents.
@@ -172,7 +172,9 @@ impl Cut {
             let before = self.held.len();
             self.held.extend_from_slice(line);
             if self.held.len() > LONGEST {
-                return Err(self.lines.error(format!("the document that ends here has more than {LONGEST} bytes; is the separator right?")));
+                return Err(self
+                    .lines
+                    .error(format!("the document that ends here has more than {LONGEST} bytes; is the separator right?")));
             }
             match self.rule {
                 Rule::Line => return self.give(self.held.len(), Vec::new()).map(Some),

@@ -126,7 +126,8 @@ impl Column {
         if bytes.len() > LONGEST {
             return Err(format!("the text has more than {LONGEST} bytes"));
         }
-        let text = String::from_utf8(bytes).map_err(|error| format!("not UTF-8 at byte {} of the text", error.utf8_error().valid_up_to()))?;
+        let text =
+            String::from_utf8(bytes).map_err(|error| format!("not UTF-8 at byte {} of the text", error.utf8_error().valid_up_to()))?;
         self.row += 1;
         Ok(Some(text))
     }
