@@ -81,7 +81,9 @@ fn separate_documents_have_no_stride_and_impossible_windows_are_refused() {
     let model = model();
     let evaluate = |source: &dyn Source, length, stride| evaluate(&model, source, Windows { batch: 2, length, stride }, 0);
     assert!(evaluate(&common::Walk::default(), 16, 16).is_ok());
-    for (source, length, stride) in [(&common::Walk::default() as &dyn Source, 16, 8), (&Stream as _, 8, 9), (&Stream as _, 8, 0), (&Stream as _, 0, 0)] {
+    for (source, length, stride) in
+        [(&common::Walk::default() as &dyn Source, 16, 8), (&Stream as _, 8, 9), (&Stream as _, 8, 0), (&Stream as _, 0, 0)]
+    {
         assert!(evaluate(source, length, stride).is_err(), "{source:?} {length} {stride}");
     }
 }
