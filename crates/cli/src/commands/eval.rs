@@ -73,7 +73,8 @@ pub fn run(args: &EvalArgs, threads: usize, out: &mut impl Write) -> Result<bool
     let mut layers = Vec::new();
     let trained = saved.is_file();
     if trained {
-        layers.push(Layer::of_run(&std::fs::read_to_string(&saved).unwrap_or_default(), &saved.display().to_string())?);
+        let text = std::fs::read_to_string(&saved).map_err(|source| Error::Io { action: "read", path: saved.clone(), source })?;
+        layers.push(Layer::of_run(&text, &saved.display().to_string())?);
     } else if !args.data.has("data") {
         let expected = "this folder says nothing about data; name some with --data, or builtin".into();
         return Err(Error::Setting { place: String::new(), key: "data".into(), found: "absent".into(), expected });

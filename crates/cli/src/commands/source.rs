@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use termwise_train::data::{Prepare, Progress, Source};
 use termwise_train::{Result, Settings};
@@ -16,11 +17,17 @@ pub fn cache_folder(asked: Option<&Path>) -> PathBuf {
 /// The data of these settings; says how far it is while text is tokenized.
 pub fn prepare_with_progress(settings: &Settings, cache: &Path, quiet: bool) -> Result<Box<dyn Source>> {
     let show = !quiet && std::io::stderr().is_terminal();
-    let progress = move |progress: &Progress| {
+    let shown = AtomicBool::new(false);
+    let progress = |progress: &Progress| {
         if show {
+            shown.store(true, Ordering::Relaxed);
             let share = 100.0 * progress.read as f64 / progress.file_bytes.max(1) as f64;
             eprint!("\rtokenizing: {share:.0} %, {} documents, {} tokens ", progress.documents, progress.tokens);
         }
     };
-    settings.open_source(cache, &Prepare { progress: &progress, ..Prepare::default() })
+    let source = settings.open_source(cache, &Prepare { progress: &progress, ..Prepare::default() });
+    if shown.load(Ordering::Relaxed) {
+        eprintln!();
+    }
+    source
 }
