@@ -202,7 +202,7 @@ fn compared(summary: &Summary, folder: &Path) -> String {
 }
 
 /// The values on the axes that have several.
-fn words(point: &Point, all: &[Point]) -> String {
+fn words(point: &[(String, String)], all: &[Point]) -> String {
     let several = |key: &str, value: &str| all.iter().flatten().any(|(k, v)| k == key && v != value);
     let words: Vec<String> = point.iter().filter(|(key, value)| several(key, value)).map(|(key, value)| format!("{key}={value}")).collect();
     if words.is_empty() { "the base".into() } else { words.join(", ") }
