@@ -215,7 +215,7 @@ impl Settings {
                 return Err(bad(key, value, format!("it must be from 1 to {most}")));
             }
         }
-        if self.heads > 0 && self.head_dim * self.heads != self.hidden && self.head_dim == self.hidden / self.heads {
+        if self.heads > 0 && self.head_dim.checked_mul(self.heads) != Some(self.hidden) && self.head_dim == self.hidden / self.heads {
             return Err(bad("hidden", self.hidden, format!("{} heads do not divide it; change one of them or say head_dim", self.heads)));
         }
         if self.threads > 4096 {
