@@ -109,6 +109,11 @@ fn flags_are_read_by_kind() {
     assert_eq!(names.len(), KEYS.len());
 }
 
+#[test]
+fn sizes_too_large_to_multiply_are_refused() {
+    assert!(Settings::from_toml("hidden = 64\nheads = 4\nhead_dim = 4611686018427387904", "x").is_err());
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
