@@ -68,6 +68,8 @@ fn fail(message: &str, code: u8) -> ExitCode {
 /// Whether everything that was checked holds.
 fn run(cli: Cli, out: &mut impl Write) -> Result<bool, Failure> {
     let threads = cli.threads.unwrap_or_else(threads::available);
+    // For work outside the pools of single commands, such as tokenizing. It fails only where a pool is there already, and this is the first.
+    let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
     match cli.command {
         Command::Variants(args) => {
             let sizes = args.sizes();

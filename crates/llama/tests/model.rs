@@ -287,6 +287,21 @@ fn a_denominator_that_is_not_positive_is_named() {
 }
 
 #[test]
+fn a_residual_whose_squares_overflow_is_normed_all_the_same() {
+    let ids = tokens(18, 29, 1);
+    let labels = labels(&ids);
+    // Beside such an embedding nothing that the layers add is seen, so its size does not matter.
+    let loss = |size: f32| {
+        let mut model = tiny("softmax", 4, false);
+        model.params.get_mut("model.embed_tokens.weight").expect("listed").iter_mut().for_each(|x| *x *= size);
+        loss_and_grad(&model, &Batch::new(&ids, &labels), 2, Engine::Fused).0.mean()
+    };
+    let (fits, overflows) = (loss(1e12), loss(1e25));
+    assert!((fits - overflows).abs() < 1e-5 * fits, "{fits} {overflows}");
+    assert!((fits - 29f64.ln()).abs() > 1e-3, "a norm of zero would have the loss of guessing");
+}
+
+#[test]
 fn impossible_batches_are_refused_with_their_place() {
     let model = tiny("softmax", 4, false);
     let mut session = model.session(2, 3, Options::default()).expect("a session");

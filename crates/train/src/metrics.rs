@@ -47,8 +47,9 @@ pub struct Train {
     pub loss: f64,
     /// Learning rate of this step.
     pub lr: f64,
-    /// Norm of this step's gradient before clipping.
-    pub grad_norm: f64,
+    /// Norm of this step's gradient before clipping; absent where it is not finite, since JSON has no such number. The step was skipped then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grad_norm: Option<f64>,
     /// Tokens seen so far that counted.
     pub tokens: u64,
     /// Since the line before, evaluations and checkpoints not counted.
@@ -137,8 +138,8 @@ impl Metrics {
 fn point(events: &mut Events, line: &Line) -> Result<()> {
     match line {
         Line::Train(Train { step, time, loss, lr, grad_norm, tokens_per_second, .. }) => {
-            let values =
-                [("loss/train", *loss), ("learning_rate", *lr), ("gradient_norm", *grad_norm), ("tokens_per_second", *tokens_per_second)];
+            let mut values = vec![("loss/train", *loss), ("learning_rate", *lr), ("tokens_per_second", *tokens_per_second)];
+            values.extend(grad_norm.map(|norm| ("gradient_norm", norm)));
             events.scalars(*time, *step, &values)
         }
         Line::HeldOut { step, time, evaluation } => {

@@ -62,11 +62,9 @@ impl Progress {
         } else if self.lines {
             let left = Duration::from_secs_f64(step_seconds.max(0.0) * self.steps.saturating_sub(train.step) as f64);
             let steps = self.steps;
-            let Train { step, loss, grad_norm, lr, .. } = train;
-            eprintln!(
-                "step {step}/{steps}  loss {loss:.4}  norm {grad_norm:.3}  lr {lr:.3e}  {speed:.0} tokens/s{share}  {} left",
-                short(left)
-            );
+            let Train { step, loss, lr, .. } = train;
+            let norm = train.grad_norm.map_or("not finite".into(), |norm| format!("{norm:.3}"));
+            eprintln!("step {step}/{steps}  loss {loss:.4}  norm {norm}  lr {lr:.3e}  {speed:.0} tokens/s{share}  {} left", short(left));
         }
     }
 

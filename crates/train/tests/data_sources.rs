@@ -163,6 +163,53 @@ fn settings_are_written_and_read() {
 }
 
 #[test]
+fn an_intact_shard_of_other_text_is_refused() {
+    let folder = Folder::new();
+    let config = DataConfig { documents: Documents::Line, ..config(&folder, "") };
+    let time = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
+    // Of the same length and age, so that all that is looked at before building is the same.
+    let build = |text: &str, cache: &str| {
+        let path = folder.write("t.txt", text);
+        std::fs::File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
+        let cache = folder.path(cache);
+        let opened = TextSource::prepare(&config, std::path::Path::new(&cache), &Default::default());
+        (std::path::Path::new(&cache).join(shards(&cache).into_keys().next().unwrap()), opened.map(|_| ()))
+    };
+    let (one, _) = build("one\ntwo\n", "cache-one");
+    let (other, _) = build("six\nten\n", "cache-other");
+    assert_eq!(one.parent().unwrap().file_name(), other.parent().unwrap().file_name());
+    std::fs::copy(&other, &one).unwrap();
+    let error = build("one\ntwo\n", "cache-one").1.unwrap_err().to_string();
+    assert!(error.contains("not the shard that dataset.json speaks of"), "{error}");
+}
+
+#[test]
+fn tokens_beyond_the_vocabulary_are_refused_though_hashes_are_not_compared() {
+    use termwise_train::data::tokens::Tokens;
+    let folder = Folder::new();
+    folder.write("t.txt", "one\ntwo\n");
+    let config = DataConfig { documents: Documents::Line, ..config(&folder, "") };
+    prepare(&folder, &config).unwrap();
+    let cache = folder.path("cache");
+    let path = std::path::Path::new(&cache).join(shards(&cache).into_keys().next().unwrap());
+    let whole = std::fs::read(&path).unwrap();
+    let read = |last: u16| {
+        let mut changed = whole.clone();
+        let end = changed.len();
+        changed[end - 2..].copy_from_slice(&last.to_le_bytes());
+        std::fs::write(&path, changed).unwrap();
+        let tokens = Tokens::open(path.parent().unwrap(), false).unwrap();
+        let mut ids = vec![0; tokens.len() as usize];
+        tokens.read(0, &mut ids).map_err(|error| error.to_string())
+    };
+    assert_eq!(read(256), Ok(()));
+    for last in [257, u16::MAX] {
+        let error = read(last).unwrap_err();
+        assert!(error.contains(&format!("token 7 is {last}, the vocabulary has 257")), "{error}");
+    }
+}
+
+#[test]
 fn damaged_tokens_are_refused_and_rebuilt() {
     use std::path::Path;
     use termwise_train::data::Prepare;

@@ -9,6 +9,7 @@ use common::{Walk, options, run, settings, timeless, weights};
 use termwise_llama::Model;
 use termwise_llama::weights::WriteOptions;
 use termwise_train::data::{Rows, Source};
+use termwise_train::metrics::Line;
 use termwise_train::nonfinite::{Diagnosis, Origin, diagnose, replay};
 use termwise_train::step::Gradients;
 use termwise_train::{Error, Settings, Start, train};
@@ -126,6 +127,76 @@ fn skipped_updates_are_counted_and_change_nothing_else() {
         Err(Error::NonFinite { diagnosis, .. }) => assert_eq!(diagnosis.step, 4),
         other => panic!("expected a run that stops, found {other:?}"),
     }
+}
+
+/// [`Walk`], with one token that is in batch 1 and in no other.
+#[derive(Debug)]
+struct Poisoned;
+
+const POISON: u32 = 5;
+
+impl Source for Poisoned {
+    fn vocabulary(&self) -> usize {
+        common::VOCABULARY
+    }
+
+    fn fingerprint(&self) -> String {
+        "poisoned".into()
+    }
+
+    fn train(&self, seed: u64, index: u64, rows: usize, time: usize, out: &mut Rows) -> termwise_train::Result<()> {
+        Walk::default().train(seed, index, rows, time, out)?;
+        let other = |id: &mut u32| *id = if *id == POISON { POISON + 1 } else { *id };
+        if index == 1 {
+            out.ids[0] = POISON
+        } else {
+            out.ids.iter_mut().for_each(other)
+        }
+        Ok(())
+    }
+
+    fn held_out(&self, _: u64, _: usize, _: usize, _: &mut Rows) -> termwise_train::Result<bool> {
+        Ok(false)
+    }
+}
+
+#[test]
+fn a_skipped_step_has_no_norm_in_the_metrics_rather_than_a_false_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let start = folder.path().join("start");
+    fs::create_dir_all(&start).expect("a folder");
+    let small = "attention = \"softmax\"\nsteps = 4\nlr = 0.0\nskip_nonfinite = 1\nlog_every = 2";
+    let mut model = Model::fresh(settings(small).config(common::VOCABULARY).expect("a configuration"), 1).expect("a model");
+    // Component 0 is that token's alone, through the attention of layer 0 as well, and the MLP behind it overflows on it.
+    let mut change = |name: &str, change: &dyn Fn(usize, &mut [f32])| {
+        let values = model.params.get_mut(name).expect("a parameter");
+        values.chunks_mut(24).enumerate().for_each(|(row, values)| change(row, values));
+    };
+    change("model.embed_tokens.weight", &|row, values| values[0] = if row == POISON as usize { 1.0 } else { 0.0 });
+    change("model.layers.0.self_attn.o_proj.weight", &|row, values| {
+        if row == 0 {
+            values.fill(0.0)
+        }
+    });
+    for name in ["gate_proj", "up_proj"] {
+        change(&format!("model.layers.0.mlp.{name}.weight"), &|_, values| values[0] = 5e18);
+    }
+    model.write(&start, &WriteOptions::default()).expect("a model");
+    let place = folder.path().join("run");
+    let settings = settings(&format!("{small}\nfrom = '{}'", start.display()));
+    let outcome = train(&settings, &Poisoned, &options(&place, Start::Fresh)).expect("a run");
+    assert_eq!((outcome.step, outcome.skipped), (4, 1));
+    let lines = timeless(&place);
+    let norms: Vec<Option<f64>> = lines.iter().map(|line| if let Line::Train(train) = line { train.grad_norm } else { None }).collect();
+    assert!(matches!(norms[..], [None, Some(norm)] if norm > 0.0), "{lines:?}");
+    let text = fs::read_to_string(place.join("metrics.jsonl")).expect("metrics");
+    assert!(!text.lines().next().expect("a line").contains("grad_norm") && text.lines().count() == 2, "{text}");
+    // The same in TensorBoard's file: four tags, of which one has a single point.
+    let events = fs::read_dir(&place).expect("a list").map(|entry| entry.expect("an entry").path());
+    let events =
+        fs::read(events.into_iter().find(|path| path.display().to_string().contains("tfevents")).expect("events")).expect("events");
+    let count = |tag: &str| events.windows(tag.len()).filter(|window| *window == tag.as_bytes()).count();
+    assert_eq!(["loss/train", "learning_rate", "tokens_per_second", "gradient_norm"].map(count), [2, 2, 2, 1]);
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod common;
 use std::fs;
 
 use common::{Walk, options, run, settings, timeless, weights};
-use termwise_llama::{Model, Options};
+use termwise_llama::{Batch, Model, Objective, Options};
 use termwise_train::data::{Rows, Source};
 use termwise_train::eval::Sums;
 use termwise_train::metrics::Line;
@@ -123,6 +123,42 @@ fn other_mathematics_is_refused_and_a_longer_run_is_not() {
 }
 
 #[test]
+fn a_resumed_run_remembers_where_it_started_though_that_is_gone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let start = folder.path().join("start");
+    let config = settings("").config(common::VOCABULARY).expect("a configuration");
+    fs::create_dir_all(&start).expect("a folder");
+    Model::fresh(config, 77).expect("a model").write(&start, &Default::default()).expect("a model");
+    let from = format!("from = '{}'", start.display());
+    let whole = run(&settings(&from), &folder.path().join("whole"), Start::Fresh);
+
+    let resumed = |place: &std::path::Path, above: &str| {
+        let above = termwise_train::settings::Layer::parse(above, "flags")?;
+        let settings = termwise_train::run::resumed_settings(place, &[above])?;
+        train(&settings, &Walk::default(), &options(place, Start::Resume))
+    };
+    // Ended before its first checkpoint: it starts from the same model again, not from fresh weights.
+    let place = folder.path().join("early");
+    let broken = Walk { broken_from: Some(1), ..Walk::default() };
+    train(&settings(&from), &broken, &options(&place, Start::Fresh)).expect_err("the source breaks");
+    assert!(weights(&resumed(&place, "").expect("a run")) == weights(&whole));
+
+    let place = folder.path().join("late");
+    let broken = Walk { broken_from: Some(5), ..Walk::default() };
+    train(&settings(&from), &broken, &options(&place, Start::Fresh)).expect_err("the source breaks");
+    let elsewhere = folder.path().join("elsewhere");
+    fs::rename(&start, &elsewhere).expect("another place");
+    let error = resumed(&place, &format!("from = '{}'", elsewhere.display())).expect_err("another start").to_string();
+    assert!(error.contains("from: ") && error.contains("elsewhere"), "{error}");
+    let outcome = resumed(&place, "").expect("a run");
+    assert!(weights(&outcome) == weights(&whole));
+    for saved in [place.join("settings.toml"), outcome.checkpoint.join("settings.toml")] {
+        let text = fs::read_to_string(saved).expect("settings");
+        assert!(text.contains(&format!("from = \"{}\"", start.display())), "{text}");
+    }
+}
+
+#[test]
 fn a_folder_with_a_run_is_not_overwritten() {
     let folder = tempfile::tempdir().expect("a folder");
     run(&settings("steps = 2"), folder.path(), Start::Fresh);
@@ -182,6 +218,18 @@ fn an_evaluation_is_over_all_tokens_and_its_parts_add_up() {
     // Two bytes a token.
     assert!((found.bits_per_byte.expect("text") - mean / 2f64.ln() / 2.0).abs() < 1e-6);
     let (recall, rest) = (found.recall.expect("marks"), found.rest.expect("marks"));
+    // Marks go by the place in a batch of four rows; in each row's padding they do not count.
+    let mut session = model.session(4, 16, Options::default()).expect("a session");
+    let (mut marked, mut count) = (0.0, 0);
+    for index in 0..3 {
+        Walk::default().held_out(index, 4, 16, &mut rows).expect("a batch");
+        session.loss(&model.params, &Batch { lengths: Some(&[14; 4]), ..Batch::new(&rows.ids, &rows.labels) }).expect("a loss");
+        for at in (0..64).filter(|at| at % 7 == 0 && at % 16 < 14) {
+            (marked, count) = (marked + session.token_losses()[at], count + 1);
+        }
+    }
+    assert_eq!(recall.tokens, count);
+    assert!((recall.loss - marked / count as f64).abs() < 1e-6);
     assert_eq!(recall.tokens + rest.tokens, found.tokens);
     assert!((recall.loss * recall.tokens as f64 + rest.loss * rest.tokens as f64 - found.loss * found.tokens as f64).abs() < 1e-9);
     assert!((found.excess.expect("a known entropy").all - (found.loss - 3f64.ln())).abs() < 1e-12);

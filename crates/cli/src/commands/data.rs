@@ -120,21 +120,25 @@ pub struct PrepareArgs {
     pub json: bool,
 }
 
-/// Print the rows of a batch as text
+/// Print the rows of batches as text or as tokens
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   termwise data show tinyshakespeare.txt --seed 1 --index 0 --rows 2 --time 200
-  termwise data show tinyshakespeare.txt --held-out-batch --index 3")]
+  termwise data show tinyshakespeare.txt --held-out-batch --index 3
+  termwise data show tinyshakespeare.txt --rows 16 --count 2000 --json > batches.jsonl")]
 pub struct ShowArgs {
     #[command(flatten)]
     pub data: DataArgs,
     /// Seed of the run
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
-    /// Number of the batch
+    /// Number of the first batch
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub index: u64,
+    /// Batches to show
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub count: u64,
     /// Rows of the batch
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = super::size(1 << 16))]
     pub rows: usize,
@@ -144,6 +148,17 @@ pub struct ShowArgs {
     /// A held-out batch instead of one for training
     #[arg(long)]
     pub held_out_batch: bool,
+    /// One JSON line a batch: ids and labels [rows, time]; a label is the token that follows, -100 where none counts
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// One line of `data show --json`.
+#[derive(Debug, Serialize)]
+struct Shown<'a> {
+    index: u64,
+    ids: Vec<&'a [u32]>,
+    labels: Vec<&'a [i32]>,
 }
 
 /// What was prepared.
@@ -205,19 +220,33 @@ pub fn run<E: From<termwise_train::Error> + From<io::Error>>(command: &DataComma
             )?;
             writeln!(out, "fingerprint {}", summary.fingerprint)?;
         }
-        DataCommand::Show(args) => {
-            let source = args.data.source()?;
-            let mut batch = Rows::default();
-            if !args.held_out_batch {
-                source.train(args.seed, args.index, args.rows, args.time, &mut batch)?;
-            } else if !source.held_out(args.index, args.rows, args.time, &mut batch)? {
-                writeln!(out, "there is no held-out batch {}", args.index)?;
-                return Ok(());
+        DataCommand::Show(args) => show::<E>(args, out)?,
+    }
+    Ok(())
+}
+
+fn show<E: From<termwise_train::Error> + From<io::Error>>(args: &ShowArgs, out: &mut impl Write) -> Result<(), E> {
+    let source = args.data.source()?;
+    let mut batch = Rows::default();
+    for index in (args.index..).take(usize::try_from(args.count).unwrap_or(usize::MAX)) {
+        if !args.held_out_batch {
+            source.train(args.seed, index, args.rows, args.time, &mut batch)?;
+        } else if !source.held_out(index, args.rows, args.time, &mut batch)? {
+            if !args.json {
+                writeln!(out, "there is no held-out batch {index}")?;
             }
-            for (row, (ids, labels)) in batch.ids.chunks(args.time).zip(batch.labels.chunks(args.time)).enumerate() {
-                let asked = labels.iter().filter(|&&label| label != -100).count();
-                writeln!(out, "── row {row}, {asked} tokens asked for\n{}", source.tokenizer().decode(&ids[..asked], false)?)?;
-            }
+            return Ok(());
+        }
+        let (ids, labels) = (batch.ids.chunks(args.time), batch.labels.chunks(args.time));
+        if args.json {
+            let shown = Shown { index, ids: ids.collect(), labels: labels.collect() };
+            serde_json::to_writer(&mut *out, &shown).map_err(io::Error::from)?;
+            writeln!(out)?;
+            continue;
+        }
+        for (row, (ids, labels)) in ids.zip(labels).enumerate() {
+            let asked = labels.iter().filter(|&&label| label != -100).count();
+            writeln!(out, "── batch {index}, row {row}, {asked} tokens asked for\n{}", source.tokenizer().decode(&ids[..asked], false)?)?;
         }
     }
     Ok(())

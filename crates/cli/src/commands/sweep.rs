@@ -190,7 +190,9 @@ fn listed(plan: &Plan, states: &[State]) -> String {
 
 fn compared(summary: &Summary, folder: &Path) -> String {
     let mut text = String::new();
-    for (title, table) in [("Mean ± standard deviation over seeds", groups(summary)), ("Best learning rate", best(summary))] {
+    let rates = summary.best.iter().any(|best| best.learning_rate.is_some());
+    let best_title = if rates { "At the best learning rate, best first" } else { "Best first" };
+    for (title, table) in [("Mean ± standard deviation over seeds", groups(summary)), (best_title, best(summary))] {
         text += &format!("{title}, {}\n", summary.metric);
         table.lines().iter().for_each(|line| text += &format!("  {line}\n"));
         text += "\n";

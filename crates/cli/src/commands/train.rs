@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
+use termwise_lab::bench::peak_gflops;
 use termwise_train::progress::{Display, describe};
 use termwise_train::settings::{Layer, Settings};
 use termwise_train::{Error, Outcome, Result, RunOptions, Start, nonfinite, run as runs};
@@ -71,6 +72,7 @@ pub fn run(args: &TrainArgs, threads: Option<usize>, out: &mut impl Write) -> Re
         start,
         display: if args.quiet { Display::Silent } else { Display::Auto },
         stop: stop_on_interrupt(),
+        peak: (!args.quiet).then(|| peak_gflops() * 1e9),
         files: settings.tokenizer_files()?,
         ..RunOptions::new(&folder)
     };

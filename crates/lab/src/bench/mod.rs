@@ -15,7 +15,7 @@ use serde::Serialize;
 
 pub use attention::{AttentionBench, AttentionOptions, AttentionRow, attention, attention_flops};
 pub use gemm::{GemmBench, GemmOptions, GemmRow, gemm};
-pub use machine::Machine;
+pub use machine::{Machine, peak_gflops};
 pub use shapes::{AttentionShape, GemmShape, parse_shapes};
 pub use step::{StageTime, StepBench, StepOptions, StepTimes, step};
 

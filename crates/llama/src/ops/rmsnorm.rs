@@ -1,6 +1,8 @@
 //! h = w·x·r with r = 1/√(mean(x²) + eps), for x and h [M, C], w [C], r [M].
 //!
 //! Backward, with g = dh·w: dx = r·g − x·r³·(g·x)/C and dw = Σ_m dh·x·r.
+//!
+//! Any finite x has its r, also where Σ x² is beyond float32: an overflow there would make r, and so h, zero without a trace.
 
 use rayon::prelude::*;
 use termwise_attention::simd::{Simd, Task, dispatch};
@@ -99,10 +101,18 @@ impl Task for Forward<'_> {
                 let x = simd.load_at(x, i);
                 squares = simd.fma(x, x, squares);
             }
-            *inverse = 1.0 / (simd.sum(squares) / width as f32 + self.eps).sqrt();
+            let squares = simd.sum(squares);
+            *inverse = if squares.is_finite() { 1.0 / (squares / width as f32 + self.eps).sqrt() } else { inverse_in_float64(x, self.eps) };
         }
         Scale { x: self.x, weight: self.weight, inverse: self.inverse, h: self.h }.run(simd);
     }
+}
+
+/// r of a row whose squares overflow, or that is not finite itself; then it is NaN.
+#[cold]
+fn inverse_in_float64(x: &[f32], eps: f32) -> f32 {
+    let squares: f64 = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
+    if squares.is_finite() { (1.0 / (squares / x.len() as f64 + f64::from(eps)).sqrt()) as f32 } else { f32::NAN }
 }
 
 struct Scale<'a> {
@@ -152,7 +162,8 @@ impl Task for Backward<'_> {
                 product = simd.fma(g, simd.load_at(x, i), product);
             }
             let r = simd.splat(inverse);
-            let along = simd.splat(-inverse * inverse * simd.sum(product) / width as f32);
+            // In this order: r² alone would vanish for large x.
+            let along = simd.splat(-inverse * (inverse * simd.sum(product) / width as f32));
             for i in (0..width).step_by(S::LANES) {
                 let (w, d) = (simd.load_at(weight, i), simd.load_at(dh, i));
                 let unit = simd.mul(simd.load_at(x, i), r);
@@ -179,6 +190,45 @@ mod tests {
             x.iter().zip(w).map(|(x, w)| x * w * r).collect::<Vec<_>>()
         };
         x.chunks(c).flat_map(row).collect()
+    }
+
+    /// dx of one row, by the formula of the module.
+    fn naive_gradient(x: &[f64], w: &[f64], dh: &[f64]) -> Vec<f64> {
+        let c = x.len() as f64;
+        let r = 1.0 / (x.iter().map(|x| x * x).sum::<f64>() / c + EPS as f64).sqrt();
+        let product: f64 = x.iter().zip(w).zip(dh).map(|((x, w), dh)| x * w * dh).sum();
+        x.iter().zip(w).zip(dh).map(|((x, w), dh)| r * dh * w - x * r.powi(3) * product / c).collect()
+    }
+
+    #[test]
+    fn squares_beyond_float32_are_neither_zero_nor_hidden() {
+        let (m, c) = (4, 37);
+        let (w, dh) = (numbers(c, 2), numbers(m * c, 3));
+        let wide = |x: &[f32]| x.iter().map(|&x| x as f64).collect::<Vec<_>>();
+        for size in [1e18f32, 1e20, 1e25, 1e37, 3e38] {
+            let x: Vec<f32> = numbers(m * c, 1).iter().map(|x| x * size).collect();
+            let (mut h, mut inverse) = (vec![f32::NAN; m * c], vec![f32::NAN; m]);
+            forward(&x, &w, EPS, &mut h, &mut inverse);
+            assert_close(&h, &naive(&wide(&x), &wide(&w)), 1e-6, "h");
+            if size > 1e30 {
+                // Gradients below what float32 can say.
+                continue;
+            }
+            let (mut dx, mut dw, mut again, mut scratch) = (vec![0.0; m * c], vec![0.0; c], dh.clone(), vec![f32::NAN; scratch_len(m, c)]);
+            backward(&x, &w, &inverse, &mut again, &mut dx, &mut dw, &mut scratch);
+            let expected =
+                wide(&x).chunks(c).zip(wide(&dh).chunks(c)).flat_map(|(x, dh)| naive_gradient(x, &wide(&w), dh)).collect::<Vec<_>>();
+            // Both times the size, since a mean of their squares would vanish.
+            let [dx, expected] = [wide(&dx), expected].map(|dx| dx.iter().map(|dx| dx * size as f64).collect::<Vec<_>>());
+            assert_close(&dx.iter().map(|&dx| dx as f32).collect::<Vec<_>>(), &expected, 1e-5, "dx");
+        }
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut x = numbers(m * c, 1);
+            x[c + 3] = bad;
+            let (mut h, mut inverse) = (vec![0.0; m * c], vec![0.0; m]);
+            forward(&x, &w, EPS, &mut h, &mut inverse);
+            assert!(h[c..2 * c].iter().all(|h| h.is_nan()) && h[2 * c..].iter().all(|h| h.is_finite()), "{bad}");
+        }
     }
 
     #[test]

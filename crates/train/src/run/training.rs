@@ -212,8 +212,7 @@ impl<'a> Training<'a> {
             time: now(),
             loss: state.window_loss / state.window_steps as f64,
             lr,
-            // JSON has no infinity; a skipped step's norm is told in the warnings.
-            grad_norm: if grad_norm.is_finite() { grad_norm } else { 0.0 },
+            grad_norm: Some(grad_norm).filter(|norm| norm.is_finite()),
             tokens: state.tokens,
             tokens_per_second: tokens as f64 / time.as_secs_f64().max(1e-9),
             spike: std::mem::take(&mut state.window_spike),

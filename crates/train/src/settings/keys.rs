@@ -111,9 +111,9 @@ const RUN: &str = "Run";
 
 /// All settings, in the order of help and of `settings.toml`.
 pub const KEYS: &[Key] = &[
-    free(TRAINING, "recipe", Kind::Text, "Named settings to begin with: default or paper; other keys change them"),
+    free(TRAINING, "recipe", Kind::Text, "Named settings to begin with: default, language or paper; other keys change them"),
     free(MODEL, "model", Kind::Text, "Sizes by name: tiny, small-test, medium-test, paper-small, paper-large or paper-deep"),
-    free(MODEL, "from", Kind::Text, "Folder of a model to start from; its sizes hold, and its attention unless another is given"),
+    math(MODEL, "from", Kind::Text, "Folder of a model to start from; its sizes hold, and its attention unless another is given"),
     math(MODEL, "hidden", Kind::Count, "Width of the hidden state"),
     math(MODEL, "mlp", Kind::Count, "Width inside the MLP"),
     math(MODEL, "heads", Kind::Count, "Query heads of a layer"),

@@ -46,7 +46,7 @@ mod tests {
     fn runs_are_known_by_what_decides_their_outcome() {
         let hash = |base: &str| parse(&format!("[base]\n{base}")).unwrap_or_else(|error| panic!("{error}")).jobs[0].hash.clone();
         let plain = hash("");
-        for base in ["threads = 3", "keep = 9", "log_every = 3", "checkpoint_every = 7", "recipe = \"default\"", "lr = 1e-3", "lr = 0.001"]
+        for base in ["threads = 3", "keep = 9", "log_every = 3", "checkpoint_every = 7", "recipe = \"language\"", "lr = 1e-2", "lr = 0.01"]
         {
             assert_eq!(hash(base), plain, "{base}");
         }

@@ -49,6 +49,11 @@ pub fn compress(name: &str, content: &[u8]) -> Vec<u8> {
     }
 }
 
+/// Documents `<0>`, `<1>`, … of different lengths, one a line.
+pub fn numbered(count: usize) -> String {
+    (0..count).map(|i| format!("<{i}>").repeat(1 + i % 7) + "\n").collect()
+}
+
 /// Everything at `name` among the sources.
 pub fn config(folder: &Folder, name: &str) -> DataConfig {
     DataConfig { sources: vec![folder.path(name)], ..DataConfig::default() }

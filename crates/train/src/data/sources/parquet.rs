@@ -1,12 +1,15 @@
 //! One column of a parquet file, a row a document.
 
+mod claims;
+
+use std::cell::Cell;
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Once};
 
-use parquet::basic::Type;
+use parquet::basic::{Compression, Type};
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::errors::Result as ParquetResult;
@@ -22,9 +25,12 @@ const ROWS: usize = 64;
 pub(super) fn documents(path: PathBuf, field: &str, read: Arc<AtomicU64>) -> Result<Pieces> {
     let file = File::open(&path).map_err(Error::io("open", &path))?;
     let bytes = file.metadata().map_err(Error::io("read", &path))?.len();
+    claims::check_footer(&file, bytes).map_err(|problem| wrong(&path, problem))?;
+    let pages = file.try_clone().map_err(Error::io("open", &path))?;
     let reader = guarded(|| SerializedFileReader::new(file)).map_err(|problem| wrong(&path, problem))?;
     let column = column(&reader, field).map_err(|problem| wrong(&path, problem))?;
-    let mut column = Column { path, reader, index: column, group: 0, rows: None, row: 0, texts: Vec::new().into_iter(), done: false };
+    let texts = Vec::new().into_iter();
+    let mut column = Column { path, file: pages, bytes, reader, index: column, group: 0, rows: None, row: 0, texts, done: false };
     Ok(Box::new(std::iter::from_fn(move || {
         let next = column.next();
         if next.is_none() {
@@ -38,9 +44,30 @@ fn wrong(path: &Path, problem: String) -> Error {
     Error::DataSource { asked: path.display().to_string(), problem }
 }
 
-/// The parquet crate still panics on some damaged files; here that is an error like any other.
+thread_local! {
+    /// Whether a panic of this thread is about to be turned into an error.
+    static GUARDED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The parquet crate still panics on some damaged files; here that is an error like any other, and nothing is printed. Panics of other
+/// threads, and of this one elsewhere, go to the hook that was there before.
 fn guarded<T>(read: impl FnOnce() -> ParquetResult<T>) -> std::result::Result<T, String> {
-    match catch_unwind(AssertUnwindSafe(read)) {
+    static HOOK: Once = Once::new();
+    // While a thread panics, its hook cannot be changed.
+    if !std::thread::panicking() {
+        HOOK.call_once(|| {
+            let before = std::panic::take_hook();
+            std::panic::set_hook(Box::new(move |info| {
+                if !GUARDED.try_with(Cell::get).unwrap_or(false) {
+                    before(info);
+                }
+            }));
+        });
+    }
+    let outer = GUARDED.replace(true);
+    let result = catch_unwind(AssertUnwindSafe(read));
+    GUARDED.set(outer);
+    match result {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(error)) => Err(format!("not a readable parquet file: {error}")),
         Err(_) => Err("not a readable parquet file: it is damaged".into()),
@@ -66,6 +93,9 @@ fn column(reader: &SerializedFileReader<File>, field: &str) -> std::result::Resu
 
 struct Column {
     path: PathBuf,
+    /// The file once more, to look at pages before the reader does, and its length.
+    file: File,
+    bytes: u64,
     reader: SerializedFileReader<File>,
     index: usize,
     /// Groups of rows opened so far.
@@ -93,6 +123,9 @@ impl Column {
                 if self.group == self.reader.num_row_groups() {
                     return Ok(false);
                 }
+                let chunk = self.reader.metadata().row_group(self.group).column(self.index);
+                let range = guarded(|| Ok(chunk.byte_range()))?;
+                claims::check_pages(&self.file, self.bytes, range, chunk.compression() != Compression::UNCOMPRESSED)?;
                 let column = guarded(|| self.reader.get_row_group(self.group)?.get_column_reader(self.index))?;
                 let ColumnReader::ByteArrayColumnReader(column) = column else {
                     return Err("the column changes its type within the file".into());
@@ -149,5 +182,30 @@ impl Iterator for Column {
             }
         }
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Not a test by itself: what the other one starts as a process of its own.
+    #[test]
+    #[ignore = "started by the other test"]
+    fn child() {
+        assert!(guarded(|| -> ParquetResult<()> { panic!("within") }).is_err());
+        assert!(std::thread::spawn(|| panic!("elsewhere")).join().is_err());
+        assert!(catch_unwind(|| panic!("afterwards")).is_err());
+    }
+
+    #[test]
+    fn only_panics_of_the_parquet_crate_are_silent() {
+        let this = std::env::current_exe().expect("this test");
+        let name = concat!(module_path!(), "::child");
+        let name = name.split_once("::").expect("a path with the crate's name").1;
+        let output = std::process::Command::new(this).args(["--exact", name, "--ignored", "--nocapture"]).output().expect("a process");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{text}");
+        assert!(text.contains("elsewhere") && text.contains("afterwards") && !text.contains("within"), "{text}");
     }
 }

@@ -1,0 +1,281 @@
+//! Numbers by which the parquet crate reserves memory, looked at before it does: sizes of pages, how many texts a dictionary has, and how many
+//! children a group of columns has. Memory that cannot be had ends the process.
+//!
+//! They stand in structs of Thrift's compact protocol. A struct is a list of fields, each with a byte for its kind and the distance of its id to
+//! the one before, then its value, and ends with a zero. What is not readable here is not complained about: the crate's own reader, which comes
+//! next, cannot read it either.
+
+use std::fs::File;
+use std::io::{BufReader, Read, Seek, SeekFrom};
+
+/// A page may hold this many times the bytes of its file, or [`SMALL`].
+const MULTIPLE: u64 = 1024;
+/// Bytes that any page may hold.
+const SMALL: u64 = 1 << 20;
+/// Groups of columns, or values of Thrift, within one another.
+const DEEPEST: usize = 64;
+
+/// Refuses a footer whose columns are nested deeper than any table's, or whose groups have more children than the file has bytes.
+pub(super) fn check_footer(file: &File, bytes: u64) -> Result<(), String> {
+    let Some(mut footer) = footer(file, bytes) else { return Ok(()) };
+    // Children still to come of each group that encloses the next element, and children of the element at hand.
+    let (mut open, mut children, mut problem) = (Vec::new(), 0, None);
+    footer.structure(0, &mut Vec::new(), &mut |path, number| match (path, number) {
+        // FileMetaData.schema.num_children
+        ([2, 5], Some(count)) => children = count,
+        ([2], None) => {
+            while open.last() == Some(&0) {
+                open.pop();
+            }
+            if let Some(left) = open.last_mut() {
+                *left -= 1;
+            }
+            let count = std::mem::take(&mut children);
+            if count > bytes as i64 {
+                problem = Some(format!("a group claims {count} columns, more than the file has bytes; it is damaged"));
+            } else if count > 0 && open.len() < DEEPEST {
+                open.push(count);
+            } else if count > 0 {
+                problem = Some(format!("groups of columns are nested more than {DEEPEST} deep; write it with fewer"));
+            }
+        }
+        _ => {}
+    });
+    problem.map_or(Ok(()), Err)
+}
+
+/// Refuses a page that claims to hold more bytes than its file justifies, or more texts than its bytes. `start` and `length` are those of a
+/// column's chunk, which may be compressed.
+pub(super) fn check_pages(file: &File, bytes: u64, (start, length): (u64, u64), compressed: bool) -> Result<(), String> {
+    let most = bytes.saturating_mul(MULTIPLE).max(SMALL);
+    let Some(mut chunk) = Input::new(file, start, length) else { return Ok(()) };
+    while chunk.left > 0 {
+        let (mut held, mut stored, mut texts) = (0, 0, 0);
+        let header = chunk.structure(0, &mut Vec::new(), &mut |path, number| match (path, number) {
+            // PageHeader.uncompressed_page_size and compressed_page_size
+            ([2], Some(size)) => held = size,
+            ([3], Some(size)) => stored = size,
+            // PageHeader.dictionary_page_header.num_values
+            ([7, 1], Some(count)) => texts = count,
+            _ => {}
+        });
+        if u64::try_from(held).is_ok_and(|held| held > most) {
+            let ways = "it is damaged, or has to be written with smaller pages";
+            return Err(format!("a page claims to hold {held} bytes, more than {MULTIPLE} times the file's {bytes}; {ways}"));
+        }
+        // Each text of a dictionary has four bytes for its length.
+        let room = if compressed { held } else { stored };
+        if texts > room / 4 {
+            return Err(format!("a dictionary claims {texts} texts in {room} bytes; it is damaged"));
+        }
+        if header.and_then(|()| chunk.skip(u64::try_from(stored).ok()?)).is_none() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// The metadata before the last eight bytes, which are its length and `PAR1`.
+fn footer(file: &File, bytes: u64) -> Option<Input> {
+    let mut end = Input::new(file, bytes.checked_sub(8)?, 8)?;
+    let mut length = [0; 4];
+    end.file.read_exact(&mut length).ok()?;
+    let length = u32::from_le_bytes(length).into();
+    Input::new(file, (bytes - 8).checked_sub(length)?, length)
+}
+
+/// Bytes of a stretch of a file.
+struct Input {
+    file: BufReader<File>,
+    left: u64,
+}
+
+/// Told of every integer in a struct, and of the end of each struct (without a number); the path is the ids of the fields that lead there,
+/// without places in lists.
+type See<'a> = dyn FnMut(&[i16], Option<i64>) + 'a;
+
+/// `None` stands for the end of the stretch, and for what is not Thrift.
+impl Input {
+    fn new(file: &File, start: u64, length: u64) -> Option<Input> {
+        let mut file = BufReader::new(file.try_clone().ok()?);
+        file.seek(SeekFrom::Start(start)).ok()?;
+        Some(Input { file, left: length })
+    }
+
+    fn byte(&mut self) -> Option<u8> {
+        self.left = self.left.checked_sub(1)?;
+        let mut byte = [0];
+        self.file.read_exact(&mut byte).ok()?;
+        Some(byte[0])
+    }
+
+    fn skip(&mut self, count: u64) -> Option<()> {
+        self.left = self.left.checked_sub(count)?;
+        self.file.seek_relative(count.try_into().ok()?).ok()
+    }
+
+    /// Seven bits a byte, the lowest first.
+    fn varint(&mut self) -> Option<u64> {
+        let mut value = 0;
+        for shift in (0..64).step_by(7) {
+            let byte = self.byte()?;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                return Some(value);
+            }
+        }
+        None
+    }
+
+    /// 0, −1, 1, −2, …
+    fn signed(&mut self) -> Option<i64> {
+        self.varint().map(|value| (value >> 1) as i64 ^ -((value & 1) as i64))
+    }
+
+    fn structure(&mut self, depth: usize, path: &mut Vec<i16>, see: &mut See) -> Option<()> {
+        let mut id = 0i16;
+        loop {
+            let head = self.byte()?;
+            if head == 0 {
+                see(path, None);
+                return Some(());
+            }
+            id = match head >> 4 {
+                0 => self.signed()?.try_into().ok()?,
+                distance => id.checked_add(distance.into())?,
+            };
+            path.push(id);
+            // A boolean field is its kind, without a value.
+            if !matches!(head & 15, 1 | 2) {
+                self.value(head & 15, depth + 1, path, see)?;
+            }
+            path.pop();
+        }
+    }
+
+    fn value(&mut self, kind: u8, depth: usize, path: &mut Vec<i16>, see: &mut See) -> Option<()> {
+        if depth > DEEPEST {
+            return None;
+        }
+        match kind {
+            // Booleans in lists, and bytes.
+            1..=3 => self.skip(1),
+            4..=6 => {
+                let number = self.signed()?;
+                see(path, Some(number));
+                Some(())
+            }
+            7 => self.skip(8),
+            8 => {
+                let length = self.varint()?;
+                self.skip(length)
+            }
+            // Lists and sets. Every element takes a byte at least, so a false count ends with the stretch.
+            9 | 10 => {
+                let head = self.byte()?;
+                let count = if head >> 4 == 15 { self.varint()? } else { (head >> 4).into() };
+                (0..count).try_for_each(|_| self.value(head & 15, depth + 1, path, see))
+            }
+            11 => {
+                let count = self.varint()?;
+                let kinds = if count == 0 { 0 } else { self.byte()? };
+                (0..count).try_for_each(|_| {
+                    self.value(kinds >> 4, depth + 1, path, see)?;
+                    self.value(kinds & 15, depth + 1, path, see)
+                })
+            }
+            12 => self.structure(depth, path, see),
+            13 => self.skip(16),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(content: &[u8]) -> (File, u64) {
+        use std::io::Write;
+        let mut file = tempfile::tempfile().expect("a file");
+        file.write_all(content).expect("a file");
+        (file, content.len() as u64)
+    }
+
+    fn varint(mut value: u64) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        while value >= 0x80 {
+            bytes.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        bytes.push(value as u8);
+        bytes
+    }
+
+    /// An i32 one field after the last.
+    fn number(value: i64) -> Vec<u8> {
+        let mut bytes = vec![0x15];
+        bytes.extend(varint(((value << 1) ^ (value >> 63)) as u64));
+        bytes
+    }
+
+    /// PageHeader { type, uncompressed_page_size, compressed_page_size, data_page_header } with something of every kind, and the page.
+    fn page(held: i64, stored: usize) -> Vec<u8> {
+        let inner =
+            [&[0x1c][..], &number(7), &[0x11, 0x12, 0x13, 9, 0x17], &[0; 8], &[0x18, 3, 1, 2, 3, 0x19, 0x21, 1, 0, 0x1b, 1, 0x35, 9, 8]];
+        let more = [&inner.concat()[..], &[0x1d], &[0; 16], &[0x09, 0x40, 0xf5, 2, 1, 2, 0, 0]].concat();
+        [number(0), number(held), number(stored as i64), more, vec![0xaa; stored]].concat()
+    }
+
+    #[test]
+    fn a_page_may_not_claim_more_than_its_file_justifies() {
+        let check = |content: &[u8]| {
+            let (file, bytes) = file(content);
+            check_pages(&file, bytes, (0, bytes), true)
+        };
+        let small = SMALL as i64;
+        assert_eq!(check(&[page(small, 100), page(small, 5)].concat()), Ok(()), "any page may be small");
+        let error = check(&[page(small, 100), page(small + 1, 5)].concat()).expect_err("the second page is too large");
+        assert!(error.contains("claims to hold 1048577 bytes") && error.contains("smaller pages"), "{error}");
+        let large = [page(i32::MAX.into(), 3 << 20), page(1, 1)].concat();
+        assert_eq!(check(&large), Ok(()), "of a file this large");
+        // A page's dictionary header is field 7.
+        let dictionary = |held, texts| [&number(2)[..], &number(held), &number(9), &[0x4c], &number(texts), &[0, 0], &[0xaa; 9]].concat();
+        assert_eq!(check(&dictionary(400, 100)), Ok(()));
+        assert!(check(&dictionary(400, 101)).expect_err("too many texts").contains("101 texts in 400 bytes"));
+        let (plain, bytes) = file(&dictionary(400, 3));
+        assert!(check_pages(&plain, bytes, (0, bytes), false).expect_err("nine bytes that are not compressed").contains("in 9 bytes"));
+        // What is no page is left to the reader.
+        for wrong in [&[][..], &[0xff; 50], &[0x15], &[0x19; 5000], &number(0)] {
+            assert_eq!(check(wrong), Ok(()));
+        }
+    }
+
+    /// A footer whose schema has elements with these numbers of children.
+    fn schema(children: &[i64]) -> Vec<u8> {
+        let elements =
+            children.iter().flat_map(|&count| [&[0x48, 1, b'x'][..], &if count == 0 { vec![] } else { number(count) }, &[0]].concat());
+        let list = [&[0x15, 2, 0x19, 0xfc][..], &varint(children.len() as u64)].concat();
+        let mut bytes: Vec<u8> = list.into_iter().chain(elements).chain([0]).collect();
+        bytes.extend((bytes.len() as u32).to_le_bytes());
+        bytes.extend(b"PAR1");
+        bytes
+    }
+
+    #[test]
+    fn columns_are_not_nested_without_end_nor_more_than_there_can_be() {
+        let check = |children: &[i64]| {
+            let (file, bytes) = file(&schema(children));
+            check_footer(&file, bytes)
+        };
+        assert_eq!(check(&[2, 0, 1, 0]), Ok(()));
+        // Side by side, not within one another.
+        assert_eq!(check(&[&[200][..], &[1, 0].repeat(200)].concat()), Ok(()));
+        assert_eq!(check(&[&[1].repeat(DEEPEST)[..], &[0]].concat()), Ok(()));
+        assert!(check(&[&[1].repeat(DEEPEST + 1)[..], &[0]].concat()).expect_err("too deep").contains("64 deep"));
+        assert!(check(&[2, 0, i32::MAX.into(), 0]).expect_err("too many").contains("2147483647 columns"));
+        for (file, bytes) in [file(b""), file(b"PAR1"), file(b"PAR1\xff\xff\xff\xffPAR1")] {
+            assert_eq!(check_footer(&file, bytes), Ok(()));
+        }
+    }
+}

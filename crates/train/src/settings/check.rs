@@ -1,0 +1,49 @@
+//! What values are possible.
+
+use super::{Settings, bad};
+use crate::error::Result;
+
+impl Settings {
+    /// Checks that every value is possible. A model to start from is not looked at.
+    pub fn validate(&self) -> Result<()> {
+        let positive = [
+            ("batch", self.batch as u64, 1 << 24),
+            ("length", self.length as u64, 1 << 24),
+            ("accumulate", self.accumulate as u64, 1 << 20),
+            ("steps", self.steps, 1 << 40),
+            ("horizon", self.horizon, 1 << 40),
+            ("log_every", self.log_every, u64::MAX),
+            ("keep", self.keep as u64, u64::MAX),
+        ];
+        for (key, value, most) in positive {
+            if value == 0 || value > most {
+                return Err(bad(key, value, format!("it must be from 1 to {most}")));
+            }
+        }
+        if self.heads > 0 && self.head_dim.checked_mul(self.heads) != Some(self.hidden) && self.head_dim == self.hidden / self.heads {
+            return Err(bad("hidden", self.hidden, format!("{} heads do not divide it; change one of them or say head_dim", self.heads)));
+        }
+        if self.threads > 4096 {
+            return Err(bad("threads", self.threads, "it must be at most 4096".into()));
+        }
+        let shares = [("beta1", self.beta1), ("beta2", self.beta2), ("held_out", self.held_out.unwrap_or(0.0))];
+        for (key, value) in shares {
+            if !(0.0..1.0).contains(&value) {
+                return Err(bad(key, value, "it must be at least 0 and below 1".into()));
+            }
+        }
+        for (key, value) in [("lr", self.lr), ("weight_decay", self.weight_decay), ("clip", self.clip), ("final_lr", self.final_lr)] {
+            if !(value.is_finite() && value >= 0.0) {
+                return Err(bad(key, value, "it must be zero or a positive number".into()));
+            }
+        }
+        // Zero moments would otherwise give 0/0.
+        if self.adam_eps.is_nan() || (self.adam_eps as f32) < f32::MIN_POSITIVE {
+            return Err(bad("adam_eps", self.adam_eps, "it must be positive in float32".into()));
+        }
+        if self.data.is_empty() {
+            return Err(bad("data", "[]", "it must name files, folders or builtin".into()));
+        }
+        self.sized_config(self.vocab.max(1)).map(|_| ())
+    }
+}

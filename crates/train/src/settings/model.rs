@@ -1,0 +1,84 @@
+//! The model that settings describe.
+
+use termwise_llama::Config;
+
+use super::{Settings, bad};
+use crate::error::{Error, Result};
+
+impl Settings {
+    /// The model that these settings describe, for data with that many tokens. What sizes do not say is that of the model to start from, if there
+    /// is one, which must be there and have these sizes.
+    pub fn config(&self, vocabulary: usize) -> Result<Config> {
+        if self.from.is_empty() {
+            return self.sized_config(vocabulary);
+        }
+        let config = Config { torch_dtype: Some("float32".into()), ..Config::read(&self.from)? };
+        let sizes = [
+            ("hidden", self.hidden, config.hidden_size),
+            ("mlp", self.mlp, config.intermediate_size),
+            ("heads", self.heads, config.num_attention_heads),
+            ("kv_heads", self.kv_heads, config.num_key_value_heads),
+            ("layers", self.layers, config.num_hidden_layers),
+            ("head_dim", self.head_dim, config.head_dim),
+            ("vocab", self.vocab_size(vocabulary)?, config.vocab_size),
+        ];
+        if let Some((key, asked, found)) = sizes.into_iter().find(|(_, asked, found)| asked != found) {
+            return Err(bad(key, asked, format!("the model in {} has {found}; leave the key out", self.from)));
+        }
+        self.with_attention(config)
+    }
+
+    /// The model of these sizes.
+    pub(super) fn sized_config(&self, vocabulary: usize) -> Result<Config> {
+        self.with_attention(Config {
+            vocab_size: self.vocab_size(vocabulary)?,
+            hidden_size: self.hidden,
+            intermediate_size: self.mlp,
+            num_hidden_layers: self.layers,
+            num_attention_heads: self.heads,
+            num_key_value_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            rms_norm_eps: self.norm_eps,
+            rope_theta: self.rope_theta,
+            rope_scaling: None,
+            tie_word_embeddings: self.tie,
+            max_position_embeddings: self.length,
+            bos_token_id: None,
+            eos_token_id: Vec::new(),
+            initializer_range: self.init_std,
+            torch_dtype: Some("float32".into()),
+            attention: Default::default(),
+            other: Default::default(),
+        })
+    }
+
+    fn vocab_size(&self, vocabulary: usize) -> Result<usize> {
+        let vocab_size = if self.vocab == 0 { vocabulary } else { self.vocab };
+        if vocab_size < vocabulary {
+            return Err(bad("vocab", vocab_size, format!("the data has {vocabulary} tokens; leave it at 0 or make it larger")));
+        }
+        Ok(vocab_size)
+    }
+
+    fn with_attention(&self, mut config: Config) -> Result<Config> {
+        // Expanding a map needs sizes that make sense.
+        config.validate()?;
+        let attention = serde_json::to_value(&self.attention).map_err(|_| Error::Internal("an attention map that is no JSON"))?;
+        config.set_attention_json(&attention)?;
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// Whether some head has a gate.
+    fn gated(&self) -> Result<bool> {
+        let config = self.sized_config(self.vocab.max(1))?;
+        let gated = |layer| config.heads(layer).iter().any(|v| v.in_gate.is_some() || v.out_gate.is_some() || v.post_gate.is_some());
+        Ok((0..config.num_hidden_layers).any(gated))
+    }
+
+    /// The largest norm of the gradient, if it is limited for this model.
+    pub fn clip_limit(&self) -> Result<Option<f64>> {
+        let clips = self.clip > 0.0 && (!self.clip_gated_only || self.gated()?);
+        Ok(clips.then_some(self.clip))
+    }
+}

@@ -1,0 +1,123 @@
+use super::*;
+
+#[test]
+fn finished_runs_are_not_run_again_even_if_the_sweep_grows() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let first = fake(|_, _| loss(1.0));
+    go(&plan(GRID), folder.path(), &first, ONE);
+    assert_eq!(first.count(), 8);
+    let again = fake(|_, _| loss(2.0));
+    let states = go(&plan(GRID), folder.path(), &again, ONE);
+    assert_eq!(again.count(), 0);
+    assert!(
+        states
+            .iter()
+            .all(|state| matches!(state, State::Ended(Record { status: Status::Finished { metrics }, .. }) if metrics["loss"] == 1.0))
+    );
+    go(&plan(&GRID.replace("[1, 2]", "[1, 2, 3]")), folder.path(), &again, ONE);
+    assert_eq!(again.count(), 4, "only the new seed");
+    go(&plan(&format!("{GRID}\n[base]\nsteps = 11")), folder.path(), &again, ONE);
+    assert_eq!(again.count(), 4 + 8, "the same names, but other runs");
+}
+
+#[test]
+fn a_sweep_that_was_stopped_goes_on_where_it_was() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let stop = AtomicBool::new(false);
+    let ended = AtomicUsize::new(0);
+    // The fourth run is asked to stop in its midst.
+    let first = fake(|_, control| {
+        if ended.fetch_add(1, Ordering::SeqCst) == 3 {
+            stop.store(true, Ordering::SeqCst);
+        }
+        if control.stop.load(Ordering::SeqCst) { Outcome::Stopped } else { loss(1.0) }
+    });
+    let mut events = Vec::new();
+    let states = run(&plan(GRID), folder.path(), &first, &ONE, &stop, &mut |event| events.push(event.clone())).expect("a sweep");
+    assert_eq!(states.iter().filter(|state| matches!(state, State::Ended(_))).count(), 3);
+    assert_eq!(first.count(), 4, "nothing begins after a stop");
+    assert!(events.contains(&Event::Stopped(3)));
+    let last = events.iter().rev().find_map(|event| if let Event::Progress(progress) = event { Some(*progress) } else { None });
+    let last = last.expect("progress");
+    assert_eq!((last.total, last.finished, last.failed, last.running), (8, 3, 0, 0));
+    assert!((last.fraction - 3.5 / 8.0).abs() < 1e-12 && last.remaining.is_some(), "{last:?}");
+    let second = fake(|_, _| loss(1.0));
+    let states = go(&plan(GRID), folder.path(), &second, ONE);
+    assert_eq!(second.count(), 5);
+    assert!(states.iter().all(|state| matches!(state, State::Ended(_))));
+}
+
+#[test]
+fn runs_that_fail_are_reported_and_retried_when_asked() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let plan = plan(GRID);
+    let bad = fake(|job, _| if number(job, "seed") == 2.0 { Outcome::Failed("diverged".into()) } else { loss(1.0) });
+    let states = go(&plan, folder.path(), &bad, ONE);
+    let summary = Summary::new(&plan, &states);
+    assert_eq!(summary.groups.iter().map(|group| (group.finished, group.failed)).collect::<Vec<_>>(), [(1, 1); 4]);
+    assert!(summary.runs.iter().filter(|run| run.status == "failed").all(|run| run.note == "diverged"));
+    let good = fake(|_, _| loss(1.0));
+    go(&plan, folder.path(), &good, ONE);
+    assert_eq!(good.count(), 0, "not asked for");
+    let states = go(&plan, folder.path(), &good, Options { retry: true, ..ONE });
+    assert_eq!(good.count(), 4);
+    assert_eq!(Summary::new(&plan, &states).groups.iter().map(|group| group.finished).sum::<usize>(), 8);
+}
+
+#[test]
+fn threads_are_shared_by_runs_side_by_side() {
+    let both = std::sync::Barrier::new(2);
+    let folder = tempfile::tempdir().expect("a folder");
+    let runner = fake(|_, _| {
+        // Ends only if two runs are under way together.
+        both.wait();
+        loss(1.0)
+    });
+    go(&plan(GRID), folder.path(), &runner, Options { parallel: 2, threads: 5, ..ONE });
+    assert_eq!(runner.most.load(Ordering::SeqCst), 2);
+    assert!(runner.ran.lock().expect("a lock").iter().all(|(_, threads)| *threads == 2));
+    let folder = tempfile::tempdir().expect("a folder");
+    let runner = fake(|_, _| {
+        // Long enough for others to begin, if there were any.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        loss(1.0)
+    });
+    go(&plan(GRID), folder.path(), &runner, Options { parallel: 8, threads: 1, ..ONE });
+    assert_eq!(runner.most.load(Ordering::SeqCst), 1, "never more runs than threads");
+}
+
+#[test]
+fn an_error_beyond_one_run_ends_the_sweep_and_keeps_what_had_ended() {
+    struct Breaks(AtomicUsize);
+    impl Runner for Breaks {
+        fn run(&self, _: &Job, _: &Control) -> Result<Outcome> {
+            match self.0.fetch_add(1, Ordering::SeqCst) {
+                0 => Ok(loss(1.0)),
+                _ => Err(Error::Sweep { path: "disk".into(), problem: "full".into() }),
+            }
+        }
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let plan = plan(GRID);
+    let runner = Breaks(AtomicUsize::new(0));
+    let error = run(&plan, folder.path(), &runner, &ONE, &AtomicBool::new(false), &mut |_| {}).expect_err("it breaks");
+    assert_eq!((error.to_string(), runner.0.load(Ordering::SeqCst)), ("disk: full".into(), 2));
+    assert_eq!(states(&plan, folder.path(), false).expect("states").iter().filter(|state| **state != State::Open).count(), 1);
+}
+
+#[test]
+fn a_folder_is_for_one_sweep_at_a_time_and_damaged_records_are_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let plan = plan("");
+    let inner = fake(|_, _| loss(1.0));
+    let outer = fake(|_, _| {
+        let error = run(&plan, folder.path(), &inner, &ONE, &AtomicBool::new(false), &mut |_| {}).expect_err("a second sweep");
+        assert!(error.to_string().contains("another sweep"), "{error}");
+        loss(1.0)
+    });
+    go(&plan, folder.path(), &outer, ONE);
+    let record = folder.path().join("runs").join(format!("{}.json", plan.jobs[0].hash));
+    std::fs::write(&record, "{").expect("a file");
+    let error = states(&plan, folder.path(), false).expect_err("damaged").to_string();
+    assert!(error.contains(&plan.jobs[0].hash) && error.contains("delete"), "{error}");
+}
