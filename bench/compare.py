@@ -31,6 +31,8 @@ def times(kind, found):
     """Milliseconds by name."""
     if kind == "step":
         return {"training step": found["ms"]}
+    if kind == "decode":
+        return {f"{row['variant']} d {row['head_dim']}, a token": row["us"] * 1e-3 for row in found["rows"]}
     if kind == "gemm":
         return {f"{row['m']}x{row['k']}x{row['n']}  {row['product']}": row["ms"] for row in found["rows"]}
     rows = [row for row in found["rows"] if row["variant"] == "softmax rope=off"]
@@ -43,13 +45,13 @@ def times(kind, found):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", nargs="*", metavar="KIND", help="attention, gemm, step (default: all three)")
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help="attention, decode, gemm, step (default: all)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: all cores")
     arguments = sys.argv[1:]
     split = arguments.index("--") if "--" in arguments else len(arguments)
     options, rest = parser.parse_args(arguments[:split]), arguments[split + 1:]
-    known = ["attention", "gemm", "step"]
+    known = ["attention", "decode", "gemm", "step"]
     if unknown := [kind for kind in options.kinds if kind not in known]:
         parser.error(f"`{unknown[0]}` is not one of {', '.join(known)}")
     termwise = os.environ.get("TERMWISE", str(ROOT / "target/release/termwise"))

@@ -3,13 +3,18 @@
     python3 bench/pytorch.py attention --shapes 8x4x256,1x8x2048
     python3 bench/pytorch.py gemm --shapes 2048x256x512
     python3 bench/pytorch.py step --layers 4 --hidden 256
+    python3 bench/pytorch.py decode --case taylor=0..2@64 --case taylor=0..4@16
 
 float32 on the CPU. Attention is scaled_dot_product_attention on contiguous [B, H, T, d], causal, without RoPE (compare it with
-`softmax rope=off`); the step is a Llama in eager mode with AdamW. Times are the best of several.
+`softmax rope=off`); the step is a Llama in eager mode with AdamW; decoding keeps the packed monomials of orders 0..p with
+their values and gathers the coordinates of each monomial by index. Times are the best of several.
 """
 
 import argparse
+import collections
+import itertools
 import json
+import math
 import os
 import statistics
 import time
@@ -82,6 +87,45 @@ def gemm(options):
         ]
         for name, product in products:
             rows.append({"product": name, "m": m, "k": k, "n": n, **speed(best(product, options.repeat)[0], 2 * m * k * n)})
+    return {"rows": rows}
+
+
+class Monomials:
+    """Φ(x) of orders 0..p: coordinates gathered by index, their products, and on the query's side 1/α!."""
+
+    def __init__(self, d, highest):
+        self.indices, factorials = [], [1.0]
+        for order in range(1, highest + 1):
+            alphas = list(itertools.combinations_with_replacement(range(d), order))
+            self.indices.append(torch.tensor(alphas))
+            factorials += [math.prod(math.factorial(n) for n in collections.Counter(alpha).values()) for alpha in alphas]
+        self.weights = 1.0 / torch.tensor(factorials)
+
+    def __call__(self, x):
+        return torch.cat([torch.ones(1)] + [x[index].prod(dim=1) for index in self.indices])
+
+
+def decode(options):
+    rows = []
+    for case in options.case or ["taylor=0..2@64", "taylor=0..3@32", "taylor=0..4@16"]:
+        orders, d = case.removeprefix("taylor=0..").split("@")
+        d = int(d)
+        phi = Monomials(d, int(orders))
+        h, z = torch.zeros(len(phi.weights), d), torch.zeros(len(phi.weights))
+        q, k, v = 0.1 * torch.randn(d), torch.randn(d), torch.randn(d)
+        y = torch.empty(d)
+
+        @torch.no_grad()
+        def token():
+            key, query = phi(k), phi(q * d**-0.5) * phi.weights
+            h.addr_(key, v)
+            z.add_(key)
+            torch.mv(h.t(), query, out=y)
+            y.div_(query @ z)
+
+        tokens = max(1, 2**22 // h.numel())
+        seconds = best(lambda: [token() for _ in range(tokens)], options.repeat)[0] / tokens
+        rows.append({"variant": f"taylor=0..{orders} over=sum", "head_dim": d, "state_bytes": 4 * (h.numel() + z.numel()), "us": seconds * 1e6})
     return {"rows": rows}
 
 
@@ -194,6 +238,8 @@ def main():
     sub.add_argument("--kv-heads", type=int)
     sub = command("gemm", gemm, 20)
     sub.add_argument("--shapes", default="2048x256x256,2048x256x512,2048x512x256,2048x256x4096,1024x1024x1024", help="M x K x N")
+    sub = command("decode", decode, 10)
+    sub.add_argument("--case", action="append", help="taylor=0..P@D")
     sub = command("step", step, 10)
     sizes = {"vocab": 4096, "hidden": 256, "heads": 4, "layers": 4, "mlp": 512, "batch": 8, "length": 256}
     for name, default in sizes.items():

@@ -30,6 +30,14 @@ pub enum Error {
         /// Values that were given.
         found: usize,
     },
+    /// A file that cannot be written, or is not what was asked for.
+    #[error("{path}: {problem}")]
+    File {
+        /// Where.
+        path: String,
+        /// What was asked, what was found, what to do.
+        problem: String,
+    },
 }
 
 /// A text that is not a variant, with the place and the nearest valid word.

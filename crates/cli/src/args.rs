@@ -4,13 +4,14 @@ use std::path::PathBuf;
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use termwise_lab::bench::{AttentionOptions, GemmOptions, StepOptions, parse_shapes};
-use termwise_lab::variants::{Sizes, split_list};
+use termwise_lab::variants::Sizes;
 use termwise_lab::verify::{self, Identity};
-use termwise_lab::{Error, bench};
 
+use crate::commands::bench::Bench;
 use crate::commands::data::DataCommand;
 use crate::commands::eval::EvalArgs;
+use crate::commands::generate::GenerateArgs;
+use crate::commands::plan::PlanArgs;
 use crate::commands::sweep::SweepArgs;
 use crate::commands::tokenizer::TokenizerCommand;
 use crate::commands::train::TrainArgs;
@@ -21,8 +22,10 @@ Examples:
   termwise variants \"taylor=0..4 norm=l2\" norm    what these two are, what they cost, whether they are equal
   termwise verify                                 check that this build computes what it says
   termwise bench attention --variants softmax,norm,\"taylor=0..4\"
+  termwise plan paper-small                       what a model will cost, and when a state beats a cache
   termwise train --attention \"norm conv=3\"        train a small model on the built-in language
   termwise train --data corpus.txt --model tiny   or on text of your own
+  termwise generate path/to/model --prompt Once   write text with a model
 
 `termwise COMMAND --help` says more about each.";
 
@@ -43,8 +46,10 @@ pub enum Command {
     Verify(VerifyArgs),
     #[command(subcommand)]
     Bench(Bench),
+    Plan(Box<PlanArgs>),
     Train(Box<TrainArgs>),
     Eval(Box<EvalArgs>),
+    Generate(Box<GenerateArgs>),
     Sweep(SweepArgs),
     #[command(subcommand)]
     Tokenizer(TokenizerCommand),
@@ -57,7 +62,7 @@ pub(crate) fn size(most: u64) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=most)
 }
 
-const LARGE: u64 = 1 << 20;
+pub const LARGE: u64 = 1 << 20;
 
 /// List attention variants: presets, the parts they are made of, costs, and which are equal
 ///
@@ -158,147 +163,5 @@ impl VerifyArgs {
     pub fn options(&self, threads: usize) -> verify::Options {
         let only = self.only.iter().map(|check| check.0).collect();
         verify::Options { golden: self.golden.clone(), seed: self.seed, cases: self.cases, threads, only }
-    }
-}
-
-/// Measure speed, beside what the machine can do
-///
-/// First measures the machine: float32 multiply-adds that stay in registers, and reading from memory. Times are the best of several
-/// repetitions.
-#[derive(Debug, Subcommand)]
-pub enum Bench {
-    Attention(AttentionArgs),
-    Gemm(GemmArgs),
-    Step(StepArgs),
-}
-
-/// The fused attention, forward and with its backward pass
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  termwise bench attention
-  termwise bench attention --shapes 1x8x2048 --variants \"softmax,norm,taylor=0..4 rope=off\"
-  termwise bench attention --variants all --json
-
-Softmax is always measured too, to compare with. Operations are counted as 4·B·H·d·T(T+1)/2 forward and 3.5 times that with backward.")]
-pub struct AttentionArgs {
-    /// Sizes, batch x heads x time, separated by commas
-    #[arg(long, default_value = "8x4x256,2x4x1024,1x8x2048", value_name = "BxHxT")]
-    pub shapes: String,
-    /// Head dimension d
-    #[arg(long, default_value_t = 64, value_name = "N", value_parser = size(256))]
-    pub head_dim: usize,
-    /// Key-value heads [default: as many as heads]
-    #[arg(long, value_name = "N", value_parser = size(4096))]
-    pub kv_heads: Option<usize>,
-    /// Presets or expressions, separated by commas, or `all`
-    #[arg(long, default_value = "softmax,norm,gate,taylor=0..4", value_name = "LIST")]
-    pub variants: String,
-    /// Repetitions, of which the best counts
-    #[arg(long, default_value_t = 10, value_name = "N", value_parser = size(LARGE))]
-    pub repeat: usize,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-impl AttentionArgs {
-    pub fn options(&self, threads: usize) -> Result<AttentionOptions, Error> {
-        Ok(AttentionOptions {
-            shapes: parse_shapes(&self.shapes)?,
-            head_dim: self.head_dim,
-            kv_heads: self.kv_heads,
-            variants: split_list(&self.variants)?,
-            threads,
-            repeat: self.repeat,
-        })
-    }
-}
-
-/// The three matrix products of a linear layer
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  termwise bench gemm
-  termwise bench gemm --shapes 2048x256x512,1024x1024x1024 --repeat 50
-
-A shape M x K x N is y [M, N] = x [M, K] · W [N, K]ᵀ; its backward products are measured as well. Each counts 2·M·K·N operations.")]
-pub struct GemmArgs {
-    /// Sizes, M x K x N, separated by commas
-    #[arg(long, default_value = "2048x256x256,2048x256x512,2048x512x256,2048x256x4096,1024x1024x1024", value_name = "MxKxN")]
-    pub shapes: String,
-    /// Repetitions, of which the best counts
-    #[arg(long, default_value_t = 20, value_name = "N", value_parser = size(LARGE))]
-    pub repeat: usize,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-impl GemmArgs {
-    pub fn options(&self, threads: usize) -> Result<GemmOptions, Error> {
-        Ok(GemmOptions { shapes: parse_shapes(&self.shapes)?, threads, repeat: self.repeat })
-    }
-}
-
-/// A training step of a whole model: loss, gradient and AdamW
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  termwise bench step
-  termwise bench step --attention \"taylor=0..4 norm=l2\" --length 1024 --batch 2
-
-Operations are counted as 6·B·T·N, N the numbers in matrices without the embedding, plus those of attention.")]
-pub struct StepArgs {
-    /// Tokens in the vocabulary
-    #[arg(long, default_value_t = 4096, value_name = "N", value_parser = size(LARGE))]
-    pub vocab: usize,
-    /// Width of the hidden state
-    #[arg(long, default_value_t = 256, value_name = "N", value_parser = size(LARGE))]
-    pub hidden: usize,
-    /// Heads of a layer
-    #[arg(long, default_value_t = 4, value_name = "N", value_parser = size(4096))]
-    pub heads: usize,
-    /// Key-value heads [default: as many as heads]
-    #[arg(long, value_name = "N", value_parser = size(4096))]
-    pub kv_heads: Option<usize>,
-    /// Layers
-    #[arg(long, default_value_t = 4, value_name = "N", value_parser = size(4096))]
-    pub layers: usize,
-    /// Width inside the MLP
-    #[arg(long, default_value_t = 512, value_name = "N", value_parser = size(LARGE))]
-    pub mlp: usize,
-    /// Rows of a batch
-    #[arg(long, default_value_t = 8, value_name = "N", value_parser = size(LARGE))]
-    pub batch: usize,
-    /// Positions of a row
-    #[arg(long, default_value_t = 256, value_name = "N", value_parser = size(LARGE))]
-    pub length: usize,
-    /// Preset or expression of every head
-    #[arg(long, default_value = "softmax", value_name = "VARIANT")]
-    pub attention: String,
-    /// Steps that are measured, of which the best counts
-    #[arg(long, default_value_t = 10, value_name = "N", value_parser = size(LARGE))]
-    pub repeat: usize,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-impl StepArgs {
-    pub fn options(&self, threads: usize) -> Result<bench::StepOptions, Error> {
-        Ok(StepOptions {
-            vocab: self.vocab,
-            hidden: self.hidden,
-            heads: self.heads,
-            kv_heads: self.kv_heads,
-            layers: self.layers,
-            mlp: self.mlp,
-            batch: self.batch,
-            length: self.length,
-            attention: self.attention.parse::<termwise_attention::Variant>()?,
-            threads,
-            repeat: self.repeat,
-        })
     }
 }

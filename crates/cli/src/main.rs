@@ -12,9 +12,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use serde::Serialize;
-use termwise_lab::{Error, bench, threads, variants, verify};
+use termwise_lab::{Error, threads, variants, verify};
 
-use args::{Bench, Cli, Command};
+use args::{Cli, Command};
 
 /// A check did not pass, or something failed while working.
 const FAILURE: u8 = 1;
@@ -23,7 +23,7 @@ const USAGE: u8 = 2;
 
 enum Failure {
     Lab(Error),
-    Train(termwise_train::Error),
+    Train(Box<termwise_train::Error>),
     /// Standard output is gone or full.
     Output(io::Error),
 }
@@ -36,7 +36,7 @@ impl From<Error> for Failure {
 
 impl From<termwise_train::Error> for Failure {
     fn from(error: termwise_train::Error) -> Failure {
-        Failure::Train(error)
+        Failure::Train(Box::new(error))
     }
 }
 
@@ -83,38 +83,14 @@ fn run(cli: Cli, out: &mut impl Write) -> Result<bool, Failure> {
             Ok(true)
         }
         Command::Verify(args) => verify(args, threads, out),
+        Command::Plan(args) => commands::plan::run::<Failure>(&args, threads, out).map(|()| true),
         Command::Train(args) => Ok(commands::train::run(&args, cli.threads, out)?),
         Command::Eval(args) => Ok(commands::eval::run(&args, threads, out)?),
+        Command::Generate(args) => commands::generate::run::<Failure>(&args, threads, out).map(|()| true),
         Command::Sweep(args) => Ok(commands::sweep::run(&args, threads, out)?),
         Command::Data(command) => commands::data::run::<Failure>(&command, out).map(|()| true),
         Command::Tokenizer(command) => commands::tokenizer::run::<Failure>(&command, out).map(|()| true),
-        Command::Bench(Bench::Attention(args)) => {
-            let result = bench::attention(&args.options(threads)?)?;
-            if args.json {
-                json(&result, out)?
-            } else {
-                print::attention(&result, out)?
-            }
-            Ok(true)
-        }
-        Command::Bench(Bench::Gemm(args)) => {
-            let result = bench::gemm(&args.options(threads)?)?;
-            if args.json {
-                json(&result, out)?
-            } else {
-                print::gemm(&result, out)?
-            }
-            Ok(true)
-        }
-        Command::Bench(Bench::Step(args)) => {
-            let result = bench::step(&args.options(threads)?)?;
-            if args.json {
-                json(&result, out)?
-            } else {
-                print::step(&result, out)?
-            }
-            Ok(true)
-        }
+        Command::Bench(bench) => commands::bench::run::<Failure>(&bench, threads, out).map(|()| true),
     }
 }
 

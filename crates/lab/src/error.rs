@@ -9,7 +9,7 @@ pub enum Error {
     Attention(#[from] termwise_attention::Error),
     /// A model that cannot be built or run.
     #[error(transparent)]
-    Model(#[from] termwise_llama::Error),
+    Model(Box<termwise_llama::Error>),
     /// A list of sizes that cannot be read.
     #[error("`{text}` is not a shape: write {expected}")]
     ShapeText {
@@ -21,6 +21,29 @@ pub enum Error {
     /// Sizes that do not fit together.
     #[error("{0}")]
     Sizes(String),
+    /// A model or a machine that nobody knows.
+    #[error("there is no {what} `{name}`; {}known are {known}", suggestion.as_ref().map_or(String::new(), |name| format!("did you mean `{name}`? ")))]
+    Unknown {
+        /// What was looked for.
+        what: &'static str,
+        /// Its name.
+        name: String,
+        /// A name that is much like it.
+        suggestion: Option<String>,
+        /// All names.
+        known: String,
+    },
+    /// A number with a unit that cannot be read.
+    #[error("`{text}` is no size: write {expected}")]
+    Size {
+        /// What was written.
+        text: String,
+        /// What can be read.
+        expected: &'static str,
+    },
+    /// Settings of a preset that cannot be read.
+    #[error(transparent)]
+    Train(Box<termwise_train::Error>),
     /// The system gave no threads.
     #[error("cannot start {threads} threads: {source}; ask for fewer with --threads")]
     Threads {
@@ -31,9 +54,21 @@ pub enum Error {
     },
 }
 
+impl From<termwise_train::Error> for Error {
+    fn from(error: termwise_train::Error) -> Error {
+        Error::Train(Box::new(error))
+    }
+}
+
+impl From<termwise_llama::Error> for Error {
+    fn from(error: termwise_llama::Error) -> Error {
+        Error::Model(Box::new(error))
+    }
+}
+
 impl Error {
     /// Whether the user's own words are at fault, as against a failure while working.
     pub fn is_usage(&self) -> bool {
-        matches!(self, Error::Attention(_) | Error::ShapeText { .. } | Error::Sizes(_))
+        matches!(self, Error::Attention(_) | Error::ShapeText { .. } | Error::Sizes(_) | Error::Unknown { .. } | Error::Size { .. })
     }
 }

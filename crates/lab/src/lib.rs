@@ -3,11 +3,13 @@
 //!
 //! - [`variants`]: presets and parts, what they cost and which are equal;
 //! - [`verify`]: the identities of the algebra on random cases, and comparison with reference files;
-//! - [`bench`]: speed of attention, matrix products and training steps beside what the machine can do.
+//! - [`bench`]: speed of attention, matrix products and training steps beside what the machine can do;
+//! - [`plan`]: what a model will cost before anything is run.
 
 pub mod bench;
 pub mod error;
 pub mod layer;
+pub mod plan;
 pub mod rng;
 pub mod threads;
 pub mod variants;

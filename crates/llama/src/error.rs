@@ -316,6 +316,81 @@ pub enum Error {
         /// What it has to be.
         expected: String,
     },
+    /// More tokens than the model was made for, with a memory that keeps each of them.
+    #[error(
+        "row {row} would hold {asked} tokens in its cache of keys and values, and the model was made for {context}; shorten the text, \
+         go beyond the context all the same (--beyond-context), or use a memory of constant size (--order)"
+    )]
+    Context {
+        /// Batch row.
+        row: usize,
+        /// Tokens that it would hold.
+        asked: usize,
+        /// `max_position_embeddings`.
+        context: usize,
+    },
+    /// A denominator of an attention that was zero, negative or NaN while writing.
+    #[error("{at}, so nothing more can be written; its attention is `{variant}`, {advice}")]
+    Denominator {
+        /// Where.
+        at: crate::model::Nonpositive,
+        /// The attention of that head.
+        variant: String,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// States larger than the memory of the machine.
+    #[error(
+        "the states of `{variant}` need {bytes} bytes, and {available} are free; take a lower order, fewer rows, or keep keys and values"
+    )]
+    Memory {
+        /// The attention of the first head.
+        variant: String,
+        /// Bytes that they need at least.
+        bytes: u64,
+        /// Bytes that the system has.
+        available: u64,
+    },
+    /// A logit that is no number while writing.
+    #[error(
+        "the logit of token {token} is {value} after position {position} of row {row}; the weights or the attention cannot take this text"
+    )]
+    Logit {
+        /// Batch row.
+        row: usize,
+        /// Position of the last token that was read.
+        position: usize,
+        /// Token.
+        token: usize,
+        /// NaN, inf or -inf.
+        value: f32,
+    },
+    /// A model without anything that an order could cut.
+    #[error("{problem}: the attention of this model is `{variant}`; leave the order out")]
+    NothingToCut {
+        /// What is missing.
+        problem: &'static str,
+        /// The attention of the first head.
+        variant: String,
+    },
+    /// A saved memory that cannot be gone on with.
+    #[error("{}: {problem}", path.display())]
+    StateFile {
+        /// The file.
+        path: PathBuf,
+        /// What was found and what was asked for.
+        problem: String,
+    },
+    /// A number for choosing tokens that cannot be.
+    #[error("the {name} is {found}, it must be {expected}")]
+    Sampling {
+        /// Which number.
+        name: &'static str,
+        /// What it is.
+        found: f64,
+        /// What it has to be.
+        expected: &'static str,
+    },
     /// A name that a file to be written cannot have, or has already.
     #[error("cannot write a tensor named `{name}`: {problem}")]
     TensorName {

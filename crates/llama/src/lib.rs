@@ -1,9 +1,9 @@
 //! Llama models whose attention is exchangeable: configuration, weights, and a float32 engine with explicit forward and backward passes.
 
 pub mod config;
-pub mod decode;
 pub mod error;
 pub mod files;
+pub mod generate;
 pub mod init;
 mod json;
 pub mod model;

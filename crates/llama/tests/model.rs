@@ -178,7 +178,7 @@ fn padded_rows_equal_separate_runs() {
             let (mut sum, mut count, mut expected) = (0.0, 0, model.params.zeros_like());
             for (row, &length) in lengths.iter().enumerate() {
                 let part = row * time..row * time + length;
-                let mut session = model.session(1, length, Options { engine }).expect("a session");
+                let mut session = model.session(1, length, Options { engine, ..Options::default() }).expect("a session");
                 let own = Batch { tokens: Some(loss.count), ..Batch::new(&ids[part.clone()], &labels[part.clone()]) };
                 let loss = session.loss_and_grad(&model.params, &own, &mut expected).expect("a loss");
                 (sum, count) = (sum + loss.sum, count + loss.count);

@@ -58,6 +58,25 @@ pub enum Error {
         /// What is wrong and what to do.
         problem: String,
     },
+    /// A loss that is no number while a model is evaluated.
+    #[error(
+        "the loss of batch {batch} is not finite{}; the weights or the attention cannot take this text",
+        denominator.map_or(String::new(), |at| format!(": {at}"))
+    )]
+    EvaluationNotFinite {
+        /// Which batch, from 0.
+        batch: u64,
+        /// The first denominator of an attention that was not positive.
+        denominator: Option<termwise_llama::model::Nonpositive>,
+    },
+    /// Another error, with the prompt of a file that it belongs to.
+    #[error("prompt {number}: {error}")]
+    Prompt {
+        /// Which one, from 1.
+        number: usize,
+        /// What is wrong with it.
+        error: Box<Error>,
+    },
     /// Tokens on disk that cannot be trusted.
     #[error("{}: {problem}; delete the folder or ask for a rebuild", path.display())]
     Shard {

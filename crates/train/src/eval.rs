@@ -4,6 +4,7 @@
 //! before them. A stride equal to the length cuts the text into windows that know nothing of each other.
 
 use serde::{Deserialize, Serialize};
+use termwise_llama::model::Nonpositive;
 use termwise_llama::{Model, Objective, Options, Params, Session};
 
 use crate::data::{BestLoss, Rows, Source};
@@ -62,6 +63,8 @@ pub struct Sums {
     recall: Sum,
     marked: bool,
     bytes: u64,
+    /// The first.
+    nonpositive: Option<Nonpositive>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -87,6 +90,7 @@ impl Sums {
         self.all.loss += loss.sum;
         self.all.count += loss.count as u64;
         self.bytes += rows.bytes;
+        self.nonpositive = self.nonpositive.or(loss.nonpositive);
         if !rows.recall.is_empty() {
             self.marked = true;
             let marked = rows.recall.iter().enumerate().filter(|&(at, &recall)| recall && counts(rows, at));
@@ -126,6 +130,18 @@ pub struct Windows {
 
 /// Evaluates a model on the held-out batches of a source, at most `limit` batches where that is not 0.
 pub fn evaluate(model: &Model, source: &dyn Source, windows: Windows, limit: u64) -> Result<Evaluation> {
+    Ok(evaluate_with(model, source, windows, limit, Options::default())?.0)
+}
+
+/// As [`evaluate`], computed as the options say, and the first denominator of an attention that was not positive. A loss that is not
+/// finite is an error.
+pub fn evaluate_with(
+    model: &Model,
+    source: &dyn Source,
+    windows: Windows,
+    limit: u64,
+    options: Options,
+) -> Result<(Evaluation, Option<Nonpositive>)> {
     let Windows { batch, length, stride } = windows;
     let bad = |key: &str, found: usize, expected: String| Error::Setting {
         place: String::new(),
@@ -143,7 +159,7 @@ pub fn evaluate(model: &Model, source: &dyn Source, windows: Windows, limit: u64
         let expected = format!("the model knows {} tokens; use the model's own tokenizer", model.config.vocab_size);
         return Err(bad("vocabulary of the data", source.vocabulary(), expected));
     }
-    let mut session = model.session(batch, length, Options::default())?;
+    let mut session = model.session(batch, length, options)?;
     let (mut sums, mut rows, mut sliding) = (Sums::default(), Rows::default(), Sliding::default());
     for index in 0.. {
         let more =
@@ -152,8 +168,11 @@ pub fn evaluate(model: &Model, source: &dyn Source, windows: Windows, limit: u64
             break;
         }
         sums.add(&mut session, &model.params, &rows)?;
+        if !sums.all.loss.is_finite() {
+            return Err(Error::EvaluationNotFinite { batch: index, denominator: sums.nonpositive });
+        }
     }
-    Ok(sums.finish(source.best_loss()))
+    Ok((sums.finish(source.best_loss()), sums.nonpositive))
 }
 
 /// Overlapping windows of a stream.

@@ -11,6 +11,8 @@ use crate::gradient_norm;
 pub struct Gradients {
     /// Buffers of the model.
     pub session: Session,
+    /// How it computes.
+    pub options: Options,
     /// The gradient of the last [`Gradients::compute`].
     pub grads: Params,
 }
@@ -39,8 +41,8 @@ impl Computed {
 
 impl Gradients {
     /// Room for batches of this shape.
-    pub fn new(model: &Model, batch: usize, length: usize) -> Result<Gradients> {
-        Ok(Gradients { session: model.session(batch, length, Options::default())?, grads: model.params.zeros_like() })
+    pub fn new(model: &Model, batch: usize, length: usize, options: Options) -> Result<Gradients> {
+        Ok(Gradients { session: model.session(batch, length, options)?, options, grads: model.params.zeros_like() })
     }
 
     /// The mean loss over all tokens of `parts` together and its gradient.

@@ -6,8 +6,8 @@ use std::fs;
 use std::path::Path;
 
 use common::{Walk, options, run, settings, timeless, weights};
-use termwise_llama::Model;
 use termwise_llama::weights::WriteOptions;
+use termwise_llama::{Model, Options};
 use termwise_train::data::{Rows, Source};
 use termwise_train::metrics::Line;
 use termwise_train::nonfinite::{Diagnosis, Origin, diagnose, replay};
@@ -85,7 +85,7 @@ fn a_norm_that_overflows_stops_the_run_though_the_loss_is_finite() {
 fn the_first_gradient_that_is_not_finite_is_named_with_layer_and_head() {
     let settings = settings("");
     let model = Model::fresh(settings.config(common::VOCABULARY).expect("a configuration"), 1).expect("a model");
-    let mut gradients = Gradients::new(&model, 4, 16).expect("room");
+    let mut gradients = Gradients::new(&model, 4, 16, Options::default()).expect("room");
     let mut rows = Rows::default();
     Walk::default().train(1, 0, 4, 16, &mut rows).expect("a batch");
     let mut computed = gradients.compute(&model.params, std::slice::from_ref(&rows)).expect("a gradient");

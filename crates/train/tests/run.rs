@@ -10,7 +10,7 @@ use termwise_train::data::{Rows, Source};
 use termwise_train::eval::Sums;
 use termwise_train::metrics::Line;
 use termwise_train::step::Gradients;
-use termwise_train::{Error, Start, train};
+use termwise_train::{Error, RunOptions, Settings, Start, train};
 
 #[test]
 fn any_number_of_threads_gives_the_same_bytes() {
@@ -185,8 +185,8 @@ fn two_accumulated_batches_are_one_of_twice_the_size() {
         }
         rows
     };
-    let mut large = Gradients::new(&model, 8, 16).expect("room");
-    let mut small = Gradients::new(&model, 4, 16).expect("room");
+    let mut large = Gradients::new(&model, 8, 16, Options::default()).expect("room");
+    let mut small = Gradients::new(&model, 4, 16, Options::default()).expect("room");
     let one = large.compute(&model.params, &[rows(0, 8)]).expect("a gradient");
     let two = small.compute(&model.params, &[rows(0, 4), rows(1, 4)]).expect("a gradient");
     assert_eq!(one.tokens, two.tokens);
@@ -233,4 +233,29 @@ fn an_evaluation_is_over_all_tokens_and_its_parts_add_up() {
     assert_eq!(recall.tokens + rest.tokens, found.tokens);
     assert!((recall.loss * recall.tokens as f64 + rest.loss * rest.tokens as f64 - found.loss * found.tokens as f64).abs() < 1e-9);
     assert!((found.excess.expect("a known entropy").all - (found.loss - 3f64.ln())).abs() < 1e-12);
+}
+
+#[test]
+fn chunks_train_like_all_keys_at_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let text = |mode: &str| format!("steps = 30\nlog_every = 10\nattention = \"taylor=0..2\"\nmode = \"{mode}\"");
+    let losses = |mode: &str| {
+        let place = folder.path().join(mode);
+        run(&settings(&text(mode)), &place, Start::Fresh);
+        let lines = termwise_train::metrics::read(&place).expect("metrics");
+        lines.iter().filter_map(|line| if let Line::Train(train) = line { Some(train.loss) } else { None }).collect::<Vec<f64>>()
+    };
+    let (parallel, chunks) = (losses("parallel"), losses("chunk=5"));
+    assert_eq!(parallel.len(), 3);
+    for (a, b) in parallel.iter().zip(&chunks) {
+        assert!((a - b).abs() < 1e-4 * a, "{parallel:?} {chunks:?}");
+    }
+    assert_ne!(parallel, chunks, "rounding differs, so equal digits mean that one mode was run twice");
+
+    let wrong = Settings::from_toml("mode = \"chunks\"", "").expect_err("no such mode").to_string();
+    assert!(wrong.contains("mode") && wrong.contains("chunk"), "{wrong}");
+    let place = folder.path().join("softmax");
+    let options = RunOptions { display: termwise_train::progress::Display::Silent, ..RunOptions::new(&place) };
+    let refused = train(&settings("attention = \"softmax\"\nmode = \"chunk\""), &Walk::default(), &options).expect_err("no state");
+    assert!(refused.to_string().contains("finite state"), "{refused}");
 }

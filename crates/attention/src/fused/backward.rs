@@ -1,5 +1,7 @@
 //! The backward pass: from dy to the gradients of the sums over keys, and through the tiles to those of q, k and v.
 
+use std::ops::Range;
+
 use super::forward::{Gates, decay_columns};
 use super::layout::{Layout, PAD, ROWS, TILE};
 use super::product::{Rows, Strided, product};
@@ -101,25 +103,31 @@ pub struct Context<'a> {
     pub rho: &'a [f32],
     pub du: &'a [f32],
     pub dz: &'a [f32],
-    /// [segments, N, T, dp]
+    /// [copies, N, T, dp]
     pub dq: Shared<f32>,
     /// [K, Tp, dp] and [K, Tp, ep]
     pub dk: Shared<f32>,
     pub dv: Shared<f32>,
     /// [N, Tp]
     pub dkey_weights: Shared<f32>,
-    /// [segments, N, Tp]
+    /// [copies, N, Tp]
     pub ddecay: Shared<f64>,
-    /// [segments, N, orders]
+    /// [copies, N, orders]
     pub dlearned: Shared<f64>,
 }
 
-/// One segment of the key tiles of one kv head, for all queries and heads that see them.
+/// Some key tiles of one kv head, for all queries that see them and all heads that run in one mode.
 pub struct BackwardSegment<'a> {
     pub context: &'a Context<'a>,
     pub b: usize,
     pub g: usize,
-    pub segment: usize,
+    pub keys: Range<usize>,
+    /// Heads whose tiles stay within their chunk, or those that see all keys.
+    pub chunked: bool,
+    /// Which copy of the gradients of queries, decays and coefficients is its own.
+    pub copy: usize,
+    /// Whether it is the first to write gradients of these keys.
+    pub clear: bool,
     /// Room for its tiles, [`tiles_len`] values.
     pub room: &'a mut [f32],
 }
@@ -148,24 +156,24 @@ impl Task for BackwardSegment<'_> {
         let (x, rest) = std::mem::take(&mut self.room).split_at_mut(TILE * TILE);
         let (dp, dv) = rest.split_at_mut(TILE * TILE);
         let mut tiles = Tiles { x, dp, dv };
-        for h in self.g * s.group()..(self.g + 1) * s.group() {
+        let (start, count) = (self.keys.start * l.tile, self.keys.len() * l.tile);
+        for h in self.heads() {
             let n = self.b * s.heads + h;
-            // SAFETY: (segment, b, h) belongs to this task alone.
-            unsafe { c.dq.slice((self.segment * l.head_count() + n) * s.time * l.dp, s.time * l.dp) }.fill(0.0);
+            let (from, to) = if self.chunked { (start, (start + count).min(s.time)) } else { (0, s.time) };
+            // SAFETY: (copy, b, h) belongs to this task alone, or in chunk mode these rows of it.
+            unsafe { c.dq.slice(((self.copy * l.head_count() + n) * s.time + from) * l.dp, (to - from) * l.dp) }.fill(0.0);
         }
-        for class in 0..l.classes.len() {
+        for class in (0..l.classes.len()).filter(|_| self.clear) {
             let kv = l.kv_index(class, self.b, self.g);
-            let keys = l.segment(self.segment);
-            let (start, count) = (keys.start * TILE, keys.len() * TILE);
             // SAFETY: these key tiles of this kv head belong to this task alone.
             unsafe {
                 c.dk.slice((kv * l.tp() + start) * l.dp, count * l.dp).fill(0.0);
                 c.dv.slice((kv * l.tp() + start) * l.ep, count * l.ep).fill(0.0);
             }
         }
-        for tile in l.segment(self.segment) {
-            for h in self.g * s.group()..(self.g + 1) * s.group() {
-                if tile * TILE < len {
+        for tile in self.keys.clone() {
+            for h in self.heads() {
+                if tile * l.tile < len {
                     self.key_tile(simd, h, tile, len, &mut tiles);
                 }
             }
@@ -174,7 +182,13 @@ impl Task for BackwardSegment<'_> {
 }
 
 impl BackwardSegment<'_> {
-    /// One tile of keys against all queries of one head.
+    /// The heads of its group in its mode.
+    fn heads(&self) -> impl Iterator<Item = usize> + use<'_> {
+        let l = self.context.layout;
+        (self.g * l.shape.group()..(self.g + 1) * l.shape.group()).filter(|&h| l.heads[h].chunked == self.chunked)
+    }
+
+    /// One tile of keys against all queries of one head that see it directly.
     #[inline(always)]
     fn key_tile<S: Simd>(&self, simd: S, h: usize, tile: usize, len: usize, tiles: &mut Tiles) {
         let c = self.context;
@@ -183,24 +197,27 @@ impl BackwardSegment<'_> {
         let head = &l.heads[h];
         let n = self.b * s.heads + h;
         let kv = l.kv_index(head.class, self.b, self.g);
-        let s0 = tile * TILE;
-        let kt = &c.kt[(kv * l.tiles + tile) * s.d * TILE..][..s.d * TILE];
-        let vt = &c.vt[(kv * l.tiles + tile) * s.e * TILE..][..s.e * TILE];
-        let k = &c.k[(kv * l.tp() + s0) * l.dp..][..TILE * l.dp];
+        let s0 = tile * l.tile;
+        let end = if self.chunked { len.min(l.chunk_end(tile)) } else { len };
+        let kt = &c.kt[(kv * l.tiles + tile) * s.d * l.pitch..][..s.d * l.pitch];
+        let vt = &c.vt[(kv * l.tiles + tile) * s.e * l.pitch..][..s.e * l.pitch];
+        let k = &c.k[(kv * l.tp() + s0) * l.dp..][..l.tile * l.dp];
         let key_weights = c.gates.tile_weights(l, h, n, tile);
         let decay = head.variant.decay.is_some().then(|| &c.gates.decay[n * l.tp()..][..l.tp()]);
         let mut columns = [0.0; TILE];
         let mut dcolumns = [0.0; TILE];
-        let base = decay.map_or(0.0, |decay| decay_columns(&decay[s0..s0 + TILE], &mut columns));
-        // SAFETY: all places below belong to this task: (segment, b, h), and this key tile of this kv head.
+        let base = decay.map_or(0.0, |decay| decay_columns(&decay[s0..s0 + l.pitch], &mut columns));
+        // SAFETY: all places below belong to this task: (copy, b, h) from this tile on, in chunk mode to the end of the chunk, and
+        // this key tile of this kv head. In chunk mode the copies of coefficients are as many as the spans.
         let (dq, dk, dv, ddecay, dlearned) = unsafe {
-            let at = self.segment * l.head_count() + n;
+            let at = self.copy * l.head_count() + n;
+            let learned = if self.chunked { l.span_of(tile) } else { self.copy } * l.head_count() + n;
             (
-                c.dq.slice(at * s.time * l.dp, s.time * l.dp),
-                c.dk.slice((kv * l.tp() + s0) * l.dp, TILE * l.dp),
-                c.dv.slice((kv * l.tp() + s0) * l.ep, TILE * l.ep),
-                if decay.is_some() { c.ddecay.slice(at * l.tp(), l.tp()) } else { &mut [] },
-                c.dlearned.slice(at * l.learned(), head.learned),
+                c.dq.slice((at * s.time + s0) * l.dp, (end - s0) * l.dp),
+                c.dk.slice((kv * l.tp() + s0) * l.dp, l.tile * l.dp),
+                c.dv.slice((kv * l.tp() + s0) * l.ep, l.tile * l.ep),
+                if decay.is_some() { c.ddecay.slice(at * l.tp() + s0, end - s0) } else { &mut [] },
+                c.dlearned.slice(learned * l.learned(), head.learned),
             )
         };
         // Weighted keys: the gradient of the weight needs that of the unweighted value first.
@@ -212,32 +229,38 @@ impl BackwardSegment<'_> {
         };
         let (x, dp) = (&mut *tiles.x, &mut *tiles.dp);
 
-        for t0 in (s0..len).step_by(TILE) {
-            let t1 = (t0 + TILE).min(len);
+        for t0 in (s0..end).step_by(l.tile) {
+            let t1 = (t0 + l.tile).min(end);
             let diagonal = t0 == s0;
             let q = &c.q[(n * l.tp() + t0) * l.dp..][..(t1 - t0) * l.dp];
             let du = &c.du[(n * s.time + t0) * l.ep..][..(t1 - t0) * l.ep];
-            let keys_of = |r1: usize| if diagonal { r1 - s0 } else { TILE };
+            let keys_of = |r1: usize| if diagonal { r1 - s0 } else { l.tile };
             for r0 in (t0..t1).step_by(ROWS) {
                 let r1 = (r0 + ROWS).min(t1);
                 let width = keys_of(r1).next_multiple_of(PAD);
                 let (m, i0) = (r1 - r0, r0 - t0);
-                // SAFETY: rows r0..r1 of q and du exist with dp ≥ d and ep ≥ e values; kt and vt have d and e rows of TILE ≥ width.
+                // SAFETY: rows r0..r1 of q and du exist with dp ≥ d and ep ≥ e values; kt and vt have d and e rows of pitch ≥ width.
                 unsafe {
                     let (qa, ua) = (q.as_ptr().add(i0 * l.dp), du.as_ptr().add(i0 * l.ep));
                     let (xc, pc) = (x.as_mut_ptr().add(i0 * TILE), dp.as_mut_ptr().add(i0 * TILE));
-                    let (a, b, to) =
-                        (Strided { at: qa, row: l.dp, column: 1 }, Rows { at: kt.as_ptr(), stride: TILE }, Rows { at: xc, stride: TILE });
+                    let (a, b, to) = (
+                        Strided { at: qa, row: l.dp, column: 1 },
+                        Rows { at: kt.as_ptr(), stride: l.pitch },
+                        Rows { at: xc, stride: TILE },
+                    );
                     product::<S, false>(simd, m, width, s.d, a, b, to);
-                    let (a, b, to) =
-                        (Strided { at: ua, row: l.ep, column: 1 }, Rows { at: vt.as_ptr(), stride: TILE }, Rows { at: pc, stride: TILE });
+                    let (a, b, to) = (
+                        Strided { at: ua, row: l.ep, column: 1 },
+                        Rows { at: vt.as_ptr(), stride: l.pitch },
+                        Rows { at: pc, stride: TILE },
+                    );
                     product::<S, false>(simd, m, width, s.e, a, b, to);
                 }
                 for r in r0..r1 {
                     let i = r - t0;
                     let at = n * s.time + r;
                     let (x, dp) = (&mut x[i * TILE..][..width], &mut dp[i * TILE..][..width]);
-                    let visible = (r + 1 - s0).min(TILE);
+                    let visible = (r + 1 - s0).min(l.tile);
                     let row = (decay.map_or(0.0, |d| d[r]) - base) as f32;
                     let decay_row = || decay.map(|_| DecayRow { row, columns: &columns });
                     if head.learned > 0 {
@@ -257,21 +280,21 @@ impl BackwardSegment<'_> {
                             key_weights,
                         },
                     );
-                    if let Some(d) = ddecay.get_mut(r) {
+                    if let Some(d) = ddecay.get_mut(r - s0) {
                         *d += total as f64;
                     }
                 }
                 // dQ += dX·K
-                // SAFETY: dp has rows r0..r1 of TILE values, k TILE rows of dp, dq rows r0..r1 of dp.
+                // SAFETY: dp has rows r0..r1 of TILE values, k tile rows of dp, dq rows r0..r1 of dp.
                 unsafe {
                     let a = Strided { at: dp.as_ptr().add(i0 * TILE), row: TILE, column: 1 };
-                    let to = Rows { at: dq[r0 * l.dp..].as_mut_ptr(), stride: l.dp };
+                    let to = Rows { at: dq[(r0 - s0) * l.dp..].as_mut_ptr(), stride: l.dp };
                     product::<S, true>(simd, m, l.dp, keys_of(r1), a, Rows { at: k.as_ptr(), stride: l.dp }, to);
                 }
             }
             // dV += Wᵀ·dU and dK += dXᵀ·Q; on the diagonal, keys from c0 on are seen by rows from c0 on.
             let keys = keys_of(t1);
-            let step = if diagonal { ROWS } else { TILE };
+            let step = if diagonal { ROWS } else { l.tile };
             for c0 in (0..keys).step_by(step) {
                 let m = step.min(keys - c0);
                 let skip = if diagonal { c0 } else { 0 };
@@ -290,13 +313,13 @@ impl BackwardSegment<'_> {
             }
         }
 
-        for (d, column) in ddecay.iter_mut().skip(s0).zip(dcolumns) {
-            *d += column as f64;
+        for (d, column) in ddecay.iter_mut().zip(&dcolumns[..l.tile]) {
+            *d += *column as f64;
         }
         if let Some(weights) = key_weights {
-            let v = &c.v[(kv * l.tp() + s0) * l.ep..][..TILE * l.ep];
+            let v = &c.v[(kv * l.tp() + s0) * l.ep..][..l.tile * l.ep];
             // SAFETY: (b, h) and this key tile belong to this task.
-            let dweights = unsafe { c.dkey_weights.slice(n * l.tp() + s0, TILE) };
+            let dweights = unsafe { c.dkey_weights.slice(n * l.tp() + s0, l.tile) };
             for (i, (dweight, &weight)) in dweights.iter_mut().zip(weights).enumerate() {
                 let (from, v) = (&tiles.dv[i * l.ep..][..l.ep], &v[i * l.ep..][..l.ep]);
                 *dweight = crate::real::dot(from, v);

@@ -4,9 +4,10 @@ use rayon::prelude::*;
 
 use super::layout::Layout;
 use super::prepare::{Sources, Which, add_channels_first};
+use super::setup::sources;
 use super::shared::Shared;
+use super::signals;
 use super::workspace::Workspace;
-use super::{signals, sources};
 use crate::simd::{Simd, Task, dispatch};
 use crate::{Extra, Grads, Inputs};
 
@@ -101,7 +102,7 @@ impl Task for FinishHead<'_> {
             let first = (self.b * s.heads + self.head) * s.time;
             for t in 0..self.len {
                 let sum = row(first, t);
-                for segment in 1..l.segments {
+                for segment in 1..l.copies(self.head) {
                     let other = row(segment * l.head_count() * s.time + first, t);
                     sum.iter_mut().zip(other).for_each(|(d, o)| *d += *o);
                 }

@@ -6,6 +6,7 @@ use super::product::{Rows, Strided, product};
 use super::rows::{DecayRow, ForwardRow};
 use super::shared::Shared;
 use crate::epilogue::{self, Row};
+use crate::recurrent::cache::{BLOCK, Cache};
 use crate::simd::{Simd, Task};
 
 /// What the tasks of one forward pass read and write.
@@ -31,6 +32,10 @@ pub struct Gates<'a> {
     pub post: &'a [f32],
     pub key_weights: &'a [f32],
     pub decay: &'a [f64],
+    /// c of the last position before the first, [N]; empty where there is none.
+    pub before: &'a [f64],
+    /// Positions before the first of each batch row; empty where there are none.
+    pub offsets: &'a [usize],
     pub norm_weight: &'a [f32],
     pub norm_bias: &'a [f32],
 }
@@ -43,7 +48,7 @@ impl<'a> Gates<'a> {
         let at = n * layout.shape.time + t;
         Row {
             z,
-            count: (t + 1) as f32,
+            count: (self.offsets.get(n / layout.shape.heads).copied().unwrap_or(0) + t + 1) as f32,
             rho,
             out: if variant.out_gate.is_some() { self.out[at] } else { 1.0 },
             post: if variant.post_gate.is_some() { self.post[at] } else { 1.0 },
@@ -52,16 +57,17 @@ impl<'a> Gates<'a> {
         }
     }
 
-    /// Key weights of one tile of head n.
+    /// Key weights of one tile of head n, in whole vectors.
     #[inline(always)]
     pub fn tile_weights(&self, layout: &Layout, h: usize, n: usize, tile: usize) -> Option<&'a [f32]> {
-        layout.heads[h].weighs_keys.then(|| &self.key_weights[n * layout.tp() + tile * TILE..][..TILE])
+        layout.heads[h].weighs_keys.then(|| &self.key_weights[n * layout.tp() + tile * layout.tile..][..layout.pitch])
     }
 }
 
 /// c of the keys of one tile, less the first of them, in float32; and that first.
 #[inline(always)]
 pub fn decay_columns(decay: &[f64], columns: &mut [f32; TILE]) -> f64 {
+    const { assert!(BLOCK == TILE, "blocks of a cache are read like tiles") };
     let base = decay[0];
     for (column, c) in columns.iter_mut().zip(decay) {
         *column = (c - base) as f32;
@@ -75,8 +81,77 @@ pub struct ForwardTile<'a> {
     pub b: usize,
     pub h: usize,
     pub tile: usize,
-    /// Room for the prepared queries of the tile [TILE, dp].
-    pub q: &'a mut [f32],
+    /// The first tile of keys that it looks at.
+    pub from: usize,
+    /// Whether its rows of u and z hold what keys before `from` gave already.
+    pub begun: bool,
+    /// Its queries [tile, dp].
+    pub q: Queries<'a>,
+    /// Keys and values kept from earlier calls, all of which it sees.
+    pub past: Option<Past<'a>>,
+}
+
+/// The cache of a head, and where the largest |score| of its tile goes.
+#[derive(Clone, Copy)]
+pub struct Past<'a> {
+    pub cache: &'a Cache,
+    /// The head's place in the cache's unit.
+    pub column: usize,
+    /// [N, tiles]
+    pub largest: Shared<f32>,
+}
+
+impl Past<'_> {
+    /// c of a block's keys less the first of them, that first, and the weights of its values, zero behind the last key.
+    fn block(&self, block: usize, columns: &mut [f32; TILE], weights: &mut [f32; TILE]) -> (usize, f64) {
+        let column = &self.cache.columns[self.column];
+        let first = block * BLOCK;
+        let count = (self.cache.len - first).min(BLOCK);
+        weights.fill(0.0);
+        if !column.weights.is_empty() {
+            weights[..count].copy_from_slice(&column.weights[first..first + count]);
+        }
+        let base = if column.decay.is_empty() { 0.0 } else { decay_columns(&column.decay[first..first + count], columns) };
+        (count, base)
+    }
+}
+
+/// The tile code as a function of its own, compiled once for all who call it.
+pub struct CallTile<'a>(pub ForwardTile<'a>);
+
+impl Task for CallTile<'_> {
+    type Output = Option<(usize, f32)>;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> Option<(usize, f32)> {
+        simd.call(self.0)
+    }
+}
+
+/// How far the keys of a tile are seen.
+#[derive(Clone, Copy)]
+enum Until {
+    /// All of this many, by every row.
+    All(usize),
+    /// From this position on, up to a row's own, at most this many.
+    Own(usize, usize),
+}
+
+impl Until {
+    /// Keys that row r sees.
+    #[inline(always)]
+    fn row(self, r: usize) -> usize {
+        match self {
+            Until::All(count) => count,
+            Until::Own(start, most) => (r + 1 - start).min(most),
+        }
+    }
+}
+
+/// The queries of a tile: room for them, or prepared already.
+pub enum Queries<'a> {
+    Room(&'a mut [f32]),
+    Prepared(&'a [f32]),
 }
 
 #[repr(align(64))]
@@ -100,7 +175,7 @@ impl Task for ForwardTile<'_> {
         let g = self.h / s.group();
         let kv = l.kv_index(head.class, self.b, g);
         let len = c.lengths.map_or(s.time, |lengths| lengths[self.b]);
-        let (first, last) = (self.tile * TILE, ((self.tile + 1) * TILE).min(s.time));
+        let (first, last) = (self.tile * l.tile, ((self.tile + 1) * l.tile).min(s.time));
         let counted = last.min(len).max(first);
 
         // SAFETY: each task is the only one with this (b, h, tile), hence with these rows of u, z, rho and y.
@@ -112,31 +187,65 @@ impl Task for ForwardTile<'_> {
         rho.fill(if head.shift { f32::NEG_INFINITY } else { 0.0 });
         rho[counted - first..].fill(0.0);
 
-        let q = &mut self.q[..(counted - first) * l.dp];
-        c.sources.query(l, self.b, self.h).fill(simd, first, s.time, q, l.dp);
+        let size = (counted - first) * l.dp;
+        let q: &[f32] = match self.q {
+            Queries::Prepared(q) => &q[..size],
+            Queries::Room(q) => {
+                let q = &mut q[..size];
+                c.sources.query(l, self.b, self.h).fill(simd, first, s.time, q, l.dp);
+                q
+            }
+        };
         let mut sums = Sums([[0.0; 16]; TILE]);
         let sums = &mut sums.0;
+        if self.begun {
+            sums.iter_mut().zip(&z[..counted - first]).for_each(|(sums, &z)| sums[0] = z);
+        }
         let mut scores = Scores([0.0; ROWS * TILE]);
         let scores = &mut scores.0;
         let mut columns = [0.0; TILE];
         let decay = head.variant.decay.is_some().then(|| &c.gates.decay[n * l.tp()..][..l.tp()]);
-        for tile in 0..=self.tile {
-            let s0 = tile * TILE;
-            let kt = &c.kt[(kv * l.tiles + tile) * s.d * TILE..][..s.d * TILE];
-            let v = &c.v[(kv * l.tp() + s0) * l.ep..][..TILE * l.ep];
-            let key_weights = c.gates.tile_weights(l, self.h, n, tile);
-            let base = decay.map(|decay| decay_columns(&decay[s0..s0 + TILE], &mut columns));
+        let mut past_weights = [0.0; TILE];
+        let mut largest = 0.0f32;
+        let blocks = self.past.map_or(0, |past| past.cache.blocks());
+        for step in 0..blocks + self.tile + 1 - self.from {
+            let begun = self.begun || step > 0;
+            let (kt, pitch, v, key_weights, base, keys_until);
+            match self.past.filter(|_| step < blocks) {
+                Some(past) => {
+                    let (count, c) = past.block(step, &mut columns, &mut past_weights);
+                    kt = &past.cache.keys[step * s.d * BLOCK..][..s.d * BLOCK];
+                    v = &past.cache.values[step * BLOCK * l.ep..][..BLOCK * l.ep];
+                    key_weights = head.weighs_keys.then_some(&past_weights[..]);
+                    (pitch, base, keys_until) = (BLOCK, decay.map(|_| c), Until::All(count));
+                }
+                None => {
+                    let tile = self.from + step - blocks;
+                    let s0 = tile * l.tile;
+                    kt = &c.kt[(kv * l.tiles + tile) * s.d * l.pitch..][..s.d * l.pitch];
+                    v = &c.v[(kv * l.tp() + s0) * l.ep..][..l.tile * l.ep];
+                    key_weights = c.gates.tile_weights(l, self.h, n, tile);
+                    base = decay.map(|decay| decay_columns(&decay[s0..s0 + l.pitch], &mut columns));
+                    (pitch, keys_until) = (l.pitch, Until::Own(s0, l.tile));
+                }
+            }
             for r0 in (first..counted).step_by(ROWS) {
                 let r1 = (r0 + ROWS).min(counted);
                 // Row r1 − 1 sees keys up to itself; those behind need no work.
-                let keys = (r1 - s0).min(TILE);
+                let keys = keys_until.row(r1 - 1);
                 let width = keys.next_multiple_of(PAD);
                 let q = &q[(r0 - first) * l.dp..][..(r1 - r0) * l.dp];
                 let a = Strided { at: q.as_ptr(), row: l.dp, column: 1 };
-                // SAFETY: q has r1 − r0 rows of dp ≥ d, kt d rows of TILE ≥ width, scores ROWS rows of TILE.
+                // SAFETY: q has r1 − r0 rows of dp ≥ d, kt d rows of pitch ≥ width, scores ROWS rows of TILE.
                 unsafe {
-                    let (b, to) = (Rows { at: kt.as_ptr(), stride: TILE }, Rows { at: scores.as_mut_ptr(), stride: TILE });
+                    let (b, to) = (Rows { at: kt.as_ptr(), stride: pitch }, Rows { at: scores.as_mut_ptr(), stride: TILE });
                     product::<S, false>(simd, r1 - r0, width, s.d, a, b, to);
+                }
+                if self.past.is_some() {
+                    for (r, row) in (r0..r1).zip(scores.chunks_exact(TILE)) {
+                        largest =
+                            row[..keys_until.row(r)].iter().fold(largest, |largest, x| if x.abs() <= largest { largest } else { x.abs() });
+                    }
                 }
                 for r in r0..r1 {
                     let (i, row) = (r - first, r - r0);
@@ -144,7 +253,7 @@ impl Task for ForwardTile<'_> {
                         simd,
                         ForwardRow {
                             x: &mut scores[row * TILE..][..width],
-                            visible: (r + 1 - s0).min(TILE),
+                            visible: keys_until.row(r),
                             clamp: head.clamp,
                             decay: base.map(|base| DecayRow { row: (decay.map_or(0.0, |d| d[r]) - base) as f32, columns: &columns }),
                             shift: head.shift.then_some(rho[i]),
@@ -154,7 +263,7 @@ impl Task for ForwardTile<'_> {
                     );
                     if let Some((now, factor)) = change {
                         rho[i] = now;
-                        if tile > 0 {
+                        if begun {
                             let factor = simd.splat(factor);
                             let u = &mut u[i * l.ep..][..l.ep];
                             for j in (0..l.ep).step_by(S::LANES) {
@@ -165,16 +274,20 @@ impl Task for ForwardTile<'_> {
                 }
                 let a = Strided { at: scores.as_ptr(), row: TILE, column: 1 };
                 let (b, to) = (Rows { at: v.as_ptr(), stride: l.ep }, Rows { at: u[(r0 - first) * l.ep..].as_mut_ptr(), stride: l.ep });
-                // SAFETY: scores has r1 − r0 rows of TILE ≥ keys, v TILE rows of ep, u at least r1 − r0 rows of ep from r0 on.
+                // SAFETY: scores has r1 − r0 rows of TILE ≥ keys, v tile ≥ keys rows of ep, u at least r1 − r0 rows of ep from r0 on.
                 unsafe {
-                    match tile {
-                        0 => product::<S, false>(simd, r1 - r0, l.ep, keys, a, b, to),
-                        _ => product::<S, true>(simd, r1 - r0, l.ep, keys, a, b, to),
+                    match begun {
+                        false => product::<S, false>(simd, r1 - r0, l.ep, keys, a, b, to),
+                        true => product::<S, true>(simd, r1 - r0, l.ep, keys, a, b, to),
                     }
                 }
             }
         }
 
+        if let Some(past) = self.past {
+            // SAFETY: the place of this task alone.
+            unsafe { past.largest.slice(n * l.tiles + self.tile, 1)[0] = largest };
+        }
         for (z, sums) in z.iter_mut().zip(&*sums) {
             // SAFETY: the array holds 16 ≥ LANES values; those behind LANES are zero.
             *z = simd.sum(unsafe { simd.load(sums.as_ptr()) });

@@ -1,7 +1,10 @@
 //! Where things lie: tiles, padded rows, and the places of heads in the workspace.
 
+use std::ops::Range;
+
+use super::unit::{Unit, units};
 use crate::parts::feature::Map;
-use crate::{Kernel, Shape, Variant};
+use crate::{Error, Kernel, Shape, Variant};
 
 /// Queries and keys of a tile. Measured: 128 keys leave the first-level cache (64 KB at dimension 64), but the second feeds the
 /// products fast enough, and longer rows share the cost of their maximum and their sums; 64 and 96 are 5 % slower.
@@ -13,6 +16,14 @@ pub const PAD: usize = 16;
 /// Tasks that the backward pass is cut into at least. A constant and not the number of threads: where tasks share a sum,
 /// their number decides its order.
 const TASKS: usize = 16;
+/// Tasks that chunks are cut into at least. Fewer, since chunks are equally long and every cut costs: the state at its place has
+/// to be computed beforehand.
+const SPANS: usize = 8;
+
+/// Parts that run at the same time, of a batch row with so many chunks.
+pub fn spans(shape: &Shape, chunks: usize) -> usize {
+    SPANS.div_ceil(shape.batch * shape.kv_heads).min(chunks)
+}
 
 /// How keys and values are prepared; heads that agree in it share the result.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,6 +54,8 @@ pub struct Head {
     pub weighs_keys: bool,
     /// Learned coefficients.
     pub learned: usize,
+    /// Whether it carries a state from chunk to chunk instead of looking at all keys.
+    pub chunked: bool,
 }
 
 impl Head {
@@ -61,7 +74,11 @@ pub struct Layout {
     pub heads: Vec<Head>,
     /// Ways in which keys are prepared.
     pub classes: Vec<Class>,
-    /// T in whole tiles.
+    /// Positions of a tile, at most [`TILE`].
+    pub tile: usize,
+    /// Those in whole vectors.
+    pub pitch: usize,
+    /// T in tiles.
     pub tiles: usize,
     /// d in whole vectors.
     pub dp: usize,
@@ -69,17 +86,26 @@ pub struct Layout {
     pub ep: usize,
     /// Width of the short convolution, 0 for none.
     pub taps: usize,
-    /// Parts into which the key tiles of a kv head are cut in the backward pass.
+    /// Parts into which the key tiles of a kv head are cut in the backward pass of heads that see all keys.
     pub segments: usize,
+    /// The heads that carry a state, by what they share.
+    pub units: Vec<Unit>,
+    /// Tiles of a chunk.
+    pub chunk_tiles: usize,
+    /// Parts into which the chunks of a batch row are cut, to run at the same time.
+    pub spans: usize,
+    /// Values of the states of one batch row.
+    pub state_len: usize,
 }
 
 impl Layout {
-    /// Plans the heads of a layer; variants are checked before.
-    pub fn new(variants: &[Variant], shape: Shape) -> Layout {
+    /// Plans the heads of a layer; variants are checked before. `chunk` gives the length of chunks and says which heads use them.
+    pub fn new(variants: &[Variant], shape: Shape, chunk: Option<(usize, &[bool])>) -> Result<Layout, Error> {
         let mut classes: Vec<Class> = Vec::new();
-        let heads = variants
+        let heads: Vec<Head> = variants
             .iter()
-            .map(|variant| {
+            .enumerate()
+            .map(|(h, variant)| {
                 let class = Class { rope: variant.rope, conv: variant.conv.is_some(), map: variant.kernel.map() };
                 let index = classes.iter().position(|other| *other == class).unwrap_or_else(|| {
                     classes.push(class);
@@ -93,26 +119,41 @@ impl Layout {
                     shift: variant.shifts(),
                     weighs_keys: variant.in_gate.is_some() || variant.denominator.key_side(),
                     learned: variant.learned(),
+                    chunked: chunk.is_some_and(|(_, chunked)| chunked[h]),
                     variant: variant.clone(),
                 }
             })
             .collect();
-        let tiles = shape.time.div_ceil(TILE);
-        Layout {
+        // A chunk is a whole number of tiles; one of 200 positions is two tiles of 100.
+        let chunk = chunk.map_or(TILE, |(length, _)| length.clamp(1, shape.time));
+        let chunk_tiles = chunk.div_ceil(TILE);
+        let tile = chunk.div_ceil(chunk_tiles);
+        let tiles = shape.time.div_ceil(tile);
+        let (dp, ep) = (shape.d.next_multiple_of(PAD), shape.e.next_multiple_of(PAD));
+        let (units, state_len) = units(&heads, &shape, ep)?;
+        let pairs = shape.batch * shape.kv_heads;
+        let parallel = heads.iter().any(|head| !head.chunked);
+        Ok(Layout {
             shape,
             heads,
             classes,
+            tile,
+            pitch: tile.next_multiple_of(PAD),
             tiles,
-            dp: shape.d.next_multiple_of(PAD),
-            ep: shape.e.next_multiple_of(PAD),
+            dp,
+            ep,
             taps: variants.iter().find_map(|v| v.conv).unwrap_or(0),
-            segments: TASKS.div_ceil(shape.batch * shape.kv_heads).min(tiles),
-        }
+            segments: if parallel { TASKS.div_ceil(pairs).min(tiles) } else { 0 },
+            spans: if units.is_empty() { 0 } else { spans(&shape, tiles.div_ceil(chunk_tiles)) },
+            units,
+            chunk_tiles,
+            state_len,
+        })
     }
 
-    /// T padded to whole tiles.
+    /// Positions for which rows have room: T, and the last tile in whole vectors.
     pub fn tp(&self) -> usize {
-        self.tiles * TILE
+        ((self.tiles - 1) * self.tile + self.pitch).next_multiple_of(PAD)
     }
 
     /// B·H rows of heads, head (b, h) at b·H + h.
@@ -141,13 +182,70 @@ impl Layout {
         self.heads.iter().map(|head| head.learned).max().unwrap_or(0)
     }
 
+    /// Copies of the gradients of queries and decays that a head has, one for each task that adds to them.
+    pub fn copies(&self, h: usize) -> usize {
+        if self.heads[h].chunked { 1 } else { self.segments }
+    }
+
     /// The key tiles of a segment. Early tiles are seen by more queries, so segments hold equal areas of the triangle.
-    pub fn segment(&self, segment: usize) -> std::ops::Range<usize> {
+    pub fn segment(&self, segment: usize) -> Range<usize> {
         let boundary = |i: usize| {
             let rest = 1.0 - (1.0 - i as f64 / self.segments as f64).sqrt();
             if i == self.segments { self.tiles } else { (rest * self.tiles as f64).round() as usize }
         };
         boundary(segment)..boundary(segment + 1)
+    }
+
+    /// Chunks of a batch row.
+    pub fn chunks(&self) -> usize {
+        self.tiles.div_ceil(self.chunk_tiles)
+    }
+
+    /// Positions of a chunk, of which those from T or a row's length on do not count.
+    pub fn chunk_len(&self) -> usize {
+        self.chunk_tiles * self.tile
+    }
+
+    /// The chunks of a span.
+    pub fn span(&self, span: usize) -> Range<usize> {
+        let boundary = |i: usize| i * self.chunks() / self.spans;
+        boundary(span)..boundary(span + 1)
+    }
+
+    /// The span of a tile.
+    pub fn span_of(&self, tile: usize) -> usize {
+        let chunk = tile / self.chunk_tiles;
+        (0..self.spans).find(|&span| self.span(span).contains(&chunk)).unwrap_or(0)
+    }
+
+    /// The tiles of a chunk.
+    pub fn tiles_of(&self, chunk: usize) -> Range<usize> {
+        chunk * self.chunk_tiles..((chunk + 1) * self.chunk_tiles).min(self.tiles)
+    }
+
+    /// The first position behind the chunk of a tile.
+    pub fn chunk_end(&self, tile: usize) -> usize {
+        (tile / self.chunk_tiles + 1) * self.chunk_len()
+    }
+
+    /// a_n/α! of each head that runs in chunks, by row of its basis; empty for the others.
+    pub fn factors(&self) -> Vec<Vec<f32>> {
+        let mut factors = vec![Vec::new(); self.heads.len()];
+        for unit in &self.units {
+            for &h in &unit.heads {
+                let polynomial = self.heads[h].kernel.polynomial().unwrap_or_default();
+                let inverse = unit.basis.inverse_factorials();
+                let orders = polynomial.iter().enumerate();
+                factors[h] =
+                    orders.flat_map(|(i, (_, a))| inverse[unit.basis.span(i)].iter().map(move |x| (a * *x as f64) as f32)).collect();
+            }
+        }
+        factors
+    }
+
+    /// The units of a kv head.
+    pub fn units_of(&self, g: usize) -> impl Iterator<Item = &Unit> {
+        self.units.iter().filter(move |unit| unit.g == g)
     }
 }
 
@@ -159,9 +257,16 @@ mod tests {
     fn segments_cover_every_tile_once() {
         for time in [1, 64, 65, 1000, 32_768] {
             let shape = Shape { batch: 1, time, heads: 2, kv_heads: 1, d: 8, e: 8 };
-            let layout = Layout::new(&vec![Variant::default(); 2], shape);
+            let layout = Layout::new(&vec![Variant::default(); 2], shape, None).expect("possible");
             let covered: Vec<usize> = (0..layout.segments).flat_map(|s| layout.segment(s)).collect();
             assert_eq!(covered, (0..layout.tiles).collect::<Vec<_>>(), "T = {time}");
+            let variant: Variant = "taylor=0..2".parse().expect("possible");
+            for length in [1, 7, 64, 200, 300, 100_000] {
+                let layout = Layout::new(&vec![variant.clone(); 2], shape, Some((length, &[true; 2]))).expect("possible");
+                let covered: Vec<usize> = (0..layout.spans).flat_map(|s| layout.span(s)).flat_map(|c| layout.tiles_of(c)).collect();
+                assert_eq!(covered, (0..layout.tiles).collect::<Vec<_>>(), "T = {time}, chunks of {length}");
+                assert!(layout.tile <= TILE && layout.tiles * layout.tile >= time && layout.tp() >= time);
+            }
         }
     }
 }

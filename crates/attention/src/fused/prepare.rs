@@ -21,6 +21,8 @@ pub struct Side<'a> {
     pub sin: &'a [f32],
     /// Filters [w, dimension], empty without convolution.
     pub taps: &'a [f32],
+    /// The inputs before the first position that the filters reach, oldest first [w − 1, dimension]; empty where there are none.
+    pub tail: &'a [f32],
     /// φ
     pub map: Map,
     /// What the result is multiplied by.
@@ -38,7 +40,16 @@ impl Side<'_> {
     fn filtered(&self, t: usize, sum: &mut [f32]) {
         let w = self.taps.len() / self.dim;
         sum.fill(0.0);
-        for j in (w - 1).saturating_sub(t)..w {
+        let first = (w - 1).saturating_sub(t);
+        if !self.tail.is_empty() {
+            for j in 0..first {
+                let taps = &self.taps[j * self.dim..(j + 1) * self.dim];
+                for ((sum, &tap), &x) in sum.iter_mut().zip(taps).zip(&self.tail[(t + j) * self.dim..]) {
+                    *sum += tap * x;
+                }
+            }
+        }
+        for j in first..w {
             let taps = &self.taps[j * self.dim..(j + 1) * self.dim];
             for ((sum, &tap), &x) in sum.iter_mut().zip(taps).zip(self.raw(t + j + 1 - w)) {
                 *sum += tap * x;
@@ -131,14 +142,17 @@ impl Side<'_> {
     }
 }
 
-/// Packs a whole kv head: by rows [Tp, padded], by transposed tiles [tiles, dimension, TILE], or both; an empty slice is not wanted.
+/// Packs a whole kv head: by rows [Tp, padded], by transposed tiles [tiles, dimension, pitch], or both; an empty slice is not wanted.
 pub struct Pack<'a> {
     pub side: Side<'a>,
     pub time: usize,
+    /// Positions of a tile, and in whole vectors.
+    pub tile: usize,
+    pub pitch: usize,
     pub padded: usize,
     pub rows: &'a mut [f32],
     pub transposed: &'a mut [f32],
-    /// Room for one tile of rows [TILE, padded], where they are not wanted themselves.
+    /// Room for one tile of rows [pitch, padded], where they are not wanted themselves.
     pub local: &'a mut [f32],
 }
 
@@ -147,30 +161,31 @@ impl Task for Pack<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let (padded, dim) = (self.padded, self.side.dim);
+        let (padded, dim, pitch) = (self.padded, self.side.dim, self.pitch);
         // Dimensions behind dim are transposed with the rest of their block of 16, but not kept.
         let mut spare = [0.0f32; 16 * TILE];
-        for (tile, first) in (0..self.time).step_by(TILE).enumerate() {
+        for (tile, first) in (0..self.time).step_by(self.tile).enumerate() {
             let rows: &mut [f32] = if self.rows.is_empty() {
-                &mut self.local[..TILE * padded]
+                &mut self.local[..pitch * padded]
             } else {
-                &mut self.rows[tile * TILE * padded..][..TILE * padded]
+                // Rows behind the tile are those of the next, written twice where a tile is not whole vectors.
+                &mut self.rows[first * padded..][..pitch * padded]
             };
             self.side.fill(simd, first, self.time, rows, padded);
             if self.transposed.is_empty() {
                 continue;
             }
-            let out = &mut self.transposed[tile * dim * TILE..][..dim * TILE];
+            let out = &mut self.transposed[tile * dim * pitch..][..dim * pitch];
             for column in (0..padded).step_by(16) {
                 let whole = column + 16 <= dim;
-                for row in (0..TILE).step_by(16) {
-                    let to = if whole { out[column * TILE + row..].as_mut_ptr() } else { spare[row..].as_mut_ptr() };
-                    // SAFETY: rows holds TILE rows of padded values; `to` has 16 rows of TILE values from its column on.
-                    unsafe { simd.transpose_16(rows.as_ptr().add(row * padded + column), padded, to, TILE) };
+                for row in (0..pitch).step_by(16) {
+                    let to = if whole { out[column * pitch + row..].as_mut_ptr() } else { spare[row..].as_mut_ptr() };
+                    // SAFETY: rows holds pitch rows of padded values; `to` has 16 rows of pitch values from its column on.
+                    unsafe { simd.transpose_16(rows.as_ptr().add(row * padded + column), padded, to, pitch) };
                 }
                 if !whole {
                     let rest = dim - column;
-                    out[column * TILE..].copy_from_slice(&spare[..rest * TILE]);
+                    out[column * pitch..].copy_from_slice(&spare[..rest * pitch]);
                 }
             }
         }
@@ -219,8 +234,12 @@ pub struct Sources<'a> {
     pub cos: &'a [f32],
     /// Angles.
     pub sin: &'a [f32],
+    /// From the angles of one batch row to those of the next; 0 where all share them.
+    pub angle_stride: usize,
     /// Filters of q, k and v, channel last.
     pub taps: [&'a [f32]; 3],
+    /// Inputs before the first position, [B, heads, w − 1, dimension]; empty where there are none.
+    pub tails: [&'a [f32]; 3],
 }
 
 impl<'a> Sources<'a> {
@@ -244,9 +263,15 @@ impl<'a> Sources<'a> {
             x: &self.x[which as usize][b * s.time * stride + head * dim..],
             stride,
             dim,
-            cos: if rope { self.cos } else { &[] },
-            sin: if rope { self.sin } else { &[] },
+            cos: if rope { &self.cos[b * self.angle_stride..] } else { &[] },
+            sin: if rope { &self.sin[b * self.angle_stride..] } else { &[] },
             taps: if class.conv { &self.taps[which as usize][head * dim * l.taps..][..dim * l.taps] } else { &[] },
+            tail: if class.conv && !self.tails[which as usize].is_empty() {
+                let size = dim * (l.taps - 1);
+                &self.tails[which as usize][(b * heads + head) * size..][..size]
+            } else {
+                &[]
+            },
             map,
             scale,
         }

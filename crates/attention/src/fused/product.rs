@@ -2,7 +2,8 @@
 //!
 //! C [m×n] (+)= A [m×k] · B [k×n], where A is read through two strides (so that it may be transposed), rows of B and C are
 //! contiguous and n is a multiple of the vector length. Every element of C is one chain of fused multiply-adds over k
-//! in ascending order, whatever the blocking.
+//! in ascending order, whatever the blocking. A long sum made of many products is more accurate where each is its own chain, added
+//! at the end: that is [`product_onto`].
 
 use crate::simd::{Simd, Task};
 
@@ -33,30 +34,54 @@ pub struct Rows<P> {
 #[inline(always)]
 pub unsafe fn product<S: Simd, const ADD: bool>(simd: S, m: usize, n: usize, k: usize, a: Strided, b: Rows<*const f32>, c: Rows<*mut f32>) {
     debug_assert_eq!(n % S::LANES, 0);
-    simd.call(Product::<ADD> { m, n, k, a, b, c });
+    if ADD {
+        simd.call(Product::<CHAIN> { m, n, k, a, b, c, keep: 1.0 })
+    } else {
+        simd.call(Product::<SET> { m, n, k, a, b, c, keep: 0.0 })
+    }
 }
 
-struct Product<const ADD: bool> {
+/// C = keep·C + A·B, where A·B is summed apart.
+///
+/// # Safety
+/// As for [`product`].
+#[inline(always)]
+pub unsafe fn product_onto<S: Simd>(simd: S, sizes: [usize; 3], a: Strided, b: Rows<*const f32>, c: Rows<*mut f32>, keep: f32) {
+    let [m, n, k] = sizes;
+    debug_assert_eq!(n % S::LANES, 0);
+    simd.call(Product::<ONTO> { m, n, k, a, b, c, keep });
+}
+
+/// C = A·B
+const SET: u8 = 0;
+/// C + A·B as one chain.
+const CHAIN: u8 = 1;
+/// keep·C + (A·B)
+const ONTO: u8 = 2;
+
+struct Product<const MODE: u8> {
     m: usize,
     n: usize,
     k: usize,
     a: Strided,
     b: Rows<*const f32>,
     c: Rows<*mut f32>,
+    keep: f32,
 }
 
-impl<const ADD: bool> Task for Product<ADD> {
+impl<const MODE: u8> Task for Product<MODE> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         // SAFETY: constructed only by `product`, whose caller promises valid pointers.
-        unsafe { by_columns::<S, ADD>(simd, self.m, self.n, self.k, self.a, self.b, self.c) }
+        unsafe { by_columns::<S, MODE>(simd, [self.m, self.n, self.k], self.a, self.b, self.c, self.keep) }
     }
 }
 
 #[inline(always)]
-unsafe fn by_columns<S: Simd, const ADD: bool>(simd: S, m: usize, n: usize, k: usize, a: Strided, b: Rows<*const f32>, c: Rows<*mut f32>) {
+unsafe fn by_columns<S: Simd, const MODE: u8>(simd: S, sizes: [usize; 3], a: Strided, b: Rows<*const f32>, c: Rows<*mut f32>, keep: f32) {
+    let [m, n, k] = sizes;
     let mut j = 0;
     // Blocks are as large as the registers hold, with room for one row of B and one number of A.
     while j < n {
@@ -66,20 +91,20 @@ unsafe fn by_columns<S: Simd, const ADD: bool>(simd: S, m: usize, n: usize, k: u
         // SAFETY: as promised by the caller, restricted to this column block.
         unsafe {
             if S::REGISTERS >= 32 && vectors >= 4 {
-                columns::<S, 6, 4, ADD>(simd, m, k, a, b, c);
+                columns::<S, 6, 4, MODE>(simd, m, k, a, b, c, keep);
                 j += 4 * S::LANES;
             } else if S::REGISTERS >= 32 && vectors == 3 {
-                columns::<S, 6, 3, ADD>(simd, m, k, a, b, c);
+                columns::<S, 6, 3, MODE>(simd, m, k, a, b, c, keep);
                 j += 3 * S::LANES;
             } else if vectors >= 2 {
                 if S::REGISTERS >= 32 {
-                    columns::<S, 12, 2, ADD>(simd, m, k, a, b, c);
+                    columns::<S, 12, 2, MODE>(simd, m, k, a, b, c, keep);
                 } else {
-                    columns::<S, 6, 2, ADD>(simd, m, k, a, b, c);
+                    columns::<S, 6, 2, MODE>(simd, m, k, a, b, c, keep);
                 }
                 j += 2 * S::LANES;
             } else {
-                columns::<S, 12, 1, ADD>(simd, m, k, a, b, c);
+                columns::<S, 12, 1, MODE>(simd, m, k, a, b, c, keep);
                 j += S::LANES;
             }
         }
@@ -88,13 +113,14 @@ unsafe fn by_columns<S: Simd, const ADD: bool>(simd: S, m: usize, n: usize, k: u
 
 /// NV vectors of columns, all rows: in blocks of MR, then of 6, 4, 2 and 1.
 #[inline(always)]
-unsafe fn columns<S: Simd, const MR: usize, const NV: usize, const ADD: bool>(
+unsafe fn columns<S: Simd, const MR: usize, const NV: usize, const MODE: u8>(
     simd: S,
     m: usize,
     k: usize,
     a: Strided,
     b: Rows<*const f32>,
     c: Rows<*mut f32>,
+    keep: f32,
 ) {
     let mut i = 0;
     macro_rules! blocks {
@@ -103,7 +129,7 @@ unsafe fn columns<S: Simd, const MR: usize, const NV: usize, const ADD: bool>(
                 // SAFETY: rows [i, i + $rows) lie within m.
                 unsafe {
                     let (a, c) = (Strided { at: a.at.add(i * a.row), ..a }, Rows { at: c.at.add(i * c.stride), ..c });
-                    block::<S, { $rows }, NV, ADD>(simd, k, a, b, c);
+                    block::<S, { $rows }, NV, MODE>(simd, k, a, b, c, keep);
                 }
                 i += $rows;
             }
@@ -120,17 +146,18 @@ unsafe fn columns<S: Simd, const MR: usize, const NV: usize, const ADD: bool>(
 
 /// One block, kept in registers over the whole of k.
 #[inline(always)]
-unsafe fn block<S: Simd, const MR: usize, const NV: usize, const ADD: bool>(
+unsafe fn block<S: Simd, const MR: usize, const NV: usize, const MODE: u8>(
     simd: S,
     k: usize,
     a: Strided,
     b: Rows<*const f32>,
     c: Rows<*mut f32>,
+    keep: f32,
 ) {
     // SAFETY: the caller's promise covers every address below: i < MR, l < k, j < NV.
     unsafe {
         let mut sums = [[simd.splat(0.0); NV]; MR];
-        if ADD {
+        if MODE == CHAIN {
             for (i, sums) in sums.iter_mut().enumerate() {
                 for (j, sum) in sums.iter_mut().enumerate() {
                     *sum = simd.load(c.at.add(i * c.stride + j * S::LANES));
@@ -165,9 +192,11 @@ unsafe fn block<S: Simd, const MR: usize, const NV: usize, const ADD: bool>(
         for _ in 0..k % 4 {
             step!();
         }
+        let keep = simd.splat(keep);
         for (i, sums) in sums.iter().enumerate() {
             for (j, &sum) in sums.iter().enumerate() {
-                simd.store(c.at.add(i * c.stride + j * S::LANES), sum);
+                let at = c.at.add(i * c.stride + j * S::LANES);
+                simd.store(at, if MODE == ONTO { simd.fma(keep, simd.load(at), sum) } else { sum });
             }
         }
     }
@@ -198,6 +227,7 @@ mod tests {
             unsafe {
                 product::<S, false>(simd, m, n, k, a, b, c);
                 product::<S, true>(simd, m, n, k, a, b, c);
+                product_onto(simd, [m, n, k], a, b, c, 0.5);
             }
         }
     }

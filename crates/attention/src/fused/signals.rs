@@ -1,5 +1,7 @@
 //! Gates and decays: from signals over time to factors, and back.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use super::layout::Layout;
@@ -28,8 +30,33 @@ unsafe fn scatter(from: &[f32], b: usize, heads: usize, head: usize, to: &Shared
     }
 }
 
+/// What gates and decays carry over from earlier calls, and take to later ones: [B, G] and [B, H].
+#[derive(Clone, Copy)]
+pub struct Carried<'a> {
+    pub in_gate: Shared<f64>,
+    pub out_gate: Shared<f64>,
+    pub post_gate: Shared<f64>,
+    pub decay: Shared<f64>,
+    /// Positions before the first of each batch row.
+    pub offsets: &'a [usize],
+}
+
+impl Carried<'_> {
+    /// Runs f on the positions that count, then on those behind them, which are not carried on.
+    ///
+    /// # Safety
+    /// No other task may have this place.
+    unsafe fn run(carried: Option<&Shared<f64>>, at: usize, len: usize, time: usize, mut f: impl FnMut(Range<usize>, &mut f64)) {
+        let mut nothing = 0.0;
+        // SAFETY: the caller's promise.
+        let past = carried.map_or(&mut nothing, |carried| unsafe { &mut carried.slice(at, 1)[0] });
+        f(0..len, past);
+        f(len..time, &mut past.clone());
+    }
+}
+
 /// All factors of a call into the workspace.
-pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut Workspace) {
+pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut Workspace, carried: Option<Carried>) {
     let s = l.shape;
     let tp = l.tp();
     let Workspace { in_gate, out_gate, post_gate, key_weights, decay, signal, .. } = w;
@@ -38,6 +65,7 @@ pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut Workspace) {
     let decay = Shared::new(decay);
     (0..s.batch * s.kv_heads).into_par_iter().for_each(|pair| {
         let (b, g) = (pair / s.kv_heads, pair % s.kv_heads);
+        let len = inputs.lengths.map_or(s.time, |lengths| lengths[b]);
         let group = g * s.group()..(g + 1) * s.group();
         let gate = group.clone().find_map(|h| l.heads[h].variant.in_gate.as_ref());
         // SAFETY of all shared slices below: each task is the only one with this kv head and the heads of its group.
@@ -46,7 +74,11 @@ pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut Workspace) {
                 // SAFETY: see above.
                 let factors = unsafe { in_gate.slice(pair * s.time, s.time) };
                 gather(inputs.extra(Extra::InGate), b, s.kv_heads, g, factors);
-                gate.forward(factors);
+                // SAFETY: see above.
+                unsafe {
+                    let carried = carried.as_ref().map(|c| &c.in_gate);
+                    Carried::run(carried, pair, len, s.time, |range, past| gate.forward(&mut factors[range], past));
+                }
                 factors
             }
             None => &[],
@@ -58,7 +90,11 @@ pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut Workspace) {
                 // SAFETY: see above.
                 let factors = unsafe { out_gate.slice(n * s.time, s.time) };
                 gather(inputs.extra(Extra::OutGate), b, s.heads, h, factors);
-                gate.forward(factors);
+                // SAFETY: see above.
+                unsafe {
+                    let carried = carried.as_ref().map(|c| &c.out_gate);
+                    Carried::run(carried, n, len, s.time, |range, past| gate.forward(&mut factors[range], past));
+                }
             }
             if let Some(gate) = &head.variant.post_gate {
                 // SAFETY: see above.
@@ -68,7 +104,11 @@ pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut Workspace) {
                     PostGate::Shared(_) => factors.copy_from_slice(unsafe { out_gate.slice(n * s.time, s.time) }),
                     PostGate::Sigmoid(_) => {
                         gather(inputs.extra(Extra::PostGate), b, s.heads, h, factors);
-                        gate.forward(factors);
+                        // SAFETY: see above.
+                        unsafe {
+                            let carried = carried.as_ref().map(|c| &c.post_gate);
+                            Carried::run(carried, n, len, s.time, |range, past| gate.forward(&mut factors[range], past));
+                        }
                     }
                 }
             }
@@ -82,14 +122,19 @@ pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut Workspace) {
                 }
                 if head.variant.denominator.key_side() {
                     let m = inputs.extra(Extra::NormConst)[h];
-                    weights.iter_mut().enumerate().for_each(|(t, weight)| *weight *= key_weight(m, (t + 1) as f32));
+                    let offset = carried.as_ref().map_or(0, |c| c.offsets[b]);
+                    weights.iter_mut().enumerate().for_each(|(t, weight)| *weight *= key_weight(m, (offset + t + 1) as f32));
                 }
             }
             if let Some(part) = &head.variant.decay {
                 // SAFETY: see above.
                 let (g, (c, padding)) = unsafe { (signal.slice(n * s.time, s.time), decay.slice(n * tp, tp).split_at_mut(s.time)) };
                 gather(inputs.extra(Extra::DecayGate), b, s.heads, h, g);
-                part.forward(g, c);
+                // SAFETY: see above.
+                unsafe {
+                    let carried = carried.as_ref().map(|c| &c.decay);
+                    Carried::run(carried, n, len, s.time, |range, past| part.forward(&g[range.clone()], &mut c[range], past));
+                }
                 padding.fill(c[s.time - 1]);
             }
         }
@@ -174,7 +219,7 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut Workspace, grads: &mut
                 // SAFETY: see above.
                 let place = |segment: usize| unsafe { ddecay.slice((segment * l.head_count() + n) * tp, s.time) };
                 let dc = place(0);
-                for segment in 1..l.segments {
+                for segment in 1..l.copies(h) {
                     dc.iter_mut().zip(place(segment)).for_each(|(d, o)| *d += *o);
                 }
                 gather(inputs.extra(Extra::DecayGate), b, s.heads, h, signal);

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::layout::{Layout, TILE};
+use super::layout::Layout;
 use crate::Buffer;
 
 /// A handle to workspace memory. Clones share it: give the same one to all layers that run one after another.
@@ -26,10 +26,10 @@ impl Scratch {
 pub(super) struct Workspace {
     /// Prepared queries [N, Tp, dp], scaled.
     pub q: Buffer,
-    /// Prepared keys [K, Tp, dp], and transposed by tile [K, tiles, d, TILE].
+    /// Prepared keys [K, Tp, dp], and transposed by tile [K, tiles, d, pitch].
     pub k: Buffer,
     pub kt: Buffer,
-    /// Prepared values [K, Tp, ep], and transposed by tile [K, tiles, e, TILE].
+    /// Prepared values [K, Tp, ep], and transposed by tile [K, tiles, e, pitch].
     pub v: Buffer,
     pub vt: Buffer,
     /// Angles [T, d/2].
@@ -48,15 +48,25 @@ pub(super) struct Workspace {
     pub decay: Vec<f64>,
     /// One signal of each head [N, T].
     pub signal: Buffer,
+    /// Where a call continues from a state: angles of each batch row, inputs before the first position [B, heads, w − 1, dimension],
+    /// c of the position before [N], positions before [B]; else 0 and empty.
+    pub angle_stride: usize,
+    pub tails: [Buffer; 3],
+    pub before: Vec<f64>,
+    pub offsets: Vec<usize>,
+    /// The largest |score| of each tile of queries that sees a cache [N, tiles].
+    pub largest: Buffer,
+    /// States at the start of each span, or their gradients at its end [spans, B, units].
+    pub states: Buffer,
 
     /// Gradients of the sums over keys, [N, T, ep] and [N, T].
     pub du: Buffer,
     pub dz: Buffer,
-    /// Gradients of prepared tensors, shaped like them; queries once for each segment.
+    /// Gradients of prepared tensors, shaped like them; queries once for each copy.
     pub dq: Buffer,
     pub dk: Buffer,
     pub dv: Buffer,
-    /// Gradients of gate factors [N, T], key weights [N, Tp], c [segments, N, Tp] and coefficients [segments, N, orders].
+    /// Gradients of gate factors [N, T], key weights [N, Tp], c [copies, N, Tp] and coefficients [copies, N, orders].
     pub dout: Buffer,
     pub dpost: Buffer,
     pub dkey_weights: Buffer,
@@ -73,6 +83,7 @@ impl Workspace {
     fn buffers(&self) -> Vec<&Buffer> {
         let [tq, tk, tv] = &self.taps;
         let [dtq, dtk, dtv] = &self.dtaps;
+        let [pq, pk, pv] = &self.tails;
         vec![
             &self.q,
             &self.k,
@@ -89,6 +100,11 @@ impl Workspace {
             &self.post_gate,
             &self.key_weights,
             &self.signal,
+            &self.states,
+            &self.largest,
+            pq,
+            pk,
+            pv,
             &self.dsignal,
             &self.dconst,
             &self.du,
@@ -106,11 +122,15 @@ impl Workspace {
         ]
     }
 
-    /// Room for the forward pass.
+    /// Room for the forward pass of a call that continues nothing.
     pub fn ensure_forward(&mut self, l: &Layout) {
         let s = &l.shape;
+        self.angle_stride = 0;
+        self.tails.iter_mut().for_each(|tail| tail.ensure(0));
+        self.before.clear();
+        self.offsets.clear();
         let (n, kv, tp) = (l.head_count(), l.kv_count(), l.tp());
-        self.kt.ensure(kv * l.tiles * s.d * TILE);
+        self.kt.ensure(kv * l.tiles * s.d * l.pitch);
         self.v.ensure(kv * tp * l.ep);
         if l.classes.iter().any(|class| class.rope) {
             self.cos.ensure(s.time * (s.d / 2));
@@ -138,6 +158,9 @@ impl Workspace {
         if has(|h| h.has_signals()) {
             self.signal.ensure(n * s.time);
         }
+        if l.spans > 1 {
+            self.states.ensure(l.spans * s.batch * l.state_len);
+        }
     }
 
     /// Room for the backward pass.
@@ -146,10 +169,10 @@ impl Workspace {
         let (n, kv, tp) = (l.head_count(), l.kv_count(), l.tp());
         self.q.ensure(n * tp * l.dp);
         self.k.ensure(kv * tp * l.dp);
-        self.vt.ensure(kv * l.tiles * s.e * TILE);
+        self.vt.ensure(kv * l.tiles * s.e * l.pitch);
         self.du.ensure(n * s.time * l.ep);
         self.dz.ensure(n * s.time);
-        self.dq.ensure(l.segments * n * s.time * l.dp);
+        self.dq.ensure(l.segments.max(1) * n * s.time * l.dp);
         self.dk.ensure(kv * tp * l.dp);
         self.dv.ensure(kv * tp * l.ep);
         let has = |f: fn(&super::layout::Head) -> bool| l.heads.iter().any(f);
@@ -163,13 +186,13 @@ impl Workspace {
             self.dkey_weights.ensure(n * tp);
         }
         if has(|h| h.variant.decay.is_some()) {
-            self.ddecay.resize(l.segments * n * tp, 0.0);
+            self.ddecay.resize(l.segments.max(1) * n * tp, 0.0);
         }
         if has(|h| h.has_signals()) {
             self.dsignal.ensure(n * s.time);
             self.dconst.ensure(n);
         }
-        self.dlearned.resize(l.segments * n * l.learned(), 0.0);
+        self.dlearned.resize(l.segments.max(l.spans) * n * l.learned(), 0.0);
         self.dnorm.ensure(n * 2 * s.e);
         for (buffer, channels) in self.dtaps.iter_mut().zip(l.channels()) {
             buffer.ensure(s.batch * channels * l.taps);

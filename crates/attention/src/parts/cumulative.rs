@@ -18,12 +18,11 @@ unit_part! {
 
 impl GatePart for Cumulative {
     #[inline(always)]
-    fn forward<R: Real>(&self, g: &mut [R]) {
+    fn forward<R: Real>(&self, g: &mut [R], past: &mut f64) {
         // float64: the sum runs over all positions and must not stall once it is large.
-        let mut sum = 0.0;
         for g in g {
-            sum += g.wide().exp();
-            *g = R::of(1.0 / sum.max(1.0));
+            *past += g.wide().exp();
+            *g = R::of(1.0 / past.max(1.0));
         }
     }
 
@@ -48,7 +47,7 @@ mod tests {
     #[test]
     fn one_over_a_running_sum_of_at_least_one() {
         let mut g = [-2.0f64, 0.0, 1.0];
-        Cumulative.forward(&mut g);
+        Cumulative.forward(&mut g, &mut 0.0);
         let sums = [(-2f64).exp(), (-2f64).exp() + 1.0, (-2f64).exp() + 1.0 + 1f64.exp()];
         assert_all_close(&g, &[1.0, 1.0 / sums[1], 1.0 / sums[2]], 1e-15);
     }

@@ -13,8 +13,9 @@ pub trait DecayPart: Part {
     fn has_bias(&self) -> bool {
         Self::BIAS
     }
-    /// c [T] from the signal g [T]; float64, since only differences of c matter and c grows with T.
-    fn forward<R: Real>(&self, g: &[R], c: &mut [f64]);
+    /// c [T] from the signal g [T]; float64, since only differences of c matter and c grows with T. `past` is what passes from
+    /// one stretch of positions to the next: zero before the first.
+    fn forward<R: Real>(&self, g: &[R], c: &mut [f64], past: &mut f64);
     /// dg [T] from dc [T].
     fn backward<R: Real>(&self, g: &[R], dc: &[f64], dg: &mut [R]);
 }
@@ -25,7 +26,7 @@ slot! {
     /// Whether the projection has a bias.
     fn has_bias() -> bool;
     /// c from the signal.
-    fn forward<R: Real>(g: &[R], c: &mut [f64]);
+    fn forward<R: Real>(g: &[R], c: &mut [f64], past: &mut f64);
     /// dg from dc.
     fn backward<R: Real>(g: &[R], dc: &[f64], dg: &mut [R]);
 }

@@ -24,7 +24,7 @@ impl KernelPart for Exp {
         Sign::Positive
     }
 
-    fn state_rows(&self, _: usize) -> Option<Vec<(usize, u128)>> {
+    fn polynomial(&self) -> Option<Vec<(usize, f64)>> {
         None
     }
 

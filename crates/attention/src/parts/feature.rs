@@ -133,8 +133,8 @@ impl KernelPart for Feature {
         }
     }
 
-    fn state_rows(&self, d: usize) -> Option<Vec<(usize, u128)>> {
-        Some(vec![(1, d as u128)])
+    fn polynomial(&self) -> Option<Vec<(usize, f64)>> {
+        Some(vec![(1, 1.0)])
     }
 
     #[inline(always)]

@@ -8,8 +8,8 @@ use crate::Real;
 
 /// What every gate provides, over the whole time axis of one head.
 pub trait GatePart: Part {
-    /// g [T] becomes the factors [T].
-    fn forward<R: Real>(&self, g: &mut [R]);
+    /// g [T] becomes the factors [T]. `past` is what passes from one stretch of positions to the next: zero before the first.
+    fn forward<R: Real>(&self, g: &mut [R], past: &mut f64);
     /// dfactor [T] becomes dg [T]; `g` is the signal, `factor` what `forward` made of it.
     fn backward<R: Real>(&self, g: &[R], factor: &[R], dfactor: &mut [R]);
 }
@@ -18,7 +18,7 @@ slot! {
     /// The input gate of a variant.
     InGate { sigmoid::Sigmoid }
     /// g becomes the factors.
-    fn forward<R: Real>(g: &mut [R]);
+    fn forward<R: Real>(g: &mut [R], past: &mut f64);
     /// dfactor becomes dg.
     fn backward<R: Real>(g: &[R], factor: &[R], dfactor: &mut [R]);
 }
@@ -27,7 +27,7 @@ slot! {
     /// The output gate of a variant.
     OutGate { sigmoid::Sigmoid, cumulative::Cumulative }
     /// g becomes the factors.
-    fn forward<R: Real>(g: &mut [R]);
+    fn forward<R: Real>(g: &mut [R], past: &mut f64);
     /// dfactor becomes dg.
     fn backward<R: Real>(g: &[R], factor: &[R], dfactor: &mut [R]);
 }
@@ -36,7 +36,7 @@ slot! {
     /// The gate after the norm.
     PostGate { sigmoid::Sigmoid, shared::Shared }
     /// g becomes the factors; [`shared::Shared`] has no signal of its own and takes the output gate's factors as they are.
-    fn forward<R: Real>(g: &mut [R]);
+    fn forward<R: Real>(g: &mut [R], past: &mut f64);
     /// dfactor becomes dg.
     fn backward<R: Real>(g: &[R], factor: &[R], dfactor: &mut [R]);
 }

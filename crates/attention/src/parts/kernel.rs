@@ -6,6 +6,7 @@ use super::{exp, feature, power, taylor};
 use crate::Real;
 use crate::fused::rows::{BackwardRow, ForwardRow};
 use crate::simd::Simd;
+use crate::terms::monomials;
 
 /// Which signs a kernel's weights can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,8 +34,12 @@ pub trait KernelPart: Part {
     }
     /// The signs that its weights can have.
     fn sign(&self) -> Sign;
+    /// The orders n and coefficients a_n of w(x) = Σ_n a_n·x^n/n!, ascending; `None` where w is no polynomial.
+    fn polynomial(&self) -> Option<Vec<(usize, f64)>>;
     /// Rows of its finite feature map for head dimension d, one number for each order; `None` for an infinite map.
-    fn state_rows(&self, d: usize) -> Option<Vec<(usize, u128)>>;
+    fn state_rows(&self, d: usize) -> Option<Vec<(usize, u128)>> {
+        Some(self.polynomial()?.into_iter().map(|(n, _)| (n, monomials(d, n))).collect())
+    }
     /// ∂w/∂a_n for every learned number, at x.
     fn learned_slopes(&self, _x: f64, _slopes: &mut [f64]) {}
 
@@ -68,6 +73,8 @@ slot! {
     fn map() -> Map;
     /// The signs that its weights can have.
     fn sign() -> Sign;
+    /// The orders n and coefficients a_n of w(x) = Σ_n a_n·x^n/n!, ascending; `None` where w is no polynomial.
+    fn polynomial() -> Option<Vec<(usize, f64)>>;
     /// Rows of its finite feature map for head dimension d by order; `None` for an infinite map.
     fn state_rows(d: usize) -> Option<Vec<(usize, u128)>>;
     /// ∂w/∂a_n for every learned number, at x.
@@ -87,6 +94,11 @@ slot! {
 }
 
 impl Kernel {
+    /// a_n of a series with its learned numbers taken in; of no meaning for other kernels, which have none.
+    pub(crate) fn coefficient(&self, n: usize) -> f64 {
+        if let Kernel::Taylor(taylor) = self { taylor.coefficient(n) } else { 1.0 }
+    }
+
     /// Takes learned numbers in, where it has any.
     pub fn bind(&mut self, learned: &[f64]) {
         if let Kernel::Taylor(taylor) = self {

@@ -21,11 +21,10 @@ unit_part! {
 impl DecayPart for LinearDecay {
     const BIAS: bool = true;
 
-    fn forward<R: Real>(&self, g: &[R], c: &mut [f64]) {
-        let mut sum = 0.0;
+    fn forward<R: Real>(&self, g: &[R], c: &mut [f64], past: &mut f64) {
         for (c, g) in c.iter_mut().zip(g) {
-            *c = sum / SLOWNESS;
-            sum += g.wide();
+            *c = *past / SLOWNESS;
+            *past += g.wide();
         }
     }
 
@@ -46,7 +45,7 @@ mod tests {
     #[test]
     fn a_running_sum_shifted_by_one() {
         let mut c = [f64::NAN; 3];
-        LinearDecay.forward(&[512.0, -1024.0, 99.0], &mut c);
+        LinearDecay.forward(&[512.0, -1024.0, 99.0], &mut c, &mut 0.0);
         assert_all_close(&c, &[0.0, 0.5, -0.5], 1e-15);
     }
 

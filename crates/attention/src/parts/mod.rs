@@ -46,4 +46,4 @@ pub mod conv;
 pub mod rope;
 
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;

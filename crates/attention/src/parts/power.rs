@@ -2,10 +2,9 @@
 
 use super::kernel::{KernelPart, Sign};
 use super::slot::{Info, Part};
-use super::taylor::MAX_ORDER;
+use super::taylor::{MAX_ORDER, factorial};
 use crate::Real;
 use crate::simd::Simd;
-use crate::terms::monomials;
 
 /// One power of the score.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,8 +38,8 @@ impl KernelPart for Power {
         }
     }
 
-    fn state_rows(&self, d: usize) -> Option<Vec<(usize, u128)>> {
-        Some(vec![(self.p as usize, monomials(d, self.p as usize))])
+    fn polynomial(&self) -> Option<Vec<(usize, f64)>> {
+        Some(vec![(self.p as usize, factorial(self.p as usize))])
     }
 
     #[inline(always)]

@@ -18,7 +18,7 @@ unit_part! {
 
 impl GatePart for Shared {
     #[inline(always)]
-    fn forward<R: Real>(&self, _: &mut [R]) {}
+    fn forward<R: Real>(&self, _: &mut [R], _: &mut f64) {}
 
     #[inline(always)]
     fn backward<R: Real>(&self, _: &[R], _: &[R], _: &mut [R]) {}
@@ -33,7 +33,7 @@ mod tests {
     fn factors_pass_through() {
         check_gate(&Shared, &numbers(5, 1));
         let mut factors = [0.3f64, 0.9];
-        Shared.forward(&mut factors);
+        Shared.forward(&mut factors, &mut 0.0);
         assert_eq!(factors, [0.3, 0.9]);
     }
 }

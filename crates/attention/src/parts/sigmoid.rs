@@ -18,7 +18,7 @@ unit_part! {
 
 impl GatePart for Sigmoid {
     #[inline(always)]
-    fn forward<R: Real>(&self, g: &mut [R]) {
+    fn forward<R: Real>(&self, g: &mut [R], _: &mut f64) {
         g.iter_mut().for_each(|g| *g = sigmoid(*g));
     }
 

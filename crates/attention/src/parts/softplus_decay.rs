@@ -20,12 +20,11 @@ unit_part! {
 impl DecayPart for SoftplusDecay {
     const BIAS: bool = false;
 
-    fn forward<R: Real>(&self, g: &[R], c: &mut [f64]) {
-        let mut sum = 0.0;
+    fn forward<R: Real>(&self, g: &[R], c: &mut [f64], past: &mut f64) {
         for (c, g) in c.iter_mut().zip(g) {
             let g = g.wide();
-            sum -= g.max(0.0) + (-g.abs()).exp().ln_1p();
-            *c = sum;
+            *past -= g.max(0.0) + (-g.abs()).exp().ln_1p();
+            *c = *past;
         }
     }
 
@@ -46,10 +45,10 @@ mod tests {
     #[test]
     fn a_running_sum_of_softplus() {
         let mut c = [f64::NAN; 2];
-        SoftplusDecay.forward(&[0.0, 1.0], &mut c);
+        SoftplusDecay.forward(&[0.0, 1.0], &mut c, &mut 0.0);
         let softplus = |x: f64| (1.0 + x.exp()).ln();
         assert_all_close(&c, &[-softplus(0.0), -softplus(0.0) - softplus(1.0)], 1e-15);
-        SoftplusDecay.forward(&[1000.0, -1000.0], &mut c);
+        SoftplusDecay.forward(&[1000.0, -1000.0], &mut c, &mut 0.0);
         assert_all_close(&c, &[-1000.0, -1000.0], 1e-15);
     }
 

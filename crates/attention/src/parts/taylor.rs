@@ -8,7 +8,6 @@ use super::kernel::{KernelPart, Sign};
 use super::slot::{Info, Part, number, short};
 use crate::Real;
 use crate::simd::Simd;
-use crate::terms::monomials;
 
 /// The highest order: 1/n! is still a normal float64 there.
 pub const MAX_ORDER: usize = 150;
@@ -91,6 +90,11 @@ impl Taylor {
         for (&n, a) in self.orders.iter().zip(learned) {
             self.dense[n] = a / factorial(n);
         }
+    }
+
+    /// a_n, zero where the order is absent.
+    pub(crate) fn coefficient(&self, n: usize) -> f64 {
+        self.dense.get(n).map_or(0.0, |c| c * factorial(n))
     }
 
     /// Orders 0..=p with Taylor's coefficients.
@@ -248,8 +252,8 @@ impl KernelPart for Taylor {
         }
     }
 
-    fn state_rows(&self, d: usize) -> Option<Vec<(usize, u128)>> {
-        Some(self.orders.iter().map(|&n| (n, monomials(d, n))).collect())
+    fn polynomial(&self) -> Option<Vec<(usize, f64)>> {
+        Some(self.orders.iter().map(|&n| (n, self.coefficient(n))).collect())
     }
 
     fn learned_slopes(&self, x: f64, slopes: &mut [f64]) {

@@ -6,6 +6,7 @@ use super::gate::GatePart;
 use super::kernel::KernelPart;
 use super::norm::{NormGrads, NormParams, NormPart};
 use super::slot::Part;
+use super::taylor::factorial;
 use crate::simd::{Isa, Simd, Task, dispatch_on};
 
 /// df/dx by the four-point rule.
@@ -92,10 +93,17 @@ pub fn check_gate<G: GatePart>(gate: &G, g: &[f64]) {
     assert_examples::<G>();
     let run = |g: &[f64]| {
         let mut factors = g.to_vec();
-        gate.forward(&mut factors);
+        gate.forward(&mut factors, &mut 0.0);
         factors
     };
     let (factors, weights) = (run(g), numbers(g.len(), 7));
+    for split in 0..=g.len() {
+        let (mut parts, mut past) = (g.to_vec(), 0.0);
+        let (first, rest) = parts.split_at_mut(split);
+        gate.forward(first, &mut past);
+        gate.forward(rest, &mut past);
+        assert_eq!(parts, factors, "split at {split}");
+    }
     let mut gradient = weights.clone();
     gate.backward(g, &factors, &mut gradient);
     assert_gradient(g, &gradient, |g| pairing(&run(g), &weights));
@@ -106,11 +114,17 @@ pub fn check_decay<D: DecayPart>(decay: &D) {
     assert_examples::<D>();
     for time in [1, 2, 9] {
         let (g, dc) = (numbers(time, 1), numbers(time, 2));
+        let (mut whole, mut parts, mut past) = (vec![f64::NAN; time], vec![f64::NAN; time], 0.0);
+        decay.forward(&g, &mut whole, &mut 0.0);
+        let (first, rest) = parts.split_at_mut(time / 2);
+        decay.forward(&g[..time / 2], first, &mut past);
+        decay.forward(&g[time / 2..], rest, &mut past);
+        assert_eq!(parts, whole);
         let mut dg = vec![f64::NAN; time];
         decay.backward(&g, &dc, &mut dg);
         assert_gradient(&g, &dg, |g| {
             let mut c = vec![f64::NAN; g.len()];
-            decay.forward(g, &mut c);
+            decay.forward(g, &mut c, &mut 0.0);
             pairing(&c, &dc)
         });
     }
@@ -136,6 +150,10 @@ pub fn check_kernel<K: KernelPart>(kernel: &K, closed_form: impl Fn(f64) -> f64)
     for x in [-3.7, -1.0, -0.2, 0.0, 0.4, 1.0, 2.9] {
         assert_close(kernel.value(x), closed_form(x), 1e-13);
         assert_close(kernel.slope(x), derivative(|x| kernel.value(x), x), 1e-8);
+        if let Some(polynomial) = kernel.polynomial() {
+            let term = |(n, a): (usize, f64)| a * x.powi(n as i32) / factorial(n);
+            assert_close(polynomial.into_iter().map(term).sum(), closed_form(x), 1e-13);
+        }
     }
 }
 

@@ -5,10 +5,10 @@ use crate::parts::{conv, rope};
 use crate::{Real, Rope};
 
 /// One of q, k and v of a head, [length, dim] each, at the stages that the backward pass needs.
-pub(super) struct Stages<'a, R> {
+pub(crate) struct Stages<'a, R> {
     dim: usize,
     /// [dim, width], empty for no convolution.
-    pub(super) taps: &'a [R],
+    pub(crate) taps: &'a [R],
     rope: Option<&'a Rope>,
     map: Map,
     /// As given.
@@ -20,7 +20,7 @@ pub(super) struct Stages<'a, R> {
 }
 
 impl<'a, R: Real> Stages<'a, R> {
-    pub(super) fn new(raw: Vec<R>, dim: usize, taps: &'a [R], rope: Option<&'a Rope>, map: Map) -> Self {
+    pub(crate) fn new(raw: Vec<R>, dim: usize, taps: &'a [R], rope: Option<&'a Rope>, map: Map) -> Self {
         let mut rotated = raw.clone();
         let mut filtered = vec![R::zero(); raw.len() / dim];
         for (channel, taps) in channels(taps, dim).enumerate() {
@@ -33,12 +33,12 @@ impl<'a, R: Real> Stages<'a, R> {
         Stages { dim, taps, rope, map, raw, rotated, mapped }
     }
 
-    pub(super) fn row(&self, t: usize) -> &[R] {
+    pub(crate) fn row(&self, t: usize) -> &[R] {
         &self.mapped[t * self.dim..][..self.dim]
     }
 
     /// The gradient of `raw` from that of `mapped`; the filters' gradient is added to `dtaps`.
-    pub(super) fn backward(&self, mut gradient: Vec<R>, dtaps: &mut [R]) -> Vec<R> {
+    pub(crate) fn backward(&self, mut gradient: Vec<R>, dtaps: &mut [R]) -> Vec<R> {
         let dim = self.dim;
         for (gradient, x) in gradient.chunks_exact_mut(dim).zip(self.rotated.chunks_exact(dim)) {
             self.map.backward(x, gradient);

@@ -5,9 +5,11 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
-use termwise_llama::Model;
+use termwise_attention::{Mode, Variant};
+use termwise_llama::generate::{cut, warnings};
+use termwise_llama::{Model, Options};
 use termwise_train::data::{Prepare, Source};
-use termwise_train::eval::{Evaluation, Windows, evaluate};
+use termwise_train::eval::{Evaluation, Windows, evaluate_with};
 use termwise_train::progress::describe;
 use termwise_train::settings::{Layer, Settings};
 use termwise_train::{Error, Result};
@@ -25,6 +27,7 @@ Examples:
   termwise eval runs/first/checkpoints/step-00001000
   termwise eval path/to/llama --data book.txt --length 2048 --stride 512
   termwise eval runs/first/checkpoints/step-00001000 --data builtin --json
+  termwise eval path/to/llama --data book.txt --order 4      softmax cut to its first orders
 
 With a stride below the length, windows overlap: each asks for that many tokens and shows up to length − stride tokens before them.")]
 pub struct EvalArgs {
@@ -49,6 +52,15 @@ pub struct EvalArgs {
     /// Folder for tokenized text [default: termwise in the user's cache]
     #[arg(long, value_name = "DIR")]
     pub cache: Option<PathBuf>,
+    /// Cut every exp kernel to the series up to this order
+    #[arg(long, value_name = "P")]
+    pub order: Option<usize>,
+    /// Give all heads this attention, where the weights of the model suffice
+    #[arg(long, value_name = "VARIANT")]
+    pub attention: Option<Variant>,
+    /// How attention is computed: parallel, chunk, chunk=LENGTH or auto
+    #[arg(long, default_value = "parallel", value_name = "MODE")]
+    pub mode: Mode,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -93,13 +105,28 @@ pub fn run(args: &EvalArgs, threads: usize, out: &mut impl Write) -> Result<bool
         None => settings.open_source(&cache, &Prepare::default())?,
     };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|source| Error::Threads { threads, source })?;
-    let (windows, evaluation) = pool.install(|| -> Result<_> {
-        let model = Model::read(&args.model)?;
+    let (windows, (evaluation, nonpositive)) = pool.install(|| -> Result<_> {
+        let mut model = Model::read(&args.model)?;
+        if let Some(attention) = &args.attention {
+            model = model.with_attention(attention.clone())?;
+        }
+        if let Some(order) = args.order {
+            model = model.with_attention(cut(&model.config, order)?)?;
+        }
+        let heads: Vec<Variant> = (0..model.config.num_hidden_layers).flat_map(|layer| model.config.heads(layer)).collect();
+        for warning in warnings(&heads) {
+            // Where standard error is closed there is nobody to tell.
+            let _ = writeln!(std::io::stderr(), "warning: {warning}");
+        }
         let usual = if trained { settings.length } else { model.config.max_position_embeddings.min(1024) };
         let length = args.length.unwrap_or(usual);
+        let options = Options { mode: args.mode, ..Options::default() };
         let windows = Windows { batch: args.batch, length, stride: args.stride.unwrap_or(length) };
-        Ok((windows, evaluate(&model, source.as_ref(), windows, args.batches.unwrap_or(0))?))
+        Ok((windows, evaluate_with(&model, source.as_ref(), windows, args.batches.unwrap_or(0), options)?))
     })?;
+    if let Some(at) = nonpositive {
+        let _ = writeln!(std::io::stderr(), "warning: {at}, the first that is not positive");
+    }
     let write = |error: std::io::Error| Error::Io { action: "write", path: "standard output".into(), source: error };
     if args.json {
         let report = Report { model: args.model.display().to_string(), data: &settings.data, held_out_only, windows, evaluation };

@@ -1,7 +1,10 @@
-//! Commands whose work is in `termwise_train`.
+//! Commands with a file of their own.
 
+pub mod bench;
 pub mod data;
 pub mod eval;
+pub mod generate;
+pub mod plan;
 pub mod settings;
 pub mod source;
 pub mod sweep;

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use termwise_lab::bench::{AttentionBench, GemmBench, Machine, Speed, StepBench};
+use termwise_lab::bench::{AttentionBench, ChunkBench, DecodeBench, GemmBench, Machine, Speed, StepBench};
 
 use crate::text::{Align, Table, thousands, three};
 
@@ -51,6 +51,47 @@ pub fn attention(bench: &AttentionBench, out: &mut impl Write) -> io::Result<()>
         }
     }
     table.map_or(Ok(()), |table| print(&table, out))
+}
+
+pub fn chunk(bench: &ChunkBench, out: &mut impl Write) -> io::Result<()> {
+    machine(&bench.machine, out)?;
+    for case in &bench.cases {
+        writeln!(out, "\n{}, d {}, H {}: milliseconds, the best of several", case.variant, case.head_dim, case.heads)?;
+        let mut table = Table::new([vec![Align::Right; 7], vec![Align::Left]].concat());
+        table.row(["", "forward", "", "", "with backward", "", "", ""]);
+        table.row(["T", "parallel", "chunk", "ratio", "parallel", "chunk", "ratio", "auto takes"]);
+        for row in &case.rows {
+            let times = [row.parallel_forward_ms, row.chunk_forward_ms, row.forward_ratio, row.parallel_ms, row.chunk_ms, row.ratio];
+            table.row([row.time.to_string()].into_iter().chain(times.map(three)).chain([row.auto.clone()]));
+        }
+        print(&table, out)?;
+        let length = |length: Option<usize>| length.map_or("–".into(), |length| thousands(length as u64));
+        writeln!(out, "chunks are faster from T = {} as predicted, {} as measured", length(case.predicted), length(case.measured))?;
+    }
+    Ok(())
+}
+
+pub fn decode(bench: &DecodeBench, out: &mut impl Write) -> io::Result<()> {
+    machine(&bench.machine, out)?;
+    writeln!(out, "sweep: one thread reads, changes and writes as many bytes; times are the best of several\n")?;
+    let mut table = Table::new([vec![Align::Left], vec![Align::Right; 8]].concat());
+    table.row(["variant", "d", "H", "state bytes", "µs a token", "GB/s", "sweep µs", "GB/s", "of sweep"]);
+    for row in &bench.rows {
+        let sizes = [row.head_dim.to_string(), row.heads.to_string(), thousands(row.state_bytes as u64)];
+        let times = [row.us, row.gb_per_s, row.sweep_us, row.sweep_gb_per_s].map(three);
+        table.row([row.variant.clone()].into_iter().chain(sizes).chain(times).chain([percent(row.share_of_sweep)]));
+    }
+    print(&table, out)?;
+    if bench.curve.is_empty() {
+        return Ok(());
+    }
+    writeln!(out)?;
+    let mut table = Table::new([Align::Left, Align::Right, Align::Right, Align::Right]);
+    table.row(["variant", "position", "µs a token", "bytes kept"]);
+    for point in &bench.curve {
+        table.row([point.variant.clone(), thousands(point.position as u64), three(point.us), thousands(point.bytes as u64)]);
+    }
+    print(&table, out)
 }
 
 pub fn gemm(bench: &GemmBench, out: &mut impl Write) -> io::Result<()> {

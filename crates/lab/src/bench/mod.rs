@@ -4,6 +4,8 @@
 //! number of threads. Keys of the JSON form are those that `bench/pytorch.py` prints.
 
 mod attention;
+mod chunk;
+mod decode;
 mod gemm;
 mod machine;
 mod shapes;
@@ -14,6 +16,8 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 pub use attention::{AttentionBench, AttentionOptions, AttentionRow, attention, attention_flops};
+pub use chunk::{ChunkBench, ChunkOptions, ChunkRow, ChunkTable, chunk};
+pub use decode::{CurvePoint, DecodeBench, DecodeCase, DecodeOptions, DecodeRow, decode};
 pub use gemm::{GemmBench, GemmOptions, GemmRow, gemm};
 pub use machine::{Machine, peak_gflops};
 pub use shapes::{AttentionShape, GemmShape, parse_shapes};

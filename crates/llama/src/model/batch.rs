@@ -66,12 +66,12 @@ impl std::fmt::Display for Nonpositive {
 }
 
 /// As many values as the session has room for.
-pub(super) fn check_len(what: &'static str, found: usize, expected: usize) -> Result<()> {
+pub(crate) fn check_len(what: &'static str, found: usize, expected: usize) -> Result<()> {
     if found == expected { Ok(()) } else { Err(Error::BatchLength { what, expected, found }) }
 }
 
 /// Every token is one of the vocabulary.
-pub(super) fn check_ids(ids: &[u32], time: usize, vocabulary: usize) -> Result<()> {
+pub(crate) fn check_ids(ids: &[u32], time: usize, vocabulary: usize) -> Result<()> {
     match ids.iter().position(|&id| id as usize >= vocabulary) {
         None => Ok(()),
         Some(at) => Err(value_error("token", at, time, ids[at] as i64, format!("below the vocabulary of {vocabulary}"))),
@@ -79,7 +79,7 @@ pub(super) fn check_ids(ids: &[u32], time: usize, vocabulary: usize) -> Result<(
 }
 
 /// Every row has between 1 and T positions.
-pub(super) fn check_lengths(lengths: Option<&[usize]>, batch: usize, time: usize) -> Result<()> {
+pub(crate) fn check_lengths(lengths: Option<&[usize]>, batch: usize, time: usize) -> Result<()> {
     let Some(lengths) = lengths else { return Ok(()) };
     check_len("lengths", lengths.len(), batch)?;
     match lengths.iter().position(|&length| length == 0 || length > time) {
@@ -89,7 +89,7 @@ pub(super) fn check_lengths(lengths: Option<&[usize]>, batch: usize, time: usize
 }
 
 /// Labels with padding taken out, into `targets` [B, T]; how many count.
-pub(super) fn count_targets(batch: &Batch, time: usize, vocabulary: usize, targets: &mut [i32]) -> Result<usize> {
+pub(crate) fn count_targets(batch: &Batch, time: usize, vocabulary: usize, targets: &mut [i32]) -> Result<usize> {
     check_len("labels", batch.labels.len(), targets.len())?;
     let mut count = 0;
     for (at, (&label, target)) in batch.labels.iter().zip(targets).enumerate() {

@@ -10,17 +10,17 @@
 //! Forward and backward are written out, no tape: [`Session`] holds every buffer, so that a step allocates nothing of its own.
 
 mod backward;
-mod batch;
+pub(crate) mod batch;
 mod clock;
 mod forward;
-mod places;
+pub(crate) mod places;
 mod session;
 
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::config::Config;
-use crate::error::Result;
+use crate::config::{AttentionMap, Config};
+use crate::error::{Error, NAMES_LISTED, Result};
 use crate::init;
 use crate::params::{Layout, Params};
 use crate::weights::{self, Checkpoint, Tensor, WriteOptions};
@@ -68,6 +68,34 @@ impl Model {
             weights.read_into(&entry.spec.name, &entry.spec.shape, &mut model.params.values_mut()[entry.range()])?;
         }
         Ok(model)
+    }
+
+    /// This model with another attention, where its weights suffice: every tensor that the attention asks for must be there in that
+    /// shape; tensors that it has no use for are left out.
+    pub fn with_attention(&self, attention: impl Into<AttentionMap>) -> Result<Model> {
+        let mut config = self.config.clone();
+        config.set_attention(attention)?;
+        let mut model = Model::zeros(config)?;
+        let layout = model.params.layout().clone();
+        let mut missing = Vec::new();
+        for entry in layout.entries() {
+            match self.params.layout().find(&entry.spec.name) {
+                Ok(found) if found.spec.shape == entry.spec.shape => {
+                    model.params.values_mut()[entry.range()].copy_from_slice(&self.params.values()[found.range()]);
+                }
+                Ok(found) => {
+                    let (name, expected, found) = (entry.spec.name.clone(), entry.spec.shape.clone(), found.spec.shape.clone());
+                    return Err(Error::TensorShape { name, expected, found, more: 0 });
+                }
+                Err(_) => missing.push(entry.spec.name.clone()),
+            }
+        }
+        if missing.is_empty() {
+            return Ok(model);
+        }
+        let count = missing.len();
+        missing.truncate(NAMES_LISTED);
+        Err(Error::MissingTensors { count, names: missing, hint: "choose an attention that needs no weights beyond those of the model" })
     }
 
     /// Writes configuration and weights into a folder that exists, the configuration last.

@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::params::{EMBEDDING, HEAD, Layout};
 
-pub(super) struct Places {
+pub(crate) struct Places {
     pub embedding: Range<usize>,
     pub layers: Vec<LayerPlaces>,
     pub norm: Range<usize>,
@@ -16,7 +16,7 @@ pub(super) struct Places {
     pub head: Range<usize>,
 }
 
-pub(super) struct LayerPlaces {
+pub(crate) struct LayerPlaces {
     pub attention_norm: Range<usize>,
     pub q: Range<usize>,
     pub k: Range<usize>,
@@ -32,7 +32,7 @@ pub(super) struct LayerPlaces {
 }
 
 /// A gate that is projected from h.
-pub(super) struct Signal {
+pub(crate) struct Signal {
     pub extra: Extra,
     pub outputs: usize,
     pub weight: Range<usize>,
@@ -81,7 +81,7 @@ impl LayerPlaces {
 }
 
 /// Several parameters of a layer at once, mutably; `wanted` ascends and does not overlap.
-pub(super) fn carve<'a>(values: &'a mut [f32], wanted: &[(Extra, Range<usize>)]) -> Extras<&'a mut [f32]> {
+pub(crate) fn carve<'a>(values: &'a mut [f32], wanted: &[(Extra, Range<usize>)]) -> Extras<&'a mut [f32]> {
     let mut extras = Extras::default();
     let (mut rest, mut passed) = (values, 0);
     for (extra, range) in wanted {

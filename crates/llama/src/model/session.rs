@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use termwise_attention::{Attention, Extra, Fused, Reference, Rope, Scratch, Shape};
+use termwise_attention::{Attention, Extra, Fused, Mode, Reference, Rope, Scratch, Shape};
 
 use super::batch::{Batch, Loss, check_ids, check_len, check_lengths, count_targets};
 use super::clock::{Clock, Stage};
@@ -29,6 +29,8 @@ pub enum Engine {
 pub struct Options {
     /// What computes attention.
     pub engine: Engine,
+    /// How the fused engine computes it.
+    pub mode: Mode,
 }
 
 /// A model's buffers for B rows of T positions: activations that the backward pass needs, one set of scratch for all layers.
@@ -137,7 +139,7 @@ impl Session {
         for (index, places) in places.layers.iter().enumerate() {
             let heads = config.heads(index);
             let attention: Box<dyn Attention<f32> + Send> = match options.engine {
-                Engine::Fused => Box::new(Fused::new(&heads, shape, &scratch)?),
+                Engine::Fused => Box::new(Fused::with_mode(&heads, shape, &scratch, options.mode)?),
                 Engine::Reference => Box::new(Reference::<f32>::new(&heads, shape)?),
             };
             let mut signals = Vec::new();

@@ -8,6 +8,7 @@
 
 pub mod cross_entropy;
 pub mod embedding;
+pub mod few;
 pub mod head;
 pub mod linear;
 pub mod rmsnorm;

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test program uses its own part")]
 
+pub mod plain;
+
 use std::path::PathBuf;
 
 use termwise_llama::{Batch, Config, Engine, Loss, Model, Objective, Options, Params};
@@ -42,7 +44,7 @@ pub fn tokens(n: usize, vocabulary: u32, seed: u32) -> Vec<u32> {
 
 /// Loss and gradient of a batch of B rows.
 pub fn loss_and_grad(model: &Model, batch: &Batch, rows: usize, engine: Engine) -> (Loss, Params) {
-    let mut session = model.session(rows, batch.ids.len() / rows, Options { engine }).expect("a session");
+    let mut session = model.session(rows, batch.ids.len() / rows, Options { engine, ..Options::default() }).expect("a session");
     let mut grads = model.params.zeros_like();
     let loss = session.loss_and_grad(&model.params, batch, &mut grads).expect("a loss");
     (loss, grads)
@@ -50,7 +52,7 @@ pub fn loss_and_grad(model: &Model, batch: &Batch, rows: usize, engine: Engine) 
 
 /// All logits of a batch of B rows.
 pub fn logits(model: &Model, ids: &[u32], lengths: Option<&[usize]>, rows: usize, engine: Engine) -> Vec<f32> {
-    let mut session = model.session(rows, ids.len() / rows, Options { engine }).expect("a session");
+    let mut session = model.session(rows, ids.len() / rows, Options { engine, ..Options::default() }).expect("a session");
     session.run(&model.params, ids, lengths).expect("a run");
     let mut logits = vec![f32::NAN; ids.len() * model.config.vocab_size];
     session.logits(&model.params, 0..ids.len(), &mut logits).expect("logits");

@@ -14,8 +14,9 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use termwise_attention::Mode;
 use termwise_llama::weights::WriteOptions;
-use termwise_llama::{Model, Params};
+use termwise_llama::{Model, Options, Params};
 
 use crate::data::Rows;
 use crate::error::{Error, Result};
@@ -31,6 +32,9 @@ pub use probe::Origin;
 pub struct Diagnosis {
     /// The step, counted from 1.
     pub step: u64,
+    /// How attention was computed.
+    #[serde(default = "parallel")]
+    pub mode: String,
     /// Its loss.
     pub loss: String,
     /// Norm of its gradient.
@@ -45,6 +49,11 @@ pub struct Diagnosis {
     pub weight: Option<Place>,
     /// The first gradient, in the order of the backward pass, that is not finite.
     pub gradient: Option<Place>,
+}
+
+/// The only mode when folders did not yet say one.
+fn parallel() -> String {
+    Mode::Parallel.to_string()
 }
 
 /// A denominator that was zero, negative or NaN.
@@ -125,9 +134,10 @@ pub fn diagnose(model: &Model, gradients: &Gradients, computed: &Computed, parts
         position: n.position,
         value: n.value.to_string(),
     });
-    let forward = computed.bad_batch.and_then(|batch| probe::origin(model, parts.get(batch)?).ok().flatten());
+    let forward = computed.bad_batch.and_then(|batch| probe::origin(model, parts.get(batch)?, gradients.options).ok().flatten());
     Diagnosis {
         step,
+        mode: gradients.options.mode.to_string(),
         loss: computed.loss.to_string(),
         norm: computed.norm.to_string(),
         batch: computed.bad_batch,
@@ -237,7 +247,8 @@ pub fn replay(folder: impl AsRef<Path>) -> Result<Replay> {
     let Some(first) = parts.first() else {
         return Err(Error::NoCheckpoint { folder: folder.into(), problem: "batch.json holds no batch".into() });
     };
-    let mut gradients = Gradients::new(&model, first.rows, first.time)?;
+    let options = Options { mode: before.mode.parse()?, ..Options::default() };
+    let mut gradients = Gradients::new(&model, first.rows, first.time, options)?;
     let computed = gradients.compute(&model.params, &parts)?;
     let now = (!computed.is_finite()).then(|| diagnose(&model, &gradients, &computed, &parts, before.step));
     Ok(Replay { before, now })

@@ -33,22 +33,22 @@ impl fmt::Display for Origin {
 }
 
 /// The first place where this batch is not finite; `None` where all of it is.
-pub(super) fn origin(model: &Model, rows: &Rows) -> Result<Option<Origin>> {
+pub(super) fn origin(model: &Model, rows: &Rows, options: Options) -> Result<Option<Origin>> {
     let layers = model.config.num_hidden_layers;
-    if finite(&first_layers(model, layers, true)?, rows)? {
+    if finite(&first_layers(model, layers, true)?, rows, options)? {
         return Ok(None);
     }
     // What is not finite stays so in the residual: the first bad layer can be found by halving.
     let (mut good, mut bad) = (0, layers);
     while bad - good > 1 {
         let middle = (good + bad) / 2;
-        if finite(&first_layers(model, middle, true)?, rows)? { good = middle } else { bad = middle }
+        if finite(&first_layers(model, middle, true)?, rows, options)? { good = middle } else { bad = middle }
     }
     let layer = bad - 1;
-    if layer == 0 && !finite(&without_layer(model)?, rows)? {
+    if layer == 0 && !finite(&without_layer(model)?, rows, Options::default())? {
         return Ok(Some(Origin::Ends));
     }
-    let attention_is_good = finite(&first_layers(model, bad, false)?, rows)?;
+    let attention_is_good = finite(&first_layers(model, bad, false)?, rows, options)?;
     Ok(Some(if attention_is_good { Origin::Mlp(layer) } else { Origin::Attention(layer) }))
 }
 
@@ -86,8 +86,8 @@ fn without_layer(model: &Model) -> Result<Model> {
     Ok(ends)
 }
 
-fn finite(model: &Model, rows: &Rows) -> Result<bool> {
+fn finite(model: &Model, rows: &Rows, options: Options) -> Result<bool> {
     use termwise_llama::Objective;
-    let mut session = model.session(rows.rows, rows.time, Options::default())?;
+    let mut session = model.session(rows.rows, rows.time, options)?;
     Ok(session.loss(&model.params, &batch_of(rows, None))?.sum.is_finite())
 }

@@ -59,7 +59,7 @@ impl<'a> Training<'a> {
         warnings: Vec<String>,
     ) -> Result<Training<'a>> {
         let Begin { model, optimizer, state, checkpoint } = begin;
-        let gradients = Gradients::new(&model, settings.batch, settings.length)?;
+        let gradients = Gradients::new(&model, settings.batch, settings.length, settings.options()?)?;
         let (metrics, unreadable) = Metrics::open(&options.folder, state.step)?;
         let share = options.peak.map(|peak| (operations(&model, settings), peak));
         let mut progress = Progress::new(options.display, settings.steps, state.step, &options.folder, share);

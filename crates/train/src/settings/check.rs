@@ -1,9 +1,17 @@
 //! What values are possible.
 
+use termwise_llama::Options;
+
 use super::{Settings, bad};
 use crate::error::Result;
 
 impl Settings {
+    /// How the model is computed.
+    pub fn options(&self) -> Result<Options> {
+        let unknown = |error: termwise_attention::Error| bad("mode", &self.mode, error.to_string());
+        Ok(Options { mode: self.mode.parse().map_err(unknown)?, ..Options::default() })
+    }
+
     /// Checks that every value is possible. A model to start from is not looked at.
     pub fn validate(&self) -> Result<()> {
         let positive = [
@@ -26,6 +34,7 @@ impl Settings {
         if self.threads > 4096 {
             return Err(bad("threads", self.threads, "it must be at most 4096".into()));
         }
+        self.options()?;
         let shares = [("beta1", self.beta1), ("beta2", self.beta2), ("held_out", self.held_out.unwrap_or(0.0))];
         for (key, value) in shares {
             if !(0.0..1.0).contains(&value) {

@@ -158,6 +158,7 @@ pub const KEYS: &[Key] = &[
     free(RUN, "checkpoint_every", Kind::Count, "Steps between checkpoints; 0: only at the end"),
     free(RUN, "keep", Kind::Count, "Newest checkpoints to keep, besides the one with the best held-out loss"),
     free(RUN, "log_every", Kind::Count, "Steps between lines of metrics.jsonl"),
+    math(RUN, "mode", Kind::Text, "How attention is computed: parallel, chunk, chunk=LENGTH or auto; the same up to rounding"),
     free(RUN, "threads", Kind::Count, "Threads to compute on; 0: all cores. Results are the same for any number"),
     free(RUN, "skip_nonfinite", Kind::Count, "Updates that may be skipped for a loss or gradient that is not finite"),
 ];

@@ -75,6 +75,7 @@ pub struct Settings {
     pub checkpoint_every: u64,
     pub keep: usize,
     pub log_every: u64,
+    pub mode: String,
     pub threads: usize,
     pub skip_nonfinite: u64,
 }

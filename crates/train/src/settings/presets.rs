@@ -55,6 +55,7 @@ eval_batches = 16
 checkpoint_every = 500
 keep = 2
 log_every = 10
+mode = "parallel"
 threads = 0
 skip_nonfinite = 0
 "#;

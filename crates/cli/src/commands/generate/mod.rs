@@ -1,0 +1,223 @@
+//! `termwise generate`.
+
+mod prompts;
+mod text;
+mod took;
+mod writing;
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use termwise_attention::{Mode, Variant};
+use termwise_llama::Model;
+use termwise_llama::generate::{Decoder, DecoderOptions, Remember, Sampling, warnings};
+use termwise_train::data::Tokenizer;
+use termwise_train::{Error, Result};
+
+use writing::{Plan, Writing};
+
+/// Write text with a model
+///
+/// Text goes to standard output as it is written, and what it took to standard error. Softmax keeps all keys and values; attention with a
+/// finite map keeps a state of constant size, however long the text.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  termwise generate path/to/model --prompt \"Once upon a time\"
+  termwise generate path/to/model --prompt Once --temperature 0.8 --top-p 0.9 --seed 7 --stop \"\\n\\n\"
+  termwise generate path/to/model --prompt Once --order 4              softmax cut to four orders: memory of constant size
+  termwise generate path/to/model --prompt Once --order 4 --switch     exact until that is smaller, then cut
+  termwise generate path/to/model --prompts prompts.jsonl --json       many prompts, a line of JSON for each
+  termwise generate path/to/model --prompt Once --save-state once.safetensors
+  termwise generate path/to/model --load-state once.safetensors        goes on where that ended
+
+Tokens are chosen as Hugging Face does: repetition penalty, temperature, top-k, top-p, min-p, in this order.
+What a prompt gets depends on its own seed alone, not on the others: prompt number n, from 0, has the seed --seed + n.")]
+pub struct GenerateArgs {
+    /// Folder of a model: a checkpoint of a run, or any Llama in Hugging Face's form
+    #[arg(value_name = "MODEL")]
+    pub model: PathBuf,
+    /// Text to go on from [default: the beginning of a text]
+    #[arg(long, value_name = "TEXT", conflicts_with = "prompts", allow_hyphen_values = true)]
+    pub prompt: Option<String>,
+    /// File of prompts: one a line, or .jsonl with a text `prompt` in each line
+    #[arg(long, value_name = "FILE")]
+    pub prompts: Option<PathBuf>,
+    /// Tokens to write at most for each prompt; 0 only reads
+    #[arg(long, default_value_t = 256, value_name = "N")]
+    pub max_tokens: usize,
+    /// What logits are divided by; 0 takes the most probable token
+    #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
+    pub temperature: f64,
+    /// Keep only the N most probable tokens; 0: all
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub top_k: usize,
+    /// Keep the most probable tokens that have this probability together
+    #[arg(long, default_value_t = 1.0, value_name = "P", allow_negative_numbers = true)]
+    pub top_p: f64,
+    /// Drop tokens below this share of the largest probability
+    #[arg(long, default_value_t = 0.0, value_name = "P", allow_negative_numbers = true)]
+    pub min_p: f64,
+    /// Factor against tokens of the prompt and of what was written
+    #[arg(long, default_value_t = 1.0, value_name = "X", allow_negative_numbers = true)]
+    pub repetition_penalty: f64,
+    /// Seed of what is drawn
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub seed: u64,
+    /// End before this text, of which nothing is printed; may be given several times
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub stop: Vec<String>,
+    /// Go on after the token that ends a text
+    #[arg(long)]
+    pub ignore_end: bool,
+    /// Cut every exp kernel to the series up to this order, whose memory has constant size
+    #[arg(long, value_name = "P")]
+    pub order: Option<usize>,
+    /// Keep all keys and values until the state of --order is smaller, then go on with that
+    #[arg(long, requires = "order")]
+    pub switch: bool,
+    /// Give all heads this attention, where the weights of the model suffice
+    #[arg(long, value_name = "VARIANT")]
+    pub attention: Option<Variant>,
+    /// How prompts are read: parallel, chunk, chunk=LENGTH or auto
+    #[arg(long, default_value = "auto", value_name = "MODE")]
+    pub mode: Mode,
+    /// Positions of a prompt that are read at once
+    #[arg(long, default_value_t = 256, value_name = "N", value_parser = super::size(1 << 16))]
+    pub window: usize,
+    /// Let keys and values go beyond the context that the model was made for
+    #[arg(long)]
+    pub beyond_context: bool,
+    /// Prompts of --prompts that are written at once
+    #[arg(long, default_value_t = 8, value_name = "N", value_parser = super::size(4096))]
+    pub batch: usize,
+    /// Write what the model remembers at the end to a file
+    #[arg(long, value_name = "FILE", conflicts_with = "prompts")]
+    pub save_state: Option<PathBuf>,
+    /// Go on from such a file; --prompt, if given, follows what was there
+    #[arg(long, value_name = "FILE", conflicts_with = "prompts")]
+    pub load_state: Option<PathBuf>,
+    /// `bytes`, a tokenizer.json, or a folder that holds one [default: the model's own]
+    #[arg(long, value_name = "TOKENIZER")]
+    pub tokenizer: Option<String>,
+    /// Token that ends a text, where the tokenizer calls it by an unusual name
+    #[arg(long, value_name = "TOKEN")]
+    pub end_of_document: Option<String>,
+    /// Print the prompt before what follows it
+    #[arg(long)]
+    pub echo: bool,
+    /// Print a line of JSON for each prompt
+    #[arg(long)]
+    pub json: bool,
+    /// Print neither warnings nor what it took
+    #[arg(long)]
+    pub quiet: bool,
+}
+
+impl GenerateArgs {
+    fn sampling(&self) -> Sampling {
+        Sampling {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            seed: self.seed,
+        }
+    }
+
+    fn remember(&self) -> Remember {
+        match self.order {
+            None => Remember::Natural,
+            Some(order) if self.switch => Remember::Switch(order),
+            Some(order) => Remember::Cut(order),
+        }
+    }
+}
+
+/// Writes in a pool of that many threads.
+pub fn run<E: From<Error> + From<io::Error>>(args: &GenerateArgs, threads: usize, out: &mut impl Write) -> std::result::Result<(), E> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|source| Error::Threads { threads, source })?;
+    // Text goes through a channel, since products run on threads of their own and standard output belongs to this one.
+    let (send, receive) = std::sync::mpsc::channel::<String>();
+    std::thread::scope(|scope| {
+        let worker = scope.spawn(|| pool.install(move || work(args, &mut |text| send.send(text).is_ok())));
+        let printed = receive.iter().try_for_each(|text| out.write_all(text.as_bytes()).and_then(|()| out.flush()));
+        // Without a reader the writing ends at its next piece.
+        drop(receive);
+        let summary = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        printed?;
+        if !args.quiet {
+            // Where even standard error is closed there is nobody to tell.
+            let _ = io::stderr().write_all(summary.as_bytes());
+        }
+        Ok(())
+    })
+}
+
+/// What it took, for standard error.
+fn work(args: &GenerateArgs, show: &mut dyn FnMut(String) -> bool) -> Result<String> {
+    let sampling = args.sampling();
+    sampling.validate()?;
+    let prompts = match &args.prompts {
+        Some(path) => prompts::read(path)?,
+        None => vec![args.prompt.clone().unwrap_or_default()],
+    };
+    if let Some(path) = &args.save_state {
+        // Before anything is written: a text that cannot be saved in the end would be lost.
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        std::fs::read_dir(folder).map_err(|source| Error::Io { action: "write the state to", path: path.clone(), source })?;
+    }
+    let mut model = Model::read(&args.model)?;
+    if let Some(attention) = &args.attention {
+        model = model.with_attention(attention.clone())?;
+    }
+    let tokenizer = tokenizer(args, &model)?;
+    let rows = args.batch.min(prompts.len());
+    let options =
+        DecoderOptions { rows, window: args.window, mode: args.mode, remember: args.remember(), beyond_context: args.beyond_context };
+    let decoder = Decoder::new(&model, options)?;
+    if !args.quiet {
+        let order = args.order.map(|order| termwise_llama::generate::cut(&model.config, order)).transpose()?;
+        let map = order.as_ref().unwrap_or(&model.config.attention);
+        let heads = (0..model.config.num_hidden_layers).flat_map(|layer| map.heads(layer, model.config.num_attention_heads));
+        for warning in warnings(&heads.collect::<Vec<_>>()) {
+            let _ = writeln!(io::stderr(), "warning: {warning}");
+        }
+    }
+    let plan = Plan {
+        sampling,
+        max_tokens: args.max_tokens,
+        stops: args.stop.iter().filter(|stop| !stop.is_empty()).cloned().collect(),
+        ends: if args.ignore_end { Vec::new() } else { ends(&model, &tokenizer) },
+        echo: args.echo,
+        json: args.json,
+        load: args.load_state.clone(),
+        save: args.save_state.clone(),
+    };
+    Writing::new(&model, decoder, &tokenizer, plan, &prompts).run(show)
+}
+
+/// The tokenizer that was named, the model's own, or bytes where the vocabulary is theirs.
+fn tokenizer(args: &GenerateArgs, model: &Model) -> Result<Tokenizer> {
+    let end = args.end_of_document.as_deref();
+    let own = |folder: &Path| folder.join("tokenizer.json").is_file();
+    match &args.tokenizer {
+        Some(name) => Tokenizer::open(name, end),
+        None if own(&args.model) => Tokenizer::open(&args.model.display().to_string(), end),
+        None if matches!(model.config.vocab_size, 256 | 257) => Tokenizer::open("bytes", end),
+        None => Err(Error::Tokenizer {
+            name: args.model.join("tokenizer.json").display().to_string(),
+            problem: format!(
+                "it is not there, and a vocabulary of {} tokens is not that of bytes; name a tokenizer with --tokenizer",
+                model.config.vocab_size
+            ),
+        }),
+    }
+}
+
+/// Tokens that end a text: the model's, or else the tokenizer's.
+fn ends(model: &Model, tokenizer: &Tokenizer) -> Vec<u32> {
+    if model.config.eos_token_id.is_empty() { vec![tokenizer.end()] } else { model.config.eos_token_id.clone() }
+}

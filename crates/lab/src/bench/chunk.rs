@@ -1,0 +1,181 @@
+//! Chunk mode against parallel mode by length, and where the one overtakes the other.
+
+use serde::Serialize;
+use termwise_attention::{Attention, Extras, Fused, Grads, Mode, Scratch, Shape, Variant, fused};
+
+use super::{DecodeCase, Machine, timed};
+use crate::layer::{Layer, Name};
+use crate::rng::Rng;
+use crate::{Error, threads};
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct ChunkOptions {
+    /// Variants with their head dimensions.
+    pub cases: Vec<DecodeCase>,
+    /// H = G
+    pub heads: usize,
+    /// The first length; each is twice the one before.
+    pub shortest: usize,
+    /// The last length at most.
+    pub longest: usize,
+    /// Threads.
+    pub threads: usize,
+    /// Repetitions, of which the best counts; long lengths have fewer.
+    pub repeat: usize,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct ChunkBench {
+    /// Who computed it.
+    pub engine: &'static str,
+    /// What the machine can do.
+    pub machine: Machine,
+    /// One for each case.
+    pub cases: Vec<ChunkTable>,
+}
+
+/// One variant at all lengths.
+#[derive(Clone, Debug, Serialize)]
+pub struct ChunkTable {
+    /// Its text form.
+    pub variant: String,
+    /// d = e
+    pub head_dim: usize,
+    /// H
+    pub heads: usize,
+    /// The length from which on `auto` takes chunks.
+    pub predicted: Option<usize>,
+    /// The length at which both take equally long with backward, between two that were measured.
+    pub measured: Option<usize>,
+    /// By length.
+    pub rows: Vec<ChunkRow>,
+}
+
+/// Both modes at one length; milliseconds.
+#[derive(Clone, Debug, Serialize)]
+pub struct ChunkRow {
+    /// T
+    pub time: usize,
+    /// Parallel, forward.
+    pub parallel_forward_ms: f64,
+    /// Parallel, with backward.
+    pub parallel_ms: f64,
+    /// Chunk, forward.
+    pub chunk_forward_ms: f64,
+    /// Chunk, with backward.
+    pub chunk_ms: f64,
+    /// Parallel's time over that of chunks, forward.
+    pub forward_ratio: f64,
+    /// With backward.
+    pub ratio: f64,
+    /// What `auto` takes.
+    pub auto: String,
+}
+
+/// Measures all cases. Both modes take turns at each length.
+pub fn chunk(options: &ChunkOptions) -> Result<ChunkBench, Error> {
+    let pool = threads::pool(options.threads)?;
+    pool.install(|| {
+        let machine = Machine::measure();
+        let cases = options.cases.iter().map(|case| table(case, options)).collect::<Result<_, _>>()?;
+        Ok(ChunkBench { engine: "termwise", machine, cases })
+    })
+}
+
+fn table(case: &DecodeCase, options: &ChunkOptions) -> Result<ChunkTable, Error> {
+    let mut rows: Vec<ChunkRow> = Vec::new();
+    let mut time = options.shortest.max(1);
+    let shape = |time| Shape { batch: 1, time, heads: options.heads, kv_heads: options.heads, d: case.head_dim, e: case.head_dim };
+    while time <= options.longest {
+        rows.push(row(&case.variant, shape(time), options.repeat)?);
+        time *= 2;
+    }
+    Ok(ChunkTable {
+        variant: case.variant.to_string(),
+        head_dim: case.head_dim,
+        heads: options.heads,
+        predicted: fused::break_even(&case.variant, shape(1)),
+        measured: crossing(&rows),
+        rows,
+    })
+}
+
+/// Where the ratio passes 1, as a straight line in the logarithms of length and ratio.
+fn crossing(rows: &[ChunkRow]) -> Option<usize> {
+    let (before, after) = rows.iter().zip(rows.iter().skip(1)).find(|(before, after)| before.ratio < 1.0 && after.ratio >= 1.0)?;
+    let share = -before.ratio.ln() / (after.ratio.ln() - before.ratio.ln());
+    Some((before.time as f64 * (after.time as f64 / before.time as f64).powf(share)).round() as usize)
+}
+
+fn row(variant: &Variant, shape: Shape, repeat: usize) -> Result<ChunkRow, Error> {
+    let layer = Layer::<f32>::uniform(variant, shape, 0.3, &mut Rng::new(1))?;
+    let auto = Fused::with_mode(&layer.heads, shape, &Scratch::default(), Mode::Auto)?.mode_taken().to_string();
+    let scratch = Scratch::default();
+    let mut engines = [Mode::Parallel, Mode::Chunk(None)]
+        .into_iter()
+        .map(|mode| Fused::with_mode(&layer.heads, shape, &scratch, mode))
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut best = [[f64::INFINITY; 2]; 2];
+    let inputs = layer.inputs();
+    let mut y = vec![0.0; layer.dy.len()];
+    let mut gradients: Vec<(Name, Vec<f32>)> = layer.tensors.iter().map(|(name, x)| (*name, vec![0.0; x.len()])).collect();
+    // Long ones disturb each other little, and their first run is as good as the next.
+    let repeat = (repeat * 4096 / shape.time).clamp(1, repeat.max(1));
+    for _ in 0..=repeat {
+        for (engine, best) in engines.iter_mut().zip(&mut best) {
+            let mut result = Ok(());
+            let forward = timed(|| result = engine.forward(&inputs, &mut y).map(drop)).as_secs_f64();
+            result?;
+            let (first, others) = gradients.split_at_mut(3);
+            let [(_, q), (_, k), (_, v)] = first else { unreachable!("q, k and v come first") };
+            let mut extras = Extras::default();
+            for (name, values) in others {
+                if let Name::Extra(extra) = name {
+                    extras.set(*extra, &mut values[..]);
+                }
+            }
+            let mut grads = Grads { q, k, v, extras };
+            let mut result = Ok(());
+            let backward = timed(|| result = engine.backward(&inputs, &layer.dy, &mut grads)).as_secs_f64();
+            result?;
+            *best = [best[0].min(forward), best[1].min(forward + backward)];
+        }
+        if best[0][1] > 10.0 {
+            break;
+        }
+    }
+    let [[parallel_forward, parallel], [chunk_forward, chunk]] = best.map(|times| times.map(|seconds| seconds * 1e3));
+    Ok(ChunkRow {
+        time: shape.time,
+        parallel_forward_ms: parallel_forward,
+        parallel_ms: parallel,
+        chunk_forward_ms: chunk_forward,
+        chunk_ms: chunk,
+        forward_ratio: parallel_forward / chunk_forward,
+        ratio: parallel / chunk,
+        auto,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_crossing_lies_between_the_lengths_around_it() {
+        let row = |time, ratio| ChunkRow {
+            time,
+            parallel_forward_ms: 0.0,
+            parallel_ms: 0.0,
+            chunk_forward_ms: 0.0,
+            chunk_ms: 0.0,
+            forward_ratio: 1.0,
+            ratio,
+            auto: String::new(),
+        };
+        assert_eq!(crossing(&[row(256, 0.5), row(512, 2.0), row(1024, 4.0)]), Some(362));
+        assert_eq!(crossing(&[row(256, 1.5), row(512, 2.0)]), None);
+    }
+}

@@ -1,0 +1,175 @@
+//! The model that is planned: a preset's sizes, or a folder's configuration.
+
+use std::path::Path;
+
+use serde::Serialize;
+use termwise_attention::parts::taylor::{Coefficients, Taylor};
+use termwise_attention::{Kernel, Shape, Variant, nearest};
+use termwise_llama::Config;
+use termwise_train::settings::{Layer, Settings, presets};
+
+use super::count::{Attention, Sizes, Work};
+use crate::Error;
+
+/// Sizes and parameters of a model.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Model {
+    /// As it was asked for.
+    pub name: String,
+    /// Its attention, or `mixed`.
+    pub attention: String,
+    /// V
+    pub vocabulary: usize,
+    /// C
+    pub hidden: usize,
+    /// I
+    pub mlp: usize,
+    /// Layers.
+    pub layers: usize,
+    /// H
+    pub heads: usize,
+    /// G
+    pub kv_heads: usize,
+    /// d
+    pub head_dim: usize,
+    /// Numbers in all parameters.
+    pub parameters: u64,
+    /// The same by what they are for; kinds that the model has none of are left out.
+    pub parameters_by_kind: Vec<Kind>,
+    /// Numbers that every token is multiplied by: all matrices, the embedding only where it is the output projection too.
+    pub multiplied: u64,
+    /// Numbers of a token that training keeps for the way back, float32 or bfloat16.
+    pub activations: u64,
+}
+
+/// Parameters of one kind.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Kind {
+    /// What they are for.
+    pub kind: &'static str,
+    /// How many numbers.
+    pub count: u64,
+}
+
+/// A preset, a folder with a `config.json`, or that file. Presets of the paper have its vocabulary and length; others are for bytes.
+pub fn find(name: &str, vocabulary: Option<usize>) -> Result<Config, Error> {
+    if presets::MODELS.iter().any(|model| model.0 == name) {
+        let paper = name.starts_with("paper-");
+        let recipe = if paper { "paper" } else { "default" };
+        let layer = Layer::parse(&format!("recipe = \"{recipe}\"\nmodel = \"{name}\""), "the preset")?;
+        return Ok(Settings::resolve(&[layer])?.config(vocabulary.unwrap_or(if paper { PAPER_VOCABULARY } else { BYTES }))?);
+    }
+    if !Path::new(name).exists() {
+        let known = || presets::MODELS.iter().map(|model| model.0);
+        let suggestion = nearest(name, known()).map(str::to_owned);
+        let known = format!("{}, or a folder with a config.json", known().collect::<Vec<_>>().join(", "));
+        return Err(Error::Unknown { what: "model", name: name.into(), suggestion, known });
+    }
+    let mut config = Config::read(name)?;
+    if let Some(vocabulary) = vocabulary {
+        config.vocab_size = vocabulary;
+        config.validate()?;
+    }
+    Ok(config)
+}
+
+/// The tokenizer of Llama 2.
+const PAPER_VOCABULARY: usize = 32_000;
+/// 256 bytes and the end of a document.
+const BYTES: usize = 257;
+
+impl Model {
+    /// What the configuration says.
+    pub fn new(name: &str, config: &Config) -> Result<Model, Error> {
+        let mut kinds = [
+            Kind { kind: "embedding", count: 0 },
+            Kind { kind: "attention", count: 0 },
+            Kind { kind: "attention extras", count: 0 },
+            Kind { kind: "mlp", count: 0 },
+            Kind { kind: "norms", count: 0 },
+            Kind { kind: "output", count: 0 },
+        ];
+        let mut multiplied = 0;
+        for spec in config.parameter_list()? {
+            let (kind, matrix) = kind_of(&spec.name);
+            let count = spec.len() as u64;
+            kinds[kind].count += count;
+            multiplied += if matrix { count } else { 0 };
+        }
+        if config.tie_word_embeddings {
+            multiplied += kinds[0].count;
+        }
+        let parameters = kinds.iter().map(|kind| kind.count).sum();
+        Ok(Model {
+            name: name.into(),
+            attention: config.uniform_attention().map_or("mixed".into(), Variant::to_string),
+            vocabulary: config.vocab_size,
+            hidden: config.hidden_size,
+            mlp: config.intermediate_size,
+            layers: config.num_hidden_layers,
+            heads: config.num_attention_heads,
+            kv_heads: config.num_key_value_heads,
+            head_dim: config.head_dim,
+            parameters,
+            parameters_by_kind: kinds.into_iter().filter(|kind| kind.count > 0).collect(),
+            multiplied,
+            activations: activations(config),
+        })
+    }
+
+    /// Everything but attention for one of `rows` tokens that are computed together: matrices are read once for all of them, and
+    /// every activation is written and read once.
+    pub fn matrices(&self, rows: f64) -> Work {
+        let bytes = 4.0 * self.multiplied as f64 / rows + 8.0 * self.activations as f64;
+        Work { flops: 2.0 * self.multiplied as f64, bytes }
+    }
+}
+
+/// The place among the kinds, and whether tokens are multiplied by it.
+fn kind_of(name: &str) -> (usize, bool) {
+    let has = |part: &str| name.contains(part);
+    match name {
+        "model.embed_tokens.weight" => (0, false),
+        "lm_head.weight" => (5, true),
+        _ if has(".mlp.") => (3, true),
+        _ if ["q_proj.", "k_proj.", "v_proj.", "o_proj."].iter().any(|part| has(&format!("self_attn.{part}"))) => (1, true),
+        _ if has("self_attn.") => (2, has("_proj.weight")),
+        _ => (4, false),
+    }
+}
+
+/// Numbers a token for the way back: in each layer two residuals, q, k, v, y, gate and up; the last residual. Norms keep one each.
+fn activations(config: &Config) -> u64 {
+    let Config { hidden_size: c, intermediate_size: i, num_attention_heads: h, num_key_value_heads: g, head_dim: d, .. } = *config;
+    let layer = 2 * (c + 1) + 2 * (h + g) * d + 2 * i;
+    (config.num_hidden_layers * layer + c + 1) as u64
+}
+
+/// Sizes of a layer's attention, for one token.
+pub fn shape(config: &Config, batch: u64) -> Shape {
+    let Config { num_attention_heads: heads, num_key_value_heads: kv_heads, head_dim: d, .. } = *config;
+    Shape { batch: batch as usize, time: 1, heads, kv_heads, d, e: d }
+}
+
+/// What attention costs in all layers.
+pub fn attention(config: &Config) -> Attention {
+    let sizes = Sizes { kv_heads: config.num_key_value_heads, d: config.head_dim };
+    (0..config.num_hidden_layers).map(|layer| Attention::of_layer(&config.heads(layer), sizes)).sum()
+}
+
+/// Whether some head has a kernel that orders can be cut from, and the model with each of these cut at order p. A clamp goes:
+/// a clamped polynomial has no finite state.
+pub fn cut(config: &Config, order: usize) -> Option<Config> {
+    let series = Taylor::new((0..=order).collect(), Coefficients::Ones).ok()?;
+    let mut cut = config.clone();
+    let mut any = false;
+    for layer in 0..config.num_hidden_layers {
+        for (head, variant) in config.heads(layer).into_iter().enumerate() {
+            if matches!(variant.kernel, Kernel::Exp(_) | Kernel::Taylor(_)) {
+                any = true;
+                cut.attention.set_head(layer, head, Variant { kernel: Kernel::Taylor(series.clone()), clamp: None, ..variant });
+            }
+        }
+    }
+    any.then_some(cut)
+}

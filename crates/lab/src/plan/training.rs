@@ -1,0 +1,97 @@
+//! How long training takes, and in how much memory.
+
+use serde::Serialize;
+
+use super::{Column, Hardware, Place};
+
+/// Training on a number of tokens.
+#[derive(Clone, Debug, Serialize)]
+pub struct Training {
+    /// How many.
+    pub tokens: u64,
+    /// Tokens of a step: all positions of all rows.
+    pub tokens_a_step: u64,
+    /// Bytes of weights, gradients and AdamW's two moments, float32.
+    pub parameter_bytes: u64,
+    /// For every machine and column.
+    pub times: Vec<TrainingTime>,
+    #[serde(skip)]
+    pub(super) hardware: Vec<Hardware>,
+    #[serde(skip)]
+    pub(super) assumptions: Vec<String>,
+}
+
+/// One attention on one machine.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TrainingTime {
+    /// The machine's name.
+    pub hardware: String,
+    /// The column's label.
+    pub column: String,
+    /// `parallel` or `chunk`, whichever is faster there.
+    pub mode: &'static str,
+    /// Operations a token.
+    pub flops_a_token: f64,
+    /// Tokens a second.
+    pub tokens_a_second: f64,
+    /// For all tokens.
+    pub seconds: f64,
+    /// Bytes of parameters and of a step's activations.
+    pub memory: u64,
+    /// Whether that is more than the machine has.
+    pub too_large: bool,
+}
+
+/// Operations forward and backward over those forward, for matrices: one product forward, two backward.
+const MATRICES: f64 = 3.0;
+/// The same for attention: two products a pair forward, five backward, since scores or states are computed again.
+const ATTENTION: f64 = 3.5;
+/// Weights, gradient, and two moments.
+const COPIES: u64 = 4;
+/// AdamW reads these four and writes three of them.
+const OPTIMIZER_PASSES: f64 = 7.0;
+/// Tokens a parameter where no number is given.
+const TOKENS_A_PARAMETER: u64 = 20;
+
+pub(super) fn plan(place: &Place, columns: &[Column], hardware: &[Hardware], tokens: Option<u64>) -> Training {
+    let model = place.model;
+    let asked = tokens;
+    let tokens = asked.unwrap_or(model.parameters.saturating_mul(TOKENS_A_PARAMETER));
+    let tokens_a_step = place.batch.saturating_mul(place.context);
+    let parameter_bytes = model.parameters.saturating_mul(4 * COPIES);
+    let optimizer_bytes = OPTIMIZER_PASSES * 4.0 * model.parameters as f64;
+    let mut times = Vec::new();
+    for machine in hardware {
+        for column in columns {
+            let matrices = machine.compute_seconds(MATRICES * 2.0 * model.multiplied as f64);
+            let modes = [("parallel", Some(column.parallel)), ("chunk", column.chunk)];
+            let modes = modes.into_iter().filter_map(|(mode, cost)| cost.map(|cost| (mode, ATTENTION * cost.attention_flops)));
+            let Some((mode, attention)) = modes.min_by(|a, b| a.1.total_cmp(&b.1)) else { continue };
+            let update = machine.memory_seconds(optimizer_bytes) / tokens_a_step as f64;
+            let a_token = matrices + machine.compute_seconds(attention) + update;
+            let activations = model.activations.saturating_mul(machine.activation_bytes()).saturating_mul(tokens_a_step);
+            let memory = parameter_bytes.saturating_add(activations);
+            times.push(TrainingTime {
+                hardware: machine.name.clone(),
+                column: column.label.clone(),
+                mode,
+                flops_a_token: MATRICES * 2.0 * model.multiplied as f64 + attention,
+                tokens_a_second: 1.0 / a_token,
+                seconds: a_token * tokens as f64,
+                memory,
+                too_large: machine.memory.is_some_and(|available| memory > available),
+            });
+        }
+    }
+    let mut assumptions = vec![
+        format!(
+            "training: 6 operations a token and number in a matrix, {ATTENTION} times the forward pass for attention, in the cheaper mode"
+        ),
+        "training: AdamW moves 28 bytes a parameter and step; weights, gradients and moments are float32".to_owned(),
+        "training: activations are kept for the way back, without recomputing layers, in the machine's own precision".to_owned(),
+    ];
+    if asked.is_none() {
+        assumptions.push(format!("training: {TOKENS_A_PARAMETER} tokens a parameter, since no number was given"));
+    }
+    Training { tokens, tokens_a_step, parameter_bytes, times, hardware: hardware.to_vec(), assumptions }
+}

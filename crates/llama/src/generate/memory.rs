@@ -1,0 +1,66 @@
+//! Whether states fit into the machine, asked before they are made.
+
+use termwise_attention::Variant;
+
+use super::cut::cut_heads;
+use super::decoder::{DecoderOptions, Remember};
+use crate::config::Config;
+use crate::error::{Error, Result};
+
+/// Refuses states that are larger than the memory that the system has free, where it says.
+pub(super) fn check(config: &Config, options: DecoderOptions) -> Result<()> {
+    let Some(available) = available() else { return Ok(()) };
+    let mut bytes = 0u128;
+    for layer in 0..config.num_hidden_layers {
+        let heads = config.heads(layer);
+        let heads = match options.remember {
+            Remember::Natural => heads,
+            Remember::Cut(order) | Remember::Switch(order) => cut_heads(&heads, order).map_err(|source| Error::Layer { layer, source })?,
+        };
+        bytes = bytes.saturating_add(least(&heads, config));
+    }
+    bytes = bytes.saturating_mul(options.rows as u128);
+    let variant = || config.attention.head(0, 0).to_string();
+    if bytes > available {
+        {
+            let narrow = |bytes: u128| u64::try_from(bytes).unwrap_or(u64::MAX);
+            Err(Error::Memory { variant: variant(), bytes: narrow(bytes), available: narrow(available) })
+        }
+    } else {
+        Ok(())
+    }
+}
+
+/// Bytes of a layer's states, where all heads of a kv head share one.
+fn least(heads: &[Variant], config: &Config) -> u128 {
+    let (d, group) = (config.head_dim, (heads.len() / config.num_key_value_heads).max(1));
+    let largest = |heads: &[Variant]| heads.iter().filter_map(|variant| variant.state_size(d, d)).max().unwrap_or(0);
+    heads.chunks(group).map(largest).fold(0u128, |sum, size| sum.saturating_add(size.saturating_mul(4)))
+}
+
+/// Bytes that the system can give without taking them from others; `None` where it does not say.
+fn available() -> Option<u128> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u128>().ok().map(|kilobytes| 1024 * kilobytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_beyond_all_memory_are_refused_before_they_are_made() {
+        let text = r#"{"vocab_size": 29, "hidden_size": 512, "intermediate_size": 40, "num_hidden_layers": 4, "num_attention_heads": 8}"#;
+        let config = Config::from_json_str(text, "test").expect("valid");
+        let options = DecoderOptions { remember: Remember::Cut(2), ..DecoderOptions::default() };
+        check(&config, options).expect("17 MB");
+        if available().is_some() {
+            let error = check(&config, DecoderOptions { remember: Remember::Cut(30), ..options }).expect_err("far too large").to_string();
+            assert!(error.contains("lower order"), "{error}");
+            assert!(check(&config, DecoderOptions { rows: 1 << 40, ..options }).is_err());
+        }
+        // 8 units of 2145 rows, 64 + 1 columns: the numbers of the specification.
+        assert_eq!(least(&cut_heads(&config.heads(0), 2).expect("a cut"), &config), 8 * 139_425 * 4);
+    }
+}

@@ -1,0 +1,55 @@
+//! A step of the decoder takes no memory from the system.
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use common::{tiny, tokens};
+use termwise_llama::generate::{Decoder, DecoderOptions, Sampler, Sampling};
+
+struct Counting;
+
+static COUNT: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call goes to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        COUNT.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn steps_allocate_nothing() {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("a pool");
+    pool.install(|| {
+        for attention in ["taylor=0..2", "linear_elu", "taylor=0..2,coef=learned decay=softplus conv=3", "softmax"] {
+            let model = tiny(attention, 2, true);
+            let mut decoder =
+                Decoder::new(&model, DecoderOptions { rows: 3, beyond_context: true, ..DecoderOptions::default() }).expect("a decoder");
+            decoder.extend(&tokens(30, 29, 1), &[10, 3, 1]).expect("prompts");
+            let sampling = Sampling { temperature: 0.7, top_k: 9, top_p: 0.9, min_p: 0.01, repetition_penalty: 1.1, seed: 1 };
+            let mut sampler = Sampler::new(sampling, 29).expect("a sampler");
+            let mut step = |decoder: &mut Decoder| {
+                let token = sampler.choose(decoder.logits(0));
+                decoder.step(&[Some(token), None, Some(token)]).expect("a step");
+            };
+            // The first steps make room for what later ones use again.
+            (0..3).for_each(|_| step(&mut decoder));
+            let before = COUNT.load(Ordering::Relaxed);
+            // A cache has room for 128 positions at once.
+            (0..100).for_each(|_| step(&mut decoder));
+            assert_eq!(COUNT.load(Ordering::Relaxed) - before, 0, "{attention}");
+        }
+    });
+}

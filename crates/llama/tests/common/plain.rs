@@ -1,0 +1,97 @@
+//! A Llama in float64, as plainly as it can be written: what faster ways are compared with.
+
+use termwise_attention::{Attention, Error, Extras, Inputs, Recurrent, Reference, Shape, Source, Variant, layer_extras};
+use termwise_llama::Model;
+
+/// How attention is computed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Form {
+    /// Every pair of positions.
+    Pairs,
+    /// A state that takes one position after the other.
+    State,
+}
+
+fn attention(form: Form, heads: &[Variant], shape: Shape) -> Result<Box<dyn Attention<f64>>, Error> {
+    Ok(match form {
+        Form::Pairs => Box::new(Reference::<f64>::new(heads, shape)?),
+        Form::State => Box::new(Recurrent::<f64>::new(heads, shape, 1)?),
+    })
+}
+
+/// y [M, N] = x Wᵀ
+fn product(x: &[f64], w: &[f64], width: usize) -> Vec<f64> {
+    let dot = |x: &[f64], w: &[f64]| x.iter().zip(w).map(|(a, b)| a * b).sum::<f64>();
+    x.chunks(width).flat_map(|x| w.chunks(width).map(move |w| dot(x, w))).collect()
+}
+
+fn norm(x: &[f64], w: &[f64], eps: f64) -> Vec<f64> {
+    let row = |x: &[f64]| {
+        let r = 1.0 / (x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64 + eps).sqrt();
+        x.iter().zip(w).map(|(x, w)| x * r * w).collect::<Vec<_>>()
+    };
+    x.chunks(w.len()).flat_map(row).collect()
+}
+
+/// Logits [T, V] of a text, with the attention that `heads` gives each layer.
+pub fn logits(model: &Model, heads: impl Fn(usize) -> Vec<Variant>, ids: &[u32], form: Form) -> Vec<f64> {
+    let config = &model.config;
+    let weight = |name: &str| model.params.get(name).expect(name).iter().map(|&x| x as f64).collect::<Vec<f64>>();
+    let (c, i, d, t) = (config.hidden_size, config.intermediate_size, config.head_dim, ids.len());
+    let shape = Shape { batch: 1, time: t, heads: config.num_attention_heads, kv_heads: config.num_key_value_heads, d, e: d };
+    let rope = config.rope().expect("frequencies");
+    let embedding = weight("model.embed_tokens.weight");
+    let mut x: Vec<f64> = ids.iter().flat_map(|&id| embedding[id as usize * c..][..c].to_vec()).collect();
+    for layer in 0..config.num_hidden_layers {
+        let at = |name: &str| weight(&format!("model.layers.{layer}.{name}"));
+        let h = norm(&x, &at("input_layernorm.weight"), config.rms_norm_eps);
+        let [q, k, v] = ["q", "k", "v"].map(|name| product(&h, &at(&format!("self_attn.{name}_proj.weight")), c));
+        let heads = heads(layer);
+        let mut values = Vec::new();
+        for spec in layer_extras(&heads, &shape).expect("extras") {
+            let name = format!("self_attn.{}", spec.name);
+            values.push((
+                spec.extra,
+                match spec.source {
+                    Source::Parameter { .. } => at(&name),
+                    Source::Projection { outputs, bias } => {
+                        let mut signal = product(&h, &at(&format!("{name}.weight")), c);
+                        if bias {
+                            let bias = at(&format!("{name}.bias"));
+                            signal.chunks_mut(outputs).for_each(|row| row.iter_mut().zip(&bias).for_each(|(x, b)| *x += b));
+                        }
+                        signal
+                    }
+                },
+            ));
+        }
+        let mut extras = Extras::default();
+        values.iter().for_each(|(extra, values)| extras.set(*extra, &values[..]));
+        let mut y = vec![0.0; t * shape.heads * d];
+        let inputs = Inputs { q: &q, k: &k, v: &v, extras, lengths: None, rope: &rope };
+        attention(form, &heads, shape).expect("an attention").forward(&inputs, &mut y).expect("attention");
+        let step = product(&y, &at("self_attn.o_proj.weight"), shape.heads * d);
+        x.iter_mut().zip(step).for_each(|(x, step)| *x += step);
+        let h = norm(&x, &at("post_attention_layernorm.weight"), config.rms_norm_eps);
+        let (gate, up) = (product(&h, &at("mlp.gate_proj.weight"), c), product(&h, &at("mlp.up_proj.weight"), c));
+        let inner: Vec<f64> = gate.iter().zip(up).map(|(g, up)| g / (1.0 + (-g).exp()) * up).collect();
+        let step = product(&inner, &at("mlp.down_proj.weight"), i);
+        x.iter_mut().zip(step).for_each(|(x, step)| *x += step);
+    }
+    product(&norm(&x, &weight("model.norm.weight"), config.rms_norm_eps), &weight("lm_head.weight"), c)
+}
+
+/// The prompt and the most probable tokens after it, the whole text computed anew for each.
+pub fn greedy(model: &Model, heads: impl Fn(usize) -> Vec<Variant> + Copy, prompt: &[u32], total: usize, form: Form) -> Vec<u32> {
+    let mut ids = prompt.to_vec();
+    while ids.len() < total {
+        let all = logits(model, heads, &ids, form);
+        ids.push(argmax(&all[all.len() - model.config.vocab_size..]));
+    }
+    ids
+}
+
+/// The first of the largest.
+pub fn argmax<T: PartialOrd>(values: &[T]) -> u32 {
+    (0..values.len()).fold(0, |best, i| if values[i] > values[best] { i } else { best }) as u32
+}
