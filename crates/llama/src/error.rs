@@ -344,7 +344,7 @@ pub enum Error {
         "the states of `{variant}` need {bytes} bytes, and {available} are free; take a lower order, fewer rows, or keep keys and values"
     )]
     Memory {
-        /// The attention of the first head.
+        /// The attention of a head.
         variant: String,
         /// Bytes that they need at least.
         bytes: u64,

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 /// Refuses states that are larger than the memory that the system has free, where it says.
 pub(super) fn check(config: &Config, options: DecoderOptions) -> Result<()> {
     let Some(available) = available() else { return Ok(()) };
-    let mut bytes = 0u128;
+    let (mut bytes, mut variant) = (0u128, String::new());
     for layer in 0..config.num_hidden_layers {
         let heads = config.heads(layer);
         let heads = match options.remember {
@@ -18,14 +18,12 @@ pub(super) fn check(config: &Config, options: DecoderOptions) -> Result<()> {
             Remember::Cut(order) | Remember::Switch(order) => cut_heads(&heads, order).map_err(|source| Error::Layer { layer, source })?,
         };
         bytes = bytes.saturating_add(least(&heads, config));
+        variant = heads.first().map(Variant::to_string).unwrap_or(variant);
     }
     bytes = bytes.saturating_mul(options.rows as u128);
-    let variant = || config.attention.head(0, 0).to_string();
     if bytes > available {
-        {
-            let narrow = |bytes: u128| u64::try_from(bytes).unwrap_or(u64::MAX);
-            Err(Error::Memory { variant: variant(), bytes: narrow(bytes), available: narrow(available) })
-        }
+        let narrow = |bytes: u128| u64::try_from(bytes).unwrap_or(u64::MAX);
+        Err(Error::Memory { variant, bytes: narrow(bytes), available: narrow(available) })
     } else {
         Ok(())
     }
