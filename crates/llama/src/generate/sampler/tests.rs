@@ -119,6 +119,12 @@ fn draws_are_a_function_of_seed_and_number() {
     let logits: Vec<f32> = (0..50).map(|i| (i % 7) as f32 / 3.0).collect();
     let mut one = Sampler::new(s, 50).expect("valid");
     let all: Vec<u32> = (0..20).map(|_| one.choose(&logits)).collect();
+    // Each draw is another: over many, tokens come as often as they are probable.
+    let mut many = Sampler::new(s, 50).expect("valid");
+    let (n, p) = (50_000, plain(&logits, &[], &s));
+    let mut counts = [0.0; 50];
+    (0..n).for_each(|_| counts[many.choose(&logits) as usize] += 1.0 / n as f64);
+    assert!(counts.iter().zip(&p).all(|(found, expected)| (found - expected).abs() < 0.005), "{counts:?}");
     let mut later = Sampler::new(s, 50).expect("valid");
     later.skip_to(12);
     assert_eq!((0..8).map(|_| later.choose(&logits)).collect::<Vec<_>>(), all[12..]);
