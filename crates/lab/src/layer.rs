@@ -164,17 +164,14 @@ impl<R: Real> Layer<R> {
     /// y and the gradients of Σ y·dy.
     pub fn run(&self, engine: &mut impl Attention<R>) -> Result<Results<R>, Error> {
         let (y, report) = self.forward(engine)?;
-        let mut gradients: Tensors<R> = self.tensors.iter().map(|(name, x)| (*name, vec![R::zero(); x.len()])).collect();
-        let (first, others) = gradients.split_at_mut(3);
-        let [(_, q), (_, k), (_, v)] = first else { unreachable!("q, k and v come first") };
-        let mut extras = Extras::default();
-        for (name, values) in others {
-            if let Name::Extra(extra) = name {
-                extras.set(*extra, &mut values[..]);
-            }
-        }
-        engine.backward(&self.inputs(), &self.dy, &mut Grads { q, k, v, extras })?;
+        let mut gradients = self.no_gradients();
+        engine.backward(&self.inputs(), &self.dy, &mut grads(&mut gradients))?;
         Ok(Results { y, report, gradients })
+    }
+
+    /// Room for the gradient of every tensor, zero.
+    pub fn no_gradients(&self) -> Tensors<R> {
+        self.tensors.iter().map(|(name, x)| (*name, vec![R::zero(); x.len()])).collect()
     }
 
     /// The variants in words, each once.
@@ -183,6 +180,19 @@ impl<R: Real> Layer<R> {
         texts.dedup();
         texts.join(" | ")
     }
+}
+
+/// Tensors as engines add gradients to them.
+pub fn grads<R>(tensors: &mut Tensors<R>) -> Grads<'_, R> {
+    let (first, others) = tensors.split_at_mut(3);
+    let [(_, q), (_, k), (_, v)] = first else { unreachable!("q, k and v come first") };
+    let mut extras = Extras::default();
+    for (name, values) in others {
+        if let Name::Extra(extra) = name {
+            extras.set(*extra, &mut values[..]);
+        }
+    }
+    Grads { q, k, v, extras }
 }
 
 /// A shape in the symbols of the legend.

@@ -8,6 +8,7 @@ use rayon::prelude::*;
 use crate::config::{Config, ParamInit};
 use crate::ops::vector::PIECE;
 use crate::params::Params;
+use crate::splitmix::{RANGE, bits, mix};
 
 /// Linear weights and the embedding normal with `initializer_range`, biases 0, norms 1, additional parameters as their parts say.
 pub fn initialize(params: &mut Params, config: &Config, seed: u64) {
@@ -36,8 +37,7 @@ impl Stream {
 
     /// Uniform above 0 and at most 1, in steps of 2^−53.
     fn unit(self, index: u64) -> f64 {
-        let bits = mix(self.0.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15)));
-        ((bits >> 11) + 1) as f64 / (1u64 << 53) as f64
+        (bits(self.0, index) + 1) as f64 / RANGE
     }
 
     fn normal(self, values: &mut [f32], deviation: f64) {
@@ -57,13 +57,6 @@ impl Stream {
     fn uniform(self, values: &mut [f32], bound: f64) {
         values.iter_mut().enumerate().for_each(|(i, value)| *value = (bound * (2.0 * self.unit(i as u64) - 1.0)) as f32);
     }
-}
-
-/// The finalizer of SplitMix64 (Steele, Lea and Flood 2014).
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ mod json;
 pub mod model;
 pub mod ops;
 pub mod params;
+mod splitmix;
 pub mod weights;
 
 pub use config::Config;

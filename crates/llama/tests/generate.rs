@@ -3,7 +3,7 @@
 mod common;
 
 use common::plain::{self, Form, argmax};
-use common::{tiny, tokens};
+use common::{TOLERANCE, greedy, tiny, tokens};
 use termwise_attention::{Mode, relative_rms};
 use termwise_llama::generate::{Decoder, DecoderOptions, Remember, Saved};
 use termwise_llama::{Config, Engine, Error, Model};
@@ -31,24 +31,8 @@ const CACHED: [&str; 6] = [
     "taylor=0..2 clamp=5",
 ];
 
-/// How far float32 logits may be from float64 ones: relative RMS.
-const TOLERANCE: f64 = 2e-5;
-
 fn options() -> DecoderOptions {
     DecoderOptions::default()
-}
-
-/// The prompt and the most probable tokens after it.
-fn greedy(decoder: &mut Decoder, prompt: &[u32], total: usize) -> Vec<u32> {
-    decoder.read(0, prompt).expect("a prompt");
-    let mut ids = prompt.to_vec();
-    while ids.len() < total {
-        ids.push(argmax(decoder.logits(0)));
-        if ids.len() < total {
-            decoder.step(&[Some(ids[ids.len() - 1])]).expect("a step");
-        }
-    }
-    ids
 }
 
 /// Logits after every token, the first `read` of them read at once.

@@ -4,29 +4,13 @@
 mod common;
 
 use common::plain::{self, Form, argmax};
-use common::{tiny, tokens};
+use common::{TOLERANCE, greedy, tiny, tokens};
 use termwise_attention::{Variant, relative_rms};
 use termwise_llama::generate::{Decoder, DecoderOptions, Remember, cut};
 use termwise_llama::{Config, Error, Model};
 
-/// How far float32 logits may be from float64 ones: relative RMS.
-const TOLERANCE: f64 = 2e-5;
-
 fn options() -> DecoderOptions {
     DecoderOptions::default()
-}
-
-/// The prompt and the most probable tokens after it.
-fn greedy(decoder: &mut Decoder, prompt: &[u32], total: usize) -> Vec<u32> {
-    decoder.read(0, prompt).expect("a prompt");
-    let mut ids = prompt.to_vec();
-    while ids.len() < total {
-        ids.push(argmax(decoder.logits(0)));
-        if ids.len() < total {
-            decoder.step(&[Some(ids[ids.len() - 1])]).expect("a step");
-        }
-    }
-    ids
 }
 
 #[test]

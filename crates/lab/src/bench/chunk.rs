@@ -1,10 +1,10 @@
 //! Chunk mode against parallel mode by length, and where the one overtakes the other.
 
 use serde::Serialize;
-use termwise_attention::{Attention, Extras, Fused, Grads, Mode, Scratch, Shape, Variant, fused};
+use termwise_attention::{Attention, Fused, Mode, Scratch, Shape, Variant, fused};
 
 use super::{DecodeCase, Machine, timed};
-use crate::layer::{Layer, Name};
+use crate::layer::{Layer, grads};
 use crate::rng::Rng;
 use crate::{Error, threads};
 
@@ -120,7 +120,7 @@ fn row(variant: &Variant, shape: Shape, repeat: usize) -> Result<ChunkRow, Error
     let mut best = [[f64::INFINITY; 2]; 2];
     let inputs = layer.inputs();
     let mut y = vec![0.0; layer.dy.len()];
-    let mut gradients: Vec<(Name, Vec<f32>)> = layer.tensors.iter().map(|(name, x)| (*name, vec![0.0; x.len()])).collect();
+    let mut gradients = layer.no_gradients();
     // Long ones disturb each other little, and their first run is as good as the next.
     let repeat = (repeat * 4096 / shape.time).clamp(1, repeat.max(1));
     for _ in 0..=repeat {
@@ -128,15 +128,7 @@ fn row(variant: &Variant, shape: Shape, repeat: usize) -> Result<ChunkRow, Error
             let mut result = Ok(());
             let forward = timed(|| result = engine.forward(&inputs, &mut y).map(drop)).as_secs_f64();
             result?;
-            let (first, others) = gradients.split_at_mut(3);
-            let [(_, q), (_, k), (_, v)] = first else { unreachable!("q, k and v come first") };
-            let mut extras = Extras::default();
-            for (name, values) in others {
-                if let Name::Extra(extra) = name {
-                    extras.set(*extra, &mut values[..]);
-                }
-            }
-            let mut grads = Grads { q, k, v, extras };
+            let mut grads = grads(&mut gradients);
             let mut result = Ok(());
             let backward = timed(|| result = engine.backward(&inputs, &layer.dy, &mut grads)).as_secs_f64();
             result?;

@@ -1,6 +1,8 @@
 //! Random numbers that are computed from their index, so that what is drawn for one text does not depend on any other.
 
-/// A sequence of numbers: SplitMix64 (Steele, Lea and Flood 2014) with the seed mixed into a key. The same on every machine.
+use crate::splitmix::{RANGE, bits, mix};
+
+/// A sequence of numbers, with the seed mixed into a key. The same on every machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Random(u64);
 
@@ -12,15 +14,8 @@ impl Random {
 
     /// Element `index`, uniform from 0 below 1, in steps of 2^−53.
     pub fn unit(self, index: u64) -> f64 {
-        let bits = mix(self.0.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15)));
-        (bits >> 11) as f64 / (1u64 << 53) as f64
+        bits(self.0, index) as f64 / RANGE
     }
-}
-
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

@@ -6,7 +6,11 @@ pub mod plain;
 
 use std::path::PathBuf;
 
+use termwise_llama::generate::Decoder;
 use termwise_llama::{Batch, Config, Engine, Loss, Model, Objective, Options, Params};
+
+/// How far float32 logits may be from float64 ones: relative RMS.
+pub const TOLERANCE: f64 = 2e-5;
 
 /// A folder of the material that is not part of the project, or None and a line that says so.
 pub fn shared(folder: &str) -> Option<PathBuf> {
@@ -57,4 +61,17 @@ pub fn logits(model: &Model, ids: &[u32], lengths: Option<&[usize]>, rows: usize
     let mut logits = vec![f32::NAN; ids.len() * model.config.vocab_size];
     session.logits(&model.params, 0..ids.len(), &mut logits).expect("logits");
     logits
+}
+
+/// The prompt and the most probable tokens after it.
+pub fn greedy(decoder: &mut Decoder, prompt: &[u32], total: usize) -> Vec<u32> {
+    decoder.read(0, prompt).expect("a prompt");
+    let mut ids = prompt.to_vec();
+    while ids.len() < total {
+        ids.push(plain::argmax(decoder.logits(0)));
+        if ids.len() < total {
+            decoder.step(&[Some(ids[ids.len() - 1])]).expect("a step");
+        }
+    }
+    ids
 }
