@@ -47,10 +47,10 @@ impl Label {
     }
 }
 
-/// A name for each point (x, y, width of its name), within the plot and apart from points and earlier names where there is room.
+/// A name for each point (x, y, width of its name), within the plot and apart from points and earlier names where there is room; and whether there is.
 ///
 /// The first choice is above and left: where a rising line crosses a flat one, nothing is drawn there, nor below and right.
-pub fn place(points: &[(f64, f64, f64)], plot: Rectangle) -> Vec<Label> {
+pub fn place(points: &[(f64, f64, f64)], plot: Rectangle) -> Vec<(Label, bool)> {
     let dots = points.iter().map(|&(x, y, _)| Rectangle { left: x - DOT, right: x + DOT, top: y - DOT, bottom: y + DOT });
     let mut taken: Vec<Rectangle> = dots.collect();
     let mut labels = Vec::with_capacity(points.len());
@@ -66,9 +66,12 @@ pub fn place(points: &[(f64, f64, f64)], plot: Rectangle) -> Vec<Label> {
             let room = label.room(width);
             plot.holds(&room) && taken.iter().all(|other| !other.meets(&room))
         };
-        let label = choices.find(free).unwrap_or(above(0, x > (plot.left + plot.right) / 2.0));
-        taken.push(label.room(width));
-        labels.push(label);
+        let found = choices.find(free);
+        let label = found.unwrap_or(above(0, x > (plot.left + plot.right) / 2.0));
+        if found.is_some() && width > 0.0 {
+            taken.push(label.room(width));
+        }
+        labels.push((label, found.is_some()));
     }
     labels
 }
@@ -83,17 +86,17 @@ mod tests {
     fn names_lie_inside_and_apart() {
         let crowded = [(110.0, 285.0, 34.0), (125.0, 280.0, 40.0), (140.0, 278.0, 40.0), (160.0, 270.0, 47.0), (70.0, 110.0, 30.0)];
         let labels = place(&crowded, PLOT);
-        let rooms: Vec<Rectangle> = labels.iter().zip(&crowded).map(|(label, point)| label.room(point.2)).collect();
+        let rooms: Vec<Rectangle> = labels.iter().zip(&crowded).map(|((label, _), point)| label.room(point.2)).collect();
         for (i, room) in rooms.iter().enumerate() {
             assert!(PLOT.holds(room), "{room:?}");
             assert!(rooms[..i].iter().all(|other| !other.meets(room)), "{rooms:?}");
         }
-        assert!(labels[0].leftwards && labels[0].y == 278.0 && !labels[4].leftwards);
+        assert!(labels[0].0.leftwards && labels[0].0.y == 278.0 && !labels[4].0.leftwards && labels.iter().all(|label| label.1));
     }
 
     #[test]
     fn a_name_without_room_is_still_written() {
         let labels = place(&vec![(300.0, 200.0, 400.0); 40], PLOT);
-        assert!(labels.len() == 40 && labels.iter().all(|label| label.x.is_finite()));
+        assert!(labels.len() == 40 && labels.iter().all(|label| label.0.x.is_finite()) && !labels[39].1);
     }
 }

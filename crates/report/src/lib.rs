@@ -1,30 +1,89 @@
-//! Results as pictures: figures of charts, written as SVG.
+//! Results as pictures, tables and pages.
+//!
+//! A [`Figure`] has panels: a [`Chart`] of lines, bands, points and rules, a [`Ladder`] of means over categories, a [`HeatMap`]. It is
+//! written as SVG, PNG and CSV. A [`Table`] is written as HTML, CSV and text, a heat map as text as well. A [`Page`] puts them into one
+//! HTML file, or into a folder with each of them beside it.
 //!
 //! Notable choices:
-//! - colours are CSS classes with a light and a dark form, chosen by `prefers-color-scheme`; no fonts are embedded or measured;
-//! - charts stand below each other in a narrow column, so that a figure can be read on a telephone;
-//! - nothing can fail: a value that has no place on an axis leaves a gap, a chart without values says so;
-//! - the same figure gives the same bytes.
+//! - one list of shapes and texts becomes both SVG and PNG, with one table of looks for both, so that they show the same;
+//! - colours of SVG are CSS classes with a light and a dark form, chosen by `prefers-color-scheme`; heat maps have the same colours in both;
+//! - SVG names fonts that its reader may have; widths are those of DejaVu Sans, which is wide, and which PNG is written in;
+//! - panels stand below each other in a narrow column, so that a figure can be read on a telephone;
+//! - nothing can fail but writing to a folder: a value that has no place leaves a gap, a panel without values says so;
+//! - the same figure, table or page gives the same bytes.
 //!
 //! ```
-//! use termwise_report::{Axis, Chart, Figure, Layer, Line, Scale, Unit};
+//! use termwise_report::{Axis, Band, Block, Cell, Chart, Figure, HeatMap, Layer, Line, Names, Page, Scale, Section, Shade, Table, Unit};
 //!
-//! let line = Line { name: "KV cache".into(), color: 0, dashed: false, points: vec![(1.0, 512.0), (1e6, 512e6)] };
-//! let chart = Chart {
-//!     title: "Memory".into(),
-//!     x: Axis { label: "context, tokens".into(), scale: Scale::Log, unit: Unit::Number },
-//!     y: Axis { label: String::new(), scale: Scale::Log, unit: Unit::Bytes },
-//!     layers: vec![Layer::Line(line)],
+//! let band = Band { name: "softmax".into(), color: 0, points: vec![(0.0, 5.3, 5.6), (100.0, 2.7, 2.9)] };
+//! let line = Line { name: "softmax".into(), color: 0, dashed: false, points: vec![(0.0, 5.5), (100.0, 2.8)] };
+//! let loss = Chart {
+//!     title: "Held-out loss".into(),
+//!     x: Axis::new("step", Scale::Linear, Unit::Number),
+//!     y: Axis::new("nats a token", Scale::Linear, Unit::Number),
+//!     layers: vec![Layer::Band(band), Layer::Line(line)],
 //! };
-//! let figure = Figure { title: "A cache grows".into(), description: "A straight line.".into(), charts: vec![chart] };
-//! assert!(figure.to_svg().starts_with("<svg "));
+//! let spectrum = HeatMap {
+//!     title: "Share of each order".into(),
+//!     x: Names::count("order", 3),
+//!     y: Names::count("layer", 2),
+//!     values: vec![vec![Some(0.5), Some(0.3), Some(0.2)], vec![Some(0.9), Some(0.1), None]],
+//!     shade: Shade::Linear,
+//!     range: None,
+//!     unit: Unit::Percent,
+//! };
+//! println!("{}", spectrum.to_text(80));
+//! let figure = Figure { title: "Softmax".into(), description: "Loss falls.".into(), panels: vec![loss.into(), spectrum.into()] };
+//! assert!(figure.to_svg().starts_with("<svg ") && figure.to_png(2.0).starts_with(b"\x89PNG"));
+//!
+//! let mut table = Table::new("Mean ± standard deviation", ["variant", "loss"]);
+//! table.rows.push(vec![Cell::code("taylor=0..4"), Cell::Spread(2.83, 0.01, 2)]);
+//! let page = Page {
+//!     title: "What was seen".into(),
+//!     lead: vec![Block::Text("All numbers are from **this machine**.".into())],
+//!     sections: vec![Section {
+//!         heading: "Loss".into(),
+//!         blocks: vec![
+//!             Block::Figure { name: "loss".into(), figure, caption: "One seed.".into() },
+//!             Block::Table { name: "loss".into(), table },
+//!         ],
+//!     }],
+//! };
+//! assert!(page.to_html().contains("2.83"));
 //! ```
 
+mod chart;
+mod colour;
+mod csv;
+mod draw;
 mod figure;
+mod folder;
+mod font;
+mod heat;
+mod heat_draw;
+mod html;
 mod labels;
+mod ladder;
+mod layers;
+mod layout;
+mod legend;
+mod markup;
+mod page;
+mod png;
+mod rules;
 mod scale;
 mod style;
 mod svg;
+mod table;
+mod table_text;
+mod terminal;
 
-pub use figure::{Axis, Chart, Figure, Layer, Line, Mark};
+pub use chart::{Axis, Band, Chart, Layer, Line, Mark, Point, Points, Rule};
+pub use colour::Theme;
+pub use figure::{Figure, Panel};
+pub use folder::Error;
+pub use heat::{HeatMap, Names, Shade};
+pub use ladder::{Estimate, Ladder, Steps};
+pub use page::{Block, Page, Section, Verdict};
 pub use scale::{Scale, Unit};
+pub use table::{Cell, Table};

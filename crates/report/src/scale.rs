@@ -18,11 +18,40 @@ pub enum Unit {
     Bytes,
     /// µs, ms, s
     Seconds,
+    /// Shares: 0.25 is 25 %.
+    Percent,
 }
 
 impl Unit {
     /// A value as it is written beside an axis: at most three significant digits.
     pub fn format(self, value: f64) -> String {
+        self.digits(value, 3)
+    }
+
+    /// A value as it is written where there is room: at most six significant digits.
+    pub(crate) fn exact(self, value: f64) -> String {
+        self.digits(value, 6)
+    }
+
+    /// A value as it is written where there is little room: at most two significant digits, small ones as powers of ten.
+    pub(crate) fn brief(self, value: f64) -> String {
+        if self == Unit::Number && value != 0.0 && value.abs() < 0.0095 {
+            let text = format!("{:.0e}", value.abs());
+            return if value < 0.0 { format!("−{text}") } else { text };
+        }
+        self.digits(value, 2)
+    }
+
+    /// Values beside one axis, with as many digits as tell them apart.
+    pub(crate) fn ticks(self, ticks: &[f64]) -> Vec<String> {
+        let enough = |digits: &usize| ticks.iter().all(|&tick| self.digits(tick, *digits) == self.digits(tick, digits + 4));
+        let digits = (3..9).find(enough).unwrap_or(9);
+        let texts: Vec<String> = ticks.iter().map(|&tick| powers(self.digits(tick, digits))).collect();
+        let even = ticks.windows(3).all(|t| ((t[2] - t[1]) - (t[1] - t[0])).abs() < 1e-6 * (t[1] - t[0]).abs());
+        if even { equally_long(&texts).unwrap_or(texts) } else { texts }
+    }
+
+    fn digits(self, value: f64, most: usize) -> String {
         const NUMBERS: [(f64, &str); 5] = [(1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"), (1.0, "")];
         const BYTES: [(f64, &str); 6] = [(1e15, " PB"), (1e12, " TB"), (1e9, " GB"), (1e6, " MB"), (1e3, " KB"), (1.0, " B")];
         const SECONDS: [(f64, &str); 4] = [(1.0, " s"), (1e-3, " ms"), (1e-6, " µs"), (1e-9, " ns")];
@@ -30,22 +59,63 @@ impl Unit {
             Unit::Number => &NUMBERS,
             Unit::Bytes => &BYTES,
             Unit::Seconds => &SECONDS,
+            Unit::Percent => &[(0.01, " %")],
         };
+        if !value.is_finite() {
+            return "none".into();
+        }
         let size = value.abs();
         // Values just below a unit because of rounding belong to it.
         let (unit, name) = units.iter().copied().find(|(unit, _)| size >= unit * 0.9995).unwrap_or(units[units.len() - 1]);
-        let scaled = value / unit;
-        match scaled.abs() {
+        let sign = if value < 0.0 { "−" } else { "" };
+        let scaled = size / unit;
+        match scaled {
             0.0 => format!("0{name}"),
-            x if !(0.001..9999.5).contains(&x) => format!("{scaled:.0e}{name}"),
+            x if !(0.001..9999.5).contains(&x) => {
+                let text = format!("{scaled:.*e}", most.saturating_sub(3));
+                let (number, power) = text.split_once('e').unwrap_or((&text, "0"));
+                format!("{sign}{}e{power}{name}", trimmed(number))
+            }
             x => {
-                let digits = (2 - x.log10().floor() as i32).clamp(0, 6) as usize;
-                let text = format!("{scaled:.digits$}");
-                let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
-                format!("{text}{name}")
+                let digits = (most as i32 - 1 - x.log10().floor() as i32).clamp(0, most as i32 + 3) as usize;
+                format!("{sign}{}{name}", trimmed(&format!("{scaled:.digits$}")))
             }
         }
     }
+}
+
+/// 10⁻⁸ for 1e-8.
+fn powers(text: String) -> String {
+    let high = |c: char| "⁰¹²³⁴⁵⁶⁷⁸⁹".chars().nth(c.to_digit(10)? as usize);
+    let raised = |c: char| if c == '-' { Some('⁻') } else { high(c) };
+    match text.strip_prefix("1e").and_then(|power| power.chars().map(raised).collect::<Option<String>>()) {
+        Some(power) => format!("10{power}"),
+        None => text,
+    }
+}
+
+/// Numbers of one unit with as many digits after the point each, zero aside; `None` where units differ.
+fn equally_long(texts: &[String]) -> Option<Vec<String>> {
+    let is_digit = |c: char| c.is_ascii_digit() || c == '.' || c == '−';
+    let split = |text: &String| text.split_at(text.find(|c| !is_digit(c)).unwrap_or(text.len())).0.len();
+    let parts: Vec<(&str, &str)> = texts.iter().map(|text| text.split_at(split(text))).collect();
+    let counted: Vec<&(&str, &str)> = parts.iter().filter(|(number, _)| *number != "0").collect();
+    let unit = counted.first()?.1;
+    let after = |number: &str| number.split_once('.').map_or(0, |(_, digits)| digits.len());
+    let most = counted.iter().map(|(number, _)| after(number)).max()?;
+    if counted.iter().any(|(_, other)| *other != unit) {
+        return None;
+    }
+    let padded = |number: &str| match most - after(number) {
+        0 => number.to_string(),
+        missing => format!("{number}{}{}", if number.contains('.') { "" } else { "." }, "0".repeat(missing)),
+    };
+    Some(parts.iter().map(|(number, unit)| if *number == "0" { format!("0{unit}") } else { padded(number) + unit }).collect())
+}
+
+/// Without zeros that say nothing.
+fn trimmed(number: &str) -> &str {
+    if number.contains('.') { number.trim_end_matches('0').trim_end_matches('.') } else { number }
 }
 
 /// A scale with its ends.
@@ -57,6 +127,11 @@ pub struct Domain {
 }
 
 impl Domain {
+    /// With these ends, which have a place and differ.
+    pub fn between(scale: Scale, low: f64, high: f64) -> Domain {
+        Domain { scale, low, high }
+    }
+
     /// Around these values, those that have no place left out; `None` where none has one.
     pub fn around(scale: Scale, values: impl Iterator<Item = f64>, padded: bool) -> Option<Domain> {
         let has_place = |value: &f64| value.is_finite() && (scale == Scale::Linear || *value > 0.0);
@@ -85,10 +160,15 @@ impl Domain {
                     0.0
                 };
                 // Amounts that start at zero keep it as their end.
-                let floor = if low >= 0.0 && low < high / 2.0 { 0.0 } else { (low - room).max(f64::MIN / 2.0) };
+                let floor = if low >= 0.0 && low < high / 4.0 { 0.0 } else { (low - room).max(f64::MIN / 2.0) };
                 bounded(floor, (high + room).min(f64::MAX / 2.0))
             }
         })
+    }
+
+    /// The least and the greatest value.
+    pub fn ends(&self) -> (f64, f64) {
+        (self.low, self.high)
     }
 
     /// Where a value lies between the ends, 0 to 1; `None` where it has no place.
@@ -159,7 +239,20 @@ mod tests {
         assert_eq!([1.0, 1e3, 557_700.0, 1e9, 2e16].map(bytes), ["1 B", "1 KB", "558 KB", "1 GB", "20 PB"]);
         let seconds = |x| Unit::Seconds.format(x);
         assert_eq!([1e-9, 2e-5, 1e-3, 0.1, 1.0, 120.0].map(seconds), ["1 ns", "20 µs", "1 ms", "100 ms", "1 s", "120 s"]);
-        assert_eq!((number(-2000.0), number(1e-7), number(3e20)), ("-2k".into(), "1e-7".into(), "3e8T".into()));
+        assert_eq!((number(-2000.0), number(1e-7), number(3e20)), ("−2k".into(), "1e-7".into(), "3e8T".into()));
+    }
+
+    #[test]
+    fn numbers_beside_one_axis_can_be_told_apart() {
+        let ticks = |unit: Unit, values: &[f64]| unit.ticks(values).join(" ");
+        assert_eq!(ticks(Unit::Number, &[2.8, 3.0, 3.2]), "2.8 3.0 3.2");
+        assert_eq!(ticks(Unit::Number, &[1.58, 1.585, 1.59]), "1.580 1.585 1.590");
+        assert_eq!(ticks(Unit::Number, &[-0.5, 0.0, 0.5]), "−0.5 0 0.5");
+        assert_eq!(ticks(Unit::Number, &[0.0, 500.0, 1000.0, 1500.0]), "0 500 1k 1.5k");
+        assert_eq!(ticks(Unit::Number, &[1e-8, 1e-4, 1.0]), "10⁻⁸ 10⁻⁴ 1");
+        assert_eq!(ticks(Unit::Percent, &[0.0, 0.25, 0.5]), "0 % 25 % 50 %");
+        assert_eq!([0.0, 0.004, -0.004, 0.012, 0.5, 123.0].map(|x| Unit::Number.brief(x)), ["0", "4e-3", "−4e-3", "0.012", "0.5", "123"]);
+        assert_eq!((Unit::Number.format(f64::NAN), Unit::Percent.exact(0.123_456)), ("none".into(), "12.3456 %".into()));
     }
 
     #[test]

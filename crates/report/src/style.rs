@@ -1,74 +1,168 @@
-//! Colours, light and dark.
+//! Looks and faces as the style sheet of an SVG and as paint; both from the same table.
 
-/// Colours of series, dark on light; the first is for what others are compared with.
-pub const LIGHT: [&str; 6] = ["#1f2328", "#0b5fc0", "#b93a08", "#0a7352", "#8a3aad", "#8a5a00"];
-/// The same series, light on dark.
-pub const DARK: [&str; 6] = ["#e6edf3", "#62adff", "#ff8f63", "#45d6a3", "#d3a9ff", "#e8b84a"];
+use crate::colour::{self, Colours, Rgb, SERIES, Theme};
+use crate::draw::{Face, Look};
 
-/// What a theme consists of.
-pub struct Theme {
-    pub background: &'static str,
-    pub text: &'static str,
-    pub quiet: &'static str,
-    pub grid: &'static str,
-    pub series: [&'static str; 6],
+/// How a shape is painted in a theme.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Paint {
+    pub fill: Option<Rgb>,
+    /// Of the fill.
+    pub opacity: f64,
+    pub stroke: Option<Rgb>,
+    pub width: f64,
+    pub dash: Option<(f64, f64)>,
+    /// Round ends and corners.
+    pub round: bool,
+    /// Edges on whole pixels, so that neighbours leave no seam.
+    pub crisp: bool,
 }
 
-pub const LIGHT_THEME: Theme = Theme { background: "#ffffff", text: "#1f2328", quiet: "#57606a", grid: "#e3e7ec", series: LIGHT };
-pub const DARK_THEME: Theme = Theme { background: "#0d1117", text: "#e6edf3", quiet: "#9aa5b1", grid: "#262d36", series: DARK };
-
-/// The class of a series' colour.
-pub fn class(color: usize) -> String {
-    format!("c{}", color % LIGHT.len())
-}
-
-/// The style sheet of a figure.
-pub fn sheet() -> String {
-    let mut css = String::from(
-        "svg{max-width:100%;height:auto}\
-         text{font-family:system-ui,-apple-system,\"Segoe UI\",Roboto,\"DejaVu Sans\",sans-serif;font-size:13px}\
-         .title{font-size:16px;font-weight:600}.chart{font-size:14px;font-weight:600}.mark{font-size:12px;font-weight:600}\
-         .line{fill:none;stroke-width:2.25;stroke-linejoin:round;stroke-linecap:round}.dashed{stroke-dasharray:6 5}\
-         .grid{stroke-width:1}.axis{stroke-width:1}.drop{stroke-width:1;stroke-dasharray:2 3}.dot{stroke-width:2}",
-    );
-    css += &rules(&LIGHT_THEME);
-    css += &format!("@media (prefers-color-scheme:dark){{{}}}", rules(&DARK_THEME));
-    css
-}
-
-fn rules(theme: &Theme) -> String {
-    let Theme { background, text, quiet, grid, series } = theme;
-    let mut css = format!(
-        ".background{{fill:{background}}}.dot{{stroke:{background}}}.halo{{stroke:{background};stroke-width:4;stroke-linejoin:round;paint-order:stroke}}\
-         text{{fill:{text}}}.quiet{{fill:{quiet}}}.grid{{stroke:{grid}}}.axis{{stroke:{quiet}}}"
-    );
-    for (i, color) in series.iter().enumerate() {
-        css += &format!(".line.c{i},.drop.c{i}{{stroke:{color}}}.dot.c{i},.mark.c{i}{{fill:{color}}}");
-    }
-    css
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Relative luminance by the web's accessibility guidelines.
-    fn luminance(color: &str) -> f64 {
-        let channel = |i: usize| {
-            let c = u8::from_str_radix(&color[i..i + 2], 16).expect("two hex digits") as f64 / 255.0;
-            if c <= 0.04045 { c / 12.92 } else { ((c + 0.055) / 1.055).powf(2.4) }
-        };
-        0.2126 * channel(1) + 0.7152 * channel(3) + 0.0722 * channel(5)
-    }
-
-    #[test]
-    fn text_and_series_stand_out_from_the_background() {
-        for theme in [LIGHT_THEME, DARK_THEME] {
-            for color in theme.series.into_iter().chain([theme.text, theme.quiet]) {
-                let (a, b) = (luminance(color), luminance(theme.background));
-                let contrast = (a.max(b) + 0.05) / (a.min(b) + 0.05);
-                assert!(contrast >= 4.5, "{color} on {}: {contrast:.2}", theme.background);
-            }
+impl Look {
+    /// Empty where the paint is written with the shape.
+    pub fn class(self) -> String {
+        match self {
+            Look::Grid => "grid".into(),
+            Look::Axis => "axis".into(),
+            Look::Line { color, dashed } => format!("line c{}{}", color % SERIES, if dashed { " dashed" } else { "" }),
+            Look::Band(color) => format!("band c{}", color % SERIES),
+            Look::Drop(color) => format!("drop c{}", color % SERIES),
+            Look::Dot(color) => format!("dot c{}", color % SERIES),
+            Look::Whisker(color) => format!("whisker c{}", color % SERIES),
+            Look::Rule(color) => format!("rule c{}", color % SERIES),
+            Look::Blank => "blank".into(),
+            Look::Cell(_) => String::new(),
         }
     }
+
+    pub fn paint(self, colours: &Colours) -> Paint {
+        let stroke = |color: Rgb, width: f64| Paint { stroke: Some(color), width, ..Paint::default() };
+        let fill = |color: Rgb, opacity: f64| Paint { fill: Some(color), opacity, ..Paint::default() };
+        match self {
+            Look::Grid => stroke(colours.grid, 1.0),
+            Look::Axis => stroke(colours.quiet, 1.0),
+            Look::Blank => stroke(colours.quiet, 0.75),
+            Look::Line { color, dashed } => Paint { dash: dashed.then_some((6.0, 5.0)), round: true, ..stroke(colours.of(color), 2.25) },
+            Look::Band(color) => fill(colours.of(color), 0.18),
+            Look::Drop(color) => Paint { dash: Some((2.0, 3.0)), ..stroke(colours.of(color), 1.0) },
+            Look::Dot(color) => Paint { stroke: Some(colours.background), width: 1.5, ..fill(colours.of(color), 1.0) },
+            Look::Whisker(color) => stroke(colours.of(color), 1.5),
+            Look::Rule(color) => Paint { dash: Some((7.0, 4.0)), ..stroke(colours.of(color), 1.25) },
+            Look::Cell(color) => Paint { crisp: true, ..fill(color, 1.0) },
+        }
+    }
+}
+
+/// Of the edge around texts that lie on lines.
+pub const HALO: f64 = 4.0;
+
+impl Face {
+    pub fn class(self) -> String {
+        match self {
+            Face::Title => "title".into(),
+            Face::Heading => "chart".into(),
+            Face::Body => String::new(),
+            Face::Quiet => "quiet".into(),
+            Face::TickX => "quiet x".into(),
+            Face::TickY => "quiet y".into(),
+            Face::Mark(color) => format!("mark c{}", color % SERIES),
+            Face::Cell { white } => if white { "cell white" } else { "cell black" }.into(),
+        }
+    }
+
+    pub fn color(self, colours: &Colours) -> Rgb {
+        match self {
+            Face::Title | Face::Heading | Face::Body => colours.text,
+            Face::Quiet | Face::TickX | Face::TickY => colours.quiet,
+            Face::Mark(color) => colours.of(color),
+            Face::Cell { white } => [if white { 255 } else { 0 }; 3],
+        }
+    }
+
+    pub fn has_halo(self) -> bool {
+        matches!(self, Face::Mark(_))
+    }
+}
+
+/// The style sheet of figures; every rule is for what lies in an element of the class `termwise`.
+pub fn sheet() -> String {
+    let mut css = String::from(
+        "svg.termwise{max-width:100%;height:auto}\
+         .termwise text{font-family:system-ui,-apple-system,\"Segoe UI\",Roboto,\"DejaVu Sans\",sans-serif}\
+         .termwise .cells{shape-rendering:crispEdges}.termwise .blank{shape-rendering:auto}",
+    );
+    for theme in [Theme::Light, Theme::Dark] {
+        let colours = theme.colours();
+        let mut rules = format!(".termwise .background{{fill:{}}}", colour::code(colours.background));
+        for (class, look) in looks() {
+            rules += &format!(".termwise {class}{{{}}}", look_rule(&look.paint(colours), theme));
+        }
+        for (selector, face) in faces() {
+            rules += &format!(".termwise {selector}{{{}}}", face_rule(face, colours, theme));
+        }
+        css += &if theme == Theme::Dark { format!("@media (prefers-color-scheme:dark){{{rules}}}") } else { rules };
+    }
+    css
+}
+
+/// Every look that has a class, with its selector.
+fn looks() -> Vec<(String, Look)> {
+    let mut looks = vec![Look::Grid, Look::Axis, Look::Blank];
+    for color in 0..SERIES {
+        looks.extend([Look::Line { color, dashed: false }, Look::Band(color), Look::Drop(color), Look::Dot(color)]);
+        looks.extend([Look::Whisker(color), Look::Rule(color)]);
+    }
+    looks.push(Look::Line { color: 0, dashed: true });
+    let selector = |look: Look| match look {
+        Look::Line { dashed: true, .. } => ".dashed".into(),
+        look => format!(".{}", look.class().replace(' ', ".")),
+    };
+    looks.into_iter().map(|look| (selector(look), look)).collect()
+}
+
+fn faces() -> Vec<(String, Face)> {
+    let mut faces = vec![("text".into(), Face::Body), (".title".into(), Face::Title), (".chart".into(), Face::Heading)];
+    faces.push((".quiet".into(), Face::Quiet));
+    faces.extend((0..SERIES).map(|color| (format!(".mark.c{color}"), Face::Mark(color))));
+    faces.extend([true, false].map(|white| (if white { ".white" } else { ".black" }.into(), Face::Cell { white })));
+    faces
+}
+
+/// Colours alone for the dark theme: the rest is the same.
+fn look_rule(paint: &Paint, theme: Theme) -> String {
+    let dash = paint.dash.map(|(on, off)| format!("stroke-dasharray:{on} {off};")).unwrap_or_default();
+    if paint.dash == Some((6.0, 5.0)) {
+        return dash;
+    }
+    let mut css = format!("fill:{};", paint.fill.map_or("none".into(), colour::code));
+    if let Some(stroke) = paint.stroke {
+        css += &format!("stroke:{};", colour::code(stroke));
+    }
+    if theme == Theme::Light {
+        if paint.opacity > 0.0 && paint.opacity < 1.0 {
+            css += &format!("fill-opacity:{};", paint.opacity);
+        }
+        if paint.stroke.is_some() {
+            css += &format!("stroke-width:{};{dash}", paint.width);
+        }
+        if paint.round {
+            css += "stroke-linejoin:round;stroke-linecap:round;";
+        }
+    }
+    css
+}
+
+fn face_rule(face: Face, colours: &Colours, theme: Theme) -> String {
+    let (size, bold) = face.font();
+    let mut css = format!("fill:{};", colour::code(face.color(colours)));
+    if face.has_halo() {
+        css += &format!("stroke:{};", colour::code(colours.background));
+    }
+    if theme == Theme::Light {
+        css += &format!("font-size:{size}px;{}", if bold { "font-weight:600;" } else { "" });
+        if face.has_halo() {
+            css += &format!("stroke-width:{HALO};stroke-linejoin:round;paint-order:stroke;");
+        }
+    }
+    css
 }

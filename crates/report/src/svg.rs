@@ -1,26 +1,110 @@
-//! Writing XML: elements that end, text that is escaped.
+//! Writing XML: elements that end, text that is escaped; and drawings as SVG.
 
 use std::fmt::{Display, Write};
 
+use crate::colour;
+use crate::draw::{Anchor, Drawing, Item, Look, Path, Step};
+
+/// A drawing with its name and description; without a style sheet for a page that has one.
+pub fn document(drawing: &Drawing, title: &str, description: &str, sheet: Option<&str>) -> String {
+    let mut svg = Svg::default();
+    let (width, height) = (Px(drawing.width), Px(drawing.height));
+    let view = format!("0 0 {width} {height}");
+    let mut attributes: Vec<(&'static str, &dyn Display)> = vec![("class", &"termwise")];
+    if sheet.is_some() {
+        attributes.push(("xmlns", &"http://www.w3.org/2000/svg"));
+    }
+    attributes.extend([("width", &width as &dyn Display), ("height", &height), ("viewBox", &view), ("role", &"img")]);
+    svg.open("svg", &attributes);
+    svg.text("title", &[], title);
+    svg.text("desc", &[], description);
+    if let Some(sheet) = sheet {
+        svg.text("style", &[], sheet);
+    }
+    svg.element("rect", &[("class", &"background"), ("width", &width), ("height", &height)]);
+    for item in &drawing.items {
+        svg.item(item);
+    }
+    svg.finish()
+}
+
+impl Svg {
+    fn item(&mut self, item: &Item) {
+        match item {
+            Item::Open("") => self.open("g", &[]),
+            Item::Open(class) => self.open("g", &[("class", class)]),
+            Item::Close => self.close(),
+            Item::Shape { look, path, title } => {
+                let (class, d) = (look.class(), outline(path));
+                let color;
+                let mut attributes: Vec<(&'static str, &dyn Display)> = Vec::new();
+                if let Look::Cell(rgb) = look {
+                    color = colour::code(*rgb);
+                    attributes.push(("fill", &color));
+                } else {
+                    attributes.push(("class", &class));
+                }
+                attributes.push(("d", &d));
+                match title {
+                    None => self.element("path", &attributes),
+                    Some(title) => {
+                        self.open("path", &attributes);
+                        self.text("title", &[], title);
+                        self.close();
+                    }
+                }
+            }
+            Item::Text { face, anchor, place: (x, y), text } => {
+                let (class, x, y) = (face.class(), Px(*x), Px(*y));
+                let mut attributes: Vec<(&'static str, &dyn Display)> = Vec::new();
+                if !class.is_empty() {
+                    attributes.push(("class", &class));
+                }
+                attributes.extend([("x", &x as &dyn Display), ("y", &y)]);
+                match anchor {
+                    Anchor::Start => {}
+                    Anchor::Middle => attributes.push(("text-anchor", &"middle")),
+                    Anchor::End => attributes.push(("text-anchor", &"end")),
+                }
+                self.text("text", &attributes, text);
+            }
+        }
+    }
+}
+
+fn outline(path: &Path) -> String {
+    let mut d = String::new();
+    for step in &path.0 {
+        // Writing to a string cannot fail.
+        let _ = match step {
+            Step::Move((x, y)) => write!(d, "M{} {}", Px(*x), Px(*y)),
+            Step::Line((x, y)) => write!(d, "L{} {}", Px(*x), Px(*y)),
+            Step::Dot => write!(d, "h0"),
+            Step::Close => write!(d, "z"),
+        };
+    }
+    d
+}
+
 /// A document in the making.
 #[derive(Default)]
-pub struct Svg {
+struct Svg {
     out: String,
     open: Vec<&'static str>,
 }
 
 /// Attributes of an element.
-pub type Attributes<'a> = &'a [(&'static str, &'a dyn Display)];
+type Attributes<'a> = &'a [(&'static str, &'a dyn Display)];
 
 impl Svg {
     /// An element without content.
-    pub fn element(&mut self, name: &'static str, attributes: Attributes) {
+    fn element(&mut self, name: &'static str, attributes: Attributes) {
         self.start(name, attributes);
         self.out.push_str("/>\n");
     }
 
     /// An element with text alone.
-    pub fn text(&mut self, name: &'static str, attributes: Attributes, text: &str) {
+    fn text(&mut self, name: &'static str, attributes: Attributes, text: &str) {
         self.start(name, attributes);
         self.out.push('>');
         self.out.push_str(&escape(text));
@@ -30,14 +114,14 @@ impl Svg {
     }
 
     /// Begins an element; what follows is in it until [`Svg::close`].
-    pub fn open(&mut self, name: &'static str, attributes: Attributes) {
+    fn open(&mut self, name: &'static str, attributes: Attributes) {
         self.start(name, attributes);
         self.out.push_str(">\n");
         self.open.push(name);
     }
 
     /// Ends the element that was begun last.
-    pub fn close(&mut self) {
+    fn close(&mut self) {
         if let Some(name) = self.open.pop() {
             self.out.push_str("</");
             self.out.push_str(name);
@@ -46,7 +130,7 @@ impl Svg {
     }
 
     /// The text, with everything ended.
-    pub fn finish(mut self) -> String {
+    fn finish(mut self) -> String {
         while !self.open.is_empty() {
             self.close();
         }
@@ -64,7 +148,7 @@ impl Svg {
 }
 
 /// A coordinate: a hundredth of a pixel is finer than anything seen.
-pub struct Px(pub f64);
+struct Px(f64);
 
 impl Display for Px {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -74,7 +158,7 @@ impl Display for Px {
 }
 
 /// Text for content and attributes; characters that XML cannot hold become U+FFFD.
-fn escape(text: &str) -> String {
+pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {

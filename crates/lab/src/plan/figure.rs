@@ -1,6 +1,6 @@
 //! State against cache as a picture.
 
-use termwise_report::{Axis, Chart, Figure, Layer, Line, Mark, Scale, Unit};
+use termwise_report::{Axis, Chart, Figure, Layer, Line, Mark, Panel, Scale, Unit};
 
 use super::count::Work;
 use super::{Column, Plan};
@@ -51,12 +51,13 @@ impl Plan {
             let label = if unit == Unit::Seconds { format!("on {}", machine.title) } else { String::new() };
             Chart { title: title.into(), x, y: Axis { label, scale: Scale::Log, unit }, layers }
         };
-        let charts = vec![
+        let panels = [
             chart("Memory between tokens", Unit::Bytes, &cached, &kept, &|c| c.break_even.memory),
             chart("Decoding: time a token", Unit::Seconds, &cached_step, &step, &|c| c.break_even.decode),
             chart("Prompt: time a token, parallel or in chunks", Unit::Seconds, &parallel, &chunked, &|c| c.break_even.chunk),
         ];
-        Figure { title: format!("{}: KV cache or constant state{rows}", self.short_name()), description: self.description(&states), charts }
+        let panels = panels.map(Panel::Chart).into();
+        Figure { title: format!("{}: KV cache or constant state{rows}", self.short_name()), description: self.description(&states), panels }
     }
 
     /// The last part of a path.

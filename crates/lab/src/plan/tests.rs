@@ -218,9 +218,10 @@ fn the_figure_shows_every_state_and_break_even() {
     for text in ["KV cache / parallel", "orders 0..2", "orders 0..3", "orders 0..4", ">1,089<", ">24,327<", "NVIDIA A100"] {
         assert!(svg.contains(text), "{text}");
     }
-    assert_eq!(plan.figure().charts.len(), 3);
+    let figure = plan.figure();
+    assert_eq!(figure.charts().count(), 3);
     // The lines cross where they are marked.
-    let chart = &plan.figure().charts[0];
+    let chart = figure.charts().next().expect("three");
     let points = |index: usize| match &chart.layers[index] {
         termwise_report::Layer::Line(line) => line.points.clone(),
         other => panic!("{other:?}"),

@@ -1,0 +1,180 @@
+//! What a figure consists of before it is written: shapes with a look and texts with a face.
+//!
+//! SVG and PNG are made from the same list, so that they show the same picture.
+
+use crate::colour::Rgb;
+
+/// Shapes and texts, later ones above earlier ones.
+pub struct Drawing {
+    pub width: f64,
+    pub height: f64,
+    pub items: Vec<Item>,
+}
+
+/// A place: pixels from the left and from the top.
+pub type Place = (f64, f64);
+
+pub enum Item {
+    /// A part that belongs together, with a class or none.
+    Open(&'static str),
+    Close,
+    Shape {
+        look: Look,
+        path: Path,
+        title: Option<String>,
+    },
+    Text {
+        face: Face,
+        anchor: Anchor,
+        place: Place,
+        text: String,
+    },
+}
+
+/// Which side of a text its place is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Anchor {
+    Start,
+    Middle,
+    End,
+}
+
+/// What a shape is; numbers are colours of series.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    Grid,
+    Axis,
+    Line { color: usize, dashed: bool },
+    Band(usize),
+    Drop(usize),
+    Dot(usize),
+    Whisker(usize),
+    Rule(usize),
+    Cell(Rgb),
+    Blank,
+}
+
+/// What a text is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Face {
+    Title,
+    Heading,
+    Body,
+    Quiet,
+    TickX,
+    TickY,
+    Mark(usize),
+    /// A number on a colour, black or white.
+    Cell {
+        white: bool,
+    },
+}
+
+impl Face {
+    /// Pixels, and whether it is bold.
+    pub fn font(self) -> (f64, bool) {
+        match self {
+            Face::Title => (16.0, true),
+            Face::Heading => (14.0, true),
+            Face::Body | Face::Quiet | Face::TickX | Face::TickY => (13.0, false),
+            Face::Mark(_) => (12.0, true),
+            Face::Cell { .. } => (10.0, false),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Step {
+    Move(Place),
+    Line(Place),
+    /// A dot at the pen, seen where nothing joins it.
+    Dot,
+    Close,
+}
+
+/// An outline.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Path(pub Vec<Step>);
+
+impl Path {
+    pub fn segment(from: Place, to: Place) -> Path {
+        Path::segments(&[(from, to)])
+    }
+
+    pub fn segments(segments: &[(Place, Place)]) -> Path {
+        Path(segments.iter().flat_map(|&(from, to)| [Step::Move(from), Step::Line(to)]).collect())
+    }
+
+    /// A closed one; nothing where there are no corners.
+    pub fn polygon(corners: &[Place]) -> Path {
+        let mut steps = Vec::with_capacity(corners.len() + 1);
+        for (i, &corner) in corners.iter().enumerate() {
+            steps.push(if i == 0 { Step::Move(corner) } else { Step::Line(corner) });
+        }
+        if !steps.is_empty() {
+            steps.push(Step::Close);
+        }
+        Path(steps)
+    }
+
+    pub fn rectangle((x, y): Place, width: f64, height: f64) -> Path {
+        Path::polygon(&[(x, y), (x + width, y), (x + width, y + height), (x, y + height)])
+    }
+
+    /// A circle as a polygon whose corners nobody sees at this size.
+    pub fn circle((x, y): Place, radius: f64) -> Path {
+        const CORNERS: usize = 24;
+        let corner = |i: usize| {
+            let (sin, cos) = (i as f64 * std::f64::consts::TAU / CORNERS as f64).sin_cos();
+            (x + radius * cos, y + radius * sin)
+        };
+        Path::polygon(&(0..CORNERS).map(corner).collect::<Vec<_>>())
+    }
+}
+
+impl Drawing {
+    pub fn new(width: f64, height: f64) -> Drawing {
+        Drawing { width, height, items: Vec::new() }
+    }
+
+    pub fn open(&mut self, class: &'static str) {
+        self.items.push(Item::Open(class));
+    }
+
+    pub fn close(&mut self) {
+        self.items.push(Item::Close);
+    }
+
+    /// A shape; its title is shown when it is pointed at.
+    pub fn path(&mut self, look: Look, path: Path, title: Option<&str>) {
+        let title = title.filter(|title| !title.is_empty()).map(String::from);
+        self.items.push(Item::Shape { look, path, title });
+    }
+
+    pub fn segment(&mut self, look: Look, from: Place, to: Place) {
+        self.path(look, Path::segment(from, to), None);
+    }
+
+    pub fn text(&mut self, face: Face, anchor: Anchor, place: Place, text: &str) {
+        if !text.is_empty() {
+            self.items.push(Item::Text { face, anchor, place, text: text.into() });
+        }
+    }
+}
+
+/// The marker of a series: every colour has a shape, so that it can be told without its colour.
+pub fn marker(drawing: &mut Drawing, color: usize, (x, y): Place, title: Option<&str>) {
+    let polygon = |corners: &[Place]| Path::polygon(&corners.iter().map(|(a, b)| (x + a, y + b)).collect::<Vec<_>>());
+    let path = match color % crate::colour::SERIES {
+        0 => Path::circle((x, y), 4.5),
+        1 => polygon(&[(-4.2, -4.2), (4.2, -4.2), (4.2, 4.2), (-4.2, 4.2)]),
+        2 => polygon(&[(0.0, -5.6), (5.2, 3.9), (-5.2, 3.9)]),
+        3 => polygon(&[(0.0, -5.9), (5.9, 0.0), (0.0, 5.9), (-5.9, 0.0)]),
+        4 => polygon(&[(0.0, 5.6), (5.2, -3.9), (-5.2, -3.9)]),
+        _ => {
+            let (a, b) = (1.9, 5.4);
+            polygon(&[(-a, -b), (a, -b), (a, -a), (b, -a), (b, a), (a, a), (a, b), (-a, b), (-a, a), (-b, a), (-b, -a), (-a, -a)])
+        }
+    };
+    drawing.path(Look::Dot(color), path, title);
+}

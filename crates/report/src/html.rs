@@ -1,0 +1,167 @@
+//! How pages become HTML.
+
+use std::collections::HashSet;
+
+use crate::figure::Figure;
+use crate::markup;
+use crate::page::{Block, Page, Section, Verdict};
+use crate::style;
+use crate::svg::escape;
+use crate::table::Table;
+
+/// The page's own style sheet.
+const SHEET: &str = include_str!("page.css");
+
+/// What a page shows that can be a file as well, with its name.
+pub enum Asset<'a> {
+    Figure(String, &'a Figure),
+    Table(String, &'a Table),
+}
+
+/// A page in the making.
+pub struct Renderer<'a> {
+    out: String,
+    /// Anchors that are taken.
+    ids: HashSet<String>,
+    assets: Vec<Asset<'a>>,
+    /// Whether figures and tables lie beside the page.
+    files: bool,
+}
+
+impl Page {
+    /// The page as one HTML file that asks for nothing else: no script, no font, no picture from elsewhere.
+    pub fn to_html(&self) -> String {
+        Renderer::render(self, false).0
+    }
+}
+
+impl<'a> Renderer<'a> {
+    /// The page and what lies beside it, in the order of the page.
+    pub fn render(page: &'a Page, files: bool) -> (String, Vec<Asset<'a>>) {
+        let mut r = Renderer { out: String::new(), ids: HashSet::new(), assets: Vec::new(), files };
+        let title = escape(&page.title);
+        r.out += "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/>\n";
+        r.out += "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\"/><meta name=\"color-scheme\" content=\"light dark\"/>\n";
+        // Nothing is fetched even where a text would make a browser do so.
+        r.out += "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\"/>\n";
+        r.out += &format!("<title>{title}</title>\n<style>{}{}</style></head>\n", SHEET.replace('\n', ""), style::sheet());
+        r.out += &format!("<body><main><header><h1>{title}</h1>\n");
+        r.blocks(&page.lead);
+        r.out += "</header>\n";
+        let ids: Vec<String> = page.sections.iter().map(|section| r.id(&slug(&section.heading))).collect();
+        if page.sections.len() > 1 {
+            r.out += "<nav aria-label=\"Contents\"><h2>Contents</h2><ol>";
+            for (section, id) in page.sections.iter().zip(&ids) {
+                r.out += &format!("<li><a href=\"#{id}\">{}</a></li>", markup::html(&section.heading));
+            }
+            r.out += "</ol></nav>\n";
+        }
+        for (Section { heading, blocks }, id) in page.sections.iter().zip(&ids) {
+            r.out += &format!("<section id=\"{id}\"><h2>{}", markup::html(heading));
+            r.out += &format!(" <a class=\"anchor\" href=\"#{id}\" aria-label=\"Link to this section\">#</a></h2>\n");
+            r.blocks(blocks);
+            r.out += "</section>\n";
+        }
+        r.out += "</main></body></html>\n";
+        (r.out, r.assets)
+    }
+
+    /// An anchor that is not taken yet.
+    fn id(&mut self, wanted: &str) -> String {
+        let numbered = |n: u32| if n == 1 { wanted.to_string() } else { format!("{wanted}-{n}") };
+        let id = (1..).map(numbered).find(|id| !self.ids.contains(id)).unwrap_or_default();
+        self.ids.insert(id.clone());
+        id
+    }
+
+    /// Figures that follow each other stand in one box.
+    fn blocks(&mut self, blocks: &'a [Block]) {
+        for run in blocks.chunk_by(|a, b| matches!((a, b), (Block::Figure { .. }, Block::Figure { .. }))) {
+            if matches!(run[0], Block::Figure { .. }) {
+                self.out += if run.len() == 1 { "<div class=\"figures one\">\n" } else { "<div class=\"figures\">\n" };
+                run.iter().for_each(|block| self.block(block));
+                self.out += "</div>\n";
+            } else {
+                run.iter().for_each(|block| self.block(block));
+            }
+        }
+    }
+
+    fn block(&mut self, block: &'a Block) {
+        match block {
+            Block::Text(text) => self.out += &format!("<p>{}</p>\n", markup::html(text)),
+            Block::List(items) => {
+                self.out += "<ul>";
+                for item in items {
+                    self.out += &format!("<li>{}</li>", markup::html(item));
+                }
+                self.out += "</ul>\n";
+            }
+            Block::Figure { name, figure, caption } => self.figure(name, figure, caption),
+            Block::Table { name, table } => self.table(name, table),
+            Block::Verdict { verdict, claim } => {
+                let (class, sign, words) = verdict.badge();
+                self.out +=
+                    &format!("<p class=\"verdict\"><span class=\"badge {class}\"><span aria-hidden=\"true\">{sign}</span> {words}</span> ");
+                self.out += &format!("<span>{}</span></p>\n", markup::html(claim));
+            }
+            Block::Code(text) => {
+                let lines: Vec<String> = text.lines().map(escape).collect();
+                self.out += &format!("<pre tabindex=\"0\"><code>{}</code></pre>\n", lines.join("\n"));
+            }
+            Block::Details { summary, blocks } => {
+                self.out += &format!("<details><summary>{}</summary>\n", markup::html(summary));
+                self.blocks(blocks);
+                self.out += "</details>\n";
+            }
+        }
+    }
+
+    fn figure(&mut self, name: &str, figure: &'a Figure, caption: &str) {
+        let id = self.id(&format!("figure-{}", slug(name)));
+        let file = id.trim_start_matches("figure-").to_string();
+        self.out += &format!("<figure id=\"{id}\">{}", figure.to_inline_svg());
+        let files = ["svg", "png", "csv"].map(|kind| (kind.to_uppercase(), format!("figures/{file}.{kind}")));
+        self.caption(caption, &files);
+        self.out += "</figure>\n";
+        self.assets.push(Asset::Figure(file, figure));
+    }
+
+    fn table(&mut self, name: &str, table: &'a Table) {
+        let id = self.id(&format!("table-{}", slug(name)));
+        let file = id.trim_start_matches("table-").to_string();
+        let label = escape(&markup::plain(&table.caption));
+        let label = if label.is_empty() { String::new() } else { format!(" role=\"region\" aria-label=\"{label}\"") };
+        self.out += &format!("<figure class=\"table\" id=\"{id}\"><div class=\"scroll\" tabindex=\"0\"{label}>{}</div>", table.to_html());
+        self.caption("", &[("CSV".into(), format!("tables/{file}.csv"))]);
+        self.out += "</figure>\n";
+        self.assets.push(Asset::Table(file, table));
+    }
+
+    /// A text and, where there are files, the way to them.
+    fn caption(&mut self, text: &str, files: &[(String, String)]) {
+        let links: Vec<String> = files.iter().map(|(kind, path)| markup::link(kind, path)).collect();
+        let links = if self.files { format!("<span class=\"files\">{}</span>", links.join(" · ")) } else { String::new() };
+        if !text.is_empty() || self.files {
+            self.out += &format!("<figcaption>{} {links}</figcaption>", markup::html(text));
+        }
+    }
+}
+
+impl Verdict {
+    /// Class, sign and words: told apart by each of them.
+    fn badge(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Verdict::Reproduced => ("yes", "✓", "reproduced"),
+            Verdict::NotVisible => ("open", "○", "not visible at this scale"),
+            Verdict::Contradicted => ("no", "✗", "contradicted"),
+        }
+    }
+}
+
+/// Small letters, digits and dashes, for anchors and files.
+fn slug(text: &str) -> String {
+    let text = markup::plain(text).to_ascii_lowercase();
+    let words: Vec<&str> = text.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty()).collect();
+    if words.is_empty() { "part".into() } else { words.join("-").chars().take(60).collect() }
+}
