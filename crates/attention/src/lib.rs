@@ -40,4 +40,5 @@ pub use parts::rope::{Rope, RopeScaling};
 pub use real::{Real, relative_rms};
 pub use recurrent::{Basis, Memory, Recurrent, State, Truncation};
 pub use reference::Reference;
+pub use reference::view::View;
 pub use variant::Variant;

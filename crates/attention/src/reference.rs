@@ -15,6 +15,7 @@
 
 pub(crate) mod head;
 mod stages;
+pub mod view;
 
 use std::marker::PhantomData;
 

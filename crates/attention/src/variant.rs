@@ -4,7 +4,6 @@ use crate::parts::conv;
 use crate::parts::gate::{InGate, OutGate, PostGate};
 use crate::parts::kernel::Sign;
 use crate::parts::no_denominator::NoDenominator;
-use crate::parts::slot::Part;
 use crate::parts::taylor::{Coefficients, Taylor};
 use crate::{Decay, Denominator, Error, Kernel, Norm, Shape};
 
@@ -152,7 +151,7 @@ impl Variant {
         v.kernel = match &v.kernel {
             Kernel::Power(power) => plain_order(power.p as usize, &v),
             Kernel::Feature(feature) if feature.map == crate::Map::Identity => plain_order(1, &v),
-            Kernel::Taylor(taylor) if taylor.orders.len() == 1 && taylor.coefficients == Coefficients::Ones => {
+            Kernel::Taylor(taylor) if taylor.orders.len() == 1 && taylor.coefficients == Coefficients::Ones && taylor.centre() == 0.0 => {
                 plain_order(taylor.orders[0], &v)
             }
             kernel => kernel.clone(),
@@ -170,7 +169,12 @@ impl Variant {
             Kernel::Exp(_) => format!("exp({x})"),
             Kernel::Taylor(taylor) => {
                 let a = if taylor.coefficients == Coefficients::Ones { "" } else { "a_n·" };
-                format!("Σ_{{n∈{{{}}}}} {a}{x}^n/n!", taylor.args().split(",coef=").next().unwrap_or_default())
+                let x = match taylor.centre() {
+                    0.0 => x,
+                    c if c < 0.0 => format!("({x}+{})", -c),
+                    c => format!("({x}−{c})"),
+                };
+                format!("Σ_{{n∈{{{}}}}} {a}{x}^n/n!", taylor.orders_text())
             }
             Kernel::Power(power) => format!("{x}^{}", power.p),
             Kernel::Feature(_) => x,
@@ -291,6 +295,7 @@ mod tests {
         assert!(same("power=2 over=sum,eps=1 norm=l2", "taylor=2 over=length norm=l2"));
         assert!(same("power=1 over=length", "feature=identity over=length"));
         assert!(!same("power=3 over=length", "taylor=3 over=length"));
+        assert!(!same("taylor=2", "taylor=2,at=1"));
         assert!(!same("power=3 over=sum,eps=1", "taylor=3 over=sum,eps=1"));
         // A sum of weights of either sign stays under the norm, and its eps decides where the sign turns.
         assert!(!same("power=3 over=sum,eps=1 norm=l2", "taylor=3 over=sum,eps=1 norm=l2"));
@@ -313,6 +318,8 @@ mod tests {
     fn formulas() {
         assert_eq!(variant("softmax").formula(), "y = Σ_s exp(x)·v_s / Σ_s w");
         assert_eq!(variant("gated_softmax").formula(), "y = layer(O_t·Σ_s exp(min(x, 5))·I_s·v_s / S_t)");
+        assert_eq!(variant("taylor=0..4,at=-3.5").formula(), "y = Σ_s Σ_{n∈{0..4}} (x+3.5)^n/n!·v_s / Σ_s w");
+        assert_eq!(variant("taylor=0..2,at=1,coef=1:1:0.9 over=none").formula(), "y = Σ_s Σ_{n∈{0..2}} a_n·(x−1)^n/n!·v_s");
         assert_eq!(variant("taylor=0..2,5 over=none out post=out norm=l2").formula(), "y = O_t·l2(O_t·Σ_s Σ_{n∈{0..2,5}} x^n/n!·v_s)");
     }
 }

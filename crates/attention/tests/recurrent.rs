@@ -106,6 +106,8 @@ fn finite_texts() -> Vec<String> {
     let more = [
         "taylor=0..2",
         "taylor=0..3 over=sum,floor=1",
+        "taylor=0..4,at=-1.5 over=sum decay=softplus",
+        "taylor=0..3,at=0.5,coef=1:0.9:0.8:0.6 over=length in",
         "taylor=0..4 over=length in out norm=layer decay=linear",
         "taylor=0..2,coef=learned over=sum decay=softplus",
         "taylor=1,3 over=position in norm=l2",

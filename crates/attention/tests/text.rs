@@ -46,6 +46,7 @@ fn variant_text() -> impl Strategy<Value = String> {
             a.iter().map(|a| format!("{a:?}")).collect::<Vec<_>>().join(":")
         )),
         Just("taylor=0..5,coef=learned".to_string()),
+        (0usize..12, -40f64..40.0).prop_map(|(p, c)| format!("taylor=0..{p},at={c:?}")),
         (0u32..=150).prop_map(|p| format!("power={p}")),
         prop::sample::select(vec!["elu", "relu", "l2", "identity"]).prop_map(|map| format!("feature={map}")),
     ];

@@ -10,6 +10,9 @@ pub enum Error {
     /// An attention that is not possible.
     #[error(transparent)]
     Attention(#[from] termwise_attention::Error),
+    /// A gradient was asked of a session that keeps nothing for it.
+    #[error("this session keeps no activations and has no backward pass; make one without `forward_only`")]
+    ForwardOnly,
     /// Another error, with the file in which it was found.
     #[error("{file}: {error}")]
     In {
@@ -125,6 +128,17 @@ pub enum Error {
     NoWeights {
         /// Where they were looked for.
         path: PathBuf,
+    },
+    /// No model where one was looked for.
+    #[error(
+        "there is no model at {}: {}; give a folder with a config.json and safetensors, in Hugging Face's form",
+        path.display(), if *folder { "the folder holds no config.json" } else { "no such folder" }
+    )]
+    NoModel {
+        /// Where it was looked for.
+        path: PathBuf,
+        /// Whether there is a folder at all.
+        folder: bool,
     },
     /// A file too short for its header, or whose header's length cannot be.
     #[error("not a complete safetensors file: its header should have {header} bytes, the file has {file}; copy or download it again")]

@@ -14,5 +14,5 @@ pub mod weights;
 
 pub use config::Config;
 pub use error::{Error, Result};
-pub use model::{Batch, Engine, Loss, Model, Objective, Options, Session};
+pub use model::{Batch, Engine, Loss, Model, Objective, Observed, Options, Session};
 pub use params::{Layout, Params};

@@ -325,3 +325,49 @@ fn nothing_counted_leaves_gradients_alone() {
     assert!(loss.count == 0 && loss.sum == 0.0 && loss.mean().is_nan());
     assert!(grads.values().iter().all(|&g| g == 0.0));
 }
+
+#[test]
+fn a_session_that_keeps_nothing_computes_the_same_bits() {
+    // Layers with different gates share one set of buffers.
+    let mixed = serde_json::json!({"layers": {"0": "gated_softmax", "1": {"heads": {"2": "exp over=length out"}}}});
+    for (attention, map) in [("softmax", None), ("gated_softmax_decay", None), ("softmax", Some(mixed))] {
+        let mut model = tiny(attention, 2, false);
+        if let Some(map) = map {
+            let mut config = model.config.clone();
+            config.set_attention_json(&map).expect("a map");
+            model = Model::fresh(config, 3).expect("a model");
+        }
+        let (rows, time) = (2, 9);
+        let ids = tokens(rows * time, 29, 1);
+        let (labels, lengths) = (labels(&ids), [9, 6]);
+        let batch = Batch { lengths: Some(&lengths), ..Batch::new(&ids, &labels) };
+        let mut kept = model.session(rows, time, Options::default()).expect("a session");
+        let mut bare = model.session(rows, time, Options { forward_only: true, ..Options::default() }).expect("a session");
+        for _ in 0..2 {
+            let (a, b) = (kept.loss(&model.params, &batch).expect("a loss"), bare.loss(&model.params, &batch).expect("a loss"));
+            assert_eq!(a.mean().to_bits(), b.mean().to_bits(), "{attention}");
+            assert_eq!(kept.token_losses(), bare.token_losses());
+        }
+        let mut seen = Vec::new();
+        let mut observe = |session: &mut termwise_llama::Session| {
+            let mut outputs = Vec::new();
+            session
+                .observe(&model.params, &ids, Some(&lengths), &mut |observed| {
+                    assert_eq!((observed.shape.batch, observed.shape.time), (rows, time));
+                    outputs.push((observed.layer, observed.inputs.q.to_vec(), observed.y.to_vec()));
+                })
+                .expect("a pass");
+            let mut logits = vec![0.0; ids.len() * 29];
+            session.logits(&model.params, 0..ids.len(), &mut logits).expect("logits");
+            seen.push((outputs, logits));
+        };
+        observe(&mut kept);
+        observe(&mut bare);
+        assert_eq!(seen[0].0.iter().map(|(layer, ..)| *layer).collect::<Vec<_>>(), [0, 1]);
+        assert!(seen[0] == seen[1], "{attention}");
+        let mut grads = model.params.zeros_like();
+        let error = bare.loss_and_grad(&model.params, &batch, &mut grads).expect_err("nothing is kept");
+        assert!(error.to_string().contains("forward_only"), "{error}");
+        assert!(grads.values().iter().all(|&g| g == 0.0));
+    }
+}

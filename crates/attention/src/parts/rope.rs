@@ -7,6 +7,8 @@ use crate::{Error, Real};
 pub struct Rope {
     /// ω_i [d/2]
     frequencies: Vec<f64>,
+    /// cos and sin of the angles at the first positions, [positions, 2, d/2]; empty where they are computed each time.
+    table: Vec<f64>,
 }
 
 /// How frequencies are stretched for contexts longer than the trained one.
@@ -47,7 +49,7 @@ impl Rope {
             }
         };
         let frequencies = (0..d / 2).map(|i| stretch(theta.powf(-2.0 * i as f64 / d as f64))).collect();
-        Ok(Rope { frequencies })
+        Ok(Rope { frequencies, table: Vec::new() })
     }
 
     /// ω_i [d/2].
@@ -55,8 +57,26 @@ impl Rope {
         &self.frequencies
     }
 
+    /// The same frequencies with the angles of the first positions kept, for those who turn many heads.
+    pub fn with_table(mut self, positions: usize) -> Rope {
+        let half = self.frequencies.len();
+        let mut table = vec![0.0; positions * 2 * half];
+        for (position, angles) in table.chunks_exact_mut((2 * half).max(1)).enumerate() {
+            let (cos, sin) = angles.split_at_mut(half);
+            self.angles(position, cos, sin);
+        }
+        self.table = table;
+        self
+    }
+
     /// cos and sin of the angles at one position.
     pub fn angles<R: Real>(&self, position: usize, cos: &mut [R], sin: &mut [R]) {
+        let half = self.frequencies.len();
+        if let Some(known) = self.table.get(position * 2 * half..(position + 1) * 2 * half).filter(|known| !known.is_empty()) {
+            cos.iter_mut().zip(&known[..half]).for_each(|(to, &from)| *to = R::of(from));
+            sin.iter_mut().zip(&known[half..]).for_each(|(to, &from)| *to = R::of(from));
+            return;
+        }
         for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(&self.frequencies) {
             let angle = position as f64 * frequency;
             *cos = R::of(angle.cos());
@@ -99,6 +119,20 @@ mod tests {
         assert_all_close(&x, &[3f64.cos(), -0.3f64.sin(), 3f64.sin(), 0.3f64.cos()], 1e-15);
         rotate_back(&mut x, &cos, &sin);
         assert_all_close(&x, &[1.0, 0.0, 0.0, 1.0], 1e-15);
+    }
+
+    #[test]
+    fn a_table_changes_nothing() {
+        let plain = Rope::new(6, 10_000.0, None).expect("a possible theta");
+        let kept = plain.clone().with_table(5);
+        for position in [0, 3, 4, 5, 90] {
+            let of = |rope: &Rope| {
+                let (mut cos, mut sin) = ([0.0f32; 3], [0.0f32; 3]);
+                rope.angles(position, &mut cos, &mut sin);
+                [cos, sin]
+            };
+            assert_eq!(of(&plain), of(&kept), "{position}");
+        }
     }
 
     #[test]

@@ -1,13 +1,22 @@
-//! w(x) = Σ_{n ∈ orders} a_n · x^n / n!
+//! w(x) = Σ_{n ∈ orders} a_n · (x − c)^n / n!, c = 0 unless the series is centred elsewhere
+//!
+//! Around a centre c, e^x = e^c·e^{x−c}, and e^c cancels under a sum denominator or a scale-free norm. A state holds powers of x, not of
+//! x − c: with w^(n)(0) = Σ_{m≥n} a_m·(−c)^{m−n}/(m−n)! in the place of a_n, the same state serves every centre.
 //!
 //! Negative scores cancel: at x = −10 the terms of a long series reach 2.8e3 while their sum is 4.5e-5. So a series is
 //! summed in float32 only where that is harmless; a long plain series is exp itself where the two differ by less than
 //! rounding, and the rest is summed in float64.
 
+mod centre;
+mod lanes;
+mod prefix;
+mod text;
+
 use super::kernel::{KernelPart, Sign};
-use super::slot::{Info, Part, number, short};
 use crate::Real;
 use crate::simd::Simd;
+use lanes::{beyond, lanes_from, replace_beyond, wide};
+use prefix::{exponential_range, prefix};
 
 /// The highest order: 1/n! is still a normal float64 there.
 pub const MAX_ORDER: usize = 150;
@@ -30,7 +39,9 @@ pub struct Taylor {
     pub orders: Vec<usize>,
     /// Their coefficients.
     pub coefficients: Coefficients,
-    /// a_n/n! for n = 0..=p, zero where an order is absent.
+    /// c
+    centre: f64,
+    /// a_n/n! for n = 0..=p, zero where an order is absent; of powers of x − c.
     dense: Vec<f64>,
     method: Method,
 }
@@ -47,13 +58,18 @@ enum Method {
 
 impl PartialEq for Taylor {
     fn eq(&self, other: &Self) -> bool {
-        self.orders == other.orders && self.coefficients == other.coefficients
+        self.orders == other.orders && self.coefficients == other.coefficients && self.centre == other.centre
     }
 }
 
 impl Taylor {
     /// The series of these orders.
-    pub fn new(mut orders: Vec<usize>, coefficients: Coefficients) -> Result<Taylor, String> {
+    pub fn new(orders: Vec<usize>, coefficients: Coefficients) -> Result<Taylor, String> {
+        Taylor::around(0.0, orders, coefficients)
+    }
+
+    /// The series of these orders in powers of x − c. Learned coefficients have no centre: with another one they could be the same function.
+    pub fn around(centre: f64, mut orders: Vec<usize>, coefficients: Coefficients) -> Result<Taylor, String> {
         if orders.is_empty() {
             return Err("`taylor` needs at least one order, as in `taylor=0..4` or `taylor=1`".into());
         }
@@ -73,11 +89,17 @@ impl Taylor {
             orders.sort_unstable();
             orders.dedup();
         }
+        if centre != 0.0 && coefficients == Coefficients::Learned {
+            return Err("learned coefficients can be those of any centre; leave `at` or `coef=learned` out".into());
+        }
         let ones = vec![1.0; orders.len()];
-        let mut taylor = Taylor { orders, coefficients, dense: Vec::new(), method: Method::Wide };
+        let mut taylor = Taylor { orders, coefficients, centre, dense: Vec::new(), method: Method::Wide };
         match taylor.coefficients.clone() {
             Coefficients::Given(given) => taylor.bind(&given),
             Coefficients::Ones | Coefficients::Learned => taylor.bind(&ones),
+        }
+        if !centre.is_finite() || taylor.centre_expanded().iter().any(|a| !a.is_finite()) {
+            return Err(format!("a centre at {centre} is too far away for order {}: float64 overflows", taylor.degree()));
         }
         taylor.method = taylor.choose_method();
         Ok(taylor)
@@ -90,6 +112,11 @@ impl Taylor {
         for (&n, a) in self.orders.iter().zip(learned) {
             self.dense[n] = a / factorial(n);
         }
+    }
+
+    /// c, zero unless the series is centred elsewhere.
+    pub fn centre(&self) -> f64 {
+        self.centre
     }
 
     /// a_n, zero where the order is absent.
@@ -107,7 +134,7 @@ impl Taylor {
         self.dense.len() - 1
     }
 
-    /// 0..=p with all coefficients 1: a prefix of the exponential series.
+    /// 0..=p with all coefficients 1: a prefix of the exponential series around its centre.
     pub fn is_prefix(&self) -> bool {
         self.orders.len() == self.degree() + 1 && self.coefficients == Coefficients::Ones
     }
@@ -127,6 +154,12 @@ impl Taylor {
             return Method::Wide;
         }
         // Σ|terms| / |Σ terms| over the scores where terms still compete; beyond, the highest dominates.
+        if self.centre != 0.0 {
+            let reach = self.reach();
+            let scores = (0..=1000).map(|i| self.centre - reach + 2.0 * reach * i as f64 / 1000.0);
+            let worst = scores.map(|x| self.condition(x)).fold(0.0, f64::max);
+            return if worst < 500.0 { Method::Narrow } else { Method::Wide };
+        }
         let reach = 2.0 * self.degree() as f64 + 4.0;
         let worst = (0..=1000)
             .map(|i| -reach + 2.0 * reach * i as f64 / 1000.0)
@@ -149,96 +182,18 @@ impl Taylor {
 
     /// w(x) in float64 without cancellation, where that can be had.
     fn accurate(&self, x: f64) -> f64 {
+        let x = x - self.centre;
         if self.is_prefix() { prefix(self.degree(), x) } else { self.horner(x) }
     }
 
     /// w'(x) likewise.
     fn accurate_slope(&self, x: f64) -> f64 {
+        let x = x - self.centre;
         match self.degree() {
             0 => 0.0,
             p if self.is_prefix() => prefix(p - 1, x),
             _ => self.horner_slope(x),
         }
-    }
-}
-
-/// Σ_{n≤p} x^n/n!: for scores in (−p−1, 0) as e^x less the remainder, whose terms shrink from the first on.
-fn prefix(p: usize, x: f64) -> f64 {
-    if x >= 0.0 || -x >= (p + 1) as f64 {
-        return (1..=p).rev().fold(1.0, |sum, n| 1.0 + sum * x / n as f64);
-    }
-    let mut term = (1..=p + 1).fold(1.0, |term, n| term * x / n as f64);
-    let mut remainder = 0.0f64;
-    let mut n = p + 1;
-    while term.abs() > 1e-18 * remainder.abs() && term != 0.0 {
-        remainder += term;
-        n += 1;
-        term *= x / n as f64;
-    }
-    x.exp() - remainder
-}
-
-/// The scores for which Σ_{n≤p} x^n/n! and its derivative are e^x within a quarter of float32 rounding.
-fn exponential_range(p: usize) -> (f64, f64) {
-    let close = |x: f64| [p, p.saturating_sub(1)].iter().all(|&p| (prefix(p, x) / x.exp() - 1.0).abs() < 1.5e-8);
-    let reach = |sign: f64| (1..=8 * 150).map(|i| sign * i as f64 / 8.0).take_while(|&x| x.abs() < 80.0 && close(x)).last().unwrap_or(0.0);
-    (reach(-1.0), reach(1.0))
-}
-
-impl Part for Taylor {
-    const INFO: Info = Info {
-        word: "taylor",
-        usage: "taylor=ORDERS[,coef=learned|A:B:...]",
-        formula: "w(x) = Σ_n a_n·x^n/n!, n ∈ orders",
-        about: "Any set of orders of the exponential series: `0..4`, `1`, `0,2,4`; coefficients 1, given, or learned per head.",
-        examples: &["0..4", "1", "0..2,5", "0..2,coef=learned", "0..2,coef=1.0:0.9:0.5", "0..79"],
-    };
-
-    fn parse(args: &str) -> Result<Self, String> {
-        let mut orders = Vec::new();
-        let mut coefficients = Coefficients::Ones;
-        let order = |text: &str| match text.trim().parse::<usize>() {
-            Ok(n) if n <= MAX_ORDER => Ok(n),
-            _ => Err(format!("an order is a whole number from 0 to {MAX_ORDER}, found `{text}`")),
-        };
-        for item in args.split(',').map(str::trim).filter(|item| !item.is_empty()) {
-            if let Some(value) = item.strip_prefix("coef=") {
-                coefficients = match value {
-                    "learned" => Coefficients::Learned,
-                    "1" => Coefficients::Ones,
-                    list => Coefficients::Given(list.split(':').map(|x| number("a coefficient", x, false)).collect::<Result<_, _>>()?),
-                };
-            } else if let Some((first, last)) = item.split_once("..") {
-                let (first, last) = (order(first)?, order(last.trim_start_matches('='))?);
-                if first > last {
-                    return Err(format!("the range `{item}` runs backwards"));
-                }
-                orders.extend(first..=last);
-            } else {
-                orders.push(order(item)?);
-            }
-        }
-        Taylor::new(orders, coefficients)
-    }
-
-    fn args(&self) -> String {
-        let mut runs: Vec<(usize, usize)> = Vec::new();
-        for &n in &self.orders {
-            match runs.last_mut() {
-                Some((_, last)) if *last + 1 == n => *last = n,
-                _ => runs.push((n, n)),
-            }
-        }
-        let mut items: Vec<String> =
-            runs.iter().map(|&(first, last)| if first == last { first.to_string() } else { format!("{first}..{last}") }).collect();
-        match &self.coefficients {
-            Coefficients::Ones => {}
-            Coefficients::Learned => items.push("coef=learned".into()),
-            Coefficients::Given(given) => {
-                items.push(format!("coef={}", given.iter().map(|&x| short(x)).collect::<Vec<_>>().join(":")));
-            }
-        }
-        items.join(",")
     }
 }
 
@@ -248,11 +203,15 @@ impl KernelPart for Taylor {
         match (plain, self.degree() % 2, self.dense[0]) {
             (true, 0, c) if c > 0.0 => Sign::Positive,
             (true, 0, _) => Sign::Nonnegative,
+            _ if self.centre != 0.0 && self.is_positive() => Sign::Positive,
             _ => Sign::Mixed,
         }
     }
 
     fn polynomial(&self) -> Option<Vec<(usize, f64)>> {
+        if self.centre != 0.0 {
+            return Some(self.centre_expanded().into_iter().enumerate().collect());
+        }
         Some(self.orders.iter().map(|&n| (n, self.coefficient(n))).collect())
     }
 
@@ -275,14 +234,18 @@ impl KernelPart for Taylor {
     #[inline(always)]
     fn values<S: Simd>(&self, simd: S, x: S::V) -> S::V {
         match self.method {
-            Method::Narrow => self.dense.iter().rev().fold(simd.splat(0.0), |w, &c| simd.fma(w, x, simd.splat(c as f32))),
-            Method::Wide => lanes_from(simd, wide(&self.dense, simd.to_array(x)).0),
+            Method::Narrow => {
+                let x = simd.sub(x, simd.splat(self.centre as f32));
+                self.dense.iter().rev().fold(simd.splat(0.0), |w, &c| simd.fma(w, x, simd.splat(c as f32)))
+            }
+            Method::Wide => lanes_from(simd, wide(&self.dense, self.centre, simd.to_array(x)).0),
             Method::Exponential { low, high } => {
-                let w = simd.exp(x);
-                if !beyond(simd, x, low, high) {
+                let from = simd.sub(x, simd.splat(self.centre as f32));
+                let w = simd.exp(from);
+                if !beyond(simd, from, low, high) {
                     return w;
                 }
-                replace_beyond(simd, x, w, low, high, |x| self.accurate(x))
+                replace_beyond(simd, from, w, low, high, |from| self.accurate(from + self.centre))
             }
         }
     }
@@ -291,6 +254,7 @@ impl KernelPart for Taylor {
     fn values_and_slopes<S: Simd>(&self, simd: S, x: S::V) -> (S::V, S::V) {
         match self.method {
             Method::Narrow => {
+                let x = simd.sub(x, simd.splat(self.centre as f32));
                 let (mut w, mut slope) = (simd.splat(0.0), simd.splat(0.0));
                 for &c in self.dense.iter().rev() {
                     slope = simd.fma(slope, x, w);
@@ -299,58 +263,22 @@ impl KernelPart for Taylor {
                 (w, slope)
             }
             Method::Wide => {
-                let (w, slope) = wide(&self.dense, simd.to_array(x));
+                let (w, slope) = wide(&self.dense, self.centre, simd.to_array(x));
                 (lanes_from(simd, w), lanes_from(simd, slope))
             }
             Method::Exponential { low, high } => {
-                let w = simd.exp(x);
-                if !beyond(simd, x, low, high) {
+                let from = simd.sub(x, simd.splat(self.centre as f32));
+                let w = simd.exp(from);
+                if !beyond(simd, from, low, high) {
                     return (w, w);
                 }
                 (
-                    replace_beyond(simd, x, w, low, high, |x| self.accurate(x)),
-                    replace_beyond(simd, x, w, low, high, |x| self.accurate_slope(x)),
+                    replace_beyond(simd, from, w, low, high, |from| self.accurate(from + self.centre)),
+                    replace_beyond(simd, from, w, low, high, |from| self.accurate_slope(from + self.centre)),
                 )
             }
         }
     }
-}
-
-#[inline(always)]
-fn beyond<S: Simd>(simd: S, x: S::V, low: f32, high: f32) -> bool {
-    simd.any(simd.gt(simd.splat(low), x)) || simd.any(simd.gt(x, simd.splat(high)))
-}
-
-/// w with the lanes beyond the bounds computed by f. A lane's result depends on that lane alone.
-#[inline(always)]
-fn replace_beyond<S: Simd>(simd: S, x: S::V, w: S::V, low: f32, high: f32, f: impl Fn(f64) -> f64) -> S::V {
-    let mut lanes = simd.to_array(w);
-    for (w, &x) in lanes.iter_mut().zip(&simd.to_array(x)).take(S::LANES) {
-        if x < low || x > high {
-            *w = f(x as f64) as f32;
-        }
-    }
-    lanes_from(simd, lanes)
-}
-
-#[inline(always)]
-fn lanes_from<S: Simd>(simd: S, lanes: [f32; 16]) -> S::V {
-    // SAFETY: no vector has more than 16 lanes.
-    unsafe { simd.load(lanes.as_ptr()) }
-}
-
-/// Value and slope by Horner in float64, lane by lane; plain arithmetic, which compiles to vectors of float64.
-#[inline(always)]
-fn wide(dense: &[f64], x: [f32; 16]) -> ([f32; 16], [f32; 16]) {
-    let x = x.map(|x| x as f64);
-    let (mut w, mut slope) = ([0.0f64; 16], [0.0f64; 16]);
-    for &c in dense.iter().rev() {
-        for i in 0..16 {
-            slope[i] = slope[i] * x[i] + w[i];
-            w[i] = w[i] * x[i] + c;
-        }
-    }
-    (w.map(|w| w as f32), slope.map(|s| s as f32))
 }
 
 /// n!

@@ -10,13 +10,15 @@ use crate::support::{Case, Name, Rng, layer, shape};
 use crate::{alone, random_layers};
 
 /// Variants that between them have every part that chunks must carry.
-const TEXTS: [&str; 14] = [
+const TEXTS: [&str; 16] = [
     "taylor=0..2 over=sum",
     "taylor=0..2 over=sum,floor=1 decay=softplus in out",
     "taylor=0..3 over=length decay=linear in norm=layer",
     "taylor=0..4 over=none norm=rms post out",
     "taylor=1 over=length conv=3",
     "taylor=0,2 over=sum,eps=0.5 in rope=off",
+    "taylor=0..4,at=-1.5 over=sum decay=softplus",
+    "taylor=0..2,at=0.5,coef=1:0.9:0.8 over=sum,eps=1 in",
     "taylor=0..2,coef=learned over=sum,eps=1 decay=softplus",
     "taylor=0..3,coef=learned over=length",
     "taylor=0 over=sum decay=softplus",

@@ -137,7 +137,7 @@ impl<'a> Head<'a> {
                     Coefficients::Given(given) => given[i],
                     Coefficients::Learned => self.case.get(Name::Extra(Extra::Coefficients))[self.head * n + i],
                 };
-                let term = |order: usize| (1..=order).map(|i| x / i as f64).product::<f64>();
+                let term = |order: usize| (1..=order).map(|i| (x - taylor.centre()) / i as f64).product::<f64>();
                 (0..n).map(|i| coefficient(i) * term(taylor.orders[i])).sum()
             }
         };

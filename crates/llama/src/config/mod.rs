@@ -79,9 +79,12 @@ impl Config {
 
     /// The configuration in a file, or in the `config.json` of a folder. What is returned is valid.
     pub fn read(path: impl AsRef<Path>) -> Result<Config> {
-        let path = path.as_ref();
-        let path = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
-        let text = std::fs::read_to_string(&path).map_err(Error::io("read the configuration", &path))?;
+        let (asked, folder) = (path.as_ref(), path.as_ref().is_dir());
+        let path = if folder { asked.join("config.json") } else { asked.to_owned() };
+        let text = match std::fs::read_to_string(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(Error::NoModel { path: asked.into(), folder }),
+            text => text.map_err(Error::io("read the configuration", &path))?,
+        };
         Config::from_json_str(&text, &path.display().to_string())
     }
 

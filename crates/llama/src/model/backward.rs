@@ -23,7 +23,9 @@ impl Session {
         scale: f32,
         grads: &mut Params,
     ) -> Result<()> {
-        let Session { sizes, places, rope, layers, residuals, inverses, h, product, gradients, head, targets, losses, clock } = self;
+        let Session {
+            sizes, places, rope, engines, layers, residuals, inverses, h, product, gradients, head, targets, losses, clock, ..
+        } = self;
         let Sizes { c, i, queries, .. } = *sizes;
         let Gradients { x: dx, q: dq, k: dk, v: dv, y: dy, signals: dsignals, norm: scratch, groups } = gradients;
         let (w, g) = (params.values(), grads.values_mut());
@@ -35,8 +37,8 @@ impl Session {
         rmsnorm::backward(&residuals[last], &w[places.norm.clone()], &inverses[last], h, dx, &mut g[places.norm.clone()], scratch);
         clock.backward(Stage::Norm);
 
-        for (l, (layer, at)) in layers.iter_mut().zip(&places.layers).enumerate().rev() {
-            let Layer { attention, q, k, v, y, signals, gate, up } = layer;
+        for (l, ((layer, attention), at)) in layers.iter_mut().zip(engines).zip(&places.layers).enumerate().rev() {
+            let Layer { q, k, v, y, signals, gate, up } = layer;
 
             linear::backward_input(dx, &w[at.down.clone()], product, i, Write::Replace);
             clock.backward(Stage::Mlp);

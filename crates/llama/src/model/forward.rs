@@ -1,19 +1,25 @@
 //! From tokens to the last norm.
 
-use termwise_attention::{Extras, Inputs};
+use termwise_attention::{Extra, Extras, Inputs};
 
 use super::Nonpositive;
 use super::clock::Stage;
 use super::places::LayerPlaces;
-use super::session::{Layer, Session, Sizes};
+use super::session::{Layer, Observed, Session, Sizes};
 use crate::error::{Error, Result};
-use crate::ops::{embedding, linear, rmsnorm, swiglu};
+use crate::ops::{Buffer, embedding, linear, rmsnorm, swiglu};
 use crate::params::Params;
 
 impl Session {
     /// Leaves the output of the last norm in `h`; the first denominator that was not positive.
-    pub(super) fn forward(&mut self, params: &Params, ids: &[u32], lengths: Option<&[usize]>) -> Result<Option<Nonpositive>> {
-        let Session { sizes, places, rope, layers, residuals, inverses, h, product, clock, .. } = self;
+    pub(super) fn forward(
+        &mut self,
+        params: &Params,
+        ids: &[u32],
+        lengths: Option<&[usize]>,
+        watch: &mut dyn FnMut(Observed),
+    ) -> Result<Option<Nonpositive>> {
+        let Session { sizes, places, rope, shape, engines, layers, residuals, inverses, h, product, clock, .. } = self;
         let Sizes { c, i, queries, eps, .. } = *sizes;
         let w = params.values();
         let mut nonpositive = None;
@@ -23,17 +29,21 @@ impl Session {
         rmsnorm::forward(&residuals[0], &w[places.layers[0].attention_norm.clone()], eps, h, &mut inverses[0]);
         clock.forward(Stage::Norm);
 
-        for (l, (layer, at)) in layers.iter_mut().zip(&places.layers).enumerate() {
+        let kept = layers.len();
+        for (l, (attention, at)) in engines.iter_mut().zip(&places.layers).enumerate() {
+            let layer = &mut layers[l % kept];
             linear::forward(h, &w[at.q.clone()], None, &mut layer.q, c);
             linear::forward(h, &w[at.k.clone()], None, &mut layer.k, c);
             linear::forward(h, &w[at.v.clone()], None, &mut layer.v, c);
-            for (signal, (_, values)) in at.signals.iter().zip(&mut layer.signals) {
+            for signal in &at.signals {
+                let own = layer.signals.iter_mut().find(|(extra, _)| *extra == signal.extra);
+                let (_, values) = own.expect("every signal of a layer has room");
                 let bias = signal.bias.clone().map(|range| &w[range]);
                 linear::forward(h, &w[signal.weight.clone()], bias, values, c);
             }
             clock.forward(Stage::Projections);
 
-            let Layer { attention, q, k, v, y, signals, gate, up } = layer;
+            let Layer { q, k, v, y, signals, gate, up } = layer;
             let inputs = Inputs { q, k, v, extras: extras(at, signals, w), lengths, rope };
             let report = attention.forward(&inputs, y).map_err(|source| Error::Layer { layer: l, source })?;
             nonpositive = nonpositive.or(report.nonpositive.map(|n| Nonpositive {
@@ -44,11 +54,12 @@ impl Session {
                 value: n.value,
             }));
             clock.forward(Stage::Attention);
+            watch(Observed { layer: l, shape: *shape, inputs: &inputs, y });
             linear::forward(y, &w[at.o.clone()], None, h, queries);
             clock.forward(Stage::Projections);
 
-            let (before, after) = residuals.split_at_mut(2 * l + 1);
-            rmsnorm::forward_residual(&before[2 * l], &mut after[0], &w[at.mlp_norm.clone()], eps, h, &mut inverses[2 * l + 1]);
+            let (before, after, inverse) = step(residuals, inverses, 2 * l);
+            rmsnorm::forward_residual(before, after, &w[at.mlp_norm.clone()], eps, h, inverse);
             clock.forward(Stage::Norm);
 
             linear::forward(h, &w[at.gate.clone()], None, gate, c);
@@ -60,22 +71,25 @@ impl Session {
             clock.forward(Stage::Mlp);
 
             let next = places.layers.get(l + 1).map_or(&places.norm, |next| &next.attention_norm);
-            let (before, after) = residuals.split_at_mut(2 * l + 2);
-            rmsnorm::forward_residual(&before[2 * l + 1], &mut after[0], &w[next.clone()], eps, h, &mut inverses[2 * l + 2]);
+            let (before, after, inverse) = step(residuals, inverses, 2 * l + 1);
+            rmsnorm::forward_residual(before, after, &w[next.clone()], eps, h, inverse);
             clock.forward(Stage::Norm);
         }
         Ok(nonpositive)
     }
 }
 
+/// Residual i, the next one, and that one's 1/rms; the first follows the last where two take turns.
+fn step<'a>(residuals: &'a mut [Buffer], inverses: &'a mut [Buffer], i: usize) -> (&'a Buffer, &'a mut Buffer, &'a mut Buffer) {
+    let (from, to) = (i % residuals.len(), (i + 1) % residuals.len());
+    let [before, after] = residuals.get_disjoint_mut([from, to]).expect("at least two residuals");
+    (before, after, &mut inverses[to])
+}
+
 /// Gate signals of this batch, and parameters.
-pub(super) fn extras<'a>(
-    at: &LayerPlaces,
-    signals: &'a [(termwise_attention::Extra, crate::ops::Buffer)],
-    w: &'a [f32],
-) -> Extras<&'a [f32]> {
+pub(super) fn extras<'a>(at: &LayerPlaces, signals: &'a [(Extra, Buffer)], w: &'a [f32]) -> Extras<&'a [f32]> {
     let mut extras = Extras::default();
-    for (extra, values) in signals {
+    for (extra, values) in signals.iter().filter(|(extra, _)| at.signals.iter().any(|signal| signal.extra == *extra)) {
         extras.set(*extra, &values[..]);
     }
     for (extra, range) in &at.parameters {

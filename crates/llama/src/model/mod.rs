@@ -27,7 +27,7 @@ use crate::weights::{self, Checkpoint, Tensor, WriteOptions};
 
 pub use batch::{Batch, Loss, Nonpositive};
 pub use clock::{Clock, Stage};
-pub use session::{Engine, Options, Session};
+pub use session::{Engine, Observed, Options, Session};
 
 /// A configuration and the parameters that belong to it.
 #[derive(Clone, Debug)]

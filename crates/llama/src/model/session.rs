@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use termwise_attention::{Attention, Extra, Fused, Mode, Reference, Rope, Scratch, Shape};
+use termwise_attention::{Attention, Extra, Fused, Inputs, Mode, Reference, Rope, Scratch, Shape};
 
 use super::batch::{Batch, Loss, check_ids, check_len, check_lengths, count_targets};
 use super::clock::{Clock, Stage};
-use super::places::Places;
+use super::places::{LayerPlaces, Places};
 use super::{Nonpositive, Objective};
 use crate::config::Config;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ops::head::Head;
 use crate::ops::{Buffer, embedding, linear, rmsnorm};
 use crate::params::{Layout, Params};
@@ -31,6 +31,8 @@ pub struct Options {
     pub engine: Engine,
     /// How the fused engine computes it.
     pub mode: Mode,
+    /// Keep no activations: one set of buffers serves all layers, and there is no backward pass.
+    pub forward_only: bool,
 }
 
 /// A model's buffers for B rows of T positions: activations that the backward pass needs, one set of scratch for all layers.
@@ -44,8 +46,13 @@ pub struct Session {
     pub(super) sizes: Sizes,
     pub(super) places: Places,
     pub(super) rope: Rope,
+    pub(super) shape: Shape,
+    /// Of each layer.
+    pub(super) engines: Vec<Box<dyn Attention<f32> + Send>>,
+    /// Of each layer, or one that all share where nothing is kept.
     pub(super) layers: Vec<Layer>,
-    /// x before each norm, [2·layers + 1] of [M, C]: before attention, before the MLP, layer by layer, and before the last norm.
+    /// x before each norm, [2·layers + 1] of [M, C]: before attention, before the MLP, layer by layer, and before the last norm. Two that
+    /// take turns where nothing is kept.
     pub(super) residuals: Vec<Buffer>,
     /// 1/rms of each residual, [M].
     pub(super) inverses: Vec<Buffer>,
@@ -81,7 +88,6 @@ pub(super) struct Sizes {
 
 /// What a layer keeps for its backward pass.
 pub(super) struct Layer {
-    pub attention: Box<dyn Attention<f32> + Send>,
     /// [M, H·d]
     pub q: Buffer,
     /// [M, G·d]
@@ -90,12 +96,24 @@ pub(super) struct Layer {
     pub v: Buffer,
     /// Attention's output, [M, H·d].
     pub y: Buffer,
-    /// In the order of the layer's places.
+    /// Gates of this layer, or of any where all share it.
     pub signals: Vec<(Extra, Buffer)>,
     /// [M, I]; its gradient after the backward pass.
     pub gate: Buffer,
     /// [M, I]; its gradient after the backward pass.
     pub up: Buffer,
+}
+
+/// A layer's attention during a pass: what went in, what came out.
+pub struct Observed<'a> {
+    /// Counted from 0.
+    pub layer: usize,
+    /// B, T and the heads.
+    pub shape: Shape,
+    /// q, k, v before convolution and RoPE, gates, lengths.
+    pub inputs: &'a Inputs<'a, f32>,
+    /// Its output, [B, T, H, d].
+    pub y: &'a [f32],
 }
 
 /// Gradients of activations, shared by all layers.
@@ -134,38 +152,43 @@ impl Session {
         let places = Places::new(config, layout, &shape)?;
         let scratch = Scratch::default();
         let zeros = |width: usize| Buffer::zeros(m * width);
-        let mut layers = Vec::new();
-        let mut signal_gradients: Vec<(Extra, Buffer)> = Vec::new();
-        for (index, places) in places.layers.iter().enumerate() {
-            let heads = config.heads(index);
-            let attention: Box<dyn Attention<f32> + Send> = match options.engine {
+        let mut engines: Vec<Box<dyn Attention<f32> + Send>> = Vec::new();
+        for layer in 0..places.layers.len() {
+            let heads = config.heads(layer);
+            engines.push(match options.engine {
                 Engine::Fused => Box::new(Fused::with_mode(&heads, shape, &scratch, options.mode)?),
                 Engine::Reference => Box::new(Reference::<f32>::new(&heads, shape)?),
-            };
-            let mut signals = Vec::new();
-            for signal in &places.signals {
-                signals.push((signal.extra, zeros(signal.outputs)));
-                if !signal_gradients.iter().any(|(extra, _)| *extra == signal.extra) {
-                    signal_gradients.push((signal.extra, zeros(signal.outputs)));
-                }
-            }
-            let (queries, keys) = (|| zeros(sizes.queries), || zeros(sizes.keys));
-            layers.push(Layer {
-                attention,
-                q: queries(),
-                k: keys(),
-                v: keys(),
-                y: queries(),
-                signals,
-                gate: zeros(sizes.i),
-                up: zeros(sizes.i),
             });
         }
-        let norms = 2 * layers.len() + 1;
+        let signals = |layers: &[LayerPlaces]| {
+            let mut all: Vec<(Extra, Buffer)> = Vec::new();
+            for signal in layers.iter().flat_map(|places| &places.signals) {
+                if !all.iter().any(|(extra, _)| *extra == signal.extra) {
+                    all.push((signal.extra, zeros(signal.outputs)));
+                }
+            }
+            all
+        };
+        let layer = |places: &[LayerPlaces]| Layer {
+            q: zeros(sizes.queries),
+            k: zeros(sizes.keys),
+            v: zeros(sizes.keys),
+            y: zeros(sizes.queries),
+            signals: signals(places),
+            gate: zeros(sizes.i),
+            up: zeros(sizes.i),
+        };
+        let (layers, norms): (Vec<Layer>, usize) = match options.forward_only {
+            true => (vec![layer(&places.layers)], 2),
+            false => (places.layers.iter().map(|places| layer(std::slice::from_ref(places))).collect(), 2 * places.layers.len() + 1),
+        };
+        let signal_gradients = signals(&places.layers);
         Ok(Session {
             sizes,
             places,
             rope: config.rope()?,
+            shape,
+            engines,
             layers,
             residuals: (0..norms).map(|_| zeros(sizes.c)).collect(),
             inverses: (0..norms).map(|_| zeros(1)).collect(),
@@ -197,7 +220,20 @@ impl Session {
     pub fn run(&mut self, params: &Params, ids: &[u32], lengths: Option<&[usize]>) -> Result<Option<Nonpositive>> {
         self.check(params, ids, lengths)?;
         self.clock.start();
-        self.forward(params, ids, lengths)
+        self.forward(params, ids, lengths, &mut |_| {})
+    }
+
+    /// As [`Session::run`], showing each layer's attention as soon as it is computed.
+    pub fn observe(
+        &mut self,
+        params: &Params,
+        ids: &[u32],
+        lengths: Option<&[usize]>,
+        watch: &mut dyn FnMut(Observed),
+    ) -> Result<Option<Nonpositive>> {
+        self.check(params, ids, lengths)?;
+        self.clock.start();
+        self.forward(params, ids, lengths, watch)
     }
 
     /// Logits [rows, V] of the positions in `rows` (of B·T, row-major) after the last [`Session::run`].
@@ -233,16 +269,19 @@ impl Session {
 impl Objective for Session {
     fn loss(&mut self, params: &Params, batch: &Batch) -> Result<Loss> {
         let count = self.prepare(params, batch)?;
-        let nonpositive = self.forward(params, batch.ids, batch.lengths)?;
+        let nonpositive = self.forward(params, batch.ids, batch.lengths, &mut |_| {})?;
         self.head.forward(&self.h, &params.values()[self.places.head.clone()], &self.targets, &mut self.losses);
         self.clock.forward(Stage::Head);
         Ok(self.sum_losses(count, nonpositive))
     }
 
     fn loss_and_grad(&mut self, params: &Params, batch: &Batch, grads: &mut Params) -> Result<Loss> {
+        if self.residuals.len() <= 2 {
+            return Err(Error::ForwardOnly);
+        }
         let count = self.prepare(params, batch)?;
         check_len("gradients", grads.values().len(), self.sizes.parameters)?;
-        let nonpositive = self.forward(params, batch.ids, batch.lengths)?;
+        let nonpositive = self.forward(params, batch.ids, batch.lengths, &mut |_| {})?;
         let scale = 1.0 / batch.tokens.unwrap_or(count).max(1) as f32;
         self.backward(params, batch.ids, batch.lengths, scale, grads)?;
         Ok(self.sum_losses(count, nonpositive))

@@ -1,0 +1,40 @@
+//! Vectors whose lanes are computed one by one.
+
+use crate::simd::Simd;
+
+#[inline(always)]
+pub(super) fn beyond<S: Simd>(simd: S, x: S::V, low: f32, high: f32) -> bool {
+    simd.any(simd.gt(simd.splat(low), x)) || simd.any(simd.gt(x, simd.splat(high)))
+}
+
+/// w with the lanes beyond the bounds computed by f. A lane's result depends on that lane alone.
+#[inline(always)]
+pub(super) fn replace_beyond<S: Simd>(simd: S, x: S::V, w: S::V, low: f32, high: f32, f: impl Fn(f64) -> f64) -> S::V {
+    let mut lanes = simd.to_array(w);
+    for (w, &x) in lanes.iter_mut().zip(&simd.to_array(x)).take(S::LANES) {
+        if x < low || x > high {
+            *w = f(x as f64) as f32;
+        }
+    }
+    lanes_from(simd, lanes)
+}
+
+#[inline(always)]
+pub(super) fn lanes_from<S: Simd>(simd: S, lanes: [f32; 16]) -> S::V {
+    // SAFETY: no vector has more than 16 lanes.
+    unsafe { simd.load(lanes.as_ptr()) }
+}
+
+/// Value and slope by Horner in powers of x − c in float64, lane by lane; plain arithmetic, which compiles to vectors of float64.
+#[inline(always)]
+pub(super) fn wide(dense: &[f64], centre: f64, x: [f32; 16]) -> ([f32; 16], [f32; 16]) {
+    let x = x.map(|x| x as f64 - centre);
+    let (mut w, mut slope) = ([0.0f64; 16], [0.0f64; 16]);
+    for &c in dense.iter().rev() {
+        for i in 0..16 {
+            slope[i] = slope[i] * x[i] + w[i];
+            w[i] = w[i] * x[i] + c;
+        }
+    }
+    (w.map(|w| w as f32), slope.map(|s| s as f32))
+}
