@@ -38,6 +38,14 @@ pub enum Error {
         /// What is wrong with it and what to do.
         problem: String,
     },
+    /// A model of the hub that cannot be had.
+    #[error("model `{asked}`: {problem}")]
+    HubModel {
+        /// As the user named it.
+        asked: String,
+        /// What is wrong with it and what to do.
+        problem: String,
+    },
     /// Something inside a file of documents.
     #[error("{}, {unit} {number}: {problem}", path.display())]
     Document {

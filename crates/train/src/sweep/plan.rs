@@ -1,8 +1,8 @@
 //! From a file to a list of runs.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use termwise_attention::nearest;
@@ -24,6 +24,11 @@ pub trait Schema {
     /// Whether a setting, by the first part of its key, decides the outcome of a run; the others do not count in its hash.
     fn decides(&self, _key: &str) -> bool {
         true
+    }
+
+    /// How long a run of these complete settings takes beside others, in any unit, for estimates.
+    fn work(&self, _settings: &Table) -> f64 {
+        1.0
     }
 }
 
@@ -77,6 +82,23 @@ pub struct Job {
     pub point: Vec<Value>,
     /// Complete settings.
     pub settings: Table,
+    /// How long it takes beside the plan's other runs, in any unit.
+    pub work: f64,
+}
+
+impl Job {
+    /// The run of the settings asked for; `point` is its value on each axis of its plan.
+    pub fn new(asked: &Table, point: Vec<Value>, schema: &dyn Schema) -> std::result::Result<Job, String> {
+        let settings = schema.resolve(asked)?;
+        let decisive = settings.iter().filter(|(key, _)| schema.decides(key)).map(|(key, value)| (key.clone(), value.clone())).collect();
+        Ok(Job { hash: hash(&decisive), point, work: schema.work(&settings), settings })
+    }
+
+    /// A file of the run in the folder of a sweep: `toml`, `json` or `log`, or its own folder where the extension is empty.
+    pub fn path(&self, folder: &Path, extension: &str) -> PathBuf {
+        let name = if extension.is_empty() { self.hash.clone() } else { format!("{}.{extension}", self.hash) };
+        folder.join("runs").join(name)
+    }
 }
 
 /// A sweep: its axes and every run.
@@ -144,19 +166,17 @@ impl Plan {
         let count = axes.iter().try_fold(1usize, |product, axis| product.checked_mul(axis.values.len())).filter(|&n| n <= MOST);
         let count = count.ok_or_else(|| refuse(format!("more than {MOST} combinations; take out values or axes")))?;
         let mut jobs: Vec<Job> = Vec::with_capacity(count);
-        let mut known: HashMap<String, usize> = HashMap::new();
+        let mut known: HashSet<String> = HashSet::new();
         for index in 0..count {
             let point = point(&axes, index);
             let mut asked = base.clone();
             for (axis, value) in axes.iter().zip(&point) {
                 set(&mut asked, &axis.key, value.clone()).map_err(refuse)?;
             }
-            let settings = schema.resolve(&asked).map_err(|problem| refuse(format!("{}: {problem}", describe(&axes, &point))))?;
-            let decisive =
-                settings.iter().filter(|(key, _)| schema.decides(key)).map(|(key, value)| (key.clone(), value.clone())).collect();
-            let hash = hash(&decisive);
-            if known.insert(hash.clone(), index).is_none() {
-                jobs.push(Job { hash, point, settings });
+            let name = describe(&axes, &point);
+            let job = Job::new(&asked, point, schema).map_err(|problem| refuse(format!("{name}: {problem}")))?;
+            if known.insert(job.hash.clone()) {
+                jobs.push(job);
             }
         }
         Ok(Plan { axes, metric: file.metric.unwrap_or_else(|| metric.into()), jobs })

@@ -16,7 +16,7 @@ pub struct Progress {
     pub failed: usize,
     /// Under way.
     pub running: usize,
-    /// Share of all work done, every run counting the same.
+    /// Share of all work done.
     pub fraction: f64,
     /// Estimate for what is left, at the pace since the start; absent as long as nothing is done.
     pub remaining: Option<Duration>,
@@ -30,6 +30,8 @@ pub(super) struct Tracker {
 #[derive(Clone, Copy)]
 struct Run {
     phase: Phase,
+    /// Beside other runs.
+    work: f64,
     /// Whether it is to be run in this session.
     wanted: bool,
     /// Done before this session; known from its first report.
@@ -46,7 +48,7 @@ enum Phase {
 }
 
 impl Tracker {
-    pub fn new(states: &[State], queue: &[usize]) -> Tracker {
+    pub fn new(states: &[State], queue: &[usize], work: impl Fn(usize) -> f64) -> Tracker {
         let run = |(index, state): (usize, &State)| {
             let phase = match state {
                 State::Equal(_) => return None,
@@ -54,7 +56,7 @@ impl Tracker {
                 State::Ended(record) => phase_of(record),
             };
             let wanted = queue.contains(&index);
-            Some(Run { phase, wanted, before: None, done: if wanted { 0.0 } else { 1.0 } })
+            Some(Run { phase, work: work(index), wanted, before: None, done: if wanted { 0.0 } else { 1.0 } })
         };
         Tracker { runs: states.iter().enumerate().map(run).collect() }
     }
@@ -91,14 +93,15 @@ impl Tracker {
         let runs = || self.runs.iter().flatten();
         let count = |phase| runs().filter(|run| run.phase == phase).count();
         let total = runs().count();
-        let now: f64 = runs().filter(|run| run.wanted).filter_map(|run| Some(run.done - run.before?)).sum();
-        let left: f64 = runs().map(|run| 1.0 - run.done).sum();
+        let now: f64 = runs().filter(|run| run.wanted).filter_map(|run| Some(run.work * (run.done - run.before?))).sum();
+        let left: f64 = runs().map(|run| run.work * (1.0 - run.done)).sum();
+        let all: f64 = runs().map(|run| run.work).sum();
         Progress {
             total,
             finished: count(Phase::Finished),
             failed: count(Phase::Failed),
             running: count(Phase::Running),
-            fraction: 1.0 - left / (total.max(1)) as f64,
+            fraction: if all > 0.0 { 1.0 - left / all } else { 1.0 },
             remaining: (now > 0.0).then(|| elapsed.mul_f64((left / now).min(1e6))),
         }
     }
@@ -118,7 +121,7 @@ mod tests {
     #[test]
     fn the_estimate_counts_only_what_was_done_since_the_start() {
         let states = [State::Open, State::Open, State::Equal(0)];
-        let mut tracker = Tracker::new(&states, &[0, 1]);
+        let mut tracker = Tracker::new(&states, &[0, 1], |_| 1.0);
         assert_eq!(tracker.progress(Duration::from_secs(1)).remaining, None);
         // Run 0 had done a half before; a quarter of a run in 10 s, and one and a quarter left.
         tracker.started(0);
@@ -128,5 +131,15 @@ mod tests {
         let progress = tracker.progress(Duration::from_secs(10));
         assert_eq!((progress.total, progress.running, progress.fraction), (2, 1, 0.375));
         assert_eq!(progress.remaining, Some(Duration::from_secs(50)));
+    }
+
+    #[test]
+    fn a_longer_run_counts_for_more() {
+        let mut tracker = Tracker::new(&[State::Open, State::Open], &[0, 1], |index| [1.0, 3.0][index]);
+        tracker.started(0);
+        tracker.done(0, 0.0);
+        tracker.done(0, 1.0);
+        let progress = tracker.progress(Duration::from_secs(10));
+        assert_eq!((progress.fraction, progress.remaining), (0.25, Some(Duration::from_secs(30))));
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
@@ -42,17 +42,10 @@ pub struct Record {
     pub status: Status,
 }
 
-/// A file of a job in the folder of a sweep.
-pub(super) fn path_of(folder: &Path, job: &Job, extension: &str) -> PathBuf {
-    // An extension of none is the run's folder.
-    let name = if extension.is_empty() { job.hash.clone() } else { format!("{}.{extension}", job.hash) };
-    folder.join("runs").join(name)
-}
-
 impl Record {
     /// The record of a job, if it has ended.
     pub(super) fn read(folder: &Path, job: &Job) -> Result<Option<Record>> {
-        let path = path_of(folder, job, "json");
+        let path = job.path(folder, "json");
         let text = match fs::read_to_string(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -69,6 +62,6 @@ impl Record {
 
     pub(super) fn write(&self, folder: &Path, job: &Job) -> Result<()> {
         let text = serde_json::to_string_pretty(self).expect("a record is numbers and text");
-        write_whole(&path_of(folder, job, "json"), text.as_bytes())
+        write_whole(&job.path(folder, "json"), text.as_bytes())
     }
 }

@@ -10,7 +10,7 @@ use std::time::Instant;
 use super::duplicates::earlier_equals;
 use super::plan::{Job, Plan};
 use super::progress::{Progress, Tracker};
-use super::record::{Metrics, Record, Status, path_of};
+use super::record::{Metrics, Record, Status};
 use crate::error::{Error, Result};
 use crate::files::write_whole;
 
@@ -121,7 +121,7 @@ pub fn run(
     let queue: Vec<usize> = (0..states.len()).filter(|&index| wanted(&states[index])).collect();
     let parallel = options.parallel.clamp(1, options.threads.max(1)).min(queue.len());
     let threads = (options.threads / parallel.max(1)).max(1);
-    let mut tracker = Tracker::new(&states, &queue);
+    let mut tracker = Tracker::new(&states, &queue, |index| plan.jobs[index].work);
     let (send, receive) = mpsc::channel();
     let next = AtomicUsize::new(0);
     let broken = AtomicBool::new(false);
@@ -187,11 +187,11 @@ fn run_one(
     stop: &AtomicBool,
     tell: &dyn Fn(Message),
 ) -> Result<Option<Record>> {
-    let settings = path_of(folder, job, "toml");
+    let settings = job.path(folder, "toml");
     write_whole(&settings, job.settings.to_string().as_bytes())?;
     tell(Message::Started);
     let start = Instant::now();
-    let (run_folder, log) = (path_of(folder, job, ""), path_of(folder, job, "log"));
+    let (run_folder, log) = (job.path(folder, ""), job.path(folder, "log"));
     let report = |fraction: f64| tell(Message::Done(fraction));
     let control = Control { folder: &run_folder, settings: &settings, log: &log, threads, stop, report: &report };
     let status = match runner.run(job, &control)? {

@@ -1,6 +1,6 @@
 //! Training settings as the settings of a sweep.
 
-use toml::Table;
+use toml::{Table, Value};
 
 use super::plan::Schema;
 use crate::settings::{Layer, Settings, keys};
@@ -28,6 +28,14 @@ impl Schema for TrainingSchema {
 
     fn decides(&self, key: &str) -> bool {
         !FREE.contains(&key)
+    }
+
+    /// Multiply-adds of training, up to a constant: matrices, the output over a vocabulary of a few hundred, and pairs of positions.
+    fn work(&self, settings: &Table) -> f64 {
+        let number = |key: &str| settings.get(key).and_then(Value::as_integer).unwrap_or(1) as f64;
+        let (hidden, length) = (number("hidden"), number("length"));
+        let layer = 4.0 * hidden * hidden + 3.0 * hidden * number("mlp") + hidden * length;
+        number("steps") * number("accumulate") * number("batch") * length * (number("layers") * layer + hidden * number("vocab").max(256.0))
     }
 }
 

@@ -3,14 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use glob::{MatchOptions, Pattern};
-use hf_hub::api::sync::ApiBuilder;
 use hf_hub::{Cache, Repo, RepoType};
 
 use super::{ENDINGS, SourceFile};
 use crate::error::{Error, Result};
-
-/// Set to anything but 0 or nothing: only the cache is used.
-const OFFLINE: &str = "HF_HUB_OFFLINE";
+use crate::hub::{self, OFFLINE, silent};
 
 /// The files of `datasets/<owner>/<name>[@<revision>]/<glob>`, sorted by name, fetched where the cache does not hold them.
 ///
@@ -20,11 +17,7 @@ pub(super) fn files(asked: &str, rest: &str) -> Result<Vec<SourceFile>> {
     let refuse = |problem: String| Error::DataSource { asked: asked.into(), problem };
     let (repo, pattern) = parse(rest).ok_or_else(|| refuse("write it as hf://datasets/<owner>/<name>[@<revision>]/<glob>".into()))?;
     let pattern = Pattern::new(&pattern).map_err(|error| refuse(format!("not a valid glob: {error}")))?;
-    if std::env::var_os("HF_HOME").is_none() && std::env::home_dir().is_none() {
-        return Err(refuse("there is no home folder for the cache; set HF_HOME".into()));
-    }
-    let cache = Cache::from_env();
-    let offline = std::env::var(OFFLINE).is_ok_and(|value| !matches!(value.as_str(), "" | "0"));
+    let (cache, offline) = (hub::cache().map_err(refuse)?, hub::offline());
     let found = if offline { cached(&cache, &repo, &pattern).map_err(refuse)? } else { fetched(&repo, &pattern).map_err(refuse)? };
     if found.is_empty() {
         return Err(refuse(match offline {
@@ -41,13 +34,8 @@ pub(super) fn files(asked: &str, rest: &str) -> Result<Vec<SourceFile>> {
 fn parse(rest: &str) -> Option<(Repo, String)> {
     let mut parts = rest.strip_prefix("datasets/")?.splitn(3, '/');
     let (owner, name, pattern) = (parts.next()?, parts.next()?, parts.next()?);
-    let (name, revision) = name.split_once('@').unwrap_or((name, "main"));
-    // Names of folders on the hub and in its cache: nothing that could lead out of it.
-    let plain = |part: &str| !part.is_empty() && !part.starts_with('.') && !part.contains(['\\', '\0']);
-    let revision = revision.replace("%2F", "/");
-    let revision_is_plain = revision.split('/').all(plain);
-    (plain(owner) && plain(name) && revision_is_plain && !pattern.is_empty())
-        .then(|| (Repo::with_revision(format!("{owner}/{name}"), RepoType::Dataset, revision), pattern.to_owned()))
+    let repo = hub::repo(owner, name, RepoType::Dataset)?;
+    (!pattern.is_empty()).then(|| (repo, pattern.to_owned()))
 }
 
 /// A star stands for a name or a part of it, two stars for any folders.
@@ -56,9 +44,8 @@ fn matches(pattern: &Pattern, name: &str) -> bool {
 }
 
 fn fetched(repo: &Repo, pattern: &Pattern) -> std::result::Result<Vec<SourceFile>, String> {
-    let say = |error| format!("the hub does not answer ({error}); with {OFFLINE}=1 the files in the cache are used");
-    let api = ApiBuilder::from_env().with_progress(false).with_retries(3).build().map_err(say)?.repo(repo.clone());
-    let mut names: Vec<String> = api.info().map_err(say)?.siblings.into_iter().map(|file| file.rfilename).collect();
+    let api = hub::api(repo, false)?;
+    let mut names: Vec<String> = api.info().map_err(silent)?.siblings.into_iter().map(|file| file.rfilename).collect();
     names.retain(|name| matches(pattern, name) && SourceFile::new(name).is_some());
     names.sort();
     let fetch = |name: &String| api.get(name).map_err(|error| format!("{name} cannot be fetched: {error}"));
@@ -67,13 +54,7 @@ fn fetched(repo: &Repo, pattern: &Pattern) -> std::result::Result<Vec<SourceFile
 
 /// The files of the snapshot to which the revision points.
 fn cached(cache: &Cache, repo: &Repo, pattern: &Pattern) -> std::result::Result<Vec<SourceFile>, String> {
-    let folder = cache.path().join(repo.folder_name());
-    let commit = std::fs::read_to_string(folder.join("refs").join(repo.revision())).unwrap_or(repo.revision().to_owned());
-    let snapshot = folder.join("snapshots").join(commit.trim());
-    if !snapshot.is_dir() {
-        let place = cache.path().display();
-        return Err(format!("{OFFLINE} is set and the cache in {place} does not hold it; fetch it once without {OFFLINE}"));
-    }
+    let snapshot = hub::snapshot(cache, repo)?;
     let mut names = Vec::new();
     list(&snapshot, "", &mut names).map_err(|error| format!("cannot list {}: {error}", snapshot.display()))?;
     names.retain(|name| matches(pattern, name));
