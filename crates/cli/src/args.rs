@@ -8,16 +8,22 @@ use termwise_lab::variants::Sizes;
 use termwise_lab::verify::{self, Identity};
 
 use crate::commands::bench::Bench;
+use crate::commands::cut::CutArgs;
 use crate::commands::data::DataCommand;
 use crate::commands::eval::EvalArgs;
 use crate::commands::generate::GenerateArgs;
 use crate::commands::plan::PlanArgs;
+use crate::commands::report::ReportArgs;
+use crate::commands::reproduce::ReproduceArgs;
+use crate::commands::separation::SeparationArgs;
+use crate::commands::spectrum::SpectrumArgs;
 use crate::commands::sweep::SweepArgs;
 use crate::commands::tokenizer::TokenizerCommand;
 use crate::commands::train::TrainArgs;
 
 const EXAMPLES: &str = "\
 Examples:
+  termwise reproduce                              why softmax attention is more expressive, within five minutes
   termwise variants                               every preset and every part to build variants from
   termwise variants \"taylor=0..4 norm=l2\" norm    what these two are, what they cost, whether they are equal
   termwise verify                                 check that this build computes what it says
@@ -26,6 +32,7 @@ Examples:
   termwise train --attention \"norm conv=3\"        train a small model on the built-in language
   termwise train --data corpus.txt --model tiny   or on text of your own
   termwise generate path/to/model --prompt Once   write text with a model
+  termwise spectrum path/to/model --data book.txt how many terms of the series its heads need
 
 `termwise COMMAND --help` says more about each.";
 
@@ -42,6 +49,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    Reproduce(ReproduceArgs),
     Variants(VariantsArgs),
     Verify(VerifyArgs),
     #[command(subcommand)]
@@ -49,8 +57,12 @@ pub enum Command {
     Plan(Box<PlanArgs>),
     Train(Box<TrainArgs>),
     Eval(Box<EvalArgs>),
+    Cut(Box<CutArgs>),
     Generate(Box<GenerateArgs>),
+    Spectrum(Box<SpectrumArgs>),
     Sweep(SweepArgs),
+    Report(ReportArgs),
+    Separation(Box<SeparationArgs>),
     #[command(subcommand)]
     Tokenizer(TokenizerCommand),
     #[command(subcommand)]

@@ -82,12 +82,17 @@ fn run(cli: Cli, out: &mut impl Write) -> Result<bool, Failure> {
             }
             Ok(true)
         }
+        Command::Reproduce(args) => commands::reproduce::run::<Failure>(&args, threads, out),
         Command::Verify(args) => verify(args, threads, out),
         Command::Plan(args) => commands::plan::run::<Failure>(&args, threads, out).map(|()| true),
         Command::Train(args) => Ok(commands::train::run(&args, cli.threads, out)?),
         Command::Eval(args) => Ok(commands::eval::run(&args, threads, out)?),
+        Command::Cut(args) => commands::cut::run::<Failure>(&args, threads, out).map(|()| true),
         Command::Generate(args) => commands::generate::run::<Failure>(&args, threads, out).map(|()| true),
+        Command::Spectrum(args) => commands::spectrum::run::<Failure>(&args, threads, out).map(|()| true),
         Command::Sweep(args) => Ok(commands::sweep::run(&args, threads, out)?),
+        Command::Report(args) => commands::report::run::<Failure>(&args, out).map(|()| true),
+        Command::Separation(args) => commands::separation::run::<Failure>(&args, out).map(|()| true),
         Command::Data(command) => commands::data::run::<Failure>(&command, out).map(|()| true),
         Command::Tokenizer(command) => commands::tokenizer::run::<Failure>(&command, out).map(|()| true),
         Command::Bench(bench) => commands::bench::run::<Failure>(&bench, threads, out).map(|()| true),

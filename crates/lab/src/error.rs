@@ -44,6 +44,25 @@ pub enum Error {
     /// Settings of a preset that cannot be read.
     #[error(transparent)]
     Train(Box<termwise_train::Error>),
+    /// A report that cannot be written.
+    #[error(transparent)]
+    Report(#[from] termwise_report::Error),
+    /// A score that is no number.
+    #[error(
+        "the score of query {query} and key {key} in window {window} is not finite at layer {layer}, head {head}; the weights cannot take this text"
+    )]
+    Score {
+        /// Layer, from 0.
+        layer: usize,
+        /// Head, from 0.
+        head: usize,
+        /// Window, from 0.
+        window: usize,
+        /// Position of the query.
+        query: usize,
+        /// Position of the key.
+        key: usize,
+    },
     /// The system gave no threads.
     #[error("cannot start {threads} threads: {source}; ask for fewer with --threads")]
     Threads {

@@ -8,14 +8,12 @@ use serde::Serialize;
 use termwise_attention::{Mode, Variant};
 use termwise_llama::generate::{cut, warnings};
 use termwise_llama::{Model, Options};
-use termwise_train::data::{Prepare, Source};
 use termwise_train::eval::{Evaluation, Windows, evaluate_with};
 use termwise_train::progress::describe;
-use termwise_train::settings::{Layer, Settings};
 use termwise_train::{Error, Result};
 
 use super::settings::DataSettings;
-use super::source::cache_folder;
+use super::source::{Opened, cache_folder, open_for_model};
 
 /// Measure how well a model predicts text
 ///
@@ -81,29 +79,8 @@ struct Report<'a> {
 
 /// Evaluates in a pool of that many threads.
 pub fn run(args: &EvalArgs, threads: usize, out: &mut impl Write) -> Result<bool> {
-    let saved = args.model.join("settings.toml");
-    let mut layers = Vec::new();
-    let trained = saved.is_file();
-    if trained {
-        let text = std::fs::read_to_string(&saved).map_err(|source| Error::Io { action: "read", path: saved.clone(), source })?;
-        layers.push(Layer::of_run(&text, &saved.display().to_string())?);
-    } else if !args.data.has("data") {
-        let expected = "this folder says nothing about data; name some with --data, or builtin".into();
-        return Err(Error::Setting { place: String::new(), key: "data".into(), found: "absent".into(), expected });
-    }
-    if !args.data.has("tokenizer") && args.model.join("tokenizer.json").is_file() {
-        let own = toml::Table::from_iter([("tokenizer".to_owned(), toml::Value::String(args.model.display().to_string()))]);
-        layers.push(Layer::new(own, "the model's folder")?);
-    }
-    layers.push(args.data.layer()?);
-    let settings = Settings::resolve(&layers)?;
-    let held_out_only = args.held_out_only || !args.data.has("data");
-    let cache = cache_folder(args.cache.as_deref());
-    let whole = if held_out_only { None } else { settings.open_whole(&cache, &Prepare::default())? };
-    let source: Box<dyn Source> = match whole {
-        Some(whole) => Box::new(whole),
-        None => settings.open_source(&cache, &Prepare::default())?,
-    };
+    let opened = open_for_model(&args.model, &args.data, args.held_out_only, &cache_folder(args.cache.as_deref()))?;
+    let Opened { source, data, held_out_only, trained } = &opened;
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|source| Error::Threads { threads, source })?;
     let (windows, (evaluation, nonpositive)) = pool.install(|| -> Result<_> {
         let mut model = Model::read(&args.model)?;
@@ -118,7 +95,7 @@ pub fn run(args: &EvalArgs, threads: usize, out: &mut impl Write) -> Result<bool
             // Where standard error is closed there is nobody to tell.
             let _ = writeln!(std::io::stderr(), "warning: {warning}");
         }
-        let usual = if trained { settings.length } else { model.config.max_position_embeddings.min(1024) };
+        let usual = trained.unwrap_or(model.config.max_position_embeddings.min(1024));
         let length = args.length.unwrap_or(usual);
         let options = Options { mode: args.mode, ..Options::default() };
         let windows = Windows { batch: args.batch, length, stride: args.stride.unwrap_or(length) };
@@ -129,12 +106,12 @@ pub fn run(args: &EvalArgs, threads: usize, out: &mut impl Write) -> Result<bool
     }
     let write = |error: std::io::Error| Error::Io { action: "write", path: "standard output".into(), source: error };
     if args.json {
-        let report = Report { model: args.model.display().to_string(), data: &settings.data, held_out_only, windows, evaluation };
+        let report = Report { model: args.model.display().to_string(), data, held_out_only: *held_out_only, windows, evaluation };
         let text = serde_json::to_string_pretty(&report).map_err(std::io::Error::from).map_err(write)?;
         writeln!(out, "{text}").map_err(write)?;
     } else {
         let Windows { length, stride, .. } = windows;
-        let which = if held_out_only { "held-out tokens" } else { "tokens" };
+        let which = if *held_out_only { "held-out tokens" } else { "tokens" };
         writeln!(out, "{} {which} in windows of {length}, stride {stride}", evaluation.tokens).map_err(write)?;
         writeln!(out, "{}", describe(&evaluation).trim_start_matches("held-out ")).map_err(write)?;
     }

@@ -5,7 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use termwise_train::data::{Prepare, Progress, Source};
-use termwise_train::{Result, Settings};
+use termwise_train::settings::Layer;
+use termwise_train::{Error, Result, Settings};
+
+use super::settings::DataSettings;
 
 /// The folder that was asked for, or `termwise` in the user's cache.
 pub fn cache_folder(asked: Option<&Path>) -> PathBuf {
@@ -30,4 +33,44 @@ pub fn prepare_with_progress(settings: &Settings, cache: &Path, quiet: bool) -> 
         eprintln!();
     }
     source
+}
+
+/// Text for a model that exists.
+pub struct Opened {
+    /// Its held-out batches are the text.
+    pub source: Box<dyn Source>,
+    /// As the settings name it.
+    pub data: Vec<String>,
+    /// Whether it is only the held-out part of it.
+    pub held_out_only: bool,
+    /// Positions of a window in training, where the folder is a checkpoint of a run.
+    pub trained: Option<usize>,
+}
+
+/// All of the data that the flags name; without `--data`, the held-out part of what the checkpoint was trained on. A folder's own tokenizer
+/// is used where no other is named.
+pub fn open_for_model(folder: &Path, flags: &DataSettings, held_out_only: bool, cache: &Path) -> Result<Opened> {
+    let saved = folder.join("settings.toml");
+    let mut layers = Vec::new();
+    let trained = saved.is_file();
+    if trained {
+        let text = std::fs::read_to_string(&saved).map_err(|source| Error::Io { action: "read", path: saved.clone(), source })?;
+        layers.push(Layer::of_run(&text, &saved.display().to_string())?);
+    } else if !flags.has("data") {
+        let expected = "this folder says nothing about data; name some with --data, or builtin".into();
+        return Err(Error::Setting { place: String::new(), key: "data".into(), found: "absent".into(), expected });
+    }
+    if !flags.has("tokenizer") && folder.join("tokenizer.json").is_file() {
+        let own = toml::Table::from_iter([("tokenizer".to_owned(), toml::Value::String(folder.display().to_string()))]);
+        layers.push(Layer::new(own, "the model's folder")?);
+    }
+    layers.push(flags.layer()?);
+    let settings = Settings::resolve(&layers)?;
+    let held_out_only = held_out_only || !flags.has("data");
+    let whole = if held_out_only { None } else { settings.open_whole(cache, &Prepare::default())? };
+    let source: Box<dyn Source> = match whole {
+        Some(whole) => Box::new(whole),
+        None => settings.open_source(cache, &Prepare::default())?,
+    };
+    Ok(Opened { source, held_out_only, trained: trained.then_some(settings.length), data: settings.data })
 }

@@ -106,7 +106,7 @@ fn output(source: io::Error) -> Error {
 }
 
 /// The first Ctrl-C asks runs to stop, the second does not wait for them.
-fn interrupts() -> (Arc<AtomicBool>, Arc<AtomicBool>) {
+pub(super) fn interrupts() -> (Arc<AtomicBool>, Arc<AtomicBool>) {
     let (stop, kill) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let flags = (stop.clone(), kill.clone());
     // Without a handler Ctrl-C ends this process and leaves the runs under way to end by themselves.
@@ -155,7 +155,7 @@ impl<'a> Display<'a> {
     }
 }
 
-fn moving(progress: &Progress) -> String {
+pub(super) fn moving(progress: &Progress) -> String {
     let &Progress { total, finished, failed, running, fraction, remaining } = progress;
     let failed = if failed > 0 { format!(", {failed} failed") } else { String::new() };
     let left = remaining.map_or(String::new(), |left| format!(", about {} left", duration(left)));
@@ -163,7 +163,7 @@ fn moving(progress: &Progress) -> String {
 }
 
 /// 2 h 05 min, 3 min 20 s, 7 s
-fn duration(time: Duration) -> String {
+pub(crate) fn duration(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {
         0..60 => format!("{seconds} s"),

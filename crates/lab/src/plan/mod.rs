@@ -193,6 +193,21 @@ pub fn plan(options: &Options) -> Result<Plan, Error> {
     Ok(Plan { context, batch, chunk, columns, fits, training, assumptions, hardware, model })
 }
 
+/// What decoding keeps between tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// States, and caches of heads that have none, of all layers, for one row.
+    pub bytes: u64,
+    /// Whether that does not grow with the context.
+    pub constant: bool,
+}
+
+/// What a model keeps at this context.
+pub fn kept(config: &Config, context: u64) -> Kept {
+    let counts = model::attention(config);
+    Kept { bytes: counts.kept_bytes(context), constant: counts.endless_cache == 0 }
+}
+
 /// The kernel's word, of a series its orders alone.
 fn own_label(config: &Config) -> String {
     let Some(variant) = config.uniform_attention() else { return "mixed".into() };

@@ -1,0 +1,295 @@
+//! `termwise cut`.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use termwise_lab::Error;
+use termwise_lab::cut::{self, Budget, Choice, Options, Outcome, Progress, Report, Texts};
+use termwise_lab::plan::parse_count;
+use termwise_llama::Model;
+use termwise_train::Error as TrainError;
+use termwise_train::data::{Prepare, Source};
+use termwise_train::eval::Windows;
+use termwise_train::settings::{Layer, Settings};
+
+use super::settings::DataSettings;
+use super::source::cache_folder;
+use crate::print;
+
+/// Measure what cutting exp to a finite order costs and saves
+///
+/// Every layer cut at each order with three kinds of coefficients at the same state: Taylor's, Taylor's around each head's mean score, and
+/// fitted to each head's output on calibration text; one layer at a time; and a plan of kv heads to cut that stays within a budget.
+/// Without --data, the held-out part of what the checkpoint was trained on is used. The first part of the data calibrates, the second tunes the plan, and everything reported is measured on the rest.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  termwise cut path/to/llama --data book.txt
+  termwise cut path/to/llama --data book.txt --orders 2,4 --budget 2% --context 8192 --save cut-model
+  termwise cut path/to/llama --data book.txt --calibration other.txt --out results
+  termwise generate cut-model --prompt Once          writes with the states of the plan
+  termwise eval path/to/llama --data book.txt --order 4   equals Taylor's point at order 4 where --calibration is given
+
+A model that was trained on single documents should be judged on them: --layout padded takes one document a window, nine of ten unless
+--held-out says otherwise. Joined text may cross their ends, where such a model does badly and a cut can even lower the loss.
+
+With --out results are written as they come (cut.json, losses.jsonl; at the end index.html with figures and tables); Ctrl-C leaves what is finished, and the same command
+goes on from there.")]
+pub struct CutArgs {
+    /// Folder of a model: a checkpoint of a run, or any Llama in Hugging Face's form
+    #[arg(value_name = "MODEL")]
+    pub model: PathBuf,
+    /// Orders to cut at
+    #[arg(long, value_name = "P,P,...", value_delimiter = ',', default_values_t = [2, 4, 6, 8, 10, 12, 16], value_parser = order)]
+    pub orders: Vec<usize>,
+    /// Kinds of coefficients to compare: taylor, centred, calibrated
+    #[arg(long, value_name = "KIND,...", value_delimiter = ',', default_values_t = Choice::ALL)]
+    pub coefficients: Vec<Choice>,
+    /// Kind of coefficients with which one layer is cut at a time [default: the best of the curves]
+    #[arg(long, value_name = "KIND")]
+    pub map: Option<Choice>,
+    /// Do not cut one layer at a time
+    #[arg(long)]
+    pub no_map: bool,
+    /// What the loss of a plan may rise by, as in 1%
+    #[arg(long, value_name = "PART", default_value = "1%")]
+    pub budget: Budget,
+    /// Make no plan
+    #[arg(long)]
+    pub no_plan: bool,
+    /// Tokens of context at which bytes are counted [default: what the model was made for]
+    #[arg(long, value_name = "N", value_parser = parse_count)]
+    pub context: Option<u64>,
+    /// Text to calibrate and tune on; all of --data is then evaluated on [default: the first half of --data]
+    #[arg(long, value_name = "PATH")]
+    pub calibration: Vec<String>,
+    /// Sampled queries of each head that coefficients are fitted to
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = crate::args::size(1 << 24))]
+    pub rows: usize,
+    /// Fit each layer on what the layers below give once they are cut; takes a pass over the calibration text for each layer and order
+    #[arg(long)]
+    pub sequential: bool,
+    /// Positions of a window [default: as in training, else 1024 or what the model was made for]
+    #[arg(long, value_name = "N", value_parser = crate::args::size(1 << 20))]
+    pub length: Option<usize>,
+    /// Windows computed at once
+    #[arg(long, default_value_t = 8, value_name = "N", value_parser = crate::args::size(1 << 16))]
+    pub batch: usize,
+    /// Batches of the data to use at most, in all [default: all]
+    #[arg(long, value_name = "N")]
+    pub batches: Option<u64>,
+    /// Folder for results: cut.json, index.html, figures, tables, and losses.jsonl, from which an interrupted run goes on
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Write the model with the plan's cuts into this folder, or with --save-order all layers cut
+    #[arg(long, value_name = "DIR")]
+    pub save: Option<PathBuf>,
+    /// With --save: cut all layers at this order, calibrated, instead of following the plan
+    #[arg(long, value_name = "P", requires = "save", value_parser = order)]
+    pub save_order: Option<usize>,
+    /// Folder for tokenized text [default: termwise in the user's cache]
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub data: DataSettings,
+}
+
+fn order(text: &str) -> Result<usize, String> {
+    match text.trim().parse() {
+        Ok(order) if order <= 60 => Ok(order),
+        _ => Err("an order is a whole number up to 60".into()),
+    }
+}
+
+/// Cuts in a pool of that many threads, writes what was asked for, and prints.
+pub fn run<E: From<Error> + From<TrainError> + From<io::Error>>(args: &CutArgs, threads: usize, out: &mut impl Write) -> Result<(), E> {
+    let (settings, trained) = settings(args, &[])?;
+    let cache = cache_folder(args.cache.as_deref());
+    let data = open(&settings, &cache, args.data.has("data"))?;
+    let own = match args.calibration.is_empty() {
+        true => None,
+        false => Some(open(&self::settings(args, &args.calibration)?.0, &cache, true)?),
+    };
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|source| Error::Threads { threads, source })?;
+    let stop = stop_on_interrupt();
+    let bar = Bar::new();
+    let (written, outcome) = pool.install(|| -> Result<_, Error> {
+        let model = Model::read(&args.model)?;
+        let usual = if trained { settings.length } else { model.config.max_position_embeddings.min(1024) };
+        let length = args.length.unwrap_or(usual);
+        let windows = Windows { batch: args.batch, length, stride: length };
+        let texts = Texts::split(data.as_ref(), own.as_deref(), windows, args.batches.unwrap_or(0))?;
+        if let Some(folder) = &args.out {
+            std::fs::create_dir_all(folder).map_err(termwise_llama::Error::io("create the folder", folder))?;
+        }
+        let mut orders = args.orders.clone();
+        orders.extend(args.save_order);
+        let options = Options {
+            orders,
+            coefficients: args.coefficients.clone(),
+            map: args.map,
+            draw_map: !args.no_map,
+            budget: (!args.no_plan).then_some(args.budget),
+            context: args.context,
+            rows: args.rows,
+            sequential: args.sequential,
+            windows,
+            journal: args.out.as_ref().map(|folder| folder.join("losses.jsonl")),
+        };
+        let about = Report {
+            model: args.model.display().to_string(),
+            data: settings.data.clone(),
+            calibration: (!args.calibration.is_empty()).then(|| args.calibration.join(", ")),
+            ..Report::default()
+        };
+        let mut failed = None;
+        let outcome = cut::run(model, &texts, &options, &stop, about, &mut |report, progress| {
+            bar.show(progress);
+            if let Some(folder) = &args.out
+                && let Err(error) = write_json(report, folder)
+            {
+                failed = failed.take().or(Some(error));
+            }
+        })?;
+        Ok((failed, outcome))
+    })?;
+    drop(bar);
+    if let Some(error) = written {
+        return Err(error.into());
+    }
+    finish(args, outcome, out)
+}
+
+fn finish<E: From<Error> + From<io::Error>>(args: &CutArgs, mut outcome: Outcome, out: &mut impl Write) -> Result<(), E> {
+    let report = &outcome.report;
+    if let Some(folder) = &args.out {
+        report.page().write(folder).map_err(Error::from)?;
+    }
+    if args.json {
+        serde_json::to_writer_pretty(&mut *out, report).map_err(io::Error::from)?;
+        writeln!(out)?;
+    } else {
+        print::cut(report, out)?;
+    }
+    let Some(folder) = &args.save else { return Ok(()) };
+    let attention = match args.save_order {
+        Some(order) => Some(outcome.calibration.cut_layers(
+            &outcome.model.config,
+            0..outcome.model.config.num_hidden_layers,
+            order,
+            Choice::Calibrated,
+        )?),
+        None => outcome.planned.take(),
+    };
+    let Some(attention) = attention else {
+        return Err(Error::Sizes(
+            "the plan has no cuts, so there is nothing to save; allow more with --budget or --context, or use --save-order".into(),
+        )
+        .into());
+    };
+    cut::save(&mut outcome.model, &attention, &args.model, folder)?;
+    if !args.json {
+        writeln!(out, "\nsaved in {}", folder.display())?;
+    }
+    Ok(())
+}
+
+/// With documents apart, the share of them that is used: the settings hold something back for training, of which there is none here.
+const SHARE: f64 = 0.9;
+
+/// The settings of the data, or of other sources read in the same way; and whether the model is a checkpoint of a run.
+fn settings(args: &CutArgs, sources: &[String]) -> termwise_train::Result<(Settings, bool)> {
+    let saved = args.model.join("settings.toml");
+    let mut layers = Vec::new();
+    let trained = saved.is_file();
+    if trained {
+        let text = std::fs::read_to_string(&saved).map_err(|source| TrainError::Io { action: "read", path: saved.clone(), source })?;
+        layers.push(Layer::of_run(&text, &saved.display().to_string())?);
+    } else if !args.data.has("data") {
+        let expected = "this folder says nothing about data; name some with --data, or builtin".into();
+        return Err(TrainError::Setting { place: String::new(), key: "data".into(), found: "absent".into(), expected });
+    }
+    if !args.data.has("tokenizer") && args.model.join("tokenizer.json").is_file() {
+        let own = toml::Table::from_iter([("tokenizer".to_owned(), toml::Value::String(args.model.display().to_string()))]);
+        layers.push(Layer::new(own, "the model's folder")?);
+    }
+    if args.data.has("data") {
+        layers.push(Layer::new(toml::Table::from_iter([("held_out".to_owned(), toml::Value::Float(SHARE))]), "cut")?);
+    }
+    layers.push(args.data.layer()?);
+    if !sources.is_empty() {
+        let list = toml::Value::Array(sources.iter().cloned().map(toml::Value::String).collect());
+        layers.push(Layer::new(toml::Table::from_iter([("data".to_owned(), list)]), "--calibration")?);
+    }
+    Ok((Settings::resolve(&layers)?, trained))
+}
+
+/// Of data named here all text in one stream, or with `--layout padded` documents apart; of a run's own data what it held out.
+fn open(settings: &Settings, cache: &Path, named: bool) -> termwise_train::Result<Box<dyn Source>> {
+    if named
+        && settings.layout != "padded"
+        && let Some(whole) = settings.open_whole(cache, &Prepare::default())?
+    {
+        return Ok(Box::new(whole));
+    }
+    settings.open_source(cache, &Prepare::default())
+}
+
+fn write_json(report: &Report, folder: &Path) -> Result<(), Error> {
+    let path = folder.join("cut.json");
+    let staged = termwise_llama::files::Staged::write(&path, |file| {
+        serde_json::to_writer_pretty(file, report).map_err(io::Error::from).map_err(termwise_llama::Error::io("write", &path))
+    })?;
+    Ok(staged.publish()?)
+}
+
+/// The first Ctrl-C sets the flag, the second ends the process.
+fn stop_on_interrupt() -> Arc<AtomicBool> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = stop.clone();
+    // Without a handler Ctrl-C ends the process, and the journal has what was measured.
+    let _ = ctrlc::set_handler(move || {
+        if flag.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+        eprintln!("\nfinishing this measurement; Ctrl-C again ends at once");
+    });
+    stop
+}
+
+/// A bar with an estimate where standard error is a terminal.
+struct Bar(Option<ProgressBar>);
+
+impl Bar {
+    fn new() -> Bar {
+        Bar(io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(5));
+            let style = ProgressStyle::with_template("{bar:24} {pos}/{len} {msg}, {eta} left");
+            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("━╸ "));
+            bar
+        }))
+    }
+
+    fn show(&self, progress: Progress) {
+        if let Some(bar) = &self.0 {
+            bar.set_length(progress.total);
+            bar.set_position(progress.done);
+            bar.set_message(progress.now.to_owned());
+        }
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! The polynomial of order p with which a head's output is nearest to its own.
+//!
+//! ```text
+//! minimise  Σ_t ‖y'_t − y_t‖²   over c     subject to   mean weight 1,   P(x) ≥ floor where scores may occur
+//! ```
+//!
+//! Gauss and Newton's steps, each a quadratic program of p + 1 unknowns, with Levenberg's damping; a step that does not lower the error is not
+//! taken, so the result is never worse on its own rows than what it starts from. For even p the polynomial is held above zero on the whole
+//! line, so that no score, seen or not, makes a denominator vanish; odd orders cannot be, and are held so on the scores seen and a margin.
+
+use super::chebyshev::{Interval, chebyshev};
+use super::qp::Program;
+use super::rows::{Kind, Rows};
+
+/// What P(x) stays above, in units of the mean weight.
+const FLOOR: f64 = 1e-4;
+/// What the leading coefficient of even orders stays above: with less, the lowest point could be so far away that rounding hides it.
+const LEAD: f64 = 1e-7;
+/// Half the margin beyond the scores seen, in units of half their range, for odd orders.
+const MARGIN: f64 = 0.5;
+const STEPS: usize = 24;
+/// How often the grid is made finer where it has to be.
+const ROUNDS: usize = 6;
+/// Relative decrease of the squared error below which it is done.
+const ENOUGH: f64 = 1e-5;
+
+/// Fits order p to rows, from the best of some polynomials of at most that order. `None` where there are no rows.
+pub fn fit(rows: &Rows, order: usize, starts: &[Vec<f64>]) -> Option<Vec<f64>> {
+    if rows.is_empty() {
+        return None;
+    }
+    let n = order + 1;
+    let sums = rows.mean_sums(n);
+    // Where sizes cancel the mean weight is made 1: the mean sum over the mean number of keys.
+    let unit: Option<Vec<f64>> = (rows.kind == Kind::Ratio).then(|| sums.iter().map(|sum| sum / sums[0].abs().max(1e-300)).collect());
+    let constant = std::iter::once(vec![1.0]);
+    let mut candidates: Vec<(f64, Vec<f64>)> = constant
+        .chain(starts.iter().cloned())
+        .map(|mut c| {
+            c.resize(n, 0.0);
+            if let Some(unit) = &unit {
+                let mean: f64 = unit.iter().zip(&c).map(|(u, c)| u * c).sum();
+                c.iter_mut().for_each(|c| *c /= mean);
+            }
+            (rows.squared(&c), c)
+        })
+        .filter(|(error, _)| error.is_finite())
+        .collect();
+    candidates.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut constraints = Constraints::new(order, if rows.kind == Kind::Ratio { FLOOR } else { 0.0 });
+    let fitted = candidates.into_iter().take(2).map(|(error, c)| {
+        let mut best = descend(rows, c, error, unit.as_deref(), &constraints);
+        // Between the points of the grid it may dip below the floor: the deepest points of the dips join the grid.
+        for _ in 0..ROUNDS {
+            if !constraints.tighten(&best.1) {
+                break;
+            }
+            best = descend(rows, best.1, best.0, unit.as_deref(), &constraints);
+        }
+        // What rounding leaves below the floor is lifted.
+        let lift = constraints.missing(&best.1);
+        if lift > 0.0 {
+            best.1[0] += lift;
+            best.0 = rows.squared(&best.1);
+        }
+        best
+    });
+    fitted.filter(|(error, _)| error.is_finite()).min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, c)| c)
+}
+
+/// Steps from c for as long as they help.
+fn descend(rows: &Rows, mut c: Vec<f64>, mut error: f64, unit: Option<&[f64]>, constraints: &Constraints) -> (f64, Vec<f64>) {
+    let n = c.len();
+    let mut damping = if unit.is_some() { 1e-3 } else { 0.0 };
+    // A start below the floor somewhere is left however small its error.
+    let mut allowed = constraints.met(&c);
+    for _ in 0..STEPS {
+        let (gradient, mut normal) = rows.model(&c);
+        let size = (0..n).map(|i| normal[i * n + i]).sum::<f64>() / n as f64;
+        if !size.is_finite() || size <= 0.0 {
+            break;
+        }
+        let diagonal: Vec<f64> = (0..n).map(|i| normal[i * n + i]).collect();
+        (0..n).for_each(|i| normal[i * n + i] += damping * diagonal[i] + 1e-13 * size);
+        normal.iter_mut().for_each(|h| *h /= size);
+        // ½·(c' − c)ᵀH(c' − c) + gradient·(c' − c), in powers of c'.
+        let linear = (0..n).map(|i| gradient[i] / size - (0..n).map(|j| normal[i * n + j] * c[j]).sum::<f64>()).collect();
+        let program = Program {
+            hessian: normal,
+            gradient: linear,
+            equation: unit.map(|unit| (unit.to_vec(), 1.0)),
+            rows: constraints.rows.clone(),
+            bounds: constraints.bounds.clone(),
+        };
+        let next = program.solve(&c).map(|solution| solution.x);
+        let reached = next.as_ref().map_or(f64::INFINITY, |next| rows.squared(next));
+        match next {
+            Some(next) if reached < error || !allowed => {
+                let done = allowed && reached > error * (1.0 - ENOUGH);
+                (c, error, allowed) = (next, reached, true);
+                damping /= 5.0;
+                if done || unit.is_none() {
+                    break;
+                }
+            }
+            _ if damping > 1e6 || unit.is_none() => break,
+            _ => damping = (damping * 10.0).max(1e-6),
+        }
+    }
+    (error, c)
+}
+
+/// P ≥ floor at points of the line, scaled so that each row has length 1, and a leading coefficient that is not negative.
+struct Constraints {
+    order: usize,
+    floor: f64,
+    rows: Vec<f64>,
+    bounds: Vec<f64>,
+}
+
+impl Constraints {
+    fn new(order: usize, floor: f64) -> Constraints {
+        let mut constraints = Constraints { order, floor, rows: Vec::new(), bounds: Vec::new() };
+        line(order, 8).into_iter().for_each(|u| constraints.add(u));
+        if order.is_multiple_of(2) && order > 0 {
+            let last = constraints.rows.len();
+            constraints.rows.resize(last + order + 1, 0.0);
+            constraints.rows[last + order] = 1.0;
+            // Strictly above zero: at zero the degree would fall to an odd one, and far below the floor somewhere.
+            constraints.bounds.push(LEAD);
+        }
+        constraints
+    }
+
+    fn add(&mut self, u: f64) {
+        let mut row = vec![0.0; self.order + 1];
+        chebyshev(u, &mut row);
+        let length = row.iter().map(|t| t * t).sum::<f64>().sqrt();
+        self.rows.extend(row.iter().map(|t| t / length));
+        self.bounds.push(self.floor / length);
+    }
+
+    fn met(&self, c: &[f64]) -> bool {
+        let value = |row: &[f64]| row.iter().zip(c).map(|(t, c)| t * c).sum::<f64>();
+        self.rows.chunks_exact(c.len()).zip(&self.bounds).all(|(row, bound)| value(row) >= bound - 1e-9)
+    }
+
+    /// How much P lacks to half the floor at its lowest point.
+    fn missing(&self, c: &[f64]) -> f64 {
+        let unit = Interval { middle: 0.0, half: 1.0 };
+        let lowest = line(self.order, 400).into_iter().map(|u| unit.evaluate(c, u)).fold(f64::INFINITY, f64::min);
+        (0.5 * self.floor - lowest).max(0.0)
+    }
+
+    /// Adds the lowest point of every dip below half the floor; whether there was one.
+    fn tighten(&mut self, c: &[f64]) -> bool {
+        let unit = Interval { middle: 0.0, half: 1.0 };
+        let points = line(self.order, 200);
+        let values: Vec<f64> = points.iter().map(|&u| unit.evaluate(c, u)).collect();
+        let dips: Vec<f64> = (0..points.len())
+            .filter(|&i| values[i] < 0.5 * self.floor)
+            .filter(|&i| (i == 0 || values[i] <= values[i - 1]) && values.get(i + 1).is_none_or(|next| values[i] <= *next))
+            .map(|i| points[i])
+            .collect();
+        dips.iter().for_each(|&u| self.add(u));
+        !dips.is_empty()
+    }
+}
+
+/// Points in the order of the line, `density` for each order in the interval from −1 to 1, dense at its ends; for even orders on the whole
+/// line, u = 1/s outside; for odd ones within the margin.
+fn line(order: usize, density: usize) -> Vec<f64> {
+    let (even, n) = (order.is_multiple_of(2), order + 1);
+    let count = density * n;
+    let reach = if even { 1.0 } else { 1.0 + MARGIN };
+    let inside = (0..=count).map(|i| -reach * (std::f64::consts::PI * i as f64 / count as f64).cos());
+    let outside = |i: usize| (count / 4) as f64 / i as f64;
+    let left = (1..count / 4).filter(|_| even).map(|i| -outside(i));
+    let right = (1..count / 4).rev().filter(|_| even).map(outside);
+    left.chain(inside).chain(right).collect()
+}
+
+/// The least value of P where scores were seen.
+pub fn lowest(interval: &Interval, c: &[f64]) -> f64 {
+    let points = 64 * c.len();
+    let at = |i: usize| interval.middle + interval.half * (std::f64::consts::PI * i as f64 / points as f64).cos();
+    (0..=points).map(|i| interval.evaluate(c, at(i))).fold(f64::INFINITY, f64::min)
+}
+
+#[cfg(test)]
+mod tests;

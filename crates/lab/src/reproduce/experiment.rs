@@ -1,0 +1,149 @@
+//! What an experiment is.
+
+use serde::{Deserialize, Serialize};
+use termwise_attention::nearest;
+use toml::Table;
+
+use super::claim::Claim;
+use crate::Error;
+
+/// The experiments by name, in the order in which they are reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Id {
+    /// Softmax, Norm and Gate.
+    E1,
+    /// The same wider and longer.
+    E2,
+    /// Linear attentions.
+    E3,
+    /// Orders of the series.
+    E4,
+    /// One part removed or exchanged.
+    E5,
+    /// Terms inside trained models.
+    E6,
+    /// The series of many terms.
+    E7,
+    /// The theorem that separates softmax from linear attention.
+    Separation,
+    /// The order that the theorem's data need.
+    Bridge,
+}
+
+impl Id {
+    /// All of them.
+    pub const ALL: [Id; 9] = [Id::E1, Id::E2, Id::E3, Id::E4, Id::E5, Id::E6, Id::E7, Id::Separation, Id::Bridge];
+
+    /// As it is written on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Id::E1 => "e1",
+            Id::E2 => "e2",
+            Id::E3 => "e3",
+            Id::E4 => "e4",
+            Id::E5 => "e5",
+            Id::E6 => "e6",
+            Id::E7 => "e7",
+            Id::Separation => "separation",
+            Id::Bridge => "bridge",
+        }
+    }
+
+    /// The experiments of these words, each once, in their order; `all`, or no word, stands for all.
+    pub fn parse(words: &[String]) -> Result<Vec<Id>, Error> {
+        let mut ids = Vec::new();
+        for word in words.iter().map(|word| word.to_lowercase()) {
+            match Id::ALL.into_iter().find(|id| id.name() == word) {
+                Some(id) => ids.push(id),
+                None if word == "all" => ids.extend(Id::ALL),
+                None => {
+                    let known = || Id::ALL.iter().map(|id| id.name()).chain(["all"]);
+                    let suggestion = nearest(&word, known()).map(str::to_owned);
+                    let known = known().collect::<Vec<_>>().join(", ");
+                    return Err(Error::Unknown { what: "experiment", name: word, suggestion, known });
+                }
+            }
+        }
+        if ids.is_empty() {
+            ids.extend(Id::ALL);
+        }
+        ids.sort();
+        ids.dedup();
+        Ok(ids)
+    }
+}
+
+/// Something to be found out by training.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Experiment {
+    /// Its name.
+    pub id: Id,
+    /// What is asked.
+    pub question: &'static str,
+    /// What the paper found.
+    pub paper: &'static str,
+    /// What is compared.
+    pub variants: Vec<Variant>,
+    /// What each is trained on; every claim is decided for each.
+    pub tasks: Vec<Task>,
+    /// What is to be decided.
+    pub claims: Vec<Claim>,
+}
+
+/// An attention under the name that claims and tables give it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Variant {
+    /// In claims and tables.
+    pub name: String,
+    /// A preset or expression.
+    pub attention: String,
+}
+
+/// Data, sizes and recipe that all variants share.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Task {
+    /// In tables.
+    pub name: String,
+    /// Settings of every run but attention and seed.
+    pub base: Table,
+    /// Words that every attention gets, such as a short convolution.
+    pub words: &'static str,
+    /// What is compared.
+    pub metric: Metric,
+}
+
+/// What runs are compared by; lower is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Metric {
+    /// Held-out loss on tokens that can only be recalled; the best possible is 0.
+    Recall,
+    /// Held-out loss on all tokens.
+    Loss,
+}
+
+impl Metric {
+    /// Its name among the metrics of a run.
+    pub fn key(self) -> &'static str {
+        match self {
+            Metric::Recall => "held_out.recall.loss",
+            Metric::Loss => "held_out.loss",
+        }
+    }
+
+    /// In words.
+    pub fn name(self) -> &'static str {
+        match self {
+            Metric::Recall => "held-out loss on recall tokens, nats",
+            Metric::Loss => "held-out loss, nats a token",
+        }
+    }
+}
+
+impl Task {
+    /// The attention of a variant here.
+    pub fn attention(&self, variant: &Variant) -> String {
+        format!("{} {}", variant.attention, self.words).trim_end().to_owned()
+    }
+}

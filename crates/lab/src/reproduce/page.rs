@@ -1,0 +1,215 @@
+//! Results as a page: what was asked and found, then figures, tables, and everything that is needed to doubt it.
+
+use std::path::Path;
+
+use termwise_report::{Block, Cell, Page, Section, Table};
+
+use super::figures;
+use super::results::{ClaimOutcome, Outcome, Results, Run, Spread, TaskOutcome};
+use super::theorem::Theorem;
+use super::{FILE, Id, Metric, Scale, Verdict};
+use crate::{Error, separation};
+
+/// Writes `index.html` with its figures and tables into the folder of results.
+pub fn write(results: &Results, folder: &Path) -> Result<std::path::PathBuf, Error> {
+    Ok(page(results, folder).write(folder)?)
+}
+
+/// The page; settings of runs are read from the folder where they are there.
+pub fn page(results: &Results, folder: &Path) -> Page {
+    let mut sections: Vec<Section> = results.experiments.iter().map(|outcome| experiment(outcome, results)).collect();
+    sections.extend(results.theorems.iter().map(theorem));
+    sections.extend(left_out(results));
+    let settings = |run: &Run| std::fs::read_to_string(folder.join(format!("{}.toml", run.folder))).ok();
+    let text = format!("Everything on this page stands in [{FILE}]({FILE}); on each task runs differ by attention and seed alone.");
+    let blocks = std::iter::once(Block::Text(text)).chain(all_runs(&results.runs, settings)).collect();
+    sections.push(Section { heading: "Runs and settings".into(), blocks });
+    sections.push(conditions(results));
+    let title = format!("Softmax attention and linear attention, term by term: scale {}", results.scale.name());
+    Page { title, lead: lead(results), sections }
+}
+
+fn verdict(verdict: Verdict) -> termwise_report::Verdict {
+    match verdict {
+        Verdict::Reproduced => termwise_report::Verdict::Reproduced,
+        Verdict::NotVisible => termwise_report::Verdict::NotVisible,
+        Verdict::Contradicted => termwise_report::Verdict::Contradicted,
+    }
+}
+
+fn lead(results: &Results) -> Vec<Block> {
+    let [reproduced, not_visible, contradicted] =
+        [Verdict::Reproduced, Verdict::NotVisible, Verdict::Contradicted].map(|verdict| results.count(verdict));
+    let timing = &results.timing;
+    let mut blocks = vec![
+        Block::Text(
+            "Softmax attention is a sum of recurrent networks, one for each order of the Taylor series of exp; linear attention is the \
+             first of them. Documents of the built-in language state facts and ask for them later. Answers can only be recalled, and that is \
+             where attentions differ."
+                .into(),
+        ),
+        Block::Text(format!(
+            "**{reproduced} claims reproduced, {not_visible} not visible at this scale, {contradicted} contradicted.** {} of {} runs finished, \
+             {:.0} s of computing, {} at a time.",
+            timing.finished, timing.runs, timing.run_seconds, timing.parallel
+        )),
+    ];
+    blocks.extend(figures::glance(results).map(|figure| Block::Figure {
+        name: "glance".into(),
+        figure,
+        caption: "0 is perfect recall; the dashed line is softmax. Mean, and smallest to largest over seeds".into(),
+    }));
+    blocks.extend(figures::memory(results).map(|figure| Block::Figure {
+        name: "memory".into(),
+        figure,
+        caption: "A cache grows with the context and is shown at the length of training; a state is the same at any length".into(),
+    }));
+    for (id, task, claim) in results.claims() {
+        let place = task.map_or(String::new(), |task| format!(" ({task})"));
+        let claim_text = format!("**{}**{place} {}", id.name().to_uppercase(), claim.with_numbers());
+        blocks.push(Block::Verdict { verdict: verdict(claim.decision.verdict), claim: claim_text });
+    }
+    blocks
+}
+
+fn experiment(outcome: &Outcome, results: &Results) -> Section {
+    let id = outcome.id.name();
+    let mut blocks = vec![Block::Text(format!("The paper: {}", outcome.paper))];
+    if let Some(inside) = results.inside.as_ref().filter(|_| outcome.id == Id::E6) {
+        for claim in &inside.claims {
+            blocks.push(Block::Verdict { verdict: verdict(claim.decision.verdict), claim: claim.with_numbers() });
+        }
+        blocks.extend(inside.blocks());
+        blocks.push(rules(&inside.claims));
+        return Section { heading: format!("{} {}", id.to_uppercase(), outcome.question), blocks };
+    }
+    for (index, task) in outcome.tasks.iter().enumerate() {
+        let name = |what: &str| if outcome.tasks.len() > 1 { format!("{id}-{}-{what}", index + 1) } else { format!("{id}-{what}") };
+        for claim in &task.claims {
+            blocks.push(Block::Verdict { verdict: verdict(claim.decision.verdict), claim: claim.with_numbers() });
+        }
+        if let Some(figure) = figures::curves(&id.to_uppercase(), task, &results.runs) {
+            let caption = format!("{}: mean, and smallest to largest over seeds", task.metric.name());
+            blocks.push(Block::Figure { name: name("curves"), figure, caption });
+        }
+        if let Some(figure) = figures::ladder(&id.to_uppercase(), task) {
+            let caption = "mean, and smallest to largest over seeds".into();
+            blocks.push(Block::Figure { name: name("ladder"), figure, caption });
+        }
+        blocks.push(Block::Table { name: name("table"), table: variants(task, &results.runs) });
+        blocks.push(rules(&task.claims));
+    }
+    Section { heading: format!("{} {}", id.to_uppercase(), outcome.question), blocks }
+}
+
+fn theorem(theorem: &Theorem) -> Section {
+    let mut blocks = vec![Block::Text(format!("The paper: {} This is {}.", theorem.paper, theorem.basis))];
+    for claim in &theorem.claims {
+        blocks.push(Block::Verdict { verdict: verdict(claim.decision.verdict), claim: claim.with_numbers() });
+    }
+    let figure = match theorem.id {
+        Id::Bridge => separation::bridge_figure(&theorem.bridge),
+        _ => separation::success_figure(&theorem.points),
+    };
+    blocks.push(Block::Figure { name: theorem.id.name().into(), figure, caption: String::new() });
+    blocks.push(rules(&theorem.claims));
+    Section { heading: format!("{} {}", theorem.id.name().to_uppercase(), theorem.question), blocks }
+}
+
+fn rules(claims: &[ClaimOutcome]) -> Block {
+    let rules = claims.iter().map(|claim| format!("{}: {}", claim.text, claim.stated)).collect();
+    Block::Details { summary: "The rules, stated beforehand".into(), blocks: vec![Block::List(rules)] }
+}
+
+fn spread(spread: Option<Spread>) -> Cell {
+    spread.map_or(Cell::Empty, |spread| Cell::Spread(spread.mean, spread.deviation.unwrap_or(f64::NAN), 3))
+}
+
+pub(super) fn variants(task: &TaskOutcome, runs: &[Run]) -> Table {
+    let recall = task.metric == Metric::Recall;
+    let seeds = task.variants.iter().map(|outcome| outcome.runs.len()).max().unwrap_or(0);
+    let numbers: &[&str] = if recall { &["recall", "rest", "excess over the optimum"] } else { &["loss"] };
+    let mut columns: Vec<String> = ["variant", "attention"].iter().chain(numbers).chain(&["state"]).map(|&name| name.to_owned()).collect();
+    columns.extend((1..=seeds).map(|seed| format!("seed {seed}")));
+    let mut table = Table::new(format!("{}: mean ± standard deviation over seeds, nats; each number leads to its run", task.task), columns);
+    for outcome in &task.variants {
+        let mut row = vec![Cell::text(&outcome.variant.name), Cell::code(&outcome.variant.attention)];
+        if recall {
+            row.extend([outcome.recall, outcome.rest, outcome.excess].map(spread));
+        } else {
+            row.push(spread(outcome.loss));
+        }
+        row.push(outcome.state_bytes.map_or(Cell::Empty, |bytes| Cell::Amount(bytes as f64, termwise_report::Unit::Bytes)));
+        row.extend(outcome.runs.iter().map(|&run| link(&runs[run], task.metric)));
+        table.rows.push(row);
+    }
+    table
+}
+
+/// The number of a run, which leads to its folder.
+fn link(run: &Run, metric: Metric) -> Cell {
+    let number = run.held_out.and_then(|found| match metric {
+        Metric::Recall => found.recall.map(|part| part.loss),
+        Metric::Loss => Some(found.loss),
+    });
+    let text = number.filter(|_| run.status == "finished").map_or(run.status.clone(), |x| format!("{x:.3}"));
+    Cell::Link(text, format!("{}/metrics.jsonl", run.folder))
+}
+
+fn left_out(results: &Results) -> Option<Section> {
+    let list: Vec<String> = results.left_out.iter().map(|left| format!("**{}**: {}", left.id.name().to_uppercase(), left.reason)).collect();
+    (!list.is_empty()).then(|| Section { heading: "Left out".into(), blocks: vec![Block::List(list)] })
+}
+
+pub(super) fn all_runs(runs: &[Run], settings_of: impl Fn(&Run) -> Option<String>) -> Vec<Block> {
+    let mut table = Table::new("Every run once", ["run", "task", "attention", "seed", "status", "loss", "seconds"]);
+    let mut settings = Vec::new();
+    for run in runs {
+        let loss = run.held_out.map_or(Cell::Empty, |found| Cell::Number(found.loss, 4));
+        table.rows.push(vec![
+            Cell::Link(run.hash.clone(), format!("{}/metrics.jsonl", run.folder)),
+            Cell::text(&run.task),
+            Cell::code(&run.attention),
+            Cell::Number(run.seed as f64, 0),
+            Cell::text(if run.note.is_empty() { run.status.clone() } else { format!("{}: {}", run.status, run.note) }),
+            loss,
+            Cell::Number(run.seconds, 1),
+        ]);
+        if let Some(text) = settings_of(run) {
+            let summary = format!("{}, {}, seed {}", run.task, run.attention, run.seed);
+            settings.push(Block::Details { summary, blocks: vec![Block::Code(text)] });
+        }
+    }
+    vec![
+        Block::Details { summary: "All runs".into(), blocks: vec![Block::Table { name: "runs".into(), table }] },
+        Block::Details { summary: "Settings of every run, for `termwise train --config`".into(), blocks: settings },
+    ]
+}
+
+fn conditions(results: &Results) -> Section {
+    let environment = &results.environment;
+    let mut list = vec![
+        format!("termwise {}{}", environment.version, if environment.debug { ", compiled for debugging" } else { "" }),
+        format!("{} ({}), {} cores, {}", environment.cpu, environment.instructions, environment.cores, environment.system),
+        format!("this session took {:.0} s; finished runs of earlier sessions are not counted in it", results.timing.seconds),
+    ];
+    if results.runs.iter().any(|run| run.attention.contains("conv=")) {
+        list.push(
+            "on the built-in language every variant, linear attention too, has the same short convolution over q, k and v, and the \
+             same recipe; the paper has none"
+                .into(),
+        );
+    }
+    if matches!(results.scale, Scale::Minute | Scale::Laptop) {
+        list.push(
+            "language, sizes, learning rate and initial weights were chosen by looking at softmax, Norm and the orders of the series, so that \
+             these learn within the time; linear attention, gates and the other ablations had no tuning of their own, and part of their \
+             distance may be that"
+                .into(),
+        );
+    }
+    list.push(
+        "a difference counts where it is above its 95 % doubt (Student's t over seeds), both standard deviations and a stated least".into(),
+    );
+    Section { heading: "Machine, time and conditions".into(), blocks: vec![Block::List(list)] }
+}

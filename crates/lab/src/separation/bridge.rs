@@ -1,0 +1,120 @@
+//! How many orders of the exponential softmax's success needs.
+//!
+//! The rule: orders are looked at upwards from 0, and the first whose success probability in closed form reaches [`LEAST`] is taken. It
+//! does not depend on draws, which are reported beside it. Success does not grow with the order for ever: from
+//! (1 + a_0)^p ≈ n on, a power sees the spike of D_0 as well.
+
+use serde::{Deserialize, Serialize};
+
+use super::curve::check_draws;
+use super::{DRAWS, Network, Pair, Point, Setting, usual_m};
+use crate::Error;
+
+/// The success that an order has to reach.
+pub const LEAST: f64 = 0.9;
+/// The last order that is looked at.
+pub const MOST: u32 = 4096;
+
+/// A network for each order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Series {
+    /// The exponential up to an order.
+    Taylor,
+    /// One power alone.
+    Power,
+}
+
+impl Series {
+    /// Both.
+    pub const ALL: [Series; 2] = [Series::Taylor, Series::Power];
+
+    /// That of this order.
+    pub fn network(self, order: u32) -> Network {
+        match self {
+            Series::Taylor => Network::Taylor(order),
+            Series::Power => Network::Power(order),
+        }
+    }
+
+    /// As in files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Series::Taylor => "taylor",
+            Series::Power => "power",
+        }
+    }
+}
+
+/// The smallest order that reaches [`LEAST`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BridgePoint {
+    /// Of which networks.
+    pub series: Series,
+    /// Where.
+    pub setting: Setting,
+    /// ln n / ln(1 + a_1): from there on, a power gives row j3 half of all weight.
+    pub predicted: f64,
+    /// `None` where no order up to [`MOST`] reaches it.
+    pub order: Option<u32>,
+    /// Success at this order.
+    pub point: Option<Point>,
+    /// The success probability one order below.
+    pub below: Option<f64>,
+}
+
+/// The smallest orders over lists of a_1 and n.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bridge {
+    /// Rows.
+    pub n: Vec<u64>,
+    /// Spikes of D_1.
+    pub a1: Vec<f64>,
+    /// Vectors of the readout, or [`usual_m`] of each n.
+    pub m: Option<usize>,
+    /// The rest of a setting; its n, m and a_1 are not looked at.
+    pub rest: Setting,
+    /// Draws at the order that is found.
+    pub draws: u64,
+    /// Of the draws.
+    pub seed: u64,
+}
+
+impl Default for Bridge {
+    /// Powers of ten from 10² to 10⁶, and the a_1 of the reference figures.
+    fn default() -> Bridge {
+        let n = (2..=6).map(|k| 10u64.pow(k)).collect();
+        Bridge { n, a1: vec![0.7, 1.0, 3.0], m: None, rest: Setting::of(1000), draws: DRAWS, seed: 1 }
+    }
+}
+
+impl Bridge {
+    /// By a_1, then n, then series. Fails before anything is computed.
+    pub fn run(&self) -> Result<Vec<BridgePoint>, Error> {
+        check_draws(self.draws)?;
+        let setting = |a1, n| Setting { n, a1, m: self.m.unwrap_or_else(|| usual_m(n)), ..self.rest };
+        let settings: Vec<Setting> = self.a1.iter().flat_map(|&a1| self.n.iter().map(move |&n| setting(a1, n))).collect();
+        settings.iter().try_for_each(Setting::check)?;
+        let cases = settings.iter().flat_map(|setting| Series::ALL.map(|series| (series, setting)));
+        cases.map(|(series, setting)| BridgePoint::find(series, setting, self.draws, self.seed)).collect()
+    }
+}
+
+impl BridgePoint {
+    /// Looks for it by the rule above, then simulates that many draws there.
+    pub fn find(series: Series, setting: &Setting, draws: u64, seed: u64) -> Result<BridgePoint, Error> {
+        let mut below = None;
+        let mut order = None;
+        for p in 0..=MOST {
+            let exact = Pair::new(series.network(p), setting)?.exact();
+            if exact >= LEAST {
+                order = Some(p);
+                break;
+            }
+            below = Some(exact);
+        }
+        let point = order.map(|p| Point::measure(series.network(p), setting, draws, seed)).transpose()?;
+        let predicted = (setting.n as f64).ln() / setting.a1.ln_1p();
+        Ok(BridgePoint { series, setting: *setting, predicted, order, point, below: if order.is_some() { below } else { None } })
+    }
+}

@@ -1,0 +1,82 @@
+//! Sizes and constants of a pair of data sets.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+
+/// n is counted in float64.
+const LARGEST_N: u64 = 1 << 53;
+const LARGEST_D: usize = 1 << 16;
+const LARGEST_M: usize = 1 << 24;
+/// Above this, powers of 1 + a leave float64 even as logarithms of use.
+const LARGEST_A: f64 = 1e6;
+
+/// D_0, D_1 and the readout.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Setting {
+    /// Rows.
+    pub n: u64,
+    /// Columns: one for the spike, d − 2 for the identity, one that is constant.
+    pub d: usize,
+    /// Vectors y_i of the readout.
+    pub m: usize,
+    /// The spike in D_0.
+    pub a0: f64,
+    /// The spike in D_1.
+    pub a1: f64,
+    /// Of the identity.
+    pub b: f64,
+    /// Of the constant column; b + c = 1.
+    pub c: f64,
+    /// Whether the queries' row sums are all √ln n, as against those of the data themselves.
+    pub cross: bool,
+}
+
+/// m = max(⌈ln(n/0.01)⌉, 15).
+pub fn usual_m(n: u64) -> usize {
+    ((n as f64 / 0.01).ln().ceil() as usize).max(15)
+}
+
+impl Setting {
+    /// That of the reference figures at this n: a_0 = 0.01, a_1 = 0.7, b = 0.1, c = 0.9, d = 12, m by [`usual_m`], self-attention.
+    pub fn of(n: u64) -> Setting {
+        Setting { n, d: 12, m: usual_m(n), a0: 0.01, a1: 0.7, b: 0.1, c: 0.9, cross: false }
+    }
+
+    /// √ln n.
+    pub fn length(&self) -> f64 {
+        (self.n as f64).ln().sqrt()
+    }
+
+    /// Whether the definitions make sense with these numbers.
+    pub fn check(&self) -> Result<(), Error> {
+        let Setting { n, d, m, a0, a1, b, c, .. } = *self;
+        let say = |text: String| Err(Error::Sizes(text));
+        if !(2..=LARGEST_N).contains(&n) {
+            return say(format!("n = {n} cannot be: scores are multiples of ln n, so that n is 2 or more, and at most 2^53"));
+        }
+        if !(3..=LARGEST_D).contains(&d) {
+            return say(format!("d = {d} cannot be: a spike, an identity of size d − 2 and a constant need d from 3 to {LARGEST_D}"));
+        }
+        if !(1..=LARGEST_M).contains(&m) {
+            return say(format!("m = {m} cannot be: the readout has from 1 to {LARGEST_M} vectors y_i"));
+        }
+        if !(0.0..0.1).contains(&a0) {
+            return say(format!("a_0 = {a0} cannot be: the spike of D_0 is from 0 to below 0.1"));
+        }
+        if !(a1 > a0 && a1 <= LARGEST_A) {
+            return say(format!("a_1 = {a1} cannot be: the spike of D_1 is above a_0 = {a0} and at most {LARGEST_A}"));
+        }
+        if !(b >= 0.0 && c >= 0.0) {
+            return say(format!("b = {b} and c = {c} cannot be: neither is negative"));
+        }
+        // Decimal fractions that add up to one do so within this.
+        if (b + c - 1.0).abs() > 1e-12 {
+            return say(format!(
+                "b = {b} and c = {c} add up to {} where the row sums need b + c = 1; give one of them and leave out the other",
+                b + c
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,324 @@
+//! A few rows of one head against all keys that they see: scores, terms, entropy, and the output with its series cut at every order.
+//!
+//! Scores of the rows are kept as a whole, [rows, keys]: memory is linear in the length. Weights of all orders are made for a tile of
+//! keys at a time and multiplied with its values in one product.
+
+use std::cell::Cell;
+
+use termwise_attention::View;
+use termwise_attention::parts::kernel::Sign;
+
+use super::ORDERS;
+use super::lanes::{LANES, Lane, exp, load, map, splat, sum, vectorized, zip, zip_three};
+use super::product::Product;
+use super::series::{Cuts, Pairs, Sink};
+use super::sums::{Scores, Sums};
+
+/// What all rows of a head share.
+pub struct Head<'a> {
+    pub view: &'a View,
+    /// Absent where the kernel is no series.
+    pub cuts: Option<&'a Cuts>,
+    /// Keys of a tile, a multiple of [`LANES`].
+    pub tile: usize,
+}
+
+thread_local! {
+    /// Fresh memory for each block would cost more than the work on short ones.
+    static SCRATCH: Cell<Scratch> = Cell::default();
+}
+
+/// Room that blocks use one after the other.
+#[derive(Default)]
+struct Scratch {
+    q: Vec<f64>,
+    scores: Vec<f64>,
+    positive: Vec<f64>,
+    negative: Vec<f64>,
+    powers: Vec<Lane>,
+    pairs: Pairs,
+    weights: Vec<f64>,
+    products: Vec<f64>,
+    z: Vec<Lane>,
+}
+
+/// A score that is no number, at this query and key.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NotFinite {
+    pub query: usize,
+    pub key: usize,
+}
+
+/// Of one row, what the sums over keys leave to be finished.
+#[derive(Clone, Copy, Default)]
+struct Frame {
+    /// What the exponential subtracts.
+    rho: f64,
+    /// Σ w·ln w, in the frame.
+    logs: f64,
+}
+
+/// One block, as a value whose work is inlined for each instruction set.
+struct Work<'a> {
+    head: &'a Head<'a>,
+    rows: &'a [usize],
+    scratch: &'a mut Scratch,
+}
+
+impl pulp::NullaryFnOnce for Work<'_> {
+    type Output = Result<Sums, NotFinite>;
+
+    #[inline(always)]
+    fn call(self) -> Self::Output {
+        self.head.run(self.rows, self.scratch)
+    }
+}
+
+impl Head<'_> {
+    /// Sums over these positions, ascending.
+    pub fn block(&self, rows: &[usize]) -> Result<Sums, NotFinite> {
+        let mut scratch = SCRATCH.take();
+        let result = vectorized(Work { head: self, rows, scratch: &mut scratch });
+        SCRATCH.set(scratch);
+        result
+    }
+
+    #[inline(always)]
+    fn run(&self, rows: &[usize], scratch: &mut Scratch) -> Result<Sums, NotFinite> {
+        let View { d, q, k, variant, .. } = self.view;
+        let reach = rows.iter().max().map_or(0, |last| last + 1);
+        let Scratch { q: queries, scores, .. } = scratch;
+        queries.clear();
+        rows.iter().for_each(|&t| queries.extend_from_slice(&q[t * d..][..*d]));
+        scores.resize(rows.len() * reach, 0.0);
+        // A transposed second matrix: element (i, s) is coordinate i of key s.
+        Product { m: rows.len(), n: reach, k: *d, a: queries, step: *d, b: k, rows: 1, columns: *d }.write(scores, false);
+        let clamp = variant.clamp.unwrap_or(f64::INFINITY);
+        let mut sums = Sums::new(self.cuts.map_or(0, |cuts| cuts.orders().len()));
+        sums.rows = rows.len() as u64;
+        for (row, &t) in rows.iter().enumerate() {
+            let x = &mut scratch.scores[row * reach..][..=t];
+            // Not `min`, which would turn NaN into the clamp.
+            x.iter_mut().for_each(|x| *x = if *x > clamp { clamp } else { *x });
+            let found = describe(x);
+            if !found.mean.is_finite() {
+                let key = x.iter().position(|x| !x.is_finite()).unwrap_or(0);
+                return Err(NotFinite { query: t, key });
+            }
+            sums.scores.merge(&found);
+            if self.cuts.is_some() {
+                self.split(row, t, reach, scratch, &mut sums);
+            }
+        }
+        match self.cuts {
+            Some(cuts) => self.cut(cuts, rows, reach, scratch, &mut sums),
+            None => self.plain_entropy(rows, reach, &scratch.scores, &mut sums),
+        }
+        Ok(sums)
+    }
+
+    /// Powers of a row's scores by their sign.
+    #[inline(always)]
+    fn split(&self, row: usize, t: usize, reach: usize, scratch: &mut Scratch, sums: &mut Sums) {
+        let Scratch { scores, positive, negative, powers, .. } = scratch;
+        positive.resize(t + 1, 0.0);
+        negative.resize(t + 1, 0.0);
+        powers.resize(ORDERS, splat(0.0));
+        let (mut above, mut below) = (0, 0);
+        // Both lists are written without a branch; what is not meant to stay is written over.
+        for &x in &scores[row * reach..][..=t] {
+            positive[above] = x;
+            negative[below] = -x;
+            let is_above = usize::from(x >= 0.0);
+            above += is_above;
+            below += 1 - is_above;
+        }
+        sums.positive.add(&positive[..above], powers);
+        sums.negative.add(&negative[..below], powers);
+    }
+
+    /// Entropy of weights that are no series, where all are zero or above.
+    #[inline(always)]
+    fn plain_entropy(&self, rows: &[usize], reach: usize, scores: &[f64], sums: &mut Sums) {
+        let View { variant, log_decay, .. } = self.view;
+        if variant.kernel.sign() == Sign::Mixed {
+            return;
+        }
+        for (row, &t) in rows.iter().enumerate() {
+            let (mut z, mut logs) = (0.0, 0.0);
+            for (s, &x) in scores[row * reach..][..=t].iter().enumerate() {
+                let w = (log_decay[t] - log_decay[s]).exp() * variant.kernel.value(x);
+                z += w;
+                logs += if w > 0.0 { w * w.ln() } else { 0.0 };
+            }
+            if z > 0.0 {
+                sums.entropy.add(z.ln() - logs / z, t + 1);
+            }
+        }
+    }
+
+    /// Weights of all orders, tile by tile, and what the rows make of them.
+    #[inline(always)]
+    fn cut(&self, cuts: &Cuts, rows: &[usize], reach: usize, scratch: &mut Scratch, sums: &mut Sums) {
+        let View { e, v, variant, .. } = self.view;
+        let (tile, slots) = (self.tile, cuts.orders().len() + 1);
+        let Scratch { scores, pairs, weights, products, z, .. } = scratch;
+        // Whatever is there is written over before it is read.
+        weights.resize(slots * rows.len() * tile, 0.0);
+        products.clear();
+        products.resize(slots * rows.len() * e, 0.0);
+        z.clear();
+        z.resize(slots * rows.len(), splat(0.0));
+        let mut frames: Vec<Frame> =
+            rows.iter().enumerate().map(|(row, &t)| Frame { rho: self.rho(cuts, t, &scores[row * reach..][..=t]), logs: 0.0 }).collect();
+        for start in (0..reach).step_by(tile) {
+            let width = tile.min(reach - start);
+            for (row, &t) in rows.iter().enumerate() {
+                let seen = (t + 1).saturating_sub(start).min(width);
+                let x = &scores[row * reach + start..][..seen];
+                let mut room = Room { weights, z, row, rows: rows.len(), tile };
+                self.weigh(cuts, t, start, x, &mut frames[row], pairs, &mut room);
+                for slot in 0..slots {
+                    room.weights[(slot * rows.len() + row) * tile..][..width][seen..].fill(0.0);
+                }
+            }
+            let b = &v[start * e..];
+            Product { m: slots * rows.len(), n: *e, k: width, a: weights, step: tile, b, rows: *e, columns: 1 }.write(products, true);
+        }
+        let entropic = variant.kernel.sign() != Sign::Mixed;
+        let (mut whole, mut part) = (vec![0.0; *e], vec![0.0; *e]);
+        for (row, (&t, frame)) in rows.iter().zip(&frames).enumerate() {
+            let at = |slot: usize| slot * rows.len() + row;
+            let own = sum(z[at(slots - 1)]);
+            if entropic && own > 0.0 {
+                sums.entropy.add(own.ln() - frame.logs / own, t + 1);
+            }
+            let u = &mut products[at(slots - 1) * e..][..*e];
+            // Where nothing cancels the frame, it is taken out before the row is finished.
+            let (scale, rho) = if variant.shifts() { (1.0, frame.rho) } else { (frame.rho.exp(), 0.0) };
+            u.iter_mut().for_each(|u| *u *= scale);
+            self.view.finish(variant, t, own * scale, rho, u, &mut whole);
+            sums.outputs += whole.iter().map(|y| y * y).sum::<f64>();
+            for slot in 0..slots - 1 {
+                let cut = sum(z[at(slot)]);
+                sums.shares[slot] += cut * (-frame.rho).exp() / own;
+                self.view.finish(variant, t, cut, 0.0, &products[at(slot) * e..][..*e], &mut part);
+                sums.errors[slot] += part.iter().zip(&whole).map(|(part, whole)| (part - whole) * (part - whole)).sum::<f64>();
+            }
+        }
+    }
+
+    /// The largest exponent of a row, which the exponential subtracts; 0 for other kernels.
+    #[inline(always)]
+    fn rho(&self, cuts: &Cuts, t: usize, x: &[f64]) -> f64 {
+        let View { log_decay, variant, .. } = self.view;
+        match (cuts.is_exp(), variant.decay.is_some()) {
+            (false, _) => 0.0,
+            (true, false) => x.iter().fold(f64::NEG_INFINITY, |most, &x| if x > most { x } else { most }),
+            (true, true) => x.iter().zip(log_decay).fold(f64::NEG_INFINITY, |most, (&x, c)| most.max(x + (log_decay[t] - c))),
+        }
+    }
+
+    /// Weights of one row and one tile at every order, the last slot the whole kernel.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments, reason = "a tile's place and the room for it")]
+    fn weigh(&self, cuts: &Cuts, t: usize, start: usize, x: &[f64], frame: &mut Frame, pairs: &mut Pairs, room: &mut Room) {
+        let View { log_decay, variant, .. } = self.view;
+        let slots = cuts.orders().len() + 1;
+        let entropic = !cuts.is_exp() && variant.kernel.sign() != Sign::Mixed;
+        let (decays, mut logs) = (variant.decay.is_some(), splat(0.0));
+        for (index, chunk) in x.chunks(LANES).enumerate() {
+            let (place, count) = (index * LANES, chunk.len());
+            let lane = load(chunk, 0.0);
+            let mut exponent = splat(0.0);
+            if decays {
+                let c = load(&log_decay[start + place..][..count], log_decay[t]);
+                exponent = map(c, |c| log_decay[t] - c);
+            }
+            let decay = decays.then(|| exp(exponent));
+            let mut put = Put { room, place, count, decay, last: entropic.then_some(slots - 1), logs: &mut logs };
+            cuts.values(lane, pairs, &mut put);
+            if cuts.is_exp() {
+                let exponent = zip(lane, exponent, |x, decay| x + decay - frame.rho);
+                let w = seen(exp(exponent), count);
+                room.put(slots - 1, place, w);
+                logs = zip_three(logs, w, exponent, |logs, w, exponent| logs + if w > 0.0 { w * exponent } else { 0.0 });
+            }
+        }
+        frame.logs += sum(logs);
+    }
+}
+
+/// Weights of one vector of keys on their way: decayed, and zero beyond the row's end.
+struct Put<'a, 'b> {
+    room: &'a mut Room<'b>,
+    place: usize,
+    /// Keys of the vector that the row sees.
+    count: usize,
+    decay: Option<Lane>,
+    /// The whole kernel's slot, where its w·ln w is wanted.
+    last: Option<usize>,
+    logs: &'a mut Lane,
+}
+
+impl Sink for Put<'_, '_> {
+    #[inline(always)]
+    fn put(&mut self, slot: usize, w: Lane) {
+        let w = match self.decay {
+            Some(decay) => zip(w, decay, |w, decay| w * decay),
+            None => w,
+        };
+        let w = seen(w, self.count);
+        self.room.put(slot, self.place, w);
+        if self.last == Some(slot) {
+            // 0·ln 0 = 0
+            *self.logs = zip(*self.logs, w, |logs, w| logs + if w > 0.0 { w * w.ln() } else { 0.0 });
+        }
+    }
+}
+
+/// The first `count` numbers, zeros after them.
+#[inline(always)]
+fn seen(w: Lane, count: usize) -> Lane {
+    let mut out = w;
+    if count < LANES {
+        out[count..].fill(0.0);
+    }
+    out
+}
+
+/// Where the weights of a row go.
+struct Room<'a> {
+    weights: &'a mut [f64],
+    z: &'a mut [Lane],
+    row: usize,
+    rows: usize,
+    tile: usize,
+}
+
+impl Room<'_> {
+    #[inline(always)]
+    fn put(&mut self, slot: usize, place: usize, w: Lane) {
+        let at = slot * self.rows + self.row;
+        self.weights[at * self.tile + place..][..LANES].copy_from_slice(&w);
+        self.z[at] = zip(self.z[at], w, |z, w| z + w);
+    }
+}
+
+/// Mean, spread and bounds of a row.
+#[inline(always)]
+fn describe(x: &[f64]) -> Scores {
+    let (mut total, mut low, mut high) = (splat(0.0), splat(f64::INFINITY), splat(f64::NEG_INFINITY));
+    for chunk in x.chunks(LANES) {
+        total = zip(total, load(chunk, 0.0), |a, b| a + b);
+        low = zip(low, load(chunk, f64::INFINITY), |a, b| if b < a { b } else { a });
+        high = zip(high, load(chunk, f64::NEG_INFINITY), |a, b| if b > a { b } else { a });
+    }
+    let mean = sum(total) / x.len() as f64;
+    let mut squares = splat(0.0);
+    for chunk in x.chunks(LANES) {
+        squares = zip(squares, load(chunk, mean), |a, x| a + (x - mean) * (x - mean));
+    }
+    let (min, max) = (low.into_iter().fold(f64::INFINITY, f64::min), high.into_iter().fold(f64::NEG_INFINITY, f64::max));
+    Scores { count: x.len() as u64, mean, squares: sum(squares), min, max }
+}

@@ -1,0 +1,114 @@
+//! What is summed up over the sampled rows of a head. Sums of parts are merged in a fixed order.
+
+use super::powers::Powers;
+
+/// Everything of one head.
+#[derive(Clone, Debug, Default)]
+pub struct Sums {
+    pub scores: Scores,
+    /// Of scores that are zero or above.
+    pub positive: Powers,
+    /// Of the others, without their sign.
+    pub negative: Powers,
+    pub entropy: Entropy,
+    /// Σ over rows of z_p/z, for each order at which the series is cut.
+    pub shares: Vec<f64>,
+    /// Σ |y_p − y|² over rows, likewise.
+    pub errors: Vec<f64>,
+    /// Σ |y|²
+    pub outputs: f64,
+    /// Rows.
+    pub rows: u64,
+}
+
+impl Sums {
+    /// With room for so many orders.
+    pub fn new(orders: usize) -> Sums {
+        Sums { shares: vec![0.0; orders], errors: vec![0.0; orders], ..Sums::default() }
+    }
+
+    /// Adds what another sum of the same head holds.
+    pub fn merge(&mut self, other: &Sums) {
+        self.scores.merge(&other.scores);
+        self.positive.merge(&other.positive);
+        self.negative.merge(&other.negative);
+        self.entropy.merge(&other.entropy);
+        let add = |own: &mut Vec<f64>, other: &[f64]| {
+            own.resize(other.len().max(own.len()), 0.0);
+            own.iter_mut().zip(other).for_each(|(own, other)| *own += other);
+        };
+        add(&mut self.shares, &other.shares);
+        add(&mut self.errors, &other.errors);
+        self.outputs += other.outputs;
+        self.rows += other.rows;
+    }
+}
+
+/// Mean and spread without cancellation: Σ (x − mean)² is carried, not Σ x².
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scores {
+    pub count: u64,
+    pub mean: f64,
+    pub squares: f64,
+    pub min: f64,
+    pub max: f64,
+}
+
+impl Default for Scores {
+    fn default() -> Scores {
+        Scores { count: 0, mean: 0.0, squares: 0.0, min: f64::INFINITY, max: f64::NEG_INFINITY }
+    }
+}
+
+impl Scores {
+    /// Adds what another sum holds, by the formula for two samples.
+    pub fn merge(&mut self, other: &Scores) {
+        if other.count == 0 {
+            return;
+        }
+        let (own, others) = (self.count as f64, other.count as f64);
+        let difference = other.mean - self.mean;
+        let share = others / (own + others);
+        self.mean += difference * share;
+        self.squares += other.squares + difference * difference * own * share;
+        self.count += other.count;
+        self.min = self.min.min(other.min);
+        self.max = self.max.max(other.max);
+    }
+
+    /// Standard deviation over all pairs.
+    pub fn deviation(&self) -> f64 {
+        (self.squares / self.count.max(1) as f64).sqrt()
+    }
+}
+
+/// Entropies of rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Entropy {
+    /// Σ H_t
+    pub nats: f64,
+    /// Σ H_t/ln S_t over rows that see more than one key.
+    pub shares: f64,
+    pub rows: u64,
+    /// Rows that see more than one key.
+    pub choices: u64,
+}
+
+impl Entropy {
+    /// One row.
+    pub fn add(&mut self, nats: f64, keys: usize) {
+        self.nats += nats;
+        self.rows += 1;
+        if keys > 1 {
+            self.shares += nats / (keys as f64).ln();
+            self.choices += 1;
+        }
+    }
+
+    fn merge(&mut self, other: &Entropy) {
+        self.nats += other.nats;
+        self.shares += other.shares;
+        self.rows += other.rows;
+        self.choices += other.choices;
+    }
+}
