@@ -147,24 +147,40 @@ impl Constraints {
 
     /// How much P lacks to half the floor at its lowest point.
     fn missing(&self, c: &[f64]) -> f64 {
-        let unit = Interval { middle: 0.0, half: 1.0 };
-        let lowest = line(self.order, 400).into_iter().map(|u| unit.evaluate(c, u)).fold(f64::INFINITY, f64::min);
+        let lowest = valleys(c).into_iter().map(|(_, value)| value).fold(f64::INFINITY, f64::min);
         (0.5 * self.floor - lowest).max(0.0)
     }
 
-    /// Adds the lowest point of every dip below half the floor; whether there was one.
+    /// Adds the lowest point of every valley below half the floor; whether there was one.
     fn tighten(&mut self, c: &[f64]) -> bool {
-        let unit = Interval { middle: 0.0, half: 1.0 };
-        let points = line(self.order, 200);
-        let values: Vec<f64> = points.iter().map(|&u| unit.evaluate(c, u)).collect();
-        let dips: Vec<f64> = (0..points.len())
-            .filter(|&i| values[i] < 0.5 * self.floor)
-            .filter(|&i| (i == 0 || values[i] <= values[i - 1]) && values.get(i + 1).is_none_or(|next| values[i] <= *next))
-            .map(|i| points[i])
-            .collect();
-        dips.iter().for_each(|&u| self.add(u));
-        !dips.is_empty()
+        let low: Vec<f64> = valleys(c).into_iter().filter(|(_, value)| *value < 0.5 * self.floor).map(|(u, _)| u).collect();
+        low.iter().for_each(|&u| self.add(u));
+        !low.is_empty()
     }
+}
+
+/// The lowest points of P between higher ones, and the ends: where, and how high.
+fn valleys(c: &[f64]) -> Vec<(f64, f64)> {
+    let unit = Interval { middle: 0.0, half: 1.0 };
+    let points = line(c.len() - 1, 50);
+    let values: Vec<f64> = points.iter().map(|&u| unit.evaluate(c, u)).collect();
+    let last = points.len() - 1;
+    let lowest = |i: &usize| (*i == 0 || values[*i] <= values[i - 1]) && (*i == last || values[*i] <= values[i + 1]);
+    let refine = |i: usize| {
+        // Golden section between the neighbours.
+        let (mut a, mut b) = (points[i.saturating_sub(1)], points[(i + 1).min(last)]);
+        let mut best = (points[i], values[i]);
+        for _ in 0..40 {
+            let (left, right) = (b - 0.618 * (b - a), a + 0.618 * (b - a));
+            let (at_left, at_right) = (unit.evaluate(c, left), unit.evaluate(c, right));
+            for (u, value) in [(left, at_left), (right, at_right)] {
+                best = if value < best.1 { (u, value) } else { best };
+            }
+            if at_left < at_right { b = right } else { a = left }
+        }
+        best
+    };
+    (0..points.len()).filter(lowest).map(refine).collect()
 }
 
 /// Points in the order of the line, `density` for each order in the interval from −1 to 1, dense at its ends; for even orders on the whole

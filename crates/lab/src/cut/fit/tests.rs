@@ -200,3 +200,16 @@ fn gradients_are_those_of_the_error() {
         }
     }
 }
+
+/// (u² − ¼)² less a little, whose valleys no grid meets; one far outside; and one whose end is the lowest.
+#[test]
+fn valleys_are_found_between_the_points_of_a_grid() {
+    let unit = Interval { middle: 0.0, half: 1.0 };
+    let two = unit.interpolate(4, |u| (u * u - 0.25).powi(2) - 1e-7);
+    let found = valleys(&two);
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert!(found.iter().all(|(u, value)| (u.abs() - 0.5).abs() < 1e-5 && (value + 1e-7).abs() < 1e-12), "{found:?}");
+    let far = unit.interpolate(2, |u| (u - 7.3).powi(2));
+    assert!(valleys(&far).iter().any(|(u, value)| (u - 7.3).abs() < 1e-4 && value.abs() < 1e-9));
+    assert!(valleys(&[1.0, 1.0]).iter().any(|(u, value)| (u + 1.0 + MARGIN).abs() < 1e-9 && (value + MARGIN).abs() < 1e-9));
+}
