@@ -1,12 +1,10 @@
 //! `termwise cut`.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 use termwise_lab::Error;
 use termwise_lab::cut::{self, Budget, Choice, Options, Outcome, Progress, Report, Texts};
 use termwise_lab::plan::parse_count;
@@ -17,7 +15,8 @@ use termwise_train::eval::Windows;
 use termwise_train::settings::{Layer, Settings};
 
 use super::settings::DataSettings;
-use super::source::cache_folder;
+use super::source::{cache_folder, layers_of_model};
+use super::terminal::{bar, stop_on_interrupt};
 use crate::print;
 
 /// Measure what cutting exp to a finite order costs and saves
@@ -118,8 +117,8 @@ pub fn run<E: From<Error> + From<TrainError> + From<io::Error>>(args: &CutArgs, 
         false => Some(open(&self::settings(args, &args.calibration)?.0, &cache, true)?),
     };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|source| Error::Threads { threads, source })?;
-    let stop = stop_on_interrupt();
-    let bar = Bar::new();
+    let stop = stop_on_interrupt("finishing this measurement");
+    let bar = bar("{msg}");
     let (written, outcome) = pool.install(|| -> Result<_, Error> {
         let model = Model::read(&args.model)?;
         let usual = if trained { settings.length } else { model.config.max_position_embeddings.min(1024) };
@@ -151,7 +150,7 @@ pub fn run<E: From<Error> + From<TrainError> + From<io::Error>>(args: &CutArgs, 
         };
         let mut failed = None;
         let outcome = cut::run(model, &texts, &options, &stop, about, &mut |report, progress| {
-            bar.show(progress);
+            show(&bar, progress);
             if let Some(folder) = &args.out
                 && let Err(error) = write_json(report, folder)
             {
@@ -160,7 +159,7 @@ pub fn run<E: From<Error> + From<TrainError> + From<io::Error>>(args: &CutArgs, 
         })?;
         Ok((failed, outcome))
     })?;
-    drop(bar);
+    bar.finish_and_clear();
     if let Some(error) = written {
         return Err(error.into());
     }
@@ -206,20 +205,7 @@ const SHARE: f64 = 0.9;
 
 /// The settings of the data, or of other sources read in the same way; and whether the model is a checkpoint of a run.
 fn settings(args: &CutArgs, sources: &[String]) -> termwise_train::Result<(Settings, bool)> {
-    let saved = args.model.join("settings.toml");
-    let mut layers = Vec::new();
-    let trained = saved.is_file();
-    if trained {
-        let text = std::fs::read_to_string(&saved).map_err(|source| TrainError::Io { action: "read", path: saved.clone(), source })?;
-        layers.push(Layer::of_run(&text, &saved.display().to_string())?);
-    } else if !args.data.has("data") {
-        let expected = "this folder says nothing about data; name some with --data, or builtin".into();
-        return Err(TrainError::Setting { place: String::new(), key: "data".into(), found: "absent".into(), expected });
-    }
-    if !args.data.has("tokenizer") && args.model.join("tokenizer.json").is_file() {
-        let own = toml::Table::from_iter([("tokenizer".to_owned(), toml::Value::String(args.model.display().to_string()))]);
-        layers.push(Layer::new(own, "the model's folder")?);
-    }
+    let (mut layers, trained) = layers_of_model(&args.model, &args.data)?;
     if args.data.has("data") {
         layers.push(Layer::new(toml::Table::from_iter([("held_out".to_owned(), toml::Value::Float(SHARE))]), "cut")?);
     }
@@ -250,46 +236,8 @@ fn write_json(report: &Report, folder: &Path) -> Result<(), Error> {
     Ok(staged.publish()?)
 }
 
-/// The first Ctrl-C sets the flag, the second ends the process.
-fn stop_on_interrupt() -> Arc<AtomicBool> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let flag = stop.clone();
-    // Without a handler Ctrl-C ends the process, and the journal has what was measured.
-    let _ = ctrlc::set_handler(move || {
-        if flag.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-        eprintln!("\nfinishing this measurement; Ctrl-C again ends at once");
-    });
-    stop
-}
-
-/// A bar with an estimate where standard error is a terminal.
-struct Bar(Option<ProgressBar>);
-
-impl Bar {
-    fn new() -> Bar {
-        Bar(io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(5));
-            let style = ProgressStyle::with_template("{bar:24} {pos}/{len} {msg}, {eta} left");
-            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("━╸ "));
-            bar
-        }))
-    }
-
-    fn show(&self, progress: Progress) {
-        if let Some(bar) = &self.0 {
-            bar.set_length(progress.total);
-            bar.set_position(progress.done);
-            bar.set_message(progress.now.to_owned());
-        }
-    }
-}
-
-impl Drop for Bar {
-    fn drop(&mut self) {
-        if let Some(bar) = &self.0 {
-            bar.finish_and_clear();
-        }
-    }
+fn show(bar: &ProgressBar, progress: Progress) {
+    bar.set_length(progress.total);
+    bar.set_position(progress.done);
+    bar.set_message(progress.now.to_owned());
 }

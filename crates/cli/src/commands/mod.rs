@@ -13,6 +13,7 @@ pub mod settings;
 pub mod source;
 pub mod spectrum;
 pub mod sweep;
+pub mod terminal;
 pub mod tokenizer;
 pub mod train;
 

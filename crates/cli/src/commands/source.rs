@@ -47,9 +47,8 @@ pub struct Opened {
     pub trained: Option<usize>,
 }
 
-/// All of the data that the flags name; without `--data`, the held-out part of what the checkpoint was trained on. A folder's own tokenizer
-/// is used where no other is named.
-pub fn open_for_model(folder: &Path, flags: &DataSettings, held_out_only: bool, cache: &Path) -> Result<Opened> {
+/// What a model's folder says about data and tokenizer, to lay the flags above; and whether it is a checkpoint of a run.
+pub fn layers_of_model(folder: &Path, flags: &DataSettings) -> Result<(Vec<Layer>, bool)> {
     let saved = folder.join("settings.toml");
     let mut layers = Vec::new();
     let trained = saved.is_file();
@@ -64,6 +63,13 @@ pub fn open_for_model(folder: &Path, flags: &DataSettings, held_out_only: bool, 
         let own = toml::Table::from_iter([("tokenizer".to_owned(), toml::Value::String(folder.display().to_string()))]);
         layers.push(Layer::new(own, "the model's folder")?);
     }
+    Ok((layers, trained))
+}
+
+/// All of the data that the flags name; without `--data`, the held-out part of what the checkpoint was trained on. A folder's own tokenizer
+/// is used where no other is named.
+pub fn open_for_model(folder: &Path, flags: &DataSettings, held_out_only: bool, cache: &Path) -> Result<Opened> {
+    let (mut layers, trained) = layers_of_model(folder, flags)?;
     layers.push(flags.layer()?);
     let settings = Settings::resolve(&layers)?;
     let held_out_only = held_out_only || !flags.has("data");

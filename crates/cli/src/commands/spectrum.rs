@@ -1,10 +1,9 @@
 //! `termwise spectrum`.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use termwise_lab::spectrum::{self, MAX_CUT, Options, RowChoice, Spectrum};
 use termwise_lab::{Error, threads};
 use termwise_llama::Model;
@@ -12,6 +11,7 @@ use termwise_train::models;
 
 use super::settings::DataSettings;
 use super::source::{cache_folder, open_for_model};
+use super::terminal::bar;
 use crate::print;
 
 /// Measure the terms of the exponential series inside a model, and how many of them each head needs
@@ -121,7 +121,7 @@ fn measured(args: &SpectrumArgs, name: &str, threads: usize) -> Result<Spectrum,
     let usual = opened.trained.unwrap_or(model.config.max_position_embeddings.min(4096));
     let windows = spectrum::windows(opened.source.as_ref(), args.length.unwrap_or(usual), args.tokens)?;
     let options = Options { orders: (0..=args.orders).step_by(2).collect(), rows: args.rows, seed: args.seed, ..Options::default() };
-    let bar = bar();
+    let bar = bar("layers");
     let mut spectrum = pool.install(|| {
         spectrum::measure(&model, &windows, &options, &mut |progress| {
             bar.set_length(progress.of);
@@ -133,14 +133,6 @@ fn measured(args: &SpectrumArgs, name: &str, threads: usize) -> Result<Spectrum,
     spectrum.text.data = opened.data;
     spectrum.timing = spectrum.timing.filter(|_| args.timing);
     Ok(spectrum)
-}
-
-/// Layers of all windows, with an estimate of what is left; nothing where standard error is no terminal.
-fn bar() -> ProgressBar {
-    let target = if io::stderr().is_terminal() { ProgressDrawTarget::stderr_with_hz(5) } else { ProgressDrawTarget::hidden() };
-    let bar = ProgressBar::with_draw_target(None, target);
-    let style = ProgressStyle::with_template("{bar:24} {pos}/{len} layers, {eta} left");
-    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("━╸ "))
 }
 
 /// What a model is called: the last part of its path, for a checkpoint with that of its run; owner and name on the hub.

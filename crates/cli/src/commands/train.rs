@@ -2,8 +2,6 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
 use termwise_lab::bench::peak_gflops;
@@ -13,6 +11,7 @@ use termwise_train::{Error, Outcome, Result, RunOptions, Start, nonfinite, run a
 
 use super::settings::AllSettings;
 use super::source::{cache_folder, prepare_with_progress};
+use super::terminal::stop_on_interrupt;
 
 /// Train a model
 ///
@@ -71,7 +70,7 @@ pub fn run(args: &TrainArgs, threads: Option<usize>, out: &mut impl Write) -> Re
     let options = RunOptions {
         start,
         display: if args.quiet { Display::Silent } else { Display::Auto },
-        stop: stop_on_interrupt(),
+        stop: stop_on_interrupt("finishing the step and writing a checkpoint"),
         peak: (!args.quiet).then(|| peak_gflops() * 1e9),
         files: settings.tokenizer_files()?,
         ..RunOptions::new(&folder)
@@ -101,20 +100,6 @@ fn place(args: &TrainArgs, layers: &[Layer]) -> Result<(PathBuf, Start)> {
             }
         }
     }
-}
-
-/// The first Ctrl-C sets the flag, the second ends the process.
-fn stop_on_interrupt() -> Arc<AtomicBool> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let flag = stop.clone();
-    // Without a handler Ctrl-C ends the process, from which a run can be resumed as well.
-    let _ = ctrlc::set_handler(move || {
-        if flag.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-        eprintln!("\nfinishing the step and writing a checkpoint; Ctrl-C again ends at once");
-    });
-    stop
 }
 
 fn report(outcome: &Outcome, json: bool, out: &mut impl Write) -> Result<()> {

@@ -194,6 +194,7 @@ impl Inside {
     /// Every layer of every model.
     pub fn table(&self) -> Table {
         let columns = ["task", "seed", "layer", "dominant", "x ≥ 0", "x < 0", "largest score", "error cut at 2", "order for 1 %"];
+        let highest = spectrum::Options::default().orders.last().copied().unwrap_or(0);
         let mut table = Table::new("Dominant orders over all scores and by sign, and what cutting does to the worst head", columns);
         for model in &self.models {
             for layer in &model.layers {
@@ -207,7 +208,7 @@ impl Inside {
                     order(layer.dominant_negative),
                     Cell::Number(layer.largest, 1),
                     layer.error_at_2.map_or(Cell::Empty, |error| Cell::Amount(error, Unit::Percent)),
-                    layer.order_for_one_percent.map_or(Cell::text("> 32"), |order| Cell::Number(order as f64, 0)),
+                    layer.order_for_one_percent.map_or_else(|| Cell::text(format!("> {highest}")), |order| Cell::Number(order as f64, 0)),
                 ]);
             }
         }
@@ -226,5 +227,39 @@ impl Inside {
                     .into(),
             ),
         ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model(layers: &[(usize, f64)]) -> ModelTerms {
+        let layer = |(layer, &(dominant, error)): (usize, &(usize, f64))| LayerTerms {
+            layer,
+            log10: vec![Some(0.0)],
+            dominant: Some(dominant),
+            dominant_positive: None,
+            dominant_negative: None,
+            largest: 1.0,
+            error_at_2: Some(error),
+            order_for_one_percent: None,
+        };
+        let layers = layers.iter().enumerate().map(layer).collect();
+        ModelTerms { task: "language".into(), seed: 1, checkpoint: "runs/x".into(), layers }
+    }
+
+    fn verdicts(models: &[ModelTerms]) -> [Verdict; 2] {
+        [dominated(models), needed(models)].map(|claim| claim.decision.verdict)
+    }
+
+    #[test]
+    fn every_layer_and_every_model_count() {
+        use Verdict::{Contradicted, NotVisible, Reproduced};
+        assert_eq!(verdicts(&[model(&[(2, 0.2), (9, 0.01)]), model(&[(5, 0.11), (3, 0.0)])]), [Reproduced, Reproduced]);
+        // One layer below order 2, one model without a head that is harmed.
+        assert_eq!(verdicts(&[model(&[(2, 0.2), (1, 0.3)]), model(&[(5, 0.1), (3, 0.0)])]), [NotVisible, NotVisible]);
+        assert_eq!(verdicts(&[model(&[(1, 0.1)]), model(&[(0, 0.05)])]), [Contradicted, Contradicted]);
+        assert_eq!(verdicts(&[]), [NotVisible, NotVisible]);
     }
 }

@@ -218,9 +218,7 @@ impl Session {
 
     /// Runs the layers on ids [B, T] and leaves the last norm's output behind for [`Session::logits`].
     pub fn run(&mut self, params: &Params, ids: &[u32], lengths: Option<&[usize]>) -> Result<Option<Nonpositive>> {
-        self.check(params, ids, lengths)?;
-        self.clock.start();
-        self.forward(params, ids, lengths, &mut |_| {})
+        self.observe(params, ids, lengths, &mut |_| {})
     }
 
     /// As [`Session::run`], showing each layer's attention as soon as it is computed.
