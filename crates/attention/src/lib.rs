@@ -34,7 +34,7 @@ pub use io::{Attention, Extra, Extras, Grads, Inputs, Nonpositive, Report, Shape
 pub use parts::decay::Decay;
 pub use parts::denominator::Denominator;
 pub use parts::feature::Map;
-pub use parts::kernel::Kernel;
+pub use parts::kernel::{Frame, Kernel};
 pub use parts::norm::Norm;
 pub use parts::rope::{Rope, RopeScaling};
 pub use real::{Real, relative_rms};

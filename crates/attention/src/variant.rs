@@ -2,7 +2,7 @@
 
 use crate::parts::conv;
 use crate::parts::gate::{InGate, OutGate, PostGate};
-use crate::parts::kernel::Sign;
+use crate::parts::kernel::{Frame, Sign};
 use crate::parts::no_denominator::NoDenominator;
 use crate::parts::taylor::{Coefficients, Taylor};
 use crate::{Decay, Denominator, Error, Kernel, Norm, Shape};
@@ -49,14 +49,19 @@ impl Variant {
         self.scale.unwrap_or(1.0 / (d as f64).sqrt())
     }
 
-    /// Whether the row maximum can be subtracted from the scores: the kernel allows it and something later cancels it.
+    /// How its rows are kept within float32: as the kernel allows, where something later cancels it.
+    pub fn frame(&self) -> Frame {
+        if self.denominator.sums() || self.norm.scale_free() { self.kernel.frame() } else { Frame::Fixed }
+    }
+
+    /// Whether the row maximum is subtracted from the scores.
     pub fn shifts(&self) -> bool {
-        self.kernel.shifts() && (self.denominator.sums() || self.norm.scale_free())
+        self.frame() == Frame::Shift
     }
 
     /// Whether what was subtracted is still missing when the norm is reached.
     pub(crate) fn norm_restores_scale(&self) -> bool {
-        self.shifts() && !self.denominator.sums()
+        self.frame() != Frame::Fixed && !self.denominator.sums()
     }
 
     /// Checks that the parts can stand together.
@@ -110,8 +115,15 @@ impl Variant {
                 warnings.push(format!("{why} and the sum denominator can reach zero"));
             }
         }
-        if self.kernel.shifts() && !self.shifts() && self.clamp.is_none() {
-            warnings.push("no clamp, no sum and no scale-free norm: e^x overflows float32 for scores above 88".into());
+        match self.kernel.frame() {
+            Frame::Shift if !self.shifts() && self.clamp.is_none() => {
+                warnings.push("no clamp, no sum and no scale-free norm: e^x overflows float32 for scores above 88".into());
+            }
+            Frame::Scale if self.frame() == Frame::Fixed && self.clamp.is_none() => {
+                warnings
+                    .push("no clamp, no sum and no scale-free norm: a polynomial of this degree overflows float32 for large scores".into());
+            }
+            _ => {}
         }
         if matches!(self.kernel, Kernel::Taylor(_) | Kernel::Power(_)) && self.clamp.is_some() {
             warnings.push("a clamped polynomial has no finite feature map: no recurrent form".into());
@@ -245,6 +257,8 @@ mod tests {
             ("exp over=length", false, false),
             ("exp over=none", false, false),
             ("taylor=0..4 over=sum", false, false),
+            ("taylor=0..20 over=sum", false, false),
+            ("taylor=0..20 over=none norm=l2", false, true),
             ("feature=elu norm=l2", false, false),
         ] {
             assert_eq!((variant(text).shifts(), variant(text).norm_restores_scale()), (shifts, restores), "{text}");

@@ -27,6 +27,13 @@ struct Results<R> {
     gradients: Tensors<R>,
 }
 
+impl<R> Results<R> {
+    /// Where a denominator was not positive.
+    fn place(&self) -> Option<(usize, usize, usize)> {
+        self.report.nonpositive.map(|n| (n.row, n.head, n.position))
+    }
+}
+
 fn reference<R: Real>(case: &Case<R>) -> Results<R> {
     let mut engine = Reference::<R>::new(&case.heads, case.shape).unwrap_or_else(|error| panic!("{error}"));
     let (y, report) = case.forward(&mut engine);
@@ -56,21 +63,23 @@ impl Expected {
 
     #[track_caller]
     fn compare(&self, found: &Results<f32>, label: &str) {
+        self.compare_within(found, 1e-5, 1e-4, label);
+        assert_eq!(found.place(), self.narrow.place(), "{label}");
+    }
+
+    #[track_caller]
+    fn compare_within(&self, found: &Results<f32>, outputs: f64, gradients: f64, label: &str) {
         let Expected { wide, narrow } = self;
-        let bound = 1e-5f64.max(4.0 * relative_rms(&narrow.y, &wide.y));
+        let bound = outputs.max(4.0 * relative_rms(&narrow.y, &wide.y));
         let error = relative_rms(&found.y, &wide.y);
         assert!(error < bound, "{label}: outputs differ by {error:e}, bound {bound:e}");
-        assert_eq!(
-            found.report.nonpositive.map(|n| (n.row, n.head, n.position)),
-            narrow.report.nonpositive.map(|n| (n.row, n.head, n.position))
-        );
         for (((name, found), (_, expected)), (_, naive)) in found.gradients.iter().zip(&wide.gradients).zip(&narrow.gradients) {
             // Zero by construction or but for eps, such as a gate's before a norm or any before the norm of one value:
             // what is left is rounding, held to an absolute bound at dy of size 1.
             let scale = rms(expected);
             let floor = if scale < 1e-3 { 1e-5 * rms(&wide.gradients[2].1).max(1.0) } else { 0.0 };
             let off = |x: &[f32]| x.iter().zip(expected).map(|(x, e)| (x.wide() - e).powi(2)).sum::<f64>().sqrt() / (x.len() as f64).sqrt();
-            let bound = (1e-4 * scale).max(4.0 * off(naive)).max(floor);
+            let bound = (gradients * scale).max(4.0 * off(naive)).max(floor);
             let error = off(found);
             assert!(error <= bound, "{label}: gradients of {name:?} differ by {error:e} of {scale:e}, bound {bound:e}");
         }
@@ -241,4 +250,37 @@ fn long_scores_do_not_overflow() {
         assert!(found.y.iter().all(|y| y.is_finite()), "{case}");
         Expected::of(&case).compare(&found, &case.to_string());
     }
+}
+
+#[test]
+fn polynomials_beyond_float32_do_not_overflow() {
+    let _guard = alone();
+    let before = simd::isa();
+    let scratch = Scratch::default();
+    let mut rng = Rng(18);
+    for (text, spread) in [
+        ("taylor=0..80", 40.0),
+        ("taylor=0..80 over=none norm=l2", 40.0),
+        ("taylor=0..80 in out decay=softplus", 40.0),
+        ("taylor=0..24 over=length norm=rms decay=softplus", 150.0),
+        ("taylor=0..40 over=sum,floor=1", 60.0),
+        ("taylor=0..40,at=3 over=sum", 60.0),
+        ("taylor=0..60 over=none norm=layer out", 40.0),
+        ("taylor=0,2,4,6,8,10,12,14,16,18,20,22,24,26,coef=learned over=sum", 200.0),
+        ("power=30 over=sum", 60.0),
+    ] {
+        let shape = shape(1, 200, 2, 1, 16, 8);
+        let case = Case::<f32>::random(&layer(text, &shape), shape, None, spread, &mut rng);
+        let expected = Expected::of(&case);
+        assert!(!expected.narrow.y.iter().all(|y| y.is_finite()), "{case}: plain float32 would do");
+        for isa in Isa::available() {
+            assert!(simd::choose(isa));
+            let found = fused(&case, &scratch);
+            assert!(found.y.iter().all(|y| y.is_finite()), "{case}");
+            // Scores in the hundreds are right to 1e-5 in float32, and a weight's relative error is that of its score times its order.
+            expected.compare_within(&found, 2e-4, 2e-3, &case.to_string());
+            assert_eq!(found.place(), None, "{case}");
+        }
+    }
+    simd::choose(before);
 }

@@ -216,6 +216,19 @@ fn steps_are_the_reference_in_float32() {
     }
 }
 
+#[test]
+fn caches_hold_polynomials_beyond_float32() {
+    let mut rng = Rng(43);
+    for text in ["taylor=0..80", "taylor=0..80 over=none norm=l2", "taylor=0..60 decay=softplus", "power=40 over=sum"] {
+        let shape = shape(1, 140, 2, 1, 16, 8);
+        let case = Case::<f32>::random(&layer(text, &shape), shape, None, 40.0, &mut rng);
+        assert!(!reference(&case).y.iter().all(|y| y.is_finite()), "{case}: plain float32 would do");
+        let (y, _) = stepped(&case, &mut State::new(&case.heads, shape, Memory::Cache).expect("possible"));
+        let error = relative_rms(&y, &reference(&case.cast::<f64>()).y);
+        assert!(error < 2e-4, "{case}: off by {error:e}");
+    }
+}
+
 /// A random layer of variants with finite maps.
 fn random_finite<R: Real>(seed: u64) -> Case<R> {
     let mut rng = Rng(seed);

@@ -263,8 +263,10 @@ impl BackwardSegment<'_> {
                     let visible = (r + 1 - s0).min(l.tile);
                     let row = (decay.map_or(0.0, |d| d[r]) - base) as f32;
                     let decay_row = || decay.map(|_| DecayRow { row, columns: &columns });
+                    let frame = head.frame.of(c.rho[at]);
                     if head.learned > 0 {
-                        let grads = CoefficientRow { x, dp, visible, clamp: head.clamp, decay: decay_row(), dz: c.dz[at], key_weights };
+                        let (decay, clamp) = (decay_row(), head.clamp);
+                        let grads = CoefficientRow { x, dp, visible, clamp, decay, frame, dz: c.dz[at], key_weights };
                         grads.run(&head.kernel, dlearned);
                     }
                     let total = head.kernel.backward_row(
@@ -275,7 +277,7 @@ impl BackwardSegment<'_> {
                             visible,
                             clamp: head.clamp,
                             decay: decay_row().map(|decay| DecayGrad { decay, dcolumns: &mut dcolumns, own: diagonal }),
-                            shift: head.shift.then_some(c.rho[at]),
+                            frame,
                             dz: c.dz[at],
                             key_weights,
                         },

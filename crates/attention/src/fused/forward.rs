@@ -184,7 +184,7 @@ impl Task for ForwardTile<'_> {
             (c.u.slice(at * l.ep, (last - first) * l.ep), c.z.slice(at, last - first), c.rho.slice(at, last - first))
         };
         u[(counted - first) * l.ep..].fill(0.0);
-        rho.fill(if head.shift { f32::NEG_INFINITY } else { 0.0 });
+        rho.fill(head.frame.start());
         rho[counted - first..].fill(0.0);
 
         let size = (counted - first) * l.dp;
@@ -256,7 +256,7 @@ impl Task for ForwardTile<'_> {
                             visible: keys_until.row(r),
                             clamp: head.clamp,
                             decay: base.map(|base| DecayRow { row: (decay.map_or(0.0, |d| d[r]) - base) as f32, columns: &columns }),
-                            shift: head.shift.then_some(rho[i]),
+                            frame: head.frame.of(rho[i]),
                             sums: &mut sums[i],
                             key_weights,
                         },

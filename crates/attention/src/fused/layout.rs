@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::unit::{Unit, units};
 use crate::parts::feature::Map;
+use crate::parts::kernel::Frame;
 use crate::{Error, Kernel, Shape, Variant};
 
 /// Queries and keys of a tile. Measured: 128 keys leave the first-level cache (64 KB at dimension 64), but the second feeds the
@@ -48,8 +49,8 @@ pub struct Head {
     pub scale: f32,
     /// Upper bound of scores.
     pub clamp: f32,
-    /// Whether the row maximum is subtracted.
-    pub shift: bool,
+    /// How rows are kept within float32. States have no frame, hence chunks have none.
+    pub frame: Frame,
     /// Whether keys have weights: an input gate or a position denominator.
     pub weighs_keys: bool,
     /// Learned coefficients.
@@ -111,15 +112,16 @@ impl Layout {
                     classes.push(class);
                     classes.len() - 1
                 });
+                let chunked = chunk.is_some_and(|(_, chunked)| chunked[h]);
                 Head {
                     kernel: variant.kernel.clone(),
                     class: index,
                     scale: variant.scale_for(shape.d) as f32,
                     clamp: variant.clamp.map_or(f32::INFINITY, |c| c as f32),
-                    shift: variant.shifts(),
+                    frame: if chunked { Frame::Fixed } else { variant.frame() },
                     weighs_keys: variant.in_gate.is_some() || variant.denominator.key_side(),
                     learned: variant.learned(),
-                    chunked: chunk.is_some_and(|(_, chunked)| chunked[h]),
+                    chunked,
                     variant: variant.clone(),
                 }
             })

@@ -5,7 +5,7 @@
 //! a bit of an earlier output.
 
 use super::layout::TILE;
-use crate::parts::kernel::KernelPart;
+use crate::parts::kernel::{Frame, KernelPart};
 use crate::simd::Simd;
 
 /// log M of a row: `row` − `columns[s]`.
@@ -26,8 +26,8 @@ pub struct ForwardRow<'a> {
     pub clamp: f32,
     /// The decay, if any.
     pub decay: Option<DecayRow<'a>>,
-    /// ρ so far, where one is subtracted; −∞ at first.
-    pub shift: Option<f32>,
+    /// ρ so far, where the row has a frame.
+    pub frame: Option<f32>,
     /// The sum of weights so far, spread over the lanes of a vector.
     pub sums: &'a mut [f32; 16],
     /// What else multiplies each key's value.
@@ -67,29 +67,35 @@ impl ForwardRow<'_> {
         // SAFETY: the array holds 16 ≥ LANES values.
         let mut sum = unsafe { simd.load(self.sums.as_ptr()) };
         let mut change = None;
-        let shift = if K::SHIFTS { self.shift } else { None };
-        let mut rho = zero;
-        if let Some(before) = shift {
+        let (shifts, scales) = frames::<K>(self.frame);
+        let mut rho = self.frame.unwrap_or(0.0);
+        if shifts || scales {
             let lowest = simd.splat(f32::NEG_INFINITY);
             let mut highest = lowest;
             for i in 0..vectors {
-                highest = simd.max(scores.mask(simd, i * lanes, scores.decayed(simd, i * lanes), lowest), highest);
+                let j = i * lanes;
+                let size = if shifts { scores.decayed(simd, j) } else { magnitude(simd, scores.clamped(simd, j)) };
+                highest = simd.max(scores.mask(simd, j, size, lowest), highest);
             }
-            rho = simd.splat(before);
-            if simd.any(simd.gt(highest, simd.splat(before + SLACK))) {
-                let now = simd.maximum(highest);
-                let factor = (before - now).exp();
-                sum = simd.mul(sum, simd.splat(factor));
-                change = Some((now, factor));
-                rho = simd.splat(now);
+            let calm = if shifts { rho + SLACK } else { kernel.calm() };
+            if simd.any(simd.gt(highest, simd.splat(calm))) {
+                let highest = simd.maximum(highest);
+                let now = if shifts { highest } else { kernel.log_bound(highest) };
+                if shifts || now > rho + SLACK {
+                    let factor = (rho - now).exp();
+                    sum = simd.mul(sum, simd.splat(factor));
+                    change = Some((now, factor));
+                    rho = now;
+                }
             }
         }
         for i in 0..vectors {
             let j = i * lanes;
-            let mut w = if shift.is_some() {
-                kernel.values(simd, simd.sub(scores.decayed(simd, j), rho))
+            let mut w = if shifts {
+                kernel.values(simd, simd.sub(scores.decayed(simd, j), simd.splat(rho)))
             } else {
-                let w = kernel.values(simd, scores.mask(simd, j, scores.clamped(simd, j), zero));
+                let x = scores.mask(simd, j, scores.clamped(simd, j), zero);
+                let w = if scales && rho != 0.0 { kernel.scaled(simd, x, rho).0 } else { kernel.values(simd, x) };
                 if PLAIN { w } else { simd.mul(w, scores.decay_factor(simd, j)) }
             };
             w = scores.mask(simd, j, w, zero);
@@ -109,6 +115,18 @@ impl ForwardRow<'_> {
         }
         change
     }
+}
+
+/// Whether ρ is subtracted from scores, and whether weights are scaled by it; of one kernel only one can be true.
+#[inline(always)]
+fn frames<K: KernelPart>(frame: Option<f32>) -> (bool, bool) {
+    (K::FRAME == Frame::Shift && frame.is_some(), K::FRAME == Frame::Scale && frame.is_some())
+}
+
+/// |x|
+#[inline(always)]
+fn magnitude<S: Simd>(simd: S, x: S::V) -> S::V {
+    simd.max(x, simd.sub(simd.splat(0.0), x))
 }
 
 /// The scores of a row, by vectors.
@@ -185,8 +203,8 @@ pub struct BackwardRow<'a> {
     pub clamp: f32,
     /// The decay, if any.
     pub decay: Option<DecayGrad<'a>>,
-    /// The row maximum, where one was subtracted.
-    pub shift: Option<f32>,
+    /// ρ, where the row has a frame.
+    pub frame: Option<f32>,
     /// The gradient of the sum of weights.
     pub dz: f32,
     /// What else multiplies each key's value.
@@ -216,8 +234,8 @@ impl BackwardRow<'_> {
         let vectors = visible.div_ceil(lanes);
         let (clamp, zero) = (simd.splat(self.clamp), simd.splat(0.0));
         let dz = simd.splat(self.dz);
-        let shift = if K::SHIFTS { self.shift } else { None };
-        let rho = simd.splat(shift.unwrap_or(0.0));
+        let (shifts, scales) = frames::<K>(self.frame);
+        let rho = self.frame.unwrap_or(0.0);
         let (x, dp) = (self.x.as_mut_ptr(), self.dp.as_mut_ptr());
         let key_weights = if PLAIN { None } else { self.key_weights };
         let mut total = zero;
@@ -234,10 +252,12 @@ impl BackwardRow<'_> {
             unsafe {
                 let raw = simd.load(x.add(j));
                 let (mut w, mut slope);
-                if shift.is_some() {
-                    (w, slope) = kernel.values_and_slopes(simd, simd.sub(row.mask(simd, j, row.decayed(simd, j), zero), rho));
+                if shifts {
+                    let x = row.mask(simd, j, row.decayed(simd, j), zero);
+                    (w, slope) = kernel.values_and_slopes(simd, simd.sub(x, simd.splat(rho)));
                 } else {
-                    (w, slope) = kernel.values_and_slopes(simd, row.mask(simd, j, row.clamped(simd, j), zero));
+                    let x = row.mask(simd, j, row.clamped(simd, j), zero);
+                    (w, slope) = if scales && rho != 0.0 { kernel.scaled(simd, x, rho) } else { kernel.values_and_slopes(simd, x) };
                     if !PLAIN {
                         let m = row.decay_factor(simd, j);
                         (w, slope) = (simd.mul(w, m), simd.mul(slope, m));
@@ -286,6 +306,8 @@ pub struct CoefficientRow<'a> {
     pub clamp: f32,
     /// The decay, if any.
     pub decay: Option<DecayRow<'a>>,
+    /// ρ, where the row has a frame.
+    pub frame: Option<f32>,
     /// The gradient of the sum of weights.
     pub dz: f32,
     /// What else multiplies each key's value.
@@ -298,10 +320,11 @@ impl CoefficientRow<'_> {
     pub fn run(self, kernel: &crate::Kernel, grads: &mut [f64]) {
         let mut slopes = [0.0; crate::parts::taylor::MAX_ORDER + 1];
         let slopes = &mut slopes[..grads.len()];
+        let scale = (-self.frame.unwrap_or(0.0) as f64).exp();
         for s in 0..self.visible.min(self.x.len()) {
             let weight = self.key_weights.map_or(1.0, |weights| weights[s]);
             let m = self.decay.as_ref().map_or(1.0, |decay| (decay.row - decay.columns[s]).exp());
-            let g = ((self.dp[s] * weight + self.dz) * m) as f64;
+            let g = ((self.dp[s] * weight + self.dz) * m) as f64 * scale;
             let x = if self.x[s] > self.clamp { self.clamp } else { self.x[s] };
             kernel.learned_slopes(x as f64, slopes);
             for (grad, slope) in grads.iter_mut().zip(&*slopes) {

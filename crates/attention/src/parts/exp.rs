@@ -1,6 +1,6 @@
 //! w(x) = e^x
 
-use super::kernel::{KernelPart, Sign};
+use super::kernel::{Frame, KernelPart, Sign};
 use super::slot::{Info, unit_part};
 use crate::Real;
 use crate::simd::Simd;
@@ -18,7 +18,7 @@ unit_part! {
 }
 
 impl KernelPart for Exp {
-    const SHIFTS: bool = true;
+    const FRAME: Frame = Frame::Shift;
 
     fn sign(&self) -> Sign {
         Sign::Positive

@@ -19,14 +19,43 @@ pub enum Sign {
     Mixed,
 }
 
+/// How the weights of a row, which float32 may not hold, become w(x)·e^{−ρ}, which it can.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Frame {
+    /// They are as they are.
+    Fixed,
+    /// ρ is subtracted from the scores: w(x)·e^{−ρ} = w(x − ρ). Follows the row maximum.
+    Shift,
+    /// Weights are multiplied by e^{−ρ}. Zero until scores are so large that weights would come near the end of float32.
+    Scale,
+}
+
+/// Weights up to e^40 are left as they are: their squares and long sums of them are still within float32.
+pub(crate) const CALM: f32 = 40.0;
+
+/// Polynomials of lower degree reach e^40 only for scores beyond 500, and are left as they are.
+pub(crate) const SCALED_FROM: usize = 8;
+
+impl Frame {
+    /// ρ before the first key.
+    pub(crate) fn start(self) -> f32 {
+        if self == Frame::Shift { f32::NEG_INFINITY } else { 0.0 }
+    }
+
+    /// ρ, where there is one.
+    pub(crate) fn of(self, rho: f32) -> Option<f32> {
+        (self != Frame::Fixed).then_some(rho)
+    }
+}
+
 /// What every kernel provides.
 pub trait KernelPart: Part {
-    /// w(x)·e^{−ρ} = w(x − ρ), so that a row maximum can be subtracted.
-    const SHIFTS: bool = false;
+    /// The frame of its rows, where a variant has something that cancels it.
+    const FRAME: Frame = Frame::Fixed;
 
-    /// Whether a row maximum can be subtracted.
-    fn shifts(&self) -> bool {
-        Self::SHIFTS
+    /// The frame that this kernel needs: [`KernelPart::FRAME`] or none.
+    fn frame(&self) -> Frame {
+        Self::FRAME
     }
     /// φ, applied to q and k before their product.
     fn map(&self) -> Map {
@@ -52,6 +81,19 @@ pub trait KernelPart: Part {
     /// w and w' of a vector.
     fn values_and_slopes<S: Simd>(&self, simd: S, x: S::V) -> (S::V, S::V);
 
+    /// Where rows are scaled: the largest |x| for which ρ = 0 will do.
+    fn calm(&self) -> f32 {
+        f32::INFINITY
+    }
+    /// Where rows are scaled: log of a bound of |w| for |x| up to `reach`.
+    fn log_bound(&self, _reach: f32) -> f32 {
+        0.0
+    }
+    /// Where rows are scaled: w·e^{−ρ} and w'·e^{−ρ} of a vector.
+    fn scaled<S: Simd>(&self, simd: S, x: S::V, _rho: f32) -> (S::V, S::V) {
+        self.values_and_slopes(simd, x)
+    }
+
     /// One row of a tile, forward: scores become weights. Here so that its loop is compiled for each kernel.
     #[inline(always)]
     fn forward_row<S: Simd>(&self, simd: S, row: ForwardRow) -> Option<(f32, f32)> {
@@ -67,8 +109,8 @@ pub trait KernelPart: Part {
 slot! {
     /// The kernel of a variant.
     Kernel { exp::Exp, taylor::Taylor, power::Power, feature::Feature }
-    /// Whether a row maximum can be subtracted.
-    fn shifts() -> bool;
+    /// The frame that its rows need.
+    fn frame() -> Frame;
     /// φ, applied to q and k before their product.
     fn map() -> Map;
     /// The signs that its weights can have.

@@ -1,8 +1,8 @@
 //! w(x) = x^p
 
-use super::kernel::{KernelPart, Sign};
+use super::kernel::{CALM, Frame, KernelPart, SCALED_FROM, Sign};
 use super::slot::{Info, Part};
-use super::taylor::{MAX_ORDER, factorial};
+use super::taylor::{MAX_ORDER, factorial, lanes_from};
 use crate::Real;
 use crate::simd::Simd;
 
@@ -30,6 +30,12 @@ impl Part for Power {
 }
 
 impl KernelPart for Power {
+    const FRAME: Frame = Frame::Scale;
+
+    fn frame(&self) -> Frame {
+        if self.p as usize >= SCALED_FROM { Frame::Scale } else { Frame::Fixed }
+    }
+
     fn sign(&self) -> Sign {
         match self.p {
             0 => Sign::Positive,
@@ -69,12 +75,28 @@ impl KernelPart for Power {
         let lower = Power { p: self.p - 1 }.values(simd, x);
         (simd.mul(lower, x), simd.mul(lower, simd.splat(self.p as f32)))
     }
+
+    fn calm(&self) -> f32 {
+        (CALM / self.p as f32).exp()
+    }
+
+    fn log_bound(&self, reach: f32) -> f32 {
+        self.p as f32 * reach.ln()
+    }
+
+    #[inline(always)]
+    fn scaled<S: Simd>(&self, simd: S, x: S::V, rho: f32) -> (S::V, S::V) {
+        let factor = (-rho as f64).exp();
+        let lanes = simd.to_array(x).map(f64::from);
+        let (w, slope) = (lanes.map(|x| (self.value(x) * factor) as f32), lanes.map(|x| (self.slope(x) * factor) as f32));
+        (lanes_from(simd, w), lanes_from(simd, slope))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parts::testing::{check_kernel, check_vectors};
+    use crate::parts::testing::{check_kernel, check_scaled, check_vectors};
 
     #[test]
     fn closed_form_and_slope() {
@@ -91,6 +113,13 @@ mod tests {
             // One rounding a factor.
             let relative = p as f64 * f32::EPSILON as f64;
             check_vectors(&power, &x, |x| relative * power.value(x).abs(), |x| relative * power.slope(x).abs());
+        }
+    }
+
+    #[test]
+    fn high_powers_in_their_frame() {
+        for p in [8, 9, 40] {
+            check_scaled(&Power { p }, 300.0);
         }
     }
 

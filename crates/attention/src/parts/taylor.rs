@@ -7,15 +7,17 @@
 //! summed in float32 only where that is harmless; a long plain series is exp itself where the two differ by less than
 //! rounding, and the rest is summed in float64.
 
+mod bound;
 mod centre;
 mod lanes;
 mod prefix;
 mod text;
 
-use super::kernel::{KernelPart, Sign};
+use super::kernel::{Frame, KernelPart, SCALED_FROM, Sign};
 use crate::Real;
 use crate::simd::Simd;
-use lanes::{beyond, lanes_from, replace_beyond, wide};
+pub(super) use lanes::lanes_from;
+use lanes::{beyond, replace_beyond, wide};
 use prefix::{exponential_range, prefix};
 
 /// The highest order: 1/n! is still a normal float64 there.
@@ -43,6 +45,8 @@ pub struct Taylor {
     centre: f64,
     /// a_n/n! for n = 0..=p, zero where an order is absent; of powers of x − c.
     dense: Vec<f64>,
+    /// The largest |x| with Σ|a_n|·|x − c|^n/n! not beyond e^40.
+    calm: f32,
     method: Method,
 }
 
@@ -93,7 +97,7 @@ impl Taylor {
             return Err("learned coefficients can be those of any centre; leave `at` or `coef=learned` out".into());
         }
         let ones = vec![1.0; orders.len()];
-        let mut taylor = Taylor { orders, coefficients, centre, dense: Vec::new(), method: Method::Wide };
+        let mut taylor = Taylor { orders, coefficients, centre, dense: Vec::new(), calm: f32::INFINITY, method: Method::Wide };
         match taylor.coefficients.clone() {
             Coefficients::Given(given) => taylor.bind(&given),
             Coefficients::Ones | Coefficients::Learned => taylor.bind(&ones),
@@ -112,6 +116,7 @@ impl Taylor {
         for (&n, a) in self.orders.iter().zip(learned) {
             self.dense[n] = a / factorial(n);
         }
+        self.calm = self.find_calm();
     }
 
     /// c, zero unless the series is centred elsewhere.
@@ -198,6 +203,12 @@ impl Taylor {
 }
 
 impl KernelPart for Taylor {
+    const FRAME: Frame = Frame::Scale;
+
+    fn frame(&self) -> Frame {
+        if self.degree() >= SCALED_FROM { Frame::Scale } else { Frame::Fixed }
+    }
+
     fn sign(&self) -> Sign {
         let plain = self.is_prefix() || (self.coefficients == Coefficients::Ones && self.orders.iter().all(|n| n % 2 == 0));
         match (plain, self.degree() % 2, self.dense[0]) {
@@ -238,7 +249,7 @@ impl KernelPart for Taylor {
                 let x = simd.sub(x, simd.splat(self.centre as f32));
                 self.dense.iter().rev().fold(simd.splat(0.0), |w, &c| simd.fma(w, x, simd.splat(c as f32)))
             }
-            Method::Wide => lanes_from(simd, wide(&self.dense, self.centre, simd.to_array(x)).0),
+            Method::Wide => lanes_from(simd, wide(&self.dense, self.centre, simd.to_array(x), 1.0).0),
             Method::Exponential { low, high } => {
                 let from = simd.sub(x, simd.splat(self.centre as f32));
                 let w = simd.exp(from);
@@ -263,7 +274,7 @@ impl KernelPart for Taylor {
                 (w, slope)
             }
             Method::Wide => {
-                let (w, slope) = wide(&self.dense, self.centre, simd.to_array(x));
+                let (w, slope) = wide(&self.dense, self.centre, simd.to_array(x), 1.0);
                 (lanes_from(simd, w), lanes_from(simd, slope))
             }
             Method::Exponential { low, high } => {
@@ -278,6 +289,29 @@ impl KernelPart for Taylor {
                 )
             }
         }
+    }
+
+    fn calm(&self) -> f32 {
+        self.calm
+    }
+
+    fn log_bound(&self, reach: f32) -> f32 {
+        self.log_magnitude(reach as f64) as f32
+    }
+
+    #[inline(always)]
+    fn scaled<S: Simd>(&self, simd: S, x: S::V, rho: f32) -> (S::V, S::V) {
+        let factor = (-rho as f64).exp();
+        let Method::Exponential { low, high } = self.method else {
+            let (w, slope) = wide(&self.dense, self.centre, simd.to_array(x), factor);
+            return (lanes_from(simd, w), lanes_from(simd, slope));
+        };
+        let from = simd.sub(x, simd.splat(self.centre as f32));
+        let w = simd.exp(simd.sub(from, simd.splat(rho)));
+        (
+            replace_beyond(simd, from, w, low, high, |from| factor * self.accurate(from + self.centre)),
+            replace_beyond(simd, from, w, low, high, |from| factor * self.accurate_slope(from + self.centre)),
+        )
     }
 }
 

@@ -3,7 +3,7 @@
 use super::decay::DecayPart;
 use super::denominator::DenominatorPart;
 use super::gate::GatePart;
-use super::kernel::KernelPart;
+use super::kernel::{CALM, KernelPart};
 use super::norm::{NormGrads, NormParams, NormPart};
 use super::slot::Part;
 use super::taylor::factorial;
@@ -176,6 +176,46 @@ impl<K: KernelPart> Task for Vectors<'_, K> {
             simd.store_at(&mut out[2], i, slope);
         }
         out
+    }
+}
+
+/// w·e^{−ρ} and its slope, over a slice.
+pub struct Scaled<'a, K> {
+    pub kernel: &'a K,
+    pub x: &'a [f32],
+    pub rho: f32,
+}
+
+impl<K: KernelPart> Task for Scaled<'_, K> {
+    type Output = [Vec<f32>; 2];
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> Self::Output {
+        let mut out = [self.x.to_vec(), self.x.to_vec()];
+        for i in (0..self.x.len()).step_by(S::LANES) {
+            let (value, slope) = self.kernel.scaled(simd, simd.load_at(self.x, i), self.rho);
+            simd.store_at(&mut out[0], i, value);
+            simd.store_at(&mut out[1], i, slope);
+        }
+        out
+    }
+}
+
+/// A kernel whose rows are scaled: weights up to |x| = `reach` stay below 1 in the frame of their bound, are right there, and need no
+/// frame up to `calm`.
+pub fn check_scaled<K: KernelPart>(kernel: &K, reach: f32) {
+    let x: Vec<f32> = (-64..64).map(|i| i as f32 / 63.0 * reach).map(|x| x.clamp(-reach, reach)).collect();
+    assert!((kernel.log_bound(kernel.calm()) - CALM).abs() < 1e-2 && kernel.calm() < reach, "{kernel:?}: calm up to {}", kernel.calm());
+    let rho = kernel.log_bound(reach);
+    let factor = (-rho as f64).exp();
+    for isa in Isa::available() {
+        let [values, slopes] = dispatch_on(isa, Scaled { kernel, x: &x, rho });
+        for (i, &x) in x.iter().enumerate() {
+            let (w, slope) = (factor * kernel.value(x as f64), factor * kernel.slope(x as f64));
+            // The subnormal numbers of float32 are sparse.
+            let close = |found: f32, expected: f64| (found as f64 - expected).abs() <= 2e-5 * expected.abs() + 1e-37;
+            assert!(values[i].abs() < 1.001 && close(values[i], w), "{} {kernel:?} at {x}: {:e}, expected {w:e}", isa.name(), values[i]);
+            assert!(close(slopes[i], slope), "{} {kernel:?} at {x}: slope {:e}, expected {slope:e}", isa.name(), slopes[i]);
+        }
     }
 }
 

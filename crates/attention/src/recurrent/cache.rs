@@ -5,6 +5,7 @@
 //! scores with the kernels of the fused engine, so that clamp, decay and kernel mean exactly the same.
 
 use crate::fused::rows::{DecayRow, ForwardRow};
+use crate::parts::kernel::Frame;
 use crate::simd::Simd;
 use crate::{Buffer, Kernel};
 
@@ -98,8 +99,8 @@ pub(crate) struct Query<'a> {
     pub kernel: &'a Kernel,
     /// Upper bound of scores, +∞ for none.
     pub clamp: f32,
-    /// Whether the maximum is subtracted.
-    pub shift: bool,
+    /// How the row is kept within float32.
+    pub frame: Frame,
     /// c_t
     pub log_decay: f64,
     /// U [ep], zero at first.
@@ -120,8 +121,8 @@ pub(crate) struct Sums {
 }
 
 impl Sums {
-    pub fn new(shift: bool) -> Sums {
-        Sums { lanes: [0.0; 16], rho: if shift { f32::NEG_INFINITY } else { 0.0 }, largest: 0.0 }
+    pub fn new(frame: Frame) -> Sums {
+        Sums { lanes: [0.0; 16], rho: frame.start(), largest: 0.0 }
     }
 
     pub fn z(&self) -> f32 {
@@ -166,8 +167,8 @@ impl Cache {
                 Some(&padded[..])
             }
         };
-        let shift = query.shift.then_some(query.sums.rho);
-        let row = ForwardRow { x: &mut x, visible, clamp: query.clamp, decay, shift, sums: &mut query.sums.lanes, key_weights };
+        let frame = query.frame.of(query.sums.rho);
+        let row = ForwardRow { x: &mut x, visible, clamp: query.clamp, decay, frame, sums: &mut query.sums.lanes, key_weights };
         if let Some((now, factor)) = query.kernel.forward_row(simd, row) {
             query.sums.rho = now;
             query.u.iter_mut().for_each(|u| *u *= factor);

@@ -13,6 +13,7 @@ use super::step::{Table, UnitRow};
 use super::token::Token;
 use crate::extras::layer_extras;
 use crate::parts::feature::Map;
+use crate::parts::kernel::Frame;
 use crate::{Buffer, Error, Kernel, Shape, Variant};
 
 /// Rows of H are padded to whole vectors of the widest kind.
@@ -161,7 +162,7 @@ impl State {
             key_norm: 0.0,
             u: vec![0.0; unit.heads.len() * ep],
             rows: vec![UnitRow::default(); unit.heads.len()],
-            sums: vec![Sums::new(false); unit.heads.len()],
+            sums: vec![Sums::new(Frame::Fixed); unit.heads.len()],
         };
         let stores = (0..shape.batch).flat_map(|_| units.iter().map(store)).collect();
         Ok(State {

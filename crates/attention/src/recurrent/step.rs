@@ -259,7 +259,7 @@ impl Task for UnitStep<'_> {
                 }
                 store.u.fill(0.0);
                 for (i, &head) in unit.heads.iter().enumerate() {
-                    store.sums[i] = Sums::new(context.heads[head].shifts());
+                    store.sums[i] = Sums::new(context.heads[head].frame());
                 }
                 for block in 0..cache.blocks() {
                     for (i, &head) in unit.heads.iter().enumerate() {
@@ -268,7 +268,7 @@ impl Task for UnitStep<'_> {
                             q: &queries[i * dp..][..d],
                             kernel: &context.kernels[head],
                             clamp: variant.clamp.map_or(f32::INFINITY, |c| c as f32),
-                            shift: variant.shifts(),
+                            frame: variant.frame(),
                             log_decay: context.log_decay[b * h + head],
                             u: &mut store.u[i * ep..][..ep],
                             sums: &mut store.sums[i],

@@ -20,14 +20,15 @@ pub(super) fn replace_beyond<S: Simd>(simd: S, x: S::V, w: S::V, low: f32, high:
 }
 
 #[inline(always)]
-pub(super) fn lanes_from<S: Simd>(simd: S, lanes: [f32; 16]) -> S::V {
+pub(in crate::parts) fn lanes_from<S: Simd>(simd: S, lanes: [f32; 16]) -> S::V {
     // SAFETY: no vector has more than 16 lanes.
     unsafe { simd.load(lanes.as_ptr()) }
 }
 
-/// Value and slope by Horner in powers of x − c in float64, lane by lane; plain arithmetic, which compiles to vectors of float64.
+/// Value and slope by Horner in powers of x − c in float64, times a factor, lane by lane; plain arithmetic, which compiles to vectors
+/// of float64.
 #[inline(always)]
-pub(super) fn wide(dense: &[f64], centre: f64, x: [f32; 16]) -> ([f32; 16], [f32; 16]) {
+pub(super) fn wide(dense: &[f64], centre: f64, x: [f32; 16], factor: f64) -> ([f32; 16], [f32; 16]) {
     let x = x.map(|x| x as f64 - centre);
     let (mut w, mut slope) = ([0.0f64; 16], [0.0f64; 16]);
     for &c in dense.iter().rev() {
@@ -36,5 +37,5 @@ pub(super) fn wide(dense: &[f64], centre: f64, x: [f32; 16]) -> ([f32; 16], [f32
             w[i] = w[i] * x[i] + c;
         }
     }
-    (w.map(|w| w as f32), slope.map(|s| s as f32))
+    (w.map(|w| (w * factor) as f32), slope.map(|s| (s * factor) as f32))
 }

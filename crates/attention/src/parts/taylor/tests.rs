@@ -1,6 +1,6 @@
 use super::*;
 use crate::parts::slot::Part;
-use crate::parts::testing::{assert_close, check_kernel, check_vectors};
+use crate::parts::testing::{assert_close, check_kernel, check_scaled, check_vectors};
 
 /// An unevaluated sum of two float64, about 32 digits.
 #[derive(Clone, Copy)]
@@ -238,4 +238,13 @@ fn a_nan_stays_one() {
             assert!(outputs.iter().all(|out| out[0].is_nan() && out[1].is_finite()), "order {p} on {}", isa.name());
         }
     }
+}
+
+#[test]
+fn long_series_in_their_frame() {
+    let series = |text: &str| Taylor::parse(text).unwrap_or_else(|error| panic!("{error}"));
+    for text in ["0..80", "0..24", "0..9", "0,2,11", "0..40,at=3", "0..9,coef=1:1:1:1:1:1:1:1:-2:1"] {
+        check_scaled(&series(text), 700.0);
+    }
+    assert_eq!(["0..7", "0..8"].map(|text| series(text).frame()), [Frame::Fixed, Frame::Scale]);
 }
