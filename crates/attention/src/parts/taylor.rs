@@ -256,7 +256,7 @@ impl KernelPart for Taylor {
                 if !beyond(simd, from, low, high) {
                     return w;
                 }
-                replace_beyond(simd, from, w, low, high, |from| self.accurate(from + self.centre))
+                replace_beyond(simd, from, w, (low, high), self.degree(), 1.0)
             }
         }
     }
@@ -284,8 +284,8 @@ impl KernelPart for Taylor {
                     return (w, w);
                 }
                 (
-                    replace_beyond(simd, from, w, low, high, |from| self.accurate(from + self.centre)),
-                    replace_beyond(simd, from, w, low, high, |from| self.accurate_slope(from + self.centre)),
+                    replace_beyond(simd, from, w, (low, high), self.degree(), 1.0),
+                    replace_beyond(simd, from, w, (low, high), self.degree() - 1, 1.0),
                 )
             }
         }
@@ -309,8 +309,8 @@ impl KernelPart for Taylor {
         let from = simd.sub(x, simd.splat(self.centre as f32));
         let w = simd.exp(simd.sub(from, simd.splat(rho)));
         (
-            replace_beyond(simd, from, w, low, high, |from| factor * self.accurate(from + self.centre)),
-            replace_beyond(simd, from, w, low, high, |from| factor * self.accurate_slope(from + self.centre)),
+            replace_beyond(simd, from, w, (low, high), self.degree(), factor),
+            replace_beyond(simd, from, w, (low, high), self.degree() - 1, factor),
         )
     }
 }

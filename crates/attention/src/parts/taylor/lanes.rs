@@ -1,5 +1,6 @@
 //! Vectors whose lanes are computed one by one.
 
+use super::prefix::prefixes;
 use crate::simd::Simd;
 
 #[inline(always)]
@@ -7,13 +8,16 @@ pub(super) fn beyond<S: Simd>(simd: S, x: S::V, low: f32, high: f32) -> bool {
     simd.any(simd.gt(simd.splat(low), x)) || simd.any(simd.gt(x, simd.splat(high)))
 }
 
-/// w with the lanes beyond the bounds computed by f. A lane's result depends on that lane alone.
+/// w with the lanes beyond the bounds replaced by factor·Σ_{n≤p} x^n/n!. A lane's result depends on that lane alone.
 #[inline(always)]
-pub(super) fn replace_beyond<S: Simd>(simd: S, x: S::V, w: S::V, low: f32, high: f32, f: impl Fn(f64) -> f64) -> S::V {
+pub(super) fn replace_beyond<S: Simd>(simd: S, x: S::V, w: S::V, (low, high): (f32, f32), p: usize, factor: f64) -> S::V {
     let mut lanes = simd.to_array(w);
-    for (w, &x) in lanes.iter_mut().zip(&simd.to_array(x)).take(S::LANES) {
-        if x < low || x > high {
-            *w = f(x as f64) as f32;
+    let x = simd.to_array(x);
+    // Lanes within the bounds are not asked for: zero costs nothing.
+    let exact = prefixes(p, x.map(|x| if x < low || x > high { x as f64 } else { 0.0 }));
+    for i in 0..S::LANES {
+        if x[i] < low || x[i] > high {
+            lanes[i] = (factor * exact[i]) as f32;
         }
     }
     lanes_from(simd, lanes)
