@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::html::{Asset, Renderer};
+use crate::markdown::markdown;
 use crate::page::Page;
 
 /// What can go wrong in writing.
@@ -24,8 +25,8 @@ pub enum Error {
 const SCALE: f64 = 2.0;
 
 impl Page {
-    /// Writes `index.html`, and beside it `figures/NAME.svg`, `.png` and `.csv` and `tables/NAME.csv`, to which it leads. The page itself
-    /// needs none of them. Existing files of these names are replaced.
+    /// Writes `index.html`, and beside it `figures/NAME.svg`, `.png` and `.csv` and `tables/NAME.csv`, to which it leads, and `summary.md`.
+    /// The page itself needs none of them. Existing files of these names are replaced.
     ///
     /// Gives the path of the page.
     ///
@@ -34,6 +35,7 @@ impl Page {
     pub fn write(&self, folder: &Path) -> Result<PathBuf, Error> {
         let (html, assets) = Renderer::render(self, true);
         make(folder)?;
+        write(&folder.join("summary.md"), markdown(self, &assets).as_bytes())?;
         for asset in assets {
             match asset {
                 Asset::Figure(name, figure) => {

@@ -1,8 +1,8 @@
 //! Results as pictures, tables and pages.
 //!
 //! A [`Figure`] has panels: a [`Chart`] of lines, bands, points and rules, a [`Ladder`] of means over categories, a [`HeatMap`]. It is
-//! written as SVG, PNG and CSV. A [`Table`] is written as HTML, CSV and text, a heat map as text as well. A [`Page`] puts them into one
-//! HTML file, or into a folder with each of them beside it.
+//! written as SVG, PNG and CSV. A [`Table`] is written as HTML, CSV, Markdown and text, a heat map as text as well. A [`Page`] puts them into
+//! one HTML file, or into a folder with each of them beside it and a summary in Markdown.
 //!
 //! Notable choices:
 //! - one list of shapes and texts becomes both SVG and PNG, with one table of looks for both, so that they show the same;
@@ -67,6 +67,7 @@ mod ladder;
 mod layers;
 mod layout;
 mod legend;
+mod markdown;
 mod markup;
 mod page;
 mod png;

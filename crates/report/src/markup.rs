@@ -24,6 +24,33 @@ pub fn html(text: &str) -> String {
     out
 }
 
+/// The text as Markdown.
+pub fn markdown(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for piece in pieces(text) {
+        match piece {
+            Piece::Plain(text) => out += &escape_markdown(text),
+            Piece::Code(text) => out += &format!("`{text}`"),
+            Piece::Bold(text) => out += &format!("**{}**", markdown(text)),
+            Piece::Link(words, address) if leads(address) => out += &format!("[{}]({address})", markdown(words)),
+            Piece::Link(words, _) => out += &markdown(words),
+        }
+    }
+    out
+}
+
+/// Text in which Markdown finds nothing to act on.
+pub fn escape_markdown(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if matches!(c, '\\' | '`' | '*' | '[' | '<') {
+            out.push('\\');
+        }
+        out.push(c);
+    }
+    out
+}
+
 /// The text without markup.
 pub fn plain(text: &str) -> String {
     let words = |piece| match piece {

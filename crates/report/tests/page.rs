@@ -112,6 +112,10 @@ fn a_folder_holds_all_that_its_page_leads_to() {
         files += 1;
     }
     assert_eq!(files, 9 * 3 + 2);
+    let summary = std::fs::read_to_string(index.with_file_name("summary.md")).expect("a summary");
+    let pictures: Vec<&str> =
+        summary.lines().filter_map(|line| line.strip_suffix(')')?.split_once("](figures/")).map(|(_, file)| file).collect();
+    assert!(!pictures.is_empty() && pictures.iter().all(|file| index.with_file_name("figures").join(file).is_file()), "{pictures:?}");
     let blocked = sample::page().write(&index).expect_err("a file is no folder").to_string();
     assert!(blocked.starts_with("cannot write ") && blocked.contains("index.html"), "{blocked}");
 }

@@ -65,7 +65,7 @@ pub fn results(results: &Results, folder: &Path, out: &mut impl Write) -> io::Re
     let [reproduced, not_visible, contradicted] =
         [Verdict::Reproduced, Verdict::NotVisible, Verdict::Contradicted].map(|verdict| results.count(verdict));
     let timing = &results.timing;
-    writeln!(out, "\n{reproduced} claims reproduced, {not_visible} not visible at this scale, {contradicted} contradicted")?;
+    writeln!(out, "\nclaims: {reproduced} reproduced, {not_visible} not visible at this scale, {contradicted} contradicted")?;
     let took = duration(Duration::from_secs_f64(timing.seconds));
     writeln!(out, "{} of {} runs finished; this session took {took} on {} cores", timing.finished, timing.runs, results.environment.cores)?;
     if results.environment.debug {

@@ -49,7 +49,7 @@ fn lead(results: &Results) -> Vec<Block> {
                 .into(),
         ),
         Block::Text(format!(
-            "**{reproduced} claims reproduced, {not_visible} not visible at this scale, {contradicted} contradicted.** {} of {} runs finished, \
+            "**Claims: {reproduced} reproduced, {not_visible} not visible at this scale, {contradicted} contradicted.** {} of {} runs finished, \
              {:.0} s of computing, {} at a time.",
             timing.finished, timing.runs, timing.run_seconds, timing.parallel
         )),
@@ -188,9 +188,10 @@ pub(super) fn all_runs(runs: &[Run], settings_of: impl Fn(&Run) -> Option<String
 
 fn conditions(results: &Results) -> Section {
     let environment = &results.environment;
+    let memory = environment.memory.map_or(String::new(), |bytes| format!("{:.0} GB of memory, ", bytes as f64 / 1e9));
     let mut list = vec![
         format!("termwise {}{}", environment.version, if environment.debug { ", compiled for debugging" } else { "" }),
-        format!("{} ({}), {} cores, {}", environment.cpu, environment.instructions, environment.cores, environment.system),
+        format!("{} ({}), {} cores, {memory}{}", environment.cpu, environment.instructions, environment.cores, environment.system),
         format!("this session took {:.0} s; finished runs of earlier sessions are not counted in it", results.timing.seconds),
     ];
     if results.runs.iter().any(|run| run.attention.contains("conv=")) {

@@ -1,0 +1,128 @@
+//! Pages and tables as Markdown, to be kept beside other text or pasted into it.
+
+use crate::html::{Asset, Renderer};
+use crate::markup;
+use crate::page::{Block, Page, Verdict};
+use crate::table::{Cell, Table};
+
+impl Page {
+    /// The page with its figures as pictures from `figures/`. What the page shows only when it is asked for is left to it, and so are
+    /// the places that cells of tables lead to.
+    pub fn to_markdown(&self) -> String {
+        markdown(self, &Renderer::render(self, true).1)
+    }
+}
+
+/// [`Page::to_markdown`] with the names of the files beside the page.
+pub fn markdown(page: &Page, assets: &[Asset]) -> String {
+    let mut out = format!("# {}\n", markup::markdown(&page.title));
+    blocks(&page.lead, assets, &mut out);
+    for section in page.sections.iter().filter(|section| section.blocks.iter().any(|block| !matches!(block, Block::Details { .. }))) {
+        out += &format!("\n## {}\n", markup::markdown(&section.heading));
+        blocks(&section.blocks, assets, &mut out);
+    }
+    out
+}
+
+fn blocks(blocks: &[Block], assets: &[Asset], out: &mut String) {
+    let mut in_list = false;
+    for block in blocks {
+        // Verdicts that follow each other are one list.
+        let verdict = matches!(block, Block::Verdict { .. });
+        if !(verdict && in_list) && !matches!(block, Block::Details { .. }) {
+            out.push('\n');
+        }
+        in_list = verdict;
+        match block {
+            Block::Text(text) => *out += &format!("{}\n", markup::markdown(text)),
+            Block::List(items) => items.iter().for_each(|item| *out += &format!("- {}\n", markup::markdown(item))),
+            Block::Verdict { verdict, claim } => *out += &format!("- *{}*: {}\n", name(*verdict), markup::markdown(claim)),
+            Block::Table { table, .. } => *out += &table.to_markdown(),
+            Block::Code(text) => *out += &format!("```text\n{}\n```\n", text.trim_end()),
+            Block::Figure { figure, caption, .. } => {
+                let file = assets.iter().find_map(|asset| match asset {
+                    Asset::Figure(name, other) if std::ptr::eq(*other, figure) => Some(name),
+                    _ => None,
+                });
+                if let Some(file) = file {
+                    *out += &format!("![{}](figures/{file}.png)\n", markup::markdown(&figure.title).replace(']', "\\]"));
+                }
+                if !caption.is_empty() {
+                    *out += &format!("\n{}\n", markup::markdown(caption));
+                }
+            }
+            Block::Details { .. } => {}
+        }
+    }
+}
+
+fn name(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Reproduced => "reproduced",
+        Verdict::NotVisible => "not visible",
+        Verdict::Contradicted => "contradicted",
+    }
+}
+
+impl Table {
+    /// The table with its caption above it, numbers at the right.
+    pub fn to_markdown(&self) -> String {
+        let mut out = String::new();
+        if !self.caption.is_empty() {
+            out += &format!("{}\n\n", markup::markdown(&self.caption));
+        }
+        let mut line = |cells: Vec<String>| out += &format!("| {} |\n", cells.join(" | "));
+        line((0..self.width()).map(|column| cell(&markup::escape_markdown(self.column(column)))).collect());
+        line((0..self.width()).map(|column| if self.is_numeric(column) { "--:" } else { "---" }.to_owned()).collect());
+        for row in 0..self.rows.len() {
+            let shown = |column| match self.cell(row, column) {
+                Cell::Code(text) if !text.contains('`') => format!("`{text}`"),
+                other => markup::escape_markdown(&other.shown()),
+            };
+            line((0..self.width()).map(|column| cell(&shown(column))).collect());
+        }
+        out
+    }
+}
+
+/// Without what would end a cell.
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|").replace(['\n', '\r'], " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Figure, Section};
+
+    #[test]
+    fn tables_keep_their_cells_apart() {
+        let mut table = Table::new("by *order*", ["variant", "loss"]);
+        table.rows.push(vec![Cell::code("a|b"), Cell::Spread(1.0, 0.25, 2)]);
+        table.rows.push(vec![Cell::text("<x>\n[y]"), Cell::Empty]);
+        let expected = "by \\*order\\*\n\n| variant | loss |\n| --- | --: |\n| `a\\|b` | 1.00 ± 0.25 |\n| \\<x> \\[y] | – |\n";
+        assert_eq!(table.to_markdown(), expected);
+    }
+
+    #[test]
+    fn pages_lead_to_the_files_that_are_written() {
+        let figure = |title: &str| Block::Figure {
+            name: "loss".into(),
+            figure: Figure { title: title.into(), description: String::new(), panels: Vec::new() },
+            caption: String::new(),
+        };
+        let verdict = |claim: &str| Block::Verdict { verdict: Verdict::NotVisible, claim: claim.into() };
+        let hidden = Block::Details { summary: "more".into(), blocks: vec![Block::Code("hidden".into())] };
+        let page = Page {
+            title: "Seen".into(),
+            lead: vec![Block::Text("**all** `a*b` [c](d)".into()), verdict("one"), verdict("two"), hidden.clone()],
+            sections: vec![
+                Section { heading: "First".into(), blocks: vec![figure("A"), figure("B"), hidden.clone()] },
+                Section { heading: "Hidden".into(), blocks: vec![hidden] },
+            ],
+        };
+        let expected = "# Seen\n\n**all** `a*b` [c](d)\n\n- *not visible*: one\n- *not visible*: two\n\n## First\n\n\
+            ![A](figures/loss.png)\n\n![B](figures/loss-2.png)\n";
+        assert_eq!(page.to_markdown(), expected);
+    }
+}
