@@ -29,7 +29,8 @@ fn blocks(blocks: &[Block], assets: &[Asset], out: &mut String) {
     for block in blocks {
         // Verdicts that follow each other are one list.
         let verdict = matches!(block, Block::Verdict { .. });
-        if !(verdict && in_list) && !matches!(block, Block::Details { .. }) {
+        let silent = verdict && in_list || matches!(block, Block::Details { .. });
+        if !silent {
             out.push('\n');
         }
         in_list = verdict;

@@ -30,6 +30,7 @@ Examples:
   termwise cut path/to/llama --data book.txt
   termwise cut path/to/llama --data book.txt --orders 2,4 --budget 2% --context 8192 --save cut-model
   termwise cut path/to/llama --data book.txt --calibration other.txt --out results
+  termwise cut --schema > cut.schema.json
   termwise generate cut-model --prompt Once          writes with the states of the plan
   termwise eval path/to/llama --data book.txt --order 4   equals Taylor's point at order 4 where --calibration is given
 
@@ -40,8 +41,8 @@ With --out results are written as they come (cut.json, losses.jsonl; at the end 
 goes on from there.")]
 pub struct CutArgs {
     /// Folder of a model: a checkpoint of a run, or any Llama in Hugging Face's form
-    #[arg(value_name = "MODEL")]
-    pub model: PathBuf,
+    #[arg(value_name = "MODEL", required_unless_present = "schema")]
+    pub model: Option<PathBuf>,
     /// Orders to cut at
     #[arg(long, value_name = "P,P,...", value_delimiter = ',', default_values_t = [2, 4, 6, 8, 10, 12, 16], value_parser = order)]
     pub orders: Vec<usize>,
@@ -96,6 +97,9 @@ pub struct CutArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    /// Print the JSON schema of cut.json and do nothing else
+    #[arg(long)]
+    pub schema: bool,
     #[command(flatten)]
     pub data: DataSettings,
 }
@@ -109,18 +113,22 @@ fn order(text: &str) -> Result<usize, String> {
 
 /// Cuts in a pool of that many threads, writes what was asked for, and prints.
 pub fn run<E: From<Error> + From<TrainError> + From<io::Error>>(args: &CutArgs, threads: usize, out: &mut impl Write) -> Result<(), E> {
-    let (settings, trained) = settings(args, &[])?;
+    let Some(folder) = args.model.as_deref().filter(|_| !args.schema) else {
+        serde_json::to_writer_pretty(&mut *out, &cut::schema()).map_err(io::Error::from)?;
+        return Ok(writeln!(out)?);
+    };
+    let (settings, trained) = settings(folder, args, &[])?;
     let cache = cache_folder(args.cache.as_deref());
     let data = open(&settings, &cache, args.data.has("data"))?;
     let own = match args.calibration.is_empty() {
         true => None,
-        false => Some(open(&self::settings(args, &args.calibration)?.0, &cache, true)?),
+        false => Some(open(&self::settings(folder, args, &args.calibration)?.0, &cache, true)?),
     };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|source| Error::Threads { threads, source })?;
     let stop = stop_on_interrupt("finishing this measurement");
     let bar = bar("{msg}");
     let (written, outcome) = pool.install(|| -> Result<_, Error> {
-        let model = Model::read(&args.model)?;
+        let model = Model::read(folder)?;
         let usual = if trained { settings.length } else { model.config.max_position_embeddings.min(1024) };
         let length = args.length.unwrap_or(usual);
         let windows = Windows { batch: args.batch, length, stride: length };
@@ -143,7 +151,7 @@ pub fn run<E: From<Error> + From<TrainError> + From<io::Error>>(args: &CutArgs, 
             journal: args.out.as_ref().map(|folder| folder.join("losses.jsonl")),
         };
         let about = Report {
-            model: args.model.display().to_string(),
+            model: folder.display().to_string(),
             data: settings.data.clone(),
             calibration: (!args.calibration.is_empty()).then(|| args.calibration.join(", ")),
             ..Report::default()
@@ -163,10 +171,10 @@ pub fn run<E: From<Error> + From<TrainError> + From<io::Error>>(args: &CutArgs, 
     if let Some(error) = written {
         return Err(error.into());
     }
-    finish(args, outcome, out)
+    finish(folder, args, outcome, out)
 }
 
-fn finish<E: From<Error> + From<io::Error>>(args: &CutArgs, mut outcome: Outcome, out: &mut impl Write) -> Result<(), E> {
+fn finish<E: From<Error> + From<io::Error>>(model: &Path, args: &CutArgs, mut outcome: Outcome, out: &mut impl Write) -> Result<(), E> {
     let report = &outcome.report;
     if let Some(folder) = &args.out {
         report.page().write(folder).map_err(Error::from)?;
@@ -193,7 +201,7 @@ fn finish<E: From<Error> + From<io::Error>>(args: &CutArgs, mut outcome: Outcome
         )
         .into());
     };
-    cut::save(&mut outcome.model, &attention, &args.model, folder)?;
+    cut::save(&mut outcome.model, &attention, model, folder)?;
     if !args.json {
         writeln!(out, "\nsaved in {}", folder.display())?;
     }
@@ -204,8 +212,8 @@ fn finish<E: From<Error> + From<io::Error>>(args: &CutArgs, mut outcome: Outcome
 const SHARE: f64 = 0.9;
 
 /// The settings of the data, or of other sources read in the same way; and whether the model is a checkpoint of a run.
-fn settings(args: &CutArgs, sources: &[String]) -> termwise_train::Result<(Settings, bool)> {
-    let (mut layers, trained) = layers_of_model(&args.model, &args.data)?;
+fn settings(model: &Path, args: &CutArgs, sources: &[String]) -> termwise_train::Result<(Settings, bool)> {
+    let (mut layers, trained) = layers_of_model(model, &args.data)?;
     if args.data.has("data") {
         layers.push(Layer::new(toml::Table::from_iter([("held_out".to_owned(), toml::Value::Float(SHARE))]), "cut")?);
     }

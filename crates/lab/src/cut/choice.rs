@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use termwise_attention::parts::taylor::{Coefficients, Taylor};
 use termwise_attention::{Kernel, Variant, View};
@@ -14,7 +15,7 @@ use super::rows::scores;
 use crate::Error;
 
 /// Where the coefficients of a cut exponential come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Choice {
     /// a_n = 1, around zero.

@@ -1,12 +1,13 @@
 //! What `cut` found, as it is written to `cut.json`.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::choice::Choice;
 use super::text::Tokens;
 
 /// Everything, filled in as it is measured.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Report {
     /// The model, as it was asked for.
     pub model: String,
@@ -52,7 +53,7 @@ pub struct Report {
 }
 
 /// A loss that was measured.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Measured {
     /// Cross-entropy in nats a token; absent where it is not finite.
     pub loss: Option<f64>,
@@ -65,7 +66,7 @@ pub struct Measured {
 }
 
 /// One kind of coefficients over the orders.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Curve {
     /// Which.
     pub coefficients: Choice,
@@ -74,7 +75,7 @@ pub struct Curve {
 }
 
 /// One order.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Point {
     /// p
     pub order: usize,
@@ -86,7 +87,7 @@ pub struct Point {
 }
 
 /// Which coefficients the heads of `calibrated` have at an order, by text that was held back from the fit.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Kept {
     /// p
     pub order: usize,
@@ -107,7 +108,7 @@ pub struct Kept {
 }
 
 /// One layer cut at a time.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Map {
     /// With these coefficients.
     pub coefficients: Choice,
@@ -118,7 +119,7 @@ pub struct Map {
 }
 
 /// Cuts that stay within a budget.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Plan {
     /// What the loss may rise to, as a factor of the uncut one.
     pub budget: f64,
@@ -143,7 +144,7 @@ pub struct Plan {
 }
 
 /// All query heads of one kv head cut at one order.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PlannedCut {
     /// Layer.
     pub layer: usize,
@@ -167,4 +168,9 @@ impl Report {
     pub fn uncut_loss(&self) -> Option<f64> {
         self.uncut.as_ref()?.loss
     }
+}
+
+/// The JSON schema of [`Report`].
+pub fn schema() -> serde_json::Value {
+    schemars::schema_for!(Report).to_value()
 }

@@ -1,5 +1,6 @@
 //! Stretches of text: what is calibrated on, tuned on and evaluated on are different batches.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use termwise_train::data::{BestLoss, Rows, Source};
 use termwise_train::eval::Windows;
@@ -119,7 +120,7 @@ impl<'a> Texts<'a> {
 }
 
 /// Tokens of each stretch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Tokens {
     /// Fitted to.
     pub calibration: u64,
