@@ -4,7 +4,7 @@ use super::kernel::{CALM, Frame, KernelPart, SCALED_FROM, Sign};
 use super::slot::{Info, Part};
 use super::taylor::{MAX_ORDER, factorial, lanes_from};
 use crate::Real;
-use crate::simd::Simd;
+use crate::simd::{Simd, Task};
 
 /// One power of the score.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,10 +86,25 @@ impl KernelPart for Power {
 
     #[inline(always)]
     fn scaled<S: Simd>(&self, simd: S, x: S::V, rho: f32) -> (S::V, S::V) {
-        let factor = (-rho as f64).exp();
-        let lanes = simd.to_array(x).map(f64::from);
-        let (w, slope) = (lanes.map(|x| (self.value(x) * factor) as f32), lanes.map(|x| (self.slope(x) * factor) as f32));
+        let (w, slope) = simd.call(Scaled { power: self, x: simd.to_array(x), factor: (-rho as f64).exp() });
         (lanes_from(simd, w), lanes_from(simd, slope))
+    }
+}
+
+/// Value and slope times a factor, in float64.
+struct Scaled<'a> {
+    power: &'a Power,
+    x: [f32; 16],
+    factor: f64,
+}
+
+impl Task for Scaled<'_> {
+    type Output = ([f32; 16], [f32; 16]);
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> ([f32; 16], [f32; 16]) {
+        let of = |f: &dyn Fn(f64) -> f64| self.x.map(|x| (f(x as f64) * self.factor) as f32);
+        (of(&|x| self.power.value(x)), of(&|x| self.power.slope(x)))
     }
 }
 

@@ -249,7 +249,7 @@ impl KernelPart for Taylor {
                 let x = simd.sub(x, simd.splat(self.centre as f32));
                 self.dense.iter().rev().fold(simd.splat(0.0), |w, &c| simd.fma(w, x, simd.splat(c as f32)))
             }
-            Method::Wide => lanes_from(simd, wide(&self.dense, self.centre, simd.to_array(x), 1.0).0),
+            Method::Wide => wide(simd, &self.dense, self.centre, x, 1.0).0,
             Method::Exponential { low, high } => {
                 let from = simd.sub(x, simd.splat(self.centre as f32));
                 let w = simd.exp(from);
@@ -273,10 +273,7 @@ impl KernelPart for Taylor {
                 }
                 (w, slope)
             }
-            Method::Wide => {
-                let (w, slope) = wide(&self.dense, self.centre, simd.to_array(x), 1.0);
-                (lanes_from(simd, w), lanes_from(simd, slope))
-            }
+            Method::Wide => wide(simd, &self.dense, self.centre, x, 1.0),
             Method::Exponential { low, high } => {
                 let from = simd.sub(x, simd.splat(self.centre as f32));
                 let w = simd.exp(from);
@@ -303,8 +300,7 @@ impl KernelPart for Taylor {
     fn scaled<S: Simd>(&self, simd: S, x: S::V, rho: f32) -> (S::V, S::V) {
         let factor = (-rho as f64).exp();
         let Method::Exponential { low, high } = self.method else {
-            let (w, slope) = wide(&self.dense, self.centre, simd.to_array(x), factor);
-            return (lanes_from(simd, w), lanes_from(simd, slope));
+            return wide(simd, &self.dense, self.centre, x, factor);
         };
         let from = simd.sub(x, simd.splat(self.centre as f32));
         let w = simd.exp(simd.sub(from, simd.splat(rho)));

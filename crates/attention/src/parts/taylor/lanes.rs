@@ -1,26 +1,12 @@
-//! Vectors whose lanes are computed one by one.
+//! Vectors whose lanes are computed in float64, by plain arithmetic that compiles to vectors of float64. As functions of their own: they
+//! are long, and most kernels of most rows never come here.
 
 use super::prefix::prefixes;
-use crate::simd::Simd;
+use crate::simd::{Simd, Task};
 
 #[inline(always)]
 pub(super) fn beyond<S: Simd>(simd: S, x: S::V, low: f32, high: f32) -> bool {
     simd.any(simd.gt(simd.splat(low), x)) || simd.any(simd.gt(x, simd.splat(high)))
-}
-
-/// w with the lanes beyond the bounds replaced by factor·Σ_{n≤p} x^n/n!. A lane's result depends on that lane alone.
-#[inline(always)]
-pub(super) fn replace_beyond<S: Simd>(simd: S, x: S::V, w: S::V, (low, high): (f32, f32), p: usize, factor: f64) -> S::V {
-    let mut lanes = simd.to_array(w);
-    let x = simd.to_array(x);
-    // Lanes within the bounds are not asked for: zero costs nothing.
-    let exact = prefixes(p, x.map(|x| if x < low || x > high { x as f64 } else { 0.0 }));
-    for i in 0..S::LANES {
-        if x[i] < low || x[i] > high {
-            lanes[i] = (factor * exact[i]) as f32;
-        }
-    }
-    lanes_from(simd, lanes)
 }
 
 #[inline(always)]
@@ -29,17 +15,64 @@ pub(in crate::parts) fn lanes_from<S: Simd>(simd: S, lanes: [f32; 16]) -> S::V {
     unsafe { simd.load(lanes.as_ptr()) }
 }
 
-/// Value and slope by Horner in powers of x − c in float64, times a factor, lane by lane; plain arithmetic, which compiles to vectors
-/// of float64.
+/// w with the lanes beyond the bounds replaced by factor·Σ_{n≤p} x^n/n!. A lane's result depends on that lane alone.
 #[inline(always)]
-pub(super) fn wide(dense: &[f64], centre: f64, x: [f32; 16], factor: f64) -> ([f32; 16], [f32; 16]) {
-    let x = x.map(|x| x as f64 - centre);
-    let (mut w, mut slope) = ([0.0f64; 16], [0.0f64; 16]);
-    for &c in dense.iter().rev() {
+pub(super) fn replace_beyond<S: Simd>(simd: S, x: S::V, w: S::V, bounds: (f32, f32), p: usize, factor: f64) -> S::V {
+    lanes_from(simd, simd.call(Beyond { x: simd.to_array(x), w: simd.to_array(w), bounds, p, factor }))
+}
+
+struct Beyond {
+    x: [f32; 16],
+    w: [f32; 16],
+    bounds: (f32, f32),
+    p: usize,
+    factor: f64,
+}
+
+impl Task for Beyond {
+    type Output = [f32; 16];
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> [f32; 16] {
+        let Beyond { x, mut w, bounds: (low, high), p, factor } = self;
+        // Lanes within the bounds are not asked for: zero costs nothing.
+        let exact = prefixes(p, x.map(|x| if x < low || x > high { x as f64 } else { 0.0 }));
         for i in 0..16 {
-            slope[i] = slope[i] * x[i] + w[i];
-            w[i] = w[i] * x[i] + c;
+            if x[i] < low || x[i] > high {
+                w[i] = (factor * exact[i]) as f32;
+            }
         }
+        w
     }
-    (w.map(|w| (w * factor) as f32), slope.map(|s| (s * factor) as f32))
+}
+
+/// Value and slope by Horner in powers of x − c, times a factor.
+#[inline(always)]
+pub(super) fn wide<S: Simd>(simd: S, dense: &[f64], centre: f64, x: S::V, factor: f64) -> (S::V, S::V) {
+    let (w, slope) = simd.call(Wide { dense, centre, x: simd.to_array(x), factor });
+    (lanes_from(simd, w), lanes_from(simd, slope))
+}
+
+struct Wide<'a> {
+    dense: &'a [f64],
+    centre: f64,
+    x: [f32; 16],
+    factor: f64,
+}
+
+impl Task for Wide<'_> {
+    type Output = ([f32; 16], [f32; 16]);
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> ([f32; 16], [f32; 16]) {
+        let x = self.x.map(|x| x as f64 - self.centre);
+        let (mut w, mut slope) = ([0.0f64; 16], [0.0f64; 16]);
+        for &c in self.dense.iter().rev() {
+            for i in 0..16 {
+                slope[i] = slope[i] * x[i] + w[i];
+                w[i] = w[i] * x[i] + c;
+            }
+        }
+        (w.map(|w| (w * self.factor) as f32), slope.map(|s| (s * self.factor) as f32))
+    }
 }
