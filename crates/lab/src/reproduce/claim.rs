@@ -203,7 +203,9 @@ impl Difference {
 
 impl std::fmt::Display for Difference {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:+.3} (95 %: ±{:.3})", self.value, self.doubt)
+        // What rounds to zero has no sign; zero is added to take that of −0.
+        let value = (self.value * 1000.0).round() / 1000.0 + 0.0;
+        write!(f, "{value:+.3} (95 %: ±{:.3})", self.doubt)
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use termwise_report::{Axis, Band, Chart, Estimate, Figure, Ladder, Layer, Line, Point, Points, Rule, Scale, Steps, Unit};
 
+use super::list::series;
 use super::results::{Results, Run, Spread, TaskOutcome, VariantOutcome};
 use super::{Metric, SOFTMAX};
 
@@ -128,7 +129,10 @@ pub fn memory(results: &Results) -> Option<Figure> {
     let points = |constant: bool| -> Vec<Point> {
         let fitting = seen.iter().filter(|outcome| outcome.constant_state == constant);
         let point = |outcome: &&VariantOutcome| {
-            Some(Point::new(outcome.state_bytes? as f64, outcome.metric?.mean).named(outcome.variant.name.clone()))
+            // Marks of the series stand close together: after the first, its orders are name enough.
+            let name = &outcome.variant.name;
+            let short = name.strip_prefix("orders ").filter(|_| *name != series(2)).unwrap_or(name);
+            Some(Point::new(outcome.state_bytes? as f64, outcome.metric?.mean).named(short.to_owned()))
         };
         fitting.filter_map(point).collect()
     };
