@@ -85,6 +85,9 @@ fn experiment(outcome: &Outcome, results: &Results) -> Section {
     }
     for (index, task) in outcome.tasks.iter().enumerate() {
         let name = |what: &str| if outcome.tasks.len() > 1 { format!("{id}-{}-{what}", index + 1) } else { format!("{id}-{what}") };
+        if outcome.tasks.len() > 1 {
+            blocks.push(Block::Text(format!("**On {}**", task.task)));
+        }
         for claim in &task.claims {
             blocks.push(Block::Verdict { verdict: verdict(claim.decision.verdict), claim: claim.with_numbers() });
         }

@@ -178,7 +178,10 @@ impl ClaimOutcome {
     pub fn with_numbers(&self) -> String {
         let mut text = self.text.clone();
         match (&self.decision.difference, self.decision.margin) {
-            (Some(difference), Some(margin)) => text += &format!(": difference {difference}, against {margin:.3} nats"),
+            (Some(difference), Some(margin)) => {
+                let role = if matches!(self.rule, Some(Rule::Equal { .. })) { "allowed" } else { "least" };
+                text += &format!(": difference {difference}, {role} {margin:.3} nats");
+            }
             (Some(difference), None) => text += &format!(": difference {difference} nats"),
             _ => {}
         }
