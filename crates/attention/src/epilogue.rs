@@ -1,7 +1,7 @@
 //! From a row's weighted sum u to its output: y = P · N(O · u / D), and back.
 //!
 //! Both engines finish their rows here. u and z arrive in the frame of the row: their true values are u·e^ρ and z·e^ρ,
-//! ρ what the exponential subtracted, 0 where nothing was.
+//! ρ what was subtracted from the scores of exp or taken out of the weights of a polynomial, 0 where nothing was.
 
 use crate::parts::norm::{NormGrads, NormParams};
 use crate::real::dot;

@@ -272,3 +272,18 @@ fn the_theorem_is_computed_without_runs() {
     assert_eq!((softmax.decision.verdict, &softmax.rule), (Verdict::Reproduced, &None));
     assert!(results.claims().all(|(_, _, claim)| !claim.stated.is_empty() && !claim.decision.note.is_empty()));
 }
+
+#[test]
+fn many_claims_are_counted_at_the_top() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let data = vec!["a.txt".into(), "b.txt".into()];
+    let options = Options { ids: vec![Id::E1, Id::E3, Id::E4], data, out: folder.path().into(), threads: 1, ..Options::new(Scale::Laptop) };
+    let (results, _) = run(&options, usize::MAX).unwrap_or_else(|error| panic!("{error}"));
+    let page = reproduce::page(&results, folder.path()).to_markdown();
+    let (top, rest) = page.split_once("\n## ").expect("sections");
+    let count = |verdict| results.claims().filter(|(id, _, claim)| *id == Id::E1 && claim.decision.verdict == verdict).count();
+    let [reproduced, not_visible] = [Verdict::Reproduced, Verdict::NotVisible].map(count);
+    assert!(reproduced > 0 && not_visible > 0 && top.contains(&format!("| E1 | {reproduced} | {not_visible} | 0 |")), "{top}");
+    assert!(!top.contains("*reproduced*") && top.contains("*not visible*: **E1** (language) Gate"), "{top}");
+    assert!(rest.contains("*reproduced*: Norm coincides with softmax"));
+}

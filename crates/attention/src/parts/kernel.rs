@@ -33,7 +33,7 @@ pub enum Frame {
 /// Weights up to e^40 are left as they are: their squares and long sums of them are still within float32.
 pub(crate) const CALM: f32 = 40.0;
 
-/// Polynomials of lower degree reach e^40 only for scores beyond 500, and are left as they are.
+/// Polynomials of lower degree reach e^40 only for scores beyond 300, and are left as they are.
 pub(crate) const SCALED_FROM: usize = 8;
 
 impl Frame {

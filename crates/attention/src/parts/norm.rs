@@ -1,7 +1,7 @@
 //! N, the output norm: over the e values of one head at one position.
 //!
-//! A value arrives as x·e^λ. The log scale λ is the row maximum that the exponential subtracted and that nothing has
-//! put back yet; the scale-free norms need it only for their eps.
+//! A value arrives as x·e^λ. The log scale λ is what was taken out of the row's weights (of exp, its maximum) and that nothing
+//! has put back yet; the scale-free norms need it only for their eps.
 
 use super::slot::{Part, slot};
 use super::{l2, layer, no_norm, rms, scaled_l2};

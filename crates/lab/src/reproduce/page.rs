@@ -64,12 +64,34 @@ fn lead(results: &Results) -> Vec<Block> {
         figure,
         caption: "A cache grows with the context and is shown at the length of training; a state is the same at any length".into(),
     }));
-    for (id, task, claim) in results.claims() {
+    let many = results.claims().count() > AT_ONCE;
+    if many {
+        blocks.push(Block::Table { name: "claims".into(), table: tally(results) });
+    }
+    for (id, task, claim) in results.claims().filter(|(_, _, claim)| !many || claim.decision.verdict != Verdict::Reproduced) {
         let place = task.map_or(String::new(), |task| format!(" ({task})"));
         let claim_text = format!("**{}**{place} {}", id.name().to_uppercase(), claim.with_numbers());
         blocks.push(Block::Verdict { verdict: verdict(claim.decision.verdict), claim: claim_text });
     }
     blocks
+}
+
+/// Claims that a reader takes in at the top of a page. Where there are more, they are counted, and only those that were not reproduced are
+/// listed.
+const AT_ONCE: usize = 30;
+
+fn tally(results: &Results) -> Table {
+    let columns = ["", "reproduced", "not visible at this scale", "contradicted"];
+    let mut table = Table::new("Claims by experiment; those that were not reproduced follow, all of them stand in their sections", columns);
+    let mut ids: Vec<Id> = results.claims().map(|(id, _, _)| id).collect();
+    ids.dedup();
+    for id in ids {
+        let count = |verdict| results.claims().filter(|(other, _, claim)| *other == id && claim.decision.verdict == verdict).count();
+        let counts =
+            [Verdict::Reproduced, Verdict::NotVisible, Verdict::Contradicted].map(|verdict| Cell::Number(count(verdict) as f64, 0));
+        table.rows.push([Cell::text(id.name().to_uppercase())].into_iter().chain(counts).collect());
+    }
+    table
 }
 
 fn experiment(outcome: &Outcome, results: &Results) -> Section {
