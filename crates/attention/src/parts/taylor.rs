@@ -15,9 +15,9 @@ mod text;
 
 use super::kernel::{Frame, KernelPart, SCALED_FROM, Sign};
 use crate::Real;
-use crate::simd::Simd;
+use crate::simd::{Simd, Task};
 pub(super) use lanes::lanes_from;
-use lanes::{beyond, replace_beyond, wide};
+use lanes::{Wide, beyond, replace_beyond};
 use prefix::{exponential_range, prefix};
 
 /// The highest order: 1/n! is still a normal float64 there.
@@ -185,6 +185,11 @@ impl Taylor {
         self.dense.iter().enumerate().skip(1).rev().fold(0.0, |sum, (n, c)| sum * x + n as f64 * c)
     }
 
+    #[inline(always)]
+    fn wide<S: Simd>(&self, simd: S, x: S::V, factor: f64) -> Wide<'_> {
+        Wide { dense: &self.dense, centre: self.centre, x: simd.to_array(x), factor }
+    }
+
     /// w(x) in float64 without cancellation, where that can be had.
     fn accurate(&self, x: f64) -> f64 {
         let x = x - self.centre;
@@ -249,7 +254,7 @@ impl KernelPart for Taylor {
                 let x = simd.sub(x, simd.splat(self.centre as f32));
                 self.dense.iter().rev().fold(simd.splat(0.0), |w, &c| simd.fma(w, x, simd.splat(c as f32)))
             }
-            Method::Wide => wide(simd, &self.dense, self.centre, x, 1.0).0,
+            Method::Wide => lanes_from(simd, self.wide(simd, x, 1.0).run(simd).0),
             Method::Exponential { low, high } => {
                 let from = simd.sub(x, simd.splat(self.centre as f32));
                 let w = simd.exp(from);
@@ -273,7 +278,10 @@ impl KernelPart for Taylor {
                 }
                 (w, slope)
             }
-            Method::Wide => wide(simd, &self.dense, self.centre, x, 1.0),
+            Method::Wide => {
+                let (w, slope) = self.wide(simd, x, 1.0).run(simd);
+                (lanes_from(simd, w), lanes_from(simd, slope))
+            }
             Method::Exponential { low, high } => {
                 let from = simd.sub(x, simd.splat(self.centre as f32));
                 let w = simd.exp(from);
@@ -300,7 +308,8 @@ impl KernelPart for Taylor {
     fn scaled<S: Simd>(&self, simd: S, x: S::V, rho: f32) -> (S::V, S::V) {
         let factor = (-rho as f64).exp();
         let Method::Exponential { low, high } = self.method else {
-            return wide(simd, &self.dense, self.centre, x, factor);
+            let (w, slope) = simd.call(self.wide(simd, x, factor));
+            return (lanes_from(simd, w), lanes_from(simd, slope));
         };
         let from = simd.sub(x, simd.splat(self.centre as f32));
         let w = simd.exp(simd.sub(from, simd.splat(rho)));

@@ -1,5 +1,5 @@
-//! Vectors whose lanes are computed in float64, by plain arithmetic that compiles to vectors of float64. As functions of their own: they
-//! are long, and most kernels of most rows never come here.
+//! Vectors whose lanes are computed in float64, by plain arithmetic that compiles to vectors of float64. What rows seldom need is a
+//! function of its own, so that it is compiled once and not at every place.
 
 use super::prefix::prefixes;
 use crate::simd::{Simd, Task};
@@ -47,17 +47,11 @@ impl Task for Beyond {
 }
 
 /// Value and slope by Horner in powers of x − c, times a factor.
-#[inline(always)]
-pub(super) fn wide<S: Simd>(simd: S, dense: &[f64], centre: f64, x: S::V, factor: f64) -> (S::V, S::V) {
-    let (w, slope) = simd.call(Wide { dense, centre, x: simd.to_array(x), factor });
-    (lanes_from(simd, w), lanes_from(simd, slope))
-}
-
-struct Wide<'a> {
-    dense: &'a [f64],
-    centre: f64,
-    x: [f32; 16],
-    factor: f64,
+pub(super) struct Wide<'a> {
+    pub dense: &'a [f64],
+    pub centre: f64,
+    pub x: [f32; 16],
+    pub factor: f64,
 }
 
 impl Task for Wide<'_> {
