@@ -237,14 +237,15 @@ impl Results {
     pub fn claims(&self) -> impl Iterator<Item = (Id, Option<&str>, &ClaimOutcome)> {
         let trained = self.experiments.iter().flat_map(|outcome| {
             let several = outcome.tasks.len() > 1;
-            outcome
-                .tasks
-                .iter()
-                .flat_map(move |task| task.claims.iter().map(move |claim| (outcome.id, several.then_some(task.task.as_str()), claim)))
+            let own = outcome.tasks.iter().flat_map(move |task| {
+                let name = several.then_some(task.task.as_str());
+                task.claims.iter().map(move |claim| (outcome.id, name, claim))
+            });
+            let inside = self.inside.iter().filter(|_| outcome.id == Id::E6).flat_map(|inside| &inside.claims);
+            own.chain(inside.map(|claim| (Id::E6, None, claim)))
         });
         let computed = self.theorems.iter().flat_map(|theorem| theorem.claims.iter().map(move |claim| (theorem.id, None, claim)));
-        let inside = self.inside.iter().flat_map(|inside| inside.claims.iter().map(|claim| (Id::E6, None, claim)));
-        trained.chain(inside).chain(computed)
+        trained.chain(computed)
     }
 
     /// Claims of a verdict.
