@@ -11,7 +11,6 @@ use std::ops::ControlFlow;
 use std::process::ExitCode;
 
 use clap::Parser;
-use serde::Serialize;
 use termwise_lab::{Error, threads, variants, verify};
 
 use args::{Cli, Command};
@@ -76,9 +75,9 @@ fn run(cli: Cli, out: &mut impl Write) -> Result<bool, Failure> {
             let texts: Vec<&str> = args.variants.iter().map(String::as_str).collect();
             match (texts.is_empty(), args.json) {
                 (true, false) => print::catalogue(&variants::catalogue(sizes)?, out)?,
-                (true, true) => json(&variants::catalogue(sizes)?, out)?,
+                (true, true) => print::json(&variants::catalogue(sizes)?, out)?,
                 (false, false) => print::descriptions(&variants::describe(&texts, sizes)?, sizes, out)?,
-                (false, true) => json(&print::Described { sizes, variants: &variants::describe(&texts, sizes)? }, out)?,
+                (false, true) => print::json(&print::Described { sizes, variants: &variants::describe(&texts, sizes)? }, out)?,
             }
             Ok(true)
         }
@@ -107,7 +106,7 @@ fn verify(args: args::VerifyArgs, threads: usize, out: &mut impl Write) -> Resul
             cases.push(case.clone());
             ControlFlow::Continue(())
         })?;
-        json(&print::Verified { seed: options.seed, cases: &cases, summary }, out)?;
+        print::json(&print::Verified { seed: options.seed, cases: &cases, summary }, out)?;
         return Ok(summary.missed == 0);
     }
     // Lines go through a channel, since the checks run on threads of their own and standard output belongs to this one.
@@ -128,10 +127,4 @@ fn verify(args: args::VerifyArgs, threads: usize, out: &mut impl Write) -> Resul
         print::summary(summary, options.seed, out)?;
         Ok(summary.missed == 0)
     })
-}
-
-fn json(value: &impl Serialize, out: &mut impl Write) -> Result<(), Failure> {
-    serde_json::to_writer_pretty(&mut *out, value).map_err(io::Error::from)?;
-    writeln!(out)?;
-    Ok(())
 }

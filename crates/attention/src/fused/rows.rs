@@ -74,7 +74,7 @@ impl ForwardRow<'_> {
             let mut highest = lowest;
             for i in 0..vectors {
                 let j = i * lanes;
-                let size = if shifts { scores.decayed(simd, j) } else { magnitude(simd, scores.clamped(simd, j)) };
+                let size = if shifts { scores.decayed(simd, j) } else { simd.abs(scores.clamped(simd, j)) };
                 highest = simd.max(scores.mask(simd, j, size, lowest), highest);
             }
             let calm = if shifts { rho + SLACK } else { kernel.calm() };
@@ -121,12 +121,6 @@ impl ForwardRow<'_> {
 #[inline(always)]
 fn frames<K: KernelPart>(frame: Option<f32>) -> (bool, bool) {
     (K::FRAME == Frame::Shift && frame.is_some(), K::FRAME == Frame::Scale && frame.is_some())
-}
-
-/// |x|
-#[inline(always)]
-fn magnitude<S: Simd>(simd: S, x: S::V) -> S::V {
-    simd.max(x, simd.sub(simd.splat(0.0), x))
 }
 
 /// The scores of a row, by vectors.

@@ -2,7 +2,7 @@
 
 use super::kernel::{CALM, Frame, KernelPart, SCALED_FROM, Sign};
 use super::slot::{Info, Part};
-use super::taylor::{MAX_ORDER, factorial, lanes_from};
+use super::taylor::{MAX_ORDER, factorial, pair_from};
 use crate::Real;
 use crate::simd::{Simd, Task};
 
@@ -86,8 +86,7 @@ impl KernelPart for Power {
 
     #[inline(always)]
     fn scaled<S: Simd>(&self, simd: S, x: S::V, rho: f32) -> (S::V, S::V) {
-        let (w, slope) = simd.call(Scaled { power: self, x: simd.to_array(x), factor: (-rho as f64).exp() });
-        (lanes_from(simd, w), lanes_from(simd, slope))
+        pair_from(simd, simd.call(Scaled { power: self, x: simd.to_array(x), factor: (-rho as f64).exp() }))
     }
 }
 

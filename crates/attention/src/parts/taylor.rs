@@ -16,8 +16,8 @@ mod text;
 use super::kernel::{Frame, KernelPart, SCALED_FROM, Sign};
 use crate::Real;
 use crate::simd::{Simd, Task};
-pub(super) use lanes::lanes_from;
-use lanes::{Wide, beyond, replace_beyond};
+pub(super) use lanes::pair_from;
+use lanes::{Wide, beyond, lanes_from, replace_beyond};
 use prefix::{exponential_range, prefix};
 
 /// The highest order: 1/n! is still a normal float64 there.
@@ -45,7 +45,7 @@ pub struct Taylor {
     centre: f64,
     /// a_n/n! for n = 0..=p, zero where an order is absent; of powers of x − c.
     dense: Vec<f64>,
-    /// The largest |x| with Σ|a_n|·|x − c|^n/n! not beyond e^40.
+    /// The largest |x| with Σ|a_n|·(|x| + |c|)^n/n! not beyond e^40; of no meaning where rows have no frame.
     calm: f32,
     method: Method,
 }
@@ -116,7 +116,9 @@ impl Taylor {
         for (&n, a) in self.orders.iter().zip(learned) {
             self.dense[n] = a / factorial(n);
         }
-        self.calm = self.find_calm();
+        if self.frame() == Frame::Scale {
+            self.calm = self.find_calm();
+        }
     }
 
     /// c, zero unless the series is centred elsewhere.
@@ -278,10 +280,7 @@ impl KernelPart for Taylor {
                 }
                 (w, slope)
             }
-            Method::Wide => {
-                let (w, slope) = self.wide(simd, x, 1.0).run(simd);
-                (lanes_from(simd, w), lanes_from(simd, slope))
-            }
+            Method::Wide => pair_from(simd, self.wide(simd, x, 1.0).run(simd)),
             Method::Exponential { low, high } => {
                 let from = simd.sub(x, simd.splat(self.centre as f32));
                 let w = simd.exp(from);
@@ -308,8 +307,7 @@ impl KernelPart for Taylor {
     fn scaled<S: Simd>(&self, simd: S, x: S::V, rho: f32) -> (S::V, S::V) {
         let factor = (-rho as f64).exp();
         let Method::Exponential { low, high } = self.method else {
-            let (w, slope) = simd.call(self.wide(simd, x, factor));
-            return (lanes_from(simd, w), lanes_from(simd, slope));
+            return pair_from(simd, simd.call(self.wide(simd, x, factor)));
         };
         let from = simd.sub(x, simd.splat(self.centre as f32));
         let w = simd.exp(simd.sub(from, simd.splat(rho)));

@@ -147,7 +147,7 @@ impl Cache {
         let mut largest = simd.splat(query.sums.largest);
         for i in (0..visible).step_by(S::LANES) {
             let x = simd.select(simd.first(visible - i), simd.load_at(&x, i), simd.splat(0.0));
-            largest = simd.max(simd.max(x, simd.sub(simd.splat(0.0), x)), largest);
+            largest = simd.max(simd.abs(x), largest);
         }
         query.sums.largest = simd.maximum(largest);
         let mut differences = [0.0f32; BLOCK];

@@ -114,6 +114,12 @@ pub trait Simd: Copy + Send + Sync + 'static {
         }
     }
 
+    /// |x|
+    #[inline(always)]
+    fn abs(self, x: Self::V) -> Self::V {
+        self.max(x, self.sub(self.splat(0.0), x))
+    }
+
     /// The lanes as an array, of which the first LANES count.
     #[inline(always)]
     fn to_array(self, x: Self::V) -> [f32; 16] {

@@ -42,8 +42,7 @@ fn show<T: Serialize, W: Write, E: From<io::Error>>(
     out: &mut W,
 ) -> Result<(), E> {
     if json {
-        serde_json::to_writer_pretty(&mut *out, result).map_err(io::Error::from)?;
-        return Ok(writeln!(out)?);
+        return Ok(print::json(result, out)?);
     }
     Ok(text(result, out)?)
 }

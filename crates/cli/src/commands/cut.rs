@@ -114,8 +114,7 @@ fn order(text: &str) -> Result<usize, String> {
 /// Cuts in a pool of that many threads, writes what was asked for, and prints.
 pub fn run<E: From<Error> + From<TrainError> + From<io::Error>>(args: &CutArgs, threads: usize, out: &mut impl Write) -> Result<(), E> {
     let Some(folder) = args.model.as_deref().filter(|_| !args.schema) else {
-        serde_json::to_writer_pretty(&mut *out, &cut::schema()).map_err(io::Error::from)?;
-        return Ok(writeln!(out)?);
+        return Ok(print::json(&cut::schema(), out)?);
     };
     let (settings, trained) = settings(folder, args, &[])?;
     let cache = cache_folder(args.cache.as_deref());
@@ -180,8 +179,7 @@ fn finish<E: From<Error> + From<io::Error>>(model: &Path, args: &CutArgs, mut ou
         report.page().write(folder).map_err(Error::from)?;
     }
     if args.json {
-        serde_json::to_writer_pretty(&mut *out, report).map_err(io::Error::from)?;
-        writeln!(out)?;
+        print::json(report, out)?;
     } else {
         print::cut(report, out)?;
     }

@@ -204,9 +204,7 @@ pub fn run<E: From<termwise_train::Error> + From<io::Error>>(command: &DataComma
         DataCommand::Prepare(args) => {
             let summary = Summary::new(&args.data.source()?);
             if args.json {
-                serde_json::to_writer_pretty(&mut *out, &summary).map_err(io::Error::from)?;
-                writeln!(out)?;
-                return Ok(());
+                return Ok(crate::print::json(&summary, out)?);
             }
             let Summary { files, documents, tokens, bytes, bytes_per_token, vocabulary, .. } = summary;
             writeln!(

@@ -84,8 +84,7 @@ pub fn run<E: From<Error> + From<io::Error>>(args: &PlanArgs, threads: usize, ou
         write.map_err(termwise_llama::Error::io("write", path)).map_err(Error::from)?;
     }
     if args.json {
-        serde_json::to_writer_pretty(&mut *out, &plan).map_err(io::Error::from)?;
-        writeln!(out)?;
+        print::json(&plan, out)?;
     } else {
         print::plan(&plan, out)?;
     }

@@ -104,7 +104,7 @@ pub fn run<E: From<Error> + From<io::Error>>(args: &ReproduceArgs, threads: usiz
     if options.scale == Scale::Paper && !args.run_paper {
         let plan = paper::plan(&options, &declared)?;
         if args.json {
-            json::<E>(&plan, out)?;
+            print::json(&plan, out)?;
         } else {
             print::paper(&plan, &options.out, out)?;
         }
@@ -120,16 +120,11 @@ pub fn run<E: From<Error> + From<io::Error>>(args: &ReproduceArgs, threads: usiz
     display.clear();
     let results = results?;
     if args.json {
-        json::<E>(&results, out)?;
+        print::json(&results, out)?;
     } else {
         print::results(&results, &options.out, out)?;
     }
     Ok(results.timing.finished == results.timing.runs)
-}
-
-fn json<E: From<io::Error>>(value: &impl serde::Serialize, out: &mut impl Write) -> Result<(), E> {
-    serde_json::to_writer_pretty(&mut *out, value).map_err(io::Error::from)?;
-    Ok(writeln!(out)?)
 }
 
 /// Progress on standard error: a line for each run that ends, and where it is a terminal a line that moves.

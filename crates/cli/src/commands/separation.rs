@@ -187,8 +187,7 @@ pub fn run<E: From<Error> + From<io::Error>>(args: &SeparationArgs, out: &mut im
         write(path, &csv(&report))?;
     }
     if args.json {
-        serde_json::to_writer_pretty(&mut *out, &report).map_err(io::Error::from)?;
-        writeln!(out)?;
+        print::json(&report, out)?;
     } else {
         print::separation(&report, out)?;
     }

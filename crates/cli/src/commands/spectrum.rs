@@ -89,15 +89,13 @@ where
     E: From<Error> + From<termwise_train::Error> + From<io::Error>,
 {
     let Some(name) = args.model.as_ref().filter(|_| !args.schema) else {
-        serde_json::to_writer_pretty(&mut *out, &spectrum::schema()).map_err(io::Error::from)?;
-        return Ok(writeln!(out)?);
+        return Ok(print::json(&spectrum::schema(), out)?);
     };
     let spectrum = measured(args, name, threads)?;
     let folder = args.out.clone().or_else(|| (!args.json).then(|| format!("spectrum-{}", short_name(name)).into()));
     let page = folder.as_deref().map(|folder| spectrum.write(folder)).transpose()?;
     if args.json {
-        serde_json::to_writer_pretty(&mut *out, &spectrum).map_err(io::Error::from)?;
-        writeln!(out)?;
+        print::json(&spectrum, out)?;
     } else {
         print::spectrum(&spectrum, out)?;
     }

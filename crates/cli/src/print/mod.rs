@@ -1,4 +1,6 @@
-//! Results as text.
+//! Results as text, or as JSON.
+
+use std::io::{self, Write};
 
 mod bench;
 mod cut;
@@ -17,3 +19,9 @@ pub use separation::separation;
 pub use spectrum::spectrum;
 pub use variants::{Described, catalogue, descriptions};
 pub use verify::{CasePrinter, Verified, summary};
+
+/// Indented, with a line break at the end.
+pub fn json(value: &impl serde::Serialize, out: &mut impl Write) -> io::Result<()> {
+    serde_json::to_writer_pretty(&mut *out, value)?;
+    writeln!(out)
+}

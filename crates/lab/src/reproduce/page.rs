@@ -37,6 +37,10 @@ fn verdict(verdict: Verdict) -> termwise_report::Verdict {
     }
 }
 
+fn verdicts(claims: &[ClaimOutcome]) -> impl Iterator<Item = Block> {
+    claims.iter().map(|claim| Block::Verdict { verdict: verdict(claim.decision.verdict), claim: claim.with_numbers() })
+}
+
 fn lead(results: &Results) -> Vec<Block> {
     let [reproduced, not_visible, contradicted] =
         [Verdict::Reproduced, Verdict::NotVisible, Verdict::Contradicted].map(|verdict| results.count(verdict));
@@ -98,9 +102,7 @@ fn experiment(outcome: &Outcome, results: &Results) -> Section {
     let id = outcome.id.name();
     let mut blocks = vec![Block::Text(format!("The paper: {}", outcome.paper))];
     if let Some(inside) = results.inside.as_ref().filter(|_| outcome.id == Id::E6) {
-        for claim in &inside.claims {
-            blocks.push(Block::Verdict { verdict: verdict(claim.decision.verdict), claim: claim.with_numbers() });
-        }
+        blocks.extend(verdicts(&inside.claims));
         blocks.extend(inside.blocks());
         blocks.push(rules(&inside.claims));
         return Section { heading: format!("{} {}", id.to_uppercase(), outcome.question), blocks };
@@ -110,9 +112,7 @@ fn experiment(outcome: &Outcome, results: &Results) -> Section {
         if outcome.tasks.len() > 1 {
             blocks.push(Block::Text(format!("**On {}**", task.task)));
         }
-        for claim in &task.claims {
-            blocks.push(Block::Verdict { verdict: verdict(claim.decision.verdict), claim: claim.with_numbers() });
-        }
+        blocks.extend(verdicts(&task.claims));
         if let Some(figure) = figures::curves(&id.to_uppercase(), task, &results.runs) {
             let caption = format!("{}: mean, and smallest to largest over seeds", task.metric.name());
             blocks.push(Block::Figure { name: name("curves"), figure, caption });
@@ -129,9 +129,7 @@ fn experiment(outcome: &Outcome, results: &Results) -> Section {
 
 fn theorem(theorem: &Theorem) -> Section {
     let mut blocks = vec![Block::Text(format!("The paper: {} This is {}.", theorem.paper, theorem.basis))];
-    for claim in &theorem.claims {
-        blocks.push(Block::Verdict { verdict: verdict(claim.decision.verdict), claim: claim.with_numbers() });
-    }
+    blocks.extend(verdicts(&theorem.claims));
     let figure = match theorem.id {
         Id::Bridge => separation::bridge_figure(&theorem.bridge),
         _ => separation::success_figure(&theorem.points),

@@ -10,9 +10,15 @@ pub(super) fn beyond<S: Simd>(simd: S, x: S::V, low: f32, high: f32) -> bool {
 }
 
 #[inline(always)]
-pub(in crate::parts) fn lanes_from<S: Simd>(simd: S, lanes: [f32; 16]) -> S::V {
+pub(super) fn lanes_from<S: Simd>(simd: S, lanes: [f32; 16]) -> S::V {
     // SAFETY: no vector has more than 16 lanes.
     unsafe { simd.load(lanes.as_ptr()) }
+}
+
+/// A value and its slope.
+#[inline(always)]
+pub(in crate::parts) fn pair_from<S: Simd>(simd: S, (w, slope): ([f32; 16], [f32; 16])) -> (S::V, S::V) {
+    (lanes_from(simd, w), lanes_from(simd, slope))
 }
 
 /// w with the lanes beyond the bounds replaced by factor·Σ_{n≤p} x^n/n!. A lane's result depends on that lane alone.
