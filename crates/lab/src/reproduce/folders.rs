@@ -89,6 +89,7 @@ fn variant(name: &str, members: &[usize], runs: &[Run], metric: Metric) -> Varia
         variant: Variant { name: name.into(), attention: members.first().map_or(String::new(), |&run| runs[run].attention.clone()) },
         state_bytes: None,
         constant_state: false,
+        numbers: members.iter().filter_map(|&run| runs[run].number(metric)).collect(),
         metric: if metric == Metric::Recall { recall } else { loss },
         loss,
         recall,

@@ -30,6 +30,7 @@ mod experiment;
 mod figures;
 mod folders;
 mod inside;
+mod interval;
 mod list;
 mod page;
 pub mod paper;
@@ -44,13 +45,14 @@ use std::time::Instant;
 
 use termwise_train::sweep::{self, Event, Runner, State, Status};
 
-pub use claim::{Claim, Decision, Difference, Rule, Side, Verdict};
+pub use claim::{Claim, Decision, Rule, Side, Verdict};
 pub use environment::Environment;
 pub use experiment::{Experiment, Id, Metric, Task, Variant};
 pub use folders::of_folders;
 pub use inside::{Inside, LayerTerms, ModelTerms};
+pub use interval::{Difference, Method, Numbers};
 pub use list::{LINEAR, SOFTMAX};
-pub use page::page;
+pub use page::{WHAT_COUNTS, page};
 pub use results::{ClaimOutcome, CurvePoint, FILE, FORMAT, LeftOut, Outcome, Results, Run, Spread, TaskOutcome, Timing, VariantOutcome};
 pub use scale::{PAPER_DATA, Scale};
 pub use schedule::{Place, Schedule};
@@ -150,5 +152,9 @@ fn results_of(options: &Options, declared: &Declared, states: &[State], theorems
     let inside = declared.experiments.iter().find(|experiment| experiment.id == Id::E6);
     let inside = inside.map(|experiment| inside::look(&experiment.tasks, &runs, &options.out)).transpose()?.flatten();
     let environment = Environment::here();
-    Ok(Results { format: FORMAT, scale: options.scale, environment, timing, experiments, inside, theorems, left_out, runs })
+    let note = String::new();
+    let mut results =
+        Results { format: FORMAT, note, scale: options.scale, environment, timing, experiments, inside, theorems, left_out, runs };
+    results.decide();
+    Ok(results)
 }

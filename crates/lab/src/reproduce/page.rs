@@ -5,6 +5,7 @@ use std::path::Path;
 use termwise_report::{Block, Cell, Page, Section, Table};
 
 use super::figures;
+use super::interval::Numbers;
 use super::results::{ClaimOutcome, Outcome, Results, Run, Spread, TaskOutcome};
 use super::theorem::Theorem;
 use super::{FILE, Id, Metric, Scale, Verdict};
@@ -38,7 +39,10 @@ fn verdict(verdict: Verdict) -> termwise_report::Verdict {
 }
 
 fn verdicts(claims: &[ClaimOutcome]) -> impl Iterator<Item = Block> {
-    claims.iter().map(|claim| Block::Verdict { verdict: verdict(claim.decision.verdict), claim: claim.with_numbers() })
+    claims.iter().map(|claim| Block::Verdict {
+        verdict: verdict(claim.decision.verdict),
+        claim: format!("{}. {}", claim.with_numbers(), claim.with_rule()),
+    })
 }
 
 fn lead(results: &Results) -> Vec<Block> {
@@ -53,9 +57,9 @@ fn lead(results: &Results) -> Vec<Block> {
                 .into(),
         ),
         Block::Text(format!(
-            "**Claims: {reproduced} reproduced, {not_visible} not visible at this scale, {contradicted} contradicted.** {} of {} runs finished, \
-             {:.0} s of computing, {} at a time.",
-            timing.finished, timing.runs, timing.run_seconds, timing.parallel
+            "**{} claims: {reproduced} reproduced, {not_visible} not visible at this scale, {contradicted} contradicted.** Claims that several \
+             experiments share are counted once. {} of {} runs finished, {:.0} s of computing, {} at a time.",
+            reproduced + not_visible + contradicted, timing.finished, timing.runs, timing.run_seconds, timing.parallel
         )),
     ];
     blocks.extend(figures::glance(results).map(|figure| Block::Figure {
@@ -68,17 +72,26 @@ fn lead(results: &Results) -> Vec<Block> {
         figure,
         caption: "A cache grows with the context and is shown at the length of training; a state is the same at any length".into(),
     }));
-    let many = results.claims().count() > AT_ONCE;
+    let distinct = results.distinct();
+    let many = distinct.len() > AT_ONCE;
     if many {
         blocks.push(Block::Table { name: "claims".into(), table: tally(results) });
     }
-    for (id, task, claim) in results.claims().filter(|(_, _, claim)| !many || claim.decision.verdict != Verdict::Reproduced) {
-        let place = task.map_or(String::new(), |task| format!(" ({task})"));
-        let claim_text = format!("**{}**{place} {}", id.name().to_uppercase(), claim.with_numbers());
+    let several = results.experiments.iter().any(|outcome| outcome.tasks.len() > 1);
+    for (id, task, claim) in distinct.into_iter().filter(|(_, _, claim)| !many || claim.decision.verdict != Verdict::Reproduced) {
+        let ids: Vec<String> = [id].iter().chain(&claim.also).map(|id| id.name().to_uppercase()).collect();
+        let place = task.filter(|_| several).map_or(String::new(), |task| format!(" ({task})"));
+        let claim_text = format!("**{}**{place} {}", ids.join(", "), claim.with_numbers());
         blocks.push(Block::Verdict { verdict: verdict(claim.decision.verdict), claim: claim_text });
     }
+    blocks.push(Block::Text(format!("{WHAT_COUNTS} The rule of each claim stands in its section.")));
     blocks
 }
+
+/// How claims over seeds are decided, for pages and terminals.
+pub const WHAT_COUNTS: &str = "Rules were stated before anything was run. Runs with the same seed see the same data and start from the same \
+    weights, so differences are taken seed by seed (paired t); where seeds differ, Welch's interval for unequal variances is used. Variances are \
+    never pooled.";
 
 /// Claims that a reader takes in at the top of a page. Where there are more, they are counted, and only those that were not reproduced are
 /// listed.
@@ -95,6 +108,9 @@ fn tally(results: &Results) -> Table {
             [Verdict::Reproduced, Verdict::NotVisible, Verdict::Contradicted].map(|verdict| Cell::Number(count(verdict) as f64, 0));
         table.rows.push([Cell::text(id.name().to_uppercase())].into_iter().chain(counts).collect());
     }
+    let once =
+        [Verdict::Reproduced, Verdict::NotVisible, Verdict::Contradicted].map(|verdict| Cell::Number(results.count(verdict) as f64, 0));
+    table.rows.push([Cell::text("each once")].into_iter().chain(once).collect());
     table
 }
 
@@ -104,7 +120,6 @@ fn experiment(outcome: &Outcome, results: &Results) -> Section {
     if let Some(inside) = results.inside.as_ref().filter(|_| outcome.id == Id::E6) {
         blocks.extend(verdicts(&inside.claims));
         blocks.extend(inside.blocks());
-        blocks.push(rules(&inside.claims));
         return Section { heading: format!("{} {}", id.to_uppercase(), outcome.question), blocks };
     }
     for (index, task) in outcome.tasks.iter().enumerate() {
@@ -122,7 +137,6 @@ fn experiment(outcome: &Outcome, results: &Results) -> Section {
             blocks.push(Block::Figure { name: name("ladder"), figure, caption });
         }
         blocks.push(Block::Table { name: name("table"), table: variants(task, &results.runs) });
-        blocks.push(rules(&task.claims));
     }
     Section { heading: format!("{} {}", id.to_uppercase(), outcome.question), blocks }
 }
@@ -135,13 +149,7 @@ fn theorem(theorem: &Theorem) -> Section {
         _ => separation::success_figure(&theorem.points),
     };
     blocks.push(Block::Figure { name: theorem.id.name().into(), figure, caption: String::new() });
-    blocks.push(rules(&theorem.claims));
     Section { heading: format!("{} {}", theorem.id.name().to_uppercase(), theorem.question), blocks }
-}
-
-fn rules(claims: &[ClaimOutcome]) -> Block {
-    let rules = claims.iter().map(|claim| format!("{}: {}", claim.text, claim.stated)).collect();
-    Block::Details { summary: "The rules, stated beforehand".into(), blocks: vec![Block::List(rules)] }
 }
 
 fn spread(spread: Option<Spread>) -> Cell {
@@ -163,20 +171,17 @@ pub(super) fn variants(task: &TaskOutcome, runs: &[Run]) -> Table {
             row.push(spread(outcome.loss));
         }
         row.push(outcome.state_bytes.map_or(Cell::Empty, |bytes| Cell::Amount(bytes as f64, termwise_report::Unit::Bytes)));
-        row.extend(outcome.runs.iter().map(|&run| link(&runs[run], task.metric)));
+        row.extend(outcome.runs.iter().map(|&run| link(&runs[run], &outcome.numbers)));
         table.rows.push(row);
     }
     table
 }
 
-/// The number of a run, which leads to its folder.
-fn link(run: &Run, metric: Metric) -> Cell {
-    let number = run.held_out.and_then(|found| match metric {
-        Metric::Recall => found.recall.map(|part| part.loss),
-        Metric::Loss => Some(found.loss),
-    });
-    let text = number.filter(|_| run.status == "finished").map_or(run.status.clone(), |x| format!("{x:.3}"));
-    Cell::Link(text, format!("{}/metrics.jsonl", run.folder))
+/// The number of a run, which leads to its folder where that is known.
+fn link(run: &Run, numbers: &Numbers) -> Cell {
+    let number = numbers.iter().find(|(seed, _)| *seed == run.seed);
+    let text = number.map_or(run.status.clone(), |(_, x)| format!("{x:.3}"));
+    if run.folder.is_empty() { Cell::text(text) } else { Cell::Link(text, format!("{}/metrics.jsonl", run.folder)) }
 }
 
 fn left_out(results: &Results) -> Option<Section> {
@@ -233,7 +238,10 @@ fn conditions(results: &Results) -> Section {
         );
     }
     list.push(
-        "a difference counts where it is above its 95 % doubt (Student's t over seeds), both standard deviations and a stated least".into(),
+        "a difference counts where its 95 % interval is above 0 (Student's t, paired by seed or Welch's) and it is above both standard \
+         deviations and a stated least"
+            .into(),
     );
+    list.extend((!results.note.is_empty()).then(|| results.note.clone()));
     Section { heading: "Machine, time and conditions".into(), blocks: vec![Block::List(list)] }
 }
