@@ -38,7 +38,7 @@ Examples:
 
 /// Softmax attention taken apart, term by term.
 #[derive(Debug, Parser)]
-#[command(version, after_help = EXAMPLES, disable_help_subcommand = true)]
+#[command(version = crate::build::version(), long_version = crate::build::long_version(), after_help = EXAMPLES, disable_help_subcommand = true)]
 pub struct Cli {
     /// Threads to compute on [default: all cores]
     #[arg(long, global = true, value_name = "N", value_parser = size(1024))]

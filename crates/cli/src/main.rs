@@ -2,6 +2,7 @@
 //! `termwise_lab` and `termwise_train`.
 
 mod args;
+mod build;
 mod commands;
 mod print;
 mod text;

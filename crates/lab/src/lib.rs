@@ -14,6 +14,7 @@ pub mod bench;
 pub mod cut;
 pub mod error;
 pub mod layer;
+pub mod made_by;
 pub mod plan;
 pub mod reproduce;
 pub mod rng;
@@ -24,3 +25,4 @@ pub mod variants;
 pub mod verify;
 
 pub use error::Error;
+pub use made_by::MadeBy;

@@ -14,6 +14,7 @@ pub mod models;
 pub mod nonfinite;
 pub mod norm;
 pub mod progress;
+pub mod provenance;
 pub mod run;
 pub mod schedule;
 pub mod settings;

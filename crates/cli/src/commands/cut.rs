@@ -153,6 +153,7 @@ pub fn run<E: From<Error> + From<TrainError> + From<io::Error>>(args: &CutArgs, 
             model: folder.display().to_string(),
             data: settings.data.clone(),
             calibration: (!args.calibration.is_empty()).then(|| args.calibration.join(", ")),
+            made_by: Some(crate::build::here().into()),
             ..Report::default()
         };
         let mut failed = None;

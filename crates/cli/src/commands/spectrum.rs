@@ -129,6 +129,7 @@ fn measured(args: &SpectrumArgs, name: &str, threads: usize) -> Result<Spectrum,
     bar.finish_and_clear();
     spectrum.model.name = short_name(name);
     spectrum.text.data = opened.data;
+    spectrum.made_by = Some(crate::build::here().into());
     spectrum.timing = spectrum.timing.filter(|_| args.timing);
     Ok(spectrum)
 }

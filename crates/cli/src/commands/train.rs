@@ -73,6 +73,7 @@ pub fn run(args: &TrainArgs, threads: Option<usize>, out: &mut impl Write) -> Re
         stop: stop_on_interrupt("finishing the step and writing a checkpoint"),
         peak: (!args.quiet).then(|| peak_gflops() * 1e9),
         files: settings.tokenizer_files()?,
+        provenance: crate::build::here(),
         ..RunOptions::new(&folder)
     };
     let outcome = runs::train(&settings, source.as_ref(), &options)?;

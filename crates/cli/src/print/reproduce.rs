@@ -70,6 +70,18 @@ pub fn results(results: &Results, folder: &Path, out: &mut impl Write) -> io::Re
     writeln!(out, "\n{all} claims: {reproduced} reproduced, {not_visible} not visible at this scale, {contradicted} contradicted")?;
     let took = duration(Duration::from_secs_f64(timing.seconds));
     writeln!(out, "{} of {} runs finished; this session took {took} on {} cores", timing.finished, timing.runs, results.environment.cores)?;
+    match &results.builds()[..] {
+        [] => {}
+        [(name, _)] => writeln!(out, "runs made by {name}")?,
+        builds => {
+            let list: Vec<String> = builds.iter().map(|(name, count)| format!("{count} by {name}")).collect();
+            let line = format!(
+                "warning: runs of several builds are mixed here, and their numbers may differ: {}; --rerun-other-builds runs those of others again",
+                list.join("; ")
+            );
+            writeln!(out, "{}", wrap(&line, 2, WIDTH))?;
+        }
+    }
     if results.environment.debug {
         writeln!(out, "note: this program was compiled for debugging; `cargo run --release` is faster")?;
     }

@@ -5,6 +5,7 @@ use termwise_report::{
 };
 
 use super::report::{Map, Measured, Plan, Point, Report};
+use crate::MadeBy;
 
 impl Report {
     /// Everything on one page.
@@ -33,7 +34,11 @@ impl Report {
         if !self.warnings.is_empty() {
             sections.push(Section { heading: "To know".into(), blocks: vec![Block::List(self.warnings.clone())] });
         }
-        Page { title: format!("{name}: exp cut to a finite order"), lead: vec![Block::Text(lead)], sections }
+        Page {
+            title: format!("{name}: exp cut to a finite order"),
+            lead: [Block::Text(lead)].into_iter().chain(self.made_by.as_ref().map(MadeBy::block)).collect(),
+            sections,
+        }
     }
 
     /// Loss against order and against bytes, for each kind of coefficients, with the uncut model to compare.

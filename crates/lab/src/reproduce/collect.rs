@@ -36,6 +36,7 @@ fn run(job: &Job, state: &State, folder: &Path) -> Result<Run, Error> {
         status: status.into(),
         note,
         seconds,
+        provenance: if let State::Ended(record) = state { record.provenance.clone() } else { Vec::new() },
         held_out: None,
         curve: Vec::new(),
         train: Vec::new(),

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use termwise_report::{Block, Page, Section};
 use termwise_train::metrics::METRICS;
+use termwise_train::provenance;
 use toml::{Table, Value};
 
 use super::collect;
@@ -62,7 +63,15 @@ pub fn of_folders(folders: &[PathBuf], out: &Path) -> Result<Page, Error> {
     let settings = |run: &Run| found.iter().find(|one| one.run.hash == run.hash).map(|one| one.text.clone());
     sections.push(Section { heading: "Runs and settings".into(), blocks: page::all_runs(&runs, settings) });
     let lead = format!("{} runs, {} settings; runs that differ by seed alone are taken together.", runs.len(), groups.len());
-    Ok(Page { title: "Runs compared".into(), lead: vec![Block::Text(lead)], sections })
+    let mut builds: Vec<(String, usize)> = Vec::new();
+    for name in runs.iter().map(|run| provenance::names(&run.provenance)) {
+        match builds.iter_mut().find(|(other, _)| *other == name) {
+            Some((_, count)) => *count += 1,
+            None => builds.push((name, 1)),
+        }
+    }
+    let lead = vec![Block::Text(lead), Block::Text(format!("Runs: {}.", page::runs_made_by(&builds)))];
+    Ok(Page { title: "Runs compared".into(), lead, sections })
 }
 
 fn section(metric: Metric, groups: &[(String, Vec<usize>)], runs: &[Run]) -> Section {
@@ -136,6 +145,7 @@ fn read(path: &Path, out: &Path) -> Result<Found, Error> {
         status: "open".into(),
         note: String::new(),
         seconds: 0.0,
+        provenance: provenance::read(path),
         held_out: None,
         curve: Vec::new(),
         train: Vec::new(),

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use termwise_report::{Block, Cell, Page, Section, Table};
+use termwise_train::provenance;
 
 use super::figures;
 use super::interval::Numbers;
@@ -62,6 +63,9 @@ fn lead(results: &Results) -> Vec<Block> {
             reproduced + not_visible + contradicted, timing.finished, timing.runs, timing.run_seconds, timing.parallel
         )),
     ];
+    if let builds @ [_, _, ..] = &results.builds()[..] {
+        blocks.push(Block::Text(runs_made_by(builds)));
+    }
     blocks.extend(figures::glance(results).map(|figure| Block::Figure {
         name: "glance".into(),
         figure,
@@ -190,7 +194,7 @@ fn left_out(results: &Results) -> Option<Section> {
 }
 
 pub(super) fn all_runs(runs: &[Run], settings_of: impl Fn(&Run) -> Option<String>) -> Vec<Block> {
-    let mut table = Table::new("Every run once", ["run", "task", "attention", "seed", "status", "loss", "seconds"]);
+    let mut table = Table::new("Every run once", ["run", "task", "attention", "seed", "status", "loss", "seconds", "build"]);
     let mut settings = Vec::new();
     for run in runs {
         let loss = run.held_out.map_or(Cell::Empty, |found| Cell::Number(found.loss, 4));
@@ -202,6 +206,7 @@ pub(super) fn all_runs(runs: &[Run], settings_of: impl Fn(&Run) -> Option<String
             Cell::text(if run.note.is_empty() { run.status.clone() } else { format!("{}: {}", run.status, run.note) }),
             loss,
             Cell::Number(run.seconds, 1),
+            Cell::text(provenance::names(&run.provenance)),
         ]);
         if let Some(text) = settings_of(run) {
             let summary = format!("{}, {}, seed {}", run.task, run.attention, run.seed);
@@ -214,14 +219,29 @@ pub(super) fn all_runs(runs: &[Run], settings_of: impl Fn(&Run) -> Option<String
     ]
 }
 
+/// Which builds made finished runs, with a warning where they are several.
+pub(super) fn runs_made_by(builds: &[(String, usize)]) -> String {
+    let list: Vec<String> = builds.iter().map(|(name, count)| format!("{count} by {name}")).collect();
+    match builds {
+        [] => "no run is finished".into(),
+        [(name, _)] => format!("all finished runs by {name}"),
+        _ => format!("**runs of several builds are mixed here, and their numbers may differ: {}**", list.join("; ")),
+    }
+}
+
 fn conditions(results: &Results) -> Section {
     let environment = &results.environment;
+    let made_by = &environment.provenance;
     let memory = environment.memory.map_or(String::new(), |bytes| format!("{:.0} GB of memory, ", bytes as f64 / 1e9));
     let mut list = vec![
-        format!("termwise {}{}", environment.version, if environment.debug { ", compiled for debugging" } else { "" }),
-        format!("{} ({}), {} cores, {memory}{}", environment.cpu, environment.instructions, environment.cores, environment.system),
+        format!("decided and written by termwise {}{}", made_by.build, if environment.debug { ", compiled for debugging" } else { "" }),
+        runs_made_by(&results.builds()),
+        format!("{} ({}), {} cores, {memory}{}", made_by.processor, made_by.instructions, environment.cores, environment.system),
         format!("this session took {:.0} s; finished runs of earlier sessions are not counted in it", results.timing.seconds),
     ];
+    if !made_by.command.is_empty() {
+        list.push(format!("command: `{}`", made_by.command));
+    }
     if results.runs.iter().any(|run| run.attention.contains("conv=")) {
         list.push(
             "on the built-in language every variant, linear attention too, has the same short convolution over q, k and v, and the \

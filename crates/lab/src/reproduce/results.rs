@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use termwise_train::eval::Evaluation;
+use termwise_train::provenance::{self, Provenance};
 use termwise_train::sweep::Statistic;
 
 use super::claim::{Decision, Rule, Side, Verdict};
@@ -224,6 +225,9 @@ pub struct Run {
     pub note: String,
     /// What it took.
     pub seconds: f64,
+    /// Which builds made it; empty where that is not known.
+    #[serde(default)]
+    pub provenance: Vec<Provenance>,
     /// The last evaluation.
     pub held_out: Option<Evaluation>,
     /// Held-out loss and loss on recall tokens by step.
@@ -283,6 +287,19 @@ impl Results {
             }
         }
         once
+    }
+
+    /// Builds whose finished runs are among these, each with how many; several are a mixture.
+    pub fn builds(&self) -> Vec<(String, usize)> {
+        let mut builds: Vec<(String, usize)> = Vec::new();
+        for run in self.runs.iter().filter(|run| run.status == "finished") {
+            let name = provenance::names(&run.provenance);
+            match builds.iter_mut().find(|(other, _)| *other == name) {
+                Some((_, count)) => *count += 1,
+                None => builds.push((name, 1)),
+            }
+        }
+        builds
     }
 
     /// Claims of a verdict, each once.

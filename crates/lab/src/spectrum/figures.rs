@@ -5,6 +5,7 @@ use termwise_report::{
 };
 
 use super::{LayerSpectrum, Magnitudes, OverHeads, Spectrum, Terms};
+use crate::MadeBy;
 
 /// Magnitudes below this have the darkest colour and no place in charts: beside order 0, which is 1, they are nothing.
 const LEAST: f64 = 1e-6;
@@ -187,10 +188,10 @@ impl Spectrum {
         let data = self.text.data.join(", ");
         Page {
             title: format!("Term spectrum of {name}"),
-            lead: vec![
-                Block::Text(format!("Text: {data}. {}.", self.scope())),
-                Block::Table { name: "layers".into(), table: self.table() },
-            ],
+            lead: [Block::Text(format!("Text: {data}. {}.", self.scope())), Block::Table { name: "layers".into(), table: self.table() }]
+                .into_iter()
+                .chain(self.made_by.as_ref().map(MadeBy::block))
+                .collect(),
             sections: vec![
                 Section { heading: "Orders that heads need".into(), blocks: vec![orders, error, Block::Text(CUT.into())] },
                 Section {
