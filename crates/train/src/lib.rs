@@ -15,6 +15,7 @@ pub mod nonfinite;
 pub mod norm;
 pub mod progress;
 pub mod provenance;
+pub mod resolve;
 pub mod run;
 pub mod schedule;
 pub mod settings;

@@ -6,6 +6,14 @@ use std::path::PathBuf;
 use crate::error::Error;
 use crate::error::Result;
 
+/// The `config.json` of a model on the hub; its weights are not fetched.
+pub fn hub_config(asked: &str) -> Result<PathBuf> {
+    #[cfg(feature = "hub")]
+    return crate::hub::config(asked, asked.trim_start_matches("hf://"));
+    #[cfg(not(feature = "hub"))]
+    Err(Error::HubModel { asked: asked.into(), problem: "this build cannot fetch from the hub; build it with the feature `hub`".into() })
+}
+
 /// The folder of a model: the path itself, or for `hf://<owner>/<name>[@<revision>]` where the hub's cache holds it, fetched if it is not there.
 pub fn folder(asked: &str) -> Result<PathBuf> {
     match asked.strip_prefix("hf://") {

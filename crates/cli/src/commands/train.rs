@@ -128,7 +128,9 @@ fn report(outcome: &Outcome, json: bool, out: &mut impl Write) -> Result<()> {
         text += &format!("{warnings} warnings, kept in {}\n", folder.join("warnings.log").display());
     }
     text += &format!("checkpoint {}\n", checkpoint.display());
-    if !finished {
+    if *finished {
+        text += &format!("next: termwise generate {0}, or eval, spectrum, cut, report {0}\n", folder.display());
+    } else {
         text += &format!("continue with: termwise train --resume {}\n", folder.display());
     }
     out.write_all(text.as_bytes()).map_err(write)
