@@ -364,3 +364,18 @@ fn results_of_the_first_format_are_decided_anew() {
     std::fs::write(&path, value.to_string()).expect("a file");
     assert!(Results::read(&path).expect_err("too new").to_string().contains("format 99"));
 }
+
+#[test]
+fn tables_in_the_documentation_are_made_by_the_program() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results");
+    let results = Results::read(&folder.join("laptop.json")).unwrap_or_else(|error| panic!("{error}"));
+    let made = reproduce::page(&results, &folder).to_markdown_without_figures();
+    let there = std::fs::read_to_string(folder.join("laptop.md")).expect("the page");
+    assert!(made == there, "make it again: termwise report docs/results/laptop.json --markdown docs/results/laptop.md");
+    // Of the verdicts that pooled variances gave, this one changes.
+    let gate =
+        results.distinct().into_iter().find(|(_, task, claim)| *task == Some("language") && claim.text.contains("under the same gate"));
+    let (id, _, claim) = gate.expect("the claim");
+    assert_eq!((id, &claim.also[..], claim.decision.verdict), (Id::E3, &[Id::E5][..], Verdict::NotVisible));
+    assert_eq!((results.claims().count(), results.distinct().len()), (63, 57));
+}

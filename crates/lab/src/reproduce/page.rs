@@ -166,7 +166,9 @@ pub(super) fn variants(task: &TaskOutcome, runs: &[Run]) -> Table {
     let numbers: &[&str] = if recall { &["recall", "rest", "excess over the optimum"] } else { &["loss"] };
     let mut columns: Vec<String> = ["variant", "attention"].iter().chain(numbers).chain(&["state"]).map(|&name| name.to_owned()).collect();
     columns.extend((1..=seeds).map(|seed| format!("seed {seed}")));
-    let mut table = Table::new(format!("{}: mean ± standard deviation over seeds, nats; each number leads to its run", task.task), columns);
+    let linked = task.variants.iter().flat_map(|outcome| &outcome.runs).any(|&run| !runs[run].folder.is_empty());
+    let leads = if linked { "; each number leads to its run" } else { "" };
+    let mut table = Table::new(format!("{}: mean ± standard deviation over seeds, nats{leads}", task.task), columns);
     for outcome in &task.variants {
         let mut row = vec![Cell::text(&outcome.variant.name), Cell::code(&outcome.variant.attention)];
         if recall {
@@ -234,7 +236,7 @@ fn conditions(results: &Results) -> Section {
     let made_by = &environment.provenance;
     let memory = environment.memory.map_or(String::new(), |bytes| format!("{:.0} GB of memory, ", bytes as f64 / 1e9));
     let mut list = vec![
-        format!("decided and written by termwise {}{}", made_by.build, if environment.debug { ", compiled for debugging" } else { "" }),
+        format!("results of termwise {}{}", made_by.build, if environment.debug { ", compiled for debugging" } else { "" }),
         runs_made_by(&results.builds()),
         format!("{} ({}), {} cores, {memory}{}", made_by.processor, made_by.instructions, environment.cores, environment.system),
         format!("this session took {:.0} s; finished runs of earlier sessions are not counted in it", results.timing.seconds),
