@@ -367,11 +367,11 @@ fn results_of_the_first_format_are_decided_anew() {
 
 #[test]
 fn tables_in_the_documentation_are_made_by_the_program() {
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results");
-    let results = Results::read(&folder.join("laptop.json")).unwrap_or_else(|error| panic!("{error}"));
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results/laptop");
+    let results = Results::read(&folder.join("results.json")).unwrap_or_else(|error| panic!("{error}"));
     let made = reproduce::page(&results, &folder).to_markdown_without_figures();
-    let there = std::fs::read_to_string(folder.join("laptop.md")).expect("the page");
-    assert!(made == there, "make it again: termwise report docs/results/laptop.json --markdown docs/results/laptop.md");
+    let there = std::fs::read_to_string(folder.join("results.md")).expect("the page");
+    assert!(made == there, "make it again: termwise report docs/results/laptop/results.json --markdown docs/results/laptop/results.md");
     // Of the verdicts that pooled variances gave, this one changes.
     let gate =
         results.distinct().into_iter().find(|(_, task, claim)| *task == Some("language") && claim.text.contains("under the same gate"));
