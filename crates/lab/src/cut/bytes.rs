@@ -4,8 +4,8 @@
 //! takes d + e numbers a token, e padded likewise, in blocks of 128 tokens, and a number for each
 //! gate and decay. What else a layer carries, some dozens of bytes a head, is left out on both sides.
 
-use termwise_attention::recurrent::basis::MAX_ROWS;
-use termwise_attention::terms::binomial;
+use termwise_attention::combinatorics::binomial;
+use termwise_attention::kernels::basis::MAX_ROWS;
 use termwise_attention::{Kernel, Variant};
 use termwise_llama::Config;
 

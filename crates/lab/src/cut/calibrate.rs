@@ -5,7 +5,7 @@
 //! outputs that each gives there, computed by the formula itself.
 
 use rayon::prelude::*;
-use termwise_attention::parts::taylor::{Coefficients, Taylor};
+use termwise_attention::parts::kernel::taylor::{Coefficients, Taylor};
 use termwise_attention::{Kernel, View};
 use termwise_llama::config::AttentionMap;
 use termwise_llama::{Model, Observed, Options};

@@ -2,8 +2,9 @@
 
 use std::sync::{Mutex, MutexGuard};
 
+use termwise_attention::presets;
 use termwise_attention::simd::{self, Isa};
-use termwise_attention::{Error, Fused, Real, Scratch, Shape, Variant, presets};
+use termwise_attention::{Error, Fused, Real, Scratch, Shape, Variant};
 
 use super::bounds::Expected;
 use super::draw::random_variant;

@@ -2,8 +2,9 @@
 
 use std::ops::ControlFlow;
 
-use termwise_attention::parts::taylor::factorial;
-use termwise_attention::{Attention, Error, Extra, Fused, Real, Reference, Scratch, Shape, Variant, presets, relative_rms};
+use termwise_attention::parts::kernel::taylor::factorial;
+use termwise_attention::presets;
+use termwise_attention::{Attention, Error, Extra, Fused, Real, Reference, Scratch, Shape, Variant, relative_rms};
 
 use super::engines::{Subject, alone, begin, layer};
 use super::outcome::{Case, Identity, Unit};

@@ -1,6 +1,6 @@
 //! Everything once more with plain loops over pairs.
 
-use termwise_attention::parts::taylor::{Taylor, factorial};
+use termwise_attention::parts::kernel::taylor::{Taylor, factorial};
 use termwise_attention::{Attention, Kernel, Reference, Variant, View};
 use termwise_lab::spectrum::{HeadSpectrum, Options, RowChoice, Spectrum, sample};
 use termwise_llama::{Model, Observed, Options as SessionOptions};

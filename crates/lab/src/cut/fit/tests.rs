@@ -1,7 +1,7 @@
 use super::*;
 use crate::rng::Rng;
 use termwise_attention::parts::kernel::Sign;
-use termwise_attention::parts::taylor::{Coefficients, Taylor};
+use termwise_attention::parts::kernel::taylor::{Coefficients, Taylor};
 use termwise_attention::{Extra, Extras, Inputs, Kernel, Rope, Shape, Variant, View};
 
 /// One head whose last query has these scores.
