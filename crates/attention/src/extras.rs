@@ -1,7 +1,7 @@
 //! Which inputs beyond q, k and v the heads of a layer ask for, under their names in checkpoints.
 
 use crate::parts::gate::PostGate;
-use crate::parts::taylor::Coefficients;
+use crate::parts::kernel::taylor::Coefficients;
 use crate::{Error, Extra, Kernel, Shape, Variant};
 
 /// An additional input as a model must provide it.

@@ -11,34 +11,34 @@
 //! Legend: B batch, T positions, H heads, G kv heads, d head dimension of q and k, e of v; q, k, v, y are [B, T, heads, dimension].
 
 pub mod buffer;
+pub mod combinatorics;
 pub mod epilogue;
 pub mod error;
 pub mod extras;
 pub mod fused;
-pub mod io;
+pub mod kernels;
+pub mod naive;
 pub mod parts;
-pub mod presets;
 pub mod real;
-pub mod recurrent;
-pub mod reference;
-pub mod simd;
-pub mod terms;
-pub mod text;
+pub mod state;
+pub mod tensors;
 pub mod variant;
 
 pub use buffer::Buffer;
 pub use error::{Error, TextError, nearest};
 pub use extras::{ExtraSpec, Init, Source, layer_extras};
 pub use fused::{Fused, Mode, Scratch};
-pub use io::{Attention, Extra, Extras, Grads, Inputs, Nonpositive, Report, Shape};
+pub use kernels::score_rows::Rescale;
+pub use kernels::simd;
+pub use naive::Reference;
+pub use naive::view::View;
 pub use parts::decay::Decay;
 pub use parts::denominator::Denominator;
-pub use parts::feature::Map;
-pub use parts::kernel::{Frame, Kernel};
+pub use parts::kernel::Kernel;
+pub use parts::kernel::feature::Map;
 pub use parts::norm::Norm;
 pub use parts::rope::{Rope, RopeScaling};
 pub use real::{Real, relative_rms};
-pub use recurrent::{Basis, Memory, Recurrent, State, Truncation};
-pub use reference::Reference;
-pub use reference::view::View;
-pub use variant::Variant;
+pub use state::{Basis, Memory, Recurrent, State, Truncation};
+pub use tensors::{Attention, Extra, Extras, Grads, Inputs, Nonpositive, Report, Shape};
+pub use variant::{Variant, presets};

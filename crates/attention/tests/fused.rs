@@ -11,8 +11,9 @@ use std::sync::Mutex;
 
 use support::combos::random_case;
 use support::{Case, Name, Rng, Tensors, layer, shape};
+use termwise_attention::presets;
 use termwise_attention::simd::{self, Isa};
-use termwise_attention::{Fused, Real, Reference, Report, Scratch, Shape, presets, relative_rms};
+use termwise_attention::{Fused, Real, Reference, Report, Scratch, Shape, relative_rms};
 
 /// The instruction set is chosen for the whole process: tests that choose one, or compare bits, take turns.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());

@@ -7,8 +7,9 @@ use std::collections::BTreeSet;
 use support::combos::{random_case, small_shape};
 use support::oracle::{self, loss};
 use support::{Case, Rng, layer, shape};
-use termwise_attention::text::KEYS;
-use termwise_attention::{Kernel, Reference, Shape, presets, relative_rms};
+use termwise_attention::presets;
+use termwise_attention::variant::text::KEYS;
+use termwise_attention::{Kernel, Reference, Shape, relative_rms};
 
 /// What one case contributed.
 #[derive(Default)]

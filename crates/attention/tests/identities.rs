@@ -4,9 +4,10 @@ mod support;
 
 use support::combos::random_case;
 use support::{Case, Name, Rng, layer, shape};
-use termwise_attention::parts::taylor::factorial;
-use termwise_attention::terms::monomials;
-use termwise_attention::{Attention, Extra, Fused, Real, Reference, Scratch, Shape, Variant, presets, relative_rms};
+use termwise_attention::combinatorics::monomials;
+use termwise_attention::parts::kernel::taylor::factorial;
+use termwise_attention::presets;
+use termwise_attention::{Attention, Extra, Fused, Real, Reference, Scratch, Shape, Variant, relative_rms};
 
 fn reference(case: &Case<f64>) -> Reference<f64> {
     Reference::new(&case.heads, case.shape).unwrap_or_else(|error| panic!("{error}"))

@@ -7,9 +7,10 @@ use proptest::test_runner::RngSeed;
 use support::combos::{random_case, small_shape};
 use support::{Case, Name, Rng, Tensors, layer, shape};
 use termwise_attention::parts::kernel::Sign;
+use termwise_attention::presets;
 use termwise_attention::simd::{self, Isa};
 use termwise_attention::{
-    Attention, Extras, Inputs, Memory, Nonpositive, Real, Recurrent, Reference, Report, Shape, State, Variant, presets, relative_rms,
+    Attention, Extras, Inputs, Memory, Nonpositive, Real, Recurrent, Reference, Report, Shape, State, Variant, relative_rms,
 };
 
 struct Results<R> {

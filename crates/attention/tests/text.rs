@@ -2,8 +2,9 @@
 
 use proptest::prelude::*;
 use termwise_attention::parts::gate::{InGate, OutGate, PostGate};
-use termwise_attention::text::KEYS;
-use termwise_attention::{Decay, Denominator, Error, Kernel, Norm, TextError, Variant, presets};
+use termwise_attention::presets;
+use termwise_attention::variant::text::KEYS;
+use termwise_attention::{Decay, Denominator, Error, Kernel, Norm, TextError, Variant};
 
 fn parse(text: &str) -> Variant {
     text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::Serialize;
 use termwise_attention::{Attention, Error, Extra, Extras, Grads, Inputs, Real, Report, Rope, Shape, Source, Variant, layer_extras};
 
-use crate::rng::Rng;
+use termwise_base::rng::Rng;
 
 /// A tensor that has a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

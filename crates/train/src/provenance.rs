@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use termwise_attention::simd::isa;
 
 use crate::error::{Error, Result};
-use crate::files::write_whole;
+use termwise_base::files::write_whole;
 
 /// Name of the file in folders of runs and checkpoints.
 pub const FILE: &str = "provenance.json";

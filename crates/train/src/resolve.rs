@@ -14,7 +14,6 @@ use termwise_attention::nearest;
 
 use crate::checkpoint::{MANIFEST, Shelf, read_state};
 use crate::error::{Error, Result};
-use crate::models;
 use crate::settings::presets;
 
 /// Where `termwise train` puts runs unless told otherwise.
@@ -30,6 +29,11 @@ pub struct Named {
     pub taken: Option<String>,
 }
 
+/// The `config.json` of `hf://owner/name`, without the weights.
+pub fn hub_config(asked: &str) -> Result<PathBuf> {
+    Ok(termwise_data::hub::config(asked)?)
+}
+
 /// The model of this name, or of the newest run in `runs/` where there is none.
 pub fn model(asked: Option<&str>) -> Result<Named> {
     model_in(Path::new(RUNS), asked)
@@ -39,7 +43,7 @@ pub fn model(asked: Option<&str>) -> Result<Named> {
 pub fn model_in(runs: &Path, asked: Option<&str>) -> Result<Named> {
     let Some(name) = asked else { return newest(runs) };
     if name.starts_with("hf://") {
-        return Ok(Named { folder: models::folder(name)?, taken: None });
+        return Ok(Named { folder: termwise_data::hub::folder(name)?, taken: None });
     }
     let path = Path::new(name);
     let mut tried = Vec::new();

@@ -12,9 +12,10 @@
 //! differ little between machines, since all of it is arithmetic in the caches. Predicted and measured, four heads, d = e:
 //! orders 0..2 at d = 16: 527 and 550; d = 32: 1,561 and 1,700; d = 64: 5,498 and 5,800; orders 0..3 at d = 16: 2,654 and 3,300.
 
-use super::layout::{TILE, spans};
-use super::mode::Mode;
-use super::unit::finite;
+use crate::fused::mode::Mode;
+use crate::fused::plan::spans;
+use crate::fused::state_group::finite;
+use crate::kernels::TILE;
 use crate::{Error, Shape, Variant};
 
 /// Floating-point operations of products in a nanosecond.

@@ -2,13 +2,13 @@
 
 use rayon::prelude::*;
 
-use super::layout::Layout;
-use super::prepare::{Sources, Which, add_channels_first};
-use super::setup::sources;
-use super::shared::Shared;
-use super::signals;
-use super::workspace::Workspace;
-use crate::simd::{Simd, Task, dispatch};
+use crate::fused::gates;
+use crate::fused::plan::Layout;
+use crate::fused::prepare::{Sources, Which, add_channels_first};
+use crate::fused::setup::sources;
+use crate::fused::workspace::Workspace;
+use crate::kernels::disjoint::Shared;
+use crate::kernels::simd::{Simd, Task, dispatch};
 use crate::{Extra, Grads, Inputs};
 
 /// Adds all gradients, from those in the workspace.
@@ -41,7 +41,7 @@ pub fn finish(l: &Layout, inputs: &Inputs<f32>, w: &mut Workspace, grads: &mut G
             }
         }
     }
-    signals::backward(l, inputs, w, grads);
+    gates::backward(l, inputs, w, grads);
     for n in 0..l.head_count() {
         let head = &l.heads[n % s.heads];
         let (dweight, dbias) = w.dnorm.as_slice()[n * 2 * s.e..(n + 1) * 2 * s.e].split_at(s.e);

@@ -11,45 +11,38 @@
 //! Promises: memory linear in T; no allocation once the workspace has grown; every sum has a fixed order, so that
 //! results are bit-identical for any number of threads (not across instruction sets).
 
-mod backward;
 mod chunk;
-mod chunk_backward;
-mod chunk_forward;
 mod cost;
-mod extend;
 mod finish;
-mod forward;
-mod layout;
+mod gates;
 mod mode;
-mod monomials;
+mod plan;
+mod prefill;
 mod prepare;
-mod product;
-pub mod rows;
-mod run;
 mod setup;
-mod shared;
-mod signals;
-mod span;
-mod unit;
+mod state_group;
+mod tile_backward;
+mod tile_forward;
 mod workspace;
 
 use std::cell::RefCell;
 
 use rayon::prelude::*;
 
-pub use cost::break_even;
-use forward::{CallTile, ForwardTile, Past, Queries};
-use layout::{Layout, TILE};
-pub use mode::Mode;
-use setup::{chunks, gates, prepare_all, sources};
-use shared::Shared;
-pub use workspace::Scratch;
-use workspace::Workspace;
+pub use crate::fused::cost::break_even;
+pub use crate::fused::mode::Mode;
+use crate::fused::plan::Layout;
+use crate::fused::setup::{chunks, gates, prepare_all, sources};
+use crate::fused::tile_forward::{CallTile, ForwardTile, Past, Queries};
+pub use crate::fused::workspace::Scratch;
+use crate::fused::workspace::Workspace;
+use crate::kernels::TILE;
+use crate::kernels::disjoint::Shared;
 
 use crate::extras::check_heads;
-use crate::io::check_length;
-use crate::recurrent::State;
-use crate::simd::dispatch;
+use crate::kernels::simd::dispatch;
+use crate::state::State;
+use crate::tensors::check_length;
 use crate::{Attention, Buffer, Error, Extra, Grads, Inputs, Nonpositive, Report, Shape, Variant};
 
 /// Attention in tiles, float32.
@@ -77,7 +70,7 @@ pub struct Fused {
     u: Buffer,
     z: Buffer,
     rho: Buffer,
-    extension: Option<extend::Extension>,
+    extension: Option<prefill::Extension>,
 }
 
 impl Fused {
@@ -134,7 +127,7 @@ fn bind(layout: &mut Layout, factors: &mut Vec<Vec<f32>>, inputs: &Inputs<f32>) 
     let all = inputs.extra(Extra::Coefficients);
     for (head, values) in layout.heads.iter_mut().zip(all.chunks_exact(count)) {
         if head.learned > 0 {
-            let mut wide = [0.0; crate::parts::taylor::MAX_ORDER + 1];
+            let mut wide = [0.0; crate::parts::kernel::taylor::MAX_ORDER + 1];
             for (wide, &value) in wide.iter_mut().zip(values) {
                 *wide = value as f64;
             }
@@ -177,7 +170,7 @@ impl Attention<f32> for Fused {
         let Workspace { du, dz, dout, dpost, dnorm, .. } = workspace;
         let (du, dz) = (Shared::new(du.as_mut_slice()), Shared::new(dz.as_mut_slice()));
         let (dout, dpost, dnorm) = (Shared::new(dout.as_mut_slice()), Shared::new(dpost.as_mut_slice()), Shared::new(dnorm.as_mut_slice()));
-        let context = backward::EpilogueContext {
+        let context = tile_backward::EpilogueContext {
             layout: l,
             gates: gates(l, inputs, workspace),
             lengths: inputs.lengths,
@@ -192,7 +185,7 @@ impl Attention<f32> for Fused {
             dnorm,
         };
         (0..l.head_count()).into_par_iter().with_max_len(1).for_each(|n| {
-            dispatch(backward::EpilogueHead { context: &context, b: n / s.heads, h: n % s.heads });
+            dispatch(tile_backward::EpilogueHead { context: &context, b: n / s.heads, h: n % s.heads });
         });
 
         workspace.ddecay.fill(0.0);
@@ -201,7 +194,7 @@ impl Attention<f32> for Fused {
         let (dq, dk, dv) = (Shared::new(dq.as_mut_slice()), Shared::new(dk.as_mut_slice()), Shared::new(dv.as_mut_slice()));
         let (dkey_weights, ddecay, dlearned) = (Shared::new(dkey_weights.as_mut_slice()), Shared::new(ddecay), Shared::new(dlearned));
         let states = Shared::new(workspace.states.as_mut_slice());
-        let context = backward::Context {
+        let context = tile_backward::Context {
             layout: l,
             q: workspace.q.as_slice(),
             k: workspace.k.as_slice(),
@@ -223,12 +216,21 @@ impl Attention<f32> for Fused {
         (0..s.batch * s.kv_heads * l.segments).into_par_iter().with_max_len(1).for_each(|task| {
             let (pair, segment) = (task / l.segments, task % l.segments);
             let (b, g, keys) = (pair / s.kv_heads, pair % s.kv_heads, l.segment(segment));
-            with_room(backward::tiles_len(l), |room| {
-                dispatch(backward::BackwardSegment { context: &context, b, g, keys, chunked: false, copy: segment, clear: true, room });
+            with_room(tile_backward::tiles_len(l), |room| {
+                dispatch(tile_backward::BackwardSegment {
+                    context: &context,
+                    b,
+                    g,
+                    keys,
+                    chunked: false,
+                    copy: segment,
+                    clear: true,
+                    room,
+                });
             });
         });
         let queries = chunk::QueryGrads { q: context.q, du: context.du, dz: context.dz };
-        run::backward(&context, &chunk::Chunks { queries, ..chunks(l, inputs, workspace, &self.factors, states, false) });
+        chunk::run::backward(&context, &chunk::Chunks { queries, ..chunks(l, inputs, workspace, &self.factors, states, false) });
         finish::finish(l, inputs, workspace, grads);
         Ok(())
     }
@@ -254,7 +256,7 @@ fn run_forward(
     let s = l.shape;
     let states = Shared::new(workspace.states.as_mut_slice());
     let largest = Shared::new(workspace.largest.as_mut_slice());
-    let context = forward::Context {
+    let context = tile_forward::Context {
         layout: l,
         sources: sources(inputs, workspace),
         kt: workspace.kt.as_slice(),
@@ -285,7 +287,7 @@ fn run_forward(
         })
         .min_by_key(|at| (at.row, at.head, at.position));
     let chunks = chunks(l, inputs, workspace, factors, states, state.is_some());
-    let chunked = run::forward(&context, &chunks);
+    let chunked = chunk::run::forward(&context, &chunks);
     [parallel, chunked].into_iter().flatten().min_by_key(|at| (at.row, at.head, at.position))
 }
 

@@ -1,10 +1,11 @@
 //! Before and after the tiles: convolution, RoPE and feature map turn the rows of q, k and v into packed, padded
 //! tiles by head, and their gradients back.
 
-use super::layout::{Class, Layout, TILE};
-use crate::parts::feature::Map;
+use crate::fused::plan::{Class, Layout};
+use crate::kernels::TILE;
+use crate::kernels::simd::{Simd, Task};
+use crate::parts::kernel::feature::Map;
 use crate::parts::rope::{rotate, rotate_back};
-use crate::simd::{Simd, Task};
 
 /// Rows of one head in a [B, T, heads, dimension] tensor, and what happens to them.
 #[derive(Clone, Copy)]

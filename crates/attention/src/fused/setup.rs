@@ -2,15 +2,15 @@
 
 use rayon::prelude::*;
 
-use super::chunk::{Chunks, QueryGrads};
-use super::forward::Gates;
-use super::layout::{self, Layout};
-use super::prepare::{Pack, Sources, Which, channels_last};
-use super::shared::Shared;
-use super::signals::{self, Carried};
-use super::with_room;
-use super::workspace::Workspace;
-use crate::simd::dispatch;
+use crate::fused::chunk::{Chunks, QueryGrads};
+use crate::fused::gates::{self, Carried};
+use crate::fused::plan::Layout;
+use crate::fused::prepare::{Pack, Sources, Which, channels_last};
+use crate::fused::tile_forward::Gates;
+use crate::fused::with_room;
+use crate::fused::workspace::Workspace;
+use crate::kernels::disjoint::Shared;
+use crate::kernels::simd::dispatch;
 use crate::{Buffer, Extra, Inputs};
 
 /// Gate factors, key weights, decays and the packed tiles of q, k and v.
@@ -24,7 +24,7 @@ pub fn prepare_all(l: &Layout, inputs: &Inputs<f32>, workspace: &mut Workspace, 
             channels_last(inputs.extra(extra), dim, l.taps, buffer.as_mut_slice());
         }
     }
-    signals::forward(l, inputs, workspace, carried);
+    gates::forward(l, inputs, workspace, carried);
 
     let Workspace { q, k, kt, v, vt, .. } = workspace;
     let [q, k, kt, v, vt] = [q, k, kt, v, vt].map(|buffer| Shared::new(buffer.as_mut_slice()));
@@ -45,7 +45,7 @@ pub fn prepare_all(l: &Layout, inputs: &Inputs<f32>, workspace: &mut Workspace, 
         let (kv, which) = ((task - heads) / 2, if (task - heads) % 2 == 0 { Which::K } else { Which::V });
         let (class, pair) = (l.classes[kv / (s.batch * s.kv_heads)], kv % (s.batch * s.kv_heads));
         let side = sources.side(l, class, which, pair / s.kv_heads, pair % s.kv_heads, 1.0);
-        let (dim, padded) = (side.dim, side.dim.next_multiple_of(layout::PAD));
+        let (dim, padded) = (side.dim, side.dim.next_multiple_of(crate::kernels::PAD));
         let (rows, transposed) = if which == Which::K { (&k, &kt) } else { (&v, &vt) };
         let (by_rows, by_columns) = if which == Which::K { (backward, true) } else { (keeps_v, backward) };
         let row_size = if by_rows { l.tp() * padded } else { 0 };

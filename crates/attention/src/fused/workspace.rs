@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::layout::Layout;
 use crate::Buffer;
+use crate::fused::plan::Layout;
 
 /// A handle to workspace memory. Clones share it: give the same one to all layers that run one after another.
 #[derive(Clone, Default)]
@@ -139,7 +139,7 @@ impl Workspace {
         for (buffer, channels) in self.taps.iter_mut().zip(l.channels()) {
             buffer.ensure(channels * l.taps);
         }
-        let has = |f: fn(&super::layout::Head) -> bool| l.heads.iter().any(f);
+        let has = |f: fn(&crate::fused::plan::Head) -> bool| l.heads.iter().any(f);
         if has(|h| h.variant.in_gate.is_some()) {
             self.in_gate.ensure(s.batch * s.kv_heads * s.time);
         }
@@ -175,7 +175,7 @@ impl Workspace {
         self.dq.ensure(l.segments.max(1) * n * s.time * l.dp);
         self.dk.ensure(kv * tp * l.dp);
         self.dv.ensure(kv * tp * l.ep);
-        let has = |f: fn(&super::layout::Head) -> bool| l.heads.iter().any(f);
+        let has = |f: fn(&crate::fused::plan::Head) -> bool| l.heads.iter().any(f);
         if has(|h| h.variant.out_gate.is_some()) {
             self.dout.ensure(n * s.time);
         }

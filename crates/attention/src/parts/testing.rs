@@ -1,13 +1,14 @@
 //! What the tests of the parts share: differences, and the checks that every part of a slot must pass.
 
-use super::decay::DecayPart;
-use super::denominator::DenominatorPart;
-use super::gate::GatePart;
-use super::kernel::{CALM, KernelPart};
-use super::norm::{NormGrads, NormParams, NormPart};
-use super::slot::Part;
-use super::taylor::factorial;
-use crate::simd::{Isa, Simd, Task, dispatch_on};
+use crate::kernels::score_rows::UNSCALED_LOG_LIMIT;
+use crate::kernels::simd::{Isa, Simd, Task, dispatch_on};
+use crate::parts::decay::DecayPart;
+use crate::parts::denominator::DenominatorPart;
+use crate::parts::gate::GatePart;
+use crate::parts::kernel::KernelPart;
+use crate::parts::kernel::taylor::factorial;
+use crate::parts::norm::{NormGrads, NormParams, NormPart};
+use crate::parts::slot::Part;
 
 /// df/dx by the four-point rule.
 pub fn derivative(f: impl Fn(f64) -> f64, x: f64) -> f64 {
@@ -204,7 +205,11 @@ impl<K: KernelPart> Task for Scaled<'_, K> {
 /// frame up to `calm`.
 pub fn check_scaled<K: KernelPart>(kernel: &K, reach: f32) {
     let x: Vec<f32> = (-64..64).map(|i| i as f32 / 63.0 * reach).map(|x| x.clamp(-reach, reach)).collect();
-    assert!((kernel.log_bound(kernel.calm()) - CALM).abs() < 1e-2 && kernel.calm() < reach, "{kernel:?}: calm up to {}", kernel.calm());
+    assert!(
+        (kernel.log_bound(kernel.unscaled_limit()) - UNSCALED_LOG_LIMIT).abs() < 1e-2 && kernel.unscaled_limit() < reach,
+        "{kernel:?}: calm up to {}",
+        kernel.unscaled_limit()
+    );
     let rho = kernel.log_bound(reach);
     let factor = (-rho as f64).exp();
     for isa in Isa::available() {

@@ -1,8 +1,9 @@
 //! Forward and backward in chunks.
 
 use proptest::prelude::*;
+use termwise_attention::presets;
 use termwise_attention::simd::{self, Isa};
-use termwise_attention::{Fused, Mode, Scratch, Shape, Variant, presets, relative_rms};
+use termwise_attention::{Fused, Mode, Scratch, Shape, Variant, relative_rms};
 
 use crate::expected::{Expected, assert_same_bits, fused};
 use crate::support::combos::random_case;

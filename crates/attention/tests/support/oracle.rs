@@ -2,7 +2,7 @@
 //! sharing no computation with the crate. Denominators can be held fixed, which is what `detached` means to a derivative.
 
 use termwise_attention::parts::gate::{OutGate, PostGate};
-use termwise_attention::parts::taylor::Coefficients;
+use termwise_attention::parts::kernel::taylor::Coefficients;
 use termwise_attention::{Decay, Denominator, Extra, Kernel, Map, Norm, Shape, Variant};
 
 use super::{Case, Name};

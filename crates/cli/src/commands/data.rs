@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use termwise_train::data::language::{Language, LanguageConfig};
-use termwise_train::data::{DataConfig, Documents, Layout, Prepare, Progress, Rows, Source, TextSource, Tokenizer};
+use termwise_data::language::{Language, LanguageConfig};
+use termwise_data::{DataConfig, Documents, Layout, Prepare, Progress, Rows, Source, TextSource, Tokenizer};
 use termwise_train::source::BUILTIN;
 
 use super::source::cache_folder;
@@ -85,7 +85,7 @@ impl DataArgs {
     }
 
     /// Tokenizes; says how far it is where standard error is a terminal.
-    pub fn source(&self) -> termwise_train::Result<TextSource> {
+    pub fn source(&self) -> termwise_data::Result<TextSource> {
         let show = io::stderr().is_terminal();
         let progress = move |progress: &Progress| {
             if show {
@@ -208,7 +208,7 @@ impl Summary {
 }
 
 /// Runs `termwise data`.
-pub fn run<E: From<termwise_train::Error> + From<io::Error>>(command: &DataCommand, out: &mut impl Write) -> Result<(), E> {
+pub fn run<E: From<termwise_data::Error> + From<io::Error>>(command: &DataCommand, out: &mut impl Write) -> Result<(), E> {
     match command {
         DataCommand::Prepare(args) => {
             let summary = Summary::new(&args.data.source()?);
@@ -232,7 +232,7 @@ pub fn run<E: From<termwise_train::Error> + From<io::Error>>(command: &DataComma
     Ok(())
 }
 
-fn show<E: From<termwise_train::Error> + From<io::Error>>(args: &ShowArgs, out: &mut impl Write) -> Result<(), E> {
+fn show<E: From<termwise_data::Error> + From<io::Error>>(args: &ShowArgs, out: &mut impl Write) -> Result<(), E> {
     let builtin = args.data.text.sources.is_empty() || args.data.text.sources == [BUILTIN];
     let (language, text);
     let (source, tokenizer, usual): (&dyn Source, &Tokenizer, usize) = if builtin {

@@ -4,8 +4,8 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use termwise_lab::Error;
-use termwise_lab::reproduce::{self, Results};
+use termwise_papers::Error;
+use termwise_papers::reproduce::{self, Results};
 
 /// Make a page with figures and tables from runs, or from a file of results
 ///

@@ -4,8 +4,8 @@ use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use termwise_train::data::language::Language;
-use termwise_train::data::{Prepare, Progress, Source};
+use termwise_data::language::Language;
+use termwise_data::{Prepare, Progress, Source};
 use termwise_train::resolve::{self, Named};
 use termwise_train::settings::Layer;
 use termwise_train::{Error, Result, Settings};

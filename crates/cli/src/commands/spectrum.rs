@@ -4,8 +4,9 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use termwise_lab::spectrum::{self, MAX_CUT, Options, RowChoice, Spectrum};
-use termwise_lab::{Error, threads};
+use termwise_base::threads;
+use termwise_inspect::Error;
+use termwise_inspect::spectrum::{self, MAX_CUT, Options, RowChoice, Spectrum};
 use termwise_llama::Model;
 
 use super::settings::DataSettings;

@@ -7,8 +7,10 @@ use termwise_attention::{Attention, Error as AttentionError, Extra, Extras, Fuse
 use termwise_attention::{Source, layer_extras};
 
 use super::{AttentionShape, Machine, Speed, timed};
-use crate::rng::Rng;
-use crate::{Error, threads};
+use termwise_base::rng::Rng;
+use termwise_base::threads;
+
+use crate::Error;
 
 /// What to measure.
 #[derive(Clone, Debug)]

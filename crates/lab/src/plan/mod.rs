@@ -15,7 +15,7 @@
 //! ```
 
 mod break_even;
-pub(crate) mod count;
+pub mod count;
 mod figure;
 mod hardware;
 mod model;
@@ -24,7 +24,7 @@ mod training;
 
 use serde::Serialize;
 use termwise_attention::fused::break_even;
-use termwise_attention::parts::taylor::MAX_ORDER;
+use termwise_attention::parts::kernel::taylor::MAX_ORDER;
 use termwise_attention::{Kernel, Variant};
 use termwise_llama::Config;
 

@@ -5,8 +5,8 @@ use std::path::Path;
 use serde::Serialize;
 use termwise_attention::{Shape, Variant, nearest};
 use termwise_llama::Config;
+use termwise_train::resolve;
 use termwise_train::settings::{Layer, Settings, presets};
-use termwise_train::{models, resolve};
 
 use super::count::{Attention, Sizes, Work};
 use crate::Error;
@@ -60,7 +60,7 @@ pub fn find(name: &str, vocabulary: Option<usize>) -> Result<Config, Error> {
         return Ok(Settings::resolve(&[layer])?.config(vocabulary.unwrap_or(if paper { PAPER_VOCABULARY } else { BYTES }))?);
     }
     let path = if name.starts_with("hf://") {
-        models::hub_config(name)?
+        resolve::hub_config(name)?
     } else if Path::new(name).is_file() {
         name.into()
     } else {

@@ -1,7 +1,8 @@
 //! One variant, described.
 
 use serde::Serialize;
-use termwise_attention::{Shape, Source, Variant, layer_extras, presets};
+use termwise_attention::presets;
+use termwise_attention::{Shape, Source, Variant, layer_extras};
 
 use super::classes::{Equal, Relation, of_presets};
 use crate::Error;

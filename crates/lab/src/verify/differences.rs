@@ -1,7 +1,7 @@
 //! Gradients of the reference against differences of its own forward pass, in float64, entry by entry.
 
-use termwise_attention::parts::no_denominator::NoDenominator;
-use termwise_attention::parts::no_norm::NoNorm;
+use termwise_attention::parts::denominator::none::NoDenominator;
+use termwise_attention::parts::norm::none::NoNorm;
 use termwise_attention::{Attention, Denominator, Error, Norm, Reference, Shape};
 
 use super::engines::{Subject, begin, layer};

@@ -2,13 +2,14 @@
 
 use std::ops::ControlFlow;
 
-use termwise_attention::parts::taylor::factorial;
-use termwise_attention::{Attention, Error, Extra, Fused, Real, Reference, Scratch, Shape, Variant, presets, relative_rms};
+use termwise_attention::parts::kernel::taylor::factorial;
+use termwise_attention::presets;
+use termwise_attention::{Attention, Error, Extra, Fused, Real, Reference, Scratch, Shape, Variant, relative_rms};
 
 use super::engines::{Subject, alone, begin, layer};
 use super::outcome::{Case, Identity, Unit};
 use crate::layer::{Layer, Name, Sizes};
-use crate::rng::Rng;
+use termwise_base::rng::Rng;
 
 /// New numbers from position t on leave every earlier output bit-identical, in the reference and in the fused engine.
 pub fn causality(subject: &Subject, seed: u64) -> Case {

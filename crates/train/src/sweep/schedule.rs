@@ -12,8 +12,8 @@ use super::plan::{Job, Plan};
 use super::progress::{Progress, Tracker};
 use super::record::{Metrics, Record, Status};
 use crate::error::{Error, Result};
-use crate::files::{beside, write_whole};
 use crate::provenance::{self, Provenance};
+use termwise_base::files::{beside, write_whole};
 
 /// What runs one job.
 pub trait Runner: Sync {

@@ -1,23 +1,20 @@
 //! `termwise generate`.
 
-mod prompts;
-mod text;
 mod took;
-mod writing;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use termwise_attention::{Mode, Variant};
+use termwise_base::threads;
+use termwise_data::Tokenizer;
+use termwise_data::language::{Language, Question};
+use termwise_generate::{Error, Piece, Plan, Result, Writing, Written, prompts};
 use termwise_llama::Model;
 use termwise_llama::generate::{Decoder, DecoderOptions, Remember, Sampling, warnings};
-use termwise_train::data::Tokenizer;
-use termwise_train::data::language::{Language, Question};
-use termwise_train::{Error, Result};
 
 use super::source::{language_of, model_folder};
-use writing::{Plan, Writing};
 
 /// Write text with a model
 ///
@@ -142,12 +139,17 @@ impl GenerateArgs {
 }
 
 /// Writes in a pool of that many threads.
-pub fn run<E: From<Error> + From<io::Error>>(args: &GenerateArgs, threads: usize, out: &mut impl Write) -> std::result::Result<(), E> {
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|source| Error::Threads { threads, source })?;
+pub fn run<E>(args: &GenerateArgs, threads: usize, out: &mut impl Write) -> std::result::Result<(), E>
+where
+    E: From<Error> + From<termwise_train::Error> + From<threads::Error> + From<io::Error>,
+{
+    let pool = threads::pool(threads)?;
+    let folder = &model_folder(args.model.as_deref(), args.quiet)?;
+    let language = language_of(folder)?;
     // Text goes through a channel, since products run on threads of their own and standard output belongs to this one.
     let (send, receive) = std::sync::mpsc::channel::<String>();
     std::thread::scope(|scope| {
-        let worker = scope.spawn(|| pool.install(move || work(args, &mut |text| send.send(text).is_ok())));
+        let worker = scope.spawn(|| pool.install(move || work(args, folder, language.as_ref(), &mut |text| send.send(text).is_ok())));
         let printed = receive.iter().try_for_each(|text| out.write_all(text.as_bytes()).and_then(|()| out.flush()));
         // Without a reader the writing ends at its next piece.
         drop(receive);
@@ -162,14 +164,12 @@ pub fn run<E: From<Error> + From<io::Error>>(args: &GenerateArgs, threads: usize
 }
 
 /// What it took, for standard error.
-fn work(args: &GenerateArgs, show: &mut dyn FnMut(String) -> bool) -> Result<String> {
+fn work(args: &GenerateArgs, folder: &Path, language: Option<&Language>, show: &mut dyn FnMut(String) -> bool) -> Result<String> {
     let sampling = args.sampling();
     sampling.validate()?;
-    let folder = model_folder(args.model.as_deref(), args.quiet)?;
-    let language = language_of(&folder)?;
     // Nothing to go on from: a model of the built-in language is asked something.
     let asks = args.prompt.is_none() && args.prompts.is_none() && args.load_state.is_none();
-    let question = language.as_ref().filter(|_| asks).map(|language| language.question(args.seed)).transpose()?.flatten();
+    let question = language.filter(|_| asks).map(|language| language.question(args.seed)).transpose()?.flatten();
     let prompts = match (&args.prompts, &question) {
         (Some(path), _) => prompts::read(path)?,
         (None, Some(question)) => vec![question.text.clone()],
@@ -178,13 +178,17 @@ fn work(args: &GenerateArgs, show: &mut dyn FnMut(String) -> bool) -> Result<Str
     if let Some(path) = &args.save_state {
         // Before anything is written: a text that cannot be saved in the end would be lost.
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        std::fs::read_dir(folder).map_err(|source| Error::Io { action: "write the state to", path: path.clone(), source })?;
+        std::fs::read_dir(folder).map_err(|source| termwise_data::Error::Io {
+            action: "write the state to",
+            path: path.clone(),
+            source,
+        })?;
     }
-    let mut model = Model::read(&folder)?;
+    let mut model = Model::read(folder)?;
     if let Some(attention) = &args.attention {
         model = model.with_attention(attention.clone())?;
     }
-    let tokenizer = tokenizer(args, &folder, language.as_ref(), &model)?;
+    let tokenizer = tokenizer(args, folder, language, &model)?;
     let rows = args.batch.min(prompts.len());
     let options =
         DecoderOptions { rows, window: args.window, mode: args.mode, remember: args.remember(), beyond_context: args.beyond_context };
@@ -203,19 +207,26 @@ fn work(args: &GenerateArgs, show: &mut dyn FnMut(String) -> bool) -> Result<Str
         stops: args.stop.iter().filter(|stop| !stop.is_empty()).cloned().collect(),
         ends: if args.ignore_end { Vec::new() } else { ends(&model, &tokenizer) },
         echo: args.echo || question.is_some(),
-        json: args.json,
         load: args.load_state.clone(),
         save: args.save_state.clone(),
     };
-    let writing = Writing::new(&model, decoder, &tokenizer, plan, &prompts);
-    let Some(question) = question else { return writing.run(show) };
-    let mut written = String::new();
-    let took = writing.run(&mut |text| {
-        written += &text;
-        show(text)
+    let (constant, remember) = (decoder.is_constant(), decoder.remember());
+    let mut answer = None;
+    let took = Writing::new(&model, decoder, &tokenizer, plan, &prompts).run(&mut |piece| match piece {
+        Piece::More(text) => args.json || show(text.to_owned()),
+        Piece::End(written) => {
+            answer = written.text.split_whitespace().next_back().map(str::to_owned);
+            // Texts of several prompts are set apart by an empty line.
+            let apart = if written.index + 1 < prompts.len() { "\n\n" } else { "\n" };
+            show(if args.json { json_line(&written) } else { apart.to_owned() })
+        }
     })?;
-    let answer = written.strip_prefix(&question.text).and_then(|rest| rest.split_whitespace().next());
-    Ok(judged(&question, answer, args.seed) + &took)
+    let judged = question.map_or(String::new(), |question| judged(&question, answer.as_deref(), args.seed));
+    Ok(judged + &took::summary(took, &model, constant, remember))
+}
+
+fn json_line(written: &Written) -> String {
+    serde_json::to_string(written).expect("texts and whole numbers are JSON") + "\n"
 }
 
 /// What the document says about a question that the model was asked.
@@ -237,21 +248,22 @@ fn judged(question: &Question, answer: Option<&str>, number: u64) -> String {
 fn tokenizer(args: &GenerateArgs, folder: &Path, language: Option<&Language>, model: &Model) -> Result<Tokenizer> {
     let end = args.end_of_document.as_deref();
     if let Some(name) = &args.tokenizer {
-        return Tokenizer::open(name, end);
+        return Ok(Tokenizer::open(name, end)?);
     }
     if folder.join("tokenizer.json").is_file() {
-        return Tokenizer::open(&folder.display().to_string(), end);
+        return Ok(Tokenizer::open(&folder.display().to_string(), end)?);
     }
     match (language, model.config.vocab_size) {
         // Checkpoints of earlier builds come without it.
-        (Some(language), _) => language.tokenizer(),
-        (None, 256 | 257) => Tokenizer::open("bytes", end),
-        (None, vocabulary) => Err(Error::Tokenizer {
+        (Some(language), _) => Ok(language.tokenizer()?),
+        (None, 256 | 257) => Ok(Tokenizer::open("bytes", end)?),
+        (None, vocabulary) => Err(termwise_data::Error::Tokenizer {
             name: folder.join("tokenizer.json").display().to_string(),
             problem: format!(
                 "it is not there, and a vocabulary of {vocabulary} tokens is not that of bytes; name a tokenizer with --tokenizer"
             ),
-        }),
+        }
+        .into()),
     }
 }
 
