@@ -9,7 +9,7 @@ use support::{Case, Name, Rng, Tensors, layer, planned, shape, state_of};
 use termwise_attention::parts::kernel::Sign;
 use termwise_attention::presets;
 use termwise_attention::simd::{self, Isa};
-use termwise_attention::{Attention, Inputs, Memory, Nonpositive, Real, Report, Shape, State, Variant, relative_rms};
+use termwise_attention::{Attention, Inputs, Memory, Mode, Nonpositive, Real, Report, Scratch, Shape, State, Variant, relative_rms};
 
 struct Results<R> {
     y: Vec<R>,
@@ -379,6 +379,40 @@ fn a_denominator_that_is_not_positive_is_named_by_its_absolute_position() {
     case.get_mut(Name::K)[3] = f32::NAN;
     let (_, report) = stepped(&case, &mut state_of(&heads, &shape, Memory::Natural).expect("possible"));
     assert_eq!(places(&report), Some((0, 2, 0)), "NaN is not positive");
+}
+
+/// Every engine reports the true denominator: also where rows have a log scale, and where float32 has overflowed.
+#[test]
+fn all_engines_report_the_same_denominator() {
+    let shape = shape(1, 3, 1, 1, 2, 2);
+    // Scores of −500: weights beyond e^40, so that rows of high degree are rescaled.
+    for (text, size) in [("taylor=0..1", 5.0), ("taylor=0..9", 500.0), ("power=9", 500.0), ("taylor=0..15 over=sum,eps=1", 400.0)] {
+        let mut case = Case::<f32>::random(&layer(&format!("{text} scale=1 rope=off"), &shape), shape, None, 1.0, &mut Rng(47));
+        case.get_mut(Name::Q).fill(-size);
+        case.get_mut(Name::K).fill(0.5);
+        let expected = reference(&case.cast::<f64>()).report.nonpositive.expect("a negative sum");
+        assert!(expected.value < 0.0, "{text}");
+        let mut found = vec![reference(&case).report, chunked(&case, 2).report];
+        found.push(case.forward(&mut case.fused(Mode::Parallel, &Scratch::default()).expect("possible")).1);
+        found.extend([Memory::Natural, Memory::Cache].map(|memory| stepped(&case, &mut case.state(memory)).1));
+        for (engine, report) in found.iter().enumerate() {
+            let found = report.nonpositive.unwrap_or_else(|| panic!("{text}: engine {engine} saw nothing"));
+            assert_eq!((found.row, found.head, found.position), (0, 0, 0), "{text}");
+            assert!((found.value / expected.value - 1.0).abs() < 1e-3, "{text}, engine {engine}: {} for {}", found.value, expected.value);
+        }
+    }
+    // What is infinite or no number is not positive, whoever computes it.
+    for size in [f32::INFINITY, f32::NAN] {
+        let mut case = Case::<f32>::random(&layer("power=2 scale=1 rope=off", &shape), shape, None, 1.0, &mut Rng(48));
+        case.get_mut(Name::Q).fill(size);
+        let mut found = vec![reference(&case).report, chunked(&case, 2).report];
+        found.push(case.forward(&mut case.fused(Mode::Parallel, &Scratch::default()).expect("possible")).1);
+        found.extend([Memory::Natural, Memory::Cache].map(|memory| stepped(&case, &mut case.state(memory)).1));
+        for (engine, report) in found.iter().enumerate() {
+            let value = report.nonpositive.map(|found| (found.position, found.value.is_finite()));
+            assert_eq!(value, Some((0, false)), "engine {engine} at {size}");
+        }
+    }
 }
 
 #[test]

@@ -2,7 +2,6 @@
 
 use std::marker::PhantomData;
 
-use rayon::iter::plumbing::{Consumer, Producer, ProducerCallback, UnindexedConsumer, bridge};
 use rayon::prelude::*;
 
 /// Equally spaced places.
@@ -99,7 +98,7 @@ impl<'a, T> Disjoint<'a, T> {
             self.axes
         );
         let count = self.axes.batch.count * (self.axes.heads.count / group) * (cuts.len() - 1);
-        Blocks { at: self.at, axes: self.axes, group, cuts, from: 0, to: count, values: PhantomData }
+        Blocks { at: self.at, axes: self.axes, group, cuts, count, values: PhantomData }
     }
 }
 
@@ -109,21 +108,21 @@ pub struct Blocks<'a, T> {
     axes: Axes,
     group: usize,
     cuts: &'a [usize],
-    /// Those that are left.
-    from: usize,
-    to: usize,
+    count: usize,
     values: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: blocks are a unique borrow of their places, like `&mut [T]`.
+// SAFETY: blocks are a unique borrow of their places, like `&mut [T]`; shared, they only give blocks to `par`, each once.
 unsafe impl<T: Send> Send for Blocks<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Blocks<'_, T> {}
 
 impl<'a, T> Blocks<'a, T> {
     /// So many blocks without any places, for a tensor that a call does without.
     pub fn empty(count: usize) -> Blocks<'a, T> {
         let none = Axis { count: 0, step: 0 };
         let axes = Axes { batch: none, heads: Axis { count: 1, step: 0 }, rows: none, width: 0 };
-        Blocks { at: std::ptr::NonNull::dangling().as_ptr(), axes, group: 1, cuts: &[0, 0], from: 0, to: count, values: PhantomData }
+        Blocks { at: std::ptr::NonNull::dangling().as_ptr(), axes, group: 1, cuts: &[0, 0], count, values: PhantomData }
     }
 
     /// A slice cut into `count` equal pieces; empty ones where it has no values.
@@ -136,6 +135,14 @@ impl<'a, T> Blocks<'a, T> {
         Disjoint::new(values, Axes { batch: Axis { count, step: width }, heads: one, rows: one, width }).blocks(1, &[0, 1])
     }
 
+    /// Every block once, in parallel.
+    pub fn par(self) -> impl IndexedParallelIterator<Item = Block<'a, T>>
+    where
+        T: Send,
+    {
+        (0..self.count).into_par_iter().map(move |index| self.block(index))
+    }
+
     fn block(&self, index: usize) -> Block<'a, T> {
         let parts = self.cuts.len() - 1;
         let (rest, part) = (index / parts, index % parts);
@@ -146,78 +153,6 @@ impl<'a, T> Blocks<'a, T> {
         let heads = Axis { count: self.group, ..self.axes.heads };
         // SAFETY: within the tensor, whose extent was checked; an empty block may start one past its end.
         Block { at: unsafe { self.at.add(first) }, heads, rows, width: self.axes.width, values: PhantomData }
-    }
-}
-
-impl<'a, T> Iterator for Blocks<'a, T> {
-    type Item = Block<'a, T>;
-
-    fn next(&mut self) -> Option<Block<'a, T>> {
-        (self.from < self.to).then(|| {
-            self.from += 1;
-            self.block(self.from - 1)
-        })
-    }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        (self.to - self.from, Some(self.to - self.from))
-    }
-}
-
-impl<T> DoubleEndedIterator for Blocks<'_, T> {
-    fn next_back(&mut self) -> Option<Self::Item> {
-        (self.from < self.to).then(|| {
-            self.to -= 1;
-            self.block(self.to)
-        })
-    }
-}
-
-impl<T> ExactSizeIterator for Blocks<'_, T> {}
-
-impl<'a, T: Send> Producer for Blocks<'a, T> {
-    type Item = Block<'a, T>;
-    type IntoIter = Self;
-
-    fn into_iter(self) -> Self {
-        self
-    }
-
-    fn split_at(self, index: usize) -> (Self, Self) {
-        let middle = self.from + index;
-        (Blocks { to: middle, ..self }, Blocks { from: middle, ..self })
-    }
-}
-
-/// [`Blocks`] as a parallel iterator.
-pub struct ParBlocks<'a, T>(Blocks<'a, T>);
-
-impl<'a, T: Send> Blocks<'a, T> {
-    /// In parallel.
-    pub fn par(self) -> ParBlocks<'a, T> {
-        ParBlocks(self)
-    }
-}
-
-impl<'a, T: Send> ParallelIterator for ParBlocks<'a, T> {
-    type Item = Block<'a, T>;
-
-    fn drive_unindexed<C: UnindexedConsumer<Self::Item>>(self, consumer: C) -> C::Result {
-        bridge(self, consumer)
-    }
-}
-
-impl<T: Send> IndexedParallelIterator for ParBlocks<'_, T> {
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    fn drive<C: Consumer<Self::Item>>(self, consumer: C) -> C::Result {
-        bridge(self, consumer)
-    }
-
-    fn with_producer<CB: ProducerCallback<Self::Item>>(self, callback: CB) -> CB::Output {
-        callback.callback(self.0)
     }
 }
 
@@ -312,7 +247,7 @@ mod tests {
         for axes in [interleaved, by_head] {
             let mut values = vec![0; b * t * 20];
             let blocks = Disjoint::new(&mut values, axes).blocks(2, &[0, 2, 2, 5]);
-            assert_eq!(blocks.len(), 2 * 2 * 3);
+            assert_eq!(blocks.count, 2 * 2 * 3);
             blocks.par().enumerate().for_each(|(index, mut block)| {
                 let rows = [2, 0, 3][index % 3];
                 for head in 0..2 {
@@ -329,7 +264,7 @@ mod tests {
         let mut values = vec![0; 2 * 10];
         let one = |width| Axes { batch: axis(1, 20), heads: axis(1, width), rows: axis(2, 10), width };
         for (i, tensor) in Disjoint::side_by_side(&mut values, [one(5), one(3), one(2)]).into_iter().enumerate() {
-            tensor.blocks(1, &[0, 2]).for_each(|mut block| (0..2).for_each(|row| block.row(0, row).fill(i)));
+            tensor.blocks(1, &[0, 2]).par().for_each(|mut block| (0..2).for_each(|row| block.row(0, row).fill(i)));
         }
         assert_eq!(values, [0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 0, 0, 0, 0, 0, 1, 1, 1, 2, 2]);
     }
@@ -342,7 +277,7 @@ mod tests {
         assert!(!refused(axes(4, 4), 24) && refused(axes(4, 4), 23) && refused(axes(3, 4), 24) && refused(axes(5, 4), 24));
         let outside = |head, row| {
             let mut values = vec![0; 24];
-            let mut block = Disjoint::new(&mut values, axes(4, 4)).blocks(1, &[0, 1, 3]).next().expect("a block");
+            let mut block = Disjoint::new(&mut values, axes(4, 4)).blocks(1, &[0, 1, 3]).block(0);
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| block.row(head, row)[0] = 1)).is_err()
         };
         assert!(!outside(0, 0) && outside(1, 0) && outside(0, 1));

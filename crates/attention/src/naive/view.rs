@@ -68,8 +68,8 @@ impl View {
         })
     }
 
-    /// y_t [e] from u_t [e] and z_t, by `variant`, which may differ from the head's own in its kernel. Both sums are in the frame of
-    /// ρ: their true values are u·e^ρ and z·e^ρ. Returns D in that frame.
+    /// y_t [e] from u_t [e] and z_t, by `variant`, which may differ from the head's own in its kernel. Both sums have the
+    /// log scale ρ taken out: their true values are u·e^ρ and z·e^ρ. Returns D·e^−ρ.
     pub fn finish(&self, variant: &Variant, t: usize, z: f64, rho: f64, u: &[f64], y: &mut [f64]) -> f64 {
         let row = Row { z, count: count(t), rho, out: self.out[t], post: self.post[t], weight: &self.weight, bias: &self.bias };
         epilogue::forward(variant, row, u, y)

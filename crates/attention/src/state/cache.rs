@@ -101,7 +101,7 @@ pub(crate) struct Query<'a> {
     /// Upper bound of scores, +∞ for none.
     pub clamp: f32,
     /// How the row is kept within float32.
-    pub frame: Rescale,
+    pub rescale: Rescale,
     /// c_t
     pub log_decay: f64,
     /// U [ep], zero at first.
@@ -122,8 +122,8 @@ pub(crate) struct Sums {
 }
 
 impl Sums {
-    pub fn new(frame: Rescale) -> Sums {
-        Sums { lanes: [0.0; 16], rho: frame.start(), largest: 0.0 }
+    pub fn new(rescale: Rescale) -> Sums {
+        Sums { lanes: [0.0; 16], rho: rescale.start(), largest: 0.0 }
     }
 
     pub fn z(&self) -> f32 {
@@ -168,7 +168,7 @@ impl Cache {
                 Some(&padded[..])
             }
         };
-        let frame = query.frame.of(query.sums.rho);
+        let frame = query.rescale.of(query.sums.rho);
         let row = ForwardRow { x: &mut x, visible, clamp: query.clamp, decay, frame, sums: &mut query.sums.lanes, key_weights };
         if let Some((now, factor)) = query.kernel.forward_row(simd, row) {
             query.sums.rho = now;

@@ -4,7 +4,7 @@
 //! (`natural` or `cache`), `layer.i.shape` (`batch heads kv_heads d e`) and `layer.i.positions` (one per batch row).
 //! Tensors below `layer.i.`, row b, state group u: `row.b.unit.u.h` [N, e] and `.z` [N], or `.keys` [positions, d] and `.values` [positions, e] with
 //! `.head.j.weights` and `.head.j.decay` [positions] where the j-th head of the group has them; `row.b.unit.u.key_norm` [1]; and what else passes from token to token,
-//! `carry.*`. float32, but running sums float64. Rows of H are in the order of [`crate::state::Basis`].
+//! `carry.*`. float32, but running sums float64. Rows of H are in the order of [`crate::Basis`].
 //!
 //! What is loaded is bit for bit what was saved. A file is written beside its place and then moved there, so that an interrupted
 //! save leaves an earlier file as it was. Nothing in a file is trusted: every size must be the one that the variants ask for, and caches grow only

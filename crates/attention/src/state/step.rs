@@ -260,7 +260,7 @@ impl Task for GroupStep<'_> {
                             q: &queries[i * dp..][..d],
                             kernel: &kernels[head],
                             clamp: plan.clamp,
-                            frame: plan.variant.rescale(),
+                            rescale: plan.variant.rescale(),
                             log_decay: log_decay[b * h + head],
                             u: &mut store.u[i * ep..][..ep],
                             sums: &mut store.sums[i],

@@ -256,6 +256,8 @@ fn plain_order(n: usize, v: &Variant) -> Kernel {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::parts::denominator::sum::Sum;
+    use crate::parts::kernel::power::Power;
 
     fn variant(text: &str) -> Variant {
         text.parse().unwrap_or_else(|error| panic!("{error}"))
@@ -340,6 +342,12 @@ mod tests {
         assert_eq!(variant("exp rope=off").validate_for(&shape), Ok(()));
         assert_eq!(variant("exp").validate_for(&Shape { d: 4, ..shape }), Ok(()));
         let endless = Variant { clamp: Some(f64::INFINITY), ..Variant::default() };
+        for kernel in [Kernel::Power(Power { p: 1000 }), Kernel::Power(Power { p: 151 })] {
+            assert!(Variant { kernel, ..Variant::default() }.validate().is_err());
+        }
+        for sum in [Sum { floor: Some(f64::NAN), ..Sum::default() }, Sum { eps: Some(-1.0), ..Sum::default() }] {
+            assert!(Variant { denominator: Denominator::Sum(sum), ..Variant::default() }.validate().is_err());
+        }
         assert!(endless.validate().is_err() && Variant { scale: Some(f64::NAN), ..Variant::default() }.validate().is_err());
     }
 

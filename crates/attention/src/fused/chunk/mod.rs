@@ -6,7 +6,7 @@
 //! ```
 //!
 //! c is that of the last position before the chunk, c' that of its last. No state is stored: the backward pass computes them anew.
-//! Where there are few kv heads, time is cut into spans that run at the same time: first what each adds to the state, then
+//! Where there are few kv heads, time is cut into splits that run at the same time: first what each adds to the state, then
 //! their sums in order, then the passes. All of this is fixed by the shape, so that results do not depend on the number of threads.
 
 mod backward;
