@@ -10,27 +10,32 @@
 //!
 //! Legend: B batch, T positions, H heads, G kv heads, d head dimension of q and k, e of v; q, k, v, y are [B, T, heads, dimension].
 
-pub mod buffer;
+mod buffer;
 pub mod combinatorics;
-pub mod epilogue;
-pub mod error;
-pub mod extras;
-pub mod fused;
-pub mod kernels;
+mod engine;
+mod epilogue;
+mod error;
+mod fused;
+mod kernels;
+mod layer;
 pub mod naive;
 pub mod parts;
-pub mod real;
+mod real;
 pub mod state;
-pub mod tensors;
+mod task_scratch;
+mod tensors;
 pub mod variant;
 
 pub use buffer::Buffer;
+pub use engine::{Attention, Saved};
 pub use error::{Error, TextError, nearest};
-pub use extras::{ExtraSpec, Init, Source, layer_extras};
-pub use fused::{Fused, Mode, Scratch};
+pub use fused::{Fused, FusedOptions, Mode, Scratch, break_even};
+pub use kernels::basis::{Basis, MAX_ROWS};
 pub use kernels::score_rows::Rescale;
 pub use kernels::simd;
+pub use layer::{ExtraSpec, Init, Layer, LayerSizes, Memory, Source};
 pub use naive::Reference;
+pub use naive::recurrent::Recurrent;
 pub use naive::view::View;
 pub use parts::decay::Decay;
 pub use parts::denominator::Denominator;
@@ -39,6 +44,6 @@ pub use parts::kernel::feature::Map;
 pub use parts::norm::Norm;
 pub use parts::rope::{Rope, RopeScaling};
 pub use real::{Real, relative_rms};
-pub use state::{Basis, Memory, Recurrent, State, Truncation};
-pub use tensors::{Attention, Extra, Extras, Grads, Inputs, Nonpositive, Report, Shape};
+pub use state::{State, Truncation};
+pub use tensors::{Extra, Extras, Grads, Inputs, Nonpositive, Report, Rows, Shape};
 pub use variant::{Variant, presets};
