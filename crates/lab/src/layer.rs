@@ -8,7 +8,7 @@ use termwise_attention::{
     Variant,
 };
 
-use crate::rng::Rng;
+use termwise_base::rng::Rng;
 
 /// A tensor that has a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,15 +2,10 @@
 
 pub mod adamw;
 pub mod checkpoint;
-pub mod data;
 pub mod error;
 pub mod eval;
 mod feed;
-mod files;
-#[cfg(feature = "hub")]
-mod hub;
 pub mod metrics;
-pub mod models;
 pub mod nonfinite;
 pub mod norm;
 pub mod progress;

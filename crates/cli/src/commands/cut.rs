@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use indicatif::ProgressBar;
-use termwise_lab::Error;
-use termwise_lab::cut::{self, Budget, Choice, Options, Outcome, Progress, Report, Texts};
+use termwise_base::threads;
+use termwise_data::{Prepare, Source};
+use termwise_inspect::Error;
+use termwise_inspect::cut::{self, Budget, Choice, Options, Outcome, Progress, Report, Texts};
 use termwise_lab::plan::parse_count;
 use termwise_llama::Model;
 use termwise_train::Error as TrainError;
-use termwise_train::data::{Prepare, Source};
 use termwise_train::eval::Windows;
 use termwise_train::settings::{Layer, Settings};
 
@@ -123,7 +124,7 @@ pub fn run<E: From<Error> + From<TrainError> + From<io::Error>>(args: &CutArgs, 
         true => None,
         false => Some(open(&self::settings(folder, args, &args.calibration)?.0, &cache, true)?),
     };
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|source| Error::Threads { threads, source })?;
+    let pool = threads::pool(threads).map_err(Error::from)?;
     let stop = stop_on_interrupt("finishing this measurement");
     let bar = bar("{msg}");
     let (written, outcome) = pool.install(|| -> Result<_, Error> {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use termwise_train::data::{DataConfig, Documents, Layout, Prepare, Progress, Rows, Source, TextSource};
+use termwise_data::{DataConfig, Documents, Layout, Prepare, Progress, Rows, Source, TextSource};
 
 use super::source::cache_folder;
 
@@ -83,7 +83,7 @@ impl DataArgs {
     }
 
     /// Tokenizes; says how far it is where standard error is a terminal.
-    pub fn source(&self) -> termwise_train::Result<TextSource> {
+    pub fn source(&self) -> termwise_data::Result<TextSource> {
         let show = io::stderr().is_terminal();
         let progress = move |progress: &Progress| {
             if show {
@@ -199,7 +199,7 @@ impl Summary {
 }
 
 /// Runs `termwise data`.
-pub fn run<E: From<termwise_train::Error> + From<io::Error>>(command: &DataCommand, out: &mut impl Write) -> Result<(), E> {
+pub fn run<E: From<termwise_data::Error> + From<io::Error>>(command: &DataCommand, out: &mut impl Write) -> Result<(), E> {
     match command {
         DataCommand::Prepare(args) => {
             let summary = Summary::new(&args.data.source()?);
@@ -223,7 +223,7 @@ pub fn run<E: From<termwise_train::Error> + From<io::Error>>(command: &DataComma
     Ok(())
 }
 
-fn show<E: From<termwise_train::Error> + From<io::Error>>(args: &ShowArgs, out: &mut impl Write) -> Result<(), E> {
+fn show<E: From<termwise_data::Error> + From<io::Error>>(args: &ShowArgs, out: &mut impl Write) -> Result<(), E> {
     let source = args.data.source()?;
     let mut batch = Rows::default();
     for index in (args.index..).take(usize::try_from(args.count).unwrap_or(usize::MAX)) {

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 use termwise_attention::{Mode, Variant};
+use termwise_base::threads;
 use termwise_llama::generate::{cut, warnings};
 use termwise_llama::{Model, Options};
 use termwise_train::eval::{Evaluation, Windows, evaluate_with};
@@ -81,7 +82,7 @@ struct Report<'a> {
 pub fn run(args: &EvalArgs, threads: usize, out: &mut impl Write) -> Result<bool> {
     let opened = open_for_model(&args.model, &args.data, args.held_out_only, &cache_folder(args.cache.as_deref()))?;
     let Opened { source, data, held_out_only, trained } = &opened;
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|source| Error::Threads { threads, source })?;
+    let pool = threads::pool(threads)?;
     let (windows, (evaluation, nonpositive)) = pool.install(|| -> Result<_> {
         let mut model = Model::read(&args.model)?;
         if let Some(attention) = &args.attention {

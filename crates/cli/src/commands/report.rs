@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use clap::Args;
-use termwise_lab::{Error, reproduce};
+use termwise_papers::{Error, reproduce};
 
 /// Make a page with figures and tables from finished or unfinished runs
 ///

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use termwise_lab::Error;
-use termwise_lab::reproduce::{self, Id, Options, Scale, paper};
+use termwise_papers::Error;
+use termwise_papers::reproduce::{self, Id, Options, Scale, paper};
 use termwise_train::sweep::{Event, Plan, ProcessRunner, Status};
 
 use super::size;

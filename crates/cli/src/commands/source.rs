@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use termwise_train::data::{Prepare, Progress, Source};
+use termwise_data::{Prepare, Progress, Source};
 use termwise_train::settings::Layer;
 use termwise_train::{Error, Result, Settings};
 

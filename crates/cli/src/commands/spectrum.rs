@@ -4,10 +4,11 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use termwise_lab::spectrum::{self, MAX_CUT, Options, RowChoice, Spectrum};
-use termwise_lab::{Error, threads};
+use termwise_base::threads;
+use termwise_data::hub;
+use termwise_inspect::Error;
+use termwise_inspect::spectrum::{self, MAX_CUT, Options, RowChoice, Spectrum};
 use termwise_llama::Model;
-use termwise_train::models;
 
 use super::settings::DataSettings;
 use super::source::{cache_folder, open_for_model};
@@ -111,7 +112,7 @@ where
 }
 
 fn measured(args: &SpectrumArgs, name: &str, threads: usize) -> Result<Spectrum, Error> {
-    let folder = models::folder(name)?;
+    let folder = hub::folder(name)?;
     let pool = threads::pool(threads)?;
     // Before the text is tokenized, which may take long.
     let model = pool.install(|| Model::read(&folder))?;

@@ -4,8 +4,8 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use termwise_lab::reproduce::paper::PaperPlan;
-use termwise_lab::reproduce::{ClaimOutcome, Declared, FILE, Id, Metric, Options, Results, Scale, TaskOutcome, Verdict};
+use termwise_papers::reproduce::paper::PaperPlan;
+use termwise_papers::reproduce::{ClaimOutcome, Declared, FILE, Id, Metric, Options, Results, Scale, TaskOutcome, Verdict};
 use termwise_report::Unit;
 
 use crate::commands::sweep::duration;
@@ -84,7 +84,7 @@ fn variants(task: &TaskOutcome, results: &Results) -> Vec<String> {
     let heads = if recall { ["recall", "rest", "excess"] } else { ["loss", "", ""] };
     table.row(["", heads[0], heads[1], heads[2], "state", "runs"]);
     for outcome in &task.variants {
-        let number = |spread: Option<termwise_lab::reproduce::Spread>| spread.map_or(NONE.to_owned(), |spread| spread.to_string());
+        let number = |spread: Option<termwise_papers::reproduce::Spread>| spread.map_or(NONE.to_owned(), |spread| spread.to_string());
         let numbers = if recall {
             [outcome.recall, outcome.rest, outcome.excess].map(number)
         } else {

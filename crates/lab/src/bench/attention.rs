@@ -8,8 +8,10 @@ use termwise_attention::{
 };
 
 use super::{AttentionShape, Machine, Speed, timed};
-use crate::rng::Rng;
-use crate::{Error, threads};
+use termwise_base::rng::Rng;
+use termwise_base::threads;
+
+use crate::Error;
 
 /// What to measure.
 #[derive(Clone, Debug)]

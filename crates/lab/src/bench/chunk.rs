@@ -5,8 +5,10 @@ use termwise_attention::{Attention, FusedOptions, Mode, Scratch, Shape, Variant,
 
 use super::{DecodeCase, Machine, timed};
 use crate::layer::{Layer, grads};
-use crate::rng::Rng;
-use crate::{Error, threads};
+use termwise_base::rng::Rng;
+use termwise_base::threads;
+
+use crate::Error;
 
 /// What to measure.
 #[derive(Clone, Debug)]

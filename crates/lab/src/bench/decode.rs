@@ -8,8 +8,10 @@ use termwise_attention::{Buffer, Shape, Variant};
 
 use super::{Machine, timed};
 use crate::layer::Layer;
-use crate::rng::Rng;
-use crate::{Error, threads};
+use termwise_base::rng::Rng;
+use termwise_base::threads;
+
+use crate::Error;
 
 /// Bytes that one repetition reads and writes at least: short steps are repeated, so that the clock does not count.
 const BYTES: usize = 64 << 20;

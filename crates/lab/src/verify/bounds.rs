@@ -8,7 +8,7 @@ use termwise_attention::{Error, Real, relative_rms};
 
 use super::outcome::{Case, Unit};
 use crate::layer::{Layer, Results};
-use crate::rng::Rng;
+use termwise_base::rng::Rng;
 
 const OUTPUTS: f64 = 1e-5;
 const GRADIENTS: f64 = 1e-4;

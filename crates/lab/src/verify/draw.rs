@@ -2,7 +2,7 @@
 
 use termwise_attention::{Rescale, Variant};
 
-use crate::rng::Rng;
+use termwise_base::rng::Rng;
 
 /// Kernels whose weights are above zero.
 const POSITIVE: &[&str] = &["exp", "exp", "exp", "taylor=0..2", "taylor=0..8", "taylor=0..12", "feature=elu"];

@@ -10,8 +10,8 @@ use super::bounds::Expected;
 use super::draw::random_variant;
 use super::outcome::{Case, Identity, Unit};
 use crate::layer::{Layer, Results, Sizes};
-use crate::rng::Rng;
-use crate::threads as pools;
+use termwise_base::rng::Rng;
+use termwise_base::threads as pools;
 
 /// What the checks go over: every preset, then random combinations.
 #[derive(Clone)]

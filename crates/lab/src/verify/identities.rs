@@ -9,7 +9,7 @@ use termwise_attention::{Attention, Error, Extra, FusedOptions, Real, Shape, Var
 use super::engines::{Subject, alone, begin, layer};
 use super::outcome::{Case, Identity, Unit};
 use crate::layer::{Layer, Name, Sizes};
-use crate::rng::Rng;
+use termwise_base::rng::Rng;
 
 /// New numbers from position t on leave every earlier output bit-identical, in the reference and in the fused engine.
 pub fn causality(subject: &Subject, seed: u64) -> Case {

@@ -22,10 +22,10 @@ use termwise_llama::weights::{self, Checkpoint as Weights, Tensor, WriteOptions}
 use termwise_llama::{Model, Params};
 
 use crate::error::{Error, Result};
-use crate::files::{create_folder, sync_folder, write_synced};
 use crate::settings::Settings;
 use crate::spikes::Spikes;
 use crate::{AdamW, AdamWConfig};
+use termwise_base::files::{create_folder, sync_folder, write_synced};
 
 pub use manifest::{MANIFEST, verify};
 pub use shelf::{Found, Shelf};
@@ -116,7 +116,7 @@ pub fn write(
         names.push(name);
     }
     manifest::write(folder, &names)?;
-    sync_folder(folder)
+    Ok(sync_folder(folder)?)
 }
 
 /// Reads a checkpoint after checking every file against the manifest.

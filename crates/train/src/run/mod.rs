@@ -20,19 +20,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use rayon::ThreadPoolBuilder;
 use serde::Serialize;
 use termwise_llama::Model;
 
 use crate::AdamW;
 use crate::checkpoint::{Best, Found, Loaded, Shelf, State};
-use crate::data::Source;
 use crate::error::{Error, Result};
 use crate::eval::Evaluation;
-use crate::files::{create_folder, write_whole};
 use crate::progress::Display;
 use crate::settings::keys::Effect;
 use crate::settings::{Layer, Settings};
+use termwise_base::files::{create_folder, write_whole};
+use termwise_data::Source;
 
 use training::Training;
 
@@ -115,7 +114,7 @@ pub fn resumed_settings(folder: &Path, above: &[Layer]) -> Result<Settings> {
 pub fn train(settings: &Settings, source: &dyn Source, options: &RunOptions) -> Result<Outcome> {
     settings.validate()?;
     let threads = if settings.threads == 0 { std::thread::available_parallelism().map_or(1, usize::from) } else { settings.threads };
-    let pool = ThreadPoolBuilder::new().num_threads(threads).build().map_err(|source| Error::Threads { threads, source })?;
+    let pool = termwise_base::threads::pool(threads)?;
     pool.install(|| {
         let folder = &options.folder;
         create_folder(folder)?;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::plan::Job;
 use crate::error::{Error, Result};
-use crate::files::write_whole;
+use termwise_base::files::write_whole;
 
 /// What was measured at the end of a run, by name. Numbers that are not finite are left out.
 pub type Metrics = BTreeMap<String, f64>;
@@ -62,6 +62,6 @@ impl Record {
 
     pub(super) fn write(&self, folder: &Path, job: &Job) -> Result<()> {
         let text = serde_json::to_string_pretty(self).expect("a record is numbers and text");
-        write_whole(&job.path(folder, "json"), text.as_bytes())
+        Ok(write_whole(&job.path(folder, "json"), text.as_bytes())?)
     }
 }

@@ -12,7 +12,7 @@ use super::plan::{Job, Plan};
 use super::progress::{Progress, Tracker};
 use super::record::{Metrics, Record, Status};
 use crate::error::{Error, Result};
-use crate::files::write_whole;
+use termwise_base::files::write_whole;
 
 /// What runs one job.
 pub trait Runner: Sync {

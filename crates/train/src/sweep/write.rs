@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::summary::{Statistic, Summary};
 use crate::error::{Error, Result};
-use crate::files::write_whole;
+use termwise_base::files::write_whole;
 
 impl Summary {
     /// Writes `runs.csv`, `summary.csv`, `best.csv` and `summary.json` into the folder of a sweep.
@@ -16,7 +16,7 @@ impl Summary {
         write_whole(&folder.join("summary.csv"), self.groups_csv().as_bytes())?;
         write_whole(&folder.join("best.csv"), self.best_csv().as_bytes())?;
         let json = serde_json::to_string_pretty(self).expect("a summary is numbers and text");
-        write_whole(&folder.join("summary.json"), (json + "\n").as_bytes())
+        Ok(write_whole(&folder.join("summary.json"), (json + "\n").as_bytes())?)
     }
 
     fn runs_csv(&self) -> String {

@@ -1,21 +1,17 @@
 //! `termwise generate`.
 
-mod prompts;
-mod text;
 mod took;
-mod writing;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use termwise_attention::{Mode, Variant};
+use termwise_base::threads;
+use termwise_data::Tokenizer;
+use termwise_generate::{Error, Piece, Plan, Result, Writing, Written, prompts};
 use termwise_llama::Model;
 use termwise_llama::generate::{Decoder, DecoderOptions, Remember, Sampling, warnings};
-use termwise_train::data::Tokenizer;
-use termwise_train::{Error, Result};
-
-use writing::{Plan, Writing};
 
 /// Write text with a model
 ///
@@ -137,8 +133,12 @@ impl GenerateArgs {
 }
 
 /// Writes in a pool of that many threads.
-pub fn run<E: From<Error> + From<io::Error>>(args: &GenerateArgs, threads: usize, out: &mut impl Write) -> std::result::Result<(), E> {
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|source| Error::Threads { threads, source })?;
+pub fn run<E: From<Error> + From<threads::Error> + From<io::Error>>(
+    args: &GenerateArgs,
+    threads: usize,
+    out: &mut impl Write,
+) -> std::result::Result<(), E> {
+    let pool = threads::pool(threads)?;
     // Text goes through a channel, since products run on threads of their own and standard output belongs to this one.
     let (send, receive) = std::sync::mpsc::channel::<String>();
     std::thread::scope(|scope| {
@@ -167,7 +167,11 @@ fn work(args: &GenerateArgs, show: &mut dyn FnMut(String) -> bool) -> Result<Str
     if let Some(path) = &args.save_state {
         // Before anything is written: a text that cannot be saved in the end would be lost.
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        std::fs::read_dir(folder).map_err(|source| Error::Io { action: "write the state to", path: path.clone(), source })?;
+        std::fs::read_dir(folder).map_err(|source| termwise_data::Error::Io {
+            action: "write the state to",
+            path: path.clone(),
+            source,
+        })?;
     }
     let mut model = Model::read(&args.model)?;
     if let Some(attention) = &args.attention {
@@ -192,11 +196,21 @@ fn work(args: &GenerateArgs, show: &mut dyn FnMut(String) -> bool) -> Result<Str
         stops: args.stop.iter().filter(|stop| !stop.is_empty()).cloned().collect(),
         ends: if args.ignore_end { Vec::new() } else { ends(&model, &tokenizer) },
         echo: args.echo,
-        json: args.json,
         load: args.load_state.clone(),
         save: args.save_state.clone(),
     };
-    Writing::new(&model, decoder, &tokenizer, plan, &prompts).run(show)
+    let (constant, remember) = (decoder.is_constant(), decoder.remember());
+    let took = Writing::new(&model, decoder, &tokenizer, plan, &prompts).run(&mut |piece| match piece {
+        Piece::More(text) => args.json || show(text.to_owned()),
+        Piece::End(written) if args.json => show(json_line(&written)),
+        // Texts of several prompts are set apart by an empty line.
+        Piece::End(written) => show(if written.index + 1 < prompts.len() { "\n\n" } else { "\n" }.to_owned()),
+    })?;
+    Ok(took::summary(took, &model, constant, remember))
+}
+
+fn json_line(written: &Written) -> String {
+    serde_json::to_string(written).expect("texts and whole numbers are JSON") + "\n"
 }
 
 /// The tokenizer that was named, the model's own, or bytes where the vocabulary is theirs.
@@ -204,16 +218,17 @@ fn tokenizer(args: &GenerateArgs, model: &Model) -> Result<Tokenizer> {
     let end = args.end_of_document.as_deref();
     let own = |folder: &Path| folder.join("tokenizer.json").is_file();
     match &args.tokenizer {
-        Some(name) => Tokenizer::open(name, end),
-        None if own(&args.model) => Tokenizer::open(&args.model.display().to_string(), end),
-        None if matches!(model.config.vocab_size, 256 | 257) => Tokenizer::open("bytes", end),
-        None => Err(Error::Tokenizer {
+        Some(name) => Ok(Tokenizer::open(name, end)?),
+        None if own(&args.model) => Ok(Tokenizer::open(&args.model.display().to_string(), end)?),
+        None if matches!(model.config.vocab_size, 256 | 257) => Ok(Tokenizer::open("bytes", end)?),
+        None => Err(termwise_data::Error::Tokenizer {
             name: args.model.join("tokenizer.json").display().to_string(),
             problem: format!(
                 "it is not there, and a vocabulary of {} tokens is not that of bytes; name a tokenizer with --tokenizer",
                 model.config.vocab_size
             ),
-        }),
+        }
+        .into()),
     }
 }
 

@@ -1,0 +1,10 @@
+//! Looking inside models.
+//!
+//! - [`spectrum`]: the terms of the exponential series inside a model, and how many of them its heads need;
+//! - [`cut`]: what cutting exp to a finite order costs and saves.
+
+pub mod cut;
+pub mod error;
+pub mod spectrum;
+
+pub use error::Error;
