@@ -1,6 +1,6 @@
 //! Polynomials in Chebyshev's basis, T_n((x − middle)/half): well-conditioned on the interval where a head's scores lie.
 
-use termwise_attention::parts::taylor::factorial;
+use termwise_attention::parts::kernel::taylor::factorial;
 
 /// An interval of scores.
 #[derive(Clone, Copy, Debug, PartialEq)]

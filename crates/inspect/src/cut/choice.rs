@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use termwise_attention::parts::taylor::{Coefficients, Taylor};
+use termwise_attention::parts::kernel::taylor::{Coefficients, Taylor};
 use termwise_attention::{Kernel, Variant, View};
 use termwise_llama::Config;
 use termwise_llama::config::AttentionMap;

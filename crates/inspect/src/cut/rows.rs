@@ -11,7 +11,7 @@
 //! So of each query only z and the products of the residuals R_n = U_n − z_n·y with each other are kept, and squared errors for any
 //! polynomial follow from them.
 
-use termwise_attention::{Denominator, Frame, Variant, View};
+use termwise_attention::{Denominator, Rescale, Variant, View};
 
 use super::chebyshev::Interval;
 
@@ -97,7 +97,7 @@ impl Rows {
         let (n, e) = (self.order + 1, view.e);
         let scores = scores(view, t);
         let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let rho = if self.kind == Kind::Ratio && view.variant.kernel.frame() == Frame::Shift { highest } else { 0.0 };
+        let rho = if self.kind == Kind::Ratio && view.variant.kernel.rescale() == Rescale::SubtractMax { highest } else { 0.0 };
         // The true sums in the frame of ρ, and those of the basis.
         let (mut u, mut z) = (vec![0.0; e], 0.0);
         let (mut moments, mut sums, mut values) = (vec![0.0; n * e], vec![0.0; n], vec![0.0; n]);

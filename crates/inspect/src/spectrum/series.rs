@@ -11,7 +11,7 @@
 //! no such form; their terms are added as they come.
 
 use termwise_attention::Kernel;
-use termwise_attention::parts::taylor::Taylor;
+use termwise_attention::parts::kernel::taylor::Taylor;
 
 use super::lanes::{Lane, exp, map, splat, zip, zip_three};
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde::Serialize;
-use termwise_attention::parts::taylor::{Coefficients, Taylor};
+use termwise_attention::parts::kernel::taylor::{Coefficients, Taylor};
 use termwise_attention::{Kernel, Shape, Variant, nearest};
 use termwise_llama::Config;
 use termwise_train::settings::{Layer, Settings, presets};
