@@ -71,7 +71,7 @@ fn every_command_calls_models_by_the_same_names() {
         assert!(error.contains("frist/config.json is no file") && error.contains("runs/frist/checkpoints is no folder"), "{error}");
     }
     at(here, &["generate", "tiny"]).failure().stderr(contains("a preset, which has sizes but no weights"));
-    at(here, &["generate", "hf://no-owner"]).failure().stderr(contains("hf://<owner>/<name>"));
+    at(here, &["generate", "hf://no-owner"]).failure().stderr(contains("hf://no-owner"));
 }
 
 #[test]

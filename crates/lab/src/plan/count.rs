@@ -20,8 +20,8 @@
 
 use std::iter::Sum;
 
+use termwise_attention::MAX_ROWS;
 use termwise_attention::combinatorics::monomials;
-use termwise_attention::kernels::basis::MAX_ROWS;
 use termwise_attention::{Map, Variant};
 
 const FLOAT: u64 = 4;

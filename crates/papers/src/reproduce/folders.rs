@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use termwise_report::{Block, Page, Section};
 use termwise_train::metrics::METRICS;
 use termwise_train::provenance;
+use termwise_train::settings::keys;
 use toml::{Table, Value};
 
 use super::collect;
@@ -13,9 +14,6 @@ use super::results::{Run, Spread, TaskOutcome, VariantOutcome};
 use super::{figures, page};
 use crate::Error;
 
-/// Settings that leave the outcome as it is, and those that stand for others.
-const FREE: [&str; 9] =
-    ["recipe", "model", "threads", "keep", "checkpoint_every", "log_every", "eval_every", "eval_batches", "skip_nonfinite"];
 const SETTINGS: &str = "settings.toml";
 
 /// Runs that differ by seed alone, with the settings in which they differ from others.
@@ -172,7 +170,7 @@ fn varied(found: &[Found]) -> Vec<String> {
     let mut keys: Vec<String> = Vec::new();
     for key in found.iter().flat_map(|one| one.settings.keys()) {
         let differs = || found.iter().any(|one| one.settings.get(key) != found[0].settings.get(key));
-        if key != "seed" && !FREE.contains(&key.as_str()) && !keys.contains(key) && differs() {
+        if key != "seed" && keys::find(key).is_none_or(|key| key.effect.on_weights()) && !keys.contains(key) && differs() {
             keys.push(key.clone());
         }
     }
