@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use termwise_lab::variants::Sizes;
 use termwise_lab::verify::{self, Identity};
 
-use crate::commands::bench::Bench;
+use crate::commands::bench::BenchArgs;
 use crate::commands::cut::CutArgs;
 use crate::commands::data::DataCommand;
 use crate::commands::eval::EvalArgs;
@@ -52,8 +52,7 @@ pub enum Command {
     Reproduce(ReproduceArgs),
     Variants(VariantsArgs),
     Verify(VerifyArgs),
-    #[command(subcommand)]
-    Bench(Bench),
+    Bench(BenchArgs),
     Plan(Box<PlanArgs>),
     Train(Box<TrainArgs>),
     Eval(Box<EvalArgs>),
