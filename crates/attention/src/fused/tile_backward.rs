@@ -9,6 +9,7 @@ use crate::kernels::gemm::{Rows, Strided, product};
 use crate::kernels::score_rows::{BackwardRow, CoefficientRow, DecayGrad, DecayRow};
 use crate::kernels::simd::{Simd, Task};
 use crate::kernels::{PAD, ROWS, TILE};
+use crate::parts::kernel::taylor::MAX_ORDER;
 
 /// What the tasks of the backward pass over tiles read and write.
 pub struct Context<'a> {
@@ -187,7 +188,8 @@ impl BackwardSegment<'_> {
                     if head.learned > 0 {
                         let (decay, clamp) = (decay_row(), head.clamp);
                         let grads = CoefficientRow { x, dp, visible, clamp, decay, frame, dz: c.dz[at], key_weights };
-                        grads.run(&head.kernel, dlearned);
+                        let mut slopes = [0.0; MAX_ORDER + 1];
+                        grads.run(|x, to| head.kernel.learned_slopes(x, to), &mut slopes[..head.learned], dlearned);
                     }
                     let total = head.kernel.backward_row(
                         simd,

@@ -361,18 +361,16 @@ pub struct CoefficientRow<'a> {
 }
 
 impl CoefficientRow<'_> {
-    /// Adds Σ_s ∂/∂a_n to `grads`, one for each order.
+    /// Adds Σ_s ∂/∂a_n to `grads`, one for each order; `slopes_at` gives ∂w/∂a_n at a score, into scratch as long as `grads`.
     #[inline(always)]
-    pub fn run(self, kernel: &crate::Kernel, grads: &mut [f64]) {
-        let mut slopes = [0.0; crate::parts::kernel::taylor::MAX_ORDER + 1];
-        let slopes = &mut slopes[..grads.len()];
+    pub fn run(self, slopes_at: impl Fn(f64, &mut [f64]), slopes: &mut [f64], grads: &mut [f64]) {
         let scale = (-self.frame.unwrap_or(0.0) as f64).exp();
         for s in 0..self.visible.min(self.x.len()) {
             let weight = self.key_weights.map_or(1.0, |weights| weights[s]);
             let m = self.decay.as_ref().map_or(1.0, |decay| (decay.row - decay.columns[s]).exp());
             let g = ((self.dp[s] * weight + self.dz) * m) as f64 * scale;
             let x = if self.x[s] > self.clamp { self.clamp } else { self.x[s] };
-            kernel.learned_slopes(x as f64, slopes);
+            slopes_at(x as f64, slopes);
             for (grad, slope) in grads.iter_mut().zip(&*slopes) {
                 *grad += g * slope;
             }
