@@ -201,8 +201,7 @@ fn saved_passes_are_independent() {
             assert_eq!(&case.backward_from(&mut engine, saved), expected, "a saved pass can be used again");
         }
         let mut other = cases[0].fused(mode, &scratch).expect("possible");
-        let mut gradients = vec![vec![0.0; 2 * 40 * 24], vec![0.0; 2 * 40 * 12], vec![0.0; 2 * 40 * 10]];
-        let [q, k, v] = &mut gradients[..] else { unreachable!("three tensors") };
+        let [q, k, v] = &mut [24, 12, 10].map(|width| vec![0.0; 2 * 40 * width]);
         let refusal = other.backward(&cases[0].inputs(), &saved[0], &cases[0].dy, &mut Grads::new(q, k, v));
         assert_eq!(refusal, Err(Error::Saved));
         let naive = cases[0].naive().forward(&cases[0].inputs(), &mut y).expect("possible");
