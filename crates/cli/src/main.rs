@@ -12,6 +12,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use termwise_lab::{Error, threads, variants, verify};
+use termwise_train::run::{LOCKED, STOPPED};
+use termwise_train::tell::{draw, readable, tell};
 
 use args::{Cli, Command};
 
@@ -46,7 +48,10 @@ impl From<io::Error> for Failure {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
     match run(cli, &mut io::stdout().lock()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(FAILURE),
@@ -59,8 +64,19 @@ fn main() -> ExitCode {
 }
 
 fn fail(message: &str, code: u8) -> ExitCode {
-    // Where even standard error is closed there is nobody to tell.
-    let _ = writeln!(io::stderr(), "error: {message}");
+    tell(&format!("error: {message}"));
+/// What clap has to say: help and version go to standard output, errors are made readable first, since they repeat what was typed.
+fn usage(error: &clap::Error) -> ExitCode {
+    if error.use_stderr() {
+        draw(&readable(&error.render().to_string()));
+        return ExitCode::from(USAGE);
+    }
+    match write!(io::stdout(), "{}", error.render()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => fail(&format!("cannot write the output: {error}"), FAILURE),
+        _ => ExitCode::SUCCESS,
+    }
+}
+
     ExitCode::from(code)
 }
 

@@ -22,6 +22,7 @@ pub mod spikes;
 pub mod step;
 pub mod sweep;
 pub mod tensorboard;
+pub mod tell;
 #[cfg(test)]
 mod testing;
 

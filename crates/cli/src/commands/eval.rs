@@ -92,8 +92,7 @@ pub fn run(args: &EvalArgs, threads: usize, out: &mut impl Write) -> Result<bool
         }
         let heads: Vec<Variant> = (0..model.config.num_hidden_layers).flat_map(|layer| model.config.heads(layer)).collect();
         for warning in warnings(&heads) {
-            // Where standard error is closed there is nobody to tell.
-            let _ = writeln!(std::io::stderr(), "warning: {warning}");
+            tell(&format!("warning: {warning}"));
         }
         let usual = trained.unwrap_or(model.config.max_position_embeddings.min(1024));
         let length = args.length.unwrap_or(usual);
@@ -102,7 +101,7 @@ pub fn run(args: &EvalArgs, threads: usize, out: &mut impl Write) -> Result<bool
         Ok((windows, evaluate_with(&model, source.as_ref(), windows, args.batches.unwrap_or(0), options)?))
     })?;
     if let Some(at) = nonpositive {
-        let _ = writeln!(std::io::stderr(), "warning: {at}, the first that is not positive");
+        tell(&format!("warning: {at}, the first that is not positive"));
     }
     let write = |error: std::io::Error| Error::Io { action: "write", path: "standard output".into(), source: error };
     if args.json {

@@ -9,6 +9,7 @@ use termwise_lab::Error;
 use termwise_lab::reproduce::{self, Id, Options, Scale, paper};
 use termwise_train::sweep::{Event, Plan, ProcessRunner, Status};
 
+use termwise_train::tell::{draw, tell};
 use super::size;
 use super::sweep::{duration, interrupts, moving};
 use crate::print;
@@ -138,7 +139,7 @@ impl Display<'_> {
         let (index, line) = match event {
             Event::Progress(progress) => {
                 if self.moving {
-                    eprint!("\r\x1b[K{}", moving(progress));
+                    draw(&format!("\r\x1b[K{}", moving(progress)));
                 }
                 return;
             }
@@ -155,12 +156,12 @@ impl Display<'_> {
             },
         };
         self.clear();
-        eprintln!("{}: {line}", self.plan.name(&self.plan.jobs[*index]));
+        tell(&format!("{}: {line}", self.plan.name(&self.plan.jobs[*index])));
     }
 
     fn clear(&self) {
         if self.moving {
-            eprint!("\r\x1b[K");
+            draw("\r\x1b[K");
         }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use termwise_train::data::{Prepare, Progress, Source};
 use termwise_train::settings::Layer;
+use termwise_train::tell::draw;
 use termwise_train::{Error, Result, Settings};
 
 use super::settings::DataSettings;
@@ -25,12 +26,12 @@ pub fn prepare_with_progress(settings: &Settings, cache: &Path, quiet: bool) -> 
         if show {
             shown.store(true, Ordering::Relaxed);
             let share = 100.0 * progress.read as f64 / progress.file_bytes.max(1) as f64;
-            eprint!("\rtokenizing: {share:.0} %, {} documents, {} tokens ", progress.documents, progress.tokens);
+            draw(&format!("\rtokenizing: {share:.0} %, {} documents, {} tokens ", progress.documents, progress.tokens));
         }
     };
     let source = settings.open_source(cache, &Prepare { progress: &progress, ..Prepare::default() });
     if shown.load(Ordering::Relaxed) {
-        eprintln!();
+        draw("\n");
     }
     source
 }

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use clap::Args;
 use termwise_train::sweep::{self, Event, Options, Plan, Point, ProcessRunner, Progress, State, Status, Summary, TrainingSchema};
-use termwise_train::{Error, Result};
+use termwise_train::Error;
+use termwise_train::tell::{draw, tell};
 
 use super::size;
 use crate::text::{Align, Table};
@@ -70,7 +71,7 @@ pub fn run(args: &SweepArgs, threads: usize, out: &mut impl Write) -> Result<boo
     let folder = args.out.clone().unwrap_or_else(|| Path::new("sweeps").join(args.file.file_stem().unwrap_or_default()));
     for equality in sweep::equalities(&plan) {
         let hint = if args.skip_equal { "" } else { "; --skip-equal runs one of them" };
-        eprintln!("note: {equality}{hint}");
+        tell(&format!("note: {equality}{hint}"));
     }
     let states = if args.list {
         sweep::states(&plan, &folder, args.skip_equal)?
@@ -146,12 +147,13 @@ impl<'a> Display<'a> {
             },
             Event::Progress(progress) => {
                 if self.moving {
-                    eprint!("\r\x1b[K{}", moving(progress));
+                    draw(&format!("\r\x1b[K{}", moving(progress)));
                 }
                 return;
             }
         };
-        eprintln!("{}{line}", if self.moving { "\r\x1b[K" } else { "" });
+        draw(if self.moving { "\r\x1b[K" } else { "" });
+        tell(&line);
     }
 }
 

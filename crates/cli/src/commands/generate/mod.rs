@@ -13,6 +13,7 @@ use termwise_attention::{Mode, Variant};
 use termwise_llama::Model;
 use termwise_llama::generate::{Decoder, DecoderOptions, Remember, Sampling, warnings};
 use termwise_train::data::Tokenizer;
+use termwise_train::tell::tell;
 use termwise_train::{Error, Result};
 
 use writing::{Plan, Writing};
@@ -149,8 +150,7 @@ pub fn run<E: From<Error> + From<io::Error>>(args: &GenerateArgs, threads: usize
         let summary = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         printed?;
         if !args.quiet {
-            // Where even standard error is closed there is nobody to tell.
-            let _ = io::stderr().write_all(summary.as_bytes());
+            tell(summary.trim_end());
         }
         Ok(())
     })
@@ -183,7 +183,7 @@ fn work(args: &GenerateArgs, show: &mut dyn FnMut(String) -> bool) -> Result<Str
         let map = order.as_ref().unwrap_or(&model.config.attention);
         let heads = (0..model.config.num_hidden_layers).flat_map(|layer| map.heads(layer, model.config.num_attention_heads));
         for warning in warnings(&heads.collect::<Vec<_>>()) {
-            let _ = writeln!(io::stderr(), "warning: {warning}");
+            tell(&format!("warning: {warning}"));
         }
     }
     let plan = Plan {
