@@ -159,6 +159,50 @@ fn begin(settings: &Settings, source: &dyn Source, options: &RunOptions, shelf: 
         Start::At(path) => Some(shelf.exactly(path)?),
     };
     let Some(Found { path, loaded, skipped }) = found else { return Ok((fresh(settings, source)?, Vec::new())) };
+/// As [`train`], with the folder's lock held. `done` is set once a step was made that a resumed run can build on.
+fn locked(settings: &Settings, source: &dyn Source, options: &RunOptions, done: &mut bool) -> Result<Outcome> {
+    let folder = &options.folder;
+    let shelf = Shelf::new(folder.join("checkpoints"));
+    let mut warnings = shelf.clean()?;
+    let (begin, further) = begin(settings, source, options, &shelf)?;
+    warnings.extend(further);
+    write_whole(&folder.join(SETTINGS), settings.to_toml().as_bytes())?;
+    let mut training = Training::new(settings, source, options, shelf, begin, warnings)?;
+    let outcome = training.run();
+    // A step that is not finite leaves a folder to look at.
+    *done = training.done() > 0 || matches!(outcome, Err(Error::NonFinite { .. }));
+    outcome
+}
+
+/// Removes what a run has made that was refused before its first step, so that the corrected command can begin. In a folder that was there
+/// before, only what makes it a run.
+fn undo(folder: &Path, new: bool) {
+    let ours = |name: &str| name == SETTINGS || new && ([METRICS, LOCK, WARNINGS].contains(&name) || name.contains(".tfevents."));
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    for entry in entries.filter(|entry| entry.file_name().to_str().is_some_and(ours)) {
+        // What cannot be removed is in nobody's way but that of the next attempt, which will say so.
+        let _ = std::fs::remove_file(entry.path());
+    }
+    if new {
+        // Only if nothing else is in it.
+        let _ = std::fs::remove_dir(folder);
+    }
+}
+
+/// Exit code of a process whose run was asked to stop and left a checkpoint: what shells say of an interrupt.
+pub const STOPPED: u8 = 130;
+
+/// Exit code of a process that found another one working in its run's folder: `EX_TEMPFAIL`, to be tried again.
+pub const LOCKED: u8 = 75;
+
+const LOCK: &str = "run.lock";
+
+/// Whether a process is working in the folder of a run at this moment.
+pub fn is_locked(folder: &Path) -> bool {
+    let held = |file: File| matches!(file.try_lock_shared(), Err(std::fs::TryLockError::WouldBlock));
+    File::open(folder.join(LOCK)).is_ok_and(held)
+}
+
     let Loaded { model, mut optimizer, state, settings: before } = loaded;
     let differences = settings.differences(&before);
     if !differences.is_empty() {
