@@ -18,6 +18,7 @@ mod shelf;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use termwise_llama::files::read_text;
 use termwise_llama::weights::{self, Checkpoint as Weights, Tensor, WriteOptions};
 use termwise_llama::{Model, Params};
 
@@ -123,7 +124,7 @@ pub fn write(
 pub fn read(folder: &Path) -> Result<Loaded> {
     verify(folder)?;
     let state = read_state(folder)?;
-    let text = std::fs::read_to_string(folder.join(SETTINGS)).map_err(Error::io("read", folder.join(SETTINGS)))?;
+    let text = read_text(&folder.join(SETTINGS)).map_err(Error::io("read", folder.join(SETTINGS)))?;
     let settings = Settings::from_checkpoint(&text, &folder.join(SETTINGS).display().to_string())?;
     let model = Model::read(folder)?;
     let optimizer = read_moments(&folder.join(OPTIMIZER), &model.params, settings.adamw(), state.updates)?;
@@ -133,8 +134,8 @@ pub fn read(folder: &Path) -> Result<Loaded> {
 /// The state in a checkpoint.
 pub fn read_state(folder: &Path) -> Result<State> {
     let path = folder.join(STATE);
-    let text = std::fs::read(&path).map_err(Error::io("read", &path))?;
-    serde_json::from_slice(&text).map_err(Error::json(path))
+    let text = read_text(&path).map_err(Error::io("read", &path))?;
+    serde_json::from_str(&text).map_err(Error::json(path))
 }
 
 fn write_moments(path: &Path, optimizer: &AdamW) -> Result<()> {

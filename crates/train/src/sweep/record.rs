@@ -1,11 +1,11 @@
 //! How runs ended, on disk.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use termwise_llama::files::read_text;
 
 use super::plan::Job;
 use crate::error::{Error, Result};
@@ -46,7 +46,7 @@ impl Record {
     /// The record of a job, if it has ended.
     pub(super) fn read(folder: &Path, job: &Job) -> Result<Option<Record>> {
         let path = job.path(folder, "json");
-        let text = match fs::read_to_string(&path) {
+        let text = match read_text(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(Error::io("read", path)(error)),
