@@ -9,6 +9,7 @@ mod feed;
 mod files;
 #[cfg(feature = "hub")]
 mod hub;
+mod memory;
 pub mod metrics;
 pub mod models;
 pub mod nonfinite;
@@ -21,8 +22,8 @@ pub mod source;
 pub mod spikes;
 pub mod step;
 pub mod sweep;
-pub mod tensorboard;
 pub mod tell;
+pub mod tensorboard;
 #[cfg(test)]
 mod testing;
 

@@ -73,7 +73,7 @@ pub struct GenerateArgs {
     #[arg(long)]
     pub ignore_end: bool,
     /// Cut every exp kernel to the series up to this order, whose memory has constant size
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", value_parser = crate::args::order())]
     pub order: Option<usize>,
     /// Keep all keys and values until the state of --order is smaller, then go on with that
     #[arg(long, requires = "order")]
@@ -202,7 +202,7 @@ fn work(args: &GenerateArgs, show: &mut dyn FnMut(String) -> bool) -> Result<Str
 /// The tokenizer that was named, the model's own, or bytes where the vocabulary is theirs.
 fn tokenizer(args: &GenerateArgs, model: &Model) -> Result<Tokenizer> {
     let end = args.end_of_document.as_deref();
-    let own = |folder: &Path| folder.join("tokenizer.json").is_file();
+    let own = |folder: &Path| folder.join("tokenizer.json").exists();
     match &args.tokenizer {
         Some(name) => Tokenizer::open(name, end),
         None if own(&args.model) => Tokenizer::open(&args.model.display().to_string(), end),
