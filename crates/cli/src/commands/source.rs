@@ -54,13 +54,13 @@ pub fn layers_of_model(folder: &Path, flags: &DataSettings) -> Result<(Vec<Layer
     let mut layers = Vec::new();
     let trained = saved.is_file();
     if trained {
-        let text = std::fs::read_to_string(&saved).map_err(|source| Error::Io { action: "read", path: saved.clone(), source })?;
+        let text = termwise_llama::files::read_text(&saved).map_err(|source| Error::Io { action: "read", path: saved.clone(), source })?;
         layers.push(Layer::of_run(&text, &saved.display().to_string())?);
     } else if !flags.has("data") {
         let expected = "this folder says nothing about data; name some with --data, or builtin".into();
         return Err(Error::Setting { place: String::new(), key: "data".into(), found: "absent".into(), expected });
     }
-    if !flags.has("tokenizer") && folder.join("tokenizer.json").is_file() {
+    if !flags.has("tokenizer") && folder.join("tokenizer.json").exists() {
         let own = toml::Table::from_iter([("tokenizer".to_owned(), toml::Value::String(folder.display().to_string()))]);
         layers.push(Layer::new(own, "the model's folder")?);
     }
