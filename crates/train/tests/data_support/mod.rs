@@ -77,12 +77,7 @@ pub fn shards(cache: &str) -> BTreeMap<PathBuf, Vec<u8>> {
     shards
 }
 
-/// The folder of shared material, if it is there.
+/// The folder of shared material; the test is skipped where it is missing.
 pub fn shared() -> Option<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data");
-    if !path.is_dir() {
-        println!("skipped: no ../shared");
-        return None;
-    }
-    Some(path)
+    termwise_unrun::shared("data")
 }
