@@ -93,12 +93,12 @@ fn what_cannot_be_is_refused_in_one_sentence() {
         (&["--mlp", "4294967296"], 1, "`mlp` is 4294967296, but it must be at most"),
         (&["--vocab", "4294967296"], 1, "`vocab` is 4294967296"),
         (&["--layers", "1000000000000"], 1, "`layers` is 1000000000000"),
-        (&["--vocab", "268435456", "--hidden", "16777216"], 1, "need at least"),
+        (&["--vocab", "268435456", "--hidden", "4096", "--heads", "32"], 1, "need at least"),
         (&["--batch", "16777216", "--length", "16777216"], 1, "need at least"),
         (&["--lr", "-1"], 1, "`lr` is -1"),
         (&["--nonsense"], 2, "--nonsense"),
         (&["--config", "absent.toml"], 1, "absent.toml"),
-        (&["--attention", "softmacks"], 2, "softmacks"),
+        (&["--attention", "softmacks"], 1, "softmacks"),
     ] {
         let output = place.train(arguments).assert().code(code).stderr(contains(said)).get_output().clone();
         let text = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -186,7 +186,9 @@ fn at_no_moment_of_a_write_is_the_only_checkpoint_lost() {
     };
     let copy = |to: &Path| {
         fs::create_dir(to).expect("a folder");
-        FILES.iter().for_each(|name| drop(fs::copy(place.join(name), to.join(name)).expect("a copy")));
+        for name in FILES {
+            fs::copy(place.join(name), to.join(name)).expect("a copy");
+        }
     };
     // Killed after the old one went and before the new one came; and after the new one came.
     copy(&part);

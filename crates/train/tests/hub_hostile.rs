@@ -33,7 +33,7 @@ impl Default for Answers {
 
 fn answer(stream: TcpStream, answers: &Answers) -> Option<()> {
     let mut reader = BufReader::new(stream.try_clone().ok()?);
-    let (mut line, mut from, mut to) = (String::new(), 0, usize::MAX);
+    let (mut line, mut from, mut to) = (String::new(), 0usize, usize::MAX);
     reader.read_line(&mut line).ok()?;
     loop {
         let mut header = String::new();
