@@ -45,7 +45,7 @@ fn mistakes_are_named_with_what_was_meant() {
 
 #[test]
 fn what_was_typed_cannot_write_to_the_terminal() {
-    for arguments in [&["train", "--attention", "soft\u{1b}]0;pwned\u{7}max"][..], &["eval", "no\u{1b}[2Jmodel", "--data", "x"]] {
+    for arguments in [&["train", "--attention", "soft\u{1b}]0;pwned\u{7}max"][..], &["generate", "no\u{1b}[2Jmodel", "--prompt", "x"]] {
         let output = termwise(arguments).assert().failure().get_output().clone();
         let said = [output.stderr, output.stdout].concat();
         assert!(!said.contains(&0x1b) && !said.contains(&7), "{}", String::from_utf8_lossy(&said));

@@ -159,20 +159,22 @@ fn build(
     let path = staging.path().join(MANIFEST);
     let text = serde_json::to_vec_pretty(&manifest).map_err(|error| Error::io("write", &path)(error.into()))?;
     std::fs::write(&path, text).map_err(Error::io("write", &path))?;
-    drop(lock);
+    // In this order: with a lock that nobody holds it would be taken for a leftover.
     let path = staging.path().join(LOCK);
     std::fs::remove_file(&path).map_err(Error::io("remove", &path))?;
+    drop(lock);
     publish(staging, folder, how.rebuild)
 }
 
 /// A folder in the cache to build in, with the lock that says that somebody does; what builders that were killed have left is removed.
 fn stage(cache: &Path) -> Result<(TempDir, File)> {
-    // One at a time: nobody looks for locks between the making of a folder and that of its lock.
-    let path = cache.join(LOCK);
-    let turn = File::create(&path).map_err(Error::io("create", &path))?;
-    turn.lock().map_err(Error::io("lock", &path))?;
+    // One at a time, by the folder's own lock: nobody looks for locks between the making of a folder and that of its lock. Where folders have no
+    // locks, nothing is removed.
+    let turn = File::open(cache).and_then(|folder| folder.lock().map(|()| folder));
     let entries = std::fs::read_dir(cache).map_err(Error::io("list", cache))?.filter_map(|entry| Some(entry.ok()?.path()));
-    for left in entries.filter(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(BUILDING))) {
+    for left in entries
+        .filter(|path| turn.is_ok() && path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(BUILDING)))
+    {
         let busy = |file: File| matches!(file.try_lock(), Err(std::fs::TryLockError::WouldBlock));
         // Without a lock its builder is just publishing it, or is of an earlier version; it may be gone a moment later.
         let is_left = match File::open(left.join(LOCK)) {
