@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::eval::Evaluation;
-use crate::files::write_whole;
 use crate::tensorboard::Events;
+use termwise_base::files::write_whole;
 
 /// Name of the file.
 pub const METRICS: &str = "metrics.jsonl";
@@ -115,7 +115,7 @@ fn write_lines(path: &Path, lines: &[(Line, Vec<u8>)]) -> Result<()> {
         Ok(found) if found == bytes && !bytes.is_empty() => Ok(()),
         Ok(_) if bytes.is_empty() => std::fs::remove_file(path).map_err(Error::io("remove", path)),
         Err(_) if bytes.is_empty() => Ok(()),
-        _ => write_whole(path, &bytes),
+        _ => Ok(write_whole(path, &bytes)?),
     }
 }
 

@@ -4,9 +4,11 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use termwise_train::data::{Prepare, Progress, Source};
+use termwise_data::language::Language;
+use termwise_data::{Prepare, Progress, Source};
+use termwise_train::resolve::{self, Named};
 use termwise_train::settings::Layer;
-use termwise_train::tell::draw;
+use termwise_train::tell::{draw, tell};
 use termwise_train::{Error, Result, Settings};
 
 use super::settings::DataSettings;
@@ -36,6 +38,25 @@ pub fn prepare_with_progress(settings: &Settings, cache: &Path, quiet: bool) -> 
     source
 }
 
+/// The folder of a model by what the user calls it; says on standard error which was taken where the name does not.
+pub fn model_folder(asked: Option<&str>, quiet: bool) -> Result<PathBuf> {
+    let Named { folder, taken } = resolve::model(asked)?;
+    if let Some(taken) = taken.filter(|_| !quiet) {
+        tell(&format!("model: {taken}"));
+    }
+    Ok(folder)
+}
+
+/// The built-in language that a checkpoint was trained on; `None` where it was text, or nothing is said.
+pub fn language_of(folder: &Path) -> Result<Option<Language>> {
+    let saved = folder.join("settings.toml");
+    if !saved.is_file() {
+        return Ok(None);
+    }
+    let text = termwise_base::files::read_text(&saved).map_err(|source| Error::Io { action: "read", path: saved.clone(), source })?;
+    Settings::resolve(&[Layer::of_run(&text, &saved.display().to_string())?])?.builtin_language()
+}
+
 /// Text for a model that exists.
 pub struct Opened {
     /// Its held-out batches are the text.
@@ -54,7 +75,7 @@ pub fn layers_of_model(folder: &Path, flags: &DataSettings) -> Result<(Vec<Layer
     let mut layers = Vec::new();
     let trained = saved.is_file();
     if trained {
-        let text = termwise_llama::files::read_text(&saved).map_err(|source| Error::Io { action: "read", path: saved.clone(), source })?;
+        let text = termwise_base::files::read_text(&saved).map_err(|source| Error::Io { action: "read", path: saved.clone(), source })?;
         layers.push(Layer::of_run(&text, &saved.display().to_string())?);
     } else if !flags.has("data") {
         let expected = "this folder says nothing about data; name some with --data, or builtin".into();

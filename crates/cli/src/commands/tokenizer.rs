@@ -4,9 +4,8 @@ use std::io::{self, Read, Write};
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use termwise_train::Error;
-use termwise_train::data::Tokenizer;
-use termwise_train::data::bpe::{self, BpeConfig};
+use termwise_data::bpe::{self, BpeConfig};
+use termwise_data::{Error, Tokenizer};
 
 use super::data::TextArgs;
 

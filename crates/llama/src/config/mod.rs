@@ -81,7 +81,7 @@ impl Config {
     pub fn read(path: impl AsRef<Path>) -> Result<Config> {
         let (asked, folder) = (path.as_ref(), path.as_ref().is_dir());
         let path = if folder { asked.join("config.json") } else { asked.to_owned() };
-        let text = match crate::files::read_text(&path) {
+        let text = match termwise_base::files::read_text(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(Error::NoModel { path: asked.into(), folder }),
             text => text.map_err(Error::io("read the configuration", &path))?,
         };
@@ -182,7 +182,7 @@ impl Config {
         let unmentioned = (0..self.num_hidden_layers).find(|&layer| attention.layer(layer).is_none());
         for layer in mentioned.chain(unmentioned) {
             let heads = attention.heads(layer, self.num_attention_heads);
-            termwise_attention::layer_extras(&heads, &self.shape()).map_err(|source| Error::Layer { layer, source })?;
+            self.attention_layer(layer, &heads)?;
         }
         Ok(())
     }

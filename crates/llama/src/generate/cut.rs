@@ -1,6 +1,6 @@
 //! Softmax models cut to a finite order: exp becomes Σ_{n ≤ p} x^n/n!, whose memory has constant size.
 
-use termwise_attention::parts::taylor::Taylor;
+use termwise_attention::parts::kernel::taylor::Taylor;
 use termwise_attention::{Kernel, Variant};
 
 use crate::config::{AttentionMap, Config};

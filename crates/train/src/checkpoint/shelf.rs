@@ -8,8 +8,8 @@ use termwise_llama::Model;
 use super::{Loaded, State, manifest, read, read_state, write};
 use crate::AdamW;
 use crate::error::{Error, Result};
-use crate::files::{beside, create_folder, sync_folder};
 use crate::settings::Settings;
+use termwise_base::files::{beside, create_folder, sync_folder};
 
 /// Endings of hidden folders: what is being written, what it replaces, what is being removed.
 const PART: &str = "part";

@@ -3,6 +3,7 @@
 //! ```text
 //! runs/<name>/
 //!     settings.toml             every setting
+//!     provenance.json           which builds worked on it, and the command that began it: [`crate::provenance`]
 //!     metrics.jsonl             see [`crate::metrics`]
 //!     events.out.tfevents.*     the same for TensorBoard
 //!     checkpoints/step-N/       see [`crate::checkpoint`]
@@ -20,22 +21,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use rayon::ThreadPoolBuilder;
 use serde::Serialize;
 use termwise_llama::Model;
-use termwise_llama::files::read_text;
 
 use crate::AdamW;
 use crate::checkpoint::{Best, Found, Loaded, MANIFEST, SETTINGS, STATE, Shelf, State};
-use crate::data::Source;
 use crate::error::{Error, Result};
 use crate::eval::Evaluation;
-use crate::files::{create_folder, write_whole};
 use crate::memory;
 use crate::metrics::{self, METRICS};
 use crate::progress::{Display, WARNINGS};
+use crate::provenance::{self, Provenance};
 use crate::settings::keys::Effect;
 use crate::settings::{Layer, Settings};
+use termwise_base::files::{create_folder, read_text, write_whole};
+use termwise_data::Source;
 
 use training::Training;
 
@@ -66,13 +66,15 @@ pub struct RunOptions {
     pub peak: Option<f64>,
     /// Files to put into every checkpoint, such as a tokenizer.
     pub files: Vec<(String, Vec<u8>)>,
+    /// Which build this is, for the run's folder.
+    pub provenance: Provenance,
 }
 
 impl RunOptions {
     /// A fresh run in this folder.
     pub fn new(folder: impl Into<PathBuf>) -> RunOptions {
         let (start, display, stop) = (Start::Fresh, Display::Auto, Arc::default());
-        RunOptions { folder: folder.into(), start, display, stop, peak: None, files: Vec::new() }
+        RunOptions { folder: folder.into(), start, display, stop, peak: None, files: Vec::new(), provenance: Provenance::default() }
     }
 }
 
@@ -144,7 +146,7 @@ pub fn resumed_settings(folder: &Path, above: &[Layer]) -> Result<Settings> {
 pub fn train(settings: &Settings, source: &dyn Source, options: &RunOptions) -> Result<Outcome> {
     settings.validate()?;
     let threads = if settings.threads == 0 { std::thread::available_parallelism().map_or(1, usize::from) } else { settings.threads };
-    let pool = ThreadPoolBuilder::new().num_threads(threads).build().map_err(|source| Error::Threads { threads, source })?;
+    let pool = termwise_base::threads::pool(threads)?;
     pool.install(|| {
         let folder = &options.folder;
         let new = !folder.exists();
@@ -161,13 +163,15 @@ pub fn train(settings: &Settings, source: &dyn Source, options: &RunOptions) -> 
 
 /// As [`train`], with the folder's lock held. `done` is set once a step was made that a resumed run can build on.
 fn locked(settings: &Settings, source: &dyn Source, options: &RunOptions, done: &mut bool) -> Result<Outcome> {
-    let folder = &options.folder;
+    let folder = &options.folder.clone();
     let shelf = Shelf::new(folder.join("checkpoints"));
     let mut warnings = shelf.clean()?;
     let (begin, further) = begin(settings, source, options, &shelf)?;
     warnings.extend(further);
     write_whole(&folder.join(SETTINGS), settings.to_toml().as_bytes())?;
-    let mut training = Training::new(settings, source, options, shelf, begin, warnings)?;
+    let mut options = options.clone();
+    options.files.push((provenance::FILE.into(), provenance::note(folder, &options.provenance)?));
+    let mut training = Training::new(settings, source, &options, shelf, begin, warnings)?;
     let outcome = training.run();
     // A step that is not finite leaves a folder to look at.
     *done = training.done() > 0 || matches!(outcome, Err(Error::NonFinite { .. }));
@@ -177,7 +181,9 @@ fn locked(settings: &Settings, source: &dyn Source, options: &RunOptions, done: 
 /// Removes what a run has made that was refused before its first step, so that the corrected command can begin. In a folder that was there
 /// before, only what makes it a run.
 fn undo(folder: &Path, new: bool) {
-    let ours = |name: &str| name == SETTINGS || new && ([METRICS, LOCK, WARNINGS].contains(&name) || name.contains(".tfevents."));
+    let ours = |name: &str| {
+        [SETTINGS, provenance::FILE].contains(&name) || new && ([METRICS, LOCK, WARNINGS].contains(&name) || name.contains(".tfevents."))
+    };
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     for entry in entries.filter(|entry| entry.file_name().to_str().is_some_and(ours)) {
         // What cannot be removed is in nobody's way but that of the next attempt, which will say so.

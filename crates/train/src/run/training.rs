@@ -8,7 +8,6 @@ use termwise_llama::Model;
 
 use super::{Begin, Outcome, RunOptions};
 use crate::checkpoint::{Best, Shelf, State};
-use crate::data::{Rows, Source};
 use crate::error::{Error, Result};
 use crate::eval::{Evaluation, Sums};
 use crate::feed::{Feed, Parts};
@@ -20,6 +19,7 @@ use crate::schedule::Schedule;
 use crate::settings::Settings;
 use crate::step::{Computed, Gradients};
 use crate::{AdamW, clip};
+use termwise_data::{Rows, Source};
 
 pub(super) struct Training<'a> {
     settings: &'a Settings,
@@ -320,8 +320,8 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     use super::*;
-    use crate::data::Prepare;
     use crate::progress::Display;
+    use termwise_data::Prepare;
 
     #[test]
     fn a_step_is_not_saved_twice() {

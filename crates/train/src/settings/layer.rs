@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use termwise_attention::nearest;
-use termwise_llama::{Config, files};
+use termwise_base::files;
+use termwise_llama::Config;
 use toml::{Table, Value};
 
 use super::{bad, keys, presets};

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use termwise_attention::nearest;
-use termwise_llama::files;
+use termwise_base::files;
 use toml::{Table, Value};
 
 use crate::error::{Error, Result};
