@@ -109,7 +109,8 @@ pub fn resume_at(path: &Path) -> Result<(PathBuf, Start)> {
     let place = whole.parent().filter(|folder| folder.file_name().is_some_and(|name| name == "checkpoints"));
     let step = whole.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix("step-")).map(str::parse::<u64>);
     let named = place.is_some() && matches!(step, Some(Ok(_)));
-    if !named && !(whole.join(STATE).is_file() && whole.join(MANIFEST).is_file()) {
+    let complete = whole.join(STATE).is_file() && whole.join(MANIFEST).is_file();
+    if !named && !complete {
         return Ok((path.into(), Start::Resume));
     }
     match place.and_then(Path::parent).filter(|run| run.join(SETTINGS).is_file()) {
