@@ -1,7 +1,7 @@
 //! What all crates need, once.
 //!
 //! - [`rng`]: random numbers that are the same on every machine;
-//! - [`files`]: files that appear whole or not at all;
+//! - [`files`]: files that appear whole or not at all, and reading that ends;
 //! - [`threads`]: pools of a stated size;
 //! - [`nearest`]: the word that was probably meant.
 

@@ -73,6 +73,11 @@ pub(crate) fn size(most: u64) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=most)
 }
 
+/// An order at which a series may be cut.
+pub(crate) fn order() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(..=termwise_attention::parts::kernel::taylor::MAX_ORDER as u64)
+}
+
 pub const LARGE: u64 = 1 << 20;
 
 /// List attention variants: presets, the parts they are made of, costs, and which are equal
@@ -137,7 +142,7 @@ pub struct VerifyArgs {
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
     /// Random combinations of parts for each check, besides all presets
-    #[arg(long, default_value_t = 20, value_name = "N")]
+    #[arg(long, default_value_t = 20, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(..=LARGE))]
     pub cases: usize,
     /// Run this check alone; may be given several times
     #[arg(long, value_name = "CHECK")]
@@ -174,5 +179,30 @@ impl VerifyArgs {
     pub fn options(&self, threads: usize) -> verify::Options {
         let only = self.only.iter().map(|check| check.0).collect();
         verify::Options { golden: self.golden.clone(), seed: self.seed, cases: self.cases, threads, only }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_arguments_of_all_commands_fit_together() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_and_flag_is_explained() {
+        let mut waiting = vec![Cli::command()];
+        while let Some(command) = waiting.pop() {
+            let name = command.get_name().to_owned();
+            assert!(command.get_about().is_some(), "{name} has no help");
+            for argument in command.get_arguments().filter(|argument| !argument.is_hide_set()) {
+                assert!(argument.get_help().is_some(), "{name}: {} has no help", argument.get_id());
+            }
+            waiting.extend(command.get_subcommands().cloned());
+        }
     }
 }

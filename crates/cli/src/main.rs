@@ -13,9 +13,12 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use termwise_base::threads;
-use termwise_lab::{Error, variants, verify};
+use termwise_lab::{variants, verify};
+use termwise_train::run::{LOCKED, STOPPED};
+use termwise_train::tell::{draw, readable, tell};
 
 use args::{Cli, Command};
+use commands::Ended;
 
 /// A check did not pass, or something failed while working.
 const FAILURE: u8 = 1;
@@ -30,24 +33,24 @@ enum Failure {
 }
 
 macro_rules! failures {
-    ($($($library:ident)::+: $usage:expr,)*) => {$(
+    ($($($library:ident)::+: $code:expr,)*) => {$(
         impl From<$($library::)+Error> for Failure {
             fn from(error: $($library::)+Error) -> Failure {
-                let usage: fn(&$($library::)+Error) -> bool = $usage;
-                Failure::Work(error.to_string(), if usage(&error) { USAGE } else { FAILURE })
+                let code: fn(&$($library::)+Error) -> u8 = $code;
+                Failure::Work(error.to_string(), code(&error))
             }
         }
     )*};
 }
 
 failures! {
-    termwise_base::threads: |_| false,
-    termwise_data: |_| false,
-    termwise_generate: |_| false,
-    termwise_inspect: termwise_inspect::Error::is_usage,
-    termwise_lab: Error::is_usage,
-    termwise_papers: termwise_papers::Error::is_usage,
-    termwise_train: |_| false,
+    termwise_base::threads: |_| FAILURE,
+    termwise_data: |_| FAILURE,
+    termwise_generate: |_| FAILURE,
+    termwise_inspect: |error| if error.is_usage() { USAGE } else { FAILURE },
+    termwise_lab: |error| if error.is_usage() { USAGE } else { FAILURE },
+    termwise_papers: |error| if error.is_usage() { USAGE } else { FAILURE },
+    termwise_train: |error| if matches!(error, termwise_train::Error::RunLocked { .. }) { LOCKED } else { FAILURE },
 }
 
 impl From<io::Error> for Failure {
@@ -57,10 +60,14 @@ impl From<io::Error> for Failure {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
     match run(cli, &mut io::stdout().lock()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(FAILURE),
+        Ok(Ended::Well) => ExitCode::SUCCESS,
+        Ok(Ended::Unwell) => ExitCode::from(FAILURE),
+        Ok(Ended::Stopped) => ExitCode::from(STOPPED),
         // Whoever read our output has seen enough, as in `termwise variants | head -1`.
         Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(Failure::Output(error)) => fail(&format!("cannot write the output: {error}"), FAILURE),
@@ -68,14 +75,24 @@ fn main() -> ExitCode {
     }
 }
 
+/// What clap has to say: help and version go to standard output, errors are made readable first, since they repeat what was typed.
+fn usage(error: &clap::Error) -> ExitCode {
+    if error.use_stderr() {
+        draw(&readable(&error.render().to_string()));
+        return ExitCode::from(USAGE);
+    }
+    match write!(io::stdout(), "{}", error.render()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => fail(&format!("cannot write the output: {error}"), FAILURE),
+        _ => ExitCode::SUCCESS,
+    }
+}
+
 fn fail(message: &str, code: u8) -> ExitCode {
-    // Where even standard error is closed there is nobody to tell.
-    let _ = writeln!(io::stderr(), "error: {message}");
+    tell(&format!("error: {message}"));
     ExitCode::from(code)
 }
 
-/// Whether everything that was checked holds.
-fn run(cli: Cli, out: &mut impl Write) -> Result<bool, Failure> {
+fn run(cli: Cli, out: &mut impl Write) -> Result<Ended, Failure> {
     let threads = cli.threads.unwrap_or_else(threads::available);
     // For work outside the pools of single commands, such as tokenizing. It fails only where a pool is there already, and this is the first.
     let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
@@ -89,25 +106,26 @@ fn run(cli: Cli, out: &mut impl Write) -> Result<bool, Failure> {
                 (false, false) => print::descriptions(&variants::describe(&texts, sizes)?, sizes, out)?,
                 (false, true) => print::json(&print::Described { sizes, variants: &variants::describe(&texts, sizes)? }, out)?,
             }
-            Ok(true)
+            Ok(Ended::Well)
         }
         Command::Reproduce(args) => commands::reproduce::run::<Failure>(&args, threads, out),
-        Command::Verify(args) => verify(args, threads, out),
-        Command::Plan(args) => commands::plan::run::<Failure>(&args, threads, out).map(|()| true),
-        Command::Train(args) => Ok(commands::train::run(&args, cli.threads, out)?),
-        Command::Eval(args) => Ok(commands::eval::run(&args, threads, out)?),
-        Command::Cut(args) => commands::cut::run::<Failure>(&args, threads, out).map(|()| true),
-        Command::Generate(args) => commands::generate::run::<Failure>(&args, threads, out).map(|()| true),
-        Command::Spectrum(args) => commands::spectrum::run::<Failure>(&args, threads, out).map(|()| true),
-        Command::Sweep(args) => Ok(commands::sweep::run(&args, threads, out)?),
-        Command::Report(args) => commands::report::run::<Failure>(&args, out).map(|()| true),
-        Command::Separation(args) => commands::separation::run::<Failure>(&args, out).map(|()| true),
-        Command::Data(command) => commands::data::run::<Failure>(&command, out).map(|()| true),
-        Command::Tokenizer(command) => commands::tokenizer::run::<Failure>(&command, out).map(|()| true),
-        Command::Bench(bench) => commands::bench::run::<Failure>(&bench, threads, out).map(|()| true),
+        Command::Verify(args) => verify(args, threads, out).map(Ended::from),
+        Command::Plan(args) => commands::plan::run::<Failure>(&args, threads, out).map(|()| Ended::Well),
+        Command::Train(args) => commands::train::run::<Failure>(&args, cli.threads, out),
+        Command::Eval(args) => commands::eval::run::<Failure>(&args, threads, out).map(|()| Ended::Well),
+        Command::Cut(args) => commands::cut::run::<Failure>(&args, threads, out).map(|()| Ended::Well),
+        Command::Generate(args) => commands::generate::run::<Failure>(&args, threads, out).map(|()| Ended::Well),
+        Command::Spectrum(args) => commands::spectrum::run::<Failure>(&args, threads, out).map(|()| Ended::Well),
+        Command::Sweep(args) => commands::sweep::run::<Failure>(&args, threads, out),
+        Command::Report(args) => commands::report::run::<Failure>(&args, out).map(|()| Ended::Well),
+        Command::Separation(args) => commands::separation::run::<Failure>(&args, out).map(|()| Ended::Well),
+        Command::Data(command) => commands::data::run::<Failure>(&command, out).map(|()| Ended::Well),
+        Command::Tokenizer(command) => commands::tokenizer::run::<Failure>(&command, out).map(|()| Ended::Well),
+        Command::Bench(bench) => commands::bench::run::<Failure>(&bench, threads, out).map(|()| Ended::Well),
     }
 }
 
+/// Whether every check holds.
 fn verify(args: args::VerifyArgs, threads: usize, out: &mut impl Write) -> Result<bool, Failure> {
     let options = args.options(threads);
     if args.json {

@@ -28,10 +28,7 @@ const BACKGROUND: &str = "getComputedStyle(document.body).backgroundColor";
 
 #[test]
 fn the_report_opens_without_network_on_phone_and_desk() {
-    let Some(program) = browser::find() else {
-        eprintln!("skipped: no Chromium");
-        return;
-    };
+    let Some(program) = termwise_unrun::need("browser", "Chromium", browser::find()) else { return };
     let folder = tempfile::tempdir().expect("a folder");
     let out = folder.path().join("report");
     let termwise = env!("CARGO_BIN_EXE_termwise");
@@ -63,10 +60,7 @@ fn the_report_opens_without_network_on_phone_and_desk() {
 /// The test above can fail: a page that asks for something and complains is noticed.
 #[test]
 fn requests_and_errors_are_noticed() {
-    let Some(program) = browser::find() else {
-        eprintln!("skipped: no Chromium");
-        return;
-    };
+    let Some(program) = termwise_unrun::need("browser", "Chromium", browser::find()) else { return };
     let folder = tempfile::tempdir().expect("a folder");
     let page = folder.path().join("bad.html");
     std::fs::write(&page, "<h1>x</h1><img src='http://example.invalid/a.png'><script>console.error('oh'); missing()</script>")

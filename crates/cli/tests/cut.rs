@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use predicates::str::contains;
 use support::{json, termwise};
@@ -94,11 +94,7 @@ fn what_cannot_be_done_is_said() {
 /// coefficients do not.
 #[test]
 fn stories260k() {
-    let shared = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data");
-    if !shared.join("stories260K").is_dir() {
-        println!("skipped: no ../shared/data/stories260K");
-        return;
-    }
+    let Some(shared) = termwise_unrun::shared("data") else { return };
     let folder = tempfile::tempdir().expect("a folder");
     let text = std::fs::read_to_string(shared.join("tinystories-2MiB.txt")).expect("text");
     let end = (0..=120_000).rev().find(|&i| text.is_char_boundary(i)).unwrap_or(0);

@@ -28,12 +28,7 @@ fn text_of(path: &Path) -> &str {
 }
 
 fn stories() -> Option<PathBuf> {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/stories260K");
-    if !path.is_dir() {
-        println!("skipped: no ../shared/data/stories260K");
-        return None;
-    }
-    Some(path)
+    termwise_unrun::shared("data/stories260K")
 }
 
 /// Standard output of a run that must succeed.

@@ -91,11 +91,7 @@ fn the_schema_is_printed() {
 
 #[test]
 fn a_real_model_on_its_own_text() {
-    let shared = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data");
-    if !shared.is_dir() {
-        println!("skipped: no ../shared");
-        return;
-    }
+    let Some(shared) = termwise_unrun::shared("data") else { return };
     let place = Place::new();
     let (model, data) = (shared.join("stories260K").display().to_string(), shared.join("tinystories-2MiB.txt").display().to_string());
     let arguments = [

@@ -14,6 +14,9 @@ use super::config::DataConfig;
 use super::sources;
 use crate::error::{Error, Result};
 
+/// Most tokens that can be learned: the library makes room for all before it has seen a text.
+const MOST: usize = 1 << 24;
+
 /// What tokenizer is learned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BpeConfig {
@@ -48,6 +51,10 @@ pub fn train(data: &DataConfig, config: &BpeConfig, path: &Path) -> Result<BpeRe
     let least = 256 + config.special_tokens.len();
     if config.vocabulary < least {
         let problem = format!("of {} is too small: the bytes and special tokens alone are {least}", config.vocabulary);
+        return Err(Error::DataSetting { key: "vocabulary", problem });
+    }
+    if config.vocabulary > MOST {
+        let problem = format!("of {} is too large: at most {MOST} tokens can be learned", config.vocabulary);
         return Err(Error::DataSetting { key: "vocabulary", problem });
     }
     let files = sources::files(data)?;

@@ -4,12 +4,14 @@
 //! lies in a folder named by the fingerprint of all it was made from; it is built beside that folder and renamed into place, so that
 //! it is there whole or not at all, and two builders do not disturb each other.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 use rayon::prelude::*;
+use tempfile::TempDir;
 
 use super::config::DataConfig;
 use super::shards::{self, Document, Expected};
@@ -22,6 +24,12 @@ use crate::error::{Error, Result};
 const CHUNK: usize = 8 << 20;
 /// Tokens of a full shard.
 const SHARD: usize = 1 << 26;
+
+/// How folders begin in which data sets are built, and the file in them that their builder holds locked.
+const BUILDING: &str = ".building-";
+const LOCK: &str = ".lock";
+/// After this time a folder without a lock belongs to nobody.
+const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// How data are prepared.
 #[derive(Clone, Copy)]
@@ -110,7 +118,7 @@ fn build(
 ) -> Result<()> {
     let cache = folder.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(cache).map_err(Error::io("create the folder", cache))?;
-    let staging = tempfile::Builder::new().prefix(".building-").tempdir_in(cache).map_err(Error::io("create a folder in", cache))?;
+    let (staging, lock) = stage(cache)?;
     let vocabulary = tokenizer.vocabulary() as u64;
     let mut writer = Writer::new(staging.path(), vocabulary, *fingerprint.as_bytes(), how.shard_tokens.max(1));
     let read = Arc::new(AtomicU64::new(0));
@@ -151,13 +159,44 @@ fn build(
     let path = staging.path().join(MANIFEST);
     let text = serde_json::to_vec_pretty(&manifest).map_err(|error| Error::io("write", &path)(error.into()))?;
     std::fs::write(&path, text).map_err(Error::io("write", &path))?;
+    // In this order: with a lock that nobody holds it would be taken for a leftover.
+    let path = staging.path().join(LOCK);
+    std::fs::remove_file(&path).map_err(Error::io("remove", &path))?;
+    drop(lock);
     publish(staging, folder, how.rebuild)
 }
 
+/// A folder in the cache to build in, with the lock that says that somebody does; what builders that were killed have left is removed.
+fn stage(cache: &Path) -> Result<(TempDir, File)> {
+    // One at a time, by the folder's own lock: nobody looks for locks between the making of a folder and that of its lock. Where folders have no
+    // locks, nothing is removed.
+    let turn = File::open(cache).and_then(|folder| folder.lock().map(|()| folder));
+    let entries = std::fs::read_dir(cache).map_err(Error::io("list", cache))?.filter_map(|entry| Some(entry.ok()?.path()));
+    for left in entries
+        .filter(|path| turn.is_ok() && path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(BUILDING)))
+    {
+        let busy = |file: File| matches!(file.try_lock(), Err(std::fs::TryLockError::WouldBlock));
+        // Without a lock its builder is just publishing it, or is of an earlier version; it may be gone a moment later.
+        let is_left = match File::open(left.join(LOCK)) {
+            Ok(file) => !busy(file),
+            Err(_) => std::fs::metadata(&left).and_then(|meta| meta.modified()).is_ok_and(|at| at.elapsed().is_ok_and(|age| age > DAY)),
+        };
+        if is_left {
+            // In nobody's way if it cannot be removed.
+            let _ = std::fs::remove_dir_all(&left);
+        }
+    }
+    let staging = tempfile::Builder::new().prefix(BUILDING).tempdir_in(cache).map_err(Error::io("create a folder in", cache))?;
+    let path = staging.path().join(LOCK);
+    let lock = File::create(&path).map_err(Error::io("create", &path))?;
+    lock.lock().map_err(Error::io("lock", &path))?;
+    Ok((staging, lock))
+}
+
 /// Puts the finished folder in place.
-fn publish(staging: tempfile::TempDir, folder: &Path, replace: bool) -> Result<()> {
+fn publish(staging: TempDir, folder: &Path, replace: bool) -> Result<()> {
     for place in [staging.path().join(MANIFEST), staging.path().to_owned()] {
-        std::fs::File::open(&place).and_then(|file| file.sync_all()).map_err(Error::io("flush to disk", &place))?;
+        File::open(&place).and_then(|file| file.sync_all()).map_err(Error::io("flush to disk", &place))?;
     }
     // What is there without a manifest is no data set; what is there with one was finished by somebody else meanwhile, from the same.
     if folder.exists() && (replace || !folder.join(MANIFEST).exists()) {

@@ -69,7 +69,11 @@ impl Split {
             (true, _) => Split::of(tokens, share, &choose(tokens, share, seed)),
         };
         if split.train.len() == 0 {
-            let problem = format!("= {share} leaves nothing to train on: {documents} documents, {} tokens", tokens.len());
+            // The shortest digits that say the number: 1e-300 has no 300 zeros.
+            let share = if share < 1e-4 { format!("{share:e}") } else { share.to_string() };
+            let equal =
+                if split.tail { "" } else { ", and equal documents are held out together, so that nothing held out was trained on" };
+            let problem = format!("= {share} leaves nothing to train on: {documents} documents, {} tokens{equal}", tokens.len());
             return Err(Error::DataSetting { key: "held_out", problem });
         }
         Ok(split)

@@ -1,9 +1,13 @@
 //! Text to tokens and back.
 
+use std::cell::Cell;
 use std::fmt;
+use std::panic::{self, AssertUnwindSafe};
 use std::path::Path;
+use std::sync::Once;
 
 use serde_json::Value;
+use termwise_base::files;
 use tokenizers::Tokenizer as HuggingFace;
 
 use crate::error::{Error, Result};
@@ -11,6 +15,11 @@ use crate::error::{Error, Result};
 /// Names that tokenizers give to the token that ends a document, in the order in which they are looked for.
 const ENDS: [&str; 9] =
     ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|end▁of▁sentence|>", "<|im_end|>", "[EOS]", "[SEP]"];
+
+/// Largest tokenizer.json that is read; the largest in use have some 30 MB.
+const LARGEST: u64 = 1 << 30;
+/// Ids from here on are taken for damage: room for every id up to the largest is needed.
+const MOST_IDS: u64 = 1 << 24;
 
 /// Turns text into tokens and tokens into text. Usable from many threads.
 pub struct Tokenizer {
@@ -49,7 +58,7 @@ impl Tokenizer {
             };
         }
         let path = if Path::new(name).is_dir() { Path::new(name).join("tokenizer.json") } else { name.into() };
-        let file = std::fs::read(&path).map_err(Error::io("read the tokenizer", &path))?;
+        let file = files::read(&path, LARGEST).map_err(Error::io("read the tokenizer", &path))?;
         Tokenizer::of_json(name, &file, end)
     }
 
@@ -57,10 +66,17 @@ impl Tokenizer {
     pub fn of_json(name: &str, file: &[u8], end: Option<&str>) -> Result<Tokenizer> {
         let refuse = |problem: String| Error::Tokenizer { name: name.into(), problem };
         let not_one = |error: &dyn fmt::Display| refuse(format!("not a tokenizer.json of Hugging Face: {error}"));
-        let mut inner = HuggingFace::from_bytes(file).map_err(|error| not_one(&error))?;
-        inner.with_truncation(None).map_err(|error| not_one(&error))?;
-        inner.with_padding(None);
         let description: Value = serde_json::from_slice(file).map_err(|error| not_one(&error))?;
+        if let Some(id) = largest_id(&description).filter(|&id| id >= MOST_IDS) {
+            return Err(refuse(format!("it gives a token the id {id}; ids below {MOST_IDS} can be used")));
+        }
+        let inner = guarded(|| {
+            let mut inner = HuggingFace::from_bytes(file)?;
+            inner.with_truncation(None)?;
+            inner.with_padding(None);
+            Ok(inner)
+        });
+        let inner = inner.map_err(|error| not_one(&error))?;
         let vocabulary = inner.get_vocab(true).into_values().max().map_or(0, |last| last as usize + 1);
         let end = match end {
             Some(end) => inner.token_to_id(end).ok_or_else(|| refuse(format!("it has no token `{end}` to end documents with")))?,
@@ -105,7 +121,7 @@ impl Tokenizer {
             Kind::Bytes => Ok(text.bytes().map(u32::from).collect()),
             Kind::HuggingFace(inner) => {
                 let unknown = || text.split_whitespace().find(|word| inner.token_to_id(word).is_none());
-                let encoding = inner.encode_fast(text, special).map_err(|error| match unknown() {
+                let encoding = guarded(|| inner.encode_fast(text, special)).map_err(|error| match unknown() {
                     Some(word) => self.error(format!(
                         "cannot encode: it has no token for `{word}` ({error}); `termwise data show` prints text of the built-in language"
                     )),
@@ -133,7 +149,9 @@ impl Tokenizer {
                 }
                 Ok(text)
             }
-            Kind::HuggingFace(inner) => inner.decode(ids, skip_special).map_err(|error| self.error(format!("cannot decode: {error}"))),
+            Kind::HuggingFace(inner) => {
+                guarded(|| inner.decode(ids, skip_special)).map_err(|error| self.error(format!("cannot decode: {error}")))
+            }
         }
     }
 
@@ -152,6 +170,37 @@ impl fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Tokenizer({}, {} tokens)", self.name, self.vocabulary)
     }
+}
+
+/// Runs code of the library, which panics over some damaged files; the panic becomes an error, and prints nothing.
+fn guarded<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> tokenizers::Result<T> {
+    thread_local!(static GUARDED: Cell<bool> = const { Cell::new(false) });
+    static SILENCED: Once = Once::new();
+    SILENCED.call_once(|| {
+        let usual = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if !GUARDED.get() {
+                usual(info);
+            }
+        }));
+    });
+    GUARDED.set(true);
+    // Nothing that is looked at after a panic is shared: the file's bytes and the tokenizer are only read.
+    let result = panic::catch_unwind(AssertUnwindSafe(work));
+    GUARDED.set(false);
+    result.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(format!("the tokenizers library gives up on it: {}", text.unwrap_or("without a reason").lines().next().unwrap_or_default())
+            .into())
+    })
+}
+
+/// The largest id that a tokenizer.json gives to a token.
+fn largest_id(description: &Value) -> Option<u64> {
+    let vocabulary = &description["model"]["vocab"];
+    let named = vocabulary.as_object().into_iter().flat_map(|map| map.values()).filter_map(Value::as_u64);
+    let added = description["added_tokens"].as_array().into_iter().flatten().filter_map(|token| token["id"].as_u64());
+    named.chain(added).max()
 }
 
 fn bytes_of_tokens(inner: &HuggingFace, description: &Value, vocabulary: usize) -> Vec<u32> {

@@ -249,3 +249,38 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn what_killed_builders_left_is_removed_and_what_others_build_is_not() {
+    let folder = Folder::new();
+    folder.write("a.txt", numbered(50));
+    let left = |name: &str| {
+        let place = std::path::PathBuf::from(folder.path("cache")).join(name);
+        std::fs::create_dir_all(&place).unwrap();
+        std::fs::write(place.join("shard"), "x").unwrap();
+        place
+    };
+    let (dead, busy, early) = (left(".building-dead"), left(".building-busy"), left(".building-early"));
+    // A builder that was killed has left its lock to nobody; one at work holds it; one without a lock may be about to publish.
+    std::fs::write(dead.join(".lock"), "").unwrap();
+    let lock = std::fs::File::create(busy.join(".lock")).unwrap();
+    lock.lock().unwrap();
+    prepare(&folder, &config(&folder, "")).unwrap();
+    assert!(!dead.exists() && busy.exists() && early.exists());
+    let building = |entry: &std::fs::DirEntry| entry.file_name().to_string_lossy().starts_with(".building-");
+    assert_eq!(
+        std::fs::read_dir(folder.path("cache")).unwrap().filter(|entry| building(entry.as_ref().unwrap())).count(),
+        2,
+        "its own is gone"
+    );
+    drop(lock);
+    folder.write("b.txt", numbered(51));
+    prepare(&folder, &config(&folder, "")).unwrap();
+    assert!(!busy.exists());
+    let published: Vec<_> = std::fs::read_dir(folder.path("cache"))
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        .filter(|entry| entry.path().is_dir() && !building(entry))
+        .collect();
+    assert!(published.len() == 2 && published.iter().all(|entry| !entry.path().join(".lock").exists()));
+}

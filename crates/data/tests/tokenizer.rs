@@ -192,3 +192,60 @@ fn shakespeare_is_split_as_others_do() {
     // 1,115,394 characters: nanoGPT trains on the first 1,003,854 and holds out 111,540; here the end of the document is one more token.
     assert_eq!((source.train_tokens(), source.held_out_tokens(), source.held_out_bytes()), (1_003_854, 111_541, 111_540));
 }
+
+#[test]
+fn a_damaged_tokenizer_is_an_error_in_one_sentence() {
+    let folder = Folder::new();
+    let good = std::fs::read_to_string(learn(&folder, 300, "tokenizer.json")).unwrap();
+    let open = |text: &str| Tokenizer::open(&folder.write("bad.json", text), None);
+    let cut = |end: usize| Tokenizer::open(&folder.write("bad.json", &good.as_bytes()[..end]), None);
+    let one_sentence = |error: String| {
+        assert!(error.contains("bad.json") && error.lines().count() <= 3 && error.len() < 2000, "{error}");
+        error
+    };
+    // Cut off within each of its parts, the decoder among them, over which the library panics.
+    let ends: Vec<usize> =
+        (1..60).map(|part| good.len() * part / 60).chain(good.match_indices("\"decoder\"").map(|(at, _)| at + 40)).collect();
+    for end in ends {
+        one_sentence(cut(end).unwrap_err().to_string());
+    }
+    // Parts that the library does not know, or refuses by a panic.
+    let mut value: serde_json::Value = serde_json::from_str(&good).unwrap();
+    for part in ["decoder", "pre_tokenizer", "post_processor", "normalizer", "model"] {
+        let before = value[part].take();
+        for wrong in
+            [serde_json::json!({"type": "Nonsense"}), serde_json::json!([1]), serde_json::json!({"type": 3}), serde_json::json!("x")]
+        {
+            value[part] = wrong;
+            if let Err(error) = open(&value.to_string()) {
+                one_sentence(error.to_string());
+            }
+        }
+        value[part] = before;
+    }
+    // A template with a token that nothing explains: found at the first text.
+    let template = serde_json::json!({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "[X]", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}}], "pair": [{"Sequence": {"id": "A", "type_id": 0}}], "special_tokens": {}});
+    let before = std::mem::replace(&mut value["post_processor"], template);
+    match open(&value.to_string()) {
+        Ok(tokenizer) => one_sentence(tokenizer.encode("hi", true).unwrap_err().to_string()),
+        Err(error) => one_sentence(error.to_string()),
+    };
+    value["post_processor"] = before;
+    // Ids for which there would have to be room for billions of tokens.
+    for id in [u64::from(u32::MAX), 2_000_000_000, 1 << 24] {
+        let mut huge = value.clone();
+        huge["model"]["vocab"]["ü"] = id.into();
+        assert!(one_sentence(open(&huge.to_string()).unwrap_err().to_string()).contains(&id.to_string()));
+        let mut huge = value.clone();
+        huge["added_tokens"][0]["id"] = id.into();
+        assert!(one_sentence(open(&huge.to_string()).unwrap_err().to_string()).contains(&id.to_string()));
+    }
+    assert!(
+        bpe::train(&config_of(&folder), &BpeConfig { vocabulary: 1 << 32, ..BpeConfig::default() }, Path::new("t.json"))
+            .unwrap_err()
+            .to_string()
+            .contains("too large")
+    );
+    assert!(open(&value.to_string()).is_ok());
+}

@@ -359,11 +359,7 @@ proptest! {
 
 #[test]
 fn a_real_configuration_is_read() {
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/stories260K");
-    if !folder.is_dir() {
-        println!("skipped: no ../shared");
-        return;
-    }
+    let Some(folder) = termwise_unrun::shared("data/stories260K") else { return };
     let config = Config::read(&folder).unwrap();
     assert_eq!((config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.num_key_value_heads), (5, 64, 8, 4));
     assert_eq!((config.vocab_size, config.head_dim, config.tie_word_embeddings), (512, 8, true));

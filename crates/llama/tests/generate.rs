@@ -217,7 +217,20 @@ fn files_of_something_else_are_refused_by_naming_both() {
     std::fs::write(&file, &good).expect("written");
     assert_eq!(decoder.load(0, &file).expect("loaded"), saved);
     assert!(matches!(decoder.load(1, &file), Err(Error::BatchValue { what: "row", .. })));
-    assert!(decoder.load(0, folder.path().join("absent")).is_err());
+    let absent = decoder.load(0, folder.path().join("absent")).expect_err("absent").to_string();
+    assert!(absent.contains("absent") && absent.contains("there is no such file"), "{absent}");
+    // Any value that is not as it was written is found, though it is a number like others.
+    let good = std::fs::read(&file).expect("a file");
+    let header = 8 + u64::from_le_bytes(good[..8].try_into().expect("eight bytes")) as usize;
+    for at in (header..good.len()).step_by(((good.len() - header) / 40).max(1)) {
+        let mut bad = good.clone();
+        bad[at] ^= 0x10;
+        std::fs::write(&file, &bad).expect("a file");
+        let error = decoder.load(0, &file).expect_err("a changed value").to_string();
+        assert!(error.contains("damaged"), "byte {at}: {error}");
+    }
+    std::fs::write(&file, &good).expect("a file");
+    assert_eq!(decoder.load(0, &file).expect("loaded"), saved);
 }
 
 /// Logits of `exact` up to where the state takes over, of `cut` from there on.

@@ -13,7 +13,7 @@ const ZERO: f64 = 1e-6;
 
 #[test]
 fn every_published_case_agrees() {
-    let Some(folder) = common::shared("golden") else { return };
+    let Some(folder) = termwise_unrun::shared("golden") else { return };
     let mut files: Vec<_> = std::fs::read_dir(folder).expect("the folder").map(|entry| entry.expect("an entry").path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "safetensors"));
     files.sort();

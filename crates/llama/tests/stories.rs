@@ -23,7 +23,7 @@ fn recompute(model: &Model, prompt: &[u32], total: usize, engine: Engine) -> Vec
 
 #[test]
 fn stories260k_says_what_it_said_elsewhere() {
-    let Some(folder) = common::shared("data/stories260K") else { return };
+    let Some(folder) = termwise_unrun::shared("data/stories260K") else { return };
     let model = Model::read(&folder).expect("the model");
     let text = std::fs::read_to_string(folder.join("expected.json")).expect("expected.json");
     let expected: serde_json::Value = serde_json::from_str(&text).expect("JSON");
@@ -50,7 +50,7 @@ fn stories260k_says_what_it_said_elsewhere() {
 
 #[test]
 fn a_model_written_and_read_again_is_the_same() {
-    let Some(folder) = common::shared("data/stories260K") else { return };
+    let Some(folder) = termwise_unrun::shared("data/stories260K") else { return };
     let model = Model::read(&folder).expect("the model");
     let copy = tempfile::tempdir().expect("a folder");
     model.write(copy.path(), &Default::default()).expect("written");

@@ -11,15 +11,6 @@ use termwise_llama::config::{ParamInit, ParamSpec};
 use termwise_llama::weights::{Checkpoint, FloatType, INDEX_FILE, SINGLE_FILE, Tensor, WriteOptions, write, write_file};
 use termwise_llama::{Config, Error};
 
-fn shared(path: &str) -> Option<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared").join(path);
-    if !path.exists() {
-        println!("skipped: no ../shared");
-        return None;
-    }
-    Some(path)
-}
-
 /// A file with this header and these data.
 fn file(folder: &TempDir, header: &str, data: &[u8]) -> PathBuf {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
@@ -356,7 +347,7 @@ proptest! {
 
 #[test]
 fn a_real_model_is_read() {
-    let Some(folder) = shared("data/stories260K") else { return };
+    let Some(folder) = termwise_unrun::shared("data/stories260K") else { return };
     let specs = Config::read(&folder).unwrap().parameter_list().unwrap();
     let checkpoint = Checkpoint::open(&folder).unwrap();
     checkpoint.check(&specs).unwrap();
@@ -378,7 +369,7 @@ fn a_real_model_is_read() {
 
 #[test]
 fn reference_cases_hold_what_their_variants_ask_for() {
-    let Some(folder) = shared("golden") else { return };
+    let Some(folder) = termwise_unrun::shared("golden") else { return };
     let mut seen = 0;
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

@@ -136,6 +136,21 @@ pub enum Error {
         /// The folder.
         folder: PathBuf,
     },
+    /// A model and batches that do not fit into memory.
+    #[error(
+        "the model and batches of {batch} × {length} tokens need at least {}, and {} of memory can be had; take a smaller model, batch or length",
+        gigabytes(*needed), gigabytes(*available)
+    )]
+    Memory {
+        /// Rows.
+        batch: usize,
+        /// Positions of a row.
+        length: usize,
+        /// Bytes that they need at least.
+        needed: u64,
+        /// Bytes that the system has.
+        available: u64,
+    },
     /// A pool of threads that cannot be had.
     #[error(transparent)]
     Threads(#[from] termwise_base::threads::Error),
@@ -168,6 +183,10 @@ pub enum Error {
     /// A part of the program that ended without an answer.
     #[error("internal error: {0}")]
     Internal(&'static str),
+}
+
+fn gigabytes(bytes: u64) -> String {
+    format!("{:.1} GB", bytes as f64 / 1e9)
 }
 
 /// Results of this crate.

@@ -159,6 +159,8 @@ pub fn evaluate_with(
         let expected = format!("the model knows {} tokens; use the model's own tokenizer", model.config.vocab_size);
         return Err(bad("vocabulary of the data", source.vocabulary(), expected));
     }
+    // The parameters are there already.
+    crate::memory::check(&model.config, batch, length, 0, if options.forward_only { 1 } else { model.config.num_hidden_layers })?;
     let mut session = model.session(batch, length, options)?;
     let (mut sums, mut rows, mut sliding) = (Sums::default(), Rows::default(), Sliding::default());
     for index in 0.. {

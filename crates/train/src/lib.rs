@@ -5,6 +5,7 @@ pub mod checkpoint;
 pub mod error;
 pub mod eval;
 mod feed;
+mod memory;
 pub mod metrics;
 pub mod nonfinite;
 pub mod norm;
@@ -18,6 +19,7 @@ pub mod source;
 pub mod spikes;
 pub mod step;
 pub mod sweep;
+pub mod tell;
 pub mod tensorboard;
 #[cfg(test)]
 mod testing;

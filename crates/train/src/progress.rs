@@ -9,6 +9,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::eval::Evaluation;
 use crate::metrics::{Train, now};
+use crate::tell::tell;
 
 /// Where progress is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +65,10 @@ impl Progress {
             let steps = self.steps;
             let Train { step, loss, lr, .. } = train;
             let norm = train.grad_norm.map_or("not finite".into(), |norm| format!("{norm:.3}"));
-            eprintln!("step {step}/{steps}  loss {loss:.4}  norm {norm}  lr {lr:.3e}  {speed:.0} tokens/s{share}  {} left", short(left));
+            tell(&format!(
+                "step {step}/{steps}  loss {loss:.4}  norm {norm}  lr {lr:.3e}  {speed:.0} tokens/s{share}  {} left",
+                short(left)
+            ));
         }
     }
 
@@ -75,8 +79,8 @@ impl Progress {
     /// Tells the user, above the bar.
     pub(crate) fn say(&self, text: &str) {
         match &self.bar {
-            Some(bar) => bar.suspend(|| eprintln!("{text}")),
-            None if self.lines => eprintln!("{text}"),
+            Some(bar) => bar.suspend(|| tell(text)),
+            None if self.lines => tell(text),
             None => {}
         }
     }

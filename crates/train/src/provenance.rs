@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use termwise_attention::simd::isa;
 
 use crate::error::{Error, Result};
-use termwise_base::files::write_whole;
+use termwise_base::files::{self, write_whole};
 
 /// Name of the file in folders of runs and checkpoints.
 pub const FILE: &str = "provenance.json";
@@ -77,7 +77,7 @@ impl Provenance {
 
 /// Where the content of a folder comes from; nothing where it does not say, as those of earlier builds.
 pub fn read(folder: &Path) -> Vec<Provenance> {
-    std::fs::read(folder.join(FILE)).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
+    files::read(&folder.join(FILE), files::TEXT).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
 }
 
 /// Notes in the folder of a run who works on it now, unless the last to do so agrees with it. What is there in the end as bytes.

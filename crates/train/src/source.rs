@@ -81,7 +81,7 @@ impl Settings {
         for name in TOKENIZER_FILES {
             let path = if name == "tokenizer.json" { main.clone() } else { main.with_file_name(name) };
             if path.is_file() {
-                files.push((name.to_owned(), std::fs::read(&path).map_err(Error::io("read", &path))?));
+                files.push((name.to_owned(), termwise_base::files::read(&path, 1 << 30).map_err(Error::io("read", &path))?));
             }
         }
         Ok(files)

@@ -166,3 +166,62 @@ proptest! {
         prop_assert!(checkpoint::verify(folder.path()).is_err());
     }
 }
+
+#[test]
+fn at_no_moment_of_a_write_is_the_only_checkpoint_lost() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let settings = settings("steps = 3\nkeep = 1");
+    let place = run(&settings, folder.path(), Start::Fresh).checkpoint;
+    let checkpoints = folder.path().join("checkpoints");
+    let (part, old, gone) =
+        (checkpoints.join(".step-00000003.part"), checkpoints.join(".step-00000003.old"), checkpoints.join(".step-00000003.gone"));
+    let shelf = Shelf::new(&checkpoints);
+    let names = || {
+        let mut names: Vec<String> = fs::read_dir(&checkpoints)
+            .expect("a list")
+            .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
+            .collect();
+        names.sort();
+        names
+    };
+    let copy = |to: &Path| {
+        fs::create_dir(to).expect("a folder");
+        for name in FILES {
+            fs::copy(place.join(name), to.join(name)).expect("a copy");
+        }
+    };
+    // Killed after the old one went and before the new one came; and after the new one came.
+    copy(&part);
+    fs::rename(&place, &old).expect("moved");
+    let told = shelf.clean().expect("clean");
+    assert_eq!((names(), told.len()), (vec!["step-00000003".to_owned()], 2), "{told:?}");
+    checkpoint::verify(&place).expect("it is whole");
+    copy(&old);
+    shelf.clean().expect("clean");
+    assert_eq!(names(), ["step-00000003"]);
+    // Half of a new one does not count, the old one does.
+    copy(&part);
+    fs::rename(&place, &old).expect("moved");
+    fs::remove_file(part.join("manifest.json")).expect("a file");
+    shelf.clean().expect("clean");
+    assert_eq!(names(), ["step-00000003"]);
+    // What was being removed stays so.
+    fs::rename(&place, &gone).expect("moved");
+    assert!(shelf.clean().expect("clean")[0].contains("removed") && names().is_empty());
+}
+
+#[test]
+fn steps_are_compared_as_numbers() {
+    let folder = tempfile::tempdir().expect("a folder");
+    run(&settings("steps = 1"), folder.path(), Start::Fresh);
+    let shelf = Shelf::new(folder.path().join("checkpoints"));
+    let Loaded { model, optimizer, mut state, settings } = checkpoint::read(&shelf.place(1)).expect("a checkpoint");
+    // One digit more than names have by default.
+    for step in [99_999_998, 99_999_999, 100_000_000, 100_000_001] {
+        (state.step, state.held_out) = (step, None);
+        shelf.save(&model, &optimizer, &state, &settings, &[]).expect("a checkpoint");
+        shelf.prune(step, 2).expect("room");
+    }
+    let steps: Vec<u64> = shelf.list().expect("checkpoints").into_iter().map(|(step, _)| step).collect();
+    assert!(steps.ends_with(&[100_000_000, 100_000_001]) && steps.iter().all(|&step| step == 1 || step >= 100_000_000), "{steps:?}");
+}

@@ -259,3 +259,84 @@ fn chunks_train_like_all_keys_at_once() {
     let refused = train(&settings("attention = \"softmax\"\nmode = \"chunk\""), &Walk::default(), &options).expect_err("no state");
     assert!(refused.to_string().contains("finite state"), "{refused}");
 }
+
+#[test]
+fn going_back_and_forth_between_checkpoints_loses_no_metrics() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let settings = settings("keep = 10");
+    let place = folder.path().join("run");
+    let whole = run(&settings, &place, Start::Fresh);
+    let lines = timeless(&place);
+    // Back to step 6, and stopped after the next step: the lines of 8 to 12 are cut off.
+    let stopping = options(&place, Start::At(place.join("checkpoints/step-00000006")));
+    stopping.stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    let stopped = train(&settings, &Walk::default(), &stopping).expect("a run");
+    assert_eq!(stopped.step, 7);
+    assert_eq!(timeless(&place).last().map(Line::step), Some(6));
+    // Forward to step 12, whose metrics are there again.
+    let forward = run(&settings, &place, Start::Resume);
+    assert_eq!(forward.step, 12);
+    assert_eq!(timeless(&place), lines);
+    assert!(!place.join("metrics.later.jsonl").exists(), "nothing waits any more");
+    // Back again and on to the end: made again, each line stands there once.
+    let again = run(&settings, &place, Start::At(place.join("checkpoints/step-00000003")));
+    assert!(weights(&again) == weights(&whole));
+    assert_eq!(timeless(&place), lines);
+    assert!(!place.join("metrics.later.jsonl").exists());
+}
+
+#[test]
+fn metrics_survive_a_run_whose_checkpoints_are_gone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = folder.path().join("run");
+    run(&settings(""), &place, Start::Fresh);
+    let before = fs::read(place.join("metrics.jsonl")).expect("metrics");
+    fs::rename(place.join("checkpoints"), folder.path().join("moved")).expect("another place");
+    let error = train(&settings(""), &Walk::default(), &options(&place, Start::Resume)).expect_err("checkpoints are missing");
+    assert!(matches!(error, Error::NoCheckpoint { .. }) && error.to_string().contains("put the folder"), "{error}");
+    assert_eq!(fs::read(place.join("metrics.jsonl")).expect("metrics"), before);
+
+    // Killed before its first checkpoint there can be none, and what was measured waits until it is measured again.
+    let early = folder.path().join("early");
+    let late = settings("checkpoint_every = 100");
+    let source = Walk { broken_from: Some(7), ..Walk::default() };
+    train(&late, &source, &options(&early, Start::Fresh)).expect_err("the source breaks");
+    let source = Walk { broken_from: Some(1), ..Walk::default() };
+    train(&late, &source, &options(&early, Start::Resume)).expect_err("the source breaks");
+    let waiting = fs::read_to_string(early.join("metrics.later.jsonl")).expect("what was measured");
+    assert!(waiting.contains("\"step\":6"), "{waiting}");
+    let again = run(&late, &early, Start::Resume);
+    assert!(again.finished && !early.join("metrics.later.jsonl").exists());
+}
+
+#[test]
+fn a_start_that_is_refused_leaves_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = folder.path().join("run");
+    let broken = Walk { broken_from: Some(0), ..Walk::default() };
+    train(&settings(""), &broken, &options(&place, Start::Fresh)).expect_err("the source is broken");
+    assert!(!place.exists());
+    fs::create_dir(&place).expect("a folder");
+    fs::write(place.join("notes"), "mine").expect("a file");
+    train(&settings(""), &broken, &options(&place, Start::Fresh)).expect_err("the source is broken");
+    assert!(run(&settings(""), &place, Start::Fresh).finished);
+    assert!(place.join("notes").is_file());
+}
+
+#[test]
+fn a_path_to_resume_is_a_run_or_a_checkpoint_in_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = folder.path().join("step-up");
+    let last = run(&settings("steps = 3"), &place, Start::Fresh).checkpoint;
+    let at = |path: &std::path::Path| termwise_train::run::resume_at(path);
+    assert_eq!(at(&place).expect("a run"), (place.clone(), Start::Resume));
+    assert_eq!(at(&last).expect("a checkpoint"), (place.clone(), Start::At(last.clone())));
+    // One that is damaged is still named as one; what is wrong is said when it is read.
+    fs::remove_file(last.join("state.json")).expect("a file");
+    assert_eq!(at(&last).expect("a checkpoint"), (place.clone(), Start::At(last)));
+    let other = folder.path().join("other");
+    let copy = folder.path().join("best");
+    fs::rename(run(&settings("steps = 3"), &other, Start::Fresh).checkpoint, &copy).expect("another place");
+    let error = at(&copy).expect_err("not in a run").to_string();
+    assert!(error.contains("best") && error.contains("outside of its run"), "{error}");
+}

@@ -216,6 +216,10 @@ impl FromStr for Variant {
         let fail = |span: Range<usize>, problem: String, help: Option<String>| {
             Err(Error::Text(TextError { text: text.to_string(), span, problem, help }))
         };
+        if text.trim_start().starts_with('{') {
+            let help = Some("a map by layer and head is for whole models: settings of a run, or config.json".to_string());
+            return fail(0..text.len(), "this is a map, and one attention for all heads is asked for".into(), help);
+        }
         let words = split(text);
         if words.is_empty() {
             let help = Some("write a preset such as `softmax`, or parts such as `exp over=sum`".to_string());

@@ -90,6 +90,9 @@ pub struct CutArgs {
     /// Write the model with the plan's cuts into this folder, or with --save-order all layers cut
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,
+    /// With --save: replace the model that is in the folder
+    #[arg(long, requires = "save")]
+    pub overwrite: bool,
     /// With --save: cut all layers at this order, calibrated, instead of following the plan
     #[arg(long, value_name = "P", requires = "save", value_parser = order)]
     pub save_order: Option<usize>,
@@ -119,6 +122,10 @@ pub fn run<E: From<Error> + From<TrainError> + From<io::Error>>(args: &CutArgs, 
         return Ok(print::json(&cut::schema(), out)?);
     }
     let folder = &model_folder(args.model.as_deref(), false)?;
+    if let Some(place) = &args.save {
+        // Before anything is measured, which may take long.
+        cut::check_place(folder, place, args.overwrite)?;
+    }
     let (settings, trained) = settings(folder, args, &[])?;
     let cache = cache_folder(args.cache.as_deref());
     let data = open(&settings, &cache, args.data.has("data"))?;
@@ -203,7 +210,7 @@ fn finish<E: From<Error> + From<io::Error>>(model: &Path, args: &CutArgs, mut ou
         )
         .into());
     };
-    cut::save(&mut outcome.model, &attention, model, folder)?;
+    cut::save(&mut outcome.model, &attention, model, folder, args.overwrite)?;
     if !args.json {
         writeln!(out, "\nsaved in {}", folder.display())?;
     }

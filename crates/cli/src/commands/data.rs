@@ -8,6 +8,7 @@ use serde::Serialize;
 use termwise_data::language::{Language, LanguageConfig};
 use termwise_data::{DataConfig, Documents, Layout, Prepare, Progress, Rows, Source, TextSource, Tokenizer};
 use termwise_train::source::BUILTIN;
+use termwise_train::tell::draw;
 
 use super::source::cache_folder;
 
@@ -90,14 +91,14 @@ impl DataArgs {
         let progress = move |progress: &Progress| {
             if show {
                 let share = 100.0 * progress.read as f64 / progress.file_bytes.max(1) as f64;
-                eprint!("\rtokenizing: {share:.0} %, {} documents, {} tokens ", progress.documents, progress.tokens);
+                draw(&format!("\rtokenizing: {share:.0} %, {} documents, {} tokens ", progress.documents, progress.tokens));
             }
         };
         let how = Prepare { rebuild: self.rebuild, progress: &progress, ..Prepare::default() };
         let source = TextSource::prepare(&self.config(), &cache_folder(self.cache.as_deref()), &how);
         if show {
             // Clears the line.
-            eprint!("\r\x1b[K");
+            draw("\r\x1b[K");
         }
         source
     }

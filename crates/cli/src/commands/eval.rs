@@ -1,6 +1,6 @@
 //! `termwise eval`.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::PathBuf;
 
 use clap::Args;
@@ -9,9 +9,10 @@ use termwise_attention::{Mode, Variant};
 use termwise_base::threads;
 use termwise_llama::generate::{cut, warnings};
 use termwise_llama::{Model, Options};
+use termwise_train::Error;
 use termwise_train::eval::{Evaluation, Windows, evaluate_with};
 use termwise_train::progress::describe;
-use termwise_train::{Error, Result};
+use termwise_train::tell::tell;
 
 use super::settings::DataSettings;
 use super::source::{Opened, cache_folder, model_folder, open_for_model};
@@ -54,7 +55,7 @@ pub struct EvalArgs {
     #[arg(long, value_name = "DIR")]
     pub cache: Option<PathBuf>,
     /// Cut every exp kernel to the series up to this order
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", value_parser = crate::args::order())]
     pub order: Option<usize>,
     /// Give all heads this attention, where the weights of the model suffice
     #[arg(long, value_name = "VARIANT")]
@@ -81,12 +82,12 @@ struct Report<'a> {
 }
 
 /// Evaluates in a pool of that many threads.
-pub fn run(args: &EvalArgs, threads: usize, out: &mut impl Write) -> Result<bool> {
+pub fn run<E: From<Error> + From<io::Error>>(args: &EvalArgs, threads: usize, out: &mut impl Write) -> Result<(), E> {
     let folder = model_folder(args.model.as_deref(), false)?;
     let opened = open_for_model(&folder, &args.data, args.held_out_only, &cache_folder(args.cache.as_deref()))?;
     let Opened { source, data, held_out_only, trained } = &opened;
-    let pool = threads::pool(threads)?;
-    let (windows, (evaluation, nonpositive)) = pool.install(|| -> Result<_> {
+    let pool = threads::pool(threads).map_err(Error::from)?;
+    let (windows, (evaluation, nonpositive)) = pool.install(|| -> Result<_, Error> {
         let mut model = Model::read(&folder)?;
         if let Some(attention) = &args.attention {
             model = model.with_attention(attention.clone())?;
@@ -96,8 +97,7 @@ pub fn run(args: &EvalArgs, threads: usize, out: &mut impl Write) -> Result<bool
         }
         let heads: Vec<Variant> = (0..model.config.num_hidden_layers).flat_map(|layer| model.config.heads(layer)).collect();
         for warning in warnings(&heads) {
-            // Where standard error is closed there is nobody to tell.
-            let _ = writeln!(std::io::stderr(), "warning: {warning}");
+            tell(&format!("warning: {warning}"));
         }
         let usual = trained.unwrap_or(model.config.max_position_embeddings.min(1024));
         let length = args.length.unwrap_or(usual);
@@ -106,18 +106,16 @@ pub fn run(args: &EvalArgs, threads: usize, out: &mut impl Write) -> Result<bool
         Ok((windows, evaluate_with(&model, source.as_ref(), windows, args.batches.unwrap_or(0), options)?))
     })?;
     if let Some(at) = nonpositive {
-        let _ = writeln!(std::io::stderr(), "warning: {at}, the first that is not positive");
+        tell(&format!("warning: {at}, the first that is not positive"));
     }
-    let write = |error: std::io::Error| Error::Io { action: "write", path: "standard output".into(), source: error };
     if args.json {
         let report = Report { model: folder.display().to_string(), data, held_out_only: *held_out_only, windows, evaluation };
-        let text = serde_json::to_string_pretty(&report).map_err(std::io::Error::from).map_err(write)?;
-        writeln!(out, "{text}").map_err(write)?;
+        crate::print::json(&report, out)?;
     } else {
         let Windows { length, stride, .. } = windows;
         let which = if *held_out_only { "held-out tokens" } else { "tokens" };
-        writeln!(out, "{} {which} in windows of {length}, stride {stride}", evaluation.tokens).map_err(write)?;
-        writeln!(out, "{}", describe(&evaluation).trim_start_matches("held-out ")).map_err(write)?;
+        writeln!(out, "{} {which} in windows of {length}, stride {stride}", evaluation.tokens)?;
+        writeln!(out, "{}", describe(&evaluation).trim_start_matches("held-out "))?;
     }
-    Ok(true)
+    Ok(())
 }

@@ -18,3 +18,20 @@ pub mod tokenizer;
 pub mod train;
 
 use crate::args::size;
+
+/// How a command ended that could do its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// All is done, and every check holds.
+    Well,
+    /// Something failed or does not hold, and was said.
+    Unwell,
+    /// It was asked to stop, and the same command goes on from there.
+    Stopped,
+}
+
+impl From<bool> for Ended {
+    fn from(well: bool) -> Ended {
+        if well { Ended::Well } else { Ended::Unwell }
+    }
+}

@@ -2,15 +2,17 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use termwise_papers::Error;
 use termwise_papers::reproduce::{self, Id, Options, Scale, paper};
 use termwise_train::sweep::{Event, Plan, ProcessRunner, Status};
+use termwise_train::tell::{draw, tell};
 
-use super::size;
 use super::sweep::{duration, interrupts, moving};
+use super::{Ended, size};
 use crate::print;
 
 /// Reproduce the experiments of two papers, with a verdict for every claim
@@ -102,8 +104,8 @@ impl ReproduceArgs {
     }
 }
 
-/// Whether every run is finished; a claim that is contradicted is a result.
-pub fn run<E: From<Error> + From<io::Error>>(args: &ReproduceArgs, threads: usize, out: &mut impl Write) -> Result<bool, E> {
+/// Well where every run is finished; a claim that is contradicted is a result.
+pub fn run<E: From<Error> + From<io::Error>>(args: &ReproduceArgs, threads: usize, out: &mut impl Write) -> Result<Ended, E> {
     let options = args.options(threads)?;
     let declared = reproduce::declare(&options)?;
     if options.scale == Scale::Paper && !args.run_paper {
@@ -113,7 +115,7 @@ pub fn run<E: From<Error> + From<io::Error>>(args: &ReproduceArgs, threads: usiz
         } else {
             print::paper(&plan, &options.out, out)?;
         }
-        return Ok(true);
+        return Ok(Ended::Well);
     }
     let program = std::env::current_exe()?;
     let (stop, kill) = interrupts();
@@ -129,7 +131,10 @@ pub fn run<E: From<Error> + From<io::Error>>(args: &ReproduceArgs, threads: usiz
     } else {
         print::results(&results, &options.out, out)?;
     }
-    Ok(results.timing.finished == results.timing.runs)
+    Ok(match results.timing.finished == results.timing.runs {
+        false if stop.load(Ordering::Relaxed) => Ended::Stopped,
+        well => well.into(),
+    })
 }
 
 /// Progress on standard error: a line for each run that ends, and where it is a terminal a line that moves.
@@ -143,7 +148,7 @@ impl Display<'_> {
         let (index, line) = match event {
             Event::Progress(progress) => {
                 if self.moving {
-                    eprint!("\r\x1b[K{}", moving(progress));
+                    draw(&format!("\r\x1b[K{}", moving(progress)));
                 }
                 return;
             }
@@ -160,12 +165,12 @@ impl Display<'_> {
             },
         };
         self.clear();
-        eprintln!("{}: {line}", self.plan.name(&self.plan.jobs[*index]));
+        tell(&format!("{}: {line}", self.plan.name(&self.plan.jobs[*index])));
     }
 
     fn clear(&self) {
         if self.moving {
-            eprint!("\r\x1b[K");
+            draw("\r\x1b[K");
         }
     }
 }

@@ -8,6 +8,7 @@ use clap::Args;
 use serde::Serialize;
 use termwise_papers::Error;
 use termwise_papers::separation::{self, Bridge, BridgePoint, DRAWS, Network, Point, RECONSTRUCTION, Reference, Setting, Sweep};
+use termwise_train::tell::draw;
 
 use crate::print;
 
@@ -211,12 +212,11 @@ fn progress() -> impl FnMut(&Point, usize) {
             return;
         }
         let left = spent.as_secs_f64() / done as f64 * (count - done) as f64;
-        // Where standard error is closed there is nobody to tell.
-        let _ = match done == count {
-            false => write!(io::stderr(), "\r{done}/{count} points, {left:.0} s left\x1b[K"),
-            true if shown => write!(io::stderr(), "\r\x1b[K"),
-            true => Ok(()),
-        };
+        match done == count {
+            false => draw(&format!("\r{done}/{count} points, {left:.0} s left\x1b[K")),
+            true if shown => draw("\r\x1b[K"),
+            true => {}
+        }
         shown = true;
     }
 }

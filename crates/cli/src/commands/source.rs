@@ -1,6 +1,6 @@
 //! Opening data for commands: where tokens are kept, and progress while they are made.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,6 +8,7 @@ use termwise_data::language::Language;
 use termwise_data::{Prepare, Progress, Source};
 use termwise_train::resolve::{self, Named};
 use termwise_train::settings::Layer;
+use termwise_train::tell::{draw, tell};
 use termwise_train::{Error, Result, Settings};
 
 use super::settings::DataSettings;
@@ -27,12 +28,12 @@ pub fn prepare_with_progress(settings: &Settings, cache: &Path, quiet: bool) -> 
         if show {
             shown.store(true, Ordering::Relaxed);
             let share = 100.0 * progress.read as f64 / progress.file_bytes.max(1) as f64;
-            eprint!("\rtokenizing: {share:.0} %, {} documents, {} tokens ", progress.documents, progress.tokens);
+            draw(&format!("\rtokenizing: {share:.0} %, {} documents, {} tokens ", progress.documents, progress.tokens));
         }
     };
     let source = settings.open_source(cache, &Prepare { progress: &progress, ..Prepare::default() });
     if shown.load(Ordering::Relaxed) {
-        eprintln!();
+        draw("\n");
     }
     source
 }
@@ -41,8 +42,7 @@ pub fn prepare_with_progress(settings: &Settings, cache: &Path, quiet: bool) -> 
 pub fn model_folder(asked: Option<&str>, quiet: bool) -> Result<PathBuf> {
     let Named { folder, taken } = resolve::model(asked)?;
     if let Some(taken) = taken.filter(|_| !quiet) {
-        // Where standard error is closed there is nobody to tell.
-        let _ = writeln!(std::io::stderr(), "model: {taken}");
+        tell(&format!("model: {taken}"));
     }
     Ok(folder)
 }
@@ -53,7 +53,7 @@ pub fn language_of(folder: &Path) -> Result<Option<Language>> {
     if !saved.is_file() {
         return Ok(None);
     }
-    let text = std::fs::read_to_string(&saved).map_err(|source| Error::Io { action: "read", path: saved.clone(), source })?;
+    let text = termwise_base::files::read_text(&saved).map_err(|source| Error::Io { action: "read", path: saved.clone(), source })?;
     Settings::resolve(&[Layer::of_run(&text, &saved.display().to_string())?])?.builtin_language()
 }
 
@@ -75,13 +75,13 @@ pub fn layers_of_model(folder: &Path, flags: &DataSettings) -> Result<(Vec<Layer
     let mut layers = Vec::new();
     let trained = saved.is_file();
     if trained {
-        let text = std::fs::read_to_string(&saved).map_err(|source| Error::Io { action: "read", path: saved.clone(), source })?;
+        let text = termwise_base::files::read_text(&saved).map_err(|source| Error::Io { action: "read", path: saved.clone(), source })?;
         layers.push(Layer::of_run(&text, &saved.display().to_string())?);
     } else if !flags.has("data") {
         let expected = "this folder says nothing about data; name some with --data, or builtin".into();
         return Err(Error::Setting { place: String::new(), key: "data".into(), found: "absent".into(), expected });
     }
-    if !flags.has("tokenizer") && folder.join("tokenizer.json").is_file() {
+    if !flags.has("tokenizer") && folder.join("tokenizer.json").exists() {
         let own = toml::Table::from_iter([("tokenizer".to_owned(), toml::Value::String(folder.display().to_string()))]);
         layers.push(Layer::new(own, "the model's folder")?);
     }

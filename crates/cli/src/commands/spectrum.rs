@@ -8,6 +8,7 @@ use termwise_base::threads;
 use termwise_inspect::Error;
 use termwise_inspect::spectrum::{self, MAX_CUT, Options, RowChoice, Spectrum};
 use termwise_llama::Model;
+use termwise_train::tell::tell;
 
 use super::settings::DataSettings;
 use super::source::{cache_folder, model_folder, open_for_model};
@@ -105,11 +106,10 @@ where
     }
     if let Some(timing) = spectrum.timing {
         let (forward, analysis) = (timing.forward, timing.analysis);
-        // Where standard error is closed there is nobody to tell.
-        let _ = writeln!(io::stderr(), "forward {forward:.2} s, analysis {analysis:.2} s: {:.2} forward passes", 1.0 + analysis / forward);
+        tell(&format!("forward {forward:.2} s, analysis {analysis:.2} s: {:.2} forward passes", 1.0 + analysis / forward));
     }
     if let Some(page) = page {
-        let _ = writeln!(io::stderr(), "written: {}", page.display());
+        tell(&format!("written: {}", page.display()));
     }
     Ok(())
 }

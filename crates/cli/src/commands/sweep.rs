@@ -1,5 +1,6 @@
 //! `termwise sweep`.
 
+use std::collections::BTreeSet;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,11 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::Args;
+use termwise_train::Error;
 use termwise_train::provenance::Provenance;
 use termwise_train::sweep::{self, Event, Options, Plan, Point, ProcessRunner, Progress, Record, State, Status, Summary, TrainingSchema};
-use termwise_train::{Error, Result};
+use termwise_train::tell::{draw, tell};
 
-use super::size;
+use super::terminal::stop_or;
+use super::{Ended, size};
 use crate::text::{Align, Table};
 
 /// What runs are compared by where the file does not say.
@@ -68,19 +71,19 @@ pub struct SweepArgs {
     pub json: bool,
 }
 
-/// Whether every run is finished.
-pub fn run(args: &SweepArgs, threads: usize, out: &mut impl Write) -> Result<bool> {
+/// Well where every run is finished.
+pub fn run<E: From<Error> + From<io::Error>>(args: &SweepArgs, threads: usize, out: &mut impl Write) -> Result<Ended, E> {
     let plan = Plan::read(&args.file, &TrainingSchema, METRIC)?;
     let folder = args.out.clone().unwrap_or_else(|| Path::new("sweeps").join(args.file.file_stem().unwrap_or_default()));
     for equality in sweep::equalities(&plan) {
         let hint = if args.skip_equal { "" } else { "; --skip-equal runs one of them" };
-        eprintln!("note: {equality}{hint}");
+        tell(&format!("note: {equality}{hint}"));
     }
     let here = crate::build::here();
+    let (stop, kill) = interrupts();
     let states = if args.list {
         sweep::states(&plan, &folder, args.skip_equal)?
     } else {
-        let (stop, kill) = interrupts();
         let program = std::env::current_exe().map_err(|source| Error::Io { action: "find", path: "this program".into(), source })?;
         let options = Options {
             parallel: args.parallel,
@@ -95,26 +98,33 @@ pub fn run(args: &SweepArgs, threads: usize, out: &mut impl Write) -> Result<boo
     let ended: Vec<(&str, &Record)> =
         plan.jobs.iter().zip(&states).filter_map(|(job, state)| Some((job.hash.as_str(), ended(state)?))).collect();
     if let Some(warning) = mixed(&ended, &here) {
-        eprintln!("{warning}");
+        tell(&warning);
     }
     let summary = Summary::new(&plan, &states);
     if !args.list {
         summary.write(&folder)?;
     }
-    let text = if args.json {
-        serde_json::to_string_pretty(&summary).map_err(io::Error::from).map_err(output)? + "\n"
-    } else if args.list {
-        listed(&plan, &states)
-    } else {
-        compared(&summary, &folder)
-    };
-    out.write_all(text.as_bytes()).map_err(output)?;
+    match (args.json, args.list) {
+        (true, _) => crate::print::json(&summary, out)?,
+        (false, true) => out.write_all(listed(&plan, &states).as_bytes())?,
+        (false, false) => out.write_all(compared(&summary, &folder).as_bytes())?,
+    }
+    let finished: Vec<_> = summary.runs.iter().filter(|run| run.status == "finished").collect();
+    if !finished.is_empty() && finished.iter().all(|run| !run.metrics.contains_key(&plan.metric)) {
+        let there: BTreeSet<&str> = finished.iter().flat_map(|run| run.metrics.keys()).map(String::as_str).collect();
+        let there = there.into_iter().collect::<Vec<_>>().join(", ");
+        let problem = format!("no run has measured the metric `{}`, by which runs are compared; measured were {there}", plan.metric);
+        return Err(Error::Sweep { path: args.file.clone(), problem }.into());
+    }
     let done = |state: &State| match state {
         State::Ended(record) => matches!(record.status, Status::Finished { .. }),
         State::Equal(_) => true,
         State::Open => false,
     };
-    Ok(args.list || states.iter().all(done))
+    Ok(match args.list || states.iter().all(done) {
+        false if stop.load(Ordering::Relaxed) => Ended::Stopped,
+        well => well.into(),
+    })
 }
 
 pub fn ended(state: &State) -> Option<&Record> {
@@ -144,23 +154,11 @@ pub fn mixed(records: &[(&str, &Record)], here: &Provenance) -> Option<String> {
     ))
 }
 
-fn output(source: io::Error) -> Error {
-    Error::Io { action: "write", path: "standard output".into(), source }
-}
-
 /// The first Ctrl-C asks runs to stop, the second does not wait for them.
 pub(super) fn interrupts() -> (Arc<AtomicBool>, Arc<AtomicBool>) {
-    let (stop, kill) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-    let flags = (stop.clone(), kill.clone());
-    // Without a handler Ctrl-C ends this process and leaves the runs under way to end by themselves.
-    let _ = ctrlc::set_handler(move || {
-        if flags.0.swap(true, Ordering::Relaxed) {
-            flags.1.store(true, Ordering::Relaxed);
-        } else {
-            eprintln!("\nwaiting for checkpoints; Ctrl-C again ends at once");
-        }
-    });
-    (stop, kill)
+    let kill = Arc::new(AtomicBool::new(false));
+    let flag = kill.clone();
+    (stop_or("waiting up to two minutes for checkpoints", move || flag.store(true, Ordering::Relaxed)), kill)
 }
 
 /// Progress on standard error: a line for each run that ends, and where it is a terminal a line that moves.
@@ -189,12 +187,13 @@ impl<'a> Display<'a> {
             },
             Event::Progress(progress) => {
                 if self.moving {
-                    eprint!("\r\x1b[K{}", moving(progress));
+                    draw(&format!("\r\x1b[K{}", moving(progress)));
                 }
                 return;
             }
         };
-        eprintln!("{}{line}", if self.moving { "\r\x1b[K" } else { "" });
+        draw(if self.moving { "\r\x1b[K" } else { "" });
+        tell(&line);
     }
 }
 

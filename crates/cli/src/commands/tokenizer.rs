@@ -4,8 +4,8 @@ use std::io::{self, Read, Write};
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use termwise_data::Tokenizer;
 use termwise_data::bpe::{self, BpeConfig};
+use termwise_data::{Error, Tokenizer};
 
 use super::data::TextArgs;
 
@@ -29,7 +29,7 @@ pub struct TrainArgs {
     #[command(flatten)]
     pub text: TextArgs,
     /// Tokens in all, special ones and the 256 bytes included
-    #[arg(long, default_value_t = 8192, value_name = "N")]
+    #[arg(long, default_value_t = 8192, value_name = "N", value_parser = super::size(1 << 24))]
     pub vocabulary: usize,
     /// Special token; may be given several times, the first gets the id 0
     #[arg(long = "special", default_value = "<|endoftext|>", value_name = "TOKEN")]
@@ -74,7 +74,7 @@ pub struct DecodeArgs {
 }
 
 /// Runs `termwise tokenizer`.
-pub fn run<E: From<termwise_data::Error> + From<io::Error>>(command: &TokenizerCommand, out: &mut impl Write) -> Result<(), E> {
+pub fn run<E: From<Error> + From<io::Error>>(command: &TokenizerCommand, out: &mut impl Write) -> Result<(), E> {
     match command {
         TokenizerCommand::Train(args) => {
             let config =
@@ -89,7 +89,8 @@ pub fn run<E: From<termwise_data::Error> + From<io::Error>>(command: &TokenizerC
                 Some(text) => text.clone(),
                 None => {
                     let mut text = String::new();
-                    io::stdin().read_to_string(&mut text)?;
+                    let read = io::stdin().read_to_string(&mut text);
+                    read.map_err(|source| Error::Io { action: "read", path: "standard input".into(), source })?;
                     text
                 }
             };

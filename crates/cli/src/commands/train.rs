@@ -1,17 +1,18 @@
 //! `termwise train`.
 
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::io::{self, Write};
+use std::path::{Component, Path, PathBuf};
 
 use clap::Args;
 use termwise_lab::bench::peak_gflops;
 use termwise_train::progress::{Display, describe};
 use termwise_train::settings::{Layer, Settings};
-use termwise_train::{Error, Outcome, Result, RunOptions, Start, nonfinite, run as runs};
+use termwise_train::{Error, Outcome, RunOptions, Start, nonfinite, run as runs};
 
+use super::Ended;
 use super::settings::AllSettings;
 use super::source::{cache_folder, prepare_with_progress};
-use super::terminal::stop_on_interrupt;
+use super::terminal::{stop_on_interrupt, stop_with_input};
 
 /// Train a model
 ///
@@ -33,7 +34,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "FILE")]
     pub config: Vec<PathBuf>,
     /// Name of the run [default: made from model, attention and a hash of the settings]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = name)]
     pub name: Option<String>,
     /// Folder of runs
     #[arg(long, default_value = "runs", value_name = "DIR")]
@@ -47,6 +48,9 @@ pub struct TrainArgs {
     /// Folder for tokenized text [default: termwise in the user's cache]
     #[arg(long, value_name = "DIR")]
     pub cache: Option<PathBuf>,
+    /// Stop as after Ctrl-C when standard input ends: a run that another process has started does not outlive it
+    #[arg(long, hide = true)]
+    pub stop_with_input: bool,
     /// Say nothing while working
     #[arg(long)]
     pub quiet: bool,
@@ -57,20 +61,24 @@ pub struct TrainArgs {
     pub settings: AllSettings,
 }
 
-/// Whether the run was finished, or the replayed step was the same.
-pub fn run(args: &TrainArgs, threads: Option<usize>, out: &mut impl Write) -> Result<bool> {
+/// Well where the run was finished, or the replayed step was the same.
+pub fn run<E: From<Error> + From<io::Error>>(args: &TrainArgs, threads: Option<usize>, out: &mut impl Write) -> Result<Ended, E> {
     if let Some(folder) = &args.replay {
-        return replay(folder, args.json, out);
+        return replay(folder, args.json, out).map(Ended::from);
     }
-    let mut layers = args.config.iter().map(Layer::read).collect::<Result<Vec<_>>>()?;
+    let mut layers = args.config.iter().map(Layer::read).collect::<Result<Vec<_>, Error>>()?;
     layers.push(args.settings.layer(threads)?);
     let (folder, start) = place(args, &layers)?;
     let settings = if start == Start::Fresh { Settings::resolve(&layers)? } else { runs::resumed_settings(&folder, &layers)? };
     let source = prepare_with_progress(&settings, &cache_folder(args.cache.as_deref()), args.quiet)?;
+    let stop = stop_on_interrupt("finishing the step and writing a checkpoint");
+    if args.stop_with_input {
+        stop_with_input(&stop);
+    }
     let options = RunOptions {
         start,
         display: if args.quiet { Display::Silent } else { Display::Auto },
-        stop: stop_on_interrupt("finishing the step and writing a checkpoint"),
+        stop,
         peak: (!args.quiet).then(|| peak_gflops() * 1e9),
         files: settings.tokenizer_files()?,
         provenance: crate::build::here(),
@@ -78,12 +86,18 @@ pub fn run(args: &TrainArgs, threads: Option<usize>, out: &mut impl Write) -> Re
     };
     let outcome = runs::train(&settings, source.as_ref(), &options)?;
     report(&outcome, args.json, out)?;
-    Ok(outcome.finished)
+    Ok(if outcome.finished { Ended::Well } else { Ended::Stopped })
+}
+
+/// A name that stands for a folder within that of all runs.
+fn name(text: &str) -> Result<String, String> {
+    let plain = !text.is_empty() && Path::new(text).components().all(|part| matches!(part, Component::Normal(_)));
+    plain.then(|| text.to_owned()).ok_or_else(|| "a run's name is that of a folder: neither empty, nor `.`, nor absolute".into())
 }
 
 /// The run's folder and where it begins.
-fn place(args: &TrainArgs, layers: &[Layer]) -> Result<(PathBuf, Start)> {
-    let named = || -> Result<PathBuf> {
+fn place(args: &TrainArgs, layers: &[Layer]) -> Result<(PathBuf, Start), Error> {
+    let named = || -> Result<PathBuf, Error> {
         match &args.name {
             Some(name) => Ok(args.runs.join(name)),
             None => Ok(args.runs.join(Settings::resolve(layers)?.name())),
@@ -92,22 +106,13 @@ fn place(args: &TrainArgs, layers: &[Layer]) -> Result<(PathBuf, Start)> {
     match &args.resume {
         None => Ok((named()?, Start::Fresh)),
         Some(path) if path.as_os_str().is_empty() => Ok((named()?, Start::Resume)),
-        Some(path) => {
-            // A checkpoint lies two folders below its run.
-            let is_step = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("step-"));
-            match path.parent().and_then(Path::parent) {
-                Some(run) if is_step => Ok((run.to_owned(), Start::At(path.clone()))),
-                _ => Ok((path.clone(), Start::Resume)),
-            }
-        }
+        Some(path) => runs::resume_at(path),
     }
 }
 
-fn report(outcome: &Outcome, json: bool, out: &mut impl Write) -> Result<()> {
-    let write = |error: std::io::Error| Error::Io { action: "write", path: "standard output".into(), source: error };
+fn report(outcome: &Outcome, json: bool, out: &mut impl Write) -> io::Result<()> {
     if json {
-        let text = serde_json::to_string_pretty(outcome).map_err(std::io::Error::from).map_err(write)?;
-        return writeln!(out, "{text}").map_err(write);
+        return crate::print::json(outcome, out);
     }
     let Outcome { folder, step, finished, checkpoint, loss, held_out, best, skipped, warnings, tokens_per_second } = outcome;
     let mut text = format!("{} after step {step}", if *finished { "finished" } else { "stopped" });
@@ -133,21 +138,16 @@ fn report(outcome: &Outcome, json: bool, out: &mut impl Write) -> Result<()> {
     } else {
         text += &format!("continue with: termwise train --resume {}\n", folder.display());
     }
-    out.write_all(text.as_bytes()).map_err(write)
+    out.write_all(text.as_bytes())
 }
 
-fn replay(folder: &Path, json: bool, out: &mut impl Write) -> Result<bool> {
-    let write = |error: std::io::Error| Error::Io { action: "write", path: "standard output".into(), source: error };
+fn replay<E: From<Error> + From<io::Error>>(folder: &Path, json: bool, out: &mut impl Write) -> Result<bool, E> {
     let replay = nonfinite::replay(folder)?;
-    let text = if json {
-        serde_json::to_string_pretty(&replay).map_err(std::io::Error::from).map_err(write)?
-    } else {
-        match &replay.now {
-            Some(now) if replay.same() => format!("the same again: {now}"),
-            Some(now) => format!("not the same\nbefore: {}\nnow: {now}", replay.before),
-            None => format!("finite now\nbefore: {}", replay.before),
-        }
-    };
-    writeln!(out, "{text}").map_err(write)?;
+    match &replay.now {
+        _ if json => crate::print::json(&replay, out)?,
+        Some(now) if replay.same() => writeln!(out, "the same again: {now}")?,
+        Some(now) => writeln!(out, "not the same\nbefore: {}\nnow: {now}", replay.before)?,
+        None => writeln!(out, "finite now\nbefore: {}", replay.before)?,
+    }
     Ok(replay.same())
 }

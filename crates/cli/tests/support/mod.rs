@@ -18,12 +18,65 @@ pub fn json(arguments: &[&str]) -> serde_json::Value {
     serde_json::from_slice(&output).expect("valid JSON")
 }
 
-/// The reference files, or None and a line that says so.
+/// The reference files; the test is skipped where there are none.
 pub fn golden() -> Option<PathBuf> {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/golden");
-    if !path.is_dir() {
-        println!("skipped: no ../shared/golden");
-        return None;
+    termwise_unrun::shared("golden")
+}
+
+/// A folder with a text to train on, and runs of a very small model in it.
+pub struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    /// The text is of lines that are all different.
+    pub fn new() -> Place {
+        let folder = tempfile::tempdir().expect("a folder");
+        let line = |i: usize| format!("{} walked {i} miles and met {} friends.\n", ["Tom", "Ann", "Sue"][i % 3], i * 7 % 11);
+        std::fs::write(folder.path().join("text.txt"), (0..60).map(line).collect::<String>()).expect("a file");
+        Place { folder }
     }
-    Some(path)
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn at(&self, name: &str) -> String {
+        self.path(name).to_str().expect("a plain path").to_owned()
+    }
+
+    /// Settings of a training in this folder as TOML: a model of some thousand numbers, on bytes.
+    pub fn settings(&self, more: &str) -> String {
+        format!(
+            "data = ['{}']\ntokenizer = 'bytes'\nheld_out = 0.2\nlayers = 1\nhidden = 16\nheads = 2\nmlp = 16\nbatch = 2\nlength = 16\n\
+             warmup = 0\nlog_every = 1\neval_every = 4\neval_batches = 2\ncheckpoint_every = 3\n{more}\n",
+            self.at("text.txt")
+        )
+    }
+
+    /// The program, in this folder, with caches of its own, on one thread.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = termwise(&["--threads", "1"]);
+        command.args(arguments).current_dir(self.folder.path()).env("XDG_CACHE_HOME", self.path("cache"));
+        command
+    }
+
+    /// `termwise train` with the small settings.
+    pub fn train(&self, arguments: &[&str]) -> Command {
+        std::fs::write(self.path("small.toml"), self.settings("steps = 6")).expect("a file");
+        self.command(&[&["train", "--config", "small.toml"], arguments].concat())
+    }
+
+    /// The lines of a run's metrics without what depends on the clock.
+    pub fn metrics(&self, run: &str) -> Vec<serde_json::Value> {
+        let text = std::fs::read_to_string(self.path(run).join("metrics.jsonl")).expect("metrics");
+        let line = |line: &str| {
+            let mut value: serde_json::Value = serde_json::from_str(line).expect("JSON");
+            let map = value.as_object_mut().expect("an object");
+            map.remove("time");
+            map.remove("tokens_per_second");
+            value
+        };
+        text.lines().map(line).collect()
+    }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use glob::{MatchOptions, Pattern};
 use hf_hub::{Cache, Repo, RepoType};
 
-use super::remote::{self as hub, OFFLINE, silent};
+use super::remote::{self as hub, Hub, OFFLINE, silent};
 use crate::error::{Error, Result};
 use crate::sources::{ENDINGS, SourceFile};
 
@@ -18,7 +18,8 @@ pub(super) fn files(asked: &str) -> Result<Vec<SourceFile>> {
     let (repo, pattern) = parse(asked).ok_or_else(|| refuse("write it as hf://datasets/<owner>/<name>[@<revision>]/<glob>".into()))?;
     let pattern = Pattern::new(&pattern).map_err(|error| refuse(format!("not a valid glob: {error}")))?;
     let (cache, offline) = (hub::cache().map_err(refuse)?, hub::offline());
-    let found = if offline { cached(&cache, &repo, &pattern).map_err(refuse)? } else { fetched(&repo, &pattern).map_err(refuse)? };
+    let found =
+        if offline { cached(&cache, &repo, &pattern).map_err(refuse)? } else { fetched(&cache, &repo, &pattern).map_err(refuse)? };
     if found.is_empty() {
         return Err(refuse(match offline {
             true => {
@@ -43,12 +44,12 @@ fn matches(pattern: &Pattern, name: &str) -> bool {
     pattern.matches_with(name, MatchOptions { require_literal_separator: true, ..MatchOptions::new() })
 }
 
-fn fetched(repo: &Repo, pattern: &Pattern) -> std::result::Result<Vec<SourceFile>, String> {
-    let api = hub::api(repo, false)?;
-    let mut names: Vec<String> = api.info().map_err(silent)?.siblings.into_iter().map(|file| file.rfilename).collect();
+fn fetched(cache: &Cache, repo: &Repo, pattern: &Pattern) -> std::result::Result<Vec<SourceFile>, String> {
+    let hub = Hub::new(cache, repo, false)?;
+    let mut names = hub.names().map_err(silent)?;
     names.retain(|name| matches(pattern, name) && SourceFile::new(name).is_some());
     names.sort();
-    let fetch = |name: &String| api.get(name).map_err(|error| format!("{name} cannot be fetched: {error}"));
+    let fetch = |name: &String| hub.get(name).map_err(|error| format!("{name} cannot be fetched: {error}"));
     names.iter().map(|name| Ok(SourceFile::new(fetch(name)?).ok_or("the cache holds it under another name")?)).collect()
 }
 

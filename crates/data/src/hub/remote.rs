@@ -1,10 +1,13 @@
 //! The Hugging Face hub through its ordinary cache: what data sets and models share, and models.
 
-use std::io::IsTerminal;
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::io::{IsTerminal, Read};
+use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
 
-use hf_hub::api::sync::{ApiBuilder, ApiRepo};
-use hf_hub::{Cache, Repo, RepoType};
+use hf_hub::api::sync::{Api, ApiBuilder, ApiRepo};
+use hf_hub::{Cache, CacheRepo, Repo, RepoType};
+use indicatif::ProgressBar;
 
 use crate::error::{Error, Result};
 
@@ -14,6 +17,10 @@ pub(crate) const OFFLINE: &str = "HF_HUB_OFFLINE";
 const FILES: [&str; 5] = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"];
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+
+/// How often a file is asked for, and the pause before the second time; later ones are longer.
+const ATTEMPTS: u32 = 4;
+const PAUSE: Duration = Duration::from_millis(300);
 
 type Problem<T> = std::result::Result<T, String>;
 
@@ -39,10 +46,136 @@ pub(crate) fn repo(owner: &str, name: &str, kind: RepoType) -> Option<Repo> {
     (plain(owner) && plain(name) && revision.split('/').all(plain)).then(|| Repo::with_revision(format!("{owner}/{name}"), kind, revision))
 }
 
-/// The hub's side of a repository. Bars are drawn on a terminal where files are large.
-pub(crate) fn api(repo: &Repo, progress: bool) -> Problem<ApiRepo> {
-    let api = ApiBuilder::from_env().with_progress(progress && std::io::stderr().is_terminal()).with_retries(3).build();
-    Ok(api.map_err(silent)?.repo(repo.clone()))
+/// A repository on the hub and its place in the cache. What the hub sends — names of files, their tags, the commit — becomes part of paths, and
+/// who answers may be anybody that HF_ENDPOINT names: all of it is checked first.
+pub(crate) struct Hub {
+    api: Api,
+    remote: ApiRepo,
+    cached: CacheRepo,
+    progress: bool,
+}
+
+impl Hub {
+    /// Bars are drawn on a terminal where files are large.
+    pub(crate) fn new(cache: &Cache, repo: &Repo, progress: bool) -> Problem<Hub> {
+        let api = ApiBuilder::from_env().build().map_err(silent)?;
+        Ok(Hub {
+            remote: api.repo(repo.clone()),
+            api,
+            cached: cache.repo(repo.clone()),
+            progress: progress && std::io::stderr().is_terminal(),
+        })
+    }
+
+    /// The names of all files.
+    pub(crate) fn names(&self) -> Problem<Vec<String>> {
+        let names: Vec<String> =
+            self.remote.info().map_err(|error| error.to_string())?.siblings.into_iter().map(|file| file.rfilename).collect();
+        let inside =
+            |name: &str| !name.contains(['\\', '\0']) && Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
+        match names.iter().find(|name| name.is_empty() || !inside(name)) {
+            None => Ok(names),
+            Some(name) => Err(format!("it lists a file `{name}`, which would lie outside of the repository; nothing is fetched")),
+        }
+    }
+
+    /// The file of that name in the cache, fetched if it is not there. The name is one of [`Hub::names`].
+    pub(crate) fn get(&self, name: &str) -> Problem<PathBuf> {
+        if let Some(path) = self.cached.get(name) {
+            return Ok(path);
+        }
+        let url = self.remote.url(name);
+        let found = self.api.metadata(&url).map_err(|error| error.to_string())?;
+        let (tag, commit) = (found.etag(), found.commit_hash());
+        for (what, text) in [("tag", tag), ("commit", commit)] {
+            let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+            if text.is_empty() || text.len() > 200 || text.starts_with('.') || !text.chars().all(plain) {
+                return Err(format!("the hub sends the {what} `{text}`, which cannot be a name in the cache"));
+            }
+        }
+        let (blob, pointer) = (self.cached.blob_path(tag), self.cached.pointer_path(commit).join(name));
+        let failed = |error: std::io::Error| format!("cannot write it into the cache: {error}");
+        if !blob.is_file() {
+            self.download(&url, found.size() as u64, &blob)?;
+        }
+        std::fs::create_dir_all(pointer.parent().unwrap_or(Path::new("."))).map_err(failed)?;
+        if !pointer.exists() {
+            // Out of snapshots/COMMIT and the folders within the name.
+            let up: PathBuf = std::iter::repeat_n("..", 1 + Path::new(name).components().count()).collect();
+            link(&up.join("blobs").join(tag), &blob, &pointer).map_err(failed)?;
+        }
+        self.cached.create_ref(commit).map_err(failed)?;
+        Ok(pointer)
+    }
+
+    /// Fetches a file of that size, from where an earlier attempt ended.
+    fn download(&self, url: &str, size: u64, blob: &Path) -> Problem<()> {
+        let failed = |error: std::io::Error| format!("cannot write it into the cache: {error}");
+        std::fs::create_dir_all(blob.parent().unwrap_or(Path::new("."))).map_err(failed)?;
+        let mut part = blob.as_os_str().to_owned();
+        part.push(".part");
+        let part = PathBuf::from(part);
+        let mut file = File::options().create(true).append(true).open(&part).map_err(failed)?;
+        // Another process may be fetching it.
+        file.lock().map_err(failed)?;
+        if blob.is_file() {
+            return Ok(());
+        }
+        let bar = if self.progress { ProgressBar::new(size) } else { ProgressBar::hidden() };
+        let (mut problem, mut attempt, mut most) = ("the answers are not as long as announced".to_owned(), 0, 0);
+        loop {
+            let have = file.metadata().map_err(failed)?.len();
+            if have == size {
+                break;
+            }
+            if have < size && have > most {
+                // As long as something comes, it is worth asking on.
+                (most, attempt) = (have, 0);
+            }
+            if attempt == ATTEMPTS {
+                return Err(problem);
+            }
+            attempt += 1;
+            let answer = match self.remote.info_request().uri(url).header("range", format!("bytes={have}-")).call() {
+                Ok(answer) => answer,
+                Err(error) => {
+                    problem = error.to_string();
+                    std::thread::sleep(PAUSE * attempt);
+                    continue;
+                }
+            };
+            let partial = answer.status().as_u16() == 206;
+            if have > size || !partial {
+                // It is all of it, or what is there belongs to another file.
+                file.set_len(0).map_err(failed)?;
+            }
+            if have > size && partial {
+                continue;
+            }
+            bar.set_position(if partial { have } else { 0 });
+            // Not a byte more than announced and one, by which too long an answer is known.
+            let mut reader = bar.wrap_read(answer.into_body().into_reader()).take(size + 1 - if partial { have } else { 0 });
+            if let Err(error) = std::io::copy(&mut reader, &mut file) {
+                problem = error.to_string();
+            }
+        }
+        bar.finish_and_clear();
+        file.sync_all().and_then(|()| std::fs::rename(&part, blob)).map_err(failed)
+    }
+}
+
+/// A link to a file of the cache, where the system has such; otherwise the file itself.
+fn link(relative: &Path, file: &Path, place: &Path) -> std::io::Result<()> {
+    #[cfg(unix)]
+    {
+        let _ = file;
+        std::os::unix::fs::symlink(relative, place)
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = relative;
+        std::fs::rename(file, place)
+    }
 }
 
 /// What to say where a request fails.
@@ -68,7 +201,7 @@ pub(crate) fn model(asked: &str, rest: &str) -> Result<PathBuf> {
     let parsed = rest.split_once('/').and_then(|(owner, name)| repo(owner, name, RepoType::Model));
     let repo = parsed.ok_or_else(|| refuse("write it as hf://<owner>/<name>[@<revision>]".into()))?;
     let cache = cache().map_err(refuse)?;
-    if offline() { snapshot(&cache, &repo).map_err(refuse) } else { fetched(&repo).map_err(refuse) }
+    if offline() { snapshot(&cache, &repo).map_err(refuse) } else { fetched(&cache, &repo).map_err(refuse) }
 }
 
 /// The configuration of such a model alone, without its weights.
@@ -76,23 +209,25 @@ pub(crate) fn config(asked: &str, rest: &str) -> Result<PathBuf> {
     let refuse = |problem: String| Error::HubModel { asked: asked.into(), problem };
     let parsed = rest.split_once('/').and_then(|(owner, name)| repo(owner, name, RepoType::Model));
     let repo = parsed.ok_or_else(|| refuse("write it as hf://<owner>/<name>[@<revision>]".into()))?;
+    let cache = cache().map_err(refuse)?;
     if offline() {
-        return Ok(snapshot(&cache().map_err(refuse)?, &repo).map_err(refuse)?.join(FILES[0]));
+        return Ok(snapshot(&cache, &repo).map_err(refuse)?.join(FILES[0]));
     }
-    api(&repo, false).map_err(refuse)?.get(FILES[0]).map_err(|error| refuse(format!("the hub does not give its {}: {error}", FILES[0])))
+    let hub = Hub::new(&cache, &repo, false).map_err(refuse)?;
+    hub.get(FILES[0]).map_err(|error| refuse(format!("the hub does not give its {}: {error}", FILES[0])))
 }
 
-fn fetched(repo: &Repo) -> Problem<PathBuf> {
-    let api = api(repo, true)?;
+fn fetched(cache: &Cache, repo: &Repo) -> Problem<PathBuf> {
+    let hub = Hub::new(cache, repo, true)?;
     let missing =
         |error| format!("the hub does not give it ({error}); check owner, name and revision, or set {OFFLINE}=1 to use the cache");
-    let there: Vec<String> = api.info().map_err(missing)?.siblings.into_iter().map(|file| file.rfilename).collect();
+    let there = hub.names().map_err(missing)?;
     let has = |name: &str| there.iter().any(|file| file == name);
     if !has(FILES[0]) {
         return Err(format!("the repository holds no {}; only models in Hugging Face's form can be read", FILES[0]));
     }
     let mut names: Vec<String> = FILES.iter().filter(|name| has(name)).map(|&name| name.to_owned()).collect();
-    let fetch = |name: &str| api.get(name).map_err(|error| format!("{name} cannot be fetched: {error}"));
+    let fetch = |name: &str| hub.get(name).map_err(|error| format!("{name} cannot be fetched: {error}"));
     if has(WEIGHTS) {
         names.push(WEIGHTS.into());
     } else if has(INDEX) {
@@ -115,7 +250,7 @@ fn fetched(repo: &Repo) -> Problem<PathBuf> {
 
 /// The files that an index names; what is wrong with it is said when the model is read.
 fn shards(index: &Path) -> Problem<Vec<String>> {
-    let text = std::fs::read_to_string(index).map_err(|error| format!("cannot read {}: {error}", index.display()))?;
+    let text = termwise_base::files::read_text(index).map_err(|error| format!("cannot read {}: {error}", index.display()))?;
     let value: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
     let map = value.get("weight_map").and_then(serde_json::Value::as_object);
     let mut names: Vec<String> = map.into_iter().flat_map(|map| map.values()).filter_map(|name| Some(name.as_str()?.to_owned())).collect();

@@ -182,7 +182,11 @@ fn files_of(asked: &str) -> Result<Vec<SourceFile>> {
         };
     }
     if !asked.contains(['*', '?', '[']) {
-        return refuse("there is no such file or folder".into());
+        return refuse(match std::fs::metadata(path) {
+            Ok(_) => "it is neither a regular file nor a folder".into(),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => "there is no such file or folder".into(),
+            Err(error) => format!("it cannot be read: {error}"),
+        });
     }
     let paths = match glob::glob(asked) {
         Ok(paths) => paths,

@@ -74,8 +74,9 @@ pub fn prepare(folder: &Folder, config: &DataConfig) -> Result<TextSource> {
 /// The shards below a cache by name.
 pub fn shards(cache: &str) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut shards = BTreeMap::new();
-    for folder in std::fs::read_dir(cache).unwrap() {
-        for file in std::fs::read_dir(folder.unwrap().path()).unwrap() {
+    let folders = std::fs::read_dir(cache).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
+    for folder in folders {
+        for file in std::fs::read_dir(folder).unwrap() {
             let path = file.unwrap().path();
             if path.extension().is_some_and(|extension| extension == "bin") {
                 shards.insert(path.strip_prefix(cache).unwrap().into(), std::fs::read(&path).unwrap());
@@ -85,12 +86,7 @@ pub fn shards(cache: &str) -> BTreeMap<PathBuf, Vec<u8>> {
     shards
 }
 
-/// The folder of shared material, if it is there.
+/// The folder of shared material; the test is skipped where it is missing.
 pub fn shared() -> Option<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data");
-    if !path.is_dir() {
-        println!("skipped: no ../shared");
-        return None;
-    }
-    Some(path)
+    termwise_unrun::shared("data")
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use termwise_llama::config::AttentionMap;
-use termwise_llama::weights::WriteOptions;
+use termwise_llama::weights::{self, WriteOptions};
 use termwise_llama::{Error as ModelError, Model};
 
 use crate::Error;
@@ -12,14 +12,27 @@ use crate::Error;
 /// Files beside the weights that other commands and tools look for.
 const COPIED: [&str; 5] = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "settings.toml"];
 
-/// Writes the model with this attention into a folder, which is made where it is not there, with the tokenizer's files and the settings of its
-/// training from the model's own folder. Refuses to write into that folder itself.
-pub fn save(model: &mut Model, attention: &AttentionMap, from: &Path, to: &Path) -> Result<(), Error> {
-    fs::create_dir_all(to).map_err(ModelError::io("create the folder", to))?;
+/// Refuses the model's own folder as a place for the cut one, and a folder with another model unless that may be overwritten.
+pub fn check_place(from: &Path, to: &Path, overwrite: bool) -> Result<(), Error> {
     let same = |path: &Path| fs::canonicalize(path).ok();
     if same(from).is_some() && same(from) == same(to) {
         return Err(Error::Sizes(format!("{} is the model's own folder; name another one to save the cut model in", to.display())));
     }
+    let model = ["config.json", weights::SINGLE_FILE, weights::INDEX_FILE, "manifest.json"].iter().find(|name| to.join(name).exists());
+    match model {
+        Some(name) if !overwrite => {
+            let place = to.display();
+            Err(Error::Sizes(format!("{place} holds a model already ({name}); name another folder, or replace it with --overwrite")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes the model with this attention into a folder, which is made where it is not there, with the tokenizer's files and the settings of its
+/// training from the model's own folder. See [`check_place`] for where it can be.
+pub fn save(model: &mut Model, attention: &AttentionMap, from: &Path, to: &Path, overwrite: bool) -> Result<(), Error> {
+    check_place(from, to, overwrite)?;
+    fs::create_dir_all(to).map_err(ModelError::io("create the folder", to))?;
     for name in COPIED {
         let path = from.join(name);
         if path.is_file() {

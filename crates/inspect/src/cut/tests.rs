@@ -239,13 +239,17 @@ fn a_saved_model_has_the_same_loss() {
     std::fs::create_dir(&from).expect("a folder");
     std::fs::write(from.join("tokenizer.json"), "{}").expect("a file");
     let map = outcome.calibration.cut_layers(&outcome.model.config, 0..2, 4, Choice::Calibrated).expect("a map");
-    save(&mut outcome.model, &map, &from, &to).expect("saved");
+    save(&mut outcome.model, &map, &from, &to, false).expect("saved");
     let read = Model::read(&to).expect("a model");
     assert_eq!(read.config.attention.heads(1, 4), map.heads(1, 4));
     let loss = evaluate(&read, &texts.evaluation, WINDOWS, 0).expect("a loss").loss;
     assert_eq!(outcome.report.curve(Choice::Calibrated).and_then(|curve| curve.points[1].measured.loss), Some(loss));
     assert!(to.join("tokenizer.json").is_file());
-    assert!(save(&mut outcome.model, &map, &to, &to).is_err());
+    assert!(save(&mut outcome.model, &map, &to, &to, true).is_err());
+    // Another model is replaced only where that was asked for.
+    let held = save(&mut outcome.model, &map, &from, &to, false).expect_err("a model is there").to_string();
+    assert!(held.contains("holds a model already") && held.contains("--overwrite"), "{held}");
+    save(&mut outcome.model, &map, &from, &to, true).expect("replaced");
     let chunked = termwise_llama::Options { mode: termwise_attention::Mode::Chunk(Some(8)), ..Default::default() };
     let (in_chunks, _) = evaluate_with(&read, &texts.evaluation, WINDOWS, 0, chunked).expect("a loss");
     assert!((in_chunks.loss - loss).abs() < 1e-3, "{} {loss}", in_chunks.loss);

@@ -1,17 +1,11 @@
 //! A real trained model.
 
-use std::path::PathBuf;
-
 use termwise_inspect::spectrum::{Options, measure};
 use termwise_llama::Model;
 
 #[test]
 fn a_trained_model_has_the_scores_that_are_known_of_it() {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/stories260K");
-    if !folder.is_dir() {
-        println!("skipped: no ../shared");
-        return;
-    }
+    let Some(folder) = termwise_unrun::shared("data/stories260K") else { return };
     let model = Model::read(&folder).expect("the model");
     let expected: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(folder.join("expected.json")).expect("a file")).expect("JSON");

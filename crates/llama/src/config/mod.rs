@@ -81,7 +81,7 @@ impl Config {
     pub fn read(path: impl AsRef<Path>) -> Result<Config> {
         let (asked, folder) = (path.as_ref(), path.as_ref().is_dir());
         let path = if folder { asked.join("config.json") } else { asked.to_owned() };
-        let text = match std::fs::read_to_string(&path) {
+        let text = match termwise_base::files::read_text(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(Error::NoModel { path: asked.into(), folder }),
             text => text.map_err(Error::io("read the configuration", &path))?,
         };

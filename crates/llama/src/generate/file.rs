@@ -1,7 +1,8 @@
 //! A row's memory in a file, to go on later.
 //!
 //! The safetensors file of [`State::save_layers`], and beside its tensors `tokens` [n], the text so far (int64), and in the metadata
-//! `model`, a description of the model with a fingerprint of its weights, and `draws`, the random numbers used so far.
+//! `model`, a description of the model with a fingerprint of its weights, `draws`, the random numbers used so far, and `blake3`, a hash of
+//! everything else.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -20,6 +21,7 @@ use crate::weights::Checkpoint;
 const TOKENS: &str = "tokens";
 const MODEL: &str = "model";
 const DRAWS: &str = "draws";
+const HASH: &str = "blake3";
 
 /// What a file says besides the memory itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -54,7 +56,8 @@ impl Decoder<'_> {
         let layers = SafeTensors::deserialize(&bytes).map_err(damaged)?;
         let tokens: Vec<u8> = saved.tokens.iter().flat_map(|&token| (token as i64).to_le_bytes()).collect();
         let tokens_view = TensorView::new(Dtype::I64, vec![saved.tokens.len()], &tokens).map_err(damaged)?;
-        let all = layers.iter().chain([(TOKENS, tokens_view)]);
+        let all: Vec<(&str, TensorView)> = layers.iter().chain([(TOKENS, tokens_view)]).collect();
+        metadata.insert(HASH.into(), digest(&metadata, &all));
         let content = safetensors::serialize(all, Some(metadata)).map_err(damaged)?;
         Staged::write(path, |out| out.write_all(&content).map_err(Error::io("write", path)))?.publish()
     }
@@ -64,14 +67,18 @@ impl Decoder<'_> {
     pub fn load(&mut self, row: usize, path: impl AsRef<Path>) -> Result<Saved> {
         self.check_row(row)?;
         let path = path.as_ref();
-        let file = Checkpoint::open(path)?;
         let refuse = |problem: String| Error::StateFile { path: path.into(), problem };
+        if !path.is_file() {
+            return Err(refuse(if path.exists() { "it is no regular file".into() } else { "there is no such file".into() }));
+        }
+        let file = Checkpoint::open(path)?;
         let text = |key: &str| file.metadata().get(key).map(String::as_str);
         let Some(model) = text(MODEL) else { return Err(refuse("it is not the saved memory of a model: it names none".into())) };
         let own = describe(self.model);
         if model != own {
             return Err(refuse(format!("it was saved from the model `{model}`, and this is `{own}`")));
         }
+        verify(path)?;
         // A layer that turns has been saved before or after.
         let heads: Vec<(&Layer, Memory)> = self
             .layers
@@ -106,6 +113,45 @@ impl Decoder<'_> {
         row.position = read;
         row.states = states;
         Ok(Saved { tokens, draws })
+    }
+}
+
+/// A hash of metadata, [`HASH`] aside, and of every tensor: name, type, shape, values.
+fn digest(metadata: &HashMap<String, String>, tensors: &[(&str, TensorView)]) -> String {
+    let mut hasher = blake3::Hasher::new();
+    // Each part with its length: no two files give the same bytes.
+    let mut add = |part: &[u8]| {
+        hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
+    };
+    let mut entries: Vec<_> = metadata.iter().filter(|(key, _)| *key != HASH).collect();
+    entries.sort();
+    entries.iter().for_each(|(key, value)| [key, value].iter().for_each(|text| add(text.as_bytes())));
+    let mut tensors: Vec<_> = tensors.iter().collect();
+    tensors.sort_by_key(|(name, _)| *name);
+    for (name, tensor) in tensors {
+        add(name.as_bytes());
+        add(format!("{:?} {:?}", tensor.dtype(), tensor.shape()).as_bytes());
+        add(tensor.data());
+    }
+    hasher.finalize().to_hex().to_string()
+}
+
+/// Checks that a file is as it was written.
+fn verify(path: &Path) -> Result<()> {
+    let refuse = |problem: String| Error::StateFile { path: path.into(), problem };
+    let file = std::fs::File::open(path).map_err(Error::io("open", path))?;
+    // SAFETY: as with every mapping, whoever changes the file meanwhile changes what is read; any bytes are valid.
+    let bytes = unsafe { memmap2::Mmap::map(&file) }.map_err(Error::io("map into memory", path))?;
+    let damaged = |error: safetensors::SafeTensorError| refuse(format!("it cannot be read ({error}); it is damaged"));
+    let (_, header) = SafeTensors::read_metadata(&bytes).map_err(damaged)?;
+    let metadata = header.metadata().clone().unwrap_or_default();
+    let tensors = SafeTensors::deserialize(&bytes).map_err(damaged)?;
+    match metadata.get(HASH) {
+        None => Err(refuse("it has no hash of its values, as files of earlier versions; write it again with --save-state".into())),
+        Some(hash) if *hash != digest(&metadata, &tensors.iter().collect::<Vec<_>>()) => {
+            Err(refuse("its values are not those that were written; it is damaged".into()))
+        }
+        Some(_) => Ok(()),
     }
 }
 

@@ -36,11 +36,17 @@ fn least(heads: &[Variant], config: &Config) -> u128 {
     heads.chunks(group).map(largest).fold(0u128, |sum, size| sum.saturating_add(size.saturating_mul(4)))
 }
 
-/// Bytes that the system can give without taking them from others; `None` where it does not say.
-fn available() -> Option<u128> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u128>().ok().map(|kilobytes| 1024 * kilobytes)
+/// Bytes that the system can give without taking them from others, and lets this process have; `None` where it does not say.
+pub fn available() -> Option<u128> {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let find =
+        |text: String, word: &str| Some(text.lines().find_map(|line| line.strip_prefix(word))?.split_whitespace().next()?.to_owned());
+    let number = |word: Option<String>| word?.parse::<u128>().ok();
+    let free = number(find(read("/proc/meminfo"), "MemAvailable:")).map(|kilobytes| 1024 * kilobytes);
+    // Limits of this process (`ulimit -v`) and of its container; texts such as `unlimited` are none.
+    let own = number(find(read("/proc/self/limits"), "Max address space"));
+    let container = number(Some(read("/sys/fs/cgroup/memory.max").trim().to_owned()));
+    [free, own, container].into_iter().flatten().min()
 }
 
 #[cfg(test)]

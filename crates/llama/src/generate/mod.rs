@@ -15,6 +15,7 @@ mod stop;
 pub use cut::{cut, warnings};
 pub use decoder::{Decoder, DecoderOptions, Remember};
 pub use file::Saved;
+pub use memory::available as available_memory;
 pub use random::Random;
 pub use sampler::{Sampler, Sampling};
 pub use stop::Stops;

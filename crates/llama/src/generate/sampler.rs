@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! x_v ← x_v/r where x_v > 0, x_v·r elsewhere       for tokens v of the prompt and of what was written
-//! x_v ← x_v/temperature
+//! x_v ← (x_v − max x)/temperature
 //! top-k   keeps x_v ≥ the k-th largest
 //! top-p   keeps v while the probabilities of all larger ones add up to less than p
 //! min-p   keeps p_v ≥ min_p · max p
@@ -85,7 +85,7 @@ pub struct Sampler {
 struct Candidate {
     token: u32,
     logit: f64,
-    /// e^(logit − max)
+    /// e^logit, after the largest was subtracted
     weight: f64,
 }
 
@@ -146,7 +146,9 @@ impl Sampler {
     /// Leaves what all filters keep, with its weights, most probable first.
     fn filter(&mut self, temperature: f64, top_k: usize, top_p: f64, min_p: f64) {
         let kept = &mut self.candidates;
-        kept.iter_mut().for_each(|c| c.logit /= temperature);
+        // The largest first, at which every temperature leaves 0: divided by a tiny one, others would be infinite, too.
+        let max = kept.iter().map(|c| c.logit).fold(f64::NEG_INFINITY, f64::max);
+        kept.iter_mut().for_each(|c| c.logit = (c.logit - max) / temperature);
         if (1..kept.len()).contains(&top_k) {
             kept.select_nth_unstable_by(top_k - 1, order);
             let least = kept[top_k - 1].logit;
@@ -154,8 +156,7 @@ impl Sampler {
         }
         // Also without filters, so that a draw means the same token whatever order a selection left behind.
         kept.sort_unstable_by(order);
-        let max = kept.first().map_or(0.0, |first| first.logit);
-        kept.iter_mut().for_each(|c| c.weight = (c.logit - max).exp());
+        kept.iter_mut().for_each(|c| c.weight = c.logit.exp());
         if top_p < 1.0 {
             let total: f64 = kept.iter().map(|c| c.weight).sum();
             let mut before = 0.0;

@@ -69,7 +69,7 @@ impl Checkpoint {
     }
 
     fn open_index(path: &Path) -> Result<Checkpoint> {
-        let text = std::fs::read_to_string(path).map_err(Error::io("read the index", path))?;
+        let text = termwise_base::files::read_text(path).map_err(Error::io("read the index", path))?;
         let in_index = |error: Error| error.in_file(path.display());
         let shards = json::parse(&text).and_then(shards_of).map_err(in_index)?;
         let folder = path.parent().unwrap_or(Path::new(""));

@@ -4,23 +4,11 @@
 
 pub mod plain;
 
-use std::path::PathBuf;
-
 use termwise_llama::generate::Decoder;
 use termwise_llama::{Batch, Config, Engine, Loss, Model, Objective, Options, Params};
 
 /// How far float32 logits may be from float64 ones: relative RMS.
 pub const TOLERANCE: f64 = 2e-5;
-
-/// A folder of the material that is not part of the project, or None and a line that says so.
-pub fn shared(folder: &str) -> Option<PathBuf> {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared").join(folder);
-    if !path.is_dir() {
-        println!("skipped: no ../shared/{folder}");
-        return None;
-    }
-    Some(path)
-}
 
 /// A small model with this attention: 2 layers, width 24, 4 heads over `kv_heads`, vocabulary 29.
 pub fn tiny(attention: &str, kv_heads: usize, tied: bool) -> Model {

@@ -27,7 +27,7 @@ use crate::provenance;
 use crate::settings::Settings;
 use crate::spikes::Spikes;
 use crate::{AdamW, AdamWConfig};
-use termwise_base::files::{create_folder, sync_folder, write_synced};
+use termwise_base::files::{create_folder, read_text, sync_folder, write_synced};
 
 pub use manifest::{MANIFEST, verify};
 pub use shelf::{Found, Shelf};
@@ -127,7 +127,7 @@ pub fn write(
 pub fn read(folder: &Path) -> Result<Loaded> {
     verify(folder)?;
     let state = read_state(folder)?;
-    let text = std::fs::read_to_string(folder.join(SETTINGS)).map_err(Error::io("read", folder.join(SETTINGS)))?;
+    let text = read_text(&folder.join(SETTINGS)).map_err(Error::io("read", folder.join(SETTINGS)))?;
     let settings = Settings::from_checkpoint(&text, &folder.join(SETTINGS).display().to_string())?;
     let model = Model::read(folder)?;
     let optimizer = read_moments(&folder.join(OPTIMIZER), &model.params, settings.adamw(), state.updates)?;
@@ -137,8 +137,8 @@ pub fn read(folder: &Path) -> Result<Loaded> {
 /// The state in a checkpoint.
 pub fn read_state(folder: &Path) -> Result<State> {
     let path = folder.join(STATE);
-    let text = std::fs::read(&path).map_err(Error::io("read", &path))?;
-    serde_json::from_slice(&text).map_err(Error::json(path))
+    let text = read_text(&path).map_err(Error::io("read", &path))?;
+    serde_json::from_str(&text).map_err(Error::json(path))
 }
 
 fn write_moments(path: &Path, optimizer: &AdamW) -> Result<()> {

@@ -11,6 +11,11 @@ use crate::error::{Error, Result};
 use crate::settings::Settings;
 use termwise_base::files::{beside, create_folder, sync_folder};
 
+/// Endings of hidden folders: what is being written, what it replaces, what is being removed.
+const PART: &str = "part";
+const OLD: &str = "old";
+const GONE: &str = "gone";
+
 /// A folder of checkpoints named `step-N`.
 #[derive(Clone, Debug)]
 pub struct Shelf {
@@ -60,20 +65,38 @@ impl Shelf {
         entries.map(|entry| Ok(entry.map_err(Error::io("list", &self.folder))?.path())).collect()
     }
 
-    /// Removes what interrupted writes and removals have left behind.
-    pub fn clean(&self) -> Result<Vec<PathBuf>> {
-        let left = |path: &PathBuf| {
-            let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-            name.starts_with(".step-") && (name.ends_with(".part") || name.ends_with(".old"))
+    /// Sees to what interrupted writes and removals have left behind: a complete checkpoint whose step is missing is put in place, everything
+    /// else is removed. Says what was done.
+    pub fn clean(&self) -> Result<Vec<String>> {
+        let left = |path: PathBuf| {
+            let name = path.file_name()?.to_str()?;
+            let (step, ending) = name.strip_prefix(".step-")?.rsplit_once('.')?;
+            [PART, OLD, GONE].contains(&ending).then(|| (step.parse::<u64>().ok(), ending == GONE, path.clone()))
         };
-        let leftovers: Vec<PathBuf> = self.entries()?.into_iter().filter(left).collect();
-        for path in &leftovers {
-            fs::remove_dir_all(path).map_err(Error::io("remove the leftover", path))?;
+        let mut leftovers: Vec<_> = self.entries()?.into_iter().filter_map(left).collect();
+        // What was to replace a checkpoint comes before what it was to replace.
+        leftovers.sort_by(|a, b| b.2.cmp(&a.2));
+        let mut told = Vec::new();
+        for (step, gone, path) in leftovers {
+            match step.map(|step| self.place(step)).filter(|place| !gone && !place.exists() && manifest::verify(&path).is_ok()) {
+                Some(place) => {
+                    fs::rename(&path, &place).map_err(Error::io("put in place", &place))?;
+                    told.push(format!("{} was complete when its writing was interrupted, and is put in its place", place.display()));
+                }
+                None => {
+                    fs::remove_dir_all(&path).map_err(Error::io("remove the leftover", &path))?;
+                    told.push(format!("removed what an interrupted write left at {}", path.display()));
+                }
+            }
         }
-        Ok(leftovers)
+        if !told.is_empty() {
+            sync_folder(&self.folder)?;
+        }
+        Ok(told)
     }
 
-    /// Writes a checkpoint; it appears whole or not at all, in place of an older one of the same step.
+    /// Writes a checkpoint; it appears whole or not at all, in place of an older one of the same step. At every moment one of the two is
+    /// complete, under its name or where [`Shelf::clean`] finds it.
     pub fn save(
         &self,
         model: &Model,
@@ -84,41 +107,40 @@ impl Shelf {
     ) -> Result<PathBuf> {
         create_folder(&self.folder)?;
         let place = self.place(state.step);
-        let part = beside(&place, "part");
+        let (part, old) = (beside(&place, PART), beside(&place, OLD));
         remove_if_there(&part)?;
         if let Err(error) = write(&part, model, optimizer, state, settings, extra) {
             // Room on a full disk; the error that matters is the first one.
             let _ = fs::remove_dir_all(&part);
             return Err(error);
         }
-        // A folder cannot be renamed over another.
-        self.remove(&place)?;
+        // A folder cannot be renamed over another; the older one goes last.
+        remove_if_there(&old)?;
+        move_away(&place, &old)?;
         fs::rename(&part, &place).map_err(Error::io("put in place", &place))?;
         sync_folder(&self.folder)?;
+        remove_if_there(&old)?;
         Ok(place)
     }
 
     /// Removes a checkpoint, if there is one. It leaves its name first, so that half a checkpoint is never found under it.
     fn remove(&self, place: &Path) -> Result<()> {
-        let old = beside(place, "old");
-        remove_if_there(&old)?;
-        match fs::rename(place, &old) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(Error::io("remove", place)(error)),
-            Ok(()) => fs::remove_dir_all(&old).map_err(Error::io("remove", old)),
-        }
+        let gone = beside(place, GONE);
+        remove_if_there(&gone)?;
+        move_away(place, &gone)?;
+        remove_if_there(&gone)
     }
 
     /// Removes checkpoints up to `step` except for the newest `keep` complete ones and the one with the best held-out loss.
     pub fn prune(&self, step: u64, keep: usize) -> Result<()> {
         let list: Vec<_> = self.list()?.into_iter().filter(|(at, _)| *at <= step).collect();
-        let complete: Vec<&PathBuf> = list.iter().map(|(_, path)| path).filter(|path| manifest::looks_complete(path)).collect();
-        let Some(oldest) = complete.iter().rev().nth(keep.saturating_sub(1)) else { return Ok(()) };
-        let loss = |path: &&PathBuf| read_state(path).ok().and_then(|state| state.held_out);
-        let measured = complete.iter().filter_map(|path| Some((loss(path)?, *path)));
+        let complete: Vec<&(u64, PathBuf)> = list.iter().filter(|(_, path)| manifest::looks_complete(path)).collect();
+        let Some((oldest, _)) = complete.iter().rev().nth(keep.saturating_sub(1)) else { return Ok(()) };
+        let loss = |path: &Path| read_state(path).ok().and_then(|state| state.held_out);
+        let measured = complete.iter().filter_map(|(step, path)| Some((loss(path)?, *step)));
         // Of equal ones the earliest.
-        let best = measured.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, path)| path);
-        for (_, path) in list.iter().filter(|(_, path)| path < *oldest && Some(path) != best) {
+        let best = measured.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, step)| step);
+        for (_, path) in list.iter().filter(|(step, _)| step < oldest && Some(*step) != best) {
             self.remove(path)?;
         }
         Ok(())
@@ -158,6 +180,14 @@ impl Shelf {
             Ok(Some(good)) => Err(Error::OlderIsGood { error: Box::new(error), good: good.path }),
             _ => Err(error),
         }
+    }
+}
+
+/// Gives a folder another name, if it is there.
+fn move_away(place: &Path, to: &Path) -> Result<()> {
+    match fs::rename(place, to) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", place)(error)),
+        _ => Ok(()),
     }
 }
 

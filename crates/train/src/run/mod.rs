@@ -25,14 +25,16 @@ use serde::Serialize;
 use termwise_llama::Model;
 
 use crate::AdamW;
-use crate::checkpoint::{Best, Found, Loaded, Shelf, State};
+use crate::checkpoint::{Best, Found, Loaded, MANIFEST, SETTINGS, STATE, Shelf, State};
 use crate::error::{Error, Result};
 use crate::eval::Evaluation;
-use crate::progress::Display;
+use crate::memory;
+use crate::metrics::{self, METRICS};
+use crate::progress::{Display, WARNINGS};
 use crate::provenance::{self, Provenance};
 use crate::settings::keys::Effect;
 use crate::settings::{Layer, Settings};
-use termwise_base::files::{create_folder, write_whole};
+use termwise_base::files::{create_folder, read_text, write_whole};
 use termwise_data::Source;
 
 use training::Training;
@@ -101,14 +103,41 @@ pub struct Outcome {
     pub tokens_per_second: f64,
 }
 
+/// What a path to resume stands for: a run, or exactly one checkpoint within it.
+pub fn resume_at(path: &Path) -> Result<(PathBuf, Start)> {
+    let whole = path.canonicalize().unwrap_or_else(|_| path.into());
+    let place = whole.parent().filter(|folder| folder.file_name().is_some_and(|name| name == "checkpoints"));
+    let step = whole.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix("step-")).map(str::parse::<u64>);
+    let named = place.is_some() && matches!(step, Some(Ok(_)));
+    let complete = whole.join(STATE).is_file() && whole.join(MANIFEST).is_file();
+    if !named && !complete {
+        return Ok((path.into(), Start::Resume));
+    }
+    match place.and_then(Path::parent).filter(|run| run.join(SETTINGS).is_file()) {
+        Some(run) => {
+            // As the user wrote it, where that is the same.
+            let written = path.parent().and_then(Path::parent).filter(|written| written.canonicalize().is_ok_and(|written| written == run));
+            Ok((written.unwrap_or(run).into(), Start::At(path.into())))
+        }
+        None => {
+            let problem = format!(
+                "this is a checkpoint outside of its run, and to go on in it would change it; put it into the folder `checkpoints` of its run, \
+                 or start a new run from its weights with --from {}",
+                path.display()
+            );
+            Err(Error::NoCheckpoint { folder: path.into(), problem })
+        }
+    }
+}
+
 /// The settings of a run in a folder, with these above them. Use for [`Start::Resume`].
 pub fn resumed_settings(folder: &Path, above: &[Layer]) -> Result<Settings> {
-    let path = folder.join("settings.toml");
+    let path = folder.join(SETTINGS);
     if !path.is_file() {
         let problem = "there is no settings.toml, so no run to resume; leave out --resume to start one".into();
         return Err(Error::NoCheckpoint { folder: folder.into(), problem });
     }
-    let text = std::fs::read_to_string(&path).map_err(Error::io("read", &path))?;
+    let text = read_text(&path).map_err(Error::io("read", &path))?;
     let mut layers = vec![Layer::of_run(&text, &path.display().to_string())?];
     layers.extend_from_slice(above);
     Settings::resolve(&layers)
@@ -121,23 +150,69 @@ pub fn train(settings: &Settings, source: &dyn Source, options: &RunOptions) -> 
     let pool = termwise_base::threads::pool(threads)?;
     pool.install(|| {
         let folder = &options.folder;
+        let new = !folder.exists();
         create_folder(folder)?;
         let _lock = lock(folder)?;
-        let shelf = Shelf::new(folder.join("checkpoints"));
-        let leftovers = shelf.clean()?;
-        let (begin, mut warnings) = begin(settings, source, options, &shelf)?;
-        warnings.extend(leftovers.iter().map(|path| format!("removed what an interrupted write left at {}", path.display())));
-        let path = folder.join("settings.toml");
-        write_whole(&path, settings.to_toml().as_bytes())?;
-        let mut options = options.clone();
-        options.files.push((provenance::FILE.into(), provenance::note(folder, &options.provenance)?));
-        Training::new(settings, source, &options, shelf, begin, warnings)?.run()
+        let mut done = false;
+        let outcome = locked(settings, source, options, &mut done);
+        if !done && options.start == Start::Fresh && outcome.as_ref().is_err_and(|error| !matches!(error, Error::RunExists { .. })) {
+            undo(folder, new);
+        }
+        outcome
     })
+}
+
+/// As [`train`], with the folder's lock held. `done` is set once a step was made that a resumed run can build on.
+fn locked(settings: &Settings, source: &dyn Source, options: &RunOptions, done: &mut bool) -> Result<Outcome> {
+    let folder = &options.folder.clone();
+    let shelf = Shelf::new(folder.join("checkpoints"));
+    let mut warnings = shelf.clean()?;
+    let (begin, further) = begin(settings, source, options, &shelf)?;
+    warnings.extend(further);
+    write_whole(&folder.join(SETTINGS), settings.to_toml().as_bytes())?;
+    let mut options = options.clone();
+    options.files.push((provenance::FILE.into(), provenance::note(folder, &options.provenance)?));
+    let mut training = Training::new(settings, source, &options, shelf, begin, warnings)?;
+    let outcome = training.run();
+    // A step that is not finite leaves a folder to look at.
+    *done = training.done() > 0 || matches!(outcome, Err(Error::NonFinite { .. }));
+    outcome
+}
+
+/// Removes what a run has made that was refused before its first step, so that the corrected command can begin. In a folder that was there
+/// before, only what makes it a run.
+fn undo(folder: &Path, new: bool) {
+    let ours = |name: &str| {
+        [SETTINGS, provenance::FILE].contains(&name) || new && ([METRICS, LOCK, WARNINGS].contains(&name) || name.contains(".tfevents."))
+    };
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    for entry in entries.filter(|entry| entry.file_name().to_str().is_some_and(ours)) {
+        // What cannot be removed is in nobody's way but that of the next attempt, which will say so.
+        let _ = std::fs::remove_file(entry.path());
+    }
+    if new {
+        // Only if nothing else is in it.
+        let _ = std::fs::remove_dir(folder);
+    }
+}
+
+/// Exit code of a process whose run was asked to stop and left a checkpoint: what shells say of an interrupt.
+pub const STOPPED: u8 = 130;
+
+/// Exit code of a process that found another one working in its run's folder: `EX_TEMPFAIL`, to be tried again.
+pub const LOCKED: u8 = 75;
+
+const LOCK: &str = "run.lock";
+
+/// Whether a process is working in the folder of a run at this moment.
+pub fn is_locked(folder: &Path) -> bool {
+    let held = |file: File| matches!(file.try_lock_shared(), Err(std::fs::TryLockError::WouldBlock));
+    File::open(folder.join(LOCK)).is_ok_and(held)
 }
 
 /// Held while a process works in a folder; the operating system frees it however the process ends.
 fn lock(folder: &Path) -> Result<File> {
-    let path = folder.join("run.lock");
+    let path = folder.join(LOCK);
     let file = File::create(&path).map_err(Error::io("create", &path))?;
     match file.try_lock() {
         Ok(()) => Ok(file),
@@ -156,11 +231,14 @@ struct Begin {
 
 fn begin(settings: &Settings, source: &dyn Source, options: &RunOptions, shelf: &Shelf) -> Result<(Begin, Vec<String>)> {
     let found = match &options.start {
-        Start::Fresh if options.folder.join("settings.toml").exists() => {
+        Start::Fresh if options.folder.join(SETTINGS).exists() => {
             return Err(Error::RunExists { folder: options.folder.clone() });
         }
         Start::Fresh => None,
-        Start::Resume => shelf.newest()?,
+        Start::Resume => match shelf.newest()? {
+            None => return Ok((fresh(settings, source)?, again(&options.folder)?)),
+            found => found,
+        },
         Start::At(path) => Some(shelf.exactly(path)?),
     };
     let Some(Found { path, loaded, skipped }) = found else { return Ok((fresh(settings, source)?, Vec::new())) };
@@ -178,8 +256,27 @@ fn begin(settings: &Settings, source: &dyn Source, options: &RunOptions, shelf: 
     Ok((Begin { model, optimizer, state, checkpoint: Some(path) }, warnings))
 }
 
+/// A run without checkpoints begins again, which is right where it was killed before its first; what it says then. Where it must have had
+/// one it is an error.
+fn again(folder: &Path) -> Result<Vec<String>> {
+    let last = metrics::last_step(folder)?;
+    let every = if folder.join(SETTINGS).is_file() { resumed_settings(folder, &[])?.checkpoint_every } else { 0 };
+    if every > 0 && last > every {
+        let problem = format!(
+            "its metrics go to step {last} and it wrote a checkpoint every {every} steps, but there is none; \
+             put the folder `checkpoints` back, or start a new run"
+        );
+        return Err(Error::NoCheckpoint { folder: folder.into(), problem });
+    }
+    Ok(if last > 0 { vec![format!("there is no checkpoint; of {last} steps the run begins again")] } else { Vec::new() })
+}
+
+/// Of all parameters: weights, gradient, two moments.
+const COPIES: u128 = 4;
+
 fn fresh(settings: &Settings, source: &dyn Source) -> Result<Begin> {
     let config = settings.config(source.vocabulary())?;
+    memory::check(&config, settings.batch, settings.length, COPIES, config.num_hidden_layers)?;
     let model = if settings.from.is_empty() {
         Model::fresh(config, settings.seed)?
     } else {

@@ -11,6 +11,7 @@ use crate::checkpoint::{Best, Shelf, State};
 use crate::error::{Error, Result};
 use crate::eval::{Evaluation, Sums};
 use crate::feed::{Feed, Parts};
+use crate::memory;
 use crate::metrics::{Line, Metrics, Train, now};
 use crate::nonfinite;
 use crate::progress::Progress;
@@ -32,6 +33,8 @@ pub(super) struct Training<'a> {
     state: State,
     shelf: Shelf,
     checkpoint: Option<PathBuf>,
+    /// The step of that checkpoint.
+    saved: Option<u64>,
     metrics: Metrics,
     progress: Progress,
     last: Last,
@@ -59,6 +62,9 @@ impl<'a> Training<'a> {
         warnings: Vec<String>,
     ) -> Result<Training<'a>> {
         let Begin { model, optimizer, state, checkpoint } = begin;
+        let config = &model.config;
+        // Weights and moments are there already.
+        memory::check(config, settings.batch, settings.length, 1, config.num_hidden_layers)?;
         let gradients = Gradients::new(&model, settings.batch, settings.length, settings.options()?)?;
         let (metrics, unreadable) = Metrics::open(&options.folder, state.step)?;
         let share = options.peak.map(|peak| (operations(&model, settings), peak));
@@ -86,6 +92,7 @@ impl<'a> Training<'a> {
             model,
             optimizer,
             gradients,
+            saved: checkpoint.is_some().then_some(state.step),
             state,
             shelf,
             checkpoint,
@@ -95,7 +102,12 @@ impl<'a> Training<'a> {
         })
     }
 
-    pub(super) fn run(mut self) -> Result<Outcome> {
+    /// Steps done in all.
+    pub(super) fn done(&self) -> u64 {
+        self.state.step
+    }
+
+    pub(super) fn run(&mut self) -> Result<Outcome> {
         let &Settings { seed, batch, length, accumulate, steps, .. } = self.settings;
         let (source, first) = (self.source, self.state.data_index);
         let wanted = steps.saturating_sub(self.state.step);
@@ -258,19 +270,24 @@ impl<'a> Training<'a> {
         self.metrics.add(&Line::HeldOut { step, time: now(), evaluation })
     }
 
+    /// Writes a checkpoint, unless this step has one: a stop may come right after one that was due.
     fn save(&mut self) -> Result<()> {
+        if self.saved == Some(self.state.step) {
+            return Ok(());
+        }
         // Metrics first: what a checkpoint has passed must be in them.
         self.metrics.sync()?;
         let path = self.shelf.save(&self.model, &self.optimizer, &self.state, self.settings, &self.options.files)?;
         self.shelf.prune(self.state.step, self.settings.keep)?;
-        self.checkpoint = Some(path);
+        (self.checkpoint, self.saved) = (Some(path), Some(self.state.step));
         Ok(())
     }
 
-    fn finish(mut self) -> Result<Outcome> {
+    fn finish(&mut self) -> Result<Outcome> {
         if self.checkpoint.is_none() {
             self.save()?;
         }
+        self.metrics.finish(self.state.step)?;
         let (time, tokens) = self.last.session;
         Ok(Outcome {
             folder: self.options.folder.clone(),
@@ -296,4 +313,33 @@ fn operations(model: &Model, settings: &Settings) -> f64 {
     let (time, config) = (settings.length as f64, &model.config);
     let attention = (config.num_hidden_layers * config.num_attention_heads * config.head_dim) as f64 * 2.0 * time * (time + 1.0);
     rows * (6.0 * time * numbers as f64 + 3.5 * attention)
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+    use crate::progress::Display;
+    use termwise_data::Prepare;
+
+    #[test]
+    fn a_step_is_not_saved_twice() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let text = "layers = 1\nhidden = 16\nheads = 1\nmlp = 16\nbatch = 1\nlength = 128\nsteps = 2";
+        let settings = Settings::from_toml(text, "test").expect("settings");
+        let source = settings.open_source(folder.path(), &Prepare::default()).expect("the language");
+        let options = RunOptions { display: Display::Silent, ..RunOptions::new(folder.path()) };
+        let begin = super::super::fresh(&settings, source.as_ref()).expect("a model");
+        let shelf = Shelf::new(folder.path().join("checkpoints"));
+        let mut training = Training::new(&settings, source.as_ref(), &options, shelf.clone(), begin, Vec::new()).expect("a training");
+        let file = |step| std::fs::metadata(shelf.place(step).join("manifest.json")).map(|file| (file.ino(), file.mtime_nsec()));
+        training.save().expect("a checkpoint");
+        let first = file(0).expect("a manifest");
+        training.save().expect("the same");
+        assert_eq!(file(0).expect("a manifest"), first, "it was written again");
+        training.state.step = 1;
+        training.save().expect("the next");
+        assert!(file(1).is_ok());
+    }
 }

@@ -28,6 +28,18 @@ impl Settings {
                 return Err(bad(key, value, format!("it must be from 1 to {most}")));
             }
         }
+        let sizes = [
+            ("hidden", self.hidden, 1usize << 24),
+            ("mlp", self.mlp, 1 << 28),
+            ("heads", self.heads, 1 << 16),
+            ("kv_heads", self.kv_heads, 1 << 16),
+            ("head_dim", self.head_dim, 1 << 24),
+            ("layers", self.layers, 1 << 16),
+            ("vocab", self.vocab, 1 << 28),
+        ];
+        if let Some((key, value, most)) = sizes.into_iter().find(|(_, value, most)| value > most) {
+            return Err(bad(key, value, format!("it must be at most {most}")));
+        }
         if self.heads > 0 && self.head_dim.checked_mul(self.heads) != Some(self.hidden) && self.head_dim == self.hidden / self.heads {
             return Err(bad("hidden", self.hidden, format!("{} heads do not divide it; change one of them or say head_dim", self.heads)));
         }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use termwise_attention::nearest;
+use termwise_base::files;
 use termwise_llama::Config;
 use toml::{Table, Value};
 
@@ -28,7 +29,7 @@ impl Layer {
     /// Settings in a TOML file.
     pub fn read(path: impl AsRef<Path>) -> Result<Layer> {
         let path = path.as_ref();
-        let text = std::fs::read_to_string(path).map_err(Error::io("read the settings", path))?;
+        let text = files::read_any(path, files::TEXT).and_then(files::text).map_err(Error::io("read the settings", path))?;
         Layer::parse(&text, &path.display().to_string())
     }
 

@@ -43,7 +43,7 @@ mod write;
 
 pub use duplicates::{Equality, equalities};
 pub use plan::{Axis, Job, Plan, Role, Schema};
-pub use process::ProcessRunner;
+pub use process::{PATIENCE, ProcessRunner};
 pub use progress::Progress;
 pub use record::{Metrics, Record, Status};
 pub use schedule::{Control, Event, Options, Outcome, Runner, State, run, states};

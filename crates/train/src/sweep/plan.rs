@@ -1,11 +1,11 @@
 //! From a file to a list of runs.
 
 use std::collections::HashSet;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use termwise_attention::nearest;
+use termwise_base::files;
 use toml::{Table, Value};
 
 use crate::error::{Error, Result};
@@ -131,7 +131,7 @@ enum Base {
 impl Plan {
     /// Reads the sweep of a file. `metric` is what is compared where the file does not say.
     pub fn read(path: &Path, schema: &dyn Schema, metric: &str) -> Result<Plan> {
-        let text = fs::read_to_string(path).map_err(Error::io("read", path))?;
+        let text = files::read_any(path, files::TEXT).and_then(files::text).map_err(Error::io("read", path))?;
         Plan::parse(&text, path, schema, metric)
     }
 
@@ -144,7 +144,7 @@ impl Plan {
             Some(Base::Table(table)) => table,
             Some(Base::File(name)) => {
                 let name = path.parent().unwrap_or(Path::new("")).join(name);
-                let text = fs::read_to_string(&name).map_err(Error::io("read", &name))?;
+                let text = files::read_any(&name, files::TEXT).and_then(files::text).map_err(Error::io("read", &name))?;
                 toml::from_str(&text)
                     .map_err(|error: toml::de::Error| Error::Sweep { path: name, problem: error.to_string().trim_end().into() })?
             }

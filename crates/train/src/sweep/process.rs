@@ -7,7 +7,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -15,23 +15,54 @@ use super::plan::Job;
 use super::record::Metrics;
 use super::schedule::{Control, Outcome, Runner};
 use crate::error::{Error, Result};
+use crate::run::{LOCKED, STOPPED, is_locked};
 
 /// How often processes are looked at.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Trains each job in a process: `PROGRAM --threads N train --quiet --config SETTINGS`, and `--runs DIR --name NAME` or, where the
-/// folder holds a run already, `--resume FOLDER`. It is expected to write `metrics.jsonl` into the folder, and on an interrupt to
-/// leave a checkpoint and end.
+/// How long a process that was asked to stop may take for its step and its checkpoint before it is terminated.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// How long a process that was terminated may take before it is killed.
+const LAST_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Trains each job in a process: `PROGRAM --threads N train --quiet --stop-with-input --config SETTINGS`, and `--runs DIR --name NAME` or,
+/// where the folder holds a run already, `--resume FOLDER`. It is expected to write `metrics.jsonl` into the folder, and when its standard
+/// input ends to leave a checkpoint and end with the code [`STOPPED`]. The other end of that pipe is in this process: however this process
+/// ends, the others stop too, and can be resumed.
 #[derive(Debug)]
 pub struct ProcessRunner {
     program: PathBuf,
     kill: Arc<AtomicBool>,
+    patience: [Duration; 2],
 }
 
 impl ProcessRunner {
-    /// Runs this program. Once `kill` is set, processes that were asked to stop are not waited for any longer.
+    /// Runs this program. Once `kill` is set, processes that were asked to stop are not waited for any longer; without it they are
+    /// terminated after [`PATIENCE`], and killed 10 s later.
     pub fn new(program: impl Into<PathBuf>, kill: Arc<AtomicBool>) -> ProcessRunner {
-        ProcessRunner { program: program.into(), kill }
+        ProcessRunner { program: program.into(), kill, patience: [PATIENCE, LAST_PATIENCE] }
+    }
+
+    /// With other times until a process is terminated, and from then until it is killed.
+    pub fn with_patience(self, terminate: Duration, kill: Duration) -> ProcessRunner {
+        ProcessRunner { patience: [terminate, kill], ..self }
+    }
+
+    /// Waits for another process to leave the folder: one of a sweep that was killed writes its checkpoint there. False where this process
+    /// is asked to stop meanwhile, an error where the other one stays.
+    fn wait_for_folder(&self, control: &Control) -> Result<bool> {
+        let begun = Instant::now();
+        while is_locked(control.folder) {
+            if control.stop.load(Ordering::Relaxed) {
+                return Ok(false);
+            }
+            if begun.elapsed() > self.patience[0] + self.patience[1] {
+                return Err(Error::RunLocked { folder: control.folder.into() });
+            }
+            thread::sleep(PAUSE);
+        }
+        Ok(true)
     }
 
     fn command(&self, control: &Control) -> Result<Command> {
@@ -39,7 +70,7 @@ impl ProcessRunner {
         let errors = log.try_clone().map_err(Error::io("open", control.log))?;
         let mut command = Command::new(&self.program);
         command.arg("--threads").arg(control.threads.to_string());
-        command.args(["train", "--quiet", "--config"]).arg(control.settings);
+        command.args(["train", "--quiet", "--stop-with-input", "--config"]).arg(control.settings);
         match (control.folder.parent(), control.folder.file_name()) {
             (Some(runs), Some(name)) if !control.folder.join("settings.toml").is_file() => {
                 command.arg("--runs").arg(runs).arg("--name").arg(name);
@@ -48,8 +79,8 @@ impl ProcessRunner {
                 command.arg("--resume").arg(control.folder);
             }
         }
-        command.stdin(Stdio::null()).stdout(log).stderr(errors);
-        // A group of its own: Ctrl-C in the terminal reaches this process alone, which passes it on once.
+        command.stdin(Stdio::piped()).stdout(log).stderr(errors);
+        // A group of its own: Ctrl-C in the terminal reaches this process alone, which asks the other one to stop.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         Ok(command)
@@ -59,20 +90,29 @@ impl ProcessRunner {
 impl Runner for ProcessRunner {
     fn run(&self, job: &Job, control: &Control) -> Result<Outcome> {
         let steps = job.settings.get("steps").and_then(toml::Value::as_integer).unwrap_or(0).max(0) as u64;
+        if !self.wait_for_folder(control)? {
+            return Ok(Outcome::Stopped);
+        }
         let mut metrics = Tail::new(control.folder);
-        let mut child = self.command(control)?.spawn().map_err(Error::io("start", &self.program))?;
-        let mut asked = false;
+        let mut child = Ending(self.command(control)?.spawn().map_err(Error::io("start", &self.program))?);
+        let mut asked: Option<Instant> = None;
+        let mut terminated = false;
         let status = loop {
-            if let Some(status) = child.try_wait().map_err(Error::io("wait for", &self.program))? {
+            if let Some(status) = child.0.try_wait().map_err(Error::io("wait for", &self.program))? {
                 break status;
             }
-            if control.stop.load(Ordering::Relaxed) && !asked {
-                interrupt(&mut child);
-                asked = true;
+            if control.stop.load(Ordering::Relaxed) && asked.is_none() {
+                drop(child.0.stdin.take());
+                asked = Some(Instant::now());
             }
-            if asked && self.kill.load(Ordering::Relaxed) {
-                // It may have ended by itself in the meantime.
-                let _ = child.kill();
+            if let Some(since) = asked.map(|at| at.elapsed()) {
+                // In each case it may have ended by itself in the meantime.
+                if self.kill.load(Ordering::Relaxed) || since > self.patience[0] + self.patience[1] {
+                    let _ = child.0.kill();
+                } else if since > self.patience[0] && !terminated {
+                    terminate(&mut child.0);
+                    terminated = true;
+                }
             }
             metrics.read();
             if let Some(step) = metrics.step
@@ -84,26 +124,41 @@ impl Runner for ProcessRunner {
         };
         metrics.read();
         let complete = metrics.step.is_some_and(|step| step >= steps);
+        // Both may have been asked at once, by whoever shuts the machine down; then this one is a moment late to ask.
+        let stopped = control.stop.load(Ordering::Relaxed) || status.code() == Some(STOPPED.into());
         Ok(match (status.success(), complete) {
             (true, true) => Outcome::Finished(metrics.last),
-            _ if asked => Outcome::Stopped,
+            _ if stopped => Outcome::Stopped,
+            // Somebody else was quicker to take the folder; that says nothing about the run.
+            _ if status.code() == Some(LOCKED.into()) => return Err(Error::RunLocked { folder: control.folder.into() }),
             (true, false) => Outcome::Failed(format!("ended after step {} of {steps}", metrics.step.unwrap_or(0))),
             (false, _) => Outcome::Failed(reason(status, control.log)),
         })
     }
 }
 
-/// Asks a process to stop as Ctrl-C does.
-fn interrupt(child: &mut Child) {
+/// A process that does not outlive this value, not even after an error or a panic here.
+struct Ending(Child);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        // Nothing is left to do where it has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Asks a process to end at once.
+fn terminate(child: &mut Child) {
     #[cfg(unix)]
     {
         let pid = rustix::process::Pid::from_child(child);
         // It may have ended by itself; the next look at it says so.
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::INT);
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
     }
     #[cfg(not(unix))]
     {
-        // Without signals a run falls back to its last checkpoint.
+        // Without signals there is only this.
         let _ = child.kill();
     }
 }

@@ -1,7 +1,6 @@
 //! How runs ended, on disk.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
@@ -10,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::plan::Job;
 use crate::error::{Error, Result};
 use crate::provenance::{self, Provenance};
-use termwise_base::files::write_whole;
+use termwise_base::files::{read_text, write_whole};
 
 /// What was measured at the end of a run, by name. Numbers that are not finite are left out.
 pub type Metrics = BTreeMap<String, f64>;
@@ -61,7 +60,7 @@ impl Record {
     /// The record of a job, if it has ended.
     pub(super) fn read(folder: &Path, job: &Job) -> Result<Option<Record>> {
         let path = job.path(folder, "json");
-        let text = match fs::read_to_string(&path) {
+        let text = match read_text(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(Error::io("read", path)(error)),

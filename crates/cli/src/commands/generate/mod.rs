@@ -13,6 +13,7 @@ use termwise_data::language::{Language, Question};
 use termwise_generate::{Error, Piece, Plan, Result, Writing, Written, prompts};
 use termwise_llama::Model;
 use termwise_llama::generate::{Decoder, DecoderOptions, Remember, Sampling, warnings};
+use termwise_train::tell::tell;
 
 use super::source::{language_of, model_folder};
 
@@ -74,7 +75,7 @@ pub struct GenerateArgs {
     #[arg(long)]
     pub ignore_end: bool,
     /// Cut every exp kernel to the series up to this order, whose memory has constant size
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", value_parser = crate::args::order())]
     pub order: Option<usize>,
     /// Keep all keys and values until the state of --order is smaller, then go on with that
     #[arg(long, requires = "order")]
@@ -156,8 +157,7 @@ where
         let summary = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         printed?;
         if !args.quiet {
-            // Where even standard error is closed there is nobody to tell.
-            let _ = io::stderr().write_all(summary.as_bytes());
+            tell(summary.trim_end());
         }
         Ok(())
     })
@@ -198,7 +198,7 @@ fn work(args: &GenerateArgs, folder: &Path, language: Option<&Language>, show: &
         let map = order.as_ref().unwrap_or(&model.config.attention);
         let heads = (0..model.config.num_hidden_layers).flat_map(|layer| map.heads(layer, model.config.num_attention_heads));
         for warning in warnings(&heads.collect::<Vec<_>>()) {
-            let _ = writeln!(io::stderr(), "warning: {warning}");
+            tell(&format!("warning: {warning}"));
         }
     }
     let plan = Plan {
@@ -250,7 +250,7 @@ fn tokenizer(args: &GenerateArgs, folder: &Path, language: Option<&Language>, mo
     if let Some(name) = &args.tokenizer {
         return Ok(Tokenizer::open(name, end)?);
     }
-    if folder.join("tokenizer.json").is_file() {
+    if folder.join("tokenizer.json").exists() {
         return Ok(Tokenizer::open(&folder.display().to_string(), end)?);
     }
     match (language, model.config.vocab_size) {

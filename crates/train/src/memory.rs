@@ -1,0 +1,50 @@
+//! Whether a model and its batches fit into the machine, asked before they are made.
+
+use termwise_llama::generate::available_memory;
+use termwise_llama::{Config, Layout};
+
+use crate::error::{Error, Result};
+
+/// More than any machine has, for systems that do not say what they have.
+const MOST: u128 = 1 << 46;
+
+/// Refuses what cannot fit: `copies` of all parameters, and the activations of `layers` layers over B·T positions. Only what is surely needed is
+/// counted, so that nothing is refused that could be.
+pub(crate) fn check(config: &Config, batch: usize, length: usize, copies: u128, layers: usize) -> Result<()> {
+    let available = available_memory().unwrap_or(MOST);
+    let needed = least(config, batch, length, copies, layers)?;
+    if needed <= available {
+        return Ok(());
+    }
+    let narrow = |bytes: u128| u64::try_from(bytes).unwrap_or(u64::MAX);
+    Err(Error::Memory { batch, length, needed: narrow(needed), available: narrow(available) })
+}
+
+/// 4 bytes for each of: parameters; queries, keys, values, output, gate, up, two residuals of each layer.
+fn least(config: &Config, batch: usize, length: usize, copies: u128, layers: usize) -> Result<u128> {
+    let wide = |n: usize| n as u128;
+    let heads = wide(config.num_attention_heads).saturating_add(wide(config.num_key_value_heads)).saturating_mul(wide(config.head_dim));
+    let width = heads.saturating_add(wide(config.intermediate_size)).saturating_add(wide(config.hidden_size)).saturating_mul(2);
+    let positions = wide(batch).saturating_mul(wide(length));
+    let parameters = wide(Layout::new(config)?.len()).saturating_mul(copies);
+    Ok(positions.saturating_mul(width).saturating_mul(wide(layers)).saturating_add(parameters).saturating_mul(4))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_fit_is_refused_in_one_sentence() {
+        let text = r#"{"vocab_size": 29, "hidden_size": 64, "intermediate_size": 40, "num_hidden_layers": 4, "num_attention_heads": 8}"#;
+        let config = Config::from_json_str(text, "test").expect("valid");
+        check(&config, 2, 16, 4, 4).expect("a few kB");
+        // 2·(2·64 + 40 + 64) numbers of each position in each of 4 layers.
+        let parameters = Layout::new(&config).expect("a layout").len() as u128;
+        assert_eq!(least(&config, 2, 16, 3, 4).expect("a count"), 4 * (3 * parameters + 4 * 32 * 2 * 232));
+        for (batch, length) in [(1 << 30, 1 << 20), (usize::MAX, usize::MAX)] {
+            let error = check(&config, batch, length, 4, 4).expect_err("no machine has it").to_string();
+            assert!(error.contains("need at least") && error.contains("smaller") && error.lines().count() == 1, "{error}");
+        }
+    }
+}
