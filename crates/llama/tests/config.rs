@@ -4,7 +4,8 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use termwise_attention::{RopeScaling, Variant};
 use termwise_llama::Config;
-use termwise_llama::config::{AttentionMap, ParamInit};
+use termwise_llama::config::AttentionMap;
+use termwise_llama::params::ParamInit;
 
 fn small() -> Value {
     json!({

@@ -371,3 +371,62 @@ fn a_session_that_keeps_nothing_computes_the_same_bits() {
         assert!(grads.values().iter().all(|&g| g == 0.0));
     }
 }
+
+#[test]
+fn ranges_and_sizes_that_cannot_be_are_errors() {
+    let model = tiny("softmax", 4, false);
+    let mut session = model.session(2, 4, Options::default()).expect("a session");
+    session.run(&model.params, &tokens(8, 29, 1), None).expect("a run");
+    let mut logits = vec![0.0; 2 * 29];
+    session.logits(&model.params, 6..8, &mut logits).expect("the last rows");
+    #[allow(clippy::reversed_empty_ranges, reason = "what is refused")]
+    for rows in [10..12, 7..9, 8..10, 5..3, usize::MAX - 1..usize::MAX] {
+        let error = session.logits(&model.params, rows.clone(), &mut logits).expect_err("refused").to_string();
+        assert!(error.contains(&format!("{}..{}", rows.start, rows.end)) && error.contains('8'), "{error}");
+    }
+    assert!(session.logits(&model.params, 6..8, &mut logits[1..]).is_err());
+    let other = tiny("softmax", 2, false);
+    assert!(session.logits(&other.params, 6..8, &mut logits).is_err() && session.run(&other.params, &[0; 8], None).is_err());
+    for (batch, time) in [(0, 1), (1, 0), (1 << 40, 1 << 40), (usize::MAX, 1), (1 << 31, 2)] {
+        assert!(model.session(batch, time, Options::default()).is_err(), "{batch} {time}");
+    }
+}
+
+#[test]
+fn a_configuration_changed_after_its_parameters_were_made_is_refused() {
+    let changes: [fn(&mut termwise_llama::Config); 5] = [
+        |config| config.hidden_size = 48,
+        |config| config.num_hidden_layers = 1,
+        |config| config.num_hidden_layers = 3,
+        |config| config.tie_word_embeddings = true,
+        |config| config.attention = "gated_softmax".parse::<termwise_attention::Variant>().expect("a variant").into(),
+    ];
+    for change in changes {
+        let mut model = tiny("softmax", 4, false);
+        change(&mut model.config);
+        assert!(model.session(1, 4, Options::default()).is_err(), "{:?}", model.config);
+        assert!(termwise_llama::generate::Decoder::new(model, Default::default()).is_err());
+    }
+}
+
+#[test]
+fn a_configuration_of_absurd_sizes_is_refused_before_memory_is_taken() {
+    let text = |vocabulary: u64, layers: usize| {
+        format!(
+            r#"{{"vocab_size": {vocabulary}, "hidden_size": 64, "intermediate_size": 8, "num_hidden_layers": {layers},
+                "num_attention_heads": 4}}"#
+        )
+    };
+    // Too many to address, and addressable but far beyond any machine: 72 PB.
+    assert!(termwise_llama::Config::from_json_str(&text(u64::MAX / 2, 2), "huge").is_err());
+    let config = termwise_llama::Config::from_json_str(&text(1 << 48, 2), "large").expect("addressable");
+    let error = Model::zeros(config.clone()).expect_err("no such machine").to_string();
+    assert!(error.contains("memory"), "{error}");
+    // A file with other shapes is refused for these, without asking for memory.
+    let folder = tempfile::tempdir().expect("a folder");
+    let small = Model::fresh(termwise_llama::Config::from_json_str(&text(29, 1), "small").expect("valid"), 1).expect("a model");
+    small.write(folder.path(), &Default::default()).expect("written");
+    Model { config: termwise_llama::Config { num_hidden_layers: 1, ..config }, ..small }.config.write(folder.path()).expect("written");
+    let error = Model::read(folder.path()).expect_err("other shapes").to_string();
+    assert!(error.contains("model.embed_tokens.weight") && error.contains("[29, 64]"), "{error}");
+}

@@ -2,19 +2,17 @@
 //!
 //! Nothing here knows of tokenizers: tokens go in and come out, and [`Stops`] works on what others make of them.
 
-mod buffers;
 mod cut;
 mod decoder;
 mod file;
+mod held;
 mod memory;
-mod random;
 mod run;
 mod sampler;
 mod stop;
 
 pub use cut::{cut, warnings};
-pub use decoder::{Decoder, DecoderOptions, Remember};
+pub use decoder::{Decoder, DecoderOptions, MemoryPolicy};
 pub use file::Saved;
-pub use random::Random;
 pub use sampler::{Sampler, Sampling};
 pub use stop::Stops;

@@ -2,16 +2,18 @@
 
 use std::sync::Arc;
 
-use termwise_attention::{Attention, Extra, Fused, Inputs, Mode, Reference, Rope, Scratch, Shape};
+use termwise_attention::{Attention, Fused, Inputs, Mode, Reference, Rope, Scratch, Shape};
 
+use super::architecture::Widths;
 use super::batch::{Batch, Loss, check_ids, check_len, check_lengths, count_targets};
-use super::clock::{Clock, Stage};
-use super::places::{LayerPlaces, Places};
+use super::forward::Pass;
+use super::layer::{Activations, Gate, Keep, Products, Weights};
+use super::timing::{Stage, Timing};
 use super::{Nonpositive, Objective};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::ops::head::Head;
-use crate::ops::{Buffer, embedding, linear, rmsnorm};
+use crate::ops::lm_head::LmHead;
+use crate::ops::{Buffer, embedding, linear, rmsnorm, zeros};
 use crate::params::{Layout, Params};
 
 /// What computes attention.
@@ -37,74 +39,28 @@ pub struct Options {
 
 /// A model's buffers for B rows of T positions: activations that the backward pass needs, one set of scratch for all layers.
 ///
-/// Saved for each layer: two residuals, q, k, v, the attention's output, gate signals, and the MLP's gate and up. Normed inputs and the
+/// Saved for each layer: two residuals, q, k, v, the attention's output, gate logits, and the MLP's gate and up. Normed inputs and the
 /// MLP's product are computed again on the way back, each inside a pass that runs anyway. Memory is taken as it is first used, so
 /// a session that never trains has no room for gradients.
 ///
 /// Results are bit-identical for any number of threads.
 pub struct Session {
-    pub(super) sizes: Sizes,
-    pub(super) places: Places,
+    pub(super) layout: Arc<Layout>,
     pub(super) rope: Rope,
     pub(super) shape: Shape,
     /// Of each layer.
     pub(super) engines: Vec<Box<dyn Attention<f32> + Send>>,
-    /// Of each layer, or one that all share where nothing is kept.
-    pub(super) layers: Vec<Layer>,
-    /// x before each norm, [2·layers + 1] of [M, C]: before attention, before the MLP, layer by layer, and before the last norm. Two that
-    /// take turns where nothing is kept.
-    pub(super) residuals: Vec<Buffer>,
-    /// 1/rms of each residual, [M].
-    pub(super) inverses: Vec<Buffer>,
-    /// h [M, C]: outputs of norms, steps towards the next residual, and on the way back their gradients.
-    pub(super) h: Buffer,
-    /// The MLP's product [M, I], or its gradient.
-    pub(super) product: Buffer,
+    pub(super) activations: Activations,
     pub(super) gradients: Gradients,
-    pub(super) head: Head,
+    pub(super) lm_head: LmHead,
     pub(super) targets: Vec<i32>,
     pub(super) losses: Vec<f64>,
     /// Time spent in each stage.
-    pub clock: Clock,
-}
-
-/// Dimensions by the legend of [`crate::ops`].
-#[derive(Clone, Copy)]
-pub(super) struct Sizes {
-    pub b: usize,
-    pub t: usize,
-    pub m: usize,
-    pub c: usize,
-    pub i: usize,
-    pub v: usize,
-    /// H·d
-    pub queries: usize,
-    /// G·d
-    pub keys: usize,
-    pub eps: f32,
-    /// Length of the flat buffer of parameters.
-    pub parameters: usize,
-}
-
-/// What a layer keeps for its backward pass.
-pub(super) struct Layer {
-    /// [M, H·d]
-    pub q: Buffer,
-    /// [M, G·d]
-    pub k: Buffer,
-    /// [M, G·d]
-    pub v: Buffer,
-    /// Attention's output, [M, H·d].
-    pub y: Buffer,
-    /// Gates of this layer, or of any where all share it.
-    pub signals: Vec<(Extra, Buffer)>,
-    /// [M, I]; its gradient after the backward pass.
-    pub gate: Buffer,
-    /// [M, I]; its gradient after the backward pass.
-    pub up: Buffer,
+    pub timing: Timing,
 }
 
 /// A layer's attention during a pass: what went in, what came out.
+#[non_exhaustive]
 pub struct Observed<'a> {
     /// Counted from 0.
     pub layer: usize,
@@ -125,7 +81,7 @@ pub(super) struct Gradients {
     pub v: Buffer,
     pub y: Buffer,
     /// Of each kind of gate that any layer has.
-    pub signals: Vec<(Extra, Buffer)>,
+    pub gates: Vec<Gate>,
     /// Partial sums of the norms' weights.
     pub norm: Buffer,
     pub groups: embedding::Groups,
@@ -136,78 +92,45 @@ impl Session {
     pub fn new(config: &Config, layout: &Arc<Layout>, batch: usize, time: usize, options: Options) -> Result<Session> {
         let shape = Shape { batch, time, ..config.shape() };
         shape.validate()?;
-        let m = batch * time;
-        let sizes = Sizes {
-            b: batch,
-            t: time,
-            m,
-            c: config.hidden_size,
-            i: config.intermediate_size,
-            v: config.vocab_size,
-            queries: shape.heads * shape.d,
-            keys: shape.kv_heads * shape.d,
-            eps: config.rms_norm_eps as f32,
-            parameters: layout.len(),
+        layout.check(config)?;
+        let too_large = || Error::TooLarge { what: format!("a batch of {batch} rows of {time} positions") };
+        let m = batch.checked_mul(time).filter(|&m| m <= u32::MAX as usize).ok_or_else(too_large)?;
+        let architecture = layout.architecture();
+        let Widths { c, v, queries, keys, .. } = architecture.widths;
+        let zeros = |width| zeros("a batch", m, width);
+        let keep = if options.forward_only { Keep::Nothing } else { Keep::All };
+        let activations = Activations::new(architecture, m, keep)?;
+        let gradients = Gradients {
+            x: zeros(c)?,
+            q: zeros(queries)?,
+            k: zeros(keys)?,
+            v: zeros(keys)?,
+            y: zeros(queries)?,
+            gates: Gate::all(m, architecture.gates().into_iter())?,
+            norm: Buffer::zeros(rmsnorm::scratch_len(m, c)),
+            groups: embedding::Groups::new(m, v),
         };
-        let places = Places::new(config, layout, &shape)?;
         let scratch = Scratch::default();
-        let zeros = |width: usize| Buffer::zeros(m * width);
         let mut engines: Vec<Box<dyn Attention<f32> + Send>> = Vec::new();
-        for layer in 0..places.layers.len() {
+        for layer in 0..architecture.blocks.len() {
             let heads = config.heads(layer);
             engines.push(match options.engine {
                 Engine::Fused => Box::new(Fused::with_mode(&heads, shape, &scratch, options.mode)?),
                 Engine::Reference => Box::new(Reference::<f32>::new(&heads, shape)?),
             });
         }
-        let signals = |layers: &[LayerPlaces]| {
-            let mut all: Vec<(Extra, Buffer)> = Vec::new();
-            for signal in layers.iter().flat_map(|places| &places.signals) {
-                if !all.iter().any(|(extra, _)| *extra == signal.extra) {
-                    all.push((signal.extra, zeros(signal.outputs)));
-                }
-            }
-            all
-        };
-        let layer = |places: &[LayerPlaces]| Layer {
-            q: zeros(sizes.queries),
-            k: zeros(sizes.keys),
-            v: zeros(sizes.keys),
-            y: zeros(sizes.queries),
-            signals: signals(places),
-            gate: zeros(sizes.i),
-            up: zeros(sizes.i),
-        };
-        let (layers, norms): (Vec<Layer>, usize) = match options.forward_only {
-            true => (vec![layer(&places.layers)], 2),
-            false => (places.layers.iter().map(|places| layer(std::slice::from_ref(places))).collect(), 2 * places.layers.len() + 1),
-        };
-        let signal_gradients = signals(&places.layers);
         Ok(Session {
-            sizes,
-            places,
-            rope: config.rope()?,
+            layout: layout.clone(),
+            // Every layer turns its heads by the same angles.
+            rope: config.rope()?.with_table(time),
             shape,
             engines,
-            layers,
-            residuals: (0..norms).map(|_| zeros(sizes.c)).collect(),
-            inverses: (0..norms).map(|_| zeros(1)).collect(),
-            h: zeros(sizes.c),
-            product: zeros(sizes.i),
-            gradients: Gradients {
-                x: zeros(sizes.c),
-                q: zeros(sizes.queries),
-                k: zeros(sizes.keys),
-                v: zeros(sizes.keys),
-                y: zeros(sizes.queries),
-                signals: signal_gradients,
-                norm: Buffer::zeros(rmsnorm::scratch_len(m, sizes.c)),
-                groups: embedding::Groups::new(m, sizes.v),
-            },
-            head: Head::new(m, sizes.v),
+            activations,
+            gradients,
+            lm_head: LmHead::new(m, v)?,
             targets: vec![0; m],
             losses: vec![0.0; m],
-            clock: Clock::new(),
+            timing: Timing::new(),
         })
     }
 
@@ -230,31 +153,59 @@ impl Session {
         watch: &mut dyn FnMut(Observed),
     ) -> Result<Option<Nonpositive>> {
         self.check(params, ids, lengths)?;
-        self.clock.start();
+        self.timing.start();
         self.forward(params, ids, lengths, watch)
     }
 
     /// Logits [rows, V] of the positions in `rows` (of B·T, row-major) after the last [`Session::run`].
     pub fn logits(&mut self, params: &Params, rows: std::ops::Range<usize>, logits: &mut [f32]) -> Result<()> {
-        let Sizes { m, c, v, .. } = self.sizes;
-        check_len("rows of logits", rows.end.clamp(rows.start, m) - rows.start, rows.len())?;
+        let Widths { c, v, .. } = self.layout.architecture().widths;
+        check_len("parameters", params.values().len(), self.layout.len())?;
+        let m = self.targets.len();
+        if rows.start > rows.end || rows.end > m {
+            return Err(Error::Rows { start: rows.start, end: rows.end, rows: m });
+        }
         check_len("logits", logits.len(), rows.len() * v)?;
-        linear::forward(&self.h[rows.start * c..rows.end * c], &params.values()[self.places.head.clone()], None, logits, c);
+        let head = &params.values()[self.layout.architecture().lm_head.clone()];
+        linear::forward(&self.activations.h[rows.start * c..rows.end * c], head, None, logits, c);
         Ok(())
     }
 
+    /// Leaves the output of the last norm behind; the first denominator that was not positive.
+    fn forward(
+        &mut self,
+        params: &Params,
+        ids: &[u32],
+        lengths: Option<&[usize]>,
+        watch: &mut dyn FnMut(Observed),
+    ) -> Result<Option<Nonpositive>> {
+        let Session { layout, rope, shape, engines, activations, timing, .. } = self;
+        let (architecture, weights) = (layout.architecture(), Weights::F32(params.values()));
+        let mut nonpositive = None;
+        let mut pass = Pass { architecture, weights, products: Products::Gemm { widened: &mut Buffer::default() }, timing };
+        pass.forward(ids, activations, |l, block, qkv, layer| {
+            layer.split(qkv, architecture.widths);
+            let (inputs, y) = layer.inputs(block, weights, (ids.len(), architecture.widths), lengths, rope);
+            let report = engines[l].forward(&inputs, y).map_err(|source| Error::Layer { layer: l, source })?;
+            nonpositive = nonpositive.or(report.nonpositive.map(|found| Nonpositive::at(l, found.row, found)));
+            watch(Observed { layer: l, shape: *shape, inputs: &inputs, y });
+            Ok(())
+        })?;
+        Ok(nonpositive)
+    }
+
     fn check(&self, params: &Params, ids: &[u32], lengths: Option<&[usize]>) -> Result<()> {
-        let Sizes { b, t, m, v, parameters, .. } = self.sizes;
-        check_len("parameters", params.values().len(), parameters)?;
-        check_len("ids", ids.len(), m)?;
-        check_lengths(lengths, b, t)?;
-        check_ids(ids, t, v)
+        let Shape { batch, time, .. } = self.shape;
+        check_len("parameters", params.values().len(), self.layout.len())?;
+        check_len("ids", ids.len(), self.targets.len())?;
+        check_lengths(lengths, batch, time)?;
+        check_ids(ids, time, self.layout.architecture().widths.v)
     }
 
     fn prepare(&mut self, params: &Params, batch: &Batch) -> Result<usize> {
         self.check(params, batch.ids, batch.lengths)?;
-        let count = count_targets(batch, self.sizes.t, self.sizes.v, &mut self.targets)?;
-        self.clock.start();
+        let count = count_targets(batch, self.shape.time, self.layout.architecture().widths.v, &mut self.targets)?;
+        self.timing.start();
         Ok(count)
     }
 
@@ -268,17 +219,18 @@ impl Objective for Session {
     fn loss(&mut self, params: &Params, batch: &Batch) -> Result<Loss> {
         let count = self.prepare(params, batch)?;
         let nonpositive = self.forward(params, batch.ids, batch.lengths, &mut |_| {})?;
-        self.head.forward(&self.h, &params.values()[self.places.head.clone()], &self.targets, &mut self.losses);
-        self.clock.forward(Stage::Head);
+        let head = &params.values()[self.layout.architecture().lm_head.clone()];
+        self.lm_head.forward(&self.activations.h, head, &self.targets, &mut self.losses);
+        self.timing.forward(Stage::Head);
         Ok(self.sum_losses(count, nonpositive))
     }
 
     fn loss_and_grad(&mut self, params: &Params, batch: &Batch, grads: &mut Params) -> Result<Loss> {
-        if self.residuals.len() <= 2 {
+        if self.activations.keep == Keep::Nothing {
             return Err(Error::ForwardOnly);
         }
         let count = self.prepare(params, batch)?;
-        check_len("gradients", grads.values().len(), self.sizes.parameters)?;
+        check_len("gradients", grads.values().len(), self.layout.len())?;
         let nonpositive = self.forward(params, batch.ids, batch.lengths, &mut |_| {})?;
         let scale = 1.0 / batch.tokens.unwrap_or(count).max(1) as f32;
         self.backward(params, batch.ids, batch.lengths, scale, grads)?;

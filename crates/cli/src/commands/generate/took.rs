@@ -4,8 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use termwise_attention::Truncation;
-use termwise_llama::Model;
-use termwise_llama::generate::{Decoder, Remember};
+use termwise_llama::generate::{Decoder, MemoryPolicy};
 
 use crate::text::{thousands, three};
 
@@ -17,27 +16,28 @@ pub struct Took {
     pub written: usize,
     pub writing: Duration,
     pub state_bytes: usize,
-    pub turned: usize,
+    pub switched: usize,
     pub position: usize,
     pub largest_score: f64,
 }
 
 impl Took {
     /// For standard error.
-    pub fn summary(&self, model: &Model, decoder: &Decoder) -> String {
-        let Took { read, reading, written, writing, state_bytes, turned, position, largest_score } = *self;
+    pub fn summary(&self, decoder: &Decoder) -> String {
+        let Took { read, reading, written, writing, state_bytes, switched, position, largest_score } = *self;
         let rate = |tokens: usize, time: Duration| three(tokens as f64 / time.as_secs_f64().max(1e-9));
-        let constant = decoder.is_constant() || turned == model.config.num_hidden_layers;
+        let layers = decoder.config().num_hidden_layers;
+        let constant = decoder.is_constant() || switched == layers;
         let kind = if constant { "a state of constant size" } else { "keys and values" };
         let mut text = format!("{} tokens read, {} a second", thousands(read as u64), rate(read, reading));
         let _ = write!(text, "; {} written, {} a second", thousands(written as u64), rate(written, writing));
         let _ = writeln!(text, "; {} bytes of memory after {} tokens, {kind}", thousands(state_bytes as u64), thousands(position as u64));
-        let remember = decoder.remember();
-        if let Remember::Switch(order) = remember {
-            let _ = writeln!(text, "{turned} of {} layers went on with the state of order {order}", model.config.num_hidden_layers);
+        let memory = decoder.memory();
+        if let MemoryPolicy::SwitchToState(order) = memory {
+            let _ = writeln!(text, "{switched} of {} layers went on with the state of order {order}", layers);
         }
-        if let Remember::Cut(order) | Remember::Switch(order) = remember
-            && (turned > 0 || matches!(remember, Remember::Cut(_)))
+        if let MemoryPolicy::Truncate(order) | MemoryPolicy::SwitchToState(order) = memory
+            && (switched > 0 || matches!(memory, MemoryPolicy::Truncate(_)))
             && let Ok(cut) = Truncation::new(order, largest_score)
         {
             let bound = cut.of_sum();

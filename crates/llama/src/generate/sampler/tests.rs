@@ -159,3 +159,17 @@ fn impossible_numbers_are_refused() {
         assert!(error.contains(name), "{error}");
     }
 }
+
+#[test]
+fn the_smallest_temperatures_and_the_largest_penalties_take_the_most_probable() {
+    let logits = [1.0, 3.0, -2.0, 2.9999998];
+    for temperature in [1e-310, f64::MIN_POSITIVE, 1e-12] {
+        let mut sampler = Sampler::new(Sampling { temperature, ..Sampling::default() }, 4).expect("valid");
+        assert_eq!(sampler.choose(&logits), 1, "{temperature:e}");
+    }
+    for (repetition_penalty, expected) in [(1e308, 1), (1e-308, 0)] {
+        let mut sampler = Sampler::new(Sampling { temperature: 0.5, repetition_penalty, ..Sampling::default() }, 4).expect("valid");
+        sampler.see(&[0, 2]);
+        assert_eq!(sampler.choose(&[f32::MAX, 3e38, f32::MIN, 0.0]), expected, "{repetition_penalty:e}");
+    }
+}
