@@ -71,6 +71,56 @@ fn gradients_match_finite_differences_of_the_loss() {
     }
 }
 
+/// The same model with biases of q, k, v and, in a Llama, of the output.
+fn with_biases(family: &str) -> Model {
+    let plain = tiny("softmax", 2, false);
+    let mut text: serde_json::Value = serde_json::from_str(&plain.config.to_json_string()).expect("JSON");
+    text["model_type"] = family.into();
+    text["attention_bias"] = (family == "llama").into();
+    let config = termwise_llama::Config::from_json_str(&text.to_string(), family).expect("a configuration");
+    let mut model = Model::fresh(config, 1).expect("a model");
+    let layout = model.params.layout().clone();
+    for entry in layout.entries() {
+        let values = &mut model.params.values_mut()[entry.range()];
+        match plain.params.get(&entry.spec.name) {
+            Ok(from) => values.copy_from_slice(from),
+            Err(_) => values.iter_mut().enumerate().for_each(|(i, b)| *b = 0.3 * ((i * 29 % 13) as f32 / 6.0 - 1.0)),
+        }
+    }
+    model
+}
+
+#[test]
+fn biases_have_the_gradients_of_finite_differences() {
+    let (rows, time) = (2, 9);
+    let ids = tokens(rows * time, 29, 1);
+    let labels = labels(&ids);
+    let batch = Batch::new(&ids, &labels);
+    for (family, biases) in [("qwen2", 6), ("llama", 8)] {
+        let mut model = with_biases(family);
+        let (_, grads) = loss_and_grad(&model, &batch, rows, Engine::Fused);
+        let mut session = model.session(rows, time, Options::default()).expect("a session");
+        let names: Vec<String> = grads.iter().map(|(entry, _)| entry.spec.name.clone()).filter(|name| name.ends_with(".bias")).collect();
+        assert_eq!(names.len(), biases, "{names:?}");
+        for name in names {
+            let gradient = grads.get(&name).expect("listed");
+            let norm = gradient.iter().map(|&g| (g as f64).powi(2)).sum::<f64>().sqrt();
+            // A bias of k moves all scores of a query alike but for RoPE: its gradient is small, never zero.
+            assert!(norm > 1e-5, "{family}: {name} has no gradient");
+            let step = (0.01 / norm).min(0.05);
+            let start = model.params.get(&name).expect("listed").to_vec();
+            let mut at = |side: f64| {
+                let values = model.params.get_mut(&name).expect("listed").iter_mut();
+                values.zip(&start).zip(gradient).for_each(|((b, &from), &g)| *b = (from as f64 + side * step * g as f64 / norm) as f32);
+                session.loss(&model.params, &batch).expect("a loss").mean()
+            };
+            let slope = (8.0 * (at(1.0) - at(-1.0)) - (at(2.0) - at(-2.0))) / (12.0 * step);
+            model.params.get_mut(&name).expect("listed").copy_from_slice(&start);
+            assert!((slope - norm).abs() < 2e-3 * norm + 1e-4, "{family}, {name}: slope {slope:.6}, gradient {norm:.6}");
+        }
+    }
+}
+
 #[test]
 fn every_parameter_has_a_gradient_at_the_first_step() {
     for attention in VARIANTS {

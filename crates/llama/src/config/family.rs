@@ -9,20 +9,32 @@ use crate::error::{Error, Result};
 use crate::json::{Keys, show};
 
 /// A family of models that can be computed here.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Family {
     /// Llama, and Mistral without a sliding window, which computes the same.
-    #[default]
-    Llama,
+    Llama {
+        /// Whether all four projections of attention have a bias.
+        attention_bias: bool,
+    },
+    /// Qwen2, Qwen2.5: q, k and v have a bias, the output has none. Without a sliding window.
+    Qwen2,
 }
 
-const KNOWN: &str = "only models of the Llama family can be read (\"llama\", or \"mistral\" without a sliding window)";
+/// A Llama without biases.
+impl Default for Family {
+    fn default() -> Family {
+        Family::Llama { attention_bias: false }
+    }
+}
+
+const KNOWN: &str = "models of the families \"llama\", \"qwen2\" and \"mistral\", the latter two without a sliding window, can be read";
 
 impl Family {
     fn of_type(model_type: &str) -> Option<Family> {
         match model_type {
-            "llama" | "mistral" => Some(Family::Llama),
+            "llama" | "mistral" => Some(Family::default()),
+            "qwen2" => Some(Family::Qwen2),
             _ => None,
         }
     }
@@ -31,11 +43,21 @@ impl Family {
         Family::of_type(&class.strip_suffix("ForCausalLM")?.to_lowercase())
     }
 
+    /// Whether the projections to q, k and v have a bias.
+    pub(crate) fn qkv_bias(self) -> bool {
+        self != Family::default()
+    }
+
+    /// Whether the projection from attention's output has a bias.
+    pub(crate) fn output_bias(self) -> bool {
+        self == Family::Llama { attention_bias: true }
+    }
+
     /// Takes the keys that name a kind of model and refuses every kind that computes something else.
     pub(super) fn read(keys: &mut Keys) -> Result<Family> {
         let refuse = |key: &str, found: &Value, advice| Err(Error::Unsupported { key: key.into(), found: show(found), advice });
         let architectures = keys.value("architectures");
-        let family = match (keys.value("model_type"), architectures) {
+        let mut family = match (keys.value("model_type"), architectures) {
             (Some(model_type), _) => match model_type.as_str().and_then(Family::of_type) {
                 Some(family) => family,
                 None => return refuse("model_type", &model_type, KNOWN),
@@ -49,17 +71,27 @@ impl Family {
             }
             (None, None) => Family::default(),
         };
-        for key in ["attention_bias", "mlp_bias"] {
-            if keys.bool(key)? == Some(true) {
-                return refuse(key, &Value::Bool(true), "the projections of these models have no bias; use a model without");
-            }
+        if let Family::Llama { attention_bias } = &mut family {
+            *attention_bias = keys.bool("attention_bias")?.unwrap_or(false);
+        }
+        if keys.bool("mlp_bias")? == Some(true) {
+            return refuse("mlp_bias", &Value::Bool(true), "the MLP has no bias here; use a model without");
         }
         match keys.value("hidden_act") {
             Some(act) if act != "silu" => return refuse("hidden_act", &act, "the MLP is computed with \"silu\" only; use a model with it"),
             _ => {}
         }
+        let window_used = match (family, keys.peek("use_sliding_window")) {
+            // Qwen2 asks for it, and then has it only in the layers that are said to, or else from one of them on.
+            (Family::Qwen2, used) => {
+                let number = |key: &str, otherwise: u64| keys.peek(key).and_then(Value::as_u64).unwrap_or(otherwise);
+                let later = keys.peek("layer_types").is_none() && number("max_window_layers", 28) < number("num_hidden_layers", 0);
+                used == Some(&Value::Bool(true)) && later
+            }
+            (_, used) => used != Some(&Value::Bool(false)),
+        };
         if let Some(window) = keys.peek("sliding_window")
-            && keys.peek("use_sliding_window") != Some(&Value::Bool(false))
+            && window_used
         {
             return refuse("sliding_window", window, "every position sees all earlier ones here; use a model without a window");
         }
@@ -82,15 +114,13 @@ impl Family {
 
     /// The keys by which other tools know a configuration of this family.
     pub(super) fn write(self) -> Vec<(&'static str, Value)> {
-        let names = match self {
-            Family::Llama => ("llama", "LlamaForCausalLM"),
+        let (model_type, class, own) = match self {
+            Family::Llama { attention_bias } => {
+                ("llama", "LlamaForCausalLM", vec![("attention_bias", json!(attention_bias)), ("mlp_bias", json!(false))])
+            }
+            Family::Qwen2 => ("qwen2", "Qwen2ForCausalLM", Vec::new()),
         };
-        vec![
-            ("architectures", json!([names.1])),
-            ("model_type", json!(names.0)),
-            ("hidden_act", json!("silu")),
-            ("attention_bias", json!(false)),
-            ("mlp_bias", json!(false)),
-        ]
+        let names = [("architectures", json!([class])), ("model_type", json!(model_type)), ("hidden_act", json!("silu"))];
+        names.into_iter().chain(own).collect()
     }
 }

@@ -110,8 +110,8 @@ impl Architecture {
             let at = |name: &str| format!("model.layers.{layer}.{name}");
             let attention_norm = tensors.norm(at("input_layernorm"), c, eps)?;
             let parts = [("self_attn.q_proj", queries), ("self_attn.k_proj", keys), ("self_attn.v_proj", keys)];
-            let qkv = tensors.linear(&parts.map(|(name, rows)| (at(name), rows)), c, false)?;
-            let output = tensors.linear(&[(at("self_attn.o_proj"), c)], queries, false)?;
+            let qkv = tensors.linear(&parts.map(|(name, rows)| (at(name), rows)), c, config.family.qkv_bias())?;
+            let output = tensors.linear(&[(at("self_attn.o_proj"), c)], queries, config.family.output_bias())?;
             let (mut gates, mut parameters) = (Vec::new(), Vec::new());
             for extra in layer_extras(&config.heads(layer), &config.shape()).map_err(|source| Error::Layer { layer, source })? {
                 let name = at(&format!("self_attn.{}", extra.name));
