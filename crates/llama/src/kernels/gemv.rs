@@ -3,6 +3,8 @@
 //! Every value is one dot product, summed in an order that depends on C alone: a row has the same bits in a batch of any size and
 //! on any number of threads. W is read once from memory, whatever M, as float32 or as bfloat16.
 
+use std::cell::RefCell;
+
 use half::bf16;
 use rayon::prelude::*;
 use termwise_attention::simd::{Simd, Task, dispatch};
@@ -16,6 +18,11 @@ const PIECE: usize = 256 * 1024;
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
+
+thread_local! {
+    /// ROWS rows of a matrix in float32: small enough for the second cache, and as large as the widest matrix needs.
+    static COPY: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
 
 /// Values of `columns` that [`forward`] needs for M rows and N outputs.
 pub fn scratch_len(rows: usize, outputs: usize) -> usize {
@@ -41,12 +48,18 @@ fn run<E: Element>(x: &[f32], weight: &[E], bias: Option<&[f32]>, y: &mut [f32],
     let rows = n.div_ceil(pieces).next_multiple_of(ROWS).max((PIECE / (4 * width * size_of::<E>())).next_multiple_of(ROWS));
     // Outputs of one row of W lie together, so that pieces of W write pieces of memory.
     let out = if m == 1 { &mut *y } else { &mut columns[..m * n] };
+    let piece = |(weight, out): (&[E], &mut [f32])| {
+        COPY.with_borrow_mut(|copy| {
+            if m >= E::COPY_FROM {
+                copy.resize(ROWS * width, 0.0);
+            }
+            dispatch(Piece { x, weight, width, out, copy });
+        });
+    };
     if n <= rows {
-        dispatch(Piece { x, weight, width, out });
+        piece((weight, out));
     } else {
-        (weight.par_chunks(rows * width), out.par_chunks_mut(rows * m))
-            .into_par_iter()
-            .for_each(|(weight, out)| dispatch(Piece { x, weight, width, out }));
+        (weight.par_chunks(rows * width), out.par_chunks_mut(rows * m)).into_par_iter().for_each(piece);
     }
     if m > 1 {
         for (row, y) in y.chunks_exact_mut(n).enumerate() {
@@ -68,6 +81,9 @@ pub(super) fn to_f32(value: bf16) -> f32 {
 
 /// A type of weights.
 trait Element: Copy + Send + Sync {
+    /// Rows of x from which on a copy of the rows of W, in float32 and near, is worth its while.
+    const COPY_FROM: usize;
+
     /// LANES values as float32.
     ///
     /// # Safety
@@ -78,6 +94,8 @@ trait Element: Copy + Send + Sync {
 }
 
 impl Element for f32 {
+    const COPY_FROM: usize = 6;
+
     #[inline(always)]
     unsafe fn load<S: Simd>(simd: S, p: *const f32) -> S::V {
         // SAFETY: the caller's promise.
@@ -91,6 +109,8 @@ impl Element for f32 {
 }
 
 impl Element for bf16 {
+    const COPY_FROM: usize = 3;
+
     #[inline(always)]
     unsafe fn load<S: Simd>(simd: S, p: *const bf16) -> S::V {
         // The compiler makes two instructions of this: the values as 32 bits each, shifted.
@@ -115,6 +135,8 @@ struct Piece<'a, E> {
     weight: &'a [E],
     width: usize,
     out: &'a mut [f32],
+    /// Room for ROWS rows of W in float32, where they are copied.
+    copy: &'a mut [f32],
 }
 
 impl<E: Element> Task for Piece<'_, E> {
@@ -122,41 +144,67 @@ impl<E: Element> Task for Piece<'_, E> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Piece { x, weight, width, out } = self;
+        let Piece { x, weight, width, out, .. } = self;
         let m = x.len() / width;
         for (weight, out) in weight.chunks(ROWS * width).zip(out.chunks_mut(ROWS * m)) {
             if weight.len() < ROWS * width {
                 for (weight, out) in weight.chunks_exact(width).zip(out.chunks_exact_mut(m)) {
                     for row in 0..m {
-                        block::<S, E, 1, 1>(simd, &x[row * width..], weight, width, out, m, row);
+                        block::<S, E, 1, 1, true>(simd, &x[row * width..], weight, width, out, m, row);
                     }
                 }
                 continue;
             }
-            // Three rows of x at once, with as many rows of W as leave sums, inputs and a weight in registers.
-            let mut row = 0;
-            while row + 3 <= m {
-                let x = &x[row * width..];
-                if S::REGISTERS >= 32 {
-                    block::<S, E, ROWS, 3>(simd, x, weight, width, out, m, row);
-                } else {
-                    let half = ROWS / 2;
-                    block::<S, E, { ROWS / 2 }, 3>(simd, x, &weight[..half * width], width, &mut out[..half * m], m, row);
-                    block::<S, E, { ROWS / 2 }, 3>(simd, x, &weight[half * width..], width, &mut out[half * m..], m, row);
-                }
-                row += 3;
-            }
-            for row in row..m {
-                block::<S, E, ROWS, 1>(simd, &x[row * width..], weight, width, out, m, row);
+            if m >= E::COPY_FROM {
+                let copy = &mut self.copy[..ROWS * width];
+                copy.iter_mut().zip(weight).for_each(|(copy, w)| *copy = w.to_f32());
+                meet::<S, f32, false>(simd, x, copy, width, out, m);
+            } else {
+                meet::<S, E, true>(simd, x, weight, width, out, m);
             }
         }
     }
 }
 
+/// ROWS rows of W with all rows of x; the first of these ask for what follows in memory.
+#[inline(always)]
+fn meet<S: Simd, E: Element, const AHEAD: bool>(simd: S, x: &[f32], weight: &[E], width: usize, out: &mut [f32], m: usize) {
+    let mut row = some::<S, E, AHEAD>(simd, x, weight, width, out, m, 0);
+    while row < m {
+        row = some::<S, E, false>(simd, x, weight, width, out, m, row);
+    }
+}
+
+/// Three rows of x at once, with as many rows of W as leave sums, inputs and a weight in registers, or one; the row that follows.
+#[inline(always)]
+fn some<S: Simd, E: Element, const AHEAD: bool>(
+    simd: S,
+    x: &[f32],
+    weight: &[E],
+    width: usize,
+    out: &mut [f32],
+    m: usize,
+    row: usize,
+) -> usize {
+    let x = &x[row * width..];
+    if row + 3 > m {
+        block::<S, E, ROWS, 1, AHEAD>(simd, x, weight, width, out, m, row);
+        return row + 1;
+    }
+    if S::REGISTERS >= 32 {
+        block::<S, E, ROWS, 3, AHEAD>(simd, x, weight, width, out, m, row);
+    } else {
+        let half = ROWS / 2;
+        block::<S, E, { ROWS / 2 }, 3, AHEAD>(simd, x, &weight[..half * width], width, &mut out[..half * m], m, row);
+        block::<S, E, { ROWS / 2 }, 3, AHEAD>(simd, x, &weight[half * width..], width, &mut out[half * m..], m, row);
+    }
+    row + 3
+}
+
 /// Dot products of N rows of W with M rows of x, into out [N, `step`] from column `row` on.
 #[inline(always)]
 #[allow(clippy::needless_range_loop, reason = "constant indices, so that sums stay in registers")]
-fn block<S: Simd, E: Element, const N: usize, const M: usize>(
+fn block<S: Simd, E: Element, const N: usize, const M: usize, const AHEAD: bool>(
     simd: S,
     x: &[f32],
     weight: &[E],
@@ -172,7 +220,7 @@ fn block<S: Simd, E: Element, const N: usize, const M: usize>(
     let mut i = 0;
     while i < whole {
         // The rows are short streams that begin anew with every block: what follows them is asked for in the order of memory.
-        for line in (0..N * S::LANES).step_by(LINE / size_of::<E>()) {
+        for line in (0..if AHEAD { N * S::LANES } else { 0 }).step_by(LINE / size_of::<E>()) {
             prefetch(next.wrapping_add(N * i + line).cast());
         }
         let mut inputs = [simd.splat(0.0); M];
@@ -316,8 +364,9 @@ mod tests {
         let half = narrow(&w);
         let on = |isa: Isa| {
             let (mut full, mut short) = (vec![f32::NAN; m * n], vec![f32::NAN; m * n]);
-            dispatch_on(isa, Piece { x: &x, weight: &w, width: c, out: &mut full });
-            dispatch_on(isa, Piece { x: &x, weight: &half, width: c, out: &mut short });
+            let mut copy = vec![f32::NAN; ROWS * c];
+            dispatch_on(isa, Piece { x: &x, weight: &w, width: c, out: &mut full, copy: &mut copy });
+            dispatch_on(isa, Piece { x: &x, weight: &half, width: c, out: &mut short, copy: &mut copy });
             [full, short].concat()
         };
         let expected: Vec<f64> = on(Isa::Portable).iter().map(|&x| x as f64).collect();
