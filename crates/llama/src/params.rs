@@ -113,11 +113,11 @@ impl Layout {
     /// Checks that these are the parameters of a configuration, which may have been changed since.
     pub(crate) fn check(&self, config: &Config) -> Result<()> {
         let (list, found) = (config.parameter_list()?, self.entries.len());
-        for (spec, entry) in list.iter().zip(&self.entries).filter(|(spec, entry)| **spec != entry.spec) {
-            let expected = self.find(&spec.name)?;
-            if expected.spec.shape != spec.shape {
-                let (name, shape) = (spec.name.clone(), spec.shape.clone());
-                return Err(Error::TensorShape { name, expected: shape, found: expected.spec.shape.clone(), more: 0 });
+        if let Some((spec, entry)) = list.iter().zip(&self.entries).find(|(spec, entry)| **spec != entry.spec) {
+            let own = &self.find(&spec.name)?.spec.shape;
+            if *own != spec.shape {
+                let (name, expected) = (spec.name.clone(), spec.shape.clone());
+                return Err(Error::TensorShape { name, expected, found: own.clone(), more: 0 });
             }
             return Err(Error::UnexpectedTensors { count: 1, names: vec![entry.spec.name.clone()] });
         }

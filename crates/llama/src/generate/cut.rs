@@ -10,7 +10,7 @@ pub(super) fn cut_heads(heads: &[Variant], order: usize) -> Result<Vec<Variant>,
     let cut = |variant: &Variant| match &variant.kernel {
         Kernel::Exp(_) => {
             let series = Variant { clamp: None, ..variant.clone() }.truncated(order)?;
-            let variant = Variant { clamp: variant.clamp.clone(), ..series };
+            let variant = Variant { clamp: variant.clamp, ..series };
             variant.validate().map(|()| variant)
         }
         _ => Ok(variant.clone()),

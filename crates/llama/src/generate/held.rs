@@ -36,7 +36,10 @@ impl Held {
         layout.check(&config)?;
         let values = match weights {
             FloatType::F32 => Values::F32(model),
-            FloatType::Bf16 => narrow(&layout, |entry, out| Ok(out.extend_from_slice(&model.params.values()[entry.range()])))?,
+            FloatType::Bf16 => narrow(&layout, |entry, out| {
+                out.extend_from_slice(&model.params.values()[entry.range()]);
+                Ok(())
+            })?,
             other => return Err(refuse(other)),
         };
         Ok(Held { config, layout, values })
