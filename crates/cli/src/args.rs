@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use termwise_lab::variants::Sizes;
 use termwise_lab::verify::{self, Identity};
 
-use crate::commands::bench::Bench;
+use crate::commands::bench::BenchArgs;
 use crate::commands::cut::CutArgs;
 use crate::commands::data::DataCommand;
 use crate::commands::eval::EvalArgs;
@@ -38,7 +38,7 @@ Examples:
 
 /// Softmax attention taken apart, term by term.
 #[derive(Debug, Parser)]
-#[command(version, after_help = EXAMPLES, disable_help_subcommand = true)]
+#[command(version = crate::build::version(), long_version = crate::build::long_version(), after_help = EXAMPLES, disable_help_subcommand = true)]
 pub struct Cli {
     /// Threads to compute on [default: all cores]
     #[arg(long, global = true, value_name = "N", value_parser = size(1024))]
@@ -52,8 +52,7 @@ pub enum Command {
     Reproduce(ReproduceArgs),
     Variants(VariantsArgs),
     Verify(VerifyArgs),
-    #[command(subcommand)]
-    Bench(Bench),
+    Bench(BenchArgs),
     Plan(Box<PlanArgs>),
     Train(Box<TrainArgs>),
     Eval(Box<EvalArgs>),

@@ -1,7 +1,8 @@
 //! `termwise`: softmax attention taken apart, term by term. Arguments are read here and results printed; the work is in
-//! `termwise_lab` and `termwise_train`.
+//! the libraries.
 
 mod args;
+mod build;
 mod commands;
 mod print;
 mod text;
@@ -11,7 +12,8 @@ use std::ops::ControlFlow;
 use std::process::ExitCode;
 
 use clap::Parser;
-use termwise_lab::{Error, threads, variants, verify};
+use termwise_base::threads;
+use termwise_lab::{Error, variants, verify};
 
 use args::{Cli, Command};
 
@@ -21,22 +23,31 @@ const FAILURE: u8 = 1;
 const USAGE: u8 = 2;
 
 enum Failure {
-    Lab(Error),
-    Train(Box<termwise_train::Error>),
+    /// What went wrong in a library, and the exit code.
+    Work(String, u8),
     /// Standard output is gone or full.
     Output(io::Error),
 }
 
-impl From<Error> for Failure {
-    fn from(error: Error) -> Failure {
-        Failure::Lab(error)
-    }
+macro_rules! failures {
+    ($($($library:ident)::+: $usage:expr,)*) => {$(
+        impl From<$($library::)+Error> for Failure {
+            fn from(error: $($library::)+Error) -> Failure {
+                let usage: fn(&$($library::)+Error) -> bool = $usage;
+                Failure::Work(error.to_string(), if usage(&error) { USAGE } else { FAILURE })
+            }
+        }
+    )*};
 }
 
-impl From<termwise_train::Error> for Failure {
-    fn from(error: termwise_train::Error) -> Failure {
-        Failure::Train(Box::new(error))
-    }
+failures! {
+    termwise_base::threads: |_| false,
+    termwise_data: |_| false,
+    termwise_generate: |_| false,
+    termwise_inspect: termwise_inspect::Error::is_usage,
+    termwise_lab: Error::is_usage,
+    termwise_papers: termwise_papers::Error::is_usage,
+    termwise_train: |_| false,
 }
 
 impl From<io::Error> for Failure {
@@ -53,8 +64,7 @@ fn main() -> ExitCode {
         // Whoever read our output has seen enough, as in `termwise variants | head -1`.
         Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(Failure::Output(error)) => fail(&format!("cannot write the output: {error}"), FAILURE),
-        Err(Failure::Train(error)) => fail(&error.to_string(), FAILURE),
-        Err(Failure::Lab(error)) => fail(&error.to_string(), if error.is_usage() { USAGE } else { FAILURE }),
+        Err(Failure::Work(message, code)) => fail(&message, code),
     }
 }
 

@@ -35,11 +35,38 @@ fn a_reproduction_is_run_decided_and_taken_up_again() {
         contains("e1, e6 at scale test: 8 runs with 2 seeds each")
             .and(contains("Norm coincides with softmax: "))
             .and(contains("8 of 8 runs finished"))
+            .and(contains("(paired by seed, t(1))"))
+            .and(contains("Rule: Gate − softmax must be above 0.04 nats"))
+            .and(contains("runs made by"))
             .and(contains("E6")),
     );
+    let markdown = folder.path().join("results.md").display().to_string();
+    termwise(&["report", &out.join("results.json").display().to_string(), "--markdown", &markdown]).assert().success();
+    let markdown = std::fs::read_to_string(&markdown).expect("a page");
+    assert!(markdown.contains("Norm − softmax = ") && markdown.contains("Rule: ") && !markdown.contains("figures/"), "{markdown}");
+    // What another build finished is named.
+    let record = records(&out)[0].0.clone();
+    let path = out.join("runs").join(&record);
+    let text = std::fs::read_to_string(&path).expect("a record");
+    let mut other: Value = serde_json::from_str(&text).expect("JSON");
+    other["provenance"][0]["commit"] = "0123456789abcdef".into();
+    std::fs::write(&path, other.to_string()).expect("a record");
+    let mixed = termwise(&arguments).assert().success();
+    mixed.stdout(contains("runs of several builds are mixed here").and(contains("1 by")).and(contains("0123456789ab")));
+    let page = std::fs::read_to_string(out.join("index.html")).expect("a page");
+    assert!(page.contains("runs of several builds are mixed here"));
+    let again: Vec<&str> = arguments.iter().copied().chain(["--rerun-other-builds"]).collect();
+    termwise(&again).assert().success().stdout(contains("mixed").not().and(contains("8 of 8 runs finished")));
     let results = read(&out.join("results.json"));
-    assert_eq!((&results["format"], &results["scale"]), (&1.into(), &"test".into()));
+    assert_eq!((&results["format"], &results["scale"]), (&2.into(), &"test".into()));
     assert!(results["environment"]["cores"].as_u64().is_some_and(|cores| cores > 0));
+    for made_by in [&results["environment"], &results["runs"][0]["provenance"][0]] {
+        assert_eq!(made_by["version"], env!("CARGO_PKG_VERSION"));
+        assert!(["instructions", "command"].iter().all(|key| made_by[key].as_str().is_some_and(|text| !text.is_empty())), "{made_by}");
+    }
+    let claim = &results["experiments"][0]["tasks"][0]["claims"][1];
+    assert_eq!((&claim["difference"]["method"], &claim["difference"]["freedom"]), (&"paired".into(), &1.0.into()));
+    assert!(claim["stated"].as_str().is_some_and(|rule| rule.contains("95 % interval above 0")));
     let task = &results["experiments"][0]["tasks"][0];
     assert_eq!(task["claims"].as_array().map(Vec::len), Some(3));
     for variant in task["variants"].as_array().expect("variants") {

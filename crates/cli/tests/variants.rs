@@ -23,7 +23,7 @@ fn every_preset_and_part_is_listed() {
     let all = json(&["variants", "--json"]);
     let presets = all["presets"].as_array().expect("presets");
     let names: Vec<&str> = presets.iter().map(|preset| preset["name"].as_str().expect("a name")).collect();
-    let expected: Vec<&str> = termwise_attention::presets::all().iter().map(|preset| preset.name).collect();
+    let expected: Vec<&str> = termwise_attention::variant::presets::all().iter().map(|preset| preset.name).collect();
     assert_eq!(names, expected);
     for preset in presets {
         for key in ["expression", "formula", "canonical", "class", "equal_to", "added", "added_count", "state", "warnings", "note"] {
@@ -31,7 +31,7 @@ fn every_preset_and_part_is_listed() {
         }
     }
     let parts: usize = all["slots"].as_array().expect("slots").iter().map(|slot| slot["parts"].as_array().map_or(0, Vec::len)).sum();
-    let known = termwise_attention::text::KEYS.iter().map(|key| key.parts.len()).sum::<usize>();
+    let known = termwise_attention::variant::text::KEYS.iter().map(|key| key.parts.len()).sum::<usize>();
     assert_eq!(parts, known + termwise_attention::Kernel::PARTS.len());
 
     let text = termwise(&["variants"]).assert().success();

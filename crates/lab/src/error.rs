@@ -47,30 +47,9 @@ pub enum Error {
     /// A report that cannot be written.
     #[error(transparent)]
     Report(#[from] termwise_report::Error),
-    /// A score that is no number.
-    #[error(
-        "the score of query {query} and key {key} in window {window} is not finite at layer {layer}, head {head}; the weights cannot take this text"
-    )]
-    Score {
-        /// Layer, from 0.
-        layer: usize,
-        /// Head, from 0.
-        head: usize,
-        /// Window, from 0.
-        window: usize,
-        /// Position of the query.
-        query: usize,
-        /// Position of the key.
-        key: usize,
-    },
     /// The system gave no threads.
-    #[error("cannot start {threads} threads: {source}; ask for fewer with --threads")]
-    Threads {
-        /// How many were asked for.
-        threads: usize,
-        /// What the pool says.
-        source: rayon::ThreadPoolBuildError,
-    },
+    #[error(transparent)]
+    Threads(#[from] termwise_base::threads::Error),
 }
 
 impl From<termwise_train::Error> for Error {

@@ -16,56 +16,15 @@ pub enum Error {
         /// Why it failed.
         source: std::io::Error,
     },
+    /// The data.
+    #[error(transparent)]
+    Data(#[from] termwise_data::Error),
     /// The model.
     #[error(transparent)]
     Model(#[from] termwise_llama::Error),
     /// Attention.
     #[error(transparent)]
     Attention(#[from] termwise_attention::Error),
-    /// A setting of the data that cannot be.
-    #[error("data: `{key}` {problem}")]
-    DataSetting {
-        /// Its key in the configuration.
-        key: &'static str,
-        /// What is wrong with it and what to do.
-        problem: String,
-    },
-    /// A source that names no usable files.
-    #[error("source `{asked}`: {problem}")]
-    DataSource {
-        /// As the configuration names it.
-        asked: String,
-        /// What is wrong with it and what to do.
-        problem: String,
-    },
-    /// A model of the hub that cannot be had.
-    #[error("model `{asked}`: {problem}")]
-    HubModel {
-        /// As the user named it.
-        asked: String,
-        /// What is wrong with it and what to do.
-        problem: String,
-    },
-    /// Something inside a file of documents.
-    #[error("{}, {unit} {number}: {problem}", path.display())]
-    Document {
-        /// The file.
-        path: PathBuf,
-        /// What is counted: lines, rows.
-        unit: &'static str,
-        /// Which one, from 1.
-        number: u64,
-        /// What is wrong there.
-        problem: String,
-    },
-    /// A tokenizer that cannot be used, or text it cannot take.
-    #[error("tokenizer {name}: {problem}")]
-    Tokenizer {
-        /// `bytes` or its file.
-        name: String,
-        /// What is wrong and what to do.
-        problem: String,
-    },
     /// A loss that is no number while a model is evaluated.
     #[error(
         "the loss of batch {batch} is not finite{}; the weights or the attention cannot take this text",
@@ -76,22 +35,6 @@ pub enum Error {
         batch: u64,
         /// The first denominator of an attention that was not positive.
         denominator: Option<termwise_llama::model::Nonpositive>,
-    },
-    /// Another error, with the prompt of a file that it belongs to.
-    #[error("prompt {number}: {error}")]
-    Prompt {
-        /// Which one, from 1.
-        number: usize,
-        /// What is wrong with it.
-        error: Box<Error>,
-    },
-    /// Tokens on disk that cannot be trusted.
-    #[error("{}: {problem}; delete the folder or ask for a rebuild", path.display())]
-    Shard {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        problem: String,
     },
     /// A text that is not TOML, or not of the right shape.
     #[error("{place}: {source}")]
@@ -194,13 +137,8 @@ pub enum Error {
         folder: PathBuf,
     },
     /// A pool of threads that cannot be had.
-    #[error("cannot start {threads} threads: {source}")]
-    Threads {
-        /// How many.
-        threads: usize,
-        /// Why not.
-        source: rayon::ThreadPoolBuildError,
-    },
+    #[error(transparent)]
+    Threads(#[from] termwise_base::threads::Error),
     /// A loss or gradient that is no number.
     #[error("{diagnosis}; the update was not made{}", .folder.as_ref().map_or(String::new(), |f| format!("; `termwise train --replay {}` repeats the step", f.display())))]
     NonFinite {
@@ -217,6 +155,16 @@ pub enum Error {
         /// What is wrong and what to do.
         problem: String,
     },
+    /// A model that is not where its name could lead.
+    #[error("{}: {}; {hint}", if asked.is_empty() { "no model was named".into() } else { format!("there is no model `{asked}`") }, tried.join("; "))]
+    NoModel {
+        /// As it was asked for; empty where it was not.
+        asked: String,
+        /// What was looked for.
+        tried: Vec<String>,
+        /// What to do.
+        hint: String,
+    },
     /// A part of the program that ended without an answer.
     #[error("internal error: {0}")]
     Internal(&'static str),
@@ -224,6 +172,13 @@ pub enum Error {
 
 /// Results of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
+
+impl From<termwise_base::files::Error> for Error {
+    fn from(error: termwise_base::files::Error) -> Error {
+        let termwise_base::files::Error { action, path, source } = error;
+        Error::Io { action, path, source }
+    }
+}
 
 impl Error {
     /// For `map_err`: names what was attempted and on which file.

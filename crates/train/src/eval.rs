@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use termwise_llama::model::Nonpositive;
 use termwise_llama::{Model, Objective, Options, Params, Session};
 
-use crate::data::{BestLoss, Rows, Source};
 use crate::error::{Error, Result};
 use crate::step::{batch_of, counts};
+use termwise_data::{BestLoss, Rows, Source};
 
 /// What an evaluation found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]

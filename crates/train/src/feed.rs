@@ -4,8 +4,8 @@
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::Scope;
 
-use crate::data::Rows;
 use crate::error::{Error, Result};
+use termwise_data::Rows;
 
 /// Batches in the order of their indices; `None` after the last.
 pub(crate) struct Feed<T> {

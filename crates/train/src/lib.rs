@@ -2,18 +2,15 @@
 
 pub mod adamw;
 pub mod checkpoint;
-pub mod data;
 pub mod error;
 pub mod eval;
 mod feed;
-mod files;
-#[cfg(feature = "hub")]
-mod hub;
 pub mod metrics;
-pub mod models;
 pub mod nonfinite;
 pub mod norm;
 pub mod progress;
+pub mod provenance;
+pub mod resolve;
 pub mod run;
 pub mod schedule;
 pub mod settings;

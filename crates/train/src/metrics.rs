@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::eval::Evaluation;
-use crate::files::write_whole;
 use crate::tensorboard::Events;
+use termwise_base::files::write_whole;
 
 /// Name of the file.
 pub const METRICS: &str = "metrics.jsonl";

@@ -2,9 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::data::language::{Language, LanguageConfig};
-use crate::data::prepare::{Prepare, prepare};
-use crate::data::{DataConfig, Rows, Source, TextSource, Tokenizer, tokens::Tokens};
+use termwise_data::Result as DataResult;
+use termwise_data::language::{Language, LanguageConfig};
+use termwise_data::prepare::{Prepare, prepare};
+use termwise_data::{DataConfig, Rows, Source, TextSource, Tokenizer, tokens::Tokens};
+
 use crate::error::{Error, Result};
 use crate::settings::Settings;
 
@@ -24,7 +26,7 @@ impl Settings {
             let expected = format!("`{BUILTIN}` stands alone; a file of this name is ./{BUILTIN}");
             return Err(Error::Setting { place: String::new(), key: "data".into(), found: format!("{:?}", self.data), expected });
         }
-        let parse = |key: &'static str| move |problem: String| Error::DataSetting { key, problem };
+        let parse = |key: &'static str| move |problem: String| termwise_data::Error::DataSetting { key, problem };
         let config = DataConfig {
             sources: self.data.clone(),
             tokenizer: self.tokenizer.clone(),
@@ -42,7 +44,7 @@ impl Settings {
 
     /// The built-in language of these settings.
     pub fn language_config(&self) -> Result<LanguageConfig> {
-        self.language.parse()
+        Ok(self.language.parse()?)
     }
 
     /// Opens the data, text tokenized into `cache` if it is not there yet.
@@ -51,6 +53,11 @@ impl Settings {
             None => Box::new(Language::new(self.language_config()?)?),
             Some(config) => Box::new(TextSource::prepare(&config, cache, how)?),
         })
+    }
+
+    /// The built-in language that these settings train on; `None` where it is text.
+    pub fn builtin_language(&self) -> Result<Option<Language>> {
+        Ok(if self.data == [BUILTIN] { Some(Language::new(self.language_config()?)?) } else { None })
     }
 
     /// All text that the settings name, in order, nothing split off; `None` where it is the built-in language.
@@ -62,7 +69,10 @@ impl Settings {
 
     /// The tokenizer's files, for [`crate::RunOptions::files`].
     pub fn tokenizer_files(&self) -> Result<Vec<(String, Vec<u8>)>> {
-        if self.data == [BUILTIN] || self.tokenizer == "bytes" {
+        if self.data == [BUILTIN] {
+            return Ok(vec![("tokenizer.json".into(), Language::new(self.language_config()?)?.tokenizer_json())]);
+        }
+        if self.tokenizer == "bytes" {
             return Ok(Vec::new());
         }
         let given = PathBuf::from(&self.tokenizer);
@@ -96,11 +106,11 @@ impl Source for WholeText {
         hasher.finalize().to_hex()[..16].to_string()
     }
 
-    fn train(&self, _: u64, _: u64, _: usize, _: usize, _: &mut Rows) -> Result<()> {
-        Err(Error::Internal("text to evaluate on has no training batches"))
+    fn train(&self, _: u64, _: u64, _: usize, _: usize, _: &mut Rows) -> DataResult<()> {
+        Err(termwise_data::Error::Internal("text to evaluate on has no training batches"))
     }
 
-    fn held_out(&self, index: u64, rows: usize, time: usize, out: &mut Rows) -> Result<bool> {
+    fn held_out(&self, index: u64, rows: usize, time: usize, out: &mut Rows) -> DataResult<bool> {
         out.reset(rows, time);
         let (length, end) = (self.tokens.len(), self.tokenizer.end());
         let Some(first) = index.checked_mul((rows * time) as u64).filter(|&first| first < length) else { return Ok(false) };

@@ -3,9 +3,9 @@
 use termwise_llama::model::Nonpositive;
 use termwise_llama::{Batch, Model, Objective, Options, Params, Session};
 
-use crate::data::Rows;
 use crate::error::Result;
 use crate::gradient_norm;
+use termwise_data::Rows;
 
 /// A session, and gradients that add up.
 pub struct Gradients {

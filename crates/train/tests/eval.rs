@@ -3,9 +3,8 @@
 mod common;
 
 use common::settings;
+use termwise_data::{Result, Rows, Source};
 use termwise_llama::{Batch, Model, Objective, Options};
-use termwise_train::Result;
-use termwise_train::data::{Rows, Source};
 use termwise_train::eval::{Windows, evaluate};
 
 /// One text of 50 tokens, cut wherever it is asked to be.

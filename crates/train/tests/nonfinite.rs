@@ -6,9 +6,9 @@ use std::fs;
 use std::path::Path;
 
 use common::{Walk, options, run, settings, timeless, weights};
+use termwise_data::{Rows, Source};
 use termwise_llama::weights::WriteOptions;
 use termwise_llama::{Model, Options};
-use termwise_train::data::{Rows, Source};
 use termwise_train::metrics::Line;
 use termwise_train::nonfinite::{Diagnosis, Origin, diagnose, replay};
 use termwise_train::step::Gradients;
@@ -144,7 +144,7 @@ impl Source for Poisoned {
         "poisoned".into()
     }
 
-    fn train(&self, seed: u64, index: u64, rows: usize, time: usize, out: &mut Rows) -> termwise_train::Result<()> {
+    fn train(&self, seed: u64, index: u64, rows: usize, time: usize, out: &mut Rows) -> termwise_data::Result<()> {
         Walk::default().train(seed, index, rows, time, out)?;
         let other = |id: &mut u32| *id = if *id == POISON { POISON + 1 } else { *id };
         if index == 1 {
@@ -155,7 +155,7 @@ impl Source for Poisoned {
         Ok(())
     }
 
-    fn held_out(&self, _: u64, _: usize, _: usize, _: &mut Rows) -> termwise_train::Result<bool> {
+    fn held_out(&self, _: u64, _: usize, _: usize, _: &mut Rows) -> termwise_data::Result<bool> {
         Ok(false)
     }
 }

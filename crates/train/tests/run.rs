@@ -5,8 +5,8 @@ mod common;
 use std::fs;
 
 use common::{Walk, options, run, settings, timeless, weights};
+use termwise_data::{Rows, Source};
 use termwise_llama::{Batch, Model, Objective, Options};
-use termwise_train::data::{Rows, Source};
 use termwise_train::eval::Sums;
 use termwise_train::metrics::Line;
 use termwise_train::step::Gradients;

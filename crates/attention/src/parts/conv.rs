@@ -1,7 +1,7 @@
 //! Short convolution: y_t = silu( Σ_j W_j · x_{t−w+1+j} ), causal, one filter a channel
 
-use super::sigmoid::sigmoid;
 use crate::Real;
+use crate::parts::gate::sigmoid::sigmoid;
 
 /// The widest filter.
 pub const MAX_WIDTH: usize = 64;

@@ -9,38 +9,11 @@
 
 pub mod slot;
 
-pub mod kernel;
-
-pub mod exp;
-pub mod feature;
-pub mod power;
-pub mod taylor;
-
-pub mod denominator;
-
-pub mod length;
-pub mod no_denominator;
-pub mod position;
-pub mod sum;
-
-pub mod gate;
-
-pub mod cumulative;
-pub mod shared;
-pub mod sigmoid;
-
 pub mod decay;
-
-pub mod linear_decay;
-pub mod softplus_decay;
-
+pub mod denominator;
+pub mod gate;
+pub mod kernel;
 pub mod norm;
-
-pub mod l2;
-pub mod layer;
-pub mod no_norm;
-pub mod rms;
-pub mod scaled_l2;
 
 pub mod conv;
 pub mod rope;

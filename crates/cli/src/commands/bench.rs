@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
+use termwise_attention::simd::{self, Isa};
 use termwise_lab::bench::{AttentionOptions, ChunkOptions, DecodeOptions, GemmOptions, StepOptions, parse_shapes};
 use termwise_lab::variants::split_list;
 use termwise_lab::{Error, bench};
@@ -15,6 +16,16 @@ use crate::print;
 ///
 /// First measures the machine: float32 multiply-adds that stay in registers, and reading from memory. Times are the best of several
 /// repetitions.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// Instruction set of our own vector code: portable, avx2 or avx512 [default: the widest that the machine has]. Matrix products of
+    /// linear layers choose for themselves
+    #[arg(long, global = true, value_name = "NAME", value_parser = instruction_set)]
+    pub isa: Option<Isa>,
+    #[command(subcommand)]
+    pub what: Bench,
+}
+
 #[derive(Debug, Subcommand)]
 pub enum Bench {
     Attention(AttentionArgs),
@@ -24,9 +35,20 @@ pub enum Bench {
     Step(StepArgs),
 }
 
+/// One that this machine can run.
+fn instruction_set(text: &str) -> Result<Isa, String> {
+    let word = |isa: &Isa| isa.name().to_lowercase().replace('-', "");
+    let available = Isa::available();
+    let known = available.iter().map(word).collect::<Vec<_>>().join(", ");
+    available.into_iter().find(|isa| word(isa) == text).ok_or_else(|| format!("this machine can run {known}"))
+}
+
 /// Measures and prints.
-pub fn run<E: From<Error> + From<io::Error>>(bench: &Bench, threads: usize, out: &mut impl Write) -> Result<(), E> {
-    match bench {
+pub fn run<E: From<Error> + From<io::Error>>(args: &BenchArgs, threads: usize, out: &mut impl Write) -> Result<(), E> {
+    if let Some(isa) = args.isa {
+        simd::choose(isa);
+    }
+    match &args.what {
         Bench::Attention(args) => show(&bench::attention(&args.options(threads)?)?, args.json, print::attention, out),
         Bench::Chunk(args) => show(&bench::chunk(&args.options(threads)?)?, args.json, print::chunk, out),
         Bench::Decode(args) => show(&bench::decode(&args.options(threads)?)?, args.json, print::decode, out),

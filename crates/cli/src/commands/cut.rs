@@ -5,17 +5,18 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use indicatif::ProgressBar;
-use termwise_lab::Error;
-use termwise_lab::cut::{self, Budget, Choice, Options, Outcome, Progress, Report, Texts};
+use termwise_base::threads;
+use termwise_data::{Prepare, Source};
+use termwise_inspect::Error;
+use termwise_inspect::cut::{self, Budget, Choice, Options, Outcome, Progress, Report, Texts};
 use termwise_lab::plan::parse_count;
 use termwise_llama::Model;
 use termwise_train::Error as TrainError;
-use termwise_train::data::{Prepare, Source};
 use termwise_train::eval::Windows;
 use termwise_train::settings::{Layer, Settings};
 
 use super::settings::DataSettings;
-use super::source::{cache_folder, layers_of_model};
+use super::source::{cache_folder, layers_of_model, model_folder};
 use super::terminal::{bar, stop_on_interrupt};
 use crate::print;
 
@@ -27,6 +28,7 @@ use crate::print;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
+  termwise cut                                       the newest run in runs/, on the held-out part of its own data
   termwise cut path/to/llama --data book.txt
   termwise cut path/to/llama --data book.txt --orders 2,4 --budget 2% --context 8192 --save cut-model
   termwise cut path/to/llama --data book.txt --calibration other.txt --out results
@@ -40,9 +42,9 @@ A model that was trained on single documents should be judged on them: --layout 
 With --out results are written as they come (cut.json, losses.jsonl; at the end index.html with figures and tables); Ctrl-C leaves what is finished, and the same command
 goes on from there.")]
 pub struct CutArgs {
-    /// Folder of a model: a checkpoint of a run, or any Llama in Hugging Face's form
-    #[arg(value_name = "MODEL", required_unless_present = "schema")]
-    pub model: Option<PathBuf>,
+    /// A folder of a model, a run, a checkpoint, or hf://OWNER/NAME[@REVISION] [default: the newest run in runs/]
+    #[arg(value_name = "MODEL")]
+    pub model: Option<String>,
     /// Orders to cut at
     #[arg(long, value_name = "P,P,...", value_delimiter = ',', default_values_t = [2, 4, 6, 8, 10, 12, 16], value_parser = order)]
     pub orders: Vec<usize>,
@@ -113,9 +115,10 @@ fn order(text: &str) -> Result<usize, String> {
 
 /// Cuts in a pool of that many threads, writes what was asked for, and prints.
 pub fn run<E: From<Error> + From<TrainError> + From<io::Error>>(args: &CutArgs, threads: usize, out: &mut impl Write) -> Result<(), E> {
-    let Some(folder) = args.model.as_deref().filter(|_| !args.schema) else {
+    if args.schema {
         return Ok(print::json(&cut::schema(), out)?);
-    };
+    }
+    let folder = &model_folder(args.model.as_deref(), false)?;
     let (settings, trained) = settings(folder, args, &[])?;
     let cache = cache_folder(args.cache.as_deref());
     let data = open(&settings, &cache, args.data.has("data"))?;
@@ -123,7 +126,7 @@ pub fn run<E: From<Error> + From<TrainError> + From<io::Error>>(args: &CutArgs, 
         true => None,
         false => Some(open(&self::settings(folder, args, &args.calibration)?.0, &cache, true)?),
     };
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|source| Error::Threads { threads, source })?;
+    let pool = threads::pool(threads).map_err(Error::from)?;
     let stop = stop_on_interrupt("finishing this measurement");
     let bar = bar("{msg}");
     let (written, outcome) = pool.install(|| -> Result<_, Error> {
@@ -153,6 +156,7 @@ pub fn run<E: From<Error> + From<TrainError> + From<io::Error>>(args: &CutArgs, 
             model: folder.display().to_string(),
             data: settings.data.clone(),
             calibration: (!args.calibration.is_empty()).then(|| args.calibration.join(", ")),
+            made_by: Some(crate::build::here().into()),
             ..Report::default()
         };
         let mut failed = None;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 use termwise_attention::{Mode, Variant};
+use termwise_base::threads;
 use termwise_llama::generate::{cut, warnings};
 use termwise_llama::{Model, Options};
 use termwise_train::eval::{Evaluation, Windows, evaluate_with};
@@ -13,7 +14,7 @@ use termwise_train::progress::describe;
 use termwise_train::{Error, Result};
 
 use super::settings::DataSettings;
-use super::source::{Opened, cache_folder, open_for_model};
+use super::source::{Opened, cache_folder, model_folder, open_for_model};
 
 /// Measure how well a model predicts text
 ///
@@ -22,16 +23,18 @@ use super::source::{Opened, cache_folder, open_for_model};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  termwise eval runs/first/checkpoints/step-00001000
+  termwise eval                          the newest run in runs/
+  termwise eval runs/first               its best checkpoint
   termwise eval path/to/llama --data book.txt --length 2048 --stride 512
   termwise eval runs/first/checkpoints/step-00001000 --data builtin --json
+  termwise eval hf://owner/name --data book.txt
   termwise eval path/to/llama --data book.txt --order 4      softmax cut to its first orders
 
 With a stride below the length, windows overlap: each asks for that many tokens and shows up to length − stride tokens before them.")]
 pub struct EvalArgs {
-    /// Folder of a model: a checkpoint of a run, or any Llama in Hugging Face's form
+    /// A folder of a model, a run, a checkpoint, or hf://OWNER/NAME[@REVISION] [default: the newest run in runs/]
     #[arg(value_name = "MODEL")]
-    pub model: PathBuf,
+    pub model: Option<String>,
     /// Positions of a window [default: as in training, else 1024 or what the model was made for]
     #[arg(long, value_name = "N", value_parser = super::size(1 << 20))]
     pub length: Option<usize>,
@@ -79,11 +82,12 @@ struct Report<'a> {
 
 /// Evaluates in a pool of that many threads.
 pub fn run(args: &EvalArgs, threads: usize, out: &mut impl Write) -> Result<bool> {
-    let opened = open_for_model(&args.model, &args.data, args.held_out_only, &cache_folder(args.cache.as_deref()))?;
+    let folder = model_folder(args.model.as_deref(), false)?;
+    let opened = open_for_model(&folder, &args.data, args.held_out_only, &cache_folder(args.cache.as_deref()))?;
     let Opened { source, data, held_out_only, trained } = &opened;
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|source| Error::Threads { threads, source })?;
+    let pool = threads::pool(threads)?;
     let (windows, (evaluation, nonpositive)) = pool.install(|| -> Result<_> {
-        let mut model = Model::read(&args.model)?;
+        let mut model = Model::read(&folder)?;
         if let Some(attention) = &args.attention {
             model = model.with_attention(attention.clone())?;
         }
@@ -106,7 +110,7 @@ pub fn run(args: &EvalArgs, threads: usize, out: &mut impl Write) -> Result<bool
     }
     let write = |error: std::io::Error| Error::Io { action: "write", path: "standard output".into(), source: error };
     if args.json {
-        let report = Report { model: args.model.display().to_string(), data, held_out_only: *held_out_only, windows, evaluation };
+        let report = Report { model: folder.display().to_string(), data, held_out_only: *held_out_only, windows, evaluation };
         let text = serde_json::to_string_pretty(&report).map_err(std::io::Error::from).map_err(write)?;
         writeln!(out, "{text}").map_err(write)?;
     } else {

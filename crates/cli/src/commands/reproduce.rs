@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use termwise_lab::Error;
-use termwise_lab::reproduce::{self, Id, Options, Scale, paper};
+use termwise_papers::Error;
+use termwise_papers::reproduce::{self, Id, Options, Scale, paper};
 use termwise_train::sweep::{Event, Plan, ProcessRunner, Status};
 
 use super::size;
@@ -49,6 +49,9 @@ pub struct ReproduceArgs {
     /// Run again what failed
     #[arg(long)]
     pub retry: bool,
+    /// Run again what another build of this program finished, instead of mixing its results with new ones
+    #[arg(long)]
+    pub rerun_other_builds: bool,
     /// Really train the paper's models; without it --scale paper only says what they would cost
     #[arg(long)]
     pub run_paper: bool,
@@ -92,6 +95,8 @@ impl ReproduceArgs {
             out: self.out.clone().unwrap_or(defaults.out),
             threads,
             retry: self.retry,
+            rerun_other_builds: self.rerun_other_builds,
+            provenance: crate::build::here(),
             scale: defaults.scale,
         })
     }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::Serialize;
-use termwise_lab::Error;
-use termwise_lab::separation::{self, Bridge, BridgePoint, DRAWS, Network, Point, RECONSTRUCTION, Reference, Setting, Sweep};
+use termwise_papers::Error;
+use termwise_papers::separation::{self, Bridge, BridgePoint, DRAWS, Network, Point, RECONSTRUCTION, Reference, Setting, Sweep};
 
 use crate::print;
 
@@ -82,7 +82,9 @@ pub struct SeparationArgs {
 /// 100 or 1e6.
 fn whole(text: &str) -> Result<u64, Error> {
     let value = text.trim().parse::<f64>().ok().filter(|x| x.fract() == 0.0 && (0.0..=2f64.powi(53)).contains(x));
-    value.map(|x| x as u64).ok_or_else(|| Error::Size { text: text.into(), expected: "a whole number such as 1000 or 1e6" })
+    value
+        .map(|x| x as u64)
+        .ok_or_else(|| termwise_lab::Error::Size { text: text.into(), expected: "a whole number such as 1000 or 1e6" }.into())
 }
 
 /// What was computed.

@@ -1,10 +1,12 @@
 //! Opening data for commands: where tokens are kept, and progress while they are made.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use termwise_train::data::{Prepare, Progress, Source};
+use termwise_data::language::Language;
+use termwise_data::{Prepare, Progress, Source};
+use termwise_train::resolve::{self, Named};
 use termwise_train::settings::Layer;
 use termwise_train::{Error, Result, Settings};
 
@@ -33,6 +35,26 @@ pub fn prepare_with_progress(settings: &Settings, cache: &Path, quiet: bool) -> 
         eprintln!();
     }
     source
+}
+
+/// The folder of a model by what the user calls it; says on standard error which was taken where the name does not.
+pub fn model_folder(asked: Option<&str>, quiet: bool) -> Result<PathBuf> {
+    let Named { folder, taken } = resolve::model(asked)?;
+    if let Some(taken) = taken.filter(|_| !quiet) {
+        // Where standard error is closed there is nobody to tell.
+        let _ = writeln!(std::io::stderr(), "model: {taken}");
+    }
+    Ok(folder)
+}
+
+/// The built-in language that a checkpoint was trained on; `None` where it was text, or nothing is said.
+pub fn language_of(folder: &Path) -> Result<Option<Language>> {
+    let saved = folder.join("settings.toml");
+    if !saved.is_file() {
+        return Ok(None);
+    }
+    let text = std::fs::read_to_string(&saved).map_err(|source| Error::Io { action: "read", path: saved.clone(), source })?;
+    Settings::resolve(&[Layer::of_run(&text, &saved.display().to_string())?])?.builtin_language()
 }
 
 /// Text for a model that exists.

@@ -4,13 +4,13 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use termwise_lab::spectrum::{self, MAX_CUT, Options, RowChoice, Spectrum};
-use termwise_lab::{Error, threads};
+use termwise_base::threads;
+use termwise_inspect::Error;
+use termwise_inspect::spectrum::{self, MAX_CUT, Options, RowChoice, Spectrum};
 use termwise_llama::Model;
-use termwise_train::models;
 
 use super::settings::DataSettings;
-use super::source::{cache_folder, open_for_model};
+use super::source::{cache_folder, model_folder, open_for_model};
 use super::terminal::bar;
 use crate::print;
 
@@ -23,15 +23,16 @@ use crate::print;
 Examples:
   termwise spectrum path/to/llama --data book.txt
   termwise spectrum hf://owner/name --data book.txt --length 4096
-  termwise spectrum runs/first/checkpoints/step-00001000          on the held-out part of its own data
+  termwise spectrum                       the newest run in runs/, on the held-out part of its own data
+  termwise spectrum runs/first/checkpoints/step-00001000
   termwise spectrum path/to/llama --data book.txt --rows all --tokens 65536 --orders 64 --out spectrum
   termwise spectrum --schema > spectrum.schema.json
 
 The published metric is the dominant order over all scores: argmax over n of the mean of |x^n/n!|, here with absolute values and over visible
 pairs only. Rows are queries, drawn from equal parts of each window; the same rows for every head.")]
 pub struct SpectrumArgs {
-    /// Folder of a model, or hf://OWNER/NAME[@REVISION]: a checkpoint of a run, or any Llama in Hugging Face's form
-    #[arg(value_name = "MODEL", required_unless_present = "schema")]
+    /// A folder of a model, a run, a checkpoint, or hf://OWNER/NAME[@REVISION] [default: the newest run in runs/]
+    #[arg(value_name = "MODEL")]
     pub model: Option<String>,
     /// Positions of a window [default: as in training, else 4096 or what the model was made for]
     #[arg(long, value_name = "N", value_parser = super::size(1 << 20))]
@@ -88,11 +89,14 @@ pub fn run<E>(args: &SpectrumArgs, threads: usize, out: &mut impl Write) -> Resu
 where
     E: From<Error> + From<termwise_train::Error> + From<io::Error>,
 {
-    let Some(name) = args.model.as_ref().filter(|_| !args.schema) else {
+    if args.schema {
         return Ok(print::json(&spectrum::schema(), out)?);
-    };
-    let spectrum = measured(args, name, threads)?;
-    let folder = args.out.clone().or_else(|| (!args.json).then(|| format!("spectrum-{}", short_name(name)).into()));
+    }
+    let model = model_folder(args.model.as_deref(), false)?;
+    // On the hub a model is called by owner and name, and not by the folder of the cache.
+    let name = short_name(args.model.as_deref().filter(|name| name.starts_with("hf://")).unwrap_or(&model.display().to_string()));
+    let spectrum = measured(args, &model, &name, threads)?;
+    let folder = args.out.clone().or_else(|| (!args.json).then(|| format!("spectrum-{name}").into()));
     let page = folder.as_deref().map(|folder| spectrum.write(folder)).transpose()?;
     if args.json {
         print::json(&spectrum, out)?;
@@ -110,12 +114,11 @@ where
     Ok(())
 }
 
-fn measured(args: &SpectrumArgs, name: &str, threads: usize) -> Result<Spectrum, Error> {
-    let folder = models::folder(name)?;
+fn measured(args: &SpectrumArgs, folder: &Path, name: &str, threads: usize) -> Result<Spectrum, Error> {
     let pool = threads::pool(threads)?;
     // Before the text is tokenized, which may take long.
-    let model = pool.install(|| Model::read(&folder))?;
-    let opened = open_for_model(&folder, &args.data, args.held_out_only, &cache_folder(args.cache.as_deref()))?;
+    let model = pool.install(|| Model::read(folder))?;
+    let opened = open_for_model(folder, &args.data, args.held_out_only, &cache_folder(args.cache.as_deref()))?;
     let usual = opened.trained.unwrap_or(model.config.max_position_embeddings.min(4096));
     let windows = spectrum::windows(opened.source.as_ref(), args.length.unwrap_or(usual), args.tokens)?;
     let options = Options { orders: (0..=args.orders).step_by(2).collect(), rows: args.rows, seed: args.seed, ..Options::default() };
@@ -127,8 +130,9 @@ fn measured(args: &SpectrumArgs, name: &str, threads: usize) -> Result<Spectrum,
         })
     })?;
     bar.finish_and_clear();
-    spectrum.model.name = short_name(name);
+    spectrum.model.name = name.to_owned();
     spectrum.text.data = opened.data;
+    spectrum.made_by = Some(crate::build::here().into());
     spectrum.timing = spectrum.timing.filter(|_| args.timing);
     Ok(spectrum)
 }

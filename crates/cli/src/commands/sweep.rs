@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::Args;
-use termwise_train::sweep::{self, Event, Options, Plan, Point, ProcessRunner, Progress, State, Status, Summary, TrainingSchema};
+use termwise_train::provenance::Provenance;
+use termwise_train::sweep::{self, Event, Options, Plan, Point, ProcessRunner, Progress, Record, State, Status, Summary, TrainingSchema};
 use termwise_train::{Error, Result};
 
 use super::size;
@@ -56,6 +57,9 @@ pub struct SweepArgs {
     /// Leave out runs whose attention has the same output as that of an earlier one
     #[arg(long)]
     pub skip_equal: bool,
+    /// Run again what another build of this program finished, instead of mixing its results with new ones
+    #[arg(long)]
+    pub rerun_other_builds: bool,
     /// Only say which runs there are and how they stand
     #[arg(long)]
     pub list: bool,
@@ -72,15 +76,27 @@ pub fn run(args: &SweepArgs, threads: usize, out: &mut impl Write) -> Result<boo
         let hint = if args.skip_equal { "" } else { "; --skip-equal runs one of them" };
         eprintln!("note: {equality}{hint}");
     }
+    let here = crate::build::here();
     let states = if args.list {
         sweep::states(&plan, &folder, args.skip_equal)?
     } else {
         let (stop, kill) = interrupts();
         let program = std::env::current_exe().map_err(|source| Error::Io { action: "find", path: "this program".into(), source })?;
-        let options = Options { parallel: args.parallel, threads, retry: args.retry, skip_equal: args.skip_equal };
+        let options = Options {
+            parallel: args.parallel,
+            threads,
+            retry: args.retry,
+            skip_equal: args.skip_equal,
+            only: args.rerun_other_builds.then(|| here.clone()),
+        };
         let mut display = Display::new(&plan);
         sweep::run(&plan, &folder, &ProcessRunner::new(program, kill), &options, &stop, &mut |event| display.show(event))?
     };
+    let ended: Vec<(&str, &Record)> =
+        plan.jobs.iter().zip(&states).filter_map(|(job, state)| Some((job.hash.as_str(), ended(state)?))).collect();
+    if let Some(warning) = mixed(&ended, &here) {
+        eprintln!("{warning}");
+    }
     let summary = Summary::new(&plan, &states);
     if !args.list {
         summary.write(&folder)?;
@@ -99,6 +115,33 @@ pub fn run(args: &SweepArgs, threads: usize, out: &mut impl Write) -> Result<boo
         State::Open => false,
     };
     Ok(args.list || states.iter().all(done))
+}
+
+pub fn ended(state: &State) -> Option<&Record> {
+    if let State::Ended(record) = state { Some(record) } else { None }
+}
+
+/// Names finished runs that this build did not make, by build.
+pub fn mixed(records: &[(&str, &Record)], here: &Provenance) -> Option<String> {
+    let mut builds: Vec<(String, Vec<&str>)> = Vec::new();
+    for (hash, record) in records.iter().filter(|(_, record)| record.is_of_another(here)) {
+        let name = record.made_by();
+        match builds.iter_mut().find(|(other, _)| *other == name) {
+            Some((_, hashes)) => hashes.push(&hash[..hash.len().min(6)]),
+            None => builds.push((name, vec![&hash[..hash.len().min(6)]])),
+        }
+    }
+    if builds.is_empty() {
+        return None;
+    }
+    let list: Vec<String> =
+        builds.iter().map(|(name, hashes)| format!("\n  {name}: {} runs ({})", hashes.len(), hashes.join(" "))).collect();
+    Some(format!(
+        "warning: finished runs of other builds stand among those of this one, {}, and their numbers may differ; \
+         --rerun-other-builds runs them again{}",
+        here.name(),
+        list.concat()
+    ))
 }
 
 fn output(source: io::Error) -> Error {

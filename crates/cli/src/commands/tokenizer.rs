@@ -4,8 +4,8 @@ use std::io::{self, Read, Write};
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use termwise_train::data::Tokenizer;
-use termwise_train::data::bpe::{self, BpeConfig};
+use termwise_data::Tokenizer;
+use termwise_data::bpe::{self, BpeConfig};
 
 use super::data::TextArgs;
 
@@ -74,7 +74,7 @@ pub struct DecodeArgs {
 }
 
 /// Runs `termwise tokenizer`.
-pub fn run<E: From<termwise_train::Error> + From<io::Error>>(command: &TokenizerCommand, out: &mut impl Write) -> Result<(), E> {
+pub fn run<E: From<termwise_data::Error> + From<io::Error>>(command: &TokenizerCommand, out: &mut impl Write) -> Result<(), E> {
     match command {
         TokenizerCommand::Train(args) => {
             let config =

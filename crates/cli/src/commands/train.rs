@@ -73,6 +73,7 @@ pub fn run(args: &TrainArgs, threads: Option<usize>, out: &mut impl Write) -> Re
         stop: stop_on_interrupt("finishing the step and writing a checkpoint"),
         peak: (!args.quiet).then(|| peak_gflops() * 1e9),
         files: settings.tokenizer_files()?,
+        provenance: crate::build::here(),
         ..RunOptions::new(&folder)
     };
     let outcome = runs::train(&settings, source.as_ref(), &options)?;
@@ -127,7 +128,9 @@ fn report(outcome: &Outcome, json: bool, out: &mut impl Write) -> Result<()> {
         text += &format!("{warnings} warnings, kept in {}\n", folder.join("warnings.log").display());
     }
     text += &format!("checkpoint {}\n", checkpoint.display());
-    if !finished {
+    if *finished {
+        text += &format!("next: termwise generate {0}, or eval, spectrum, cut, report {0}\n", folder.display());
+    } else {
         text += &format!("continue with: termwise train --resume {}\n", folder.display());
     }
     out.write_all(text.as_bytes()).map_err(write)

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use termwise_lab::cut::{Kept, Map, Measured, Plan, Report};
+use termwise_inspect::cut::{Kept, Map, Measured, Plan, Report};
 use termwise_report::Unit;
 
 use crate::text::{Align, Table, WIDTH, thousands, wrap};

@@ -4,8 +4,8 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use termwise_lab::reproduce::paper::PaperPlan;
-use termwise_lab::reproduce::{ClaimOutcome, Declared, FILE, Id, Metric, Options, Results, Scale, TaskOutcome, Verdict};
+use termwise_papers::reproduce::paper::PaperPlan;
+use termwise_papers::reproduce::{ClaimOutcome, Declared, FILE, Id, Metric, Options, Results, Scale, TaskOutcome, Verdict, WHAT_COUNTS};
 use termwise_report::Unit;
 
 use crate::commands::sweep::duration;
@@ -40,21 +40,21 @@ pub fn results(results: &Results, folder: &Path, out: &mut impl Write) -> io::Re
         writeln!(out, "  the paper: {}", wrap(&outcome.paper, 13, WIDTH))?;
         if let Some(inside) = results.inside.as_ref().filter(|_| outcome.id == Id::E6) {
             writeln!(out, "\n{}", inside.table().to_text())?;
-            inside.claims.iter().try_for_each(|claim| writeln!(out, "  {}", wrap(&claim_line(claim), 4, WIDTH)))?;
+            verdicts(&inside.claims, out)?;
             continue;
         }
         for task in &outcome.tasks {
             writeln!(out, "\n  {}, mean ± standard deviation over seeds, nats", task.task)?;
             variants(task, results).iter().try_for_each(|line| writeln!(out, "    {line}"))?;
             writeln!(out)?;
-            task.claims.iter().try_for_each(|claim| writeln!(out, "  {}", wrap(&claim_line(claim), 4, WIDTH)))?;
+            verdicts(&task.claims, out)?;
         }
     }
     for theorem in &results.theorems {
         writeln!(out, "\n{}  {}", theorem.id.name().to_uppercase(), wrap(&theorem.question, 4, WIDTH))?;
         writeln!(out, "  the paper: {}", wrap(&theorem.paper, 13, WIDTH))?;
         writeln!(out, "  {}\n", wrap(&theorem.basis, 2, WIDTH))?;
-        theorem.claims.iter().try_for_each(|claim| writeln!(out, "  {}", wrap(&claim_line(claim), 4, WIDTH)))?;
+        verdicts(&theorem.claims, out)?;
     }
     for left_out in &results.left_out {
         writeln!(out, "\n{}  left out: {}", left_out.id.name().to_uppercase(), wrap(&left_out.reason, 4, WIDTH))?;
@@ -65,17 +65,35 @@ pub fn results(results: &Results, folder: &Path, out: &mut impl Write) -> io::Re
     let [reproduced, not_visible, contradicted] =
         [Verdict::Reproduced, Verdict::NotVisible, Verdict::Contradicted].map(|verdict| results.count(verdict));
     let timing = &results.timing;
-    writeln!(out, "\nclaims: {reproduced} reproduced, {not_visible} not visible at this scale, {contradicted} contradicted")?;
+    writeln!(out, "\n{}", wrap(WHAT_COUNTS, 0, WIDTH))?;
+    let all = reproduced + not_visible + contradicted;
+    writeln!(out, "\n{all} claims: {reproduced} reproduced, {not_visible} not visible at this scale, {contradicted} contradicted")?;
     let took = duration(Duration::from_secs_f64(timing.seconds));
     writeln!(out, "{} of {} runs finished; this session took {took} on {} cores", timing.finished, timing.runs, results.environment.cores)?;
+    match &results.builds()[..] {
+        [] => {}
+        [(name, _)] => writeln!(out, "runs made by {name}")?,
+        builds => {
+            let list: Vec<String> = builds.iter().map(|(name, count)| format!("{count} by {name}")).collect();
+            let line = format!(
+                "warning: runs of several builds are mixed here, and their numbers may differ: {}; --rerun-other-builds runs those of others again",
+                list.join("; ")
+            );
+            writeln!(out, "{}", wrap(&line, 2, WIDTH))?;
+        }
+    }
     if results.environment.debug {
         writeln!(out, "note: this program was compiled for debugging; `cargo run --release` is faster")?;
     }
     writeln!(out, "{}\n{}", folder.join(FILE).display(), folder.join("index.html").display())
 }
 
-fn claim_line(claim: &ClaimOutcome) -> String {
-    format!("{}: {}", claim.decision.verdict.name(), claim.with_numbers())
+/// Each with its numbers, and its rule below.
+fn verdicts(claims: &[ClaimOutcome], out: &mut impl Write) -> io::Result<()> {
+    claims.iter().try_for_each(|claim| {
+        let line = format!("{}: {}", claim.decision.verdict.name(), claim.with_numbers());
+        writeln!(out, "  {}\n    {}", wrap(&line, 4, WIDTH), wrap(&claim.with_rule(), 6, WIDTH))
+    })
 }
 
 fn variants(task: &TaskOutcome, results: &Results) -> Vec<String> {
@@ -84,7 +102,7 @@ fn variants(task: &TaskOutcome, results: &Results) -> Vec<String> {
     let heads = if recall { ["recall", "rest", "excess"] } else { ["loss", "", ""] };
     table.row(["", heads[0], heads[1], heads[2], "state", "runs"]);
     for outcome in &task.variants {
-        let number = |spread: Option<termwise_lab::reproduce::Spread>| spread.map_or(NONE.to_owned(), |spread| spread.to_string());
+        let number = |spread: Option<termwise_papers::reproduce::Spread>| spread.map_or(NONE.to_owned(), |spread| spread.to_string());
         let numbers = if recall {
             [outcome.recall, outcome.rest, outcome.excess].map(number)
         } else {

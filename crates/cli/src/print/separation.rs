@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use termwise_lab::separation::{BridgePoint, Compared, ComparedOrder, FEW, LEAST, MOST, Point, Reference, Series, Setting, Verdict};
+use termwise_papers::separation::{BridgePoint, Compared, ComparedOrder, FEW, LEAST, MOST, Point, Reference, Series, Setting, Verdict};
 
 use crate::commands::separation::Report;
 use crate::text::{Align, Table, WIDTH, thousands, wrap};

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use termwise_lab::spectrum::{LayerSpectrum, ORDERS, OverHeads, Spectrum};
+use termwise_inspect::spectrum::{LayerSpectrum, ORDERS, OverHeads, Spectrum};
 
 use crate::text::{Align, Table, WIDTH, thousands, three};
 
@@ -44,7 +44,7 @@ fn cells(layer: &LayerSpectrum, most: usize) -> Vec<String> {
     };
     let terms = layer.terms.as_ref();
     let dominant = terms.map(|terms| [&terms.all, &terms.positive, &terms.negative].map(|magnitudes| shown(magnitudes.dominant)));
-    let mean = |value: fn(&termwise_lab::spectrum::HeadSpectrum) -> f64| layer.mean(|head| Some(value(head))).unwrap_or(f64::NAN);
+    let mean = |value: fn(&termwise_inspect::spectrum::HeadSpectrum) -> f64| layer.mean(|head| Some(value(head))).unwrap_or(f64::NAN);
     let scores = || layer.heads.iter().map(|head| head.scores);
     let mut cells = vec![layer.layer.to_string()];
     cells.extend(dominant.unwrap_or_else(|| [dash(), dash(), dash()]));

@@ -5,6 +5,8 @@ use std::io::{self, Write};
 use serde::Serialize;
 use termwise_lab::variants::{Catalogue, Class, Description, Relation, Sizes, Slot, State};
 
+use termwise_report::Unit;
+
 use crate::text::{Align, Table, WIDTH, thousands, wrap};
 
 /// The JSON form of variants that were asked for.
@@ -73,7 +75,7 @@ fn expressions<'a>(class: &'a Class, presets: &'a [Description]) -> Vec<(&'a Cla
 fn state_columns(state: &State) -> (String, String) {
     match state {
         State::KvCache => ("KV".into(), String::new()),
-        State::Recurrent { floats, break_even_tokens } => (thousands(*floats), thousands(*break_even_tokens)),
+        State::Recurrent { floats, break_even_tokens, .. } => (thousands(*floats), thousands(*break_even_tokens)),
         State::BeyondMemory => ("> 2^64".into(), "never".into()),
     }
 }
@@ -134,8 +136,10 @@ fn one(description: &Description, sizes: Sizes, out: &mut impl Write) -> io::Res
     }
     let state = match &description.state {
         State::KvCache => format!("no finite state; a KV cache grows by {} floats a token and head", 2 * d),
-        State::Recurrent { floats, break_even_tokens } => {
-            format!("{} floats a head (d {d}), as many as a KV cache has at {} tokens", thousands(*floats), thousands(*break_even_tokens))
+        State::Recurrent { floats, bytes, break_even_tokens } => {
+            let bytes = bytes.map_or("more than the engine builds".into(), |bytes| Unit::Bytes.format(bytes as f64));
+            let (floats, even) = (thousands(*floats), thousands(*break_even_tokens));
+            format!("{floats} floats a head (d {d}), {bytes}, as much as a KV cache takes at {even} tokens")
         }
         State::BeyondMemory => "finite but beyond 2^64 floats a head; a KV cache is always smaller".into(),
     };

@@ -6,8 +6,10 @@ use serde::Serialize;
 use termwise_llama::ops::linear::{self, Write};
 
 use super::{GemmShape, Machine, Speed, timed};
-use crate::rng::Rng;
-use crate::{Error, threads};
+use termwise_base::rng::Rng;
+use termwise_base::threads;
+
+use crate::Error;
 
 /// What to measure.
 #[derive(Clone, Debug)]

@@ -11,8 +11,10 @@ use termwise_train::{AdamW, AdamWConfig, clip, gradient_norm};
 
 use super::attention::{WITH_BACKWARD, attention_flops};
 use super::{Machine, Speed};
-use crate::rng::Rng;
-use crate::{Error, threads};
+use termwise_base::rng::Rng;
+use termwise_base::threads;
+
+use crate::Error;
 
 /// What to measure.
 #[derive(Clone, Debug)]

@@ -5,7 +5,9 @@ use termwise_attention::nearest;
 
 use super::count::Work;
 use crate::bench::Machine;
-use crate::{Error, threads};
+use termwise_base::threads;
+
+use crate::Error;
 
 /// A machine and how much of its peaks is assumed to be reached.
 #[derive(Clone, Debug, PartialEq, Serialize)]

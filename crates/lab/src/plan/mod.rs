@@ -15,7 +15,7 @@
 //! ```
 
 mod break_even;
-mod count;
+pub mod count;
 mod figure;
 mod hardware;
 mod model;
@@ -23,8 +23,8 @@ mod size;
 mod training;
 
 use serde::Serialize;
-use termwise_attention::fused::break_even;
-use termwise_attention::parts::taylor::MAX_ORDER;
+use termwise_attention::break_even;
+use termwise_attention::parts::kernel::taylor::MAX_ORDER;
 use termwise_attention::{Kernel, Variant};
 use termwise_llama::Config;
 
@@ -205,7 +205,7 @@ pub struct Kept {
 /// What a model keeps at this context.
 pub fn kept(config: &Config, context: u64) -> Kept {
     let counts = model::attention(config);
-    Kept { bytes: counts.kept_bytes(context), constant: counts.endless_cache == 0 }
+    Kept { bytes: counts.kept_bytes(context), constant: counts.growth() == 0 }
 }
 
 /// The kernel's word, of a series its orders alone.
@@ -241,7 +241,7 @@ impl Place<'_> {
             warnings: variant.map(Variant::warnings).unwrap_or_default(),
             state_bytes: counts.kept_bytes(context).saturating_mul(batch),
             cache_bytes: counts.cache_bytes(context).saturating_mul(batch),
-            constant: counts.endless_cache == 0,
+            constant: counts.growth() == 0,
             parallel: self.prompt(counts.parallel(context)),
             chunk: counts.has_state().then(|| self.prompt(counts.chunk(context, chunk))),
             recurrent: counts.has_state().then(|| self.token(counts.recurrent(context))),
@@ -289,7 +289,7 @@ impl Place<'_> {
                 order_beside_weights = Some(p);
             }
         }
-        let tokens = |bytes: u64| bytes / own.cache.saturating_mul(self.batch).max(1);
+        let tokens = |bytes: u64| bytes / own.cache_growth().saturating_mul(self.batch).max(1);
         let (cache_tokens, cache_tokens_beside_weights) = (tokens(memory), tokens(beside));
         Fits { memory, weights, order, order_beside_weights, cache_tokens, cache_tokens_beside_weights }
     }

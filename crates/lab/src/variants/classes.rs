@@ -1,7 +1,8 @@
 //! Which variants are equal, and why.
 
 use serde::Serialize;
-use termwise_attention::{Variant, presets};
+use termwise_attention::Variant;
+use termwise_attention::presets;
 
 /// Presets whose outputs are equal.
 #[derive(Debug, Serialize)]

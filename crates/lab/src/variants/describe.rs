@@ -1,10 +1,12 @@
 //! One variant, described.
 
 use serde::Serialize;
-use termwise_attention::{Shape, Source, Variant, layer_extras, presets};
+use termwise_attention::presets;
+use termwise_attention::{Layer, Rope, Source, Variant};
 
 use super::classes::{Equal, Relation, of_presets};
 use crate::Error;
+use crate::plan::{self, count::Attention};
 
 /// The sizes for which parameters and states are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -71,9 +73,11 @@ pub enum State {
     KvCache,
     /// A state of constant size.
     Recurrent {
-        /// float32 numbers, those of the denominator included.
+        /// float32 numbers of the formula, those of the denominator included.
         floats: u64,
-        /// Tokens at which a KV cache has as many.
+        /// Bytes of the buffers that hold them; absent where the engine would build none.
+        bytes: Option<u64>,
+        /// Tokens at which a KV cache takes as many bytes.
         break_even_tokens: u64,
     },
     /// A finite state with more than 2^64 numbers, which nothing can hold.
@@ -92,7 +96,10 @@ impl State {
     fn of(variant: &Variant, d: usize) -> State {
         let Some(floats) = variant.state_size(d, d) else { return State::KvCache };
         let Ok(floats) = u64::try_from(floats) else { return State::BeyondMemory };
-        State::Recurrent { floats, break_even_tokens: (floats as f64 / (2 * d) as f64).round() as u64 }
+        let counts = Attention::of_layer(std::slice::from_ref(variant), plan::count::Sizes { kv_heads: 1, d });
+        let bytes = counts.has_state().then(|| counts.kept_bytes(0));
+        let even = bytes.map_or(floats as f64 / (2 * d) as f64, |bytes| bytes as f64 / counts.cache_growth() as f64);
+        State::Recurrent { floats, bytes, break_even_tokens: even.round() as u64 }
     }
 }
 
@@ -130,18 +137,18 @@ pub fn describe(texts: &[&str], sizes: Sizes) -> Result<Vec<Description>, Error>
 
 fn one(variant: &Variant, sizes: Sizes) -> Result<Description, Error> {
     let Sizes { heads, kv_heads, head_dim: d, hidden } = sizes;
-    let shape = Shape { batch: 1, time: 1, heads, kv_heads, d, e: d };
+    let layer = Layer::new(heads, kv_heads, d).rope(Rope::new(d, 10_000.0, None)?).variant(variant)?;
     let mut added = Vec::new();
     let mut add = |name: String, shape: Vec<usize>| added.push(Added { name, count: shape.iter().product(), shape });
-    for spec in layer_extras(&vec![variant.clone(); heads], &shape)? {
-        match spec.source {
+    for spec in layer.extras() {
+        match &spec.source {
             Source::Projection { outputs, bias } => {
-                add(format!("{}.weight", spec.name), vec![outputs, hidden]);
-                if bias {
-                    add(format!("{}.bias", spec.name), vec![outputs]);
+                add(format!("{}.weight", spec.name), vec![*outputs, hidden]);
+                if *bias {
+                    add(format!("{}.bias", spec.name), vec![*outputs]);
                 }
             }
-            Source::Parameter { shape, .. } => add(spec.name.to_string(), shape),
+            Source::Parameter { shape, .. } => add(spec.name.to_string(), shape.clone()),
         }
     }
     Ok(Description {

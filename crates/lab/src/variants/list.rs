@@ -1,6 +1,7 @@
 //! Lists of variants in one text.
 
-use termwise_attention::{Variant, presets};
+use termwise_attention::Variant;
+use termwise_attention::presets;
 
 use crate::Error;
 

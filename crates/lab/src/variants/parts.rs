@@ -3,7 +3,7 @@
 use serde::Serialize;
 use termwise_attention::Kernel;
 use termwise_attention::parts::slot::Info;
-use termwise_attention::text::KEYS;
+use termwise_attention::variant::text::KEYS;
 
 /// A slot of the formula.
 #[derive(Debug, Serialize)]

@@ -1,8 +1,8 @@
 //! Random combinations of parts.
 
-use termwise_attention::{Frame, Variant};
+use termwise_attention::{Rescale, Variant};
 
-use crate::rng::Rng;
+use termwise_base::rng::Rng;
 
 /// Kernels whose weights are above zero.
 const POSITIVE: &[&str] = &["exp", "exp", "exp", "taylor=0..2", "taylor=0..8", "taylor=0..12", "feature=elu"];
@@ -54,7 +54,7 @@ pub fn random_variant(rng: &mut Rng) -> Variant {
     words.extend(rng.chance(0.3).then(|| "rope=off".into()));
     words.extend(rng.chance(0.25).then(|| format!("conv={}", rng.pick(&[1, 2, 3, 6]))));
     let mut variant: Variant = words.join(" ").parse().expect("words of the grammar; a test draws many");
-    if variant.kernel.frame() == Frame::Shift && !variant.shifts() {
+    if variant.kernel.rescale() == Rescale::SubtractMax && !variant.shifts() {
         variant.clamp = variant.clamp.or(Some(5.0));
     }
     variant
@@ -65,7 +65,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use termwise_attention::Kernel;
-    use termwise_attention::text::KEYS;
+    use termwise_attention::variant::text::KEYS;
 
     use super::*;
 

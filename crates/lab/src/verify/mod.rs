@@ -18,7 +18,9 @@ pub use draw::random_variant;
 pub use golden::{check_file, check_folder};
 pub use outcome::{Case, Identity, Measure, Summary, Unit};
 
-use crate::{Error, threads};
+use termwise_base::threads;
+
+use crate::Error;
 
 /// What to verify.
 #[derive(Clone, Debug)]

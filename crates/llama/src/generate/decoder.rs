@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use termwise_attention::{Memory, Mode, Rope, Shape, State, Variant};
+use termwise_attention::{Layer as AttentionLayer, Mode, Shape, State};
 
 use super::cut::{cut_heads, nothing_to_cut};
 use super::held::Held;
@@ -99,7 +99,6 @@ impl Default for DecoderOptions {
 pub struct Decoder {
     pub(super) model: Held,
     pub(super) options: DecoderOptions,
-    pub(super) rope: Rope,
     pub(super) shape: Shape,
     pub(super) layers: Vec<Layer>,
     pub(super) engines: Engines,
@@ -121,10 +120,10 @@ pub struct Decoder {
 
 /// What a layer's rows are made of.
 pub(super) struct Layer {
-    /// Variants that a fresh row begins with.
-    pub heads: Vec<Variant>,
-    /// Variants that it switches to, and the bytes of one row's state of them.
-    pub later: Option<(Vec<Variant>, usize)>,
+    /// What a fresh row begins with.
+    pub attention: AttentionLayer,
+    /// What it switches to, and the bytes of one row's state of that.
+    pub later: Option<(AttentionLayer, usize)>,
 }
 
 /// One text.
@@ -159,8 +158,9 @@ impl Decoder {
         let activations = Activations::new(model.architecture(), window.max(rows), Keep::Nothing)?;
         let shape = config.shape();
         let mut layers = Vec::new();
-        for layer in 0..config.num_hidden_layers {
-            layers.push(Layer::new(config.heads(layer), shape, options.memory).map_err(|source| Error::Layer { layer, source })?);
+        let positions = config.max_position_embeddings.min(ANGLES);
+        for (layer, attention) in config.attention_layers(positions)?.into_iter().enumerate() {
+            layers.push(Layer::new(attention, options.memory).map_err(|source| Error::Layer { layer, source })?);
         }
         if let MemoryPolicy::Truncate(order) | MemoryPolicy::SwitchToState(order) = options.memory {
             super::cut::cut(config, order)?;
@@ -174,11 +174,10 @@ impl Decoder {
         let mut engines = Engines::new(options.mode);
         // What the mode cannot do is said here, not at the first prompt.
         for (layer, of) in layers.iter().enumerate() {
-            engines.get(&of.heads, shape, SHORTEST).map_err(|source| Error::Layer { layer, source })?;
+            engines.get(&of.attention, SHORTEST).map_err(|source| Error::Layer { layer, source })?;
         }
         Ok(Decoder {
             options: DecoderOptions { window, ..options },
-            rope: config.rope()?.with_table(config.max_position_embeddings.min(ANGLES)),
             shape,
             engines,
             rows: (0..rows).map(|_| Row::new(&layers, shape)).collect::<Result<_>>()?,
@@ -280,7 +279,7 @@ impl Decoder {
 
     /// Whether a fresh row takes memory of constant size.
     pub fn is_constant(&self) -> bool {
-        self.layers.iter().all(|layer| layer.heads.iter().all(|variant| variant.state_rows(self.shape.d).is_some()))
+        self.layers.iter().all(|layer| layer.attention.heads().iter().all(|variant| variant.state_rows(self.shape.d).is_some()))
     }
 
     /// Logits [V] of the token that follows what a row has read; zeros before it has read anything.
@@ -314,7 +313,7 @@ impl Decoder {
 
     /// Layers of a row that have switched from their cache to a state, by [`MemoryPolicy::SwitchToState`].
     pub fn switched(&self, row: usize) -> Result<usize> {
-        Ok(self.layers.iter().zip(&self.row(row)?.states).filter(|(layer, state)| state.heads() != layer.heads).count())
+        Ok(self.layers.iter().zip(&self.row(row)?.states).filter(|(layer, state)| state.heads() != layer.attention.heads()).count())
     }
 
     /// Forgets what a row has read: as new.
@@ -361,11 +360,11 @@ impl Decoder {
     /// Switches the caches of a row that have grown larger than the state that they can become.
     fn switch(&mut self, row: usize) -> Result<()> {
         for (l, (layer, state)) in self.layers.iter().zip(&mut self.rows[row].states).enumerate() {
-            if let Some((heads, bytes)) = &layer.later
-                && state.heads() != heads
+            if let Some((attention, bytes)) = &layer.later
+                && state.heads() != attention.heads()
                 && state.bytes() > *bytes
             {
-                state.fold(heads).map_err(|source| Error::Layer { layer: l, source })?;
+                state.compress(attention).map_err(|source| Error::Layer { layer: l, source })?;
             }
         }
         Ok(())
@@ -373,15 +372,18 @@ impl Decoder {
 }
 
 impl Layer {
-    fn new(heads: Vec<Variant>, shape: Shape, memory: MemoryPolicy) -> Result<Layer, termwise_attention::Error> {
+    fn new(attention: AttentionLayer, memory: MemoryPolicy) -> Result<Layer, termwise_attention::Error> {
         match memory {
-            MemoryPolicy::Auto => Ok(Layer { heads, later: None }),
-            MemoryPolicy::Truncate(order) => Ok(Layer { heads: cut_heads(&heads, order)?, later: None }),
+            MemoryPolicy::Auto => Ok(Layer { attention, later: None }),
+            MemoryPolicy::Truncate(order) => {
+                let cut = attention.with_heads(cut_heads(attention.heads(), order)?)?;
+                Ok(Layer { attention: cut, later: None })
+            }
             MemoryPolicy::SwitchToState(order) => {
-                let cut = cut_heads(&heads, order)?;
-                let state = State::new(&cut, shape, Memory::Natural)?;
-                let later = (state.is_constant() && cut != heads).then(|| (cut, state.bytes()));
-                Ok(Layer { heads, later })
+                let cut = attention.with_heads(cut_heads(attention.heads(), order)?)?;
+                let state = cut.state(1)?;
+                let later = (state.is_constant() && cut.heads() != attention.heads()).then(|| (cut, state.bytes()));
+                Ok(Layer { attention, later })
             }
         }
     }
@@ -389,9 +391,7 @@ impl Layer {
 
 impl Row {
     fn new(layers: &[Layer], shape: Shape) -> Result<Row> {
-        let state = |(layer, heads): (usize, &Layer)| {
-            State::new(&heads.heads, shape, Memory::Natural).map_err(|source| Error::Layer { layer, source })
-        };
+        let state = |(layer, of): (usize, &Layer)| of.attention.state(1).map_err(|source| Error::Layer { layer, source });
         let states = layers.iter().enumerate().map(state).collect::<Result<_>>()?;
         Ok(Row { states, position: 0, y: vec![0.0; shape.heads * shape.e], nonpositive: None })
     }

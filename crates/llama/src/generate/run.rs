@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 use termwise_attention::parts::kernel::Sign;
-use termwise_attention::{Fused, Mode, Scratch, Shape, State, Variant};
+use termwise_attention::{Fused, FusedOptions, Layer, Memory, Mode, Scratch, State};
 
 use super::decoder::{Decoder, Row};
 use crate::error::{Error, Result};
@@ -19,17 +19,16 @@ pub(super) const SHORTEST: usize = 16;
 impl Decoder {
     /// Up to W tokens of one row.
     pub(super) fn run_window(&mut self, row: usize, ids: &[u32]) -> Result<()> {
-        let Decoder { model, options, rope, shape, engines, rows, activations, columns, widened, timing, .. } = self;
+        let Decoder { model, options, engines, rows, activations, columns, widened, timing, .. } = self;
         let (architecture, weights, t) = (model.architecture(), model.weights(), ids.len());
         let time = t.next_power_of_two().clamp(SHORTEST, options.window);
         let Row { states, position, .. } = &mut rows[row];
         let products = if t <= FEW { Products::Gemv { columns } } else { Products::Gemm { widened } };
-        Pass { architecture, weights, products, timing }.forward(ids, activations, |l, block, qkv, layer| {
+        Pass { architecture, weights, products, timing }.forward(ids, activations, |l, block, layer| {
             let in_layer = |source| Error::Layer { layer: l, source };
             let state = &mut states[l];
-            layer.split(qkv, architecture.widths);
-            let (inputs, y) = layer.inputs(block, weights, (time, architecture.widths), Some(std::slice::from_ref(&t)), rope);
-            let engine = engines.get(state.heads(), *shape, time).map_err(in_layer)?;
+            let (inputs, y) = layer.inputs(block, weights, (time, architecture.widths), Some(std::slice::from_ref(&t)));
+            let engine = engines.get(state.layer(), time).map_err(in_layer)?;
             match engine.extend(state, &inputs, y).map_err(in_layer)?.nonpositive {
                 Some(found) => Err(denominator(l, row, found, state)),
                 None => Ok(()),
@@ -43,16 +42,16 @@ impl Decoder {
 
     /// The tokens of `active`.
     pub(super) fn run_step(&mut self) -> Result<()> {
-        let Decoder { model, rope, rows, activations, active, ids, columns, timing, .. } = self;
+        let Decoder { model, rows, activations, active, ids, columns, timing, .. } = self;
         let (architecture, weights, m) = (model.architecture(), model.weights(), active.len());
         if m == 0 {
             return Ok(());
         }
         let (widths, products) = (architecture.widths, Products::Gemv { columns });
-        Pass { architecture, weights, products, timing }.forward(ids, activations, |l, block, qkv, layer| {
+        Pass { architecture, weights, products, timing }.forward(ids, activations, |l, block, layer| {
             let one = |(row, state): (usize, &mut Row)| -> Result<()> {
                 let Ok(slot) = active.binary_search(&row) else { return Ok(()) };
-                let inputs = layer.position(block, weights, (slot, widths), qkv, rope);
+                let inputs = layer.position(block, weights, (slot, widths));
                 let report = state.states[l].step(&inputs, &mut state.y).map_err(|source| Error::Layer { layer: l, source })?;
                 state.nonpositive = report.nonpositive;
                 Ok(())
@@ -109,7 +108,7 @@ fn denominator(layer: usize, row: usize, found: termwise_attention::Nonpositive,
 pub(super) struct Engines {
     scratch: Scratch,
     mode: Mode,
-    built: Vec<(Vec<Variant>, usize, Fused)>,
+    built: Vec<(Layer, usize, Fused)>,
 }
 
 impl Engines {
@@ -117,13 +116,13 @@ impl Engines {
         Engines { scratch: Scratch::default(), mode, built: Vec::new() }
     }
 
-    pub fn get(&mut self, heads: &[Variant], shape: Shape, time: usize) -> Result<&mut Fused, termwise_attention::Error> {
-        let known = self.built.iter().position(|(variants, length, _)| variants == heads && *length == time);
+    pub fn get(&mut self, layer: &Layer, time: usize) -> Result<&mut Fused, termwise_attention::Error> {
+        let known = self.built.iter().position(|(known, length, _)| *length == time && known.is_same(layer));
         let index = match known {
             Some(index) => index,
             None => {
-                let fused = Fused::with_mode(heads, Shape { time, ..shape }, &self.scratch, self.mode)?;
-                self.built.push((heads.to_vec(), time, fused));
+                let options = FusedOptions::default().mode(self.mode).scratch(&self.scratch).continues(Memory::Natural);
+                self.built.push((layer.clone(), time, layer.fused_with(1, time, options)?));
                 self.built.len() - 1
             }
         };

@@ -12,7 +12,7 @@
 
 use std::ops::Range;
 
-use termwise_attention::{Extra, Init, Source, layer_extras};
+use termwise_attention::{Extra, Init, Layer, Rope, Source, Variant};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -54,6 +54,11 @@ impl Widths {
     /// q, k and v of a position, which lie one after the other.
     pub fn qkv(&self) -> usize {
         self.queries + 2 * self.keys
+    }
+
+    /// Each of the three.
+    pub fn packed(&self) -> [usize; 3] {
+        [self.queries, self.keys, self.keys]
     }
 }
 
@@ -106,23 +111,23 @@ impl Architecture {
         let mut tensors = Tensors::default();
         let embedding = tensors.add(EMBEDDING, &[v, c], ParamInit::Normal)?;
         let mut blocks = Vec::with_capacity(config.num_hidden_layers);
-        for layer in 0..config.num_hidden_layers {
+        for (layer, attention) in config.attention_layers(0)?.into_iter().enumerate() {
             let at = |name: &str| format!("model.layers.{layer}.{name}");
             let attention_norm = tensors.norm(at("input_layernorm"), c, eps)?;
             let parts = [("self_attn.q_proj", queries), ("self_attn.k_proj", keys), ("self_attn.v_proj", keys)];
             let qkv = tensors.linear(&parts.map(|(name, rows)| (at(name), rows)), c, config.family.qkv_bias())?;
             let output = tensors.linear(&[(at("self_attn.o_proj"), c)], queries, config.family.output_bias())?;
             let (mut gates, mut parameters) = (Vec::new(), Vec::new());
-            for extra in layer_extras(&config.heads(layer), &config.shape()).map_err(|source| Error::Layer { layer, source })? {
+            for extra in attention.extras() {
                 let name = at(&format!("self_attn.{}", extra.name));
-                match extra.source {
-                    Source::Projection { outputs, bias } => gates.push((extra.extra, tensors.linear(&[(name, outputs)], c, bias)?)),
+                match &extra.source {
+                    Source::Projection { outputs, bias } => gates.push((extra.extra, tensors.linear(&[(name, *outputs)], c, *bias)?)),
                     Source::Parameter { shape, init } => {
                         let init = match init {
-                            Init::Constant(value) => ParamInit::Constant(value),
-                            Init::Uniform(bound) => ParamInit::Uniform(bound),
+                            Init::Constant(value) => ParamInit::Constant(*value),
+                            Init::Uniform(bound) => ParamInit::Uniform(*bound),
                         };
-                        parameters.push((extra.extra, tensors.add(name, &shape, init)?));
+                        parameters.push((extra.extra, tensors.add(name, shape, init)?));
                     }
                 }
             }
@@ -183,6 +188,30 @@ impl Config {
     pub fn parameter_count(&self) -> Result<usize> {
         // The list has checked that the sum cannot overflow.
         Ok(self.parameter_list()?.iter().map(ParamSpec::len).sum())
+    }
+
+    /// The attention of a layer whose heads have these variants.
+    pub fn attention_layer(&self, layer: usize, heads: &[Variant]) -> Result<Layer> {
+        self.attention(layer, heads, self.rope()?)
+    }
+
+    /// The attention of every layer. All share one table with the angles of the first positions, and layers with the same heads one plan.
+    pub(crate) fn attention_layers(&self, positions: usize) -> Result<Vec<Layer>> {
+        let rope = self.rope()?.with_table(positions);
+        let mut layers: Vec<Layer> = Vec::with_capacity(self.num_hidden_layers);
+        for layer in 0..self.num_hidden_layers {
+            let heads = self.heads(layer);
+            layers.push(match layers.last().filter(|last| last.heads() == heads) {
+                Some(same) => same.clone(),
+                None => self.attention(layer, &heads, rope.clone())?,
+            });
+        }
+        Ok(layers)
+    }
+
+    fn attention(&self, layer: usize, heads: &[Variant], rope: Rope) -> Result<Layer> {
+        let sizes = Layer::new(self.num_attention_heads, self.num_key_value_heads, self.head_dim).rope(rope);
+        sizes.heads(heads).map_err(|source| Error::Layer { layer, source })
     }
 }
 

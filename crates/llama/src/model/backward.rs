@@ -3,7 +3,7 @@
 use termwise_attention::{Extras, Grads};
 
 use super::architecture::{Architecture, Linear, Norm, Widths};
-use super::layer::{Activations, Weights, join};
+use super::layer::{Activations, Weights};
 use super::session::{Gradients, Session};
 use super::timing::Stage;
 use crate::error::{Error, Result};
@@ -12,7 +12,7 @@ use crate::ops::{embedding, linear, pieces, rmsnorm, swiglu};
 use crate::params::Params;
 
 impl Session {
-    /// Adds the gradient of `scale`·Σ losses to `grads`, after [`Session::forward`] on the same batch.
+    /// Adds the gradient of `scale`·Σ losses to `grads`, after [`Session::forward`] on the same batch, which has saved.
     ///
     /// `h` changes its meaning on the way: gradient of a norm's output before the norm's backward pass, that output itself after it.
     pub(super) fn backward(
@@ -23,11 +23,11 @@ impl Session {
         scale: f32,
         grads: &mut Params,
     ) -> Result<()> {
-        let Session { layout, rope, engines, activations, gradients, lm_head, targets, losses, timing, .. } = self;
+        let Session { layout, engines, saved, activations, gradients, lm_head, targets, losses, timing, .. } = self;
         let Architecture { widths, embedding, blocks, norm, lm_head: head } = layout.architecture();
         let Widths { c, i, .. } = *widths;
-        let Activations { layers, residuals, inverses, h, qkv, product, .. } = activations;
-        let Gradients { x: dx, q: dq, k: dk, v: dv, y: dy, gates: dgates, norm: scratch, groups } = gradients;
+        let Activations { layers, residuals, inverses, h, product, .. } = activations;
+        let Gradients { x: dx, qkv: dqkv, y: dy, gates: dgates, norm: scratch, groups } = gradients;
         let (w, g) = (params.values(), grads.values_mut());
         let mut norm_backward = |index: usize, norm: &Norm, h: &mut [f32], dx: &mut [f32], g: &mut [f32]| {
             let (x, inverse) = (&residuals[index], &inverses[index]);
@@ -57,7 +57,7 @@ impl Session {
             weight_gradient(&block.output, dx, &layer.y, g);
             timing.backward(Stage::Projections);
 
-            [&mut *dq, &mut *dk, &mut *dv].into_iter().for_each(|gradient| pieces::zero(gradient));
+            pieces::zero(dqkv);
             let own = |gate: &super::layer::Gate| block.gates.iter().position(|(extra, _)| *extra == gate.extra);
             let mut dextras = Extras::default();
             for gate in dgates.iter_mut().filter(|gate| own(gate).is_some()) {
@@ -65,15 +65,15 @@ impl Session {
                 dextras.set(gate.extra, &mut gate.values[..]);
             }
             block.parameters_mut(g).for_each(|(extra, gradient)| dextras.set(extra, gradient));
-            let (inputs, _) = layer.inputs(block, Weights::F32(w), (ids.len(), *widths), lengths, rope);
-            let mut attention_grads = Grads { q: dq, k: dk, v: dv, extras: dextras };
-            attention.backward(&inputs, dy, &mut attention_grads).map_err(|source| Error::Layer { layer: l, source })?;
+            let (inputs, _) = layer.inputs(block, Weights::F32(w), (ids.len(), *widths), lengths);
+            let mut attention_grads = Grads::packed(dqkv, widths.packed()).extras(dextras);
+            let saved = saved.pop().expect("the forward pass has saved every layer");
+            attention.backward(&inputs, &saved, dy, &mut attention_grads).map_err(|source| Error::Layer { layer: l, source })?;
             timing.backward(Stage::Attention);
 
-            join(dq, dk, dv, *widths, qkv);
             let projections = || {
                 let gates = dgates.iter().filter_map(|gate| Some((&block.gates[own(gate)?].1, &gate.values)));
-                std::iter::once((&block.qkv, &*qkv)).chain(gates)
+                std::iter::once((&block.qkv, &*dqkv)).chain(gates)
             };
             for (at, (linear, gradient)) in projections().enumerate() {
                 input_gradient(linear, gradient, w, h, if at == 0 { Write::Replace } else { Write::Add });

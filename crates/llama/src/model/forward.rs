@@ -17,18 +17,18 @@ pub(crate) struct Pass<'a> {
 impl Pass<'_> {
     /// Runs the layers on ids [M] and leaves the output of the last norm in `h`.
     ///
-    /// `attention` computes y of a layer from its gates and q, k, v [M, (H + 2·G)·d].
+    /// `attention` computes y of a layer from its q, k, v and gates.
     pub fn forward(
         &mut self,
         ids: &[u32],
         activations: &mut Activations,
-        mut attention: impl FnMut(usize, &Block, &[f32], &mut LayerActivations) -> Result<()>,
+        mut attention: impl FnMut(usize, &Block, &mut LayerActivations) -> Result<()>,
     ) -> Result<()> {
         let Pass { architecture: Architecture { widths, embedding, blocks, norm, .. }, weights, products, timing } = self;
         let Widths { c, i, queries, .. } = *widths;
         let (m, weights) = (ids.len(), *weights);
-        let Activations { keep, layers, residuals, inverses, h, qkv, product } = activations;
-        let (h, qkv, product) = (&mut h[..m * c], &mut qkv[..m * widths.qkv()], &mut product[..m * i]);
+        let Activations { keep, layers, residuals, inverses, h, product } = activations;
+        let (h, product) = (&mut h[..m * c], &mut product[..m * i]);
 
         embedding::forward(ids, weights.matrix(embedding), &mut residuals[0][..m * c], c);
         timing.forward(Stage::Embedding);
@@ -38,14 +38,14 @@ impl Pass<'_> {
 
         for (l, block) in blocks.iter().enumerate() {
             let layer = &mut layers[if *keep == Keep::All { l } else { 0 }];
-            products.multiply(h, &block.qkv, weights, qkv);
+            products.multiply(h, &block.qkv, weights, &mut layer.qkv[..m * widths.qkv()])?;
             for (extra, linear) in &block.gates {
-                products.multiply(h, linear, weights, &mut layer.gate_mut(*extra).values[..m * linear.outputs]);
+                products.multiply(h, linear, weights, &mut layer.gate_mut(*extra).values[..m * linear.outputs])?;
             }
             timing.forward(Stage::Projections);
-            attention(l, block, qkv, layer)?;
+            attention(l, block, layer)?;
             timing.forward(Stage::Attention);
-            products.multiply(&layer.y[..m * queries], &block.output, weights, h);
+            products.multiply(&layer.y[..m * queries], &block.output, weights, h)?;
             timing.forward(Stage::Projections);
 
             let mut add_and_norm = |i: usize, norm: &super::architecture::Norm, h: &mut [f32]| {
@@ -63,11 +63,11 @@ impl Pass<'_> {
             timing.forward(Stage::Norm);
 
             let gate_up = &mut layer.gate_up[..2 * m * i];
-            products.multiply(h, &block.gate_up, weights, gate_up);
+            products.multiply(h, &block.gate_up, weights, gate_up)?;
             timing.forward(Stage::Mlp);
             swiglu::forward(gate_up, product, i);
             timing.forward(Stage::Swiglu);
-            products.multiply(product, &block.down, weights, h);
+            products.multiply(product, &block.down, weights, h)?;
             timing.forward(Stage::Mlp);
             add_and_norm(2 * l + 1, blocks.get(l + 1).map_or(norm, |next| &next.attention_norm), h);
             timing.forward(Stage::Norm);

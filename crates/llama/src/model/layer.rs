@@ -3,13 +3,11 @@
 use std::ops::Range;
 
 use half::bf16;
-use rayon::prelude::*;
-use termwise_attention::{Extra, Extras, Inputs, Rope};
+use termwise_attention::{Extra, Extras, Inputs};
 
 use super::architecture::{Architecture, Block, Linear, Widths};
 use crate::error::Result;
 use crate::kernels::{self, Stored, gemv};
-use crate::ops::pieces::rows_of;
 use crate::ops::{Buffer, linear, zeros};
 
 /// Rows up to which reading the weights takes longer than multiplying.
@@ -79,19 +77,20 @@ pub(crate) enum Products<'a> {
 
 impl Products<'_> {
     /// y [M, outputs] = x [M, inputs] Wᵀ + b
-    pub fn multiply(&mut self, x: &[f32], at: &Linear, weights: Weights, y: &mut [f32]) {
+    pub fn multiply(&mut self, x: &[f32], at: &Linear, weights: Weights, y: &mut [f32]) -> Result<()> {
         let (weight, bias) = (weights.matrix(&at.weight), at.bias.as_ref().map(|range| weights.vector(range)));
         match self {
             Products::Gemv { columns } => gemv::forward(x, weight, bias, y, at.inputs, columns),
             Products::Gemm { widened } => match weight {
                 Stored::F32(weight) => linear::forward(x, weight, bias, y, at.inputs),
                 Stored::Bf16(weight) => {
-                    widened.ensure(weight.len());
+                    widened.ensure(weight.len())?;
                     kernels::widen(weight, widened);
                     linear::forward(x, widened, bias, y, at.inputs);
                 }
             },
         }
+        Ok(())
     }
 }
 
@@ -116,20 +115,14 @@ pub(crate) struct Activations {
     pub inverses: Vec<Buffer>,
     /// h [M, C]: outputs of norms, steps towards the next residual, and on the way back their gradients.
     pub h: Buffer,
-    /// q, k and v of the layer at hand, [M, (H + 2·G)·d], or their gradient.
-    pub qkv: Buffer,
     /// The MLP's product [M, I], or its gradient.
     pub product: Buffer,
 }
 
 /// What a layer keeps for its backward pass.
 pub(crate) struct LayerActivations {
-    /// [M, H·d]
-    pub q: Buffer,
-    /// [M, G·d]
-    pub k: Buffer,
-    /// [M, G·d]
-    pub v: Buffer,
+    /// q, k and v side by side, [M, (H + 2·G)·d].
+    pub qkv: Buffer,
     /// Attention's output, [M, H·d].
     pub y: Buffer,
     /// Gate logits of this layer, or of any where all share it.
@@ -163,7 +156,6 @@ impl Activations {
             residuals: (0..norms).map(|_| zeros(c)).collect::<Result<_>>()?,
             inverses: (0..norms).map(|_| zeros(1)).collect::<Result<_>>()?,
             h: zeros(c)?,
-            qkv: zeros(architecture.widths.qkv())?,
             product: zeros(i)?,
         })
     }
@@ -171,12 +163,10 @@ impl Activations {
 
 impl LayerActivations {
     fn new(architecture: &Architecture, rows: usize, gates: impl Iterator<Item = (Extra, usize)>) -> Result<LayerActivations> {
-        let Widths { i, queries, keys, .. } = architecture.widths;
+        let Widths { i, queries, .. } = architecture.widths;
         let zeros = |width| zeros("a batch", rows, width);
         Ok(LayerActivations {
-            q: zeros(queries)?,
-            k: zeros(keys)?,
-            v: zeros(keys)?,
+            qkv: zeros(architecture.widths.qkv())?,
             y: zeros(queries)?,
             gates: Gate::all(rows, gates)?,
             gate_up: zeros(2 * i)?,
@@ -188,65 +178,24 @@ impl LayerActivations {
         self.gates.iter_mut().find(|gate| gate.extra == extra).expect("every gate of a layer has room")
     }
 
-    /// q, k and v of the first M positions apart, as attention reads them.
-    pub fn split(&mut self, qkv: &[f32], widths: Widths) {
-        let Widths { queries, keys, .. } = widths;
-        let rows = rows_of(widths.qkv());
-        let q = self.q.par_chunks_mut(rows * queries);
-        let (k, v) = (self.k.par_chunks_mut(rows * keys), self.v.par_chunks_mut(rows * keys));
-        (qkv.par_chunks(rows * widths.qkv()), q, k, v).into_par_iter().for_each(|(qkv, q, k, v)| {
-            let rows = q.chunks_exact_mut(queries).zip(k.chunks_exact_mut(keys)).zip(v.chunks_exact_mut(keys));
-            for (qkv, ((q, k), v)) in qkv.chunks_exact(widths.qkv()).zip(rows) {
-                q.copy_from_slice(&qkv[..queries]);
-                k.copy_from_slice(&qkv[queries..queries + keys]);
-                v.copy_from_slice(&qkv[queries + keys..]);
-            }
-        });
-    }
-
-    /// What attention reads of the first `time` positions, after [`LayerActivations::split`], and where its output goes.
+    /// What attention reads of the first `time` positions, and where its output goes.
     pub fn inputs<'a>(
         &'a mut self,
         block: &Block,
         weights: Weights<'a>,
         (time, widths): (usize, Widths),
         lengths: Option<&'a [usize]>,
-        rope: &'a Rope,
     ) -> (Inputs<'a, f32>, &'a mut [f32]) {
-        let LayerActivations { q, k, v, y, gates, .. } = self;
-        let Widths { queries, keys, .. } = widths;
-        let extras = extras(block, weights, gates, 0..time);
-        (Inputs { q: &q[..time * queries], k: &k[..time * keys], v: &v[..time * keys], extras, lengths, rope }, &mut y[..time * queries])
+        let LayerActivations { qkv, y, gates, .. } = self;
+        let inputs = Inputs::packed(&qkv[..time * widths.qkv()], widths.packed());
+        (inputs.extras(extras(block, weights, gates, 0..time)).lengths(lengths), &mut y[..time * widths.queries])
     }
 
     /// What attention reads of one position alone.
-    pub fn position<'a>(
-        &'a self,
-        block: &Block,
-        weights: Weights<'a>,
-        (at, widths): (usize, Widths),
-        qkv: &'a [f32],
-        rope: &'a Rope,
-    ) -> Inputs<'a, f32> {
-        let (q, kv) = qkv[at * widths.qkv()..][..widths.qkv()].split_at(widths.queries);
-        let (k, v) = kv.split_at(widths.keys);
-        Inputs { q, k, v, extras: extras(block, weights, &self.gates, at..at + 1), lengths: None, rope }
+    pub fn position<'a>(&'a self, block: &Block, weights: Weights<'a>, (at, widths): (usize, Widths)) -> Inputs<'a, f32> {
+        let qkv = &self.qkv[at * widths.qkv()..][..widths.qkv()];
+        Inputs::packed(qkv, widths.packed()).extras(extras(block, weights, &self.gates, at..at + 1))
     }
-}
-
-/// The reverse of [`LayerActivations::split`].
-pub(crate) fn join(q: &[f32], k: &[f32], v: &[f32], widths: Widths, qkv: &mut [f32]) {
-    let Widths { queries, keys, .. } = widths;
-    let rows = rows_of(widths.qkv());
-    let (k, v) = (k.par_chunks(rows * keys), v.par_chunks(rows * keys));
-    (qkv.par_chunks_mut(rows * widths.qkv()), q.par_chunks(rows * queries), k, v).into_par_iter().for_each(|(qkv, q, k, v)| {
-        let rows = q.chunks_exact(queries).zip(k.chunks_exact(keys)).zip(v.chunks_exact(keys));
-        for (qkv, ((q, k), v)) in qkv.chunks_exact_mut(widths.qkv()).zip(rows) {
-            qkv[..queries].copy_from_slice(q);
-            qkv[queries..queries + keys].copy_from_slice(k);
-            qkv[queries + keys..].copy_from_slice(v);
-        }
-    });
 }
 
 /// Gate logits of some positions, and parameters.

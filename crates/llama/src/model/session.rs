@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use termwise_attention::{Attention, Fused, Inputs, Mode, Reference, Rope, Scratch, Shape};
+use termwise_attention::{Attention, FusedOptions, Inputs, Layer, Mode, Saved, Scratch, Shape};
 
 use super::architecture::Widths;
 use super::batch::{Batch, Loss, check_ids, check_len, check_lengths, count_targets};
@@ -46,10 +46,13 @@ pub struct Options {
 /// Results are bit-identical for any number of threads.
 pub struct Session {
     pub(super) layout: Arc<Layout>,
-    pub(super) rope: Rope,
     pub(super) shape: Shape,
     /// Of each layer.
+    pub(super) attention: Vec<Layer>,
+    /// Of each layer.
     pub(super) engines: Vec<Box<dyn Attention<f32> + Send>>,
+    /// What each layer's attention has left for its backward pass, the last layer last.
+    pub(super) saved: Vec<Saved>,
     pub(super) activations: Activations,
     pub(super) gradients: Gradients,
     pub(super) lm_head: LmHead,
@@ -64,6 +67,8 @@ pub struct Session {
 pub struct Observed<'a> {
     /// Counted from 0.
     pub layer: usize,
+    /// Its heads and rope.
+    pub attention: &'a Layer,
     /// B, T and the heads.
     pub shape: Shape,
     /// q, k, v before convolution and RoPE, gates, lengths.
@@ -76,9 +81,8 @@ pub struct Observed<'a> {
 pub(super) struct Gradients {
     /// Of the residual, [M, C].
     pub x: Buffer,
-    pub q: Buffer,
-    pub k: Buffer,
-    pub v: Buffer,
+    /// Of q, k and v, [M, (H + 2·G)·d].
+    pub qkv: Buffer,
     pub y: Buffer,
     /// Of each kind of gate that any layer has.
     pub gates: Vec<Gate>,
@@ -96,34 +100,32 @@ impl Session {
         let too_large = || Error::TooLarge { what: format!("a batch of {batch} rows of {time} positions") };
         let m = batch.checked_mul(time).filter(|&m| m <= u32::MAX as usize).ok_or_else(too_large)?;
         let architecture = layout.architecture();
-        let Widths { c, v, queries, keys, .. } = architecture.widths;
+        let Widths { c, v, queries, .. } = architecture.widths;
         let zeros = |width| zeros("a batch", m, width);
         let keep = if options.forward_only { Keep::Nothing } else { Keep::All };
         let activations = Activations::new(architecture, m, keep)?;
         let gradients = Gradients {
             x: zeros(c)?,
-            q: zeros(queries)?,
-            k: zeros(keys)?,
-            v: zeros(keys)?,
+            qkv: zeros(architecture.widths.qkv())?,
             y: zeros(queries)?,
             gates: Gate::all(m, architecture.gates().into_iter())?,
-            norm: Buffer::zeros(rmsnorm::scratch_len(m, c)),
+            norm: Buffer::zeros(rmsnorm::scratch_len(m, c))?,
             groups: embedding::Groups::new(m, v),
         };
+        let attention = config.attention_layers(time)?;
         let scratch = Scratch::default();
         let mut engines: Vec<Box<dyn Attention<f32> + Send>> = Vec::new();
-        for layer in 0..architecture.blocks.len() {
-            let heads = config.heads(layer);
+        for layer in &attention {
             engines.push(match options.engine {
-                Engine::Fused => Box::new(Fused::with_mode(&heads, shape, &scratch, options.mode)?),
-                Engine::Reference => Box::new(Reference::<f32>::new(&heads, shape)?),
+                Engine::Fused => Box::new(layer.fused_with(batch, time, FusedOptions::default().mode(options.mode).scratch(&scratch))?),
+                Engine::Reference => Box::new(layer.naive::<f32>(batch, time)?),
             });
         }
         Ok(Session {
             layout: layout.clone(),
-            // Every layer turns its heads by the same angles.
-            rope: config.rope()?.with_table(time),
             shape,
+            saved: Vec::with_capacity(attention.len()),
+            attention,
             engines,
             activations,
             gradients,
@@ -154,7 +156,7 @@ impl Session {
     ) -> Result<Option<Nonpositive>> {
         self.check(params, ids, lengths)?;
         self.timing.start();
-        self.forward(params, ids, lengths, watch)
+        self.forward(params, ids, lengths, Keep::Nothing, watch)
     }
 
     /// Logits [rows, V] of the positions in `rows` (of B·T, row-major) after the last [`Session::run`].
@@ -171,24 +173,34 @@ impl Session {
         Ok(())
     }
 
-    /// Leaves the output of the last norm behind; the first denominator that was not positive.
+    /// Leaves the output of the last norm behind, and what attention saves if asked; the first denominator that was not positive.
     fn forward(
         &mut self,
         params: &Params,
         ids: &[u32],
         lengths: Option<&[usize]>,
+        save: Keep,
         watch: &mut dyn FnMut(Observed),
     ) -> Result<Option<Nonpositive>> {
-        let Session { layout, rope, shape, engines, activations, timing, .. } = self;
+        let Session { layout, shape, attention, engines, saved, activations, timing, .. } = self;
         let (architecture, weights) = (layout.architecture(), Weights::F32(params.values()));
         let mut nonpositive = None;
         let mut pass = Pass { architecture, weights, products: Products::Gemm { widened: &mut Buffer::default() }, timing };
-        pass.forward(ids, activations, |l, block, qkv, layer| {
-            layer.split(qkv, architecture.widths);
-            let (inputs, y) = layer.inputs(block, weights, (ids.len(), architecture.widths), lengths, rope);
-            let report = engines[l].forward(&inputs, y).map_err(|source| Error::Layer { layer: l, source })?;
+        // Those of a pass that was not gone back give their memory to this one.
+        saved.clear();
+        pass.forward(ids, activations, |l, block, layer| {
+            let (inputs, y) = layer.inputs(block, weights, (ids.len(), architecture.widths), lengths);
+            let report = match save {
+                Keep::All => engines[l].forward(&inputs, y).map(|found| {
+                    let report = found.report();
+                    saved.push(found);
+                    report
+                }),
+                Keep::Nothing => engines[l].infer(&inputs, y),
+            };
+            let report = report.map_err(|source| Error::Layer { layer: l, source })?;
             nonpositive = nonpositive.or(report.nonpositive.map(|found| Nonpositive::at(l, found.row, found)));
-            watch(Observed { layer: l, shape: *shape, inputs: &inputs, y });
+            watch(Observed { layer: l, attention: &attention[l], shape: *shape, inputs: &inputs, y });
             Ok(())
         })?;
         Ok(nonpositive)
@@ -218,7 +230,7 @@ impl Session {
 impl Objective for Session {
     fn loss(&mut self, params: &Params, batch: &Batch) -> Result<Loss> {
         let count = self.prepare(params, batch)?;
-        let nonpositive = self.forward(params, batch.ids, batch.lengths, &mut |_| {})?;
+        let nonpositive = self.forward(params, batch.ids, batch.lengths, Keep::Nothing, &mut |_| {})?;
         let head = &params.values()[self.layout.architecture().lm_head.clone()];
         self.lm_head.forward(&self.activations.h, head, &self.targets, &mut self.losses);
         self.timing.forward(Stage::Head);
@@ -231,7 +243,7 @@ impl Objective for Session {
         }
         let count = self.prepare(params, batch)?;
         check_len("gradients", grads.values().len(), self.layout.len())?;
-        let nonpositive = self.forward(params, batch.ids, batch.lengths, &mut |_| {})?;
+        let nonpositive = self.forward(params, batch.ids, batch.lengths, Keep::All, &mut |_| {})?;
         let scale = 1.0 / batch.tokens.unwrap_or(count).max(1) as f32;
         self.backward(params, batch.ids, batch.lengths, scale, grads)?;
         Ok(self.sum_losses(count, nonpositive))

@@ -23,10 +23,6 @@ use crate::error::{Error, Result};
 /// `rows`·`width` zeros; an error where they cannot be counted or the system has no room for them.
 pub(crate) fn zeros(what: &str, rows: usize, width: usize) -> Result<Buffer> {
     let too_large = || Error::TooLarge { what: what.into() };
-    let len = rows.checked_mul(width).filter(|&len| len <= isize::MAX as usize / 8).ok_or_else(too_large)?;
-    if len > 0 {
-        // Asked first, since the buffer itself would panic. Nothing is taken before it is touched.
-        memmap2::MmapMut::map_anon(len * size_of::<f32>()).map_err(|_| too_large())?;
-    }
-    Ok(Buffer::zeros(len))
+    let len = rows.checked_mul(width).ok_or_else(too_large)?;
+    Buffer::zeros(len).map_err(|_| too_large())
 }

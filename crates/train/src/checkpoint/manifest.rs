@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::damaged;
 use crate::error::{Error, Result};
-use crate::files::write_synced;
+use termwise_base::files::write_synced;
 
 /// Name of the manifest.
 pub const MANIFEST: &str = "manifest.json";
@@ -51,7 +51,7 @@ impl Manifest {
 pub(super) fn write(folder: &Path, names: &[&str]) -> Result<()> {
     let entries = names.iter().map(|&name| Ok((name.to_owned(), measure(&folder.join(name))?)));
     let manifest = Manifest::of(entries.collect::<Result<_>>()?);
-    write_synced(&folder.join(MANIFEST), &manifest.to_bytes())
+    Ok(write_synced(&folder.join(MANIFEST), &manifest.to_bytes())?)
 }
 
 /// Checks that every file of a checkpoint is exactly as it was written. The error names the first that is not.

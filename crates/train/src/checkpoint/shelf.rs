@@ -8,8 +8,8 @@ use termwise_llama::Model;
 use super::{Loaded, State, manifest, read, read_state, write};
 use crate::AdamW;
 use crate::error::{Error, Result};
-use crate::files::{beside, create_folder, sync_folder};
 use crate::settings::Settings;
+use termwise_base::files::{beside, create_folder, sync_folder};
 
 /// A folder of checkpoints named `step-N`.
 #[derive(Clone, Debug)]

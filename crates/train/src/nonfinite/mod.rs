@@ -18,11 +18,11 @@ use termwise_attention::Mode;
 use termwise_llama::weights::WriteOptions;
 use termwise_llama::{Model, Options, Params};
 
-use crate::data::Rows;
 use crate::error::{Error, Result};
-use crate::files::{beside, create_folder, sync_folder, write_synced};
 use crate::settings::Settings;
 use crate::step::{Computed, Gradients};
+use termwise_base::files::{beside, create_folder, sync_folder, write_synced};
+use termwise_data::Rows;
 
 pub use probe::Origin;
 
@@ -191,9 +191,9 @@ pub fn save(folder: &Path, model: &Model, parts: &[Rows], settings: &Settings, d
         .iter()
         .map(|r| SavedRows { rows: r.rows, time: r.time, ids: r.ids.clone(), labels: r.labels.clone(), lengths: r.lengths.clone() })
         .collect();
-    let json = |name: &str, bytes: serde_json::Result<Vec<u8>>| {
+    let json = |name: &str, bytes: serde_json::Result<Vec<u8>>| -> Result<()> {
         let path = part.join(name);
-        write_synced(&path, &bytes.map_err(Error::json(&path))?)
+        Ok(write_synced(&path, &bytes.map_err(Error::json(&path))?)?)
     };
     json("batch.json", serde_json::to_vec(&rows))?;
     json("diagnosis.json", serde_json::to_vec_pretty(diagnosis))?;

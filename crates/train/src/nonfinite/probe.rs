@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 use termwise_llama::config::AttentionMap;
 use termwise_llama::{Model, Options};
 
-use crate::data::Rows;
 use crate::error::Result;
 use crate::step::batch_of;
+use termwise_data::Rows;
 
 /// Where values stop being finite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -8,7 +8,6 @@ use termwise_llama::Model;
 
 use super::{Begin, Outcome, RunOptions};
 use crate::checkpoint::{Best, Shelf, State};
-use crate::data::{Rows, Source};
 use crate::error::{Error, Result};
 use crate::eval::{Evaluation, Sums};
 use crate::feed::{Feed, Parts};
@@ -19,6 +18,7 @@ use crate::schedule::Schedule;
 use crate::settings::Settings;
 use crate::step::{Computed, Gradients};
 use crate::{AdamW, clip};
+use termwise_data::{Rows, Source};
 
 pub(super) struct Training<'a> {
     settings: &'a Settings,

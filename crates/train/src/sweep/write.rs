@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::summary::{Statistic, Summary};
 use crate::error::{Error, Result};
-use crate::files::write_whole;
+use termwise_base::files::write_whole;
 
 impl Summary {
     /// Writes `runs.csv`, `summary.csv`, `best.csv` and `summary.json` into the folder of a sweep.
@@ -16,18 +16,18 @@ impl Summary {
         write_whole(&folder.join("summary.csv"), self.groups_csv().as_bytes())?;
         write_whole(&folder.join("best.csv"), self.best_csv().as_bytes())?;
         let json = serde_json::to_string_pretty(self).expect("a summary is numbers and text");
-        write_whole(&folder.join("summary.json"), (json + "\n").as_bytes())
+        Ok(write_whole(&folder.join("summary.json"), (json + "\n").as_bytes())?)
     }
 
     fn runs_csv(&self) -> String {
         let names: BTreeSet<&String> = self.runs.iter().flat_map(|run| run.metrics.keys()).collect();
         let mut csv = Csv::default();
         let axes = keys(self.runs.first().map(|run| &run.point));
-        csv.line(["hash"].into_iter().chain(axes).chain(["status", "note"]).chain(names.iter().map(|name| name.as_str())));
+        csv.line(["hash"].into_iter().chain(axes).chain(["status", "note", "build"]).chain(names.iter().map(|name| name.as_str())));
         for run in &self.runs {
             let metrics = names.iter().map(|name| run.metrics.get(*name).map_or(String::new(), f64::to_string));
             let front = [run.hash.clone()].into_iter().chain(values(&run.point));
-            csv.line(front.chain([run.status.to_string(), run.note.clone()]).chain(metrics));
+            csv.line(front.chain([run.status.to_string(), run.note.clone(), run.build.clone()]).chain(metrics));
         }
         csv.0
     }

@@ -3,10 +3,10 @@
 
 use std::path::Path;
 
-use termwise_train::data::{BestLoss, Rows, Source};
+use termwise_data::{BestLoss, Rows, Source};
 use termwise_train::metrics::{self, Line};
 use termwise_train::progress::Display;
-use termwise_train::{Error, Outcome, Result, RunOptions, Settings, Start, train};
+use termwise_train::{Outcome, RunOptions, Settings, Start, train};
 
 pub const VOCABULARY: usize = 23;
 
@@ -55,15 +55,15 @@ impl Source for Walk {
         format!("walk {}", self.name)
     }
 
-    fn train(&self, seed: u64, index: u64, rows: usize, time: usize, out: &mut Rows) -> Result<()> {
+    fn train(&self, seed: u64, index: u64, rows: usize, time: usize, out: &mut Rows) -> termwise_data::Result<()> {
         if self.broken_from.is_some_and(|broken| index >= broken) {
-            return Err(Error::DataSource { asked: "walk".into(), problem: "it broke".into() });
+            return Err(termwise_data::Error::DataSource { asked: "walk".into(), problem: "it broke".into() });
         }
         self.fill(seed, index, rows, time, out);
         Ok(())
     }
 
-    fn held_out(&self, index: u64, rows: usize, time: usize, out: &mut Rows) -> Result<bool> {
+    fn held_out(&self, index: u64, rows: usize, time: usize, out: &mut Rows) -> termwise_data::Result<bool> {
         self.fill(u64::MAX, index, rows, time, out);
         Ok(index < 3)
     }

@@ -1,0 +1,192 @@
+//! Chunks, backward, beyond what tiles within a chunk give: forward in time for queries, backward in time for keys and values.
+
+use crate::fused::chunk::{Split, State};
+use crate::fused::plan::ChunkGroup;
+use crate::fused::tile_backward::Context;
+use crate::kernels::features::{AddTransposed, Points, Read, Slope, Stem, Transpose};
+use crate::kernels::simd::{Simd, Task};
+use crate::real::dot;
+
+/// The queries of one split against the states before their chunks: dq, and the queries' part of dc and da.
+pub struct QuerySplit<'a> {
+    pub of: Split<'a>,
+    pub context: &'a Context<'a>,
+}
+
+impl Task for QuerySplit<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, simd: S) {
+        let (c, l, b) = (self.of.chunks, self.of.chunks.layout, self.of.b);
+        for group in l.groups_of(self.of.g) {
+            let memory = self.of.take_state(group);
+            let mut state = State::of(group, c, memory);
+            let chunks = l.split(self.of.split);
+            for chunk in chunks.clone() {
+                if chunk > 0 {
+                    for &h in &group.heads {
+                        self.head(simd, group, h, chunk, state.h, state.z);
+                    }
+                }
+                if chunk + 1 < chunks.end {
+                    c.absorb_keys(simd, group, b, chunk, &mut state, &mut self.of.scratch);
+                }
+            }
+            self.of.put_back(memory);
+        }
+    }
+}
+
+impl QuerySplit<'_> {
+    #[inline(always)]
+    fn head<S: Simd>(&mut self, simd: S, group: &ChunkGroup, h: usize, chunk: usize, state_h: &[f32], state_z: &[f32]) {
+        let (c, x, l, b) = (self.of.chunks, self.context, self.of.chunks.layout, self.of.b);
+        let s = l.shape;
+        let n = b * s.heads + h;
+        let head = &l.heads[h];
+        let before = c.log_decay_at(group, b, chunk * l.chunk_len());
+        for tile in l.tiles_of(chunk) {
+            let count = c.count(b, tile);
+            if count == 0 {
+                break;
+            }
+            let scratch = &mut self.of.scratch;
+            c.decays(group, b, tile, before, 1.0, scratch.decays);
+            c.query_rows(simd, b, h, tile, scratch);
+            let back = &mut scratch.backward;
+            simd.call(Transpose { rows: scratch.rows, stride: l.ep, count, dim: s.e, columns: back.columns, len: l.pitch });
+            simd.call(Stem { basis: &group.basis, len: l.pitch, x: scratch.x, stem: scratch.stem });
+            let orders = group.basis.orders().len();
+            let wanted = if group.decays || head.learned > 0 { orders * l.pitch } else { 0 };
+            back.parts[..wanted].fill(0.0);
+            let points = Points { basis: &group.basis, len: l.pitch, count, x: scratch.x, stem: scratch.stem, factors: &c.factors[h] };
+            simd.call(Slope {
+                points,
+                h: state_h,
+                z: state_z,
+                ep: l.ep,
+                columns: back.columns,
+                e: s.e,
+                weights: scratch.weights,
+                dx: back.dx,
+                dstem: back.dstem,
+                gradient: back.gradient,
+                block: scratch.block,
+                parts: &mut back.parts[..wanted],
+            });
+            // SAFETY: these rows of this head belong to this task.
+            let dq = unsafe { x.dq.slice((n * s.time + tile * l.tile) * l.dp, count * l.dp) };
+            simd.call(AddTransposed { columns: back.dx, len: l.pitch, rows: dq, stride: l.dp, count, dim: s.d });
+            if group.decays {
+                // SAFETY: as above.
+                let ddecay = unsafe { x.ddecay.slice(n * l.tp() + tile * l.tile, count) };
+                let polynomial = head.kernel.polynomial().unwrap_or_default();
+                for (part, (_, a)) in back.parts[..wanted].chunks_exact(l.pitch).zip(polynomial) {
+                    ddecay.iter_mut().zip(part).for_each(|(d, &part)| *d += a * part as f64);
+                }
+            }
+            if head.learned > 0 {
+                // SAFETY: each split has its own copy.
+                let dlearned = unsafe { x.dlearned.slice((self.of.split * l.head_count() + n) * l.learned(), head.learned) };
+                for (d, part) in dlearned.iter_mut().zip(back.parts.chunks_exact(l.pitch)) {
+                    *d += part[..count].iter().map(|&part| part as f64).sum::<f64>();
+                }
+            }
+        }
+    }
+}
+
+/// The keys of one split against the gradients of the states after their chunks: dk, dv, and the keys' part of dκ and dc.
+pub struct KeySplit<'a> {
+    pub of: Split<'a>,
+    pub context: &'a Context<'a>,
+}
+
+impl Task for KeySplit<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, simd: S) {
+        let (c, l, b) = (self.of.chunks, self.of.chunks.layout, self.of.b);
+        for group in l.groups_of(self.of.g) {
+            let memory = self.of.take_state(group);
+            let mut state = State::of(group, c, memory);
+            let chunks = l.split(self.of.split);
+            for chunk in chunks.clone().rev() {
+                if (chunk + 1) * l.chunk_len() < c.length(b) {
+                    self.keys(simd, group, chunk, state.h, state.z);
+                }
+                if chunk > chunks.start {
+                    c.absorb_queries(simd, group, b, chunk, &mut state, &mut self.of.scratch);
+                }
+            }
+            self.of.put_back(memory);
+        }
+    }
+}
+
+impl KeySplit<'_> {
+    #[inline(always)]
+    fn keys<S: Simd>(&mut self, simd: S, group: &ChunkGroup, chunk: usize, state_h: &[f32], state_z: &[f32]) {
+        let (c, to, l, b) = (self.of.chunks, self.context, self.of.chunks.layout, self.of.b);
+        let s = l.shape;
+        // Weights of keys are shared by the heads of a group: the first has their gradient for all.
+        let n = b * s.heads + group.heads[0];
+        let kv = l.kv_index(group.class, b, group.g);
+        let end = c.log_decay_at(group, b, (chunk + 1) * l.chunk_len());
+        for tile in l.tiles_of(chunk) {
+            let count = c.count(b, tile);
+            let scratch = &mut self.of.scratch;
+            let back = &mut scratch.backward;
+            c.decays(group, b, tile, end, -1.0, scratch.decays);
+            c.weighted_values(group, b, tile, scratch.decays, scratch.rows);
+            simd.call(Transpose { rows: scratch.rows, stride: l.ep, count, dim: s.e, columns: back.columns, len: l.pitch });
+            let x = c.keys(group, b, tile, scratch.x);
+            simd.call(Stem { basis: &group.basis, len: l.pitch, x, stem: scratch.stem });
+            let points = Points { basis: &group.basis, len: l.pitch, count, x, stem: scratch.stem, factors: &[] };
+            let (rows, weights) = (&mut *back.drows, &mut *back.line);
+            simd.call(Read { points, h: state_h, z: state_z, ep: l.ep, rows, weights, block: scratch.block });
+            simd.call(Slope {
+                points,
+                h: state_h,
+                z: state_z,
+                ep: l.ep,
+                columns: back.columns,
+                e: s.e,
+                weights: scratch.decays,
+                dx: back.dx,
+                dstem: back.dstem,
+                gradient: back.gradient,
+                block: scratch.block,
+                parts: &mut [],
+            });
+            let first = kv * l.tp() + tile * l.tile;
+            // SAFETY: these rows of this kv head belong to this task.
+            let (dk, dv) = unsafe { (to.dk.slice(first * l.dp, count * l.dp), to.dv.slice(first * l.ep, count * l.ep)) };
+            simd.call(AddTransposed { columns: back.dx, len: l.pitch, rows: dk, stride: l.dp, count, dim: s.d });
+            let key_weights = c.key_weights(group, b, tile);
+            for (i, (dv, from)) in dv.chunks_exact_mut(l.ep).zip(back.drows.chunks_exact(l.ep)).enumerate() {
+                let factor = scratch.decays[i] * key_weights.map_or(1.0, |weights| weights[i]);
+                dv.iter_mut().zip(from).for_each(|(d, g)| *d += factor * g);
+            }
+            if !group.decays && !group.weighs_keys {
+                continue;
+            }
+            let at = n * l.tp() + tile * l.tile;
+            for (i, (v, from)) in c.values(group, b, tile).chunks_exact(l.ep).zip(back.drows.chunks_exact(l.ep)).take(count).enumerate() {
+                let along = scratch.decays[i] * dot(from, v);
+                if group.weighs_keys {
+                    // SAFETY: as above, for the first head of the group.
+                    unsafe { to.dkey_weights.slice(at + i, 1)[0] += along };
+                }
+                if group.decays {
+                    let z = if group.sums { scratch.decays[i] * back.line[i] } else { 0.0 };
+                    let total = along * key_weights.map_or(1.0, |weights| weights[i]) + z;
+                    // SAFETY: as above.
+                    unsafe { to.ddecay.slice(at + i, 1)[0] -= total as f64 };
+                }
+            }
+        }
+    }
+}

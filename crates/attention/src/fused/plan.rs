@@ -1,0 +1,312 @@
+//! What a call is cut into, and where things lie: tiles, padded rows, splits of time, and the places of heads in the scratch memory.
+
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+
+use crate::kernels::basis::Basis;
+use crate::kernels::score_rows::Rescale;
+use crate::kernels::{PAD, TILE};
+use crate::layer::{self, Class};
+use crate::{Error, Inputs, Kernel, Layer, Memory, Shape};
+
+/// Tasks that the backward pass is cut into at least. A constant and not the number of threads: where tasks share a sum,
+/// their number decides its order.
+const TASKS: usize = 16;
+/// Tasks that chunks are cut into at least. Fewer, since chunks are equally long and every cut costs: the state at its place has
+/// to be computed beforehand.
+const SPLITS: usize = 8;
+
+/// Parts of time that run at once, of a batch row with so many chunks.
+pub fn splits(shape: &Shape, chunks: usize) -> usize {
+    SPLITS.div_ceil(shape.batch * shape.kv_heads).min(chunks)
+}
+
+/// One head, ready to run.
+pub(crate) struct Head {
+    plan: layer::Head,
+    /// Its kernel, with learned coefficients taken in.
+    pub kernel: Kernel,
+    /// How rows are kept within float32. States have no log scale, hence chunks have none.
+    pub frame: Rescale,
+    /// Whether it has a state from chunk to chunk instead of looking at all keys.
+    pub chunked: bool,
+}
+
+impl Deref for Head {
+    type Target = layer::Head;
+
+    fn deref(&self) -> &layer::Head {
+        &self.plan
+    }
+}
+
+/// Heads that run in chunks and share a state; see [`crate::layer::StateGroup`].
+pub(crate) struct ChunkGroup {
+    /// Its kv head.
+    pub g: usize,
+    /// Its heads.
+    pub heads: Vec<usize>,
+    /// The class of its keys.
+    pub class: usize,
+    /// The monomials of its kernel.
+    pub basis: Arc<Basis>,
+    /// Whether a denominator needs z.
+    pub sums: bool,
+    /// Whether its heads (then only one) have a decay.
+    pub decays: bool,
+    /// Whether keys have weights, the same for all its heads.
+    pub weighs_keys: bool,
+    /// Where its state lies among those of its kv head.
+    pub at: usize,
+    /// Values of its state: H [N, ep], then z [N] where there is one, in whole vectors.
+    pub len: usize,
+}
+
+/// The groups of the heads that run in chunks, and the values of the states of a kv head, at most.
+fn chunk_groups(layer: &Layer, heads: &[Head], ep: usize) -> Result<(Vec<ChunkGroup>, usize), Error> {
+    let (mut groups, mut at, mut most): (Vec<ChunkGroup>, usize, usize) = (Vec::new(), 0, 0);
+    for group in layer.state_plan(Memory::Natural).groups.iter().filter(|group| heads[group.heads[0]].chunked) {
+        let Some(moments) = &group.moments else { continue };
+        let basis = layer.basis(&moments.orders)?;
+        let rows = basis.rows();
+        let len = rows * ep + if moments.sums { rows.next_multiple_of(PAD) } else { 0 };
+        // Groups are in the order of their heads, hence of their kv heads.
+        at = if groups.last().is_some_and(|last| last.g == group.g) { at } else { 0 };
+        let (sums, decays, weighs_keys) = (moments.sums, moments.decays, moments.weighs_keys);
+        groups.push(ChunkGroup { g: group.g, heads: group.heads.clone(), class: group.class, basis, sums, decays, weighs_keys, at, len });
+        at += len;
+        most = most.max(at);
+    }
+    Ok((groups, most))
+}
+
+/// Sizes and offsets of one attention in its scratch memory.
+pub(crate) struct Layout {
+    /// What it computes.
+    pub layer: Layer,
+    /// Sizes of the call.
+    pub shape: Shape,
+    /// One for each head.
+    pub heads: Vec<Head>,
+    /// Ways in which keys are prepared.
+    pub classes: Vec<Class>,
+    /// Positions of a tile, at most [`TILE`].
+    pub tile: usize,
+    /// Those in whole vectors.
+    pub pitch: usize,
+    /// T in tiles.
+    pub tiles: usize,
+    /// Where tiles start, and T.
+    pub tile_cuts: Vec<usize>,
+    /// d in whole vectors.
+    pub dp: usize,
+    /// e in whole vectors.
+    pub ep: usize,
+    /// Width of the short convolution, 0 for none.
+    pub taps: usize,
+    /// Parts into which the key tiles of a kv head are cut in the backward pass of heads that see all keys.
+    pub segments: usize,
+    /// The heads that have a state, by what they share.
+    pub groups: Vec<ChunkGroup>,
+    /// Tiles of a chunk.
+    pub chunk_tiles: usize,
+    /// Parts of time whose chunks run at once; 0 where no head runs in chunks.
+    pub splits: usize,
+    /// Where splits start, and T; the numbers from 0 to `splits`.
+    pub split_cuts: Vec<usize>,
+    pub split_numbers: Vec<usize>,
+    /// Values of the states of a kv head, at most.
+    pub state_len: usize,
+}
+
+impl Layout {
+    /// Plans a call. `chunk` gives the length of chunks and says which heads use them.
+    pub fn new(layer: &Layer, shape: Shape, chunk: Option<(usize, &[bool])>) -> Result<Layout, Error> {
+        let head = |(h, plan): (usize, &layer::Head)| {
+            let chunked = chunk.is_some_and(|(_, chunked)| chunked[h]);
+            Head {
+                plan: plan.clone(),
+                kernel: plan.variant.kernel.clone(),
+                frame: if chunked { Rescale::None } else { plan.variant.rescale() },
+                chunked,
+            }
+        };
+        let heads: Vec<Head> = layer.head_plans().iter().enumerate().map(head).collect();
+        // A chunk is a whole number of tiles; one of 200 positions is two tiles of 100.
+        let chunk = chunk.map_or(TILE, |(length, _)| length.clamp(1, shape.time));
+        let chunk_tiles = chunk.div_ceil(TILE);
+        let tile = chunk.div_ceil(chunk_tiles);
+        let tiles = shape.time.div_ceil(tile);
+        let (dp, ep) = (shape.d.next_multiple_of(PAD), shape.e.next_multiple_of(PAD));
+        let (groups, state_len) = chunk_groups(layer, &heads, ep)?;
+        let pairs = shape.batch * shape.kv_heads;
+        let parallel = heads.iter().any(|head| !head.chunked);
+        let mut layout = Layout {
+            layer: layer.clone(),
+            shape,
+            heads,
+            classes: layer.classes().to_vec(),
+            tile,
+            pitch: tile.next_multiple_of(PAD),
+            tiles,
+            tile_cuts: (0..=tiles).map(|i| (i * tile).min(shape.time)).collect(),
+            dp,
+            ep,
+            taps: layer.taps(),
+            segments: if parallel { TASKS.div_ceil(pairs).min(tiles) } else { 0 },
+            splits: if groups.is_empty() { 0 } else { splits(&shape, tiles.div_ceil(chunk_tiles)) },
+            split_cuts: Vec::new(),
+            split_numbers: Vec::new(),
+            groups,
+            chunk_tiles,
+            state_len,
+        };
+        layout.split_cuts =
+            (0..layout.splits).map(|split| layout.split(split).end * layout.chunk_len()).map(|end| end.min(shape.time)).collect();
+        layout.split_cuts.insert(0, 0);
+        layout.split_numbers = (0..=layout.splits).collect();
+        // The states of all splits must be addressable, too.
+        let states =
+            layout.splits.max(1).checked_mul(pairs).and_then(|n| n.checked_mul(state_len)).filter(|&n| n <= isize::MAX as usize / 4);
+        states.map(|_| layout).ok_or(Error::Memory { values: usize::MAX, bytes: 4 })
+    }
+
+    /// Positions for which there are rows: T, and the last tile in whole vectors.
+    pub fn tp(&self) -> usize {
+        ((self.tiles - 1) * self.tile + self.pitch).next_multiple_of(PAD)
+    }
+
+    /// B·H rows of heads, head (b, h) at b·H + h.
+    pub fn head_count(&self) -> usize {
+        self.shape.batch * self.shape.heads
+    }
+
+    /// Number of prepared kv heads: classes × B × G.
+    pub fn kv_count(&self) -> usize {
+        self.classes.len() * self.shape.batch * self.shape.kv_heads
+    }
+
+    /// Index of kv head g of batch row b in a class.
+    pub fn kv_index(&self, class: usize, b: usize, g: usize) -> usize {
+        (class * self.shape.batch + b) * self.shape.kv_heads + g
+    }
+
+    /// Learned coefficients of each head that has any.
+    pub fn learned(&self) -> usize {
+        self.layer.learned()
+    }
+
+    /// Copies of the gradients of queries and decays that a head has, one for each task that adds to them.
+    pub fn copies(&self, h: usize) -> usize {
+        if self.heads[h].chunked { 1 } else { self.segments }
+    }
+
+    /// The key tiles of a segment. Early tiles are seen by more queries, so segments hold equal areas of the triangle.
+    pub fn segment(&self, segment: usize) -> Range<usize> {
+        let boundary = |i: usize| {
+            let rest = 1.0 - (1.0 - i as f64 / self.segments as f64).sqrt();
+            if i == self.segments { self.tiles } else { (rest * self.tiles as f64).round() as usize }
+        };
+        boundary(segment)..boundary(segment + 1)
+    }
+
+    /// Chunks of a batch row.
+    pub fn chunks(&self) -> usize {
+        self.tiles.div_ceil(self.chunk_tiles)
+    }
+
+    /// Positions of a chunk, of which those from T or a row's length on do not count.
+    pub fn chunk_len(&self) -> usize {
+        self.chunk_tiles * self.tile
+    }
+
+    /// The chunks of a split.
+    pub fn split(&self, split: usize) -> Range<usize> {
+        let boundary = |i: usize| i * self.chunks() / self.splits;
+        boundary(split)..boundary(split + 1)
+    }
+
+    /// The split of a tile.
+    pub fn split_of(&self, tile: usize) -> usize {
+        let chunk = tile / self.chunk_tiles;
+        (0..self.splits).find(|&split| self.split(split).contains(&chunk)).unwrap_or(0)
+    }
+
+    /// The tiles of a chunk.
+    pub fn tiles_of(&self, chunk: usize) -> Range<usize> {
+        chunk * self.chunk_tiles..((chunk + 1) * self.chunk_tiles).min(self.tiles)
+    }
+
+    /// The first position after the chunk of a tile.
+    pub fn chunk_end(&self, tile: usize) -> usize {
+        (tile / self.chunk_tiles + 1) * self.chunk_len()
+    }
+
+    /// a_n/α! of each head that runs in chunks, by row of its basis; empty for the others.
+    pub fn factors(&self) -> Vec<Vec<f32>> {
+        let mut factors = vec![Vec::new(); self.heads.len()];
+        for (group, h) in self.groups.iter().flat_map(|group| group.heads.iter().map(move |&h| (group, h))) {
+            let polynomial = self.heads[h].kernel.polynomial().unwrap_or_default();
+            fill_factors(&mut factors[h], group, polynomial.into_iter().map(|(_, a)| a));
+        }
+        factors
+    }
+
+    /// Takes the learned coefficients of a call in.
+    pub fn bind(&mut self, inputs: &Inputs<f32>, factors: &mut [Vec<f32>]) {
+        for (h, head) in self.heads.iter_mut().enumerate().filter(|(_, head)| head.learned > 0) {
+            self.layer.bind(h, inputs, &mut head.kernel);
+        }
+        for (group, &h) in self.groups.iter().flat_map(|group| group.heads.iter().map(move |h| (group, h))) {
+            if self.heads[h].learned > 0 {
+                let kernel = &self.heads[h].kernel;
+                fill_factors(&mut factors[h], group, group.basis.orders().iter().map(|&n| kernel.coefficient(n)));
+            }
+        }
+    }
+
+    /// The groups of a kv head.
+    pub fn groups_of(&self, g: usize) -> impl Iterator<Item = &ChunkGroup> {
+        self.groups.iter().filter(move |group| group.g == g)
+    }
+
+    /// Whether any head sees all keys.
+    pub fn has_parallel_heads(&self) -> bool {
+        self.segments > 0
+    }
+
+    /// Whether any gate, decay or key weight has to be computed.
+    pub fn has_gates(&self) -> bool {
+        self.heads.iter().any(|head| head.has_gates())
+    }
+}
+
+fn fill_factors(factors: &mut Vec<f32>, group: &ChunkGroup, coefficients: impl Iterator<Item = f64>) {
+    factors.clear();
+    for (i, a) in coefficients.enumerate() {
+        factors.extend(group.basis.inverse_factorials()[group.basis.span(i)].iter().map(|x| (a * *x as f64) as f32));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_cover_every_tile_once() {
+        for time in [1, 64, 65, 1000, 32_768] {
+            let shape = Shape { batch: 1, time, heads: 2, kv_heads: 1, d: 8, e: 8 };
+            let layer = |text: &str| crate::Layer::new(2, 1, 8).variant(text).expect("possible");
+            let layout = Layout::new(&layer("exp rope=off"), shape, None).expect("possible");
+            let covered: Vec<usize> = (0..layout.segments).flat_map(|s| layout.segment(s)).collect();
+            assert_eq!(covered, (0..layout.tiles).collect::<Vec<_>>(), "T = {time}");
+            for length in [1, 7, 64, 200, 300, 100_000] {
+                let layout = Layout::new(&layer("taylor=0..2 rope=off"), shape, Some((length, &[true; 2]))).expect("possible");
+                let covered: Vec<usize> = (0..layout.splits).flat_map(|s| layout.split(s)).flat_map(|c| layout.tiles_of(c)).collect();
+                assert_eq!(covered, (0..layout.tiles).collect::<Vec<_>>(), "T = {time}, chunks of {length}");
+                assert_eq!((layout.tile_cuts.len(), layout.split_cuts.last()), (layout.tiles + 1, Some(&time)));
+                assert!(layout.tile <= TILE && layout.tiles * layout.tile >= time && layout.tp() >= time);
+            }
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Continuing from a state by many positions at once.
+
+use rayon::prelude::*;
+
+use crate::fused::plan::{ChunkGroup, Layout};
+use crate::fused::prepare::{HeadRows, Sources};
+use crate::fused::scratch::CallScratch;
+use crate::fused::{Fused, gates, prepare, run_forward};
+use crate::kernels::simd::{Simd, Task, dispatch};
+use crate::real::dot;
+use crate::state::State;
+use crate::state::memory::{GroupMemory, Store};
+use crate::{Error, Inputs, Report};
+
+impl Fused {
+    /// Continues from a state, also an empty one, by T positions, and leaves the state as if they had been stepped one by one. The engine
+    /// must have been built for that, with [`crate::FusedOptions::continues`].
+    ///
+    /// Where the state has moments, the positions are one chunk in parallel mode, and cut into chunks in chunk mode; where it has
+    /// caches, queries look at cached and new keys. Of a batch row only its length counts, and its state stops there. The report
+    /// names positions since the state was empty. float32, bit-identical for any number of threads; moments are summed in another
+    /// order than by stepping. No gradients.
+    pub fn extend(&mut self, state: &mut State, inputs: &Inputs<f32>, y: &mut [f32]) -> Result<Report, Error> {
+        let Fused { layout, factors, scratch, continues, .. } = self;
+        let s = layout.shape;
+        layout.layer.check(&s, inputs, 1)?;
+        s.check_outputs("y", y.len())?;
+        if *continues != Some(state.memory()) {
+            let (asked, built) = (state.memory(), continues);
+            return Err(Error::Shape(format!(
+                "the state's memory is {asked:?}, and the engine was built to continue from {built:?}: build it with `FusedOptions::continues`"
+            )));
+        }
+        if state.batch() != s.batch || !state.layer().is_same(&layout.layer) {
+            return Err(Error::Shape(format!(
+                "the state belongs to another layer, or has {} rows where the call has {}: continue with the layer that the state was made for",
+                state.batch(),
+                s.batch
+            )));
+        }
+        // All that can fail comes first: afterwards the state changes.
+        for (index, store) in state.stores.iter_mut().enumerate() {
+            if let GroupMemory::Cache(cache) = &mut store.memory {
+                cache.reserve(inputs.length(index / state.bases.len(), &s))?;
+            }
+        }
+        layout.bind(inputs, factors);
+        let l = &*layout;
+        scratch.with(|w| {
+            w.ensure_forward(l)?;
+            begin(l, state, w)?;
+            gates::forward(l, inputs, w);
+            prepare::forward(l, inputs, w, false)?;
+            let mut report = run_forward(l, inputs, w, factors, None, y, Some(state))?;
+            if let Some(at) = &mut report.nonpositive {
+                at.position += w.initial.positions[at.row];
+            }
+            end(l, inputs, state, w);
+            Ok(report)
+        })
+    }
+}
+
+/// What came before, into the scratch memory.
+fn begin(l: &Layout, state: &State, w: &mut CallScratch) -> Result<(), Error> {
+    let s = l.shape;
+    let (steps, initial) = (&state.steps, &mut w.initial);
+    initial.given = true;
+    initial.positions.copy_from_slice(&steps.positions);
+    initial.in_gate.copy_from_slice(&steps.in_gate);
+    initial.out_gate.copy_from_slice(&steps.out_gate);
+    initial.post_gate.copy_from_slice(&steps.post_gate);
+    initial.decay.copy_from_slice(&steps.decay);
+    initial.log_decay.copy_from_slice(&steps.log_decay);
+    w.largest.fill(0.0);
+    if l.layer.rotates() {
+        w.cos.ensure(s.batch * s.time * (s.d / 2))?;
+        w.sin.ensure(s.batch * s.time * (s.d / 2))?;
+    }
+    // [B, channels, w − 1] becomes [B, heads, w − 1, dimension].
+    let kept = steps.width.saturating_sub(1);
+    for ((to, from), dim) in initial.tails.iter_mut().zip(&steps.tails).zip([s.d, s.d, s.e]) {
+        to.ensure(from.len())?;
+        for (to, from) in to.chunks_exact_mut((dim * kept).max(1)).zip(from.chunks_exact((dim * kept).max(1))) {
+            for (channel, tail) in from.chunks_exact(kept).enumerate() {
+                tail.iter().enumerate().for_each(|(t, &x)| to[t * dim + channel] = x);
+            }
+        }
+    }
+    w.states.ensure(s.batch * s.kv_heads * l.splits * l.state_len)?;
+    each_state(l, state, |b, group, index| {
+        if let GroupMemory::Moments { h, z } = &state.stores[index].memory {
+            let to = &mut w.states[state_at(l, b, group, 0)..][..group.len];
+            to[..h.len()].copy_from_slice(h);
+            to[h.len()..h.len() + z.len()].copy_from_slice(z);
+            to[h.len() + z.len()..].fill(0.0);
+        }
+    });
+    Ok(())
+}
+
+/// Where the state of a group lies at the start of a split.
+fn state_at(l: &Layout, b: usize, group: &ChunkGroup, split: usize) -> usize {
+    ((b * l.shape.kv_heads + group.g) * l.splits + split) * l.state_len + group.at
+}
+
+/// Calls f with every batch row and group, and the index of its store.
+fn each_state(l: &Layout, state: &State, mut f: impl FnMut(usize, &ChunkGroup, usize)) {
+    let plan = state.plan();
+    for b in 0..l.shape.batch {
+        l.groups.iter().for_each(|group| f(b, group, b * plan.groups.len() + plan.group_of[group.heads[0]].0));
+    }
+}
+
+/// What comes after, from the scratch memory into the state.
+fn end(l: &Layout, inputs: &Inputs<f32>, state: &mut State, w: &CallScratch) {
+    let s = l.shape;
+    let mut stores = std::mem::take(&mut state.stores);
+    each_state(l, state, |b, group, index| {
+        if let GroupMemory::Moments { h, z } = &mut stores[index].memory {
+            let from = &w.states[state_at(l, b, group, l.splits - 1)..][..group.len];
+            let (from_h, from_z) = from.split_at(h.len());
+            h.copy_from_slice(from_h);
+            let rows = z.len();
+            z.copy_from_slice(&from_z[..rows]);
+        }
+    });
+    let (sources, groups) = (Sources::new(l, inputs, w), &state.plan().groups);
+    let bounds: Vec<Vec<(usize, f32)>> = stores
+        .par_iter_mut()
+        .enumerate()
+        .map(|(index, store)| {
+            let (b, group) = (index / groups.len(), &groups[index % groups.len()]);
+            let len = inputs.length(b, &s);
+            let keys = Keys { l, w, kv: l.kv_index(group.class, b, group.g), first: b * s.heads, len };
+            let norms = keys.append(&group.heads, store);
+            let bound = |&h: &usize| {
+                let n = b * s.heads + h;
+                let largest = w.largest[n * l.tiles..(n + 1) * l.tiles].iter().copied().fold(0.0, larger);
+                let cached = matches!(store.memory, GroupMemory::Cache(_));
+                (n, if cached { largest } else { dispatch(LargestScore { side: sources.query(l, b, h), norms: &norms }) })
+            };
+            group.heads.iter().map(bound).collect()
+        })
+        .collect();
+    state.stores = stores;
+    let steps = &mut state.steps;
+    for (n, bound) in bounds.into_iter().flatten() {
+        steps.scores[n] = larger(steps.scores[n], bound);
+    }
+    steps.in_gate.copy_from_slice(&w.initial.in_gate);
+    steps.out_gate.copy_from_slice(&w.initial.out_gate);
+    steps.post_gate.copy_from_slice(&w.initial.post_gate);
+    steps.decay.copy_from_slice(&w.initial.decay);
+    for b in 0..s.batch {
+        let len = inputs.length(b, &s);
+        steps.positions[b] += len;
+        for (which, (x, channels)) in inputs.x.iter().zip(s.widths()).enumerate() {
+            if steps.width > 1 {
+                let from = len.saturating_sub(steps.width - 1);
+                steps.keep_tail(which, b, channels, (from..len).map(|t| x.row(b * s.time + t, channels)));
+            }
+        }
+        for h in (0..s.heads).filter(|&h| l.heads[h].variant.decay.is_some()) {
+            steps.log_decay[b * s.heads + h] = w.decay[(b * s.heads + h) * l.tp() + len - 1];
+        }
+    }
+}
+
+/// The larger; what is not a number has no bound and stays.
+fn larger(a: f32, b: f32) -> f32 {
+    if b <= a { a } else { b }
+}
+
+/// The new keys and values of one state group of one batch row.
+struct Keys<'a> {
+    l: &'a Layout,
+    w: &'a CallScratch,
+    kv: usize,
+    /// B·H index of the batch row's first head.
+    first: usize,
+    len: usize,
+}
+
+impl Keys<'_> {
+    /// Takes them into a cache, if that is what the store is; returns the largest ‖k‖ up to each position.
+    fn append(&self, heads: &[usize], store: &mut Store) -> Vec<f32> {
+        let (l, s) = (self.l, self.l.shape);
+        let mut key = vec![0.0; s.d];
+        let mut norms = Vec::with_capacity(self.len);
+        for t in 0..self.len {
+            let tile = &self.w.kt[(self.kv * l.tiles + t / l.tile) * s.d * l.pitch..][..s.d * l.pitch];
+            for (key, row) in key.iter_mut().zip(tile.chunks_exact(l.pitch)) {
+                *key = row[t % l.tile];
+            }
+            store.key_norm = larger(store.key_norm, dot(&key, &key).sqrt());
+            norms.push(store.key_norm);
+            if let GroupMemory::Cache(cache) = &mut store.memory {
+                cache.push(&key, &self.w.v[(self.kv * l.tp() + t) * l.ep..][..s.e]);
+            }
+        }
+        if let GroupMemory::Cache(cache) = &mut store.memory {
+            for (&h, column) in heads.iter().zip(&mut cache.columns) {
+                let at = (self.first + h) * l.tp();
+                if l.heads[h].weighs_keys {
+                    column.weights.extend_from_slice(&self.w.key_weights[at..at + self.len]);
+                }
+                if l.heads[h].variant.decay.is_some() {
+                    column.decay.extend_from_slice(&self.w.decay[at..at + self.len]);
+                }
+            }
+        }
+        norms
+    }
+}
+
+/// The largest ‖q_t‖ times the largest ‖k‖ up to t, which bounds all scores.
+struct LargestScore<'a> {
+    side: HeadRows<'a>,
+    norms: &'a [f32],
+}
+
+impl Task for LargestScore<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> f32 {
+        let mut row = [0.0f32; 256];
+        let row = &mut row[..self.side.dim];
+        let mut largest = 0.0;
+        for (t, norm) in self.norms.iter().enumerate() {
+            self.side.forward(simd, t, row);
+            largest = larger(largest, dot(row, row).sqrt() * norm);
+        }
+        largest
+    }
+}

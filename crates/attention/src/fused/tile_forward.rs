@@ -1,0 +1,228 @@
+//! The forward pass over one tile of queries.
+
+use crate::Report;
+use crate::fused::epilogue::{self, Outputs, RowSums};
+use crate::fused::gates::{Gates, decay_columns};
+use crate::fused::plan::Layout;
+use crate::fused::prepare::Sources;
+use crate::kernels::gemm::multiply;
+use crate::kernels::score_rows::{DecayRow, ForwardRow};
+use crate::kernels::simd::{Simd, Task};
+use crate::kernels::{PAD, ROWS, TILE};
+use crate::state::cache::{BLOCK, Cache};
+
+/// What the tasks of one forward pass read.
+pub struct Context<'a> {
+    pub layout: &'a Layout,
+    pub sources: Sources<'a>,
+    pub kt: &'a [f32],
+    pub v: &'a [f32],
+    pub gates: Gates<'a>,
+    pub lengths: Option<&'a [usize]>,
+}
+
+/// One tile of queries of one head: everything from scores to y.
+pub struct ForwardTile<'a, 'b> {
+    pub context: &'a Context<'a>,
+    pub b: usize,
+    pub h: usize,
+    pub tile: usize,
+    /// The first tile of keys that it looks at.
+    pub from: usize,
+    /// Whether its rows of u and z hold what keys before `from` gave already.
+    pub begun: bool,
+    /// Its queries [tile, dp].
+    pub q: Queries<'a>,
+    /// Keys and values kept from earlier calls, all of which it sees.
+    pub cached: Option<Cached<'a>>,
+    pub sums: RowSums<'a>,
+    pub to: Outputs<'a, 'b>,
+}
+
+/// The cache of a head, and where the largest |score| of a tile goes.
+pub struct Cached<'a> {
+    pub cache: &'a Cache,
+    /// The head's place in the cache's group.
+    pub column: usize,
+    pub largest: &'a mut f32,
+}
+
+impl Cached<'_> {
+    /// c of a block's keys less the first of them, that first, and the weights of its values, zero after the last key.
+    fn block(&self, block: usize, columns: &mut [f32; TILE], weights: &mut [f32; TILE]) -> (usize, f64) {
+        const { assert!(BLOCK == TILE, "blocks of a cache are read like tiles") };
+        let column = &self.cache.columns[self.column];
+        let first = block * BLOCK;
+        let count = (self.cache.len - first).min(BLOCK);
+        weights.fill(0.0);
+        if !column.weights.is_empty() {
+            weights[..count].copy_from_slice(&column.weights[first..first + count]);
+        }
+        let base = if column.decay.is_empty() { 0.0 } else { decay_columns(&column.decay[first..first + count], columns) };
+        (count, base)
+    }
+}
+
+/// The tile code as a function of its own, compiled once for all who call it.
+pub struct CallTile<'a, 'b>(pub ForwardTile<'a, 'b>);
+
+impl Task for CallTile<'_, '_> {
+    type Output = Report;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> Report {
+        simd.call(self.0)
+    }
+}
+
+/// How far the keys of a tile are seen.
+#[derive(Clone, Copy)]
+enum Until {
+    /// All of this many, by every row.
+    All(usize),
+    /// From this position on, up to a row's own, at most this many.
+    Own(usize, usize),
+}
+
+impl Until {
+    /// Keys that row r sees.
+    #[inline(always)]
+    fn row(self, r: usize) -> usize {
+        match self {
+            Until::All(count) => count,
+            Until::Own(start, most) => (r + 1 - start).min(most),
+        }
+    }
+}
+
+/// The queries of a tile: scratch for them, or prepared already.
+pub enum Queries<'a> {
+    Scratch(&'a mut [f32]),
+    Prepared(&'a [f32]),
+}
+
+#[repr(align(64))]
+struct Scores([f32; ROWS * TILE]);
+
+/// z of each row, spread over the lanes of a vector until the row is done.
+#[repr(align(64))]
+struct Sums([[f32; 16]; TILE]);
+
+impl Task for ForwardTile<'_, '_> {
+    type Output = Report;
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, simd: S) -> Report {
+        let c = self.context;
+        let l = c.layout;
+        let s = l.shape;
+        let head = &l.heads[self.h];
+        let n = self.b * s.heads + self.h;
+        let g = self.h / s.group();
+        let kv = l.kv_index(head.class, self.b, g);
+        let len = c.lengths.map_or(s.time, |lengths| lengths[self.b]);
+        let (first, last) = (self.tile * l.tile, ((self.tile + 1) * l.tile).min(s.time));
+        let counted = last.min(len).max(first);
+        let RowSums { u, z, rho } = &mut self.sums;
+        let (u, z, rho) = (&mut u[..(last - first) * l.ep], &mut z[..last - first], &mut rho[..last - first]);
+        u[(counted - first) * l.ep..].fill(0.0);
+        rho.fill(head.frame.start());
+        rho[counted - first..].fill(0.0);
+
+        let size = (counted - first) * l.dp;
+        let q: &[f32] = match self.q {
+            Queries::Prepared(q) => &q[..size],
+            Queries::Scratch(q) => {
+                let q = &mut q[..size];
+                c.sources.query(l, self.b, self.h).fill(simd, first, s.time, q, l.dp);
+                q
+            }
+        };
+        let mut sums = Sums([[0.0; 16]; TILE]);
+        let sums = &mut sums.0;
+        if self.begun {
+            sums.iter_mut().zip(&z[..counted - first]).for_each(|(sums, &z)| sums[0] = z);
+        }
+        let mut scores = Scores([0.0; ROWS * TILE]);
+        let scores = &mut scores.0;
+        let mut columns = [0.0; TILE];
+        let decay = head.variant.decay.is_some().then(|| &c.gates.decay[n * l.tp()..][..l.tp()]);
+        let mut cached_weights = [0.0; TILE];
+        let mut largest = 0.0f32;
+        let blocks = self.cached.as_ref().map_or(0, |cached| cached.cache.blocks());
+        for step in 0..blocks + self.tile + 1 - self.from {
+            let begun = self.begun || step > 0;
+            let (kt, pitch, v, key_weights, base, keys_until);
+            match self.cached.as_ref().filter(|_| step < blocks) {
+                Some(cached) => {
+                    let (count, c) = cached.block(step, &mut columns, &mut cached_weights);
+                    kt = &cached.cache.keys[step * s.d * BLOCK..][..s.d * BLOCK];
+                    v = &cached.cache.values[step * BLOCK * l.ep..][..BLOCK * l.ep];
+                    key_weights = head.weighs_keys.then_some(&cached_weights[..]);
+                    (pitch, base, keys_until) = (BLOCK, decay.map(|_| c), Until::All(count));
+                }
+                None => {
+                    let tile = self.from + step - blocks;
+                    let s0 = tile * l.tile;
+                    kt = &c.kt[(kv * l.tiles + tile) * s.d * l.pitch..][..s.d * l.pitch];
+                    v = &c.v[(kv * l.tp() + s0) * l.ep..][..l.tile * l.ep];
+                    key_weights = c.gates.tile_weights(l, self.h, n, tile);
+                    base = decay.map(|decay| decay_columns(&decay[s0..s0 + l.pitch], &mut columns));
+                    (pitch, keys_until) = (l.pitch, Until::Own(s0, l.tile));
+                }
+            }
+            for r0 in (first..counted).step_by(ROWS) {
+                let r1 = (r0 + ROWS).min(counted);
+                // Row r1 − 1 sees keys up to itself; later ones need no work.
+                let keys = keys_until.row(r1 - 1);
+                let width = keys.next_multiple_of(PAD);
+                let q = &q[(r0 - first) * l.dp..][..(r1 - r0) * l.dp];
+                multiply::<S, false>(simd, [r1 - r0, width, s.d], (q, l.dp, 1), (kt, pitch), (scores, TILE));
+                if self.cached.is_some() {
+                    for (r, row) in (r0..r1).zip(scores.chunks_exact(TILE)) {
+                        largest =
+                            row[..keys_until.row(r)].iter().fold(largest, |largest, x| if x.abs() <= largest { largest } else { x.abs() });
+                    }
+                }
+                for r in r0..r1 {
+                    let (i, row) = (r - first, r - r0);
+                    let change = head.kernel.forward_row(
+                        simd,
+                        ForwardRow {
+                            x: &mut scores[row * TILE..][..width],
+                            visible: keys_until.row(r),
+                            clamp: head.clamp,
+                            decay: base.map(|base| DecayRow { row: (decay.map_or(0.0, |d| d[r]) - base) as f32, columns: &columns }),
+                            frame: head.frame.of(rho[i]),
+                            sums: &mut sums[i],
+                            key_weights,
+                        },
+                    );
+                    if let Some((now, factor)) = change {
+                        rho[i] = now;
+                        if begun {
+                            let factor = simd.splat(factor);
+                            let u = &mut u[i * l.ep..][..l.ep];
+                            for j in (0..l.ep).step_by(S::LANES) {
+                                simd.store_at(u, j, simd.mul(simd.load_at(u, j), factor));
+                            }
+                        }
+                    }
+                }
+                let (sizes, to) = ([r1 - r0, l.ep, keys], (&mut u[(r0 - first) * l.ep..], l.ep));
+                match begun {
+                    false => multiply::<S, false>(simd, sizes, (scores, TILE, 1), (v, l.ep), to),
+                    true => multiply::<S, true>(simd, sizes, (scores, TILE, 1), (v, l.ep), to),
+                }
+            }
+        }
+
+        if let Some(cached) = self.cached {
+            *cached.largest = largest;
+        }
+        for (z, sums) in z.iter_mut().zip(&*sums) {
+            *z = simd.sum(simd.load_at(sums, 0));
+        }
+        epilogue::forward(l, &c.gates, (self.b, self.h), [first, counted, last], &self.sums, self.to)
+    }
+}

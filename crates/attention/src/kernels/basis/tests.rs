@@ -1,0 +1,128 @@
+use super::*;
+use crate::parts::kernel::taylor::factorial;
+use crate::parts::testing::{assert_all_close, assert_close, assert_gradient, numbers};
+use crate::real::dot;
+
+const ORDERS: [&[usize]; 10] = [&[0], &[1], &[0, 1], &[0, 1, 2], &[2], &[0, 2, 3], &[1, 4], &[0, 1, 2, 3, 4], &[5], &[0, 1, 2, 3, 4, 5, 6]];
+
+fn one(basis: &Basis, x: &[f64]) -> Vec<f64> {
+    let mut out = vec![f64::NAN; basis.rows()];
+    basis.of_one(x, &mut vec![f64::NAN; basis.stem_rows()], &mut out);
+    out
+}
+
+/// Exponents of every row, from monomials of primes: unique factorisation tells them apart.
+fn exponents(d: usize, orders: &[usize]) -> Vec<Vec<u32>> {
+    let primes = [2.0, 3.0, 5.0, 7.0, 11.0];
+    let basis = Basis::new(d, orders).expect("a small basis");
+    one(&basis, &primes[..d])
+        .into_iter()
+        .map(|value| {
+            let mut rest = value as u64;
+            let powers = primes[..d].iter().map(|&prime| {
+                let mut power = 0;
+                while rest.is_multiple_of(prime as u64) {
+                    (rest, power) = (rest / prime as u64, power + 1);
+                }
+                power
+            });
+            let powers: Vec<u32> = powers.collect();
+            assert_eq!(rest, 1);
+            powers
+        })
+        .collect()
+}
+
+#[test]
+fn every_monomial_occurs_once() {
+    for d in 1..=5 {
+        for orders in ORDERS {
+            let found = exponents(d, orders);
+            let expected: u128 = orders.iter().map(|&n| monomials(d, n)).sum();
+            assert_eq!(found.len() as u128, expected);
+            let unique: std::collections::BTreeSet<_> = found.iter().collect();
+            assert_eq!(unique.len(), found.len());
+            let basis = Basis::new(d, orders).expect("a small basis");
+            for (i, &n) in orders.iter().enumerate() {
+                for row in basis.span(i) {
+                    assert_eq!(found[row].iter().sum::<u32>() as usize, n);
+                    let product: f64 = found[row].iter().map(|&power| factorial(power as usize)).product();
+                    assert_close(basis.wide_inverse_factorials()[row] * product, 1.0, 1e-15);
+                    assert_close(basis.inverse_factorials()[row] as f64 * product, 1.0, 1e-7);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn products_are_powers_over_factorials() {
+    for d in [1, 2, 3, 5, 8] {
+        for n in 0..=6 {
+            let basis = Basis::new(d, &[n]).expect("a small basis");
+            let (q, k) = (numbers(d, 1), numbers(d, 2));
+            let weighted: Vec<f64> = one(&basis, &q).iter().zip(basis.wide_inverse_factorials()).map(|(q, c)| q * c).collect();
+            let magnitude: f64 = q.iter().zip(&k).map(|(q, k)| (q * k).abs()).sum();
+            let found = dot(&weighted, &one(&basis, &k)) * factorial(n);
+            assert_close(found / magnitude.powi(n as i32), (dot(&q, &k) / magnitude).powi(n as i32), 1e-13);
+        }
+    }
+}
+
+#[test]
+fn many_positions_in_any_runs_of_rows() {
+    for d in [1, 2, 5] {
+        for orders in ORDERS {
+            let basis = Basis::new(d, orders).expect("a small basis");
+            for len in [1, 3, 8] {
+                let x = numbers(d * len, 3);
+                let mut stem = vec![f64::NAN; basis.stem_rows() * len];
+                basis.stem(&x, len, &mut stem);
+                for run in [1, 2, 7, basis.rows()] {
+                    let mut rows = vec![f64::NAN; basis.rows() * len];
+                    for start in (0..basis.rows()).step_by(run) {
+                        let end = (start + run).min(basis.rows());
+                        basis.rows_of(start..end, &x, len, &stem, &mut rows[start * len..end * len]);
+                    }
+                    for l in 0..len {
+                        let column = |values: &[f64]| values.iter().skip(l).step_by(len).copied().collect::<Vec<_>>();
+                        assert_all_close(&column(&rows), &one(&basis, &column(&x)), 0.0);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients() {
+    for orders in ORDERS {
+        let (d, len) = (3, 2);
+        let basis = Basis::new(d, orders).expect("a small basis");
+        let (x, g) = (numbers(d * len, 4), numbers(basis.rows() * len, 5));
+        let rows = |x: &[f64]| {
+            let (mut stem, mut rows) = (vec![f64::NAN; basis.stem_rows() * len], vec![f64::NAN; basis.rows() * len]);
+            basis.stem(x, len, &mut stem);
+            basis.rows_of(0..basis.rows(), x, len, &stem, &mut rows);
+            (stem, rows)
+        };
+        let (stem, _) = rows(&x);
+        for run in [2, basis.rows()] {
+            let (mut dstem, mut dx) = (vec![0.0; stem.len()], vec![0.0; x.len()]);
+            for start in (0..basis.rows()).step_by(run) {
+                let end = (start + run).min(basis.rows());
+                basis.reverse_rows(start..end, &x, len, &stem, &g[start * len..end * len], &mut dstem, &mut dx);
+            }
+            basis.reverse_stem(&x, len, &stem, &mut dstem, &mut dx);
+            assert_gradient(&x, &dx, |x| dot(&rows(x).1, &g));
+        }
+    }
+}
+
+#[test]
+fn too_many_rows_are_refused() {
+    assert!(Basis::new(64, &(0..=79).collect::<Vec<_>>()).is_err_and(|error| error.to_string().contains("79")));
+    assert!(Basis::new(256, &[150]).is_err());
+    assert!(Basis::new(2, &(0..=79).collect::<Vec<_>>()).is_ok());
+    assert!(Basis::new(3, &[]).is_err() && Basis::new(3, &[2, 1]).is_err() && Basis::new(0, &[1]).is_err());
+}

@@ -1,0 +1,58 @@
+//! c = cumsum(shift(g)) / 1024, g = W·h + b, shifted right by one with a zero in front
+
+use crate::Real;
+use crate::parts::decay::DecayPart;
+use crate::parts::slot::{Info, unit_part};
+
+const SLOWNESS: f64 = 1024.0;
+
+unit_part! {
+    /// The published decay: a linear gate, which may also grow.
+    LinearDecay,
+    Info {
+        word: "linear",
+        usage: "decay=linear",
+        formula: "M_ts = exp(c_t − c_s), c_t = Σ_{s<t} (W·h_s + b) / 1024",
+        about: "The published decay: a slow linear gate of either sign.",
+        examples: &["linear"],
+    }
+}
+
+impl DecayPart for LinearDecay {
+    fn has_bias(&self) -> bool {
+        true
+    }
+
+    fn forward<R: Real>(&self, g: &[R], c: &mut [f64], sum: &mut f64) {
+        for (c, g) in c.iter_mut().zip(g) {
+            *c = *sum / SLOWNESS;
+            *sum += g.wide();
+        }
+    }
+
+    fn backward<R: Real>(&self, _: &[R], dc: &[f64], dg: &mut [R]) {
+        let mut later = 0.0;
+        for (dg, dc) in dg.iter_mut().zip(dc).rev() {
+            *dg = R::of(later / SLOWNESS);
+            later += dc;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parts::testing::{assert_all_close, check_decay};
+
+    #[test]
+    fn a_running_sum_shifted_by_one() {
+        let mut c = [f64::NAN; 3];
+        LinearDecay.forward(&[512.0, -1024.0, 99.0], &mut c, &mut 0.0);
+        assert_all_close(&c, &[0.0, 0.5, -0.5], 1e-15);
+    }
+
+    #[test]
+    fn gradients() {
+        check_decay(&LinearDecay);
+    }
+}

@@ -1,0 +1,48 @@
+//! D, the denominator: what the weighted sum over keys is divided by.
+//!
+//! Sums arrive with a log scale ρ taken out: the true sum is z·e^ρ (docs/engine.md).
+
+pub mod length;
+pub mod none;
+pub mod position;
+pub mod sum;
+
+use crate::Real;
+use crate::parts::slot::{Part, slot};
+
+/// What every denominator provides.
+pub trait DenominatorPart: Part {
+    /// Whether it divides by Σ_s w, so that a factor common to all weights of a row cancels.
+    #[inline(always)]
+    fn sums(&self) -> bool {
+        false
+    }
+    /// Whether it weighs the keys instead of the row.
+    #[inline(always)]
+    fn key_side(&self) -> bool {
+        false
+    }
+    /// D·e^−ρ: z the sum of weights without its log scale ρ, `count` = S_t.
+    #[inline(always)]
+    fn value<R: Real>(&self, _z: R, _count: R, _rho: R) -> R {
+        R::one()
+    }
+    /// ∂D/∂z.
+    #[inline(always)]
+    fn slope<R: Real>(&self, _z: R, _count: R, _rho: R) -> R {
+        R::zero()
+    }
+}
+
+slot! {
+    /// The denominator of a variant.
+    Denominator { sum::Sum, length::Length, none::NoDenominator, position::Position }
+    /// Whether it divides by Σ_s w.
+    fn sums() -> bool;
+    /// Whether it weighs the keys instead of the row.
+    fn key_side() -> bool;
+    /// D·e^−ρ.
+    fn value<R: Real>(z: R, count: R, rho: R) -> R;
+    /// ∂D/∂z.
+    fn slope<R: Real>(z: R, count: R, rho: R) -> R;
+}

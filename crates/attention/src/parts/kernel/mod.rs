@@ -1,0 +1,110 @@
+//! w, the kernel: what a score becomes before it weighs a value.
+
+pub mod exp;
+pub mod feature;
+pub mod power;
+pub mod taylor;
+
+use crate::Real;
+use crate::combinatorics::monomials;
+use crate::kernels::score_rows::{BackwardRow, CoefficientRow, ForwardRow, Rescale, ScoreKernel};
+use crate::kernels::simd::Simd;
+use crate::parts::kernel::feature::Map;
+use crate::parts::slot::{Part, slot};
+
+/// Which signs a kernel's weights can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sign {
+    /// Above zero everywhere.
+    Positive,
+    /// Zero or above.
+    Nonnegative,
+    /// Either.
+    Mixed,
+}
+
+/// What every kernel provides.
+pub trait KernelPart: Part + ScoreKernel {
+    /// How its rows are rescaled, where a variant has something that cancels it: [`ScoreKernel::RESCALE`] or not at all.
+    fn rescale(&self) -> Rescale {
+        Self::RESCALE
+    }
+    /// φ, applied to q and k before their product.
+    fn map(&self) -> Map {
+        Map::Identity
+    }
+    /// The signs that its weights can have.
+    fn sign(&self) -> Sign;
+    /// The orders n and coefficients a_n of w(x) = Σ_n a_n·x^n/n!, ascending; `None` where w is no polynomial.
+    fn polynomial(&self) -> Option<Vec<(usize, f64)>>;
+    /// Rows of its finite feature map for head dimension d, one number for each order; `None` for an infinite map.
+    fn state_rows(&self, d: usize) -> Option<Vec<(usize, u128)>> {
+        Some(self.polynomial()?.into_iter().map(|(n, _)| (n, monomials(d, n))).collect())
+    }
+    /// ∂w/∂a_n for every learned number, at x.
+    fn learned_slopes(&self, _x: f64, _slopes: &mut [f64]) {}
+
+    /// w(x)
+    fn value<R: Real>(&self, x: R) -> R;
+    /// w'(x)
+    fn slope<R: Real>(&self, x: R) -> R;
+
+    /// One row of a tile, forward: scores become weights. Here so that its loop is compiled for each kernel.
+    #[inline(always)]
+    fn forward_row<S: Simd>(&self, simd: S, row: ForwardRow) -> Option<(f32, f32)> {
+        row.run(simd, self)
+    }
+    /// One row of a tile, backward.
+    #[inline(always)]
+    fn backward_row<S: Simd>(&self, simd: S, row: BackwardRow) -> f32 {
+        row.run(simd, self)
+    }
+    /// The gradients of its learned numbers over one row of a tile.
+    #[inline(always)]
+    fn learned_row<S: Simd>(&self, _simd: S, _row: CoefficientRow, _grads: &mut [f64]) {}
+}
+
+slot! {
+    /// The kernel of a variant.
+    Kernel { exp::Exp, taylor::Taylor, power::Power, feature::Feature }
+    /// How its rows are rescaled.
+    fn rescale() -> Rescale;
+    /// φ, applied to q and k before their product.
+    fn map() -> Map;
+    /// The signs that its weights can have.
+    fn sign() -> Sign;
+    /// The orders n and coefficients a_n of w(x) = Σ_n a_n·x^n/n!, ascending; `None` where w is no polynomial.
+    fn polynomial() -> Option<Vec<(usize, f64)>>;
+    /// Rows of its finite feature map for head dimension d by order; `None` for an infinite map.
+    fn state_rows(d: usize) -> Option<Vec<(usize, u128)>>;
+    /// ∂w/∂a_n for every learned number, at x.
+    fn learned_slopes(x: f64, slopes: &mut [f64]);
+    /// w(x)
+    fn value<R: Real>(x: R) -> R;
+    /// w'(x)
+    fn slope<R: Real>(x: R) -> R;
+    /// w of a vector.
+    fn values<S: Simd>(simd: S, x: S::V) -> S::V;
+    /// w and w' of a vector.
+    fn values_and_slopes<S: Simd>(simd: S, x: S::V) -> (S::V, S::V);
+    /// One row of a tile, forward.
+    fn forward_row<S: Simd>(simd: S, row: ForwardRow) -> Option<(f32, f32)>;
+    /// One row of a tile, backward.
+    fn backward_row<S: Simd>(simd: S, row: BackwardRow) -> f32;
+    /// The gradients of its learned numbers over one row of a tile.
+    fn learned_row<S: Simd>(simd: S, row: CoefficientRow, grads: &mut [f64]);
+}
+
+impl Kernel {
+    /// a_n of a series with its learned numbers taken in; of no meaning for other kernels, which have none.
+    pub(crate) fn coefficient(&self, n: usize) -> f64 {
+        if let Kernel::Taylor(taylor) = self { taylor.coefficient(n) } else { 1.0 }
+    }
+
+    /// Takes learned numbers in, where it has any.
+    pub fn bind(&mut self, learned: &[f64]) {
+        if let Kernel::Taylor(taylor) = self {
+            taylor.bind(learned);
+        }
+    }
+}

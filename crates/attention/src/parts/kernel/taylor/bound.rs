@@ -1,0 +1,21 @@
+//! How large a series can become.
+
+use crate::kernels::score_rows::UNSCALED_LOG_LIMIT;
+use crate::parts::kernel::taylor::Taylor;
+
+impl Taylor {
+    /// log Σ|a_n|·(|x| + |c|)^n/n!, which bounds log |w| for all scores up to |x|.
+    pub(super) fn log_magnitude(&self, x: f64) -> f64 {
+        self.horner_magnitude(x.abs() + self.centre.abs()).ln()
+    }
+
+    /// The largest |x| whose weights are surely within e^[`UNSCALED_LOG_LIMIT`].
+    pub(super) fn find_calm(&self) -> f32 {
+        let (mut low, mut high) = (0.0, 1e30);
+        for _ in 0..200 {
+            let middle = f64::midpoint(low, high);
+            if self.log_magnitude(middle) <= UNSCALED_LOG_LIMIT as f64 { low = middle } else { high = middle }
+        }
+        low as f32
+    }
+}

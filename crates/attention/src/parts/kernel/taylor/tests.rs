@@ -1,0 +1,250 @@
+use super::*;
+use crate::parts::slot::Part;
+use crate::parts::testing::{assert_close, check_kernel, check_scaled, check_vectors};
+
+/// An unevaluated sum of two float64, about 32 digits.
+#[derive(Clone, Copy)]
+struct Double(f64, f64);
+
+impl Double {
+    fn add(self, other: Double) -> Double {
+        let sum = self.0 + other.0;
+        let part = sum - self.0;
+        let rest = (self.0 - (sum - part)) + (other.0 - part) + self.1 + other.1;
+        Double(sum + rest, rest - ((sum + rest) - sum))
+    }
+
+    fn times(self, x: f64) -> Double {
+        let product = self.0 * x;
+        let rest = self.0.mul_add(x, -product) + self.1 * x;
+        Double(product + rest, rest - ((product + rest) - product))
+    }
+
+    fn over(self, x: f64) -> Double {
+        let first = self.0 / x;
+        let rest = (-first).mul_add(x, self.0) + self.1;
+        let second = rest / x;
+        Double(first + second, second - ((first + second) - first))
+    }
+}
+
+/// Σ_{n≤p} x^n/n! and Σ |x|^n/n!, term by term in double float64.
+fn precise_prefix(p: usize, x: f64) -> (f64, f64) {
+    let (mut term, mut sum, mut magnitude) = (Double(1.0, 0.0), Double(1.0, 0.0), 1.0);
+    for n in 1..=p {
+        term = term.times(x).over(n as f64);
+        sum = sum.add(term);
+        magnitude += term.0.abs();
+    }
+    (sum.0, magnitude)
+}
+
+fn scores() -> Vec<f32> {
+    (-960..=960).map(|i| i as f32 / 32.0).collect()
+}
+
+#[test]
+fn any_set_of_orders() {
+    check_kernel(&Taylor::up_to(0).expect("valid"), |_| 1.0);
+    check_kernel(&Taylor::up_to(2).expect("valid"), |x| 1.0 + x + x * x / 2.0);
+    check_kernel(&Taylor::new(vec![5], Coefficients::Ones).expect("valid"), |x| x.powi(5) / 120.0);
+    check_kernel(&Taylor::new(vec![4, 0, 4, 1], Coefficients::Ones).expect("valid"), |x| 1.0 + x + x.powi(4) / 24.0);
+    let given = Coefficients::Given(vec![2.0, -0.5]);
+    check_kernel(&Taylor::new(vec![1, 3], given).expect("valid"), |x| 2.0 * x - 0.5 * x.powi(3) / 6.0);
+}
+
+#[test]
+fn learned_coefficients() {
+    let mut taylor = Taylor::new(vec![0, 2, 3], Coefficients::Learned).expect("valid");
+    check_kernel(&taylor, |x| 1.0 + x * x / 2.0 + x.powi(3) / 6.0);
+    taylor.bind(&[0.5, 3.0, -2.0]);
+    check_kernel(&taylor, |x| 0.5 + 3.0 * x * x / 2.0 - 2.0 * x.powi(3) / 6.0);
+    let mut slopes = [f64::NAN; 3];
+    taylor.learned_slopes(-1.5, &mut slopes);
+    for (slope, expected) in slopes.iter().zip([1.0, 1.125, -0.5625]) {
+        assert_close(*slope, expected, 1e-15);
+    }
+}
+
+/// Around a centre: closed forms, the same function in powers of x, slopes.
+#[test]
+fn centres() {
+    let around = |c, orders: Vec<usize>, coefficients| Taylor::around(c, orders, coefficients).expect("valid");
+    check_kernel(&around(-3.5, (0..=4).collect(), Coefficients::Ones), |x| {
+        let y: f64 = x + 3.5;
+        1.0 + y + y * y / 2.0 + y.powi(3) / 6.0 + y.powi(4) / 24.0
+    });
+    check_kernel(&around(0.75, vec![0, 3], Coefficients::Ones), |x| 1.0 + (x - 0.75).powi(3) / 6.0);
+    let given = Coefficients::Given(vec![2.0, -0.5]);
+    check_kernel(&around(1.25, vec![1, 2], given), |x| 2.0 * (x - 1.25) - 0.25 * (x - 1.25f64).powi(2));
+    assert_eq!(
+        around(0.75, vec![0, 3], Coefficients::Ones).polynomial().map(|orders| orders.len()),
+        Some(4),
+        "all orders up to the highest"
+    );
+    // In exact numbers: 3 + 2(x−2) + 10(x−2)²/2 = 19 − 18x + 10x²/2.
+    let exact = around(2.0, vec![0, 1, 2], Coefficients::Given(vec![3.0, 2.0, 10.0]));
+    assert_eq!(exact.polynomial(), Some(vec![(0, 19.0), (1, -18.0), (2, 10.0)]));
+    assert_eq!(Taylor::parse("0..4,at=0"), Taylor::up_to(4), "at zero it is the plain series");
+    assert_ne!(Taylor::parse("0..4,at=1"), Taylor::up_to(4));
+    assert_eq!(Taylor::parse("at=-1e-3,0..2").map(|taylor| taylor.args()), Ok("0..2,at=-1e-3".into()));
+    for text in ["0..4,at=", "0..4,at=nan", "0..4,at=1e999", "0..4,at=1e200", "0..2,at=1,coef=learned", "at=1"] {
+        assert!(Taylor::parse(text).is_err(), "{text}");
+    }
+}
+
+/// One state serves all centres: the value in powers of x loses no more digits than the condition number says.
+#[test]
+fn centres_in_powers_of_x() {
+    for (p, c) in [(4, -3.5), (8, 2.0), (8, -6.0), (12, 5.0), (16, -10.0), (7, 30.0)] {
+        let taylor = Taylor::around(c, (0..=p).collect(), Coefficients::Ones).expect("valid");
+        let polynomial = taylor.polynomial().expect("finite");
+        for x in (-120..=120).map(|i| f64::from(i) / 8.0) {
+            let expanded: f64 = polynomial.iter().map(|&(n, b)| b * x.powi(n as i32) / factorial(n)).sum();
+            let (expected, magnitude) = precise_prefix(p, x - c);
+            let condition = taylor.state_condition(x);
+            let bound = 1e-14 * (condition * expected.abs()).max(magnitude * 1e-15);
+            assert!((expanded - expected).abs() <= bound, "p = {p}, c = {c}, x = {x}: {expanded:e} {expected:e}");
+            assert!(condition >= 0.999 && taylor.condition(x) >= 0.999);
+        }
+    }
+    let near = Taylor::around(-3.5, (0..=8).collect(), Coefficients::Ones).expect("valid");
+    assert!(near.state_condition(-3.5) > 500.0 * near.condition(-3.5), "far from zero, powers of x cancel and those of x − c do not");
+}
+
+#[test]
+fn centred_vectors_agree_with_float64() {
+    for text in
+        ["0..2,at=-3.5", "0..4,at=2", "0..8,at=-6", "0..20,at=4", "0..79,at=-2.5", "0,3,at=1.25", "0..4,at=0.5,coef=1:0.9:0.5:0.3:0.2"]
+    {
+        let taylor = Taylor::parse(text).expect("valid");
+        let slopes = |y: f64| {
+            let term = |(n, c): (usize, &f64)| n as f64 * c.abs() * y.abs().powi(n as i32 - 1);
+            taylor.dense.iter().enumerate().skip(1).map(term).sum::<f64>()
+        };
+        let bends = |y: f64| {
+            let term = |(n, c): (usize, &f64)| (n * (n - 1)) as f64 * c.abs() * y.abs().powi(n as i32 - 2);
+            taylor.dense.iter().enumerate().skip(2).map(term).sum::<f64>()
+        };
+        // Beside the rounding of terms: that of x − c, times the slope.
+        let rounding = |x: f64| f64::from(f32::EPSILON) * (x.abs() + taylor.centre().abs());
+        let bound = |x: f64| 1e-6 * taylor.horner_magnitude(x - taylor.centre()) + rounding(x) * slopes(x - taylor.centre());
+        let slope_bound = |x: f64| 1e-6 * slopes(x - taylor.centre()) + rounding(x) * bends(x - taylor.centre());
+        check_vectors(&taylor, &scores(), bound, slope_bound);
+    }
+}
+
+#[test]
+fn centred_signs() {
+    let sign = |text: &str| Taylor::parse(text).expect("valid").sign();
+    assert_eq!(sign("0..4,at=-3.5"), Sign::Positive);
+    assert_eq!(sign("0..5,at=-3.5"), Sign::Mixed);
+    assert_eq!(sign("2,at=1"), Sign::Nonnegative);
+    // y² + 2by + c is positive for b² < c: 0.999² and 1.001² around 1.
+    assert_eq!(sign("0..2,at=3,coef=1:1.998:2"), Sign::Positive);
+    assert_eq!(sign("0..2,at=3,coef=1:2.002:2"), Sign::Mixed);
+    // (y − 5)²(y + 7)² ± a little, far from the centre and far apart in size.
+    let quartic = |shift: f64| format!("0..4,at=1,coef={}:{}:{}:24:24", 1225.0 + shift, -140.0, -132.0);
+    assert_eq!(sign(&quartic(1e-3)), Sign::Positive);
+    assert_eq!(sign(&quartic(-1e-3)), Sign::Mixed);
+    assert_eq!(sign("0..2,at=3,coef=1:0:-1"), Sign::Mixed);
+}
+
+#[test]
+fn what_is_not_a_set_of_orders() {
+    assert!(Taylor::new(vec![], Coefficients::Ones).is_err());
+    assert!(Taylor::new(vec![151], Coefficients::Ones).is_err());
+    assert!(Taylor::new(vec![1, 2], Coefficients::Given(vec![1.0])).is_err());
+    assert!(Taylor::new(vec![2, 1], Coefficients::Given(vec![1.0, 2.0])).is_err());
+    for text in ["", "4..2", "-1", "1.5", "a", "0..2,coef=", "0..2,coef=1:2", "0..1,coef=1:nan", "0..999999999999"] {
+        assert!(Taylor::parse(text).is_err(), "{text}");
+    }
+    assert_eq!(Taylor::parse("3,0..1,2,7").map(|taylor| taylor.args()), Ok("0..3,7".into()));
+}
+
+#[test]
+fn signs() {
+    let sign = |orders: Vec<usize>| Taylor::new(orders, Coefficients::Ones).expect("valid").sign();
+    assert_eq!(sign((0..=4).collect()), Sign::Positive);
+    assert_eq!(sign((0..=5).collect()), Sign::Mixed);
+    assert_eq!(sign(vec![0, 2]), Sign::Positive);
+    assert_eq!(sign(vec![2, 4]), Sign::Nonnegative);
+    assert_eq!(sign(vec![0, 1, 4]), Sign::Mixed);
+    for p in (0..=40).step_by(2) {
+        let taylor = Taylor::up_to(p).expect("valid");
+        assert!(scores().iter().all(|&x| taylor.value(x as f64) > 0.0), "order {p} is even and must stay positive");
+    }
+}
+
+/// Alone, e^x less its remainder has no cancellation for even p; for odd p there is one root, near which only the
+/// magnitude of what is subtracted bounds the error.
+#[test]
+fn prefixes_keep_negative_scores() {
+    for p in [0, 1, 2, 3, 4, 7, 8, 12, 20, 31, 40, 60, 79] {
+        for x in scores().into_iter().map(f64::from) {
+            let (expected, magnitude) = precise_prefix(p, x);
+            let below = if p % 2 == 1 { x.exp() } else { 0.0 };
+            let bound = 2e-14 * (expected.abs() + below) + 1e-30 * magnitude;
+            let found = prefix(p, x);
+            assert!((found - expected).abs() <= bound, "p = {p}, x = {x}: {found:e}, expected {expected:e}");
+        }
+    }
+}
+
+#[test]
+fn a_long_prefix_is_the_exponential() {
+    let taylor = Taylor::up_to(79).expect("valid");
+    for x in scores().into_iter().map(f64::from).filter(|x| *x > -15.0 && *x < 25.0) {
+        assert!((taylor.value(x) / x.exp() - 1.0).abs() < 1e-10, "{x}");
+    }
+}
+
+/// A prefix in float32 on every instruction set: 1e-6 relative to |w| where exp or float64 does the work. A short series is summed in
+/// float32, where rounding is relative to the largest terms, not to what is left of them: 4e-7 of Σ|terms|, which near
+/// the root of an odd series is all that can be said.
+#[test]
+fn vectors_agree_with_float64() {
+    for p in [1, 2, 4, 8, 12, 20, 40, 79] {
+        let taylor = Taylor::up_to(p).expect("valid");
+        let narrow = taylor.method == Method::Narrow;
+        let bound = |p: usize, x: f64| {
+            let (w, magnitude) = precise_prefix(p, x);
+            if narrow { 4e-7 * magnitude } else { 1e-6 * w.abs() }
+        };
+        check_vectors(&taylor, &scores(), |x| bound(p, x), |x| bound(p - 1, x));
+    }
+}
+
+#[test]
+fn vectors_of_other_orders_agree_with_float64() {
+    for text in ["1", "0,2,5", "3..9", "0..20,coef=learned", "0..8,coef=learned", "0..2,coef=1.0:0.9:0.5", "30", "40", "0..5,40"] {
+        let taylor = Taylor::parse(text).expect("valid");
+        let slopes =
+            |x: f64| taylor.dense.iter().enumerate().skip(1).map(|(n, c)| n as f64 * c.abs() * x.abs().powi(n as i32 - 1)).sum::<f64>();
+        // Results below the smallest normal float32 keep fewer digits.
+        let smallest = f32::MIN_POSITIVE as f64;
+        check_vectors(&taylor, &scores(), |x| 1e-6 * taylor.horner_magnitude(x) + smallest, |x| 1e-6 * slopes(x) + smallest);
+    }
+}
+
+#[test]
+fn a_nan_stays_one() {
+    for p in [2, 20, 79] {
+        let taylor = Taylor::up_to(p).expect("valid");
+        assert!(taylor.value(f64::NAN).is_nan());
+        for isa in crate::kernels::simd::Isa::available() {
+            let vectors = crate::parts::testing::Vectors { kernel: &taylor, x: &[f32::NAN, 1.0] };
+            let outputs = crate::kernels::simd::dispatch_on(isa, vectors);
+            assert!(outputs.iter().all(|out| out[0].is_nan() && out[1].is_finite()), "order {p} on {}", isa.name());
+        }
+    }
+}
+
+#[test]
+fn long_series_in_their_frame() {
+    let series = |text: &str| Taylor::parse(text).unwrap_or_else(|error| panic!("{error}"));
+    for text in ["0..80", "0..24", "0..9", "0,2,11", "0..40,at=3", "0..9,coef=1:1:1:1:1:1:1:1:-2:1"] {
+        check_scaled(&series(text), 700.0);
+    }
+    assert_eq!(["0..7", "0..8"].map(|text| series(text).rescale()), [Rescale::None, Rescale::Multiply]);
+}

@@ -1,0 +1,246 @@
+//! The memory of kernels without a finite map: all keys and values, for exact decoding.
+//!
+//! Keys lie transposed in blocks, [blocks, d, BLOCK], so that the scores of a block are sums of vectors over keys; values by
+//! rows, [keys, ep]. Decoding walks the blocks with a running maximum where the variant subtracts one, and finishes each row of
+//! scores with the kernels of the fused engine, so that clamp, decay and kernel mean exactly the same.
+
+use crate::kernels::score_rows::Rescale;
+use crate::kernels::score_rows::{DecayRow, ForwardRow};
+use crate::kernels::simd::Simd;
+use crate::{Buffer, Error, Kernel};
+
+/// Keys of a block: the tile of the fused engine, whose row kernels have their fastest form for it.
+pub(crate) const BLOCK: usize = 128;
+
+/// What one head keeps for each key besides the shared key and value; empty where its variant has none.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Column {
+    /// I_s·κ_s
+    pub weights: Vec<f32>,
+    /// c_s
+    pub decay: Vec<f64>,
+}
+
+/// Keys and values of one state group of one batch row.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Cache {
+    pub d: usize,
+    /// e in whole vectors.
+    pub ep: usize,
+    /// Keys held.
+    pub len: usize,
+    /// [blocks, d, BLOCK]
+    pub keys: Buffer,
+    /// [blocks·BLOCK, ep]
+    pub values: Buffer,
+    /// One for each head of the group.
+    pub columns: Vec<Column>,
+}
+
+impl Cache {
+    pub fn new(d: usize, ep: usize, heads: usize) -> Cache {
+        Cache { d, ep, columns: vec![Column::default(); heads], ..Cache::default() }
+    }
+
+    pub fn bytes(&self) -> usize {
+        let columns: usize = self.columns.iter().map(|c| 4 * c.weights.capacity() + 8 * c.decay.capacity()).sum();
+        self.keys.bytes() + self.values.bytes() + columns
+    }
+
+    /// Makes room for `more` keys; grows by half at least, so that copying costs a constant per key.
+    pub fn reserve(&mut self, more: usize) -> Result<(), Error> {
+        let held = self.values.len() / self.ep;
+        let needed = self.len + more;
+        if needed <= held {
+            return Ok(());
+        }
+        let blocks = needed.max(held + held / 2).div_ceil(BLOCK);
+        let used = self.len.div_ceil(BLOCK);
+        let grown = |old: &Buffer, block: usize| -> Result<Buffer, Error> {
+            let missing = Error::Memory { values: usize::MAX, bytes: 4 };
+            let mut new = Buffer::zeros(blocks.checked_mul(block).ok_or(missing)?)?;
+            new[..used * block].copy_from_slice(&old[..used * block]);
+            Ok(new)
+        };
+        let (keys, values) = (grown(&self.keys, self.d * BLOCK)?, grown(&self.values, BLOCK * self.ep)?);
+        (self.keys, self.values) = (keys, values);
+        Ok(())
+    }
+
+    /// Appends a prepared key [d] and value [e], for which there is room.
+    pub fn push(&mut self, key: &[f32], value: &[f32]) {
+        let (block, lane) = (self.len / BLOCK, self.len % BLOCK);
+        let keys = &mut self.keys[block * self.d * BLOCK..][..self.d * BLOCK];
+        for (row, &key) in keys.chunks_exact_mut(BLOCK).zip(key) {
+            row[lane] = key;
+        }
+        self.values[self.len * self.ep..][..value.len()].copy_from_slice(value);
+        self.len += 1;
+    }
+
+    /// Key s into `key` [d].
+    pub fn key(&self, s: usize, key: &mut [f32]) {
+        let keys = &self.keys[s / BLOCK * self.d * BLOCK..][..self.d * BLOCK];
+        for (key, row) in key.iter_mut().zip(keys.chunks_exact(BLOCK)) {
+            *key = row[s % BLOCK];
+        }
+    }
+
+    /// Value s, padded [ep].
+    pub fn value(&self, s: usize) -> &[f32] {
+        &self.values[s * self.ep..][..self.ep]
+    }
+}
+
+/// One query of one head on its way through the blocks.
+pub(crate) struct Query<'a> {
+    /// scale·φ(q) [d]
+    pub q: &'a [f32],
+    /// Bound with the coefficients of the head.
+    pub kernel: &'a Kernel,
+    /// Upper bound of scores, +∞ for none.
+    pub clamp: f32,
+    /// How the row is kept within float32.
+    pub rescale: Rescale,
+    /// c_t
+    pub log_decay: f64,
+    /// U [ep], zero at first.
+    pub u: &'a mut [f32],
+    /// The rest of the row.
+    pub sums: &'a mut Sums,
+}
+
+/// The numbers of a row besides U.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sums {
+    /// z spread over the lanes of a vector.
+    pub lanes: [f32; 16],
+    /// ρ
+    pub rho: f32,
+    /// The largest |score| before the clamp.
+    pub largest: f32,
+}
+
+impl Sums {
+    pub fn new(rescale: Rescale) -> Sums {
+        Sums { lanes: [0.0; 16], rho: rescale.start(), largest: 0.0 }
+    }
+
+    pub fn z(&self) -> f32 {
+        self.lanes.iter().sum()
+    }
+}
+
+impl Cache {
+    pub fn blocks(&self) -> usize {
+        self.len.div_ceil(BLOCK)
+    }
+
+    /// Adds one block of keys to U and z of one head's query.
+    #[inline(always)]
+    pub fn decode<S: Simd>(&self, simd: S, block: usize, column: usize, query: &mut Query) {
+        let column = &self.columns[column];
+        let keys = &self.keys[block * self.d * BLOCK..][..self.d * BLOCK];
+        let first = block * BLOCK;
+        let visible = (self.len - first).min(BLOCK);
+        let mut x = [0.0f32; BLOCK];
+        scores(simd, query.q, keys, &mut x);
+        let mut largest = simd.splat(query.sums.largest);
+        for i in (0..visible).step_by(S::LANES) {
+            let x = simd.select(simd.first(visible - i), simd.load_at(&x, i), simd.splat(0.0));
+            largest = simd.max(simd.abs(x), largest);
+        }
+        query.sums.largest = simd.maximum(largest);
+        let mut differences = [0.0f32; BLOCK];
+        let mut decay = None;
+        if !column.decay.is_empty() {
+            for (difference, c) in differences.iter_mut().zip(&column.decay[first..first + visible]) {
+                *difference = (c - query.log_decay) as f32;
+            }
+            decay = Some(DecayRow { row: 0.0, columns: &differences });
+        }
+        let mut padded = [0.0f32; BLOCK];
+        let key_weights = match column.weights.get(first..first + BLOCK) {
+            _ if column.weights.is_empty() => None,
+            Some(whole) => Some(whole),
+            None => {
+                padded[..visible].copy_from_slice(&column.weights[first..first + visible]);
+                Some(&padded[..])
+            }
+        };
+        let frame = query.rescale.of(query.sums.rho);
+        let row = ForwardRow { x: &mut x, visible, clamp: query.clamp, decay, frame, sums: &mut query.sums.lanes, key_weights };
+        if let Some((now, factor)) = query.kernel.forward_row(simd, row) {
+            query.sums.rho = now;
+            query.u.iter_mut().for_each(|u| *u *= factor);
+        }
+        weighted_sum(simd, &x[..visible], &self.values[first * self.ep..], query.u);
+    }
+}
+
+/// x_s = Σ_j q_j·K_js over a block.
+#[inline(always)]
+fn scores<S: Simd>(simd: S, q: &[f32], keys: &[f32], x: &mut [f32; BLOCK]) {
+    // Half of the block at a time keeps every accumulator in a register, whatever the vectors' width.
+    const HALF: usize = BLOCK / 2;
+    for half in [0, HALF] {
+        let mut sums = [simd.splat(0.0); HALF / 8];
+        let vectors = HALF / S::LANES;
+        for (j, &q) in q.iter().enumerate() {
+            let (q, row) = (simd.splat(q), &keys[j * BLOCK + half..][..HALF]);
+            for (i, sum) in sums[..vectors].iter_mut().enumerate() {
+                *sum = simd.fma(q, simd.load_at(row, i * S::LANES), *sum);
+            }
+        }
+        for (i, &sum) in sums[..vectors].iter().enumerate() {
+            simd.store_at(x, half + i * S::LANES, sum);
+        }
+    }
+}
+
+/// u += Σ_s w_s·V_s
+#[inline(always)]
+fn weighted_sum<S: Simd>(simd: S, weights: &[f32], values: &[f32], u: &mut [f32]) {
+    let ep = u.len();
+    let mut column = 0;
+    while column < ep {
+        let vectors = ((ep - column) / S::LANES).min(4);
+        match vectors {
+            4 => panel::<S, 4>(simd, weights, values, ep, column, u),
+            2 | 3 => panel::<S, 2>(simd, weights, values, ep, column, u),
+            _ => panel::<S, 1>(simd, weights, values, ep, column, u),
+        }
+        column += if vectors == 3 { 2 } else { vectors } * S::LANES;
+    }
+}
+
+#[inline(always)]
+#[allow(clippy::needless_range_loop, reason = "constant bounds and plain indices keep every accumulator in a register")]
+fn panel<S: Simd, const P: usize>(simd: S, weights: &[f32], values: &[f32], ep: usize, column: usize, u: &mut [f32]) {
+    let mut sums = [[simd.splat(0.0); P]; 2];
+    for (s, pair) in weights.chunks(2).enumerate() {
+        for (lane, &w) in pair.iter().enumerate() {
+            let row = &values[(2 * s + lane) * ep + column..][..P * S::LANES];
+            let w = simd.splat(w);
+            for p in 0..P {
+                sums[lane][p] = simd.fma(w, simd.load_at(row, p * S::LANES), sums[lane][p]);
+            }
+        }
+    }
+    for p in 0..P {
+        let at = column + p * S::LANES;
+        let sum = simd.add(sums[0][p], sums[1][p]);
+        simd.store_at(u, at, simd.add(simd.load_at(u, at), sum));
+    }
+}
+
+impl Cache {
+    /// Forgets all keys; memory stays.
+    pub fn clear(&mut self) {
+        self.len = 0;
+        for column in &mut self.columns {
+            column.weights.clear();
+            column.decay.clear();
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Tokens to text as they come: whole characters only.
+
+use crate::{Result, Tokenizer};
+
+/// Tokens whose text depends on those before them are decoded together with so many.
+const CONTEXT: usize = 4;
+/// Bytes of a character that is not complete yet: what three of them decode to is held back.
+const INCOMPLETE: usize = 3;
+/// Tokens after which a window begins anew, should nothing in it ever become a whole character.
+const LONGEST: usize = 64;
+
+/// The text of one stream of tokens.
+///
+/// A token can be part of a character, and some tokenizers write a space in front of a token only where another comes before it. So a
+/// window of tokens is decoded together, and of its text only what is new is given.
+pub struct Text<'t> {
+    tokenizer: &'t Tokenizer,
+    window: Vec<u32>,
+    /// Bytes of the window's text that were given already.
+    given: usize,
+}
+
+impl<'t> Text<'t> {
+    /// A stream that follows these tokens, whose own text is not given.
+    pub fn after(tokenizer: &'t Tokenizer, before: &[u32]) -> Result<Text<'t>> {
+        let mut text = Text { tokenizer, window: Vec::with_capacity(2 * LONGEST), given: 0 };
+        let before = before.iter().copied().filter(|&token| (token as usize) < tokenizer.vocabulary());
+        text.window.extend(before);
+        text.window.drain(..text.window.len().saturating_sub(CONTEXT));
+        text.given = whole(&text.decode()?);
+        Ok(text)
+    }
+
+    /// The text that this token completes, perhaps none.
+    pub fn push(&mut self, token: u32) -> Result<String> {
+        // A model's vocabulary can be padded beyond its tokenizer's; those tokens have no text.
+        if token as usize >= self.tokenizer.vocabulary() {
+            return Ok(String::new());
+        }
+        self.window.push(token);
+        let text = self.decode()?;
+        let end = whole(&text);
+        let new = text.get(self.given..end).unwrap_or_default().to_owned();
+        self.given = self.given.max(end);
+        if end == text.len() || self.window.len() > LONGEST {
+            self.window.drain(..self.window.len().saturating_sub(CONTEXT));
+            self.given = whole(&self.decode()?);
+        }
+        Ok(new)
+    }
+
+    /// What was held back.
+    pub fn finish(&mut self) -> Result<String> {
+        let text = self.decode()?;
+        let rest = text.get(self.given..).unwrap_or_default().to_owned();
+        self.given = text.len();
+        Ok(rest)
+    }
+
+    fn decode(&self) -> Result<String> {
+        self.tokenizer.decode(&self.window, true)
+    }
+}
+
+/// Bytes of a text before the replacements at its end that further tokens could turn into a character.
+fn whole(text: &str) -> usize {
+    let mut end = text.len();
+    for _ in 0..INCOMPLETE {
+        match text[..end].strip_suffix('\u{fffd}') {
+            Some(rest) => end = rest.len(),
+            None => break,
+        }
+    }
+    end
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pieces(tokens: &[u32], before: &[u32]) -> (Vec<String>, String) {
+        let tokenizer = Tokenizer::bytes();
+        let mut text = Text::after(&tokenizer, before).expect("text");
+        let pieces = tokens.iter().map(|&token| text.push(token).expect("text")).collect();
+        (pieces, text.finish().expect("text"))
+    }
+
+    fn bytes(text: &str) -> Vec<u32> {
+        text.bytes().map(u32::from).collect()
+    }
+
+    #[test]
+    fn characters_come_whole() {
+        let (given, rest) = pieces(&bytes("aé€😀z"), &bytes("before"));
+        assert_eq!(given, ["a", "", "é", "", "", "€", "", "", "", "😀", "z"]);
+        assert_eq!(rest, "");
+    }
+
+    #[test]
+    fn what_is_no_text_is_replaced_and_nothing_is_lost() {
+        let tokens = [&[0xff, 0x41, 0xe2, 0x82][..], &bytes("b😀")].concat();
+        let (given, rest) = pieces(&tokens, &[]);
+        let all = given.concat() + &rest;
+        assert_eq!(all, "\u{fffd}A\u{fffd}b😀");
+        let (given, rest) = pieces(&[0xe2, 0x82], &[]);
+        assert_eq!((given.concat(), rest), (String::new(), "\u{fffd}".into()));
+        // A long run of bytes that never become text, then text.
+        let tokens = [vec![0xff; 300], bytes("end")].concat();
+        let (given, rest) = pieces(&tokens, &[]);
+        let all = given.concat() + &rest;
+        assert!(all.ends_with("end") && all.matches('\u{fffd}').count() > 250, "{}", all.len());
+    }
+
+    #[test]
+    fn ends_of_documents_and_tokens_beyond_the_tokenizer_leave_nothing() {
+        let (given, rest) = pieces(&[65, 256, 300, 66], &[256]);
+        assert_eq!((given.concat(), rest.as_str()), ("AB".to_string(), ""));
+    }
+}

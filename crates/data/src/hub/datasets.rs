@@ -1,0 +1,79 @@
+//! Data sets of the Hugging Face hub, through its ordinary cache.
+
+use std::path::{Path, PathBuf};
+
+use glob::{MatchOptions, Pattern};
+use hf_hub::{Cache, Repo, RepoType};
+
+use super::remote::{self as hub, OFFLINE, silent};
+use crate::error::{Error, Result};
+use crate::sources::{ENDINGS, SourceFile};
+
+/// The files of `hf://datasets/<owner>/<name>[@<revision>]/<glob>`, sorted by name, fetched where the cache does not hold them.
+///
+/// The hub is asked which files match, so that a cache with half of them is never taken for the whole. With `HF_HUB_OFFLINE` set, those
+/// of the cached snapshot that match are used.
+pub(super) fn files(asked: &str) -> Result<Vec<SourceFile>> {
+    let refuse = |problem: String| Error::DataSource { asked: asked.into(), problem };
+    let (repo, pattern) = parse(asked).ok_or_else(|| refuse("write it as hf://datasets/<owner>/<name>[@<revision>]/<glob>".into()))?;
+    let pattern = Pattern::new(&pattern).map_err(|error| refuse(format!("not a valid glob: {error}")))?;
+    let (cache, offline) = (hub::cache().map_err(refuse)?, hub::offline());
+    let found = if offline { cached(&cache, &repo, &pattern).map_err(refuse)? } else { fetched(&repo, &pattern).map_err(refuse)? };
+    if found.is_empty() {
+        return Err(refuse(match offline {
+            true => {
+                format!("{OFFLINE} is set and the cache in {} holds no file that matches and ends in {ENDINGS}", cache.path().display())
+            }
+            false => format!("no file of the data set matches that ends in {ENDINGS}"),
+        }));
+    }
+    Ok(found)
+}
+
+/// Owner and name with the revision, and the glob.
+fn parse(asked: &str) -> Option<(Repo, String)> {
+    let mut parts = asked.strip_prefix("hf://datasets/")?.splitn(3, '/');
+    let (owner, name, pattern) = (parts.next()?, parts.next()?, parts.next()?);
+    let repo = hub::repo(owner, name, RepoType::Dataset)?;
+    (!pattern.is_empty()).then(|| (repo, pattern.to_owned()))
+}
+
+/// A star stands for a name or a part of it, two stars for any folders.
+fn matches(pattern: &Pattern, name: &str) -> bool {
+    pattern.matches_with(name, MatchOptions { require_literal_separator: true, ..MatchOptions::new() })
+}
+
+fn fetched(repo: &Repo, pattern: &Pattern) -> std::result::Result<Vec<SourceFile>, String> {
+    let api = hub::api(repo, false)?;
+    let mut names: Vec<String> = api.info().map_err(silent)?.siblings.into_iter().map(|file| file.rfilename).collect();
+    names.retain(|name| matches(pattern, name) && SourceFile::new(name).is_some());
+    names.sort();
+    let fetch = |name: &String| api.get(name).map_err(|error| format!("{name} cannot be fetched: {error}"));
+    names.iter().map(|name| Ok(SourceFile::new(fetch(name)?).ok_or("the cache holds it under another name")?)).collect()
+}
+
+/// The files of the snapshot to which the revision points.
+fn cached(cache: &Cache, repo: &Repo, pattern: &Pattern) -> std::result::Result<Vec<SourceFile>, String> {
+    let snapshot = hub::snapshot(cache, repo)?;
+    let mut names = Vec::new();
+    list(&snapshot, "", &mut names).map_err(|error| format!("cannot list {}: {error}", snapshot.display()))?;
+    names.retain(|name| matches(pattern, name));
+    names.sort();
+    Ok(names.iter().filter_map(|name| SourceFile::new(snapshot.join(name))).collect())
+}
+
+/// Paths of the files below `folder`, as the hub writes them.
+fn list(folder: &Path, place: &str, names: &mut Vec<String>) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let path: PathBuf = entry?.path();
+        let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
+        let name = format!("{place}{name}");
+        // A snapshot holds links to files; its folders are real ones.
+        if path.is_file() {
+            names.push(name);
+        } else if path.is_dir() && !path.is_symlink() {
+            list(&path, &format!("{name}/"), names)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,147 @@
+//! Documents, token by token.
+
+use super::LanguageConfig;
+use crate::draw;
+
+pub(super) const START: u32 = 0;
+pub(super) const QUESTION: u32 = 1;
+const MARKS: usize = 2;
+/// A label that does not count.
+const UNASKED: i32 = -100;
+
+/// The rules by which documents are written.
+#[derive(Debug)]
+pub(super) struct Grammar {
+    pub config: LanguageConfig,
+    /// Probability that a word is among the first j + 1 of those that can follow.
+    cumulative: Vec<f64>,
+}
+
+/// Where in a phrase the document is.
+#[derive(Clone, Copy)]
+enum Place {
+    /// The last phrase is complete.
+    End,
+    /// After the key of a fact.
+    Fact { key: u32 },
+    /// After a question mark.
+    Question,
+    /// After the key of a question about this fact.
+    Answer { fact: usize },
+}
+
+impl Grammar {
+    pub fn new(config: LanguageConfig) -> Grammar {
+        let mut sum = 0.0;
+        let cumulative = word_probabilities(config.branching)
+            .into_iter()
+            .map(|p| {
+                sum += p;
+                sum
+            })
+            .collect();
+        Grammar { config, cumulative }
+    }
+
+    pub fn vocabulary(&self) -> usize {
+        MARKS + self.config.words + self.config.keys + self.config.values
+    }
+
+    pub fn word(&self, index: u64) -> u32 {
+        MARKS as u32 + index as u32
+    }
+
+    pub fn key(&self, index: u32) -> u32 {
+        (MARKS + self.config.words) as u32 + index
+    }
+
+    pub fn value(&self, index: u64) -> u32 {
+        (MARKS + self.config.words + self.config.keys) as u32 + index as u32
+    }
+
+    pub fn is_word(&self, token: u32) -> bool {
+        (MARKS as u32..self.key(0)).contains(&token)
+    }
+
+    /// The word of rank `rank` among those that follow these tokens, the nearest last.
+    pub fn successor(&self, before: &[u32], rank: usize) -> u32 {
+        let order = self.config.order;
+        // What is before the first token counts as blank, as everything that is no word does.
+        let recent = before.iter().rev().map(|&token| if self.is_word(token) { token } else { START });
+        let context = recent.chain(std::iter::repeat(START)).take(order);
+        let key = context.fold(draw::hash(&[3, self.config.dialect as u64]), |key, token| draw::hash(&[key, token as u64]));
+        self.word(draw::permuted(key, self.config.words as u64, rank as u64))
+    }
+
+    /// Writes the document of this key: L inputs, L labels, and whether these are recall tokens.
+    pub fn write(&self, key: u64, ids: &mut [u32], labels: &mut [i32], recall: &mut [bool]) {
+        let config = &self.config;
+        let mut draw = Draw { key, count: 0 };
+        let mut keys: Vec<u32> = (0..config.keys as u32).collect();
+        let mut facts: Vec<(u32, u32)> = Vec::with_capacity(config.facts);
+        let mut place = Place::End;
+        ids[0] = START;
+        for t in 0..config.length {
+            let (token, next) = match place {
+                Place::End if facts.len() < config.facts && draw.unit() < config.fact_rate => {
+                    // One step of Fisher and Yates: keys before this place are stated.
+                    let stated = facts.len();
+                    keys.swap(stated, stated + draw.below(config.keys - stated) as usize);
+                    let key = self.key(keys[stated]);
+                    (key, Place::Fact { key })
+                }
+                Place::End if facts.len() == config.facts && draw.unit() < config.question_rate => (QUESTION, Place::Question),
+                Place::End => {
+                    let u = draw.unit();
+                    let rank = self.cumulative.iter().position(|&sum| u < sum).unwrap_or(config.branching - 1);
+                    (self.successor(&ids[..=t], rank), Place::End)
+                }
+                Place::Fact { key } => {
+                    let value = self.value(draw.below(config.values));
+                    facts.push((key, value));
+                    (value, Place::End)
+                }
+                Place::Question => {
+                    let fact = draw.below(config.facts) as usize;
+                    (facts[fact].0, Place::Answer { fact })
+                }
+                Place::Answer { fact } => (facts[fact].1, Place::End),
+            };
+            labels[t] = if matches!(place, Place::Question) { UNASKED } else { token as i32 };
+            recall[t] = matches!(place, Place::Answer { .. });
+            if let Some(id) = ids.get_mut(t + 1) {
+                *id = token;
+            }
+            place = next;
+        }
+    }
+}
+
+/// 1/j over its sum, j = 1..=b.
+pub(super) fn word_probabilities(branching: usize) -> Vec<f64> {
+    let weights: Vec<f64> = (1..=branching).map(|j| 1.0 / j as f64).collect();
+    let sum: f64 = weights.iter().sum();
+    weights.into_iter().map(|w| w / sum).collect()
+}
+
+/// Random numbers of one document, each computed from its index.
+struct Draw {
+    key: u64,
+    count: u64,
+}
+
+impl Draw {
+    fn bits(&mut self) -> u64 {
+        self.count += 1;
+        draw::hash(&[self.key, self.count])
+    }
+
+    /// Uniform from 0 to below 1.
+    fn unit(&mut self) -> f64 {
+        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    fn below(&mut self, n: usize) -> u64 {
+        draw::below(self.bits(), n as u64)
+    }
+}

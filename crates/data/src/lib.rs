@@ -1,0 +1,95 @@
+//! Text in, batches out.
+//!
+//! A [`Source`] is a pure function from (seed, index) to a batch: the position in the data is a number, so that a run
+//! resumes exactly and any batch can be looked at again.
+
+pub mod bpe;
+pub mod config;
+mod detokenize;
+mod draw;
+pub mod error;
+pub mod hub;
+pub mod language;
+pub mod prepare;
+pub mod shards;
+pub mod sources;
+mod split;
+pub mod text;
+pub mod tokenizer;
+pub mod tokens;
+
+use std::fmt;
+
+pub use config::{DataConfig, Documents, Layout};
+pub use detokenize::Text;
+pub use error::{Error, Result};
+pub use prepare::{Prepare, Progress};
+pub use text::TextSource;
+pub use tokenizer::Tokenizer;
+
+/// One batch of rows of T positions, reused from step to step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Rows {
+    /// B
+    pub rows: usize,
+    /// T
+    pub time: usize,
+    /// Tokens [B, T].
+    pub ids: Vec<u32>,
+    /// The token that follows each, [B, T]; −100 where none is asked for.
+    pub labels: Vec<i32>,
+    /// Positions that count in each row, [B]; empty where all do.
+    pub lengths: Vec<usize>,
+    /// Whether a label is a recall token, [B, T]; empty where the source does not mark them.
+    pub recall: Vec<bool>,
+    /// Bytes of text that the counted labels stand for; 0 where the source is not text.
+    pub bytes: u64,
+}
+
+impl Rows {
+    /// Makes room for B rows of T positions, everything masked out.
+    pub fn reset(&mut self, rows: usize, time: usize) {
+        self.rows = rows;
+        self.time = time;
+        self.ids.clear();
+        self.ids.resize(rows * time, 0);
+        self.labels.clear();
+        self.labels.resize(rows * time, -100);
+        self.lengths.clear();
+        self.recall.clear();
+        self.bytes = 0;
+    }
+}
+
+/// Where batches come from.
+pub trait Source: Send + Sync + fmt::Debug {
+    /// Number of different tokens: ids are below it.
+    fn vocabulary(&self) -> usize;
+
+    /// A short hash of all that decides its batches besides seed, index, B and T.
+    fn fingerprint(&self) -> String;
+
+    /// Training batch `index` of this seed, of `rows` rows of `time` positions. Always the same for the same arguments.
+    fn train(&self, seed: u64, index: u64, rows: usize, time: usize, out: &mut Rows) -> Result<()>;
+
+    /// Held-out batch `index`, in order, every held-out token asked for once; false past the end. The last batch may have
+    /// rows that are masked out entirely.
+    fn held_out(&self, index: u64, rows: usize, time: usize, out: &mut Rows) -> Result<bool>;
+
+    /// The loss of the best possible predictor in nats a token, where it is known: over all tokens, over recall tokens
+    /// and over the others.
+    fn best_loss(&self) -> Option<BestLoss> {
+        None
+    }
+}
+
+/// Known entropy of a source, in nats a token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BestLoss {
+    /// Over all tokens.
+    pub all: f64,
+    /// Over recall tokens.
+    pub recall: f64,
+    /// Over the others.
+    pub rest: f64,
+}

@@ -1,0 +1,225 @@
+//! Documents out of files.
+//!
+//! Notable choices:
+//! - everything streams: what is in memory is one piece of a document, one JSON line or one page of a parquet column;
+//! - the order of documents is that of the sources, then of the names of files, then of the file;
+//! - every complaint names the file and the line or row.
+
+mod json;
+mod lines;
+#[cfg(feature = "parquet")]
+mod parquet;
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::config::{DataConfig, Documents};
+use crate::error::{Error, Result};
+use crate::hub;
+
+/// A text file that is one document is taken apart into pieces of at most this many bytes, cut after a line break where there is one.
+/// Each is tokenized by itself.
+pub const PIECE: usize = 16 << 20;
+/// No line, and no document of a parquet file or between separators, may have more bytes than this.
+pub const LONGEST: usize = 256 << 20;
+
+/// A file that holds documents.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceFile {
+    /// Where it is.
+    pub path: PathBuf,
+    /// What is in it.
+    pub format: Format,
+    /// How it is compressed, by its name.
+    pub compression: Compression,
+}
+
+/// What is in a file, by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// `.txt`
+    Text,
+    /// `.jsonl`, `.ndjson`, `.json`: an object a line.
+    JsonLines,
+    /// `.parquet`
+    Parquet,
+}
+
+/// How a file is compressed, by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compression {
+    /// As it is.
+    None,
+    /// `.gz`
+    Gzip,
+    /// `.zst`
+    Zstd,
+}
+
+/// A part of a document, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Its text.
+    pub text: String,
+    /// Whether it begins its document.
+    pub first: bool,
+    /// Whether it ends its document.
+    pub last: bool,
+}
+
+impl Piece {
+    fn whole(text: String) -> Piece {
+        Piece { text, first: true, last: true }
+    }
+}
+
+/// The documents of one file, piece by piece; after an error there are no more.
+pub type Pieces = Box<dyn Iterator<Item = Result<Piece>> + Send>;
+
+pub(crate) const ENDINGS: &str = ".txt, .jsonl, .ndjson, .json (each also with .gz or .zst) and .parquet";
+
+impl SourceFile {
+    /// A file by its name; none where the ending is not known.
+    pub fn new(path: impl Into<PathBuf>) -> Option<SourceFile> {
+        let path = path.into();
+        let name = path.file_name()?.to_str()?.to_ascii_lowercase();
+        let (name, compression) = match (name.strip_suffix(".gz"), name.strip_suffix(".zst")) {
+            (Some(name), _) => (name, Compression::Gzip),
+            (_, Some(name)) => (name, Compression::Zstd),
+            _ => (name.as_str(), Compression::None),
+        };
+        let format = match name.rsplit_once('.')?.1 {
+            "txt" => Format::Text,
+            "jsonl" | "ndjson" | "json" => Format::JsonLines,
+            "parquet" if compression == Compression::None => Format::Parquet,
+            _ => return None,
+        };
+        Some(SourceFile { path, format, compression })
+    }
+
+    /// Its documents. `read` counts the bytes of the file that were read.
+    pub fn documents(&self, documents: &Documents, field: &str, read: &Arc<AtomicU64>) -> Result<Pieces> {
+        let path = self.path.clone();
+        Ok(match self.format {
+            Format::Text => lines::documents(self.open(read)?, path, documents),
+            Format::JsonLines => json::documents(self.open(read)?, path, field),
+            #[cfg(feature = "parquet")]
+            Format::Parquet => parquet::documents(path, field, read.clone())?,
+            #[cfg(not(feature = "parquet"))]
+            Format::Parquet => return Err(Error::left_out(path.display().to_string(), "Parquet files", "parquet")),
+        })
+    }
+
+    fn open(&self, read: &Arc<AtomicU64>) -> Result<Box<dyn BufRead + Send>> {
+        let file = File::open(&self.path).map_err(Error::io("open", &self.path))?;
+        let counted = BufReader::with_capacity(1 << 18, Counted { inner: file, read: read.clone() });
+        Ok(match self.compression {
+            Compression::None => Box::new(counted),
+            Compression::Gzip => Box::new(BufReader::with_capacity(1 << 18, flate2::bufread::MultiGzDecoder::new(counted))),
+            #[cfg(not(feature = "zstd"))]
+            Compression::Zstd => return Err(Error::left_out(self.path.display().to_string(), "Zstandard", "zstd")),
+            #[cfg(feature = "zstd")]
+            Compression::Zstd => {
+                let decoder = zstd::stream::read::Decoder::with_buffer(counted).map_err(Error::io("read", &self.path))?;
+                Box::new(BufReader::with_capacity(1 << 18, decoder))
+            }
+        })
+    }
+}
+
+struct Counted<R> {
+    inner: R,
+    read: Arc<AtomicU64>,
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.read.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
+    }
+}
+
+/// All files that the sources name, in order, each once. Files of the hub are fetched into its cache.
+pub fn files(config: &DataConfig) -> Result<Vec<SourceFile>> {
+    config.check()?;
+    let mut found = Vec::new();
+    let mut seen = HashSet::new();
+    for asked in &config.sources {
+        for file in files_of(asked)? {
+            // The same file by two names, such as a glob and a folder, would count double.
+            let same = file.path.canonicalize().map_err(Error::io("find", &file.path))?;
+            if seen.insert(same) {
+                found.push(file);
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn files_of(asked: &str) -> Result<Vec<SourceFile>> {
+    let refuse = |problem: String| Err(Error::DataSource { asked: asked.into(), problem });
+    if asked.starts_with("hf://") {
+        return hub::files(asked);
+    }
+    let path = Path::new(asked);
+    if path.is_file() {
+        return match SourceFile::new(path) {
+            Some(file) => Ok(vec![file]),
+            None => refuse(format!("its name does not say what it is; known are {ENDINGS}")),
+        };
+    }
+    if path.is_dir() {
+        let mut files = Vec::new();
+        walk(path, &mut HashSet::new(), &mut files)?;
+        return match files.is_empty() {
+            true => refuse(format!("the folder holds no file that ends in {ENDINGS}")),
+            false => Ok(files),
+        };
+    }
+    if !asked.contains(['*', '?', '[']) {
+        return refuse("there is no such file or folder".into());
+    }
+    let paths = match glob::glob(asked) {
+        Ok(paths) => paths,
+        Err(error) => return refuse(format!("not a valid glob: {error}")),
+    };
+    let mut files = Vec::new();
+    for path in paths {
+        let path = path.map_err(|error| Error::Io { action: "read", path: error.path().into(), source: error.into() })?;
+        if path.is_file() {
+            files.extend(SourceFile::new(path));
+        }
+    }
+    if files.is_empty() {
+        return refuse(format!("no file matches that ends in {ENDINGS}"));
+    }
+    files.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(files)
+}
+
+/// Files below a folder by name, folders followed through links but none entered twice; hidden ones are left out.
+fn walk(folder: &Path, entered: &mut HashSet<PathBuf>, files: &mut Vec<SourceFile>) -> Result<()> {
+    if !entered.insert(folder.canonicalize().map_err(Error::io("find", folder))?) {
+        return Ok(());
+    }
+    let entries = std::fs::read_dir(folder).and_then(|entries| entries.collect::<std::io::Result<Vec<_>>>());
+    let mut entries = entries.map_err(Error::io("list", folder))?;
+    entries.sort_by_key(|entry| entry.file_name());
+    for entry in entries {
+        let path = entry.path();
+        if entry.file_name().as_encoded_bytes().starts_with(b".") {
+            continue;
+        }
+        if path.is_dir() {
+            walk(&path, entered, files)?;
+        } else if path.is_file() {
+            files.extend(SourceFile::new(path));
+        }
+    }
+    Ok(())
+}

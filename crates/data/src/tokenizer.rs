@@ -1,0 +1,186 @@
+//! Text to tokens and back.
+
+use std::fmt;
+use std::path::Path;
+
+use serde_json::Value;
+use tokenizers::Tokenizer as HuggingFace;
+
+use crate::error::{Error, Result};
+
+/// Names that tokenizers give to the token that ends a document, in the order in which they are looked for.
+const ENDS: [&str; 9] =
+    ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|end▁of▁sentence|>", "<|im_end|>", "[EOS]", "[SEP]"];
+
+/// Turns text into tokens and tokens into text. Usable from many threads.
+pub struct Tokenizer {
+    kind: Kind,
+    /// `bytes`, or the file.
+    name: String,
+    end: u32,
+    vocabulary: usize,
+    hash: String,
+    bytes: Vec<u32>,
+}
+
+enum Kind {
+    Bytes,
+    HuggingFace(Box<HuggingFace>),
+}
+
+impl Tokenizer {
+    /// A token for each of the 256 bytes and one, 256, that ends a document.
+    pub fn bytes() -> Tokenizer {
+        let mut bytes = vec![1; 257];
+        bytes[256] = 0;
+        Tokenizer { kind: Kind::Bytes, name: "bytes".into(), end: 256, vocabulary: 257, hash: "bytes-1".into(), bytes }
+    }
+
+    /// `bytes`, a Hugging Face `tokenizer.json`, or a folder that holds one. `end` is the token that ends documents; where not
+    /// given, it is looked for by its usual names.
+    ///
+    /// Truncation and padding that the file may ask for are switched off: documents are tokenized whole.
+    pub fn open(name: &str, end: Option<&str>) -> Result<Tokenizer> {
+        let refuse = |problem: String| Error::Tokenizer { name: name.into(), problem };
+        if name == "bytes" {
+            return match end {
+                None => Ok(Tokenizer::bytes()),
+                Some(_) => Err(refuse("it ends documents with its own token 256; leave `end_of_document` out".into())),
+            };
+        }
+        let path = if Path::new(name).is_dir() { Path::new(name).join("tokenizer.json") } else { name.into() };
+        let file = std::fs::read(&path).map_err(Error::io("read the tokenizer", &path))?;
+        Tokenizer::of_json(name, &file, end)
+    }
+
+    /// Of the content of a `tokenizer.json`.
+    pub fn of_json(name: &str, file: &[u8], end: Option<&str>) -> Result<Tokenizer> {
+        let refuse = |problem: String| Error::Tokenizer { name: name.into(), problem };
+        let not_one = |error: &dyn fmt::Display| refuse(format!("not a tokenizer.json of Hugging Face: {error}"));
+        let mut inner = HuggingFace::from_bytes(file).map_err(|error| not_one(&error))?;
+        inner.with_truncation(None).map_err(|error| not_one(&error))?;
+        inner.with_padding(None);
+        let description: Value = serde_json::from_slice(file).map_err(|error| not_one(&error))?;
+        let vocabulary = inner.get_vocab(true).into_values().max().map_or(0, |last| last as usize + 1);
+        let end = match end {
+            Some(end) => inner.token_to_id(end).ok_or_else(|| refuse(format!("it has no token `{end}` to end documents with")))?,
+            None => ENDS.iter().find_map(|end| inner.token_to_id(end)).ok_or_else(|| {
+                refuse(format!("no token that ends documents is known ({} are not in it); name it in `end_of_document`", ENDS.join(", ")))
+            })?,
+        };
+        let bytes = bytes_of_tokens(&inner, &description, vocabulary);
+        let hash = blake3::hash(file).to_hex().to_string();
+        Ok(Tokenizer { kind: Kind::HuggingFace(Box::new(inner)), name: name.into(), end, vocabulary, hash, bytes })
+    }
+
+    /// `bytes`, or the file as it was named.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// One more than the largest token.
+    pub fn vocabulary(&self) -> usize {
+        self.vocabulary
+    }
+
+    /// The token that ends a document.
+    pub fn end(&self) -> u32 {
+        self.end
+    }
+
+    /// Changes whenever the tokenizer's file does.
+    pub fn hash(&self) -> &str {
+        &self.hash
+    }
+
+    /// Whether text begins with a token of the tokenizer's own, such as `<s>`, when special tokens are asked for.
+    pub fn begins(&self) -> Result<bool> {
+        let (with, without) = (self.encode("a", true)?, self.encode("a", false)?);
+        Ok(with.first() != without.first())
+    }
+
+    /// The tokens of a text, with what the tokenizer's template adds if `special`. The end of the document is not added.
+    pub fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>> {
+        match &self.kind {
+            Kind::Bytes => Ok(text.bytes().map(u32::from).collect()),
+            Kind::HuggingFace(inner) => {
+                let unknown = || text.split_whitespace().find(|word| inner.token_to_id(word).is_none());
+                let encoding = inner.encode_fast(text, special).map_err(|error| match unknown() {
+                    Some(word) => self.error(format!(
+                        "cannot encode: it has no token for `{word}` ({error}); `termwise data show` prints text of the built-in language"
+                    )),
+                    None => self.error(format!("cannot encode: {error}")),
+                })?;
+                Ok(encoding.get_ids().to_vec())
+            }
+        }
+    }
+
+    /// The text of tokens; special ones, the end of a document among them, leave nothing if `skip_special`. Bytes that are not UTF-8
+    /// become `U+FFFD`.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
+        if let Some(id) = ids.iter().find(|&&id| id as usize >= self.vocabulary) {
+            return Err(self.error(format!("cannot decode {id}: the vocabulary has {} tokens", self.vocabulary)));
+        }
+        match &self.kind {
+            Kind::Bytes => {
+                let mut text = String::new();
+                for run in ids.split_inclusive(|&id| id == 256) {
+                    let (run, end) =
+                        run.split_last().filter(|&(&last, _)| last == 256).map_or((run, ""), |(_, run)| (run, "<|endoftext|>"));
+                    text += &String::from_utf8_lossy(&run.iter().map(|&id| id as u8).collect::<Vec<_>>());
+                    text += if skip_special { "" } else { end };
+                }
+                Ok(text)
+            }
+            Kind::HuggingFace(inner) => inner.decode(ids, skip_special).map_err(|error| self.error(format!("cannot decode: {error}"))),
+        }
+    }
+
+    /// How many bytes of text each token stands for, [vocabulary]: exact for `bytes` and byte-level tokenizers; for others, what the
+    /// token says, from which text differs where it was normalized. Special tokens stand for none.
+    pub fn bytes_of_tokens(&self) -> &[u32] {
+        &self.bytes
+    }
+
+    fn error(&self, problem: String) -> Error {
+        Error::Tokenizer { name: self.name.clone(), problem }
+    }
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tokenizer({}, {} tokens)", self.name, self.vocabulary)
+    }
+}
+
+fn bytes_of_tokens(inner: &HuggingFace, description: &Value, vocabulary: usize) -> Vec<u32> {
+    let byte_level = mentions(&description["pre_tokenizer"], "ByteLevel") || mentions(&description["decoder"], "ByteLevel");
+    let word_piece = description["model"]["type"] == "WordPiece";
+    let mut bytes = vec![0; vocabulary];
+    for (token, id) in inner.get_vocab(false) {
+        bytes[id as usize] = if byte_level {
+            token.chars().count()
+        } else if token.len() == 6 && token.starts_with("<0x") && token.ends_with('>') {
+            1
+        } else if let Some(rest) = token.strip_prefix("##").filter(|_| word_piece) {
+            rest.len()
+        } else {
+            // SentencePiece writes a space as U+2581, three bytes.
+            token.len() - 2 * token.matches('▁').count()
+        } as u32;
+    }
+    for (&id, added) in inner.get_added_tokens_decoder().iter() {
+        bytes[id as usize] = if added.special { 0 } else { added.content.len() as u32 };
+    }
+    bytes
+}
+
+/// Whether a part of a tokenizer, or one in its sequence, is of this type.
+fn mentions(part: &Value, kind: &str) -> bool {
+    match part {
+        Value::Object(map) => map.get("type").is_some_and(|found| found == kind) || map.values().any(|part| mentions(part, kind)),
+        Value::Array(parts) => parts.iter().any(|part| mentions(part, kind)),
+        _ => false,
+    }
+}

@@ -1,0 +1,96 @@
+//! Folders full of documents.
+#![allow(dead_code)]
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use termwise_data::Result;
+use termwise_data::{DataConfig, Prepare, TextSource};
+
+/// A folder of sources in a folder that is removed in the end; the cache lies beside the sources.
+pub struct Folder(tempfile::TempDir);
+
+impl Folder {
+    pub fn new() -> Folder {
+        let folder = Folder(tempfile::tempdir().unwrap());
+        std::fs::create_dir(folder.0.path().join("sources")).unwrap();
+        folder
+    }
+
+    /// A path beside the cache, or of a source.
+    pub fn path(&self, name: &str) -> String {
+        let below = if name.starts_with("cache") { "" } else { "sources" };
+        self.0.path().join(below).join(name).to_str().unwrap().to_owned()
+    }
+
+    pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> String {
+        let path = PathBuf::from(self.path(name));
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, content).unwrap();
+        self.path(name)
+    }
+
+    /// Compressed as the name says.
+    pub fn write_compressed(&self, name: &str, content: &[u8]) -> String {
+        self.write(name, compress(name, content))
+    }
+}
+
+pub fn compress(name: &str, content: &[u8]) -> Vec<u8> {
+    if name.ends_with(".gz") {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+        encoder.write_all(content).unwrap();
+        encoder.finish().unwrap()
+    } else if name.ends_with(".zst") {
+        #[cfg(feature = "zstd")]
+        return zstd::encode_all(content, 3).unwrap();
+        #[cfg(not(feature = "zstd"))]
+        unreachable!("{name}: only where the feature is on");
+    } else {
+        content.to_vec()
+    }
+}
+
+/// Those of the names that this build can read: `.zst` is a feature.
+pub fn readable<'a>(names: &[&'a str]) -> Vec<&'a str> {
+    names.iter().copied().filter(|name| cfg!(feature = "zstd") || !name.ends_with(".zst")).collect()
+}
+
+/// Documents `<0>`, `<1>`, … of different lengths, one a line.
+pub fn numbered(count: usize) -> String {
+    (0..count).map(|i| format!("<{i}>").repeat(1 + i % 7) + "\n").collect()
+}
+
+/// Everything at `name` among the sources.
+pub fn config(folder: &Folder, name: &str) -> DataConfig {
+    DataConfig { sources: vec![folder.path(name)], ..DataConfig::default() }
+}
+
+pub fn prepare(folder: &Folder, config: &DataConfig) -> Result<TextSource> {
+    TextSource::prepare(config, Path::new(&folder.path("cache")), &Prepare::default())
+}
+
+/// The shards below a cache by name.
+pub fn shards(cache: &str) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut shards = BTreeMap::new();
+    for folder in std::fs::read_dir(cache).unwrap() {
+        for file in std::fs::read_dir(folder.unwrap().path()).unwrap() {
+            let path = file.unwrap().path();
+            if path.extension().is_some_and(|extension| extension == "bin") {
+                shards.insert(path.strip_prefix(cache).unwrap().into(), std::fs::read(&path).unwrap());
+            }
+        }
+    }
+    shards
+}
+
+/// The folder of shared material, if it is there.
+pub fn shared() -> Option<PathBuf> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data");
+    if !path.is_dir() {
+        println!("skipped: no ../shared");
+        return None;
+    }
+    Some(path)
+}

@@ -1,0 +1,66 @@
+//! What can go wrong while a model is looked into.
+
+/// The errors of this crate. Each says what was asked, what was found and what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An attention that is not possible, or a text that is none.
+    #[error(transparent)]
+    Attention(#[from] termwise_attention::Error),
+    /// A model that cannot be built or run.
+    #[error(transparent)]
+    Model(Box<termwise_llama::Error>),
+    /// Training, its settings or its data.
+    #[error(transparent)]
+    Train(Box<termwise_train::Error>),
+    /// A report that cannot be written.
+    #[error(transparent)]
+    Report(#[from] termwise_report::Error),
+    /// Sizes that do not fit together.
+    #[error("{0}")]
+    Sizes(String),
+    /// A score that is no number.
+    #[error(
+        "the score of query {query} and key {key} in window {window} is not finite at layer {layer}, head {head}; the weights cannot take this text"
+    )]
+    Score {
+        /// Layer, from 0.
+        layer: usize,
+        /// Head, from 0.
+        head: usize,
+        /// Window, from 0.
+        window: usize,
+        /// Position of the query.
+        query: usize,
+        /// Position of the key.
+        key: usize,
+    },
+    /// The system gave no threads.
+    #[error(transparent)]
+    Threads(#[from] termwise_base::threads::Error),
+}
+
+impl From<termwise_train::Error> for Error {
+    fn from(error: termwise_train::Error) -> Error {
+        Error::Train(Box::new(error))
+    }
+}
+
+impl From<termwise_llama::Error> for Error {
+    fn from(error: termwise_llama::Error) -> Error {
+        Error::Model(Box::new(error))
+    }
+}
+
+impl From<termwise_data::Error> for Error {
+    fn from(error: termwise_data::Error) -> Error {
+        Error::Train(Box::new(error.into()))
+    }
+}
+
+impl Error {
+    /// Whether the user's own words are at fault, as against a failure while working.
+    pub fn is_usage(&self) -> bool {
+        matches!(self, Error::Attention(_) | Error::Sizes(_))
+    }
+}

@@ -1,0 +1,12 @@
+//! Looking inside models.
+//!
+//! - [`spectrum`]: the terms of the exponential series inside a model, and how many of them its heads need;
+//! - [`cut`]: what cutting exp to a finite order costs and saves.
+
+pub mod cut;
+pub mod error;
+pub mod made_by;
+pub mod spectrum;
+
+pub use error::Error;
+pub use made_by::MadeBy;

@@ -1,0 +1,210 @@
+//! A spectrum as pictures, tables and a page.
+
+use termwise_report::{
+    Axis, Band, Block, Cell, Chart, Figure, HeatMap, Layer, Line, Names, Page, Rule, Scale, Section, Shade, Table, Unit,
+};
+
+use super::{LayerSpectrum, Magnitudes, OverHeads, Spectrum, Terms};
+use crate::MadeBy;
+
+/// Magnitudes below this have the darkest colour and no place in charts: beside order 0, which is 1, they are nothing.
+const LEAST: f64 = 1e-6;
+
+type Which = fn(&Terms) -> &Magnitudes;
+
+/// The three ways to count pairs, with their names.
+const KINDS: [(&str, &str, Which); 3] = [
+    ("all", "all scores (published metric)", |terms| &terms.all),
+    ("positive", "scores of zero and above", |terms| &terms.positive),
+    ("negative", "negative scores", |terms| &terms.negative),
+];
+
+impl Spectrum {
+    /// The order that each head needs for an error of 1 %, layer by head.
+    pub fn order_map(&self) -> HeatMap {
+        let most = self.orders.last().copied().unwrap_or(0) as f64;
+        let value = |layer: &LayerSpectrum, head: usize| Some(layer.heads.get(head)?.cut.as_ref()?.order_for.one_percent? as f64);
+        HeatMap {
+            title: format!("Order for an error of 1 % (struck out: more than {most})"),
+            x: Names::count("head", self.model.heads),
+            y: Names::count("layer", self.layers.len()),
+            values: self.layers.iter().map(|layer| (0..self.model.heads).map(|head| value(layer, head)).collect()).collect(),
+            shade: Shade::Linear,
+            range: Some((0.0, most)),
+            unit: Unit::Number,
+        }
+    }
+
+    /// log10 of the magnitude of each order, layer by order.
+    fn magnitude_map(&self, title: &str, which: Which) -> HeatMap {
+        let row = |layer: &LayerSpectrum| layer.terms.as_ref().map_or(vec![None; super::ORDERS], |terms| which(terms).log10.clone());
+        let values: Vec<Vec<Option<f64>>> = self.layers.iter().map(row).collect();
+        let most = values.iter().flatten().flatten().copied().fold(f64::NEG_INFINITY, f64::max);
+        HeatMap {
+            title: format!("log10 of the magnitude by order: {title}"),
+            x: Names::count("order", super::ORDERS),
+            y: Names::count("layer", self.layers.len()),
+            values,
+            shade: Shade::Linear,
+            range: most.is_finite().then(|| (LEAST.log10().min(most), most)),
+            unit: Unit::Number,
+        }
+    }
+
+    /// Magnitude against order, a line for each layer.
+    fn magnitude_chart(&self, title: &str, which: Which) -> Chart {
+        let line = |layer: &LayerSpectrum| {
+            let logs = &which(layer.terms.as_ref()?).log10;
+            let points = logs.iter().enumerate().filter_map(|(n, log)| Some((n as f64, log.filter(|&log| log > LEAST.log10())?)));
+            Some(Layer::Line(self.line_of(layer, points.collect())))
+        };
+        Chart {
+            title: format!("Magnitude of the terms: {title}"),
+            x: Axis::new("order", Scale::Linear, Unit::Number),
+            // Logarithms on a linear axis: large scores leave the range of numbers.
+            y: Axis::new("log10 of the mean of |xⁿ/n!|", Scale::Linear, Unit::Number),
+            layers: self.layers.iter().filter_map(line).collect(),
+        }
+    }
+
+    /// The error of each order: a line for the median head of each layer, and a band over all heads of the model.
+    fn error_chart(&self) -> Chart {
+        let errors = |layer: &LayerSpectrum, at: usize| -> Vec<f64> {
+            let mut errors: Vec<f64> = layer.heads.iter().filter_map(|head| head.cut.as_ref()?.error[at]).filter(|&x| x > 1e-12).collect();
+            errors.sort_by(f64::total_cmp);
+            errors
+        };
+        let band = self.orders.iter().enumerate().filter_map(|(at, &p)| {
+            let all: Vec<f64> = self.layers.iter().flat_map(|layer| errors(layer, at)).collect();
+            let low = all.iter().copied().reduce(f64::min)?;
+            Some((p as f64, low, all.iter().copied().fold(low, f64::max)))
+        });
+        let mut layers = vec![Layer::Band(Band { name: "all heads".into(), color: 0, points: band.collect() })];
+        for layer in &self.layers {
+            let median = |at: usize| errors(layer, at).get(errors(layer, at).len() / 2).copied();
+            let points: Vec<(f64, f64)> = self.orders.iter().enumerate().filter_map(|(at, &p)| Some((p as f64, median(at)?))).collect();
+            if !points.is_empty() {
+                layers.push(Layer::Line(self.line_of(layer, points)));
+            }
+        }
+        for (bound, name) in [(0.1, "10 %"), (0.01, "1 %"), (0.001, "0.1 %")] {
+            layers.push(Layer::Rule(Rule { y: bound, label: name.into(), color: 0 }));
+        }
+        Chart {
+            title: "Error of the output when the series is cut: median head of each layer, all heads as a band".into(),
+            x: Axis::new("highest order", Scale::Linear, Unit::Number),
+            y: Axis::new("RMS(y_p − y) / RMS(y)", Scale::Log, Unit::Percent),
+            layers,
+        }
+    }
+
+    /// Layers in groups of equal colour, from the first to the last; the legend names groups.
+    fn line_of(&self, layer: &LayerSpectrum, points: Vec<(f64, f64)>) -> Line {
+        let (count, groups) = (self.layers.len(), self.layers.len().min(5));
+        let group = layer.layer * groups / count.max(1);
+        // The smallest layer l with l·groups / count = group.
+        let first = |group: usize| (group * count).div_ceil(groups);
+        let (begin, end) = (first(group), first(group + 1) - 1);
+        let name = if begin == end { format!("layer {begin}") } else { format!("layers {begin} to {end}") };
+        // The last layer stands out in real models.
+        let dashed = layer.layer + 1 == count && begin != end;
+        Line { name: if dashed { format!("layer {}", layer.layer) } else { name }, color: group + 1, dashed, points }
+    }
+
+    /// The table of layers.
+    pub fn table(&self) -> Table {
+        let columns = ["layer", "dominant", "x ≥ 0", "x < 0", "score", "max", "entropy", "10 %", "worst", "1 %", "worst", "0.1 %", "worst"];
+        let mut table = Table::new(
+            "Dominant orders (all scores as published, and by sign), scores (mean ± standard deviation, maximum over heads), entropy as a share of \
+             the possible, and the order at which the median and the worst head have an error of 10, 1 and 0.1 %",
+            columns,
+        );
+        for layer in &self.layers {
+            let order = |order: Option<usize>| order.map_or(Cell::Empty, |order| Cell::Number(order as f64, 0));
+            let dominant = |which: Which| order(layer.terms.as_ref().and_then(|terms| which(terms).dominant));
+            let mut row = vec![Cell::Number(layer.layer as f64, 0)];
+            row.extend(KINDS.map(|(_, _, which)| dominant(which)));
+            let mean = |value: fn(&super::HeadSpectrum) -> f64| layer.mean(|head| Some(value(head))).unwrap_or(f64::NAN);
+            row.push(Cell::Spread(mean(|head| head.scores.mean), mean(|head| head.scores.sd), 2));
+            row.push(Cell::Number(layer.heads.iter().map(|head| head.scores.max).fold(f64::NEG_INFINITY, f64::max), 1));
+            let share = layer.mean(|head| head.entropy.and_then(|entropy| entropy.share));
+            row.push(share.map_or(Cell::Empty, |share| Cell::Amount(share, Unit::Percent)));
+            for over in layer.order_for().into_iter().flatten() {
+                let OverHeads { median, worst } = over;
+                row.extend([order(median), order(worst)]);
+            }
+            table.rows.push(row);
+        }
+        table
+    }
+
+    /// How much was looked at, in one sentence.
+    pub fn scope(&self) -> String {
+        let Spectrum { text, rows, .. } = self;
+        let windows = if text.windows == 1 { "1 window".into() } else { format!("{} windows", text.windows) };
+        let which = match rows.sampled == rows.of {
+            true => "all rows".into(),
+            false => format!("{} of {} rows, drawn with seed {}", rows.sampled, rows.of, rows.seed),
+        };
+        format!("{} tokens in {windows} of at most {}; {which}; visible pairs only", text.tokens, text.length)
+    }
+
+    /// The whole as a page.
+    pub fn page(&self) -> Page {
+        let figure = |name: &str, title: String, description: &str, panels: Vec<termwise_report::Panel>| Block::Figure {
+            name: name.into(),
+            figure: Figure { title, description: description.into(), panels },
+            caption: String::new(),
+        };
+        let name = &self.model.name;
+        let maps = KINDS.map(|(short, title, which)| {
+            let about = "A heat map: layers from top to bottom, orders from left to right, log10 of the mean magnitude as colour.";
+            figure(
+                &format!("magnitude-map-{short}"),
+                format!("{name}: magnitude of terms"),
+                about,
+                vec![self.magnitude_map(title, which).into()],
+            )
+        });
+        let charts = KINDS.map(|(_, title, which)| self.magnitude_chart(title, which).into());
+        let magnitudes = figure(
+            "magnitude",
+            format!("{name}: magnitude of terms"),
+            "Three charts of the magnitude against the order, a line for each layer: all scores, scores of zero and above, negative scores.",
+            charts.to_vec(),
+        );
+        let error = figure(
+            "error",
+            format!("{name}: what cutting costs"),
+            "The relative error of the heads' outputs against the highest order that is kept.",
+            vec![self.error_chart().into()],
+        );
+        let orders = figure(
+            "order-map",
+            format!("{name}: orders that heads need"),
+            "A heat map: layers from top to bottom, heads from left to right, the order for an error of 1 % as colour.",
+            vec![self.order_map().into()],
+        );
+        let data = self.text.data.join(", ");
+        Page {
+            title: format!("Term spectrum of {name}"),
+            lead: [Block::Text(format!("Text: {data}. {}.", self.scope())), Block::Table { name: "layers".into(), table: self.table() }]
+                .into_iter()
+                .chain(self.made_by.as_ref().map(MadeBy::block))
+                .collect(),
+            sections: vec![
+                Section { heading: "Orders that heads need".into(), blocks: vec![orders, error, Block::Text(CUT.into())] },
+                Section {
+                    heading: "Magnitude of terms".into(),
+                    blocks: [vec![magnitudes], maps.to_vec(), vec![Block::Text(MAGNITUDE.into())]].concat(),
+                },
+            ],
+        }
+    }
+}
+
+const CUT: &str = "The error is RMS(y_p − y)/RMS(y) over sampled rows and coordinates of a head, y_p its output with the series of its kernel \
+    cut at order p, and with its own denominator, gates, decay and norm; one head is cut at a time, and its inputs are those of the whole model.";
+const MAGNITUDE: &str = "The magnitude of order n is the mean of |xⁿ/n!| over the visible pairs of a head, then over the heads of a layer. The \
+    published metric differs in two things: it takes order 1 with its sign, and it divides by masked pairs too. It peaks at n ≈ |x|: large negative \
+    scores, which do nothing in a softmax, inflate it, so that scores of either sign are shown apart.";

@@ -1,0 +1,177 @@
+//! How large the terms of the exponential series are inside a model, and how many of them its heads need.
+//!
+//! With x the score of a pair, a query t and a key s ≤ t, over the sampled rows of each head:
+//!
+//! - magnitude of order n: mean over visible pairs of |a_n·x^n/n!|, n = 0..99. This is the published metric but for two things: absolute
+//!   values are taken at every order, and pairs that the mask hides are not counted. It peaks at n ≈ |x|, so that large negative scores,
+//!   which do nothing in a softmax, inflate it: the same over x ≥ 0 and x < 0 apart stands beside it. A layer has the mean over its heads;
+//! - entropy: mean over rows of −Σ p ln p, p = M·w/Σ M·w, and the same divided by ln S_t;
+//! - share of order p: mean over rows of Σ_s M·w_p / Σ_s M·w, w_p(x) = Σ_{n≤p} a_n·x^n/n!;
+//! - error of order p: RMS(y_p − y)/RMS(y) over rows and coordinates, y_p the head's output with w_p in the place of w, and with its own
+//!   denominator, gates, decay and norm.
+//!
+//! Activations are those of the model's float32 forward pass; everything after is float64. Memory is linear in the length. Results are
+//! bit-identical for any number of threads.
+
+mod block;
+mod figures;
+mod head;
+mod lanes;
+mod powers;
+mod product;
+mod result;
+mod series;
+mod sums;
+mod windows;
+mod write;
+
+use std::time::Instant;
+
+use rayon::prelude::*;
+use termwise_attention::Layer;
+use termwise_llama::{Model, Observed, Options as SessionOptions};
+
+use crate::Error;
+use head::{Failure, Found, conclude, look};
+
+pub use result::*;
+pub use series::MAX_CUT;
+pub use windows::{RowChoice, sample, windows};
+pub use write::FILE;
+
+/// Orders whose magnitude is measured.
+pub const ORDERS: usize = 100;
+/// Version of `spectrum.json`.
+const VERSION: u32 = 1;
+/// Tokens of windows that run through the model together.
+const TOKENS_AT_ONCE: usize = 4096;
+
+/// What is measured, and how.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    /// Even orders at which series are cut, ascending, at most [`MAX_CUT`].
+    pub orders: Vec<usize>,
+    /// Which rows are looked at.
+    pub rows: RowChoice,
+    /// Seed of their choice.
+    pub seed: u64,
+    /// How the work is cut up; changes no result beyond rounding.
+    pub tiles: Tiles,
+}
+
+/// Sizes of the pieces of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tiles {
+    /// Rows of a block.
+    pub rows: usize,
+    /// Keys of a tile.
+    pub keys: usize,
+}
+
+impl Default for Options {
+    /// Orders 0, 2, …, 32; 256 rows of each window, so that the analysis takes about as long as the forward pass at any length.
+    fn default() -> Options {
+        // Weights of 18 orders, 16 rows and 128 keys take 300 KB: the second cache of a core.
+        let tiles = Tiles { rows: 16, keys: 128 };
+        Options { orders: (0..=32).step_by(2).collect(), rows: RowChoice::Sampled(256), seed: 0, tiles }
+    }
+}
+
+/// How far a measurement is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Layers of batches that are done.
+    pub done: u64,
+    /// All of them.
+    pub of: u64,
+}
+
+/// The spectrum of a model on windows of tokens, none of them empty. Names of model and data are left to the caller.
+pub fn measure(model: &Model, windows: &[Vec<u32>], options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Spectrum, Error> {
+    check(windows, options)?;
+    let config = &model.config;
+    let (layers, vocabulary) = (config.num_hidden_layers, config.vocab_size);
+    if let Some(id) = windows.iter().flatten().find(|&&id| id as usize >= vocabulary) {
+        return Err(Error::Sizes(format!("the text has the token {id}, the model knows {vocabulary}; use the model's own tokenizer")));
+    }
+    let began = Instant::now();
+    let length = windows.iter().map(Vec::len).max().unwrap_or(1);
+    let batch = (TOKENS_AT_ONCE / length).clamp(1, windows.len());
+    let mut session = model.session(batch, length, SessionOptions { forward_only: true, ..SessionOptions::default() })?;
+    // Angles are looked up once for all heads and rows.
+    let shape = Layer::new(config.num_attention_heads, config.num_key_value_heads, config.head_dim).rope(config.rope()?.with_table(length));
+    let plans = (0..layers).map(|layer| shape.clone().heads(config.heads(layer))).collect::<Result<Vec<Layer>, _>>()?;
+    let mut sums: Vec<Vec<Found>> = plans.iter().map(|layer| vec![Found::default(); layer.heads().len()]).collect();
+    let mut state = Progress { done: 0, of: (windows.len().div_ceil(batch) * layers) as u64 };
+    progress(state);
+    let (mut forward, mut failure, mut ids, mut chosen) = (0.0, None, vec![0; batch * length], 0);
+    for (index, group) in windows.chunks(batch).enumerate() {
+        ids.fill(0);
+        // Rows without a window run as one position of padding and are not looked at.
+        let mut lengths = vec![1; batch];
+        for (row, window) in group.iter().enumerate() {
+            ids[row * length..][..window.len()].copy_from_slice(window);
+            lengths[row] = window.len();
+        }
+        let rows: Vec<Vec<usize>> =
+            (group.iter().enumerate()).map(|(row, window)| sample(options.rows, window.len(), index * batch + row, options.seed)).collect();
+        chosen += rows.iter().map(|rows| rows.len() as u64).sum::<u64>();
+        let lengths = lengths.iter().any(|&own| own < length).then_some(&lengths[..]);
+        let (start, mut away) = (Instant::now(), 0.0);
+        session.observe(&model.params, &ids, lengths, &mut |Observed { layer, shape, inputs, .. }| {
+            let start = Instant::now();
+            if failure.is_none() {
+                let jobs: Vec<(usize, usize)> = (0..group.len()).flat_map(|row| (0..shape.heads).map(move |head| (row, head))).collect();
+                let look = |&(row, head): &(usize, usize)| look(&plans[layer], inputs, &shape, (row, head), &rows[row], options);
+                let results: Vec<Result<Found, Failure>> = jobs.par_iter().map(look).collect();
+                for (&(row, head), result) in jobs.iter().zip(results) {
+                    match result {
+                        Ok(found) => sums[layer][head].merge(found),
+                        Err(error) => failure = failure.take().or(Some(error.within(layer, head, index * batch + row))),
+                    }
+                }
+            }
+            state.done += 1;
+            progress(state);
+            away += start.elapsed().as_secs_f64();
+        })?;
+        forward += start.elapsed().as_secs_f64() - away;
+        if let Some(error) = failure {
+            return Err(error);
+        }
+    }
+    let layers = sums.into_iter().enumerate().map(|(layer, heads)| conclude(layer, heads, options)).collect();
+    let tokens = windows.iter().map(|window| window.len() as u64).sum();
+    let timing = Some(Timing { forward, analysis: began.elapsed().as_secs_f64() - forward });
+    Ok(Spectrum {
+        version: VERSION,
+        model: ModelFacts {
+            name: String::new(),
+            parameters: config.parameter_count()? as u64,
+            heads: config.num_attention_heads,
+            kv_heads: config.num_key_value_heads,
+            head_dim: config.head_dim,
+        },
+        text: TextFacts { data: Vec::new(), windows: windows.len(), length, tokens },
+        rows: RowFacts { sampled: chosen, of: tokens, seed: options.seed },
+        orders: options.orders.clone(),
+        layers,
+        made_by: None,
+        timing,
+    })
+}
+
+fn check(windows: &[Vec<u32>], options: &Options) -> Result<(), Error> {
+    let Options { orders, rows, tiles, .. } = options;
+    let refuse = |text: &str| Err(Error::Sizes(text.to_owned()));
+    if windows.is_empty() || windows.iter().any(Vec::is_empty) {
+        return refuse("there is no text to look at: a spectrum needs at least one token");
+    }
+    if !orders.is_sorted_by(|a, b| a < b) || orders.iter().any(|&p| p % 2 == 1 || p > MAX_CUT) {
+        return Err(Error::Sizes(format!("orders to cut at are even, ascend and end at {MAX_CUT} at most, found {orders:?}")));
+    }
+    if *rows == RowChoice::Sampled(0) || tiles.rows == 0 || tiles.keys == 0 {
+        return refuse("rows to sample, rows of a block and keys of a tile must be at least 1");
+    }
+    Ok(())
+}

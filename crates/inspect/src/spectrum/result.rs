@@ -1,0 +1,218 @@
+//! What a spectrum says, as it is written to `spectrum.json`.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::MadeBy;
+
+/// The term spectrum of a model on a text.
+///
+/// A pair is a query with a key that it sees. x is the score of a pair as the kernel receives it: scaled, after RoPE, φ and clamp. All is
+/// computed in float64 from the float32 activations of the model, over the sampled rows.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Spectrum {
+    /// Version of this form.
+    pub version: u32,
+    /// What was looked into.
+    pub model: ModelFacts,
+    /// What it read.
+    pub text: TextFacts,
+    /// Which queries were taken.
+    pub rows: RowFacts,
+    /// Even orders p at which series were cut, ascending: `share` and `error` of a head have one number for each.
+    pub orders: Vec<usize>,
+    /// Layer by layer.
+    pub layers: Vec<LayerSpectrum>,
+    /// Which build made this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub made_by: Option<MadeBy>,
+    /// Where time went, if that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timing: Option<Timing>,
+}
+
+/// A model's sizes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ModelFacts {
+    /// As the user named it.
+    pub name: String,
+    /// Parameters.
+    pub parameters: u64,
+    /// Query heads of a layer.
+    pub heads: usize,
+    /// Key-value heads of a layer.
+    pub kv_heads: usize,
+    /// Dimension of a head.
+    pub head_dim: usize,
+}
+
+/// The text of a spectrum.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct TextFacts {
+    /// As the user named it.
+    pub data: Vec<String>,
+    /// Windows, which know nothing of each other.
+    pub windows: usize,
+    /// Positions of the longest.
+    pub length: usize,
+    /// Tokens in all windows.
+    pub tokens: u64,
+}
+
+/// The queries of a spectrum, the same in every head.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct RowFacts {
+    /// Queries that were looked at, over all windows.
+    pub sampled: u64,
+    /// Queries that there are.
+    pub of: u64,
+    /// Seed of the choice.
+    pub seed: u64,
+}
+
+/// Seconds of a measurement.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Timing {
+    /// The model's forward pass, without logits.
+    pub forward: f64,
+    /// Everything else.
+    pub analysis: f64,
+}
+
+/// A layer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct LayerSpectrum {
+    /// From 0.
+    pub layer: usize,
+    /// The published metric: magnitudes averaged over the heads that have such terms. Null where none has a series.
+    pub terms: Option<Terms>,
+    /// Head by head.
+    pub heads: Vec<HeadSpectrum>,
+}
+
+/// A head.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct HeadSpectrum {
+    /// From 0.
+    pub head: usize,
+    /// Its attention.
+    pub attention: String,
+    /// Pairs that were looked at.
+    pub pairs: u64,
+    /// Share of pairs with x ≥ 0; null where the kernel is no series.
+    pub positive: Option<f64>,
+    /// The scores.
+    pub scores: ScoreFacts,
+    /// Entropy of the weights p = M·w/Σ M·w of a row; null where weights can be negative.
+    pub entropy: Option<EntropyFacts>,
+    /// Magnitudes of the terms; null where the kernel is no series in x.
+    pub terms: Option<Terms>,
+    /// What cutting the series does; null where the kernel is no series in x.
+    pub cut: Option<CutFacts>,
+}
+
+/// Scores of all pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ScoreFacts {
+    /// Mean of x.
+    pub mean: f64,
+    /// Standard deviation of x.
+    pub sd: f64,
+    /// Smallest x.
+    pub min: f64,
+    /// Largest x.
+    pub max: f64,
+}
+
+/// Entropy of a head's rows.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct EntropyFacts {
+    /// Mean over rows of −Σ p ln p.
+    pub nats: f64,
+    /// Mean over rows that see more than one key of the entropy divided by ln S_t; null where there is no such row.
+    pub share: Option<f64>,
+}
+
+/// Mean of |a_n·x^n/n!|, n = 0..99, over all visible pairs, and over those with x ≥ 0 and x < 0 apart.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Terms {
+    /// All pairs: the published metric, with absolute values and over visible pairs only.
+    pub all: Magnitudes,
+    /// Pairs with x ≥ 0, which decide a softmax.
+    pub positive: Magnitudes,
+    /// Pairs with x < 0.
+    pub negative: Magnitudes,
+}
+
+/// Magnitudes by order.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Magnitudes {
+    /// log10 of the magnitude of each order, null where it is zero. Logarithms, because large scores leave the range of numbers.
+    pub log10: Vec<Option<f64>>,
+    /// The order with the largest magnitude, the lowest of equals; null where there are no pairs.
+    pub dominant: Option<usize>,
+}
+
+/// A head whose series is cut at orders p: w_p(x) = Σ_{n≤p} a_n·x^n/n!.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct CutFacts {
+    /// Mean over rows of Σ_s M·w_p / Σ_s M·w, M the decay, 1 without. Above 1 where negative scores are overrated. Null beyond float64.
+    pub share: Vec<Option<f64>>,
+    /// RMS(y_p − y)/RMS(y) over rows and coordinates, with the head's own denominator, gates, decay and norm. Null beyond float64.
+    pub error: Vec<Option<f64>>,
+    /// The lowest of the orders with an error of at most so much.
+    pub order_for: OrderFor,
+}
+
+/// The lowest even order that is good enough, null where none of the orders is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct OrderFor {
+    /// For an error of 10 %.
+    pub ten_percent: Option<usize>,
+    /// For an error of 1 %.
+    pub one_percent: Option<usize>,
+    /// For an error of 0.1 %.
+    pub tenth_percent: Option<usize>,
+}
+
+impl OrderFor {
+    /// For 10 %, 1 % and 0.1 %.
+    pub fn all(&self) -> [Option<usize>; 3] {
+        [self.ten_percent, self.one_percent, self.tenth_percent]
+    }
+}
+
+/// An order over the heads of a layer; null where no tried order is enough.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OverHeads {
+    /// Of half of the heads, the upper of two middles.
+    pub median: Option<usize>,
+    /// Of the head that needs the most.
+    pub worst: Option<usize>,
+}
+
+impl LayerSpectrum {
+    /// The orders for 10 %, 1 % and 0.1 % over the heads that can be cut; `None` where there is none.
+    pub fn order_for(&self) -> Option<[OverHeads; 3]> {
+        let heads: Vec<[Option<usize>; 3]> = self.heads.iter().filter_map(|head| Some(head.cut.as_ref()?.order_for.all())).collect();
+        (!heads.is_empty()).then(|| {
+            std::array::from_fn(|which| {
+                let mut orders: Vec<usize> = heads.iter().map(|head| head[which].unwrap_or(usize::MAX)).collect();
+                orders.sort_unstable();
+                let order = |at: usize| Some(orders[at]).filter(|&order| order < usize::MAX);
+                OverHeads { median: order(orders.len() / 2), worst: order(orders.len() - 1) }
+            })
+        })
+    }
+
+    /// Mean of a number over the heads that have it.
+    pub fn mean(&self, value: impl Fn(&HeadSpectrum) -> Option<f64>) -> Option<f64> {
+        let values: Vec<f64> = self.heads.iter().filter_map(value).collect();
+        (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+    }
+}
+
+/// The JSON schema of [`Spectrum`].
+pub fn schema() -> serde_json::Value {
+    schemars::schema_for!(Spectrum).to_value()
+}

@@ -1,0 +1,10 @@
+//! Two papers on what softmax attention can do and linear attention cannot.
+//!
+//! - [`separation`]: a theorem about what softmax attention can tell apart and linear attention cannot;
+//! - [`reproduce`]: the experiments of both papers, run and decided.
+
+pub mod error;
+pub mod reproduce;
+pub mod separation;
+
+pub use error::Error;

@@ -1,0 +1,158 @@
+//! Pictures of results.
+
+use std::collections::BTreeMap;
+
+use termwise_report::{Axis, Band, Chart, Estimate, Figure, Ladder, Layer, Line, Point, Points, Rule, Scale, Steps, Unit};
+
+use super::list::series;
+use super::results::{Results, Run, Spread, TaskOutcome, VariantOutcome};
+use super::{Metric, SOFTMAX};
+
+/// Colours that lines can be told apart by.
+const COLOURS: usize = 6;
+/// More lines than this, dashed ones included, are a tangle.
+const LINES: usize = 8;
+
+/// The metric by step, a band over seeds for each variant; none where there are too many variants or no evaluation.
+pub fn curves(heading: &str, task: &TaskOutcome, runs: &[Run]) -> Option<Figure> {
+    if task.variants.len() > LINES {
+        return None;
+    }
+    let (mut bands, mut lines) = (Vec::new(), Vec::new());
+    for (index, outcome) in task.variants.iter().enumerate() {
+        let mut by_step: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
+        for run in outcome.runs.iter().map(|&run| &runs[run]).filter(|run| run.status == "finished") {
+            for point in &run.curve {
+                let value = match task.metric {
+                    Metric::Recall => point.recall,
+                    Metric::Loss => Some(point.loss),
+                };
+                by_step.entry(point.step).or_default().extend(value);
+            }
+        }
+        let points: Vec<(f64, Spread)> = by_step.iter().filter_map(|(&step, numbers)| Some((step as f64, Spread::of(numbers)?))).collect();
+        let band = |&(step, s): &(f64, Spread)| Some((step, s.least?, s.greatest?)).filter(|_| s.count > 1);
+        let (name, color, dashed) = (outcome.variant.name.clone(), index % COLOURS, index >= COLOURS);
+        bands.push(Layer::Band(Band { name: name.clone(), color, points: points.iter().filter_map(band).collect() }));
+        lines.push(Layer::Line(Line { name, color, dashed, points: points.iter().map(|(step, s)| (*step, s.mean)).collect() }));
+    }
+    bands.append(&mut lines);
+    let chart = Chart {
+        title: task.metric.name().into(),
+        x: Axis::new("steps", Scale::Linear, Unit::Number),
+        y: Axis::new("", Scale::Linear, Unit::Number),
+        layers: bands,
+    };
+    Some(Figure {
+        title: format!("{heading}: {} during training, {}", what(task.metric), task.task),
+        description: sentence(task),
+        panels: vec![chart.into()],
+    })
+}
+
+fn what(metric: Metric) -> &'static str {
+    match metric {
+        Metric::Recall => "loss on recall tokens",
+        Metric::Loss => "held-out loss",
+    }
+}
+
+/// The final numbers in words.
+fn sentence(task: &TaskOutcome) -> String {
+    let number = |outcome: &VariantOutcome| outcome.metric.map(|spread| format!("{} {spread}", outcome.variant.name));
+    format!("At the end, {}: {}.", what(task.metric), task.variants.iter().filter_map(number).collect::<Vec<_>>().join(", "))
+}
+
+fn estimate(spread: Spread) -> Estimate {
+    Estimate { mean: spread.mean, low: spread.least.unwrap_or(spread.mean), high: spread.greatest.unwrap_or(spread.mean) }
+}
+
+/// The metric at the end for every variant, softmax as a line to compare with.
+pub fn ladder(heading: &str, task: &TaskOutcome) -> Option<Figure> {
+    let compared = |outcome: &&VariantOutcome| outcome.variant.name != SOFTMAX && outcome.metric.is_some();
+    let steps: Vec<&VariantOutcome> = task.variants.iter().filter(compared).collect();
+    let softmax = task.variants.iter().find(|outcome| outcome.variant.name == SOFTMAX).and_then(|outcome| outcome.metric);
+    if steps.is_empty() {
+        return None;
+    }
+    let rule = softmax.map(|spread| Rule { y: spread.mean, label: SOFTMAX.into(), color: 0 });
+    let ladder = Ladder {
+        title: task.metric.name().into(),
+        label: String::new(),
+        categories: steps.iter().map(|outcome| outcome.variant.name.clone()).collect(),
+        value: Axis::new("", Scale::Linear, Unit::Number),
+        series: vec![Steps { name: String::new(), color: 1, values: steps.iter().map(|outcome| outcome.metric.map(estimate)).collect() }],
+        rules: rule.into_iter().collect(),
+    };
+    Some(Figure {
+        title: format!("{heading}: {} at the end, {}", what(task.metric), task.task),
+        description: sentence(task),
+        panels: vec![ladder.into()],
+    })
+}
+
+/// Every variant of the first task with recall tokens, once.
+fn recalling(results: &Results) -> Option<(&TaskOutcome, Vec<&VariantOutcome>)> {
+    let mut tasks = results.experiments.iter().flat_map(|outcome| outcome.tasks.first()).filter(|task| task.metric == Metric::Recall);
+    let first = tasks.next()?;
+    let mut seen: Vec<&VariantOutcome> = first.variants.iter().collect();
+    for outcome in tasks.filter(|task| task.task == first.task).flat_map(|task| &task.variants) {
+        if !seen.iter().any(|other| other.variant == outcome.variant) {
+            seen.push(outcome);
+        }
+    }
+    Some((first, seen))
+}
+
+/// The answer at a glance: linear attentions, the orders of the series, and Norm beside softmax.
+pub fn glance(results: &Results) -> Option<Figure> {
+    let (task, seen) = recalling(results)?;
+    let rank = |outcome: &VariantOutcome| match outcome.variant.name.as_str() {
+        name if name.starts_with("linear") => Some(0),
+        name if name.starts_with("orders") => Some(1),
+        "Norm" => Some(2),
+        SOFTMAX => Some(3),
+        _ => None,
+    };
+    let mut chosen: Vec<(usize, &VariantOutcome)> = seen.into_iter().filter_map(|outcome| Some((rank(outcome)?, outcome))).collect();
+    chosen.sort_by_key(|(rank, _)| *rank);
+    let variants = chosen.into_iter().map(|(_, outcome)| outcome.clone()).collect();
+    let figure = ladder("", &TaskOutcome { variants, claims: Vec::new(), ..task.clone() })?;
+    Some(Figure { title: "What can be recalled: linear attention, orders of the series, a norm".into(), ..figure })
+}
+
+/// What decoding keeps against the loss on recall tokens: softmax and every variant of the first task with a constant state.
+pub fn memory(results: &Results) -> Option<Figure> {
+    let (_, mut seen) = recalling(results)?;
+    // Caches are all of one size: softmax stands for them.
+    seen.retain(|outcome| outcome.constant_state || outcome.variant.name == SOFTMAX);
+    let points = |constant: bool| -> Vec<Point> {
+        let fitting = seen.iter().filter(|outcome| outcome.constant_state == constant);
+        let point = |outcome: &&VariantOutcome| {
+            // Marks of the series stand close together: after the first, its orders are name enough.
+            let name = &outcome.variant.name;
+            let short = name.strip_prefix("orders ").filter(|_| *name != series(2)).unwrap_or(name);
+            Some(Point::new(outcome.state_bytes? as f64, outcome.metric?.mean).named(short.to_owned()))
+        };
+        fitting.filter_map(point).collect()
+    };
+    let layers: Vec<Layer> = [("cache, grows with the context", 0, false), ("state of constant size", 1, true)]
+        .into_iter()
+        .map(|(name, color, constant)| Layer::Points(Points { name: name.into(), color, points: points(constant) }))
+        .collect();
+    if seen.iter().all(|outcome| outcome.metric.is_none()) {
+        return None;
+    }
+    let chart = Chart {
+        title: Metric::Recall.name().into(),
+        x: Axis::new("kept between tokens", Scale::Log, Unit::Bytes),
+        y: Axis::new("", Scale::Linear, Unit::Number),
+        layers,
+    };
+    Some(Figure {
+        title: "What is kept, and what can be recalled from it".into(),
+        description: "Softmax and every variant with a state of constant size: bytes kept between tokens, and mean loss on recall tokens."
+            .into(),
+        panels: vec![chart.into()],
+    })
+}

@@ -1,0 +1,186 @@
+//! A page for any runs: folders of runs, of sweeps, or of both.
+
+use std::path::{Path, PathBuf};
+
+use termwise_report::{Block, Page, Section};
+use termwise_train::metrics::METRICS;
+use termwise_train::provenance;
+use termwise_train::settings::keys;
+use toml::{Table, Value};
+
+use super::collect;
+use super::experiment::{Metric, Variant};
+use super::results::{Run, Spread, TaskOutcome, VariantOutcome};
+use super::{figures, page};
+use crate::Error;
+
+const SETTINGS: &str = "settings.toml";
+
+/// Runs that differ by seed alone, with the settings in which they differ from others.
+struct Found {
+    settings: Table,
+    text: String,
+    run: Run,
+}
+
+/// A page about the runs in these folders: each a run's own, a sweep's, or one that holds runs. Links are relative to `out`, where the page
+/// will lie.
+pub fn of_folders(folders: &[PathBuf], out: &Path) -> Result<Page, Error> {
+    let mut found: Vec<Found> = Vec::new();
+    for folder in folders {
+        let runs = runs_in(folder)?;
+        if runs.is_empty() {
+            let problem = format!(
+                "there is no run in {}; name a folder with {SETTINGS} and {METRICS}, or one that holds such folders",
+                folder.display()
+            );
+            return Err(Error::Sizes(problem));
+        }
+        for path in runs {
+            if !found.iter().any(|other| other.run.hash == name_of(&path)) {
+                found.push(read(&path, out)?);
+            }
+        }
+    }
+    let varied = varied(&found);
+    let mut groups: Vec<(String, Vec<usize>)> = Vec::new();
+    for (index, one) in found.iter().enumerate() {
+        let words: Vec<String> = varied.iter().map(|key| format!("{key}={}", plain(one.settings.get(key.as_str())))).collect();
+        let name = if words.is_empty() { one.run.attention.clone() } else { words.join(", ") };
+        match groups.iter_mut().find(|(other, _)| *other == name) {
+            Some((_, members)) => members.push(index),
+            None => groups.push((name, vec![index])),
+        }
+    }
+    let runs: Vec<Run> = found.iter().map(|one| one.run.clone()).collect();
+    let recall = runs.iter().all(|run| run.held_out.is_some_and(|found| found.recall.is_some()));
+    let mut sections = vec![section(Metric::Loss, &groups, &runs)];
+    if recall {
+        sections.push(section(Metric::Recall, &groups, &runs));
+    }
+    let settings = |run: &Run| found.iter().find(|one| one.run.hash == run.hash).map(|one| one.text.clone());
+    sections.push(Section { heading: "Runs and settings".into(), blocks: page::all_runs(&runs, settings) });
+    let lead = format!("{} runs, {} settings; runs that differ by seed alone are taken together.", runs.len(), groups.len());
+    let mut builds: Vec<(String, usize)> = Vec::new();
+    for name in runs.iter().map(|run| provenance::names(&run.provenance)) {
+        match builds.iter_mut().find(|(other, _)| *other == name) {
+            Some((_, count)) => *count += 1,
+            None => builds.push((name, 1)),
+        }
+    }
+    let lead = vec![Block::Text(lead), Block::Text(format!("Runs: {}.", page::runs_made_by(&builds)))];
+    Ok(Page { title: "Runs compared".into(), lead, sections })
+}
+
+fn section(metric: Metric, groups: &[(String, Vec<usize>)], runs: &[Run]) -> Section {
+    let variants = groups.iter().map(|(name, members)| variant(name, members, runs, metric)).collect();
+    let task = TaskOutcome { task: "held-out data".into(), metric, variants, claims: Vec::new() };
+    let (short, heading) = match metric {
+        Metric::Loss => ("loss", "Loss"),
+        Metric::Recall => ("recall", "Recall"),
+    };
+    let mut blocks = Vec::new();
+    for (what, figure) in [("curves", figures::curves(heading, &task, runs)), ("ladder", figures::ladder(heading, &task))] {
+        blocks.extend(figure.map(|figure| Block::Figure { name: format!("{short}-{what}"), figure, caption: String::new() }));
+    }
+    blocks.push(Block::Table { name: short.into(), table: page::variants(&task, runs) });
+    Section { heading: heading.into(), blocks }
+}
+
+fn variant(name: &str, members: &[usize], runs: &[Run], metric: Metric) -> VariantOutcome {
+    let evaluations = || members.iter().filter_map(|&run| runs[run].held_out);
+    let spread = |numbers: Vec<f64>| Spread::of(&numbers);
+    let loss = spread(evaluations().map(|found| found.loss).collect());
+    let recall = spread(evaluations().filter_map(|found| Some(found.recall?.loss)).collect());
+    VariantOutcome {
+        variant: Variant { name: name.into(), attention: members.first().map_or(String::new(), |&run| runs[run].attention.clone()) },
+        state_bytes: None,
+        constant_state: false,
+        numbers: members.iter().filter_map(|&run| runs[run].number(metric)).collect(),
+        metric: if metric == Metric::Recall { recall } else { loss },
+        loss,
+        recall,
+        rest: spread(evaluations().filter_map(|found| Some(found.rest?.loss)).collect()),
+        excess: spread(evaluations().filter_map(|found| Some(found.excess?.all)).collect()),
+        runs: members.to_vec(),
+        failed: 0,
+    }
+}
+
+/// The folder itself, those below it, or those below its `runs`.
+fn runs_in(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+    let is_run = |path: &Path| path.join(SETTINGS).is_file() && path.join(METRICS).is_file();
+    if is_run(folder) {
+        return Ok(vec![folder.to_owned()]);
+    }
+    let mut runs = Vec::new();
+    for place in [folder.to_owned(), folder.join("runs")] {
+        if place.is_dir() {
+            let entries = std::fs::read_dir(&place).map_err(termwise_llama::Error::io("read", &place))?;
+            runs.extend(entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| is_run(path)));
+        }
+    }
+    runs.sort();
+    Ok(runs)
+}
+
+fn name_of(path: &Path) -> String {
+    path.canonicalize().unwrap_or(path.to_owned()).display().to_string()
+}
+
+fn read(path: &Path, out: &Path) -> Result<Found, Error> {
+    let file = path.join(SETTINGS);
+    let text = std::fs::read_to_string(&file).map_err(termwise_llama::Error::io("read", &file))?;
+    let settings: Table =
+        text.parse().map_err(|source| termwise_train::Error::Toml { place: file.display().to_string(), source: Box::new(source) })?;
+    let number = |key: &str| settings.get(key).and_then(Value::as_integer).unwrap_or(0) as u64;
+    let mut run = Run {
+        hash: name_of(path),
+        folder: relative(path, out),
+        task: String::new(),
+        attention: plain(settings.get("attention")),
+        seed: number("seed"),
+        status: "open".into(),
+        note: String::new(),
+        seconds: 0.0,
+        provenance: provenance::read(path),
+        held_out: None,
+        curve: Vec::new(),
+        train: Vec::new(),
+    };
+    let last = collect::read_metrics(path, &mut run)?;
+    if last >= number("steps") {
+        run.status = "finished".into();
+    }
+    Ok(Found { settings, text, run })
+}
+
+/// From one folder to another, with the separators of addresses; the whole path where they have nothing in common.
+fn relative(path: &Path, from: &Path) -> String {
+    let full = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path)).unwrap_or(path.to_owned());
+    let (path, from) = (full(path), full(from));
+    let common = path.components().zip(from.components()).take_while(|(a, b)| a == b).count();
+    let up = from.components().skip(common).map(|_| "..".to_owned());
+    let down = path.components().skip(common).map(|part| part.as_os_str().to_string_lossy().into_owned());
+    up.chain(down).collect::<Vec<_>>().join("/")
+}
+
+/// Keys, without the seed, in which runs differ.
+fn varied(found: &[Found]) -> Vec<String> {
+    let mut keys: Vec<String> = Vec::new();
+    for key in found.iter().flat_map(|one| one.settings.keys()) {
+        let differs = || found.iter().any(|one| one.settings.get(key) != found[0].settings.get(key));
+        if key != "seed" && keys::find(key).is_none_or(|key| key.effect.on_weights()) && !keys.contains(key) && differs() {
+            keys.push(key.clone());
+        }
+    }
+    keys
+}
+
+fn plain(value: Option<&Value>) -> String {
+    match value {
+        Some(Value::String(text)) => text.clone(),
+        Some(other) => other.to_string(),
+        None => "none".into(),
+    }
+}

@@ -1,0 +1,269 @@
+//! Results as a page: what was asked and found, then figures, tables, and everything that is needed to doubt it.
+
+use std::path::Path;
+
+use termwise_report::{Block, Cell, Page, Section, Table};
+use termwise_train::provenance;
+
+use super::figures;
+use super::interval::Numbers;
+use super::results::{ClaimOutcome, Outcome, Results, Run, Spread, TaskOutcome};
+use super::theorem::Theorem;
+use super::{FILE, Id, Metric, Scale, Verdict};
+use crate::{Error, separation};
+
+/// Writes `index.html` with its figures and tables into the folder of results.
+pub fn write(results: &Results, folder: &Path) -> Result<std::path::PathBuf, Error> {
+    Ok(page(results, folder).write(folder)?)
+}
+
+/// The page; settings of runs are read from the folder where they are there.
+pub fn page(results: &Results, folder: &Path) -> Page {
+    let mut sections: Vec<Section> = results.experiments.iter().map(|outcome| experiment(outcome, results)).collect();
+    sections.extend(results.theorems.iter().map(theorem));
+    sections.extend(left_out(results));
+    let settings = |run: &Run| std::fs::read_to_string(folder.join(format!("{}.toml", run.folder))).ok();
+    let text = format!("Everything on this page stands in [{FILE}]({FILE}); on each task runs differ by attention and seed alone.");
+    let blocks = std::iter::once(Block::Text(text)).chain(all_runs(&results.runs, settings)).collect();
+    sections.push(Section { heading: "Runs and settings".into(), blocks });
+    sections.push(conditions(results));
+    let title = format!("Softmax attention and linear attention, term by term: scale {}", results.scale.name());
+    Page { title, lead: lead(results), sections }
+}
+
+fn verdict(verdict: Verdict) -> termwise_report::Verdict {
+    match verdict {
+        Verdict::Reproduced => termwise_report::Verdict::Reproduced,
+        Verdict::NotVisible => termwise_report::Verdict::NotVisible,
+        Verdict::Contradicted => termwise_report::Verdict::Contradicted,
+    }
+}
+
+fn verdicts(claims: &[ClaimOutcome]) -> impl Iterator<Item = Block> {
+    claims.iter().map(|claim| Block::Verdict {
+        verdict: verdict(claim.decision.verdict),
+        claim: format!("{}. {}", claim.with_numbers(), claim.with_rule()),
+    })
+}
+
+fn lead(results: &Results) -> Vec<Block> {
+    let [reproduced, not_visible, contradicted] =
+        [Verdict::Reproduced, Verdict::NotVisible, Verdict::Contradicted].map(|verdict| results.count(verdict));
+    let timing = &results.timing;
+    let mut blocks = vec![
+        Block::Text(
+            "Softmax attention is a sum of recurrent networks, one for each order of the Taylor series of exp; linear attention is the \
+             first of them. Documents of the built-in language state facts and ask for them later. Answers can only be recalled, and that is \
+             where attentions differ."
+                .into(),
+        ),
+        Block::Text(format!(
+            "**{} claims: {reproduced} reproduced, {not_visible} not visible at this scale, {contradicted} contradicted.** Claims that several \
+             experiments share are counted once. {} of {} runs finished, {:.0} s of computing, {} at a time.",
+            reproduced + not_visible + contradicted, timing.finished, timing.runs, timing.run_seconds, timing.parallel
+        )),
+    ];
+    if let builds @ [_, _, ..] = &results.builds()[..] {
+        blocks.push(Block::Text(runs_made_by(builds)));
+    }
+    blocks.extend(figures::glance(results).map(|figure| Block::Figure {
+        name: "glance".into(),
+        figure,
+        caption: "0 is perfect recall; the dashed line is softmax. Mean, and smallest to largest over seeds".into(),
+    }));
+    blocks.extend(figures::memory(results).map(|figure| Block::Figure {
+        name: "memory".into(),
+        figure,
+        caption: "A cache grows with the context and is shown at the length of training; a state is the same at any length".into(),
+    }));
+    let distinct = results.distinct();
+    let many = distinct.len() > AT_ONCE;
+    if many {
+        blocks.push(Block::Table { name: "claims".into(), table: tally(results) });
+    }
+    let several = results.experiments.iter().any(|outcome| outcome.tasks.len() > 1);
+    for (id, task, claim) in distinct.into_iter().filter(|(_, _, claim)| !many || claim.decision.verdict != Verdict::Reproduced) {
+        let ids: Vec<String> = [id].iter().chain(&claim.also).map(|id| id.name().to_uppercase()).collect();
+        let place = task.filter(|_| several).map_or(String::new(), |task| format!(" ({task})"));
+        let claim_text = format!("**{}**{place} {}", ids.join(", "), claim.with_numbers());
+        blocks.push(Block::Verdict { verdict: verdict(claim.decision.verdict), claim: claim_text });
+    }
+    blocks.push(Block::Text(format!("{WHAT_COUNTS} The rule of each claim stands in its section.")));
+    blocks
+}
+
+/// How claims over seeds are decided, for pages and terminals.
+pub const WHAT_COUNTS: &str = "Rules were stated before anything was run. Runs with the same seed see the same data and start from the same \
+    weights, so differences are taken seed by seed (paired t); where seeds differ, Welch's interval for unequal variances is used. Variances are \
+    never pooled.";
+
+/// Claims that a reader takes in at the top of a page. Where there are more, they are counted, and only those that were not reproduced are
+/// listed.
+const AT_ONCE: usize = 30;
+
+fn tally(results: &Results) -> Table {
+    let columns = ["", "reproduced", "not visible at this scale", "contradicted"];
+    let mut table = Table::new("Claims by experiment; those that were not reproduced follow, all of them stand in their sections", columns);
+    let mut ids: Vec<Id> = results.claims().map(|(id, _, _)| id).collect();
+    ids.dedup();
+    for id in ids {
+        let count = |verdict| results.claims().filter(|(other, _, claim)| *other == id && claim.decision.verdict == verdict).count();
+        let counts =
+            [Verdict::Reproduced, Verdict::NotVisible, Verdict::Contradicted].map(|verdict| Cell::Number(count(verdict) as f64, 0));
+        table.rows.push([Cell::text(id.name().to_uppercase())].into_iter().chain(counts).collect());
+    }
+    let once =
+        [Verdict::Reproduced, Verdict::NotVisible, Verdict::Contradicted].map(|verdict| Cell::Number(results.count(verdict) as f64, 0));
+    table.rows.push([Cell::text("each once")].into_iter().chain(once).collect());
+    table
+}
+
+fn experiment(outcome: &Outcome, results: &Results) -> Section {
+    let id = outcome.id.name();
+    let mut blocks = vec![Block::Text(format!("The paper: {}", outcome.paper))];
+    if let Some(inside) = results.inside.as_ref().filter(|_| outcome.id == Id::E6) {
+        blocks.extend(verdicts(&inside.claims));
+        blocks.extend(inside.blocks());
+        return Section { heading: format!("{} {}", id.to_uppercase(), outcome.question), blocks };
+    }
+    for (index, task) in outcome.tasks.iter().enumerate() {
+        let name = |what: &str| if outcome.tasks.len() > 1 { format!("{id}-{}-{what}", index + 1) } else { format!("{id}-{what}") };
+        if outcome.tasks.len() > 1 {
+            blocks.push(Block::Text(format!("**On {}**", task.task)));
+        }
+        blocks.extend(verdicts(&task.claims));
+        if let Some(figure) = figures::curves(&id.to_uppercase(), task, &results.runs) {
+            let caption = format!("{}: mean, and smallest to largest over seeds", task.metric.name());
+            blocks.push(Block::Figure { name: name("curves"), figure, caption });
+        }
+        if let Some(figure) = figures::ladder(&id.to_uppercase(), task) {
+            let caption = "mean, and smallest to largest over seeds".into();
+            blocks.push(Block::Figure { name: name("ladder"), figure, caption });
+        }
+        blocks.push(Block::Table { name: name("table"), table: variants(task, &results.runs) });
+    }
+    Section { heading: format!("{} {}", id.to_uppercase(), outcome.question), blocks }
+}
+
+fn theorem(theorem: &Theorem) -> Section {
+    let mut blocks = vec![Block::Text(format!("The paper: {} This is {}.", theorem.paper, theorem.basis))];
+    blocks.extend(verdicts(&theorem.claims));
+    let figure = match theorem.id {
+        Id::Bridge => separation::bridge_figure(&theorem.bridge),
+        _ => separation::success_figure(&theorem.points),
+    };
+    blocks.push(Block::Figure { name: theorem.id.name().into(), figure, caption: String::new() });
+    Section { heading: format!("{} {}", theorem.id.name().to_uppercase(), theorem.question), blocks }
+}
+
+fn spread(spread: Option<Spread>) -> Cell {
+    spread.map_or(Cell::Empty, |spread| Cell::Spread(spread.mean, spread.deviation.unwrap_or(f64::NAN), 3))
+}
+
+pub(super) fn variants(task: &TaskOutcome, runs: &[Run]) -> Table {
+    let recall = task.metric == Metric::Recall;
+    let seeds = task.variants.iter().map(|outcome| outcome.runs.len()).max().unwrap_or(0);
+    let numbers: &[&str] = if recall { &["recall", "rest", "excess over the optimum"] } else { &["loss"] };
+    let mut columns: Vec<String> = ["variant", "attention"].iter().chain(numbers).chain(&["state"]).map(|&name| name.to_owned()).collect();
+    columns.extend((1..=seeds).map(|seed| format!("seed {seed}")));
+    let linked = task.variants.iter().flat_map(|outcome| &outcome.runs).any(|&run| !runs[run].folder.is_empty());
+    let leads = if linked { "; each number leads to its run" } else { "" };
+    let mut table = Table::new(format!("{}: mean ± standard deviation over seeds, nats{leads}", task.task), columns);
+    for outcome in &task.variants {
+        let mut row = vec![Cell::text(&outcome.variant.name), Cell::code(&outcome.variant.attention)];
+        if recall {
+            row.extend([outcome.recall, outcome.rest, outcome.excess].map(spread));
+        } else {
+            row.push(spread(outcome.loss));
+        }
+        row.push(outcome.state_bytes.map_or(Cell::Empty, |bytes| Cell::Amount(bytes as f64, termwise_report::Unit::Bytes)));
+        row.extend(outcome.runs.iter().map(|&run| link(&runs[run], &outcome.numbers)));
+        table.rows.push(row);
+    }
+    table
+}
+
+/// The number of a run, which leads to its folder where that is known.
+fn link(run: &Run, numbers: &Numbers) -> Cell {
+    let number = numbers.iter().find(|(seed, _)| *seed == run.seed);
+    let text = number.map_or(run.status.clone(), |(_, x)| format!("{x:.3}"));
+    if run.folder.is_empty() { Cell::text(text) } else { Cell::Link(text, format!("{}/metrics.jsonl", run.folder)) }
+}
+
+fn left_out(results: &Results) -> Option<Section> {
+    let list: Vec<String> = results.left_out.iter().map(|left| format!("**{}**: {}", left.id.name().to_uppercase(), left.reason)).collect();
+    (!list.is_empty()).then(|| Section { heading: "Left out".into(), blocks: vec![Block::List(list)] })
+}
+
+pub(super) fn all_runs(runs: &[Run], settings_of: impl Fn(&Run) -> Option<String>) -> Vec<Block> {
+    let mut table = Table::new("Every run once", ["run", "task", "attention", "seed", "status", "loss", "seconds", "build"]);
+    let mut settings = Vec::new();
+    for run in runs {
+        let loss = run.held_out.map_or(Cell::Empty, |found| Cell::Number(found.loss, 4));
+        table.rows.push(vec![
+            Cell::Link(run.hash.clone(), format!("{}/metrics.jsonl", run.folder)),
+            Cell::text(&run.task),
+            Cell::code(&run.attention),
+            Cell::Number(run.seed as f64, 0),
+            Cell::text(if run.note.is_empty() { run.status.clone() } else { format!("{}: {}", run.status, run.note) }),
+            loss,
+            Cell::Number(run.seconds, 1),
+            Cell::text(provenance::names(&run.provenance)),
+        ]);
+        if let Some(text) = settings_of(run) {
+            let summary = format!("{}, {}, seed {}", run.task, run.attention, run.seed);
+            settings.push(Block::Details { summary, blocks: vec![Block::Code(text)] });
+        }
+    }
+    vec![
+        Block::Details { summary: "All runs".into(), blocks: vec![Block::Table { name: "runs".into(), table }] },
+        Block::Details { summary: "Settings of every run, for `termwise train --config`".into(), blocks: settings },
+    ]
+}
+
+/// Which builds made finished runs, with a warning where they are several.
+pub(super) fn runs_made_by(builds: &[(String, usize)]) -> String {
+    let list: Vec<String> = builds.iter().map(|(name, count)| format!("{count} by {name}")).collect();
+    match builds {
+        [] => "no run is finished".into(),
+        [(name, _)] => format!("all finished runs by {name}"),
+        _ => format!("**runs of several builds are mixed here, and their numbers may differ: {}**", list.join("; ")),
+    }
+}
+
+fn conditions(results: &Results) -> Section {
+    let environment = &results.environment;
+    let made_by = &environment.provenance;
+    let memory = environment.memory.map_or(String::new(), |bytes| format!("{:.0} GB of memory, ", bytes as f64 / 1e9));
+    let mut list = vec![
+        format!("results of termwise {}{}", made_by.build, if environment.debug { ", compiled for debugging" } else { "" }),
+        runs_made_by(&results.builds()),
+        format!("{} ({}), {} cores, {memory}{}", made_by.processor, made_by.instructions, environment.cores, environment.system),
+        format!("this session took {:.0} s; finished runs of earlier sessions are not counted in it", results.timing.seconds),
+    ];
+    if !made_by.command.is_empty() {
+        list.push(format!("command: `{}`", made_by.command));
+    }
+    if results.runs.iter().any(|run| run.attention.contains("conv=")) {
+        list.push(
+            "on the built-in language every variant, linear attention too, has the same short convolution over q, k and v, and the \
+             same recipe; the paper has none"
+                .into(),
+        );
+    }
+    if matches!(results.scale, Scale::Minute | Scale::Laptop) {
+        list.push(
+            "language, sizes, learning rate and initial weights were chosen by looking at softmax, Norm and the orders of the series, so that \
+             these learn within the time; linear attention, gates and the other ablations had no tuning of their own, and part of their \
+             distance may be that"
+                .into(),
+        );
+    }
+    list.push(
+        "a difference counts where its 95 % interval is above 0 (Student's t, paired by seed or Welch's) and it is above both standard \
+         deviations and a stated least"
+            .into(),
+    );
+    list.extend((!results.note.is_empty()).then(|| results.note.clone()));
+    Section { heading: "Machine, time and conditions".into(), blocks: vec![Block::List(list)] }
+}
