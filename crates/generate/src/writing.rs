@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Result};
 use serde::Serialize;
 use termwise_data::Tokenizer;
-use termwise_llama::Model;
+use termwise_llama::Config;
 use termwise_llama::generate::{Decoder, Sampler, Sampling, Saved, Stops};
 
 use termwise_data::Text;
@@ -90,7 +90,7 @@ pub struct Took {
     /// Most bytes that a text took.
     pub state_bytes: usize,
     /// Most layers of a text that went on with a state of constant size.
-    pub turned: usize,
+    pub switched: usize,
     /// Most tokens of a text.
     pub position: usize,
     /// The largest |score| of a query and a key.
@@ -118,8 +118,8 @@ struct Job<'t> {
 
 /// Many texts in the rows of one decoder: a row whose text has ended takes the next prompt.
 pub struct Writing<'a> {
-    model: &'a Model,
-    decoder: Decoder<'a>,
+    config: &'a Config,
+    decoder: Decoder,
     tokenizer: &'a Tokenizer,
     plan: Plan,
     prompts: &'a [String],
@@ -134,9 +134,9 @@ pub struct Writing<'a> {
 
 impl<'a> Writing<'a> {
     /// To write what follows these prompts.
-    pub fn new(model: &'a Model, decoder: Decoder<'a>, tokenizer: &'a Tokenizer, plan: Plan, prompts: &'a [String]) -> Writing<'a> {
+    pub fn new(config: &'a Config, decoder: Decoder, tokenizer: &'a Tokenizer, plan: Plan, prompts: &'a [String]) -> Writing<'a> {
         let jobs = (0..decoder.rows()).map(|_| None).collect();
-        Writing { model, decoder, tokenizer, plan, prompts, jobs, waiting: Vec::new(), front: 0, took: Took::default() }
+        Writing { config, decoder, tokenizer, plan, prompts, jobs, waiting: Vec::new(), front: 0, took: Took::default() }
     }
 
     /// Writes all texts; what it took. Ends early where nobody looks on.
@@ -161,9 +161,9 @@ impl<'a> Writing<'a> {
                     *token = None;
                     continue;
                 };
-                *token = choose(job, self.decoder.logits(row), &self.plan)?;
+                *token = choose(job, self.decoder.logits(row)?, &self.plan)?;
                 self.took.written += 1;
-                if token.is_some() && self.decoder.room(row) == Some(0) {
+                if token.is_some() && self.decoder.room(row)? == Some(0) {
                     job.finish = Some(Finish::Context);
                     *token = None;
                 }
@@ -190,7 +190,7 @@ impl<'a> Writing<'a> {
             None => Saved::default(),
         };
         let fresh = saved.tokens.is_empty();
-        let read = self.decoder.position(row);
+        let read = self.decoder.position(row)?;
         let mut tokens = saved.tokens;
         let before = tokens.len();
         if !prompt.is_empty() {
@@ -200,7 +200,7 @@ impl<'a> Writing<'a> {
         }
         let mut sampler = Sampler::new(
             Sampling { seed: self.plan.sampling.seed.wrapping_add(index as u64), ..self.plan.sampling },
-            self.model.config.vocab_size,
+            self.config.vocab_size,
         )?;
         sampler.see(&tokens);
         sampler.skip_to(saved.draws);
@@ -235,8 +235,8 @@ impl<'a> Writing<'a> {
     /// What a text begins with where there is no prompt.
     fn first_token(&self) -> Result<Option<u32>> {
         let template = if self.tokenizer.begins()? { self.tokenizer.encode("a", true)?.first().copied() } else { None };
-        let first = self.model.config.bos_token_id.or(template).unwrap_or(self.tokenizer.end());
-        Ok(Some(first).filter(|&first| (first as usize) < self.model.config.vocab_size))
+        let first = self.config.bos_token_id.or(template).unwrap_or(self.tokenizer.end());
+        Ok(Some(first).filter(|&first| (first as usize) < self.config.vocab_size))
     }
 
     /// Takes a text that has ended out of its row.
@@ -255,12 +255,12 @@ impl<'a> Writing<'a> {
                 job.output += &job.stops.finish();
             }
         }
-        job.state_bytes = self.decoder.state_bytes(row);
+        job.state_bytes = self.decoder.state_bytes(row)?;
         self.took.state_bytes = self.took.state_bytes.max(job.state_bytes);
-        self.took.turned = self.took.turned.max(self.decoder.turned(row));
-        self.took.position = self.took.position.max(self.decoder.position(row));
+        self.took.switched = self.took.switched.max(self.decoder.switched(row)?);
+        self.took.position = self.took.position.max(self.decoder.position(row)?);
         let scores =
-            self.decoder.states(row).iter().flat_map(|state| (0..state.heads().len()).filter_map(|head| state.largest_score(0, head)));
+            self.decoder.states(row)?.iter().flat_map(|state| (0..state.heads().len()).filter_map(|head| state.largest_score(0, head)));
         self.took.largest_score = scores.fold(self.took.largest_score, |a, b| if b <= a { a } else { b });
         if let Some(path) = &self.plan.save {
             let saved = Saved { tokens: job.tokens.clone(), draws: job.sampler.draws() };

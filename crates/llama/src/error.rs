@@ -114,9 +114,9 @@ pub enum Error {
         source: termwise_attention::Error,
     },
     /// Sizes whose product no machine can hold.
-    #[error("{what} has more values than memory can be addressed; check the sizes in the configuration")]
+    #[error("{what} has more values than this machine has memory for; check the sizes that were asked for")]
     TooLarge {
-        /// A tensor, or the model.
+        /// A tensor, the model, a batch.
         what: String,
     },
 
@@ -312,6 +312,16 @@ pub enum Error {
         expected: usize,
         /// Values that were given.
         found: usize,
+    },
+    /// Positions that a batch does not have.
+    #[error("positions {start}..{end} were asked for, and the session has {rows}, counted from 0; ask for some of these")]
+    Rows {
+        /// The first.
+        start: usize,
+        /// One past the last.
+        end: usize,
+        /// Positions that there are.
+        rows: usize,
     },
     /// Nothing to continue.
     #[error("the prompt has no token; begin with the one that starts a text")]

@@ -6,10 +6,11 @@ pub mod files;
 pub mod generate;
 pub mod init;
 mod json;
+mod kernels;
 pub mod model;
 pub mod ops;
 pub mod params;
-mod splitmix;
+pub mod rng;
 pub mod weights;
 
 pub use config::Config;

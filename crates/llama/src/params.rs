@@ -4,17 +4,45 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::config::{Config, ParamSpec};
+use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::ops::{Buffer, vector};
+use crate::model::architecture::{Architecture, EMBEDDING, LM_HEAD};
+use crate::ops::{Buffer, pieces};
 
-/// Parameters begin at multiples of 64 bytes, a cache line and the widest vector.
-const ALIGNMENT: usize = 64 / size_of::<f32>();
+/// A tensor that a model has.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParamSpec {
+    /// Its name in a checkpoint.
+    pub name: String,
+    /// Its shape, row-major; the product fits into memory's addresses.
+    pub shape: Vec<usize>,
+    /// How it starts.
+    pub init: ParamInit,
+}
 
-/// The name of the embedding, which a tied model also finds as its output projection.
-pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
-/// The name of the output projection.
-pub(crate) const HEAD: &str = "lm_head.weight";
+impl ParamSpec {
+    /// Number of values.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether there are none; never so in a valid model.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// How a parameter starts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum ParamInit {
+    /// Normal around zero with the configuration's `initializer_range`.
+    Normal,
+    /// The same number everywhere.
+    Constant(f64),
+    /// Uniform between −x and x.
+    Uniform(f64),
+}
 
 /// Where each parameter lies in a flat buffer.
 #[derive(Debug)]
@@ -22,6 +50,7 @@ pub struct Layout {
     entries: Vec<Entry>,
     by_name: HashMap<String, usize>,
     len: usize,
+    architecture: Architecture,
 }
 
 /// One parameter's place.
@@ -29,7 +58,7 @@ pub struct Layout {
 pub struct Entry {
     /// Name, shape and start.
     pub spec: ParamSpec,
-    /// First value in the buffer, a multiple of 16.
+    /// First value in the buffer: a multiple of 16, or directly after the parameter that it is multiplied together with.
     pub offset: usize,
 }
 
@@ -48,20 +77,16 @@ impl Entry {
 impl Layout {
     /// The parameters of this configuration, in the order of a checkpoint. In a tied model `lm_head.weight` is the embedding.
     pub fn new(config: &Config) -> Result<Layout> {
-        let mut layout = Layout { entries: Vec::new(), by_name: HashMap::new(), len: 0 };
-        for spec in config.parameter_list()? {
-            layout.by_name.insert(spec.name.clone(), layout.entries.len());
-            let entry = Entry { spec, offset: layout.len };
-            layout.len = entry.range().end.next_multiple_of(ALIGNMENT);
-            layout.entries.push(entry);
+        let (architecture, entries) = Architecture::new(config)?;
+        let mut by_name: HashMap<_, _> = entries.iter().enumerate().map(|(index, entry)| (entry.spec.name.clone(), index)).collect();
+        if let (true, Some(&embedding)) = (config.tie_word_embeddings, by_name.get(EMBEDDING)) {
+            by_name.insert(LM_HEAD.into(), embedding);
         }
-        if let (true, Some(&embedding)) = (config.tie_word_embeddings, layout.by_name.get(EMBEDDING)) {
-            layout.by_name.insert(HEAD.into(), embedding);
-        }
-        Ok(layout)
+        let len = entries.last().map_or(0, |entry| entry.range().end.next_multiple_of(16));
+        Ok(Layout { entries, by_name, len, architecture })
     }
 
-    /// Every parameter once, in the order of a checkpoint.
+    /// Every parameter once, in the order of a checkpoint and of the buffer.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
     }
@@ -84,6 +109,24 @@ impl Layout {
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
+
+    /// Checks that these are the parameters of a configuration, which may have been changed since.
+    pub(crate) fn check(&self, config: &Config) -> Result<()> {
+        let (list, found) = (config.parameter_list()?, self.entries.len());
+        if let Some((spec, entry)) = list.iter().zip(&self.entries).find(|(spec, entry)| **spec != entry.spec) {
+            let own = &self.find(&spec.name)?.spec.shape;
+            if *own != spec.shape {
+                let (name, expected) = (spec.name.clone(), spec.shape.clone());
+                return Err(Error::TensorShape { name, expected, found: own.clone(), more: 0 });
+            }
+            return Err(Error::UnexpectedTensors { count: 1, names: vec![entry.spec.name.clone()] });
+        }
+        if list.len() == found { Ok(()) } else { Err(Error::BatchLength { what: "tensors", expected: list.len(), found }) }
+    }
+
+    pub(crate) fn architecture(&self) -> &Architecture {
+        &self.architecture
+    }
 }
 
 /// A value for every parameter: weights, gradients or moments. Values in the gaps between parameters are zero and stay so.
@@ -95,12 +138,18 @@ pub struct Params {
 
 impl Params {
     /// Zeros.
+    ///
+    /// # Panics
+    /// When the system has no memory left, as `Vec` does.
     pub fn zeros(layout: Arc<Layout>) -> Params {
         // A list of parameters has been checked to fit into memory; where it does not after all, this is where it shows.
         Params { values: Buffer::zeros(layout.len()).unwrap_or_else(|error| panic!("{error}")), layout }
     }
 
     /// Zeros in the same layout: room for gradients.
+    ///
+    /// # Panics
+    /// When the system has no memory left, as `Vec` does.
     pub fn zeros_like(&self) -> Params {
         Params::zeros(self.layout.clone())
     }
@@ -138,6 +187,6 @@ impl Params {
 
     /// Sets every value to zero.
     pub fn set_zero(&mut self) {
-        vector::zero(&mut self.values);
+        pieces::zero(&mut self.values);
     }
 }

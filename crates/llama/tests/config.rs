@@ -4,7 +4,8 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use termwise_attention::{RopeScaling, Variant};
 use termwise_llama::Config;
-use termwise_llama::config::{AttentionMap, ParamInit};
+use termwise_llama::config::{AttentionMap, Family};
+use termwise_llama::params::ParamInit;
 
 fn small() -> Value {
     json!({
@@ -120,7 +121,6 @@ fn other_models_are_refused() {
     refused(json!({"model_type": "gpt2"}), &["model_type", "\"gpt2\"", "llama"]);
     refused(json!({"model_type": 3}), &["model_type", "3"]);
     refused(json!({"model_type": null, "architectures": ["GPT2LMHeadModel"]}), &["architectures", "GPT2LMHeadModel"]);
-    refused(json!({"attention_bias": true}), &["attention_bias", "true", "no bias"]);
     refused(json!({"mlp_bias": true}), &["mlp_bias", "true", "no bias"]);
     refused(json!({"hidden_act": "gelu"}), &["hidden_act", "\"gelu\"", "silu"]);
     refused(json!({"sliding_window": 4096}), &["sliding_window", "4096"]);
@@ -128,6 +128,57 @@ fn other_models_are_refused() {
     refused(json!({"layer_types": ["full_attention", "sliding_attention"]}), &["layer_types", "full_attention"]);
     refused(json!({"quantization_config": {"bits": 4}}), &["quantization_config", "bits", "not quantised"]);
     refused(json!({"partial_rotary_factor": 0.25}), &["partial_rotary_factor", "0.25"]);
+}
+
+#[test]
+fn qwen2_is_read_and_written_under_its_own_name() {
+    let qwen2 = |changes: Value| {
+        let mut config = with(json!({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}));
+        changes.as_object().unwrap().iter().for_each(|(key, value)| config[key] = value.clone());
+        config
+    };
+    for changes in [
+        json!({}),
+        json!({"model_type": null}),
+        json!({"sliding_window": 4096, "max_window_layers": 2}),
+        json!({"sliding_window": 4096, "use_sliding_window": false, "max_window_layers": 2}),
+        json!({"sliding_window": 4096, "use_sliding_window": true, "max_window_layers": 4}),
+        json!({"sliding_window": 4096, "use_sliding_window": true, "layer_types": vec!["full_attention"; 4]}),
+        json!({"sliding_window": null, "use_sliding_window": true}),
+        json!({"tie_word_embeddings": true, "head_dim": 6}),
+    ] {
+        let config = read(&qwen2(changes.clone()));
+        assert_eq!(config.family, Family::Qwen2, "{changes}");
+        let written: Value = serde_json::from_str(&config.to_json_string()).unwrap();
+        assert_eq!((&written["model_type"], &written["architectures"][0]), (&json!("qwen2"), &json!("Qwen2ForCausalLM")));
+        assert_eq!(read(&written), config);
+        let shape = |name: &str| config.parameter_list().unwrap().iter().find(|spec| spec.name == name).map(|spec| spec.shape.clone());
+        let d = config.head_dim;
+        assert_eq!(shape("model.layers.3.self_attn.q_proj.bias"), Some(vec![8 * d]));
+        assert_eq!(shape("model.layers.3.self_attn.v_proj.bias"), Some(vec![4 * d]));
+        assert_eq!(shape("model.layers.3.self_attn.o_proj.bias"), None);
+    }
+    for changes in [
+        json!({"sliding_window": 4096, "use_sliding_window": true, "max_window_layers": 2}),
+        json!({"sliding_window": 7, "use_sliding_window": true, "layer_types": ["full_attention", "sliding_attention", "full_attention", "full_attention"]}),
+        json!({"mlp_bias": true}),
+        json!({"model_type": "qwen2_moe"}),
+    ] {
+        let error = Config::from_json_str(&qwen2(changes).to_string(), "config.json").expect_err("refused").to_string();
+        assert!(error.contains("not supported") && error.lines().count() == 1, "{error}");
+    }
+}
+
+#[test]
+fn a_llama_may_have_biases_in_its_attention() {
+    let config = read(&with(json!({"attention_bias": true})));
+    let list = config.parameter_list().unwrap();
+    let biases: Vec<&str> = list.iter().filter_map(|spec| spec.name.strip_prefix("model.layers.1.")?.strip_suffix(".bias")).collect();
+    assert_eq!(biases, ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"]);
+    assert!(list.iter().filter(|spec| spec.name.ends_with(".bias")).all(|spec| spec.init == ParamInit::Constant(0.0)));
+    let written: Value = serde_json::from_str(&config.to_json_string()).unwrap();
+    assert_eq!((&written["attention_bias"], &written["model_type"]), (&json!(true), &json!("llama")));
+    assert_eq!(read(&written), config);
 }
 
 #[test]

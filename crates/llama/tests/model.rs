@@ -71,6 +71,56 @@ fn gradients_match_finite_differences_of_the_loss() {
     }
 }
 
+/// The same model with biases of q, k, v and, in a Llama, of the output.
+fn with_biases(family: &str) -> Model {
+    let plain = tiny("softmax", 2, false);
+    let mut text: serde_json::Value = serde_json::from_str(&plain.config.to_json_string()).expect("JSON");
+    text["model_type"] = family.into();
+    text["attention_bias"] = (family == "llama").into();
+    let config = termwise_llama::Config::from_json_str(&text.to_string(), family).expect("a configuration");
+    let mut model = Model::fresh(config, 1).expect("a model");
+    let layout = model.params.layout().clone();
+    for entry in layout.entries() {
+        let values = &mut model.params.values_mut()[entry.range()];
+        match plain.params.get(&entry.spec.name) {
+            Ok(from) => values.copy_from_slice(from),
+            Err(_) => values.iter_mut().enumerate().for_each(|(i, b)| *b = 0.3 * ((i * 29 % 13) as f32 / 6.0 - 1.0)),
+        }
+    }
+    model
+}
+
+#[test]
+fn biases_have_the_gradients_of_finite_differences() {
+    let (rows, time) = (2, 9);
+    let ids = tokens(rows * time, 29, 1);
+    let labels = labels(&ids);
+    let batch = Batch::new(&ids, &labels);
+    for (family, biases) in [("qwen2", 6), ("llama", 8)] {
+        let mut model = with_biases(family);
+        let (_, grads) = loss_and_grad(&model, &batch, rows, Engine::Fused);
+        let mut session = model.session(rows, time, Options::default()).expect("a session");
+        let names: Vec<String> = grads.iter().map(|(entry, _)| entry.spec.name.clone()).filter(|name| name.ends_with(".bias")).collect();
+        assert_eq!(names.len(), biases, "{names:?}");
+        for name in names {
+            let gradient = grads.get(&name).expect("listed");
+            let norm = gradient.iter().map(|&g| (g as f64).powi(2)).sum::<f64>().sqrt();
+            // A bias of k moves all scores of a query alike but for RoPE: its gradient is small, never zero.
+            assert!(norm > 1e-5, "{family}: {name} has no gradient");
+            let step = (0.01 / norm).min(0.05);
+            let start = model.params.get(&name).expect("listed").to_vec();
+            let mut at = |side: f64| {
+                let values = model.params.get_mut(&name).expect("listed").iter_mut();
+                values.zip(&start).zip(gradient).for_each(|((b, &from), &g)| *b = (from as f64 + side * step * g as f64 / norm) as f32);
+                session.loss(&model.params, &batch).expect("a loss").mean()
+            };
+            let slope = (8.0 * (at(1.0) - at(-1.0)) - (at(2.0) - at(-2.0))) / (12.0 * step);
+            model.params.get_mut(&name).expect("listed").copy_from_slice(&start);
+            assert!((slope - norm).abs() < 2e-3 * norm + 1e-4, "{family}, {name}: slope {slope:.6}, gradient {norm:.6}");
+        }
+    }
+}
+
 #[test]
 fn every_parameter_has_a_gradient_at_the_first_step() {
     for attention in VARIANTS {
@@ -370,4 +420,63 @@ fn a_session_that_keeps_nothing_computes_the_same_bits() {
         assert!(error.to_string().contains("forward_only"), "{error}");
         assert!(grads.values().iter().all(|&g| g == 0.0));
     }
+}
+
+#[test]
+fn ranges_and_sizes_that_cannot_be_are_errors() {
+    let model = tiny("softmax", 4, false);
+    let mut session = model.session(2, 4, Options::default()).expect("a session");
+    session.run(&model.params, &tokens(8, 29, 1), None).expect("a run");
+    let mut logits = vec![0.0; 2 * 29];
+    session.logits(&model.params, 6..8, &mut logits).expect("the last rows");
+    #[allow(clippy::reversed_empty_ranges, reason = "what is refused")]
+    for rows in [10..12, 7..9, 8..10, 5..3, usize::MAX - 1..usize::MAX] {
+        let error = session.logits(&model.params, rows.clone(), &mut logits).expect_err("refused").to_string();
+        assert!(error.contains(&format!("{}..{}", rows.start, rows.end)) && error.contains('8'), "{error}");
+    }
+    assert!(session.logits(&model.params, 6..8, &mut logits[1..]).is_err());
+    let other = tiny("softmax", 2, false);
+    assert!(session.logits(&other.params, 6..8, &mut logits).is_err() && session.run(&other.params, &[0; 8], None).is_err());
+    for (batch, time) in [(0, 1), (1, 0), (1 << 40, 1 << 40), (usize::MAX, 1), (1 << 31, 2)] {
+        assert!(model.session(batch, time, Options::default()).is_err(), "{batch} {time}");
+    }
+}
+
+#[test]
+fn a_configuration_changed_after_its_parameters_were_made_is_refused() {
+    let changes: [fn(&mut termwise_llama::Config); 5] = [
+        |config| config.hidden_size = 48,
+        |config| config.num_hidden_layers = 1,
+        |config| config.num_hidden_layers = 3,
+        |config| config.tie_word_embeddings = true,
+        |config| config.attention = "gated_softmax".parse::<termwise_attention::Variant>().expect("a variant").into(),
+    ];
+    for change in changes {
+        let mut model = tiny("softmax", 4, false);
+        change(&mut model.config);
+        assert!(model.session(1, 4, Options::default()).is_err(), "{:?}", model.config);
+        assert!(termwise_llama::generate::Decoder::new(model, Default::default()).is_err());
+    }
+}
+
+#[test]
+fn a_configuration_of_absurd_sizes_is_refused_before_memory_is_taken() {
+    let text = |vocabulary: u64, layers: usize| {
+        format!(
+            r#"{{"vocab_size": {vocabulary}, "hidden_size": 64, "intermediate_size": 8, "num_hidden_layers": {layers},
+                "num_attention_heads": 4}}"#
+        )
+    };
+    // Too many to address, and addressable but far beyond any machine: 72 PB.
+    assert!(termwise_llama::Config::from_json_str(&text(u64::MAX / 2, 2), "huge").is_err());
+    let config = termwise_llama::Config::from_json_str(&text(1 << 48, 2), "large").expect("addressable");
+    let error = Model::zeros(config.clone()).expect_err("no such machine").to_string();
+    assert!(error.contains("memory"), "{error}");
+    // A file with other shapes is refused for these, without asking for memory.
+    let folder = tempfile::tempdir().expect("a folder");
+    let small = Model::fresh(termwise_llama::Config::from_json_str(&text(29, 1), "small").expect("valid"), 1).expect("a model");
+    small.write(folder.path(), &Default::default()).expect("written");
+    Model { config: termwise_llama::Config { num_hidden_layers: 1, ..config }, ..small }.config.write(folder.path()).expect("written");
+    let error = Model::read(folder.path()).expect_err("other shapes").to_string();
+    assert!(error.contains("model.embed_tokens.weight") && error.contains("[29, 64]"), "{error}");
 }

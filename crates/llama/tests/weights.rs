@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use safetensors::Dtype;
 use serde_json::{Value, json};
 use tempfile::{TempDir, tempdir};
-use termwise_llama::config::{ParamInit, ParamSpec};
+use termwise_llama::params::{ParamInit, ParamSpec};
 use termwise_llama::weights::{Checkpoint, FloatType, INDEX_FILE, SINGLE_FILE, Tensor, WriteOptions, write, write_file};
 use termwise_llama::{Config, Error};
 

@@ -11,7 +11,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 use termwise_attention::simd::{Simd, Task, dispatch};
 use termwise_llama::Params;
-use termwise_llama::ops::vector::PIECE;
+use termwise_llama::ops::pieces::PIECE;
 use termwise_llama::params::Entry;
 
 /// What an AdamW is set to.

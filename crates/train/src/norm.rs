@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 use termwise_attention::simd::{Simd, Task, dispatch};
 use termwise_llama::Params;
-use termwise_llama::ops::vector::PIECE;
+use termwise_llama::ops::pieces::PIECE;
 
 /// ‖g‖ over all parameters together: float32 within pieces of fixed size, float64 over the pieces in order. NaN and infinity pass through.
 pub fn gradient_norm(grads: &Params) -> f64 {

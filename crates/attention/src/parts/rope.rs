@@ -1,14 +1,22 @@
 //! RoPE, Llama's half-split form: coordinates i and i + d/2 are rotated by the angle position·ω_i
 
+use std::sync::Arc;
+
 use crate::{Error, Real};
 
-/// Rotary frequencies of a head dimension.
-#[derive(Clone, Debug, PartialEq)]
+/// Rotary frequencies of a head dimension. Clones share the table of angles; two are equal where their frequencies are.
+#[derive(Clone, Debug)]
 pub struct Rope {
     /// ω_i [d/2]
     frequencies: Vec<f64>,
     /// cos and sin of the angles at the first positions, [positions, 2, d/2]; empty where they are computed each time.
-    table: Vec<f64>,
+    table: Arc<[f64]>,
+}
+
+impl PartialEq for Rope {
+    fn eq(&self, other: &Rope) -> bool {
+        self.frequencies == other.frequencies
+    }
 }
 
 /// How frequencies are stretched for contexts longer than the trained one.
@@ -49,7 +57,7 @@ impl Rope {
             }
         };
         let frequencies = (0..d / 2).map(|i| stretch(theta.powf(-2.0 * i as f64 / d as f64))).collect();
-        Ok(Rope { frequencies, table: Vec::new() })
+        Ok(Rope { frequencies, table: Arc::default() })
     }
 
     /// ω_i [d/2].
@@ -65,7 +73,7 @@ impl Rope {
             let (cos, sin) = angles.split_at_mut(half);
             self.angles(position, cos, sin);
         }
-        self.table = table;
+        self.table = table.into();
         self
     }
 

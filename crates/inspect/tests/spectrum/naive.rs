@@ -96,7 +96,7 @@ fn plainly(model: &Model, windows: &[Vec<u32>], options: &Options) -> Vec<Vec<Pl
     let mut ids = vec![0; windows.len() * length];
     windows.iter().enumerate().for_each(|(row, window)| ids[row * length..][..window.len()].copy_from_slice(window));
     let mut session = model.session(windows.len(), length, SessionOptions::default()).expect("a session");
-    let watch = &mut |Observed { layer, attention, shape, inputs, y }: Observed| {
+    let watch = &mut |Observed { layer, attention, shape, inputs, y, .. }: Observed| {
         for (row, &own) in lengths.iter().enumerate() {
             let rows = sample(options.rows, own, row, options.seed);
             for (head, into) in all[layer].iter_mut().enumerate() {
@@ -251,7 +251,7 @@ fn errors_are_those_of_the_truncated_variant() {
     ids.resize(48, 0);
     let lengths = [24, 17];
     session
-        .observe(&model.params, &ids, Some(&lengths), &mut |Observed { layer, attention, shape, inputs, y }| {
+        .observe(&model.params, &ids, Some(&lengths), &mut |Observed { layer, attention, shape, inputs, y, .. }| {
             for (at, &p) in options.orders.iter().enumerate() {
                 let cut = |variant: Variant| Variant { kernel: Kernel::Taylor(Taylor::up_to(p).expect("an order")), ..variant };
                 let heads: Vec<Variant> = model.config.heads(layer).into_iter().map(cut).collect();

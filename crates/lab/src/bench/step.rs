@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use termwise_attention::Variant;
 use termwise_llama::config::{AttentionMap, Config};
-use termwise_llama::model::{Clock, Stage};
+use termwise_llama::model::{Stage, Timing};
 use termwise_llama::{Batch, Model, Objective, Options};
 use termwise_train::{AdamW, AdamWConfig, clip, gradient_norm};
 
@@ -125,6 +125,7 @@ fn config(options: &StepOptions) -> Result<Config, Error> {
         return Err(Error::Sizes(format!("a width of {hidden} cannot be shared by {heads} heads: make it a multiple")));
     }
     let config = Config {
+        family: Default::default(),
         vocab_size: vocab,
         hidden_size: hidden,
         intermediate_size: mlp,
@@ -169,7 +170,7 @@ fn measure(options: &StepOptions, config: Config) -> Result<StepBench, Error> {
         if step == WARM_UP {
             (zero, norm, update) = Default::default();
             times.clear();
-            session.clock.reset();
+            session.timing.reset();
         }
         let start = Instant::now();
         grads.set_zero();
@@ -211,14 +212,14 @@ fn measure(options: &StepOptions, config: Config) -> Result<StepBench, Error> {
         speed: Speed::new(times[0], flops, Some(tokens), &machine),
         median_ms: times[times.len() / 2].as_secs_f64() * 1e3,
         losses,
-        times: StepTimes { stages: stages(&session.clock, each), zero_ms: each(zero), norm_ms: each(norm), optimizer_ms: each(update) },
+        times: StepTimes { stages: stages(&session.timing, each), zero_ms: each(zero), norm_ms: each(norm), optimizer_ms: each(update) },
         machine,
     })
 }
 
-fn stages(clock: &Clock, each: impl Fn(Duration) -> f64) -> Vec<StageTime> {
+fn stages(timing: &Timing, each: impl Fn(Duration) -> f64) -> Vec<StageTime> {
     let time = |stage: Stage| {
-        let (forward, backward) = clock.spent(stage);
+        let (forward, backward) = timing.spent(stage);
         StageTime { stage: format!("{stage:?}").to_lowercase(), forward_ms: each(forward), backward_ms: each(backward) }
     };
     Stage::ALL.into_iter().map(time).collect()

@@ -116,6 +116,7 @@ impl Golden<'_> {
         let (hidden, heads): (usize, usize) = (self.number("hidden")?, self.number("heads")?);
         let head_dim = self.optional("head_dim")?.unwrap_or(hidden / heads.max(1));
         let config = Config {
+            family: Default::default(),
             vocab_size: self.number("vocab")?,
             hidden_size: hidden,
             intermediate_size: self.number("inter")?,

@@ -7,7 +7,7 @@
 //! - RoPE is written in the old form (`rope_theta`, `rope_scaling`), which every reader understands.
 
 mod attention_map;
-mod parameters;
+mod family;
 mod read;
 mod rope;
 mod write;
@@ -15,14 +15,14 @@ mod write;
 use std::path::Path;
 
 use serde_json::{Map, Value};
-use termwise_attention::{Rope, RopeScaling, Variant};
+use termwise_attention::{Rope, RopeScaling, Shape, Variant};
 
 use crate::error::{Error, Result};
 use crate::files::Staged;
 use crate::json;
 
 pub use attention_map::{AttentionMap, LayerAttention};
-pub use parameters::{ParamInit, ParamSpec};
+pub use family::Family;
 
 /// Layers and heads beyond which a number in a configuration is taken for a mistake: a table by layer and head is built from them.
 const MOST: usize = 4096;
@@ -32,6 +32,8 @@ const MOST: usize = 4096;
 /// Fields may be changed freely; [`Config::validate`] says whether they still fit together.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
+    /// What the model computes beyond a plain Llama, or instead of it.
+    pub family: Family,
     /// V, tokens in the vocabulary.
     pub vocab_size: usize,
     /// C, width of the hidden state.
@@ -123,6 +125,11 @@ impl Config {
     pub fn set_attention_json(&mut self, value: &Value) -> Result<()> {
         let attention = AttentionMap::from_json(value, "attention_variant", self.num_hidden_layers, self.num_attention_heads)?;
         self.set_attention(attention)
+    }
+
+    /// Sizes of a layer's attention, for one token.
+    pub(crate) fn shape(&self) -> Shape {
+        Shape { batch: 1, time: 1, heads: self.num_attention_heads, kv_heads: self.num_key_value_heads, d: self.head_dim, e: self.head_dim }
     }
 
     /// Rotary frequencies of a head.

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{AttentionMap, Config, rope};
+use super::{AttentionMap, Config, Family, rope};
 use crate::error::{Error, Result};
 use crate::json::{Keys, show};
 
@@ -11,7 +11,7 @@ pub(super) fn from_value(value: Value) -> Result<Config> {
         return Err(Error::KeyType { key: "the whole file".into(), expected: "an object", found: show(&value) });
     };
     let mut keys = Keys::new(map);
-    refuse_other_models(&mut keys)?;
+    let family = Family::read(&mut keys)?;
 
     let heads = required_size(&mut keys, "num_attention_heads")?;
     let hidden_size = required_size(&mut keys, "hidden_size")?;
@@ -26,6 +26,7 @@ pub(super) fn from_value(value: Value) -> Result<Config> {
     };
     let (rope_theta, rope_scaling) = rope::read(&mut keys)?;
     let mut config = Config {
+        family,
         vocab_size: required_size(&mut keys, "vocab_size")?,
         hidden_size,
         intermediate_size: required_size(&mut keys, "intermediate_size")?,
@@ -87,59 +88,4 @@ fn read_attention(keys: &mut Keys, layers: usize, heads: usize) -> Result<Attent
 pub(super) fn conflict(first: &str, first_value: impl ToString, second: &str, second_value: impl ToString) -> Error {
     let (first_value, second_value) = (first_value.to_string(), second_value.to_string());
     Error::Conflict { first: first.into(), first_value, second: second.into(), second_value }
-}
-
-/// Takes the keys that name a kind of model and refuses every kind that computes something else than Llama.
-fn refuse_other_models(keys: &mut Keys) -> Result<()> {
-    let refuse = |key: &str, found: &Value, advice| Err(Error::Unsupported { key: key.into(), found: show(found), advice });
-    const FAMILY: &str = "only models of the Llama family can be read (\"llama\", or \"mistral\" without a sliding window)";
-
-    let architectures = keys.value("architectures");
-    match (keys.value("model_type"), architectures) {
-        (Some(model_type), _) => {
-            if !matches!(model_type.as_str(), Some("llama" | "mistral")) {
-                return refuse("model_type", &model_type, FAMILY);
-            }
-        }
-        (None, Some(architectures)) => {
-            let names = architectures.as_array().into_iter().flatten().filter_map(Value::as_str);
-            let is_llama = |name: &str| name.starts_with("Llama") || name.starts_with("Mistral");
-            if names.clone().next().is_none() || !names.clone().all(is_llama) {
-                return refuse("architectures", &architectures, FAMILY);
-            }
-        }
-        (None, None) => {}
-    }
-    for key in ["attention_bias", "mlp_bias"] {
-        if keys.bool(key)? == Some(true) {
-            return refuse(key, &Value::Bool(true), "the projections of these models have no bias; use a model without");
-        }
-    }
-    match keys.value("hidden_act") {
-        Some(act) if act != "silu" => return refuse("hidden_act", &act, "the MLP is computed with \"silu\" only; use a model with it"),
-        _ => {}
-    }
-    if let Some(window) = keys.peek("sliding_window")
-        && keys.peek("use_sliding_window") != Some(&Value::Bool(false))
-    {
-        return refuse("sliding_window", window, "every position sees all earlier ones here; use a model without a window");
-    }
-    if let Some(types) = keys.peek("layer_types")
-        && !types.as_array().is_some_and(|types| types.iter().all(|kind| kind == "full_attention"))
-    {
-        return refuse("layer_types", types, "every layer must be \"full_attention\"; use a model without other kinds");
-    }
-    if let Some(factor) = keys.peek("partial_rotary_factor")
-        && factor.as_f64() != Some(1.0)
-    {
-        return refuse("partial_rotary_factor", factor, "RoPE turns whole heads here, which is factor 1; use a model with it");
-    }
-    if let Some(quantization) = keys.peek("quantization_config") {
-        return refuse(
-            "quantization_config",
-            quantization,
-            "weights are read as float32, float16 or bfloat16; use a checkpoint that is not quantised",
-        );
-    }
-    Ok(())
 }

@@ -12,11 +12,6 @@ pub(super) fn to_map(config: &Config) -> Map<String, Value> {
         several => json!(several),
     };
     let entries = [
-        ("architectures", json!(["LlamaForCausalLM"])),
-        ("model_type", json!("llama")),
-        ("hidden_act", json!("silu")),
-        ("attention_bias", json!(false)),
-        ("mlp_bias", json!(false)),
         ("vocab_size", json!(config.vocab_size)),
         ("hidden_size", json!(config.hidden_size)),
         ("intermediate_size", json!(config.intermediate_size)),
@@ -33,7 +28,7 @@ pub(super) fn to_map(config: &Config) -> Map<String, Value> {
         ("eos_token_id", eos),
         ("initializer_range", json!(config.initializer_range)),
     ];
-    map.extend(entries.map(|(key, value)| (key.to_owned(), value)));
+    map.extend(entries.into_iter().chain(config.family.write()).map(|(key, value)| (key.to_owned(), value)));
     if let Some(dtype) = &config.torch_dtype {
         map.insert("torch_dtype".into(), json!(dtype));
     }

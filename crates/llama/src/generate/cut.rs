@@ -1,6 +1,5 @@
 //! Softmax models cut to a finite order: exp becomes Σ_{n ≤ p} x^n/n!, whose memory has constant size.
 
-use termwise_attention::parts::kernel::taylor::Taylor;
 use termwise_attention::{Kernel, Variant};
 
 use crate::config::{AttentionMap, Config};
@@ -10,9 +9,8 @@ use crate::error::{Error, Result};
 pub(super) fn cut_heads(heads: &[Variant], order: usize) -> Result<Vec<Variant>, termwise_attention::Error> {
     let cut = |variant: &Variant| match &variant.kernel {
         Kernel::Exp(_) => {
-            let series =
-                Taylor::up_to(order).map_err(|reason| termwise_attention::Error::Combination { variant: variant.to_string(), reason })?;
-            let variant = Variant { kernel: Kernel::Taylor(series), ..variant.clone() };
+            let series = Variant { clamp: None, ..variant.clone() }.truncated(order)?;
+            let variant = Variant { clamp: variant.clamp, ..series };
             variant.validate().map(|()| variant)
         }
         _ => Ok(variant.clone()),

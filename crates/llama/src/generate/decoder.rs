@@ -2,30 +2,40 @@
 //!
 //! Legend: B rows, each a text of its own; W positions of a window; the others as in [`crate::ops`].
 
-use termwise_attention::{Layer as AttentionLayer, Memory, Mode, Shape, State, Variant};
+use std::path::Path;
+use std::sync::Arc;
 
-use super::buffers::Buffers;
+use termwise_attention::{Layer as AttentionLayer, Mode, Shape, State};
+
 use super::cut::{cut_heads, nothing_to_cut};
+use super::held::Held;
 use super::run::{Engines, SHORTEST};
+use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::kernels::gemv;
 use crate::model::Model;
 use crate::model::batch::check_ids;
-use crate::model::places::Places;
-use crate::ops::Buffer;
-use crate::params::EMBEDDING;
+use crate::model::layer::{Activations, FEW, Keep};
+use crate::model::timing::Timing;
+use crate::ops::{Buffer, zeros};
+use crate::weights::FloatType;
+
+/// Positions whose rotary angles are kept: those of a long prompt, in a few megabytes.
+const ANGLES: usize = 4096;
 
 /// What a model remembers of the tokens that it has read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Remember {
+#[non_exhaustive]
+pub enum MemoryPolicy {
     /// A state of constant size where the kernel has a finite map and no clamp; all keys and values elsewhere.
     #[default]
-    Natural,
+    Auto,
     /// Every exp kernel cut to its series up to this order, which has a finite map.
-    Cut(usize),
+    Truncate(usize),
     /// All keys and values, exactly, until the state of the series up to this order is smaller in bytes; from then on that state,
-    /// made of the keys and values. Each layer of each row turns when its own cache has grown that large, which is looked at after each
+    /// made of the keys and values. Each layer of each row switches when its own cache has grown that large, which is looked at after each
     /// token that is written and each window that is read.
-    Switch(usize),
+    SwitchToState(usize),
 }
 
 /// Choices of a decoder.
@@ -38,15 +48,24 @@ pub struct DecoderOptions {
     /// How attention inside a window is computed.
     pub mode: Mode,
     /// What is remembered.
-    pub remember: Remember,
+    pub memory: MemoryPolicy,
+    /// How weights are held: float32, or bfloat16, which halves what is read for each token and rounds every weight to 8 bits of precision.
+    pub weights: FloatType,
     /// Whether a cache of keys and values may hold more positions than the model was made for.
     pub beyond_context: bool,
 }
 
-/// One row, windows of 256 positions, the cheaper mode, the natural memory, no further than the context.
+/// One row, windows of 256 positions, the cheaper mode, the natural memory, float32, no further than the context.
 impl Default for DecoderOptions {
     fn default() -> DecoderOptions {
-        DecoderOptions { rows: 1, window: 256, mode: Mode::Auto, remember: Remember::Natural, beyond_context: false }
+        DecoderOptions {
+            rows: 1,
+            window: 256,
+            mode: Mode::Auto,
+            memory: MemoryPolicy::Auto,
+            weights: FloatType::F32,
+            beyond_context: false,
+        }
     }
 }
 
@@ -67,20 +86,19 @@ impl Default for DecoderOptions {
 /// # let text = r#"{"vocab_size": 29, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
 /// #     "attention_variant": "taylor=0..2"}"#;
 /// # let model = Model::fresh(Config::from_json_str(text, "doc")?, 1)?;
-/// let mut decoder = Decoder::new(&model, DecoderOptions::default())?;
-/// let mut sampler = Sampler::new(Sampling::default(), model.config.vocab_size)?;
+/// let mut decoder = Decoder::new(model, DecoderOptions::default())?;
+/// let mut sampler = Sampler::new(Sampling::default(), decoder.config().vocab_size)?;
 /// decoder.read(0, &[3, 1, 4])?;
 /// for _ in 0..5 {
-///     let token = sampler.choose(decoder.logits(0));
+///     let token = sampler.choose(decoder.logits(0)?);
 ///     decoder.step(&[Some(token)])?;
 /// }
-/// assert_eq!(decoder.position(0), 8);
+/// assert_eq!(decoder.position(0)?, 8);
 /// # Ok::<(), termwise_llama::Error>(())
 /// ```
-pub struct Decoder<'m> {
-    pub(super) model: &'m Model,
+pub struct Decoder {
+    pub(super) model: Held,
     pub(super) options: DecoderOptions,
-    pub(super) places: Places,
     pub(super) shape: Shape,
     pub(super) layers: Vec<Layer>,
     pub(super) engines: Engines,
@@ -89,16 +107,22 @@ pub struct Decoder<'m> {
     pub(super) active: Vec<usize>,
     /// Their tokens.
     pub(super) ids: Vec<u32>,
-    pub(super) buffers: Buffers,
-    /// [B, V]
+    pub(super) activations: Activations,
+    /// Products of a few rows, before they are put in order.
+    pub(super) columns: Buffer,
+    /// A matrix of bfloat16 in float32.
+    pub(super) widened: Buffer,
+    /// [B, V]: of the rows of the step at hand, and of all.
+    pub(super) step_logits: Buffer,
     pub(super) logits: Buffer,
+    pub(super) timing: Timing,
 }
 
 /// What a layer's rows are made of.
 pub(super) struct Layer {
-    /// Variants that a fresh row begins with.
+    /// What a fresh row begins with.
     pub attention: AttentionLayer,
-    /// Variants that it turns to, and the bytes of one row's state of them.
+    /// What it switches to, and the bytes of one row's state of that.
     pub later: Option<(AttentionLayer, usize)>,
 }
 
@@ -112,51 +136,67 @@ pub(super) struct Row {
     pub(super) nonpositive: Option<termwise_attention::Nonpositive>,
 }
 
-impl<'m> Decoder<'m> {
-    /// Room for texts of this model.
-    pub fn new(model: &'m Model, options: DecoderOptions) -> Result<Decoder<'m>> {
+impl Decoder {
+    /// Room for texts of this model, which is shared where its weights are read as they are, and let go where they are copied.
+    pub fn new(model: impl Into<Arc<Model>>, options: DecoderOptions) -> Result<Decoder> {
+        Decoder::with(Held::new(model.into(), options.weights)?, options)
+    }
+
+    /// Room for texts of the model in a folder, read directly into the type that the options ask for.
+    pub fn open(folder: impl AsRef<Path>, options: DecoderOptions) -> Result<Decoder> {
+        Decoder::with(Held::read(folder.as_ref(), options.weights)?, options)
+    }
+
+    fn with(model: Held, options: DecoderOptions) -> Result<Decoder> {
         let config = &model.config;
-        if options.rows == 0 || options.window == 0 {
+        let (rows, window) = (options.rows, options.window.checked_next_multiple_of(SHORTEST).unwrap_or(options.window));
+        if rows == 0 || window == 0 {
             return Err(Error::BatchLength { what: "rows and positions of a window, each at least 1", expected: 1, found: 0 });
         }
-        let shape = Shape { batch: 1, ..config.shape() };
-        let places = Places::new(config, model.params.layout())?;
         super::memory::check(config, options)?;
+        let widths = model.architecture().widths;
+        let activations = Activations::new(model.architecture(), window.max(rows), Keep::Nothing)?;
+        let shape = config.shape();
         let mut layers = Vec::new();
-        for layer in 0..config.num_hidden_layers {
-            let attention = config.attention_layer(layer, &config.heads(layer))?;
-            layers.push(Layer::new(attention, options.remember).map_err(|source| Error::Layer { layer, source })?);
+        let positions = config.max_position_embeddings.min(ANGLES);
+        for (layer, attention) in config.attention_layers(positions)?.into_iter().enumerate() {
+            layers.push(Layer::new(attention, options.memory).map_err(|source| Error::Layer { layer, source })?);
         }
-        if let Remember::Cut(order) | Remember::Switch(order) = options.remember {
+        if let MemoryPolicy::Truncate(order) | MemoryPolicy::SwitchToState(order) = options.memory {
             super::cut::cut(config, order)?;
         }
-        if matches!(options.remember, Remember::Switch(_)) && layers.iter().all(|layer| layer.later.is_none()) {
+        if matches!(options.memory, MemoryPolicy::SwitchToState(_)) && layers.iter().all(|layer| layer.later.is_none()) {
             let problem = "no layer can turn from its cache to a state, for which all of its heads need exp, or another finite kernel, without a clamp";
             return Err(nothing_to_cut(config, problem));
         }
-        let rows = (0..options.rows).map(|_| Row::new(&layers, shape)).collect::<Result<_>>()?;
-        let window = options.window.next_multiple_of(SHORTEST);
-        let signals = places.layers.iter().flat_map(|at| at.signals.iter().map(|signal| (signal.extra, signal.outputs)));
-        let buffers = Buffers::new(config, window.max(options.rows), options.rows, signals)?;
-        let mut decoder = Decoder {
-            model,
-            options: DecoderOptions { window, ..options },
-            places,
-            shape,
-            layers,
-            engines: Engines::new(options.mode),
-            rows,
-            active: Vec::with_capacity(options.rows),
-            ids: Vec::with_capacity(options.rows),
-            buffers,
-            logits: Buffer::zeros(options.rows * config.vocab_size)?,
-        };
+        let widest = widths.c.max(2 * widths.i).max(widths.qkv());
+        let columns = gemv::scratch_len(rows, widths.v).max(gemv::scratch_len(rows.max(FEW), widest));
+        let mut engines = Engines::new(options.mode);
         // What the mode cannot do is said here, not at the first prompt.
-        for layer in 0..decoder.layers.len() {
-            let attention = decoder.layers[layer].attention.clone();
-            decoder.engines.get(&attention, SHORTEST).map_err(|source| Error::Layer { layer, source })?;
+        for (layer, of) in layers.iter().enumerate() {
+            engines.get(&of.attention, SHORTEST).map_err(|source| Error::Layer { layer, source })?;
         }
-        Ok(decoder)
+        Ok(Decoder {
+            options: DecoderOptions { window, ..options },
+            shape,
+            engines,
+            rows: (0..rows).map(|_| Row::new(&layers, shape)).collect::<Result<_>>()?,
+            layers,
+            active: Vec::with_capacity(rows),
+            ids: Vec::with_capacity(rows),
+            activations,
+            columns: zeros("a step", columns, 1)?,
+            widened: Buffer::default(),
+            step_logits: zeros("a step", rows, widths.v)?,
+            logits: zeros("a step", rows, widths.v)?,
+            timing: Timing::new(),
+            model,
+        })
+    }
+
+    /// Sizes and choices of the model.
+    pub fn config(&self) -> &Config {
+        &self.model.config
     }
 
     /// Reads tokens into a row, in windows; afterwards its logits are those of the token that follows them.
@@ -166,7 +206,7 @@ impl<'m> Decoder<'m> {
         if tokens.is_empty() {
             return Err(Error::EmptyPrompt);
         }
-        if !matches!(self.options.remember, Remember::Switch(_)) {
+        if !matches!(self.options.memory, MemoryPolicy::SwitchToState(_)) {
             self.check_room(row, tokens.len())?;
         }
         for window in tokens.chunks(self.options.window) {
@@ -177,7 +217,7 @@ impl<'m> Decoder<'m> {
             } else {
                 self.run_window(row, window)?;
             }
-            self.turn(row)?;
+            self.switch(row)?;
         }
         Ok(())
     }
@@ -222,7 +262,7 @@ impl<'m> Decoder<'m> {
         }
         self.run_step()?;
         for (row, _) in tokens.iter().enumerate().filter(|(_, token)| token.is_some()) {
-            self.turn(row)?;
+            self.switch(row)?;
         }
         Ok(())
     }
@@ -233,8 +273,8 @@ impl<'m> Decoder<'m> {
     }
 
     /// What is remembered.
-    pub fn remember(&self) -> Remember {
-        self.options.remember
+    pub fn memory(&self) -> MemoryPolicy {
+        self.options.memory
     }
 
     /// Whether a fresh row takes memory of constant size.
@@ -243,55 +283,37 @@ impl<'m> Decoder<'m> {
     }
 
     /// Logits [V] of the token that follows what a row has read; zeros before it has read anything.
-    pub fn logits(&self, row: usize) -> &[f32] {
+    pub fn logits(&self, row: usize) -> Result<&[f32]> {
+        self.row(row)?;
         let v = self.model.config.vocab_size;
-        &self.logits[row * v..][..v]
+        Ok(&self.logits[row * v..][..v])
     }
 
     /// Tokens that a row has read.
-    pub fn position(&self, row: usize) -> usize {
-        self.rows[row].position
+    pub fn position(&self, row: usize) -> Result<usize> {
+        Ok(self.row(row)?.position)
     }
 
     /// Tokens that a row can still read before its cache is as long as the model's context; `None` where nothing ends.
-    pub fn room(&self, row: usize) -> Option<usize> {
-        if self.options.beyond_context || self.rows[row].states.iter().all(State::is_constant) {
-            return None;
-        }
-        Some(self.model.config.max_position_embeddings.saturating_sub(self.rows[row].position))
+    pub fn room(&self, row: usize) -> Result<Option<usize>> {
+        let row = self.row(row)?;
+        let endless = self.options.beyond_context || row.states.iter().all(State::is_constant);
+        Ok((!endless).then(|| self.model.config.max_position_embeddings.saturating_sub(row.position)))
     }
 
     /// Bytes that a row remembers with, all layers, from the buffers that hold them.
-    pub fn state_bytes(&self, row: usize) -> usize {
-        self.rows[row].states.iter().map(State::bytes).sum()
+    pub fn state_bytes(&self, row: usize) -> Result<usize> {
+        Ok(self.row(row)?.states.iter().map(State::bytes).sum())
     }
 
     /// The memory of a row, layer by layer.
-    pub fn states(&self, row: usize) -> &[State] {
-        &self.rows[row].states
+    pub fn states(&self, row: usize) -> Result<&[State]> {
+        Ok(&self.row(row)?.states)
     }
 
-    /// Multiply-adds of a row's next token, from what it remembers now: 1 for each weight of a matrix, and in each head 2·N·(e + 1) for a
-    /// state of N rows, one to update and one to read, or d + e for each key of a cache.
-    pub fn operations(&self, row: usize) -> u64 {
-        let matrices = self.model.params.layout().entries().iter().filter(|entry| entry.is_matrix() && entry.spec.name != EMBEDDING);
-        let head = (self.model.config.vocab_size * self.model.config.hidden_size) as u64;
-        let tied = if self.model.config.tie_word_embeddings { head } else { 0 };
-        let weights: u64 = matrices.map(|entry| entry.spec.len() as u64).sum::<u64>() + tied;
-        let Shape { d, e, .. } = self.shape;
-        let attention = |state: &State| -> u64 {
-            let of = |variant: &Variant| match variant.state_rows(d) {
-                Some(rows) if state.memory() == Memory::Natural => 2 * rows as u64 * (e as u64 + 1),
-                _ => (state.position(0).unwrap_or(0) as u64 + 1) * (d + e) as u64,
-            };
-            state.heads().iter().map(of).sum()
-        };
-        weights + self.rows[row].states.iter().map(attention).sum::<u64>()
-    }
-
-    /// Layers of a row that have turned from their cache to a state, by [`Remember::Switch`].
-    pub fn turned(&self, row: usize) -> usize {
-        self.layers.iter().zip(&self.rows[row].states).filter(|(layer, state)| state.heads() != layer.attention.heads()).count()
+    /// Layers of a row that have switched from their cache to a state, by [`MemoryPolicy::SwitchToState`].
+    pub fn switched(&self, row: usize) -> Result<usize> {
+        Ok(self.layers.iter().zip(&self.row(row)?.states).filter(|(layer, state)| state.heads() != layer.attention.heads()).count())
     }
 
     /// Forgets what a row has read: as new.
@@ -305,15 +327,22 @@ impl<'m> Decoder<'m> {
     }
 
     pub(super) fn check_row(&self, row: usize) -> Result<()> {
-        if row < self.rows.len() {
-            return Ok(());
-        }
-        let expected = format!("below {}", self.rows.len());
-        Err(Error::BatchValue { what: "row", row, position: 0, found: row as i64, expected })
+        self.row(row).map(|_| ())
+    }
+
+    fn row(&self, row: usize) -> Result<&Row> {
+        let rows = self.rows.len();
+        self.rows.get(row).ok_or_else(|| Error::BatchValue {
+            what: "row",
+            row,
+            position: 0,
+            found: row as i64,
+            expected: format!("below {rows}"),
+        })
     }
 
     fn check_room(&self, row: usize, tokens: usize) -> Result<()> {
-        match self.room(row) {
+        match self.room(row)? {
             Some(room) if tokens > room => {
                 Err(Error::Context { row, asked: self.rows[row].position + tokens, context: self.model.config.max_position_embeddings })
             }
@@ -328,8 +357,8 @@ impl<'m> Decoder<'m> {
         self.ids.push(token);
     }
 
-    /// Turns the caches of a row that have grown larger than the state that they can become.
-    fn turn(&mut self, row: usize) -> Result<()> {
+    /// Switches the caches of a row that have grown larger than the state that they can become.
+    fn switch(&mut self, row: usize) -> Result<()> {
         for (l, (layer, state)) in self.layers.iter().zip(&mut self.rows[row].states).enumerate() {
             if let Some((attention, bytes)) = &layer.later
                 && state.heads() != attention.heads()
@@ -343,14 +372,14 @@ impl<'m> Decoder<'m> {
 }
 
 impl Layer {
-    fn new(attention: AttentionLayer, remember: Remember) -> Result<Layer, termwise_attention::Error> {
-        match remember {
-            Remember::Natural => Ok(Layer { attention, later: None }),
-            Remember::Cut(order) => {
-                let cut = cut_heads(attention.heads(), order)?;
-                Ok(Layer { attention: attention.with_heads(cut)?, later: None })
+    fn new(attention: AttentionLayer, memory: MemoryPolicy) -> Result<Layer, termwise_attention::Error> {
+        match memory {
+            MemoryPolicy::Auto => Ok(Layer { attention, later: None }),
+            MemoryPolicy::Truncate(order) => {
+                let cut = attention.with_heads(cut_heads(attention.heads(), order)?)?;
+                Ok(Layer { attention: cut, later: None })
             }
-            Remember::Switch(order) => {
+            MemoryPolicy::SwitchToState(order) => {
                 let cut = attention.with_heads(cut_heads(attention.heads(), order)?)?;
                 let state = cut.state(1)?;
                 let later = (state.is_constant() && cut.heads() != attention.heads()).then(|| (cut, state.bytes()));
@@ -362,7 +391,7 @@ impl Layer {
 
 impl Row {
     fn new(layers: &[Layer], shape: Shape) -> Result<Row> {
-        let state = |(layer, heads): (usize, &Layer)| heads.attention.state(1).map_err(|source| Error::Layer { layer, source });
+        let state = |(layer, of): (usize, &Layer)| of.attention.state(1).map_err(|source| Error::Layer { layer, source });
         let states = layers.iter().enumerate().map(state).collect::<Result<_>>()?;
         Ok(Row { states, position: 0, y: vec![0.0; shape.heads * shape.e], nonpositive: None })
     }

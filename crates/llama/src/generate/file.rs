@@ -7,7 +7,6 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use rayon::prelude::*;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use termwise_attention::{Layer, Memory, State, Variant};
@@ -15,7 +14,6 @@ use termwise_attention::{Layer, Memory, State, Variant};
 use super::decoder::Decoder;
 use crate::error::{Error, Result};
 use crate::files::Staged;
-use crate::model::Model;
 use crate::weights::Checkpoint;
 
 const TOKENS: &str = "tokens";
@@ -32,26 +30,26 @@ pub struct Saved {
     pub draws: u64,
 }
 
-impl Decoder<'_> {
+impl Decoder {
     /// Writes the memory of a row, which has read the tokens of `saved`, all or all but the last; the file appears whole or not at all.
     pub fn save(&self, row: usize, saved: &Saved, path: impl AsRef<Path>) -> Result<()> {
         self.check_row(row)?;
         let path = path.as_ref();
-        let (expected, found) = (self.position(row), saved.tokens.len());
+        let (expected, found) = (self.position(row)?, saved.tokens.len());
         if found != expected && found != expected + 1 {
             return Err(Error::BatchLength { what: "tokens to be saved", expected, found });
         }
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let beside = tempfile::Builder::new().prefix(".termwise-").tempdir_in(folder).map_err(Error::io("create a folder beside", path))?;
         let states = beside.path().join("states");
-        State::save_layers(self.states(row), &states)?;
+        State::save_layers(self.states(row)?, &states)?;
         let file = std::fs::File::open(&states).map_err(Error::io("open", &states))?;
         // SAFETY: the file is in a folder of our own, which nobody else changes; any bytes are valid.
         let bytes = unsafe { memmap2::Mmap::map(&file) }.map_err(Error::io("map into memory", &states))?;
         let damaged = |error: safetensors::SafeTensorError| Error::Header { problem: error.to_string() }.in_file(path.display());
         let (_, header) = SafeTensors::read_metadata(&bytes).map_err(damaged)?;
         let mut metadata: HashMap<String, String> = header.metadata().clone().unwrap_or_default();
-        metadata.insert(MODEL.into(), describe(self.model));
+        metadata.insert(MODEL.into(), self.model.describe());
         metadata.insert(DRAWS.into(), saved.draws.to_string());
         let layers = SafeTensors::deserialize(&bytes).map_err(damaged)?;
         let tokens: Vec<u8> = saved.tokens.iter().flat_map(|&token| (token as i64).to_le_bytes()).collect();
@@ -74,27 +72,27 @@ impl Decoder<'_> {
         let file = Checkpoint::open(path)?;
         let text = |key: &str| file.metadata().get(key).map(String::as_str);
         let Some(model) = text(MODEL) else { return Err(refuse("it is not the saved memory of a model: it names none".into())) };
-        let own = describe(self.model);
+        let own = self.model.describe();
         if model != own {
             return Err(refuse(format!("it was saved from the model `{model}`, and this is `{own}`")));
         }
         verify(path)?;
-        // A layer that turns has been saved before or after.
-        let heads: Vec<(&Layer, Memory)> = self
+        // A layer that switches to a state has been saved before or after.
+        let layers: Vec<(&Layer, Memory)> = self
             .layers
             .iter()
             .enumerate()
             .map(|(l, layer)| {
                 let saved = text(&format!("layer.{l}.heads")).unwrap_or_default();
-                let turned = layer
+                let switched = layer
                     .later
                     .as_ref()
-                    .map(|(layer, _)| layer)
-                    .filter(|layer| layer.heads().iter().map(Variant::to_string).eq(saved.lines()));
-                (turned.unwrap_or(&layer.attention), Memory::Natural)
+                    .map(|(attention, _)| attention)
+                    .filter(|attention| attention.heads().iter().map(Variant::to_string).eq(saved.lines()));
+                (switched.unwrap_or(&layer.attention), Memory::Natural)
             })
             .collect();
-        let states = State::load_layers(path, &heads, 1)?;
+        let states = State::load_layers(path, &layers, 1)?;
         let (_, tokens) = file.read_i64(TOKENS)?;
         let vocabulary = self.model.config.vocab_size;
         let narrow = |&token: &i64| u32::try_from(token).ok().filter(|&token| (token as usize) < vocabulary);
@@ -153,21 +151,4 @@ fn verify(path: &Path) -> Result<()> {
         }
         Some(_) => Ok(()),
     }
-}
-
-/// Sizes and a fingerprint of all weights: the same for the same model, on every machine.
-fn describe(model: &Model) -> String {
-    let config = &model.config;
-    let layers = config.num_hidden_layers;
-    let hash = model.params.values().par_chunks(1 << 16).enumerate().map(|(piece, values)| {
-        let mixed = |(i, value): (usize, &f32)| {
-            let mut z = (value.to_bits() as u64) ^ (((piece << 16) + i) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            z ^ (z >> 27)
-        };
-        values.iter().enumerate().map(mixed).fold(0u64, u64::wrapping_add)
-    });
-    let hash = hash.reduce(|| 0, u64::wrapping_add);
-    let (c, h, g, v) = (config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.vocab_size);
-    format!("{layers} layers, width {c}, {h} heads over {g}, vocabulary {v}, weights {hash:016x}")
 }

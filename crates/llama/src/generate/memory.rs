@@ -3,7 +3,7 @@
 use termwise_attention::Variant;
 
 use super::cut::cut_heads;
-use super::decoder::{DecoderOptions, Remember};
+use super::decoder::{DecoderOptions, MemoryPolicy};
 use crate::config::Config;
 use crate::error::{Error, Result};
 
@@ -13,9 +13,11 @@ pub(super) fn check(config: &Config, options: DecoderOptions) -> Result<()> {
     let (mut bytes, mut variant) = (0u128, String::new());
     for layer in 0..config.num_hidden_layers {
         let heads = config.heads(layer);
-        let heads = match options.remember {
-            Remember::Natural => heads,
-            Remember::Cut(order) | Remember::Switch(order) => cut_heads(&heads, order).map_err(|source| Error::Layer { layer, source })?,
+        let heads = match options.memory {
+            MemoryPolicy::Auto => heads,
+            MemoryPolicy::Truncate(order) | MemoryPolicy::SwitchToState(order) => {
+                cut_heads(&heads, order).map_err(|source| Error::Layer { layer, source })?
+            }
         };
         bytes = bytes.saturating_add(least(&heads, config));
         variant = heads.first().map(Variant::to_string).unwrap_or(variant);
@@ -57,10 +59,11 @@ mod tests {
     fn states_beyond_all_memory_are_refused_before_they_are_made() {
         let text = r#"{"vocab_size": 29, "hidden_size": 512, "intermediate_size": 40, "num_hidden_layers": 4, "num_attention_heads": 8}"#;
         let config = Config::from_json_str(text, "test").expect("valid");
-        let options = DecoderOptions { remember: Remember::Cut(2), ..DecoderOptions::default() };
+        let options = DecoderOptions { memory: MemoryPolicy::Truncate(2), ..DecoderOptions::default() };
         check(&config, options).expect("17 MB");
         if available().is_some() {
-            let error = check(&config, DecoderOptions { remember: Remember::Cut(30), ..options }).expect_err("far too large").to_string();
+            let error =
+                check(&config, DecoderOptions { memory: MemoryPolicy::Truncate(30), ..options }).expect_err("far too large").to_string();
             assert!(error.contains("lower order"), "{error}");
             assert!(check(&config, DecoderOptions { rows: 1 << 40, ..options }).is_err());
         }

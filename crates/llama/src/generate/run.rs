@@ -4,53 +4,54 @@ use rayon::prelude::*;
 use termwise_attention::parts::kernel::Sign;
 use termwise_attention::{Fused, FusedOptions, Layer, Memory, Mode, Scratch, State};
 
-use super::buffers::Product;
 use super::decoder::{Decoder, Row};
 use crate::error::{Error, Result};
+use crate::kernels::gemv;
 use crate::model::Nonpositive;
+use crate::model::forward::Pass;
+use crate::model::layer::{FEW, Products};
 
 /// Less memory than this is swept by one thread: waking others takes as long.
 const WORTH_THREADS: usize = 512 << 10;
 /// The shortest window for which attention has buffers of its own.
 pub(super) const SHORTEST: usize = 16;
 
-impl Decoder<'_> {
+impl Decoder {
     /// Up to W tokens of one row.
     pub(super) fn run_window(&mut self, row: usize, ids: &[u32]) -> Result<()> {
-        let Decoder { model, options, places, engines, rows, buffers, .. } = self;
-        let w = model.params.values();
-        let t = ids.len();
-        let product = Product::for_window(t);
+        let Decoder { model, options, engines, rows, activations, columns, widened, timing, .. } = self;
+        let (architecture, weights, t) = (model.architecture(), model.weights(), ids.len());
         let time = t.next_power_of_two().clamp(SHORTEST, options.window);
         let Row { states, position, .. } = &mut rows[row];
-        buffers.begin(model, places, ids);
-        for (l, (at, state)) in places.layers.iter().zip(states).enumerate() {
-            buffers.project(at, w, t, product);
-            let engine = engines.get(state.layer(), time).map_err(|source| Error::Layer { layer: l, source })?;
-            let (inputs, y) = buffers.inputs(at, w, time, Some(std::slice::from_ref(&t)));
-            let report = engine.extend(state, &inputs, y).map_err(|source| Error::Layer { layer: l, source })?;
-            if let Some(found) = report.nonpositive {
-                return Err(denominator(l, row, found, state));
+        let products = if t <= FEW { Products::Gemv { columns } } else { Products::Gemm { widened } };
+        Pass { architecture, weights, products, timing }.forward(ids, activations, |l, block, layer| {
+            let in_layer = |source| Error::Layer { layer: l, source };
+            let state = &mut states[l];
+            let (inputs, y) = layer.inputs(block, weights, (time, architecture.widths), Some(std::slice::from_ref(&t)));
+            let engine = engines.get(state.layer(), time).map_err(in_layer)?;
+            match engine.extend(state, &inputs, y).map_err(in_layer)?.nonpositive {
+                Some(found) => Err(denominator(l, row, found, state)),
+                None => Ok(()),
             }
-            buffers.finish(model, places, l, t, product);
-        }
+        })?;
         *position += t;
-        self.project_logits(row, t - 1)
+        let c = architecture.widths.c;
+        self.activations.h.copy_within((t - 1) * c..t * c, 0);
+        self.project_logits(&[row])
     }
 
     /// The tokens of `active`.
     pub(super) fn run_step(&mut self) -> Result<()> {
-        let Decoder { model, places, rows, buffers, active, ids, shape, .. } = self;
-        let (w, m, width) = (model.params.values(), active.len(), shape.heads * shape.e);
+        let Decoder { model, rows, activations, active, ids, columns, timing, .. } = self;
+        let (architecture, weights, m) = (model.architecture(), model.weights(), active.len());
         if m == 0 {
             return Ok(());
         }
-        buffers.begin(model, places, ids);
-        for (l, at) in places.layers.iter().enumerate() {
-            buffers.project(at, w, m, Product::Few);
+        let (widths, products) = (architecture.widths, Products::Gemv { columns });
+        Pass { architecture, weights, products, timing }.forward(ids, activations, |l, block, layer| {
             let one = |(row, state): (usize, &mut Row)| -> Result<()> {
                 let Ok(slot) = active.binary_search(&row) else { return Ok(()) };
-                let inputs = buffers.row_inputs(at, w, slot);
+                let inputs = layer.position(block, weights, (slot, widths));
                 let report = state.states[l].step(&inputs, &mut state.y).map_err(|source| Error::Layer { layer: l, source })?;
                 state.nonpositive = report.nonpositive;
                 Ok(())
@@ -61,53 +62,46 @@ impl Decoder<'_> {
             } else {
                 rows.iter_mut().enumerate().try_for_each(one)?;
             }
-            for (slot, &row) in active.iter().enumerate() {
+            for (&row, y) in active.iter().zip(layer.y.chunks_exact_mut(widths.queries)) {
                 if let Some(found) = rows[row].nonpositive {
                     return Err(denominator(l, row, found, &rows[row].states[l]));
                 }
-                buffers.y[slot * width..][..width].copy_from_slice(&rows[row].y);
+                y.copy_from_slice(&rows[row].y);
             }
-            buffers.finish(model, places, l, m, Product::Few);
-        }
-        for slot in 0..self.active.len() {
-            let row = self.active[slot];
-            self.rows[row].position += 1;
-        }
-        let (c, v) = (self.model.config.hidden_size, self.model.config.vocab_size);
-        let head = &w[self.places.head.clone()];
-        self.buffers.head(head, m, c);
-        for (slot, &row) in self.active.iter().enumerate() {
-            self.logits[row * v..][..v].copy_from_slice(&self.buffers.logits[slot * v..][..v]);
-        }
-        self.active.iter().try_for_each(|&row| self.check_logits(row))
+            Ok(())
+        })?;
+        let active = std::mem::take(&mut self.active);
+        active.iter().for_each(|&row| self.rows[row].position += 1);
+        let projected = self.project_logits(&active);
+        self.active = active;
+        projected
     }
 
-    /// The logits of one position of the buffers, as the row's.
-    fn project_logits(&mut self, row: usize, at: usize) -> Result<()> {
-        let (c, v) = (self.model.config.hidden_size, self.model.config.vocab_size);
-        self.buffers.h.copy_within(at * c..(at + 1) * c, 0);
-        self.buffers.head(&self.model.params.values()[self.places.head.clone()], 1, c);
-        self.logits[row * v..][..v].copy_from_slice(&self.buffers.logits[..v]);
-        self.check_logits(row)
-    }
-
-    fn check_logits(&self, row: usize) -> Result<()> {
-        match self.logits(row).iter().position(|logit| !logit.is_finite()) {
-            None => Ok(()),
-            Some(token) => Err(Error::Logit { row, position: self.rows[row].position - 1, token, value: self.logits(row)[token] }),
+    /// The logits of these rows from the first positions of h, one for each.
+    fn project_logits(&mut self, rows: &[usize]) -> Result<()> {
+        let Decoder { model, activations, columns, step_logits, logits, .. } = self;
+        let (architecture, m) = (model.architecture(), rows.len());
+        let (c, v) = (architecture.widths.c, architecture.widths.v);
+        let weight = model.weights().matrix(&architecture.lm_head);
+        gemv::forward(&activations.h[..m * c], weight, None, &mut step_logits[..m * v], c, columns);
+        for (&row, found) in rows.iter().zip(step_logits.chunks_exact(v)) {
+            if let Some(token) = found.iter().position(|logit| !logit.is_finite()) {
+                return Err(Error::Logit { row, position: self.rows[row].position - 1, token, value: found[token] });
+            }
+            logits[row * v..][..v].copy_from_slice(found);
         }
+        Ok(())
     }
 }
 
 fn denominator(layer: usize, row: usize, found: termwise_attention::Nonpositive, state: &State) -> Error {
-    let termwise_attention::Nonpositive { head, position, value, .. } = found;
-    let variant = &state.heads()[head];
+    let variant = &state.heads()[found.head];
     let advice = if variant.kernel.sign() == Sign::Positive {
         "whose weights are positive, so its scores are too large for sums in float32: take a lower order, or keep keys and values"
     } else {
         "whose weights can be negative or zero: take one where they cannot, such as an even order"
     };
-    Error::Denominator { at: Nonpositive { layer, head, row, position, value }, variant: variant.to_string(), advice }
+    Error::Denominator { at: Nonpositive::at(layer, row, found), variant: variant.to_string(), advice }
 }
 
 /// What computes the attention of windows, made when first needed, shared by all layers with the same heads.

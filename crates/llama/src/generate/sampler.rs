@@ -10,8 +10,8 @@
 //!
 //! Each filter sees the probabilities of what the ones before it kept. The largest logit always stays.
 
-use super::random::Random;
 use crate::error::{Error, Result};
+use crate::rng::Rng;
 
 /// How a token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -72,7 +72,7 @@ impl Sampling {
 #[derive(Clone, Debug)]
 pub struct Sampler {
     sampling: Sampling,
-    random: Random,
+    rng: Rng,
     /// Draws made.
     draws: u64,
     /// Which tokens were there before, [V].
@@ -95,7 +95,7 @@ impl Sampler {
         sampling.validate()?;
         Ok(Sampler {
             sampling,
-            random: Random::new(sampling.seed),
+            rng: Rng::new(sampling.seed),
             draws: 0,
             seen: vec![false; vocabulary],
             candidates: Vec::with_capacity(vocabulary),
@@ -129,6 +129,8 @@ impl Sampler {
             let mut logit = logit as f64;
             if seen && repetition_penalty != 1.0 {
                 logit = if logit > 0.0 { logit / repetition_penalty } else { logit * repetition_penalty };
+                // A penalty of any size leaves a number.
+                logit = logit.clamp(f64::MIN, f64::MAX);
             }
             self.candidates.push(Candidate { token: token as u32, logit, weight: 0.0 });
         }
@@ -137,7 +139,7 @@ impl Sampler {
         } else {
             self.filter(temperature, top_k, top_p, min_p);
             self.draws += 1;
-            pick(&self.candidates, self.random.unit(self.draws - 1))
+            pick(&self.candidates, self.rng.unit(self.draws - 1))
         };
         self.see(&[token]);
         token
@@ -146,7 +148,7 @@ impl Sampler {
     /// Leaves what all filters keep, with its weights, most probable first.
     fn filter(&mut self, temperature: f64, top_k: usize, top_p: f64, min_p: f64) {
         let kept = &mut self.candidates;
-        // The largest first, at which every temperature leaves 0: divided by a tiny one, others would be infinite, too.
+        // Below the largest, so that it stays a number at any temperature; the others may become −∞, whose probability is zero.
         let max = kept.iter().map(|c| c.logit).fold(f64::NEG_INFINITY, f64::max);
         kept.iter_mut().for_each(|c| c.logit = (c.logit - max) / temperature);
         if (1..kept.len()).contains(&top_k) {

@@ -1,18 +1,18 @@
 //! From the loss back to every parameter: the forward pass in reverse.
 
-use termwise_attention::{Grads, Inputs};
+use termwise_attention::{Extras, Grads};
 
-use super::clock::Stage;
-use super::forward::extras;
-use super::places::carve;
-use super::session::{Gradients, Layer, Session, Sizes};
+use super::architecture::{Architecture, Linear, Norm, Widths};
+use super::layer::{Activations, Weights};
+use super::session::{Gradients, Session};
+use super::timing::Stage;
 use crate::error::{Error, Result};
 use crate::ops::linear::Write;
-use crate::ops::{embedding, linear, rmsnorm, swiglu, vector};
+use crate::ops::{embedding, linear, pieces, rmsnorm, swiglu};
 use crate::params::Params;
 
 impl Session {
-    /// Adds the gradient of `scale`·Σ losses to `grads`, after [`Session::forward`] on the same batch.
+    /// Adds the gradient of `scale`·Σ losses to `grads`, after [`Session::forward`] on the same batch, which has saved.
     ///
     /// `h` changes its meaning on the way: gradient of a norm's output before the norm's backward pass, that output itself after it.
     pub(super) fn backward(
@@ -23,80 +23,82 @@ impl Session {
         scale: f32,
         grads: &mut Params,
     ) -> Result<()> {
-        let Session {
-            sizes, places, engines, layers, saved, residuals, inverses, h, product, gradients, head, targets, losses, clock, ..
-        } = self;
-        let Sizes { c, i, queries, .. } = *sizes;
-        let Gradients { x: dx, q: dq, k: dk, v: dv, y: dy, signals: dsignals, norm: scratch, groups } = gradients;
+        let Session { layout, engines, saved, activations, gradients, lm_head, targets, losses, timing, .. } = self;
+        let Architecture { widths, embedding, blocks, norm, lm_head: head } = layout.architecture();
+        let Widths { c, i, .. } = *widths;
+        let Activations { layers, residuals, inverses, h, product, .. } = activations;
+        let Gradients { x: dx, qkv: dqkv, y: dy, gates: dgates, norm: scratch, groups } = gradients;
         let (w, g) = (params.values(), grads.values_mut());
+        let mut norm_backward = |index: usize, norm: &Norm, h: &mut [f32], dx: &mut [f32], g: &mut [f32]| {
+            let (x, inverse) = (&residuals[index], &inverses[index]);
+            rmsnorm::backward(x, &w[norm.weight.clone()], inverse, h, dx, &mut g[norm.weight.clone()], scratch);
+        };
 
-        head.backward(h, &w[places.head.clone()], targets, scale, &mut g[places.head.clone()], losses);
-        clock.backward(Stage::Head);
-        vector::zero(dx);
-        let last = 2 * layers.len();
-        rmsnorm::backward(&residuals[last], &w[places.norm.clone()], &inverses[last], h, dx, &mut g[places.norm.clone()], scratch);
-        clock.backward(Stage::Norm);
+        lm_head.backward(h, &w[head.clone()], targets, scale, &mut g[head.clone()], losses);
+        timing.backward(Stage::Head);
+        pieces::zero(dx);
+        norm_backward(2 * blocks.len(), norm, h, dx, g);
+        timing.backward(Stage::Norm);
 
-        for (l, ((layer, attention), at)) in layers.iter_mut().zip(engines).zip(&places.layers).enumerate().rev() {
-            let Layer { q, k, v, y, signals, gate, up } = layer;
+        for (l, ((layer, attention), block)) in layers.iter_mut().zip(engines).zip(blocks).enumerate().rev() {
+            input_gradient(&block.down, dx, w, product, Write::Replace);
+            timing.backward(Stage::Mlp);
+            swiglu::backward(&mut layer.gate_up, product, i);
+            timing.backward(Stage::Swiglu);
+            weight_gradient(&block.down, dx, product, g);
+            input_gradient(&block.gate_up, &layer.gate_up, w, h, Write::Replace);
+            timing.backward(Stage::Mlp);
+            norm_backward(2 * l + 1, &block.mlp_norm, h, dx, g);
+            timing.backward(Stage::Norm);
+            weight_gradient(&block.gate_up, &layer.gate_up, h, g);
+            timing.backward(Stage::Mlp);
 
-            linear::backward_input(dx, &w[at.down.clone()], product, i, Write::Replace);
-            clock.backward(Stage::Mlp);
-            swiglu::backward(gate, up, product);
-            clock.backward(Stage::Swiglu);
-            linear::backward_weight(dx, product, &mut g[at.down.clone()], i);
-            linear::backward_input(gate, &w[at.gate.clone()], h, c, Write::Replace);
-            linear::backward_input(up, &w[at.up.clone()], h, c, Write::Add);
-            clock.backward(Stage::Mlp);
-            let (x, inverse) = (&residuals[2 * l + 1], &inverses[2 * l + 1]);
-            rmsnorm::backward(x, &w[at.mlp_norm.clone()], inverse, h, dx, &mut g[at.mlp_norm.clone()], scratch);
-            clock.backward(Stage::Norm);
-            linear::backward_weight(gate, h, &mut g[at.gate.clone()], c);
-            linear::backward_weight(up, h, &mut g[at.up.clone()], c);
-            clock.backward(Stage::Mlp);
+            input_gradient(&block.output, dx, w, dy, Write::Replace);
+            weight_gradient(&block.output, dx, &layer.y, g);
+            timing.backward(Stage::Projections);
 
-            linear::backward_input(dx, &w[at.o.clone()], dy, queries, Write::Replace);
-            linear::backward_weight(dx, y, &mut g[at.o.clone()], queries);
-            clock.backward(Stage::Projections);
-
-            [&mut *dq, &mut *dk, &mut *dv].into_iter().for_each(|gradient| vector::zero(gradient));
-            let mut dextras = carve(g, &at.parameters);
-            for (extra, gradient) in dsignals.iter_mut().filter(|(extra, _)| signals.iter().any(|(own, _)| own == extra)) {
-                gradient.fill(0.0);
-                dextras.set(*extra, &mut gradient[..]);
+            pieces::zero(dqkv);
+            let own = |gate: &super::layer::Gate| block.gates.iter().position(|(extra, _)| *extra == gate.extra);
+            let mut dextras = Extras::default();
+            for gate in dgates.iter_mut().filter(|gate| own(gate).is_some()) {
+                gate.values.fill(0.0);
+                dextras.set(gate.extra, &mut gate.values[..]);
             }
-            let inputs = Inputs::new(&**q, &**k, &**v).extras(extras(at, signals, w)).lengths(lengths);
-            let mut attention_grads = Grads::new(dq, dk, dv).extras(dextras);
-            let saved = saved[l].take().expect("the forward pass of this batch has run");
+            block.parameters_mut(g).for_each(|(extra, gradient)| dextras.set(extra, gradient));
+            let (inputs, _) = layer.inputs(block, Weights::F32(w), (ids.len(), *widths), lengths);
+            let mut attention_grads = Grads::packed(dqkv, widths.packed()).extras(dextras);
+            let saved = saved.pop().expect("the forward pass has saved every layer");
             attention.backward(&inputs, &saved, dy, &mut attention_grads).map_err(|source| Error::Layer { layer: l, source })?;
-            clock.backward(Stage::Attention);
+            timing.backward(Stage::Attention);
 
-            let own = |extra| dsignals.iter().find(|(other, _)| *other == extra).map(|(_, gradient)| &gradient[..]);
-            linear::backward_input(dq, &w[at.q.clone()], h, c, Write::Replace);
-            linear::backward_input(dk, &w[at.k.clone()], h, c, Write::Add);
-            linear::backward_input(dv, &w[at.v.clone()], h, c, Write::Add);
-            for signal in &at.signals {
-                let gradient = own(signal.extra).expect("every signal of a layer has room for its gradient");
-                linear::backward_input(gradient, &w[signal.weight.clone()], h, c, Write::Add);
+            let projections = || {
+                let gates = dgates.iter().filter_map(|gate| Some((&block.gates[own(gate)?].1, &gate.values)));
+                std::iter::once((&block.qkv, &*dqkv)).chain(gates)
+            };
+            for (at, (linear, gradient)) in projections().enumerate() {
+                input_gradient(linear, gradient, w, h, if at == 0 { Write::Replace } else { Write::Add });
             }
-            clock.backward(Stage::Projections);
-            let (x, inverse) = (&residuals[2 * l], &inverses[2 * l]);
-            rmsnorm::backward(x, &w[at.attention_norm.clone()], inverse, h, dx, &mut g[at.attention_norm.clone()], scratch);
-            clock.backward(Stage::Norm);
-            linear::backward_weight(dq, h, &mut g[at.q.clone()], c);
-            linear::backward_weight(dk, h, &mut g[at.k.clone()], c);
-            linear::backward_weight(dv, h, &mut g[at.v.clone()], c);
-            for signal in &at.signals {
-                let gradient = own(signal.extra).expect("every signal of a layer has room for its gradient");
-                linear::backward_weight(gradient, h, &mut g[signal.weight.clone()], c);
-                if let Some(bias) = &signal.bias {
-                    linear::backward_bias(gradient, &mut g[bias.clone()]);
-                }
-            }
-            clock.backward(Stage::Projections);
+            timing.backward(Stage::Projections);
+            norm_backward(2 * l, &block.attention_norm, h, dx, g);
+            timing.backward(Stage::Norm);
+            projections().for_each(|(linear, gradient)| weight_gradient(linear, gradient, h, g));
+            timing.backward(Stage::Projections);
         }
-        embedding::backward(ids, dx, &mut g[places.embedding.clone()], c, groups);
-        clock.backward(Stage::Embedding);
+        embedding::backward(ids, dx, &mut g[embedding.clone()], c, groups);
+        timing.backward(Stage::Embedding);
         Ok(())
+    }
+}
+
+/// dx = or += dy W
+fn input_gradient(at: &Linear, dy: &[f32], w: &[f32], dx: &mut [f32], write: Write) {
+    linear::backward_input(dy, &w[at.weight.clone()], dx, at.inputs, write);
+}
+
+/// dW += dyᵀ x, db += Σ dy
+fn weight_gradient(at: &Linear, dy: &[f32], x: &[f32], g: &mut [f32]) {
+    linear::backward_weight(dy, x, &mut g[at.weight.clone()], at.inputs);
+    if let Some(bias) = &at.bias {
+        linear::backward_bias(dy, &mut g[bias.clone()]);
     }
 }

@@ -58,6 +58,12 @@ pub struct Nonpositive {
     pub value: f64,
 }
 
+impl Nonpositive {
+    pub(crate) fn at(layer: usize, row: usize, found: termwise_attention::Nonpositive) -> Nonpositive {
+        Nonpositive { layer, row, head: found.head, position: found.position, value: found.value }
+    }
+}
+
 impl std::fmt::Display for Nonpositive {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Nonpositive { layer, head, row, position, value } = self;

@@ -1,89 +1,78 @@
-//! From tokens to the last norm.
+//! From tokens to the last norm: the one pass that training and decoding share.
 
-use termwise_attention::{Extra, Extras, Inputs};
+use super::architecture::{Architecture, Block, Widths};
+use super::layer::{Activations, Keep, LayerActivations, Products, Weights};
+use super::timing::{Stage, Timing};
+use crate::error::Result;
+use crate::ops::{Buffer, embedding, rmsnorm, swiglu};
 
-use super::Nonpositive;
-use super::clock::Stage;
-use super::places::LayerPlaces;
-use super::session::{Layer, Observed, Session, Sizes};
-use crate::error::{Error, Result};
-use crate::ops::{Buffer, embedding, linear, rmsnorm, swiglu};
-use crate::params::Params;
+/// What a pass reads, and how it computes products.
+pub(crate) struct Pass<'a> {
+    pub architecture: &'a Architecture,
+    pub weights: Weights<'a>,
+    pub products: Products<'a>,
+    pub timing: &'a mut Timing,
+}
 
-impl Session {
-    /// Leaves the output of the last norm in `h`; the first denominator that was not positive.
-    pub(super) fn forward(
+impl Pass<'_> {
+    /// Runs the layers on ids [M] and leaves the output of the last norm in `h`.
+    ///
+    /// `attention` computes y of a layer from its q, k, v and gates.
+    pub fn forward(
         &mut self,
-        params: &Params,
         ids: &[u32],
-        lengths: Option<&[usize]>,
-        watch: &mut dyn FnMut(Observed),
-    ) -> Result<Option<Nonpositive>> {
-        let Session {
-            sizes, places, attention: plans, engines, shape, keeps, layers, saved, residuals, inverses, h, product, clock, ..
-        } = self;
-        let Sizes { c, i, queries, eps, .. } = *sizes;
-        let w = params.values();
-        let mut nonpositive = None;
+        activations: &mut Activations,
+        mut attention: impl FnMut(usize, &Block, &mut LayerActivations) -> Result<()>,
+    ) -> Result<()> {
+        let Pass { architecture: Architecture { widths, embedding, blocks, norm, .. }, weights, products, timing } = self;
+        let Widths { c, i, queries, .. } = *widths;
+        let (m, weights) = (ids.len(), *weights);
+        let Activations { keep, layers, residuals, inverses, h, product } = activations;
+        let (h, product) = (&mut h[..m * c], &mut product[..m * i]);
 
-        embedding::forward(ids, &w[places.embedding.clone()], &mut residuals[0], c);
-        clock.forward(Stage::Embedding);
-        rmsnorm::forward(&residuals[0], &w[places.layers[0].attention_norm.clone()], eps, h, &mut inverses[0]);
-        clock.forward(Stage::Norm);
+        embedding::forward(ids, weights.matrix(embedding), &mut residuals[0][..m * c], c);
+        timing.forward(Stage::Embedding);
+        let first = blocks.first().map_or(norm, |block| &block.attention_norm);
+        rmsnorm::forward(&residuals[0][..m * c], weights.vector(&first.weight), first.eps, h, &mut inverses[0][..m]);
+        timing.forward(Stage::Norm);
 
-        let kept = layers.len();
-        for (l, (attention, at)) in engines.iter_mut().zip(&places.layers).enumerate() {
-            let layer = &mut layers[l % kept];
-            linear::forward(h, &w[at.q.clone()], None, &mut layer.q, c);
-            linear::forward(h, &w[at.k.clone()], None, &mut layer.k, c);
-            linear::forward(h, &w[at.v.clone()], None, &mut layer.v, c);
-            for signal in &at.signals {
-                let own = layer.signals.iter_mut().find(|(extra, _)| *extra == signal.extra);
-                let (_, values) = own.expect("every signal of a layer has room");
-                let bias = signal.bias.clone().map(|range| &w[range]);
-                linear::forward(h, &w[signal.weight.clone()], bias, values, c);
+        for (l, block) in blocks.iter().enumerate() {
+            let layer = &mut layers[if *keep == Keep::All { l } else { 0 }];
+            products.multiply(h, &block.qkv, weights, &mut layer.qkv[..m * widths.qkv()])?;
+            for (extra, linear) in &block.gates {
+                products.multiply(h, linear, weights, &mut layer.gate_mut(*extra).values[..m * linear.outputs])?;
             }
-            clock.forward(Stage::Projections);
+            timing.forward(Stage::Projections);
+            attention(l, block, layer)?;
+            timing.forward(Stage::Attention);
+            products.multiply(&layer.y[..m * queries], &block.output, weights, h)?;
+            timing.forward(Stage::Projections);
 
-            let Layer { q, k, v, y, signals, gate, up } = layer;
-            let inputs = Inputs::new(&**q, &**k, &**v).extras(extras(at, signals, w)).lengths(lengths);
-            let failed = |source| Error::Layer { layer: l, source };
-            let report = if *keeps {
-                saved[l] = None;
-                saved[l].insert(attention.forward(&inputs, y).map_err(failed)?).report()
-            } else {
-                attention.infer(&inputs, y).map_err(failed)?
+            let mut add_and_norm = |i: usize, norm: &super::architecture::Norm, h: &mut [f32]| {
+                let (before, after, inverse) = step(residuals, inverses, i);
+                rmsnorm::forward_residual(
+                    &before[..m * c],
+                    &mut after[..m * c],
+                    weights.vector(&norm.weight),
+                    norm.eps,
+                    h,
+                    &mut inverse[..m],
+                );
             };
-            nonpositive = nonpositive.or(report.nonpositive.map(|n| Nonpositive {
-                layer: l,
-                head: n.head,
-                row: n.row,
-                position: n.position,
-                value: n.value,
-            }));
-            clock.forward(Stage::Attention);
-            watch(Observed { layer: l, attention: &plans[l], shape: *shape, inputs: &inputs, y });
-            linear::forward(y, &w[at.o.clone()], None, h, queries);
-            clock.forward(Stage::Projections);
+            add_and_norm(2 * l, &block.mlp_norm, h);
+            timing.forward(Stage::Norm);
 
-            let (before, after, inverse) = step(residuals, inverses, 2 * l);
-            rmsnorm::forward_residual(before, after, &w[at.mlp_norm.clone()], eps, h, inverse);
-            clock.forward(Stage::Norm);
-
-            linear::forward(h, &w[at.gate.clone()], None, gate, c);
-            linear::forward(h, &w[at.up.clone()], None, up, c);
-            clock.forward(Stage::Mlp);
-            swiglu::forward(gate, up, product);
-            clock.forward(Stage::Swiglu);
-            linear::forward(product, &w[at.down.clone()], None, h, i);
-            clock.forward(Stage::Mlp);
-
-            let next = places.layers.get(l + 1).map_or(&places.norm, |next| &next.attention_norm);
-            let (before, after, inverse) = step(residuals, inverses, 2 * l + 1);
-            rmsnorm::forward_residual(before, after, &w[next.clone()], eps, h, inverse);
-            clock.forward(Stage::Norm);
+            let gate_up = &mut layer.gate_up[..2 * m * i];
+            products.multiply(h, &block.gate_up, weights, gate_up)?;
+            timing.forward(Stage::Mlp);
+            swiglu::forward(gate_up, product, i);
+            timing.forward(Stage::Swiglu);
+            products.multiply(product, &block.down, weights, h)?;
+            timing.forward(Stage::Mlp);
+            add_and_norm(2 * l + 1, blocks.get(l + 1).map_or(norm, |next| &next.attention_norm), h);
+            timing.forward(Stage::Norm);
         }
-        Ok(nonpositive)
+        Ok(())
     }
 }
 
@@ -92,16 +81,4 @@ fn step<'a>(residuals: &'a mut [Buffer], inverses: &'a mut [Buffer], i: usize) -
     let (from, to) = (i % residuals.len(), (i + 1) % residuals.len());
     let [before, after] = residuals.get_disjoint_mut([from, to]).expect("at least two residuals");
     (before, after, &mut inverses[to])
-}
-
-/// Gate signals of this batch, and parameters.
-pub(super) fn extras<'a>(at: &LayerPlaces, signals: &'a [(Extra, Buffer)], w: &'a [f32]) -> Extras<&'a [f32]> {
-    let mut extras = Extras::default();
-    for (extra, values) in signals.iter().filter(|(extra, _)| at.signals.iter().any(|signal| signal.extra == *extra)) {
-        extras.set(*extra, &values[..]);
-    }
-    for (extra, range) in &at.parameters {
-        extras.set(*extra, &w[range.clone()]);
-    }
-    extras
 }

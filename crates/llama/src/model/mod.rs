@@ -1,20 +1,15 @@
 //! A Llama whose attention is exchangeable: parameters, and sessions that run it forward and backward.
 //!
-//! ```text
-//! x = embedding(ids)
-//! for each layer:  h = rmsnorm(x);  x += o_proj(attention(q, k, v and gates from h))
-//!                  h = rmsnorm(x);  x += down(silu(gate(h))·up(h))
-//! loss = cross-entropy(head(rmsnorm(x)), labels)
-//! ```
-//!
-//! Forward and backward are written out, no tape: [`Session`] holds every buffer, so that a step allocates nothing of its own.
+//! `architecture` says what a model is made of, `forward` is the pass that training and decoding share, `backward` its reverse. Both are
+//! written out, no tape: [`Session`] holds every buffer, so that a step allocates nothing of its own.
 
+pub(crate) mod architecture;
 mod backward;
 pub(crate) mod batch;
-mod clock;
-mod forward;
-pub(crate) mod places;
+pub(crate) mod forward;
+pub(crate) mod layer;
 mod session;
+pub(crate) mod timing;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,12 +17,13 @@ use std::sync::Arc;
 use crate::config::{AttentionMap, Config};
 use crate::error::{Error, NAMES_LISTED, Result};
 use crate::init;
+use crate::ops;
 use crate::params::{Layout, Params};
 use crate::weights::{self, Checkpoint, Tensor, WriteOptions};
 
 pub use batch::{Batch, Loss, Nonpositive};
-pub use clock::{Clock, Stage};
 pub use session::{Engine, Observed, Options, Session};
+pub use timing::{Stage, Timing};
 
 /// A configuration and the parameters that belong to it.
 #[derive(Clone, Debug)]
@@ -42,8 +38,10 @@ impl Model {
     /// Parameters all zero.
     pub fn zeros(config: Config) -> Result<Model> {
         config.validate()?;
-        let params = Params::zeros(Arc::new(Layout::new(&config)?));
-        Ok(Model { config, params })
+        let layout = Layout::new(&config)?;
+        // Asked here, since parameters alone would panic.
+        drop(ops::zeros("the model", layout.len(), 1)?);
+        Ok(Model { params: Params::zeros(Arc::new(layout)), config })
     }
 
     /// A fresh model, as [`init::initialize`] starts it: the same for the same configuration and seed, everywhere.
@@ -61,8 +59,9 @@ impl Model {
 
     /// A model of this configuration with the weights of a checkpoint, which must be exactly those that it asks for.
     pub fn with_weights(config: Config, weights: &Checkpoint) -> Result<Model> {
+        // Before anything is allocated: sizes that are wrong in the configuration are not those of the file.
+        weights.check(&config.parameter_list()?)?;
         let mut model = Model::zeros(config)?;
-        weights.check(&model.config.parameter_list()?)?;
         let layout = model.params.layout().clone();
         for entry in layout.entries() {
             weights.read_into(&entry.spec.name, &entry.spec.shape, &mut model.params.values_mut()[entry.range()])?;

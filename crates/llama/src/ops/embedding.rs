@@ -1,15 +1,21 @@
 //! x_m = E[id_m], with x [M, C], E [V, C]. Backward: dE[v] += Σ_{m: id_m = v} dx_m.
 
+use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 
-use super::vector::rows_of;
+use super::pieces::rows_of;
+use crate::kernels::Stored;
 
 /// x [M, C] from ids [M], each below V.
-pub fn forward(ids: &[u32], table: &[f32], x: &mut [f32], width: usize) {
+pub(crate) fn forward(ids: &[u32], table: Stored, x: &mut [f32], width: usize) {
     let piece = rows_of(width);
     (ids.par_chunks(piece), x.par_chunks_mut(piece * width)).into_par_iter().for_each(|(ids, x)| {
         for (&id, row) in ids.iter().zip(x.chunks_exact_mut(width)) {
-            row.copy_from_slice(&table[id as usize * width..][..width]);
+            let range = id as usize * width..(id as usize + 1) * width;
+            match table {
+                Stored::F32(table) => row.copy_from_slice(&table[range]),
+                Stored::Bf16(table) => table[range].convert_to_f32_slice(row),
+            }
         }
     });
 }
@@ -81,7 +87,7 @@ mod tests {
             let ids: Vec<u32> = (0..m).map(|i| (i * i * 7 + 3) as u32 % v as u32).collect();
             let (table, dx) = (numbers(v * c, 1), numbers(m * c, 2));
             let mut x = vec![f32::NAN; m * c];
-            forward(&ids, &table, &mut x, c);
+            forward(&ids, Stored::F32(&table), &mut x, c);
             let mut expected = numbers(v * c, 3);
             let mut dtable = expected.clone();
             for (i, &id) in ids.iter().enumerate() {

@@ -6,15 +6,23 @@
 //! Results do not depend on the number of threads: work is cut into pieces whose size depends on the shapes alone, every
 //! piece writes its own part of the output, and sums over pieces are taken in the order of the pieces.
 
-pub mod cross_entropy;
-pub mod embedding;
-pub mod few;
-pub mod head;
+pub(crate) mod cross_entropy;
+pub(crate) mod embedding;
 pub mod linear;
-pub mod rmsnorm;
-pub mod swiglu;
+pub(crate) mod lm_head;
+pub mod pieces;
+pub(crate) mod rmsnorm;
+pub(crate) mod swiglu;
 #[cfg(test)]
 pub(crate) mod testing;
-pub mod vector;
 
 pub use termwise_attention::Buffer;
+
+use crate::error::{Error, Result};
+
+/// `rows`·`width` zeros; an error where they cannot be counted or the system has no room for them.
+pub(crate) fn zeros(what: &str, rows: usize, width: usize) -> Result<Buffer> {
+    let too_large = || Error::TooLarge { what: what.into() };
+    let len = rows.checked_mul(width).ok_or_else(too_large)?;
+    Buffer::zeros(len).map_err(|_| too_large())
+}

@@ -7,7 +7,7 @@
 use rayon::prelude::*;
 use termwise_attention::simd::{Simd, Task, dispatch};
 
-use super::vector::rows_of;
+use super::pieces::rows_of;
 
 /// h and r from x; r is kept for the backward pass.
 pub fn forward(x: &[f32], weight: &[f32], eps: f32, h: &mut [f32], inverse: &mut [f32]) {
@@ -28,15 +28,6 @@ pub fn forward_residual(base: &[f32], x: &mut [f32], weight: &[f32], eps: f32, s
             dispatch(Add { base, step, x });
             dispatch(Forward { x, weight, eps, h: step, inverse });
         });
-}
-
-/// h again from x and r, as the backward pass needs it where it was not kept.
-pub fn recompute(x: &[f32], weight: &[f32], inverse: &[f32], h: &mut [f32]) {
-    let width = weight.len();
-    let piece = rows_of(width);
-    (x.par_chunks(piece * width), h.par_chunks_mut(piece * width), inverse.par_chunks(piece))
-        .into_par_iter()
-        .for_each(|(x, h, inverse)| dispatch(Scale { x, weight, inverse, h }));
 }
 
 /// Partial sums of dw that [`backward`] needs for M rows of width C.
@@ -104,7 +95,12 @@ impl Task for Forward<'_> {
             let squares = simd.sum(squares);
             *inverse = if squares.is_finite() { 1.0 / (squares / width as f32 + self.eps).sqrt() } else { inverse_in_float64(x, self.eps) };
         }
-        Scale { x: self.x, weight: self.weight, inverse: self.inverse, h: self.h }.run(simd);
+        for ((x, h), &inverse) in self.x.chunks_exact(width).zip(self.h.chunks_exact_mut(width)).zip(self.inverse.iter()) {
+            let r = simd.splat(inverse);
+            for i in (0..width).step_by(S::LANES) {
+                simd.store_at(h, i, simd.mul(simd.load_at(self.weight, i), simd.mul(simd.load_at(x, i), r)));
+            }
+        }
     }
 }
 
@@ -113,28 +109,6 @@ impl Task for Forward<'_> {
 fn inverse_in_float64(x: &[f32], eps: f32) -> f32 {
     let squares: f64 = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
     if squares.is_finite() { (1.0 / (squares / x.len() as f64 + f64::from(eps)).sqrt()) as f32 } else { f32::NAN }
-}
-
-struct Scale<'a> {
-    x: &'a [f32],
-    weight: &'a [f32],
-    inverse: &'a [f32],
-    h: &'a mut [f32],
-}
-
-impl Task for Scale<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let width = self.weight.len();
-        for ((x, h), &inverse) in self.x.chunks_exact(width).zip(self.h.chunks_exact_mut(width)).zip(self.inverse) {
-            let r = simd.splat(inverse);
-            for i in (0..width).step_by(S::LANES) {
-                simd.store_at(h, i, simd.mul(simd.load_at(self.weight, i), simd.mul(simd.load_at(x, i), r)));
-            }
-        }
-    }
 }
 
 struct Backward<'a> {
@@ -251,8 +225,6 @@ mod tests {
             let (mut dx, mut dw, mut again, mut scratch) = (start.clone(), vec![0.0; c], dh.clone(), vec![f32::NAN; scratch_len(m, c)]);
             backward(&x, &w, &inverse, &mut again, &mut dx, &mut dw, &mut scratch);
             assert_eq!(again, h, "h again");
-            recompute(&x, &w, &inverse, &mut again);
-            assert_eq!(again, h, "h recomputed");
             dx.iter_mut().zip(&start).for_each(|(dx, start)| *dx -= start);
             if m * c <= 200 {
                 assert_gradient(&dx, &x, &dh, |x| naive(x, &wide(&w)), "dx");

@@ -1,32 +1,34 @@
-//! a = silu(g)·u elementwise, silu(g) = g·σ(g), with gate g, up u and a all [M, I].
+//! a = silu(g)·u elementwise, silu(g) = g·σ(g), with a [M, I], and gate g and up u beside each other in [M, 2·I].
 //!
 //! Backward: du = da·silu(g), dg = da·u·σ(g)·(1 + g·(1 − σ(g))).
 
 use rayon::prelude::*;
 use termwise_attention::simd::{Simd, Task, dispatch};
 
-use super::vector::PIECE;
+use super::pieces::rows_of;
 
-/// a = silu(g)·u.
-pub fn forward(gate: &[f32], up: &[f32], a: &mut [f32]) {
-    assert!(gate.len() == a.len() && up.len() == a.len(), "swiglu over tensors of different lengths");
-    (gate.par_chunks(PIECE), up.par_chunks(PIECE), a.par_chunks_mut(PIECE))
+/// a [M, I] = silu(g)·u of [g, u] [M, 2·I].
+pub fn forward(gate_up: &[f32], a: &mut [f32], width: usize) {
+    assert!(gate_up.len() == 2 * a.len() && a.len().is_multiple_of(width), "swiglu over tensors of different lengths");
+    let piece = rows_of(width) * width;
+    (gate_up.par_chunks(2 * piece), a.par_chunks_mut(piece))
         .into_par_iter()
-        .for_each(|(gate, up, a)| dispatch(Forward { gate, up, a }));
+        .for_each(|(gate_up, a)| dispatch(Forward { gate_up, a, width }));
 }
 
-/// In place: gate becomes dg, up becomes du, and `da` becomes a, which the gradient of the next weight needs and so is never stored.
-pub fn backward(gate: &mut [f32], up: &mut [f32], da: &mut [f32]) {
-    assert!(gate.len() == da.len() && up.len() == da.len(), "swiglu over tensors of different lengths");
-    (gate.par_chunks_mut(PIECE), up.par_chunks_mut(PIECE), da.par_chunks_mut(PIECE))
+/// In place: g becomes dg, u becomes du, and `da` becomes a, which the gradient of the next weight needs and so is never stored.
+pub fn backward(gate_up: &mut [f32], da: &mut [f32], width: usize) {
+    assert!(gate_up.len() == 2 * da.len() && da.len().is_multiple_of(width), "swiglu over tensors of different lengths");
+    let piece = rows_of(width) * width;
+    (gate_up.par_chunks_mut(2 * piece), da.par_chunks_mut(piece))
         .into_par_iter()
-        .for_each(|(gate, up, da)| dispatch(Backward { gate, up, da }));
+        .for_each(|(gate_up, da)| dispatch(Backward { gate_up, da, width }));
 }
 
 struct Forward<'a> {
-    gate: &'a [f32],
-    up: &'a [f32],
+    gate_up: &'a [f32],
     a: &'a mut [f32],
+    width: usize,
 }
 
 impl Task for Forward<'_> {
@@ -34,18 +36,21 @@ impl Task for Forward<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        for i in (0..self.a.len()).step_by(S::LANES) {
-            let (g, u) = (simd.load_at(self.gate, i), simd.load_at(self.up, i));
-            let silu = simd.mul(g, simd.sigmoid(g));
-            simd.store_at(self.a, i, simd.mul(silu, u));
+        for (row, a) in self.gate_up.chunks_exact(2 * self.width).zip(self.a.chunks_exact_mut(self.width)) {
+            let (gate, up) = row.split_at(self.width);
+            for i in (0..a.len()).step_by(S::LANES) {
+                let (g, u) = (simd.load_at(gate, i), simd.load_at(up, i));
+                let silu = simd.mul(g, simd.sigmoid(g));
+                simd.store_at(a, i, simd.mul(silu, u));
+            }
         }
     }
 }
 
 struct Backward<'a> {
-    gate: &'a mut [f32],
-    up: &'a mut [f32],
+    gate_up: &'a mut [f32],
     da: &'a mut [f32],
+    width: usize,
 }
 
 impl Task for Backward<'_> {
@@ -54,14 +59,17 @@ impl Task for Backward<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let one = simd.splat(1.0);
-        for i in (0..self.da.len()).step_by(S::LANES) {
-            let (g, u, da) = (simd.load_at(self.gate, i), simd.load_at(self.up, i), simd.load_at(self.da, i));
-            let s = simd.sigmoid(g);
-            let silu = simd.mul(g, s);
-            let slope = simd.mul(s, simd.fma(g, simd.sub(one, s), one));
-            simd.store_at(self.gate, i, simd.mul(simd.mul(da, u), slope));
-            simd.store_at(self.up, i, simd.mul(da, silu));
-            simd.store_at(self.da, i, simd.mul(silu, u));
+        for (row, a) in self.gate_up.chunks_exact_mut(2 * self.width).zip(self.da.chunks_exact_mut(self.width)) {
+            let (gate, up) = row.split_at_mut(self.width);
+            for i in (0..a.len()).step_by(S::LANES) {
+                let (g, u, da) = (simd.load_at(gate, i), simd.load_at(up, i), simd.load_at(a, i));
+                let s = simd.sigmoid(g);
+                let silu = simd.mul(g, s);
+                let slope = simd.mul(s, simd.fma(g, simd.sub(one, s), one));
+                simd.store_at(gate, i, simd.mul(simd.mul(da, u), slope));
+                simd.store_at(up, i, simd.mul(da, silu));
+                simd.store_at(a, i, simd.mul(silu, u));
+            }
         }
     }
 }
@@ -71,32 +79,35 @@ mod tests {
     use super::*;
     use crate::ops::testing::{assert_close, assert_gradient, numbers};
 
-    fn naive(gate: &[f64], up: &[f64]) -> Vec<f64> {
-        gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect()
+    /// a of rows of [gate, up].
+    fn naive(gate_up: &[f64], width: usize) -> Vec<f64> {
+        let row = |row: &[f64]| (0..width).map(|i| row[i] / (1.0 + (-row[i]).exp()) * row[width + i]).collect::<Vec<_>>();
+        gate_up.chunks(2 * width).flat_map(row).collect()
     }
 
     #[test]
     fn forward_and_backward_match_float64() {
-        for n in [1, 15, 16, 33, 20_000] {
-            let (gate, up, da) = (numbers(n, 1).iter().map(|x| 4.0 * x).collect::<Vec<_>>(), numbers(n, 2), numbers(n, 3));
-            let mut a = vec![f32::NAN; n];
-            forward(&gate, &up, &mut a);
+        for (m, width) in [(1, 1), (1, 15), (3, 16), (2, 33), (7, 5), (600, 37), (1, 20_000)] {
+            let (x, da) = (numbers(2 * m * width, 1).iter().map(|x| 4.0 * x).collect::<Vec<_>>(), numbers(m * width, 3));
+            let mut a = vec![f32::NAN; m * width];
+            forward(&x, &mut a, width);
             let wide = |x: &[f32]| x.iter().map(|&x| x as f64).collect::<Vec<_>>();
-            assert_close(&a, &naive(&wide(&gate), &wide(&up)), 1e-6, "a");
-            let (mut dg, mut du, mut again) = (gate.clone(), up.clone(), da.clone());
-            backward(&mut dg, &mut du, &mut again);
+            assert_close(&a, &naive(&wide(&x), width), 1e-6, "a");
+            let (mut dx, mut again) = (x.clone(), da.clone());
+            backward(&mut dx, &mut again, width);
             assert_close(&again, &wide(&a), 1e-7, "a again");
-            let checked = n.min(40);
-            assert_gradient(&dg[..checked], &gate[..checked], &da[..checked], |g| naive(g, &wide(&up[..checked])), "dg");
-            assert_gradient(&du[..checked], &up[..checked], &da[..checked], |u| naive(&wide(&gate[..checked]), u), "du");
+            // The last row: finite differences of all would take long.
+            if width < 100 {
+                let last = (m - 1) * width;
+                assert_gradient(&dx[2 * last..], &x[2 * last..], &da[last..], |x| naive(x, width), "dgate and dup");
+            }
         }
     }
 
     #[test]
     fn large_gates_saturate_without_nan() {
-        let (gate, up) = ([-200.0, 200.0, -90.0, 90.0], [1.0; 4]);
         let mut a = [f32::NAN; 4];
-        forward(&gate, &up, &mut a);
+        forward(&[-200.0, 200.0, -90.0, 90.0, 1.0, 1.0, 1.0, 1.0], &mut a, 4);
         assert!(a[0].abs() < 1e-30 && a[1] == 200.0 && a[2].abs() < 1e-30 && a[3] == 90.0, "{a:?}");
     }
 }

@@ -85,7 +85,7 @@ impl FromStr for FloatType {
 }
 
 /// The index of the value at a place in row-major order.
-fn unravel(mut place: usize, shape: &[usize]) -> Vec<usize> {
+pub(crate) fn unravel(mut place: usize, shape: &[usize]) -> Vec<usize> {
     let mut index = vec![0; shape.len()];
     for (slot, &n) in index.iter_mut().zip(shape).rev() {
         *slot = place % n.max(1);

@@ -12,9 +12,10 @@ use termwise_attention::nearest;
 
 use super::header::{Entry, Header};
 use super::{INDEX_FILE, SINGLE_FILE, unravel};
-use crate::config::ParamSpec;
 use crate::error::{Error, NAMES_LISTED, Result};
 use crate::json::{self, show};
+use crate::model::architecture::{EMBEDDING, LM_HEAD};
+use crate::params::ParamSpec;
 
 /// Tensors in one safetensors file or in the shards of an index, mapped into memory.
 ///
@@ -172,7 +173,7 @@ impl Checkpoint {
     fn find_differences(&self, specs: &[ParamSpec]) -> Result<()> {
         let missing: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).filter(|name| !self.tensors.contains_key(*name)).collect();
         if !missing.is_empty() {
-            let hint = if missing == ["lm_head.weight"] {
+            let hint = if missing == [LM_HEAD] {
                 "if the model's output is its embedding, set `tie_word_embeddings` to true in the configuration"
             } else {
                 "use the configuration that belongs to these weights, attention variant included"
@@ -180,10 +181,9 @@ impl Checkpoint {
             return Err(Error::MissingTensors { count: missing.len(), names: first(&missing), hint });
         }
         let expected: BTreeMap<&str, &ParamSpec> = specs.iter().map(|spec| (spec.name.as_str(), spec)).collect();
-        let embedding = expected.get("model.embed_tokens.weight").map(|spec| &spec.shape);
-        let harmless = |name: &str, entry: &Entry| {
-            name.ends_with(".rotary_emb.inv_freq") || (name == "lm_head.weight" && Some(&entry.shape) == embedding)
-        };
+        let embedding = expected.get(EMBEDDING).map(|spec| &spec.shape);
+        let harmless =
+            |name: &str, entry: &Entry| name.ends_with(".rotary_emb.inv_freq") || (name == LM_HEAD && Some(&entry.shape) == embedding);
         let unexpected = self.tensors.iter().filter(|(name, at)| !expected.contains_key(name.as_str()) && !harmless(name, &at.entry));
         let unexpected: Vec<&str> = unexpected.map(|(name, _)| name.as_str()).collect();
         if !unexpected.is_empty() {

@@ -56,7 +56,7 @@ pub fn greedy(decoder: &mut Decoder, prompt: &[u32], total: usize) -> Vec<u32> {
     decoder.read(0, prompt).expect("a prompt");
     let mut ids = prompt.to_vec();
     while ids.len() < total {
-        ids.push(plain::argmax(decoder.logits(0)));
+        ids.push(plain::argmax(decoder.logits(0).expect("a row")));
         if ids.len() < total {
             decoder.step(&[Some(ids[ids.len() - 1])]).expect("a step");
         }

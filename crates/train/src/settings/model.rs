@@ -31,6 +31,7 @@ impl Settings {
     /// The model of these sizes.
     pub(super) fn sized_config(&self, vocabulary: usize) -> Result<Config> {
         self.with_attention(Config {
+            family: Default::default(),
             vocab_size: self.vocab_size(vocabulary)?,
             hidden_size: self.hidden,
             intermediate_size: self.mlp,

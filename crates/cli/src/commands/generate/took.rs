@@ -5,25 +5,25 @@ use std::time::Duration;
 
 use termwise_attention::Truncation;
 use termwise_generate::Took;
-use termwise_llama::Model;
-use termwise_llama::generate::Remember;
+use termwise_llama::Config;
+use termwise_llama::generate::MemoryPolicy;
 
 use crate::text::{thousands, three};
 
 /// For standard error.
-pub fn summary(took: Took, model: &Model, constant: bool, remember: Remember) -> String {
-    let Took { read, reading, written, writing, state_bytes, turned, position, largest_score } = took;
+pub fn summary(took: Took, config: &Config, constant: bool, memory: MemoryPolicy) -> String {
+    let Took { read, reading, written, writing, state_bytes, switched, position, largest_score } = took;
     let rate = |tokens: usize, time: Duration| three(tokens as f64 / time.as_secs_f64().max(1e-9));
-    let constant = constant || turned == model.config.num_hidden_layers;
+    let constant = constant || switched == config.num_hidden_layers;
     let kind = if constant { "a state of constant size" } else { "keys and values" };
     let mut text = format!("{} tokens read, {} a second", thousands(read as u64), rate(read, reading));
     let _ = write!(text, "; {} written, {} a second", thousands(written as u64), rate(written, writing));
     let _ = writeln!(text, "; {} bytes of memory after {} tokens, {kind}", thousands(state_bytes as u64), thousands(position as u64));
-    if let Remember::Switch(order) = remember {
-        let _ = writeln!(text, "{turned} of {} layers went on with the state of order {order}", model.config.num_hidden_layers);
+    if let MemoryPolicy::SwitchToState(order) = memory {
+        let _ = writeln!(text, "{switched} of {} layers went on with the state of order {order}", config.num_hidden_layers);
     }
-    if let Remember::Cut(order) | Remember::Switch(order) = remember
-        && (turned > 0 || matches!(remember, Remember::Cut(_)))
+    if let MemoryPolicy::Truncate(order) | MemoryPolicy::SwitchToState(order) = memory
+        && (switched > 0 || matches!(memory, MemoryPolicy::Truncate(_)))
         && let Ok(cut) = Truncation::new(order, largest_score)
     {
         let bound = cut.of_sum();

@@ -161,16 +161,15 @@ fn impossible_numbers_are_refused() {
 }
 
 #[test]
-fn at_the_smallest_temperatures_the_most_probable_token_is_drawn() {
-    // Divided by such numbers, several logits are infinite, and their difference is no number.
-    for temperature in [1e-100, 1e-300, 1e-310, f64::from_bits(1)] {
-        for (top_k, top_p, min_p) in [(0, 1.0, 0.0), (3, 1.0, 0.0), (0, 0.9, 0.0), (0, 1.0, 0.1)] {
-            let sampling = Sampling { temperature, top_k, top_p, min_p, ..Sampling::default() };
-            let mut sampler = Sampler::new(sampling, 5).expect("valid");
-            for _ in 0..10 {
-                assert_eq!(sampler.choose(&[0.5, -3.0, 7.25, 7.0, 2.0]), 2, "{temperature:e}");
-                assert_eq!(sampler.choose(&[-5.0, -3.0, -7.25, -7.0, -20.0]), 1, "{temperature:e}");
-            }
-        }
+fn the_smallest_temperatures_and_the_largest_penalties_take_the_most_probable() {
+    let logits = [1.0, 3.0, -2.0, 2.9999998];
+    for temperature in [1e-310, f64::MIN_POSITIVE, 1e-12] {
+        let mut sampler = Sampler::new(Sampling { temperature, ..Sampling::default() }, 4).expect("valid");
+        assert_eq!(sampler.choose(&logits), 1, "{temperature:e}");
+    }
+    for (repetition_penalty, expected) in [(1e308, 1), (1e-308, 0)] {
+        let mut sampler = Sampler::new(Sampling { temperature: 0.5, repetition_penalty, ..Sampling::default() }, 4).expect("valid");
+        sampler.see(&[0, 2]);
+        assert_eq!(sampler.choose(&[f32::MAX, 3e38, f32::MIN, 0.0]), expected, "{repetition_penalty:e}");
     }
 }

@@ -5,15 +5,16 @@
 
 use rayon::prelude::*;
 
-use super::Buffer;
 use super::cross_entropy::{self, IGNORE};
-use super::linear::{Matrix, Write, product};
+use super::{Buffer, zeros};
+use crate::error::Result;
+use crate::kernels::gemm::{Matrix, Write, product};
 
 /// Rows of a block. Fewer would read and write dW more often than the product needs, more would leave the caches.
 pub const ROWS: usize = 256;
 
 /// Room for one block of logits.
-pub struct Head {
+pub struct LmHead {
     /// [min(M, ROWS), V], rows `step` apart.
     logits: Buffer,
     vocabulary: usize,
@@ -21,16 +22,16 @@ pub struct Head {
     step: usize,
 }
 
-impl Head {
+impl LmHead {
     /// For up to M rows and a vocabulary of V.
-    pub fn new(rows: usize, vocabulary: usize) -> Result<Head, termwise_attention::Error> {
-        let step = vocabulary + 16;
-        Ok(Head { logits: Buffer::zeros(rows.min(ROWS) * step)?, vocabulary, step })
+    pub fn new(rows: usize, vocabulary: usize) -> Result<LmHead> {
+        let step = vocabulary.saturating_add(16);
+        Ok(LmHead { logits: zeros("a block of logits", rows.min(ROWS), step)?, vocabulary, step })
     }
 
     /// The loss of every row into `losses` [M], zero where the label is [`IGNORE`].
     pub fn forward(&mut self, h: &[f32], weight: &[f32], labels: &[i32], losses: &mut [f64]) {
-        let Head { vocabulary, step, .. } = *self;
+        let LmHead { vocabulary, step, .. } = *self;
         let width = weight.len() / vocabulary;
         for ((h, labels), losses) in h.chunks(ROWS * width).zip(labels.chunks(ROWS)).zip(losses.chunks_mut(ROWS)) {
             let logits = &mut self.logits[..labels.len() * step];
@@ -41,9 +42,9 @@ impl Head {
         }
     }
 
-    /// As [`Head::forward`]; dW += the gradient of `scale`·Σ losses, and h becomes its own gradient.
+    /// As [LmHead::forward]; dW += the gradient of `scale`·Σ losses, and h becomes its own gradient.
     pub fn backward(&mut self, h: &mut [f32], weight: &[f32], labels: &[i32], scale: f32, dweight: &mut [f32], losses: &mut [f64]) {
-        let Head { vocabulary, step, .. } = *self;
+        let LmHead { vocabulary, step, .. } = *self;
         let width = weight.len() / vocabulary;
         for ((h, labels), losses) in h.chunks_mut(ROWS * width).zip(labels.chunks(ROWS)).zip(losses.chunks_mut(ROWS)) {
             if labels.iter().all(|&label| label == IGNORE) {
@@ -93,7 +94,7 @@ mod tests {
             let labels: Vec<i32> =
                 (0..m).map(|i| if i % 4 == 1 || (ROWS..ROWS + 3).contains(&i) { IGNORE } else { (i * i) as i32 % v as i32 }).collect();
             let expected = naive(&wide(&h), &wide(&w), &labels, c);
-            let mut head = Head::new(m, v).expect("memory");
+            let mut head = LmHead::new(m, v).expect("room");
             let mut losses = vec![f64::NAN; m];
             head.forward(&h, &w, &labels, &mut losses);
             let narrow = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<_>>();

@@ -27,17 +27,17 @@ impl Stage {
         [Stage::Embedding, Stage::Norm, Stage::Projections, Stage::Attention, Stage::Mlp, Stage::Swiglu, Stage::Head];
 }
 
-/// Time spent in each stage since the session began or [`Clock::reset`]. Reading the clock costs nothing beside any stage.
+/// Time spent in each stage since the session began or [`Timing::reset`]. Reading the time costs nothing beside any stage.
 #[derive(Clone, Debug)]
-pub struct Clock {
+pub struct Timing {
     last: Instant,
     forward: [Duration; Stage::ALL.len()],
     backward: [Duration; Stage::ALL.len()],
 }
 
-impl Clock {
-    pub(super) fn new() -> Clock {
-        Clock { last: Instant::now(), forward: Default::default(), backward: Default::default() }
+impl Timing {
+    pub(crate) fn new() -> Timing {
+        Timing { last: Instant::now(), forward: Default::default(), backward: Default::default() }
     }
 
     /// Time spent going forward and backward. The head does both at once when it trains, counted as backward.
@@ -47,21 +47,21 @@ impl Clock {
 
     /// Forgets.
     pub fn reset(&mut self) {
-        *self = Clock::new();
+        *self = Timing::new();
     }
 
-    pub(super) fn start(&mut self) {
+    pub(crate) fn start(&mut self) {
         self.last = Instant::now();
     }
 
     /// What happened since the last call was this stage.
-    pub(super) fn forward(&mut self, stage: Stage) {
+    pub(crate) fn forward(&mut self, stage: Stage) {
         let lap = self.lap();
         self.forward[stage as usize] += lap;
     }
 
-    /// As [`Clock::forward`].
-    pub(super) fn backward(&mut self, stage: Stage) {
+    /// As [`Timing::forward`].
+    pub(crate) fn backward(&mut self, stage: Stage) {
         let lap = self.lap();
         self.backward[stage as usize] += lap;
     }

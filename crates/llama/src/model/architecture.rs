@@ -1,0 +1,267 @@
+//! What a model is made of, said once: from a configuration to the tensors, where they lie, and the blocks that passes walk through.
+//!
+//! ```text
+//! x = embedding(ids)
+//! for each block:  h = attention_norm(x);  x += output(attention(qkv(h), gates(h)))
+//!                  h = mlp_norm(x);        x += down(silu(gate(h))·up(h)),  gate and up from gate_up(h)
+//! logits = lm_head(norm(x))
+//! ```
+//!
+//! A tensor's name, shape and start stand here and nowhere else; training ([`super::forward()`], backward) and decoding read the blocks.
+//! What a family of models has beyond this (a norm more, another activation) becomes a field of [`Block`].
+
+use std::ops::Range;
+
+use termwise_attention::{Extra, Init, Layer, Rope, Source, Variant};
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::params::{Entry, ParamInit, ParamSpec};
+
+/// The name of the embedding, which a tied model also finds as its output projection.
+pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
+/// The name of the output projection.
+pub(crate) const LM_HEAD: &str = "lm_head.weight";
+
+/// Tensors begin at multiples of 64 bytes, a cache line and the widest vector.
+const ALIGNMENT: usize = 64 / size_of::<f32>();
+
+/// The blocks of a model, with the places of their tensors in the flat buffer of parameters.
+#[derive(Debug)]
+pub(crate) struct Architecture {
+    pub widths: Widths,
+    pub embedding: Range<usize>,
+    pub blocks: Vec<Block>,
+    /// Before the output projection.
+    pub norm: Norm,
+    /// The embedding's own in a tied model.
+    pub lm_head: Range<usize>,
+}
+
+/// Dimensions by the legend of [`crate::ops`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Widths {
+    pub c: usize,
+    pub i: usize,
+    pub v: usize,
+    /// H·d
+    pub queries: usize,
+    /// G·d
+    pub keys: usize,
+}
+
+impl Widths {
+    /// q, k and v of a position, which lie one after the other.
+    pub fn qkv(&self) -> usize {
+        self.queries + 2 * self.keys
+    }
+
+    /// Each of the three.
+    pub fn packed(&self) -> [usize; 3] {
+        [self.queries, self.keys, self.keys]
+    }
+}
+
+/// One layer.
+#[derive(Debug)]
+pub(crate) struct Block {
+    pub attention_norm: Norm,
+    /// Rows of q, then k, then v.
+    pub qkv: Linear,
+    /// Gate logits that attention asks for, projected from h.
+    pub gates: Vec<(Extra, Linear)>,
+    /// Parameters that attention asks for; ascending and apart, as [`Block::parameters_mut`] needs them.
+    pub parameters: Vec<(Extra, Range<usize>)>,
+    pub output: Linear,
+    pub mlp_norm: Norm,
+    /// Rows of gate, then up.
+    pub gate_up: Linear,
+    pub down: Linear,
+}
+
+/// y = x Wᵀ + b
+#[derive(Clone, Debug)]
+pub(crate) struct Linear {
+    /// [outputs, inputs]
+    pub weight: Range<usize>,
+    /// [outputs]
+    pub bias: Option<Range<usize>>,
+    pub inputs: usize,
+    pub outputs: usize,
+}
+
+/// An RMSNorm.
+#[derive(Clone, Debug)]
+pub(crate) struct Norm {
+    pub weight: Range<usize>,
+    pub eps: f32,
+}
+
+impl Architecture {
+    /// The architecture of a configuration and its tensors, in the order of a checkpoint and of the buffer.
+    pub fn new(config: &Config) -> Result<(Architecture, Vec<Entry>)> {
+        let Config { vocab_size: v, hidden_size: c, intermediate_size: i, num_attention_heads: h, num_key_value_heads: g, .. } = *config;
+        let width = |heads: usize| heads.checked_mul(config.head_dim).filter(|&n| n <= usize::MAX / 4);
+        let too_large = |what: &str| Error::TooLarge { what: what.into() };
+        let queries = width(h).ok_or_else(|| too_large("`self_attn.q_proj.weight`"))?;
+        let keys = width(g).ok_or_else(|| too_large("`self_attn.k_proj.weight`"))?;
+        let widths = Widths { c, i, v, queries, keys };
+        let eps = config.rms_norm_eps as f32;
+
+        let mut tensors = Tensors::default();
+        let embedding = tensors.add(EMBEDDING, &[v, c], ParamInit::Normal)?;
+        let mut blocks = Vec::with_capacity(config.num_hidden_layers);
+        for (layer, attention) in config.attention_layers(0)?.into_iter().enumerate() {
+            let at = |name: &str| format!("model.layers.{layer}.{name}");
+            let attention_norm = tensors.norm(at("input_layernorm"), c, eps)?;
+            let parts = [("self_attn.q_proj", queries), ("self_attn.k_proj", keys), ("self_attn.v_proj", keys)];
+            let qkv = tensors.linear(&parts.map(|(name, rows)| (at(name), rows)), c, config.family.qkv_bias())?;
+            let output = tensors.linear(&[(at("self_attn.o_proj"), c)], queries, config.family.output_bias())?;
+            let (mut gates, mut parameters) = (Vec::new(), Vec::new());
+            for extra in attention.extras() {
+                let name = at(&format!("self_attn.{}", extra.name));
+                match &extra.source {
+                    Source::Projection { outputs, bias } => gates.push((extra.extra, tensors.linear(&[(name, *outputs)], c, *bias)?)),
+                    Source::Parameter { shape, init } => {
+                        let init = match init {
+                            Init::Constant(value) => ParamInit::Constant(*value),
+                            Init::Uniform(bound) => ParamInit::Uniform(*bound),
+                        };
+                        parameters.push((extra.extra, tensors.add(name, shape, init)?));
+                    }
+                }
+            }
+            let mlp_norm = tensors.norm(at("post_attention_layernorm"), c, eps)?;
+            let gate_up = tensors.linear(&["mlp.gate_proj", "mlp.up_proj"].map(|name| (at(name), i)), c, false)?;
+            let down = tensors.linear(&[(at("mlp.down_proj"), c)], i, false)?;
+            blocks.push(Block { attention_norm, qkv, gates, parameters, output, mlp_norm, gate_up, down });
+        }
+        let norm = tensors.norm("model.norm".into(), c, eps)?;
+        let lm_head = if config.tie_word_embeddings { embedding.clone() } else { tensors.add(LM_HEAD, &[v, c], ParamInit::Normal)? };
+        Ok((Architecture { widths, embedding, blocks, norm, lm_head }, tensors.entries))
+    }
+
+    /// What is multiplied or looked up, as against norms, biases and the parameters of attention.
+    pub fn matrices(&self) -> impl Iterator<Item = &Range<usize>> {
+        let linears = self.blocks.iter().flat_map(|block| {
+            let gates = block.gates.iter().map(|(_, linear)| linear);
+            [&block.qkv, &block.output, &block.gate_up, &block.down].into_iter().chain(gates)
+        });
+        [&self.embedding, &self.lm_head].into_iter().chain(linears.map(|linear| &linear.weight))
+    }
+
+    /// Every kind of gate that some block has, with its width.
+    pub fn gates(&self) -> Vec<(Extra, usize)> {
+        let mut all: Vec<(Extra, usize)> = self.blocks.iter().flat_map(Block::gate_widths).collect();
+        all.sort();
+        all.dedup();
+        all
+    }
+}
+
+impl Block {
+    /// Each kind of gate with its width.
+    pub fn gate_widths(&self) -> impl Iterator<Item = (Extra, usize)> {
+        self.gates.iter().map(|(extra, linear)| (*extra, linear.outputs))
+    }
+
+    /// The parameters of attention in a buffer of gradients.
+    pub fn parameters_mut<'a>(&self, values: &'a mut [f32]) -> impl Iterator<Item = (Extra, &'a mut [f32])> {
+        let (mut rest, mut passed) = (values, 0);
+        self.parameters.iter().map(move |(extra, range)| {
+            let (found, after) = std::mem::take(&mut rest).split_at_mut(range.end - passed);
+            let found = &mut found[range.start - passed..];
+            (rest, passed) = (after, range.end);
+            (*extra, found)
+        })
+    }
+}
+
+impl Config {
+    /// Every tensor of the model: embedding, layers from the first to the last, final norm, and the output projection unless it is tied.
+    /// Additional inputs of the attention follow `self_attn.o_proj` of their layer.
+    pub fn parameter_list(&self) -> Result<Vec<ParamSpec>> {
+        Ok(Architecture::new(self)?.1.into_iter().map(|entry| entry.spec).collect())
+    }
+
+    /// Number of values in all tensors of [`Config::parameter_list`].
+    pub fn parameter_count(&self) -> Result<usize> {
+        // The list has checked that the sum cannot overflow.
+        Ok(self.parameter_list()?.iter().map(ParamSpec::len).sum())
+    }
+
+    /// The attention of a layer whose heads have these variants.
+    pub fn attention_layer(&self, layer: usize, heads: &[Variant]) -> Result<Layer> {
+        self.attention(layer, heads, self.rope()?)
+    }
+
+    /// The attention of every layer. All share one table with the angles of the first positions, and layers with the same heads one plan.
+    pub(crate) fn attention_layers(&self, positions: usize) -> Result<Vec<Layer>> {
+        let rope = self.rope()?.with_table(positions);
+        let mut layers: Vec<Layer> = Vec::with_capacity(self.num_hidden_layers);
+        for layer in 0..self.num_hidden_layers {
+            let heads = self.heads(layer);
+            layers.push(match layers.last().filter(|last| last.heads() == heads) {
+                Some(same) => same.clone(),
+                None => self.attention(layer, &heads, rope.clone())?,
+            });
+        }
+        Ok(layers)
+    }
+
+    fn attention(&self, layer: usize, heads: &[Variant], rope: Rope) -> Result<Layer> {
+        let sizes = Layer::new(self.num_attention_heads, self.num_key_value_heads, self.head_dim).rope(rope);
+        sizes.heads(heads).map_err(|source| Error::Layer { layer, source })
+    }
+}
+
+/// The tensors so far.
+#[derive(Default)]
+struct Tensors {
+    entries: Vec<Entry>,
+    /// Values so far, gaps included.
+    end: usize,
+}
+
+impl Tensors {
+    fn add(&mut self, name: impl Into<String>, shape: &[usize], init: ParamInit) -> Result<Range<usize>> {
+        self.end = self.end.next_multiple_of(ALIGNMENT);
+        self.append(name.into(), shape, init)
+    }
+
+    /// Directly after the tensor before.
+    fn append(&mut self, name: String, shape: &[usize], init: ParamInit) -> Result<Range<usize>> {
+        let len = shape.iter().try_fold(1usize, |product, &n| product.checked_mul(n)).filter(|&len| len <= LARGEST);
+        let len = len.ok_or_else(|| Error::TooLarge { what: format!("`{name}`") })?;
+        // Both are at most LARGEST, so the sum cannot overflow.
+        if self.end + len > LARGEST {
+            return Err(Error::TooLarge { what: "the model".into() });
+        }
+        self.entries.push(Entry { spec: ParamSpec { name, shape: shape.to_vec(), init }, offset: self.end });
+        self.end += len;
+        Ok(self.end - len..self.end)
+    }
+
+    fn norm(&mut self, name: String, width: usize, eps: f32) -> Result<Norm> {
+        Ok(Norm { weight: self.add(name + ".weight", &[width], ParamInit::Constant(1.0))?, eps })
+    }
+
+    /// One product of several tensors, whose rows, and biases, lie one after the other without gaps.
+    fn linear(&mut self, parts: &[(String, usize)], inputs: usize, bias: bool) -> Result<Linear> {
+        let weight = self.joined(parts, ".weight", &[inputs], ParamInit::Normal)?;
+        let bias = bias.then(|| self.joined(parts, ".bias", &[], ParamInit::Constant(0.0))).transpose()?;
+        Ok(Linear { weight, bias, inputs, outputs: parts.iter().map(|(_, rows)| rows).sum() })
+    }
+
+    fn joined(&mut self, parts: &[(String, usize)], suffix: &str, row: &[usize], init: ParamInit) -> Result<Range<usize>> {
+        let start = self.end.next_multiple_of(ALIGNMENT);
+        self.end = start;
+        for (name, rows) in parts {
+            self.append(format!("{name}{suffix}"), &[&[*rows], row].concat(), init)?;
+        }
+        Ok(start..self.end)
+    }
+}
+
+/// Values that one address space can hold, with room to round up.
+const LARGEST: usize = isize::MAX as usize / size_of::<f32>() - ALIGNMENT;
