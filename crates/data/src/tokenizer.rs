@@ -8,7 +8,7 @@ use std::sync::Once;
 
 use serde_json::Value;
 use termwise_base::files;
-use tokenizers::Tokenizer as HuggingFace;
+use tokenizers::{ModelWrapper, Tokenizer as HuggingFace};
 
 use crate::error::{Error, Result};
 
@@ -120,7 +120,9 @@ impl Tokenizer {
         match &self.kind {
             Kind::Bytes => Ok(text.bytes().map(u32::from).collect()),
             Kind::HuggingFace(inner) => {
-                let unknown = || text.split_whitespace().find(|word| inner.token_to_id(word).is_none());
+                // Others make words of parts.
+                let whole = matches!(inner.get_model(), ModelWrapper::WordLevel(_));
+                let unknown = || text.split_whitespace().find(|word| whole && inner.token_to_id(word).is_none());
                 let encoding = guarded(|| inner.encode_fast(text, special)).map_err(|error| match unknown() {
                     Some(word) => self.error(format!(
                         "cannot encode: it has no token for `{word}` ({error}); `termwise data show` prints text of the built-in language"
