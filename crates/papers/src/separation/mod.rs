@@ -21,7 +21,7 @@
 //! - a draw is a function of seed and number alone: networks are compared on the same draws, and results are the same for any number of threads.
 //!
 //! ```
-//! use termwise_lab::separation::{Network, Pair, Setting};
+//! use termwise_papers::separation::{Network, Pair, Setting};
 //!
 //! let setting = Setting { a1: 3.0, ..Setting::of(1000) };
 //! assert!(Pair::new(Network::Softmax, &setting)?.exact() > 0.99);
