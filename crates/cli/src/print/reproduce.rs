@@ -39,7 +39,7 @@ pub fn results(results: &Results, folder: &Path, out: &mut impl Write) -> io::Re
         writeln!(out, "\n{}  {}", outcome.id.name().to_uppercase(), outcome.question)?;
         writeln!(out, "  the paper: {}", wrap(&outcome.paper, 13, WIDTH))?;
         if let Some(inside) = results.inside.as_ref().filter(|_| outcome.id == Id::E6) {
-            writeln!(out, "\n{}", inside.table().to_text())?;
+            writeln!(out, "\n{}", inside.table().to_text(WIDTH))?;
             inside.claims.iter().try_for_each(|claim| writeln!(out, "  {}", wrap(&claim_line(claim), 4, WIDTH)))?;
             continue;
         }

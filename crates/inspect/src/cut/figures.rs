@@ -1,14 +1,14 @@
 //! What cutting costs and saves, as a page with figures and tables.
 
 use termwise_report::{
-    Axis, Block, Cell, Chart, Figure, HeatMap, Layer, Line, Names, Page, Panel, Rule, Scale, Section, Shade, Table, Unit,
+    Axis, Block, Cell, Chart, Document, Figure, HeatMap, Layer, Line, Names, Panel, Rule, Scale, Section, Shade, Table, Unit,
 };
 
 use super::report::{Map, Measured, Plan, Point, Report};
 
 impl Report {
     /// Everything on one page.
-    pub fn page(&self) -> Page {
+    pub fn page(&self) -> Document {
         let name = self.model.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
         let tokens = self.tokens.map_or(String::new(), |tokens| {
             format!(
@@ -33,7 +33,7 @@ impl Report {
         if !self.warnings.is_empty() {
             sections.push(Section { heading: "To know".into(), blocks: vec![Block::List(self.warnings.clone())] });
         }
-        Page { title: format!("{name}: exp cut to a finite order"), lead: vec![Block::Text(lead)], sections }
+        Document { title: format!("{name}: exp cut to a finite order"), lead: vec![Block::Text(lead)], sections }
     }
 
     /// Loss against order and against bytes, for each kind of coefficients, with the uncut model to compare.

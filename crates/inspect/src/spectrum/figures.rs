@@ -1,7 +1,7 @@
 //! A spectrum as pictures, tables and a page.
 
 use termwise_report::{
-    Axis, Band, Block, Cell, Chart, Figure, HeatMap, Layer, Line, Names, Page, Rule, Scale, Section, Shade, Table, Unit,
+    Axis, Band, Block, Cell, Chart, Document, Figure, HeatMap, Layer, Line, Names, Rule, Scale, Section, Shade, Table, Unit,
 };
 
 use super::{LayerSpectrum, Magnitudes, OverHeads, Spectrum, Terms};
@@ -149,7 +149,7 @@ impl Spectrum {
     }
 
     /// The whole as a page.
-    pub fn page(&self) -> Page {
+    pub fn page(&self) -> Document {
         let figure = |name: &str, title: String, description: &str, panels: Vec<termwise_report::Panel>| Block::Figure {
             name: name.into(),
             figure: Figure { title, description: description.into(), panels },
@@ -185,7 +185,7 @@ impl Spectrum {
             vec![self.order_map().into()],
         );
         let data = self.text.data.join(", ");
-        Page {
+        Document {
             title: format!("Term spectrum of {name}"),
             lead: vec![
                 Block::Text(format!("Text: {data}. {}.", self.scope())),

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use termwise_report::{Block, Page, Section};
+use termwise_report::{Block, Document, Section};
 use termwise_train::metrics::METRICS;
 use toml::{Table, Value};
 
@@ -26,7 +26,7 @@ struct Found {
 
 /// A page about the runs in these folders: each a run's own, a sweep's, or one that holds runs. Links are relative to `out`, where the page
 /// will lie.
-pub fn of_folders(folders: &[PathBuf], out: &Path) -> Result<Page, Error> {
+pub fn of_folders(folders: &[PathBuf], out: &Path) -> Result<Document, Error> {
     let mut found: Vec<Found> = Vec::new();
     for folder in folders {
         let runs = runs_in(folder)?;
@@ -62,7 +62,7 @@ pub fn of_folders(folders: &[PathBuf], out: &Path) -> Result<Page, Error> {
     let settings = |run: &Run| found.iter().find(|one| one.run.hash == run.hash).map(|one| one.text.clone());
     sections.push(Section { heading: "Runs and settings".into(), blocks: page::all_runs(&runs, settings) });
     let lead = format!("{} runs, {} settings; runs that differ by seed alone are taken together.", runs.len(), groups.len());
-    Ok(Page { title: "Runs compared".into(), lead: vec![Block::Text(lead)], sections })
+    Ok(Document { title: "Runs compared".into(), lead: vec![Block::Text(lead)], sections })
 }
 
 fn section(metric: Metric, groups: &[(String, Vec<usize>)], runs: &[Run]) -> Section {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use termwise_report::{Block, Cell, Page, Section, Table};
+use termwise_report::{Block, Cell, Document, Section, Table, Tone};
 
 use super::figures;
 use super::results::{ClaimOutcome, Outcome, Results, Run, Spread, TaskOutcome};
@@ -16,7 +16,7 @@ pub fn write(results: &Results, folder: &Path) -> Result<std::path::PathBuf, Err
 }
 
 /// The page; settings of runs are read from the folder where they are there.
-pub fn page(results: &Results, folder: &Path) -> Page {
+pub fn page(results: &Results, folder: &Path) -> Document {
     let mut sections: Vec<Section> = results.experiments.iter().map(|outcome| experiment(outcome, results)).collect();
     sections.extend(results.theorems.iter().map(theorem));
     sections.extend(left_out(results));
@@ -26,19 +26,20 @@ pub fn page(results: &Results, folder: &Path) -> Page {
     sections.push(Section { heading: "Runs and settings".into(), blocks });
     sections.push(conditions(results));
     let title = format!("Softmax attention and linear attention, term by term: scale {}", results.scale.name());
-    Page { title, lead: lead(results), sections }
+    Document { title, lead: lead(results), sections }
 }
 
-fn verdict(verdict: Verdict) -> termwise_report::Verdict {
-    match verdict {
-        Verdict::Reproduced => termwise_report::Verdict::Reproduced,
-        Verdict::NotVisible => termwise_report::Verdict::NotVisible,
-        Verdict::Contradicted => termwise_report::Verdict::Contradicted,
-    }
+fn badge(verdict: Verdict, claim: String) -> Block {
+    let tone = match verdict {
+        Verdict::Reproduced => Tone::Good,
+        Verdict::NotVisible => Tone::Open,
+        Verdict::Contradicted => Tone::Bad,
+    };
+    Block::badge(tone, verdict.name(), claim)
 }
 
 fn verdicts(claims: &[ClaimOutcome]) -> impl Iterator<Item = Block> {
-    claims.iter().map(|claim| Block::Verdict { verdict: verdict(claim.decision.verdict), claim: claim.with_numbers() })
+    claims.iter().map(|claim| badge(claim.decision.verdict, claim.with_numbers()))
 }
 
 fn lead(results: &Results) -> Vec<Block> {
@@ -75,7 +76,7 @@ fn lead(results: &Results) -> Vec<Block> {
     for (id, task, claim) in results.claims().filter(|(_, _, claim)| !many || claim.decision.verdict != Verdict::Reproduced) {
         let place = task.map_or(String::new(), |task| format!(" ({task})"));
         let claim_text = format!("**{}**{place} {}", id.name().to_uppercase(), claim.with_numbers());
-        blocks.push(Block::Verdict { verdict: verdict(claim.decision.verdict), claim: claim_text });
+        blocks.push(badge(claim.decision.verdict, claim_text));
     }
     blocks
 }
