@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use termwise_papers::Error;
 use termwise_papers::reproduce::{self, Decision, Declared, Id, Metric, Options, Results, Rule, Scale, Schedule, Side, Verdict, declare};
+use termwise_report::Documented;
 use termwise_train::sweep::{Control, Job, Metrics, Outcome, Runner, Statistic};
 
 fn lower() -> Rule {
@@ -279,7 +280,7 @@ fn many_claims_are_counted_at_the_top() {
     let data = vec!["a.txt".into(), "b.txt".into()];
     let options = Options { ids: vec![Id::E1, Id::E3, Id::E4], data, out: folder.path().into(), threads: 1, ..Options::new(Scale::Laptop) };
     let (results, _) = run(&options, usize::MAX).unwrap_or_else(|error| panic!("{error}"));
-    let page = reproduce::page(&results, folder.path()).to_markdown();
+    let page = results.document().to_markdown();
     let (top, rest) = page.split_once("\n## ").expect("sections");
     let count = |verdict| results.claims().filter(|(id, _, claim)| *id == Id::E1 && claim.decision.verdict == verdict).count();
     let [reproduced, not_visible] = [Verdict::Reproduced, Verdict::NotVisible].map(count);

@@ -23,7 +23,7 @@ pub enum Error {
     },
     /// A value that is no result, or none of the kind that was asked for.
     #[error("{}; a result of termwise is a JSON object that begins with \"kind\", as commands print with --json and write with --out",
-        found.as_ref().map_or("it does not say what it is".into(), |kind| format!("it is of the kind `{kind}`")))]
+        found.as_ref().map_or("it does not say what it is".into(), |kind| format!("it is of the kind `{}`", crate::text::clean(kind))))]
     Foreign {
         /// What it says it is.
         found: Option<String>,

@@ -86,13 +86,14 @@ mod text;
 
 pub use chart::{Axis, Band, Chart, Layer, Line, Mark, Point, Points, Rule};
 pub use colour::Theme;
+pub use csv::Csv;
 pub use document::{Block, Document, Section, Tone};
 pub use figure::{Figure, Panel};
 pub use folder::Error;
 pub use heat::{HeatMap, Names, Shade};
 pub use ladder::{Estimate, Ladder, Steps};
 pub use number::{duration, nan, thousands, three};
-pub use result::{Documented, kind_of, read, to_json, write};
+pub use result::{Documented, kind_of, read, reads_again, tagged_schema, to_json, write};
 pub use scale::{Scale, Unit};
 pub use table::{Cell, Table};
 pub use text::Terminal;

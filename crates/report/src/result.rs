@@ -72,3 +72,28 @@ pub fn write<T: Documented>(result: &T, folder: &Path) -> Result<PathBuf, Error>
     crate::folder::write(&path, to_json(result).as_bytes())?;
     result.document().write(folder)
 }
+
+/// The JSON schema of what [`to_json`] writes, from that of the fields.
+pub fn tagged_schema<T: Documented>(mut schema: Value) -> Value {
+    let tags = [("kind", T::KIND.into()), ("version", Value::from(T::VERSION))];
+    for (name, value) in tags {
+        if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
+            properties.insert(name.into(), serde_json::json!({ "const": value }));
+        }
+        if let Some(required) = schema.get_mut("required").and_then(Value::as_array_mut) {
+            required.push(name.into());
+        }
+    }
+    schema
+}
+
+/// For tests: written and read again, a result has the same document and the same JSON.
+///
+/// # Panics
+/// Where it has not.
+pub fn reads_again<T: Documented>(result: &T) {
+    let text = to_json(result);
+    let again: T = read(serde_json::from_str(&text).expect("JSON")).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    assert_eq!(again.document().to_html(), result.document().to_html());
+    assert_eq!(to_json(&again), text);
+}

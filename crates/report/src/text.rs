@@ -98,7 +98,7 @@ fn width_of(word: &Word) -> usize {
 
 impl Terminal {
     /// Words in lines of at most that width; a word that is longer is broken.
-    pub fn wrap(&self, words: &[Word], width: usize) -> Vec<String> {
+    pub(crate) fn wrap(&self, words: &[Word], width: usize) -> Vec<String> {
         self.lines(words, width).iter().map(|line| self.paint(line)).collect()
     }
 
@@ -141,15 +141,19 @@ impl Terminal {
     }
 
     /// Text in a colour.
-    pub fn styled(&self, text: &str, style: Style) -> String {
+    pub(crate) fn styled(&self, text: &str, style: Style) -> String {
         match style.code().filter(|_| self.color && !text.trim().is_empty()) {
             Some(code) => format!("\x1b[{code}m{text}\x1b[0m"),
             None => text.to_owned(),
         }
     }
 
-    /// Lines, the first behind a mark and the others under it.
-    pub fn hang(&self, mark: &str, words: &[Word]) -> String {
+    /// A text with markup in lines, the first behind a mark and the others under it.
+    pub fn text(&self, mark: &str, text: &str) -> String {
+        self.hang(mark, &words(text))
+    }
+
+    pub(crate) fn hang(&self, mark: &str, words: &[Word]) -> String {
         let indent = console_width(mark);
         let lines = self.wrap(words, self.width.saturating_sub(indent).max(8));
         let mut out = mark.trim_end().to_owned();

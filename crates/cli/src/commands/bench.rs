@@ -1,15 +1,13 @@
 //! `termwise bench`.
 
-use std::io::{self, Write};
-
 use clap::{Args, Subcommand};
-use serde::Serialize;
 use termwise_lab::bench::{AttentionOptions, ChunkOptions, DecodeOptions, GemmOptions, StepOptions, parse_shapes};
 use termwise_lab::variants::split_list;
 use termwise_lab::{Error, bench};
 
 use crate::args::{LARGE, size};
-use crate::print;
+use crate::context::{Context, Output};
+use crate::error::{Exit, Failure};
 
 /// Measure speed, beside what the machine can do
 ///
@@ -24,27 +22,16 @@ pub enum Bench {
     Step(StepArgs),
 }
 
-/// Measures and prints.
-pub fn run<E: From<Error> + From<io::Error>>(bench: &Bench, threads: usize, out: &mut impl Write) -> Result<(), E> {
+pub fn run(bench: &Bench, context: &mut Context) -> Result<Exit, Failure> {
+    let threads = context.threads;
     match bench {
-        Bench::Attention(args) => show(&bench::attention(&args.options(threads)?)?, args.json, print::attention, out),
-        Bench::Chunk(args) => show(&bench::chunk(&args.options(threads)?)?, args.json, print::chunk, out),
-        Bench::Decode(args) => show(&bench::decode(&args.options(threads)?)?, args.json, print::decode, out),
-        Bench::Gemm(args) => show(&bench::gemm(&args.options(threads)?)?, args.json, print::gemm, out),
-        Bench::Step(args) => show(&bench::step(&args.options(threads)?)?, args.json, print::step, out),
+        Bench::Attention(args) => context.emit(&bench::attention(&args.options(threads)?)?, &args.output),
+        Bench::Chunk(args) => context.emit(&bench::chunk(&args.options(threads)?)?, &args.output),
+        Bench::Decode(args) => context.emit(&bench::decode(&args.options(threads)?)?, &args.output),
+        Bench::Gemm(args) => context.emit(&bench::gemm(&args.options(threads)?)?, &args.output),
+        Bench::Step(args) => context.emit(&bench::step(&args.options(threads)?)?, &args.output),
     }
-}
-
-fn show<T: Serialize, W: Write, E: From<io::Error>>(
-    result: &T,
-    json: bool,
-    text: fn(&T, &mut W) -> io::Result<()>,
-    out: &mut W,
-) -> Result<(), E> {
-    if json {
-        return Ok(print::json(result, out)?);
-    }
-    Ok(text(result, out)?)
+    .map(Exit::done)
 }
 
 /// The fused attention, forward and with its backward pass
@@ -72,9 +59,8 @@ pub struct AttentionArgs {
     /// Repetitions, of which the best counts
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = size(LARGE))]
     pub repeat: usize,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub output: Output,
 }
 
 impl AttentionArgs {
@@ -115,9 +101,8 @@ pub struct ChunkArgs {
     /// Repetitions, of which the best counts; long lengths have fewer
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = size(LARGE))]
     pub repeat: usize,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub output: Output,
 }
 
 impl ChunkArgs {
@@ -153,9 +138,8 @@ pub struct DecodeArgs {
     /// Repetitions, of which the best counts
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = size(LARGE))]
     pub repeat: usize,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub output: Output,
 }
 
 impl DecodeArgs {
@@ -181,9 +165,8 @@ pub struct GemmArgs {
     /// Repetitions, of which the best counts
     #[arg(long, default_value_t = 20, value_name = "N", value_parser = size(LARGE))]
     pub repeat: usize,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub output: Output,
 }
 
 impl GemmArgs {
@@ -231,9 +214,8 @@ pub struct StepArgs {
     /// Steps that are measured, of which the best counts
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = size(LARGE))]
     pub repeat: usize,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub output: Output,
 }
 
 impl StepArgs {

@@ -1,20 +1,28 @@
-//! Commands with a file of their own.
+//! Commands, each with a file of its own: arguments, and a call of a library.
 
 pub mod bench;
+pub mod config;
 pub mod cut;
 pub mod data;
 pub mod eval;
 pub mod generate;
+pub mod manual;
 pub mod plan;
 pub mod report;
 pub mod reproduce;
+pub mod runs;
 pub mod separation;
 pub mod settings;
+pub mod show;
 pub mod source;
 pub mod spectrum;
 pub mod sweep;
-pub mod terminal;
 pub mod tokenizer;
 pub mod train;
+pub mod variants;
+pub mod verify;
 
 use crate::args::size;
+
+/// Positions of a window where neither the user nor a run says.
+const WINDOW: usize = 1024;

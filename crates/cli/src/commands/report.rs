@@ -1,10 +1,13 @@
 //! `termwise report`.
 
-use std::io::{self, Write};
 use std::path::PathBuf;
 
 use clap::Args;
-use termwise_papers::{Error, reproduce};
+use termwise_base::files::create_folder;
+use termwise_papers::reproduce;
+
+use crate::context::Context;
+use crate::error::{Exit, Failure};
 
 /// Make a page with figures and tables from finished or unfinished runs
 ///
@@ -26,9 +29,8 @@ pub struct ReportArgs {
 }
 
 /// Writes the page and says where it is.
-pub fn run<E: From<Error> + From<io::Error>>(args: &ReportArgs, out: &mut impl Write) -> Result<(), E> {
-    std::fs::create_dir_all(&args.out).map_err(termwise_llama::Error::io("create", &args.out)).map_err(Error::from)?;
-    let page = reproduce::of_folders(&args.runs, &args.out)?;
-    let index = page.write(&args.out).map_err(Error::from)?;
-    Ok(writeln!(out, "{}", index.display())?)
+pub fn run(args: &ReportArgs, context: &mut Context) -> Result<Exit, Failure> {
+    create_folder(&args.out)?;
+    let index = reproduce::of_folders(&args.runs, &args.out)?.write(&args.out)?;
+    Ok(writeln!(context.out, "{}", index.display()).map(Exit::done)?)
 }

@@ -2,16 +2,19 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
 
 use clap::{Args, ValueEnum};
+use termwise_base::files;
 use termwise_papers::Error;
-use termwise_papers::reproduce::{self, Id, Options, Scale, paper};
+use termwise_papers::reproduce::{self, Declared, FILE, Id, Options, Scale, paper};
+use termwise_report::duration;
 use termwise_train::sweep::{Event, Plan, ProcessRunner, Status};
 
 use super::size;
-use super::sweep::{duration, interrupts, moving};
-use crate::print;
+use super::sweep::{interrupts, moving};
+use crate::context::{Context, note};
+use crate::error::{Exit, Failure};
 
 /// Reproduce the experiments of two papers, with a verdict for every claim
 ///
@@ -52,9 +55,15 @@ pub struct ReproduceArgs {
     /// Really train the paper's models; without it --scale paper only says what they would cost
     #[arg(long)]
     pub run_paper: bool,
-    /// Print the results as JSON
+    /// Print JSON, which `termwise show` renders again
     #[arg(long)]
     pub json: bool,
+    /// Neither progress nor remarks on standard error
+    #[arg(long, short)]
+    pub quiet: bool,
+    /// Print what pages fold away, too
+    #[arg(long)]
+    pub details: bool,
 }
 
 /// [`Scale`] on the command line.
@@ -97,40 +106,57 @@ impl ReproduceArgs {
     }
 }
 
-/// Whether every run is finished; a claim that is contradicted is a result.
-pub fn run<E: From<Error> + From<io::Error>>(args: &ReproduceArgs, threads: usize, out: &mut impl Write) -> Result<bool, E> {
-    let options = args.options(threads)?;
+/// Ends well where every run is finished; a claim that is contradicted is a result.
+pub fn run(args: &ReproduceArgs, context: &mut Context) -> Result<Exit, Failure> {
+    let options = args.options(context.threads)?;
     let declared = reproduce::declare(&options)?;
-    if options.scale == Scale::Paper && !args.run_paper {
-        let plan = paper::plan(&options, &declared)?;
-        if args.json {
-            print::json(&plan, out)?;
-        } else {
-            print::paper(&plan, &options.out, out)?;
+    let remark = |text: &str| {
+        if !args.quiet {
+            note(text);
         }
-        return Ok(true);
+    };
+    if options.scale == Scale::Paper && !args.run_paper {
+        context.print(&paper::plan(&options, &declared)?, args.json, args.details)?;
+        remark(&format!("written: {}", options.out.display()));
+        return Ok(Exit::Success);
     }
-    let program = std::env::current_exe()?;
+    let program = std::env::current_exe().map_err(files::Error::io("find", "this program"))?;
     let (stop, kill) = interrupts();
-    let mut display = Display { plan: &declared.schedule.plan, moving: io::stderr().is_terminal() };
-    if !args.json {
-        print::announce(&options, &declared, out)?;
+    remark(&announcement(&options, &declared));
+    if options.scale == Scale::Minute && !options.data.is_empty() {
+        remark("note: --data is used at scale laptop and paper; this scale has no time for text");
     }
+    let mut display = Display { plan: &declared.schedule.plan, moving: !args.quiet && io::stderr().is_terminal(), quiet: args.quiet };
     let results = reproduce::run(&options, &declared, &ProcessRunner::new(program, kill), &stop, &mut |event| display.show(event));
     display.clear();
     let results = results?;
-    if args.json {
-        print::json(&results, out)?;
-    } else {
-        print::results(&results, &options.out, out)?;
+    context.print(&results, args.json, args.details)?;
+    if results.environment.debug {
+        remark("note: this program was compiled for debugging; `cargo run --release` is faster");
     }
-    Ok(results.timing.finished == results.timing.runs)
+    remark(&format!("written: {}, {}", options.out.join(FILE).display(), options.out.join("index.html").display()));
+    Ok(match results.timing.finished == results.timing.runs {
+        true => Exit::Success,
+        false if stop.load(Ordering::Relaxed) => Exit::Interrupted,
+        false => Exit::Failure,
+    })
+}
+
+/// What is about to be run.
+fn announcement(options: &Options, declared: &Declared) -> String {
+    let names: Vec<&str> = declared.experiments.iter().map(|experiment| experiment.id.name()).collect();
+    let runs = declared.schedule.plan.jobs.len();
+    let seeds = options.seeds.unwrap_or(options.scale.seeds());
+    let seeds = if seeds == 1 { "1 seed".into() } else { format!("{seeds} seeds") };
+    let (names, scale, at_once) = (names.join(", "), options.scale.name(), options.threads.min(runs.max(1)));
+    format!("{names} at scale {scale}: {runs} runs with {seeds} each, {at_once} at a time, in {}", options.out.display())
 }
 
 /// Progress on standard error: a line for each run that ends, and where it is a terminal a line that moves.
 struct Display<'a> {
     plan: &'a Plan,
     moving: bool,
+    quiet: bool,
 }
 
 impl Display<'_> {
@@ -138,7 +164,7 @@ impl Display<'_> {
         let (index, line) = match event {
             Event::Progress(progress) => {
                 if self.moving {
-                    eprint!("\r\x1b[K{}", moving(progress));
+                    let _ = write!(io::stderr(), "\r\x1b[K{}", moving(progress));
                 }
                 return;
             }
@@ -150,17 +176,19 @@ impl Display<'_> {
                     let number = |key: &str| metrics.get(key).map(|x| format!("{x:.3}"));
                     let recall = number("held_out.recall.loss").map_or(String::new(), |x| format!(", on recall tokens {x}"));
                     let loss = number("held_out.loss").unwrap_or("not measured".into());
-                    (index, format!("loss {loss}{recall}, {}", duration(Duration::from_secs_f64(record.seconds))))
+                    (index, format!("loss {loss}{recall}, {}", duration(record.seconds)))
                 }
             },
         };
         self.clear();
-        eprintln!("{}: {line}", self.plan.name(&self.plan.jobs[*index]));
+        if !self.quiet {
+            note(&format!("{}: {line}", self.plan.name(&self.plan.jobs[*index])));
+        }
     }
 
     fn clear(&self) {
         if self.moving {
-            eprint!("\r\x1b[K");
+            let _ = write!(io::stderr(), "\r\x1b[K");
         }
     }
 }

@@ -4,14 +4,15 @@ use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use clap::Args;
-use termwise_train::sweep::{self, Event, Options, Plan, Point, ProcessRunner, Progress, State, Status, Summary, TrainingSchema};
-use termwise_train::{Error, Result};
+use termwise_base::files;
+use termwise_report::{Block, Cell, Document, Table, duration};
+use termwise_train::sweep::{self, Event, Options, Plan, ProcessRunner, Progress, State, Status, Summary, TrainingSchema};
 
 use super::size;
-use crate::text::{Align, Table};
+use crate::context::{Context, note};
+use crate::error::{Exit, Failure};
 
 /// What runs are compared by where the file does not say.
 const METRIC: &str = "held_out.loss";
@@ -59,50 +60,57 @@ pub struct SweepArgs {
     /// Only say which runs there are and how they stand
     #[arg(long)]
     pub list: bool,
-    /// Print the summary as JSON
+    /// Print JSON, which `termwise show` renders again
     #[arg(long)]
     pub json: bool,
+    /// Neither progress nor remarks on standard error
+    #[arg(long, short)]
+    pub quiet: bool,
 }
 
-/// Whether every run is finished.
-pub fn run(args: &SweepArgs, threads: usize, out: &mut impl Write) -> Result<bool> {
+/// Ends well where every run is finished.
+pub fn run(args: &SweepArgs, context: &mut Context) -> Result<Exit, Failure> {
     let plan = Plan::read(&args.file, &TrainingSchema, METRIC)?;
     let folder = args.out.clone().unwrap_or_else(|| Path::new("sweeps").join(args.file.file_stem().unwrap_or_default()));
-    for equality in sweep::equalities(&plan) {
+    for equality in sweep::equalities(&plan).iter().filter(|_| !args.quiet) {
         let hint = if args.skip_equal { "" } else { "; --skip-equal runs one of them" };
-        eprintln!("note: {equality}{hint}");
+        note(&format!("note: {equality}{hint}"));
     }
+    let mut interrupted = false;
     let states = if args.list {
         sweep::states(&plan, &folder, args.skip_equal)?
     } else {
         let (stop, kill) = interrupts();
-        let program = std::env::current_exe().map_err(|source| Error::Io { action: "find", path: "this program".into(), source })?;
-        let options = Options { parallel: args.parallel, threads, retry: args.retry, skip_equal: args.skip_equal };
-        let mut display = Display::new(&plan);
-        sweep::run(&plan, &folder, &ProcessRunner::new(program, kill), &options, &stop, &mut |event| display.show(event))?
+        let program = std::env::current_exe().map_err(files::Error::io("find", "this program"))?;
+        let options = Options { parallel: args.parallel, threads: context.threads, retry: args.retry, skip_equal: args.skip_equal };
+        let mut display = Display::new(&plan, args.quiet);
+        let states = sweep::run(&plan, &folder, &ProcessRunner::new(program, kill), &options, &stop, &mut |event| display.show(event))?;
+        interrupted = stop.load(Ordering::Relaxed);
+        states
     };
     let summary = Summary::new(&plan, &states);
+    if args.list && !args.json {
+        let table = Document { title: String::new(), lead: vec![Block::table("runs", listed(&plan, &states))], sections: Vec::new() };
+        context.out.write_all(table.to_terminal(&context.terminal(false)).as_bytes())?;
+        return Ok(Exit::Success);
+    }
     if !args.list {
         summary.write(&folder)?;
     }
-    let text = if args.json {
-        serde_json::to_string_pretty(&summary).map_err(io::Error::from).map_err(output)? + "\n"
-    } else if args.list {
-        listed(&plan, &states)
-    } else {
-        compared(&summary, &folder)
-    };
-    out.write_all(text.as_bytes()).map_err(output)?;
+    context.print(&summary, args.json, false)?;
+    if !args.list && !args.quiet {
+        note(&format!("written: {}", folder.join("summary.json").display()));
+    }
     let done = |state: &State| match state {
         State::Ended(record) => matches!(record.status, Status::Finished { .. }),
         State::Equal(_) => true,
         State::Open => false,
     };
-    Ok(args.list || states.iter().all(done))
-}
-
-fn output(source: io::Error) -> Error {
-    Error::Io { action: "write", path: "standard output".into(), source }
+    Ok(match args.list || states.iter().all(done) {
+        true => Exit::Success,
+        false if interrupted => Exit::Interrupted,
+        false => Exit::Failure,
+    })
 }
 
 /// The first Ctrl-C asks runs to stop, the second does not wait for them.
@@ -114,7 +122,7 @@ pub(super) fn interrupts() -> (Arc<AtomicBool>, Arc<AtomicBool>) {
         if flags.0.swap(true, Ordering::Relaxed) {
             flags.1.store(true, Ordering::Relaxed);
         } else {
-            eprintln!("\nwaiting for checkpoints; Ctrl-C again ends at once");
+            note("\nwaiting for checkpoints; Ctrl-C again ends at once");
         }
     });
     (stop, kill)
@@ -124,11 +132,12 @@ pub(super) fn interrupts() -> (Arc<AtomicBool>, Arc<AtomicBool>) {
 struct Display<'a> {
     plan: &'a Plan,
     moving: bool,
+    quiet: bool,
 }
 
 impl<'a> Display<'a> {
-    fn new(plan: &'a Plan) -> Display<'a> {
-        Display { plan, moving: io::stderr().is_terminal() }
+    fn new(plan: &'a Plan, quiet: bool) -> Display<'a> {
+        Display { plan, moving: !quiet && io::stderr().is_terminal(), quiet }
     }
 
     fn show(&mut self, event: &Event) {
@@ -141,41 +150,33 @@ impl<'a> Display<'a> {
                 Status::Finished { metrics } => {
                     let metric = &self.plan.metric;
                     let value = metrics.get(metric).map_or("not measured".into(), |x| format!("{x:.4}"));
-                    format!("finished  {}: {metric} {value}, {}", name(index), duration(Duration::from_secs_f64(record.seconds)))
+                    format!("finished  {}: {metric} {value}, {}", name(index), duration(record.seconds))
                 }
             },
             Event::Progress(progress) => {
                 if self.moving {
-                    eprint!("\r\x1b[K{}", moving(progress));
+                    let _ = write!(io::stderr(), "\r\x1b[K{}", moving(progress));
                 }
                 return;
             }
         };
-        eprintln!("{}{line}", if self.moving { "\r\x1b[K" } else { "" });
+        if !self.quiet {
+            note(&format!("{}{line}", if self.moving { "\r\x1b[K" } else { "" }));
+        }
     }
 }
 
 pub(super) fn moving(progress: &Progress) -> String {
     let &Progress { total, finished, failed, running, fraction, remaining } = progress;
     let failed = if failed > 0 { format!(", {failed} failed") } else { String::new() };
-    let left = remaining.map_or(String::new(), |left| format!(", about {} left", duration(left)));
+    let left = remaining.map_or(String::new(), |left| format!(", about {} left", duration(left.as_secs_f64())));
     format!("{:.1} %: {finished} of {total} runs finished{failed}, {running} under way{left}", 100.0 * fraction)
 }
 
-/// 2 h 05 min, 3 min 20 s, 7 s
-pub(crate) fn duration(time: Duration) -> String {
-    let seconds = time.as_secs();
-    match seconds {
-        0..60 => format!("{seconds} s"),
-        60..3600 => format!("{} min {:02} s", seconds / 60, seconds % 60),
-        _ => format!("{} h {:02} min", seconds / 3600, seconds / 60 % 60),
-    }
-}
-
-fn listed(plan: &Plan, states: &[State]) -> String {
-    let mut table = Table::new([Align::Left, Align::Left, Align::Left]);
+fn listed(plan: &Plan, states: &[State]) -> Table {
+    let mut table = Table::new(format!("{} runs", plan.jobs.len()), ["run", "settings", "status"]);
     for (job, state) in plan.jobs.iter().zip(states) {
-        let stands = match state {
+        let status = match state {
             State::Open => "open".into(),
             State::Equal(earlier) => format!("equal to {}", plan.jobs[*earlier].hash),
             State::Ended(record) => match &record.status {
@@ -183,64 +184,7 @@ fn listed(plan: &Plan, states: &[State]) -> String {
                 Status::Failed { reason } => format!("failed: {reason}"),
             },
         };
-        table.row([job.hash.clone(), plan.name(job), stands]);
-    }
-    table.lines().join("\n") + &format!("\n{} runs\n", plan.jobs.len())
-}
-
-fn compared(summary: &Summary, folder: &Path) -> String {
-    let mut text = String::new();
-    let rates = summary.best.iter().any(|best| best.learning_rate.is_some());
-    let best_title = if rates { "At the best learning rate, best first" } else { "Best first" };
-    for (title, table) in [("Mean ± standard deviation over seeds", groups(summary)), (best_title, best(summary))] {
-        text += &format!("{title}, {}\n", summary.metric);
-        table.lines().iter().for_each(|line| text += &format!("  {line}\n"));
-        text += "\n";
-    }
-    for run in summary.runs.iter().filter(|run| run.status == "failed") {
-        text += &format!("failed: run {}: {}\n", run.hash, run.note);
-    }
-    text + &format!("{}\n", folder.join("summary.json").display())
-}
-
-/// The values on the axes that have several.
-fn words(point: &[(String, String)], all: &[Point]) -> String {
-    let several = |key: &str, value: &str| all.iter().flatten().any(|(k, v)| k == key && v != value);
-    let words: Vec<String> = point.iter().filter(|(key, value)| several(key, value)).map(|(key, value)| format!("{key}={value}")).collect();
-    if words.is_empty() { "the base".into() } else { words.join(", ") }
-}
-
-fn groups(summary: &Summary) -> Table {
-    let all: Vec<_> = summary.groups.iter().map(|group| group.point.clone()).collect();
-    let mut table = Table::new([Align::Left, Align::Right, Align::Left]);
-    for group in &summary.groups {
-        let number = group.metrics.get(&summary.metric).map_or("–".into(), ToString::to_string);
-        let (finished, failed, open) = (group.finished, group.failed, group.open);
-        let mut note = format!("{finished} runs");
-        for (count, what) in [(failed, "failed"), (open, "open")] {
-            if count > 0 {
-                note += &format!(", {count} {what}");
-            }
-        }
-        table.row([words(&group.point, &all), number, note]);
-    }
-    table
-}
-
-fn best(summary: &Summary) -> Table {
-    let all: Vec<_> = summary.best.iter().map(|best| best.point.clone()).collect();
-    let mut table = Table::new([Align::Left, Align::Left, Align::Right, Align::Left]);
-    for (i, best) in summary.best.iter().enumerate() {
-        let rate = best.learning_rate.as_ref().map_or(String::new(), |rate| format!("lr={rate}"));
-        let behind = match best.beyond_spread {
-            _ if i == 0 => String::new(),
-            Some(true) => format!("{:.4} behind", best.behind),
-            Some(false) => "no difference beyond the spread over seeds".into(),
-            None => format!("{:.4} behind, with one seed", best.behind),
-        };
-        let edge = if best.at_edge { "the best rate is at the edge; try further ones" } else { "" };
-        let note = [behind.as_str(), edge].into_iter().filter(|note| !note.is_empty()).collect::<Vec<_>>().join("; ");
-        table.row([words(&best.point, &all), rate, best.metric.to_string(), note]);
+        table.rows.push(vec![Cell::code(&job.hash), Cell::text(plan.name(job)), Cell::text(status)]);
     }
     table
 }

@@ -50,7 +50,6 @@ pub use experiment::{Experiment, Id, Metric, Task, Variant};
 pub use folders::of_folders;
 pub use inside::{Inside, LayerTerms, ModelTerms};
 pub use list::{LINEAR, SOFTMAX};
-pub use page::page;
 pub use results::{ClaimOutcome, CurvePoint, FILE, FORMAT, LeftOut, Outcome, Results, Run, Spread, TaskOutcome, Timing, VariantOutcome};
 pub use scale::{PAPER_DATA, Scale};
 pub use schedule::{Place, Schedule};

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use termwise_report::{Block, Cell, Document, Section, Table, Tone};
+use termwise_report::{Block, Cell, Document, Documented, Section, Table, Tone};
 
 use super::figures;
 use super::results::{ClaimOutcome, Outcome, Results, Run, Spread, TaskOutcome};
@@ -12,15 +12,25 @@ use crate::{Error, separation};
 
 /// Writes `index.html` with its figures and tables into the folder of results.
 pub fn write(results: &Results, folder: &Path) -> Result<std::path::PathBuf, Error> {
-    Ok(page(results, folder).write(folder)?)
+    Ok(page(results, Some(folder)).write(folder)?)
+}
+
+impl Documented for Results {
+    const KIND: &'static str = "results";
+
+    /// Without the settings of runs, which lie beside the file.
+    fn document(&self) -> Document {
+        page(self, None)
+    }
 }
 
 /// The page; settings of runs are read from the folder where they are there.
-pub fn page(results: &Results, folder: &Path) -> Document {
+fn page(results: &Results, folder: Option<&Path>) -> Document {
     let mut sections: Vec<Section> = results.experiments.iter().map(|outcome| experiment(outcome, results)).collect();
     sections.extend(results.theorems.iter().map(theorem));
     sections.extend(left_out(results));
-    let settings = |run: &Run| std::fs::read_to_string(folder.join(format!("{}.toml", run.folder))).ok();
+    sections.extend(failed(results));
+    let settings = |run: &Run| std::fs::read_to_string(folder?.join(format!("{}.toml", run.folder))).ok();
     let text = format!("Everything on this page stands in [{FILE}]({FILE}); on each task runs differ by attention and seed alone.");
     let blocks = std::iter::once(Block::Text(text)).chain(all_runs(&results.runs, settings)).collect();
     sections.push(Section { heading: "Runs and settings".into(), blocks });
@@ -183,6 +193,14 @@ fn link(run: &Run, metric: Metric) -> Cell {
 fn left_out(results: &Results) -> Option<Section> {
     let list: Vec<String> = results.left_out.iter().map(|left| format!("**{}**: {}", left.id.name().to_uppercase(), left.reason)).collect();
     (!list.is_empty()).then(|| Section { heading: "Left out".into(), blocks: vec![Block::List(list)] })
+}
+
+fn failed(results: &Results) -> Option<Section> {
+    let failed = results.runs.iter().filter(|run| run.status == "failed");
+    let badge =
+        |run: &Run| Block::badge(Tone::Bad, "failed", format!("`{}` on {}, seed {}: {}", run.attention, run.task, run.seed, run.note));
+    let blocks: Vec<Block> = failed.map(badge).collect();
+    (!blocks.is_empty()).then(|| Section::new("Failed runs", blocks))
 }
 
 pub(super) fn all_runs(runs: &[Run], settings_of: impl Fn(&Run) -> Option<String>) -> Vec<Block> {

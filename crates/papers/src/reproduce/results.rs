@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use termwise_base::files::write_whole;
 use termwise_train::eval::Evaluation;
 use termwise_train::sweep::Statistic;
 
@@ -257,14 +258,15 @@ impl Results {
     pub fn read(folder: &Path) -> Result<Results, Error> {
         let path = folder.join(FILE);
         let text = std::fs::read_to_string(&path).map_err(termwise_llama::Error::io("read", &path))?;
-        serde_json::from_str(&text).map_err(|error| Error::Sizes(format!("{} is no file of results: {error}", path.display())))
+        let wrong = |problem: String| Error::Sizes(format!("{} is no file of results: {problem}", path.display()));
+        let value = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+        termwise_report::read(value).map_err(|error| wrong(error.to_string()))
     }
 
     /// Writes the file into a folder.
     pub fn write(&self, folder: &Path) -> Result<(), Error> {
         let path = folder.join(FILE);
-        let text = serde_json::to_string_pretty(self).expect("results are numbers and text");
-        std::fs::write(&path, text + "\n").map_err(termwise_llama::Error::io("write", &path))?;
-        Ok(())
+        let written = write_whole(&path, termwise_report::to_json(self).as_bytes());
+        Ok(written.map_err(|error| termwise_llama::Error::io(error.action, error.path)(error.source))?)
     }
 }

@@ -21,7 +21,7 @@
 //! - a draw is a function of seed and number alone: networks are compared on the same draws, and results are the same for any number of threads.
 //!
 //! ```
-//! use termwise_lab::separation::{Network, Pair, Setting};
+//! use termwise_papers::separation::{Network, Pair, Setting};
 //!
 //! let setting = Setting { a1: 3.0, ..Setting::of(1000) };
 //! assert!(Pair::new(Network::Softmax, &setting)?.exact() > 0.99);
@@ -31,6 +31,7 @@
 
 mod bridge;
 mod curve;
+mod document;
 mod draw;
 mod exact;
 mod figure;
@@ -45,8 +46,9 @@ mod tests;
 
 pub use bridge::{Bridge, BridgePoint, LEAST, MOST, Series};
 pub use curve::{Point, Sweep};
+pub use document::Separation;
 pub use draw::Draw;
-pub use figure::{both, bridge_figure, success_figure};
+pub use figure::{bridge_figure, success_figure};
 pub use network::{HIGHEST, Network, Weights};
 pub use output::{Pair, Side, Signs};
 pub use reference::{Compared, ComparedOrder, FEW, Reference, Verdict};

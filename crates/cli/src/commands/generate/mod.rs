@@ -2,16 +2,17 @@
 
 mod took;
 
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use termwise_attention::{Mode, Variant};
-use termwise_base::threads;
 use termwise_data::Tokenizer;
-use termwise_generate::{Error, Piece, Plan, Result, Writing, Written, prompts};
+use termwise_generate::{Piece, Plan, Result, Writing, Written, prompts};
 use termwise_llama::Model;
 use termwise_llama::generate::{Decoder, DecoderOptions, Remember, Sampling, warnings};
+
+use crate::context::{Context, note};
+use crate::error::{Exit, Failure};
 
 /// Write text with a model
 ///
@@ -59,7 +60,7 @@ pub struct GenerateArgs {
     #[arg(long, default_value_t = 1.0, value_name = "X", allow_negative_numbers = true)]
     pub repetition_penalty: f64,
     /// Seed of what is drawn
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
     /// End before this text, of which nothing is printed; may be given several times
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
@@ -107,7 +108,7 @@ pub struct GenerateArgs {
     #[arg(long)]
     pub json: bool,
     /// Print neither warnings nor what it took
-    #[arg(long)]
+    #[arg(long, short)]
     pub quiet: bool,
 }
 
@@ -132,13 +133,8 @@ impl GenerateArgs {
     }
 }
 
-/// Writes in a pool of that many threads.
-pub fn run<E: From<Error> + From<threads::Error> + From<io::Error>>(
-    args: &GenerateArgs,
-    threads: usize,
-    out: &mut impl Write,
-) -> std::result::Result<(), E> {
-    let pool = threads::pool(threads)?;
+pub fn run(args: &GenerateArgs, context: &mut Context) -> std::result::Result<Exit, Failure> {
+    let (pool, out) = (context.pool()?, &mut context.out);
     // Text goes through a channel, since products run on threads of their own and standard output belongs to this one.
     let (send, receive) = std::sync::mpsc::channel::<String>();
     std::thread::scope(|scope| {
@@ -149,10 +145,9 @@ pub fn run<E: From<Error> + From<threads::Error> + From<io::Error>>(
         let summary = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         printed?;
         if !args.quiet {
-            // Where even standard error is closed there is nobody to tell.
-            let _ = io::stderr().write_all(summary.as_bytes());
+            note(summary.trim_end());
         }
-        Ok(())
+        Ok(Exit::Success)
     })
 }
 
@@ -187,7 +182,7 @@ fn work(args: &GenerateArgs, show: &mut dyn FnMut(String) -> bool) -> Result<Str
         let map = order.as_ref().unwrap_or(&model.config.attention);
         let heads = (0..model.config.num_hidden_layers).flat_map(|layer| map.heads(layer, model.config.num_attention_heads));
         for warning in warnings(&heads.collect::<Vec<_>>()) {
-            let _ = writeln!(io::stderr(), "warning: {warning}");
+            note(&format!("warning: {warning}"));
         }
     }
     let plan = Plan {
