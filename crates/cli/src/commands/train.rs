@@ -39,6 +39,9 @@ pub struct TrainArgs {
     /// Folder of runs
     #[arg(long, default_value = "runs", value_name = "DIR")]
     pub runs: PathBuf,
+    /// Begin anew where the folder holds a run already, which is removed
+    #[arg(long, conflicts_with_all = ["resume", "replay"])]
+    pub overwrite: bool,
     /// Continue a run from its newest good checkpoint, or from exactly this checkpoint
     #[arg(long, value_name = "RUN_OR_CHECKPOINT", num_args = 0..=1, default_missing_value = "")]
     pub resume: Option<PathBuf>,
@@ -78,6 +81,10 @@ pub fn run(args: &TrainArgs, threads: Option<usize>, context: &mut Context) -> R
         files: settings.tokenizer_files()?,
         ..RunOptions::new(&folder)
     };
+    if args.overwrite {
+        // As late as can be: what cannot begin must not remove anything.
+        termwise_train::runs::remove(&folder)?;
+    }
     let outcome = runs::train(&settings, source.as_ref(), &options)?;
     context.print(&outcome, args.json, false)?;
     Ok(if outcome.finished { Exit::Success } else { Exit::Interrupted })
