@@ -1,4 +1,4 @@
-"""termwise and PyTorch side by side: the two take turns for several rounds, and the best of each counts.
+"""termwise and PyTorch side by side: they take turns for several rounds, and the best of each counts.
 
     cargo build --release && PYTHON=python3.12 python3 bench/compare.py
     python3 bench/compare.py step --rounds 5 -- --length 512 --batch 4
@@ -63,15 +63,19 @@ def main():
         if kind == "attention" and "--variants" not in rest:
             ours += ["--variants", "softmax rope=off"]
         theirs = [python, str(ROOT / "bench/pytorch.py"), kind, *threads, *rest]
-        best = [{}, {}]
+        sides = {"termwise": ours, "PyTorch": theirs}
+        if kind == "step":
+            sides["torch.compile"] = [*theirs, "--compile"]
+        best = {side: {} for side in sides}
         for _ in range(options.rounds):
-            for side, command in enumerate((ours, theirs)):
+            for side, command in sides.items():
                 for name, ms in times(kind, run(command)).items():
                     best[side][name] = min(ms, best[side].get(name, ms))
         print(f"{kind}, {options.threads} threads, best of {options.rounds} rounds")
-        print(f"  {'':44}{'termwise ms':>14}{'PyTorch ms':>14}{'ratio':>8}")
-        for name, ms in best[0].items():
-            print(f"  {name:44}{ms:14.3f}{best[1][name]:14.3f}{best[1][name] / ms:8.2f}")
+        print(f"  {'':44}" + "".join(f"{side + ' ms':>18}" + ("" if side == "termwise" else f"{'ratio':>7}") for side in sides))
+        for name, ms in best["termwise"].items():
+            others = "".join(f"{times_of[name]:18.3f}{times_of[name] / ms:7.2f}" for side, times_of in best.items() if side != "termwise")
+            print(f"  {name:44}{ms:18.3f}{others}")
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
     python3 bench/pytorch.py attention --shapes 8x4x256,1x8x2048
     python3 bench/pytorch.py gemm --shapes 2048x256x512
-    python3 bench/pytorch.py step --layers 4 --hidden 256
+    python3 bench/pytorch.py step --layers 4 --hidden 256 --compile
     python3 bench/pytorch.py decode --case taylor=0..2@64 --case taylor=0..4@16
 
 float32 on the CPU. Attention is scaled_dot_product_attention on contiguous [B, H, T, d], causal, without RoPE (compare it with
-`softmax rope=off`); the step is a Llama in eager mode with AdamW; decoding keeps the packed monomials of orders 0..p with
+`softmax rope=off`); the step is a Llama with AdamW, in eager mode or with --compile through torch.compile; decoding keeps the packed monomials of orders 0..p with
 their values and gathers the coordinates of each monomial by index. Times are the best of several.
 """
 
@@ -196,13 +196,14 @@ class Llama(torch.nn.Module):
 def step(options):
     torch.manual_seed(1)
     model = Llama(options)
+    forward = torch.compile(model) if options.compile else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     ids, labels = (torch.randint(options.vocab, (options.batch, options.length)) for _ in range(2))
     losses = []
 
     def run():
         optimizer.zero_grad(set_to_none=True)
-        loss = F.cross_entropy(model(ids).view(-1, options.vocab), labels.view(-1))
+        loss = F.cross_entropy(forward(ids).view(-1, options.vocab), labels.view(-1))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -245,6 +246,7 @@ def main():
     for name, default in sizes.items():
         sub.add_argument(f"--{name}", type=int, default=default)
     sub.add_argument("--kv-heads", type=int)
+    sub.add_argument("--compile", action="store_true", help="torch.compile instead of eager mode")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     found = {"engine": f"pytorch {torch.__version__}", "machine": {"threads": options.threads}, **options.run(options)}

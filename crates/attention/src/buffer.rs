@@ -2,10 +2,21 @@
 
 use std::ops::{Deref, DerefMut};
 
+use crate::Error;
+
+/// Makes a vector `len` values long, new ones zero; an error where the system has no memory for them.
+pub(crate) fn resize<T: Clone + Default>(values: &mut Vec<T>, len: usize) -> Result<(), Error> {
+    let more = len.saturating_sub(values.len());
+    values.try_reserve_exact(more).map_err(|_| Error::Memory { values: len, bytes: size_of::<T>() })?;
+    values.resize(len, T::default());
+    Ok(())
+}
+
 /// float32 values, zero at first, aligned to at least 64 bytes. Memory is taken from the system at the first touch of a page.
 ///
 /// Matrix products that walk down columns touch a new page at every step, and tiles of attention stream through many: with huge
 /// pages their address translations stay cached.
+#[derive(Default)]
 pub struct Buffer {
     /// None where there are no values: the system maps nothing of length zero.
     pages: Option<memmap2::MmapMut>,
@@ -13,28 +24,27 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// `len` zeros.
-    ///
-    /// # Panics
-    /// When the system has no memory left, as `Vec` does.
-    pub fn zeros(len: usize) -> Buffer {
-        let pages = (len > 0).then(|| {
-            let pages = memmap2::MmapMut::map_anon(len * size_of::<f32>())
-                .unwrap_or_else(|error| panic!("no memory for {len} float32 values: {error}"));
-            #[cfg(target_os = "linux")]
-            // Only a hint: a system without huge pages refuses it and loses nothing.
-            let _ = pages.advise(memmap2::Advice::HugePage);
-            pages
-        });
-        Buffer { pages, len }
+    /// `len` zeros; an error where the system has no memory for them.
+    pub fn zeros(len: usize) -> Result<Buffer, Error> {
+        let missing = || Error::Memory { values: len, bytes: size_of::<f32>() };
+        let bytes = len.checked_mul(size_of::<f32>()).filter(|&bytes| bytes <= isize::MAX as usize).ok_or_else(missing)?;
+        if bytes == 0 {
+            return Ok(Buffer::default());
+        }
+        let pages = memmap2::MmapMut::map_anon(bytes).map_err(|_| missing())?;
+        #[cfg(target_os = "linux")]
+        // Only a hint: a system without huge pages refuses it and loses nothing.
+        let _ = pages.advise(memmap2::Advice::HugePage);
+        Ok(Buffer { pages: Some(pages), len })
     }
 
     /// Makes room for `len` values; where there is not enough already, all become zero.
-    pub fn ensure(&mut self, len: usize) {
-        if len * size_of::<f32>() > self.bytes() {
-            *self = Buffer::zeros(len);
+    pub fn ensure(&mut self, len: usize) -> Result<(), Error> {
+        if len > self.bytes() / size_of::<f32>() {
+            *self = Buffer::zeros(len)?;
         }
         self.len = len;
+        Ok(())
     }
 
     /// The values.
@@ -53,10 +63,9 @@ impl Buffer {
     }
 }
 
-impl Default for Buffer {
-    /// No values.
-    fn default() -> Buffer {
-        Buffer::zeros(0)
+impl AsRef<[f32]> for Buffer {
+    fn as_ref(&self) -> &[f32] {
+        self
     }
 }
 
@@ -83,8 +92,10 @@ impl DerefMut for Buffer {
 }
 
 impl Clone for Buffer {
+    /// # Panics
+    /// When the system has no memory left, as `Vec` does.
     fn clone(&self) -> Buffer {
-        let mut copy = Buffer::zeros(self.len);
+        let mut copy = Buffer::zeros(self.len).unwrap_or_else(|error| panic!("{error}"));
         copy.copy_from_slice(self);
         copy
     }
@@ -102,16 +113,24 @@ mod tests {
 
     #[test]
     fn starts_at_zero_and_aligned_and_copies() {
-        let mut a = Buffer::zeros(1000);
+        let mut a = Buffer::zeros(1000).expect("memory");
         assert!(a.iter().all(|&x| x == 0.0) && (a.as_ptr() as usize).is_multiple_of(64) && a.len() == 1000);
         a[999] = 2.0;
         let b = a.clone();
         a[999] = 3.0;
         assert_eq!(b[999], 2.0);
-        assert!(Buffer::zeros(0).is_empty());
-        a.ensure(10);
+        assert!(Buffer::zeros(0).expect("nothing").is_empty());
+        a.ensure(10).expect("memory");
         assert_eq!((a.len(), a.bytes()), (10, 4000));
-        a.ensure(2000);
+        a.ensure(2000).expect("memory");
         assert!(a.len() == 2000 && a.iter().all(|&x| x == 0.0));
+    }
+
+    #[test]
+    fn what_cannot_be_had_is_an_error() {
+        for len in [usize::MAX, (1 << 62) + 1, 1 << 61, 1 << 60] {
+            assert_eq!(Buffer::zeros(len).err(), Some(Error::Memory { values: len, bytes: 4 }));
+            assert!(Buffer::default().ensure(len).is_err() && resize(&mut vec![0.0f64], len).is_err());
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! From a row's weighted sum u to its output: y = P · N(O · u / D), and back.
 //!
-//! Both engines finish their rows here. u and z arrive in the frame of the row: their true values are u·e^ρ and z·e^ρ,
-//! ρ what was subtracted from the scores of exp or taken out of the weights of a polynomial, 0 where nothing was.
+//! All engines finish their rows here. u and z arrive with the log scale ρ of their row taken out: true values are u·e^ρ and z·e^ρ, ρ the
+//! running maximum that was subtracted from the scores of exp, or what was taken out of the weights of a polynomial; 0 where nothing was.
 
 use crate::parts::norm::{NormGrads, NormParams};
 use crate::real::dot;
@@ -10,11 +10,11 @@ use crate::{Real, Variant};
 /// What one row's epilogue needs besides the sum over keys.
 #[derive(Clone, Copy)]
 pub struct Row<'a, R> {
-    /// Σ_s M·w in the frame of the row; read where the denominator sums.
+    /// e^−ρ·Σ_s M·w; read where the denominator sums.
     pub z: R,
     /// S_t, keys that the position sees.
     pub count: R,
-    /// ρ, the frame.
+    /// ρ, the log scale.
     pub rho: R,
     /// O_t, 1 where there is no output gate.
     pub out: R,
@@ -50,7 +50,7 @@ impl<'a, R: Real> Row<'a, R> {
     }
 }
 
-/// y [e] from u [e]. Returns D in the frame of the row.
+/// y [e] from u [e]. Returns D·e^−ρ.
 #[inline(always)]
 pub fn forward<R: Real>(variant: &Variant, row: Row<R>, u: &[R], y: &mut [R]) -> R {
     let denominator = row.denominator(variant);

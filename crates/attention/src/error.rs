@@ -30,6 +30,17 @@ pub enum Error {
         /// Values that were given.
         found: usize,
     },
+    /// Memory that the system does not have.
+    #[error("no memory for {values} values of {bytes} bytes each: make batch, time, heads or the orders of a state smaller")]
+    Memory {
+        /// Values asked for.
+        values: usize,
+        /// Bytes of each.
+        bytes: usize,
+    },
+    /// What a forward pass saved, given to another engine.
+    #[error("what was saved belongs to another engine: give `backward` what `forward` of the same engine returned for the same inputs")]
+    Saved,
     /// A file that cannot be written, or is not what was asked for.
     #[error("{path}: {problem}")]
     File {

@@ -4,33 +4,55 @@
 //! y_t = P_t · N( O_t · (1/D_t) · Σ_{s ≤ t}  M_ts · w(x_ts) · I_s · v_s ),   x_ts = scale · q_t·k_s
 //! ```
 //!
-//! A [`Variant`] is one choice of parts. [`Reference`] computes it plainly, in float64 where asked; [`Fused`] computes
-//! it in tiles with vector instructions, float32, memory linear in T, bit-identical for any number of threads. Both
-//! are an [`Attention`].
+//! A [`Variant`] is one choice of parts, read from a text such as `taylor=0..4 norm=l2`. A [`Layer`] is a value: heads with their variants,
+//! sizes, rope, what it reads beyond q, k and v, and which heads share keys and states; checked and planned once. Engines are made of it:
 //!
-//! Legend: B batch, T positions, H heads, G kv heads, d head dimension of q and k, e of v; q, k, v, y are [B, T, heads, dimension].
+//! ```text
+//!                  ┌─ layer.fused(B, T)         tiles with vector instructions, float32, memory linear in T        ┐
+//! Layer ───────────┼─ layer.naive::<f64>(B, T)  the formula in plain loops                                         ├─ Attention
+//!                  ├─ layer.recurrent(B, T, L)  the recurrence in plain loops                                      ┘
+//!                  └─ layer.state(B)            what is kept between tokens: one token at a time
+//!
+//! a batch   Inputs { q, k, v, extras } ─ forward ─► y, Saved       Inputs, Saved, dy ─ backward ─► Grads
+//!           check ─► gates, prepare ─► tiles or chunks ─► epilogue          the same stages in reverse
+//!
+//! a token   Inputs (one position) ─ State::step ─► y
+//!           check ─► gates, prepare ─► for each state group: read and update its moments, or its cache ─► epilogue
+//!
+//! a prompt  Inputs ─ Fused::extend(State) ─► y: the stages of a batch, from the state and into it
+//! ```
+//!
+//! Results of the fused engine and of states are bit-identical for any number of threads.
+//!
+//! Legend: B batch, T positions, H heads, G kv heads, d head dimension of q and k, e of v; q, k, v, y are [B, T, heads, dimension]. More in
+//! `docs/glossary.md`; how the engine works in `docs/engine.md`.
 
-pub mod buffer;
+mod buffer;
 pub mod combinatorics;
-pub mod epilogue;
-pub mod error;
-pub mod extras;
-pub mod fused;
-pub mod kernels;
+mod engine;
+mod epilogue;
+mod error;
+mod fused;
+mod kernels;
+mod layer;
 pub mod naive;
 pub mod parts;
-pub mod real;
+mod real;
 pub mod state;
-pub mod tensors;
+mod task_scratch;
+mod tensors;
 pub mod variant;
 
 pub use buffer::Buffer;
+pub use engine::{Attention, Saved};
 pub use error::{Error, TextError, nearest};
-pub use extras::{ExtraSpec, Init, Source, layer_extras};
-pub use fused::{Fused, Mode, Scratch};
+pub use fused::{Fused, FusedOptions, Mode, Scratch, break_even};
+pub use kernels::basis::{Basis, MAX_ROWS};
 pub use kernels::score_rows::Rescale;
 pub use kernels::simd;
+pub use layer::{ExtraSpec, Init, Layer, LayerSizes, Memory, Source};
 pub use naive::Reference;
+pub use naive::recurrent::Recurrent;
 pub use naive::view::View;
 pub use parts::decay::Decay;
 pub use parts::denominator::Denominator;
@@ -39,6 +61,6 @@ pub use parts::kernel::feature::Map;
 pub use parts::norm::Norm;
 pub use parts::rope::{Rope, RopeScaling};
 pub use real::{Real, relative_rms};
-pub use state::{Basis, Memory, Recurrent, State, Truncation};
-pub use tensors::{Attention, Extra, Extras, Grads, Inputs, Nonpositive, Report, Shape};
+pub use state::{State, Truncation};
+pub use tensors::{Extra, Extras, Grads, Inputs, Nonpositive, Report, Rows, Shape};
 pub use variant::{Variant, presets};

@@ -2,8 +2,8 @@
 //!
 //! Legend: B batch, T positions, H heads, G key-value heads (H a multiple of G), d head dimension of q and k, e of v.
 
-use crate::extras::extra_lengths;
-use crate::{Error, Real, Rope, Variant};
+use crate::kernels::disjoint::{Axes, Axis, Disjoint};
+use crate::{Error, Real};
 
 /// Sizes of one attention call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +23,8 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Checks what every engine relies on: nothing empty, H a multiple of G, head dimensions up to 256.
+    /// Checks what every engine relies on: nothing empty, H a multiple of G, head dimensions up to 256, and no tensor that an engine
+    /// makes of it beyond what memory can address.
     pub fn validate(&self) -> Result<(), Error> {
         let Shape { batch, time, heads, kv_heads, d, e } = *self;
         if batch == 0 || time == 0 || heads == 0 || kv_heads == 0 {
@@ -37,7 +38,14 @@ impl Shape {
         if !(1..=256).contains(&d) || !(1..=256).contains(&e) {
             return Err(Error::Shape(format!("head dimensions must lie between 1 and 256, found d = {d}, e = {e}")));
         }
-        Ok(())
+        // Engines pad positions to tiles and dimensions to vectors, and keep a tensor once for each way of preparing it (at most H)
+        // and for each task (at most a few dozen): with these factors included, no later product can overflow.
+        let padded =
+            time.checked_add(256).and_then(|time| time.checked_mul(batch)?.checked_mul(heads)?.checked_mul(heads)?.checked_mul(256));
+        match padded.and_then(|values| values.checked_mul(64 * size_of::<f64>())) {
+            Some(bytes) if bytes <= isize::MAX as usize => Ok(()),
+            _ => Err(Error::Shape(format!("batch {batch}, time {time} and heads {heads} together are beyond what memory can address"))),
+        }
     }
 
     /// H / G, query heads that share one kv head.
@@ -45,19 +53,23 @@ impl Shape {
         self.heads / self.kv_heads
     }
 
-    /// Length of an additional input of this kind.
-    pub fn extra_len(&self, extra: Extra, variant_params: usize) -> usize {
-        let rows = self.batch * self.time;
-        match extra {
-            Extra::InGate => rows * self.kv_heads,
-            Extra::OutGate | Extra::PostGate | Extra::DecayGate => rows * self.heads,
-            Extra::NormWeight | Extra::NormBias => self.e,
-            Extra::NormConst => self.heads,
-            Extra::Coefficients => self.heads * variant_params,
-            Extra::ConvQ => self.heads * self.d * variant_params,
-            Extra::ConvK => self.kv_heads * self.d * variant_params,
-            Extra::ConvV => self.kv_heads * self.e * variant_params,
-        }
+    /// B·T, rows of q, k, v and y.
+    pub(crate) fn rows(&self) -> usize {
+        self.batch * self.time
+    }
+
+    /// Values in a row of q, k and v: H·d, G·d, G·e.
+    pub(crate) fn widths(&self) -> [usize; 3] {
+        [self.heads * self.d, self.kv_heads * self.d, self.kv_heads * self.e]
+    }
+
+    /// Values of y, [B, T, H, e].
+    pub(crate) fn outputs(&self) -> usize {
+        self.rows() * self.heads * self.e
+    }
+
+    pub(crate) fn check_outputs(&self, tensor: &str, found: usize) -> Result<(), Error> {
+        check_length(format_args!("{tensor}"), self.outputs(), found)
     }
 }
 
@@ -104,8 +116,8 @@ impl Extra {
         Extra::ConvV,
     ];
 
-    /// True for signals that a model projects from its hidden state at every position, false for parameters proper.
-    pub fn is_signal(self) -> bool {
+    /// True for gate logits, which a model projects from its hidden state at every position; false for parameters proper.
+    pub fn is_gate_logits(self) -> bool {
         matches!(self, Extra::InGate | Extra::OutGate | Extra::PostGate | Extra::DecayGate)
     }
 }
@@ -142,42 +154,314 @@ impl<T> Extras<T> {
     }
 }
 
+/// A tensor of rows, one for each batch row and position, that lie equally far apart: a tensor of its own, or some columns of a larger one.
+#[derive(Debug)]
+pub struct Rows<'a, R> {
+    values: &'a [R],
+    /// From one row to the next; `None` where rows follow each other.
+    stride: Option<usize>,
+}
+
+impl<R> Clone for Rows<'_, R> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<R> Copy for Rows<'_, R> {}
+
+impl<'a, R> Rows<'a, R> {
+    /// Rows `stride` values apart, the first at the start of `values`.
+    pub fn strided(values: &'a [R], stride: usize) -> Rows<'a, R> {
+        Rows { values, stride: Some(stride) }
+    }
+
+    /// The values from the first row on, with all that lies between rows.
+    pub fn values(&self) -> &'a [R] {
+        self.values
+    }
+
+    /// From one row to the next, for rows of `width` values.
+    pub fn stride(&self, width: usize) -> usize {
+        self.stride.unwrap_or(width)
+    }
+
+    /// Row `row` of rows of `width` values.
+    pub(crate) fn row(&self, row: usize, width: usize) -> &'a [R] {
+        &self.values[row * self.stride(width)..][..width]
+    }
+
+    fn check(&self, tensor: &str, rows: usize, width: usize) -> Result<(), Error> {
+        check_rows(tensor, rows, width, self.stride, self.values.len())
+    }
+}
+
+impl<'a, R, T: AsRef<[R]> + ?Sized> From<&'a T> for Rows<'a, R> {
+    fn from(values: &'a T) -> Rows<'a, R> {
+        Rows { values: values.as_ref(), stride: None }
+    }
+}
+
 /// The tensors that an attention reads, row-major.
+///
+/// ```
+/// use termwise_attention::Inputs;
+///
+/// let (q, k, v) = ([0.0f32; 8], [0.0; 4], [0.0; 4]);
+/// let apart = Inputs::new(&q, &k, &v).lengths(&[1][..]);
+/// let together = Inputs::packed(&[0.0f32; 16], [8, 4, 4]);
+/// # let _ = (apart, together);
+/// ```
+#[derive(Clone, Debug)]
 pub struct Inputs<'a, R> {
-    /// [B, T, H, d]
-    pub q: &'a [R],
-    /// [B, T, G, d]
-    pub k: &'a [R],
-    /// [B, T, G, e]
-    pub v: &'a [R],
-    /// Gate signals and parameters that the variant asks for.
-    pub extras: Extras<&'a [R]>,
-    /// Positions that count in each batch row, [B]; later ones are padding: their keys are not seen, their outputs are zero.
-    pub lengths: Option<&'a [usize]>,
-    /// Rotary frequencies, read where the variant has RoPE on.
-    pub rope: &'a Rope,
+    pub(crate) x: [Rows<'a, R>; 3],
+    pub(crate) extras: Extras<&'a [R]>,
+    pub(crate) lengths: Option<&'a [usize]>,
+}
+
+impl<'a, R> Inputs<'a, R> {
+    /// q [B, T, H, d], k [B, T, G, d] and v [B, T, G, e].
+    pub fn new(q: impl Into<Rows<'a, R>>, k: impl Into<Rows<'a, R>>, v: impl Into<Rows<'a, R>>) -> Inputs<'a, R> {
+        Inputs { x: [q.into(), k.into(), v.into()], extras: Extras::default(), lengths: None }
+    }
+
+    /// q, k and v side by side in one tensor [B·T, H·d + G·d + G·e], whose widths are those of [`crate::Layer::widths`].
+    pub fn packed(qkv: &'a [R], widths: [usize; 3]) -> Inputs<'a, R> {
+        let (firsts, stride) = packed_places(widths);
+        Inputs {
+            x: firsts.map(|first| Rows::strided(qkv.get(first..).unwrap_or_default(), stride)),
+            extras: Extras::default(),
+            lengths: None,
+        }
+    }
+
+    /// With all gate logits and parameters that the variants ask for.
+    pub fn extras(self, extras: Extras<&'a [R]>) -> Inputs<'a, R> {
+        Inputs { extras, ..self }
+    }
+
+    /// With one of them.
+    pub fn with(mut self, extra: Extra, values: &'a [R]) -> Inputs<'a, R> {
+        self.extras.set(extra, values);
+        self
+    }
+
+    /// With the positions that count in each batch row, [B]; later ones are padding: their keys are not seen, their outputs are zero.
+    pub fn lengths(self, lengths: impl Into<Option<&'a [usize]>>) -> Inputs<'a, R> {
+        Inputs { lengths: lengths.into(), ..self }
+    }
+
+    /// q
+    pub fn q(&self) -> Rows<'a, R> {
+        self.x[0]
+    }
+
+    /// k
+    pub fn k(&self) -> Rows<'a, R> {
+        self.x[1]
+    }
+
+    /// v
+    pub fn v(&self) -> Rows<'a, R> {
+        self.x[2]
+    }
+
+    /// A gate's logits or a parameter, where it was given.
+    pub fn get(&self, extra: Extra) -> Option<&'a [R]> {
+        self.extras.get(extra).copied()
+    }
+
+    /// An input that the variant asks for.
+    pub(crate) fn extra(&self, extra: Extra) -> &'a [R] {
+        self.get(extra).expect("presence of every extra is checked before an engine runs")
+    }
+
+    /// Positions of a batch row that count.
+    pub(crate) fn length(&self, row: usize, shape: &Shape) -> usize {
+        self.lengths.map_or(shape.time, |lengths| lengths[row])
+    }
+
+    /// Checks that every tensor is there and as long as the shape and the extras' lengths say, so that engines may index without
+    /// care; lengths of rows from `shortest` on are possible.
+    pub(crate) fn check(&self, shape: &Shape, extras: impl Iterator<Item = (Extra, usize)>, shortest: usize) -> Result<(), Error> {
+        for ((x, name), width) in self.x.iter().zip(TENSORS).zip(shape.widths()) {
+            x.check(name, shape.rows(), width)?;
+        }
+        for (extra, expected) in extras {
+            check_length(format_args!("{extra:?}"), expected, self.get(extra).map_or(0, |values| values.len()))?;
+        }
+        if let Some(lengths) = self.lengths {
+            check_length(format_args!("lengths"), shape.batch, lengths.len())?;
+            let possible = shortest..=shape.time;
+            if let Some((row, length)) = lengths.iter().enumerate().find(|(_, length)| !possible.contains(length)) {
+                let time = shape.time;
+                return Err(Error::Shape(format!("batch row {row} has length {length}: {shortest} to {time} positions are possible here")));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Where the gradients go, shaped like the inputs. They are added to what is there.
+#[derive(Debug)]
 pub struct Grads<'a, R> {
-    /// [B, T, H, d]
-    pub q: &'a mut [R],
-    /// [B, T, G, d]
-    pub k: &'a mut [R],
-    /// [B, T, G, e]
-    pub v: &'a mut [R],
-    /// One for every extra that the variant asks for.
-    pub extras: Extras<&'a mut [R]>,
+    x: GradRows<'a, R>,
+    pub(crate) extras: Extras<&'a mut [R]>,
+}
+
+#[derive(Debug)]
+enum GradRows<'a, R> {
+    Apart([&'a mut [R]; 3]),
+    Packed(&'a mut [R], [usize; 3]),
+}
+
+impl<'a, R> Grads<'a, R> {
+    /// Of q [B, T, H, d], k [B, T, G, d] and v [B, T, G, e].
+    pub fn new(q: &'a mut [R], k: &'a mut [R], v: &'a mut [R]) -> Grads<'a, R> {
+        Grads { x: GradRows::Apart([q, k, v]), extras: Extras::default() }
+    }
+
+    /// Of q, k and v side by side in one tensor, as in [`Inputs::packed`].
+    pub fn packed(qkv: &'a mut [R], widths: [usize; 3]) -> Grads<'a, R> {
+        Grads { x: GradRows::Packed(qkv, widths), extras: Extras::default() }
+    }
+
+    /// With one for every gate logit and parameter that the variants ask for.
+    pub fn extras(self, extras: Extras<&'a mut [R]>) -> Grads<'a, R> {
+        Grads { extras, ..self }
+    }
+
+    /// With one of them.
+    pub fn with(mut self, extra: Extra, values: &'a mut [R]) -> Grads<'a, R> {
+        self.extras.set(extra, values);
+        self
+    }
+
+    /// Where the gradient of an input goes that the variant asks for.
+    pub(crate) fn extra(&mut self, extra: Extra) -> &mut [R] {
+        self.extras.get_mut(extra).expect("presence of every extra is checked before an engine runs")
+    }
+
+    /// Row `row` of the gradient of tensor `which` (0 q, 1 k, 2 v).
+    pub(crate) fn row(&mut self, which: usize, row: usize, shape: &Shape) -> &mut [R] {
+        let width = shape.widths()[which];
+        match &mut self.x {
+            GradRows::Apart(x) => &mut x[which][row * width..][..width],
+            GradRows::Packed(x, widths) => {
+                let (firsts, stride) = packed_places(*widths);
+                &mut x[firsts[which] + row * stride..][..width]
+            }
+        }
+    }
+
+    /// Rows of the gradients of q, k and v for many tasks, each with heads of its own in one batch row.
+    pub(crate) fn columns(&mut self, shape: &Shape) -> [Disjoint<'_, R>; 3] {
+        let Shape { batch, time, heads, kv_heads, d, e } = *shape;
+        let axes = |stride: usize, heads: usize, dim: usize| Axes {
+            batch: Axis { count: batch, step: time * stride },
+            heads: Axis { count: heads, step: dim },
+            rows: Axis { count: time, step: stride },
+            width: dim,
+        };
+        let sizes = [(heads, d), (kv_heads, d), (kv_heads, e)];
+        match &mut self.x {
+            GradRows::Apart(x) => {
+                let mut sizes = sizes.into_iter();
+                x.each_mut().map(|x| {
+                    let (heads, dim) = sizes.next().expect("three tensors");
+                    Disjoint::new(x, axes(heads * dim, heads, dim))
+                })
+            }
+            GradRows::Packed(x, widths) => {
+                let (_, stride) = packed_places(*widths);
+                Disjoint::side_by_side(x, sizes.map(|(heads, dim)| axes(stride, heads, dim)))
+            }
+        }
+    }
+
+    /// Checks that there is a place for every gradient.
+    pub(crate) fn check(&self, shape: &Shape, extras: impl Iterator<Item = (Extra, usize)>) -> Result<(), Error> {
+        let (rows, widths) = (shape.rows(), shape.widths());
+        match &self.x {
+            GradRows::Apart(x) => {
+                for ((x, name), width) in x.iter().zip(TENSORS).zip(widths) {
+                    check_rows(&format!("gradient of {name}"), rows, width, None, x.len())?;
+                }
+            }
+            GradRows::Packed(_, found) if *found != widths => {
+                return Err(Error::Shape(format!("gradients of q, k and v have rows of {found:?} values, the layer's have {widths:?}")));
+            }
+            GradRows::Packed(x, _) => check_rows("gradient of q, k and v", rows, widths.iter().sum(), None, x.len())?,
+        }
+        for (extra, expected) in extras {
+            check_length(format_args!("gradient of {extra:?}"), expected, self.extras.get(extra).map_or(0, |values| values.len()))?;
+        }
+        Ok(())
+    }
+}
+
+const TENSORS: [&str; 3] = ["q", "k", "v"];
+
+/// Where q, k and v start in a row that holds them side by side, and the length of such a row.
+fn packed_places([q, k, v]: [usize; 3]) -> ([usize; 3], usize) {
+    ([0, q, q.saturating_add(k)], q.saturating_add(k).saturating_add(v))
+}
+
+/// Checks that `rows` rows of `width` values, `stride` apart, are `found` values, of which those after the last row may be missing.
+fn check_rows(tensor: &str, rows: usize, width: usize, stride: Option<usize>, found: usize) -> Result<(), Error> {
+    let Some(stride) = stride else { return check_length(format_args!("{tensor}"), rows * width, found) };
+    if stride < width {
+        return Err(Error::Shape(format!("rows of {tensor} have {width} values and lie only {stride} apart")));
+    }
+    let wanted = (rows - 1).checked_mul(stride).and_then(|before| before.checked_add(width));
+    match wanted {
+        Some(wanted) if (wanted..=wanted + stride - width).contains(&found) => Ok(()),
+        wanted => {
+            Err(Error::Tensor { tensor: format!("{tensor} ({rows} rows, {stride} apart)"), expected: wanted.unwrap_or(usize::MAX), found })
+        }
+    }
+}
+
+/// Checks the length of one tensor.
+pub(crate) fn check_length(tensor: std::fmt::Arguments, expected: usize, found: usize) -> Result<(), Error> {
+    if expected == found { Ok(()) } else { Err(Error::Tensor { tensor: tensor.to_string(), expected, found }) }
 }
 
 /// What one forward pass saw that a caller may want to act on.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct Report {
     /// The first (lowest batch row, head, position) denominator that was not positive, where the variant divides by a sum.
     pub nonpositive: Option<Nonpositive>,
 }
 
-/// A denominator that was zero, negative or NaN.
+impl Report {
+    /// Takes in a denominator D·e^−ρ of a row, where the variant divides by a sum.
+    pub(crate) fn see<R: Real>(&mut self, (row, head, position): (usize, usize, usize), scaled: R, rho: R) {
+        if let Some(value) = not_positive(scaled, rho)
+            && self.nonpositive.is_none_or(|first| (row, head, position) < (first.row, first.head, first.position))
+        {
+            self.nonpositive = Some(Nonpositive { row, head, position, value });
+        }
+    }
+
+    /// The earlier of two.
+    pub(crate) fn or(mut self, other: Report) -> Report {
+        let place = |report: &Report| report.nonpositive.map(|at| (at.row, at.head, at.position));
+        if place(&self).is_none() || place(&other).is_some_and(|other| Some(other) < place(&self)) {
+            self = other;
+        }
+        self
+    }
+}
+
+/// D where it is not a positive finite number, from D·e^−ρ.
+fn not_positive<R: Real>(scaled: R, rho: R) -> Option<f64> {
+    let sound = scaled > R::zero() && scaled < R::infinity();
+    (!sound).then(|| if scaled == R::zero() { 0.0 } else { scaled.wide() * rho.wide().exp() })
+}
+
+/// A denominator that was zero, negative, infinite or NaN.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Nonpositive {
     /// Batch row.
@@ -188,77 +472,4 @@ pub struct Nonpositive {
     pub position: usize,
     /// Its value.
     pub value: f64,
-}
-
-/// An attention ready to run on one shape: the reference and the fused engine have the same signature.
-pub trait Attention<R: Real> {
-    /// y [B, T, H, e] from the inputs; keeps what `backward` needs.
-    fn forward(&mut self, inputs: &Inputs<R>, y: &mut [R]) -> Result<Report, Error>;
-
-    /// Adds the gradients of Σ y·dy to `grads`; `inputs` are those of the last `forward`.
-    fn backward(&mut self, inputs: &Inputs<R>, dy: &[R], grads: &mut Grads<R>) -> Result<(), Error>;
-}
-
-impl<R> Inputs<'_, R> {
-    /// An input that the variant asks for.
-    pub(crate) fn extra(&self, extra: Extra) -> &[R] {
-        self.extras.get(extra).copied().expect("presence of every extra is checked before an engine runs")
-    }
-
-    /// Positions of a batch row that count.
-    pub(crate) fn length(&self, row: usize, shape: &Shape) -> usize {
-        self.lengths.map_or(shape.time, |lengths| lengths[row])
-    }
-
-    /// Checks that every tensor is there and as long as the shape says, so that engines may index without care.
-    pub(crate) fn check(&self, heads: &[Variant], shape: &Shape) -> Result<(), Error> {
-        let Shape { batch, time, d, .. } = *shape;
-        let expected = tensor_lengths(shape);
-        for ((tensor, expected), found) in expected.into_iter().zip([self.q.len(), self.k.len(), self.v.len()]) {
-            check_length(format_args!("{tensor}"), expected, found)?;
-        }
-        for (extra, expected) in extra_lengths(heads, shape)? {
-            check_length(format_args!("{extra:?}"), expected, self.extras.get(extra).map_or(0, |values| values.len()))?;
-        }
-        if heads.iter().any(|variant| variant.rope) {
-            check_length(format_args!("rope frequencies"), d / 2, self.rope.frequencies().len())?;
-        }
-        if let Some(lengths) = self.lengths {
-            check_length(format_args!("lengths"), batch, lengths.len())?;
-            if let Some((row, length)) = lengths.iter().enumerate().find(|(_, length)| !(1..=time).contains(length)) {
-                return Err(Error::Shape(format!("batch row {row} has length {length}: between 1 and the {time} positions are possible")));
-            }
-        }
-        Ok(())
-    }
-}
-
-impl<R> Grads<'_, R> {
-    /// Where the gradient of an input goes that the variant asks for.
-    pub(crate) fn extra(&mut self, extra: Extra) -> &mut [R] {
-        self.extras.get_mut(extra).expect("presence of every extra is checked before an engine runs")
-    }
-
-    /// Checks that there is room for every gradient.
-    pub(crate) fn check(&self, heads: &[Variant], shape: &Shape) -> Result<(), Error> {
-        let expected = tensor_lengths(shape);
-        for ((tensor, expected), found) in expected.into_iter().zip([self.q.len(), self.k.len(), self.v.len()]) {
-            check_length(format_args!("gradient of {tensor}"), expected, found)?;
-        }
-        for (extra, expected) in extra_lengths(heads, shape)? {
-            check_length(format_args!("gradient of {extra:?}"), expected, self.extras.get(extra).map_or(0, |values| values.len()))?;
-        }
-        Ok(())
-    }
-}
-
-fn tensor_lengths(shape: &Shape) -> [(&'static str, usize); 3] {
-    let Shape { batch, time, heads, kv_heads, d, e } = *shape;
-    let rows = batch * time;
-    [("q", rows * heads * d), ("k", rows * kv_heads * d), ("v", rows * kv_heads * e)]
-}
-
-/// Checks the length of one tensor.
-pub(crate) fn check_length(tensor: std::fmt::Arguments, expected: usize, found: usize) -> Result<(), Error> {
-    if expected == found { Ok(()) } else { Err(Error::Tensor { tensor: tensor.to_string(), expected, found }) }
 }

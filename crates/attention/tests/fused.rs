@@ -13,7 +13,7 @@ use support::combos::random_case;
 use support::{Case, Name, Rng, Tensors, layer, shape};
 use termwise_attention::presets;
 use termwise_attention::simd::{self, Isa};
-use termwise_attention::{Fused, Real, Reference, Report, Scratch, Shape, relative_rms};
+use termwise_attention::{Mode, Real, Report, Scratch, Shape, relative_rms};
 
 /// The instruction set is chosen for the whole process: tests that choose one, or compare bits, take turns.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -36,13 +36,13 @@ impl<R> Results<R> {
 }
 
 fn reference<R: Real>(case: &Case<R>) -> Results<R> {
-    let mut engine = Reference::<R>::new(&case.heads, case.shape).unwrap_or_else(|error| panic!("{error}"));
+    let mut engine = case.naive();
     let (y, report) = case.forward(&mut engine);
     Results { y, report, gradients: case.backward(&mut engine) }
 }
 
 fn fused(case: &Case<f32>, scratch: &Scratch) -> Results<f32> {
-    let mut engine = Fused::new(&case.heads, case.shape, scratch).unwrap_or_else(|error| panic!("{error}"));
+    let mut engine = case.fused(Mode::Parallel, scratch).unwrap_or_else(|error| panic!("{error}"));
     let (y, report) = case.forward(&mut engine);
     Results { y, report, gradients: case.backward(&mut engine) }
 }

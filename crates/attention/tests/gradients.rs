@@ -9,7 +9,7 @@ use support::oracle::{self, loss};
 use support::{Case, Rng, layer, shape};
 use termwise_attention::presets;
 use termwise_attention::variant::text::KEYS;
-use termwise_attention::{Kernel, Reference, Shape, relative_rms};
+use termwise_attention::{Kernel, Shape, relative_rms};
 
 /// What one case contributed.
 #[derive(Default)]
@@ -36,7 +36,7 @@ fn difference(case: &mut Case<f64>, tensor: usize, i: usize, h: f64, frozen: &[f
 /// A wrong gradient agrees with none of them.
 fn check(mut case: Case<f64>) -> Tally {
     let label = case.to_string();
-    let mut engine = Reference::<f64>::new(&case.heads, case.shape).unwrap_or_else(|error| panic!("{error}"));
+    let mut engine = case.naive();
     let expected = oracle::forward(&case, None);
     let (y, _) = case.forward(&mut engine);
     let error = relative_rms(&y, &expected.y);
@@ -138,7 +138,7 @@ fn are_added_and_leave_padding_alone() {
     let shape = shape(2, 6, 4, 2, 4, 3);
     let heads = layer("exp clamp=1 over=sum in out post decay=softplus norm=layer conv=3", &shape);
     let mut case = Case::<f64>::random(&heads, shape, Some(vec![4, 6]), 1.0, &mut rng);
-    let mut engine = Reference::<f64>::new(&heads, shape).unwrap_or_else(|error| panic!("{error}"));
+    let mut engine = case.naive();
     let (y, _) = case.forward(&mut engine);
     let gradients = case.backward(&mut engine);
     let shifted = case.backward_onto(&mut engine, 3.0);

@@ -7,10 +7,10 @@ use support::{Case, Name, Rng, layer, shape};
 use termwise_attention::combinatorics::monomials;
 use termwise_attention::parts::kernel::taylor::factorial;
 use termwise_attention::presets;
-use termwise_attention::{Attention, Extra, Fused, Real, Reference, Scratch, Shape, Variant, relative_rms};
+use termwise_attention::{Attention, Extra, Mode, Real, Reference, Scratch, Shape, Variant, relative_rms};
 
 fn reference(case: &Case<f64>) -> Reference<f64> {
-    Reference::new(&case.heads, case.shape).unwrap_or_else(|error| panic!("{error}"))
+    case.naive()
 }
 
 fn output(case: &Case<f64>) -> Vec<f64> {
@@ -25,7 +25,7 @@ fn max_difference(a: &[f64], b: &[f64]) -> f64 {
 fn change_from<R: Real>(case: &mut Case<R>, t: usize, rng: &mut Rng) {
     let (batch, time) = (case.shape.batch, case.shape.time);
     for (name, values) in &mut case.tensors {
-        if !matches!(name, Name::Extra(extra) if !extra.is_signal()) {
+        if !matches!(name, Name::Extra(extra) if !extra.is_gate_logits()) {
             let width = values.len() / (batch * time);
             for row in values.chunks_exact_mut(time * width) {
                 row[t * width..].iter_mut().for_each(|x| *x = R::of(3.0 * rng.normal()));
@@ -60,13 +60,13 @@ fn later_tokens_never_change_an_earlier_bit() {
         check_causality(case.clone(), &mut reference(&case), &mut rng);
         let large = shape(1, 140, 2, 1, 8, 6);
         let case = Case::<f32>::random(&layer(preset.text, &large), large, None, 2.0, &mut rng);
-        let mut fused = Fused::new(&case.heads, large, &Scratch::default()).unwrap_or_else(|error| panic!("{error}"));
+        let mut fused = case.fused(Mode::Parallel, &Scratch::default()).unwrap_or_else(|error| panic!("{error}"));
         check_causality(case, &mut fused, &mut rng);
     }
     for _ in 0..60 {
         let case = random_case::<f32>(shape(2, 70, 4, 2, 6, 5), 0.01, &mut rng);
         check_causality(case.cast::<f64>(), &mut reference(&case.cast()), &mut rng);
-        let mut fused = Fused::new(&case.heads, case.shape, &Scratch::default()).unwrap_or_else(|error| panic!("{error}"));
+        let mut fused = case.fused(Mode::Parallel, &Scratch::default()).unwrap_or_else(|error| panic!("{error}"));
         check_causality(case, &mut fused, &mut rng);
     }
 }

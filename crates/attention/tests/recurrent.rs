@@ -5,13 +5,11 @@ mod support;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use support::combos::{random_case, small_shape};
-use support::{Case, Name, Rng, Tensors, layer, shape};
+use support::{Case, Name, Rng, Tensors, layer, planned, shape, state_of};
 use termwise_attention::parts::kernel::Sign;
 use termwise_attention::presets;
 use termwise_attention::simd::{self, Isa};
-use termwise_attention::{
-    Attention, Extras, Inputs, Memory, Nonpositive, Real, Recurrent, Reference, Report, Shape, State, Variant, relative_rms,
-};
+use termwise_attention::{Attention, Inputs, Memory, Mode, Nonpositive, Real, Report, Scratch, Shape, State, Variant, relative_rms};
 
 struct Results<R> {
     y: Vec<R>,
@@ -25,11 +23,11 @@ fn run<R: Real>(case: &Case<R>, mut engine: impl Attention<R>) -> Results<R> {
 }
 
 fn reference<R: Real>(case: &Case<R>) -> Results<R> {
-    run(case, Reference::<R>::new(&case.heads, case.shape).unwrap_or_else(|error| panic!("{error}")))
+    run(case, case.naive())
 }
 
 fn chunked<R: Real>(case: &Case<R>, chunk: usize) -> Results<R> {
-    run(case, Recurrent::<R>::new(&case.heads, case.shape, chunk).unwrap_or_else(|error| panic!("{case}: {error}")))
+    run(case, case.recurrent(chunk))
 }
 
 fn rms<R: Real>(x: &[R]) -> f64 {
@@ -69,7 +67,7 @@ fn token(case: &Case<f32>, t: usize) -> Case<f32> {
         (0..batch).flat_map(|b| &x[(b * time + t) * width..][..width]).copied().collect::<Vec<f32>>()
     };
     for (name, x) in &mut one.tensors {
-        if !matches!(name, Name::Extra(extra) if !extra.is_signal()) {
+        if !matches!(name, Name::Extra(extra) if !extra.is_gate_logits()) {
             *x = cut(x);
         }
     }
@@ -97,9 +95,11 @@ fn stepped(case: &Case<f32>, state: &mut State) -> (Vec<f32>, Report) {
         }
     }
     for b in 0..batch {
-        assert_eq!(state.position(b), case.lengths.as_ref().map_or(time, |lengths| lengths[b]));
+        assert_eq!(state.position(b), Some(case.lengths.as_ref().map_or(time, |lengths| lengths[b])));
     }
-    (y, Report { nonpositive: first })
+    let mut report = Report::default();
+    report.nonpositive = first;
+    (y, report)
 }
 
 /// Every preset with a finite map, and what the presets leave out.
@@ -162,13 +162,13 @@ fn made_finite(case: &Case<f32>) -> Case<f32> {
 fn narrow_bounds(case: &Case<f32>, memory: Memory) -> Vec<f64> {
     let errors = |case: &Case<f32>, mut engine: Box<dyn Attention<f32>>| {
         let mut y = vec![f32::NAN; case.dy.len()];
-        engine.forward(&case.inputs(), &mut y).unwrap_or_else(|error| panic!("{case}: {error}"));
+        engine.infer(&case.inputs(), &mut y).unwrap_or_else(|error| panic!("{case}: {error}"));
         head_errors(&case.shape, &y, &reference(&case.cast::<f64>()).y)
     };
-    let mut bounds = errors(case, Box::new(Reference::<f32>::new(&case.heads, case.shape).expect("possible")));
+    let mut bounds = errors(case, Box::new(case.naive()));
     if memory == Memory::Natural {
         let own = made_finite(case);
-        let moments = errors(&own, Box::new(Recurrent::<f32>::new(&own.heads, case.shape, 1).expect("possible")));
+        let moments = errors(&own, Box::new(own.recurrent(1)));
         for ((bound, moments), variant) in bounds.iter_mut().zip(moments).zip(&case.heads) {
             *bound = if finite(variant) { bound.max(moments) } else { *bound };
         }
@@ -192,7 +192,7 @@ fn check_steps(case: &Case<f32>) {
         if memory == Memory::Natural && case.heads.iter().any(large) {
             continue;
         }
-        let mut state = State::new(&case.heads, case.shape, memory).unwrap_or_else(|error| panic!("{case}: {error}"));
+        let mut state = case.state(memory);
         let (y, report) = stepped(case, &mut state);
         let errors = head_errors(&case.shape, &y, &expected.y);
         for (h, (error, bound)) in errors.iter().zip(narrow_bounds(case, memory)).enumerate() {
@@ -224,7 +224,7 @@ fn caches_hold_polynomials_beyond_float32() {
         let shape = shape(1, 140, 2, 1, 16, 8);
         let case = Case::<f32>::random(&layer(text, &shape), shape, None, 40.0, &mut rng);
         assert!(!reference(&case).y.iter().all(|y| y.is_finite()), "{case}: plain float32 would do");
-        let (y, _) = stepped(&case, &mut State::new(&case.heads, shape, Memory::Cache).expect("possible"));
+        let (y, _) = stepped(&case, &mut case.state(Memory::Cache));
         let error = relative_rms(&y, &reference(&case.cast::<f64>()).y);
         assert!(error < 2e-4, "{case}: off by {error:e}");
     }
@@ -310,7 +310,7 @@ fn every_instruction_set_and_any_number_of_threads() {
         simd::choose(before);
         let outputs = [1, 2, 5].map(|threads| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads can be started");
-            let run = || stepped(&case, &mut State::new(&case.heads, shape, Memory::Natural).expect("possible")).0;
+            let run = || stepped(&case, &mut case.state(Memory::Natural)).0;
             pool.install(run).iter().map(|y| y.to_bits()).collect::<Vec<u32>>()
         });
         assert!(outputs.iter().all(|other| *other == outputs[0]), "{case}");
@@ -346,7 +346,7 @@ fn heads_share_what_they_can_and_sizes_are_those_of_the_buffers() {
     let shape = shape(2, 1, 4, 2, 4, 16);
     let bytes = |texts: [&str; 4], memory| {
         let heads = texts.map(|text| text.parse::<Variant>().expect("a variant"));
-        State::new(&heads, shape, memory).expect("possible").bytes()
+        state_of(&heads, &shape, memory).expect("possible").bytes()
     };
     let natural = |texts| bytes(texts, Memory::Natural) - bytes(["softmax"; 4], Memory::Natural);
     // Two batch rows, two kv heads, 15 rows of 16 and one more for z.
@@ -356,7 +356,7 @@ fn heads_share_what_they_can_and_sizes_are_those_of_the_buffers() {
     assert_eq!(natural(["taylor=0..2 decay=softplus"; 4]), 8 * unit);
     assert_eq!(natural(["taylor=0..2 over=none"; 4]), 4 * 15 * 16 * 4);
     assert_eq!(natural(["taylor=0..2", "taylor=0..2 rope=off", "taylor=0..2", "taylor=0..2 in"]), 8 * unit);
-    assert!(State::new(&layer("taylor=0..79", &shape), Shape { d: 64, ..shape }, Memory::Natural).is_err());
+    assert!(state_of(&layer("taylor=0..79", &shape), &Shape { d: 64, ..shape }, Memory::Natural).is_err());
 }
 
 #[test]
@@ -369,7 +369,7 @@ fn a_denominator_that_is_not_positive_is_named_by_its_absolute_position() {
     case.get_mut(Name::Q).fill(0.0);
     case.get_mut(Name::Q)[((6 + 4) * 4 + 2) * 2] = -20.0;
     for memory in [Memory::Natural, Memory::Cache] {
-        let (y, report) = stepped(&case, &mut State::new(&heads, shape, memory).expect("possible"));
+        let (y, report) = stepped(&case, &mut state_of(&heads, &shape, memory).expect("possible"));
         assert_eq!(report.nonpositive, Some(Nonpositive { row: 1, head: 2, position: 4, value: -95.0 }));
         assert!(y.iter().all(|y| y.is_finite()));
     }
@@ -377,31 +377,64 @@ fn a_denominator_that_is_not_positive_is_named_by_its_absolute_position() {
         assert_eq!(places(&chunked(&case.cast::<f64>(), chunk).report), Some((1, 2, 4)));
     }
     case.get_mut(Name::K)[3] = f32::NAN;
-    let (_, report) = stepped(&case, &mut State::new(&heads, shape, Memory::Natural).expect("possible"));
+    let (_, report) = stepped(&case, &mut state_of(&heads, &shape, Memory::Natural).expect("possible"));
     assert_eq!(places(&report), Some((0, 2, 0)), "NaN is not positive");
+}
+
+/// Every engine reports the true denominator: also where rows have a log scale, and where float32 has overflowed.
+#[test]
+fn all_engines_report_the_same_denominator() {
+    let shape = shape(1, 3, 1, 1, 2, 2);
+    // Scores of −500: weights beyond e^40, so that rows of high degree are rescaled.
+    for (text, size) in [("taylor=0..1", 5.0), ("taylor=0..9", 500.0), ("power=9", 500.0), ("taylor=0..15 over=sum,eps=1", 400.0)] {
+        let mut case = Case::<f32>::random(&layer(&format!("{text} scale=1 rope=off"), &shape), shape, None, 1.0, &mut Rng(47));
+        case.get_mut(Name::Q).fill(-size);
+        case.get_mut(Name::K).fill(0.5);
+        let expected = reference(&case.cast::<f64>()).report.nonpositive.expect("a negative sum");
+        assert!(expected.value < 0.0, "{text}");
+        let mut found = vec![reference(&case).report, chunked(&case, 2).report];
+        found.push(case.forward(&mut case.fused(Mode::Parallel, &Scratch::default()).expect("possible")).1);
+        found.extend([Memory::Natural, Memory::Cache].map(|memory| stepped(&case, &mut case.state(memory)).1));
+        for (engine, report) in found.iter().enumerate() {
+            let found = report.nonpositive.unwrap_or_else(|| panic!("{text}: engine {engine} saw nothing"));
+            assert_eq!((found.row, found.head, found.position), (0, 0, 0), "{text}");
+            assert!((found.value / expected.value - 1.0).abs() < 1e-3, "{text}, engine {engine}: {} for {}", found.value, expected.value);
+        }
+    }
+    // What is infinite or no number is not positive, whoever computes it.
+    for size in [f32::INFINITY, f32::NAN] {
+        let mut case = Case::<f32>::random(&layer("power=2 scale=1 rope=off", &shape), shape, None, 1.0, &mut Rng(48));
+        case.get_mut(Name::Q).fill(size);
+        let mut found = vec![reference(&case).report, chunked(&case, 2).report];
+        found.push(case.forward(&mut case.fused(Mode::Parallel, &Scratch::default()).expect("possible")).1);
+        found.extend([Memory::Natural, Memory::Cache].map(|memory| stepped(&case, &mut case.state(memory)).1));
+        for (engine, report) in found.iter().enumerate() {
+            let value = report.nonpositive.map(|found| (found.position, found.value.is_finite()));
+            assert_eq!(value, Some((0, false)), "engine {engine} at {size}");
+        }
+    }
 }
 
 #[test]
 fn what_cannot_be_is_refused() {
     let shape = shape(1, 4, 2, 1, 4, 4);
     for text in ["softmax", "taylor=0..2 clamp=5"] {
-        assert!(Recurrent::<f64>::new(&layer(text, &shape), shape, 2).is_err());
+        assert!(planned(&layer(text, &shape), &shape).and_then(|layer| layer.recurrent::<f64>(1, 4, 2)).is_err());
     }
-    assert!(Recurrent::<f64>::new(&layer("taylor=0..2", &shape), shape, 0).is_err());
+    assert!(planned(&layer("taylor=0..2", &shape), &shape).and_then(|layer| layer.recurrent::<f64>(1, 4, 0)).is_err());
     let heads = layer("taylor=0..2", &shape);
     let case = Case::<f32>::random(&heads, shape, None, 1.0, &mut Rng(46));
-    let mut state = State::new(&heads, shape, Memory::Natural).expect("possible");
+    let mut state = state_of(&heads, &shape, Memory::Natural).expect("possible");
     let mut y = vec![0.0; 8];
     // Four positions where one is asked for.
     assert!(state.step(&case.inputs(), &mut y).is_err());
     let one = token(&case, 0);
     assert!(state.step(&one.inputs(), &mut y[..7]).is_err());
-    assert_eq!(state.position(0), 0);
+    assert_eq!((state.position(0), state.position(1), state.largest_score(0, 2)), (Some(0), None, None));
     assert!(state.step(&one.inputs(), &mut y).is_ok());
-    let rope = one.rope.clone();
-    let none = Inputs { q: &[], k: &[], v: &[], extras: Extras::default(), lengths: None, rope: &rope };
+    let none = Inputs::new(&[], &[], &[]);
     assert!(state.step(&none, &mut y).is_err());
-    assert_eq!(state.position(0), 1);
+    assert_eq!(state.position(0), Some(1));
     state.clear();
     let mut again = vec![0.0; 8];
     state.step(&one.inputs(), &mut again).expect("possible");

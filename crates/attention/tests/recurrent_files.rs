@@ -4,8 +4,8 @@ mod support;
 
 use std::path::PathBuf;
 
-use support::{Case, Name, Rng, layer, shape};
-use termwise_attention::{Error, Memory, Reference, Shape, State, Truncation, Variant, relative_rms};
+use support::{Case, Name, Rng, layer, planned, shape, state_of};
+use termwise_attention::{Error, Memory, Shape, State, Truncation, Variant, relative_rms};
 
 fn folder(name: &str) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("termwise-{}-{name}", std::process::id()));
@@ -19,7 +19,7 @@ fn token(case: &Case<f32>, t: usize) -> Case<f32> {
     let mut one = case.clone();
     one.shape.time = 1;
     for (name, x) in &mut one.tensors {
-        if !matches!(name, Name::Extra(extra) if !extra.is_signal()) {
+        if !matches!(name, Name::Extra(extra) if !extra.is_gate_logits()) {
             let width = x.len() / (batch * time);
             *x = (0..batch).flat_map(|b| x[(b * time + t) * width..][..width].to_vec()).collect();
         }
@@ -59,12 +59,13 @@ fn what_is_loaded_is_what_was_saved_bit_for_bit() {
         let case = Case::<f32>::random(&heads, shape, None, 1.0, &mut rng);
         for memory in [Memory::Natural, Memory::Cache] {
             for saved_at in [0, 4] {
-                let mut state = State::new(&heads, shape, memory).expect("possible");
+                let mut state = state_of(&heads, &shape, memory).expect("possible");
                 (0..saved_at).for_each(|t| drop(step(&case, &mut state, t)));
                 let path = folder.join("state.safetensors");
                 state.save(&path).expect("a file can be written");
-                let mut loaded = State::load(&path, &heads, shape, memory).unwrap_or_else(|error| panic!("{text}: {error}"));
-                assert_eq!(loaded.position(1), saved_at);
+                let mut loaded = State::load(&path, &planned(&heads, &shape).expect("possible"), 2, memory)
+                    .unwrap_or_else(|error| panic!("{text}: {error}"));
+                assert_eq!(loaded.position(1), Some(saved_at));
                 for t in saved_at..shape.time {
                     let (a, b) = (step(&case, &mut state, t), step(&case, &mut loaded, t));
                     assert!(a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits()), "{text} {memory:?} at {t}");
@@ -87,19 +88,22 @@ fn a_file_of_another_variant_or_size_is_refused_by_naming_both() {
     let shape = shape(1, 5, 2, 1, 4, 5);
     let heads = layer("taylor=0..2", &shape);
     let case = Case::<f32>::random(&heads, shape, None, 1.0, &mut Rng(52));
-    let mut state = State::new(&heads, shape, Memory::Natural).expect("possible");
+    let mut state = state_of(&heads, &shape, Memory::Natural).expect("possible");
     step(&case, &mut state, 0);
     state.save(&path).expect("a file can be written");
-    let refusal = |heads: &[Variant], shape, memory| match State::load(&path, heads, shape, memory) {
-        Err(Error::File { problem, .. }) => problem,
-        other => panic!("{:?}", other.map(|_| ())),
-    };
+    let refusal =
+        |heads: &[Variant], shape: Shape, memory| match State::load(&path, &planned(heads, &shape).expect("possible"), shape.batch, memory)
+        {
+            Err(Error::File { problem, .. }) => problem,
+            other => panic!("{:?}", other.map(|_| ())),
+        };
     let names = |problem: String, words: [&str; 2]| assert!(words.iter().all(|word| problem.contains(word)), "{problem}");
     names(refusal(&layer("taylor=0..3", &shape), shape, Memory::Natural), ["taylor=0..2 over=sum", "taylor=0..3 over=sum"]);
     names(refusal(&heads, Shape { d: 6, ..shape }, Memory::Natural), ["1 2 1 4 5", "1 2 1 6 5"]);
     names(refusal(&heads, Shape { batch: 2, ..shape }, Memory::Natural), ["1 2 1 4 5", "2 2 1 4 5"]);
     names(refusal(&heads, shape, Memory::Cache), ["natural", "cache"]);
-    let two = State::load_layers(&path, &[(&heads[..], Memory::Natural); 2], shape);
+    let planned = planned(&heads, &shape).expect("possible");
+    let two = State::load_layers(&path, &[(&planned, Memory::Natural); 2], 1);
     names(two.map(|_| ()).expect_err("one layer is no two").to_string(), ["`1`", "`2`"]);
 
     let bytes = std::fs::read(&path).expect("readable");
@@ -125,25 +129,25 @@ fn a_file_of_another_variant_or_size_is_refused_by_naming_both() {
     spoilt.push(longer);
     for (i, file) in spoilt.iter().enumerate() {
         std::fs::write(&path, file).expect("a file can be written");
-        match State::load(&path, &heads, shape, Memory::Natural) {
+        match State::load(&path, &planned, 1, Memory::Natural) {
             Err(Error::File { .. }) => {}
             // Another position is another state, but a possible one.
-            Ok(state) if file.len() == bytes.len() => assert_eq!(state.position(0), 9, "file {i}"),
+            Ok(state) if file.len() == bytes.len() => assert_eq!(state.position(0), Some(9), "file {i}"),
             other => panic!("file {i}: {:?}", other.map(|_| ())),
         }
     }
-    assert!(matches!(State::load(&folder.join("nothing"), &heads, shape, Memory::Natural), Err(Error::File { .. })));
+    assert!(matches!(State::load(&folder.join("nothing"), &planned, 1, Memory::Natural), Err(Error::File { .. })));
     assert!(matches!(state.save(&folder.join("no/such/folder")), Err(Error::File { .. })));
 
     // A cache whose file claims more positions than it has rows.
-    let cached = State::new(&heads, shape, Memory::Cache).expect("possible");
+    let cached = state_of(&heads, &shape, Memory::Cache).expect("possible");
     cached.save(&path).expect("a file can be written");
     let bytes = std::fs::read(&path).expect("readable");
     let at = bytes.windows(13).position(|w| w == b"positions\":\"0").expect("positions are there") + 12;
     let mut claim = bytes.clone();
     claim[at] = b'7';
     std::fs::write(&path, &claim).expect("a file can be written");
-    names(State::load(&path, &heads, shape, Memory::Cache).map(|_| ()).expect_err("no rows").to_string(), ["[0, 4]", "[7, 4]"]);
+    names(State::load(&path, &planned, 1, Memory::Cache).map(|_| ()).expect_err("no rows").to_string(), ["[0, 4]", "[7, 4]"]);
     std::fs::remove_dir_all(folder).expect("the folder can be removed");
 }
 
@@ -160,29 +164,32 @@ fn a_folded_cache_is_the_state_stepped_from_the_start() {
     ] {
         let (old, new) = (layer(before, &shape), layer(after, &shape));
         let case = Case::<f32>::random(&new, shape, None, 1.0, &mut rng);
-        let mut cache = State::new(&old, shape, Memory::Cache).expect("possible");
-        let mut state = State::new(&new, shape, Memory::Natural).expect("possible");
+        let mut cache = state_of(&old, &shape, Memory::Cache).expect("possible");
+        let mut state = state_of(&new, &shape, Memory::Natural).expect("possible");
         for t in 0..140 {
             step(&case, &mut cache, t);
             step(&case, &mut state, t);
         }
-        cache.fold(&new).unwrap_or_else(|error| panic!("{before}: {error}"));
+        cache.compress(&planned(&new, &shape).expect("possible")).unwrap_or_else(|error| panic!("{before}: {error}"));
         assert_eq!(cache.bytes(), state.bytes());
-        assert_eq!(cache.position(1), 140);
+        assert_eq!(cache.position(1), Some(140));
         assert!(cache.is_constant());
         for t in 140..150 {
             let error = relative_rms(&step(&case, &mut cache, t), &step(&case, &mut state, t));
             assert!(error < 1e-5, "{before} to {after} at {t}: {error:e}");
         }
     }
-    let refused =
-        |before: &str, after: &str| State::new(&layer(before, &shape), shape, Memory::Cache).expect("possible").fold(&layer(after, &shape));
+    let refused = |before: &str, after: &str| {
+        state_of(&layer(before, &shape), &shape, Memory::Cache)
+            .expect("possible")
+            .compress(&planned(&layer(after, &shape), &shape).expect("possible"))
+    };
     assert!(refused("softmax", "softmax").is_err());
     assert!(refused("softmax", "taylor=0..2 rope=off").is_err_and(|error| error.to_string().contains("exp over=sum")));
     assert!(refused("softmax", "taylor=0..2 in").is_err() && refused("softmax", "feature=relu").is_err());
-    let mut moments = State::new(&layer("taylor=0..2", &shape), shape, Memory::Natural).expect("possible");
-    assert!(moments.fold(&layer("taylor=0..3", &shape)).is_err());
-    assert_eq!(moments.heads(), layer("taylor=0..2", &shape), "a refused fold changes nothing");
+    let mut moments = state_of(&layer("taylor=0..2", &shape), &shape, Memory::Natural).expect("possible");
+    assert!(moments.compress(&planned(&layer("taylor=0..3", &shape), &shape).expect("possible")).is_err());
+    assert_eq!(moments.heads(), layer("taylor=0..2", &shape), "a refusal changes nothing");
 }
 
 /// y of softmax, and of softmax cut at order p, in float64, with the largest |score| and the largest ‖v‖.
@@ -192,8 +199,8 @@ fn cut_errors(p: usize, spread: f64, rng: &mut Rng) -> (f64, f64) {
     let case = Case::<f64>::random(std::slice::from_ref(&softmax), shape, None, spread, rng);
     let mut cut = case.clone();
     cut.heads = vec![softmax.truncated(p).expect("possible")];
-    let y = case.forward(&mut Reference::new(&case.heads, shape).expect("possible")).0;
-    let y_cut = cut.forward(&mut Reference::new(&cut.heads, shape).expect("possible")).0;
+    let y = case.forward(&mut case.naive()).0;
+    let y_cut = cut.forward(&mut cut.naive()).0;
     let rows = |name, n: usize| case.get(name).chunks_exact(n).map(|x| x.to_vec()).collect::<Vec<_>>();
     let (q, k, v) = (rows(Name::Q, 4), rows(Name::K, 4), rows(Name::V, 6));
     let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
@@ -235,14 +242,14 @@ fn a_state_knows_a_bound_of_its_scores() {
     for text in ["softmax", "exp rope=off scale=-2", "taylor=0..2 scale=-0.7", "taylor=0..2 rope=off conv=2", "feature=relu"] {
         let heads = layer(text, &shape);
         let case = Case::<f32>::random(&heads, shape, None, 1.0, &mut rng);
-        let mut state = State::new(&heads, shape, Memory::Natural).expect("possible");
-        let mut cache = State::new(&heads, shape, Memory::Cache).expect("possible");
+        let mut state = state_of(&heads, &shape, Memory::Natural).expect("possible");
+        let mut cache = state_of(&heads, &shape, Memory::Cache).expect("possible");
         for t in 0..30 {
             step(&case, &mut state, t);
             step(&case, &mut cache, t);
         }
         for head in 0..2 {
-            let (bound, largest) = (state.largest_score(0, head), cache.largest_score(0, head));
+            let (bound, largest) = (state.largest_score(0, head).expect("a head"), cache.largest_score(0, head).expect("a head"));
             assert!(largest > 0.0 && bound >= largest * (1.0 - 1e-6) && bound < 40.0 * largest, "{text}: {bound} and {largest}");
             if text == "exp rope=off scale=-2" {
                 let row = |name, t: usize, width: usize, at: usize| case.get(name)[t * width + at..][..4].to_vec();
@@ -258,7 +265,7 @@ fn a_state_knows_a_bound_of_its_scores() {
     let mut case = Case::<f32>::random(&opposed, shape, None, 1.0, &mut rng);
     case.get_mut(Name::Q).fill(1.0);
     case.get_mut(Name::K).fill(-3.0);
-    let mut state = State::new(&opposed, shape, Memory::Natural).expect("possible");
+    let mut state = state_of(&opposed, &shape, Memory::Natural).expect("possible");
     step(&case, &mut state, 0);
-    assert_eq!(state.largest_score(0, 1), 12.0);
+    assert_eq!(state.largest_score(0, 1), Some(12.0));
 }

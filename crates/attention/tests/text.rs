@@ -234,3 +234,12 @@ fn impossible_combinations_say_why() {
         }
     }
 }
+
+#[test]
+fn keys_may_have_other_names() {
+    let read = |text: &str| text.parse::<termwise_attention::Variant>().unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(read("exp denominator=length").to_string(), "exp over=length");
+    assert_eq!(read("taylor=0..2 denominator(sum,eps=1)"), read("taylor=0..2 over=sum,eps=1"));
+    let twice = "exp over=sum denominator=length".parse::<termwise_attention::Variant>();
+    assert!(twice.is_err_and(|error| error.to_string().contains("both set the over")));
+}

@@ -259,7 +259,8 @@ impl<'a> Writing<'a> {
         self.took.state_bytes = self.took.state_bytes.max(job.state_bytes);
         self.took.turned = self.took.turned.max(self.decoder.turned(row));
         self.took.position = self.took.position.max(self.decoder.position(row));
-        let scores = self.decoder.states(row).iter().flat_map(|state| (0..state.heads().len()).map(|head| state.largest_score(0, head)));
+        let scores =
+            self.decoder.states(row).iter().flat_map(|state| (0..state.heads().len()).filter_map(|head| state.largest_score(0, head)));
         self.took.largest_score = scores.fold(self.took.largest_score, |a, b| if b <= a { a } else { b });
         if let Some(path) = &self.plan.save {
             let saved = Saved { tokens: job.tokens.clone(), draws: job.sampler.draws() };

@@ -3,7 +3,10 @@
 use std::fmt;
 
 use serde::Serialize;
-use termwise_attention::{Attention, Error, Extra, Extras, Grads, Inputs, Real, Report, Rope, Shape, Source, Variant, layer_extras};
+use termwise_attention::{
+    Attention, Error, Extra, Extras, Fused, FusedOptions, Grads, Inputs, Layer as Planned, Real, Reference, Report, Rope, Shape, State,
+    Variant,
+};
 
 use termwise_base::rng::Rng;
 
@@ -78,17 +81,15 @@ impl<R: Real> Layer<R> {
         let Shape { batch, time, heads: h, kv_heads: g, d, e } = shape;
         let rows = batch * time;
         let mut normals = |n: usize, mean: f64, spread: f64| (0..n).map(|_| R::of(mean + spread * rng.normal())).collect::<Vec<R>>();
-        let specs = layer_extras(heads, &shape)?;
+        let rope = Rope::new(d, 100.0, None)?;
+        let planned = plan(heads, &shape, &rope)?;
         let mut tensors = vec![
             (Name::Q, normals(rows * h * d, 0.0, spread)),
             (Name::K, normals(rows * g * d, 0.0, 1.0)),
             (Name::V, normals(rows * g * e, 0.0, 1.0)),
         ];
-        for spec in specs {
-            let n = match spec.source {
-                Source::Projection { outputs, .. } => rows * outputs,
-                Source::Parameter { shape, .. } => shape.iter().product(),
-            };
+        for spec in planned.extras() {
+            let n = spec.values(rows);
             let (mean, spread) = match spec.extra {
                 Extra::NormWeight | Extra::Coefficients => (1.0, 0.3),
                 Extra::NormBias => (0.0, 0.3),
@@ -98,7 +99,7 @@ impl<R: Real> Layer<R> {
             tensors.push((Name::Extra(spec.extra), normals(n, mean, spread)));
         }
         let dy = normals(rows * h * e, 0.0, 1.0);
-        Ok(Layer { heads: heads.to_vec(), shape, tensors, lengths: None, rope: Rope::new(d, 100.0, None)?, dy })
+        Ok(Layer { heads: heads.to_vec(), shape, tensors, lengths: None, rope, dy })
     }
 
     /// The same variant in every head.
@@ -151,22 +152,43 @@ impl<R: Real> Layer<R> {
             }
         }
         let tensor = |index: usize| &self.tensors[index].1[..];
-        Inputs { q: tensor(0), k: tensor(1), v: tensor(2), extras, lengths: self.lengths.as_deref(), rope: &self.rope }
+        Inputs::new(tensor(0), tensor(1), tensor(2)).extras(extras).lengths(self.lengths.as_deref())
+    }
+
+    /// The layer as a value.
+    pub fn planned(&self) -> Result<Planned, Error> {
+        plan(&self.heads, &self.shape, &self.rope)
+    }
+
+    /// Its naive engine.
+    pub fn naive(&self) -> Result<Reference<R>, Error> {
+        self.planned()?.naive(self.shape.batch, self.shape.time)
+    }
+
+    /// Its fused engine.
+    pub fn fused(&self, options: FusedOptions) -> Result<Fused, Error> {
+        self.planned()?.fused_with(self.shape.batch, self.shape.time, options)
+    }
+
+    /// Its empty state.
+    pub fn state(&self) -> Result<State, Error> {
+        self.planned()?.state(self.shape.batch)
     }
 
     /// y, written over NaN, so that a value left out shows.
     pub fn forward(&self, engine: &mut impl Attention<R>) -> Result<(Vec<R>, Report), Error> {
         let mut y = vec![R::nan(); self.dy.len()];
-        let report = engine.forward(&self.inputs(), &mut y)?;
+        let report = engine.infer(&self.inputs(), &mut y)?;
         Ok((y, report))
     }
 
     /// y and the gradients of Σ y·dy.
     pub fn run(&self, engine: &mut impl Attention<R>) -> Result<Results<R>, Error> {
-        let (y, report) = self.forward(engine)?;
+        let mut y = vec![R::nan(); self.dy.len()];
+        let saved = engine.forward(&self.inputs(), &mut y)?;
         let mut gradients = self.no_gradients();
-        engine.backward(&self.inputs(), &self.dy, &mut grads(&mut gradients))?;
-        Ok(Results { y, report, gradients })
+        engine.backward(&self.inputs(), &saved, &self.dy, &mut grads(&mut gradients))?;
+        Ok(Results { y, report: saved.report(), gradients })
     }
 
     /// Room for the gradient of every tensor, zero.
@@ -192,7 +214,11 @@ pub fn grads<R>(tensors: &mut Tensors<R>) -> Grads<'_, R> {
             extras.set(*extra, &mut values[..]);
         }
     }
-    Grads { q, k, v, extras }
+    Grads::new(q, k, v).extras(extras)
+}
+
+fn plan(heads: &[Variant], shape: &Shape, rope: &Rope) -> Result<Planned, Error> {
+    Planned::new(shape.heads, shape.kv_heads, shape.d).value_dim(shape.e).rope(rope.clone()).heads(heads)
 }
 
 /// A shape in the symbols of the legend.

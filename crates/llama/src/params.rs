@@ -96,7 +96,8 @@ pub struct Params {
 impl Params {
     /// Zeros.
     pub fn zeros(layout: Arc<Layout>) -> Params {
-        Params { values: Buffer::zeros(layout.len()), layout }
+        // A list of parameters has been checked to fit into memory; where it does not after all, this is where it shows.
+        Params { values: Buffer::zeros(layout.len()).unwrap_or_else(|error| panic!("{error}")), layout }
     }
 
     /// Zeros in the same layout: room for gradients.

@@ -354,7 +354,7 @@ fn a_session_that_keeps_nothing_computes_the_same_bits() {
             session
                 .observe(&model.params, &ids, Some(&lengths), &mut |observed| {
                     assert_eq!((observed.shape.batch, observed.shape.time), (rows, time));
-                    outputs.push((observed.layer, observed.inputs.q.to_vec(), observed.y.to_vec()));
+                    outputs.push((observed.layer, observed.inputs.q().values().to_vec(), observed.y.to_vec()));
                 })
                 .expect("a pass");
             let mut logits = vec![0.0; ids.len() * 29];

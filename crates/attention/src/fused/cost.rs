@@ -7,16 +7,15 @@
 //! chunk      L/2 · key + N · row       row = (6 + 2σ)·e / RATE + (8 + 4σ)·e / (RATE · heads that share a state) + MONOMIAL
 //! ```
 //!
-//! σ = 1 − 1/spans: the share of time whose states are computed beforehand. Chunks win from T = L + 2·N·row/key on. Measured on one
+//! σ = 1 − 1/splits: the share of time whose states are computed beforehand. Chunks win from T = L + 2·N·row/key on. Measured on one
 //! machine with AVX-512 (`termwise bench chunk`): only the ratios of the three numbers matter, and those
 //! differ little between machines, since all of it is arithmetic in the caches. Predicted and measured, four heads, d = e:
 //! orders 0..2 at d = 16: 527 and 550; d = 32: 1,561 and 1,700; d = 64: 5,498 and 5,800; orders 0..3 at d = 16: 2,654 and 3,300.
 
 use crate::fused::mode::Mode;
-use crate::fused::plan::spans;
-use crate::fused::state_group::finite;
-use crate::kernels::TILE;
-use crate::{Error, Shape, Variant};
+use crate::fused::plan::splits;
+use crate::kernels::{PAD, TILE};
+use crate::{Error, Layer, Shape, Variant};
 
 /// Floating-point operations of products in a nanosecond.
 const RATE: f64 = 165.0;
@@ -30,6 +29,14 @@ const HIGHEST: usize = 8;
 /// Rows of a state up to which chunks are half a tile long: then what happens within a chunk costs more than the state.
 const SMALL: usize = TILE;
 
+/// The largest state of a head in bytes for which chunks are thought of.
+const MAX_STATE: u128 = 1 << 30;
+
+/// Whether a head can have a state: a polynomial of the score, without clamp, whose monomials fit into memory.
+fn finite(variant: &Variant, d: usize, e: usize) -> bool {
+    variant.state_size(d, e.next_multiple_of(PAD)).is_some_and(|size| size.saturating_mul(4) <= MAX_STATE)
+}
+
 fn key(shape: &Shape) -> f64 {
     (8 * shape.d + 6 * shape.e) as f64 / RATE + WEIGHT
 }
@@ -39,7 +46,7 @@ fn state(variant: &Variant, shape: &Shape, length: usize) -> f64 {
     let rows = variant.state_rows(shape.d).map_or(f64::INFINITY, |rows| rows as f64);
     let own = variant.decay.is_some() || variant.denominator.key_side();
     let shared = if own { 1.0 } else { shape.group() as f64 };
-    let early = 1.0 - 1.0 / spans(shape, shape.time.div_ceil(length)) as f64;
+    let early = 1.0 - 1.0 / splits(shape, shape.time.div_ceil(length)) as f64;
     let e = shape.e as f64;
     rows * (((6.0 + 2.0 * early) * e + (8.0 + 4.0 * early) * e / shared) / RATE + MONOMIAL)
 }
@@ -63,7 +70,7 @@ fn chunks_win(variant: &Variant, shape: &Shape, length: usize) -> bool {
 /// shape's time is not read.
 pub fn break_even(variant: &Variant, shape: Shape) -> Option<usize> {
     let length = chunk_length(std::slice::from_ref(variant), &[true], &shape);
-    // Spans grow with T at first and then stay, so that the answer may only move once.
+    // Splits grow with T at first and then stay, so that the answer may only move once.
     let mut time = length + 1;
     for _ in 0..4 {
         let at = Shape { time, ..shape };
@@ -77,7 +84,8 @@ pub fn break_even(variant: &Variant, shape: Shape) -> Option<usize> {
 }
 
 /// The length of chunks and the heads that use them; `None` where all run in parallel.
-pub fn plan(heads: &[Variant], shape: &Shape, mode: Mode) -> Result<Option<(usize, Vec<bool>)>, Error> {
+pub fn plan(layer: &Layer, shape: &Shape, mode: Mode) -> Result<Option<(usize, Vec<bool>)>, Error> {
+    let heads = layer.heads();
     let able: Vec<bool> = heads.iter().map(|variant| finite(variant, shape.d, shape.e)).collect();
     match mode {
         Mode::Parallel => Ok(None),
@@ -107,15 +115,20 @@ mod tests {
         text.parse().unwrap_or_else(|error| panic!("{error}"))
     }
 
+    fn layer(shape: Shape, texts: &[&str; 4]) -> Layer {
+        let rope = crate::Rope::new(shape.d, 100.0, None).expect("a rope");
+        Layer::new(4, shape.kv_heads, shape.d).rope(rope).heads(*texts).unwrap_or_else(|error| panic!("{error}"))
+    }
+
     #[test]
     fn auto_changes_at_the_break_even() {
         for (text, d) in
             [("taylor=0..2", 16), ("taylor=0..2", 64), ("taylor=0..3", 16), ("feature=elu", 64), ("power=2 decay=softplus", 32)]
         {
             let shape = Shape { d, e: d, ..SHAPE };
-            let heads = vec![variant(text); 4];
-            let time = break_even(&heads[0], shape).expect("chunks win somewhere");
-            let taken = |time| plan(&heads, &Shape { time, ..shape }, Mode::Auto).expect("auto always can").is_some();
+            let layer = layer(shape, &[text; 4]);
+            let time = break_even(&layer.heads()[0], shape).expect("chunks win somewhere");
+            let taken = |time| plan(&layer, &Shape { time, ..shape }, Mode::Auto).expect("auto always can").is_some();
             assert!(!taken(time - 1) && taken(time) && taken(4 * time), "{text} at d = {d}: {time}");
         }
     }
@@ -137,8 +150,8 @@ mod tests {
 
     #[test]
     fn a_mixed_layer_chooses_by_head() {
-        let heads = [variant("softmax"), variant("taylor=0..2"), variant("taylor=0..4"), variant("taylor=1")];
-        let (length, chunked) = plan(&heads, &Shape { time: 2000, ..SHAPE }, Mode::Auto).expect("possible").expect("chunks");
+        let layer = layer(SHAPE, &["softmax", "taylor=0..2", "taylor=0..4", "taylor=1"]);
+        let (length, chunked) = plan(&layer, &Shape { time: 2000, ..SHAPE }, Mode::Auto).expect("possible").expect("chunks");
         assert_eq!((length, chunked), (TILE, vec![false, true, false, true]));
     }
 }

@@ -1,120 +1,131 @@
-//! Gates and decays: from signals over time to factors, and back.
-
-use std::ops::Range;
+//! Gates and decays: from their logits over time to factors, and back.
 
 use rayon::prelude::*;
 
+use crate::epilogue::Row;
 use crate::fused::plan::Layout;
-use crate::fused::workspace::Workspace;
-use crate::kernels::disjoint::Shared;
+use crate::fused::scratch::CallScratch;
+use crate::kernels::TILE;
+use crate::kernels::disjoint::Blocks;
 use crate::parts::denominator::position::{key_weight, key_weight_slope};
 use crate::parts::gate::PostGate;
 use crate::{Extra, Grads, Inputs};
 
-/// Column `head` of a signal [B, T, heads] in batch row b, into `out` [T].
-fn gather(signal: &[f32], b: usize, heads: usize, head: usize, out: &mut [f32]) {
+/// Factors from gates, and parameters of the norm; empty slices where a variant has none.
+#[derive(Clone, Copy)]
+pub struct Gates<'a> {
+    /// O and P [N, T]
+    out: &'a [f32],
+    post: &'a [f32],
+    /// I·κ [N, Tp]
+    key_weights: &'a [f32],
+    /// c [N, Tp]
+    pub decay: &'a [f64],
+    /// c of the last position before the first, [N].
+    pub log_decay_before: &'a [f64],
+    /// Positions before the first of each batch row.
+    positions: &'a [usize],
+    norm_weight: &'a [f32],
+    norm_bias: &'a [f32],
+}
+
+impl<'a> Gates<'a> {
+    /// Of a call whose factors have been computed.
+    pub fn new(inputs: &Inputs<'a, f32>, w: &'a CallScratch) -> Gates<'a> {
+        Gates {
+            out: &w.out_gate,
+            post: &w.post_gate,
+            key_weights: &w.key_weights,
+            decay: &w.decay,
+            log_decay_before: &w.initial.log_decay,
+            positions: &w.initial.positions,
+            norm_weight: inputs.get(Extra::NormWeight).unwrap_or_default(),
+            norm_bias: inputs.get(Extra::NormBias).unwrap_or_default(),
+        }
+    }
+
+    /// The epilogue's view of row t of head n = (b, h).
+    #[inline(always)]
+    pub fn row(&self, layout: &Layout, h: usize, n: usize, t: usize, z: f32, rho: f32) -> Row<'a, f32> {
+        let variant = &layout.heads[h].variant;
+        let at = n * layout.shape.time + t;
+        Row {
+            z,
+            count: (self.positions[n / layout.shape.heads] + t + 1) as f32,
+            rho,
+            out: if variant.out_gate.is_some() { self.out[at] } else { 1.0 },
+            post: if variant.post_gate.is_some() { self.post[at] } else { 1.0 },
+            weight: if variant.norm.has_weight() { self.norm_weight } else { &[] },
+            bias: if variant.norm.has_bias() { self.norm_bias } else { &[] },
+        }
+    }
+
+    /// Key weights of one tile of head n, in whole vectors.
+    #[inline(always)]
+    pub fn tile_weights(&self, layout: &Layout, h: usize, n: usize, tile: usize) -> Option<&'a [f32]> {
+        layout.heads[h].weighs_keys.then(|| &self.key_weights[n * layout.tp() + tile * layout.tile..][..layout.pitch])
+    }
+}
+
+/// c of the keys of one tile, less the first of them, in float32; and that first.
+#[inline(always)]
+pub fn decay_columns(decay: &[f64], columns: &mut [f32; TILE]) -> f64 {
+    let base = decay[0];
+    for (column, c) in columns.iter_mut().zip(decay) {
+        *column = (c - base) as f32;
+    }
+    base
+}
+
+/// Column `head` of logits [B, T, heads] in batch row b, into `out` [T].
+fn gather(logits: &[f32], b: usize, heads: usize, head: usize, out: &mut [f32]) {
     let time = out.len();
     for (t, out) in out.iter_mut().enumerate() {
-        *out = signal[(b * time + t) * heads + head];
+        *out = logits[(b * time + t) * heads + head];
     }
 }
 
-/// Adds `from` [T] to column `head` of [B, T, heads].
-///
-/// # Safety
-/// No other task may have this column.
-unsafe fn scatter(from: &[f32], b: usize, heads: usize, head: usize, to: &Shared<f32>) {
-    for (t, &g) in from.iter().enumerate() {
-        // SAFETY: the caller's promise.
-        unsafe { to.slice((b * from.len() + t) * heads + head, 1)[0] += g };
+/// All factors of a call, from the sums of the initial state on, which move to the last position that counts.
+pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch) {
+    if !l.has_gates() {
+        return;
     }
-}
-
-/// What gates and decays carry over from earlier calls, and take to later ones: [B, G] and [B, H].
-#[derive(Clone, Copy)]
-pub struct Carried<'a> {
-    pub in_gate: Shared<f64>,
-    pub out_gate: Shared<f64>,
-    pub post_gate: Shared<f64>,
-    pub decay: Shared<f64>,
-    /// Positions before the first of each batch row.
-    pub offsets: &'a [usize],
-}
-
-impl Carried<'_> {
-    /// Runs f on the positions that count, then on those behind them, which are not carried on.
-    ///
-    /// # Safety
-    /// No other task may have this place.
-    unsafe fn run(carried: Option<&Shared<f64>>, at: usize, len: usize, time: usize, mut f: impl FnMut(Range<usize>, &mut f64)) {
-        let mut nothing = 0.0;
-        // SAFETY: the caller's promise.
-        let past = carried.map_or(&mut nothing, |carried| unsafe { &mut carried.slice(at, 1)[0] });
-        f(0..len, past);
-        f(len..time, &mut past.clone());
-    }
-}
-
-/// All factors of a call into the workspace.
-pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut Workspace, carried: Option<Carried>) {
-    let s = l.shape;
-    let tp = l.tp();
-    let Workspace { in_gate, out_gate, post_gate, key_weights, decay, signal, .. } = w;
-    let [in_gate, out_gate, post_gate, key_weights, signal] =
-        [in_gate, out_gate, post_gate, key_weights, signal].map(|buffer| Shared::new(buffer.as_mut_slice()));
-    let decay = Shared::new(decay);
-    (0..s.batch * s.kv_heads).into_par_iter().for_each(|pair| {
+    let (s, tp, group) = (l.shape, l.tp(), l.shape.group());
+    let CallScratch { in_gate, out_gate, post_gate, key_weights, decay, logits, initial, .. } = w;
+    let positions = &initial.positions;
+    // One task for each kv head of a batch row, with the heads of its group.
+    let factors = in_gate.par_chunks_exact_mut(s.time).zip(out_gate.par_chunks_exact_mut(group * s.time));
+    let factors = factors.zip(post_gate.par_chunks_exact_mut(group * s.time)).zip(key_weights.par_chunks_exact_mut(group * tp));
+    let factors = factors.zip(decay.par_chunks_exact_mut(group * tp)).zip(logits.par_chunks_exact_mut(group * s.time));
+    let sums = initial.in_gate.par_iter_mut().zip(initial.out_gate.par_chunks_exact_mut(group));
+    let sums = sums.zip(initial.post_gate.par_chunks_exact_mut(group)).zip(initial.decay.par_chunks_exact_mut(group));
+    factors.zip(sums).enumerate().for_each(|(pair, (factors, sums))| {
+        let (((((in_factors, out), post), key_weights), decay), logits) = factors;
+        let (((in_sum, out_sums), post_sums), decay_sums) = sums;
         let (b, g) = (pair / s.kv_heads, pair % s.kv_heads);
-        let len = inputs.lengths.map_or(s.time, |lengths| lengths[b]);
-        let group = g * s.group()..(g + 1) * s.group();
-        let gate = group.clone().find_map(|h| l.heads[h].variant.in_gate.as_ref());
-        // SAFETY of all shared slices below: each task is the only one with this kv head and the heads of its group.
-        let in_factors: &[f32] = match gate {
-            Some(gate) => {
-                // SAFETY: see above.
-                let factors = unsafe { in_gate.slice(pair * s.time, s.time) };
-                gather(inputs.extra(Extra::InGate), b, s.kv_heads, g, factors);
-                // SAFETY: see above.
-                unsafe {
-                    let carried = carried.as_ref().map(|c| &c.in_gate);
-                    Carried::run(carried, pair, len, s.time, |range, past| gate.forward(&mut factors[range], past));
-                }
-                factors
-            }
-            None => &[],
-        };
-        for h in group {
-            let head = &l.heads[h];
-            let n = b * s.heads + h;
+        let len = inputs.length(b, &s);
+        if let Some(gate) = (0..group).find_map(|i| l.heads[g * group + i].variant.in_gate.as_ref()) {
+            gather(inputs.extra(Extra::InGate), b, s.kv_heads, g, in_factors);
+            by_length(len, s.time, in_sum, |range, sum| gate.forward(&mut in_factors[range], sum));
+        }
+        for i in 0..group {
+            let head = &l.heads[g * group + i];
+            let (h, times) = (g * group + i, i * s.time..(i + 1) * s.time);
+            let (out, post, logits) = (&mut out[times.clone()], &mut post[times.clone()], &mut logits[times]);
             if let Some(gate) = &head.variant.out_gate {
-                // SAFETY: see above.
-                let factors = unsafe { out_gate.slice(n * s.time, s.time) };
-                gather(inputs.extra(Extra::OutGate), b, s.heads, h, factors);
-                // SAFETY: see above.
-                unsafe {
-                    let carried = carried.as_ref().map(|c| &c.out_gate);
-                    Carried::run(carried, n, len, s.time, |range, past| gate.forward(&mut factors[range], past));
-                }
+                gather(inputs.extra(Extra::OutGate), b, s.heads, h, out);
+                by_length(len, s.time, &mut out_sums[i], |range, sum| gate.forward(&mut out[range], sum));
             }
-            if let Some(gate) = &head.variant.post_gate {
-                // SAFETY: see above.
-                let factors = unsafe { post_gate.slice(n * s.time, s.time) };
-                match gate {
-                    // SAFETY: see above.
-                    PostGate::Shared(_) => factors.copy_from_slice(unsafe { out_gate.slice(n * s.time, s.time) }),
-                    PostGate::Sigmoid(_) => {
-                        gather(inputs.extra(Extra::PostGate), b, s.heads, h, factors);
-                        // SAFETY: see above.
-                        unsafe {
-                            let carried = carried.as_ref().map(|c| &c.post_gate);
-                            Carried::run(carried, n, len, s.time, |range, past| gate.forward(&mut factors[range], past));
-                        }
-                    }
+            match &head.variant.post_gate {
+                Some(PostGate::Shared(_)) => post.copy_from_slice(out),
+                Some(gate) => {
+                    gather(inputs.extra(Extra::PostGate), b, s.heads, h, post);
+                    by_length(len, s.time, &mut post_sums[i], |range, sum| gate.forward(&mut post[range], sum));
                 }
+                None => {}
             }
             if head.weighs_keys {
-                // SAFETY: see above.
-                let (weights, padding) = unsafe { key_weights.slice(n * tp, tp) }.split_at_mut(s.time);
+                let (weights, padding) = key_weights[i * tp..(i + 1) * tp].split_at_mut(s.time);
                 padding.fill(0.0);
                 match &head.variant.in_gate {
                     Some(_) => weights.copy_from_slice(in_factors),
@@ -122,117 +133,108 @@ pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut Workspace, carried: Opt
                 }
                 if head.variant.denominator.key_side() {
                     let m = inputs.extra(Extra::NormConst)[h];
-                    let offset = carried.as_ref().map_or(0, |c| c.offsets[b]);
-                    weights.iter_mut().enumerate().for_each(|(t, weight)| *weight *= key_weight(m, (offset + t + 1) as f32));
+                    weights.iter_mut().enumerate().for_each(|(t, weight)| *weight *= key_weight(m, (positions[b] + t + 1) as f32));
                 }
             }
             if let Some(part) = &head.variant.decay {
-                // SAFETY: see above.
-                let (g, (c, padding)) = unsafe { (signal.slice(n * s.time, s.time), decay.slice(n * tp, tp).split_at_mut(s.time)) };
-                gather(inputs.extra(Extra::DecayGate), b, s.heads, h, g);
-                // SAFETY: see above.
-                unsafe {
-                    let carried = carried.as_ref().map(|c| &c.decay);
-                    Carried::run(carried, n, len, s.time, |range, past| part.forward(&g[range.clone()], &mut c[range], past));
-                }
+                let (c, padding) = decay[i * tp..(i + 1) * tp].split_at_mut(s.time);
+                gather(inputs.extra(Extra::DecayGate), b, s.heads, h, logits);
+                by_length(len, s.time, &mut decay_sums[i], |range, sum| part.forward(&logits[range.clone()], &mut c[range], sum));
                 padding.fill(c[s.time - 1]);
             }
         }
     });
 }
 
-/// Adds the gradients of signals and of m_h, from those of the factors in the workspace.
-pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut Workspace, grads: &mut Grads<f32>) {
-    let s = l.shape;
-    let tp = l.tp();
-    let Workspace { dout, dpost, dkey_weights, ddecay, dconst, signal, dsignal, in_gate, out_gate, post_gate, .. } = w;
-    let [dout, dpost, dkey_weights, dconst, signal, dsignal] =
-        [dout, dpost, dkey_weights, dconst, signal, dsignal].map(|buffer| Shared::new(buffer.as_mut_slice()));
-    let ddecay = Shared::new(ddecay);
-    let to = |grads: &mut Grads<f32>, extra| match grads.extras.get_mut(extra) {
-        Some(slice) => Shared::new(slice),
-        None => Shared::new(&mut []),
-    };
-    let [to_in, to_out, to_post, to_decay] =
-        [Extra::InGate, Extra::OutGate, Extra::PostGate, Extra::DecayGate].map(|extra| to(grads, extra));
-    (0..s.batch * s.kv_heads).into_par_iter().for_each(|pair| {
-        let (b, g) = (pair / s.kv_heads, pair % s.kv_heads);
-        let len = inputs.lengths.map_or(s.time, |lengths| lengths[b]);
-        for h in g * s.group()..(g + 1) * s.group() {
-            let head = &l.heads[h];
-            let n = b * s.heads + h;
-            let times = n * s.time..(n + 1) * s.time;
-            // SAFETY of all shared slices below: each task is the only one with this kv head and the heads of its group.
-            if !head.has_signals() {
-                continue;
+/// Runs f on the positions that count, then on those after them, which change no sum.
+fn by_length(len: usize, time: usize, sum: &mut f64, mut f: impl FnMut(std::ops::Range<usize>, &mut f64)) {
+    f(0..len, sum);
+    f(len..time, &mut sum.clone());
+}
+
+/// Adds the gradients of logits and of m_h, from those of the factors.
+pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &mut Grads<f32>) {
+    if !l.has_gates() {
+        return;
+    }
+    let (s, tp, n) = (l.shape, l.tp(), l.head_count());
+    let CallScratch { din, dout, dpost, dkey_weights, ddecay, ddecay_logits, dconst, logits, in_gate, out_gate, post_gate, .. } = w;
+    let own = ddecay.len().min(n * tp);
+    let (dc, dc_copies) = ddecay.split_at_mut(own);
+    let own = din.par_chunks_exact_mut(s.time).zip(dout.par_chunks_exact_mut(s.time)).zip(dpost.par_chunks_exact_mut(s.time));
+    let own = own.zip(ddecay_logits.par_chunks_exact_mut(s.time)).zip(logits.par_chunks_exact_mut(s.time)).zip(dconst.par_iter_mut());
+    own.zip(Blocks::pieces(dc, n).par()).enumerate().for_each(|(n, (own, mut dc))| {
+        let (((((din, dout), dpost), ddecay_logits), logits), dconst) = own;
+        let (b, h, dc) = (n / s.heads, n % s.heads, dc.piece());
+        let (head, len) = (&l.heads[h], inputs.length(b, &s));
+        let pair = b * s.kv_heads + h / s.group();
+        let times = n * s.time..(n + 1) * s.time;
+        if let Some(gate) = &head.variant.out_gate {
+            if matches!(head.variant.post_gate, Some(PostGate::Shared(_))) {
+                dout.iter_mut().zip(&*dpost).for_each(|(d, p)| *d += *p);
             }
-            // SAFETY: see above.
-            let (signal, gradient) = unsafe { (signal.slice(n * s.time, s.time), dsignal.slice(n * s.time, s.time)) };
-            if let Some(gate) = &head.variant.out_gate {
-                // SAFETY: see above.
-                let d = unsafe { dout.slice(n * s.time, s.time) };
-                if matches!(head.variant.post_gate, Some(PostGate::Shared(_))) {
-                    // SAFETY: see above.
-                    let again = unsafe { dpost.slice(n * s.time, s.time) };
-                    d.iter_mut().zip(again).for_each(|(d, p)| *d += *p);
+            gather(inputs.extra(Extra::OutGate), b, s.heads, h, logits);
+            gate.backward(logits, &out_gate[times.clone()], dout);
+        }
+        if let Some(gate @ PostGate::Sigmoid(_)) = &head.variant.post_gate {
+            gather(inputs.extra(Extra::PostGate), b, s.heads, h, logits);
+            gate.backward(logits, &post_gate[times], dpost);
+        }
+        if head.weighs_keys {
+            // Keys after the length were seen by no query: their places hold nothing.
+            let in_factors = &in_gate[pair * s.time..][..s.time];
+            let in_factor = |t: usize| if head.variant.in_gate.is_some() { in_factors[t] } else { 1.0 };
+            din[len..].fill(0.0);
+            din[..len].copy_from_slice(&dkey_weights[n * tp..][..len]);
+            if head.variant.denominator.key_side() {
+                let m = inputs.extra(Extra::NormConst)[h];
+                let mut dm = 0.0;
+                for (t, d) in din[..len].iter_mut().enumerate() {
+                    let count = (t + 1) as f32;
+                    let weight = key_weight(m, count);
+                    dm += (*d * in_factor(t)) as f64 * key_weight_slope(m, count, weight) as f64;
+                    *d *= weight;
                 }
-                gather(inputs.extra(Extra::OutGate), b, s.heads, h, signal);
-                gate.backward(signal, &out_gate.as_slice()[times.clone()], d);
-                // SAFETY: see above.
-                unsafe { scatter(d, b, s.heads, h, &to_out) };
+                *dconst = dm as f32;
             }
-            if let Some(gate @ PostGate::Sigmoid(_)) = &head.variant.post_gate {
-                // SAFETY: see above.
-                let d = unsafe { dpost.slice(n * s.time, s.time) };
-                gather(inputs.extra(Extra::PostGate), b, s.heads, h, signal);
-                gate.backward(signal, &post_gate.as_slice()[times.clone()], d);
-                // SAFETY: see above.
-                unsafe { scatter(d, b, s.heads, h, &to_post) };
-            }
-            if head.weighs_keys {
-                // Keys behind the length were seen by no query: their places hold nothing.
-                // SAFETY: see above.
-                let dweights = unsafe { &*dkey_weights.slice(n * tp, len) };
-                let in_factor = |t: usize| if head.variant.in_gate.is_some() { in_gate.as_slice()[pair * s.time + t] } else { 1.0 };
-                gradient.fill(0.0);
-                gradient[..len].copy_from_slice(dweights);
-                if head.variant.denominator.key_side() {
-                    let m = inputs.extra(Extra::NormConst)[h];
-                    let mut dm = 0.0;
-                    for (t, d) in gradient[..len].iter_mut().enumerate() {
-                        let count = (t + 1) as f32;
-                        let weight = key_weight(m, count);
-                        dm += (*d * in_factor(t)) as f64 * key_weight_slope(m, count, weight) as f64;
-                        *d *= weight;
-                    }
-                    // SAFETY: see above.
-                    unsafe { dconst.slice(n, 1)[0] = dm as f32 };
-                }
-                if let Some(gate) = &head.variant.in_gate {
-                    gather(inputs.extra(Extra::InGate), b, s.kv_heads, g, signal);
-                    gate.backward(signal, &in_gate.as_slice()[pair * s.time..][..s.time], gradient);
-                    // SAFETY: see above.
-                    unsafe { scatter(gradient, b, s.kv_heads, g, &to_in) };
-                }
-            }
-            if let Some(decay) = &head.variant.decay {
-                // SAFETY: see above.
-                let place = |segment: usize| unsafe { ddecay.slice((segment * l.head_count() + n) * tp, s.time) };
-                let dc = place(0);
-                for segment in 1..l.copies(h) {
-                    dc.iter_mut().zip(place(segment)).for_each(|(d, o)| *d += *o);
-                }
-                gather(inputs.extra(Extra::DecayGate), b, s.heads, h, signal);
-                decay.backward(signal, dc, gradient);
-                // SAFETY: see above.
-                unsafe { scatter(gradient, b, s.heads, h, &to_decay) };
+            if let Some(gate) = &head.variant.in_gate {
+                gather(inputs.extra(Extra::InGate), b, s.kv_heads, h / s.group(), logits);
+                gate.backward(logits, in_factors, din);
             }
         }
+        if let Some(decay) = &head.variant.decay {
+            for copy in 1..l.copies(h) {
+                let other = &dc_copies[((copy - 1) * l.head_count() + n) * tp..][..s.time];
+                dc.iter_mut().zip(other).for_each(|(d, o)| *d += *o);
+            }
+            gather(inputs.extra(Extra::DecayGate), b, s.heads, h, logits);
+            decay.backward(logits, &dc[..s.time], ddecay_logits);
+        }
     });
+    let head_of = |h: usize| h;
+    let kv_of = |h: usize| h / s.group();
+    scatter(l, grads, Extra::OutGate, dout, s.heads, head_of);
+    scatter(l, grads, Extra::PostGate, dpost, s.heads, head_of);
+    scatter(l, grads, Extra::InGate, din, s.kv_heads, kv_of);
+    scatter(l, grads, Extra::DecayGate, ddecay_logits, s.heads, head_of);
     for n in 0..l.head_count() {
         let h = n % s.heads;
         if l.heads[h].variant.denominator.key_side() {
-            grads.extra(Extra::NormConst)[h] += w.dconst.as_slice()[n];
+            grads.extra(Extra::NormConst)[h] += dconst[n];
         }
     }
+}
+
+/// Adds `from` [N, T] to the gradient of logits [B, T, columns], of the heads that have them.
+fn scatter(l: &Layout, grads: &mut Grads<f32>, extra: Extra, from: &[f32], columns: usize, column: impl Fn(usize) -> usize + Sync) {
+    let s = l.shape;
+    if !l.heads.iter().any(|head| head.variant.needs(extra)) {
+        return;
+    }
+    grads.extra(extra).par_chunks_exact_mut(columns).with_min_len(64).enumerate().for_each(|(row, to)| {
+        let (b, t) = (row / s.time, row % s.time);
+        for h in (0..s.heads).filter(|&h| l.heads[h].variant.needs(extra)) {
+            to[column(h)] += from[(b * s.heads + h) * s.time + t];
+        }
+    });
 }

@@ -1,110 +1,128 @@
-//! Fused float32 kernels: tiles of scores that live in the first-level cache and are never stored.
+//! The fused engine: tiles of scores that live in the first-level cache and are never stored; float32.
 //!
 //! ```text
-//! forward    prepare q, k, v by head → for each tile of queries: scores, weights, U += W·V, z → epilogue → y
-//! backward   prepare again → epilogue → for each tile of keys: scores and weights once more, dV, dK, dQ → finish
+//! forward    prepare k, v by head · gates → for each tile of queries: scores, weights, U += W·V, z → epilogue → y
+//! backward   prepare q, k, v · gates → epilogue → for each tile of keys: scores and weights once more, dV, dK, dQ → prepare, gates backward
 //! ```
 //!
-//! Heads with a finite state can run in chunks instead: tiles only within a chunk, a state between chunks; preparing, epilogue and
-//! finish are the same.
+//! Heads with a finite state can run in chunks instead ([`chunk`]): tiles only within a chunk, a state between chunks; preparing, gates
+//! and epilogue are the same. [`prefill`] starts from the state of earlier calls.
 //!
-//! Promises: memory linear in T; no allocation once the workspace has grown; every sum has a fixed order, so that
+//! Promises: memory linear in T; no allocation once the scratch memory has grown; every sum has a fixed order, so that
 //! results are bit-identical for any number of threads (not across instruction sets).
 
 mod chunk;
 mod cost;
-mod finish;
+mod epilogue;
 mod gates;
 mod mode;
 mod plan;
 mod prefill;
 mod prepare;
-mod setup;
-mod state_group;
+mod scratch;
 mod tile_backward;
 mod tile_forward;
-mod workspace;
 
-use std::cell::RefCell;
+use std::sync::Arc;
 
 use rayon::prelude::*;
 
+use crate::engine::{Home, SavedRows};
 pub use crate::fused::cost::break_even;
+use crate::fused::epilogue::{Outputs, RowSums};
+use crate::fused::gates::Gates;
 pub use crate::fused::mode::Mode;
 use crate::fused::plan::Layout;
-use crate::fused::setup::{chunks, gates, prepare_all, sources};
-use crate::fused::tile_forward::{CallTile, ForwardTile, Past, Queries};
-pub use crate::fused::workspace::Scratch;
-use crate::fused::workspace::Workspace;
+use crate::fused::prepare::Sources;
+use crate::fused::scratch::CallScratch;
+pub use crate::fused::scratch::Scratch;
+use crate::fused::tile_forward::{Cached, CallTile, ForwardTile, Queries};
 use crate::kernels::TILE;
-use crate::kernels::disjoint::Shared;
-
-use crate::extras::check_heads;
+use crate::kernels::disjoint::{Axes, Axis, Block, Blocks, Disjoint, Shared};
 use crate::kernels::simd::dispatch;
 use crate::state::State;
-use crate::tensors::check_length;
-use crate::{Attention, Buffer, Error, Extra, Grads, Inputs, Nonpositive, Report, Shape, Variant};
+use crate::{Attention, Error, Extra, Grads, Inputs, Layer, Memory, Report, Saved, Shape};
 
 /// Attention in tiles, float32.
 ///
 /// ```
-/// use termwise_attention::{Attention, Extras, Fused, Inputs, Rope, Scratch, Shape, Variant};
+/// use termwise_attention::{Attention, Grads, Inputs, Layer};
 ///
-/// let shape = Shape { batch: 1, time: 3, heads: 2, kv_heads: 1, d: 4, e: 4 };
-/// let softmax: Variant = "softmax".parse()?;
-/// let mut attention = Fused::new(&[softmax.clone(), softmax], shape, &Scratch::default())?;
+/// let layer = Layer::new(2, 1, 4).variant("exp over=sum rope=off")?;
+/// let mut attention = layer.fused(1, 3)?;
 /// let (q, k, v) = ([0.1; 24], [0.2; 12], [0.3; 12]);
-/// let rope = Rope::new(4, 10_000.0, None)?;
+/// let inputs = Inputs::new(&q, &k, &v);
 /// let mut y = [0.0; 24];
-/// attention.forward(&Inputs { q: &q, k: &k, v: &v, extras: Extras::default(), lengths: None, rope: &rope }, &mut y)?;
+/// let saved = attention.forward(&inputs, &mut y)?;
 /// assert!(y.iter().all(|y| (y - 0.3).abs() < 1e-6));
+///
+/// let (mut dq, mut dk, mut dv) = ([0.0; 24], [0.0; 12], [0.0; 12]);
+/// attention.backward(&inputs, &saved, &[1.0; 24], &mut Grads::new(&mut dq, &mut dk, &mut dv))?;
+/// assert!((dv.iter().sum::<f32>() - 24.0).abs() < 1e-5);
 /// # Ok::<(), termwise_attention::Error>(())
 /// ```
 pub struct Fused {
     layout: Layout,
-    variants: Vec<Variant>,
     scratch: Scratch,
     /// a_n/α! of each head that runs in chunks [N].
     factors: Vec<Vec<f32>>,
-    /// U [B, H, T, ep], z and ρ [B, H, T] of the last forward pass.
-    u: Buffer,
-    z: Buffer,
-    rho: Buffer,
-    extension: Option<prefill::Extension>,
+    /// The kind of states that [`Fused::extend`] continues from.
+    continues: Option<Memory>,
+    home: Arc<Home>,
+}
+
+/// How a fused engine computes, beyond its layer and sizes.
+#[derive(Clone, Default)]
+pub struct FusedOptions {
+    mode: Mode,
+    scratch: Scratch,
+    continues: Option<Memory>,
+}
+
+impl FusedOptions {
+    /// In this mode instead of [`Mode::Parallel`].
+    pub fn mode(self, mode: Mode) -> FusedOptions {
+        FusedOptions { mode, ..self }
+    }
+
+    /// With memory for intermediate results that other engines share.
+    pub fn scratch(self, scratch: &Scratch) -> FusedOptions {
+        FusedOptions { scratch: scratch.clone(), ..self }
+    }
+
+    /// For [`Fused::extend`] from states of this kind: heads that have a state of constant size run in chunks, which are as long as the
+    /// call unless the mode says otherwise.
+    pub fn continues(self, memory: Memory) -> FusedOptions {
+        FusedOptions { continues: Some(memory), ..self }
+    }
+}
+
+impl Layer {
+    /// The fused engine for B rows of T positions.
+    pub fn fused(&self, batch: usize, time: usize) -> Result<Fused, Error> {
+        self.fused_with(batch, time, FusedOptions::default())
+    }
+
+    /// As [`Layer::fused`], with these options.
+    pub fn fused_with(&self, batch: usize, time: usize, options: FusedOptions) -> Result<Fused, Error> {
+        let shape = self.shape(batch, time)?;
+        let FusedOptions { mode, scratch, continues } = options;
+        let chosen = cost::plan(self, &shape, mode)?;
+        let mut layout = Layout::new(self, shape, chosen.as_ref().map(|(length, chunked)| (*length, &chunked[..])))?;
+        if let Some(memory) = continues {
+            let plan = self.state_plan(memory);
+            let chunked: Vec<bool> = plan.group_of.iter().map(|&(group, _)| plan.groups[group].moments.is_some()).collect();
+            let length = if layout.groups.is_empty() { time } else { layout.chunk_len() };
+            layout = Layout::new(self, shape, chunked.contains(&true).then_some((length, &chunked[..])))?;
+        }
+        Ok(Fused { factors: layout.factors(), layout, scratch, continues, home: Arc::default() })
+    }
 }
 
 impl Fused {
-    /// An attention whose heads have these variants, one each; memory for intermediate results comes from `scratch`.
-    pub fn new(heads: &[Variant], shape: Shape, scratch: &Scratch) -> Result<Fused, Error> {
-        Fused::with_mode(heads, shape, scratch, Mode::Parallel)
-    }
-
-    /// As [`Fused::new`], computed in this mode.
-    pub fn with_mode(heads: &[Variant], shape: Shape, scratch: &Scratch, mode: Mode) -> Result<Fused, Error> {
-        check_heads(heads, &shape)?;
-        crate::layer_extras(heads, &shape)?;
-        let plan = cost::plan(heads, &shape, mode)?;
-        let layout = Layout::new(heads, shape, plan.as_ref().map(|(length, chunked)| (*length, &chunked[..])))?;
-        let mut fused = Fused {
-            factors: layout.factors(),
-            layout,
-            variants: heads.to_vec(),
-            scratch: scratch.clone(),
-            u: Buffer::default(),
-            z: Buffer::default(),
-            rho: Buffer::default(),
-            extension: None,
-        };
-        let rows = shape.batch * shape.heads * shape.time;
-        fused.u.ensure(rows * fused.layout.ep);
-        fused.z.ensure(rows);
-        fused.rho.ensure(rows);
-        Ok(fused)
-    }
-
     /// The mode in which the heads with a finite state run: [`Mode::Parallel`], or [`Mode::Chunk`] with the length of its chunks.
     pub fn mode_taken(&self) -> Mode {
-        if self.layout.units.is_empty() { Mode::Parallel } else { Mode::Chunk(Some(self.layout.chunk_len())) }
+        if self.layout.groups.is_empty() { Mode::Parallel } else { Mode::Chunk(Some(self.layout.chunk_len())) }
     }
 
     /// Whether this head runs in chunks; false also where there is no such head.
@@ -112,192 +130,242 @@ impl Fused {
         self.layout.heads.get(head).is_some_and(|head| head.chunked)
     }
 
-    /// Bytes kept between `forward` and `backward`, besides the shared workspace.
-    pub fn saved_bytes(&self) -> usize {
-        self.u.bytes() + self.z.bytes() + self.rho.bytes()
+    fn run(&mut self, inputs: &Inputs<f32>, saved: Option<&mut SavedRows>, y: &mut [f32]) -> Result<Report, Error> {
+        let Fused { layout, factors, scratch, .. } = self;
+        layout.layer.check(&layout.shape, inputs, 1)?;
+        layout.shape.check_outputs("y", y.len())?;
+        layout.bind(inputs, factors);
+        scratch.with(|w| {
+            w.ensure_forward(layout)?;
+            gates::forward(layout, inputs, w);
+            prepare::forward(layout, inputs, w, false)?;
+            run_forward(layout, inputs, w, factors, saved, y, None)
+        })
     }
-}
-
-/// Takes learned coefficients in.
-fn bind(layout: &mut Layout, factors: &mut Vec<Vec<f32>>, inputs: &Inputs<f32>) {
-    let count = layout.learned();
-    if count == 0 {
-        return;
-    }
-    let all = inputs.extra(Extra::Coefficients);
-    for (head, values) in layout.heads.iter_mut().zip(all.chunks_exact(count)) {
-        if head.learned > 0 {
-            let mut wide = [0.0; crate::parts::kernel::taylor::MAX_ORDER + 1];
-            for (wide, &value) in wide.iter_mut().zip(values) {
-                *wide = value as f64;
-            }
-            head.kernel.bind(&wide[..count]);
-        }
-    }
-    *factors = layout.factors();
 }
 
 impl Attention<f32> for Fused {
-    fn forward(&mut self, inputs: &Inputs<f32>, y: &mut [f32]) -> Result<Report, Error> {
-        inputs.check(&self.variants, &self.layout.shape)?;
-        let s = self.layout.shape;
-        check_length(format_args!("y"), s.batch * s.time * s.heads * s.e, y.len())?;
-        bind(&mut self.layout, &mut self.factors, inputs);
-        let scratch = self.scratch.clone();
-        let mut guard = scratch.lock();
-        let workspace = &mut *guard;
-        let l = &self.layout;
-        workspace.ensure_forward(l);
-        prepare_all(l, inputs, workspace, false, None);
-        let kept = Kept { u: Shared::new(&mut self.u), z: Shared::new(&mut self.z), rho: Shared::new(&mut self.rho) };
-        Ok(Report { nonpositive: run_forward(l, inputs, workspace, &self.factors, kept, y, None) })
+    fn infer(&mut self, inputs: &Inputs<f32>, y: &mut [f32]) -> Result<Report, Error> {
+        self.run(inputs, None, y)
     }
 
-    fn backward(&mut self, inputs: &Inputs<f32>, dy: &[f32], grads: &mut Grads<f32>) -> Result<(), Error> {
-        inputs.check(&self.variants, &self.layout.shape)?;
-        grads.check(&self.variants, &self.layout.shape)?;
-        let s = self.layout.shape;
-        check_length(format_args!("dy"), s.batch * s.time * s.heads * s.e, dy.len())?;
-        bind(&mut self.layout, &mut self.factors, inputs);
-        let scratch = self.scratch.clone();
-        let mut guard = scratch.lock();
-        let workspace = &mut *guard;
-        let l = &self.layout;
-        workspace.ensure_forward(l);
-        workspace.ensure_backward(l);
-        prepare_all(l, inputs, workspace, true, None);
+    fn forward(&mut self, inputs: &Inputs<f32>, y: &mut [f32]) -> Result<Saved, Error> {
+        let mut saved = self.home.saved(Report::default(), self.home.take());
+        let rows = self.layout.head_count() * self.layout.shape.time;
+        saved.rows.u.ensure(rows * self.layout.ep)?;
+        saved.rows.z.ensure(rows)?;
+        saved.rows.rho.ensure(rows)?;
+        saved.report = self.run(inputs, Some(&mut saved.rows), y)?;
+        Ok(saved)
+    }
 
-        let Workspace { du, dz, dout, dpost, dnorm, .. } = workspace;
-        let (du, dz) = (Shared::new(du.as_mut_slice()), Shared::new(dz.as_mut_slice()));
-        let (dout, dpost, dnorm) = (Shared::new(dout.as_mut_slice()), Shared::new(dpost.as_mut_slice()), Shared::new(dnorm.as_mut_slice()));
-        let context = tile_backward::EpilogueContext {
-            layout: l,
-            gates: gates(l, inputs, workspace),
-            lengths: inputs.lengths,
-            u: self.u.as_slice(),
-            z: self.z.as_slice(),
-            rho: self.rho.as_slice(),
-            dy,
-            du,
-            dz,
-            dout,
-            dpost,
-            dnorm,
-        };
-        (0..l.head_count()).into_par_iter().with_max_len(1).for_each(|n| {
-            dispatch(tile_backward::EpilogueHead { context: &context, b: n / s.heads, h: n % s.heads });
-        });
-
-        workspace.ddecay.fill(0.0);
-        workspace.dlearned.fill(0.0);
-        let Workspace { dq, dk, dv, dkey_weights, ddecay, dlearned, .. } = workspace;
-        let (dq, dk, dv) = (Shared::new(dq.as_mut_slice()), Shared::new(dk.as_mut_slice()), Shared::new(dv.as_mut_slice()));
-        let (dkey_weights, ddecay, dlearned) = (Shared::new(dkey_weights.as_mut_slice()), Shared::new(ddecay), Shared::new(dlearned));
-        let states = Shared::new(workspace.states.as_mut_slice());
-        let context = tile_backward::Context {
-            layout: l,
-            q: workspace.q.as_slice(),
-            k: workspace.k.as_slice(),
-            kt: workspace.kt.as_slice(),
-            vt: workspace.vt.as_slice(),
-            v: workspace.v.as_slice(),
-            gates: gates(l, inputs, workspace),
-            lengths: inputs.lengths,
-            rho: self.rho.as_slice(),
-            du: workspace.du.as_slice(),
-            dz: workspace.dz.as_slice(),
-            dq,
-            dk,
-            dv,
-            dkey_weights,
-            ddecay,
-            dlearned,
-        };
-        (0..s.batch * s.kv_heads * l.segments).into_par_iter().with_max_len(1).for_each(|task| {
-            let (pair, segment) = (task / l.segments, task % l.segments);
-            let (b, g, keys) = (pair / s.kv_heads, pair % s.kv_heads, l.segment(segment));
-            with_room(tile_backward::tiles_len(l), |room| {
-                dispatch(tile_backward::BackwardSegment {
-                    context: &context,
-                    b,
-                    g,
-                    keys,
-                    chunked: false,
-                    copy: segment,
-                    clear: true,
-                    room,
-                });
-            });
-        });
-        let queries = chunk::QueryGrads { q: context.q, du: context.du, dz: context.dz };
-        chunk::run::backward(&context, &chunk::Chunks { queries, ..chunks(l, inputs, workspace, &self.factors, states, false) });
-        finish::finish(l, inputs, workspace, grads);
-        Ok(())
+    fn backward(&mut self, inputs: &Inputs<f32>, saved: &Saved, dy: &[f32], grads: &mut Grads<f32>) -> Result<(), Error> {
+        self.home.check(saved)?;
+        let Fused { layout, factors, scratch, .. } = self;
+        layout.layer.check(&layout.shape, inputs, 1)?;
+        layout.layer.check_grads(&layout.shape, grads)?;
+        layout.shape.check_outputs("gradient of y", dy.len())?;
+        layout.bind(inputs, factors);
+        let l = &*layout;
+        scratch.with(|w| {
+            w.ensure_forward(l)?;
+            w.ensure_backward(l)?;
+            gates::forward(l, inputs, w);
+            prepare::forward(l, inputs, w, true)?;
+            epilogue::backward(l, inputs, saved, dy, w);
+            tiles_backward(l, inputs, saved, w, factors)?;
+            prepare::backward(l, inputs, w, grads);
+            gates::backward(l, inputs, w, grads);
+            parameters_backward(l, w, grads);
+            Ok(())
+        })
     }
 }
 
-/// What a forward pass keeps: U [B, H, T, ep], z and ρ [B, H, T].
-struct Kept {
-    u: Shared<f32>,
-    z: Shared<f32>,
-    rho: Shared<f32>,
+/// A tensor by head: [B, H, rows, width].
+fn by_head(s: &Shape, width: usize) -> Axes {
+    Axes {
+        batch: Axis { count: s.batch, step: s.heads * s.time * width },
+        heads: Axis { count: s.heads, step: s.time * width },
+        rows: Axis { count: s.time, step: width },
+        width,
+    }
 }
 
-/// From prepared tensors in the workspace to y; `state` holds caches where the call continues from one.
+/// U, z, ρ and y in blocks of `group` heads and the rows between `cuts`.
+fn blocks<'a>(
+    l: &Layout,
+    saved: Option<&'a mut SavedRows>,
+    y: &'a mut [f32],
+    group: usize,
+    cuts: &'a [usize],
+) -> ([Blocks<'a, f32>; 3], Blocks<'a, f32>) {
+    let s = l.shape;
+    let count = s.batch * (s.heads / group) * (cuts.len() - 1);
+    let sums = match saved {
+        None => [(); 3].map(|()| Blocks::empty(count)),
+        Some(SavedRows { u, z, rho }) => {
+            [(u, l.ep), (z, 1), (rho, 1)].map(|(x, width)| Disjoint::new(x, by_head(&s, width)).blocks(group, cuts))
+        }
+    };
+    let axes = Axes {
+        batch: Axis { count: s.batch, step: s.time * s.heads * s.e },
+        heads: Axis { count: s.heads, step: s.e },
+        rows: Axis { count: s.time, step: s.heads * s.e },
+        width: s.e,
+    };
+    (sums, Disjoint::new(y, axes).blocks(group, cuts))
+}
+
+/// From prepared tensors in the scratch memory to y; `state` has caches where the call continues from one.
 fn run_forward(
     l: &Layout,
     inputs: &Inputs<f32>,
-    workspace: &mut Workspace,
+    w: &mut CallScratch,
     factors: &[Vec<f32>],
-    kept: Kept,
+    saved: Option<&mut SavedRows>,
     y: &mut [f32],
     state: Option<&State>,
-) -> Option<Nonpositive> {
-    let s = l.shape;
-    let states = Shared::new(workspace.states.as_mut_slice());
-    let largest = Shared::new(workspace.largest.as_mut_slice());
-    let context = tile_forward::Context {
-        layout: l,
-        sources: sources(inputs, workspace),
-        kt: workspace.kt.as_slice(),
-        v: workspace.v.as_slice(),
-        gates: gates(l, inputs, workspace),
-        lengths: inputs.lengths,
-        u: kept.u,
-        z: kept.z,
-        rho: kept.rho,
-        y: Shared::new(y),
-    };
-    let parallel = (0..l.head_count() * l.tiles)
-        .into_par_iter()
-        .with_max_len(1)
-        .filter_map(|task| {
-            // Head by head, so that its keys and values stay in the second-level cache; long tiles first.
-            let (n, tile) = (task / l.tiles, l.tiles - 1 - task % l.tiles);
-            let (b, h) = (n / s.heads, n % s.heads);
-            if l.heads[h].chunked {
-                return None;
-            }
-            let past = state.and_then(|state| state.cache_of(b, h)).map(|(cache, column)| Past { cache, column, largest });
-            let (position, value) = with_room(TILE * l.dp, |q| {
-                let q = Queries::Room(q);
-                dispatch(CallTile(ForwardTile { context: &context, b, h, tile, from: 0, begun: false, q, past }))
-            })?;
-            Some(Nonpositive { row: b, head: h, position, value: value as f64 })
-        })
-        .min_by_key(|at| (at.row, at.head, at.position));
-    let chunks = chunks(l, inputs, workspace, factors, states, state.is_some());
-    let chunked = chunk::run::forward(&context, &chunks);
-    [parallel, chunked].into_iter().flatten().min_by_key(|at| (at.row, at.head, at.position))
+) -> Result<Report, Error> {
+    let tile_len = TILE * l.dp + TILE * (l.ep + 2);
+    let chunk_len = if l.groups.is_empty() { 0 } else { chunk::ChunkScratch::len(l, false) };
+    w.tasks.ensure(tile_len.max(chunk_len))?;
+    let (mut states, mut largest) = (std::mem::take(&mut w.states), std::mem::take(&mut w.largest));
+    let report = forward_tasks(l, inputs, w, factors, saved, y, state, &mut states, &mut largest);
+    (w.states, w.largest) = (states, largest);
+    Ok(report)
 }
 
-/// Runs f with room for `len` values, which each thread keeps.
-fn with_room<T>(len: usize, f: impl FnOnce(&mut [f32]) -> T) -> T {
-    thread_local! {
-        static ROOM: RefCell<Buffer> = RefCell::default();
+#[allow(clippy::too_many_arguments, reason = "what `run_forward` has, with the memory that tasks write to apart")]
+fn forward_tasks(
+    l: &Layout,
+    inputs: &Inputs<f32>,
+    w: &CallScratch,
+    factors: &[Vec<f32>],
+    mut saved: Option<&mut SavedRows>,
+    y: &mut [f32],
+    state: Option<&State>,
+    states: &mut [f32],
+    largest: &mut [f32],
+) -> Report {
+    let (s, tasks) = (l.shape, &w.tasks);
+    let (gates, lengths) = (Gates::new(inputs, w), inputs.lengths);
+    let context = tile_forward::Context { layout: l, sources: Sources::new(l, inputs, w), kt: &w.kt, v: &w.v, gates, lengths };
+    let mut report = Report::default();
+    if l.has_parallel_heads() {
+        let ([u, z, rho], y) = blocks(l, saved.as_deref_mut(), y, 1, &l.tile_cuts);
+        let run = |(task, ((((mut u, mut z), mut rho), mut y), largest)): (
+            usize,
+            ((((Block<f32>, Block<f32>), Block<f32>), Block<f32>), &mut f32),
+        )| {
+            let (n, tile) = (task / l.tiles, task % l.tiles);
+            let (b, h) = (n / s.heads, n % s.heads);
+            if l.heads[h].chunked {
+                return Report::default();
+            }
+            tasks.with(|memory| {
+                let (q, memory) = memory.split_at_mut(TILE * l.dp);
+                let rows = l.tile_cuts[tile + 1] - l.tile_cuts[tile];
+                let sums = if u.is_empty() {
+                    let (u, rest) = memory.split_at_mut(TILE * l.ep);
+                    let (z, rest) = rest.split_at_mut(TILE);
+                    RowSums { u, z, rho: &mut rest[..TILE] }
+                } else {
+                    RowSums { u: u.rows(0, 0, rows), z: z.rows(0, 0, rows), rho: rho.rows(0, 0, rows) }
+                };
+                let cached = state.and_then(|state| state.cache_of(b, h)).map(|(cache, column)| Cached { cache, column, largest });
+                let (q, to) = (Queries::Scratch(q), Outputs { y: &mut y, head: 0, row: 0 });
+                dispatch(CallTile(ForwardTile { context: &context, b, h, tile, from: 0, begun: false, q, cached, sums, to }))
+            })
+        };
+        // Head by head, so that its keys and values stay in the second-level cache; long tiles first.
+        let all = u.par().zip(z.par()).zip(rho.par()).zip(y.par()).zip(largest.par_iter_mut()).enumerate().rev().with_max_len(1);
+        report = all.map(run).reduce(Report::default, Report::or);
     }
-    ROOM.with_borrow_mut(|buffer| {
-        buffer.ensure(len);
-        f(buffer.as_mut_slice())
-    })
+    if !l.groups.is_empty() {
+        let chunks = chunks(l, inputs, w, factors);
+        let (sums, y) = blocks(l, saved, y, s.group(), &l.split_cuts);
+        report = report.or(chunk::run::forward(&context, &chunks, states, tasks, sums, y));
+    }
+    report
+}
+
+fn chunks<'a>(l: &'a Layout, inputs: &Inputs<'a, f32>, w: &'a CallScratch, factors: &'a [Vec<f32>]) -> chunk::Chunks<'a> {
+    chunk::Chunks {
+        layout: l,
+        gates: Gates::new(inputs, w),
+        lengths: inputs.lengths,
+        kt: &w.kt,
+        v: &w.v,
+        factors,
+        queries: chunk::QueryGrads::default(),
+        has_initial_state: w.initial.given,
+    }
+}
+
+/// Gradients of prepared q, k and v, of c, key weights and learned coefficients.
+fn tiles_backward(l: &Layout, inputs: &Inputs<f32>, saved: &Saved, w: &mut CallScratch, factors: &[Vec<f32>]) -> Result<(), Error> {
+    let s = l.shape;
+    let chunk_len = if l.groups.is_empty() { 0 } else { chunk::ChunkScratch::len(l, true).max(chunk::ChunkScratch::len(l, false)) };
+    w.tasks.ensure(tile_backward::tiles_len(l).max(chunk_len))?;
+    w.ddecay.fill(0.0);
+    w.dlearned.fill(0.0);
+    let [dq, dk, dv, dkey_weights] =
+        [&mut w.dq, &mut w.dk, &mut w.dv, &mut w.dkey_weights].map(|buffer| Shared::new(buffer.as_mut_slice()));
+    let (ddecay, dlearned) = (Shared::new(&mut w.ddecay), Shared::new(&mut w.dlearned));
+    let mut states = std::mem::take(&mut w.states);
+    let context = tile_backward::Context {
+        layout: l,
+        q: &w.q,
+        k: &w.k,
+        kt: &w.kt,
+        vt: &w.vt,
+        v: &w.v,
+        gates: Gates::new(inputs, w),
+        lengths: inputs.lengths,
+        rho: &saved.rows.rho,
+        du: &w.du,
+        dz: &w.dz,
+        dq,
+        dk,
+        dv,
+        dkey_weights,
+        ddecay,
+        dlearned,
+    };
+    (0..s.batch * s.kv_heads * l.segments).into_par_iter().with_max_len(1).for_each(|task| {
+        let (pair, segment) = (task / l.segments, task % l.segments);
+        let (b, g, keys) = (pair / s.kv_heads, pair % s.kv_heads, l.segment(segment));
+        w.tasks.with(|memory| {
+            let room = &mut memory[..tile_backward::tiles_len(l)];
+            dispatch(tile_backward::BackwardSegment { context: &context, b, g, keys, chunked: false, copy: segment, clear: true, room });
+        });
+    });
+    let queries = chunk::QueryGrads { q: context.q, du: context.du, dz: context.dz };
+    let chunks = chunk::Chunks { queries, ..chunks(l, inputs, w, factors) };
+    chunk::run::backward(&context, &chunks, &mut states, &w.tasks);
+    w.states = states;
+    Ok(())
+}
+
+/// Adds the gradients of the norms' parameters and of learned coefficients, which tasks have left by head.
+fn parameters_backward(l: &Layout, w: &CallScratch, grads: &mut Grads<f32>) {
+    let s = l.shape;
+    for (n, dnorm) in w.dnorm.chunks_exact(2 * s.e).enumerate() {
+        let variant = &l.heads[n % s.heads].variant;
+        let (dweight, dbias) = dnorm.split_at(s.e);
+        for (extra, from) in [(Extra::NormWeight, dweight), (Extra::NormBias, dbias)] {
+            if variant.needs(extra) {
+                grads.extra(extra).iter_mut().zip(from).for_each(|(d, &g)| *d += g);
+            }
+        }
+    }
+    let learned = l.learned();
+    for (i, dlearned) in w.dlearned.chunks_exact(learned.max(1)).enumerate() {
+        let h = i % s.heads;
+        if l.heads[h].learned > 0 {
+            let to = &mut grads.extra(Extra::Coefficients)[h * learned..(h + 1) * learned];
+            to.iter_mut().zip(dlearned).for_each(|(d, &g)| *d += g as f32);
+        }
+    }
 }

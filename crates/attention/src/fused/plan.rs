@@ -1,68 +1,89 @@
-//! Where things lie: tiles, padded rows, and the places of heads in the workspace.
+//! What a call is cut into, and where things lie: tiles, padded rows, splits of time, and the places of heads in the scratch memory.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
+use std::sync::Arc;
 
-use crate::fused::state_group::{Unit, units};
+use crate::kernels::basis::Basis;
 use crate::kernels::score_rows::Rescale;
 use crate::kernels::{PAD, TILE};
-use crate::parts::kernel::feature::Map;
-use crate::{Error, Kernel, Shape, Variant};
+use crate::layer::{self, Class};
+use crate::{Error, Inputs, Kernel, Layer, Memory, Shape};
 
 /// Tasks that the backward pass is cut into at least. A constant and not the number of threads: where tasks share a sum,
 /// their number decides its order.
 const TASKS: usize = 16;
 /// Tasks that chunks are cut into at least. Fewer, since chunks are equally long and every cut costs: the state at its place has
 /// to be computed beforehand.
-const SPANS: usize = 8;
+const SPLITS: usize = 8;
 
-/// Parts that run at the same time, of a batch row with so many chunks.
-pub fn spans(shape: &Shape, chunks: usize) -> usize {
-    SPANS.div_ceil(shape.batch * shape.kv_heads).min(chunks)
-}
-
-/// How keys and values are prepared; heads that agree in it share the result.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Class {
-    /// RoPE on q and k.
-    pub rope: bool,
-    /// Short convolution on q, k and v.
-    pub conv: bool,
-    /// φ on q and k.
-    pub map: Map,
+/// Parts of time that run at once, of a batch row with so many chunks.
+pub fn splits(shape: &Shape, chunks: usize) -> usize {
+    SPLITS.div_ceil(shape.batch * shape.kv_heads).min(chunks)
 }
 
 /// One head, ready to run.
-pub struct Head {
-    /// Its parts.
-    pub variant: Variant,
+pub(crate) struct Head {
+    plan: layer::Head,
     /// Its kernel, with learned coefficients taken in.
     pub kernel: Kernel,
-    /// Index of its [`Class`].
-    pub class: usize,
-    /// What q is multiplied by.
-    pub scale: f32,
-    /// Upper bound of scores.
-    pub clamp: f32,
-    /// How rows are kept within float32. States have no frame, hence chunks have none.
+    /// How rows are kept within float32. States have no log scale, hence chunks have none.
     pub frame: Rescale,
-    /// Whether keys have weights: an input gate or a position denominator.
-    pub weighs_keys: bool,
-    /// Learned coefficients.
-    pub learned: usize,
-    /// Whether it carries a state from chunk to chunk instead of looking at all keys.
+    /// Whether it has a state from chunk to chunk instead of looking at all keys.
     pub chunked: bool,
 }
 
-impl Head {
-    /// Whether any gate, decay or key weight has to be computed.
-    pub fn has_signals(&self) -> bool {
-        let v = &self.variant;
-        self.weighs_keys || v.out_gate.is_some() || v.post_gate.is_some() || v.decay.is_some()
+impl Deref for Head {
+    type Target = layer::Head;
+
+    fn deref(&self) -> &layer::Head {
+        &self.plan
     }
 }
 
-/// Sizes and offsets of one attention in the workspace.
-pub struct Layout {
+/// Heads that run in chunks and share a state; see [`crate::layer::StateGroup`].
+pub(crate) struct ChunkGroup {
+    /// Its kv head.
+    pub g: usize,
+    /// Its heads.
+    pub heads: Vec<usize>,
+    /// The class of its keys.
+    pub class: usize,
+    /// The monomials of its kernel.
+    pub basis: Arc<Basis>,
+    /// Whether a denominator needs z.
+    pub sums: bool,
+    /// Whether its heads (then only one) have a decay.
+    pub decays: bool,
+    /// Whether keys have weights, the same for all its heads.
+    pub weighs_keys: bool,
+    /// Where its state lies among those of its kv head.
+    pub at: usize,
+    /// Values of its state: H [N, ep], then z [N] where there is one, in whole vectors.
+    pub len: usize,
+}
+
+/// The groups of the heads that run in chunks, and the values of the states of a kv head, at most.
+fn chunk_groups(layer: &Layer, heads: &[Head], ep: usize) -> Result<(Vec<ChunkGroup>, usize), Error> {
+    let (mut groups, mut at, mut most): (Vec<ChunkGroup>, usize, usize) = (Vec::new(), 0, 0);
+    for group in layer.state_plan(Memory::Natural).groups.iter().filter(|group| heads[group.heads[0]].chunked) {
+        let Some(moments) = &group.moments else { continue };
+        let basis = layer.basis(&moments.orders)?;
+        let rows = basis.rows();
+        let len = rows * ep + if moments.sums { rows.next_multiple_of(PAD) } else { 0 };
+        // Groups are in the order of their heads, hence of their kv heads.
+        at = if groups.last().is_some_and(|last| last.g == group.g) { at } else { 0 };
+        let (sums, decays, weighs_keys) = (moments.sums, moments.decays, moments.weighs_keys);
+        groups.push(ChunkGroup { g: group.g, heads: group.heads.clone(), class: group.class, basis, sums, decays, weighs_keys, at, len });
+        at += len;
+        most = most.max(at);
+    }
+    Ok((groups, most))
+}
+
+/// Sizes and offsets of one attention in its scratch memory.
+pub(crate) struct Layout {
+    /// What it computes.
+    pub layer: Layer,
     /// Sizes of the call.
     pub shape: Shape,
     /// One for each head.
@@ -75,6 +96,8 @@ pub struct Layout {
     pub pitch: usize,
     /// T in tiles.
     pub tiles: usize,
+    /// Where tiles start, and T.
+    pub tile_cuts: Vec<usize>,
     /// d in whole vectors.
     pub dp: usize,
     /// e in whole vectors.
@@ -83,71 +106,72 @@ pub struct Layout {
     pub taps: usize,
     /// Parts into which the key tiles of a kv head are cut in the backward pass of heads that see all keys.
     pub segments: usize,
-    /// The heads that carry a state, by what they share.
-    pub units: Vec<Unit>,
+    /// The heads that have a state, by what they share.
+    pub groups: Vec<ChunkGroup>,
     /// Tiles of a chunk.
     pub chunk_tiles: usize,
-    /// Parts into which the chunks of a batch row are cut, to run at the same time.
-    pub spans: usize,
-    /// Values of the states of one batch row.
+    /// Parts of time whose chunks run at once; 0 where no head runs in chunks.
+    pub splits: usize,
+    /// Where splits start, and T; the numbers from 0 to `splits`.
+    pub split_cuts: Vec<usize>,
+    pub split_numbers: Vec<usize>,
+    /// Values of the states of a kv head, at most.
     pub state_len: usize,
 }
 
 impl Layout {
-    /// Plans the heads of a layer; variants are checked before. `chunk` gives the length of chunks and says which heads use them.
-    pub fn new(variants: &[Variant], shape: Shape, chunk: Option<(usize, &[bool])>) -> Result<Layout, Error> {
-        let mut classes: Vec<Class> = Vec::new();
-        let heads: Vec<Head> = variants
-            .iter()
-            .enumerate()
-            .map(|(h, variant)| {
-                let class = Class { rope: variant.rope, conv: variant.conv.is_some(), map: variant.kernel.map() };
-                let index = classes.iter().position(|other| *other == class).unwrap_or_else(|| {
-                    classes.push(class);
-                    classes.len() - 1
-                });
-                let chunked = chunk.is_some_and(|(_, chunked)| chunked[h]);
-                Head {
-                    kernel: variant.kernel.clone(),
-                    class: index,
-                    scale: variant.scale_for(shape.d) as f32,
-                    clamp: variant.clamp.map_or(f32::INFINITY, |c| c as f32),
-                    frame: if chunked { Rescale::None } else { variant.rescale() },
-                    weighs_keys: variant.in_gate.is_some() || variant.denominator.key_side(),
-                    learned: variant.learned(),
-                    chunked,
-                    variant: variant.clone(),
-                }
-            })
-            .collect();
+    /// Plans a call. `chunk` gives the length of chunks and says which heads use them.
+    pub fn new(layer: &Layer, shape: Shape, chunk: Option<(usize, &[bool])>) -> Result<Layout, Error> {
+        let head = |(h, plan): (usize, &layer::Head)| {
+            let chunked = chunk.is_some_and(|(_, chunked)| chunked[h]);
+            Head {
+                plan: plan.clone(),
+                kernel: plan.variant.kernel.clone(),
+                frame: if chunked { Rescale::None } else { plan.variant.rescale() },
+                chunked,
+            }
+        };
+        let heads: Vec<Head> = layer.head_plans().iter().enumerate().map(head).collect();
         // A chunk is a whole number of tiles; one of 200 positions is two tiles of 100.
         let chunk = chunk.map_or(TILE, |(length, _)| length.clamp(1, shape.time));
         let chunk_tiles = chunk.div_ceil(TILE);
         let tile = chunk.div_ceil(chunk_tiles);
         let tiles = shape.time.div_ceil(tile);
         let (dp, ep) = (shape.d.next_multiple_of(PAD), shape.e.next_multiple_of(PAD));
-        let (units, state_len) = units(&heads, &shape, ep)?;
+        let (groups, state_len) = chunk_groups(layer, &heads, ep)?;
         let pairs = shape.batch * shape.kv_heads;
         let parallel = heads.iter().any(|head| !head.chunked);
-        Ok(Layout {
+        let mut layout = Layout {
+            layer: layer.clone(),
             shape,
             heads,
-            classes,
+            classes: layer.classes().to_vec(),
             tile,
             pitch: tile.next_multiple_of(PAD),
             tiles,
+            tile_cuts: (0..=tiles).map(|i| (i * tile).min(shape.time)).collect(),
             dp,
             ep,
-            taps: variants.iter().find_map(|v| v.conv).unwrap_or(0),
+            taps: layer.taps(),
             segments: if parallel { TASKS.div_ceil(pairs).min(tiles) } else { 0 },
-            spans: if units.is_empty() { 0 } else { spans(&shape, tiles.div_ceil(chunk_tiles)) },
-            units,
+            splits: if groups.is_empty() { 0 } else { splits(&shape, tiles.div_ceil(chunk_tiles)) },
+            split_cuts: Vec::new(),
+            split_numbers: Vec::new(),
+            groups,
             chunk_tiles,
             state_len,
-        })
+        };
+        layout.split_cuts =
+            (0..layout.splits).map(|split| layout.split(split).end * layout.chunk_len()).map(|end| end.min(shape.time)).collect();
+        layout.split_cuts.insert(0, 0);
+        layout.split_numbers = (0..=layout.splits).collect();
+        // The states of all splits must be addressable, too.
+        let states =
+            layout.splits.max(1).checked_mul(pairs).and_then(|n| n.checked_mul(state_len)).filter(|&n| n <= isize::MAX as usize / 4);
+        states.map(|_| layout).ok_or(Error::Memory { values: usize::MAX, bytes: 4 })
     }
 
-    /// Positions for which rows have room: T, and the last tile in whole vectors.
+    /// Positions for which there are rows: T, and the last tile in whole vectors.
     pub fn tp(&self) -> usize {
         ((self.tiles - 1) * self.tile + self.pitch).next_multiple_of(PAD)
     }
@@ -167,15 +191,9 @@ impl Layout {
         (class * self.shape.batch + b) * self.shape.kv_heads + g
     }
 
-    /// Channels of q, k and v.
-    pub fn channels(&self) -> [usize; 3] {
-        let s = &self.shape;
-        [s.heads * s.d, s.kv_heads * s.d, s.kv_heads * s.e]
-    }
-
     /// Learned coefficients of each head that has any.
     pub fn learned(&self) -> usize {
-        self.heads.iter().map(|head| head.learned).max().unwrap_or(0)
+        self.layer.learned()
     }
 
     /// Copies of the gradients of queries and decays that a head has, one for each task that adds to them.
@@ -202,16 +220,16 @@ impl Layout {
         self.chunk_tiles * self.tile
     }
 
-    /// The chunks of a span.
-    pub fn span(&self, span: usize) -> Range<usize> {
-        let boundary = |i: usize| i * self.chunks() / self.spans;
-        boundary(span)..boundary(span + 1)
+    /// The chunks of a split.
+    pub fn split(&self, split: usize) -> Range<usize> {
+        let boundary = |i: usize| i * self.chunks() / self.splits;
+        boundary(split)..boundary(split + 1)
     }
 
-    /// The span of a tile.
-    pub fn span_of(&self, tile: usize) -> usize {
+    /// The split of a tile.
+    pub fn split_of(&self, tile: usize) -> usize {
         let chunk = tile / self.chunk_tiles;
-        (0..self.spans).find(|&span| self.span(span).contains(&chunk)).unwrap_or(0)
+        (0..self.splits).find(|&split| self.split(split).contains(&chunk)).unwrap_or(0)
     }
 
     /// The tiles of a chunk.
@@ -219,7 +237,7 @@ impl Layout {
         chunk * self.chunk_tiles..((chunk + 1) * self.chunk_tiles).min(self.tiles)
     }
 
-    /// The first position behind the chunk of a tile.
+    /// The first position after the chunk of a tile.
     pub fn chunk_end(&self, tile: usize) -> usize {
         (tile / self.chunk_tiles + 1) * self.chunk_len()
     }
@@ -227,21 +245,46 @@ impl Layout {
     /// a_n/α! of each head that runs in chunks, by row of its basis; empty for the others.
     pub fn factors(&self) -> Vec<Vec<f32>> {
         let mut factors = vec![Vec::new(); self.heads.len()];
-        for unit in &self.units {
-            for &h in &unit.heads {
-                let polynomial = self.heads[h].kernel.polynomial().unwrap_or_default();
-                let inverse = unit.basis.inverse_factorials();
-                let orders = polynomial.iter().enumerate();
-                factors[h] =
-                    orders.flat_map(|(i, (_, a))| inverse[unit.basis.span(i)].iter().map(move |x| (a * *x as f64) as f32)).collect();
-            }
+        for (group, h) in self.groups.iter().flat_map(|group| group.heads.iter().map(move |&h| (group, h))) {
+            let polynomial = self.heads[h].kernel.polynomial().unwrap_or_default();
+            fill_factors(&mut factors[h], group, polynomial.into_iter().map(|(_, a)| a));
         }
         factors
     }
 
-    /// The units of a kv head.
-    pub fn units_of(&self, g: usize) -> impl Iterator<Item = &Unit> {
-        self.units.iter().filter(move |unit| unit.g == g)
+    /// Takes the learned coefficients of a call in.
+    pub fn bind(&mut self, inputs: &Inputs<f32>, factors: &mut [Vec<f32>]) {
+        for (h, head) in self.heads.iter_mut().enumerate().filter(|(_, head)| head.learned > 0) {
+            self.layer.bind(h, inputs, &mut head.kernel);
+        }
+        for (group, &h) in self.groups.iter().flat_map(|group| group.heads.iter().map(move |h| (group, h))) {
+            if self.heads[h].learned > 0 {
+                let kernel = &self.heads[h].kernel;
+                fill_factors(&mut factors[h], group, group.basis.orders().iter().map(|&n| kernel.coefficient(n)));
+            }
+        }
+    }
+
+    /// The groups of a kv head.
+    pub fn groups_of(&self, g: usize) -> impl Iterator<Item = &ChunkGroup> {
+        self.groups.iter().filter(move |group| group.g == g)
+    }
+
+    /// Whether any head sees all keys.
+    pub fn has_parallel_heads(&self) -> bool {
+        self.segments > 0
+    }
+
+    /// Whether any gate, decay or key weight has to be computed.
+    pub fn has_gates(&self) -> bool {
+        self.heads.iter().any(|head| head.has_gates())
+    }
+}
+
+fn fill_factors(factors: &mut Vec<f32>, group: &ChunkGroup, coefficients: impl Iterator<Item = f64>) {
+    factors.clear();
+    for (i, a) in coefficients.enumerate() {
+        factors.extend(group.basis.inverse_factorials()[group.basis.span(i)].iter().map(|x| (a * *x as f64) as f32));
     }
 }
 
@@ -253,14 +296,15 @@ mod tests {
     fn segments_cover_every_tile_once() {
         for time in [1, 64, 65, 1000, 32_768] {
             let shape = Shape { batch: 1, time, heads: 2, kv_heads: 1, d: 8, e: 8 };
-            let layout = Layout::new(&vec![Variant::default(); 2], shape, None).expect("possible");
+            let layer = |text: &str| crate::Layer::new(2, 1, 8).variant(text).expect("possible");
+            let layout = Layout::new(&layer("exp rope=off"), shape, None).expect("possible");
             let covered: Vec<usize> = (0..layout.segments).flat_map(|s| layout.segment(s)).collect();
             assert_eq!(covered, (0..layout.tiles).collect::<Vec<_>>(), "T = {time}");
-            let variant: Variant = "taylor=0..2".parse().expect("possible");
             for length in [1, 7, 64, 200, 300, 100_000] {
-                let layout = Layout::new(&vec![variant.clone(); 2], shape, Some((length, &[true; 2]))).expect("possible");
-                let covered: Vec<usize> = (0..layout.spans).flat_map(|s| layout.span(s)).flat_map(|c| layout.tiles_of(c)).collect();
+                let layout = Layout::new(&layer("taylor=0..2 rope=off"), shape, Some((length, &[true; 2]))).expect("possible");
+                let covered: Vec<usize> = (0..layout.splits).flat_map(|s| layout.split(s)).flat_map(|c| layout.tiles_of(c)).collect();
                 assert_eq!(covered, (0..layout.tiles).collect::<Vec<_>>(), "T = {time}, chunks of {length}");
+                assert_eq!((layout.tile_cuts.len(), layout.split_cuts.last()), (layout.tiles + 1, Some(&time)));
                 assert!(layout.tile <= TILE && layout.tiles * layout.tile >= time && layout.tp() >= time);
             }
         }

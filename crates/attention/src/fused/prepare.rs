@@ -1,18 +1,26 @@
 //! Before and after the tiles: convolution, RoPE and feature map turn the rows of q, k and v into packed, padded
-//! tiles by head, and their gradients back.
+//! tiles by head, and the gradients of these back into those of q, k and v.
 
-use crate::fused::plan::{Class, Layout};
+use rayon::prelude::*;
+
+use crate::fused::plan::Layout;
+use crate::fused::scratch::CallScratch;
 use crate::kernels::TILE;
-use crate::kernels::simd::{Simd, Task};
+use crate::kernels::disjoint::{Axes, Axis, Block, Blocks, Disjoint};
+use crate::kernels::simd::{Simd, Task, dispatch};
+use crate::kernels::{PAD, transpose};
+use crate::layer::Class;
 use crate::parts::kernel::feature::Map;
 use crate::parts::rope::{rotate, rotate_back};
+use crate::task_scratch::TaskScratch;
+use crate::{Buffer, Error, Extra, Grads, Inputs, Rows};
 
 /// Rows of one head in a [B, T, heads, dimension] tensor, and what happens to them.
 #[derive(Clone, Copy)]
-pub struct Side<'a> {
+pub struct HeadRows<'a> {
     /// From the head's first value in its batch row on.
     pub x: &'a [f32],
-    /// heads · dimension
+    /// From one row to the next.
     pub stride: usize,
     /// d or e
     pub dim: usize,
@@ -30,7 +38,7 @@ pub struct Side<'a> {
     pub scale: f32,
 }
 
-impl Side<'_> {
+impl HeadRows<'_> {
     #[inline(always)]
     fn raw(&self, t: usize) -> &[f32] {
         &self.x[t * self.stride..t * self.stride + self.dim]
@@ -76,7 +84,7 @@ impl Side<'_> {
         }
     }
 
-    /// Row t, prepared, into `row`, whose values behind the dimension become zero.
+    /// Row t, prepared, into `row`, whose values after the dimension become zero.
     #[inline(always)]
     pub fn forward<S: Simd>(&self, simd: S, t: usize, row: &mut [f32]) {
         let (row, padding) = row.split_at_mut(self.dim);
@@ -88,10 +96,10 @@ impl Side<'_> {
         padding.fill(0.0);
     }
 
-    /// Adds the gradient of row t, from that of the prepared row, to the rows of dx that `dx` hands out by position, and
-    /// to `dtaps` (laid out like taps).
+    /// Adds the gradient of row t, from that of the prepared row, to the rows of `dx`, and to `dtaps` (laid out like
+    /// taps).
     #[inline(always)]
-    pub fn backward<'d, S: Simd>(&self, simd: S, t: usize, row: &mut [f32], dx: impl Fn(usize) -> &'d mut [f32], dtaps: &mut [f32]) {
+    fn backward<S: Simd>(&self, simd: S, t: usize, row: &mut [f32], dx: &mut Block<f32>, dtaps: &mut [f32]) {
         let mut buffer = [0.0f32; 256];
         let scratch = &mut buffer[..self.dim];
         if self.scale != 1.0 {
@@ -106,7 +114,7 @@ impl Side<'_> {
             rotate_back(row, &self.cos[t * half..][..half], &self.sin[t * half..][..half]);
         }
         if self.taps.is_empty() {
-            dx(t).iter_mut().zip(row).for_each(|(dx, g)| *dx += *g);
+            dx.row(0, t).iter_mut().zip(row).for_each(|(dx, g)| *dx += *g);
             return;
         }
         self.filtered(t, scratch);
@@ -122,14 +130,14 @@ impl Side<'_> {
             let source = t + j + 1 - w;
             let taps = &self.taps[j * self.dim..(j + 1) * self.dim];
             let dtaps = &mut dtaps[j * self.dim..(j + 1) * self.dim];
-            for ((((dx, dtap), &g), &tap), &x) in dx(source).iter_mut().zip(dtaps).zip(&*row).zip(taps).zip(self.raw(source)) {
+            for ((((dx, dtap), &g), &tap), &x) in dx.row(0, source).iter_mut().zip(dtaps).zip(&*row).zip(taps).zip(self.raw(source)) {
                 *dx += g * tap;
                 *dtap += g * x;
             }
         }
     }
 
-    /// Rows `first`.. of a head, prepared, into `rows` [count, padded]; rows behind T become zero.
+    /// Rows `first`.. of a head, prepared, into `rows` [count, padded]; rows after T become zero.
     #[inline(always)]
     pub fn fill<S: Simd>(&self, simd: S, first: usize, time: usize, rows: &mut [f32], padded: usize) {
         for (t, row) in (first..).zip(rows.chunks_exact_mut(padded)) {
@@ -144,17 +152,17 @@ impl Side<'_> {
 }
 
 /// Packs a whole kv head: by rows [Tp, padded], by transposed tiles [tiles, dimension, pitch], or both; an empty slice is not wanted.
-pub struct Pack<'a> {
-    pub side: Side<'a>,
-    pub time: usize,
+struct Pack<'a> {
+    side: HeadRows<'a>,
+    time: usize,
     /// Positions of a tile, and in whole vectors.
-    pub tile: usize,
-    pub pitch: usize,
-    pub padded: usize,
-    pub rows: &'a mut [f32],
-    pub transposed: &'a mut [f32],
-    /// Room for one tile of rows [pitch, padded], where they are not wanted themselves.
-    pub local: &'a mut [f32],
+    tile: usize,
+    pitch: usize,
+    padded: usize,
+    rows: &'a mut [f32],
+    transposed: &'a mut [f32],
+    /// Scratch for one tile of rows [pitch, padded], where they are not wanted themselves.
+    local: &'a mut [f32],
 }
 
 impl Task for Pack<'_> {
@@ -163,13 +171,13 @@ impl Task for Pack<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let (padded, dim, pitch) = (self.padded, self.side.dim, self.pitch);
-        // Dimensions behind dim are transposed with the rest of their block of 16, but not kept.
+        // Dimensions after dim are transposed with the rest of their block of 16, but not kept.
         let mut spare = [0.0f32; 16 * TILE];
         for (tile, first) in (0..self.time).step_by(self.tile).enumerate() {
             let rows: &mut [f32] = if self.rows.is_empty() {
                 &mut self.local[..pitch * padded]
             } else {
-                // Rows behind the tile are those of the next, written twice where a tile is not whole vectors.
+                // Rows after the tile are those of the next, written twice where a tile is not whole vectors.
                 &mut self.rows[first * padded..][..pitch * padded]
             };
             self.side.fill(simd, first, self.time, rows, padded);
@@ -180,9 +188,8 @@ impl Task for Pack<'_> {
             for column in (0..padded).step_by(16) {
                 let whole = column + 16 <= dim;
                 for row in (0..pitch).step_by(16) {
-                    let to = if whole { out[column * pitch + row..].as_mut_ptr() } else { spare[row..].as_mut_ptr() };
-                    // SAFETY: rows holds pitch rows of padded values; `to` has 16 rows of pitch values from its column on.
-                    unsafe { simd.transpose_16(rows.as_ptr().add(row * padded + column), padded, to, pitch) };
+                    let to = if whole { &mut out[column * pitch + row..] } else { &mut spare[row..] };
+                    transpose(simd, &rows[row * padded + column..], padded, to, pitch);
                 }
                 if !whole {
                     let rest = dim - column;
@@ -194,7 +201,7 @@ impl Task for Pack<'_> {
 }
 
 /// Filters [heads·dimension, w] with the channel last: [heads, w, dimension].
-pub fn channels_last(taps: &[f32], dim: usize, w: usize, out: &mut [f32]) {
+fn channels_last(taps: &[f32], dim: usize, w: usize, out: &mut [f32]) {
     for (head, out) in taps.chunks_exact(dim * w).zip(out.chunks_exact_mut(dim * w)) {
         for (channel, taps) in head.chunks_exact(w).enumerate() {
             for (j, &tap) in taps.iter().enumerate() {
@@ -205,7 +212,7 @@ pub fn channels_last(taps: &[f32], dim: usize, w: usize, out: &mut [f32]) {
 }
 
 /// Adds gradients of filters [heads, w, dimension] to [heads·dimension, w].
-pub fn add_channels_first(dtaps: &[f32], dim: usize, w: usize, out: &mut [f32]) {
+fn add_channels_first(dtaps: &[f32], dim: usize, w: usize, out: &mut [f32]) {
     for (dtaps, out) in dtaps.chunks_exact(dim * w).zip(out.chunks_exact_mut(dim * w)) {
         for (channel, out) in out.chunks_exact_mut(w).enumerate() {
             for (j, out) in out.iter_mut().enumerate() {
@@ -217,7 +224,7 @@ pub fn add_channels_first(dtaps: &[f32], dim: usize, w: usize, out: &mut [f32]) 
 
 /// The three tensors that are prepared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Which {
+pub enum Tensor {
     /// q
     Q,
     /// k
@@ -226,55 +233,206 @@ pub enum Which {
     V,
 }
 
-/// Parts of the workspace and the inputs that every [`Side`] of a call refers to.
+/// What all [`HeadRows`] of a call refer to.
 #[derive(Clone, Copy)]
 pub struct Sources<'a> {
     /// q, k and v as given.
-    pub x: [&'a [f32]; 3],
-    /// Angles.
-    pub cos: &'a [f32],
-    /// Angles.
-    pub sin: &'a [f32],
+    x: [Rows<'a, f32>; 3],
+    cos: &'a [f32],
+    sin: &'a [f32],
     /// From the angles of one batch row to those of the next; 0 where all share them.
-    pub angle_stride: usize,
+    angle_stride: usize,
     /// Filters of q, k and v, channel last.
-    pub taps: [&'a [f32]; 3],
+    taps: [&'a [f32]; 3],
     /// Inputs before the first position, [B, heads, w − 1, dimension]; empty where there are none.
-    pub tails: [&'a [f32]; 3],
+    tails: [&'a [f32]; 3],
 }
 
 impl<'a> Sources<'a> {
+    /// Of a call whose scratch has been prepared.
+    pub fn new(l: &Layout, inputs: &Inputs<'a, f32>, w: &'a CallScratch) -> Sources<'a> {
+        let slices = |buffers: &'a [Buffer; 3]| buffers.each_ref().map(|buffer| buffer.as_slice());
+        Sources {
+            x: inputs.x,
+            cos: &w.cos,
+            sin: &w.sin,
+            angle_stride: angle_stride(l, w),
+            taps: slices(&w.taps),
+            tails: slices(&w.initial.tails),
+        }
+    }
+
     /// The queries of head h in batch row b.
-    pub fn query(&self, l: &Layout, b: usize, h: usize) -> Side<'a> {
+    pub fn query(&self, l: &Layout, b: usize, h: usize) -> HeadRows<'a> {
         let head = &l.heads[h];
-        self.side(l, l.classes[head.class], Which::Q, b, h, head.scale)
+        self.rows(l, l.classes[head.class], Tensor::Q, b, h, head.scale)
     }
 
     /// One head of one tensor in one batch row.
-    pub fn side(&self, l: &Layout, class: Class, which: Which, b: usize, head: usize, scale: f32) -> Side<'a> {
-        let s = &l.shape;
-        let (heads, dim) = match which {
-            Which::Q => (s.heads, s.d),
-            Which::K => (s.kv_heads, s.d),
-            Which::V => (s.kv_heads, s.e),
-        };
-        let stride = heads * dim;
-        let (rope, map) = if which == Which::V { (false, Map::Identity) } else { (class.rope, class.map) };
-        Side {
-            x: &self.x[which as usize][b * s.time * stride + head * dim..],
+    fn rows(&self, l: &Layout, class: Class, tensor: Tensor, b: usize, head: usize, scale: f32) -> HeadRows<'a> {
+        let (s, i) = (&l.shape, tensor as usize);
+        let (heads, dim) = [(s.heads, s.d), (s.kv_heads, s.d), (s.kv_heads, s.e)][i];
+        let stride = self.x[i].stride(heads * dim);
+        let (rope, map) = if tensor == Tensor::V { (false, Map::Identity) } else { (class.rope, class.map) };
+        HeadRows {
+            x: &self.x[i].values()[b * s.time * stride + head * dim..],
             stride,
             dim,
             cos: if rope { &self.cos[b * self.angle_stride..] } else { &[] },
             sin: if rope { &self.sin[b * self.angle_stride..] } else { &[] },
-            taps: if class.conv { &self.taps[which as usize][head * dim * l.taps..][..dim * l.taps] } else { &[] },
-            tail: if class.conv && !self.tails[which as usize].is_empty() {
+            taps: if class.conv { &self.taps[i][head * dim * l.taps..][..dim * l.taps] } else { &[] },
+            tail: if class.conv && !self.tails[i].is_empty() {
                 let size = dim * (l.taps - 1);
-                &self.tails[which as usize][(b * heads + head) * size..][..size]
+                &self.tails[i][(b * heads + head) * size..][..size]
             } else {
                 &[]
             },
             map,
             scale,
+        }
+    }
+}
+
+fn angle_stride(l: &Layout, w: &CallScratch) -> usize {
+    if w.initial.given { l.shape.time * (l.shape.d / 2) } else { 0 }
+}
+
+/// cos and sin of all positions, kept while frequencies and T stay the same; of each batch row where rows start at their own.
+fn angles(l: &Layout, w: &mut CallScratch) {
+    let (time, half, stride) = (l.shape.time, l.shape.d / 2, angle_stride(l, w));
+    let Some(rope) = l.layer.rope().filter(|_| half > 0 && l.layer.rotates()) else { return };
+    let current = w.angles_of.as_ref().is_some_and(|(frequencies, t)| frequencies == rope.frequencies() && *t == time);
+    if current && stride == 0 {
+        return;
+    }
+    let (cos, sin, positions) = (w.cos.as_mut_slice(), w.sin.as_mut_slice(), &w.initial.positions);
+    cos.par_chunks_exact_mut(half).zip(sin.par_chunks_exact_mut(half)).enumerate().for_each(|(i, (cos, sin))| {
+        rope.angles(if stride > 0 { positions[i / time] } else { 0 } + i % time, cos, sin);
+    });
+    w.angles_of = (stride == 0).then(|| (rope.frequencies().to_vec(), time));
+}
+
+/// The packed tiles of k and v, and for the backward pass of q; the forward pass prepares queries tile by tile and reads keys only transposed.
+pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, backward: bool) -> Result<(), Error> {
+    let s = l.shape;
+    angles(l, w);
+    for ((buffer, extra), dim) in w.taps.iter_mut().zip([Extra::ConvQ, Extra::ConvK, Extra::ConvV]).zip([s.d, s.d, s.e]) {
+        if l.taps > 0 {
+            channels_last(inputs.extra(extra), dim, l.taps, buffer.as_mut_slice());
+        }
+    }
+    w.tasks.ensure(l.pitch * l.dp.max(l.ep))?;
+    let [mut q, mut k, mut kt, mut v, mut vt] = [&mut w.q, &mut w.k, &mut w.kt, &mut w.v, &mut w.vt].map(std::mem::take);
+    let (sources, tasks) = (Sources::new(l, inputs, w), &w.tasks);
+    let keeps_v = !backward || l.heads.iter().any(|head| head.weighs_keys || head.chunked);
+    let (heads, kvs) = (l.head_count(), l.kv_count());
+    let pack = |side: HeadRows, mut rows: Block<f32>, mut transposed: Block<f32>, tasks: &TaskScratch| {
+        let padded = side.dim.next_multiple_of(PAD);
+        let (rows, transposed) = (rows.piece(), transposed.piece());
+        tasks.with(|local| dispatch(Pack { side, time: s.time, tile: l.tile, pitch: l.pitch, padded, rows, transposed, local }));
+    };
+    let key_value = |tensor: Tensor, rows: &mut Buffer, by_rows: bool, transposed: &mut Buffer, by_columns: bool| {
+        let rows = if by_rows { Blocks::pieces(&mut rows[..], kvs) } else { Blocks::empty(kvs) };
+        let transposed = if by_columns { Blocks::pieces(&mut transposed[..], kvs) } else { Blocks::empty(kvs) };
+        rows.par().zip(transposed.par()).enumerate().with_max_len(1).for_each(|(kv, (rows, transposed))| {
+            let (class, pair) = (l.classes[kv / (s.batch * s.kv_heads)], kv % (s.batch * s.kv_heads));
+            pack(sources.rows(l, class, tensor, pair / s.kv_heads, pair % s.kv_heads, 1.0), rows, transposed, tasks);
+        });
+    };
+    rayon::join(
+        || {
+            if backward {
+                let queries = Blocks::pieces(&mut q[..], heads).par().zip(Blocks::empty(heads).par());
+                queries
+                    .enumerate()
+                    .with_max_len(1)
+                    .for_each(|(n, (rows, none))| pack(sources.query(l, n / s.heads, n % s.heads), rows, none, tasks));
+            }
+        },
+        || {
+            rayon::join(
+                || key_value(Tensor::K, &mut k, backward, &mut kt, true),
+                || key_value(Tensor::V, &mut v, keeps_v, &mut vt, backward),
+            )
+        },
+    );
+    (w.q, w.k, w.kt, w.v, w.vt) = (q, k, kt, v, vt);
+    Ok(())
+}
+
+/// Adds the gradients of q, k, v and the filters, from those of the prepared tensors.
+pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &mut Grads<f32>) {
+    let s = l.shape;
+    let (heads, pairs, whole) = (l.head_count(), s.batch * s.kv_heads, [0, s.time]);
+    let [mut dq, mut dk, mut dv] = [&mut w.dq, &mut w.dk, &mut w.dv].map(std::mem::take);
+    let mut dtaps = std::mem::take(&mut w.dtaps);
+    dtaps.iter_mut().for_each(|buffer| buffer.fill(0.0));
+    let sources = &Sources::new(l, inputs, w);
+    let [to_q, to_k, to_v] = grads.columns(&s);
+    let [taps_q, taps_k, taps_v] = &mut dtaps;
+    let queries = || {
+        let (first, others) = dq.split_at_mut(heads * s.time * l.dp);
+        let places = to_q.blocks(1, &whole).par().zip(Blocks::pieces(taps_q, heads).par());
+        first.par_chunks_exact_mut(s.time * l.dp).zip(places).enumerate().with_max_len(1).for_each(|(n, (rows, (to, mut dtaps)))| {
+            let (side, len) = (sources.query(l, n / s.heads, n % s.heads), inputs.length(n / s.heads, &s));
+            for copy in 1..l.copies(n % s.heads) {
+                let other = &others[((copy - 1) * heads + n) * s.time * l.dp..][..len * l.dp];
+                rows.iter_mut().zip(other).for_each(|(sum, &other)| *sum += other);
+            }
+            dispatch(Unpack { side, len, rows, padded: l.dp, to, dtaps: dtaps.piece() });
+        });
+    };
+    let keys = |tensor: Tensor, from: &mut Buffer, to: Disjoint<f32>, dtaps: &mut Buffer| {
+        let padded = if tensor == Tensor::K { l.dp } else { l.ep };
+        let size = l.tp() * padded;
+        // One task for each kv head, with its rows in every class.
+        let axes = Axes {
+            batch: Axis { count: pairs, step: size },
+            heads: Axis { count: l.classes.len(), step: pairs * size },
+            rows: Axis { count: 1, step: 0 },
+            width: size,
+        };
+        let places = to.blocks(1, &whole).par().zip(Blocks::pieces(dtaps, pairs).par());
+        Disjoint::new(from, axes).blocks(l.classes.len(), &[0, 1]).par().zip(places).enumerate().with_max_len(1).for_each(
+            |(pair, (mut from, (mut to, mut dtaps)))| {
+                let (b, g) = (pair / s.kv_heads, pair % s.kv_heads);
+                let group = &l.heads[g * s.group()..(g + 1) * s.group()];
+                for class in (0..l.classes.len()).filter(|&class| group.iter().any(|head| head.class == class)) {
+                    let side = sources.rows(l, l.classes[class], tensor, b, g, 1.0);
+                    let (rows, dtaps, len) = (from.row(class, 0), dtaps.piece(), inputs.length(b, &s));
+                    dispatch(Unpack { side, len, rows, padded, to: to.again(), dtaps });
+                }
+            },
+        );
+    };
+    rayon::join(queries, || rayon::join(|| keys(Tensor::K, &mut dk, to_k, taps_k), || keys(Tensor::V, &mut dv, to_v, taps_v)));
+    for (i, (extra, dim)) in [(Extra::ConvQ, s.d), (Extra::ConvK, s.d), (Extra::ConvV, s.e)].into_iter().enumerate() {
+        if l.taps > 0 {
+            for dtaps in dtaps[i].chunks_exact(s.widths()[i] * l.taps) {
+                add_channels_first(dtaps, dim, l.taps, grads.extra(extra));
+            }
+        }
+    }
+    (w.dq, w.dk, w.dv, w.dtaps) = (dq, dk, dv, dtaps);
+}
+
+/// The gradients of the prepared rows of one head [T, padded] become those of its inputs.
+struct Unpack<'a> {
+    side: HeadRows<'a>,
+    len: usize,
+    rows: &'a mut [f32],
+    padded: usize,
+    to: Block<'a, f32>,
+    dtaps: &'a mut [f32],
+}
+
+impl Task for Unpack<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, simd: S) {
+        for (t, row) in self.rows.chunks_exact_mut(self.padded).take(self.len).enumerate() {
+            self.side.backward(simd, t, &mut row[..self.side.dim], &mut self.to, self.dtaps);
         }
     }
 }

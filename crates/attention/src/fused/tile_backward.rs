@@ -1,95 +1,14 @@
-//! The backward pass: from dy to the gradients of the sums over keys, and through the tiles to those of q, k and v.
+//! The backward pass over tiles: from the gradients of the sums over keys to those of prepared q, k and v.
 
 use std::ops::Range;
 
-use crate::epilogue;
+use crate::fused::gates::{Gates, decay_columns};
 use crate::fused::plan::Layout;
-use crate::fused::tile_forward::{Gates, decay_columns};
 use crate::kernels::disjoint::Shared;
 use crate::kernels::gemm::{Rows, Strided, product};
 use crate::kernels::score_rows::{BackwardRow, CoefficientRow, DecayGrad, DecayRow};
 use crate::kernels::simd::{Simd, Task};
 use crate::kernels::{PAD, ROWS, TILE};
-use crate::parts::norm::NormGrads;
-
-/// What the tasks of the epilogue's backward pass read and write.
-pub struct EpilogueContext<'a> {
-    pub layout: &'a Layout,
-    pub gates: Gates<'a>,
-    pub lengths: Option<&'a [usize]>,
-    pub u: &'a [f32],
-    pub z: &'a [f32],
-    pub rho: &'a [f32],
-    /// [B, T, H, e]
-    pub dy: &'a [f32],
-    /// [N, T, ep] and [N, T]
-    pub du: Shared<f32>,
-    pub dz: Shared<f32>,
-    /// [N, T] each
-    pub dout: Shared<f32>,
-    pub dpost: Shared<f32>,
-    /// [N, 2, e]
-    pub dnorm: Shared<f32>,
-}
-
-/// The epilogue of one head of one batch row, backward.
-pub struct EpilogueHead<'a> {
-    pub context: &'a EpilogueContext<'a>,
-    pub b: usize,
-    pub h: usize,
-}
-
-impl Task for EpilogueHead<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, _: S) {
-        let c = self.context;
-        let l = c.layout;
-        let s = l.shape;
-        let variant = &l.heads[self.h].variant;
-        let n = self.b * s.heads + self.h;
-        let len = c.lengths.map_or(s.time, |lengths| lengths[self.b]);
-        let mut scratch = [0.0f32; 512];
-        // SAFETY: each task is the only one with this (b, h).
-        let (du, dz, dnorm) =
-            unsafe { (c.du.slice(n * s.time * l.ep, s.time * l.ep), c.dz.slice(n * s.time, s.time), c.dnorm.slice(n * 2 * s.e, 2 * s.e)) };
-        // SAFETY: as above; the buffers exist where the gates do.
-        let (dout, dpost) = unsafe {
-            let of = |there: bool, shared: &Shared<f32>| {
-                if there { shared.slice(n * s.time, s.time) as *mut [f32] } else { &mut [] as *mut [f32] }
-            };
-            (&mut *of(variant.out_gate.is_some(), &c.dout), &mut *of(variant.post_gate.is_some(), &c.dpost))
-        };
-        dnorm.fill(0.0);
-        let (dweight, dbias) = dnorm.split_at_mut(s.e);
-        for t in 0..s.time {
-            let at = n * s.time + t;
-            let du = &mut du[t * l.ep..][..l.ep];
-            let (row, padding) = du.split_at_mut(s.e);
-            padding.fill(0.0);
-            let mut grads = epilogue::RowGrads { z: 0.0, out: 0.0, post: 0.0 };
-            if t < len {
-                row.copy_from_slice(&c.dy[((self.b * s.time + t) * s.heads + self.h) * s.e..][..s.e]);
-                let input = c.gates.row(l, self.h, n, t, c.z[at], c.rho[at]);
-                let norm = NormGrads {
-                    weight: if variant.norm.has_weight() { &mut *dweight } else { &mut [] },
-                    bias: if variant.norm.has_bias() { &mut *dbias } else { &mut [] },
-                };
-                grads = epilogue::backward(variant, input, &c.u[at * l.ep..][..s.e], row, &mut scratch[..2 * s.e], norm);
-            } else {
-                row.fill(0.0);
-            }
-            dz[t] = grads.z;
-            if let Some(d) = dout.get_mut(t) {
-                *d = grads.out;
-            }
-            if let Some(d) = dpost.get_mut(t) {
-                *d = grads.post;
-            }
-        }
-    }
-}
 
 /// What the tasks of the backward pass over tiles read and write.
 pub struct Context<'a> {
@@ -209,10 +128,10 @@ impl BackwardSegment<'_> {
         let mut dcolumns = [0.0; TILE];
         let base = decay.map_or(0.0, |decay| decay_columns(&decay[s0..s0 + l.pitch], &mut columns));
         // SAFETY: all places below belong to this task: (copy, b, h) from this tile on, in chunk mode to the end of the chunk, and
-        // this key tile of this kv head. In chunk mode the copies of coefficients are as many as the spans.
+        // this key tile of this kv head. In chunk mode the copies of coefficients are as many as the splits.
         let (dq, dk, dv, ddecay, dlearned) = unsafe {
             let at = self.copy * l.head_count() + n;
-            let learned = if self.chunked { l.span_of(tile) } else { self.copy } * l.head_count() + n;
+            let learned = if self.chunked { l.split_of(tile) } else { self.copy } * l.head_count() + n;
             (
                 c.dq.slice((at * s.time + s0) * l.dp, (end - s0) * l.dp),
                 c.dk.slice((kv * l.tp() + s0) * l.dp, l.tile * l.dp),

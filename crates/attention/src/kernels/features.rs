@@ -11,9 +11,9 @@
 
 use std::ops::Range;
 
+use crate::kernels::basis::Basis;
 use crate::kernels::gemm::{Rows, Strided, product, product_onto};
 use crate::kernels::simd::{Simd, Task};
-use crate::state::Basis;
 
 /// Rows of a block: a multiple of the products' blocks that leaves room for a block of H in the first-level cache.
 pub const BLOCK: usize = 48;

@@ -52,6 +52,24 @@ pub unsafe fn product_onto<S: Simd>(simd: S, sizes: [usize; 3], a: Strided, b: R
     simd.call(Product::<ONTO> { m, n, k, a, b, c, keep });
 }
 
+/// C = A·B, or C += A·B where `ADD`, of matrices in slices: A [m×k] with its two strides, rows of B [k×n] and C [m×n] with theirs.
+#[inline(always)]
+pub fn multiply<S: Simd, const ADD: bool>(
+    simd: S,
+    [m, n, k]: [usize; 3],
+    (a, row, column): (&[f32], usize, usize),
+    (b, b_stride): (&[f32], usize),
+    (c, c_stride): (&mut [f32], usize),
+) {
+    let last = |rows: usize, stride: usize, width: usize| rows.saturating_sub(1) * stride + width;
+    let fits = a.len() > last(m, row, 0) + last(k, column, 0) && b.len() >= last(k, b_stride, n) && c.len() >= last(m, c_stride, n);
+    assert!(fits && n.is_multiple_of(S::LANES), "a product of {m}×{k} and {k}×{n} within its slices");
+    let (a, b, c) =
+        (Strided { at: a.as_ptr(), row, column }, Rows { at: b.as_ptr(), stride: b_stride }, Rows { at: c.as_mut_ptr(), stride: c_stride });
+    // SAFETY: as asserted; a mutable slice overlaps no other.
+    unsafe { product::<S, ADD>(simd, m, n, k, a, b, c) };
+}
+
 /// C = A·B
 const SET: u8 = 0;
 /// C + A·B as one chain.

@@ -15,3 +15,11 @@ pub const TILE: usize = 128;
 pub const ROWS: usize = 12;
 /// Rows are padded to whole vectors of the widest kind.
 pub const PAD: usize = 16;
+
+/// 16 rows of 16 values, `stride` apart, written as columns, `to_stride` apart.
+#[inline(always)]
+pub(crate) fn transpose<S: simd::Simd>(simd: S, from: &[f32], stride: usize, to: &mut [f32], to_stride: usize) {
+    assert!(from.len() >= 15 * stride + 16 && to.len() >= 15 * to_stride + 16, "a square of 16 rows lies within both slices");
+    // SAFETY: as asserted; a mutable slice overlaps no other.
+    unsafe { simd.transpose_16(from.as_ptr(), stride, to.as_mut_ptr(), to_stride) };
+}

@@ -5,32 +5,44 @@ use crate::naive::prepare::Stages;
 use crate::parts::denominator::position::{key_weight, key_weight_slope};
 use crate::parts::gate::PostGate;
 use crate::parts::kernel::feature::Map;
-use crate::{Extra, Grads, Inputs, Real, Shape, Variant};
+use crate::{Extra, Grads, Inputs, Layer, Real, Rows, Shape, Variant};
 
 /// Where one head lies in tensors [B, T, heads, dimension].
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
     first: usize,
     heads: usize,
+    pub head: usize,
     length: usize,
 }
 
 impl Place {
     /// The index of position t, in units of the dimension.
     pub fn index(&self, t: usize) -> usize {
-        self.first + t * self.heads
+        (self.first + t) * self.heads + self.head
     }
 
     /// A copy of the head, [length, dim].
-    fn read<R: Real>(&self, x: &[R], dim: usize) -> Vec<R> {
-        (0..self.length).flat_map(|t| &x[self.index(t) * dim..][..dim]).copied().collect()
+    fn read<R: Real>(&self, x: Rows<R>, dim: usize) -> Vec<R> {
+        (0..self.length).flat_map(|t| &x.row(self.first + t, self.heads * dim)[self.head * dim..][..dim]).copied().collect()
     }
 
-    /// Adds values [length, dim] to the head.
-    fn add<R: Real>(&self, values: &[R], to: &mut [R], dim: usize) {
+    /// A copy of the head in gate logits [B, T, heads].
+    fn logits<R: Real>(&self, inputs: &Inputs<R>, extra: Extra) -> Vec<R> {
+        self.read(inputs.extra(extra).into(), 1)
+    }
+
+    /// Adds values [length, dim] to the head in the gradient of tensor `which` (0 q, 1 k, 2 v).
+    fn add<R: Real>(&self, values: &[R], which: usize, grads: &mut Grads<R>, shape: &Shape, dim: usize) {
         for (t, row) in values.chunks_exact(dim).enumerate() {
-            add_scaled(&mut to[self.index(t) * dim..][..dim], R::one(), row);
+            add_scaled(&mut grads.row(which, self.first + t, shape)[self.head * dim..][..dim], R::one(), row);
         }
+    }
+
+    /// Adds values [length] to the head in the gradient of gate logits.
+    fn add_logits<R: Real>(&self, values: &[R], extra: Extra, grads: &mut Grads<R>) {
+        let to = grads.extra(extra);
+        values.iter().enumerate().for_each(|(t, &value)| to[self.index(t)] += value);
     }
 }
 
@@ -39,7 +51,7 @@ pub(crate) struct Head<'a, R> {
     pub variant: Variant,
     pub at_query: Place,
     pub at_key: Place,
-    pub head: usize,
+    pub shape: Shape,
     pub length: usize,
     pub d: usize,
     pub e: usize,
@@ -58,45 +70,39 @@ pub(crate) struct Head<'a, R> {
 }
 
 impl<'a, R: Real> Head<'a, R> {
-    pub fn gather(variant: &Variant, inputs: &'a Inputs<'a, R>, shape: &Shape, row: usize, head: usize) -> Self {
+    pub fn gather(layer: &'a Layer, inputs: &'a Inputs<'a, R>, shape: &Shape, row: usize, head: usize) -> Self {
         let Shape { time, heads, kv_heads, d, e, .. } = *shape;
         let kv_head = head / shape.group();
         let length = inputs.length(row, shape);
-        let at_query = Place { first: row * time * heads + head, heads, length };
-        let at_key = Place { first: row * time * kv_heads + kv_head, heads: kv_heads, length };
+        let at_query = Place { first: row * time, heads, head, length };
+        let at_key = Place { first: row * time, heads: kv_heads, head: kv_head, length };
 
-        let mut variant = variant.clone();
-        if variant.needs(Extra::Coefficients) {
-            let all = inputs.extra(Extra::Coefficients);
-            let n = all.len() / heads;
-            let own: Vec<f64> = all[head * n..][..n].iter().map(|a| a.wide()).collect();
-            variant.kernel.bind(&own);
-        }
+        let mut variant = layer.heads()[head].clone();
+        layer.bind(head, inputs, &mut variant.kernel);
         let taps = |extra, head: usize, dim: usize| match variant.conv {
             Some(width) => &inputs.extra(extra)[head * dim * width..][..dim * width],
             None => &[],
         };
-        let rope = variant.rope.then_some(inputs.rope);
+        let rope = layer.rope().filter(|_| variant.rope);
         let map = variant.kernel.map();
-        let signal = |extra, place: Place| place.read(inputs.extra(extra), 1);
         let mut in_gate = vec![R::one(); length];
         if let Some(gate) = &variant.in_gate {
-            in_gate = signal(Extra::InGate, at_key);
+            in_gate = at_key.logits(inputs, Extra::InGate);
             gate.forward(&mut in_gate, &mut 0.0);
         }
         let mut out_gate = vec![R::one(); length];
         if let Some(gate) = &variant.out_gate {
-            out_gate = signal(Extra::OutGate, at_query);
+            out_gate = at_query.logits(inputs, Extra::OutGate);
             gate.forward(&mut out_gate, &mut 0.0);
         }
         let mut post_gate = vec![R::one(); length];
         if let Some(gate) = &variant.post_gate {
-            post_gate = if variant.needs(Extra::PostGate) { signal(Extra::PostGate, at_query) } else { out_gate.clone() };
+            post_gate = if variant.needs(Extra::PostGate) { at_query.logits(inputs, Extra::PostGate) } else { out_gate.clone() };
             gate.forward(&mut post_gate, &mut 0.0);
         }
         let mut log_decay = vec![0.0; length];
         if let Some(decay) = &variant.decay {
-            decay.forward(&signal(Extra::DecayGate, at_query), &mut log_decay, &mut 0.0);
+            decay.forward(&at_query.logits(inputs, Extra::DecayGate), &mut log_decay, &mut 0.0);
         }
         let mut key_weights = vec![R::one(); length];
         if variant.denominator.key_side() {
@@ -104,14 +110,14 @@ impl<'a, R: Real> Head<'a, R> {
             key_weights = (0..length).map(|s| key_weight(m, count(s))).collect();
         }
         Head {
-            q: Stages::new(at_query.read(inputs.q, d), d, taps(Extra::ConvQ, head, d), rope, map),
-            k: Stages::new(at_key.read(inputs.k, d), d, taps(Extra::ConvK, kv_head, d), rope, map),
-            v: Stages::new(at_key.read(inputs.v, e), e, taps(Extra::ConvV, kv_head, e), None, Map::Identity),
+            q: Stages::new(at_query.read(inputs.q(), d), d, taps(Extra::ConvQ, head, d), rope, map),
+            k: Stages::new(at_key.read(inputs.k(), d), d, taps(Extra::ConvK, kv_head, d), rope, map),
+            v: Stages::new(at_key.read(inputs.v(), e), e, taps(Extra::ConvV, kv_head, e), None, Map::Identity),
             scale: R::of(variant.scale_for(d)),
             variant,
             at_query,
             at_key,
-            head,
+            shape: *shape,
             length,
             d,
             e,
@@ -142,49 +148,43 @@ impl<'a, R: Real> Head<'a, R> {
         let (variant, length, d, e) = (&self.variant, self.length, self.d, self.e);
         let HeadGrads { q: dq, k: dk, v: dv, mut in_gate, mut out, mut post, key_weights, log_decay, coefficients, norm_weight, norm_bias } =
             g;
-        let kv_head = self.at_key.first % self.at_key.heads;
-        let dq = self.q.backward(dq, own_channels(grads, Extra::ConvQ, self.head, self.q.taps.len()));
+        let (head, kv_head) = (self.at_query.head, self.at_key.head);
+        let dq = self.q.backward(dq, own_channels(grads, Extra::ConvQ, head, self.q.taps.len()));
         let dk = self.k.backward(dk, own_channels(grads, Extra::ConvK, kv_head, self.k.taps.len()));
         let dv = self.v.backward(dv, own_channels(grads, Extra::ConvV, kv_head, self.v.taps.len()));
-        self.at_query.add(&dq, grads.q, d);
-        self.at_key.add(&dk, grads.k, d);
-        self.at_key.add(&dv, grads.v, e);
+        self.at_query.add(&dq, 0, grads, &self.shape, d);
+        self.at_key.add(&dk, 1, grads, &self.shape, d);
+        self.at_key.add(&dv, 2, grads, &self.shape, e);
 
-        let signal = |extra, place: Place| place.read(self.inputs.extra(extra), 1);
-        let mut add = |extra, place: Place, dg: &[R]| {
-            if let Some(to) = grads.extras.get_mut(extra) {
-                place.add(dg, to, 1);
-            }
-        };
         match &variant.post_gate {
             Some(PostGate::Shared(_)) => out.iter_mut().zip(&post).for_each(|(out, &post)| *out += post),
             Some(gate) => {
-                gate.backward(&signal(Extra::PostGate, self.at_query), &self.post_gate, &mut post);
-                add(Extra::PostGate, self.at_query, &post);
+                gate.backward(&self.at_query.logits(self.inputs, Extra::PostGate), &self.post_gate, &mut post);
+                self.at_query.add_logits(&post, Extra::PostGate, grads);
             }
             None => {}
         }
         if let Some(gate) = &variant.out_gate {
-            gate.backward(&signal(Extra::OutGate, self.at_query), &self.out_gate, &mut out);
-            add(Extra::OutGate, self.at_query, &out);
+            gate.backward(&self.at_query.logits(self.inputs, Extra::OutGate), &self.out_gate, &mut out);
+            self.at_query.add_logits(&out, Extra::OutGate, grads);
         }
         if let Some(gate) = &variant.in_gate {
-            gate.backward(&signal(Extra::InGate, self.at_key), &self.in_gate, &mut in_gate);
-            add(Extra::InGate, self.at_key, &in_gate);
+            gate.backward(&self.at_key.logits(self.inputs, Extra::InGate), &self.in_gate, &mut in_gate);
+            self.at_key.add_logits(&in_gate, Extra::InGate, grads);
         }
         if let Some(decay) = &variant.decay {
             let mut dg = vec![R::zero(); length];
-            decay.backward(&signal(Extra::DecayGate, self.at_query), &log_decay, &mut dg);
-            add(Extra::DecayGate, self.at_query, &dg);
+            decay.backward(&self.at_query.logits(self.inputs, Extra::DecayGate), &log_decay, &mut dg);
+            self.at_query.add_logits(&dg, Extra::DecayGate, grads);
         }
         if variant.denominator.key_side() {
-            let m = self.inputs.extra(Extra::NormConst)[self.head];
+            let m = self.inputs.extra(Extra::NormConst)[head];
             let slope = |s: usize| key_weight_slope(m, count(s), self.key_weights[s]);
             let dm = key_weights.iter().enumerate().map(|(s, &dkey)| dkey * slope(s)).sum();
-            add_to(grads, Extra::NormConst, self.head, &[dm]);
+            add_to(grads, Extra::NormConst, head, &[dm]);
         }
         let coefficients: Vec<R> = coefficients.into_iter().map(R::of).collect();
-        add_to(grads, Extra::Coefficients, self.head * coefficients.len(), &coefficients);
+        add_to(grads, Extra::Coefficients, head * coefficients.len(), &coefficients);
         add_to(grads, Extra::NormWeight, 0, &norm_weight);
         add_to(grads, Extra::NormBias, 0, &norm_bias);
     }

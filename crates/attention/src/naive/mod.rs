@@ -20,49 +20,47 @@ pub mod view;
 
 use std::marker::PhantomData;
 
-use crate::epilogue;
-use crate::extras::layer_extras;
+use std::sync::Arc;
+
+use crate::engine::Home;
 use crate::naive::head::{Head, HeadGrads, add_scaled};
 use crate::parts::norm::NormGrads;
 use crate::real::dot;
-use crate::tensors::check_length;
-use crate::{Attention, Error, Grads, Inputs, Nonpositive, Real, Report, Shape, Variant};
+use crate::{Attention, Error, Grads, Inputs, Layer, Real, Report, Saved, Shape, epilogue};
 
-/// The naive computation, in float64 or float32. Keeps nothing between calls: `backward` computes each row anew.
+/// The naive computation, in float64 or float32. Saves nothing: `backward` computes each row anew.
 pub struct Reference<R: Real> {
-    heads: Vec<Variant>,
+    layer: Layer,
     shape: Shape,
+    home: Arc<Home>,
     real: PhantomData<R>,
 }
 
-impl<R: Real> Reference<R> {
-    /// One variant for each head, at this shape.
-    pub fn new(heads: &[Variant], shape: Shape) -> Result<Self, Error> {
-        layer_extras(heads, &shape)?;
-        Ok(Reference { heads: heads.to_vec(), shape, real: PhantomData })
+impl Layer {
+    /// The naive engine for B rows of T positions, in float64 or float32.
+    pub fn naive<R: Real>(&self, batch: usize, time: usize) -> Result<Reference<R>, Error> {
+        Ok(Reference { layer: self.clone(), shape: self.shape(batch, time)?, home: Arc::default(), real: PhantomData })
     }
 }
 
 impl<R: Real> Attention<R> for Reference<R> {
-    fn forward(&mut self, inputs: &Inputs<R>, y: &mut [R]) -> Result<Report, Error> {
-        let Shape { batch, time, heads, e, .. } = self.shape;
-        inputs.check(&self.heads, &self.shape)?;
-        check_length(format_args!("y"), batch * time * heads * e, y.len())?;
+    fn infer(&mut self, inputs: &Inputs<R>, y: &mut [R]) -> Result<Report, Error> {
+        let Shape { batch, heads, e, .. } = self.shape;
+        self.layer.check(&self.shape, inputs, 1)?;
+        self.shape.check_outputs("y", y.len())?;
         y.fill(R::zero());
         let mut report = Report::default();
         for b in 0..batch {
             for h in 0..heads {
-                let head = Head::gather(&self.heads[h], inputs, &self.shape, b, h);
+                let head = Head::gather(&self.layer, inputs, &self.shape, b, h);
                 let mut scores = Vec::with_capacity(head.length);
                 let mut u = vec![R::zero(); e];
                 for t in 0..head.length {
                     let (z, rho) = head.sums(t, &mut scores, &mut u);
                     let row = &mut y[head.at_query.index(t) * e..][..e];
                     let denominator = epilogue::forward(&head.variant, head.row(t, z, rho), &u, row);
-                    let positive = denominator > R::zero();
-                    if head.variant.denominator.sums() && !positive && report.nonpositive.is_none() {
-                        let value = denominator.wide() * rho.wide().exp();
-                        report.nonpositive = Some(Nonpositive { row: b, head: h, position: t, value });
+                    if head.variant.denominator.sums() {
+                        report.see((b, h, t), denominator, rho);
                     }
                 }
             }
@@ -70,14 +68,20 @@ impl<R: Real> Attention<R> for Reference<R> {
         Ok(report)
     }
 
-    fn backward(&mut self, inputs: &Inputs<R>, dy: &[R], grads: &mut Grads<R>) -> Result<(), Error> {
-        let Shape { batch, time, heads, e, .. } = self.shape;
-        inputs.check(&self.heads, &self.shape)?;
-        grads.check(&self.heads, &self.shape)?;
-        check_length(format_args!("gradient of y"), batch * time * heads * e, dy.len())?;
+    fn forward(&mut self, inputs: &Inputs<R>, y: &mut [R]) -> Result<Saved, Error> {
+        let report = self.infer(inputs, y)?;
+        Ok(self.home.saved(report, self.home.take()))
+    }
+
+    fn backward(&mut self, inputs: &Inputs<R>, saved: &Saved, dy: &[R], grads: &mut Grads<R>) -> Result<(), Error> {
+        let Shape { batch, heads, .. } = self.shape;
+        self.home.check(saved)?;
+        self.layer.check(&self.shape, inputs, 1)?;
+        self.layer.check_grads(&self.shape, grads)?;
+        self.shape.check_outputs("gradient of y", dy.len())?;
         for b in 0..batch {
             for h in 0..heads {
-                Head::gather(&self.heads[h], inputs, &self.shape, b, h).backward(dy, grads);
+                Head::gather(&self.layer, inputs, &self.shape, b, h).backward(dy, grads);
             }
         }
         Ok(())

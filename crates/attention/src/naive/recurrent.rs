@@ -15,45 +15,48 @@
 
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::Arc;
 
-use crate::extras::layer_extras;
+use crate::engine::Home;
 use crate::kernels::basis::Basis;
 use crate::naive::head::{Head, HeadGrads, add_scaled};
 use crate::parts::norm::NormGrads;
 use crate::real::dot;
-use crate::tensors::check_length;
-use crate::{Attention, Error, Grads, Inputs, Nonpositive, Real, Report, Shape, Variant, epilogue};
+use crate::{Attention, Error, Grads, Inputs, Layer, Memory, Real, Report, Saved, Shape, epilogue};
 
-/// The naive recurrent computation, in float64 or float32. Keeps nothing between calls.
+/// The naive recurrent computation, in float64 or float32. Saves nothing.
 pub struct Recurrent<R: Real> {
-    heads: Vec<Variant>,
-    bases: Vec<Basis>,
+    layer: Layer,
+    bases: Vec<Arc<Basis>>,
     shape: Shape,
     chunk: usize,
+    home: Arc<Home>,
     real: PhantomData<R>,
 }
 
-impl<R: Real> Recurrent<R> {
-    /// One variant for each head, at this shape, in chunks of that many positions. Refuses variants without a finite map.
-    pub fn new(heads: &[Variant], shape: Shape, chunk: usize) -> Result<Self, Error> {
-        layer_extras(heads, &shape)?;
+impl Layer {
+    /// The naive recurrent engine for B rows of T positions, in chunks of that many. Refuses variants without a finite map.
+    pub fn recurrent<R: Real>(&self, batch: usize, time: usize, chunk: usize) -> Result<Recurrent<R>, Error> {
+        let shape = self.shape(batch, time)?;
         if chunk == 0 {
             return Err(Error::Shape("a chunk has at least one position, found 0".into()));
         }
-        let basis = |variant: &Variant| {
-            let Some(polynomial) = variant.kernel.polynomial().filter(|_| variant.clamp.is_none()) else {
+        let plan = self.state_plan(Memory::Natural);
+        let basis = |(h, &(group, _)): (usize, &(usize, usize))| match &plan.groups[group].moments {
+            Some(moments) => self.basis(&moments.orders),
+            None => {
                 let reason = "it has no finite feature map, so its memory grows with the positions; use a cache of keys and values";
-                return Err(Error::Combination { variant: variant.to_string(), reason: reason.into() });
-            };
-            let orders: Vec<usize> = polynomial.into_iter().map(|(n, _)| n).collect();
-            Basis::new(shape.d, &orders)
+                Err(Error::Combination { variant: self.heads()[h].to_string(), reason: reason.into() })
+            }
         };
-        let bases = heads.iter().map(basis).collect::<Result<_, _>>()?;
-        Ok(Recurrent { heads: heads.to_vec(), bases, shape, chunk, real: PhantomData })
+        let bases = plan.group_of.iter().enumerate().map(basis).collect::<Result<_, _>>()?;
+        Ok(Recurrent { layer: self.clone(), bases, shape, chunk, home: Arc::default(), real: PhantomData })
     }
+}
 
+impl<R: Real> Recurrent<R> {
     fn head<'a>(&'a self, inputs: &'a Inputs<'a, R>, b: usize, h: usize) -> Chunked<'a, R> {
-        let head = Head::gather(&self.heads[h], inputs, &self.shape, b, h);
+        let head = Head::gather(&self.layer, inputs, &self.shape, b, h);
         let basis = &self.bases[h];
         let polynomial = head.variant.kernel.polynomial().expect("checked when built");
         let inverse = basis.wide_inverse_factorials();
@@ -70,10 +73,10 @@ impl<R: Real> Recurrent<R> {
 }
 
 impl<R: Real> Attention<R> for Recurrent<R> {
-    fn forward(&mut self, inputs: &Inputs<R>, y: &mut [R]) -> Result<Report, Error> {
-        let Shape { batch, time, heads, e, .. } = self.shape;
-        inputs.check(&self.heads, &self.shape)?;
-        check_length(format_args!("y"), batch * time * heads * e, y.len())?;
+    fn infer(&mut self, inputs: &Inputs<R>, y: &mut [R]) -> Result<Report, Error> {
+        let Shape { batch, heads, e, .. } = self.shape;
+        self.layer.check(&self.shape, inputs, 1)?;
+        self.shape.check_outputs("y", y.len())?;
         y.fill(R::zero());
         let mut report = Report::default();
         for b in 0..batch {
@@ -87,9 +90,8 @@ impl<R: Real> Attention<R> for Recurrent<R> {
                         let z = chunked.row(t, &chunk, &state, &mut u);
                         let row = &mut y[head.at_query.index(t) * e..][..e];
                         let denominator = epilogue::forward(&head.variant, head.row(t, z, R::zero()), &u, row);
-                        let positive = denominator > R::zero();
-                        if head.variant.denominator.sums() && !positive && report.nonpositive.is_none() {
-                            report.nonpositive = Some(Nonpositive { row: b, head: h, position: t, value: denominator.wide() });
+                        if head.variant.denominator.sums() {
+                            report.see((b, h, t), denominator, R::zero());
                         }
                     }
                     chunked.absorb_keys(&chunk, &mut state);
@@ -99,11 +101,17 @@ impl<R: Real> Attention<R> for Recurrent<R> {
         Ok(report)
     }
 
-    fn backward(&mut self, inputs: &Inputs<R>, dy: &[R], grads: &mut Grads<R>) -> Result<(), Error> {
-        let Shape { batch, time, heads, e, .. } = self.shape;
-        inputs.check(&self.heads, &self.shape)?;
-        grads.check(&self.heads, &self.shape)?;
-        check_length(format_args!("gradient of y"), batch * time * heads * e, dy.len())?;
+    fn forward(&mut self, inputs: &Inputs<R>, y: &mut [R]) -> Result<Saved, Error> {
+        let report = self.infer(inputs, y)?;
+        Ok(self.home.saved(report, self.home.take()))
+    }
+
+    fn backward(&mut self, inputs: &Inputs<R>, saved: &Saved, dy: &[R], grads: &mut Grads<R>) -> Result<(), Error> {
+        let Shape { batch, heads, .. } = self.shape;
+        self.home.check(saved)?;
+        self.layer.check(&self.shape, inputs, 1)?;
+        self.layer.check_grads(&self.shape, grads)?;
+        self.shape.check_outputs("gradient of y", dy.len())?;
         for b in 0..batch {
             for h in 0..heads {
                 self.head(inputs, b, h).backward(dy, grads);

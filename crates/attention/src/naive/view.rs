@@ -1,9 +1,8 @@
 //! One head of one batch row as the formula sees it, for those who look inside: prepared queries, keys and values in float64.
 
 use crate::epilogue::{self, Row};
-use crate::extras::layer_extras;
 use crate::naive::head::{Head, count};
-use crate::{Error, Extra, Inputs, Shape, Variant};
+use crate::{Error, Extra, Inputs, Layer, Variant};
 
 /// What the rows of a head read, after convolution, RoPE, φ and gates:
 ///
@@ -40,14 +39,14 @@ pub struct View {
 }
 
 impl View {
-    /// Head `head` of batch row `row`; `heads` has the variant of every head of the layer.
-    pub fn new(heads: &[Variant], inputs: &Inputs<f32>, shape: &Shape, row: usize, head: usize) -> Result<View, Error> {
-        layer_extras(heads, shape)?;
-        inputs.check(heads, shape)?;
-        if row >= shape.batch || head >= shape.heads {
-            return Err(Error::Shape(format!("row {row} and head {head} are not among {} rows and {} heads", shape.batch, shape.heads)));
+    /// Head `head` of batch row `row` in inputs with B rows of T positions.
+    pub fn new(layer: &Layer, batch: usize, time: usize, inputs: &Inputs<f32>, row: usize, head: usize) -> Result<View, Error> {
+        let shape = layer.shape(batch, time)?;
+        layer.check(&shape, inputs, 1)?;
+        if row >= batch || head >= shape.heads {
+            return Err(Error::Shape(format!("row {row} and head {head} are not among {batch} rows and {} heads", shape.heads)));
         }
-        let own = Head::gather(&heads[head], inputs, shape, row, head);
+        let own = Head::gather(layer, inputs, &shape, row, head);
         let wide = |values: &[f32]| values.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
         let parameter = |extra| if own.variant.needs(extra) { wide(inputs.extra(extra)) } else { Vec::new() };
         let (d, e, length) = (own.d, own.e, own.length);
@@ -69,8 +68,8 @@ impl View {
         })
     }
 
-    /// y_t [e] from u_t [e] and z_t, by `variant`, which may differ from the head's own in its kernel. Both sums are in the frame of
-    /// ρ: their true values are u·e^ρ and z·e^ρ. Returns D in that frame.
+    /// y_t [e] from u_t [e] and z_t, by `variant`, which may differ from the head's own in its kernel. Both sums have the
+    /// log scale ρ taken out: their true values are u·e^ρ and z·e^ρ. Returns D·e^−ρ.
     pub fn finish(&self, variant: &Variant, t: usize, z: f64, rho: f64, u: &[f64], y: &mut [f64]) -> f64 {
         let row = Row { z, count: count(t), rho, out: self.out[t], post: self.post[t], weight: &self.weight, bias: &self.bias };
         epilogue::forward(variant, row, u, y)
@@ -80,30 +79,26 @@ impl View {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Attention, Extras, Reference, Rope};
+    use crate::{Attention, Extras, Rope};
 
     /// Sums over a view's rows are the naive attention.
     #[test]
     fn a_view_has_all_that_the_formula_needs() {
-        let shape = Shape { batch: 2, time: 7, heads: 4, kv_heads: 2, d: 6, e: 6 };
         let numbers = |n: usize, seed: usize| (0..n).map(|i| ((i * 7 + seed * 13) % 23) as f32 / 11.5 - 1.0).collect::<Vec<f32>>();
         for text in ["softmax", "exp clamp=0.2 over=length in out norm=layer", "taylor=0..3 decay=softplus conv=2", "linear_cosine"] {
-            let variant: Variant = text.parse().expect("a variant");
-            let heads = vec![variant.clone(); shape.heads];
+            let layer = Layer::new(4, 2, 6).rope(Rope::new(6, 100.0, None).expect("a rope")).variant(text).expect("possible");
+            let variant = &layer.heads()[0];
             let (q, kv) = (numbers(2 * 7 * 4 * 6, 1), numbers(2 * 7 * 2 * 6, 2));
-            let specs = layer_extras(&heads, &shape).expect("a possible layer");
-            let width = variant.conv.unwrap_or(0);
             let data: Vec<(Extra, Vec<f32>)> =
-                specs.iter().enumerate().map(|(i, spec)| (spec.extra, numbers(shape.extra_len(spec.extra, width), 3 + i))).collect();
+                layer.extras().iter().enumerate().map(|(i, spec)| (spec.extra, numbers(spec.values(14), 3 + i))).collect();
             let mut extras = Extras::default();
             data.iter().for_each(|(extra, values)| extras.set(*extra, &values[..]));
-            let rope = Rope::new(6, 100.0, None).expect("a rope");
             let lengths = [7, 5];
-            let inputs = Inputs { q: &q, k: &kv, v: &kv, extras, lengths: Some(&lengths), rope: &rope };
+            let inputs = Inputs::new(&q, &kv, &kv).extras(extras).lengths(&lengths[..]);
             let mut expected = vec![0.0f32; 2 * 7 * 4 * 6];
-            Reference::<f32>::new(&heads, shape).expect("an engine").forward(&inputs, &mut expected).expect("a pass");
+            layer.naive::<f32>(2, 7).expect("an engine").infer(&inputs, &mut expected).expect("a pass");
             for (row, head) in [(0, 0), (0, 3), (1, 1)] {
-                let view = View::new(&heads, &inputs, &shape, row, head).expect("a view");
+                let view = View::new(&layer, 2, 7, &inputs, row, head).expect("a view");
                 assert_eq!(view.length, lengths[row]);
                 for t in 0..view.length {
                     let (mut u, mut z, mut y) = (vec![0.0; view.e], 0.0, vec![0.0; view.e]);

@@ -99,10 +99,10 @@ pub fn check_gate<G: GatePart>(gate: &G, g: &[f64]) {
     };
     let (factors, weights) = (run(g), numbers(g.len(), 7));
     for split in 0..=g.len() {
-        let (mut parts, mut past) = (g.to_vec(), 0.0);
+        let (mut parts, mut sum) = (g.to_vec(), 0.0);
         let (first, rest) = parts.split_at_mut(split);
-        gate.forward(first, &mut past);
-        gate.forward(rest, &mut past);
+        gate.forward(first, &mut sum);
+        gate.forward(rest, &mut sum);
         assert_eq!(parts, factors, "split at {split}");
     }
     let mut gradient = weights.clone();
@@ -115,11 +115,11 @@ pub fn check_decay<D: DecayPart>(decay: &D) {
     assert_examples::<D>();
     for time in [1, 2, 9] {
         let (g, dc) = (numbers(time, 1), numbers(time, 2));
-        let (mut whole, mut parts, mut past) = (vec![f64::NAN; time], vec![f64::NAN; time], 0.0);
+        let (mut whole, mut parts, mut sum) = (vec![f64::NAN; time], vec![f64::NAN; time], 0.0);
         decay.forward(&g, &mut whole, &mut 0.0);
         let (first, rest) = parts.split_at_mut(time / 2);
-        decay.forward(&g[..time / 2], first, &mut past);
-        decay.forward(&g[time / 2..], rest, &mut past);
+        decay.forward(&g[..time / 2], first, &mut sum);
+        decay.forward(&g[time / 2..], rest, &mut sum);
         assert_eq!(parts, whole);
         let mut dg = vec![f64::NAN; time];
         decay.backward(&g, &dc, &mut dg);
@@ -131,15 +131,15 @@ pub fn check_decay<D: DecayPart>(decay: &D) {
     }
 }
 
-/// Slope of a denominator, and that the frame ρ is the same as a sum e^ρ times as large.
+/// Slope of a denominator, and that the log scale ρ is the same as a sum e^ρ times as large.
 pub fn check_denominator<D: DenominatorPart>(denominator: &D, detached: bool) {
     for z in [0.2, 0.7, 1.6, 40.0] {
         for rho in [0.0, -2.0, 3.0] {
             let slope = derivative(|z| denominator.value(z, 7.0, rho), z);
             assert_close(denominator.slope(z, 7.0, rho), if detached { 0.0 } else { slope }, 1e-9);
-            if D::SUMS {
-                let (framed, plain) = (denominator.value(z, 7.0, rho), denominator.value(z * rho.exp(), 7.0, 0.0));
-                assert_close(framed * rho.exp(), plain, 1e-14);
+            if denominator.sums() {
+                let (scaled, plain) = (denominator.value(z, 7.0, rho), denominator.value(z * rho.exp(), 7.0, 0.0));
+                assert_close(scaled * rho.exp(), plain, 1e-14);
             }
         }
     }
@@ -201,8 +201,8 @@ impl<K: KernelPart> Task for Scaled<'_, K> {
     }
 }
 
-/// A kernel whose rows are scaled: weights up to |x| = `reach` stay below 1 in the frame of their bound, are right there, and need no
-/// frame up to `calm`.
+/// A kernel whose rows are scaled: weights up to |x| = `reach` stay below 1 with the log scale of their bound, are right there, and need no
+/// log scale up to `calm`.
 pub fn check_scaled<K: KernelPart>(kernel: &K, reach: f32) {
     let x: Vec<f32> = (-64..64).map(|i| i as f32 / 63.0 * reach).map(|x| x.clamp(-reach, reach)).collect();
     assert!(

@@ -7,7 +7,7 @@
 use crate::kernels::score_rows::Rescale;
 use crate::kernels::score_rows::{DecayRow, ForwardRow};
 use crate::kernels::simd::Simd;
-use crate::{Buffer, Kernel};
+use crate::{Buffer, Error, Kernel};
 
 /// Keys of a block: the tile of the fused engine, whose row kernels have their fastest form for it.
 pub(crate) const BLOCK: usize = 128;
@@ -21,7 +21,7 @@ pub(crate) struct Column {
     pub decay: Vec<f64>,
 }
 
-/// Keys and values of one unit of one batch row.
+/// Keys and values of one state group of one batch row.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cache {
     pub d: usize,
@@ -33,7 +33,7 @@ pub(crate) struct Cache {
     pub keys: Buffer,
     /// [blocks·BLOCK, ep]
     pub values: Buffer,
-    /// One for each head of the unit.
+    /// One for each head of the group.
     pub columns: Vec<Column>,
 }
 
@@ -47,27 +47,28 @@ impl Cache {
         self.keys.bytes() + self.values.bytes() + columns
     }
 
-    /// Makes room for `more` keys; grows by half at least, so that copying costs a constant a key.
-    pub fn reserve(&mut self, more: usize) {
+    /// Makes room for `more` keys; grows by half at least, so that copying costs a constant per key.
+    pub fn reserve(&mut self, more: usize) -> Result<(), Error> {
         let held = self.values.len() / self.ep;
         let needed = self.len + more;
         if needed <= held {
-            return;
+            return Ok(());
         }
         let blocks = needed.max(held + held / 2).div_ceil(BLOCK);
         let used = self.len.div_ceil(BLOCK);
-        let grown = |old: &Buffer, block: usize| {
-            let mut new = Buffer::zeros(blocks * block);
+        let grown = |old: &Buffer, block: usize| -> Result<Buffer, Error> {
+            let missing = Error::Memory { values: usize::MAX, bytes: 4 };
+            let mut new = Buffer::zeros(blocks.checked_mul(block).ok_or(missing)?)?;
             new[..used * block].copy_from_slice(&old[..used * block]);
-            new
+            Ok(new)
         };
-        self.keys = grown(&self.keys, self.d * BLOCK);
-        self.values = grown(&self.values, BLOCK * self.ep);
+        let (keys, values) = (grown(&self.keys, self.d * BLOCK)?, grown(&self.values, BLOCK * self.ep)?);
+        (self.keys, self.values) = (keys, values);
+        Ok(())
     }
 
-    /// Appends a prepared key [d] and value [e].
+    /// Appends a prepared key [d] and value [e], for which there is room.
     pub fn push(&mut self, key: &[f32], value: &[f32]) {
-        self.reserve(1);
         let (block, lane) = (self.len / BLOCK, self.len % BLOCK);
         let keys = &mut self.keys[block * self.d * BLOCK..][..self.d * BLOCK];
         for (row, &key) in keys.chunks_exact_mut(BLOCK).zip(key) {
@@ -100,7 +101,7 @@ pub(crate) struct Query<'a> {
     /// Upper bound of scores, +∞ for none.
     pub clamp: f32,
     /// How the row is kept within float32.
-    pub frame: Rescale,
+    pub rescale: Rescale,
     /// c_t
     pub log_decay: f64,
     /// U [ep], zero at first.
@@ -121,8 +122,8 @@ pub(crate) struct Sums {
 }
 
 impl Sums {
-    pub fn new(frame: Rescale) -> Sums {
-        Sums { lanes: [0.0; 16], rho: frame.start(), largest: 0.0 }
+    pub fn new(rescale: Rescale) -> Sums {
+        Sums { lanes: [0.0; 16], rho: rescale.start(), largest: 0.0 }
     }
 
     pub fn z(&self) -> f32 {
@@ -167,7 +168,7 @@ impl Cache {
                 Some(&padded[..])
             }
         };
-        let frame = query.frame.of(query.sums.rho);
+        let frame = query.rescale.of(query.sums.rho);
         let row = ForwardRow { x: &mut x, visible, clamp: query.clamp, decay, frame, sums: &mut query.sums.lanes, key_weights };
         if let Some((now, factor)) = query.kernel.forward_row(simd, row) {
             query.sums.rho = now;

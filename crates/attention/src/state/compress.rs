@@ -1,39 +1,42 @@
 //! From a cache to moments: Σ_s M_ts·K(k_s)·v'_sᵀ over the keys that are kept.
 
 use crate::kernels::simd::{Simd, Task, dispatch};
-use crate::state::memory::{Kind, Memory, State, UnitMemory};
-use crate::{Error, Shape, Variant};
+use crate::state::memory::{GroupMemory, State};
+use crate::{Error, Layer, Variant};
 
 impl State {
-    /// Turns every cache into the moments of these variants, one for each head: what stepping them from the start would have
-    /// left, up to rounding. Keys and values must be prepared alike, so a variant may differ from the head's present one in its
-    /// kernel, scale, clamp, denominator and norm, but not in φ, RoPE, convolution, gates, decay, or in weighing keys by their position.
+    /// Compresses every cache into the moments of this layer's variants: what stepping them from the start would have left, up to rounding.
+    /// Keys and values must be prepared alike, so a variant may differ from the head's present one in its kernel, scale, clamp,
+    /// denominator and norm, but not in φ, RoPE, convolution, gates, decay, or in weighing keys by their position.
     /// Refuses variants without a finite map; the state is then unchanged. Frees the caches.
-    pub fn fold(&mut self, heads: &[Variant]) -> Result<(), Error> {
-        let mut folded = State::new(heads, self.shape, Memory::Natural)?;
-        for (old, new) in self.heads.iter().zip(heads) {
+    pub fn compress(&mut self, layer: &Layer) -> Result<(), Error> {
+        let mut compressed = layer.state(self.shape.batch)?;
+        if compressed.shape != self.shape || (layer.rotates() && self.layer.rope() != layer.rope()) {
+            let reason =
+                format!("a state of {:?} cannot become one of {:?}: sizes and rope must be the same", self.shape, compressed.shape);
+            return Err(Error::Shape(reason));
+        }
+        for (old, new) in self.heads().iter().zip(layer.heads()) {
             let reason = match () {
                 _ if new.clamp.is_some() || new.kernel.polynomial().is_none() => "it has no finite map".to_string(),
                 _ if !prepared_alike(old, new) => format!("keys and values were kept for `{old}`, which prepares them differently"),
                 _ => continue,
             };
-            return Err(Error::Combination {
-                variant: new.to_string(),
-                reason: format!("{reason}, so the cache cannot be folded into it"),
-            });
+            let reason = format!("{reason}, so the cache cannot be compressed into its state");
+            return Err(Error::Combination { variant: new.to_string(), reason });
         }
-        folded.carry = self.carry.clone();
-        let units = folded.units.len();
-        for (index, store) in folded.stores.iter_mut().enumerate() {
-            let (b, unit) = (index / units, &folded.units[index % units]);
-            let head = unit.heads[0];
-            let (from, place) = self.unit_of[head];
-            let before = &self.stores[b * self.units.len() + from];
+        compressed.steps = self.steps.clone();
+        let plan = layer.state_plan(compressed.memory);
+        for (index, store) in compressed.stores.iter_mut().enumerate() {
+            let (b, place) = (index / plan.groups.len(), index % plan.groups.len());
+            let (head, basis) = (plan.groups[place].heads[0], compressed.bases[place].as_deref());
+            let (from, column) = self.plan().group_of[head];
+            let before = &self.stores[b * self.plan().groups.len() + from];
             store.key_norm = before.key_norm;
-            match (&before.memory, &mut store.memory, &unit.kind) {
-                (UnitMemory::Cache(cache), UnitMemory::Moments { h, z }, Kind::Moments { basis, .. }) => {
-                    let column = &cache.columns[place];
-                    let last = self.carry.log_decay[b * self.shape.heads + head];
+            match (&before.memory, &mut store.memory, basis) {
+                (GroupMemory::Cache(cache), GroupMemory::Moments { h, z }, Some(basis)) => {
+                    let column = &cache.columns[column];
+                    let last = self.steps.log_decay[b * self.shape.heads + head];
                     let (mut key, mut stem, mut rows) = (vec![0.0; self.shape.d], vec![0.0; basis.stem_rows()], vec![0.0; basis.rows()]);
                     for s in 0..cache.len {
                         cache.key(s, &mut key);
@@ -43,14 +46,12 @@ impl State {
                         dispatch(Add { h, z, rows: &rows, value: cache.value(s), weight, decay });
                     }
                 }
-                (UnitMemory::Moments { h, z }, UnitMemory::Moments { h: to, z: to_z }, Kind::Moments { basis, .. }) => {
-                    let kept =
-                        self.units[from].basis().is_some_and(|old| old.orders() == basis.orders()) && (to_z.is_empty() || !z.is_empty());
-                    if !kept {
-                        let variant = &heads[head];
-                        let reason =
-                            format!("head {head} has moments of `{}` already, which are not those of this variant", self.heads[head]);
-                        return Err(Error::Combination { variant: variant.to_string(), reason });
+                (GroupMemory::Moments { h, z }, GroupMemory::Moments { h: to, z: to_z }, Some(basis)) => {
+                    let same = self.bases[from].as_ref().is_some_and(|old| old.orders() == basis.orders());
+                    if !same || (z.is_empty() && !to_z.is_empty()) {
+                        let (old, variant) = (&self.heads()[head], layer.heads()[head].to_string());
+                        let reason = format!("head {head} has moments of `{old}` already, which are not those of this variant");
+                        return Err(Error::Combination { variant, reason });
                     }
                     to.copy_from_slice(h);
                     let n = to_z.len();
@@ -59,13 +60,8 @@ impl State {
                 _ => unreachable!("all variants have moments"),
             }
         }
-        *self = folded;
+        *self = compressed;
         Ok(())
-    }
-
-    /// Bytes of the moments that [`State::fold`] would leave: when a cache has grown beyond this, folding saves memory.
-    pub fn folded_bytes(heads: &[Variant], shape: Shape) -> Result<usize, Error> {
-        Ok(State::new(heads, shape, Memory::Natural)?.bytes())
     }
 }
 

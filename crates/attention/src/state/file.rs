@@ -1,10 +1,10 @@
 //! States in a safetensors file, one layer after the other.
 //!
-//! Metadata: `format` = `termwise state 1`, `layers`, and for layer i `layer.i.heads` (the variants, one a line), `layer.i.memory`
-//! (`natural` or `cache`), `layer.i.shape` (`batch heads kv_heads d e`) and `layer.i.positions` (one a batch row).
-//! Tensors below `layer.i.`, row b, unit u: `row.b.unit.u.h` [N, e] and `.z` [N], or `.keys` [positions, d] and `.values` [positions, e] with
-//! `.head.j.weights` and `.head.j.decay` [positions] where the j-th head of the unit has them; `row.b.unit.u.key_norm` [1]; and the carried numbers,
-//! `carry.*`. float32, but running sums float64. Rows of H are in the order of [`crate::state::Basis`].
+//! Metadata: `format` = `termwise state 1`, `layers`, and for layer i `layer.i.heads` (the variants, one per line), `layer.i.memory`
+//! (`natural` or `cache`), `layer.i.shape` (`batch heads kv_heads d e`) and `layer.i.positions` (one per batch row).
+//! Tensors below `layer.i.`, row b, state group u: `row.b.unit.u.h` [N, e] and `.z` [N], or `.keys` [positions, d] and `.values` [positions, e] with
+//! `.head.j.weights` and `.head.j.decay` [positions] where the j-th head of the group has them; `row.b.unit.u.key_norm` [1]; and what else passes from token to token,
+//! `carry.*`. float32, but running sums float64. Rows of H are in the order of [`crate::Basis`].
 //!
 //! What is loaded is bit for bit what was saved. A file is written beside its place and then moved there, so that an interrupted
 //! save leaves an earlier file as it was. Nothing in a file is trusted: every size must be the one that the variants ask for, and caches grow only
@@ -17,8 +17,8 @@ use std::path::Path;
 use safetensors::{Dtype, SafeTensors, View};
 
 use crate::state::cache::Cache;
-use crate::state::memory::{Memory, State, UnitMemory};
-use crate::{Error, Shape, Variant};
+use crate::state::memory::{GroupMemory, State};
+use crate::{Error, Layer, Memory, Shape, Variant};
 
 const FORMAT: &str = "termwise state 1";
 
@@ -91,14 +91,14 @@ impl State {
         std::fs::rename(&partial, path).map_err(|error| failed(&error))
     }
 
-    /// The state of a layer with these heads, sizes and memory, from a file with one layer. Refuses files of anything else.
-    pub fn load(path: &Path, heads: &[Variant], shape: Shape, memory: Memory) -> Result<State, Error> {
-        let mut layers = State::load_layers(path, &[(heads, memory)], shape)?;
+    /// The state of B rows of this layer with this kind of memory, from a file with one layer. Refuses files of anything else.
+    pub fn load(path: &Path, layer: &Layer, batch: usize, memory: Memory) -> Result<State, Error> {
+        let mut layers = State::load_layers(path, &[(layer, memory)], batch)?;
         Ok(layers.pop().expect("one layer was asked for"))
     }
 
-    /// The states of the layers of a model: heads and memory of each, and the sizes of all.
-    pub fn load_layers(path: &Path, layers: &[(&[Variant], Memory)], shape: Shape) -> Result<Vec<State>, Error> {
+    /// The states of B rows of the layers of a model, each with its kind of memory.
+    pub fn load_layers(path: &Path, layers: &[(&Layer, Memory)], batch: usize) -> Result<Vec<State>, Error> {
         let unreadable = |error: &dyn std::fmt::Display| file_error(path, format!("not a state that can be read: {error}"));
         let file = std::fs::File::open(path).map_err(|error| unreadable(&error))?;
         // SAFETY: as with every mapping, whoever changes the file meanwhile changes what is read; any bytes are valid numbers.
@@ -110,16 +110,16 @@ impl State {
         expect(path, "the format", FORMAT, text("format"))?;
         expect(path, "the number of layers", &layers.len().to_string(), text("layers"))?;
         let mut states = Vec::with_capacity(layers.len());
-        for (i, &(heads, memory)) in layers.iter().enumerate() {
-            let mut state = State::new(heads, shape, memory)?;
+        for (i, &(layer, memory)) in layers.iter().enumerate() {
+            let mut state = layer.state_with(batch, memory)?;
             for (key, asked) in state.description().into_iter().filter(|(key, _)| *key != "positions") {
                 expect(path, &format!("the {key} of layer {i}"), &asked, text(&format!("layer.{i}.{key}")))?;
             }
             let positions = text(&format!("layer.{i}.positions"));
             let parsed: Option<Vec<usize>> = positions.split(' ').map(|position| position.parse().ok()).collect();
-            match parsed.filter(|parsed| parsed.len() == shape.batch && parsed.iter().all(|&position| position <= MAX_POSITION)) {
-                Some(parsed) => state.carry.positions = parsed,
-                None => return Err(file_error(path, format!("layer {i} has no {} positions, found `{positions}`", shape.batch))),
+            match parsed.filter(|parsed| parsed.len() == batch && parsed.iter().all(|&position| position <= MAX_POSITION)) {
+                Some(parsed) => state.steps.positions = parsed,
+                None => return Err(file_error(path, format!("layer {i} has no {} positions, found `{positions}`", batch))),
             }
             state.fill(&Source { path, tensors: &tensors, layer: i })?;
             states.push(state);
@@ -129,8 +129,8 @@ impl State {
 
     fn description(&self) -> [(&'static str, String); 4] {
         let Shape { batch, heads, kv_heads, d, e, .. } = self.shape;
-        let texts: Vec<String> = self.heads.iter().map(Variant::to_string).collect();
-        let positions: Vec<String> = self.carry.positions.iter().map(usize::to_string).collect();
+        let texts: Vec<String> = self.heads().iter().map(Variant::to_string).collect();
+        let positions: Vec<String> = self.steps.positions.iter().map(usize::to_string).collect();
         let memory = match self.memory {
             Memory::Natural => "natural",
             Memory::Cache => "cache",
@@ -149,17 +149,17 @@ impl State {
         let flat = |values| Values::Rows(values, 1, 1);
         let e = self.shape.e;
         for (index, store) in self.stores.iter().enumerate() {
-            let name = unit_name(index, self.units.len());
+            let name = group_name(index, self.bases.len());
             add(format!("{name}.key_norm"), &[1], flat(std::slice::from_ref(&store.key_norm)));
             match &store.memory {
-                UnitMemory::Moments { h, z } => {
+                GroupMemory::Moments { h, z } => {
                     let ep = e.next_multiple_of(crate::kernels::PAD);
                     add(format!("{name}.h"), &[h.len() / ep, e], Values::Rows(h, ep, e));
                     if !z.is_empty() {
                         add(format!("{name}.z"), &[z.len()], flat(z));
                     }
                 }
-                UnitMemory::Cache(cache) => {
+                GroupMemory::Cache(cache) => {
                     add(format!("{name}.keys"), &[cache.len, cache.d], Values::Keys(cache));
                     add(format!("{name}.values"), &[cache.len, e], Values::Rows(&cache.values[..cache.len * cache.ep], cache.ep, e));
                     for (j, column) in cache.columns.iter().enumerate() {
@@ -173,45 +173,47 @@ impl State {
                 }
             }
         }
-        for (tail, word) in self.carry.tails.iter().zip(["q", "k", "v"]).filter(|(tail, _)| !tail.is_empty()) {
+        for (tail, word) in self.steps.tails.iter().zip(["q", "k", "v"]).filter(|(tail, _)| !tail.is_empty()) {
             add(format!("carry.tail.{word}"), &[tail.len()], flat(tail));
         }
-        let carry = &self.carry;
+        let steps = &self.steps;
         for (word, sums) in [
-            ("in_gate", &carry.in_gate),
-            ("out_gate", &carry.out_gate),
-            ("post_gate", &carry.post_gate),
-            ("decay", &carry.decay),
-            ("log_decay", &carry.log_decay),
+            ("in_gate", &steps.in_gate),
+            ("out_gate", &steps.out_gate),
+            ("post_gate", &steps.post_gate),
+            ("decay", &steps.decay),
+            ("log_decay", &steps.log_decay),
         ] {
             add(format!("carry.{word}"), &[sums.len()], Values::Wide(sums));
         }
-        add("carry.scores".into(), &[carry.scores.len()], flat(&carry.scores));
+        add("carry.scores".into(), &[steps.scores.len()], flat(&steps.scores));
         tensors
     }
 
     /// Takes all tensors of a file in; positions are known already.
     fn fill(&mut self, source: &Source) -> Result<(), Error> {
-        let (d, e, units) = (self.shape.d, self.shape.e, self.units.len());
+        let (d, e, groups) = (self.shape.d, self.shape.e, self.bases.len());
+        let plan = self.layer.state_plan(self.memory);
         for (index, store) in self.stores.iter_mut().enumerate() {
-            let name = unit_name(index, units);
+            let name = group_name(index, groups);
             source.narrow(&format!("{name}.key_norm"), &[1], |_, x| store.key_norm = x)?;
             match &mut store.memory {
-                UnitMemory::Moments { h, z } => {
+                GroupMemory::Moments { h, z } => {
                     let ep = e.next_multiple_of(crate::kernels::PAD);
                     source.narrow(&format!("{name}.h"), &[h.len() / ep, e], |i, x| h[i / e * ep + i % e] = x)?;
                     if !z.is_empty() {
                         source.narrow(&format!("{name}.z"), &[z.len()], |i, x| z[i] = x)?;
                     }
                 }
-                UnitMemory::Cache(cache) => {
-                    let len = self.carry.positions[index / units];
+                GroupMemory::Cache(cache) => {
+                    let len = self.steps.positions[index / groups];
                     let (mut keys, mut values) = (Vec::new(), Vec::new());
                     source.narrow(&format!("{name}.keys"), &[len, d], |_, x| keys.push(x))?;
                     source.narrow(&format!("{name}.values"), &[len, e], |_, x| values.push(x))?;
+                    cache.reserve(len)?;
                     keys.chunks_exact(d).zip(values.chunks_exact(e)).for_each(|(key, value)| cache.push(key, value));
-                    for (j, (column, &head)) in cache.columns.iter_mut().zip(&self.units[index % units].heads).enumerate() {
-                        let variant = &self.heads[head];
+                    for (j, (column, &head)) in cache.columns.iter_mut().zip(&plan.groups[index % groups].heads).enumerate() {
+                        let variant = &self.layer.heads()[head];
                         if len > 0 && (variant.in_gate.is_some() || variant.denominator.key_side()) {
                             source.narrow(&format!("{name}.head.{j}.weights"), &[len], |_, x| column.weights.push(x))?;
                         }
@@ -222,26 +224,26 @@ impl State {
                 }
             }
         }
-        for (tail, word) in self.carry.tails.iter_mut().zip(["q", "k", "v"]).filter(|(tail, _)| !tail.is_empty()) {
+        for (tail, word) in self.steps.tails.iter_mut().zip(["q", "k", "v"]).filter(|(tail, _)| !tail.is_empty()) {
             source.narrow(&format!("carry.tail.{word}"), &[tail.len()], |i, x| tail[i] = x)?;
         }
-        let carry = &mut self.carry;
+        let steps = &mut self.steps;
         for (word, sums) in [
-            ("in_gate", &mut carry.in_gate),
-            ("out_gate", &mut carry.out_gate),
-            ("post_gate", &mut carry.post_gate),
-            ("decay", &mut carry.decay),
-            ("log_decay", &mut carry.log_decay),
+            ("in_gate", &mut steps.in_gate),
+            ("out_gate", &mut steps.out_gate),
+            ("post_gate", &mut steps.post_gate),
+            ("decay", &mut steps.decay),
+            ("log_decay", &mut steps.log_decay),
         ] {
             source.wide(&format!("carry.{word}"), sums.len(), |i, x| sums[i] = x)?;
         }
-        let scores = &mut carry.scores;
+        let scores = &mut steps.scores;
         source.narrow("carry.scores", &[scores.len()], |i, x| scores[i] = x)
     }
 }
 
-fn unit_name(index: usize, units: usize) -> String {
-    format!("row.{}.unit.{}", index / units, index % units)
+fn group_name(index: usize, groups: usize) -> String {
+    format!("row.{}.unit.{}", index / groups, index % groups)
 }
 
 fn file_error(path: &Path, problem: String) -> Error {

@@ -1,139 +1,85 @@
 //! What a layer keeps between tokens.
 //!
-//! A state is a list of units for each batch row. Where the kernel is a polynomial a unit holds moments, H [N, ep] and, where
-//! the denominator sums, z [N]; elsewhere a cache of keys and values. Heads of one kv head whose memory has the same content
-//! share a unit: kernels, scales and coefficients act on the query's side, so heads may differ in them.
+//! A state has a memory for each state group of each batch row. Where the kernel is a polynomial it holds moments, H [N, ep] and, where
+//! the denominator sums, z [N]; elsewhere a cache of keys and values.
 
 use std::sync::Arc;
 
-use crate::extras::layer_extras;
 use crate::kernels::PAD;
 use crate::kernels::basis::Basis;
 use crate::kernels::score_rows::Rescale;
-use crate::parts::kernel::feature::Map;
+use crate::layer::{StateGroup, StatePlan};
 use crate::state::cache::{Cache, Sums};
-use crate::state::step::{Table, UnitRow};
-use crate::state::step_state::Carry;
+use crate::state::step_state::StepState;
 use crate::state::token::Token;
-use crate::{Buffer, Error, Kernel, Shape, Variant};
-
-/// What a state may consist of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Memory {
-    /// Moments of constant size where the kernel has a finite map and no clamp, a cache elsewhere.
-    Natural,
-    /// A cache of keys and values everywhere.
-    Cache,
-}
+use crate::task_scratch::TaskScratch;
+use crate::{Buffer, Error, Kernel, Layer, Memory, Shape, Variant};
 
 /// The memory of one layer, for all its batch rows and heads, in float32.
 ///
 /// Built empty; [`State::step`] takes one token in. The size of moments does not change, caches grow with the tokens.
 ///
 /// ```
-/// use termwise_attention::{Extras, Inputs, Memory, Rope, Shape, State, Variant};
+/// use termwise_attention::{Inputs, Layer};
 ///
-/// let shape = Shape { batch: 1, time: 1, heads: 2, kv_heads: 1, d: 4, e: 4 };
-/// let variant: Variant = "taylor=0..2".parse()?;
-/// let mut state = State::new(&[variant.clone(), variant], shape, Memory::Natural)?;
+/// let layer = Layer::new(2, 1, 4).variant("taylor=0..2 rope=off")?;
+/// let mut state = layer.state(1)?;
 /// let (q, k, v) = ([0.1; 8], [0.2; 4], [0.3; 4]);
-/// let rope = Rope::new(4, 10_000.0, None)?;
 /// let mut y = [0.0; 8];
 /// for _ in 0..3 {
-///     state.step(&Inputs { q: &q, k: &k, v: &v, extras: Extras::default(), lengths: None, rope: &rope }, &mut y)?;
+///     state.step(&Inputs::new(&q, &k, &v), &mut y)?;
 /// }
 /// assert!(y.iter().all(|y| (y - 0.3).abs() < 1e-6));
-/// assert_eq!(state.position(0), 3);
+/// assert_eq!(state.position(0), Some(3));
 /// # Ok::<(), termwise_attention::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct State {
-    pub(crate) heads: Vec<Variant>,
+    pub(crate) layer: Layer,
     /// Kernels, with learned coefficients taken in.
     pub(crate) kernels: Vec<Kernel>,
     /// With one position.
     pub(crate) shape: Shape,
     pub(crate) memory: Memory,
-    pub(crate) units: Vec<Unit>,
+    /// Of each state group; `None` for caches.
+    pub(crate) bases: Vec<Option<Arc<Basis>>>,
     /// Of each head.
     pub(crate) tables: Vec<Table>,
-    /// Of each head.
-    pub(crate) unit_of: Vec<Place>,
-    /// [B, units]
+    /// [B, groups]
     pub(crate) stores: Vec<Store>,
-    pub(crate) carry: Carry,
+    pub(crate) steps: StepState,
     pub(crate) token: Token,
+    pub(crate) tasks: TaskScratch,
 }
 
-/// The unit of a head, and its place in [`Unit::heads`].
-pub(crate) type Place = (usize, usize);
-
-/// What one unit of every batch row is: the same for all.
-#[derive(Clone, Debug)]
-pub(crate) struct Unit {
-    pub kv_head: usize,
-    /// Query heads that read it.
-    pub heads: Vec<usize>,
-    pub rope: bool,
-    pub conv: bool,
-    /// φ
-    pub map: Map,
-    pub kind: Kind,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) enum Kind {
-    Moments {
-        basis: Arc<Basis>,
-        /// Whether there is a z.
-        sums: bool,
-        /// Whether values are weighted by the input gate of the kv head.
-        in_gate: bool,
-        /// Whether the one head that it belongs to has a decay or a weight of its own for each key.
-        own: bool,
-    },
-    Cache,
-}
-
-impl Unit {
-    /// The basis of moments.
-    pub fn basis(&self) -> Option<&Basis> {
-        match &self.kind {
-            Kind::Moments { basis, .. } => Some(basis),
-            Kind::Cache => None,
-        }
-    }
-
-    fn same_content(&self, other: &Unit) -> bool {
-        let alike = |a: &Unit| (a.kv_head, a.rope, a.conv, a.map);
-        alike(self) == alike(other)
-            && match (&self.kind, &other.kind) {
-                (Kind::Cache, Kind::Cache) => true,
-                (
-                    Kind::Moments { basis: a, sums: sa, in_gate: ga, own: false },
-                    Kind::Moments { basis: b, sums: sb, in_gate: gb, own: false },
-                ) => a.orders() == b.orders() && sa == sb && ga == gb,
-                _ => false,
-            }
-    }
-}
-
-/// The memory of one unit of one batch row.
+/// The memory of one state group of one batch row.
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
-    pub memory: UnitMemory,
+    pub memory: GroupMemory,
     /// The largest ‖k‖ of prepared keys so far.
     pub key_norm: f32,
-    /// The last U [heads of the unit, ep].
+    /// The last U [heads of the group, ep].
     pub u: Vec<f32>,
     /// The last z and ρ of each head.
-    pub rows: Vec<UnitRow>,
-    /// Room for the sums of a cache.
+    pub rows: Vec<HeadSums>,
+    /// Scratch for the sums of a cache.
     pub sums: Vec<Sums>,
 }
 
+/// What a state group gives for one of its heads besides U.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct HeadSums {
+    pub z: f32,
+    pub rho: f32,
+    /// Bound of |x| at this token.
+    pub largest: f32,
+}
+
+/// scale^n/α! of each row of a head's basis, times a_n where that is not learned; empty for caches.
+pub(crate) type Table = Arc<Vec<f32>>;
+
 #[derive(Clone, Debug)]
-pub(crate) enum UnitMemory {
+pub(crate) enum GroupMemory {
     Moments {
         /// [N, ep]
         h: Buffer,
@@ -143,48 +89,63 @@ pub(crate) enum UnitMemory {
     Cache(Cache),
 }
 
-impl State {
-    /// The empty memory of a layer whose heads have these variants, one each. The shape's time is not read.
-    pub fn new(heads: &[Variant], shape: Shape, memory: Memory) -> Result<State, Error> {
-        let shape = Shape { time: 1, ..shape };
-        layer_extras(heads, &shape)?;
-        let (units, unit_of) = plan(heads, &shape, memory)?;
+impl Layer {
+    /// The empty state of B batch rows: of constant size where that is possible, a cache elsewhere.
+    pub fn state(&self, batch: usize) -> Result<State, Error> {
+        self.state_with(batch, Memory::Natural)
+    }
+
+    /// The empty state of B batch rows, of this kind.
+    pub fn state_with(&self, batch: usize, memory: Memory) -> Result<State, Error> {
+        let shape = self.shape(batch, 1)?;
+        let plan = self.state_plan(memory);
+        let basis = |group: &StateGroup| group.moments.as_ref().map(|moments| self.basis(&moments.orders)).transpose();
+        let bases: Vec<Option<Arc<Basis>>> = plan.groups.iter().map(basis).collect::<Result<_, _>>()?;
         let ep = shape.e.next_multiple_of(PAD);
-        let store = |unit: &Unit| Store {
-            memory: match &unit.kind {
-                Kind::Moments { basis, sums, .. } => {
-                    UnitMemory::Moments { h: Buffer::zeros(basis.rows() * ep), z: Buffer::zeros(if *sums { basis.rows() } else { 0 }) }
+        let store = |(group, basis): (&StateGroup, &Option<Arc<Basis>>)| -> Result<Store, Error> {
+            let memory = match (basis, &group.moments) {
+                (Some(basis), Some(moments)) => {
+                    let sums = if moments.sums { basis.rows() } else { 0 };
+                    GroupMemory::Moments { h: Buffer::zeros(basis.rows() * ep)?, z: Buffer::zeros(sums)? }
                 }
-                Kind::Cache => UnitMemory::Cache(Cache::new(shape.d, ep, unit.heads.len())),
-            },
-            key_norm: 0.0,
-            u: vec![0.0; unit.heads.len() * ep],
-            rows: vec![UnitRow::default(); unit.heads.len()],
-            sums: vec![Sums::new(Rescale::None); unit.heads.len()],
+                _ => GroupMemory::Cache(Cache::new(shape.d, ep, group.heads.len())),
+            };
+            let heads = group.heads.len();
+            let (rows, sums) = (vec![HeadSums::default(); heads], vec![Sums::new(Rescale::None); heads]);
+            Ok(Store { memory, key_norm: 0.0, u: vec![0.0; heads * ep], rows, sums })
         };
-        let stores = (0..shape.batch).flat_map(|_| units.iter().map(store)).collect();
+        // What every row has takes the most: where it cannot be had, neither can the rows themselves.
+        let (steps, token) = (StepState::new(self, &shape)?, Token::new(self, &shape)?);
+        let stores = (0..batch).flat_map(|_| plan.groups.iter().zip(&bases).map(store)).collect::<Result<_, _>>()?;
         Ok(State {
-            kernels: heads.iter().map(|variant| variant.kernel.clone()).collect(),
-            heads: heads.to_vec(),
-            carry: Carry::new(heads, &shape),
-            token: Token::new(heads, &shape),
+            kernels: self.heads().iter().map(|variant| variant.kernel.clone()).collect(),
+            layer: self.clone(),
+            steps,
+            token,
             shape,
             memory,
-            tables: tables(heads, &units, &unit_of, shape.d),
-            units,
-            unit_of,
+            tables: tables(self, plan, &bases),
+            bases,
             stores,
+            tasks: TaskScratch::default(),
         })
+    }
+}
+
+impl State {
+    /// The layer that it belongs to.
+    pub fn layer(&self) -> &Layer {
+        &self.layer
     }
 
     /// The variants of its heads.
     pub fn heads(&self) -> &[Variant] {
-        &self.heads
+        self.layer.heads()
     }
 
-    /// Its sizes, with a time of one.
-    pub fn shape(&self) -> Shape {
-        self.shape
+    /// Batch rows.
+    pub fn batch(&self) -> usize {
+        self.shape.batch
     }
 
     /// What it was asked to consist of.
@@ -192,29 +153,30 @@ impl State {
         self.memory
     }
 
-    /// Positions that a batch row has seen.
-    pub fn position(&self, row: usize) -> usize {
-        self.carry.positions[row]
+    /// Positions that a batch row has seen; `None` where there is no such row.
+    pub fn position(&self, row: usize) -> Option<usize> {
+        self.steps.positions.get(row).copied()
     }
 
-    /// Bytes of all memories and of what else is carried, from the buffers that hold them.
+    /// Bytes of all memories and of what else is kept, from the buffers that hold them.
     pub fn bytes(&self) -> usize {
         let store = |store: &Store| match &store.memory {
-            UnitMemory::Moments { h, z } => h.bytes() + z.bytes(),
-            UnitMemory::Cache(cache) => cache.bytes(),
+            GroupMemory::Moments { h, z } => h.bytes() + z.bytes(),
+            GroupMemory::Cache(cache) => cache.bytes(),
         };
-        self.stores.iter().map(store).sum::<usize>() + self.carry.bytes()
+        self.stores.iter().map(store).sum::<usize>() + self.steps.bytes()
     }
 
-    /// Whether no unit grows with the tokens.
+    /// Whether its size does not grow with the tokens.
     pub fn is_constant(&self) -> bool {
-        self.units.iter().all(|unit| unit.basis().is_some())
+        self.bases.iter().all(Option::is_some)
     }
 
     /// A number that no score |x| of this head so far exceeds: the largest itself where keys are kept, elsewhere
-    /// |scale|·‖q‖·max ‖k‖, which is no smaller by the inequality of Cauchy and Schwarz.
-    pub fn largest_score(&self, row: usize, head: usize) -> f64 {
-        self.carry.scores[row * self.shape.heads + head] as f64
+    /// |scale|·‖q‖·max ‖k‖, which is no smaller by the inequality of Cauchy and Schwarz. `None` where there is no such row or head.
+    pub fn largest_score(&self, row: usize, head: usize) -> Option<f64> {
+        let score = self.steps.scores.get(row.checked_mul(self.shape.heads)?.checked_add(head)?);
+        score.filter(|_| head < self.shape.heads).map(|&score| score as f64)
     }
 
     /// Forgets everything: as newly built. Memory stays allocated.
@@ -222,84 +184,56 @@ impl State {
         for store in &mut self.stores {
             store.key_norm = 0.0;
             match &mut store.memory {
-                UnitMemory::Moments { h, z } => {
+                GroupMemory::Moments { h, z } => {
                     h.fill(0.0);
                     z.fill(0.0);
                 }
-                UnitMemory::Cache(cache) => cache.clear(),
+                GroupMemory::Cache(cache) => cache.clear(),
             }
         }
-        self.carry = Carry::new(&self.heads, &self.shape);
+        self.steps.clear();
     }
-}
 
-/// The units of a layer, and for each head its unit and its place there.
-fn plan(heads: &[Variant], shape: &Shape, memory: Memory) -> Result<(Vec<Unit>, Vec<Place>), Error> {
-    let mut units: Vec<Unit> = Vec::new();
-    let mut unit_of = Vec::with_capacity(heads.len());
-    for (h, variant) in heads.iter().enumerate() {
-        let polynomial = if memory == Memory::Natural && variant.clamp.is_none() { variant.kernel.polynomial() } else { None };
-        let kind = match polynomial {
-            None => Kind::Cache,
-            Some(polynomial) => {
-                let orders: Vec<usize> = polynomial.into_iter().map(|(n, _)| n).collect();
-                let known = units.iter().find_map(|unit| match &unit.kind {
-                    Kind::Moments { basis, .. } if basis.orders() == orders => Some(basis.clone()),
-                    _ => None,
-                });
-                Kind::Moments {
-                    basis: match known {
-                        Some(basis) => basis,
-                        None => Arc::new(Basis::new(shape.d, &orders)?),
-                    },
-                    sums: variant.denominator.sums(),
-                    in_gate: variant.in_gate.is_some(),
-                    own: variant.decay.is_some() || variant.denominator.key_side(),
-                }
-            }
-        };
-        let unit = Unit {
-            kv_head: h / shape.group(),
-            heads: vec![h],
-            rope: variant.rope,
-            conv: variant.conv.is_some(),
-            map: variant.kernel.map(),
-            kind,
-        };
-        match units.iter().position(|other| other.same_content(&unit)) {
-            Some(index) => {
-                unit_of.push((index, units[index].heads.len()));
-                units[index].heads.push(h);
-            }
-            None => {
-                unit_of.push((units.len(), 0));
-                units.push(unit);
-            }
+    pub(crate) fn plan(&self) -> &StatePlan {
+        self.layer.state_plan(self.memory)
+    }
+
+    /// The cache of a head and the head's place in it.
+    pub(crate) fn cache_of(&self, b: usize, h: usize) -> Option<(&Cache, usize)> {
+        let plan = self.plan();
+        let (group, column) = plan.group_of[h];
+        match &self.stores[b * plan.groups.len() + group].memory {
+            GroupMemory::Cache(cache) => Some((cache, column)),
+            GroupMemory::Moments { .. } => None,
         }
     }
-    Ok((units, unit_of))
 }
 
 /// scale^n/α!, times a_n where that is not learned, for each head with moments; heads with the same numbers share them.
-fn tables(heads: &[Variant], units: &[Unit], unit_of: &[Place], d: usize) -> Vec<Table> {
+fn tables(layer: &Layer, plan: &StatePlan, bases: &[Option<Arc<Basis>>]) -> Vec<Table> {
+    let d = layer.head_dim();
     let mut known: Vec<(&Variant, Table)> = Vec::new();
-    heads
-        .iter()
-        .zip(unit_of)
-        .map(|(variant, &(unit, _))| {
-            let Some(basis) = units[unit].basis() else { return Table::default() };
-            if let Some((_, table)) = known.iter().find(|(other, _)| other.kernel == variant.kernel && other.scale == variant.scale) {
-                return table.clone();
-            }
-            let (scale, learned) = (variant.scale_for(d), variant.learned() > 0);
-            let mut table = basis.wide_inverse_factorials();
-            for (i, (n, a)) in variant.kernel.polynomial().into_iter().flatten().enumerate() {
-                let factor = scale.powi(n as i32) * if learned { 1.0 } else { a };
-                table[basis.span(i)].iter_mut().for_each(|c| *c *= factor);
-            }
-            let table = Table::new(table.into_iter().map(|c| c as f32).collect());
-            known.push((variant, table.clone()));
-            table
-        })
-        .collect()
+    let table = |(variant, &(group, _)): (&'_ Variant, &(usize, usize))| {
+        let Some(basis) = &bases[group] else { return Table::default() };
+        let (scale, learned) = (variant.scale_for(d), variant.learned() > 0);
+        let mut table = basis.wide_inverse_factorials();
+        for (i, (n, a)) in variant.kernel.polynomial().into_iter().flatten().enumerate() {
+            let factor = scale.powi(n as i32) * if learned { 1.0 } else { a };
+            table[basis.span(i)].iter_mut().for_each(|c| *c *= factor);
+        }
+        Table::new(table.into_iter().map(|c| c as f32).collect())
+    };
+    let mut tables = Vec::with_capacity(plan.group_of.len());
+    for (variant, place) in layer.heads().iter().zip(&plan.group_of) {
+        let same = |(other, _): &&(&Variant, Table)| other.kernel == variant.kernel && other.scale == variant.scale;
+        let own = match known.iter().find(same) {
+            Some((_, table)) if bases[place.0].is_some() => table.clone(),
+            _ => table((variant, place)),
+        };
+        if bases[place.0].is_some() {
+            known.push((variant, own.clone()));
+        }
+        tables.push(own);
+    }
+    tables
 }

@@ -8,9 +8,9 @@
 //!
 //! Scales and coefficients act on the query's side, so that one state serves every choice of them.
 //!
-//! [`Basis`] builds the monomials K; [`Recurrent`] computes the form plainly, with gradients, in float64 or float32; [`State`] is what a
+//! [`crate::naive::Recurrent`] computes the form plainly, with gradients, in float64 or float32; [`State`] is what a
 //! layer keeps between tokens, and takes one token at a time with vector instructions. Kernels without a finite map keep a cache
-//! of keys and values in the same type. [`State::fold`] turns a cache into moments, [`Truncation`] bounds what that costs exp, and
+//! of keys and values in the same type. [`State::compress`] compresses a cache into moments, [`Truncation`] bounds what that costs exp, and
 //! [`State::save`] and [`State::load`] keep states in files.
 //!
 //! Legend: α a multi-index, N rows (monomials), H [N, e] and z [N] the moments, M_ts = exp(c_t − c_s) the decay, κ the weight of the `position`
@@ -20,12 +20,10 @@ pub(crate) mod cache;
 mod compress;
 mod file;
 pub(crate) mod memory;
-pub(crate) mod step;
-pub(crate) mod step_state;
+mod step;
+mod step_state;
 mod token;
-pub mod truncate;
+mod truncate;
 
-pub use crate::kernels::basis::Basis;
-pub use crate::naive::recurrent::Recurrent;
-pub use crate::state::memory::{Memory, State};
+pub use crate::state::memory::State;
 pub use crate::state::truncate::Truncation;

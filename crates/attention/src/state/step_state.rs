@@ -1,24 +1,25 @@
 //! What passes from token to token besides the memory of keys: position, tails of the short convolution, running sums.
 
+use crate::buffer::resize;
 use crate::parts::gate::sigmoid::sigmoid;
-use crate::{Shape, Variant};
+use crate::{Error, Layer, Shape};
 
-/// The carried numbers of all batch rows. Everything is zero before the first position.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Carry {
+/// The numbers of all batch rows. Everything is zero before the first position.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct StepState {
     /// Positions seen, [B].
     pub positions: Vec<usize>,
     /// The last width − 1 inputs of the short convolution over q, k and v, [B, channels, width − 1], oldest first.
     pub tails: [Vec<f32>; 3],
-    /// `past` of the input gates, [B, G].
+    /// Running sums of the input gates, [B, G].
     pub in_gate: Vec<f64>,
-    /// `past` of the output gates, [B, H].
+    /// Running sums of the output gates, [B, H].
     pub out_gate: Vec<f64>,
-    /// `past` of the post gates, [B, H].
+    /// Running sums of the post gates, [B, H].
     pub post_gate: Vec<f64>,
-    /// `past` of the decays, [B, H].
+    /// Running sums of the decays, [B, H].
     pub decay: Vec<f64>,
-    /// c of the last position, [B, H]: the frame in which memories with a decay are kept.
+    /// c of the last position, [B, H]: memories with a decay are as of then.
     pub log_decay: Vec<f64>,
     /// Bound of |x| over all scores so far, [B, H].
     pub scores: Vec<f32>,
@@ -26,23 +27,32 @@ pub(crate) struct Carry {
     pub width: usize,
 }
 
-impl Carry {
+impl StepState {
     /// Before the first position.
-    pub fn new(heads: &[Variant], shape: &Shape) -> Carry {
-        let Shape { batch, heads: h, kv_heads: g, d, e, .. } = *shape;
-        let width = heads.iter().find_map(|variant| variant.conv).unwrap_or(0);
-        let kept = width.saturating_sub(1);
-        Carry {
-            positions: vec![0; batch],
-            tails: [h * d, g * d, g * e].map(|channels| vec![0.0; batch * channels * kept]),
-            in_gate: vec![0.0; batch * g],
-            out_gate: vec![0.0; batch * h],
-            post_gate: vec![0.0; batch * h],
-            decay: vec![0.0; batch * h],
-            log_decay: vec![0.0; batch * h],
-            scores: vec![0.0; batch * h],
-            width,
+    pub fn new(layer: &Layer, shape: &Shape) -> Result<StepState, Error> {
+        let Shape { batch, heads: h, kv_heads: g, .. } = *shape;
+        let width = layer.taps();
+        let mut new = StepState { width, ..StepState::default() };
+        resize(&mut new.positions, batch)?;
+        for (tail, channels) in new.tails.iter_mut().zip(shape.widths()) {
+            resize(tail, batch * channels * width.saturating_sub(1))?;
         }
+        resize(&mut new.in_gate, batch * g)?;
+        for sums in [&mut new.out_gate, &mut new.post_gate, &mut new.decay, &mut new.log_decay] {
+            resize(sums, batch * h)?;
+        }
+        resize(&mut new.scores, batch * h)?;
+        Ok(new)
+    }
+
+    /// Back to before the first position.
+    pub fn clear(&mut self) {
+        self.positions.fill(0);
+        self.tails.iter_mut().for_each(|tail| tail.fill(0.0));
+        for sums in [&mut self.in_gate, &mut self.out_gate, &mut self.post_gate, &mut self.decay, &mut self.log_decay] {
+            sums.fill(0.0);
+        }
+        self.scores.fill(0.0);
     }
 
     /// Bytes held.
@@ -69,12 +79,11 @@ impl Carry {
         }
     }
 
-    /// Takes inputs x [T, channels] of one batch row into the tail of tensor `which`, without computing anything.
-    #[allow(dead_code, reason = "for engines that take many positions at once")]
-    pub fn keep_tail(&mut self, which: usize, row: usize, x: &[f32], channels: usize) {
+    /// Takes the inputs of some positions of one batch row, [channels] each, into the tail of tensor `which`, without computing anything.
+    pub fn keep_tail<'a>(&mut self, which: usize, row: usize, channels: usize, inputs: impl Iterator<Item = &'a [f32]>) {
         let kept = self.width.saturating_sub(1);
         let tail = &mut self.tails[which][row * channels * kept..][..channels * kept];
-        for x in x.chunks_exact(channels) {
+        for x in inputs {
             for (tail, &x) in tail.chunks_exact_mut(kept.max(1)).zip(x) {
                 tail.copy_within(1.., 0);
                 tail[kept - 1] = x;
@@ -93,14 +102,14 @@ mod tests {
     fn a_convolution_token_by_token() {
         for width in [1, 2, 5] {
             let shape = Shape { batch: 2, time: 1, heads: 1, kv_heads: 1, d: 3, e: 2 };
-            let variant: Variant = format!("exp rope=off conv={width}").parse().expect("a variant");
-            let mut carry = Carry::new(&[variant], &shape);
-            let mut other = carry.clone();
+            let layer = Layer::new(1, 1, 3).value_dim(2).variant(&*format!("exp rope=off conv={width}")).expect("possible");
+            let mut steps = StepState::new(&layer, &shape).expect("memory");
+            let mut other = steps.clone();
             let narrow = |n, seed| numbers(n, seed).into_iter().map(|x| x as f32).collect::<Vec<f32>>();
             let (x, taps) = (narrow(8 * 2, 1), narrow(2 * width, 2));
             let mut y = vec![0.0; 16];
             for t in 0..8 {
-                carry.convolve(2, 1, &x[t * 2..][..2], &taps, &mut y[t * 2..][..2]);
+                steps.convolve(2, 1, &x[t * 2..][..2], &taps, &mut y[t * 2..][..2]);
             }
             for channel in 0..2 {
                 let column = |x: &[f32]| x.iter().skip(channel).step_by(2).copied().collect::<Vec<f32>>();
@@ -108,9 +117,9 @@ mod tests {
                 conv::forward(&column(&x), &taps[channel * width..][..width], &mut whole);
                 column(&y).iter().zip(&whole).for_each(|(a, b)| assert!((a - b).abs() < 1e-6));
             }
-            other.keep_tail(2, 1, &x[..6], 2);
-            other.keep_tail(2, 1, &x[6..], 2);
-            assert_eq!(carry, other);
+            other.keep_tail(2, 1, 2, x[..6].chunks_exact(2));
+            other.keep_tail(2, 1, 2, x[6..].chunks_exact(2));
+            assert_eq!(steps, other);
         }
     }
 }

@@ -1,11 +1,12 @@
-//! What a token is before it meets the memory: angles, convolutions, gates and decays, each carried on from the token before.
+//! What a token is before it meets the memory: angles, convolutions, gates and decays, each going on from the token before.
 
+use crate::buffer::resize;
 use crate::parts::denominator::position::key_weight;
 use crate::parts::gate::PostGate;
-use crate::state::memory::State;
-use crate::{Extra, Inputs, Shape, Variant};
+use crate::state::step_state::StepState;
+use crate::{Error, Extra, Inputs, Layer, Shape};
 
-/// What all units of a step read, computed before them: angles, filtered inputs, gates.
+/// What all state groups of a step read, computed before them: angles, filtered inputs, gates.
 #[derive(Clone, Debug)]
 pub(crate) struct Token {
     /// Angles [B, d/2], empty without RoPE.
@@ -22,83 +23,78 @@ pub(crate) struct Token {
     pub key_weights: Vec<f32>,
     /// m_t [B, H].
     pub decay: Vec<f32>,
-    /// Learned a_n of each head, or empty.
-    learned: Vec<f64>,
 }
 
 impl Token {
-    pub fn new(heads: &[Variant], shape: &Shape) -> Token {
-        let Shape { batch, heads: h, kv_heads: g, d, e, .. } = *shape;
-        let half = if heads.iter().any(|variant| variant.rope) { d / 2 } else { 0 };
-        let conv = heads.iter().any(|variant| variant.conv.is_some());
-        let ones = |n: usize| vec![1.0; batch * n];
-        Token {
-            cos: vec![0.0; batch * half],
-            sin: vec![0.0; batch * half],
-            filtered: [h * d, g * d, g * e].map(|channels| vec![0.0; if conv { batch * channels } else { 0 }]),
-            out: ones(h),
-            post: ones(h),
-            in_gate: ones(g),
-            key_weights: ones(h),
-            decay: ones(h),
-            learned: vec![0.0; heads.iter().map(Variant::learned).max().unwrap_or(0)],
-        }
+    pub fn new(layer: &Layer, shape: &Shape) -> Result<Token, Error> {
+        let Shape { batch, heads: h, kv_heads: g, d, .. } = *shape;
+        let of = |n: usize, value: f32| -> Result<Vec<f32>, Error> {
+            let mut values = Vec::new();
+            resize(&mut values, batch * n)?;
+            values.fill(value);
+            Ok(values)
+        };
+        let half = if layer.rotates() { d / 2 } else { 0 };
+        let [q, k, v] = shape.widths().map(|channels| if layer.taps() > 0 { channels } else { 0 });
+        Ok(Token {
+            cos: of(half, 0.0)?,
+            sin: of(half, 0.0)?,
+            filtered: [of(q, 0.0)?, of(k, 0.0)?, of(v, 0.0)?],
+            out: of(h, 1.0)?,
+            post: of(h, 1.0)?,
+            in_gate: of(g, 1.0)?,
+            key_weights: of(h, 1.0)?,
+            decay: of(h, 1.0)?,
+        })
     }
 }
 
-impl State {
-    /// Learned coefficients, angles, convolutions, gates and decays of this token.
-    pub(super) fn prepare(&mut self, inputs: &Inputs<f32>) {
-        let Shape { batch, heads: h, kv_heads: g, d, e, .. } = self.shape;
-        let (token, carry) = (&mut self.token, &mut self.carry);
-        let count = token.learned.len();
-        for (head, kernel) in self.kernels.iter_mut().enumerate().filter(|(head, _)| self.heads[*head].learned() > 0) {
-            let own = &inputs.extra(Extra::Coefficients)[head * count..][..count];
-            token.learned.iter_mut().zip(own).for_each(|(wide, &a)| *wide = a as f64);
-            kernel.bind(&token.learned);
-        }
-        for b in (0..batch).filter(|&b| inputs.length(b, &self.shape) > 0) {
-            let half = token.cos.len() / batch;
-            if half > 0 {
-                inputs.rope.angles(carry.positions[b], &mut token.cos[b * half..][..half], &mut token.sin[b * half..][..half]);
+impl Token {
+    /// Angles, convolutions, gates and decays of this token.
+    pub fn prepare(&mut self, layer: &Layer, shape: &Shape, inputs: &Inputs<f32>, steps: &mut StepState) {
+        let Shape { batch, heads: h, kv_heads: g, .. } = *shape;
+        let (token, heads) = (self, layer.heads());
+        for b in (0..batch).filter(|&b| inputs.length(b, shape) > 0) {
+            if let Some(rope) = layer.rope().filter(|_| !token.cos.is_empty()) {
+                let half = token.cos.len() / batch;
+                rope.angles(steps.positions[b], &mut token.cos[b * half..][..half], &mut token.sin[b * half..][..half]);
             }
-            if carry.width > 0 {
-                let sides = [(inputs.q, Extra::ConvQ, h * d), (inputs.k, Extra::ConvK, g * d), (inputs.v, Extra::ConvV, g * e)];
-                for (which, (x, extra, channels)) in sides.into_iter().enumerate() {
-                    let place = b * channels..(b + 1) * channels;
-                    carry.convolve(which, b, &x[place.clone()], inputs.extra(extra), &mut token.filtered[which][place]);
+            if steps.width > 0 {
+                for (which, (extra, channels)) in [Extra::ConvQ, Extra::ConvK, Extra::ConvV].into_iter().zip(shape.widths()).enumerate() {
+                    let filtered = &mut token.filtered[which][b * channels..][..channels];
+                    steps.convolve(which, b, inputs.x[which].row(b, channels), inputs.extra(extra), filtered);
                 }
             }
             for kv_head in 0..g {
                 let at = b * g + kv_head;
-                let group = &self.heads[kv_head * (h / g)..(kv_head + 1) * (h / g)];
+                let group = &heads[kv_head * (h / g)..(kv_head + 1) * (h / g)];
                 if let Some(gate) = group.iter().find_map(|variant| variant.in_gate.as_ref()) {
                     token.in_gate[at] = inputs.extra(Extra::InGate)[at];
-                    gate.forward(&mut token.in_gate[at..=at], &mut carry.in_gate[at]);
+                    gate.forward(&mut token.in_gate[at..=at], &mut steps.in_gate[at]);
                 }
             }
-            for (head, variant) in self.heads.iter().enumerate() {
+            for (head, variant) in heads.iter().enumerate() {
                 let at = b * h + head;
                 if let Some(gate) = &variant.out_gate {
                     token.out[at] = inputs.extra(Extra::OutGate)[at];
-                    gate.forward(&mut token.out[at..=at], &mut carry.out_gate[at]);
+                    gate.forward(&mut token.out[at..=at], &mut steps.out_gate[at]);
                 }
                 if let Some(gate) = &variant.post_gate {
                     token.post[at] = match gate {
                         PostGate::Shared(_) => token.out[at],
                         PostGate::Sigmoid(_) => inputs.extra(Extra::PostGate)[at],
                     };
-                    gate.forward(&mut token.post[at..=at], &mut carry.post_gate[at]);
+                    gate.forward(&mut token.post[at..=at], &mut steps.post_gate[at]);
                 }
                 if let Some(decay) = &variant.decay {
                     let mut c = [0.0];
-                    decay.forward(&inputs.extra(Extra::DecayGate)[at..=at], &mut c, &mut carry.decay[at]);
-                    token.decay[at] = (c[0] - carry.log_decay[at]).exp() as f32;
-                    carry.log_decay[at] = c[0];
+                    decay.forward(&inputs.extra(Extra::DecayGate)[at..=at], &mut c, &mut steps.decay[at]);
+                    token.decay[at] = (c[0] - steps.log_decay[at]).exp() as f32;
+                    steps.log_decay[at] = c[0];
                 }
                 token.key_weights[at] = if variant.in_gate.is_some() { token.in_gate[b * g + head / (h / g)] } else { 1.0 };
                 if variant.denominator.key_side() {
-                    token.key_weights[at] *= key_weight(inputs.extra(Extra::NormConst)[head], (carry.positions[b] + 1) as f32);
+                    token.key_weights[at] *= key_weight(inputs.extra(Extra::NormConst)[head], (steps.positions[b] + 1) as f32);
                 }
             }
         }

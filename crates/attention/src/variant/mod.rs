@@ -87,7 +87,16 @@ impl Variant {
         if let Some(c) = self.scale.filter(|c| !c.is_finite()) {
             return impossible(format!("a scale is a finite number, found {c}"));
         }
-        Ok(())
+        // Parts may have been built by hand: each must be one that its own text could have given.
+        let readable = [
+            Kernel::parse(self.kernel.info().word, &self.kernel.args()).map(|part| part.map(drop)),
+            Denominator::parse(self.denominator.info().word, &self.denominator.args()).map(|part| part.map(drop)),
+            Norm::parse(self.norm.info().word, &self.norm.args()).map(|part| part.map(drop)),
+        ];
+        match readable.into_iter().flatten().find_map(Result::err) {
+            Some(reason) => impossible(reason),
+            None => Ok(()),
+        }
     }
 
     /// Checks that this variant can run at this shape.
@@ -167,8 +176,10 @@ impl Variant {
         v.kernel = match &v.kernel {
             Kernel::Power(power) => plain_order(power.p as usize, &v),
             Kernel::Feature(feature) if feature.map == crate::Map::Identity => plain_order(1, &v),
-            Kernel::Taylor(taylor) if taylor.orders.len() == 1 && taylor.coefficients == Coefficients::Ones && taylor.centre() == 0.0 => {
-                plain_order(taylor.orders[0], &v)
+            Kernel::Taylor(taylor)
+                if taylor.orders().len() == 1 && *taylor.coefficients() == Coefficients::Ones && taylor.centre() == 0.0 =>
+            {
+                plain_order(taylor.orders()[0], &v)
             }
             kernel => kernel.clone(),
         };
@@ -184,7 +195,7 @@ impl Variant {
         let weight = match &self.kernel {
             Kernel::Exp(_) => format!("exp({x})"),
             Kernel::Taylor(taylor) => {
-                let a = if taylor.coefficients == Coefficients::Ones { "" } else { "a_n·" };
+                let a = if *taylor.coefficients() == Coefficients::Ones { "" } else { "a_n·" };
                 let x = match taylor.centre() {
                     0.0 => x,
                     c if c < 0.0 => format!("({x}+{})", -c),
@@ -245,6 +256,8 @@ fn plain_order(n: usize, v: &Variant) -> Kernel {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::parts::denominator::sum::Sum;
+    use crate::parts::kernel::power::Power;
 
     fn variant(text: &str) -> Variant {
         text.parse().unwrap_or_else(|error| panic!("{error}"))
@@ -329,6 +342,12 @@ mod tests {
         assert_eq!(variant("exp rope=off").validate_for(&shape), Ok(()));
         assert_eq!(variant("exp").validate_for(&Shape { d: 4, ..shape }), Ok(()));
         let endless = Variant { clamp: Some(f64::INFINITY), ..Variant::default() };
+        for kernel in [Kernel::Power(Power { p: 1000 }), Kernel::Power(Power { p: 151 })] {
+            assert!(Variant { kernel, ..Variant::default() }.validate().is_err());
+        }
+        for sum in [Sum { floor: Some(f64::NAN), ..Sum::default() }, Sum { eps: Some(-1.0), ..Sum::default() }] {
+            assert!(Variant { denominator: Denominator::Sum(sum), ..Variant::default() }.validate().is_err());
+        }
         assert!(endless.validate().is_err() && Variant { scale: Some(f64::NAN), ..Variant::default() }.validate().is_err());
     }
 

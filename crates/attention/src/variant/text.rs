@@ -7,6 +7,7 @@
 //!
 //! A text is a list of words, separated by spaces or `+`, in any order: a kernel (`exp`, `taylor=0..4`, `power=2`,
 //! `feature=elu`) and `key=value` settings. What is left out has its default: `exp`, `over=sum`, RoPE on, nothing else.
+//! `denominator=` is another name of `over=`.
 //! The name of a preset stands for its words, and further words change it. Parentheses and braces may stand for `=`:
 //! `taylor{0..4}`, `power(2)`. Printing gives the words in a fixed order with defaults left out, except the kernel and
 //! the denominator; parsing that gives the same variant.
@@ -40,6 +41,9 @@ pub struct Key {
     read: fn(&mut Variant, &str, &str) -> Option<Result<(), String>>,
     write: fn(&Variant) -> Option<String>,
 }
+
+/// Other names of keys, as people may know them.
+const ALIASES: [(&str, &str); 1] = [("denominator", "over")];
 
 /// The keys, in the order in which they are printed, after the kernel.
 pub static KEYS: &[Key] = &[
@@ -235,6 +239,7 @@ impl FromStr for Variant {
                 continue;
             }
             let (head, value) = head_and_value(word);
+            let head = ALIASES.iter().find(|(alias, _)| *alias == head).map_or(head, |(_, word)| word);
             let key = KEYS.iter().find(|key| key.word == head);
             let kernel = Kernel::PARTS.iter().find(|info| info.word == head);
             let slot = match (key, kernel) {

@@ -3,11 +3,11 @@
 use proptest::prelude::*;
 use termwise_attention::presets;
 use termwise_attention::simd::{self, Isa};
-use termwise_attention::{Fused, Mode, Scratch, Shape, Variant, relative_rms};
+use termwise_attention::{FusedOptions, Mode, Scratch, Shape, Variant, relative_rms};
 
 use crate::expected::{Expected, assert_same_bits, fused};
 use crate::support::combos::random_case;
-use crate::support::{Case, Name, Rng, layer, shape};
+use crate::support::{Case, Name, Rng, layer, planned, shape};
 use crate::{alone, random_layers};
 
 /// Variants that between them have every part that chunks must carry.
@@ -233,17 +233,20 @@ fn a_nonpositive_denominator_is_named_in_every_mode() {
 #[test]
 fn what_cannot_run_in_chunks_says_so() {
     let shape = shape(1, 300, 2, 1, 64, 64);
-    let heads = |texts: [&str; 2]| texts.map(|text| text.parse::<Variant>().expect("a variant"));
+    let engine = |texts: [&str; 2], mode| {
+        let heads = texts.map(|text| text.parse::<Variant>().expect("a variant"));
+        planned(&heads, &shape).and_then(|layer| layer.fused_with(1, 300, FusedOptions::default().mode(mode)))
+    };
     for texts in [["softmax"; 2], ["taylor=0..2 clamp=5"; 2], ["softmax_taylor_80terms"; 2]] {
-        let found = Fused::with_mode(&heads(texts), shape, &Scratch::default(), Mode::Chunk(None));
+        let found = engine(texts, Mode::Chunk(None));
         assert!(found.is_err_and(|error| error.to_string().contains("finite state")), "{texts:?}");
-        let auto = Fused::with_mode(&heads(texts), shape, &Scratch::default(), Mode::Auto).expect("auto always can");
+        let auto = engine(texts, Mode::Auto).expect("auto always can");
         assert_eq!(auto.mode_taken(), Mode::Parallel);
     }
-    assert!(Fused::with_mode(&heads(["taylor=1"; 2]), shape, &Scratch::default(), Mode::Chunk(Some(0))).is_err());
-    let mixed = Fused::with_mode(&heads(["softmax", "taylor=0..2"]), shape, &Scratch::default(), Mode::Chunk(Some(64))).expect("mixed");
+    assert!(engine(["taylor=1"; 2], Mode::Chunk(Some(0))).is_err());
+    let mixed = engine(["softmax", "taylor=0..2"], Mode::Chunk(Some(64))).expect("mixed");
     assert_eq!((mixed.mode_taken(), mixed.runs_in_chunks(0), mixed.runs_in_chunks(1)), (Mode::Chunk(Some(64)), false, true));
-    assert_eq!(Fused::new(&heads(["taylor=1"; 2]), shape, &Scratch::default()).expect("parallel").mode_taken(), Mode::Parallel);
+    assert_eq!(engine(["taylor=1"; 2], Mode::Parallel).expect("parallel").mode_taken(), Mode::Parallel);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! that nearly cancel are off by more in every other order of summation: there parallel mode, which has tests of its own,
 //! says what can be had. Twice its error counts, but never more than ten times the bound without it.
 
-use termwise_attention::{Fused, Mode, Real, Reference, Report, Scratch, relative_rms};
+use termwise_attention::{Mode, Real, Report, Scratch, relative_rms};
 
 use crate::support::{Case, Tensors};
 
@@ -14,14 +14,14 @@ pub struct Results<R> {
 }
 
 fn reference<R: Real>(case: &Case<R>) -> Results<R> {
-    let mut engine = Reference::<R>::new(&case.heads, case.shape).unwrap_or_else(|error| panic!("{error}"));
+    let mut engine = case.naive();
     let (y, report) = case.forward(&mut engine);
     Results { y, report, gradients: case.backward(&mut engine) }
 }
 
 /// The engine in this mode.
 pub fn fused(case: &Case<f32>, scratch: &Scratch, mode: Mode) -> Results<f32> {
-    let mut engine = Fused::with_mode(&case.heads, case.shape, scratch, mode).unwrap_or_else(|error| panic!("{case}: {error}"));
+    let mut engine = case.fused(mode, scratch).unwrap_or_else(|error| panic!("{case}: {error}"));
     let (y, report) = case.forward(&mut engine);
     Results { y, report, gradients: case.backward(&mut engine) }
 }

@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use proptest::prelude::*;
-use termwise_attention::{Extra, Fused, Memory, Mode, Scratch, State, Variant};
+use termwise_attention::{Extra, Memory, Mode, Scratch, State, Variant};
 
 use crate::expected::Expected;
 use crate::support::combos::random_case;
-use crate::support::{Case, Name, Rng, layer, shape};
+use crate::support::{Case, Name, Rng, layer, shape, state_of};
 use crate::{alone, random_layers};
 
 const TEXTS: [&str; 13] = [
@@ -39,7 +39,7 @@ fn part(case: &Case<f32>, ranges: &[Range<usize>]) -> Case<f32> {
         out
     };
     let tensor = |(name, x): &(Name, Vec<f32>)| match name {
-        Name::Extra(extra) if !extra.is_signal() => (*name, x.clone()),
+        Name::Extra(extra) if !extra.is_gate_logits() => (*name, x.clone()),
         _ => (*name, cut(x)),
     };
     Case {
@@ -71,7 +71,7 @@ enum By {
 /// Runs the case in stretches of so many positions, each in its way; None is a step of one.
 fn run(case: &Case<f32>, stretches: &[(usize, By)], memory: Memory) -> (Vec<f32>, State) {
     let scratch = Scratch::default();
-    let mut state = State::new(&case.heads, case.shape, memory).unwrap_or_else(|error| panic!("{case}: {error}"));
+    let mut state = case.state(memory);
     let mut y = vec![f32::NAN; case.dy.len()];
     let mut at = 0;
     for &(count, by) in stretches {
@@ -87,9 +87,9 @@ fn run(case: &Case<f32>, stretches: &[(usize, By)], memory: Memory) -> (Vec<f32>
             let mut out = vec![f32::NAN; own.dy.len()];
             match by {
                 By::Step => state.step(&own.inputs(), &mut out).map(drop),
-                By::Extend(mode) => Fused::with_mode(&own.heads, own.shape, &scratch, mode)
-                    .and_then(|mut fused| fused.extend(&mut state, &own.inputs(), &mut out))
-                    .map(drop),
+                By::Extend(mode) => {
+                    own.continuing(memory, mode, &scratch).and_then(|mut fused| fused.extend(&mut state, &own.inputs(), &mut out)).map(drop)
+                }
             }
             .unwrap_or_else(|error| panic!("{case}: {error}"));
             place(case, &ranges, &out, &mut y);
@@ -119,7 +119,7 @@ fn every_split_is_the_whole() {
                 for (first, second) in [(By::Extend(Mode::Parallel), chunks), (chunks, By::Step), (By::Step, By::Extend(Mode::Parallel))] {
                     let (y, state) = run(&case, &[(split, first), (shape.time - split, second)], memory);
                     expected.compare_outputs(&y, &format!("{first:?} {split} {second:?} {memory:?} {case}"));
-                    assert_eq!(state.position(1), shape.time);
+                    assert_eq!(state.position(1), Some(shape.time));
                 }
             }
         }
@@ -175,7 +175,8 @@ fn the_state_is_that_of_stepping() {
                 let (_, state) = run(&case, &[(101, By::Extend(mode)), (shape.time, By::Extend(mode))], memory);
                 assert_eq!(state.position(0), stepped.position(0));
                 for head in 0..2 {
-                    let (found, expected) = (state.largest_score(0, head), stepped.largest_score(0, head));
+                    let (found, expected) =
+                        (state.largest_score(0, head).expect("a head"), stepped.largest_score(0, head).expect("a head"));
                     assert!((found - expected).abs() < 1e-5 * expected, "{case}: largest score {found}, {expected} by stepping");
                 }
                 // The next outputs say whether all the rest is the same, long after its beginning.
@@ -184,7 +185,7 @@ fn the_state_is_that_of_stepping() {
                     let mut tokens = next.tensors.clone();
                     for (name, x) in &mut tokens {
                         if let Name::Extra(extra) = name
-                            && !extra.is_signal()
+                            && !extra.is_gate_logits()
                         {
                             x.clone_from(&case.get(Name::Extra(*extra)).to_vec());
                         }
@@ -217,16 +218,16 @@ fn batch_rows_go_on_from_their_own_positions() {
         let case = Case::<f32>::random(&layer(text, &shape), shape, None, 0.8, &mut rng);
         let expected = Expected::of(&case);
         for mode in [Mode::Parallel, chunk_mode(&case, 8)] {
-            let mut state = State::new(&case.heads, shape, Memory::Natural).expect("a state");
+            let mut state = case.state(Memory::Natural);
             let mut y = vec![f32::NAN; case.dy.len()];
             for ranges in [[0..5, 0..23], [5..32, 23..24], [32..60, 24..60]] {
                 let own = part(&case, &ranges);
                 let mut out = vec![f32::NAN; own.dy.len()];
-                let mut fused = Fused::with_mode(&own.heads, own.shape, &Scratch::default(), mode).expect("possible");
+                let mut fused = own.continuing(Memory::Natural, mode, &Scratch::default()).expect("possible");
                 fused.extend(&mut state, &own.inputs(), &mut out).unwrap_or_else(|error| panic!("{case}: {error}"));
                 place(&case, &ranges, &out, &mut y);
             }
-            assert_eq!((state.position(0), state.position(1)), (60, 60));
+            assert_eq!((state.position(0), state.position(1)), (Some(60), Some(60)));
             expected.compare_outputs(&y, &format!("{mode} {case}"));
         }
     }
@@ -255,10 +256,10 @@ fn positions_are_named_from_the_beginning() {
         case.get_mut(Name::Q)[17 * 2..18 * 2].fill(-100.0);
         case.get_mut(Name::K).fill(1.0);
         let scratch = Scratch::default();
-        let mut state = State::new(&case.heads, shape, Memory::Natural).expect("a state");
+        let mut state = case.state(Memory::Natural);
         for range in [0..6, 6..20] {
             let own = part(&case, std::slice::from_ref(&range));
-            let mut fused = Fused::new(&own.heads, own.shape, &scratch).expect("possible");
+            let mut fused = own.continuing(Memory::Natural, Mode::Parallel, &scratch).expect("possible");
             let report = fused.extend(&mut state, &own.inputs(), &mut vec![0.0; own.dy.len()]).expect("possible");
             assert_eq!(report.nonpositive.map(|at| at.position), range.contains(&17).then_some(17));
         }
@@ -269,17 +270,17 @@ fn positions_are_named_from_the_beginning() {
 fn a_state_of_another_layer_is_refused() {
     let here = shape(1, 5, 2, 1, 4, 4);
     let case = Case::<f32>::random(&layer("taylor=0..2 in", &here), here, None, 1.0, &mut Rng(46));
-    assert!(case.inputs().extras.get(Extra::InGate).is_some());
-    let mut fused = Fused::new(&case.heads, here, &Scratch::default()).expect("possible");
+    assert!(case.inputs().get(Extra::InGate).is_some());
+    let mut fused = case.continuing(Memory::Natural, Mode::Parallel, &Scratch::default()).expect("possible");
     let mut y = vec![0.0; case.dy.len()];
     for (text, other) in
         [("taylor=0..3 in", here), ("taylor=0..2 in", shape(1, 5, 2, 2, 4, 4)), ("taylor=0..2 in", shape(2, 5, 2, 1, 4, 4))]
     {
-        let mut state = State::new(&layer(text, &other), other, Memory::Natural).expect("a state");
+        let mut state = state_of(&layer(text, &other), &other, Memory::Natural).expect("a state");
         assert!(fused.extend(&mut state, &case.inputs(), &mut y).is_err_and(|error| error.to_string().contains("another layer")), "{text}");
-        assert_eq!(state.position(0), 0);
+        assert_eq!(state.position(0), Some(0));
     }
-    let mut state = State::new(&case.heads, here, Memory::Natural).expect("a state");
+    let mut state = case.state(Memory::Natural);
     assert!(fused.extend(&mut state, &case.inputs(), &mut y[1..]).is_err());
     assert!(fused.extend(&mut state, &case.inputs(), &mut y).is_ok());
 }

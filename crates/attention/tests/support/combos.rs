@@ -1,6 +1,6 @@
 //! Random layers: every part with every other, mixed heads included.
 
-use termwise_attention::{Real, Shape, Variant, layer_extras};
+use termwise_attention::{Real, Shape, Variant};
 
 use super::{Case, Rng, oracle, shape};
 
@@ -62,7 +62,7 @@ pub fn random_heads(shape: &Shape, rng: &mut Rng) -> Vec<Variant> {
     for h in (1..shape.heads).filter(|_| mixed) {
         let before = heads[h].clone();
         heads[h] = draw();
-        if layer_extras(&heads, shape).is_err() {
+        if super::planned(&heads, shape).is_err() {
             heads[h] = before;
         }
     }

@@ -4,7 +4,10 @@
 pub mod combos;
 pub mod oracle;
 
-use termwise_attention::{Attention, Extra, Extras, Grads, Inputs, Real, Report, Rope, Shape, Source, Variant, layer_extras};
+use termwise_attention::{
+    Attention, Error, Extra, Extras, Fused, FusedOptions, Grads, Inputs, Layer, Memory, Mode, Real, Recurrent, Reference, Report, Rope,
+    Saved, Scratch, Shape, State, Variant,
+};
 
 /// SplitMix64: small, and the same everywhere.
 #[derive(Clone)]
@@ -75,11 +78,8 @@ impl<R: Real> Case<R> {
             (Name::K, normals(rows * g * d, 0.0, 1.0)),
             (Name::V, normals(rows * g * e, 0.0, 1.0)),
         ];
-        for spec in layer_extras(heads, &shape).expect("a possible layer") {
-            let n = match spec.source {
-                Source::Projection { outputs, .. } => rows * outputs,
-                Source::Parameter { shape, .. } => shape.iter().product(),
-            };
+        for spec in planned(heads, &shape).expect("a possible layer").extras() {
+            let n = spec.values(rows);
             let (mean, spread) = match spec.extra {
                 Extra::NormWeight | Extra::Coefficients => (1.0, 0.3),
                 Extra::NormBias => (0.0, 0.3),
@@ -121,23 +121,61 @@ impl<R: Real> Case<R> {
             }
         }
         let (q, k, v) = (self.get(Name::Q), self.get(Name::K), self.get(Name::V));
-        Inputs { q, k, v, extras, lengths: self.lengths.as_deref(), rope: &self.rope }
+        Inputs::new(q, k, v).extras(extras).lengths(self.lengths.as_deref())
+    }
+
+    pub fn layer(&self) -> Layer {
+        let Shape { heads, kv_heads, d, e, .. } = self.shape;
+        let sizes = Layer::new(heads, kv_heads, d).value_dim(e).rope(self.rope.clone());
+        sizes.heads(&self.heads).unwrap_or_else(|error| panic!("{self}: {error}"))
+    }
+
+    pub fn naive(&self) -> Reference<R> {
+        self.layer().naive(self.shape.batch, self.shape.time).unwrap_or_else(|error| panic!("{self}: {error}"))
+    }
+
+    pub fn recurrent(&self, chunk: usize) -> Recurrent<R> {
+        self.layer().recurrent(self.shape.batch, self.shape.time, chunk).unwrap_or_else(|error| panic!("{self}: {error}"))
+    }
+
+    pub fn fused(&self, mode: Mode, scratch: &Scratch) -> Result<Fused, Error> {
+        self.layer().fused_with(self.shape.batch, self.shape.time, FusedOptions::default().mode(mode).scratch(scratch))
+    }
+
+    pub fn continuing(&self, memory: Memory, mode: Mode, scratch: &Scratch) -> Result<Fused, Error> {
+        let options = FusedOptions::default().mode(mode).scratch(scratch).continues(memory);
+        self.layer().fused_with(self.shape.batch, self.shape.time, options)
+    }
+
+    pub fn state(&self, memory: Memory) -> State {
+        self.layer().state_with(self.shape.batch, memory).unwrap_or_else(|error| panic!("{self}: {error}"))
     }
 
     /// y, written over NaN.
-    pub fn forward(&self, engine: &mut impl Attention<R>) -> (Vec<R>, Report) {
+    pub fn forward(&self, engine: &mut (impl Attention<R> + ?Sized)) -> (Vec<R>, Report) {
         let mut y = vec![R::nan(); self.dy.len()];
-        let report = engine.forward(&self.inputs(), &mut y).unwrap_or_else(|error| panic!("{self}: {error}"));
+        let report = engine.infer(&self.inputs(), &mut y).unwrap_or_else(|error| panic!("{self}: {error}"));
         (y, report)
     }
 
     /// The gradients of Σ y·dy, added to zeros.
-    pub fn backward(&self, engine: &mut impl Attention<R>) -> Tensors<R> {
+    pub fn backward(&self, engine: &mut (impl Attention<R> + ?Sized)) -> Tensors<R> {
         self.backward_onto(engine, R::zero())
     }
 
     /// The gradients of Σ y·dy, added to `start` everywhere.
-    pub fn backward_onto(&self, engine: &mut impl Attention<R>, start: R) -> Tensors<R> {
+    pub fn backward_onto(&self, engine: &mut (impl Attention<R> + ?Sized), start: R) -> Tensors<R> {
+        let mut y = vec![R::nan(); self.dy.len()];
+        let saved = engine.forward(&self.inputs(), &mut y).unwrap_or_else(|error| panic!("{self}: {error}"));
+        self.add_gradients(engine, &saved, start)
+    }
+
+    /// The gradients of Σ y·dy after a forward pass.
+    pub fn backward_from(&self, engine: &mut (impl Attention<R> + ?Sized), saved: &Saved) -> Tensors<R> {
+        self.add_gradients(engine, saved, R::zero())
+    }
+
+    fn add_gradients(&self, engine: &mut (impl Attention<R> + ?Sized), saved: &Saved, start: R) -> Tensors<R> {
         let mut gradients: Tensors<R> = self.tensors.iter().map(|(name, x)| (*name, vec![start; x.len()])).collect();
         let mut slices = gradients.iter_mut();
         let mut next = || slices.next().map(|(_, x)| &mut x[..]).expect("q, k and v come first");
@@ -148,8 +186,8 @@ impl<R: Real> Case<R> {
                 extras.set(*extra, &mut values[..]);
             }
         }
-        let mut grads = Grads { q, k, v, extras };
-        engine.backward(&self.inputs(), &self.dy, &mut grads).unwrap_or_else(|error| panic!("{self}: {error}"));
+        let mut grads = Grads::new(q, k, v).extras(extras);
+        engine.backward(&self.inputs(), saved, &self.dy, &mut grads).unwrap_or_else(|error| panic!("{self}: {error}"));
         gradients
     }
 }
@@ -164,6 +202,17 @@ impl<R> std::fmt::Display for Case<R> {
 
 pub fn shape(batch: usize, time: usize, heads: usize, kv_heads: usize, d: usize, e: usize) -> Shape {
     Shape { batch, time, heads, kv_heads, d, e }
+}
+
+/// A layer of these heads with the rope of all cases.
+pub fn planned(heads: &[Variant], shape: &Shape) -> Result<Layer, Error> {
+    let rope = Rope::new(shape.d, 100.0, None)?;
+    Layer::new(shape.heads, shape.kv_heads, shape.d).value_dim(shape.e).rope(rope).heads(heads)
+}
+
+/// An empty state of such a layer.
+pub fn state_of(heads: &[Variant], shape: &Shape, memory: Memory) -> Result<State, Error> {
+    planned(heads, shape)?.state_with(shape.batch, memory)
 }
 
 /// The same variant for every head.

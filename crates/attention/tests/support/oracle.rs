@@ -131,14 +131,14 @@ impl<'a> Head<'a> {
             Kernel::Feature(_) => x,
             Kernel::Power(power) => x.powi(power.p as i32),
             Kernel::Taylor(taylor) => {
-                let n = taylor.orders.len();
-                let coefficient = |i: usize| match &taylor.coefficients {
+                let n = taylor.orders().len();
+                let coefficient = |i: usize| match taylor.coefficients() {
                     Coefficients::Ones => 1.0,
                     Coefficients::Given(given) => given[i],
                     Coefficients::Learned => self.case.get(Name::Extra(Extra::Coefficients))[self.head * n + i],
                 };
                 let term = |order: usize| (1..=order).map(|i| (x - taylor.centre()) / i as f64).product::<f64>();
-                (0..n).map(|i| coefficient(i) * term(taylor.orders[i])).sum()
+                (0..n).map(|i| coefficient(i) * term(taylor.orders()[i])).sum()
             }
         };
         w * (self.decay[t] - self.decay[s]).exp()

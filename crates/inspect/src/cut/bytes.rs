@@ -4,8 +4,8 @@
 //! takes d + e numbers a token, e padded likewise, in blocks of 128 tokens, and a number for each
 //! gate and decay. What else a layer carries, some dozens of bytes a head, is left out on both sides.
 
+use termwise_attention::MAX_ROWS;
 use termwise_attention::combinatorics::binomial;
-use termwise_attention::kernels::basis::MAX_ROWS;
 use termwise_attention::{Kernel, Variant};
 use termwise_llama::Config;
 
@@ -92,12 +92,12 @@ impl Heads {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use termwise_attention::{Extra, Extras, Inputs, Memory, Rope, Shape, State};
+    use termwise_attention::{Extra, Extras, Inputs, Layer, Memory, Rope, Shape};
 
     /// What the buffers hold, less what a layer without any memory of keys carries.
     fn real(heads: &[Variant], shape: Shape, tokens: usize) -> u64 {
-        let mut state = State::new(heads, shape, Memory::Natural).expect("a state");
-        let rope = Rope::new(shape.d, 1e4, None).expect("a rope");
+        let sizes = Layer::new(shape.heads, shape.kv_heads, shape.d).rope(Rope::new(shape.d, 1e4, None).expect("a rope"));
+        let mut state = sizes.clone().heads(heads).and_then(|layer| layer.state(1)).expect("a state");
         let (q, kv) = (vec![0.1; shape.heads * shape.d], vec![0.1; shape.kv_heads * shape.d]);
         let mut y = vec![0.0; shape.heads * shape.d];
         for _ in 0..tokens {
@@ -106,10 +106,10 @@ mod tests {
             if heads.iter().any(|variant| variant.decay.is_some()) {
                 extras.set(Extra::DecayGate, &gates[..]);
             }
-            let inputs = Inputs { q: &q, k: &kv, v: &kv, extras, lengths: None, rope: &rope };
+            let inputs = Inputs::new(&q, &kv, &kv).extras(extras);
             state.step(&inputs, &mut y).expect("a step");
         }
-        let empty = State::new(&vec![Variant::default(); heads.len()], shape, Memory::Cache).expect("a state");
+        let empty = sizes.variant("softmax").and_then(|layer| layer.state_with(1, Memory::Cache)).expect("a state");
         (state.bytes() - empty.bytes()) as u64
     }
 

@@ -230,7 +230,6 @@ fn pass<T: Send>(
         };
         let lengths = (!rows.lengths.is_empty()).then_some(&rows.lengths[..]);
         session.observe(&model.params, &rows.ids, lengths, &mut |seen: Observed| {
-            let variants = model.config.heads(seen.layer);
             let first = seen.layer * per_layer;
             let pairs: Vec<(usize, usize)> =
                 (0..batch).flat_map(|row| (0..per_layer).map(move |head| (row, head))).filter(|(_, head)| chosen[first + head]).collect();
@@ -238,7 +237,7 @@ fn pass<T: Send>(
                 .into_par_iter()
                 .filter(|&(row, _)| at(row).length > 1)
                 .map(|(row, head)| {
-                    let view = View::new(&variants, seen.inputs, &seen.shape, row, head)?;
+                    let view = View::new(seen.attention, seen.shape.batch, seen.shape.time, seen.inputs, row, head)?;
                     Ok((first + head, look(first + head, at(row), &view)))
                 })
                 .collect();

@@ -3,7 +3,7 @@
 use std::f64::consts::LN_10;
 
 use rayon::prelude::*;
-use termwise_attention::{Inputs, Shape, Variant, View};
+use termwise_attention::{Inputs, Layer, Shape, View};
 
 use super::block::{Head, NotFinite};
 use super::lanes::LANES;
@@ -49,14 +49,14 @@ impl Failure {
 
 /// Looks at the rows of head `at.1` of batch row `at.0`.
 pub fn look(
-    heads: &[Variant],
+    layer: &Layer,
     inputs: &Inputs<f32>,
     shape: &Shape,
     at: (usize, usize),
     rows: &[usize],
     options: &Options,
 ) -> Result<Found, Failure> {
-    let view = View::new(heads, inputs, shape, at.0, at.1).map_err(Failure::View)?;
+    let view = View::new(layer, shape.batch, shape.time, inputs, at.0, at.1).map_err(Failure::View)?;
     let cuts = Cuts::new(&view.variant.kernel, &options.orders);
     let head = Head { view: &view, cuts: cuts.as_ref(), tile: options.tiles.keys.next_multiple_of(LANES) };
     let blocks: Vec<&[usize]> = rows.chunks(options.tiles.rows).collect();

@@ -27,7 +27,7 @@ mod windows;
 use std::time::Instant;
 
 use rayon::prelude::*;
-use termwise_attention::{Inputs, Variant};
+use termwise_attention::Layer;
 use termwise_llama::{Model, Observed, Options as SessionOptions};
 
 use crate::Error;
@@ -94,9 +94,10 @@ pub fn measure(model: &Model, windows: &[Vec<u32>], options: &Options, progress:
     let length = windows.iter().map(Vec::len).max().unwrap_or(1);
     let batch = (TOKENS_AT_ONCE / length).clamp(1, windows.len());
     let mut session = model.session(batch, length, SessionOptions { forward_only: true, ..SessionOptions::default() })?;
-    let heads: Vec<Vec<Variant>> = (0..layers).map(|layer| config.heads(layer)).collect();
-    let rope = config.rope()?.with_table(length);
-    let mut sums: Vec<Vec<Found>> = heads.iter().map(|heads| vec![Found::default(); heads.len()]).collect();
+    // Angles are looked up once for all heads and rows.
+    let shape = Layer::new(config.num_attention_heads, config.num_key_value_heads, config.head_dim).rope(config.rope()?.with_table(length));
+    let plans = (0..layers).map(|layer| shape.clone().heads(&config.heads(layer))).collect::<Result<Vec<Layer>, _>>()?;
+    let mut sums: Vec<Vec<Found>> = plans.iter().map(|layer| vec![Found::default(); layer.heads().len()]).collect();
     let mut state = Progress { done: 0, of: (windows.len().div_ceil(batch) * layers) as u64 };
     progress(state);
     let (mut forward, mut failure, mut ids, mut chosen) = (0.0, None, vec![0; batch * length], 0);
@@ -116,10 +117,8 @@ pub fn measure(model: &Model, windows: &[Vec<u32>], options: &Options, progress:
         session.observe(&model.params, &ids, lengths, &mut |Observed { layer, shape, inputs, .. }| {
             let start = Instant::now();
             if failure.is_none() {
-                let Inputs { q, k, v, lengths, .. } = *inputs;
-                let inputs = Inputs { q, k, v, extras: inputs.extras.clone(), lengths, rope: &rope };
                 let jobs: Vec<(usize, usize)> = (0..group.len()).flat_map(|row| (0..shape.heads).map(move |head| (row, head))).collect();
-                let look = |&(row, head): &(usize, usize)| look(&heads[layer], &inputs, &shape, (row, head), &rows[row], options);
+                let look = |&(row, head): &(usize, usize)| look(&plans[layer], inputs, &shape, (row, head), &rows[row], options);
                 let results: Vec<Result<Found, Failure>> = jobs.par_iter().map(look).collect();
                 for (&(row, head), result) in jobs.iter().zip(results) {
                     match result {

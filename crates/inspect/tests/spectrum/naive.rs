@@ -1,7 +1,7 @@
 //! Everything once more with plain loops over pairs.
 
 use termwise_attention::parts::kernel::taylor::{Taylor, factorial};
-use termwise_attention::{Attention, Kernel, Reference, Variant, View};
+use termwise_attention::{Attention, Kernel, Variant, View};
 use termwise_inspect::spectrum::{HeadSpectrum, Options, RowChoice, Spectrum, sample};
 use termwise_llama::{Model, Observed, Options as SessionOptions};
 
@@ -96,11 +96,11 @@ fn plainly(model: &Model, windows: &[Vec<u32>], options: &Options) -> Vec<Vec<Pl
     let mut ids = vec![0; windows.len() * length];
     windows.iter().enumerate().for_each(|(row, window)| ids[row * length..][..window.len()].copy_from_slice(window));
     let mut session = model.session(windows.len(), length, SessionOptions::default()).expect("a session");
-    let watch = &mut |Observed { layer, shape, inputs, y }: Observed| {
+    let watch = &mut |Observed { layer, attention, shape, inputs, y }: Observed| {
         for (row, &own) in lengths.iter().enumerate() {
             let rows = sample(options.rows, own, row, options.seed);
             for (head, into) in all[layer].iter_mut().enumerate() {
-                let view = View::new(&model.config.heads(layer), inputs, &shape, row, head).expect("a view");
+                let view = View::new(attention, shape.batch, shape.time, inputs, row, head).expect("a view");
                 let place = |t: usize, i: usize| ((row * length + t) * shape.heads + head) * shape.e + i;
                 plain(&view, &rows, &options.orders, &|t, i| f64::from(y[place(t, i)]), into);
             }
@@ -251,12 +251,13 @@ fn errors_are_those_of_the_truncated_variant() {
     ids.resize(48, 0);
     let lengths = [24, 17];
     session
-        .observe(&model.params, &ids, Some(&lengths), &mut |Observed { layer, shape, inputs, y }| {
+        .observe(&model.params, &ids, Some(&lengths), &mut |Observed { layer, attention, shape, inputs, y }| {
             for (at, &p) in options.orders.iter().enumerate() {
                 let cut = |variant: Variant| Variant { kernel: Kernel::Taylor(Taylor::up_to(p).expect("an order")), ..variant };
                 let heads: Vec<Variant> = model.config.heads(layer).into_iter().map(cut).collect();
                 let mut out = vec![0.0f32; y.len()];
-                Reference::<f32>::new(&heads, shape).expect("an engine").forward(inputs, &mut out).expect("a pass");
+                let cut = attention.with_heads(heads).expect("a layer");
+                cut.naive::<f32>(shape.batch, shape.time).expect("an engine").infer(inputs, &mut out).expect("a pass");
                 for head in 0..shape.heads {
                     let own = |values: &[f32]| -> Vec<f64> {
                         values.chunks(shape.e).skip(head).step_by(shape.heads).flatten().map(|&x| f64::from(x)).collect()

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use termwise_attention::{Attention, Error as AttentionError, Extra, Extras, Fused, Grads, Inputs, Rope, Scratch, Shape, Variant};
-use termwise_attention::{Source, layer_extras};
+use termwise_attention::{
+    Attention, Error as AttentionError, Extra, Extras, Fused, FusedOptions, Grads, Inputs, Layer, Rope, Scratch, Shape, Variant,
+};
 
 use super::{AttentionShape, Machine, Speed, timed};
 use termwise_base::rng::Rng;
@@ -89,7 +90,7 @@ pub fn attention(options: &AttentionOptions) -> Result<AttentionBench, Error> {
         }
         // All can run before the first is measured, so that a mistake shows at once.
         for shape in shapes.clone() {
-            variants.iter().try_for_each(|(_, variant)| layer_extras(&vec![variant.clone(); shape.heads], &shape).map(drop))?;
+            variants.iter().try_for_each(|(_, variant)| planned(variant, &shape).map(drop))?;
         }
         let machine = Machine::measure();
         let mut rows = Vec::new();
@@ -109,7 +110,11 @@ struct Common {
     dy: Vec<f32>,
     y: Vec<f32>,
     grads: [Vec<f32>; 3],
-    rope: Rope,
+}
+
+/// The same variant in every head.
+fn planned(variant: &Variant, shape: &Shape) -> Result<Layer, AttentionError> {
+    Layer::new(shape.heads, shape.kv_heads, shape.d).rope(Rope::new(shape.d, 10_000.0, None)?).variant(variant)
 }
 
 struct Runner {
@@ -132,7 +137,6 @@ fn at_shape(shape: Shape, variants: &[(String, Variant)], repeat: usize, machine
         dy: normals(queries),
         y: vec![0.0; queries],
         grads: [vec![0.0; queries], vec![0.0; keys], vec![0.0; keys]],
-        rope: Rope::new(d, 10_000.0, None)?,
     };
     let scratch = Scratch::default();
     let make = |(_, variant): &(String, Variant)| Runner::new(variant, shape, &scratch, &mut rng);
@@ -166,34 +170,35 @@ fn at_shape(shape: Shape, variants: &[(String, Variant)], repeat: usize, machine
 
 impl Runner {
     fn new(variant: &Variant, shape: Shape, scratch: &Scratch, rng: &mut Rng) -> Result<Runner, AttentionError> {
-        let heads = vec![variant.clone(); shape.heads];
+        let layer = planned(variant, &shape)?;
         let mut extras = Vec::new();
-        for spec in layer_extras(&heads, &shape)? {
-            let n = match spec.source {
-                Source::Projection { outputs, .. } => shape.batch * shape.time * outputs,
-                Source::Parameter { shape, .. } => shape.iter().product(),
-            };
+        for spec in layer.extras() {
+            let n = spec.values(shape.batch * shape.time);
             extras.push((spec.extra, (0..n).map(|_| rng.normal() as f32).collect::<Vec<f32>>()));
         }
         let gradients = extras.iter().map(|(extra, values)| (*extra, vec![0.0; values.len()])).collect();
-        Ok(Runner { engine: Fused::new(&heads, shape, scratch)?, extras, gradients, best: [Duration::MAX; 2] })
+        let engine = layer.fused_with(shape.batch, shape.time, FusedOptions::default().scratch(scratch))?;
+        Ok(Runner { engine, extras, gradients, best: [Duration::MAX; 2] })
     }
 
     fn run(&mut self, common: &mut Common) -> Result<(), AttentionError> {
-        let Common { q, k, v, dy, y, grads: [dq, dk, dv], rope } = common;
+        let Common { q, k, v, dy, y, grads: [dq, dk, dv] } = common;
         let mut extras = Extras::default();
         self.extras.iter().for_each(|(extra, values)| extras.set(*extra, &values[..]));
-        let inputs = Inputs { q, k, v, extras, lengths: None, rope };
+        let inputs = Inputs::new(&*q, &*k, &*v).extras(extras);
         let mut dextras = Extras::default();
         self.gradients.iter_mut().for_each(|(extra, values)| dextras.set(*extra, &mut values[..]));
-        let mut grads = Grads { q: dq, k: dk, v: dv, extras: dextras };
+        let mut grads = Grads::new(dq, dk, dv).extras(dextras);
         let mut result = Ok(());
-        let forward = timed(|| result = self.engine.forward(&inputs, y).map(drop));
+        let infer = timed(|| result = self.engine.infer(&inputs, y).map(drop));
         result?;
+        let mut saved = None;
+        let forward = timed(|| saved = Some(self.engine.forward(&inputs, y)));
+        let saved = saved.expect("it ran")?;
         let mut result = Ok(());
-        let backward = timed(|| result = self.engine.backward(&inputs, dy, &mut grads));
+        let backward = timed(|| result = self.engine.backward(&inputs, &saved, dy, &mut grads));
         result?;
-        self.best = [self.best[0].min(forward), self.best[1].min(forward + backward)];
+        self.best = [self.best[0].min(infer).min(forward), self.best[1].min(forward + backward)];
         Ok(())
     }
 }

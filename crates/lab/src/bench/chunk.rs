@@ -1,7 +1,7 @@
 //! Chunk mode against parallel mode by length, and where the one overtakes the other.
 
 use serde::{Deserialize, Serialize};
-use termwise_attention::{Attention, Fused, Mode, Scratch, Shape, Variant, fused};
+use termwise_attention::{Attention, FusedOptions, Mode, Scratch, Shape, Variant, break_even};
 
 use super::{DecodeCase, Machine, timed};
 use crate::layer::{Layer, grads};
@@ -98,7 +98,7 @@ fn table(case: &DecodeCase, options: &ChunkOptions) -> Result<ChunkTable, Error>
         variant: case.variant.to_string(),
         head_dim: case.head_dim,
         heads: options.heads,
-        predicted: fused::break_even(&case.variant, shape(1)),
+        predicted: break_even(&case.variant, shape(1)),
         measured: crossing(&rows),
         rows,
     })
@@ -113,11 +113,11 @@ fn crossing(rows: &[ChunkRow]) -> Option<usize> {
 
 fn row(variant: &Variant, shape: Shape, repeat: usize) -> Result<ChunkRow, Error> {
     let layer = Layer::<f32>::uniform(variant, shape, 0.3, &mut Rng::new(1))?;
-    let auto = Fused::with_mode(&layer.heads, shape, &Scratch::default(), Mode::Auto)?.mode_taken().to_string();
+    let auto = layer.fused(FusedOptions::default().mode(Mode::Auto))?.mode_taken().to_string();
     let scratch = Scratch::default();
     let mut engines = [Mode::Parallel, Mode::Chunk(None)]
         .into_iter()
-        .map(|mode| Fused::with_mode(&layer.heads, shape, &scratch, mode))
+        .map(|mode| layer.fused(FusedOptions::default().mode(mode).scratch(&scratch)))
         .collect::<Result<Vec<_>, _>>()?;
     let mut best = [[f64::INFINITY; 2]; 2];
     let inputs = layer.inputs();
@@ -127,12 +127,12 @@ fn row(variant: &Variant, shape: Shape, repeat: usize) -> Result<ChunkRow, Error
     let repeat = (repeat * 4096 / shape.time).clamp(1, repeat.max(1));
     for _ in 0..=repeat {
         for (engine, best) in engines.iter_mut().zip(&mut best) {
-            let mut result = Ok(());
-            let forward = timed(|| result = engine.forward(&inputs, &mut y).map(drop)).as_secs_f64();
-            result?;
+            let mut saved = None;
+            let forward = timed(|| saved = Some(engine.forward(&inputs, &mut y))).as_secs_f64();
+            let saved = saved.expect("it ran")?;
             let mut grads = grads(&mut gradients);
             let mut result = Ok(());
-            let backward = timed(|| result = engine.backward(&inputs, &layer.dy, &mut grads)).as_secs_f64();
+            let backward = timed(|| result = engine.backward(&inputs, &saved, &layer.dy, &mut grads)).as_secs_f64();
             result?;
             *best = [best[0].min(forward), best[1].min(forward + backward)];
         }

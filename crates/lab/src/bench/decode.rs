@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use termwise_attention::simd::{Simd, Task, dispatch};
-use termwise_attention::{Buffer, Memory, Shape, State, Variant};
+use termwise_attention::{Buffer, Shape, Variant};
 
 use super::{Machine, timed};
 use crate::layer::Layer;
@@ -132,7 +132,7 @@ fn token(variant: &Variant, shape: Shape) -> Result<Layer<f32>, Error> {
 fn row(case: &DecodeCase, options: &DecodeOptions) -> Result<DecodeRow, Error> {
     let shape = shape(options.heads, case.head_dim);
     let layer = token(&case.variant, shape)?;
-    let mut state = State::new(&layer.heads, shape, Memory::Natural)?;
+    let mut state = layer.state()?;
     let state_bytes = state.bytes();
     if !state.is_constant() {
         return Err(Error::Sizes(format!(
@@ -140,7 +140,7 @@ fn row(case: &DecodeCase, options: &DecodeOptions) -> Result<DecodeRow, Error> {
             case.variant
         )));
     }
-    let mut plain = Buffer::zeros(state_bytes.div_ceil(size_of::<f32>()));
+    let mut plain = Buffer::zeros(state_bytes.div_ceil(size_of::<f32>()))?;
     let mut y = vec![0.0; layer.dy.len()];
     let inputs = layer.inputs();
     let steps = (BYTES / state_bytes).max(1);
@@ -172,13 +172,13 @@ fn row(case: &DecodeCase, options: &DecodeOptions) -> Result<DecodeRow, Error> {
 fn by_position(variant: &Variant, d: usize, heads: usize, last: usize) -> Result<Vec<CurvePoint>, Error> {
     let shape = shape(heads, d);
     let layer = token(variant, shape)?;
-    let mut state = State::new(&layer.heads, shape, Memory::Natural)?;
+    let mut state = layer.state()?;
     let (inputs, mut y) = (layer.inputs(), vec![0.0; layer.dy.len()]);
     let mut positions: Vec<usize> = (0..).map_while(|n| 10usize.checked_pow(n)).take_while(|&position| position < last).collect();
     positions.push(last);
     let mut points = Vec::new();
     for position in positions {
-        while state.position(0) < position {
+        while state.position(0) < Some(position) {
             state.step(&inputs, &mut y)?;
         }
         let bytes = state.bytes();

@@ -17,8 +17,8 @@
 use std::iter::Sum;
 
 use serde::{Deserialize, Serialize};
+use termwise_attention::MAX_ROWS;
 use termwise_attention::combinatorics::monomials;
-use termwise_attention::kernels::basis::MAX_ROWS;
 use termwise_attention::{Map, Variant};
 
 const FLOAT: u64 = 4;

@@ -24,7 +24,7 @@ mod size;
 mod training;
 
 use serde::{Deserialize, Serialize};
-use termwise_attention::fused::break_even;
+use termwise_attention::break_even;
 use termwise_attention::parts::kernel::taylor::MAX_ORDER;
 use termwise_attention::{Kernel, Variant};
 use termwise_llama::Config;

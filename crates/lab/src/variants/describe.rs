@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use termwise_attention::presets;
-use termwise_attention::{Shape, Source, Variant, layer_extras};
+use termwise_attention::{Layer, Rope, Source, Variant};
 
 use super::classes::{Equal, Relation, of_presets};
 use crate::Error;
@@ -131,18 +131,18 @@ pub fn describe(texts: &[&str], sizes: Sizes) -> Result<Vec<Description>, Error>
 
 fn one(variant: &Variant, sizes: Sizes) -> Result<Description, Error> {
     let Sizes { heads, kv_heads, head_dim: d, hidden } = sizes;
-    let shape = Shape { batch: 1, time: 1, heads, kv_heads, d, e: d };
+    let layer = Layer::new(heads, kv_heads, d).rope(Rope::new(d, 10_000.0, None)?).variant(variant)?;
     let mut added = Vec::new();
     let mut add = |name: String, shape: Vec<usize>| added.push(Added { name, count: shape.iter().product(), shape });
-    for spec in layer_extras(&vec![variant.clone(); heads], &shape)? {
-        match spec.source {
+    for spec in layer.extras() {
+        match &spec.source {
             Source::Projection { outputs, bias } => {
-                add(format!("{}.weight", spec.name), vec![outputs, hidden]);
-                if bias {
-                    add(format!("{}.bias", spec.name), vec![outputs]);
+                add(format!("{}.weight", spec.name), vec![*outputs, hidden]);
+                if *bias {
+                    add(format!("{}.bias", spec.name), vec![*outputs]);
                 }
             }
-            Source::Parameter { shape, .. } => add(spec.name.to_string(), shape),
+            Source::Parameter { shape, .. } => add(spec.name.to_string(), shape.clone()),
         }
     }
     Ok(Description {

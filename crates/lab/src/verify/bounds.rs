@@ -4,7 +4,7 @@
 //! large scores, gradients that a norm cancels up to its eps, a score that lies on a clamp. What they allow is measured: how far the
 //! naive float32 computation is off, at the inputs and at inputs that are moved by a little more than float32 rounding.
 
-use termwise_attention::{Error, Real, Reference, relative_rms};
+use termwise_attention::{Error, Real, relative_rms};
 
 use super::outcome::{Case, Unit};
 use crate::layer::{Layer, Results};
@@ -31,8 +31,8 @@ pub struct Expected {
 impl Expected {
     /// Of this layer.
     pub fn of(layer: &Layer<f32>, rng: &mut Rng) -> Result<Expected, Error> {
-        let wide = layer.cast::<f64>().run(&mut Reference::<f64>::new(&layer.heads, layer.shape)?)?;
-        let run = |layer: &Layer<f32>| layer.run(&mut Reference::<f32>::new(&layer.heads, layer.shape)?);
+        let wide = layer.cast::<f64>().run(&mut layer.cast::<f64>().naive()?)?;
+        let run = |layer: &Layer<f32>| layer.run(&mut layer.naive()?);
         let mut naive = vec![run(layer)?];
         for _ in 0..MOVES {
             let mut steps = |x: &[f32]| x.iter().map(|x| if rng.chance(0.5) { STEP * x } else { -STEP * x }).collect::<Vec<f32>>();

@@ -24,7 +24,7 @@ pub fn central(subject: &Subject, seed: u64) -> Case {
     case.fill(|case| {
         let shape = Shape { batch: 1, time: 5, heads: 2, kv_heads: 1, d: 4, e: 3 };
         let mut layer = layer::<f64>(&subject, shape, 1.5, &mut rng, case)?;
-        let results = layer.run(&mut Reference::<f64>::new(&layer.heads, shape)?)?;
+        let results = layer.run(&mut layer.naive()?)?;
         let mut slopes = Slopes::at(&layer)?;
         for (tensor, (name, gradient)) in results.gradients.iter().enumerate() {
             let mut worst = 0.0;
@@ -71,14 +71,14 @@ impl Slopes {
         if heads.iter().any(|head| is_detached(&head.denominator)) {
             heads.iter_mut().for_each(|head| head.denominator = Denominator::NoDenominator(NoDenominator));
             let mut divided = vec![0.0; dy.len()];
-            Reference::<f64>::new(&layer.heads, layer.shape)?.forward(&layer.inputs(), &mut divided)?;
-            Reference::<f64>::new(&heads, layer.shape)?.forward(&layer.inputs(), &mut y)?;
+            layer.naive()?.infer(&layer.inputs(), &mut divided)?;
+            Layer { heads: heads.clone(), ..layer.clone() }.naive()?.infer(&layer.inputs(), &mut y)?;
             for ((dy, divided), whole) in dy.iter_mut().zip(divided).zip(&y) {
                 // Without a norm every value of a row is divided by the same positive number; zero stays zero.
                 *dy *= if *whole == 0.0 { 0.0 } else { divided / whole };
             }
         }
-        Ok(Slopes { engine: Reference::new(&heads, layer.shape)?, dy, y })
+        Ok(Slopes { engine: Layer { heads, ..layer.clone() }.naive()?, dy, y })
     }
 
     /// By the four-point rule, whose error is h⁴/30 of the fifth derivative.
@@ -87,7 +87,7 @@ impl Slopes {
         let mut at = |step: f64| -> Result<f64, Error> {
             layer.tensors[tensor].1[i] = x + step * h;
             // The gates' and parameters' tensors are the same with and without a denominator, except that of `position`, which is no sum.
-            self.engine.forward(&layer.inputs(), &mut self.y)?;
+            self.engine.infer(&layer.inputs(), &mut self.y)?;
             Ok(self.y.iter().zip(&self.dy).map(|(y, dy)| y * dy).sum())
         };
         let slope = (8.0 * (at(1.0)? - at(-1.0)?) - (at(2.0)? - at(-2.0)?)) / (12.0 * h);

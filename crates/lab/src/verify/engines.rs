@@ -4,7 +4,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use termwise_attention::presets;
 use termwise_attention::simd::{self, Isa};
-use termwise_attention::{Error, Fused, Real, Scratch, Shape, Variant};
+use termwise_attention::{Error, FusedOptions, Real, Shape, Variant};
 
 use super::bounds::Expected;
 use super::draw::random_variant;
@@ -45,7 +45,7 @@ pub(super) fn alone() -> MutexGuard<'static, ()> {
 }
 
 pub(super) fn run_fused(layer: &Layer<f32>) -> Result<Results<f32>, Error> {
-    layer.run(&mut Fused::new(&layer.heads, layer.shape, &Scratch::default())?)
+    layer.run(&mut layer.fused(FusedOptions::default())?)
 }
 
 /// The case of a subject and its random numbers.

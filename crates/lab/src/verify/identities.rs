@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use termwise_attention::parts::kernel::taylor::factorial;
 use termwise_attention::presets;
-use termwise_attention::{Attention, Error, Extra, Fused, Real, Reference, Scratch, Shape, Variant, relative_rms};
+use termwise_attention::{Attention, Error, Extra, FusedOptions, Real, Shape, Variant, relative_rms};
 
 use super::engines::{Subject, alone, begin, layer};
 use super::outcome::{Case, Identity, Unit};
@@ -20,8 +20,8 @@ pub fn causality(subject: &Subject, seed: u64) -> Case {
         let t = 1 + rng.below(shape.time - 1);
         let mut changed = layer.clone();
         change_from(&mut changed, t, &mut rng);
-        let mut reference = Reference::<f32>::new(&layer.heads, shape)?;
-        let mut fused = Fused::new(&layer.heads, shape, &Scratch::default())?;
+        let mut reference = layer.naive()?;
+        let mut fused = layer.fused(FusedOptions::default())?;
         let _guard = alone();
         compare_rows("reference", &layer, &changed, t, &mut reference, case)?;
         compare_rows("fused", &layer, &changed, t, &mut fused, case)
@@ -32,7 +32,7 @@ pub fn causality(subject: &Subject, seed: u64) -> Case {
 fn change_from<R: Real>(layer: &mut Layer<R>, t: usize, rng: &mut Rng) {
     let (batch, time) = (layer.shape.batch, layer.shape.time);
     for (name, values) in &mut layer.tensors {
-        if !matches!(name, Name::Extra(extra) if !extra.is_signal()) {
+        if !matches!(name, Name::Extra(extra) if !extra.is_gate_logits()) {
             let width = values.len() / (batch * time);
             for row in values.chunks_exact_mut(time * width) {
                 row[t * width..].iter_mut().for_each(|x| *x = R::of(3.0 * rng.normal()));
@@ -63,7 +63,7 @@ fn compare_rows(
 }
 
 fn output(layer: &Layer<f64>) -> Result<Vec<f64>, Error> {
-    Ok(layer.forward(&mut Reference::<f64>::new(&layer.heads, layer.shape)?)?.0)
+    Ok(layer.forward(&mut layer.naive()?)?.0)
 }
 
 /// With scores |x| ≤ r every weight of orders 0..p is off by at most δ = e^r·r^(p+1)/(p+1)! of itself, hence the output by
@@ -154,7 +154,7 @@ fn cancelled(kernel: &str, norm: &str, layer: &Layer<f64>, rng: &mut Rng, case: 
     for changed in ["over=sum", "over=length", "over=sum,floor=1", "over=sum,detached", "over=sum out", "over=length out=cumulative"] {
         let variant: Variant = format!("{kernel} {changed} norm={norm}").parse()?;
         let other = layer.with_variant(&variant, rng)?;
-        let results = other.run(&mut Reference::<f64>::new(&other.heads, other.shape)?)?;
+        let results = other.run(&mut other.naive()?)?;
         case.measure(changed, relative_rms(&results.y, &expected), CANCELLED, Unit::RelativeRms);
         if let Some((_, gate)) = results.gradients.iter().find(|(name, _)| *name == Name::Extra(Extra::OutGate)) {
             let largest = gate.iter().fold(0.0, |max, g| if g.abs() <= max { max } else { g.abs() });

@@ -182,7 +182,7 @@ impl Config {
         let unmentioned = (0..self.num_hidden_layers).find(|&layer| attention.layer(layer).is_none());
         for layer in mentioned.chain(unmentioned) {
             let heads = attention.heads(layer, self.num_attention_heads);
-            termwise_attention::layer_extras(&heads, &self.shape()).map_err(|source| Error::Layer { layer, source })?;
+            self.attention_layer(layer, &heads)?;
         }
         Ok(())
     }

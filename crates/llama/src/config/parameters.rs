@@ -1,6 +1,6 @@
 //! Every tensor of a model, in the order of a checkpoint.
 
-use termwise_attention::{ExtraSpec, Init, Shape, Source};
+use termwise_attention::{ExtraSpec, Init, Layer, Shape, Source, Variant};
 
 use super::Config;
 use crate::error::{Error, Result};
@@ -59,9 +59,8 @@ impl Config {
             list.add(at("self_attn.k_proj.weight"), &[keys, c], ParamInit::Normal)?;
             list.add(at("self_attn.v_proj.weight"), &[keys, c], ParamInit::Normal)?;
             list.add(at("self_attn.o_proj.weight"), &[c, queries], ParamInit::Normal)?;
-            let extras = termwise_attention::layer_extras(&self.heads(layer), &self.shape());
-            for extra in extras.map_err(|source| Error::Layer { layer, source })? {
-                list.add_extra(at("self_attn."), extra, c)?;
+            for extra in self.attention_layer(layer, &self.heads(layer))?.extras() {
+                list.add_extra(at("self_attn."), extra.clone(), c)?;
             }
             list.add(at("post_attention_layernorm.weight"), &[c], ParamInit::Constant(1.0))?;
             list.add(at("mlp.gate_proj.weight"), &[i, c], ParamInit::Normal)?;
@@ -79,6 +78,12 @@ impl Config {
     pub fn parameter_count(&self) -> Result<usize> {
         // The list has checked that the sum cannot overflow.
         Ok(self.parameter_list()?.iter().map(ParamSpec::len).sum())
+    }
+
+    /// The attention of a layer whose heads have these variants.
+    pub fn attention_layer(&self, layer: usize, heads: &[Variant]) -> Result<Layer> {
+        let sizes = Layer::new(self.num_attention_heads, self.num_key_value_heads, self.head_dim).rope(self.rope()?);
+        sizes.heads(heads).map_err(|source| Error::Layer { layer, source })
     }
 
     /// Sizes of a layer's attention, for one token.

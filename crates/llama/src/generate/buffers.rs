@@ -1,8 +1,9 @@
 //! The activations of a decoder: one set for all layers, and the parts of a layer around its attention.
 
-use termwise_attention::{Extra, Extras, Inputs, Rope};
+use termwise_attention::{Extra, Extras, Inputs};
 
 use crate::config::Config;
+use crate::error::Result;
 use crate::model::Model;
 use crate::model::places::{LayerPlaces, Places};
 use crate::ops::{Buffer, embedding, few, linear, rmsnorm, swiglu};
@@ -63,36 +64,36 @@ struct Widths {
 
 impl Buffers {
     /// For up to `positions` at once, of which up to `rows` have logits.
-    pub fn new(config: &Config, positions: usize, rows: usize, signals: impl Iterator<Item = (Extra, usize)>) -> Buffers {
+    pub fn new(config: &Config, positions: usize, rows: usize, signals: impl Iterator<Item = (Extra, usize)>) -> Result<Buffers> {
         let shape = config.shape();
         let widths =
             Widths { c: config.hidden_size, i: config.intermediate_size, queries: shape.heads * shape.d, keys: shape.kv_heads * shape.d };
-        let zeros = |width: usize| Buffer::zeros(positions * width);
+        let zeros = |width: usize| -> Result<Buffer> { Ok(Buffer::zeros(positions * width)?) };
         let mut all: Vec<(Extra, usize, Buffer)> = Vec::new();
         for (extra, outputs) in signals {
             if !all.iter().any(|(other, ..)| *other == extra) {
-                all.push((extra, outputs, zeros(outputs)));
+                all.push((extra, outputs, zeros(outputs)?));
             }
         }
         let widest = widths.c.max(widths.i).max(widths.queries);
         let columns = few::scratch_len(rows, config.vocab_size).max(few::scratch_len(rows.max(FEW), widest));
-        Buffers {
+        Ok(Buffers {
             eps: config.rms_norm_eps as f32,
             widths,
-            x: [zeros(widths.c), zeros(widths.c)],
-            h: zeros(widths.c),
-            inverse: zeros(1),
-            q: zeros(widths.queries),
-            k: zeros(widths.keys),
-            v: zeros(widths.keys),
-            y: zeros(widths.queries),
+            x: [zeros(widths.c)?, zeros(widths.c)?],
+            h: zeros(widths.c)?,
+            inverse: zeros(1)?,
+            q: zeros(widths.queries)?,
+            k: zeros(widths.keys)?,
+            v: zeros(widths.keys)?,
+            y: zeros(widths.queries)?,
             signals: all,
-            gate: zeros(widths.i),
-            up: zeros(widths.i),
-            product: zeros(widths.i),
-            columns: Buffer::zeros(columns),
-            logits: Buffer::zeros(rows * config.vocab_size),
-        }
+            gate: zeros(widths.i)?,
+            up: zeros(widths.i)?,
+            product: zeros(widths.i)?,
+            columns: Buffer::zeros(columns)?,
+            logits: Buffer::zeros(rows * config.vocab_size)?,
+        })
     }
 
     /// From tokens [M] to the first norm.
@@ -126,26 +127,20 @@ impl Buffers {
         w: &'a [f32],
         time: usize,
         lengths: Option<&'a [usize]>,
-        rope: &'a Rope,
     ) -> (Inputs<'a, f32>, &'a mut [f32]) {
         let Widths { queries, keys, .. } = self.widths;
         let Buffers { q, k, v, y, signals, .. } = self;
         let extras = extras(at, w, signals, 0..time);
-        (Inputs { q: &q[..time * queries], k: &k[..time * keys], v: &v[..time * keys], extras, lengths, rope }, &mut y[..time * queries])
+        let inputs = Inputs::new(&q[..time * queries], &k[..time * keys], &v[..time * keys]);
+        (inputs.extras(extras).lengths(lengths), &mut y[..time * queries])
     }
 
     /// What the attention of one row reads, a single position.
-    pub fn row_inputs<'a>(&'a self, at: &LayerPlaces, w: &'a [f32], slot: usize, rope: &'a Rope) -> Inputs<'a, f32> {
+    pub fn row_inputs<'a>(&'a self, at: &LayerPlaces, w: &'a [f32], slot: usize) -> Inputs<'a, f32> {
         let Widths { queries, keys, .. } = self.widths;
         let extras = extras(at, w, &self.signals, slot..slot + 1);
-        Inputs {
-            q: &self.q[slot * queries..][..queries],
-            k: &self.k[slot * keys..][..keys],
-            v: &self.v[slot * keys..][..keys],
-            extras,
-            lengths: None,
-            rope,
-        }
+        let row = |x: &'a Buffer, width: usize| &x[slot * width..][..width];
+        Inputs::new(row(&self.q, queries), row(&self.k, keys), row(&self.v, keys)).extras(extras)
     }
 
     /// From attention's output to the norm that the next layer, or the head, begins with.

@@ -2,7 +2,7 @@
 //!
 //! Legend: B rows, each a text of its own; W positions of a window; the others as in [`crate::ops`].
 
-use termwise_attention::{Memory, Mode, Rope, Shape, State, Variant};
+use termwise_attention::{Layer as AttentionLayer, Memory, Mode, Shape, State, Variant};
 
 use super::buffers::Buffers;
 use super::cut::{cut_heads, nothing_to_cut};
@@ -81,7 +81,6 @@ pub struct Decoder<'m> {
     pub(super) model: &'m Model,
     pub(super) options: DecoderOptions,
     pub(super) places: Places,
-    pub(super) rope: Rope,
     pub(super) shape: Shape,
     pub(super) layers: Vec<Layer>,
     pub(super) engines: Engines,
@@ -98,9 +97,9 @@ pub struct Decoder<'m> {
 /// What a layer's rows are made of.
 pub(super) struct Layer {
     /// Variants that a fresh row begins with.
-    pub heads: Vec<Variant>,
+    pub attention: AttentionLayer,
     /// Variants that it turns to, and the bytes of one row's state of them.
-    pub later: Option<(Vec<Variant>, usize)>,
+    pub later: Option<(AttentionLayer, usize)>,
 }
 
 /// One text.
@@ -121,11 +120,12 @@ impl<'m> Decoder<'m> {
             return Err(Error::BatchLength { what: "rows and positions of a window, each at least 1", expected: 1, found: 0 });
         }
         let shape = Shape { batch: 1, ..config.shape() };
-        let places = Places::new(config, model.params.layout(), &shape)?;
+        let places = Places::new(config, model.params.layout())?;
         super::memory::check(config, options)?;
         let mut layers = Vec::new();
         for layer in 0..config.num_hidden_layers {
-            layers.push(Layer::new(config.heads(layer), shape, options.remember).map_err(|source| Error::Layer { layer, source })?);
+            let attention = config.attention_layer(layer, &config.heads(layer))?;
+            layers.push(Layer::new(attention, options.remember).map_err(|source| Error::Layer { layer, source })?);
         }
         if let Remember::Cut(order) | Remember::Switch(order) = options.remember {
             super::cut::cut(config, order)?;
@@ -137,12 +137,11 @@ impl<'m> Decoder<'m> {
         let rows = (0..options.rows).map(|_| Row::new(&layers, shape)).collect::<Result<_>>()?;
         let window = options.window.next_multiple_of(SHORTEST);
         let signals = places.layers.iter().flat_map(|at| at.signals.iter().map(|signal| (signal.extra, signal.outputs)));
-        let buffers = Buffers::new(config, window.max(options.rows), options.rows, signals);
+        let buffers = Buffers::new(config, window.max(options.rows), options.rows, signals)?;
         let mut decoder = Decoder {
             model,
             options: DecoderOptions { window, ..options },
             places,
-            rope: config.rope()?,
             shape,
             layers,
             engines: Engines::new(options.mode),
@@ -150,12 +149,12 @@ impl<'m> Decoder<'m> {
             active: Vec::with_capacity(options.rows),
             ids: Vec::with_capacity(options.rows),
             buffers,
-            logits: Buffer::zeros(options.rows * config.vocab_size),
+            logits: Buffer::zeros(options.rows * config.vocab_size)?,
         };
         // What the mode cannot do is said here, not at the first prompt.
         for layer in 0..decoder.layers.len() {
-            let heads = decoder.layers[layer].heads.clone();
-            decoder.engines.get(&heads, shape, SHORTEST).map_err(|source| Error::Layer { layer, source })?;
+            let attention = decoder.layers[layer].attention.clone();
+            decoder.engines.get(&attention, SHORTEST).map_err(|source| Error::Layer { layer, source })?;
         }
         Ok(decoder)
     }
@@ -240,7 +239,7 @@ impl<'m> Decoder<'m> {
 
     /// Whether a fresh row takes memory of constant size.
     pub fn is_constant(&self) -> bool {
-        self.layers.iter().all(|layer| layer.heads.iter().all(|variant| variant.state_rows(self.shape.d).is_some()))
+        self.layers.iter().all(|layer| layer.attention.heads().iter().all(|variant| variant.state_rows(self.shape.d).is_some()))
     }
 
     /// Logits [V] of the token that follows what a row has read; zeros before it has read anything.
@@ -283,7 +282,7 @@ impl<'m> Decoder<'m> {
         let attention = |state: &State| -> u64 {
             let of = |variant: &Variant| match variant.state_rows(d) {
                 Some(rows) if state.memory() == Memory::Natural => 2 * rows as u64 * (e as u64 + 1),
-                _ => (state.position(0) as u64 + 1) * (d + e) as u64,
+                _ => (state.position(0).unwrap_or(0) as u64 + 1) * (d + e) as u64,
             };
             state.heads().iter().map(of).sum()
         };
@@ -292,7 +291,7 @@ impl<'m> Decoder<'m> {
 
     /// Layers of a row that have turned from their cache to a state, by [`Remember::Switch`].
     pub fn turned(&self, row: usize) -> usize {
-        self.layers.iter().zip(&self.rows[row].states).filter(|(layer, state)| state.heads() != layer.heads).count()
+        self.layers.iter().zip(&self.rows[row].states).filter(|(layer, state)| state.heads() != layer.attention.heads()).count()
     }
 
     /// Forgets what a row has read: as new.
@@ -336,11 +335,11 @@ impl<'m> Decoder<'m> {
     /// Turns the caches of a row that have grown larger than the state that they can become.
     fn turn(&mut self, row: usize) -> Result<()> {
         for (l, (layer, state)) in self.layers.iter().zip(&mut self.rows[row].states).enumerate() {
-            if let Some((heads, bytes)) = &layer.later
-                && state.heads() != heads
+            if let Some((attention, bytes)) = &layer.later
+                && state.heads() != attention.heads()
                 && state.bytes() > *bytes
             {
-                state.fold(heads).map_err(|source| Error::Layer { layer: l, source })?;
+                state.compress(attention).map_err(|source| Error::Layer { layer: l, source })?;
             }
         }
         Ok(())
@@ -348,15 +347,18 @@ impl<'m> Decoder<'m> {
 }
 
 impl Layer {
-    fn new(heads: Vec<Variant>, shape: Shape, remember: Remember) -> Result<Layer, termwise_attention::Error> {
+    fn new(attention: AttentionLayer, remember: Remember) -> Result<Layer, termwise_attention::Error> {
         match remember {
-            Remember::Natural => Ok(Layer { heads, later: None }),
-            Remember::Cut(order) => Ok(Layer { heads: cut_heads(&heads, order)?, later: None }),
+            Remember::Natural => Ok(Layer { attention, later: None }),
+            Remember::Cut(order) => {
+                let cut = cut_heads(attention.heads(), order)?;
+                Ok(Layer { attention: attention.with_heads(cut)?, later: None })
+            }
             Remember::Switch(order) => {
-                let cut = cut_heads(&heads, order)?;
-                let state = State::new(&cut, shape, Memory::Natural)?;
-                let later = (state.is_constant() && cut != heads).then(|| (cut, state.bytes()));
-                Ok(Layer { heads, later })
+                let cut = attention.with_heads(cut_heads(attention.heads(), order)?)?;
+                let state = cut.state(1)?;
+                let later = (state.is_constant() && cut.heads() != attention.heads()).then(|| (cut, state.bytes()));
+                Ok(Layer { attention, later })
             }
         }
     }
@@ -364,9 +366,7 @@ impl Layer {
 
 impl Row {
     fn new(layers: &[Layer], shape: Shape) -> Result<Row> {
-        let state = |(layer, heads): (usize, &Layer)| {
-            State::new(&heads.heads, shape, Memory::Natural).map_err(|source| Error::Layer { layer, source })
-        };
+        let state = |(layer, heads): (usize, &Layer)| heads.attention.state(1).map_err(|source| Error::Layer { layer, source });
         let states = layers.iter().enumerate().map(state).collect::<Result<_>>()?;
         Ok(Row { states, position: 0, y: vec![0.0; shape.heads * shape.e], nonpositive: None })
     }

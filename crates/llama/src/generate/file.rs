@@ -9,7 +9,7 @@ use std::path::Path;
 use rayon::prelude::*;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
-use termwise_attention::{Memory, State, Variant};
+use termwise_attention::{Layer, Memory, State, Variant};
 
 use super::decoder::Decoder;
 use crate::error::{Error, Result};
@@ -73,7 +73,7 @@ impl Decoder<'_> {
             return Err(refuse(format!("it was saved from the model `{model}`, and this is `{own}`")));
         }
         // A layer that turns has been saved before or after.
-        let heads: Vec<(&[Variant], Memory)> = self
+        let heads: Vec<(&Layer, Memory)> = self
             .layers
             .iter()
             .enumerate()
@@ -82,20 +82,20 @@ impl Decoder<'_> {
                 let turned = layer
                     .later
                     .as_ref()
-                    .map(|(heads, _)| &heads[..])
-                    .filter(|heads| heads.iter().map(Variant::to_string).eq(saved.lines()));
-                (turned.unwrap_or(&layer.heads), Memory::Natural)
+                    .map(|(layer, _)| layer)
+                    .filter(|layer| layer.heads().iter().map(Variant::to_string).eq(saved.lines()));
+                (turned.unwrap_or(&layer.attention), Memory::Natural)
             })
             .collect();
-        let states = State::load_layers(path, &heads, self.shape())?;
+        let states = State::load_layers(path, &heads, 1)?;
         let (_, tokens) = file.read_i64(TOKENS)?;
         let vocabulary = self.model.config.vocab_size;
         let narrow = |&token: &i64| u32::try_from(token).ok().filter(|&token| (token as usize) < vocabulary);
         let tokens: Option<Vec<u32>> = tokens.iter().map(narrow).collect();
         let tokens =
             tokens.ok_or_else(|| refuse(format!("it holds a token that is not below the vocabulary of {vocabulary}; it is damaged")))?;
-        let read = states.first().map_or(0, |state| state.position(0));
-        if states.iter().any(|state| state.position(0) != read) || !(read..=read + 1).contains(&tokens.len()) {
+        let read = states.first().and_then(|state| state.position(0)).unwrap_or(0);
+        if states.iter().any(|state| state.position(0) != Some(read)) || !(read..=read + 1).contains(&tokens.len()) {
             let listed = tokens.len();
             return Err(refuse(format!("its layers have read {read} tokens or another number, and {listed} are listed; it is damaged")));
         }

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 use termwise_attention::parts::kernel::Sign;
-use termwise_attention::{Fused, Mode, Scratch, Shape, State, Variant};
+use termwise_attention::{Fused, FusedOptions, Layer, Memory, Mode, Scratch, State};
 
 use super::buffers::Product;
 use super::decoder::{Decoder, Row};
@@ -17,7 +17,7 @@ pub(super) const SHORTEST: usize = 16;
 impl Decoder<'_> {
     /// Up to W tokens of one row.
     pub(super) fn run_window(&mut self, row: usize, ids: &[u32]) -> Result<()> {
-        let Decoder { model, options, places, rope, shape, engines, rows, buffers, .. } = self;
+        let Decoder { model, options, places, engines, rows, buffers, .. } = self;
         let w = model.params.values();
         let t = ids.len();
         let product = Product::for_window(t);
@@ -26,8 +26,8 @@ impl Decoder<'_> {
         buffers.begin(model, places, ids);
         for (l, (at, state)) in places.layers.iter().zip(states).enumerate() {
             buffers.project(at, w, t, product);
-            let engine = engines.get(state.heads(), *shape, time).map_err(|source| Error::Layer { layer: l, source })?;
-            let (inputs, y) = buffers.inputs(at, w, time, Some(std::slice::from_ref(&t)), rope);
+            let engine = engines.get(state.layer(), time).map_err(|source| Error::Layer { layer: l, source })?;
+            let (inputs, y) = buffers.inputs(at, w, time, Some(std::slice::from_ref(&t)));
             let report = engine.extend(state, &inputs, y).map_err(|source| Error::Layer { layer: l, source })?;
             if let Some(found) = report.nonpositive {
                 return Err(denominator(l, row, found, state));
@@ -40,7 +40,7 @@ impl Decoder<'_> {
 
     /// The tokens of `active`.
     pub(super) fn run_step(&mut self) -> Result<()> {
-        let Decoder { model, places, rope, rows, buffers, active, ids, shape, .. } = self;
+        let Decoder { model, places, rows, buffers, active, ids, shape, .. } = self;
         let (w, m, width) = (model.params.values(), active.len(), shape.heads * shape.e);
         if m == 0 {
             return Ok(());
@@ -50,7 +50,7 @@ impl Decoder<'_> {
             buffers.project(at, w, m, Product::Few);
             let one = |(row, state): (usize, &mut Row)| -> Result<()> {
                 let Ok(slot) = active.binary_search(&row) else { return Ok(()) };
-                let inputs = buffers.row_inputs(at, w, slot, rope);
+                let inputs = buffers.row_inputs(at, w, slot);
                 let report = state.states[l].step(&inputs, &mut state.y).map_err(|source| Error::Layer { layer: l, source })?;
                 state.nonpositive = report.nonpositive;
                 Ok(())
@@ -114,7 +114,7 @@ fn denominator(layer: usize, row: usize, found: termwise_attention::Nonpositive,
 pub(super) struct Engines {
     scratch: Scratch,
     mode: Mode,
-    built: Vec<(Vec<Variant>, usize, Fused)>,
+    built: Vec<(Layer, usize, Fused)>,
 }
 
 impl Engines {
@@ -122,13 +122,13 @@ impl Engines {
         Engines { scratch: Scratch::default(), mode, built: Vec::new() }
     }
 
-    pub fn get(&mut self, heads: &[Variant], shape: Shape, time: usize) -> Result<&mut Fused, termwise_attention::Error> {
-        let known = self.built.iter().position(|(variants, length, _)| variants == heads && *length == time);
+    pub fn get(&mut self, layer: &Layer, time: usize) -> Result<&mut Fused, termwise_attention::Error> {
+        let known = self.built.iter().position(|(known, length, _)| *length == time && known.is_same(layer));
         let index = match known {
             Some(index) => index,
             None => {
-                let fused = Fused::with_mode(heads, Shape { time, ..shape }, &self.scratch, self.mode)?;
-                self.built.push((heads.to_vec(), time, fused));
+                let options = FusedOptions::default().mode(self.mode).scratch(&self.scratch).continues(Memory::Natural);
+                self.built.push((layer.clone(), time, layer.fused_with(1, time, options)?));
                 self.built.len() - 1
             }
         };

@@ -24,7 +24,7 @@ impl Session {
         grads: &mut Params,
     ) -> Result<()> {
         let Session {
-            sizes, places, rope, engines, layers, residuals, inverses, h, product, gradients, head, targets, losses, clock, ..
+            sizes, places, engines, layers, saved, residuals, inverses, h, product, gradients, head, targets, losses, clock, ..
         } = self;
         let Sizes { c, i, queries, .. } = *sizes;
         let Gradients { x: dx, q: dq, k: dk, v: dv, y: dy, signals: dsignals, norm: scratch, groups } = gradients;
@@ -65,9 +65,10 @@ impl Session {
                 gradient.fill(0.0);
                 dextras.set(*extra, &mut gradient[..]);
             }
-            let inputs = Inputs { q, k, v, extras: extras(at, signals, w), lengths, rope };
-            let mut attention_grads = Grads { q: dq, k: dk, v: dv, extras: dextras };
-            attention.backward(&inputs, dy, &mut attention_grads).map_err(|source| Error::Layer { layer: l, source })?;
+            let inputs = Inputs::new(&**q, &**k, &**v).extras(extras(at, signals, w)).lengths(lengths);
+            let mut attention_grads = Grads::new(dq, dk, dv).extras(dextras);
+            let saved = saved[l].take().expect("the forward pass of this batch has run");
+            attention.backward(&inputs, &saved, dy, &mut attention_grads).map_err(|source| Error::Layer { layer: l, source })?;
             clock.backward(Stage::Attention);
 
             let own = |extra| dsignals.iter().find(|(other, _)| *other == extra).map(|(_, gradient)| &gradient[..]);

@@ -19,7 +19,9 @@ impl Session {
         lengths: Option<&[usize]>,
         watch: &mut dyn FnMut(Observed),
     ) -> Result<Option<Nonpositive>> {
-        let Session { sizes, places, rope, shape, engines, layers, residuals, inverses, h, product, clock, .. } = self;
+        let Session {
+            sizes, places, attention: plans, engines, shape, keeps, layers, saved, residuals, inverses, h, product, clock, ..
+        } = self;
         let Sizes { c, i, queries, eps, .. } = *sizes;
         let w = params.values();
         let mut nonpositive = None;
@@ -44,8 +46,14 @@ impl Session {
             clock.forward(Stage::Projections);
 
             let Layer { q, k, v, y, signals, gate, up } = layer;
-            let inputs = Inputs { q, k, v, extras: extras(at, signals, w), lengths, rope };
-            let report = attention.forward(&inputs, y).map_err(|source| Error::Layer { layer: l, source })?;
+            let inputs = Inputs::new(&**q, &**k, &**v).extras(extras(at, signals, w)).lengths(lengths);
+            let failed = |source| Error::Layer { layer: l, source };
+            let report = if *keeps {
+                saved[l] = None;
+                saved[l].insert(attention.forward(&inputs, y).map_err(failed)?).report()
+            } else {
+                attention.infer(&inputs, y).map_err(failed)?
+            };
             nonpositive = nonpositive.or(report.nonpositive.map(|n| Nonpositive {
                 layer: l,
                 head: n.head,
@@ -54,7 +62,7 @@ impl Session {
                 value: n.value,
             }));
             clock.forward(Stage::Attention);
-            watch(Observed { layer: l, shape: *shape, inputs: &inputs, y });
+            watch(Observed { layer: l, attention: &plans[l], shape: *shape, inputs: &inputs, y });
             linear::forward(y, &w[at.o.clone()], None, h, queries);
             clock.forward(Stage::Projections);
 

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use termwise_attention::{Extra, Extras, Shape, Source, layer_extras};
+use termwise_attention::{Extra, Extras, Source};
 
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::params::{EMBEDDING, HEAD, Layout};
 
 pub(crate) struct Places {
@@ -40,23 +40,23 @@ pub(crate) struct Signal {
 }
 
 impl Places {
-    pub fn new(config: &Config, layout: &Layout, shape: &Shape) -> Result<Places> {
+    pub fn new(config: &Config, layout: &Layout) -> Result<Places> {
         let find = |name: &str| layout.find(name).map(|entry| entry.range());
-        let layers = (0..config.num_hidden_layers).map(|layer| LayerPlaces::new(config, layer, shape, &find)).collect::<Result<_>>()?;
+        let layers = (0..config.num_hidden_layers).map(|layer| LayerPlaces::new(config, layer, &find)).collect::<Result<_>>()?;
         Ok(Places { embedding: find(EMBEDDING)?, layers, norm: find("model.norm.weight")?, head: find(HEAD)? })
     }
 }
 
 impl LayerPlaces {
-    fn new(config: &Config, layer: usize, shape: &Shape, find: &impl Fn(&str) -> Result<Range<usize>>) -> Result<LayerPlaces> {
+    fn new(config: &Config, layer: usize, find: &impl Fn(&str) -> Result<Range<usize>>) -> Result<LayerPlaces> {
         let at = |name: &str| find(&format!("model.layers.{layer}.{name}"));
         let (mut signals, mut parameters) = (Vec::new(), Vec::new());
-        for spec in layer_extras(&config.heads(layer), shape).map_err(|source| Error::Layer { layer, source })? {
+        for spec in config.attention_layer(layer, &config.heads(layer))?.extras() {
             let name = format!("self_attn.{}", spec.name);
-            match spec.source {
+            match &spec.source {
                 Source::Projection { outputs, bias } => signals.push(Signal {
                     extra: spec.extra,
-                    outputs,
+                    outputs: *outputs,
                     weight: at(&format!("{name}.weight"))?,
                     bias: bias.then(|| at(&format!("{name}.bias"))).transpose()?,
                 }),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use termwise_attention::{Attention, Extra, Fused, Inputs, Mode, Reference, Rope, Scratch, Shape};
+use termwise_attention::{Attention, Extra, FusedOptions, Inputs, Layer as AttentionLayer, Mode, Saved, Scratch, Shape};
 
 use super::batch::{Batch, Loss, check_ids, check_len, check_lengths, count_targets};
 use super::clock::{Clock, Stage};
@@ -45,12 +45,16 @@ pub struct Options {
 pub struct Session {
     pub(super) sizes: Sizes,
     pub(super) places: Places,
-    pub(super) rope: Rope,
+    pub(super) attention: Vec<AttentionLayer>,
     pub(super) shape: Shape,
     /// Of each layer.
     pub(super) engines: Vec<Box<dyn Attention<f32> + Send>>,
     /// Of each layer, or one that all share where nothing is kept.
     pub(super) layers: Vec<Layer>,
+    /// Whether there is a backward pass.
+    pub(super) keeps: bool,
+    /// What each layer's attention saved in the forward pass.
+    pub(super) saved: Vec<Option<Saved>>,
     /// x before each norm, [2·layers + 1] of [M, C]: before attention, before the MLP, layer by layer, and before the last norm. Two that
     /// take turns where nothing is kept.
     pub(super) residuals: Vec<Buffer>,
@@ -108,6 +112,8 @@ pub(super) struct Layer {
 pub struct Observed<'a> {
     /// Counted from 0.
     pub layer: usize,
+    /// Its heads and rope.
+    pub attention: &'a AttentionLayer,
     /// B, T and the heads.
     pub shape: Shape,
     /// q, k, v before convolution and RoPE, gates, lengths.
@@ -149,62 +155,70 @@ impl Session {
             eps: config.rms_norm_eps as f32,
             parameters: layout.len(),
         };
-        let places = Places::new(config, layout, &shape)?;
+        let places = Places::new(config, layout)?;
         let scratch = Scratch::default();
-        let zeros = |width: usize| Buffer::zeros(m * width);
+        let zeros = |width: usize| -> Result<Buffer> { Ok(Buffer::zeros(m * width)?) };
+        let attention =
+            (0..places.layers.len()).map(|layer| config.attention_layer(layer, &config.heads(layer))).collect::<Result<Vec<_>>>()?;
         let mut engines: Vec<Box<dyn Attention<f32> + Send>> = Vec::new();
-        for layer in 0..places.layers.len() {
-            let heads = config.heads(layer);
+        for layer in &attention {
             engines.push(match options.engine {
-                Engine::Fused => Box::new(Fused::with_mode(&heads, shape, &scratch, options.mode)?),
-                Engine::Reference => Box::new(Reference::<f32>::new(&heads, shape)?),
+                Engine::Fused => Box::new(layer.fused_with(batch, time, FusedOptions::default().mode(options.mode).scratch(&scratch))?),
+                Engine::Reference => Box::new(layer.naive::<f32>(batch, time)?),
             });
         }
-        let signals = |layers: &[LayerPlaces]| {
+        let signals = |layers: &[LayerPlaces]| -> Result<Vec<(Extra, Buffer)>> {
             let mut all: Vec<(Extra, Buffer)> = Vec::new();
             for signal in layers.iter().flat_map(|places| &places.signals) {
                 if !all.iter().any(|(extra, _)| *extra == signal.extra) {
-                    all.push((signal.extra, zeros(signal.outputs)));
+                    all.push((signal.extra, zeros(signal.outputs)?));
                 }
             }
-            all
+            Ok(all)
         };
-        let layer = |places: &[LayerPlaces]| Layer {
-            q: zeros(sizes.queries),
-            k: zeros(sizes.keys),
-            v: zeros(sizes.keys),
-            y: zeros(sizes.queries),
-            signals: signals(places),
-            gate: zeros(sizes.i),
-            up: zeros(sizes.i),
+        let layer = |places: &[LayerPlaces]| -> Result<Layer> {
+            Ok(Layer {
+                q: zeros(sizes.queries)?,
+                k: zeros(sizes.keys)?,
+                v: zeros(sizes.keys)?,
+                y: zeros(sizes.queries)?,
+                signals: signals(places)?,
+                gate: zeros(sizes.i)?,
+                up: zeros(sizes.i)?,
+            })
         };
         let (layers, norms): (Vec<Layer>, usize) = match options.forward_only {
-            true => (vec![layer(&places.layers)], 2),
-            false => (places.layers.iter().map(|places| layer(std::slice::from_ref(places))).collect(), 2 * places.layers.len() + 1),
+            true => (vec![layer(&places.layers)?], 2),
+            false => (
+                places.layers.iter().map(|places| layer(std::slice::from_ref(places))).collect::<Result<_>>()?,
+                2 * places.layers.len() + 1,
+            ),
         };
-        let signal_gradients = signals(&places.layers);
+        let signal_gradients = signals(&places.layers)?;
         Ok(Session {
             sizes,
             places,
-            rope: config.rope()?,
+            saved: attention.iter().map(|_| None).collect(),
+            attention,
             shape,
             engines,
             layers,
-            residuals: (0..norms).map(|_| zeros(sizes.c)).collect(),
-            inverses: (0..norms).map(|_| zeros(1)).collect(),
-            h: zeros(sizes.c),
-            product: zeros(sizes.i),
+            keeps: !options.forward_only,
+            residuals: (0..norms).map(|_| zeros(sizes.c)).collect::<Result<_>>()?,
+            inverses: (0..norms).map(|_| zeros(1)).collect::<Result<_>>()?,
+            h: zeros(sizes.c)?,
+            product: zeros(sizes.i)?,
             gradients: Gradients {
-                x: zeros(sizes.c),
-                q: zeros(sizes.queries),
-                k: zeros(sizes.keys),
-                v: zeros(sizes.keys),
-                y: zeros(sizes.queries),
+                x: zeros(sizes.c)?,
+                q: zeros(sizes.queries)?,
+                k: zeros(sizes.keys)?,
+                v: zeros(sizes.keys)?,
+                y: zeros(sizes.queries)?,
                 signals: signal_gradients,
-                norm: Buffer::zeros(rmsnorm::scratch_len(m, sizes.c)),
+                norm: Buffer::zeros(rmsnorm::scratch_len(m, sizes.c))?,
                 groups: embedding::Groups::new(m, sizes.v),
             },
-            head: Head::new(m, sizes.v),
+            head: Head::new(m, sizes.v)?,
             targets: vec![0; m],
             losses: vec![0.0; m],
             clock: Clock::new(),

@@ -23,9 +23,9 @@ pub struct Head {
 
 impl Head {
     /// For up to M rows and a vocabulary of V.
-    pub fn new(rows: usize, vocabulary: usize) -> Head {
+    pub fn new(rows: usize, vocabulary: usize) -> Result<Head, termwise_attention::Error> {
         let step = vocabulary + 16;
-        Head { logits: Buffer::zeros(rows.min(ROWS) * step), vocabulary, step }
+        Ok(Head { logits: Buffer::zeros(rows.min(ROWS) * step)?, vocabulary, step })
     }
 
     /// The loss of every row into `losses` [M], zero where the label is [`IGNORE`].
@@ -93,7 +93,7 @@ mod tests {
             let labels: Vec<i32> =
                 (0..m).map(|i| if i % 4 == 1 || (ROWS..ROWS + 3).contains(&i) { IGNORE } else { (i * i) as i32 % v as i32 }).collect();
             let expected = naive(&wide(&h), &wide(&w), &labels, c);
-            let mut head = Head::new(m, v);
+            let mut head = Head::new(m, v).expect("memory");
             let mut losses = vec![f64::NAN; m];
             head.forward(&h, &w, &labels, &mut losses);
             let narrow = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<_>>();

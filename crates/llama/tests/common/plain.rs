@@ -1,6 +1,6 @@
 //! A Llama in float64, as plainly as it can be written: what faster ways are compared with.
 
-use termwise_attention::{Attention, Error, Extras, Inputs, Recurrent, Reference, Shape, Source, Variant, layer_extras};
+use termwise_attention::{Attention, Error, Extras, Inputs, Layer, Source, Variant};
 use termwise_llama::Model;
 
 /// How attention is computed.
@@ -12,10 +12,10 @@ pub enum Form {
     State,
 }
 
-fn attention(form: Form, heads: &[Variant], shape: Shape) -> Result<Box<dyn Attention<f64>>, Error> {
+fn attention(form: Form, layer: &Layer, time: usize) -> Result<Box<dyn Attention<f64>>, Error> {
     Ok(match form {
-        Form::Pairs => Box::new(Reference::<f64>::new(heads, shape)?),
-        Form::State => Box::new(Recurrent::<f64>::new(heads, shape, 1)?),
+        Form::Pairs => Box::new(layer.naive::<f64>(1, time)?),
+        Form::State => Box::new(layer.recurrent::<f64>(1, time, 1)?),
     })
 }
 
@@ -38,27 +38,26 @@ pub fn logits(model: &Model, heads: impl Fn(usize) -> Vec<Variant>, ids: &[u32],
     let config = &model.config;
     let weight = |name: &str| model.params.get(name).expect(name).iter().map(|&x| x as f64).collect::<Vec<f64>>();
     let (c, i, d, t) = (config.hidden_size, config.intermediate_size, config.head_dim, ids.len());
-    let shape = Shape { batch: 1, time: t, heads: config.num_attention_heads, kv_heads: config.num_key_value_heads, d, e: d };
-    let rope = config.rope().expect("frequencies");
+    let queries = config.num_attention_heads * d;
     let embedding = weight("model.embed_tokens.weight");
     let mut x: Vec<f64> = ids.iter().flat_map(|&id| embedding[id as usize * c..][..c].to_vec()).collect();
     for layer in 0..config.num_hidden_layers {
         let at = |name: &str| weight(&format!("model.layers.{layer}.{name}"));
         let h = norm(&x, &at("input_layernorm.weight"), config.rms_norm_eps);
         let [q, k, v] = ["q", "k", "v"].map(|name| product(&h, &at(&format!("self_attn.{name}_proj.weight")), c));
-        let heads = heads(layer);
+        let planned = config.attention_layer(layer, &heads(layer)).expect("a layer");
         let mut values = Vec::new();
-        for spec in layer_extras(&heads, &shape).expect("extras") {
+        for spec in planned.extras() {
             let name = format!("self_attn.{}", spec.name);
             values.push((
                 spec.extra,
-                match spec.source {
+                match &spec.source {
                     Source::Parameter { .. } => at(&name),
                     Source::Projection { outputs, bias } => {
                         let mut signal = product(&h, &at(&format!("{name}.weight")), c);
-                        if bias {
+                        if *bias {
                             let bias = at(&format!("{name}.bias"));
-                            signal.chunks_mut(outputs).for_each(|row| row.iter_mut().zip(&bias).for_each(|(x, b)| *x += b));
+                            signal.chunks_mut(*outputs).for_each(|row| row.iter_mut().zip(&bias).for_each(|(x, b)| *x += b));
                         }
                         signal
                     }
@@ -67,10 +66,10 @@ pub fn logits(model: &Model, heads: impl Fn(usize) -> Vec<Variant>, ids: &[u32],
         }
         let mut extras = Extras::default();
         values.iter().for_each(|(extra, values)| extras.set(*extra, &values[..]));
-        let mut y = vec![0.0; t * shape.heads * d];
-        let inputs = Inputs { q: &q, k: &k, v: &v, extras, lengths: None, rope: &rope };
-        attention(form, &heads, shape).expect("an attention").forward(&inputs, &mut y).expect("attention");
-        let step = product(&y, &at("self_attn.o_proj.weight"), shape.heads * d);
+        let mut y = vec![0.0; t * queries];
+        let inputs = Inputs::new(&q, &k, &v).extras(extras);
+        attention(form, &planned, t).expect("an attention").infer(&inputs, &mut y).expect("attention");
+        let step = product(&y, &at("self_attn.o_proj.weight"), queries);
         x.iter_mut().zip(step).for_each(|(x, step)| *x += step);
         let h = norm(&x, &at("post_attention_layernorm.weight"), config.rms_norm_eps);
         let (gate, up) = (product(&h, &at("mlp.gate_proj.weight"), c), product(&h, &at("mlp.up_proj.weight"), c));

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! c is that of the last position before the chunk, c' that of its last. No state is stored: the backward pass computes them anew.
-//! Where there are few kv heads, time is cut into spans that run at the same time: first what each adds to the state, then
+//! Where there are few kv heads, time is cut into splits that run at the same time: first what each adds to the state, then
 //! their sums in order, then the passes. All of this is fixed by the shape, so that results do not depend on the number of threads.
 
 mod backward;
@@ -14,10 +14,8 @@ mod boundary_states;
 mod forward;
 pub(super) mod run;
 
-use crate::fused::plan::Layout;
-use crate::fused::state_group::Unit;
-use crate::fused::tile_forward::Gates;
-use crate::kernels::disjoint::Shared;
+use crate::fused::gates::Gates;
+use crate::fused::plan::{ChunkGroup, Layout};
 use crate::kernels::features::{Absorb, BLOCK, Points, Stem, Transpose};
 use crate::kernels::simd::Simd;
 
@@ -31,12 +29,10 @@ pub struct Chunks<'a> {
     pub v: &'a [f32],
     /// a_n/α! of each chunked head [N].
     pub factors: &'a [Vec<f32>],
-    /// States at the start of each span, or their gradients at its end [spans, B, units]; empty for a single span from nothing.
-    pub states: Shared<f32>,
     /// Empty in the forward pass.
     pub queries: QueryGrads<'a>,
-    /// Whether the states of span 0 hold what came before the first position.
-    pub given: bool,
+    /// Whether split 0 starts from an initial state.
+    pub has_initial_state: bool,
 }
 
 /// Queries and their gradients, which the backward pass reads.
@@ -49,76 +45,96 @@ pub struct QueryGrads<'a> {
     pub dz: &'a [f32],
 }
 
-/// Memory of one task.
-pub struct Work<'a> {
-    /// Where states are not shared between spans.
-    pub state: &'a mut [f32],
+/// Memory of one task, by name; `T` is a slice, or nothing where only sizes are asked for.
+pub struct ChunkScratch<T> {
+    /// A state, where splits have none in memory.
+    pub state: T,
     /// Prepared queries of a chunk, [positions, dp].
-    pub queries: &'a mut [f32],
+    pub queries: T,
+    /// Sums of a tile [L, ep] and [L], where they are not saved.
+    pub u: T,
+    pub z: T,
+    pub rho: T,
     /// [dp, L]
-    pub x: &'a mut [f32],
+    pub x: T,
     /// [M, L]
-    pub stem: &'a mut [f32],
+    pub stem: T,
     /// [BLOCK, L]
-    pub block: &'a mut [f32],
+    pub block: T,
     /// [L, ep]
-    pub rows: &'a mut [f32],
+    pub rows: T,
     /// [L]
-    pub weights: &'a mut [f32],
+    pub weights: T,
     /// e^{c_t − c} [L]
-    pub fades: &'a mut [f32],
-    pub backward: BackwardWork<'a>,
+    pub decays: T,
+    pub backward: BackwardScratch<T>,
 }
 
 /// What only the backward pass needs.
-pub struct BackwardWork<'a> {
+pub struct BackwardScratch<T> {
     /// [BLOCK, L]
-    pub gradient: &'a mut [f32],
+    pub gradient: T,
     /// [M, L]
-    pub dstem: &'a mut [f32],
+    pub dstem: T,
     /// [dp, L]
-    pub dx: &'a mut [f32],
+    pub dx: T,
     /// [ep, L]
-    pub columns: &'a mut [f32],
+    pub columns: T,
     /// [orders, L]
-    pub parts: &'a mut [f32],
+    pub parts: T,
     /// [L, ep]
-    pub drows: &'a mut [f32],
+    pub drows: T,
     /// [L]
-    pub line: &'a mut [f32],
+    pub line: T,
 }
 
-fn sizes(l: &Layout, backward: bool, given: bool) -> [usize; 15] {
-    let most = |f: fn(&Unit) -> usize| l.units.iter().map(f).max().unwrap_or(0);
-    let (len, stem) = (l.pitch, most(|unit| unit.basis.stem_rows()) * l.pitch);
-    let state = if l.spans > 1 || given { 0 } else { most(|unit| unit.len) };
-    let queries = if backward { 0 } else { ((l.chunk_tiles - 1) * l.tile + l.pitch) * l.dp };
-    let forward = [state, queries, l.dp * len, stem, BLOCK * len, len * l.ep, len, len];
-    let only = |size: usize| if backward { size } else { 0 };
-    let orders = most(|unit| unit.basis.orders().len());
-    let rest = [BLOCK * len, stem, l.dp * len, l.ep * len, orders * len, len * l.ep, len].map(only);
-    let mut all = [0; 15];
-    all[..8].copy_from_slice(&forward);
-    all[8..].copy_from_slice(&rest);
-    all.map(|size| size.next_multiple_of(16))
+impl<T> ChunkScratch<T> {
+    /// Takes each part by its size.
+    fn new(l: &Layout, backward: bool, own_state: bool, mut take: impl FnMut(usize) -> T) -> ChunkScratch<T> {
+        let most = |f: fn(&ChunkGroup) -> usize| l.groups.iter().map(f).max().unwrap_or(0);
+        let (len, stem, orders) = (l.pitch, most(|group| group.basis.stem_rows()) * l.pitch, most(|group| group.basis.orders().len()));
+        let only = |wanted: bool, size: usize| if wanted { size } else { 0 };
+        let mut take = |size: usize| take(size.next_multiple_of(16));
+        ChunkScratch {
+            state: take(only(own_state, most(|group| group.len))),
+            queries: take(only(!backward, ((l.chunk_tiles - 1) * l.tile + l.pitch) * l.dp)),
+            u: take(only(!backward, len * l.ep)),
+            z: take(only(!backward, len)),
+            rho: take(only(!backward, len)),
+            x: take(l.dp * len),
+            stem: take(stem),
+            block: take(BLOCK * len),
+            rows: take(len * l.ep),
+            weights: take(len),
+            decays: take(len),
+            backward: BackwardScratch {
+                gradient: take(only(backward, BLOCK * len)),
+                dstem: take(only(backward, stem)),
+                dx: take(only(backward, l.dp * len)),
+                columns: take(only(backward, l.ep * len)),
+                parts: take(only(backward, orders * len)),
+                drows: take(only(backward, len * l.ep)),
+                line: take(only(backward, len)),
+            },
+        }
+    }
 }
 
-impl<'a> Work<'a> {
-    /// Values that [`Work::new`] takes.
-    pub fn len(l: &Layout, backward: bool, given: bool) -> usize {
-        sizes(l, backward, given).iter().sum()
+impl<'a> ChunkScratch<&'a mut [f32]> {
+    /// Values that [`ChunkScratch::of`] takes.
+    pub fn len(l: &Layout, backward: bool) -> usize {
+        let mut total = 0;
+        ChunkScratch::new(l, backward, l.splits < 2, |size| total += size);
+        total
     }
 
-    /// Divides a room up.
-    pub fn new(mut room: &'a mut [f32], l: &Layout, backward: bool, given: bool) -> Work<'a> {
-        let [state, queries, x, stem, block, rows, weights, fades, gradient, dstem, dx, columns, parts, drows, line] =
-            sizes(l, backward, given).map(|size| {
-                let (own, rest) = std::mem::take(&mut room).split_at_mut(size);
-                room = rest;
-                own
-            });
-        let backward = BackwardWork { gradient, dstem, dx, columns, parts, drows, line };
-        Work { state, queries, x, stem, block, rows, weights, fades, backward }
+    /// Divides memory up.
+    pub fn of(mut memory: &'a mut [f32], l: &Layout, backward: bool) -> ChunkScratch<&'a mut [f32]> {
+        ChunkScratch::new(l, backward, l.splits < 2, |size| {
+            let (own, rest) = std::mem::take(&mut memory).split_at_mut(size);
+            memory = rest;
+            own
+        })
     }
 }
 
@@ -129,80 +145,87 @@ pub struct State<'a> {
 }
 
 impl<'a> State<'a> {
-    pub fn of(unit: &Unit, ep: usize, values: &'a mut [f32]) -> State<'a> {
-        let rows = unit.basis.rows();
-        let (h, z) = values[..unit.len].split_at_mut(rows * ep);
-        let z = if unit.sums { &mut z[..rows] } else { &mut [] };
+    /// That of a group, in memory of its own or among those of its kv head.
+    pub fn of(group: &ChunkGroup, c: &Chunks, values: &'a mut [f32]) -> State<'a> {
+        let (rows, at) = (group.basis.rows(), if c.has_states() { group.at } else { 0 });
+        let (h, z) = values[at..at + group.len].split_at_mut(rows * c.layout.ep);
+        let z = if group.sums { &mut z[..rows] } else { &mut [] };
         State { h, z }
     }
 }
 
+/// One split of one kv head of one batch row: what every pass works on.
+pub struct Split<'a> {
+    pub chunks: &'a Chunks<'a>,
+    pub b: usize,
+    pub g: usize,
+    pub split: usize,
+    /// The states at its start, or their gradients at its end; empty where all start from nothing.
+    pub states: &'a mut [f32],
+    pub scratch: ChunkScratch<&'a mut [f32]>,
+}
+
+impl<'a> Split<'a> {
+    /// Takes the memory of the state of a group; [`Split::put_back`] returns it.
+    fn take_state(&mut self, group: &ChunkGroup) -> &'a mut [f32] {
+        if self.states.is_empty() {
+            let own = std::mem::take(&mut self.scratch.state);
+            own[..group.len].fill(0.0);
+            own
+        } else {
+            std::mem::take(&mut self.states)
+        }
+    }
+
+    fn put_back(&mut self, memory: &'a mut [f32]) {
+        if self.chunks.has_states() { self.states = memory } else { self.scratch.state = memory }
+    }
+}
+
 impl<'a> Chunks<'a> {
+    /// Whether the states of splits lie in memory, and not in that of their task.
+    pub fn has_states(&self) -> bool {
+        self.layout.splits > 1 || self.has_initial_state
+    }
+
     /// Positions of a batch row that count.
     pub fn length(&self, b: usize) -> usize {
         self.lengths.map_or(self.layout.shape.time, |lengths| lengths[b])
     }
 
-    /// The state of a unit at the start of a span: a shared place, or a cleared one of the task's own.
-    ///
-    /// # Safety
-    /// No other task may have this span of this unit in this batch row.
-    pub unsafe fn state<'s>(&self, unit: &Unit, b: usize, span: usize, own: &'s mut [f32]) -> State<'s>
-    where
-        'a: 's,
-    {
-        let l = self.layout;
-        if l.spans > 1 || self.given {
-            // SAFETY: the caller's promise.
-            return State::of(unit, l.ep, unsafe { self.slot(unit, b, span) });
-        }
-        own[..unit.len].fill(0.0);
-        State::of(unit, l.ep, own)
-    }
-
-    /// # Safety
-    /// As for [`Chunks::state`].
-    #[allow(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
-    pub unsafe fn slot(&self, unit: &Unit, b: usize, span: usize) -> &'a mut [f32] {
-        let l = self.layout;
-        let at = (span * l.shape.batch + b) * l.state_len + unit.at;
-        // SAFETY: the caller's promise; the workspace is borrowed for as long as the tasks run.
-        unsafe { &mut *(self.states.slice(at, unit.len) as *mut [f32]) }
-    }
-
     /// c at the last of the first p positions; 0 where there is no decay.
-    pub fn clock(&self, unit: &Unit, b: usize, p: usize) -> f64 {
+    pub fn log_decay_at(&self, group: &ChunkGroup, b: usize, p: usize) -> f64 {
         let l = self.layout;
-        let n = b * l.shape.heads + unit.heads[0];
-        match (unit.decays, p) {
+        let n = b * l.shape.heads + group.heads[0];
+        match (group.decays, p) {
             (false, _) => 0.0,
-            (true, 0) => self.gates.before.get(n).copied().unwrap_or(0.0),
+            (true, 0) => self.gates.log_decay_before[n],
             (true, p) => self.gates.decay[n * l.tp() + p - 1],
         }
     }
 
-    /// Of how many positions of a tile count.
+    /// How many positions of a tile count.
     pub fn count(&self, b: usize, tile: usize) -> usize {
         (self.length(b).saturating_sub(tile * self.layout.tile)).min(self.layout.tile)
     }
 
-    /// e^{sign·(c_t − c)} of the positions of a tile; 1 without decay, 0 behind the count.
-    pub fn fade(&self, unit: &Unit, b: usize, tile: usize, c: f64, sign: f64, fades: &mut [f32]) {
+    /// e^{sign·(c_t − c)} of the positions of a tile; 1 without decay, 0 after the count.
+    pub fn decays(&self, group: &ChunkGroup, b: usize, tile: usize, c: f64, sign: f64, decays: &mut [f32]) {
         let l = self.layout;
         let count = self.count(b, tile);
-        fades[..l.pitch].fill(0.0);
-        for (i, fade) in fades[..count].iter_mut().enumerate() {
-            *fade = if unit.decays { (sign * (self.clock(unit, b, tile * l.tile + i + 1) - c)).exp() as f32 } else { 1.0 };
+        decays[..l.pitch].fill(0.0);
+        for (i, decay) in decays[..count].iter_mut().enumerate() {
+            *decay = if group.decays { (sign * (self.log_decay_at(group, b, tile * l.tile + i + 1) - c)).exp() as f32 } else { 1.0 };
         }
     }
 
-    /// Prepared keys of a tile, [d, L], zero behind the count: in place, or in `x`.
-    pub fn keys<'b>(&self, unit: &Unit, b: usize, tile: usize, x: &'b mut [f32]) -> &'b [f32]
+    /// Prepared keys of a tile, [d, L], zero after the count: in place, or in `x`.
+    pub fn keys<'b>(&self, group: &ChunkGroup, b: usize, tile: usize, x: &'b mut [f32]) -> &'b [f32]
     where
         'a: 'b,
     {
         let l = self.layout;
-        let (len, kv, count) = (l.pitch, l.kv_index(unit.class, b, unit.g), self.count(b, tile));
+        let (len, kv, count) = (l.pitch, l.kv_index(group.class, b, group.g), self.count(b, tile));
         let size = l.shape.d * len;
         let kt = &self.kt[(kv * l.tiles + tile) * size..][..size];
         if count == len {
@@ -216,24 +239,24 @@ impl<'a> Chunks<'a> {
     }
 
     /// Values of a tile, [tile, ep].
-    pub fn values(&self, unit: &Unit, b: usize, tile: usize) -> &'a [f32] {
+    pub fn values(&self, group: &ChunkGroup, b: usize, tile: usize) -> &'a [f32] {
         let l = self.layout;
-        let kv = l.kv_index(unit.class, b, unit.g);
+        let kv = l.kv_index(group.class, b, group.g);
         &self.v[(kv * l.tp() + tile * l.tile) * l.ep..][..l.tile * l.ep]
     }
 
     /// κ of a tile, where keys have weights.
-    pub fn key_weights(&self, unit: &Unit, b: usize, tile: usize) -> Option<&'a [f32]> {
-        let h = unit.heads[0];
+    pub fn key_weights(&self, group: &ChunkGroup, b: usize, tile: usize) -> Option<&'a [f32]> {
+        let h = group.heads[0];
         self.gates.tile_weights(self.layout, h, b * self.layout.shape.heads + h, tile)
     }
 
-    /// κ_s·fade_s·v_s of a tile into `rows` [L, ep], zero behind the count.
-    pub fn weighted_values(&self, unit: &Unit, b: usize, tile: usize, fades: &[f32], rows: &mut [f32]) {
+    /// κ_s·decay_s·v_s of a tile into `rows` [L, ep], zero after the count.
+    pub fn weighted_values(&self, group: &ChunkGroup, b: usize, tile: usize, decays: &[f32], rows: &mut [f32]) {
         let (ep, count) = (self.layout.ep, self.count(b, tile));
-        let (v, weights) = (self.values(unit, b, tile), self.key_weights(unit, b, tile));
+        let (v, weights) = (self.values(group, b, tile), self.key_weights(group, b, tile));
         for (i, (row, v)) in rows.chunks_exact_mut(ep).zip(v.chunks_exact(ep)).take(count).enumerate() {
-            let factor = fades[i] * weights.map_or(1.0, |weights| weights[i]);
+            let factor = decays[i] * weights.map_or(1.0, |weights| weights[i]);
             row.iter_mut().zip(v).for_each(|(row, v)| *row = factor * v);
         }
         rows[count * ep..self.layout.pitch * ep].fill(0.0);
@@ -241,80 +264,97 @@ impl<'a> Chunks<'a> {
 
     /// The keys of one chunk enter the state.
     #[inline(always)]
-    pub fn absorb_keys<S: Simd>(&self, simd: S, unit: &Unit, b: usize, chunk: usize, state: &mut State, work: &mut Work) {
+    pub fn absorb_keys<S: Simd>(
+        &self,
+        simd: S,
+        group: &ChunkGroup,
+        b: usize,
+        chunk: usize,
+        state: &mut State,
+        scratch: &mut ChunkScratch<&mut [f32]>,
+    ) {
         let l = self.layout;
         let start = chunk * l.chunk_len();
         if start >= self.length(b) {
             return;
         }
-        let end = self.clock(unit, b, (start + l.chunk_len()).min(self.length(b)));
-        let mut keep = (end - self.clock(unit, b, start)).exp() as f32;
+        let end = self.log_decay_at(group, b, (start + l.chunk_len()).min(self.length(b)));
+        let mut keep = (end - self.log_decay_at(group, b, start)).exp() as f32;
         for tile in l.tiles_of(chunk) {
             let count = self.count(b, tile);
             if count == 0 {
                 break;
             }
-            self.fade(unit, b, tile, end, -1.0, work.fades);
-            let plain = !unit.decays && !unit.weighs_keys;
+            self.decays(group, b, tile, end, -1.0, scratch.decays);
+            let plain = !group.decays && !group.weighs_keys;
             let rows = if plain {
-                self.values(unit, b, tile)
+                self.values(group, b, tile)
             } else {
-                self.weighted_values(unit, b, tile, work.fades, work.rows);
-                &*work.rows
+                self.weighted_values(group, b, tile, scratch.decays, scratch.rows);
+                &*scratch.rows
             };
-            let x = self.keys(unit, b, tile, work.x);
-            simd.call(Stem { basis: &unit.basis, len: l.pitch, x, stem: work.stem });
-            let points = Points { basis: &unit.basis, len: l.pitch, count, x, stem: work.stem, factors: &[] };
+            let x = self.keys(group, b, tile, scratch.x);
+            simd.call(Stem { basis: &group.basis, len: l.pitch, x, stem: scratch.stem });
+            let points = Points { basis: &group.basis, len: l.pitch, count, x, stem: scratch.stem, factors: &[] };
             let (h, z) = (&mut *state.h, &mut *state.z);
-            simd.call(Absorb { points, keep, rows, ep: l.ep, weights: work.fades, h, z, block: work.block });
+            simd.call(Absorb { points, keep, rows, ep: l.ep, weights: scratch.decays, h, z, block: scratch.block });
             keep = 1.0;
         }
     }
 
     /// The queries and dU of one chunk enter the gradient of the state, which moves from the end of the chunk to its start.
     #[inline(always)]
-    pub fn absorb_queries<S: Simd>(&self, simd: S, unit: &Unit, b: usize, chunk: usize, state: &mut State, work: &mut Work) {
+    pub fn absorb_queries<S: Simd>(
+        &self,
+        simd: S,
+        group: &ChunkGroup,
+        b: usize,
+        chunk: usize,
+        state: &mut State,
+        scratch: &mut ChunkScratch<&mut [f32]>,
+    ) {
         let l = self.layout;
         let start = chunk * l.chunk_len();
         if start >= self.length(b) {
             return;
         }
-        let before = self.clock(unit, b, start);
-        let end = self.clock(unit, b, (start + l.chunk_len()).min(self.length(b)));
+        let before = self.log_decay_at(group, b, start);
+        let end = self.log_decay_at(group, b, (start + l.chunk_len()).min(self.length(b)));
         let mut keep = (end - before).exp() as f32;
-        for &h in &unit.heads {
+        for &h in &group.heads {
             for tile in l.tiles_of(chunk) {
                 let count = self.count(b, tile);
                 if count == 0 {
                     break;
                 }
-                self.fade(unit, b, tile, before, 1.0, work.fades);
-                self.query_rows(simd, b, h, tile, work);
-                simd.call(Stem { basis: &unit.basis, len: l.pitch, x: work.x, stem: work.stem });
-                let points = Points { basis: &unit.basis, len: l.pitch, count, x: work.x, stem: work.stem, factors: &self.factors[h] };
+                self.decays(group, b, tile, before, 1.0, scratch.decays);
+                self.query_rows(simd, b, h, tile, scratch);
+                simd.call(Stem { basis: &group.basis, len: l.pitch, x: scratch.x, stem: scratch.stem });
+                let points =
+                    Points { basis: &group.basis, len: l.pitch, count, x: scratch.x, stem: scratch.stem, factors: &self.factors[h] };
                 let (h, z) = (&mut *state.h, &mut *state.z);
-                simd.call(Absorb { points, keep, rows: work.rows, ep: l.ep, weights: work.weights, h, z, block: work.block });
+                simd.call(Absorb { points, keep, rows: scratch.rows, ep: l.ep, weights: scratch.weights, h, z, block: scratch.block });
                 keep = 1.0;
             }
         }
     }
 
-    /// Queries of a tile into `x`, fade·dU into `rows` and fade·dz into `weights`, all zero behind the count.
+    /// Queries of a tile into `x`, decay·dU into `rows` and decay·dz into `weights`, all zero after the count.
     #[inline(always)]
-    pub fn query_rows<S: Simd>(&self, simd: S, b: usize, h: usize, tile: usize, work: &mut Work) {
+    pub fn query_rows<S: Simd>(&self, simd: S, b: usize, h: usize, tile: usize, scratch: &mut ChunkScratch<&mut [f32]>) {
         let (l, grads) = (self.layout, self.queries);
         let (n, first, count) = (b * l.shape.heads + h, tile * l.tile, self.count(b, tile));
         let q = &grads.q[(n * l.tp() + first) * l.dp..][..l.pitch * l.dp];
-        simd.call(Transpose { rows: q, stride: l.dp, count, dim: l.shape.d, columns: work.x, len: l.pitch });
+        simd.call(Transpose { rows: q, stride: l.dp, count, dim: l.shape.d, columns: scratch.x, len: l.pitch });
         let at = n * l.shape.time + first;
         let du = grads.du[at * l.ep..][..count * l.ep].chunks_exact(l.ep);
-        for ((row, du), &fade) in work.rows.chunks_exact_mut(l.ep).zip(du).zip(&*work.fades) {
-            row.iter_mut().zip(du).for_each(|(row, du)| *row = fade * du);
+        for ((row, du), &decay) in scratch.rows.chunks_exact_mut(l.ep).zip(du).zip(&*scratch.decays) {
+            row.iter_mut().zip(du).for_each(|(row, du)| *row = decay * du);
         }
-        work.rows[count * l.ep..l.pitch * l.ep].fill(0.0);
-        work.weights[..l.pitch].fill(0.0);
-        for ((weight, dz), &fade) in work.weights.iter_mut().zip(&grads.dz[at..at + count]).zip(&*work.fades) {
-            *weight = fade * dz;
+        scratch.rows[count * l.ep..l.pitch * l.ep].fill(0.0);
+        scratch.weights[..l.pitch].fill(0.0);
+        for ((weight, dz), &decay) in scratch.weights.iter_mut().zip(&grads.dz[at..at + count]).zip(&*scratch.decays) {
+            *weight = decay * dz;
         }
     }
 }

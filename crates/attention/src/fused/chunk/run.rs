@@ -1,92 +1,122 @@
-//! The passes over chunks, in parallel over kv heads and spans.
+//! The passes over chunks, in parallel over kv heads and splits.
 
 use rayon::prelude::*;
 
-use crate::Nonpositive;
-use crate::fused::chunk::backward::{KeySpan, QuerySpan};
-use crate::fused::chunk::boundary_states::{SpanSum, clear_end, combine};
-use crate::fused::chunk::forward::ForwardSpan;
-use crate::fused::chunk::{Chunks, Work};
+use crate::fused::chunk::backward::{KeySplit, QuerySplit};
+use crate::fused::chunk::boundary_states::{SplitSum, combine};
+use crate::fused::chunk::forward::ForwardSplit;
+use crate::fused::chunk::{ChunkScratch, Chunks, Split};
+use crate::fused::plan::Layout;
 use crate::fused::tile_backward::{self, BackwardSegment};
-use crate::fused::{tile_forward, with_room};
+use crate::fused::tile_forward;
+use crate::kernels::disjoint::{Axes, Axis, Block, Blocks, Disjoint};
 use crate::kernels::simd::dispatch;
+use crate::task_scratch::TaskScratch;
+use crate::{Buffer, Report};
 
-/// Runs f for every kv head and span.
-fn each<F: Fn(usize, usize, usize) + Sync>(c: &Chunks, spans: std::ops::Range<usize>, f: F) {
-    let s = c.layout.shape;
-    let count = spans.len();
-    (0..s.batch * s.kv_heads * count).into_par_iter().with_max_len(1).for_each(|task| {
-        let (pair, span) = (task / count, spans.start + task % count);
-        let (b, g) = (pair / s.kv_heads, pair % s.kv_heads);
-        if c.layout.units_of(g).next().is_some() {
-            f(b, g, span);
+/// The states of all splits [B, G, splits, state_len], one block for each; empty ones where they are not in memory.
+fn blocks<'a>(c: &Chunks<'a>, states: &'a mut [f32]) -> Blocks<'a, f32> {
+    let (l, s) = (c.layout, c.layout.shape);
+    if !c.has_states() {
+        return Blocks::empty(s.batch * s.kv_heads * l.splits);
+    }
+    let axes = Axes {
+        batch: Axis { count: s.batch, step: s.kv_heads * l.splits * l.state_len },
+        heads: Axis { count: s.kv_heads, step: l.splits * l.state_len },
+        rows: Axis { count: l.splits, step: l.state_len },
+        width: l.state_len,
+    };
+    Disjoint::new(states, axes).blocks(1, &l.split_numbers)
+}
+
+/// The batch row, kv head and split of a task.
+fn place(l: &Layout, task: usize) -> (usize, usize, usize) {
+    let (pair, split) = (task / l.splits, task % l.splits);
+    (pair / l.shape.kv_heads, pair % l.shape.kv_heads, split)
+}
+
+/// Runs f for every split of every kv head that runs in chunks.
+fn each(c: &Chunks, states: &mut [f32], tasks: &TaskScratch, backward: bool, f: impl Fn(Split) + Sync) {
+    let l = c.layout;
+    blocks(c, states).par().enumerate().with_max_len(1).for_each(|(task, mut states)| {
+        let (b, g, split) = place(l, task);
+        if l.groups_of(g).next().is_some() {
+            tasks
+                .with(|memory| f(Split { chunks: c, b, g, split, states: states.piece(), scratch: ChunkScratch::of(memory, l, backward) }));
         }
     });
 }
 
-/// The states at the starts of all spans, or their gradients at the ends.
-fn states(c: &Chunks, backward: bool) {
+/// The states at the starts of all splits, or their gradients at the ends.
+fn boundary_states(c: &Chunks, states: &mut [f32], tasks: &TaskScratch, backward: bool) {
     let l = c.layout;
-    if l.spans < 2 {
+    if l.splits < 2 {
         return;
     }
-    let (spans, end) = if backward { (1..l.spans, l.spans - 1) } else { (0..l.spans - 1, 0) };
-    each(c, spans, |b, g, span| {
-        with_room(Work::len(l, false, c.given), |room| {
-            dispatch(SpanSum { chunks: c, backward, b, g, span, work: Work::new(room, l, false, c.given) });
-        });
-    });
-    each(c, 0..1, |b, g, _| {
-        if !c.given {
-            clear_end(c, b, g, end);
+    let (splits, len) = (l.splits, l.state_len);
+    states.par_chunks_exact_mut(splits * len).enumerate().with_max_len(1).for_each(|(pair, states)| {
+        let (b, g) = (pair / l.shape.kv_heads, pair % l.shape.kv_heads);
+        if l.groups_of(g).next().is_none() {
+            return;
         }
-        combine(c, b, g, backward);
+        // A split adds to the place after it, or with gradients before it; the place at the other end is nobody's.
+        let (places, end, next) = if backward { (0..splits - 1, splits - 1, 1) } else { (1..splits, 0, 0) };
+        if !c.has_initial_state {
+            states[end * len..(end + 1) * len].fill(0.0);
+        }
+        states[places.start * len..places.end * len].par_chunks_exact_mut(len).enumerate().with_max_len(1).for_each(|(i, states)| {
+            tasks.with(|memory| {
+                let of = Split { chunks: c, b, g, split: i + next, states, scratch: ChunkScratch::of(memory, l, false) };
+                dispatch(SplitSum { of, backward });
+            });
+        });
+        combine(c, b, g, states, backward);
     });
 }
 
-/// All heads that run in chunks, forward.
-pub fn forward(context: &tile_forward::Context, c: &Chunks) -> Option<Nonpositive> {
+/// All heads that run in chunks, forward. `sums` and `y` come as one block for each split of each kv head.
+pub fn forward(
+    context: &tile_forward::Context,
+    c: &Chunks,
+    states: &mut [f32],
+    tasks: &TaskScratch,
+    sums: [Blocks<f32>; 3],
+    y: Blocks<f32>,
+) -> Report {
     let l = c.layout;
-    let s = l.shape;
-    states(c, false);
-    (0..s.batch * s.kv_heads * l.spans)
-        .into_par_iter()
-        .with_max_len(1)
-        .filter_map(|task| {
-            let (pair, span) = (task / l.spans, task % l.spans);
-            let (b, g) = (pair / s.kv_heads, pair % s.kv_heads);
-            let (head, position, value) = with_room(Work::len(l, false, c.given), |room| {
-                dispatch(ForwardSpan { context, chunks: c, b, g, span, work: Work::new(room, l, false, c.given) })
-            })?;
-            Some(Nonpositive { row: b, head, position, value: value as f64 })
+    boundary_states(c, states, tasks, false);
+    let [u, z, rho] = sums.map(Blocks::par);
+    let all = blocks(c, states).par().zip(u).zip(z).zip(rho).zip(y.par()).enumerate().with_max_len(1);
+    let run = |(task, ((((mut states, u), z), rho), y)): (usize, ((((Block<f32>, Block<f32>), Block<f32>), Block<f32>), Block<f32>))| {
+        let (b, g, split) = place(l, task);
+        tasks.with(|memory| {
+            let of = Split { chunks: c, b, g, split, states: states.piece(), scratch: ChunkScratch::of(memory, l, false) };
+            dispatch(ForwardSplit { of, context, sums: [u, z, rho], y })
         })
-        .min_by_key(|at| (at.row, at.head, at.position))
+    };
+    all.map(run).reduce(Report::default, Report::or)
 }
 
 /// All heads that run in chunks, backward.
-pub fn backward(context: &tile_backward::Context, c: &Chunks) {
+pub fn backward(context: &tile_backward::Context, c: &Chunks, states: &mut Buffer, tasks: &TaskScratch) {
     let l = c.layout;
-    if l.units.is_empty() {
+    if l.groups.is_empty() {
         return;
     }
-    each(c, 0..l.spans, |b, g, span| {
-        with_room(tile_backward::tiles_len(l), |room| {
-            let chunks = l.span(span);
-            let keys = l.tiles_of(chunks.start).start..l.tiles_of(chunks.end - 1).end;
-            let clear = l.segments == 0;
-            dispatch(BackwardSegment { context, b, g, keys, chunked: true, copy: 0, clear, room });
-        });
+    (0..l.shape.batch * l.shape.kv_heads * l.splits).into_par_iter().with_max_len(1).for_each(|task| {
+        let (b, g, split) = place(l, task);
+        if l.groups_of(g).next().is_some() {
+            tasks.with(|memory| {
+                let room = &mut memory[..tile_backward::tiles_len(l)];
+                let chunks = l.split(split);
+                let keys = l.tiles_of(chunks.start).start..l.tiles_of(chunks.end - 1).end;
+                let clear = l.segments == 0;
+                dispatch(BackwardSegment { context, b, g, keys, chunked: true, copy: 0, clear, room });
+            });
+        }
     });
-    states(c, false);
-    each(c, 0..l.spans, |b, g, span| {
-        with_room(Work::len(l, true, false), |room| {
-            dispatch(QuerySpan { context, chunks: c, b, g, span, work: Work::new(room, l, true, false) });
-        });
-    });
-    states(c, true);
-    each(c, 0..l.spans, |b, g, span| {
-        with_room(Work::len(l, true, false), |room| {
-            dispatch(KeySpan { context, chunks: c, b, g, span, work: Work::new(room, l, true, false) });
-        });
-    });
+    boundary_states(c, states, tasks, false);
+    each(c, states, tasks, true, |of| dispatch(QuerySplit { of, context }));
+    boundary_states(c, states, tasks, true);
+    each(c, states, tasks, true, |of| dispatch(KeySplit { of, context }));
 }

@@ -39,8 +39,18 @@ pub use crate::kernels::simd::avx2::Avx2;
 pub use crate::kernels::simd::avx512::Avx512;
 pub use crate::kernels::simd::portable::Portable;
 
+mod sealed {
+    /// Kernels rely on what an instruction set promises, above all on at most 16 lanes: none can be added from outside.
+    pub trait Sealed {}
+    impl Sealed for super::Portable {}
+    #[cfg(target_arch = "x86_64")]
+    impl Sealed for super::Avx2 {}
+    #[cfg(target_arch = "x86_64")]
+    impl Sealed for super::Avx512 {}
+}
+
 /// Operations on vectors of `LANES` float32 values. The types are tokens: whoever has one may use the instructions.
-pub trait Simd: Copy + Send + Sync + 'static {
+pub trait Simd: sealed::Sealed + Copy + Send + Sync + 'static {
     /// A vector.
     type V: Copy;
     /// A mask with one bit a lane.

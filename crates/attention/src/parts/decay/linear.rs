@@ -19,12 +19,14 @@ unit_part! {
 }
 
 impl DecayPart for LinearDecay {
-    const BIAS: bool = true;
+    fn has_bias(&self) -> bool {
+        true
+    }
 
-    fn forward<R: Real>(&self, g: &[R], c: &mut [f64], past: &mut f64) {
+    fn forward<R: Real>(&self, g: &[R], c: &mut [f64], sum: &mut f64) {
         for (c, g) in c.iter_mut().zip(g) {
-            *c = *past / SLOWNESS;
-            *past += g.wide();
+            *c = *sum / SLOWNESS;
+            *sum += g.wide();
         }
     }
 

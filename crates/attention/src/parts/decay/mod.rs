@@ -9,15 +9,12 @@ use crate::parts::slot::{Part, slot};
 /// What every decay provides, over the time axis of one head.
 pub trait DecayPart: Part {
     /// Whether the projection has a bias.
-    const BIAS: bool;
-
-    /// Whether the projection has a bias.
     fn has_bias(&self) -> bool {
-        Self::BIAS
+        false
     }
-    /// c [T] from the signal g [T]; float64, since only differences of c matter and c grows with T. `past` is what passes from
-    /// one stretch of positions to the next: zero before the first.
-    fn forward<R: Real>(&self, g: &[R], c: &mut [f64], past: &mut f64);
+    /// c [T] from the logits g [T]; float64, since only differences of c matter and c grows with T. `sum` is what passes from
+    /// one call to the next: zero before the first position.
+    fn forward<R: Real>(&self, g: &[R], c: &mut [f64], sum: &mut f64);
     /// dg [T] from dc [T].
     fn backward<R: Real>(&self, g: &[R], dc: &[f64], dg: &mut [R]);
 }
@@ -27,8 +24,8 @@ slot! {
     Decay { linear::LinearDecay, softplus::SoftplusDecay }
     /// Whether the projection has a bias.
     fn has_bias() -> bool;
-    /// c from the signal.
-    fn forward<R: Real>(g: &[R], c: &mut [f64], past: &mut f64);
+    /// c from the logits.
+    fn forward<R: Real>(g: &[R], c: &mut [f64], sum: &mut f64);
     /// dg from dc.
     fn backward<R: Real>(g: &[R], dc: &[f64], dg: &mut [R]);
 }

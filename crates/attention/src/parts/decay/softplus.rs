@@ -18,13 +18,11 @@ unit_part! {
 }
 
 impl DecayPart for SoftplusDecay {
-    const BIAS: bool = false;
-
-    fn forward<R: Real>(&self, g: &[R], c: &mut [f64], past: &mut f64) {
+    fn forward<R: Real>(&self, g: &[R], c: &mut [f64], sum: &mut f64) {
         for (c, g) in c.iter_mut().zip(g) {
             let g = g.wide();
-            *past -= g.max(0.0) + (-g.abs()).exp().ln_1p();
-            *c = *past;
+            *sum -= g.max(0.0) + (-g.abs()).exp().ln_1p();
+            *c = *sum;
         }
     }
 

@@ -17,8 +17,6 @@ unit_part! {
 }
 
 impl DenominatorPart for Length {
-    const SUMS: bool = false;
-
     #[inline(always)]
     fn value<R: Real>(&self, _: R, count: R, _: R) -> R {
         count

@@ -1,6 +1,6 @@
 //! D, the denominator: what the weighted sum over keys is divided by.
 //!
-//! Sums arrive in the frame of their row: the true sum is z·e^ρ, where ρ is what the exponential subtracted.
+//! Sums arrive with a log scale ρ taken out: the true sum is z·e^ρ (docs/engine.md).
 
 pub mod length;
 pub mod none;
@@ -12,20 +12,17 @@ use crate::parts::slot::{Part, slot};
 
 /// What every denominator provides.
 pub trait DenominatorPart: Part {
-    /// Divides by Σ_s w, so that a factor common to all weights of a row cancels.
-    const SUMS: bool;
-    /// Weighs the keys instead of the row.
-    const KEY_SIDE: bool = false;
-
-    /// Whether it divides by Σ_s w.
+    /// Whether it divides by Σ_s w, so that a factor common to all weights of a row cancels.
+    #[inline(always)]
     fn sums(&self) -> bool {
-        Self::SUMS
+        false
     }
     /// Whether it weighs the keys instead of the row.
+    #[inline(always)]
     fn key_side(&self) -> bool {
-        Self::KEY_SIDE
+        false
     }
-    /// D in the frame of the row: z the sum of weights in it, `count` = S_t, ρ the frame.
+    /// D·e^−ρ: z the sum of weights without its log scale ρ, `count` = S_t.
     #[inline(always)]
     fn value<R: Real>(&self, _z: R, _count: R, _rho: R) -> R {
         R::one()
@@ -44,7 +41,7 @@ slot! {
     fn sums() -> bool;
     /// Whether it weighs the keys instead of the row.
     fn key_side() -> bool;
-    /// D in the frame of the row.
+    /// D·e^−ρ.
     fn value<R: Real>(z: R, count: R, rho: R) -> R;
     /// ∂D/∂z.
     fn slope<R: Real>(z: R, count: R, rho: R) -> R;

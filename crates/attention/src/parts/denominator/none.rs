@@ -9,9 +9,7 @@ unit_part! {
     Info { word: "none", usage: "over=none", formula: "D_t = 1", about: "No denominator.", examples: &["none"] }
 }
 
-impl DenominatorPart for NoDenominator {
-    const SUMS: bool = false;
-}
+impl DenominatorPart for NoDenominator {}
 
 #[cfg(test)]
 mod tests {

@@ -18,8 +18,9 @@ unit_part! {
 }
 
 impl DenominatorPart for Position {
-    const SUMS: bool = false;
-    const KEY_SIDE: bool = true;
+    fn key_side(&self) -> bool {
+        true
+    }
 }
 
 /// S^−σ(m), S = number of keys visible at the key's own position.

@@ -47,30 +47,32 @@ impl Part for Sum {
 }
 
 impl DenominatorPart for Sum {
-    const SUMS: bool = true;
+    fn sums(&self) -> bool {
+        true
+    }
 
     #[inline(always)]
     fn value<R: Real>(&self, z: R, _: R, rho: R) -> R {
         let floored = match self.floor {
-            Some(floor) => z.max(in_frame(floor, rho)),
+            Some(floor) => z.max(without_scale(floor, rho)),
             None => z,
         };
         match self.eps {
-            Some(eps) => floored + in_frame(eps, rho),
+            Some(eps) => floored + without_scale(eps, rho),
             None => floored,
         }
     }
 
     #[inline(always)]
     fn slope<R: Real>(&self, z: R, _: R, rho: R) -> R {
-        let held = self.detached || self.floor.is_some_and(|floor| z < in_frame(floor, rho));
+        let held = self.detached || self.floor.is_some_and(|floor| z < without_scale(floor, rho));
         if held { R::zero() } else { R::one() }
     }
 }
 
-/// A true value x in a frame ρ: x·e^{−ρ}.
+/// A true value x with the log scale ρ taken out: x·e^{−ρ}.
 #[inline(always)]
-fn in_frame<R: Real>(x: f64, rho: R) -> R {
+fn without_scale<R: Real>(x: f64, rho: R) -> R {
     R::of(x * (-rho.wide()).exp())
 }
 
@@ -87,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn slopes_and_frames() {
+    fn slopes_and_log_scales() {
         assert_examples::<Sum>();
         for floor in [None, Some(1.0)] {
             for eps in [None, Some(0.5)] {

@@ -18,11 +18,11 @@ unit_part! {
 
 impl GatePart for Cumulative {
     #[inline(always)]
-    fn forward<R: Real>(&self, g: &mut [R], past: &mut f64) {
+    fn forward<R: Real>(&self, g: &mut [R], sum: &mut f64) {
         // float64: the sum runs over all positions and must not stall once it is large.
         for g in g {
-            *past += g.wide().exp();
-            *g = R::of(1.0 / past.max(1.0));
+            *sum += g.wide().exp();
+            *g = R::of(1.0 / sum.max(1.0));
         }
     }
 

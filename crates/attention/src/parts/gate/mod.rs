@@ -1,6 +1,6 @@
 //! I, O and P: gates that multiply a key's value or a query's output by a number computed from the hidden state.
 //!
-//! A gate reads a signal g over the positions of one head and gives a positive factor for each.
+//! A gate reads logits g over the positions of one head and gives a positive factor for each.
 
 pub mod cumulative;
 pub mod shared;
@@ -11,9 +11,9 @@ use crate::parts::slot::{Part, slot};
 
 /// What every gate provides, over the whole time axis of one head.
 pub trait GatePart: Part {
-    /// g [T] becomes the factors [T]. `past` is what passes from one stretch of positions to the next: zero before the first.
-    fn forward<R: Real>(&self, g: &mut [R], past: &mut f64);
-    /// dfactor [T] becomes dg [T]; `g` is the signal, `factor` what `forward` made of it.
+    /// g [T] becomes the factors [T]. `sum` is what passes from one call to the next: zero before the first position.
+    fn forward<R: Real>(&self, g: &mut [R], sum: &mut f64);
+    /// dfactor [T] becomes dg [T]; `g` are the logits, `factor` what `forward` made of it.
     fn backward<R: Real>(&self, g: &[R], factor: &[R], dfactor: &mut [R]);
 }
 
@@ -21,7 +21,7 @@ slot! {
     /// The input gate of a variant.
     InGate { sigmoid::Sigmoid }
     /// g becomes the factors.
-    fn forward<R: Real>(g: &mut [R], past: &mut f64);
+    fn forward<R: Real>(g: &mut [R], sum: &mut f64);
     /// dfactor becomes dg.
     fn backward<R: Real>(g: &[R], factor: &[R], dfactor: &mut [R]);
 }
@@ -30,7 +30,7 @@ slot! {
     /// The output gate of a variant.
     OutGate { sigmoid::Sigmoid, cumulative::Cumulative }
     /// g becomes the factors.
-    fn forward<R: Real>(g: &mut [R], past: &mut f64);
+    fn forward<R: Real>(g: &mut [R], sum: &mut f64);
     /// dfactor becomes dg.
     fn backward<R: Real>(g: &[R], factor: &[R], dfactor: &mut [R]);
 }
@@ -38,8 +38,8 @@ slot! {
 slot! {
     /// The gate after the norm.
     PostGate { sigmoid::Sigmoid, shared::Shared }
-    /// g becomes the factors; [`shared::Shared`] has no signal of its own and takes the output gate's factors as they are.
-    fn forward<R: Real>(g: &mut [R], past: &mut f64);
+    /// g becomes the factors; [`shared::Shared`] has no logits of its own and takes the output gate's factors as they are.
+    fn forward<R: Real>(g: &mut [R], sum: &mut f64);
     /// dfactor becomes dg.
     fn backward<R: Real>(g: &[R], factor: &[R], dfactor: &mut [R]);
 }

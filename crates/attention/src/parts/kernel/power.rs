@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn high_powers_in_their_frame() {
+    fn high_powers_are_rescaled() {
         for p in [8, 9, 40] {
             check_scaled(&Power { p }, 300.0);
         }

@@ -21,9 +21,9 @@ unit_part! {
 }
 
 impl NormPart for L2 {
-    const SCALE_FREE: bool = true;
-    const WEIGHT: bool = false;
-    const BIAS: bool = false;
+    fn scale_free(&self) -> bool {
+        true
+    }
 
     #[inline(always)]
     fn forward<R: Real>(&self, x: &mut [R], p: NormParams<R>) {
@@ -37,7 +37,7 @@ impl NormPart for L2 {
     }
 }
 
-/// 1e-12 in the frame of x, which is short of its true value by e^λ.
+/// 1e-12 for x with its log scale λ taken out.
 #[inline(always)]
 pub(crate) fn floor<R: Real>(log_scale: R) -> R {
     if log_scale == R::zero() { R::of(FLOOR) } else { R::of((FLOOR.ln() - log_scale.wide()).exp()) }

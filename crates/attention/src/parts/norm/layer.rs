@@ -1,7 +1,7 @@
 //! N(x) = γ · (x − mean x) / √(var x + 1e-5) + β
 
 use crate::Real;
-use crate::parts::norm::rms::eps_in_frame;
+use crate::parts::norm::rms::eps_without_scale;
 use crate::parts::norm::{NormGrads, NormParams, NormPart};
 use crate::parts::slot::{Info, unit_part};
 use crate::real::{dot, sum_of, sum_of3};
@@ -21,9 +21,15 @@ unit_part! {
 }
 
 impl NormPart for Layer {
-    const SCALE_FREE: bool = true;
-    const WEIGHT: bool = true;
-    const BIAS: bool = true;
+    fn scale_free(&self) -> bool {
+        true
+    }
+    fn has_weight(&self) -> bool {
+        true
+    }
+    fn has_bias(&self) -> bool {
+        true
+    }
 
     #[inline(always)]
     fn forward<R: Real>(&self, x: &mut [R], p: NormParams<R>) {
@@ -55,7 +61,7 @@ fn moments<R: Real>(x: &[R], log_scale: R) -> (R, R) {
     let count = R::of(x.len() as f64);
     let mean = sum_of(x, |x| x) / count;
     let variance = sum_of(x, |x| (x - mean) * (x - mean)) / count;
-    (mean, R::one() / (variance + eps_in_frame(EPS, log_scale)).sqrt())
+    (mean, R::one() / (variance + eps_without_scale(EPS, log_scale)).sqrt())
 }
 
 #[cfg(test)]

@@ -14,24 +14,20 @@ use crate::parts::slot::{Part, slot};
 
 /// What every norm provides.
 pub trait NormPart: Part {
-    /// N(c·x) = N(x) for c > 0, up to eps.
-    const SCALE_FREE: bool;
-    /// Has a γ.
-    const WEIGHT: bool;
-    /// Has a β.
-    const BIAS: bool;
-
-    /// N has this property of not depending on positive factors.
+    /// Whether N(c·x) = N(x) for c > 0, up to eps.
+    #[inline(always)]
     fn scale_free(&self) -> bool {
-        Self::SCALE_FREE
+        false
     }
     /// Whether a γ is learned.
+    #[inline(always)]
     fn has_weight(&self) -> bool {
-        Self::WEIGHT
+        false
     }
     /// Whether a β is learned.
+    #[inline(always)]
     fn has_bias(&self) -> bool {
-        Self::BIAS
+        false
     }
     /// x becomes N(x·e^λ).
     fn forward<R: Real>(&self, x: &mut [R], p: NormParams<R>);

@@ -11,10 +11,6 @@ unit_part! {
 }
 
 impl NormPart for NoNorm {
-    const SCALE_FREE: bool = false;
-    const WEIGHT: bool = false;
-    const BIAS: bool = false;
-
     #[inline(always)]
     fn forward<R: Real>(&self, x: &mut [R], p: NormParams<R>) {
         if p.log_scale != R::zero() {

@@ -21,9 +21,12 @@ unit_part! {
 }
 
 impl NormPart for Rms {
-    const SCALE_FREE: bool = true;
-    const WEIGHT: bool = true;
-    const BIAS: bool = false;
+    fn scale_free(&self) -> bool {
+        true
+    }
+    fn has_weight(&self) -> bool {
+        true
+    }
 
     #[inline(always)]
     fn forward<R: Real>(&self, x: &mut [R], p: NormParams<R>) {
@@ -50,12 +53,12 @@ impl NormPart for Rms {
 /// 1/√(mean x² + eps·e^{−2λ}).
 #[inline(always)]
 fn inverse_rms<R: Real>(x: &[R], log_scale: R) -> R {
-    R::one() / (dot(x, x) / R::of(x.len() as f64) + eps_in_frame(EPS, log_scale)).sqrt()
+    R::one() / (dot(x, x) / R::of(x.len() as f64) + eps_without_scale(EPS, log_scale)).sqrt()
 }
 
 /// eps as it acts on the mean square of a row that is short of its true value by e^λ.
 #[inline(always)]
-pub(crate) fn eps_in_frame<R: Real>(eps: f64, log_scale: R) -> R {
+pub(crate) fn eps_without_scale<R: Real>(eps: f64, log_scale: R) -> R {
     if log_scale == R::zero() { R::of(eps) } else { R::of((eps.ln() - 2.0 * log_scale.wide()).exp()) }
 }
 

@@ -19,9 +19,9 @@ unit_part! {
 }
 
 impl NormPart for ScaledL2 {
-    const SCALE_FREE: bool = true;
-    const WEIGHT: bool = false;
-    const BIAS: bool = false;
+    fn scale_free(&self) -> bool {
+        true
+    }
 
     #[inline(always)]
     fn forward<R: Real>(&self, x: &mut [R], p: NormParams<R>) {

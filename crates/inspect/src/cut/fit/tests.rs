@@ -1,17 +1,15 @@
 use super::*;
 use termwise_attention::parts::kernel::Sign;
 use termwise_attention::parts::kernel::taylor::{Coefficients, Taylor};
-use termwise_attention::{Extra, Extras, Inputs, Kernel, Rope, Shape, Variant, View};
+use termwise_attention::{Extra, Extras, Inputs, Kernel, Layer, Variant, View};
 use termwise_base::rng::Rng;
 
 /// One head whose last query has these scores.
 fn view(text: &str, scores: &[f64], values: &[f64]) -> View {
     let (time, e) = (scores.len(), values.len() / scores.len());
-    let shape = Shape { batch: 1, time, heads: 1, kv_heads: 1, d: 1, e };
     let variant: Variant = text.parse().expect("a variant");
     let k: Vec<f32> = scores.iter().map(|&x| x as f32).collect();
     let v: Vec<f32> = values.iter().map(|&x| x as f32).collect();
-    let rope = Rope::new(2, 1e4, None).expect("a rope");
     let q = vec![1.0f32; time];
     let (ones, zeros) = (vec![1.0f32; e], vec![0.0f32; e]);
     let mut extras = Extras::default();
@@ -21,8 +19,8 @@ fn view(text: &str, scores: &[f64], values: &[f64]) -> View {
     if variant.needs(Extra::NormBias) {
         extras.set(Extra::NormBias, &zeros[..]);
     }
-    let inputs = Inputs { q: &q, k: &k, v: &v, extras, lengths: None, rope: &rope };
-    View::new(&[variant], &inputs, &shape, 0, 0).expect("a view")
+    let layer = Layer::new(1, 1, 1).value_dim(e).variant(variant).expect("possible");
+    View::new(&layer, 1, time, &Inputs::new(&q, &k, &v).extras(extras), 0, 0).expect("a view")
 }
 
 struct Trial {

@@ -1,4 +1,4 @@
-use termwise_attention::{Memory, Shape, State};
+use termwise_attention::{Layer, Rope, Shape};
 
 use super::*;
 
@@ -131,7 +131,8 @@ fn memory_is_that_of_the_states_themselves() {
     ] {
         let shape = Shape { batch: 1, time: 1, heads, kv_heads, d, e: d };
         let heads_of = vec![variant(text); heads];
-        let state = State::new(&heads_of, shape, Memory::Natural).expect("a state");
+        let rope = Rope::new(d, 1e4, None).expect("a rope");
+        let state = Layer::new(heads, kv_heads, d).rope(rope).heads(&heads_of).and_then(|layer| layer.state(1)).expect("a state");
         let planned = Attention::of_layer(&heads_of, Sizes { kv_heads, d });
         let real = state.bytes() - carried(&shape);
         // z is in whole vectors.

@@ -38,10 +38,9 @@ pub enum Coefficients {
 /// A sum of terms of the exponential series.
 #[derive(Clone, Debug)]
 pub struct Taylor {
-    /// The orders, ascending.
-    pub orders: Vec<usize>,
-    /// Their coefficients.
-    pub coefficients: Coefficients,
+    /// Ascending.
+    orders: Vec<usize>,
+    coefficients: Coefficients,
     /// c
     centre: f64,
     /// a_n/n! for n = 0..=p, zero where an order is absent; of powers of x − c.
@@ -108,6 +107,16 @@ impl Taylor {
         }
         taylor.method = taylor.choose_method();
         Ok(taylor)
+    }
+
+    /// The orders, ascending.
+    pub fn orders(&self) -> &[usize] {
+        &self.orders
+    }
+
+    /// The numbers in front of the terms.
+    pub fn coefficients(&self) -> &Coefficients {
+        &self.coefficients
     }
 
     /// Takes the numbers a_n in, one for each order.

@@ -1,0 +1,75 @@
+//! What every engine that computes a batch is: forward, backward, and what passes from one to the other.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::{Buffer, Error, Grads, Inputs, Real, Report};
+
+/// An attention ready to run on one shape: the naive and the fused engines have the same signature.
+pub trait Attention<R: Real> {
+    /// y [B, T, H, e] from the inputs; keeps nothing.
+    fn infer(&mut self, inputs: &Inputs<R>, y: &mut [R]) -> Result<Report, Error>;
+
+    /// y [B, T, H, e] from the inputs, and what [`Attention::backward`] needs.
+    fn forward(&mut self, inputs: &Inputs<R>, y: &mut [R]) -> Result<Saved, Error>;
+
+    /// Adds the gradients of Σ y·dy to `grads`; `saved` is what `forward` of this engine returned for these inputs.
+    fn backward(&mut self, inputs: &Inputs<R>, saved: &Saved, dy: &[R], grads: &mut Grads<R>) -> Result<(), Error>;
+}
+
+/// What a forward pass leaves for its backward pass: as many as one likes may wait at the same time. Memory goes back to the engine when
+/// this is dropped, and serves its next forward pass.
+#[derive(Debug)]
+#[must_use = "a forward pass without a backward pass is `infer`, which keeps nothing"]
+pub struct Saved {
+    pub(crate) report: Report,
+    pub(crate) rows: SavedRows,
+    home: Arc<Home>,
+}
+
+/// The sums of every row: U [B, H, T, ep], z and ρ [B, H, T]. Empty where an engine computes them anew.
+#[derive(Debug, Default)]
+pub(crate) struct SavedRows {
+    pub u: Buffer,
+    pub z: Buffer,
+    pub rho: Buffer,
+}
+
+/// The memory of an engine for what it saves.
+#[derive(Debug, Default)]
+pub(crate) struct Home(Mutex<Vec<SavedRows>>);
+
+impl Home {
+    /// Memory that is free, or new.
+    pub fn take(&self) -> SavedRows {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
+    }
+
+    /// What a pass saw and saved.
+    pub fn saved(self: &Arc<Home>, report: Report, rows: SavedRows) -> Saved {
+        Saved { report, rows, home: self.clone() }
+    }
+
+    /// Refuses what another engine saved.
+    pub fn check(self: &Arc<Home>, saved: &Saved) -> Result<(), Error> {
+        if Arc::ptr_eq(self, &saved.home) { Ok(()) } else { Err(Error::Saved) }
+    }
+}
+
+impl Saved {
+    /// What the forward pass saw.
+    pub fn report(&self) -> Report {
+        self.report
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.rows.u.bytes() + self.rows.z.bytes() + self.rows.rho.bytes()
+    }
+}
+
+impl Drop for Saved {
+    fn drop(&mut self) {
+        let rows = std::mem::take(&mut self.rows);
+        self.home.0.lock().unwrap_or_else(PoisonError::into_inner).push(rows);
+    }
+}

@@ -1,0 +1,235 @@
+//! The memory of a call, shared by all layers of a model.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::buffer::resize;
+use crate::fused::plan::Layout;
+use crate::task_scratch::TaskScratch;
+use crate::{Buffer, Error};
+
+/// A handle to scratch memory. Clones share it: give the same one to all layers that run one after another. Calls that run at the same
+/// time each get memory of their own.
+#[derive(Clone, Default)]
+pub struct Scratch(Arc<Mutex<Vec<CallScratch>>>);
+
+impl Scratch {
+    fn free(&self) -> std::sync::MutexGuard<'_, Vec<CallScratch>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs f with memory that nobody else uses. No lock is held meanwhile: f may run tasks on any thread pool.
+    pub(super) fn with<T>(&self, f: impl FnOnce(&mut CallScratch) -> T) -> T {
+        let mut own = self.free().pop().unwrap_or_default();
+        let result = f(&mut own);
+        self.free().push(own);
+        result
+    }
+
+    /// Bytes held by all memory that is not in use at this moment.
+    pub fn bytes(&self) -> usize {
+        self.free().iter().map(CallScratch::bytes).sum()
+    }
+}
+
+/// What a call continues from, besides the memory of keys; zero and empty where it continues from nothing.
+#[derive(Default)]
+pub(super) struct InitialState {
+    /// Whether there is one.
+    pub given: bool,
+    /// Running sums of the gates [B, G] and [B, H], and of the decays [B, H].
+    pub in_gate: Vec<f64>,
+    pub out_gate: Vec<f64>,
+    pub post_gate: Vec<f64>,
+    pub decay: Vec<f64>,
+    /// c of the position before [N].
+    pub log_decay: Vec<f64>,
+    /// Positions before [B].
+    pub positions: Vec<usize>,
+    /// Inputs before the first position that filters reach, [B, heads, w − 1, dimension] of q, k and v; empty without an initial state.
+    pub tails: [Buffer; 3],
+}
+
+/// Declares the memory of a call from one list, so that nothing held is left uncounted.
+macro_rules! call_scratch {
+    ($($(#[$doc:meta])* $name:ident: $kind:ty),+ $(,)?) => {
+        /// Buffers by name. N stands for (b, h), K for a prepared kv head.
+        #[derive(Default)]
+        pub(super) struct CallScratch {
+            $($(#[$doc])* pub $name: $kind,)+
+            /// Frequencies and time that the angles belong to.
+            pub angles_of: Option<(Vec<f64>, usize)>,
+            pub initial: InitialState,
+            /// Memory of single tasks, by thread.
+            pub tasks: TaskScratch,
+        }
+
+        impl CallScratch {
+            fn bytes(&self) -> usize {
+                let i = &self.initial;
+                let sums = [&i.in_gate, &i.out_gate, &i.post_gate, &i.decay, &i.log_decay];
+                let initial = sums.map(|sums| 8 * sums.capacity()).iter().sum::<usize>() + 8 * i.positions.capacity() + i.tails.held();
+                let angles = self.angles_of.as_ref().map_or(0, |(frequencies, _)| 8 * frequencies.capacity());
+                0 $(+ self.$name.held())+ + initial + angles + self.tasks.bytes()
+            }
+        }
+    };
+}
+
+/// Memory that can be counted.
+trait Held {
+    fn held(&self) -> usize;
+}
+
+impl Held for Buffer {
+    fn held(&self) -> usize {
+        self.bytes()
+    }
+}
+
+impl Held for [Buffer; 3] {
+    fn held(&self) -> usize {
+        self.iter().map(Buffer::bytes).sum()
+    }
+}
+
+impl Held for Vec<f64> {
+    fn held(&self) -> usize {
+        8 * self.capacity()
+    }
+}
+
+call_scratch! {
+    /// Prepared queries [N, Tp, dp], scaled.
+    q: Buffer,
+    /// Prepared keys [K, Tp, dp], and transposed by tile [K, tiles, d, pitch].
+    k: Buffer,
+    kt: Buffer,
+    /// Prepared values [K, Tp, ep], and transposed by tile [K, tiles, e, pitch].
+    v: Buffer,
+    vt: Buffer,
+    /// Angles [T, d/2], or [B, T, d/2] where batch rows start at positions of their own.
+    cos: Buffer,
+    sin: Buffer,
+    /// Filters of the short convolution with the channel last, [heads, w, dimension] for q, k and v.
+    taps: [Buffer; 3],
+    /// Gate factors [B, G, T] and [N, T].
+    in_gate: Buffer,
+    out_gate: Buffer,
+    post_gate: Buffer,
+    /// Weights of keys [N, Tp].
+    key_weights: Buffer,
+    /// c of the decay [N, Tp].
+    decay: Vec<f64>,
+    /// Logits of one gate of each head [N, T].
+    logits: Buffer,
+    /// The largest |score| of each tile of queries that sees a cache [N, tiles].
+    largest: Buffer,
+    /// States at the start of each split, or their gradients at its end [B, G, splits, state_len].
+    states: Buffer,
+
+    /// Gradients of the sums over keys, [N, T, ep] and [N, T].
+    du: Buffer,
+    dz: Buffer,
+    /// Gradients of prepared tensors, shaped like them; queries once for each copy.
+    dq: Buffer,
+    dk: Buffer,
+    dv: Buffer,
+    /// Gradients of gate factors [N, T], which become those of their logits; of the input gate once for each head.
+    din: Buffer,
+    dout: Buffer,
+    dpost: Buffer,
+    /// Gradients of key weights [N, Tp], c [copies, N, Tp], the logits of the decay [N, T], m_h [N], coefficients [copies, N, orders].
+    dkey_weights: Buffer,
+    ddecay: Vec<f64>,
+    ddecay_logits: Buffer,
+    dconst: Buffer,
+    dlearned: Vec<f64>,
+    /// Gradients of γ and β by head [N, 2, e], and of filters by batch row and head.
+    dnorm: Buffer,
+    dtaps: [Buffer; 3],
+}
+
+impl CallScratch {
+    /// Sizes for the forward pass of a call, which continues nothing unless told so afterwards.
+    pub fn ensure_forward(&mut self, l: &Layout) -> Result<(), Error> {
+        let s = &l.shape;
+        let (n, kv, tp) = (l.head_count(), l.kv_count(), l.tp());
+        let i = &mut self.initial;
+        i.given = false;
+        i.tails.iter_mut().try_for_each(|tail| tail.ensure(0))?;
+        resize(&mut i.positions, s.batch)?;
+        i.positions.fill(0);
+        resize(&mut i.in_gate, s.batch * s.kv_heads)?;
+        i.in_gate.fill(0.0);
+        for sums in [&mut i.out_gate, &mut i.post_gate, &mut i.decay, &mut i.log_decay] {
+            resize(sums, n)?;
+            sums.fill(0.0);
+        }
+        self.kt.ensure(kv * l.tiles * s.d * l.pitch)?;
+        self.v.ensure(kv * tp * l.ep)?;
+        if l.layer.rotates() {
+            self.cos.ensure(s.time * (s.d / 2))?;
+            self.sin.ensure(s.time * (s.d / 2))?;
+        }
+        for (buffer, channels) in self.taps.iter_mut().zip(s.widths()) {
+            buffer.ensure(channels * l.taps)?;
+        }
+        let gates = l.has_gates() as usize;
+        self.in_gate.ensure(gates * s.batch * s.kv_heads * s.time)?;
+        self.out_gate.ensure(gates * n * s.time)?;
+        self.post_gate.ensure(gates * n * s.time)?;
+        self.key_weights.ensure(gates * n * tp)?;
+        resize(&mut self.decay, gates * n * tp)?;
+        self.logits.ensure(gates * n * s.time)?;
+        self.largest.ensure(n * l.tiles)?;
+        self.states.ensure(if l.splits > 1 { s.batch * s.kv_heads * l.splits * l.state_len } else { 0 })
+    }
+
+    /// Sizes for the backward pass.
+    pub fn ensure_backward(&mut self, l: &Layout) -> Result<(), Error> {
+        let s = &l.shape;
+        let (n, kv, tp) = (l.head_count(), l.kv_count(), l.tp());
+        self.q.ensure(n * tp * l.dp)?;
+        self.k.ensure(kv * tp * l.dp)?;
+        self.vt.ensure(kv * l.tiles * s.e * l.pitch)?;
+        self.du.ensure(n * s.time * l.ep)?;
+        self.dz.ensure(n * s.time)?;
+        self.dq.ensure(l.segments.max(1) * n * s.time * l.dp)?;
+        self.dk.ensure(kv * tp * l.dp)?;
+        self.dv.ensure(kv * tp * l.ep)?;
+        let gates = l.has_gates() as usize;
+        for buffer in [&mut self.din, &mut self.dout, &mut self.dpost, &mut self.ddecay_logits] {
+            buffer.ensure(gates * n * s.time)?;
+        }
+        self.dkey_weights.ensure(gates * n * tp)?;
+        let decays = l.heads.iter().any(|head| head.variant.decay.is_some()) as usize;
+        resize(&mut self.ddecay, decays * l.segments.max(1) * n * tp)?;
+        self.dconst.ensure(gates * n)?;
+        resize(&mut self.dlearned, l.segments.max(l.splits) * n * l.learned())?;
+        self.dnorm.ensure(n * 2 * s.e)?;
+        for (buffer, channels) in self.dtaps.iter_mut().zip(s.widths()) {
+            buffer.ensure(s.batch * channels * l.taps)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_at_the_same_time_have_memory_of_their_own() {
+        let scratch = Scratch::default();
+        scratch.with(|a| {
+            a.q.ensure(10).expect("memory");
+            scratch.with(|b| {
+                assert!(b.q.is_empty());
+                b.q.ensure(20).expect("memory");
+                resize(&mut b.decay, 7).expect("memory");
+            });
+            assert_eq!(a.q.len(), 10);
+        });
+        assert_eq!(scratch.bytes(), 40 + 80 + 56);
+    }
+}

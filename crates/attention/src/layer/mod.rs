@@ -1,0 +1,361 @@
+//! A layer of attention as a value: heads, sizes, rope, what it reads beyond q, k and v, and which heads share keys and states. Checked
+//! and planned once; all engines work from it.
+
+mod extras;
+mod state_groups;
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::kernels::basis::Basis;
+use crate::parts::kernel::feature::Map;
+use crate::parts::kernel::taylor::MAX_ORDER;
+use crate::tensors::check_length;
+use crate::{Error, Extra, Grads, Inputs, Kernel, Real, Rope, Shape, Variant};
+
+pub use crate::layer::extras::{ExtraSpec, Init, Source};
+pub use crate::layer::state_groups::Memory;
+pub(crate) use crate::layer::state_groups::{StateGroup, StatePlan};
+
+/// A layer of attention. Clones are cheap: they share what was checked and planned.
+///
+/// ```
+/// use termwise_attention::{Inputs, Layer, Rope};
+///
+/// let layer = Layer::new(4, 2, 8).rope(Rope::new(8, 10_000.0, None)?).variant("taylor=0..4 norm=l2")?;
+/// let mut attention = layer.fused(1, 3)?;
+/// let (q, kv, mut y) = (vec![0.1; 3 * 4 * 8], vec![0.2; 3 * 2 * 8], vec![0.0; 3 * 4 * 8]);
+/// attention.infer(&Inputs::new(&q, &kv, &kv), &mut y)?;
+/// assert!(y.iter().all(|y| (y - 1.0 / 8f32.sqrt()).abs() < 1e-6));
+/// # use termwise_attention::Attention;
+/// # Ok::<(), termwise_attention::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Layer {
+    plan: Arc<Plan>,
+}
+
+#[derive(Debug)]
+struct Plan {
+    sizes: LayerSizes,
+    variants: Vec<Variant>,
+    heads: Vec<Head>,
+    classes: Vec<Class>,
+    extras: Vec<ExtraSpec>,
+    natural: StatePlan,
+    cache: StatePlan,
+    /// Those asked for so far: the large ones take memory, and not every engine needs them.
+    bases: Mutex<Vec<Arc<Basis>>>,
+}
+
+/// The sizes of a [`Layer`], which its variants complete.
+#[derive(Clone, Debug)]
+#[must_use = "a layer is complete with its variants: `.variant(…)` or `.heads(…)`"]
+pub struct LayerSizes {
+    heads: usize,
+    kv_heads: usize,
+    d: usize,
+    e: usize,
+    rope: Option<Rope>,
+}
+
+/// How keys and values are prepared; heads that agree in it share the result.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Class {
+    /// RoPE on q and k.
+    pub rope: bool,
+    /// Short convolution on q, k and v.
+    pub conv: bool,
+    /// φ on q and k.
+    pub map: Map,
+}
+
+/// What engines ask of a head, besides its parts.
+#[derive(Clone, Debug)]
+pub(crate) struct Head {
+    /// Its parts.
+    pub variant: Variant,
+    /// Index of its [`Class`].
+    pub class: usize,
+    /// What q·k is multiplied by.
+    pub scale: f32,
+    /// Upper bound of scores.
+    pub clamp: f32,
+    /// Whether keys have weights: an input gate or a position denominator.
+    pub weighs_keys: bool,
+    /// Learned coefficients.
+    pub learned: usize,
+}
+
+impl Head {
+    /// Whether any gate, decay or key weight has to be computed.
+    pub fn has_gates(&self) -> bool {
+        let v = &self.variant;
+        self.weighs_keys || v.out_gate.is_some() || v.post_gate.is_some() || v.decay.is_some()
+    }
+}
+
+impl LayerSizes {
+    /// With values of dimension e instead of d.
+    pub fn value_dim(self, e: usize) -> LayerSizes {
+        LayerSizes { e, ..self }
+    }
+
+    /// With rotary frequencies, for variants that rotate q and k.
+    pub fn rope(self, rope: Rope) -> LayerSizes {
+        LayerSizes { rope: Some(rope), ..self }
+    }
+
+    /// The layer with the same variant in every head: a text, or a [`Variant`].
+    pub fn variant<V: TryInto<Variant>>(self, variant: V) -> Result<Layer, Error>
+    where
+        Error: From<V::Error>,
+    {
+        let variant = variant.try_into()?;
+        // Before a list of that many is made.
+        Shape { batch: 1, time: 1, heads: self.heads, kv_heads: self.kv_heads, d: self.d, e: self.e }.validate()?;
+        let heads = vec![variant; self.heads];
+        self.plan(heads)
+    }
+
+    /// The layer with a variant for each head: texts, or [`Variant`]s.
+    pub fn heads<V: TryInto<Variant>>(self, heads: impl IntoIterator<Item = V>) -> Result<Layer, Error>
+    where
+        Error: From<V::Error>,
+    {
+        let heads = heads.into_iter().map(|variant| Ok(variant.try_into()?)).collect::<Result<_, Error>>()?;
+        self.plan(heads)
+    }
+
+    fn plan(self, variants: Vec<Variant>) -> Result<Layer, Error> {
+        let LayerSizes { heads, kv_heads, d, e, .. } = self;
+        let shape = Shape { batch: 1, time: 1, heads, kv_heads, d, e };
+        shape.validate()?;
+        if variants.len() != heads {
+            return Err(Error::Shape(format!("{heads} heads but {} variants: one for each head is needed", variants.len())));
+        }
+        variants.iter().try_for_each(|variant| variant.validate_for(&shape))?;
+        if let Some(variant) = variants.iter().find(|variant| variant.rope) {
+            match &self.rope {
+                Some(rope) => check_length(format_args!("rope frequencies"), d / 2, rope.frequencies().len())?,
+                None => {
+                    let reason =
+                        "it rotates q and k, and the layer has no rotary frequencies; give them with `.rope(…)`, or write `rope=off`";
+                    return Err(Error::Combination { variant: variant.to_string(), reason: reason.into() });
+                }
+            }
+        }
+        let extras = extras::layer_extras(&variants, &shape)?;
+        let mut classes: Vec<Class> = Vec::new();
+        let head = |variant: &Variant| {
+            let class = Class { rope: variant.rope, conv: variant.conv.is_some(), map: variant.kernel.map() };
+            let index = classes.iter().position(|other| *other == class).unwrap_or_else(|| {
+                classes.push(class);
+                classes.len() - 1
+            });
+            Head {
+                class: index,
+                scale: variant.scale_for(d) as f32,
+                clamp: variant.clamp.map_or(f32::INFINITY, |c| c as f32),
+                weighs_keys: variant.in_gate.is_some() || variant.denominator.key_side(),
+                learned: variant.learned(),
+                variant: variant.clone(),
+            }
+        };
+        let heads: Vec<Head> = variants.iter().map(head).collect();
+        let class_of: Vec<usize> = heads.iter().map(|head| head.class).collect();
+        let plan = |memory| StatePlan::new(&variants, &class_of, &shape, memory);
+        let (natural, cache) = (plan(Memory::Natural), plan(Memory::Cache));
+        Ok(Layer { plan: Arc::new(Plan { sizes: self, variants, heads, classes, extras, natural, cache, bases: Mutex::default() }) })
+    }
+}
+
+impl Layer {
+    /// H query heads that read G kv heads (head h reads kv head h / (H / G)) of dimension d; [`LayerSizes`] takes the rest.
+    #[allow(clippy::new_ret_no_self, reason = "a layer is complete with its variants")]
+    pub fn new(heads: usize, kv_heads: usize, d: usize) -> LayerSizes {
+        LayerSizes { heads, kv_heads, d, e: d, rope: None }
+    }
+
+    /// The same sizes and rope with other variants, one for each head.
+    pub fn with_heads<V: TryInto<Variant>>(&self, heads: impl IntoIterator<Item = V>) -> Result<Layer, Error>
+    where
+        Error: From<V::Error>,
+    {
+        self.plan.sizes.clone().heads(heads)
+    }
+
+    /// The variant of each head.
+    pub fn heads(&self) -> &[Variant] {
+        &self.plan.variants
+    }
+
+    /// The rotary frequencies, where it was given any.
+    pub fn rope(&self) -> Option<&Rope> {
+        self.plan.sizes.rope.as_ref()
+    }
+
+    /// The inputs that it reads beyond q, k and v, in the order of [`Extra::ALL`].
+    pub fn extras(&self) -> &[ExtraSpec] {
+        &self.plan.extras
+    }
+
+    /// Values in a row of q, k and v: H·d, G·d, G·e.
+    pub fn widths(&self) -> [usize; 3] {
+        let LayerSizes { heads, kv_heads, d, e, .. } = self.plan.sizes;
+        [heads * d, kv_heads * d, kv_heads * e]
+    }
+
+    /// d, the head dimension of q and k.
+    pub fn head_dim(&self) -> usize {
+        self.plan.sizes.d
+    }
+
+    /// The sizes of a call with B rows of T positions, if that is possible.
+    pub fn shape(&self, batch: usize, time: usize) -> Result<Shape, Error> {
+        let LayerSizes { heads, kv_heads, d, e, .. } = self.plan.sizes;
+        let shape = Shape { batch, time, heads, kv_heads, d, e };
+        shape.validate().map(|()| shape)
+    }
+
+    /// Whether two are the same: sizes, rope and variants.
+    pub fn is_same(&self, other: &Layer) -> bool {
+        let sizes = |layer: &Layer| layer.shape(1, 1).ok();
+        Arc::ptr_eq(&self.plan, &other.plan)
+            || (sizes(self) == sizes(other)
+                && self.heads() == other.heads()
+                && (self.plan.classes.iter().all(|class| !class.rope) || self.rope() == other.rope()))
+    }
+
+    pub(crate) fn head_plans(&self) -> &[Head] {
+        &self.plan.heads
+    }
+
+    /// Ways in which keys are prepared.
+    pub(crate) fn classes(&self) -> &[Class] {
+        &self.plan.classes
+    }
+
+    /// Whether any head rotates q and k.
+    pub(crate) fn rotates(&self) -> bool {
+        self.plan.classes.iter().any(|class| class.rope)
+    }
+
+    /// Width of the short convolution, 0 for none.
+    pub(crate) fn taps(&self) -> usize {
+        self.plan.variants.iter().find_map(|variant| variant.conv).unwrap_or(0)
+    }
+
+    /// Learned coefficients of each head that has any.
+    pub(crate) fn learned(&self) -> usize {
+        self.plan.heads.iter().map(|head| head.learned).max().unwrap_or(0)
+    }
+
+    /// Which heads share a state or a cache.
+    pub(crate) fn state_plan(&self, memory: Memory) -> &StatePlan {
+        match memory {
+            Memory::Natural => &self.plan.natural,
+            Memory::Cache => &self.plan.cache,
+        }
+    }
+
+    /// The monomials of these orders, built once.
+    pub(crate) fn basis(&self, orders: &[usize]) -> Result<Arc<Basis>, Error> {
+        let mut bases = self.plan.bases.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = bases.iter().find(|basis| basis.orders() == orders) {
+            return Ok(known.clone());
+        }
+        let basis = Arc::new(Basis::new(self.plan.sizes.d, orders)?);
+        bases.push(basis.clone());
+        Ok(basis)
+    }
+
+    /// Takes the learned coefficients of head h into its kernel, where it has any.
+    pub(crate) fn bind<R: Real>(&self, h: usize, inputs: &Inputs<R>, kernel: &mut Kernel) {
+        let count = self.plan.heads[h].learned;
+        if count > 0 {
+            let mut wide = [0.0; MAX_ORDER + 1];
+            let own = &inputs.extra(Extra::Coefficients)[h * count..][..count];
+            wide.iter_mut().zip(own).for_each(|(wide, a)| *wide = a.wide());
+            kernel.bind(&wide[..count]);
+        }
+    }
+
+    fn extra_lengths(&self, shape: &Shape) -> impl Iterator<Item = (Extra, usize)> {
+        let rows = shape.rows();
+        self.plan.extras.iter().map(move |spec| (spec.extra, spec.values(rows)))
+    }
+
+    /// Checks the inputs of a call; rows may be as short as `shortest`.
+    pub(crate) fn check<R>(&self, shape: &Shape, inputs: &Inputs<R>, shortest: usize) -> Result<(), Error> {
+        inputs.check(shape, self.extra_lengths(shape), shortest)
+    }
+
+    /// Checks the places for the gradients of a call.
+    pub(crate) fn check_grads<R>(&self, shape: &Shape, grads: &Grads<R>) -> Result<(), Error> {
+        grads.check(shape, self.extra_lengths(shape))
+    }
+}
+
+impl From<&Variant> for Variant {
+    fn from(variant: &Variant) -> Variant {
+        variant.clone()
+    }
+}
+
+impl TryFrom<&str> for Variant {
+    type Error = Error;
+
+    fn try_from(text: &str) -> Result<Variant, Error> {
+        text.parse()
+    }
+}
+
+impl From<Infallible> for Error {
+    fn from(never: Infallible) -> Error {
+        match never {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rope() -> Rope {
+        Rope::new(4, 100.0, None).expect("a rope")
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let said = |layer: Result<Layer, Error>| layer.expect_err("impossible").to_string();
+        assert!(said(Layer::new(4, 2, 4).variant("softmax")).contains(".rope("));
+        assert!(said(Layer::new(4, 2, 6).rope(rope()).variant("softmax")).contains("expected 3 values, found 2"));
+        assert!(said(Layer::new(4, 3, 4).variant("exp rope=off")).contains("multiple"));
+        assert!(said(Layer::new(4, 2, 4).rope(rope()).heads(["softmax"; 3])).contains("4 heads but 3 variants"));
+        assert!(said(Layer::new(4, 2, 5).variant("exp")).contains("odd"));
+        assert!(said(Layer::new(4, 2, 4).variant("sofmax")).contains("softmax"));
+        assert!(said(Layer::new(4, 2, 300).variant("exp rope=off")).contains("between 1 and 256"));
+        assert!(said(Layer::new(usize::MAX, 1, 4).variant("exp rope=off")).contains("address"));
+        assert!(Layer::new(4, 2, 4).variant("exp rope=off").is_ok_and(|layer| layer.rope().is_none()));
+    }
+
+    #[test]
+    fn calls_that_no_memory_can_hold_are_refused() {
+        let layer = Layer::new(4, 2, 4).rope(rope()).variant("softmax").expect("possible");
+        for (batch, time) in [(0, 1), (1, 0), (usize::MAX, 1), (1, usize::MAX), (1 << 32, 1 << 32), (1 << 50, 1)] {
+            assert!(matches!(layer.shape(batch, time), Err(Error::Shape(_))), "{batch} {time}");
+        }
+        assert_eq!(layer.shape(3, 5), Ok(Shape { batch: 3, time: 5, heads: 4, kv_heads: 2, d: 4, e: 4 }));
+    }
+
+    #[test]
+    fn layers_are_the_same_by_what_they_compute() {
+        let layer = |sizes: LayerSizes, text: &str| sizes.variant(text).expect("possible");
+        let a = layer(Layer::new(4, 2, 4).rope(rope()), "softmax");
+        assert!(a.is_same(&a.clone()) && a.is_same(&layer(Layer::new(4, 2, 4).rope(rope()), "exp")));
+        assert!(!a.is_same(&layer(Layer::new(4, 2, 4).rope(Rope::new(4, 50.0, None).expect("a rope")), "softmax")));
+        assert!(!a.is_same(&layer(Layer::new(4, 2, 4).rope(rope()).value_dim(6), "softmax")));
+        assert!(!a.is_same(&layer(Layer::new(4, 2, 4).rope(rope()), "taylor=0..2")));
+        assert!(a.with_heads(&vec![Variant::default(); 4]).is_ok_and(|other| other.is_same(&a)));
+    }
+}
