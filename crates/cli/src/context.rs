@@ -108,5 +108,11 @@ pub fn width() -> usize {
 
 /// A remark on standard error. Where that is closed there is nobody to tell.
 pub fn note(text: &str) {
-    let _ = writeln!(io::stderr(), "{text}");
+    let _ = writeln!(io::stderr(), "{}", readable(text));
+}
+
+/// Messages repeat what was typed or read: characters that a terminal would act on are written out.
+fn readable(text: &str) -> String {
+    let shown = |c: char| if c.is_control() && c != '\n' && c != '\t' { c.escape_default().to_string() } else { c.into() };
+    text.chars().map(shown).collect()
 }

@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use clap::FromArgMatches;
 
 use args::{Cli, Command};
-use context::Context;
+use context::{Context, note};
 use error::{Exit, Failure};
 
 /// Runs the program with these arguments, the first of which is its name, on the standard streams.
@@ -31,9 +31,13 @@ pub fn main_with(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => {
+            if error.use_stderr() {
+                note(error.render().to_string().trim_end());
+                return ExitCode::from(Exit::Usage);
+            }
             // Help goes to standard output, and nobody may be reading it.
             let _ = error.print();
-            return ExitCode::from(if error.use_stderr() { Exit::Usage } else { Exit::Success });
+            return ExitCode::from(Exit::Success);
         }
     };
     let mut out = io::stdout().lock();
@@ -45,8 +49,7 @@ pub fn main_with(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Err(Failure::Output(error)) => (format!("cannot write the output: {error}"), Exit::Failure),
         Err(Failure::Library(message, exit)) => (message, exit),
     };
-    // Where even standard error is closed there is nobody to tell.
-    let _ = writeln!(io::stderr(), "error: {message}");
+    note(&format!("error: {message}"));
     ExitCode::from(exit)
 }
 

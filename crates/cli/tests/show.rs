@@ -78,6 +78,8 @@ fn files_that_are_no_results_are_refused_in_one_sentence() {
         let text = String::from_utf8_lossy(&run.get_output().stderr).into_owned();
         assert!(text.lines().count() == 1 && !text.contains('\u{1b}'), "{text:?}");
     }
+    let typed = termwise(&["variants", "soft\u{1b}[31mmax", "--col\u{7}or"]).assert().code(2).get_output().stderr.clone();
+    assert!(!typed.contains(&0x1b) && !typed.contains(&7), "{}", String::from_utf8_lossy(&typed));
     termwise(&["show", "absent.json"]).assert().code(1).stderr(contains("absent.json"));
 }
 

@@ -160,8 +160,11 @@ impl<'a> Display<'a> {
                 return;
             }
         };
+        if self.moving {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
         if !self.quiet {
-            note(&format!("{}{line}", if self.moving { "\r\x1b[K" } else { "" }));
+            note(&line);
         }
     }
 }
