@@ -79,6 +79,14 @@ failures! {
 
 /// Settings are the user's own words, wherever they stand.
 fn in_settings(error: &termwise_train::Error) -> bool {
-    use termwise_train::Error::{Attention, Setting, Toml, UnknownSetting};
-    matches!(error, Attention(_) | Setting { .. } | Toml { .. } | UnknownSetting { .. })
+    use termwise_llama::Error as Model;
+    use termwise_train::Error as Train;
+    matches!(
+        error,
+        Train::Attention(_)
+            | Train::Setting { .. }
+            | Train::Toml { .. }
+            | Train::UnknownSetting { .. }
+            | Train::Model(Model::Attention(_) | Model::AttentionEntry { .. })
+    )
 }

@@ -10,7 +10,7 @@ use support::{json, termwise};
 fn without_arguments_the_reference_figures_are_compared() {
     termwise(&["separation", "--draws", "1000"]).assert().success().stdout(
         contains("A reconstruction")
-            .and(contains("checked by algebra and simulation, not quoted"))
+            .and(contains("checked by algebra and simulation,"))
             .and(predicates::str::is_match(r"linear +3(\.0)? +150 +15 +0\.48 +0\.4789").expect("a pattern"))
             .and(predicates::str::is_match(r"softmax +0\.7 +1,000 +15 +0\.98 +0\.9830").expect("a pattern"))
             .and(contains("21 / 19"))

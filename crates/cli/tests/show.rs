@@ -68,7 +68,7 @@ fn files_that_are_no_results_are_refused_in_one_sentence() {
     for (text, message) in [
         ("", "not JSON"),
         ("[1, 2]", "does not say what it is"),
-        ("{\"kind\": \"\u{1b}[31mrecipe\"}", "of the kind"),
+        ("{\"kind\": \"\\u001b[31mrecipe\"}", "of the kind"),
         ("{\"kind\": \"plan\"}", "version 0 of `plan`"),
         ("{\"kind\": \"plan\", \"version\": 99}", "version 99"),
         ("{\"kind\": \"plan\", \"version\": 1, \"context\": \"x\"}", "says that it is a `plan`, but"),

@@ -171,7 +171,9 @@ impl Terminal {
         if !table.caption.is_empty() {
             out += &format!("{}\n\n", self.wrap(&words(&table.caption), self.width).join("\n"));
         }
-        let columns: Vec<Column> = (0..table.width()).map(|column| Column::new(table, column)).collect();
+        // A column of remarks without a name and without any remark is none.
+        let shown = |column: &Column| column.widths[0] > 0;
+        let columns: Vec<Column> = (0..table.width()).map(|column| Column::new(table, column)).filter(shown).collect();
         let widths = fit(&columns, self.width);
         for (i, shown) in parts(&widths, self.width).iter().enumerate() {
             if i > 0 {
@@ -262,8 +264,13 @@ fn fit(columns: &[Column], width: usize) -> Vec<usize> {
     let gaps = GAP * columns.len().saturating_sub(1);
     let total = |widths: &[usize]| widths.iter().sum::<usize>() + gaps;
     let mut widths: Vec<usize> = columns.iter().map(|column| column.widths[0]).collect();
-    if total(&widths) > width {
-        widths = columns.iter().map(|column| column.widths[1]).collect();
+    // Names of columns take several lines before words in cells do.
+    while total(&widths) > width {
+        let Some(wide) = (0..columns.len()).filter(|&i| widths[i] > columns[i].widths[1]).max_by_key(|&i| widths[i] - columns[i].widths[1])
+        else {
+            break;
+        };
+        widths[wide] -= 1;
     }
     while total(&widths) > width {
         let wide = (0..columns.len()).filter(|&i| !columns[i].numeric && widths[i] > NARROW).max_by_key(|&i| widths[i]);

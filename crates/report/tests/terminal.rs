@@ -51,11 +51,11 @@ Numbers
 ───────
 Loss, by `variant`
 
-                      held-out
-variant                   loss    state
-────────────────────  ────────  ───────
-exp over=sum norm=l2      2.50        –
-taylor=0..4              12.25  139,425
+                       held-out
+variant                    loss    state
+────────────────────  ─────────  ───────
+exp over=sum norm=l2       2.50        –
+taylor=0..4               12.25  139,425
 
 More
 ────
