@@ -240,6 +240,8 @@ struct Column {
     numeric: bool,
     /// With its name in one line, and with its name in as many as it has words.
     widths: [usize; 2],
+    /// The longest word.
+    word: usize,
 }
 
 impl Column {
@@ -253,9 +255,10 @@ impl Column {
         let line = |words: &[Word]| words.iter().map(width_of).sum::<usize>() + words.len().saturating_sub(1);
         let cells: Vec<Vec<Word>> = (0..table.rows.len()).map(|row| of(table.cell(row, column))).collect();
         let widest = cells.iter().map(|cell| line(cell)).max().unwrap_or(0);
-        let word = name.iter().map(width_of).max().unwrap_or(0);
-        let widths = [widest.max(line(&name)), widest.max(word)];
-        Column { cells: std::iter::once(name).chain(cells).collect(), numeric: table.is_numeric(column), widths }
+        let longest = |words: &[Word]| words.iter().map(width_of).max().unwrap_or(0);
+        let widths = [widest.max(line(&name)), widest.max(longest(&name))];
+        let word = cells.iter().map(|cell| longest(cell)).max().unwrap_or(0).max(longest(&name));
+        Column { cells: std::iter::once(name).chain(cells).collect(), numeric: table.is_numeric(column), widths, word }
     }
 }
 
@@ -272,10 +275,14 @@ fn fit(columns: &[Column], width: usize) -> Vec<usize> {
         };
         widths[wide] -= 1;
     }
-    while total(&widths) > width {
-        let wide = (0..columns.len()).filter(|&i| !columns[i].numeric && widths[i] > NARROW).max_by_key(|&i| widths[i]);
-        let Some(wide) = wide else { break };
-        widths[wide] -= 1;
+    // Then words do, whole ones first.
+    for whole in [true, false] {
+        let least = |i: usize| if whole { columns[i].word.max(NARROW) } else { NARROW };
+        while total(&widths) > width {
+            let wide = (0..columns.len()).filter(|&i| !columns[i].numeric && widths[i] > least(i)).max_by_key(|&i| widths[i]);
+            let Some(wide) = wide else { break };
+            widths[wide] -= 1;
+        }
     }
     if total(&widths) > width {
         // Columns will stand below each other, and any of them has to fit beside the first.
