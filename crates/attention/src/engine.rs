@@ -73,3 +73,21 @@ impl Drop for Saved {
         self.home.0.lock().unwrap_or_else(PoisonError::into_inner).push(rows);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_of_dropped_passes_is_used_again() {
+        let (home, other) = (Arc::new(Home::default()), Arc::new(Home::default()));
+        let mut rows = home.take();
+        rows.u.ensure(100).expect("memory");
+        let at = rows.u.as_ptr();
+        let saved = home.saved(Report::default(), rows);
+        assert!(home.take().u.is_empty(), "what is in use is not handed out");
+        assert_eq!((home.check(&saved), other.check(&saved), saved.bytes()), (Ok(()), Err(Error::Saved), 400));
+        drop(saved);
+        assert_eq!(home.take().u.as_ptr(), at);
+    }
+}

@@ -104,8 +104,6 @@ fn impossible_shapes_and_layers() {
         assert!(matches!(possible.recurrent::<f32>(batch, time, 4), Err(Error::Shape(_))), "{batch} {time}");
         assert!(matches!(possible.state(batch), Err(Error::Shape(_) | Error::Memory { .. })) || batch == 1, "{batch}");
     }
-    // Possible to address, but not to have.
-    assert!(matches!(possible.state(1 << 36), Err(Error::Memory { .. })));
     assert!(planned(&layer("softmax", &shape(1, 2, 3, 1, 4, 4)), &good).is_err());
     let mixed = [layer("exp conv=2", &good)[0].clone(), layer("exp conv=3", &good)[0].clone()];
     assert!(planned(&mixed, &good).is_err());
@@ -169,7 +167,7 @@ fn strided_inputs_and_gradients() {
             gradients[3..].iter().zip(&expected_grads[3..]).for_each(|(found, (_, expected))| assert_eq!(found, expected));
         }
         let mut y = vec![0.0; expected.len()];
-        assert!(refused(engine.infer(&Inputs::packed(&qkv[1..], widths).extras(extras()), &mut y)).contains("q ("));
+        assert!(refused(engine.infer(&Inputs::packed(&qkv[1..], widths).extras(extras()), &mut y)).contains("v ("));
         assert!(
             refused(engine.infer(&Inputs::new(&parts[0], &parts[1], Rows::strided(&parts[2], 1)).extras(extras()), &mut y))
                 .contains("apart")
@@ -203,8 +201,7 @@ fn saved_passes_are_independent() {
             assert_eq!(&case.backward_from(&mut engine, saved), expected, "a saved pass can be used again");
         }
         let mut other = cases[0].fused(mode, &scratch).expect("possible");
-        let mut gradients = vec![vec![0.0; 2 * 40 * 24], vec![0.0; 2 * 40 * 12], vec![0.0; 2 * 40 * 10]];
-        let [q, k, v] = &mut gradients[..] else { unreachable!("three tensors") };
+        let [q, k, v] = &mut [24, 12, 10].map(|width| vec![0.0; 2 * 40 * width]);
         let refusal = other.backward(&cases[0].inputs(), &saved[0], &cases[0].dy, &mut Grads::new(q, k, v));
         assert_eq!(refusal, Err(Error::Saved));
         let naive = cases[0].naive().forward(&cases[0].inputs(), &mut y).expect("possible");

@@ -4,7 +4,7 @@ use clap::builder::RangedU64ValueParser;
 use clap::{CommandFactory, Parser, Subcommand};
 use termwise_report::Terminal;
 
-use crate::commands::bench::Bench;
+use crate::commands::bench::BenchArgs;
 use crate::commands::config::ConfigArgs;
 use crate::commands::cut::CutArgs;
 use crate::commands::data::DataCommand;
@@ -43,7 +43,13 @@ finished kept. Environment: NO_COLOR, COLUMNS, HF_HOME and HF_HUB_OFFLINE for th
 
 /// Softmax attention taken apart, term by term.
 #[derive(Debug, Parser)]
-#[command(name = "termwise", version, after_help = EXAMPLES, max_term_width = 120)]
+#[command(
+    name = "termwise",
+    version = crate::build::version(),
+    long_version = crate::build::long_version(),
+    after_help = EXAMPLES,
+    max_term_width = 120
+)]
 pub struct Cli {
     /// Threads to compute on [default: all cores]
     #[arg(long, global = true, value_name = "N", value_parser = size(1024))]
@@ -76,8 +82,7 @@ pub enum Command {
     #[command(subcommand)]
     Tokenizer(TokenizerCommand),
     Verify(VerifyArgs),
-    #[command(subcommand)]
-    Bench(Bench),
+    Bench(BenchArgs),
     Completions(CompletionsArgs),
     Man(ManArgs),
 }

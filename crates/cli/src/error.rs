@@ -77,13 +77,14 @@ failures! {
     termwise_train: in_settings,
 }
 
-/// Settings are the user's own words, wherever they stand.
+/// Settings and names of models are the user's own words, wherever they stand.
 fn in_settings(error: &termwise_train::Error) -> bool {
     use termwise_llama::Error as Model;
     use termwise_train::Error as Train;
     matches!(
         error,
         Train::Attention(_)
+            | Train::NoModel { .. }
             | Train::Setting { .. }
             | Train::Toml { .. }
             | Train::UnknownSetting { .. }

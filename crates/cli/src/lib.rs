@@ -10,6 +10,7 @@
 //! - 130: it was interrupted, and what was finished by then can be taken up again.
 
 mod args;
+mod build;
 mod commands;
 mod context;
 mod error;

@@ -49,6 +49,18 @@ fn gemm_measures_three_products() {
 }
 
 #[test]
+fn the_instruction_set_can_be_chosen() {
+    for place in [&["--isa", "portable", "decode"][..], &["decode", "--isa", "portable"]] {
+        let found = json(&[&["bench"], place, &["--case", "taylor=0..1@4", "--repeat", "1", "--json"]].concat());
+        assert_eq!(found["machine"]["instructions"], "portable");
+    }
+    termwise(&["bench", "decode", "--isa", "mmx"])
+        .assert()
+        .code(2)
+        .stderr(contains("`mmx`").and(contains("this machine can run portable")));
+}
+
+#[test]
 fn step_measures_a_whole_model() {
     let sizes = ["--vocab", "17", "--hidden", "8", "--heads", "2", "--layers", "1", "--mlp", "12", "--batch", "2", "--length", "5"];
     let arguments = [&["bench", "step"], &sizes[..], &["--repeat", "2", "--attention", "gate"]].concat();

@@ -42,6 +42,16 @@ pub enum Error {
         /// What is wrong with it and what to do.
         problem: String,
     },
+    /// Something that this build was made without.
+    #[error("`{asked}` needs {support}, which this build leaves out; `cargo build --release --features {feature}` makes one that has it")]
+    LeftOut {
+        /// As the user named it.
+        asked: String,
+        /// What is missing.
+        support: &'static str,
+        /// The feature that brings it.
+        feature: &'static str,
+    },
     /// Something inside a file of documents.
     #[error("{}, {unit} {number}: {problem}", path.display())]
     Document {
@@ -86,6 +96,12 @@ impl From<files::Error> for Error {
 }
 
 impl Error {
+    /// For what needs a feature that is off.
+    #[allow(dead_code, reason = "with all features on, nothing is left out")]
+    pub(crate) fn left_out(asked: impl Into<String>, support: &'static str, feature: &'static str) -> Error {
+        Error::LeftOut { asked: asked.into(), support, feature }
+    }
+
     /// For `map_err`: names what was attempted and on which file.
     pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Error {
         let path = path.into();

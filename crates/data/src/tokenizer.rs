@@ -50,11 +50,17 @@ impl Tokenizer {
         }
         let path = if Path::new(name).is_dir() { Path::new(name).join("tokenizer.json") } else { name.into() };
         let file = std::fs::read(&path).map_err(Error::io("read the tokenizer", &path))?;
+        Tokenizer::of_json(name, &file, end)
+    }
+
+    /// Of the content of a `tokenizer.json`.
+    pub fn of_json(name: &str, file: &[u8], end: Option<&str>) -> Result<Tokenizer> {
+        let refuse = |problem: String| Error::Tokenizer { name: name.into(), problem };
         let not_one = |error: &dyn fmt::Display| refuse(format!("not a tokenizer.json of Hugging Face: {error}"));
-        let mut inner = HuggingFace::from_bytes(&file).map_err(|error| not_one(&error))?;
+        let mut inner = HuggingFace::from_bytes(file).map_err(|error| not_one(&error))?;
         inner.with_truncation(None).map_err(|error| not_one(&error))?;
         inner.with_padding(None);
-        let description: Value = serde_json::from_slice(&file).map_err(|error| not_one(&error))?;
+        let description: Value = serde_json::from_slice(file).map_err(|error| not_one(&error))?;
         let vocabulary = inner.get_vocab(true).into_values().max().map_or(0, |last| last as usize + 1);
         let end = match end {
             Some(end) => inner.token_to_id(end).ok_or_else(|| refuse(format!("it has no token `{end}` to end documents with")))?,
@@ -63,7 +69,7 @@ impl Tokenizer {
             })?,
         };
         let bytes = bytes_of_tokens(&inner, &description, vocabulary);
-        let hash = blake3::hash(&file).to_hex().to_string();
+        let hash = blake3::hash(file).to_hex().to_string();
         Ok(Tokenizer { kind: Kind::HuggingFace(Box::new(inner)), name: name.into(), end, vocabulary, hash, bytes })
     }
 
@@ -98,7 +104,13 @@ impl Tokenizer {
         match &self.kind {
             Kind::Bytes => Ok(text.bytes().map(u32::from).collect()),
             Kind::HuggingFace(inner) => {
-                let encoding = inner.encode_fast(text, special).map_err(|error| self.error(format!("cannot encode: {error}")))?;
+                let unknown = || text.split_whitespace().find(|word| inner.token_to_id(word).is_none());
+                let encoding = inner.encode_fast(text, special).map_err(|error| match unknown() {
+                    Some(word) => self.error(format!(
+                        "cannot encode: it has no token for `{word}` ({error}); `termwise data show` prints text of the built-in language"
+                    )),
+                    None => self.error(format!("cannot encode: {error}")),
+                })?;
                 Ok(encoding.get_ids().to_vec())
             }
         }

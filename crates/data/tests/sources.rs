@@ -29,7 +29,7 @@ fn complaint(name: &str, content: impl AsRef<[u8]>, change: impl Fn(&mut DataCon
 #[test]
 fn json_lines_in_all_clothes() {
     let lines = "\u{feff}{\"text\": \"ein\\u00e4\\n\", \"n\": [1, {\"text\": 2}]}\n\n{\"id\":7,\"text\":\"\"}\r\n{\"\\u0074ext\":\"zwei\"}";
-    for name in ["d.jsonl", "d.ndjson", "d.json", "d.jsonl.gz", "d.json.zst", "D.JSONL.GZ"] {
+    for name in readable(&["d.jsonl", "d.ndjson", "d.json", "d.jsonl.gz", "d.json.zst", "D.JSONL.GZ"]) {
         let folder = Folder::new();
         folder.write_compressed(&name.to_lowercase(), lines.as_bytes());
         if name.starts_with('D') {
@@ -83,7 +83,7 @@ fn broken_text_is_named() {
 #[test]
 fn files_that_were_cut_off_are_named() {
     let lines: String = (0..50_000).map(|i| format!("{{\"text\":\"{}\"}}\n", i * 7919 % 10007)).collect();
-    for name in ["d.jsonl.gz", "d.jsonl.zst", "t.txt.gz", "t.txt.zst"] {
+    for name in readable(&["d.jsonl.gz", "d.jsonl.zst", "t.txt.gz", "t.txt.zst"]) {
         let whole = compress(name, lines.as_bytes());
         for cut in [whole.len() / 2, whole.len() - 1] {
             let error = complaint(name, &whole[..cut], |_| {});
@@ -91,7 +91,9 @@ fn files_that_were_cut_off_are_named() {
         }
     }
     assert!(complaint("d.jsonl.gz", "{\"text\":\"a\"}\n", |_| {}).contains("line 1: cannot be read"));
-    assert!(complaint("d.jsonl.zst", "{\"text\":\"a\"}\n", |_| {}).contains("line 1: cannot be read"));
+    if cfg!(feature = "zstd") {
+        assert!(complaint("d.jsonl.zst", "{\"text\":\"a\"}\n", |_| {}).contains("line 1: cannot be read"));
+    }
     let mut damaged = compress("d.gz", lines.as_bytes());
     let middle = damaged.len() - 6;
     damaged[middle] ^= 1;

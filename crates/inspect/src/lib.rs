@@ -5,6 +5,8 @@
 
 pub mod cut;
 pub mod error;
+pub mod made_by;
 pub mod spectrum;
 
 pub use error::Error;
+pub use made_by::MadeBy;

@@ -5,9 +5,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use termwise_papers::Error;
-use termwise_papers::reproduce::{self, Decision, Declared, Id, Metric, Options, Results, Rule, Scale, Schedule, Side, Verdict, declare};
+use termwise_papers::reproduce::{
+    self, Decision, Declared, Id, Method, Metric, Options, Results, Rule, Scale, Schedule, Side, Verdict, declare,
+};
 use termwise_report::Documented;
-use termwise_train::sweep::{Control, Job, Metrics, Outcome, Runner, Statistic};
+use termwise_train::sweep::{Control, Job, Metrics, Outcome, Runner};
 
 fn lower() -> Rule {
     Rule::Lower { low: "a".into(), high: "b".into(), least: 0.04 }
@@ -17,11 +19,11 @@ fn equal() -> Rule {
     Rule::Equal { one: "a".into(), other: "b".into(), low: "low".into(), high: "high".into(), share: 0.1 }
 }
 
-/// Decides with these numbers of runs for each variant.
+/// Decides with these numbers of runs for each variant, seeds counted from 1 on every side.
 fn decide(rule: &Rule, numbers: &[(&str, &[f64])]) -> Decision {
-    rule.decide(&|name| Side {
-        statistic: numbers.iter().find(|entry| entry.0 == name).and_then(|entry| Statistic::of(entry.1)),
-        failed: 0,
+    rule.decide(&|name| {
+        let found = numbers.iter().find(|entry| entry.0 == name);
+        Side { numbers: found.map_or(Vec::new(), |entry| (1..).zip(entry.1.iter().copied()).collect()), failed: 0 }
     })
 }
 
@@ -42,15 +44,25 @@ fn lower_is_decided_all_three_ways() {
 }
 
 #[test]
-fn the_doubt_is_students() {
-    // Deviations 1 and 1 with 3 seeds each: t(4)·√(2/3) = 2.776·0.8165.
-    let difference = decide(&lower(), &[("a", &[0.0, 1.0, 2.0]), ("b", &[10.0, 11.0, 12.0])]).difference.expect("one");
-    assert!((difference.value - 10.0).abs() < 1e-12 && (difference.doubt - 2.776 * (2.0f64 / 3.0).sqrt()).abs() < 1e-12);
-    // With two seeds each 4.303 standard errors of 0.1 are needed: 0.4 is not enough, 0.5 is.
-    let b = |mean: f64| [mean - 0.1 / 2f64.sqrt(), mean + 0.1 / 2f64.sqrt()];
-    for (mean, expected) in [(1.4, Verdict::NotVisible), (1.5, Verdict::Reproduced)] {
-        assert_eq!(decide(&lower(), &[("a", &b(1.0)), ("b", &b(mean))]).verdict, expected, "{mean}");
-    }
+fn variances_are_not_pooled() {
+    // Deviations 0.059 and 1.477: with pooled variances and t(4) the interval was ±2.369, and 2.384 counted.
+    let (gate, relu) = ([0.052, 0.023, 0.137], [1.657, 4.159, 1.549]);
+    let decision = decide(&lower(), &[("a", &gate), ("b", &relu)]);
+    let difference = decision.difference.expect("one");
+    assert_eq!((decision.verdict, difference.method), (Verdict::NotVisible, Method::Paired));
+    // scipy.stats.ttest_rel
+    assert!((difference.half_interval - 3.776023604548606).abs() < 1e-9);
+    // One seed is missing on one side: Welch's.
+    let decision = decide(&lower(), &[("a", &gate[..2]), ("b", &relu)]);
+    assert_eq!((decision.verdict, decision.difference.expect("one").method), (Verdict::NotVisible, Method::Welch));
+}
+
+#[test]
+fn what_seeds_share_does_not_hide_a_difference() {
+    // Seeds move both sides alike by far more than the sides differ; still the least that counts is above the deviations.
+    let (a, b) = ([1.0, 1.1, 1.2], [1.3, 1.41, 1.49]);
+    let difference = decide(&lower(), &[("a", &a), ("b", &b)]).difference.expect("one");
+    assert!(difference.half_interval < 0.03 && difference.freedom == 2.0, "{difference:?}");
 }
 
 #[test]
@@ -59,7 +71,7 @@ fn a_difference_within_the_spread_never_counts() {
     let (a, b): (Vec<f64>, Vec<f64>) = (0..200).map(|i| (f64::from(i % 2), f64::from(i % 2) + 0.4)).unzip();
     let decision = decide(&lower(), &[("a", &a), ("b", &b)]);
     let difference = decision.difference.expect("one");
-    assert!(difference.value > difference.doubt && difference.value < difference.spread);
+    assert!(difference.value > difference.half_interval && difference.value < difference.deviation);
     assert_eq!(decision.verdict, Verdict::NotVisible);
 }
 
@@ -71,7 +83,7 @@ fn equal_is_decided_all_three_ways() {
         ([1.0, 1.01, 0.99], [1.5, 1.51, 1.49], Verdict::Contradicted),
         ([1.5, 1.51, 1.49], [1.0, 1.01, 0.99], Verdict::Contradicted),
         ([1.0, 1.4, 0.6], [1.05, 1.06, 1.04], Verdict::NotVisible),
-        // Within the margin of 0.2, but not with its doubt.
+        // Within the margin of 0.2, but not with its interval.
         ([1.0, 1.04, 0.96], [1.17, 1.18, 1.16], Verdict::NotVisible),
     ] {
         let decision = decide(&equal(), &[("a", &a), ("b", &b), ends[0], ends[1]]);
@@ -81,7 +93,7 @@ fn equal_is_decided_all_three_ways() {
     let flat: [(&str, &[f64]); 2] = [("low", &[1.0, 2.0, 3.0]), ("high", &[2.0, 2.5, 2.2])];
     let decision = decide(&equal(), &[("a", &[1.0, 1.0]), ("b", &[1.0, 1.0]), flat[0], flat[1]]);
     assert_eq!((decision.verdict, decision.margin), (Verdict::NotVisible, None));
-    assert!(decision.note.contains("within the spread"));
+    assert!(decision.note.contains("does not itself count"));
 }
 
 #[test]
@@ -99,7 +111,7 @@ fn one_seed_or_none_is_no_verdict() {
 fn a_failed_run_is_no_verdict() {
     let side = |name: &str| {
         let mean = if name == "a" { 1.0 } else { 9.0 };
-        Side { statistic: Statistic::of(&[mean, mean]), failed: usize::from(name == "b") }
+        Side { numbers: vec![(1, mean), (2, mean)], failed: usize::from(name == "b") }
     };
     let decision = lower().decide(&side);
     assert_eq!((decision.verdict, decision.note.as_str()), (Verdict::NotVisible, "1 of 3 runs of b failed"));
@@ -255,7 +267,13 @@ fn a_command_that_is_broken_off_goes_on_and_decides_by_what_is_there() {
     assert!(gate.runs.iter().all(|&run| second.runs[run].status == "failed" && second.runs[run].note.contains("not finite")));
 
     let page = std::fs::read_to_string(out.join("index.html")).expect("a page");
-    for text in ["Norm coincides with softmax", "no finished run of Gate", "The rules, stated beforehand", &second.runs[0].folder] {
+    for text in [
+        "Norm coincides with softmax",
+        "no finished run of Gate",
+        "Rule: the 95 % interval of Norm − softmax must lie within ±10 % of linear ELU − softmax",
+        "(paired by seed, t(3))",
+        &second.runs[0].folder,
+    ] {
         assert!(page.contains(text), "the page lacks {text}");
     }
     assert!(out.join("figures/e1-ladder.svg").is_file() && out.join("tables/e1-table.csv").is_file());
@@ -282,9 +300,83 @@ fn many_claims_are_counted_at_the_top() {
     let (results, _) = run(&options, usize::MAX).unwrap_or_else(|error| panic!("{error}"));
     let page = results.document().to_markdown();
     let (top, rest) = page.split_once("\n## ").expect("sections");
+    assert_eq!(results.distinct().len() + 3, results.claims().count(), "softmax against linear attention is shared on three tasks");
+    assert!(top.contains("| each once |") && rest.contains("Also a claim of E3, counted once"), "{top}");
     let count = |verdict| results.claims().filter(|(id, _, claim)| *id == Id::E1 && claim.decision.verdict == verdict).count();
     let [reproduced, not_visible] = [Verdict::Reproduced, Verdict::NotVisible].map(count);
     assert!(reproduced > 0 && not_visible > 0 && top.contains(&format!("| E1 | {reproduced} | {not_visible} | 0 |")), "{top}");
     assert!(!top.contains("*reproduced*") && top.contains("*not visible*: **E1** (language) Gate"), "{top}");
     assert!(rest.contains("*reproduced*: Norm coincides with softmax"));
+}
+
+#[test]
+fn a_claim_that_experiments_share_is_counted_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let ids = vec![Id::E1, Id::E3, Id::E4, Id::E5, Id::E7];
+    let options = Options { ids, out: folder.path().into(), threads: 1, ..Options::new(Scale::Minute) };
+    let (results, _) = run(&options, usize::MAX).unwrap_or_else(|error| panic!("{error}"));
+    let shared: Vec<(Id, &str, &[Id])> = results
+        .distinct()
+        .into_iter()
+        .filter(|(_, _, claim)| !claim.also.is_empty())
+        .map(|(id, _, claim)| (id, claim.text.as_str(), &claim.also[..]))
+        .collect();
+    assert_eq!(
+        shared,
+        [
+            (Id::E1, "Norm coincides with softmax", &[Id::E5][..]),
+            (Id::E1, "softmax is better than linear attention", &[Id::E3]),
+            (Id::E3, "under the same norm exp is better than ReLU", &[Id::E5]),
+        ]
+    );
+    assert_eq!((results.claims().count(), results.distinct().len()), (19, 16));
+    let counted: usize =
+        [Verdict::Reproduced, Verdict::NotVisible, Verdict::Contradicted].map(|verdict| results.count(verdict)).iter().sum();
+    assert_eq!(counted, 16);
+}
+
+#[test]
+fn results_of_the_first_format_are_decided_anew() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let options = Options { ids: vec![Id::E1], out: folder.path().into(), threads: 1, ..Options::new(Scale::Minute) };
+    let (results, _) = run(&options, usize::MAX).unwrap_or_else(|error| panic!("{error}"));
+    let mut value = serde_json::to_value(&results).expect("numbers and text");
+    value["format"] = 1.into();
+    let task = &mut value["experiments"][0]["tasks"][0];
+    let pooled = serde_json::json!({"value": 9.0, "doubt": 1.0, "spread": 1.0});
+    task["claims"].as_array_mut().expect("claims").iter_mut().for_each(|claim| claim["difference"] = pooled.clone());
+    let path = folder.path().join("old.json");
+    std::fs::write(&path, value.to_string()).expect("a file");
+    assert_eq!(Results::read(&path).unwrap_or_else(|error| panic!("{error}")), results);
+    // Numbers by seed were not there either: they are those of the runs.
+    value["experiments"][0]["tasks"][0]["variants"].as_array_mut().expect("variants").iter_mut().for_each(|variant| {
+        variant.as_object_mut().expect("an object").remove("numbers");
+    });
+    for (run, seed) in value["runs"].as_array_mut().expect("runs").iter_mut().zip(0..) {
+        let evaluation = serde_json::json!({"tokens": 1, "loss": 1.0, "perplexity": 1.0, "recall": {"tokens": 1, "loss": f64::from(seed)}});
+        run["held_out"] = evaluation;
+    }
+    std::fs::write(&path, value.to_string()).expect("a file");
+    let again = Results::read(&path).unwrap_or_else(|error| panic!("{error}"));
+    let softmax = &again.experiments[0].tasks[0].variants[0];
+    assert_eq!(softmax.numbers.len(), 4);
+    assert_eq!(softmax.numbers[1], (2, again.runs[softmax.runs[1]].number(Metric::Recall).expect("finished").1));
+    value["format"] = 99.into();
+    std::fs::write(&path, value.to_string()).expect("a file");
+    assert!(Results::read(&path).expect_err("too new").to_string().contains("format 99"));
+}
+
+#[test]
+fn tables_in_the_documentation_are_made_by_the_program() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results/laptop");
+    let results = Results::read(&folder.join("results.json")).unwrap_or_else(|error| panic!("{error}"));
+    let made = reproduce::page(&results, Some(&folder)).to_markdown_without_figures();
+    let there = std::fs::read_to_string(folder.join("results.md")).expect("the page");
+    assert!(made == there, "make it again: termwise report docs/results/laptop/results.json --markdown docs/results/laptop/results.md");
+    // Of the verdicts that pooled variances gave, this one changes.
+    let gate =
+        results.distinct().into_iter().find(|(_, task, claim)| *task == Some("language") && claim.text.contains("under the same gate"));
+    let (id, _, claim) = gate.expect("the claim");
+    assert_eq!((id, &claim.also[..], claim.decision.verdict), (Id::E3, &[Id::E5][..], Verdict::NotVisible));
+    assert_eq!((results.claims().count(), results.distinct().len()), (63, 57));
 }

@@ -11,6 +11,11 @@ impl Document {
     pub fn to_markdown(&self) -> String {
         markdown(self, &Renderer::render(self, true).1)
     }
+
+    /// The page in one file: text, verdicts and tables.
+    pub fn to_markdown_without_figures(&self) -> String {
+        markdown(self, &[])
+    }
 }
 
 /// [`Document::to_markdown`] with the names of the files beside the page.
@@ -29,7 +34,14 @@ fn blocks(blocks: &[Block], assets: &[Asset], out: &mut String) {
     for block in blocks {
         // Badges that follow each other are one list.
         let badge = matches!(block, Block::Badge { .. });
-        let silent = badge && in_list || matches!(block, Block::Details { .. });
+        let file = |figure| {
+            assets.iter().find_map(|asset| match asset {
+                Asset::Figure(name, other) if std::ptr::eq(*other, figure) => Some(name),
+                _ => None,
+            })
+        };
+        let missing = matches!(block, Block::Figure { figure, .. } if file(figure).is_none());
+        let silent = badge && in_list || missing || matches!(block, Block::Details { .. });
         if !silent {
             out.push('\n');
         }
@@ -49,13 +61,8 @@ fn blocks(blocks: &[Block], assets: &[Asset], out: &mut String) {
             Block::Table { table, .. } => *out += &table.to_markdown(),
             Block::Code(text) => *out += &format!("```text\n{}\n```\n", text.trim_end()),
             Block::Figure { figure, caption, .. } => {
-                let file = assets.iter().find_map(|asset| match asset {
-                    Asset::Figure(name, other) if std::ptr::eq(*other, figure) => Some(name),
-                    _ => None,
-                });
-                if let Some(file) = file {
-                    *out += &format!("![{}](figures/{file}.png)\n", markup::markdown(&figure.title).replace(']', "\\]"));
-                }
+                let Some(file) = file(figure) else { continue };
+                *out += &format!("![{}](figures/{file}.png)\n", markup::markdown(&figure.title).replace(']', "\\]"));
                 if !caption.is_empty() {
                     *out += &format!("\n{}\n", markup::markdown(caption));
                 }
@@ -129,5 +136,7 @@ mod tests {
         let expected = "# Seen\n\n**all** `a*b` [c](d)\n\n- *not visible*: one\n- *not visible*: two\n\n## First\n\n\
             ![A](figures/loss.png)\n\n![B](figures/loss-2.png)\n";
         assert_eq!(page.to_markdown(), expected);
+        let without = "# Seen\n\n**all** `a*b` [c](d)\n\n- *not visible*: one\n- *not visible*: two\n\n## First\n";
+        assert_eq!(page.to_markdown_without_figures(), without);
     }
 }

@@ -81,10 +81,11 @@ impl Documented for Outcome {
         }
         fact("checkpoint", checkpoint.display().to_string());
         let mut lead = vec![Block::badge(tone, label, format!("after step {step}")), Block::Facts(facts)];
-        if !finished {
-            lead.push(Block::text("Continue with:"));
-            lead.push(Block::Code(format!("termwise train --resume {}", folder.display())));
-        }
+        let (text, command) = match finished {
+            true => ("Next, or with eval, spectrum, cut and report:", "generate"),
+            false => ("Continue with:", "train --resume"),
+        };
+        lead.extend([Block::text(text), Block::Code(format!("termwise {command} {}", folder.display()))]);
         Document { title: String::new(), lead, sections: Vec::new() }
     }
 }
@@ -228,6 +229,7 @@ mod tests {
                 point: point("norm"),
                 status: "failed".into(),
                 note: "no memory".into(),
+                build: "0.1.0 (0123456789ab)".into(),
                 metrics: Default::default(),
             }],
         };

@@ -155,6 +155,16 @@ pub enum Error {
         /// What is wrong and what to do.
         problem: String,
     },
+    /// A model that is not where its name could lead.
+    #[error("{}: {}; {hint}", if asked.is_empty() { "no model was named".into() } else { format!("there is no model `{asked}`") }, tried.join("; "))]
+    NoModel {
+        /// As it was asked for; empty where it was not.
+        asked: String,
+        /// What was looked for.
+        tried: Vec<String>,
+        /// What to do.
+        hint: String,
+    },
     /// A part of the program that ended without an answer.
     #[error("internal error: {0}")]
     Internal(&'static str),

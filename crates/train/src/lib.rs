@@ -10,6 +10,8 @@ pub mod metrics;
 pub mod nonfinite;
 pub mod norm;
 pub mod progress;
+pub mod provenance;
+pub mod resolve;
 pub mod run;
 pub mod runs;
 pub mod schedule;

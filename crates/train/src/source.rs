@@ -55,6 +55,11 @@ impl Settings {
         })
     }
 
+    /// The built-in language that these settings train on; `None` where it is text.
+    pub fn builtin_language(&self) -> Result<Option<Language>> {
+        Ok(if self.data == [BUILTIN] { Some(Language::new(self.language_config()?)?) } else { None })
+    }
+
     /// All text that the settings name, in order, nothing split off; `None` where it is the built-in language.
     pub fn open_whole(&self, cache: &Path, how: &Prepare) -> Result<Option<WholeText>> {
         let Some(config) = self.data_config()? else { return Ok(None) };
@@ -64,7 +69,10 @@ impl Settings {
 
     /// The tokenizer's files, for [`crate::RunOptions::files`].
     pub fn tokenizer_files(&self) -> Result<Vec<(String, Vec<u8>)>> {
-        if self.data == [BUILTIN] || self.tokenizer == "bytes" {
+        if self.data == [BUILTIN] {
+            return Ok(vec![("tokenizer.json".into(), Language::new(self.language_config()?)?.tokenizer_json())]);
+        }
+        if self.tokenizer == "bytes" {
             return Ok(Vec::new());
         }
         let given = PathBuf::from(&self.tokenizer);

@@ -38,7 +38,7 @@ use crate::fused::scratch::CallScratch;
 pub use crate::fused::scratch::Scratch;
 use crate::fused::tile_forward::{Cached, CallTile, ForwardTile, Queries};
 use crate::kernels::TILE;
-use crate::kernels::disjoint::{Axes, Axis, Block, Blocks, Disjoint, Shared};
+use crate::kernels::disjoint::{Axes, Axis, Blocks, Disjoint, Shared};
 use crate::kernels::simd::dispatch;
 use crate::state::State;
 use crate::{Attention, Error, Extra, Grads, Inputs, Layer, Memory, Report, Saved, Shape};
@@ -254,10 +254,9 @@ fn forward_tasks(
     let mut report = Report::default();
     if l.has_parallel_heads() {
         let ([u, z, rho], y) = blocks(l, saved.as_deref_mut(), y, 1, &l.tile_cuts);
-        let run = |(task, ((((mut u, mut z), mut rho), mut y), largest)): (
-            usize,
-            ((((Block<f32>, Block<f32>), Block<f32>), Block<f32>), &mut f32),
-        )| {
+        // Head by head, so that its keys and values stay in the second-level cache; long tiles first.
+        let all = u.par().zip(z.par()).zip(rho.par()).zip(y.par()).zip(largest.par_iter_mut()).enumerate().rev().with_max_len(1);
+        let reports = all.map(|(task, ((((mut u, mut z), mut rho), mut y), largest))| {
             let (n, tile) = (task / l.tiles, task % l.tiles);
             let (b, h) = (n / s.heads, n % s.heads);
             if l.heads[h].chunked {
@@ -277,10 +276,8 @@ fn forward_tasks(
                 let (q, to) = (Queries::Scratch(q), Outputs { y: &mut y, head: 0, row: 0 });
                 dispatch(CallTile(ForwardTile { context: &context, b, h, tile, from: 0, begun: false, q, cached, sums, to }))
             })
-        };
-        // Head by head, so that its keys and values stay in the second-level cache; long tiles first.
-        let all = u.par().zip(z.par()).zip(rho.par()).zip(y.par()).zip(largest.par_iter_mut()).enumerate().rev().with_max_len(1);
-        report = all.map(run).reduce(Report::default, Report::or);
+        });
+        report = reports.reduce(Report::default, Report::or);
     }
     if !l.groups.is_empty() {
         let chunks = chunks(l, inputs, w, factors);

@@ -187,7 +187,7 @@ impl BackwardSegment<'_> {
                     if head.learned > 0 {
                         let (decay, clamp) = (decay_row(), head.clamp);
                         let grads = CoefficientRow { x, dp, visible, clamp, decay, frame, dz: c.dz[at], key_weights };
-                        grads.run(&head.kernel, dlearned);
+                        head.kernel.learned_row(simd, grads, dlearned);
                     }
                     let total = head.kernel.backward_row(
                         simd,

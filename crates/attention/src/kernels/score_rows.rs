@@ -110,6 +110,7 @@ impl ForwardRow<'_> {
     fn pass<S: Simd, K: ScoreKernel, const WHOLE: bool, const PLAIN: bool>(self, simd: S, kernel: &K) -> Option<(f32, f32)> {
         let lanes = S::LANES;
         let n = if WHOLE { TILE } else { self.x.len() };
+        check_row::<S>(n, if PLAIN { [None; 3] } else { [self.decay.as_ref().map(|decay| decay.columns), self.key_weights, None] });
         let visible = if WHOLE { TILE } else { self.visible.min(n) };
         let vectors = visible.div_ceil(lanes);
         let zero = simd.splat(0.0);
@@ -167,6 +168,15 @@ impl ForwardRow<'_> {
         }
         change
     }
+}
+
+/// Rows are read by vectors: whole ones, from slices at least as long as the row, which is no longer than a tile.
+#[inline(always)]
+fn check_row<S: Simd>(len: usize, others: [Option<&[f32]>; 3]) {
+    assert!(
+        len <= TILE && len.is_multiple_of(S::LANES) && others.iter().flatten().all(|other| other.len() >= len),
+        "rows of a tile differ in length"
+    );
 }
 
 /// Whether ρ is subtracted from scores, and whether weights are scaled by it; of one kernel only one can be true.
@@ -276,6 +286,9 @@ impl BackwardRow<'_> {
     fn pass<S: Simd, K: ScoreKernel, const WHOLE: bool, const PLAIN: bool>(mut self, simd: S, kernel: &K) -> f32 {
         let lanes = S::LANES;
         let n = if WHOLE { TILE } else { self.x.len() };
+        let decays = self.decay.as_ref().filter(|_| !PLAIN);
+        check_row::<S>(n, [Some(&*self.dp), decays.map(|d| d.decay.columns), self.key_weights]);
+        check_row::<S>(n, [decays.map(|d| &*d.dcolumns), None, None]);
         let visible = if WHOLE { TILE } else { self.visible.min(n) };
         let vectors = visible.div_ceil(lanes);
         let (clamp, zero) = (simd.splat(self.clamp), simd.splat(0.0));
@@ -361,21 +374,127 @@ pub struct CoefficientRow<'a> {
 }
 
 impl CoefficientRow<'_> {
-    /// Adds Σ_s ∂/∂a_n to `grads`, one for each order.
+    /// Adds Σ_s ∂/∂a_n = Σ_s g_s·x_s^n/n! to `grads`, one for each of the orders, which ascend. In float64, since x^n/n! of a high order and
+    /// e^{−ρ} each are beyond float32.
     #[inline(always)]
-    pub fn run(self, kernel: &crate::Kernel, grads: &mut [f64]) {
-        let mut slopes = [0.0; crate::parts::kernel::taylor::MAX_ORDER + 1];
-        let slopes = &mut slopes[..grads.len()];
+    pub fn run<S: Simd>(self, simd: S, orders: &[usize], grads: &mut [f64]) {
+        let visible = self.visible.min(self.x.len());
+        check_row::<S>(self.x.len(), [Some(self.dp), self.decay.as_ref().map(|decay| decay.columns), self.key_weights]);
+        let scores = Scores::<false, false> { x: self.x.as_ptr(), clamp: self.clamp, visible, decay: self.decay.as_ref() };
+        let (zero, dz) = (simd.splat(0.0), simd.splat(self.dz));
         let scale = (-self.frame.unwrap_or(0.0) as f64).exp();
-        for s in 0..self.visible.min(self.x.len()) {
-            let weight = self.key_weights.map_or(1.0, |weights| weights[s]);
-            let m = self.decay.as_ref().map_or(1.0, |decay| (decay.row - decay.columns[s]).exp());
-            let g = ((self.dp[s] * weight + self.dz) * m) as f64 * scale;
-            let x = if self.x[s] > self.clamp { self.clamp } else { self.x[s] };
-            kernel.learned_slopes(x as f64, slopes);
-            for (grad, slope) in grads.iter_mut().zip(&*slopes) {
-                *grad += g * slope;
+        // x, and g·x^n/n! from one order to the next.
+        let (mut x, mut terms) = ([0.0; TILE], [0.0; TILE]);
+        for j in (0..visible).step_by(S::LANES) {
+            // SAFETY: j + LANES is within the row, a multiple of LANES, and all slices are as long.
+            let mut g = unsafe { simd.load(self.dp.as_ptr().add(j)) };
+            if let Some(weights) = self.key_weights {
+                // SAFETY: as above.
+                g = simd.mul(g, unsafe { simd.load(weights.as_ptr().add(j)) });
+            }
+            g = simd.mul(simd.add(g, dz), scores.decay_factor(simd, j));
+            let score = simd.to_array(scores.mask(simd, j, scores.clamped(simd, j), zero));
+            let g = simd.to_array(scores.mask(simd, j, g, zero));
+            for i in 0..S::LANES {
+                (x[j + i], terms[j + i]) = (score[i] as f64, g[i] as f64 * scale);
             }
         }
+        let used = visible.next_multiple_of(S::LANES);
+        let mut power = 0;
+        for (&order, grad) in orders.iter().zip(grads) {
+            while power < order {
+                power += 1;
+                let inverse = 1.0 / power as f64;
+                terms[..used].iter_mut().zip(&x[..used]).for_each(|(term, x)| *term *= x * inverse);
+            }
+            let mut sums = [0.0; 8];
+            for terms in terms[..used].chunks_exact(8) {
+                sums.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
+            }
+            *grad += sums.iter().sum::<f64>();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::simd::{Isa, Task, dispatch_on};
+
+    struct Coefficients<'a>(CoefficientRow<'a>, &'a [usize]);
+
+    impl Task for Coefficients<'_> {
+        type Output = Vec<f64>;
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) -> Vec<f64> {
+            let mut grads = vec![0.5; self.1.len()];
+            self.0.run(simd, self.1, &mut grads);
+            grads
+        }
+    }
+
+    #[test]
+    fn gradients_of_coefficients_equal_the_formula() {
+        let wave = |n: usize, step: f32| (0..n).map(|i| (i as f32 * step).sin()).collect::<Vec<f32>>();
+        let (mut x, mut dp, columns, weights) = (wave(TILE, 0.7), wave(TILE, 1.1), wave(TILE, 0.3), wave(TILE, 0.9));
+        x.iter_mut().for_each(|x| *x *= 30.0);
+        for (visible, len) in [(TILE, TILE), (100, TILE), (37, 48), (1, 16)] {
+            // What does not count must not even be a number.
+            x[visible..].fill(f32::NAN);
+            dp[visible..].fill(f32::NAN);
+            for (clamp, decays, frame, weighted) in [
+                (f32::INFINITY, false, None, false),
+                (12.0, true, None, true),
+                (f32::INFINITY, true, Some(90.0), false),
+                (25.0, false, Some(0.0), true),
+            ] {
+                let orders = [0, 1, 2, 5, 30, 70];
+                for isa in Isa::available() {
+                    let row = CoefficientRow {
+                        x: &x[..len],
+                        dp: &dp[..len],
+                        visible,
+                        clamp,
+                        decay: decays.then_some(DecayRow { row: -1.5, columns: &columns }),
+                        frame,
+                        dz: 0.3,
+                        key_weights: weighted.then_some(&weights[..]),
+                    };
+                    let found = dispatch_on(isa, Coefficients(row, &orders));
+                    for (&n, found) in orders.iter().zip(found) {
+                        let mut expected = [0.0; 2];
+                        for s in 0..visible {
+                            let m = if decays { (-1.5 - columns[s] as f64).exp() } else { 1.0 };
+                            let g = (dp[s] as f64 * if weighted { weights[s] as f64 } else { 1.0 } + 0.3f32 as f64) * m;
+                            let power = (1..=n).fold(1.0, |power, i| power * x[s].min(clamp) as f64 / i as f64);
+                            let term = g * power * (-frame.unwrap_or(0.0) as f64).exp();
+                            expected = [expected[0] + term, expected[1] + term.abs()];
+                        }
+                        let what = format!("{} order {n}, {visible} of {len}, clamp {clamp}, ρ {frame:?}", isa.name());
+                        assert!(
+                            (found - 0.5 - expected[0]).abs() <= 1e-6 * expected[1] + 1e-15,
+                            "{what}: {found}, expected {}",
+                            0.5 + expected[0]
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_of_different_lengths_are_refused() {
+        let row = CoefficientRow {
+            x: &[0.0; 32],
+            dp: &[0.0; 16],
+            visible: 32,
+            clamp: f32::INFINITY,
+            decay: None,
+            frame: None,
+            dz: 0.0,
+            key_weights: None,
+        };
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| dispatch_on(Isa::Portable, Coefficients(row, &[0]))));
+        assert!(result.is_err());
     }
 }

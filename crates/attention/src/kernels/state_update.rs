@@ -2,6 +2,9 @@
 
 use crate::kernels::simd::Simd;
 
+/// Values of H that stay in the first-level cache while several passes go over them.
+const BLOCK: usize = 4096;
+
 /// U_i += Q_iᵀ·H for every head i, then H ← m·H + K·vᵀ.
 ///
 /// H is [N, ep], v [ep], K [at least N], Q [heads, as long as K], U [heads, ep]; ep a multiple of 16, K and Q zero behind N.
@@ -10,36 +13,52 @@ use crate::kernels::simd::Simd;
 pub fn sweep<S: Simd>(simd: S, h: &mut [f32], ep: usize, m: f32, k: &[f32], v: &[f32], q: &[f32], u: &mut [f32]) {
     let heads = u.len() / ep;
     let stride = k.len();
-    // Accumulators: P·A·U of them, about eight to hide the latency of fma, and no more than half of the registers.
-    let widest = if S::REGISTERS >= 32 { 4 } else { 2 };
-    let mut column = 0;
-    while column < ep {
-        let vectors = ((ep - column) / S::LANES).min(widest);
-        let vectors = if vectors == 3 { 2 } else { vectors };
+    // Where the registers hold the sums of whole rows, H is read and written as one stream, by each four heads. Else rows come in blocks, and only
+    // the first pass over a block waits for memory.
+    let rows = h.len() / ep;
+    let columns = ep / S::LANES;
+    let block = if columns <= vectors_of::<S>(columns, heads.min(4)) { rows } else { (BLOCK / ep).max(1) };
+    for start in (0..rows).step_by(block.max(1)) {
+        let end = (start + block).min(rows);
         let mut first = 0;
         while first < heads {
-            let together = (heads - first).min(widest);
-            let together = if together == 3 { 2 } else { together };
-            let rows = Rows { h: &mut *h, ep, column, m, k, v, q: &q[first * stride..], u: &mut u[first * ep..] };
+            let left = (heads - first).min(4);
+            let together = if left == 3 { 2 } else { left };
             let update = first + together == heads;
-            match (vectors, together) {
-                (1, 1) => rows.run::<S, 1, 1, 8>(simd, update),
-                (1, 2) => rows.run::<S, 1, 2, 4>(simd, update),
-                (1, _) => rows.run::<S, 1, 4, 2>(simd, update),
-                (2, 1) => rows.run::<S, 2, 1, 4>(simd, update),
-                (2, 2) => rows.run::<S, 2, 2, 2>(simd, update),
-                (2, _) => rows.run::<S, 2, 4, 1>(simd, update),
-                (_, 1) => rows.run::<S, 4, 1, 2>(simd, update),
-                (_, 2) => rows.run::<S, 4, 2, 1>(simd, update),
-                _ => rows.run::<S, 4, 4, 1>(simd, update),
+            let mut column = 0;
+            while column < ep {
+                let vectors = vectors_of::<S>((ep - column) / S::LANES, together);
+                let (k, q) = (&k[start..], &q[first * stride + start..]);
+                let rows = Rows { h: &mut h[start * ep..end * ep], ep, column, m, k, v, q, stride, u: &mut u[first * ep..] };
+                match (vectors, together) {
+                    (1, 1) => rows.run::<S, 1, 1, 8>(simd, update),
+                    (1, 2) => rows.run::<S, 1, 2, 4>(simd, update),
+                    (1, _) => rows.run::<S, 1, 4, 2>(simd, update),
+                    (2, 1) => rows.run::<S, 2, 1, 4>(simd, update),
+                    (2, 2) => rows.run::<S, 2, 2, 2>(simd, update),
+                    (2, _) => rows.run::<S, 2, 4, 1>(simd, update),
+                    (4, 1) => rows.run::<S, 4, 1, 2>(simd, update),
+                    (4, 2) => rows.run::<S, 4, 2, 1>(simd, update),
+                    (4, _) => rows.run::<S, 4, 4, 1>(simd, update),
+                    _ => rows.run::<S, 8, 1, 1>(simd, update),
+                }
+                column += vectors * S::LANES;
             }
             first += together;
         }
-        column += vectors * S::LANES;
     }
 }
 
-/// All rows of some columns for some heads.
+/// Vectors of columns that one pass takes for so many heads, of those that are left: a power of two, so that there are about eight sums to hide
+/// the latency of fma, and no more than half of the registers hold them.
+#[inline(always)]
+fn vectors_of<S: Simd>(left: usize, heads: usize) -> usize {
+    let most = if heads == 1 { 8 } else { (S::REGISTERS / 2 / heads).min(4) };
+    let left = left.min(most);
+    if left == 0 { 1 } else { 1 << left.ilog2() }
+}
+
+/// Some rows of some columns for some heads.
 struct Rows<'a> {
     h: &'a mut [f32],
     ep: usize,
@@ -48,6 +67,8 @@ struct Rows<'a> {
     k: &'a [f32],
     v: &'a [f32],
     q: &'a [f32],
+    /// From one head's row of q to the next.
+    stride: usize,
     u: &'a mut [f32],
 }
 
@@ -65,42 +86,38 @@ impl Rows<'_> {
     #[inline(always)]
     #[allow(clippy::needless_range_loop, reason = "constant bounds and plain indices keep every accumulator in a register")]
     fn pass<S: Simd, const P: usize, const A: usize, const U: usize, const UPDATE: bool, const DECAY: bool>(self, simd: S) {
-        let Rows { h, ep, column, m, k, v, q, u } = self;
+        let Rows { h, ep, column, m, k, v, q, stride, u } = self;
         let rows = h.len() / ep;
-        let stride = k.len();
-        assert!(rows <= stride && q.len() >= (A - 1) * stride + rows && column + P * S::LANES <= ep && v.len() >= ep);
+        assert!(rows <= k.len() && q.len() >= (A - 1) * stride + rows && column + P * S::LANES <= ep && v.len() >= ep);
         let m = simd.splat(m);
         let mut value = [simd.splat(0.0); P];
         for (p, value) in value.iter_mut().enumerate() {
             *value = simd.load_at(v, column + p * S::LANES);
         }
         let mut sums = [[[simd.splat(0.0); P]; A]; U];
-        let (h, k, q) = (h.as_mut_ptr(), k.as_ptr(), q.as_ptr());
+        let (h, k, q) = (h.as_mut_ptr().wrapping_add(column), k.as_ptr(), q.as_ptr());
         let mut row = 0;
-        while row < rows {
-            let together = if row + U <= rows { U } else { 1 };
-            for i in 0..U {
-                if i >= together {
-                    break;
+        // SAFETY: row + i < rows; the assertion holds for every index formed from it.
+        unsafe {
+            while row + U <= rows {
+                for i in 0..U {
+                    one_row::<S, P, A, UPDATE, DECAY>(
+                        simd,
+                        h.add((row + i) * ep),
+                        *k.add(row + i),
+                        q.add(row + i),
+                        stride,
+                        m,
+                        &value,
+                        &mut sums[i],
+                    );
                 }
-                // SAFETY: row + i < rows; the assertion holds for every index formed from it.
-                unsafe {
-                    let at = row + i;
-                    let key = simd.splat(*k.add(at));
-                    for p in 0..P {
-                        let place = h.add(at * ep + column + p * S::LANES);
-                        let x = simd.load(place);
-                        if UPDATE {
-                            let next = if DECAY { simd.fma(x, m, simd.mul(key, value[p])) } else { simd.fma(key, value[p], x) };
-                            simd.store(place, next);
-                        }
-                        for a in 0..A {
-                            sums[i][a][p] = simd.fma(simd.splat(*q.add(a * stride + at)), x, sums[i][a][p]);
-                        }
-                    }
-                }
+                row += U;
             }
-            row += together;
+            while row < rows {
+                one_row::<S, P, A, UPDATE, DECAY>(simd, h.add(row * ep), *k.add(row), q.add(row), stride, m, &value, &mut sums[0]);
+                row += 1;
+            }
         }
         for a in 0..A {
             for p in 0..P {
@@ -110,6 +127,100 @@ impl Rows<'_> {
                     total = simd.add(total, sums[a][p]);
                 }
                 simd.store_at(u, at, total);
+            }
+        }
+    }
+}
+
+/// P vectors of one row: sums += q·row for A heads, row ← m·row + key·value.
+///
+/// # Safety
+/// `h` must be valid for P vectors, `q` for A values, `stride` apart.
+#[inline(always)]
+#[allow(clippy::too_many_arguments, clippy::needless_range_loop, reason = "as above")]
+unsafe fn one_row<S: Simd, const P: usize, const A: usize, const UPDATE: bool, const DECAY: bool>(
+    simd: S,
+    h: *mut f32,
+    key: f32,
+    q: *const f32,
+    stride: usize,
+    m: S::V,
+    value: &[S::V; P],
+    sums: &mut [[S::V; P]; A],
+) {
+    let key = simd.splat(key);
+    // Before the first store: the compiler cannot know that H and Q are apart, and would read them again after each.
+    let mut queries = [key; A];
+    for a in 0..A {
+        // SAFETY: the caller's promise.
+        queries[a] = simd.splat(unsafe { *q.add(a * stride) });
+    }
+    for p in 0..P {
+        // SAFETY: as above.
+        let x = unsafe { simd.load(h.add(p * S::LANES)) };
+        for a in 0..A {
+            sums[a][p] = simd.fma(queries[a], x, sums[a][p]);
+        }
+        if UPDATE {
+            let next = if DECAY { simd.fma(x, m, simd.mul(key, value[p])) } else { simd.fma(key, value[p], x) };
+            // SAFETY: as above.
+            unsafe { simd.store(h.add(p * S::LANES), next) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::simd::{Isa, Task, dispatch_on};
+
+    struct Run<'a> {
+        sizes: [usize; 3],
+        m: f32,
+        h: &'a mut [f32],
+        u: &'a mut [f32],
+    }
+
+    fn number(i: usize) -> f32 {
+        ((i * 7919 + 13) % 101) as f32 / 50.0 - 1.0
+    }
+
+    impl Task for Run<'_> {
+        type Output = ();
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) {
+            let [rows, ep, heads] = self.sizes;
+            let padded = rows.next_multiple_of(16);
+            let k: Vec<f32> = (0..padded).map(|i| if i < rows { number(i + 1) } else { 0.0 }).collect();
+            let q: Vec<f32> = (0..heads * padded).map(|i| if i % padded < rows { number(i + 2) } else { 0.0 }).collect();
+            let v: Vec<f32> = (0..ep).map(|i| number(i + 3)).collect();
+            sweep(simd, self.h, ep, self.m, &k, &v, &q, self.u);
+        }
+    }
+
+    #[test]
+    fn every_blocking_equals_the_formula() {
+        for isa in Isa::available() {
+            for rows in [1usize, 7, 33, 150, 300] {
+                for ep in [16, 32, 48, 64, 80, 128, 144, 256] {
+                    for (heads, m) in [(1, 1.0), (1, 0.5), (2, 1.0), (3, 0.5), (4, 1.0), (5, 0.5), (8, 1.0)] {
+                        let padded = rows.next_multiple_of(16);
+                        let start: Vec<f32> = (0..rows * ep).map(number).collect();
+                        let (mut h, mut u) = (start.clone(), vec![1.0; heads * ep]);
+                        dispatch_on(isa, Run { sizes: [rows, ep, heads], m, h: &mut h, u: &mut u });
+                        let what = format!("{} {rows} rows of {ep}, {heads} heads, m {m}", isa.name());
+                        for (i, (&found, &before)) in h.iter().zip(&start).enumerate() {
+                            let expected = m * before + number(i / ep + 1) * number(i % ep + 3);
+                            assert!((found - expected).abs() < 1e-6, "{what}: H at {i} is {found}, expected {expected}");
+                        }
+                        for (i, &found) in u.iter().enumerate() {
+                            let (head, column) = (i / ep, i % ep);
+                            let term = |row: usize| number(head * padded + row + 2) as f64 * start[row * ep + column] as f64;
+                            let expected = 1.0 + (0..rows).map(term).sum::<f64>();
+                            assert!((found as f64 - expected).abs() < 1e-4, "{what}: U at {i} is {found}, expected {expected}");
+                        }
+                    }
+                }
             }
         }
     }

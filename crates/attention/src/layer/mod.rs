@@ -356,6 +356,6 @@ mod tests {
         assert!(!a.is_same(&layer(Layer::new(4, 2, 4).rope(Rope::new(4, 50.0, None).expect("a rope")), "softmax")));
         assert!(!a.is_same(&layer(Layer::new(4, 2, 4).rope(rope()).value_dim(6), "softmax")));
         assert!(!a.is_same(&layer(Layer::new(4, 2, 4).rope(rope()), "taylor=0..2")));
-        assert!(a.with_heads(&vec![Variant::default(); 4]).is_ok_and(|other| other.is_same(&a)));
+        assert!(a.with_heads(vec![Variant::default(); 4]).is_ok_and(|other| other.is_same(&a)));
     }
 }

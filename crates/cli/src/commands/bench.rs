@@ -1,6 +1,7 @@
 //! `termwise bench`.
 
 use clap::{Args, Subcommand};
+use termwise_attention::simd::{self, Isa};
 use termwise_lab::bench::{AttentionOptions, ChunkOptions, DecodeOptions, GemmOptions, StepOptions, parse_shapes};
 use termwise_lab::variants::split_list;
 use termwise_lab::{Error, bench};
@@ -13,6 +14,16 @@ use crate::error::{Exit, Failure};
 ///
 /// First measures the machine: float32 multiply-adds that stay in registers, and reading from memory. Times are the best of several
 /// repetitions.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// Instruction set of our own vector code: portable, avx2 or avx512 [default: the widest that the machine has]. Matrix products of
+    /// linear layers choose for themselves
+    #[arg(long, global = true, value_name = "NAME", value_parser = instruction_set)]
+    pub isa: Option<Isa>,
+    #[command(subcommand)]
+    pub what: Bench,
+}
+
 #[derive(Debug, Subcommand)]
 pub enum Bench {
     Attention(AttentionArgs),
@@ -22,9 +33,20 @@ pub enum Bench {
     Step(StepArgs),
 }
 
-pub fn run(bench: &Bench, context: &mut Context) -> Result<Exit, Failure> {
+/// One that this machine can run.
+fn instruction_set(text: &str) -> Result<Isa, String> {
+    let word = |isa: &Isa| isa.name().to_lowercase().replace('-', "");
+    let available = Isa::available();
+    let known = available.iter().map(word).collect::<Vec<_>>().join(", ");
+    available.into_iter().find(|isa| word(isa) == text).ok_or_else(|| format!("this machine can run {known}"))
+}
+
+pub fn run(args: &BenchArgs, context: &mut Context) -> Result<Exit, Failure> {
+    if let Some(isa) = args.isa {
+        simd::choose(isa);
+    }
     let threads = context.threads;
-    match bench {
+    match &args.what {
         Bench::Attention(args) => context.emit(&bench::attention(&args.options(threads)?)?, &args.output),
         Bench::Chunk(args) => context.emit(&bench::chunk(&args.options(threads)?)?, &args.output),
         Bench::Decode(args) => context.emit(&bench::decode(&args.options(threads)?)?, &args.output),

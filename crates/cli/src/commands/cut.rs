@@ -15,7 +15,7 @@ use termwise_train::settings::{Layer, Settings};
 
 use super::WINDOW;
 use super::settings::DataSettings;
-use super::source::{cache_folder, layers_of_model};
+use super::source::{cache_folder, layers_of_model, model_folder};
 use crate::context::{Context, Output, note};
 use crate::error::{Exit, Failure};
 use crate::progress::{Bar, stop_on_interrupt};
@@ -28,6 +28,7 @@ use crate::progress::{Bar, stop_on_interrupt};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
+  termwise cut                                       the newest run in runs/, on the held-out part of its own data
   termwise cut path/to/llama --data book.txt
   termwise cut path/to/llama --data book.txt --orders 2,4 --budget 2% --context 8192 --save cut-model
   termwise cut path/to/llama --data book.txt --calibration other.txt --out results
@@ -41,9 +42,9 @@ A model that was trained on single documents should be judged on them: --layout 
 With --out results are written as they come (cut.json, losses.jsonl; at the end index.html with figures and tables); Ctrl-C leaves what is finished, and the same command
 goes on from there.")]
 pub struct CutArgs {
-    /// Folder of a model: a checkpoint of a run, or any Llama in Hugging Face's form
-    #[arg(value_name = "MODEL", required_unless_present = "schema")]
-    pub model: Option<PathBuf>,
+    /// A folder of a model, a run, a checkpoint, or hf://OWNER/NAME[@REVISION] [default: the newest run in runs/]
+    #[arg(value_name = "MODEL")]
+    pub model: Option<String>,
     /// Orders to cut at
     #[arg(long, value_name = "P,P,...", value_delimiter = ',', default_values_t = [2, 4, 6, 8, 10, 12, 16], value_parser = order)]
     pub orders: Vec<usize>,
@@ -109,9 +110,10 @@ fn order(text: &str) -> Result<usize, String> {
 }
 
 pub fn run(args: &CutArgs, context: &mut Context) -> Result<Exit, Failure> {
-    let Some(folder) = args.model.as_deref().filter(|_| !args.schema) else {
+    if args.schema {
         return context.schema(&cut::schema());
-    };
+    }
+    let folder = &model_folder(args.model.as_deref(), args.output.quiet)?;
     let (settings, trained) = settings(folder, args, &[])?;
     let cache = cache_folder(args.cache.as_deref());
     let data = open(&settings, &cache, args.data.has("data"))?;
@@ -148,6 +150,7 @@ pub fn run(args: &CutArgs, context: &mut Context) -> Result<Exit, Failure> {
             model: folder.display().to_string(),
             data: settings.data.clone(),
             calibration: (!args.calibration.is_empty()).then(|| args.calibration.join(", ")),
+            made_by: Some(crate::build::here().into()),
             ..Report::default()
         };
         let mut written = Ok(());

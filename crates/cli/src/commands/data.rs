@@ -5,7 +5,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use termwise_data::{DataConfig, Documents, Layout, Prepare, Prepared, Progress, Rows, Source, TextSource};
+use termwise_data::language::{Language, LanguageConfig};
+use termwise_data::{DataConfig, Documents, Layout, Prepare, Prepared, Progress, Rows, Source, TextSource, Tokenizer};
+use termwise_train::source::BUILTIN;
 
 use super::source::cache_folder;
 use crate::context::{Context, Output};
@@ -23,7 +25,7 @@ pub enum DataCommand {
 #[derive(Debug, Args)]
 pub struct TextArgs {
     /// Files, folders, globs, or hf://datasets/OWNER/NAME[@REVISION]/GLOB; .txt, .jsonl (also .gz, .zst), .parquet
-    #[arg(required = true, value_name = "SOURCE")]
+    #[arg(value_name = "SOURCE")]
     pub sources: Vec<String>,
     /// Field of JSON lines or column of parquet files that holds the text
     #[arg(long, default_value = "text", value_name = "NAME")]
@@ -113,9 +115,13 @@ pub struct PrepareArgs {
 }
 
 /// Print the rows of batches as text or as tokens
+///
+/// Without a source, documents of the built-in language: facts such as `k12 v7`, words such as `w3`, and questions such as `? k12 v7`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
+  termwise data show
+  termwise data show --language \"facts=3 keys=8 length=32\" --batch 1
   termwise data show tinyshakespeare.txt --seed 1 --index 0 --batch 2 --length 200
   termwise data show tinyshakespeare.txt --held-out-batch --index 3
   termwise data show tinyshakespeare.txt --batch 16 --count 2000 --json > batches.jsonl")]
@@ -134,9 +140,12 @@ pub struct ShowArgs {
     /// Rows of the batch
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = super::size(1 << 16))]
     pub batch: usize,
-    /// Tokens of a row
-    #[arg(long, default_value_t = 256, value_name = "N", value_parser = super::size(1 << 20))]
-    pub length: usize,
+    /// Tokens of a row [default: 256, or a document of the built-in language]
+    #[arg(long, value_name = "N", value_parser = super::size(1 << 20))]
+    pub length: Option<usize>,
+    /// What the built-in language is like, as in training: facts=12 keys=64
+    #[arg(long, value_name = "TEXT")]
+    pub language: Option<LanguageConfig>,
     /// A held-out batch instead of one for training
     #[arg(long)]
     pub held_out_batch: bool,
@@ -162,18 +171,30 @@ pub fn run(command: &DataCommand, context: &mut Context) -> Result<Exit, Failure
 }
 
 fn show(args: &ShowArgs, context: &mut Context) -> Result<(), Failure> {
-    let (source, out) = (args.data.source(false)?, &mut context.out);
+    let builtin = args.data.text.sources.is_empty() || args.data.text.sources == [BUILTIN];
+    let (language, text);
+    let (source, tokenizer, usual): (&dyn Source, &Tokenizer, usize) = if builtin {
+        let config = args.language.clone().unwrap_or_default();
+        let length = config.length;
+        let source = Language::new(config)?;
+        language = (source.tokenizer()?, source);
+        (&language.1, &language.0, length)
+    } else {
+        text = args.data.source(false)?;
+        (&text, text.tokenizer(), 256)
+    };
+    let (length, out) = (args.length.unwrap_or(usual), &mut context.out);
     let mut batch = Rows::default();
     for index in (args.index..).take(usize::try_from(args.count).unwrap_or(usize::MAX)) {
         if !args.held_out_batch {
-            source.train(args.seed, index, args.batch, args.length, &mut batch)?;
-        } else if !source.held_out(index, args.batch, args.length, &mut batch)? {
+            source.train(args.seed, index, args.batch, length, &mut batch)?;
+        } else if !source.held_out(index, args.batch, length, &mut batch)? {
             if !args.json {
                 writeln!(out, "there is no held-out batch {index}")?;
             }
             return Ok(());
         }
-        let (ids, labels) = (batch.ids.chunks(args.length), batch.labels.chunks(args.length));
+        let (ids, labels) = (batch.ids.chunks(length), batch.labels.chunks(length));
         if args.json {
             let shown = Shown { index, ids: ids.collect(), labels: labels.collect() };
             serde_json::to_writer(&mut *out, &shown).map_err(io::Error::from)?;
@@ -182,7 +203,7 @@ fn show(args: &ShowArgs, context: &mut Context) -> Result<(), Failure> {
         }
         for (row, (ids, labels)) in ids.zip(labels).enumerate() {
             let asked = labels.iter().filter(|&&label| label != -100).count();
-            writeln!(out, "── batch {index}, row {row}, {asked} tokens asked for\n{}", source.tokenizer().decode(&ids[..asked], false)?)?;
+            writeln!(out, "── batch {index}, row {row}, {asked} tokens asked for\n{}", tokenizer.decode(&ids[..asked], false)?)?;
         }
     }
     Ok(())

@@ -10,7 +10,7 @@ use termwise_train::Evaluated;
 use termwise_train::eval::{Windows, evaluate_with};
 
 use super::settings::DataSettings;
-use super::source::{Opened, cache_folder, open_for_model};
+use super::source::{Opened, cache_folder, model_folder, open_for_model};
 use crate::context::{Context, Output, note};
 use crate::error::{Exit, Failure};
 
@@ -21,16 +21,18 @@ use crate::error::{Exit, Failure};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  termwise eval runs/first/checkpoints/step-00001000
+  termwise eval                          the newest run in runs/
+  termwise eval runs/first               its best checkpoint
   termwise eval path/to/llama --data book.txt --length 2048 --stride 512
   termwise eval runs/first/checkpoints/step-00001000 --data builtin --json
+  termwise eval hf://owner/name --data book.txt
   termwise eval path/to/llama --data book.txt --order 4      softmax cut to its first orders
 
 With a stride below the length, windows overlap: each asks for that many tokens and shows up to length − stride tokens before them.")]
 pub struct EvalArgs {
-    /// Folder of a model: a checkpoint of a run, or any Llama in Hugging Face's form
+    /// A folder of a model, a run, a checkpoint, or hf://OWNER/NAME[@REVISION] [default: the newest run in runs/]
     #[arg(value_name = "MODEL")]
-    pub model: PathBuf,
+    pub model: Option<String>,
     /// Positions of a window [default: as in training, else 1024 or what the model was made for]
     #[arg(long, value_name = "N", value_parser = super::size(1 << 20))]
     pub length: Option<usize>,
@@ -65,7 +67,8 @@ pub struct EvalArgs {
 }
 
 pub fn run(args: &EvalArgs, context: &mut Context) -> Result<Exit, Failure> {
-    let opened = open_for_model(&args.model, &args.data, args.held_out_only, &cache_folder(args.cache.as_deref()))?;
+    let folder = model_folder(args.model.as_deref(), args.output.quiet)?;
+    let opened = open_for_model(&folder, &args.data, args.held_out_only, &cache_folder(args.cache.as_deref()))?;
     let Opened { source, data, held_out_only, trained } = opened;
     let remark = |text: &str| {
         if !args.output.quiet {
@@ -73,7 +76,7 @@ pub fn run(args: &EvalArgs, context: &mut Context) -> Result<Exit, Failure> {
         }
     };
     let (windows, (evaluation, nonpositive)) = context.pool()?.install(|| -> Result<_, Failure> {
-        let mut model = Model::read(&args.model)?;
+        let mut model = Model::read(&folder)?;
         if let Some(attention) = &args.attention {
             model = model.with_attention(attention.clone())?;
         }
@@ -90,6 +93,6 @@ pub fn run(args: &EvalArgs, context: &mut Context) -> Result<Exit, Failure> {
     if let Some(at) = nonpositive {
         remark(&format!("{at}, the first that is not positive"));
     }
-    let found = Evaluated { model: args.model.display().to_string(), data, held_out_only, windows, evaluation };
+    let found = Evaluated { model: folder.display().to_string(), data, held_out_only, windows, evaluation };
     context.emit(&found, &args.output).map(Exit::done)
 }

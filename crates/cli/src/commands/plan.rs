@@ -15,13 +15,13 @@ use crate::error::{Exit, Failure};
 Examples:
   termwise plan paper-small
   termwise plan paper-small --memory 2GiB --context 65536 --batch 4
-  termwise plan runs/first/checkpoints/step-00001000 --attention \"taylor=0..4 norm=l2\"
+  termwise plan runs/first --attention \"taylor=0..4 norm=l2\"
   termwise plan paper-large --train-tokens 40B --hardware all --out plan
 
-Models: tiny, small-test, medium-test, paper-small, paper-deep, paper-large, or a folder with a config.json.
+Models: tiny, small-test, medium-test, paper-small, paper-deep, paper-large; or a folder with a config.json, a run, a checkpoint, hf://OWNER/NAME.
 Hardware: here (measured), a100, h100, rtx4090, m2-ultra, xeon-8480 (by data sheet), or all.")]
 pub struct PlanArgs {
-    /// A preset's name, or the folder of a model
+    /// A preset's name, a folder of a model, a run, a checkpoint, or hf://OWNER/NAME[@REVISION]
     #[arg(value_name = "MODEL")]
     pub model: String,
     /// Preset or expression for every head [default: the model's own]

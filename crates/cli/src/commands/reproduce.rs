@@ -52,6 +52,9 @@ pub struct ReproduceArgs {
     /// Run again what failed
     #[arg(long)]
     pub retry: bool,
+    /// Run again what another build of this program finished, instead of mixing its results with new ones
+    #[arg(long)]
+    pub rerun_other_builds: bool,
     /// Really train the paper's models; without it --scale paper only says what they would cost
     #[arg(long)]
     pub run_paper: bool,
@@ -101,6 +104,8 @@ impl ReproduceArgs {
             out: self.out.clone().unwrap_or(defaults.out),
             threads,
             retry: self.retry,
+            rerun_other_builds: self.rerun_other_builds,
+            provenance: crate::build::here(),
             scale: defaults.scale,
         })
     }
@@ -133,6 +138,9 @@ pub fn run(args: &ReproduceArgs, context: &mut Context) -> Result<Exit, Failure>
     context.print(&results, args.json, args.details)?;
     if results.environment.debug {
         remark("note: this program was compiled for debugging; `cargo run --release` is faster");
+    }
+    if results.builds().len() > 1 {
+        remark("warning: runs of several builds are mixed here; --rerun-other-builds runs those of others again");
     }
     remark(&format!("written: {}, {}", options.out.join(FILE).display(), options.out.join("index.html").display()));
     Ok(match results.timing.finished == results.timing.runs {

@@ -2,11 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
+use termwise_data::language::Language;
 use termwise_data::{Prepare, Progress, Source};
+use termwise_train::resolve::{self, Named};
 use termwise_train::settings::Layer;
 use termwise_train::{Error, Result, Settings};
 
 use super::settings::DataSettings;
+use crate::context::note;
 use crate::progress::Bar;
 
 /// The folder that was asked for, or `termwise` in the user's cache.
@@ -21,6 +24,25 @@ pub fn prepare_with_progress(settings: &Settings, cache: &Path, quiet: bool) -> 
     let bar = Bar::new(quiet);
     let progress = |progress: &Progress| bar.at(progress.read, progress.file_bytes, "bytes tokenized");
     settings.open_source(cache, &Prepare { progress: &progress, ..Prepare::default() })
+}
+
+/// The folder of a model by what the user calls it; says on standard error which was taken where the name does not.
+pub fn model_folder(asked: Option<&str>, quiet: bool) -> Result<PathBuf> {
+    let Named { folder, taken } = resolve::model(asked)?;
+    if let Some(taken) = taken.filter(|_| !quiet) {
+        note(&format!("model: {taken}"));
+    }
+    Ok(folder)
+}
+
+/// The built-in language that a checkpoint was trained on; `None` where it was text, or nothing is said.
+pub fn language_of(folder: &Path) -> Result<Option<Language>> {
+    let saved = folder.join("settings.toml");
+    if !saved.is_file() {
+        return Ok(None);
+    }
+    let text = std::fs::read_to_string(&saved).map_err(|source| Error::Io { action: "read", path: saved.clone(), source })?;
+    Settings::resolve(&[Layer::of_run(&text, &saved.display().to_string())?])?.builtin_language()
 }
 
 /// Text for a model that exists.

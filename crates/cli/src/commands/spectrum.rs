@@ -3,13 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use termwise_data::hub;
 use termwise_inspect::spectrum::{self, MAX_CUT, Options, RowChoice};
 use termwise_llama::Model;
 
 use super::WINDOW;
 use super::settings::DataSettings;
-use super::source::{cache_folder, open_for_model};
+use super::source::{cache_folder, model_folder, open_for_model};
 use crate::context::{Context, Output};
 use crate::error::{Exit, Failure};
 use crate::progress::Bar;
@@ -23,15 +22,16 @@ use crate::progress::Bar;
 Examples:
   termwise spectrum path/to/llama --data book.txt
   termwise spectrum hf://owner/name --data book.txt --length 4096
-  termwise spectrum runs/first/checkpoints/step-00001000          on the held-out part of its own data
+  termwise spectrum                       the newest run in runs/, on the held-out part of its own data
+  termwise spectrum runs/first/checkpoints/step-00001000
   termwise spectrum path/to/llama --data book.txt --queries all --tokens 65536 --max-order 64 --out spectrum
   termwise spectrum --schema > spectrum.schema.json
 
 The published metric is the dominant order over all scores: argmax over n of the mean of |x^n/n!|, here with absolute values and over visible
 pairs only. Queries are drawn from equal parts of each window; the same ones for every head.")]
 pub struct SpectrumArgs {
-    /// Folder of a model, or hf://OWNER/NAME[@REVISION]: a checkpoint of a run, or any Llama in Hugging Face's form
-    #[arg(value_name = "MODEL", required_unless_present = "schema")]
+    /// A folder of a model, a run, a checkpoint, or hf://OWNER/NAME[@REVISION] [default: the newest run in runs/]
+    #[arg(value_name = "MODEL")]
     pub model: Option<String>,
     /// Positions of a window [default: as in training, else 1024 or what the model was made for]
     #[arg(long, value_name = "N", value_parser = super::size(1 << 20))]
@@ -80,10 +80,12 @@ fn parse_order(text: &str) -> Result<usize, String> {
 }
 
 pub fn run(args: &SpectrumArgs, context: &mut Context) -> Result<Exit, Failure> {
-    let Some(name) = args.model.as_ref().filter(|_| !args.schema) else {
+    if args.schema {
         return context.schema(&spectrum::schema());
-    };
-    let folder = hub::folder(name)?;
+    }
+    let folder = model_folder(args.model.as_deref(), args.output.quiet)?;
+    // On the hub a model is called by owner and name, and not by the folder of the cache.
+    let name = short_name(args.model.as_deref().filter(|name| name.starts_with("hf://")).unwrap_or(&folder.display().to_string()));
     let pool = context.pool()?;
     // Before the text is tokenized, which may take long.
     let model = pool.install(|| Model::read(&folder))?;
@@ -96,8 +98,9 @@ pub fn run(args: &SpectrumArgs, context: &mut Context) -> Result<Exit, Failure> 
         pool.install(|| spectrum::measure(&model, &windows, &options, &mut |progress| bar.at(progress.done, progress.of, "layers")));
     drop(bar);
     let mut spectrum = measured?;
-    spectrum.model.name = short_name(name);
+    spectrum.model.name = name;
     spectrum.text.data = opened.data;
+    spectrum.made_by = Some(crate::build::here().into());
     spectrum.timing = spectrum.timing.filter(|_| args.timing);
     context.emit(&spectrum, &args.output).map(Exit::done)
 }

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use clap::Args;
 use termwise_base::files;
 use termwise_report::{Block, Cell, Document, Table, duration};
-use termwise_train::sweep::{self, Event, Options, Plan, ProcessRunner, Progress, State, Status, Summary, TrainingSchema};
+use termwise_train::provenance::Provenance;
+use termwise_train::sweep::{self, Event, Options, Plan, ProcessRunner, Progress, Record, State, Status, Summary, TrainingSchema};
 
 use super::size;
 use crate::context::{Context, note};
@@ -57,6 +58,9 @@ pub struct SweepArgs {
     /// Leave out runs whose attention has the same output as that of an earlier one
     #[arg(long)]
     pub skip_equal: bool,
+    /// Run again what another build of this program finished, instead of mixing its results with new ones
+    #[arg(long)]
+    pub rerun_other_builds: bool,
     /// Only say which runs there are and how they stand
     #[arg(long)]
     pub list: bool,
@@ -76,18 +80,30 @@ pub fn run(args: &SweepArgs, context: &mut Context) -> Result<Exit, Failure> {
         let hint = if args.skip_equal { "" } else { "; --skip-equal runs one of them" };
         note(&format!("note: {equality}{hint}"));
     }
+    let here = crate::build::here();
     let mut interrupted = false;
     let states = if args.list {
         sweep::states(&plan, &folder, args.skip_equal)?
     } else {
         let (stop, kill) = interrupts();
         let program = std::env::current_exe().map_err(files::Error::io("find", "this program"))?;
-        let options = Options { parallel: args.parallel, threads: context.threads, retry: args.retry, skip_equal: args.skip_equal };
+        let options = Options {
+            parallel: args.parallel,
+            threads: context.threads,
+            retry: args.retry,
+            skip_equal: args.skip_equal,
+            only: args.rerun_other_builds.then(|| here.clone()),
+        };
         let mut display = Display::new(&plan, args.quiet);
         let states = sweep::run(&plan, &folder, &ProcessRunner::new(program, kill), &options, &stop, &mut |event| display.show(event))?;
         interrupted = stop.load(Ordering::Relaxed);
         states
     };
+    let ended: Vec<(&str, &Record)> =
+        plan.jobs.iter().zip(&states).filter_map(|(job, state)| Some((job.hash.as_str(), ended(state)?))).collect();
+    if let Some(warning) = mixed(&ended, &here).filter(|_| !args.quiet) {
+        note(&warning);
+    }
     let summary = Summary::new(&plan, &states);
     if args.list && !args.json {
         let table = Document { title: String::new(), lead: vec![Block::table("runs", listed(&plan, &states))], sections: Vec::new() };
@@ -111,6 +127,33 @@ pub fn run(args: &SweepArgs, context: &mut Context) -> Result<Exit, Failure> {
         false if interrupted => Exit::Interrupted,
         false => Exit::Failure,
     })
+}
+
+fn ended(state: &State) -> Option<&Record> {
+    if let State::Ended(record) = state { Some(record) } else { None }
+}
+
+/// Names finished runs that this build did not make, by build.
+fn mixed(records: &[(&str, &Record)], here: &Provenance) -> Option<String> {
+    let mut builds: Vec<(String, Vec<&str>)> = Vec::new();
+    for (hash, record) in records.iter().filter(|(_, record)| record.is_of_another(here)) {
+        let name = record.made_by();
+        match builds.iter_mut().find(|(other, _)| *other == name) {
+            Some((_, hashes)) => hashes.push(&hash[..hash.len().min(6)]),
+            None => builds.push((name, vec![&hash[..hash.len().min(6)]])),
+        }
+    }
+    if builds.is_empty() {
+        return None;
+    }
+    let list: Vec<String> =
+        builds.iter().map(|(name, hashes)| format!("\n  {name}: {} runs ({})", hashes.len(), hashes.join(" "))).collect();
+    Some(format!(
+        "warning: finished runs of other builds stand among those of this one, {}, and their numbers may differ; \
+         --rerun-other-builds runs them again{}",
+        here.name(),
+        list.concat()
+    ))
 }
 
 /// The first Ctrl-C asks runs to stop, the second does not wait for them.

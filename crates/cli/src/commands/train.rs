@@ -79,6 +79,7 @@ pub fn run(args: &TrainArgs, threads: Option<usize>, context: &mut Context) -> R
         stop,
         peak: (!args.quiet).then(|| peak_gflops() * 1e9),
         files: settings.tokenizer_files()?,
+        provenance: crate::build::here(),
         ..RunOptions::new(&folder)
     };
     if args.overwrite {

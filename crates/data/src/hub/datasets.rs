@@ -9,13 +9,13 @@ use super::remote::{self as hub, OFFLINE, silent};
 use crate::error::{Error, Result};
 use crate::sources::{ENDINGS, SourceFile};
 
-/// The files of `datasets/<owner>/<name>[@<revision>]/<glob>`, sorted by name, fetched where the cache does not hold them.
+/// The files of `hf://datasets/<owner>/<name>[@<revision>]/<glob>`, sorted by name, fetched where the cache does not hold them.
 ///
 /// The hub is asked which files match, so that a cache with half of them is never taken for the whole. With `HF_HUB_OFFLINE` set, those
 /// of the cached snapshot that match are used.
-pub(crate) fn files(asked: &str, rest: &str) -> Result<Vec<SourceFile>> {
+pub(super) fn files(asked: &str) -> Result<Vec<SourceFile>> {
     let refuse = |problem: String| Error::DataSource { asked: asked.into(), problem };
-    let (repo, pattern) = parse(rest).ok_or_else(|| refuse("write it as hf://datasets/<owner>/<name>[@<revision>]/<glob>".into()))?;
+    let (repo, pattern) = parse(asked).ok_or_else(|| refuse("write it as hf://datasets/<owner>/<name>[@<revision>]/<glob>".into()))?;
     let pattern = Pattern::new(&pattern).map_err(|error| refuse(format!("not a valid glob: {error}")))?;
     let (cache, offline) = (hub::cache().map_err(refuse)?, hub::offline());
     let found = if offline { cached(&cache, &repo, &pattern).map_err(refuse)? } else { fetched(&repo, &pattern).map_err(refuse)? };
@@ -31,8 +31,8 @@ pub(crate) fn files(asked: &str, rest: &str) -> Result<Vec<SourceFile>> {
 }
 
 /// Owner and name with the revision, and the glob.
-fn parse(rest: &str) -> Option<(Repo, String)> {
-    let mut parts = rest.strip_prefix("datasets/")?.splitn(3, '/');
+fn parse(asked: &str) -> Option<(Repo, String)> {
+    let mut parts = asked.strip_prefix("hf://datasets/")?.splitn(3, '/');
     let (owner, name, pattern) = (parts.next()?, parts.next()?, parts.next()?);
     let repo = hub::repo(owner, name, RepoType::Dataset)?;
     (!pattern.is_empty()).then(|| (repo, pattern.to_owned()))

@@ -1,15 +1,22 @@
 //! Models and data sets of the Hugging Face hub, through its ordinary cache.
 
 #[cfg(feature = "hub")]
-pub(crate) mod datasets;
+mod datasets;
 #[cfg(feature = "hub")]
 mod remote;
 
 use std::path::PathBuf;
 
-#[cfg(not(feature = "hub"))]
-use crate::error::Error;
 use crate::error::Result;
+use crate::sources::SourceFile;
+
+/// The `config.json` of a model on the hub; its weights are not fetched.
+pub fn config(asked: &str) -> Result<PathBuf> {
+    #[cfg(feature = "hub")]
+    return remote::config(asked, asked.trim_start_matches("hf://"));
+    #[cfg(not(feature = "hub"))]
+    Err(left_out(asked))
+}
 
 /// The folder of a model: the path itself, or for `hf://<owner>/<name>[@<revision>]` where the hub's cache holds it, fetched if it is not there.
 pub fn folder(asked: &str) -> Result<PathBuf> {
@@ -18,9 +25,19 @@ pub fn folder(asked: &str) -> Result<PathBuf> {
         #[cfg(feature = "hub")]
         Some(rest) => remote::model(asked, rest),
         #[cfg(not(feature = "hub"))]
-        Some(_) => {
-            let problem = "this build cannot fetch from the hub; build it with the feature `hub`".into();
-            Err(Error::HubModel { asked: asked.into(), problem })
-        }
+        Some(_) => Err(left_out(asked)),
     }
+}
+
+/// The files of a data set, `hf://datasets/…`.
+pub(crate) fn files(asked: &str) -> Result<Vec<SourceFile>> {
+    #[cfg(feature = "hub")]
+    return datasets::files(asked);
+    #[cfg(not(feature = "hub"))]
+    Err(left_out(asked))
+}
+
+#[cfg(not(feature = "hub"))]
+fn left_out(asked: &str) -> crate::Error {
+    crate::Error::left_out(asked, "the Hugging Face hub", "hub")
 }

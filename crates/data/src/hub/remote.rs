@@ -71,6 +71,17 @@ pub(crate) fn model(asked: &str, rest: &str) -> Result<PathBuf> {
     if offline() { snapshot(&cache, &repo).map_err(refuse) } else { fetched(&repo).map_err(refuse) }
 }
 
+/// The configuration of such a model alone, without its weights.
+pub(crate) fn config(asked: &str, rest: &str) -> Result<PathBuf> {
+    let refuse = |problem: String| Error::HubModel { asked: asked.into(), problem };
+    let parsed = rest.split_once('/').and_then(|(owner, name)| repo(owner, name, RepoType::Model));
+    let repo = parsed.ok_or_else(|| refuse("write it as hf://<owner>/<name>[@<revision>]".into()))?;
+    if offline() {
+        return Ok(snapshot(&cache().map_err(refuse)?, &repo).map_err(refuse)?.join(FILES[0]));
+    }
+    api(&repo, false).map_err(refuse)?.get(FILES[0]).map_err(|error| refuse(format!("the hub does not give its {}: {error}", FILES[0])))
+}
+
 fn fetched(repo: &Repo) -> Problem<PathBuf> {
     let api = api(repo, true)?;
     let missing =

@@ -47,8 +47,10 @@ mod document;
 mod optimum;
 #[cfg(test)]
 mod tests;
+mod tokenizer;
 
 pub use config::LanguageConfig;
+pub use tokenizer::Question;
 
 use super::{BestLoss, Rows, Source, draw};
 use crate::error::{Error, Result};

@@ -286,3 +286,42 @@ fn settings_that_cannot_be_say_what_to_do() {
     }
     assert!(language.train(1, u64::MAX, 2, 128, &mut Rows::default()).is_err());
 }
+
+#[test]
+fn documents_are_text_that_leads_back_to_them() {
+    let language = language("length=64 facts=5 keys=16 values=9 words=7");
+    let tokenizer = language.tokenizer().unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(tokenizer.vocabulary(), language.vocabulary());
+    let mut rows = Rows::default();
+    language.train(3, 0, 4, 64, &mut rows).unwrap_or_else(|error| panic!("{error}"));
+    for ids in rows.ids.chunks(64) {
+        let text = tokenizer.decode(ids, true).expect("text");
+        assert_eq!(tokenizer.encode(&text, true).expect("tokens"), ids, "{text}");
+        // Every fact is a key and a value; questions are about keys.
+        let words: Vec<&str> = text.split(' ').collect();
+        for pair in words.windows(2) {
+            match pair[0].as_bytes()[0] {
+                b'?' => assert!(pair[1].starts_with('k'), "{text}"),
+                b'k' => assert!(pair[1].starts_with('v'), "{text}"),
+                _ => assert!(!pair[1].starts_with('v'), "{text}"),
+            }
+        }
+    }
+    assert_eq!(tokenizer.encode("? k12 v7 w3", false).expect("tokens"), [1, 2 + 7 + 12, 2 + 7 + 16 + 7, 2 + 3]);
+    assert_eq!(tokenizer.encode("w0", true).expect("tokens"), [START, 2]);
+    let error = tokenizer.encode("? k12 cat", false).expect_err("no word of it").to_string();
+    assert!(error.contains("no token for `cat`"), "{error}");
+}
+
+#[test]
+fn questions_have_the_answer_that_the_document_states() {
+    let language = language("");
+    for number in [0, 1, 7, 256] {
+        let question = language.question(number).expect("a document").expect("a question");
+        let words: Vec<&str> = question.text.split(' ').collect();
+        assert_eq!(words[words.len() - 2..], ["?", &question.key]);
+        let stated = words.windows(2).find(|pair| pair[0] == question.key).expect("the fact");
+        assert_eq!(stated[1], question.answer, "{}", question.text);
+    }
+    assert_eq!(language.question(256).expect("a document"), language.question(0).expect("a document"));
+}

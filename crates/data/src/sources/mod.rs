@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::config::{DataConfig, Documents};
 use crate::error::{Error, Result};
+use crate::hub;
 
 /// A text file that is one document is taken apart into pieces of at most this many bytes, cut after a line break where there is one.
 /// Each is tokenized by itself.
@@ -109,10 +110,7 @@ impl SourceFile {
             #[cfg(feature = "parquet")]
             Format::Parquet => parquet::documents(path, field, read.clone())?,
             #[cfg(not(feature = "parquet"))]
-            Format::Parquet => {
-                let problem = "this build cannot read parquet files; build it with the feature `parquet`".into();
-                return Err(Error::DataSource { asked: path.display().to_string(), problem });
-            }
+            Format::Parquet => return Err(Error::left_out(path.display().to_string(), "Parquet files", "parquet")),
         })
     }
 
@@ -122,6 +120,9 @@ impl SourceFile {
         Ok(match self.compression {
             Compression::None => Box::new(counted),
             Compression::Gzip => Box::new(BufReader::with_capacity(1 << 18, flate2::bufread::MultiGzDecoder::new(counted))),
+            #[cfg(not(feature = "zstd"))]
+            Compression::Zstd => return Err(Error::left_out(self.path.display().to_string(), "Zstandard", "zstd")),
+            #[cfg(feature = "zstd")]
             Compression::Zstd => {
                 let decoder = zstd::stream::read::Decoder::with_buffer(counted).map_err(Error::io("read", &self.path))?;
                 Box::new(BufReader::with_capacity(1 << 18, decoder))
@@ -162,11 +163,8 @@ pub fn files(config: &DataConfig) -> Result<Vec<SourceFile>> {
 
 fn files_of(asked: &str) -> Result<Vec<SourceFile>> {
     let refuse = |problem: String| Err(Error::DataSource { asked: asked.into(), problem });
-    if let Some(rest) = asked.strip_prefix("hf://") {
-        #[cfg(feature = "hub")]
-        return crate::hub::datasets::files(asked, rest);
-        #[cfg(not(feature = "hub"))]
-        return refuse(format!("this build cannot fetch {rest} from the hub; build it with the feature `hub`"));
+    if asked.starts_with("hf://") {
+        return hub::files(asked);
     }
     let path = Path::new(asked);
     if path.is_file() {

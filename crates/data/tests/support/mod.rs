@@ -43,10 +43,18 @@ pub fn compress(name: &str, content: &[u8]) -> Vec<u8> {
         encoder.write_all(content).unwrap();
         encoder.finish().unwrap()
     } else if name.ends_with(".zst") {
-        zstd::encode_all(content, 3).unwrap()
+        #[cfg(feature = "zstd")]
+        return zstd::encode_all(content, 3).unwrap();
+        #[cfg(not(feature = "zstd"))]
+        unreachable!("{name}: only where the feature is on");
     } else {
         content.to_vec()
     }
+}
+
+/// Those of the names that this build can read: `.zst` is a feature.
+pub fn readable<'a>(names: &[&'a str]) -> Vec<&'a str> {
+    names.iter().copied().filter(|name| cfg!(feature = "zstd") || !name.ends_with(".zst")).collect()
 }
 
 /// Documents `<0>`, `<1>`, … of different lengths, one a line.

@@ -1,17 +1,8 @@
-//! Bytes that heads keep between tokens, as the buffers of [`termwise_attention::State`] hold them.
-//!
-//! Moments of orders 0..p take C(d+p, p) rows of e values, padded to whole vectors of 16, and one number more a row under a sum. A cache
-//! takes d + e numbers a token, e padded likewise, in blocks of 128 tokens, and a number for each
-//! gate and decay. What else a layer carries, some dozens of bytes a head, is left out on both sides.
+//! Bytes that heads keep between tokens, by the one counter that there is: that of `termwise plan`, here by kv head.
 
-use termwise_attention::MAX_ROWS;
-use termwise_attention::combinatorics::binomial;
-use termwise_attention::{Kernel, Variant};
+use termwise_attention::Variant;
+use termwise_lab::plan::count::{Attention, Sizes};
 use termwise_llama::Config;
-
-const FLOAT: u64 = 4;
-const PAD: u64 = 16;
-const BLOCK: u64 = 128;
 
 /// Sizes of a model's heads.
 #[derive(Clone, Copy, Debug)]
@@ -38,47 +29,26 @@ impl Heads {
         self.heads / self.kv_heads
     }
 
-    fn padded(&self) -> u64 {
-        (self.d as u64).next_multiple_of(PAD)
-    }
-
     /// Keys and values of one kv head after that many tokens.
     pub fn cache(&self, context: u64) -> u64 {
-        context.next_multiple_of(BLOCK).saturating_mul(FLOAT * (self.d as u64 + self.padded()))
+        self.count(&[Variant::default()]).cache_bytes(context)
     }
 
     /// The state of one kv head cut at order p; `None` where it is more than the engine would build.
     pub fn state(&self, order: usize, sums: bool) -> Option<u64> {
-        let rows = binomial(self.d + order, order);
-        if rows > MAX_ROWS as u128 {
-            return None;
-        }
-        let rows = rows as u64;
-        Some(FLOAT * rows * (self.padded() + u64::from(sums)))
+        let over = if sums { "sum" } else { "length" };
+        let variant: Variant = format!("taylor=0..{order} over={over}").parse().ok()?;
+        Some(self.count(&[variant])).filter(Attention::has_state).map(|counts| counts.kept_bytes(0))
     }
 
     /// What a unit of query heads keeps after that many tokens: one state for each different order, a cache if any head has none.
     pub fn unit(&self, heads: &[Variant], context: u64) -> u64 {
-        let mut states: Vec<(usize, bool, Option<usize>)> = Vec::new();
-        let (mut cache, mut columns) = (false, 0);
-        for (head, variant) in heads.iter().enumerate() {
-            let (decays, key_side) = (variant.decay.is_some(), variant.denominator.key_side());
-            match &variant.kernel {
-                Kernel::Taylor(series) if variant.clamp.is_none() && self.state(series.degree(), true).is_some() => {
-                    // Heads that fade or weigh keys in their own way share with nobody.
-                    let key = (series.degree(), variant.denominator.sums(), (decays || key_side).then_some(head));
-                    if !states.contains(&key) {
-                        states.push(key);
-                    }
-                }
-                _ => {
-                    cache = true;
-                    columns += FLOAT * u64::from(variant.in_gate.is_some() || key_side) + 2 * FLOAT * u64::from(decays);
-                }
-            }
-        }
-        let states: u64 = states.into_iter().filter_map(|(order, sums, _)| self.state(order, sums)).sum();
-        states + if cache { self.cache(context) + columns * context } else { 0 }
+        self.count(heads).kept_bytes(context)
+    }
+
+    /// Query heads of one kv head.
+    fn count(&self, heads: &[Variant]) -> Attention {
+        Attention::of_layer(heads, Sizes { kv_heads: 1, d: self.d })
     }
 
     /// What a whole model keeps.
@@ -127,6 +97,8 @@ mod tests {
                 ["taylor=0..1 over=sum decay=softplus"; 4],
                 ["taylor=0..2", "softmax", "softmax", "softmax"],
                 ["taylor=0..1", "taylor=0..2", "taylor=0..2", "taylor=0..2"],
+                ["feature=elu"; 4],
+                ["power=2"; 4],
             ] {
                 let heads = texts.map(parse);
                 for tokens in [1, 128, 129] {

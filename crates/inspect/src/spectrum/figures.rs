@@ -6,6 +6,7 @@ use termwise_report::{
 };
 
 use super::{LayerSpectrum, Magnitudes, OverHeads, Spectrum, Terms, Timing};
+use crate::MadeBy;
 
 /// Magnitudes below this have the darkest colour and no place in charts: beside order 0, which is 1, they are nothing.
 const LEAST: f64 = 1e-6;
@@ -214,8 +215,9 @@ impl Documented for Spectrum {
                 format!("forward {forward:.2} s, analysis {analysis:.2} s: {:.2} forward passes", 1.0 + analysis / forward),
             ));
         }
-        let lead =
-            vec![Block::Facts(facts.into_iter().map(|(name, text)| (name.into(), text)).collect()), Block::table("layers", self.table())];
+        let facts = facts.into_iter().map(|(name, text)| (name.into(), text)).collect();
+        let mut lead = vec![Block::Facts(facts), Block::table("layers", self.table())];
+        lead.extend(self.made_by.as_ref().map(MadeBy::block));
         let needed = match self.order_map().values.iter().flatten().any(Option::is_some) {
             true => vec![orders, error, Block::text(CUT)],
             false => {

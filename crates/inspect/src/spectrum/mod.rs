@@ -96,7 +96,7 @@ pub fn measure(model: &Model, windows: &[Vec<u32>], options: &Options, progress:
     let mut session = model.session(batch, length, SessionOptions { forward_only: true, ..SessionOptions::default() })?;
     // Angles are looked up once for all heads and rows.
     let shape = Layer::new(config.num_attention_heads, config.num_key_value_heads, config.head_dim).rope(config.rope()?.with_table(length));
-    let plans = (0..layers).map(|layer| shape.clone().heads(&config.heads(layer))).collect::<Result<Vec<Layer>, _>>()?;
+    let plans = (0..layers).map(|layer| shape.clone().heads(config.heads(layer))).collect::<Result<Vec<Layer>, _>>()?;
     let mut sums: Vec<Vec<Found>> = plans.iter().map(|layer| vec![Found::default(); layer.heads().len()]).collect();
     let mut state = Progress { done: 0, of: (windows.len().div_ceil(batch) * layers) as u64 };
     progress(state);
@@ -151,6 +151,7 @@ pub fn measure(model: &Model, windows: &[Vec<u32>], options: &Options, progress:
         rows: RowFacts { sampled: chosen, of: tokens, seed: options.seed },
         orders: options.orders.clone(),
         layers,
+        made_by: None,
         timing,
     })
 }

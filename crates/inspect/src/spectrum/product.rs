@@ -1,6 +1,6 @@
 //! Products of float64 matrices on one thread.
 
-use gemm::Parallelism;
+use gemm_common::Parallelism;
 
 /// out [m, n] (rows n apart) = or += a [m, k] (rows `step` apart) times b, whose element (i, j) stands at i·rows + j·columns.
 pub struct Product<'a> {
@@ -23,22 +23,23 @@ impl Product<'_> {
         assert!(k <= step && a.len() >= (m - 1) * step + k, "the first matrix does not fit");
         assert!(b.len() > (k - 1) * rows + (n - 1) * columns, "the second matrix does not fit");
         assert!(out.len() >= m * n, "the product does not fit");
+        // The kernels write columns, and the rows of a·b are the columns of bᵀ·aᵀ.
         // SAFETY: the assertions bound every element that is read or written; `out` is borrowed mutably, so it overlaps neither input.
         unsafe {
-            gemm::gemm(
-                m,
+            gemm_f64::gemm::f64::get_gemm_fn()(
                 n,
+                m,
                 k,
                 out.as_mut_ptr(),
-                1,
                 n as isize,
-                add,
-                a.as_ptr(),
                 1,
-                step as isize,
+                add,
                 b.as_ptr(),
-                columns as isize,
                 rows as isize,
+                columns as isize,
+                a.as_ptr(),
+                step as isize,
+                1,
                 1.0,
                 1.0,
                 false,

@@ -8,7 +8,7 @@ use super::hardware::Hardware;
 /// Tokens of context; absent where there is no state, or where a cache stays better for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BreakEven {
-    /// At which a cache is as large as the state, to the nearest token.
+    /// At which a cache is as large as the state, to the nearest token; its blocks of 128 tokens are not rounded up.
     pub memory: Option<u64>,
     /// From which on a token with the state takes no longer than with a cache, attention alone.
     pub decode: Option<u64>,
@@ -26,7 +26,7 @@ impl BreakEven {
         if !counts.has_state() {
             return BreakEven { memory: None, decode: None, chunk: None, auto: None };
         }
-        let saved = counts.cache.saturating_sub(counts.endless_cache);
+        let saved = counts.cache_growth().saturating_sub(counts.growth());
         let no_longer = |ours: Work, theirs: Work| hardware.seconds(ours) <= hardware.seconds(theirs);
         BreakEven {
             memory: (saved > 0).then(|| (4.0 * counts.state as f64 / saved as f64).round() as u64),

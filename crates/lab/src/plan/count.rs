@@ -10,6 +10,10 @@
 //! cache      T pairs for the token at position T
 //! ```
 //!
+//! Bytes are those of the engine's buffers: values in whole vectors of 16 numbers, caches in blocks of 128 tokens. A test compares them
+//! with [`termwise_attention::State`]. Left out are some dozens of bytes a head that a layer carries besides, and room that the columns of
+//! gates and decays have to spare as they grow.
+//!
 //! N monomials are kept, s = 1 where the denominator sums. A multiply-add is two operations; a monomial of order 2 or above is one
 //! multiplication, made from one of the order below. RoPE, gates, norms and the evaluation of w are not counted: they grow with
 //! d or with pairs by far smaller factors.
@@ -23,6 +27,10 @@ use termwise_attention::{Map, Variant};
 
 const FLOAT: u64 = 4;
 const DOUBLE: u64 = 8;
+/// Rows of values are whole vectors.
+const PAD: usize = 16;
+/// Tokens by which caches grow.
+const BLOCK: u64 = 128;
 /// Positions of a tile of the fused engine, and of a chunk unless told otherwise.
 pub const TILE: usize = 128;
 
@@ -46,14 +54,18 @@ pub struct Attention {
     pub update: f64,
     /// Operations with which the queries of one token read the states.
     pub query: f64,
-    /// float32 numbers in the states of one batch row.
+    /// float32 numbers in the states of one batch row, as the buffers hold them.
     pub state: u64,
     /// The same, once for every head that reads them.
     pub state_reads: u64,
-    /// Bytes that a cache of every head grows by with a token.
+    /// Bytes of keys and values that a cache of every head grows by with a token.
     pub cache: u64,
-    /// Bytes that grow with a token although heads with a finite state have one.
+    /// The same for heads without a finite state alone.
     pub endless_cache: u64,
+    /// Bytes that gates and decays add to `cache`, without blocks.
+    pub cache_columns: u64,
+    /// The same for heads without a finite state alone.
+    pub endless_columns: u64,
     /// Bytes of keys and values that the queries of a tile read for each key before them.
     pub tile: u64,
     /// The same for heads without a finite state alone.
@@ -113,26 +125,30 @@ impl Attention {
             };
 
             let pair = 2.0 * (2 * d) as f64;
-            let row = FLOAT * 2 * d as u64;
+            let padded = d.next_multiple_of(PAD);
+            let row = FLOAT * (d + padded) as u64;
             let own_row = FLOAT * u64::from(variant.in_gate.is_some() || key_side) + DOUBLE * u64::from(decays);
             sum.pair += pair;
-            sum.tile += row;
+            sum.tile += FLOAT * 2 * d as u64;
             let shared = add(&mut caches, Unit { moments: None, ..unit.clone() });
-            sum.cache += if shared { row } else { 0 } + own_row;
+            sum.cache += if shared { row } else { 0 };
+            sum.cache_columns += own_row;
             let Some(moments) = &unit.moments else {
                 sum.endless_pair += pair;
-                sum.endless_tile += row;
-                sum.endless_cache += if add(&mut units, unit) { row } else { 0 } + own_row;
+                sum.endless_tile += FLOAT * 2 * d as u64;
+                sum.endless_cache += if add(&mut units, unit) { row } else { 0 };
+                sum.endless_columns += own_row;
                 continue;
             };
             let size = variant.state_size(d, d).unwrap_or(0) as u64;
-            let rows = variant.state_rows(d).unwrap_or(0) as f64;
+            let rows = variant.state_rows(d).unwrap_or(0);
+            let held = size + rows as u64 * (padded - d) as u64;
             let highest = moments.orders.last().copied().unwrap_or(0);
             let built = (2..=highest).map(|n| monomials(d, n) as f64).sum::<f64>();
-            sum.query += 2.0 * size as f64 + built + rows;
-            sum.state_reads += size;
+            sum.query += 2.0 * size as f64 + built + rows as f64;
+            sum.state_reads += held;
             if add(&mut units, unit) {
-                sum.state += size;
+                sum.state += held;
                 sum.update += if decays { 3.0 } else { 2.0 } * size as f64 + built;
             }
         }
@@ -146,12 +162,22 @@ impl Attention {
 
     /// Bytes of states and of what still grows, after T tokens.
     pub fn kept_bytes(&self, context: u64) -> u64 {
-        self.state.saturating_mul(FLOAT).saturating_add(self.endless_cache.saturating_mul(context))
+        self.state.saturating_mul(FLOAT).saturating_add(grown(self.endless_cache, self.endless_columns, context))
     }
 
     /// Bytes of a cache for every head after T tokens.
     pub fn cache_bytes(&self, context: u64) -> u64 {
-        self.cache.saturating_mul(context)
+        grown(self.cache, self.cache_columns, context)
+    }
+
+    /// Bytes that a cache of every head grows by with a token, on average.
+    pub fn cache_growth(&self) -> u64 {
+        self.cache + self.cache_columns
+    }
+
+    /// The same for heads without a finite state alone; 0 where what is kept has constant size.
+    pub fn growth(&self) -> u64 {
+        self.endless_cache + self.endless_columns
     }
 
     /// A token of a prompt of T in parallel mode, on average.
@@ -182,13 +208,13 @@ impl Attention {
         let t = context as f64;
         Work {
             flops: self.update + self.query + self.endless_pair * t,
-            bytes: 2.0 * FLOAT as f64 * self.state as f64 + self.endless_cache as f64 * t,
+            bytes: 2.0 * FLOAT as f64 * self.state as f64 + self.growth() as f64 * t,
         }
     }
 
     /// The token at position T, with a cache for every head.
     pub fn cached(&self, context: u64) -> Work {
-        Work { flops: self.pair * context as f64, bytes: self.cache as f64 * context as f64 }
+        Work { flops: self.pair * context as f64, bytes: self.cache_growth() as f64 * context as f64 }
     }
 }
 
@@ -203,10 +229,17 @@ impl Sum for Attention {
             state_reads: a.state_reads.saturating_add(b.state_reads),
             cache: a.cache + b.cache,
             endless_cache: a.endless_cache + b.endless_cache,
+            cache_columns: a.cache_columns + b.cache_columns,
+            endless_columns: a.endless_columns + b.endless_columns,
             tile: a.tile + b.tile,
             endless_tile: a.endless_tile + b.endless_tile,
         })
     }
+}
+
+/// Bytes of a cache after that many tokens: keys and values in whole blocks, and columns.
+fn grown(rows: u64, columns: u64, context: u64) -> u64 {
+    rows.saturating_mul(context.next_multiple_of(BLOCK)).saturating_add(columns.saturating_mul(context))
 }
 
 /// Operations, and bytes between memory and processor if caches hold a tile or a chunk and no more.

@@ -28,8 +28,9 @@ impl Plan {
         let batch = self.batch as f64;
         let seconds = |attention: Work, rows: f64| machine.seconds(self.model.matrices(rows)) + machine.seconds(attention);
 
-        let kept = |c: &Column, t: f64| c.counts.kept_bytes(t as u64) as f64 * batch;
-        let cached = |c: &Column, t: f64| c.counts.cache_bytes(t as u64) as f64 * batch;
+        // Lines, without the steps of a cache's blocks.
+        let kept = |c: &Column, t: f64| (c.counts.kept_bytes(0) as f64 + c.counts.growth() as f64 * t) * batch;
+        let cached = |c: &Column, t: f64| c.counts.cache_growth() as f64 * t * batch;
         let step = |c: &Column, t: f64| seconds(c.counts.recurrent(t as u64), batch);
         let cached_step = |c: &Column, t: f64| seconds(c.counts.cached(t as u64), batch);
         let parallel = |c: &Column, t: f64| seconds(c.counts.parallel(t as u64), batch * t);

@@ -15,7 +15,7 @@
 //! ```
 
 mod break_even;
-mod count;
+pub mod count;
 mod document;
 mod figure;
 mod hardware;
@@ -206,7 +206,7 @@ pub struct Kept {
 /// What a model keeps at this context.
 pub fn kept(config: &Config, context: u64) -> Kept {
     let counts = model::attention(config);
-    Kept { bytes: counts.kept_bytes(context), constant: counts.endless_cache == 0 }
+    Kept { bytes: counts.kept_bytes(context), constant: counts.growth() == 0 }
 }
 
 /// The kernel's word, of a series its orders alone.
@@ -242,7 +242,7 @@ impl Place<'_> {
             warnings: variant.map(Variant::warnings).unwrap_or_default(),
             state_bytes: counts.kept_bytes(context).saturating_mul(batch),
             cache_bytes: counts.cache_bytes(context).saturating_mul(batch),
-            constant: counts.endless_cache == 0,
+            constant: counts.growth() == 0,
             parallel: self.prompt(counts.parallel(context)),
             chunk: counts.has_state().then(|| self.prompt(counts.chunk(context, chunk))),
             recurrent: counts.has_state().then(|| self.token(counts.recurrent(context))),
@@ -290,7 +290,7 @@ impl Place<'_> {
                 order_beside_weights = Some(p);
             }
         }
-        let tokens = |bytes: u64| bytes / own.cache.saturating_mul(self.batch).max(1);
+        let tokens = |bytes: u64| bytes / own.cache_growth().saturating_mul(self.batch).max(1);
         let (cache_tokens, cache_tokens_beside_weights) = (tokens(memory), tokens(beside));
         Fits { memory, weights, order, order_beside_weights, cache_tokens, cache_tokens_beside_weights }
     }

@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use termwise_attention::parts::kernel::taylor::{Coefficients, Taylor};
-use termwise_attention::{Kernel, Shape, Variant, nearest};
+use termwise_attention::{Shape, Variant, nearest};
 use termwise_llama::Config;
+use termwise_train::resolve;
 use termwise_train::settings::{Layer, Settings, presets};
 
 use super::count::{Attention, Sizes, Work};
@@ -51,7 +51,7 @@ pub struct Kind {
     pub count: u64,
 }
 
-/// A preset, a folder with a `config.json`, or that file. Presets of the paper have its vocabulary and length; others are for bytes.
+/// A preset, a `config.json`, or whatever else [`resolve::model`] finds; of a model on the hub the configuration alone is fetched. Presets of the paper have its vocabulary and length; others are for bytes.
 pub fn find(name: &str, vocabulary: Option<usize>) -> Result<Config, Error> {
     if presets::MODELS.iter().any(|model| model.0 == name) {
         let paper = name.starts_with("paper-");
@@ -59,13 +59,27 @@ pub fn find(name: &str, vocabulary: Option<usize>) -> Result<Config, Error> {
         let layer = Layer::parse(&format!("recipe = \"{recipe}\"\nmodel = \"{name}\""), "the preset")?;
         return Ok(Settings::resolve(&[layer])?.config(vocabulary.unwrap_or(if paper { PAPER_VOCABULARY } else { BYTES }))?);
     }
-    if !Path::new(name).exists() {
-        let known = || presets::MODELS.iter().map(|model| model.0);
-        let suggestion = nearest(name, known()).map(str::to_owned);
-        let known = format!("{}, or a folder with a config.json", known().collect::<Vec<_>>().join(", "));
-        return Err(Error::Unknown { what: "model", name: name.into(), suggestion, known });
-    }
-    let mut config = Config::read(name)?;
+    let path = if name.starts_with("hf://") {
+        resolve::hub_config(name)?
+    } else if Path::new(name).is_file() {
+        name.into()
+    } else {
+        match resolve::model(Some(name)) {
+            Ok(found) => found.folder,
+            Err(termwise_train::Error::NoModel { tried, .. }) => {
+                let known = || presets::MODELS.iter().map(|model| model.0);
+                let suggestion = nearest(name, known()).map(str::to_owned);
+                let known = format!(
+                    "{}, a folder with a config.json, a run, a checkpoint, or hf://OWNER/NAME (tried: {})",
+                    known().collect::<Vec<_>>().join(", "),
+                    tried.join("; ")
+                );
+                return Err(Error::Unknown { what: "model", name: name.into(), suggestion, known });
+            }
+            Err(other) => return Err(other.into()),
+        }
+    };
+    let mut config = Config::read(path)?;
     if let Some(vocabulary) = vocabulary {
         config.vocab_size = vocabulary;
         config.validate()?;
@@ -151,19 +165,9 @@ pub fn attention(config: &Config) -> Attention {
     (0..config.num_hidden_layers).map(|layer| Attention::of_layer(&config.heads(layer), sizes)).sum()
 }
 
-/// Whether some head has a kernel that orders can be cut from, and the model with each of these cut at order p. A clamp goes:
-/// a clamped polynomial has no finite state.
+/// The model cut at order p as `generate --order` cuts it; `None` where no head has an exponential. A clamp stays, and such a head keeps
+/// its cache.
 pub fn cut(config: &Config, order: usize) -> Option<Config> {
-    let series = Taylor::new((0..=order).collect(), Coefficients::Ones).ok()?;
-    let mut cut = config.clone();
-    let mut any = false;
-    for layer in 0..config.num_hidden_layers {
-        for (head, variant) in config.heads(layer).into_iter().enumerate() {
-            if matches!(variant.kernel, Kernel::Exp(_) | Kernel::Taylor(_)) {
-                any = true;
-                cut.attention.set_head(layer, head, Variant { kernel: Kernel::Taylor(series.clone()), clamp: None, ..variant });
-            }
-        }
-    }
-    any.then_some(cut)
+    let attention = termwise_llama::generate::cut(config, order).ok()?;
+    Some(Config { attention, ..config.clone() })
 }

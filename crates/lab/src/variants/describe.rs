@@ -6,6 +6,7 @@ use termwise_attention::{Layer, Rope, Source, Variant};
 
 use super::classes::{Equal, Relation, of_presets};
 use crate::Error;
+use crate::plan::{self, count::Attention};
 
 /// The sizes for which parameters and states are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,9 +73,11 @@ pub enum State {
     KvCache,
     /// A state of constant size.
     Recurrent {
-        /// float32 numbers, those of the denominator included.
+        /// float32 numbers of the formula, those of the denominator included.
         floats: u64,
-        /// Tokens at which a KV cache has as many.
+        /// Bytes of the buffers that hold them; absent where the engine would build none.
+        bytes: Option<u64>,
+        /// Tokens at which a KV cache takes as many bytes.
         break_even_tokens: u64,
     },
     /// A finite state with more than 2^64 numbers, which nothing can hold.
@@ -93,7 +96,10 @@ impl State {
     fn of(variant: &Variant, d: usize) -> State {
         let Some(floats) = variant.state_size(d, d) else { return State::KvCache };
         let Ok(floats) = u64::try_from(floats) else { return State::BeyondMemory };
-        State::Recurrent { floats, break_even_tokens: (floats as f64 / (2 * d) as f64).round() as u64 }
+        let counts = Attention::of_layer(std::slice::from_ref(variant), plan::count::Sizes { kv_heads: 1, d });
+        let bytes = counts.has_state().then(|| counts.kept_bytes(0));
+        let even = bytes.map_or(floats as f64 / (2 * d) as f64, |bytes| bytes as f64 / counts.cache_growth() as f64);
+        State::Recurrent { floats, bytes, break_even_tokens: even.round() as u64 }
     }
 }
 

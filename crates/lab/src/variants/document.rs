@@ -1,6 +1,6 @@
 //! Presets, parts and single variants for people.
 
-use termwise_report::{Block, Cell, Document, Documented, Section, Table, thousands};
+use termwise_report::{Block, Cell, Document, Documented, Section, Table, Unit, thousands};
 
 use super::{Catalogue, Class, Described, Description, Relation, Sizes, Slot, State};
 
@@ -63,7 +63,7 @@ fn groups<'a>(class: &Class, presets: &'a [Description]) -> Vec<(String, Vec<&'a
 fn state_cells(state: &State) -> [Cell; 2] {
     match state {
         State::KvCache => [Cell::text("KV"), Cell::text("")],
-        State::Recurrent { floats, break_even_tokens } => [Cell::Count(*floats), Cell::Count(*break_even_tokens)],
+        State::Recurrent { floats, break_even_tokens, .. } => [Cell::Count(*floats), Cell::Count(*break_even_tokens)],
         State::BeyondMemory => [Cell::text("> 2^64"), Cell::text("never")],
     }
 }
@@ -124,8 +124,10 @@ impl Described {
             "state",
             match &one.state {
                 State::KvCache => format!("no finite state; a KV cache grows by {} floats per token and head", 2 * d),
-                State::Recurrent { floats, break_even_tokens: even } => {
-                    format!("{} floats per head (d {d}), as many as a KV cache has at {} tokens", thousands(*floats), thousands(*even))
+                State::Recurrent { floats, bytes, break_even_tokens: even } => {
+                    let bytes = bytes.map_or("more than the engine builds".into(), |bytes| Unit::Bytes.format(bytes as f64));
+                    let (floats, even) = (thousands(*floats), thousands(*even));
+                    format!("{floats} floats per head (d {d}), {bytes}, as much as a KV cache takes at {even} tokens")
                 }
                 State::BeyondMemory => "finite but beyond 2^64 floats per head; a KV cache is always smaller".into(),
             },

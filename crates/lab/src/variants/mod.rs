@@ -99,7 +99,7 @@ mod tests {
         );
         assert_eq!(gated.added_count, 2 * 32 + 2 + 4 * 32 + 4 + 8 + 8);
         assert_eq!((plain.added_count, &plain.state), (0, &State::KvCache));
-        assert_eq!(state.state, State::Recurrent { floats: 45 * 8, break_even_tokens: 23 });
+        assert_eq!(state.state, State::Recurrent { floats: 45 * 8, bytes: Some(4 * 45 * 16), break_even_tokens: 30 });
     }
 
     #[test]

@@ -304,10 +304,6 @@ impl<'m> Decoder<'m> {
         Ok(())
     }
 
-    pub(super) fn shape(&self) -> Shape {
-        self.shape
-    }
-
     pub(super) fn check_row(&self, row: usize) -> Result<()> {
         if row < self.rows.len() {
             return Ok(());

@@ -6,7 +6,7 @@ use termwise_train::eval::Part;
 use termwise_train::metrics::{self, Line};
 use termwise_train::sweep::{Job, Metrics, State, Status};
 
-use super::claim::{Claim, Side};
+use super::claim::{Claim, Decision};
 use super::experiment::{Experiment, Task, Variant};
 use super::results::{ClaimOutcome, CurvePoint, Outcome, Run, Spread, TaskOutcome, VariantOutcome};
 use super::schedule::Schedule;
@@ -34,10 +34,11 @@ fn run(job: &Job, state: &State, folder: &Path) -> Result<Run, Error> {
         folder: format!("runs/{}", job.hash),
         task: text(0),
         attention: job.settings.get("attention").and_then(toml::Value::as_str).unwrap_or_default().to_owned(),
-        seed: job.settings.get("seed").and_then(toml::Value::as_integer).unwrap_or(0) as u64,
+        seed: seed(job),
         status: status.into(),
         note,
         seconds,
+        provenance: if let State::Ended(record) = state { record.provenance.clone() } else { Vec::new() },
         held_out: None,
         curve: Vec::new(),
         train: Vec::new(),
@@ -63,7 +64,7 @@ pub fn read_metrics(folder: &Path, run: &mut Run) -> Result<u64, Error> {
     Ok(last)
 }
 
-/// One experiment, decided by the runs that are finished.
+/// One experiment by the runs that are finished; [`super::Results::decide`] decides its claims.
 pub fn outcome(index: usize, experiment: &Experiment, schedule: &Schedule, states: &[State]) -> Result<Outcome, Error> {
     let tasks = experiment.tasks.iter().enumerate().map(|(t, task)| {
         let variants = experiment.variants.iter().enumerate().map(|(v, variant)| {
@@ -71,7 +72,7 @@ pub fn outcome(index: usize, experiment: &Experiment, schedule: &Schedule, state
             variant_outcome(task, variant, &jobs, schedule, states)
         });
         let variants = variants.collect::<Result<Vec<_>, Error>>()?;
-        let claims = experiment.claims.iter().map(|claim| decide(claim, &variants)).collect();
+        let claims = experiment.claims.iter().map(undecided).collect();
         Ok(TaskOutcome { task: task.name.clone(), metric: task.metric, variants, claims })
     });
     let tasks = tasks.collect::<Result<Vec<_>, Error>>()?;
@@ -89,6 +90,7 @@ fn variant_outcome(task: &Task, variant: &Variant, jobs: &[usize], schedule: &Sc
         variant: variant.clone(),
         state_bytes: kept.map(|kept| kept.bytes),
         constant_state: kept.is_some_and(|kept| kept.constant),
+        numbers: jobs.iter().filter_map(|&job| number(&schedule.plan.jobs[job], &states[job], task.metric.key())).collect(),
         metric: spread(task.metric.key()),
         loss: spread("held_out.loss"),
         recall: spread("held_out.recall.loss"),
@@ -119,11 +121,15 @@ fn failed(state: &State) -> bool {
     matches!(state, State::Ended(record) if matches!(record.status, Status::Failed { .. }))
 }
 
-fn decide(claim: &Claim, variants: &[VariantOutcome]) -> ClaimOutcome {
-    let numbers = |name: &str| {
-        let Some(found) = variants.iter().find(|outcome| outcome.variant.name == name) else { return Side::default() };
-        Side { statistic: found.metric.map(|metric| metric.statistic()), failed: found.failed }
-    };
-    let (text, rule) = (claim.text.clone(), Some(claim.rule.clone()));
-    ClaimOutcome { text, rule, stated: claim.rule.describe(), decision: claim.rule.decide(&numbers) }
+fn number(job: &Job, state: &State, key: &str) -> Option<(u64, f64)> {
+    Some((seed(job), *finished(state)?.get(key)?))
+}
+
+fn seed(job: &Job) -> u64 {
+    job.settings.get("seed").and_then(toml::Value::as_integer).unwrap_or(0) as u64
+}
+
+fn undecided(claim: &Claim) -> ClaimOutcome {
+    let decision = Decision::open(String::new());
+    ClaimOutcome { text: claim.text.clone(), rule: Some(claim.rule.clone()), stated: claim.rule.describe(), also: Vec::new(), decision }
 }

@@ -1,21 +1,18 @@
 //! The machine and the program that results come from.
 
 use serde::{Deserialize, Serialize};
-use termwise_attention::simd::isa;
+use termwise_train::provenance::Provenance;
 
 use termwise_base::threads;
 
 /// Where results come from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Environment {
-    /// Of this program.
-    pub version: String,
+    /// The build that decided and wrote them; runs name their own.
+    #[serde(flatten)]
+    pub provenance: Provenance,
     /// Whether it was compiled with debug assertions, which makes it slower.
     pub debug: bool,
-    /// As the processor calls itself; empty where the system does not say.
-    pub cpu: String,
-    /// The instruction set in use.
-    pub instructions: String,
     /// Cores that this process may use.
     pub cores: usize,
     /// Bytes of memory; absent where the system does not say.
@@ -26,14 +23,12 @@ pub struct Environment {
 
 impl Environment {
     /// This machine and this program.
-    pub fn here() -> Environment {
-        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-        let kilobytes = field(&read("/proc/meminfo"), "MemTotal").and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
+    pub fn here(provenance: Provenance) -> Environment {
+        let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let kilobytes = field(&text, "MemTotal").and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
         Environment {
-            version: env!("CARGO_PKG_VERSION").into(),
+            provenance,
             debug: cfg!(debug_assertions),
-            cpu: field(&read("/proc/cpuinfo"), "model name").unwrap_or_default(),
-            instructions: isa().name().into(),
             cores: threads::available(),
             memory: kilobytes.map(|kilobytes| kilobytes * 1024),
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),

@@ -31,7 +31,7 @@ pub fn curves(heading: &str, task: &TaskOutcome, runs: &[Run]) -> Option<Figure>
             }
         }
         let points: Vec<(f64, Spread)> = by_step.iter().filter_map(|(&step, numbers)| Some((step as f64, Spread::of(numbers)?))).collect();
-        let band = |&(step, s): &(f64, Spread)| (s.count > 1).then_some((step, s.least, s.greatest));
+        let band = |&(step, s): &(f64, Spread)| Some((step, s.least?, s.greatest?)).filter(|_| s.count > 1);
         let (name, color, dashed) = (outcome.variant.name.clone(), index % COLOURS, index >= COLOURS);
         bands.push(Layer::Band(Band { name: name.clone(), color, points: points.iter().filter_map(band).collect() }));
         lines.push(Layer::Line(Line { name, color, dashed, points: points.iter().map(|(step, s)| (*step, s.mean)).collect() }));
@@ -64,7 +64,7 @@ fn sentence(task: &TaskOutcome) -> String {
 }
 
 fn estimate(spread: Spread) -> Estimate {
-    Estimate { mean: spread.mean, low: spread.least, high: spread.greatest }
+    Estimate { mean: spread.mean, low: spread.least.unwrap_or(spread.mean), high: spread.greatest.unwrap_or(spread.mean) }
 }
 
 /// The metric at the end for every variant, softmax as a line to compare with.

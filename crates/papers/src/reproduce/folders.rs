@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use termwise_report::{Block, Document, Section};
 use termwise_train::metrics::METRICS;
+use termwise_train::provenance;
+use termwise_train::settings::keys;
 use toml::{Table, Value};
 
 use super::collect;
@@ -12,9 +14,6 @@ use super::results::{Run, Spread, TaskOutcome, VariantOutcome};
 use super::{figures, page};
 use crate::Error;
 
-/// Settings that leave the outcome as it is, and those that stand for others.
-const FREE: [&str; 9] =
-    ["recipe", "model", "threads", "keep", "checkpoint_every", "log_every", "eval_every", "eval_batches", "skip_nonfinite"];
 const SETTINGS: &str = "settings.toml";
 
 /// Runs that differ by seed alone, with the settings in which they differ from others.
@@ -62,7 +61,15 @@ pub fn of_folders(folders: &[PathBuf], out: &Path) -> Result<Document, Error> {
     let settings = |run: &Run| found.iter().find(|one| one.run.hash == run.hash).map(|one| one.text.clone());
     sections.push(Section { heading: "Runs and settings".into(), blocks: page::all_runs(&runs, settings) });
     let lead = format!("{} runs, {} settings; runs that differ by seed alone are taken together.", runs.len(), groups.len());
-    Ok(Document { title: "Runs compared".into(), lead: vec![Block::Text(lead)], sections })
+    let mut builds: Vec<(String, usize)> = Vec::new();
+    for name in runs.iter().map(|run| provenance::names(&run.provenance)) {
+        match builds.iter_mut().find(|(other, _)| *other == name) {
+            Some((_, count)) => *count += 1,
+            None => builds.push((name, 1)),
+        }
+    }
+    let lead = vec![Block::Text(lead), Block::Text(format!("Runs: {}.", page::runs_made_by(&builds)))];
+    Ok(Document { title: "Runs compared".into(), lead, sections })
 }
 
 fn section(metric: Metric, groups: &[(String, Vec<usize>)], runs: &[Run]) -> Section {
@@ -89,6 +96,7 @@ fn variant(name: &str, members: &[usize], runs: &[Run], metric: Metric) -> Varia
         variant: Variant { name: name.into(), attention: members.first().map_or(String::new(), |&run| runs[run].attention.clone()) },
         state_bytes: None,
         constant_state: false,
+        numbers: members.iter().filter_map(|&run| runs[run].number(metric)).collect(),
         metric: if metric == Metric::Recall { recall } else { loss },
         loss,
         recall,
@@ -135,6 +143,7 @@ fn read(path: &Path, out: &Path) -> Result<Found, Error> {
         status: "open".into(),
         note: String::new(),
         seconds: 0.0,
+        provenance: provenance::read(path),
         held_out: None,
         curve: Vec::new(),
         train: Vec::new(),
@@ -161,7 +170,7 @@ fn varied(found: &[Found]) -> Vec<String> {
     let mut keys: Vec<String> = Vec::new();
     for key in found.iter().flat_map(|one| one.settings.keys()) {
         let differs = || found.iter().any(|one| one.settings.get(key) != found[0].settings.get(key));
-        if key != "seed" && !FREE.contains(&key.as_str()) && !keys.contains(key) && differs() {
+        if key != "seed" && keys::find(key).is_none_or(|key| key.effect.on_weights()) && !keys.contains(key) && differs() {
             keys.push(key.clone());
         }
     }

@@ -122,7 +122,7 @@ fn decided(text: &str, stated: &str, holds: &[bool], note: String) -> ClaimOutco
         _ => Verdict::NotVisible,
     };
     let decision = Decision { verdict, note, difference: None, margin: None };
-    ClaimOutcome { text: text.into(), rule: None, stated: stated.into(), decision }
+    ClaimOutcome { text: text.into(), rule: None, stated: stated.into(), also: Vec::new(), decision }
 }
 
 fn dominated(models: &[ModelTerms]) -> ClaimOutcome {

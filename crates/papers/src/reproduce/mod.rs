@@ -30,6 +30,7 @@ mod experiment;
 mod figures;
 mod folders;
 mod inside;
+mod interval;
 mod list;
 mod page;
 pub mod paper;
@@ -42,14 +43,17 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
+use termwise_train::provenance::Provenance;
 use termwise_train::sweep::{self, Event, Runner, State, Status};
 
-pub use claim::{Claim, Decision, Difference, Rule, Side, Verdict};
+pub use claim::{Claim, Decision, Rule, Side, Verdict};
 pub use environment::Environment;
 pub use experiment::{Experiment, Id, Metric, Task, Variant};
 pub use folders::of_folders;
 pub use inside::{Inside, LayerTerms, ModelTerms};
+pub use interval::{Difference, Method, Numbers};
 pub use list::{LINEAR, SOFTMAX};
+pub use page::page;
 pub use results::{ClaimOutcome, CurvePoint, FILE, FORMAT, LeftOut, Outcome, Results, Run, Spread, TaskOutcome, Timing, VariantOutcome};
 pub use scale::{PAPER_DATA, Scale};
 pub use schedule::{Place, Schedule};
@@ -74,21 +78,19 @@ pub struct Options {
     pub threads: usize,
     /// Whether runs that failed are run again.
     pub retry: bool,
+    /// Whether finished runs of other builds are run again.
+    pub rerun_other_builds: bool,
+    /// Which build this is.
+    pub provenance: Provenance,
 }
 
 impl Options {
     /// Everything at this scale.
     pub fn new(scale: Scale) -> Options {
         let out = Path::new("reproduce").join(scale.name());
-        Options {
-            ids: Id::ALL.into(),
-            scale,
-            data: Vec::new(),
-            seeds: None,
-            out,
-            threads: termwise_base::threads::available(),
-            retry: false,
-        }
+        let threads = termwise_base::threads::available();
+        let (retry, rerun_other_builds, provenance) = (false, false, Provenance::default());
+        Options { ids: Id::ALL.into(), scale, data: Vec::new(), seeds: None, out, threads, retry, rerun_other_builds, provenance }
     }
 }
 
@@ -130,7 +132,8 @@ pub fn run(
     std::fs::create_dir_all(&options.out).map_err(termwise_llama::Error::io("create", &options.out))?;
     let theorems = declared.theorems.iter().map(|&id| theorem::compute(id, options.scale));
     let theorems = theorems.collect::<Result<Vec<_>, Error>>()?.into_iter().flatten().collect();
-    let how = sweep::Options { parallel: options.threads, threads: options.threads, retry: options.retry, skip_equal: false };
+    let only = options.rerun_other_builds.then(|| options.provenance.clone());
+    let how = sweep::Options { parallel: options.threads, threads: options.threads, retry: options.retry, skip_equal: false, only };
     let states = sweep::run(&declared.schedule.plan, &options.out, runner, &how, stop, observe)?;
     let results = results_of(options, declared, &states, theorems, start)?;
     results.write(&options.out)?;
@@ -156,6 +159,10 @@ fn results_of(options: &Options, declared: &Declared, states: &[State], theorems
     let left_out = left_out.iter().map(|(id, reason)| LeftOut { id: *id, reason: reason.clone() }).collect();
     let inside = declared.experiments.iter().find(|experiment| experiment.id == Id::E6);
     let inside = inside.map(|experiment| inside::look(&experiment.tasks, &runs, &options.out)).transpose()?.flatten();
-    let environment = Environment::here();
-    Ok(Results { format: FORMAT, scale: options.scale, environment, timing, experiments, inside, theorems, left_out, runs })
+    let environment = Environment::here(options.provenance.clone());
+    let note = String::new();
+    let mut results =
+        Results { format: FORMAT, note, scale: options.scale, environment, timing, experiments, inside, theorems, left_out, runs };
+    results.decide();
+    Ok(results)
 }

@@ -3,11 +3,13 @@
 use std::path::Path;
 
 use termwise_report::{Block, Cell, Document, Documented, Section, Table, Tone};
+use termwise_train::provenance;
 
 use super::figures;
+use super::interval::Numbers;
 use super::results::{ClaimOutcome, Outcome, Results, Run, Spread, TaskOutcome};
 use super::theorem::Theorem;
-use super::{FILE, Id, Metric, Scale, Verdict};
+use super::{FILE, FORMAT, Id, Metric, Scale, Verdict};
 use crate::{Error, separation};
 
 /// Writes `index.html` with its figures and tables into the folder of results.
@@ -17,6 +19,7 @@ pub fn write(results: &Results, folder: &Path) -> Result<std::path::PathBuf, Err
 
 impl Documented for Results {
     const KIND: &'static str = "results";
+    const VERSION: u32 = FORMAT;
 
     /// Without the settings of runs, which lie beside the file.
     fn document(&self) -> Document {
@@ -25,7 +28,7 @@ impl Documented for Results {
 }
 
 /// The page; settings of runs are read from the folder where they are there.
-fn page(results: &Results, folder: Option<&Path>) -> Document {
+pub fn page(results: &Results, folder: Option<&Path>) -> Document {
     let mut sections: Vec<Section> = results.experiments.iter().map(|outcome| experiment(outcome, results)).collect();
     sections.extend(results.theorems.iter().map(theorem));
     sections.extend(left_out(results));
@@ -49,7 +52,7 @@ fn badge(verdict: Verdict, claim: String) -> Block {
 }
 
 fn verdicts(claims: &[ClaimOutcome]) -> impl Iterator<Item = Block> {
-    claims.iter().map(|claim| badge(claim.decision.verdict, claim.with_numbers()))
+    claims.iter().map(|claim| badge(claim.decision.verdict, format!("{}. {}", claim.with_numbers(), claim.with_rule())))
 }
 
 fn lead(results: &Results) -> Vec<Block> {
@@ -64,11 +67,14 @@ fn lead(results: &Results) -> Vec<Block> {
                 .into(),
         ),
         Block::Text(format!(
-            "**Claims: {reproduced} reproduced, {not_visible} not visible at this scale, {contradicted} contradicted.** {} of {} runs finished, \
-             {:.0} s of computing, {} at a time.",
-            timing.finished, timing.runs, timing.run_seconds, timing.parallel
+            "**{} claims: {reproduced} reproduced, {not_visible} not visible at this scale, {contradicted} contradicted.** Claims that several \
+             experiments share are counted once. {} of {} runs finished, {:.0} s of computing, {} at a time.",
+            reproduced + not_visible + contradicted, timing.finished, timing.runs, timing.run_seconds, timing.parallel
         )),
     ];
+    if let builds @ [_, _, ..] = &results.builds()[..] {
+        blocks.push(Block::Text(runs_made_by(builds)));
+    }
     blocks.extend(figures::glance(results).map(|figure| Block::Figure {
         name: "glance".into(),
         figure,
@@ -79,17 +85,26 @@ fn lead(results: &Results) -> Vec<Block> {
         figure,
         caption: "A cache grows with the context and is shown at the length of training; a state is the same at any length".into(),
     }));
-    let many = results.claims().count() > AT_ONCE;
+    let distinct = results.distinct();
+    let many = distinct.len() > AT_ONCE;
     if many {
         blocks.push(Block::Table { name: "claims".into(), table: tally(results) });
     }
-    for (id, task, claim) in results.claims().filter(|(_, _, claim)| !many || claim.decision.verdict != Verdict::Reproduced) {
-        let place = task.map_or(String::new(), |task| format!(" ({task})"));
-        let claim_text = format!("**{}**{place} {}", id.name().to_uppercase(), claim.with_numbers());
+    let several = results.experiments.iter().any(|outcome| outcome.tasks.len() > 1);
+    for (id, task, claim) in distinct.into_iter().filter(|(_, _, claim)| !many || claim.decision.verdict != Verdict::Reproduced) {
+        let ids: Vec<String> = [id].iter().chain(&claim.also).map(|id| id.name().to_uppercase()).collect();
+        let place = task.filter(|_| several).map_or(String::new(), |task| format!(" ({task})"));
+        let claim_text = format!("**{}**{place} {}", ids.join(", "), claim.with_numbers());
         blocks.push(badge(claim.decision.verdict, claim_text));
     }
+    blocks.push(Block::Text(format!("{WHAT_COUNTS} The rule of each claim stands in its section.")));
     blocks
 }
+
+/// How claims over seeds are decided.
+const WHAT_COUNTS: &str = "Rules were stated before anything was run. Runs with the same seed see the same data and start from the same \
+    weights, so differences are taken seed by seed (paired t); where seeds differ, Welch's interval for unequal variances is used. Variances are \
+    never pooled.";
 
 /// Claims that a reader takes in at the top of a page. Where there are more, they are counted, and only those that were not reproduced are
 /// listed.
@@ -106,6 +121,9 @@ fn tally(results: &Results) -> Table {
             [Verdict::Reproduced, Verdict::NotVisible, Verdict::Contradicted].map(|verdict| Cell::Number(count(verdict) as f64, 0));
         table.rows.push([Cell::text(id.name().to_uppercase())].into_iter().chain(counts).collect());
     }
+    let once =
+        [Verdict::Reproduced, Verdict::NotVisible, Verdict::Contradicted].map(|verdict| Cell::Number(results.count(verdict) as f64, 0));
+    table.rows.push([Cell::text("each once")].into_iter().chain(once).collect());
     table
 }
 
@@ -115,7 +133,6 @@ fn experiment(outcome: &Outcome, results: &Results) -> Section {
     if let Some(inside) = results.inside.as_ref().filter(|_| outcome.id == Id::E6) {
         blocks.extend(verdicts(&inside.claims));
         blocks.extend(inside.blocks());
-        blocks.push(rules(&inside.claims));
         return Section { heading: format!("{} {}", id.to_uppercase(), outcome.question), blocks };
     }
     for (index, task) in outcome.tasks.iter().enumerate() {
@@ -133,7 +150,6 @@ fn experiment(outcome: &Outcome, results: &Results) -> Section {
             blocks.push(Block::Figure { name: name("ladder"), figure, caption });
         }
         blocks.push(Block::Table { name: name("table"), table: variants(task, &results.runs) });
-        blocks.push(rules(&task.claims));
     }
     Section { heading: format!("{} {}", id.to_uppercase(), outcome.question), blocks }
 }
@@ -146,13 +162,7 @@ fn theorem(theorem: &Theorem) -> Section {
         _ => separation::success_figure(&theorem.points),
     };
     blocks.push(Block::Figure { name: theorem.id.name().into(), figure, caption: String::new() });
-    blocks.push(rules(&theorem.claims));
     Section { heading: format!("{} {}", theorem.id.name().to_uppercase(), theorem.question), blocks }
-}
-
-fn rules(claims: &[ClaimOutcome]) -> Block {
-    let rules = claims.iter().map(|claim| format!("{}: {}", claim.text, claim.stated)).collect();
-    Block::Details { summary: "The rules, stated beforehand".into(), blocks: vec![Block::List(rules)] }
 }
 
 fn spread(spread: Option<Spread>) -> Cell {
@@ -165,7 +175,9 @@ pub(super) fn variants(task: &TaskOutcome, runs: &[Run]) -> Table {
     let numbers: &[&str] = if recall { &["recall", "rest", "excess over the optimum"] } else { &["loss"] };
     let mut columns: Vec<String> = ["variant", "attention"].iter().chain(numbers).chain(&["state"]).map(|&name| name.to_owned()).collect();
     columns.extend((1..=seeds).map(|seed| format!("seed {seed}")));
-    let mut table = Table::new(format!("{}: mean ± standard deviation over seeds, nats; each number leads to its run", task.task), columns);
+    let linked = task.variants.iter().flat_map(|outcome| &outcome.runs).any(|&run| !runs[run].folder.is_empty());
+    let leads = if linked { "; each number leads to its run" } else { "" };
+    let mut table = Table::new(format!("{}: mean ± standard deviation over seeds, nats{leads}", task.task), columns);
     for outcome in &task.variants {
         let mut row = vec![Cell::text(&outcome.variant.name), Cell::code(&outcome.variant.attention)];
         if recall {
@@ -174,20 +186,17 @@ pub(super) fn variants(task: &TaskOutcome, runs: &[Run]) -> Table {
             row.push(spread(outcome.loss));
         }
         row.push(outcome.state_bytes.map_or(Cell::Empty, |bytes| Cell::Amount(bytes as f64, termwise_report::Unit::Bytes)));
-        row.extend(outcome.runs.iter().map(|&run| link(&runs[run], task.metric)));
+        row.extend(outcome.runs.iter().map(|&run| link(&runs[run], &outcome.numbers)));
         table.rows.push(row);
     }
     table
 }
 
-/// The number of a run, which leads to its folder.
-fn link(run: &Run, metric: Metric) -> Cell {
-    let number = run.held_out.and_then(|found| match metric {
-        Metric::Recall => found.recall.map(|part| part.loss),
-        Metric::Loss => Some(found.loss),
-    });
-    let text = number.filter(|_| run.status == "finished").map_or(run.status.clone(), |x| format!("{x:.3}"));
-    Cell::Link(text, format!("{}/metrics.jsonl", run.folder))
+/// The number of a run, which leads to its folder where that is known.
+fn link(run: &Run, numbers: &Numbers) -> Cell {
+    let number = numbers.iter().find(|(seed, _)| *seed == run.seed);
+    let text = number.map_or(run.status.clone(), |(_, x)| format!("{x:.3}"));
+    if run.folder.is_empty() { Cell::text(text) } else { Cell::Link(text, format!("{}/metrics.jsonl", run.folder)) }
 }
 
 fn left_out(results: &Results) -> Option<Section> {
@@ -204,7 +213,7 @@ fn failed(results: &Results) -> Option<Section> {
 }
 
 pub(super) fn all_runs(runs: &[Run], settings_of: impl Fn(&Run) -> Option<String>) -> Vec<Block> {
-    let mut table = Table::new("Every run once", ["run", "task", "attention", "seed", "status", "loss", "seconds"]);
+    let mut table = Table::new("Every run once", ["run", "task", "attention", "seed", "status", "loss", "seconds", "build"]);
     let mut settings = Vec::new();
     for run in runs {
         let loss = run.held_out.map_or(Cell::Empty, |found| Cell::Number(found.loss, 4));
@@ -216,6 +225,7 @@ pub(super) fn all_runs(runs: &[Run], settings_of: impl Fn(&Run) -> Option<String
             Cell::text(if run.note.is_empty() { run.status.clone() } else { format!("{}: {}", run.status, run.note) }),
             loss,
             Cell::Number(run.seconds, 1),
+            Cell::text(provenance::names(&run.provenance)),
         ]);
         if let Some(text) = settings_of(run) {
             let summary = format!("{}, {}, seed {}", run.task, run.attention, run.seed);
@@ -228,14 +238,29 @@ pub(super) fn all_runs(runs: &[Run], settings_of: impl Fn(&Run) -> Option<String
     ]
 }
 
+/// Which builds made finished runs, with a warning where they are several.
+pub(super) fn runs_made_by(builds: &[(String, usize)]) -> String {
+    let list: Vec<String> = builds.iter().map(|(name, count)| format!("{count} by {name}")).collect();
+    match builds {
+        [] => "no run is finished".into(),
+        [(name, _)] => format!("all finished runs by {name}"),
+        _ => format!("**runs of several builds are mixed here, and their numbers may differ: {}**", list.join("; ")),
+    }
+}
+
 fn conditions(results: &Results) -> Section {
     let environment = &results.environment;
+    let made_by = &environment.provenance;
     let memory = environment.memory.map_or(String::new(), |bytes| format!("{:.0} GB of memory, ", bytes as f64 / 1e9));
     let mut list = vec![
-        format!("termwise {}{}", environment.version, if environment.debug { ", compiled for debugging" } else { "" }),
-        format!("{} ({}), {} cores, {memory}{}", environment.cpu, environment.instructions, environment.cores, environment.system),
+        format!("results of termwise {}{}", made_by.build, if environment.debug { ", compiled for debugging" } else { "" }),
+        runs_made_by(&results.builds()),
+        format!("{} ({}), {} cores, {memory}{}", made_by.processor, made_by.instructions, environment.cores, environment.system),
         format!("this session took {:.0} s; finished runs of earlier sessions are not counted in it", results.timing.seconds),
     ];
+    if !made_by.command.is_empty() {
+        list.push(format!("command: `{}`", made_by.command));
+    }
     if results.runs.iter().any(|run| run.attention.contains("conv=")) {
         list.push(
             "on the built-in language every variant, linear attention too, has the same short convolution over q, k and v, and the \
@@ -252,7 +277,10 @@ fn conditions(results: &Results) -> Section {
         );
     }
     list.push(
-        "a difference counts where it is above its 95 % doubt (Student's t over seeds), both standard deviations and a stated least".into(),
+        "a difference counts where its 95 % interval is above 0 (Student's t, paired by seed or Welch's) and it is above both standard \
+         deviations and a stated least"
+            .into(),
     );
+    list.extend((!results.note.is_empty()).then(|| results.note.clone()));
     Section { heading: "Machine, time and conditions".into(), blocks: vec![Block::List(list)] }
 }

@@ -5,18 +5,20 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use termwise_base::files::write_whole;
 use termwise_train::eval::Evaluation;
+use termwise_train::provenance::{self, Provenance};
 use termwise_train::sweep::Statistic;
 
-use super::claim::{Decision, Rule, Verdict};
+use super::claim::{Decision, Rule, Side, Verdict};
 use super::environment::Environment;
 use super::experiment::{Id, Metric, Variant};
 use super::inside::Inside;
+use super::interval::Numbers;
 use super::scale::Scale;
 use super::theorem::Theorem;
 use crate::Error;
 
 /// Of the layout of the file.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 /// Its name.
 pub const FILE: &str = "results.json";
 
@@ -25,6 +27,9 @@ pub const FILE: &str = "results.json";
 pub struct Results {
     /// [`FORMAT`]
     pub format: u32,
+    /// What a reader must know about the file itself, such as that numbers were rounded; usually empty.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub note: String,
     /// How much was spent.
     pub scale: Scale,
     /// Where.
@@ -106,7 +111,10 @@ pub struct VariantOutcome {
     pub state_bytes: Option<u64>,
     /// Whether that does not grow with the context.
     pub constant_state: bool,
-    /// Of the metric.
+    /// The metric by seed, of the runs that finished: what claims are decided by.
+    #[serde(default)]
+    pub numbers: Numbers,
+    /// Of these numbers.
     pub metric: Option<Spread>,
     /// Held-out loss on all tokens.
     pub loss: Option<Spread>,
@@ -131,10 +139,12 @@ pub struct Spread {
     pub deviation: Option<f64>,
     /// n
     pub count: usize,
-    /// The smallest.
-    pub least: f64,
+    /// The smallest; absent where only mean and deviation are known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub least: Option<f64>,
     /// The largest.
-    pub greatest: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub greatest: Option<f64>,
 }
 
 impl Spread {
@@ -142,12 +152,7 @@ impl Spread {
     pub fn of(numbers: &[f64]) -> Option<Spread> {
         let Statistic { mean, deviation, count } = Statistic::of(numbers)?;
         let (least, greatest) = numbers.iter().fold((mean, mean), |(least, greatest), &x| (x.min(least), x.max(greatest)));
-        Some(Spread { mean, deviation, count, least, greatest })
-    }
-
-    /// Without the extremes.
-    pub fn statistic(&self) -> Statistic {
-        Statistic { mean: self.mean, deviation: self.deviation, count: self.count }
+        Some(Spread { mean, deviation, count, least: Some(least), greatest: Some(greatest) })
     }
 }
 
@@ -169,6 +174,9 @@ pub struct ClaimOutcome {
     pub rule: Option<Rule>,
     /// The rule in words.
     pub stated: String,
+    /// Other experiments that make the same claim by the same rule and runs, maybe in other words; it is counted once.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub also: Vec<Id>,
     /// What it came to.
     #[serde(flatten)]
     pub decision: Decision,
@@ -178,18 +186,24 @@ impl ClaimOutcome {
     /// Claim and numbers in one line, without the verdict.
     pub fn with_numbers(&self) -> String {
         let mut text = self.text.clone();
-        match (&self.decision.difference, self.decision.margin) {
-            (Some(difference), Some(margin)) => {
-                let role = if matches!(self.rule, Some(Rule::Equal { .. })) { "allowed" } else { "least" };
-                text += &format!(": difference {difference}, {role} {margin:.3} nats");
+        if let (Some(rule), Some(difference)) = (&self.rule, &self.decision.difference) {
+            text += &format!(": {} = {difference}", rule.compared());
+            match self.decision.margin {
+                Some(margin) if matches!(rule, Rule::Equal { .. }) => text += &format!(", margin ±{margin:.3}"),
+                _ => text += &format!(", larger standard deviation {:.3}", difference.deviation),
             }
-            (Some(difference), None) => text += &format!(": difference {difference} nats"),
-            _ => {}
         }
         match self.decision.note.as_str() {
             "" => text,
             note => format!("{text}: {note}"),
         }
+    }
+
+    /// The rule, and which other experiments make the claim.
+    pub fn with_rule(&self) -> String {
+        let also: Vec<String> = self.also.iter().map(|id| id.name().to_uppercase()).collect();
+        let shared = if also.is_empty() { String::new() } else { format!(" Also a claim of {}, counted once.", also.join(" and ")) };
+        format!("Rule: {}.{shared}", self.stated)
     }
 }
 
@@ -212,6 +226,9 @@ pub struct Run {
     pub note: String,
     /// What it took.
     pub seconds: f64,
+    /// Which builds made it; empty where that is not known.
+    #[serde(default)]
+    pub provenance: Vec<Provenance>,
     /// The last evaluation.
     pub held_out: Option<Evaluation>,
     /// Held-out loss and loss on recall tokens by step.
@@ -233,15 +250,28 @@ pub struct CurvePoint {
     pub rest: Option<f64>,
 }
 
+impl Run {
+    /// Its seed and its number, if it finished.
+    pub fn number(&self, metric: Metric) -> Option<(u64, f64)> {
+        let found = self.held_out.filter(|_| self.status == "finished")?;
+        let number = match metric {
+            Metric::Recall => found.recall?.loss,
+            Metric::Loss => found.loss,
+        };
+        Some((self.seed, number))
+    }
+}
+
+/// Whether two claims are one.
+fn same(one: &(Id, Option<&str>, &ClaimOutcome), other: &(Id, Option<&str>, &ClaimOutcome)) -> bool {
+    std::ptr::eq(one.2, other.2) || one.2.rule.is_some() && (one.1, &one.2.rule) == (other.1, &other.2.rule)
+}
+
 impl Results {
-    /// Every claim with its experiment and, where there are several, its task.
+    /// Every claim of every experiment, with its task where there is one; shared ones as often as they are made.
     pub fn claims(&self) -> impl Iterator<Item = (Id, Option<&str>, &ClaimOutcome)> {
         let trained = self.experiments.iter().flat_map(|outcome| {
-            let several = outcome.tasks.len() > 1;
-            let own = outcome.tasks.iter().flat_map(move |task| {
-                let name = several.then_some(task.task.as_str());
-                task.claims.iter().map(move |claim| (outcome.id, name, claim))
-            });
+            let own = outcome.tasks.iter().flat_map(|task| task.claims.iter().map(|claim| (outcome.id, Some(task.task.as_str()), claim)));
             let inside = self.inside.iter().filter(|_| outcome.id == Id::E6).flat_map(|inside| &inside.claims);
             own.chain(inside.map(|claim| (Id::E6, None, claim)))
         });
@@ -249,18 +279,92 @@ impl Results {
         trained.chain(computed)
     }
 
-    /// Claims of a verdict.
-    pub fn count(&self, verdict: Verdict) -> usize {
-        self.claims().filter(|(_, _, claim)| claim.decision.verdict == verdict).count()
+    /// Every claim once: two claims are one where rule and task are the same, since then their runs are.
+    pub fn distinct(&self) -> Vec<(Id, Option<&str>, &ClaimOutcome)> {
+        let mut once: Vec<(Id, Option<&str>, &ClaimOutcome)> = Vec::new();
+        for found in self.claims() {
+            if !once.iter().any(|other| same(other, &found)) {
+                once.push(found);
+            }
+        }
+        once
     }
 
-    /// Reads the file of a folder.
-    pub fn read(folder: &Path) -> Result<Results, Error> {
-        let path = folder.join(FILE);
+    /// Builds whose finished runs are among these, each with how many; several are a mixture.
+    pub fn builds(&self) -> Vec<(String, usize)> {
+        let mut builds: Vec<(String, usize)> = Vec::new();
+        for run in self.runs.iter().filter(|run| run.status == "finished") {
+            let name = provenance::names(&run.provenance);
+            match builds.iter_mut().find(|(other, _)| *other == name) {
+                Some((_, count)) => *count += 1,
+                None => builds.push((name, 1)),
+            }
+        }
+        builds
+    }
+
+    /// Claims of a verdict, each once.
+    pub fn count(&self, verdict: Verdict) -> usize {
+        self.distinct().iter().filter(|(_, _, claim)| claim.decision.verdict == verdict).count()
+    }
+
+    /// Decides every claim over seeds by its rule, and notes which experiments share it.
+    pub fn decide(&mut self) {
+        for task in self.experiments.iter_mut().flat_map(|outcome| &mut outcome.tasks) {
+            for outcome in &mut task.variants {
+                if outcome.numbers.is_empty() {
+                    outcome.numbers = outcome.runs.iter().filter_map(|&run| self.runs.get(run)?.number(task.metric)).collect();
+                }
+                let numbers: Vec<f64> = outcome.numbers.iter().map(|&(_, number)| number).collect();
+                outcome.metric = Spread::of(&numbers);
+            }
+            let variants = &task.variants;
+            let side = |name: &str| {
+                let found = variants.iter().find(|outcome| outcome.variant.name == name);
+                found.map_or(Side::default(), |found| Side { numbers: found.numbers.clone(), failed: found.failed })
+            };
+            for claim in &mut task.claims {
+                if let Some(rule) = &claim.rule {
+                    (claim.stated, claim.decision) = (rule.describe(), rule.decide(&side));
+                }
+            }
+        }
+        let others = |found: &(Id, Option<&str>, &ClaimOutcome)| {
+            self.claims().filter(|other| same(other, found) && other.0 != found.0).map(|(id, _, _)| id).collect::<Vec<Id>>()
+        };
+        let mut shared = self.claims().map(|found| others(&found)).collect::<Vec<_>>().into_iter();
+        for outcome in &mut self.experiments {
+            let inside = self.inside.iter_mut().filter(|_| outcome.id == Id::E6).flat_map(|inside| &mut inside.claims);
+            let claims = outcome.tasks.iter_mut().flat_map(|task| &mut task.claims).chain(inside);
+            claims.zip(&mut shared).for_each(|(claim, also)| claim.also = also);
+        }
+    }
+
+    /// Reads a file of results, or that of a folder, and decides its claims by the rules of this program: those of earlier ones pooled
+    /// variances.
+    pub fn read(path: &Path) -> Result<Results, Error> {
+        let path = if path.is_dir() { path.join(FILE) } else { path.to_owned() };
         let text = std::fs::read_to_string(&path).map_err(termwise_llama::Error::io("read", &path))?;
-        let wrong = |problem: String| Error::Sizes(format!("{} is no file of results: {problem}", path.display()));
-        let value = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
-        termwise_report::read(value).map_err(|error| wrong(error.to_string()))
+        let wrong = |error: serde_json::Error| Error::Sizes(format!("{} is no file of results: {error}", path.display()));
+        let mut value: serde_json::Value = serde_json::from_str(&text).map_err(wrong)?;
+        let format = value["format"].as_u64();
+        if format.is_none_or(|format| format > FORMAT.into()) {
+            let found = format.map_or("no format".into(), |format| format!("format {format}"));
+            return Err(Error::Sizes(format!(
+                "{} has {found}, this program reads up to {FORMAT}; a newer termwise may have made it",
+                path.display()
+            )));
+        }
+        if format == Some(1) {
+            // Differences have other fields there, and are computed anew.
+            let tasks = value["experiments"].as_array_mut().into_iter().flatten().flat_map(|outcome| outcome["tasks"].as_array_mut());
+            let claims = tasks.flatten().flat_map(|task| task["claims"].as_array_mut()).flatten();
+            claims.for_each(|claim| claim["difference"] = serde_json::Value::Null);
+            value["format"] = FORMAT.into();
+        }
+        let mut results: Results = serde_json::from_value(value).map_err(wrong)?;
+        results.decide();
+        Ok(results)
     }
 
     /// Writes the file into a folder.

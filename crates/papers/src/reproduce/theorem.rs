@@ -91,7 +91,7 @@ enum Side {
 
 fn decided(text: &str, stated: String, verdict: Verdict, note: String) -> ClaimOutcome {
     let decision = Decision { verdict, note, difference: None, margin: None };
-    ClaimOutcome { text: text.into(), rule: None, stated, decision }
+    ClaimOutcome { text: text.into(), rule: None, stated, also: Vec::new(), decision }
 }
 
 /// At the largest n.

@@ -7,6 +7,7 @@
 //!     state.json                         step, position in the data and everything else that changes from step to step
 //!     settings.toml                      the settings of the run
 //!     manifest.json                      size and BLAKE3 hash of every file above
+//!     provenance.json                    which builds made it: [`crate::provenance`]
 //! ```
 //!
 //! A checkpoint is written into a hidden folder beside its place, flushed to the disk and renamed. It counts only if its manifest
@@ -22,6 +23,7 @@ use termwise_llama::weights::{self, Checkpoint as Weights, Tensor, WriteOptions}
 use termwise_llama::{Model, Params};
 
 use crate::error::{Error, Result};
+use crate::provenance;
 use crate::settings::Settings;
 use crate::spikes::Spikes;
 use crate::{AdamW, AdamWConfig};
@@ -113,7 +115,9 @@ pub fn write(
     let mut names = vec!["config.json", weights::SINGLE_FILE, OPTIMIZER, STATE, SETTINGS];
     for (name, bytes) in extra {
         write_synced(&folder.join(name), bytes)?;
-        names.push(name);
+        if name != provenance::FILE {
+            names.push(name);
+        }
     }
     manifest::write(folder, &names)?;
     Ok(sync_folder(folder)?)

@@ -3,6 +3,7 @@
 //! ```text
 //! runs/<name>/
 //!     settings.toml             every setting
+//!     provenance.json           which builds worked on it, and the command that began it: [`crate::provenance`]
 //!     metrics.jsonl             see [`crate::metrics`]
 //!     events.out.tfevents.*     the same for TensorBoard
 //!     checkpoints/step-N/       see [`crate::checkpoint`]
@@ -28,6 +29,7 @@ use crate::checkpoint::{Best, Found, Loaded, Shelf, State};
 use crate::error::{Error, Result};
 use crate::eval::Evaluation;
 use crate::progress::Display;
+use crate::provenance::{self, Provenance};
 use crate::settings::keys::Effect;
 use crate::settings::{Layer, Settings};
 use termwise_base::files::{create_folder, write_whole};
@@ -62,13 +64,15 @@ pub struct RunOptions {
     pub peak: Option<f64>,
     /// Files to put into every checkpoint, such as a tokenizer.
     pub files: Vec<(String, Vec<u8>)>,
+    /// Which build this is, for the run's folder.
+    pub provenance: Provenance,
 }
 
 impl RunOptions {
     /// A fresh run in this folder.
     pub fn new(folder: impl Into<PathBuf>) -> RunOptions {
         let (start, display, stop) = (Start::Fresh, Display::Auto, Arc::default());
-        RunOptions { folder: folder.into(), start, display, stop, peak: None, files: Vec::new() }
+        RunOptions { folder: folder.into(), start, display, stop, peak: None, files: Vec::new(), provenance: Provenance::default() }
     }
 }
 
@@ -125,7 +129,9 @@ pub fn train(settings: &Settings, source: &dyn Source, options: &RunOptions) -> 
         warnings.extend(leftovers.iter().map(|path| format!("removed what an interrupted write left at {}", path.display())));
         let path = folder.join("settings.toml");
         write_whole(&path, settings.to_toml().as_bytes())?;
-        Training::new(settings, source, options, shelf, begin, warnings)?.run()
+        let mut options = options.clone();
+        options.files.push((provenance::FILE.into(), provenance::note(folder, &options.provenance)?));
+        Training::new(settings, source, &options, shelf, begin, warnings)?.run()
     })
 }
 

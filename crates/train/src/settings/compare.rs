@@ -25,7 +25,7 @@ impl Settings {
     pub fn hash(&self) -> String {
         let table = self.table();
         let mut hasher = blake3::Hasher::new();
-        for key in keys::KEYS.iter().filter(|key| key.effect != Effect::Nothing) {
+        for key in keys::KEYS.iter().filter(|key| key.effect.is_computed()) {
             if let Some(value) = table.get(key.name) {
                 hasher.update(format!("{} = {value}\n", key.name).as_bytes());
             }

@@ -1,6 +1,9 @@
-//! Every setting once: its key in a file, its flag, what it means, and whether it changes what is computed.
+//! Every setting once: its key in a file and its flag, its type, its default, what it means, and what another value changes.
 
+use serde::{Deserialize, Serialize};
 use toml::Value;
+
+use crate::schedule::Decay;
 
 /// What a setting's value is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,8 +85,24 @@ pub enum Effect {
     Mathematics,
     /// Where data come from: a run can be resumed if the data are the same, by their fingerprint.
     Data,
-    /// Neither.
+    /// How far a run goes: one that is resumed may go further.
+    Extent,
+    /// What is measured or put up with on the way. The weights are the same, what is known about them is not.
+    Watching,
+    /// Nothing that a run leaves behind, or only what the settings that it stands for change.
     Nothing,
+}
+
+impl Effect {
+    /// Whether runs with different values compute something different from the first step on.
+    pub fn is_computed(self) -> bool {
+        matches!(self, Effect::Mathematics | Effect::Data)
+    }
+
+    /// Whether the weights at the end of a run may depend on it.
+    pub fn on_weights(self) -> bool {
+        self.is_computed() || self == Effect::Extent
+    }
 }
 
 /// The setting of this name.
@@ -91,74 +110,118 @@ pub fn find(name: &str) -> Option<&'static Key> {
     KEYS.iter().find(|key| key.name == name)
 }
 
-const fn math(group: &'static str, name: &'static str, kind: Kind, help: &'static str) -> Key {
-    Key { name, kind, group, help, effect: Effect::Mathematics }
-}
-
-const fn data(name: &'static str, kind: Kind, help: &'static str) -> Key {
-    Key { name, kind, group: DATA, help, effect: Effect::Data }
-}
-
-const fn free(group: &'static str, name: &'static str, kind: Kind, help: &'static str) -> Key {
-    Key { name, kind, group, help, effect: Effect::Nothing }
-}
-
-const MODEL: &str = "Model";
 /// Heading of the settings of data.
 pub const DATA: &str = "Data";
-const TRAINING: &str = "Training";
-const RUN: &str = "Run";
 
-/// All settings, in the order of help and of `settings.toml`.
-pub const KEYS: &[Key] = &[
-    free(TRAINING, "recipe", Kind::Text, "Named settings to begin with: default, language or paper; other keys change them"),
-    free(MODEL, "model", Kind::Text, "Sizes by name: tiny, small-test, medium-test, paper-small, paper-large or paper-deep"),
-    math(MODEL, "from", Kind::Text, "Folder of a model to start from; its sizes hold, and its attention unless another is given"),
-    math(MODEL, "hidden", Kind::Count, "Width of the hidden state"),
-    math(MODEL, "mlp", Kind::Count, "Width inside the MLP"),
-    math(MODEL, "heads", Kind::Count, "Query heads of a layer"),
-    math(MODEL, "kv_heads", Kind::Count, "Key-value heads of a layer; 0: as many as heads"),
-    math(MODEL, "layers", Kind::Count, "Layers"),
-    math(MODEL, "head_dim", Kind::Count, "Width of a head; 0: hidden / heads"),
-    math(MODEL, "vocab", Kind::Count, "Tokens in the vocabulary; 0: as many as the data has"),
-    math(MODEL, "tie", Kind::Switch, "Use the embedding as output projection too"),
-    math(MODEL, "rope_theta", Kind::Number, "Base of the rotary frequencies"),
-    math(MODEL, "norm_eps", Kind::Number, "eps of the RMSNorms"),
-    math(MODEL, "init_std", Kind::Number, "Standard deviation of fresh weights"),
-    math(MODEL, "attention", Kind::Attention, "Attention of every head: a preset, an expression, or a map by layer and head in JSON"),
-    data("data", Kind::List, "Files, folders, globs and hf://datasets/…; or builtin, the language with known entropy; may be repeated"),
-    data("language", Kind::Text, "Dials of the built-in language, such as \"facts=20 keys=128\""),
-    data("tokenizer", Kind::Text, "bytes, a tokenizer.json, or a folder that holds one"),
-    data("end_of_document", Kind::Text, "Token that ends a document; where absent the tokenizer's own"),
-    data("special_tokens", Kind::Switch, "Let the tokenizer add what its template says to each document"),
-    data("field", Kind::Text, "Field of JSON lines or column of parquet files that holds the text"),
-    data("documents", Kind::Text, "How text files are cut: file, line, blank-line or separator:<text>"),
-    data("held_out", Kind::Number, "Share of documents held out; where absent 0.001, or 0.1 of few documents"),
-    data("split_seed", Kind::Count, "Seed that decides what is held out"),
-    data("layout", Kind::Text, "packed: documents joined and cut into rows; padded: one document a row"),
-    math(TRAINING, "batch", Kind::Count, "Rows computed at once"),
-    math(TRAINING, "length", Kind::Count, "Positions of a row"),
-    math(TRAINING, "accumulate", Kind::Count, "Batches whose gradients make one update"),
-    free(TRAINING, "steps", Kind::Count, "Updates in all"),
-    math(TRAINING, "seed", Kind::Count, "Seed of fresh weights and of the order of data"),
-    math(TRAINING, "lr", Kind::Number, "Peak learning rate"),
-    math(TRAINING, "warmup", Kind::Count, "Steps over which the learning rate rises from zero"),
-    math(TRAINING, "decay", Kind::Text, "How it falls afterwards: linear, cosine or constant"),
-    math(TRAINING, "horizon", Kind::Count, "Step at which the fall ends, beyond the last one if it should stop earlier; 0: steps"),
-    math(TRAINING, "final_lr", Kind::Number, "Share of the peak at which the fall ends"),
-    math(TRAINING, "beta1", Kind::Number, "AdamW's memory of the first moment"),
-    math(TRAINING, "beta2", Kind::Number, "AdamW's memory of the second moment"),
-    math(TRAINING, "adam_eps", Kind::Number, "AdamW's eps"),
-    math(TRAINING, "weight_decay", Kind::Number, "AdamW's weight decay"),
-    math(TRAINING, "decay_matrices_only", Kind::Switch, "Leave norms, biases and constants without weight decay"),
-    math(TRAINING, "clip", Kind::Number, "Largest norm of the gradient; 0: not clipped"),
-    math(TRAINING, "clip_gated_only", Kind::Switch, "Clip only where some head has a gate, as the paper did"),
-    free(RUN, "eval_every", Kind::Count, "Steps between evaluations on held-out data; 0: never"),
-    free(RUN, "eval_batches", Kind::Count, "Batches of an evaluation; 0: all held-out data"),
-    free(RUN, "checkpoint_every", Kind::Count, "Steps between checkpoints; 0: only at the end"),
-    free(RUN, "keep", Kind::Count, "Newest checkpoints to keep, besides the one with the best held-out loss"),
-    free(RUN, "log_every", Kind::Count, "Steps between lines of metrics.jsonl"),
-    math(RUN, "mode", Kind::Text, "How attention is computed: parallel, chunk, chunk=LENGTH or auto; the same up to rounding"),
-    free(RUN, "threads", Kind::Count, "Threads to compute on; 0: all cores. Results are the same for any number"),
-    free(RUN, "skip_nonfinite", Kind::Count, "Updates that may be skipped for a loss or gradient that is not finite"),
-];
+/// Types of settings.
+trait Typed {
+    const KIND: Kind;
+}
+
+macro_rules! kinds {
+    ($($type:ty: $kind:ident),*) => {$(
+        impl Typed for $type {
+            const KIND: Kind = Kind::$kind;
+        }
+    )*};
+}
+
+kinds! { usize: Count, u64: Count, f64: Number, bool: Switch, String: Text, Decay: Text, Vec<String>: List, Value: Attention }
+
+/// Where absent, another value follows from the data.
+impl<T: Typed> Typed for Option<T> {
+    const KIND: Kind = T::KIND;
+}
+
+/// A line of TOML, or nothing where the sizes of a model say the value or none is usual.
+macro_rules! usual {
+    ($name:ident _) => {
+        ""
+    };
+    ($name:ident $value:tt) => {
+        concat!(stringify!($name), " = ", stringify!($value), "\n")
+    };
+}
+
+macro_rules! settings {
+    ($($group:literal {$($(#[$attribute:meta])? $effect:ident $name:ident: $type:ty = $usual:tt, $help:literal;)*})*) => {
+        /// Everything that decides a run.
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        pub struct Settings {
+            $($(#[doc = $help] $(#[$attribute])? pub $name: $type,)*)*
+        }
+
+        /// All settings, in the order of help and of `settings.toml`.
+        pub const KEYS: &[Key] = &[
+            $($(Key { name: stringify!($name), kind: <$type as Typed>::KIND, group: $group, help: $help, effect: Effect::$effect },)*)*
+        ];
+
+        /// What every run begins with, as TOML.
+        pub(super) const DEFAULT: &str = concat!($($(usual!($name $usual)),*),*);
+    };
+}
+
+settings! {
+    "Training" {
+        Nothing recipe: String = _, "Named settings to begin with: default, language or paper; other keys change them";
+    }
+    "Model" {
+        Nothing model: String = "tiny", "Sizes by name: tiny, small-test, medium-test, paper-small, paper-large or paper-deep";
+        Mathematics from: String = "", "Folder of a model to start from; its sizes hold, and its attention unless another is given";
+        Mathematics hidden: usize = _, "Width of the hidden state";
+        Mathematics mlp: usize = _, "Width inside the MLP";
+        Mathematics heads: usize = _, "Query heads of a layer";
+        Mathematics kv_heads: usize = _, "Key-value heads of a layer; 0: as many as heads";
+        Mathematics layers: usize = _, "Layers";
+        Mathematics head_dim: usize = _, "Width of a head; 0: hidden / heads";
+        Mathematics vocab: usize = 0, "Tokens in the vocabulary; 0: as many as the data has";
+        Mathematics tie: bool = false, "Use the embedding as output projection too";
+        Mathematics rope_theta: f64 = 10000.0, "Base of the rotary frequencies";
+        Mathematics norm_eps: f64 = 1e-5, "eps of the RMSNorms";
+        Mathematics init_std: f64 = 0.02, "Standard deviation of fresh weights";
+        Mathematics attention: Value = "softmax", "Attention of every head: a preset, an expression, or a map by layer and head in JSON";
+    }
+    "Data" {
+        Data data: Vec<String> = ["builtin"], "Files, folders, globs and hf://datasets/…; or builtin, the language with known entropy; may be repeated";
+        Data language: String = "", "Dials of the built-in language, such as \"facts=20 keys=128\"";
+        Data tokenizer: String = "bytes", "bytes, a tokenizer.json, or a folder that holds one";
+        #[serde(skip_serializing_if = "Option::is_none")]
+        Data end_of_document: Option<String> = _, "Token that ends a document; where absent the tokenizer's own";
+        Data special_tokens: bool = true, "Let the tokenizer add what its template says to each document";
+        Data field: String = "text", "Field of JSON lines or column of parquet files that holds the text";
+        Data documents: String = "file", "How text files are cut: file, line, blank-line or separator:<text>";
+        #[serde(skip_serializing_if = "Option::is_none")]
+        Data held_out: Option<f64> = _, "Share of documents held out; where absent 0.001, or 0.1 of few documents";
+        Data split_seed: u64 = 0, "Seed that decides what is held out";
+        Data layout: String = "packed", "packed: documents joined and cut into rows; padded: one document a row";
+    }
+    "Training" {
+        Mathematics batch: usize = 16, "Rows computed at once";
+        Mathematics length: usize = 256, "Positions of a row";
+        Mathematics accumulate: usize = 1, "Batches whose gradients make one update";
+        Extent steps: u64 = 1000, "Updates in all";
+        Mathematics seed: u64 = 1, "Seed of fresh weights and of the order of data";
+        Mathematics lr: f64 = 1e-3, "Peak learning rate";
+        Mathematics warmup: u64 = 100, "Steps over which the learning rate rises from zero";
+        Mathematics decay: Decay = "cosine", "How it falls afterwards: linear, cosine or constant";
+        Mathematics horizon: u64 = 0, "Step at which the fall ends, beyond the last one if it should stop earlier; 0: steps";
+        Mathematics final_lr: f64 = 0.1, "Share of the peak at which the fall ends";
+        Mathematics beta1: f64 = 0.9, "AdamW's memory of the first moment";
+        Mathematics beta2: f64 = 0.95, "AdamW's memory of the second moment";
+        Mathematics adam_eps: f64 = 1e-8, "AdamW's eps";
+        Mathematics weight_decay: f64 = 0.1, "AdamW's weight decay";
+        Mathematics decay_matrices_only: bool = true, "Leave norms, biases and constants without weight decay";
+        Mathematics clip: f64 = 1.0, "Largest norm of the gradient; 0: not clipped";
+        Mathematics clip_gated_only: bool = false, "Clip only where some head has a gate, as the paper did";
+    }
+    "Run" {
+        Watching eval_every: u64 = 100, "Steps between evaluations on held-out data; 0: never";
+        Watching eval_batches: u64 = 16, "Batches of an evaluation; 0: all held-out data";
+        Nothing checkpoint_every: u64 = 500, "Steps between checkpoints; 0: only at the end";
+        Nothing keep: usize = 2, "Newest checkpoints to keep, besides the one with the best held-out loss";
+        Nothing log_every: u64 = 10, "Steps between lines of metrics.jsonl";
+        Mathematics mode: String = "parallel", "How attention is computed: parallel, chunk, chunk=LENGTH or auto; the same up to rounding";
+        Nothing threads: usize = 0, "Threads to compute on; 0: all cores. Results are the same for any number";
+        Watching skip_nonfinite: u64 = 0, "Updates that may be skipped for a loss or gradient that is not finite";
+    }
+}

@@ -13,72 +13,14 @@ pub mod presets;
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 pub use self::compare::Difference;
+pub use self::keys::Settings;
 pub use self::layer::Layer;
 use crate::AdamWConfig;
 use crate::error::{Error, Result};
-use crate::schedule::{Decay, Schedule};
-
-/// Everything that decides a run. The fields are the keys of [`keys::KEYS`], which say what each means.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs)]
-pub struct Settings {
-    pub recipe: String,
-    pub model: String,
-    pub from: String,
-    pub hidden: usize,
-    pub mlp: usize,
-    pub heads: usize,
-    pub kv_heads: usize,
-    pub layers: usize,
-    pub head_dim: usize,
-    pub vocab: usize,
-    pub tie: bool,
-    pub rope_theta: f64,
-    pub norm_eps: f64,
-    pub init_std: f64,
-    pub attention: Value,
-    pub data: Vec<String>,
-    pub language: String,
-    pub tokenizer: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub end_of_document: Option<String>,
-    pub special_tokens: bool,
-    pub field: String,
-    pub documents: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub held_out: Option<f64>,
-    pub split_seed: u64,
-    pub layout: String,
-    pub batch: usize,
-    pub length: usize,
-    pub accumulate: usize,
-    pub steps: u64,
-    pub seed: u64,
-    pub lr: f64,
-    pub warmup: u64,
-    pub decay: Decay,
-    pub horizon: u64,
-    pub final_lr: f64,
-    pub beta1: f64,
-    pub beta2: f64,
-    pub adam_eps: f64,
-    pub weight_decay: f64,
-    pub decay_matrices_only: bool,
-    pub clip: f64,
-    pub clip_gated_only: bool,
-    pub eval_every: u64,
-    pub eval_batches: u64,
-    pub checkpoint_every: u64,
-    pub keep: usize,
-    pub log_every: u64,
-    pub mode: String,
-    pub threads: usize,
-    pub skip_nonfinite: u64,
-}
+use crate::schedule::Schedule;
 
 impl Settings {
     /// The defaults with these layers above them, later ones above earlier ones; the recipe `language` comes between where the layers

@@ -2,6 +2,7 @@
 
 use toml::Table;
 
+use super::keys::DEFAULT;
 use crate::error::{Error, Result};
 
 /// Sizes of models, smallest first: name, hidden, mlp, heads, layers.
@@ -14,51 +15,6 @@ pub const MODELS: [(&str, u32, u32, u32, u32); 6] = [
     ("paper-deep", 1024, 2048, 32, 60),
     ("paper-large", 3072, 6144, 16, 20),
 ];
-
-/// What every run begins with.
-const DEFAULT: &str = r#"
-model = "tiny"
-from = ""
-vocab = 0
-tie = false
-rope_theta = 10000.0
-norm_eps = 1e-5
-init_std = 0.02
-attention = "softmax"
-data = ["builtin"]
-language = ""
-tokenizer = "bytes"
-special_tokens = true
-field = "text"
-documents = "file"
-split_seed = 0
-layout = "packed"
-batch = 16
-length = 256
-accumulate = 1
-steps = 1000
-seed = 1
-lr = 1e-3
-warmup = 100
-decay = "cosine"
-horizon = 0
-final_lr = 0.1
-beta1 = 0.9
-beta2 = 0.95
-adam_eps = 1e-8
-weight_decay = 0.1
-decay_matrices_only = true
-clip = 1.0
-clip_gated_only = false
-eval_every = 100
-eval_batches = 16
-checkpoint_every = 500
-keep = 2
-log_every = 10
-mode = "parallel"
-threads = 0
-skip_nonfinite = 0
-"#;
 
 /// The recipe of arXiv 2507.23632, in float32. The learning rate falls towards zero at a million steps and the run stops at a
 /// hundred thousand, so it ends at 0.91 of its peak. Gradients of gated models alone are clipped. Weight decay is PyTorch's, on

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::plan::Job;
 use crate::error::{Error, Result};
+use crate::provenance::{self, Provenance};
 use termwise_base::files::write_whole;
 
 /// What was measured at the end of a run, by name. Numbers that are not finite are left out.
@@ -37,12 +38,26 @@ pub struct Record {
     pub hash: String,
     /// What it took in the session that ended it.
     pub seconds: f64,
+    /// Which builds made it; empty where that is not known.
+    #[serde(default)]
+    pub provenance: Vec<Provenance>,
     /// How.
     #[serde(flatten)]
     pub status: Status,
 }
 
 impl Record {
+    /// Whether it is finished and was made by anything but this build alone.
+    pub fn is_of_another(&self, build: &Provenance) -> bool {
+        let own = !self.provenance.is_empty() && self.provenance.iter().all(|made_by| made_by.agrees(build));
+        matches!(self.status, Status::Finished { .. }) && !own
+    }
+
+    /// Which builds made it, in words.
+    pub fn made_by(&self) -> String {
+        provenance::names(&self.provenance)
+    }
+
     /// The record of a job, if it has ended.
     pub(super) fn read(folder: &Path, job: &Job) -> Result<Option<Record>> {
         let path = job.path(folder, "json");

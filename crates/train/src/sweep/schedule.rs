@@ -12,7 +12,8 @@ use super::plan::{Job, Plan};
 use super::progress::{Progress, Tracker};
 use super::record::{Metrics, Record, Status};
 use crate::error::{Error, Result};
-use termwise_base::files::write_whole;
+use crate::provenance::{self, Provenance};
+use termwise_base::files::{beside, write_whole};
 
 /// What runs one job.
 pub trait Runner: Sync {
@@ -49,7 +50,7 @@ pub struct Control<'a> {
 }
 
 /// How a sweep is run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Runs at a time; never more than threads.
     pub parallel: usize,
@@ -59,6 +60,8 @@ pub struct Options {
     pub retry: bool,
     /// Leave out runs that differ from an earlier one only by an attention of the same output.
     pub skip_equal: bool,
+    /// Run again what is finished and was made by anything but this build.
+    pub only: Option<Provenance>,
 }
 
 /// Where a run stands.
@@ -113,6 +116,14 @@ pub fn run(
     fs::create_dir_all(&runs).map_err(Error::io("create", &runs))?;
     let _lock = lock(folder)?;
     let mut states = states(plan, folder, options.skip_equal)?;
+    for (index, state) in states.iter_mut().enumerate() {
+        if let (State::Ended(record), Some(build)) = (&*state, &options.only)
+            && record.is_of_another(build)
+        {
+            remove(&plan.jobs[index], folder)?;
+            *state = State::Open;
+        }
+    }
     let wanted = |state: &State| match state {
         State::Open => true,
         State::Ended(record) => options.retry && matches!(record.status, Status::Failed { .. }),
@@ -199,9 +210,26 @@ fn run_one(
         Outcome::Failed(reason) => Status::Failed { reason },
         Outcome::Finished(metrics) => Status::Finished { metrics: metrics.into_iter().filter(|(_, x)| x.is_finite()).collect() },
     };
-    let record = Record { hash: job.hash.clone(), seconds: start.elapsed().as_secs_f64(), status };
+    let provenance = provenance::read(&run_folder);
+    let record = Record { hash: job.hash.clone(), seconds: start.elapsed().as_secs_f64(), provenance, status };
     record.write(folder, job)?;
     Ok(Some(record))
+}
+
+/// Forgets a run. Its folder leaves its name first, so that half a run is never taken up again.
+fn remove(job: &Job, folder: &Path) -> Result<()> {
+    let unless_missing = |done: std::io::Result<()>, path: &Path| match done {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path)(error)),
+        _ => Ok(()),
+    };
+    let run = job.path(folder, "");
+    let old = beside(&run, "old");
+    unless_missing(fs::remove_dir_all(&old), &old)?;
+    unless_missing(fs::rename(&run, &old), &run)?;
+    for path in [job.path(folder, "json"), job.path(folder, "log")] {
+        unless_missing(fs::remove_file(&path), &path)?;
+    }
+    unless_missing(fs::remove_dir_all(&old), &old)
 }
 
 /// One sweep at a time in a folder; released when dropped, or when the process ends in whatever way.

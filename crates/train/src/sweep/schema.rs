@@ -3,10 +3,8 @@
 use toml::{Table, Value};
 
 use super::plan::Schema;
-use crate::settings::{Layer, Settings, keys};
-
-/// Settings that leave the outcome as it is; sizes and recipes count by the values they stand for.
-const FREE: &[&str] = &["recipe", "model", "threads", "keep", "checkpoint_every", "log_every"];
+use crate::settings::keys::{self, Effect};
+use crate::settings::{Layer, Settings};
 
 /// The settings of `termwise train`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -27,7 +25,7 @@ impl Schema for TrainingSchema {
     }
 
     fn decides(&self, key: &str) -> bool {
-        !FREE.contains(&key)
+        keys::find(key).is_none_or(|key| key.effect != Effect::Nothing)
     }
 
     /// Multiply-adds of training, up to a constant: matrices, the output over a vocabulary of a few hundred, and pairs of positions.

@@ -90,6 +90,8 @@ pub struct RunRow {
     pub status: String,
     /// Why it failed, or what it equals.
     pub note: String,
+    /// Which build made it; empty where it has not ended.
+    pub build: String,
     /// What was measured.
     pub metrics: Metrics,
 }
@@ -188,5 +190,6 @@ fn run_row(plan: &Plan, job: &Job, state: &State) -> RunRow {
         State::Ended(Record { status: Status::Failed { reason }, .. }) => ("failed", reason.clone(), Metrics::new()),
         State::Ended(Record { status: Status::Finished { metrics }, .. }) => ("finished", String::new(), metrics.clone()),
     };
-    RunRow { hash: job.hash.clone(), point: point(plan, job, |_| true), status: status.into(), note, metrics }
+    let build = if let State::Ended(record) = state { record.made_by() } else { String::new() };
+    RunRow { hash: job.hash.clone(), point: point(plan, job, |_| true), status: status.into(), note, build, metrics }
 }

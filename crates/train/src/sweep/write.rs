@@ -23,11 +23,11 @@ impl Summary {
         let names: BTreeSet<&String> = self.runs.iter().flat_map(|run| run.metrics.keys()).collect();
         let mut csv = Csv::default();
         let axes = keys(self.runs.first().map(|run| &run.point));
-        csv.line(["hash"].into_iter().chain(axes).chain(["status", "note"]).chain(names.iter().map(|name| name.as_str())));
+        csv.line(["hash"].into_iter().chain(axes).chain(["status", "note", "build"]).chain(names.iter().map(|name| name.as_str())));
         for run in &self.runs {
             let metrics = names.iter().map(|name| run.metrics.get(*name).map_or(String::new(), f64::to_string));
             let front = [run.hash.clone()].into_iter().chain(values(&run.point));
-            csv.line(front.chain([run.status.to_string(), run.note.clone()]).chain(metrics));
+            csv.line(front.chain([run.status.to_string(), run.note.clone(), run.build.clone()]).chain(metrics));
         }
         csv.finish()
     }

@@ -9,7 +9,7 @@ use crate::fused::chunk::{ChunkScratch, Chunks, Split};
 use crate::fused::plan::Layout;
 use crate::fused::tile_backward::{self, BackwardSegment};
 use crate::fused::tile_forward;
-use crate::kernels::disjoint::{Axes, Axis, Block, Blocks, Disjoint};
+use crate::kernels::disjoint::{Axes, Axis, Blocks, Disjoint};
 use crate::kernels::simd::dispatch;
 use crate::task_scratch::TaskScratch;
 use crate::{Buffer, Report};
@@ -87,14 +87,14 @@ pub fn forward(
     boundary_states(c, states, tasks, false);
     let [u, z, rho] = sums.map(Blocks::par);
     let all = blocks(c, states).par().zip(u).zip(z).zip(rho).zip(y.par()).enumerate().with_max_len(1);
-    let run = |(task, ((((mut states, u), z), rho), y)): (usize, ((((Block<f32>, Block<f32>), Block<f32>), Block<f32>), Block<f32>))| {
+    let reports = all.map(|(task, ((((mut states, u), z), rho), y))| {
         let (b, g, split) = place(l, task);
         tasks.with(|memory| {
             let of = Split { chunks: c, b, g, split, states: states.piece(), scratch: ChunkScratch::of(memory, l, false) };
             dispatch(ForwardSplit { of, context, sums: [u, z, rho], y })
         })
-    };
-    all.map(run).reduce(Report::default, Report::or)
+    });
+    reports.reduce(Report::default, Report::or)
 }
 
 /// All heads that run in chunks, backward.

@@ -109,8 +109,25 @@ impl Simd for Avx2 {
             let half = _mm256_srai_epi32::<1>(power);
             let rest = _mm256_sub_epi32(power, half);
             let bias = _mm256_set1_epi32(127);
-            let two_to = |n| _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(n, bias)));
-            _mm256_mul_ps(_mm256_mul_ps(y, two_to(half)), two_to(rest))
+            let two_to_half = _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(half, bias)));
+            let two_to_rest = _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(rest, bias)));
+            _mm256_mul_ps(_mm256_mul_ps(y, two_to_half), two_to_rest)
+        }
+    }
+    #[inline(always)]
+    fn sum(self, x: __m256) -> f32 {
+        unsafe {
+            let four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+    #[inline(always)]
+    fn maximum(self, x: __m256) -> f32 {
+        unsafe {
+            let four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
         }
     }
     #[inline(always)]
@@ -120,5 +137,45 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn call<T: Task>(self, task: T) -> T::Output {
         unsafe { call(task) }
+    }
+    #[inline(always)]
+    unsafe fn transpose_16(self, from: *const f32, stride: usize, to: *mut f32, to_stride: usize) {
+        unsafe {
+            for (i, j) in [(0, 0), (0, 8), (8, 0), (8, 8)] {
+                transpose_8(from.add(i * stride + j), stride, to.add(j * to_stride + i), to_stride);
+            }
+        }
+    }
+}
+
+/// 8 rows of 8 values as columns: pairs, then quadruples of rows are interleaved within lanes of 128 bits, then those lanes are exchanged.
+///
+/// # Safety
+/// Only within [`enter`]; pointers as for [`Simd::transpose_16`], with 8 for 16.
+#[inline(always)]
+unsafe fn transpose_8(from: *const f32, stride: usize, to: *mut f32, to_stride: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut a = [_mm256_setzero_ps(); 8];
+        for (i, a) in a.iter_mut().enumerate() {
+            *a = _mm256_loadu_ps(from.add(i * stride));
+        }
+        let mut b = a;
+        for i in (0..8).step_by(2) {
+            b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
+            b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+        }
+        for i in (0..8).step_by(4) {
+            for half in 0..2 {
+                let (x, y) = (_mm256_castps_pd(b[i + half]), _mm256_castps_pd(b[i + half + 2]));
+                a[i + 2 * half] = _mm256_castpd_ps(_mm256_unpacklo_pd(x, y));
+                a[i + 2 * half + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(x, y));
+            }
+        }
+        // a[4g + c] holds columns c and c + 4 of rows 4g..4g + 4.
+        for c in 0..4 {
+            _mm256_storeu_ps(to.add(c * to_stride), _mm256_permute2f128_ps::<0x20>(a[c], a[4 + c]));
+            _mm256_storeu_ps(to.add((c + 4) * to_stride), _mm256_permute2f128_ps::<0x31>(a[c], a[4 + c]));
+        }
     }
 }

@@ -56,8 +56,9 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn fma(self, a: V, b: V, c: V) -> V {
-        // Rounded twice: without the instruction, a true fused operation is a library call a hundred times slower.
-        std::array::from_fn(|i| a[i] * b[i] + c[i])
+        // Rounded twice where the compiler may not use the instruction: there a true fused operation is a library call a hundred times slower.
+        const FUSED: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
+        std::array::from_fn(|i| if FUSED { a[i].mul_add(b[i], c[i]) } else { a[i] * b[i] + c[i] })
     }
     #[inline(always)]
     fn max(self, a: V, b: V) -> V {

@@ -61,6 +61,9 @@ impl Task for Algebra {
         ];
         let mut out: Vec<f32> = results.iter().flat_map(|&v| s.to_array(v)[..8].to_vec()).collect();
         let eight = s.select(s.first(8), x, s.splat(0.0));
+        // Halves, not one after another, which would lose the small ones elsewhere.
+        let uneven = s.load_part(&[3.0e7, 1.0, -3.0e7, 1.5, 0.25, -7.0, 2.0e7, 0.125]);
+        out.extend([s.sum(uneven), s.maximum(uneven), s.maximum(s.sub(s.splat(-9.0), s.abs(x)))]);
         out.extend([s.sum(eight), s.maximum(eight), s.any(s.gt(x, s.splat(99.0))) as u8 as f32, s.any(s.gt(one, x)) as u8 as f32]);
         out
     }

@@ -7,7 +7,7 @@ pub mod taylor;
 
 use crate::Real;
 use crate::combinatorics::monomials;
-use crate::kernels::score_rows::{BackwardRow, ForwardRow, Rescale, ScoreKernel};
+use crate::kernels::score_rows::{BackwardRow, CoefficientRow, ForwardRow, Rescale, ScoreKernel};
 use crate::kernels::simd::Simd;
 use crate::parts::kernel::feature::Map;
 use crate::parts::slot::{Part, slot};
@@ -59,6 +59,9 @@ pub trait KernelPart: Part + ScoreKernel {
     fn backward_row<S: Simd>(&self, simd: S, row: BackwardRow) -> f32 {
         row.run(simd, self)
     }
+    /// The gradients of its learned numbers over one row of a tile.
+    #[inline(always)]
+    fn learned_row<S: Simd>(&self, _simd: S, _row: CoefficientRow, _grads: &mut [f64]) {}
 }
 
 slot! {
@@ -88,6 +91,8 @@ slot! {
     fn forward_row<S: Simd>(simd: S, row: ForwardRow) -> Option<(f32, f32)>;
     /// One row of a tile, backward.
     fn backward_row<S: Simd>(simd: S, row: BackwardRow) -> f32;
+    /// The gradients of its learned numbers over one row of a tile.
+    fn learned_row<S: Simd>(simd: S, row: CoefficientRow, grads: &mut [f64]);
 }
 
 impl Kernel {

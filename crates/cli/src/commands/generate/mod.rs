@@ -7,10 +7,12 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use termwise_attention::{Mode, Variant};
 use termwise_data::Tokenizer;
+use termwise_data::language::{Language, Question};
 use termwise_generate::{Piece, Plan, Result, Writing, Written, prompts};
 use termwise_llama::Model;
 use termwise_llama::generate::{Decoder, DecoderOptions, Remember, Sampling, warnings};
 
+use super::source::{language_of, model_folder};
 use crate::context::{Context, note};
 use crate::error::{Exit, Failure};
 
@@ -21,6 +23,8 @@ use crate::error::{Exit, Failure};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
+  termwise generate                                                    ask the newest run in runs/
+  termwise generate runs/first --prompt \"k3 v7 k9 v1 ? k3\"            of the built-in language: two facts, and a question
   termwise generate path/to/model --prompt \"Once upon a time\"
   termwise generate path/to/model --prompt Once --temperature 0.8 --top-p 0.9 --seed 7 --stop \"\\n\\n\"
   termwise generate path/to/model --prompt Once --order 4              softmax cut to four orders: memory of constant size
@@ -32,18 +36,19 @@ Examples:
 Tokens are chosen as Hugging Face does: repetition penalty, temperature, top-k, top-p, min-p, in this order.
 What a prompt gets depends on its own seed alone, not on the others: prompt number n, from 0, has the seed --seed + n.")]
 pub struct GenerateArgs {
-    /// Folder of a model: a checkpoint of a run, or any Llama in Hugging Face's form
+    /// A folder of a model, a run, a checkpoint, or hf://OWNER/NAME[@REVISION] [default: the newest run in runs/]
     #[arg(value_name = "MODEL")]
-    pub model: PathBuf,
-    /// Text to go on from [default: the beginning of a text]
+    pub model: Option<String>,
+    /// Text to go on from [default: the beginning of a text; of the built-in language a document with a question]
     #[arg(long, value_name = "TEXT", conflicts_with = "prompts", allow_hyphen_values = true)]
     pub prompt: Option<String>,
     /// File of prompts: one a line, or .jsonl with a text `prompt` in each line
     #[arg(long, value_name = "FILE")]
     pub prompts: Option<PathBuf>,
     /// Tokens to write at most for each prompt; 0 only reads
-    #[arg(long, default_value_t = 256, value_name = "N")]
-    pub max_tokens: usize,
+    /// [default: 256, or 1 for a question of the built-in language]
+    #[arg(long, value_name = "N")]
+    pub max_tokens: Option<usize>,
     /// What logits are divided by; 0 takes the most probable token
     #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
     pub temperature: f64,
@@ -135,10 +140,12 @@ impl GenerateArgs {
 
 pub fn run(args: &GenerateArgs, context: &mut Context) -> std::result::Result<Exit, Failure> {
     let (pool, out) = (context.pool()?, &mut context.out);
+    let folder = &model_folder(args.model.as_deref(), args.quiet)?;
+    let language = language_of(folder)?;
     // Text goes through a channel, since products run on threads of their own and standard output belongs to this one.
     let (send, receive) = std::sync::mpsc::channel::<String>();
     std::thread::scope(|scope| {
-        let worker = scope.spawn(|| pool.install(move || work(args, &mut |text| send.send(text).is_ok())));
+        let worker = scope.spawn(|| pool.install(move || work(args, folder, language.as_ref(), &mut |text| send.send(text).is_ok())));
         let printed = receive.iter().try_for_each(|text| out.write_all(text.as_bytes()).and_then(|()| out.flush()));
         // Without a reader the writing ends at its next piece.
         drop(receive);
@@ -152,12 +159,16 @@ pub fn run(args: &GenerateArgs, context: &mut Context) -> std::result::Result<Ex
 }
 
 /// What it took, for standard error.
-fn work(args: &GenerateArgs, show: &mut dyn FnMut(String) -> bool) -> Result<String> {
+fn work(args: &GenerateArgs, folder: &Path, language: Option<&Language>, show: &mut dyn FnMut(String) -> bool) -> Result<String> {
     let sampling = args.sampling();
     sampling.validate()?;
-    let prompts = match &args.prompts {
-        Some(path) => prompts::read(path)?,
-        None => vec![args.prompt.clone().unwrap_or_default()],
+    // Nothing to go on from: a model of the built-in language is asked something.
+    let asks = args.prompt.is_none() && args.prompts.is_none() && args.load_state.is_none();
+    let question = language.filter(|_| asks).map(|language| language.question(args.seed)).transpose()?.flatten();
+    let prompts = match (&args.prompts, &question) {
+        (Some(path), _) => prompts::read(path)?,
+        (None, Some(question)) => vec![question.text.clone()],
+        (None, None) => vec![args.prompt.clone().unwrap_or_default()],
     };
     if let Some(path) = &args.save_state {
         // Before anything is written: a text that cannot be saved in the end would be lost.
@@ -168,11 +179,11 @@ fn work(args: &GenerateArgs, show: &mut dyn FnMut(String) -> bool) -> Result<Str
             source,
         })?;
     }
-    let mut model = Model::read(&args.model)?;
+    let mut model = Model::read(folder)?;
     if let Some(attention) = &args.attention {
         model = model.with_attention(attention.clone())?;
     }
-    let tokenizer = tokenizer(args, &model)?;
+    let tokenizer = tokenizer(args, folder, language, &model)?;
     let rows = args.batch.min(prompts.len());
     let options =
         DecoderOptions { rows, window: args.window, mode: args.mode, remember: args.remember(), beyond_context: args.beyond_context };
@@ -187,40 +198,64 @@ fn work(args: &GenerateArgs, show: &mut dyn FnMut(String) -> bool) -> Result<Str
     }
     let plan = Plan {
         sampling,
-        max_tokens: args.max_tokens,
+        max_tokens: args.max_tokens.unwrap_or(if question.is_some() { 1 } else { 256 }),
         stops: args.stop.iter().filter(|stop| !stop.is_empty()).cloned().collect(),
         ends: if args.ignore_end { Vec::new() } else { ends(&model, &tokenizer) },
-        echo: args.echo,
+        echo: args.echo || question.is_some(),
         load: args.load_state.clone(),
         save: args.save_state.clone(),
     };
     let (constant, remember) = (decoder.is_constant(), decoder.remember());
+    let mut answer = None;
     let took = Writing::new(&model, decoder, &tokenizer, plan, &prompts).run(&mut |piece| match piece {
         Piece::More(text) => args.json || show(text.to_owned()),
-        Piece::End(written) if args.json => show(json_line(&written)),
-        // Texts of several prompts are set apart by an empty line.
-        Piece::End(written) => show(if written.index + 1 < prompts.len() { "\n\n" } else { "\n" }.to_owned()),
+        Piece::End(written) => {
+            answer = written.text.split_whitespace().next_back().map(str::to_owned);
+            // Texts of several prompts are set apart by an empty line.
+            let apart = if written.index + 1 < prompts.len() { "\n\n" } else { "\n" };
+            show(if args.json { json_line(&written) } else { apart.to_owned() })
+        }
     })?;
-    Ok(took::summary(took, &model, constant, remember))
+    let judged = question.map_or(String::new(), |question| judged(&question, answer.as_deref(), args.seed));
+    Ok(judged + &took::summary(took, &model, constant, remember))
 }
 
 fn json_line(written: &Written) -> String {
     serde_json::to_string(written).expect("texts and whole numbers are JSON") + "\n"
 }
 
-/// The tokenizer that was named, the model's own, or bytes where the vocabulary is theirs.
-fn tokenizer(args: &GenerateArgs, model: &Model) -> Result<Tokenizer> {
+/// What the document says about a question that the model was asked.
+fn judged(question: &Question, answer: Option<&str>, number: u64) -> String {
+    let Question { key, answer: stated, .. } = question;
+    let verdict = match answer {
+        Some(answer) if answer == stated => format!("the model answers {answer}: right"),
+        Some(answer) => format!("the model answers {answer}: wrong"),
+        // With --json or without a token to write.
+        None => return String::new(),
+    };
+    format!(
+        "held-out document {number} asks for {key} and states `{key} {stated}`; {verdict}\n\
+         ask your own with --prompt \"k3 v7 k9 v1 ? k3\", or about other documents with --seed 2, 3, …\n"
+    )
+}
+
+/// The tokenizer that was named, the model's own, that of the built-in language, or bytes where the vocabulary is theirs.
+fn tokenizer(args: &GenerateArgs, folder: &Path, language: Option<&Language>, model: &Model) -> Result<Tokenizer> {
     let end = args.end_of_document.as_deref();
-    let own = |folder: &Path| folder.join("tokenizer.json").is_file();
-    match &args.tokenizer {
-        Some(name) => Ok(Tokenizer::open(name, end)?),
-        None if own(&args.model) => Ok(Tokenizer::open(&args.model.display().to_string(), end)?),
-        None if matches!(model.config.vocab_size, 256 | 257) => Ok(Tokenizer::open("bytes", end)?),
-        None => Err(termwise_data::Error::Tokenizer {
-            name: args.model.join("tokenizer.json").display().to_string(),
+    if let Some(name) = &args.tokenizer {
+        return Ok(Tokenizer::open(name, end)?);
+    }
+    if folder.join("tokenizer.json").is_file() {
+        return Ok(Tokenizer::open(&folder.display().to_string(), end)?);
+    }
+    match (language, model.config.vocab_size) {
+        // Checkpoints of earlier builds come without it.
+        (Some(language), _) => Ok(language.tokenizer()?),
+        (None, 256 | 257) => Ok(Tokenizer::open("bytes", end)?),
+        (None, vocabulary) => Err(termwise_data::Error::Tokenizer {
+            name: folder.join("tokenizer.json").display().to_string(),
             problem: format!(
-                "it is not there, and a vocabulary of {} tokens is not that of bytes; name a tokenizer with --tokenizer",
-                model.config.vocab_size
+                "it is not there, and a vocabulary of {vocabulary} tokens is not that of bytes; name a tokenizer with --tokenizer"
             ),
         }
         .into()),

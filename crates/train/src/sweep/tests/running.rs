@@ -121,3 +121,44 @@ fn a_folder_is_for_one_sweep_at_a_time_and_damaged_records_are_named() {
     let error = states(&plan, folder.path(), false).expect_err("damaged").to_string();
     assert!(error.contains(&plan.jobs[0].hash) && error.contains("delete"), "{error}");
 }
+
+#[test]
+fn finished_runs_of_other_builds_are_known_and_made_again_when_asked() {
+    use crate::provenance::{self, Build, Provenance};
+    let build = |commit: &str| {
+        let build = Build { version: "1".into(), commit: Some(commit.into()), modified: false };
+        Provenance { build, instructions: "avx2".into(), ..Provenance::default() }
+    };
+    /// As `termwise train` does; something of an earlier run in the folder would be taken up.
+    fn made(job: &Job, control: &Control, by: &Provenance) -> Outcome {
+        assert!(!control.folder.exists(), "half a run of another build must not be taken up");
+        std::fs::create_dir_all(control.folder).expect("a folder");
+        provenance::note(control.folder, by).expect("written");
+        loss(number(job, "seed"))
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let plan = plan(GRID);
+    let (old, new) = (build("a"), build("b"));
+    // Records of earlier versions say nothing: of another build, too.
+    let unknown = fake(|job, _| loss(number(job, "seed")));
+    let first = super::plan(&GRID.replace("[1, 2]", "[1]"));
+    go(&first, folder.path(), &unknown, ONE);
+    let begun = fake(|job, control| made(job, control, &old));
+    go(&plan, folder.path(), &begun, ONE);
+    assert_eq!((unknown.count(), begun.count()), (4, 4));
+    let states = states(&plan, folder.path(), false).expect("records");
+    let records = |states: &[State]| {
+        states.iter().filter_map(|state| if let State::Ended(record) = state { Some(record.clone()) } else { None }).collect::<Vec<_>>()
+    };
+    assert_eq!(records(&states).iter().filter(|record| record.is_of_another(&old)).count(), 4);
+    assert_eq!(records(&states).iter().filter(|record| record.is_of_another(&new)).count(), 8);
+    assert_eq!(Summary::new(&plan, &states).runs.iter().filter(|run| run.build == "1 (a) avx2").count(), 4);
+    let again = fake(|job, control| made(job, control, &new));
+    go(&plan, folder.path(), &again, ONE);
+    assert_eq!(again.count(), 0, "not asked for");
+    let states = go(&plan, folder.path(), &again, Options { only: Some(new.clone()), ..ONE });
+    assert_eq!(again.count(), 8);
+    assert!(records(&states).iter().all(|record| !record.is_of_another(&new)));
+    go(&plan, folder.path(), &again, Options { only: Some(new.clone()), ..ONE });
+    assert_eq!(again.count(), 8);
+}

@@ -11,8 +11,7 @@ pub(super) fn beyond<S: Simd>(simd: S, x: S::V, low: f32, high: f32) -> bool {
 
 #[inline(always)]
 pub(super) fn lanes_from<S: Simd>(simd: S, lanes: [f32; 16]) -> S::V {
-    // SAFETY: no vector has more than 16 lanes.
-    unsafe { simd.load(lanes.as_ptr()) }
+    simd.load_at(&lanes, 0)
 }
 
 /// A value and its slope.

@@ -14,7 +14,7 @@ mod prefix;
 mod text;
 
 use crate::Real;
-use crate::kernels::score_rows::{Rescale, SCALED_FROM, ScoreKernel};
+use crate::kernels::score_rows::{CoefficientRow, Rescale, SCALED_FROM, ScoreKernel};
 use crate::kernels::simd::{Simd, Task};
 pub(super) use crate::parts::kernel::taylor::lanes::pair_from;
 use crate::parts::kernel::taylor::lanes::{Wide, beyond, lanes_from, replace_beyond};
@@ -45,6 +45,8 @@ pub struct Taylor {
     centre: f64,
     /// a_n/n! for n = 0..=p, zero where an order is absent; of powers of x − c.
     dense: Vec<f64>,
+    /// The same in float32, for [`Method::Narrow`].
+    narrow: Vec<f32>,
     /// The largest |x| with Σ|a_n|·(|x| + |c|)^n/n! not beyond e^40; of no meaning where rows have no frame.
     calm: f32,
     method: Method,
@@ -97,7 +99,8 @@ impl Taylor {
             return Err("learned coefficients can be those of any centre; leave `at` or `coef=learned` out".into());
         }
         let ones = vec![1.0; orders.len()];
-        let mut taylor = Taylor { orders, coefficients, centre, dense: Vec::new(), calm: f32::INFINITY, method: Method::Wide };
+        let mut taylor =
+            Taylor { orders, coefficients, centre, dense: Vec::new(), narrow: Vec::new(), calm: f32::INFINITY, method: Method::Wide };
         match taylor.coefficients.clone() {
             Coefficients::Given(given) => taylor.bind(&given),
             Coefficients::Ones | Coefficients::Learned => taylor.bind(&ones),
@@ -126,6 +129,8 @@ impl Taylor {
         for (&n, a) in self.orders.iter().zip(learned) {
             self.dense[n] = a / factorial(n);
         }
+        self.narrow.clear();
+        self.narrow.extend(self.dense.iter().map(|&c| c as f32));
         if self.rescale() == Rescale::Multiply {
             self.calm = self.find_calm();
         }
@@ -248,6 +253,11 @@ impl KernelPart for Taylor {
     }
 
     #[inline(always)]
+    fn learned_row<S: Simd>(&self, simd: S, row: CoefficientRow, grads: &mut [f64]) {
+        row.run(simd, &self.orders, grads);
+    }
+
+    #[inline(always)]
     fn value<R: Real>(&self, x: R) -> R {
         R::of(self.accurate(x.wide()))
     }
@@ -266,7 +276,11 @@ impl ScoreKernel for Taylor {
         match self.method {
             Method::Narrow => {
                 let x = simd.sub(x, simd.splat(self.centre as f32));
-                self.dense.iter().rev().fold(simd.splat(0.0), |w, &c| simd.fma(w, x, simd.splat(c as f32)))
+                let mut w = simd.splat(0.0);
+                for &c in self.narrow.iter().rev() {
+                    w = simd.fma(w, x, simd.splat(c));
+                }
+                w
             }
             Method::Wide => lanes_from(simd, self.wide(simd, x, 1.0).run(simd).0),
             Method::Exponential { low, high } => {
@@ -286,9 +300,9 @@ impl ScoreKernel for Taylor {
             Method::Narrow => {
                 let x = simd.sub(x, simd.splat(self.centre as f32));
                 let (mut w, mut slope) = (simd.splat(0.0), simd.splat(0.0));
-                for &c in self.dense.iter().rev() {
+                for &c in self.narrow.iter().rev() {
                     slope = simd.fma(slope, x, w);
-                    w = simd.fma(w, x, simd.splat(c as f32));
+                    w = simd.fma(w, x, simd.splat(c));
                 }
                 (w, slope)
             }

@@ -1,0 +1,32 @@
+//! Which build this is.
+
+use std::sync::LazyLock;
+
+use termwise_train::provenance::{Build, Provenance};
+
+/// From the version of the package and what `build.rs` found.
+pub fn build() -> Build {
+    let commit = Some(env!("TERMWISE_COMMIT")).filter(|commit| !commit.is_empty()).map(Into::into);
+    Build { version: env!("CARGO_PKG_VERSION").into(), commit, modified: env!("TERMWISE_MODIFIED") == "true" }
+}
+
+/// This process.
+pub fn here() -> Provenance {
+    Provenance::here(build())
+}
+
+/// For `-V`.
+pub fn version() -> &'static str {
+    static TEXT: LazyLock<String> = LazyLock::new(|| build().to_string());
+    &TEXT
+}
+
+/// For `--version`.
+pub fn long_version() -> &'static str {
+    static TEXT: LazyLock<String> = LazyLock::new(|| {
+        let Provenance { build, instructions, processor, .. } = here();
+        let processor = if processor.is_empty() { "unknown processor".into() } else { processor };
+        format!("{build}\n{instructions} on {processor}\n{} {}", std::env::consts::OS, std::env::consts::ARCH)
+    });
+    &TEXT
+}

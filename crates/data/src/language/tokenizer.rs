@@ -1,0 +1,72 @@
+//! The language as a person reads it: `k12 v7 w3 ? k12 v7`.
+
+use serde_json::{Map, Value, json};
+
+use super::{Language, Stream};
+use crate::Tokenizer;
+use crate::error::Result;
+
+/// What begins a document: token 0. It is the name by which other tools know a token between documents.
+const BEGIN: &str = "<|endoftext|>";
+
+/// A question about a document that states its answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// The document up to its first question, as text: `k12 v7 w3 … ? k12`.
+    pub text: String,
+    /// What is asked for: `k12`.
+    pub key: String,
+    /// What the document says: `v7`.
+    pub answer: String,
+}
+
+impl Language {
+    /// A `tokenizer.json` of Hugging Face: every token a word, words separated by spaces, token 0 in front.
+    pub fn tokenizer_json(&self) -> Vec<u8> {
+        let config = self.config();
+        let names = [BEGIN.to_owned(), "?".to_owned()].into_iter();
+        let kinds = [("w", config.words), ("k", config.keys), ("v", config.values)];
+        let names = names.chain(kinds.into_iter().flat_map(|(letter, count)| (0..count).map(move |i| format!("{letter}{i}"))));
+        let vocab: Map<String, Value> = names.zip(0u32..).map(|(name, id)| (name, id.into())).collect();
+        let added = json!({
+            "id": 0, "content": BEGIN, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true
+        });
+        let begin = json!({"SpecialToken": {"id": BEGIN, "type_id": 0}});
+        let sequence = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});
+        let tokenizer = json!({
+            "version": "1.0",
+            "truncation": null,
+            "padding": null,
+            "added_tokens": [added],
+            "normalizer": null,
+            "pre_tokenizer": {"type": "WhitespaceSplit"},
+            "post_processor": {
+                "type": "TemplateProcessing",
+                "single": [begin, sequence("A")],
+                "pair": [begin, sequence("A"), sequence("B")],
+                "special_tokens": {BEGIN: {"id": BEGIN, "ids": [0], "tokens": [BEGIN]}}
+            },
+            "decoder": null,
+            // Not a word of the language: a word that is none is refused.
+            "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "<unknown>"}
+        });
+        serde_json::to_vec_pretty(&tokenizer).expect("texts and numbers are always valid JSON")
+    }
+
+    /// The tokenizer of that file.
+    pub fn tokenizer(&self) -> Result<Tokenizer> {
+        Tokenizer::of_json("the built-in language", &self.tokenizer_json(), None)
+    }
+
+    /// The first question of held-out document `number`, counted round and round; `None` where it breaks off before one is answered.
+    pub fn question(&self, number: u64) -> Result<Option<Question>> {
+        let length = self.config().length;
+        let (mut ids, mut labels, mut recall) = (vec![0; length], vec![0; length], vec![false; length]);
+        let document = Stream::HeldOut.document(number % (self.config().held_out as u64).max(1));
+        self.grammar.write(document, &mut ids, &mut labels, &mut recall);
+        let Some(at) = recall.iter().position(|&recall| recall) else { return Ok(None) };
+        let tokenizer = self.tokenizer()?;
+        let text = |tokens: &[u32]| tokenizer.decode(tokens, true);
+        Ok(Some(Question { text: text(&ids[..=at])?, key: text(&ids[at..=at])?, answer: text(&[labels[at] as u32])? }))
+    }
+}
