@@ -53,11 +53,9 @@ pub fn finish(l: &Layout, inputs: &Inputs<f32>, w: &mut Workspace, grads: &mut G
     }
     let learned = l.learned();
     if learned > 0 {
-        for (i, dlearned) in w.dlearned.chunks_exact(learned).enumerate() {
-            let h = i % s.heads;
-            if l.heads[h].learned > 0 {
-                let to = &mut grads.extra(Extra::Coefficients)[h * learned..(h + 1) * learned];
-                to.iter_mut().zip(dlearned).for_each(|(d, &g)| *d += g as f32);
+        for h in (0..s.heads).filter(|&h| l.heads[h].learned > 0) {
+            for (i, to) in grads.extra(Extra::Coefficients)[h * learned..(h + 1) * learned].iter_mut().enumerate() {
+                *to += w.dlearned.iter().skip(h * learned + i).step_by(s.heads * learned).sum::<f64>() as f32;
             }
         }
     }
@@ -101,12 +99,7 @@ impl Task for FinishHead<'_> {
             let side = self.sources.query(l, self.b, self.head);
             let first = (self.b * s.heads + self.head) * s.time;
             for t in 0..self.len {
-                let sum = row(first, t);
-                for segment in 1..l.copies(self.head) {
-                    let other = row(segment * l.head_count() * s.time + first, t);
-                    sum.iter_mut().zip(other).for_each(|(d, o)| *d += *o);
-                }
-                side.backward(simd, t, sum, to, dtaps);
+                side.backward(simd, t, row(first, t), to, dtaps);
             }
             return;
         }

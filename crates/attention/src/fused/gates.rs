@@ -217,11 +217,7 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut Workspace, grads: &mut
             }
             if let Some(decay) = &head.variant.decay {
                 // SAFETY: see above.
-                let place = |segment: usize| unsafe { ddecay.slice((segment * l.head_count() + n) * tp, s.time) };
-                let dc = place(0);
-                for segment in 1..l.copies(h) {
-                    dc.iter_mut().zip(place(segment)).for_each(|(d, o)| *d += *o);
-                }
+                let dc = unsafe { ddecay.slice(n * tp, s.time) };
                 gather(inputs.extra(Extra::DecayGate), b, s.heads, h, signal);
                 decay.backward(signal, dc, gradient);
                 // SAFETY: see above.

@@ -190,6 +190,7 @@ impl Attention<f32> for Fused {
 
         workspace.ddecay.fill(0.0);
         workspace.dlearned.fill(0.0);
+        let mut turns = std::mem::take(&mut workspace.turns);
         let Workspace { dq, dk, dv, dkey_weights, ddecay, dlearned, .. } = workspace;
         let (dq, dk, dv) = (Shared::new(dq.as_mut_slice()), Shared::new(dk.as_mut_slice()), Shared::new(dv.as_mut_slice()));
         let (dkey_weights, ddecay, dlearned) = (Shared::new(dkey_weights.as_mut_slice()), Shared::new(ddecay), Shared::new(dlearned));
@@ -213,24 +214,12 @@ impl Attention<f32> for Fused {
             ddecay,
             dlearned,
         };
-        (0..s.batch * s.kv_heads * l.segments).into_par_iter().with_max_len(1).for_each(|task| {
-            let (pair, segment) = (task / l.segments, task % l.segments);
-            let (b, g, keys) = (pair / s.kv_heads, pair % s.kv_heads, l.segment(segment));
-            with_room(tile_backward::tiles_len(l), |room| {
-                dispatch(tile_backward::BackwardSegment {
-                    context: &context,
-                    b,
-                    g,
-                    keys,
-                    chunked: false,
-                    copy: segment,
-                    clear: true,
-                    room,
-                });
-            });
-        });
+        if l.parallel() {
+            tile_backward::backward(&context, &mut turns);
+        }
         let queries = chunk::QueryGrads { q: context.q, du: context.du, dz: context.dz };
         chunk::run::backward(&context, &chunk::Chunks { queries, ..chunks(l, inputs, workspace, &self.factors, states, false) });
+        workspace.turns = turns;
         finish::finish(l, inputs, workspace, grads);
         Ok(())
     }

@@ -8,11 +8,8 @@ use crate::kernels::{PAD, TILE};
 use crate::parts::kernel::feature::Map;
 use crate::{Error, Kernel, Shape, Variant};
 
-/// Tasks that the backward pass is cut into at least. A constant and not the number of threads: where tasks share a sum,
-/// their number decides its order.
-const TASKS: usize = 16;
-/// Tasks that chunks are cut into at least. Fewer, since chunks are equally long and every cut costs: the state at its place has
-/// to be computed beforehand.
+/// Tasks that chunks are cut into at least. A constant and not the number of threads, since it decides the order of sums; and few, since every
+/// cut costs: the state at its place has to be computed beforehand.
 const SPANS: usize = 8;
 
 /// Parts that run at the same time, of a batch row with so many chunks.
@@ -81,8 +78,6 @@ pub struct Layout {
     pub ep: usize,
     /// Width of the short convolution, 0 for none.
     pub taps: usize,
-    /// Parts into which the key tiles of a kv head are cut in the backward pass of heads that see all keys.
-    pub segments: usize,
     /// The heads that carry a state, by what they share.
     pub units: Vec<Unit>,
     /// Tiles of a chunk.
@@ -127,8 +122,6 @@ impl Layout {
         let tiles = shape.time.div_ceil(tile);
         let (dp, ep) = (shape.d.next_multiple_of(PAD), shape.e.next_multiple_of(PAD));
         let (units, state_len) = units(&heads, &shape, ep)?;
-        let pairs = shape.batch * shape.kv_heads;
-        let parallel = heads.iter().any(|head| !head.chunked);
         Ok(Layout {
             shape,
             heads,
@@ -139,7 +132,6 @@ impl Layout {
             dp,
             ep,
             taps: variants.iter().find_map(|v| v.conv).unwrap_or(0),
-            segments: if parallel { TASKS.div_ceil(pairs).min(tiles) } else { 0 },
             spans: if units.is_empty() { 0 } else { spans(&shape, tiles.div_ceil(chunk_tiles)) },
             units,
             chunk_tiles,
@@ -178,18 +170,9 @@ impl Layout {
         self.heads.iter().map(|head| head.learned).max().unwrap_or(0)
     }
 
-    /// Copies of the gradients of queries and decays that a head has, one for each task that adds to them.
-    pub fn copies(&self, h: usize) -> usize {
-        if self.heads[h].chunked { 1 } else { self.segments }
-    }
-
-    /// The key tiles of a segment. Early tiles are seen by more queries, so segments hold equal areas of the triangle.
-    pub fn segment(&self, segment: usize) -> Range<usize> {
-        let boundary = |i: usize| {
-            let rest = 1.0 - (1.0 - i as f64 / self.segments as f64).sqrt();
-            if i == self.segments { self.tiles } else { (rest * self.tiles as f64).round() as usize }
-        };
-        boundary(segment)..boundary(segment + 1)
+    /// Whether some heads see all keys.
+    pub fn parallel(&self) -> bool {
+        self.heads.iter().any(|head| !head.chunked)
     }
 
     /// Chunks of a batch row.
@@ -250,12 +233,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn segments_cover_every_tile_once() {
+    fn spans_cover_every_tile_once() {
         for time in [1, 64, 65, 1000, 32_768] {
             let shape = Shape { batch: 1, time, heads: 2, kv_heads: 1, d: 8, e: 8 };
-            let layout = Layout::new(&vec![Variant::default(); 2], shape, None).expect("possible");
-            let covered: Vec<usize> = (0..layout.segments).flat_map(|s| layout.segment(s)).collect();
-            assert_eq!(covered, (0..layout.tiles).collect::<Vec<_>>(), "T = {time}");
             let variant: Variant = "taylor=0..2".parse().expect("possible");
             for length in [1, 7, 64, 200, 300, 100_000] {
                 let layout = Layout::new(&vec![variant.clone(); 2], shape, Some((length, &[true; 2]))).expect("possible");

@@ -5,10 +5,12 @@ use std::ops::Range;
 use crate::epilogue;
 use crate::fused::plan::Layout;
 use crate::fused::tile_forward::{Gates, decay_columns};
+use crate::fused::with_room;
 use crate::kernels::disjoint::Shared;
 use crate::kernels::gemm::{Rows, Strided, product};
 use crate::kernels::score_rows::{BackwardRow, CoefficientRow, DecayGrad, DecayRow};
-use crate::kernels::simd::{Simd, Task};
+use crate::kernels::simd::{Simd, Task, dispatch};
+use crate::kernels::turns::{Turns, in_order};
 use crate::kernels::{PAD, ROWS, TILE};
 use crate::parts::norm::NormGrads;
 
@@ -104,16 +106,16 @@ pub struct Context<'a> {
     pub rho: &'a [f32],
     pub du: &'a [f32],
     pub dz: &'a [f32],
-    /// [copies, N, T, dp]
+    /// [N, T, dp]
     pub dq: Shared<f32>,
     /// [K, Tp, dp] and [K, Tp, ep]
     pub dk: Shared<f32>,
     pub dv: Shared<f32>,
     /// [N, Tp]
     pub dkey_weights: Shared<f32>,
-    /// [copies, N, Tp]
+    /// [N, Tp]
     pub ddecay: Shared<f64>,
-    /// [copies, N, orders]
+    /// [tiles or spans, N, orders]
     pub dlearned: Shared<f64>,
 }
 
@@ -125,12 +127,32 @@ pub struct BackwardSegment<'a> {
     pub keys: Range<usize>,
     /// Heads whose tiles stay within their chunk, or those that see all keys.
     pub chunked: bool,
-    /// Which copy of the gradients of queries, decays and coefficients is its own.
-    pub copy: usize,
+    /// Whose turn it is to add to a tile of queries [N, tiles]; within chunks every tile has one task.
+    pub turns: Option<&'a Turns>,
     /// Whether it is the first to write gradients of these keys.
     pub clear: bool,
     /// Room for its tiles, [`tiles_len`] values.
     pub room: &'a mut [f32],
+}
+
+/// All key tiles of heads that see all keys. Tasks of a kv head add to the gradients of its queries in turns, which fixes the order of sums, not that
+/// of tasks: as many kv heads alternate as there are threads, so that a task seldom waits and a thread's queries stay in its cache. Early tiles come
+/// first, which have more queries; hence the last tasks are the shortest.
+pub fn backward(context: &Context, turns: &mut Turns) {
+    let l = context.layout;
+    let (pairs, alternating) = (l.shape.batch * l.shape.kv_heads, rayon::current_num_threads());
+    turns.reset(l.head_count() * l.tiles);
+    let turns = &*turns;
+    in_order(pairs * l.tiles, |task| {
+        let first = task / (alternating * l.tiles) * alternating;
+        let (task, together) = (task - first * l.tiles, alternating.min(pairs - first));
+        let (tile, pair) = (task / together, first + task % together);
+        let (b, g) = (pair / l.shape.kv_heads, pair % l.shape.kv_heads);
+        with_room(tiles_len(l), |room| {
+            let keys = tile..tile + 1;
+            turns.watch(|| dispatch(BackwardSegment { context, b, g, keys, chunked: false, turns: Some(turns), clear: true, room }));
+        });
+    });
 }
 
 /// Tiles of one task: scores and their gradients [TILE, TILE], and the gradient of the values of one key tile [TILE, ep].
@@ -158,11 +180,11 @@ impl Task for BackwardSegment<'_> {
         let (dp, dv) = rest.split_at_mut(TILE * TILE);
         let mut tiles = Tiles { x, dp, dv };
         let (start, count) = (self.keys.start * l.tile, self.keys.len() * l.tile);
-        for h in self.heads() {
+        for h in self.heads().filter(|_| self.turns.is_none()) {
             let n = self.b * s.heads + h;
-            let (from, to) = if self.chunked { (start, (start + count).min(s.time)) } else { (0, s.time) };
-            // SAFETY: (copy, b, h) belongs to this task alone, or in chunk mode these rows of it.
-            unsafe { c.dq.slice(((self.copy * l.head_count() + n) * s.time + from) * l.dp, (to - from) * l.dp) }.fill(0.0);
+            let end = (start + count).min(s.time);
+            // SAFETY: these rows of (b, h) belong to this task alone.
+            unsafe { c.dq.slice((n * s.time + start) * l.dp, (end - start) * l.dp) }.fill(0.0);
         }
         for class in (0..l.classes.len()).filter(|_| self.clear) {
             let kv = l.kv_index(class, self.b, self.g);
@@ -208,17 +230,14 @@ impl BackwardSegment<'_> {
         let mut columns = [0.0; TILE];
         let mut dcolumns = [0.0; TILE];
         let base = decay.map_or(0.0, |decay| decay_columns(&decay[s0..s0 + l.pitch], &mut columns));
-        // SAFETY: all places below belong to this task: (copy, b, h) from this tile on, in chunk mode to the end of the chunk, and
-        // this key tile of this kv head. In chunk mode the copies of coefficients are as many as the spans.
-        let (dq, dk, dv, ddecay, dlearned) = unsafe {
-            let at = self.copy * l.head_count() + n;
-            let learned = if self.chunked { l.span_of(tile) } else { self.copy } * l.head_count() + n;
+        // SAFETY: this key tile of this kv head belongs to this task, and so does its copy of the coefficients, of which there is one for
+        // each tile, or in chunk mode for each span.
+        let (dk, dv, dlearned) = unsafe {
+            let copy = if self.chunked { l.span_of(tile) } else { tile };
             (
-                c.dq.slice((at * s.time + s0) * l.dp, (end - s0) * l.dp),
                 c.dk.slice((kv * l.tp() + s0) * l.dp, l.tile * l.dp),
                 c.dv.slice((kv * l.tp() + s0) * l.ep, l.tile * l.ep),
-                if decay.is_some() { c.ddecay.slice(at * l.tp() + s0, end - s0) } else { &mut [] },
-                c.dlearned.slice(learned * l.learned(), head.learned),
+                c.dlearned.slice((copy * l.head_count() + n) * l.learned(), head.learned),
             )
         };
         // Weighted keys: the gradient of the weight needs that of the unweighted value first.
@@ -236,6 +255,8 @@ impl BackwardSegment<'_> {
             let q = &c.q[(n * l.tp() + t0) * l.dp..][..(t1 - t0) * l.dp];
             let du = &c.du[(n * s.time + t0) * l.ep..][..(t1 - t0) * l.ep];
             let keys_of = |r1: usize| if diagonal { r1 - s0 } else { l.tile };
+            let place = n * l.tiles + t0 / l.tile;
+            let mut totals = [0.0; TILE];
             for r0 in (t0..t1).step_by(ROWS) {
                 let r1 = (r0 + ROWS).min(t1);
                 let width = keys_of(r1).next_multiple_of(PAD);
@@ -270,7 +291,7 @@ impl BackwardSegment<'_> {
                         let grads = CoefficientRow { x, dp, visible, clamp, decay, frame, dz: c.dz[at], key_weights };
                         head.kernel.learned_row(simd, grads, dlearned);
                     }
-                    let total = head.kernel.backward_row(
+                    totals[i] = head.kernel.backward_row(
                         simd,
                         BackwardRow {
                             x,
@@ -283,17 +304,30 @@ impl BackwardSegment<'_> {
                             key_weights,
                         },
                     );
-                    if let Some(d) = ddecay.get_mut(r - s0) {
-                        *d += total as f64;
+                }
+                // dQ += dX·K, key tile by key tile.
+                if let Some(turns) = self.turns.filter(|_| r0 == t0) {
+                    turns.wait(place, tile);
+                }
+                // SAFETY: these rows of (b, h) are this task's until its turn is over, or alone its own; dp has rows r0..r1 of TILE values,
+                // k tile rows of dp, dq rows r0..r1 of dp.
+                unsafe {
+                    let dq = c.dq.slice((n * s.time + r0) * l.dp, m * l.dp);
+                    let a = Strided { at: dp.as_ptr().add(i0 * TILE), row: TILE, column: 1 };
+                    let (b, to) = (Rows { at: k.as_ptr(), stride: l.dp }, Rows { at: dq.as_mut_ptr(), stride: l.dp });
+                    match self.turns.is_some() && tile == 0 {
+                        true => product::<S, false>(simd, m, l.dp, keys_of(r1), a, b, to),
+                        false => product::<S, true>(simd, m, l.dp, keys_of(r1), a, b, to),
                     }
                 }
-                // dQ += dX·K
-                // SAFETY: dp has rows r0..r1 of TILE values, k tile rows of dp, dq rows r0..r1 of dp.
-                unsafe {
-                    let a = Strided { at: dp.as_ptr().add(i0 * TILE), row: TILE, column: 1 };
-                    let to = Rows { at: dq[(r0 - s0) * l.dp..].as_mut_ptr(), stride: l.dp };
-                    product::<S, true>(simd, m, l.dp, keys_of(r1), a, Rows { at: k.as_ptr(), stride: l.dp }, to);
-                }
+            }
+            if decay.is_some() {
+                // SAFETY: as for dq.
+                let ddecay = unsafe { c.ddecay.slice(n * l.tp() + t0, t1 - t0) };
+                ddecay.iter_mut().zip(totals).for_each(|(d, total)| *d += total as f64);
+            }
+            if let Some(turns) = self.turns {
+                turns.pass(place);
             }
             // dV += Wᵀ·dU and dK += dXᵀ·Q; on the diagonal, keys from c0 on are seen by rows from c0 on.
             let keys = keys_of(t1);
@@ -316,8 +350,10 @@ impl BackwardSegment<'_> {
             }
         }
 
-        for (d, column) in ddecay.iter_mut().zip(&dcolumns[..l.tile]) {
-            *d += *column as f64;
+        if decay.is_some() {
+            // SAFETY: no later turn adds to the rows of this tile, and all earlier ones are over.
+            let ddecay = unsafe { c.ddecay.slice(n * l.tp() + s0, l.tile.min(end - s0)) };
+            ddecay.iter_mut().zip(dcolumns).for_each(|(d, column)| *d += column as f64);
         }
         if let Some(weights) = key_weights {
             let v = &c.v[(kv * l.tp() + s0) * l.ep..][..l.tile * l.ep];

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::Buffer;
 use crate::fused::plan::Layout;
+use crate::kernels::turns::Turns;
 
 /// A handle to workspace memory. Clones share it: give the same one to all layers that run one after another.
 #[derive(Clone, Default)]
@@ -62,11 +63,11 @@ pub(super) struct Workspace {
     /// Gradients of the sums over keys, [N, T, ep] and [N, T].
     pub du: Buffer,
     pub dz: Buffer,
-    /// Gradients of prepared tensors, shaped like them; queries once for each copy.
+    /// Gradients of prepared tensors, shaped like them.
     pub dq: Buffer,
     pub dk: Buffer,
     pub dv: Buffer,
-    /// Gradients of gate factors [N, T], key weights [N, Tp], c [copies, N, Tp] and coefficients [copies, N, orders].
+    /// Gradients of gate factors [N, T], key weights and c [N, Tp], and coefficients [tiles or spans, N, orders].
     pub dout: Buffer,
     pub dpost: Buffer,
     pub dkey_weights: Buffer,
@@ -77,6 +78,8 @@ pub(super) struct Workspace {
     /// Gradients of γ and β by head [N, 2, e], and of filters by batch row and head.
     pub dnorm: Buffer,
     pub dtaps: [Buffer; 3],
+    /// Of the tasks that add to dq and dc [N, tiles].
+    pub turns: Turns,
 }
 
 impl Workspace {
@@ -172,7 +175,7 @@ impl Workspace {
         self.vt.ensure(kv * l.tiles * s.e * l.pitch);
         self.du.ensure(n * s.time * l.ep);
         self.dz.ensure(n * s.time);
-        self.dq.ensure(l.segments.max(1) * n * s.time * l.dp);
+        self.dq.ensure(n * s.time * l.dp);
         self.dk.ensure(kv * tp * l.dp);
         self.dv.ensure(kv * tp * l.ep);
         let has = |f: fn(&crate::fused::plan::Head) -> bool| l.heads.iter().any(f);
@@ -186,13 +189,13 @@ impl Workspace {
             self.dkey_weights.ensure(n * tp);
         }
         if has(|h| h.variant.decay.is_some()) {
-            self.ddecay.resize(l.segments.max(1) * n * tp, 0.0);
+            self.ddecay.resize(n * tp, 0.0);
         }
         if has(|h| h.has_signals()) {
             self.dsignal.ensure(n * s.time);
             self.dconst.ensure(n);
         }
-        self.dlearned.resize(l.segments.max(l.spans) * n * l.learned(), 0.0);
+        self.dlearned.resize(l.tiles.max(l.spans) * n * l.learned(), 0.0);
         self.dnorm.ensure(n * 2 * s.e);
         for (buffer, channels) in self.dtaps.iter_mut().zip(l.channels()) {
             buffer.ensure(s.batch * channels * l.taps);

@@ -73,8 +73,7 @@ pub fn backward(context: &tile_backward::Context, c: &Chunks) {
         with_room(tile_backward::tiles_len(l), |room| {
             let chunks = l.span(span);
             let keys = l.tiles_of(chunks.start).start..l.tiles_of(chunks.end - 1).end;
-            let clear = l.segments == 0;
-            dispatch(BackwardSegment { context, b, g, keys, chunked: true, copy: 0, clear, room });
+            dispatch(BackwardSegment { context, b, g, keys, chunked: true, turns: None, clear: !l.parallel(), room });
         });
     });
     states(c, false);
