@@ -178,18 +178,8 @@ impl Basis {
         let lower = &stem[self.stem_spans[n - 1].clone()];
         for (j, &x) in x[..self.d].iter().enumerate() {
             let block = self.block(n, j);
-            let mut i = 0;
-            while i < block.len() {
-                // Blocks are short: whole vectors, which reach into the next block, cost less than an exact end.
-                let vectors = (out[block.start + i..].first_chunk_mut::<16>(), lower[i..].first_chunk::<16>());
-                if let (Some(out), Some(lower)) = vectors {
-                    for l in 0..16 {
-                        out[l] = lower[l] * x;
-                    }
-                } else {
-                    out[block.start + i..block.end].iter_mut().zip(&lower[i..]).take(16).for_each(|(out, &lower)| *out = lower * x);
-                }
-                i += 16;
+            for (out, &lower) in out[block.clone()].iter_mut().zip(&lower[..block.len()]) {
+                *out = lower * x;
             }
         }
     }

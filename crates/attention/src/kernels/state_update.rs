@@ -13,11 +13,11 @@ const BLOCK: usize = 4096;
 pub fn sweep<S: Simd>(simd: S, h: &mut [f32], ep: usize, m: f32, k: &[f32], v: &[f32], q: &[f32], u: &mut [f32]) {
     let heads = u.len() / ep;
     let stride = k.len();
-    // One pass takes a whole row for all heads where the registers hold their sums; H is then read and written as one stream. Else rows
-    // come in blocks, and only the first pass over a block waits for memory.
+    // Where the registers hold the sums of whole rows, H is read and written as one stream, by each four heads. Else rows come in blocks, and only
+    // the first pass over a block waits for memory.
     let rows = h.len() / ep;
-    let (most, columns) = (if heads == 3 { 2 } else { heads.min(4) }, ep / S::LANES);
-    let block = if heads == most && columns <= vectors_of::<S>(columns, most) { rows } else { (BLOCK / ep).max(1) };
+    let columns = ep / S::LANES;
+    let block = if columns <= vectors_of::<S>(columns, heads.min(4)) { rows } else { (BLOCK / ep).max(1) };
     for start in (0..rows).step_by(block.max(1)) {
         let end = (start + block).min(rows);
         let mut first = 0;
