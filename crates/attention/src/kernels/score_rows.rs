@@ -438,7 +438,7 @@ mod tests {
         let wave = |n: usize, step: f32| (0..n).map(|i| (i as f32 * step).sin()).collect::<Vec<f32>>();
         let (mut x, mut dp, columns, weights) = (wave(TILE, 0.7), wave(TILE, 1.1), wave(TILE, 0.3), wave(TILE, 0.9));
         x.iter_mut().for_each(|x| *x *= 30.0);
-        for (visible, len) in [(TILE, TILE), (1, 16), (37, 48), (100, TILE)] {
+        for (visible, len) in [(TILE, TILE), (100, TILE), (37, 48), (1, 16)] {
             // What does not count must not even be a number.
             x[visible..].fill(f32::NAN);
             dp[visible..].fill(f32::NAN);
