@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use crate::fused::plan::{ChunkGroup, Layout};
 use crate::fused::prepare::{HeadRows, Sources};
 use crate::fused::scratch::CallScratch;
-use crate::fused::{Fused, gates, prepare, run_forward};
+use crate::fused::{Fused, Planned, gates, prepare, run_forward};
 use crate::kernels::simd::{Simd, Task, dispatch};
 use crate::real::dot;
 use crate::state::State;
@@ -21,9 +21,10 @@ impl Fused {
     /// names positions since the state was empty. float32, bit-identical for any number of threads; moments are summed in another
     /// order than by stepping. No gradients.
     pub fn extend(&mut self, state: &mut State, inputs: &Inputs<f32>, y: &mut [f32]) -> Result<Report, Error> {
-        let Fused { layout, factors, scratch, continues, .. } = self;
+        let Fused { whole: Planned { layout, factors }, scratch, options: (_, continues), .. } = self;
         let s = layout.shape;
         layout.layer.check(&s, inputs, 1)?;
+        inputs.check_no_documents()?;
         s.check_outputs("y", y.len())?;
         if *continues != Some(state.memory()) {
             let (asked, built) = (state.memory(), continues);
