@@ -21,6 +21,7 @@ mod plan;
 mod prefill;
 mod prepare;
 mod scratch;
+mod through_state;
 mod tile_backward;
 mod tile_forward;
 
@@ -40,13 +41,14 @@ use crate::fused::plan::Layout;
 use crate::fused::prepare::Sources;
 use crate::fused::scratch::CallScratch;
 pub use crate::fused::scratch::Scratch;
+pub use crate::fused::through_state::StateGrads;
 use crate::fused::tile_backward::BackwardTiles;
 use crate::fused::tile_forward::{Cached, CallTile, ForwardTile, Queries};
 use crate::kernels::TILE;
 use crate::kernels::disjoint::{Axes, Axis, Blocks, Disjoint};
 use crate::kernels::simd::dispatch;
 use crate::state::State;
-use crate::{Attention, Error, Extra, Grads, Inputs, Layer, Memory, Report, Saved, Shape};
+use crate::{Attention, Buffer, Error, Extra, Grads, Inputs, Layer, Memory, Report, Saved, Shape};
 
 /// Attention in tiles, float32.
 ///
@@ -124,16 +126,31 @@ impl Planned {
         scratch.with(|w| {
             w.ensure_forward(l)?;
             w.ensure_backward(l)?;
-            gates::forward(l, inputs, w);
-            prepare::forward(l, inputs, w, true)?;
-            epilogue::backward(l, inputs, saved, dy, w);
-            tiles_backward(l, inputs, saved[2], w, factors)?;
-            prepare::backward(l, inputs, w, grads);
-            gates::backward(l, inputs, w, grads);
-            parameters_backward(l, w, grads);
-            Ok(())
+            backward_tasks(l, inputs, w, factors, saved, dy, None, grads)
         })
     }
+}
+
+/// From dy to all gradients, `state` as in [`chunk::run::backward`]; what the call continues from is in the scratch memory.
+#[allow(clippy::too_many_arguments, reason = "all that a backward pass reads and writes")]
+fn backward_tasks(
+    l: &Layout,
+    inputs: &Inputs<f32>,
+    w: &mut CallScratch,
+    factors: &[Vec<f32>],
+    saved: [&[f32]; 3],
+    dy: &[f32],
+    state: Option<&mut Buffer>,
+    grads: &mut Grads<f32>,
+) -> Result<(), Error> {
+    gates::forward(l, inputs, w);
+    prepare::forward(l, inputs, w, true)?;
+    epilogue::backward(l, inputs, saved, dy, w);
+    tiles_backward(l, inputs, saved[2], w, factors, state)?;
+    prepare::backward(l, inputs, w, grads);
+    gates::backward(l, inputs, w, grads);
+    parameters_backward(l, w, grads);
+    Ok(())
 }
 
 /// How a fused engine computes, beyond its layer and sizes.
@@ -208,6 +225,17 @@ impl Fused {
         if *shape == self.whole.layout.shape { &mut self.whole } else { self.documents.get_mut(&shape.time).expect("planned before") }
     }
 
+    /// Memory for the sums of all rows.
+    fn new_saved(&self) -> Result<Saved, Error> {
+        let mut saved = self.home.saved(Report::default(), self.home.take());
+        let layout = &self.whole.layout;
+        let rows = layout.head_count() * layout.shape.time;
+        saved.rows.u.ensure(rows * layout.ep)?;
+        saved.rows.z.ensure(rows)?;
+        saved.rows.rho.ensure(rows)?;
+        Ok(saved)
+    }
+
     fn run(&mut self, inputs: &Inputs<f32>, mut saved: Option<&mut SavedRows>, y: &mut [f32]) -> Result<Report, Error> {
         let (s, scratch) = (self.whole.layout.shape, self.scratch.clone());
         self.whole.layout.layer.check(&s, inputs, 1)?;
@@ -230,12 +258,7 @@ impl Attention<f32> for Fused {
     }
 
     fn forward(&mut self, inputs: &Inputs<f32>, y: &mut [f32]) -> Result<Saved, Error> {
-        let mut saved = self.home.saved(Report::default(), self.home.take());
-        let layout = &self.whole.layout;
-        let rows = layout.head_count() * layout.shape.time;
-        saved.rows.u.ensure(rows * layout.ep)?;
-        saved.rows.z.ensure(rows)?;
-        saved.rows.rho.ensure(rows)?;
+        let mut saved = self.new_saved()?;
         saved.report = self.run(inputs, Some(&mut saved.rows), y)?;
         Ok(saved)
     }
@@ -373,7 +396,14 @@ fn chunks<'a>(l: &'a Layout, inputs: &Inputs<'a, f32>, w: &'a CallScratch, facto
 }
 
 /// Gradients of prepared q, k and v, of c, key weights and learned coefficients.
-fn tiles_backward(l: &Layout, inputs: &Inputs<f32>, rho: &[f32], w: &mut CallScratch, factors: &[Vec<f32>]) -> Result<(), Error> {
+fn tiles_backward(
+    l: &Layout,
+    inputs: &Inputs<f32>,
+    rho: &[f32],
+    w: &mut CallScratch,
+    factors: &[Vec<f32>],
+    state: Option<&mut Buffer>,
+) -> Result<(), Error> {
     let s = l.shape;
     let chunk_len = if l.groups.is_empty() { 0 } else { chunk::ChunkScratch::len(l, true).max(chunk::ChunkScratch::len(l, false)) };
     w.tasks.ensure(tile_backward::tiles_len(l).max(chunk_len))?;
@@ -411,7 +441,7 @@ fn tiles_backward(l: &Layout, inputs: &Inputs<f32>, rho: &[f32], w: &mut CallScr
     }
     let queries = chunk::QueryGrads { q: context.q, du: context.du, dz: context.dz };
     let chunks = chunk::Chunks { queries, ..chunks(l, inputs, w, factors) };
-    chunk::run::backward(&context, &chunks, &mut to, &mut states, &w.tasks);
+    chunk::run::backward(&context, &chunks, &mut to, &mut states, state, &w.tasks);
     to.put_back(w);
     w.states = states;
     Ok(())
