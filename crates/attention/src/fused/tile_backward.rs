@@ -6,7 +6,7 @@ use crate::fused::gates::{Gates, decay_columns};
 use crate::fused::plan::Layout;
 use crate::kernels::disjoint::Shared;
 use crate::kernels::gemm::{Rows, Strided, product};
-use crate::kernels::score_rows::{BackwardRow, CoefficientRow, DecayGrad, DecayRow};
+use crate::kernels::score_rows::{BackwardRow, CoefficientRow, DecayGrad, DecayRow, soft_cap, soft_cap_slopes};
 use crate::kernels::simd::{Simd, Task};
 use crate::kernels::{PAD, ROWS, TILE};
 
@@ -118,7 +118,8 @@ impl BackwardSegment<'_> {
         let n = self.b * s.heads + h;
         let kv = l.kv_index(head.class, self.b, self.g);
         let s0 = tile * l.tile;
-        let end = if self.chunked { len.min(l.chunk_end(tile)) } else { len };
+        let distance = head.variant.distance();
+        let end = if self.chunked { len.min(l.chunk_end(tile)) } else { len.min(distance.last_query(s0, l.tile).saturating_add(1)) };
         let kt = &c.kt[(kv * l.tiles + tile) * s.d * l.pitch..][..s.d * l.pitch];
         let vt = &c.vt[(kv * l.tiles + tile) * s.e * l.pitch..][..s.e * l.pitch];
         let k = &c.k[(kv * l.tp() + s0) * l.dp..][..l.tile * l.dp];
@@ -126,6 +127,7 @@ impl BackwardSegment<'_> {
         let decay = head.variant.decay.is_some().then(|| &c.gates.decay[n * l.tp()..][..l.tp()]);
         let mut columns = [0.0; TILE];
         let mut dcolumns = [0.0; TILE];
+        let mut slopes = [0.0; TILE];
         let base = decay.map_or(0.0, |decay| decay_columns(&decay[s0..s0 + l.pitch], &mut columns));
         // SAFETY: all places below belong to this task: (copy, b, h) from this tile on, in chunk mode to the end of the chunk, and
         // this key tile of this kv head. In chunk mode the copies of coefficients are as many as the splits.
@@ -154,7 +156,13 @@ impl BackwardSegment<'_> {
             let diagonal = t0 == s0;
             let q = &c.q[(n * l.tp() + t0) * l.dp..][..(t1 - t0) * l.dp];
             let du = &c.du[(n * s.time + t0) * l.ep..][..(t1 - t0) * l.ep];
-            let keys_of = |r1: usize| if diagonal { r1 - s0 } else { l.tile };
+            // Where the window of no row reaches the tile, its sinks alone are left.
+            let in_window = distance.visible(t0, s0, l.tile).from < l.tile;
+            let keys_of = |r1: usize| match (diagonal, in_window) {
+                (true, _) => r1 - s0,
+                (false, true) => l.tile,
+                (false, false) => (distance.sinks - s0).min(l.tile),
+            };
             for r0 in (t0..t1).step_by(ROWS) {
                 let r1 = (r0 + ROWS).min(t1);
                 let width = keys_of(r1).next_multiple_of(PAD);
@@ -180,7 +188,11 @@ impl BackwardSegment<'_> {
                     let i = r - t0;
                     let at = n * s.time + r;
                     let (x, dp) = (&mut x[i * TILE..][..width], &mut dp[i * TILE..][..width]);
-                    let visible = (r + 1 - s0).min(l.tile);
+                    let visible = distance.visible(r, s0, l.tile);
+                    if let Some(cap) = head.cap {
+                        soft_cap(simd, x, cap);
+                        soft_cap_slopes(simd, x, cap, &mut slopes[..width]);
+                    }
                     let row = (decay.map_or(0.0, |d| d[r]) - base) as f32;
                     let decay_row = || decay.map(|_| DecayRow { row, columns: &columns });
                     let frame = head.frame.of(c.rho[at]);
@@ -202,6 +214,9 @@ impl BackwardSegment<'_> {
                             key_weights,
                         },
                     );
+                    if head.cap.is_some() {
+                        dp.iter_mut().zip(&slopes).for_each(|(dx, slope)| *dx *= slope);
+                    }
                     if let Some(d) = ddecay.get_mut(r - s0) {
                         *d += total as f64;
                     }
