@@ -83,7 +83,8 @@ impl Task for BackwardTiles<'_, '_> {
         }
         for tile in self.keys.clone() {
             for h in heads.clone() {
-                let seen_until = if self.chunked { l.chunk_end(tile) } else { l.heads[h].variant.distance().seen_until(tile * l.tile, l.tile) };
+                let seen_until =
+                    if self.chunked { l.chunk_end(tile) } else { l.heads[h].variant.distance().seen_until(tile * l.tile, l.tile) };
                 let end = len.min(seen_until);
                 let rows = tile.max(self.queries.start) * l.tile..end.min(self.queries.end * l.tile);
                 if !rows.is_empty() {
