@@ -49,8 +49,10 @@ struct Input {
     values: Vec<f64>,
     /// The file's name of the gradient, and what it is made of: the gradient of the input.
     gradient: &'static str,
-    back: Box<dyn Fn(&[f64]) -> Vec<f64>>,
+    back: Box<Back>,
 }
+
+type Back = dyn Fn(&[f64]) -> Vec<f64>;
 
 fn plain(file: &File, extra: Extra, name: &'static str, gradient: &'static str) -> Input {
     Input { extra, values: file.get(name).to_vec(), gradient, back: Box::new(|g| g.to_vec()) }
@@ -67,14 +69,13 @@ fn beta(file: &File, range: f64) -> Input {
 /// The running sum c in the file, its steps as an input.
 fn running_sum(file: &File) -> Input {
     let Shape { batch, time, heads, .. } = file.shape();
-    let index = move |b: usize, t: usize, h: usize| (b * time + t) * heads + h;
-    let steps = move |c: &[f64], step: &dyn Fn(&[f64], usize, usize, usize) -> f64| {
-        let mut out = vec![0.0; c.len()];
-        (0..batch).for_each(|b| (0..time).for_each(|t| (0..heads).for_each(|h| out[index(b, t, h)] = step(c, b, t, h))));
-        out
-    };
-    let values = steps(file.get("c"), &|c, b, t, h| c[index(b, t, h)] - if t > 0 { c[index(b, t - 1, h)] } else { 0.0 });
-    let back = move |g: &[f64]| steps(g, &|g, b, t, h| g[index(b, t, h)] - if t + 1 < time { g[index(b, t + 1, h)] } else { 0.0 });
+    let row = time * heads;
+    // Differences to the position before, or to the one after.
+    let difference = move |x: &[f64], i: usize, other: Option<usize>| x[i] - other.map_or(0.0, |other| x[other]);
+    let before = move |i: usize| i.checked_sub(heads).filter(|other| other / row == i / row);
+    let after = move |i: usize| Some(i + heads).filter(|other| other / row == i / row);
+    let values = (0..batch * row).map(|i| difference(file.get("c"), i, before(i))).collect();
+    let back = move |g: &[f64]| (0..g.len()).map(|i| difference(g, i, after(i))).collect();
     Input { extra: Extra::DecayGate, values, gradient: "dc", back: Box::new(back) }
 }
 
