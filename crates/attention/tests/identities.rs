@@ -151,17 +151,8 @@ fn canonical_forms_are_equal_where_outputs_are() {
         ]);
         let over = rng.pick(&["sum", "sum,eps=3.0", "length", "none", "position"]);
         let mut text = format!("{kernel} over={over} norm={}", rng.pick(&["none", "l2", "l2", "rms"]));
-        let words = [
-            " clamp=0.2",
-            " in",
-            " out",
-            " out=cumulative post=out",
-            " decay=softplus",
-            " cap=0.3",
-            " window=3",
-            " window=2 far(exp)",
-            " qk_norm=l2",
-        ];
+        let words =
+            [" clamp=0.2", " in", " out", " out=cumulative post=out", " decay=softplus", " cap=0.3", " window=3", " window=2 far(exp)"];
         for word in words {
             let twice = |key: &str| word.contains(key) && text.contains(key);
             if rng.chance(0.15) && !twice("out") && !twice("window") {
@@ -178,8 +169,14 @@ fn canonical_forms_are_equal_where_outputs_are() {
         if !same && !rng.chance(0.1) {
             continue;
         }
-        let case = large_values(&a, shape, &mut rng);
-        let error = relative_rms(&output(&like(&case, &b, &mut rng)), &output(&case));
+        // A sum of either sign can have one sign in all rows of a case, and a clamp can bite everywhere: a few cases tell.
+        let error = (0..8)
+            .map(|_| {
+                let case = large_values(&a, shape, &mut rng);
+                relative_rms(&output(&like(&case, &b, &mut rng)), &output(&case))
+            })
+            .find(|&error| error > 1e-6 || same)
+            .unwrap_or(0.0);
         assert_eq!(error < 1e-6, same, "`{a}` and `{b}` differ by {error:e}; canonical `{}` and `{}`", va.canonical(), vb.canonical());
         equal += (same && va != vb) as usize;
     }

@@ -2,10 +2,11 @@
 
 use rayon::prelude::*;
 
+use crate::engine::SavedRows;
 use crate::fused::plan::{ChunkGroup, Layout};
 use crate::fused::prepare::{HeadRows, Sources};
 use crate::fused::scratch::CallScratch;
-use crate::fused::{Fused, gates, prepare, run_forward};
+use crate::fused::{Fused, Planned, gates, prepare, run_forward};
 use crate::kernels::simd::{Simd, Task, dispatch};
 use crate::real::dot;
 use crate::state::State;
@@ -19,12 +20,17 @@ impl Fused {
     /// Where the state has moments, the positions are one chunk in parallel mode, and cut into chunks in chunk mode; where it has
     /// caches, queries look at cached and new keys. Of a batch row only its length counts, and its state stops there. The report
     /// names positions since the state was empty. float32, bit-identical for any number of threads; moments are summed in another
-    /// order than by stepping. No gradients.
+    /// order than by stepping. No gradients: those are for [`Fused::forward_from`].
     pub fn extend(&mut self, state: &mut State, inputs: &Inputs<f32>, y: &mut [f32]) -> Result<Report, Error> {
-        let Fused { layout, factors, scratch, continues, .. } = self;
+        self.continue_from(state, inputs, None, y)
+    }
+
+    /// Refuses a state of another kind, layer or batch.
+    pub(super) fn check_state(&self, state: &State, inputs: &Inputs<f32>) -> Result<(), Error> {
+        let Fused { whole: Planned { layout, .. }, options: (_, continues), .. } = self;
         let s = layout.shape;
         layout.layer.check(&s, inputs, 1)?;
-        s.check_outputs("y", y.len())?;
+        inputs.check_no_documents()?;
         if *continues != Some(state.memory()) {
             let (asked, built) = (state.memory(), continues);
             return Err(Error::Shape(format!(
@@ -38,6 +44,21 @@ impl Fused {
                 s.batch
             )));
         }
+        Ok(())
+    }
+
+    /// [`Fused::extend`], with the sums of rows saved where that is wanted.
+    pub(super) fn continue_from(
+        &mut self,
+        state: &mut State,
+        inputs: &Inputs<f32>,
+        saved: Option<&mut SavedRows>,
+        y: &mut [f32],
+    ) -> Result<Report, Error> {
+        self.check_state(state, inputs)?;
+        let Fused { whole: Planned { layout, factors }, scratch, .. } = self;
+        let s = layout.shape;
+        s.check_outputs("y", y.len())?;
         // All that can fail comes first: afterwards the state changes.
         for (index, store) in state.stores.iter_mut().enumerate() {
             if let GroupMemory::Cache(cache) = &mut store.memory {
@@ -45,13 +66,13 @@ impl Fused {
             }
         }
         layout.bind(inputs, factors);
-        let l = &*layout;
+        let (l, saved) = (&*layout, saved.map(|saved| saved.part_mut(&(0..s.rows()), s.heads)));
         scratch.with(|w| {
             w.ensure_forward(l)?;
             begin(l, state, w)?;
             gates::forward(l, inputs, w);
             prepare::forward(l, inputs, w, false)?;
-            let mut report = run_forward(l, inputs, w, factors, None, y, Some(state))?;
+            let mut report = run_forward(l, inputs, w, factors, saved, y, Some(state))?;
             if let Some(at) = &mut report.nonpositive {
                 at.position += w.initial.positions[at.row];
             }
@@ -62,7 +83,7 @@ impl Fused {
 }
 
 /// What came before, into the scratch memory.
-fn begin(l: &Layout, state: &State, w: &mut CallScratch) -> Result<(), Error> {
+pub(super) fn begin(l: &Layout, state: &State, w: &mut CallScratch) -> Result<(), Error> {
     let s = l.shape;
     let (steps, initial) = (&state.steps, &mut w.initial);
     initial.given = true;
@@ -188,6 +209,11 @@ impl Keys<'_> {
         let (l, s) = (self.l, self.l.shape);
         let mut key = vec![0.0; s.d];
         let mut norms = Vec::with_capacity(self.len);
+        let mut after = 0;
+        if let GroupMemory::Cache(cache) = &mut store.memory {
+            after = cache.next_position() + self.len;
+            cache.forget(after);
+        }
         for t in 0..self.len {
             let tile = &self.w.kt[(self.kv * l.tiles + t / l.tile) * s.d * l.pitch..][..s.d * l.pitch];
             for (key, row) in key.iter_mut().zip(tile.chunks_exact(l.pitch)) {
@@ -195,18 +221,19 @@ impl Keys<'_> {
             }
             store.key_norm = larger(store.key_norm, dot(&key, &key).sqrt());
             norms.push(store.key_norm);
-            if let GroupMemory::Cache(cache) = &mut store.memory {
-                cache.push(&key, &self.w.v[(self.kv * l.tp() + t) * l.ep..][..s.e]);
+            let GroupMemory::Cache(cache) = &mut store.memory else { continue };
+            if cache.skips(after) {
+                cache.forgotten += 1;
+                continue;
             }
-        }
-        if let GroupMemory::Cache(cache) = &mut store.memory {
+            cache.push(&key, &self.w.v[(self.kv * l.tp() + t) * l.ep..][..s.e]);
             for (&h, column) in heads.iter().zip(&mut cache.columns) {
-                let at = (self.first + h) * l.tp();
+                let at = (self.first + h) * l.tp() + t;
                 if l.heads[h].weighs_keys {
-                    column.weights.extend_from_slice(&self.w.key_weights[at..at + self.len]);
+                    column.weights.push(self.w.key_weights[at]);
                 }
                 if l.heads[h].variant.decay.is_some() {
-                    column.decay.extend_from_slice(&self.w.decay[at..at + self.len]);
+                    column.decay.push(self.w.decay[at]);
                 }
             }
         }
