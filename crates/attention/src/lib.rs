@@ -36,6 +36,7 @@ mod fused;
 mod kernels;
 mod layer;
 pub mod naive;
+pub mod operations;
 pub mod parts;
 mod real;
 pub mod state;

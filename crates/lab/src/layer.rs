@@ -191,6 +191,20 @@ impl<R: Real> Layer<R> {
         self.planned()?.state(self.shape.batch)
     }
 
+    /// Position t alone.
+    fn token(&self, t: usize) -> Layer<R> {
+        let Shape { batch, time, .. } = self.shape;
+        let cut = |x: &[R]| {
+            let width = x.len() / (batch * time);
+            (0..batch).flat_map(|b| &x[(b * time + t) * width..][..width]).copied().collect::<Vec<R>>()
+        };
+        let own = |(name, x): &(Name, Vec<R>)| match name {
+            Name::Extra(extra) if !extra.is_gate_logits() => (*name, x.clone()),
+            _ => (*name, cut(x)),
+        };
+        Layer { shape: Shape { time: 1, ..self.shape }, tensors: self.tensors.iter().map(own).collect(), dy: cut(&self.dy), ..self.clone() }
+    }
+
     /// y, written over NaN, so that a value left out shows.
     pub fn forward(&self, engine: &mut impl Attention<R>) -> Result<(Vec<R>, Report), Error> {
         let mut y = vec![R::nan(); self.dy.len()];
@@ -217,6 +231,21 @@ impl<R: Real> Layer<R> {
         let mut texts: Vec<String> = self.heads.iter().map(Variant::to_string).collect();
         texts.dedup();
         texts.join(" | ")
+    }
+}
+
+impl Layer<f32> {
+    /// y from its state, one token after another.
+    pub fn token_by_token(&self) -> Result<Vec<f32>, Error> {
+        let Shape { batch, time, heads, e, .. } = self.shape;
+        let (mut state, width) = (self.state()?, heads * e);
+        let mut y = vec![f32::NAN; self.dy.len()];
+        for t in 0..time {
+            let mut row = vec![f32::NAN; batch * width];
+            state.step(&self.token(t).inputs(), &mut row)?;
+            (0..batch).for_each(|b| y[(b * time + t) * width..][..width].copy_from_slice(&row[b * width..][..width]));
+        }
+        Ok(y)
     }
 }
 

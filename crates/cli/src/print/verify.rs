@@ -29,7 +29,11 @@ impl CasePrinter {
         if self.identity.replace(case.identity) != Some(case.identity) {
             writeln!(out, "{}: {}", case.identity.name(), case.identity.statement())?;
         }
-        let verdict = if case.passed() { "ok  " } else { "MISS" };
+        let verdict = match (case.passed(), &case.left_out) {
+            (_, Some(_)) => "-   ",
+            (true, _) => "ok  ",
+            (false, _) => "MISS",
+        };
         // File names carry their ending; an expression that is longer pushes its own line only.
         let width = if case.identity == Identity::Golden { 61 } else { 49 };
         writeln!(out, "  {verdict}  {}  {}  {}", pad(&case.subject, width, Align::Left), pad(&case.detail, 28, Align::Left), errors(case))
@@ -37,7 +41,7 @@ impl CasePrinter {
 }
 
 fn errors(case: &Case) -> String {
-    if let Some(problem) = &case.problem {
+    if let Some(problem) = case.left_out.as_ref().or(case.problem.as_ref()) {
         return problem.replace('\n', "\n        ");
     }
     let missed: Vec<String> = case.measures.iter().filter(|measure| !measure.passed()).map(beside_bound).collect();
@@ -50,7 +54,8 @@ fn errors(case: &Case) -> String {
     }
     // Outputs and the worst of everything else.
     let shown = |measure: &Measure| format!("{} {}", measure.what, number(measure));
-    let outputs = case.measures.iter().filter(|measure| ["y", "logits", "loss"].contains(&measure.what.as_str()));
+    let outputs =
+        case.measures.iter().filter(|measure| ["y", "logits", "loss"].contains(&measure.what.as_str()) || measure.what.ends_with(": y"));
     let mut parts: Vec<String> = outputs.map(shown).collect();
     match case.worst() {
         Some(worst) if parts.iter().all(|part| *part != shown(worst)) => parts.push(format!("worst {}", beside_bound(worst))),
@@ -75,9 +80,10 @@ fn number(measure: &Measure) -> String {
 
 /// The last line.
 pub fn summary(summary: Summary, seed: u64, out: &mut impl Write) -> io::Result<()> {
-    let Summary { cases, missed } = summary;
+    let Summary { cases, missed, left_out } = summary;
+    let besides = if left_out > 0 { format!(", {left_out} left out") } else { String::new() };
     match missed {
-        0 => writeln!(out, "{cases} cases, all pass (seed {seed})"),
-        _ => writeln!(out, "{cases} cases, {missed} MISSED (seed {seed})"),
+        0 => writeln!(out, "{cases} cases, all pass{besides} (seed {seed})"),
+        _ => writeln!(out, "{cases} cases, {missed} MISSED{besides} (seed {seed})"),
     }
 }

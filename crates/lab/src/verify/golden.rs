@@ -1,4 +1,5 @@
-//! Reference files: a small model each, with the logits, the loss and every gradient that it must give.
+//! Reference files: a small model each, with the logits, the loss and every gradient that it must give; or a single operation, known by its
+//! metadata.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -9,6 +10,7 @@ use termwise_llama::config::{AttentionMap, Config};
 use termwise_llama::weights::Checkpoint;
 use termwise_llama::{Batch, Model, Objective, Options};
 
+use super::operations;
 use super::outcome::{Case, Identity, Unit};
 
 /// Logits and gradients, relative RMS.
@@ -37,6 +39,9 @@ pub fn check_folder(folder: &Path, tell: &mut impl FnMut(Case) -> ControlFlow<()
 /// One file: whatever is wrong with it becomes the problem of the case.
 pub fn check_file(file: &Path) -> Case {
     let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy();
+    if let Some(operation) = Checkpoint::open(file).ok().and_then(|file| file.metadata().get("operation").cloned()) {
+        return operations::check(file, &operation, &name);
+    }
     Case::new(Identity::Golden, name).fill(|case| compare(file, case))
 }
 

@@ -9,6 +9,7 @@ mod draw;
 mod engines;
 mod golden;
 mod identities;
+mod operations;
 mod outcome;
 
 use std::ops::ControlFlow;
