@@ -179,6 +179,11 @@ fn any_number_of_threads_gives_the_same_bits() {
     for _ in 0..20 {
         cases.push(random_case::<f32>(shape(1, 131, 6, 3, 8, 9), 0.02, &mut rng));
     }
+    // Many tiles of keys that add to the same queries.
+    for text in ["softmax", "exp over=sum decay=softplus", "taylor=0..2,coef=learned over=length in"] {
+        let shape = shape(1, 900, 2, 1, 8, 8);
+        cases.push(Case::<f32>::random(&layer(text, &shape), shape, None, 1.0, &mut rng));
+    }
     let pools = [1, 2, 3, 7].map(|n| rayon::ThreadPoolBuilder::new().num_threads(n).build().expect("threads can be started"));
     for case in &cases {
         // Every pool has its own scratch, and the first case of another shape has left something in it.

@@ -158,12 +158,11 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
         return;
     }
     let (s, tp, n) = (l.shape, l.tp(), l.head_count());
-    let CallScratch { din, dout, dpost, dkey_weights, ddecay, ddecay_logits, dconst, logits, in_gate, out_gate, post_gate, .. } = w;
-    let own = ddecay.len().min(n * tp);
-    let (dc, dc_copies) = ddecay.split_at_mut(own);
+    let CallScratch { din, dout, dpost, dkey_weights, ddecay_queries, ddecay_keys, ddecay_logits, dconst, .. } = w;
+    let CallScratch { logits, in_gate, out_gate, post_gate, .. } = w;
     let own = din.par_chunks_exact_mut(s.time).zip(dout.par_chunks_exact_mut(s.time)).zip(dpost.par_chunks_exact_mut(s.time));
     let own = own.zip(ddecay_logits.par_chunks_exact_mut(s.time)).zip(logits.par_chunks_exact_mut(s.time)).zip(dconst.par_iter_mut());
-    own.zip(Blocks::pieces(dc, n).par()).enumerate().for_each(|(n, (own, mut dc))| {
+    own.zip(Blocks::pieces(ddecay_queries, n).par()).enumerate().for_each(|(n, (own, mut dc))| {
         let (((((din, dout), dpost), ddecay_logits), logits), dconst) = own;
         let (b, h, dc) = (n / s.heads, n % s.heads, dc.piece());
         let (head, len) = (&l.heads[h], inputs.length(b, &s));
@@ -203,10 +202,7 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
             }
         }
         if let Some(decay) = &head.variant.decay {
-            for copy in 1..l.copies(h) {
-                let other = &dc_copies[((copy - 1) * l.head_count() + n) * tp..][..s.time];
-                dc.iter_mut().zip(other).for_each(|(d, o)| *d += *o);
-            }
+            dc.iter_mut().zip(&ddecay_keys[n * tp..]).for_each(|(d, keys)| *d += *keys);
             gather(inputs.extra(Extra::DecayGate), b, s.heads, h, logits);
             decay.backward(logits, &dc[..s.time], ddecay_logits);
         }

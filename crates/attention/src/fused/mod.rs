@@ -15,6 +15,7 @@ mod chunk;
 mod cost;
 mod epilogue;
 mod gates;
+mod gradients;
 mod mode;
 mod plan;
 mod prefill;
@@ -31,14 +32,16 @@ use crate::engine::{Home, SavedRows};
 pub use crate::fused::cost::break_even;
 use crate::fused::epilogue::{Outputs, RowSums};
 use crate::fused::gates::Gates;
+use crate::fused::gradients::Gradients;
 pub use crate::fused::mode::Mode;
 use crate::fused::plan::Layout;
 use crate::fused::prepare::Sources;
 use crate::fused::scratch::CallScratch;
 pub use crate::fused::scratch::Scratch;
+use crate::fused::tile_backward::BackwardTiles;
 use crate::fused::tile_forward::{Cached, CallTile, ForwardTile, Queries};
 use crate::kernels::TILE;
-use crate::kernels::disjoint::{Axes, Axis, Blocks, Disjoint, Shared};
+use crate::kernels::disjoint::{Axes, Axis, Blocks, Disjoint};
 use crate::kernels::simd::dispatch;
 use crate::state::State;
 use crate::{Attention, Error, Extra, Grads, Inputs, Layer, Memory, Report, Saved, Shape};
@@ -281,7 +284,7 @@ fn forward_tasks(
     }
     if !l.groups.is_empty() {
         let chunks = chunks(l, inputs, w, factors);
-        let (sums, y) = blocks(l, saved, y, s.group(), &l.split_cuts);
+        let (sums, y) = blocks(l, saved, y, s.group(), &l.split_cuts.positions);
         report = report.or(chunk::run::forward(&context, &chunks, states, tasks, sums, y));
     }
     report
@@ -305,11 +308,7 @@ fn tiles_backward(l: &Layout, inputs: &Inputs<f32>, saved: &Saved, w: &mut CallS
     let s = l.shape;
     let chunk_len = if l.groups.is_empty() { 0 } else { chunk::ChunkScratch::len(l, true).max(chunk::ChunkScratch::len(l, false)) };
     w.tasks.ensure(tile_backward::tiles_len(l).max(chunk_len))?;
-    w.ddecay.fill(0.0);
-    w.dlearned.fill(0.0);
-    let [dq, dk, dv, dkey_weights] =
-        [&mut w.dq, &mut w.dk, &mut w.dv, &mut w.dkey_weights].map(|buffer| Shared::new(buffer.as_mut_slice()));
-    let (ddecay, dlearned) = (Shared::new(&mut w.ddecay), Shared::new(&mut w.dlearned));
+    let mut to = Gradients::take(w);
     let mut states = std::mem::take(&mut w.states);
     let context = tile_backward::Context {
         layout: l,
@@ -323,24 +322,28 @@ fn tiles_backward(l: &Layout, inputs: &Inputs<f32>, saved: &Saved, w: &mut CallS
         rho: &saved.rows.rho,
         du: &w.du,
         dz: &w.dz,
-        dq,
-        dk,
-        dv,
-        dkey_weights,
-        ddecay,
-        dlearned,
     };
-    (0..s.batch * s.kv_heads * l.segments).into_par_iter().with_max_len(1).for_each(|task| {
-        let (pair, segment) = (task / l.segments, task % l.segments);
-        let (b, g, keys) = (pair / s.kv_heads, pair % s.kv_heads, l.segment(segment));
-        w.tasks.with(|memory| {
-            let room = &mut memory[..tile_backward::tiles_len(l)];
-            dispatch(tile_backward::BackwardSegment { context: &context, b, g, keys, chunked: false, copy: segment, clear: true, room });
+    // In round r, part i of the keys meets part i + r of the queries: no two tasks add to the same sum, and the order of rounds fixes
+    // that of every sum.
+    for round in 0..l.parts.count() {
+        to.places(l, &l.parts, round).enumerate().with_max_len(1).for_each(|(task, (to_queries, to_keys))| {
+            let (pair, part) = (task / l.parts.count(), task % l.parts.count());
+            if part + round >= l.parts.count() {
+                return;
+            }
+            let (b, g, first) = (pair / s.kv_heads, pair % s.kv_heads, round == 0);
+            let (keys, queries) = (l.parts.tiles(part), l.parts.tiles(part + round));
+            w.tasks.with(|memory| {
+                let (context, room) = (&context, &mut memory[..tile_backward::tiles_len(l)]);
+                let first_of_all = first;
+                dispatch(BackwardTiles { context, b, g, keys, queries, chunked: false, first, first_of_all, to_queries, to_keys, room });
+            });
         });
-    });
+    }
     let queries = chunk::QueryGrads { q: context.q, du: context.du, dz: context.dz };
     let chunks = chunk::Chunks { queries, ..chunks(l, inputs, w, factors) };
-    chunk::run::backward(&context, &chunks, &mut states, &w.tasks);
+    chunk::run::backward(&context, &chunks, &mut to, &mut states, &w.tasks);
+    to.put_back(w);
     w.states = states;
     Ok(())
 }

@@ -9,9 +9,9 @@ use crate::kernels::{PAD, TILE};
 use crate::layer::{self, Class};
 use crate::{Error, Inputs, Kernel, Layer, Memory, Shape};
 
-/// Tasks that the backward pass is cut into at least. A constant and not the number of threads: where tasks share a sum,
-/// their number decides its order.
-const TASKS: usize = 16;
+/// Tasks that the backward pass is cut into at least, in its first round. A constant and not the number of threads, since it decides the
+/// order of sums.
+const TASKS: usize = 64;
 /// Tasks that chunks are cut into at least. Fewer, since chunks are equally long and every cut costs: the state at its place has
 /// to be computed beforehand.
 const SPLITS: usize = 8;
@@ -19,6 +19,35 @@ const SPLITS: usize = 8;
 /// Parts of time that run at once, of a batch row with so many chunks.
 pub fn splits(shape: &Shape, chunks: usize) -> usize {
     SPLITS.div_ceil(shape.batch * shape.kv_heads).min(chunks)
+}
+
+/// Time cut into parts of whole tiles, each time from 0 to the end.
+pub(crate) struct Cuts {
+    /// In tiles.
+    pub tiles: Vec<usize>,
+    /// In positions, up to T.
+    pub positions: Vec<usize>,
+    /// In positions, up to the end of the last tile.
+    pub padded: Vec<usize>,
+    /// In parts.
+    pub numbers: Vec<usize>,
+}
+
+impl Cuts {
+    fn new(tiles: Vec<usize>, tile: usize, time: usize) -> Cuts {
+        let padded: Vec<usize> = tiles.iter().map(|at| at * tile).collect();
+        Cuts { positions: padded.iter().map(|&at| at.min(time)).collect(), numbers: (0..tiles.len()).collect(), padded, tiles }
+    }
+
+    /// Parts.
+    pub fn count(&self) -> usize {
+        self.tiles.len() - 1
+    }
+
+    /// The tiles of a part.
+    pub fn tiles(&self, part: usize) -> Range<usize> {
+        self.tiles[part]..self.tiles[part + 1]
+    }
 }
 
 /// One head, ready to run.
@@ -104,17 +133,16 @@ pub(crate) struct Layout {
     pub ep: usize,
     /// Width of the short convolution, 0 for none.
     pub taps: usize,
-    /// Parts into which the key tiles of a kv head are cut in the backward pass of heads that see all keys.
-    pub segments: usize,
+    /// Parts of time in the backward pass of heads that see all keys; none where there is no such head.
+    pub parts: Cuts,
     /// The heads that have a state, by what they share.
     pub groups: Vec<ChunkGroup>,
     /// Tiles of a chunk.
     pub chunk_tiles: usize,
     /// Parts of time whose chunks run at once; 0 where no head runs in chunks.
     pub splits: usize,
-    /// Where splits start, and T; the numbers from 0 to `splits`.
-    pub split_cuts: Vec<usize>,
-    pub split_numbers: Vec<usize>,
+    /// The same as cuts.
+    pub split_cuts: Cuts,
     /// Values of the states of a kv head, at most.
     pub state_len: usize,
 }
@@ -140,7 +168,7 @@ impl Layout {
         let (dp, ep) = (shape.d.next_multiple_of(PAD), shape.e.next_multiple_of(PAD));
         let (groups, state_len) = chunk_groups(layer, &heads, ep)?;
         let pairs = shape.batch * shape.kv_heads;
-        let parallel = heads.iter().any(|head| !head.chunked);
+        let parts = if heads.iter().any(|head| !head.chunked) { TASKS.div_ceil(pairs).min(tiles) } else { 0 };
         let mut layout = Layout {
             layer: layer.clone(),
             shape,
@@ -153,18 +181,15 @@ impl Layout {
             dp,
             ep,
             taps: layer.taps(),
-            segments: if parallel { TASKS.div_ceil(pairs).min(tiles) } else { 0 },
+            parts: Cuts::new((0..=parts).map(|i| i * tiles / parts.max(1)).collect(), tile, shape.time),
             splits: if groups.is_empty() { 0 } else { splits(&shape, tiles.div_ceil(chunk_tiles)) },
-            split_cuts: Vec::new(),
-            split_numbers: Vec::new(),
+            split_cuts: Cuts::new(vec![0], tile, shape.time),
             groups,
             chunk_tiles,
             state_len,
         };
-        layout.split_cuts =
-            (0..layout.splits).map(|split| layout.split(split).end * layout.chunk_len()).map(|end| end.min(shape.time)).collect();
-        layout.split_cuts.insert(0, 0);
-        layout.split_numbers = (0..=layout.splits).collect();
+        let ends = (0..layout.splits).map(|split| (layout.split(split).end * chunk_tiles).min(tiles));
+        layout.split_cuts = Cuts::new(std::iter::once(0).chain(ends).collect(), tile, shape.time);
         // The states of all splits must be addressable, too.
         let states =
             layout.splits.max(1).checked_mul(pairs).and_then(|n| n.checked_mul(state_len)).filter(|&n| n <= isize::MAX as usize / 4);
@@ -196,20 +221,6 @@ impl Layout {
         self.layer.learned()
     }
 
-    /// Copies of the gradients of queries and decays that a head has, one for each task that adds to them.
-    pub fn copies(&self, h: usize) -> usize {
-        if self.heads[h].chunked { 1 } else { self.segments }
-    }
-
-    /// The key tiles of a segment. Early tiles are seen by more queries, so segments hold equal areas of the triangle.
-    pub fn segment(&self, segment: usize) -> Range<usize> {
-        let boundary = |i: usize| {
-            let rest = 1.0 - (1.0 - i as f64 / self.segments as f64).sqrt();
-            if i == self.segments { self.tiles } else { (rest * self.tiles as f64).round() as usize }
-        };
-        boundary(segment)..boundary(segment + 1)
-    }
-
     /// Chunks of a batch row.
     pub fn chunks(&self) -> usize {
         self.tiles.div_ceil(self.chunk_tiles)
@@ -224,12 +235,6 @@ impl Layout {
     pub fn split(&self, split: usize) -> Range<usize> {
         let boundary = |i: usize| i * self.chunks() / self.splits;
         boundary(split)..boundary(split + 1)
-    }
-
-    /// The split of a tile.
-    pub fn split_of(&self, tile: usize) -> usize {
-        let chunk = tile / self.chunk_tiles;
-        (0..self.splits).find(|&split| self.split(split).contains(&chunk)).unwrap_or(0)
     }
 
     /// The tiles of a chunk.
@@ -272,7 +277,7 @@ impl Layout {
 
     /// Whether any head sees all keys.
     pub fn has_parallel_heads(&self) -> bool {
-        self.segments > 0
+        self.parts.count() > 0
     }
 
     /// Whether any gate, decay or key weight has to be computed.
@@ -293,18 +298,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn segments_cover_every_tile_once() {
+    fn parts_and_splits_cover_every_tile_once() {
         for time in [1, 64, 65, 1000, 32_768] {
             let shape = Shape { batch: 1, time, heads: 2, kv_heads: 1, d: 8, e: 8 };
             let layer = |text: &str| crate::Layer::new(2, 1, 8).variant(text).expect("possible");
             let layout = Layout::new(&layer("exp rope=off"), shape, None).expect("possible");
-            let covered: Vec<usize> = (0..layout.segments).flat_map(|s| layout.segment(s)).collect();
+            let covered: Vec<usize> = (0..layout.parts.count()).flat_map(|part| layout.parts.tiles(part)).collect();
             assert_eq!(covered, (0..layout.tiles).collect::<Vec<_>>(), "T = {time}");
             for length in [1, 7, 64, 200, 300, 100_000] {
                 let layout = Layout::new(&layer("taylor=0..2 rope=off"), shape, Some((length, &[true; 2]))).expect("possible");
                 let covered: Vec<usize> = (0..layout.splits).flat_map(|s| layout.split(s)).flat_map(|c| layout.tiles_of(c)).collect();
                 assert_eq!(covered, (0..layout.tiles).collect::<Vec<_>>(), "T = {time}, chunks of {length}");
-                assert_eq!((layout.tile_cuts.len(), layout.split_cuts.last()), (layout.tiles + 1, Some(&time)));
+                assert_eq!((layout.tile_cuts.len(), layout.split_cuts.positions.last()), (layout.tiles + 1, Some(&time)));
                 assert!(layout.tile <= TILE && layout.tiles * layout.tile >= time && layout.tp() >= time);
             }
         }

@@ -371,14 +371,9 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
     let [to_q, to_k, to_v] = grads.columns(&s);
     let [taps_q, taps_k, taps_v] = &mut dtaps;
     let queries = || {
-        let (first, others) = dq.split_at_mut(heads * s.time * l.dp);
         let places = to_q.blocks(1, &whole).par().zip(Blocks::pieces(taps_q, heads).par());
-        first.par_chunks_exact_mut(s.time * l.dp).zip(places).enumerate().with_max_len(1).for_each(|(n, (rows, (to, mut dtaps)))| {
+        dq.par_chunks_exact_mut(s.time * l.dp).zip(places).enumerate().with_max_len(1).for_each(|(n, (rows, (to, mut dtaps)))| {
             let (side, len) = (sources.query(l, n / s.heads, n % s.heads), inputs.length(n / s.heads, &s));
-            for copy in 1..l.copies(n % s.heads) {
-                let other = &others[((copy - 1) * heads + n) * s.time * l.dp..][..len * l.dp];
-                rows.iter_mut().zip(other).for_each(|(sum, &other)| *sum += other);
-            }
             dispatch(Unpack { side, len, rows, padded: l.dp, to, dtaps: dtaps.piece() });
         });
     };

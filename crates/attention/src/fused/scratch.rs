@@ -130,7 +130,7 @@ call_scratch! {
     /// Gradients of the sums over keys, [N, T, ep] and [N, T].
     du: Buffer,
     dz: Buffer,
-    /// Gradients of prepared tensors, shaped like them; queries once for each copy.
+    /// Gradients of prepared tensors, shaped like them.
     dq: Buffer,
     dk: Buffer,
     dv: Buffer,
@@ -138,9 +138,11 @@ call_scratch! {
     din: Buffer,
     dout: Buffer,
     dpost: Buffer,
-    /// Gradients of key weights [N, Tp], c [copies, N, Tp], the logits of the decay [N, T], m_h [N], coefficients [copies, N, orders].
+    /// Gradients of key weights and, from queries and from keys, of c [N, Tp]; the logits of the decay [N, T], m_h [N], coefficients
+    /// [parts or splits, N, orders].
     dkey_weights: Buffer,
-    ddecay: Vec<f64>,
+    ddecay_queries: Vec<f64>,
+    ddecay_keys: Vec<f64>,
     ddecay_logits: Buffer,
     dconst: Buffer,
     dlearned: Vec<f64>,
@@ -194,7 +196,7 @@ impl CallScratch {
         self.vt.ensure(kv * l.tiles * s.e * l.pitch)?;
         self.du.ensure(n * s.time * l.ep)?;
         self.dz.ensure(n * s.time)?;
-        self.dq.ensure(l.segments.max(1) * n * s.time * l.dp)?;
+        self.dq.ensure(n * s.time * l.dp)?;
         self.dk.ensure(kv * tp * l.dp)?;
         self.dv.ensure(kv * tp * l.ep)?;
         let gates = l.has_gates() as usize;
@@ -203,9 +205,10 @@ impl CallScratch {
         }
         self.dkey_weights.ensure(gates * n * tp)?;
         let decays = l.heads.iter().any(|head| head.variant.decay.is_some()) as usize;
-        resize(&mut self.ddecay, decays * l.segments.max(1) * n * tp)?;
+        resize(&mut self.ddecay_queries, decays * n * tp)?;
+        resize(&mut self.ddecay_keys, decays * n * tp)?;
         self.dconst.ensure(gates * n)?;
-        resize(&mut self.dlearned, l.segments.max(l.splits) * n * l.learned())?;
+        resize(&mut self.dlearned, l.parts.count().max(l.splits) * n * l.learned())?;
         self.dnorm.ensure(n * 2 * s.e)?;
         for (buffer, channels) in self.dtaps.iter_mut().zip(s.widths()) {
             buffer.ensure(s.batch * channels * l.taps)?;

@@ -3,14 +3,14 @@
 use std::ops::Range;
 
 use crate::fused::gates::{Gates, decay_columns};
+use crate::fused::gradients::{KeyGrads, QueryGrads};
 use crate::fused::plan::Layout;
-use crate::kernels::disjoint::Shared;
-use crate::kernels::gemm::{Rows, Strided, product};
+use crate::kernels::gemm::multiply;
 use crate::kernels::score_rows::{BackwardRow, CoefficientRow, DecayGrad, DecayRow};
 use crate::kernels::simd::{Simd, Task};
 use crate::kernels::{PAD, ROWS, TILE};
 
-/// What the tasks of the backward pass over tiles read and write.
+/// What the tasks of the backward pass over tiles read.
 pub struct Context<'a> {
     pub layout: &'a Layout,
     pub q: &'a [f32],
@@ -23,31 +23,22 @@ pub struct Context<'a> {
     pub rho: &'a [f32],
     pub du: &'a [f32],
     pub dz: &'a [f32],
-    /// [copies, N, T, dp]
-    pub dq: Shared<f32>,
-    /// [K, Tp, dp] and [K, Tp, ep]
-    pub dk: Shared<f32>,
-    pub dv: Shared<f32>,
-    /// [N, Tp]
-    pub dkey_weights: Shared<f32>,
-    /// [copies, N, Tp]
-    pub ddecay: Shared<f64>,
-    /// [copies, N, orders]
-    pub dlearned: Shared<f64>,
 }
 
-/// Some key tiles of one kv head, for all queries that see them and all heads that run in one mode.
-pub struct BackwardSegment<'a> {
+/// Some key tiles of one kv head, for some query tiles that see them and all heads that run in one mode.
+pub struct BackwardTiles<'a, 'b> {
     pub context: &'a Context<'a>,
     pub b: usize,
     pub g: usize,
     pub keys: Range<usize>,
+    pub queries: Range<usize>,
     /// Heads whose tiles stay within their chunk, or those that see all keys.
     pub chunked: bool,
-    /// Which copy of the gradients of queries, decays and coefficients is its own.
-    pub copy: usize,
-    /// Whether it is the first to write gradients of these keys.
-    pub clear: bool,
+    /// Whether its heads are the first to write gradients of these queries and keys, and whether they are the first of all heads.
+    pub first: bool,
+    pub first_of_all: bool,
+    pub to_queries: QueryGrads<'b>,
+    pub to_keys: KeyGrads<'b>,
     /// Room for its tiles, [`tiles_len`] values.
     pub room: &'a mut [f32],
 }
@@ -64,7 +55,7 @@ pub fn tiles_len(l: &Layout) -> usize {
     2 * TILE * TILE + TILE * l.ep
 }
 
-impl Task for BackwardSegment<'_> {
+impl Task for BackwardTiles<'_, '_> {
     type Output = ();
 
     #[inline(always)]
@@ -76,49 +67,43 @@ impl Task for BackwardSegment<'_> {
         let (x, rest) = std::mem::take(&mut self.room).split_at_mut(TILE * TILE);
         let (dp, dv) = rest.split_at_mut(TILE * TILE);
         let mut tiles = Tiles { x, dp, dv };
-        let (start, count) = (self.keys.start * l.tile, self.keys.len() * l.tile);
-        for h in self.heads() {
-            let n = self.b * s.heads + h;
-            let (from, to) = if self.chunked { (start, (start + count).min(s.time)) } else { (0, s.time) };
-            // SAFETY: (copy, b, h) belongs to this task alone, or in chunk mode these rows of it.
-            unsafe { c.dq.slice(((self.copy * l.head_count() + n) * s.time + from) * l.dp, (to - from) * l.dp) }.fill(0.0);
-        }
-        for class in (0..l.classes.len()).filter(|_| self.clear) {
-            let kv = l.kv_index(class, self.b, self.g);
-            // SAFETY: these key tiles of this kv head belong to this task alone.
-            unsafe {
-                c.dk.slice((kv * l.tp() + start) * l.dp, count * l.dp).fill(0.0);
-                c.dv.slice((kv * l.tp() + start) * l.ep, count * l.ep).fill(0.0);
+        let heads = self.g * s.group()..(self.g + 1) * s.group();
+        let chunked = self.chunked;
+        let heads = heads.filter(|&h| l.heads[h].chunked == chunked);
+        let (rows, count) = ((self.queries.end * l.tile).min(s.time) - self.queries.start * l.tile, self.keys.len() * l.tile);
+        for h in heads.clone().filter(|_| self.first) {
+            self.to_queries.dq.rows(h % s.group(), 0, rows).fill(0.0);
+            if l.heads[h].weighs_keys {
+                self.to_keys.dkey_weights.rows(h % s.group(), 0, count).fill(0.0);
             }
         }
+        for class in (0..l.classes.len()).filter(|_| self.first_of_all) {
+            self.to_keys.dk.rows(class, 0, count).fill(0.0);
+            self.to_keys.dv.rows(class, 0, count).fill(0.0);
+        }
         for tile in self.keys.clone() {
-            for h in self.heads() {
-                if tile * l.tile < len {
-                    self.key_tile(simd, h, tile, len, &mut tiles);
+            for h in heads.clone() {
+                let end = if self.chunked { len.min(l.chunk_end(tile)) } else { len };
+                let rows = tile.max(self.queries.start) * l.tile..end.min(self.queries.end * l.tile);
+                if !rows.is_empty() {
+                    self.key_tile(simd, h, tile, rows, &mut tiles);
                 }
             }
         }
     }
 }
 
-impl BackwardSegment<'_> {
-    /// The heads of its group in its mode.
-    fn heads(&self) -> impl Iterator<Item = usize> + use<'_> {
-        let l = self.context.layout;
-        (self.g * l.shape.group()..(self.g + 1) * l.shape.group()).filter(|&h| l.heads[h].chunked == self.chunked)
-    }
-
-    /// One tile of keys against all queries of one head that see it directly.
+impl BackwardTiles<'_, '_> {
+    /// One tile of keys against these queries of one head.
     #[inline(always)]
-    fn key_tile<S: Simd>(&self, simd: S, h: usize, tile: usize, len: usize, tiles: &mut Tiles) {
+    fn key_tile<S: Simd>(&mut self, simd: S, h: usize, tile: usize, rows: Range<usize>, tiles: &mut Tiles) {
         let c = self.context;
         let l = c.layout;
         let s = l.shape;
         let head = &l.heads[h];
-        let n = self.b * s.heads + h;
+        let (n, in_group) = (self.b * s.heads + h, h % s.group());
         let kv = l.kv_index(head.class, self.b, self.g);
         let s0 = tile * l.tile;
-        let end = if self.chunked { len.min(l.chunk_end(tile)) } else { len };
         let kt = &c.kt[(kv * l.tiles + tile) * s.d * l.pitch..][..s.d * l.pitch];
         let vt = &c.vt[(kv * l.tiles + tile) * s.e * l.pitch..][..s.e * l.pitch];
         let k = &c.k[(kv * l.tp() + s0) * l.dp..][..l.tile * l.dp];
@@ -127,19 +112,12 @@ impl BackwardSegment<'_> {
         let mut columns = [0.0; TILE];
         let mut dcolumns = [0.0; TILE];
         let base = decay.map_or(0.0, |decay| decay_columns(&decay[s0..s0 + l.pitch], &mut columns));
-        // SAFETY: all places below belong to this task: (copy, b, h) from this tile on, in chunk mode to the end of the chunk, and
-        // this key tile of this kv head. In chunk mode the copies of coefficients are as many as the splits.
-        let (dq, dk, dv, ddecay, dlearned) = unsafe {
-            let at = self.copy * l.head_count() + n;
-            let learned = if self.chunked { l.split_of(tile) } else { self.copy } * l.head_count() + n;
-            (
-                c.dq.slice((at * s.time + s0) * l.dp, (end - s0) * l.dp),
-                c.dk.slice((kv * l.tp() + s0) * l.dp, l.tile * l.dp),
-                c.dv.slice((kv * l.tp() + s0) * l.ep, l.tile * l.ep),
-                if decay.is_some() { c.ddecay.slice(at * l.tp() + s0, end - s0) } else { &mut [] },
-                c.dlearned.slice(learned * l.learned(), head.learned),
-            )
-        };
+        // Places of this tile, and of the first query, in what the task writes to.
+        let (first, to) = (self.queries.start * l.tile, (tile - self.keys.start) * l.tile);
+        let KeyGrads { dk, dv, dkey_weights, ddecay: ddecay_keys } = &mut self.to_keys;
+        let (dk, dv) = (dk.rows(head.class, to, to + l.tile), dv.rows(head.class, to, to + l.tile));
+        let QueryGrads { dq, ddecay, dlearned } = &mut self.to_queries;
+        let dlearned = &mut dlearned.row(in_group, 0)[..head.learned];
         // Weighted keys: the gradient of the weight needs that of the unweighted value first.
         let to_dv: &mut [f32] = if head.weighs_keys {
             tiles.dv.fill(0.0);
@@ -149,8 +127,8 @@ impl BackwardSegment<'_> {
         };
         let (x, dp) = (&mut *tiles.x, &mut *tiles.dp);
 
-        for t0 in (s0..end).step_by(l.tile) {
-            let t1 = (t0 + l.tile).min(end);
+        for t0 in rows.clone().step_by(l.tile) {
+            let t1 = (t0 + l.tile).min(rows.end);
             let diagonal = t0 == s0;
             let q = &c.q[(n * l.tp() + t0) * l.dp..][..(t1 - t0) * l.dp];
             let du = &c.du[(n * s.time + t0) * l.ep..][..(t1 - t0) * l.ep];
@@ -159,23 +137,9 @@ impl BackwardSegment<'_> {
                 let r1 = (r0 + ROWS).min(t1);
                 let width = keys_of(r1).next_multiple_of(PAD);
                 let (m, i0) = (r1 - r0, r0 - t0);
-                // SAFETY: rows r0..r1 of q and du exist with dp ≥ d and ep ≥ e values; kt and vt have d and e rows of pitch ≥ width.
-                unsafe {
-                    let (qa, ua) = (q.as_ptr().add(i0 * l.dp), du.as_ptr().add(i0 * l.ep));
-                    let (xc, pc) = (x.as_mut_ptr().add(i0 * TILE), dp.as_mut_ptr().add(i0 * TILE));
-                    let (a, b, to) = (
-                        Strided { at: qa, row: l.dp, column: 1 },
-                        Rows { at: kt.as_ptr(), stride: l.pitch },
-                        Rows { at: xc, stride: TILE },
-                    );
-                    product::<S, false>(simd, m, width, s.d, a, b, to);
-                    let (a, b, to) = (
-                        Strided { at: ua, row: l.ep, column: 1 },
-                        Rows { at: vt.as_ptr(), stride: l.pitch },
-                        Rows { at: pc, stride: TILE },
-                    );
-                    product::<S, false>(simd, m, width, s.e, a, b, to);
-                }
+                let (to_x, to_dp) = (&mut x[i0 * TILE..], &mut dp[i0 * TILE..]);
+                multiply::<S, false>(simd, [m, width, s.d], (&q[i0 * l.dp..], l.dp, 1), (kt, l.pitch), (to_x, TILE));
+                multiply::<S, false>(simd, [m, width, s.e], (&du[i0 * l.ep..], l.ep, 1), (vt, l.pitch), (to_dp, TILE));
                 for r in r0..r1 {
                     let i = r - t0;
                     let at = n * s.time + r;
@@ -202,17 +166,13 @@ impl BackwardSegment<'_> {
                             key_weights,
                         },
                     );
-                    if let Some(d) = ddecay.get_mut(r - s0) {
-                        *d += total as f64;
+                    if decay.is_some() {
+                        ddecay.row(in_group, r - first)[0] += total as f64;
                     }
                 }
                 // dQ += dX·K
-                // SAFETY: dp has rows r0..r1 of TILE values, k tile rows of dp, dq rows r0..r1 of dp.
-                unsafe {
-                    let a = Strided { at: dp.as_ptr().add(i0 * TILE), row: TILE, column: 1 };
-                    let to = Rows { at: dq[(r0 - s0) * l.dp..].as_mut_ptr(), stride: l.dp };
-                    product::<S, true>(simd, m, l.dp, keys_of(r1), a, Rows { at: k.as_ptr(), stride: l.dp }, to);
-                }
+                let to = (dq.rows(in_group, r0 - first, r1 - first), l.dp);
+                multiply::<S, true>(simd, [m, l.dp, keys_of(r1)], (&dp[i0 * TILE..], TILE, 1), (k, l.dp), to);
             }
             // dV += Wᵀ·dU and dK += dXᵀ·Q; on the diagonal, keys from c0 on are seen by rows from c0 on.
             let keys = keys_of(t1);
@@ -221,30 +181,24 @@ impl BackwardSegment<'_> {
                 let m = step.min(keys - c0);
                 let skip = if diagonal { c0 } else { 0 };
                 let rows = t1 - t0 - skip;
-                // SAFETY: x and dp hold t1 − t0 rows of TILE values, written up to the width of each row's block, which covers
-                // columns c0..c0 + m from row `skip` on; q, du, dk and dv have the rows addressed.
-                unsafe {
-                    let place = skip * TILE + c0;
-                    let a = Strided { at: x.as_ptr().add(place), row: 1, column: TILE };
-                    let b = Rows { at: du.as_ptr().add(skip * l.ep), stride: l.ep };
-                    product::<S, true>(simd, m, l.ep, rows, a, b, Rows { at: to_dv.as_mut_ptr().add(c0 * l.ep), stride: l.ep });
-                    let a = Strided { at: dp.as_ptr().add(place), row: 1, column: TILE };
-                    let b = Rows { at: q.as_ptr().add(skip * l.dp), stride: l.dp };
-                    product::<S, true>(simd, m, l.dp, rows, a, b, Rows { at: dk.as_mut_ptr().add(c0 * l.dp), stride: l.dp });
-                }
+                let place = skip * TILE + c0;
+                let to = (&mut to_dv[c0 * l.ep..], l.ep);
+                multiply::<S, true>(simd, [m, l.ep, rows], (&x[place..], 1, TILE), (&du[skip * l.ep..], l.ep), to);
+                let to = (&mut dk[c0 * l.dp..], l.dp);
+                multiply::<S, true>(simd, [m, l.dp, rows], (&dp[place..], 1, TILE), (&q[skip * l.dp..], l.dp), to);
             }
         }
 
-        for (d, column) in ddecay.iter_mut().zip(&dcolumns[..l.tile]) {
-            *d += *column as f64;
+        if decay.is_some() {
+            let ddecay = ddecay_keys.rows(in_group, to, to + l.tile);
+            ddecay.iter_mut().zip(dcolumns).for_each(|(d, column)| *d += column as f64);
         }
         if let Some(weights) = key_weights {
             let v = &c.v[(kv * l.tp() + s0) * l.ep..][..l.tile * l.ep];
-            // SAFETY: (b, h) and this key tile belong to this task.
-            let dweights = unsafe { c.dkey_weights.slice(n * l.tp() + s0, l.tile) };
+            let dweights = dkey_weights.rows(in_group, to, to + l.tile);
             for (i, (dweight, &weight)) in dweights.iter_mut().zip(weights).enumerate() {
                 let (from, v) = (&tiles.dv[i * l.ep..][..l.ep], &v[i * l.ep..][..l.ep]);
-                *dweight = crate::real::dot(from, v);
+                *dweight += crate::real::dot(from, v);
                 for (d, &g) in dv[i * l.ep..][..l.ep].iter_mut().zip(from) {
                     *d += weight * g;
                 }

@@ -98,7 +98,7 @@ impl<'a, T> Disjoint<'a, T> {
             self.axes
         );
         let count = self.axes.batch.count * (self.axes.heads.count / group) * (cuts.len() - 1);
-        Blocks { at: self.at, axes: self.axes, group, cuts, count, values: PhantomData }
+        Blocks { at: self.at, axes: self.axes, group, cuts, count, turn: 0, values: PhantomData }
     }
 }
 
@@ -109,6 +109,7 @@ pub struct Blocks<'a, T> {
     group: usize,
     cuts: &'a [usize],
     count: usize,
+    turn: usize,
     values: PhantomData<&'a mut [T]>,
 }
 
@@ -122,7 +123,7 @@ impl<'a, T> Blocks<'a, T> {
     pub fn empty(count: usize) -> Blocks<'a, T> {
         let none = Axis { count: 0, step: 0 };
         let axes = Axes { batch: none, heads: Axis { count: 1, step: 0 }, rows: none, width: 0 };
-        Blocks { at: std::ptr::NonNull::dangling().as_ptr(), axes, group: 1, cuts: &[0, 0], count, values: PhantomData }
+        Blocks { at: std::ptr::NonNull::dangling().as_ptr(), axes, group: 1, cuts: &[0, 0], count, turn: 0, values: PhantomData }
     }
 
     /// A slice cut into `count` equal pieces; empty ones where it has no values.
@@ -135,6 +136,11 @@ impl<'a, T> Blocks<'a, T> {
         Disjoint::new(values, Axes { batch: Axis { count, step: width }, heads: one, rows: one, width }).blocks(1, &[0, 1])
     }
 
+    /// The same blocks, where those between cuts come in turned order: first the one after `turn` others.
+    pub fn turned(self, turn: usize) -> Blocks<'a, T> {
+        Blocks { turn, ..self }
+    }
+
     /// Every block once, in parallel.
     pub fn par(self) -> impl IndexedParallelIterator<Item = Block<'a, T>>
     where
@@ -145,7 +151,7 @@ impl<'a, T> Blocks<'a, T> {
 
     fn block(&self, index: usize) -> Block<'a, T> {
         let parts = self.cuts.len() - 1;
-        let (rest, part) = (index / parts, index % parts);
+        let (rest, part) = (index / parts, (index % parts + self.turn) % parts);
         let groups = self.axes.heads.count / self.group;
         let (b, g) = (rest / groups, rest % groups);
         let first = b * self.axes.batch.step + g * self.group * self.axes.heads.step + self.cuts[part] * self.axes.rows.step;
@@ -199,37 +205,6 @@ impl<T> Block<'_, T> {
         assert!(inside, "rows {from}..{to} of head {head} are not one piece of their block");
         // SAFETY: as above; rows are contiguous.
         unsafe { std::slice::from_raw_parts_mut(self.at.add(head * self.heads.step + from * self.rows.step), (to - from) * self.width) }
-    }
-}
-
-/// A mutable slice that several threads write to at places that do not overlap.
-#[derive(Clone, Copy)]
-pub struct Shared<T> {
-    at: *mut T,
-    len: usize,
-}
-
-// SAFETY: every use goes through `slice`, whose callers promise disjoint places.
-unsafe impl<T: Send> Send for Shared<T> {}
-// SAFETY: as above.
-unsafe impl<T: Send> Sync for Shared<T> {}
-
-impl<T> Shared<T> {
-    /// Shares a slice for as long as its borrow lasts; the caller keeps it alive until all tasks are done.
-    pub fn new(slice: &mut [T]) -> Shared<T> {
-        Shared { at: slice.as_mut_ptr(), len: slice.len() }
-    }
-
-    /// `len` values from `start` on.
-    ///
-    /// # Safety
-    /// No other live reference may cover any of them, and the shared slice must still be borrowed.
-    #[inline(always)]
-    #[allow(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
-    pub unsafe fn slice(&self, start: usize, len: usize) -> &mut [T] {
-        assert!(start + len <= self.len, "shared slice of {} asked for {start}..{}", self.len, start + len);
-        // SAFETY: within bounds, and disjoint by the caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(self.at.add(start), len) }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Chunks, backward, beyond what tiles within a chunk give: forward in time for queries, backward in time for keys and values.
 
 use crate::fused::chunk::{Split, State};
+use crate::fused::gradients::{KeyGrads, QueryGrads};
 use crate::fused::plan::ChunkGroup;
-use crate::fused::tile_backward::Context;
 use crate::kernels::features::{AddTransposed, Points, Read, Slope, Stem, Transpose};
 use crate::kernels::simd::{Simd, Task};
 use crate::real::dot;
@@ -10,7 +10,7 @@ use crate::real::dot;
 /// The queries of one split against the states before their chunks: dq, and the queries' part of dc and da.
 pub struct QuerySplit<'a> {
     pub of: Split<'a>,
-    pub context: &'a Context<'a>,
+    pub to: QueryGrads<'a>,
 }
 
 impl Task for QuerySplit<'_> {
@@ -41,9 +41,9 @@ impl Task for QuerySplit<'_> {
 impl QuerySplit<'_> {
     #[inline(always)]
     fn head<S: Simd>(&mut self, simd: S, group: &ChunkGroup, h: usize, chunk: usize, state_h: &[f32], state_z: &[f32]) {
-        let (c, x, l, b) = (self.of.chunks, self.context, self.of.chunks.layout, self.of.b);
+        let (c, l, b) = (self.of.chunks, self.of.chunks.layout, self.of.b);
         let s = l.shape;
-        let n = b * s.heads + h;
+        let (in_group, start) = (h % s.group(), l.split_cuts.positions[self.of.split]);
         let head = &l.heads[h];
         let before = c.log_decay_at(group, b, chunk * l.chunk_len());
         for tile in l.tiles_of(chunk) {
@@ -75,20 +75,18 @@ impl QuerySplit<'_> {
                 block: scratch.block,
                 parts: &mut back.parts[..wanted],
             });
-            // SAFETY: these rows of this head belong to this task.
-            let dq = unsafe { x.dq.slice((n * s.time + tile * l.tile) * l.dp, count * l.dp) };
+            let (from, to) = (tile * l.tile - start, tile * l.tile - start + count);
+            let dq = self.to.dq.rows(in_group, from, to);
             simd.call(AddTransposed { columns: back.dx, len: l.pitch, rows: dq, stride: l.dp, count, dim: s.d });
             if group.decays {
-                // SAFETY: as above.
-                let ddecay = unsafe { x.ddecay.slice(n * l.tp() + tile * l.tile, count) };
+                let ddecay = self.to.ddecay.rows(in_group, from, to);
                 let polynomial = head.kernel.polynomial().unwrap_or_default();
                 for (part, (_, a)) in back.parts[..wanted].chunks_exact(l.pitch).zip(polynomial) {
                     ddecay.iter_mut().zip(part).for_each(|(d, &part)| *d += a * part as f64);
                 }
             }
             if head.learned > 0 {
-                // SAFETY: each split has its own copy.
-                let dlearned = unsafe { x.dlearned.slice((self.of.split * l.head_count() + n) * l.learned(), head.learned) };
+                let dlearned = &mut self.to.dlearned.row(in_group, 0)[..head.learned];
                 for (d, part) in dlearned.iter_mut().zip(back.parts.chunks_exact(l.pitch)) {
                     *d += part[..count].iter().map(|&part| part as f64).sum::<f64>();
                 }
@@ -100,7 +98,7 @@ impl QuerySplit<'_> {
 /// The keys of one split against the gradients of the states after their chunks: dk, dv, and the keys' part of dκ and dc.
 pub struct KeySplit<'a> {
     pub of: Split<'a>,
-    pub context: &'a Context<'a>,
+    pub to: KeyGrads<'a>,
 }
 
 impl Task for KeySplit<'_> {
@@ -129,11 +127,10 @@ impl Task for KeySplit<'_> {
 impl KeySplit<'_> {
     #[inline(always)]
     fn keys<S: Simd>(&mut self, simd: S, group: &ChunkGroup, chunk: usize, state_h: &[f32], state_z: &[f32]) {
-        let (c, to, l, b) = (self.of.chunks, self.context, self.of.chunks.layout, self.of.b);
+        let (c, l, b) = (self.of.chunks, self.of.chunks.layout, self.of.b);
         let s = l.shape;
         // Weights of keys are shared by the heads of a group: the first has their gradient for all.
-        let n = b * s.heads + group.heads[0];
-        let kv = l.kv_index(group.class, b, group.g);
+        let (in_group, start) = (group.heads[0] % s.group(), l.split_cuts.padded[self.of.split]);
         let end = c.log_decay_at(group, b, (chunk + 1) * l.chunk_len());
         for tile in l.tiles_of(chunk) {
             let count = c.count(b, tile);
@@ -161,9 +158,8 @@ impl KeySplit<'_> {
                 block: scratch.block,
                 parts: &mut [],
             });
-            let first = kv * l.tp() + tile * l.tile;
-            // SAFETY: these rows of this kv head belong to this task.
-            let (dk, dv) = unsafe { (to.dk.slice(first * l.dp, count * l.dp), to.dv.slice(first * l.ep, count * l.ep)) };
+            let (first, last) = (tile * l.tile - start, tile * l.tile - start + count);
+            let (dk, dv) = (self.to.dk.rows(group.class, first, last), self.to.dv.rows(group.class, first, last));
             simd.call(AddTransposed { columns: back.dx, len: l.pitch, rows: dk, stride: l.dp, count, dim: s.d });
             let key_weights = c.key_weights(group, b, tile);
             for (i, (dv, from)) in dv.chunks_exact_mut(l.ep).zip(back.drows.chunks_exact(l.ep)).enumerate() {
@@ -173,18 +169,15 @@ impl KeySplit<'_> {
             if !group.decays && !group.weighs_keys {
                 continue;
             }
-            let at = n * l.tp() + tile * l.tile;
             for (i, (v, from)) in c.values(group, b, tile).chunks_exact(l.ep).zip(back.drows.chunks_exact(l.ep)).take(count).enumerate() {
                 let along = scratch.decays[i] * dot(from, v);
                 if group.weighs_keys {
-                    // SAFETY: as above, for the first head of the group.
-                    unsafe { to.dkey_weights.slice(at + i, 1)[0] += along };
+                    self.to.dkey_weights.row(in_group, first + i)[0] += along;
                 }
                 if group.decays {
                     let z = if group.sums { scratch.decays[i] * back.line[i] } else { 0.0 };
                     let total = along * key_weights.map_or(1.0, |weights| weights[i]) + z;
-                    // SAFETY: as above.
-                    unsafe { to.ddecay.slice(at + i, 1)[0] -= total as f64 };
+                    self.to.ddecay.row(in_group, first + i)[0] -= total as f64;
                 }
             }
         }

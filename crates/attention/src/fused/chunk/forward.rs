@@ -52,7 +52,7 @@ impl ForwardSplit<'_, '_> {
         let s = l.shape;
         let tiles = l.tiles_of(chunk);
         let (first, last) = (tiles.start * l.tile, (tiles.end * l.tile).min(s.time));
-        let (in_group, start) = (h % s.group(), l.split_cuts[self.of.split]);
+        let (in_group, start) = (h % s.group(), l.split_cuts.positions[self.of.split]);
         let scratch = &mut self.of.scratch;
         self.context.sources.query(l, b, h).fill(simd, first, s.time, &mut scratch.queries[..(last - first) * l.dp], l.dp);
         let before = c.log_decay_at(group, b, first);

@@ -6,8 +6,9 @@ use crate::fused::chunk::backward::{KeySplit, QuerySplit};
 use crate::fused::chunk::boundary_states::{SplitSum, combine};
 use crate::fused::chunk::forward::ForwardSplit;
 use crate::fused::chunk::{ChunkScratch, Chunks, Split};
+use crate::fused::gradients::Gradients;
 use crate::fused::plan::Layout;
-use crate::fused::tile_backward::{self, BackwardSegment};
+use crate::fused::tile_backward::{self, BackwardTiles};
 use crate::fused::tile_forward;
 use crate::kernels::disjoint::{Axes, Axis, Blocks, Disjoint};
 use crate::kernels::simd::dispatch;
@@ -26,7 +27,7 @@ fn blocks<'a>(c: &Chunks<'a>, states: &'a mut [f32]) -> Blocks<'a, f32> {
         rows: Axis { count: l.splits, step: l.state_len },
         width: l.state_len,
     };
-    Disjoint::new(states, axes).blocks(1, &l.split_numbers)
+    Disjoint::new(states, axes).blocks(1, &l.split_cuts.numbers)
 }
 
 /// The batch row, kv head and split of a task.
@@ -35,14 +36,20 @@ fn place(l: &Layout, task: usize) -> (usize, usize, usize) {
     (pair / l.shape.kv_heads, pair % l.shape.kv_heads, split)
 }
 
-/// Runs f for every split of every kv head that runs in chunks.
-fn each(c: &Chunks, states: &mut [f32], tasks: &TaskScratch, backward: bool, f: impl Fn(Split) + Sync) {
+/// Runs f for every split of every kv head that runs in chunks, with what it writes to.
+fn each<T: Send>(
+    c: &Chunks,
+    states: &mut [f32],
+    to: impl IndexedParallelIterator<Item = T>,
+    tasks: &TaskScratch,
+    f: impl Fn(Split, T) + Sync,
+) {
     let l = c.layout;
-    blocks(c, states).par().enumerate().with_max_len(1).for_each(|(task, mut states)| {
+    blocks(c, states).par().zip(to).enumerate().with_max_len(1).for_each(|(task, (mut states, to))| {
         let (b, g, split) = place(l, task);
         if l.groups_of(g).next().is_some() {
             tasks
-                .with(|memory| f(Split { chunks: c, b, g, split, states: states.piece(), scratch: ChunkScratch::of(memory, l, backward) }));
+                .with(|memory| f(Split { chunks: c, b, g, split, states: states.piece(), scratch: ChunkScratch::of(memory, l, true) }, to));
         }
     });
 }
@@ -98,25 +105,26 @@ pub fn forward(
 }
 
 /// All heads that run in chunks, backward.
-pub fn backward(context: &tile_backward::Context, c: &Chunks, states: &mut Buffer, tasks: &TaskScratch) {
+pub fn backward(context: &tile_backward::Context, c: &Chunks, to: &mut Gradients, states: &mut Buffer, tasks: &TaskScratch) {
     let l = c.layout;
     if l.groups.is_empty() {
         return;
     }
-    (0..l.shape.batch * l.shape.kv_heads * l.splits).into_par_iter().with_max_len(1).for_each(|task| {
+    let (cuts, first_of_all) = (&l.split_cuts, !l.has_parallel_heads());
+    let places = to.places(l, cuts, 0);
+    places.enumerate().with_max_len(1).for_each(|(task, (to_queries, to_keys))| {
         let (b, g, split) = place(l, task);
         if l.groups_of(g).next().is_some() {
             tasks.with(|memory| {
+                let (keys, queries) = (cuts.tiles(split), cuts.tiles(split));
                 let room = &mut memory[..tile_backward::tiles_len(l)];
-                let chunks = l.split(split);
-                let keys = l.tiles_of(chunks.start).start..l.tiles_of(chunks.end - 1).end;
-                let clear = l.segments == 0;
-                dispatch(BackwardSegment { context, b, g, keys, chunked: true, copy: 0, clear, room });
+                let first = true;
+                dispatch(BackwardTiles { context, b, g, keys, queries, chunked: true, first, first_of_all, to_queries, to_keys, room });
             });
         }
     });
     boundary_states(c, states, tasks, false);
-    each(c, states, tasks, true, |of| dispatch(QuerySplit { of, context }));
+    each(c, states, to.queries(l, cuts), tasks, |of, to| dispatch(QuerySplit { of, to }));
     boundary_states(c, states, tasks, true);
-    each(c, states, tasks, true, |of| dispatch(KeySplit { of, context }));
+    each(c, states, to.keys(l, cuts), tasks, |of, to| dispatch(KeySplit { of, to }));
 }
