@@ -4,6 +4,11 @@ use termwise_report::{Block, Cell, Document, Documented, Section, Table, Unit, d
 
 use super::{BreakEven, Column, Cost, Fits, Plan, TrainingTime};
 
+/// A row of a table: its name, and what it says of a column.
+type Row<'a> = (&'a str, &'a dyn Fn(&Column) -> Cell);
+/// A way to compute: a name for files, one for people, and what it costs.
+type Mode = (&'static str, &'static str, fn(&Column) -> Option<Cost>);
+
 impl Documented for Plan {
     const KIND: &'static str = "plan";
 
@@ -49,7 +54,7 @@ impl Plan {
         let columns = &self.columns;
         let mut blocks = Vec::new();
         let warned = |column: &Column| if column.warnings.is_empty() { "" } else { "*" };
-        let mut table = |name: &str, caption: &str, rows: &[(&str, &dyn Fn(&Column) -> Cell)]| {
+        let mut table = |name: &str, caption: &str, rows: &[Row]| {
             let names = std::iter::once(String::new()).chain(columns.iter().map(|column| format!("{}{}", column.label, warned(column))));
             let mut table = Table::new(caption, names);
             let row = |(name, cell): &(&str, &dyn Fn(&Column) -> Cell)| {
@@ -68,7 +73,7 @@ impl Plan {
                 ("KV cache", &|column| Cell::bytes(column.cache_bytes)),
             ],
         );
-        let modes: [(&str, &str, fn(&Column) -> Option<Cost>); 4] = [
+        let modes: [Mode; 4] = [
             ("parallel", "Prompt, parallel: per token", |column| Some(column.parallel)),
             ("chunks", "Prompt, in chunks: per token", |column| column.chunk),
             ("recurrent", "Decoding with the state: per token", |column| column.recurrent),
