@@ -18,12 +18,23 @@ pub struct Row<'a, R> {
     pub rho: R,
     /// O_t, 1 where there is no output gate.
     pub out: R,
-    /// P_t, 1 where there is no post gate.
-    pub post: R,
+    /// P_t: one number, or one for each value; not read where there is no post gate.
+    pub post: Post<'a, R>,
+    /// e^{b−ρ} of a sum with a sink; 0 elsewhere.
+    pub sink: R,
     /// γ [e], or empty.
     pub weight: &'a [R],
     /// β [e], or empty.
     pub bias: &'a [R],
+}
+
+/// A post gate at one position.
+#[derive(Clone, Copy)]
+pub enum Post<'a, R> {
+    /// One number for the head.
+    One(R),
+    /// One for each value [e].
+    Each(&'a [R]),
 }
 
 /// Gradients of the numbers that entered a row's epilogue.
@@ -33,14 +44,14 @@ pub struct RowGrads<R> {
     pub z: R,
     /// dO_t
     pub out: R,
-    /// dP_t; where the post gate is the output gate once more, this is its second contribution.
+    /// dP_t, where that is one number; where the post gate is the output gate once more, this is its second contribution.
     pub post: R,
 }
 
 impl<'a, R: Real> Row<'a, R> {
     #[inline(always)]
     fn denominator(&self, variant: &Variant) -> R {
-        variant.denominator.value(self.z, self.count, self.rho)
+        variant.denominator.value(self.z + self.sink, self.count, self.rho)
     }
 
     #[inline(always)]
@@ -60,12 +71,21 @@ pub fn forward<R: Real>(variant: &Variant, row: Row<R>, u: &[R], y: &mut [R]) ->
     }
     variant.norm.forward(y, row.norm_params(variant));
     if variant.post_gate.is_some() {
-        y.iter_mut().for_each(|y| *y *= row.post);
+        gate(y, row.post);
     }
     denominator
 }
 
-/// dy [e] becomes du at the u [e] that entered `forward`; dγ and dβ are added to. `scratch` [2e] may hold anything.
+#[inline(always)]
+fn gate<R: Real>(y: &mut [R], post: Post<R>) {
+    match post {
+        Post::One(post) => y.iter_mut().for_each(|y| *y *= post),
+        Post::Each(post) => y.iter_mut().zip(post).for_each(|(y, &post)| *y *= post),
+    }
+}
+
+/// dy [e] becomes du at the u [e] that entered `forward`; dγ and dβ are added to. `scratch` [2e] may hold anything; afterwards its second
+/// half holds dP_t [e] where there is one for each value.
 #[inline(always)]
 pub fn backward<R: Real>(variant: &Variant, row: Row<R>, u: &[R], dy: &mut [R], scratch: &mut [R], grads: NormGrads<R>) -> RowGrads<R> {
     let params = row.norm_params(variant);
@@ -79,13 +99,16 @@ pub fn backward<R: Real>(variant: &Variant, row: Row<R>, u: &[R], dy: &mut [R], 
     if variant.post_gate.is_some() {
         normed.copy_from_slice(x);
         variant.norm.forward(normed, params);
-        post = dot(dy, normed);
-        dy.iter_mut().for_each(|dy| *dy *= row.post);
+        match row.post {
+            Post::One(_) => post = dot(dy, normed),
+            Post::Each(_) => normed.iter_mut().zip(&*dy).for_each(|(normed, &dy)| *normed *= dy),
+        }
+        gate(dy, row.post);
     }
     variant.norm.backward(x, params, dy, grads);
     // dy is now the gradient of x = O·u/D.
     let along = dot(dy, u) / denominator;
-    let slope = variant.denominator.slope(row.z, row.count, row.rho);
+    let slope = variant.denominator.slope(row.z + row.sink, row.count, row.rho);
     let z = if slope == R::zero() { slope } else { -along * row.out / denominator * slope };
     dy.iter_mut().for_each(|dy| *dy *= factor);
     RowGrads { z, out: along, post }

@@ -1,7 +1,7 @@
 //! Attention as a small algebra of parts, computed exactly and fast.
 //!
 //! ```text
-//! y_t = P_t · N( O_t · (1/D_t) · Σ_{s ≤ t}  M_ts · w(x_ts) · I_s · v_s ),   x_ts = scale · q_t·k_s
+//! y_t = P_t ⊙ N( O_t · (1/D_t) · Σ_{s visible from t}  M_ts · w_c(x_ts) · I_s · u_s ),   x_ts = cap( scale · q_t·k_s ),   u = v, or by a write rule
 //! ```
 //!
 //! A [`Variant`] is one choice of parts, read from a text such as `taylor=0..4 norm=l2`. A [`Layer`] is a value: heads with their variants,
@@ -59,8 +59,9 @@ pub use parts::denominator::Denominator;
 pub use parts::kernel::Kernel;
 pub use parts::kernel::feature::Map;
 pub use parts::norm::Norm;
+pub use parts::qk_norm::QkNorm;
 pub use parts::rope::{Rope, RopeScaling};
 pub use real::{Real, relative_rms};
 pub use state::{State, Truncation};
 pub use tensors::{Extra, Extras, Grads, Inputs, Nonpositive, Report, Rows, Shape};
-pub use variant::{Variant, presets};
+pub use variant::{Variant, Weighing, presets};

@@ -80,16 +80,26 @@ pub enum Extra {
     InGate,
     /// Output gate before its nonlinearity, [B, T, H].
     OutGate,
-    /// Post gate before its sigmoid, [B, T, H].
+    /// Post gate before its nonlinearity, [B, T, H], or [B, T, H, e] by channel.
     PostGate,
-    /// Decay gate before its nonlinearity, [B, T, H].
+    /// Decay gate before its nonlinearity, [B, T, H], or [B, T, H, channels of a score] by channel.
     DecayGate,
+    /// β of the write rule before its sigmoid, [B, T, G].
+    Beta,
+    /// a_h of a decay with a learned rate, [H].
+    DecayRate,
+    /// Weights of the norm of q, [d] or [H·d].
+    QNorm,
+    /// Weights of the norm of k, [d] or [G·d].
+    KNorm,
     /// γ of the output norm, [e].
     NormWeight,
     /// β of the output norm, [e].
     NormBias,
     /// m_h of the `position` denominator, [H].
     NormConst,
+    /// b_h of a sum with a sink, [H].
+    Sink,
     /// Learned a_n, [H, number of orders], orders ascending.
     Coefficients,
     /// Short convolution over q, [H·d, width]; the last tap is the present position.
@@ -98,27 +108,113 @@ pub enum Extra {
     ConvK,
     /// Short convolution over v, [G·e, width].
     ConvV,
+    /// Projection of q to fewer dimensions, [H, dim, d].
+    DimQ,
+    /// Projection of k to fewer dimensions, [G, dim, d].
+    DimK,
+    /// W of the learned features of q, [H, n, n]; n is d, or dim.
+    FeatureQ,
+    /// b of the learned features of q, [H, n].
+    FeatureQBias,
+    /// W of the learned features of k, [G, n, n].
+    FeatureK,
+    /// b of the learned features of k, [G, n].
+    FeatureKBias,
+    /// μ, the centre of keys, [G, n].
+    Mean,
+    /// Σ, the spread of keys around their centre, [G, n, n]. It has no gradient.
+    Spread,
+    /// γ of that spread, [H].
+    Gamma,
+    /// [`Extra::Coefficients`] of far keys.
+    FarCoefficients,
+    /// [`Extra::DimQ`] of far keys.
+    FarDimQ,
+    /// [`Extra::DimK`] of far keys.
+    FarDimK,
+    /// [`Extra::FeatureQ`] of far keys.
+    FarFeatureQ,
+    /// [`Extra::FeatureQBias`] of far keys.
+    FarFeatureQBias,
+    /// [`Extra::FeatureK`] of far keys.
+    FarFeatureK,
+    /// [`Extra::FeatureKBias`] of far keys.
+    FarFeatureKBias,
+    /// [`Extra::Mean`] of far keys.
+    FarMean,
+    /// [`Extra::Spread`] of far keys.
+    FarSpread,
+    /// [`Extra::Gamma`] of far keys.
+    FarGamma,
 }
 
 impl Extra {
     /// Every kind, in the order in which models list their parameters.
-    pub const ALL: [Extra; 11] = [
+    pub const ALL: [Extra; 35] = [
         Extra::InGate,
         Extra::OutGate,
         Extra::PostGate,
         Extra::DecayGate,
+        Extra::Beta,
+        Extra::DecayRate,
+        Extra::QNorm,
+        Extra::KNorm,
         Extra::NormWeight,
         Extra::NormBias,
         Extra::NormConst,
+        Extra::Sink,
         Extra::Coefficients,
         Extra::ConvQ,
         Extra::ConvK,
         Extra::ConvV,
+        Extra::DimQ,
+        Extra::DimK,
+        Extra::FeatureQ,
+        Extra::FeatureQBias,
+        Extra::FeatureK,
+        Extra::FeatureKBias,
+        Extra::Mean,
+        Extra::Spread,
+        Extra::Gamma,
+        Extra::FarCoefficients,
+        Extra::FarDimQ,
+        Extra::FarDimK,
+        Extra::FarFeatureQ,
+        Extra::FarFeatureQBias,
+        Extra::FarFeatureK,
+        Extra::FarFeatureKBias,
+        Extra::FarMean,
+        Extra::FarSpread,
+        Extra::FarGamma,
     ];
+
+    /// The tensors with which a class of keys is weighed: those of near keys and those of far keys.
+    pub const BY_CLASS: [(Extra, Extra); 10] = [
+        (Extra::Coefficients, Extra::FarCoefficients),
+        (Extra::DimQ, Extra::FarDimQ),
+        (Extra::DimK, Extra::FarDimK),
+        (Extra::FeatureQ, Extra::FarFeatureQ),
+        (Extra::FeatureQBias, Extra::FarFeatureQBias),
+        (Extra::FeatureK, Extra::FarFeatureK),
+        (Extra::FeatureKBias, Extra::FarFeatureKBias),
+        (Extra::Mean, Extra::FarMean),
+        (Extra::Spread, Extra::FarSpread),
+        (Extra::Gamma, Extra::FarGamma),
+    ];
+
+    /// The same tensor of far keys; itself where near and far keys share it.
+    pub fn of_far(self) -> Extra {
+        Extra::BY_CLASS.iter().find(|(near, _)| *near == self).map_or(self, |&(_, far)| far)
+    }
+
+    /// The same tensor of near keys, and whether this is one of far keys.
+    pub fn of_near(self) -> (Extra, bool) {
+        Extra::BY_CLASS.iter().find(|(_, far)| *far == self).map_or((self, false), |&(near, _)| (near, true))
+    }
 
     /// True for gate logits, which a model projects from its hidden state at every position; false for parameters proper.
     pub fn is_gate_logits(self) -> bool {
-        matches!(self, Extra::InGate | Extra::OutGate | Extra::PostGate | Extra::DecayGate)
+        matches!(self, Extra::InGate | Extra::OutGate | Extra::PostGate | Extra::DecayGate | Extra::Beta)
     }
 }
 

@@ -10,8 +10,7 @@ mod support;
 use std::sync::Mutex;
 
 use support::combos::random_case;
-use support::{Case, Name, Rng, Tensors, layer, shape};
-use termwise_attention::presets;
+use support::{Case, Name, Rng, Tensors, layer, presets_of_every_engine, shape};
 use termwise_attention::simd::{self, Isa};
 use termwise_attention::{Mode, Real, Report, Scratch, Shape, relative_rms};
 
@@ -115,7 +114,7 @@ fn every_preset_at_many_shapes() {
         shape(1, 33, 1, 1, 256, 256),
         shape(1, 70, 1, 1, 128, 80),
     ];
-    for preset in presets::all() {
+    for preset in presets_of_every_engine() {
         for shape in shapes {
             let heads = layer(&without_rope(preset.text, &shape), &shape);
             // Twice the spread takes scores beyond the clamp of 5.
@@ -150,7 +149,7 @@ fn every_instruction_set() {
     let scratch = Scratch::default();
     let mut rng = Rng(13);
     let mut cases = Vec::new();
-    for preset in presets::all() {
+    for preset in presets_of_every_engine() {
         let shape = shape(1, 70, 2, 1, 20, 12);
         cases.push(Case::<f32>::random(&layer(preset.text, &shape), shape, None, 2.0, &mut rng));
     }
@@ -172,7 +171,7 @@ fn any_number_of_threads_gives_the_same_bits() {
     let _guard = alone();
     let mut rng = Rng(14);
     let mut cases = Vec::new();
-    for preset in presets::all() {
+    for preset in presets_of_every_engine() {
         let shape = shape(2, 150, 4, 2, 16, 12);
         cases.push(Case::<f32>::random(&layer(preset.text, &shape), shape, lengths_for(&shape), 1.0, &mut rng));
     }
@@ -210,7 +209,7 @@ fn scratch_memory_carries_nothing_over() {
     for (_, tensor) in &mut poison.tensors {
         tensor.fill(f32::NAN);
     }
-    for preset in presets::all() {
+    for preset in presets_of_every_engine() {
         let shape = shape(1, 70, 4, 2, 16, 9);
         let case = Case::<f32>::random(&layer(preset.text, &shape), shape, Some(vec![67]), 1.0, &mut rng);
         let fresh = fused(&case, &Scratch::default());
@@ -227,7 +226,7 @@ fn padding_is_neither_read_nor_written() {
     let _guard = alone();
     let scratch = Scratch::default();
     let mut rng = Rng(16);
-    for preset in presets::all() {
+    for preset in presets_of_every_engine() {
         let shape = shape(2, 70, 4, 2, 8, 6);
         let lengths = vec![41, 70];
         let mut case = Case::<f32>::random(&layer(preset.text, &shape), shape, Some(lengths), 1.0, &mut rng);

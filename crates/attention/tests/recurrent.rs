@@ -5,9 +5,8 @@ mod support;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use support::combos::{random_case, small_shape};
-use support::{Case, Name, Rng, Tensors, layer, planned, shape, state_of};
+use support::{Case, Name, Rng, Tensors, layer, planned, presets_of_every_engine, shape, state_of};
 use termwise_attention::parts::kernel::Sign;
-use termwise_attention::presets;
 use termwise_attention::simd::{self, Isa};
 use termwise_attention::{Attention, Inputs, Memory, Mode, Nonpositive, Real, Report, Scratch, Shape, State, Variant, relative_rms};
 
@@ -118,7 +117,7 @@ fn finite_texts() -> Vec<String> {
         "feature=identity over=none norm=rms decay=softplus post",
         "taylor=0..6 over=sum out post=out norm=scaled_l2",
     ];
-    let presets = presets::all().iter().filter(|preset| finite(&preset.parts())).map(|preset| preset.text.to_string());
+    let presets = presets_of_every_engine().filter(|preset| finite(&preset.parts())).map(|preset| preset.text.to_string());
     presets.chain(more.map(String::from)).collect()
 }
 
@@ -207,7 +206,7 @@ fn steps_are_the_reference_in_float32() {
     let mut rng = Rng(42);
     let shapes =
         [shape(1, 1, 1, 1, 2, 3), shape(2, 7, 4, 2, 2, 20), shape(1, 40, 6, 2, 6, 5), shape(1, 9, 2, 2, 4, 70), shape(1, 140, 2, 1, 4, 17)];
-    let cached = presets::all().iter().filter(|preset| !finite(&preset.parts())).map(|preset| preset.text.to_string());
+    let cached = presets_of_every_engine().filter(|preset| !finite(&preset.parts())).map(|preset| preset.text.to_string());
     for text in finite_texts().into_iter().chain(cached) {
         for shape in shapes {
             let lengths = (shape.batch > 1).then(|| vec![5, shape.time]);

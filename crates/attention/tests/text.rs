@@ -1,10 +1,11 @@
 //! The text form: what is printed parses to the same, and whatever is written gets an answer that helps.
 
 use proptest::prelude::*;
+use termwise_attention::parts::centre::Centre;
 use termwise_attention::parts::gate::{InGate, OutGate, PostGate};
 use termwise_attention::presets;
 use termwise_attention::variant::text::KEYS;
-use termwise_attention::{Decay, Denominator, Error, Kernel, Norm, TextError, Variant};
+use termwise_attention::{Decay, Denominator, Error, Kernel, Norm, QkNorm, TextError, Variant};
 
 fn parse(text: &str) -> Variant {
     text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
@@ -49,31 +50,96 @@ fn variant_text() -> impl Strategy<Value = String> {
         Just("taylor=0..5,coef=learned".to_string()),
         (0usize..12, -40f64..40.0).prop_map(|(p, c)| format!("taylor=0..{p},at={c:?}")),
         (0u32..=150).prop_map(|p| format!("power={p}")),
-        prop::sample::select(vec!["elu", "relu", "l2", "identity"]).prop_map(|map| format!("feature={map}")),
+        prop::sample::select(vec!["elu", "relu", "l2", "identity", "hedgehog"]).prop_map(|map| format!("feature={map}")),
     ];
     let number = prop_oneof![any::<f64>().prop_filter("finite", |x| x.is_finite()), -10.0..10.0f64];
     let positive = prop_oneof![1e-300..1e300f64, 1e-3..10.0f64];
     let over = prop_oneof![
-        (prop::option::of(positive.clone()), prop::option::of(positive), any::<bool>()).prop_map(|(floor, eps, detached)| {
-            let mut text = "over=sum".to_string();
-            text.extend(floor.map(|x| format!(",floor={x:?}")));
-            text.extend(eps.map(|x| format!(",eps={x:?}")));
-            text.push_str(if detached { ",detached" } else { "" });
-            text
-        }),
+        (prop::option::of(positive.clone()), prop::option::of(positive.clone()), any::<bool>(), any::<bool>()).prop_map(
+            |(floor, eps, detached, sink)| {
+                let mut text = "over=sum".to_string();
+                text.extend(floor.map(|x| format!(",floor={x:?}")));
+                text.extend(eps.map(|x| format!(",eps={x:?}")));
+                text.push_str(if detached {
+                    ",detached"
+                } else if sink {
+                    ",sink"
+                } else {
+                    ""
+                });
+                text
+            }
+        ),
         prop::sample::select(vec!["over=length", "over=none", "over=position"]).prop_map(String::from),
     ];
-    let gates = prop::sample::select(vec!["", "in", "out", "post", "in out", "out=cumulative post=out", "in out post", "out post=out"]);
+    let gates = prop::sample::select(vec![
+        "",
+        "in",
+        "out",
+        "post",
+        "in out",
+        "out=cumulative post=out",
+        "in out post",
+        "out post=out",
+        "post=silu",
+        "in post=silu,channel",
+        "post=sigmoid,channel",
+    ]);
+    let decays = [
+        "",
+        "linear",
+        "softplus",
+        "softplus,channel",
+        "sigmoid",
+        "sigmoid,16",
+        "sigmoid,0.5,channel",
+        "mamba",
+        "mamba,channel",
+        "fixed",
+        "given",
+    ];
+    let decay =
+        prop::sample::select(decays.to_vec()).prop_map(|word| if word.is_empty() { String::new() } else { format!("decay={word}") });
+    let centre = prop::sample::select(vec!["given", "given,gauss", "learned", "learned,gauss", "running", "running,gauss"]);
+    let far_kernel =
+        prop::sample::select(vec!["exp", "taylor=0..2", "taylor=0,3,at=1.25", "power=2", "feature=hedgehog", "taylor=1,coef=learned"]);
+    let far = (far_kernel, prop::option::of(1usize..9), prop::option::of(centre.clone()), prop::option::of(positive.clone())).prop_map(
+        |(kernel, dim, centre, cap)| {
+            let mut words = vec![kernel.to_string()];
+            words.extend(dim.map(|n| format!("dim={n}")));
+            words.extend(centre.map(|c| format!("centre={c}")));
+            words.extend(cap.map(|c| format!("cap={c:?}")));
+            format!("far({})", words.join("+"))
+        },
+    );
+    let classes = prop_oneof![
+        3 => Just(String::new()),
+        1 => (1usize..5000).prop_map(|w| format!("window={w}")),
+        1 => (1usize..5000, 1usize..9).prop_map(|(w, s)| format!("window={w} sinks={s}")),
+        1 => (1usize..5000, 1usize..9, far.clone()).prop_map(|(w, s, far)| format!("window={w} sinks={s} {far}")),
+        1 => (1usize..5000, far).prop_map(|(w, far)| format!("{far} window={w}")),
+        1 => (0.01f64..2.0, -3.0f64..3.0).prop_map(|(r, x)| format!("write=delta,{r:?},scale={x:?}")),
+    ];
+    let more = (
+        classes,
+        prop::option::of(positive),
+        prop::option::of(1usize..9),
+        prop::option::of(centre),
+        prop::sample::select(vec!["", "qk_norm=l2", "qk_norm=rms", "qk_norm=rms,all", "qk_norm=rms,all,eps=1e-5"]),
+    );
     let rest = (
-        prop::sample::select(vec!["", "decay=linear", "decay=softplus"]),
+        decay,
         prop::sample::select(vec!["", "norm=l2", "norm=scaled_l2", "norm=rms", "norm=layer", "norm=none"]),
         prop::sample::select(vec!["", "rope=on", "rope=off"]),
         prop::option::of(1usize..=64),
     );
-    (kernel, prop::option::of(number.clone()), prop::option::of(number), over, gates, rest, any::<bool>()).prop_map(
-        |(kernel, clamp, scale, over, gates, (decay, norm, rope, conv), reversed)| {
-            let mut words = vec![kernel, over, decay.into(), norm.into(), rope.into()];
-            words.extend(gates.split(' ').map(String::from));
+    let words = (kernel, prop::option::of(number.clone()), prop::option::of(number), over, gates, rest, more, any::<bool>()).prop_map(
+        |(kernel, clamp, scale, over, gates, (decay, norm, rope, conv), (classes, cap, dim, centre, qk_norm), reversed)| {
+            let mut words = vec![kernel, over, decay, norm.into(), rope.into(), qk_norm.into()];
+            words.extend(gates.split(' ').chain(classes.split(' ')).map(String::from));
+            words.extend(cap.map(|c| format!("cap={c:?}")));
+            words.extend(dim.map(|n| format!("dim={n}")));
+            words.extend(centre.map(|c| format!("centre={c}")));
             words.extend(clamp.map(|c| format!("clamp={c:?}")));
             words.extend(scale.map(|c| format!("scale={c:?}")));
             words.extend(conv.map(|w| format!("conv={w}")));
@@ -82,11 +148,13 @@ fn variant_text() -> impl Strategy<Value = String> {
             }
             words.join(" ")
         },
-    )
+    );
+    // Combinations that make no sense are another test's.
+    words.prop_filter("possible", |text| !matches!(text.parse::<Variant>(), Err(Error::Combination { .. })))
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 2000, max_global_rejects: 100_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn printing_and_parsing_are_inverse(text in variant_text()) {
@@ -109,8 +177,8 @@ proptest! {
         prop_assert_eq!(&parse(&words.join("+")), &variant);
         for (open, close) in [('{', '}'), ('(', ')')] {
             let bracketed = |word: &&str| match word.split_once('=') {
-                Some((key, value)) => format!("{key}{open}{value}{close}"),
-                None => word.to_string(),
+                Some((key, value)) if !key.contains('(') => format!("{key}{open}{value}{close}"),
+                _ => word.to_string(),
             };
             prop_assert_eq!(&parse(&words.iter().map(bracketed).collect::<Vec<_>>().join(" ")), &variant);
         }
@@ -140,8 +208,12 @@ fn every_example_of_every_part_parses() {
     }
     for key in KEYS {
         for example in key.parts.iter().flat_map(|info| info.examples) {
-            // `post=out` needs an output gate to use again.
-            let gate = if key.word == "post" && *example == "out" { " out" } else { "" };
+            // `post=out` needs an output gate to use again, and a write rule has no sum.
+            let gate = match (key.word, *example) {
+                ("post", "out") => " out",
+                ("write", _) => " over=none",
+                _ => "",
+            };
             let text = format!("{}={example}{gate}", key.word);
             assert_eq!(parse(&parse(&text).to_string()), parse(&text), "{text}");
         }
@@ -151,7 +223,17 @@ fn every_example_of_every_part_parses() {
 
 #[test]
 fn every_part_has_a_word_of_its_own() {
-    for slot in [Kernel::PARTS, Denominator::PARTS, InGate::PARTS, OutGate::PARTS, PostGate::PARTS, Decay::PARTS, Norm::PARTS] {
+    for slot in [
+        Kernel::PARTS,
+        Denominator::PARTS,
+        InGate::PARTS,
+        OutGate::PARTS,
+        PostGate::PARTS,
+        Decay::PARTS,
+        Norm::PARTS,
+        QkNorm::PARTS,
+        Centre::PARTS,
+    ] {
         let mut words: Vec<&str> = slot.iter().map(|info| info.word).collect();
         words.sort_unstable();
         words.dedup();
@@ -217,6 +299,18 @@ fn errors_point_at_the_word() {
         ("exp over=length,3", "over=length,3"),
         ("exp in in", "in"),
         ("ééé exp", "ééé"),
+        ("exp window=4 far(softmax)", "far(softmax)"),
+        ("exp window=4 far(dim=2)", "far(dim=2)"),
+        ("exp window=4 far(exp window=2)", "far(exp window=2)"),
+        ("exp window=4 far(taylor=4..2)", "far(taylor=4..2)"),
+        ("exp window=4 far", "far"),
+        ("exp window=-1", "window=-1"),
+        ("exp cap=0", "cap=0"),
+        ("exp write=delta,3", "write=delta,3"),
+        ("exp write=delta,0", "write=delta,0"),
+        ("exp decay=sigmoid,0", "decay=sigmoid,0"),
+        ("exp centre=mean", "centre=mean"),
+        ("exp in=sigmoid,channel", "in=sigmoid,channel"),
     ] {
         let error = error(text);
         assert_eq!(&text[error.span.clone()], word, "{text}: {}", error.problem);
@@ -227,12 +321,48 @@ fn errors_point_at_the_word() {
 
 #[test]
 fn impossible_combinations_say_why() {
-    for text in ["exp post=out", "exp conv=0", "exp conv=65", "gated_softmax_post_out_gate_L2norm_nodivS_noclamp out=off"] {
+    for text in [
+        "exp post=out",
+        "exp conv=0",
+        "exp conv=65",
+        "gated_softmax_post_out_gate_L2norm_nodivS_noclamp out=off",
+        "exp window=0",
+        "exp window=4 sinks=0",
+        "exp sinks=4",
+        "exp far(taylor=0..2)",
+        "exp dim=0",
+        "exp window=4 far(exp dim=0)",
+        "exp over=sum,sink,detached",
+        "power=1 write=delta",
+        "power=1 write=delta over=none in",
+        "power=1 write=delta over=position",
+        "power=1 write=delta over=none window=4",
+        "power=1 write=delta over=none centre=running",
+        "taylor=0..2 centre=running cap=5",
+        "taylor=0..2 centre=running clamp=5",
+        "feature=elu centre=learned",
+        "taylor=0..2 centre=running decay=given,channel",
+        "exp window=4 far(exp dim=2) decay=sigmoid,channel",
+        "exp window=4 far(feature=hedgehog) decay=sigmoid,channel",
+    ] {
         match text.parse::<Variant>() {
             Err(Error::Combination { reason, .. }) => assert!(reason.len() > 20, "{text}: {reason}"),
             other => panic!("{text}: {other:?}"),
         }
     }
+}
+
+#[test]
+fn far_keys_have_words_of_their_own() {
+    let text = "exp window=64 sinks=4 far(taylor=0..2 dim=4 centre=running) over=sum";
+    let variant = parse("softmax sinks=4 window=64 far(centre=running+taylor=0..2 dim=4)");
+    assert_eq!(variant.to_string(), text);
+    let far = variant.far.clone().expect("a far kernel");
+    assert_eq!((far.dim, far.scale_for(64), variant.scale_for(64), far.score_dim(64)), (Some(4), 0.5, 0.125, 4));
+    assert_eq!(parse("softmax window=64 far(exp)").canonical(), parse("softmax"));
+    assert_ne!(parse("softmax window=64 far(exp scale=1)").canonical(), parse("softmax"));
+    assert_eq!(parse("streaming window=off sinks=off"), parse("softmax"));
+    assert_eq!(parse("deltanet write=off"), parse("feature=identity over=none qk_norm=l2 norm=rms rope=off conv=4"));
 }
 
 #[test]

@@ -150,7 +150,7 @@ fn broken_and_foreign_folders_are_named_in_one_sentence() {
         (
             "unknown rope",
             false,
-            |folder| edit(folder, |config| _ = config.insert("rope_scaling".into(), json!({"rope_type": "yarn", "factor": 4.0}))),
+            |folder| edit(folder, |config| _ = config.insert("rope_scaling".into(), json!({"rope_type": "ntk", "factor": 4.0}))),
             "RoPE can be",
         ),
         (

@@ -1,6 +1,6 @@
 //! A layer of attention with everything that one call reads, and ways to run an engine on it.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 use serde::Serialize;
 use termwise_attention::{
@@ -40,6 +40,16 @@ impl fmt::Display for Name {
             Name::Extra(Extra::ConvQ) => "conv of q",
             Name::Extra(Extra::ConvK) => "conv of k",
             Name::Extra(Extra::ConvV) => "conv of v",
+            // As it is called in the library, in words: DecayRate is the decay rate.
+            Name::Extra(extra) => {
+                for (i, c) in format!("{extra:?}").char_indices() {
+                    if c.is_uppercase() && i > 0 {
+                        f.write_char(' ')?;
+                    }
+                    f.write_char(c.to_ascii_lowercase())?;
+                }
+                return Ok(());
+            }
         })
     }
 }
@@ -91,8 +101,10 @@ impl<R: Real> Layer<R> {
         for spec in planned.extras() {
             let n = spec.values(rows);
             let (mean, spread) = match spec.extra {
-                Extra::NormWeight | Extra::Coefficients => (1.0, 0.3),
-                Extra::NormBias => (0.0, 0.3),
+                Extra::NormWeight | Extra::Coefficients | Extra::FarCoefficients | Extra::QNorm | Extra::KNorm => (1.0, 0.3),
+                Extra::NormBias | Extra::Mean | Extra::FarMean | Extra::Spread | Extra::FarSpread | Extra::Gamma | Extra::FarGamma => {
+                    (0.0, 0.3)
+                }
                 Extra::ConvQ | Extra::ConvK | Extra::ConvV => (0.4, 0.6),
                 _ => (0.0, 1.0),
             };

@@ -47,6 +47,11 @@ impl Keys {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
+    /// Whether the key is there and says nothing.
+    pub(crate) fn is_null(&self, key: &str) -> bool {
+        self.map.get(key).is_some_and(Value::is_null)
+    }
+
     pub(crate) fn value(&mut self, key: &str) -> Option<Value> {
         self.map.remove(key).filter(|value| !value.is_null())
     }
@@ -68,6 +73,10 @@ impl Keys {
 
     pub(crate) fn number(&mut self, key: &str) -> Result<Option<f64>> {
         self.typed(key, "a number", Value::as_f64)
+    }
+
+    pub(crate) fn numbers(&mut self, key: &str) -> Result<Option<Vec<f64>>> {
+        self.typed(key, "a list of numbers", |value| value.as_array()?.iter().map(Value::as_f64).collect())
     }
 
     pub(crate) fn bool(&mut self, key: &str) -> Result<Option<bool>> {

@@ -2,11 +2,12 @@
 
 use rayon::prelude::*;
 
-use crate::epilogue::Row;
+use crate::epilogue::{Post, Row};
 use crate::fused::plan::Layout;
 use crate::fused::scratch::CallScratch;
 use crate::kernels::TILE;
 use crate::kernels::disjoint::Blocks;
+use crate::parts::decay::DecayParams;
 use crate::parts::denominator::position::{key_weight, key_weight_slope};
 use crate::parts::gate::PostGate;
 use crate::{Extra, Grads, Inputs};
@@ -54,7 +55,8 @@ impl<'a> Gates<'a> {
             count: (self.positions[n / layout.shape.heads] + t + 1) as f32,
             rho,
             out: if variant.out_gate.is_some() { self.out[at] } else { 1.0 },
-            post: if variant.post_gate.is_some() { self.post[at] } else { 1.0 },
+            post: Post::One(if variant.post_gate.is_some() { self.post[at] } else { 1.0 }),
+            sink: 0.0,
             weight: if variant.norm.has_weight() { self.norm_weight } else { &[] },
             bias: if variant.norm.has_bias() { self.norm_bias } else { &[] },
         }
@@ -139,7 +141,9 @@ pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch) {
             if let Some(part) = &head.variant.decay {
                 let (c, padding) = decay[i * tp..(i + 1) * tp].split_at_mut(s.time);
                 gather(inputs.extra(Extra::DecayGate), b, s.heads, h, logits);
-                by_length(len, s.time, &mut decay_sums[i], |range, sum| part.forward(&logits[range.clone()], &mut c[range], sum));
+                by_length(len, s.time, &mut decay_sums[i], |range, sum| {
+                    part.forward(&logits[range.clone()], DecayParams { head: h, rate: 0.0 }, &mut c[range], sum)
+                });
                 padding.fill(c[s.time - 1]);
             }
         }
@@ -175,7 +179,7 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
             gather(inputs.extra(Extra::OutGate), b, s.heads, h, logits);
             gate.backward(logits, &out_gate[times.clone()], dout);
         }
-        if let Some(gate @ PostGate::Sigmoid(_)) = &head.variant.post_gate {
+        if let Some(gate) = head.variant.post_gate.as_ref().filter(|_| head.variant.needs(Extra::PostGate)) {
             gather(inputs.extra(Extra::PostGate), b, s.heads, h, logits);
             gate.backward(logits, &post_gate[times], dpost);
         }
@@ -204,7 +208,7 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
         if let Some(decay) = &head.variant.decay {
             dc.iter_mut().zip(&ddecay_keys[n * tp..]).for_each(|(d, keys)| *d += *keys);
             gather(inputs.extra(Extra::DecayGate), b, s.heads, h, logits);
-            decay.backward(logits, &dc[..s.time], ddecay_logits);
+            decay.backward(logits, DecayParams { head: h, rate: 0.0 }, &dc[..s.time], ddecay_logits);
         }
     });
     let head_of = |h: usize| h;

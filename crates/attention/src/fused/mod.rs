@@ -108,6 +108,7 @@ impl Layer {
 
     /// As [`Layer::fused`], with these options.
     pub fn fused_with(&self, batch: usize, time: usize, options: FusedOptions) -> Result<Fused, Error> {
+        self.check_fused()?;
         let shape = self.shape(batch, time)?;
         let FusedOptions { mode, scratch, continues } = options;
         let chosen = cost::plan(self, &shape, mode)?;

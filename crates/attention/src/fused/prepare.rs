@@ -301,7 +301,7 @@ fn angle_stride(l: &Layout, w: &CallScratch) -> usize {
 fn angles(l: &Layout, w: &mut CallScratch) {
     let (time, half, stride) = (l.shape.time, l.shape.d / 2, angle_stride(l, w));
     let Some(rope) = l.layer.rope().filter(|_| half > 0 && l.layer.rotates()) else { return };
-    let current = w.angles_of.as_ref().is_some_and(|(frequencies, t)| frequencies == rope.frequencies() && *t == time);
+    let current = w.angles_of.as_ref().is_some_and(|(known, t)| known == rope && *t == time);
     if current && stride == 0 {
         return;
     }
@@ -309,7 +309,7 @@ fn angles(l: &Layout, w: &mut CallScratch) {
     cos.par_chunks_exact_mut(half).zip(sin.par_chunks_exact_mut(half)).enumerate().for_each(|(i, (cos, sin))| {
         rope.angles(if stride > 0 { positions[i / time] } else { 0 } + i % time, cos, sin);
     });
-    w.angles_of = (stride == 0).then(|| (rope.frequencies().to_vec(), time));
+    w.angles_of = (stride == 0).then(|| (rope.clone(), time));
 }
 
 /// The packed tiles of k and v, and for the backward pass of q; the forward pass prepares queries tile by tile and reads keys only transposed.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::buffer::resize;
 use crate::fused::plan::Layout;
 use crate::task_scratch::TaskScratch;
-use crate::{Buffer, Error};
+use crate::{Buffer, Error, Rope};
 
 /// A handle to scratch memory. Clones share it: give the same one to all layers that run one after another. Calls that run at the same
 /// time each get memory of their own.
@@ -57,7 +57,7 @@ macro_rules! call_scratch {
         pub(super) struct CallScratch {
             $($(#[$doc])* pub $name: $kind,)+
             /// Frequencies and time that the angles belong to.
-            pub angles_of: Option<(Vec<f64>, usize)>,
+            pub angles_of: Option<(Rope, usize)>,
             pub initial: InitialState,
             /// Memory of single tasks, by thread.
             pub tasks: TaskScratch,
@@ -68,7 +68,7 @@ macro_rules! call_scratch {
                 let i = &self.initial;
                 let sums = [&i.in_gate, &i.out_gate, &i.post_gate, &i.decay, &i.log_decay];
                 let initial = sums.map(|sums| 8 * sums.capacity()).iter().sum::<usize>() + 8 * i.positions.capacity() + i.tails.held();
-                let angles = self.angles_of.as_ref().map_or(0, |(frequencies, _)| 8 * frequencies.capacity());
+                let angles = self.angles_of.as_ref().map_or(0, |(rope, _)| 8 * rope.frequencies().len());
                 0 $(+ self.$name.held())+ + initial + angles + self.tasks.bytes()
             }
         }

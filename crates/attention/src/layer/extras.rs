@@ -1,8 +1,8 @@
 //! Which inputs beyond q, k and v the heads of a layer ask for, under their names in checkpoints.
 
+use crate::parts::centre::Mean;
 use crate::parts::gate::PostGate;
-use crate::parts::kernel::taylor::Coefficients;
-use crate::{Error, Extra, Kernel, Shape, Variant};
+use crate::{Error, Extra, Shape, Variant, Weighing};
 
 /// An additional input as a model must provide it.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,6 +13,8 @@ pub struct ExtraSpec {
     pub name: &'static str,
     /// How it comes about.
     pub source: Source,
+    /// Whether it is trained; what is calibrated once stays as it is, and its gradient is zero.
+    pub trained: bool,
 }
 
 /// Where an additional input comes from.
@@ -53,37 +55,98 @@ impl ExtraSpec {
     }
 }
 
+/// Sizes of the tensors with which a class of keys is weighed.
+struct ClassSizes {
+    orders: usize,
+    dim: usize,
+    /// Of learned features.
+    features: usize,
+    /// Of centred keys.
+    channels: usize,
+    /// Whether the centre is trained.
+    trained: bool,
+}
+
+impl ClassSizes {
+    fn new(heads: &[Variant], d: usize, class: impl Fn(&Variant) -> Option<Weighing>) -> Result<ClassSizes, Error> {
+        let learned = |v: &Variant| class(v).map(|class| class.learned()).filter(|&n| n > 0);
+        let features = |v: &Variant| class(v).filter(|class| class.kernel.has_learned_map()).map(|class| class.dim.unwrap_or(d));
+        let channels = |v: &Variant| class(v).filter(|class| class.centre.is_some()).map(|class| class.score_dim(d));
+        Ok(ClassSizes {
+            orders: shared(heads, "number of learned coefficients", learned)?.unwrap_or(0),
+            dim: shared(heads, "`dim`", |v| class(v)?.dim)?.unwrap_or(d),
+            features: shared(heads, "dimension of learned features", features)?.unwrap_or(d),
+            channels: shared(heads, "dimension of centred keys", channels)?.unwrap_or(d),
+            trained: shared(heads, "kind of centre", |v| class(v)?.centre)?.is_none_or(|centre| centre.mean != Mean::Given),
+        })
+    }
+}
+
 /// The additional inputs of a layer whose heads have these variants (one each), in the order of [`Extra::ALL`].
 /// Where only some heads ask for one, it covers all heads and the others ignore theirs.
 pub(crate) fn layer_extras(heads: &[Variant], shape: &Shape) -> Result<Vec<ExtraSpec>, Error> {
     let Shape { heads: h, kv_heads: g, d, e, .. } = *shape;
-    let orders = shared(heads, "number of learned coefficients", learned_orders)?;
     let width = shared(heads, "width of the short convolution", |v| v.conv)?;
-    let decays = shared(heads, "kind of decay", |v| v.decay.clone())?;
-    let bias = decays.is_none_or(|decay| decay.has_bias());
+    let decay = shared(heads, "kind of decay", |v| v.decay.clone())?;
+    let by_channel = |v: &Variant| v.decay.as_ref().filter(|decay| decay.by_channel()).map(|_| v.near().score_dim(d));
+    let decay_channels = shared(heads, "number of channels of the decay", by_channel)?.unwrap_or(1);
+    let post_kind = |v: &Variant| v.post_gate.as_ref().filter(|_| v.needs(Extra::PostGate)).map(PostGate::by_channel);
+    let post_channels = if shared(heads, "kind of post gate", post_kind)? == Some(true) { e } else { 1 };
+    let norm_kind = |v: &Variant| v.qk_norm.as_ref().filter(|norm| norm.has_weight()).map(|norm| norm.over_heads());
+    let norm_over_heads = shared(heads, "norm of q and k", norm_kind)? == Some(true);
+    let classes = [ClassSizes::new(heads, d, |v| Some(v.near()))?, ClassSizes::new(heads, d, |v| v.far.clone())?];
     let parameter = |shape: Vec<usize>, init| Source::Parameter { shape, init };
     let projection = |outputs, bias| Source::Projection { outputs, bias };
     Ok(Extra::ALL
         .into_iter()
         .filter(|&extra| heads.iter().any(|v| v.needs(extra)))
         .map(|extra| {
+            let (near, far) = extra.of_near();
+            let ClassSizes { orders, dim, features, channels, trained } = classes[far as usize];
             let taps = width.unwrap_or(0);
             // PyTorch's start for a convolution: uniform within 1/√width.
             let conv = |channels: usize| parameter(vec![channels, 1, taps], Init::Uniform(1.0 / (taps as f64).sqrt()));
-            let (name, source) = match extra {
-                Extra::InGate => ("in_gate_proj", projection(g, true)),
-                Extra::OutGate => ("out_gate_proj", projection(h, true)),
-                Extra::PostGate => ("post_gate_proj", projection(h, true)),
-                Extra::DecayGate => ("decay_gate_proj", projection(h, bias)),
-                Extra::NormWeight => ("out_norm.weight", parameter(vec![e], Init::Constant(1.0))),
-                Extra::NormBias => ("out_norm.bias", parameter(vec![e], Init::Constant(0.0))),
-                Extra::NormConst => ("norm_const", parameter(vec![1, h, 1, 1], Init::Constant(0.5))),
-                Extra::Coefficients => ("coefficients", parameter(vec![h, orders.unwrap_or(0)], Init::Constant(1.0))),
-                Extra::ConvQ => ("q_conv1d.weight", conv(h * d)),
-                Extra::ConvK => ("k_conv1d.weight", conv(g * d)),
-                Extra::ConvV => ("v_conv1d.weight", conv(g * e)),
+            // Entries of variance 1/n keep the size of what they multiply.
+            let matrix = |heads: usize, rows: usize, n: usize| parameter(vec![heads, rows, n], Init::Uniform((3.0 / n as f64).sqrt()));
+            let norm = |heads: usize| parameter(vec![if norm_over_heads { heads * d } else { d }], Init::Constant(1.0));
+            let zeros = |shape: Vec<usize>| parameter(shape, Init::Constant(0.0));
+            let (name, far_name, source) = match near {
+                Extra::InGate => ("in_gate_proj", "", projection(g, true)),
+                Extra::OutGate => ("out_gate_proj", "", projection(h, true)),
+                Extra::PostGate => ("post_gate_proj", "", projection(h * post_channels, true)),
+                Extra::DecayGate => {
+                    ("decay_gate_proj", "", projection(h * decay_channels, decay.as_ref().is_none_or(|part| part.has_bias())))
+                }
+                Extra::Beta => ("beta_proj", "", projection(g, true)),
+                // Gates of ½ then forget about 3% at each step.
+                Extra::DecayRate => ("decay_rate", "", parameter(vec![h], Init::Constant(-3.0))),
+                Extra::QNorm => ("q_norm.weight", "", norm(h)),
+                Extra::KNorm => ("k_norm.weight", "", norm(g)),
+                Extra::NormWeight => ("out_norm.weight", "", parameter(vec![e], Init::Constant(1.0))),
+                Extra::NormBias => ("out_norm.bias", "", zeros(vec![e])),
+                Extra::NormConst => ("norm_const", "", parameter(vec![1, h, 1, 1], Init::Constant(0.5))),
+                Extra::Sink => ("sinks", "", zeros(vec![h])),
+                Extra::ConvQ => ("q_conv1d.weight", "", conv(h * d)),
+                Extra::ConvK => ("k_conv1d.weight", "", conv(g * d)),
+                Extra::ConvV => ("v_conv1d.weight", "", conv(g * e)),
+                Extra::Coefficients => ("coefficients", "far.coefficients", parameter(vec![h, orders], Init::Constant(1.0))),
+                Extra::DimQ => ("q_dim.weight", "far.q_dim.weight", matrix(h, dim, d)),
+                Extra::DimK => ("k_dim.weight", "far.k_dim.weight", matrix(g, dim, d)),
+                Extra::FeatureQ => ("q_feature.weight", "far.q_feature.weight", matrix(h, features, features)),
+                Extra::FeatureQBias => ("q_feature.bias", "far.q_feature.bias", zeros(vec![h, features])),
+                Extra::FeatureK => ("k_feature.weight", "far.k_feature.weight", matrix(g, features, features)),
+                Extra::FeatureKBias => ("k_feature.bias", "far.k_feature.bias", zeros(vec![g, features])),
+                Extra::Mean => ("centre.mean", "far.centre.mean", zeros(vec![g, channels])),
+                Extra::Spread => ("centre.spread", "far.centre.spread", zeros(vec![g, channels, channels])),
+                Extra::Gamma => ("centre.gamma", "far.centre.gamma", parameter(vec![h], Init::Constant(1.0))),
+                far => unreachable!("{far:?} is no tensor of near keys"),
             };
-            ExtraSpec { extra, name, source }
+            let trained = match near {
+                Extra::Spread => false,
+                Extra::Mean | Extra::Gamma => trained,
+                _ => true,
+            };
+            ExtraSpec { extra, name: if far { far_name } else { name }, source, trained }
         })
         .collect())
 }
@@ -106,31 +169,37 @@ fn shared<T: PartialEq>(heads: &[Variant], what: &str, value: impl Fn(&Variant) 
     Ok(found.map(|(value, _)| value))
 }
 
-fn learned_orders(variant: &Variant) -> Option<usize> {
-    match &variant.kernel {
-        Kernel::Taylor(taylor) if *taylor.coefficients() == Coefficients::Learned => Some(taylor.orders().len()),
-        _ => None,
-    }
-}
-
 impl Variant {
     /// Number of learned coefficients of each head.
     pub fn learned(&self) -> usize {
-        learned_orders(self).unwrap_or(0)
+        self.near().learned()
     }
 
     /// Whether this variant reads that input.
     pub fn needs(&self, extra: Extra) -> bool {
-        match extra {
+        let (near, far) = extra.of_near();
+        let weighed = |needs: fn(&Weighing) -> bool| if far { self.far.as_ref().is_some_and(needs) } else { needs(&self.near()) };
+        match near {
             Extra::InGate => self.in_gate.is_some(),
             Extra::OutGate => self.out_gate.is_some(),
-            Extra::PostGate => matches!(self.post_gate, Some(PostGate::Sigmoid(_))),
-            Extra::DecayGate => self.decay.is_some(),
+            Extra::PostGate => self.post_gate.as_ref().is_some_and(|gate| !matches!(gate, PostGate::Shared(_))),
+            Extra::DecayGate => self.decay.as_ref().is_some_and(|decay| decay.has_logits()),
+            Extra::Beta => self.write.is_some(),
+            Extra::DecayRate => self.decay.as_ref().is_some_and(|decay| decay.has_rate()),
+            Extra::QNorm | Extra::KNorm => self.qk_norm.as_ref().is_some_and(|norm| norm.has_weight()),
             Extra::NormWeight => self.norm.has_weight(),
             Extra::NormBias => self.norm.has_bias(),
             Extra::NormConst => self.denominator.key_side(),
-            Extra::Coefficients => learned_orders(self).is_some(),
+            Extra::Sink => self.denominator.has_sink(),
             Extra::ConvQ | Extra::ConvK | Extra::ConvV => self.conv.is_some(),
+            Extra::Coefficients => weighed(|class| class.learned() > 0),
+            Extra::DimQ | Extra::DimK => weighed(|class| class.dim.is_some()),
+            Extra::FeatureQ | Extra::FeatureQBias | Extra::FeatureK | Extra::FeatureKBias => {
+                weighed(|class| class.kernel.has_learned_map())
+            }
+            Extra::Mean => weighed(|class| class.centre.is_some_and(|centre| centre.has_mean())),
+            Extra::Spread | Extra::Gamma => weighed(|class| class.centre.is_some_and(|centre| centre.gauss)),
+            _ => false,
         }
     }
 }
@@ -162,6 +231,40 @@ mod tests {
         assert_eq!(learned[1].source, Source::Parameter { shape: vec![1, 4, 1, 1], init: Init::Constant(0.5) });
         assert_eq!(learned[2].source, Source::Parameter { shape: vec![4, 3], init: Init::Constant(1.0) });
         assert_eq!(layer_extras(&heads(["softmax"; 4]), &SHAPE), Ok(vec![]));
+        let far = "exp window=4 far(feature=hedgehog dim=3) over=sum,sink post=silu,channel decay=mamba qk_norm=rms,all";
+        let sizes: Vec<(&str, usize, bool)> = layer_extras(&heads([far; 4]), &SHAPE)
+            .expect("possible")
+            .iter()
+            .map(|spec| (spec.name, spec.values(1), spec.trained))
+            .collect();
+        let expected = [
+            ("post_gate_proj", 20),
+            ("decay_gate_proj", 4),
+            ("decay_rate", 4),
+            ("q_norm.weight", 24),
+            ("k_norm.weight", 12),
+            ("sinks", 4),
+            ("far.q_dim.weight", 72),
+            ("far.k_dim.weight", 36),
+            ("far.q_feature.weight", 36),
+            ("far.q_feature.bias", 12),
+            ("far.k_feature.weight", 18),
+            ("far.k_feature.bias", 6),
+        ];
+        assert_eq!(sizes, expected.map(|(name, values)| (name, values, true)));
+        let centred = layer_extras(&heads(["exp dim=2 centre=learned,gauss window=3 far(taylor=0..2 centre=given,gauss)"; 4]), &SHAPE);
+        let centred: Vec<(&str, bool)> = centred.expect("possible").iter().map(|spec| (spec.name, spec.trained)).collect();
+        let expected = [
+            ("q_dim.weight", true),
+            ("k_dim.weight", true),
+            ("centre.mean", true),
+            ("centre.spread", false),
+            ("centre.gamma", true),
+            ("far.centre.mean", false),
+            ("far.centre.spread", false),
+            ("far.centre.gamma", false),
+        ];
+        assert_eq!(centred, expected);
     }
 
     #[test]

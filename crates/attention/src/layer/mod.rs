@@ -281,6 +281,26 @@ impl Layer {
         }
     }
 
+    /// Takes the learned coefficients of head h for far keys into their kernel, where it has any.
+    pub(crate) fn bind_far<R: Real>(&self, h: usize, inputs: &Inputs<R>, kernel: &mut Kernel) {
+        let count = self.plan.variants[h].far.as_ref().map_or(0, |far| far.learned());
+        if count > 0 {
+            let own = &inputs.extra(Extra::FarCoefficients)[h * count..][..count];
+            kernel.bind(&own.iter().map(|a| a.wide()).collect::<Vec<_>>());
+        }
+    }
+
+    /// Refuses, for engines other than the naive one, what that one alone computes so far.
+    pub(crate) fn check_fused(&self) -> Result<(), Error> {
+        match self.heads().iter().find_map(|variant| Some((variant, variant.naive_only()?))) {
+            Some((variant, part)) => Err(Error::Combination {
+                variant: variant.to_string(),
+                reason: format!("`{part}` is computed by the naive engine alone so far; use that one, or leave `{part}` out"),
+            }),
+            None => Ok(()),
+        }
+    }
+
     fn extra_lengths(&self, shape: &Shape) -> impl Iterator<Item = (Extra, usize)> {
         let rows = shape.rows();
         self.plan.extras.iter().map(move |spec| (spec.extra, spec.values(rows)))

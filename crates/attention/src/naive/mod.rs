@@ -2,17 +2,21 @@
 //!
 //! ```text
 //! q, k, v ← silu(conv(·))                      where there is a short convolution
-//! q, k    ← rotate(·)                          where there is RoPE
-//! x_ts    = min( scale · φ(q_t)·φ(k_s), clamp )
+//! q, k    ← rope(norm(·))                      where there is a norm of q and k, and RoPE
+//! q, k    ← φ(A·(·))                           of near and of far keys each, where there is a projection
+//! x_ts    = min( cap( scale · Σ_i q_ti·k_si·exp(c_ti − c_si) ), clamp )         the exponential with a decay by channel
 //! M_ts    = exp(c_t − c_s)
-//! U_t     = Σ_{s ≤ t} M_ts · w(x_ts) · I_s · κ_s · v_s        κ_s = S_s^−σ(m) with the `position` denominator, else 1
-//! z_t     = Σ_{s ≤ t} M_ts · w(x_ts)
-//! y_t     = P_t · N( O_t · U_t / D(z_t, S_t) )
+//! w_ts    = e^{c + γ/2·qᵀΣq} · w(x_ts − c),  c = scale·q_t·μ                    near or far by the distance of s; c = 0 without a centre
+//! u_t     = v_t,  or  β_t·( v_t − Σ_{s<t} M_ts · w(x̂_ts) · u_s )               x̂ = scale_k·k_t·k_s
+//! U_t     = Σ_{s visible} M_ts · w_ts · I_s · κ_s · u_s                        κ_s = S_s^−σ(m) with the `position` denominator, else 1
+//! z_t     = Σ_{s visible} M_ts · w_ts  (+ e^b)
+//! y_t     = P_t ⊙ N( O_t · U_t / D(z_t, S_t) )
 //! ```
 //!
-//! Row by row with explicit loops, memory linear in T. Where the parts allow it, the row maximum ρ of x + c_t − c_s is
-//! subtracted; y does not depend on ρ, so it is a constant in the backward pass.
+//! Row by row with explicit loops, memory linear in T. Where the parts allow it, the row maximum ρ of all classes is taken out of the weights;
+//! y does not depend on ρ, so it is a constant in the backward pass.
 
+mod class;
 pub(crate) mod head;
 mod prepare;
 pub mod recurrent;
@@ -23,6 +27,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use crate::engine::Home;
+use crate::naive::class::Score;
 use crate::naive::head::{Head, HeadGrads, add_scaled};
 use crate::parts::norm::NormGrads;
 use crate::real::dot;
@@ -54,11 +59,11 @@ impl<R: Real> Attention<R> for Reference<R> {
             for h in 0..heads {
                 let head = Head::gather(&self.layer, inputs, &self.shape, b, h);
                 let mut scores = Vec::with_capacity(head.length);
-                let mut u = vec![R::zero(); e];
+                let (u, mut sum) = (head.written(), vec![R::zero(); e]);
                 for t in 0..head.length {
-                    let (z, rho) = head.sums(t, &mut scores, &mut u);
+                    let (z, rho) = head.sums(t, &u, &mut scores, &mut sum);
                     let row = &mut y[head.at_query.index(t) * e..][..e];
-                    let denominator = epilogue::forward(&head.variant, head.row(t, z, rho), &u, row);
+                    let denominator = epilogue::forward(&head.variant, head.row(t, z, rho), &sum, row);
                     if head.variant.denominator.sums() {
                         report.see((b, h, t), denominator, rho);
                     }
@@ -88,90 +93,92 @@ impl<R: Real> Attention<R> for Reference<R> {
     }
 }
 
-/// One score x_ts on its way to a weight, which is decay · w(argument).
-struct Score<R> {
-    /// x before the clamp.
-    raw: R,
-    /// What enters w.
-    argument: R,
-    /// M_ts; 1 where it is part of the argument.
-    decay: R,
-}
-
-impl<'a, R: Real> Head<'a, R> {
-    /// The scores of row t, and the row maximum ρ that was subtracted from their arguments.
-    fn scores(&self, t: usize, scores: &mut Vec<Score<R>>) -> R {
-        let q = self.q.row(t);
-        scores.clear();
-        scores.extend((0..=t).map(|s| {
-            let raw = self.scale * dot(q, self.k.row(s));
-            let clamped = if self.beyond_clamp(raw) { R::of(self.variant.clamp.unwrap_or(f64::INFINITY)) } else { raw };
-            let log_decay = R::of(self.log_decay[t] - self.log_decay[s]);
-            match self.variant.shifts() {
-                true => Score { raw, argument: clamped + log_decay, decay: R::one() },
-                false => Score { raw, argument: clamped, decay: log_decay.exp() },
+impl<R: Real> Head<'_, R> {
+    /// u [length, e]: the values, or what the write rule makes of them, row after row.
+    fn written(&self) -> Vec<R> {
+        let mut u = Vec::with_capacity(self.length * self.e);
+        for t in 0..self.length {
+            let mut row = self.v.row(t).to_vec();
+            if let Some(&beta) = self.beta.get(t) {
+                for score in self.key_scores(t) {
+                    add_scaled(&mut row, -self.near.weight(&score), &u[score.s * self.e..][..self.e]);
+                }
+                row.iter_mut().for_each(|u| *u *= beta);
             }
-        }));
-        if !self.variant.shifts() {
-            return R::zero();
+            u.extend(row);
         }
-        let rho = scores.iter().fold(R::neg_infinity(), |rho, score| rho.max(score.argument));
-        scores.iter_mut().for_each(|score| score.argument = score.argument - rho);
-        rho
+        u
     }
 
-    fn beyond_clamp(&self, x: R) -> bool {
-        self.variant.clamp.is_some_and(|clamp| x > R::of(clamp))
+    /// The scores of key t with all earlier keys.
+    fn key_scores(&self, t: usize) -> impl Iterator<Item = Score<R>> {
+        (0..t).map(move |s| self.near.key_score(t, s, self.key_scale(), self.log_decay(t, s)))
     }
 
-    /// U_t into `u`; returns z_t and ρ.
-    fn sums(&self, t: usize, scores: &mut Vec<Score<R>>, u: &mut [R]) -> (R, R) {
-        let rho = self.scores(t, scores);
+    fn key_scale(&self) -> R {
+        R::of(self.variant.write.map_or(1.0, |delta| delta.scale))
+    }
+
+    /// U_t into `sum`; returns z_t and ρ.
+    fn sums(&self, t: usize, u: &[R], scores: &mut Vec<Score<R>>, sum: &mut [R]) -> (R, R) {
+        let rho = self.scores(t, 0..t + 1, None, scores);
         let mut z = R::zero();
-        u.fill(R::zero());
-        for (s, score) in scores.iter().enumerate() {
-            let weight = score.decay * self.variant.kernel.value(score.argument);
+        sum.fill(R::zero());
+        for score in scores {
+            let (s, weight) = (score.s, self.weight(score));
             z += weight;
-            add_scaled(u, weight * self.in_gate[s] * self.key_weights[s], self.v.row(s));
+            add_scaled(sum, weight * self.in_gate[s] * self.key_weights[s], &u[s * self.e..][..self.e]);
         }
         (z, rho)
     }
 
     fn backward(&self, dy: &[R], grads: &mut Grads<R>) {
-        let (variant, length, d, e) = (&self.variant, self.length, self.d, self.e);
+        let (variant, length, e) = (&self.variant, self.length, self.e);
         let mut g = HeadGrads::new(self);
-        let mut slopes = vec![0.0; g.coefficients.len()];
         let zeros = |n: usize| vec![R::zero(); n];
-        let (mut scores, mut u, mut scratch) = (Vec::with_capacity(length), zeros(e), zeros(2 * e));
+        let (u, mut du) = (self.written(), zeros(length * e));
+        let (mut scores, mut sum, mut scratch) = (Vec::with_capacity(length), zeros(e), zeros(2 * e));
         for t in 0..length {
-            let (z, rho) = self.sums(t, &mut scores, &mut u);
-            let mut du = dy[self.at_query.index(t) * e..][..e].to_vec();
+            let (z, rho) = self.sums(t, &u, &mut scores, &mut sum);
+            let mut dsum = dy[self.at_query.index(t) * e..][..e].to_vec();
             let norm_grads = NormGrads { weight: &mut g.norm_weight, bias: &mut g.norm_bias };
-            let row = epilogue::backward(variant, self.row(t, z, rho), &u, &mut du, &mut scratch, norm_grads);
-            g.out[t] = row.out;
-            g.post[t] = row.post;
-            for (s, score) in scores.iter().enumerate() {
-                let weight = score.decay * variant.kernel.value(score.argument);
-                let along = dot(&du, self.v.row(s));
+            let row = epilogue::backward(variant, self.row(t, z, rho), &sum, &mut dsum, &mut scratch, norm_grads);
+            g.take_row(t, &row, &scratch[e..], self.scaled_sink(rho));
+            for score in &scores {
+                let (s, weight) = (score.s, self.weight(score));
+                let along = dot(&dsum, &u[s * e..][..e]);
                 let factor = self.in_gate[s] * self.key_weights[s];
-                let dweight = along * factor + row.z;
-                add_scaled(&mut g.v[s * e..][..e], weight * factor, &du);
+                add_scaled(&mut du[s * e..][..e], weight * factor, &dsum);
                 g.in_gate[s] += weight * self.key_weights[s] * along;
                 g.key_weights[s] += weight * self.in_gate[s] * along;
-                g.log_decay[t] += (dweight * weight).wide();
-                g.log_decay[s] -= (dweight * weight).wide();
-                if !slopes.is_empty() {
-                    variant.kernel.learned_slopes(score.argument.wide(), &mut slopes);
-                    let dvalue = (dweight * score.decay).wide();
-                    g.coefficients.iter_mut().zip(&slopes).for_each(|(da, slope)| *da += dvalue * slope);
-                }
-                if !self.beyond_clamp(score.raw) {
-                    let dx = dweight * score.decay * variant.kernel.slope(score.argument) * self.scale;
-                    add_scaled(&mut g.q[t * d..][..d], dx, self.k.row(s));
-                    add_scaled(&mut g.k[s * d..][..d], dx, self.q.row(t));
-                }
+                self.pair_backward(t, score, along * factor + row.z, &mut g);
             }
         }
+        self.written_backward(&u, du, &mut g);
         self.finish(g, grads);
+    }
+
+    /// From du to the gradients of v, and of β and k where there is a write rule: the last row first, since it reads those before.
+    fn written_backward(&self, u: &[R], mut du: Vec<R>, g: &mut HeadGrads<R>) {
+        let e = self.e;
+        for t in (0..self.length).rev() {
+            let mut residual = du[t * e..][..e].to_vec();
+            if let Some(&beta) = self.beta.get(t) {
+                let scores: Vec<Score<R>> = self.key_scores(t).collect();
+                let mut kept = self.v.row(t).to_vec();
+                scores.iter().for_each(|score| add_scaled(&mut kept, -self.near.weight(score), &u[score.s * e..][..e]));
+                g.beta[t] += dot(&residual, &kept);
+                residual.iter_mut().for_each(|r| *r *= beta);
+                for score in &scores {
+                    let s = score.s;
+                    let dweight = -dot(&residual, &u[s * e..][..e]);
+                    add_scaled(&mut du[s * e..][..e], -self.near.weight(score), &residual);
+                    let log = self.near.key_pair_backward(t, score, self.key_scale(), dweight, &mut g.near).wide();
+                    g.log_decay[t] += log;
+                    g.log_decay[s] -= log;
+                }
+            }
+            add_scaled(&mut g.v[t * e..][..e], R::one(), &residual);
+        }
     }
 }

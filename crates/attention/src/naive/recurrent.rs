@@ -37,6 +37,7 @@ pub struct Recurrent<R: Real> {
 impl Layer {
     /// The naive recurrent engine for B rows of T positions, in chunks of that many. Refuses variants without a finite map.
     pub fn recurrent<R: Real>(&self, batch: usize, time: usize, chunk: usize) -> Result<Recurrent<R>, Error> {
+        self.check_fused()?;
         let shape = self.shape(batch, time)?;
         if chunk == 0 {
             return Err(Error::Shape("a chunk has at least one position, found 0".into()));
@@ -191,7 +192,7 @@ impl<R: Real> Chunked<'_, R> {
     }
 
     fn query(&self, t: usize) -> Vec<R> {
-        let mut q = self.monomials(self.head.q.row(t));
+        let mut q = self.monomials(self.head.near.q.row(t));
         self.weigh(&mut q);
         q
     }
@@ -220,7 +221,7 @@ impl<R: Real> Chunked<'_, R> {
     }
 
     fn score(&self, t: usize, s: usize) -> R {
-        self.head.scale * dot(self.head.q.row(t), self.head.k.row(s))
+        self.head.near.scale * dot(self.head.near.q.row(t), self.head.near.k.row(s))
     }
 
     fn weighted_value(&self, s: usize) -> Vec<R> {
@@ -244,13 +245,13 @@ impl<R: Real> Chunked<'_, R> {
         let last = chunk.end - 1;
         state.decay(self.before(last, chunk));
         for s in chunk.clone() {
-            state.add(self.decay(last, s), &self.monomials(self.head.k.row(s)), &self.weighted_value(s), R::one());
+            state.add(self.decay(last, s), &self.monomials(self.head.near.k.row(s)), &self.weighted_value(s), R::one());
         }
     }
 
     fn backward(&self, dy: &[R], grads: &mut Grads<R>) {
-        let Head { variant, length, d, e, .. } = &self.head;
-        let (length, d, e) = (*length, *d, *e);
+        let Head { variant, length, e, .. } = &self.head;
+        let (length, d, e) = (*length, self.head.near.q.width, *e);
         let mut g = HeadGrads::new(&self.head);
         let (mut du, mut dz) = (vec![R::zero(); length * e], vec![R::zero(); length]);
         let (mut u, mut scratch) = (vec![R::zero(); e], vec![R::zero(); 2 * e]);
@@ -262,21 +263,22 @@ impl<R: Real> Chunked<'_, R> {
                 du.copy_from_slice(&dy[self.head.at_query.index(t) * e..][..e]);
                 let norm = NormGrads { weight: &mut g.norm_weight, bias: &mut g.norm_bias };
                 let row = epilogue::backward(variant, self.head.row(t, z, R::zero()), &u, du, &mut scratch, norm);
-                (g.out[t], g.post[t], dz[t]) = (row.out, row.post, row.z);
+                g.take_row(t, &row, &scratch[e..], R::zero());
+                dz[t] = row.z;
                 self.pairs(t, &chunk, du, row.z, &mut g);
 
                 let before = self.before(t, &chunk);
                 let mut dq: Vec<R> = state.rows(du, row.z).into_iter().map(|x| x * before).collect();
                 let query = self.query(t);
                 g.log_decay[t] += dot(&dq, &query).wide();
-                if !g.coefficients.is_empty() {
-                    let monomials = self.monomials(self.head.q.row(t));
-                    for (i, da) in g.coefficients.iter_mut().enumerate() {
+                if !g.near.coefficients.is_empty() {
+                    let monomials = self.monomials(self.head.near.q.row(t));
+                    for (i, da) in g.near.coefficients.iter_mut().enumerate() {
                         *da += self.basis.span(i).map(|row| (dq[row] * monomials[row] * self.terms[row]).wide()).sum::<f64>();
                     }
                 }
                 self.weigh(&mut dq);
-                add_scaled(&mut g.q[t * d..][..d], R::one(), &self.reverse(self.head.q.row(t), &dq));
+                add_scaled(&mut g.near.q[t * d..][..d], R::one(), &self.reverse(self.head.near.q.row(t), &dq));
             }
             self.absorb_keys(&chunk, &mut state);
         }
@@ -286,10 +288,10 @@ impl<R: Real> Chunked<'_, R> {
             let last = chunk.end - 1;
             for s in chunk.clone() {
                 let m = self.decay(last, s);
-                let key = self.monomials(self.head.k.row(s));
+                let key = self.monomials(self.head.near.k.row(s));
                 let dk: Vec<R> = later.rows(&self.weighted_value(s), R::one()).into_iter().map(|x| x * m).collect();
                 g.log_decay[s] -= dot(&dk, &key).wide();
-                add_scaled(&mut g.k[s * d..][..d], R::one(), &self.reverse(self.head.k.row(s), &dk));
+                add_scaled(&mut g.near.k[s * d..][..d], R::one(), &self.reverse(self.head.near.k.row(s), &dk));
                 let mut dv = vec![R::zero(); e];
                 later.columns(m, &key, &mut dv);
                 self.value_gradient(s, R::one(), &dv, &mut g);
@@ -304,8 +306,8 @@ impl<R: Real> Chunked<'_, R> {
 
     /// Gradients of the pairs (t, s) inside a chunk.
     fn pairs(&self, t: usize, chunk: &Range<usize>, du: &[R], dz: R, g: &mut HeadGrads<R>) {
-        let Head { variant, d, .. } = &self.head;
-        let mut slopes = vec![0.0; g.coefficients.len()];
+        let (variant, d) = (&self.head.variant, &self.head.near.q.width);
+        let mut slopes = vec![0.0; g.near.coefficients.len()];
         for s in chunk.start..=t {
             let (x, decay) = (self.score(t, s), self.decay(t, s));
             let weight = decay * variant.kernel.value(x);
@@ -315,10 +317,10 @@ impl<R: Real> Chunked<'_, R> {
             g.log_decay[s] -= (dweight * weight).wide();
             variant.kernel.learned_slopes(x.wide(), &mut slopes);
             let dvalue = (dweight * decay).wide();
-            g.coefficients.iter_mut().zip(&slopes).for_each(|(da, slope)| *da += dvalue * slope);
-            let dx = dweight * decay * variant.kernel.slope(x) * self.head.scale;
-            add_scaled(&mut g.q[t * d..][..*d], dx, self.head.k.row(s));
-            add_scaled(&mut g.k[s * d..][..*d], dx, self.head.q.row(t));
+            g.near.coefficients.iter_mut().zip(&slopes).for_each(|(da, slope)| *da += dvalue * slope);
+            let dx = dweight * decay * variant.kernel.slope(x) * self.head.near.scale;
+            add_scaled(&mut g.near.q[t * d..][..*d], dx, self.head.near.k.row(s));
+            add_scaled(&mut g.near.k[s * d..][..*d], dx, self.head.near.q.row(t));
         }
     }
 

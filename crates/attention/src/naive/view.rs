@@ -1,6 +1,6 @@
 //! One head of one batch row as the formula sees it, for those who look inside: prepared queries, keys and values in float64.
 
-use crate::epilogue::{self, Row};
+use crate::epilogue::{self, Post, Row};
 use crate::naive::head::{Head, count};
 use crate::{Error, Extra, Inputs, Layer, Variant};
 
@@ -46,18 +46,19 @@ impl View {
         if row >= batch || head >= shape.heads {
             return Err(Error::Shape(format!("row {row} and head {head} are not among {batch} rows and {} heads", shape.heads)));
         }
+        layer.check_fused()?;
         let own = Head::gather(layer, inputs, &shape, row, head);
         let wide = |values: &[f32]| values.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
         let parameter = |extra| if own.variant.needs(extra) { wide(inputs.extra(extra)) } else { Vec::new() };
-        let (d, e, length) = (own.d, own.e, own.length);
+        let (d, e, length) = (own.near.q.width, own.e, own.length);
         let scale = own.variant.scale_for(d);
         let factors = own.in_gate.iter().zip(&own.key_weights).map(|(&gate, &key)| f64::from(gate) * f64::from(key));
         Ok(View {
             length,
             d,
             e,
-            q: (0..length).flat_map(|t| own.q.row(t)).map(|&x| scale * f64::from(x)).collect(),
-            k: (0..length).flat_map(|s| own.k.row(s)).map(|&x| f64::from(x)).collect(),
+            q: (0..length).flat_map(|t| own.near.q.row(t)).map(|&x| scale * f64::from(x)).collect(),
+            k: (0..length).flat_map(|s| own.near.k.row(s)).map(|&x| f64::from(x)).collect(),
             v: factors.enumerate().flat_map(|(s, factor)| own.v.row(s).iter().map(move |&x| factor * f64::from(x))).collect(),
             out: wide(&own.out_gate),
             post: wide(&own.post_gate),
@@ -71,7 +72,16 @@ impl View {
     /// y_t [e] from u_t [e] and z_t, by `variant`, which may differ from the head's own in its kernel. Both sums have the
     /// log scale ρ taken out: their true values are u·e^ρ and z·e^ρ. Returns D·e^−ρ.
     pub fn finish(&self, variant: &Variant, t: usize, z: f64, rho: f64, u: &[f64], y: &mut [f64]) -> f64 {
-        let row = Row { z, count: count(t), rho, out: self.out[t], post: self.post[t], weight: &self.weight, bias: &self.bias };
+        let row = Row {
+            z,
+            count: count(variant, t),
+            rho,
+            out: self.out[t],
+            post: Post::One(self.post[t]),
+            sink: 0.0,
+            weight: &self.weight,
+            bias: &self.bias,
+        };
         epilogue::forward(variant, row, u, y)
     }
 }

@@ -4,23 +4,25 @@ use std::sync::Arc;
 
 use crate::{Error, Real};
 
-/// Rotary frequencies of a head dimension. Clones share the table of angles; two are equal where their frequencies are.
+/// Rotary frequencies of a head dimension. Clones share the table of angles; two are equal where their frequencies and factors are.
 #[derive(Clone, Debug)]
 pub struct Rope {
     /// ω_i [d/2]
     frequencies: Vec<f64>,
+    /// What rotated q and k are multiplied by.
+    factor: f64,
     /// cos and sin of the angles at the first positions, [positions, 2, d/2]; empty where they are computed each time.
     table: Arc<[f64]>,
 }
 
 impl PartialEq for Rope {
     fn eq(&self, other: &Rope) -> bool {
-        self.frequencies == other.frequencies
+        self.frequencies == other.frequencies && self.factor == other.factor
     }
 }
 
 /// How frequencies are stretched for contexts longer than the trained one.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     /// Positions divided by a factor.
     Linear {
@@ -38,26 +40,121 @@ pub enum RopeScaling {
         /// The context of the original training.
         original_context: f64,
     },
+    /// NTK-aware, for texts longer than the context: theta grows with their length, for all positions. Within the context nothing changes.
+    Dynamic {
+        /// How much a text of twice the context is stretched, less one.
+        factor: f64,
+        /// The context of the original training.
+        original_context: f64,
+    },
+    /// YaRN (arXiv 2309.00071): pairs that turn often in the original context are kept, those that turn rarely divided by the factor, a
+    /// linear ramp over the pairs between; q and k multiplied by a factor of their own.
+    Yarn {
+        /// The factor for long wavelengths.
+        factor: f64,
+        /// Turns in the original context from which on a pair is kept.
+        beta_fast: f64,
+        /// Turns up to which a pair is stretched whole.
+        beta_slow: f64,
+        /// Whether the ramp begins and ends at whole pairs.
+        truncate: bool,
+        /// The context of the original training.
+        original_context: f64,
+        /// What q and k are multiplied by; see [`RopeScaling::yarn_attention`].
+        attention_factor: f64,
+    },
+    /// LongRoPE (arXiv 2402.13753): every frequency has a divisor of its own, and another one in texts longer than the original context, for
+    /// all of their positions.
+    Long {
+        /// Within the original context, [d/2].
+        short_factor: Vec<f64>,
+        /// In longer texts, [d/2].
+        long_factor: Vec<f64>,
+        /// The context of the original training.
+        original_context: f64,
+        /// What q and k are multiplied by.
+        attention_factor: f64,
+    },
+}
+
+impl RopeScaling {
+    /// The paper's factor of q and k for a stretch: 0.1·m·ln(factor) + 1.
+    pub fn yarn_attention(factor: f64, m: f64) -> f64 {
+        if factor > 1.0 { 0.1 * m * factor.ln() + 1.0 } else { 1.0 }
+    }
+
+    /// The longest text whose frequencies are those of any shorter one, where there is such a bound.
+    pub fn fixed_up_to(&self) -> Option<f64> {
+        match self {
+            RopeScaling::Dynamic { original_context, .. } | RopeScaling::Long { original_context, .. } => Some(*original_context),
+            _ => None,
+        }
+    }
 }
 
 impl Rope {
-    /// ω_i = theta^{−2i/d}, stretched as asked.
-    pub fn new(d: usize, theta: f64, scaling: Option<RopeScaling>) -> Result<Rope, Error> {
+    /// ω_i = theta^{−2i/d}, stretched as asked, for texts within the original context.
+    pub fn new(d: usize, theta: f64, scaling: Option<&RopeScaling>) -> Result<Rope, Error> {
+        Rope::for_length(d, theta, scaling, 0)
+    }
+
+    /// As [`Rope::new`], for texts of this length, on which some stretchings depend.
+    pub fn for_length(d: usize, theta: f64, scaling: Option<&RopeScaling>, length: usize) -> Result<Rope, Error> {
         if !(theta.is_finite() && theta > 0.0) {
             return Err(Error::Shape(format!("rope theta must be a positive number, found {theta}")));
         }
-        let stretch = |frequency: f64| match scaling {
-            None => frequency,
-            Some(RopeScaling::Linear { factor }) => frequency / factor,
-            Some(RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context }) => {
-                let wavelength = std::f64::consts::TAU / frequency;
-                let turns = original_context / wavelength;
-                let short = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);
-                short * frequency + (1.0 - short) * frequency / factor
+        if let Some(RopeScaling::Long { short_factor, long_factor, .. }) = scaling {
+            for (name, list) in [("short", short_factor), ("long", long_factor)] {
+                if list.len() != d / 2 {
+                    let (found, expected) = (list.len(), d / 2);
+                    return Err(Error::Shape(format!(
+                        "{found} {name} factors of the rotary frequencies, expected {expected}, half a head"
+                    )));
+                }
+            }
+        }
+        let (width, length) = (d as f64, length as f64);
+        let plain = |theta: f64, i: usize| theta.powf(-2.0 * i as f64 / width);
+        let stretched = |i: usize| {
+            let frequency = plain(theta, i);
+            match scaling {
+                None => frequency,
+                Some(RopeScaling::Linear { factor }) => frequency / factor,
+                Some(RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context }) => {
+                    let wavelength = std::f64::consts::TAU / frequency;
+                    let turns = original_context / wavelength;
+                    let short = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);
+                    short * frequency + (1.0 - short) * frequency / factor
+                }
+                Some(RopeScaling::Dynamic { factor, original_context }) => {
+                    let more = factor * length.max(*original_context) / original_context - (factor - 1.0);
+                    // A single pair has frequency 1 whatever theta is.
+                    if d > 2 { plain(theta * more.powf(width / (width - 2.0)), i) } else { frequency }
+                }
+                Some(RopeScaling::Yarn { factor, beta_fast, beta_slow, truncate, original_context, .. }) => {
+                    // The pair, as a fraction, that turns this often in the original context.
+                    let pair = |turns: f64| width * (original_context / (turns * std::f64::consts::TAU)).ln() / (2.0 * theta.ln());
+                    let (mut low, mut high) = (pair(*beta_fast), pair(*beta_slow));
+                    if *truncate {
+                        (low, high) = (low.floor(), high.ceil());
+                    }
+                    (low, high) = (low.max(0.0), high.min(width - 1.0));
+                    if low == high {
+                        high += 0.001;
+                    }
+                    let stretch = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+                    stretch * frequency / factor + (1.0 - stretch) * frequency
+                }
+                Some(RopeScaling::Long { short_factor, long_factor, original_context, .. }) => {
+                    frequency / if length > *original_context { long_factor[i] } else { short_factor[i] }
+                }
             }
         };
-        let frequencies = (0..d / 2).map(|i| stretch(theta.powf(-2.0 * i as f64 / d as f64))).collect();
-        Ok(Rope { frequencies, table: Arc::default() })
+        let factor = match scaling {
+            Some(RopeScaling::Yarn { attention_factor, .. } | RopeScaling::Long { attention_factor, .. }) => *attention_factor,
+            _ => 1.0,
+        };
+        Ok(Rope { frequencies: (0..d / 2).map(stretched).collect(), factor, table: Arc::default() })
     }
 
     /// ω_i [d/2].
@@ -77,7 +174,7 @@ impl Rope {
         self
     }
 
-    /// cos and sin of the angles at one position.
+    /// cos and sin of the angles at one position, times the factor of q and k.
     pub fn angles<R: Real>(&self, position: usize, cos: &mut [R], sin: &mut [R]) {
         let half = self.frequencies.len();
         if let Some(known) = self.table.get(position * 2 * half..(position + 1) * 2 * half).filter(|known| !known.is_empty()) {
@@ -87,8 +184,8 @@ impl Rope {
         }
         for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(&self.frequencies) {
             let angle = position as f64 * frequency;
-            *cos = R::of(angle.cos());
-            *sin = R::of(angle.sin());
+            *cos = R::of(self.factor * angle.cos());
+            *sin = R::of(self.factor * angle.sin());
         }
     }
 }
@@ -102,7 +199,7 @@ pub fn rotate<R: Real>(x: &mut [R], cos: &[R], sin: &[R]) {
     }
 }
 
-/// x [d] rotated back: the gradient of [`rotate`], and its inverse.
+/// x [d] rotated back: the gradient of [`rotate`], and its inverse where cos² + sin² = 1.
 #[inline(always)]
 pub fn rotate_back<R: Real>(x: &mut [R], cos: &[R], sin: &[R]) {
     let (low, high) = x.split_at_mut(x.len() / 2);
@@ -163,12 +260,12 @@ mod tests {
     #[test]
     fn stretched_frequencies() {
         let plain = Rope::new(8, 500_000.0, None).expect("a possible theta");
-        let halved = Rope::new(8, 500_000.0, Some(RopeScaling::Linear { factor: 2.0 })).expect("a possible theta");
+        let halved = Rope::new(8, 500_000.0, Some(&RopeScaling::Linear { factor: 2.0 })).expect("a possible theta");
         for (a, b) in plain.frequencies().iter().zip(halved.frequencies()) {
             assert_close(*b, a / 2.0, 1e-15);
         }
         let scaling = RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_context: 8192.0 };
-        let llama = Rope::new(8, 500_000.0, Some(scaling)).expect("a possible theta");
+        let llama = Rope::new(8, 500_000.0, Some(&scaling)).expect("a possible theta");
         // Wavelengths: 6.3 and 167 are short, 4443 lies on the ramp, 118 143 is long.
         let ratios: Vec<f64> = llama.frequencies().iter().zip(plain.frequencies()).map(|(a, b)| a / b).collect();
         let short = (8192.0 * plain.frequencies()[2] / std::f64::consts::TAU - 1.0) / 3.0;

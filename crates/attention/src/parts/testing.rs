@@ -2,12 +2,13 @@
 
 use crate::kernels::score_rows::UNSCALED_LOG_LIMIT;
 use crate::kernels::simd::{Isa, Simd, Task, dispatch_on};
-use crate::parts::decay::DecayPart;
+use crate::parts::decay::{DecayParams, DecayPart};
 use crate::parts::denominator::DenominatorPart;
 use crate::parts::gate::GatePart;
 use crate::parts::kernel::KernelPart;
 use crate::parts::kernel::taylor::factorial;
 use crate::parts::norm::{NormGrads, NormParams, NormPart};
+use crate::parts::qk_norm::QkNormPart;
 use crate::parts::slot::Part;
 
 /// df/dx by the four-point rule.
@@ -110,24 +111,52 @@ pub fn check_gate<G: GatePart>(gate: &G, g: &[f64]) {
     assert_gradient(g, &gradient, |g| pairing(&run(g), &weights));
 }
 
-/// Gradient of a decay over time.
+/// Parameters for decays that read none.
+pub fn decay_params() -> DecayParams<f64> {
+    DecayParams { head: 0, rate: f64::NAN }
+}
+
+/// Gradients of a decay over time.
 pub fn check_decay<D: DecayPart>(decay: &D) {
     assert_examples::<D>();
+    let of = |rate: f64| DecayParams { head: 1, rate };
     for time in [1, 2, 9] {
-        let (g, dc) = (numbers(time, 1), numbers(time, 2));
+        let (mut g, dc) = (numbers(time, 1), numbers(time, 2));
+        g.truncate(if decay.has_logits() { time } else { 0 });
+        let half = g.len() / 2;
         let (mut whole, mut parts, mut sum) = (vec![f64::NAN; time], vec![f64::NAN; time], 0.0);
-        decay.forward(&g, &mut whole, &mut 0.0);
+        decay.forward(&g, of(-0.3), &mut whole, &mut 0.0);
         let (first, rest) = parts.split_at_mut(time / 2);
-        decay.forward(&g[..time / 2], first, &mut sum);
-        decay.forward(&g[time / 2..], rest, &mut sum);
+        decay.forward(&g[..half], of(-0.3), first, &mut sum);
+        decay.forward(&g[half..], of(-0.3), rest, &mut sum);
         assert_eq!(parts, whole);
-        let mut dg = vec![f64::NAN; time];
-        decay.backward(&g, &dc, &mut dg);
-        assert_gradient(&g, &dg, |g| {
-            let mut c = vec![f64::NAN; g.len()];
-            decay.forward(g, &mut c, &mut 0.0);
+        let mut dg = vec![f64::NAN; g.len()];
+        let drate = decay.backward(&g, of(-0.3), &dc, &mut dg);
+        let loss = |g: &[f64], rate: f64| {
+            let mut c = vec![f64::NAN; time];
+            decay.forward(g, of(rate), &mut c, &mut 0.0);
             pairing(&c, &dc)
-        });
+        };
+        assert_gradient(&g, &dg, |g| loss(g, -0.3));
+        assert_close(drate, if decay.has_rate() { derivative(|rate| loss(&g, rate), -0.3) } else { 0.0 }, 1e-8);
+    }
+}
+
+/// Gradients of a norm of q and k.
+pub fn check_qk_norm<N: QkNormPart>(norm: &N) {
+    assert_examples::<N>();
+    for n in [1, 5, 20] {
+        let (x, dy) = (numbers(n, 1), numbers(n, 2));
+        let weight = numbers(if norm.has_weight() { n } else { 0 }, 3);
+        let run = |x: &[f64], weight: &[f64]| {
+            let mut y = x.to_vec();
+            norm.forward(&mut y, weight);
+            pairing(&y, &dy)
+        };
+        let (mut dx, mut dweight) = (dy.clone(), vec![0.5; weight.len()]);
+        norm.backward(&x, &weight, &mut dx, &mut dweight);
+        assert_gradient(&x, &dx, |x| run(x, &weight));
+        assert_gradient(&weight, &dweight.iter().map(|g| g - 0.5).collect::<Vec<_>>(), |weight| run(&x, weight));
     }
 }
 

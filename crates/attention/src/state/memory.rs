@@ -97,6 +97,7 @@ impl Layer {
 
     /// The empty state of B batch rows, of this kind.
     pub fn state_with(&self, batch: usize, memory: Memory) -> Result<State, Error> {
+        self.check_fused()?;
         let shape = self.shape(batch, 1)?;
         let plan = self.state_plan(memory);
         let basis = |group: &StateGroup| group.moments.as_ref().map(|moments| self.basis(&moments.orders)).transpose();

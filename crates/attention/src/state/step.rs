@@ -10,7 +10,7 @@
 
 use rayon::prelude::*;
 
-use crate::epilogue::{self, Row};
+use crate::epilogue::{self, Post, Row};
 use crate::kernels::PAD;
 use crate::kernels::basis::Basis;
 use crate::kernels::simd::{Simd, Task, dispatch};
@@ -92,7 +92,8 @@ impl State {
                     count: (position + 1) as f32,
                     rho,
                     out: self.token.out[at],
-                    post: self.token.post[at],
+                    post: Post::One(self.token.post[at]),
+                    sink: 0.0,
                     weight: parameter(Extra::NormWeight),
                     bias: parameter(Extra::NormBias),
                 };

@@ -1,6 +1,7 @@
 //! What a token is before it meets the memory: angles, convolutions, gates and decays, each going on from the token before.
 
 use crate::buffer::resize;
+use crate::parts::decay::DecayParams;
 use crate::parts::denominator::position::key_weight;
 use crate::parts::gate::PostGate;
 use crate::state::step_state::StepState;
@@ -82,13 +83,18 @@ impl Token {
                 if let Some(gate) = &variant.post_gate {
                     token.post[at] = match gate {
                         PostGate::Shared(_) => token.out[at],
-                        PostGate::Sigmoid(_) => inputs.extra(Extra::PostGate)[at],
+                        PostGate::PostSigmoid(_) | PostGate::Silu(_) => inputs.extra(Extra::PostGate)[at],
                     };
                     gate.forward(&mut token.post[at..=at], &mut steps.post_gate[at]);
                 }
                 if let Some(decay) = &variant.decay {
                     let mut c = [0.0];
-                    decay.forward(&inputs.extra(Extra::DecayGate)[at..=at], &mut c, &mut steps.decay[at]);
+                    decay.forward(
+                        &inputs.extra(Extra::DecayGate)[at..=at],
+                        DecayParams { head: h, rate: 0.0 },
+                        &mut c,
+                        &mut steps.decay[at],
+                    );
                     token.decay[at] = (c[0] - steps.log_decay[at]).exp() as f32;
                     steps.log_decay[at] = c[0];
                 }

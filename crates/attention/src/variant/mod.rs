@@ -2,14 +2,21 @@
 
 pub mod presets;
 pub mod text;
+mod weighing;
 
 use crate::kernels::score_rows::Rescale;
+use crate::parts::centre::Centre;
 use crate::parts::conv;
 use crate::parts::denominator::none::NoDenominator;
+use crate::parts::distance::Distance;
 use crate::parts::gate::{InGate, OutGate, PostGate};
 use crate::parts::kernel::Sign;
 use crate::parts::kernel::taylor::{Coefficients, Taylor};
+use crate::parts::qk_norm::QkNorm;
+use crate::parts::write::Delta;
 use crate::{Decay, Denominator, Error, Kernel, Norm, Shape};
+
+pub use crate::variant::weighing::Weighing;
 
 /// The parts of one attention. Its text form ([`std::str::FromStr`], [`std::fmt::Display`]) is described in [`crate::variant::text`].
 ///
@@ -27,8 +34,22 @@ pub struct Variant {
     pub kernel: Kernel,
     /// Scores are replaced by min(x, clamp) before w.
     pub clamp: Option<f64>,
-    /// What q·k is multiplied by; 1/√d where absent.
+    /// What q·k is multiplied by; 1/√d where absent, or 1/√dim.
     pub scale: Option<f64>,
+    /// Scores are replaced by cap·tanh(x/cap), before the clamp.
+    pub cap: Option<f64>,
+    /// q and k are projected to this many dimensions before the scores.
+    pub dim: Option<usize>,
+    /// Keys are shifted by a mean key.
+    pub centre: Option<Centre>,
+    /// W: keys with t − s < W are near; all are where absent.
+    pub window: Option<usize>,
+    /// S: keys with s < S are near, too.
+    pub sinks: Option<usize>,
+    /// How far keys are weighed; they are not seen where absent.
+    pub far: Option<Weighing>,
+    /// How values are written: u.
+    pub write: Option<Delta>,
     /// D
     pub denominator: Denominator,
     /// I
@@ -39,6 +60,8 @@ pub struct Variant {
     pub post_gate: Option<PostGate>,
     /// M
     pub decay: Option<Decay>,
+    /// The norm of q and k.
+    pub qk_norm: Option<QkNorm>,
     /// N
     pub norm: Norm,
     /// RoPE on q and k.
@@ -50,12 +73,38 @@ pub struct Variant {
 impl Variant {
     /// The scale of scores for head dimension d.
     pub fn scale_for(&self, d: usize) -> f64 {
-        self.scale.unwrap_or(1.0 / (d as f64).sqrt())
+        weighing::scale(self.scale, self.dim, d)
     }
 
-    /// How its rows are kept within float32: as the kernel allows, where something later cancels it.
+    /// How near keys are weighed.
+    pub fn near(&self) -> Weighing {
+        let Variant { kernel, clamp, scale, cap, dim, centre, .. } = self.clone();
+        Weighing { kernel, clamp, scale, cap, dim, centre }
+    }
+
+    /// Which keys are near.
+    pub fn distance(&self) -> Distance {
+        Distance { window: self.window.unwrap_or(usize::MAX), sinks: self.sinks.unwrap_or(0) }
+    }
+
+    /// S_t: how many keys position t sees.
+    pub fn visible(&self, t: usize) -> usize {
+        if self.far.is_some() { t + 1 } else { t + 1 - self.distance().far(t).len() }
+    }
+
+    /// How its rows are kept within float32: as the kernels allow, where something later cancels it.
     pub fn rescale(&self) -> Rescale {
-        if self.denominator.sums() || self.norm.scale_free() { self.kernel.rescale() } else { Rescale::None }
+        if !(self.denominator.sums() || self.norm.scale_free()) {
+            return Rescale::None;
+        }
+        let kinds = [Some(&self.kernel), self.far.as_ref().map(|far| &far.kernel)].map(|kernel| kernel.map(Kernel::rescale));
+        let centred = self.centre.is_some() || self.far.as_ref().is_some_and(|far| far.centre.is_some());
+        match kinds {
+            _ if centred => Rescale::SubtractMax,
+            kinds if kinds.contains(&Some(Rescale::SubtractMax)) => Rescale::SubtractMax,
+            kinds if kinds.contains(&Some(Rescale::Multiply)) => Rescale::Multiply,
+            _ => Rescale::None,
+        }
     }
 
     /// Whether the row maximum is subtracted from the scores.
@@ -87,11 +136,52 @@ impl Variant {
         if let Some(c) = self.scale.filter(|c| !c.is_finite()) {
             return impossible(format!("a scale is a finite number, found {c}"));
         }
+        for (word, number) in [("window", self.window), ("sinks", self.sinks)] {
+            if number == Some(0) {
+                return impossible(format!("`{word}=0` holds no key; write 1 or more, or leave `{word}` out"));
+            }
+        }
+        if self.window.is_none() && self.sinks.is_some() {
+            return impossible("with `sinks` alone a position would not see itself; add `window=W`".into());
+        }
+        if self.window.is_none() && self.far.is_some() {
+            return impossible("without a window no key is far; add `window=W`, or make the far kernel the only one".into());
+        }
+        let near = self.near();
+        for weighing in [Some(&near), self.far.as_ref()].into_iter().flatten() {
+            if let Some(reason) = weighing.problem() {
+                return impossible(reason);
+            }
+            if weighing.centre.is_some() && self.decay.as_ref().is_some_and(Decay::by_channel) {
+                return impossible("a centre shifts keys as they are, and a decay by channel changes each of them; leave one out".into());
+            }
+        }
+        if let Some(far) = &self.far
+            && self.decay.as_ref().is_some_and(Decay::by_channel)
+            && (far.dim != self.dim || far.kernel.has_learned_map() != self.kernel.has_learned_map())
+        {
+            return impossible(
+                "a decay by channel has one gate for each channel, so near and far keys need the same `dim` and features".into(),
+            );
+        }
+        if let Some(reason) = self.write_problem() {
+            return impossible(reason);
+        }
+        if let Denominator::Sum(sum) = &self.denominator
+            && sum.sink
+            && sum.detached
+        {
+            return impossible("a learned sink in a detached sum would never learn; leave `sink` or `detached` out".into());
+        }
         // Parts may have been built by hand: each must be one that its own text could have given.
         let readable = [
             Kernel::parse(self.kernel.info().word, &self.kernel.args()).map(|part| part.map(drop)),
+            self.far.as_ref().and_then(|far| Kernel::parse(far.kernel.info().word, &far.kernel.args())).map(|part| part.map(drop)),
             Denominator::parse(self.denominator.info().word, &self.denominator.args()).map(|part| part.map(drop)),
             Norm::parse(self.norm.info().word, &self.norm.args()).map(|part| part.map(drop)),
+            self.decay.as_ref().and_then(|decay| Decay::parse(decay.info().word, &decay.args())).map(|part| part.map(drop)),
+            self.qk_norm.as_ref().and_then(|norm| QkNorm::parse(norm.info().word, &norm.args())).map(|part| part.map(drop)),
+            self.write.map(|delta| Delta::parse(&delta.args()).map(drop)),
         ];
         match readable.into_iter().flatten().find_map(Result::err) {
             Some(reason) => impossible(reason),
@@ -99,23 +189,68 @@ impl Variant {
         }
     }
 
+    /// Why the write rule cannot stand with the other parts.
+    fn write_problem(&self) -> Option<String> {
+        self.write?;
+        let reason = if self.denominator.sums() {
+            "what the write rule leaves in a state are differences, which have no sum of weights to be divided by; write `over=none` or `over=length`"
+        } else if self.denominator.key_side() || self.in_gate.is_some() {
+            "β is the weight of a key when it is written; leave the input gate or `over=position` out"
+        } else if self.window.is_some() {
+            "the write rule reads all earlier keys by one kernel, and takes back only what it reads; leave the window out"
+        } else if self.centre.is_some() {
+            "a centre acts on queries, and the write rule compares keys with keys; leave one of them out"
+        } else {
+            return None;
+        };
+        Some(reason.into())
+    }
+
     /// Checks that this variant can run at this shape.
     pub fn validate_for(&self, shape: &Shape) -> Result<(), Error> {
         self.validate()?;
+        let impossible = |reason: String| Err(Error::Combination { variant: self.to_string(), reason });
         if self.rope && shape.d % 2 == 1 {
-            return Err(Error::Combination {
-                variant: self.to_string(),
-                reason: format!("RoPE turns pairs of coordinates and the head dimension {} is odd; write `rope=off`", shape.d),
-            });
+            return impossible(format!("RoPE turns pairs of coordinates and the head dimension {} is odd; write `rope=off`", shape.d));
+        }
+        let dims = [self.dim, self.far.as_ref().and_then(|far| far.dim)];
+        if let Some(dim) = dims.into_iter().flatten().find(|&dim| dim > shape.d) {
+            return impossible(format!(
+                "`dim={dim}` is more than the head dimension {} that it projects from; write at most that",
+                shape.d
+            ));
         }
         Ok(())
+    }
+
+    /// The first part, as it is written, that the naive engine alone computes so far: fused engines and states refuse it.
+    pub fn naive_only(&self) -> Option<&'static str> {
+        let hedgehog = |kernel: &Kernel| kernel.has_learned_map();
+        let decay = |is: fn(&Decay) -> bool| self.decay.as_ref().is_some_and(is);
+        [
+            (self.window.is_some(), "window"),
+            (self.cap.is_some(), "cap"),
+            (self.dim.is_some(), "dim"),
+            (self.centre.is_some(), "centre"),
+            (self.write.is_some(), "write=delta"),
+            (self.qk_norm.is_some(), "qk_norm"),
+            (self.denominator.has_sink(), "over=sum,sink"),
+            (self.post_gate.as_ref().is_some_and(PostGate::by_channel), "post=…,channel"),
+            (matches!(self.post_gate, Some(PostGate::Silu(_))), "post=silu"),
+            (decay(Decay::by_channel), "decay=…,channel"),
+            (decay(Decay::has_rate), "decay=mamba"),
+            (decay(|decay| !decay.has_logits()), "decay=fixed"),
+            (hedgehog(&self.kernel), "feature=hedgehog"),
+        ]
+        .into_iter()
+        .find_map(|(there, word)| there.then_some(word))
     }
 
     /// What a user should know before spending time on this variant.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
-        let sign = self.kernel.sign();
-        if self.denominator.sums() && sign != Sign::Positive {
+        let sign = self.sign();
+        if self.denominator.sums() && !self.denominator.has_sink() && sign != Sign::Positive {
             let why = match (&self.kernel, sign) {
                 (Kernel::Taylor(t), _) if t.degree() % 2 == 1 => {
                     format!("the highest order {} is odd, so weights can be negative", t.degree())
@@ -129,33 +264,76 @@ impl Variant {
             }
         }
         match self.kernel.rescale() {
-            Rescale::SubtractMax if !self.shifts() && self.clamp.is_none() => {
+            Rescale::SubtractMax if !self.shifts() && !self.bounds_scores() => {
                 warnings.push("no clamp, no sum and no scale-free norm: e^x overflows float32 for scores above 88".into());
             }
-            Rescale::Multiply if self.rescale() == Rescale::None && self.clamp.is_none() => {
+            Rescale::Multiply if self.rescale() == Rescale::None && !self.bounds_scores() => {
                 warnings
                     .push("no clamp, no sum and no scale-free norm: a polynomial of this degree overflows float32 for large scores".into());
             }
             _ => {}
         }
-        if matches!(self.kernel, Kernel::Taylor(_) | Kernel::Power(_)) && self.clamp.is_some() {
+        if matches!(self.kernel, Kernel::Taylor(_) | Kernel::Power(_)) && (self.clamp.is_some() || self.cap.is_some()) {
             warnings.push("a clamped polynomial has no finite feature map: no recurrent form".into());
+        }
+        if self.far.as_ref().is_some_and(|far| !far.has_finite_map()) {
+            warnings.push("the far kernel has no finite feature map: generation keeps all keys instead of a state".into());
+        }
+        if let Some(delta) = self.write
+            && self.has_unit_keys()
+        {
+            let largest: f64 = self.kernel.value(delta.scale);
+            if largest * delta.range > 2.0 {
+                warnings.push(format!(
+                    "for unit keys w(k·k) = {largest} and β reaches {}: above 2/β = {} the write rule grows without bound; make `scale` of the write rule smaller",
+                    delta.range,
+                    2.0 / delta.range
+                ));
+            }
         }
         warnings
     }
 
-    /// Rows of the finite feature map for head dimension d; `None` where there is none.
-    pub fn state_rows(&self, d: usize) -> Option<u128> {
-        if self.clamp.is_some() {
-            return None;
+    /// The signs that weights can have, far ones included.
+    fn sign(&self) -> Sign {
+        match (self.kernel.sign(), self.far.as_ref().map_or(Sign::Positive, |far| far.kernel.sign())) {
+            (Sign::Mixed, _) | (_, Sign::Mixed) => Sign::Mixed,
+            // The position itself is near: its weight alone keeps the sum above zero.
+            (near, _) => near,
         }
-        Some(self.kernel.state_rows(d)?.iter().fold(0u128, |sum, (_, rows)| sum.saturating_add(*rows)))
     }
 
-    /// float32 numbers in the recurrent state of one head, the denominator's included; `None` where there is no finite state.
+    /// Whether scores cannot grow without bound.
+    fn bounds_scores(&self) -> bool {
+        self.clamp.is_some() || self.cap.is_some() || self.has_unit_keys()
+    }
+
+    /// Whether keys have length 1 when they meet the kernel.
+    fn has_unit_keys(&self) -> bool {
+        let by_norm =
+            matches!(self.qk_norm, Some(QkNorm::QkL2(_))) && self.dim.is_none() && matches!(self.kernel.map(), crate::Map::Identity);
+        matches!(&self.kernel, Kernel::Feature(feature) if feature.map == crate::Map::L2) || (by_norm && !self.kernel.has_learned_map())
+    }
+
+    /// How keys are weighed that only a state remembers: far keys where there is a window, all elsewhere. `None` where none is left.
+    pub fn remembered(&self) -> Option<Weighing> {
+        if self.window.is_some() { self.far.clone() } else { Some(self.near()) }
+    }
+
+    /// Rows of the finite feature map of the state for head dimension d; `None` where there is no finite map. With a window these are those
+    /// of the far kernel, none where far keys are not seen.
+    pub fn state_rows(&self, d: usize) -> Option<u128> {
+        self.remembered().map_or(Some(0), |weighing| weighing.state_rows(d))
+    }
+
+    /// float32 numbers in the recurrent state of one head: the state with its denominator and its running mean, and the keys and values of
+    /// the window and the sinks; `None` where there is no finite state.
     pub fn state_size(&self, d: usize, e: usize) -> Option<u128> {
         let columns = e as u128 + self.denominator.sums() as u128;
-        self.state_rows(d).map(|rows| rows.saturating_mul(columns))
+        let rows = self.state_rows(d)?.saturating_mul(columns);
+        let mean = self.remembered().filter(Weighing::has_running_mean).map_or(0, |weighing| weighing.score_dim(d));
+        let exact = self.window.map_or(0, |window| (window as u128 + self.sinks.unwrap_or(0) as u128).saturating_mul((d + e) as u128));
+        Some(rows.saturating_add(mean as u128).saturating_add(exact))
     }
 
     /// The simplest variant with the same output up to eps: two variants are equal in this sense if these are equal.
@@ -164,8 +342,21 @@ impl Variant {
     /// and the output gate. Kernels that are the same function are written in one way.
     pub fn canonical(&self) -> Variant {
         let mut v = self.clone();
+        // Shifting the keys of exp and multiplying back is nothing.
+        let is_identity =
+            |weighing: &Weighing| matches!(weighing.kernel, Kernel::Exp(_)) && weighing.centre.is_some_and(|centre| !centre.gauss);
+        if is_identity(&v.near()) {
+            v.centre = None;
+        }
+        if let Some(far) = v.far.as_mut().filter(|far| is_identity(far)) {
+            far.centre = None;
+        }
+        // Classes that are weighed alike are one, unless each has tensors or a mean of its own.
+        if v.far.as_ref().is_some_and(|far| *far == v.near() && far.has_no_tensors()) {
+            (v.window, v.sinks, v.far) = (None, None, None);
+        }
         if v.norm.scale_free() {
-            let positive = v.kernel.sign() != Sign::Mixed;
+            let positive = v.sign() != Sign::Mixed;
             if !v.denominator.key_side() && (positive || !v.denominator.sums()) {
                 v.denominator = Denominator::NoDenominator(NoDenominator);
             }
@@ -188,31 +379,26 @@ impl Variant {
 
     /// The formula of this variant in the symbols of the legend.
     pub fn formula(&self) -> String {
-        let x = match self.clamp {
-            Some(c) => format!("min(x, {c})"),
-            None => "x".to_string(),
+        let weight = match &self.far {
+            None => self.near().formula(),
+            Some(far) => format!("(near: {}; far: {})", self.near().formula(), far.formula()),
         };
-        let weight = match &self.kernel {
-            Kernel::Exp(_) => format!("exp({x})"),
-            Kernel::Taylor(taylor) => {
-                let a = if *taylor.coefficients() == Coefficients::Ones { "" } else { "a_n·" };
-                let x = match taylor.centre() {
-                    0.0 => x,
-                    c if c < 0.0 => format!("({x}+{})", -c),
-                    c => format!("({x}−{c})"),
-                };
-                format!("Σ_{{n∈{{{}}}}} {a}{x}^n/n!", taylor.orders_text())
-            }
-            Kernel::Power(power) => format!("{x}^{}", power.p),
-            Kernel::Feature(_) => x,
+        let keys = match (self.window, self.sinks, &self.far) {
+            (Some(w), None, None) => format!("Σ_{{t−s<{w}}}"),
+            (Some(w), Some(s), None) => format!("Σ_{{t−s<{w} or s<{s}}}"),
+            _ => "Σ_s".to_string(),
         };
-        let decay = if self.decay.is_some() { "e^(c_t−c_s)·" } else { "" };
+        let decay = if self.decay.as_ref().is_some_and(|decay| !decay.by_channel()) { "e^(c_t−c_s)·" } else { "" };
+        let value = if self.write.is_some() { "u_s" } else { "v_s" };
         let in_gate = if self.in_gate.is_some() { "·I_s" } else { "" };
         let key = if self.denominator.key_side() { "·S_s^−σ(m)" } else { "" };
-        let sum = format!("Σ_s {decay}{weight}{in_gate}{key}·v_s");
+        let sum = format!("{keys} {decay}{weight}{in_gate}{key}·{value}");
         let divided = match &self.denominator {
             Denominator::Sum(part) => {
                 let mut d = format!("Σ_s {decay}w");
+                if part.sink {
+                    d = format!("({d} + e^b)");
+                }
                 if let Some(floor) = part.floor {
                     d = format!("max({d}, {floor})");
                 }
@@ -232,8 +418,9 @@ impl Variant {
             "none" => gated,
             word => format!("{word}({gated})"),
         };
-        match self.post_gate {
+        match &self.post_gate {
             Some(PostGate::Shared(_)) => format!("y = O_t·{normed}"),
+            Some(gate) if gate.by_channel() => format!("y = P_t⊙{normed}"),
             Some(_) => format!("y = P_t·{normed}"),
             None => format!("y = {normed}"),
         }
@@ -241,12 +428,14 @@ impl Variant {
 }
 
 /// Order n alone. Its 1/n! cancels under a plain sum, or under a norm with nothing between that compares it with a
-/// fixed number; elsewhere x^n and x^n/n! are different attentions.
+/// fixed number, with other weights or with itself; elsewhere x^n and x^n/n! are different attentions.
 fn plain_order(n: usize, v: &Variant) -> Kernel {
-    let cancels = match &v.denominator {
-        Denominator::Sum(sum) => sum.floor.is_none() && sum.eps.is_none(),
-        _ => v.norm.scale_free(),
-    };
+    let alone = v.far.is_none() && v.write.is_none();
+    let cancels = alone
+        && match &v.denominator {
+            Denominator::Sum(sum) => sum.floor.is_none() && sum.eps.is_none() && !sum.sink,
+            _ => v.norm.scale_free(),
+        };
     match &v.kernel {
         kernel @ Kernel::Power(_) if !cancels && n > 1 => kernel.clone(),
         _ => Kernel::Taylor(Taylor::new(vec![n], Coefficients::Ones).expect("an order that was valid before")),

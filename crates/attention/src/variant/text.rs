@@ -3,11 +3,13 @@
 //! ```text
 //! exp clamp=5 over=length in out norm=layer
 //! taylor=0..4 over=sum            gated_softmax norm=rms            feature=elu scale=1
+//! softmax window=64 sinks=4 far(taylor=0..2 dim=4 centre=running)
 //! ```
 //!
 //! A text is a list of words, separated by spaces or `+`, in any order: a kernel (`exp`, `taylor=0..4`, `power=2`,
 //! `feature=elu`) and `key=value` settings. What is left out has its default: `exp`, `over=sum`, RoPE on, nothing else.
-//! `denominator=` is another name of `over=`.
+//! `denominator=` is another name of `over=`. `far(…)` holds the words of a second kernel, for keys that are neither in the window nor sinks; nothing
+//! passes from outside into its parentheses.
 //! The name of a preset stands for its words, and further words change it. Parentheses and braces may stand for `=`:
 //! `taylor{0..4}`, `power(2)`. Printing gives the words in a fixed order with defaults left out, except the kernel and
 //! the denominator; parsing that gives the same variant.
@@ -17,13 +19,16 @@ use std::ops::Range;
 use std::str::FromStr;
 
 use crate::error::{TextError, nearest};
+use crate::parts::centre::Centre;
 use crate::parts::denominator::sum::Sum;
 use crate::parts::gate::{InGate, OutGate, PostGate};
 use crate::parts::kernel::exp::Exp;
 use crate::parts::norm::none::NoNorm;
+use crate::parts::qk_norm::QkNorm;
 use crate::parts::slot::{Info, number, short};
+use crate::parts::write::Delta;
 use crate::variant::presets;
-use crate::{Decay, Denominator, Error, Kernel, Norm, Variant};
+use crate::{Decay, Denominator, Error, Kernel, Norm, Variant, Weighing};
 
 /// A key of the text form.
 #[derive(Debug)]
@@ -38,6 +43,8 @@ pub struct Key {
     pub about: &'static str,
     /// The parts that it chooses from; empty where its value is a number or a switch.
     pub parts: &'static [&'static Info],
+    /// Whether it can stand in `far(…)`.
+    pub far: bool,
     read: fn(&mut Variant, &str, &str) -> Option<Result<(), String>>,
     write: fn(&Variant) -> Option<String>,
 }
@@ -53,6 +60,7 @@ pub static KEYS: &[Key] = &[
         off: true,
         about: "scores are cut to min(x, c) before the kernel",
         parts: &[],
+        far: true,
         read: |v, value, _| Some(optional(value, |value| number("clamp", value, false)).map(|c| v.clamp = c)),
         write: |v| v.clamp.map(short),
     },
@@ -62,8 +70,79 @@ pub static KEYS: &[Key] = &[
         off: true,
         about: "what q·k is multiplied by; 1/√d unless given",
         parts: &[],
+        far: true,
         read: |v, value, _| Some(optional(value, |value| number("scale", value, false)).map(|c| v.scale = c)),
         write: |v| v.scale.map(short),
+    },
+    Key {
+        word: "cap",
+        bare: None,
+        off: true,
+        about: "soft cap: scores become c·tanh(x/c), before a clamp",
+        parts: &[],
+        far: true,
+        read: |v, value, _| Some(optional(value, |value| number("cap", value, true)).map(|c| v.cap = c)),
+        write: |v| v.cap.map(short),
+    },
+    Key {
+        word: "dim",
+        bare: None,
+        off: true,
+        about: "q and k are projected to this many dimensions by learned matrices, last before the scores; the scale becomes 1/√dim",
+        parts: &[],
+        far: true,
+        read: |v, value, _| Some(optional(value, |value| count("dim", value)).map(|n| v.dim = n)),
+        write: |v| v.dim.map(|n| n.to_string()),
+    },
+    Key {
+        word: "centre",
+        bare: None,
+        off: true,
+        about: "the mean key around which weights are expanded",
+        parts: Centre::PARTS,
+        far: true,
+        read: |v, word, args| Some(Centre::read(word, args)?.map(|part| v.centre = Some(part))),
+        write: |v| v.centre.map(Centre::text),
+    },
+    Key {
+        word: "window",
+        bare: None,
+        off: true,
+        about: "keys with t − s < W are near; far keys are not seen unless `far` weighs them",
+        parts: &[],
+        far: false,
+        read: |v, value, _| Some(optional(value, |value| count("window", value)).map(|n| v.window = n)),
+        write: |v| v.window.map(|n| n.to_string()),
+    },
+    Key {
+        word: "sinks",
+        bare: None,
+        off: true,
+        about: "keys with s < S are near, too",
+        parts: &[],
+        far: false,
+        read: |v, value, _| Some(optional(value, |value| count("sinks", value)).map(|n| v.sinks = n)),
+        write: |v| v.sinks.map(|n| n.to_string()),
+    },
+    Key {
+        word: "far",
+        bare: None,
+        off: true,
+        about: "a second kernel for far keys, with words of its own: `far(taylor=0..2 dim=4)`; one denominator over all keys",
+        parts: &[],
+        far: false,
+        read: |v, value, _| Some(optional(value, far).map(|far| v.far = far)),
+        write: |v| v.far.as_ref().map(far_text),
+    },
+    Key {
+        word: "write",
+        bare: None,
+        off: true,
+        about: "u, how values are written",
+        parts: &[&Delta::INFO],
+        far: false,
+        read: |v, word, args| (word == Delta::INFO.word).then(|| Delta::parse(args).map(|delta| v.write = Some(delta))),
+        write: |v| v.write.map(|delta| joined(&Delta::INFO, &delta.args())),
     },
     Key {
         word: "over",
@@ -71,6 +150,7 @@ pub static KEYS: &[Key] = &[
         off: false,
         about: "D, what the weighted sum is divided by",
         parts: Denominator::PARTS,
+        far: false,
         read: |v, word, args| Some(Denominator::parse(word, args)?.map(|part| v.denominator = part)),
         write: |v| Some(joined(v.denominator.info(), &v.denominator.args())),
     },
@@ -80,6 +160,7 @@ pub static KEYS: &[Key] = &[
         off: true,
         about: "I, a gate on each key's value",
         parts: InGate::PARTS,
+        far: false,
         read: |v, word, args| Some(InGate::parse(word, args)?.map(|part| v.in_gate = Some(part))),
         write: |v| v.in_gate.as_ref().map(|part| joined(part.info(), &part.args())),
     },
@@ -89,6 +170,7 @@ pub static KEYS: &[Key] = &[
         off: true,
         about: "O, a gate on each query's output, before the norm",
         parts: OutGate::PARTS,
+        far: false,
         read: |v, word, args| Some(OutGate::parse(word, args)?.map(|part| v.out_gate = Some(part))),
         write: |v| v.out_gate.as_ref().map(|part| joined(part.info(), &part.args())),
     },
@@ -98,6 +180,7 @@ pub static KEYS: &[Key] = &[
         off: true,
         about: "P, a gate on each query's output, after the norm",
         parts: PostGate::PARTS,
+        far: false,
         read: |v, word, args| Some(PostGate::parse(word, args)?.map(|part| v.post_gate = Some(part))),
         write: |v| v.post_gate.as_ref().map(|part| joined(part.info(), &part.args())),
     },
@@ -107,8 +190,19 @@ pub static KEYS: &[Key] = &[
         off: true,
         about: "M, older keys count less",
         parts: Decay::PARTS,
+        far: false,
         read: |v, word, args| Some(Decay::parse(word, args)?.map(|part| v.decay = Some(part))),
         write: |v| v.decay.as_ref().map(|part| joined(part.info(), &part.args())),
+    },
+    Key {
+        word: "qk_norm",
+        bare: None,
+        off: true,
+        about: "the norm of q and k, after the convolution and before RoPE",
+        parts: QkNorm::PARTS,
+        far: false,
+        read: |v, word, args| Some(QkNorm::parse(word, args)?.map(|part| v.qk_norm = Some(part))),
+        write: |v| v.qk_norm.as_ref().map(|part| joined(part.info(), &part.args())),
     },
     Key {
         word: "norm",
@@ -116,6 +210,7 @@ pub static KEYS: &[Key] = &[
         off: false,
         about: "N, the norm of each head's output",
         parts: Norm::PARTS,
+        far: false,
         read: |v, word, args| Some(Norm::parse(word, args)?.map(|part| v.norm = part)),
         write: |v| (!matches!(v.norm, Norm::NoNorm(_))).then(|| joined(v.norm.info(), &v.norm.args())),
     },
@@ -125,6 +220,7 @@ pub static KEYS: &[Key] = &[
         off: false,
         about: "rotary positions: on or off",
         parts: &[],
+        far: false,
         read: |v, value, _| {
             v.rope = match value {
                 "on" => true,
@@ -141,6 +237,7 @@ pub static KEYS: &[Key] = &[
         off: true,
         about: "width of a short causal convolution over q, k and v",
         parts: &[],
+        far: false,
         read: |v, value, _| {
             let width = |value: &str| value.parse().map_err(|_| format!("`conv` takes a width, as in `conv=3`, found `{value}`"));
             Some(optional(value, width).map(|w| v.conv = w))
@@ -151,6 +248,38 @@ pub static KEYS: &[Key] = &[
 
 fn joined(info: &Info, args: &str) -> String {
     if args.is_empty() { info.word.to_string() } else { format!("{},{args}", info.word) }
+}
+
+fn count(what: &str, value: &str) -> Result<usize, String> {
+    value.parse().map_err(|_| format!("`{what}` takes a whole number, as in `{what}=4`, found `{value}`"))
+}
+
+/// The words in the parentheses of `far`.
+fn far(text: &str) -> Result<Weighing, String> {
+    let words = split(text);
+    let allowed = |word: &str| {
+        let (head, _) = head_and_value(word);
+        KEYS.iter().any(|key| key.word == head && key.far) || Kernel::PARTS.iter().any(|info| info.word == head)
+    };
+    if let Some(span) = words.iter().find(|span| !allowed(&text[(*span).clone()])) {
+        let keys: Vec<&str> = KEYS.iter().filter(|key| key.far).map(|key| key.word).collect();
+        return Err(format!("`far` takes a kernel and {}, found `{}`", keys.join(", "), &text[span.clone()]));
+    }
+    if !words.iter().any(|span| Kernel::PARTS.iter().any(|info| info.word == head_and_value(&text[span.clone()]).0)) {
+        return Err("`far` needs a kernel in its parentheses, as in `far(taylor=0..2)`".into());
+    }
+    read(text).map(|variant| variant.near()).map_err(|error| match error {
+        Error::Text(error) => match error.help {
+            Some(help) => format!("in `far`: {}; {help}", error.problem),
+            None => format!("in `far`: {}", error.problem),
+        },
+        error => error.to_string(),
+    })
+}
+
+fn far_text(far: &Weighing) -> String {
+    let Weighing { kernel, clamp, scale, cap, dim, centre } = far.clone();
+    Words { variant: &Variant { kernel, clamp, scale, cap, dim, centre, ..Variant::default() }, far: true }.to_string()
 }
 
 fn optional<T>(value: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, String> {
@@ -164,6 +293,9 @@ impl Key {
             "out" => v.out_gate = None,
             "post" => v.post_gate = None,
             "decay" => v.decay = None,
+            "qk_norm" => v.qk_norm = None,
+            "centre" => v.centre = None,
+            "write" => v.write = None,
             _ => {}
         }
     }
@@ -197,11 +329,19 @@ impl Default for Variant {
             kernel: Kernel::Exp(Exp),
             clamp: None,
             scale: None,
+            cap: None,
+            dim: None,
+            centre: None,
+            window: None,
+            sinks: None,
+            far: None,
+            write: None,
             denominator: Denominator::Sum(Sum::default()),
             in_gate: None,
             out_gate: None,
             post_gate: None,
             decay: None,
+            qk_norm: None,
             norm: Norm::NoNorm(NoNorm),
             rope: true,
             conv: None,
@@ -213,79 +353,98 @@ impl FromStr for Variant {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Variant, Error> {
-        let fail = |span: Range<usize>, problem: String, help: Option<String>| {
-            Err(Error::Text(TextError { text: text.to_string(), span, problem, help }))
-        };
-        if text.trim_start().starts_with('{') {
-            let help = Some("a map by layer and head is for whole models: settings of a run, or config.json".to_string());
-            return fail(0..text.len(), "this is a map, and one attention for all heads is asked for".into(), help);
-        }
-        let words = split(text);
-        if words.is_empty() {
-            let help = Some("write a preset such as `softmax`, or parts such as `exp over=sum`".to_string());
-            return fail(0..text.len(), "an attention variant is empty".into(), help);
-        }
-        let mut variant = Variant::default();
-        let mut seen: Vec<(&str, Range<usize>)> = Vec::new();
-        // A preset first, wherever it stands, so that the other words change it.
-        for span in &words {
-            if let Some(preset) = presets::find(&text[span.clone()]) {
-                if let Some((other, _)) = seen.first() {
-                    return fail(span.clone(), format!("a second preset after `{other}`: only one can be the starting point"), None);
-                }
-                variant = preset.parts();
-                seen.push((preset.name, span.clone()));
-            }
-        }
-        for span in &words {
-            let word = &text[span.clone()];
-            if presets::find(word).is_some() {
-                continue;
-            }
-            let (head, value) = head_and_value(word);
-            let head = ALIASES.iter().find(|(alias, _)| *alias == head).map_or(head, |(_, word)| word);
-            let key = KEYS.iter().find(|key| key.word == head);
-            let kernel = Kernel::PARTS.iter().find(|info| info.word == head);
-            let slot = match (key, kernel) {
-                (Some(key), _) => key.word,
-                (None, Some(_)) => "kernel",
-                (None, None) => return fail(span.clone(), format!("`{head}` is no part, key or preset"), suggestion(head)),
-            };
-            if let Some((_, earlier)) = seen.iter().find(|(other, _)| *other == slot) {
-                let problem = format!("`{word}` and `{}` both set the {slot}: keep one", &text[earlier.clone()]);
-                return fail(span.clone(), problem, None);
-            }
-            seen.push((slot, span.clone()));
-            let applied = match (key, value) {
-                (Some(key), Some(value)) => key.apply(&mut variant, value),
-                (Some(key), None) => match key.bare {
-                    Some(bare) => key.apply(&mut variant, bare),
-                    None => Err((format!("`{head}` needs a value"), Some(format!("as in `{}`", example(key))))),
-                },
-                (None, _) => match Kernel::parse(head, value.unwrap_or_default()) {
-                    Some(result) => result.map(|kernel| variant.kernel = kernel).map_err(|problem| (problem, None)),
-                    None => Err((format!("`{head}` is no kernel"), None)),
-                },
-            };
-            if let Err((problem, help)) = applied {
-                return fail(span.clone(), problem, help);
-            }
-        }
+        let variant = read(text)?;
         variant.validate()?;
         Ok(variant)
     }
 }
 
+/// The parts that the words say, not yet checked together.
+fn read(text: &str) -> Result<Variant, Error> {
+    let fail = |span: Range<usize>, problem: String, help: Option<String>| {
+        Err(Error::Text(TextError { text: text.to_string(), span, problem, help }))
+    };
+    if text.trim_start().starts_with('{') {
+        let help = Some("a map by layer and head is for whole models: settings of a run, or config.json".to_string());
+        return fail(0..text.len(), "this is a map, and one attention for all heads is asked for".into(), help);
+    }
+    let words = split(text);
+    if words.is_empty() {
+        let help = Some("write a preset such as `softmax`, or parts such as `exp over=sum`".to_string());
+        return fail(0..text.len(), "an attention variant is empty".into(), help);
+    }
+    let mut variant = Variant::default();
+    let mut seen: Vec<(&str, Range<usize>)> = Vec::new();
+    // A preset first, wherever it stands, so that the other words change it.
+    for span in &words {
+        if let Some(preset) = presets::find(&text[span.clone()]) {
+            if let Some((other, _)) = seen.first() {
+                return fail(span.clone(), format!("a second preset after `{other}`: only one can be the starting point"), None);
+            }
+            variant = preset.parts();
+            seen.push((preset.name, span.clone()));
+        }
+    }
+    for span in &words {
+        let word = &text[span.clone()];
+        if presets::find(word).is_some() {
+            continue;
+        }
+        let (head, value) = head_and_value(word);
+        let head = ALIASES.iter().find(|(alias, _)| *alias == head).map_or(head, |(_, word)| word);
+        let key = KEYS.iter().find(|key| key.word == head);
+        let kernel = Kernel::PARTS.iter().find(|info| info.word == head);
+        let slot = match (key, kernel) {
+            (Some(key), _) => key.word,
+            (None, Some(_)) => "kernel",
+            (None, None) => return fail(span.clone(), format!("`{head}` is no part, key or preset"), suggestion(head)),
+        };
+        if let Some((_, earlier)) = seen.iter().find(|(other, _)| *other == slot) {
+            let problem = format!("`{word}` and `{}` both set the {slot}: keep one", &text[earlier.clone()]);
+            return fail(span.clone(), problem, None);
+        }
+        seen.push((slot, span.clone()));
+        let applied = match (key, value) {
+            (Some(key), Some(value)) => key.apply(&mut variant, value),
+            (Some(key), None) => match key.bare {
+                Some(bare) => key.apply(&mut variant, bare),
+                None => Err((format!("`{head}` needs a value"), Some(format!("as in `{}`", example(key))))),
+            },
+            (None, _) => match Kernel::parse(head, value.unwrap_or_default()) {
+                Some(result) => result.map(|kernel| variant.kernel = kernel).map_err(|problem| (problem, None)),
+                None => Err((format!("`{head}` is no kernel"), None)),
+            },
+        };
+        if let Err((problem, help)) = applied {
+            return fail(span.clone(), problem, help);
+        }
+    }
+    Ok(variant)
+}
+
 impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let args = self.kernel.args();
+        Words { variant: self, far: false }.fmt(f)
+    }
+}
+
+/// The words of a variant, or those of them that can stand in `far(…)`.
+struct Words<'a> {
+    variant: &'a Variant,
+    far: bool,
+}
+
+impl fmt::Display for Words<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let args = self.variant.kernel.args();
         match args.is_empty() {
-            true => f.write_str(self.kernel.info().word)?,
-            false => write!(f, "{}={args}", self.kernel.info().word)?,
+            true => f.write_str(self.variant.kernel.info().word)?,
+            false => write!(f, "{}={args}", self.variant.kernel.info().word)?,
         }
-        for key in KEYS {
-            match (key.write)(self) {
+        for key in KEYS.iter().filter(|key| key.far || !self.far) {
+            match (key.write)(self.variant) {
                 Some(value) if key.bare == Some(value.as_str()) => write!(f, " {}", key.word)?,
+                Some(value) if key.word == "far" => write!(f, " far({value})")?,
                 Some(value) => write!(f, " {}={value}", key.word)?,
                 None => {}
             }
@@ -363,6 +522,8 @@ fn example(key: &Key) -> String {
         None => match key.word {
             "rope" => "rope=off".into(),
             "conv" => "conv=3".into(),
+            "far" => "far(taylor=0..2)".into(),
+            "window" | "sinks" | "dim" => format!("{}=4", key.word),
             word => format!("{word}=5"),
         },
     }

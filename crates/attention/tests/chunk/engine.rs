@@ -1,13 +1,12 @@
 //! Forward and backward in chunks.
 
 use proptest::prelude::*;
-use termwise_attention::presets;
 use termwise_attention::simd::{self, Isa};
 use termwise_attention::{FusedOptions, Mode, Scratch, Shape, Variant, relative_rms};
 
 use crate::expected::{Expected, assert_same_bits, fused};
 use crate::support::combos::random_case;
-use crate::support::{Case, Name, Rng, layer, planned, shape};
+use crate::support::{Case, Name, Rng, layer, planned, presets_of_every_engine, shape};
 use crate::{alone, random_layers};
 
 /// Variants that between them have every part that chunks must carry.
@@ -65,7 +64,7 @@ fn every_preset_with_a_finite_state() {
     let scratch = Scratch::default();
     let mut rng = Rng(32);
     let mut names = Vec::new();
-    for preset in presets::all() {
+    for preset in presets_of_every_engine() {
         for shape in [shape(1, 1, 1, 1, 16, 16), shape(2, 65, 4, 2, 32, 16), shape(2, 129, 6, 3, 16, 32), shape(1, 257, 2, 1, 64, 64)] {
             let heads = layer(preset.text, &shape);
             if !finite(&heads[0], &shape) {

@@ -4,9 +4,10 @@
 pub mod combos;
 pub mod oracle;
 
+use termwise_attention::presets::{self, Preset};
 use termwise_attention::{
-    Attention, Error, Extra, Extras, Fused, FusedOptions, Grads, Inputs, Layer, Memory, Mode, Real, Recurrent, Reference, Report, Rope,
-    Saved, Scratch, Shape, State, Variant,
+    Attention, Decay, Error, Extra, Extras, Fused, FusedOptions, Grads, Inputs, Layer, Memory, Mode, Real, Recurrent, Reference, Report,
+    Rope, Saved, Scratch, Shape, State, Variant,
 };
 
 /// SplitMix64: small, and the same everywhere.
@@ -81,8 +82,13 @@ impl<R: Real> Case<R> {
         for spec in planned(heads, &shape).expect("a possible layer").extras() {
             let n = spec.values(rows);
             let (mean, spread) = match spec.extra {
-                Extra::NormWeight | Extra::Coefficients => (1.0, 0.3),
-                Extra::NormBias => (0.0, 0.3),
+                Extra::NormWeight | Extra::Coefficients | Extra::FarCoefficients | Extra::QNorm | Extra::KNorm => (1.0, 0.3),
+                Extra::NormBias | Extra::Mean | Extra::FarMean | Extra::Spread | Extra::FarSpread | Extra::Gamma | Extra::FarGamma => {
+                    (0.0, 0.3)
+                }
+                // A given decay is the log of what stays at each step.
+                Extra::DecayGate if heads.iter().any(|head| matches!(head.decay, Some(Decay::GivenDecay(_)))) => (-0.3, 0.2),
+                Extra::DecayRate => (-1.0, 0.3),
                 Extra::ConvQ | Extra::ConvK | Extra::ConvV => (0.4, 0.6),
                 _ => (0.0, 1.0),
             };
@@ -215,7 +221,14 @@ pub fn state_of(heads: &[Variant], shape: &Shape, memory: Memory) -> Result<Stat
     planned(heads, shape)?.state_with(shape.batch, memory)
 }
 
-/// The same variant for every head.
+/// The same variant for every head. A preset's `dim` may be more than the head dimension of a test.
 pub fn layer(text: &str, shape: &Shape) -> Vec<Variant> {
-    vec![text.parse().unwrap_or_else(|error| panic!("{error}")); shape.heads]
+    let mut variant: Variant = text.parse().unwrap_or_else(|error| panic!("{error}"));
+    variant.dim = variant.dim.map(|dim| dim.min(shape.d));
+    vec![variant; shape.heads]
+}
+
+/// The presets that every engine computes.
+pub fn presets_of_every_engine() -> impl Iterator<Item = &'static Preset> {
+    presets::all().iter().filter(|preset| preset.parts().naive_only().is_none())
 }

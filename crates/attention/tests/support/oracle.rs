@@ -1,9 +1,10 @@
 //! The formula once more, written for the tests alone: dense T×T arithmetic in float64 from the fields of a variant,
 //! sharing no computation with the crate. Denominators can be held fixed, which is what `detached` means to a derivative.
 
+use termwise_attention::parts::centre::Mean;
 use termwise_attention::parts::gate::{OutGate, PostGate};
 use termwise_attention::parts::kernel::taylor::Coefficients;
-use termwise_attention::{Decay, Denominator, Extra, Kernel, Map, Norm, Shape, Variant};
+use termwise_attention::{Decay, Denominator, Extra, Kernel, Map, Norm, QkNorm, Shape, Variant, Weighing};
 
 use super::{Case, Name};
 
@@ -38,22 +39,42 @@ pub fn loss(case: &Case<f64>, frozen: Option<&[f64]>) -> f64 {
 
 type Matrix = Vec<Vec<f64>>;
 
+/// q and k as one class of keys sees them.
+struct Class {
+    weighing: Weighing,
+    far: bool,
+    q: Matrix,
+    k: Matrix,
+}
+
 struct Head<'a> {
     case: &'a Case<f64>,
     variant: &'a Variant,
     head: usize,
+    kv_head: usize,
     length: usize,
-    q: Matrix,
-    k: Matrix,
-    v: Matrix,
+    near: Class,
+    far: Option<Class>,
+    /// The values, or what the write rule makes of them.
+    u: Matrix,
     in_gate: Vec<f64>,
     out_gate: Vec<f64>,
-    post_gate: Vec<f64>,
-    decay: Vec<f64>,
+    /// [length, 1 or e]
+    post_gate: Matrix,
+    /// [length, 1 or channels]
+    decay: Matrix,
 }
 
 fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
+}
+
+fn softplus(x: f64) -> f64 {
+    x.exp().ln_1p()
+}
+
+fn product(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
 impl<'a> Head<'a> {
@@ -62,9 +83,11 @@ impl<'a> Head<'a> {
         let variant = &case.heads[h];
         let length = case.lengths.as_ref().map_or(time, |lengths| lengths[b]);
         let g = h * kv_heads / heads;
-        let signal = |extra: Extra, heads: usize, h: usize| -> Vec<f64> {
-            (0..length).map(|t| case.get(Name::Extra(extra))[(b * time + t) * heads + h]).collect()
+        let signals = |extra: Extra, heads: usize, h: usize, dim: usize| -> Matrix {
+            let row = |t: usize| case.get(Name::Extra(extra))[((b * time + t) * heads + h) * dim..][..dim].to_vec();
+            (0..length).map(row).collect()
         };
+        let signal = |extra: Extra, heads: usize, h: usize| signals(extra, heads, h, 1).concat();
         let tensor = |name: Name, conv: Extra, heads: usize, h: usize, dim: usize| -> Matrix {
             let x = case.get(name);
             let at = |t: usize, i: usize| x[((b * time + t) * heads + h) * dim + i];
@@ -78,7 +101,44 @@ impl<'a> Head<'a> {
             };
             (0..length).map(|t| (0..dim).map(|i| filtered(t, i)).collect()).collect()
         };
-        let placed = |x: Matrix| -> Matrix { x.into_iter().enumerate().map(|(t, x)| map(variant, rotated(case, variant, t, x))).collect() };
+        let qk = |name: Name, conv: Extra, weight: Extra, heads: usize, h: usize| -> Matrix {
+            let own = tensor(name, conv, heads, h, d);
+            let normed: Matrix = match &variant.qk_norm {
+                None => own,
+                Some(QkNorm::QkL2(_)) => {
+                    own.into_iter().map(|x| x.iter().map(|y| y / product(&x, &x).sqrt().max(1e-12)).collect()).collect()
+                }
+                Some(QkNorm::QkRms(norm)) => {
+                    let others: Vec<Matrix> =
+                        if norm.all { (0..heads).map(|h| tensor(name, conv, heads, h, d)).collect() } else { vec![own.clone()] };
+                    let rms = |t: usize| {
+                        (others.iter().map(|x| product(&x[t], &x[t])).sum::<f64>() / (others.len() * d) as f64 + norm.eps).sqrt()
+                    };
+                    let weights = &case.get(Name::Extra(weight))[if norm.all { h * d } else { 0 }..][..d];
+                    own.iter().enumerate().map(|(t, x)| x.iter().zip(weights).map(|(x, w)| w * x / rms(t)).collect()).collect()
+                }
+            };
+            normed.into_iter().enumerate().map(|(t, x)| rotated(case, variant, t, x)).collect()
+        };
+        let q = qk(Name::Q, Extra::ConvQ, Extra::QNorm, heads, h);
+        let k = qk(Name::K, Extra::ConvK, Extra::KNorm, kv_heads, g);
+        let class = |weighing: Weighing, far: bool| {
+            let of = |extra: Extra| case.get(Name::Extra(if far { extra.of_far() } else { extra }));
+            let features = |x: &Matrix, dims: Extra, weight: Extra, bias: Extra, h: usize| -> Matrix {
+                let projected = |x: &Vec<f64>| match weighing.dim {
+                    None => x.clone(),
+                    Some(dim) => of(dims)[h * dim * d..][..dim * d].chunks(d).map(|row| product(row, x)).collect(),
+                };
+                x.iter().map(projected).map(|x| map(&weighing.kernel, x, |i| (of(weight), of(bias), h, i))).collect()
+            };
+            Class {
+                q: features(&q, Extra::DimQ, Extra::FeatureQ, Extra::FeatureQBias, h),
+                k: features(&k, Extra::DimK, Extra::FeatureK, Extra::FeatureKBias, g),
+                weighing: weighing.clone(),
+                far,
+            }
+        };
+        let near = class(variant.near(), false);
         let ones = vec![1.0; length];
         let out_gate: Vec<f64> = match variant.out_gate {
             None => ones.clone(),
@@ -88,69 +148,153 @@ impl<'a> Head<'a> {
                 (0..length).map(|t| 1.0 / g[..=t].iter().map(|g| g.exp()).sum::<f64>().max(1.0)).collect()
             }
         };
-        let decay = match variant.decay {
-            None => vec![0.0; length],
-            Some(Decay::LinearDecay(_)) => {
-                let g = signal(Extra::DecayGate, heads, h);
-                (0..length).map(|t| g[..t].iter().sum::<f64>() / 1024.0).collect()
-            }
-            Some(Decay::SoftplusDecay(_)) => {
-                let g = signal(Extra::DecayGate, heads, h);
-                (0..length).map(|t| -g[..=t].iter().map(|g| g.exp().ln_1p()).sum::<f64>()).collect()
+        let post = |channel: bool, f: fn(f64) -> f64| -> Matrix {
+            let gates = signals(Extra::PostGate, heads, h, if channel { e } else { 1 });
+            gates.into_iter().map(|row| row.into_iter().map(f).collect()).collect()
+        };
+        let channels = if variant.decay.as_ref().is_some_and(|decay| decay.by_channel()) { near.q[0].len() } else { 1 };
+        // Each decay as a sum of steps up to and with t; the published one is a step late.
+        let steps: Matrix = match &variant.decay {
+            None => vec![vec![0.0]; length],
+            Some(Decay::FixedDecay(_)) => vec![vec![(1.0 - 0.5f64.powi(5 + h as i32)).ln()]; length],
+            Some(decay) => {
+                let rate = || case.get(Name::Extra(Extra::DecayRate))[h].exp();
+                let step = |x: f64| match decay {
+                    Decay::LinearDecay(_) => x / 1024.0,
+                    Decay::SoftplusDecay(_) => -softplus(x),
+                    Decay::SigmoidDecay(part) => sigmoid(x).ln() / part.divisor,
+                    Decay::MambaDecay(_) => -rate() * softplus(x),
+                    Decay::FixedDecay(_) | Decay::GivenDecay(_) => x,
+                };
+                signals(Extra::DecayGate, heads, h, channels).into_iter().map(|row| row.into_iter().map(step).collect()).collect()
             }
         };
-        Head {
+        let late = matches!(variant.decay, Some(Decay::LinearDecay(_))) as usize;
+        let decay = (0..length).map(|t| (0..channels).map(|i| steps[..t + 1 - late].iter().map(|row| row[i]).sum()).collect()).collect();
+        let mut head = Head {
             case,
             variant,
             head: h,
+            kv_head: g,
             length,
-            q: placed(tensor(Name::Q, Extra::ConvQ, heads, h, d)),
-            k: placed(tensor(Name::K, Extra::ConvK, kv_heads, g, d)),
-            v: tensor(Name::V, Extra::ConvV, kv_heads, g, e),
+            near,
+            far: variant.far.clone().map(|far| class(far, true)),
+            u: tensor(Name::V, Extra::ConvV, kv_heads, g, e),
             in_gate: match variant.in_gate {
                 Some(_) => signal(Extra::InGate, kv_heads, g).into_iter().map(sigmoid).collect(),
                 None => ones.clone(),
             },
-            post_gate: match variant.post_gate {
-                Some(PostGate::Sigmoid(_)) => signal(Extra::PostGate, heads, h).into_iter().map(sigmoid).collect(),
-                Some(PostGate::Shared(_)) => out_gate.clone(),
-                None => ones,
+            post_gate: match &variant.post_gate {
+                Some(PostGate::PostSigmoid(gate)) => post(gate.channel, sigmoid),
+                Some(PostGate::Silu(gate)) => post(gate.channel, |x| x * sigmoid(x)),
+                Some(PostGate::Shared(_)) => out_gate.iter().map(|&gate| vec![gate]).collect(),
+                None => vec![vec![1.0]; length],
             },
             out_gate,
             decay,
+        };
+        if let Some(delta) = variant.write {
+            for (t, beta) in signal(Extra::Beta, kv_heads, g).into_iter().enumerate() {
+                for s in 0..t {
+                    let x = head.bounded(&head.near, delta.scale * head.decayed(&head.near.k[t], &head.near.k[s], t, s));
+                    let weight = head.kernel(&head.near, x) * head.decay_by_head(t, s);
+                    for i in 0..e {
+                        head.u[t][i] -= weight * head.u[s][i];
+                    }
+                }
+                head.u[t].iter_mut().for_each(|u| *u *= delta.range * sigmoid(beta));
+            }
         }
+        head
     }
 
-    fn weight(&self, t: usize, s: usize) -> f64 {
-        let d = self.case.shape.d as f64;
-        let scale = self.variant.scale.unwrap_or(1.0 / d.sqrt());
-        let product: f64 = self.q[t].iter().zip(&self.k[s]).map(|(q, k)| q * k).sum();
-        let x = (scale * product).min(self.variant.clamp.unwrap_or(f64::INFINITY));
-        let w = match &self.variant.kernel {
+    fn by_channel(&self) -> bool {
+        self.variant.decay.as_ref().is_some_and(|decay| decay.by_channel())
+    }
+
+    fn decay_by_head(&self, t: usize, s: usize) -> f64 {
+        if self.by_channel() { 1.0 } else { (self.decay[t][0] - self.decay[s][0]).exp() }
+    }
+
+    /// a·b with b at s decayed until t.
+    fn decayed(&self, a: &[f64], b: &[f64], t: usize, s: usize) -> f64 {
+        let m = |i: usize| if self.by_channel() { (self.decay[t][i] - self.decay[s][i]).exp() } else { 1.0 };
+        (0..a.len()).map(|i| a[i] * b[i] * m(i)).sum()
+    }
+
+    fn bounded(&self, class: &Class, x: f64) -> f64 {
+        let x = class.weighing.cap.map_or(x, |c| c * (x / c).tanh());
+        x.min(class.weighing.clamp.unwrap_or(f64::INFINITY))
+    }
+
+    fn kernel(&self, class: &Class, x: f64) -> f64 {
+        match &class.weighing.kernel {
             Kernel::Exp(_) => x.exp(),
             Kernel::Feature(_) => x,
             Kernel::Power(power) => x.powi(power.p as i32),
             Kernel::Taylor(taylor) => {
                 let n = taylor.orders().len();
+                let extra = if class.far { Extra::FarCoefficients } else { Extra::Coefficients };
                 let coefficient = |i: usize| match taylor.coefficients() {
                     Coefficients::Ones => 1.0,
                     Coefficients::Given(given) => given[i],
-                    Coefficients::Learned => self.case.get(Name::Extra(Extra::Coefficients))[self.head * n + i],
+                    Coefficients::Learned => self.case.get(Name::Extra(extra))[self.head * n + i],
                 };
                 let term = |order: usize| (1..=order).map(|i| (x - taylor.centre()) / i as f64).product::<f64>();
                 (0..n).map(|i| coefficient(i) * term(taylor.orders()[i])).sum()
             }
-        };
-        w * (self.decay[t] - self.decay[s]).exp()
+        }
+    }
+
+    fn is_near(&self, t: usize, s: usize) -> bool {
+        self.variant.window.is_none_or(|window| s + window > t) || s < self.variant.sinks.unwrap_or(0)
+    }
+
+    /// The class of a key and whether position t sees it.
+    fn class(&self, t: usize, s: usize) -> Option<&Class> {
+        if self.is_near(t, s) { Some(&self.near) } else { self.far.as_ref() }
+    }
+
+    /// M·w of the formula, with the keys shifted by their centre.
+    fn weight(&self, t: usize, s: usize) -> f64 {
+        let Some(class) = self.class(t, s) else { return 0.0 };
+        let (q, mut k) = (&class.q[t], class.k[s].clone());
+        let n = q.len();
+        let scale = class.weighing.scale.unwrap_or(1.0 / (class.weighing.dim.unwrap_or(self.case.shape.d) as f64).sqrt());
+        let mut factor = self.decay_by_head(t, s);
+        if let Some(centre) = class.weighing.centre {
+            let of = |extra: Extra| self.case.get(Name::Extra(if class.far { extra.of_far() } else { extra }));
+            let mean: Vec<f64> = match centre.mean {
+                Mean::Running => {
+                    let keys: Vec<usize> = (0..=t).filter(|&s| self.is_near(t, s) != class.far).collect();
+                    (0..n).map(|i| keys.iter().map(|&s| class.k[s][i]).sum::<f64>() / keys.len() as f64).collect()
+                }
+                Mean::Given | Mean::Learned => of(Extra::Mean)[self.kv_head * n..][..n].to_vec(),
+            };
+            k.iter_mut().zip(&mean).for_each(|(k, mean)| *k -= mean);
+            factor *= (scale * product(q, &mean)).exp();
+            if centre.gauss {
+                let spread = &of(Extra::Spread)[self.kv_head * n * n..][..n * n];
+                let square: f64 = (0..n).map(|i| (0..n).map(|j| q[i] * spread[i * n + j] * q[j]).sum::<f64>()).sum();
+                factor *= (of(Extra::Gamma)[self.head] / 2.0 * square).exp();
+            }
+        }
+        factor * self.kernel(class, self.bounded(class, scale * self.decayed(q, &k, t, s)))
+    }
+
+    fn visible(&self, t: usize) -> f64 {
+        (0..=t).filter(|&s| self.class(t, s).is_some()).count() as f64
     }
 
     fn row(&self, t: usize, frozen: Option<f64>, denominator: &mut f64, steadiness: &mut f64) -> Vec<f64> {
-        let (e, count) = (self.case.shape.e, (t + 1) as f64);
+        let e = self.case.shape.e;
         let weights: Vec<f64> = (0..=t).map(|s| self.weight(t, s)).collect();
-        let sum: f64 = weights.iter().sum();
+        let mut sum: f64 = weights.iter().sum();
         *denominator = match &self.variant.denominator {
             Denominator::Sum(part) => {
-                let magnitude: f64 = weights.iter().map(|w| w.abs()).sum();
+                let sink = if part.sink { self.case.get(Name::Extra(Extra::Sink))[self.head].exp() } else { 0.0 };
+                sum += sink;
+                let magnitude: f64 = weights.iter().map(|w| w.abs()).sum::<f64>() + sink;
                 let guarded = sum.max(part.floor.unwrap_or(f64::NEG_INFINITY)) + part.eps.unwrap_or(0.0);
                 let steady = guarded.abs() / (magnitude + part.floor.unwrap_or(0.0) + part.eps.unwrap_or(0.0));
                 // `min` would pass over NaN.
@@ -160,22 +304,22 @@ impl<'a> Head<'a> {
                     _ => guarded,
                 }
             }
-            Denominator::Length(_) => count,
+            Denominator::Length(_) => self.visible(t),
             Denominator::NoDenominator(_) | Denominator::Position(_) => 1.0,
         };
-        let mut u = vec![0.0; e];
+        let mut sums = vec![0.0; e];
         for (s, w) in weights.iter().enumerate() {
             let key = match self.variant.denominator {
-                Denominator::Position(_) => ((s + 1) as f64).powf(-sigmoid(self.case.get(Name::Extra(Extra::NormConst))[self.head])),
+                Denominator::Position(_) => self.visible(s).powf(-sigmoid(self.case.get(Name::Extra(Extra::NormConst))[self.head])),
                 _ => 1.0,
             };
-            for (u, v) in u.iter_mut().zip(&self.v[s]) {
-                *u += w * self.in_gate[s] * key * v;
+            for (sum, u) in sums.iter_mut().zip(&self.u[s]) {
+                *sum += w * self.in_gate[s] * key * u;
             }
         }
-        u.iter_mut().for_each(|u| *u *= self.out_gate[t] / *denominator);
-        let mut y = self.normed(&u);
-        y.iter_mut().for_each(|y| *y *= self.post_gate[t]);
+        sums.iter_mut().for_each(|sum| *sum *= self.out_gate[t] / *denominator);
+        let mut y = self.normed(&sums);
+        y.iter_mut().zip(self.post_gate[t].iter().cycle()).for_each(|(y, gate)| *y *= gate);
         y
     }
 
@@ -212,19 +356,24 @@ fn rotated(case: &Case<f64>, variant: &Variant, t: usize, x: Vec<f64>) -> Vec<f6
     low.chain(high).collect()
 }
 
-fn map(variant: &Variant, x: Vec<f64>) -> Vec<f64> {
-    let Kernel::Feature(feature) = &variant.kernel else { return x };
-    let norm = x.iter().map(|x| x * x).sum::<f64>().sqrt();
+/// φ(x); `learned(i)` gives the weights and the bias of all heads, and which head.
+fn map<'a>(kernel: &Kernel, x: Vec<f64>, learned: impl Fn(usize) -> (&'a [f64], &'a [f64], usize, usize)) -> Vec<f64> {
+    let Kernel::Feature(feature) = kernel else { return x };
+    let (norm, n) = (product(&x, &x).sqrt(), x.len());
+    if feature.map == Map::Hedgehog {
+        let logit = |i: usize| {
+            let (weight, bias, h, i) = learned(i);
+            2.0 * (product(&weight[(h * n + i) * n..][..n], &x) + bias[h * n + i])
+        };
+        let logits: Vec<f64> = (0..n).map(logit).chain((0..n).map(|i| -logit(i))).collect();
+        let sum: f64 = logits.iter().map(|x| x.exp()).sum();
+        return logits.iter().map(|x| x.exp() / sum).collect();
+    }
     x.into_iter()
         .map(|x| match feature.map {
-            Map::Identity => x,
-            Map::Elu => {
-                if x > 0.0 {
-                    x + 1.0
-                } else {
-                    x.exp()
-                }
-            }
+            Map::Identity | Map::Hedgehog => x,
+            Map::Elu if x > 0.0 => x + 1.0,
+            Map::Elu => x.exp(),
             Map::Relu => x.max(0.0),
             Map::L2 => x / norm.max(1e-12),
         })

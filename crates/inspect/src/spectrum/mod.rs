@@ -27,7 +27,6 @@ mod windows;
 use std::time::Instant;
 
 use rayon::prelude::*;
-use termwise_attention::Layer;
 use termwise_llama::{Model, Observed, Options as SessionOptions};
 
 use crate::Error;
@@ -95,8 +94,7 @@ pub fn measure(model: &Model, windows: &[Vec<u32>], options: &Options, progress:
     let batch = (TOKENS_AT_ONCE / length).clamp(1, windows.len());
     let mut session = model.session(batch, length, SessionOptions { forward_only: true, ..SessionOptions::default() })?;
     // Angles are looked up once for all heads and rows.
-    let shape = Layer::new(config.num_attention_heads, config.num_key_value_heads, config.head_dim).rope(config.rope()?.with_table(length));
-    let plans = (0..layers).map(|layer| shape.clone().heads(config.heads(layer))).collect::<Result<Vec<Layer>, _>>()?;
+    let plans = config.attention_layers(length)?;
     let mut sums: Vec<Vec<Found>> = plans.iter().map(|layer| vec![Found::default(); layer.heads().len()]).collect();
     let mut state = Progress { done: 0, of: (windows.len().div_ceil(batch) * layers) as u64 };
     progress(state);

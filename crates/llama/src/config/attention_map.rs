@@ -13,7 +13,7 @@ use std::ops::RangeInclusive;
 use serde_json::{Map, Value, json};
 use termwise_attention::{Variant, nearest};
 
-use super::bad_value;
+use super::{Family, bad_value};
 use crate::error::{Error, Result};
 use crate::json::show;
 
@@ -41,6 +41,19 @@ impl Default for AttentionMap {
 impl From<Variant> for AttentionMap {
     fn from(default: Variant) -> AttentionMap {
         AttentionMap { default, layers: BTreeMap::new() }
+    }
+}
+
+/// One for each layer.
+impl From<Vec<Variant>> for AttentionMap {
+    fn from(layers: Vec<Variant>) -> AttentionMap {
+        let mut map = most_frequent(&layers).map_or_else(AttentionMap::default, |default| default.clone().into());
+        for (layer, variant) in layers.into_iter().enumerate() {
+            if variant != map.default {
+                map.set_layer(layer, variant);
+            }
+        }
+        map
     }
 }
 
@@ -115,8 +128,8 @@ impl AttentionMap {
         Ok(())
     }
 
-    /// Reads the form above; `key` is the key around it.
-    pub(super) fn from_json(value: &Value, key: &str, layers: usize, heads: usize) -> Result<AttentionMap> {
+    /// Reads the form above; `key` is the key around it. Without `default`, layers that are not mentioned have that of their family.
+    pub(super) fn from_json(value: &Value, key: &str, family: &Family, layers: usize, heads: usize) -> Result<AttentionMap> {
         const KNOWN: &[&str] = &["default", "layers"];
         let map = match value {
             Value::String(text) => return Ok(parse_variant(text, key)?.into()),
@@ -124,14 +137,16 @@ impl AttentionMap {
             other => return Err(wrong_type(key, other)),
         };
         refuse_unknown(map, key, KNOWN)?;
-        let mut attention = AttentionMap::default();
-        if let Some(default) = map.get("default") {
-            attention.default = read_variant(default, &format!("{key}.default"))?;
-        }
+        let mut attention = match map.get("default") {
+            Some(default) => read_variant(default, &format!("{key}.default"))?.into(),
+            None => family.attention().clone(),
+        };
         let place = format!("{key}.layers");
         for (range, value, place) in entries(map.get("layers"), &place, "layers", layers)? {
-            let layer = LayerAttention::from_json(value, &place, &attention.default, heads)?;
-            attention.layers.extend(range.map(|index| (index, layer.clone())));
+            for index in range {
+                let layer = LayerAttention::from_json(value, &place, attention.head(index, 0), heads)?;
+                attention.layers.insert(index, layer);
+            }
         }
         Ok(attention)
     }

@@ -1,4 +1,4 @@
-//! The configuration of a model: Hugging Face's `config.json` of the Llama family, and which attention each head has.
+//! The configuration of a model: Hugging Face's `config.json` of Llama and its relatives ([`Kind`]), and which attention each head has.
 //!
 //! Notable choices:
 //! - keys that mean nothing here are kept and written back; keys that would change the computation are refused;
@@ -22,7 +22,8 @@ use crate::files::Staged;
 use crate::json;
 
 pub use attention_map::{AttentionMap, LayerAttention};
-pub use family::Family;
+pub(crate) use family::Norms;
+pub use family::{Family, Kind};
 
 /// Layers and heads beyond which a number in a configuration is taken for a mistake: a table by layer and head is built from them.
 const MOST: usize = 4096;
@@ -91,7 +92,7 @@ impl Config {
     }
 
     /// What Hugging Face's tools read as a Llama, and [`Config::from_json_str`] as this configuration.
-    /// `attention_variant` is written only where some head is not plain softmax.
+    /// `attention_variant` is written only where some head has not the attention of its family.
     pub fn to_json_string(&self) -> String {
         format!("{:#}\n", Value::Object(write::to_map(self)))
     }
@@ -123,8 +124,14 @@ impl Config {
 
     /// Gives the model the attention of a JSON value in the form of the key `attention_variant`.
     pub fn set_attention_json(&mut self, value: &Value) -> Result<()> {
-        let attention = AttentionMap::from_json(value, "attention_variant", self.num_hidden_layers, self.num_attention_heads)?;
+        let attention =
+            AttentionMap::from_json(value, "attention_variant", &self.family, self.num_hidden_layers, self.num_attention_heads)?;
         self.set_attention(attention)
+    }
+
+    /// The attention in the form of the key `attention_variant`.
+    pub fn attention_json(&self) -> Value {
+        self.attention.to_json(self.num_hidden_layers, self.num_attention_heads)
     }
 
     /// Sizes of a layer's attention, for one token.
@@ -132,18 +139,26 @@ impl Config {
         Shape { batch: 1, time: 1, heads: self.num_attention_heads, kv_heads: self.num_key_value_heads, d: self.head_dim, e: self.head_dim }
     }
 
-    /// Rotary frequencies of a head.
-    pub fn rope(&self) -> Result<Rope> {
+    /// Rotary frequencies of a layer's heads, for texts of this length, on which some kinds depend.
+    pub fn rope(&self, layer: usize, length: usize) -> Result<Rope> {
         // The frequencies are as many as half a head: an absurd head must be refused before they are made.
         self.shape().validate()?;
-        rope::validate(self.rope_theta, self.rope_scaling)?;
-        Ok(Rope::new(self.head_dim, self.rope_theta, self.rope_scaling)?)
+        let local = self.family.local_rope().filter(|local| local.layers.get(layer) == Some(&true));
+        let (theta, scaling) = local.map_or((self.rope_theta, &self.rope_scaling), |local| (local.theta, &local.scaling));
+        rope::validate(theta, scaling.as_ref())?;
+        Ok(Rope::for_length(self.head_dim, theta, scaling.as_ref(), length)?)
+    }
+
+    /// The longest text that a cache of keys can hold: that which the model was made for, or up to which its rotary frequencies stay the same.
+    pub fn context(&self) -> usize {
+        let fixed = self.rope_scaling.as_ref().and_then(RopeScaling::fixed_up_to);
+        fixed.map_or(self.max_position_embeddings, |fixed| self.max_position_embeddings.min(fixed as usize))
     }
 
     /// Checks that sizes, attention and RoPE fit together and that the model could be addressed in memory.
     pub fn validate(&self) -> Result<()> {
         self.check_sizes()?;
-        self.rope()?;
+        (0..self.num_hidden_layers).try_for_each(|layer| self.rope(layer, 0).map(drop))?;
         self.check_attention(&self.attention)?;
         self.parameter_count().map(|_| ())
     }

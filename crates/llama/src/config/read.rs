@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{AttentionMap, Config, Family, rope};
+use super::{AttentionMap, Config, Family, Kind, rope};
 use crate::error::{Error, Result};
 use crate::json::{Keys, show};
 
@@ -11,11 +11,12 @@ pub(super) fn from_value(value: Value) -> Result<Config> {
         return Err(Error::KeyType { key: "the whole file".into(), expected: "an object", found: show(&value) });
     };
     let mut keys = Keys::new(map);
-    let family = Family::read(&mut keys)?;
+    let kind = Kind::read(&mut keys)?;
+    let defaults = kind.traits().defaults;
 
     let heads = required_size(&mut keys, "num_attention_heads")?;
     let hidden_size = required_size(&mut keys, "hidden_size")?;
-    let head_dim = match keys.size("head_dim")? {
+    let head_dim = match keys.size("head_dim")?.or(defaults.head_dim) {
         Some(head_dim) => head_dim,
         // Zero heads are refused with the other sizes below.
         None if hidden_size.is_multiple_of(heads.max(1)) => hidden_size / heads.max(1),
@@ -24,9 +25,11 @@ pub(super) fn from_value(value: Value) -> Result<Config> {
             return Err(super::bad_value("hidden_size", hidden_size, expected));
         }
     };
-    let (rope_theta, rope_scaling) = rope::read(&mut keys)?;
+    // Where a file leaves these out, Hugging Face's Llama has these values.
+    let context = keys.size("max_position_embeddings")?.unwrap_or(2048);
+    let (rope, local_rope) = rope::read(&mut keys, kind, context)?;
     let mut config = Config {
-        family,
+        family: Family::default(),
         vocab_size: required_size(&mut keys, "vocab_size")?,
         hidden_size,
         intermediate_size: required_size(&mut keys, "intermediate_size")?,
@@ -34,12 +37,11 @@ pub(super) fn from_value(value: Value) -> Result<Config> {
         num_attention_heads: heads,
         num_key_value_heads: keys.size("num_key_value_heads")?.unwrap_or(heads),
         head_dim,
-        // Where a file leaves these out, Hugging Face's Llama has these values.
-        rms_norm_eps: keys.number("rms_norm_eps")?.unwrap_or(1e-6),
-        rope_theta,
-        rope_scaling,
-        tie_word_embeddings: keys.bool("tie_word_embeddings")?.unwrap_or(false),
-        max_position_embeddings: keys.size("max_position_embeddings")?.unwrap_or(2048),
+        rms_norm_eps: keys.number("rms_norm_eps")?.unwrap_or(defaults.eps),
+        rope_theta: rope.0,
+        rope_scaling: rope.1,
+        tie_word_embeddings: keys.bool("tie_word_embeddings")?.unwrap_or(defaults.tie),
+        max_position_embeddings: context,
         bos_token_id: keys.token("bos_token_id")?,
         eos_token_id: keys.tokens("eos_token_id")?.unwrap_or_default(),
         initializer_range: keys.number("initializer_range")?.unwrap_or(0.02),
@@ -49,7 +51,8 @@ pub(super) fn from_value(value: Value) -> Result<Config> {
     };
     // The attention's map is expanded by these sizes, so absurd ones must be refused first.
     config.check_sizes()?;
-    config.attention = read_attention(&mut keys, config.num_hidden_layers, heads)?;
+    config.family = Family::read(kind, &mut keys, (config.num_hidden_layers, head_dim), local_rope)?;
+    config.attention = read_attention(&mut keys, &config.family, config.num_hidden_layers, heads)?;
     config.other = keys.rest();
     Ok(config)
 }
@@ -66,12 +69,12 @@ fn read_dtype(keys: &mut Keys) -> Result<Option<String>> {
     }
 }
 
-fn read_attention(keys: &mut Keys, layers: usize, heads: usize) -> Result<AttentionMap> {
+fn read_attention(keys: &mut Keys, family: &Family, layers: usize, heads: usize) -> Result<AttentionMap> {
     let published = keys.text("attention_type")?.map(Value::String);
     let ours = keys.value("attention_variant");
-    let read = |value: &Value, key| AttentionMap::from_json(value, key, layers, heads);
+    let read = |value: &Value, key| AttentionMap::from_json(value, key, family, layers, heads);
     match (ours, published) {
-        (None, None) => Ok(AttentionMap::default()),
+        (None, None) => Ok(family.attention().clone()),
         (Some(value), None) => read(&value, "attention_variant"),
         (None, Some(value)) => read(&value, "attention_type"),
         (Some(value), Some(name)) => {

@@ -1,14 +1,13 @@
-//! RoPE in a configuration: `rope_theta` and `rope_scaling`, or the newer `rope_parameters` that holds both.
+//! RoPE in a configuration: `rope_theta` and `rope_scaling`, or the newer `rope_parameters` that holds both, for each kind of layer where they
+//! differ.
 
 use serde_json::{Map, Value, json};
 use termwise_attention::{RopeScaling, nearest};
 
-use super::bad_value;
 use super::read::conflict;
+use super::{Kind, bad_value};
 use crate::error::{Error, Result};
 use crate::json::Keys;
-
-const DEFAULT_THETA: f64 = 10_000.0;
 
 const KNOWN: &[&str] = &[
     "rope_type",
@@ -19,14 +18,62 @@ const KNOWN: &[&str] = &[
     "high_freq_factor",
     "original_max_position_embeddings",
     "partial_rotary_factor",
+    "beta_fast",
+    "beta_slow",
+    "truncate",
+    "attention_factor",
+    "mscale",
+    "mscale_all_dim",
+    "short_factor",
+    "long_factor",
 ];
 
-/// Theta and stretching, from wherever the file says them; places that disagree are an error.
-pub(super) fn read(keys: &mut Keys) -> Result<(f64, Option<RopeScaling>)> {
-    let mut theta = keys.number("rope_theta")?.map(|theta| ("rope_theta".to_owned(), theta));
-    let mut scaling: Option<(&str, Option<RopeScaling>)> = None;
-    for place in ["rope_scaling", "rope_parameters"] {
-        let Some(mut inner) = keys.object(place)? else { continue };
+/// Theta and stretching.
+pub(super) type Base = (f64, Option<RopeScaling>);
+
+/// What a scaling may take from outside of its object.
+#[derive(Clone, Copy)]
+struct Around {
+    kind: Kind,
+    /// `max_position_embeddings`
+    context: usize,
+    /// The key beside it, by which Phi-3 says what it was trained for.
+    original: Option<f64>,
+}
+
+/// Theta and stretching, from wherever the file says them; places that disagree are an error. The second are those of layers with a window,
+/// in families where these have their own.
+pub(super) fn read(keys: &mut Keys, kind: Kind, context: usize) -> Result<(Base, Option<Base>)> {
+    const NESTED: [&str; 2] = ["full_attention", "sliding_attention"];
+    let defaults = kind.traits().defaults;
+    let original = keys.peek("original_max_position_embeddings").and_then(Value::as_f64);
+    let around = Around { kind, context, original };
+    let (mut places, mut local_places) = (Vec::new(), Vec::new());
+    places.extend(keys.object("rope_scaling")?);
+    if let Some(mut inner) = keys.object("rope_parameters")? {
+        if defaults.local_theta.is_some() && NESTED.iter().any(|name| inner.peek(name).is_some()) {
+            places.extend(inner.object(NESTED[0])?);
+            local_places.extend(inner.object(NESTED[1])?);
+            if let Some(key) = inner.names().next() {
+                let suggestion = nearest(key, NESTED).map(str::to_owned);
+                return Err(Error::UnknownKey { place: "rope_parameters".into(), key: key.clone(), known: &NESTED, suggestion });
+            }
+        } else {
+            places.push(inner);
+        }
+    }
+    let base = agree(keys, "rope_theta", places, defaults.theta, around)?;
+    let local = match defaults.local_theta {
+        Some(theta) => Some(agree(keys, "rope_local_base_freq", local_places, theta, around)?),
+        None => None,
+    };
+    Ok((base, local))
+}
+
+fn agree(keys: &mut Keys, key: &str, places: Vec<Keys>, otherwise: f64, around: Around) -> Result<Base> {
+    let mut theta = keys.number(key)?.map(|theta| (key.to_owned(), theta));
+    let mut scaling: Option<(String, Option<RopeScaling>)> = None;
+    for mut inner in places {
         if let Some(found) = inner.number("rope_theta")? {
             let path = inner.path("rope_theta");
             match &theta {
@@ -34,19 +81,22 @@ pub(super) fn read(keys: &mut Keys) -> Result<(f64, Option<RopeScaling>)> {
                 _ => theta = Some((path, found)),
             }
         }
-        let found = read_scaling(inner, place)?;
+        let place = inner.path("").trim_end_matches('.').to_owned();
+        let found = read_scaling(inner, &place, around)?;
         match scaling {
-            Some((first, value)) if value != found => return Err(conflict(first, describe(value), place, describe(found))),
+            Some((first, value)) if value != found => {
+                return Err(conflict(&first, describe(value.as_ref()), &place, describe(found.as_ref())));
+            }
             _ => scaling = Some((place, found)),
         }
     }
-    let theta = theta.map_or(DEFAULT_THETA, |(_, theta)| theta);
+    let theta = theta.map_or(otherwise, |(_, theta)| theta);
     let scaling = scaling.and_then(|(_, scaling)| scaling);
-    validate(theta, scaling)?;
+    validate(theta, scaling.as_ref())?;
     Ok((theta, scaling))
 }
 
-fn read_scaling(mut keys: Keys, place: &str) -> Result<Option<RopeScaling>> {
+fn read_scaling(mut keys: Keys, place: &str, around: Around) -> Result<Option<RopeScaling>> {
     let unknown = keys.names().find(|name| !KNOWN.contains(&name.as_str()));
     if let Some(key) = unknown {
         let suggestion = nearest(key, KNOWN.iter().copied()).map(str::to_owned);
@@ -62,74 +112,162 @@ fn read_scaling(mut keys: Keys, place: &str) -> Result<Option<RopeScaling>> {
         (Some(new), Some(old)) if new != old => return Err(conflict(&keys.path("rope_type"), new, &keys.path("type"), old)),
         (new, old) => new.or(old),
     };
-    let number = |keys: &mut Keys, key: &str| {
-        let missing = Error::MissingKey { key: keys.path(key), expected: "a positive number" };
-        keys.number(key)?.ok_or(missing)
+    let required = |keys: &Keys, key: &str, value: Option<f64>| {
+        value.ok_or_else(|| Error::MissingKey { key: keys.path(key), expected: "a positive number" })
+    };
+    let number = |keys: &mut Keys, key: &str| keys.number(key).and_then(|value| required(keys, key, value));
+    let context = around.context as f64;
+    let original = |keys: &mut Keys| match (around.original, keys.number("original_max_position_embeddings")?) {
+        (Some(outer), Some(inner)) if outer != inner => {
+            let key = "original_max_position_embeddings";
+            Err(conflict(key, outer, &keys.path(key), inner))
+        }
+        (outer, inner) => Ok(outer.or(inner).unwrap_or(if around.kind == Kind::Phi3 { 4096.0 } else { context })),
+    };
+    let list = |keys: &mut Keys, key: &str| {
+        keys.numbers(key)?.ok_or_else(|| Error::MissingKey { key: keys.path(key), expected: "a list of numbers, one for each pair" })
     };
     match kind.as_deref() {
         Some("default" | "none") => Ok(None),
         Some("linear") => Ok(Some(RopeScaling::Linear { factor: number(&mut keys, "factor")? })),
+        Some("dynamic") => Ok(Some(RopeScaling::Dynamic { factor: number(&mut keys, "factor")?, original_context: context })),
         Some("llama3") => Ok(Some(RopeScaling::Llama3 {
             factor: number(&mut keys, "factor")?,
             low_freq_factor: number(&mut keys, "low_freq_factor")?,
             high_freq_factor: number(&mut keys, "high_freq_factor")?,
-            original_context: number(&mut keys, "original_max_position_embeddings")?,
+            original_context: original(&mut keys)?,
         })),
+        // Early files of Phi-3 have other names for it.
+        Some(name) if name == "longrope" || around.kind == Kind::Phi3 && ["su", "yarn"].contains(&name) => {
+            let original_context = original(&mut keys)?;
+            let factor = keys.number("factor")?.unwrap_or(context / original_context);
+            let natural = if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original_context.ln()).sqrt() };
+            Ok(Some(RopeScaling::Long {
+                short_factor: list(&mut keys, "short_factor")?,
+                long_factor: list(&mut keys, "long_factor")?,
+                original_context,
+                attention_factor: keys.number("attention_factor")?.unwrap_or(natural),
+            }))
+        }
+        Some("yarn") => {
+            let original_context = original(&mut keys)?;
+            let factor = number(&mut keys, "factor")?;
+            let natural = match (keys.number("mscale")?, keys.number("mscale_all_dim")?) {
+                (Some(m), Some(all)) if m != 0.0 && all != 0.0 => {
+                    RopeScaling::yarn_attention(factor, m) / RopeScaling::yarn_attention(factor, all)
+                }
+                _ => RopeScaling::yarn_attention(factor, 1.0),
+            };
+            Ok(Some(RopeScaling::Yarn {
+                factor,
+                beta_fast: keys.number("beta_fast")?.unwrap_or(32.0),
+                beta_slow: keys.number("beta_slow")?.unwrap_or(1.0),
+                truncate: keys.bool("truncate")?.unwrap_or(true),
+                original_context,
+                attention_factor: keys.number("attention_factor")?.unwrap_or(natural),
+            }))
+        }
         Some(other) => Err(Error::Unsupported {
             key: keys.path("rope_type"),
             found: format!("\"{other}\""),
-            advice: "RoPE can be \"default\", \"linear\" or \"llama3\"; use a model with one of these",
+            advice: "RoPE can be \"default\", \"linear\", \"dynamic\", \"llama3\", \"yarn\" or \"longrope\"; use a model with one of these",
         }),
         None if keys.names().next().is_none() => Ok(None),
-        None => Err(Error::MissingKey { key: keys.path("rope_type"), expected: "\"default\", \"linear\" or \"llama3\"" }),
+        None => Err(Error::MissingKey { key: keys.path("rope_type"), expected: "\"default\", \"linear\", \"llama3\" or another kind" }),
     }
 }
 
-fn describe(scaling: Option<RopeScaling>) -> String {
+fn describe(scaling: Option<&RopeScaling>) -> String {
     scaling.map_or("\"default\"".into(), |scaling| to_json(scaling).to_string())
 }
 
 /// Checks the numbers that the frequencies are computed from.
-pub(super) fn validate(theta: f64, scaling: Option<RopeScaling>) -> Result<()> {
+pub(super) fn validate(theta: f64, scaling: Option<&RopeScaling>) -> Result<()> {
     let positive = |key: &str, value: f64| {
+        let key = if key == "rope_theta" { key.to_owned() } else { format!("rope_scaling.{key}") };
         if value.is_finite() && value > 0.0 { Ok(()) } else { Err(bad_value(key, value, "it must be a positive number")) }
+    };
+    let larger = |(large, a): (&str, f64), (small, b): (&str, f64)| {
+        let expected = || format!("{small} is {b}: the first must be larger than the second");
+        if a > b { Ok(()) } else { Err(bad_value(format!("rope_scaling.{large}"), a, expected())) }
     };
     positive("rope_theta", theta)?;
     match scaling {
         None => Ok(()),
-        Some(RopeScaling::Linear { factor }) => positive("rope_scaling.factor", factor),
+        Some(RopeScaling::Linear { factor }) => positive("factor", *factor),
+        Some(RopeScaling::Dynamic { factor, original_context }) => {
+            positive("factor", *factor)?;
+            positive("original_max_position_embeddings", *original_context)
+        }
         Some(RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context }) => {
-            positive("rope_scaling.factor", factor)?;
-            positive("rope_scaling.low_freq_factor", low_freq_factor)?;
-            positive("rope_scaling.high_freq_factor", high_freq_factor)?;
-            positive("rope_scaling.original_max_position_embeddings", original_context)?;
-            if low_freq_factor >= high_freq_factor {
-                let expected = format!("low_freq_factor is {low_freq_factor}: the first must be larger than the second");
-                return Err(bad_value("rope_scaling.high_freq_factor", high_freq_factor, expected));
+            positive("factor", *factor)?;
+            positive("low_freq_factor", *low_freq_factor)?;
+            positive("high_freq_factor", *high_freq_factor)?;
+            positive("original_max_position_embeddings", *original_context)?;
+            larger(("high_freq_factor", *high_freq_factor), ("low_freq_factor", *low_freq_factor))
+        }
+        Some(RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context, attention_factor, .. }) => {
+            positive("factor", *factor)?;
+            positive("beta_fast", *beta_fast)?;
+            positive("beta_slow", *beta_slow)?;
+            positive("original_max_position_embeddings", *original_context)?;
+            positive("attention_factor", *attention_factor)?;
+            larger(("beta_fast", *beta_fast), ("beta_slow", *beta_slow))?;
+            if theta == 1.0 {
+                Err(bad_value("rope_theta", theta, "yarn needs frequencies that differ, so it must not be 1"))
+            } else {
+                Ok(())
             }
-            Ok(())
+        }
+        Some(RopeScaling::Long { short_factor, long_factor, original_context, attention_factor }) => {
+            positive("original_max_position_embeddings", *original_context)?;
+            positive("attention_factor", *attention_factor)?;
+            short_factor.iter().try_for_each(|factor| positive("short_factor", *factor))?;
+            long_factor.iter().try_for_each(|factor| positive("long_factor", *factor))
         }
     }
 }
 
 /// The value of the key `rope_scaling`.
-pub(super) fn to_json(scaling: RopeScaling) -> Value {
-    let mut map = Map::new();
-    let mut put = |key: &str, value: Value| map.insert(key.to_owned(), value);
+pub(super) fn to_json(scaling: &RopeScaling) -> Value {
+    // Hugging Face checks that a context is an integer.
+    let context = |value: f64| if value.fract() == 0.0 && value < 2f64.powi(53) { json!(value as u64) } else { json!(value) };
     match scaling {
-        RopeScaling::Linear { factor } => {
-            put("rope_type", "linear".into());
-            put("factor", factor.into());
-        }
-        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
-            put("rope_type", "llama3".into());
-            put("factor", factor.into());
-            put("low_freq_factor", low_freq_factor.into());
-            put("high_freq_factor", high_freq_factor.into());
-            // Hugging Face checks that this one is an integer.
-            let whole = original_context.fract() == 0.0 && original_context < 2f64.powi(53);
-            put("original_max_position_embeddings", if whole { json!(original_context as u64) } else { json!(original_context) });
-        }
+        RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
+        // Its context is that of the model.
+        RopeScaling::Dynamic { factor, .. } => json!({"rope_type": "dynamic", "factor": factor}),
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => json!({
+            "rope_type": "llama3",
+            "factor": factor,
+            "low_freq_factor": low_freq_factor,
+            "high_freq_factor": high_freq_factor,
+            "original_max_position_embeddings": context(*original_context),
+        }),
+        RopeScaling::Yarn { factor, beta_fast, beta_slow, truncate, original_context, attention_factor } => json!({
+            "rope_type": "yarn",
+            "factor": factor,
+            "beta_fast": beta_fast,
+            "beta_slow": beta_slow,
+            "truncate": truncate,
+            "original_max_position_embeddings": context(*original_context),
+            "attention_factor": attention_factor,
+        }),
+        RopeScaling::Long { short_factor, long_factor, original_context, attention_factor } => json!({
+            "rope_type": "longrope",
+            "short_factor": short_factor,
+            "long_factor": long_factor,
+            "original_max_position_embeddings": context(*original_context),
+            "attention_factor": attention_factor,
+        }),
     }
+}
+
+/// An object of the newer form.
+pub(super) fn parameters(theta: f64, scaling: Option<&RopeScaling>) -> Value {
+    let mut map = match scaling.map(to_json) {
+        Some(Value::Object(map)) => map,
+        _ => Map::from_iter([("rope_type".into(), json!("default"))]),
+    };
+    map.insert("rope_theta".into(), json!(theta));
     Value::Object(map)
 }

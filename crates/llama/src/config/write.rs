@@ -21,7 +21,7 @@ pub(super) fn to_map(config: &Config) -> Map<String, Value> {
         ("head_dim", json!(config.head_dim)),
         ("rms_norm_eps", json!(config.rms_norm_eps)),
         ("rope_theta", json!(config.rope_theta)),
-        ("rope_scaling", config.rope_scaling.map_or(Value::Null, rope::to_json)),
+        ("rope_scaling", config.rope_scaling.as_ref().map_or(Value::Null, rope::to_json)),
         ("tie_word_embeddings", json!(config.tie_word_embeddings)),
         ("max_position_embeddings", json!(config.max_position_embeddings)),
         ("bos_token_id", json!(config.bos_token_id)),
@@ -32,9 +32,16 @@ pub(super) fn to_map(config: &Config) -> Map<String, Value> {
     if let Some(dtype) = &config.torch_dtype {
         map.insert("torch_dtype".into(), json!(dtype));
     }
-    let softmax = super::AttentionMap::default();
-    if config.uniform_attention() != Some(softmax.default_variant()) {
-        map.insert("attention_variant".into(), config.attention.to_json(config.num_hidden_layers, config.num_attention_heads));
+    if let Some(local) = config.family.local_rope() {
+        // Old readers know one key for the other base, new ones a pair of objects.
+        map.insert("rope_local_base_freq".into(), json!(local.theta));
+        let full = rope::parameters(config.rope_theta, config.rope_scaling.as_ref());
+        let sliding = rope::parameters(local.theta, local.scaling.as_ref());
+        map.insert("rope_parameters".into(), json!({"full_attention": full, "sliding_attention": sliding}));
+    }
+    let (attention, (layers, heads)) = (config.attention_json(), (config.num_hidden_layers, config.num_attention_heads));
+    if attention != config.family.attention().to_json(layers, heads) {
+        map.insert("attention_variant".into(), attention);
     }
     map
 }

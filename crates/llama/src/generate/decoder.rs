@@ -158,7 +158,7 @@ impl Decoder {
         let activations = Activations::new(model.architecture(), window.max(rows), Keep::Nothing)?;
         let shape = config.shape();
         let mut layers = Vec::new();
-        let positions = config.max_position_embeddings.min(ANGLES);
+        let positions = config.context().min(ANGLES);
         for (layer, attention) in config.attention_layers(positions)?.into_iter().enumerate() {
             layers.push(Layer::new(attention, options.memory).map_err(|source| Error::Layer { layer, source })?);
         }
@@ -297,8 +297,10 @@ impl Decoder {
     /// Tokens that a row can still read before its cache is as long as the model's context; `None` where nothing ends.
     pub fn room(&self, row: usize) -> Result<Option<usize>> {
         let row = self.row(row)?;
-        let endless = self.options.beyond_context || row.states.iter().all(State::is_constant);
-        Ok((!endless).then(|| self.model.config.max_position_embeddings.saturating_sub(row.position)))
+        // Keys of a text whose rotary frequencies change with its length cannot be kept beyond where they do.
+        let fixed = self.model.config.rope_scaling.as_ref().is_none_or(|scaling| scaling.fixed_up_to().is_none());
+        let endless = fixed && (self.options.beyond_context || row.states.iter().all(State::is_constant));
+        Ok((!endless).then(|| self.model.config.context().saturating_sub(row.position)))
     }
 
     /// Bytes that a row remembers with, all layers, from the buffers that hold them.
@@ -344,7 +346,7 @@ impl Decoder {
     fn check_room(&self, row: usize, tokens: usize) -> Result<()> {
         match self.room(row)? {
             Some(room) if tokens > room => {
-                Err(Error::Context { row, asked: self.rows[row].position + tokens, context: self.model.config.max_position_embeddings })
+                Err(Error::Context { row, asked: self.rows[row].position + tokens, context: self.model.config.context() })
             }
             _ => Ok(()),
         }

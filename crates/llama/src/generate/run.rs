@@ -10,6 +10,7 @@ use crate::kernels::gemv;
 use crate::model::Nonpositive;
 use crate::model::forward::Pass;
 use crate::model::layer::{FEW, Products};
+use crate::ops::lm_head::soft_cap;
 
 /// Less memory than this is swept by one thread: waking others takes as long.
 const WORTH_THREADS: usize = 512 << 10;
@@ -84,6 +85,7 @@ impl Decoder {
         let (c, v) = (architecture.widths.c, architecture.widths.v);
         let weight = model.weights().matrix(&architecture.lm_head);
         gemv::forward(&activations.h[..m * c], weight, None, &mut step_logits[..m * v], c, columns);
+        soft_cap(&mut step_logits[..m * v], architecture.logit_cap);
         for (&row, found) in rows.iter().zip(step_logits.chunks_exact(v)) {
             if let Some(token) = found.iter().position(|logit| !logit.is_finite()) {
                 return Err(Error::Logit { row, position: self.rows[row].position - 1, token, value: found[token] });

@@ -1,21 +1,24 @@
 //! What a model is made of, said once: from a configuration to the tensors, where they lie, and the blocks that passes walk through.
 //!
 //! ```text
-//! x = embedding(ids)
-//! for each block:  h = attention_norm(x);  x += output(attention(qkv(h), gates(h)))
-//!                  h = mlp_norm(x);        x += down(silu(gate(h))·up(h)),  gate and up from gate_up(h)
-//! logits = lm_head(norm(x))
+//! x = scale·embedding(ids)
+//! for each block:  h = norm(x);  x += after(output(attention(qkv(h), gates(h))))
+//!                  h = norm(x);  x += after(down(act(gate(h))·up(h))),  gate and up from gate_up(h)
+//! logits = cap(lm_head(norm(x)))
 //! ```
 //!
 //! A tensor's name, shape and start stand here and nowhere else; training ([`super::forward()`], backward) and decoding read the blocks.
-//! What a family of models has beyond this (a norm more, another activation) becomes a field of [`Block`].
+//! What a family of models has beyond a Llama or instead ([`crate::config::Family`]) becomes a field: a norm behind attention and MLP or none
+//! before, weights of norms less one, another activation, a scale, a cap.
 
 use std::ops::Range;
 
 use termwise_attention::{Extra, Init, Layer, Rope, Source, Variant};
 
-use crate::config::Config;
+use crate::config::{Config, Norms};
 use crate::error::{Error, Result};
+use crate::ops::rmsnorm::Scale;
+use crate::ops::swiglu::Activation;
 use crate::params::{Entry, ParamInit, ParamSpec};
 
 /// The name of the embedding, which a tied model also finds as its output projection.
@@ -31,11 +34,16 @@ const ALIGNMENT: usize = 64 / size_of::<f32>();
 pub(crate) struct Architecture {
     pub widths: Widths,
     pub embedding: Range<usize>,
+    /// What embeddings are multiplied by.
+    pub embedding_scale: f32,
+    pub activation: Activation,
     pub blocks: Vec<Block>,
     /// Before the output projection.
     pub norm: Norm,
     /// The embedding's own in a tied model.
     pub lm_head: Range<usize>,
+    /// c of the soft cap of logits.
+    pub logit_cap: Option<f32>,
 }
 
 /// Dimensions by the legend of [`crate::ops`].
@@ -65,7 +73,7 @@ impl Widths {
 /// One layer.
 #[derive(Debug)]
 pub(crate) struct Block {
-    pub attention_norm: Norm,
+    pub attention_norms: NormPair,
     /// Rows of q, then k, then v.
     pub qkv: Linear,
     /// Gate logits that attention asks for, projected from h.
@@ -73,7 +81,7 @@ pub(crate) struct Block {
     /// Parameters that attention asks for; ascending and apart, as [`Block::parameters_mut`] needs them.
     pub parameters: Vec<(Extra, Range<usize>)>,
     pub output: Linear,
-    pub mlp_norm: Norm,
+    pub mlp_norms: NormPair,
     /// Rows of gate, then up.
     pub gate_up: Linear,
     pub down: Linear,
@@ -90,11 +98,29 @@ pub(crate) struct Linear {
     pub outputs: usize,
 }
 
+/// The norms around attention or MLP.
+#[derive(Debug)]
+pub(crate) struct NormPair {
+    /// Of the residual, on the way in.
+    pub before: Option<Norm>,
+    /// Of the result, before it is added to the residual.
+    pub after: Option<Norm>,
+}
+
 /// An RMSNorm.
 #[derive(Clone, Debug)]
 pub(crate) struct Norm {
     pub weight: Range<usize>,
+    /// What is added to the weights: 1 where they are kept less one.
+    pub offset: f32,
     pub eps: f32,
+}
+
+impl Norm {
+    /// With its weights.
+    pub fn scale<'a>(&self, weight: &'a [f32]) -> Scale<'a> {
+        Scale { weight, offset: self.offset, eps: self.eps }
+    }
 }
 
 impl Architecture {
@@ -106,16 +132,25 @@ impl Architecture {
         let queries = width(h).ok_or_else(|| too_large("`self_attn.q_proj.weight`"))?;
         let keys = width(g).ok_or_else(|| too_large("`self_attn.k_proj.weight`"))?;
         let widths = Widths { c, i, v, queries, keys };
-        let eps = config.rms_norm_eps as f32;
+        let traits = config.family.kind().traits();
+        let norm = Norm { weight: 0..0, offset: if traits.plus_one { 1.0 } else { 0.0 }, eps: config.rms_norm_eps as f32 };
+        // Behind attention a norm has the name that others give to the one before the MLP.
+        let (attention_names, mlp_names) = match traits.norms {
+            Norms::Before => (["input_layernorm", ""], ["post_attention_layernorm", ""]),
+            Norms::After => (["", "post_attention_layernorm"], ["", "post_feedforward_layernorm"]),
+            Norms::Both => (["input_layernorm", "post_attention_layernorm"], ["pre_feedforward_layernorm", "post_feedforward_layernorm"]),
+        };
 
         let mut tensors = Tensors::default();
         let embedding = tensors.add(EMBEDDING, &[v, c], ParamInit::Normal)?;
         let mut blocks = Vec::with_capacity(config.num_hidden_layers);
         for (layer, attention) in config.attention_layers(0)?.into_iter().enumerate() {
             let at = |name: &str| format!("model.layers.{layer}.{name}");
-            let attention_norm = tensors.norm(at("input_layernorm"), c, eps)?;
+            let named = |parts: &[(&str, usize)]| parts.iter().map(|(name, rows)| (at(name), *rows)).collect::<Vec<_>>();
+            let attention_norms = tensors.norms(at, attention_names, c, &norm)?;
             let parts = [("self_attn.q_proj", queries), ("self_attn.k_proj", keys), ("self_attn.v_proj", keys)];
-            let qkv = tensors.linear(&parts.map(|(name, rows)| (at(name), rows)), c, config.family.qkv_bias())?;
+            let parts: &[_] = if traits.fused { &[("self_attn.qkv_proj", widths.qkv())] } else { &parts };
+            let qkv = tensors.linear(&named(parts), c, config.family.qkv_bias())?;
             let output = tensors.linear(&[(at("self_attn.o_proj"), c)], queries, config.family.output_bias())?;
             let (mut gates, mut parameters) = (Vec::new(), Vec::new());
             for extra in attention.extras() {
@@ -131,14 +166,18 @@ impl Architecture {
                     }
                 }
             }
-            let mlp_norm = tensors.norm(at("post_attention_layernorm"), c, eps)?;
-            let gate_up = tensors.linear(&["mlp.gate_proj", "mlp.up_proj"].map(|name| (at(name), i)), c, false)?;
-            let down = tensors.linear(&[(at("mlp.down_proj"), c)], i, false)?;
-            blocks.push(Block { attention_norm, qkv, gates, parameters, output, mlp_norm, gate_up, down });
+            let mlp_norms = tensors.norms(at, mlp_names, c, &norm)?;
+            let parts = [("mlp.gate_proj", i), ("mlp.up_proj", i)];
+            let parts: &[_] = if traits.fused { &[("mlp.gate_up_proj", 2 * i)] } else { &parts };
+            let gate_up = tensors.linear(&named(parts), c, config.family.mlp_bias())?;
+            let down = tensors.linear(&[(at("mlp.down_proj"), c)], i, config.family.mlp_bias())?;
+            blocks.push(Block { attention_norms, qkv, gates, parameters, output, mlp_norms, gate_up, down });
         }
-        let norm = tensors.norm("model.norm".into(), c, eps)?;
+        let norm = tensors.norm("model.norm".into(), c, &norm)?;
         let lm_head = if config.tie_word_embeddings { embedding.clone() } else { tensors.add(LM_HEAD, &[v, c], ParamInit::Normal)? };
-        Ok((Architecture { widths, embedding, blocks, norm, lm_head }, tensors.entries))
+        let embedding_scale = if traits.scaled_embedding { (c as f64).sqrt() as f32 } else { 1.0 };
+        let (activation, logit_cap) = (config.family.activation(), config.family.logit_cap().map(|cap| cap as f32));
+        Ok((Architecture { widths, embedding, embedding_scale, activation, blocks, norm, lm_head, logit_cap }, tensors.entries))
     }
 
     /// What is multiplied or looked up, as against norms, biases and the parameters of attention.
@@ -148,6 +187,11 @@ impl Architecture {
             [&block.qkv, &block.output, &block.gate_up, &block.down].into_iter().chain(gates)
         });
         [&self.embedding, &self.lm_head].into_iter().chain(linears.map(|linear| &linear.weight))
+    }
+
+    /// Whether attention and MLP have norms behind them; all blocks are alike in it.
+    pub fn has_after_norms(&self) -> bool {
+        self.blocks.iter().any(|block| block.attention_norms.after.is_some())
     }
 
     /// Every kind of gate that some block has, with its width.
@@ -192,18 +236,24 @@ impl Config {
 
     /// The attention of a layer whose heads have these variants.
     pub fn attention_layer(&self, layer: usize, heads: &[Variant]) -> Result<Layer> {
-        self.attention(layer, heads, self.rope()?)
+        self.attention(layer, heads, self.rope(layer, 0)?)
     }
 
-    /// The attention of every layer. All share one table with the angles of the first positions, and layers with the same heads one plan.
-    pub(crate) fn attention_layers(&self, positions: usize) -> Result<Vec<Layer>> {
-        let rope = self.rope()?.with_table(positions);
+    /// The attention of every layer, for texts of that many positions. Layers share tables of angles where they rotate alike, and a plan where
+    /// they have the same heads, too.
+    pub fn attention_layers(&self, positions: usize) -> Result<Vec<Layer>> {
+        let mut ropes: Vec<Rope> = Vec::new();
         let mut layers: Vec<Layer> = Vec::with_capacity(self.num_hidden_layers);
         for layer in 0..self.num_hidden_layers {
-            let heads = self.heads(layer);
-            layers.push(match layers.last().filter(|last| last.heads() == heads) {
+            let (heads, rope) = (self.heads(layer), self.rope(layer, positions)?);
+            let known = ropes.iter().position(|known| *known == rope).unwrap_or_else(|| {
+                ropes.push(rope.with_table(positions));
+                ropes.len() - 1
+            });
+            let same = layers.iter().find(|other| other.heads() == heads && other.rope() == Some(&ropes[known]));
+            layers.push(match same {
                 Some(same) => same.clone(),
-                None => self.attention(layer, &heads, rope.clone())?,
+                None => self.attention(layer, &heads, ropes[known].clone())?,
             });
         }
         Ok(layers)
@@ -242,8 +292,16 @@ impl Tensors {
         Ok(self.end - len..self.end)
     }
 
-    fn norm(&mut self, name: String, width: usize, eps: f32) -> Result<Norm> {
-        Ok(Norm { weight: self.add(name + ".weight", &[width], ParamInit::Constant(1.0))?, eps })
+    /// One like `kind`.
+    fn norm(&mut self, name: String, width: usize, kind: &Norm) -> Result<Norm> {
+        let start = ParamInit::Constant(1.0 - f64::from(kind.offset));
+        Ok(Norm { weight: self.add(name + ".weight", &[width], start)?, offset: kind.offset, eps: kind.eps })
+    }
+
+    /// Those before and after, where they have a name.
+    fn norms(&mut self, at: impl Fn(&str) -> String, [before, after]: [&str; 2], width: usize, kind: &Norm) -> Result<NormPair> {
+        let mut named = |name: &str| (!name.is_empty()).then(|| self.norm(at(name), width, kind)).transpose();
+        Ok(NormPair { before: named(before)?, after: named(after)? })
     }
 
     /// One product of several tensors, whose rows, and biases, lie one after the other without gaps.

@@ -3,7 +3,7 @@
 use termwise_attention::{Extras, Grads};
 
 use super::architecture::{Architecture, Linear, Norm, Widths};
-use super::layer::{Activations, Weights};
+use super::layer::{Activations, AfterNorm, Weights};
 use super::session::{Gradients, Session};
 use super::timing::Stage;
 use crate::error::{Error, Result};
@@ -24,37 +24,40 @@ impl Session {
         grads: &mut Params,
     ) -> Result<()> {
         let Session { layout, engines, saved, activations, gradients, lm_head, targets, losses, timing, .. } = self;
-        let Architecture { widths, embedding, blocks, norm, lm_head: head } = layout.architecture();
+        let Architecture { widths, embedding, embedding_scale, activation, blocks, norm, lm_head: head, .. } = layout.architecture();
         let Widths { c, i, .. } = *widths;
         let Activations { layers, residuals, inverses, h, product, .. } = activations;
-        let Gradients { x: dx, qkv: dqkv, y: dy, gates: dgates, norm: scratch, groups } = gradients;
+        let Gradients { x: dx, step: dstep, qkv: dqkv, y: dy, gates: dgates, norm: scratch, groups } = gradients;
         let (w, g) = (params.values(), grads.values_mut());
-        let mut norm_backward = |index: usize, norm: &Norm, h: &mut [f32], dx: &mut [f32], g: &mut [f32]| {
-            let (x, inverse) = (&residuals[index], &inverses[index]);
-            rmsnorm::backward(x, &w[norm.weight.clone()], inverse, h, dx, &mut g[norm.weight.clone()], scratch);
-        };
+        let mut norms = NormGradients { w, scratch };
 
         lm_head.backward(h, &w[head.clone()], targets, scale, &mut g[head.clone()], losses);
         timing.backward(Stage::Head);
         pieces::zero(dx);
-        norm_backward(2 * blocks.len(), norm, h, dx, g);
+        let last = 2 * blocks.len();
+        norms.backward(norm, &residuals[last], &inverses[last], h, dx, g);
         timing.backward(Stage::Norm);
 
         for (l, ((layer, attention), block)) in layers.iter_mut().zip(engines).zip(blocks).enumerate().rev() {
-            input_gradient(&block.down, dx, w, product, Write::Replace);
+            let [after_attention, after_mlp] = &layer.after;
+            let dmlp = norms.after(block.mlp_norms.after.as_ref(), after_mlp, h, dx, dstep, g);
+            timing.backward(Stage::Norm);
+            input_gradient(&block.down, dmlp, w, product, Write::Replace);
             timing.backward(Stage::Mlp);
-            swiglu::backward(&mut layer.gate_up, product, i);
+            swiglu::backward(*activation, &mut layer.gate_up, product, i);
             timing.backward(Stage::Swiglu);
-            weight_gradient(&block.down, dx, product, g);
+            weight_gradient(&block.down, dmlp, product, g);
             input_gradient(&block.gate_up, &layer.gate_up, w, h, Write::Replace);
             timing.backward(Stage::Mlp);
-            norm_backward(2 * l + 1, &block.mlp_norm, h, dx, g);
+            norms.before(block.mlp_norms.before.as_ref(), &residuals[2 * l + 1], &inverses[2 * l + 1], h, dx, g);
             timing.backward(Stage::Norm);
             weight_gradient(&block.gate_up, &layer.gate_up, h, g);
             timing.backward(Stage::Mlp);
 
-            input_gradient(&block.output, dx, w, dy, Write::Replace);
-            weight_gradient(&block.output, dx, &layer.y, g);
+            let dattention = norms.after(block.attention_norms.after.as_ref(), after_attention, h, dx, dstep, g);
+            timing.backward(Stage::Norm);
+            input_gradient(&block.output, dattention, w, dy, Write::Replace);
+            weight_gradient(&block.output, dattention, &layer.y, g);
             timing.backward(Stage::Projections);
 
             pieces::zero(dqkv);
@@ -79,14 +82,57 @@ impl Session {
                 input_gradient(linear, gradient, w, h, if at == 0 { Write::Replace } else { Write::Add });
             }
             timing.backward(Stage::Projections);
-            norm_backward(2 * l, &block.attention_norm, h, dx, g);
+            norms.before(block.attention_norms.before.as_ref(), &residuals[2 * l], &inverses[2 * l], h, dx, g);
             timing.backward(Stage::Norm);
             projections().for_each(|(linear, gradient)| weight_gradient(linear, gradient, h, g));
             timing.backward(Stage::Projections);
         }
-        embedding::backward(ids, dx, &mut g[embedding.clone()], c, groups);
+        embedding::backward(ids, dx, *embedding_scale, &mut g[embedding.clone()], c, groups);
         timing.backward(Stage::Embedding);
         Ok(())
+    }
+}
+
+/// The backward passes of norms, which share what they read and their scratch.
+struct NormGradients<'a> {
+    w: &'a [f32],
+    scratch: &'a mut [f32],
+}
+
+impl NormGradients<'_> {
+    /// dx += the gradient through the norm of x, and dh becomes that norm again.
+    fn backward(&mut self, norm: &Norm, x: &[f32], inverse: &[f32], dh: &mut [f32], dx: &mut [f32], g: &mut [f32]) {
+        let place = norm.weight.clone();
+        rmsnorm::backward(x, norm.scale(&self.w[place.clone()]), inverse, dh, dx, &mut g[place], self.scratch);
+    }
+
+    /// The same for the norm of a residual, if there is one; without, the norm is x itself.
+    fn before(&mut self, norm: Option<&Norm>, x: &[f32], inverse: &[f32], dh: &mut [f32], dx: &mut [f32], g: &mut [f32]) {
+        match norm {
+            Some(norm) => self.backward(norm, x, inverse, dh, dx, g),
+            None => {
+                dx.iter_mut().zip(&*dh).for_each(|(dx, dh)| *dx += dh);
+                dh.copy_from_slice(x);
+            }
+        }
+    }
+
+    /// The gradient of what is added to the residual, from the residual's: through the norm behind it, if there is one. `h` holds anything
+    /// afterwards.
+    fn after<'a>(
+        &mut self,
+        norm: Option<&Norm>,
+        given: &AfterNorm,
+        h: &mut [f32],
+        dx: &'a [f32],
+        dstep: &'a mut [f32],
+        g: &mut [f32],
+    ) -> &'a [f32] {
+        let Some(norm) = norm else { return dx };
+        h.copy_from_slice(dx);
+        pieces::zero(dstep);
+        self.backward(norm, &given.x, &given.inverse, h, dstep, g);
+        dstep
     }
 }
 

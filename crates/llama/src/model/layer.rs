@@ -129,6 +129,16 @@ pub(crate) struct LayerActivations {
     pub gates: Vec<Gate>,
     /// Gate and up [M, 2·I]; their gradient after the backward pass.
     pub gate_up: Buffer,
+    /// What goes into the norm behind attention and that behind the MLP.
+    pub after: [AfterNorm; 2],
+}
+
+/// What went into a norm behind attention or MLP; empty where there is none.
+pub(crate) struct AfterNorm {
+    /// [M, C]
+    pub x: Buffer,
+    /// 1/rms of it, [M].
+    pub inverse: Buffer,
 }
 
 /// Logits of one kind of gate, [M, width].
@@ -163,9 +173,14 @@ impl Activations {
 
 impl LayerActivations {
     fn new(architecture: &Architecture, rows: usize, gates: impl Iterator<Item = (Extra, usize)>) -> Result<LayerActivations> {
-        let Widths { i, queries, .. } = architecture.widths;
+        let Widths { c, i, queries, .. } = architecture.widths;
         let zeros = |width| zeros("a batch", rows, width);
+        let after = || -> Result<AfterNorm> {
+            let any = architecture.has_after_norms();
+            Ok(AfterNorm { x: zeros(if any { c } else { 0 })?, inverse: zeros(if any { 1 } else { 0 })? })
+        };
         Ok(LayerActivations {
+            after: [after()?, after()?],
             qkv: zeros(architecture.widths.qkv())?,
             y: zeros(queries)?,
             gates: Gate::all(rows, gates)?,

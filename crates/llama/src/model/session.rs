@@ -12,7 +12,7 @@ use super::timing::{Stage, Timing};
 use super::{Nonpositive, Objective};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::ops::lm_head::LmHead;
+use crate::ops::lm_head::{self, LmHead};
 use crate::ops::{Buffer, embedding, linear, rmsnorm, zeros};
 use crate::params::{Layout, Params};
 
@@ -81,6 +81,8 @@ pub struct Observed<'a> {
 pub(super) struct Gradients {
     /// Of the residual, [M, C].
     pub x: Buffer,
+    /// Of what attention and MLP add to it, where a norm stands behind them, [M, C]; empty elsewhere.
+    pub step: Buffer,
     /// Of q, k and v, [M, (H + 2·G)·d].
     pub qkv: Buffer,
     pub y: Buffer,
@@ -106,6 +108,7 @@ impl Session {
         let activations = Activations::new(architecture, m, keep)?;
         let gradients = Gradients {
             x: zeros(c)?,
+            step: zeros(if architecture.has_after_norms() { c } else { 0 })?,
             qkv: zeros(architecture.widths.qkv())?,
             y: zeros(queries)?,
             gates: Gate::all(m, architecture.gates().into_iter())?,
@@ -129,7 +132,7 @@ impl Session {
             engines,
             activations,
             gradients,
-            lm_head: LmHead::new(m, v)?,
+            lm_head: LmHead::new(m, v, architecture.logit_cap)?,
             targets: vec![0; m],
             losses: vec![0.0; m],
             timing: Timing::new(),
@@ -170,6 +173,7 @@ impl Session {
         check_len("logits", logits.len(), rows.len() * v)?;
         let head = &params.values()[self.layout.architecture().lm_head.clone()];
         linear::forward(&self.activations.h[rows.start * c..rows.end * c], head, None, logits, c);
+        lm_head::soft_cap(logits, self.layout.architecture().logit_cap);
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! x_m = E[id_m], with x [M, C], E [V, C]. Backward: dE[v] += Σ_{m: id_m = v} dx_m.
+//! x_m = c·E[id_m], with x [M, C], E [V, C] and a number c. Backward: dE[v] += c·Σ_{m: id_m = v} dx_m.
 
 use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
@@ -7,7 +7,7 @@ use super::pieces::rows_of;
 use crate::kernels::Stored;
 
 /// x [M, C] from ids [M], each below V.
-pub(crate) fn forward(ids: &[u32], table: Stored, x: &mut [f32], width: usize) {
+pub(crate) fn forward(ids: &[u32], table: Stored, scale: f32, x: &mut [f32], width: usize) {
     let piece = rows_of(width);
     (ids.par_chunks(piece), x.par_chunks_mut(piece * width)).into_par_iter().for_each(|(ids, x)| {
         for (&id, row) in ids.iter().zip(x.chunks_exact_mut(width)) {
@@ -15,6 +15,9 @@ pub(crate) fn forward(ids: &[u32], table: Stored, x: &mut [f32], width: usize) {
             match table {
                 Stored::F32(table) => row.copy_from_slice(&table[range]),
                 Stored::Bf16(table) => table[range].convert_to_f32_slice(row),
+            }
+            if scale != 1.0 {
+                row.iter_mut().for_each(|x| *x *= scale);
             }
         }
     });
@@ -63,14 +66,14 @@ impl Groups {
 }
 
 /// dE [V, C] += rows of dx [M, C], each table row summed in the order of positions.
-pub fn backward(ids: &[u32], dx: &[f32], dtable: &mut [f32], width: usize, groups: &mut Groups) {
+pub fn backward(ids: &[u32], dx: &[f32], scale: f32, dtable: &mut [f32], width: usize, groups: &mut Groups) {
     groups.sort(ids, dtable.len() / width);
     let piece = rows_of(width);
     let groups = &*groups;
     dtable.par_chunks_mut(piece * width).enumerate().for_each(|(i, rows)| {
         for (j, row) in rows.chunks_exact_mut(width).enumerate() {
             for &m in groups.of(i * piece + j) {
-                row.iter_mut().zip(&dx[m as usize * width..][..width]).for_each(|(sum, dx)| *sum += dx);
+                row.iter_mut().zip(&dx[m as usize * width..][..width]).for_each(|(sum, dx)| *sum += scale * dx);
             }
         }
     });
@@ -83,19 +86,19 @@ mod tests {
 
     #[test]
     fn rows_are_copied_and_their_gradients_summed_in_order() {
-        for (v, c, m) in [(5, 3, 11), (1, 1, 4), (700, 40, 300)] {
+        for (v, c, m, scale) in [(5, 3, 11, 1.0), (1, 1, 4, 3.0), (700, 40, 300, 1.0), (700, 40, 300, 6.5)] {
             let ids: Vec<u32> = (0..m).map(|i| (i * i * 7 + 3) as u32 % v as u32).collect();
             let (table, dx) = (numbers(v * c, 1), numbers(m * c, 2));
             let mut x = vec![f32::NAN; m * c];
-            forward(&ids, Stored::F32(&table), &mut x, c);
+            forward(&ids, Stored::F32(&table), scale, &mut x, c);
             let mut expected = numbers(v * c, 3);
             let mut dtable = expected.clone();
             for (i, &id) in ids.iter().enumerate() {
                 let id = id as usize;
-                assert_eq!(x[i * c..][..c], table[id * c..][..c]);
-                expected[id * c..][..c].iter_mut().zip(&dx[i * c..]).for_each(|(sum, dx)| *sum += dx);
+                assert!(x[i * c..][..c].iter().zip(&table[id * c..][..c]).all(|(x, e)| *x == scale * e));
+                expected[id * c..][..c].iter_mut().zip(&dx[i * c..]).for_each(|(sum, dx)| *sum += scale * dx);
             }
-            backward(&ids, &dx, &mut dtable, c, &mut Groups::new(m, v));
+            backward(&ids, &dx, scale, &mut dtable, c, &mut Groups::new(m, v));
             assert_eq!(dtable, expected);
         }
     }

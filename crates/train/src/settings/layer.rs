@@ -79,9 +79,7 @@ impl Layer {
 /// Sizes and attention of the model in a folder.
 fn sizes_of(folder: &str) -> Result<Table> {
     let config = Config::read(folder)?;
-    let json: serde_json::Value = serde_json::from_str(&config.to_json_string()).map_err(Error::json(Path::new(folder)))?;
-    let attention = json.get("attention_variant").cloned().unwrap_or("softmax".into());
-    let attention = Value::try_from(attention).map_err(|_| Error::Internal("an attention map that is no TOML"))?;
+    let attention = Value::try_from(config.attention_json()).map_err(|_| Error::Internal("an attention map that is no TOML"))?;
     let sizes = [
         ("hidden", config.hidden_size),
         ("mlp", config.intermediate_size),

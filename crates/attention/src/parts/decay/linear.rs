@@ -1,7 +1,7 @@
 //! c = cumsum(shift(g)) / 1024, g = W·h + b, shifted right by one with a zero in front
 
 use crate::Real;
-use crate::parts::decay::DecayPart;
+use crate::parts::decay::{DecayParams, DecayPart};
 use crate::parts::slot::{Info, unit_part};
 
 const SLOWNESS: f64 = 1024.0;
@@ -23,31 +23,32 @@ impl DecayPart for LinearDecay {
         true
     }
 
-    fn forward<R: Real>(&self, g: &[R], c: &mut [f64], sum: &mut f64) {
+    fn forward<R: Real>(&self, g: &[R], _: DecayParams<R>, c: &mut [f64], sum: &mut f64) {
         for (c, g) in c.iter_mut().zip(g) {
             *c = *sum / SLOWNESS;
             *sum += g.wide();
         }
     }
 
-    fn backward<R: Real>(&self, _: &[R], dc: &[f64], dg: &mut [R]) {
+    fn backward<R: Real>(&self, _: &[R], _: DecayParams<R>, dc: &[f64], dg: &mut [R]) -> f64 {
         let mut later = 0.0;
         for (dg, dc) in dg.iter_mut().zip(dc).rev() {
             *dg = R::of(later / SLOWNESS);
             later += dc;
         }
+        0.0
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parts::testing::{assert_all_close, check_decay};
+    use crate::parts::testing::{assert_all_close, check_decay, decay_params};
 
     #[test]
     fn a_running_sum_shifted_by_one() {
         let mut c = [f64::NAN; 3];
-        LinearDecay.forward(&[512.0, -1024.0, 99.0], &mut c, &mut 0.0);
+        LinearDecay.forward(&[512.0, -1024.0, 99.0], decay_params(), &mut c, &mut 0.0);
         assert_all_close(&c, &[0.0, 0.5, -0.5], 1e-15);
     }
 

@@ -1,31 +1,84 @@
 //! M_ts = exp(c_t − c_s), c a running sum of a gate: older keys count less.
+//!
+//! By channel, x_ts = Σ_c q_tc·k_sc·exp(c_t,c − c_s,c) instead: every monomial of a state decays by the product of its channels, and order 0
+//! does not decay.
 
+pub mod fixed;
+pub mod given;
 pub mod linear;
+pub mod mamba;
+pub mod sigmoid;
 pub mod softplus;
 
 use crate::Real;
 use crate::parts::slot::{Part, slot};
 
-/// What every decay provides, over the time axis of one head.
+/// What a decay reads besides logits.
+#[derive(Clone, Copy, Debug)]
+pub struct DecayParams<R> {
+    /// The query head.
+    pub head: usize,
+    /// a_h, of decays with a learned rate.
+    pub rate: R,
+}
+
+/// What every decay provides, over the time axis of one head, or of one channel of it.
 pub trait DecayPart: Part {
+    /// Whether it reads logits.
+    fn has_logits(&self) -> bool {
+        true
+    }
     /// Whether the projection has a bias.
     fn has_bias(&self) -> bool {
         false
     }
-    /// c [T] from the logits g [T]; float64, since only differences of c matter and c grows with T. `sum` is what passes from
-    /// one call to the next: zero before the first position.
-    fn forward<R: Real>(&self, g: &[R], c: &mut [f64], sum: &mut f64);
-    /// dg [T] from dc [T].
-    fn backward<R: Real>(&self, g: &[R], dc: &[f64], dg: &mut [R]);
+    /// Whether a rate a_h is learned per head.
+    fn has_rate(&self) -> bool {
+        false
+    }
+    /// Whether it has one gate for each channel of q and k.
+    fn by_channel(&self) -> bool {
+        false
+    }
+    /// c [T] from the logits g [T], which are empty where it reads none; float64, since only differences of c matter and c grows with T.
+    /// `sum` is what passes from one call to the next: zero before the first position.
+    fn forward<R: Real>(&self, g: &[R], p: DecayParams<R>, c: &mut [f64], sum: &mut f64);
+    /// dg [T] from dc [T], and the gradient of the rate.
+    fn backward<R: Real>(&self, g: &[R], p: DecayParams<R>, dc: &[f64], dg: &mut [R]) -> f64;
 }
 
 slot! {
     /// The decay of a variant.
-    Decay { linear::LinearDecay, softplus::SoftplusDecay }
+    Decay { linear::LinearDecay, softplus::SoftplusDecay, sigmoid::SigmoidDecay, mamba::MambaDecay, fixed::FixedDecay, given::GivenDecay }
+    /// Whether it reads logits.
+    fn has_logits() -> bool;
     /// Whether the projection has a bias.
     fn has_bias() -> bool;
+    /// Whether a rate a_h is learned per head.
+    fn has_rate() -> bool;
+    /// Whether it has one gate for each channel of q and k.
+    fn by_channel() -> bool;
     /// c from the logits.
-    fn forward<R: Real>(g: &[R], c: &mut [f64], sum: &mut f64);
-    /// dg from dc.
-    fn backward<R: Real>(g: &[R], dc: &[f64], dg: &mut [R]);
+    fn forward<R: Real>(g: &[R], p: DecayParams<R>, c: &mut [f64], sum: &mut f64);
+    /// dg from dc, and the gradient of the rate.
+    fn backward<R: Real>(g: &[R], p: DecayParams<R>, dc: &[f64], dg: &mut [R]) -> f64;
+}
+
+/// ln(1 + e^x), without overflow.
+#[inline(always)]
+fn softplus(x: f64) -> f64 {
+    x.max(0.0) + (-x.abs()).exp().ln_1p()
+}
+
+/// Reads the one option that decays by channel share.
+fn channel_only(word: &str, args: &str) -> Result<bool, String> {
+    match args {
+        "" => Ok(false),
+        "channel" => Ok(true),
+        _ => Err(format!("`decay={word}` takes `channel`, found `{args}`")),
+    }
+}
+
+fn channel_text(channel: bool) -> String {
+    if channel { "channel".into() } else { String::new() }
 }

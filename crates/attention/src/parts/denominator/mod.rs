@@ -22,6 +22,11 @@ pub trait DenominatorPart: Part {
     fn key_side(&self) -> bool {
         false
     }
+    /// Whether a learned e^b is added to the sum.
+    #[inline(always)]
+    fn has_sink(&self) -> bool {
+        false
+    }
     /// D·e^−ρ: z the sum of weights without its log scale ρ, `count` = S_t.
     #[inline(always)]
     fn value<R: Real>(&self, _z: R, _count: R, _rho: R) -> R {
@@ -41,6 +46,8 @@ slot! {
     fn sums() -> bool;
     /// Whether it weighs the keys instead of the row.
     fn key_side() -> bool;
+    /// Whether a learned e^b is added to the sum.
+    fn has_sink() -> bool;
     /// D·e^−ρ.
     fn value<R: Real>(z: R, count: R, rho: R) -> R;
     /// ∂D/∂z.

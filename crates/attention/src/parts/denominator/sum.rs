@@ -1,4 +1,4 @@
-//! D = Σ_s M·w, optionally max(·, floor), + eps, or detached from the gradient
+//! D = Σ_s M·w, optionally + e^b, max(·, floor), + eps, or detached from the gradient
 
 use crate::Real;
 use crate::parts::denominator::DenominatorPart;
@@ -13,15 +13,17 @@ pub struct Sum {
     pub eps: Option<f64>,
     /// No gradient flows through the sum.
     pub detached: bool,
+    /// e^b is added to the sum, b learned per head: a key without a value. It arrives with the sum.
+    pub sink: bool,
 }
 
 impl Part for Sum {
     const INFO: Info = Info {
         word: "sum",
-        usage: "over=sum[,floor=X][,eps=X][,detached]",
-        formula: "D_t = Σ_s M_ts·w_ts, then max(D, floor), then + eps",
-        about: "The sum of the weights, as in softmax; `detached` keeps gradients out of it.",
-        examples: &["sum", "sum,floor=1", "sum,floor=1,detached", "sum,detached,eps=1e-4", "sum,eps=1e-8"],
+        usage: "over=sum[,floor=X][,eps=X][,detached][,sink]",
+        formula: "D_t = Σ_s M_ts·w_ts, with sink + exp(b_h), then max(D, floor), then + eps",
+        about: "The sum of the weights, as in softmax; `detached` keeps gradients out of it, `sink` adds a learned exp(b_h) (gpt-oss).",
+        examples: &["sum", "sum,floor=1", "sum,floor=1,detached", "sum,detached,eps=1e-4", "sum,eps=1e-8", "sum,sink", "sum,eps=1e-8,sink"],
     };
 
     fn parse(args: &str) -> Result<Self, String> {
@@ -31,7 +33,8 @@ impl Part for Sum {
                 Some(("floor", value)) if sum.floor.is_none() => sum.floor = Some(number("floor", value, true)?),
                 Some(("eps", value)) if sum.eps.is_none() => sum.eps = Some(number("eps", value, true)?),
                 None if option == "detached" && !sum.detached => sum.detached = true,
-                _ => return Err(format!("`over=sum` takes `floor=X`, `eps=X` and `detached`, each once; found `{option}`")),
+                None if option == "sink" && !sum.sink => sum.sink = true,
+                _ => return Err(format!("`over=sum` takes `floor=X`, `eps=X`, `detached` and `sink`, each once; found `{option}`")),
             }
         }
         Ok(sum)
@@ -42,6 +45,7 @@ impl Part for Sum {
         options.extend(self.floor.map(|x| format!("floor={}", short(x))));
         options.extend(self.eps.map(|x| format!("eps={}", short(x))));
         options.extend(self.detached.then(|| "detached".to_string()));
+        options.extend(self.sink.then(|| "sink".to_string()));
         options.join(",")
     }
 }
@@ -49,6 +53,9 @@ impl Part for Sum {
 impl DenominatorPart for Sum {
     fn sums(&self) -> bool {
         true
+    }
+    fn has_sink(&self) -> bool {
+        self.sink
     }
 
     #[inline(always)]
@@ -83,7 +90,7 @@ mod tests {
 
     #[test]
     fn floor_then_eps() {
-        let sum = Sum { floor: Some(1.0), eps: Some(0.5), detached: false };
+        let sum = Sum { floor: Some(1.0), eps: Some(0.5), detached: false, sink: false };
         assert_eq!([0.2, 3.0].map(|z| sum.value(z, 9.0, 0.0)), [1.5, 3.5]);
         assert_eq!(Sum::default().value(0.2, 9.0, 0.0), 0.2);
     }
@@ -93,8 +100,8 @@ mod tests {
         assert_examples::<Sum>();
         for floor in [None, Some(1.0)] {
             for eps in [None, Some(0.5)] {
-                check_denominator(&Sum { floor, eps, detached: false }, false);
-                check_denominator(&Sum { floor, eps, detached: true }, true);
+                check_denominator(&Sum { floor, eps, ..Sum::default() }, false);
+                check_denominator(&Sum { floor, eps, detached: true, sink: true }, true);
             }
         }
     }

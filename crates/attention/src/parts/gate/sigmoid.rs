@@ -1,17 +1,17 @@
 //! σ(g), g = W·h + b
 
 use crate::Real;
-use crate::parts::gate::GatePart;
-use crate::parts::slot::{Info, unit_part};
+use crate::parts::gate::{GatePart, channel_only, channel_text};
+use crate::parts::slot::{Info, Part, unit_part};
 
 unit_part! {
     /// The logistic gate.
     Sigmoid,
     Info {
         word: "sigmoid",
-        usage: "in, out or post",
+        usage: "in or out",
         formula: "σ(W·h + b)",
-        about: "A number between 0 and 1 per head and position; what the bare words `in`, `out` and `post` mean.",
+        about: "A number between 0 and 1 per head and position; what the bare words `in` and `out` mean.",
         examples: &["sigmoid"],
     }
 }
@@ -27,6 +27,48 @@ impl GatePart for Sigmoid {
         for (d, &value) in dfactor.iter_mut().zip(factor) {
             *d *= slope_from_value(value);
         }
+    }
+}
+
+/// The logistic gate after the norm: one number for each head, or one for each of its values.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PostSigmoid {
+    /// One gate for each value.
+    pub channel: bool,
+}
+
+impl Part for PostSigmoid {
+    const INFO: Info = Info {
+        word: "sigmoid",
+        usage: "post or post=sigmoid,channel",
+        formula: "σ(W·h + b)",
+        about: "A number between 0 and 1 per head and position, or with `channel` per value (Qwen's gated attention).",
+        examples: &["sigmoid", "sigmoid,channel"],
+    };
+
+    fn parse(args: &str) -> Result<Self, String> {
+        channel_only("sigmoid", args).map(|channel| PostSigmoid { channel })
+    }
+
+    fn args(&self) -> String {
+        channel_text(self.channel)
+    }
+}
+
+impl GatePart for PostSigmoid {
+    #[inline(always)]
+    fn by_channel(&self) -> bool {
+        self.channel
+    }
+
+    #[inline(always)]
+    fn forward<R: Real>(&self, g: &mut [R], sum: &mut f64) {
+        Sigmoid.forward(g, sum);
+    }
+
+    #[inline(always)]
+    fn backward<R: Real>(&self, g: &[R], factor: &[R], dfactor: &mut [R]) {
+        Sigmoid.backward(g, factor, dfactor);
     }
 }
 
@@ -61,5 +103,6 @@ mod tests {
     #[test]
     fn gradients() {
         check_gate(&Sigmoid, &numbers(9, 1));
+        check_gate(&PostSigmoid { channel: true }, &numbers(9, 1));
     }
 }

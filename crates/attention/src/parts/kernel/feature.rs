@@ -1,4 +1,4 @@
-//! w(q, k) = scale · φ(q)·φ(k), φ ∈ elu(x)+1, relu, l2, identity
+//! w(q, k) = scale · φ(q)·φ(k), φ ∈ elu(x)+1, relu, l2, identity, hedgehog
 
 use crate::Real;
 use crate::error::nearest;
@@ -20,17 +20,21 @@ pub enum Map {
     Relu,
     /// φ(x) = x / max(‖x‖, 1e-12)
     L2,
+    /// φ(x) = softmax([2(Wx + b), −2(Wx + b)]), twice as wide as x: made by [`hedgehog`](super::hedgehog), whose weights are learned; as
+    /// a map in place it is the identity.
+    Hedgehog,
 }
 
 impl Map {
-    const WORDS: [(&'static str, Map); 4] = [("elu", Map::Elu), ("relu", Map::Relu), ("l2", Map::L2), ("identity", Map::Identity)];
+    const WORDS: [(&'static str, Map); 5] =
+        [("elu", Map::Elu), ("relu", Map::Relu), ("l2", Map::L2), ("identity", Map::Identity), ("hedgehog", Map::Hedgehog)];
 
     /// x [d] becomes φ(x).
     #[inline(always)]
     pub fn forward<R: Real>(self, x: &mut [R]) {
         let zero = R::zero();
         match self {
-            Map::Identity => {}
+            Map::Identity | Map::Hedgehog => {}
             Map::Elu => x.iter_mut().for_each(|x| *x = if *x > zero { *x + R::one() } else { x.exp() }),
             Map::Relu => x.iter_mut().for_each(|x| *x = x.max(zero)),
             Map::L2 => L2.forward(x, NormParams { weight: &[], bias: &[], log_scale: zero }),
@@ -42,7 +46,7 @@ impl Map {
     pub fn backward<R: Real>(self, x: &[R], dphi: &mut [R]) {
         let zero = R::zero();
         match self {
-            Map::Identity => {}
+            Map::Identity | Map::Hedgehog => {}
             Map::Elu => dphi.iter_mut().zip(x).for_each(|(d, &x)| {
                 if x <= zero {
                     *d *= x.exp();
@@ -98,10 +102,10 @@ pub struct Feature {
 impl Part for Feature {
     const INFO: Info = Info {
         word: "feature",
-        usage: "feature=elu|relu|l2|identity",
-        formula: "w = scale · φ(q)·φ(k), φ = elu(x)+1, max(x, 0), x/‖x‖ or x",
-        about: "Linear attention with a feature map.",
-        examples: &["elu", "relu", "l2", "identity"],
+        usage: "feature=elu|relu|l2|identity|hedgehog",
+        formula: "w = scale · φ(q)·φ(k), φ = elu(x)+1, max(x, 0), x/‖x‖, x or softmax([2(Wx+b), −2(Wx+b)])",
+        about: "Linear attention with a feature map; that of hedgehog is learned, per head for q and per kv head for k.",
+        examples: &["elu", "relu", "l2", "identity", "hedgehog"],
     };
 
     fn parse(args: &str) -> Result<Self, String> {
@@ -123,12 +127,16 @@ impl Part for Feature {
 
 impl KernelPart for Feature {
     fn map(&self) -> Map {
-        self.map
+        if self.map == Map::Hedgehog { Map::Identity } else { self.map }
+    }
+
+    fn has_learned_map(&self) -> bool {
+        self.map == Map::Hedgehog
     }
 
     fn sign(&self) -> Sign {
         match self.map {
-            Map::Elu => Sign::Positive,
+            Map::Elu | Map::Hedgehog => Sign::Positive,
             Map::Relu => Sign::Nonnegative,
             Map::L2 | Map::Identity => Sign::Mixed,
         }

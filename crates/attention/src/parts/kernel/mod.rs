@@ -2,6 +2,7 @@
 
 pub mod exp;
 pub mod feature;
+pub mod hedgehog;
 pub mod power;
 pub mod taylor;
 
@@ -32,6 +33,10 @@ pub trait KernelPart: Part + ScoreKernel {
     /// φ, applied to q and k before their product.
     fn map(&self) -> Map {
         Map::Identity
+    }
+    /// Whether q and k go through learned features before φ, which double their dimension.
+    fn has_learned_map(&self) -> bool {
+        false
     }
     /// The signs that its weights can have.
     fn sign(&self) -> Sign;
@@ -71,6 +76,8 @@ slot! {
     fn rescale() -> Rescale;
     /// φ, applied to q and k before their product.
     fn map() -> Map;
+    /// Whether q and k go through learned features before φ, which double their dimension.
+    fn has_learned_map() -> bool;
     /// The signs that its weights can have.
     fn sign() -> Sign;
     /// The orders n and coefficients a_n of w(x) = Σ_n a_n·x^n/n!, ascending; `None` where w is no polynomial.
@@ -99,6 +106,11 @@ impl Kernel {
     /// a_n of a series with its learned numbers taken in; of no meaning for other kernels, which have none.
     pub(crate) fn coefficient(&self, n: usize) -> f64 {
         if let Kernel::Taylor(taylor) = self { taylor.coefficient(n) } else { 1.0 }
+    }
+
+    /// Whether it is e^x, whose weights take a factor into their argument.
+    pub(crate) fn is_exp(&self) -> bool {
+        matches!(self, Kernel::Exp(_))
     }
 
     /// Takes learned numbers in, where it has any.

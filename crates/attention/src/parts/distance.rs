@@ -1,0 +1,56 @@
+//! Distance classes: keys with t − s < W (the window) and keys with s < S (the sinks) are near, all others far
+
+use std::ops::Range;
+
+/// A window and its sinks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Distance {
+    /// W, the position itself included.
+    pub window: usize,
+    /// S
+    pub sinks: usize,
+}
+
+impl Distance {
+    /// Everything is near.
+    pub const ALL: Distance = Distance { window: usize::MAX, sinks: 0 };
+
+    /// Whether position t sees key s ≤ t with the near kernel.
+    #[inline(always)]
+    pub fn is_near(self, t: usize, s: usize) -> bool {
+        t - s < self.window || s < self.sinks
+    }
+
+    /// The far keys of position t: all between the sinks and the window.
+    pub fn far(self, t: usize) -> Range<usize> {
+        let end = (t + 1).saturating_sub(self.window);
+        self.sinks.min(end)..end
+    }
+
+    /// The near keys of position t: the sinks that the window does not hold, then the window.
+    pub fn near(self, t: usize) -> impl DoubleEndedIterator<Item = usize> + Clone {
+        let far = self.far(t);
+        (0..far.start).chain(far.end..t + 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_belongs_to_one_class() {
+        for (window, sinks) in [(1, 0), (1, 2), (3, 0), (3, 2), (3, 9), (9, 1), (usize::MAX, 0)] {
+            let distance = Distance { window, sinks };
+            for t in 0..8 {
+                let near: Vec<usize> = distance.near(t).collect();
+                assert_eq!(near, (0..=t).filter(|&s| distance.is_near(t, s)).collect::<Vec<_>>());
+                assert!(distance.far(t).all(|s| !distance.is_near(t, s)));
+                assert_eq!(near.len() + distance.far(t).len(), t + 1);
+            }
+        }
+        let distance = Distance { window: 3, sinks: 2 };
+        assert_eq!((distance.near(7).collect::<Vec<_>>(), distance.far(7)), (vec![0, 1, 5, 6, 7], 2..5));
+        assert_eq!((distance.near(3).collect::<Vec<_>>(), distance.far(3)), (vec![0, 1, 2, 3], 1..1));
+    }
+}
