@@ -14,6 +14,7 @@ import pathlib
 import subprocess
 import sys
 
+WINDOW = 512
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
@@ -35,7 +36,8 @@ def times(kind, found):
         return {f"{row['variant']} d {row['head_dim']}, a token": row["us"] * 1e-3 for row in found["rows"]}
     if kind == "gemm":
         return {f"{row['m']}x{row['k']}x{row['n']}  {row['product']}": row["ms"] for row in found["rows"]}
-    rows = [row for row in found["rows"] if row["variant"] == "softmax rope=off"]
+    wanted = "softmax rope=off" + (f" window={WINDOW}" if kind == "window" else "")
+    rows = [row for row in found["rows"] if row["variant"] == wanted]
     names = {"forward": "forward", "forward_backward": "with backward"}
     return {
         f"B {row['batch']} H {row['heads']} T {row['time']} d {row['head_dim']}  {name}": row[key]["ms"]
@@ -45,13 +47,13 @@ def times(kind, found):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", nargs="*", metavar="KIND", help="attention, decode, gemm, step (default: all)")
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help="attention, window, decode, gemm, step (default: all)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: all cores")
     arguments = sys.argv[1:]
     split = arguments.index("--") if "--" in arguments else len(arguments)
     options, rest = parser.parse_args(arguments[:split]), arguments[split + 1:]
-    known = ["attention", "decode", "gemm", "step"]
+    known = ["attention", "window", "decode", "gemm", "step"]
     if unknown := [kind for kind in options.kinds if kind not in known]:
         parser.error(f"`{unknown[0]}` is not one of {', '.join(known)}")
     termwise = os.environ.get("TERMWISE", str(ROOT / "target/release/termwise"))
@@ -59,10 +61,17 @@ def main():
 
     for kind in options.kinds or known:
         threads = ["--threads", str(options.threads)]
-        ours = [termwise, "bench", kind, "--json", *threads, *rest]
-        if kind == "attention" and "--variants" not in rest:
+        command = "attention" if kind == "window" else kind
+        ours = [termwise, "bench", command, "--json", *threads, *rest]
+        theirs = [python, str(ROOT / "bench/pytorch.py"), command, *threads, *rest]
+        if kind == "window":
+            ours += ["--variants", f"softmax rope=off window={WINDOW}"]
+            theirs += ["--window", str(WINDOW)]
+            if "--shapes" not in rest:
+                long = ["--shapes", "1x4x16384", "--repeat", "2"]
+                ours, theirs = ours + long, theirs + long
+        elif kind == "attention" and "--variants" not in rest:
             ours += ["--variants", "softmax rope=off"]
-        theirs = [python, str(ROOT / "bench/pytorch.py"), kind, *threads, *rest]
         sides = {"termwise": ours, "PyTorch": theirs}
         if kind == "step":
             sides["torch.compile"] = [*theirs, "--compile"]

@@ -56,19 +56,24 @@ def attention(options):
         q = torch.randn(batch, heads, length, d, requires_grad=True)
         k, v = (torch.randn(batch, kv_heads, length, d, requires_grad=True) for _ in range(2))
         dy = torch.randn(batch, heads, length, d)
-        grouped = {"enable_gqa": True} if kv_heads != heads else {}
+        how = {"enable_gqa": True} if kv_heads != heads else {}
+        if options.window:
+            distance = torch.arange(length)[:, None] - torch.arange(length)
+            how["attn_mask"] = (distance >= 0) & (distance < options.window)
+        else:
+            how["is_causal"] = True
 
         def forward():
             with torch.no_grad():
-                F.scaled_dot_product_attention(q, k, v, is_causal=True, **grouped)
+                F.scaled_dot_product_attention(q, k, v, **how)
 
         def both():
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, **grouped)
+            y = F.scaled_dot_product_attention(q, k, v, **how)
             torch.autograd.grad(y, (q, k, v), dy)
 
         flops, tokens = attention_flops(batch, heads, length, d), batch * length
         rows.append({
-            "variant": "softmax rope=off", "batch": batch, "heads": heads, "kv_heads": kv_heads, "time": length, "head_dim": d,
+            "variant": "softmax rope=off" + (f" window={options.window}" if options.window else ""), "batch": batch, "heads": heads, "kv_heads": kv_heads, "time": length, "head_dim": d,
             "forward": speed(best(forward, options.repeat)[0], flops, tokens),
             "forward_backward": speed(best(both, options.repeat)[0], 3.5 * flops, tokens),
         })
@@ -237,6 +242,7 @@ def main():
     sub.add_argument("--shapes", default="8x4x256,2x4x1024,1x8x2048", help="batch x heads x time")
     sub.add_argument("--head-dim", type=int, default=64)
     sub.add_argument("--kv-heads", type=int)
+    sub.add_argument("--window", type=int, help="only the last so many keys, by a mask")
     sub = command("gemm", gemm, 20)
     sub.add_argument("--shapes", default="2048x256x256,2048x256x512,2048x512x256,2048x256x4096,1024x1024x1024", help="M x K x N")
     sub = command("decode", decode, 10)

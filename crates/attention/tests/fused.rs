@@ -95,6 +95,25 @@ fn lengths_for(shape: &Shape) -> Option<Vec<usize>> {
     (shape.batch > 1).then(|| (0..shape.batch).map(|b| if b == 0 { shape.time.div_ceil(2) } else { shape.time }).collect())
 }
 
+/// Windows and sinks that end anywhere in a tile, on one and on several tiles away.
+#[test]
+fn windows_of_any_size() {
+    let _guard = alone();
+    let scratch = Scratch::default();
+    let mut rng = Rng(17);
+    let shape = shape(2, 300, 2, 1, 6, 5);
+    for (window, sinks) in
+        [(1, 0), (2, 1), (16, 129), (100, 3), (127, 0), (128, 128), (129, 5), (172, 40), (290, 3), (300, 0), (9999, 9999)]
+    {
+        for parts in ["exp", "exp cap=2 decay=softplus in", "taylor=0..2,coef=learned over=length cap=1.5"] {
+            let sinks = if sinks > 0 { format!(" sinks={sinks}") } else { String::new() };
+            let text = format!("{parts} window={window}{sinks}");
+            let case = Case::<f32>::random(&layer(&text, &shape), shape, lengths_for(&shape), 1.0, &mut rng);
+            Expected::of(&case).compare(&fused(&case, &scratch), &format!("{case}"));
+        }
+    }
+}
+
 #[test]
 fn every_preset_at_many_shapes() {
     let _guard = alone();

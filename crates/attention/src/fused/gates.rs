@@ -52,7 +52,7 @@ impl<'a> Gates<'a> {
         let at = n * layout.shape.time + t;
         Row {
             z,
-            count: (self.positions[n / layout.shape.heads] + t + 1) as f32,
+            count: variant.visible(self.positions[n / layout.shape.heads] + t) as f32,
             rho,
             out: if variant.out_gate.is_some() { self.out[at] } else { 1.0 },
             post: Post::One(if variant.post_gate.is_some() { self.post[at] } else { 1.0 }),
@@ -135,7 +135,10 @@ pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch) {
                 }
                 if head.variant.denominator.key_side() {
                     let m = inputs.extra(Extra::NormConst)[h];
-                    weights.iter_mut().enumerate().for_each(|(t, weight)| *weight *= key_weight(m, (positions[b] + t + 1) as f32));
+                    weights
+                        .iter_mut()
+                        .enumerate()
+                        .for_each(|(t, weight)| *weight *= key_weight(m, head.variant.visible(positions[b] + t) as f32));
                 }
             }
             if let Some(part) = &head.variant.decay {
@@ -193,7 +196,7 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
                 let m = inputs.extra(Extra::NormConst)[h];
                 let mut dm = 0.0;
                 for (t, d) in din[..len].iter_mut().enumerate() {
-                    let count = (t + 1) as f32;
+                    let count = head.variant.visible(t) as f32;
                     let weight = key_weight(m, count);
                     dm += (*d * in_factor(t)) as f64 * key_weight_slope(m, count, weight) as f64;
                     *d *= weight;

@@ -188,6 +188,11 @@ impl Keys<'_> {
         let (l, s) = (self.l, self.l.shape);
         let mut key = vec![0.0; s.d];
         let mut norms = Vec::with_capacity(self.len);
+        let mut after = 0;
+        if let GroupMemory::Cache(cache) = &mut store.memory {
+            after = cache.next_position() + self.len;
+            cache.forget(after);
+        }
         for t in 0..self.len {
             let tile = &self.w.kt[(self.kv * l.tiles + t / l.tile) * s.d * l.pitch..][..s.d * l.pitch];
             for (key, row) in key.iter_mut().zip(tile.chunks_exact(l.pitch)) {
@@ -195,18 +200,19 @@ impl Keys<'_> {
             }
             store.key_norm = larger(store.key_norm, dot(&key, &key).sqrt());
             norms.push(store.key_norm);
-            if let GroupMemory::Cache(cache) = &mut store.memory {
-                cache.push(&key, &self.w.v[(self.kv * l.tp() + t) * l.ep..][..s.e]);
+            let GroupMemory::Cache(cache) = &mut store.memory else { continue };
+            if cache.skips(after) {
+                cache.forgotten += 1;
+                continue;
             }
-        }
-        if let GroupMemory::Cache(cache) = &mut store.memory {
+            cache.push(&key, &self.w.v[(self.kv * l.tp() + t) * l.ep..][..s.e]);
             for (&h, column) in heads.iter().zip(&mut cache.columns) {
-                let at = (self.first + h) * l.tp();
+                let at = (self.first + h) * l.tp() + t;
                 if l.heads[h].weighs_keys {
-                    column.weights.extend_from_slice(&self.w.key_weights[at..at + self.len]);
+                    column.weights.push(self.w.key_weights[at]);
                 }
                 if l.heads[h].variant.decay.is_some() {
-                    column.decay.extend_from_slice(&self.w.decay[at..at + self.len]);
+                    column.decay.push(self.w.decay[at]);
                 }
             }
         }

@@ -6,7 +6,7 @@ use crate::fused::gates::{Gates, decay_columns};
 use crate::fused::gradients::{KeyGrads, QueryGrads};
 use crate::fused::plan::Layout;
 use crate::kernels::gemm::multiply;
-use crate::kernels::score_rows::{BackwardRow, CoefficientRow, DecayGrad, DecayRow};
+use crate::kernels::score_rows::{BackwardRow, CoefficientRow, DecayGrad, DecayRow, soft_cap, soft_cap_slopes};
 use crate::kernels::simd::{Simd, Task};
 use crate::kernels::{PAD, ROWS, TILE};
 
@@ -83,7 +83,9 @@ impl Task for BackwardTiles<'_, '_> {
         }
         for tile in self.keys.clone() {
             for h in heads.clone() {
-                let end = if self.chunked { len.min(l.chunk_end(tile)) } else { len };
+                let seen_until =
+                    if self.chunked { l.chunk_end(tile) } else { l.heads[h].variant.distance().seen_until(tile * l.tile, l.tile) };
+                let end = len.min(seen_until);
                 let rows = tile.max(self.queries.start) * l.tile..end.min(self.queries.end * l.tile);
                 if !rows.is_empty() {
                     self.key_tile(simd, h, tile, rows, &mut tiles);
@@ -104,6 +106,7 @@ impl BackwardTiles<'_, '_> {
         let (n, in_group) = (self.b * s.heads + h, h % s.group());
         let kv = l.kv_index(head.class, self.b, self.g);
         let s0 = tile * l.tile;
+        let distance = head.variant.distance();
         let kt = &c.kt[(kv * l.tiles + tile) * s.d * l.pitch..][..s.d * l.pitch];
         let vt = &c.vt[(kv * l.tiles + tile) * s.e * l.pitch..][..s.e * l.pitch];
         let k = &c.k[(kv * l.tp() + s0) * l.dp..][..l.tile * l.dp];
@@ -111,6 +114,7 @@ impl BackwardTiles<'_, '_> {
         let decay = head.variant.decay.is_some().then(|| &c.gates.decay[n * l.tp()..][..l.tp()]);
         let mut columns = [0.0; TILE];
         let mut dcolumns = [0.0; TILE];
+        let mut slopes = [0.0; TILE];
         let base = decay.map_or(0.0, |decay| decay_columns(&decay[s0..s0 + l.pitch], &mut columns));
         // Places of this tile, and of the first query, in what the task writes to.
         let (first, to) = (self.queries.start * l.tile, (tile - self.keys.start) * l.tile);
@@ -132,7 +136,13 @@ impl BackwardTiles<'_, '_> {
             let diagonal = t0 == s0;
             let q = &c.q[(n * l.tp() + t0) * l.dp..][..(t1 - t0) * l.dp];
             let du = &c.du[(n * s.time + t0) * l.ep..][..(t1 - t0) * l.ep];
-            let keys_of = |r1: usize| if diagonal { r1 - s0 } else { l.tile };
+            // Where the window of no row reaches the tile, its sinks alone are left.
+            let in_window = distance.visible(t0, s0, l.tile).from < l.tile;
+            let keys_of = |r1: usize| match (diagonal, in_window) {
+                (true, _) => r1 - s0,
+                (false, true) => l.tile,
+                (false, false) => (distance.sinks - s0).min(l.tile),
+            };
             for r0 in (t0..t1).step_by(ROWS) {
                 let r1 = (r0 + ROWS).min(t1);
                 let width = keys_of(r1).next_multiple_of(PAD);
@@ -144,7 +154,11 @@ impl BackwardTiles<'_, '_> {
                     let i = r - t0;
                     let at = n * s.time + r;
                     let (x, dp) = (&mut x[i * TILE..][..width], &mut dp[i * TILE..][..width]);
-                    let visible = (r + 1 - s0).min(l.tile);
+                    let visible = distance.visible(r, s0, l.tile);
+                    if let Some(cap) = head.cap {
+                        soft_cap(simd, x, cap);
+                        soft_cap_slopes(simd, x, cap, &mut slopes[..width]);
+                    }
                     let row = (decay.map_or(0.0, |d| d[r]) - base) as f32;
                     let decay_row = || decay.map(|_| DecayRow { row, columns: &columns });
                     let frame = head.frame.of(c.rho[at]);
@@ -166,6 +180,9 @@ impl BackwardTiles<'_, '_> {
                             key_weights,
                         },
                     );
+                    if head.cap.is_some() {
+                        dp.iter_mut().zip(&slopes).for_each(|(dx, slope)| *dx *= slope);
+                    }
                     if decay.is_some() {
                         ddecay.row(in_group, r - first)[0] += total as f64;
                     }

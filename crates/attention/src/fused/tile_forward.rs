@@ -1,14 +1,17 @@
 //! The forward pass over one tile of queries.
 
+use std::ops::Range;
+
 use crate::Report;
 use crate::fused::epilogue::{self, Outputs, RowSums};
 use crate::fused::gates::{Gates, decay_columns};
 use crate::fused::plan::Layout;
 use crate::fused::prepare::Sources;
 use crate::kernels::gemm::multiply;
-use crate::kernels::score_rows::{DecayRow, ForwardRow};
+use crate::kernels::score_rows::{DecayRow, ForwardRow, Visible, soft_cap};
 use crate::kernels::simd::{Simd, Task};
 use crate::kernels::{PAD, ROWS, TILE};
+use crate::parts::distance::Distance;
 use crate::state::cache::{BLOCK, Cache};
 
 /// What the tasks of one forward pass read.
@@ -49,7 +52,7 @@ pub struct Cached<'a> {
 
 impl Cached<'_> {
     /// c of a block's keys less the first of them, that first, and the weights of its values, zero after the last key.
-    fn block(&self, block: usize, columns: &mut [f32; TILE], weights: &mut [f32; TILE]) -> (usize, f64) {
+    fn block(&self, block: usize, columns: &mut [f32; TILE], weights: &mut [f32; TILE]) -> f64 {
         const { assert!(BLOCK == TILE, "blocks of a cache are read like tiles") };
         let column = &self.cache.columns[self.column];
         let first = block * BLOCK;
@@ -58,8 +61,7 @@ impl Cached<'_> {
         if !column.weights.is_empty() {
             weights[..count].copy_from_slice(&column.weights[first..first + count]);
         }
-        let base = if column.decay.is_empty() { 0.0 } else { decay_columns(&column.decay[first..first + count], columns) };
-        (count, base)
+        if column.decay.is_empty() { 0.0 } else { decay_columns(&column.decay[first..first + count], columns) }
     }
 }
 
@@ -75,23 +77,30 @@ impl Task for CallTile<'_, '_> {
     }
 }
 
-/// How far the keys of a tile are seen.
+/// Which keys of a tile are seen.
 #[derive(Clone, Copy)]
-enum Until {
-    /// All of this many, by every row.
-    All(usize),
-    /// From this position on, up to a row's own, at most this many.
-    Own(usize, usize),
+enum Keys<'a> {
+    /// Those of this block of a cache; the first row has this position.
+    Cached(&'a Cache, usize, usize),
+    /// Those of the tile that starts here and is so long, by each row as far as its own position and distance classes allow.
+    Tile(usize, usize, Distance),
 }
 
-impl Until {
-    /// Keys that row r sees.
+impl Keys<'_> {
+    /// Those that row r sees.
     #[inline(always)]
-    fn row(self, r: usize) -> usize {
+    fn row(self, r: usize) -> Visible {
         match self {
-            Until::All(count) => count,
-            Until::Own(start, most) => (r + 1 - start).min(most),
+            Keys::Cached(cache, block, first) => cache.visible(block, first + r),
+            Keys::Tile(start, tile, distance) => distance.visible(r, start, tile),
         }
+    }
+
+    /// How many from the first on any of the rows sees.
+    #[inline(always)]
+    fn rows(self, rows: Range<usize>) -> usize {
+        let (first, last) = (self.row(rows.start), self.row(rows.end - 1));
+        if first.from < last.until { last.until } else { last.sinks }
     }
 }
 
@@ -150,39 +159,51 @@ impl Task for ForwardTile<'_, '_> {
         let mut cached_weights = [0.0; TILE];
         let mut largest = 0.0f32;
         let blocks = self.cached.as_ref().map_or(0, |cached| cached.cache.blocks());
-        for step in 0..blocks + self.tile + 1 - self.from {
+        let begins = self.cached.as_ref().map_or(0, |cached| cached.cache.next_position());
+        let distance = head.variant.distance().after(begins);
+        // Tiles that hold sinks, and from the first on that the window of the first row reaches.
+        let near = self.from.max((first + 1).saturating_sub(distance.window) / l.tile);
+        let sinks = (self.from..distance.sinks.div_ceil(l.tile).min(near)).len();
+        for step in 0..blocks + sinks + self.tile + 1 - near {
             let begun = self.begun || step > 0;
-            let (kt, pitch, v, key_weights, base, keys_until);
+            let (kt, pitch, v, key_weights, base, seen);
             match self.cached.as_ref().filter(|_| step < blocks) {
                 Some(cached) => {
-                    let (count, c) = cached.block(step, &mut columns, &mut cached_weights);
+                    let c = cached.block(step, &mut columns, &mut cached_weights);
                     kt = &cached.cache.keys[step * s.d * BLOCK..][..s.d * BLOCK];
                     v = &cached.cache.values[step * BLOCK * l.ep..][..BLOCK * l.ep];
                     key_weights = head.weighs_keys.then_some(&cached_weights[..]);
-                    (pitch, base, keys_until) = (BLOCK, decay.map(|_| c), Until::All(count));
+                    (pitch, base, seen) = (BLOCK, decay.map(|_| c), Keys::Cached(cached.cache, step, begins));
                 }
                 None => {
-                    let tile = self.from + step - blocks;
+                    let i = step - blocks;
+                    let tile = if i < sinks { self.from + i } else { near + i - sinks };
                     let s0 = tile * l.tile;
                     kt = &c.kt[(kv * l.tiles + tile) * s.d * l.pitch..][..s.d * l.pitch];
                     v = &c.v[(kv * l.tp() + s0) * l.ep..][..l.tile * l.ep];
                     key_weights = c.gates.tile_weights(l, self.h, n, tile);
                     base = decay.map(|decay| decay_columns(&decay[s0..s0 + l.pitch], &mut columns));
-                    (pitch, keys_until) = (l.pitch, Until::Own(s0, l.tile));
+                    (pitch, seen) = (l.pitch, Keys::Tile(s0, l.tile, distance));
                 }
             }
             for r0 in (first..counted).step_by(ROWS) {
                 let r1 = (r0 + ROWS).min(counted);
                 // Row r1 − 1 sees keys up to itself; later ones need no work.
-                let keys = keys_until.row(r1 - 1);
+                let keys = seen.rows(r0..r1);
+                if keys == 0 && begun {
+                    continue;
+                }
                 let width = keys.next_multiple_of(PAD);
                 let q = &q[(r0 - first) * l.dp..][..(r1 - r0) * l.dp];
                 multiply::<S, false>(simd, [r1 - r0, width, s.d], (q, l.dp, 1), (kt, pitch), (scores, TILE));
                 if self.cached.is_some() {
                     for (r, row) in (r0..r1).zip(scores.chunks_exact(TILE)) {
                         largest =
-                            row[..keys_until.row(r)].iter().fold(largest, |largest, x| if x.abs() <= largest { largest } else { x.abs() });
+                            row[..seen.row(r).until].iter().fold(largest, |largest, x| if x.abs() <= largest { largest } else { x.abs() });
                     }
+                }
+                if let Some(cap) = head.cap {
+                    scores.chunks_exact_mut(TILE).take(r1 - r0).for_each(|row| soft_cap(simd, &mut row[..width], cap));
                 }
                 for r in r0..r1 {
                     let (i, row) = (r - first, r - r0);
@@ -190,7 +211,7 @@ impl Task for ForwardTile<'_, '_> {
                         simd,
                         ForwardRow {
                             x: &mut scores[row * TILE..][..width],
-                            visible: keys_until.row(r),
+                            visible: seen.row(r),
                             clamp: head.clamp,
                             decay: base.map(|base| DecayRow { row: (decay.map_or(0.0, |d| d[r]) - base) as f32, columns: &columns }),
                             frame: head.frame.of(rho[i]),

@@ -1,6 +1,6 @@
 //! One row of a tile: scores become weights, and back.
 //!
-//! A row holds the scores of one query with the keys of a tile, of which the first `visible` count. Lanes behind them
+//! A row holds the scores of one query with the keys of a tile, of which those of [`Visible`] count. The other lanes
 //! are neutral: they never enter a maximum, a sum or the choice of a method, so that later tokens cannot change
 //! a bit of an earlier output.
 
@@ -60,6 +60,35 @@ pub trait ScoreKernel {
     }
 }
 
+/// Which keys of a tile count in a row: those from `from` up to `until`, and those before `sinks`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Visible {
+    /// Where the window starts.
+    pub from: usize,
+    /// The first key that the row does not see.
+    pub until: usize,
+    /// Where the sinks end, at most at `until`.
+    pub sinks: usize,
+}
+
+impl Visible {
+    /// The first n.
+    pub fn first(n: usize) -> Visible {
+        Visible { from: 0, until: n, sinks: 0 }
+    }
+
+    /// Those among the first n.
+    #[inline(always)]
+    fn within(self, n: usize) -> Visible {
+        Visible { until: self.until.min(n), ..self }
+    }
+
+    /// Whether all keys of a whole tile count.
+    fn is_whole(self) -> bool {
+        self.until >= TILE && self.from <= self.sinks
+    }
+}
+
 /// log M of a row: `row` − `columns[s]`.
 pub struct DecayRow<'a> {
     /// c_t less the tile's base.
@@ -73,7 +102,7 @@ pub struct ForwardRow<'a> {
     /// Scores; become the weights of the values. A multiple of the vector length.
     pub x: &'a mut [f32],
     /// Keys that count.
-    pub visible: usize,
+    pub visible: Visible,
     /// Upper bound of scores, +∞ for none.
     pub clamp: f32,
     /// The decay, if any.
@@ -95,7 +124,7 @@ impl ForwardRow<'_> {
     #[inline(always)]
     pub fn run<S: Simd, K: ScoreKernel>(self, simd: S, kernel: &K) -> Option<(f32, f32)> {
         // Most rows of most variants are whole and plain; compiled apart, their loops are straight lines.
-        if self.x.len() == TILE && self.visible >= TILE {
+        if self.x.len() == TILE && self.visible.is_whole() {
             if self.clamp == f32::INFINITY && self.decay.is_none() && self.key_weights.is_none() {
                 self.pass::<S, K, true, true>(simd, kernel)
             } else {
@@ -111,8 +140,8 @@ impl ForwardRow<'_> {
         let lanes = S::LANES;
         let n = if WHOLE { TILE } else { self.x.len() };
         check_row::<S>(n, if PLAIN { [None; 3] } else { [self.decay.as_ref().map(|decay| decay.columns), self.key_weights, None] });
-        let visible = if WHOLE { TILE } else { self.visible.min(n) };
-        let vectors = visible.div_ceil(lanes);
+        let visible = self.visible.within(n);
+        let vectors = if WHOLE { TILE / lanes } else { visible.until.div_ceil(lanes) };
         let zero = simd.splat(0.0);
         let x = self.x.as_mut_ptr();
         let scores = Scores::<WHOLE, PLAIN> { x, clamp: self.clamp, visible, decay: if PLAIN { None } else { self.decay.as_ref() } };
@@ -190,7 +219,7 @@ fn frames<K: ScoreKernel>(frame: Option<f32>) -> (bool, bool) {
 struct Scores<'a, const WHOLE: bool, const PLAIN: bool> {
     x: *const f32,
     clamp: f32,
-    visible: usize,
+    visible: Visible,
     decay: Option<&'a DecayRow<'a>>,
 }
 
@@ -198,7 +227,16 @@ impl<const WHOLE: bool, const PLAIN: bool> Scores<'_, WHOLE, PLAIN> {
     /// `v`, and `other` in the lanes from j on that do not count.
     #[inline(always)]
     fn mask<S: Simd>(&self, simd: S, j: usize, v: S::V, other: S::V) -> S::V {
-        if WHOLE { v } else { simd.select(simd.first(self.visible - j), v, other) }
+        if WHOLE {
+            return v;
+        }
+        let Visible { from, until, sinks } = self.visible;
+        let v = simd.select(simd.first(until - j), v, other);
+        if from <= j.max(sinks) {
+            return v;
+        }
+        let sinks = simd.select(simd.first(sinks.saturating_sub(j)), v, other);
+        simd.select(simd.first(from - j), sinks, v)
     }
 
     /// min(x, c)
@@ -254,7 +292,7 @@ pub struct BackwardRow<'a> {
     /// dU·v for each key; becomes the gradient of the scores.
     pub dp: &'a mut [f32],
     /// Keys that count.
-    pub visible: usize,
+    pub visible: Visible,
     /// Upper bound of scores, +∞ for none.
     pub clamp: f32,
     /// The decay, if any.
@@ -271,7 +309,7 @@ impl BackwardRow<'_> {
     /// Σ_s ∂/∂log M_ts.
     #[inline(always)]
     pub fn run<S: Simd, K: ScoreKernel>(self, simd: S, kernel: &K) -> f32 {
-        if self.x.len() == TILE && self.visible >= TILE {
+        if self.x.len() == TILE && self.visible.is_whole() {
             if self.clamp == f32::INFINITY && self.decay.is_none() && self.key_weights.is_none() {
                 self.pass::<S, K, true, true>(simd, kernel)
             } else {
@@ -289,8 +327,8 @@ impl BackwardRow<'_> {
         let decays = self.decay.as_ref().filter(|_| !PLAIN);
         check_row::<S>(n, [Some(&*self.dp), decays.map(|d| d.decay.columns), self.key_weights]);
         check_row::<S>(n, [decays.map(|d| &*d.dcolumns), None, None]);
-        let visible = if WHOLE { TILE } else { self.visible.min(n) };
-        let vectors = visible.div_ceil(lanes);
+        let visible = self.visible.within(n);
+        let vectors = if WHOLE { TILE / lanes } else { visible.until.div_ceil(lanes) };
         let (clamp, zero) = (simd.splat(self.clamp), simd.splat(0.0));
         let dz = simd.splat(self.dz);
         let (shifts, scales) = frames::<K>(self.frame);
@@ -334,7 +372,7 @@ impl BackwardRow<'_> {
                 simd.store(x.add(j), w);
                 simd.store(dp.add(j), dx);
                 if !PLAIN && let Some(decay) = &mut self.decay {
-                    let others = simd.first((visible - decay.own as usize).saturating_sub(j));
+                    let others = simd.first((visible.until - decay.own as usize).saturating_sub(j));
                     let a = simd.select(others, simd.mul(g, w), zero);
                     let dcolumns = decay.dcolumns.as_mut_ptr().add(j);
                     simd.store(dcolumns, simd.sub(simd.load(dcolumns), a));
@@ -360,7 +398,7 @@ pub struct CoefficientRow<'a> {
     /// dU·v for each key.
     pub dp: &'a [f32],
     /// Keys that count.
-    pub visible: usize,
+    pub visible: Visible,
     /// Upper bound of scores, +∞ for none.
     pub clamp: f32,
     /// The decay, if any.
@@ -378,14 +416,14 @@ impl CoefficientRow<'_> {
     /// e^{−ρ} each are beyond float32.
     #[inline(always)]
     pub fn run<S: Simd>(self, simd: S, orders: &[usize], grads: &mut [f64]) {
-        let visible = self.visible.min(self.x.len());
+        let visible = self.visible.within(self.x.len());
         check_row::<S>(self.x.len(), [Some(self.dp), self.decay.as_ref().map(|decay| decay.columns), self.key_weights]);
         let scores = Scores::<false, false> { x: self.x.as_ptr(), clamp: self.clamp, visible, decay: self.decay.as_ref() };
         let (zero, dz) = (simd.splat(0.0), simd.splat(self.dz));
         let scale = (-self.frame.unwrap_or(0.0) as f64).exp();
         // x, and g·x^n/n! from one order to the next.
         let (mut x, mut terms) = ([0.0; TILE], [0.0; TILE]);
-        for j in (0..visible).step_by(S::LANES) {
+        for j in (0..visible.until).step_by(S::LANES) {
             // SAFETY: j + LANES is within the row, a multiple of LANES, and all slices are as long.
             let mut g = unsafe { simd.load(self.dp.as_ptr().add(j)) };
             if let Some(weights) = self.key_weights {
@@ -399,7 +437,7 @@ impl CoefficientRow<'_> {
                 (x[j + i], terms[j + i]) = (score[i] as f64, g[i] as f64 * scale);
             }
         }
-        let used = visible.next_multiple_of(S::LANES);
+        let used = visible.until.next_multiple_of(S::LANES);
         let mut power = 0;
         for (&order, grad) in orders.iter().zip(grads) {
             while power < order {
@@ -416,10 +454,77 @@ impl CoefficientRow<'_> {
     }
 }
 
+/// Scores x become c·tanh(x/c).
+#[inline(always)]
+pub fn soft_cap<S: Simd>(simd: S, x: &mut [f32], c: f32) {
+    let (cap, inverse) = (simd.splat(c), simd.splat(1.0 / c));
+    for j in (0..x.len()).step_by(S::LANES) {
+        let ratio = simd.mul(simd.load_at(x, j), inverse);
+        simd.store_at(x, j, simd.mul(cap, tanh(simd, ratio)));
+    }
+}
+
+/// The slopes of capped scores, from their values: 1 − (x/c)².
+#[inline(always)]
+pub fn soft_cap_slopes<S: Simd>(simd: S, capped: &[f32], c: f32, slopes: &mut [f32]) {
+    let (one, inverse) = (simd.splat(1.0), simd.splat(1.0 / c));
+    for j in (0..capped.len()).step_by(S::LANES) {
+        let ratio = simd.mul(simd.load_at(capped, j), inverse);
+        simd.store_at(slopes, j, simd.sub(one, simd.mul(ratio, ratio)));
+    }
+}
+
+/// tanh within 5e-7, relative: near zero by its series, elsewhere from the exponential.
+#[inline(always)]
+fn tanh<S: Simd>(simd: S, x: S::V) -> S::V {
+    let (one, two) = (simd.splat(1.0), simd.splat(2.0));
+    let square = simd.mul(x, x);
+    let mut series = simd.splat(TANH[0]);
+    for &a in &TANH[1..] {
+        series = simd.fma(series, square, simd.splat(a));
+    }
+    let near = simd.fma(simd.mul(x, square), series, x);
+    let far = simd.sub(simd.mul(two, simd.sigmoid(simd.mul(two, x))), one);
+    simd.select(simd.gt(simd.splat(0.25), square), near, far)
+}
+
+/// The coefficients of x^13, x^11, …, x^3 in tanh.
+const TANH: [f32; 6] = [21844.0 / 6_081_075.0, -1382.0 / 155_925.0, 62.0 / 2835.0, -17.0 / 315.0, 2.0 / 15.0, -1.0 / 3.0];
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::kernels::simd::{Isa, Task, dispatch_on};
+
+    struct Cap<'a>(&'a mut [f32], f32);
+
+    impl Task for Cap<'_> {
+        type Output = Vec<f32>;
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) -> Vec<f32> {
+            soft_cap(simd, self.0, self.1);
+            let mut slopes = vec![0.0; self.0.len()];
+            soft_cap_slopes(simd, self.0, self.1, &mut slopes);
+            slopes
+        }
+    }
+
+    #[test]
+    fn capped_scores_and_their_slopes_equal_the_formula() {
+        for isa in Isa::available() {
+            for c in [0.5f32, 5.0, 50.0] {
+                let from: Vec<f32> = (0..TILE).map(|i| (i as f32 - 64.0) * (i as f32 * 0.2).exp2() * 1e-6 * c).collect();
+                let mut x = from.clone();
+                let slopes = dispatch_on(isa, Cap(&mut x, c));
+                for ((&from, &x), &slope) in from.iter().zip(&x).zip(&slopes) {
+                    let tanh = (from as f64 / c as f64).tanh();
+                    let what = format!("{} {c}·tanh({from}/{c})", isa.name());
+                    assert!((x as f64 - c as f64 * tanh).abs() <= 5e-7 * (c as f64 * tanh).abs(), "{what}: {x}");
+                    assert!((slope as f64 - (1.0 - tanh * tanh)).abs() <= 1e-6, "{what}: slope {slope}");
+                }
+            }
+        }
+    }
 
     struct Coefficients<'a>(CoefficientRow<'a>, &'a [usize]);
 
@@ -436,12 +541,21 @@ mod tests {
     #[test]
     fn gradients_of_coefficients_equal_the_formula() {
         let wave = |n: usize, step: f32| (0..n).map(|i| (i as f32 * step).sin()).collect::<Vec<f32>>();
-        let (mut x, mut dp, columns, weights) = (wave(TILE, 0.7), wave(TILE, 1.1), wave(TILE, 0.3), wave(TILE, 0.9));
-        x.iter_mut().for_each(|x| *x *= 30.0);
-        for (visible, len) in [(TILE, TILE), (100, TILE), (37, 48), (1, 16)] {
+        let (columns, weights) = (wave(TILE, 0.3), wave(TILE, 0.9));
+        let window = |from, until, sinks| Visible { from, until, sinks };
+        for (visible, len) in [
+            (Visible::first(TILE), TILE),
+            (window(0, 100, 0), TILE),
+            (window(60, 90, 5), TILE),
+            (window(21, 37, 0), 48),
+            (window(9, 12, 3), 16),
+            (window(0, 1, 0), 16),
+        ] {
             // What does not count must not even be a number.
-            x[visible..].fill(f32::NAN);
-            dp[visible..].fill(f32::NAN);
+            let (mut x, mut dp) = (wave(TILE, 0.7), wave(TILE, 1.1));
+            x.iter_mut().for_each(|x| *x *= 30.0);
+            let counts = |s: usize| s < visible.until && (s >= visible.from || s < visible.sinks);
+            (0..TILE).filter(|&s| !counts(s)).for_each(|s| (x[s], dp[s]) = (f32::NAN, f32::NAN));
             for (clamp, decays, frame, weighted) in [
                 (f32::INFINITY, false, None, false),
                 (12.0, true, None, true),
@@ -463,14 +577,14 @@ mod tests {
                     let found = dispatch_on(isa, Coefficients(row, &orders));
                     for (&n, found) in orders.iter().zip(found) {
                         let mut expected = [0.0; 2];
-                        for s in 0..visible {
+                        for s in (0..len).filter(|&s| counts(s)) {
                             let m = if decays { (-1.5 - columns[s] as f64).exp() } else { 1.0 };
                             let g = (dp[s] as f64 * if weighted { weights[s] as f64 } else { 1.0 } + 0.3f32 as f64) * m;
                             let power = (1..=n).fold(1.0, |power, i| power * x[s].min(clamp) as f64 / i as f64);
                             let term = g * power * (-frame.unwrap_or(0.0) as f64).exp();
                             expected = [expected[0] + term, expected[1] + term.abs()];
                         }
-                        let what = format!("{} order {n}, {visible} of {len}, clamp {clamp}, ρ {frame:?}", isa.name());
+                        let what = format!("{} order {n}, {visible:?} of {len}, clamp {clamp}, ρ {frame:?}", isa.name());
                         assert!(
                             (found - 0.5 - expected[0]).abs() <= 1e-6 * expected[1] + 1e-15,
                             "{what}: {found}, expected {}",
@@ -487,7 +601,7 @@ mod tests {
         let row = CoefficientRow {
             x: &[0.0; 32],
             dp: &[0.0; 16],
-            visible: 32,
+            visible: Visible::first(32),
             clamp: f32::INFINITY,
             decay: None,
             frame: None,

@@ -79,6 +79,8 @@ pub(crate) struct Head {
     pub class: usize,
     /// What q·k is multiplied by.
     pub scale: f32,
+    /// Soft cap of scores.
+    pub cap: Option<f32>,
     /// Upper bound of scores.
     pub clamp: f32,
     /// Whether keys have weights: an input gate or a position denominator.
@@ -156,6 +158,7 @@ impl LayerSizes {
             Head {
                 class: index,
                 scale: variant.scale_for(d) as f32,
+                cap: variant.cap.map(|c| c as f32),
                 clamp: variant.clamp.map_or(f32::INFINITY, |c| c as f32),
                 weighs_keys: variant.in_gate.is_some() || variant.denominator.key_side(),
                 learned: variant.learned(),

@@ -9,6 +9,7 @@
 //! elsewhere it is a cache of keys and values. Kernels, scales and coefficients act on the query's side, so heads of one kv head share
 //! a state where keys are prepared alike, the orders are the same, and none has a decay or a weight of its own for each key.
 
+use crate::parts::distance::Distance;
 use crate::{Shape, Variant};
 
 /// What a layer may keep of past keys.
@@ -31,6 +32,8 @@ pub(crate) struct StateGroup {
     pub class: usize,
     /// What the state is made of; `None` for a cache.
     pub moments: Option<Moments>,
+    /// Which keys a cache holds.
+    pub distance: Distance,
 }
 
 /// The content of a state H, z.
@@ -50,7 +53,8 @@ pub(crate) struct Moments {
 
 impl Moments {
     fn of(variant: &Variant) -> Option<Moments> {
-        let polynomial = variant.kernel.polynomial().filter(|_| variant.clamp.is_none())?;
+        let all_keys = variant.window.is_none() && variant.near().has_finite_map();
+        let polynomial = variant.kernel.polynomial().filter(|_| all_keys)?;
         Some(Moments {
             orders: polynomial.into_iter().map(|(n, _)| n).collect(),
             sums: variant.denominator.sums(),
@@ -82,10 +86,13 @@ impl StatePlan {
         for (h, (variant, &class)) in heads.iter().zip(classes).enumerate() {
             let (g, moments) = (h / shape.group(), if memory == Memory::Natural { Moments::of(variant) } else { None });
             let shared = moments.as_ref().is_none_or(Moments::can_be_shared);
-            let known = groups.iter().position(|group| shared && (group.g, group.class) == (g, class) && group.moments == moments);
+            let distance = variant.distance();
+            let known = groups
+                .iter()
+                .position(|group| shared && (group.g, group.class, group.distance) == (g, class, distance) && group.moments == moments);
             let index = known.unwrap_or(groups.len());
             if known.is_none() {
-                groups.push(StateGroup { g, heads: Vec::new(), class, moments });
+                groups.push(StateGroup { g, heads: Vec::new(), class, moments, distance });
             }
             group_of.push((index, groups[index].heads.len()));
             groups[index].heads.push(h);

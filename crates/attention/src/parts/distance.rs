@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use crate::kernels::score_rows::Visible;
+
 /// A window and its sinks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Distance {
@@ -27,6 +29,24 @@ impl Distance {
         self.sinks.min(end)..end
     }
 
+    /// The keys of the tile from `start` on, with so many keys, that position t ≥ start sees with the near kernel.
+    #[inline(always)]
+    pub fn visible(self, t: usize, start: usize, tile: usize) -> Visible {
+        let until = (t + 1 - start).min(tile);
+        let from = (t + 1).saturating_sub(self.window).saturating_sub(start);
+        Visible { from: from.min(until), until, sinks: self.sinks.saturating_sub(start).min(until) }
+    }
+
+    /// The first position that sees no key of that tile with the near kernel.
+    pub fn seen_until(self, start: usize, tile: usize) -> usize {
+        if start < self.sinks { usize::MAX } else { (start + tile - 1).saturating_add(self.window) }
+    }
+
+    /// The same for positions that are counted from `first` on.
+    pub fn after(self, first: usize) -> Distance {
+        Distance { sinks: self.sinks.saturating_sub(first), ..self }
+    }
+
     /// The near keys of position t: the sinks that the window does not hold, then the window.
     pub fn near(self, t: usize) -> impl DoubleEndedIterator<Item = usize> + Clone {
         let far = self.far(t);
@@ -47,6 +67,16 @@ mod tests {
                 assert_eq!(near, (0..=t).filter(|&s| distance.is_near(t, s)).collect::<Vec<_>>());
                 assert!(distance.far(t).all(|s| !distance.is_near(t, s)));
                 assert_eq!(near.len() + distance.far(t).len(), t + 1);
+            }
+        }
+        for (window, sinks) in [(1, 0), (3, 2), (3, 9), (usize::MAX, 0)] {
+            let distance = Distance { window, sinks };
+            for (start, t) in (0..6).flat_map(|start| (start..12).map(move |t| (start, t))) {
+                let Visible { from, until, sinks } = distance.visible(t, start, 4);
+                let seen: Vec<usize> = (0..until).filter(|&s| s >= from || s < sinks).collect();
+                let expected: Vec<usize> = (0..4).filter(|s| start + s <= t && distance.is_near(t, start + s)).collect();
+                assert_eq!(seen, expected, "{distance:?}, tile at {start}, position {t}");
+                assert_eq!(t < distance.seen_until(start, 4), !expected.is_empty());
             }
         }
         let distance = Distance { window: 3, sinks: 2 };

@@ -1,12 +1,15 @@
-//! The memory of kernels without a finite map: all keys and values, for exact decoding.
+//! The memory of kernels without a finite map: keys and values, for exact decoding.
+//!
+//! All of them, or the sinks and a window: keys that no later query sees are forgotten in whole blocks, so that what a
+//! cache holds is at most the sinks, the window and one block.
 //!
 //! Keys lie transposed in blocks, [blocks, d, BLOCK], so that the scores of a block are sums of vectors over keys; values by
 //! rows, [keys, ep]. Decoding walks the blocks with a running maximum where the variant subtracts one, and finishes each row of
 //! scores with the kernels of the fused engine, so that clamp, decay and kernel mean exactly the same.
 
-use crate::kernels::score_rows::Rescale;
-use crate::kernels::score_rows::{DecayRow, ForwardRow};
+use crate::kernels::score_rows::{DecayRow, ForwardRow, Rescale, Visible, soft_cap};
 use crate::kernels::simd::Simd;
+use crate::parts::distance::Distance;
 use crate::{Buffer, Error, Kernel};
 
 /// Keys of a block: the tile of the fused engine, whose row kernels have their fastest form for it.
@@ -22,13 +25,17 @@ pub(crate) struct Column {
 }
 
 /// Keys and values of one state group of one batch row.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Cache {
     pub d: usize,
     /// e in whole vectors.
     pub ep: usize,
+    /// Which keys its heads see.
+    pub distance: Distance,
     /// Keys held.
     pub len: usize,
+    /// Keys forgotten between the sinks and the others.
+    pub forgotten: usize,
     /// [blocks, d, BLOCK]
     pub keys: Buffer,
     /// [blocks·BLOCK, ep]
@@ -38,8 +45,9 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    pub fn new(d: usize, ep: usize, heads: usize) -> Cache {
-        Cache { d, ep, columns: vec![Column::default(); heads], ..Cache::default() }
+    pub fn new(d: usize, ep: usize, heads: usize, distance: Distance) -> Cache {
+        let (keys, values) = (Buffer::default(), Buffer::default());
+        Cache { d, ep, distance, len: 0, forgotten: 0, keys, values, columns: vec![Column::default(); heads] }
     }
 
     pub fn bytes(&self) -> usize {
@@ -49,12 +57,14 @@ impl Cache {
 
     /// Makes room for `more` keys; grows by half at least, so that copying costs a constant per key.
     pub fn reserve(&mut self, more: usize) -> Result<(), Error> {
+        let Distance { window, sinks } = self.distance;
+        let most = sinks.saturating_add(window).saturating_add(BLOCK - 1);
         let held = self.values.len() / self.ep;
-        let needed = self.len + more;
+        let needed = (self.len + more).min(most);
         if needed <= held {
             return Ok(());
         }
-        let blocks = needed.max(held + held / 2).div_ceil(BLOCK);
+        let blocks = needed.max(held + held / 2).min(most).div_ceil(BLOCK);
         let used = self.len.div_ceil(BLOCK);
         let grown = |old: &Buffer, block: usize| -> Result<Buffer, Error> {
             let missing = Error::Memory { values: usize::MAX, bytes: 4 };
@@ -65,6 +75,62 @@ impl Cache {
         let (keys, values) = (grown(&self.keys, self.d * BLOCK)?, grown(&self.values, BLOCK * self.ep)?);
         (self.keys, self.values) = (keys, values);
         Ok(())
+    }
+
+    /// The position of the next key.
+    pub fn next_position(&self) -> usize {
+        self.len + self.forgotten
+    }
+
+    /// Which keys of a block the query at position t sees.
+    #[inline(always)]
+    pub fn visible(&self, block: usize, t: usize) -> Visible {
+        let (first, Distance { window, sinks }) = (block * BLOCK, self.distance);
+        let until = (self.len - first).min(BLOCK);
+        let from = (t + 1).saturating_sub(window).saturating_sub(self.forgotten + first);
+        Visible { from: from.min(until), until, sinks: sinks.saturating_sub(first).min(until) }
+    }
+
+    /// Forgets keys that queries from position t on do not see: as many whole blocks as there are, or all but the sinks.
+    pub fn forget(&mut self, t: usize) {
+        let sinks = self.distance.sinks.min(self.len);
+        let unseen = (t + 1).saturating_sub(self.distance.window).saturating_sub(self.forgotten + sinks).min(self.len - sinks);
+        let gone = if unseen == self.len - sinks { unseen } else { unseen / BLOCK * BLOCK };
+        if gone == 0 {
+            return;
+        }
+        let (d, ep, end) = (self.d, self.ep, self.len);
+        if gone < end - sinks {
+            // Whole blocks: every key stays in its lane.
+            let lane = sinks % BLOCK;
+            for to in sinks / BLOCK..(end - gone).div_ceil(BLOCK) {
+                let lane = if to == sinks / BLOCK { lane } else { 0 };
+                for row in 0..d {
+                    let at = (to * d + row) * BLOCK;
+                    let from = at + gone * d;
+                    self.keys.copy_within(from + lane..from + BLOCK, at + lane);
+                }
+            }
+            self.values.copy_within((sinks + gone) * ep..end * ep, sinks * ep);
+        }
+        for column in &mut self.columns {
+            column.weights.drain(sinks.min(column.weights.len())..(sinks + gone).min(column.weights.len()));
+            column.decay.drain(sinks.min(column.decay.len())..(sinks + gone).min(column.decay.len()));
+        }
+        self.len -= gone;
+        self.forgotten += gone;
+    }
+
+    /// Whether a cache at this position can hold so many keys: all, or at least what the next query sees.
+    pub fn may_hold(&self, len: usize, position: usize) -> bool {
+        let Distance { window, sinks } = self.distance;
+        let most = sinks.saturating_add(window).saturating_add(BLOCK - 1);
+        len == position || (len < position && len <= most && len + 1 >= sinks.saturating_add(window))
+    }
+
+    /// Whether the next key, if queries go on at position t, can be left out: none would see it, and nothing is held after the sinks.
+    pub fn skips(&self, t: usize) -> bool {
+        self.len == self.distance.sinks && self.next_position() + self.distance.window <= t
     }
 
     /// Appends a prepared key [d] and value [e], for which there is room.
@@ -98,6 +164,8 @@ pub(crate) struct Query<'a> {
     pub q: &'a [f32],
     /// Bound with the coefficients of the head.
     pub kernel: &'a Kernel,
+    /// Soft cap of scores.
+    pub cap: Option<f32>,
     /// Upper bound of scores, +∞ for none.
     pub clamp: f32,
     /// How the row is kept within float32.
@@ -142,7 +210,8 @@ impl Cache {
         let column = &self.columns[column];
         let keys = &self.keys[block * self.d * BLOCK..][..self.d * BLOCK];
         let first = block * BLOCK;
-        let visible = (self.len - first).min(BLOCK);
+        let seen = self.visible(block, self.next_position() - 1);
+        let visible = seen.until;
         let mut x = [0.0f32; BLOCK];
         scores(simd, query.q, keys, &mut x);
         let mut largest = simd.splat(query.sums.largest);
@@ -168,8 +237,11 @@ impl Cache {
                 Some(&padded[..])
             }
         };
+        if let Some(cap) = query.cap {
+            soft_cap(simd, &mut x, cap);
+        }
         let frame = query.rescale.of(query.sums.rho);
-        let row = ForwardRow { x: &mut x, visible, clamp: query.clamp, decay, frame, sums: &mut query.sums.lanes, key_weights };
+        let row = ForwardRow { x: &mut x, visible: seen, clamp: query.clamp, decay, frame, sums: &mut query.sums.lanes, key_weights };
         if let Some((now, factor)) = query.kernel.forward_row(simd, row) {
             query.sums.rho = now;
             query.u.iter_mut().for_each(|u| *u *= factor);
@@ -237,7 +309,7 @@ fn panel<S: Simd, const P: usize>(simd: S, weights: &[f32], values: &[f32], ep: 
 impl Cache {
     /// Forgets all keys; memory stays.
     pub fn clear(&mut self) {
-        self.len = 0;
+        (self.len, self.forgotten) = (0, 0);
         for column in &mut self.columns {
             column.weights.clear();
             column.decay.clear();

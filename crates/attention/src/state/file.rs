@@ -206,11 +206,13 @@ impl State {
                     }
                 }
                 GroupMemory::Cache(cache) => {
-                    let len = self.steps.positions[index / groups];
+                    let position = self.steps.positions[index / groups];
+                    let len = source.rows(&format!("{name}.keys")).filter(|&len| cache.may_hold(len, position)).unwrap_or(position);
                     let (mut keys, mut values) = (Vec::new(), Vec::new());
                     source.narrow(&format!("{name}.keys"), &[len, d], |_, x| keys.push(x))?;
                     source.narrow(&format!("{name}.values"), &[len, e], |_, x| values.push(x))?;
                     cache.reserve(len)?;
+                    cache.forgotten = position - len;
                     keys.chunks_exact(d).zip(values.chunks_exact(e)).for_each(|(key, value)| cache.push(key, value));
                     for (j, (column, &head)) in cache.columns.iter_mut().zip(&plan.groups[index % groups].heads).enumerate() {
                         let variant = &self.layer.heads()[head];
@@ -279,6 +281,11 @@ impl Source<'_> {
             Ok(view) => Err(file_error(self.path, format!("`{name}` is {:?} {:?}, asked for is {asked}", view.dtype(), view.shape()))),
             Err(_) => Err(file_error(self.path, format!("`{name}`, {asked}, is missing"))),
         }
+    }
+
+    /// The rows of a tensor.
+    fn rows(&self, name: &str) -> Option<usize> {
+        self.tensors.tensor(&format!("layer.{}.{name}", self.layer)).ok()?.shape().first().copied()
     }
 
     fn narrow(&self, name: &str, shape: &[usize], mut take: impl FnMut(usize, f32)) -> Result<(), Error> {

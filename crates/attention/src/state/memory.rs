@@ -109,7 +109,7 @@ impl Layer {
                     let sums = if moments.sums { basis.rows() } else { 0 };
                     GroupMemory::Moments { h: Buffer::zeros(basis.rows() * ep)?, z: Buffer::zeros(sums)? }
                 }
-                _ => GroupMemory::Cache(Cache::new(shape.d, ep, group.heads.len())),
+                _ => GroupMemory::Cache(Cache::new(shape.d, ep, group.heads.len(), group.distance)),
             };
             let heads = group.heads.len();
             let (rows, sums) = (vec![HeadSums::default(); heads], vec![Sums::new(Rescale::None); heads]);

@@ -89,7 +89,7 @@ impl State {
                 let parameter = |extra| if variant.needs(extra) { inputs.extra(extra) } else { &[] };
                 let row = Row {
                     z,
-                    count: (position + 1) as f32,
+                    count: variant.visible(position) as f32,
                     rho,
                     out: self.token.out[at],
                     post: Post::One(self.token.post[at]),
@@ -236,6 +236,7 @@ impl Task for GroupStep<'_> {
                 update_sums(simd, z, m, &k[..n]);
             }
             (GroupMemory::Cache(cache), _) => {
+                cache.forget(cache.next_position());
                 cache.push(key, &value[..e]);
                 for (&head, column) in group.heads.iter().zip(&mut cache.columns) {
                     let head_plan = &heads[head];
@@ -260,6 +261,7 @@ impl Task for GroupStep<'_> {
                         let mut query = Query {
                             q: &queries[i * dp..][..d],
                             kernel: &kernels[head],
+                            cap: plan.cap,
                             clamp: plan.clamp,
                             rescale: plan.variant.rescale(),
                             log_decay: log_decay[b * h + head],

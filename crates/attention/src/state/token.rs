@@ -100,7 +100,7 @@ impl Token {
                 }
                 token.key_weights[at] = if variant.in_gate.is_some() { token.in_gate[b * g + head / (h / g)] } else { 1.0 };
                 if variant.denominator.key_side() {
-                    token.key_weights[at] *= key_weight(inputs.extra(Extra::NormConst)[head], (steps.positions[b] + 1) as f32);
+                    token.key_weights[at] *= key_weight(inputs.extra(Extra::NormConst)[head], variant.visible(steps.positions[b]) as f32);
                 }
             }
         }

@@ -228,8 +228,7 @@ impl Variant {
         let hedgehog = |kernel: &Kernel| kernel.has_learned_map();
         let decay = |is: fn(&Decay) -> bool| self.decay.as_ref().is_some_and(is);
         [
-            (self.window.is_some(), "window"),
-            (self.cap.is_some(), "cap"),
+            (self.far.is_some(), "far"),
             (self.dim.is_some(), "dim"),
             (self.centre.is_some(), "centre"),
             (self.write.is_some(), "write=delta"),

@@ -10,7 +10,7 @@ use crate::support::combos::random_case;
 use crate::support::{Case, Name, Rng, layer, shape, state_of};
 use crate::{alone, random_layers};
 
-const TEXTS: [&str; 13] = [
+const TEXTS: [&str; 16] = [
     "taylor=0..2 over=sum",
     "taylor=0..2 over=sum,floor=1 decay=softplus in out",
     "taylor=0..3 over=length decay=linear in norm=layer",
@@ -24,6 +24,9 @@ const TEXTS: [&str; 13] = [
     "exp over=none norm=l2 decay=linear",
     "exp over=position in norm=rms",
     "feature=relu clamp=2 over=sum,eps=0.1",
+    "exp window=9 over=sum",
+    "exp window=5 sinks=3 over=length decay=softplus in",
+    "taylor=0..2 window=1 sinks=11 cap=2 over=position",
 ];
 
 /// The positions of each batch row in these ranges, padded with NaN behind the shorter ones.
@@ -101,8 +104,37 @@ fn run(case: &Case<f32>, stretches: &[(usize, By)], memory: Memory) -> (Vec<f32>
 }
 
 fn chunk_mode(case: &Case<f32>, length: usize) -> Mode {
-    let finite = |variant: &Variant| variant.state_rows(case.shape.d).is_some();
+    let finite = |variant: &Variant| variant.window.is_none() && variant.state_rows(case.shape.d).is_some();
     if case.heads.iter().any(finite) { Mode::Chunk(Some(length)) } else { Mode::Auto }
+}
+
+/// Blocks of 128 keys leave the cache, whatever the window, and it stays as small as it says.
+#[test]
+fn caches_forget_what_no_query_sees() {
+    let _guard = alone();
+    let mut rng = Rng(47);
+    let shape = shape(1, 700, 2, 1, 2, 2);
+    for (window, sinks) in [(1, 0), (1, 130), (100, 4), (127, 1), (128, 0), (129, 128), (300, 3), (600, 200)] {
+        let text = format!(
+            "exp window={window} over=sum decay=softplus in rope=off{}",
+            if sinks > 0 { format!(" sinks={sinks}") } else { String::new() }
+        );
+        let case = Case::<f32>::random(&layer(&text, &shape), shape, None, 0.8, &mut rng);
+        let expected = Expected::of(&case);
+        let parallel = By::Extend(Mode::Parallel);
+        for stretches in [
+            vec![(700, By::Step)],
+            vec![(1, parallel), (600, By::Step), (99, parallel)],
+            vec![(130, parallel), (1, By::Step), (300, parallel), (269, By::Step)],
+            vec![(650, parallel), (50, By::Step)],
+        ] {
+            let (y, state) = run(&case, &stretches, Memory::Natural);
+            expected.compare_outputs(&y, &format!("{stretches:?} {case}"));
+            let keys = (window + sinks + 127usize).next_multiple_of(128);
+            // Keys, values in whole vectors, and a weight and a decay for each head, which grow like any list.
+            assert!(state.bytes() <= keys * (4 * (2 + 16) + 2 * 2 * (4 + 8)) + 2000, "{text}: {} bytes for {keys} keys", state.bytes());
+        }
+    }
 }
 
 #[test]
