@@ -1,5 +1,6 @@
 //! What every engine that computes a batch is: forward, backward, and what passes from one to the other.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::{Buffer, Error, Grads, Inputs, Real, Report};
@@ -32,6 +33,25 @@ pub(crate) struct SavedRows {
     pub u: Buffer,
     pub z: Buffer,
     pub rho: Buffer,
+}
+
+impl SavedRows {
+    /// The sums of these of the B·T positions, of H heads; by head within them.
+    pub fn part(&self, at: &Range<usize>, heads: usize) -> [&[f32]; 3] {
+        [&self.u, &self.z, &self.rho].map(|x| {
+            let row = x.len() / self.z.len().max(1) * heads;
+            &x[at.start * row..at.end * row]
+        })
+    }
+
+    /// The same, to be written.
+    pub fn part_mut(&mut self, at: &Range<usize>, heads: usize) -> [&mut [f32]; 3] {
+        let count = self.z.len().max(1);
+        [&mut self.u, &mut self.z, &mut self.rho].map(|x| {
+            let row = x.len() / count * heads;
+            &mut x[at.start * row..at.end * row]
+        })
+    }
 }
 
 /// The memory of an engine for what it saves.

@@ -2,6 +2,8 @@
 //!
 //! Legend: B batch, T positions, H heads, G key-value heads (H a multiple of G), d head dimension of q and k, e of v.
 
+use std::ops::Range;
+
 use crate::kernels::disjoint::{Axes, Axis, Disjoint};
 use crate::{Error, Real};
 
@@ -287,6 +289,12 @@ impl<'a, R> Rows<'a, R> {
         &self.values[row * self.stride(width)..][..width]
     }
 
+    /// Some of the rows.
+    fn part(&self, rows: &Range<usize>, width: usize) -> Rows<'a, R> {
+        let (stride, len) = (self.stride(width), self.values.len());
+        Rows { values: &self.values[rows.start * stride..(rows.end * stride).min(len)], stride: self.stride }
+    }
+
     fn check(&self, tensor: &str, rows: usize, width: usize) -> Result<(), Error> {
         check_rows(tensor, rows, width, self.stride, self.values.len())
     }
@@ -313,12 +321,13 @@ pub struct Inputs<'a, R> {
     pub(crate) x: [Rows<'a, R>; 3],
     pub(crate) extras: Extras<&'a [R]>,
     pub(crate) lengths: Option<&'a [usize]>,
+    documents: Option<&'a [usize]>,
 }
 
 impl<'a, R> Inputs<'a, R> {
     /// q [B, T, H, d], k [B, T, G, d] and v [B, T, G, e].
     pub fn new(q: impl Into<Rows<'a, R>>, k: impl Into<Rows<'a, R>>, v: impl Into<Rows<'a, R>>) -> Inputs<'a, R> {
-        Inputs { x: [q.into(), k.into(), v.into()], extras: Extras::default(), lengths: None }
+        Inputs { x: [q.into(), k.into(), v.into()], extras: Extras::default(), lengths: None, documents: None }
     }
 
     /// q, k and v side by side in one tensor [B·T, H·d + G·d + G·e], whose widths are those of [`crate::Layer::widths`].
@@ -328,6 +337,7 @@ impl<'a, R> Inputs<'a, R> {
             x: firsts.map(|first| Rows::strided(qkv.get(first..).unwrap_or_default(), stride)),
             extras: Extras::default(),
             lengths: None,
+            documents: None,
         }
     }
 
@@ -345,6 +355,13 @@ impl<'a, R> Inputs<'a, R> {
     /// With the positions that count in each batch row, [B]; later ones are padding: their keys are not seen, their outputs are zero.
     pub fn lengths(self, lengths: impl Into<Option<&'a [usize]>>) -> Inputs<'a, R> {
         Inputs { lengths: lengths.into(), ..self }
+    }
+
+    /// With several documents in a batch row that do not see each other: where each starts among the B·T positions, and B·T at the end, as
+    /// `cu_seqlens` elsewhere. Positions, convolution, decays and all sums start anew with each. A document lies within one batch row; padding
+    /// is a document like others.
+    pub fn documents(self, boundaries: impl Into<Option<&'a [usize]>>) -> Inputs<'a, R> {
+        Inputs { documents: boundaries.into(), ..self }
     }
 
     /// q
@@ -394,7 +411,60 @@ impl<'a, R> Inputs<'a, R> {
                 return Err(Error::Shape(format!("batch row {row} has length {length}: {shortest} to {time} positions are possible here")));
             }
         }
-        Ok(())
+        self.check_documents(shape)
+    }
+
+    fn check_documents(&self, shape: &Shape) -> Result<(), Error> {
+        let (Some(documents), rows) = (self.documents, shape.rows()) else { return Ok(()) };
+        let ascend = documents.windows(2).all(|pair| pair[0] < pair[1]);
+        if documents.first() != Some(&0) || documents.last() != Some(&rows) || !ascend {
+            return Err(Error::Shape(format!(
+                "boundaries of documents ascend from 0 to the {rows} positions of the call, found {documents:?}"
+            )));
+        }
+        if self.lengths.is_some() {
+            return Err(Error::Shape("rows have lengths or documents, not both: make padding a document of its own".into()));
+        }
+        match (1..shape.batch).map(|row| row * shape.time).find(|start| documents.binary_search(start).is_err()) {
+            Some(start) => {
+                Err(Error::Shape(format!("a document lies within one batch row: {start}, where a row starts, must be a boundary")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses documents, where positions continue what came before.
+    pub(crate) fn check_no_documents(&self) -> Result<(), Error> {
+        match self.documents {
+            Some(_) => Err(Error::Shape("several documents cannot continue one state: begin a state for each".into())),
+            None => Ok(()),
+        }
+    }
+
+    /// The documents of a call, each as a call of its own: its positions among the B·T, its shape and its inputs. The whole call where it has none.
+    pub(crate) fn each_document(&self, shape: &Shape) -> impl Iterator<Item = (Range<usize>, Shape, Inputs<'a, R>)> + use<'a, R>
+    where
+        R: Clone,
+    {
+        let (inputs, shape) = (self.clone(), *shape);
+        let count = inputs.documents.map_or(1, |documents| documents.len() - 1);
+        (0..count).map(move |i| match inputs.documents {
+            None => (0..shape.rows(), shape, inputs.clone()),
+            Some(documents) => {
+                let at = documents[i]..documents[i + 1];
+                (at.clone(), Shape { batch: 1, time: at.len(), ..shape }, inputs.part(&at, &shape))
+            }
+        })
+    }
+
+    fn part(&self, at: &Range<usize>, shape: &Shape) -> Inputs<'a, R> {
+        let mut widths = shape.widths().into_iter();
+        let x = self.x.map(|x| x.part(at, widths.next().expect("three tensors")));
+        let mut extras = Extras::default();
+        for (extra, &values) in self.extras.iter() {
+            extras.set(extra, &values[positions_of(extra, at, shape, values.len())]);
+        }
+        Inputs { x, extras, lengths: None, documents: None }
     }
 }
 
@@ -436,6 +506,26 @@ impl<'a, R> Grads<'a, R> {
     /// Where the gradient of an input goes that the variant asks for.
     pub(crate) fn extra(&mut self, extra: Extra) -> &mut [R] {
         self.extras.get_mut(extra).expect("presence of every extra is checked before an engine runs")
+    }
+
+    /// Those of some of the B·T positions, and of all parameters.
+    pub(crate) fn part(&mut self, at: &Range<usize>, shape: &Shape) -> Grads<'_, R> {
+        let rows = |width: usize| at.start * width..at.end * width;
+        let x = match &mut self.x {
+            GradRows::Apart(x) => {
+                let mut widths = shape.widths().into_iter();
+                GradRows::Apart(x.each_mut().map(|x| &mut x[rows(widths.next().expect("three tensors"))]))
+            }
+            GradRows::Packed(x, widths) => GradRows::Packed(&mut x[rows(widths.iter().sum())], *widths),
+        };
+        let mut extras = Extras::default();
+        for (extra, values) in Extra::ALL.into_iter().zip(&mut self.extras.0) {
+            if let Some(values) = values {
+                let own = positions_of(extra, at, shape, values.len());
+                extras.set(extra, &mut values[own]);
+            }
+        }
+        Grads { x, extras }
     }
 
     /// Row `row` of the gradient of tensor `which` (0 q, 1 k, 2 v).
@@ -496,6 +586,12 @@ impl<'a, R> Grads<'a, R> {
     }
 }
 
+/// Where some of the B·T positions lie in an extra of `len` values: all of a parameter.
+fn positions_of(extra: Extra, at: &Range<usize>, shape: &Shape, len: usize) -> Range<usize> {
+    let columns = len / shape.rows();
+    if extra.is_gate_logits() { at.start * columns..at.end * columns } else { 0..len }
+}
+
 const TENSORS: [&str; 3] = ["q", "k", "v"];
 
 /// Where q, k and v start in a row that holds them side by side, and the length of such a row.
@@ -539,6 +635,14 @@ impl Report {
         {
             self.nonpositive = Some(Nonpositive { row, head, position, value });
         }
+    }
+
+    /// That of a document which starts at this one of the B·T positions, as one of the whole call.
+    pub(crate) fn of_document(mut self, start: usize, shape: &Shape) -> Report {
+        if let Some(at) = &mut self.nonpositive {
+            (at.row, at.position) = (at.row + start / shape.time, at.position + start % shape.time);
+        }
+        self
     }
 
     /// The earlier of two.

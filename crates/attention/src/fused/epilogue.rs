@@ -9,7 +9,7 @@ use crate::fused::scratch::CallScratch;
 use crate::kernels::disjoint::{Block, Blocks};
 use crate::kernels::simd::{Simd, Task, dispatch};
 use crate::parts::norm::NormGrads;
-use crate::{Inputs, Report, Saved};
+use crate::{Inputs, Report};
 
 /// The sums of some consecutive rows: U [rows, ep], z and ρ [rows].
 pub struct RowSums<'a> {
@@ -48,7 +48,7 @@ pub fn forward(l: &Layout, gates: &Gates, (b, h): (usize, usize), positions: [us
 }
 
 /// dU, dz and the gradients of gates and norm, from dy.
-pub fn backward(l: &Layout, inputs: &Inputs<f32>, saved: &Saved, dy: &[f32], w: &mut CallScratch) {
+pub fn backward(l: &Layout, inputs: &Inputs<f32>, saved: [&[f32]; 3], dy: &[f32], w: &mut CallScratch) {
     let (s, n) = (l.shape, l.head_count());
     let [mut du, mut dz, mut dnorm, mut dout, mut dpost] =
         [&mut w.du, &mut w.dz, &mut w.dnorm, &mut w.dout, &mut w.dpost].map(std::mem::take);
@@ -66,7 +66,8 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, saved: &Saved, dy: &[f32], w: 
 struct BackwardHead<'a> {
     layout: &'a Layout,
     gates: &'a Gates<'a>,
-    saved: &'a Saved,
+    /// U, z and ρ.
+    saved: [&'a [f32]; 3],
     dy: &'a [f32],
     n: usize,
     len: usize,
@@ -84,7 +85,7 @@ impl Task for BackwardHead<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
         let (l, s, n) = (self.layout, self.layout.shape, self.n);
-        let (b, h, saved) = (n / s.heads, n % s.heads, &self.saved.rows);
+        let (b, h, [u, z, rho]) = (n / s.heads, n % s.heads, self.saved);
         let variant = &l.heads[h].variant;
         let mut scratch = [0.0f32; 512];
         self.dnorm.fill(0.0);
@@ -96,12 +97,12 @@ impl Task for BackwardHead<'_> {
             let mut grads = RowGrads { z: 0.0, out: 0.0, post: 0.0 };
             if t < self.len {
                 row.copy_from_slice(&self.dy[((b * s.time + t) * s.heads + h) * s.e..][..s.e]);
-                let input = self.gates.row(l, h, n, t, saved.z[at], saved.rho[at]);
+                let input = self.gates.row(l, h, n, t, z[at], rho[at]);
                 let norm = NormGrads {
                     weight: if variant.norm.has_weight() { &mut *dweight } else { &mut [] },
                     bias: if variant.norm.has_bias() { &mut *dbias } else { &mut [] },
                 };
-                grads = epilogue::backward(variant, input, &saved.u[at * l.ep..][..s.e], row, &mut scratch[..2 * s.e], norm);
+                grads = epilogue::backward(variant, input, &u[at * l.ep..][..s.e], row, &mut scratch[..2 * s.e], norm);
             } else {
                 row.fill(0.0);
             }

@@ -166,7 +166,8 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
     }
     let (s, tp, n) = (l.shape, l.tp(), l.head_count());
     let CallScratch { din, dout, dpost, dkey_weights, ddecay_queries, ddecay_keys, ddecay_logits, dconst, .. } = w;
-    let CallScratch { logits, in_gate, out_gate, post_gate, .. } = w;
+    let CallScratch { logits, in_gate, out_gate, post_gate, initial, .. } = w;
+    let positions = &initial.positions;
     let own = din.par_chunks_exact_mut(s.time).zip(dout.par_chunks_exact_mut(s.time)).zip(dpost.par_chunks_exact_mut(s.time));
     let own = own.zip(ddecay_logits.par_chunks_exact_mut(s.time)).zip(logits.par_chunks_exact_mut(s.time)).zip(dconst.par_iter_mut());
     own.zip(Blocks::pieces(ddecay_queries, n).par()).enumerate().for_each(|(n, (own, mut dc))| {
@@ -196,7 +197,7 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
                 let m = inputs.extra(Extra::NormConst)[h];
                 let mut dm = 0.0;
                 for (t, d) in din[..len].iter_mut().enumerate() {
-                    let count = head.variant.visible(t) as f32;
+                    let count = head.variant.visible(positions[b] + t) as f32;
                     let weight = key_weight(m, count);
                     dm += (*d * in_factor(t)) as f64 * key_weight_slope(m, count, weight) as f64;
                     *d *= weight;

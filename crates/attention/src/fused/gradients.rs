@@ -75,6 +75,11 @@ impl Gradients {
         queries(l, cuts, 0, &mut self.dq, &mut self.ddecay_queries, &mut self.dlearned)
     }
 
+    /// Adds to what queries give to the gradient of c, at a place of [N, Tp].
+    pub fn add_to_decay(&mut self, at: usize, value: f64) {
+        self.ddecay_queries[at] += value;
+    }
+
     /// Of keys alone.
     pub fn keys<'a>(&'a mut self, l: &Layout, cuts: &'a Cuts) -> impl IndexedParallelIterator<Item = KeyGrads<'a>> {
         keys(l, cuts, &mut self.dk, &mut self.dv, &mut self.dkey_weights, &mut self.ddecay_keys)

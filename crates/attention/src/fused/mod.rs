@@ -21,9 +21,12 @@ mod plan;
 mod prefill;
 mod prepare;
 mod scratch;
+mod through_state;
 mod tile_backward;
 mod tile_forward;
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use rayon::prelude::*;
@@ -38,13 +41,14 @@ use crate::fused::plan::Layout;
 use crate::fused::prepare::Sources;
 use crate::fused::scratch::CallScratch;
 pub use crate::fused::scratch::Scratch;
+pub use crate::fused::through_state::StateGrads;
 use crate::fused::tile_backward::BackwardTiles;
 use crate::fused::tile_forward::{Cached, CallTile, ForwardTile, Queries};
 use crate::kernels::TILE;
 use crate::kernels::disjoint::{Axes, Axis, Blocks, Disjoint};
 use crate::kernels::simd::dispatch;
 use crate::state::State;
-use crate::{Attention, Error, Extra, Grads, Inputs, Layer, Memory, Report, Saved, Shape};
+use crate::{Attention, Buffer, Error, Extra, Grads, Inputs, Layer, Memory, Report, Saved, Shape};
 
 /// Attention in tiles, float32.
 ///
@@ -65,13 +69,88 @@ use crate::{Attention, Error, Extra, Grads, Inputs, Layer, Memory, Report, Saved
 /// # Ok::<(), termwise_attention::Error>(())
 /// ```
 pub struct Fused {
-    layout: Layout,
+    whole: Planned,
+    /// Plans for documents, by their lengths.
+    documents: HashMap<usize, Planned>,
     scratch: Scratch,
+    /// The mode asked for, and the kind of states that [`Fused::extend`] continues from.
+    options: (Mode, Option<Memory>),
+    home: Arc<Home>,
+}
+
+/// Plans for documents that are kept from call to call, unless one call needs more.
+const DOCUMENT_PLANS: usize = 256;
+
+/// A call of one shape.
+struct Planned {
+    layout: Layout,
     /// a_n/α! of each head that runs in chunks [N].
     factors: Vec<Vec<f32>>,
-    /// The kind of states that [`Fused::extend`] continues from.
-    continues: Option<Memory>,
-    home: Arc<Home>,
+}
+
+impl Planned {
+    fn new(layer: &Layer, shape: Shape, (mode, continues): (Mode, Option<Memory>)) -> Result<Planned, Error> {
+        let chosen = cost::plan(layer, &shape, mode)?;
+        let mut layout = Layout::new(layer, shape, chosen.as_ref().map(|(length, chunked)| (*length, &chunked[..])))?;
+        if let Some(memory) = continues {
+            let plan = layer.state_plan(memory);
+            let chunked: Vec<bool> = plan.group_of.iter().map(|&(group, _)| plan.groups[group].moments.is_some()).collect();
+            let length = if layout.groups.is_empty() { shape.time } else { layout.chunk_len() };
+            layout = Layout::new(layer, shape, chunked.contains(&true).then_some((length, &chunked[..])))?;
+        }
+        Ok(Planned { factors: layout.factors(), layout })
+    }
+
+    fn forward(&mut self, inputs: &Inputs<f32>, scratch: &Scratch, saved: Option<[&mut [f32]; 3]>, y: &mut [f32]) -> Result<Report, Error> {
+        let Planned { layout, factors } = self;
+        layout.bind(inputs, factors);
+        scratch.with(|w| {
+            w.ensure_forward(layout)?;
+            gates::forward(layout, inputs, w);
+            prepare::forward(layout, inputs, w, false)?;
+            run_forward(layout, inputs, w, factors, saved, y, None)
+        })
+    }
+
+    fn backward(
+        &mut self,
+        inputs: &Inputs<f32>,
+        scratch: &Scratch,
+        saved: [&[f32]; 3],
+        dy: &[f32],
+        grads: &mut Grads<f32>,
+    ) -> Result<(), Error> {
+        let Planned { layout, factors } = self;
+        layout.bind(inputs, factors);
+        let l = &*layout;
+        scratch.with(|w| {
+            w.ensure_forward(l)?;
+            w.ensure_backward(l)?;
+            backward_tasks(l, inputs, w, factors, saved, dy, None, grads)
+        })
+    }
+}
+
+/// From dy to all gradients, `state` as in [`chunk::run::backward`]; what the call continues from is in the scratch memory.
+#[allow(clippy::too_many_arguments, reason = "all that a backward pass reads and writes")]
+fn backward_tasks(
+    l: &Layout,
+    inputs: &Inputs<f32>,
+    w: &mut CallScratch,
+    factors: &[Vec<f32>],
+    saved: [&[f32]; 3],
+    dy: &[f32],
+    state: Option<&mut Buffer>,
+    grads: &mut Grads<f32>,
+) -> Result<(), Error> {
+    gates::forward(l, inputs, w);
+    prepare::forward(l, inputs, w, true)?;
+    epilogue::backward(l, inputs, saved, dy, w);
+    tiles_backward(l, inputs, saved[2], w, factors, state)?;
+    prepare::backward(l, inputs, w, grads);
+    gates::backward(l, inputs, w, grads);
+    parameters_backward(l, w, grads);
+    Ok(())
 }
 
 /// How a fused engine computes, beyond its layer and sizes.
@@ -111,40 +190,66 @@ impl Layer {
         self.check_fused()?;
         let shape = self.shape(batch, time)?;
         let FusedOptions { mode, scratch, continues } = options;
-        let chosen = cost::plan(self, &shape, mode)?;
-        let mut layout = Layout::new(self, shape, chosen.as_ref().map(|(length, chunked)| (*length, &chunked[..])))?;
-        if let Some(memory) = continues {
-            let plan = self.state_plan(memory);
-            let chunked: Vec<bool> = plan.group_of.iter().map(|&(group, _)| plan.groups[group].moments.is_some()).collect();
-            let length = if layout.groups.is_empty() { time } else { layout.chunk_len() };
-            layout = Layout::new(self, shape, chunked.contains(&true).then_some((length, &chunked[..])))?;
-        }
-        Ok(Fused { factors: layout.factors(), layout, scratch, continues, home: Arc::default() })
+        let options = (mode, continues);
+        Ok(Fused { whole: Planned::new(self, shape, options)?, documents: HashMap::new(), scratch, options, home: Arc::default() })
     }
 }
 
 impl Fused {
     /// The mode in which the heads with a finite state run: [`Mode::Parallel`], or [`Mode::Chunk`] with the length of its chunks.
     pub fn mode_taken(&self) -> Mode {
-        if self.layout.groups.is_empty() { Mode::Parallel } else { Mode::Chunk(Some(self.layout.chunk_len())) }
+        let layout = &self.whole.layout;
+        if layout.groups.is_empty() { Mode::Parallel } else { Mode::Chunk(Some(layout.chunk_len())) }
     }
 
     /// Whether this head runs in chunks; false also where there is no such head.
     pub fn runs_in_chunks(&self, head: usize) -> bool {
-        self.layout.heads.get(head).is_some_and(|head| head.chunked)
+        self.whole.layout.heads.get(head).is_some_and(|head| head.chunked)
     }
 
-    fn run(&mut self, inputs: &Inputs<f32>, saved: Option<&mut SavedRows>, y: &mut [f32]) -> Result<Report, Error> {
-        let Fused { layout, factors, scratch, .. } = self;
-        layout.layer.check(&layout.shape, inputs, 1)?;
-        layout.shape.check_outputs("y", y.len())?;
-        layout.bind(inputs, factors);
-        scratch.with(|w| {
-            w.ensure_forward(layout)?;
-            gates::forward(layout, inputs, w);
-            prepare::forward(layout, inputs, w, false)?;
-            run_forward(layout, inputs, w, factors, saved, y, None)
-        })
+    /// Plans all documents of a call.
+    fn plan(&mut self, inputs: &Inputs<f32>) -> Result<(), Error> {
+        let whole = &self.whole.layout;
+        if self.documents.len() > DOCUMENT_PLANS {
+            self.documents.clear();
+        }
+        for (_, shape, _) in inputs.each_document(&whole.shape).filter(|(_, shape, _)| *shape != whole.shape) {
+            if let Entry::Vacant(place) = self.documents.entry(shape.time) {
+                place.insert(Planned::new(&whole.layer, shape, self.options)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// The plan of a call or document of this shape.
+    fn planned(&mut self, shape: &Shape) -> &mut Planned {
+        if *shape == self.whole.layout.shape { &mut self.whole } else { self.documents.get_mut(&shape.time).expect("planned before") }
+    }
+
+    /// Memory for the sums of all rows.
+    fn new_saved(&self) -> Result<Saved, Error> {
+        let mut saved = self.home.saved(Report::default(), self.home.take());
+        let layout = &self.whole.layout;
+        let rows = layout.head_count() * layout.shape.time;
+        saved.rows.u.ensure(rows * layout.ep)?;
+        saved.rows.z.ensure(rows)?;
+        saved.rows.rho.ensure(rows)?;
+        Ok(saved)
+    }
+
+    fn run(&mut self, inputs: &Inputs<f32>, mut saved: Option<&mut SavedRows>, y: &mut [f32]) -> Result<Report, Error> {
+        let (s, scratch) = (self.whole.layout.shape, self.scratch.clone());
+        self.whole.layout.layer.check(&s, inputs, 1)?;
+        s.check_outputs("y", y.len())?;
+        self.plan(inputs)?;
+        let mut report = Report::default();
+        for (at, shape, inputs) in inputs.each_document(&s) {
+            let saved = saved.as_deref_mut().map(|saved| saved.part_mut(&at, s.heads));
+            let y = &mut y[at.start * s.heads * s.e..at.end * s.heads * s.e];
+            let found = self.planned(&shape).forward(&inputs, &scratch, saved, y)?;
+            report = report.or(found.of_document(at.start, &s));
+        }
+        Ok(report)
     }
 }
 
@@ -154,35 +259,24 @@ impl Attention<f32> for Fused {
     }
 
     fn forward(&mut self, inputs: &Inputs<f32>, y: &mut [f32]) -> Result<Saved, Error> {
-        let mut saved = self.home.saved(Report::default(), self.home.take());
-        let rows = self.layout.head_count() * self.layout.shape.time;
-        saved.rows.u.ensure(rows * self.layout.ep)?;
-        saved.rows.z.ensure(rows)?;
-        saved.rows.rho.ensure(rows)?;
+        let mut saved = self.new_saved()?;
         saved.report = self.run(inputs, Some(&mut saved.rows), y)?;
         Ok(saved)
     }
 
     fn backward(&mut self, inputs: &Inputs<f32>, saved: &Saved, dy: &[f32], grads: &mut Grads<f32>) -> Result<(), Error> {
         self.home.check(saved)?;
-        let Fused { layout, factors, scratch, .. } = self;
-        layout.layer.check(&layout.shape, inputs, 1)?;
-        layout.layer.check_grads(&layout.shape, grads)?;
-        layout.shape.check_outputs("gradient of y", dy.len())?;
-        layout.bind(inputs, factors);
-        let l = &*layout;
-        scratch.with(|w| {
-            w.ensure_forward(l)?;
-            w.ensure_backward(l)?;
-            gates::forward(l, inputs, w);
-            prepare::forward(l, inputs, w, true)?;
-            epilogue::backward(l, inputs, saved, dy, w);
-            tiles_backward(l, inputs, saved, w, factors)?;
-            prepare::backward(l, inputs, w, grads);
-            gates::backward(l, inputs, w, grads);
-            parameters_backward(l, w, grads);
-            Ok(())
-        })
+        let (s, scratch) = (self.whole.layout.shape, self.scratch.clone());
+        self.whole.layout.layer.check(&s, inputs, 1)?;
+        self.whole.layout.layer.check_grads(&s, grads)?;
+        s.check_outputs("gradient of y", dy.len())?;
+        self.plan(inputs)?;
+        for (at, shape, inputs) in inputs.each_document(&s) {
+            let dy = &dy[at.start * s.heads * s.e..at.end * s.heads * s.e];
+            let saved = saved.rows.part(&at, s.heads);
+            self.planned(&shape).backward(&inputs, &scratch, saved, dy, &mut grads.part(&at, &s))?;
+        }
+        Ok(())
     }
 }
 
@@ -199,7 +293,7 @@ fn by_head(s: &Shape, width: usize) -> Axes {
 /// U, z, ρ and y in blocks of `group` heads and the rows between `cuts`.
 fn blocks<'a>(
     l: &Layout,
-    saved: Option<&'a mut SavedRows>,
+    saved: Option<[&'a mut [f32]; 3]>,
     y: &'a mut [f32],
     group: usize,
     cuts: &'a [usize],
@@ -208,9 +302,7 @@ fn blocks<'a>(
     let count = s.batch * (s.heads / group) * (cuts.len() - 1);
     let sums = match saved {
         None => [(); 3].map(|()| Blocks::empty(count)),
-        Some(SavedRows { u, z, rho }) => {
-            [(u, l.ep), (z, 1), (rho, 1)].map(|(x, width)| Disjoint::new(x, by_head(&s, width)).blocks(group, cuts))
-        }
+        Some([u, z, rho]) => [(u, l.ep), (z, 1), (rho, 1)].map(|(x, width)| Disjoint::new(x, by_head(&s, width)).blocks(group, cuts)),
     };
     let axes = Axes {
         batch: Axis { count: s.batch, step: s.time * s.heads * s.e },
@@ -227,7 +319,7 @@ fn run_forward(
     inputs: &Inputs<f32>,
     w: &mut CallScratch,
     factors: &[Vec<f32>],
-    saved: Option<&mut SavedRows>,
+    saved: Option<[&mut [f32]; 3]>,
     y: &mut [f32],
     state: Option<&State>,
 ) -> Result<Report, Error> {
@@ -246,7 +338,7 @@ fn forward_tasks(
     inputs: &Inputs<f32>,
     w: &CallScratch,
     factors: &[Vec<f32>],
-    mut saved: Option<&mut SavedRows>,
+    mut saved: Option<[&mut [f32]; 3]>,
     y: &mut [f32],
     state: Option<&State>,
     states: &mut [f32],
@@ -257,7 +349,7 @@ fn forward_tasks(
     let context = tile_forward::Context { layout: l, sources: Sources::new(l, inputs, w), kt: &w.kt, v: &w.v, gates, lengths };
     let mut report = Report::default();
     if l.has_parallel_heads() {
-        let ([u, z, rho], y) = blocks(l, saved.as_deref_mut(), y, 1, &l.tile_cuts);
+        let ([u, z, rho], y) = blocks(l, saved.as_mut().map(|saved| saved.each_mut().map(|x| &mut **x)), y, 1, &l.tile_cuts);
         // Head by head, so that its keys and values stay in the second-level cache; long tiles first.
         let all = u.par().zip(z.par()).zip(rho.par()).zip(y.par()).zip(largest.par_iter_mut()).enumerate().rev().with_max_len(1);
         let reports = all.map(|(task, ((((mut u, mut z), mut rho), mut y), largest))| {
@@ -305,7 +397,14 @@ fn chunks<'a>(l: &'a Layout, inputs: &Inputs<'a, f32>, w: &'a CallScratch, facto
 }
 
 /// Gradients of prepared q, k and v, of c, key weights and learned coefficients.
-fn tiles_backward(l: &Layout, inputs: &Inputs<f32>, saved: &Saved, w: &mut CallScratch, factors: &[Vec<f32>]) -> Result<(), Error> {
+fn tiles_backward(
+    l: &Layout,
+    inputs: &Inputs<f32>,
+    rho: &[f32],
+    w: &mut CallScratch,
+    factors: &[Vec<f32>],
+    state: Option<&mut Buffer>,
+) -> Result<(), Error> {
     let s = l.shape;
     let chunk_len = if l.groups.is_empty() { 0 } else { chunk::ChunkScratch::len(l, true).max(chunk::ChunkScratch::len(l, false)) };
     w.tasks.ensure(tile_backward::tiles_len(l).max(chunk_len))?;
@@ -320,7 +419,7 @@ fn tiles_backward(l: &Layout, inputs: &Inputs<f32>, saved: &Saved, w: &mut CallS
         v: &w.v,
         gates: Gates::new(inputs, w),
         lengths: inputs.lengths,
-        rho: &saved.rows.rho,
+        rho,
         du: &w.du,
         dz: &w.dz,
     };
@@ -343,7 +442,7 @@ fn tiles_backward(l: &Layout, inputs: &Inputs<f32>, saved: &Saved, w: &mut CallS
     }
     let queries = chunk::QueryGrads { q: context.q, du: context.du, dz: context.dz };
     let chunks = chunk::Chunks { queries, ..chunks(l, inputs, w, factors) };
-    chunk::run::backward(&context, &chunks, &mut to, &mut states, &w.tasks);
+    chunk::run::backward(&context, &chunks, &mut to, &mut states, state, &w.tasks);
     to.put_back(w);
     w.states = states;
     Ok(())

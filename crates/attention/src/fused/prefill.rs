@@ -2,10 +2,11 @@
 
 use rayon::prelude::*;
 
+use crate::engine::SavedRows;
 use crate::fused::plan::{ChunkGroup, Layout};
 use crate::fused::prepare::{HeadRows, Sources};
 use crate::fused::scratch::CallScratch;
-use crate::fused::{Fused, gates, prepare, run_forward};
+use crate::fused::{Fused, Planned, gates, prepare, run_forward};
 use crate::kernels::simd::{Simd, Task, dispatch};
 use crate::real::dot;
 use crate::state::State;
@@ -19,12 +20,17 @@ impl Fused {
     /// Where the state has moments, the positions are one chunk in parallel mode, and cut into chunks in chunk mode; where it has
     /// caches, queries look at cached and new keys. Of a batch row only its length counts, and its state stops there. The report
     /// names positions since the state was empty. float32, bit-identical for any number of threads; moments are summed in another
-    /// order than by stepping. No gradients.
+    /// order than by stepping. No gradients: those are for [`Fused::forward_from`].
     pub fn extend(&mut self, state: &mut State, inputs: &Inputs<f32>, y: &mut [f32]) -> Result<Report, Error> {
-        let Fused { layout, factors, scratch, continues, .. } = self;
+        self.continue_from(state, inputs, None, y)
+    }
+
+    /// Refuses a state of another kind, layer or batch.
+    pub(super) fn check_state(&self, state: &State, inputs: &Inputs<f32>) -> Result<(), Error> {
+        let Fused { whole: Planned { layout, .. }, options: (_, continues), .. } = self;
         let s = layout.shape;
         layout.layer.check(&s, inputs, 1)?;
-        s.check_outputs("y", y.len())?;
+        inputs.check_no_documents()?;
         if *continues != Some(state.memory()) {
             let (asked, built) = (state.memory(), continues);
             return Err(Error::Shape(format!(
@@ -38,6 +44,21 @@ impl Fused {
                 s.batch
             )));
         }
+        Ok(())
+    }
+
+    /// [`Fused::extend`], with the sums of rows saved where that is wanted.
+    pub(super) fn continue_from(
+        &mut self,
+        state: &mut State,
+        inputs: &Inputs<f32>,
+        saved: Option<&mut SavedRows>,
+        y: &mut [f32],
+    ) -> Result<Report, Error> {
+        self.check_state(state, inputs)?;
+        let Fused { whole: Planned { layout, factors }, scratch, .. } = self;
+        let s = layout.shape;
+        s.check_outputs("y", y.len())?;
         // All that can fail comes first: afterwards the state changes.
         for (index, store) in state.stores.iter_mut().enumerate() {
             if let GroupMemory::Cache(cache) = &mut store.memory {
@@ -45,13 +66,13 @@ impl Fused {
             }
         }
         layout.bind(inputs, factors);
-        let l = &*layout;
+        let (l, saved) = (&*layout, saved.map(|saved| saved.part_mut(&(0..s.rows()), s.heads)));
         scratch.with(|w| {
             w.ensure_forward(l)?;
             begin(l, state, w)?;
             gates::forward(l, inputs, w);
             prepare::forward(l, inputs, w, false)?;
-            let mut report = run_forward(l, inputs, w, factors, None, y, Some(state))?;
+            let mut report = run_forward(l, inputs, w, factors, saved, y, Some(state))?;
             if let Some(at) = &mut report.nonpositive {
                 at.position += w.initial.positions[at.row];
             }
@@ -62,7 +83,7 @@ impl Fused {
 }
 
 /// What came before, into the scratch memory.
-fn begin(l: &Layout, state: &State, w: &mut CallScratch) -> Result<(), Error> {
+pub(super) fn begin(l: &Layout, state: &State, w: &mut CallScratch) -> Result<(), Error> {
     let s = l.shape;
     let (steps, initial) = (&state.steps, &mut w.initial);
     initial.given = true;

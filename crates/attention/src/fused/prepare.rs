@@ -301,7 +301,7 @@ fn angle_stride(l: &Layout, w: &CallScratch) -> usize {
 fn angles(l: &Layout, w: &mut CallScratch) {
     let (time, half, stride) = (l.shape.time, l.shape.d / 2, angle_stride(l, w));
     let Some(rope) = l.layer.rope().filter(|_| half > 0 && l.layer.rotates()) else { return };
-    let current = w.angles_of.as_ref().is_some_and(|(known, t)| known == rope && *t == time);
+    let current = w.angles_of.as_ref().is_some_and(|(known, t)| known == rope && *t >= time);
     if current && stride == 0 {
         return;
     }

@@ -56,7 +56,7 @@ macro_rules! call_scratch {
         #[derive(Default)]
         pub(super) struct CallScratch {
             $($(#[$doc])* pub $name: $kind,)+
-            /// Frequencies and time that the angles belong to.
+            /// The rope that the angles belong to, and for how many positions there are any.
             pub angles_of: Option<(Rope, usize)>,
             pub initial: InitialState,
             /// Memory of single tasks, by thread.

@@ -50,14 +50,16 @@ impl Layer {
 
 impl<R: Real> Attention<R> for Reference<R> {
     fn infer(&mut self, inputs: &Inputs<R>, y: &mut [R]) -> Result<Report, Error> {
-        let Shape { batch, heads, e, .. } = self.shape;
+        let Shape { heads, e, .. } = self.shape;
         self.layer.check(&self.shape, inputs, 1)?;
         self.shape.check_outputs("y", y.len())?;
         y.fill(R::zero());
         let mut report = Report::default();
-        for b in 0..batch {
-            for h in 0..heads {
-                let head = Head::gather(&self.layer, inputs, &self.shape, b, h);
+        for (at, shape, inputs) in inputs.each_document(&self.shape) {
+            let y = &mut y[at.start * heads * e..at.end * heads * e];
+            let mut found = Report::default();
+            for (b, h) in (0..shape.batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
+                let head = Head::gather(&self.layer, &inputs, &shape, b, h);
                 let mut scores = Vec::with_capacity(head.length);
                 let (u, mut sum) = (head.written(), vec![R::zero(); e]);
                 for t in 0..head.length {
@@ -65,10 +67,11 @@ impl<R: Real> Attention<R> for Reference<R> {
                     let row = &mut y[head.at_query.index(t) * e..][..e];
                     let denominator = epilogue::forward(&head.variant, head.row(t, z, rho), &sum, row);
                     if head.variant.denominator.sums() {
-                        report.see((b, h, t), denominator, rho);
+                        found.see((b, h, t), denominator, rho);
                     }
                 }
             }
+            report = report.or(found.of_document(at.start, &self.shape));
         }
         Ok(report)
     }
@@ -79,14 +82,15 @@ impl<R: Real> Attention<R> for Reference<R> {
     }
 
     fn backward(&mut self, inputs: &Inputs<R>, saved: &Saved, dy: &[R], grads: &mut Grads<R>) -> Result<(), Error> {
-        let Shape { batch, heads, .. } = self.shape;
+        let Shape { heads, e, .. } = self.shape;
         self.home.check(saved)?;
         self.layer.check(&self.shape, inputs, 1)?;
         self.layer.check_grads(&self.shape, grads)?;
         self.shape.check_outputs("gradient of y", dy.len())?;
-        for b in 0..batch {
-            for h in 0..heads {
-                Head::gather(&self.layer, inputs, &self.shape, b, h).backward(dy, grads);
+        for (at, shape, inputs) in inputs.each_document(&self.shape) {
+            let (dy, mut grads) = (&dy[at.start * heads * e..at.end * heads * e], grads.part(&at, &self.shape));
+            for (b, h) in (0..shape.batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
+                Head::gather(&self.layer, &inputs, &shape, b, h).backward(dy, &mut grads);
             }
         }
         Ok(())

@@ -56,8 +56,8 @@ impl Layer {
 }
 
 impl<R: Real> Recurrent<R> {
-    fn head<'a>(&'a self, inputs: &'a Inputs<'a, R>, b: usize, h: usize) -> Chunked<'a, R> {
-        let head = Head::gather(&self.layer, inputs, &self.shape, b, h);
+    fn head<'a>(&'a self, inputs: &'a Inputs<'a, R>, shape: &Shape, b: usize, h: usize) -> Chunked<'a, R> {
+        let head = Head::gather(&self.layer, inputs, shape, b, h);
         let basis = &self.bases[h];
         let polynomial = head.variant.kernel.polynomial().expect("checked when built");
         let inverse = basis.wide_inverse_factorials();
@@ -75,14 +75,16 @@ impl<R: Real> Recurrent<R> {
 
 impl<R: Real> Attention<R> for Recurrent<R> {
     fn infer(&mut self, inputs: &Inputs<R>, y: &mut [R]) -> Result<Report, Error> {
-        let Shape { batch, heads, e, .. } = self.shape;
+        let Shape { heads, e, .. } = self.shape;
         self.layer.check(&self.shape, inputs, 1)?;
         self.shape.check_outputs("y", y.len())?;
         y.fill(R::zero());
         let mut report = Report::default();
-        for b in 0..batch {
-            for h in 0..heads {
-                let chunked = self.head(inputs, b, h);
+        for (at, shape, inputs) in inputs.each_document(&self.shape) {
+            let y = &mut y[at.start * heads * e..at.end * heads * e];
+            let mut found = Report::default();
+            for (b, h) in (0..shape.batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
+                let chunked = self.head(&inputs, &shape, b, h);
                 let head = &chunked.head;
                 let mut state = chunked.empty();
                 let mut u = vec![R::zero(); e];
@@ -92,12 +94,13 @@ impl<R: Real> Attention<R> for Recurrent<R> {
                         let row = &mut y[head.at_query.index(t) * e..][..e];
                         let denominator = epilogue::forward(&head.variant, head.row(t, z, R::zero()), &u, row);
                         if head.variant.denominator.sums() {
-                            report.see((b, h, t), denominator, R::zero());
+                            found.see((b, h, t), denominator, R::zero());
                         }
                     }
                     chunked.absorb_keys(&chunk, &mut state);
                 }
             }
+            report = report.or(found.of_document(at.start, &self.shape));
         }
         Ok(report)
     }
@@ -108,14 +111,15 @@ impl<R: Real> Attention<R> for Recurrent<R> {
     }
 
     fn backward(&mut self, inputs: &Inputs<R>, saved: &Saved, dy: &[R], grads: &mut Grads<R>) -> Result<(), Error> {
-        let Shape { batch, heads, .. } = self.shape;
+        let Shape { heads, e, .. } = self.shape;
         self.home.check(saved)?;
         self.layer.check(&self.shape, inputs, 1)?;
         self.layer.check_grads(&self.shape, grads)?;
         self.shape.check_outputs("gradient of y", dy.len())?;
-        for b in 0..batch {
-            for h in 0..heads {
-                self.head(inputs, b, h).backward(dy, grads);
+        for (at, shape, inputs) in inputs.each_document(&self.shape) {
+            let (dy, mut grads) = (&dy[at.start * heads * e..at.end * heads * e], grads.part(&at, &self.shape));
+            for (b, h) in (0..shape.batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
+                self.head(&inputs, &shape, b, h).backward(dy, &mut grads);
             }
         }
         Ok(())

@@ -43,6 +43,7 @@ impl View {
     pub fn new(layer: &Layer, batch: usize, time: usize, inputs: &Inputs<f32>, row: usize, head: usize) -> Result<View, Error> {
         let shape = layer.shape(batch, time)?;
         layer.check(&shape, inputs, 1)?;
+        inputs.check_no_documents()?;
         if row >= batch || head >= shape.heads {
             return Err(Error::Shape(format!("row {row} and head {head} are not among {batch} rows and {} heads", shape.heads)));
         }

@@ -35,6 +35,7 @@ impl State {
     pub fn step(&mut self, inputs: &Inputs<f32>, y: &mut [f32]) -> Result<Report, Error> {
         let shape = self.shape;
         self.layer.check(&shape, inputs, 0)?;
+        inputs.check_no_documents()?;
         shape.check_outputs("y", y.len())?;
         self.reserve(inputs)?;
         for (head, kernel) in self.kernels.iter_mut().enumerate() {

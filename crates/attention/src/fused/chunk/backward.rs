@@ -24,12 +24,12 @@ impl Task for QuerySplit<'_> {
             let mut state = State::of(group, c, memory);
             let chunks = l.split(self.of.split);
             for chunk in chunks.clone() {
-                if chunk > 0 {
+                if chunk > 0 || c.has_initial_state {
                     for &h in &group.heads {
                         self.head(simd, group, h, chunk, state.h, state.z);
                     }
                 }
-                if chunk + 1 < chunks.end {
+                if chunk + 1 < chunks.end || c.has_initial_state {
                     c.absorb_keys(simd, group, b, chunk, &mut state, &mut self.of.scratch);
                 }
             }
@@ -112,10 +112,12 @@ impl Task for KeySplit<'_> {
             let mut state = State::of(group, c, memory);
             let chunks = l.split(self.of.split);
             for chunk in chunks.clone().rev() {
-                if (chunk + 1) * l.chunk_len() < c.length(b) {
+                // The last chunk is felt where the state after it has a gradient, and the state before the first where it is not empty.
+                let felt = chunk + usize::from(!c.has_initial_state);
+                if felt * l.chunk_len() < c.length(b) {
                     self.keys(simd, group, chunk, state.h, state.z);
                 }
-                if chunk > chunks.start {
+                if chunk > chunks.start || c.has_initial_state && self.of.split == 0 {
                     c.absorb_queries(simd, group, b, chunk, &mut state, &mut self.of.scratch);
                 }
             }
@@ -131,9 +133,12 @@ impl KeySplit<'_> {
         let s = l.shape;
         // Weights of keys are shared by the heads of a group: the first has their gradient for all.
         let (in_group, start) = (group.heads[0] % s.group(), l.split_cuts.padded[self.of.split]);
-        let end = c.log_decay_at(group, b, (chunk + 1) * l.chunk_len());
+        let end = c.log_decay_at(group, b, ((chunk + 1) * l.chunk_len()).min(c.length(b)));
         for tile in l.tiles_of(chunk) {
             let count = c.count(b, tile);
+            if count == 0 {
+                break;
+            }
             let scratch = &mut self.of.scratch;
             let back = &mut scratch.backward;
             c.decays(group, b, tile, end, -1.0, scratch.decays);

@@ -104,8 +104,16 @@ pub fn forward(
     reports.reduce(Report::default, Report::or)
 }
 
-/// All heads that run in chunks, backward.
-pub fn backward(context: &tile_backward::Context, c: &Chunks, to: &mut Gradients, states: &mut Buffer, tasks: &TaskScratch) {
+/// All heads that run in chunks, backward; `state` turns from the gradient of the state after the call [B, G, state_len] into that of the
+/// state before, where there is one.
+pub fn backward(
+    context: &tile_backward::Context,
+    c: &Chunks,
+    to: &mut Gradients,
+    states: &mut Buffer,
+    state: Option<&mut Buffer>,
+    tasks: &TaskScratch,
+) {
     let l = c.layout;
     if l.groups.is_empty() {
         return;
@@ -125,6 +133,30 @@ pub fn backward(context: &tile_backward::Context, c: &Chunks, to: &mut Gradients
     });
     boundary_states(c, states, tasks, false);
     each(c, states, to.queries(l, cuts), tasks, |of, to| dispatch(QuerySplit { of, to }));
+    if let Some(after) = &state {
+        meet(c, to, states, after);
+    }
     boundary_states(c, states, tasks, true);
     each(c, states, to.keys(l, cuts), tasks, |of, to| dispatch(KeySplit { of, to }));
+    if let Some(before) = state {
+        for (before, states) in before.chunks_exact_mut(l.state_len).zip(states.chunks_exact(l.splits * l.state_len)) {
+            before.copy_from_slice(&states[..l.state_len]);
+        }
+    }
+}
+
+/// The state after the last split meets its gradient, which takes its place. Both grow with e^c of the last position, whose gradient is hence
+/// their product.
+fn meet(c: &Chunks, to: &mut Gradients, states: &mut [f32], after: &[f32]) {
+    let l = c.layout;
+    let last = states.chunks_exact_mut(l.state_len).skip(l.splits - 1).step_by(l.splits);
+    for (pair, (state, after)) in last.zip(after.chunks_exact(l.state_len)).enumerate() {
+        let (b, g) = (pair / l.shape.kv_heads, pair % l.shape.kv_heads);
+        for group in l.groups_of(g).filter(|group| group.decays) {
+            let place = group.at..group.at + group.len;
+            let product: f64 = state[place.clone()].iter().zip(&after[place]).map(|(x, d)| *x as f64 * *d as f64).sum();
+            to.add_to_decay((b * l.shape.heads + group.heads[0]) * l.tp() + c.length(b) - 1, product);
+        }
+        state.copy_from_slice(after);
+    }
 }
