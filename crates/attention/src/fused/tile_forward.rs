@@ -135,7 +135,7 @@ impl Task for ForwardTile<'_, '_> {
         let RowSums { u, z, rho } = &mut self.sums;
         let (u, z, rho) = (&mut u[..(last - first) * l.ep], &mut z[..last - first], &mut rho[..last - first]);
         u[(counted - first) * l.ep..].fill(0.0);
-        rho.fill(head.frame.start());
+        rho.fill(c.gates.first_rho(head, self.h));
         rho[counted - first..].fill(0.0);
 
         let size = (counted - first) * l.dp;

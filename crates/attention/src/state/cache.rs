@@ -190,8 +190,10 @@ pub(crate) struct Sums {
 }
 
 impl Sums {
-    pub fn new(rescale: Rescale) -> Sums {
-        Sums { lanes: [0.0; 16], rho: rescale.start(), largest: 0.0 }
+    /// Before the first key. A sink b is as if it were one: the running maximum starts with it.
+    pub fn new(rescale: Rescale, sink: Option<f32>) -> Sums {
+        let rho = sink.filter(|_| rescale == Rescale::SubtractMax).unwrap_or(rescale.start());
+        Sums { lanes: [0.0; 16], rho, largest: 0.0 }
     }
 
     pub fn z(&self) -> f32 {
