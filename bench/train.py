@@ -1,8 +1,8 @@
 """A training run of termwise, repeated with PyTorch: the same first weights, the same batches, the same schedule.
 
     RUN="tinyshakespeare.txt --held-out 0.1"
-    termwise data show $RUN --rows 16 --time 256 --count 2000 --json > batches.jsonl
-    termwise data show $RUN --rows 16 --time 256 --count 1000000 --held-out-batch --json > held-out.jsonl
+    termwise data show $RUN --batch 16 --length 256 --count 2000 --json > batches.jsonl
+    termwise data show $RUN --batch 16 --length 256 --count 1000000 --held-out-batch --json > held-out.jsonl
     python3 bench/train.py FIRST batches.jsonl held-out.jsonl --lr 2e-3 --warmup 100 --beta2 0.99 --clip 1 > pytorch.jsonl
     python3 bench/train.py --compare runs/NAME/metrics.jsonl pytorch.jsonl
 

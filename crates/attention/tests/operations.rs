@@ -156,7 +156,7 @@ fn are_those_of_the_reference_cases() {
     let mut files: Vec<_> = std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "safetensors"));
     files.sort();
-    let mut computed = 0;
+    let (mut computed, mut chunked) = (0, 0);
     for path in &files {
         let file = File::read(path);
         let Some((text, inputs)) = operation(&file) else {
@@ -170,7 +170,15 @@ fn are_those_of_the_reference_cases() {
         let narrow = case::<f32>(&file, &text, &inputs);
         let mut engine = narrow.naive();
         compare(&file, &inputs, &narrow.forward(&mut engine).0, &narrow.backward(&mut engine), (1e-5, 1e-4), &format!("{label}, float32"));
+        for chunk in [1, 5, 16] {
+            if wide.heads[0].remembered().is_some_and(|weighing| !weighing.has_finite_map()) {
+                continue;
+            }
+            let (label, mut engine) = (format!("{label}, chunks of {chunk}"), wide.recurrent(chunk));
+            compare(&file, &inputs, &wide.forward(&mut engine).0, &wide.backward(&mut engine), (1e-10, 1e-10), &label);
+            chunked += 1;
+        }
         computed += 1;
     }
-    assert!(computed > 10, "only {computed} operations");
+    assert!(computed > 10 && chunked > 30, "only {computed} operations, {chunked} in chunks");
 }

@@ -4,9 +4,10 @@ mod support;
 
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
-use support::combos::{random_case, small_shape};
+use support::combos::{random_case, random_case_of, small_shape};
 use support::{Case, Name, Rng, Tensors, layer, planned, presets_of_every_engine, shape, state_of};
 use termwise_attention::parts::kernel::Sign;
+use termwise_attention::presets;
 use termwise_attention::simd::{self, Isa};
 use termwise_attention::{Attention, Inputs, Memory, Mode, Nonpositive, Real, Report, Scratch, Shape, State, Variant, relative_rms};
 
@@ -53,6 +54,11 @@ fn compare<R: Real>(found: &Results<R>, expected: &Results<f64>, outputs: f64, g
 
 fn finite(variant: &Variant) -> bool {
     variant.clamp.is_none() && variant.cap.is_none() && variant.window.is_none() && variant.kernel.polynomial().is_some()
+}
+
+/// Whether what is kept does not grow with the positions: a state, a window, or both.
+fn bounded(variant: &Variant) -> bool {
+    variant.remembered().is_none_or(|weighing| weighing.has_finite_map())
 }
 
 /// Position t of a case whose time is one.
@@ -119,6 +125,60 @@ fn finite_texts() -> Vec<String> {
     ];
     let presets = presets_of_every_engine().filter(|preset| finite(&preset.parts())).map(|preset| preset.text.to_string());
     presets.chain(more.map(String::from)).collect()
+}
+
+/// What the presets with states leave out: windows, far states, centres, write rules.
+fn bounded_texts() -> Vec<String> {
+    let more = [
+        "exp window=3 over=sum,sink",
+        "exp window=1 sinks=1 cap=2 in",
+        "exp window=3 sinks=2 far(taylor=0..2) decay=softplus",
+        "exp window=2 far(taylor=0..2 dim=1 centre=running)",
+        "exp window=4 sinks=1 far(taylor=0..3,coef=learned centre=learned,gauss) out",
+        "exp window=2 far(feature=hedgehog) over=length norm=rms qk_norm=rms",
+        "taylor=0..2 window=3 far(power=2 scale=0.2) over=sum,eps=0.5 in post=silu,channel",
+        "exp window=3 over=position decay=sigmoid",
+        "taylor=0..2 centre=running,gauss over=sum",
+        "taylor=0..3,coef=learned centre=given over=none norm=l2",
+        "taylor=0..2,coef=1:0.9:0.5 centre=learned over=length",
+        "taylor=0..2 dim=1 over=sum decay=fixed",
+        "feature=hedgehog scale=1 decay=mamba post=silu",
+        "taylor=0..3 decay=given,channel over=none norm=l2",
+        "feature=elu decay=sigmoid,16,channel over=sum",
+        "taylor=0..2,coef=learned write=delta,2,scale=0.5 over=length qk_norm=l2 decay=softplus",
+        "power=2 write=delta over=none qk_norm=l2 decay=mamba,channel norm=layer",
+        "feature=elu write=delta,scale=0.3 over=none out post=out",
+        "feature=hedgehog write=delta over=none conv=2 decay=given",
+        "taylor=0..2 dim=2 write=delta,scale=0.2 over=none qk_norm=rms,all",
+        "exp window=2 far(taylor=0..2) decay=given,channel norm=rms qk_norm=l2",
+    ];
+    let presets = presets::all().iter().filter(|preset| bounded(&preset.parts()) && !finite_texts().contains(&preset.text.to_string()));
+    presets.map(|preset| preset.text.to_string()).chain(more.map(String::from)).collect()
+}
+
+#[test]
+fn chunks_of_all_that_is_bounded_are_the_reference_in_float64() {
+    let mut rng = Rng(43);
+    for text in bounded_texts() {
+        for shape in [shape(1, 1, 1, 1, 2, 3), shape(2, 7, 4, 2, 2, 3), shape(1, 11, 2, 1, 4, 1)] {
+            let lengths = (shape.batch > 1).then(|| vec![5, shape.time]);
+            let case = Case::<f64>::random(&layer(&text, &shape), shape, lengths, 1.0, &mut rng);
+            let expected = reference(&case);
+            for chunk in [1, 3, shape.time, shape.time + 4] {
+                let found = chunked(&case, chunk);
+                compare(&found, &expected, 1e-11, 1e-11, &format!("{case} chunk {chunk}"));
+                assert_eq!(places(&found.report), places(&expected.report));
+            }
+        }
+    }
+    let mut states = 0;
+    for _ in 0..150 {
+        let case = random_case_of::<f64>(small_shape(&mut rng), 0.05, bounded, &mut rng);
+        let (expected, chunk) = (reference(&case), 1 + rng.below(4));
+        compare(&chunked(&case, chunk), &expected, 1e-10, 1e-10, &format!("{case} chunk {chunk}"));
+        states += case.heads[0].remembered().is_some() as usize;
+    }
+    assert!(states > 50, "only {states} cases have a state");
 }
 
 #[test]

@@ -1,25 +1,29 @@
 //! What can be written on the command line.
 
-use std::path::PathBuf;
-
 use clap::builder::RangedU64ValueParser;
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use termwise_lab::variants::Sizes;
-use termwise_lab::verify::{self, Identity};
+use clap::{CommandFactory, Parser, Subcommand};
+use termwise_report::Terminal;
 
 use crate::commands::bench::BenchArgs;
+use crate::commands::config::ConfigArgs;
 use crate::commands::cut::CutArgs;
 use crate::commands::data::DataCommand;
 use crate::commands::eval::EvalArgs;
 use crate::commands::generate::GenerateArgs;
+use crate::commands::manual::{CompletionsArgs, ManArgs};
 use crate::commands::plan::PlanArgs;
 use crate::commands::report::ReportArgs;
 use crate::commands::reproduce::ReproduceArgs;
+use crate::commands::runs::RunsArgs;
 use crate::commands::separation::SeparationArgs;
+use crate::commands::show::ShowArgs;
 use crate::commands::spectrum::SpectrumArgs;
 use crate::commands::sweep::SweepArgs;
 use crate::commands::tokenizer::TokenizerCommand;
 use crate::commands::train::TrainArgs;
+use crate::commands::variants::VariantsArgs;
+use crate::commands::verify::VerifyArgs;
+use crate::context::{Color, width};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -34,15 +38,25 @@ Examples:
   termwise generate path/to/model --prompt Once   write text with a model
   termwise spectrum path/to/model --data book.txt how many terms of the series its heads need
 
-`termwise COMMAND --help` says more about each.";
+`termwise help COMMAND` says more about each. Exit codes: 0 done, 1 failed or a check missed, 2 usage, 75 another process is at work in the folder, 130 interrupted with what is
+finished kept. Environment: NO_COLOR, COLUMNS, HF_HOME and HF_HUB_OFFLINE for the hub, XDG_CACHE_HOME for tokenized text.";
 
 /// Softmax attention taken apart, term by term.
 #[derive(Debug, Parser)]
-#[command(version = crate::build::version(), long_version = crate::build::long_version(), after_help = EXAMPLES, disable_help_subcommand = true)]
+#[command(
+    name = "termwise",
+    version = crate::build::version(),
+    long_version = crate::build::long_version(),
+    after_help = EXAMPLES,
+    max_term_width = 120
+)]
 pub struct Cli {
     /// Threads to compute on [default: all cores]
     #[arg(long, global = true, value_name = "N", value_parser = size(1024))]
     pub threads: Option<usize>,
+    /// When to colour
+    #[arg(long, global = true, value_enum, value_name = "WHEN", default_value_t, hide_possible_values = true, hide_default_value = true)]
+    pub color: Color,
     #[command(subcommand)]
     pub command: Command,
 }
@@ -51,21 +65,88 @@ pub struct Cli {
 pub enum Command {
     Reproduce(ReproduceArgs),
     Variants(VariantsArgs),
-    Verify(VerifyArgs),
-    Bench(BenchArgs),
-    Plan(Box<PlanArgs>),
-    Train(Box<TrainArgs>),
-    Eval(Box<EvalArgs>),
-    Cut(Box<CutArgs>),
-    Generate(Box<GenerateArgs>),
-    Spectrum(Box<SpectrumArgs>),
-    Sweep(SweepArgs),
-    Report(ReportArgs),
     Separation(Box<SeparationArgs>),
-    #[command(subcommand)]
-    Tokenizer(TokenizerCommand),
+    Train(Box<TrainArgs>),
+    Sweep(SweepArgs),
+    Eval(Box<EvalArgs>),
+    Generate(Box<GenerateArgs>),
+    Report(ReportArgs),
+    Runs(RunsArgs),
+    Config(Box<ConfigArgs>),
+    Spectrum(Box<SpectrumArgs>),
+    Cut(Box<CutArgs>),
+    Plan(Box<PlanArgs>),
+    Show(ShowArgs),
     #[command(subcommand)]
     Data(DataCommand),
+    #[command(subcommand)]
+    Tokenizer(TokenizerCommand),
+    Verify(VerifyArgs),
+    Bench(BenchArgs),
+    Completions(CompletionsArgs),
+    Man(ManArgs),
+}
+
+/// Commands by what they are for, as help lists them.
+const GROUPS: [(&str, &[&str]); 5] = [
+    ("Learn", &["reproduce", "variants", "separation"]),
+    ("Train", &["train", "sweep", "eval", "generate", "report", "runs", "config"]),
+    ("Inspect", &["spectrum", "cut", "plan", "show"]),
+    ("Data", &["data", "tokenizer"]),
+    ("Developer", &["verify", "bench", "completions", "man"]),
+];
+
+/// Names that people bring along from other programs, for every command that has such a flag.
+const ALIASES: &[(&str, &[&str])] = &[
+    ("accumulate", &["gradient-accumulation-steps"]),
+    ("adam-eps", &["adam-epsilon"]),
+    ("batch", &["batch-size"]),
+    ("beta1", &["adam-beta1"]),
+    ("beta2", &["adam-beta2"]),
+    ("clip", &["grad-clip", "max-grad-norm"]),
+    ("data", &["dataset"]),
+    ("eval-batches", &["eval-iters"]),
+    ("eval-every", &["eval-interval", "eval-steps"]),
+    ("head-dim", &["d-head"]),
+    ("heads", &["n-head", "n-heads", "num-heads", "num-attention-heads"]),
+    ("hidden", &["n-embd", "hidden-size", "d-model"]),
+    ("kv-heads", &["n-kv-head", "n-kv-heads", "num-kv-heads", "num-key-value-heads"]),
+    ("layers", &["n-layer", "n-layers", "num-layers", "num-hidden-layers"]),
+    ("length", &["block-size", "seq-len", "seq-length", "sequence-length"]),
+    ("log-every", &["log-interval", "logging-steps"]),
+    ("lr", &["learning-rate"]),
+    ("max-tokens", &["max-new-tokens"]),
+    ("mlp", &["intermediate-size"]),
+    ("checkpoint-every", &["save-steps"]),
+    ("steps", &["max-iters", "max-steps"]),
+    ("vocab", &["vocab-size"]),
+    ("warmup", &["warmup-iters", "warmup-steps"]),
+];
+
+/// The parser: every command, with aliases, and help by groups.
+pub fn command() -> clap::Command {
+    let mut command = aliased(Cli::command());
+    let terminal = Terminal { width: width().min(120), ..Terminal::default() };
+    let mut listed = String::new();
+    for (group, names) in GROUPS {
+        listed += &format!("{group}:\n");
+        for name in names {
+            let about = command.find_subcommand(name).and_then(|command| command.get_about()).map(ToString::to_string);
+            listed += &terminal.text(&format!("  {name:<13}"), &about.unwrap_or_default());
+        }
+        listed.push('\n');
+    }
+    command = command
+        .help_template(format!("{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{listed}Options:\n{{options}}{{after-help}}"));
+    command
+}
+
+fn aliased(command: clap::Command) -> clap::Command {
+    let command = command.mut_args(|arg| {
+        let found = ALIASES.iter().find(|(name, _)| arg.get_long() == Some(name));
+        found.map_or(arg.clone(), |(_, names)| arg.aliases(*names))
+    });
+    command.mut_subcommands(aliased)
 }
 
 /// From 1 to that many.
@@ -80,122 +161,35 @@ pub(crate) fn order() -> RangedU64ValueParser<usize> {
 
 pub const LARGE: u64 = 1 << 20;
 
-/// List attention variants: presets, the parts they are made of, costs, and which are equal
-///
-/// Without arguments: all presets by class of equal outputs, and all parts. With names or expressions: each in detail, compared with all
-/// presets and with each other.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  termwise variants
-  termwise variants gated_softmax
-  termwise variants \"exp over=sum norm=l2\" \"exp over=length out norm=l2\"
-  termwise variants --json | jq '.presets[].name'
-
-An expression is a list of words in any order: a kernel (exp, taylor=0..4, power=2, feature=elu) and settings such as over=length,
-out, norm=rms, rope=off. A preset's name stands for its words, and further words change it: \"gated_softmax norm=rms\".")]
-pub struct VariantsArgs {
-    /// Presets or expressions to describe
-    #[arg(value_name = "NAME_OR_EXPRESSION")]
-    pub variants: Vec<String>,
-    /// Head dimension d for which states and parameters are counted
-    #[arg(long, default_value_t = 64, value_name = "N", value_parser = size(256))]
-    pub head_dim: usize,
-    /// Heads H of a layer
-    #[arg(long, default_value_t = 16, value_name = "N", value_parser = size(4096))]
-    pub heads: usize,
-    /// Key-value heads G of a layer [default: as many as heads]
-    #[arg(long, value_name = "N", value_parser = size(4096))]
-    pub kv_heads: Option<usize>,
-    /// Width of the hidden state, from which gates are projected
-    #[arg(long, default_value_t = 1024, value_name = "N", value_parser = size(LARGE))]
-    pub hidden: usize,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-impl VariantsArgs {
-    pub fn sizes(&self) -> Sizes {
-        Sizes { heads: self.heads, kv_heads: self.kv_heads.unwrap_or(self.heads), head_dim: self.head_dim, hidden: self.hidden }
-    }
-}
-
-/// Check that this build computes what it says
-///
-/// Runs the identities of the algebra on every preset and on random combinations of parts, and compares whole models with reference files.
-/// Prints a line for each case; the exit code is 1 if any misses.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  termwise verify
-  termwise verify --golden ../shared/golden
-  termwise verify --only fused --only threads --cases 200 --seed 7
-
-A reference file is a .safetensors file with the weights of a small model, tokens, and the logits, loss and gradients to compare with;
-its metadata states the sizes and the attention.")]
-pub struct VerifyArgs {
-    /// Folder with reference files; may be given several times
-    #[arg(long, value_name = "DIR")]
-    pub golden: Vec<PathBuf>,
-    /// Seed of the random cases
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    pub seed: u64,
-    /// Random combinations of parts for each check, besides all presets
-    #[arg(long, default_value_t = 20, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(..=LARGE))]
-    pub cases: usize,
-    /// Run this check alone; may be given several times
-    #[arg(long, value_name = "CHECK")]
-    pub only: Vec<Check>,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// A check by its name.
-#[derive(Clone, Copy, Debug)]
-pub struct Check(Identity);
-
-impl ValueEnum for Check {
-    fn value_variants<'a>() -> &'a [Check] {
-        const ALL: [Check; Identity::ALL.len()] = {
-            let mut all = [Check(Identity::Fused); Identity::ALL.len()];
-            let mut i = 0;
-            while i < all.len() {
-                all[i] = Check(Identity::ALL[i]);
-                i += 1;
-            }
-            all
-        };
-        &ALL
-    }
-
-    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
-        Some(clap::builder::PossibleValue::new(self.0.name()).help(self.0.statement()))
-    }
-}
-
-impl VerifyArgs {
-    pub fn options(&self, threads: usize) -> verify::Options {
-        let only = self.only.iter().map(|check| check.0).collect();
-        verify::Options { golden: self.golden.clone(), seed: self.seed, cases: self.cases, threads, only }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]
-    fn the_arguments_of_all_commands_fit_together() {
-        Cli::command().debug_assert();
+    fn the_parser_is_sound_and_every_command_is_in_a_group() {
+        command().debug_assert();
+        let grouped: Vec<&str> = GROUPS.iter().flat_map(|(_, names)| names.iter().copied()).collect();
+        let all: Vec<String> =
+            command().get_subcommands().map(|command| command.get_name().to_owned()).filter(|name| name != "help").collect();
+        assert_eq!(all, grouped);
     }
 
     #[test]
+    fn every_alias_is_of_a_flag_and_no_flag_is_an_alias() {
+        let mut longs = Vec::new();
+        fn collect(command: &clap::Command, longs: &mut Vec<String>) {
+            longs.extend(command.get_arguments().filter_map(|arg| arg.get_long()).map(str::to_owned));
+            command.get_subcommands().for_each(|command| collect(command, longs));
+        }
+        collect(&command(), &mut longs);
+        for (name, aliases) in ALIASES {
+            assert!(longs.iter().any(|long| long == name), "--{name}");
+            assert!(aliases.iter().all(|alias| longs.iter().all(|long| long != alias)), "--{name}");
+        }
+    }
+    #[test]
     fn every_command_and_flag_is_explained() {
-        let mut waiting = vec![Cli::command()];
+        let mut waiting = vec![command()];
         while let Some(command) = waiting.pop() {
             let name = command.get_name().to_owned();
             assert!(command.get_about().is_some(), "{name} has no help");

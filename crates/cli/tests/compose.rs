@@ -19,7 +19,7 @@ fn at(folder: &Path, arguments: &[&str]) -> assert_cmd::assert::Assert {
 fn train(folder: &Path, name: &str) {
     let sizes = ["--hidden", "16", "--mlp", "16", "--heads", "2", "--layers", "1", "--length", "32", "--batch", "2"];
     let run = ["train", "--quiet", "--name", name, "--language", LANGUAGE, "--steps", "4", "--warmup", "1", "--eval-every", "2"];
-    at(folder, &[&run[..], &sizes].concat()).success().stdout(contains("next: termwise generate runs/"));
+    at(folder, &[&run[..], &sizes].concat()).success().stdout(contains("termwise generate runs/"));
 }
 
 #[test]
@@ -36,7 +36,7 @@ fn default_commands_compose() {
     let words: Vec<&str> = output.split_whitespace().collect();
     // The document as a person reads it, the question, and one token of an answer.
     assert!(words.len() >= 7 && words[words.len() - 3] == "?" && words[words.len() - 2].starts_with('k'), "{output}");
-    asked.stderr(contains("of runs/first, the only run in runs/").and(contains("held-out document 0 asks for k")));
+    asked.stderr(contains("of runs/first, the only run in runs/").and(contains("held-out document 1 asks for k")));
     at(here, &["generate", "first", "--prompt", "k1 v2 k3 v0 ? k1", "--max-tokens", "1", "--quiet"]).success().stderr("");
     at(here, &["generate", "--prompt", "? cat"]).failure().stderr(contains("no token for `cat`"));
 
@@ -46,7 +46,7 @@ fn default_commands_compose() {
     at(here, &["report", "runs/first"]).success();
     at(here, &["plan", "first", "--hardware", "a100"]).success().stdout(contains("first"));
     at(here, &["data", "show"]).success().stdout(contains("? k").and(contains("<|endoftext|>")));
-    at(here, &["data", "show", "--language", "facts=1 keys=1 length=8", "--rows", "1"]).success().stdout(contains("k0 v"));
+    at(here, &["data", "show", "--language", "facts=1 keys=1 length=8", "--batch", "1"]).success().stdout(contains("k0 v"));
     at(here, &["data", "prepare"]).failure().stderr(contains("name files"));
 
     // Another run is newer, and is said to be.

@@ -20,8 +20,8 @@ fn a_checkpoint_is_evaluated_on_its_own_and_on_other_data() {
     let text = place.command(&["eval", model, "--data", "other.txt"]).assert().success().get_output().stdout.clone();
     let text = String::from_utf8(text).expect("text");
     // 8 · 32 bytes and the end of the document.
-    assert!(text.contains("257 tokens in windows of 16, stride 16"), "{text}");
-    assert!(text.contains("perplexity") && text.contains("bits a byte"), "{text}");
+    assert!(text.contains("257 tokens of other.txt in windows of 16, stride 16"), "{text}");
+    assert!(text.contains("perplexity") && text.contains("bits per byte"), "{text}");
     place.command(&["eval", model, "--data", "other.txt", "--stride", "4", "--order", "6"]).assert().success().stdout(contains("stride 4"));
     place.command(&["eval", model, "--data", "other.txt", "--attention", "norm"]).assert().success();
 }
@@ -32,8 +32,8 @@ fn what_cannot_be_evaluated_is_said() {
     place.train(&["--name", "a", "--quiet"]).assert().success();
     let model = "runs/a/checkpoints/step-00000006";
     for (arguments, code, said) in [
-        (&["eval", "absent", "--data", "text.txt"][..], 1, "absent"),
-        (&["eval", model, "--stride", "17"], 1, "`stride` is 17"),
+        (&["eval", "absent", "--data", "text.txt"][..], 2, "absent"),
+        (&["eval", model, "--stride", "17"], 2, "`stride` is 17"),
         (&["eval", model, "--order", "18446744073709551615"], 2, "150"),
         (&["eval", model, "--order", "300000000"], 2, "150"),
         (&["eval", model, "--batch", "65536", "--length", "1048576"], 1, "need at least"),

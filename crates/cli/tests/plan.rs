@@ -8,12 +8,12 @@ use support::{json, termwise};
 
 #[test]
 fn a_preset_is_planned_in_a_table() {
-    let arguments = ["plan", "paper-small", "--hardware", "a100", "--hardware", "rtx4090", "--memory", "2GiB", "--tokens", "5B"];
+    let arguments = ["plan", "paper-small", "--hardware", "a100", "--hardware", "rtx4090", "--memory", "2GiB", "--train-tokens", "5B"];
     termwise(&arguments).assert().success().stdout(
-        contains("275M parameters (275,293,184)")
-            .and(contains("memory: state = cache            –    1,089   24,327"))
+        contains("275M (275,293,184)")
+            .and(predicates::str::is_match(r"memory: state = cache +– +1,089 +24,327").expect("a pattern"))
             .and(contains("Into 2 GiB fit states of orders 0..2"))
-            .and(contains("Training on 5B tokens"))
+            .and(contains("On 5B tokens"))
             .and(contains("NVIDIA's data sheet"))
             .and(contains("the highest order 3 is odd")),
     );
@@ -30,14 +30,14 @@ fn this_machine_is_measured() {
 }
 
 #[test]
-fn a_figure_is_written() {
+fn a_page_is_written() {
     let folder = tempfile::tempdir().expect("a folder");
-    let file = folder.path().join("plan.svg");
-    termwise(&["plan", "paper-small", "--hardware", "h100", "--svg", &file.display().to_string()]).assert().success();
-    let svg = std::fs::read_to_string(&file).expect("the figure");
+    let out = folder.path().join("plan");
+    termwise(&["plan", "paper-small", "--hardware", "h100", "--out", &out.display().to_string()]).assert().success();
+    let svg = std::fs::read_to_string(out.join("figures/state-or-cache.svg")).expect("the figure");
     assert!(svg.starts_with("<svg") && svg.contains("orders 0..4") && svg.contains("prefers-color-scheme"));
-    let nowhere = folder.path().join("missing/plan.svg").display().to_string();
-    termwise(&["plan", "tiny", "--hardware", "h100", "--svg", &nowhere]).assert().code(1).stderr(contains("missing"));
+    let blocked = out.join("plan.json/below").display().to_string();
+    termwise(&["plan", "tiny", "--hardware", "h100", "--out", &blocked]).assert().code(1).stderr(contains("plan.json"));
 }
 
 #[test]

@@ -50,16 +50,16 @@ fn a_model_is_measured_printed_and_drawn() {
     let place = Place::new();
     let model = place.model("tiny", &small("softmax"), &WriteOptions::default());
     let (data, cache) = (place.text("text.txt"), place.text("cache"));
-    let arguments = ["spectrum", &model, "--data", &data, "--cache", &cache, "--tokens", "200", "--rows", "20"];
-    termwise(&arguments).current_dir(place.0.path()).assert().success().stdout(
-        contains("tiny: ")
+    let arguments = ["spectrum", &model, "--data", &data, "--cache", &cache, "--tokens", "200", "--queries", "20"];
+    let folder = place.path("out");
+    let out = folder.display().to_string();
+    termwise(&[&arguments[..], &["--out", &out]].concat()).assert().success().stdout(
+        contains("Term spectrum of tiny")
             .and(contains("2 layers, 4 heads over 2 kv heads of 4"))
-            .and(contains("80 of 256 rows, drawn with seed 0"))
-            .and(contains("dominant order"))
-            .and(contains("Order for an error of 1 %"))
-            .and(contains("absolute values and over visible pairs only")),
+            .and(contains("80 of 256 rows, drawn with seed 1"))
+            .and(contains("Dominant orders"))
+            .and(contains("Order for an error of 1 %")),
     );
-    let folder = place.path("spectrum-tiny");
     assert!(folder.join("index.html").is_file() && folder.join("figures/order-map.png").is_file());
     let written: Value = serde_json::from_slice(&fs::read(folder.join("spectrum.json")).expect("a file")).expect("JSON");
     assert_eq!((&written["rows"]["sampled"], &written["rows"]["of"], &written["timing"]), (&json!(80), &json!(256), &Value::Null));
@@ -69,7 +69,7 @@ fn a_model_is_measured_printed_and_drawn() {
     // Who made it is told by both; the command line is another.
     found["made_by"]["command"] = written["made_by"]["command"].clone();
     assert_eq!(found, written);
-    let all = output(&[&arguments[..8], &["--rows", "all", "--orders", "6", "--json", "--timing", "--length", "32"]].concat());
+    let all = output(&[&arguments[..8], &["--queries", "all", "--max-order", "6", "--json", "--timing", "--length", "32"]].concat());
     assert_eq!((&all["rows"]["sampled"], &all["text"]["length"], &all["orders"]), (&json!(224), &json!(32), &json!([0, 2, 4, 6])));
     assert!(all["timing"]["forward"].as_f64().is_some_and(|seconds| seconds > 0.0));
 }
@@ -213,10 +213,10 @@ fn mistakes_are_named() {
     let place = Place::new();
     let model = place.model("tiny", &small("softmax"), &WriteOptions::default());
     for (arguments, code, message) in [
-        (vec!["spectrum"], 1, "no model was named"),
-        (vec!["spectrum", &model], 1, "name some with --data"),
-        (vec!["spectrum", &model, "--rows", "none"], 2, "`all` or a number"),
-        (vec!["spectrum", &model, "--orders", "7"], 2, "even number"),
+        (vec!["spectrum"], 2, "no model was named"),
+        (vec!["spectrum", &model], 2, "name some with --data"),
+        (vec!["spectrum", &model, "--queries", "none"], 2, "`all` or a number"),
+        (vec!["spectrum", &model, "--max-order", "7"], 2, "even number"),
         (vec!["spectrum", &model, "--data", "absent.txt"], 1, "no such file"),
         (vec!["spectrum", "hf://owner"], 1, if cfg!(feature = "hub") { "hf://<owner>/<name>" } else { "which this build leaves out" }),
     ] {

@@ -37,7 +37,7 @@ fn every_combination_is_run_once_and_compared() {
 fn a_run_that_fails_is_told_and_retried_when_asked() {
     let place = Place::new();
     file(&place, "", "lr = [0.001, 1e30]");
-    place.command(&["sweep", "s.toml", "--out", "o"]).assert().code(1).stdout(contains("failed: run"));
+    place.command(&["sweep", "s.toml", "--out", "o"]).assert().code(1).stdout(contains("✗ run"));
     let second = place.command(&["sweep", "s.toml", "--out", "o"]).assert().code(1).get_output().clone();
     assert!(!String::from_utf8_lossy(&second.stderr).contains("started"));
     place.command(&["sweep", "s.toml", "--out", "o", "--retry"]).assert().code(1).stderr(contains("started").count(1));

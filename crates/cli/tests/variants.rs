@@ -10,10 +10,17 @@ use support::{json, termwise};
 
 #[test]
 fn every_command_has_help_with_examples() {
-    for command in [&[][..], &["variants"], &["verify"], &["bench", "attention"], &["bench", "gemm"], &["bench", "step"]] {
-        let arguments = [command, &["--help"]].concat();
-        termwise(&arguments).assert().success().stdout(contains("Examples:").and(contains("Usage: termwise")));
+    for command in
+        [&[][..], &["variants"], &["verify"], &["bench", "attention"], &["bench", "gemm"], &["bench", "step"], &["show"], &["runs"]]
+    {
+        for arguments in [[command, &["--help"]].concat(), [&["help"], command].concat()] {
+            termwise(&arguments).assert().success().stdout(contains("Examples:").and(contains("Usage: termwise")));
+        }
     }
+    let help = termwise(&["--help"]).env("COLUMNS", "80").assert().success().get_output().stdout.clone();
+    let help = String::from_utf8(help).expect("text");
+    let place = |words: &str| help.find(words).unwrap_or_else(|| panic!("no {words} in {help}"));
+    assert!(place("Learn:") < place("  variants ") && place("Train:") < place("  runs ") && place("  runs ") < place("Inspect:"));
     termwise(&["bench", "--help"]).assert().success().stdout(contains("attention").and(contains("gemm")).and(contains("step")));
     termwise(&["--version"]).assert().success().stdout(contains(env!("CARGO_PKG_VERSION")));
 }

@@ -35,7 +35,7 @@ impl Default for BpeConfig {
 }
 
 /// What was learned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct BpeReport {
     /// Tokens; fewer than asked for where the text has no more pairs.
     pub vocabulary: usize,

@@ -6,6 +6,7 @@
 pub mod bpe;
 pub mod config;
 mod detokenize;
+mod document;
 mod draw;
 pub mod error;
 pub mod hub;
@@ -22,6 +23,7 @@ use std::fmt;
 
 pub use config::{DataConfig, Documents, Layout};
 pub use detokenize::Text;
+pub use document::Prepared;
 pub use error::{Error, Result};
 pub use prepare::{Prepare, Progress};
 pub use text::TextSource;

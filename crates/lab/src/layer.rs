@@ -4,8 +4,8 @@ use std::fmt::{self, Write as _};
 
 use serde::Serialize;
 use termwise_attention::{
-    Attention, Error, Extra, Extras, Fused, FusedOptions, Grads, Inputs, Layer as Planned, Real, Reference, Report, Rope, Shape, State,
-    Variant,
+    Attention, Decay, Error, Extra, Extras, Fused, FusedOptions, Grads, Inputs, Layer as Planned, Real, Reference, Report, Rope, Shape,
+    State, Variant,
 };
 
 use termwise_base::rng::Rng;
@@ -102,6 +102,9 @@ impl<R: Real> Layer<R> {
             let n = spec.values(rows);
             let (mean, spread) = match spec.extra {
                 Extra::NormWeight | Extra::Coefficients | Extra::FarCoefficients | Extra::QNorm | Extra::KNorm => (1.0, 0.3),
+                // A given decay is the log of what stays at each step.
+                Extra::DecayGate if heads.iter().any(|head| matches!(head.decay, Some(Decay::GivenDecay(_)))) => (-0.3, 0.2),
+                Extra::DecayRate => (-1.0, 0.3),
                 Extra::NormBias | Extra::Mean | Extra::FarMean | Extra::Spread | Extra::FarSpread | Extra::Gamma | Extra::FarGamma => {
                     (0.0, 0.3)
                 }
@@ -114,9 +117,10 @@ impl<R: Real> Layer<R> {
         Ok(Layer { heads: heads.to_vec(), shape, tensors, lengths: None, rope, dy })
     }
 
-    /// The same variant in every head.
+    /// The same variant in every head; a `dim` beyond the head dimension is cut to it.
     pub fn uniform(variant: &Variant, shape: Shape, spread: f64, rng: &mut Rng) -> Result<Layer<R>, Error> {
-        Layer::random(&vec![variant.clone(); shape.heads], shape, spread, rng)
+        let variant = Variant { dim: variant.dim.map(|dim| dim.min(shape.d)), ..variant.clone() };
+        Layer::random(&vec![variant; shape.heads], shape, spread, rng)
     }
 
     /// A layer of another variant with the same numbers wherever both have a tensor.

@@ -10,8 +10,9 @@ use crate::ladder::Ladder;
 pub struct Csv(String);
 
 impl Csv {
-    pub fn line<F: AsRef<str>>(&mut self, fields: &[F]) {
-        for (i, field) in fields.iter().enumerate() {
+    /// One line.
+    pub fn line(&mut self, fields: impl IntoIterator<Item = impl AsRef<str>>) {
+        for (i, field) in fields.into_iter().enumerate() {
             if i > 0 {
                 self.0.push(',');
             }
@@ -27,6 +28,7 @@ impl Csv {
         self.0.push('\n');
     }
 
+    /// All lines.
     pub fn finish(self) -> String {
         self.0
     }
@@ -47,7 +49,7 @@ impl Figure {
     pub fn to_csv(&self) -> String {
         let mut csv = Csv::default();
         let maps = !self.panels.is_empty() && self.panels.iter().all(|panel| matches!(panel, Panel::HeatMap(_)));
-        csv.line(if maps { &["panel", "row", "column", "value"] as &[&str] } else { &["panel", "series", "x", "y", "low", "high"] });
+        csv.line(if maps { &["panel", "row", "column", "value"][..] } else { &["panel", "series", "x", "y", "low", "high"] });
         for panel in &self.panels {
             match panel {
                 Panel::Chart(chart) => chart.write(&mut csv),
@@ -62,7 +64,7 @@ impl Figure {
 impl Chart {
     fn write(&self, csv: &mut Csv) {
         let mut line = |series: &str, [x, y, low, high]: [f64; 4]| {
-            csv.line(&[self.title.as_str(), series, &number(x), &number(y), &number(low), &number(high)]);
+            csv.line([self.title.as_str(), series, &number(x), &number(y), &number(low), &number(high)]);
         };
         const NONE: f64 = f64::NAN;
         for layer in &self.layers {
@@ -88,11 +90,11 @@ impl Ladder {
         for steps in &self.series {
             for (category, estimate) in self.categories.iter().zip(&steps.values) {
                 let [mean, low, high] = estimate.map_or([f64::NAN; 3], |e| [e.mean, e.low, e.high]).map(number);
-                csv.line(&[self.title.as_str(), &steps.name, category, &mean, &low, &high]);
+                csv.line([self.title.as_str(), &steps.name, category, &mean, &low, &high]);
             }
         }
         for rule in &self.rules {
-            csv.line(&[self.title.as_str(), &rule.label, "", &number(rule.y), "", ""]);
+            csv.line([self.title.as_str(), &rule.label, "", &number(rule.y), "", ""]);
         }
     }
 }

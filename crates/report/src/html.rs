@@ -2,15 +2,15 @@
 
 use std::collections::HashSet;
 
+use crate::document::{Block, Document, Section, Tone};
 use crate::figure::Figure;
 use crate::markup;
-use crate::page::{Block, Page, Section, Verdict};
 use crate::style;
 use crate::svg::escape;
 use crate::table::Table;
 
 /// The page's own style sheet.
-const SHEET: &str = include_str!("page.css");
+const SHEET: &str = include_str!("document.css");
 
 /// What a page shows that can be a file as well, with its name.
 pub enum Asset<'a> {
@@ -28,7 +28,7 @@ pub struct Renderer<'a> {
     files: bool,
 }
 
-impl Page {
+impl Document {
     /// The page as one HTML file that asks for nothing else: no script, no font, no picture from elsewhere.
     pub fn to_html(&self) -> String {
         Renderer::render(self, false).0
@@ -37,7 +37,7 @@ impl Page {
 
 impl<'a> Renderer<'a> {
     /// The page and what lies beside it, in the order of the page.
-    pub fn render(page: &'a Page, files: bool) -> (String, Vec<Asset<'a>>) {
+    pub fn render(page: &'a Document, files: bool) -> (String, Vec<Asset<'a>>) {
         let mut r = Renderer { out: String::new(), ids: HashSet::new(), assets: Vec::new(), files };
         let title = escape(&page.title);
         r.out += "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/>\n";
@@ -99,11 +99,23 @@ impl<'a> Renderer<'a> {
             }
             Block::Figure { name, figure, caption } => self.figure(name, figure, caption),
             Block::Table { name, table } => self.table(name, table),
-            Block::Verdict { verdict, claim } => {
-                let (class, sign, words) = verdict.badge();
+            Block::Facts(facts) => {
+                self.out += "<dl>";
+                for (name, text) in facts {
+                    self.out += &format!("<dt>{}</dt><dd>{}</dd>", escape(name), markup::html(text));
+                }
+                self.out += "</dl>\n";
+            }
+            Block::Badge { tone, label, text } => {
+                let class = match tone {
+                    Tone::Good => "yes",
+                    Tone::Open => "open",
+                    Tone::Bad => "no",
+                };
+                let (sign, label) = (tone.sign(), escape(label));
                 self.out +=
-                    &format!("<p class=\"verdict\"><span class=\"badge {class}\"><span aria-hidden=\"true\">{sign}</span> {words}</span> ");
-                self.out += &format!("<span>{}</span></p>\n", markup::html(claim));
+                    &format!("<p class=\"verdict\"><span class=\"badge {class}\"><span aria-hidden=\"true\">{sign}</span> {label}</span> ");
+                self.out += &format!("<span>{}</span></p>\n", markup::html(text));
             }
             Block::Code(text) => {
                 let lines: Vec<String> = text.lines().map(escape).collect();
@@ -144,17 +156,6 @@ impl<'a> Renderer<'a> {
         let links = if self.files { format!("<span class=\"files\">{}</span>", links.join(" · ")) } else { String::new() };
         if !text.is_empty() || self.files {
             self.out += &format!("<figcaption>{} {links}</figcaption>", markup::html(text));
-        }
-    }
-}
-
-impl Verdict {
-    /// Class, sign and words: told apart by each of them.
-    fn badge(self) -> (&'static str, &'static str, &'static str) {
-        match self {
-            Verdict::Reproduced => ("yes", "✓", "reproduced"),
-            Verdict::NotVisible => ("open", "○", "not visible at this scale"),
-            Verdict::Contradicted => ("no", "✗", "contradicted"),
         }
     }
 }

@@ -1,8 +1,9 @@
-//! Results as pictures, tables and pages.
+//! Results as documents, pictures and tables.
 //!
 //! A [`Figure`] has panels: a [`Chart`] of lines, bands, points and rules, a [`Ladder`] of means over categories, a [`HeatMap`]. It is
-//! written as SVG, PNG and CSV. A [`Table`] is written as HTML, CSV, Markdown and text, a heat map as text as well. A [`Page`] puts them into
-//! one HTML file, or into a folder with each of them beside it and a summary in Markdown.
+//! written as SVG, PNG and CSV. A [`Table`] is written as HTML, CSV, Markdown and text, a heat map as text as well. A [`Document`] puts them
+//! together, for a [`Terminal`], as Markdown, as one HTML file, or as a folder with each of them beside it. A [`Documented`] result has a
+//! document, and JSON that says what it is.
 //!
 //! Notable choices:
 //! - one list of shapes and texts becomes both SVG and PNG, with one table of looks for both, so that they show the same;
@@ -10,10 +11,11 @@
 //! - SVG names fonts that its reader may have; widths are those of DejaVu Sans, which is wide, and which PNG is written in;
 //! - panels stand below each other in a narrow column, so that a figure can be read on a telephone;
 //! - nothing can fail but writing to a folder: a value that has no place leaves a gap, a panel without values says so;
-//! - the same figure, table or page gives the same bytes.
+//! - nothing in a text can act on a terminal, a browser or Markdown;
+//! - the same figure, table or document gives the same bytes.
 //!
 //! ```
-//! use termwise_report::{Axis, Band, Block, Cell, Chart, Figure, HeatMap, Layer, Line, Names, Page, Scale, Section, Shade, Table, Unit};
+//! use termwise_report::{Axis, Band, Block, Cell, Chart, Figure, HeatMap, Layer, Line, Names, Document, Scale, Section, Shade, Table, Unit};
 //!
 //! let band = Band { name: "softmax".into(), color: 0, points: vec![(0.0, 5.3, 5.6), (100.0, 2.7, 2.9)] };
 //! let line = Line { name: "softmax".into(), color: 0, dashed: false, points: vec![(0.0, 5.5), (100.0, 2.8)] };
@@ -38,7 +40,7 @@
 //!
 //! let mut table = Table::new("Mean ± standard deviation", ["variant", "loss"]);
 //! table.rows.push(vec![Cell::code("taylor=0..4"), Cell::Spread(2.83, 0.01, 2)]);
-//! let page = Page {
+//! let page = Document {
 //!     title: "What was seen".into(),
 //!     lead: vec![Block::Text("All numbers are from **this machine**.".into())],
 //!     sections: vec![Section {
@@ -55,12 +57,14 @@
 mod chart;
 mod colour;
 mod csv;
+mod document;
 mod draw;
 mod figure;
 mod folder;
 mod font;
 mod heat;
 mod heat_draw;
+mod heat_text;
 mod html;
 mod labels;
 mod ladder;
@@ -69,22 +73,27 @@ mod layout;
 mod legend;
 mod markdown;
 mod markup;
-mod page;
+mod number;
 mod png;
+mod result;
 mod rules;
 mod scale;
 mod style;
 mod svg;
 mod table;
-mod table_text;
 mod terminal;
+mod text;
 
 pub use chart::{Axis, Band, Chart, Layer, Line, Mark, Point, Points, Rule};
 pub use colour::Theme;
+pub use csv::Csv;
+pub use document::{Block, Document, Section, Tone};
 pub use figure::{Figure, Panel};
 pub use folder::Error;
 pub use heat::{HeatMap, Names, Shade};
 pub use ladder::{Estimate, Ladder, Steps};
-pub use page::{Block, Page, Section, Verdict};
+pub use number::{duration, nan, thousands, three};
+pub use result::{Documented, kind_of, read, reads_again, tagged_schema, to_json, write};
 pub use scale::{Scale, Unit};
 pub use table::{Cell, Table};
+pub use text::Terminal;

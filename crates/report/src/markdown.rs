@@ -1,11 +1,11 @@
 //! Pages and tables as Markdown, to be kept beside other text or pasted into it.
 
+use crate::document::{Block, Document};
 use crate::html::{Asset, Renderer};
 use crate::markup;
-use crate::page::{Block, Page, Verdict};
 use crate::table::{Cell, Table};
 
-impl Page {
+impl Document {
     /// The page with its figures as pictures from `figures/`. What the page shows only when it is asked for is left to it, and so are
     /// the places that cells of tables lead to.
     pub fn to_markdown(&self) -> String {
@@ -18,8 +18,8 @@ impl Page {
     }
 }
 
-/// [`Page::to_markdown`] with the names of the files beside the page.
-pub fn markdown(page: &Page, assets: &[Asset]) -> String {
+/// [`Document::to_markdown`] with the names of the files beside the page.
+pub fn markdown(page: &Document, assets: &[Asset]) -> String {
     let mut out = format!("# {}\n", markup::markdown(&page.title));
     blocks(&page.lead, assets, &mut out);
     for section in page.sections.iter().filter(|section| section.blocks.iter().any(|block| !matches!(block, Block::Details { .. }))) {
@@ -32,8 +32,8 @@ pub fn markdown(page: &Page, assets: &[Asset]) -> String {
 fn blocks(blocks: &[Block], assets: &[Asset], out: &mut String) {
     let mut in_list = false;
     for block in blocks {
-        // Verdicts that follow each other are one list.
-        let verdict = matches!(block, Block::Verdict { .. });
+        // Badges that follow each other are one list.
+        let badge = matches!(block, Block::Badge { .. });
         let file = |figure| {
             assets.iter().find_map(|asset| match asset {
                 Asset::Figure(name, other) if std::ptr::eq(*other, figure) => Some(name),
@@ -41,15 +41,23 @@ fn blocks(blocks: &[Block], assets: &[Asset], out: &mut String) {
             })
         };
         let missing = matches!(block, Block::Figure { figure, .. } if file(figure).is_none());
-        let silent = verdict && in_list || missing || matches!(block, Block::Details { .. });
+        let silent = badge && in_list || missing || matches!(block, Block::Details { .. });
         if !silent {
             out.push('\n');
         }
-        in_list = verdict;
+        in_list = badge;
         match block {
             Block::Text(text) => *out += &format!("{}\n", markup::markdown(text)),
             Block::List(items) => items.iter().for_each(|item| *out += &format!("- {}\n", markup::markdown(item))),
-            Block::Verdict { verdict, claim } => *out += &format!("- *{}*: {}\n", name(*verdict), markup::markdown(claim)),
+            Block::Facts(facts) => {
+                for (name, text) in facts {
+                    *out += &format!("- {}: {}\n", one_line(&markup::escape_markdown(name)), markup::markdown(text));
+                }
+            }
+            Block::Badge { label, text, .. } => {
+                let end = if text.is_empty() { "" } else { ": " };
+                *out += &format!("- *{}*{end}{}\n", markup::escape_markdown(label), markup::markdown(text));
+            }
             Block::Table { table, .. } => *out += &table.to_markdown(),
             Block::Code(text) => *out += &format!("```text\n{}\n```\n", text.trim_end()),
             Block::Figure { figure, caption, .. } => {
@@ -61,14 +69,6 @@ fn blocks(blocks: &[Block], assets: &[Asset], out: &mut String) {
             }
             Block::Details { .. } => {}
         }
-    }
-}
-
-fn name(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Reproduced => "reproduced",
-        Verdict::NotVisible => "not visible",
-        Verdict::Contradicted => "contradicted",
     }
 }
 
@@ -95,7 +95,11 @@ impl Table {
 
 /// Without what would end a cell.
 fn cell(text: &str) -> String {
-    text.replace('|', "\\|").replace(['\n', '\r'], " ")
+    one_line(text).replace('|', "\\|")
+}
+
+fn one_line(text: &str) -> String {
+    text.replace(['\n', '\r'], " ")
 }
 
 #[cfg(test)]
@@ -119,9 +123,9 @@ mod tests {
             figure: Figure { title: title.into(), description: String::new(), panels: Vec::new() },
             caption: String::new(),
         };
-        let verdict = |claim: &str| Block::Verdict { verdict: Verdict::NotVisible, claim: claim.into() };
+        let verdict = |claim: &str| Block::badge(crate::Tone::Open, "not visible", claim);
         let hidden = Block::Details { summary: "more".into(), blocks: vec![Block::Code("hidden".into())] };
-        let page = Page {
+        let page = Document {
             title: "Seen".into(),
             lead: vec![Block::Text("**all** `a*b` [c](d)".into()), verdict("one"), verdict("two"), hidden.clone()],
             sections: vec![

@@ -2,8 +2,8 @@
 
 use crate::svg::escape;
 
-/// A stretch of a text.
-enum Piece<'a> {
+/// A part of a text with one look.
+pub enum Piece<'a> {
     Plain(&'a str),
     Code(&'a str),
     Bold(&'a str),
@@ -73,7 +73,7 @@ fn leads(address: &str) -> bool {
     !address.is_empty() && !address.contains(|c: char| c.is_control() || c.is_whitespace()) && scheme.is_none_or(web)
 }
 
-fn pieces(text: &str) -> Vec<Piece<'_>> {
+pub fn pieces(text: &str) -> Vec<Piece<'_>> {
     let mut pieces = Vec::new();
     let (mut start, mut at) = (0, 0);
     while let Some(found) = text[at..].find(['`', '*', '[']) {

@@ -2,6 +2,7 @@
 
 use crate::csv::{self, Csv};
 use crate::markup;
+use crate::number::{digits, thousands};
 use crate::scale::Unit;
 use crate::svg::escape;
 
@@ -26,6 +27,8 @@ pub enum Cell {
     Text(String),
     /// Words as they are typed, such as the name of a variant.
     Code(String),
+    /// A whole number: 139,425.
+    Count(u64),
     /// A number with so many digits after the point.
     Number(f64, usize),
     /// A number as [`Unit`] writes it.
@@ -47,11 +50,32 @@ impl Cell {
         Cell::Code(text.into())
     }
 
+    /// A whole number.
+    pub fn count(n: impl TryInto<u64>) -> Cell {
+        n.try_into().map_or(Cell::Empty, Cell::Count)
+    }
+
+    /// A number with three significant digits: 1234, 12.3, 0.123.
+    pub fn three(x: f64) -> Cell {
+        Cell::Number(x, digits(x))
+    }
+
+    /// Bytes.
+    pub fn bytes(n: impl TryInto<u64>) -> Cell {
+        n.try_into().map_or(Cell::Empty, |n| Cell::Amount(n as f64, Unit::Bytes))
+    }
+
+    /// What may be absent.
+    pub fn maybe<T>(value: Option<T>, cell: impl FnOnce(T) -> Cell) -> Cell {
+        value.map_or(Cell::Empty, cell)
+    }
+
     /// As it is shown where there is text alone.
     pub(crate) fn shown(&self) -> String {
         match self {
             Cell::Empty => NONE.into(),
             Cell::Text(text) | Cell::Code(text) | Cell::Link(text, _) => text.clone(),
+            Cell::Count(n) => thousands(*n),
             Cell::Number(value, digits) => decimal(*value, *digits),
             Cell::Amount(value, unit) if value.is_finite() => unit.format(*value),
             Cell::Amount(..) => NONE.into(),
@@ -62,7 +86,7 @@ impl Cell {
     }
 
     fn is_number(&self) -> bool {
-        matches!(self, Cell::Number(..) | Cell::Amount(..) | Cell::Spread(..))
+        matches!(self, Cell::Count(_) | Cell::Number(..) | Cell::Amount(..) | Cell::Spread(..))
     }
 }
 
@@ -159,6 +183,7 @@ impl Table {
                 fields.push(match cell {
                     Cell::Empty => String::new(),
                     Cell::Text(text) | Cell::Code(text) | Cell::Link(text, _) => text.clone(),
+                    Cell::Count(n) => n.to_string(),
                     Cell::Number(value, _) | Cell::Amount(value, _) | Cell::Spread(value, ..) => csv::number(*value),
                 });
                 if spread(column) {

@@ -1,91 +1,103 @@
-//! Heat maps for the terminal.
+//! Documents for the terminal.
 
 use unicode_width::UnicodeWidthStr;
 
-use crate::heat::HeatMap;
-use crate::heat_draw::Shades;
-use crate::table_text::clean;
+use crate::document::{Block, Document, Tone};
+use crate::figure::Panel;
+use crate::text::{Style, Terminal, clean, plain_words, words};
 
-/// From the least to the greatest.
-const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-/// What has no place.
-const GAP: char = '·';
-
-impl HeatMap {
-    /// Rows of numbers where they fit into a line of that many characters, else rows of blocks ▁ to █, the columns in several parts
-    /// where need be; names of columns stand above, every fifth for blocks.
-    pub fn to_text(&self, width: usize) -> String {
+impl Document {
+    /// The document as lines that are no wider than the terminal, but for what is to be typed. Charts are left to the other forms.
+    pub fn to_terminal(&self, terminal: &Terminal) -> String {
         let mut out = String::new();
         if !self.title.is_empty() {
-            out += &format!("{}\n\n", clean(&self.title));
+            terminal.heading(&self.title, '═', &mut out);
         }
-        let Some(shades) = Shades::of(self) else { return out + "no values to show\n" };
-        let (rows, columns) = self.size();
-        let names: Vec<String> = (0..rows).map(|row| clean(&self.y.get(row))).collect();
-        let corner = clean(&match (self.y.label.as_str(), self.x.label.as_str()) {
-            ("", "") => String::new(),
-            (y, x) => format!("{y} \\ {x}"),
-        });
-        let left = names.iter().map(|name| name.width()).chain([corner.width()]).max().unwrap_or(0);
-        let room = width.saturating_sub(left + 2).max(8);
-        match self.numbers(rows, columns, room) {
-            Some(cells) => {
-                out += &row_of(&corner, left, &cells[0]);
-                for (name, cells) in names.iter().zip(&cells[1..]) {
-                    out += &row_of(name, left, cells);
-                }
+        terminal.blocks(&self.lead, &mut out);
+        for section in &self.sections {
+            let mut blocks = String::new();
+            terminal.blocks(&section.blocks, &mut blocks);
+            // Where there are charts alone nothing is left.
+            if !blocks.is_empty() {
+                out += if out.is_empty() { "" } else { "\n" };
+                terminal.heading(&section.heading, '─', &mut out);
+                out += &blocks;
             }
-            None => self.blocks(&mut out, &names, (&corner, left), room, &shades),
         }
         out
     }
-
-    /// Names of columns and values, all equally wide; `None` where they do not fit.
-    fn numbers(&self, rows: usize, columns: usize, room: usize) -> Option<Vec<String>> {
-        let mut lines: Vec<Vec<String>> = vec![(0..columns).map(|column| clean(&self.x.get(column))).collect()];
-        let shown = |row, column| self.value(row, column).map_or(GAP.to_string(), |value| self.unit.brief(value));
-        lines.extend((0..rows).map(|row| (0..columns).map(|column| shown(row, column)).collect()));
-        let widest = lines.iter().flatten().map(|cell| cell.width()).max().unwrap_or(0);
-        let padded = |cell: &String| format!("{}{cell}", " ".repeat(widest - cell.width()));
-        (columns * (widest + 2) <= room + 2)
-            .then(|| lines.iter().map(|line| line.iter().map(padded).collect::<Vec<_>>().join("  ")).collect())
-    }
-
-    fn blocks(&self, out: &mut String, names: &[String], (corner, left): (&str, usize), room: usize, shades: &Shades) {
-        let columns = self.size().1;
-        for start in (0..columns).step_by(room) {
-            let part = start..columns.min(start + room);
-            *out += &row_of(corner, left, &self.ruler(part.clone()));
-            for (row, name) in names.iter().enumerate() {
-                let block = |column| match self.value(row, column).and_then(|value| shades.share(value)) {
-                    Some(share) => BLOCKS[((share * BLOCKS.len() as f64) as usize).min(BLOCKS.len() - 1)],
-                    None => GAP,
-                };
-                *out += &row_of(name, left, &part.clone().map(block).collect::<String>());
-            }
-            out.push('\n');
-        }
-        let (low, high) = shades.ends();
-        let scale = if self.shade == crate::Shade::Log { ", by ratios" } else { "" };
-        *out += &format!("▁ {} to █ {}{scale}; {GAP} none\n", self.unit.format(low), self.unit.format(high));
-    }
-
-    /// Names of columns above their places, as many as do not touch.
-    fn ruler(&self, part: std::ops::Range<usize>) -> String {
-        let (mut line, mut free) = (String::new(), 0);
-        for (place, column) in part.clone().enumerate().filter(|(_, column)| column % 5 == 0) {
-            let name = clean(&self.x.get(column));
-            if place >= free && place + name.width() <= part.len().max(name.width() + usize::from(place > 0)) {
-                line += &" ".repeat(place - line.width());
-                line += &name;
-                free = place + name.width() + 1;
-            }
-        }
-        line
-    }
 }
 
-fn row_of(name: &str, left: usize, cells: &str) -> String {
-    let line = format!("{}{name}  {cells}", " ".repeat(left - name.width()));
-    format!("{}\n", line.trim_end())
+impl Terminal {
+    fn heading(&self, text: &str, rule: char, out: &mut String) {
+        let words: Vec<_> = words(text).into_iter().map(|word| word.into_iter().map(|(_, text)| (Style::Bold, text)).collect()).collect();
+        let lines = self.wrap(&words, self.width);
+        let plain = Terminal { color: false, ..*self }.wrap(&words, self.width);
+        let width = plain.iter().map(|line| line.width()).max().unwrap_or(0);
+        *out += &format!("{}\n{}\n", lines.join("\n"), self.styled(&rule.to_string().repeat(width), Style::Dim));
+    }
+
+    /// An empty line before each block but the first, and between badges none.
+    fn blocks(&self, blocks: &[Block], out: &mut String) {
+        let mut before = None;
+        for block in blocks {
+            let shown = self.block(block);
+            if shown.is_empty() {
+                continue;
+            }
+            let close = |block: &Block| matches!(block, Block::Badge { .. } | Block::Details { .. });
+            if before.is_some_and(|before| !(close(before) && close(block))) {
+                out.push('\n');
+            }
+            *out += &shown;
+            before = Some(block);
+        }
+    }
+
+    fn block(&self, block: &Block) -> String {
+        match block {
+            Block::Text(text) => self.hang("", &words(text)),
+            Block::List(items) => items.iter().map(|item| self.hang("· ", &words(item))).collect(),
+            Block::Facts(facts) => {
+                let names: Vec<String> = facts.iter().map(|(name, _)| clean(name)).collect();
+                let most = names.iter().map(|name| name.width()).max().unwrap_or(0).min(self.width / 3);
+                let fact = |(name, (_, text)): (&String, &(String, String))| match most.checked_sub(name.width()) {
+                    Some(room) => self.hang(&format!("{}{}", self.styled(name, Style::Bold), " ".repeat(room + 2)), &words(text)),
+                    None => self.hang("", &plain_words(name, Style::Bold)) + &self.hang(&" ".repeat(most + 2), &words(text)),
+                };
+                names.iter().zip(facts).map(fact).collect()
+            }
+            Block::Table { table, .. } => self.table(table),
+            Block::Badge { tone, label, text } => {
+                let style = match tone {
+                    Tone::Good => Style::Good,
+                    Tone::Open => Style::Open,
+                    Tone::Bad => Style::Bad,
+                };
+                let sign = self.styled(&tone.sign().to_string(), style);
+                let mut all = plain_words(label, style);
+                if let (Some(last), false) = (all.last_mut(), text.is_empty()) {
+                    last.push((style, ":".into()));
+                }
+                all.extend(words(text));
+                self.hang(&format!("{sign} "), &all)
+            }
+            Block::Code(text) => text.lines().map(|line| format!("{}\n", format!("  {}", clean(line)).trim_end())).collect(),
+            Block::Figure { figure, .. } => {
+                let maps = figure.panels.iter().filter_map(|panel| match panel {
+                    Panel::HeatMap(map) => Some(map.to_text(self.width)),
+                    _ => None,
+                });
+                maps.collect::<Vec<_>>().join("\n")
+            }
+            Block::Details { summary, blocks } => {
+                let mut out = self.hang(if self.details { "▾ " } else { "▸ " }, &words(summary));
+                if self.details {
+                    out.push('\n');
+                    self.blocks(blocks, &mut out);
+                }
+                out
+            }
+        }
+    }
 }

@@ -2,15 +2,15 @@
 
 mod sample;
 
-use roxmltree::{Document, Node, ParsingOptions};
-use termwise_report::{Block, Cell, Figure, HeatMap, Page, Section, Table, Unit, Verdict};
+use roxmltree::{Document as Parsed, Node, ParsingOptions};
+use termwise_report::{Block, Cell, Document, Figure, HeatMap, Section, Table, Tone, Unit};
 
-fn parse(text: &str) -> Document<'_> {
+fn parse(text: &str) -> Parsed<'_> {
     // The document type is HTML's.
-    Document::parse_with_options(text, ParsingOptions { allow_dtd: true, ..ParsingOptions::default() }).expect("well-formed")
+    Parsed::parse_with_options(text, ParsingOptions { allow_dtd: true, ..ParsingOptions::default() }).expect("well-formed")
 }
 
-fn named<'a, 'i>(document: &'a Document<'i>, name: &str) -> Vec<Node<'a, 'i>> {
+fn named<'a, 'i>(document: &'a Parsed<'i>, name: &str) -> Vec<Node<'a, 'i>> {
     document.descendants().filter(|node| node.tag_name().name() == name).collect()
 }
 
@@ -70,16 +70,17 @@ fn hostile_names_stay_text() {
         Block::Figure { name: evil.into(), figure: figure.clone(), caption: evil.into() },
         Block::Figure { name: "../../etc/passwd".into(), figure, caption: String::new() },
         Block::Table { name: evil.into(), table: table.clone() },
-        Block::Verdict { verdict: Verdict::NotVisible, claim: evil.into() },
+        Block::badge(Tone::Open, evil, evil),
+        Block::Facts(vec![(evil.into(), evil.into())]),
         Block::Code(format!("{evil}\n  {evil}")),
         Block::Details { summary: evil.into(), blocks: vec![Block::Text(format!("[{evil}](javascript:x) **{evil}**"))] },
     ];
     let sections = vec![Section { heading: evil.into(), blocks: blocks.clone() }, Section { heading: evil.into(), blocks }];
-    let page = Page { title: evil.into(), lead: vec![], sections };
+    let page = Document { title: evil.into(), lead: vec![], sections };
     let text = page.to_html();
     let document = parse(&text);
     assert!(named(&document, "script").is_empty() && !text.contains("<script") && !text.contains("href=\"java"));
-    assert!(!text.contains('\u{1b}') && !table.to_text().contains('\u{1b}'));
+    assert!(!text.contains('\u{1b}') && !table.to_text(100).contains('\u{1b}'));
     assert_eq!(named(&document, "title")[0].text().map(|t| t.contains("<script>alert(1)</script>")), Some(true));
     let code = named(&document, "pre")[0].descendants().filter_map(|n| n.text()).next().expect("lines").to_string();
     assert_eq!(code.lines().count(), 2);
@@ -136,7 +137,7 @@ fn tables_align_numbers_and_respect_wide_characters() {
                     a           12.00  −1234\n\
                     link            –      –\n\
                     b               –   0.00\n";
-    assert_eq!(table.to_text(), expected);
+    assert_eq!(table.to_text(100), expected);
     let csv = "名前,loss,loss std,n\n漢字,1.5,0.25,7\na,12,,-1234\nlink,,,\nb,,1,-0.0001\n";
     assert_eq!(table.to_csv(), csv);
     let html = table.to_html();
@@ -145,9 +146,9 @@ fn tables_align_numbers_and_respect_wide_characters() {
     assert_eq!(named(&document, "th").iter().filter(|n| n.attribute("class") == Some("number")).count(), 2);
     assert_eq!(named(&document, "strong").first().and_then(|n| n.text()), Some("Bold"));
     let empty = Table::default();
-    assert!(parse(&empty.to_html()).root_element().has_tag_name("table") && !empty.to_text().contains("NaN"));
+    assert!(parse(&empty.to_html()).root_element().has_tag_name("table") && !empty.to_text(80).contains("NaN"));
     let amount = Cell::Amount(f64::INFINITY, Unit::Bytes);
-    assert!(Table { rows: vec![vec![amount]], ..empty }.to_text().contains('–'));
+    assert!(Table { rows: vec![vec![amount]], ..empty }.to_text(80).contains('–'));
 }
 
 #[test]

@@ -125,7 +125,7 @@ pub enum Error {
         differences: Vec<crate::settings::Difference>,
     },
     /// A run's folder that holds one already.
-    #[error("{} holds a run already; continue it with --resume, or choose another name", folder.display())]
+    #[error("{} holds a run already; continue it with --resume, begin anew with --overwrite, or choose another name", folder.display())]
     RunExists {
         /// The folder.
         folder: PathBuf,

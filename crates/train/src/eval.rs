@@ -19,6 +19,7 @@ pub struct Evaluation {
     /// Cross-entropy, the mean over all tokens, in nats.
     pub loss: f64,
     /// exp of the mean over all tokens.
+    #[serde(deserialize_with = "termwise_report::nan")]
     pub perplexity: f64,
     /// Bits for each byte of text; absent where the data is not text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -118,7 +119,7 @@ impl Sums {
 }
 
 /// How text is cut into windows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Windows {
     /// Windows computed at once.
     pub batch: usize,

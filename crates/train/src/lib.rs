@@ -2,6 +2,7 @@
 
 pub mod adamw;
 pub mod checkpoint;
+mod document;
 pub mod error;
 pub mod eval;
 mod feed;
@@ -13,6 +14,7 @@ pub mod progress;
 pub mod provenance;
 pub mod resolve;
 pub mod run;
+pub mod runs;
 pub mod schedule;
 pub mod settings;
 pub mod source;
@@ -25,6 +27,7 @@ pub mod tensorboard;
 mod testing;
 
 pub use adamw::{AdamW, AdamWConfig};
+pub use document::Evaluated;
 pub use error::{Error, Result};
 pub use norm::{clip, gradient_norm};
 pub use run::{Outcome, RunOptions, Start, train};

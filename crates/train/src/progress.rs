@@ -108,7 +108,7 @@ pub fn describe(evaluation: &Evaluation) -> String {
     let Evaluation { loss, perplexity, bits_per_byte, recall, rest, excess, .. } = evaluation;
     let mut text = format!("held-out loss {loss:.4}, perplexity {perplexity:.3}");
     if let Some(bits) = bits_per_byte {
-        text += &format!(", {bits:.4} bits a byte");
+        text += &format!(", {bits:.4} bits per byte");
     }
     if let (Some(recall), Some(rest)) = (recall, rest) {
         text += &format!(", recall {:.4}, rest {:.4}", recall.loss, rest.loss);

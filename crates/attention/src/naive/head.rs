@@ -175,6 +175,16 @@ impl<'a, R: Real> Head<'a, R> {
         if self.variant.distance().is_near(t, s) { Some(&self.near) } else { self.far.as_ref() }
     }
 
+    /// The class of keys that a state remembers: the far ones where there is a window, all elsewhere.
+    pub fn remembered(&self) -> &Class<'a, R> {
+        self.class_of(self.variant.window.is_some())
+    }
+
+    /// scale_k of a write rule.
+    pub fn key_scale(&self) -> R {
+        R::of(self.variant.write.map_or(1.0, |delta| delta.scale))
+    }
+
     fn class_of(&self, far: bool) -> &Class<'a, R> {
         if far { self.far.as_ref().unwrap_or(&self.near) } else { &self.near }
     }

@@ -119,10 +119,6 @@ impl<R: Real> Head<'_, R> {
         (0..t).map(move |s| self.near.key_score(t, s, self.key_scale(), self.log_decay(t, s)))
     }
 
-    fn key_scale(&self) -> R {
-        R::of(self.variant.write.map_or(1.0, |delta| delta.scale))
-    }
-
     /// U_t into `sum`; returns z_t and ρ.
     fn sums(&self, t: usize, u: &[R], scores: &mut Vec<Score<R>>, sum: &mut [R]) -> (R, R) {
         let rho = self.scores(t, 0..t + 1, None, scores);

@@ -3,13 +3,19 @@
 //! Positions are cut into chunks [a, b). Inside a chunk scores are computed pair by pair, before it lies the state:
 //!
 //! ```text
-//! U_t = M_{t,a−1}·Q_tᵀ·H_{a−1} + Σ_{a≤s≤t} M_ts·w(x_ts)·v'_s                     v' = I·κ·v,   M_ts = exp(c_t − c_s)
-//! H_{b−1} = M_{b−1,a−1}·H_{a−1} + Σ_{a≤s<b} M_{b−1,s}·K_s·v'_sᵀ                  z alike, with 1 for v'
+//! U_t = M_{t,a−1}·Q_tᵀ·H_{a−1} + Σ_{s not in H} M_ts·w(x_ts)·u'_s                 u' = I·κ·u,   M_ts = exp(c_t − c_s)
+//! H_{b−1} = M_{b−1,a−1}·H_{a−1} + Σ_{s enters} M_{b−1,s}·K_s·u'_sᵀ                 z alike, with 1 for u'
+//! u_t = v_t,  or  β_t·( v_t − M_{t,a−1}·K̂_tᵀ·H_{a−1} − Σ_{a≤s<t} M_ts·w(x̂_ts)·u_s )
 //! ```
 //!
+//! Without a window all keys before a are in H. With one, only far keys are: a key enters when it is far from every later position, and the
+//! window and the sinks stay pairs. A decay by channel goes into the coordinates of q and k before their monomials, a centre into the
+//! coefficients of Q.
+//!
 //! Backward in two passes. Forward in time with H: dQ_t = M_{t,a−1}·(H_{a−1}·dU_t + z_{a−1}·dz_t). Backward in time with
-//! Ḣ, the gradient of H_{b−1} through all later rows: dK_s = M_{b−1,s}·(Ḣ·v'_s + ż), dv'_s = M_{b−1,s}·Ḣᵀ·K_s. The pairs (t, s)
-//! that go through the state change c_t by ⟨dQ_t, Q_t⟩ and c_s by −⟨dK_s, K_s⟩.
+//! Ḣ, the gradient of H_{b−1} through all later rows: dK_s = M_{b−1,s}·(Ḣ·u'_s + ż), du'_s = M_{b−1,s}·Ḣᵀ·K_s. The pairs (t, s)
+//! that go through the state change c_t by ⟨dQ_t, Q_t⟩ and c_s by −⟨dK_s, K_s⟩. A write rule needs a third pass, forward in time, for the
+//! gradients of K̂.
 //!
 //! Memory is linear in T besides one state; nothing of size T×T. A chunk of one is the recurrence itself, a chunk of T the sum over pairs.
 
@@ -19,15 +25,18 @@ use std::sync::Arc;
 
 use crate::engine::Home;
 use crate::kernels::basis::Basis;
+use crate::naive::class::{Class, Score};
 use crate::naive::head::{Head, HeadGrads, add_scaled};
+use crate::parts::kernel::taylor::factorial;
 use crate::parts::norm::NormGrads;
 use crate::real::dot;
-use crate::{Attention, Error, Grads, Inputs, Layer, Memory, Real, Report, Saved, Shape, epilogue};
+use crate::{Attention, Error, Grads, Inputs, Kernel, Layer, Real, Report, Saved, Shape, epilogue};
 
 /// The naive recurrent computation, in float64 or float32. Saves nothing.
 pub struct Recurrent<R: Real> {
     layer: Layer,
-    bases: Vec<Arc<Basis>>,
+    /// Of each head whose keys go into a state.
+    bases: Vec<Option<Arc<Basis>>>,
     shape: Shape,
     chunk: usize,
     home: Arc<Home>,
@@ -35,22 +44,36 @@ pub struct Recurrent<R: Real> {
 }
 
 impl Layer {
-    /// The naive recurrent engine for B rows of T positions, in chunks of that many. Refuses variants without a finite map.
+    /// The naive recurrent engine for B rows of T positions, in chunks of that many. Refuses variants whose memory grows with the positions.
     pub fn recurrent<R: Real>(&self, batch: usize, time: usize, chunk: usize) -> Result<Recurrent<R>, Error> {
-        self.check_fused()?;
         let shape = self.shape(batch, time)?;
         if chunk == 0 {
             return Err(Error::Shape("a chunk has at least one position, found 0".into()));
         }
-        let plan = self.state_plan(Memory::Natural);
-        let basis = |(h, &(group, _)): (usize, &(usize, usize))| match &plan.groups[group].moments {
-            Some(moments) => self.basis(&moments.orders),
-            None => {
+        let mut known: Vec<Arc<Basis>> = Vec::new();
+        let mut bases = Vec::with_capacity(shape.heads);
+        for variant in self.heads() {
+            let Some(weighing) = variant.remembered() else {
+                bases.push(None);
+                continue;
+            };
+            let Some(polynomial) = weighing.kernel.polynomial().filter(|_| weighing.has_finite_map()) else {
                 let reason = "it has no finite feature map, so its memory grows with the positions; use a cache of keys and values";
-                Err(Error::Combination { variant: self.heads()[h].to_string(), reason: reason.into() })
-            }
-        };
-        let bases = plan.group_of.iter().enumerate().map(basis).collect::<Result<_, _>>()?;
+                return Err(Error::Combination { variant: variant.to_string(), reason: reason.into() });
+            };
+            // Around a centre every lower order is there.
+            let degree = polynomial.last().map_or(0, |&(n, _)| n);
+            let orders: Vec<usize> =
+                if weighing.centre.is_some() { (0..=degree).collect() } else { polynomial.iter().map(|&(n, _)| n).collect() };
+            let width = weighing.score_dim(shape.d);
+            let same = |basis: &&Arc<Basis>| basis.orders() == orders && basis.d() == width;
+            let basis = match known.iter().find(same) {
+                Some(basis) => basis.clone(),
+                None => Arc::new(Basis::new(width, &orders)?),
+            };
+            known.push(basis.clone());
+            bases.push(Some(basis));
+        }
         Ok(Recurrent { layer: self.clone(), bases, shape, chunk, home: Arc::default(), real: PhantomData })
     }
 }
@@ -58,18 +81,8 @@ impl Layer {
 impl<R: Real> Recurrent<R> {
     fn head<'a>(&'a self, inputs: &'a Inputs<'a, R>, shape: &Shape, b: usize, h: usize) -> Chunked<'a, R> {
         let head = Head::gather(&self.layer, inputs, shape, b, h);
-        let basis = &self.bases[h];
-        let polynomial = head.variant.kernel.polynomial().expect("checked when built");
-        let inverse = basis.wide_inverse_factorials();
-        let scale = head.variant.scale_for(self.shape.d);
-        let terms = (0..polynomial.len())
-            .flat_map(|i| {
-                let factor = scale.powi(polynomial[i].0 as i32);
-                inverse[basis.span(i)].iter().map(move |c| R::of(c * factor))
-            })
-            .collect();
-        let coefficients = polynomial.iter().map(|&(_, a)| R::of(a)).collect();
-        Chunked { head, basis, terms, coefficients, chunk: self.chunk }
+        let memory = self.bases[h].as_deref().map(|basis| Memory::new(basis, head.remembered(), head.key_scale()));
+        Chunked { head, memory, chunk: self.chunk }
     }
 }
 
@@ -86,18 +99,19 @@ impl<R: Real> Attention<R> for Recurrent<R> {
             for (b, h) in (0..shape.batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
                 let chunked = self.head(&inputs, &shape, b, h);
                 let head = &chunked.head;
-                let mut state = chunked.empty();
-                let mut u = vec![R::zero(); e];
+                let (mut state, mut written) = (chunked.empty(), Written::default());
+                let (mut sum, mut scores) = (vec![R::zero(); e], Vec::new());
                 for chunk in chunked.chunks() {
+                    chunked.write(&chunk, &state, &mut written);
                     for t in chunk.clone() {
-                        let z = chunked.row(t, &chunk, &state, &mut u);
+                        let (z, rho) = chunked.row(t, &chunk, &state, &written.u, &mut scores, &mut sum);
                         let row = &mut y[head.at_query.index(t) * e..][..e];
-                        let denominator = epilogue::forward(&head.variant, head.row(t, z, R::zero()), &u, row);
+                        let denominator = epilogue::forward(&head.variant, head.row(t, z, rho), &sum, row);
                         if head.variant.denominator.sums() {
-                            found.see((b, h, t), denominator, R::zero());
+                            found.see((b, h, t), denominator, rho);
                         }
                     }
-                    chunked.absorb_keys(&chunk, &mut state);
+                    chunked.absorb(&chunk, &mut state, &written.u);
                 }
             }
             report = report.or(found.of_document(at.start, &self.shape));
@@ -133,8 +147,13 @@ struct Moments<R> {
 }
 
 impl<R: Real> Moments<R> {
-    fn decay(&mut self, m: R) {
-        self.h.iter_mut().chain(&mut self.z).for_each(|x| *x *= m);
+    /// Each row times its factor.
+    fn decay(&mut self, m: &[R]) {
+        let e = self.h.len() / self.z.len().max(1);
+        for ((h, z), &m) in self.h.chunks_exact_mut(e.max(1)).zip(&mut self.z).zip(m) {
+            h.iter_mut().for_each(|h| *h *= m);
+            *z *= m;
+        }
     }
 
     /// H += c·K·vᵀ, z += c·b·K.
@@ -159,26 +178,59 @@ impl<R: Real> Moments<R> {
     }
 }
 
-/// One head with what its monomials need.
-struct Chunked<'a, R: Real> {
-    head: Head<'a, R>,
-    basis: &'a Basis,
-    /// scale^n/α! by row.
-    terms: Vec<R>,
-    /// a_n by order.
-    coefficients: Vec<R>,
-    chunk: usize,
+/// u [length, e], and what a write rule kept of the values before β.
+struct Written<R> {
+    u: Vec<R>,
+    kept: Vec<R>,
 }
 
-impl<R: Real> Chunked<'_, R> {
-    fn empty(&self) -> Moments<R> {
-        let n = self.basis.rows();
-        Moments { h: vec![R::zero(); n * self.head.e], z: vec![R::zero(); n] }
+impl<R> Default for Written<R> {
+    fn default() -> Self {
+        Written { u: Vec::new(), kept: Vec::new() }
+    }
+}
+
+/// What the monomials of a state need.
+struct Memory<'a, R> {
+    basis: &'a Basis,
+    /// scale^n/α! by row, of queries and of keys that a write rule reads with.
+    terms: [Vec<R>; 2],
+    /// a_n for n = 0..=p, zero where an order is absent.
+    coefficients: Vec<f64>,
+    /// The orders of learned coefficients.
+    learned: Vec<usize>,
+}
+
+/// Who reads a state: a query with its centre, or a key that is written.
+#[derive(Clone, Copy, PartialEq)]
+enum Reader {
+    Query,
+    Key,
+}
+
+impl<'a, R: Real> Memory<'a, R> {
+    fn new(basis: &'a Basis, class: &Class<R>, key_scale: R) -> Self {
+        let inverse = basis.wide_inverse_factorials();
+        let orders = basis.orders();
+        let terms = [class.scale, key_scale].map(|scale| {
+            let row = |i: usize| {
+                let factor = scale.wide().powi(orders[i] as i32);
+                inverse[basis.span(i)].iter().map(move |c| R::of(c * factor))
+            };
+            (0..orders.len()).flat_map(row).collect()
+        });
+        let mut coefficients = vec![0.0; orders.last().map_or(0, |n| n + 1)];
+        class.kernel().polynomial().into_iter().flatten().for_each(|(n, a)| coefficients[n] = a);
+        let learned = match class.kernel() {
+            Kernel::Taylor(taylor) if class.weighing.learned() > 0 => taylor.orders().to_vec(),
+            _ => Vec::new(),
+        };
+        Memory { basis, terms, coefficients, learned }
     }
 
-    fn chunks(&self) -> impl DoubleEndedIterator<Item = Range<usize>> + use<R> {
-        let (length, chunk) = (self.head.length, self.chunk);
-        (0..length.div_ceil(chunk)).map(move |i| i * chunk..((i + 1) * chunk).min(length))
+    /// w^(n)(−c) = Σ_{m≥n} a_m·(−c)^{m−n}/(m−n)!: what multiplies x^n/n! in w(x − c).
+    fn shifted(&self, n: usize, c: f64) -> f64 {
+        self.coefficients.iter().enumerate().skip(n).map(|(m, a)| a * power_term(-c, m - n)).sum()
     }
 
     fn monomials(&self, x: &[R]) -> Vec<R> {
@@ -187,21 +239,15 @@ impl<R: Real> Chunked<'_, R> {
         out
     }
 
-    /// Multiplies each row by a_n·scale^n/α!.
-    fn weigh(&self, rows: &mut [R]) {
-        for (i, &a) in self.coefficients.iter().enumerate() {
-            let span = self.basis.span(i);
-            rows[span.clone()].iter_mut().zip(&self.terms[span]).for_each(|(q, &c)| *q *= c * a);
+    /// Multiplies each row by w^(n)(−c)·scale^n/α!.
+    fn weigh(&self, rows: &mut [R], c: f64, reader: Reader) {
+        for (i, &n) in self.basis.orders().iter().enumerate() {
+            let (span, a) = (self.basis.span(i), R::of(self.shifted(n, c)));
+            rows[span.clone()].iter_mut().zip(&self.terms[reader as usize][span]).for_each(|(q, &term)| *q *= term * a);
         }
     }
 
-    fn query(&self, t: usize) -> Vec<R> {
-        let mut q = self.monomials(self.head.near.q.row(t));
-        self.weigh(&mut q);
-        q
-    }
-
-    /// dx [d] from the gradient of the monomials of x.
+    /// dx from the gradient of the monomials of x.
     fn reverse(&self, x: &[R], g: &[R]) -> Vec<R> {
         let zeros = |n: usize| vec![R::zero(); n];
         let (mut stem, mut dstem, mut dx) = (zeros(self.basis.stem_rows()), zeros(self.basis.stem_rows()), zeros(x.len()));
@@ -210,129 +256,318 @@ impl<R: Real> Chunked<'_, R> {
         self.basis.reverse_stem(x, 1, &stem, &mut dstem, &mut dx);
         dx
     }
+}
 
-    /// M_ts; the state before the first position is empty, and what it is multiplied by does not matter.
-    fn decay(&self, t: usize, s: usize) -> R {
-        R::of((self.head.log_decay[t] - self.head.log_decay[s]).exp())
+/// x^n/n!
+fn power_term(x: f64, n: usize) -> f64 {
+    x.powi(n as i32) / factorial(n)
+}
+
+/// One head in chunks.
+struct Chunked<'a, R: Real> {
+    head: Head<'a, R>,
+    /// `None` where no key goes into a state.
+    memory: Option<Memory<'a, R>>,
+    chunk: usize,
+}
+
+impl<'a, R: Real> Chunked<'a, R> {
+    fn empty(&self) -> Moments<R> {
+        let n = self.memory.as_ref().map_or(0, |memory| memory.basis.rows());
+        Moments { h: vec![R::zero(); n * self.head.e], z: vec![R::zero(); n] }
     }
 
-    fn before(&self, t: usize, chunk: &Range<usize>) -> R {
-        self.decay(t, chunk.start.saturating_sub(1))
+    fn chunks(&self) -> impl DoubleEndedIterator<Item = Range<usize>> + use<R> {
+        let (length, chunk) = (self.head.length, self.chunk);
+        (0..length.div_ceil(chunk)).map(move |i| i * chunk..((i + 1) * chunk).min(length))
+    }
+
+    /// The class of the keys in the state.
+    fn class(&self) -> &Class<'a, R> {
+        self.head.remembered()
+    }
+
+    /// Keys before this are in the state before position a, sinks aside.
+    fn frontier(&self, a: usize) -> usize {
+        a.saturating_sub(self.head.variant.window.map_or(0, |window| window - 1))
+    }
+
+    /// Keys that enter the state at the end of a chunk.
+    fn entering(&self, chunk: &Range<usize>) -> Range<usize> {
+        let sinks = self.head.variant.sinks.unwrap_or(0);
+        let end = if self.memory.is_some() { self.frontier(chunk.end) } else { 0 };
+        self.frontier(chunk.start).max(sinks).min(end)..end
+    }
+
+    /// Keys that position t sees, or does not, as pairs: the sinks, and all that are not in the state.
+    fn pairs(&self, t: usize, chunk: &Range<usize>) -> impl Iterator<Item = usize> + use<R> {
+        let frontier = self.frontier(chunk.start);
+        (0..self.head.variant.sinks.unwrap_or(0).min(frontier)).chain(frontier..t + 1)
+    }
+
+    /// The position at which the state before a chunk stands; an empty one stands anywhere.
+    fn reference(&self, chunk: &Range<usize>) -> usize {
+        chunk.start.saturating_sub(1)
+    }
+
+    /// exp(c_t,i − c_s,i) by channel; ones without such a decay.
+    fn channels(&self, t: usize, s: usize) -> Vec<R> {
+        let (width, c) = (self.class().q.width, &self.class().decay);
+        if c.is_empty() { vec![R::one(); width] } else { (0..width).map(|i| R::of((c[t * width + i] - c[s * width + i]).exp())).collect() }
+    }
+
+    fn decayed(&self, x: &[R], t: usize, s: usize) -> Vec<R> {
+        x.iter().zip(self.channels(t, s)).map(|(&x, m)| x * m).collect()
+    }
+
+    /// What each row of a state is multiplied by from position s to t.
+    fn row_decay(&self, t: usize, s: usize) -> Vec<R> {
+        let Some(memory) = &self.memory else { return Vec::new() };
+        let m = self.head.log_decay(t, s).exp();
+        memory.monomials(&self.channels(t, s)).into_iter().map(|row| row * m).collect()
     }
 
     fn factor(&self, s: usize) -> R {
         self.head.in_gate[s] * self.head.key_weights[s]
     }
 
-    fn score(&self, t: usize, s: usize) -> R {
-        self.head.near.scale * dot(self.head.near.q.row(t), self.head.near.k.row(s))
+    fn weighted_value(&self, s: usize, u: &[R]) -> Vec<R> {
+        let e = self.head.e;
+        u[s * e..][..e].iter().map(|&u| u * self.factor(s)).collect()
     }
 
-    fn weighted_value(&self, s: usize) -> Vec<R> {
-        self.head.v.row(s).iter().map(|&v| v * self.factor(s)).collect()
+    /// Q_t, or K̂_t, without the decay by head.
+    fn reading(&self, t: usize, chunk: &Range<usize>, reader: Reader) -> Vec<R> {
+        let Some(memory) = &self.memory else { return Vec::new() };
+        let (x, c) = self.reader(t, reader);
+        let mut rows = memory.monomials(&self.decayed(x, t, self.reference(chunk)));
+        memory.weigh(&mut rows, c, reader);
+        rows
     }
 
-    /// U_t into `u`; returns z_t.
-    fn row(&self, t: usize, chunk: &Range<usize>, state: &Moments<R>, u: &mut [R]) -> R {
-        u.fill(R::zero());
-        let mut z = state.columns(self.before(t, chunk), &self.query(t), u);
-        for s in chunk.start..=t {
-            let weight = self.decay(t, s) * self.head.variant.kernel.value(self.score(t, s));
-            z += weight;
-            add_scaled(u, weight, &self.weighted_value(s));
+    /// The vector that reads, and its centre.
+    fn reader(&self, t: usize, reader: Reader) -> (&[R], f64) {
+        match reader {
+            Reader::Query => (self.class().q.row(t), self.class().centre[t].wide()),
+            Reader::Key => (self.class().k.row(t), 0.0),
         }
-        z
+    }
+
+    /// Adds the gradients of what reads, from that of its features.
+    fn reading_backward(&self, t: usize, chunk: &Range<usize>, reader: Reader, mut dread: Vec<R>, g: &mut HeadGrads<R>) {
+        let Some(memory) = &self.memory else { return };
+        let (x, c) = self.reader(t, reader);
+        let x = self.decayed(x, t, self.reference(chunk));
+        let monomials = memory.monomials(&x);
+        let terms = &memory.terms[reader as usize];
+        let log = dot(&dread, &self.reading(t, chunk, reader));
+        g.log_decay[t] += log.wide();
+        let far = self.class().far;
+        if reader == Reader::Query {
+            g.class(far).log_factor[t] += log;
+        }
+        for (i, &n) in memory.basis.orders().iter().enumerate() {
+            // The gradient of w^(n)(−c).
+            let da = memory.basis.span(i).map(|row| (dread[row] * monomials[row] * terms[row]).wide()).sum::<f64>();
+            for (slot, &m) in memory.learned.iter().enumerate().filter(|&(_, &m)| m >= n) {
+                g.class(far).coefficients[slot] += da * power_term(-c, m - n);
+            }
+            if reader == Reader::Query {
+                g.class(far).centre[t] += R::of(-da * memory.shifted(n + 1, c));
+            }
+        }
+        memory.weigh(&mut dread, c, reader);
+        let dx = memory.reverse(&x, &dread);
+        self.decayed_backward(t, self.reference(chunk), &x, &dx, reader, R::one(), g);
+    }
+
+    /// From the gradient of x ⊙ e^{c_t − c_s} to that of x at its position, where its own c has this sign in the exponent.
+    #[allow(clippy::too_many_arguments, reason = "both positions, both vectors")]
+    fn decayed_backward(&self, t: usize, s: usize, x: &[R], dx: &[R], reader: Reader, sign: R, g: &mut HeadGrads<R>) {
+        let (class, width) = (self.class(), self.class().q.width);
+        let at = if sign > R::zero() { t } else { s };
+        let m = self.channels(t, s);
+        let grads = g.class(class.far);
+        let to = if reader == Reader::Query { &mut grads.q } else { &mut grads.k };
+        (0..width).for_each(|i| to[at * width + i] += dx[i] * m[i]);
+        if !class.decay.is_empty() {
+            (0..width).for_each(|i| grads.decay[at * width + i] += (sign * dx[i] * x[i]).wide());
+        }
+    }
+
+    /// M_{t,a−1} times the centre's factor, with ρ taken out.
+    fn query_factor(&self, t: usize, chunk: &Range<usize>, rho: R) -> R {
+        (self.class().log_factor(t) + self.head.log_decay(t, self.reference(chunk)) - rho).exp()
+    }
+
+    fn key_factor(&self, t: usize, chunk: &Range<usize>) -> R {
+        self.head.log_decay(t, self.reference(chunk)).exp()
+    }
+
+    /// The scores of key t with the earlier keys of its chunk.
+    fn key_scores(&self, t: usize, chunk: &Range<usize>) -> impl Iterator<Item = Score<R>> {
+        (chunk.start..t).map(move |s| self.head.near.key_score(t, s, self.head.key_scale(), self.head.log_decay(t, s)))
+    }
+
+    /// Appends what a chunk writes, from the state before it.
+    fn write(&self, chunk: &Range<usize>, state: &Moments<R>, written: &mut Written<R>) {
+        let e = self.head.e;
+        for t in chunk.clone() {
+            let mut kept = self.head.v.row(t).to_vec();
+            let mut beta = R::one();
+            if let Some(&own) = self.head.beta.get(t) {
+                beta = own;
+                state.columns(-self.key_factor(t, chunk), &self.reading(t, chunk, Reader::Key), &mut kept);
+                for score in self.key_scores(t, chunk) {
+                    add_scaled(&mut kept, -self.head.near.weight(&score), &written.u[score.s * e..][..e]);
+                }
+            }
+            written.u.extend(kept.iter().map(|&kept| kept * beta));
+            written.kept.extend(kept);
+        }
+    }
+
+    /// U_t into `sum`; returns z_t and ρ.
+    fn row(&self, t: usize, chunk: &Range<usize>, state: &Moments<R>, u: &[R], scores: &mut Vec<Score<R>>, sum: &mut [R]) -> (R, R) {
+        let log = self.memory.as_ref().map(|_| self.class().log_factor(t));
+        let rho = self.head.scores(t, self.pairs(t, chunk), log, scores);
+        sum.fill(R::zero());
+        let mut z = R::zero();
+        if self.memory.is_some() {
+            z += state.columns(self.query_factor(t, chunk, rho), &self.reading(t, chunk, Reader::Query), sum);
+        }
+        for score in scores {
+            let weight = self.head.weight(score);
+            z += weight;
+            add_scaled(sum, weight, &self.weighted_value(score.s, u));
+        }
+        (z, rho)
+    }
+
+    /// k_s at the position where a chunk ends, and its monomials.
+    fn entered(&self, s: usize, chunk: &Range<usize>) -> (Vec<R>, Vec<R>) {
+        let key = self.decayed(self.class().k.row(s), chunk.end - 1, s);
+        let monomials = self.memory.as_ref().map(|memory| memory.monomials(&key)).unwrap_or_default();
+        (key, monomials)
     }
 
     /// From H and z before a chunk to those at its last position.
-    fn absorb_keys(&self, chunk: &Range<usize>, state: &mut Moments<R>) {
+    fn absorb(&self, chunk: &Range<usize>, state: &mut Moments<R>, u: &[R]) {
         let last = chunk.end - 1;
-        state.decay(self.before(last, chunk));
-        for s in chunk.clone() {
-            state.add(self.decay(last, s), &self.monomials(self.head.near.k.row(s)), &self.weighted_value(s), R::one());
+        state.decay(&self.row_decay(last, self.reference(chunk)));
+        for s in self.entering(chunk) {
+            state.add(self.head.log_decay(last, s).exp(), &self.entered(s, chunk).1, &self.weighted_value(s, u), R::one());
         }
     }
 
     fn backward(&self, dy: &[R], grads: &mut Grads<R>) {
         let Head { variant, length, e, .. } = &self.head;
-        let (length, d, e) = (*length, self.head.near.q.width, *e);
+        let (length, e) = (*length, *e);
         let mut g = HeadGrads::new(&self.head);
-        let (mut du, mut dz) = (vec![R::zero(); length * e], vec![R::zero(); length]);
-        let (mut u, mut scratch) = (vec![R::zero(); e], vec![R::zero(); 2 * e]);
-        let mut state = self.empty();
+        let zeros = |n: usize| vec![R::zero(); n];
+        let (mut dsums, mut dz, mut rhos, mut du) = (zeros(length * e), zeros(length), zeros(length), zeros(length * e));
+        let (mut sum, mut scratch, mut scores) = (zeros(e), zeros(2 * e), Vec::new());
+        let (mut state, mut written) = (self.empty(), Written::default());
         for chunk in self.chunks() {
+            self.write(&chunk, &state, &mut written);
             for t in chunk.clone() {
-                let z = self.row(t, &chunk, &state, &mut u);
-                let du = &mut du[t * e..][..e];
-                du.copy_from_slice(&dy[self.head.at_query.index(t) * e..][..e]);
+                let (z, rho) = self.row(t, &chunk, &state, &written.u, &mut scores, &mut sum);
+                let dsum = &mut dsums[t * e..][..e];
+                dsum.copy_from_slice(&dy[self.head.at_query.index(t) * e..][..e]);
                 let norm = NormGrads { weight: &mut g.norm_weight, bias: &mut g.norm_bias };
-                let row = epilogue::backward(variant, self.head.row(t, z, R::zero()), &u, du, &mut scratch, norm);
-                g.take_row(t, &row, &scratch[e..], R::zero());
-                dz[t] = row.z;
-                self.pairs(t, &chunk, du, row.z, &mut g);
-
-                let before = self.before(t, &chunk);
-                let mut dq: Vec<R> = state.rows(du, row.z).into_iter().map(|x| x * before).collect();
-                let query = self.query(t);
-                g.log_decay[t] += dot(&dq, &query).wide();
-                if !g.near.coefficients.is_empty() {
-                    let monomials = self.monomials(self.head.near.q.row(t));
-                    for (i, da) in g.near.coefficients.iter_mut().enumerate() {
-                        *da += self.basis.span(i).map(|row| (dq[row] * monomials[row] * self.terms[row]).wide()).sum::<f64>();
-                    }
+                let row = epilogue::backward(variant, self.head.row(t, z, rho), &sum, dsum, &mut scratch, norm);
+                g.take_row(t, &row, &scratch[e..], self.head.scaled_sink(rho));
+                (dz[t], rhos[t]) = (row.z, rho);
+                for score in &scores {
+                    let dweight = dot(dsum, &written.u[score.s * e..][..e]) * self.factor(score.s) + row.z;
+                    self.value_backward(score.s, self.head.weight(score), dsum, &written.u, &mut du, &mut g);
+                    self.head.pair_backward(t, score, dweight, &mut g);
                 }
-                self.weigh(&mut dq);
-                add_scaled(&mut g.near.q[t * d..][..d], R::one(), &self.reverse(self.head.near.q.row(t), &dq));
+                if self.memory.is_some() {
+                    let factor = self.query_factor(t, &chunk, rho);
+                    let dread = state.rows(dsum, row.z).into_iter().map(|x| x * factor).collect();
+                    self.reading_backward(t, &chunk, Reader::Query, dread, &mut g);
+                }
             }
-            self.absorb_keys(&chunk, &mut state);
+            self.absorb(&chunk, &mut state, &written.u);
         }
 
         let mut later = self.empty();
+        let mut residuals = zeros(length * e);
         for chunk in self.chunks().rev() {
             let last = chunk.end - 1;
-            for s in chunk.clone() {
-                let m = self.decay(last, s);
-                let key = self.monomials(self.head.near.k.row(s));
-                let dk: Vec<R> = later.rows(&self.weighted_value(s), R::one()).into_iter().map(|x| x * m).collect();
-                g.log_decay[s] -= dot(&dk, &key).wide();
-                add_scaled(&mut g.near.k[s * d..][..d], R::one(), &self.reverse(self.head.near.k.row(s), &dk));
-                let mut dv = vec![R::zero(); e];
-                later.columns(m, &key, &mut dv);
-                self.value_gradient(s, R::one(), &dv, &mut g);
+            for s in self.entering(&chunk) {
+                let m = self.head.log_decay(last, s).exp();
+                let (key, monomials) = self.entered(s, &chunk);
+                let dmonomials: Vec<R> = later.rows(&self.weighted_value(s, &written.u), R::one()).into_iter().map(|x| x * m).collect();
+                g.log_decay[s] -= dot(&dmonomials, &monomials).wide();
+                if let Some(memory) = &self.memory {
+                    let dkey = memory.reverse(&key, &dmonomials);
+                    self.decayed_backward(last, s, &key, &dkey, Reader::Key, -R::one(), &mut g);
+                }
+                let mut dvalue = zeros(e);
+                later.columns(m, &monomials, &mut dvalue);
+                self.value_backward(s, R::one(), &dvalue, &written.u, &mut du, &mut g);
             }
-            later.decay(self.before(last, &chunk));
-            for t in chunk.clone() {
-                later.add(self.before(t, &chunk), &self.query(t), &du[t * e..][..e], dz[t]);
+            for t in chunk.clone().rev() {
+                self.residual_backward(t, &chunk, &written, &mut du, &mut residuals, &mut g);
+            }
+            later.decay(&self.row_decay(last, self.reference(&chunk)));
+            for t in chunk.clone().filter(|_| self.memory.is_some()) {
+                let query = self.reading(t, &chunk, Reader::Query);
+                later.add(self.query_factor(t, &chunk, rhos[t]), &query, &dsums[t * e..][..e], dz[t]);
+                if !self.head.beta.is_empty() {
+                    let key = self.reading(t, &chunk, Reader::Key);
+                    later.add(-self.key_factor(t, &chunk), &key, &residuals[t * e..][..e], R::zero());
+                }
             }
         }
+
+        let mut state = self.empty();
+        for chunk in self.chunks().filter(|_| !self.head.beta.is_empty()) {
+            for t in chunk.clone() {
+                let factor = self.key_factor(t, &chunk);
+                let dread = state.rows(&residuals[t * e..][..e], R::zero()).into_iter().map(|x| -x * factor).collect();
+                self.reading_backward(t, &chunk, Reader::Key, dread, &mut g);
+            }
+            self.absorb(&chunk, &mut state, &written.u);
+        }
+        add_scaled(&mut g.v, R::one(), &residuals);
         self.head.finish(g, grads);
     }
 
-    /// Gradients of the pairs (t, s) inside a chunk.
-    fn pairs(&self, t: usize, chunk: &Range<usize>, du: &[R], dz: R, g: &mut HeadGrads<R>) {
-        let (variant, d) = (&self.head.variant, &self.head.near.q.width);
-        let mut slopes = vec![0.0; g.near.coefficients.len()];
-        for s in chunk.start..=t {
-            let (x, decay) = (self.score(t, s), self.decay(t, s));
-            let weight = decay * variant.kernel.value(x);
-            let dweight = dot(du, self.head.v.row(s)) * self.factor(s) + dz;
-            self.value_gradient(s, weight, du, g);
-            g.log_decay[t] += (dweight * weight).wide();
-            g.log_decay[s] -= (dweight * weight).wide();
-            variant.kernel.learned_slopes(x.wide(), &mut slopes);
-            let dvalue = (dweight * decay).wide();
-            g.near.coefficients.iter_mut().zip(&slopes).for_each(|(da, slope)| *da += dvalue * slope);
-            let dx = dweight * decay * variant.kernel.slope(x) * self.head.near.scale;
-            add_scaled(&mut g.near.q[t * d..][..*d], dx, self.head.near.k.row(s));
-            add_scaled(&mut g.near.k[s * d..][..*d], dx, self.head.near.q.row(t));
+    /// From du_t, which is complete, to the gradients of β_t, of the keys of its chunk, and of v_t, which are the residuals.
+    fn residual_backward(
+        &self,
+        t: usize,
+        chunk: &Range<usize>,
+        written: &Written<R>,
+        du: &mut [R],
+        residuals: &mut [R],
+        g: &mut HeadGrads<R>,
+    ) {
+        let e = self.head.e;
+        let mut residual = du[t * e..][..e].to_vec();
+        if let Some(&beta) = self.head.beta.get(t) {
+            g.beta[t] += dot(&residual, &written.kept[t * e..][..e]);
+            residual.iter_mut().for_each(|r| *r *= beta);
+            for score in self.key_scores(t, chunk) {
+                let (s, near) = (score.s, &self.head.near);
+                add_scaled(&mut du[s * e..][..e], -near.weight(&score), &residual);
+                let dweight = -dot(&residual, &written.u[s * e..][..e]);
+                let log = near.key_pair_backward(t, &score, self.head.key_scale(), dweight, &mut g.near).wide();
+                g.log_decay[t] += log;
+                g.log_decay[s] -= log;
+            }
         }
+        residuals[t * e..][..e].copy_from_slice(&residual);
     }
 
-    /// From weight·dv', the gradient of the weighted value s, to those of its factors.
-    fn value_gradient(&self, s: usize, weight: R, dv: &[R], g: &mut HeadGrads<R>) {
-        let e = dv.len();
-        let along = weight * dot(dv, self.head.v.row(s));
-        add_scaled(&mut g.v[s * e..][..e], weight * self.factor(s), dv);
+    /// From weight·du', the gradient of the weighted value s, to those of its factors.
+    fn value_backward(&self, s: usize, weight: R, dvalue: &[R], u: &[R], du: &mut [R], g: &mut HeadGrads<R>) {
+        let e = dvalue.len();
+        let along = weight * dot(dvalue, &u[s * e..][..e]);
+        add_scaled(&mut du[s * e..][..e], weight * self.factor(s), dvalue);
         g.in_gate[s] += self.head.key_weights[s] * along;
         g.key_weights[s] += self.head.in_gate[s] * along;
     }

@@ -1,16 +1,14 @@
 //! `termwise bench`.
 
-use std::io::{self, Write};
-
 use clap::{Args, Subcommand};
-use serde::Serialize;
 use termwise_attention::simd::{self, Isa};
 use termwise_lab::bench::{AttentionOptions, ChunkOptions, DecodeOptions, GemmOptions, StepOptions, parse_shapes};
 use termwise_lab::variants::split_list;
 use termwise_lab::{Error, bench};
 
 use crate::args::{LARGE, size};
-use crate::print;
+use crate::context::{Context, Output};
+use crate::error::{Exit, Failure};
 
 /// Measure speed, beside what the machine can do
 ///
@@ -43,30 +41,19 @@ fn instruction_set(text: &str) -> Result<Isa, String> {
     available.into_iter().find(|isa| word(isa) == text).ok_or_else(|| format!("this machine can run {known}"))
 }
 
-/// Measures and prints.
-pub fn run<E: From<Error> + From<io::Error>>(args: &BenchArgs, threads: usize, out: &mut impl Write) -> Result<(), E> {
+pub fn run(args: &BenchArgs, context: &mut Context) -> Result<Exit, Failure> {
     if let Some(isa) = args.isa {
         simd::choose(isa);
     }
+    let threads = context.threads;
     match &args.what {
-        Bench::Attention(args) => show(&bench::attention(&args.options(threads)?)?, args.json, print::attention, out),
-        Bench::Chunk(args) => show(&bench::chunk(&args.options(threads)?)?, args.json, print::chunk, out),
-        Bench::Decode(args) => show(&bench::decode(&args.options(threads)?)?, args.json, print::decode, out),
-        Bench::Gemm(args) => show(&bench::gemm(&args.options(threads)?)?, args.json, print::gemm, out),
-        Bench::Step(args) => show(&bench::step(&args.options(threads)?)?, args.json, print::step, out),
+        Bench::Attention(args) => context.emit(&bench::attention(&args.options(threads)?)?, &args.output),
+        Bench::Chunk(args) => context.emit(&bench::chunk(&args.options(threads)?)?, &args.output),
+        Bench::Decode(args) => context.emit(&bench::decode(&args.options(threads)?)?, &args.output),
+        Bench::Gemm(args) => context.emit(&bench::gemm(&args.options(threads)?)?, &args.output),
+        Bench::Step(args) => context.emit(&bench::step(&args.options(threads)?)?, &args.output),
     }
-}
-
-fn show<T: Serialize, W: Write, E: From<io::Error>>(
-    result: &T,
-    json: bool,
-    text: fn(&T, &mut W) -> io::Result<()>,
-    out: &mut W,
-) -> Result<(), E> {
-    if json {
-        return Ok(print::json(result, out)?);
-    }
-    Ok(text(result, out)?)
+    .map(Exit::done)
 }
 
 /// The fused attention, forward and with its backward pass
@@ -94,9 +81,8 @@ pub struct AttentionArgs {
     /// Repetitions, of which the best counts
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = size(LARGE))]
     pub repeat: usize,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub output: Output,
 }
 
 impl AttentionArgs {
@@ -137,9 +123,8 @@ pub struct ChunkArgs {
     /// Repetitions, of which the best counts; long lengths have fewer
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = size(LARGE))]
     pub repeat: usize,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub output: Output,
 }
 
 impl ChunkArgs {
@@ -175,9 +160,8 @@ pub struct DecodeArgs {
     /// Repetitions, of which the best counts
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = size(LARGE))]
     pub repeat: usize,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub output: Output,
 }
 
 impl DecodeArgs {
@@ -203,9 +187,8 @@ pub struct GemmArgs {
     /// Repetitions, of which the best counts
     #[arg(long, default_value_t = 20, value_name = "N", value_parser = size(LARGE))]
     pub repeat: usize,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub output: Output,
 }
 
 impl GemmArgs {
@@ -253,9 +236,8 @@ pub struct StepArgs {
     /// Steps that are measured, of which the best counts
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = size(LARGE))]
     pub repeat: usize,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub output: Output,
 }
 
 impl StepArgs {

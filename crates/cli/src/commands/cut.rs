@@ -1,24 +1,25 @@
 //! `termwise cut`.
 
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 
 use clap::Args;
-use indicatif::ProgressBar;
-use termwise_base::threads;
+use termwise_base::files::{create_folder, write_whole};
 use termwise_data::{Prepare, Source};
-use termwise_inspect::Error;
-use termwise_inspect::cut::{self, Budget, Choice, Options, Outcome, Progress, Report, Texts};
+use termwise_inspect::cut::{self, Budget, Choice, Options, Outcome, Report, Texts};
 use termwise_lab::plan::parse_count;
 use termwise_llama::Model;
-use termwise_train::Error as TrainError;
+use termwise_report::to_json;
 use termwise_train::eval::Windows;
 use termwise_train::settings::{Layer, Settings};
+use termwise_train::tell::tell;
 
+use super::WINDOW;
 use super::settings::DataSettings;
 use super::source::{cache_folder, layers_of_model, model_folder};
-use super::terminal::{bar, stop_on_interrupt};
-use crate::print;
+use crate::context::{Context, Output};
+use crate::error::{Exit, Failure};
+use crate::progress::{Bar, stop_on_interrupt};
 
 /// Measure what cutting exp to a finite order costs and saves
 ///
@@ -71,7 +72,7 @@ pub struct CutArgs {
     pub calibration: Vec<String>,
     /// Sampled queries of each head that coefficients are fitted to
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = crate::args::size(1 << 24))]
-    pub rows: usize,
+    pub queries: usize,
     /// Fit each layer on what the layers below give once they are cut; takes a pass over the calibration text for each layer and order
     #[arg(long)]
     pub sequential: bool,
@@ -84,9 +85,6 @@ pub struct CutArgs {
     /// Batches of the data to use at most, in all [default: all]
     #[arg(long, value_name = "N")]
     pub batches: Option<u64>,
-    /// Folder for results: cut.json, index.html, figures, tables, and losses.jsonl, from which an interrupted run goes on
-    #[arg(long, value_name = "DIR")]
-    pub out: Option<PathBuf>,
     /// Write the model with the plan's cuts into this folder, or with --save-order all layers cut
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,
@@ -99,14 +97,13 @@ pub struct CutArgs {
     /// Folder for tokenized text [default: termwise in the user's cache]
     #[arg(long, value_name = "DIR")]
     pub cache: Option<PathBuf>,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
     /// Print the JSON schema of cut.json and do nothing else
     #[arg(long)]
     pub schema: bool,
     #[command(flatten)]
     pub data: DataSettings,
+    #[command(flatten)]
+    pub output: Output,
 }
 
 fn order(text: &str) -> Result<usize, String> {
@@ -116,12 +113,11 @@ fn order(text: &str) -> Result<usize, String> {
     }
 }
 
-/// Cuts in a pool of that many threads, writes what was asked for, and prints.
-pub fn run<E: From<Error> + From<TrainError> + From<io::Error>>(args: &CutArgs, threads: usize, out: &mut impl Write) -> Result<(), E> {
+pub fn run(args: &CutArgs, context: &mut Context) -> Result<Exit, Failure> {
     if args.schema {
-        return Ok(print::json(&cut::schema(), out)?);
+        return context.schema(&cut::schema());
     }
-    let folder = &model_folder(args.model.as_deref(), false)?;
+    let folder = &model_folder(args.model.as_deref(), args.output.quiet)?;
     if let Some(place) = &args.save {
         // Before anything is measured, which may take long.
         cut::check_place(folder, place, args.overwrite)?;
@@ -133,17 +129,16 @@ pub fn run<E: From<Error> + From<TrainError> + From<io::Error>>(args: &CutArgs, 
         true => None,
         false => Some(open(&self::settings(folder, args, &args.calibration)?.0, &cache, true)?),
     };
-    let pool = threads::pool(threads).map_err(Error::from)?;
     let stop = stop_on_interrupt("finishing this measurement");
-    let bar = bar("{msg}");
-    let (written, outcome) = pool.install(|| -> Result<_, Error> {
+    let bar = Bar::new(args.output.quiet);
+    let outcome = context.pool()?.install(|| -> Result<Outcome, Failure> {
         let model = Model::read(folder)?;
-        let usual = if trained { settings.length } else { model.config.max_position_embeddings.min(1024) };
+        let usual = if trained { settings.length } else { model.config.max_position_embeddings.min(WINDOW) };
         let length = args.length.unwrap_or(usual);
         let windows = Windows { batch: args.batch, length, stride: length };
         let texts = Texts::split(data.as_ref(), own.as_deref(), windows, args.batches.unwrap_or(0))?;
-        if let Some(folder) = &args.out {
-            std::fs::create_dir_all(folder).map_err(termwise_llama::Error::io("create the folder", folder))?;
+        if let Some(folder) = &args.output.out {
+            create_folder(folder)?;
         }
         let mut orders = args.orders.clone();
         orders.extend(args.save_order);
@@ -154,10 +149,10 @@ pub fn run<E: From<Error> + From<TrainError> + From<io::Error>>(args: &CutArgs, 
             draw_map: !args.no_map,
             budget: (!args.no_plan).then_some(args.budget),
             context: args.context,
-            rows: args.rows,
+            rows: args.queries,
             sequential: args.sequential,
             windows,
-            journal: args.out.as_ref().map(|folder| folder.join("losses.jsonl")),
+            journal: args.output.out.as_ref().map(|folder| folder.join("losses.jsonl")),
         };
         let about = Report {
             model: folder.display().to_string(),
@@ -166,55 +161,37 @@ pub fn run<E: From<Error> + From<TrainError> + From<io::Error>>(args: &CutArgs, 
             made_by: Some(crate::build::here().into()),
             ..Report::default()
         };
-        let mut failed = None;
+        let mut written = Ok(());
         let outcome = cut::run(model, &texts, &options, &stop, about, &mut |report, progress| {
-            show(&bar, progress);
-            if let Some(folder) = &args.out
-                && let Err(error) = write_json(report, folder)
-            {
-                failed = failed.take().or(Some(error));
+            bar.at(progress.done, progress.total, progress.now);
+            if let (Some(folder), Ok(())) = (&args.output.out, &written) {
+                written = write_whole(&folder.join("cut.json"), to_json(report).as_bytes());
             }
         })?;
-        Ok((failed, outcome))
+        written?;
+        Ok(outcome)
     })?;
-    bar.finish_and_clear();
-    if let Some(error) = written {
-        return Err(error.into());
+    drop(bar);
+    context.emit(&outcome.report, &args.output)?;
+    if let Some(to) = &args.save {
+        save(folder, args, outcome, to)?;
+        if !args.output.quiet {
+            tell(&format!("saved in {}", to.display()));
+        }
     }
-    finish(folder, args, outcome, out)
+    Ok(if stop.load(Ordering::Relaxed) { Exit::Interrupted } else { Exit::Success })
 }
 
-fn finish<E: From<Error> + From<io::Error>>(model: &Path, args: &CutArgs, mut outcome: Outcome, out: &mut impl Write) -> Result<(), E> {
-    let report = &outcome.report;
-    if let Some(folder) = &args.out {
-        report.page().write(folder).map_err(Error::from)?;
-    }
-    if args.json {
-        print::json(report, out)?;
-    } else {
-        print::cut(report, out)?;
-    }
-    let Some(folder) = &args.save else { return Ok(()) };
+/// The model with all layers cut, or with the plan's cuts.
+fn save(model: &Path, args: &CutArgs, mut outcome: Outcome, to: &Path) -> Result<(), Failure> {
+    let config = &outcome.model.config;
     let attention = match args.save_order {
-        Some(order) => Some(outcome.calibration.cut_layers(
-            &outcome.model.config,
-            0..outcome.model.config.num_hidden_layers,
-            order,
-            Choice::Calibrated,
-        )?),
-        None => outcome.planned.take(),
+        Some(order) => outcome.calibration.cut_layers(config, 0..config.num_hidden_layers, order, Choice::Calibrated)?,
+        None => outcome.planned.take().ok_or_else(|| {
+            Failure::usage("the plan has no cuts, so there is nothing to save; allow more with --budget or --context, or use --save-order")
+        })?,
     };
-    let Some(attention) = attention else {
-        return Err(Error::Sizes(
-            "the plan has no cuts, so there is nothing to save; allow more with --budget or --context, or use --save-order".into(),
-        )
-        .into());
-    };
-    cut::save(&mut outcome.model, &attention, model, folder, args.overwrite)?;
-    if !args.json {
-        writeln!(out, "\nsaved in {}", folder.display())?;
-    }
-    Ok(())
+    Ok(cut::save(&mut outcome.model, &attention, model, to, args.overwrite)?)
 }
 
 /// With documents apart, the share of them that is used: the settings hold something back for training, of which there is none here.
@@ -243,18 +220,4 @@ fn open(settings: &Settings, cache: &Path, named: bool) -> termwise_train::Resul
         return Ok(Box::new(whole));
     }
     settings.open_source(cache, &Prepare::default())
-}
-
-fn write_json(report: &Report, folder: &Path) -> Result<(), Error> {
-    let path = folder.join("cut.json");
-    let staged = termwise_llama::files::Staged::write(&path, |file| {
-        serde_json::to_writer_pretty(file, report).map_err(io::Error::from).map_err(termwise_llama::Error::io("write", &path))
-    })?;
-    Ok(staged.publish()?)
-}
-
-fn show(bar: &ProgressBar, progress: Progress) {
-    bar.set_length(progress.total);
-    bar.set_position(progress.done);
-    bar.set_message(progress.now.to_owned());
 }

@@ -1,16 +1,18 @@
 //! `termwise data`: text made ready for training, and a look at it; flags that name text.
 
-use std::io::{self, IsTerminal, Write};
+use std::io;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use termwise_data::language::{Language, LanguageConfig};
-use termwise_data::{DataConfig, Documents, Layout, Prepare, Progress, Rows, Source, TextSource, Tokenizer};
+use termwise_data::{DataConfig, Documents, Layout, Prepare, Prepared, Progress, Rows, Source, TextSource, Tokenizer};
 use termwise_train::source::BUILTIN;
-use termwise_train::tell::draw;
 
 use super::source::cache_folder;
+use crate::context::{Context, Output};
+use crate::error::{Exit, Failure};
+use crate::progress::Bar;
 
 /// Tokenize text for training, or look at what a run will see
 #[derive(Debug, Subcommand)]
@@ -86,21 +88,11 @@ impl DataArgs {
     }
 
     /// Tokenizes; says how far it is where standard error is a terminal.
-    pub fn source(&self) -> termwise_data::Result<TextSource> {
-        let show = io::stderr().is_terminal();
-        let progress = move |progress: &Progress| {
-            if show {
-                let share = 100.0 * progress.read as f64 / progress.file_bytes.max(1) as f64;
-                draw(&format!("\rtokenizing: {share:.0} %, {} documents, {} tokens ", progress.documents, progress.tokens));
-            }
-        };
+    pub fn source(&self, quiet: bool) -> termwise_data::Result<TextSource> {
+        let bar = Bar::new(quiet);
+        let progress = |progress: &Progress| bar.at(progress.read, progress.file_bytes, "bytes tokenized");
         let how = Prepare { rebuild: self.rebuild, progress: &progress, ..Prepare::default() };
-        let source = TextSource::prepare(&self.config(), &cache_folder(self.cache.as_deref()), &how);
-        if show {
-            // Clears the line.
-            draw("\r\x1b[K");
-        }
-        source
+        TextSource::prepare(&self.config(), &cache_folder(self.cache.as_deref()), &how)
     }
 }
 
@@ -118,9 +110,8 @@ Examples:
 pub struct PrepareArgs {
     #[command(flatten)]
     pub data: DataArgs,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub output: Output,
 }
 
 /// Print the rows of batches as text or as tokens
@@ -130,10 +121,10 @@ pub struct PrepareArgs {
 #[command(after_help = "\
 Examples:
   termwise data show
-  termwise data show --language \"facts=3 keys=8 length=32\" --rows 1
-  termwise data show tinyshakespeare.txt --seed 1 --index 0 --rows 2 --time 200
+  termwise data show --language \"facts=3 keys=8 length=32\" --batch 1
+  termwise data show tinyshakespeare.txt --seed 1 --index 0 --batch 2 --length 200
   termwise data show tinyshakespeare.txt --held-out-batch --index 3
-  termwise data show tinyshakespeare.txt --rows 16 --count 2000 --json > batches.jsonl")]
+  termwise data show tinyshakespeare.txt --batch 16 --count 2000 --json > batches.jsonl")]
 pub struct ShowArgs {
     #[command(flatten)]
     pub data: DataArgs,
@@ -148,17 +139,17 @@ pub struct ShowArgs {
     pub count: u64,
     /// Rows of the batch
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = super::size(1 << 16))]
-    pub rows: usize,
+    pub batch: usize,
     /// Tokens of a row [default: 256, or a document of the built-in language]
     #[arg(long, value_name = "N", value_parser = super::size(1 << 20))]
-    pub time: Option<usize>,
+    pub length: Option<usize>,
     /// What the built-in language is like, as in training: facts=12 keys=64
     #[arg(long, value_name = "TEXT")]
     pub language: Option<LanguageConfig>,
     /// A held-out batch instead of one for training
     #[arg(long)]
     pub held_out_batch: bool,
-    /// One JSON line a batch: ids and labels [rows, time]; a label is the token that follows, -100 where none counts
+    /// One JSON line a batch: ids and labels [batch, length]; a label is the token that follows, -100 where none counts
     #[arg(long)]
     pub json: bool,
 }
@@ -171,69 +162,15 @@ struct Shown<'a> {
     labels: Vec<&'a [i32]>,
 }
 
-/// What was prepared.
-#[derive(Debug, Serialize)]
-struct Summary {
-    fingerprint: String,
-    files: usize,
-    documents: u64,
-    tokens: u64,
-    bytes: u64,
-    bytes_per_token: f64,
-    vocabulary: usize,
-    train_tokens: u64,
-    held_out_share: f64,
-    held_out_documents: usize,
-    held_out_tokens: u64,
-    held_out_bytes: u64,
-}
-
-impl Summary {
-    fn new(source: &TextSource) -> Summary {
-        let manifest = source.tokens().manifest();
-        Summary {
-            fingerprint: source.fingerprint(),
-            files: manifest.files.len(),
-            documents: manifest.documents,
-            tokens: manifest.tokens,
-            bytes: manifest.bytes,
-            bytes_per_token: manifest.bytes as f64 / manifest.tokens as f64,
-            vocabulary: source.vocabulary(),
-            train_tokens: source.train_tokens(),
-            held_out_share: source.held_out_share(),
-            held_out_documents: source.held_out_documents(),
-            held_out_tokens: source.held_out_tokens(),
-            held_out_bytes: source.held_out_bytes(),
-        }
-    }
-}
-
-/// Runs `termwise data`.
-pub fn run<E: From<termwise_data::Error> + From<io::Error>>(command: &DataCommand, out: &mut impl Write) -> Result<(), E> {
+pub fn run(command: &DataCommand, context: &mut Context) -> Result<Exit, Failure> {
     match command {
-        DataCommand::Prepare(args) => {
-            let summary = Summary::new(&args.data.source()?);
-            if args.json {
-                return Ok(crate::print::json(&summary, out)?);
-            }
-            let Summary { files, documents, tokens, bytes, bytes_per_token, vocabulary, .. } = summary;
-            writeln!(
-                out,
-                "{documents} documents in {files} files: {bytes} bytes, {tokens} tokens of {vocabulary}, {bytes_per_token:.3} bytes a token"
-            )?;
-            let Summary { train_tokens, held_out_tokens, held_out_documents, held_out_bytes, .. } = summary;
-            writeln!(
-                out,
-                "for training {train_tokens} tokens; held out {held_out_tokens} of {held_out_documents} documents, {held_out_bytes} bytes"
-            )?;
-            writeln!(out, "fingerprint {}", summary.fingerprint)?;
-        }
-        DataCommand::Show(args) => show::<E>(args, out)?,
+        DataCommand::Prepare(args) => context.emit(&Prepared::new(&args.data.source(args.output.quiet)?), &args.output),
+        DataCommand::Show(args) => show(args, context),
     }
-    Ok(())
+    .map(Exit::done)
 }
 
-fn show<E: From<termwise_data::Error> + From<io::Error>>(args: &ShowArgs, out: &mut impl Write) -> Result<(), E> {
+fn show(args: &ShowArgs, context: &mut Context) -> Result<(), Failure> {
     let builtin = args.data.text.sources.is_empty() || args.data.text.sources == [BUILTIN];
     let (language, text);
     let (source, tokenizer, usual): (&dyn Source, &Tokenizer, usize) = if builtin {
@@ -243,21 +180,21 @@ fn show<E: From<termwise_data::Error> + From<io::Error>>(args: &ShowArgs, out: &
         language = (source.tokenizer()?, source);
         (&language.1, &language.0, length)
     } else {
-        text = args.data.source()?;
+        text = args.data.source(false)?;
         (&text, text.tokenizer(), 256)
     };
-    let time = args.time.unwrap_or(usual);
+    let (length, out) = (args.length.unwrap_or(usual), &mut context.out);
     let mut batch = Rows::default();
     for index in (args.index..).take(usize::try_from(args.count).unwrap_or(usize::MAX)) {
         if !args.held_out_batch {
-            source.train(args.seed, index, args.rows, time, &mut batch)?;
-        } else if !source.held_out(index, args.rows, time, &mut batch)? {
+            source.train(args.seed, index, args.batch, length, &mut batch)?;
+        } else if !source.held_out(index, args.batch, length, &mut batch)? {
             if !args.json {
                 writeln!(out, "there is no held-out batch {index}")?;
             }
             return Ok(());
         }
-        let (ids, labels) = (batch.ids.chunks(time), batch.labels.chunks(time));
+        let (ids, labels) = (batch.ids.chunks(length), batch.labels.chunks(length));
         if args.json {
             let shown = Shown { index, ids: ids.collect(), labels: labels.collect() };
             serde_json::to_writer(&mut *out, &shown).map_err(io::Error::from)?;

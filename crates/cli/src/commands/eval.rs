@@ -1,25 +1,23 @@
 //! `termwise eval`.
 
-use std::io::{self, Write};
 use std::path::PathBuf;
 
 use clap::Args;
-use serde::Serialize;
 use termwise_attention::{Mode, Variant};
-use termwise_base::threads;
 use termwise_llama::generate::{cut, warnings};
 use termwise_llama::{Model, Options};
-use termwise_train::Error;
-use termwise_train::eval::{Evaluation, Windows, evaluate_with};
-use termwise_train::progress::describe;
+use termwise_train::Evaluated;
+use termwise_train::eval::{Windows, evaluate_with};
 use termwise_train::tell::tell;
 
 use super::settings::DataSettings;
 use super::source::{Opened, cache_folder, model_folder, open_for_model};
+use crate::context::{Context, Output};
+use crate::error::{Exit, Failure};
 
 /// Measure how well a model predicts text
 ///
-/// Cross-entropy over all tokens, perplexity, bits a byte; for the built-in language also recall tokens apart and the excess over the best
+/// Cross-entropy over all tokens, perplexity, bits per byte; for the built-in language also recall tokens apart and the excess over the best
 /// possible. Of data named here all of it is used; without --data, the held-out part of what the checkpoint was trained on.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -63,31 +61,22 @@ pub struct EvalArgs {
     /// How attention is computed: parallel, chunk, chunk=LENGTH or auto
     #[arg(long, default_value = "parallel", value_name = "MODE")]
     pub mode: Mode,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
     #[command(flatten)]
     pub data: DataSettings,
+    #[command(flatten)]
+    pub output: Output,
 }
 
-#[derive(Serialize)]
-struct Report<'a> {
-    model: String,
-    data: &'a [String],
-    held_out_only: bool,
-    #[serde(flatten)]
-    windows: Windows,
-    #[serde(flatten)]
-    evaluation: Evaluation,
-}
-
-/// Evaluates in a pool of that many threads.
-pub fn run<E: From<Error> + From<io::Error>>(args: &EvalArgs, threads: usize, out: &mut impl Write) -> Result<(), E> {
-    let folder = model_folder(args.model.as_deref(), false)?;
+pub fn run(args: &EvalArgs, context: &mut Context) -> Result<Exit, Failure> {
+    let folder = model_folder(args.model.as_deref(), args.output.quiet)?;
     let opened = open_for_model(&folder, &args.data, args.held_out_only, &cache_folder(args.cache.as_deref()))?;
-    let Opened { source, data, held_out_only, trained } = &opened;
-    let pool = threads::pool(threads).map_err(Error::from)?;
-    let (windows, (evaluation, nonpositive)) = pool.install(|| -> Result<_, Error> {
+    let Opened { source, data, held_out_only, trained } = opened;
+    let remark = |text: &str| {
+        if !args.output.quiet {
+            tell(&format!("warning: {text}"));
+        }
+    };
+    let (windows, (evaluation, nonpositive)) = context.pool()?.install(|| -> Result<_, Failure> {
         let mut model = Model::read(&folder)?;
         if let Some(attention) = &args.attention {
             model = model.with_attention(attention.clone())?;
@@ -96,26 +85,15 @@ pub fn run<E: From<Error> + From<io::Error>>(args: &EvalArgs, threads: usize, ou
             model = model.with_attention(cut(&model.config, order)?)?;
         }
         let heads: Vec<Variant> = (0..model.config.num_hidden_layers).flat_map(|layer| model.config.heads(layer)).collect();
-        for warning in warnings(&heads) {
-            tell(&format!("warning: {warning}"));
-        }
-        let usual = trained.unwrap_or(model.config.max_position_embeddings.min(1024));
-        let length = args.length.unwrap_or(usual);
+        warnings(&heads).iter().for_each(|warning| remark(&warning.to_string()));
+        let length = args.length.unwrap_or(trained.unwrap_or(model.config.max_position_embeddings.min(super::WINDOW)));
         let options = Options { mode: args.mode, ..Options::default() };
         let windows = Windows { batch: args.batch, length, stride: args.stride.unwrap_or(length) };
         Ok((windows, evaluate_with(&model, source.as_ref(), windows, args.batches.unwrap_or(0), options)?))
     })?;
     if let Some(at) = nonpositive {
-        tell(&format!("warning: {at}, the first that is not positive"));
+        remark(&format!("{at}, the first that is not positive"));
     }
-    if args.json {
-        let report = Report { model: folder.display().to_string(), data, held_out_only: *held_out_only, windows, evaluation };
-        crate::print::json(&report, out)?;
-    } else {
-        let Windows { length, stride, .. } = windows;
-        let which = if *held_out_only { "held-out tokens" } else { "tokens" };
-        writeln!(out, "{} {which} in windows of {length}, stride {stride}", evaluation.tokens)?;
-        writeln!(out, "{}", describe(&evaluation).trim_start_matches("held-out "))?;
-    }
-    Ok(())
+    let found = Evaluated { model: folder.display().to_string(), data, held_out_only, windows, evaluation };
+    context.emit(&found, &args.output).map(Exit::done)
 }

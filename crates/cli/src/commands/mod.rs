@@ -1,37 +1,28 @@
-//! Commands with a file of their own.
+//! Commands, each with a file of its own: arguments, and a call of a library.
 
 pub mod bench;
+pub mod config;
 pub mod cut;
 pub mod data;
 pub mod eval;
 pub mod generate;
+pub mod manual;
 pub mod plan;
 pub mod report;
 pub mod reproduce;
+pub mod runs;
 pub mod separation;
 pub mod settings;
+pub mod show;
 pub mod source;
 pub mod spectrum;
 pub mod sweep;
-pub mod terminal;
 pub mod tokenizer;
 pub mod train;
+pub mod variants;
+pub mod verify;
 
 use crate::args::size;
 
-/// How a command ended that could do its work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// All is done, and every check holds.
-    Well,
-    /// Something failed or does not hold, and was said.
-    Unwell,
-    /// It was asked to stop, and the same command goes on from there.
-    Stopped,
-}
-
-impl From<bool> for Ended {
-    fn from(well: bool) -> Ended {
-        if well { Ended::Well } else { Ended::Unwell }
-    }
-}
+/// Positions of a window where neither the user nor a run says.
+const WINDOW: usize = 1024;

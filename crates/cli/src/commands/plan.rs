@@ -1,13 +1,10 @@
 //! `termwise plan`.
 
-use std::io::{self, Write};
-use std::path::PathBuf;
-
 use clap::Args;
-use termwise_lab::Error;
 use termwise_lab::plan::{self, Options, parse_bytes, parse_count};
 
-use crate::print;
+use crate::context::{Context, Output};
+use crate::error::{Exit, Failure};
 
 /// Say what a model will cost before running it
 ///
@@ -19,7 +16,7 @@ Examples:
   termwise plan paper-small
   termwise plan paper-small --memory 2GiB --context 65536 --batch 4
   termwise plan runs/first --attention \"taylor=0..4 norm=l2\"
-  termwise plan paper-large --tokens 40B --hardware all --svg plan.svg
+  termwise plan paper-large --train-tokens 40B --hardware all --out plan
 
 Models: tiny, small-test, medium-test, paper-small, paper-deep, paper-large; or a folder with a config.json, a run, a checkpoint, hf://OWNER/NAME.
 Hardware: here (measured), a100, h100, rtx4090, m2-ultra, xeon-8480 (by data sheet), or all.")]
@@ -44,19 +41,15 @@ pub struct PlanArgs {
     pub memory: Option<u64>,
     /// Tokens to train on, as in 5B [default: 20 a parameter]
     #[arg(long, value_name = "N", value_parser = parse_count)]
-    pub tokens: Option<u64>,
+    pub train_tokens: Option<u64>,
     /// Tokens in the vocabulary [default: the model's; of presets 32,000 for the paper's, 257 for others]
     #[arg(long, value_name = "N", value_parser = crate::args::size(1 << 24))]
     pub vocab: Option<usize>,
     /// Machine; may be given several times, and the first is the one that times of modes are for [default: here]
     #[arg(long, value_name = "NAME")]
     pub hardware: Vec<String>,
-    /// Draw state against cache into this file
-    #[arg(long, value_name = "FILE")]
-    pub svg: Option<PathBuf>,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub output: Output,
 }
 
 impl PlanArgs {
@@ -69,24 +62,14 @@ impl PlanArgs {
             chunk: self.chunk,
             batch: self.batch,
             memory: self.memory,
-            tokens: self.tokens,
+            tokens: self.train_tokens,
             hardware: self.hardware.clone(),
             threads,
         }
     }
 }
 
-/// Plans, draws where asked, and prints.
-pub fn run<E: From<Error> + From<io::Error>>(args: &PlanArgs, threads: usize, out: &mut impl Write) -> Result<(), E> {
-    let plan = plan::plan(&args.options(threads))?;
-    if let Some(path) = &args.svg {
-        let write = std::fs::write(path, plan.figure().to_svg());
-        write.map_err(termwise_llama::Error::io("write", path)).map_err(Error::from)?;
-    }
-    if args.json {
-        print::json(&plan, out)?;
-    } else {
-        print::plan(&plan, out)?;
-    }
-    Ok(())
+pub fn run(args: &PlanArgs, context: &mut Context) -> Result<Exit, Failure> {
+    let plan = plan::plan(&args.options(context.threads))?;
+    context.emit(&plan, &args.output).map(Exit::done)
 }

@@ -1,11 +1,13 @@
 //! `termwise report`.
 
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
-use termwise_papers::Error;
+use termwise_base::files::write_whole;
 use termwise_papers::reproduce::{self, Results};
+
+use crate::context::Context;
+use crate::error::{Exit, Failure};
 
 /// Make a page with figures and tables from runs, or from a file of results
 ///
@@ -31,20 +33,19 @@ pub struct ReportArgs {
 }
 
 /// Writes the page and says where it is.
-pub fn run<E: From<Error> + From<io::Error>>(args: &ReportArgs, out: &mut impl Write) -> Result<(), E> {
+pub fn run(args: &ReportArgs, context: &mut Context) -> Result<Exit, Failure> {
     let folder = args.out.clone().or_else(|| args.markdown.is_none().then(|| "report".into()));
     let links = folder.clone().or_else(|| Some(args.markdown.as_ref()?.parent()?.to_owned())).unwrap_or_default();
     let page = match &args.runs[..] {
-        [file] if file.is_file() => reproduce::page(&Results::read(file)?, file.parent().unwrap_or(Path::new(""))),
+        [file] if file.is_file() => reproduce::page(&Results::read(file)?, file.parent()),
         runs => reproduce::of_folders(runs, &links)?,
     };
     if let Some(file) = &args.markdown {
-        std::fs::write(file, page.to_markdown_without_figures()).map_err(termwise_llama::Error::io("write", file)).map_err(Error::from)?;
-        writeln!(out, "{}", file.display())?;
+        write_whole(file, page.to_markdown_without_figures().as_bytes())?;
+        writeln!(context.out, "{}", file.display())?;
     }
     if let Some(folder) = &folder {
-        let index = page.write(folder).map_err(Error::from)?;
-        writeln!(out, "{}", index.display())?;
+        writeln!(context.out, "{}", page.write(folder)?.display())?;
     }
-    Ok(())
+    Ok(Exit::Success)
 }

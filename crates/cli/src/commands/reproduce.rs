@@ -1,19 +1,21 @@
 //! `termwise reproduce`.
 
-use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use termwise_base::files;
 use termwise_papers::Error;
-use termwise_papers::reproduce::{self, Id, Options, Scale, paper};
+use termwise_papers::reproduce::{self, Declared, FILE, Id, Options, Scale, paper};
+use termwise_report::duration;
 use termwise_train::sweep::{Event, Plan, ProcessRunner, Status};
-use termwise_train::tell::{draw, tell};
+use termwise_train::tell::tell;
 
-use super::sweep::{duration, interrupts, moving};
-use super::{Ended, size};
-use crate::print;
+use super::size;
+use super::sweep::interrupts;
+use crate::context::Context;
+use crate::error::{Exit, Failure};
+use crate::progress::Bar;
 
 /// Reproduce the experiments of two papers, with a verdict for every claim
 ///
@@ -57,9 +59,15 @@ pub struct ReproduceArgs {
     /// Really train the paper's models; without it --scale paper only says what they would cost
     #[arg(long)]
     pub run_paper: bool,
-    /// Print the results as JSON
+    /// Print JSON, which `termwise show` renders again
     #[arg(long)]
     pub json: bool,
+    /// Neither progress nor remarks on standard error
+    #[arg(long, short)]
+    pub quiet: bool,
+    /// Print what pages fold away, too
+    #[arg(long)]
+    pub details: bool,
 }
 
 /// [`Scale`] on the command line.
@@ -104,73 +112,71 @@ impl ReproduceArgs {
     }
 }
 
-/// Well where every run is finished; a claim that is contradicted is a result.
-pub fn run<E: From<Error> + From<io::Error>>(args: &ReproduceArgs, threads: usize, out: &mut impl Write) -> Result<Ended, E> {
-    let options = args.options(threads)?;
+/// Ends well where every run is finished; a claim that is contradicted is a result.
+pub fn run(args: &ReproduceArgs, context: &mut Context) -> Result<Exit, Failure> {
+    let options = args.options(context.threads)?;
     let declared = reproduce::declare(&options)?;
-    if options.scale == Scale::Paper && !args.run_paper {
-        let plan = paper::plan(&options, &declared)?;
-        if args.json {
-            print::json(&plan, out)?;
-        } else {
-            print::paper(&plan, &options.out, out)?;
+    let remark = |text: &str| {
+        if !args.quiet {
+            tell(text);
         }
-        return Ok(Ended::Well);
+    };
+    if options.scale == Scale::Paper && !args.run_paper {
+        context.print(&paper::plan(&options, &declared)?, args.json, args.details)?;
+        remark(&format!("written: {}", options.out.display()));
+        return Ok(Exit::Success);
     }
-    let program = std::env::current_exe()?;
+    let program = std::env::current_exe().map_err(files::Error::io("find", "this program"))?;
     let (stop, kill) = interrupts();
-    let mut display = Display { plan: &declared.schedule.plan, moving: io::stderr().is_terminal() };
-    if !args.json {
-        print::announce(&options, &declared, out)?;
+    remark(&announcement(&options, &declared));
+    if options.scale == Scale::Minute && !options.data.is_empty() {
+        remark("note: --data is used at scale laptop and paper; this scale has no time for text");
     }
-    let results = reproduce::run(&options, &declared, &ProcessRunner::new(program, kill), &stop, &mut |event| display.show(event));
-    display.clear();
+    let bar = Bar::new(args.quiet);
+    let runner = ProcessRunner::new(program, kill);
+    let results = reproduce::run(&options, &declared, &runner, &stop, &mut |event| show(&bar, &declared.schedule.plan, event));
+    drop(bar);
     let results = results?;
-    if args.json {
-        print::json(&results, out)?;
-    } else {
-        print::results(&results, &options.out, out)?;
+    context.print(&results, args.json, args.details)?;
+    if results.environment.debug {
+        remark("note: this program was compiled for debugging; `cargo run --release` is faster");
     }
+    if results.builds().len() > 1 {
+        remark("warning: runs of several builds are mixed here; --rerun-other-builds runs those of others again");
+    }
+    remark(&format!("written: {}, {}", options.out.join(FILE).display(), options.out.join("index.html").display()));
     Ok(match results.timing.finished == results.timing.runs {
-        false if stop.load(Ordering::Relaxed) => Ended::Stopped,
-        well => well.into(),
+        true => Exit::Success,
+        false if stop.load(Ordering::Relaxed) => Exit::Interrupted,
+        false => Exit::Failure,
     })
 }
 
-/// Progress on standard error: a line for each run that ends, and where it is a terminal a line that moves.
-struct Display<'a> {
-    plan: &'a Plan,
-    moving: bool,
+/// What is about to be run.
+fn announcement(options: &Options, declared: &Declared) -> String {
+    let names: Vec<&str> = declared.experiments.iter().map(|experiment| experiment.id.name()).collect();
+    let runs = declared.schedule.plan.jobs.len();
+    let seeds = options.seeds.unwrap_or(options.scale.seeds());
+    let seeds = if seeds == 1 { "1 seed".into() } else { format!("{seeds} seeds") };
+    let (names, scale, at_once) = (names.join(", "), options.scale.name(), options.threads.min(runs.max(1)));
+    format!("{names} at scale {scale}: {runs} runs with {seeds} each, {at_once} at a time, in {}", options.out.display())
 }
 
-impl Display<'_> {
-    fn show(&mut self, event: &Event) {
-        let (index, line) = match event {
-            Event::Progress(progress) => {
-                if self.moving {
-                    draw(&format!("\r\x1b[K{}", moving(progress)));
-                }
-                return;
+/// A line for each run that ends, and one that moves.
+fn show(bar: &Bar, plan: &Plan, event: &Event) {
+    let (index, line) = match event {
+        Event::Progress(progress) => return bar.runs(progress),
+        Event::Started(_) => return,
+        Event::Stopped(index) => (index, "stopped".to_owned()),
+        Event::Ended(index, record) => match &record.status {
+            Status::Failed { reason } => (index, format!("failed: {reason}")),
+            Status::Finished { metrics } => {
+                let number = |key: &str| metrics.get(key).map(|x| format!("{x:.3}"));
+                let recall = number("held_out.recall.loss").map_or(String::new(), |x| format!(", on recall tokens {x}"));
+                let loss = number("held_out.loss").unwrap_or("not measured".into());
+                (index, format!("loss {loss}{recall}, {}", duration(record.seconds)))
             }
-            Event::Started(_) => return,
-            Event::Stopped(index) => (index, "stopped".to_owned()),
-            Event::Ended(index, record) => match &record.status {
-                Status::Failed { reason } => (index, format!("failed: {reason}")),
-                Status::Finished { metrics } => {
-                    let number = |key: &str| metrics.get(key).map(|x| format!("{x:.3}"));
-                    let recall = number("held_out.recall.loss").map_or(String::new(), |x| format!(", on recall tokens {x}"));
-                    let loss = number("held_out.loss").unwrap_or("not measured".into());
-                    (index, format!("loss {loss}{recall}, {}", duration(Duration::from_secs_f64(record.seconds))))
-                }
-            },
-        };
-        self.clear();
-        tell(&format!("{}: {line}", self.plan.name(&self.plan.jobs[*index])));
-    }
-
-    fn clear(&self) {
-        if self.moving {
-            draw("\r\x1b[K");
-        }
-    }
+        },
+    };
+    bar.tell(&format!("{}: {line}", plan.name(&plan.jobs[*index])));
 }

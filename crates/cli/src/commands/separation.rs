@@ -1,16 +1,12 @@
 //! `termwise separation`.
 
-use std::io::{self, IsTerminal, Write};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
-
 use clap::Args;
-use serde::Serialize;
 use termwise_papers::Error;
-use termwise_papers::separation::{self, Bridge, BridgePoint, DRAWS, Network, Point, RECONSTRUCTION, Reference, Setting, Sweep};
-use termwise_train::tell::draw;
+use termwise_papers::separation::{Bridge, DRAWS, Network, Point, RECONSTRUCTION, Reference, Separation, Setting, Sweep};
 
-use crate::print;
+use crate::context::{Context, Output};
+use crate::error::{Exit, Failure};
+use crate::progress::Bar;
 
 /// Tell a spike from none: where softmax attention succeeds and linear attention cannot
 ///
@@ -25,9 +21,9 @@ use crate::print;
 Examples:
   termwise separation
   termwise separation --network softmax --network linear --n 100,1000,1e6 --a1 1,3
-  termwise separation --network taylor=0..12 --n 1000 --a1 0.7 --svg orders.svg
+  termwise separation --network taylor=0..12 --n 1000 --a1 0.7 --out orders
   termwise separation --bridge --n 100,1e4,1e6,1e8 --a1 0.7,1,3
-  termwise separation --n 100,1000 --cross --csv cross.csv
+  termwise separation --n 100,1000 --cross --json
 
 The data have n rows of d numbers, L = √ln n: column 1 is a·L at row j3 and 0 elsewhere, columns 2 to d − 1 are b·L times a stacked identity,
 column d is c·L. All scores are products of row sums. The readout is F = relu(Σ_j Σ_i relu(⟨c_j, y_i⟩ − (c + 0.1)·L)), i up to m.
@@ -69,15 +65,8 @@ pub struct SeparationArgs {
     /// Seed of the draws
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
-    /// Write the points into this file
-    #[arg(long, value_name = "FILE")]
-    pub csv: Option<PathBuf>,
-    /// Draw success, or orders, into this file
-    #[arg(long, value_name = "FILE")]
-    pub svg: Option<PathBuf>,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub output: Output,
 }
 
 /// 100 or 1e6.
@@ -86,20 +75,6 @@ fn whole(text: &str) -> Result<u64, Error> {
     value
         .map(|x| x as u64)
         .ok_or_else(|| termwise_lab::Error::Size { text: text.into(), expected: "a whole number such as 1000 or 1e6" }.into())
-}
-
-/// What was computed.
-#[derive(Serialize)]
-pub struct Report {
-    /// What it rests on.
-    pub note: &'static str,
-    pub seed: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reference: Option<Reference>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub points: Vec<Point>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub bridge: Vec<BridgePoint>,
 }
 
 impl SeparationArgs {
@@ -162,96 +137,27 @@ impl SeparationArgs {
     }
 }
 
-/// Computes in the global pool, writes files where asked, and prints.
-pub fn run<E: From<Error> + From<io::Error>>(args: &SeparationArgs, out: &mut impl Write) -> Result<(), E> {
-    let mut report = Report { note: RECONSTRUCTION, seed: args.seed, reference: None, points: Vec::new(), bridge: Vec::new() };
-    if args.is_reference() {
-        let reference = Reference::run(args.draws, args.seed)?;
-        if args.svg.is_some() {
-            report.points = Sweep { draws: args.draws, seed: args.seed, ..Sweep::theorem() }.run(&mut progress())?;
-            report.bridge = Bridge { draws: args.draws, seed: args.seed, ..Bridge::default() }.run()?;
-        }
-        report.reference = Some(reference);
-    } else if args.bridge {
-        report.bridge = args.bridge()?.run()?;
-    } else {
-        report.points = args.sweep()?.run(&mut progress())?;
-    }
-    if let Some(path) = &args.svg {
-        let (success, bridge) = (separation::success_figure(&report.points), separation::bridge_figure(&report.bridge));
-        let figure = match (report.points.is_empty(), report.bridge.is_empty()) {
-            (false, false) => separation::both(success, bridge),
-            (true, false) => bridge,
-            _ => success,
-        };
-        write(path, &figure.to_svg())?;
-    }
-    if let Some(path) = &args.csv {
-        write(path, &csv(&report))?;
-    }
-    if args.json {
-        print::json(&report, out)?;
-    } else {
-        print::separation(&report, out)?;
-    }
-    Ok(())
-}
-
-fn write(path: &Path, text: &str) -> Result<(), Error> {
-    std::fs::write(path, text).map_err(termwise_llama::Error::io("write", path)).map_err(Error::from)
-}
-
-/// Time left, on a terminal, for sweeps of more than a moment.
-fn progress() -> impl FnMut(&Point, usize) {
-    let (start, mut done, terminal) = (Instant::now(), 0, io::stderr().is_terminal());
-    let mut shown = false;
-    move |_: &Point, count: usize| {
+/// Computes in the global pool.
+pub fn run(args: &SeparationArgs, context: &mut Context) -> Result<Exit, Failure> {
+    let bar = Bar::new(args.output.quiet);
+    let mut done = 0;
+    let mut progress = |_: &Point, of: usize| {
         done += 1;
-        let spent = start.elapsed();
-        if !terminal || spent < Duration::from_secs(2) {
-            return;
-        }
-        let left = spent.as_secs_f64() / done as f64 * (count - done) as f64;
-        match done == count {
-            false => draw(&format!("\r{done}/{count} points, {left:.0} s left\x1b[K")),
-            true if shown => draw("\r\x1b[K"),
-            true => {}
-        }
-        shown = true;
-    }
-}
-
-/// A row for each point; of an order that does not exist, its setting alone.
-fn csv(report: &Report) -> String {
-    let mut text = "part,network,n,d,m,a0,a1,b,c,cross,draws,success,low,high,exact,reference,predicted_order\n".to_owned();
-    let mut row = |part: &str, network: String, s: &Setting, point: Option<&Point>, reference: String, predicted: String| {
-        let Setting { n, d, m, a0, a1, b, c, cross } = s;
-        let measured = point.map_or(",,,,".into(), |point| {
-            let separation::Share { success, low, high, draws } = point.share;
-            format!("{draws},{success},{low},{high},{}", point.exact)
-        });
-        text += &format!("{part},{network},{n},{d},{m},{a0},{a1},{b},{c},{cross},{measured},{reference},{predicted}\n");
+        bar.at(done, of as u64, "points");
     };
-    let network = |point: &BridgePoint| match point.order {
-        Some(order) => point.series.network(order).to_string(),
-        None => point.series.name().to_owned(),
-    };
-    if let Some(reference) = &report.reference {
-        for row_of in &reference.figures {
-            let point = &row_of.point;
-            row("reference", point.network.to_string(), &point.setting, Some(point), row_of.reference.to_string(), String::new());
+    let mut found = Separation { note: RECONSTRUCTION.into(), seed: args.seed, reference: None, points: Vec::new(), bridge: Vec::new() };
+    if args.is_reference() {
+        found.reference = Some(Reference::run(args.draws, args.seed)?);
+        if args.output.out.is_some() {
+            // What the figures of a page are drawn from.
+            found.points = Sweep { draws: args.draws, seed: args.seed, ..Sweep::theorem() }.run(&mut progress)?;
+            found.bridge = Bridge { draws: args.draws, seed: args.seed, ..Bridge::default() }.run()?;
         }
-        for order in &reference.orders {
-            let BridgePoint { setting, point, predicted, .. } = &order.found;
-            let stated = order.found.series.network(order.reference).to_string();
-            row("reference-bridge", network(&order.found), setting, point.as_ref(), stated, predicted.to_string());
-        }
+    } else if args.bridge {
+        found.bridge = args.bridge()?.run()?;
+    } else {
+        found.points = args.sweep()?.run(&mut progress)?;
     }
-    for point in &report.points {
-        row("sweep", point.network.to_string(), &point.setting, Some(point), String::new(), String::new());
-    }
-    for point in &report.bridge {
-        row("bridge", network(point), &point.setting, point.point.as_ref(), String::new(), point.predicted.to_string());
-    }
-    text
+    drop(bar);
+    context.emit(&found, &args.output).map(Exit::done)
 }

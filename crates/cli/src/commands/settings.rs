@@ -61,7 +61,7 @@ fn flag(key: &'static Key) -> Arg {
     };
     let arg = Arg::new(key.name).long(key.name.replace('_', "-")).help(key.help).help_heading(key.group);
     let arg = arg.value_name(name).action(action).value_parser(ValueParser::from(parse)).allow_negative_numbers(true);
-    if kind == Kind::Switch { arg.num_args(0..=1).default_missing_value("true") } else { arg }
+    if kind == Kind::Switch { arg.num_args(0..=1).require_equals(true).default_missing_value("true") } else { arg }
 }
 
 fn collect(matches: &ArgMatches, keys: impl Iterator<Item = &'static Key>) -> Table {

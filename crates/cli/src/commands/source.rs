@@ -1,17 +1,16 @@
 //! Opening data for commands: where tokens are kept, and progress while they are made.
 
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use termwise_data::language::Language;
 use termwise_data::{Prepare, Progress, Source};
 use termwise_train::resolve::{self, Named};
 use termwise_train::settings::Layer;
-use termwise_train::tell::{draw, tell};
+use termwise_train::tell::tell;
 use termwise_train::{Error, Result, Settings};
 
 use super::settings::DataSettings;
+use crate::progress::Bar;
 
 /// The folder that was asked for, or `termwise` in the user's cache.
 pub fn cache_folder(asked: Option<&Path>) -> PathBuf {
@@ -22,20 +21,9 @@ pub fn cache_folder(asked: Option<&Path>) -> PathBuf {
 
 /// The data of these settings; says how far it is while text is tokenized.
 pub fn prepare_with_progress(settings: &Settings, cache: &Path, quiet: bool) -> Result<Box<dyn Source>> {
-    let show = !quiet && std::io::stderr().is_terminal();
-    let shown = AtomicBool::new(false);
-    let progress = |progress: &Progress| {
-        if show {
-            shown.store(true, Ordering::Relaxed);
-            let share = 100.0 * progress.read as f64 / progress.file_bytes.max(1) as f64;
-            draw(&format!("\rtokenizing: {share:.0} %, {} documents, {} tokens ", progress.documents, progress.tokens));
-        }
-    };
-    let source = settings.open_source(cache, &Prepare { progress: &progress, ..Prepare::default() });
-    if shown.load(Ordering::Relaxed) {
-        draw("\n");
-    }
-    source
+    let bar = Bar::new(quiet);
+    let progress = |progress: &Progress| bar.at(progress.read, progress.file_bytes, "bytes tokenized");
+    settings.open_source(cache, &Prepare { progress: &progress, ..Prepare::default() })
 }
 
 /// The folder of a model by what the user calls it; says on standard error which was taken where the name does not.

@@ -1,24 +1,22 @@
 //! `termwise spectrum`.
 
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use termwise_base::threads;
-use termwise_inspect::Error;
-use termwise_inspect::spectrum::{self, MAX_CUT, Options, RowChoice, Spectrum};
+use termwise_inspect::spectrum::{self, MAX_CUT, Options, RowChoice};
 use termwise_llama::Model;
-use termwise_train::tell::tell;
 
+use super::WINDOW;
 use super::settings::DataSettings;
 use super::source::{cache_folder, model_folder, open_for_model};
-use super::terminal::bar;
-use crate::print;
+use crate::context::{Context, Output};
+use crate::error::{Exit, Failure};
+use crate::progress::Bar;
 
 /// Measure the terms of the exponential series inside a model, and how many of them each head needs
 ///
 /// For every layer and head: the size of the terms x^n/n! of its scores by order, scores and entropy, and the error of its output when the
-/// series is cut at each even order. Writes spectrum.json and pictures into a folder and prints a table.
+/// series is cut at each even order.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -26,33 +24,30 @@ Examples:
   termwise spectrum hf://owner/name --data book.txt --length 4096
   termwise spectrum                       the newest run in runs/, on the held-out part of its own data
   termwise spectrum runs/first/checkpoints/step-00001000
-  termwise spectrum path/to/llama --data book.txt --rows all --tokens 65536 --orders 64 --out spectrum
+  termwise spectrum path/to/llama --data book.txt --queries all --tokens 65536 --max-order 64 --out spectrum
   termwise spectrum --schema > spectrum.schema.json
 
 The published metric is the dominant order over all scores: argmax over n of the mean of |x^n/n!|, here with absolute values and over visible
-pairs only. Rows are queries, drawn from equal parts of each window; the same rows for every head.")]
+pairs only. Queries are drawn from equal parts of each window; the same ones for every head.")]
 pub struct SpectrumArgs {
     /// A folder of a model, a run, a checkpoint, or hf://OWNER/NAME[@REVISION] [default: the newest run in runs/]
     #[arg(value_name = "MODEL")]
     pub model: Option<String>,
-    /// Positions of a window [default: as in training, else 4096 or what the model was made for]
+    /// Positions of a window [default: as in training, else 1024 or what the model was made for]
     #[arg(long, value_name = "N", value_parser = super::size(1 << 20))]
     pub length: Option<usize>,
     /// Tokens to read, in whole windows
     #[arg(long, default_value_t = 4096, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub tokens: u64,
-    /// Rows of each window that are looked at, or `all`
+    /// Queries of each window that are looked at, or `all`
     #[arg(long, default_value = "256", value_name = "N", value_parser = parse_rows)]
-    pub rows: RowChoice,
-    /// Seed of the choice of rows
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub queries: RowChoice,
+    /// Seed of the choice of queries
+    #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
     /// Highest order at which series are cut, an even number
     #[arg(long, default_value_t = 32, value_name = "P", value_parser = parse_order)]
-    pub orders: usize,
-    /// Folder for results [default: spectrum-NAME]
-    #[arg(long, value_name = "DIR")]
-    pub out: Option<PathBuf>,
+    pub max_order: usize,
     /// Use only the held-out part of the data that are named
     #[arg(long)]
     pub held_out_only: bool,
@@ -62,14 +57,13 @@ pub struct SpectrumArgs {
     /// Say what forward pass and analysis took
     #[arg(long)]
     pub timing: bool,
-    /// Print JSON; a folder is written only where --out names one
-    #[arg(long)]
-    pub json: bool,
     /// Print the JSON schema of spectrum.json and do nothing else
     #[arg(long)]
     pub schema: bool,
     #[command(flatten)]
     pub data: DataSettings,
+    #[command(flatten)]
+    pub output: Output,
 }
 
 fn parse_rows(text: &str) -> Result<RowChoice, String> {
@@ -85,56 +79,30 @@ fn parse_order(text: &str) -> Result<usize, String> {
     order.ok_or_else(|| format!("it must be an even number from 0 to {MAX_CUT}"))
 }
 
-/// Measures, writes and prints.
-pub fn run<E>(args: &SpectrumArgs, threads: usize, out: &mut impl Write) -> Result<(), E>
-where
-    E: From<Error> + From<termwise_train::Error> + From<io::Error>,
-{
+pub fn run(args: &SpectrumArgs, context: &mut Context) -> Result<Exit, Failure> {
     if args.schema {
-        return Ok(print::json(&spectrum::schema(), out)?);
+        return context.schema(&spectrum::schema());
     }
-    let model = model_folder(args.model.as_deref(), false)?;
+    let folder = model_folder(args.model.as_deref(), args.output.quiet)?;
     // On the hub a model is called by owner and name, and not by the folder of the cache.
-    let name = short_name(args.model.as_deref().filter(|name| name.starts_with("hf://")).unwrap_or(&model.display().to_string()));
-    let spectrum = measured(args, &model, &name, threads)?;
-    let folder = args.out.clone().or_else(|| (!args.json).then(|| format!("spectrum-{name}").into()));
-    let page = folder.as_deref().map(|folder| spectrum.write(folder)).transpose()?;
-    if args.json {
-        print::json(&spectrum, out)?;
-    } else {
-        print::spectrum(&spectrum, out)?;
-    }
-    if let Some(timing) = spectrum.timing {
-        let (forward, analysis) = (timing.forward, timing.analysis);
-        tell(&format!("forward {forward:.2} s, analysis {analysis:.2} s: {:.2} forward passes", 1.0 + analysis / forward));
-    }
-    if let Some(page) = page {
-        tell(&format!("written: {}", page.display()));
-    }
-    Ok(())
-}
-
-fn measured(args: &SpectrumArgs, folder: &Path, name: &str, threads: usize) -> Result<Spectrum, Error> {
-    let pool = threads::pool(threads)?;
+    let name = short_name(args.model.as_deref().filter(|name| name.starts_with("hf://")).unwrap_or(&folder.display().to_string()));
+    let pool = context.pool()?;
     // Before the text is tokenized, which may take long.
-    let model = pool.install(|| Model::read(folder))?;
-    let opened = open_for_model(folder, &args.data, args.held_out_only, &cache_folder(args.cache.as_deref()))?;
-    let usual = opened.trained.unwrap_or(model.config.max_position_embeddings.min(4096));
+    let model = pool.install(|| Model::read(&folder))?;
+    let opened = open_for_model(&folder, &args.data, args.held_out_only, &cache_folder(args.cache.as_deref()))?;
+    let usual = opened.trained.unwrap_or(model.config.max_position_embeddings.min(WINDOW));
     let windows = spectrum::windows(opened.source.as_ref(), args.length.unwrap_or(usual), args.tokens)?;
-    let options = Options { orders: (0..=args.orders).step_by(2).collect(), rows: args.rows, seed: args.seed, ..Options::default() };
-    let bar = bar("layers");
-    let mut spectrum = pool.install(|| {
-        spectrum::measure(&model, &windows, &options, &mut |progress| {
-            bar.set_length(progress.of);
-            bar.set_position(progress.done);
-        })
-    })?;
-    bar.finish_and_clear();
-    spectrum.model.name = name.to_owned();
+    let options = Options { orders: (0..=args.max_order).step_by(2).collect(), rows: args.queries, seed: args.seed, ..Options::default() };
+    let bar = Bar::new(args.output.quiet);
+    let measured =
+        pool.install(|| spectrum::measure(&model, &windows, &options, &mut |progress| bar.at(progress.done, progress.of, "layers")));
+    drop(bar);
+    let mut spectrum = measured?;
+    spectrum.model.name = name;
     spectrum.text.data = opened.data;
     spectrum.made_by = Some(crate::build::here().into());
     spectrum.timing = spectrum.timing.filter(|_| args.timing);
-    Ok(spectrum)
+    context.emit(&spectrum, &args.output).map(Exit::done)
 }
 
 /// What a model is called: the last part of its path, for a checkpoint with that of its run; owner and name on the hub.

@@ -1,21 +1,22 @@
 //! `termwise sweep`.
 
 use std::collections::BTreeSet;
-use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use clap::Args;
+use termwise_base::files;
+use termwise_report::{Block, Cell, Document, Table, duration};
 use termwise_train::Error;
 use termwise_train::provenance::Provenance;
-use termwise_train::sweep::{self, Event, Options, Plan, Point, ProcessRunner, Progress, Record, State, Status, Summary, TrainingSchema};
-use termwise_train::tell::{draw, tell};
+use termwise_train::sweep::{self, Event, Options, Plan, ProcessRunner, Record, State, Status, Summary, TrainingSchema};
+use termwise_train::tell::tell;
 
-use super::terminal::stop_or;
-use super::{Ended, size};
-use crate::text::{Align, Table};
+use super::size;
+use crate::context::Context;
+use crate::error::{Exit, Failure};
+use crate::progress::{Bar, stop_or};
 
 /// What runs are compared by where the file does not say.
 const METRIC: &str = "held_out.loss";
@@ -66,48 +67,59 @@ pub struct SweepArgs {
     /// Only say which runs there are and how they stand
     #[arg(long)]
     pub list: bool,
-    /// Print the summary as JSON
+    /// Print JSON, which `termwise show` renders again
     #[arg(long)]
     pub json: bool,
+    /// Neither progress nor remarks on standard error
+    #[arg(long, short)]
+    pub quiet: bool,
 }
 
-/// Well where every run is finished.
-pub fn run<E: From<Error> + From<io::Error>>(args: &SweepArgs, threads: usize, out: &mut impl Write) -> Result<Ended, E> {
+/// Ends well where every run is finished.
+pub fn run(args: &SweepArgs, context: &mut Context) -> Result<Exit, Failure> {
     let plan = Plan::read(&args.file, &TrainingSchema, METRIC)?;
     let folder = args.out.clone().unwrap_or_else(|| Path::new("sweeps").join(args.file.file_stem().unwrap_or_default()));
-    for equality in sweep::equalities(&plan) {
+    for equality in sweep::equalities(&plan).iter().filter(|_| !args.quiet) {
         let hint = if args.skip_equal { "" } else { "; --skip-equal runs one of them" };
         tell(&format!("note: {equality}{hint}"));
     }
     let here = crate::build::here();
-    let (stop, kill) = interrupts();
+    let mut interrupted = false;
     let states = if args.list {
         sweep::states(&plan, &folder, args.skip_equal)?
     } else {
-        let program = std::env::current_exe().map_err(|source| Error::Io { action: "find", path: "this program".into(), source })?;
+        let (stop, kill) = interrupts();
+        let program = std::env::current_exe().map_err(files::Error::io("find", "this program"))?;
         let options = Options {
             parallel: args.parallel,
-            threads,
+            threads: context.threads,
             retry: args.retry,
             skip_equal: args.skip_equal,
             only: args.rerun_other_builds.then(|| here.clone()),
         };
-        let mut display = Display::new(&plan);
-        sweep::run(&plan, &folder, &ProcessRunner::new(program, kill), &options, &stop, &mut |event| display.show(event))?
+        let bar = Bar::new(args.quiet);
+        let states =
+            sweep::run(&plan, &folder, &ProcessRunner::new(program, kill), &options, &stop, &mut |event| show(&bar, &plan, event))?;
+        interrupted = stop.load(Ordering::Relaxed);
+        states
     };
     let ended: Vec<(&str, &Record)> =
         plan.jobs.iter().zip(&states).filter_map(|(job, state)| Some((job.hash.as_str(), ended(state)?))).collect();
-    if let Some(warning) = mixed(&ended, &here) {
+    if let Some(warning) = mixed(&ended, &here).filter(|_| !args.quiet) {
         tell(&warning);
     }
     let summary = Summary::new(&plan, &states);
+    if args.list && !args.json {
+        let table = Document { title: String::new(), lead: vec![Block::table("runs", listed(&plan, &states))], sections: Vec::new() };
+        context.out.write_all(table.to_terminal(&context.terminal(false)).as_bytes())?;
+        return Ok(Exit::Success);
+    }
     if !args.list {
         summary.write(&folder)?;
     }
-    match (args.json, args.list) {
-        (true, _) => crate::print::json(&summary, out)?,
-        (false, true) => out.write_all(listed(&plan, &states).as_bytes())?,
-        (false, false) => out.write_all(compared(&summary, &folder).as_bytes())?,
+    context.print(&summary, args.json, false)?;
+    if !args.list && !args.quiet {
+        tell(&format!("written: {}", folder.join("summary.json").display()));
     }
     let finished: Vec<_> = summary.runs.iter().filter(|run| run.status == "finished").collect();
     if !finished.is_empty() && finished.iter().all(|run| !run.metrics.contains_key(&plan.metric)) {
@@ -122,17 +134,18 @@ pub fn run<E: From<Error> + From<io::Error>>(args: &SweepArgs, threads: usize, o
         State::Open => false,
     };
     Ok(match args.list || states.iter().all(done) {
-        false if stop.load(Ordering::Relaxed) => Ended::Stopped,
-        well => well.into(),
+        true => Exit::Success,
+        false if interrupted => Exit::Interrupted,
+        false => Exit::Failure,
     })
 }
 
-pub fn ended(state: &State) -> Option<&Record> {
+fn ended(state: &State) -> Option<&Record> {
     if let State::Ended(record) = state { Some(record) } else { None }
 }
 
 /// Names finished runs that this build did not make, by build.
-pub fn mixed(records: &[(&str, &Record)], here: &Provenance) -> Option<String> {
+fn mixed(records: &[(&str, &Record)], here: &Provenance) -> Option<String> {
     let mut builds: Vec<(String, Vec<&str>)> = Vec::new();
     for (hash, record) in records.iter().filter(|(_, record)| record.is_of_another(here)) {
         let name = record.made_by();
@@ -161,63 +174,28 @@ pub(super) fn interrupts() -> (Arc<AtomicBool>, Arc<AtomicBool>) {
     (stop_or("waiting up to two minutes for checkpoints", move || flag.store(true, Ordering::Relaxed)), kill)
 }
 
-/// Progress on standard error: a line for each run that ends, and where it is a terminal a line that moves.
-struct Display<'a> {
-    plan: &'a Plan,
-    moving: bool,
-}
-
-impl<'a> Display<'a> {
-    fn new(plan: &'a Plan) -> Display<'a> {
-        Display { plan, moving: io::stderr().is_terminal() }
-    }
-
-    fn show(&mut self, event: &Event) {
-        let name = |index: &usize| self.plan.name(&self.plan.jobs[*index]);
-        let line = match event {
-            Event::Started(index) => format!("started   {}", name(index)),
-            Event::Stopped(index) => format!("stopped   {}", name(index)),
-            Event::Ended(index, record) => match &record.status {
-                Status::Failed { reason } => format!("failed    {}: {reason}", name(index)),
-                Status::Finished { metrics } => {
-                    let metric = &self.plan.metric;
-                    let value = metrics.get(metric).map_or("not measured".into(), |x| format!("{x:.4}"));
-                    format!("finished  {}: {metric} {value}, {}", name(index), duration(Duration::from_secs_f64(record.seconds)))
-                }
-            },
-            Event::Progress(progress) => {
-                if self.moving {
-                    draw(&format!("\r\x1b[K{}", moving(progress)));
-                }
-                return;
+/// A line for each run that begins or ends, and one that moves.
+fn show(bar: &Bar, plan: &Plan, event: &Event) {
+    let name = |index: &usize| plan.name(&plan.jobs[*index]);
+    bar.tell(&match event {
+        Event::Progress(progress) => return bar.runs(progress),
+        Event::Started(index) => format!("started   {}", name(index)),
+        Event::Stopped(index) => format!("stopped   {}", name(index)),
+        Event::Ended(index, record) => match &record.status {
+            Status::Failed { reason } => format!("failed    {}: {reason}", name(index)),
+            Status::Finished { metrics } => {
+                let metric = &plan.metric;
+                let value = metrics.get(metric).map_or("not measured".into(), |x| format!("{x:.4}"));
+                format!("finished  {}: {metric} {value}, {}", name(index), duration(record.seconds))
             }
-        };
-        draw(if self.moving { "\r\x1b[K" } else { "" });
-        tell(&line);
-    }
+        },
+    });
 }
 
-pub(super) fn moving(progress: &Progress) -> String {
-    let &Progress { total, finished, failed, running, fraction, remaining } = progress;
-    let failed = if failed > 0 { format!(", {failed} failed") } else { String::new() };
-    let left = remaining.map_or(String::new(), |left| format!(", about {} left", duration(left)));
-    format!("{:.1} %: {finished} of {total} runs finished{failed}, {running} under way{left}", 100.0 * fraction)
-}
-
-/// 2 h 05 min, 3 min 20 s, 7 s
-pub(crate) fn duration(time: Duration) -> String {
-    let seconds = time.as_secs();
-    match seconds {
-        0..60 => format!("{seconds} s"),
-        60..3600 => format!("{} min {:02} s", seconds / 60, seconds % 60),
-        _ => format!("{} h {:02} min", seconds / 3600, seconds / 60 % 60),
-    }
-}
-
-fn listed(plan: &Plan, states: &[State]) -> String {
-    let mut table = Table::new([Align::Left, Align::Left, Align::Left]);
+fn listed(plan: &Plan, states: &[State]) -> Table {
+    let mut table = Table::new(format!("{} runs", plan.jobs.len()), ["run", "settings", "status"]);
     for (job, state) in plan.jobs.iter().zip(states) {
-        let stands = match state {
+        let status = match state {
             State::Open => "open".into(),
             State::Equal(earlier) => format!("equal to {}", plan.jobs[*earlier].hash),
             State::Ended(record) => match &record.status {
@@ -225,64 +203,7 @@ fn listed(plan: &Plan, states: &[State]) -> String {
                 Status::Failed { reason } => format!("failed: {reason}"),
             },
         };
-        table.row([job.hash.clone(), plan.name(job), stands]);
-    }
-    table.lines().join("\n") + &format!("\n{} runs\n", plan.jobs.len())
-}
-
-fn compared(summary: &Summary, folder: &Path) -> String {
-    let mut text = String::new();
-    let rates = summary.best.iter().any(|best| best.learning_rate.is_some());
-    let best_title = if rates { "At the best learning rate, best first" } else { "Best first" };
-    for (title, table) in [("Mean ± standard deviation over seeds", groups(summary)), (best_title, best(summary))] {
-        text += &format!("{title}, {}\n", summary.metric);
-        table.lines().iter().for_each(|line| text += &format!("  {line}\n"));
-        text += "\n";
-    }
-    for run in summary.runs.iter().filter(|run| run.status == "failed") {
-        text += &format!("failed: run {}: {}\n", run.hash, run.note);
-    }
-    text + &format!("{}\n", folder.join("summary.json").display())
-}
-
-/// The values on the axes that have several.
-fn words(point: &[(String, String)], all: &[Point]) -> String {
-    let several = |key: &str, value: &str| all.iter().flatten().any(|(k, v)| k == key && v != value);
-    let words: Vec<String> = point.iter().filter(|(key, value)| several(key, value)).map(|(key, value)| format!("{key}={value}")).collect();
-    if words.is_empty() { "the base".into() } else { words.join(", ") }
-}
-
-fn groups(summary: &Summary) -> Table {
-    let all: Vec<_> = summary.groups.iter().map(|group| group.point.clone()).collect();
-    let mut table = Table::new([Align::Left, Align::Right, Align::Left]);
-    for group in &summary.groups {
-        let number = group.metrics.get(&summary.metric).map_or("–".into(), ToString::to_string);
-        let (finished, failed, open) = (group.finished, group.failed, group.open);
-        let mut note = format!("{finished} runs");
-        for (count, what) in [(failed, "failed"), (open, "open")] {
-            if count > 0 {
-                note += &format!(", {count} {what}");
-            }
-        }
-        table.row([words(&group.point, &all), number, note]);
-    }
-    table
-}
-
-fn best(summary: &Summary) -> Table {
-    let all: Vec<_> = summary.best.iter().map(|best| best.point.clone()).collect();
-    let mut table = Table::new([Align::Left, Align::Left, Align::Right, Align::Left]);
-    for (i, best) in summary.best.iter().enumerate() {
-        let rate = best.learning_rate.as_ref().map_or(String::new(), |rate| format!("lr={rate}"));
-        let behind = match best.beyond_spread {
-            _ if i == 0 => String::new(),
-            Some(true) => format!("{:.4} behind", best.behind),
-            Some(false) => "no difference beyond the spread over seeds".into(),
-            None => format!("{:.4} behind, with one seed", best.behind),
-        };
-        let edge = if best.at_edge { "the best rate is at the edge; try further ones" } else { "" };
-        let note = [behind.as_str(), edge].into_iter().filter(|note| !note.is_empty()).collect::<Vec<_>>().join("; ");
-        table.row([words(&best.point, &all), rate, best.metric.to_string(), note]);
+        table.rows.push(vec![Cell::code(&job.hash), Cell::text(plan.name(job)), Cell::text(status)]);
     }
     table
 }

@@ -1,13 +1,17 @@
 //! `termwise tokenizer`: learn one, or see what one does.
 
-use std::io::{self, Read, Write};
+use std::io;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use termwise_base::files;
+use termwise_data::Tokenizer;
 use termwise_data::bpe::{self, BpeConfig};
-use termwise_data::{Error, Tokenizer};
+use termwise_train::tell::tell;
 
 use super::data::TextArgs;
+use crate::context::Context;
+use crate::error::{Exit, Failure};
 
 /// Learn a tokenizer, or see what one does
 #[derive(Debug, Subcommand)]
@@ -23,14 +27,14 @@ pub enum TokenizerCommand {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  termwise tokenizer train tinyshakespeare.txt --vocabulary 1024 --out tokenizer.json
-  termwise tokenizer train 'corpus/*.jsonl.gz' --vocabulary 32000 --special '<|endoftext|>' --special '<|pad|>' --out tokenizer.json")]
+  termwise tokenizer train tinyshakespeare.txt --vocab 1024 --out tokenizer.json
+  termwise tokenizer train 'corpus/*.jsonl.gz' --vocab 32000 --special '<|endoftext|>' --special '<|pad|>' --out tokenizer.json")]
 pub struct TrainArgs {
     #[command(flatten)]
     pub text: TextArgs,
     /// Tokens in all, special ones and the 256 bytes included
     #[arg(long, default_value_t = 8192, value_name = "N", value_parser = super::size(1 << 24))]
-    pub vocabulary: usize,
+    pub vocab: usize,
     /// Special token; may be given several times, the first gets the id 0
     #[arg(long = "special", default_value = "<|endoftext|>", value_name = "TOKEN")]
     pub special_tokens: Vec<String>,
@@ -40,6 +44,9 @@ pub struct TrainArgs {
     /// File to write
     #[arg(long, short, default_value = "tokenizer.json", value_name = "FILE")]
     pub out: PathBuf,
+    /// Print JSON, which `termwise show` renders again
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Print the token ids of a text
@@ -73,34 +80,27 @@ pub struct DecodeArgs {
     pub end_of_document: Option<String>,
 }
 
-/// Runs `termwise tokenizer`.
-pub fn run<E: From<Error> + From<io::Error>>(command: &TokenizerCommand, out: &mut impl Write) -> Result<(), E> {
+pub fn run(command: &TokenizerCommand, context: &mut Context) -> Result<Exit, Failure> {
     match command {
         TokenizerCommand::Train(args) => {
             let config =
-                BpeConfig { vocabulary: args.vocabulary, special_tokens: args.special_tokens.clone(), min_frequency: args.min_frequency };
-            let report = bpe::train(&args.text.config(), &config, &args.out)?;
-            let (path, documents, bytes) = (args.out.display(), report.documents, report.bytes);
-            writeln!(out, "{path}: {} tokens, learned from {documents} documents, {bytes} bytes", report.vocabulary)?;
+                BpeConfig { vocabulary: args.vocab, special_tokens: args.special_tokens.clone(), min_frequency: args.min_frequency };
+            context.print(&bpe::train(&args.text.config(), &config, &args.out)?, args.json, false)?;
+            tell(&format!("written: {}", args.out.display()));
         }
         TokenizerCommand::Encode(args) => {
             let tokenizer = Tokenizer::open(&args.tokenizer, args.end_of_document.as_deref())?;
             let text = match &args.text {
                 Some(text) => text.clone(),
-                None => {
-                    let mut text = String::new();
-                    let read = io::stdin().read_to_string(&mut text);
-                    read.map_err(|source| Error::Io { action: "read", path: "standard input".into(), source })?;
-                    text
-                }
+                None => io::read_to_string(io::stdin()).map_err(files::Error::io("read", "standard input"))?,
             };
             let ids = tokenizer.encode(&text, !args.no_special_tokens)?;
-            writeln!(out, "{}", ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" "))?;
+            writeln!(context.out, "{}", ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" "))?;
         }
         TokenizerCommand::Decode(args) => {
             let tokenizer = Tokenizer::open(&args.tokenizer, args.end_of_document.as_deref())?;
-            writeln!(out, "{}", tokenizer.decode(&args.ids, args.skip_special_tokens)?)?;
+            writeln!(context.out, "{}", tokenizer.decode(&args.ids, args.skip_special_tokens)?)?;
         }
     }
-    Ok(())
+    Ok(Exit::Success)
 }

@@ -1,18 +1,18 @@
 //! `termwise train`.
 
-use std::io::{self, Write};
 use std::path::{Component, Path, PathBuf};
 
 use clap::Args;
 use termwise_lab::bench::peak_gflops;
-use termwise_train::progress::{Display, describe};
+use termwise_train::progress::Display;
 use termwise_train::settings::{Layer, Settings};
-use termwise_train::{Error, Outcome, RunOptions, Start, nonfinite, run as runs};
+use termwise_train::{RunOptions, Start, nonfinite, run as runs};
 
-use super::Ended;
 use super::settings::AllSettings;
 use super::source::{cache_folder, prepare_with_progress};
-use super::terminal::{stop_on_interrupt, stop_with_input};
+use crate::context::Context;
+use crate::error::{Exit, Failure};
+use crate::progress::{stop_on_interrupt, stop_with_input};
 
 /// Train a model
 ///
@@ -28,7 +28,7 @@ Examples:
   termwise train --resume runs/first --steps 5000
   termwise train --replay runs/first/nonfinite-step-1234
 
-Ctrl-C finishes the step, writes a checkpoint and ends; a second Ctrl-C ends at once. However a run ends, resumed it goes on bit for bit.")]
+Ctrl-C finishes the step, writes a checkpoint and ends with exit code 130; a second Ctrl-C ends at once. However a run ends, resumed it goes on bit for bit.")]
 pub struct TrainArgs {
     /// TOML file with settings, under the names of the flags with _ for -; may be given several times
     #[arg(long, value_name = "FILE")]
@@ -39,6 +39,9 @@ pub struct TrainArgs {
     /// Folder of runs
     #[arg(long, default_value = "runs", value_name = "DIR")]
     pub runs: PathBuf,
+    /// Begin anew where the folder holds a run already, which is removed
+    #[arg(long, conflicts_with_all = ["resume", "replay"])]
+    pub overwrite: bool,
     /// Continue a run from its newest good checkpoint, or from exactly this checkpoint
     #[arg(long, value_name = "RUN_OR_CHECKPOINT", num_args = 0..=1, default_missing_value = "")]
     pub resume: Option<PathBuf>,
@@ -51,22 +54,23 @@ pub struct TrainArgs {
     /// Stop as after Ctrl-C when standard input ends: a run that another process has started does not outlive it
     #[arg(long, hide = true)]
     pub stop_with_input: bool,
-    /// Say nothing while working
-    #[arg(long)]
+    /// Neither progress nor remarks on standard error
+    #[arg(long, short)]
     pub quiet: bool,
-    /// Print the outcome as JSON
+    /// Print JSON, which `termwise show` renders again
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
     pub settings: AllSettings,
 }
 
-/// Well where the run was finished, or the replayed step was the same.
-pub fn run<E: From<Error> + From<io::Error>>(args: &TrainArgs, threads: Option<usize>, out: &mut impl Write) -> Result<Ended, E> {
+pub fn run(args: &TrainArgs, threads: Option<usize>, context: &mut Context) -> Result<Exit, Failure> {
     if let Some(folder) = &args.replay {
-        return replay(folder, args.json, out).map(Ended::from);
+        let replay = nonfinite::replay(folder)?;
+        context.print(&replay, args.json, false)?;
+        return Ok(Exit::passed(replay.same()));
     }
-    let mut layers = args.config.iter().map(Layer::read).collect::<Result<Vec<_>, Error>>()?;
+    let mut layers = args.config.iter().map(Layer::read).collect::<Result<Vec<_>, _>>()?;
     layers.push(args.settings.layer(threads)?);
     let (folder, start) = place(args, &layers)?;
     let settings = if start == Start::Fresh { Settings::resolve(&layers)? } else { runs::resumed_settings(&folder, &layers)? };
@@ -84,9 +88,13 @@ pub fn run<E: From<Error> + From<io::Error>>(args: &TrainArgs, threads: Option<u
         provenance: crate::build::here(),
         ..RunOptions::new(&folder)
     };
+    if args.overwrite {
+        // As late as can be: what cannot begin must not remove anything.
+        termwise_train::runs::remove(&folder)?;
+    }
     let outcome = runs::train(&settings, source.as_ref(), &options)?;
-    report(&outcome, args.json, out)?;
-    Ok(if outcome.finished { Ended::Well } else { Ended::Stopped })
+    context.print(&outcome, args.json, false)?;
+    Ok(if outcome.finished { Exit::Success } else { Exit::Interrupted })
 }
 
 /// A name that stands for a folder within that of all runs.
@@ -96,8 +104,8 @@ fn name(text: &str) -> Result<String, String> {
 }
 
 /// The run's folder and where it begins.
-fn place(args: &TrainArgs, layers: &[Layer]) -> Result<(PathBuf, Start), Error> {
-    let named = || -> Result<PathBuf, Error> {
+fn place(args: &TrainArgs, layers: &[Layer]) -> termwise_train::Result<(PathBuf, Start)> {
+    let named = || -> termwise_train::Result<PathBuf> {
         match &args.name {
             Some(name) => Ok(args.runs.join(name)),
             None => Ok(args.runs.join(Settings::resolve(layers)?.name())),
@@ -108,46 +116,4 @@ fn place(args: &TrainArgs, layers: &[Layer]) -> Result<(PathBuf, Start), Error> 
         Some(path) if path.as_os_str().is_empty() => Ok((named()?, Start::Resume)),
         Some(path) => runs::resume_at(path),
     }
-}
-
-fn report(outcome: &Outcome, json: bool, out: &mut impl Write) -> io::Result<()> {
-    if json {
-        return crate::print::json(outcome, out);
-    }
-    let Outcome { folder, step, finished, checkpoint, loss, held_out, best, skipped, warnings, tokens_per_second } = outcome;
-    let mut text = format!("{} after step {step}", if *finished { "finished" } else { "stopped" });
-    if let Some(loss) = loss {
-        text += &format!(", loss {loss:.4}, {tokens_per_second:.0} tokens/s");
-    }
-    text += "\n";
-    if let Some(evaluation) = held_out {
-        text += &format!("{}\n", describe(evaluation));
-    }
-    if let Some(best) = best {
-        text += &format!("best held-out loss {:.4} at step {}\n", best.loss, best.step);
-    }
-    if *skipped > 0 {
-        text += &format!("{skipped} updates were skipped\n");
-    }
-    if *warnings > 0 {
-        text += &format!("{warnings} warnings, kept in {}\n", folder.join("warnings.log").display());
-    }
-    text += &format!("checkpoint {}\n", checkpoint.display());
-    if *finished {
-        text += &format!("next: termwise generate {0}, or eval, spectrum, cut, report {0}\n", folder.display());
-    } else {
-        text += &format!("continue with: termwise train --resume {}\n", folder.display());
-    }
-    out.write_all(text.as_bytes())
-}
-
-fn replay<E: From<Error> + From<io::Error>>(folder: &Path, json: bool, out: &mut impl Write) -> Result<bool, E> {
-    let replay = nonfinite::replay(folder)?;
-    match &replay.now {
-        _ if json => crate::print::json(&replay, out)?,
-        Some(now) if replay.same() => writeln!(out, "the same again: {now}")?,
-        Some(now) => writeln!(out, "not the same\nbefore: {}\nnow: {now}", replay.before)?,
-        None => writeln!(out, "finite now\nbefore: {}", replay.before)?,
-    }
-    Ok(replay.same())
 }

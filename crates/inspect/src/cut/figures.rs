@@ -1,46 +1,56 @@
 //! What cutting costs and saves, as a page with figures and tables.
 
 use termwise_report::{
-    Axis, Block, Cell, Chart, Figure, HeatMap, Layer, Line, Names, Page, Panel, Rule, Scale, Section, Shade, Table, Unit,
+    Axis, Block, Cell, Chart, Document, Documented, Figure, HeatMap, Layer, Line, Names, Panel, Rule, Scale, Section, Shade, Table, Tone,
+    Unit, thousands,
 };
 
 use super::report::{Map, Measured, Plan, Point, Report};
 use crate::MadeBy;
 
-impl Report {
-    /// Everything on one page.
-    pub fn page(&self) -> Page {
+impl Documented for Report {
+    const KIND: &'static str = "cut";
+
+    fn document(&self) -> Document {
         let name = self.model.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
-        let tokens = self.tokens.map_or(String::new(), |tokens| {
-            format!(
-                "Calibrated on {} tokens, the plan tuned on {}, losses measured on {} others. ",
-                tokens.calibration, tokens.tuning, tokens.evaluation
-            )
-        });
-        let uncut = self.uncut_loss().map_or(String::new(), |loss| format!("Uncut loss {loss:.4}. "));
-        let cache = Unit::Bytes.format(self.cache_bytes as f64);
-        let lead = format!("{uncut}{tokens}At a context of {} the uncut model keeps {cache} between tokens.", self.context);
-        let mut sections = vec![Section { heading: "All layers cut".into(), blocks: self.curve_blocks() }];
+        let Report { layers, heads, kv_heads, cuttable, length, .. } = self;
+        let mut facts = vec![("model", format!("{}: {layers} layers, H {heads}, G {kv_heads}; {cuttable} heads can be cut", self.model))];
+        if let Some(tokens) = self.tokens {
+            let [a, b, c] = [tokens.calibration, tokens.tuning, tokens.evaluation].map(thousands);
+            facts.push(("text", format!("windows of {length}; calibrated on {a} tokens, the plan tuned on {b}, losses on {c} others")));
+        }
+        if let Some(uncut) = &self.uncut {
+            let bits = uncut.bits_per_byte.map_or(String::new(), |bits| format!(", {bits:.4} bits per byte"));
+            let loss = uncut.loss.map_or("not finite".into(), |loss| format!("{loss:.4}"));
+            facts.push(("uncut", format!("loss {loss}{bits}")));
+        }
+        facts.push((
+            "kept",
+            format!("{} between tokens by the uncut model at a context of {}", bytes(self.cache_bytes), thousands(self.context)),
+        ));
+        let mut lead = vec![Block::Facts(facts.into_iter().map(|(name, text)| (name.into(), text)).collect())];
+        if !self.finished {
+            lead.push(Block::badge(Tone::Open, "interrupted", "what is here is finished; the same command with --out goes on from there"));
+        }
+        let mut sections = vec![Section::new("All layers cut", self.curve_blocks())];
         if let Some(map) = &self.map {
-            let mut blocks = vec![Block::Table { name: "one-layer".into(), table: self.map_table(map) }];
-            if let Some(figure) = self.map_figure() {
-                blocks.insert(0, Block::Figure { name: "one-layer".into(), figure, caption: String::new() });
-            }
-            sections.push(Section { heading: "One layer cut".into(), blocks });
+            let table = Block::table("one-layer", self.map_table(map));
+            let details = Block::Details { summary: "Losses with one layer cut".into(), blocks: vec![table] };
+            let figure = self.map_figure().map(|figure| Block::figure("one-layer", figure));
+            sections.push(Section::new("One layer cut", figure.into_iter().chain([details]).collect()));
         }
         if let Some(plan) = &self.plan {
-            sections.push(Section { heading: "Plan".into(), blocks: self.plan_blocks(plan) });
+            sections.push(Section::new("Plan", self.plan_blocks(plan)));
         }
         if !self.warnings.is_empty() {
-            sections.push(Section { heading: "To know".into(), blocks: vec![Block::List(self.warnings.clone())] });
+            sections.push(Section::new("To know", vec![Block::List(self.warnings.clone())]));
         }
-        Page {
-            title: format!("{name}: exp cut to a finite order"),
-            lead: [Block::Text(lead)].into_iter().chain(self.made_by.as_ref().map(MadeBy::block)).collect(),
-            sections,
-        }
+        lead.extend(self.made_by.as_ref().map(MadeBy::block));
+        Document { title: format!("{name}: exp cut to a finite order"), lead, sections }
     }
+}
 
+impl Report {
     /// Loss against order and against bytes, for each kind of coefficients, with the uncut model to compare.
     pub fn curve_figure(&self) -> Figure {
         let order = |point: &Point| Some(point.order as f64);
@@ -62,7 +72,7 @@ impl Report {
         };
         let uncut = self.uncut_loss().map(|y| Layer::Rule(Rule { y, label: "uncut".into(), color: 0 }));
         let layers = uncut.into_iter().chain(self.curves.iter().map(line).map(Layer::Line)).collect();
-        Chart { title: title.into(), x, y: Axis::new("nats a token", Scale::Linear, Unit::Number), layers }
+        Chart { title: title.into(), x, y: Axis::new("nats per token", Scale::Linear, Unit::Number), layers }
     }
 
     /// The rise of the loss with one layer cut, by layer and order.
@@ -71,7 +81,7 @@ impl Report {
         let rise = |found: Option<&Measured>| Some(found?.loss? - uncut);
         let row = |row: &Vec<Measured>| (0..map.orders.len()).map(|i| rise(row.get(i))).collect();
         let heat = HeatMap {
-            title: format!("Rise of the loss, nats a token, {}", map.coefficients),
+            title: format!("Rise of the loss, nats per token, {}", map.coefficients),
             x: Names::new("order", map.orders.iter().map(usize::to_string)),
             y: Names::count("layer", map.layers.len()),
             values: map.layers.iter().map(row).collect(),
@@ -84,33 +94,40 @@ impl Report {
     }
 
     fn curve_blocks(&self) -> Vec<Block> {
-        let mut table = Table::new(
-            "Loss in nats a token",
-            ["order".to_owned(), "state".into()].into_iter().chain(self.curves.iter().map(|curve| curve.coefficients.to_string())),
-        );
+        let all = || self.curves.iter().flat_map(|curve| &curve.points).map(|point| &point.measured);
+        let bits = all().any(|found| found.bits_per_byte.is_some());
+        let kinds = self.curves.iter().map(|curve| curve.coefficients.to_string());
+        let names = kinds.clone().chain(kinds.filter(|_| bits).map(|kind| format!("{kind} bits per byte")));
+        let mut table = Table::new("Loss in nats per token", ["order".to_owned(), "state".into()].into_iter().chain(names));
         for (i, point) in self.curves.first().map_or(&[][..], |curve| &curve.points).iter().enumerate() {
-            let state = point.state_bytes.map_or(Cell::Empty, |bytes| Cell::Amount(bytes as f64, Unit::Bytes));
-            let losses = self.curves.iter().map(|curve| curve.points.get(i).map_or(Cell::Empty, |point| loss(&point.measured)));
-            table.rows.push([Cell::Number(point.order as f64, 0), state].into_iter().chain(losses).collect());
+            let of = |cell: fn(&Measured) -> Cell| {
+                self.curves.iter().map(move |curve| curve.points.get(i).map_or(Cell::Empty, |point| cell(&point.measured)))
+            };
+            let also = of(|found| Cell::maybe(found.bits_per_byte, |bits| Cell::Number(bits, 4))).filter(|_| bits);
+            let first = [Cell::count(point.order), Cell::maybe(point.state_bytes, Cell::bytes)];
+            table.rows.push(first.into_iter().chain(of(loss)).chain(also).collect());
         }
-        let columns = ["order", "fitted", "centred", "Taylor's", "error", "centred's", "Taylor's error", "rounding in a state"];
+        let columns = ["order", "fitted", "centred", "Taylor's", "error", "centred's error", "Taylor's error", "rounding in a state"];
         let mut kept =
             Table::new("Calibrated heads: which coefficients they kept, and the median error of their output on text held back", columns);
         for row in &self.kept {
-            let counts = [row.order, row.fitted, row.centred, row.taylor].map(|n| Cell::Number(n as f64, 0));
+            let counts = [row.order, row.fitted, row.centred, row.taylor].map(Cell::count);
             let errors = [row.kept_error, row.centred_error, row.taylor_error].map(|error| Cell::Number(error, 3));
             kept.rows.push(counts.into_iter().chain(errors).chain([Cell::text(format!("× {:.0e}", row.state_condition))]).collect());
         }
-        vec![
-            Block::Figure { name: "loss-by-order".into(), figure: self.curve_figure(), caption: String::new() },
-            Block::Table { name: "loss-by-order".into(), table },
-            Block::Table { name: "kept".into(), table: kept },
-        ]
+        let mut blocks = vec![Block::figure("loss-by-order", self.curve_figure()), Block::table("loss-by-order", table)];
+        // Losses that are finite although something went wrong on the way.
+        let doubtful = all().filter(|found| found.loss.is_some()).find_map(|found| found.problem.as_ref());
+        blocks.extend(doubtful.map(|problem| Block::Text(format!("To know: {problem}"))));
+        if !self.kept.is_empty() {
+            blocks.push(Block::table("kept", kept));
+        }
+        blocks
     }
 
     fn map_table(&self, map: &Map) -> Table {
         let orders = map.orders.iter().map(|order| format!("order {order}"));
-        let mut table = Table::new("Loss in nats a token with one layer cut", ["layer".to_owned()].into_iter().chain(orders));
+        let mut table = Table::new("Loss in nats per token with one layer cut", ["layer".to_owned()].into_iter().chain(orders));
         for (layer, row) in map.layers.iter().enumerate() {
             table.rows.push([Cell::Number(layer as f64, 0)].into_iter().chain(row.iter().map(loss)).collect());
         }
@@ -118,14 +135,26 @@ impl Report {
     }
 
     fn plan_blocks(&self, plan: &Plan) -> Vec<Block> {
+        let percent = 100.0 * (plan.budget - 1.0);
+        let mut text = format!("Loss at most {percent:.3} % above the uncut model's, at a context of {}.", thousands(self.context));
+        if plan.too_large > 0 {
+            let all = plan.units * self.kept.len();
+            text += &format!(
+                " {} of {all} cuts (kv head and order) would need a state that is not smaller than the cache at this context, and are not proposed.",
+                plan.too_large
+            );
+        }
+        if plan.cuts.is_empty() {
+            return vec![Block::Text(text), Block::badge(Tone::Open, "no cuts", "nothing can be cut within this budget")];
+        }
         let mut table = Table::new("Kv heads to cut", ["layer", "kv head", "order", "rise alone", "saves"]);
         for cut in &plan.cuts {
-            let place = [cut.layer, cut.kv_head, cut.order].map(|n| Cell::Number(n as f64, 0));
-            table
-                .rows
-                .push(place.into_iter().chain([Cell::Number(cut.increase, 4), Cell::Amount(cut.saved as f64, Unit::Bytes)]).collect());
+            let place = [cut.layer, cut.kv_head, cut.order].map(Cell::count);
+            table.rows.push(place.into_iter().chain([Cell::Number(cut.increase, 4), Cell::bytes(cut.saved)]).collect());
         }
-        vec![Block::Text(plan.summary(self.uncut_loss())), Block::Table { name: "plan".into(), table }]
+        let (tone, kept) =
+            if plan.within_budget == Some(true) { (Tone::Good, "within budget") } else { (Tone::Open, "not shown to be within budget") };
+        vec![Block::Text(text), Block::table("plan", table), Block::badge(tone, kept, plan.summary(self.uncut_loss()))]
     }
 
     fn description(&self) -> String {
@@ -150,11 +179,61 @@ impl Plan {
             text += &format!(", on other text {}{kept}", rise(found, uncut));
         }
         let share = 100.0 * self.bytes_after as f64 / self.bytes_before.max(1) as f64;
-        let bytes = |n: u64| Unit::Bytes.format(n as f64);
         text + &format!("; {} between tokens instead of {} ({share:.0} %).", bytes(self.bytes_after), bytes(self.bytes_before))
     }
 }
 
 fn loss(found: &Measured) -> Cell {
     found.loss.map_or(Cell::text("not finite"), |loss| Cell::Number(loss, 4))
+}
+
+fn bytes(n: u64) -> String {
+    Unit::Bytes.format(n as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Choice, Curve, Kept, PlannedCut};
+    use super::*;
+
+    #[test]
+    fn what_is_read_again_says_the_same() {
+        let measured = |loss| Measured { loss, bits_per_byte: Some(1.5), problem: Some("a denominator of 0".into()) };
+        let point = |order, loss| Point { order, state_bytes: Some(1000), measured: measured(loss) };
+        let report = Report {
+            model: "runs/x".into(),
+            layers: 1,
+            uncut: Some(measured(Some(2.0))),
+            curves: vec![Curve { coefficients: Choice::Taylor, points: vec![point(2, None), point(4, Some(2.25))] }],
+            kept: vec![Kept {
+                order: 2,
+                fitted: 1,
+                centred: 0,
+                taylor: 3,
+                taylor_error: f64::NAN,
+                centred_error: f64::INFINITY,
+                kept_error: 0.5,
+                state_condition: 3e4,
+            }],
+            map: Some(Map { coefficients: Choice::Taylor, orders: vec![2, 4], layers: vec![vec![measured(None), measured(Some(2.5))]] }),
+            plan: Some(Plan {
+                budget: 1.01,
+                tuning_uncut: 2.0,
+                tuning_loss: 2.01,
+                cuts: vec![PlannedCut { layer: 0, kv_head: 1, order: 2, increase: 0.01, saved: 5 }],
+                units: 2,
+                too_large: 1,
+                bytes_before: 100,
+                bytes_after: 50,
+                measured: Some(measured(Some(2.02))),
+                within_budget: Some(true),
+            }),
+            ..Report::default()
+        };
+        let text = report.document().to_terminal(&termwise_report::Terminal::default());
+        for words in ["not finite", "2.2500", "To know: a denominator of 0", "✓ within budget", "○ interrupted"] {
+            assert!(text.contains(words), "{words}: {text}");
+        }
+        termwise_report::reads_again(&report);
+    }
 }

@@ -102,12 +102,16 @@ pub struct Kept {
     /// Heads with Taylor's.
     pub taylor: usize,
     /// Relative error of the heads' outputs, the median over heads: Taylor's.
+    #[serde(deserialize_with = "termwise_report::nan")]
     pub taylor_error: f64,
     /// Of the centred series.
+    #[serde(deserialize_with = "termwise_report::nan")]
     pub centred_error: f64,
     /// Of what was kept.
+    #[serde(deserialize_with = "termwise_report::nan")]
     pub kept_error: f64,
     /// The largest factor by which a state amplifies rounding when it sums what was kept in powers of the score.
+    #[serde(deserialize_with = "termwise_report::nan")]
     pub state_condition: f64,
 }
 
@@ -176,5 +180,5 @@ impl Report {
 
 /// The JSON schema of [`Report`].
 pub fn schema() -> serde_json::Value {
-    schemars::schema_for!(Report).to_value()
+    termwise_report::tagged_schema::<Report>(schemars::schema_for!(Report).to_value())
 }

@@ -1,10 +1,11 @@
 //! A spectrum as pictures, tables and a page.
 
 use termwise_report::{
-    Axis, Band, Block, Cell, Chart, Figure, HeatMap, Layer, Line, Names, Page, Rule, Scale, Section, Shade, Table, Unit,
+    Axis, Band, Block, Cell, Chart, Document, Documented, Figure, HeatMap, Layer, Line, Names, Rule, Scale, Section, Shade, Table, Unit,
+    thousands,
 };
 
-use super::{LayerSpectrum, Magnitudes, OverHeads, Spectrum, Terms};
+use super::{LayerSpectrum, Magnitudes, OverHeads, Spectrum, Terms, Timing};
 use crate::MadeBy;
 
 /// Magnitudes below this have the darkest colour and no place in charts: beside order 0, which is 1, they are nothing.
@@ -113,12 +114,14 @@ impl Spectrum {
 
     /// The table of layers.
     pub fn table(&self) -> Table {
-        let columns = ["layer", "dominant", "x ≥ 0", "x < 0", "score", "max", "entropy", "10 %", "worst", "1 %", "worst", "0.1 %", "worst"];
-        let mut table = Table::new(
-            "Dominant orders (all scores as published, and by sign), scores (mean ± standard deviation, maximum over heads), entropy as a share of \
-             the possible, and the order at which the median and the worst head have an error of 10, 1 and 0.1 %",
-            columns,
+        let columns =
+            ["layer", "dominant", "x ≥ 0", "x < 0", "score", "min", "max", "entropy", "10 %", "worst", "1 %", "worst", "0.1 %", "worst"];
+        let most = self.orders.last().copied().unwrap_or(0);
+        let caption = format!(
+            "Dominant orders (all scores as published, and by sign), scores (mean ± standard deviation, extremes over heads), entropy as a share of \
+             the possible, and the order at which the median and the worst head have an error of 10, 1 and 0.1 % (–: above {most})"
         );
+        let mut table = Table::new(caption, columns);
         for layer in &self.layers {
             let order = |order: Option<usize>| order.map_or(Cell::Empty, |order| Cell::Number(order as f64, 0));
             let dominant = |which: Which| order(layer.terms.as_ref().and_then(|terms| which(terms).dominant));
@@ -126,6 +129,7 @@ impl Spectrum {
             row.extend(KINDS.map(|(_, _, which)| dominant(which)));
             let mean = |value: fn(&super::HeadSpectrum) -> f64| layer.mean(|head| Some(value(head))).unwrap_or(f64::NAN);
             row.push(Cell::Spread(mean(|head| head.scores.mean), mean(|head| head.scores.sd), 2));
+            row.push(Cell::Number(layer.heads.iter().map(|head| head.scores.min).fold(f64::INFINITY, f64::min), 1));
             row.push(Cell::Number(layer.heads.iter().map(|head| head.scores.max).fold(f64::NEG_INFINITY, f64::max), 1));
             let share = layer.mean(|head| head.entropy.and_then(|entropy| entropy.share));
             row.push(share.map_or(Cell::Empty, |share| Cell::Amount(share, Unit::Percent)));
@@ -148,9 +152,12 @@ impl Spectrum {
         };
         format!("{} tokens in {windows} of at most {}; {which}; visible pairs only", text.tokens, text.length)
     }
+}
 
-    /// The whole as a page.
-    pub fn page(&self) -> Page {
+impl Documented for Spectrum {
+    const KIND: &'static str = "spectrum";
+
+    fn document(&self) -> Document {
         let figure = |name: &str, title: String, description: &str, panels: Vec<termwise_report::Panel>| Block::Figure {
             name: name.into(),
             figure: Figure { title, description: description.into(), panels },
@@ -185,19 +192,45 @@ impl Spectrum {
             "A heat map: layers from top to bottom, heads from left to right, the order for an error of 1 % as colour.",
             vec![self.order_map().into()],
         );
-        let data = self.text.data.join(", ");
-        Page {
+        let maps = Block::Details { summary: "Magnitudes as heat maps, layer by order".into(), blocks: maps.into() };
+        let model = &self.model;
+        let kv = if model.kv_heads == model.heads { String::new() } else { format!(" over {} kv heads", model.kv_heads) };
+        let mut facts = vec![
+            (
+                "model",
+                format!(
+                    "{} parameters, {} layers, {} heads{kv} of {}",
+                    thousands(model.parameters),
+                    self.layers.len(),
+                    model.heads,
+                    model.head_dim
+                ),
+            ),
+            ("text", self.text.data.join(", ")),
+            ("read", self.scope()),
+        ];
+        if let Some(Timing { forward, analysis }) = self.timing {
+            facts.push((
+                "time",
+                format!("forward {forward:.2} s, analysis {analysis:.2} s: {:.2} forward passes", 1.0 + analysis / forward),
+            ));
+        }
+        let facts = facts.into_iter().map(|(name, text)| (name.into(), text)).collect();
+        let mut lead = vec![Block::Facts(facts), Block::table("layers", self.table())];
+        lead.extend(self.made_by.as_ref().map(MadeBy::block));
+        let needed = match self.order_map().values.iter().flatten().any(Option::is_some) {
+            true => vec![orders, error, Block::text(CUT)],
+            false => {
+                let none = format!("No head has an error of 1 % or less at an order up to {}.", self.orders.last().unwrap_or(&0));
+                vec![Block::Text(none), error, Block::text(CUT)]
+            }
+        };
+        Document {
             title: format!("Term spectrum of {name}"),
-            lead: [Block::Text(format!("Text: {data}. {}.", self.scope())), Block::Table { name: "layers".into(), table: self.table() }]
-                .into_iter()
-                .chain(self.made_by.as_ref().map(MadeBy::block))
-                .collect(),
+            lead,
             sections: vec![
-                Section { heading: "Orders that heads need".into(), blocks: vec![orders, error, Block::Text(CUT.into())] },
-                Section {
-                    heading: "Magnitude of terms".into(),
-                    blocks: [vec![magnitudes], maps.to_vec(), vec![Block::Text(MAGNITUDE.into())]].concat(),
-                },
+                Section::new("Orders that heads need", needed),
+                Section::new("Magnitude of terms", vec![magnitudes, Block::text(MAGNITUDE), maps]),
             ],
         }
     }

@@ -23,7 +23,6 @@ mod result;
 mod series;
 mod sums;
 mod windows;
-mod write;
 
 use std::time::Instant;
 
@@ -36,12 +35,9 @@ use head::{Failure, Found, conclude, look};
 pub use result::*;
 pub use series::MAX_CUT;
 pub use windows::{RowChoice, sample, windows};
-pub use write::FILE;
 
 /// Orders whose magnitude is measured.
 pub const ORDERS: usize = 100;
-/// Version of `spectrum.json`.
-const VERSION: u32 = 1;
 /// Tokens of windows that run through the model together.
 const TOKENS_AT_ONCE: usize = 4096;
 
@@ -142,7 +138,6 @@ pub fn measure(model: &Model, windows: &[Vec<u32>], options: &Options, progress:
     let tokens = windows.iter().map(|window| window.len() as u64).sum();
     let timing = Some(Timing { forward, analysis: began.elapsed().as_secs_f64() - forward });
     Ok(Spectrum {
-        version: VERSION,
         model: ModelFacts {
             name: String::new(),
             parameters: config.parameter_count()? as u64,

@@ -11,8 +11,6 @@ use crate::MadeBy;
 /// computed in float64 from the float32 activations of the model, over the sampled rows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Spectrum {
-    /// Version of this form.
-    pub version: u32,
     /// What was looked into.
     pub model: ModelFacts,
     /// What it read.
@@ -214,5 +212,5 @@ impl LayerSpectrum {
 
 /// The JSON schema of [`Spectrum`].
 pub fn schema() -> serde_json::Value {
-    schemars::schema_for!(Spectrum).to_value()
+    termwise_report::tagged_schema::<Spectrum>(schemars::schema_for!(Spectrum).to_value())
 }

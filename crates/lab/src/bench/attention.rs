@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use termwise_attention::{
     Attention, Error as AttentionError, Extra, Extras, Fused, FusedOptions, Grads, Inputs, Layer, Rope, Scratch, Shape, Variant,
 };
@@ -31,20 +31,20 @@ pub struct AttentionOptions {
 }
 
 /// What was measured.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct AttentionBench {
     /// Who computed it.
-    pub engine: &'static str,
+    pub engine: String,
     /// What the machine can do.
     pub machine: Machine,
     /// How operations are counted.
-    pub flop_count: &'static str,
+    pub flop_count: String,
     /// One for each shape and variant.
     pub rows: Vec<AttentionRow>,
 }
 
 /// One variant at one shape.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct AttentionRow {
     /// As it was asked for.
     pub variant: String,
@@ -97,8 +97,8 @@ pub fn attention(options: &AttentionOptions) -> Result<AttentionBench, Error> {
         for shape in shapes {
             rows.extend(at_shape(shape, &variants, options.repeat.max(1), &machine)?);
         }
-        let flop_count = "4·B·H·d·T(T+1)/2 forward, 3.5 times that with backward";
-        Ok(AttentionBench { engine: "termwise", machine, flop_count, rows })
+        let flop_count = "4·B·H·d·T(T+1)/2 forward, 3.5 times that with backward".into();
+        Ok(AttentionBench { engine: "termwise".into(), machine, flop_count, rows })
     })
 }
 

@@ -1,6 +1,6 @@
 //! Chunk mode against parallel mode by length, and where the one overtakes the other.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use termwise_attention::{Attention, FusedOptions, Mode, Scratch, Shape, Variant, break_even};
 
 use super::{DecodeCase, Machine, timed};
@@ -28,10 +28,10 @@ pub struct ChunkOptions {
 }
 
 /// What was measured.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ChunkBench {
     /// Who computed it.
-    pub engine: &'static str,
+    pub engine: String,
     /// What the machine can do.
     pub machine: Machine,
     /// One for each case.
@@ -39,7 +39,7 @@ pub struct ChunkBench {
 }
 
 /// One variant at all lengths.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ChunkTable {
     /// Its text form.
     pub variant: String,
@@ -56,7 +56,7 @@ pub struct ChunkTable {
 }
 
 /// Both modes at one length; milliseconds.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ChunkRow {
     /// T
     pub time: usize,
@@ -82,7 +82,7 @@ pub fn chunk(options: &ChunkOptions) -> Result<ChunkBench, Error> {
     pool.install(|| {
         let machine = Machine::measure();
         let cases = options.cases.iter().map(|case| table(case, options)).collect::<Result<_, _>>()?;
-        Ok(ChunkBench { engine: "termwise", machine, cases })
+        Ok(ChunkBench { engine: "termwise".into(), machine, cases })
     })
 }
 

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use termwise_attention::simd::{Simd, Task, dispatch};
 use termwise_attention::{Buffer, Shape, Variant};
 
@@ -57,10 +57,10 @@ pub struct DecodeOptions {
 }
 
 /// What was measured.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DecodeBench {
     /// Who computed it.
-    pub engine: &'static str,
+    pub engine: String,
     /// What the machine can do.
     pub machine: Machine,
     /// One for each case.
@@ -70,7 +70,7 @@ pub struct DecodeBench {
 }
 
 /// One step of one case.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DecodeRow {
     /// Its text form.
     pub variant: String,
@@ -93,7 +93,7 @@ pub struct DecodeRow {
 }
 
 /// Time of a token at a position.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CurvePoint {
     /// What is kept.
     pub variant: String,
@@ -116,7 +116,7 @@ pub fn decode(options: &DecodeOptions) -> Result<DecodeBench, Error> {
             curve.extend(by_position(&first.variant, first.head_dim, options.heads, options.positions)?);
             curve.extend(by_position(&Variant::default(), first.head_dim, options.heads, options.positions.min(options.cache_positions))?);
         }
-        Ok(DecodeBench { engine: "termwise", machine, rows, curve })
+        Ok(DecodeBench { engine: "termwise".into(), machine, rows, curve })
     })
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use termwise_llama::ops::linear::{self, Write};
 
 use super::{GemmShape, Machine, Speed, timed};
@@ -23,23 +23,23 @@ pub struct GemmOptions {
 }
 
 /// What was measured.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct GemmBench {
     /// Who computed it.
-    pub engine: &'static str,
+    pub engine: String,
     /// What the machine can do.
     pub machine: Machine,
     /// How operations are counted.
-    pub flop_count: &'static str,
+    pub flop_count: String,
     /// One for each shape and product.
     pub rows: Vec<GemmRow>,
 }
 
 /// One product at one shape.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct GemmRow {
     /// `y = x·Wᵀ`, `dx = dy·W` or `dW = dyᵀ·x`.
-    pub product: &'static str,
+    pub product: String,
     /// Rows of x.
     pub m: usize,
     /// Inner dimension of the first product.
@@ -59,7 +59,7 @@ pub fn gemm(options: &GemmOptions) -> Result<GemmBench, Error> {
     pool.install(|| {
         let machine = Machine::measure();
         let rows = options.shapes.iter().flat_map(|&shape| at_shape(shape, options.repeat.max(1), &machine)).collect();
-        Ok(GemmBench { engine: "termwise", machine, flop_count: "2·M·K·N", rows })
+        Ok(GemmBench { engine: "termwise".into(), machine, flop_count: "2·M·K·N".into(), rows })
     })
 }
 
@@ -81,6 +81,7 @@ fn at_shape(GemmShape { m, k, n }: GemmShape, repeat: usize, machine: &Machine) 
         }
     }
     let flops = 2.0 * m as f64 * k as f64 * n as f64;
-    let row = |(product, best)| GemmRow { product, m, k, n, speed: Speed::new(best, flops, None, machine) };
+    let row =
+        |(product, best): (&str, Duration)| GemmRow { product: product.into(), m, k, n, speed: Speed::new(best, flops, None, machine) };
     PRODUCTS.into_iter().zip(best).map(row).collect()
 }

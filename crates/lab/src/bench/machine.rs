@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use rayon::prelude::*;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use termwise_attention::simd::{Simd, Task, dispatch, isa};
 
 use super::timed;
@@ -16,12 +16,12 @@ const CHAINS: usize = 12;
 const REPETITIONS: usize = 5;
 
 /// Measured peaks of a pool of threads.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
     /// Threads of the pool.
     pub threads: usize,
     /// The instruction set in use.
-    pub instructions: &'static str,
+    pub instructions: String,
     /// float32 multiply-adds that stay in registers, counted as two operations, 10⁹ a second.
     pub peak_gflops: f64,
     /// Reading from memory, 10⁹ bytes a second.
@@ -32,7 +32,7 @@ impl Machine {
     /// Measures the pool in which this is called; takes about half a second.
     pub fn measure() -> Machine {
         let threads = rayon::current_num_threads();
-        Machine { threads, instructions: isa().name(), peak_gflops: peak_gflops(), read_gb_per_s: bandwidth(threads) }
+        Machine { threads, instructions: isa().name().into(), peak_gflops: peak_gflops(), read_gb_per_s: bandwidth(threads) }
     }
 }
 

@@ -6,6 +6,7 @@
 mod attention;
 mod chunk;
 mod decode;
+mod document;
 mod gemm;
 mod machine;
 mod shapes;
@@ -13,7 +14,7 @@ mod step;
 
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 pub use attention::{AttentionBench, AttentionOptions, AttentionRow, attention, attention_flops};
 pub use chunk::{ChunkBench, ChunkOptions, ChunkRow, ChunkTable, chunk};
@@ -24,7 +25,7 @@ pub use shapes::{AttentionShape, GemmShape, parse_shapes};
 pub use step::{StageTime, StepBench, StepOptions, StepTimes, step};
 
 /// How fast something was.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Speed {
     /// Milliseconds, the best of all repetitions.
     pub ms: f64,

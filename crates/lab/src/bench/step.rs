@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use termwise_attention::Variant;
 use termwise_llama::config::{AttentionMap, Config};
 use termwise_llama::model::{Stage, Timing};
@@ -44,14 +44,14 @@ pub struct StepOptions {
 }
 
 /// What was measured.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StepBench {
     /// Who computed it.
-    pub engine: &'static str,
+    pub engine: String,
     /// What the machine can do.
     pub machine: Machine,
     /// How operations are counted.
-    pub flop_count: &'static str,
+    pub flop_count: String,
     /// The attention of every head.
     pub attention: String,
     /// V
@@ -86,7 +86,7 @@ pub struct StepBench {
 }
 
 /// Where the time of a step goes, in milliseconds.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StepTimes {
     /// Stages of the model.
     pub stages: Vec<StageTime>,
@@ -99,7 +99,7 @@ pub struct StepTimes {
 }
 
 /// One stage of the model.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StageTime {
     /// Its name.
     pub stage: String,
@@ -196,8 +196,8 @@ fn measure(options: &StepOptions, config: Config) -> Result<StepBench, Error> {
     let flops = 6.0 * (tokens * matrix_parameters) as f64 + WITH_BACKWARD * attention;
     let each = |total: Duration| total.as_secs_f64() * 1e3 / repeat as f64;
     Ok(StepBench {
-        engine: "termwise",
-        flop_count: "6·B·T·N, N = numbers in matrices without the embedding, + 3.5·layers·4·B·H·d·T(T+1)/2 for attention",
+        engine: "termwise".into(),
+        flop_count: "6·B·T·N, N = numbers in matrices without the embedding, + 3.5·layers·4·B·H·d·T(T+1)/2 for attention".into(),
         attention: options.attention.to_string(),
         vocab,
         hidden,

@@ -1,12 +1,12 @@
 //! Contexts from which a state is worth it.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::count::{Attention, Work};
 use super::hardware::Hardware;
 
 /// Tokens of context; absent where there is no state, or where a cache stays better for ever.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BreakEven {
     /// At which a cache is as large as the state, to the nearest token; its blocks of 128 tokens are not rounded up.
     pub memory: Option<u64>,

@@ -20,6 +20,7 @@
 
 use std::iter::Sum;
 
+use serde::{Deserialize, Serialize};
 use termwise_attention::MAX_ROWS;
 use termwise_attention::combinatorics::monomials;
 use termwise_attention::{Map, Variant};
@@ -43,7 +44,7 @@ pub struct Sizes {
 }
 
 /// What attention costs, summed over heads and layers. All are linear in the context, so that sums are exact.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Attention {
     /// Operations where every query meets one key.
     pub pair: f64,

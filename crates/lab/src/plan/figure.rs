@@ -1,6 +1,6 @@
 //! State against cache as a picture.
 
-use termwise_report::{Axis, Chart, Figure, Layer, Line, Mark, Panel, Scale, Unit};
+use termwise_report::{Axis, Chart, Figure, Layer, Line, Mark, Panel, Scale, Unit, thousands};
 
 use super::count::Work;
 use super::{Column, Plan};
@@ -46,7 +46,7 @@ impl Plan {
             layers.extend(states.iter().map(|&(color, column)| line(&name(column), color, over(&|t| state(column, t)))));
             layers.extend(states.iter().filter_map(|&(color, column)| {
                 let t = even(column)?;
-                Some(Layer::Mark(Mark { x: t as f64, y: state(column, t as f64), label: grouped(t), color }))
+                Some(Layer::Mark(Mark { x: t as f64, y: state(column, t as f64), label: thousands(t), color }))
             }));
             let x = Axis { label: "context, tokens".into(), scale: Scale::Log, unit: Unit::Number };
             let label = if unit == Unit::Seconds { format!("on {}", machine.title) } else { String::new() };
@@ -62,7 +62,7 @@ impl Plan {
     }
 
     /// The last part of a path.
-    fn short_name(&self) -> &str {
+    pub(super) fn short_name(&self) -> &str {
         let name = self.model.name.trim_end_matches('/');
         name.rsplit('/').next().unwrap_or(name)
     }
@@ -87,7 +87,7 @@ impl Plan {
             self.model.name
         );
         for (_, column) in states {
-            let say = |even: Option<u64>| even.map_or("never".into(), |t| format!("at {} tokens", grouped(t)));
+            let say = |even: Option<u64>| even.map_or("never".into(), |t| format!("at {} tokens", thousands(t)));
             let even = &column.break_even;
             let (memory, decode, chunk) = (say(even.memory), say(even.decode), say(even.chunk));
             text += &format!("{}: equal memory {memory}, equal time of decoding {decode}, of a prompt {chunk}. ", name(column));
@@ -104,11 +104,4 @@ type Even<'a> = &'a dyn Fn(&Column) -> Option<u64>;
 
 fn name(column: &Column) -> String {
     if column.label.starts_with(|c: char| c.is_ascii_digit()) { format!("orders {}", column.label) } else { column.label.clone() }
-}
-
-/// 139,425
-fn grouped(n: u64) -> String {
-    let digits = n.to_string();
-    let groups: Vec<&str> = digits.as_bytes().rchunks(3).rev().filter_map(|group| std::str::from_utf8(group).ok()).collect();
-    groups.join(",")
 }

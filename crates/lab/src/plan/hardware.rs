@@ -1,6 +1,6 @@
 //! What computes: this machine by measurement, others by their data sheets.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use termwise_attention::nearest;
 
 use super::count::Work;
@@ -10,7 +10,7 @@ use termwise_base::threads;
 use crate::Error;
 
 /// A machine and how much of its peaks is assumed to be reached.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Hardware {
     /// As it is asked for.
     pub name: String,
@@ -19,7 +19,7 @@ pub struct Hardware {
     /// Floating-point operations a second at most, dense, in `precision`.
     pub peak_flops: f64,
     /// What matrix products are computed in; weights, states and caches are float32 in any case.
-    pub precision: &'static str,
+    pub precision: String,
     /// Bytes a second between memory and processor at most.
     pub bandwidth: f64,
     /// Bytes of memory; absent where not stated.
@@ -147,7 +147,7 @@ impl Hardware {
             name: HERE.into(),
             title: format!("this machine, {threads} thread{s}, {instructions}"),
             peak_flops: peak_gflops * 1e9,
-            precision: "float32",
+            precision: "float32".into(),
             bandwidth: read_gb_per_s * 1e9,
             memory: None,
             compute_share: HERE_COMPUTE,
@@ -183,7 +183,7 @@ impl Sheet {
             name: self.name.into(),
             title: self.title.into(),
             peak_flops: self.tflops * 1e12,
-            precision: self.precision,
+            precision: self.precision.into(),
             bandwidth: self.gb_per_s * 1e9,
             memory: self.memory_gb.map(|gb| gb * GB),
             compute_share: SHEET_COMPUTE,

@@ -16,27 +16,28 @@
 
 mod break_even;
 pub mod count;
+mod document;
 mod figure;
 mod hardware;
 mod model;
 mod size;
 mod training;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use termwise_attention::break_even;
 use termwise_attention::parts::kernel::taylor::MAX_ORDER;
 use termwise_attention::{Kernel, Variant};
 use termwise_llama::Config;
 
 pub use break_even::BreakEven;
-pub use count::Work;
+pub use count::{Attention, Work};
 pub use hardware::Hardware;
 pub use model::{Kind, Model};
 pub use size::{parse_bytes, parse_count};
 pub use training::{Training, TrainingTime};
 
 use crate::Error;
-use count::{Attention, TILE};
+use count::TILE;
 
 /// What to plan.
 #[derive(Clone, Debug)]
@@ -81,7 +82,7 @@ impl Default for Options {
 }
 
 /// What a model will cost.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Plan {
     /// Sizes and parameters.
     pub model: Model,
@@ -104,7 +105,7 @@ pub struct Plan {
 }
 
 /// One attention for the whole model.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Column {
     /// `exp`, `0..2`, or the kernel's word.
     pub label: String,
@@ -128,12 +129,12 @@ pub struct Column {
     pub cached: Cost,
     /// Contexts from which a state is worth it.
     pub break_even: BreakEven,
-    #[serde(skip)]
-    counts: Attention,
+    /// What attention costs at any context.
+    pub counts: Attention,
 }
 
 /// One token of one row.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cost {
     /// Operations of the whole model.
     pub flops: f64,
@@ -148,7 +149,7 @@ pub struct Cost {
 }
 
 /// What fits into a memory, for all layers, heads and rows.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Fits {
     /// Bytes that there are.
     pub memory: u64,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use termwise_attention::{Shape, Variant, nearest};
 use termwise_llama::Config;
 use termwise_train::resolve;
@@ -12,7 +12,7 @@ use super::count::{Attention, Sizes, Work};
 use crate::Error;
 
 /// Sizes and parameters of a model.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Model {
     /// As it was asked for.
     pub name: String,
@@ -43,10 +43,10 @@ pub struct Model {
 }
 
 /// Parameters of one kind.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kind {
     /// What they are for.
-    pub kind: &'static str,
+    pub kind: String,
     /// How many numbers.
     pub count: u64,
 }
@@ -95,14 +95,8 @@ const BYTES: usize = 257;
 impl Model {
     /// What the configuration says.
     pub fn new(name: &str, config: &Config) -> Result<Model, Error> {
-        let mut kinds = [
-            Kind { kind: "embedding", count: 0 },
-            Kind { kind: "attention", count: 0 },
-            Kind { kind: "attention extras", count: 0 },
-            Kind { kind: "mlp", count: 0 },
-            Kind { kind: "norms", count: 0 },
-            Kind { kind: "output", count: 0 },
-        ];
+        let mut kinds =
+            ["embedding", "attention", "attention extras", "mlp", "norms", "output"].map(|kind| Kind { kind: kind.into(), count: 0 });
         let mut multiplied = 0;
         for spec in config.parameter_list()? {
             let (kind, matrix) = kind_of(&spec.name);

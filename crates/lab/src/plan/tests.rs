@@ -52,7 +52,7 @@ fn parameters_of_the_paper() {
     let large = planned("paper-large", |_| {});
     assert_eq!((large.model.parameters as f64 / 1e7).round(), 208.0);
     assert_eq!((small.context, small.model.vocabulary), (1024, 32_000));
-    let kinds: Vec<(&str, u64)> = small.model.parameters_by_kind.iter().map(|kind| (kind.kind, kind.count)).collect();
+    let kinds: Vec<(&str, u64)> = small.model.parameters_by_kind.iter().map(|kind| (kind.kind.as_str(), kind.count)).collect();
     let expected = [
         ("embedding", 32_768_000),
         ("attention", 20 * 4 * 1024 * 1024),
@@ -158,7 +158,7 @@ fn training_follows_from_operations_and_parameters() {
     assert_eq!((*tokens, *tokens_a_step, *parameter_bytes), (1_000_000_000, 36 * 1024, 16 * plan.model.parameters));
     assert_eq!(times.len(), 2 * plan.columns.len());
     let exp = &times[0];
-    assert_eq!((exp.hardware.as_str(), exp.column.as_str(), exp.mode), ("a100", "exp", "parallel"));
+    assert_eq!((exp.hardware.as_str(), exp.column.as_str(), exp.mode.as_str()), ("a100", "exp", "parallel"));
     // 6 times the matrices and 3.5 times 4·H·d·(T+1)/2 a layer.
     let flops = 6.0 * plan.model.multiplied as f64 + 3.5 * 20.0 * 4.0 * 1024.0 * 1025.0 / 2.0;
     assert_eq!(exp.flops_a_token, flops);
@@ -232,5 +232,22 @@ fn the_figure_shows_every_state_and_break_even() {
     let (cache, state) = (points(0), points(1));
     for ((t, cache), (_, state)) in cache.into_iter().zip(state) {
         assert_eq!(cache >= state, t > 1089.0, "{t}");
+    }
+}
+
+#[test]
+fn what_is_read_again_says_the_same() {
+    for options in [
+        Options { model: "paper-small".into(), hardware: vec!["a100".into(), "rtx4090".into()], ..Options::default() },
+        Options {
+            model: "tiny".into(),
+            attention: Some("power=2".into()),
+            hardware: vec!["h100".into()],
+            memory: Some(2 << 30),
+            ..Options::default()
+        },
+    ] {
+        let plan = plan(&options).expect("a plan");
+        termwise_report::reads_again(&plan);
     }
 }

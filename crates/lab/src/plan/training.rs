@@ -1,11 +1,11 @@
 //! How long training takes, and in how much memory.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Column, Hardware, Place};
 
 /// Training on a number of tokens.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Training {
     /// How many.
     pub tokens: u64,
@@ -22,14 +22,14 @@ pub struct Training {
 }
 
 /// One attention on one machine.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainingTime {
     /// The machine's name.
     pub hardware: String,
     /// The column's label.
     pub column: String,
     /// `parallel` or `chunk`, whichever is faster there.
-    pub mode: &'static str,
+    pub mode: String,
     /// Operations a token.
     pub flops_a_token: f64,
     /// Tokens a second.
@@ -74,7 +74,7 @@ pub(super) fn plan(place: &Place, columns: &[Column], hardware: &[Hardware], tok
             times.push(TrainingTime {
                 hardware: machine.name.clone(),
                 column: column.label.clone(),
-                mode,
+                mode: mode.into(),
                 flops_a_token: MATRICES * 2.0 * model.multiplied as f64 + attention,
                 tokens_a_second: 1.0 / a_token,
                 seconds: a_token * tokens as f64,

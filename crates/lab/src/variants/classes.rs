@@ -1,24 +1,24 @@
 //! Which variants are equal, and why.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use termwise_attention::Variant;
 use termwise_attention::presets;
 
 /// Presets whose outputs are equal.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Class {
     /// A letter.
     pub label: String,
     /// The simplest variant with these outputs.
     pub canonical: String,
     /// The presets, in the order of their list.
-    pub members: Vec<&'static str>,
+    pub members: Vec<String>,
     /// Why they are equal; absent where there is but one.
     pub relation: Option<Relation>,
 }
 
 /// Why two variants are equal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Relation {
     /// The same parts under two names.
@@ -54,7 +54,7 @@ impl Relation {
 }
 
 /// Another variant with the same output.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Equal {
     /// The preset's name or the expression.
     pub name: String,
@@ -82,12 +82,13 @@ pub(super) fn of_presets() -> Vec<Class> {
         let canonical = variant.canonical();
         match classes.iter_mut().find(|(_, class)| class.canonical == canonical.to_string()) {
             Some((first, class)) => {
-                class.members.push(preset.name);
+                class.members.push(preset.name.into());
                 class.relation = class.relation.max(Relation::between(first, &variant));
             }
             None => {
                 let label = label(classes.len());
-                classes.push((variant, Class { label, canonical: canonical.to_string(), members: vec![preset.name], relation: None }));
+                classes
+                    .push((variant, Class { label, canonical: canonical.to_string(), members: vec![preset.name.into()], relation: None }));
             }
         }
     }

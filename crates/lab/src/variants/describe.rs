@@ -1,6 +1,6 @@
 //! One variant, described.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use termwise_attention::presets;
 use termwise_attention::{Layer, Rope, Source, Variant};
 
@@ -9,7 +9,7 @@ use crate::Error;
 use crate::plan::{self, count::Attention};
 
 /// The sizes for which parameters and states are counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sizes {
     /// H
     pub heads: usize,
@@ -28,7 +28,7 @@ impl Default for Sizes {
 }
 
 /// A variant and what follows from it.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Description {
     /// The preset's name, if it was asked for by one.
     pub name: Option<String>,
@@ -55,7 +55,7 @@ pub struct Description {
 }
 
 /// A tensor of one layer, by its name below `self_attn.`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Added {
     /// Its name.
     pub name: String,
@@ -66,7 +66,7 @@ pub struct Added {
 }
 
 /// What one head keeps from token to token while it writes text.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum State {
     /// No finite feature map: the keys and values of all tokens, 2·d numbers each.

@@ -11,6 +11,7 @@
 
 mod classes;
 mod describe;
+mod document;
 mod list;
 mod parts;
 
@@ -19,7 +20,7 @@ pub use describe::{Added, Description, Sizes, State, describe};
 pub use list::split_list;
 pub use parts::{PartInfo, Slot, slots};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use termwise_attention::presets;
 
 use crate::Error;
@@ -27,11 +28,20 @@ use crate::Error;
 /// The formula that every variant is a case of.
 pub const FORMULA: &str = "y_t = P_t · N( O_t · (1/D_t) · Σ_{s≤t} M_ts · w(x_ts) · I_s · v_s ),  x_ts = scale · q_t·k_s";
 
+/// Variants that were asked for.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Described {
+    /// The sizes for which parameters and states are counted.
+    pub sizes: Sizes,
+    /// Each compared with all presets and with the others.
+    pub variants: Vec<Description>,
+}
+
 /// Everything there is to choose from.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Catalogue {
     /// The formula that every variant is a case of.
-    pub formula: &'static str,
+    pub formula: String,
     /// The sizes for which parameters and states are counted.
     pub sizes: Sizes,
     /// Every preset, published names first.
@@ -45,7 +55,7 @@ pub struct Catalogue {
 /// All presets and parts, counted for these sizes.
 pub fn catalogue(sizes: Sizes) -> Result<Catalogue, Error> {
     let names: Vec<&str> = presets::all().iter().map(|preset| preset.name).collect();
-    Ok(Catalogue { formula: FORMULA, sizes, presets: describe(&names, sizes)?, classes: classes::of_presets(), slots: slots() })
+    Ok(Catalogue { formula: FORMULA.into(), sizes, presets: describe(&names, sizes)?, classes: classes::of_presets(), slots: slots() })
 }
 
 #[cfg(test)]
@@ -60,7 +70,7 @@ mod tests {
         assert_eq!(members, all.presets.len());
         for preset in &all.presets {
             let class = all.classes.iter().find(|class| Some(&class.label) == preset.class.as_ref()).expect("a class");
-            assert!(class.members.contains(&preset.name.as_deref().expect("a name")));
+            assert!(class.members.contains(preset.name.as_ref().expect("a name")));
             assert_eq!(class.members.len() - 1, preset.equal_to.len(), "{:?}", preset.name);
         }
     }

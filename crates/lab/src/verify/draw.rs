@@ -22,42 +22,91 @@ const OTHER: &[&str] = &[
     "feature=identity",
 ];
 
-/// A random variant in which every part can occur.
+/// A random variant in which every part can occur that all engines compute.
 ///
-/// What is known to fail is left out, since it would say nothing about an engine: a sum that can come near zero has a floor, and an
-/// exponential that nothing scales down again has a clamp.
+/// What is known to fail is left out, since it would say nothing about an engine: a sum that can come near zero has a floor, an
+/// exponential that nothing scales down again has a clamp, and what a write rule compares are keys of unit length.
 pub fn random_variant(rng: &mut Rng) -> Variant {
-    let positive = rng.chance(0.55);
-    let mut words = vec![rng.pick(if positive { POSITIVE } else { OTHER }).to_string()];
+    loop {
+        match random_text(rng).parse::<Variant>() {
+            Ok(variant) if variant.naive_only().is_none() => {
+                let overflows = variant.kernel.rescale() == Rescale::SubtractMax && !variant.shifts();
+                return Variant { clamp: variant.clamp.or(overflows.then_some(5.0)), ..variant };
+            }
+            // Some parts do not stand together.
+            _ => {}
+        }
+    }
+}
+
+/// Words of the grammar, most of which stand together.
+fn random_text(rng: &mut Rng) -> String {
+    let write = rng.chance(0.15);
+    let positive = !write && rng.chance(0.55);
+    let kernel = match write {
+        true => rng.pick(&["power=1", "power=2", "feature=identity", "taylor=0..2"]),
+        false => rng.pick(if positive { POSITIVE } else { OTHER }),
+    };
+    let mut words = vec![kernel.to_string()];
+    words.extend(write.then(|| rng.pick(&["write=delta,scale=0.5 qk_norm=l2", "write=delta,2,scale=0.4 qk_norm=l2"]).into()));
     if rng.chance(0.35) {
         words.push(format!("clamp={:?}", rng.pick(&[0.3, 1.0, 5.0])));
     }
+    words.extend(rng.chance(0.15).then(|| format!("cap={:?}", rng.pick(&[1.0, 5.0]))));
+    words.extend(rng.chance(0.15).then(|| format!("dim={}", rng.pick(&[1, 2]))));
     if rng.chance(0.35) {
         words.push(format!("scale={:?}", rng.pick(&[1.0, 0.4, 0.7])));
     }
+    let centres = ["given", "learned,gauss", "running"];
+    words.extend((!write && rng.chance(0.15)).then(|| format!("centre={}", rng.pick(&centres))));
+    if !write && rng.chance(0.3) {
+        words.push(format!("window={}", rng.pick(&[1, 5, 20, 64, 90])));
+        words.extend(rng.chance(0.5).then(|| format!("sinks={}", rng.pick(&[1, 4, 70]))));
+        if rng.chance(0.6) {
+            let kernel = rng.pick(&["taylor=0..2", "taylor=0..2 dim=2", "taylor=0..4", "feature=elu", "feature=hedgehog"]);
+            let centre = rng.pick(&["", "", " centre=running", " centre=given"]);
+            words.push(format!("far({kernel}{})", if kernel.starts_with("feature") { "" } else { centre }));
+        }
+    }
     let sums: &[&str] = match positive {
-        true => &["sum", "sum", "sum,floor=1.0", "sum,eps=0.5", "sum,detached", "sum,floor=2.0,eps=0.1,detached"],
+        true => &["sum", "sum", "sum,sink", "sum,floor=1.0", "sum,eps=0.5", "sum,detached", "sum,floor=2.0,eps=0.1,detached"],
         false => &["sum,floor=1.0", "sum,floor=2.0,eps=0.1", "sum,floor=1.0,detached"],
     };
-    let over = if rng.chance(0.5) { rng.pick(sums) } else { rng.pick(&["length", "none", "position"]) };
+    let over = match write {
+        true => rng.pick(&["length", "none"]),
+        false if rng.chance(0.5) => rng.pick(sums),
+        false => rng.pick(&["length", "none", "position"]),
+    };
     words.push(format!("over={over}"));
-    words.extend(rng.chance(0.4).then(|| "in".into()));
+    words.extend((!write && rng.chance(0.4)).then(|| "in".into()));
     let mut shared = false;
     if rng.chance(0.5) {
         words.push(rng.pick(&["out", "out", "out=cumulative"]).into());
         shared = rng.chance(0.3);
         words.extend(shared.then(|| "post=out".into()));
     }
-    words.extend((!shared && rng.chance(0.2)).then(|| "post".into()));
-    words.extend(rng.chance(0.4).then(|| rng.pick(&["decay=linear", "decay=softplus"]).into()));
+    let posts = ["post", "post=silu", "post=sigmoid,channel", "post=silu,channel"];
+    words.extend((!shared && rng.chance(0.3)).then(|| rng.pick(&posts).into()));
+    let decays = [
+        "linear",
+        "softplus",
+        "linear",
+        "softplus",
+        "sigmoid",
+        "sigmoid,16",
+        "mamba",
+        "fixed",
+        "given",
+        "softplus,channel",
+        "sigmoid,16,channel",
+        "mamba,channel",
+    ];
+    words.extend(rng.chance(0.4).then(|| format!("decay={}", rng.pick(&decays))));
+    words.extend((!write && rng.chance(0.2)).then(|| format!("qk_norm={}", rng.pick(&["rms", "rms,all", "l2"]))));
     words.extend(rng.chance(0.5).then(|| format!("norm={}", rng.pick(&["l2", "scaled_l2", "rms", "layer"]))));
     words.extend(rng.chance(0.3).then(|| "rope=off".into()));
     words.extend(rng.chance(0.25).then(|| format!("conv={}", rng.pick(&[1, 2, 3, 6]))));
-    let mut variant: Variant = words.join(" ").parse().expect("words of the grammar; a test draws many");
-    if variant.kernel.rescale() == Rescale::SubtractMax && !variant.shifts() {
-        variant.clamp = variant.clamp.or(Some(5.0));
-    }
-    variant
+    words.join(" ")
 }
 
 #[cfg(test)]
@@ -72,8 +121,10 @@ mod tests {
     #[test]
     fn every_part_is_drawn() {
         let mut rng = Rng::new(1);
-        let texts: Vec<String> = (0..500).map(|_| random_variant(&mut rng).to_string()).collect();
-        let words: BTreeSet<&str> = texts.iter().flat_map(|text| text.split([' ', '=', ','])).collect();
+        let possible = |rng: &mut Rng| std::iter::from_fn(|| Some(random_text(rng))).find_map(|text| text.parse::<Variant>().ok());
+        let texts: Vec<String> = (0..500).filter_map(|_| possible(&mut rng)).map(|variant| variant.to_string()).collect();
+        assert!((0..200).all(|_| random_variant(&mut rng).naive_only().is_none()));
+        let words: BTreeSet<&str> = texts.iter().flat_map(|text| text.split([' ', '=', ',', '(', ')'])).collect();
         let parts = KEYS.iter().flat_map(|key| key.parts).chain(Kernel::PARTS).map(|info| info.word);
         // Bare words stand for the sigmoid.
         for word in KEYS.iter().map(|key| key.word).chain(parts).filter(|word| *word != "sigmoid") {

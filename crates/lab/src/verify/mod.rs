@@ -5,6 +5,7 @@
 
 mod bounds;
 mod differences;
+mod document;
 mod draw;
 mod engines;
 mod golden;
@@ -16,7 +17,7 @@ use std::path::PathBuf;
 
 pub use draw::random_variant;
 pub use golden::{check_file, check_folder};
-pub use outcome::{Case, Identity, Measure, Summary, Unit};
+pub use outcome::{Case, Identity, Measure, Summary, Unit, Verification};
 
 use termwise_base::threads;
 

@@ -1,9 +1,9 @@
 //! What was compared and what came out.
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 /// Something that must hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Identity {
     /// The fused engine computes what the reference computes in float64.
@@ -72,7 +72,7 @@ impl Identity {
 }
 
 /// How an error is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
     /// RMS(x − expected) / RMS(expected).
@@ -86,11 +86,12 @@ pub enum Unit {
 }
 
 /// One comparison.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Measure {
     /// The tensor, or what else was compared.
     pub what: String,
     /// How far off it is; `null` in JSON where that is no finite number.
+    #[serde(deserialize_with = "termwise_report::nan")]
     pub error: f64,
     /// How far it may be.
     pub bound: f64,
@@ -115,7 +116,8 @@ impl Measure {
 }
 
 /// One case and what came out of it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(into = "Written", from = "Written")]
 pub struct Case {
     /// What must hold.
     pub identity: Identity,
@@ -157,24 +159,44 @@ impl Case {
     }
 }
 
-impl Serialize for Case {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        struct Flat<'a> {
-            identity: Identity,
-            subject: &'a str,
-            detail: &'a str,
-            passed: bool,
-            problem: Option<&'a str>,
-            measures: &'a [Measure],
-        }
-        let Case { identity, subject, detail, measures, problem } = self;
-        Flat { identity: *identity, subject, detail, passed: self.passed(), problem: problem.as_deref(), measures }.serialize(serializer)
+/// A case as it is written: whether it passed stands beside what it is made of.
+#[derive(Serialize, Deserialize)]
+struct Written {
+    identity: Identity,
+    subject: String,
+    detail: String,
+    passed: bool,
+    problem: Option<String>,
+    measures: Vec<Measure>,
+}
+
+impl From<Case> for Written {
+    fn from(case: Case) -> Written {
+        let passed = case.passed();
+        let Case { identity, subject, detail, measures, problem } = case;
+        Written { identity, subject, detail, passed, problem, measures }
     }
 }
 
+impl From<Written> for Case {
+    fn from(Written { identity, subject, detail, problem, measures, .. }: Written) -> Case {
+        Case { identity, subject, detail, measures, problem }
+    }
+}
+
+/// All cases of a run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Verification {
+    /// Of the random cases.
+    pub seed: u64,
+    /// All and missed.
+    pub summary: Summary,
+    /// In the order in which they were run.
+    pub cases: Vec<Case>,
+}
+
 /// How many cases there were and how many missed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Summary {
     /// All.
     pub cases: usize,

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use termwise_report::{Block, Page, Section};
+use termwise_report::{Block, Document, Section};
 use termwise_train::metrics::METRICS;
 use termwise_train::provenance;
 use termwise_train::settings::keys;
@@ -25,7 +25,7 @@ struct Found {
 
 /// A page about the runs in these folders: each a run's own, a sweep's, or one that holds runs. Links are relative to `out`, where the page
 /// will lie.
-pub fn of_folders(folders: &[PathBuf], out: &Path) -> Result<Page, Error> {
+pub fn of_folders(folders: &[PathBuf], out: &Path) -> Result<Document, Error> {
     let mut found: Vec<Found> = Vec::new();
     for folder in folders {
         let runs = runs_in(folder)?;
@@ -69,7 +69,7 @@ pub fn of_folders(folders: &[PathBuf], out: &Path) -> Result<Page, Error> {
         }
     }
     let lead = vec![Block::Text(lead), Block::Text(format!("Runs: {}.", page::runs_made_by(&builds)))];
-    Ok(Page { title: "Runs compared".into(), lead, sections })
+    Ok(Document { title: "Runs compared".into(), lead, sections })
 }
 
 fn section(metric: Metric, groups: &[(String, Vec<usize>)], runs: &[Run]) -> Section {

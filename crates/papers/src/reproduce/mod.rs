@@ -53,7 +53,7 @@ pub use folders::of_folders;
 pub use inside::{Inside, LayerTerms, ModelTerms};
 pub use interval::{Difference, Method, Numbers};
 pub use list::{LINEAR, SOFTMAX};
-pub use page::{WHAT_COUNTS, page};
+pub use page::page;
 pub use results::{ClaimOutcome, CurvePoint, FILE, FORMAT, LeftOut, Outcome, Results, Run, Spread, TaskOutcome, Timing, VariantOutcome};
 pub use scale::{PAPER_DATA, Scale};
 pub use schedule::{Place, Schedule};

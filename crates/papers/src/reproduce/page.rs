@@ -2,48 +2,57 @@
 
 use std::path::Path;
 
-use termwise_report::{Block, Cell, Page, Section, Table};
+use termwise_report::{Block, Cell, Document, Documented, Section, Table, Tone};
 use termwise_train::provenance;
 
 use super::figures;
 use super::interval::Numbers;
 use super::results::{ClaimOutcome, Outcome, Results, Run, Spread, TaskOutcome};
 use super::theorem::Theorem;
-use super::{FILE, Id, Metric, Scale, Verdict};
+use super::{FILE, FORMAT, Id, Metric, Scale, Verdict};
 use crate::{Error, separation};
 
 /// Writes `index.html` with its figures and tables into the folder of results.
 pub fn write(results: &Results, folder: &Path) -> Result<std::path::PathBuf, Error> {
-    Ok(page(results, folder).write(folder)?)
+    Ok(page(results, Some(folder)).write(folder)?)
+}
+
+impl Documented for Results {
+    const KIND: &'static str = "results";
+    const VERSION: u32 = FORMAT;
+
+    /// Without the settings of runs, which lie beside the file.
+    fn document(&self) -> Document {
+        page(self, None)
+    }
 }
 
 /// The page; settings of runs are read from the folder where they are there.
-pub fn page(results: &Results, folder: &Path) -> Page {
+pub fn page(results: &Results, folder: Option<&Path>) -> Document {
     let mut sections: Vec<Section> = results.experiments.iter().map(|outcome| experiment(outcome, results)).collect();
     sections.extend(results.theorems.iter().map(theorem));
     sections.extend(left_out(results));
-    let settings = |run: &Run| std::fs::read_to_string(folder.join(format!("{}.toml", run.folder))).ok();
+    sections.extend(failed(results));
+    let settings = |run: &Run| std::fs::read_to_string(folder?.join(format!("{}.toml", run.folder))).ok();
     let text = format!("Everything on this page stands in [{FILE}]({FILE}); on each task runs differ by attention and seed alone.");
     let blocks = std::iter::once(Block::Text(text)).chain(all_runs(&results.runs, settings)).collect();
     sections.push(Section { heading: "Runs and settings".into(), blocks });
     sections.push(conditions(results));
     let title = format!("Softmax attention and linear attention, term by term: scale {}", results.scale.name());
-    Page { title, lead: lead(results), sections }
+    Document { title, lead: lead(results), sections }
 }
 
-fn verdict(verdict: Verdict) -> termwise_report::Verdict {
-    match verdict {
-        Verdict::Reproduced => termwise_report::Verdict::Reproduced,
-        Verdict::NotVisible => termwise_report::Verdict::NotVisible,
-        Verdict::Contradicted => termwise_report::Verdict::Contradicted,
-    }
+fn badge(verdict: Verdict, claim: String) -> Block {
+    let tone = match verdict {
+        Verdict::Reproduced => Tone::Good,
+        Verdict::NotVisible => Tone::Open,
+        Verdict::Contradicted => Tone::Bad,
+    };
+    Block::badge(tone, verdict.name(), claim)
 }
 
 fn verdicts(claims: &[ClaimOutcome]) -> impl Iterator<Item = Block> {
-    claims.iter().map(|claim| Block::Verdict {
-        verdict: verdict(claim.decision.verdict),
-        claim: format!("{}. {}", claim.with_numbers(), claim.with_rule()),
-    })
+    claims.iter().map(|claim| badge(claim.decision.verdict, format!("{}. {}", claim.with_numbers(), claim.with_rule())))
 }
 
 fn lead(results: &Results) -> Vec<Block> {
@@ -86,14 +95,14 @@ fn lead(results: &Results) -> Vec<Block> {
         let ids: Vec<String> = [id].iter().chain(&claim.also).map(|id| id.name().to_uppercase()).collect();
         let place = task.filter(|_| several).map_or(String::new(), |task| format!(" ({task})"));
         let claim_text = format!("**{}**{place} {}", ids.join(", "), claim.with_numbers());
-        blocks.push(Block::Verdict { verdict: verdict(claim.decision.verdict), claim: claim_text });
+        blocks.push(badge(claim.decision.verdict, claim_text));
     }
     blocks.push(Block::Text(format!("{WHAT_COUNTS} The rule of each claim stands in its section.")));
     blocks
 }
 
-/// How claims over seeds are decided, for pages and terminals.
-pub const WHAT_COUNTS: &str = "Rules were stated before anything was run. Runs with the same seed see the same data and start from the same \
+/// How claims over seeds are decided.
+const WHAT_COUNTS: &str = "Rules were stated before anything was run. Runs with the same seed see the same data and start from the same \
     weights, so differences are taken seed by seed (paired t); where seeds differ, Welch's interval for unequal variances is used. Variances are \
     never pooled.";
 
@@ -193,6 +202,14 @@ fn link(run: &Run, numbers: &Numbers) -> Cell {
 fn left_out(results: &Results) -> Option<Section> {
     let list: Vec<String> = results.left_out.iter().map(|left| format!("**{}**: {}", left.id.name().to_uppercase(), left.reason)).collect();
     (!list.is_empty()).then(|| Section { heading: "Left out".into(), blocks: vec![Block::List(list)] })
+}
+
+fn failed(results: &Results) -> Option<Section> {
+    let failed = results.runs.iter().filter(|run| run.status == "failed");
+    let badge =
+        |run: &Run| Block::badge(Tone::Bad, "failed", format!("`{}` on {}, seed {}: {}", run.attention, run.task, run.seed, run.note));
+    let blocks: Vec<Block> = failed.map(badge).collect();
+    (!blocks.is_empty()).then(|| Section::new("Failed runs", blocks))
 }
 
 pub(super) fn all_runs(runs: &[Run], settings_of: impl Fn(&Run) -> Option<String>) -> Vec<Block> {

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use termwise_report::{Block, Cell, Document, Documented, Section, duration};
 use termwise_train::Settings;
 use toml::{Table, Value};
 
@@ -13,7 +14,7 @@ use termwise_lab::plan::{self, Hardware};
 use crate::Error;
 
 /// What the paper's runs would cost.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PaperPlan {
     /// Every run once.
     pub runs: Vec<PaperRun>,
@@ -26,7 +27,7 @@ pub struct PaperPlan {
 }
 
 /// One run.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PaperRun {
     /// Of its settings, which lie in `runs/<hash>.toml`.
     pub hash: String,
@@ -49,12 +50,44 @@ pub struct PaperRun {
 }
 
 /// One machine.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Total {
     /// Its name in full.
     pub title: String,
     /// For all runs.
     pub seconds: f64,
+}
+
+impl Documented for PaperPlan {
+    const KIND: &'static str = "paper-plan";
+
+    fn document(&self) -> Document {
+        let mut table = termwise_report::Table::new("", ["task", "variant", "parameters", "tokens", "FLOPs", "time here", "settings"]);
+        for run in &self.runs {
+            table.rows.push(vec![
+                Cell::text(&run.task),
+                Cell::text(&run.variant),
+                Cell::Count(run.parameters),
+                Cell::text(format!("{:.1e}", run.tokens as f64)),
+                Cell::text(format!("{:.1e}", run.flops)),
+                Cell::text(duration(run.seconds_here)),
+                Cell::code(format!("runs/{}.toml", run.hash)),
+            ]);
+        }
+        let count = self.runs.len();
+        let total = |total: &Total| format!("on {}: {} for all {count} runs one after the other", total.title, duration(total.seconds));
+        let files: Vec<String> = self.sweeps.iter().map(|sweep| format!("termwise sweep {sweep}")).collect();
+        Document {
+            title: "The paper's own runs, planned and not started".into(),
+            lead: vec![
+                Block::text("`--run-paper` starts them; settings of every run are for `termwise train --config`."),
+                Block::table("runs", table),
+                Block::List(self.totals.iter().map(total).collect()),
+                Block::Code(files.join("\n")),
+            ],
+            sections: vec![Section::new("Assumed", vec![Block::List(self.assumptions.clone())])],
+        }
+    }
 }
 
 /// Machines besides this one.

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use termwise_base::files::write_whole;
 use termwise_train::eval::Evaluation;
 use termwise_train::provenance::{self, Provenance};
 use termwise_train::sweep::Statistic;
@@ -369,8 +370,7 @@ impl Results {
     /// Writes the file into a folder.
     pub fn write(&self, folder: &Path) -> Result<(), Error> {
         let path = folder.join(FILE);
-        let text = serde_json::to_string_pretty(self).expect("results are numbers and text");
-        std::fs::write(&path, text + "\n").map_err(termwise_llama::Error::io("write", &path))?;
-        Ok(())
+        let written = write_whole(&path, termwise_report::to_json(self).as_bytes());
+        Ok(written.map_err(|error| termwise_llama::Error::io(error.action, error.path)(error.source))?)
     }
 }

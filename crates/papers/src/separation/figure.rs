@@ -174,13 +174,3 @@ pub fn bridge_figure(points: &[BridgePoint]) -> Figure {
     let title = "Orders of the exponential that success needs (a reconstruction)".into();
     Figure { title, description: description.trim_end().into(), panels }
 }
-
-/// Success above, orders below.
-pub fn both(success: Figure, bridge: Figure) -> Figure {
-    let panels = success.panels.into_iter().chain(bridge.panels).collect();
-    Figure {
-        title: "Softmax, linear attention and the orders between (a reconstruction)".into(),
-        description: format!("{} {}", success.description, bridge.description),
-        panels,
-    }
-}

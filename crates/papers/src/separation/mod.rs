@@ -31,6 +31,7 @@
 
 mod bridge;
 mod curve;
+mod document;
 mod draw;
 mod exact;
 mod figure;
@@ -45,8 +46,9 @@ mod tests;
 
 pub use bridge::{Bridge, BridgePoint, LEAST, MOST, Series};
 pub use curve::{Point, Sweep};
+pub use document::Separation;
 pub use draw::Draw;
-pub use figure::{both, bridge_figure, success_figure};
+pub use figure::{bridge_figure, success_figure};
 pub use network::{HIGHEST, Network, Weights};
 pub use output::{Pair, Side, Signs};
 pub use reference::{Compared, ComparedOrder, FEW, Reference, Verdict};

@@ -3,6 +3,7 @@
 use super::*;
 use termwise_base::rng::Rng;
 use termwise_base::threads;
+use termwise_report::Documented;
 
 /// Any network; orders such that the plain computation stays in range.
 fn network(rng: &mut Rng) -> Network {
@@ -313,7 +314,17 @@ fn figures_hold_every_line() {
     });
     // In the first colour, and level over all orders.
     assert_eq!(softmax, Some((0, 4)));
-    let bridge = Bridge { draws: 20, n: vec![10, 100], ..Bridge::default() }.run().expect("settings");
-    assert_eq!(both(figure, bridge_figure(&bridge)).charts().count(), 4);
     assert!(!success_figure(&[]).to_svg().is_empty() && !bridge_figure(&[]).to_svg().is_empty());
+}
+
+#[test]
+fn what_is_read_again_says_the_same() {
+    let points = Sweep { draws: 50, ..Sweep::over_n(vec![Network::Softmax, Network::Taylor(3)], vec![10, 100], 0.7) };
+    let points = points.run(&mut |_, _| {}).expect("points");
+    let bridge = Bridge { n: vec![100], a1: vec![1.0, 0.011], draws: 50, ..Bridge::default() }.run().expect("orders");
+    let reference = Some(Reference::run(50, 1).expect("figures"));
+    let found = Separation { note: RECONSTRUCTION.into(), seed: 1, reference, points, bridge };
+    termwise_report::reads_again(&found);
+    let text = found.document().to_terminal(&termwise_report::Terminal::default());
+    assert!(text.contains("A reconstruction of") && text.contains("none"), "{text}");
 }

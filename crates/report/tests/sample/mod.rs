@@ -4,8 +4,8 @@
 #![allow(dead_code)]
 
 use termwise_report::{
-    Axis, Band, Block, Cell, Chart, Estimate, Figure, HeatMap, Ladder, Layer, Line, Names, Page, Point, Points, Rule, Scale, Section,
-    Shade, Steps, Table, Unit, Verdict,
+    Axis, Band, Block, Cell, Chart, Document, Estimate, Figure, HeatMap, Ladder, Layer, Line, Names, Point, Points, Rule, Scale, Section,
+    Shade, Steps, Table, Tone, Unit,
 };
 
 /// A number from 0 to 1 that looks like chance.
@@ -175,18 +175,18 @@ pub fn table() -> Table {
     table
 }
 
-pub fn page() -> Page {
+pub fn page() -> Document {
     let figure = |name: &str, figure: Figure, caption: &str| Block::Figure { name: name.into(), figure, caption: caption.into() };
     let alone = |map: HeatMap| Figure { title: "Spectrum".into(), description: "Orders of each layer.".into(), panels: vec![map.into()] };
     let section = |heading: &str, blocks: Vec<Block>| Section { heading: heading.into(), blocks };
-    let verdict = |verdict, claim: &str| Block::Verdict { verdict, claim: claim.into() };
-    Page {
+    let verdict = |tone, label: &str, claim: &str| Block::badge(tone, label, claim);
+    Document {
         title: "Softmax attention, term by term: what we see at small scale".into(),
         lead: vec![
             Block::Text("Every number below comes from runs on **this machine**; see [the ablations](#ablations). Variants are written as `taylor=0..4`: Σ over n ≤ 4 of xⁿ/n!.".into()),
-            verdict(Verdict::Reproduced, "Loss falls with every order and meets softmax at **10**."),
-            verdict(Verdict::NotVisible, "The norm takes the place of the denominator."),
-            verdict(Verdict::Contradicted, "Learned coefficients are always better than those of Taylor, at every order, in every layer and for every seed."),
+            verdict(Tone::Good, "reproduced", "Loss falls with every order and meets softmax at **10**."),
+            verdict(Tone::Open, "not visible at this scale", "The norm takes the place of the denominator."),
+            verdict(Tone::Bad, "contradicted", "Learned coefficients are always better than those of Taylor, at every order, in every layer and for every seed."),
         ],
         sections: vec![
             section("Loss curves", vec![Block::Text("Bands are the range of seeds.".into()), figure("loss", losses(), "Mean of three seeds; the band is the range."), figure("separation", separation(), "")]),

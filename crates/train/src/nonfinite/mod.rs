@@ -211,7 +211,7 @@ pub fn save(folder: &Path, model: &Model, parts: &[Rows], settings: &Settings, d
 }
 
 /// A step that was repeated.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Replay {
     /// What was found when the run stopped.
     pub before: Diagnosis,

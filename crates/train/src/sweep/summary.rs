@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::plan::{Job, Plan, Role, plain};
 use super::record::{Metrics, Record, Status};
@@ -12,7 +12,7 @@ use super::schedule::State;
 pub type Point = Vec<(String, String)>;
 
 /// A number over seeds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Statistic {
     /// Mean.
     pub mean: f64,
@@ -46,7 +46,7 @@ impl std::fmt::Display for Statistic {
 }
 
 /// Runs that differ by seed alone.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Group {
     /// Axes and their values, without the seed.
     pub point: Point,
@@ -61,7 +61,7 @@ pub struct Group {
 }
 
 /// The best learning rate for one combination of the other axes.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Best {
     /// Axes and their values, without seed and learning rate.
     pub point: Point,
@@ -80,14 +80,14 @@ pub struct Best {
 }
 
 /// The end of one run, for tables.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunRow {
     /// Of its settings.
     pub hash: String,
     /// Axes and their values.
     pub point: Point,
     /// `finished`, `failed`, `open` or `equal`.
-    pub status: &'static str,
+    pub status: String,
     /// Why it failed, or what it equals.
     pub note: String,
     /// Which build made it; empty where it has not ended.
@@ -97,7 +97,7 @@ pub struct RunRow {
 }
 
 /// The outcome of a sweep, as far as it is known.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// What is compared, the smaller the better.
     pub metric: String,
@@ -191,5 +191,5 @@ fn run_row(plan: &Plan, job: &Job, state: &State) -> RunRow {
         State::Ended(Record { status: Status::Finished { metrics }, .. }) => ("finished", String::new(), metrics.clone()),
     };
     let build = if let State::Ended(record) = state { record.made_by() } else { String::new() };
-    RunRow { hash: job.hash.clone(), point: point(plan, job, |_| true), status, note, build, metrics }
+    RunRow { hash: job.hash.clone(), point: point(plan, job, |_| true), status: status.into(), note, build, metrics }
 }

@@ -7,6 +7,7 @@ use std::path::Path;
 use super::summary::{Statistic, Summary};
 use crate::error::{Error, Result};
 use termwise_base::files::write_whole;
+use termwise_report::{Csv, to_json};
 
 impl Summary {
     /// Writes `runs.csv`, `summary.csv`, `best.csv` and `summary.json` into the folder of a sweep.
@@ -15,8 +16,7 @@ impl Summary {
         write_whole(&folder.join("runs.csv"), self.runs_csv().as_bytes())?;
         write_whole(&folder.join("summary.csv"), self.groups_csv().as_bytes())?;
         write_whole(&folder.join("best.csv"), self.best_csv().as_bytes())?;
-        let json = serde_json::to_string_pretty(self).expect("a summary is numbers and text");
-        Ok(write_whole(&folder.join("summary.json"), (json + "\n").as_bytes())?)
+        Ok(write_whole(&folder.join("summary.json"), to_json(self).as_bytes())?)
     }
 
     fn runs_csv(&self) -> String {
@@ -29,7 +29,7 @@ impl Summary {
             let front = [run.hash.clone()].into_iter().chain(values(&run.point));
             csv.line(front.chain([run.status.to_string(), run.note.clone(), run.build.clone()]).chain(metrics));
         }
-        csv.0
+        csv.finish()
     }
 
     fn groups_csv(&self) -> String {
@@ -43,7 +43,7 @@ impl Summary {
             let metrics = names.iter().flat_map(|name| cells(group.metrics.get(*name)));
             csv.line(values(&group.point).chain(counts).chain(metrics));
         }
-        csv.0
+        csv.finish()
     }
 
     fn best_csv(&self) -> String {
@@ -59,7 +59,7 @@ impl Summary {
             let beyond = best.beyond_spread.map_or(String::new(), |beyond| beyond.to_string());
             csv.line(values(&best.point).chain(front).chain(cells(Some(&best.metric))).chain([best.behind.to_string(), beyond]));
         }
-        csv.0
+        csv.finish()
     }
 }
 
@@ -74,25 +74,4 @@ fn values(point: &[(String, String)]) -> impl Iterator<Item = String> + '_ {
 fn cells(statistic: Option<&Statistic>) -> [String; 2] {
     let number = |x: Option<f64>| x.map_or(String::new(), |x| x.to_string());
     [number(statistic.map(|s| s.mean)), number(statistic.and_then(|s| s.deviation))]
-}
-
-/// Comma-separated values as in RFC 4180, with line feeds.
-#[derive(Default)]
-struct Csv(String);
-
-impl Csv {
-    fn line(&mut self, cells: impl IntoIterator<Item = impl AsRef<str>>) {
-        for (i, cell) in cells.into_iter().enumerate() {
-            let cell = cell.as_ref();
-            if i > 0 {
-                self.0.push(',');
-            }
-            if cell.contains([',', '"', '\n', '\r']) {
-                self.0 += &format!("\"{}\"", cell.replace('"', "\"\""));
-            } else {
-                self.0 += cell;
-            }
-        }
-        self.0.push('\n');
-    }
 }

@@ -2,21 +2,21 @@
 
 mod took;
 
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use termwise_attention::{Mode, Variant};
-use termwise_base::threads;
 use termwise_data::Tokenizer;
 use termwise_data::language::{Language, Question};
-use termwise_generate::{Error, Piece, Plan, Result, Writing, Written, prompts};
+use termwise_generate::{Piece, Plan, Result, Writing, Written, prompts};
 use termwise_llama::generate::{Decoder, DecoderOptions, MemoryPolicy, Sampling, warnings};
 use termwise_llama::weights::FloatType;
 use termwise_llama::{Config, Model};
 use termwise_train::tell::tell;
 
 use super::source::{language_of, model_folder};
+use crate::context::Context;
+use crate::error::{Exit, Failure};
 
 /// Write text with a model
 ///
@@ -68,7 +68,7 @@ pub struct GenerateArgs {
     #[arg(long, default_value_t = 1.0, value_name = "X", allow_negative_numbers = true)]
     pub repetition_penalty: f64,
     /// Seed of what is drawn
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
     /// End before this text, of which nothing is printed; may be given several times
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
@@ -119,7 +119,7 @@ pub struct GenerateArgs {
     #[arg(long)]
     pub json: bool,
     /// Print neither warnings nor what it took
-    #[arg(long)]
+    #[arg(long, short)]
     pub quiet: bool,
 }
 
@@ -144,12 +144,8 @@ impl GenerateArgs {
     }
 }
 
-/// Writes in a pool of that many threads.
-pub fn run<E>(args: &GenerateArgs, threads: usize, out: &mut impl Write) -> std::result::Result<(), E>
-where
-    E: From<Error> + From<termwise_train::Error> + From<threads::Error> + From<io::Error>,
-{
-    let pool = threads::pool(threads)?;
+pub fn run(args: &GenerateArgs, context: &mut Context) -> std::result::Result<Exit, Failure> {
+    let (pool, out) = (context.pool()?, &mut context.out);
     let folder = &model_folder(args.model.as_deref(), args.quiet)?;
     let language = language_of(folder)?;
     // Text goes through a channel, since products run on threads of their own and standard output belongs to this one.
@@ -164,7 +160,7 @@ where
         if !args.quiet {
             tell(summary.trim_end());
         }
-        Ok(())
+        Ok(Exit::Success)
     })
 }
 
@@ -250,7 +246,7 @@ fn judged(question: &Question, answer: Option<&str>, number: u64) -> String {
     };
     format!(
         "held-out document {number} asks for {key} and states `{key} {stated}`; {verdict}\n\
-         ask your own with --prompt \"k3 v7 k9 v1 ? k3\", or about other documents with --seed 1, 2, …\n"
+         ask your own with --prompt \"k3 v7 k9 v1 ? k3\", or about other documents with --seed 2, 3, …\n"
     )
 }
 

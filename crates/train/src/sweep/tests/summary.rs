@@ -74,7 +74,7 @@ fn equal_variants_are_pointed_out_and_left_out_when_asked() {
     assert_eq!(states[2..4], [State::Equal(0), State::Equal(1)]);
     let summary = Summary::new(&plan, &states);
     assert_eq!(summary.groups[1].metrics, summary.groups[0].metrics, "its equal stands for it");
-    assert_eq!((summary.runs[2].status, &summary.runs[2].note), ("equal", &plan.jobs[0].hash));
+    assert_eq!((summary.runs[2].status.as_str(), &summary.runs[2].note), ("equal", &plan.jobs[0].hash));
     go(&plan, folder.path(), &runner, ONE);
     assert_eq!(runner.count(), 10, "without the wish all are run");
 }

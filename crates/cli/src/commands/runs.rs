@@ -1,0 +1,28 @@
+//! `termwise runs`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use termwise_train::runs::Runs;
+
+use crate::context::{Context, Output};
+use crate::error::{Exit, Failure};
+
+/// List runs: how far they are, their loss, whether they are finished
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  termwise runs
+  termwise runs sweeps/recall/runs
+  termwise runs --json | jq '.runs[] | select(.status == \"stopped\") | .folder'")]
+pub struct RunsArgs {
+    /// Folders that are runs or hold runs
+    #[arg(value_name = "DIR", default_value = "runs")]
+    pub folders: Vec<PathBuf>,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+pub fn run(args: &RunsArgs, context: &mut Context) -> Result<Exit, Failure> {
+    context.emit(&Runs::list(&args.folders)?, &args.output).map(Exit::done)
+}

@@ -1,0 +1,118 @@
+//! `termwise show`.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use serde_json::Value;
+use termwise_base::files;
+use termwise_report::{Document, Documented, Error, kind_of, read};
+use termwise_train::tell::tell;
+
+use crate::context::Context;
+use crate::error::{Exit, Failure};
+
+/// Render a result again: what a command printed with --json or wrote with --out
+///
+/// Tables and texts are those that the command prints, heat maps included; charts are in pages and folders.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  termwise show results/cut.json
+  termwise show results --format markdown > cut.md
+  termwise plan tiny --json | termwise show - --format html > plan.html
+  termwise show spectrum.json --out page")]
+pub struct ShowArgs {
+    /// A JSON file, the folder that holds one, or - for standard input
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// What to print
+    #[arg(long, value_enum, default_value_t, value_name = "FORMAT")]
+    pub format: Format,
+    /// Write a page with its figures and tables into this folder instead of printing
+    #[arg(long, value_name = "DIR", conflicts_with = "format")]
+    pub out: Option<PathBuf>,
+    /// Print what pages fold away, too
+    #[arg(long)]
+    pub details: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// As commands print it
+    #[default]
+    Terminal,
+    /// Figures are named, and written with --out
+    Markdown,
+    /// One page that needs nothing else
+    Html,
+}
+
+macro_rules! kinds {
+    ($($result:ty,)*) => {
+        const KINDS: &[&str] = &[$(<$result>::KIND),*];
+
+        /// The document of whatever kind of result it is.
+        fn document(value: Value) -> Result<Document, Error> {
+            let kind = kind_of(&value)?.to_owned();
+            $(if kind == <$result>::KIND {
+                return Ok(read::<$result>(value)?.document());
+            })*
+            Err(Error::Foreign { found: Some(kind) })
+        }
+    };
+}
+
+kinds! {
+    termwise_data::Prepared,
+    termwise_data::bpe::BpeReport,
+    termwise_inspect::cut::Report,
+    termwise_inspect::spectrum::Spectrum,
+    termwise_lab::bench::AttentionBench,
+    termwise_lab::bench::ChunkBench,
+    termwise_lab::bench::DecodeBench,
+    termwise_lab::bench::GemmBench,
+    termwise_lab::bench::StepBench,
+    termwise_lab::plan::Plan,
+    termwise_lab::variants::Catalogue,
+    termwise_lab::variants::Described,
+    termwise_lab::verify::Verification,
+    termwise_papers::reproduce::Results,
+    termwise_papers::reproduce::paper::PaperPlan,
+    termwise_papers::separation::Separation,
+    termwise_train::Evaluated,
+    termwise_train::Outcome,
+    termwise_train::nonfinite::Replay,
+    termwise_train::runs::Runs,
+    termwise_train::sweep::Summary,
+}
+
+pub fn run(args: &ShowArgs, context: &mut Context) -> Result<Exit, Failure> {
+    let (text, name) = text(&args.file)?;
+    let wrong = |problem: String| Failure::usage(format!("cannot show {name}: {problem}"));
+    let value = serde_json::from_str(&text).map_err(|error| wrong(format!("it is not JSON: {error}")))?;
+    let document = document(value).map_err(|error| wrong(error.to_string()))?;
+    if let Some(folder) = &args.out {
+        tell(&format!("written: {}", document.write(folder)?.display()));
+        return Ok(Exit::Success);
+    }
+    let shown = match args.format {
+        Format::Terminal => document.to_terminal(&context.terminal(args.details)),
+        Format::Markdown => document.to_markdown(),
+        Format::Html => document.to_html(),
+    };
+    Ok(context.out.write_all(shown.as_bytes()).map(Exit::done)?)
+}
+
+/// What the file holds, and its name.
+fn text(file: &Path) -> Result<(String, String), Failure> {
+    let mut text = String::new();
+    if file == Path::new("-") {
+        std::io::stdin().read_to_string(&mut text).map_err(files::Error::io("read", "standard input"))?;
+        return Ok((text, "standard input".into()));
+    }
+    let inside = KINDS.iter().map(|kind| file.join(format!("{kind}.json"))).find(|path| path.is_file());
+    let path = inside.unwrap_or(file.to_owned());
+    text = std::fs::read_to_string(&path).map_err(files::Error::io("read", &path))?;
+    Ok((text, path.display().to_string()))
+}

@@ -1,0 +1,108 @@
+//! What commands share: where results go, and what they are computed on.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use termwise_base::threads;
+use termwise_report::{Documented, Terminal, to_json, write};
+use termwise_train::tell::tell;
+
+use crate::error::{Exit, Failure};
+
+/// Characters of a line where nothing says how many there are.
+const WIDTH: usize = 100;
+/// Longer lines are hard to read.
+const WIDEST: usize = 160;
+
+/// When to colour.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Color {
+    /// On a terminal, unless NO_COLOR is set
+    #[default]
+    Auto,
+    /// Always
+    Always,
+    /// Never
+    Never,
+}
+
+/// Where a result goes. Nothing is written without --out.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Output")]
+pub struct Output {
+    /// Print JSON, which `termwise show` renders again
+    #[arg(long)]
+    pub json: bool,
+    /// Write the result into this folder: JSON, a page, figures and tables
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Neither progress nor remarks on standard error
+    #[arg(long, short)]
+    pub quiet: bool,
+    /// Print what pages fold away, too
+    #[arg(long)]
+    pub details: bool,
+}
+
+/// What a command works with.
+pub struct Context<'a> {
+    /// Threads to compute on.
+    pub threads: usize,
+    /// Standard output.
+    pub out: &'a mut dyn Write,
+    terminal: Terminal,
+}
+
+impl<'a> Context<'a> {
+    pub fn new(threads: Option<usize>, color: Color, out: &'a mut dyn Write) -> Context<'a> {
+        let color = match color {
+            Color::Always => true,
+            Color::Never => false,
+            Color::Auto => {
+                let unwanted = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+                io::stdout().is_terminal() && !unwanted("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+            }
+        };
+        Context { threads: threads.unwrap_or_else(threads::available), out, terminal: Terminal { width: width(), color, details: false } }
+    }
+
+    /// A pool of the threads to compute on.
+    pub fn pool(&self) -> Result<rayon::ThreadPool, Failure> {
+        Ok(threads::pool(self.threads)?)
+    }
+
+    /// Prints a result, and writes it where that was asked for.
+    pub fn emit<T: Documented>(&mut self, result: &T, output: &Output) -> Result<(), Failure> {
+        // Files first: whoever closes the pipe has not said that they are unwanted.
+        let page = output.out.as_deref().map(|folder| write(result, folder)).transpose()?;
+        self.print(result, output.json, output.details)?;
+        if let Some(page) = page.filter(|_| !output.quiet) {
+            tell(&format!("written: {}", page.display()));
+        }
+        Ok(())
+    }
+
+    /// Prints a result as JSON or as a document.
+    pub fn print<T: Documented>(&mut self, result: &T, json: bool, details: bool) -> Result<(), Failure> {
+        let text = if json { to_json(result) } else { result.document().to_terminal(&Terminal { details, ..self.terminal }) };
+        Ok(self.out.write_all(text.as_bytes())?)
+    }
+
+    /// Prints what the JSON of a result looks like.
+    pub fn schema(&mut self, schema: &serde_json::Value) -> Result<Exit, Failure> {
+        Ok(writeln!(self.out, "{schema:#}").map(Exit::done)?)
+    }
+
+    /// How documents are printed.
+    pub fn terminal(&self, details: bool) -> Terminal {
+        Terminal { details, ..self.terminal }
+    }
+}
+
+/// Columns of the terminal.
+pub fn width() -> usize {
+    let asked = || std::env::var("COLUMNS").ok()?.parse().ok();
+    let found = terminal_size::terminal_size_of(io::stdout()).map(|(width, _)| usize::from(width.0)).or_else(asked);
+    found.unwrap_or(WIDTH).clamp(20, WIDEST)
+}

@@ -1,0 +1,101 @@
+//! How a command ends.
+
+use std::io;
+use std::process::ExitCode;
+
+use termwise_train::run::{LOCKED, STOPPED};
+
+/// An exit code, see the head of the library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    Success = 0,
+    Failure = 1,
+    Usage = 2,
+    Locked = LOCKED as isize,
+    Interrupted = STOPPED as isize,
+}
+
+impl Exit {
+    /// Nothing more to say.
+    pub fn done((): ()) -> Exit {
+        Exit::Success
+    }
+
+    /// Whether everything that was checked holds.
+    pub fn passed(passed: bool) -> Exit {
+        if passed { Exit::Success } else { Exit::Failure }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> ExitCode {
+        ExitCode::from(exit as u8)
+    }
+}
+
+/// Why a command could not go on.
+#[derive(Debug)]
+pub enum Failure {
+    /// What went wrong in a library, and how to end.
+    Library(String, Exit),
+    /// Standard output is gone or full.
+    Output(io::Error),
+}
+
+impl Failure {
+    /// What was asked for makes no sense.
+    pub fn usage(message: impl Into<String>) -> Failure {
+        Failure::Library(message.into(), Exit::Usage)
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Failure {
+        Failure::Output(error)
+    }
+}
+
+macro_rules! failures {
+    ($($($library:ident)::+: $exit:expr,)*) => {$(
+        impl From<$($library::)+Error> for Failure {
+            fn from(error: $($library::)+Error) -> Failure {
+                let exit: fn(&$($library::)+Error) -> Exit = $exit;
+                Failure::Library(error.to_string(), exit(&error))
+            }
+        }
+    )*};
+}
+
+failures! {
+    termwise_attention: |_| Exit::Usage,
+    termwise_base::files: |_| Exit::Failure,
+    termwise_base::threads: |_| Exit::Failure,
+    termwise_data: |_| Exit::Failure,
+    termwise_generate: |_| Exit::Failure,
+    termwise_inspect: |error| usage(error.is_usage()),
+    termwise_lab: |error| usage(error.is_usage()),
+    termwise_llama: |_| Exit::Failure,
+    termwise_papers: |error| usage(error.is_usage()),
+    termwise_report: |_| Exit::Failure,
+    termwise_train: of_training,
+}
+
+fn usage(usage: bool) -> Exit {
+    if usage { Exit::Usage } else { Exit::Failure }
+}
+
+/// Settings and names of models are the user's own words, wherever they stand.
+fn of_training(error: &termwise_train::Error) -> Exit {
+    use termwise_llama::Error as Model;
+    use termwise_train::Error as Train;
+    match error {
+        Train::RunLocked { .. } => Exit::Locked,
+        Train::Attention(_)
+        | Train::NoModel { .. }
+        | Train::Setting { .. }
+        | Train::Toml { .. }
+        | Train::UnknownSetting { .. }
+        | Train::Model(Model::Attention(_) | Model::AttentionEntry { .. }) => Exit::Usage,
+        _ => Exit::Failure,
+    }
+}

@@ -1,0 +1,99 @@
+//! Results: values with one form for programs, JSON that says what it is, and one for people, a document.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::document::Document;
+use crate::folder::Error;
+
+/// What a command found. Its JSON is an object with `kind` and `version` before its own fields, so that it can be shown again.
+pub trait Documented: Serialize + DeserializeOwned {
+    /// In one word, which is also the name of its file.
+    const KIND: &'static str;
+    /// Grows with every change after which older files cannot be read.
+    const VERSION: u32 = 1;
+
+    /// All of it for people.
+    fn document(&self) -> Document;
+}
+
+#[derive(Serialize)]
+struct Tagged<'a, T> {
+    kind: &'static str,
+    version: u32,
+    #[serde(flatten)]
+    result: &'a T,
+}
+
+/// A result as indented JSON with a line break at the end; numbers that are not finite are `null`.
+pub fn to_json<T: Documented>(result: &T) -> String {
+    let tagged = Tagged { kind: T::KIND, version: T::VERSION, result };
+    serde_json::to_string_pretty(&tagged).expect("results have names as keys, and writing to a string cannot fail") + "\n"
+}
+
+/// What a file says that it is.
+///
+/// # Errors
+/// [`Error::Foreign`] where it says nothing.
+pub fn kind_of(value: &Value) -> Result<&str, Error> {
+    value.get("kind").and_then(Value::as_str).ok_or(Error::Foreign { found: None })
+}
+
+/// The result in a JSON value.
+///
+/// # Errors
+/// [`Error::Foreign`] for another kind, [`Error::Version`] for another version, [`Error::Fields`] where fields are missing or wrong.
+pub fn read<T: Documented>(mut value: Value) -> Result<T, Error> {
+    let kind = kind_of(&value)?;
+    if kind != T::KIND {
+        return Err(Error::Foreign { found: Some(kind.into()) });
+    }
+    let found = value.get("version").and_then(Value::as_u64).unwrap_or(0);
+    if found != u64::from(T::VERSION) {
+        return Err(Error::Version { kind: T::KIND, found, known: T::VERSION });
+    }
+    if let Some(fields) = value.as_object_mut() {
+        fields.remove("kind");
+        fields.remove("version");
+    }
+    serde_json::from_value(value).map_err(|source| Error::Fields { kind: T::KIND, source })
+}
+
+/// Writes `KIND.json` and the document with its figures and tables, see [`Document::write`]; gives the path of the page.
+///
+/// # Errors
+/// [`Error::Write`] if the folder or a file cannot be written.
+pub fn write<T: Documented>(result: &T, folder: &Path) -> Result<PathBuf, Error> {
+    crate::folder::make(folder)?;
+    let path = folder.join(format!("{}.json", T::KIND));
+    crate::folder::write(&path, to_json(result).as_bytes())?;
+    result.document().write(folder)
+}
+
+/// The JSON schema of what [`to_json`] writes, from that of the fields.
+pub fn tagged_schema<T: Documented>(mut schema: Value) -> Value {
+    let tags = [("kind", T::KIND.into()), ("version", Value::from(T::VERSION))];
+    for (name, value) in tags {
+        if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
+            properties.insert(name.into(), serde_json::json!({ "const": value }));
+        }
+        if let Some(required) = schema.get_mut("required").and_then(Value::as_array_mut) {
+            required.push(name.into());
+        }
+    }
+    schema
+}
+
+/// For tests: written and read again, a result has the same document and the same JSON.
+///
+/// # Panics
+/// Where it has not.
+pub fn reads_again<T: Documented>(result: &T) {
+    let text = to_json(result);
+    let again: T = read(serde_json::from_str(&text).expect("JSON")).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    assert_eq!(again.document().to_html(), result.document().to_html());
+    assert_eq!(to_json(&again), text);
+}

@@ -1,0 +1,242 @@
+//! Evaluations, ends of runs and sweeps for people.
+
+use serde::{Deserialize, Serialize};
+use termwise_report::{Block, Cell, Document, Documented, Section, Table, Tone, thousands};
+
+use crate::eval::{Evaluation, Excess, Part, Windows};
+use crate::nonfinite::Replay;
+use crate::run::Outcome;
+use crate::sweep::{Point, Statistic, Summary};
+
+/// A model on a text.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Evaluated {
+    /// As it was asked for.
+    pub model: String,
+    /// As they were asked for.
+    pub data: Vec<String>,
+    /// Whether only their held-out part was used.
+    pub held_out_only: bool,
+    /// How it was read.
+    #[serde(flatten)]
+    pub windows: Windows,
+    /// What was measured.
+    #[serde(flatten)]
+    pub evaluation: Evaluation,
+}
+
+impl Documented for Evaluated {
+    const KIND: &'static str = "evaluation";
+
+    fn document(&self) -> Document {
+        let Windows { length, stride, .. } = self.windows;
+        let which = if self.held_out_only { "held-out tokens" } else { "tokens" };
+        let text =
+            format!("{} {which} of {} in windows of {length}, stride {stride}", thousands(self.evaluation.tokens), self.data.join(", "));
+        let mut facts = vec![("model".to_owned(), self.model.clone()), ("text".into(), text)];
+        facts.extend(facts_of(&self.evaluation));
+        Document { title: String::new(), lead: vec![Block::Facts(facts)], sections: Vec::new() }
+    }
+}
+
+/// Losses in nats per token.
+fn facts_of(evaluation: &Evaluation) -> Vec<(String, String)> {
+    let Evaluation { loss, perplexity, bits_per_byte, recall, rest, excess, .. } = *evaluation;
+    let bits = bits_per_byte.map_or(String::new(), |bits| format!(", {bits:.4} bits per byte"));
+    let mut facts = vec![("loss".to_owned(), format!("{loss:.4}, perplexity {perplexity:.3}{bits}"))];
+    let above = |of: Option<f64>| of.map_or(String::new(), |above| format!(", {above:.4} above the best possible"));
+    let part = |part: Part, excess: Option<f64>| format!("{:.4} over {} tokens{}", part.loss, thousands(part.tokens), above(excess));
+    let excess = excess.unwrap_or(Excess { all: f64::NAN, recall: None, rest: None });
+    if excess.all.is_finite() {
+        facts[0].1 += &above(Some(excess.all));
+    }
+    facts.extend(recall.map(|recall| ("recall".into(), part(recall, excess.recall))));
+    facts.extend(rest.map(|rest| ("rest".into(), part(rest, excess.rest))));
+    facts
+}
+
+impl Documented for Outcome {
+    const KIND: &'static str = "run";
+
+    fn document(&self) -> Document {
+        let Outcome { folder, step, finished, checkpoint, loss, held_out, best, skipped, warnings, tokens_per_second } = self;
+        let (tone, label) = if *finished { (Tone::Good, "finished") } else { (Tone::Open, "stopped") };
+        let mut facts = Vec::new();
+        let mut fact = |name: &str, text: String| facts.push((name.to_owned(), text));
+        if let Some(loss) = loss {
+            fact("training", format!("loss {loss:.4}, {} tokens/s", thousands(*tokens_per_second as u64)));
+        }
+        if let Some(evaluation) = held_out {
+            let parts: Vec<String> = facts_of(evaluation).into_iter().map(|(name, text)| format!("{name} {text}")).collect();
+            fact("held-out", parts.join("; "));
+        }
+        if let Some(best) = best {
+            fact("best", format!("held-out loss {:.4} at step {}", best.loss, best.step));
+        }
+        if *skipped > 0 {
+            fact("skipped", format!("{skipped} updates"));
+        }
+        if *warnings > 0 {
+            fact("warnings", format!("{warnings}, kept in {}", folder.join(crate::progress::WARNINGS).display()));
+        }
+        fact("checkpoint", checkpoint.display().to_string());
+        let mut lead = vec![Block::badge(tone, label, format!("after step {step}")), Block::Facts(facts)];
+        let (text, command) = match finished {
+            true => ("Next, or with eval, spectrum, cut and report:", "generate"),
+            false => ("Continue with:", "train --resume"),
+        };
+        lead.extend([Block::text(text), Block::Code(format!("termwise {command} {}", folder.display()))]);
+        Document { title: String::new(), lead, sections: Vec::new() }
+    }
+}
+
+impl Documented for Replay {
+    const KIND: &'static str = "replay";
+
+    fn document(&self) -> Document {
+        let lead = match &self.now {
+            Some(now) if self.same() => vec![Block::badge(Tone::Good, "the same again", now.to_string())],
+            Some(now) => {
+                let facts = vec![("before".into(), self.before.to_string()), ("now".into(), now.to_string())];
+                vec![Block::badge(Tone::Bad, "not the same", ""), Block::Facts(facts)]
+            }
+            None => vec![Block::badge(Tone::Bad, "finite now", format!("before: {}", self.before))],
+        };
+        Document { title: String::new(), lead, sections: Vec::new() }
+    }
+}
+
+impl Documented for Summary {
+    const KIND: &'static str = "sweep";
+
+    fn document(&self) -> Document {
+        let rates = self.best.iter().any(|best| best.learning_rate.is_some());
+        let best = if rates { "At the best learning rate, best first" } else { "Best first" };
+        let mut sections = vec![
+            Section::new("Mean ± standard deviation over seeds", vec![Block::table("groups", self.groups_table())]),
+            Section::new(best, vec![Block::table("best", self.best_table())]),
+        ];
+        let failed = self.runs.iter().filter(|run| run.status == "failed");
+        let failed: Vec<Block> = failed.map(|run| Block::badge(Tone::Bad, format!("run {}", run.hash), run.note.clone())).collect();
+        if !failed.is_empty() {
+            sections.push(Section::new("Failed", failed));
+        }
+        Document { title: format!("Sweep: {}", self.metric), lead: Vec::new(), sections }
+    }
+}
+
+impl Summary {
+    fn groups_table(&self) -> Table {
+        let all: Vec<&Point> = self.groups.iter().map(|group| &group.point).collect();
+        let mut table = Table::new("", ["settings", &self.metric, "runs", "failed", "open"]);
+        for group in &self.groups {
+            let number = Cell::maybe(group.metrics.get(&self.metric), statistic);
+            let counts = [group.finished, group.failed, group.open].map(Cell::count);
+            table.rows.push([Cell::text(words(&group.point, &all)), number].into_iter().chain(counts).collect());
+        }
+        table
+    }
+
+    fn best_table(&self) -> Table {
+        let all: Vec<&Point> = self.best.iter().map(|best| &best.point).collect();
+        let mut table = Table::new("", ["settings", "lr", &self.metric, "remark"]);
+        for (i, best) in self.best.iter().enumerate() {
+            let behind = match best.beyond_spread {
+                _ if i == 0 => String::new(),
+                Some(true) => format!("{:.4} behind", best.behind),
+                Some(false) => "no difference beyond the spread over seeds".into(),
+                None => format!("{:.4} behind, with one seed", best.behind),
+            };
+            let edge = if best.at_edge { "the best rate is at the edge; try further ones" } else { "" };
+            let remark = [behind.as_str(), edge].into_iter().filter(|note| !note.is_empty()).collect::<Vec<_>>().join("; ");
+            let rate = Cell::maybe(best.learning_rate.as_ref(), Cell::text);
+            table.rows.push(vec![Cell::text(words(&best.point, &all)), rate, statistic(&best.metric), Cell::text(remark)]);
+        }
+        table
+    }
+}
+
+fn statistic(of: &Statistic) -> Cell {
+    match of.deviation {
+        Some(deviation) => Cell::Spread(of.mean, deviation, 4),
+        None => Cell::Number(of.mean, 4),
+    }
+}
+
+/// The values on the axes that have several.
+fn words(point: &Point, all: &[&Point]) -> String {
+    let several = |key: &str, value: &str| all.iter().copied().flatten().any(|(k, v)| k == key && v != value);
+    let words: Vec<String> = point.iter().filter(|(key, value)| several(key, value)).map(|(key, value)| format!("{key}={value}")).collect();
+    if words.is_empty() { "the base".into() } else { words.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sweep::{Best, Group, RunRow};
+
+    #[test]
+    fn what_is_read_again_says_the_same() {
+        let evaluation = Evaluation {
+            tokens: 1000,
+            loss: 800.0,
+            perplexity: f64::INFINITY,
+            bits_per_byte: Some(1.5),
+            recall: Some(Part { tokens: 10, loss: 0.5 }),
+            rest: Some(Part { tokens: 990, loss: 2.5 }),
+            excess: Some(Excess { all: 0.25, recall: Some(0.5), rest: None }),
+        };
+        let windows = Windows { batch: 8, length: 64, stride: 32 };
+        let found = Evaluated { model: "m".into(), data: vec!["builtin".into()], held_out_only: true, windows, evaluation };
+        let outcome = Outcome {
+            folder: "runs/x".into(),
+            step: 7,
+            finished: false,
+            checkpoint: "runs/x/checkpoints/step-00000007".into(),
+            loss: Some(3.0),
+            held_out: Some(evaluation),
+            best: None,
+            skipped: 1,
+            warnings: 2,
+            tokens_per_second: 1234.5,
+        };
+        let text = outcome.document().to_terminal(&termwise_report::Terminal::default());
+        assert!(text.starts_with("○ stopped: after step 7") && text.ends_with("\n  termwise train --resume runs/x\n"), "{text}");
+        let metric = Statistic { mean: 2.0, deviation: Some(0.5), count: 3 };
+        let point = |value: &str| vec![("attention".to_owned(), value.to_owned()), ("model".into(), "tiny".into())];
+        let summary = Summary {
+            metric: "held_out.loss".into(),
+            groups: ["softmax", "norm"]
+                .map(|name| Group {
+                    point: point(name),
+                    finished: 3,
+                    failed: 0,
+                    open: 1,
+                    metrics: [("held_out.loss".into(), metric)].into(),
+                })
+                .into(),
+            best: vec![Best {
+                point: point("norm"),
+                learning_rate: Some("0.1".into()),
+                at_edge: true,
+                metric,
+                failed: 0,
+                behind: 0.0,
+                beyond_spread: None,
+            }],
+            runs: vec![RunRow {
+                hash: "abc".into(),
+                point: point("norm"),
+                status: "failed".into(),
+                note: "no memory".into(),
+                build: "0.1.0 (0123456789ab)".into(),
+                metrics: Default::default(),
+            }],
+        };
+        let text = summary.document().to_terminal(&termwise_report::Terminal::default());
+        assert!(text.contains("attention=softmax  2.0000 ± 0.5000") && text.contains("✗ run abc: no memory"), "{text}");
+        termwise_report::reads_again(&found);
+        termwise_report::reads_again(&outcome);
+        termwise_report::reads_again(&summary);
+    }
+}

@@ -1,0 +1,236 @@
+//! Runs in a folder: how far they are, and how well they do.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use serde::{Deserialize, Serialize};
+use termwise_report::{Block, Cell, Document, Documented, Table, duration};
+
+use crate::error::{Error, Result};
+use crate::metrics::{Line, METRICS};
+use crate::progress::WARNINGS;
+use crate::settings::Settings;
+
+/// Runs, the newest last.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Runs {
+    /// Each.
+    pub runs: Vec<Run>,
+}
+
+/// A run's folder, as it is seen from outside.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// The folder.
+    pub folder: PathBuf,
+    /// Whether it goes on.
+    pub status: Status,
+    /// Steps done, as far as they were logged.
+    pub step: u64,
+    /// Steps in all; absent where its settings cannot be read.
+    pub steps: Option<u64>,
+    /// The last loss of training.
+    pub loss: Option<f64>,
+    /// The last loss on held-out data.
+    pub held_out: Option<f64>,
+    /// Seconds since it last wrote something.
+    pub age: f64,
+}
+
+/// Whether a run goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// All steps are done.
+    Finished,
+    /// A process works on it.
+    Running,
+    /// It can be resumed.
+    Stopped,
+}
+
+/// The end of `metrics.jsonl`, in which the last losses stand. Lines have some hundred bytes.
+const TAIL: u64 = 64 * 1024;
+
+impl Runs {
+    /// The runs among these folders and right below them.
+    ///
+    /// # Errors
+    /// Where a folder cannot be read. A run that is damaged is listed with what can be read of it.
+    pub fn list(folders: &[PathBuf]) -> Result<Runs> {
+        let mut runs = Vec::new();
+        for folder in folders {
+            if is_run(folder) {
+                runs.push(Run::look(folder));
+                continue;
+            }
+            for entry in std::fs::read_dir(folder).map_err(Error::io("read the folder", folder))? {
+                let path = entry.map_err(Error::io("read the folder", folder))?.path();
+                if is_run(&path) {
+                    runs.push(Run::look(&path));
+                }
+            }
+        }
+        runs.sort_by(|a, b| b.age.total_cmp(&a.age).then_with(|| a.folder.cmp(&b.folder)));
+        Ok(Runs { runs })
+    }
+}
+
+fn is_run(folder: &Path) -> bool {
+    folder.join("settings.toml").is_file()
+}
+
+impl Run {
+    fn look(folder: &Path) -> Run {
+        let settings = std::fs::read_to_string(folder.join("settings.toml")).ok();
+        let steps = settings.and_then(|text| Settings::from_toml(&text, &folder.display().to_string()).ok()).map(|settings| settings.steps);
+        let mut run =
+            Run { folder: folder.to_owned(), status: Status::Stopped, step: 0, steps, loss: None, held_out: None, age: f64::INFINITY };
+        for line in tail(&folder.join(METRICS)).unwrap_or_default().split(|&byte| byte == b'\n') {
+            match serde_json::from_slice::<Line>(line) {
+                Ok(Line::Train(train)) => (run.step, run.loss) = (train.step, Some(train.loss)),
+                Ok(Line::HeldOut { step, evaluation, .. }) => (run.step, run.held_out) = (step, Some(evaluation.loss)),
+                // The first one is cut off, and the last one of a killed run may be.
+                Err(_) => {}
+            }
+        }
+        let written = |name: &str| std::fs::metadata(folder.join(name)).and_then(|data| data.modified()).ok();
+        let newest = [METRICS, "settings.toml", "checkpoints"].into_iter().filter_map(written).max();
+        run.age = newest.map_or(0.0, |time| SystemTime::now().duration_since(time).map_or(0.0, |age| age.as_secs_f64()));
+        run.status = match Some(run.step) == steps {
+            true => Status::Finished,
+            false if is_locked(folder) => Status::Running,
+            false => Status::Stopped,
+        };
+        run
+    }
+}
+
+fn tail(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut file = File::open(path)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
+    let mut bytes = Vec::new();
+    file.take(TAIL).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Whether a process works in the folder. A shared lock, held for a moment, shows whether there is an exclusive one.
+fn is_locked(folder: &Path) -> bool {
+    let Ok(file) = File::open(folder.join("run.lock")) else { return false };
+    matches!(file.try_lock_shared(), Err(std::fs::TryLockError::WouldBlock))
+}
+
+/// Removes what a run has written into its folder, so that another can begin there; what else lies there stays. Nothing where there is no run.
+///
+/// # Errors
+/// [`Error::RunLocked`] where a process works on it.
+pub fn remove(folder: &Path) -> Result<()> {
+    if !is_run(folder) {
+        return Ok(());
+    }
+    let path = folder.join("run.lock");
+    let lock = File::options().create(true).append(true).open(&path).map_err(Error::io("open", &path))?;
+    match lock.try_lock() {
+        Ok(()) => {}
+        Err(std::fs::TryLockError::WouldBlock) => return Err(Error::RunLocked { folder: folder.into() }),
+        Err(std::fs::TryLockError::Error(error)) => return Err(Error::io("lock", &path)(error)),
+    }
+    // Without its settings it is no run any more, whatever else is left of it after a power cut.
+    let file = folder.join("settings.toml");
+    std::fs::remove_file(&file).map_err(Error::io("remove", &file))?;
+    for entry in std::fs::read_dir(folder).map_err(Error::io("read the folder", folder))? {
+        let path = entry.map_err(Error::io("read the folder", folder))?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let known = [METRICS, WARNINGS, "checkpoints"].contains(&name.as_str());
+        if known || name.starts_with("events.out.tfevents") || name.starts_with("nonfinite-step-") {
+            let removed = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+            removed.map_err(Error::io("remove", &path))?;
+        }
+    }
+    Ok(())
+}
+
+impl Documented for Runs {
+    const KIND: &'static str = "runs";
+
+    fn document(&self) -> Document {
+        if self.runs.is_empty() {
+            let text = "There are no runs here; `termwise train` makes one.";
+            return Document { title: String::new(), lead: vec![Block::text(text)], sections: Vec::new() };
+        }
+        let mut table = Table::new("", ["run", "status", "step", "of", "loss", "held-out", "age"]);
+        for run in &self.runs {
+            let status = match run.status {
+                Status::Finished => "finished",
+                Status::Running => "running",
+                Status::Stopped => "stopped",
+            };
+            table.rows.push(vec![
+                Cell::code(run.folder.display().to_string()),
+                Cell::text(status),
+                Cell::Count(run.step),
+                Cell::maybe(run.steps, Cell::Count),
+                Cell::maybe(run.loss, |loss| Cell::Number(loss, 4)),
+                Cell::maybe(run.held_out, |loss| Cell::Number(loss, 4)),
+                Cell::text(duration(run.age)),
+            ]);
+        }
+        Document { title: String::new(), lead: vec![Block::table("runs", table)], sections: Vec::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_listed_with_what_can_be_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let make = |name: &str, settings: &str, metrics: &str| {
+            let run = folder.path().join(name);
+            std::fs::create_dir(&run).expect("a folder");
+            std::fs::write(run.join("settings.toml"), settings).expect("written");
+            std::fs::write(run.join(METRICS), metrics).expect("written");
+            run
+        };
+        let settings = Settings::resolve(&[]).expect("defaults");
+        let line = |step: u64, loss: f64| {
+            format!(
+                "{{\"kind\":\"train\",\"step\":{step},\"time\":0.0,\"loss\":{loss},\"lr\":0.1,\"tokens\":1,\"tokens_per_second\":1.0}}\n"
+            )
+        };
+        let long: String = (1..settings.steps).map(|step| line(step, 3.0)).collect();
+        make("a", &settings.to_toml(), &format!("{long}{}", line(settings.steps, 2.5)));
+        let held = make("b", &settings.to_toml(), &format!("{}{{\"kind\":\"train\",\"st", line(7, 3.5)));
+        make("c", "this is no settings file", "\u{0}\n");
+        std::fs::create_dir(folder.path().join("no-run")).expect("a folder");
+        let lock = File::create(held.join("run.lock")).expect("a file");
+        lock.lock().expect("a lock");
+        let mut found = Runs::list(&[folder.path().to_owned()]).expect("a folder").runs;
+        found.sort_by(|a, b| a.folder.cmp(&b.folder));
+        let seen: Vec<_> = found.iter().map(|run| (run.status, run.step, run.steps, run.loss)).collect();
+        let steps = Some(settings.steps);
+        assert_eq!(seen[0], (Status::Finished, settings.steps, steps, Some(2.5)));
+        assert_eq!(seen[1], (Status::Running, 7, steps, Some(3.5)));
+        assert_eq!(seen[2], (Status::Stopped, 0, None, None));
+        drop(lock);
+        let one = Runs::list(std::slice::from_ref(&held)).expect("a run");
+        assert_eq!((one.runs.len(), one.runs[0].status), (1, Status::Stopped));
+        termwise_report::reads_again(&one);
+        assert!(Runs::list(&[folder.path().join("missing")]).is_err());
+
+        // What is not the run's stays, and a run that goes on is left alone.
+        std::fs::write(held.join("notes.txt"), "mine").expect("written");
+        std::fs::create_dir_all(held.join("checkpoints/step-00000007")).expect("a folder");
+        let lock = File::create(held.join("run.lock")).expect("a file");
+        lock.lock().expect("a lock");
+        assert!(matches!(remove(&held), Err(Error::RunLocked { .. })) && held.join("settings.toml").is_file());
+        drop(lock);
+        remove(&held).expect("nobody works there");
+        let left = || std::fs::read_dir(&held).expect("a folder").filter_map(|entry| Some(entry.ok()?.file_name()));
+        assert!(left().all(|name| name == "notes.txt" || name == "run.lock") && held.join("notes.txt").is_file());
+    }
+}
