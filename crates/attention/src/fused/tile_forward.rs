@@ -198,8 +198,9 @@ impl Task for ForwardTile<'_, '_> {
                 multiply::<S, false>(simd, [r1 - r0, width, s.d], (q, l.dp, 1), (kt, pitch), (scores, TILE));
                 if self.cached.is_some() {
                     for (r, row) in (r0..r1).zip(scores.chunks_exact(TILE)) {
-                        largest =
-                            row[..seen.row(r).until].iter().fold(largest, |largest, x| if x.abs() <= largest { largest } else { x.abs() });
+                        let seen = seen.row(r);
+                        let counted = row[..width].iter().enumerate().filter(|(s, _)| seen.contains(*s)).map(|(_, x)| x.abs());
+                        largest = counted.fold(largest, |largest, x| if x <= largest { largest } else { x });
                     }
                 }
                 if let Some(cap) = head.cap {

@@ -218,7 +218,7 @@ impl Cache {
         scores(simd, query.q, keys, &mut x);
         let mut largest = simd.splat(query.sums.largest);
         for i in (0..visible).step_by(S::LANES) {
-            let x = simd.select(simd.first(visible - i), simd.load_at(&x, i), simd.splat(0.0));
+            let x = seen.select(simd, i, simd.load_at(&x, i), simd.splat(0.0));
             largest = simd.max(simd.abs(x), largest);
         }
         query.sums.largest = simd.maximum(largest);
