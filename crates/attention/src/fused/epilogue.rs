@@ -50,16 +50,30 @@ pub fn forward(l: &Layout, gates: &Gates, (b, h): (usize, usize), positions: [us
 /// dU, dz and the gradients of gates and norm, from dy.
 pub fn backward(l: &Layout, inputs: &Inputs<f32>, saved: [&[f32]; 3], dy: &[f32], w: &mut CallScratch) {
     let (s, n) = (l.shape, l.head_count());
-    let [mut du, mut dz, mut dnorm, mut dout, mut dpost] =
-        [&mut w.du, &mut w.dz, &mut w.dnorm, &mut w.dout, &mut w.dpost].map(std::mem::take);
+    let [mut du, mut dz, mut dnorm, mut dout, mut dpost, mut dpost_channels] =
+        [&mut w.du, &mut w.dz, &mut w.dnorm, &mut w.dout, &mut w.dpost, &mut w.dpost_channels].map(std::mem::take);
     let gates = &Gates::new(inputs, w);
-    let rows = du.par_chunks_exact_mut(s.time * l.ep).zip(dz.par_chunks_exact_mut(s.time)).zip(dnorm.par_chunks_exact_mut(2 * s.e));
+    let rows = du.par_chunks_exact_mut(s.time * l.ep).zip(dz.par_chunks_exact_mut(s.time)).zip(dnorm.par_chunks_exact_mut(2 * s.e + 1));
     let rows = rows.zip(Blocks::pieces(&mut dout, n).par()).zip(Blocks::pieces(&mut dpost, n).par());
-    rows.enumerate().with_max_len(1).for_each(|(n, ((((du, dz), dnorm), mut dout), mut dpost))| {
+    let rows = rows.zip(Blocks::pieces(&mut dpost_channels, n).par());
+    rows.enumerate().with_max_len(1).for_each(|(n, (((((du, dz), dnorm), mut dout), mut dpost), mut channels))| {
         let len = inputs.length(n / s.heads, &s);
-        dispatch(BackwardHead { layout: l, gates, saved, dy, n, len, du, dz, dnorm, dout: dout.piece(), dpost: dpost.piece() });
+        dispatch(BackwardHead {
+            layout: l,
+            gates,
+            saved,
+            dy,
+            n,
+            len,
+            du,
+            dz,
+            dnorm,
+            dout: dout.piece(),
+            dpost: dpost.piece(),
+            dpost_channels: channels.piece(),
+        });
     });
-    (w.du, w.dz, w.dnorm, w.dout, w.dpost) = (du, dz, dnorm, dout, dpost);
+    (w.du, w.dz, w.dnorm, w.dout, w.dpost, w.dpost_channels) = (du, dz, dnorm, dout, dpost, dpost_channels);
 }
 
 /// One head of one batch row.
@@ -77,6 +91,7 @@ struct BackwardHead<'a> {
     /// Empty without gates.
     dout: &'a mut [f32],
     dpost: &'a mut [f32],
+    dpost_channels: &'a mut [f32],
 }
 
 impl Task for BackwardHead<'_> {
@@ -89,7 +104,9 @@ impl Task for BackwardHead<'_> {
         let variant = &l.heads[h].variant;
         let mut scratch = [0.0f32; 512];
         self.dnorm.fill(0.0);
-        let (dweight, dbias) = self.dnorm.split_at_mut(s.e);
+        let (dweight, rest) = self.dnorm.split_at_mut(s.e);
+        let (dbias, dsink) = rest.split_at_mut(s.e);
+        let mut sink_grad = 0.0f64;
         for (t, du) in self.du.chunks_exact_mut(l.ep).enumerate() {
             let at = n * s.time + t;
             let (row, padding) = du.split_at_mut(s.e);
@@ -103,13 +120,19 @@ impl Task for BackwardHead<'_> {
                     bias: if variant.norm.has_bias() { &mut *dbias } else { &mut [] },
                 };
                 grads = epilogue::backward(variant, input, &u[at * l.ep..][..s.e], row, &mut scratch[..2 * s.e], norm);
+                sink_grad += (grads.z * input.sink) as f64;
             } else {
                 row.fill(0.0);
+                scratch.fill(0.0);
             }
             self.dz[t] = grads.z;
+            if let Some(dpost) = self.dpost_channels.get_mut(t * s.e..(t + 1) * s.e) {
+                dpost.copy_from_slice(&scratch[s.e..2 * s.e]);
+            }
             if let (Some(dout), Some(dpost)) = (self.dout.get_mut(t), self.dpost.get_mut(t)) {
                 (*dout, *dpost) = (grads.out, grads.post);
             }
         }
+        dsink[0] = sink_grad as f32;
     }
 }

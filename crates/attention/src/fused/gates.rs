@@ -3,14 +3,14 @@
 use rayon::prelude::*;
 
 use crate::epilogue::{Post, Row};
-use crate::fused::plan::Layout;
+use crate::fused::plan::{Head, Layout};
 use crate::fused::scratch::CallScratch;
 use crate::kernels::TILE;
 use crate::kernels::disjoint::Blocks;
-use crate::parts::decay::DecayParams;
+use crate::kernels::score_rows::Rescale;
 use crate::parts::denominator::position::{key_weight, key_weight_slope};
 use crate::parts::gate::PostGate;
-use crate::{Extra, Grads, Inputs};
+use crate::{Extra, Grads, Inputs, Shape, Variant};
 
 /// Factors from gates, and parameters of the norm; empty slices where a variant has none.
 #[derive(Clone, Copy)]
@@ -18,6 +18,10 @@ pub struct Gates<'a> {
     /// O and P [N, T]
     out: &'a [f32],
     post: &'a [f32],
+    /// P of post gates by channel [B, T, H, e]
+    post_channels: &'a [f32],
+    /// b of sums with a sink [H]
+    sinks: &'a [f32],
     /// I·κ [N, Tp]
     key_weights: &'a [f32],
     /// c [N, Tp]
@@ -36,6 +40,8 @@ impl<'a> Gates<'a> {
         Gates {
             out: &w.out_gate,
             post: &w.post_gate,
+            post_channels: &w.post_channels,
+            sinks: inputs.get(Extra::Sink).unwrap_or_default(),
             key_weights: &w.key_weights,
             decay: &w.decay,
             log_decay_before: &w.initial.log_decay,
@@ -55,11 +61,30 @@ impl<'a> Gates<'a> {
             count: variant.visible(self.positions[n / layout.shape.heads] + t) as f32,
             rho,
             out: if variant.out_gate.is_some() { self.out[at] } else { 1.0 },
-            post: Post::One(if variant.post_gate.is_some() { self.post[at] } else { 1.0 }),
-            sink: 0.0,
+            post: match &variant.post_gate {
+                Some(gate) if gate.by_channel() => {
+                    let Shape { time, heads, e, .. } = layout.shape;
+                    Post::Each(&self.post_channels[((n / heads * time + t) * heads + h) * e..][..e])
+                }
+                Some(_) => Post::One(self.post[at]),
+                None => Post::One(1.0),
+            },
+            sink: self.scaled_sink(variant, h, rho),
             weight: if variant.norm.has_weight() { self.norm_weight } else { &[] },
             bias: if variant.norm.has_bias() { self.norm_bias } else { &[] },
         }
+    }
+
+    /// e^{b−ρ} of a sum with a sink, 0 elsewhere.
+    #[inline(always)]
+    pub fn scaled_sink(&self, variant: &Variant, h: usize, rho: f32) -> f32 {
+        if variant.denominator.has_sink() { (self.sinks[h] - rho).exp() } else { 0.0 }
+    }
+
+    /// ρ before the first key. A sink is as if it were a key: the running maximum starts with it.
+    #[inline(always)]
+    pub fn first_rho(&self, head: &Head, h: usize) -> f32 {
+        if head.frame == Rescale::SubtractMax && head.variant.denominator.has_sink() { self.sinks[h] } else { head.frame.start() }
     }
 
     /// Key weights of one tile of head n, in whole vectors.
@@ -93,6 +118,9 @@ pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch) {
         return;
     }
     let (s, tp, group) = (l.shape, l.tp(), l.shape.group());
+    if l.has_post_channels() {
+        post_channels_forward(l, inputs, &mut w.post_channels);
+    }
     let CallScratch { in_gate, out_gate, post_gate, key_weights, decay, logits, initial, .. } = w;
     let positions = &initial.positions;
     // One task for each kv head of a batch row, with the heads of its group.
@@ -120,11 +148,11 @@ pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch) {
             }
             match &head.variant.post_gate {
                 Some(PostGate::Shared(_)) => post.copy_from_slice(out),
-                Some(gate) => {
+                Some(gate) if !gate.by_channel() => {
                     gather(inputs.extra(Extra::PostGate), b, s.heads, h, post);
                     by_length(len, s.time, &mut post_sums[i], |range, sum| gate.forward(&mut post[range], sum));
                 }
-                None => {}
+                _ => {}
             }
             if head.weighs_keys {
                 let (weights, padding) = key_weights[i * tp..(i + 1) * tp].split_at_mut(s.time);
@@ -143,12 +171,47 @@ pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch) {
             }
             if let Some(part) = &head.variant.decay {
                 let (c, padding) = decay[i * tp..(i + 1) * tp].split_at_mut(s.time);
-                gather(inputs.extra(Extra::DecayGate), b, s.heads, h, logits);
-                by_length(len, s.time, &mut decay_sums[i], |range, sum| {
-                    part.forward(&logits[range.clone()], DecayParams { head: h, rate: 0.0 }, &mut c[range], sum)
-                });
+                if part.has_logits() {
+                    gather(inputs.extra(Extra::DecayGate), b, s.heads, h, logits);
+                }
+                let params = head.variant.decay_params(inputs, h);
+                by_length(len, s.time, &mut decay_sums[i], |range, sum| part.forward(&logits[range.clone()], params, &mut c[range], sum));
                 padding.fill(c[s.time - 1]);
             }
+        }
+    });
+}
+
+/// Factors of post gates by channel [B, T, H, e], which is how their logits lie.
+fn post_channels_forward(l: &Layout, inputs: &Inputs<f32>, factors: &mut [f32]) {
+    let Shape { heads, e, .. } = l.shape;
+    let rows = factors.par_chunks_exact_mut(heads * e).zip(inputs.extra(Extra::PostGate).par_chunks_exact(heads * e));
+    rows.with_min_len(16).for_each(|(row, logits)| {
+        for (h, head) in l.heads.iter().enumerate() {
+            if let Some(gate) = head.variant.post_gate.as_ref().filter(|gate| gate.by_channel()) {
+                row[h * e..][..e].copy_from_slice(&logits[h * e..][..e]);
+                gate.forward(&mut row[h * e..][..e], &mut 0.0);
+            }
+        }
+    });
+}
+
+/// Adds the gradients of the logits of post gates by channel, from those of their factors [N, T, e].
+fn post_channels_backward(l: &Layout, inputs: &Inputs<f32>, factors: &[f32], dfactors: &mut [f32], grads: &mut Grads<f32>) {
+    let Shape { time, heads, e, .. } = l.shape;
+    let logits = inputs.extra(Extra::PostGate);
+    let dfactors_by_head = dfactors.par_chunks_exact_mut(time * e).enumerate();
+    dfactors_by_head.for_each(|(n, dfactors)| {
+        let Some(gate) = l.heads[n % heads].variant.post_gate.as_ref().filter(|gate| gate.by_channel()) else { return };
+        for (t, dfactors) in dfactors.chunks_exact_mut(e).enumerate() {
+            let at = ((n / heads * time + t) * heads + n % heads) * e;
+            gate.backward(&logits[at..at + e], &factors[at..at + e], dfactors);
+        }
+    });
+    grads.extra(Extra::PostGate).par_chunks_exact_mut(heads * e).with_min_len(16).enumerate().for_each(|(row, to)| {
+        for h in (0..heads).filter(|&h| l.heads[h].variant.needs(Extra::PostGate)) {
+            let from = &dfactors[((row / time * heads + h) * time + row % time) * e..][..e];
+            to[h * e..][..e].iter_mut().zip(from).for_each(|(to, from)| *to += from);
         }
     });
 }
@@ -165,13 +228,14 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
         return;
     }
     let (s, tp, n) = (l.shape, l.tp(), l.head_count());
-    let CallScratch { din, dout, dpost, dkey_weights, ddecay_queries, ddecay_keys, ddecay_logits, dconst, .. } = w;
+    let CallScratch { din, dout, dpost, dkey_weights, ddecay_queries, ddecay_keys, ddecay_logits, dconst, drate, .. } = w;
     let CallScratch { logits, in_gate, out_gate, post_gate, initial, .. } = w;
     let positions = &initial.positions;
     let own = din.par_chunks_exact_mut(s.time).zip(dout.par_chunks_exact_mut(s.time)).zip(dpost.par_chunks_exact_mut(s.time));
     let own = own.zip(ddecay_logits.par_chunks_exact_mut(s.time)).zip(logits.par_chunks_exact_mut(s.time)).zip(dconst.par_iter_mut());
+    let own = own.zip(drate.par_iter_mut());
     own.zip(Blocks::pieces(ddecay_queries, n).par()).enumerate().for_each(|(n, (own, mut dc))| {
-        let (((((din, dout), dpost), ddecay_logits), logits), dconst) = own;
+        let ((((((din, dout), dpost), ddecay_logits), logits), dconst), drate) = own;
         let (b, h, dc) = (n / s.heads, n % s.heads, dc.piece());
         let (head, len) = (&l.heads[h], inputs.length(b, &s));
         let pair = b * s.kv_heads + h / s.group();
@@ -183,7 +247,7 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
             gather(inputs.extra(Extra::OutGate), b, s.heads, h, logits);
             gate.backward(logits, &out_gate[times.clone()], dout);
         }
-        if let Some(gate) = head.variant.post_gate.as_ref().filter(|_| head.variant.needs(Extra::PostGate)) {
+        if let Some(gate) = head.variant.post_gate.as_ref().filter(|gate| head.variant.needs(Extra::PostGate) && !gate.by_channel()) {
             gather(inputs.extra(Extra::PostGate), b, s.heads, h, logits);
             gate.backward(logits, &post_gate[times], dpost);
         }
@@ -211,20 +275,28 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
         }
         if let Some(decay) = &head.variant.decay {
             dc.iter_mut().zip(&ddecay_keys[n * tp..]).for_each(|(d, keys)| *d += *keys);
-            gather(inputs.extra(Extra::DecayGate), b, s.heads, h, logits);
-            decay.backward(logits, DecayParams { head: h, rate: 0.0 }, &dc[..s.time], ddecay_logits);
+            if decay.has_logits() {
+                gather(inputs.extra(Extra::DecayGate), b, s.heads, h, logits);
+            }
+            *drate = decay.backward(logits, head.variant.decay_params(inputs, h), &dc[..s.time], ddecay_logits) as f32;
         }
     });
     let head_of = |h: usize| h;
     let kv_of = |h: usize| h / s.group();
     scatter(l, grads, Extra::OutGate, dout, s.heads, head_of);
-    scatter(l, grads, Extra::PostGate, dpost, s.heads, head_of);
+    match l.has_post_channels() {
+        false => scatter(l, grads, Extra::PostGate, dpost, s.heads, head_of),
+        true => post_channels_backward(l, inputs, &w.post_channels, &mut w.dpost_channels, grads),
+    }
     scatter(l, grads, Extra::InGate, din, s.kv_heads, kv_of);
     scatter(l, grads, Extra::DecayGate, ddecay_logits, s.heads, head_of);
     for n in 0..l.head_count() {
         let h = n % s.heads;
         if l.heads[h].variant.denominator.key_side() {
             grads.extra(Extra::NormConst)[h] += dconst[n];
+        }
+        if l.heads[h].variant.needs(Extra::DecayRate) {
+            grads.extra(Extra::DecayRate)[h] += drate[n];
         }
     }
 }

@@ -448,12 +448,16 @@ fn tiles_backward(
     Ok(())
 }
 
-/// Adds the gradients of the norms' parameters and of learned coefficients, which tasks have left by head.
+/// Adds the gradients of sinks, of the norms' parameters and of learned coefficients, which tasks have left by head.
 fn parameters_backward(l: &Layout, w: &CallScratch, grads: &mut Grads<f32>) {
     let s = l.shape;
-    for (n, dnorm) in w.dnorm.chunks_exact(2 * s.e).enumerate() {
+    for (n, dnorm) in w.dnorm.chunks_exact(2 * s.e + 1).enumerate() {
         let variant = &l.heads[n % s.heads].variant;
-        let (dweight, dbias) = dnorm.split_at(s.e);
+        let (dweight, rest) = dnorm.split_at(s.e);
+        let (dbias, dsink) = rest.split_at(s.e);
+        if variant.needs(Extra::Sink) {
+            grads.extra(Extra::Sink)[n % s.heads] += dsink[0];
+        }
         for (extra, from) in [(Extra::NormWeight, dweight), (Extra::NormBias, dbias)] {
             if variant.needs(extra) {
                 grads.extra(extra).iter_mut().zip(from).for_each(|(d, &g)| *d += g);

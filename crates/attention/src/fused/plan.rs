@@ -7,6 +7,7 @@ use crate::kernels::basis::Basis;
 use crate::kernels::score_rows::Rescale;
 use crate::kernels::{PAD, TILE};
 use crate::layer::{self, Class};
+use crate::parts::gate::PostGate;
 use crate::{Error, Inputs, Kernel, Layer, Memory, Shape};
 
 /// Tasks that the backward pass is cut into at least, in its first round. A constant and not the number of threads, since it decides the
@@ -278,6 +279,11 @@ impl Layout {
     /// Whether any head sees all keys.
     pub fn has_parallel_heads(&self) -> bool {
         self.parts.count() > 0
+    }
+
+    /// Whether any head has a post gate by channel.
+    pub fn has_post_channels(&self) -> bool {
+        self.heads.iter().any(|head| head.variant.post_gate.as_ref().is_some_and(PostGate::by_channel))
     }
 
     /// Whether any gate, decay or key weight has to be computed.

@@ -116,6 +116,8 @@ call_scratch! {
     in_gate: Buffer,
     out_gate: Buffer,
     post_gate: Buffer,
+    /// Factors of post gates by channel [B, T, H, e].
+    post_channels: Buffer,
     /// Weights of keys [N, Tp].
     key_weights: Buffer,
     /// c of the decay [N, Tp].
@@ -138,15 +140,18 @@ call_scratch! {
     din: Buffer,
     dout: Buffer,
     dpost: Buffer,
-    /// Gradients of key weights and, from queries and from keys, of c [N, Tp]; the logits of the decay [N, T], m_h [N], coefficients
+    /// Gradients of the factors of post gates by channel [N, T, e].
+    dpost_channels: Buffer,
+    /// Gradients of key weights and, from queries and from keys, of c [N, Tp]; the logits of the decay [N, T], m_h and rates of decay [N], coefficients
     /// [parts or splits, N, orders].
     dkey_weights: Buffer,
     ddecay_queries: Vec<f64>,
     ddecay_keys: Vec<f64>,
     ddecay_logits: Buffer,
     dconst: Buffer,
+    drate: Buffer,
     dlearned: Vec<f64>,
-    /// Gradients of γ and β by head [N, 2, e], and of filters by batch row and head.
+    /// Gradients of γ, β and b by head [N, 2e + 1], and of filters by batch row and head.
     dnorm: Buffer,
     dtaps: [Buffer; 3],
 }
@@ -180,6 +185,7 @@ impl CallScratch {
         self.in_gate.ensure(gates * s.batch * s.kv_heads * s.time)?;
         self.out_gate.ensure(gates * n * s.time)?;
         self.post_gate.ensure(gates * n * s.time)?;
+        self.post_channels.ensure(l.has_post_channels() as usize * n * s.time * s.e)?;
         self.key_weights.ensure(gates * n * tp)?;
         resize(&mut self.decay, gates * n * tp)?;
         self.logits.ensure(gates * n * s.time)?;
@@ -207,9 +213,11 @@ impl CallScratch {
         let decays = l.heads.iter().any(|head| head.variant.decay.is_some()) as usize;
         resize(&mut self.ddecay_queries, decays * n * tp)?;
         resize(&mut self.ddecay_keys, decays * n * tp)?;
+        self.dpost_channels.ensure(l.has_post_channels() as usize * n * s.time * s.e)?;
         self.dconst.ensure(gates * n)?;
+        self.drate.ensure(gates * n)?;
         resize(&mut self.dlearned, l.parts.count().max(l.splits) * n * l.learned())?;
-        self.dnorm.ensure(n * 2 * s.e)?;
+        self.dnorm.ensure(n * (2 * s.e + 1))?;
         for (buffer, channels) in self.dtaps.iter_mut().zip(s.widths()) {
             buffer.ensure(s.batch * channels * l.taps)?;
         }

@@ -135,7 +135,7 @@ impl Task for ForwardTile<'_, '_> {
         let RowSums { u, z, rho } = &mut self.sums;
         let (u, z, rho) = (&mut u[..(last - first) * l.ep], &mut z[..last - first], &mut rho[..last - first]);
         u[(counted - first) * l.ep..].fill(0.0);
-        rho.fill(head.frame.start());
+        rho.fill(c.gates.first_rho(head, self.h));
         rho[counted - first..].fill(0.0);
 
         let size = (counted - first) * l.dp;
@@ -198,8 +198,9 @@ impl Task for ForwardTile<'_, '_> {
                 multiply::<S, false>(simd, [r1 - r0, width, s.d], (q, l.dp, 1), (kt, pitch), (scores, TILE));
                 if self.cached.is_some() {
                     for (r, row) in (r0..r1).zip(scores.chunks_exact(TILE)) {
-                        largest =
-                            row[..seen.row(r).until].iter().fold(largest, |largest, x| if x.abs() <= largest { largest } else { x.abs() });
+                        let seen = seen.row(r);
+                        let counted = row[..width].iter().enumerate().filter(|(s, _)| seen.contains(*s)).map(|(_, x)| x.abs());
+                        largest = counted.fold(largest, |largest, x| if x <= largest { largest } else { x });
                     }
                 }
                 if let Some(cap) = head.cap {

@@ -83,6 +83,22 @@ impl Visible {
         Visible { until: self.until.min(n), ..self }
     }
 
+    /// Whether key s counts.
+    pub fn contains(self, s: usize) -> bool {
+        s < self.until && (s >= self.from || s < self.sinks)
+    }
+
+    /// `v` in the lanes from j < `until` on that count, and `other` elsewhere.
+    #[inline(always)]
+    pub fn select<S: Simd>(self, simd: S, j: usize, v: S::V, other: S::V) -> S::V {
+        let v = simd.select(simd.first(self.until - j), v, other);
+        if self.from <= j.max(self.sinks) {
+            return v;
+        }
+        let sinks = simd.select(simd.first(self.sinks.saturating_sub(j)), v, other);
+        simd.select(simd.first(self.from - j), sinks, v)
+    }
+
     /// Whether all keys of a whole tile count.
     fn is_whole(self) -> bool {
         self.until >= TILE && self.from <= self.sinks
@@ -227,16 +243,7 @@ impl<const WHOLE: bool, const PLAIN: bool> Scores<'_, WHOLE, PLAIN> {
     /// `v`, and `other` in the lanes from j on that do not count.
     #[inline(always)]
     fn mask<S: Simd>(&self, simd: S, j: usize, v: S::V, other: S::V) -> S::V {
-        if WHOLE {
-            return v;
-        }
-        let Visible { from, until, sinks } = self.visible;
-        let v = simd.select(simd.first(until - j), v, other);
-        if from <= j.max(sinks) {
-            return v;
-        }
-        let sinks = simd.select(simd.first(sinks.saturating_sub(j)), v, other);
-        simd.select(simd.first(from - j), sinks, v)
+        if WHOLE { v } else { self.visible.select(simd, j, v, other) }
     }
 
     /// min(x, c)
@@ -554,8 +561,7 @@ mod tests {
             // What does not count must not even be a number.
             let (mut x, mut dp) = (wave(TILE, 0.7), wave(TILE, 1.1));
             x.iter_mut().for_each(|x| *x *= 30.0);
-            let counts = |s: usize| s < visible.until && (s >= visible.from || s < visible.sinks);
-            (0..TILE).filter(|&s| !counts(s)).for_each(|s| (x[s], dp[s]) = (f32::NAN, f32::NAN));
+            (0..TILE).filter(|&s| !visible.contains(s)).for_each(|s| (x[s], dp[s]) = (f32::NAN, f32::NAN));
             for (clamp, decays, frame, weighted) in [
                 (f32::INFINITY, false, None, false),
                 (12.0, true, None, true),
@@ -577,7 +583,7 @@ mod tests {
                     let found = dispatch_on(isa, Coefficients(row, &orders));
                     for (&n, found) in orders.iter().zip(found) {
                         let mut expected = [0.0; 2];
-                        for s in (0..len).filter(|&s| counts(s)) {
+                        for s in (0..len).filter(|&s| visible.contains(s)) {
                             let m = if decays { (-1.5 - columns[s] as f64).exp() } else { 1.0 };
                             let g = (dp[s] as f64 * if weighted { weights[s] as f64 } else { 1.0 } + 0.3f32 as f64) * m;
                             let power = (1..=n).fold(1.0, |power, i| power * x[s].min(clamp) as f64 / i as f64);

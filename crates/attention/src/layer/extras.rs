@@ -1,8 +1,9 @@
 //! Which inputs beyond q, k and v the heads of a layer ask for, under their names in checkpoints.
 
 use crate::parts::centre::Mean;
+use crate::parts::decay::DecayParams;
 use crate::parts::gate::PostGate;
-use crate::{Error, Extra, Shape, Variant, Weighing};
+use crate::{Error, Extra, Inputs, Real, Shape, Variant, Weighing};
 
 /// An additional input as a model must provide it.
 #[derive(Clone, Debug, PartialEq)]
@@ -173,6 +174,12 @@ impl Variant {
     /// Number of learned coefficients of each head.
     pub fn learned(&self) -> usize {
         self.near().learned()
+    }
+
+    /// What the decay of a head reads besides logits.
+    pub(crate) fn decay_params<R: Real>(&self, inputs: &Inputs<R>, head: usize) -> DecayParams<R> {
+        let rate = if self.needs(Extra::DecayRate) { inputs.extra(Extra::DecayRate)[head] } else { R::zero() };
+        DecayParams { head, rate }
     }
 
     /// Whether this variant reads that input.

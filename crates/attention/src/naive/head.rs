@@ -3,7 +3,6 @@
 use crate::epilogue::{Post, Row, RowGrads};
 use crate::naive::class::{Class, ClassGrads, Score, Tensors};
 use crate::naive::prepare::{Stages, Steps};
-use crate::parts::decay::DecayParams;
 use crate::parts::denominator::position::{key_weight, key_weight_slope};
 use crate::parts::gate::PostGate;
 use crate::{Extra, Grads, Inputs, Layer, Real, Rows, Shape, Variant};
@@ -342,7 +341,7 @@ impl<'a, R: Real> Head<'a, R> {
             dc.clone_from(&g.near.decay);
             g.far.iter().flat_map(|far| &far.decay).zip(&mut dc).for_each(|(far, dc)| *dc += far);
         }
-        let params = decay_params(&self.variant, self.inputs, self.at_query.head);
+        let params = self.variant.decay_params(self.inputs, self.at_query.head);
         let logits = if decay.has_logits() { self.at_query.logits(self.inputs, Extra::DecayGate, channels) } else { Vec::new() };
         let mut dlogits = vec![R::zero(); logits.len()];
         let mut drate = 0.0;
@@ -371,16 +370,11 @@ fn log_decays<R: Real>(variant: &Variant, place: Place, inputs: &Inputs<R>, chan
         let mut one = vec![0.0; place.length];
         for channel in 0..channels {
             let own: Vec<R> = logits.iter().skip(channel).step_by(channels).copied().collect();
-            decay.forward(&own, decay_params(variant, inputs, place.head), &mut one, &mut 0.0);
+            decay.forward(&own, variant.decay_params(inputs, place.head), &mut one, &mut 0.0);
             one.iter().enumerate().for_each(|(t, &value)| c[t * channels + channel] = value);
         }
     }
     c
-}
-
-fn decay_params<R: Real>(variant: &Variant, inputs: &Inputs<R>, head: usize) -> DecayParams<R> {
-    let rate = if variant.needs(Extra::DecayRate) { inputs.extra(Extra::DecayRate)[head] } else { R::zero() };
-    DecayParams { head, rate }
 }
 
 /// Gradients of what the rows of a head read.

@@ -72,8 +72,8 @@ mod tests {
         for (window, sinks) in [(1, 0), (3, 2), (3, 9), (usize::MAX, 0)] {
             let distance = Distance { window, sinks };
             for (start, t) in (0..6).flat_map(|start| (start..12).map(move |t| (start, t))) {
-                let Visible { from, until, sinks } = distance.visible(t, start, 4);
-                let seen: Vec<usize> = (0..until).filter(|&s| s >= from || s < sinks).collect();
+                let visible = distance.visible(t, start, 4);
+                let seen: Vec<usize> = (0..4).filter(|&s| visible.contains(s)).collect();
                 let expected: Vec<usize> = (0..4).filter(|s| start + s <= t && distance.is_near(t, start + s)).collect();
                 assert_eq!(seen, expected, "{distance:?}, tile at {start}, position {t}");
                 assert_eq!(t < distance.seen_until(start, 4), !expected.is_empty());

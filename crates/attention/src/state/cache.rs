@@ -190,8 +190,10 @@ pub(crate) struct Sums {
 }
 
 impl Sums {
-    pub fn new(rescale: Rescale) -> Sums {
-        Sums { lanes: [0.0; 16], rho: rescale.start(), largest: 0.0 }
+    /// Before the first key. A sink b is as if it were one: the running maximum starts with it.
+    pub fn new(rescale: Rescale, sink: Option<f32>) -> Sums {
+        let rho = sink.filter(|_| rescale == Rescale::SubtractMax).unwrap_or(rescale.start());
+        Sums { lanes: [0.0; 16], rho, largest: 0.0 }
     }
 
     pub fn z(&self) -> f32 {
@@ -216,7 +218,7 @@ impl Cache {
         scores(simd, query.q, keys, &mut x);
         let mut largest = simd.splat(query.sums.largest);
         for i in (0..visible).step_by(S::LANES) {
-            let x = simd.select(simd.first(visible - i), simd.load_at(&x, i), simd.splat(0.0));
+            let x = seen.select(simd, i, simd.load_at(&x, i), simd.splat(0.0));
             largest = simd.max(simd.abs(x), largest);
         }
         query.sums.largest = simd.maximum(largest);

@@ -112,7 +112,7 @@ impl Layer {
                 _ => GroupMemory::Cache(Cache::new(shape.d, ep, group.heads.len(), group.distance)),
             };
             let heads = group.heads.len();
-            let (rows, sums) = (vec![HeadSums::default(); heads], vec![Sums::new(Rescale::None); heads]);
+            let (rows, sums) = (vec![HeadSums::default(); heads], vec![Sums::new(Rescale::None, None); heads]);
             Ok(Store { memory, key_norm: 0.0, u: vec![0.0; heads * ep], rows, sums })
         };
         // What every row has takes the most: where it cannot be had, neither can the rows themselves.

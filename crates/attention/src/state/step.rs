@@ -93,8 +93,11 @@ impl State {
                     count: variant.visible(position) as f32,
                     rho,
                     out: self.token.out[at],
-                    post: Post::One(self.token.post[at]),
-                    sink: 0.0,
+                    post: match &variant.post_gate {
+                        Some(gate) if gate.by_channel() => Post::Each(&self.token.post_channels[at * e..][..e]),
+                        _ => Post::One(self.token.post[at]),
+                    },
+                    sink: if variant.needs(Extra::Sink) { (inputs.extra(Extra::Sink)[head] - rho).exp() } else { 0.0 },
                     weight: parameter(Extra::NormWeight),
                     bias: parameter(Extra::NormBias),
                 };
@@ -254,7 +257,9 @@ impl Task for GroupStep<'_> {
                 }
                 store.u.fill(0.0);
                 for (i, &head) in group.heads.iter().enumerate() {
-                    store.sums[i] = Sums::new(heads[head].variant.rescale());
+                    let variant = &heads[head].variant;
+                    let sink = variant.needs(Extra::Sink).then(|| self.step.inputs.extra(Extra::Sink)[head]);
+                    store.sums[i] = Sums::new(variant.rescale(), sink);
                 }
                 for block in 0..cache.blocks() {
                     for (i, &head) in group.heads.iter().enumerate() {

@@ -1,7 +1,6 @@
 //! What a token is before it meets the memory: angles, convolutions, gates and decays, each going on from the token before.
 
 use crate::buffer::resize;
-use crate::parts::decay::DecayParams;
 use crate::parts::denominator::position::key_weight;
 use crate::parts::gate::PostGate;
 use crate::state::step_state::StepState;
@@ -18,6 +17,8 @@ pub(crate) struct Token {
     /// O and P [B, H].
     pub out: Vec<f32>,
     pub post: Vec<f32>,
+    /// P of post gates by channel [B, H, e].
+    pub post_channels: Vec<f32>,
     /// I [B, G].
     pub in_gate: Vec<f32>,
     /// I·κ [B, H].
@@ -28,7 +29,8 @@ pub(crate) struct Token {
 
 impl Token {
     pub fn new(layer: &Layer, shape: &Shape) -> Result<Token, Error> {
-        let Shape { batch, heads: h, kv_heads: g, d, .. } = *shape;
+        let Shape { batch, heads: h, kv_heads: g, d, e, .. } = *shape;
+        let by_channel = layer.heads().iter().any(|variant| variant.post_gate.as_ref().is_some_and(PostGate::by_channel));
         let of = |n: usize, value: f32| -> Result<Vec<f32>, Error> {
             let mut values = Vec::new();
             resize(&mut values, batch * n)?;
@@ -43,6 +45,7 @@ impl Token {
             filtered: [of(q, 0.0)?, of(k, 0.0)?, of(v, 0.0)?],
             out: of(h, 1.0)?,
             post: of(h, 1.0)?,
+            post_channels: of(if by_channel { h * e } else { 0 }, 1.0)?,
             in_gate: of(g, 1.0)?,
             key_weights: of(h, 1.0)?,
             decay: of(h, 1.0)?,
@@ -53,7 +56,7 @@ impl Token {
 impl Token {
     /// Angles, convolutions, gates and decays of this token.
     pub fn prepare(&mut self, layer: &Layer, shape: &Shape, inputs: &Inputs<f32>, steps: &mut StepState) {
-        let Shape { batch, heads: h, kv_heads: g, .. } = *shape;
+        let Shape { batch, heads: h, kv_heads: g, e, .. } = *shape;
         let (token, heads) = (self, layer.heads());
         for b in (0..batch).filter(|&b| inputs.length(b, shape) > 0) {
             if let Some(rope) = layer.rope().filter(|_| !token.cos.is_empty()) {
@@ -80,21 +83,20 @@ impl Token {
                     token.out[at] = inputs.extra(Extra::OutGate)[at];
                     gate.forward(&mut token.out[at..=at], &mut steps.out_gate[at]);
                 }
-                if let Some(gate) = &variant.post_gate {
-                    token.post[at] = match gate {
-                        PostGate::Shared(_) => token.out[at],
-                        PostGate::PostSigmoid(_) | PostGate::Silu(_) => inputs.extra(Extra::PostGate)[at],
-                    };
-                    gate.forward(&mut token.post[at..=at], &mut steps.post_gate[at]);
+                match &variant.post_gate {
+                    Some(PostGate::Shared(_)) => token.post[at] = token.out[at],
+                    Some(gate) => {
+                        let (factors, dim) = if gate.by_channel() { (&mut token.post_channels, e) } else { (&mut token.post, 1) };
+                        let factors = &mut factors[at * dim..][..dim];
+                        factors.copy_from_slice(&inputs.extra(Extra::PostGate)[at * dim..][..dim]);
+                        gate.forward(factors, &mut steps.post_gate[at]);
+                    }
+                    None => {}
                 }
                 if let Some(decay) = &variant.decay {
                     let mut c = [0.0];
-                    decay.forward(
-                        &inputs.extra(Extra::DecayGate)[at..=at],
-                        DecayParams { head: h, rate: 0.0 },
-                        &mut c,
-                        &mut steps.decay[at],
-                    );
+                    let logits = if decay.has_logits() { &inputs.extra(Extra::DecayGate)[at..=at] } else { &[] };
+                    decay.forward(logits, variant.decay_params(inputs, head), &mut c, &mut steps.decay[at]);
                     token.decay[at] = (c[0] - steps.log_decay[at]).exp() as f32;
                     steps.log_decay[at] = c[0];
                 }

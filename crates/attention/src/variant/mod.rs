@@ -233,12 +233,7 @@ impl Variant {
             (self.centre.is_some(), "centre"),
             (self.write.is_some(), "write=delta"),
             (self.qk_norm.is_some(), "qk_norm"),
-            (self.denominator.has_sink(), "over=sum,sink"),
-            (self.post_gate.as_ref().is_some_and(PostGate::by_channel), "post=…,channel"),
-            (matches!(self.post_gate, Some(PostGate::Silu(_))), "post=silu"),
             (decay(Decay::by_channel), "decay=…,channel"),
-            (decay(Decay::has_rate), "decay=mamba"),
-            (decay(|decay| !decay.has_logits()), "decay=fixed"),
             (hedgehog(&self.kernel), "feature=hedgehog"),
         ]
         .into_iter()
