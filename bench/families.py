@@ -2,6 +2,7 @@
 
     python bench/families.py FOLDER
     TERMWISE_FAMILIES=FOLDER cargo test -p termwise-llama --test families
+    cargo run -p termwise-llama --example copy -- FOLDER COPIES
     python bench/families.py FOLDER --written COPIES     # what termwise wrote of each, read by transformers
 
 Each case is a folder with `config.json`, `model.safetensors` and `expected.safetensors`: `ids` [B, T], `logits`, `loss` (mean cross-entropy of the

@@ -420,3 +420,56 @@ fn a_real_configuration_is_read() {
     assert_eq!((config.vocab_size, config.head_dim, config.tie_word_embeddings), (512, 8, true));
     assert_eq!(config.parameter_count().unwrap(), 260_032);
 }
+
+/// The attention of each of the four layers of a family's configuration.
+fn attention_of(changes: Value) -> Vec<String> {
+    let config = read(&with(changes));
+    let written: Value = serde_json::from_str(&config.to_json_string()).unwrap();
+    assert_eq!(read(&written), config);
+    assert_eq!(written.get("attention_variant"), None, "the family's own");
+    (0..4).map(|layer| config.heads(layer)[0].to_string()).collect()
+}
+
+#[test]
+fn the_keys_of_a_family_are_the_attention_of_each_layer() {
+    let (plain, near) = ("exp over=sum", "exp window=7 over=sum");
+    assert_eq!(attention_of(json!({"model_type": "mistral", "sliding_window": null})), [plain; 4]);
+    assert_eq!(attention_of(json!({"model_type": "mistral", "sliding_window": 7})), [near; 4]);
+    assert_eq!(attention_of(json!({"model_type": "mistral"})), ["exp window=4096 over=sum"; 4]);
+    assert_eq!(attention_of(json!({"model_type": "phi3"})), [plain; 4]);
+    let qwen2 = json!({"model_type": "qwen2", "use_sliding_window": true, "sliding_window": 7, "max_window_layers": 2});
+    assert_eq!(attention_of(qwen2), [plain, plain, near, near]);
+    let off = "exp over=sum rope=off";
+    assert_eq!(attention_of(json!({"model_type": "smollm3", "no_rope_layer_interval": 2})), [plain, off, plain, off]);
+    assert_eq!(attention_of(json!({"model_type": "olmo2", "rms_norm_eps": 1e-6})), ["exp over=sum qk_norm=rms,all"; 4]);
+    let gemma = |changes: Value| {
+        let mut all = json!({"model_type": "gemma2", "hidden_act": null, "head_dim": 16, "query_pre_attn_scalar": 4, "sliding_window": 7});
+        changes.as_object().unwrap().iter().for_each(|(key, value)| all[key] = value.clone());
+        attention_of(all)
+    };
+    let (far, near) = ("exp scale=0.5 cap=50 over=sum", "exp scale=0.5 cap=50 window=7 over=sum");
+    assert_eq!(gemma(json!({})), [near, far, near, far]);
+    let third = gemma(json!({"model_type": "gemma3_text", "sliding_window_pattern": 3, "query_pre_attn_scalar": 16}));
+    assert!(third.iter().map(|text| text.contains("window=7")).eq([true, true, false, true]) && !third[0].contains("scale"), "{third:?}");
+}
+
+#[test]
+fn keys_that_contradict_each_other_are_both_named() {
+    let full = json!(["full_attention", "sliding_attention", "full_attention", "full_attention"]);
+    for (changes, words) in [
+        (json!({"model_type": "qwen3", "layer_types": full, "use_sliding_window": false}), ["layer_types", "use_sliding_window"]),
+        (json!({"model_type": "gemma2", "sliding_window": null, "layer_types": full}), ["layer_types", "sliding_window"]),
+        (json!({"model_type": "gemma2", "layer_types": ["full_attention"]}), ["layer_types", "num_hidden_layers"]),
+        (json!({"model_type": "mistral", "layer_types": full, "sliding_window": 7}), ["layer_types", "sliding_window"]),
+        (json!({"model_type": "mistral", "use_sliding_window": false, "sliding_window": 7}), ["use_sliding_window", "sliding_window"]),
+        (json!({"model_type": "smollm3", "no_rope_layers": [1, 0]}), ["no_rope_layers", "num_hidden_layers"]),
+        (json!({"model_type": "gemma2", "hidden_activation": "gelu_pytorch_tanh"}), ["hidden_act", "hidden_activation"]),
+        (
+            json!({"model_type": "gemma3_text", "rope_local_base_freq": 5.0, "rope_parameters": {"sliding_attention": {"rope_theta": 7.0}}}),
+            ["rope_local_base_freq", "rope_parameters.sliding_attention.rope_theta"],
+        ),
+        (json!({"model_type": "qwen2", "sliding_window": 0, "use_sliding_window": true}), ["sliding_window", "at least 1"]),
+    ] {
+        refused(changes, &words);
+    }
+}

@@ -20,6 +20,7 @@ mod mode;
 mod plan;
 mod prefill;
 mod prepare;
+mod qk_norm;
 mod scratch;
 mod through_state;
 mod tile_backward;

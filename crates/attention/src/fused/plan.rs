@@ -149,6 +149,12 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
+    /// Values of q and of k that are normed: those of each of the layer's sources, [sources, B, T, heads·d].
+    pub fn normed_lens(&self) -> [usize; 2] {
+        let [q, k, _] = self.shape.widths();
+        [q, k].map(|width| self.layer.norm_sources().count() * self.shape.rows() * width)
+    }
+
     /// Plans a call. `chunk` gives the length of chunks and says which heads use them.
     pub fn new(layer: &Layer, shape: Shape, chunk: Option<(usize, &[bool])>) -> Result<Layout, Error> {
         let head = |(h, plan): (usize, &layer::Head)| {

@@ -4,6 +4,7 @@
 use rayon::prelude::*;
 
 use crate::fused::plan::Layout;
+use crate::fused::qk_norm::{self, NORMED};
 use crate::fused::scratch::CallScratch;
 use crate::kernels::TILE;
 use crate::kernels::disjoint::{Axes, Axis, Block, Blocks, Disjoint};
@@ -13,7 +14,7 @@ use crate::layer::Class;
 use crate::parts::kernel::feature::Map;
 use crate::parts::rope::{rotate, rotate_back};
 use crate::task_scratch::TaskScratch;
-use crate::{Buffer, Error, Extra, Grads, Inputs, Rows};
+use crate::{Buffer, Error, Extra, Grads, Inputs, Rows, Shape};
 
 /// Rows of one head in a [B, T, heads, dimension] tensor, and what happens to them.
 #[derive(Clone, Copy)]
@@ -246,6 +247,8 @@ pub struct Sources<'a> {
     taps: [&'a [f32]; 3],
     /// Inputs before the first position, [B, heads, w − 1, dimension]; empty where there are none.
     tails: [&'a [f32]; 3],
+    /// Normed rows of q and k, [sources, B, T, heads·d]; empty where there are none.
+    normed: [&'a [f32]; 2],
 }
 
 impl<'a> Sources<'a> {
@@ -259,6 +262,7 @@ impl<'a> Sources<'a> {
             angle_stride: angle_stride(l, w),
             taps: slices(&w.taps),
             tails: slices(&w.initial.tails),
+            normed: w.normed.each_ref().map(|buffer| buffer.as_slice()),
         }
     }
 
@@ -268,14 +272,26 @@ impl<'a> Sources<'a> {
         self.rows(l, l.classes[head.class], Tensor::Q, b, h, head.scale)
     }
 
+    /// One head of one tensor in one batch row as the norm of q and k takes it: after the short convolution, or as it is.
+    pub fn before_norm(&self, l: &Layout, (tensor, conv): (Tensor, bool), b: usize, head: usize) -> HeadRows<'a> {
+        self.rows(l, Class { rope: false, conv, norm: false, map: Map::Identity }, tensor, b, head, 1.0)
+    }
+
     /// One head of one tensor in one batch row.
     fn rows(&self, l: &Layout, class: Class, tensor: Tensor, b: usize, head: usize, scale: f32) -> HeadRows<'a> {
         let (s, i) = (&l.shape, tensor as usize);
         let (heads, dim) = [(s.heads, s.d), (s.kv_heads, s.d), (s.kv_heads, s.e)][i];
         let stride = self.x[i].stride(heads * dim);
         let (rope, map) = if tensor == Tensor::V { (false, Map::Identity) } else { (class.rope, class.map) };
+        // Normed rows have been through the convolution, if their class has one.
+        let normed = l.layer.norm_source(class).filter(|_| tensor != Tensor::V);
+        let (x, stride) = match normed {
+            Some(source) => (&self.normed[i][source * s.rows() * heads * dim..], heads * dim),
+            None => (self.x[i].values(), stride),
+        };
+        let class = Class { conv: class.conv && normed.is_none(), ..class };
         HeadRows {
-            x: &self.x[i].values()[b * s.time * stride + head * dim..],
+            x: &x[b * s.time * stride + head * dim..],
             stride,
             dim,
             cos: if rope { &self.cos[b * self.angle_stride..] } else { &[] },
@@ -320,6 +336,12 @@ pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, backward: 
         if l.taps > 0 {
             channels_last(inputs.extra(extra), dim, l.taps, buffer.as_mut_slice());
         }
+    }
+    if l.layer.qk_norm().is_some() {
+        let mut normed = std::mem::take(&mut w.normed);
+        let sources = Sources::new(l, inputs, w);
+        normed.iter_mut().zip(NORMED).for_each(|(rows, which)| qk_norm::forward(l, inputs, &sources, which, rows));
+        w.normed = normed;
     }
     w.tasks.ensure(l.pitch * l.dp.max(l.ep))?;
     let [mut q, mut k, mut kt, mut v, mut vt] = [&mut w.q, &mut w.k, &mut w.kt, &mut w.v, &mut w.vt].map(std::mem::take);
@@ -367,17 +389,31 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
     let [mut dq, mut dk, mut dv] = [&mut w.dq, &mut w.dk, &mut w.dv].map(std::mem::take);
     let mut dtaps = std::mem::take(&mut w.dtaps);
     dtaps.iter_mut().for_each(|buffer| buffer.fill(0.0));
+    let mut dnormed = std::mem::take(&mut w.dnormed);
+    dnormed.iter_mut().for_each(|buffer| buffer.fill(0.0));
     let sources = &Sources::new(l, inputs, w);
     let [to_q, to_k, to_v] = grads.columns(&s);
+    // Rows that are normed have their gradients gathered first, since a norm may run over all heads.
+    let [normed_q, normed_k] = &mut dnormed;
     let [taps_q, taps_k, taps_v] = &mut dtaps;
+    let (normed_queries, normed_keys) = (normed_blocks(normed_q, &s, s.heads, &whole), normed_blocks(normed_k, &s, s.kv_heads, &whole));
     let queries = || {
-        let places = to_q.blocks(1, &whole).par().zip(Blocks::pieces(taps_q, heads).par());
-        dq.par_chunks_exact_mut(s.time * l.dp).zip(places).enumerate().with_max_len(1).for_each(|(n, (rows, (to, mut dtaps)))| {
-            let (side, len) = (sources.query(l, n / s.heads, n % s.heads), inputs.length(n / s.heads, &s));
-            dispatch(Unpack { side, len, rows, padded: l.dp, to, dtaps: dtaps.piece() });
-        });
+        let [first, second] = normed_queries;
+        let targets = to_q.blocks(1, &whole).par().zip(first.par().zip(second.par()));
+        let places = targets.zip(Blocks::pieces(taps_q, heads).par());
+        dq.par_chunks_exact_mut(s.time * l.dp).zip(places).enumerate().with_max_len(1).for_each(
+            |(n, (rows, ((to, (first, second)), mut dtaps)))| {
+                let to = match l.layer.norm_source(l.classes[l.heads[n % s.heads].class]) {
+                    None => to,
+                    Some(0) => first,
+                    Some(_) => second,
+                };
+                let (side, len) = (sources.query(l, n / s.heads, n % s.heads), inputs.length(n / s.heads, &s));
+                dispatch(Unpack { side, len, rows, padded: l.dp, to, dtaps: dtaps.piece() });
+            },
+        );
     };
-    let keys = |tensor: Tensor, from: &mut Buffer, to: Disjoint<f32>, dtaps: &mut Buffer| {
+    let keys = |tensor: Tensor, from: &mut Buffer, to: Disjoint<f32>, [first, second]: [Blocks<f32>; 2], dtaps: &mut Buffer| {
         let padded = if tensor == Tensor::K { l.dp } else { l.ep };
         let size = l.tp() * padded;
         // One task for each kv head, with its rows in every class.
@@ -387,20 +423,45 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
             rows: Axis { count: 1, step: 0 },
             width: size,
         };
-        let places = to.blocks(1, &whole).par().zip(Blocks::pieces(dtaps, pairs).par());
+        let places = to.blocks(1, &whole).par().zip(first.par().zip(second.par())).zip(Blocks::pieces(dtaps, pairs).par());
         Disjoint::new(from, axes).blocks(l.classes.len(), &[0, 1]).par().zip(places).enumerate().with_max_len(1).for_each(
-            |(pair, (mut from, (mut to, mut dtaps)))| {
+            |(pair, (mut from, ((mut to, (mut first, mut second)), mut dtaps)))| {
                 let (b, g) = (pair / s.kv_heads, pair % s.kv_heads);
                 let group = &l.heads[g * s.group()..(g + 1) * s.group()];
                 for class in (0..l.classes.len()).filter(|&class| group.iter().any(|head| head.class == class)) {
                     let side = sources.rows(l, l.classes[class], tensor, b, g, 1.0);
                     let (rows, dtaps, len) = (from.row(class, 0), dtaps.piece(), inputs.length(b, &s));
-                    dispatch(Unpack { side, len, rows, padded, to: to.again(), dtaps });
+                    let to = match l.layer.norm_source(l.classes[class]).filter(|_| tensor == Tensor::K) {
+                        None => to.again(),
+                        Some(0) => first.again(),
+                        Some(_) => second.again(),
+                    };
+                    dispatch(Unpack { side, len, rows, padded, to, dtaps });
                 }
             },
         );
     };
-    rayon::join(queries, || rayon::join(|| keys(Tensor::K, &mut dk, to_k, taps_k), || keys(Tensor::V, &mut dv, to_v, taps_v)));
+    let none = [Blocks::empty(pairs), Blocks::empty(pairs)];
+    rayon::join(queries, || {
+        rayon::join(|| keys(Tensor::K, &mut dk, to_k, normed_keys, taps_k), || keys(Tensor::V, &mut dv, to_v, none, taps_v))
+    });
+    if let Some(norm) = l.layer.qk_norm() {
+        for (((tensor, extra), rows), count) in NORMED.into_iter().zip(&mut dnormed).zip([s.heads, s.kv_heads]) {
+            for (conv, rows) in l.layer.norm_sources().zip(rows.chunks_exact_mut(s.rows() * count * s.d)) {
+                let dweight = if norm.has_weight() { grads.extra(extra) } else { &mut [] };
+                qk_norm::backward(l, inputs, sources, ((tensor, conv), extra), rows, dweight);
+                let [to_q, to_k, _] = grads.columns(&s);
+                let to = if tensor == Tensor::Q { to_q } else { to_k };
+                let places = to.blocks(1, &whole).par().zip(Blocks::pieces(&mut dtaps[tensor as usize], s.batch * count).par());
+                places.enumerate().with_max_len(1).for_each(|(n, (to, mut dtaps))| {
+                    let (b, head) = (n / count, n % count);
+                    let (side, len) = (sources.before_norm(l, (tensor, conv), b, head), inputs.length(b, &s));
+                    let from = &rows[b * s.time * count * s.d + head * s.d..];
+                    dispatch(Unfilter { side, len, from, stride: count * s.d, to, dtaps: dtaps.piece() });
+                });
+            }
+        }
+    }
     for (i, (extra, dim)) in [(Extra::ConvQ, s.d), (Extra::ConvK, s.d), (Extra::ConvV, s.e)].into_iter().enumerate() {
         if l.taps > 0 {
             for dtaps in dtaps[i].chunks_exact(s.widths()[i] * l.taps) {
@@ -408,7 +469,46 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
             }
         }
     }
-    (w.dq, w.dk, w.dv, w.dtaps) = (dq, dk, dv, dtaps);
+    (w.dq, w.dk, w.dv, w.dtaps, w.dnormed) = (dq, dk, dv, dtaps, dnormed);
+}
+
+/// Gradients of normed rows [B, T, heads·d] by batch row and head, of each source.
+fn normed_blocks<'a>(rows: &'a mut [f32], s: &Shape, heads: usize, whole: &'a [usize]) -> [Blocks<'a, f32>; 2] {
+    let axes = Axes {
+        batch: Axis { count: s.batch, step: s.time * heads * s.d },
+        heads: Axis { count: heads, step: s.d },
+        rows: Axis { count: s.time, step: heads * s.d },
+        width: s.d,
+    };
+    let (first, second) = rows.split_at_mut(rows.len().min(s.rows() * heads * s.d));
+    let blocks = |rows: &'a mut [f32], axes| {
+        if rows.is_empty() { Blocks::empty(s.batch * heads) } else { Disjoint::new(rows, axes).blocks(1, whole) }
+    };
+    [blocks(first, axes), blocks(second, axes)]
+}
+
+/// The gradients of one head's rows before the norm, rows `stride` apart, become those of its inputs.
+struct Unfilter<'a> {
+    side: HeadRows<'a>,
+    len: usize,
+    from: &'a [f32],
+    stride: usize,
+    to: Block<'a, f32>,
+    dtaps: &'a mut [f32],
+}
+
+impl Task for Unfilter<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, simd: S) {
+        let mut buffer = [0.0f32; 256];
+        let row = &mut buffer[..self.side.dim];
+        for t in 0..self.len {
+            row.copy_from_slice(&self.from[t * self.stride..][..self.side.dim]);
+            self.side.backward(simd, t, row, &mut self.to, self.dtaps);
+        }
+    }
 }
 
 /// The gradients of the prepared rows of one head [T, padded] become those of its inputs.

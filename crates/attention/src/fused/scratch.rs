@@ -86,7 +86,7 @@ impl Held for Buffer {
     }
 }
 
-impl Held for [Buffer; 3] {
+impl<const N: usize> Held for [Buffer; N] {
     fn held(&self) -> usize {
         self.iter().map(Buffer::bytes).sum()
     }
@@ -112,6 +112,8 @@ call_scratch! {
     sin: Buffer,
     /// Filters of the short convolution with the channel last, [heads, w, dimension] for q, k and v.
     taps: [Buffer; 3],
+    /// Normed rows of q and k, [sources, B, T, heads·d], where heads have such a norm.
+    normed: [Buffer; 2],
     /// Gate factors [B, G, T] and [N, T].
     in_gate: Buffer,
     out_gate: Buffer,
@@ -154,6 +156,8 @@ call_scratch! {
     /// Gradients of γ, β and b by head [N, 2e + 1], and of filters by batch row and head.
     dnorm: Buffer,
     dtaps: [Buffer; 3],
+    /// Gradients of normed rows.
+    dnormed: [Buffer; 2],
 }
 
 impl CallScratch {
@@ -180,6 +184,9 @@ impl CallScratch {
         }
         for (buffer, channels) in self.taps.iter_mut().zip(s.widths()) {
             buffer.ensure(channels * l.taps)?;
+        }
+        for (buffer, len) in self.normed.iter_mut().zip(l.normed_lens()) {
+            buffer.ensure(len)?;
         }
         let gates = l.has_gates() as usize;
         self.in_gate.ensure(gates * s.batch * s.kv_heads * s.time)?;
@@ -220,6 +227,9 @@ impl CallScratch {
         self.dnorm.ensure(n * (2 * s.e + 1))?;
         for (buffer, channels) in self.dtaps.iter_mut().zip(s.widths()) {
             buffer.ensure(s.batch * channels * l.taps)?;
+        }
+        for (buffer, len) in self.dnormed.iter_mut().zip(l.normed_lens()) {
+            buffer.ensure(len)?;
         }
         Ok(())
     }

@@ -93,8 +93,7 @@ pub(crate) fn layer_extras(heads: &[Variant], shape: &Shape) -> Result<Vec<Extra
     let decay_channels = shared(heads, "number of channels of the decay", by_channel)?.unwrap_or(1);
     let post_kind = |v: &Variant| v.post_gate.as_ref().filter(|_| v.needs(Extra::PostGate)).map(PostGate::by_channel);
     let post_channels = if shared(heads, "kind of post gate", post_kind)? == Some(true) { e } else { 1 };
-    let norm_kind = |v: &Variant| v.qk_norm.as_ref().filter(|norm| norm.has_weight()).map(|norm| norm.over_heads());
-    let norm_over_heads = shared(heads, "norm of q and k", norm_kind)? == Some(true);
+    let norm_over_heads = shared(heads, "norm of q and k", |v| v.qk_norm.clone())?.is_some_and(|norm| norm.over_heads());
     let classes = [ClassSizes::new(heads, d, |v| Some(v.near()))?, ClassSizes::new(heads, d, |v| v.far.clone())?];
     let parameter = |shape: Vec<usize>, init| Source::Parameter { shape, init };
     let projection = |outputs, bias| Source::Projection { outputs, bias };

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::kernels::basis::Basis;
 use crate::parts::kernel::feature::Map;
 use crate::parts::kernel::taylor::MAX_ORDER;
+use crate::parts::qk_norm::QkNorm;
 use crate::tensors::check_length;
 use crate::{Error, Extra, Grads, Inputs, Kernel, Real, Rope, Shape, Variant};
 
@@ -66,6 +67,8 @@ pub(crate) struct Class {
     pub rope: bool,
     /// Short convolution on q, k and v.
     pub conv: bool,
+    /// The layer's norm of q and k.
+    pub norm: bool,
     /// φ on q and k.
     pub map: Map,
 }
@@ -150,7 +153,8 @@ impl LayerSizes {
         let extras = extras::layer_extras(&variants, &shape)?;
         let mut classes: Vec<Class> = Vec::new();
         let head = |variant: &Variant| {
-            let class = Class { rope: variant.rope, conv: variant.conv.is_some(), map: variant.kernel.map() };
+            let class =
+                Class { rope: variant.rope, conv: variant.conv.is_some(), norm: variant.qk_norm.is_some(), map: variant.kernel.map() };
             let index = classes.iter().position(|other| *other == class).unwrap_or_else(|| {
                 classes.push(class);
                 classes.len() - 1
@@ -247,6 +251,21 @@ impl Layer {
     /// Width of the short convolution, 0 for none.
     pub(crate) fn taps(&self) -> usize {
         self.plan.variants.iter().find_map(|variant| variant.conv).unwrap_or(0)
+    }
+
+    /// What the norm of q and k is taken of: for each, whether of rows after the short convolution. Both where heads differ in it.
+    pub(crate) fn norm_sources(&self) -> impl Iterator<Item = bool> + '_ {
+        [false, true].into_iter().filter(|&conv| self.plan.classes.iter().any(|class| class.norm && class.conv == conv))
+    }
+
+    /// Which of these a class reads.
+    pub(crate) fn norm_source(&self, class: Class) -> Option<usize> {
+        if class.norm { self.norm_sources().position(|conv| conv == class.conv) } else { None }
+    }
+
+    /// The norm of q and k, on which all heads that have one agree.
+    pub(crate) fn qk_norm(&self) -> Option<&QkNorm> {
+        self.plan.variants.iter().find_map(|variant| variant.qk_norm.as_ref())
     }
 
     /// Learned coefficients of each head that has any.

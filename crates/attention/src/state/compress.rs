@@ -66,7 +66,7 @@ impl State {
 }
 
 fn prepared_alike(a: &Variant, b: &Variant) -> bool {
-    let preparing = |v: &Variant| (v.kernel.map(), v.rope, v.conv, v.denominator.key_side());
+    let preparing = |v: &Variant| (v.kernel.map(), v.rope, v.conv, v.qk_norm.clone(), v.denominator.key_side());
     preparing(a) == preparing(b) && a.in_gate == b.in_gate && a.out_gate == b.out_gate && a.post_gate == b.post_gate && a.decay == b.decay
 }
 

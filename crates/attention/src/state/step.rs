@@ -150,7 +150,11 @@ impl Step<'_> {
         let Shape { heads, kv_heads, d, e, .. } = self.state.shape;
         let (count, dim) = [(heads, d), (kv_heads, d), (kv_heads, e)][which];
         let (class, token) = (self.state.layer.classes()[group.class], &self.state.token);
-        let x = if class.conv { &token.filtered[which][b * count * dim..] } else { self.inputs.x[which].row(b, count * dim) };
+        let x = match self.state.layer.norm_source(class).filter(|_| which < 2) {
+            Some(source) => &token.normed[which][(source * self.state.shape.batch + b) * count * dim..],
+            None if class.conv => &token.filtered[which][b * count * dim..],
+            None => self.inputs.x[which].row(b, count * dim),
+        };
         let to = &mut to[..dim];
         to.copy_from_slice(&x[head * dim..][..dim]);
         if which == 2 {

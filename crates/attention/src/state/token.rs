@@ -14,6 +14,8 @@ pub(crate) struct Token {
     pub sin: Vec<f32>,
     /// q, k and v after the short convolution, empty without.
     pub filtered: [Vec<f32>; 3],
+    /// q and k after their norm, [sources, B, channels], empty without.
+    pub normed: [Vec<f32>; 2],
     /// O and P [B, H].
     pub out: Vec<f32>,
     pub post: Vec<f32>,
@@ -38,11 +40,13 @@ impl Token {
             Ok(values)
         };
         let half = if layer.rotates() { d / 2 } else { 0 };
+        let (sources, [all_q, all_k, _]) = (layer.norm_sources().count(), shape.widths());
         let [q, k, v] = shape.widths().map(|channels| if layer.taps() > 0 { channels } else { 0 });
         Ok(Token {
             cos: of(half, 0.0)?,
             sin: of(half, 0.0)?,
             filtered: [of(q, 0.0)?, of(k, 0.0)?, of(v, 0.0)?],
+            normed: [of(sources * all_q, 0.0)?, of(sources * all_k, 0.0)?],
             out: of(h, 1.0)?,
             post: of(h, 1.0)?,
             post_channels: of(if by_channel { h * e } else { 0 }, 1.0)?,
@@ -67,6 +71,17 @@ impl Token {
                 for (which, (extra, channels)) in [Extra::ConvQ, Extra::ConvK, Extra::ConvV].into_iter().zip(shape.widths()).enumerate() {
                     let filtered = &mut token.filtered[which][b * channels..][..channels];
                     steps.convolve(which, b, inputs.x[which].row(b, channels), inputs.extra(extra), filtered);
+                }
+            }
+            if let Some(norm) = layer.qk_norm() {
+                for (which, (extra, channels)) in [Extra::QNorm, Extra::KNorm].into_iter().zip(shape.widths()).enumerate() {
+                    let weight = if norm.has_weight() { inputs.extra(extra) } else { &[] };
+                    for (source, conv) in layer.norm_sources().enumerate() {
+                        let from = if conv { &token.filtered[which][b * channels..] } else { inputs.x[which].row(b, channels) };
+                        let normed = &mut token.normed[which][(source * batch + b) * channels..][..channels];
+                        normed.copy_from_slice(&from[..channels]);
+                        normed.chunks_exact_mut(if norm.over_heads() { channels } else { shape.d }).for_each(|x| norm.forward(x, weight));
+                    }
                 }
             }
             for kv_head in 0..g {

@@ -232,7 +232,6 @@ impl Variant {
             (self.dim.is_some(), "dim"),
             (self.centre.is_some(), "centre"),
             (self.write.is_some(), "write=delta"),
-            (self.qk_norm.is_some(), "qk_norm"),
             (decay(Decay::by_channel), "decay=…,channel"),
             (hedgehog(&self.kernel), "feature=hedgehog"),
         ]

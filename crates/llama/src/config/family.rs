@@ -50,8 +50,8 @@ pub(crate) struct Traits {
     pub scaled_embedding: bool,
     /// q, k and v are one tensor, gate and up another.
     pub fused: bool,
-    /// The words of the variant for norms of q and k.
-    qk_norm: &'static str,
+    /// The word of the variant for norms of q and k.
+    qk_norm: Option<&'static str>,
     windows: Windows,
     /// What Hugging Face's class has where a file leaves it out.
     pub defaults: Defaults,
@@ -110,7 +110,7 @@ const LLAMA: Traits = Traits {
     plus_one: false,
     scaled_embedding: false,
     fused: false,
-    qk_norm: "",
+    qk_norm: None,
     windows: Windows::None,
     defaults: DEFAULTS,
 };
@@ -150,7 +150,7 @@ impl Kind {
             Kind::Qwen3 => Traits {
                 model_type: "qwen3",
                 class: "Qwen3ForCausalLM",
-                qk_norm: "qk_norm=rms",
+                qk_norm: Some("qk_norm=rms"),
                 windows: Windows::Asked,
                 defaults: Defaults { window: Some(4096), head_dim: Some(128), ..DEFAULTS },
                 ..LLAMA
@@ -166,7 +166,7 @@ impl Kind {
                 model_type: "olmo2",
                 class: "Olmo2ForCausalLM",
                 norms: Norms::After,
-                qk_norm: "qk_norm=rms,all",
+                qk_norm: Some("qk_norm=rms,all"),
                 defaults: Defaults { eps: 1e-5, ..DEFAULTS },
                 ..LLAMA
             },
@@ -183,7 +183,7 @@ impl Kind {
             Kind::Gemma3 => Traits {
                 model_type: "gemma3_text",
                 class: "Gemma3ForCausalLM",
-                qk_norm: "qk_norm=rms",
+                qk_norm: Some("qk_norm=rms"),
                 windows: Windows::But(6),
                 defaults: Defaults { theta: 1e6, local_theta: Some(1e4), ..GEMMA.defaults },
                 ..GEMMA
@@ -277,11 +277,12 @@ impl Family {
         self.local_rope.as_ref()
     }
 
-    /// What a configuration of this many layers with heads of this dimension chooses; refused where it computes something else.
+    /// What a configuration of this many layers, heads of this dimension and norms with this eps chooses; refused where it computes
+    /// something else.
     pub(super) fn read(
         kind: Kind,
         keys: &mut Keys,
-        (layers, head_dim): (usize, usize),
+        (layers, head_dim, eps): (usize, usize, f64),
         local: Option<(f64, Option<RopeScaling>)>,
     ) -> Result<Family> {
         let traits = kind.traits();
@@ -300,15 +301,14 @@ impl Family {
             matches!(kind, Kind::Llama | Kind::SmolLm3),
             "the MLP of this family has no bias; leave the key out, or use the family that the weights belong to",
         )?;
-        flag(
-            "use_bidirectional_attention",
-            false,
-            "every position sees earlier ones alone here; use a model that writes from left to right",
-        )?;
         let activation = read_activation(keys, traits.defaults.activation)?;
         if let Some(factor) = keys.peek("partial_rotary_factor").filter(|factor| factor.as_f64() != Some(1.0)) {
             let advice = "RoPE turns whole heads here, which is factor 1; use a model with it";
             return Err(refuse("partial_rotary_factor", factor, advice));
+        }
+        if let Some(found) = keys.peek("use_bidirectional_attention").filter(|found| **found != Value::Bool(false)) {
+            let advice = "every position sees earlier ones alone here; use a model that writes from left to right";
+            return Err(refuse("use_bidirectional_attention", found, advice));
         }
         if let Some(found) = keys.peek("quantization_config") {
             let advice = "weights are read as float32, float16 or bfloat16; use a checkpoint that is not quantised";
@@ -336,7 +336,7 @@ impl Family {
             let words = [
                 scale.map(|scalar| format!("scale={}", 1.0 / scalar.sqrt())),
                 (!rope).then(|| "rope=off".into()),
-                (!traits.qk_norm.is_empty()).then(|| traits.qk_norm.into()),
+                traits.qk_norm.map(|word| format!("{word},eps={eps}")),
                 window.map(|window| format!("window={window}")),
                 score_cap.map(|cap| format!("cap={cap}")),
             ];

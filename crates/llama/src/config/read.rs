@@ -51,7 +51,7 @@ pub(super) fn from_value(value: Value) -> Result<Config> {
     };
     // The attention's map is expanded by these sizes, so absurd ones must be refused first.
     config.check_sizes()?;
-    config.family = Family::read(kind, &mut keys, (config.num_hidden_layers, head_dim), local_rope)?;
+    config.family = Family::read(kind, &mut keys, (config.num_hidden_layers, head_dim, config.rms_norm_eps), local_rope)?;
     config.attention = read_attention(&mut keys, &config.family, config.num_hidden_layers, heads)?;
     config.other = keys.rest();
     Ok(config)

@@ -159,6 +159,7 @@ impl Architecture {
                     Source::Projection { outputs, bias } => gates.push((extra.extra, tensors.linear(&[(name, *outputs)], c, *bias)?)),
                     Source::Parameter { shape, init } => {
                         let init = match init {
+                            Init::Constant(value) if is_qk_norm(extra.extra) => ParamInit::Constant(value - f64::from(norm.offset)),
                             Init::Constant(value) => ParamInit::Constant(*value),
                             Init::Uniform(bound) => ParamInit::Uniform(*bound),
                         };
@@ -263,6 +264,11 @@ impl Config {
         let sizes = Layer::new(self.num_attention_heads, self.num_key_value_heads, self.head_dim).rope(rope);
         sizes.heads(heads).map_err(|source| Error::Layer { layer, source })
     }
+}
+
+/// Whether these are the weights of a norm of q or k, which some families keep less one, as those of all norms.
+pub(crate) fn is_qk_norm(extra: Extra) -> bool {
+    matches!(extra, Extra::QNorm | Extra::KNorm)
 }
 
 /// The tensors so far.

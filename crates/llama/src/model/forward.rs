@@ -65,6 +65,7 @@ impl Pass<'_> {
                 products.multiply(h, linear, weights, &mut layer.gate_mut(*extra).values[..m * linear.outputs])?;
             }
             timing.forward(Stage::Projections);
+            layer.shift_norms(block, weights, norm.offset);
             attention(l, block, layer)?;
             timing.forward(Stage::Attention);
             products.multiply(&layer.y[..m * queries], &block.output, weights, h)?;

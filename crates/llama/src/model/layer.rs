@@ -5,7 +5,7 @@ use std::ops::Range;
 use half::bf16;
 use termwise_attention::{Extra, Extras, Inputs};
 
-use super::architecture::{Architecture, Block, Linear, Widths};
+use super::architecture::{Architecture, Block, Linear, Widths, is_qk_norm};
 use crate::error::Result;
 use crate::kernels::{self, Stored, gemv};
 use crate::ops::{Buffer, linear, zeros};
@@ -131,6 +131,8 @@ pub(crate) struct LayerActivations {
     pub gate_up: Buffer,
     /// What goes into the norm behind attention and that behind the MLP.
     pub after: [AfterNorm; 2],
+    /// Weights of the norms of q and k plus one, where they are kept less one.
+    plus_one: Vec<(Extra, Vec<f32>)>,
 }
 
 /// What went into a norm behind attention or MLP; empty where there is none.
@@ -181,6 +183,7 @@ impl LayerActivations {
         };
         Ok(LayerActivations {
             after: [after()?, after()?],
+            plus_one: Vec::new(),
             qkv: zeros(architecture.widths.qkv())?,
             y: zeros(queries)?,
             gates: Gate::all(rows, gates)?,
@@ -193,6 +196,19 @@ impl LayerActivations {
         self.gates.iter_mut().find(|gate| gate.extra == extra).expect("every gate of a layer has room")
     }
 
+    /// Adds one to the weights of the norms of q and k where they are kept less one; before attention reads them.
+    pub fn shift_norms(&mut self, block: &Block, weights: Weights, offset: f32) {
+        for (extra, range) in block.parameters.iter().filter(|(extra, _)| offset != 0.0 && is_qk_norm(*extra)) {
+            let known = self.plus_one.iter().position(|(known, _)| known == extra).unwrap_or_else(|| {
+                self.plus_one.push((*extra, Vec::new()));
+                self.plus_one.len() - 1
+            });
+            let shifted = &mut self.plus_one[known].1;
+            shifted.clear();
+            shifted.extend(weights.vector(range).iter().map(|w| w + offset));
+        }
+    }
+
     /// What attention reads of the first `time` positions, and where its output goes.
     pub fn inputs<'a>(
         &'a mut self,
@@ -201,26 +217,32 @@ impl LayerActivations {
         (time, widths): (usize, Widths),
         lengths: Option<&'a [usize]>,
     ) -> (Inputs<'a, f32>, &'a mut [f32]) {
-        let LayerActivations { qkv, y, gates, .. } = self;
+        let LayerActivations { qkv, y, gates, plus_one, .. } = self;
         let inputs = Inputs::packed(&qkv[..time * widths.qkv()], widths.packed());
-        (inputs.extras(extras(block, weights, gates, 0..time)).lengths(lengths), &mut y[..time * widths.queries])
+        (inputs.extras(extras(block, weights, (gates, plus_one), 0..time)).lengths(lengths), &mut y[..time * widths.queries])
     }
 
     /// What attention reads of one position alone.
     pub fn position<'a>(&'a self, block: &Block, weights: Weights<'a>, (at, widths): (usize, Widths)) -> Inputs<'a, f32> {
         let qkv = &self.qkv[at * widths.qkv()..][..widths.qkv()];
-        Inputs::packed(qkv, widths.packed()).extras(extras(block, weights, &self.gates, at..at + 1))
+        Inputs::packed(qkv, widths.packed()).extras(extras(block, weights, (&self.gates, &self.plus_one), at..at + 1))
     }
 }
 
 /// Gate logits of some positions, and parameters.
-fn extras<'a>(block: &Block, weights: Weights<'a>, gates: &'a [Gate], positions: Range<usize>) -> Extras<&'a [f32]> {
+fn extras<'a>(
+    block: &Block,
+    weights: Weights<'a>,
+    (gates, plus_one): (&'a [Gate], &'a [(Extra, Vec<f32>)]),
+    positions: Range<usize>,
+) -> Extras<&'a [f32]> {
     let mut extras = Extras::default();
     for Gate { extra, width, values } in gates.iter().filter(|gate| block.gates.iter().any(|(own, _)| *own == gate.extra)) {
         extras.set(*extra, &values[positions.start * width..positions.end * width]);
     }
     for (extra, range) in &block.parameters {
-        extras.set(*extra, weights.vector(range));
+        let shifted = plus_one.iter().find(|(known, _)| known == extra);
+        extras.set(*extra, shifted.map_or_else(|| weights.vector(range), |(_, values)| values));
     }
     extras
 }
