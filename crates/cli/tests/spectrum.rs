@@ -140,12 +140,12 @@ fn broken_and_foreign_folders_are_named_in_one_sentence() {
             "which is not supported",
         ),
         ("biased attention", false, |folder| edit(folder, |config| _ = config.insert("attention_bias".into(), json!(true))), "q_proj.bias"),
-        ("biased MLP", false, |folder| edit(folder, |config| _ = config.insert("mlp_bias".into(), json!(true))), "the MLP has no bias"),
+        ("biased MLP", false, |folder| edit(folder, |config| _ = config.insert("mlp_bias".into(), json!(true))), "gate_proj.bias"),
         (
             "window",
             false,
             |folder| edit(folder, |config| _ = config.insert("sliding_window".into(), json!(4096))),
-            "every position sees all earlier ones",
+            "this family has no window",
         ),
         (
             "unknown rope",

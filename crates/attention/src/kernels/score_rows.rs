@@ -427,7 +427,7 @@ impl CoefficientRow<'_> {
         check_row::<S>(self.x.len(), [Some(self.dp), self.decay.as_ref().map(|decay| decay.columns), self.key_weights]);
         let scores = Scores::<false, false> { x: self.x.as_ptr(), clamp: self.clamp, visible, decay: self.decay.as_ref() };
         let (zero, dz) = (simd.splat(0.0), simd.splat(self.dz));
-        let scale = (-self.frame.unwrap_or(0.0) as f64).exp();
+        let scale = self.frame.map_or(1.0, |rho| (-rho as f64).exp());
         // x, and g·x^n/n! from one order to the next.
         let (mut x, mut terms) = ([0.0; TILE], [0.0; TILE]);
         for j in (0..visible.until).step_by(S::LANES) {
@@ -587,7 +587,7 @@ mod tests {
                             let m = if decays { (-1.5 - columns[s] as f64).exp() } else { 1.0 };
                             let g = (dp[s] as f64 * if weighted { weights[s] as f64 } else { 1.0 } + 0.3f32 as f64) * m;
                             let power = (1..=n).fold(1.0, |power, i| power * x[s].min(clamp) as f64 / i as f64);
-                            let term = g * power * (-frame.unwrap_or(0.0) as f64).exp();
+                            let term = g * power * frame.map_or(1.0, |rho: f32| (-rho as f64).exp());
                             expected = [expected[0] + term, expected[1] + term.abs()];
                         }
                         let what = format!("{} order {n}, {visible:?} of {len}, clamp {clamp}, ρ {frame:?}", isa.name());
