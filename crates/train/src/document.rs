@@ -41,9 +41,10 @@ impl Documented for Evaluated {
 
 /// Losses in nats per token.
 fn facts_of(evaluation: &Evaluation) -> Vec<(String, String)> {
-    let Evaluation { loss, perplexity, bits_per_byte, recall, rest, excess, .. } = *evaluation;
+    let Evaluation { loss, bits_per_byte, recall, rest, excess, .. } = *evaluation;
     let bits = bits_per_byte.map_or(String::new(), |bits| format!(", {bits:.4} bits per byte"));
-    let mut facts = vec![("loss".to_owned(), format!("{loss:.4}, perplexity {perplexity:.3}{bits}"))];
+    // From the loss: a JSON file has no infinity.
+    let mut facts = vec![("loss".to_owned(), format!("{loss:.4}, perplexity {:.3}{bits}", loss.exp()))];
     let above = |of: Option<f64>| of.map_or(String::new(), |above| format!(", {above:.4} above the best possible"));
     let part = |part: Part, excess: Option<f64>| format!("{:.4} over {} tokens{}", part.loss, thousands(part.tokens), above(excess));
     let excess = excess.unwrap_or(Excess { all: f64::NAN, recall: None, rest: None });

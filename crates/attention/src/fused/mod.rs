@@ -20,7 +20,6 @@ mod mode;
 mod plan;
 mod prefill;
 mod prepare;
-mod qk_norm;
 mod scratch;
 mod through_state;
 mod tile_backward;

@@ -1,10 +1,12 @@
 //! Before and after the tiles: convolution, RoPE and feature map turn the rows of q, k and v into packed, padded
 //! tiles by head, and the gradients of these back into those of q, k and v.
 
+mod qk_norm;
+
 use rayon::prelude::*;
 
 use crate::fused::plan::Layout;
-use crate::fused::qk_norm::{self, NORMED};
+use crate::fused::prepare::qk_norm::NORMED;
 use crate::fused::scratch::CallScratch;
 use crate::kernels::TILE;
 use crate::kernels::disjoint::{Axes, Axis, Block, Blocks, Disjoint};

@@ -89,6 +89,9 @@ fn validate(value: &Value, schema: &Value, root: &Value, place: &str) {
         let fits = |choice: &&Value| (choice["type"] == "null") == value.is_null();
         return validate(value, choices.iter().find(fits).unwrap_or_else(|| panic!("{place}: no choice")), root, place);
     }
+    if !schema["const"].is_null() {
+        return assert_eq!(*value, schema["const"], "{place}");
+    }
     let kind = match value {
         Value::Null => "null",
         Value::Bool(_) => "boolean",
