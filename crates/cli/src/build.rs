@@ -1,5 +1,6 @@
 //! Which build this is.
 
+use std::ffi::OsString;
 use std::sync::LazyLock;
 
 use termwise_train::provenance::{Build, Provenance};
@@ -10,9 +11,9 @@ pub fn build() -> Build {
     Build { version: env!("CARGO_PKG_VERSION").into(), commit, modified: env!("TERMWISE_MODIFIED") == "true" }
 }
 
-/// This process.
-pub fn here() -> Provenance {
-    Provenance::here(build())
+/// This process, called by these words.
+pub fn here(words: &[OsString]) -> Provenance {
+    Provenance::here(build(), words)
 }
 
 /// For `-V`.
@@ -24,7 +25,7 @@ pub fn version() -> &'static str {
 /// For `--version`.
 pub fn long_version() -> &'static str {
     static TEXT: LazyLock<String> = LazyLock::new(|| {
-        let Provenance { build, instructions, processor, .. } = here();
+        let Provenance { build, instructions, processor, .. } = here(&[]);
         let processor = if processor.is_empty() { "unknown processor".into() } else { processor };
         format!("{build}\n{instructions} on {processor}\n{} {}", std::env::consts::OS, std::env::consts::ARCH)
     });

@@ -3,6 +3,7 @@
 //! A run's folder keeps `provenance.json`: one entry for the command that began it, and another for each build or instruction set that
 //! took it up again. Checkpoints have a copy, outside their manifest: what a model computes does not depend on it.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::path::Path;
 
@@ -58,9 +59,9 @@ pub struct Provenance {
 }
 
 impl Provenance {
-    /// This process of this build.
-    pub fn here(build: Build) -> Provenance {
-        let command = std::env::args().map(|word| quoted(&word)).collect::<Vec<_>>().join(" ");
+    /// This process of this build, called by these words.
+    pub fn here(build: Build, words: &[OsString]) -> Provenance {
+        let command = words.iter().map(|word| quoted(&word.to_string_lossy())).collect::<Vec<_>>().join(" ");
         Provenance { build, instructions: isa().name().into(), processor: processor(), command }
     }
 
