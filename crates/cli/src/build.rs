@@ -3,7 +3,8 @@
 use std::ffi::OsString;
 use std::sync::LazyLock;
 
-use termwise_train::provenance::{Build, Provenance};
+use termwise_attention::simd::isa;
+use termwise_base::provenance::{Build, Provenance};
 
 /// From the version of the package and what `build.rs` found.
 pub fn build() -> Build {
@@ -13,7 +14,7 @@ pub fn build() -> Build {
 
 /// This process, called by these words.
 pub fn here(words: &[OsString]) -> Provenance {
-    Provenance::here(build(), words)
+    Provenance::here(build(), isa().name(), words)
 }
 
 /// For `-V`.

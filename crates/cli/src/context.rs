@@ -5,9 +5,9 @@ use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use termwise_base::provenance::Provenance;
 use termwise_base::{files, threads};
-use termwise_report::{Documented, Terminal, to_json, write};
-use termwise_train::provenance::Provenance;
+use termwise_report::{Document, Documented, Terminal, to_json, write};
 use termwise_train::tell::tell;
 
 use crate::args::Cli;
@@ -91,7 +91,7 @@ impl<'a> Context<'a> {
     /// Prints a result, and writes it where that was asked for.
     pub fn emit<T: Documented>(&mut self, result: &T, output: &Output) -> Result<(), Failure> {
         // Files first: whoever closes the pipe has not said that they are unwanted.
-        let page = output.out.as_deref().map(|folder| write(result, folder)).transpose()?;
+        let page = output.out.as_deref().map(|folder| write(result, folder, Some(&self.provenance))).transpose()?;
         self.print(result, output.json, output.details)?;
         if let Some(page) = page.filter(|_| !output.quiet) {
             tell(&format!("written: {}", page.display()));
@@ -101,8 +101,10 @@ impl<'a> Context<'a> {
 
     /// Prints a result as JSON or as a document.
     pub fn print<T: Documented>(&mut self, result: &T, json: bool, details: bool) -> Result<(), Failure> {
-        let text = if json { to_json(result) } else { result.document().to_terminal(&Terminal { details, ..self.terminal }) };
-        Ok(self.out.write_all(text.as_bytes())?)
+        match json {
+            true => Ok(self.out.write_all(to_json(result, Some(&self.provenance)).as_bytes())?),
+            false => self.print_document(&result.document(), details),
+        }
     }
 
     /// Prints what the JSON of a result looks like.
@@ -110,9 +112,9 @@ impl<'a> Context<'a> {
         Ok(writeln!(self.out, "{schema:#}").map(Exit::done)?)
     }
 
-    /// How documents are printed.
-    pub fn terminal(&self, details: bool) -> Terminal {
-        Terminal { details, ..self.terminal }
+    /// Prints a document for this terminal.
+    pub fn print_document(&mut self, document: &Document, details: bool) -> Result<(), Failure> {
+        Ok(self.out.write_all(document.to_terminal(&Terminal { details, ..self.terminal }).as_bytes())?)
     }
 }
 

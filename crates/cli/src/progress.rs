@@ -1,8 +1,8 @@
 //! What long work shows on a terminal, and how it is asked to end.
 
 use std::io::{self, IsTerminal};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use termwise_report::duration;
@@ -87,7 +87,7 @@ mod signals {
             Err(_) => before,
         });
         // Who starts a program with `nohup` wants it to outlive the terminal.
-        if before[2].handler() == SigHandler::SigIgn {
+        if matches!(before[2].handler(), SigHandler::SigIgn) {
             ours[2] = ignore;
         }
         set(ours);

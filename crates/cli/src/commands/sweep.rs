@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
+use termwise_base::provenance::Provenance;
 use termwise_report::{Block, Cell, Document, Table, duration};
 use termwise_train::Error;
-use termwise_train::provenance::Provenance;
 use termwise_train::sweep::{self, Event, Options, Plan, ProcessRunner, Record, State, Status, Summary, TrainingSchema};
 use termwise_train::tell::tell;
 
@@ -109,11 +109,11 @@ pub fn run(args: &SweepArgs, context: &mut Context) -> Result<Exit, Failure> {
     let summary = Summary::new(&plan, &states);
     if args.list && !args.json {
         let table = Document { title: String::new(), lead: vec![Block::table("runs", listed(&plan, &states))], sections: Vec::new() };
-        context.out.write_all(table.to_terminal(&context.terminal(false)).as_bytes())?;
+        context.print_document(&table, false)?;
         return Ok(Exit::Success);
     }
     if !args.list {
-        summary.write(&folder)?;
+        summary.write(&folder, &here)?;
     }
     context.print(&summary, args.json, false)?;
     if !args.list && !args.quiet {
