@@ -51,11 +51,16 @@ impl Cuts {
     }
 }
 
+/// Rows of q or k that one task norms.
+pub const NORMED_ROWS: usize = 64;
+
 /// One head, ready to run.
 pub(crate) struct Head {
     plan: layer::Head,
     /// Its kernel, with learned coefficients taken in.
     pub kernel: Kernel,
+    /// a_n of its polynomial, with learned coefficients taken in; empty where it is none.
+    pub coefficients: Vec<f64>,
     /// How rows are kept within float32. States have no log scale, hence chunks have none.
     pub frame: Rescale,
     /// Whether it has a state from chunk to chunk instead of looking at all keys.
@@ -155,6 +160,11 @@ impl Layout {
         [q, k].map(|width| self.layer.norm_sources().count() * self.shape.rows() * width)
     }
 
+    /// Values that going back through norms of q and k needs: a row and a gradient of the weights for each piece.
+    pub fn norm_room(&self) -> usize {
+        if self.layer.qk_norm().is_some() { self.shape.rows().div_ceil(NORMED_ROWS) * 2 * self.shape.widths()[0] } else { 0 }
+    }
+
     /// Plans a call. `chunk` gives the length of chunks and says which heads use them.
     pub fn new(layer: &Layer, shape: Shape, chunk: Option<(usize, &[bool])>) -> Result<Layout, Error> {
         let head = |(h, plan): (usize, &layer::Head)| {
@@ -162,6 +172,7 @@ impl Layout {
             Head {
                 plan: plan.clone(),
                 kernel: plan.variant.kernel.clone(),
+                coefficients: plan.variant.kernel.polynomial().into_iter().flatten().map(|(_, a)| a).collect(),
                 frame: if chunked { Rescale::None } else { plan.variant.rescale() },
                 chunked,
             }
@@ -258,8 +269,7 @@ impl Layout {
     pub fn factors(&self) -> Vec<Vec<f32>> {
         let mut factors = vec![Vec::new(); self.heads.len()];
         for (group, h) in self.groups.iter().flat_map(|group| group.heads.iter().map(move |&h| (group, h))) {
-            let polynomial = self.heads[h].kernel.polynomial().unwrap_or_default();
-            fill_factors(&mut factors[h], group, polynomial.into_iter().map(|(_, a)| a));
+            fill_factors(&mut factors[h], group, &self.heads[h].coefficients);
         }
         factors
     }
@@ -268,11 +278,13 @@ impl Layout {
     pub fn bind(&mut self, inputs: &Inputs<f32>, factors: &mut [Vec<f32>]) {
         for (h, head) in self.heads.iter_mut().enumerate().filter(|(_, head)| head.learned > 0) {
             self.layer.bind(h, inputs, &mut head.kernel);
+            if let Kernel::Taylor(taylor) = &head.kernel {
+                head.coefficients.iter_mut().zip(taylor.orders()).for_each(|(a, &n)| *a = taylor.coefficient(n));
+            }
         }
         for (group, &h) in self.groups.iter().flat_map(|group| group.heads.iter().map(move |h| (group, h))) {
             if self.heads[h].learned > 0 {
-                let kernel = &self.heads[h].kernel;
-                fill_factors(&mut factors[h], group, group.basis.orders().iter().map(|&n| kernel.coefficient(n)));
+                fill_factors(&mut factors[h], group, &self.heads[h].coefficients);
             }
         }
     }
@@ -298,9 +310,9 @@ impl Layout {
     }
 }
 
-fn fill_factors(factors: &mut Vec<f32>, group: &ChunkGroup, coefficients: impl Iterator<Item = f64>) {
+fn fill_factors(factors: &mut Vec<f32>, group: &ChunkGroup, coefficients: &[f64]) {
     factors.clear();
-    for (i, a) in coefficients.enumerate() {
+    for (i, a) in coefficients.iter().enumerate() {
         factors.extend(group.basis.inverse_factorials()[group.basis.span(i)].iter().map(|x| (a * *x as f64) as f32));
     }
 }

@@ -391,7 +391,7 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
     let [mut dq, mut dk, mut dv] = [&mut w.dq, &mut w.dk, &mut w.dv].map(std::mem::take);
     let mut dtaps = std::mem::take(&mut w.dtaps);
     dtaps.iter_mut().for_each(|buffer| buffer.fill(0.0));
-    let mut dnormed = std::mem::take(&mut w.dnormed);
+    let (mut dnormed, mut room) = (std::mem::take(&mut w.dnormed), std::mem::take(&mut w.norm_room));
     dnormed.iter_mut().for_each(|buffer| buffer.fill(0.0));
     let sources = &Sources::new(l, inputs, w);
     let [to_q, to_k, to_v] = grads.columns(&s);
@@ -451,7 +451,7 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
         for (((tensor, extra), rows), count) in NORMED.into_iter().zip(&mut dnormed).zip([s.heads, s.kv_heads]) {
             for (conv, rows) in l.layer.norm_sources().zip(rows.chunks_exact_mut(s.rows() * count * s.d)) {
                 let dweight = if norm.has_weight() { grads.extra(extra) } else { &mut [] };
-                qk_norm::backward(l, inputs, sources, ((tensor, conv), extra), rows, dweight);
+                qk_norm::backward(l, inputs, sources, ((tensor, conv), extra), rows, dweight, &mut room);
                 let [to_q, to_k, _] = grads.columns(&s);
                 let to = if tensor == Tensor::Q { to_q } else { to_k };
                 let places = to.blocks(1, &whole).par().zip(Blocks::pieces(&mut dtaps[tensor as usize], s.batch * count).par());
@@ -471,7 +471,7 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
             }
         }
     }
-    (w.dq, w.dk, w.dv, w.dtaps, w.dnormed) = (dq, dk, dv, dtaps, dnormed);
+    (w.dq, w.dk, w.dv, w.dtaps, w.dnormed, w.norm_room) = (dq, dk, dv, dtaps, dnormed, room);
 }
 
 /// Gradients of normed rows [B, T, heads·d] by batch row and head, of each source.

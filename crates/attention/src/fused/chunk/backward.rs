@@ -80,8 +80,7 @@ impl QuerySplit<'_> {
             simd.call(AddTransposed { columns: back.dx, len: l.pitch, rows: dq, stride: l.dp, count, dim: s.d });
             if group.decays {
                 let ddecay = self.to.ddecay.rows(in_group, from, to);
-                let polynomial = head.kernel.polynomial().unwrap_or_default();
-                for (part, (_, a)) in back.parts[..wanted].chunks_exact(l.pitch).zip(polynomial) {
+                for (part, a) in back.parts[..wanted].chunks_exact(l.pitch).zip(&head.coefficients) {
                     ddecay.iter_mut().zip(part).for_each(|(d, &part)| *d += a * part as f64);
                 }
             }
