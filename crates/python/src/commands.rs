@@ -30,7 +30,12 @@ fn parsed<T: for<'a> Deserialize<'a>>(text: &str) -> PyResult<T> {
 /// Settings and names are the caller's own words; the rest is work that failed.
 fn training(error: Error) -> PyErr {
     match error {
-        Error::Attention(_) | Error::NoModel { .. } | Error::Setting { .. } | Error::Toml { .. } | Error::UnknownSetting { .. } | Error::Sweep { .. } => value(error),
+        Error::Attention(_)
+        | Error::NoModel { .. }
+        | Error::Setting { .. }
+        | Error::Toml { .. }
+        | Error::UnknownSetting { .. }
+        | Error::Sweep { .. } => value(error),
         _ => runtime(error),
     }
 }
@@ -136,7 +141,9 @@ fn event(plan: &Plan, event: &Event) -> Value {
         Event::Stopped(index) => json!({ "event": "stopped", "run": name(index) }),
         Event::Ended(index, record) => match &record.status {
             Status::Failed { reason } => json!({ "event": "failed", "run": name(index), "reason": reason, "seconds": record.seconds }),
-            Status::Finished { metrics } => json!({ "event": "finished", "run": name(index), "metrics": metrics, "seconds": record.seconds }),
+            Status::Finished { metrics } => {
+                json!({ "event": "finished", "run": name(index), "metrics": metrics, "seconds": record.seconds })
+            }
         },
         Event::Progress(progress) => json!({
             "event": "progress",

@@ -134,6 +134,14 @@ impl<R: Number> Call<R> {
         apart(outputs, &self.x, self.extras.iter().map(|(_, values)| values))
     }
 
+    /// B and T of a call of this layer.
+    pub fn sizes_of_inputs(&self, layer: &Layer) -> PyResult<(usize, usize)> {
+        let own = layer.inner.shape(1, 1).map_err(attention)?;
+        let q = self.x[0].shape();
+        let y: Vec<usize> = q.iter().copied().take(2).chain([own.heads, own.e]).collect();
+        layer.sizes(self.shapes(("y", &y)))
+    }
+
     /// B and T of a call of this layer with that output.
     pub fn sizes(&self, layer: &Layer, name: &str, y: &Output<R>) -> PyResult<(usize, usize)> {
         layer.sizes(self.shapes((name, y.shape())))

@@ -5,6 +5,7 @@ mod arrays;
 mod commands;
 mod errors;
 mod layer;
+mod meter;
 mod model;
 mod result;
 mod state;
@@ -17,6 +18,7 @@ use pyo3::prelude::*;
 fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
     m.add_class::<layer::Layer>()?;
+    m.add_class::<meter::Meter>()?;
     m.add_class::<model::Model>()?;
     m.add_class::<result::Found>()?;
     m.add_class::<state::State>()?;

@@ -214,7 +214,13 @@ impl Model {
     }
 
     /// Sum of losses, tokens that count, and the loss of each position.
-    fn loss(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, labels: Vec<i32>, lengths: Option<Vec<usize>>) -> PyResult<(f64, usize, Vec<f64>)> {
+    fn loss(
+        &self,
+        py: Python<'_>,
+        ids: &Bound<'_, PyAny>,
+        labels: Vec<i32>,
+        lengths: Option<Vec<usize>>,
+    ) -> PyResult<(f64, usize, Vec<f64>)> {
         let (ids, batch, time) = self::ids(py, ids)?;
         let model = &self.inner;
         compute(py, || {
@@ -302,7 +308,12 @@ impl Model {
     fn cut(&self, py: Python<'_>, reads: &str, options: &str, callback: Option<&Bound<'_, PyAny>>) -> PyResult<Found> {
         let (reads, options): (Reads, Cut) = (parsed(reads)?, parsed(options)?);
         let refuse = |problem: String| PyValueError::new_err(problem);
-        let coefficients = options.coefficients.iter().map(|word| word.parse::<Choice>()).collect::<Result<Vec<_>, _>>().map_err(|error| refuse(error.to_string()))?;
+        let coefficients = options
+            .coefficients
+            .iter()
+            .map(|word| word.parse::<Choice>())
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|error| refuse(error.to_string()))?;
         let budget = options.budget.as_deref().map(str::parse).transpose().map_err(refuse)?;
         if let Some(place) = &options.save {
             cut::check_place(&self.folder, place, options.overwrite).map_err(value)?;

@@ -12,13 +12,14 @@ impl Saved {
 
 impl Fused {
     /// What a forward pass with these inputs left, from its [`Saved::values`]: of this engine, or of another of the same layer, sizes and mode.
-    pub fn saved_from(&self, _inputs: &Inputs<f32>, values: [&[f32]; 3]) -> Result<Saved, Error> {
+    pub fn saved_from(&self, inputs: &Inputs<f32>, values: [&[f32]; 3]) -> Result<Saved, Error> {
         let mut saved = self.new_saved()?;
         let rows = &mut saved.rows;
         for ((name, to), from) in [("U", &mut rows.u), ("z", &mut rows.z), ("ρ", &mut rows.rho)].into_iter().zip(values) {
             check_length(format_args!("{name} of a forward pass"), to.len(), from.len())?;
             to.copy_from_slice(from);
         }
+        saved.rows.keep_partition(inputs);
         Ok(saved)
     }
 }
