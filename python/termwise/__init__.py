@@ -47,6 +47,6 @@ def presets() -> dict[str, Variant]:
 
     >>> import termwise
     >>> termwise.presets()["softmax"]
-    Variant("softmax")
+    Variant("exp over=sum")
     """
     return {name: Variant(text) for name, text in Variant.presets()}

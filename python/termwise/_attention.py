@@ -76,9 +76,20 @@ class Layer:
         self.rope = rope
         one = isinstance(variant, (str, Variant))
         self._core = _core.Layer([variant] if one else list(variant), heads, self.kv_heads, dim, self.value_dim, rope)
-        self.extras: tuple[Extra, ...] = tuple(
-            Extra(**{**spec, "shape": tuple(spec["shape"])}) for spec in self._core.extras  # type: ignore[arg-type]
-        )
+        self._read_extras()
+
+    @classmethod
+    def _of(cls, core: _core.Layer) -> Layer:
+        """A layer of a model, whose rope may be more than a base."""
+        layer = cls.__new__(cls)
+        layer._core, layer.rope = core, None
+        layer.heads, layer.kv_heads, layer.dim, layer.value_dim = core.sizes
+        layer._read_extras()
+        return layer
+
+    def _read_extras(self) -> None:
+        specs = self._core.extras
+        self.extras: tuple[Extra, ...] = tuple(Extra(**{**spec, "shape": tuple(spec["shape"])}) for spec in specs)
 
     @property
     def variants(self) -> list[Variant]:
@@ -328,8 +339,8 @@ def attention_grad(
 
     >>> import numpy as np, termwise
     >>> x = np.ones((1, 3, 2, 4))
-    >>> sorted(termwise.attention_grad(x, x, x, x, "norm"))
-    ['k', 'norm_weight', 'q', 'v'] 
+    >>> sorted(termwise.attention_grad(x, x, x, x, "softmax out", out_gate=np.zeros((1, 3, 2))))
+    ['k', 'out_gate', 'q', 'v']
     """
     q, k, v = np.asarray(q), np.asarray(k), np.asarray(v)
     layer = layer_for((q.shape, k.shape, v.shape), variant, rope)

@@ -19,7 +19,7 @@ class Result:
     """What was found: a mapping for programs, a page for people.
 
     A notebook shows the page with its figures, a terminal its tables. Values are reached by key, or by a dotted path, which goes through lists
-    as well: ``result.to_numpy("layers.heads.entropy")`` is an array [layers, heads].
+    as well: ``result.to_numpy("layers.heads.entropy.nats")`` is an array [layers, heads].
 
     >>> import termwise
     >>> found = termwise.separation(networks="softmax", n=100, draws=50)

@@ -8,6 +8,9 @@ Everything that touches transformers' internals is in this file. Tested with tra
 
 It works with every causal model whose attention goes through transformers' attention interface (GPT-2, GPT-NeoX, OPT, Llama, Qwen, Gemma, Phi, …), by an
 attention function and a mask function under one name. Models with a position bias, such as ALiBi, are refused.
+
+Models that termwise has written load with ``AutoModelForCausalLM.from_pretrained`` once this module is imported, whatever their variants, and
+``generate`` keeps their states.
 """
 
 from __future__ import annotations
@@ -19,12 +22,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.models.llama import modeling_llama
 
 from . import _core
-from ._attention import VariantLike, Variants, _layer
+from ._attention import Layer, VariantLike, Variants, _layer
 from ._core import Variant
 from ._results import Result
 from .torch import attention
+from .torch._attention import _add_extras, _extras_of, register
 
 __all__ = ["cut", "spectrum", "use"]
 
@@ -50,6 +55,24 @@ def _mask(
         return None
     seen = attention_mask[:, -kv_length:].bool()
     return None if bool(seen.all()) else seen
+
+
+def _padding(seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions of each row that count, and where each position comes from once padding before a text has gone behind it."""
+    time = seen.shape[1]
+    lengths, first = seen.sum(1), seen.int().argmax(1)
+    last = time - seen.flip(1).int().argmax(1)
+    if not bool(((last - first == lengths) | (lengths == 0)).all()):
+        raise ValueError("the mask has holes: padding may stand before a text or after it, not inside")
+    return lengths, (torch.arange(time)[None] + first[:, None]) % time
+
+
+def _moved(x: Tensor, shift: Tensor) -> Tensor:
+    return x.gather(1, shift.reshape(*shift.shape, *[1] * (x.ndim - 2)).expand_as(x))
+
+
+def _moved_back(x: Tensor, shift: Tensor) -> Tensor:
+    return torch.zeros_like(x).scatter(1, shift.reshape(*shift.shape, *[1] * (x.ndim - 2)).expand_as(x), x)
 
 
 def _variant(module: torch.nn.Module, scaling: float, dim: int, sliding: int | None, cap: float | None) -> tuple[str, ...]:
@@ -105,13 +128,8 @@ def _attention(
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     lengths = shift = None
     if attention_mask is not None:
-        lengths = attention_mask.sum(1)
-        first = attention_mask.int().argmax(1)
-        if not bool((attention_mask.sum(1) == attention_mask.flip(1).int().argmax(1).neg().add(keys).sub(first)).all()):
-            raise ValueError("the mask has holes: padding may stand before a text or after it, not inside")
-        # Padding before a text goes behind it; afterwards everything goes back.
-        shift = (torch.arange(keys)[None] + first[:, None]) % keys
-        q, k, v = (x.gather(1, shift[:, :, None, None].expand_as(x)) for x in (q, k, v))
+        lengths, shift = _padding(attention_mask)
+        q, k, v = (_moved(x, shift) for x in (q, k, v))
         lengths = lengths.clamp(min=1)
     variant = texts[0] if len(texts) == 1 else texts
     if _meter is not None:
@@ -120,12 +138,95 @@ def _attention(
         _meter.see(module.layer_idx, layer._core, (*given, [x.detach().float().numpy() for x in extras.values()], None if lengths is None else lengths.tolist(), None))
     y = attention(q, k, v, variant, lengths=lengths, **extras)
     if shift is not None:
-        y = torch.empty_like(y).scatter(1, shift[:, :, None, None].expand_as(y), y)
+        y = _moved_back(y, shift)
     return y[:, keys - time :].contiguous(), None
 
 
 AttentionInterface.register(NAME, _attention)
 AttentionMaskInterface.register(NAME, _mask)
+
+
+class TermwiseAttention(modeling_llama.LlamaAttention):
+    """The attention of a model that termwise has written: any variant, with its gates and parameters, rotated and remembered by termwise."""
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        # The mask then comes as padding.
+        config._attn_implementation = NAME
+        self.layer = Layer._of(_core.layers_of_config(config.to_json_string(use_diff=False))[layer_idx])
+        self.key = register(self.layer)
+        _add_extras(self, self.layer, config.hidden_size, {})
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: Any = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        batch, time = hidden_states.shape[:2]
+        lengths = shift = None
+        x = hidden_states
+        if attention_mask is not None:
+            if attention_mask.ndim != 2:
+                raise ValueError("a mask of four dimensions cannot be given to an attention of termwise; give one of padding, [batch, time]")
+            lengths, shift = _padding(attention_mask[:, -time:])
+            x = _moved(x, shift)
+        q, k, v = (p(x).view(batch, time, -1, self.head_dim) for p in (self.q_proj, self.k_proj, self.v_proj))
+        extras = _extras_of(self, self.layer, x)
+        if past_key_values is None:
+            y = attention(q, k, v, self.key, lengths=None if lengths is None else lengths.clamp(min=1), **extras)
+        else:
+            y = self._continued(past_key_values, (q, k, v), extras, lengths)
+        y = y.reshape(batch, time, -1)
+        if shift is not None:
+            y = _moved_back(y, shift)
+        return self.o_proj(y), None
+
+    def _continued(self, cache: Any, x: tuple[Tensor, ...], extras: dict[str, Tensor], lengths: Tensor | None) -> Tensor:
+        """From the state that belongs to the cache, and into it.
+
+        The cache itself keeps one number for each position and row, the row's place at that time: where beams have parted since, the last of them says
+        which row of the state each row goes on from.
+        """
+        if torch.is_grad_enabled() and any(t.requires_grad for t in x):
+            raise ValueError("states carry no gradients: train with use_cache=False, or generate under torch.no_grad()")
+        batch, time = x[0].shape[:2]
+        states = cache.__dict__.setdefault("_termwise", {})
+        state = states.get(self.layer_idx)
+        seen = cache.get_seq_length(self.layer_idx)
+        mark = torch.arange(batch, dtype=torch.float32).reshape(batch, 1, 1, 1).expand(batch, 1, time, 1)
+        marks, _ = cache.update(mark, mark, self.layer_idx)
+        if state is None or seen == 0:
+            state, position = self.layer.state(batch), 0
+        else:
+            state, position = state
+            if position != seen:
+                raise ValueError(f"a state cannot go back: it has read {position} positions, and the cache was set to {seen}; generate without assistance")
+            rows = marks[:, 0, seen - 1, 0].long().tolist()
+            if rows != list(range(state.batch)):
+                state = state.select(rows)
+        arrays = [t.detach().float().numpy() for t in x]
+        own = {name: t.detach().float().numpy() for name, t in extras.items()}
+        if lengths is None:
+            y = state.extend(*arrays, **own)
+        elif time > 1 and bool((lengths == 0).any()):
+            raise ValueError("a row has nothing but padding: leave it out")
+        else:
+            y = state.extend(*arrays, lengths=lengths.tolist(), **own)
+        states[self.layer_idx] = (state, position + time)
+        return torch.from_numpy(y).to(x[0].dtype)
+
+
+def _attention_of_llama(config: Any, layer_idx: int) -> torch.nn.Module:
+    own = getattr(config, "attention_variant", None) is not None
+    return (TermwiseAttention if own else _Llama)(config, layer_idx)
+
+
+# Llama's layers ask for this name when they are made.
+_Llama = modeling_llama.LlamaAttention
+modeling_llama.LlamaAttention = _attention_of_llama  # type: ignore[assignment,misc]
 
 
 def _attentions(model: PreTrainedModel) -> dict[int, torch.nn.Module]:

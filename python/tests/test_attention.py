@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from conftest import inputs, random_variants, rms
+from conftest import gradient_error, inputs, random_variants, rms
 
 import termwise
 from termwise import Layer, Variant, attention, attention_grad
@@ -52,7 +52,7 @@ def test_formulas(dtype, bound):
 
 
 def reached(text):
-    return Layer(text, heads=4, kv_heads=2, dim=6, value_dim=5, rope=100.0)
+    return Layer(text, heads=4, kv_heads=2, dim=16, value_dim=5, rope=100.0)
 
 
 @pytest.mark.parametrize("text", [*termwise.presets(), *random_variants(60)])
@@ -66,7 +66,7 @@ def test_float32_is_the_reference(text):
     assert rms(layer(q, k, v, **extras), expected) < 1e-5
     for name, gradient in layer.grad(q, k, v, dy.astype(np.float32), **extras).items():
         assert gradient.shape == gradients[name].shape
-        assert rms(gradient, gradients[name]) < 5e-5 or np.abs(gradients[name]).max() < 1e-9, name
+        assert gradient_error(name, gradient, gradients) < 5e-5, name
 
 
 def test_gradients_are_differences():
@@ -118,7 +118,7 @@ def test_modes_lengths_and_documents():
         (lambda a: a.update(k=a["k"][:, :3]), ValueError, "k has shape [2, 3, 2, 4], expected [2, 5, 2, 4]"),
         (lambda a: a.update(v=a["v"][:, :, :1]), ValueError, "v has shape [2, 5, 1, 4], expected [2, 5, 2, 4]"),
         (lambda a: a.update(q=a["q"].astype(np.float64)), TypeError, "float32"),
-        (lambda a: a.update(q=a["q"].astype(">f4")), TypeError, "byte order"),
+        (lambda a: a.update(q=a["q"].astype(">f4")), TypeError, ">f4"),
         (lambda a: a.update(q=a["q"].astype(np.int64), k=a["k"].astype(np.int64)), TypeError, "convert them to float32"),
         (lambda a: a.update(q=a["q"].astype(np.float16)), TypeError, "float16"),
         (lambda a: a.update(q=a["q"][:0]), ValueError, "none of them 0"),

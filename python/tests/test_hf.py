@@ -158,3 +158,52 @@ def test_training(ids):
     dropping = made("llama", attention_dropout=0.1)
     with pytest.raises(ValueError, match="dropout"):
         gradients(hf.use(dropping, "softmax"))
+
+
+@pytest.fixture(scope="module", params=["taylor=0..2 out conv=3 norm=rms", "norm conv=3 decay=softplus", "softmax window=8 in post=silu,channel"])
+def saved(request, tmp_path_factory):
+    """A model of termwise after a few steps, natively and in transformers."""
+    folder = tmp_path_factory.mktemp("run")
+    run = termwise.train(folder / "run", model="tiny", attention=request.param, steps=3, progress=False)
+    checkpoint = run["checkpoint"]
+    return termwise.load(checkpoint), transformers.AutoModelForCausalLM.from_pretrained(checkpoint).eval()
+
+
+def test_saved_models_have_the_native_logits(saved):
+    native, model = saved
+    assert isinstance(model.model.layers[0].self_attn, hf.TermwiseAttention)
+    ids = np.random.default_rng(0).integers(3, native.config["vocab_size"], (2, 30))
+    with torch.no_grad():
+        assert rms(model(input_ids=torch.tensor(ids), use_cache=False).logits, native.logits(ids)) < 1e-5
+        assert rms(model(input_ids=torch.tensor(ids), use_cache=True).logits, native.logits(ids)) < 1e-5
+
+
+def test_saved_models_write_with_their_states(saved):
+    native, model = saved
+    model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
+    ids = np.random.default_rng(1).integers(3, native.config["vocab_size"], (1, 12)).tolist()
+    expected = list(ids[0])
+    for _ in range(12):
+        expected.append(int(native.logits(expected)[0, -1].argmax()))
+    options = {"max_new_tokens": 12, "do_sample": False}
+    found = model.generate(torch.tensor(ids), **options)
+    assert found[0].tolist() == expected
+    # Beside a longer text, padded on the left.
+    longer = np.random.default_rng(2).integers(3, native.config["vocab_size"], 20).tolist()
+    both, mask = torch.tensor([[0] * 8 + ids[0], longer]), torch.ones(2, 20, dtype=torch.long)
+    mask[0, :8] = 0
+    assert model.generate(both, attention_mask=mask, **options)[0, 8:].tolist() == expected
+    # Beams, with states and without.
+    beams = [model.generate(torch.tensor(ids), num_beams=4, use_cache=use, **options) for use in (True, False)]
+    assert torch.equal(*beams)
+
+
+def test_saved_models_train(saved):
+    _, model = saved
+    ids = torch.randint(3, 30, (2, 20))
+    model.zero_grad()
+    model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+    with pytest.raises(ValueError, match="use_cache=False"):
+        model(input_ids=ids, use_cache=True)
+    model.zero_grad()

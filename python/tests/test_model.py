@@ -75,7 +75,7 @@ def test_a_spectrum_is_that_of_the_program(model, stories, book, tmp_path):
     assert printed.returncode == 0, printed.stderr
     theirs = json.loads(printed.stdout)
     assert theirs["layers"] == found["layers"] and theirs["kind"] == found.kind == "spectrum"
-    entropy = found.to_numpy("layers.heads.entropy")
+    entropy = found.to_numpy("layers.heads.entropy.nats")
     assert entropy.shape == (layers, model.config["num_attention_heads"]) and np.isfinite(entropy).all()
     # It shows itself.
     page = found._repr_html_()

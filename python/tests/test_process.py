@@ -18,11 +18,10 @@ from termwise import attention
 
 def test_ten_threads_at_once():
     rng = np.random.default_rng(0)
-    cases = [(rng.standard_normal((1, 40 + i, 2, 8), dtype=np.float32), ["softmax", "norm over=none", "taylor=0..2"][i % 3]) for i in range(10)]
+    cases = [(rng.standard_normal((1, 40 + i, 2, 8), dtype=np.float32), ["softmax", "taylor=0..4 norm=l2", "taylor=0..2"][i % 3]) for i in range(10)]
 
     def compute(x, text):
-        extras = {"norm_weight": np.ones(8, np.float32)} if text.startswith("norm") else {}
-        return attention(x, x, x, text, **extras)
+        return attention(x, x, x, text)
 
     expected = [compute(*case) for case in cases]
     failures = []

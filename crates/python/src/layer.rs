@@ -66,7 +66,7 @@ impl Layer {
     }
 
     /// Checks the shapes of q, k, v and y, or its gradient; B and T.
-    fn sizes(&self, shapes: [(&str, &[usize]); 4]) -> PyResult<(usize, usize)> {
+    fn batch_and_time(&self, shapes: [(&str, &[usize]); 4]) -> PyResult<(usize, usize)> {
         let (batch, time) = match *shapes[0].1 {
             [batch, time, _, _] => (batch, time),
             _ => (0, 0),
@@ -139,12 +139,12 @@ impl<R: Number> Call<R> {
         let own = layer.inner.shape(1, 1).map_err(attention)?;
         let q = self.x[0].shape();
         let y: Vec<usize> = q.iter().copied().take(2).chain([own.heads, own.e]).collect();
-        layer.sizes(self.shapes(("y", &y)))
+        layer.batch_and_time(self.shapes(("y", &y)))
     }
 
     /// B and T of a call of this layer with that output.
     pub fn sizes(&self, layer: &Layer, name: &str, y: &Output<R>) -> PyResult<(usize, usize)> {
-        layer.sizes(self.shapes((name, y.shape())))
+        layer.batch_and_time(self.shapes((name, y.shape())))
     }
 }
 
@@ -194,6 +194,13 @@ impl Layer {
     #[getter]
     fn variants(&self) -> Vec<Variant> {
         self.inner.heads().iter().cloned().map(Variant).collect()
+    }
+
+    /// H, G, d, e.
+    #[getter]
+    fn sizes(&self) -> PyResult<(usize, usize, usize, usize)> {
+        let shape = self.inner.shape(1, 1).map_err(attention)?;
+        Ok((shape.heads, shape.kv_heads, shape.d, shape.e))
     }
 
     /// Whether the fused engine computes all its parts.
@@ -359,7 +366,7 @@ impl Layer {
         run: impl FnOnce(&Call<R>, &[R], &mut Grads<R>) -> Result<(), termwise_attention::Error> + Send,
     ) -> PyResult<()> {
         let (call, dy) = (Call::<R>::new(py, &self.inner, given)?, Tensor::<R>::rows(py, "the gradient of y", dy)?);
-        self.sizes(call.shapes(("the gradient of y", dy.shape())))?;
+        self.batch_and_time(call.shapes(("the gradient of y", dy.shape())))?;
         let specs = self.inner.extras();
         if grads.len() != 3 + specs.len() {
             return Err(PyValueError::new_err(format!("{} gradients are computed, found places for {}", 3 + specs.len(), grads.len())));

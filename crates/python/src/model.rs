@@ -22,6 +22,7 @@ use termwise_train::source::{cache_folder, open_for_model};
 
 use crate::arrays::Output;
 use crate::errors::{runtime, value};
+use crate::layer::Layer;
 use crate::result::Found;
 use crate::threads::{compute, supervise};
 use crate::variant::Variant;
@@ -44,6 +45,14 @@ pub fn load_model(py: Python<'_>, name: Option<&str>, tokenizer: Option<&str>) -
     let inner = compute(py, || Llama::read(&folder))?.map_err(value)?;
     let tokenizer = own_tokenizer(&folder, tokenizer, &inner.config).map(Arc::new);
     Ok(Model { inner: Arc::new(inner), folder, tokenizer })
+}
+
+/// The attention of every layer of a `config.json`.
+#[pyfunction]
+pub fn layers_of_config(config: &str) -> PyResult<Vec<Layer>> {
+    let config = Config::from_json_str(config, "the configuration").map_err(value)?;
+    let layers = config.attention_layers(config.max_position_embeddings).map_err(value)?;
+    Ok(layers.into_iter().map(Layer::of).collect())
 }
 
 /// The tokenizer that was named, the model's own, that of the built-in language, or bytes where the vocabulary is theirs.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -15,10 +16,37 @@ from .._core import Variant
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
+#: Layers with a rope that is more than a base, by a name that the operator is given in the place of a variant.
+_registered: dict[str, Layer] = {}
+
+
+def register(layer: Layer) -> str:
+    """A name for a layer that stands for its variants and its rope."""
+    known = next((key for key, other in _registered.items() if other is layer), None)
+    key = known or f"layer={len(_registered)}"
+    _registered[key] = layer
+    return key
+
+
 @lru_cache(maxsize=64)
 def _find(variant: str, heads: int, kv_heads: int, dim: int, value_dim: int, rope: float | None) -> Layer:
+    if variant in _registered:
+        return _registered[variant]
     variants = tuple(variant.split("|"))
     return _layer(variants[0] if len(variants) == 1 else variants, heads, kv_heads, dim, value_dim, rope)
+
+
+@torch.compiler.assume_constant_result
+def _facts(variant: str, heads: int, kv_heads: int, dim: int, value_dim: int, rope: float | None) -> tuple[bool, tuple[Any, ...]]:
+    """What compiled code may know of a layer: whether it is fused, and of each extra its name, whether it is logits, whether it is trained, its shape."""
+    layer = _find(variant, heads, kv_heads, dim, value_dim, rope)
+    return layer._core.is_fused, tuple((extra.name, extra.logits, extra.trained, extra.shape) for extra in layer.extras)
+
+
+@torch.compiler.disable
+def _complain(variant: str, heads: int, kv_heads: int, dim: int, value_dim: int, rope: float | None, names: tuple[str, ...]) -> None:
+    """Raises where names are missing or unknown."""
+    _find(variant, heads, kv_heads, dim, value_dim, rope)._extras(dict.fromkeys(names, True))
 
 
 def _sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int]:
@@ -39,11 +67,6 @@ def _working(q: Tensor) -> torch.dtype:
     return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
-def _saves(layer: Layer, q: Tensor, reference: bool) -> bool:
-    """Whether a forward pass leaves anything for its backward pass; the reference computes all anew."""
-    return q.dtype != torch.float64 and layer._core.is_fused and not reference
-
-
 def _saved_shapes(q: Tensor, v: Tensor, saves: bool) -> list[tuple[Any, ...]]:
     batch, time, heads = q.shape[:3]
     if not saves:
@@ -62,22 +85,19 @@ def _attention(
     rope: float | None,
     mode: str,
     reference: bool,
-    train: bool,
+    saves: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """y, and what the backward pass needs: U, z and ρ of every row, or nothing."""
+    """y, and if asked for what the backward pass needs: U, z and ρ of every row; the reference computes all anew."""
     layer, dtype = _find(variant, *_sizes(q, k, v), rope), _working(q)
-    saves = train and _saves(layer, q, reference)
     y = torch.empty((*q.shape[:3], v.shape[3]), dtype=dtype)
     saved = [torch.empty(shape, dtype=torch.float32) for shape in _saved_shapes(q, v, saves)]
     given = _given(q, k, v, extras, lengths, dtype)
-    fused = layer._core.is_fused and not reference
-    layer._core.forward(given, y.numpy(), [x.numpy() for x in saved] if saves else None, fused, mode)
+    layer._core.forward(given, y.numpy(), [x.numpy() for x in saved] if saves else None, not reference, mode)
     return y.to(q.dtype), *saved
 
 
 @_attention.register_fake
-def _(q, k, v, extras, lengths, variant, rope, mode, reference, train):  # type: ignore[no-untyped-def]
-    saves = train and _saves(_find(variant, *_sizes(q, k, v), rope), q, reference)
+def _(q, k, v, extras, lengths, variant, rope, mode, reference, saves):  # type: ignore[no-untyped-def]
     saved = [q.new_empty(shape, dtype=torch.float32) for shape in _saved_shapes(q, v, saves)]
     return q.new_empty((*q.shape[:3], v.shape[3])), *saved
 
@@ -101,9 +121,8 @@ def _attention_backward(
     inputs = (q, k, v, *extras)
     grads = [torch.zeros(x.shape, dtype=dtype) for x in inputs]
     given = _given(q, k, v, extras, lengths, dtype)
-    kept = [x.numpy() for x in saved] if saved[0].numel() else None
-    fused = layer._core.is_fused and not reference
-    layer._core.backward(given, kept, _array(dy, dtype), [x.numpy() for x in grads], fused, mode)
+    kept = [x.detach().numpy() for x in saved] if saved[0].numel() else None
+    layer._core.backward(given, kept, _array(dy, dtype), [x.numpy() for x in grads], not reference, mode)
     return [grad.to(x.dtype) for grad, x in zip(grads, inputs, strict=True)]
 
 
@@ -164,23 +183,57 @@ def attention(
         shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
         raise ValueError(f"q, k and v have shapes {shapes}, expected [batch, time, heads, dim] and twice [batch, time, kv_heads, …]: tensors are not transposed here")
     text = str(variant) if isinstance(variant, (str, Variant)) else "|".join(str(one) for one in variant)
-    layer = _find(text, *_sizes(q, k, v), rope)
-    values = [x if x.dtype == q.dtype or q.dtype not in (torch.float32, torch.float64) else x.to(q.dtype) for x in layer._extras(extras)]
-    batch, time = q.shape[:2]
-    for extra, x in zip(layer.extras, values, strict=True):
-        expected = extra.full_shape(batch, time)
-        if x.numel() != torch.Size(expected).numel() or (extra.logits and x.shape[:2] != q.shape[:2]):
-            raise ValueError(f"{extra.name} has shape {tuple(x.shape)}, expected {tuple(expected)}")
-        if not extra.trained and x.requires_grad:
-            raise ValueError(f"{extra.name} is calibrated, not trained, and has no gradient: give it with .detach()")
+    fused, known = _facts(text, *_sizes(q, k, v), rope)
+    if len(known) != len(extras) or any(name not in extras for name, *_ in known):
+        _complain(text, *_sizes(q, k, v), rope, tuple(extras))
+    values = []
+    for name, logits, trained, shape in known:
+        x = extras[name]
+        expected = (*q.shape[:2], *shape) if logits else shape
+        if x.numel() != math.prod(expected) or (logits and x.shape[:2] != q.shape[:2]):
+            raise ValueError(f"{name} has shape {tuple(x.shape)}, expected {tuple(expected)}")
+        if not trained and x.requires_grad:
+            raise ValueError(f"{name} is calibrated, not trained, and has no gradient: give it with .detach()")
+        values.append(x.to(q.dtype) if q.dtype in (torch.float32, torch.float64) else x)
     if lengths is not None:
         lengths = torch.as_tensor(lengths, dtype=torch.int64, device="cpu")
     if engine not in ("auto", "fused", "reference"):
         raise ValueError(f"an engine is 'auto', 'fused' or 'reference', found {engine!r}")
-    if engine == "fused" and not layer._core.is_fused:
-        raise ValueError(f"{layer.variants[0]!r} has a part that only the reference computes so far: use engine='auto'")
+    if engine == "fused" and not fused:
+        raise ValueError(f"{text!r} has a part that only the reference computes so far: use engine='auto'")
     train = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *values))
-    return torch.ops.termwise.attention(q, k, v, values, lengths, text, rope, mode, engine == "reference", train)[0]
+    reference = engine == "reference" or not fused
+    saves = train and not reference and q.dtype != torch.float64
+    return torch.ops.termwise.attention(q, k, v, values, lengths, text, rope, mode, reference, saves)[0]
+
+
+def _add_extras(module: nn.Module, layer: Layer, hidden: int, make: dict[str, Any]) -> None:
+    """Gives a module the projections and parameters that a layer reads, under their names in checkpoints."""
+    for extra in layer.extras:
+        if extra.logits:
+            module.add_module(extra.tensor, nn.Linear(hidden, extra.shape[0], bias=extra.bias, **make))
+            continue
+        start = torch.empty(extra.shape, **make)
+        kind, x = extra.init
+        nn.init.constant_(start, x) if kind == "constant" else nn.init.uniform_(start, -x, x)
+        place, _, name = extra.tensor.rpartition(".")
+        owner = module
+        for part in place.split(".") if place else []:
+            if not hasattr(owner, part):
+                owner.add_module(part, nn.Module())
+            owner = getattr(owner, part)
+        owner.register_parameter(name, nn.Parameter(start, requires_grad=extra.trained))
+
+
+def _extras_of(module: nn.Module, layer: Layer, x: Tensor) -> dict[str, Tensor]:
+    """What a layer reads beyond q, k and v, for hidden states x."""
+    found = {}
+    for extra in layer.extras:
+        value: Any = module
+        for part in extra.tensor.split("."):
+            value = getattr(value, part)
+        found[extra.name] = value(x) if extra.logits else value
+    return found
 
 
 class Attention(nn.Module):
@@ -212,29 +265,7 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(hidden, kv * dim, bias=bias, **make)
         self.v_proj = nn.Linear(hidden, kv * dim, bias=bias, **make)
         self.o_proj = nn.Linear(heads * dim, hidden, bias=bias, **make)
-        for extra in self.layer.extras:
-            if extra.logits:
-                self.add_module(extra.tensor, nn.Linear(hidden, extra.shape[0], bias=extra.bias, **make))
-                continue
-            start = torch.empty(extra.shape, **make)
-            kind, x = extra.init
-            nn.init.constant_(start, x) if kind == "constant" else nn.init.uniform_(start, -x, x)
-            place, _, name = extra.tensor.rpartition(".")
-            owner = self
-            for part in place.split(".") if place else []:
-                if not hasattr(owner, part):
-                    owner.add_module(part, nn.Module())
-                owner = getattr(owner, part)
-            owner.register_parameter(name, nn.Parameter(start, requires_grad=extra.trained))
-
-    def _extras(self, x: Tensor) -> dict[str, Tensor]:
-        found = {}
-        for extra in self.layer.extras:
-            value = self
-            for part in extra.tensor.split("."):
-                value = getattr(value, part)
-            found[extra.name] = value(x) if extra.logits else value
-        return found
+        _add_extras(self, self.layer, hidden, make)
 
     def forward(self, x: Tensor, lengths: Tensor | Sequence[int] | None = None) -> Tensor:
         """[batch, time, hidden]; positions from a row's length on are padding."""
@@ -243,7 +274,7 @@ class Attention(nn.Module):
         q = self.q_proj(x).view(batch, time, heads, dim)
         k = self.k_proj(x).view(batch, time, kv, dim)
         v = self.v_proj(x).view(batch, time, kv, dim)
-        y = attention(q, k, v, self.variant, rope=self.layer.rope, lengths=lengths, **self._extras(x))
+        y = attention(q, k, v, self.variant, rope=self.layer.rope, lengths=lengths, **_extras_of(self, self.layer, x))
         return self.o_proj(y.reshape(batch, time, heads * dim))
 
     def extra_repr(self) -> str:

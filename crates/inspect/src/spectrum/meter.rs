@@ -45,7 +45,8 @@ impl Meter {
         if self.heads.len() <= layer {
             self.heads.resize_with(layer + 1, Vec::new);
         }
-        self.heads[layer].resize_with(shape.heads.max(self.heads[layer].len()), Found::default);
+        let known = self.heads[layer].len();
+        self.heads[layer].resize_with(shape.heads.max(known), Found::default);
         let jobs: Vec<(usize, usize)> = (0..self.rows.len()).flat_map(|row| (0..shape.heads).map(move |head| (row, head))).collect();
         let look = |&(row, head): &(usize, usize)| look(attention, inputs, shape, (row, head), &self.rows[row], &self.options);
         let results: Vec<Result<Found, Failure>> = jobs.par_iter().map(look).collect();
