@@ -46,7 +46,15 @@ impl Meter {
     }
 
     /// What the sums say.
-    fn finish(&mut self, name: String, parameters: u64, heads: usize, kv_heads: usize, head_dim: usize, data: Vec<String>) -> PyResult<Found> {
+    fn finish(
+        &mut self,
+        name: String,
+        parameters: u64,
+        heads: usize,
+        kv_heads: usize,
+        head_dim: usize,
+        data: Vec<String>,
+    ) -> PyResult<Found> {
         let sums = self.inner.take().ok_or_else(|| PyValueError::new_err("this spectrum is finished"))?;
         Ok(Found::of(&sums.finish(ModelFacts { name, parameters, heads, kv_heads, head_dim }, data)))
     }

@@ -89,6 +89,7 @@ def _attention(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """y, and if asked for what the backward pass needs: U, z and ρ of every row; the reference computes all anew."""
     layer, dtype = _find(variant, *_sizes(q, k, v), rope), _working(q)
+    saves = saves and not reference and dtype == torch.float32
     y = torch.empty((*q.shape[:3], v.shape[3]), dtype=dtype)
     saved = [torch.empty(shape, dtype=torch.float32) for shape in _saved_shapes(q, v, saves)]
     given = _given(q, k, v, extras, lengths, dtype)
@@ -98,6 +99,7 @@ def _attention(
 
 @_attention.register_fake
 def _(q, k, v, extras, lengths, variant, rope, mode, reference, saves):  # type: ignore[no-untyped-def]
+    saves = saves and not reference and q.dtype != torch.float64
     saved = [q.new_empty(shape, dtype=torch.float32) for shape in _saved_shapes(q, v, saves)]
     return q.new_empty((*q.shape[:3], v.shape[3])), *saved
 
@@ -203,8 +205,7 @@ def attention(
         raise ValueError(f"{text!r} has a part that only the reference computes so far: use engine='auto'")
     train = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *values))
     reference = engine == "reference" or not fused
-    saves = train and not reference and q.dtype != torch.float64
-    return torch.ops.termwise.attention(q, k, v, values, lengths, text, rope, mode, reference, saves)[0]
+    return torch.ops.termwise.attention(q, k, v, values, lengths, text, rope, mode, reference, train)[0]
 
 
 def _add_extras(module: nn.Module, layer: Layer, hidden: int, make: dict[str, Any]) -> None:
