@@ -1,6 +1,5 @@
 //! Some batch rows of a state.
 
-use crate::state::token::Token;
 use crate::{Error, State};
 
 impl State {
@@ -10,7 +9,7 @@ impl State {
         if let Some(row) = rows.iter().find(|&&row| row >= batch) {
             return Err(Error::Shape(format!("there is no batch row {row}: the state has {batch}, counted from 0")));
         }
-        let shape = self.layer.shape(rows.len(), 1)?;
+        let mut selected = self.layer.state_with(rows.len(), self.memory)?;
         fn of<T: Clone>(values: &[T], batch: usize, rows: &[usize]) -> Vec<T> {
             let width = values.len() / batch;
             rows.iter().flat_map(|row| &values[row * width..(row + 1) * width]).cloned().collect()
@@ -24,22 +23,10 @@ impl State {
         for sums in [&mut steps.in_gate, &mut steps.out_gate, &mut steps.post_gate, &mut steps.decay, &mut steps.log_decay] {
             *sums = of(sums, batch, rows);
         }
-        let (token, stores) = (Token::new(&self.layer, &shape)?, of(&self.stores, batch, rows));
-        // The rest does not depend on rows.
-        let State { layer, kernels, memory, bases, tables, tasks, .. } = self;
-        let (layer, kernels, memory) = (layer.clone(), kernels.clone(), *memory);
-        Ok(State {
-            layer,
-            kernels,
-            shape,
-            memory,
-            bases: bases.clone(),
-            tables: tables.clone(),
-            stores,
-            steps,
-            token,
-            tasks: tasks.clone(),
-        })
+        (selected.steps, selected.stores) = (steps, of(&self.stores, batch, rows));
+        // Learned coefficients are taken in by then.
+        selected.kernels = self.kernels.clone();
+        Ok(selected)
     }
 }
 
