@@ -20,6 +20,9 @@ static SCRATCH: LazyLock<Scratch> = LazyLock::new(Scratch::default);
 /// Engines of a layer that are kept for calls of the same sizes.
 const ENGINES: usize = 8;
 
+/// What an engine is made for: B, T and the mode.
+type Sizes = (usize, usize, Mode);
+
 /// A denominator that was not positive: batch row, head, position, value.
 type Nonpositive = Option<(usize, usize, usize, f64)>;
 
@@ -27,7 +30,7 @@ type Nonpositive = Option<(usize, usize, usize, f64)>;
 #[pyclass(frozen, module = "termwise._core")]
 pub struct Layer {
     pub inner: Planned,
-    engines: Mutex<Vec<((usize, usize, Mode), Fused)>>,
+    engines: Mutex<Vec<(Sizes, Fused)>>,
 }
 
 /// The name of an extra as a keyword: `InGate` is `in_gate`.
@@ -57,7 +60,7 @@ impl Layer {
         self.inner.fused_with(batch, time, FusedOptions::default().mode(mode).scratch(&SCRATCH))
     }
 
-    fn put_back(&self, key: (usize, usize, Mode), engine: Fused) {
+    fn put_back(&self, key: Sizes, engine: Fused) {
         let mut engines = self.engines.lock().unwrap_or_else(PoisonError::into_inner);
         if engines.len() == ENGINES {
             engines.remove(0);
