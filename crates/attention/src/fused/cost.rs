@@ -32,9 +32,9 @@ const SMALL: usize = TILE;
 /// The largest state of a head in bytes for which chunks are thought of.
 const MAX_STATE: u128 = 1 << 30;
 
-/// Whether a head can have a state: a polynomial of the score, without clamp or window, whose monomials fit into memory.
+/// Whether a head can have a state, of all keys or of far keys: a polynomial of the score, without clamp, whose monomials fit into memory.
 fn finite(variant: &Variant, d: usize, e: usize) -> bool {
-    variant.window.is_none() && variant.state_size(d, e.next_multiple_of(PAD)).is_some_and(|size| size.saturating_mul(4) <= MAX_STATE)
+    variant.remembered().is_some() && variant.state_size(d, e.next_multiple_of(PAD)).is_some_and(|size| size.saturating_mul(4) <= MAX_STATE)
 }
 
 fn key(shape: &Shape) -> f64 {

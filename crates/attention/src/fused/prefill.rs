@@ -153,13 +153,13 @@ fn end(l: &Layout, inputs: &Inputs<f32>, state: &mut State, w: &CallScratch) {
         .map(|(index, store)| {
             let (b, group) = (index / groups.len(), &groups[index % groups.len()]);
             let len = inputs.length(b, &s);
-            let keys = Keys { l, w, kv: l.kv_index(group.class, b, group.g), first: b * s.heads, len };
+            let keys = Keys { l, w, class: group.class, kv: l.kv_index(group.class, b, group.g), first: b * s.heads, len };
             let norms = keys.append(&group.heads, store);
             let bound = |&h: &usize| {
                 let n = b * s.heads + h;
                 let largest = w.largest[n * l.tiles..(n + 1) * l.tiles].iter().copied().fold(0.0, larger);
                 let cached = matches!(store.memory, GroupMemory::Cache(_));
-                (n, if cached { largest } else { dispatch(LargestScore { side: sources.query(l, b, h), norms: &norms }) })
+                (n, if cached { largest } else { dispatch(LargestScore { side: sources.query(l, b, h, false), norms: &norms }) })
             };
             group.heads.iter().map(bound).collect()
         })
@@ -197,6 +197,7 @@ fn larger(a: f32, b: f32) -> f32 {
 struct Keys<'a> {
     l: &'a Layout,
     w: &'a CallScratch,
+    class: usize,
     kv: usize,
     /// B·H index of the batch row's first head.
     first: usize,
@@ -207,7 +208,7 @@ impl Keys<'_> {
     /// Takes them into a cache, if that is what the store is; returns the largest ‖k‖ up to each position.
     fn append(&self, heads: &[usize], store: &mut Store) -> Vec<f32> {
         let (l, s) = (self.l, self.l.shape);
-        let mut key = vec![0.0; s.d];
+        let mut key = vec![0.0; l.classes[self.class].width];
         let mut norms = Vec::with_capacity(self.len);
         let mut after = 0;
         if let GroupMemory::Cache(cache) = &mut store.memory {
@@ -215,7 +216,7 @@ impl Keys<'_> {
             cache.forget(after);
         }
         for t in 0..self.len {
-            let tile = &self.w.kt[(self.kv * l.tiles + t / l.tile) * s.d * l.pitch..][..s.d * l.pitch];
+            let tile = &self.w.kt[(self.kv * l.tiles + t / l.tile) * l.width * l.pitch..][..l.width * l.pitch];
             for (key, row) in key.iter_mut().zip(tile.chunks_exact(l.pitch)) {
                 *key = row[t % l.tile];
             }
@@ -252,8 +253,8 @@ impl Task for LargestScore<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> f32 {
-        let mut row = [0.0f32; 256];
-        let row = &mut row[..self.side.dim];
+        let mut row = [0.0f32; 528];
+        let row = &mut row[..self.side.features.width];
         let mut largest = 0.0;
         for (t, norm) in self.norms.iter().enumerate() {
             self.side.forward(simd, t, row);

@@ -36,6 +36,10 @@ pub(crate) struct Cache {
     pub len: usize,
     /// Keys forgotten between the sinks and the others.
     pub forgotten: usize,
+    /// Where a key as far queries meet it starts among the d values of a key: 0 where it is the same as near queries meet.
+    pub far_row: usize,
+    /// Positions before this are in a state of far keys, sinks aside.
+    pub entered: usize,
     /// [blocks, d, BLOCK]
     pub keys: Buffer,
     /// [blocks·BLOCK, ep]
@@ -47,7 +51,7 @@ pub(crate) struct Cache {
 impl Cache {
     pub fn new(d: usize, ep: usize, heads: usize, distance: Distance) -> Cache {
         let (keys, values) = (Buffer::default(), Buffer::default());
-        Cache { d, ep, distance, len: 0, forgotten: 0, keys, values, columns: vec![Column::default(); heads] }
+        Cache { d, ep, distance, len: 0, forgotten: 0, far_row: 0, entered: 0, keys, values, columns: vec![Column::default(); heads] }
     }
 
     pub fn bytes(&self) -> usize {
@@ -82,13 +86,30 @@ impl Cache {
         self.len + self.forgotten
     }
 
-    /// Which keys of a block the query at position t sees.
+    /// Which keys of a block the query at position t sees with the near kernel, for this distance, which is the cache's or less.
     #[inline(always)]
-    pub fn visible(&self, block: usize, t: usize) -> Visible {
-        let (first, Distance { window, sinks }) = (block * BLOCK, self.distance);
+    pub fn visible(&self, distance: Distance, block: usize, t: usize) -> Visible {
+        let (first, Distance { window, sinks }) = (block * BLOCK, distance);
         let until = (self.len - first).min(BLOCK);
         let from = (t + 1).saturating_sub(window).saturating_sub(self.forgotten + first);
         Visible { from: from.min(until), until, sinks: sinks.saturating_sub(first).min(until) }
+    }
+
+    /// Which keys of a block the query at position t sees with the far kernel: those that have left the window since the last of `entered`.
+    #[inline(always)]
+    pub fn far_visible(&self, distance: Distance, block: usize, t: usize) -> Visible {
+        let first = block * BLOCK;
+        let held = (self.len - first).min(BLOCK);
+        let place = |position: usize| position.saturating_sub(self.forgotten + first).min(held);
+        let until = place((t + 1).saturating_sub(distance.window));
+        let from = place(self.entered).max(distance.sinks.saturating_sub(first).min(held));
+        Visible { from: from.min(until), until, sinks: 0 }
+    }
+
+    /// The keys of a block as near or far queries of this width meet them.
+    pub fn block_keys(&self, block: usize, far: bool, width: usize) -> &[f32] {
+        let first = if far { self.far_row } else { 0 };
+        &self.keys[(block * self.d + first) * BLOCK..][..width * BLOCK]
     }
 
     /// Forgets keys that queries from position t on do not see: as many whole blocks as there are, or all but the sinks.
@@ -212,7 +233,7 @@ impl Cache {
         let column = &self.columns[column];
         let keys = &self.keys[block * self.d * BLOCK..][..self.d * BLOCK];
         let first = block * BLOCK;
-        let seen = self.visible(block, self.next_position() - 1);
+        let seen = self.visible(self.distance, block, self.next_position() - 1);
         let visible = seen.until;
         let mut x = [0.0f32; BLOCK];
         scores(simd, query.q, keys, &mut x);

@@ -37,7 +37,7 @@ impl State {
                 (GroupMemory::Cache(cache), GroupMemory::Moments { h, z }, Some(basis)) => {
                     let column = &cache.columns[column];
                     let last = self.steps.log_decay[b * self.shape.heads + head];
-                    let (mut key, mut stem, mut rows) = (vec![0.0; self.shape.d], vec![0.0; basis.stem_rows()], vec![0.0; basis.rows()]);
+                    let (mut key, mut stem, mut rows) = (vec![0.0; cache.d], vec![0.0; basis.stem_rows()], vec![0.0; basis.rows()]);
                     for s in 0..cache.len {
                         cache.key(s, &mut key);
                         let decay = column.decay.get(s).map_or(1.0, |c| (last - c).exp() as f32);
@@ -47,7 +47,7 @@ impl State {
                     }
                 }
                 (GroupMemory::Moments { h, z }, GroupMemory::Moments { h: to, z: to_z }, Some(basis)) => {
-                    let same = self.bases[from].as_ref().is_some_and(|old| old.orders() == basis.orders());
+                    let same = self.bases[from].as_ref().is_some_and(|old| (old.orders(), old.d()) == (basis.orders(), basis.d()));
                     if !same || (z.is_empty() && !to_z.is_empty()) {
                         let (old, variant) = (&self.heads()[head], layer.heads()[head].to_string());
                         let reason = format!("head {head} has moments of `{old}` already, which are not those of this variant");
@@ -66,7 +66,7 @@ impl State {
 }
 
 fn prepared_alike(a: &Variant, b: &Variant) -> bool {
-    let preparing = |v: &Variant| (v.kernel.map(), v.rope, v.conv, v.qk_norm.clone(), v.denominator.key_side());
+    let preparing = |v: &Variant| (v.kernel.map(), v.kernel.has_learned_map(), v.dim, v.rope, v.conv, v.qk_norm.clone(), v.denominator.key_side());
     preparing(a) == preparing(b) && a.in_gate == b.in_gate && a.out_gate == b.out_gate && a.post_gate == b.post_gate && a.decay == b.decay
 }
 

@@ -192,7 +192,7 @@ impl State {
 
     /// Takes all tensors of a file in; positions are known already.
     fn fill(&mut self, source: &Source) -> Result<(), Error> {
-        let (d, e, groups) = (self.shape.d, self.shape.e, self.bases.len());
+        let (e, groups) = (self.shape.e, self.bases.len());
         let plan = self.layer.state_plan(self.memory);
         for (index, store) in self.stores.iter_mut().enumerate() {
             let name = group_name(index, groups);
@@ -206,7 +206,7 @@ impl State {
                     }
                 }
                 GroupMemory::Cache(cache) => {
-                    let position = self.steps.positions[index / groups];
+                    let (d, position) = (cache.d, self.steps.positions[index / groups]);
                     let len = source.rows(&format!("{name}.keys")).filter(|&len| cache.may_hold(len, position)).unwrap_or(position);
                     let (mut keys, mut values) = (Vec::new(), Vec::new());
                     source.narrow(&format!("{name}.keys"), &[len, d], |_, x| keys.push(x))?;

@@ -75,7 +75,7 @@ pub(crate) struct HeadSums {
     pub largest: f32,
 }
 
-/// scale^n/α! of each row of a head's basis, times a_n where that is not learned; empty for caches.
+/// a_n/α! of each row of a head's basis, without a_n where that is learned; empty for caches.
 pub(crate) type Table = Arc<Vec<f32>>;
 
 #[derive(Clone, Debug)]
@@ -100,7 +100,7 @@ impl Layer {
         self.check_fused()?;
         let shape = self.shape(batch, 1)?;
         let plan = self.state_plan(memory);
-        let basis = |group: &StateGroup| group.moments.as_ref().map(|moments| self.basis(&moments.orders)).transpose();
+        let basis = |group: &StateGroup| group.moments.as_ref().map(|moments| self.basis(group.class, &moments.orders)).transpose();
         let bases: Vec<Option<Arc<Basis>>> = plan.groups.iter().map(basis).collect::<Result<_, _>>()?;
         let ep = shape.e.next_multiple_of(PAD);
         let store = |(group, basis): (&StateGroup, &Option<Arc<Basis>>)| -> Result<Store, Error> {
@@ -109,7 +109,7 @@ impl Layer {
                     let sums = if moments.sums { basis.rows() } else { 0 };
                     GroupMemory::Moments { h: Buffer::zeros(basis.rows() * ep)?, z: Buffer::zeros(sums)? }
                 }
-                _ => GroupMemory::Cache(Cache::new(shape.d, ep, group.heads.len(), group.distance)),
+                _ => GroupMemory::Cache(Cache::new(self.classes()[group.class].width, ep, group.heads.len(), group.distance)),
             };
             let heads = group.heads.len();
             let (rows, sums) = (vec![HeadSums::default(); heads], vec![Sums::new(Rescale::None, None); heads]);
@@ -210,30 +210,27 @@ impl State {
     }
 }
 
-/// scale^n/α!, times a_n where that is not learned, for each head with moments; heads with the same numbers share them.
+/// a_n/α!, without a_n where that is learned, for each head with moments; heads with the same numbers share them.
 fn tables(layer: &Layer, plan: &StatePlan, bases: &[Option<Arc<Basis>>]) -> Vec<Table> {
-    let d = layer.head_dim();
-    let mut known: Vec<(&Variant, Table)> = Vec::new();
-    let table = |(variant, &(group, _)): (&'_ Variant, &(usize, usize))| {
-        let Some(basis) = &bases[group] else { return Table::default() };
-        let (scale, learned) = (variant.scale_for(d), variant.learned() > 0);
-        let mut table = basis.wide_inverse_factorials();
-        for (i, (n, a)) in variant.kernel.polynomial().into_iter().flatten().enumerate() {
-            let factor = scale.powi(n as i32) * if learned { 1.0 } else { a };
-            table[basis.span(i)].iter_mut().for_each(|c| *c *= factor);
-        }
-        Table::new(table.into_iter().map(|c| c as f32).collect())
-    };
+    let mut known: Vec<(&Kernel, &Arc<Basis>, Table)> = Vec::new();
     let mut tables = Vec::with_capacity(plan.group_of.len());
-    for (variant, place) in layer.heads().iter().zip(&plan.group_of) {
-        let same = |(other, _): &&(&Variant, Table)| other.kernel == variant.kernel && other.scale == variant.scale;
-        let own = match known.iter().find(same) {
-            Some((_, table)) if bases[place.0].is_some() => table.clone(),
-            _ => table((variant, place)),
+    for (h, &(group, _)) in plan.group_of.iter().enumerate() {
+        let Some(basis) = &bases[group] else {
+            tables.push(Table::default());
+            continue;
         };
-        if bases[place.0].is_some() {
-            known.push((variant, own.clone()));
-        }
+        let head = layer.far_plans()[h].as_ref().unwrap_or(&layer.head_plans()[h]);
+        let own = match known.iter().find(|(kernel, other, _)| **kernel == head.kernel && Arc::ptr_eq(basis, other)) {
+            Some((.., table)) => table.clone(),
+            None => {
+                let mut table = basis.wide_inverse_factorials();
+                for (i, (_, a)) in head.kernel.polynomial().into_iter().flatten().enumerate().filter(|_| head.learned == 0) {
+                    table[basis.span(i)].iter_mut().for_each(|c| *c *= a);
+                }
+                Table::new(table.into_iter().map(|c| c as f32).collect())
+            }
+        };
+        known.push((&head.kernel, basis, own.clone()));
         tables.push(own);
     }
     tables

@@ -15,8 +15,7 @@ use crate::kernels::PAD;
 use crate::kernels::basis::Basis;
 use crate::kernels::simd::{Simd, Task, dispatch};
 use crate::kernels::state_update::sweep;
-use crate::layer::StateGroup;
-use crate::parts::kernel::feature::Map;
+use crate::layer::{Class, Features, Head, StateGroup};
 use crate::parts::rope::rotate;
 use crate::real::dot;
 use crate::state::cache::{Query, Sums};
@@ -66,7 +65,10 @@ impl State {
                 cache.reserve(1)?;
             }
         }
-        let scratch = |(group, basis): (&StateGroup, &Option<_>)| scratch_len(&self.shape, group.heads.len(), basis.as_deref());
+        let classes = self.layer.classes();
+        let scratch = |(group, basis): (&StateGroup, &Option<_>)| {
+            scratch_len(classes[group.class].width, self.shape.e, group.heads.len(), basis.as_deref())
+        };
         let most = self.layer.state_plan(self.memory).groups.iter().zip(&self.bases).map(scratch).max().unwrap_or(0);
         self.tasks.ensure(most)
     }
@@ -124,9 +126,9 @@ impl Store {
 }
 
 /// Values of scratch memory that one state group takes.
-fn scratch_len(shape: &Shape, heads: usize, basis: Option<&Basis>) -> usize {
+fn scratch_len(width: usize, e: usize, heads: usize, basis: Option<&Basis>) -> usize {
     let rows = basis.map_or(0, |basis| padded(basis.stem_rows()) + padded(basis.rows()) * (1 + heads));
-    rows + padded(shape.d) * (1 + heads) + padded(shape.e)
+    rows + padded(width) * (1 + heads) + padded(e)
 }
 
 /// One token of all batch rows; the memories are taken out of the state meanwhile.
@@ -144,12 +146,42 @@ impl Step<'_> {
         }
     }
 
-    /// Row `head` of tensor `which` in batch row b, prepared up to φ, into `to` [dim].
+    /// The key of kv head g as a class prepares it, into `to` [width].
     #[inline(always)]
-    fn row<S: Simd>(&self, simd: S, which: usize, b: usize, head: usize, group: &StateGroup, to: &mut [f32]) {
+    fn key<S: Simd>(&self, simd: S, b: usize, g: usize, class: usize, to: &mut [f32]) {
+        let class = self.state.layer.classes()[class];
+        self.features(simd, 1, b, g, class, class.of_keys(self.inputs, self.state.shape.d, g), &[], to);
+    }
+
+    /// The query of a head as it meets near or far keys, whose mean this is where it moves, into `to` [width]; and its log factor.
+    #[inline(always)]
+    fn query<S: Simd>(&self, simd: S, b: usize, h: usize, head: &Head, mean: &[f32], to: &mut [f32]) -> f32 {
+        let (class, shape) = (self.state.layer.classes()[head.class], &self.state.shape);
+        let features = class.of_queries(self.inputs, shape.d, head, h, h / shape.group());
+        self.features(simd, 0, b, h, class, features, mean, to);
+        if features.has_log_factor() { features.log_factor(to) } else { 0.0 }
+    }
+
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments, reason = "which row, and how it is prepared")]
+    fn features<S: Simd>(&self, simd: S, which: usize, b: usize, head: usize, class: Class, features: Features, mean: &[f32], to: &mut [f32]) {
+        if features.in_place() {
+            self.row(which, b, head, class, &mut to[..self.state.shape.d]);
+            features.finish(simd, mean, &mut to[..features.width]);
+        } else {
+            let mut buffer = [0.0f32; 256];
+            let x = &mut buffer[..self.state.shape.d];
+            self.row(which, b, head, class, x);
+            features.forward(simd, x, mean, &mut to[..features.width]);
+        }
+    }
+
+    /// Row `head` of tensor `which` in batch row b, prepared up to RoPE, into `to` [dim].
+    #[inline(always)]
+    fn row(&self, which: usize, b: usize, head: usize, class: Class, to: &mut [f32]) {
         let Shape { heads, kv_heads, d, e, .. } = self.state.shape;
         let (count, dim) = [(heads, d), (kv_heads, d), (kv_heads, e)][which];
-        let (class, token) = (self.state.layer.classes()[group.class], &self.state.token);
+        let token = &self.state.token;
         let x = match self.state.layer.norm_source(class).filter(|_| which < 2) {
             Some(source) => &token.normed[which][(source * self.state.shape.batch + b) * count * dim..],
             None if class.conv => &token.filtered[which][b * count * dim..],
@@ -163,9 +195,6 @@ impl Step<'_> {
         if class.rope {
             let half = d / 2;
             rotate(to, &token.cos[b * half..][..half], &token.sin[b * half..][..half]);
-        }
-        if class.map != Map::Identity {
-            class.map.forward_simd(simd, to);
         }
     }
 }
@@ -191,17 +220,18 @@ impl Task for GroupStep<'_> {
     fn run<S: Simd>(self, simd: S) {
         let GroupStep { step, b, group, basis, store, scratch } = self;
         let State { layer, kernels, tables, shape, steps, token, .. } = step.state;
-        let (Shape { heads: h, d, e, .. }, heads, log_decay) = (*shape, layer.head_plans(), &steps.log_decay);
-        let (dp, ep) = (padded(d), padded(e));
+        let (Shape { heads: h, e, .. }, heads, log_decay) = (*shape, layer.head_plans(), &steps.log_decay);
+        let width = layer.classes()[group.class].width;
+        let (dp, ep) = (padded(width), padded(e));
         let (key, scratch) = scratch.split_at_mut(dp);
         let (value, scratch) = scratch.split_at_mut(ep);
         let (queries, scratch) = scratch.split_at_mut(dp * group.heads.len());
-        let key = &mut key[..d];
-        step.row(simd, 1, b, group.g, group, key);
-        step.row(simd, 2, b, group.g, group, value);
+        let key = &mut key[..width];
+        step.key(simd, b, group.g, group.class, key);
+        step.row(2, b, group.g, layer.classes()[group.class], value);
         value[e..].fill(0.0);
         for (&head, query) in group.heads.iter().zip(queries.chunks_exact_mut(dp)) {
-            step.row(simd, 0, b, head, group, query);
+            step.query(simd, b, head, &heads[head], &[], query);
         }
         let norm = dot(key, key).sqrt();
         store.key_norm = if norm <= store.key_norm { store.key_norm } else { norm };
@@ -217,7 +247,7 @@ impl Task for GroupStep<'_> {
                 basis.of_one(key, stem, k);
                 k[n..].fill(0.0);
                 for ((&head, query), q) in group.heads.iter().zip(queries.chunks_exact(dp)).zip(q.chunks_exact_mut(padded(n))) {
-                    basis.of_one(&query[..d], stem, q);
+                    basis.of_one(&query[..width], stem, q);
                     q[n..].fill(0.0);
                     let learned = heads[head].learned > 0;
                     for (i, &order) in basis.orders().iter().enumerate() {
@@ -231,10 +261,9 @@ impl Task for GroupStep<'_> {
                 store.u.fill(0.0);
                 sweep(simd, state, ep, m, k, value, q, &mut store.u);
                 for ((i, &head), query) in group.heads.iter().enumerate().zip(queries.chunks_exact(dp)) {
-                    let query = &query[..d];
-                    let scale = heads[head].scale;
-                    let largest = scale.abs() * dot(query, query).sqrt() * store.key_norm;
-                    let own = kernels[head].value(scale * dot(query, key));
+                    let query = &query[..width];
+                    let largest = dot(query, query).sqrt() * store.key_norm;
+                    let own = kernels[head].value(dot(query, key));
                     let before = if z.is_empty() { 0.0 } else { product(simd, &q[i * padded(n)..][..n], z) };
                     for (u, &v) in store.u[i * ep..][..ep].iter_mut().zip(&*value) {
                         *u = m * *u + own * v;
@@ -255,10 +284,6 @@ impl Task for GroupStep<'_> {
                         column.decay.push(log_decay[b * h + head]);
                     }
                 }
-                for (&head, query) in group.heads.iter().zip(queries.chunks_exact_mut(dp)) {
-                    let scale = heads[head].scale;
-                    query[..d].iter_mut().for_each(|q| *q *= scale);
-                }
                 store.u.fill(0.0);
                 for (i, &head) in group.heads.iter().enumerate() {
                     let variant = &heads[head].variant;
@@ -269,7 +294,7 @@ impl Task for GroupStep<'_> {
                     for (i, &head) in group.heads.iter().enumerate() {
                         let plan = &heads[head];
                         let mut query = Query {
-                            q: &queries[i * dp..][..d],
+                            q: &queries[i * dp..][..width],
                             kernel: &kernels[head],
                             cap: plan.cap,
                             clamp: plan.clamp,

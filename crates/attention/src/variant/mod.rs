@@ -225,15 +225,12 @@ impl Variant {
 
     /// The first part, as it is written, that the naive engine alone computes so far: fused engines and states refuse it.
     pub fn naive_only(&self) -> Option<&'static str> {
-        let hedgehog = |kernel: &Kernel| kernel.has_learned_map();
         let decay = |is: fn(&Decay) -> bool| self.decay.as_ref().is_some_and(is);
         [
             (self.far.is_some(), "far"),
-            (self.dim.is_some(), "dim"),
             (self.centre.is_some(), "centre"),
             (self.write.is_some(), "write=delta"),
             (decay(Decay::by_channel), "decay=…,channel"),
-            (hedgehog(&self.kernel), "feature=hedgehog"),
         ]
         .into_iter()
         .find_map(|(there, word)| there.then_some(word))

@@ -1,0 +1,68 @@
+//! Means of keys that move: μ_t of the keys that position t sees, or of those that are far from it.
+//!
+//! Forward a running sum over keys; backward, what each μ_t is felt by goes to all keys that it is the mean of: a running sum over later positions.
+
+use rayon::prelude::*;
+
+use crate::fused::plan::Layout;
+use crate::parts::distance::Distance;
+use crate::{Buffer, Inputs};
+
+/// The key that joins the mean at position t, if one does, and how many it then has.
+fn joining(distance: Distance, t: usize) -> (Option<usize>, usize) {
+    if distance == Distance::ALL {
+        return (Some(t), t + 1);
+    }
+    let far = distance.far(t);
+    let new = (t >= distance.window).then(|| t - distance.window).filter(|key| far.contains(key));
+    (new, far.len())
+}
+
+/// μ_t of every class with a moving mean [K, T, dp], from its transposed keys.
+pub fn forward(l: &Layout, inputs: &Inputs<f32>, kt: &[f32], means: &mut Buffer) {
+    let s = l.shape;
+    means.par_chunks_exact_mut(s.time * l.dp).enumerate().for_each(|(kv, means)| {
+        let class = l.classes[kv / (s.batch * s.kv_heads)];
+        let Some(distance) = class.running else { return };
+        let b = kv / s.kv_heads % s.batch;
+        let mut sum = [0.0f64; 512];
+        let sum = &mut sum[..class.width - 1];
+        for (t, mean) in means.chunks_exact_mut(l.dp).take(inputs.length(b, &s)).enumerate() {
+            let (new, count) = joining(distance, t);
+            if let Some(key) = new {
+                let tile = &kt[(kv * l.tiles + key / l.tile) * l.width * l.pitch..];
+                sum.iter_mut().enumerate().for_each(|(i, sum)| *sum += tile[i * l.pitch + key % l.tile] as f64);
+            }
+            mean.iter_mut().zip(&*sum).for_each(|(mean, sum)| *mean = (sum / count.max(1) as f64) as f32);
+        }
+    });
+}
+
+/// Adds to the gradients of keys [K, Tp, dp] what the means give, whose gradients lie in the places of queries [passes, N, T, dp].
+pub fn backward(l: &Layout, inputs: &Inputs<f32>, dmeans: &[f32], dk: &mut Buffer) {
+    let s = l.shape;
+    dk.par_chunks_exact_mut(l.tp() * l.dp).enumerate().for_each(|(kv, dk)| {
+        let (class, pair) = (kv / (s.batch * s.kv_heads), kv % (s.batch * s.kv_heads));
+        let (b, g) = (pair / s.kv_heads, pair % s.kv_heads);
+        let Some(distance) = l.classes[class].running else { return };
+        let heads: Vec<usize> = [false, true]
+            .into_iter()
+            .flat_map(|far| (g * s.group()..(g + 1) * s.group()).map(move |h| (h, far)))
+            .filter(|&(h, far)| if far { l.far[h].as_ref() } else { Some(&l.heads[h]) }.is_some_and(|head| head.class == class))
+            .map(|(h, far)| far as usize * l.head_count() + b * s.heads + h)
+            .collect();
+        let mut sum = [0.0f64; 512];
+        let sum = &mut sum[..l.classes[class].width - 1];
+        for t in (0..inputs.length(b, &s)).rev() {
+            let (new, count) = joining(distance, t);
+            let share = 1.0 / count.max(1) as f64;
+            for n in &heads {
+                let row = &dmeans[(n * s.time + t) * l.dp..];
+                sum.iter_mut().zip(row).for_each(|(sum, &d)| *sum += d as f64 * share);
+            }
+            if let Some(key) = new {
+                dk[key * l.dp..].iter_mut().zip(&*sum).for_each(|(dk, sum)| *dk += *sum as f32);
+            }
+        }
+    });
+}
