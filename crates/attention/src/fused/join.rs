@@ -1,56 +1,19 @@
-//! Sums over near and over far keys of a row, each with a log scale ρ of its own and a log factor, become those of the row; and back.
+//! From the gradients of a row's sums to those of its sums over near and over far keys, which [`crate::epilogue::join`] had joined:
 //!
 //! ```text
-//! U·e^ρ = U_n·e^{ρ_n + l_n} + U_f·e^{ρ_f + l_f},   ρ the largest of both and of a sink, or 0 where nothing cancels it
+//! U·e^ρ = U_n·e^{ρ_n + l_n} + U_f·e^{ρ_f + l_f},   l the log factors of both
 //! ```
 //!
-//! Backward ρ is a constant: kernels that take one subtract ρ − l, sums of the others have the factor e^{l − ρ}, which is that of dU and dz.
+//! ρ is a constant: kernels that take one subtract ρ − l, sums of the others have the factor e^{l − ρ}, which is that of dU and dz.
 
 use rayon::prelude::*;
 
-use crate::fused::epilogue::RowSums;
+use crate::Inputs;
 use crate::fused::plan::{Head, Layout};
 use crate::fused::prepare::Sources;
 use crate::fused::scratch::CallScratch;
 use crate::kernels::disjoint::Blocks;
 use crate::kernels::score_rows::Rescale;
-use crate::{Inputs, Variant};
-
-/// Row i, whose near and far keys have these log factors; `far` is `None` where it sees no far key.
-#[allow(clippy::too_many_arguments, reason = "two sums of a row, and what they have in common")]
-#[inline(always)]
-pub fn forward(
-    variant: &Variant,
-    i: usize,
-    ep: usize,
-    sink: Option<f32>,
-    near: f32,
-    far: Option<f32>,
-    sums: &mut RowSums,
-    far_sums: &RowSums,
-) {
-    let (near, far) = (sums.rho[i] + near, far.map(|log| far_sums.rho[i] + log));
-    let rho = if variant.shifts() { [Some(near), far, sink].into_iter().flatten().fold(f32::NEG_INFINITY, f32::max) } else { row_scale(variant, near, far) };
-    let (keep, add) = ((near - rho).exp(), far.map(|far| (far - rho).exp()));
-    let u = &mut sums.u[i * ep..][..ep];
-    if keep != 1.0 {
-        u.iter_mut().for_each(|u| *u *= keep);
-        sums.z[i] *= keep;
-    }
-    if let Some(add) = add {
-        u.iter_mut().zip(&far_sums.u[i * ep..][..ep]).for_each(|(u, far)| *u += add * far);
-        sums.z[i] += add * far_sums.z[i];
-    }
-    sums.rho[i] = rho;
-}
-
-/// ρ where no maximum is followed: that of polynomials which need one, or 0.
-fn row_scale(variant: &Variant, near: f32, far: Option<f32>) -> f32 {
-    match variant.rescale() {
-        Rescale::Multiply => far.map_or(near, |far| near.max(far)),
-        _ => 0.0,
-    }
-}
 
 /// What ρ leaves of the weights of one kind of keys: the frame of kernels that take one, and the factor of the others.
 #[inline(always)]

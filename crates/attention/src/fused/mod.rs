@@ -44,7 +44,7 @@ use crate::fused::scratch::CallScratch;
 pub use crate::fused::scratch::Scratch;
 pub use crate::fused::through_state::StateGrads;
 use crate::fused::tile_backward::BackwardTiles;
-use crate::fused::tile_forward::{Cached, CallTile, ForwardTile, KeysOf, Queries};
+use crate::fused::tile_forward::{CallTile, ForwardTile, KeysOf, Queries};
 use crate::kernels::TILE;
 use crate::kernels::disjoint::{Axes, Axis, Blocks, Disjoint};
 use crate::kernels::simd::dispatch;
@@ -108,7 +108,7 @@ impl Planned {
         scratch.with(|w| {
             w.ensure_forward(layout)?;
             gates::forward(layout, inputs, w);
-            prepare::forward(layout, inputs, w, false)?;
+            prepare::forward(layout, inputs, w, false, None)?;
             run_forward(layout, inputs, w, factors, saved, y, None)
         })
     }
@@ -145,7 +145,7 @@ fn backward_tasks(
     grads: &mut Grads<f32>,
 ) -> Result<(), Error> {
     gates::forward(l, inputs, w);
-    prepare::forward(l, inputs, w, true)?;
+    prepare::forward(l, inputs, w, true, None)?;
     epilogue::backward(l, inputs, saved, dy, w);
     join::backward(l, inputs, saved[2], w);
     tiles_backward(l, inputs, saved[2], w, factors, state)?;
@@ -348,7 +348,7 @@ fn forward_tasks(
 ) -> Report {
     let (s, tasks) = (l.shape, &w.tasks);
     let (gates, lengths) = (Gates::new(inputs, w), inputs.lengths);
-    let context = tile_forward::Context { layout: l, sources: Sources::new(l, inputs, w), kt: &w.kt, v: &w.v, gates, lengths };
+    let context = tile_forward::Context { layout: l, sources: Sources::new(l, inputs, w), kt: &w.kt, v: &w.v, gates, lengths, state };
     let mut report = Report::default();
     if l.has_parallel_heads() {
         let ([u, z, rho], y) = blocks(l, saved.as_mut().map(|saved| saved.each_mut().map(|x| &mut **x)), y, 1, &l.tile_cuts);
@@ -364,12 +364,9 @@ fn forward_tasks(
                 let (q, memory) = memory.split_at_mut(TILE * l.dp);
                 let rows = l.tile_cuts[tile + 1] - l.tile_cuts[tile];
                 let (own, memory) = row_sums(l, memory);
-                let sums = if u.is_empty() {
-                    own
-                } else {
-                    RowSums { u: u.rows(0, 0, rows), z: z.rows(0, 0, rows), rho: rho.rows(0, 0, rows) }
-                };
-                let cached = state.and_then(|state| state.cache_of(b, h)).map(|(cache, column)| Cached { cache, column, largest });
+                let sums =
+                    if u.is_empty() { own } else { RowSums { u: u.rows(0, 0, rows), z: z.rows(0, 0, rows), rho: rho.rows(0, 0, rows) } };
+                let cached = context.cached(b, h, Some(largest));
                 let keys = |q| KeysOf { from: 0, begun: false, q: Queries::Scratch(q) };
                 let (far, far_sums) = match l.far[h].is_some() {
                     true => {

@@ -178,7 +178,8 @@ impl Layout {
         };
         let far: Vec<Option<Head>> =
             layer.far_plans().iter().enumerate().map(|(h, plan)| plan.as_ref().map(|plan| head(h, plan, true))).collect();
-        let heads: Vec<Head> = layer.head_plans().iter().enumerate().map(|(h, plan)| head(h, plan, plan.variant.window.is_none())).collect();
+        let heads: Vec<Head> =
+            layer.head_plans().iter().enumerate().map(|(h, plan)| head(h, plan, plan.variant.window.is_none())).collect();
         // A chunk is a whole number of tiles; one of 200 positions is two tiles of 100.
         let chunk = chunk.map_or(TILE, |(length, _)| length.clamp(1, shape.time));
         let chunk_tiles = chunk.div_ceil(TILE);

@@ -15,6 +15,7 @@ use crate::kernels::simd::{Simd, Task, dispatch};
 use crate::kernels::transpose;
 use crate::layer::{Class, FeatureGrads, Features};
 use crate::parts::rope::{rotate, rotate_back};
+use crate::state::State;
 use crate::{Buffer, Error, Extra, Grads, Inputs, Shape};
 
 /// Rows of one head in a [B, T, heads, dimension] tensor, and what happens to them.
@@ -371,7 +372,7 @@ fn angles(l: &Layout, w: &mut CallScratch) {
 }
 
 /// The packed tiles of k and v, and for the backward pass of q; the forward pass prepares queries tile by tile and reads keys only transposed.
-pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, backward: bool) -> Result<(), Error> {
+pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, backward: bool, state: Option<&State>) -> Result<(), Error> {
     let s = l.shape;
     angles(l, w);
     for ((buffer, extra), dim) in w.taps.iter_mut().zip([Extra::ConvQ, Extra::ConvK, Extra::ConvV]).zip([s.d, s.d, s.e]) {
@@ -410,10 +411,7 @@ pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, backward: 
         });
     };
     let mut keys_and_values = || {
-        rayon::join(
-            || key_value(Tensor::K, &mut k, backward, &mut kt, true),
-            || key_value(Tensor::V, &mut v, keeps_v, &mut vt, backward),
-        );
+        rayon::join(|| key_value(Tensor::K, &mut k, backward, &mut kt, true), || key_value(Tensor::V, &mut v, keeps_v, &mut vt, backward));
     };
     let queries = |sources: &Sources, q: &mut Buffer| {
         let passes = heads * l.passes();
@@ -428,7 +426,7 @@ pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, backward: 
     if l.follows_means() {
         // Queries read the means of keys.
         keys_and_values();
-        means::forward(l, inputs, &kt, &mut means);
+        means::forward(l, inputs, &kt, state, &mut means);
         if backward {
             queries(&Sources { means: &means, ..sources }, &mut q);
         }
@@ -486,7 +484,12 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
             },
         );
     };
-    let keys = |tensor: Tensor, from: &mut Buffer, to: Disjoint<f32>, [first, second]: [Blocks<f32>; 2], dtaps: &mut Buffer, dtensors: &mut [f32]| {
+    let keys = |tensor: Tensor,
+                from: &mut Buffer,
+                to: Disjoint<f32>,
+                [first, second]: [Blocks<f32>; 2],
+                dtaps: &mut Buffer,
+                dtensors: &mut [f32]| {
         let padded = if tensor == Tensor::K { l.dp } else { l.ep };
         let size = l.tp() * padded;
         // One task for each kv head, with its rows in every class.

@@ -3,16 +3,17 @@
 use std::ops::Range;
 
 use crate::Report;
+use crate::epilogue::{FarSums, join};
 use crate::fused::epilogue::{self, Outputs, RowSums};
-use crate::fused::join;
 use crate::fused::gates::{Gates, decay_columns};
 use crate::fused::plan::Layout;
 use crate::fused::prepare::Sources;
 use crate::kernels::gemm::multiply;
-use crate::kernels::score_rows::{DecayRow, ForwardRow, Visible, soft_cap};
+use crate::kernels::score_rows::{DecayRow, ForwardRow, Rescale, Visible, soft_cap};
 use crate::kernels::simd::{Simd, Task};
 use crate::kernels::{PAD, ROWS, TILE};
 use crate::parts::distance::Distance;
+use crate::state::State;
 use crate::state::cache::{BLOCK, Cache};
 
 /// What the tasks of one forward pass read.
@@ -23,6 +24,8 @@ pub struct Context<'a> {
     pub v: &'a [f32],
     pub gates: Gates<'a>,
     pub lengths: Option<&'a [usize]>,
+    /// What the call continues from.
+    pub state: Option<&'a State>,
 }
 
 /// One tile of queries of one head: everything from scores to y.
@@ -53,12 +56,19 @@ pub struct KeysOf<'a> {
     pub q: Queries<'a>,
 }
 
-/// The cache of a head, and where the largest |score| of a tile goes.
+/// The cache of a head, and where the largest |score| of a tile goes, if that is wanted.
 pub struct Cached<'a> {
     pub cache: &'a Cache,
     /// The head's place in the cache's group.
     pub column: usize,
-    pub largest: &'a mut f32,
+    pub largest: Option<&'a mut f32>,
+}
+
+impl<'a> Context<'a> {
+    /// The cache that a head continues from.
+    pub fn cached(&self, b: usize, h: usize, largest: Option<&'a mut f32>) -> Option<Cached<'a>> {
+        self.state?.cache_of(b, h).map(|(cache, column)| Cached { cache, column, largest })
+    }
 }
 
 impl Cached<'_> {
@@ -278,16 +288,19 @@ impl Task for ForwardTile<'_, '_> {
             }
         }
 
-        if let Some(cached) = self.cached {
-            *cached.largest = largest;
+        if let Some(to) = self.cached.and_then(|cached| cached.largest) {
+            *to = largest;
         }
         let has_far = l.far[self.h].is_some();
         if has_far || l.has_log_factor(&l.heads[self.h]) {
             let variant = &l.heads[self.h].variant;
-            let sink = c.gates.sink(variant, self.h);
+            let sink = c.gates.sink(variant, self.h).filter(|_| l.heads[self.h].frame != Rescale::SubtractMax);
             for (i, t) in (first..counted).enumerate() {
-                let far = (has_far && !distance.far(begins + t).is_empty()).then_some(logs[1][i]);
-                join::forward(variant, i, l.ep, sink, logs[0][i], far, &mut self.sums, &self.far_sums);
+                let sees_far = has_far && !distance.far(begins + t).is_empty();
+                let (from, sums) = (&self.far_sums, &mut self.sums);
+                let far = || FarSums { u: &from.u[i * l.ep..][..l.ep], z: from.z[i], log: from.rho[i] + logs[1][i] };
+                let near = sums.rho[i] + logs[0][i];
+                sums.rho[i] = join(variant, &mut sums.u[i * l.ep..][..l.ep], &mut sums.z[i], near, sees_far.then(far), sink);
             }
         }
         epilogue::forward(l, &c.gates, (self.b, self.h), [first, counted, last], &self.sums, self.to)

@@ -18,6 +18,7 @@ impl State {
         }
         for (old, new) in self.heads().iter().zip(layer.heads()) {
             let reason = match () {
+                _ if old.window.is_some() || new.window.is_some() => "a window keeps its own keys, and forgets others".to_string(),
                 _ if new.clamp.is_some() || new.kernel.polynomial().is_none() => "it has no finite map".to_string(),
                 _ if !prepared_alike(old, new) => format!("keys and values were kept for `{old}`, which prepares them differently"),
                 _ => continue,
@@ -66,18 +67,19 @@ impl State {
 }
 
 fn prepared_alike(a: &Variant, b: &Variant) -> bool {
-    let preparing = |v: &Variant| (v.kernel.map(), v.kernel.has_learned_map(), v.dim, v.rope, v.conv, v.qk_norm.clone(), v.denominator.key_side());
+    let preparing =
+        |v: &Variant| (v.kernel.map(), v.kernel.has_learned_map(), v.dim, v.rope, v.conv, v.qk_norm.clone(), v.denominator.key_side());
     preparing(a) == preparing(b) && a.in_gate == b.in_gate && a.out_gate == b.out_gate && a.post_gate == b.post_gate && a.decay == b.decay
 }
 
 /// H += weight·K·vᵀ, z += decay·K.
-struct Add<'a> {
-    h: &'a mut [f32],
-    z: &'a mut [f32],
-    rows: &'a [f32],
-    value: &'a [f32],
-    weight: f32,
-    decay: f32,
+pub(crate) struct Add<'a> {
+    pub h: &'a mut [f32],
+    pub z: &'a mut [f32],
+    pub rows: &'a [f32],
+    pub value: &'a [f32],
+    pub weight: f32,
+    pub decay: f32,
 }
 
 impl Task for Add<'_> {

@@ -10,9 +10,10 @@
 
 use rayon::prelude::*;
 
-use crate::epilogue::{self, Post, Row};
+use crate::epilogue::{self, FarSums, Post, Row, join};
 use crate::kernels::PAD;
 use crate::kernels::basis::Basis;
+use crate::kernels::score_rows::Rescale;
 use crate::kernels::simd::{Simd, Task, dispatch};
 use crate::kernels::state_update::sweep;
 use crate::layer::{Class, Features, Head, StateGroup};
@@ -37,8 +38,11 @@ impl State {
         inputs.check_no_documents()?;
         shape.check_outputs("y", y.len())?;
         self.reserve(inputs)?;
-        for (head, kernel) in self.kernels.iter_mut().enumerate() {
+        for (head, (kernel, far)) in self.kernels.iter_mut().zip(&mut self.far_kernels).enumerate() {
             self.layer.bind(head, inputs, kernel);
+            if let Some(far) = far {
+                self.layer.bind_far(head, inputs, far);
+            }
         }
         self.token.prepare(&self.layer, &shape, inputs, &mut self.steps);
         let mut stores = std::mem::take(&mut self.stores);
@@ -67,7 +71,8 @@ impl State {
         }
         let classes = self.layer.classes();
         let scratch = |(group, basis): (&StateGroup, &Option<_>)| {
-            scratch_len(classes[group.class].width, self.shape.e, group.heads.len(), basis.as_deref())
+            let far = group.far.as_ref().map_or(0, |far| classes[far.class].width);
+            scratch_len([classes[group.class].width, far], self.shape.e, group.heads.len(), basis.as_deref())
         };
         let most = self.layer.state_plan(self.memory).groups.iter().zip(&self.bases).map(scratch).max().unwrap_or(0);
         self.tasks.ensure(most)
@@ -118,17 +123,19 @@ impl State {
 
 impl Store {
     fn bytes_read(&self) -> usize {
+        let far = self.far.as_ref().map_or(0, |far| 4 * far.h.len());
         match &self.memory {
             GroupMemory::Moments { h, .. } => 4 * h.len(),
-            GroupMemory::Cache(cache) => 4 * cache.len * (cache.d + cache.ep),
+            GroupMemory::Cache(cache) => 4 * cache.len * (cache.d + cache.ep) + far,
         }
     }
 }
 
 /// Values of scratch memory that one state group takes.
-fn scratch_len(width: usize, e: usize, heads: usize, basis: Option<&Basis>) -> usize {
+fn scratch_len(widths: [usize; 2], e: usize, heads: usize, basis: Option<&Basis>) -> usize {
     let rows = basis.map_or(0, |basis| padded(basis.stem_rows()) + padded(basis.rows()) * (1 + heads));
-    rows + padded(width) * (1 + heads) + padded(e)
+    let keys: usize = widths.map(|width| padded(width) * (1 + heads)).iter().sum();
+    rows + keys + 2 * padded(e) + 2 * heads
 }
 
 /// One token of all batch rows; the memories are taken out of the state meanwhile.
@@ -164,7 +171,17 @@ impl Step<'_> {
 
     #[inline(always)]
     #[allow(clippy::too_many_arguments, reason = "which row, and how it is prepared")]
-    fn features<S: Simd>(&self, simd: S, which: usize, b: usize, head: usize, class: Class, features: Features, mean: &[f32], to: &mut [f32]) {
+    fn features<S: Simd>(
+        &self,
+        simd: S,
+        which: usize,
+        b: usize,
+        head: usize,
+        class: Class,
+        features: Features,
+        mean: &[f32],
+        to: &mut [f32],
+    ) {
         if features.in_place() {
             self.row(which, b, head, class, &mut to[..self.state.shape.d]);
             features.finish(simd, mean, &mut to[..features.width]);
@@ -219,62 +236,83 @@ impl Task for GroupStep<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let GroupStep { step, b, group, basis, store, scratch } = self;
-        let State { layer, kernels, tables, shape, steps, token, .. } = step.state;
+        let State { layer, kernels, shape, steps, token, .. } = step.state;
         let (Shape { heads: h, e, .. }, heads, log_decay) = (*shape, layer.head_plans(), &steps.log_decay);
-        let width = layer.classes()[group.class].width;
-        let (dp, ep) = (padded(width), padded(e));
+        let class = layer.classes()[group.class];
+        let (width, t) = (class.width, steps.positions[b]);
+        let (dp, ep, first) = (padded(width), padded(e), b * h + group.heads[0]);
         let (key, scratch) = scratch.split_at_mut(dp);
         let (value, scratch) = scratch.split_at_mut(ep);
         let (queries, scratch) = scratch.split_at_mut(dp * group.heads.len());
+        let (logs, scratch) = scratch.split_at_mut(group.heads.len());
         let key = &mut key[..width];
         step.key(simd, b, group.g, group.class, key);
-        step.row(2, b, group.g, layer.classes()[group.class], value);
+        step.row(2, b, group.g, class, value);
         value[e..].fill(0.0);
-        for (&head, query) in group.heads.iter().zip(queries.chunks_exact_mut(dp)) {
-            step.query(simd, b, head, &heads[head], &[], query);
+        let mut mean = [0.0f32; 528];
+        if class.running.is_some() {
+            follow(&mut store.sum, Some(key), t + 1, &mut mean);
+        }
+        for ((&head, query), log) in group.heads.iter().zip(queries.chunks_exact_mut(dp)).zip(&mut *logs) {
+            *log = step.query(simd, b, head, &heads[head], &mean, query);
         }
         let norm = dot(key, key).sqrt();
         store.key_norm = if norm <= store.key_norm { store.key_norm } else { norm };
         match (&mut store.memory, basis) {
             (GroupMemory::Moments { h: state, z }, Some(basis)) => {
-                let first = b * h + group.heads[0];
                 // Gates and weights are the same for all heads of the group, or it has one head.
-                let (weight, m) = (token.key_weights[first], token.decay[first]);
-                value[..e].iter_mut().for_each(|v| *v *= weight);
-                let n = basis.rows();
-                let (stem, scratch) = scratch.split_at_mut(padded(basis.stem_rows()));
-                let (k, q) = scratch.split_at_mut(padded(n));
-                basis.of_one(key, stem, k);
-                k[n..].fill(0.0);
-                for ((&head, query), q) in group.heads.iter().zip(queries.chunks_exact(dp)).zip(q.chunks_exact_mut(padded(n))) {
-                    basis.of_one(&query[..width], stem, q);
-                    q[n..].fill(0.0);
-                    let learned = heads[head].learned > 0;
-                    for (i, &order) in basis.orders().iter().enumerate() {
-                        let a = if learned { kernels[head].coefficient(order) as f32 } else { 1.0 };
-                        let span = basis.span(i);
-                        for (q, &c) in q[span.clone()].iter_mut().zip(&tables[head][span]) {
-                            *q *= c * a;
-                        }
-                    }
+                value[..e].iter_mut().for_each(|v| *v *= token.key_weights[first]);
+                let moments = MomentsStep { step, group, far: false, basis, m: token.decay[first], queries, stride: dp, scratch };
+                let rows = &mut store.rows;
+                moments.run(simd, state, z, Some((key, 1.0)), value, &mut store.u, |i, z| rows[i] = HeadSums { z, ..HeadSums::default() });
+                for (query, row) in queries.chunks_exact(dp).zip(rows) {
+                    row.largest = dot(&query[..width], &query[..width]).sqrt() * store.key_norm;
                 }
-                store.u.fill(0.0);
-                sweep(simd, state, ep, m, k, value, q, &mut store.u);
-                for ((i, &head), query) in group.heads.iter().enumerate().zip(queries.chunks_exact(dp)) {
-                    let query = &query[..width];
-                    let largest = dot(query, query).sqrt() * store.key_norm;
-                    let own = kernels[head].value(dot(query, key));
-                    let before = if z.is_empty() { 0.0 } else { product(simd, &q[i * padded(n)..][..n], z) };
-                    for (u, &v) in store.u[i * ep..][..ep].iter_mut().zip(&*value) {
-                        *u = m * *u + own * v;
-                    }
-                    store.rows[i] = HeadSums { z: m * before + own, rho: 0.0, largest };
-                }
-                update_sums(simd, z, m, &k[..n]);
             }
             (GroupMemory::Cache(cache), _) => {
-                cache.forget(cache.next_position());
-                cache.push(key, &value[..e]);
+                let distance = heads[group.heads[0]].variant.distance();
+                let mut far_logs = &mut [][..];
+                let mut far_queries = &mut [][..];
+                let far_width = group.far.as_ref().map_or(0, |far| layer.classes()[far.class].width);
+                if let (Some(kind), Some(far)) = (&group.far, &mut store.far) {
+                    let stride = padded(far_width);
+                    let (left, scratch) = scratch.split_at_mut(ep);
+                    let (far_key, scratch) = scratch.split_at_mut(stride);
+                    let (own_queries, scratch) = scratch.split_at_mut(stride * group.heads.len());
+                    let (own_logs, scratch) = scratch.split_at_mut(group.heads.len());
+                    // The key that leaves the window at this position, unless it is a sink.
+                    let leaving = t.checked_sub(distance.window).filter(|&at| at >= distance.sinks);
+                    if let Some(at) = leaving {
+                        cache.far_key(at, &mut far_key[..far_width]);
+                        left.copy_from_slice(cache.value(cache.place(at)));
+                    }
+                    if layer.classes()[kind.class].running.is_some() {
+                        let key = leaving.map(|_| &far_key[..far_width]);
+                        follow(&mut store.sum, key, distance.far(t).len(), &mut mean);
+                    }
+                    for ((&head, query), log) in group.heads.iter().zip(own_queries.chunks_exact_mut(stride)).zip(&mut *own_logs) {
+                        let plan = layer.far_plans()[head].as_ref().unwrap_or(&heads[head]);
+                        *log = step.query(simd, b, head, plan, &mean, query);
+                    }
+                    if let Some(basis) = basis {
+                        let column = &cache.columns[0];
+                        let place = leaving.map_or(0, |at| cache.place(at));
+                        let weight = column.weights.get(place).copied().unwrap_or(1.0);
+                        let decay = column.decay.get(place).map_or(1.0, |c| (log_decay[first] - c).exp() as f32);
+                        left[..e].iter_mut().for_each(|v| *v *= weight);
+                        let (m, queries) = (token.decay[first], &*own_queries);
+                        let moments = MomentsStep { step, group, far: true, basis, m, queries, stride, scratch };
+                        let (entering, sums) = (leaving.map(|_| (&far_key[..far_width], decay)), &mut store.sums);
+                        moments.run(simd, &mut far.h, &mut far.z, entering, left, &mut far.u, |i, z| sums[i].far_z = z);
+                    }
+                    step.key(simd, b, group.g, kind.class, far_key);
+                    (far_queries, far_logs) = (own_queries, own_logs);
+                    cache.forget(t);
+                    cache.push(key, if cache.far_row > 0 { &far_key[..far_width] } else { &[] }, &value[..e]);
+                } else {
+                    cache.forget(t);
+                    cache.push(key, &[], &value[..e]);
+                }
                 for (&head, column) in group.heads.iter().zip(&mut cache.columns) {
                     let head_plan = &heads[head];
                     if head_plan.weighs_keys {
@@ -285,20 +323,21 @@ impl Task for GroupStep<'_> {
                     }
                 }
                 store.u.fill(0.0);
+                let sink_of = |head: usize| heads[head].variant.needs(Extra::Sink).then(|| step.inputs.extra(Extra::Sink)[head]);
                 for (i, &head) in group.heads.iter().enumerate() {
-                    let variant = &heads[head].variant;
-                    let sink = variant.needs(Extra::Sink).then(|| self.step.inputs.extra(Extra::Sink)[head]);
-                    store.sums[i] = Sums::new(variant.rescale(), sink);
+                    store.sums[i] = Sums { far_z: store.sums[i].far_z, ..Sums::new(heads[head].rescale, sink_of(head)) };
                 }
                 for block in 0..cache.blocks() {
                     for (i, &head) in group.heads.iter().enumerate() {
                         let plan = &heads[head];
                         let mut query = Query {
                             q: &queries[i * dp..][..width],
+                            distance: plan.variant.distance(),
+                            far: false,
                             kernel: &kernels[head],
                             cap: plan.cap,
                             clamp: plan.clamp,
-                            rescale: plan.variant.rescale(),
+                            rescale: plan.rescale,
                             log_decay: log_decay[b * h + head],
                             u: &mut store.u[i * ep..][..ep],
                             sums: &mut store.sums[i],
@@ -309,9 +348,131 @@ impl Task for GroupStep<'_> {
                 for (row, sums) in store.rows.iter_mut().zip(&store.sums) {
                     *row = HeadSums { z: sums.z(), rho: sums.rho, largest: sums.largest };
                 }
+                for (i, &head) in group.heads.iter().enumerate() {
+                    let (Some(far), Some(plan)) = (&mut store.far, &layer.far_plans()[head]) else { continue };
+                    let distance = plan.variant.distance();
+                    if distance.far(t).is_empty() {
+                        continue;
+                    }
+                    let u = &mut far.u[i * ep..][..ep];
+                    let mut z = store.sums[i].far_z;
+                    let mut log = far_logs[i];
+                    if !cache.far_in_state {
+                        u.fill(0.0);
+                        let mut sums = Sums::new(plan.rescale, None);
+                        for block in 0..cache.blocks() {
+                            let mut query = Query {
+                                q: &far_queries[i * padded(far_width)..][..far_width],
+                                distance,
+                                far: true,
+                                kernel: step.state.far_kernels[head].as_ref().unwrap_or(&plan.kernel),
+                                cap: plan.cap,
+                                clamp: plan.clamp,
+                                rescale: plan.rescale,
+                                log_decay: log_decay[b * h + head],
+                                u,
+                                sums: &mut sums,
+                            };
+                            cache.decode(simd, block, i, &mut query);
+                        }
+                        z = sums.z();
+                        log += sums.rho;
+                    }
+                    let (row, own) = (&mut store.rows[i], &mut store.u[i * ep..][..ep]);
+                    let sink = sink_of(head).filter(|_| heads[head].rescale != Rescale::SubtractMax);
+                    row.rho = join(&plan.variant, own, &mut row.z, row.rho + logs[i], Some(FarSums { u, z, log }), sink);
+                    logs[i] = 0.0;
+                }
             }
             (GroupMemory::Moments { .. }, None) => unreachable!("moments are built with their basis"),
         }
+        // Where there are no far keys a log factor is still to be taken in.
+        for (i, (&head, &log)) in group.heads.iter().zip(&*logs).enumerate().filter(|(_, (_, log))| **log != 0.0) {
+            let (row, variant) = (&mut store.rows[i], &heads[head].variant);
+            let sink = variant.needs(Extra::Sink).then(|| step.inputs.extra(Extra::Sink)[head]);
+            let sink = sink.filter(|_| heads[head].rescale != Rescale::SubtractMax);
+            row.rho = join(variant, &mut store.u[i * ep..][..ep], &mut row.z, row.rho + log, None, sink);
+        }
+    }
+}
+
+/// A key joins those whose mean is followed; the mean of the `count` that there are now.
+fn follow(sum: &mut [f64], key: Option<&[f32]>, count: usize, mean: &mut [f32]) {
+    if let Some(key) = key {
+        sum.iter_mut().zip(key).for_each(|(sum, &k)| *sum += k as f64);
+    }
+    mean.iter_mut().zip(&*sum).for_each(|(mean, sum)| *mean = (sum / count.max(1) as f64) as f32);
+}
+
+/// One token of the moments of one state group.
+struct MomentsStep<'a> {
+    step: &'a Step<'a>,
+    group: &'a StateGroup,
+    far: bool,
+    basis: &'a Basis,
+    /// m_t
+    m: f32,
+    /// Prepared queries, so far apart.
+    queries: &'a [f32],
+    stride: usize,
+    scratch: &'a mut [f32],
+}
+
+impl MomentsStep<'_> {
+    /// U [heads, ep] and z of every head, from the state that a key enters, if one does, decayed by so much since its position; `value` is weighted.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments, reason = "the symbols of the formula")]
+    fn run<S: Simd>(
+        self,
+        simd: S,
+        h: &mut [f32],
+        z: &mut [f32],
+        entering: Option<(&[f32], f32)>,
+        value: &[f32],
+        u: &mut [f32],
+        mut sums: impl FnMut(usize, f32),
+    ) {
+        let MomentsStep { step, group, far, basis, m, queries, stride, scratch } = self;
+        let State { layer, kernels, far_kernels, tables, .. } = step.state;
+        let kernel = |head: usize| if far { far_kernels[head].as_ref().unwrap_or(&kernels[head]) } else { &kernels[head] };
+        let plan = |head: usize| layer.far_plans()[head].as_ref().filter(|_| far).unwrap_or(&layer.head_plans()[head]);
+        let (n, width, ep) = (basis.rows(), basis.d(), value.len());
+        let (stem, scratch) = scratch.split_at_mut(padded(basis.stem_rows()));
+        let (k, q) = scratch.split_at_mut(padded(n));
+        match entering {
+            Some((key, decay)) => {
+                basis.of_one(key, stem, k);
+                k[n..].fill(0.0);
+                if decay != 1.0 {
+                    k.iter_mut().for_each(|k| *k *= decay);
+                }
+            }
+            None => k.fill(0.0),
+        }
+        let q = &mut q[..padded(n) * group.heads.len()];
+        for ((&head, query), q) in group.heads.iter().zip(queries.chunks_exact(stride)).zip(q.chunks_exact_mut(padded(n))) {
+            basis.of_one(&query[..width], stem, q);
+            q[n..].fill(0.0);
+            let learned = plan(head).learned > 0;
+            for (i, &order) in basis.orders().iter().enumerate() {
+                let a = if learned { kernel(head).coefficient(order) as f32 } else { 1.0 };
+                let span = basis.span(i);
+                for (q, &c) in q[span.clone()].iter_mut().zip(&tables[head][span]) {
+                    *q *= c * a;
+                }
+            }
+        }
+        u.fill(0.0);
+        sweep(simd, h, ep, m, k, value, q, u);
+        for ((i, &head), query) in group.heads.iter().enumerate().zip(queries.chunks_exact(stride)) {
+            let own = entering.map_or(0.0, |(key, decay)| decay * kernel(head).value(dot(&query[..width], &key[..width])));
+            let before = if z.is_empty() { 0.0 } else { product(simd, &q[i * padded(n)..][..n], z) };
+            for (u, &v) in u[i * ep..][..ep].iter_mut().zip(value) {
+                *u = m * *u + own * v;
+            }
+            sums(i, m * before + own);
+        }
+        update_sums(simd, z, m, &k[..n]);
     }
 }
 

@@ -225,10 +225,12 @@ impl Variant {
 
     /// The first part, as it is written, that the naive engine alone computes so far: fused engines and states refuse it.
     pub fn naive_only(&self) -> Option<&'static str> {
+        let near = self.near();
+        // The mean of a window's own keys; for exp a centre is an identity.
+        let follows = |weighing: &Weighing| weighing.has_running_mean() && !weighing.kernel.is_exp();
         let decay = |is: fn(&Decay) -> bool| self.decay.as_ref().is_some_and(is);
         [
-            (self.far.is_some(), "far"),
-            (self.centre.is_some(), "centre"),
+            (follows(&near) && self.window.is_some(), "centre=running"),
             (self.write.is_some(), "write=delta"),
             (decay(Decay::by_channel), "decay=…,channel"),
         ]

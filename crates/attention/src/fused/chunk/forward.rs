@@ -96,7 +96,7 @@ impl ForwardSplit<'_, '_> {
                 false => (KeysOf { from: tiles.start, begun, q }, None, None),
                 true => {
                     let near = KeysOf { from: 0, begun: false, q: Queries::Scratch(scratch.near) };
-                    (near, Some(KeysOf { from: l.frontier(chunk, group.lag), begun, q }), None)
+                    (near, Some(KeysOf { from: l.frontier(chunk, group.lag), begun, q }), self.context.cached(b, h, None))
                 }
             };
             let to = Outputs { y: &mut self.y, head: in_group, row: from };

@@ -229,10 +229,10 @@ impl<'a> Chunks<'a> {
         }
     }
 
-    /// Whether a tile of keys enters the state after the chunk that says so: far keys do where all are far from the position after the last.
+    /// Whether a tile of keys enters the state after the chunk that says so: far keys do where all are far from the last position.
     fn enters(&self, group: &ChunkGroup, b: usize, tile: usize) -> bool {
         let end = (tile + 1) * self.layout.tile;
-        if group.far { end + group.distance.window <= self.length(b) + 1 } else { self.count(b, tile) > 0 }
+        if group.far { end.saturating_add(group.distance.window) <= self.length(b) } else { self.count(b, tile) > 0 }
     }
 
     /// e^{c − c_s} of the keys of a tile, 0 of those that do not enter the state: sinks, and what does not count.

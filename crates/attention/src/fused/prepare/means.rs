@@ -6,6 +6,8 @@ use rayon::prelude::*;
 
 use crate::fused::plan::Layout;
 use crate::parts::distance::Distance;
+use crate::state::State;
+use crate::state::memory::{GroupMemory, Store};
 use crate::{Buffer, Inputs};
 
 /// The key that joins the mean at position t, if one does, and how many it then has.
@@ -18,20 +20,32 @@ fn joining(distance: Distance, t: usize) -> (Option<usize>, usize) {
     (new, far.len())
 }
 
-/// μ_t of every class with a moving mean [K, T, dp], from its transposed keys.
-pub fn forward(l: &Layout, inputs: &Inputs<f32>, kt: &[f32], means: &mut Buffer) {
+/// μ_t of every class with a moving mean [K, T, dp], from its transposed keys and what the call continues from.
+pub fn forward(l: &Layout, inputs: &Inputs<f32>, kt: &[f32], state: Option<&State>, means: &mut Buffer) {
     let s = l.shape;
     means.par_chunks_exact_mut(s.time * l.dp).enumerate().for_each(|(kv, means)| {
-        let class = l.classes[kv / (s.batch * s.kv_heads)];
-        let Some(distance) = class.running else { return };
-        let b = kv / s.kv_heads % s.batch;
-        let mut sum = [0.0f64; 512];
-        let sum = &mut sum[..class.width - 1];
+        let (class, pair) = (kv / (s.batch * s.kv_heads), kv % (s.batch * s.kv_heads));
+        let (b, g) = (pair / s.kv_heads, pair % s.kv_heads);
+        let Some(distance) = l.classes[class].running else { return };
+        let before = state.and_then(|state| Some((state.position(b)?, state.follower(b, g, class)?)));
+        let first = before.map_or(0, |(position, _)| position);
+        let (mut sum, mut key) = ([0.0f64; 512], [0.0f32; 528]);
+        let sum = &mut sum[..l.classes[class].width - 1];
+        if let Some((_, store)) = before {
+            sum.copy_from_slice(&store.sum);
+        }
         for (t, mean) in means.chunks_exact_mut(l.dp).take(inputs.length(b, &s)).enumerate() {
-            let (new, count) = joining(distance, t);
-            if let Some(key) = new {
-                let tile = &kt[(kv * l.tiles + key / l.tile) * l.width * l.pitch..];
-                sum.iter_mut().enumerate().for_each(|(i, sum)| *sum += tile[i * l.pitch + key % l.tile] as f64);
+            let (new, count) = joining(distance, first + t);
+            match (new.map(|at| at.checked_sub(first).ok_or(at)), before) {
+                (Some(Ok(own)), _) => {
+                    let tile = &kt[(kv * l.tiles + own / l.tile) * l.width * l.pitch..];
+                    sum.iter_mut().enumerate().for_each(|(i, sum)| *sum += tile[i * l.pitch + own % l.tile] as f64);
+                }
+                (Some(Err(at)), Some((_, Store { memory: GroupMemory::Cache(cache), .. }))) => {
+                    cache.far_key(at, &mut key[..l.classes[class].width]);
+                    sum.iter_mut().zip(&key).for_each(|(sum, &k)| *sum += k as f64);
+                }
+                _ => {}
             }
             mean.iter_mut().zip(&*sum).for_each(|(mean, sum)| *mean = (sum / count.max(1) as f64) as f32);
         }
