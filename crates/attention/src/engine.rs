@@ -33,9 +33,24 @@ pub(crate) struct SavedRows {
     pub u: Buffer,
     pub z: Buffer,
     pub rho: Buffer,
+    /// Boundaries of documents and lengths of rows in the pass; empty where it had none.
+    partition: [Vec<usize>; 2],
 }
 
 impl SavedRows {
+    /// Keeps how these inputs divide their rows.
+    pub fn keep_partition<R: Real>(&mut self, inputs: &Inputs<R>) {
+        for (own, given) in self.partition.iter_mut().zip(inputs.partition()) {
+            own.clear();
+            own.extend_from_slice(given);
+        }
+    }
+
+    /// Refuses inputs that divide their rows in another way than those of the forward pass.
+    pub fn check_partition<R: Real>(&self, inputs: &Inputs<R>) -> Result<(), Error> {
+        if inputs.partition() == self.partition.each_ref().map(Vec::as_slice) { Ok(()) } else { Err(Error::SavedPartition) }
+    }
+
     /// The sums of these of the B·T positions, of H heads; by head within them.
     pub fn part(&self, at: &Range<usize>, heads: usize) -> [&[f32]; 3] {
         [&self.u, &self.z, &self.rho].map(|x| {

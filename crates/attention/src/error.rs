@@ -41,6 +41,9 @@ pub enum Error {
     /// What a forward pass saved, given to another engine.
     #[error("what was saved belongs to another engine: give `backward` what `forward` of the same engine returned for the same inputs")]
     Saved,
+    /// What a forward pass saved, given back with other documents or lengths.
+    #[error("the forward pass had other documents or lengths: give `backward` the inputs that `forward` had")]
+    SavedPartition,
     /// A file that cannot be written, or is not what was asked for.
     #[error("{path}: {problem}")]
     File {

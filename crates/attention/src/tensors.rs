@@ -77,6 +77,7 @@ impl Shape {
 
 /// An input beyond q, k and v that some part of a variant asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum Extra {
     /// Input gate before its sigmoid, [B, T, G].
     InGate,
@@ -433,6 +434,11 @@ impl<'a, R> Inputs<'a, R> {
         }
     }
 
+    /// Boundaries of documents and lengths of rows; empty where there are none.
+    pub(crate) fn partition(&self) -> [&[usize]; 2] {
+        [self.documents, self.lengths].map(Option::unwrap_or_default)
+    }
+
     /// Refuses documents, where positions continue what came before.
     pub(crate) fn check_no_documents(&self) -> Result<(), Error> {
         match self.documents {
@@ -571,7 +577,7 @@ impl<'a, R> Grads<'a, R> {
         match &self.x {
             GradRows::Apart(x) => {
                 for ((x, name), width) in x.iter().zip(TENSORS).zip(widths) {
-                    check_rows(&format!("gradient of {name}"), rows, width, None, x.len())?;
+                    check_length(format_args!("gradient of {name}"), rows * width, x.len())?;
                 }
             }
             GradRows::Packed(_, found) if *found != widths => {

@@ -214,3 +214,19 @@ fn boundaries_that_are_none_are_refused() {
     assert!(matches!(ask(&[0, 5, 10], Some(&[5, 5])), Err(Error::Shape(_))));
     assert_eq!(ask(&[0, 5, 10], None), Ok(()));
 }
+
+#[test]
+fn backward_wants_the_documents_and_lengths_of_forward() {
+    let shape = shape(2, 5, 1, 1, 4, 4);
+    let case = Case::<f32>::random(&layer("softmax", &shape), shape, None, 1.0, &mut Rng(76));
+    let mut engine = case.fused(Mode::Parallel, &Scratch::default()).expect("possible");
+    let mut y = vec![0.0; case.dy.len()];
+    let [(_, mut q), (_, mut k), (_, mut v)] = [0, 1, 2].map(|i| case.tensors[i].clone());
+    let packed = case.inputs().documents(&[0, 2, 5, 10][..]);
+    let saved = engine.forward(&packed, &mut y).expect("possible");
+    for other in [case.inputs(), case.inputs().documents(&[0, 3, 5, 10][..]), case.inputs().lengths(&[5, 4][..])] {
+        let refused = engine.backward(&other, &saved, &case.dy, &mut Grads::new(&mut q, &mut k, &mut v));
+        assert_eq!(refused, Err(Error::SavedPartition));
+    }
+    engine.backward(&packed, &saved, &case.dy, &mut Grads::new(&mut q, &mut k, &mut v)).expect("the same");
+}

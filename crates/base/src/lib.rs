@@ -2,11 +2,13 @@
 //!
 //! - [`rng`]: random numbers that are the same on every machine;
 //! - [`files`]: files that appear whole or not at all, and reading that ends;
+//! - [`provenance`]: which build made something;
 //! - [`threads`]: pools of a stated size;
 //! - [`nearest`]: the word that was probably meant.
 
 pub mod files;
 mod near;
+pub mod provenance;
 pub mod rng;
 pub mod threads;
 

@@ -1,8 +1,10 @@
 //! Which build this is.
 
+use std::ffi::OsString;
 use std::sync::LazyLock;
 
-use termwise_train::provenance::{Build, Provenance};
+use termwise_attention::simd::isa;
+use termwise_base::provenance::{Build, Provenance};
 
 /// From the version of the package and what `build.rs` found.
 pub fn build() -> Build {
@@ -10,9 +12,9 @@ pub fn build() -> Build {
     Build { version: env!("CARGO_PKG_VERSION").into(), commit, modified: env!("TERMWISE_MODIFIED") == "true" }
 }
 
-/// This process.
-pub fn here() -> Provenance {
-    Provenance::here(build())
+/// This process, called by these words.
+pub fn here(words: &[OsString]) -> Provenance {
+    Provenance::here(build(), isa().name(), words)
 }
 
 /// For `-V`.
@@ -24,7 +26,7 @@ pub fn version() -> &'static str {
 /// For `--version`.
 pub fn long_version() -> &'static str {
     static TEXT: LazyLock<String> = LazyLock::new(|| {
-        let Provenance { build, instructions, processor, .. } = here();
+        let Provenance { build, instructions, processor, .. } = here(&[]);
         let processor = if processor.is_empty() { "unknown processor".into() } else { processor };
         format!("{build}\n{instructions} on {processor}\n{} {}", std::env::consts::OS, std::env::consts::ARCH)
     });

@@ -1,13 +1,16 @@
 //! What commands share: where results go, and what they are computed on.
 
+use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use termwise_base::threads;
-use termwise_report::{Documented, Terminal, to_json, write};
+use termwise_base::provenance::Provenance;
+use termwise_base::{files, threads};
+use termwise_report::{Document, Documented, Terminal, to_json, write};
 use termwise_train::tell::tell;
 
+use crate::args::Cli;
 use crate::error::{Exit, Failure};
 
 /// Characters of a line where nothing says how many there are.
@@ -51,12 +54,15 @@ pub struct Context<'a> {
     pub threads: usize,
     /// Standard output.
     pub out: &'a mut dyn Write,
+    /// This build and how it was called.
+    pub provenance: Provenance,
     terminal: Terminal,
+    again: Option<Vec<OsString>>,
 }
 
 impl<'a> Context<'a> {
-    pub fn new(threads: Option<usize>, color: Color, out: &'a mut dyn Write) -> Context<'a> {
-        let color = match color {
+    pub fn new(cli: &Cli, args: &[OsString], again: Option<Vec<OsString>>, out: &'a mut dyn Write) -> Context<'a> {
+        let color = match cli.color {
             Color::Always => true,
             Color::Never => false,
             Color::Auto => {
@@ -64,7 +70,17 @@ impl<'a> Context<'a> {
                 io::stdout().is_terminal() && !unwanted("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
             }
         };
-        Context { threads: threads.unwrap_or_else(threads::available), out, terminal: Terminal { width: width(), color, details: false } }
+        let terminal = Terminal { width: width(), color, details: false };
+        let threads = cli.threads.unwrap_or_else(threads::available);
+        Context { threads, out, provenance: crate::build::here(args), terminal, again }
+    }
+
+    /// The words that start this program again.
+    pub fn again(&self) -> Result<Vec<OsString>, Failure> {
+        match &self.again {
+            Some(words) => Ok(words.clone()),
+            None => Ok(vec![std::env::current_exe().map_err(files::Error::io("find", "this program"))?.into()]),
+        }
     }
 
     /// A pool of the threads to compute on.
@@ -75,7 +91,7 @@ impl<'a> Context<'a> {
     /// Prints a result, and writes it where that was asked for.
     pub fn emit<T: Documented>(&mut self, result: &T, output: &Output) -> Result<(), Failure> {
         // Files first: whoever closes the pipe has not said that they are unwanted.
-        let page = output.out.as_deref().map(|folder| write(result, folder)).transpose()?;
+        let page = output.out.as_deref().map(|folder| write(result, folder, Some(&self.provenance))).transpose()?;
         self.print(result, output.json, output.details)?;
         if let Some(page) = page.filter(|_| !output.quiet) {
             tell(&format!("written: {}", page.display()));
@@ -85,8 +101,10 @@ impl<'a> Context<'a> {
 
     /// Prints a result as JSON or as a document.
     pub fn print<T: Documented>(&mut self, result: &T, json: bool, details: bool) -> Result<(), Failure> {
-        let text = if json { to_json(result) } else { result.document().to_terminal(&Terminal { details, ..self.terminal }) };
-        Ok(self.out.write_all(text.as_bytes())?)
+        match json {
+            true => Ok(self.out.write_all(to_json(result, Some(&self.provenance)).as_bytes())?),
+            false => self.print_document(&result.document(), details),
+        }
     }
 
     /// Prints what the JSON of a result looks like.
@@ -94,9 +112,9 @@ impl<'a> Context<'a> {
         Ok(writeln!(self.out, "{schema:#}").map(Exit::done)?)
     }
 
-    /// How documents are printed.
-    pub fn terminal(&self, details: bool) -> Terminal {
-        Terminal { details, ..self.terminal }
+    /// Prints a document for this terminal.
+    pub fn print_document(&mut self, document: &Document, details: bool) -> Result<(), Failure> {
+        Ok(self.out.write_all(document.to_terminal(&Terminal { details, ..self.terminal }).as_bytes())?)
     }
 }
 

@@ -1,7 +1,6 @@
 //! How a command ends.
 
 use std::io;
-use std::process::ExitCode;
 
 use termwise_train::run::{LOCKED, STOPPED};
 
@@ -24,12 +23,6 @@ impl Exit {
     /// Whether everything that was checked holds.
     pub fn passed(passed: bool) -> Exit {
         if passed { Exit::Success } else { Exit::Failure }
-    }
-}
-
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> ExitCode {
-        ExitCode::from(exit as u8)
     }
 }
 

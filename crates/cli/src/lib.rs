@@ -1,6 +1,6 @@
 //! `termwise`: softmax attention taken apart, term by term.
 //!
-//! The program as a function, [`main_with`]. A command is arguments → a call of a library → a result → [`Context::emit`]: the work and the
+//! The program as a function, [`run()`]. A command is arguments → a call of a library → a result → [`Context::emit`]: the work and the
 //! documents are in the libraries, and everything that has to do with a terminal is here.
 //!
 //! Exit codes:
@@ -19,7 +19,6 @@ mod progress;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
-use std::process::ExitCode;
 
 use clap::FromArgMatches;
 use termwise_train::tell::{draw, readable, tell};
@@ -28,46 +27,51 @@ use args::{Cli, Command};
 use context::Context;
 use error::{Exit, Failure};
 
-/// Runs the program with these arguments, the first of which is its name, on the standard streams.
-pub fn main_with(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let parsed = args::command().try_get_matches_from(args).and_then(|matches| Cli::from_arg_matches(&matches));
+/// Runs the program with these arguments, the first of which is its name, on the standard streams. Gives the exit code.
+///
+/// Sweeps start this program again, once for each run: by the words `again`, such as those of `python -m termwise`, before the arguments of
+/// the run; without them by the file of this process.
+///
+/// It can be called inside another program, and more than once. A command that can stop in good order takes SIGINT, SIGTERM and SIGHUP, and
+/// gives them back at its end; the second of them ends the process. The other commands leave signals as they are: where the caller's own
+/// handler only takes note of SIGINT, as Python's does, the caller sets it to its default before, so that Ctrl-C ends them.
+pub fn run(args: impl IntoIterator<Item = OsString>, again: Option<Vec<OsString>>) -> u8 {
+    let _signals = progress::GiveBack;
+    let args: Vec<OsString> = args.into_iter().collect();
+    (match ended(args, again) {
+        Ok(exit) => exit,
+        // Whoever read our output has seen enough, as in `termwise variants | head -1`.
+        Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Exit::Success,
+        Err(Failure::Output(error)) => fail(&format!("cannot write the output: {error}"), Exit::Failure),
+        Err(Failure::Library(message, exit)) => fail(&message, exit),
+    }) as u8
+}
+
+fn fail(message: &str, exit: Exit) -> Exit {
+    tell(&format!("error: {message}"));
+    exit
+}
+
+fn ended(args: Vec<OsString>, again: Option<Vec<OsString>>) -> Result<Exit, Failure> {
+    let parsed = args::command().try_get_matches_from(&args).and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => {
             if error.use_stderr() {
                 // Errors repeat what was typed.
                 draw(&readable(&error.render().to_string()));
-                return ExitCode::from(Exit::Usage);
+                return Ok(Exit::Usage);
             }
-            return match error.print() {
-                Err(error) if error.kind() != io::ErrorKind::BrokenPipe => fail(&cannot_write(&error), Exit::Failure),
-                _ => ExitCode::from(Exit::Success),
-            };
+            return Ok(error.print().map(Exit::done)?);
         }
     };
     let mut out = io::stdout().lock();
-    let ended = run(cli, &mut out).and_then(|exit| out.flush().map(|()| exit).map_err(Failure::Output));
-    match ended {
-        Ok(exit) => ExitCode::from(exit),
-        // Whoever read our output has seen enough, as in `termwise variants | head -1`.
-        Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::from(Exit::Success),
-        Err(Failure::Output(error)) => fail(&cannot_write(&error), Exit::Failure),
-        Err(Failure::Library(message, exit)) => fail(&message, exit),
-    }
+    let mut context = Context::new(&cli, &args, again, &mut out);
+    let exit = command(cli, &mut context)?;
+    Ok(out.flush().map(|()| exit)?)
 }
 
-fn cannot_write(error: &io::Error) -> String {
-    format!("cannot write the output: {error}")
-}
-
-fn fail(message: &str, exit: Exit) -> ExitCode {
-    tell(&format!("error: {message}"));
-    ExitCode::from(exit)
-}
-
-fn run(cli: Cli, out: &mut dyn Write) -> Result<Exit, Failure> {
-    let mut context = Context::new(cli.threads, cli.color, out);
-    let context = &mut context;
+fn command(cli: Cli, context: &mut Context) -> Result<Exit, Failure> {
     // For work outside the pools of single commands, such as tokenizing. It fails only where a pool is there already.
     let _ = rayon::ThreadPoolBuilder::new().num_threads(context.threads).build_global();
     match cli.command {

@@ -1,8 +1,8 @@
 //! What long work shows on a terminal, and how it is asked to end.
 
 use std::io::{self, IsTerminal};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use termwise_report::duration;
@@ -20,33 +20,95 @@ pub fn stop_on_interrupt(doing: &'static str) -> Arc<AtomicBool> {
 pub fn stop_or(doing: &'static str, second: impl Fn() + Send + 'static) -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = stop.clone();
-    let handler = move || match flag.swap(true, Ordering::Relaxed) {
+    let action = move || match flag.swap(true, Ordering::Relaxed) {
         true => second(),
         false => tell(&format!("\n{doing}; Ctrl-C again ends at once")),
     };
-    // Without a handler a signal ends the process; what it has written by then can be taken up again.
-    with_hangups_as_they_were(|| {
-        let _ = ctrlc::set_handler(handler);
-    });
+    *ACTION.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(action));
+    signals::take();
     stop
 }
 
-/// Who starts a program with `nohup` wants it to outlive the terminal: SIGHUP stays ignored where it was, though ctrlc takes it, too.
-fn with_hangups_as_they_were(install: impl FnOnce()) {
-    #[cfg(unix)]
-    {
-        use nix::sys::signal::{SigHandler, Signal, signal};
-        // SAFETY: to ignore a signal installs no code that could run in its handler.
-        let ignore = || unsafe { signal(Signal::SIGHUP, SigHandler::SigIgn) };
-        let before = ignore();
-        install();
-        if matches!(before, Ok(SigHandler::SigIgn)) {
-            // It was possible a moment ago.
-            let _ = ignore();
+/// What an interrupt does; between commands it ends the process.
+static ACTION: Mutex<Option<Box<dyn Fn() + Send>>> = Mutex::new(None);
+
+/// ctrlc calls it in a thread of its own, so that it may do anything.
+fn interrupted() {
+    match ACTION.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
+        Some(action) => action(),
+        None => std::process::exit(Exit::Interrupted as i32),
+    }
+}
+
+/// Gives signals back to the program that called, when dropped.
+pub struct GiveBack;
+
+impl Drop for GiveBack {
+    fn drop(&mut self) {
+        signals::give_back();
+        *ACTION.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+#[cfg(unix)]
+mod signals {
+    use std::sync::{Mutex, OnceLock, PoisonError};
+
+    use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+
+    /// SIGHUP last.
+    const TAKEN: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
+    type Actions = [SigAction; 3];
+    /// What they did before they were taken.
+    static BEFORE: Mutex<Option<Actions>> = Mutex::new(None);
+
+    /// Gives what they did until now.
+    fn set(actions: Actions) -> Actions {
+        std::array::from_fn(|i| {
+            // SAFETY: an action is to ignore the signal, or was in place before: that of ctrlc, or the caller's.
+            let old = unsafe { sigaction(TAKEN[i], &actions[i]) };
+            // It fails for signals that cannot be taken alone.
+            old.unwrap_or(actions[i])
+        })
+    }
+
+    pub fn take() {
+        /// Ctrlc can be installed once in a process.
+        static OURS: OnceLock<Actions> = OnceLock::new();
+        let ignore = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
+        let mut kept = BEFORE.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.is_some() {
+            return;
+        }
+        let before = set([ignore; 3]);
+        let mut ours = *OURS.get_or_init(|| match ctrlc::set_handler(super::interrupted) {
+            Ok(()) => set([ignore; 3]),
+            // A signal then ends the process; what it has written by then can be taken up again.
+            Err(_) => before,
+        });
+        // Who starts a program with `nohup` wants it to outlive the terminal.
+        if matches!(before[2].handler(), SigHandler::SigIgn) {
+            ours[2] = ignore;
+        }
+        set(ours);
+        *kept = Some(before);
+    }
+
+    pub fn give_back() {
+        if let Some(before) = BEFORE.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            set(before);
         }
     }
-    #[cfg(not(unix))]
-    install();
+}
+
+#[cfg(not(unix))]
+mod signals {
+    pub fn take() {
+        // It is there already after the first time, and without it an interrupt ends the process.
+        let _ = ctrlc::set_handler(super::interrupted);
+    }
+
+    pub fn give_back() {}
 }
 
 /// Sets the flag when standard input ends, as it does when the process that holds its other end is gone in whatever way.
@@ -114,5 +176,39 @@ fn style(template: &str) -> ProgressStyle {
 impl Drop for Bar {
     fn drop(&mut self) {
         self.line.finish_and_clear();
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use nix::sys::signal::{SigHandler, Signal, raise, signal};
+
+    use super::*;
+
+    fn waits_for(flag: &AtomicBool) -> bool {
+        let begun = Instant::now();
+        while !flag.load(Ordering::Relaxed) && begun.elapsed() < Duration::from_secs(20) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        flag.load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn every_call_takes_signals_and_gives_them_back() {
+        // However this test was started.
+        // SAFETY: ignored signals run no code.
+        unsafe { signal(Signal::SIGTERM, SigHandler::SigIgn) }.expect("it can be ignored");
+        for _ in 0..2 {
+            let call = GiveBack;
+            let stop = stop_or("stopping", || {});
+            raise(Signal::SIGTERM).expect("this process");
+            assert!(waits_for(&stop));
+            drop(call);
+            // Were it still taken, it would end this process.
+            raise(Signal::SIGTERM).expect("this process");
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 }

@@ -86,6 +86,34 @@ fn runs_say_which_build_made_them() {
         assert!(found[0]["command"].as_str().is_some_and(|command| command.contains("train --quiet --name first")), "{text}");
         assert!(!found[0]["instructions"].as_str().expect("a text").is_empty());
     }
+    // So do results: what is printed, and what is written with its page.
+    std::fs::write(here.join("text.txt"), "a text of some words\n".repeat(50)).expect("a file");
+    for (arguments, kind) in [
+        (&["train", "--resume", "runs/first"][..], ""),
+        (&["eval"], "evaluation"),
+        (&["spectrum"], "spectrum"),
+        (&["cut", "--orders", "2", "--batch", "2", "--no-map", "--no-plan"], "cut"),
+        (&["plan", "tiny", "--hardware", "a100"], "plan"),
+        (&["runs"], "runs"),
+        (&["bench", "gemm", "--repeat", "1"], "bench-gemm"),
+        (&["data", "prepare", "text.txt"], "data"),
+    ] {
+        let check = |text: &[u8]| {
+            let found: serde_json::Value = serde_json::from_slice(text).expect("JSON");
+            let made_by = &found["made_by"];
+            assert_eq!(made_by["version"], env!("CARGO_PKG_VERSION"), "{arguments:?}");
+            assert!(made_by["modified"].is_boolean() && made_by.get("commit").is_some(), "{made_by}");
+            assert!(made_by["instructions"].as_str().is_some_and(|text| !text.is_empty()) && made_by["processor"].is_string(), "{made_by}");
+            assert!(made_by["command"].as_str().is_some_and(|text| text.contains(&arguments.join(" "))), "{made_by}");
+        };
+        check(&at(here, &[arguments, &["--json"]].concat()).success().get_output().stdout);
+        if !kind.is_empty() {
+            let out = here.join(format!("results-{kind}"));
+            at(here, &[arguments, &["--out", &out.display().to_string()]].concat()).success();
+            check(&std::fs::read(out.join(format!("{kind}.json"))).expect("a file"));
+            assert!(std::fs::read_to_string(out.join("index.html")).expect("a page").contains("Made by termwise "), "{kind}");
+        }
+    }
     at(here, &["--version"]).success().stdout(contains(env!("CARGO_PKG_VERSION")).and(contains("commit unknown").or(contains(" ("))));
     // Folders of earlier builds say nothing and still load.
     std::fs::remove_file(here.join("runs/first/checkpoints/step-00000004/provenance.json")).expect("removed");

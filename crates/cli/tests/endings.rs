@@ -4,11 +4,12 @@
 mod support;
 
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{SigHandler, Signal, kill, signal as set_handler};
 use nix::unistd::Pid;
 use support::Place;
 
@@ -26,12 +27,22 @@ fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// The program, started by a shell after this script.
+/// The program, started by a shell after this script. Signals have their defaults, whatever the tests were started with: a shell could not give
+/// them back.
 fn program_after(script: &str, place: &Place, arguments: &[&str]) -> Command {
     let mut command = Command::new("sh");
     command.arg("-c").arg(format!("{script}; exec \"$0\" \"$@\"")).arg(env!("CARGO_BIN_EXE_termwise")).args(["--threads", "1"]);
     command.args(arguments).current_dir(place.path("")).env("XDG_CACHE_HOME", place.path("cache"));
     command.stdin(Stdio::null()).stdout(Stdio::null());
+    // SAFETY: between fork and exec only signal handlers are set, which a signal handler itself may do.
+    unsafe {
+        command.pre_exec(|| {
+            for each in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+                set_handler(each, SigHandler::SigDfl)?;
+            }
+            Ok(())
+        });
+    }
     command
 }
 

@@ -29,7 +29,12 @@ fn what_is_shown_again_is_what_was_printed() {
         for columns in ["80", "120"] {
             let shown = termwise(&["show", "-", "--details"]).env("COLUMNS", columns).write_stdin(json.clone()).assert().success();
             let shown = String::from_utf8_lossy(&shown.get_output().stdout).into_owned();
-            assert_eq!(shown, printed(&[arguments, &["--details"]].concat(), columns), "{arguments:?}");
+            // And then who made it, which whoever has just typed the command knows.
+            let printed = printed(&[arguments, &["--details"]].concat(), columns);
+            let made_by = shown.strip_prefix(&printed).unwrap_or_else(|| panic!("{arguments:?}:\n{shown}\n{printed}"));
+            let made_by = made_by.split_whitespace().collect::<Vec<_>>().join(" ");
+            assert!(made_by.starts_with(concat!("Made by termwise ", env!("CARGO_PKG_VERSION"), " (")), "{made_by}");
+            assert!(made_by.contains(&format!("{} ", arguments[0])) && made_by.contains("--json"), "{made_by}");
             for line in shown.lines().filter(|line| !line.starts_with("  ")) {
                 let width = line.chars().count();
                 assert!(width <= columns.parse().expect("a number"), "{arguments:?}, {width} of {columns}: {line}");

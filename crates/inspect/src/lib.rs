@@ -5,8 +5,6 @@
 
 pub mod cut;
 pub mod error;
-pub mod made_by;
 pub mod spectrum;
 
 pub use error::Error;
-pub use made_by::MadeBy;

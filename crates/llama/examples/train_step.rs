@@ -15,7 +15,7 @@ fn main() -> Result<()> {
     let labels: Vec<i32> = ids.iter().map(|&id| (id as i32 + 3) % 16).collect();
     let batch = Batch::new(&ids, &labels);
     let mut session = model.session(2, 12, Options::default())?;
-    let mut grads = model.params.zeros_like();
+    let mut grads = model.params.zeros_like()?;
     for step in 0..10 {
         grads.set_zero();
         let loss = session.loss_and_grad(&model.params, &batch, &mut grads)?;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::model::architecture::{Architecture, EMBEDDING, LM_HEAD};
-use crate::ops::{Buffer, pieces};
+use crate::ops::{self, Buffer, pieces};
 
 /// A tensor that a model has.
 #[derive(Clone, Debug, PartialEq)]
@@ -137,20 +137,13 @@ pub struct Params {
 }
 
 impl Params {
-    /// Zeros.
-    ///
-    /// # Panics
-    /// When the system has no memory left, as `Vec` does.
-    pub fn zeros(layout: Arc<Layout>) -> Params {
-        // A list of parameters has been checked to fit into memory; where it does not after all, this is where it shows.
-        Params { values: Buffer::zeros(layout.len()).unwrap_or_else(|error| panic!("{error}")), layout }
+    /// Zeros; an error where the system has no memory for them.
+    pub fn zeros(layout: Arc<Layout>) -> Result<Params> {
+        Ok(Params { values: ops::zeros("a value for every parameter", layout.len(), 1)?, layout })
     }
 
     /// Zeros in the same layout: room for gradients.
-    ///
-    /// # Panics
-    /// When the system has no memory left, as `Vec` does.
-    pub fn zeros_like(&self) -> Params {
+    pub fn zeros_like(&self) -> Result<Params> {
         Params::zeros(self.layout.clone())
     }
 

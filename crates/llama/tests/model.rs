@@ -143,7 +143,7 @@ fn gradients_add_up_over_parts_of_a_batch() {
     let labels = labels(&ids);
     let (whole, expected) = loss_and_grad(&model, &Batch::new(&ids, &labels), 2, Engine::Fused);
     let mut session = model.session(1, 12, Options::default()).expect("a session");
-    let (mut grads, mut sum, mut count) = (model.params.zeros_like(), 0.0, 0);
+    let (mut grads, mut sum, mut count) = (model.params.zeros_like().expect("memory"), 0.0, 0);
     for part in [0..12, 12..24] {
         let batch = Batch { tokens: Some(whole.count), ..Batch::new(&ids[part.clone()], &labels[part]) };
         let loss = session.loss_and_grad(&model.params, &batch, &mut grads).expect("a loss");
@@ -225,7 +225,7 @@ fn padded_rows_equal_separate_runs() {
             let batch = Batch { lengths: Some(&lengths), ..Batch::new(&ids, &labels) };
             let (loss, grads) = loss_and_grad(&model, &batch, 3, engine);
             let all = logits(&model, &ids, Some(&lengths), 3, engine);
-            let (mut sum, mut count, mut expected) = (0.0, 0, model.params.zeros_like());
+            let (mut sum, mut count, mut expected) = (0.0, 0, model.params.zeros_like().expect("memory"));
             for (row, &length) in lengths.iter().enumerate() {
                 let part = row * time..row * time + length;
                 let mut session = model.session(1, length, Options { engine, ..Options::default() }).expect("a session");
@@ -415,7 +415,7 @@ fn a_session_that_keeps_nothing_computes_the_same_bits() {
         observe(&mut bare);
         assert_eq!(seen[0].0.iter().map(|(layer, ..)| *layer).collect::<Vec<_>>(), [0, 1]);
         assert!(seen[0] == seen[1], "{attention}");
-        let mut grads = model.params.zeros_like();
+        let mut grads = model.params.zeros_like().expect("memory");
         let error = bare.loss_and_grad(&model.params, &batch, &mut grads).expect_err("nothing is kept");
         assert!(error.to_string().contains("forward_only"), "{error}");
         assert!(grads.values().iter().all(|&g| g == 0.0));

@@ -1,5 +1,7 @@
 //! Documents: texts, figures and tables, rendered for a terminal, as Markdown and as one HTML file that needs nothing else.
 
+use termwise_base::provenance::Provenance;
+
 use crate::figure::Figure;
 use crate::table::Table;
 
@@ -88,6 +90,18 @@ impl Tone {
             Tone::Open => '○',
             Tone::Bad => '✗',
         }
+    }
+}
+
+impl Document {
+    /// With a line at its end that says which build made it, and how.
+    #[must_use]
+    pub fn made_by(mut self, made_by: &Provenance) -> Document {
+        let Provenance { build, instructions, processor, command } = made_by;
+        let processor = if processor.is_empty() { "an unknown processor" } else { processor };
+        let block = Block::Text(format!("Made by termwise {build}, {instructions} on {processor}: `{command}`"));
+        self.sections.last_mut().map_or(&mut self.lead, |section| &mut section.blocks).push(block);
+        self
     }
 }
 

@@ -93,7 +93,7 @@ pub use folder::Error;
 pub use heat::{HeatMap, Names, Shade};
 pub use ladder::{Estimate, Ladder, Steps};
 pub use number::{duration, nan, thousands, three};
-pub use result::{Documented, kind_of, read, reads_again, tagged_schema, to_json, write};
+pub use result::{Documented, kind_of, made_by, read, reads_again, tagged_schema, to_json, write};
 pub use scale::{Scale, Unit};
 pub use table::{Cell, Table};
 pub use text::Terminal;

@@ -2,14 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use termwise_base::provenance::Provenance;
 
 use crate::document::Document;
 use crate::folder::Error;
 
-/// What a command found. Its JSON is an object with `kind` and `version` before its own fields, so that it can be shown again.
+/// What a command found. Its JSON is an object with `kind`, `version` and, from a command, `made_by` before its own
+/// fields, so that it can be shown again.
 pub trait Documented: Serialize + DeserializeOwned {
     /// In one word, which is also the name of its file.
     const KIND: &'static str;
@@ -24,13 +26,15 @@ pub trait Documented: Serialize + DeserializeOwned {
 struct Tagged<'a, T> {
     kind: &'static str,
     version: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    made_by: Option<&'a Provenance>,
     #[serde(flatten)]
     result: &'a T,
 }
 
 /// A result as indented JSON with a line break at the end; numbers that are not finite are `null`.
-pub fn to_json<T: Documented>(result: &T) -> String {
-    let tagged = Tagged { kind: T::KIND, version: T::VERSION, result };
+pub fn to_json<T: Documented>(result: &T, made_by: Option<&Provenance>) -> String {
+    let tagged = Tagged { kind: T::KIND, version: T::VERSION, made_by, result };
     serde_json::to_string_pretty(&tagged).expect("results have names as keys, and writing to a string cannot fail") + "\n"
 }
 
@@ -40,6 +44,11 @@ pub fn to_json<T: Documented>(result: &T) -> String {
 /// [`Error::Foreign`] where it says nothing.
 pub fn kind_of(value: &Value) -> Result<&str, Error> {
     value.get("kind").and_then(Value::as_str).ok_or(Error::Foreign { found: None })
+}
+
+/// Which build a file says that it is from.
+pub fn made_by(value: &Value) -> Option<Provenance> {
+    Provenance::deserialize(value.get("made_by")?).ok()
 }
 
 /// The result in a JSON value.
@@ -56,8 +65,7 @@ pub fn read<T: Documented>(mut value: Value) -> Result<T, Error> {
         return Err(Error::Version { kind: T::KIND, found, known: T::VERSION });
     }
     if let Some(fields) = value.as_object_mut() {
-        fields.remove("kind");
-        fields.remove("version");
+        fields.retain(|name, _| !["kind", "version", "made_by"].contains(&name.as_str()));
     }
     serde_json::from_value(value).map_err(|source| Error::Fields { kind: T::KIND, source })
 }
@@ -66,19 +74,31 @@ pub fn read<T: Documented>(mut value: Value) -> Result<T, Error> {
 ///
 /// # Errors
 /// [`Error::Write`] if the folder or a file cannot be written.
-pub fn write<T: Documented>(result: &T, folder: &Path) -> Result<PathBuf, Error> {
+pub fn write<T: Documented>(result: &T, folder: &Path, made_by: Option<&Provenance>) -> Result<PathBuf, Error> {
     crate::folder::make(folder)?;
     let path = folder.join(format!("{}.json", T::KIND));
-    crate::folder::write(&path, to_json(result).as_bytes())?;
-    result.document().write(folder)
+    crate::folder::write(&path, to_json(result, made_by).as_bytes())?;
+    let document = result.document();
+    match made_by {
+        Some(made_by) => document.made_by(made_by).write(folder),
+        None => document.write(folder),
+    }
 }
 
 /// The JSON schema of what [`to_json`] writes, from that of the fields.
 pub fn tagged_schema<T: Documented>(mut schema: Value) -> Value {
     let tags = [("kind", T::KIND.into()), ("version", Value::from(T::VERSION))];
+    if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
+        let [text, switch] = ["string", "boolean"].map(|kind| json!({ "type": kind }));
+        let fields = json!({
+            "version": text, "commit": { "type": ["string", "null"] }, "modified": switch,
+            "instructions": text, "processor": text, "command": text,
+        });
+        properties.insert("made_by".into(), json!({ "type": "object", "properties": fields }));
+    }
     for (name, value) in tags {
         if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
-            properties.insert(name.into(), serde_json::json!({ "const": value }));
+            properties.insert(name.into(), json!({ "const": value }));
         }
         if let Some(required) = schema.get_mut("required").and_then(Value::as_array_mut) {
             required.push(name.into());
@@ -92,8 +112,8 @@ pub fn tagged_schema<T: Documented>(mut schema: Value) -> Value {
 /// # Panics
 /// Where it has not.
 pub fn reads_again<T: Documented>(result: &T) {
-    let text = to_json(result);
+    let text = to_json(result, None);
     let again: T = read(serde_json::from_str(&text).expect("JSON")).unwrap_or_else(|error| panic!("{error}\n{text}"));
     assert_eq!(again.document().to_html(), result.document().to_html());
-    assert_eq!(to_json(&again), text);
+    assert_eq!(to_json(&again, None), text);
 }

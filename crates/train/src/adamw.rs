@@ -51,8 +51,8 @@ pub struct AdamW {
 
 impl AdamW {
     /// No step taken yet, for parameters of this layout.
-    pub fn new(params: &Params, config: AdamWConfig) -> AdamW {
-        AdamW { config, first: params.zeros_like(), second: params.zeros_like(), steps: 0 }
+    pub fn new(params: &Params, config: AdamWConfig) -> termwise_llama::Result<AdamW> {
+        Ok(AdamW { config, first: params.zeros_like()?, second: params.zeros_like()?, steps: 0 })
     }
 
     /// One step at this learning rate on `grads` times `scale` (see [`crate::clip`]; 1 leaves them as they are).
@@ -176,7 +176,7 @@ mod tests {
             let config = AdamWConfig { beta1: 0.8, beta2: 0.95, eps: 1e-3, weight_decay: 0.3, decay_matrices_only: matrices_only };
             let mut params = model().params;
             let mut plain: Vec<Scalar> = params.values().iter().map(|&w| Scalar { w: w as f64, m: 0.0, v: 0.0 }).collect();
-            let mut optimizer = AdamW::new(&params, config);
+            let mut optimizer = AdamW::new(&params, config).expect("memory");
             let layout = params.layout().clone();
             for t in 1..=5 {
                 let grads = filled(&params, t as u64);
@@ -204,7 +204,12 @@ mod tests {
         let mut params = model().params;
         let before = params.clone();
         let grads = filled(&params, 1);
-        AdamW::new(&params, AdamWConfig { weight_decay: 0.0, ..AdamWConfig::default() }).step(&mut params, &grads, 1e-2, 1.0);
+        AdamW::new(&params, AdamWConfig { weight_decay: 0.0, ..AdamWConfig::default() }).expect("memory").step(
+            &mut params,
+            &grads,
+            1e-2,
+            1.0,
+        );
         for (entry, values) in params.iter() {
             for ((value, before), g) in values.iter().zip(&before.values()[entry.range()]).zip(&grads.values()[entry.range()]) {
                 assert!((value - (before - 1e-2 * g.signum())).abs() < 1e-5, "{}: {before} went to {value} on {g}", entry.spec.name);
@@ -217,7 +222,7 @@ mod tests {
         let run = |threads| {
             with_threads(threads, || {
                 let mut params = model().params;
-                let mut optimizer = AdamW::new(&params, AdamWConfig::default());
+                let mut optimizer = AdamW::new(&params, AdamWConfig::default()).expect("memory");
                 for t in 1..=3 {
                     let grads = filled(&params, t);
                     optimizer.step(&mut params, &grads, 1e-2, 1.0);

@@ -1,79 +1,17 @@
-//! Which build of the program made something, where, and by which command.
+//! Which builds worked on a run.
 //!
 //! A run's folder keeps `provenance.json`: one entry for the command that began it, and another for each build or instruction set that
 //! took it up again. Checkpoints have a copy, outside their manifest: what a model computes does not depend on it.
 
-use std::fmt;
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
-use termwise_attention::simd::isa;
+use termwise_base::files::{self, write_whole};
+pub use termwise_base::provenance::{Build, Provenance, names};
 
 use crate::error::{Error, Result};
-use termwise_base::files::{self, write_whole};
 
 /// Name of the file in folders of runs and checkpoints.
 pub const FILE: &str = "provenance.json";
-
-/// A build of the program. The default is one that nothing is known of.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Build {
-    /// Of the program; empty where it is unknown.
-    pub version: String,
-    /// The commit that it was built from; absent outside a repository.
-    #[serde(default)]
-    pub commit: Option<String>,
-    /// Whether files differed from that commit.
-    #[serde(default)]
-    pub modified: bool,
-}
-
-/// `0.1.0 (2be16063c5a1, modified)`.
-impl fmt::Display for Build {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let modified = if self.modified { ", modified" } else { "" };
-        match &self.commit {
-            _ if self.version.is_empty() => write!(f, "build unknown"),
-            Some(commit) => write!(f, "{} ({}{modified})", self.version, commit.get(..12).unwrap_or(commit)),
-            None => write!(f, "{} (commit unknown)", self.version),
-        }
-    }
-}
-
-/// Where something comes from. The default is nothing known.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Provenance {
-    /// Which build.
-    #[serde(flatten)]
-    pub build: Build,
-    /// The instruction set that it used; numbers differ between them in the last digits.
-    #[serde(default)]
-    pub instructions: String,
-    /// As the processor calls itself; empty where the system does not say.
-    #[serde(default, alias = "cpu")]
-    pub processor: String,
-    /// The command line, quoted for a shell.
-    #[serde(default)]
-    pub command: String,
-}
-
-impl Provenance {
-    /// This process of this build.
-    pub fn here(build: Build) -> Provenance {
-        let command = std::env::args().map(|word| quoted(&word)).collect::<Vec<_>>().join(" ");
-        Provenance { build, instructions: isa().name().into(), processor: processor(), command }
-    }
-
-    /// Whether the two compute the same numbers, as far as one can tell: build and instruction set are the same.
-    pub fn agrees(&self, other: &Provenance) -> bool {
-        self.build == other.build && self.instructions == other.instructions
-    }
-
-    /// The build, and the instruction set where it is known: `0.1.0 (be16063c5a12) avx512`.
-    pub fn name(&self) -> String {
-        format!("{} {}", self.build, self.instructions).trim_end().to_owned()
-    }
-}
 
 /// Where the content of a folder comes from; nothing where it does not say, as those of earlier builds.
 pub fn read(folder: &Path) -> Vec<Provenance> {
@@ -92,29 +30,6 @@ pub(crate) fn note(folder: &Path, now: &Provenance) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The names of these builds, each once; `build unknown` for none.
-pub fn names(all: &[Provenance]) -> String {
-    let mut names: Vec<String> = Vec::new();
-    for name in all.iter().map(Provenance::name) {
-        if !names.contains(&name) {
-            names.push(name);
-        }
-    }
-    if names.is_empty() { Build::default().to_string() } else { names.join(", then ") }
-}
-
-/// The processor's name; empty where the system does not say.
-pub fn processor() -> String {
-    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let mut pairs = text.lines().filter_map(|line| line.split_once(':'));
-    pairs.find(|(key, _)| key.trim() == "model name").map_or(String::new(), |(_, value)| value.trim().to_owned())
-}
-
-fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_alphanumeric() || "-_=./:,+@%".contains(c);
-    if !word.is_empty() && word.chars().all(plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', "'\\''")) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,18 +37,6 @@ mod tests {
     fn made_by(commit: &str, command: &str) -> Provenance {
         let build = Build { version: "1.2.3".into(), commit: Some(commit.into()), modified: false };
         Provenance { build, instructions: "avx2".into(), processor: "some".into(), command: command.into() }
-    }
-
-    #[test]
-    fn builds_have_names() {
-        let build =
-            |version: &str, commit: Option<&str>, modified| Build { version: version.into(), commit: commit.map(Into::into), modified };
-        assert_eq!(build("1.2.3", Some("0123456789abcdef"), true).to_string(), "1.2.3 (0123456789ab, modified)");
-        assert_eq!(build("1.2.3", Some("0123"), false).to_string(), "1.2.3 (0123)");
-        assert_eq!(build("1.2.3", None, false).to_string(), "1.2.3 (commit unknown)");
-        assert_eq!(names(&[]), "build unknown");
-        assert_eq!(names(&[Provenance::default()]), "build unknown");
-        assert_eq!(names(&[made_by("a", ""), made_by("b", ""), made_by("a", "")]), "1.2.3 (a) avx2, then 1.2.3 (b) avx2");
     }
 
     #[test]
@@ -145,10 +48,5 @@ mod tests {
         let all = read(folder.path());
         assert_eq!(all, [made_by("a", "begin"), made_by("b", "resume")]);
         assert_eq!(serde_json::from_slice::<Vec<Provenance>>(&bytes).expect("JSON"), all);
-    }
-
-    #[test]
-    fn words_can_be_pasted_into_a_shell() {
-        assert_eq!(["a=b", "x y", "it's", ""].map(quoted), ["a=b", "'x y'", "'it'\\''s'", "''"]);
     }
 }

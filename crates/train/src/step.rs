@@ -42,7 +42,7 @@ impl Computed {
 impl Gradients {
     /// Room for batches of this shape.
     pub fn new(model: &Model, batch: usize, length: usize, options: Options) -> Result<Gradients> {
-        Ok(Gradients { session: model.session(batch, length, options)?, options, grads: model.params.zeros_like() })
+        Ok(Gradients { session: model.session(batch, length, options)?, options, grads: model.params.zeros_like()? })
     }
 
     /// The mean loss over all tokens of `parts` together and its gradient.

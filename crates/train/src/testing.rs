@@ -11,7 +11,7 @@ pub fn model() -> Model {
 
 /// Values between −1 and 1 for every parameter, zero in the gaps.
 pub fn filled(params: &Params, seed: u64) -> Params {
-    let mut filled = params.zeros_like();
+    let mut filled = params.zeros_like().expect("memory");
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let layout = params.layout().clone();
     for entry in layout.entries() {

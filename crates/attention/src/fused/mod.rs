@@ -263,11 +263,13 @@ impl Attention<f32> for Fused {
     fn forward(&mut self, inputs: &Inputs<f32>, y: &mut [f32]) -> Result<Saved, Error> {
         let mut saved = self.new_saved()?;
         saved.report = self.run(inputs, Some(&mut saved.rows), y)?;
+        saved.rows.keep_partition(inputs);
         Ok(saved)
     }
 
     fn backward(&mut self, inputs: &Inputs<f32>, saved: &Saved, dy: &[f32], grads: &mut Grads<f32>) -> Result<(), Error> {
         self.home.check(saved)?;
+        saved.rows.check_partition(inputs)?;
         let (s, scratch) = (self.whole.layout.shape, self.scratch.clone());
         self.whole.layout.layer.check(&s, inputs, 1)?;
         self.whole.layout.layer.check_grads(&s, grads)?;

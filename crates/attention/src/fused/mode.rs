@@ -17,6 +17,7 @@ use crate::error::{TextError, nearest};
 /// # Ok::<(), termwise_attention::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Mode {
     /// Every query looks at every key before it: time grows with T².
     #[default]

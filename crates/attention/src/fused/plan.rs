@@ -52,11 +52,16 @@ impl Cuts {
     }
 }
 
+/// Rows of q or k that one task norms.
+pub const NORMED_ROWS: usize = 64;
+
 /// One head, ready to run.
 pub(crate) struct Head {
     plan: layer::Head,
     /// Its kernel, with learned coefficients taken in.
     pub kernel: Kernel,
+    /// a_n of its polynomial, with learned coefficients taken in; empty where it is none.
+    pub coefficients: Vec<f64>,
     /// How rows are kept within float32. States have no log scale, hence chunks have none.
     pub frame: Rescale,
     /// Whether it has a state from chunk to chunk instead of looking at all keys.
@@ -157,6 +162,8 @@ pub(crate) struct Layout {
     pub splits: usize,
     /// The same as cuts.
     pub split_cuts: Cuts,
+    /// When keys enter states, for each lag.
+    pub lags: Vec<(usize, Cuts)>,
     /// Values of the states of a kv head, at most.
     pub state_len: usize,
 }
@@ -168,13 +175,23 @@ impl Layout {
         [q, k].map(|width| self.layer.norm_sources().count() * self.shape.rows() * width)
     }
 
+    /// Values that going back through norms of q and k needs: a row and a gradient of the weights for each piece.
+    pub fn norm_room(&self) -> usize {
+        if self.layer.qk_norm().is_some() { self.shape.rows().div_ceil(NORMED_ROWS) * 2 * self.shape.widths()[0] } else { 0 }
+    }
+
     /// Plans a call. `chunk` gives the length of chunks and says which heads use them.
     pub fn new(layer: &Layer, shape: Shape, chunk: Option<(usize, &[bool])>) -> Result<Layout, Error> {
         // The heads that run in chunks have a state of all keys, or of far keys alone.
         let head = |h: usize, plan: &layer::Head, remembered: bool| {
             let chunked = remembered && chunk.is_some_and(|(_, chunked)| chunked[h]);
-            let frame = if chunked { Rescale::None } else { plan.rescale };
-            Head { plan: plan.clone(), kernel: plan.kernel.clone(), frame, chunked }
+            Head {
+                plan: plan.clone(),
+                kernel: plan.kernel.clone(),
+                coefficients: plan.kernel.polynomial().into_iter().flatten().map(|(_, a)| a).collect(),
+                frame: if chunked { Rescale::None } else { plan.rescale },
+                chunked,
+            }
         };
         let far: Vec<Option<Head>> =
             layer.far_plans().iter().enumerate().map(|(h, plan)| plan.as_ref().map(|plan| head(h, plan, true))).collect();
@@ -207,12 +224,14 @@ impl Layout {
             parts: Cuts::new((0..=parts).map(|i| i * tiles / parts.max(1)).collect(), tile, shape.time),
             splits: if groups.is_empty() { 0 } else { splits(&shape, tiles.div_ceil(chunk_tiles)) },
             split_cuts: Cuts::new(vec![0], tile, shape.time),
+            lags: Vec::new(),
             groups,
             chunk_tiles,
             state_len,
         };
         let ends = (0..layout.splits).map(|split| (layout.split(split).end * chunk_tiles).min(tiles));
         layout.split_cuts = Cuts::new(std::iter::once(0).chain(ends).collect(), tile, shape.time);
+        layout.lags = layout.find_lags();
         // The states of all splits must be addressable, too.
         let states =
             layout.splits.max(1).checked_mul(pairs).and_then(|n| n.checked_mul(state_len)).filter(|&n| n <= isize::MAX as usize / 4);
@@ -312,19 +331,17 @@ impl Layout {
         ((tile + lag) / self.chunk_tiles + 1) * self.chunk_len()
     }
 
-    /// The lags of all groups, each once, ascending.
-    pub fn lags(&self) -> Vec<usize> {
+    /// The lags of all groups, each once, with the parts of time whose keys enter states in each split; the last has also those that enter none.
+    fn find_lags(&self) -> Vec<(usize, Cuts)> {
         let mut lags: Vec<usize> = self.groups.iter().map(|group| group.lag).collect();
         lags.sort_unstable();
         lags.dedup();
-        lags
-    }
-
-    /// The parts of time whose keys enter states with this lag in each split; the last has also those that enter none.
-    pub fn lagged_cuts(&self, lag: usize) -> Cuts {
-        let mut tiles: Vec<usize> = self.split_cuts.tiles.iter().map(|&at| at.saturating_sub(lag)).collect();
-        tiles.iter_mut().last().into_iter().for_each(|end| *end = self.tiles);
-        Cuts::new(tiles, self.tile, self.shape.time)
+        let cuts = |lag: usize| {
+            let mut tiles: Vec<usize> = self.split_cuts.tiles.iter().map(|&at| at.saturating_sub(lag)).collect();
+            tiles.iter_mut().last().into_iter().for_each(|end| *end = self.tiles);
+            (lag, Cuts::new(tiles, self.tile, self.shape.time))
+        };
+        lags.into_iter().map(cuts).collect()
     }
 
     /// Chunks of a batch row.
@@ -357,8 +374,7 @@ impl Layout {
     pub fn factors(&self) -> Vec<Vec<f32>> {
         let mut factors = vec![Vec::new(); self.heads.len()];
         for (group, h) in self.groups.iter().flat_map(|group| group.heads.iter().map(move |&h| (group, h))) {
-            let polynomial = self.pass(h, group.far).kernel.polynomial().unwrap_or_default();
-            fill_factors(&mut factors[h], group, polynomial.into_iter().map(|(_, a)| a));
+            fill_factors(&mut factors[h], group, &self.pass(h, group.far).coefficients);
         }
         factors
     }
@@ -371,10 +387,15 @@ impl Layout {
                 self.layer.bind_far(h, inputs, &mut far.kernel);
             }
         }
+        for head in self.heads.iter_mut().chain(self.far.iter_mut().flatten()).filter(|head| head.learned > 0) {
+            if let Kernel::Taylor(taylor) = &head.kernel {
+                head.coefficients.iter_mut().zip(taylor.orders()).for_each(|(a, &n)| *a = taylor.coefficient(n));
+            }
+        }
         for (group, &h) in self.groups.iter().flat_map(|group| group.heads.iter().map(move |h| (group, h))) {
             let head = self.pass(h, group.far);
             if head.learned > 0 {
-                fill_factors(&mut factors[h], group, group.basis.orders().iter().map(|&n| head.kernel.coefficient(n)));
+                fill_factors(&mut factors[h], group, &head.coefficients);
             }
         }
     }
@@ -400,9 +421,9 @@ impl Layout {
     }
 }
 
-fn fill_factors(factors: &mut Vec<f32>, group: &ChunkGroup, coefficients: impl Iterator<Item = f64>) {
+fn fill_factors(factors: &mut Vec<f32>, group: &ChunkGroup, coefficients: &[f64]) {
     factors.clear();
-    for (i, a) in coefficients.enumerate() {
+    for (i, a) in coefficients.iter().enumerate() {
         factors.extend(group.basis.inverse_factorials()[group.basis.span(i)].iter().map(|x| (a * *x as f64) as f32));
     }
 }

@@ -444,7 +444,7 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
     let [mut dq, mut dk, mut dv] = [&mut w.dq, &mut w.dk, &mut w.dv].map(std::mem::take);
     let mut dtaps = std::mem::take(&mut w.dtaps);
     dtaps.iter_mut().for_each(|buffer| buffer.fill(0.0));
-    let mut dnormed = std::mem::take(&mut w.dnormed);
+    let (mut dnormed, mut room) = (std::mem::take(&mut w.dnormed), std::mem::take(&mut w.norm_room));
     dnormed.iter_mut().for_each(|buffer| buffer.fill(0.0));
     let mut dtensors = std::mem::take(&mut w.dtensors);
     dtensors.iter_mut().for_each(|buffer| buffer.fill(0.0));
@@ -535,7 +535,7 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
         for (((tensor, extra), rows), count) in NORMED.into_iter().zip(&mut dnormed).zip([s.heads, s.kv_heads]) {
             for (conv, rows) in l.layer.norm_sources().zip(rows.chunks_exact_mut(s.rows() * count * s.d)) {
                 let dweight = if norm.has_weight() { grads.extra(extra) } else { &mut [] };
-                qk_norm::backward(l, inputs, sources, ((tensor, conv), extra), rows, dweight);
+                qk_norm::backward(l, inputs, sources, ((tensor, conv), extra), rows, dweight, &mut room);
                 let [to_q, to_k, _] = grads.columns(&s);
                 let to = if tensor == Tensor::Q { to_q } else { to_k };
                 let places = to.blocks(1, &whole).par().zip(Blocks::pieces(&mut dtaps[tensor as usize], s.batch * count).par());
@@ -556,7 +556,7 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
         }
     }
     tensors_backward(l, &dtensors, grads);
-    (w.dq, w.dk, w.dv, w.dtaps, w.dnormed, w.dtensors) = (dq, dk, dv, dtaps, dnormed, dtensors);
+    (w.dq, w.dk, w.dv, w.dtaps, w.dnormed, w.norm_room, w.dtensors) = (dq, dk, dv, dtaps, dnormed, room, dtensors);
 }
 
 /// Adds the gradients of projections, learned features and centres, which tasks have left by batch row and head.

@@ -171,6 +171,8 @@ call_scratch! {
     dnormed: [Buffer; 2],
     /// Gradients of the tensors that prepare queries [N, passes, values] and keys [B, G, classes, values].
     dtensors: [Buffer; 2],
+    /// Room for going back through norms of q and k.
+    norm_room: Buffer,
 }
 
 impl CallScratch {
@@ -193,6 +195,10 @@ impl CallScratch {
         self.means.ensure(l.follows_means() as usize * kv * s.time * l.dp)?;
         self.v.ensure(kv * tp * l.ep)?;
         if l.layer.rotates() {
+            // Angles that have to move are gone, also where there turns out to be no memory for them.
+            if self.cos.bytes().min(self.sin.bytes()) / size_of::<f32>() < s.time * (s.d / 2) {
+                self.angles_of = None;
+            }
             self.cos.ensure(s.time * (s.d / 2))?;
             self.sin.ensure(s.time * (s.d / 2))?;
         }
@@ -248,6 +254,7 @@ impl CallScratch {
         for (buffer, channels) in self.dtaps.iter_mut().zip(s.widths()) {
             buffer.ensure(s.batch * channels * l.taps)?;
         }
+        self.norm_room.ensure(l.norm_room())?;
         for (buffer, len) in self.dnormed.iter_mut().zip(l.normed_lens()) {
             buffer.ensure(len)?;
         }

@@ -41,6 +41,7 @@ impl Fused {
         check(&self.whole.layout)?;
         let mut saved = self.new_saved()?;
         saved.report = self.continue_from(state, inputs, Some(&mut saved.rows), y)?;
+        saved.rows.keep_partition(inputs);
         Ok(saved)
     }
 
@@ -57,6 +58,7 @@ impl Fused {
         grads: &mut Grads<f32>,
     ) -> Result<(), Error> {
         self.home.check(saved)?;
+        saved.rows.check_partition(inputs)?;
         check(&self.whole.layout)?;
         self.check_state(before, inputs)?;
         let Fused { whole: Planned { layout, factors }, scratch, .. } = self;
@@ -69,7 +71,7 @@ impl Fused {
             return Err(Error::Tensor { tensor: "gradient of the state".into(), expected, found });
         }
         layout.bind(inputs, factors);
-        let SavedRows { u, z, rho } = &saved.rows;
+        let SavedRows { u, z, rho, .. } = &saved.rows;
         let (l, saved) = (&*layout, [&u[..], &z[..], &rho[..]]);
         scratch.with(|w| {
             w.ensure_forward(l)?;

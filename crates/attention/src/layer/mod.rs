@@ -385,10 +385,7 @@ impl Layer {
     pub(crate) fn bind<R: Real>(&self, h: usize, inputs: &Inputs<R>, kernel: &mut Kernel) {
         let count = self.plan.heads[h].learned;
         if count > 0 {
-            let mut wide = [0.0; MAX_ORDER + 1];
-            let own = &inputs.extra(Extra::Coefficients)[h * count..][..count];
-            wide.iter_mut().zip(own).for_each(|(wide, a)| *wide = a.wide());
-            kernel.bind(&wide[..count]);
+            bind(kernel, &inputs.extra(Extra::Coefficients)[h * count..][..count]);
         }
     }
 
@@ -396,8 +393,7 @@ impl Layer {
     pub(crate) fn bind_far<R: Real>(&self, h: usize, inputs: &Inputs<R>, kernel: &mut Kernel) {
         let count = self.plan.variants[h].far.as_ref().map_or(0, |far| far.learned());
         if count > 0 {
-            let own = &inputs.extra(Extra::FarCoefficients)[h * count..][..count];
-            kernel.bind(&own.iter().map(|a| a.wide()).collect::<Vec<_>>());
+            bind(kernel, &inputs.extra(Extra::FarCoefficients)[h * count..][..count]);
         }
     }
 
@@ -426,6 +422,12 @@ impl Layer {
     pub(crate) fn check_grads<R>(&self, shape: &Shape, grads: &Grads<R>) -> Result<(), Error> {
         grads.check(shape, self.extra_lengths(shape))
     }
+}
+
+fn bind<R: Real>(kernel: &mut Kernel, learned: &[R]) {
+    let mut wide = [0.0; MAX_ORDER + 1];
+    wide.iter_mut().zip(learned).for_each(|(wide, a)| *wide = a.wide());
+    kernel.bind(&wide[..learned.len()]);
 }
 
 impl From<&Variant> for Variant {

@@ -66,16 +66,6 @@ impl Truncation {
         let (a, b) = ((1.0 - self.missing).sqrt(), (1.0 + self.excess).sqrt());
         if b.is_finite() { 2.0 * ((self.excess + self.missing) / ((b + a) * (b + a))) } else { 2.0 }
     }
-
-    /// Without: the largest ‖U' − U‖ in units of Σ_s w_s·‖v_s‖, and of any single weight in units of itself.
-    pub fn of_weights(&self) -> f64 {
-        self.missing.max(self.excess)
-    }
-
-    /// The lowest even order up to `highest` whose bound [`Truncation::of_sum`] is not above `error`.
-    pub fn lowest_order(largest_score: f64, error: f64, highest: usize) -> Option<Truncation> {
-        (0..=highest).step_by(2).filter_map(|order| Truncation::new(order, largest_score).ok()).find(|cut| cut.of_sum() <= error)
-    }
 }
 
 /// Σ_{n>p} r^n/n!, each term from the one before by `ratio`.
@@ -134,14 +124,12 @@ mod tests {
     #[test]
     fn edges() {
         let none = Truncation::new(4, 0.0).expect("even");
-        assert_eq!((none.of_sum(), none.of_weights()), (0.0, 0.0));
+        assert_eq!((none.of_sum(), none.missing, none.excess), (0.0, 0.0, 0.0));
         assert!(Truncation::new(3, 1.0).is_err_and(|error| error.to_string().contains("order 2 or 4")));
         for r in [800.0, f64::INFINITY, f64::NAN] {
             let cut = Truncation::new(4, r).expect("even");
             assert!(cut.of_sum() <= 2.0 && cut.of_sum() > 1.9, "{cut:?}");
         }
-        let cut = Truncation::lowest_order(2.0, 1e-3, 40).expect("some order");
-        assert!(cut.of_sum() <= 1e-3 && Truncation::new(cut.order - 2, 2.0).expect("even").of_sum() > 1e-3);
     }
 
     #[test]

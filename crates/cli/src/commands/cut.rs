@@ -131,6 +131,7 @@ pub fn run(args: &CutArgs, context: &mut Context) -> Result<Exit, Failure> {
     };
     let stop = stop_on_interrupt("finishing this measurement");
     let bar = Bar::new(args.output.quiet);
+    let made_by = context.provenance.clone();
     let outcome = context.pool()?.install(|| -> Result<Outcome, Failure> {
         let model = Model::read(folder)?;
         let usual = if trained { settings.length } else { model.config.max_position_embeddings.min(WINDOW) };
@@ -158,14 +159,13 @@ pub fn run(args: &CutArgs, context: &mut Context) -> Result<Exit, Failure> {
             model: folder.display().to_string(),
             data: settings.data.clone(),
             calibration: (!args.calibration.is_empty()).then(|| args.calibration.join(", ")),
-            made_by: Some(crate::build::here().into()),
             ..Report::default()
         };
         let mut written = Ok(());
         let outcome = cut::run(model, &texts, &options, &stop, about, &mut |report, progress| {
             bar.at(progress.done, progress.total, progress.now);
             if let (Some(folder), Ok(())) = (&args.output.out, &written) {
-                written = write_whole(&folder.join("cut.json"), to_json(report).as_bytes());
+                written = write_whole(&folder.join("cut.json"), to_json(report, Some(&made_by)).as_bytes());
             }
         })?;
         written?;

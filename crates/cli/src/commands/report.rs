@@ -38,7 +38,7 @@ pub fn run(args: &ReportArgs, context: &mut Context) -> Result<Exit, Failure> {
     let links = folder.clone().or_else(|| Some(args.markdown.as_ref()?.parent()?.to_owned())).unwrap_or_default();
     let page = match &args.runs[..] {
         [file] if file.is_file() => reproduce::page(&Results::read(file)?, file.parent()),
-        runs => reproduce::of_folders(runs, &links)?,
+        runs => reproduce::of_folders(runs, &links)?.made_by(&context.provenance),
     };
     if let Some(file) = &args.markdown {
         write_whole(file, page.to_markdown_without_figures().as_bytes())?;

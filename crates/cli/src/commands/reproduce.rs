@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
 use clap::{Args, ValueEnum};
-use termwise_base::files;
 use termwise_papers::Error;
 use termwise_papers::reproduce::{self, Declared, FILE, Id, Options, Scale, paper};
 use termwise_report::duration;
@@ -96,17 +95,17 @@ impl From<Size> for Scale {
 }
 
 impl ReproduceArgs {
-    fn options(&self, threads: usize) -> Result<Options, Error> {
+    fn options(&self, context: &Context) -> Result<Options, Error> {
         let defaults = Options::new(self.scale.into());
         Ok(Options {
             ids: Id::parse(&self.experiments)?,
             data: self.data.clone(),
             seeds: self.seeds,
             out: self.out.clone().unwrap_or(defaults.out),
-            threads,
+            threads: context.threads,
             retry: self.retry,
             rerun_other_builds: self.rerun_other_builds,
-            provenance: crate::build::here(),
+            provenance: context.provenance.clone(),
             scale: defaults.scale,
         })
     }
@@ -114,7 +113,7 @@ impl ReproduceArgs {
 
 /// Ends well where every run is finished; a claim that is contradicted is a result.
 pub fn run(args: &ReproduceArgs, context: &mut Context) -> Result<Exit, Failure> {
-    let options = args.options(context.threads)?;
+    let options = args.options(context)?;
     let declared = reproduce::declare(&options)?;
     let remark = |text: &str| {
         if !args.quiet {
@@ -126,14 +125,13 @@ pub fn run(args: &ReproduceArgs, context: &mut Context) -> Result<Exit, Failure>
         remark(&format!("written: {}", options.out.display()));
         return Ok(Exit::Success);
     }
-    let program = std::env::current_exe().map_err(files::Error::io("find", "this program"))?;
     let (stop, kill) = interrupts();
     remark(&announcement(&options, &declared));
     if options.scale == Scale::Minute && !options.data.is_empty() {
         remark("note: --data is used at scale laptop and paper; this scale has no time for text");
     }
     let bar = Bar::new(args.quiet);
-    let runner = ProcessRunner::new(program, kill);
+    let runner = ProcessRunner::new(context.again()?, kill);
     let results = reproduce::run(&options, &declared, &runner, &stop, &mut |event| show(&bar, &declared.schedule.plan, event));
     drop(bar);
     let results = results?;

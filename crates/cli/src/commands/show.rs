@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use serde_json::Value;
 use termwise_base::files;
-use termwise_report::{Document, Documented, Error, kind_of, read};
+use termwise_report::{Document, Documented, Error, kind_of, made_by, read};
 use termwise_train::tell::tell;
 
 use crate::context::Context;
@@ -91,13 +91,17 @@ pub fn run(args: &ShowArgs, context: &mut Context) -> Result<Exit, Failure> {
     let (text, name) = text(&args.file)?;
     let wrong = |problem: String| Failure::usage(format!("cannot show {name}: {problem}"));
     let value = serde_json::from_str(&text).map_err(|error| wrong(format!("it is not JSON: {error}")))?;
-    let document = document(value).map_err(|error| wrong(error.to_string()))?;
+    let made_by = made_by(&value);
+    let mut document = document(value).map_err(|error| wrong(error.to_string()))?;
+    if let Some(made_by) = &made_by {
+        document = document.made_by(made_by);
+    }
     if let Some(folder) = &args.out {
         tell(&format!("written: {}", document.write(folder)?.display()));
         return Ok(Exit::Success);
     }
     let shown = match args.format {
-        Format::Terminal => document.to_terminal(&context.terminal(args.details)),
+        Format::Terminal => return context.print_document(&document, args.details).map(Exit::done),
         Format::Markdown => document.to_markdown(),
         Format::Html => document.to_html(),
     };

@@ -100,7 +100,6 @@ pub fn run(args: &SpectrumArgs, context: &mut Context) -> Result<Exit, Failure> 
     let mut spectrum = measured?;
     spectrum.model.name = name;
     spectrum.text.data = opened.data;
-    spectrum.made_by = Some(crate::build::here().into());
     spectrum.timing = spectrum.timing.filter(|_| args.timing);
     context.emit(&spectrum, &args.output).map(Exit::done)
 }

@@ -6,10 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
-use termwise_base::files;
+use termwise_base::provenance::Provenance;
 use termwise_report::{Block, Cell, Document, Table, duration};
 use termwise_train::Error;
-use termwise_train::provenance::Provenance;
 use termwise_train::sweep::{self, Event, Options, Plan, ProcessRunner, Record, State, Status, Summary, TrainingSchema};
 use termwise_train::tell::tell;
 
@@ -83,13 +82,13 @@ pub fn run(args: &SweepArgs, context: &mut Context) -> Result<Exit, Failure> {
         let hint = if args.skip_equal { "" } else { "; --skip-equal runs one of them" };
         tell(&format!("note: {equality}{hint}"));
     }
-    let here = crate::build::here();
+    let here = context.provenance.clone();
     let mut interrupted = false;
     let states = if args.list {
         sweep::states(&plan, &folder, args.skip_equal)?
     } else {
         let (stop, kill) = interrupts();
-        let program = std::env::current_exe().map_err(files::Error::io("find", "this program"))?;
+        let runner = ProcessRunner::new(context.again()?, kill);
         let options = Options {
             parallel: args.parallel,
             threads: context.threads,
@@ -98,8 +97,7 @@ pub fn run(args: &SweepArgs, context: &mut Context) -> Result<Exit, Failure> {
             only: args.rerun_other_builds.then(|| here.clone()),
         };
         let bar = Bar::new(args.quiet);
-        let states =
-            sweep::run(&plan, &folder, &ProcessRunner::new(program, kill), &options, &stop, &mut |event| show(&bar, &plan, event))?;
+        let states = sweep::run(&plan, &folder, &runner, &options, &stop, &mut |event| show(&bar, &plan, event))?;
         interrupted = stop.load(Ordering::Relaxed);
         states
     };
@@ -111,11 +109,11 @@ pub fn run(args: &SweepArgs, context: &mut Context) -> Result<Exit, Failure> {
     let summary = Summary::new(&plan, &states);
     if args.list && !args.json {
         let table = Document { title: String::new(), lead: vec![Block::table("runs", listed(&plan, &states))], sections: Vec::new() };
-        context.out.write_all(table.to_terminal(&context.terminal(false)).as_bytes())?;
+        context.print_document(&table, false)?;
         return Ok(Exit::Success);
     }
     if !args.list {
-        summary.write(&folder)?;
+        summary.write(&folder, &here)?;
     }
     context.print(&summary, args.json, false)?;
     if !args.list && !args.quiet {

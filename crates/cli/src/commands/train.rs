@@ -85,7 +85,7 @@ pub fn run(args: &TrainArgs, threads: Option<usize>, context: &mut Context) -> R
         stop,
         peak: (!args.quiet).then(|| peak_gflops() * 1e9),
         files: settings.tokenizer_files()?,
-        provenance: crate::build::here(),
+        provenance: context.provenance.clone(),
         ..RunOptions::new(&folder)
     };
     if args.overwrite {

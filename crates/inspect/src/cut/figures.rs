@@ -6,7 +6,6 @@ use termwise_report::{
 };
 
 use super::report::{Map, Measured, Plan, Point, Report};
-use crate::MadeBy;
 
 impl Documented for Report {
     const KIND: &'static str = "cut";
@@ -45,7 +44,6 @@ impl Documented for Report {
         if !self.warnings.is_empty() {
             sections.push(Section::new("To know", vec![Block::List(self.warnings.clone())]));
         }
-        lead.extend(self.made_by.as_ref().map(MadeBy::block));
         Document { title: format!("{name}: exp cut to a finite order"), lead, sections }
     }
 }

@@ -5,7 +5,6 @@ use serde::{Deserialize, Serialize};
 
 use super::choice::Choice;
 use super::text::Tokens;
-use crate::MadeBy;
 
 /// Everything, filled in as it is measured.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -49,9 +48,6 @@ pub struct Report {
     pub plan: Option<Plan>,
     /// What a user should know.
     pub warnings: Vec<String>,
-    /// Which build made this.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub made_by: Option<MadeBy>,
     /// Whether everything that was asked for is here.
     pub finished: bool,
 }

@@ -6,7 +6,6 @@ use termwise_report::{
 };
 
 use super::{LayerSpectrum, Magnitudes, OverHeads, Spectrum, Terms, Timing};
-use crate::MadeBy;
 
 /// Magnitudes below this have the darkest colour and no place in charts: beside order 0, which is 1, they are nothing.
 const LEAST: f64 = 1e-6;
@@ -216,8 +215,7 @@ impl Documented for Spectrum {
             ));
         }
         let facts = facts.into_iter().map(|(name, text)| (name.into(), text)).collect();
-        let mut lead = vec![Block::Facts(facts), Block::table("layers", self.table())];
-        lead.extend(self.made_by.as_ref().map(MadeBy::block));
+        let lead = vec![Block::Facts(facts), Block::table("layers", self.table())];
         let needed = match self.order_map().values.iter().flatten().any(Option::is_some) {
             true => vec![orders, error, Block::text(CUT)],
             false => {

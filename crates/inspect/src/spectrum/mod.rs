@@ -149,7 +149,6 @@ pub fn measure(model: &Model, windows: &[Vec<u32>], options: &Options, progress:
         rows: RowFacts { sampled: chosen, of: tokens, seed: options.seed },
         orders: options.orders.clone(),
         layers,
-        made_by: None,
         timing,
     })
 }

@@ -3,8 +3,6 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::MadeBy;
-
 /// The term spectrum of a model on a text.
 ///
 /// A pair is a query with a key that it sees. x is the score of a pair as the kernel receives it: scaled, after RoPE, φ and clamp. All is
@@ -21,9 +19,6 @@ pub struct Spectrum {
     pub orders: Vec<usize>,
     /// Layer by layer.
     pub layers: Vec<LayerSpectrum>,
-    /// Which build made this.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub made_by: Option<MadeBy>,
     /// Where time went, if that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timing: Option<Timing>,

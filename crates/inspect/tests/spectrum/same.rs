@@ -126,7 +126,7 @@ fn what_is_written_follows_the_schema_and_can_be_read_again() {
     let map = r#"{"default": "softmax", "layers": {"1": "linear_cosine"}}"#;
     let found = spectrum(&model(map, 2, 0.5), &texts(&[20]), &Options::default());
     let folder = tempfile::tempdir().expect("a folder");
-    let page = termwise_report::write(&found, folder.path()).expect("files");
+    let page = termwise_report::write(&found, folder.path(), None).expect("files");
     assert!(std::fs::read_to_string(page).expect("a page").contains("Term spectrum"));
     for name in ["order-map", "error", "magnitude", "magnitude-map-all", "magnitude-map-positive", "magnitude-map-negative"] {
         for ending in ["svg", "png"] {

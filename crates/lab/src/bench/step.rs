@@ -157,8 +157,8 @@ fn measure(options: &StepOptions, config: Config) -> Result<StepBench, Error> {
     let mut model = Model::fresh(config, 1)?;
     let mut session = model.session(batch, length, Options::default())?;
     let machine = Machine::measure();
-    let mut grads = model.params.zeros_like();
-    let mut optimizer = AdamW::new(&model.params, AdamWConfig::default());
+    let mut grads = model.params.zeros_like()?;
+    let mut optimizer = AdamW::new(&model.params, AdamWConfig::default())?;
     let mut rng = Rng::new(1);
     let ids: Vec<u32> = (0..tokens).map(|_| rng.below(vocab) as u32).collect();
     let labels: Vec<i32> = (0..tokens).map(|_| rng.below(vocab) as i32).collect();

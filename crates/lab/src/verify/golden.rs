@@ -70,7 +70,7 @@ fn compare(file: &Path, case: &mut Case) -> Result<(), String> {
     let expected = golden.floats("logits", &[batch, time, vocabulary])?;
     case.measure("logits", relative_rms(&logits, &expected), TENSORS, Unit::RelativeRms);
 
-    let mut grads = model.params.zeros_like();
+    let mut grads = model.params.zeros_like().map_err(text)?;
     let loss = session.loss_and_grad(&model.params, &Batch::new(&ids, &labels), &mut grads).map_err(text)?;
     let expected = f64::from(golden.floats("loss", &[1])?[0]);
     case.measure("loss", (loss.mean() - expected).abs(), LOSS, Unit::Absolute);

@@ -17,7 +17,6 @@ use std::sync::Arc;
 use crate::config::{AttentionMap, Config};
 use crate::error::{Error, NAMES_LISTED, Result};
 use crate::init;
-use crate::ops;
 use crate::params::{Layout, Params};
 use crate::weights::{self, Checkpoint, Tensor, WriteOptions};
 
@@ -39,9 +38,7 @@ impl Model {
     pub fn zeros(config: Config) -> Result<Model> {
         config.validate()?;
         let layout = Layout::new(&config)?;
-        // Asked here, since parameters alone would panic.
-        drop(ops::zeros("the model", layout.len(), 1)?);
-        Ok(Model { params: Params::zeros(Arc::new(layout)), config })
+        Ok(Model { params: Params::zeros(Arc::new(layout))?, config })
     }
 
     /// A fresh model, as [`init::initialize`] starts it: the same for the same configuration and seed, everywhere.

@@ -18,6 +18,7 @@ use crate::params::{Layout, Params};
 
 /// What computes attention.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Engine {
     /// Tiles and vector instructions.
     #[default]

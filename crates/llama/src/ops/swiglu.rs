@@ -10,6 +10,7 @@ use super::pieces::rows_of;
 
 /// What the gate of an MLP goes through.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Activation {
     /// SiLU
     #[default]

@@ -24,6 +24,7 @@ pub const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// A type in which weights can be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum FloatType {
     /// 32 bits, exactly what is in memory.
     #[default]

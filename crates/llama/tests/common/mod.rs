@@ -37,7 +37,7 @@ pub fn tokens(n: usize, vocabulary: u32, seed: u32) -> Vec<u32> {
 /// Loss and gradient of a batch of B rows.
 pub fn loss_and_grad(model: &Model, batch: &Batch, rows: usize, engine: Engine) -> (Loss, Params) {
     let mut session = model.session(rows, batch.ids.len() / rows, Options { engine, ..Options::default() }).expect("a session");
-    let mut grads = model.params.zeros_like();
+    let mut grads = model.params.zeros_like().expect("memory");
     let loss = session.loss_and_grad(&model.params, batch, &mut grads).expect("a loss");
     (loss, grads)
 }

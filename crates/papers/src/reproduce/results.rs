@@ -370,7 +370,7 @@ impl Results {
     /// Writes the file into a folder.
     pub fn write(&self, folder: &Path) -> Result<(), Error> {
         let path = folder.join(FILE);
-        let written = write_whole(&path, termwise_report::to_json(self).as_bytes());
+        let written = write_whole(&path, termwise_report::to_json(self, Some(&self.environment.provenance)).as_bytes());
         Ok(written.map_err(|error| termwise_llama::Error::io(error.action, error.path)(error.source))?)
     }
 }

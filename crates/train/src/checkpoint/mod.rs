@@ -153,7 +153,7 @@ fn write_moments(path: &Path, optimizer: &AdamW) -> Result<()> {
 
 fn read_moments(path: &Path, params: &Params, config: AdamWConfig, updates: u64) -> Result<AdamW> {
     let file = Weights::open(path)?;
-    let mut optimizer = AdamW::new(params, config);
+    let mut optimizer = AdamW::new(params, config)?;
     optimizer.steps = updates;
     let layout = params.layout().clone();
     for (kind, moments) in [("first", &mut optimizer.first), ("second", &mut optimizer.second)] {

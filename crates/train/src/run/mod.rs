@@ -282,7 +282,7 @@ fn fresh(settings: &Settings, source: &dyn Source) -> Result<Begin> {
     } else {
         Model::with_weights(config, &termwise_llama::weights::Checkpoint::open(&settings.from)?)?
     };
-    let optimizer = AdamW::new(&model.params, settings.adamw());
+    let optimizer = AdamW::new(&model.params, settings.adamw())?;
     let state = State { seed: settings.seed, settings: settings.hash(), source: source.fingerprint(), ..State::default() };
     Ok(Begin { model, optimizer, state, checkpoint: None })
 }

@@ -1,5 +1,6 @@
 //! Runs as processes of their own.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -26,22 +27,22 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 /// How long a process that was terminated may take before it is killed.
 const LAST_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Trains each job in a process: `PROGRAM --threads N train --quiet --stop-with-input --config SETTINGS`, and `--runs DIR --name NAME` or,
+/// Trains each job in a process: `PROGRAM… --threads N train --quiet --stop-with-input --config SETTINGS`, and `--runs DIR --name NAME` or,
 /// where the folder holds a run already, `--resume FOLDER`. It is expected to write `metrics.jsonl` into the folder, and when its standard
 /// input ends to leave a checkpoint and end with the code [`STOPPED`]. The other end of that pipe is in this process: however this process
 /// ends, the others stop too, and can be resumed.
 #[derive(Debug)]
 pub struct ProcessRunner {
-    program: PathBuf,
+    program: Vec<OsString>,
     kill: Arc<AtomicBool>,
     patience: [Duration; 2],
 }
 
 impl ProcessRunner {
-    /// Runs this program. Once `kill` is set, processes that were asked to stop are not waited for any longer; without it they are
+    /// Runs this program, which is called by one word or several. Once `kill` is set, processes that were asked to stop are not waited for any longer; without it they are
     /// terminated after [`PATIENCE`], and killed 10 s later.
-    pub fn new(program: impl Into<PathBuf>, kill: Arc<AtomicBool>) -> ProcessRunner {
-        ProcessRunner { program: program.into(), kill, patience: [PATIENCE, LAST_PATIENCE] }
+    pub fn new(program: impl IntoIterator<Item = impl Into<OsString>>, kill: Arc<AtomicBool>) -> ProcessRunner {
+        ProcessRunner { program: program.into_iter().map(Into::into).collect(), kill, patience: [PATIENCE, LAST_PATIENCE] }
     }
 
     /// With other times until a process is terminated, and from then until it is killed.
@@ -65,10 +66,15 @@ impl ProcessRunner {
         Ok(true)
     }
 
+    fn name(&self) -> &Path {
+        self.program.first().map_or(Path::new(""), Path::new)
+    }
+
     fn command(&self, control: &Control) -> Result<Command> {
         let log = File::options().create(true).append(true).open(control.log).map_err(Error::io("open", control.log))?;
         let errors = log.try_clone().map_err(Error::io("open", control.log))?;
-        let mut command = Command::new(&self.program);
+        let mut command = Command::new(self.name());
+        command.args(self.program.iter().skip(1));
         command.arg("--threads").arg(control.threads.to_string());
         command.args(["train", "--quiet", "--stop-with-input", "--config"]).arg(control.settings);
         match (control.folder.parent(), control.folder.file_name()) {
@@ -94,11 +100,11 @@ impl Runner for ProcessRunner {
             return Ok(Outcome::Stopped);
         }
         let mut metrics = Tail::new(control.folder);
-        let mut child = Ending(self.command(control)?.spawn().map_err(Error::io("start", &self.program))?);
+        let mut child = Ending(self.command(control)?.spawn().map_err(Error::io("start", self.name()))?);
         let mut asked: Option<Instant> = None;
         let mut terminated = false;
         let status = loop {
-            if let Some(status) = child.0.try_wait().map_err(Error::io("wait for", &self.program))? {
+            if let Some(status) = child.0.try_wait().map_err(Error::io("wait for", self.name()))? {
                 break status;
             }
             if control.stop.load(Ordering::Relaxed) && asked.is_none() {

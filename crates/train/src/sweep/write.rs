@@ -7,16 +7,17 @@ use std::path::Path;
 use super::summary::{Statistic, Summary};
 use crate::error::{Error, Result};
 use termwise_base::files::write_whole;
+use termwise_base::provenance::Provenance;
 use termwise_report::{Csv, to_json};
 
 impl Summary {
     /// Writes `runs.csv`, `summary.csv`, `best.csv` and `summary.json` into the folder of a sweep.
-    pub fn write(&self, folder: &Path) -> Result<()> {
+    pub fn write(&self, folder: &Path, made_by: &Provenance) -> Result<()> {
         fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
         write_whole(&folder.join("runs.csv"), self.runs_csv().as_bytes())?;
         write_whole(&folder.join("summary.csv"), self.groups_csv().as_bytes())?;
         write_whole(&folder.join("best.csv"), self.best_csv().as_bytes())?;
-        Ok(write_whole(&folder.join("summary.json"), to_json(self).as_bytes())?)
+        Ok(write_whole(&folder.join("summary.json"), to_json(self, Some(made_by)).as_bytes())?)
     }
 
     fn runs_csv(&self) -> String {

@@ -82,8 +82,7 @@ impl QuerySplit<'_> {
             let logs = [(group.decays, &mut self.to.ddecay), (has_log, &mut self.to.dlog[far])];
             for (_, dlog) in logs.into_iter().filter(|(there, _)| *there) {
                 let dlog = dlog.rows(in_group, from, to);
-                let polynomial = head.kernel.polynomial().unwrap_or_default();
-                for (part, (_, a)) in back.parts[..wanted].chunks_exact(l.pitch).zip(polynomial) {
+                for (part, a) in back.parts[..wanted].chunks_exact(l.pitch).zip(&head.coefficients) {
                     dlog.iter_mut().zip(part).for_each(|(d, &part)| *d += a * part as f64);
                 }
             }

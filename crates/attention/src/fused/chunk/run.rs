@@ -137,8 +137,8 @@ pub fn backward(
         meet(c, to, states, after);
     }
     boundary_states(c, states, tasks, true);
-    for lag in l.lags() {
-        let cuts = &l.lagged_cuts(lag);
+    for (lag, cuts) in &l.lags {
+        let lag = *lag;
         each(c, states, to.keys(l, cuts), tasks, |of, to| {
             let start = cuts.padded[of.split];
             dispatch(KeySplit { of, lag, start, to });

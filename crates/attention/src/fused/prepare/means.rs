@@ -59,18 +59,16 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, dmeans: &[f32], dk: &mut Buffe
         let (class, pair) = (kv / (s.batch * s.kv_heads), kv % (s.batch * s.kv_heads));
         let (b, g) = (pair / s.kv_heads, pair % s.kv_heads);
         let Some(distance) = l.classes[class].running else { return };
-        let heads: Vec<usize> = [false, true]
-            .into_iter()
-            .flat_map(|far| (g * s.group()..(g + 1) * s.group()).map(move |h| (h, far)))
-            .filter(|&(h, far)| if far { l.far[h].as_ref() } else { Some(&l.heads[h]) }.is_some_and(|head| head.class == class))
-            .map(|(h, far)| far as usize * l.head_count() + b * s.heads + h)
-            .collect();
+        let places = || {
+            let passes = (g * s.group()..(g + 1) * s.group()).flat_map(|h| l.passes_of(h).map(move |head| (h, head)));
+            passes.filter(|(_, head)| head.class == class).map(|(h, head)| head.far as usize * l.head_count() + b * s.heads + h)
+        };
         let mut sum = [0.0f64; 512];
         let sum = &mut sum[..l.classes[class].width - 1];
         for t in (0..inputs.length(b, &s)).rev() {
             let (new, count) = joining(distance, t);
             let share = 1.0 / count.max(1) as f64;
-            for n in &heads {
+            for n in places() {
                 let row = &dmeans[(n * s.time + t) * l.dp..];
                 sum.iter_mut().zip(row).for_each(|(sum, &d)| *sum += d as f64 * share);
             }

@@ -6,14 +6,11 @@
 
 use rayon::prelude::*;
 
-use crate::fused::plan::Layout;
+use crate::fused::plan::{Layout, NORMED_ROWS as ROWS};
 use crate::fused::prepare::{Sources, Tensor};
 use crate::kernels::simd::{Simd, Task, dispatch};
 use crate::parts::qk_norm::QkNorm;
 use crate::{Extra, Inputs};
-
-/// Rows of one piece.
-const ROWS: usize = 64;
 
 /// The two tensors that are normed, with their weights.
 pub const NORMED: [(Tensor, Extra); 2] = [(Tensor::Q, Extra::QNorm), (Tensor::K, Extra::KNorm)];
@@ -79,33 +76,33 @@ struct Backward<'a> {
     weight: &'a [f32],
     first: usize,
     gradients: &'a mut [f32],
-    x: Vec<f32>,
-    dweight: Vec<f32>,
+    /// Room for a row.
+    x: &'a mut [f32],
+    dweight: &'a mut [f32],
 }
 
 impl Task for Backward<'_> {
-    type Output = Vec<f32>;
+    type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(mut self, simd: S) -> Vec<f32> {
+    fn run<S: Simd>(self, simd: S) {
         let shape = &self.l.shape;
         let all = shape.widths()[self.of.0 as usize];
         let width = width(self.norm, shape.d, all);
         for (at, gradient) in (self.first..).zip(self.gradients.chunks_exact_mut(all)) {
             // What lies behind the end of a text may be anything, and counts for nothing.
             if at % shape.time < self.inputs.length(at / shape.time, shape) {
-                row_of(simd, self.l, self.sources, self.of, at, &mut self.x);
+                row_of(simd, self.l, self.sources, self.of, at, self.x);
                 for (x, gradient) in self.x.chunks_exact(width).zip(gradient.chunks_exact_mut(width)) {
-                    self.norm.backward(x, self.weight, gradient, &mut self.dweight);
+                    self.norm.backward(x, self.weight, gradient, self.dweight);
                 }
             }
         }
-        self.dweight
     }
 }
 
 /// Gradients of normed rows [B, T, heads·d] of one source become those of the rows before the norm; those of the weights are added to
-/// `dweight`.
+/// `dweight`, piece by piece.
 pub fn backward(
     l: &Layout,
     inputs: &Inputs<f32>,
@@ -113,14 +110,20 @@ pub fn backward(
     (of, extra): ((Tensor, bool), Extra),
     gradients: &mut [f32],
     dweight: &mut [f32],
+    room: &mut [f32],
 ) {
     let Some(norm) = l.layer.qk_norm() else { return };
     let (all, weight) = (l.shape.widths()[of.0 as usize], weights(norm, inputs, extra));
-    let pieces = gradients.par_chunks_mut(ROWS * all).enumerate().map(|(piece, gradients)| {
-        let (x, dweight) = (vec![0.0; all], vec![0.0; weight.len()]);
-        dispatch(Backward { l, inputs, sources, of, norm, weight, first: piece * ROWS, gradients, x, dweight })
-    });
-    for partial in pieces.collect::<Vec<_>>() {
-        dweight.iter_mut().zip(partial).for_each(|(sum, part)| *sum += part);
+    let pieces = gradients.len().div_ceil(ROWS * all);
+    let room = &mut room[..pieces * (all + weight.len())];
+    room.fill(0.0);
+    gradients.par_chunks_mut(ROWS * all).zip(room.par_chunks_exact_mut(all + weight.len())).enumerate().for_each(
+        |(piece, (gradients, room))| {
+            let (x, dweight) = room.split_at_mut(all);
+            dispatch(Backward { l, inputs, sources, of, norm, weight, first: piece * ROWS, gradients, x, dweight });
+        },
+    );
+    for partial in room.chunks_exact(all + weight.len()) {
+        dweight.iter_mut().zip(&partial[all..]).for_each(|(sum, part)| *sum += part);
     }
 }

@@ -17,7 +17,7 @@ fn program(folder: &Path, script: &str) -> PathBuf {
 
 fn state(script: &str, stop: &AtomicBool, observe: &mut dyn FnMut(&Event)) -> State {
     let folder = tempfile::tempdir().expect("a folder");
-    let runner = ProcessRunner::new(program(folder.path(), script), Arc::default());
+    let runner = ProcessRunner::new([program(folder.path(), script)], Arc::default());
     run(&plan(""), folder.path(), &runner, &ONE, stop, observe).expect("a sweep").remove(0)
 }
 
@@ -50,7 +50,7 @@ const BEGUN: &str = r#"echo '{"kind":"train","step":4,"loss":3.0}' > "$F/metrics
 fn stopped(script: &str) -> (State, String) {
     let folder = tempfile::tempdir().expect("a folder");
     let short = Duration::from_millis(300);
-    let runner = ProcessRunner::new(program(folder.path(), &format!("{script}\n{WAIT}")), Arc::default()).with_patience(short, short);
+    let runner = ProcessRunner::new([program(folder.path(), &format!("{script}\n{WAIT}"))], Arc::default()).with_patience(short, short);
     let (plan, stop) = (plan(""), AtomicBool::new(false));
     let states = run(&plan, folder.path(), &runner, &ONE, &stop, &mut |event| {
         if matches!(event, Event::Progress(progress) if progress.fraction > 0.3) {
@@ -85,7 +85,7 @@ fn a_locked_folder_is_waited_for_and_is_no_failure_of_the_run() {
     let folder = tempfile::tempdir().expect("a folder");
     let line = BEGUN.replace("\"step\":4", "\"step\":10");
     let short = Duration::from_millis(100);
-    let runner = |script: &str| ProcessRunner::new(program(folder.path(), script), Arc::default());
+    let runner = |script: &str| ProcessRunner::new([program(folder.path(), script)], Arc::default());
     let plan = plan("");
     let run_folder = plan.jobs[0].path(folder.path(), "");
     std::fs::create_dir_all(&run_folder).expect("a folder");
@@ -118,7 +118,7 @@ fn a_run_that_has_begun_is_resumed() {
     let script = format!(
         "echo \"$@\" >> \"$F/arguments\"; if [ -e \"$F/settings.toml\" ]; then {line}; else touch \"$F/settings.toml\"; exit 1; fi"
     );
-    let runner = ProcessRunner::new(program(folder.path(), &script), Arc::default());
+    let runner = ProcessRunner::new([program(folder.path(), &script)], Arc::default());
     let plan = plan("");
     go(&plan, folder.path(), &runner, ONE);
     let states = go(&plan, folder.path(), &runner, Options { retry: true, ..ONE });

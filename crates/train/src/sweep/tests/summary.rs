@@ -30,7 +30,7 @@ fn numbers_are_those_found_by_hand() {
     assert_eq!((norm.learning_rate.as_deref(), norm.at_edge, norm.metric.mean), (Some("0.01"), true, 11.0));
     assert_eq!((norm.behind, norm.beyond_spread, softmax.beyond_spread), (9.0, Some(true), Some(false)));
 
-    summary.write(folder.path()).expect("files");
+    summary.write(folder.path(), &Default::default()).expect("files");
     let text = |name: &str| std::fs::read_to_string(folder.path().join(name)).expect("a file");
     let best = text("best.csv");
     assert_eq!(
@@ -49,7 +49,7 @@ fn text_with_commas_and_quotes_stays_one_cell() {
     let folder = tempfile::tempdir().expect("a folder");
     let plan = plan("[axes]\nattention = [\"exp over=sum,eps=1\"]");
     let states = go(&plan, folder.path(), &fake(|_, _| Outcome::Failed("a \"bad\"\nend".into())), ONE);
-    Summary::new(&plan, &states).write(folder.path()).expect("files");
+    Summary::new(&plan, &states).write(folder.path(), &Default::default()).expect("files");
     let text = std::fs::read_to_string(folder.path().join("runs.csv")).expect("a file");
     assert!(text.contains("\"exp over=sum,eps=1\"") && text.contains("\"a \"\"bad\"\"\nend\""), "{text}");
 }

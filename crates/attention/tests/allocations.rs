@@ -1,0 +1,79 @@
+//! Once an engine's memory has grown, its calls allocate nothing.
+
+mod support;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use support::{Case, Name, Rng, layer, shape};
+use termwise_attention::{Attention, Extras, Grads, Mode, Scratch};
+
+/// Counts what is asked of the allocator.
+struct Counting;
+
+static ASKED: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: the system's allocator does all the work.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ASKED.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// One test alone in its process, on one thread: nobody else allocates meanwhile.
+#[test]
+fn a_warm_engine_allocates_nothing() {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("a thread");
+    pool.install(|| {
+        for (text, mode) in [
+            ("softmax", Mode::Parallel),
+            ("softmax window=40 sinks=3 cap=20", Mode::Parallel),
+            ("exp over=sum decay=softplus in out post", Mode::Parallel),
+            ("taylor=0..4,coef=learned norm=l2 conv=3", Mode::Parallel),
+            ("taylor=0..2 over=sum decay=softplus", Mode::Chunk(Some(64))),
+            ("softmax qk_norm=rms", Mode::Parallel),
+            ("feature=elu over=sum conv=2 norm=layer", Mode::Chunk(Some(32))),
+            ("feature=hedgehog dim=3", Mode::Chunk(Some(32))),
+            ("exp window=30 sinks=2 far(taylor=0..2,coef=learned dim=3 centre=running) decay=softplus", Mode::Parallel),
+            ("exp window=30 sinks=2 far(taylor=0..2 dim=3 centre=learned,gauss) in", Mode::Chunk(Some(32))),
+        ] {
+            let shape = shape(2, 200, 4, 2, 8, 8);
+            let case = Case::<f32>::random(&layer(text, &shape), shape, None, 0.5, &mut Rng(81));
+            let scratch = Scratch::default();
+            let mut engine = case.fused(mode, &scratch).expect("possible");
+            let mut gradients = case.tensors.clone();
+            let mut y = vec![0.0; case.dy.len()];
+            let (mut counts, mut bytes) = (Vec::with_capacity(4), Vec::with_capacity(4));
+            for _ in 0..4 {
+                let inputs = case.inputs();
+                let (qkv, rest) = gradients.split_at_mut(3);
+                let [(_, q), (_, k), (_, v)] = qkv else { panic!("q, k and v come first") };
+                let mut extras = Extras::default();
+                for (name, values) in rest {
+                    if let Name::Extra(extra) = name {
+                        extras.set(*extra, &mut values[..]);
+                    }
+                }
+                let mut grads = Grads::new(q, k, v).extras(extras);
+                let before = ASKED.load(Ordering::Relaxed);
+                let saved = engine.forward(&inputs, &mut y).expect("possible");
+                engine.backward(&inputs, &saved, &case.dy, &mut grads).expect("possible");
+                drop(saved);
+                engine.infer(&inputs, &mut y).expect("possible");
+                counts.push(ASKED.load(Ordering::Relaxed) - before);
+                bytes.push(scratch.bytes());
+            }
+            assert_eq!((counts[3], bytes[3]), (0, bytes[1]), "{text}: allocations of four rounds {counts:?}, scratch memory {bytes:?}");
+        }
+    });
+}
