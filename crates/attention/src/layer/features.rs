@@ -228,6 +228,7 @@ impl<'a> Features<'a> {
     /// The gradient of a prepared row [width] becomes that of x [d], in `dx`; `dlog` is that of its log factor. Gradients of tensors are added
     /// to. Of a query whose mean moves, `row` holds that of μ_t afterwards.
     #[inline(always)]
+    #[allow(clippy::too_many_arguments, reason = "a row, what made it, and where its gradients go")]
     pub fn backward<S: Simd>(&self, simd: S, x: &[f32], mean: &[f32], dlog: f32, row: &mut [f32], dx: &mut [f32], to: FeatureGrads) {
         let mut buffer = [0.0f32; 256];
         let mut wide = [0.0f32; 528];
