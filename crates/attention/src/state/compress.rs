@@ -16,11 +16,15 @@ impl State {
                 format!("a state of {:?} cannot become one of {:?}: sizes and rope must be the same", self.shape, compressed.shape);
             return Err(Error::Shape(reason));
         }
-        for (old, new) in self.heads().iter().zip(layer.heads()) {
+        let class = |layer: &Layer, head: usize| layer.classes()[layer.head_plans()[head].class];
+        for (head, (old, new)) in self.heads().iter().zip(layer.heads()).enumerate() {
+            let same_class = class(&self.layer, head) == class(layer, head);
             let reason = match () {
                 _ if old.window.is_some() || new.window.is_some() => "a window keeps its own keys, and forgets others".to_string(),
                 _ if new.clamp.is_some() || new.kernel.polynomial().is_none() => "it has no finite map".to_string(),
-                _ if !prepared_alike(old, new) => format!("keys and values were kept for `{old}`, which prepares them differently"),
+                _ if !same_class || !prepared_alike(old, new) => {
+                    format!("keys and values were kept for `{old}`, which prepares them differently")
+                }
                 _ => continue,
             };
             let reason = format!("{reason}, so the cache cannot be compressed into its state");
@@ -34,6 +38,7 @@ impl State {
             let (from, column) = self.plan().group_of[head];
             let before = &self.stores[b * self.plan().groups.len() + from];
             store.key_norm = before.key_norm;
+            store.sum.clone_from(&before.sum);
             match (&before.memory, &mut store.memory, basis) {
                 (GroupMemory::Cache(cache), GroupMemory::Moments { h, z }, Some(basis)) => {
                     let column = &cache.columns[column];
