@@ -15,6 +15,7 @@ use crate::parts::distance::Distance;
 use crate::parts::kernel::feature::Map;
 use crate::parts::kernel::taylor::MAX_ORDER;
 use crate::parts::qk_norm::QkNorm;
+use crate::parts::write::Delta;
 use crate::tensors::check_length;
 use crate::{Error, Extra, Grads, Inputs, Kernel, Real, Rope, Shape, Variant, Weighing};
 
@@ -90,6 +91,19 @@ pub(crate) struct Class {
     pub far: bool,
     /// Numbers of q and k that meet in a score.
     pub width: usize,
+    /// Which of the layer's write rules turns values into what is written, where there is one.
+    pub write: Option<usize>,
+}
+
+/// All that decides what a write rule writes for prepared keys and values.
+#[derive(PartialEq)]
+struct Writing {
+    rule: Delta,
+    kernel: Kernel,
+    cap: Option<f64>,
+    clamp: Option<f64>,
+    /// The head's place in its group, where a decay or learned coefficients are its own.
+    own: Option<usize>,
 }
 
 impl Class {
@@ -107,6 +121,7 @@ impl Class {
             running: None,
             far: false,
             width: d,
+            write: None,
         }
     }
 
@@ -129,6 +144,7 @@ impl Class {
             running,
             far: far && (hedgehog || shift || running.is_some() || weighing.dim.is_some()),
             width: weighing.score_dim(d) + running.is_some() as usize,
+            write: None,
         }
     }
 
@@ -226,13 +242,14 @@ impl LayerSizes {
             }
         }
         let extras = extras::layer_extras(&variants, &shape)?;
-        let mut classes: Vec<Class> = Vec::new();
-        let mut head = |variant: &Variant, weighing: Weighing, far: bool| {
-            let class = Class::of(variant, &weighing, far, d);
-            let index = classes.iter().position(|other| *other == class).unwrap_or_else(|| {
-                classes.push(class);
-                classes.len() - 1
+        let (mut classes, mut writings): (Vec<Class>, Vec<Writing>) = (Vec::new(), Vec::new());
+        let mut head = |h: usize, variant: &Variant, weighing: Weighing, far: bool| {
+            let write = variant.write.map(|rule| {
+                let own = (variant.decay.is_some() || variant.learned() > 0).then_some(h % shape.group());
+                let writing = Writing { rule, kernel: variant.kernel.clone(), cap: variant.cap, clamp: variant.clamp, own };
+                index_of(&mut writings, writing)
             });
+            let index = index_of(&mut classes, Class { write, ..Class::of(variant, &weighing, far, d) });
             Head {
                 far,
                 class: index,
@@ -248,15 +265,23 @@ impl LayerSizes {
                 variant: variant.clone(),
             }
         };
-        let heads: Vec<Head> = variants.iter().map(|variant| head(variant, variant.near(), false)).collect();
+        let heads: Vec<Head> = variants.iter().enumerate().map(|(h, variant)| head(h, variant, variant.near(), false)).collect();
         let far: Vec<Option<Head>> =
-            variants.iter().map(|variant| variant.far.clone().map(|weighing| head(variant, weighing, true))).collect();
+            variants.iter().enumerate().map(|(h, variant)| variant.far.clone().map(|weighing| head(h, variant, weighing, true))).collect();
         let class_of: Vec<(usize, Option<usize>)> =
             heads.iter().zip(&far).map(|(near, far)| (near.class, far.as_ref().map(|far| far.class))).collect();
         let plan = |memory| StatePlan::new(&variants, &class_of, &shape, memory);
         let (natural, cache) = (plan(Memory::Natural), plan(Memory::Cache));
         Ok(Layer { plan: Arc::new(Plan { sizes: self, variants, heads, far, classes, extras, natural, cache, bases: Mutex::default() }) })
     }
+}
+
+/// The place of a value in a list of different ones, which it joins where it is new.
+fn index_of<T: PartialEq>(known: &mut Vec<T>, value: T) -> usize {
+    known.iter().position(|other| *other == value).unwrap_or_else(|| {
+        known.push(value);
+        known.len() - 1
+    })
 }
 
 impl Layer {
@@ -353,6 +378,11 @@ impl Layer {
     /// The norm of q and k, on which all heads that have one agree.
     pub(crate) fn qk_norm(&self) -> Option<&QkNorm> {
         self.plan.variants.iter().find_map(|variant| variant.qk_norm.as_ref())
+    }
+
+    /// Whether any head has a write rule.
+    pub(crate) fn writes(&self) -> bool {
+        self.plan.classes.iter().any(|class| class.write.is_some())
     }
 
     /// Learned coefficients of each head that has any, for near or for far keys.

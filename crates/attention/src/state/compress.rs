@@ -1,13 +1,14 @@
 //! From a cache to moments: Σ_s M_ts·K(k_s)·v'_sᵀ over the keys that are kept.
 
 use crate::kernels::simd::{Simd, Task, dispatch};
+use crate::layer::Class;
 use crate::state::memory::{GroupMemory, State};
 use crate::{Error, Layer, Variant};
 
 impl State {
     /// Compresses every cache into the moments of this layer's variants: what stepping them from the start would have left, up to rounding.
     /// Keys and values must be prepared alike, so a variant may differ from the head's present one in its kernel, scale, clamp,
-    /// denominator and norm, but not in φ, RoPE, convolution, gates, decay, or in weighing keys by their position.
+    /// denominator and norm, but not in φ, RoPE, convolution, gates, decay, or in weighing keys by their position; nor, with a write rule, in its kernel.
     /// Refuses variants without a finite map; the state is then unchanged. Frees the caches.
     pub fn compress(&mut self, layer: &Layer) -> Result<(), Error> {
         let mut compressed = layer.state(self.shape.batch)?;
@@ -16,7 +17,7 @@ impl State {
                 format!("a state of {:?} cannot become one of {:?}: sizes and rope must be the same", self.shape, compressed.shape);
             return Err(Error::Shape(reason));
         }
-        let class = |layer: &Layer, head: usize| layer.classes()[layer.head_plans()[head].class];
+        let class = |layer: &Layer, head: usize| Class { write: None, ..layer.classes()[layer.head_plans()[head].class] };
         for (head, (old, new)) in self.heads().iter().zip(layer.heads()).enumerate() {
             let same_class = class(&self.layer, head) == class(layer, head);
             let reason = match () {
@@ -72,9 +73,15 @@ impl State {
 }
 
 fn prepared_alike(a: &Variant, b: &Variant) -> bool {
-    let preparing =
-        |v: &Variant| (v.kernel.map(), v.kernel.has_learned_map(), v.dim, v.rope, v.conv, v.qk_norm.clone(), v.denominator.key_side());
-    preparing(a) == preparing(b) && a.in_gate == b.in_gate && a.out_gate == b.out_gate && a.post_gate == b.post_gate && a.decay == b.decay
+    let preparing = |v: &Variant| (v.rope, v.conv, v.qk_norm.clone(), v.denominator.key_side());
+    // What a write rule has written depends on the kernel by which it read.
+    let written = |v: &Variant| v.write.map(|rule| (rule, v.kernel.clone(), v.cap, v.clamp));
+    preparing(a) == preparing(b)
+        && written(a) == written(b)
+        && a.in_gate == b.in_gate
+        && a.out_gate == b.out_gate
+        && a.post_gate == b.post_gate
+        && a.decay == b.decay
 }
 
 /// H += weight·K·vᵀ, z += decay·K.

@@ -46,8 +46,9 @@ pub struct State {
     pub(crate) memory: Memory,
     /// Of each state group; `None` for caches.
     pub(crate) bases: Vec<Option<Arc<Basis>>>,
-    /// Of each head.
+    /// Of each head, for its queries and, where it has a write rule, for keys that read.
     pub(crate) tables: Vec<Table>,
+    pub(crate) key_tables: Vec<Table>,
     /// [B, groups]
     pub(crate) stores: Vec<Store>,
     pub(crate) steps: StepState,
@@ -188,7 +189,8 @@ impl Layer {
             token,
             shape,
             memory,
-            tables: tables(self, plan, &bases),
+            tables: tables(self, plan, &bases, |_| Some(1.0)),
+            key_tables: tables(self, plan, &bases, |variant| Some(variant.write?.scale)),
             bases,
             stores,
             tasks: TaskScratch::default(),
@@ -287,28 +289,31 @@ impl State {
     }
 }
 
-/// a_n/α!, without a_n where that is learned, for each head with moments; heads with the same numbers share them.
-fn tables(layer: &Layer, plan: &StatePlan, bases: &[Option<Arc<Basis>>]) -> Vec<Table> {
-    let mut known: Vec<(&Kernel, &Arc<Basis>, Table)> = Vec::new();
+/// scale^n·a_n/α!, without a_n where that is learned, for each head with moments and a scale; heads with the same numbers share them.
+fn tables(layer: &Layer, plan: &StatePlan, bases: &[Option<Arc<Basis>>], scale: impl Fn(&Variant) -> Option<f64>) -> Vec<Table> {
+    let mut known: Vec<(&Kernel, f64, &Arc<Basis>, Table)> = Vec::new();
     let mut tables = Vec::with_capacity(plan.group_of.len());
     for (h, &(group, _)) in plan.group_of.iter().enumerate() {
-        let Some(basis) = &bases[group] else {
+        let (Some(basis), Some(scale)) = (&bases[group], scale(&layer.heads()[h])) else {
             tables.push(Table::default());
             continue;
         };
         let head = layer.far_plans()[h].as_ref().unwrap_or(&layer.head_plans()[h]);
-        let own = match known.iter().find(|(kernel, other, _)| **kernel == head.kernel && Arc::ptr_eq(basis, other)) {
-            Some((.., table)) => table.clone(),
-            None => {
-                let mut table = basis.wide_inverse_factorials();
-                for (i, (_, a)) in head.kernel.polynomial().into_iter().flatten().enumerate().filter(|_| head.learned == 0) {
-                    table[basis.span(i)].iter_mut().for_each(|c| *c *= a);
-                }
-                Table::new(table.into_iter().map(|c| c as f32).collect())
-            }
+        let same = |(kernel, other, of, _): &&(&Kernel, f64, &Arc<Basis>, Table)| {
+            **kernel == head.kernel && *other == scale && Arc::ptr_eq(basis, of)
         };
-        known.push((&head.kernel, basis, own.clone()));
-        tables.push(own);
+        if let Some((.., table)) = known.iter().find(same) {
+            tables.push(table.clone());
+            continue;
+        }
+        let mut table = basis.wide_inverse_factorials();
+        for (i, (n, a)) in head.kernel.polynomial().into_iter().flatten().enumerate() {
+            let factor = scale.powi(n as i32) * if head.learned > 0 { 1.0 } else { a };
+            table[basis.span(i)].iter_mut().for_each(|c| *c *= factor);
+        }
+        let table = Table::new(table.into_iter().map(|c| c as f32).collect());
+        known.push((&head.kernel, scale, basis, table.clone()));
+        tables.push(table);
     }
     tables
 }

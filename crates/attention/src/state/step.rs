@@ -5,6 +5,8 @@
 //! H_t = m_t·H_{t−1} + K_t·v'_tᵀ
 //! ```
 //!
+//! With a write rule the key reads before it writes, v' = β·(v − m_t·K̂_tᵀ·H_{t−1}): two passes over columns of H while they are in the cache.
+//!
 //! The token's own weight is computed from its score: the sum over monomials rounds at the size of (Σ_i |q_i·k_i|)^n however small
 //! (q·k)^n is, and at the first positions there is nothing else beside it.
 
@@ -15,7 +17,7 @@ use crate::kernels::PAD;
 use crate::kernels::basis::Basis;
 use crate::kernels::score_rows::Rescale;
 use crate::kernels::simd::{Simd, Task, dispatch};
-use crate::kernels::state_update::sweep;
+use crate::kernels::state_update::{sweep, sweep_written};
 use crate::layer::{Class, Features, Head, StateGroup};
 use crate::parts::rope::rotate;
 use crate::real::dot;
@@ -133,9 +135,10 @@ impl Store {
 
 /// Values of scratch memory that one state group takes.
 fn scratch_len(widths: [usize; 2], e: usize, heads: usize, basis: Option<&Basis>) -> usize {
-    let rows = basis.map_or(0, |basis| padded(basis.stem_rows()) + padded(basis.rows()) * (1 + heads));
-    let keys: usize = widths.map(|width| padded(width) * (1 + heads)).iter().sum();
-    rows + keys + 2 * padded(e) + 2 * heads
+    // One reader more than heads, and what it finds: the key, where there is a write rule.
+    let rows = basis.map_or(0, |basis| padded(basis.stem_rows()) + padded(basis.rows()) * (2 + heads));
+    let keys: usize = widths.map(|width| padded(width) * (2 + heads)).iter().sum();
+    rows + keys + padded(e) * (3 + heads) + 2 * heads
 }
 
 /// One token of all batch rows; the memories are taken out of the state meanwhile.
@@ -256,13 +259,16 @@ impl Task for GroupStep<'_> {
         for ((&head, query), log) in group.heads.iter().zip(queries.chunks_exact_mut(dp)).zip(&mut *logs) {
             *log = step.query(simd, b, head, &heads[head], &mean, query);
         }
+        let write =
+            heads[group.heads[0]].variant.write.map(|rule| (rule, rule.beta(step.inputs.extra(Extra::Beta)[b * shape.kv_heads + group.g])));
         let norm = dot(key, key).sqrt();
         store.key_norm = if norm <= store.key_norm { store.key_norm } else { norm };
         match (&mut store.memory, basis) {
             (GroupMemory::Moments { h: state, z }, Some(basis)) => {
                 // Gates and weights are the same for all heads of the group, or it has one head.
                 value[..e].iter_mut().for_each(|v| *v *= token.key_weights[first]);
-                let moments = MomentsStep { step, group, far: false, basis, m: token.decay[first], queries, stride: dp, scratch };
+                let (m, beta) = (token.decay[first], write.map(|(_, beta)| beta));
+                let moments = MomentsStep { step, group, far: false, basis, m, beta, queries, stride: dp, scratch };
                 let rows = &mut store.rows;
                 moments.run(simd, state, z, Some((key, 1.0)), value, &mut store.u, |i, z| rows[i] = HeadSums { z, ..HeadSums::default() });
                 for (query, row) in queries.chunks_exact(dp).zip(rows) {
@@ -301,7 +307,7 @@ impl Task for GroupStep<'_> {
                         let decay = column.decay.get(place).map_or(1.0, |c| (log_decay[first] - c).exp() as f32);
                         left[..e].iter_mut().for_each(|v| *v *= weight);
                         let (m, queries) = (token.decay[first], &*own_queries);
-                        let moments = MomentsStep { step, group, far: true, basis, m, queries, stride, scratch };
+                        let moments = MomentsStep { step, group, far: true, basis, m, beta: None, queries, stride, scratch };
                         let (entering, sums) = (leaving.map(|_| (&far_key[..far_width], decay)), &mut store.sums);
                         moments.run(simd, &mut far.h, &mut far.z, entering, left, &mut far.u, |i, z| sums[i].far_z = z);
                     }
@@ -311,6 +317,29 @@ impl Task for GroupStep<'_> {
                     cache.push(key, if cache.far_row > 0 { &far_key[..far_width] } else { &[] }, &value[..e]);
                 } else {
                     cache.forget(t);
+                    if let Some((rule, beta)) = write {
+                        let (reader, answer) = scratch.split_at_mut(dp);
+                        let answer = &mut answer[..ep];
+                        answer.fill(0.0);
+                        reader.iter_mut().zip(&*key).for_each(|(q, k)| *q = rule.scale as f32 * k);
+                        let (first, mut sums) = (group.heads[0], Sums::new(Rescale::None, None));
+                        for block in 0..cache.blocks() {
+                            let mut query = Query {
+                                q: &reader[..width],
+                                distance,
+                                far: false,
+                                kernel: &kernels[first],
+                                cap: heads[first].cap,
+                                clamp: heads[first].clamp,
+                                rescale: Rescale::None,
+                                log_decay: log_decay[b * h + first],
+                                u: &mut *answer,
+                                sums: &mut sums,
+                            };
+                            cache.decode(simd, block, 0, &mut query);
+                        }
+                        value.iter_mut().zip(&*answer).for_each(|(v, answer)| *v = beta * (*v - answer));
+                    }
                     cache.push(key, &[], &value[..e]);
                 }
                 for (&head, column) in group.heads.iter().zip(&mut cache.columns) {
@@ -412,6 +441,8 @@ struct MomentsStep<'a> {
     basis: &'a Basis,
     /// m_t
     m: f32,
+    /// β_t of a write rule.
+    beta: Option<f32>,
     /// Prepared queries, so far apart.
     queries: &'a [f32],
     stride: usize,
@@ -419,7 +450,8 @@ struct MomentsStep<'a> {
 }
 
 impl MomentsStep<'_> {
-    /// U [heads, ep] and z of every head, from the state that a key enters, if one does, decayed by so much since its position; `value` is weighted.
+    /// U [heads, ep] and z of every head, from the state that a key enters, if one does, decayed by so much since its position. `value` is weighted, and
+    /// becomes what is written where there is a write rule.
     #[inline(always)]
     #[allow(clippy::too_many_arguments, reason = "the symbols of the formula")]
     fn run<S: Simd>(
@@ -428,17 +460,18 @@ impl MomentsStep<'_> {
         h: &mut [f32],
         z: &mut [f32],
         entering: Option<(&[f32], f32)>,
-        value: &[f32],
+        value: &mut [f32],
         u: &mut [f32],
         mut sums: impl FnMut(usize, f32),
     ) {
-        let MomentsStep { step, group, far, basis, m, queries, stride, scratch } = self;
-        let State { layer, kernels, far_kernels, tables, .. } = step.state;
+        let MomentsStep { step, group, far, basis, m, beta, queries, stride, scratch } = self;
+        let State { layer, kernels, far_kernels, tables, key_tables, .. } = step.state;
         let kernel = |head: usize| if far { far_kernels[head].as_ref().unwrap_or(&kernels[head]) } else { &kernels[head] };
         let plan = |head: usize| layer.far_plans()[head].as_ref().filter(|_| far).unwrap_or(&layer.head_plans()[head]);
         let (n, width, ep) = (basis.rows(), basis.d(), value.len());
         let (stem, scratch) = scratch.split_at_mut(padded(basis.stem_rows()));
-        let (k, q) = scratch.split_at_mut(padded(n));
+        let (k, scratch) = scratch.split_at_mut(padded(n));
+        let (q, found) = scratch.split_at_mut(padded(n) * (1 + group.heads.len()));
         match entering {
             Some((key, decay)) => {
                 basis.of_one(key, stem, k);
@@ -449,7 +482,6 @@ impl MomentsStep<'_> {
             }
             None => k.fill(0.0),
         }
-        let q = &mut q[..padded(n) * group.heads.len()];
         for ((&head, query), q) in group.heads.iter().zip(queries.chunks_exact(stride)).zip(q.chunks_exact_mut(padded(n))) {
             basis.of_one(&query[..width], stem, q);
             q[n..].fill(0.0);
@@ -463,11 +495,35 @@ impl MomentsStep<'_> {
             }
         }
         u.fill(0.0);
-        sweep(simd, h, ep, m, k, value, q, u);
+        match beta {
+            None => sweep(simd, h, ep, m, k, value, &q[..group.heads.len() * padded(n)], u),
+            Some(beta) => {
+                let (first, reader) = (group.heads[0], &mut q[group.heads.len() * padded(n)..]);
+                let learned = plan(first).learned > 0;
+                for (i, &order) in basis.orders().iter().enumerate() {
+                    let a = if learned { kernel(first).coefficient(order) as f32 } else { 1.0 };
+                    let span = basis.span(i);
+                    let table = key_tables[first][span.clone()].iter();
+                    reader[span.clone()].iter_mut().zip(&k[span]).zip(table).for_each(|((q, k), c)| *q = k * c * a);
+                }
+                reader[n..].fill(0.0);
+                let found = &mut found[..ep * (1 + group.heads.len())];
+                found.fill(0.0);
+                let mut written = [0.0; 256];
+                let written = &mut written[..ep];
+                sweep_written(simd, h, ep, m, k, q, found, written, |columns, found, written| {
+                    let answers = &found[ep * group.heads.len()..][columns.clone()];
+                    let answers = value[columns.clone()].iter().zip(answers);
+                    written[columns].iter_mut().zip(answers).for_each(|(u, (v, answer))| *u = beta * (v - m * answer));
+                });
+                value.copy_from_slice(written);
+                u.copy_from_slice(&found[..ep * group.heads.len()]);
+            }
+        }
         for ((i, &head), query) in group.heads.iter().enumerate().zip(queries.chunks_exact(stride)) {
             let own = entering.map_or(0.0, |(key, decay)| decay * kernel(head).value(dot(&query[..width], &key[..width])));
             let before = if z.is_empty() { 0.0 } else { product(simd, &q[i * padded(n)..][..n], z) };
-            for (u, &v) in u[i * ep..][..ep].iter_mut().zip(value) {
+            for (u, &v) in u[i * ep..][..ep].iter_mut().zip(&*value) {
                 *u = m * *u + own * v;
             }
             sums(i, m * before + own);

@@ -229,13 +229,9 @@ impl Variant {
         // The mean of a window's own keys; for exp a centre is an identity.
         let follows = |weighing: &Weighing| weighing.has_running_mean() && !weighing.kernel.is_exp();
         let decay = |is: fn(&Decay) -> bool| self.decay.as_ref().is_some_and(is);
-        [
-            (follows(&near) && self.window.is_some(), "centre=running"),
-            (self.write.is_some(), "write=delta"),
-            (decay(Decay::by_channel), "decay=…,channel"),
-        ]
-        .into_iter()
-        .find_map(|(there, word)| there.then_some(word))
+        [(follows(&near) && self.window.is_some(), "centre=running"), (decay(Decay::by_channel), "decay=…,channel")]
+            .into_iter()
+            .find_map(|(there, word)| there.then_some(word))
     }
 
     /// What a user should know before spending time on this variant.
