@@ -1,8 +1,8 @@
 //! From a cache to moments: Σ_s M_ts·K(k_s)·v'_sᵀ over the keys that are kept.
 
-use crate::kernels::simd::{Simd, Task, dispatch};
+use crate::kernels::simd::dispatch;
 use crate::layer::Class;
-use crate::state::memory::{GroupMemory, State};
+use crate::state::memory::{Add, GroupMemory, State};
 use crate::{Error, Layer, Variant};
 
 impl State {
@@ -82,27 +82,4 @@ fn prepared_alike(a: &Variant, b: &Variant) -> bool {
         && a.out_gate == b.out_gate
         && a.post_gate == b.post_gate
         && a.decay == b.decay
-}
-
-/// H += weight·K·vᵀ, z += decay·K.
-pub(crate) struct Add<'a> {
-    pub h: &'a mut [f32],
-    pub z: &'a mut [f32],
-    pub rows: &'a [f32],
-    pub value: &'a [f32],
-    pub weight: f32,
-    pub decay: f32,
-}
-
-impl Task for Add<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, _: S) {
-        for (h, &k) in self.h.chunks_exact_mut(self.value.len()).zip(self.rows) {
-            let k = k * self.weight;
-            h.iter_mut().zip(self.value).for_each(|(h, &v)| *h += k * v);
-        }
-        self.z.iter_mut().zip(self.rows).for_each(|(z, &k)| *z += self.decay * k);
-    }
 }

@@ -8,10 +8,9 @@ use std::sync::Arc;
 use crate::kernels::PAD;
 use crate::kernels::basis::Basis;
 use crate::kernels::score_rows::Rescale;
-use crate::kernels::simd::dispatch;
+use crate::kernels::simd::{Simd, Task, dispatch};
 use crate::layer::{StateGroup, StatePlan};
 use crate::state::cache::{Cache, Sums};
-use crate::state::compress::Add;
 use crate::state::step_state::StepState;
 use crate::state::token::Token;
 use crate::task_scratch::TaskScratch;
@@ -316,4 +315,27 @@ fn tables(layer: &Layer, plan: &StatePlan, bases: &[Option<Arc<Basis>>], scale: 
         tables.push(table);
     }
     tables
+}
+
+/// H += weight·K·vᵀ, z += decay·K.
+pub(crate) struct Add<'a> {
+    pub h: &'a mut [f32],
+    pub z: &'a mut [f32],
+    pub rows: &'a [f32],
+    pub value: &'a [f32],
+    pub weight: f32,
+    pub decay: f32,
+}
+
+impl Task for Add<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        for (h, &k) in self.h.chunks_exact_mut(self.value.len()).zip(self.rows) {
+            let k = k * self.weight;
+            h.iter_mut().zip(self.value).for_each(|(h, &v)| *h += k * v);
+        }
+        self.z.iter_mut().zip(self.rows).for_each(|(z, &k)| *z += self.decay * k);
+    }
 }

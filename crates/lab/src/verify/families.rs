@@ -6,7 +6,7 @@ use std::path::Path;
 use termwise_attention::relative_rms;
 use termwise_llama::generate::{Decoder, DecoderOptions};
 use termwise_llama::weights::Checkpoint;
-use termwise_llama::{Batch, Model, Options};
+use termwise_llama::{Batch, Model, Objective, Options};
 
 use super::golden::{LOSS, TENSORS, ZERO, text};
 use super::outcome::{Case, Identity, Unit};
