@@ -24,6 +24,7 @@ mod scratch;
 mod through_state;
 mod tile_backward;
 mod tile_forward;
+mod write;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -140,13 +141,15 @@ fn backward_tasks(
     factors: &[Vec<f32>],
     saved: [&[f32]; 3],
     dy: &[f32],
-    state: Option<&mut Buffer>,
+    mut state: Option<&mut Buffer>,
     grads: &mut Grads<f32>,
 ) -> Result<(), Error> {
     gates::forward(l, inputs, w);
     prepare::forward(l, inputs, w, true)?;
+    write::forward(l, inputs, w, factors, true, None)?;
     epilogue::backward(l, inputs, saved, dy, w);
-    tiles_backward(l, inputs, saved[2], w, factors, state)?;
+    tiles_backward(l, inputs, saved[2], w, factors, state.as_deref_mut())?;
+    write::backward(l, inputs, w, factors, state, grads)?;
     prepare::backward(l, inputs, w, grads);
     gates::backward(l, inputs, w, grads);
     parameters_backward(l, w, grads);
@@ -325,6 +328,7 @@ fn run_forward(
     y: &mut [f32],
     state: Option<&State>,
 ) -> Result<Report, Error> {
+    write::forward(l, inputs, w, factors, false, state)?;
     let tile_len = TILE * l.dp + TILE * (l.ep + 2);
     let chunk_len = if l.groups.is_empty() { 0 } else { chunk::ChunkScratch::len(l, false) };
     w.tasks.ensure(tile_len.max(chunk_len))?;

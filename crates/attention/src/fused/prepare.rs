@@ -174,8 +174,6 @@ impl Task for Pack<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let (padded, dim, pitch) = (self.padded, self.side.dim, self.pitch);
-        // Dimensions after dim are transposed with the rest of their block of 16, but not kept.
-        let mut spare = [0.0f32; 16 * TILE];
         for (tile, first) in (0..self.time).step_by(self.tile).enumerate() {
             let rows: &mut [f32] = if self.rows.is_empty() {
                 &mut self.local[..pitch * padded]
@@ -187,18 +185,25 @@ impl Task for Pack<'_> {
             if self.transposed.is_empty() {
                 continue;
             }
-            let out = &mut self.transposed[tile * dim * pitch..][..dim * pitch];
-            for column in (0..padded).step_by(16) {
-                let whole = column + 16 <= dim;
-                for row in (0..pitch).step_by(16) {
-                    let to = if whole { &mut out[column * pitch + row..] } else { &mut spare[row..] };
-                    transpose(simd, &rows[row * padded + column..], padded, to, pitch);
-                }
-                if !whole {
-                    let rest = dim - column;
-                    out[column * pitch..].copy_from_slice(&spare[..rest * pitch]);
-                }
-            }
+            transpose_tile(simd, rows, padded, &mut self.transposed[tile * dim * pitch..][..dim * pitch], pitch);
+        }
+    }
+}
+
+/// Rows of a tile [pitch, padded] as columns [dimension, pitch].
+#[inline(always)]
+pub fn transpose_tile<S: Simd>(simd: S, rows: &[f32], padded: usize, columns: &mut [f32], pitch: usize) {
+    let dim = columns.len() / pitch;
+    // Dimensions after dim are transposed with the rest of their block of 16, but not kept.
+    let mut spare = [0.0f32; 16 * TILE];
+    for column in (0..padded).step_by(16) {
+        let whole = column + 16 <= dim;
+        for row in (0..pitch).step_by(16) {
+            let to = if whole { &mut columns[column * pitch + row..] } else { &mut spare[row..] };
+            transpose(simd, &rows[row * padded + column..], padded, to, pitch);
+        }
+        if !whole {
+            columns[column * pitch..].copy_from_slice(&spare[..(dim - column) * pitch]);
         }
     }
 }
@@ -276,7 +281,7 @@ impl<'a> Sources<'a> {
 
     /// One head of one tensor in one batch row as the norm of q and k takes it: after the short convolution, or as it is.
     pub fn before_norm(&self, l: &Layout, (tensor, conv): (Tensor, bool), b: usize, head: usize) -> HeadRows<'a> {
-        self.rows(l, Class { rope: false, conv, norm: false, map: Map::Identity }, tensor, b, head, 1.0)
+        self.rows(l, Class { rope: false, conv, norm: false, map: Map::Identity, write: None }, tensor, b, head, 1.0)
     }
 
     /// One head of one tensor in one batch row.
@@ -348,7 +353,7 @@ pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, backward: 
     w.tasks.ensure(l.pitch * l.dp.max(l.ep))?;
     let [mut q, mut k, mut kt, mut v, mut vt] = [&mut w.q, &mut w.k, &mut w.kt, &mut w.v, &mut w.vt].map(std::mem::take);
     let (sources, tasks) = (Sources::new(l, inputs, w), &w.tasks);
-    let keeps_v = !backward || l.heads.iter().any(|head| head.weighs_keys || head.chunked);
+    let keeps_v = !backward || l.heads.iter().any(|head| head.weighs_keys || head.chunked || head.variant.write.is_some());
     let (heads, kvs) = (l.head_count(), l.kv_count());
     let pack = |side: HeadRows, mut rows: Block<f32>, mut transposed: Block<f32>, tasks: &TaskScratch| {
         let padded = side.dim.next_multiple_of(PAD);

@@ -124,6 +124,11 @@ call_scratch! {
     key_weights: Buffer,
     /// c of the decay [N, Tp].
     decay: Vec<f64>,
+    /// β of the write rules [K, T], and what is left of values before it [K, Tp, ep].
+    beta: Buffer,
+    kept: Buffer,
+    /// States before the first position [B, G, state_len], where a backward pass with a write rule begins with any.
+    initial_states: Buffer,
     /// Logits of one gate of each head [N, T].
     logits: Buffer,
     /// The largest |score| of each tile of queries that sees a cache [N, tiles].
@@ -153,6 +158,11 @@ call_scratch! {
     dconst: Buffer,
     drate: Buffer,
     dlearned: Vec<f64>,
+    /// What the write rules give: gradients of β and of c [K, T], of coefficients [K, orders], and of states before the first position [K, state].
+    dbeta: Buffer,
+    ddecay_write: Vec<f64>,
+    dlearned_write: Vec<f64>,
+    dinitial_states: Buffer,
     /// Gradients of γ, β and b by head [N, 2e + 1], and of filters by batch row and head.
     dnorm: Buffer,
     dtaps: [Buffer; 3],

@@ -11,6 +11,7 @@ use crate::kernels::basis::Basis;
 use crate::parts::kernel::feature::Map;
 use crate::parts::kernel::taylor::MAX_ORDER;
 use crate::parts::qk_norm::QkNorm;
+use crate::parts::write::Delta;
 use crate::tensors::check_length;
 use crate::{Error, Extra, Grads, Inputs, Kernel, Real, Rope, Shape, Variant};
 
@@ -71,6 +72,19 @@ pub(crate) struct Class {
     pub norm: bool,
     /// φ on q and k.
     pub map: Map,
+    /// Which of the layer's write rules turns values into what is written, where there is one.
+    pub write: Option<usize>,
+}
+
+/// All that decides what a write rule writes for prepared keys and values.
+#[derive(PartialEq)]
+struct Writing {
+    rule: Delta,
+    kernel: Kernel,
+    cap: Option<f64>,
+    clamp: Option<f64>,
+    /// The head's place in its group, where a decay or learned coefficients are its own.
+    own: Option<usize>,
 }
 
 /// What engines ask of a head, besides its parts.
@@ -151,14 +165,15 @@ impl LayerSizes {
             }
         }
         let extras = extras::layer_extras(&variants, &shape)?;
-        let mut classes: Vec<Class> = Vec::new();
-        let head = |variant: &Variant| {
-            let class =
-                Class { rope: variant.rope, conv: variant.conv.is_some(), norm: variant.qk_norm.is_some(), map: variant.kernel.map() };
-            let index = classes.iter().position(|other| *other == class).unwrap_or_else(|| {
-                classes.push(class);
-                classes.len() - 1
+        let (mut classes, mut writings): (Vec<Class>, Vec<Writing>) = (Vec::new(), Vec::new());
+        let head = |(h, variant): (usize, &Variant)| {
+            let write = variant.write.map(|rule| {
+                let own = (variant.decay.is_some() || variant.learned() > 0).then_some(h % shape.group());
+                let writing = Writing { rule, kernel: variant.kernel.clone(), cap: variant.cap, clamp: variant.clamp, own };
+                index_of(&mut writings, writing)
             });
+            let (conv, norm) = (variant.conv.is_some(), variant.qk_norm.is_some());
+            let index = index_of(&mut classes, Class { rope: variant.rope, conv, norm, map: variant.kernel.map(), write });
             Head {
                 class: index,
                 scale: variant.scale_for(d) as f32,
@@ -169,12 +184,20 @@ impl LayerSizes {
                 variant: variant.clone(),
             }
         };
-        let heads: Vec<Head> = variants.iter().map(head).collect();
+        let heads: Vec<Head> = variants.iter().enumerate().map(head).collect();
         let class_of: Vec<usize> = heads.iter().map(|head| head.class).collect();
         let plan = |memory| StatePlan::new(&variants, &class_of, &shape, memory);
         let (natural, cache) = (plan(Memory::Natural), plan(Memory::Cache));
         Ok(Layer { plan: Arc::new(Plan { sizes: self, variants, heads, classes, extras, natural, cache, bases: Mutex::default() }) })
     }
+}
+
+/// The place of a value in a list of different ones, which it joins where it is new.
+fn index_of<T: PartialEq>(known: &mut Vec<T>, value: T) -> usize {
+    known.iter().position(|other| *other == value).unwrap_or_else(|| {
+        known.push(value);
+        known.len() - 1
+    })
 }
 
 impl Layer {
@@ -266,6 +289,11 @@ impl Layer {
     /// The norm of q and k, on which all heads that have one agree.
     pub(crate) fn qk_norm(&self) -> Option<&QkNorm> {
         self.plan.variants.iter().find_map(|variant| variant.qk_norm.as_ref())
+    }
+
+    /// Whether any head has a write rule.
+    pub(crate) fn writes(&self) -> bool {
+        self.plan.classes.iter().any(|class| class.write.is_some())
     }
 
     /// Learned coefficients of each head that has any.

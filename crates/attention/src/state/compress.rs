@@ -7,7 +7,7 @@ use crate::{Error, Layer, Variant};
 impl State {
     /// Compresses every cache into the moments of this layer's variants: what stepping them from the start would have left, up to rounding.
     /// Keys and values must be prepared alike, so a variant may differ from the head's present one in its kernel, scale, clamp,
-    /// denominator and norm, but not in φ, RoPE, convolution, gates, decay, or in weighing keys by their position.
+    /// denominator and norm, but not in φ, RoPE, convolution, gates, decay, or in weighing keys by their position; nor, with a write rule, in its kernel.
     /// Refuses variants without a finite map; the state is then unchanged. Frees the caches.
     pub fn compress(&mut self, layer: &Layer) -> Result<(), Error> {
         let mut compressed = layer.state(self.shape.batch)?;
@@ -67,7 +67,14 @@ impl State {
 
 fn prepared_alike(a: &Variant, b: &Variant) -> bool {
     let preparing = |v: &Variant| (v.kernel.map(), v.rope, v.conv, v.qk_norm.clone(), v.denominator.key_side());
-    preparing(a) == preparing(b) && a.in_gate == b.in_gate && a.out_gate == b.out_gate && a.post_gate == b.post_gate && a.decay == b.decay
+    // What a write rule has written depends on the kernel by which it read.
+    let written = |v: &Variant| v.write.map(|rule| (rule, v.kernel.clone(), v.cap, v.clamp));
+    preparing(a) == preparing(b)
+        && written(a) == written(b)
+        && a.in_gate == b.in_gate
+        && a.out_gate == b.out_gate
+        && a.post_gate == b.post_gate
+        && a.decay == b.decay
 }
 
 /// H += weight·K·vᵀ, z += decay·K.

@@ -43,8 +43,9 @@ pub struct State {
     pub(crate) memory: Memory,
     /// Of each state group; `None` for caches.
     pub(crate) bases: Vec<Option<Arc<Basis>>>,
-    /// Of each head.
+    /// Of each head, for its queries and, where it has a write rule, for keys that read.
     pub(crate) tables: Vec<Table>,
+    pub(crate) key_tables: Vec<Table>,
     /// [B, groups]
     pub(crate) stores: Vec<Store>,
     pub(crate) steps: StepState,
@@ -125,7 +126,8 @@ impl Layer {
             token,
             shape,
             memory,
-            tables: tables(self, plan, &bases),
+            tables: tables(self, plan, &bases, |variant| Some(variant.scale_for(shape.d))),
+            key_tables: tables(self, plan, &bases, |variant| Some(variant.write?.scale)),
             bases,
             stores,
             tasks: TaskScratch::default(),
@@ -210,31 +212,27 @@ impl State {
     }
 }
 
-/// scale^n/α!, times a_n where that is not learned, for each head with moments; heads with the same numbers share them.
-fn tables(layer: &Layer, plan: &StatePlan, bases: &[Option<Arc<Basis>>]) -> Vec<Table> {
-    let d = layer.head_dim();
-    let mut known: Vec<(&Variant, Table)> = Vec::new();
-    let table = |(variant, &(group, _)): (&'_ Variant, &(usize, usize))| {
-        let Some(basis) = &bases[group] else { return Table::default() };
-        let (scale, learned) = (variant.scale_for(d), variant.learned() > 0);
-        let mut table = basis.wide_inverse_factorials();
-        for (i, (n, a)) in variant.kernel.polynomial().into_iter().flatten().enumerate() {
-            let factor = scale.powi(n as i32) * if learned { 1.0 } else { a };
-            table[basis.span(i)].iter_mut().for_each(|c| *c *= factor);
-        }
-        Table::new(table.into_iter().map(|c| c as f32).collect())
-    };
+/// scale^n/α!, times a_n where that is not learned, for each head with moments and a scale; heads with the same numbers share them.
+fn tables(layer: &Layer, plan: &StatePlan, bases: &[Option<Arc<Basis>>], scale: impl Fn(&Variant) -> Option<f64>) -> Vec<Table> {
+    let mut known: Vec<(&Variant, f64, Table)> = Vec::new();
     let mut tables = Vec::with_capacity(plan.group_of.len());
     for (variant, place) in layer.heads().iter().zip(&plan.group_of) {
-        let same = |(other, _): &&(&Variant, Table)| other.kernel == variant.kernel && other.scale == variant.scale;
-        let own = match known.iter().find(same) {
-            Some((_, table)) if bases[place.0].is_some() => table.clone(),
-            _ => table((variant, place)),
+        let (Some(basis), Some(scale)) = (&bases[place.0], scale(variant)) else {
+            tables.push(Table::default());
+            continue;
         };
-        if bases[place.0].is_some() {
-            known.push((variant, own.clone()));
+        if let Some((_, _, table)) = known.iter().find(|(other, known, _)| other.kernel == variant.kernel && *known == scale) {
+            tables.push(table.clone());
+            continue;
         }
-        tables.push(own);
+        let mut table = basis.wide_inverse_factorials();
+        for (i, (n, a)) in variant.kernel.polynomial().into_iter().flatten().enumerate() {
+            let factor = scale.powi(n as i32) * if variant.learned() > 0 { 1.0 } else { a };
+            table[basis.span(i)].iter_mut().for_each(|c| *c *= factor);
+        }
+        let table = Table::new(table.into_iter().map(|c| c as f32).collect());
+        known.push((variant, scale, table.clone()));
+        tables.push(table);
     }
     tables
 }

@@ -5,6 +5,8 @@
 //! H_t = m_t·H_{t−1} + K_t·v'_tᵀ
 //! ```
 //!
+//! With a write rule the key reads before it writes, v' = β·(v − m_t·K̂_tᵀ·H_{t−1}): two passes over columns of H while they are in the cache.
+//!
 //! The token's own weight is computed from its score: the sum over monomials rounds at the size of (Σ_i |q_i·k_i|)^n however small
 //! (q·k)^n is, and at the first positions there is nothing else beside it.
 
@@ -13,8 +15,9 @@ use rayon::prelude::*;
 use crate::epilogue::{self, Post, Row};
 use crate::kernels::PAD;
 use crate::kernels::basis::Basis;
+use crate::kernels::score_rows::Rescale;
 use crate::kernels::simd::{Simd, Task, dispatch};
-use crate::kernels::state_update::sweep;
+use crate::kernels::state_update::{sweep, sweep_written};
 use crate::layer::StateGroup;
 use crate::parts::kernel::feature::Map;
 use crate::parts::rope::rotate;
@@ -125,8 +128,9 @@ impl Store {
 
 /// Values of scratch memory that one state group takes.
 fn scratch_len(shape: &Shape, heads: usize, basis: Option<&Basis>) -> usize {
-    let rows = basis.map_or(0, |basis| padded(basis.stem_rows()) + padded(basis.rows()) * (1 + heads));
-    rows + padded(shape.d) * (1 + heads) + padded(shape.e)
+    // One reader more than heads, and what it finds: the key, where there is a write rule.
+    let rows = basis.map_or(0, |basis| padded(basis.stem_rows()) + padded(basis.rows()) * (2 + heads));
+    rows + padded(shape.d) * (2 + heads) + padded(shape.e) * (2 + heads)
 }
 
 /// One token of all batch rows; the memories are taken out of the state meanwhile.
@@ -190,7 +194,7 @@ impl Task for GroupStep<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let GroupStep { step, b, group, basis, store, scratch } = self;
-        let State { layer, kernels, tables, shape, steps, token, .. } = step.state;
+        let State { layer, kernels, tables, key_tables, shape, steps, token, .. } = step.state;
         let (Shape { heads: h, d, e, .. }, heads, log_decay) = (*shape, layer.head_plans(), &steps.log_decay);
         let (dp, ep) = (padded(d), padded(e));
         let (key, scratch) = scratch.split_at_mut(dp);
@@ -203,6 +207,8 @@ impl Task for GroupStep<'_> {
         for (&head, query) in group.heads.iter().zip(queries.chunks_exact_mut(dp)) {
             step.row(simd, 0, b, head, group, query);
         }
+        let write =
+            heads[group.heads[0]].variant.write.map(|rule| (rule, rule.beta(step.inputs.extra(Extra::Beta)[b * shape.kv_heads + group.g])));
         let norm = dot(key, key).sqrt();
         store.key_norm = if norm <= store.key_norm { store.key_norm } else { norm };
         match (&mut store.memory, basis) {
@@ -213,7 +219,8 @@ impl Task for GroupStep<'_> {
                 value[..e].iter_mut().for_each(|v| *v *= weight);
                 let n = basis.rows();
                 let (stem, scratch) = scratch.split_at_mut(padded(basis.stem_rows()));
-                let (k, q) = scratch.split_at_mut(padded(n));
+                let (k, scratch) = scratch.split_at_mut(padded(n));
+                let (q, found) = scratch.split_at_mut(padded(n) * (1 + group.heads.len()));
                 basis.of_one(key, stem, k);
                 k[n..].fill(0.0);
                 for ((&head, query), q) in group.heads.iter().zip(queries.chunks_exact(dp)).zip(q.chunks_exact_mut(padded(n))) {
@@ -229,7 +236,31 @@ impl Task for GroupStep<'_> {
                     }
                 }
                 store.u.fill(0.0);
-                sweep(simd, state, ep, m, k, value, q, &mut store.u);
+                match write {
+                    None => sweep(simd, state, ep, m, k, value, &q[..group.heads.len() * padded(n)], &mut store.u),
+                    Some((_, beta)) => {
+                        let reader = &mut q[group.heads.len() * padded(n)..];
+                        let learned = heads[group.heads[0]].learned > 0;
+                        for (i, &order) in basis.orders().iter().enumerate() {
+                            let a = if learned { kernels[group.heads[0]].coefficient(order) as f32 } else { 1.0 };
+                            let span = basis.span(i);
+                            let table = key_tables[group.heads[0]][span.clone()].iter();
+                            reader[span.clone()].iter_mut().zip(&k[span]).zip(table).for_each(|((q, k), c)| *q = k * c * a);
+                        }
+                        reader[n..].fill(0.0);
+                        let found = &mut found[..ep * (1 + group.heads.len())];
+                        found.fill(0.0);
+                        let mut u = [0.0; 256];
+                        let u = &mut u[..ep];
+                        sweep_written(simd, state, ep, m, k, q, found, u, |columns, found, u| {
+                            let answers = &found[ep * group.heads.len()..][columns.clone()];
+                            let answers = value[columns.clone()].iter().zip(answers);
+                            u[columns].iter_mut().zip(answers).for_each(|(u, (v, answer))| *u = beta * (v - m * answer));
+                        });
+                        value.copy_from_slice(u);
+                        store.u.copy_from_slice(&found[..ep * group.heads.len()]);
+                    }
+                }
                 for ((i, &head), query) in group.heads.iter().enumerate().zip(queries.chunks_exact(dp)) {
                     let query = &query[..d];
                     let scale = heads[head].scale;
@@ -245,6 +276,27 @@ impl Task for GroupStep<'_> {
             }
             (GroupMemory::Cache(cache), _) => {
                 cache.forget(cache.next_position());
+                if let Some((rule, beta)) = write {
+                    let (reader, answer) = scratch.split_at_mut(dp);
+                    let answer = &mut answer[..ep];
+                    answer.fill(0.0);
+                    reader.iter_mut().zip(&*key).for_each(|(q, k)| *q = rule.scale as f32 * k);
+                    let (first, mut sums) = (group.heads[0], Sums::new(Rescale::None, None));
+                    for block in 0..cache.blocks() {
+                        let mut query = Query {
+                            q: &reader[..d],
+                            kernel: &kernels[first],
+                            cap: heads[first].cap,
+                            clamp: heads[first].clamp,
+                            rescale: Rescale::None,
+                            log_decay: log_decay[b * h + first],
+                            u: &mut *answer,
+                            sums: &mut sums,
+                        };
+                        cache.decode(simd, block, 0, &mut query);
+                    }
+                    value.iter_mut().zip(&*answer).for_each(|(v, answer)| *v = beta * (*v - answer));
+                }
                 cache.push(key, &value[..e]);
                 for (&head, column) in group.heads.iter().zip(&mut cache.columns) {
                     let head_plan = &heads[head];

@@ -231,7 +231,6 @@ impl Variant {
             (self.far.is_some(), "far"),
             (self.dim.is_some(), "dim"),
             (self.centre.is_some(), "centre"),
-            (self.write.is_some(), "write=delta"),
             (decay(Decay::by_channel), "decay=…,channel"),
             (hedgehog(&self.kernel), "feature=hedgehog"),
         ]
