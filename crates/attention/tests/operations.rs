@@ -68,7 +68,7 @@ fn are_those_of_the_reference_cases() {
         if narrow.heads[0].naive_only().is_some() {
             continue;
         }
-        let finite = narrow.heads[0].window.is_none() && narrow.heads[0].state_rows(narrow.shape.d).is_some();
+        let finite = narrow.heads[0].remembered().is_some_and(|weighing| weighing.has_finite_map());
         let chunks = if finite { vec![1, 5, 16] } else { vec![] };
         for mode in chunks.into_iter().map(|length| Mode::Chunk(Some(length))).chain([Mode::Parallel]) {
             let (label, mut engine) = (format!("{label}, fused, {mode}"), narrow.fused(mode, &Scratch::default()).expect("possible"));

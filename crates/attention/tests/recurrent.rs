@@ -163,7 +163,7 @@ fn chunks_of_any_length_are_the_reference_in_float64() {
 fn made_finite(case: &Case<f32>) -> Case<f32> {
     let mut case = case.clone();
     for variant in &mut case.heads {
-        (variant.clamp, variant.cap, variant.window, variant.sinks) = (None, None, None, None);
+        (variant.clamp, variant.cap, variant.window, variant.sinks, variant.far) = (None, None, None, None, None);
         if !finite(variant) {
             variant.kernel = "taylor=0..2".parse::<Variant>().expect("a variant").kernel;
         }

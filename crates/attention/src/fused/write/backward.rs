@@ -130,7 +130,7 @@ impl Unsolve<'_> {
             parts: &mut [],
         });
         let dk = &mut self.dk[at.start * l.dp..at.end * l.dp];
-        simd.call(AddTransposed { columns: back.dx, len: l.pitch, rows: dk, stride: l.dp, count: at.len(), dim: s.d });
+        simd.call(AddTransposed { columns: back.dx, len: l.pitch, rows: dk, stride: l.dp, count: at.len(), dim: group.basis.d() });
         let rows = self.dv[at.start * l.ep..at.end * l.ep].chunks_exact_mut(l.ep).zip(back.drows.chunks_exact(l.ep));
         for (((g, from), &decay), (u, dc)) in rows.zip(&*scratch.decays).zip(u.chunks_exact(l.ep).zip(&mut self.ddecay[at])) {
             g.iter_mut().zip(from).for_each(|(g, from)| *g += decay * from);
@@ -260,9 +260,9 @@ impl Unsolve<'_> {
             block: scratch.block,
             parts: &mut *parts,
         });
-        times(simd, &mut back.dx[..s.d * l.pitch], writer.scale());
+        times(simd, &mut back.dx[..group.basis.d() * l.pitch], writer.scale());
         let dk = &mut self.dk[at.start * l.dp..at.end * l.dp];
-        simd.call(AddTransposed { columns: back.dx, len: l.pitch, rows: dk, stride: l.dp, count: at.len(), dim: s.d });
+        simd.call(AddTransposed { columns: back.dx, len: l.pitch, rows: dk, stride: l.dp, count: at.len(), dim: group.basis.d() });
         for (order, (part, a)) in parts.chunks_exact(l.pitch).zip(&head.coefficients).enumerate() {
             if group.decays {
                 self.ddecay[at.clone()].iter_mut().zip(part).for_each(|(d, &part)| *d += a * part as f64);

@@ -56,7 +56,7 @@ struct Writer<'a> {
 
 /// Keys of one tile, or of a block of a cache, with c of each less the first.
 struct Keys<'a> {
-    /// [d, pitch]
+    /// [width, pitch]
     kt: &'a [f32],
     pitch: usize,
     count: usize,
@@ -121,21 +121,30 @@ impl<'a> Writer<'a> {
         self.head().variant.decay.is_some().then(|| &self.chunks.gates.decay[n * l.tp()..][..l.tp()])
     }
 
+    /// Numbers of a key.
+    fn width(&self) -> usize {
+        self.layout().classes[self.head().class].width
+    }
+
+    /// The keys of a tile, [width, pitch].
+    fn tile_keys(&self, tile: usize) -> &'a [f32] {
+        let l = self.layout();
+        &self.chunks.kt[(self.kv * l.tiles + tile) * l.width * l.pitch..][..self.width() * l.pitch]
+    }
+
     /// The keys of a tile, of which all count that a row after them sees.
     fn keys(&self, tile: usize) -> Keys<'a> {
-        let (l, size) = (self.layout(), self.layout().shape.d * self.layout().pitch);
+        let l = self.layout();
         let mut columns = [0.0; TILE];
         let base = self.decay().map_or(0.0, |decay| decay_columns(&decay[tile * l.tile..][..l.pitch], &mut columns));
-        Keys { kt: &self.chunks.kt[(self.kv * l.tiles + tile) * size..][..size], pitch: l.pitch, count: l.tile, columns, base }
+        Keys { kt: self.tile_keys(tile), pitch: l.pitch, count: l.tile, columns, base }
     }
 
     /// x̂ of rows of a tile with the first `width` keys, [rows, TILE], capped.
     #[inline(always)]
     fn scores<S: Simd>(&self, simd: S, tile: usize, rows: Range<usize>, keys: &Keys, width: usize, x: &mut [f32]) {
-        let l = self.layout();
-        let size = l.shape.d * l.pitch;
-        let own = &self.chunks.kt[(self.kv * l.tiles + tile) * size..][..size];
-        multiply::<S, false>(simd, [rows.len(), width, l.shape.d], (&own[rows.start..], 1, l.pitch), (keys.kt, keys.pitch), (x, TILE));
+        let (l, own) = (self.layout(), self.tile_keys(tile));
+        multiply::<S, false>(simd, [rows.len(), width, self.width()], (&own[rows.start..], 1, l.pitch), (keys.kt, keys.pitch), (x, TILE));
         for row in x.chunks_mut(TILE).take(rows.len()) {
             times(simd, &mut row[..width], self.scale());
             if let Some(cap) = self.head().cap {
@@ -166,7 +175,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// scale·k of a tile, [d, L], zero after the count: in place, or in `x`.
+    /// scale·k of a tile, [width, L], zero after the count: in place, or in `x`.
     fn columns<'b>(&self, group: &ChunkGroup, tile: usize, scale: f32, x: &'b mut [f32]) -> &'b [f32]
     where
         'a: 'b,
@@ -175,8 +184,8 @@ impl<'a> Writer<'a> {
         if scale == 1.0 {
             return self.chunks.keys(group, self.b, tile, x);
         }
-        let (size, count) = (l.shape.d * l.pitch, self.count(tile));
-        let kt = &self.chunks.kt[(self.kv * l.tiles + tile) * size..][..size];
+        let (kt, count) = (self.tile_keys(tile), self.count(tile));
+        let size = kt.len();
         for (x, kt) in x[..size].chunks_exact_mut(l.pitch).zip(kt.chunks_exact(l.pitch)) {
             x[..count].iter_mut().zip(kt).for_each(|(x, k)| *x = scale * k);
             x[count..].fill(0.0);
@@ -314,7 +323,7 @@ pub fn backward(
     if !l.layer.writes() {
         return Ok(());
     }
-    let (s, kvs, learned) = (l.shape, l.kv_count(), l.learned());
+    let (s, kvs, learned) = (l.shape, l.kv_count(), l.learned(false));
     w.tasks.ensure(state_len(l) + ChunkScratch::len(l, true) + 2 * TILE * TILE)?;
     w.dbeta.ensure(kvs * s.time)?;
     w.dinitial_states.ensure(if state.is_some() { kvs * state_len(l) } else { 0 })?;
@@ -325,7 +334,7 @@ pub fn backward(
     w.dbeta.fill(0.0);
     let [mut dk, mut dv, mut dbeta, mut dstate] = [&mut w.dk, &mut w.dv, &mut w.dbeta, &mut w.dinitial_states].map(std::mem::take);
     let [mut ddecay, mut dlearned] = [&mut w.ddecay_write, &mut w.dlearned_write].map(std::mem::take);
-    let [mut own_decay, mut own_learned] = [&mut w.ddecay_queries, &mut w.dlearned].map(std::mem::take);
+    let [mut own_decay, mut own_learned] = [&mut w.ddecay_queries, &mut w.dlearned[0]].map(std::mem::take);
     let chunks = &super::chunks(l, inputs, w, factors);
     let places = Blocks::pieces(&mut dk, kvs).par().zip(Blocks::pieces(&mut dv, kvs).par()).zip(Blocks::pieces(&mut dbeta, kvs).par());
     let places = places.zip(Blocks::pieces(&mut dstate, kvs).par());
@@ -379,7 +388,7 @@ pub fn backward(
             to.iter_mut().zip(&dstate[kv * state_len(l)..]).for_each(|(to, from)| *to += from);
         }
     }
-    (w.ddecay_queries, w.dlearned) = (own_decay, own_learned);
+    (w.ddecay_queries, w.dlearned[0]) = (own_decay, own_learned);
     (w.dk, w.dv, w.dbeta, w.dinitial_states, w.ddecay_write, w.dlearned_write) = (dk, dv, dbeta, dstate, ddecay, dlearned);
     Ok(())
 }
