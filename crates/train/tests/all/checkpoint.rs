@@ -1,6 +1,6 @@
 //! Checkpoints: damage is found and named, leftovers go, and the right ones are kept.
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::path::{Path, PathBuf};

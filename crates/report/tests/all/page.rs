@@ -1,6 +1,6 @@
 //! Pages and tables as browsers and other programs read them.
 
-mod sample;
+use crate::sample;
 
 use roxmltree::{Document as Parsed, Node, ParsingOptions};
 use termwise_report::{Block, Cell, Document, Figure, HeatMap, Section, Table, Tone, Unit};

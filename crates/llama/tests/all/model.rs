@@ -1,6 +1,6 @@
 //! Whole models: gradients against finite differences, threads, causality, padding, grouped heads, tied embeddings.
 
-mod common;
+use crate::common;
 
 use common::{logits, loss_and_grad, tiny, tokens};
 use termwise_attention::relative_rms;

@@ -1,7 +1,7 @@
 //! What a model remembers while it writes: cut series, caches that turn into states, the end of a context, constant memory, and
 //! numbers that stop it.
 
-mod common;
+use crate::common;
 
 use common::plain::{self, Form, argmax};
 use common::{TOLERANCE, greedy, tiny, tokens};

@@ -1,6 +1,6 @@
 //! Evaluation in windows: every token once, with the context that the stride promises.
 
-mod common;
+use crate::common;
 
 use common::settings;
 use termwise_data::{Result, Rows, Source};

@@ -1,6 +1,6 @@
 //! Tiny models of other families, made and computed elsewhere: logits, loss, every gradient, generation, and their files written back.
 
-mod common;
+use crate::common;
 
 use std::path::Path;
 

@@ -1,6 +1,6 @@
 //! Tokenizers: bytes, those of Hugging Face, and ones learned here.
 
-mod support;
+use crate::support;
 
 use std::path::Path;
 

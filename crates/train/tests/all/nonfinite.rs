@@ -1,6 +1,6 @@
 //! Losses and gradients that are not finite: no update, a diagnosis, and a step that can be repeated.
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! Runs that are killed for real. TERMWISE_KILLS says how often, if a handful is not enough.
 #![cfg(unix)]
 
-mod common;
+use crate::common;
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

@@ -1,6 +1,6 @@
 //! A real trained model: its logits and what it writes.
 
-mod common;
+use crate::common;
 
 use common::plain::argmax;
 use termwise_attention::relative_rms;

@@ -1,6 +1,6 @@
 //! Logits, loss and every gradient of the published code, for every published attention.
 
-mod common;
+use crate::common;
 
 use std::path::Path;
 

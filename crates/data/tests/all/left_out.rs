@@ -1,6 +1,6 @@
 //! What a build leaves out, it says in one sentence.
 
-mod support;
+use crate::support;
 
 use support::*;
 

@@ -1,6 +1,6 @@
 //! What can be wrong with sources, and what is said about it.
 
-mod support;
+use crate::support;
 
 use support::*;
 use termwise_data::{DataConfig, Documents, TextSource};

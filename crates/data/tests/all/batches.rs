@@ -1,6 +1,6 @@
 //! Training batches of text: windows in a random order, and documents one a row.
 
-mod support;
+use crate::support;
 
 use std::collections::{BTreeMap, BTreeSet};
 

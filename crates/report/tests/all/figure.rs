@@ -1,6 +1,6 @@
 //! Panels other than lines, and figures as values and pixels.
 
-mod sample;
+use crate::sample;
 
 use roxmltree::{Document, Node};
 use termwise_report::{

@@ -1,6 +1,6 @@
 //! Documents as a terminal shows them.
 
-mod sample;
+use crate::sample;
 
 use termwise_report::{Block, Cell, Document, Section, Table, Terminal, Tone};
 use unicode_width::UnicodeWidthStr;

@@ -1,6 +1,6 @@
 //! Writing token by token: against a plain float64 Llama that computes everything anew, across splits, batches, files and memories.
 
-mod common;
+use crate::common;
 
 use common::plain::{self, Form, argmax};
 use common::{TOLERANCE, greedy, tiny, tokens};

@@ -1,7 +1,7 @@
 //! Parquet files as sources.
 #![cfg(feature = "parquet")]
 
-mod support;
+use crate::support;
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! Text from files to tokens, and what is held out.
 
-mod support;
+use crate::support;
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -1,6 +1,6 @@
 //! Runs: the same bytes however they are made, and nothing lost on the way.
 
-mod common;
+use crate::common;
 
 use std::fs;
 
