@@ -65,9 +65,14 @@ def test_every_architecture(kind, ids):
         expected = model(input_ids=ids, use_cache=False).logits
         hf.use(model, None)
         assert rms(model(input_ids=ids, use_cache=False).logits, expected) < 1e-5
-    found = hf.spectrum(model, ids[0], max_order=8)
-    assert found.to_numpy("layers.heads.scores.max").shape == (2, 4)
-    assert found["model"]["parameters"] == sum(p.numel() for p in model.parameters())
+    # What a look inside a head does not show so far is refused, and nothing else shown in its place.
+    if "sliding_window" in CONFIGS[kind]:
+        with pytest.raises(ValueError, match="does not know"):
+            hf.spectrum(model, ids[0], max_order=8)
+    if kind not in ("gemma2", "gpt_oss"):
+        found = hf.spectrum(model, ids[0, :16], max_order=8)
+        assert found.to_numpy("layers.heads.scores.max").shape == (2, 4)
+        assert found["model"]["parameters"] == sum(p.numel() for p in model.parameters())
     losses = hf.cut(model, ids[0], orders=(0, 30))
     assert abs(losses[30] - losses[None]) < 1e-3 and losses[0] != losses[None]
     # What stands there afterwards is what stood there before.
@@ -84,8 +89,10 @@ def test_a_spectrum_is_the_native_one(stories):
     theirs = native.spectrum(text=native.decode(text), length=64, max_order=8, progress=False)
     if native.encode(native.decode(text)) != tokens:
         pytest.fail("the text does not become the same tokens again")
-    for path in ("layers.heads.scores.mean", "layers.heads.scores.sd", "layers.heads.entropy.nats", "layers.heads.cut.error", "layers.heads.cut.share"):
+    for path in ("layers.heads.scores.mean", "layers.heads.scores.sd", "layers.heads.entropy.nats", "layers.heads.cut.error"):
         assert rms(ours.to_numpy(path), theirs.to_numpy(path)) < 1e-6, path
+    # Sums of powers of scores up to the eighth, in which roundings of float32 count eight times.
+    assert rms(ours.to_numpy("layers.heads.cut.share"), theirs.to_numpy("layers.heads.cut.share")) < 1e-5
     assert ours.to_numpy("layers.heads.terms.all.dominant").tolist() == theirs.to_numpy("layers.heads.terms.all.dominant").tolist()
 
 
