@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use termwise_report::duration;
+use termwise_train::metrics::Train;
+use termwise_train::progress::{Event, describe};
 use termwise_train::sweep::Progress;
 use termwise_train::tell::tell;
 
@@ -158,6 +160,30 @@ impl Bar {
         let left = remaining.map_or(String::new(), |left| format!(", about {} left", duration(left.as_secs_f64())));
         self.line.set_style(style("{bar:24} {percent} %: {msg}"));
         self.at((1000.0 * fraction) as u64, 1000, &format!("{finished} of {total} runs finished{failed}, {running} under way{left}"));
+    }
+
+    /// How a training goes: in the line that moves, or where there is none in one line for each that is logged.
+    pub fn training(&self, event: &Event) {
+        match *event {
+            Event::Begun(step, steps) => {
+                self.at(step, steps, "");
+                self.line.reset_eta();
+            }
+            Event::Step(step) => self.line.set_position(step),
+            Event::Logged { train: Train { step, loss, lr, grad_norm, tokens_per_second: speed, .. }, left, share } => {
+                let share = share.map_or(String::new(), |share| format!(", {:.0} % of peak", 100.0 * share));
+                if !self.line.is_hidden() {
+                    return self.line.set_message(format!("loss {loss:.4}, {speed:.0} tokens/s{share}"));
+                }
+                let norm = grad_norm.map_or("not finite".into(), |norm| format!("{norm:.3}"));
+                let (steps, left) = (self.line.length().unwrap_or(0), duration(left));
+                self.tell(&format!(
+                    "step {step}/{steps}  loss {loss:.4}  norm {norm}  lr {lr:.3e}  {speed:.0} tokens/s{share}  {left} left"
+                ));
+            }
+            Event::HeldOut(step, evaluation) => self.tell(&format!("step {step}  {}", describe(evaluation))),
+            Event::Remark(text) => self.tell(text),
+        }
     }
 
     /// A remark that stays, above the line that moves.
