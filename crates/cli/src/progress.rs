@@ -2,7 +2,8 @@
 
 use std::io::{self, IsTerminal};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use termwise_report::duration;
@@ -13,6 +14,9 @@ use termwise_train::tell::tell;
 
 use crate::error::Exit;
 
+/// Signals within this time are one: `timeout` and a terminal that is closed send two, and nobody types so fast.
+const ONE: Duration = Duration::from_millis(500);
+
 /// The first Ctrl-C sets the flag and says what is still being done, the second ends the process.
 pub fn stop_on_interrupt(doing: &'static str) -> Arc<AtomicBool> {
     stop_or(doing, || std::process::exit(Exit::Interrupted as i32))
@@ -22,9 +26,14 @@ pub fn stop_on_interrupt(doing: &'static str) -> Arc<AtomicBool> {
 pub fn stop_or(doing: &'static str, second: impl Fn() + Send + 'static) -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = stop.clone();
-    let action = move || match flag.swap(true, Ordering::Relaxed) {
-        true => second(),
-        false => tell(&format!("\n{doing}; Ctrl-C again ends at once")),
+    let first = OnceLock::new();
+    let action = move || {
+        if !flag.swap(true, Ordering::Relaxed) {
+            let _ = first.set(Instant::now());
+            tell(&format!("\n{doing}; Ctrl-C again ends at once"));
+        } else if first.get().is_none_or(|at| at.elapsed() > ONE) {
+            second();
+        }
     };
     *ACTION.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(action));
     signals::take();
@@ -207,8 +216,6 @@ impl Drop for Bar {
 
 #[cfg(all(test, unix))]
 mod tests {
-    use std::time::{Duration, Instant};
-
     use nix::sys::signal::{SigHandler, Signal, raise, signal};
 
     use super::*;
@@ -228,9 +235,19 @@ mod tests {
         unsafe { signal(Signal::SIGTERM, SigHandler::SigIgn) }.expect("it can be ignored");
         for _ in 0..2 {
             let call = GiveBack;
-            let stop = stop_or("stopping", || {});
+            let ended = Arc::new(AtomicBool::new(false));
+            let flag = ended.clone();
+            let stop = stop_or("stopping", move || flag.store(true, Ordering::Relaxed));
             raise(Signal::SIGTERM).expect("this process");
             assert!(waits_for(&stop));
+            // A second one a moment later belongs to the first; on a machine that is too busy to say, this checks nothing.
+            let begun = Instant::now();
+            raise(Signal::SIGTERM).expect("this process");
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!ended.load(Ordering::Relaxed) || begun.elapsed() > ONE / 2);
+            std::thread::sleep(ONE);
+            raise(Signal::SIGTERM).expect("this process");
+            assert!(waits_for(&ended));
             drop(call);
             // Were it still taken, it would end this process.
             raise(Signal::SIGTERM).expect("this process");
