@@ -15,6 +15,8 @@ import subprocess
 import sys
 
 WINDOW = 512
+DELTA = "feature=identity over=none write=delta decay=mamba qk_norm=l2 rope=off"
+DELTA_TIME, DELTA_DIM = 4096, 128
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
@@ -34,6 +36,12 @@ def times(kind, found):
         return {"training step": found["ms"]}
     if kind == "decode":
         return {f"{row['variant']} d {row['head_dim']}, a token": row["us"] * 1e-3 for row in found["rows"]}
+    if kind == "delta":
+        names = {"chunk_forward_ms": "forward", "chunk_ms": "with backward"}
+        return {
+            f"gated delta rule, H {case['heads']} T {row['time']} d {case['head_dim']}  {name}": row[key]
+            for case in found["cases"] for row in case["rows"] for key, name in names.items()
+        }
     if kind == "gemm":
         return {f"{row['m']}x{row['k']}x{row['n']}  {row['product']}": row["ms"] for row in found["rows"]}
     wanted = "softmax rope=off" + (f" window={WINDOW}" if kind == "window" else "")
@@ -47,13 +55,13 @@ def times(kind, found):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", nargs="*", metavar="KIND", help="attention, window, decode, gemm, step (default: all)")
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help="attention, window, delta, decode, gemm, step (default: all)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: all cores")
     arguments = sys.argv[1:]
     split = arguments.index("--") if "--" in arguments else len(arguments)
     options, rest = parser.parse_args(arguments[:split]), arguments[split + 1:]
-    known = ["attention", "window", "decode", "gemm", "step"]
+    known = ["attention", "window", "delta", "decode", "gemm", "step"]
     if unknown := [kind for kind in options.kinds if kind not in known]:
         parser.error(f"`{unknown[0]}` is not one of {', '.join(known)}")
     termwise = os.environ.get("TERMWISE", str(ROOT / "target/release/termwise"))
@@ -62,7 +70,7 @@ def main():
     for kind in options.kinds or known:
         threads = ["--threads", str(options.threads)]
         command = "attention" if kind == "window" else kind
-        ours = [termwise, "bench", command, "--json", *threads, *rest]
+        ours = [termwise, "bench", "chunk" if kind == "delta" else command, "--json", *threads, *rest]
         theirs = [python, str(ROOT / "bench/pytorch.py"), command, *threads, *rest]
         if kind == "window":
             ours += ["--variants", f"softmax rope=off window={WINDOW}"]
@@ -70,6 +78,9 @@ def main():
             if "--shapes" not in rest:
                 long = ["--shapes", "1x4x16384", "--repeat", "2"]
                 ours, theirs = ours + long, theirs + long
+        elif kind == "delta":
+            ours += ["--case", f"{DELTA}@{DELTA_DIM}", "--shortest", str(DELTA_TIME), "--longest", str(DELTA_TIME)]
+            theirs += ["--head-dim", str(DELTA_DIM), "--longest", str(DELTA_TIME)]
         elif kind == "attention" and "--variants" not in rest:
             ours += ["--variants", "softmax rope=off"]
         sides = {"termwise": ours, "PyTorch": theirs}

@@ -4,10 +4,12 @@
     python3 bench/pytorch.py gemm --shapes 2048x256x512
     python3 bench/pytorch.py step --layers 4 --hidden 256 --compile
     python3 bench/pytorch.py decode --case taylor=0..2@64 --case taylor=0..4@16
+    python3 bench/pytorch.py delta --heads 4 --longest 4096
 
 float32 on the CPU. Attention is scaled_dot_product_attention on contiguous [B, H, T, d], causal, without RoPE (compare it with
 `softmax rope=off`); the step is a Llama with AdamW, in eager mode or with --compile through torch.compile; decoding keeps the packed monomials of orders 0..p with
-their values and gathers the coordinates of each monomial by index. Times are the best of several.
+their values and gathers the coordinates of each monomial by index; the gated delta rule is that of transformers' Qwen3-Next, in chunks of 64. Times are the best
+of several.
 """
 
 import argparse
@@ -134,6 +136,28 @@ def decode(options):
     return {"rows": rows}
 
 
+def delta(options):
+    from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule as rule
+
+    shape = (1, options.longest, options.heads)
+    q, k, v = (torch.randn(*shape, options.head_dim, requires_grad=True) for _ in range(3))
+    decay, beta = (-0.5 * torch.rand(shape)).requires_grad_(), torch.rand(shape).requires_grad_()
+    dy = torch.randn(*shape, options.head_dim)
+
+    def run():
+        return rule(q, k, v, g=decay, beta=beta, use_qk_l2norm_in_kernel=True)[0]
+
+    def forward():
+        with torch.no_grad():
+            run()
+
+    def both():
+        torch.autograd.grad(run(), (q, k, v, decay, beta), dy)
+
+    row = {"time": options.longest, "chunk_forward_ms": best(forward, options.repeat)[0] * 1e3, "chunk_ms": best(both, options.repeat)[0] * 1e3}
+    return {"cases": [{"head_dim": options.head_dim, "heads": options.heads, "rows": [row]}]}
+
+
 class RmsNorm(torch.nn.Module):
     def __init__(self, width):
         super().__init__()
@@ -247,6 +271,10 @@ def main():
     sub.add_argument("--shapes", default="2048x256x256,2048x256x512,2048x512x256,2048x256x4096,1024x1024x1024", help="M x K x N")
     sub = command("decode", decode, 10)
     sub.add_argument("--case", action="append", help="taylor=0..P@D")
+    sub = command("delta", delta, 10)
+    sub.add_argument("--heads", type=int, default=4)
+    sub.add_argument("--longest", type=int, default=4096, help="time")
+    sub.add_argument("--head-dim", type=int, default=128)
     sub = command("step", step, 10)
     sizes = {"vocab": 4096, "hidden": 256, "heads": 4, "layers": 4, "mlp": 512, "batch": 8, "length": 256}
     for name, default in sizes.items():

@@ -3,6 +3,7 @@
 //! All engines finish their rows here. u and z arrive with the log scale ρ of their row taken out: true values are u·e^ρ and z·e^ρ, ρ the
 //! running maximum that was subtracted from the scores of exp, or what was taken out of the weights of a polynomial; 0 where nothing was.
 
+use crate::kernels::score_rows::Rescale;
 use crate::parts::norm::{NormGrads, NormParams};
 use crate::real::dot;
 use crate::{Real, Variant};
@@ -74,6 +75,35 @@ pub fn forward<R: Real>(variant: &Variant, row: Row<R>, u: &[R], y: &mut [R]) ->
         gate(y, row.post);
     }
     denominator
+}
+
+/// Sums over far keys, with the log of what multiplies them.
+#[derive(Clone, Copy)]
+pub struct FarSums<'a> {
+    /// Σ_s M·w·v
+    pub u: &'a [f32],
+    /// Σ_s M·w
+    pub z: f32,
+    /// ρ + c
+    pub log: f32,
+}
+
+/// U and z over near keys, multiplied by e^`near`, become those of the row. Returns ρ: the largest log of both and of a sink, or 0 where nothing cancels it.
+#[inline(always)]
+pub fn join(variant: &Variant, u: &mut [f32], z: &mut f32, near: f32, far: Option<FarSums>, sink: Option<f32>) -> f32 {
+    let logs = [Some(near), far.map(|far| far.log), sink];
+    let rho = if variant.rescale() == Rescale::None { 0.0 } else { logs.into_iter().flatten().fold(f32::NEG_INFINITY, f32::max) };
+    let keep = (near - rho).exp();
+    if keep != 1.0 {
+        u.iter_mut().for_each(|u| *u *= keep);
+        *z *= keep;
+    }
+    if let Some(far) = far {
+        let add = (far.log - rho).exp();
+        u.iter_mut().zip(far.u).for_each(|(u, far)| *u += add * far);
+        *z += add * far.z;
+    }
+    rho
 }
 
 #[inline(always)]

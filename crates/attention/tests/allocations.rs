@@ -43,6 +43,11 @@ fn a_warm_engine_allocates_nothing() {
             ("taylor=0..2 over=sum decay=softplus", Mode::Chunk(Some(64))),
             ("softmax qk_norm=rms", Mode::Parallel),
             ("feature=elu over=sum conv=2 norm=layer", Mode::Chunk(Some(32))),
+            ("feature=hedgehog dim=3", Mode::Chunk(Some(32))),
+            ("exp window=30 sinks=2 far(taylor=0..2,coef=learned dim=3 centre=running) decay=softplus", Mode::Parallel),
+            ("exp window=30 sinks=2 far(taylor=0..2 dim=3 centre=learned,gauss) in", Mode::Chunk(Some(32))),
+            ("taylor=0..2,coef=learned over=none write=delta,scale=0.5 qk_norm=l2 decay=softplus", Mode::Chunk(Some(32))),
+            ("exp over=none write=delta,scale=0.2 qk_norm=l2", Mode::Parallel),
         ] {
             let shape = shape(2, 200, 4, 2, 8, 8);
             let case = Case::<f32>::random(&layer(text, &shape), shape, None, 0.5, &mut Rng(81));

@@ -86,7 +86,7 @@ fn compare<R: Real>(found: &(Vec<R>, Report, Tensors<R>), expected: &(Vec<R>, Te
 }
 
 /// Between them, everything that starts anew with a document.
-const TEXTS: [&str; 7] = [
+const TEXTS: [&str; 10] = [
     "softmax",
     "exp over=sum decay=softplus in out=cumulative",
     "exp over=length decay=linear conv=4 post",
@@ -94,6 +94,9 @@ const TEXTS: [&str; 7] = [
     "taylor=0..2 over=sum,eps=1 decay=softplus in norm=l2",
     "taylor=0..3,coef=learned over=sum,eps=1 out post=out",
     "feature=elu over=sum conv=2",
+    "feature=identity over=none write=delta,2 decay=mamba qk_norm=l2 conv=2 norm=rms",
+    "taylor=0..2,coef=learned over=none write=delta,scale=0.5 qk_norm=l2 decay=softplus",
+    "exp over=none write=delta,scale=0.3 qk_norm=l2 decay=softplus",
 ];
 
 #[test]

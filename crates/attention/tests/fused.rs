@@ -138,6 +138,10 @@ fn every_preset_at_many_shapes() {
     for preset in presets_of_every_engine() {
         for shape in shapes {
             let heads = layer(&without_rope(preset.text, &shape), &shape);
+            // With one dimension the norm of a key is its sign: gradients of what comes before it are rounding.
+            if shape.d == 1 && heads[0].qk_norm.is_some() {
+                continue;
+            }
             // Twice the spread takes scores beyond the clamp of 5.
             let case = Case::<f32>::random(&heads, shape, lengths_for(&shape), 2.0, &mut rng);
             Expected::of(&case).compare(&fused(&case, &scratch), &case.to_string());
@@ -200,7 +204,12 @@ fn any_number_of_threads_gives_the_same_bits() {
         cases.push(random_case::<f32>(shape(1, 131, 6, 3, 8, 9), 0.02, &mut rng));
     }
     // Many tiles of keys that add to the same queries.
-    for text in ["softmax", "exp over=sum decay=softplus", "taylor=0..2,coef=learned over=length in"] {
+    for text in [
+        "softmax",
+        "exp over=sum decay=softplus",
+        "taylor=0..2,coef=learned over=length in",
+        "exp over=none write=delta,scale=0.2 qk_norm=l2 decay=softplus",
+    ] {
         let shape = shape(1, 900, 2, 1, 8, 8);
         cases.push(Case::<f32>::random(&layer(text, &shape), shape, None, 1.0, &mut rng));
     }

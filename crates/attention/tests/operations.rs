@@ -2,9 +2,9 @@
 
 mod support;
 
-use support::{Case, Name};
+use support::{Case, Name, stepped};
 use termwise_attention::operations::{self, Operation};
-use termwise_attention::{Error, Real, Rope, relative_rms};
+use termwise_attention::{Error, Memory, Mode, Real, Rope, Scratch, relative_rms};
 
 fn case<R: Real>(operation: &Operation) -> Case<R> {
     let shape = operation.shape;
@@ -39,7 +39,7 @@ fn are_those_of_the_reference_cases() {
     let mut files: Vec<_> = std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "safetensors"));
     files.sort();
-    let (mut computed, mut chunked, mut left_out) = (0, 0, 0);
+    let (mut computed, mut chunked, mut fast, mut left_out) = (0, 0, 0, 0);
     for path in &files {
         let operation = match Operation::read(path) {
             Ok(operation) => operation,
@@ -65,7 +65,20 @@ fn are_those_of_the_reference_cases() {
             chunked += 1;
         }
         computed += 1;
+        if narrow.heads[0].naive_only().is_some() {
+            continue;
+        }
+        let finite = narrow.heads[0].remembered().is_some_and(|weighing| weighing.has_finite_map());
+        let chunks = if finite { vec![1, 5, 16] } else { vec![] };
+        for mode in chunks.into_iter().map(|length| Mode::Chunk(Some(length))).chain([Mode::Parallel]) {
+            let (label, mut engine) = (format!("{label}, fused, {mode}"), narrow.fused(mode, &Scratch::default()).expect("possible"));
+            compare(&operation, &narrow.forward(&mut engine).0, &narrow.backward(&mut engine), (1e-5, 1e-4), &label);
+        }
+        for memory in [Memory::Natural, Memory::Cache] {
+            compare(&operation, &stepped(&narrow, &mut narrow.state(memory)).0, &[], (1e-5, 0.0), &format!("{label}, steps, {memory:?}"));
+        }
+        fast += 1;
     }
-    assert!(computed > 10 && chunked > 30, "only {computed} operations, {chunked} in chunks");
+    assert!(computed > 10 && chunked > 30 && fast > 10, "only {computed} operations, {chunked} in chunks, {fast} in all engines");
     assert!(left_out <= 1, "{left_out} operations are left out");
 }

@@ -5,11 +5,11 @@ mod support;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use support::combos::{random_case, random_case_of, small_shape};
-use support::{Case, Name, Rng, Tensors, layer, planned, presets_of_every_engine, shape, state_of};
+use support::{Case, Name, Rng, Tensors, layer, planned, presets_of_every_engine, shape, state_of, stepped, token};
 use termwise_attention::parts::kernel::Sign;
 use termwise_attention::presets;
 use termwise_attention::simd::{self, Isa};
-use termwise_attention::{Attention, Inputs, Memory, Mode, Nonpositive, Real, Report, Scratch, Shape, State, Variant, relative_rms};
+use termwise_attention::{Attention, Inputs, Memory, Mode, Nonpositive, Real, Report, Scratch, Shape, Variant, relative_rms};
 
 struct Results<R> {
     y: Vec<R>,
@@ -61,52 +61,6 @@ fn bounded(variant: &Variant) -> bool {
     variant.remembered().is_none_or(|weighing| weighing.has_finite_map())
 }
 
-/// Position t of a case whose time is one.
-fn token(case: &Case<f32>, t: usize) -> Case<f32> {
-    let Shape { batch, time, heads, e, .. } = case.shape;
-    let mut one = case.clone();
-    one.shape.time = 1;
-    one.lengths = case.lengths.as_ref().map(|lengths| lengths.iter().map(|&length| (t < length) as usize).collect());
-    let cut = |x: &[f32]| {
-        let width = x.len() / (batch * time);
-        (0..batch).flat_map(|b| &x[(b * time + t) * width..][..width]).copied().collect::<Vec<f32>>()
-    };
-    for (name, x) in &mut one.tensors {
-        if !matches!(name, Name::Extra(extra) if !extra.is_gate_logits()) {
-            *x = cut(x);
-        }
-    }
-    one.dy = vec![0.0; batch * heads * e];
-    one
-}
-
-/// A case fed to a state token by token; rows stand still behind their length.
-fn stepped(case: &Case<f32>, state: &mut State) -> (Vec<f32>, Report) {
-    let Shape { batch, time, heads, e, .. } = case.shape;
-    let mut y = vec![0.0; case.dy.len()];
-    let mut first: Option<Nonpositive> = None;
-    for t in 0..time {
-        let mut row = vec![f32::NAN; batch * heads * e];
-        let report = state.step(&token(case, t).inputs(), &mut row).unwrap_or_else(|error| panic!("{case}: {error}"));
-        for b in 0..batch {
-            y[(b * time + t) * heads * e..][..heads * e].copy_from_slice(&row[b * heads * e..][..heads * e]);
-        }
-        let at = |n: &Nonpositive| (n.row, n.head, n.position);
-        if let Some(found) = report.nonpositive {
-            assert_eq!(found.position, t);
-            if first.as_ref().is_none_or(|first| at(&found) < at(first)) {
-                first = Some(found);
-            }
-        }
-    }
-    for b in 0..batch {
-        assert_eq!(state.position(b), Some(case.lengths.as_ref().map_or(time, |lengths| lengths[b])));
-    }
-    let mut report = Report::default();
-    report.nonpositive = first;
-    (y, report)
-}
-
 /// Every preset with a finite map, and what the presets leave out.
 fn finite_texts() -> Vec<String> {
     let more = [
@@ -122,6 +76,8 @@ fn finite_texts() -> Vec<String> {
         "power=0 over=sum",
         "feature=identity over=none norm=rms decay=softplus post",
         "taylor=0..6 over=sum out post=out norm=scaled_l2",
+        "taylor=0..2,coef=learned write=delta,2,scale=0.3 over=length qk_norm=l2 decay=softplus",
+        "power=2 write=delta over=none qk_norm=l2 conv=2 norm=layer",
     ];
     let presets = presets_of_every_engine().filter(|preset| finite(&preset.parts())).map(|preset| preset.text.to_string());
     presets.chain(more.map(String::from)).collect()
@@ -207,7 +163,7 @@ fn chunks_of_any_length_are_the_reference_in_float64() {
 fn made_finite(case: &Case<f32>) -> Case<f32> {
     let mut case = case.clone();
     for variant in &mut case.heads {
-        (variant.clamp, variant.cap, variant.window, variant.sinks) = (None, None, None, None);
+        (variant.clamp, variant.cap, variant.window, variant.sinks, variant.far) = (None, None, None, None, None);
         if !finite(variant) {
             variant.kernel = "taylor=0..2".parse::<Variant>().expect("a variant").kernel;
         }
@@ -359,6 +315,7 @@ fn every_instruction_set_and_any_number_of_threads() {
         "taylor=0..2,coef=learned in over=length norm=rms",
         "softmax",
         "power=3 over=none",
+        "power=2 write=delta over=none decay=softplus qk_norm=l2",
     ];
     for text in texts {
         let case = Case::<f32>::random(&layer(text, &shape), shape, None, 1.0, &mut rng);

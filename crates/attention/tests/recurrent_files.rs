@@ -41,13 +41,15 @@ fn tensor_bytes(path: &std::path::Path) -> Vec<u8> {
     bytes[8 + header..].to_vec()
 }
 
-const TEXTS: [&str; 6] = [
+const TEXTS: [&str; 8] = [
     "taylor=0..3 over=sum",
     "taylor=0..2 over=length in out=cumulative decay=softplus conv=3 norm=layer",
     "softmax",
     "exp clamp=5 over=length in decay=linear conv=4",
     "feature=elu scale=1 over=sum post",
     "exp over=position norm=rms",
+    "feature=identity over=none write=delta,2 decay=mamba qk_norm=l2 conv=2 norm=rms",
+    "exp over=none write=delta,scale=0.3 qk_norm=l2 decay=softplus",
 ];
 
 #[test]
@@ -161,6 +163,7 @@ fn a_folded_cache_is_the_state_stepped_from_the_start() {
         ("exp clamp=5 over=length conv=3 out=cumulative", "taylor=0..2 over=length conv=3 out=cumulative"),
         ("exp over=position in", "power=2 scale=0.3 over=position in"),
         ("taylor=0..2", "taylor=0..2 norm=rms"),
+        ("power=2 write=delta over=none qk_norm=l2", "power=2 write=delta over=none qk_norm=l2 norm=rms"),
     ] {
         let (old, new) = (layer(before, &shape), layer(after, &shape));
         let case = Case::<f32>::random(&new, shape, None, 1.0, &mut rng);
@@ -186,6 +189,10 @@ fn a_folded_cache_is_the_state_stepped_from_the_start() {
     };
     assert!(refused("softmax", "softmax").is_err());
     assert!(refused("softmax", "taylor=0..2 rope=off").is_err_and(|error| error.to_string().contains("exp over=sum")));
+    assert!(
+        refused("exp write=delta over=none", "taylor=0..2 write=delta over=none").is_err()
+            && refused("power=1 over=none", "power=1 write=delta over=none").is_err()
+    );
     assert!(refused("softmax", "taylor=0..2 in").is_err() && refused("softmax", "feature=relu").is_err());
     let mut moments = state_of(&layer("taylor=0..2", &shape), &shape, Memory::Natural).expect("possible");
     assert!(moments.compress(&planned(&layer("taylor=0..3", &shape), &shape).expect("possible")).is_err());

@@ -91,7 +91,7 @@ fn compare<R: Real>(found: &(Vec<f32>, Tensors<f32>), y: &[R], gradients: &Tenso
     }
 }
 
-const TEXTS: [&str; 8] = [
+const TEXTS: [&str; 12] = [
     "taylor=0..2 over=sum",
     "taylor=0..2 over=sum,floor=1 decay=softplus in out",
     "taylor=0..4 over=none norm=rms post",
@@ -100,6 +100,10 @@ const TEXTS: [&str; 8] = [
     "taylor=0..3 over=length norm=layer",
     "feature=elu over=sum decay=softplus rope=off",
     "taylor=0,2 over=sum,eps=0.5 in rope=off",
+    "power=1 over=none write=delta qk_norm=l2",
+    "feature=identity over=none write=delta,2 decay=mamba qk_norm=l2 norm=rms",
+    "taylor=0..2,coef=learned over=none write=delta,scale=0.5 qk_norm=l2 decay=softplus",
+    "power=2 over=length write=delta,2,scale=-0.7 qk_norm=l2 post=silu",
 ];
 
 #[test]

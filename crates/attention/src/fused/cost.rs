@@ -7,7 +7,8 @@
 //! chunk      L/2 · key + N · row       row = (6 + 2σ)·e / RATE + (8 + 4σ)·e / (RATE · heads that share a state) + MONOMIAL
 //! ```
 //!
-//! σ = 1 − 1/splits: the share of time whose states are computed beforehand. Chunks win from T = L + 2·N·row/key on. Measured on one
+//! σ = 1 − 1/splits: the share of time whose states are computed beforehand. Chunks win from T = L + 2·N·row/key on. With a window these are the costs of far keys, and chunks win W later: near keys cost the same in
+//! both. Measured on one
 //! machine with AVX-512 (`termwise bench chunk`): only the ratios of the three numbers matter, and those
 //! differ little between machines, since all of it is arithmetic in the caches. Predicted and measured, four heads, d = e:
 //! orders 0..2 at d = 16: 527 and 550; d = 32: 1,561 and 1,700; d = 64: 5,498 and 5,800; orders 0..3 at d = 16: 2,654 and 3,300.
@@ -32,13 +33,19 @@ const SMALL: usize = TILE;
 /// The largest state of a head in bytes for which chunks are thought of.
 const MAX_STATE: u128 = 1 << 30;
 
-/// Whether a head can have a state: a polynomial of the score, without clamp or window, whose monomials fit into memory.
+/// Whether a head can have a state, of all keys or of far keys: a polynomial of the score, without clamp, whose monomials fit into memory.
 fn finite(variant: &Variant, d: usize, e: usize) -> bool {
-    variant.window.is_none() && variant.state_size(d, e.next_multiple_of(PAD)).is_some_and(|size| size.saturating_mul(4) <= MAX_STATE)
+    variant.remembered().is_some() && variant.state_size(d, e.next_multiple_of(PAD)).is_some_and(|size| size.saturating_mul(4) <= MAX_STATE)
 }
 
-fn key(shape: &Shape) -> f64 {
-    (8 * shape.d + 6 * shape.e) as f64 / RATE + WEIGHT
+fn key(variant: &Variant, shape: &Shape) -> f64 {
+    let d = variant.remembered().map_or(shape.d, |weighing| weighing.key_width(shape.d));
+    (8 * d + 6 * shape.e) as f64 / RATE + WEIGHT
+}
+
+/// Positions of which a query meets the keys one by one in either mode.
+fn window(variant: &Variant) -> usize {
+    variant.window.unwrap_or(0)
 }
 
 /// Nanoseconds of the state for a position, with chunks of this length; the head has a finite state.
@@ -60,8 +67,8 @@ fn chunk_length(heads: &[Variant], able: &[bool], shape: &Shape) -> usize {
 
 /// Whether chunks of this length are thought to be faster for a head than parallel mode.
 fn chunks_win(variant: &Variant, shape: &Shape, length: usize) -> bool {
-    let saved = shape.time.saturating_sub(length) as f64 / 2.0 * key(shape);
-    let orders = variant.kernel.polynomial();
+    let saved = shape.time.saturating_sub(length).saturating_sub(window(variant)) as f64 / 2.0 * key(variant, shape);
+    let orders = variant.remembered().and_then(|weighing| weighing.kernel.polynomial());
     let low = orders.is_some_and(|orders| orders.iter().all(|(n, _)| *n <= HIGHEST));
     low && finite(variant, shape.d, shape.e) && state(variant, shape, length) < saved
 }
@@ -74,7 +81,7 @@ pub fn break_even(variant: &Variant, shape: Shape) -> Option<usize> {
     let mut time = length + 1;
     for _ in 0..4 {
         let at = Shape { time, ..shape };
-        let next = length as f64 + 2.0 * state(variant, &at, length) / key(&shape);
+        let next = (length + window(variant).min(u32::MAX as usize)) as f64 + 2.0 * state(variant, &at, length) / key(variant, &shape);
         if !next.is_finite() || next > u32::MAX as f64 {
             return None;
         }

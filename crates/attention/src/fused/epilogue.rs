@@ -53,7 +53,9 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, saved: [&[f32]; 3], dy: &[f32]
     let [mut du, mut dz, mut dnorm, mut dout, mut dpost, mut dpost_channels] =
         [&mut w.du, &mut w.dz, &mut w.dnorm, &mut w.dout, &mut w.dpost, &mut w.dpost_channels].map(std::mem::take);
     let gates = &Gates::new(inputs, w);
-    let rows = du.par_chunks_exact_mut(s.time * l.ep).zip(dz.par_chunks_exact_mut(s.time)).zip(dnorm.par_chunks_exact_mut(2 * s.e + 1));
+    let own = (&mut du[..n * s.time * l.ep], &mut dz[..n * s.time]);
+    let rows =
+        own.0.par_chunks_exact_mut(s.time * l.ep).zip(own.1.par_chunks_exact_mut(s.time)).zip(dnorm.par_chunks_exact_mut(2 * s.e + 1));
     let rows = rows.zip(Blocks::pieces(&mut dout, n).par()).zip(Blocks::pieces(&mut dpost, n).par());
     let rows = rows.zip(Blocks::pieces(&mut dpost_channels, n).par());
     rows.enumerate().with_max_len(1).for_each(|(n, (((((du, dz), dnorm), mut dout), mut dpost), mut channels))| {

@@ -87,6 +87,16 @@ impl<'a> Gates<'a> {
         if head.frame == Rescale::SubtractMax && head.variant.denominator.has_sink() { self.sinks[h] } else { head.frame.start() }
     }
 
+    /// b of a sum with a sink.
+    pub fn sink(&self, variant: &Variant, h: usize) -> Option<f32> {
+        variant.denominator.has_sink().then(|| self.sinks[h])
+    }
+
+    /// Positions of batch row b before the first of the call.
+    pub fn positions_before(&self, b: usize) -> usize {
+        self.positions[b]
+    }
+
     /// Key weights of one tile of head n, in whole vectors.
     #[inline(always)]
     pub fn tile_weights(&self, layout: &Layout, h: usize, n: usize, tile: usize) -> Option<&'a [f32]> {

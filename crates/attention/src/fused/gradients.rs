@@ -17,17 +17,20 @@ pub struct Gradients {
     dkey_weights: Buffer,
     ddecay_queries: Vec<f64>,
     ddecay_keys: Vec<f64>,
-    dlearned: Vec<f64>,
+    dlearned: [Vec<f64>; 2],
+    dlog: Vec<f64>,
 }
 
 /// Gradients of the queries of one part of time, of the heads of one kv head.
 pub struct QueryGrads<'a> {
-    /// [heads, positions, dp]
-    pub dq: Block<'a, f32>,
+    /// [heads, positions, dp], as they meet near and far keys; the second is empty where no head sees far keys.
+    pub dq: [Block<'a, f32>; 2],
     /// What queries give to that of c [heads, positions]; empty without decay.
     pub ddecay: Block<'a, f64>,
-    /// [heads, 1, orders]
-    pub dlearned: Block<'a, f64>,
+    /// [heads, 1, orders] of near and of far keys.
+    pub dlearned: [Block<'a, f64>; 2],
+    /// Of log factors [heads, positions]; empty without.
+    pub dlog: [Block<'a, f64>; 2],
 }
 
 /// Gradients of the keys of one part of time, in whole tiles, of one kv head.
@@ -46,7 +49,8 @@ impl Gradients {
     pub fn take(w: &mut CallScratch) -> Gradients {
         let mut all = Gradients::default();
         all.put_back(w);
-        for sums in [&mut all.ddecay_queries, &mut all.ddecay_keys, &mut all.dlearned] {
+        let [near, far] = &mut all.dlearned;
+        for sums in [&mut all.ddecay_queries, &mut all.ddecay_keys, near, far, &mut all.dlog] {
             sums.fill(0.0);
         }
         all
@@ -55,8 +59,9 @@ impl Gradients {
     pub fn put_back(&mut self, w: &mut CallScratch) {
         let own = [&mut self.dq, &mut self.dk, &mut self.dv, &mut self.dkey_weights];
         own.into_iter().zip([&mut w.dq, &mut w.dk, &mut w.dv, &mut w.dkey_weights]).for_each(|(a, b)| std::mem::swap(a, b));
-        let own = [&mut self.ddecay_queries, &mut self.ddecay_keys, &mut self.dlearned];
-        own.into_iter().zip([&mut w.ddecay_queries, &mut w.ddecay_keys, &mut w.dlearned]).for_each(|(a, b)| std::mem::swap(a, b));
+        let own = [&mut self.ddecay_queries, &mut self.ddecay_keys, &mut self.dlog];
+        own.into_iter().zip([&mut w.ddecay_queries, &mut w.ddecay_keys, &mut w.dlog]).for_each(|(a, b)| std::mem::swap(a, b));
+        std::mem::swap(&mut self.dlearned, &mut w.dlearned);
     }
 
     /// Of queries and keys, in the order [B, G, parts]; the parts of queries are turned: that of the first keys is part `turn`.
@@ -66,13 +71,13 @@ impl Gradients {
         cuts: &'a Cuts,
         turn: usize,
     ) -> impl IndexedParallelIterator<Item = (QueryGrads<'a>, KeyGrads<'a>)> {
-        let Gradients { dq, dk, dv, dkey_weights, ddecay_queries, ddecay_keys, dlearned } = self;
-        queries(l, cuts, turn, dq, ddecay_queries, dlearned).zip(keys(l, cuts, dk, dv, dkey_weights, ddecay_keys))
+        let Gradients { dq, dk, dv, dkey_weights, ddecay_queries, ddecay_keys, dlearned, dlog } = self;
+        queries(l, cuts, turn, dq, ddecay_queries, dlearned, dlog).zip(keys(l, cuts, dk, dv, dkey_weights, ddecay_keys))
     }
 
     /// Of queries alone.
     pub fn queries<'a>(&'a mut self, l: &Layout, cuts: &'a Cuts) -> impl IndexedParallelIterator<Item = QueryGrads<'a>> {
-        queries(l, cuts, 0, &mut self.dq, &mut self.ddecay_queries, &mut self.dlearned)
+        queries(l, cuts, 0, &mut self.dq, &mut self.ddecay_queries, &mut self.dlearned, &mut self.dlog)
     }
 
     /// Adds to what queries give to the gradient of c, at a place of [N, Tp].
@@ -92,20 +97,42 @@ fn queries<'a>(
     turn: usize,
     dq: &'a mut [f32],
     ddecay: &'a mut [f64],
-    dlearned: &'a mut [f64],
+    dlearned: &'a mut [Vec<f64>; 2],
+    dlog: &'a mut [f64],
 ) -> impl IndexedParallelIterator<Item = QueryGrads<'a>> + use<'a> {
     let (s, group) = (&l.shape, l.shape.group());
-    let dq = Disjoint::new(dq, by_head(s, l.dp)).blocks(group, &cuts.positions);
-    let ddecay = by_position(ddecay, s, l.tp(), s.time, &cuts.positions);
-    let axes = Axes {
-        batch: Axis { count: s.batch, step: s.heads * l.learned() },
-        heads: Axis { count: s.heads, step: l.learned() },
-        rows: Axis { count: cuts.count(), step: l.head_count() * l.learned() },
-        width: l.learned(),
+    let none = || s.batch * s.kv_heads * cuts.count();
+    let rows = |dq: &'a mut [f32]| match dq.is_empty() {
+        true => Blocks::empty(none()),
+        false => Disjoint::new(dq, by_head(s, l.dp)).blocks(group, &cuts.positions),
     };
-    let dlearned = Disjoint::new(dlearned, axes).blocks(group, &cuts.numbers);
-    let all = dq.turned(turn).par().zip(ddecay.turned(turn).par()).zip(dlearned.turned(turn).par());
-    all.map(|((dq, ddecay), dlearned)| QueryGrads { dq, ddecay, dlearned })
+    let (near, far) = dq.split_at_mut(l.head_count() * s.time * l.dp);
+    let dq = [rows(near), rows(far)];
+    let ddecay = by_position(ddecay, s, l.tp(), s.time, &cuts.positions);
+    let half = dlog.len().min(l.head_count() * l.tp());
+    let (near, far) = dlog.split_at_mut(half);
+    let dlog = [near, far].map(|dlog| by_position(dlog, s, l.tp(), s.time, &cuts.positions));
+    let mut kinds = [false, true].into_iter();
+    let dlearned = dlearned.each_mut().map(|dlearned| {
+        let orders = l.learned(kinds.next().expect("near and far"));
+        let axes = Axes {
+            batch: Axis { count: s.batch, step: s.heads * orders },
+            heads: Axis { count: s.heads, step: orders },
+            rows: Axis { count: cuts.count(), step: l.head_count() * orders },
+            width: orders,
+        };
+        Disjoint::new(dlearned, axes).blocks(group, &cuts.numbers)
+    });
+    let [near_q, far_q] = dq.map(|blocks| blocks.turned(turn).par());
+    let [near_log, far_log] = dlog.map(|blocks| blocks.turned(turn).par());
+    let [near_learned, far_learned] = dlearned.map(|blocks| blocks.turned(turn).par());
+    let all = near_q.zip(far_q).zip(ddecay.turned(turn).par()).zip(near_learned.zip(far_learned)).zip(near_log.zip(far_log));
+    all.map(|((((near, far), ddecay), (near_learned, far_learned)), (near_log, far_log))| QueryGrads {
+        dq: [near, far],
+        ddecay,
+        dlearned: [near_learned, far_learned],
+        dlog: [near_log, far_log],
+    })
 }
 
 fn keys<'a>(

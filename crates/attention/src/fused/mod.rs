@@ -16,6 +16,7 @@ mod cost;
 mod epilogue;
 mod gates;
 mod gradients;
+mod join;
 mod mode;
 mod plan;
 mod prefill;
@@ -24,6 +25,7 @@ mod scratch;
 mod through_state;
 mod tile_backward;
 mod tile_forward;
+mod write;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -43,7 +45,7 @@ use crate::fused::scratch::CallScratch;
 pub use crate::fused::scratch::Scratch;
 pub use crate::fused::through_state::StateGrads;
 use crate::fused::tile_backward::BackwardTiles;
-use crate::fused::tile_forward::{Cached, CallTile, ForwardTile, Queries};
+use crate::fused::tile_forward::{CallTile, ForwardTile, KeysOf, Queries};
 use crate::kernels::TILE;
 use crate::kernels::disjoint::{Axes, Axis, Blocks, Disjoint};
 use crate::kernels::simd::dispatch;
@@ -94,7 +96,7 @@ impl Planned {
         let mut layout = Layout::new(layer, shape, chosen.as_ref().map(|(length, chunked)| (*length, &chunked[..])))?;
         if let Some(memory) = continues {
             let plan = layer.state_plan(memory);
-            let chunked: Vec<bool> = plan.group_of.iter().map(|&(group, _)| plan.groups[group].moments.is_some()).collect();
+            let chunked: Vec<bool> = plan.group_of.iter().map(|&(group, _)| plan.groups[group].remembered().is_some()).collect();
             let length = if layout.groups.is_empty() { shape.time } else { layout.chunk_len() };
             layout = Layout::new(layer, shape, chunked.contains(&true).then_some((length, &chunked[..])))?;
         }
@@ -107,7 +109,7 @@ impl Planned {
         scratch.with(|w| {
             w.ensure_forward(layout)?;
             gates::forward(layout, inputs, w);
-            prepare::forward(layout, inputs, w, false)?;
+            prepare::forward(layout, inputs, w, false, None)?;
             run_forward(layout, inputs, w, factors, saved, y, None)
         })
     }
@@ -140,13 +142,16 @@ fn backward_tasks(
     factors: &[Vec<f32>],
     saved: [&[f32]; 3],
     dy: &[f32],
-    state: Option<&mut Buffer>,
+    mut state: Option<&mut Buffer>,
     grads: &mut Grads<f32>,
 ) -> Result<(), Error> {
     gates::forward(l, inputs, w);
-    prepare::forward(l, inputs, w, true)?;
+    prepare::forward(l, inputs, w, true, None)?;
+    write::forward(l, inputs, w, factors, true, None)?;
     epilogue::backward(l, inputs, saved, dy, w);
-    tiles_backward(l, inputs, saved[2], w, factors, state)?;
+    join::backward(l, inputs, saved[2], w);
+    tiles_backward(l, inputs, saved[2], w, factors, state.as_deref_mut())?;
+    write::backward(l, inputs, w, factors, state, grads)?;
     prepare::backward(l, inputs, w, grads);
     gates::backward(l, inputs, w, grads);
     parameters_backward(l, w, grads);
@@ -204,7 +209,7 @@ impl Fused {
 
     /// Whether this head runs in chunks; false also where there is no such head.
     pub fn runs_in_chunks(&self, head: usize) -> bool {
-        self.whole.layout.heads.get(head).is_some_and(|head| head.chunked)
+        head < self.whole.layout.heads.len() && self.whole.layout.runs_in_chunks(head)
     }
 
     /// Plans all documents of a call.
@@ -325,7 +330,8 @@ fn run_forward(
     y: &mut [f32],
     state: Option<&State>,
 ) -> Result<Report, Error> {
-    let tile_len = TILE * l.dp + TILE * (l.ep + 2);
+    write::forward(l, inputs, w, factors, false, state)?;
+    let tile_len = l.passes() * TILE * (l.dp + l.ep + 2);
     let chunk_len = if l.groups.is_empty() { 0 } else { chunk::ChunkScratch::len(l, false) };
     w.tasks.ensure(tile_len.max(chunk_len))?;
     let (mut states, mut largest) = (std::mem::take(&mut w.states), std::mem::take(&mut w.largest));
@@ -348,7 +354,7 @@ fn forward_tasks(
 ) -> Report {
     let (s, tasks) = (l.shape, &w.tasks);
     let (gates, lengths) = (Gates::new(inputs, w), inputs.lengths);
-    let context = tile_forward::Context { layout: l, sources: Sources::new(l, inputs, w), kt: &w.kt, v: &w.v, gates, lengths };
+    let context = tile_forward::Context { layout: l, sources: Sources::new(l, inputs, w), kt: &w.kt, v: &w.v, gates, lengths, state };
     let mut report = Report::default();
     if l.has_parallel_heads() {
         let ([u, z, rho], y) = blocks(l, saved.as_mut().map(|saved| saved.each_mut().map(|x| &mut **x)), y, 1, &l.tile_cuts);
@@ -357,22 +363,26 @@ fn forward_tasks(
         let reports = all.map(|(task, ((((mut u, mut z), mut rho), mut y), largest))| {
             let (n, tile) = (task / l.tiles, task % l.tiles);
             let (b, h) = (n / s.heads, n % s.heads);
-            if l.heads[h].chunked {
+            if l.runs_in_chunks(h) {
                 return Report::default();
             }
             tasks.with(|memory| {
                 let (q, memory) = memory.split_at_mut(TILE * l.dp);
                 let rows = l.tile_cuts[tile + 1] - l.tile_cuts[tile];
-                let sums = if u.is_empty() {
-                    let (u, rest) = memory.split_at_mut(TILE * l.ep);
-                    let (z, rest) = rest.split_at_mut(TILE);
-                    RowSums { u, z, rho: &mut rest[..TILE] }
-                } else {
-                    RowSums { u: u.rows(0, 0, rows), z: z.rows(0, 0, rows), rho: rho.rows(0, 0, rows) }
+                let (own, memory) = row_sums(l, memory);
+                let sums =
+                    if u.is_empty() { own } else { RowSums { u: u.rows(0, 0, rows), z: z.rows(0, 0, rows), rho: rho.rows(0, 0, rows) } };
+                let cached = context.cached(b, h, Some(largest));
+                let keys = |q| KeysOf { from: 0, begun: false, q: Queries::Scratch(q) };
+                let (far, far_sums) = match l.far[h].is_some() {
+                    true => {
+                        let (q, memory) = memory.split_at_mut(TILE * l.dp);
+                        (Some(keys(q)), row_sums(l, memory).0)
+                    }
+                    false => (None, RowSums { u: &mut [], z: &mut [], rho: &mut [] }),
                 };
-                let cached = state.and_then(|state| state.cache_of(b, h)).map(|(cache, column)| Cached { cache, column, largest });
-                let (q, to) = (Queries::Scratch(q), Outputs { y: &mut y, head: 0, row: 0 });
-                dispatch(CallTile(ForwardTile { context: &context, b, h, tile, from: 0, begun: false, q, cached, sums, to }))
+                let (near, to) = (keys(q), Outputs { y: &mut y, head: 0, row: 0 });
+                dispatch(CallTile(ForwardTile { context: &context, b, h, tile, near, far, cached, sums, far_sums, to }))
             })
         });
         report = reports.reduce(Report::default, Report::or);
@@ -383,6 +393,14 @@ fn forward_tasks(
         report = report.or(chunk::run::forward(&context, &chunks, states, tasks, sums, y));
     }
     report
+}
+
+/// Memory for the sums of a tile, and what is left.
+fn row_sums<'a>(l: &Layout, memory: &'a mut [f32]) -> (RowSums<'a>, &'a mut [f32]) {
+    let (u, rest) = memory.split_at_mut(TILE * l.ep);
+    let (z, rest) = rest.split_at_mut(TILE);
+    let (rho, rest) = rest.split_at_mut(TILE);
+    (RowSums { u, z, rho }, rest)
 }
 
 fn chunks<'a>(l: &'a Layout, inputs: &Inputs<'a, f32>, w: &'a CallScratch, factors: &'a [Vec<f32>]) -> chunk::Chunks<'a> {
@@ -422,6 +440,7 @@ fn tiles_backward(
         gates: Gates::new(inputs, w),
         lengths: inputs.lengths,
         rho,
+        logs: &w.logs,
         du: &w.du,
         dz: &w.dz,
     };
@@ -466,12 +485,14 @@ fn parameters_backward(l: &Layout, w: &CallScratch, grads: &mut Grads<f32>) {
             }
         }
     }
-    let learned = l.learned();
-    for (i, dlearned) in w.dlearned.chunks_exact(learned.max(1)).enumerate() {
-        let h = i % s.heads;
-        if l.heads[h].learned > 0 {
-            let to = &mut grads.extra(Extra::Coefficients)[h * learned..(h + 1) * learned];
-            to.iter_mut().zip(dlearned).for_each(|(d, &g)| *d += g as f32);
+    for (far, dlearned) in [false, true].into_iter().zip(&w.dlearned) {
+        let (learned, extra) = (l.learned(far), if far { Extra::FarCoefficients } else { Extra::Coefficients });
+        for (i, dlearned) in dlearned.chunks_exact(learned.max(1)).enumerate() {
+            let h = i % s.heads;
+            if l.passes_of(h).any(|head| head.far == far && head.learned > 0) {
+                let to = &mut grads.extra(extra)[h * learned..(h + 1) * learned];
+                to.iter_mut().zip(dlearned).for_each(|(d, &g)| *d += g as f32);
+            }
         }
     }
 }

@@ -7,6 +7,7 @@ use crate::kernels::basis::Basis;
 use crate::kernels::score_rows::Rescale;
 use crate::kernels::{PAD, TILE};
 use crate::layer::{self, Class};
+use crate::parts::distance::Distance;
 use crate::parts::gate::PostGate;
 use crate::{Error, Inputs, Kernel, Layer, Memory, Shape};
 
@@ -77,6 +78,11 @@ impl Deref for Head {
 
 /// Heads that run in chunks and share a state; see [`crate::layer::StateGroup`].
 pub(crate) struct ChunkGroup {
+    /// Whether its state holds far keys alone.
+    pub far: bool,
+    /// The distance from which on keys are in the state, and the tiles by which they enter it later than without a window.
+    pub distance: Distance,
+    pub lag: usize,
     /// Its kv head.
     pub g: usize,
     /// Its heads.
@@ -98,17 +104,21 @@ pub(crate) struct ChunkGroup {
 }
 
 /// The groups of the heads that run in chunks, and the values of the states of a kv head, at most.
-fn chunk_groups(layer: &Layer, heads: &[Head], ep: usize) -> Result<(Vec<ChunkGroup>, usize), Error> {
+fn chunk_groups(layer: &Layer, heads: &[Head], far: &[Option<Head>], tile: usize, ep: usize) -> Result<(Vec<ChunkGroup>, usize), Error> {
     let (mut groups, mut at, mut most): (Vec<ChunkGroup>, usize, usize) = (Vec::new(), 0, 0);
-    for group in layer.state_plan(Memory::Natural).groups.iter().filter(|group| heads[group.heads[0]].chunked) {
-        let Some(moments) = &group.moments else { continue };
-        let basis = layer.basis(&moments.orders)?;
+    let chunked = |h: usize| heads[h].chunked || far[h].as_ref().is_some_and(|far| far.chunked);
+    for group in layer.state_plan(Memory::Natural).groups.iter().filter(|group| chunked(group.heads[0])) {
+        let Some((class, moments)) = group.remembered() else { continue };
+        let basis = layer.basis(class, &moments.orders)?;
         let rows = basis.rows();
         let len = rows * ep + if moments.sums { rows.next_multiple_of(PAD) } else { 0 };
         // Groups are in the order of their heads, hence of their kv heads.
         at = if groups.last().is_some_and(|last| last.g == group.g) { at } else { 0 };
         let (sums, decays, weighs_keys) = (moments.sums, moments.decays, moments.weighs_keys);
-        groups.push(ChunkGroup { g: group.g, heads: group.heads.clone(), class: group.class, basis, sums, decays, weighs_keys, at, len });
+        let (far, distance) = (group.moments.is_none(), group.distance);
+        let lag = if far { (distance.window - 1).div_ceil(tile) } else { 0 };
+        let heads = group.heads.clone();
+        groups.push(ChunkGroup { far, distance, lag, g: group.g, heads, class, basis, sums, decays, weighs_keys, at, len });
         at += len;
         most = most.max(at);
     }
@@ -121,8 +131,10 @@ pub(crate) struct Layout {
     pub layer: Layer,
     /// Sizes of the call.
     pub shape: Shape,
-    /// One for each head.
+    /// One for each head: how it weighs its near keys, which are all where there is no window.
     pub heads: Vec<Head>,
+    /// How it weighs its far keys, where it sees any.
+    pub far: Vec<Option<Head>>,
     /// Ways in which keys are prepared.
     pub classes: Vec<Class>,
     /// Positions of a tile, at most [`TILE`].
@@ -133,7 +145,8 @@ pub(crate) struct Layout {
     pub tiles: usize,
     /// Where tiles start, and T.
     pub tile_cuts: Vec<usize>,
-    /// d in whole vectors.
+    /// The most numbers of q and k that meet in a score, and those in whole vectors.
+    pub width: usize,
     pub dp: usize,
     /// e in whole vectors.
     pub ep: usize,
@@ -149,6 +162,8 @@ pub(crate) struct Layout {
     pub splits: usize,
     /// The same as cuts.
     pub split_cuts: Cuts,
+    /// When keys enter states, for each lag.
+    pub lags: Vec<(usize, Cuts)>,
     /// Values of the states of a kv head, at most.
     pub state_len: usize,
 }
@@ -167,47 +182,56 @@ impl Layout {
 
     /// Plans a call. `chunk` gives the length of chunks and says which heads use them.
     pub fn new(layer: &Layer, shape: Shape, chunk: Option<(usize, &[bool])>) -> Result<Layout, Error> {
-        let head = |(h, plan): (usize, &layer::Head)| {
-            let chunked = chunk.is_some_and(|(_, chunked)| chunked[h]);
+        // The heads that run in chunks have a state of all keys, or of far keys alone.
+        let head = |h: usize, plan: &layer::Head, remembered: bool| {
+            let chunked = remembered && chunk.is_some_and(|(_, chunked)| chunked[h]);
             Head {
                 plan: plan.clone(),
-                kernel: plan.variant.kernel.clone(),
-                coefficients: plan.variant.kernel.polynomial().into_iter().flatten().map(|(_, a)| a).collect(),
-                frame: if chunked { Rescale::None } else { plan.variant.rescale() },
+                kernel: plan.kernel.clone(),
+                coefficients: plan.kernel.polynomial().into_iter().flatten().map(|(_, a)| a).collect(),
+                frame: if chunked { Rescale::None } else { plan.rescale },
                 chunked,
             }
         };
-        let heads: Vec<Head> = layer.head_plans().iter().enumerate().map(head).collect();
+        let far: Vec<Option<Head>> =
+            layer.far_plans().iter().enumerate().map(|(h, plan)| plan.as_ref().map(|plan| head(h, plan, true))).collect();
+        let heads: Vec<Head> =
+            layer.head_plans().iter().enumerate().map(|(h, plan)| head(h, plan, plan.variant.window.is_none())).collect();
         // A chunk is a whole number of tiles; one of 200 positions is two tiles of 100.
         let chunk = chunk.map_or(TILE, |(length, _)| length.clamp(1, shape.time));
         let chunk_tiles = chunk.div_ceil(TILE);
         let tile = chunk.div_ceil(chunk_tiles);
         let tiles = shape.time.div_ceil(tile);
-        let (dp, ep) = (shape.d.next_multiple_of(PAD), shape.e.next_multiple_of(PAD));
-        let (groups, state_len) = chunk_groups(layer, &heads, ep)?;
+        let width = layer.classes().iter().map(|class| class.width).max().unwrap_or(shape.d);
+        let (dp, ep) = (width.next_multiple_of(PAD), shape.e.next_multiple_of(PAD));
+        let (groups, state_len) = chunk_groups(layer, &heads, &far, tile, ep)?;
         let pairs = shape.batch * shape.kv_heads;
         let parts = if heads.iter().any(|head| !head.chunked) { TASKS.div_ceil(pairs).min(tiles) } else { 0 };
         let mut layout = Layout {
             layer: layer.clone(),
             shape,
             heads,
+            far,
             classes: layer.classes().to_vec(),
             tile,
             pitch: tile.next_multiple_of(PAD),
             tiles,
             tile_cuts: (0..=tiles).map(|i| (i * tile).min(shape.time)).collect(),
+            width,
             dp,
             ep,
             taps: layer.taps(),
             parts: Cuts::new((0..=parts).map(|i| i * tiles / parts.max(1)).collect(), tile, shape.time),
             splits: if groups.is_empty() { 0 } else { splits(&shape, tiles.div_ceil(chunk_tiles)) },
             split_cuts: Cuts::new(vec![0], tile, shape.time),
+            lags: Vec::new(),
             groups,
             chunk_tiles,
             state_len,
         };
         let ends = (0..layout.splits).map(|split| (layout.split(split).end * chunk_tiles).min(tiles));
         layout.split_cuts = Cuts::new(std::iter::once(0).chain(ends).collect(), tile, shape.time);
+        layout.lags = layout.find_lags();
         // The states of all splits must be addressable, too.
         let states =
             layout.splits.max(1).checked_mul(pairs).and_then(|n| n.checked_mul(state_len)).filter(|&n| n <= isize::MAX as usize / 4);
@@ -234,9 +258,90 @@ impl Layout {
         (class * self.shape.batch + b) * self.shape.kv_heads + g
     }
 
-    /// Learned coefficients of each head that has any.
-    pub fn learned(&self) -> usize {
-        self.layer.learned()
+    /// How head h weighs its near or its far keys, which it has.
+    pub fn pass(&self, h: usize, far: bool) -> &Head {
+        match &self.far[h] {
+            Some(head) if far => head,
+            _ => &self.heads[h],
+        }
+    }
+
+    /// How often queries are prepared: for near keys, and for far keys where any head sees them.
+    pub fn passes(&self) -> usize {
+        1 + self.far.iter().any(Option::is_some) as usize
+    }
+
+    /// Every way in which head h weighs keys.
+    pub fn passes_of(&self, h: usize) -> impl Iterator<Item = &Head> {
+        std::iter::once(&self.heads[h]).chain(&self.far[h])
+    }
+
+    /// Whether any class has a mean that moves.
+    pub fn follows_means(&self) -> bool {
+        self.classes.iter().any(|class| class.running.is_some())
+    }
+
+    /// Whether a head weighs its keys by e^c of its own for each query.
+    pub fn has_log_factor(&self, head: &Head) -> bool {
+        let class = &self.classes[head.class];
+        head.gauss || class.shift || class.running.is_some()
+    }
+
+    /// Whether any does.
+    pub fn has_log_factors(&self) -> bool {
+        (0..self.heads.len()).flat_map(|h| self.passes_of(h)).any(|head| self.has_log_factor(head))
+    }
+
+    /// Values of the tensors with which any class is prepared, of one head; 0 where all are plain.
+    pub fn tensor_len(&self) -> usize {
+        let reads = |class: &Class| class.dim.is_some() || class.hedgehog || class.shift;
+        let gauss = (0..self.heads.len()).flat_map(|h| self.passes_of(h)).any(|head| head.gauss);
+        let most = self.classes.iter().map(|class| class.tensor_len(self.shape.d)).max().unwrap_or(0);
+        if gauss || self.classes.iter().any(reads) { most } else { 0 }
+    }
+
+    /// Whether a kv head has keys of this class.
+    pub fn group_has_class(&self, g: usize, class: usize) -> bool {
+        let group = self.shape.group();
+        (g * group..(g + 1) * group).flat_map(|h| self.passes_of(h)).any(|head| head.class == class)
+    }
+
+    /// Learned coefficients of each head that has any, for near or for far keys.
+    pub fn learned(&self, far: bool) -> usize {
+        self.layer.learned(far)
+    }
+
+    /// Whether head h has a state from chunk to chunk, of all keys or of far keys.
+    pub fn runs_in_chunks(&self, h: usize) -> bool {
+        self.passes_of(h).any(|head| head.chunked)
+    }
+
+    /// The first tile whose keys are not in the state of far keys before a chunk, with this lag.
+    pub fn frontier(&self, chunk: usize, lag: usize) -> usize {
+        (chunk * self.chunk_tiles).saturating_sub(lag)
+    }
+
+    /// The tiles that enter a state after a chunk.
+    pub fn entering(&self, chunk: usize, lag: usize) -> Range<usize> {
+        self.frontier(chunk, lag)..((chunk + 1) * self.chunk_tiles).min(self.tiles).saturating_sub(lag)
+    }
+
+    /// The first position that meets the keys of this tile in a state of far keys.
+    pub fn met_in_state_from(&self, tile: usize, lag: usize) -> usize {
+        ((tile + lag) / self.chunk_tiles + 1) * self.chunk_len()
+    }
+
+    /// The lags of all groups, each once, with the parts of time whose keys enter states in each split; the last has also those that enter none.
+    fn find_lags(&self) -> Vec<(usize, Cuts)> {
+        let mut lags: Vec<usize> = self.groups.iter().map(|group| group.lag).collect();
+        lags.sort_unstable();
+        lags.dedup();
+        let cuts = |lag: usize| {
+            let mut tiles: Vec<usize> = self.split_cuts.tiles.iter().map(|&at| at.saturating_sub(lag)).collect();
+            tiles.iter_mut().last().into_iter().for_each(|end| *end = self.tiles);
+            (lag, Cuts::new(tiles, self.tile, self.shape.time))
+        };
+        lags.into_iter().map(cuts).collect()
     }
 
     /// Chunks of a batch row.
@@ -269,22 +374,28 @@ impl Layout {
     pub fn factors(&self) -> Vec<Vec<f32>> {
         let mut factors = vec![Vec::new(); self.heads.len()];
         for (group, h) in self.groups.iter().flat_map(|group| group.heads.iter().map(move |&h| (group, h))) {
-            fill_factors(&mut factors[h], group, &self.heads[h].coefficients);
+            fill_factors(&mut factors[h], group, &self.pass(h, group.far).coefficients);
         }
         factors
     }
 
     /// Takes the learned coefficients of a call in.
     pub fn bind(&mut self, inputs: &Inputs<f32>, factors: &mut [Vec<f32>]) {
-        for (h, head) in self.heads.iter_mut().enumerate().filter(|(_, head)| head.learned > 0) {
-            self.layer.bind(h, inputs, &mut head.kernel);
+        for h in 0..self.heads.len() {
+            self.layer.bind(h, inputs, &mut self.heads[h].kernel);
+            if let Some(far) = &mut self.far[h] {
+                self.layer.bind_far(h, inputs, &mut far.kernel);
+            }
+        }
+        for head in self.heads.iter_mut().chain(self.far.iter_mut().flatten()).filter(|head| head.learned > 0) {
             if let Kernel::Taylor(taylor) = &head.kernel {
                 head.coefficients.iter_mut().zip(taylor.orders()).for_each(|(a, &n)| *a = taylor.coefficient(n));
             }
         }
         for (group, &h) in self.groups.iter().flat_map(|group| group.heads.iter().map(move |h| (group, h))) {
-            if self.heads[h].learned > 0 {
-                fill_factors(&mut factors[h], group, &self.heads[h].coefficients);
+            let head = self.pass(h, group.far);
+            if head.learned > 0 {
+                fill_factors(&mut factors[h], group, &head.coefficients);
             }
         }
     }

@@ -8,6 +8,7 @@ use crate::fused::prepare::{HeadRows, Sources};
 use crate::fused::scratch::CallScratch;
 use crate::fused::{Fused, Planned, gates, prepare, run_forward};
 use crate::kernels::simd::{Simd, Task, dispatch};
+use crate::layer::StateGroup;
 use crate::real::dot;
 use crate::state::State;
 use crate::state::memory::{GroupMemory, Store};
@@ -71,7 +72,7 @@ impl Fused {
             w.ensure_forward(l)?;
             begin(l, state, w)?;
             gates::forward(l, inputs, w);
-            prepare::forward(l, inputs, w, false)?;
+            prepare::forward(l, inputs, w, false, Some(state))?;
             let mut report = run_forward(l, inputs, w, factors, saved, y, Some(state))?;
             if let Some(at) = &mut report.nonpositive {
                 at.position += w.initial.positions[at.row];
@@ -110,7 +111,7 @@ pub(super) fn begin(l: &Layout, state: &State, w: &mut CallScratch) -> Result<()
     }
     w.states.ensure(s.batch * s.kv_heads * l.splits * l.state_len)?;
     each_state(l, state, |b, group, index| {
-        if let GroupMemory::Moments { h, z } = &state.stores[index].memory {
+        if let Some((h, z)) = state.stores[index].moments() {
             let to = &mut w.states[state_at(l, b, group, 0)..][..group.len];
             to[..h.len()].copy_from_slice(h);
             to[h.len()..h.len() + z.len()].copy_from_slice(z);
@@ -138,7 +139,7 @@ fn end(l: &Layout, inputs: &Inputs<f32>, state: &mut State, w: &CallScratch) {
     let s = l.shape;
     let mut stores = std::mem::take(&mut state.stores);
     each_state(l, state, |b, group, index| {
-        if let GroupMemory::Moments { h, z } = &mut stores[index].memory {
+        if let Some((h, z)) = stores[index].moments_mut() {
             let from = &w.states[state_at(l, b, group, l.splits - 1)..][..group.len];
             let (from_h, from_z) = from.split_at(h.len());
             h.copy_from_slice(from_h);
@@ -153,13 +154,14 @@ fn end(l: &Layout, inputs: &Inputs<f32>, state: &mut State, w: &CallScratch) {
         .map(|(index, store)| {
             let (b, group) = (index / groups.len(), &groups[index % groups.len()]);
             let len = inputs.length(b, &s);
-            let keys = Keys { l, w, kv: l.kv_index(group.class, b, group.g), first: b * s.heads, len };
-            let norms = keys.append(&group.heads, store);
+            let keys = Keys { l, w, b, group: group.g, first: b * s.heads, len };
+            keys.follow_and_enter(state, group, index % groups.len(), store);
+            let norms = keys.append(group, store);
             let bound = |&h: &usize| {
                 let n = b * s.heads + h;
                 let largest = w.largest[n * l.tiles..(n + 1) * l.tiles].iter().copied().fold(0.0, larger);
-                let cached = matches!(store.memory, GroupMemory::Cache(_));
-                (n, if cached { largest } else { dispatch(LargestScore { side: sources.query(l, b, h), norms: &norms }) })
+                let cached = matches!(store.memory, GroupMemory::Cache(_)) && group.remembered().is_none();
+                (n, if cached { largest } else { dispatch(LargestScore { side: sources.query(l, b, h, false), norms: &norms }) })
             };
             group.heads.iter().map(bound).collect()
         })
@@ -197,28 +199,89 @@ fn larger(a: f32, b: f32) -> f32 {
 struct Keys<'a> {
     l: &'a Layout,
     w: &'a CallScratch,
-    kv: usize,
+    b: usize,
+    /// Its kv head.
+    group: usize,
     /// B·H index of the batch row's first head.
     first: usize,
     len: usize,
 }
 
 impl Keys<'_> {
+    /// The key of a position as a class prepares it, into `key` [width].
+    fn key(&self, class: usize, t: usize, key: &mut [f32]) {
+        let l = self.l;
+        let tile = &self.w.kt[(l.kv_index(class, self.b, self.group) * l.tiles + t / l.tile) * l.width * l.pitch..];
+        for (key, row) in key.iter_mut().zip(tile.chunks_exact(l.pitch)) {
+            *key = row[t % l.tile];
+        }
+    }
+
+    /// The value of a position, padded; all classes of a convolution have the same.
+    fn value(&self, class: usize, t: usize) -> &[f32] {
+        let l = self.l;
+        &self.w.v[(l.kv_index(class, self.b, self.group) * l.tp() + t) * l.ep..][..l.ep]
+    }
+
+    /// Brings the sum of followed keys, and the state of far keys, from before the call to after it. Tiles that are far from all positions of the call
+    /// have entered the state with their chunks.
+    fn follow_and_enter(&self, state: &State, group: &StateGroup, index: usize, store: &mut Store) {
+        let l = self.l;
+        let class = group.far.as_ref().map_or(group.class, |far| far.class);
+        let Store { memory, far, sum, .. } = store;
+        let mut key = vec![0.0; l.classes[class].width];
+        let mut follow = |key: &[f32]| sum.iter_mut().zip(key).for_each(|(sum, &k)| *sum += k as f64);
+        let (GroupMemory::Cache(cache), Some(far)) = (memory, far) else {
+            for t in (0..self.len).filter(|_| l.classes[class].running.is_some()) {
+                self.key(class, t, &mut key);
+                follow(&key);
+            }
+            return;
+        };
+        let (h, basis) = (group.heads[0], state.bases[index].as_deref());
+        let distance = l.heads[h].variant.distance();
+        let (n, before) = (self.first + h, cache.next_position());
+        let after = (before + self.len).saturating_sub(distance.window);
+        let last = if l.heads[h].variant.decay.is_some() { self.w.decay[n * l.tp() + self.len - 1] } else { 0.0 };
+        let absorbed = before + self.len.saturating_sub(distance.window) / l.tile * l.tile;
+        for at in before.saturating_sub(distance.window).max(distance.sinks)..after {
+            match at.checked_sub(before) {
+                None => {
+                    cache.far_key(at, &mut key);
+                    let (place, column) = (cache.place(at), &cache.columns[0]);
+                    let decay = column.decay.get(place).map_or(1.0, |c| (last - c).exp() as f32);
+                    if let Some(basis) = basis {
+                        far.enter(basis, &key, cache.value(place), column.weights.get(place).copied().unwrap_or(1.0), decay);
+                    }
+                }
+                Some(t) => {
+                    self.key(class, t, &mut key);
+                    let decay = if l.heads[h].variant.decay.is_some() { (last - self.w.decay[n * l.tp() + t]).exp() as f32 } else { 1.0 };
+                    let weight = if l.heads[h].weighs_keys { self.w.key_weights[n * l.tp() + t] } else { 1.0 };
+                    if let Some(basis) = basis.filter(|_| at >= absorbed) {
+                        far.enter(basis, &key, self.value(class, t), weight, decay);
+                    }
+                }
+            }
+            follow(&key);
+        }
+    }
+
     /// Takes them into a cache, if that is what the store is; returns the largest ‖k‖ up to each position.
-    fn append(&self, heads: &[usize], store: &mut Store) -> Vec<f32> {
+    fn append(&self, group: &StateGroup, store: &mut Store) -> Vec<f32> {
         let (l, s) = (self.l, self.l.shape);
-        let mut key = vec![0.0; s.d];
+        let mut key = vec![0.0; l.classes[group.class].width];
+        let far = group.far.as_ref().map(|far| far.class).filter(|&far| far != group.class);
+        let mut far_key = vec![0.0; far.map_or(0, |far| l.classes[far].width)];
         let mut norms = Vec::with_capacity(self.len);
         let mut after = 0;
         if let GroupMemory::Cache(cache) = &mut store.memory {
-            after = cache.next_position() + self.len;
+            // The next position still takes a key from the window into a state of far keys.
+            after = cache.next_position() + self.len - cache.far_in_state as usize;
             cache.forget(after);
         }
         for t in 0..self.len {
-            let tile = &self.w.kt[(self.kv * l.tiles + t / l.tile) * s.d * l.pitch..][..s.d * l.pitch];
-            for (key, row) in key.iter_mut().zip(tile.chunks_exact(l.pitch)) {
-                *key = row[t % l.tile];
-            }
+            self.key(group.class, t, &mut key);
             store.key_norm = larger(store.key_norm, dot(&key, &key).sqrt());
             norms.push(store.key_norm);
             let GroupMemory::Cache(cache) = &mut store.memory else { continue };
@@ -226,8 +289,11 @@ impl Keys<'_> {
                 cache.forgotten += 1;
                 continue;
             }
-            cache.push(&key, &self.w.v[(self.kv * l.tp() + t) * l.ep..][..s.e]);
-            for (&h, column) in heads.iter().zip(&mut cache.columns) {
+            if let Some(far) = far {
+                self.key(far, t, &mut far_key);
+            }
+            cache.push(&key, &far_key, &self.value(group.class, t)[..s.e]);
+            for (&h, column) in group.heads.iter().zip(&mut cache.columns) {
                 let at = (self.first + h) * l.tp() + t;
                 if l.heads[h].weighs_keys {
                     column.weights.push(self.w.key_weights[at]);
@@ -252,8 +318,8 @@ impl Task for LargestScore<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> f32 {
-        let mut row = [0.0f32; 256];
-        let row = &mut row[..self.side.dim];
+        let mut row = [0.0f32; 528];
+        let row = &mut row[..self.side.features.width];
         let mut largest = 0.0;
         for (t, norm) in self.norms.iter().enumerate() {
             self.side.forward(simd, t, row);

@@ -1,6 +1,7 @@
 //! Before and after the tiles: convolution, RoPE and feature map turn the rows of q, k and v into packed, padded
 //! tiles by head, and the gradients of these back into those of q, k and v.
 
+mod means;
 mod qk_norm;
 
 use rayon::prelude::*;
@@ -11,12 +12,11 @@ use crate::fused::scratch::CallScratch;
 use crate::kernels::TILE;
 use crate::kernels::disjoint::{Axes, Axis, Block, Blocks, Disjoint};
 use crate::kernels::simd::{Simd, Task, dispatch};
-use crate::kernels::{PAD, transpose};
-use crate::layer::Class;
-use crate::parts::kernel::feature::Map;
+use crate::kernels::transpose;
+use crate::layer::{Class, FeatureGrads, Features};
 use crate::parts::rope::{rotate, rotate_back};
-use crate::task_scratch::TaskScratch;
-use crate::{Buffer, Error, Extra, Grads, Inputs, Rows, Shape};
+use crate::state::State;
+use crate::{Buffer, Error, Extra, Grads, Inputs, Shape};
 
 /// Rows of one head in a [B, T, heads, dimension] tensor, and what happens to them.
 #[derive(Clone, Copy)]
@@ -35,10 +35,10 @@ pub struct HeadRows<'a> {
     pub taps: &'a [f32],
     /// The inputs before the first position that the filters reach, oldest first [w − 1, dimension]; empty where there are none.
     pub tail: &'a [f32],
-    /// φ
-    pub map: Map,
-    /// What the result is multiplied by.
-    pub scale: f32,
+    /// What follows RoPE.
+    pub features: Features<'a>,
+    /// μ_t where the mean of keys moves, rows of it as far apart; empty elsewhere.
+    pub means: (&'a [f32], usize),
 }
 
 impl HeadRows<'_> {
@@ -69,6 +69,13 @@ impl HeadRows<'_> {
         }
     }
 
+    /// μ_t
+    #[inline(always)]
+    fn mean(&self, t: usize) -> &[f32] {
+        let (means, stride) = self.means;
+        if means.is_empty() { means } else { &means[t * stride..][..self.features.width - 1] }
+    }
+
     /// Row t up to φ, into `row` [dimension].
     #[inline(always)]
     fn before_map<S: Simd>(&self, simd: S, t: usize, row: &mut [f32]) {
@@ -87,31 +94,44 @@ impl HeadRows<'_> {
         }
     }
 
-    /// Row t, prepared, into `row`, whose values after the dimension become zero.
+    /// Row t, prepared, into `row`, whose values after its width become zero.
     #[inline(always)]
     pub fn forward<S: Simd>(&self, simd: S, t: usize, row: &mut [f32]) {
-        let (row, padding) = row.split_at_mut(self.dim);
-        self.before_map(simd, t, row);
-        self.map.forward_simd(simd, row);
-        if self.scale != 1.0 {
-            row.iter_mut().for_each(|x| *x *= self.scale);
+        let (row, padding) = row.split_at_mut(self.features.width);
+        if self.features.in_place() {
+            self.before_map(simd, t, &mut row[..self.dim]);
+            self.features.finish(simd, self.mean(t), row);
+        } else {
+            let mut buffer = [0.0f32; 256];
+            let x = &mut buffer[..self.dim];
+            self.before_map(simd, t, x);
+            self.features.forward(simd, x, self.mean(t), row);
         }
         padding.fill(0.0);
     }
 
-    /// Adds the gradient of row t, from that of the prepared row, to the rows of `dx`, and to `dtaps` (laid out like
-    /// taps).
+    /// Adds the gradient of row t, from that of the prepared row and of its log factor, to the rows of `dx`, to `dtaps` (laid out like
+    /// taps) and to those of other tensors. Of a query whose mean moves, `row` holds the gradient of that afterwards.
     #[inline(always)]
-    fn backward<S: Simd>(&self, simd: S, t: usize, row: &mut [f32], dx: &mut Block<f32>, dtaps: &mut [f32]) {
-        let mut buffer = [0.0f32; 256];
+    fn backward<S: Simd>(
+        &self,
+        simd: S,
+        t: usize,
+        (row, dlog): (&mut [f32], f32),
+        dx: &mut Block<f32>,
+        dtaps: &mut [f32],
+        to: FeatureGrads,
+    ) {
+        let (mut buffer, mut own) = ([0.0f32; 256], [0.0f32; 256]);
         let scratch = &mut buffer[..self.dim];
-        if self.scale != 1.0 {
-            row.iter_mut().for_each(|x| *x *= self.scale);
-        }
-        if self.map != Map::Identity {
+        let row = if self.features.is_none() {
+            row
+        } else {
+            let own = &mut own[..self.dim];
             self.before_map(simd, t, scratch);
-            self.map.backward_simd(simd, scratch, row);
-        }
+            self.features.backward(simd, scratch, self.mean(t), dlog, row, own, to);
+            own
+        };
         if !self.cos.is_empty() {
             let half = self.dim / 2;
             rotate_back(row, &self.cos[t * half..][..half], &self.sin[t * half..][..half]);
@@ -154,7 +174,7 @@ impl HeadRows<'_> {
     }
 }
 
-/// Packs a whole kv head: by rows [Tp, padded], by transposed tiles [tiles, dimension, pitch], or both; an empty slice is not wanted.
+/// Packs a whole kv head: by rows [Tp, padded], by transposed tiles [tiles, columns, pitch], or both; an empty slice is not wanted.
 struct Pack<'a> {
     side: HeadRows<'a>,
     time: usize,
@@ -162,6 +182,8 @@ struct Pack<'a> {
     tile: usize,
     pitch: usize,
     padded: usize,
+    /// Rows of a transposed tile.
+    columns: usize,
     rows: &'a mut [f32],
     transposed: &'a mut [f32],
     /// Scratch for one tile of rows [pitch, padded], where they are not wanted themselves.
@@ -173,9 +195,7 @@ impl Task for Pack<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let (padded, dim, pitch) = (self.padded, self.side.dim, self.pitch);
-        // Dimensions after dim are transposed with the rest of their block of 16, but not kept.
-        let mut spare = [0.0f32; 16 * TILE];
+        let (padded, dim, pitch) = (self.padded, self.side.features.width, self.pitch);
         for (tile, first) in (0..self.time).step_by(self.tile).enumerate() {
             let rows: &mut [f32] = if self.rows.is_empty() {
                 &mut self.local[..pitch * padded]
@@ -187,18 +207,25 @@ impl Task for Pack<'_> {
             if self.transposed.is_empty() {
                 continue;
             }
-            let out = &mut self.transposed[tile * dim * pitch..][..dim * pitch];
-            for column in (0..padded).step_by(16) {
-                let whole = column + 16 <= dim;
-                for row in (0..pitch).step_by(16) {
-                    let to = if whole { &mut out[column * pitch + row..] } else { &mut spare[row..] };
-                    transpose(simd, &rows[row * padded + column..], padded, to, pitch);
-                }
-                if !whole {
-                    let rest = dim - column;
-                    out[column * pitch..].copy_from_slice(&spare[..rest * pitch]);
-                }
-            }
+            transpose_tile(simd, rows, padded, &mut self.transposed[tile * self.columns * pitch..][..dim * pitch], pitch);
+        }
+    }
+}
+
+/// Rows of a tile [pitch, padded] as columns [dimension, pitch].
+#[inline(always)]
+pub fn transpose_tile<S: Simd>(simd: S, rows: &[f32], padded: usize, columns: &mut [f32], pitch: usize) {
+    let dim = columns.len() / pitch;
+    // Dimensions after dim are transposed with the rest of their block of 16, but not kept.
+    let mut spare = [0.0f32; 16 * TILE];
+    for column in (0..dim).step_by(16) {
+        let whole = column + 16 <= dim;
+        for row in (0..pitch).step_by(16) {
+            let to = if whole { &mut columns[column * pitch + row..] } else { &mut spare[row..] };
+            transpose(simd, &rows[row * padded + column..], padded, to, pitch);
+        }
+        if !whole {
+            columns[column * pitch..].copy_from_slice(&spare[..(dim - column) * pitch]);
         }
     }
 }
@@ -239,8 +266,7 @@ pub enum Tensor {
 /// What all [`HeadRows`] of a call refer to.
 #[derive(Clone, Copy)]
 pub struct Sources<'a> {
-    /// q, k and v as given.
-    x: [Rows<'a, f32>; 3],
+    inputs: &'a Inputs<'a, f32>,
     cos: &'a [f32],
     sin: &'a [f32],
     /// From the angles of one batch row to those of the next; 0 where all share them.
@@ -251,62 +277,82 @@ pub struct Sources<'a> {
     tails: [&'a [f32]; 3],
     /// Normed rows of q and k, [sources, B, T, heads·d]; empty where there are none.
     normed: [&'a [f32]; 2],
+    /// Means of keys that move, [K, T, dp]; empty where none does.
+    means: &'a [f32],
 }
 
 impl<'a> Sources<'a> {
     /// Of a call whose scratch has been prepared.
-    pub fn new(l: &Layout, inputs: &Inputs<'a, f32>, w: &'a CallScratch) -> Sources<'a> {
+    pub fn new(l: &Layout, inputs: &'a Inputs<'a, f32>, w: &'a CallScratch) -> Sources<'a> {
         let slices = |buffers: &'a [Buffer; 3]| buffers.each_ref().map(|buffer| buffer.as_slice());
         Sources {
-            x: inputs.x,
+            inputs,
             cos: &w.cos,
             sin: &w.sin,
             angle_stride: angle_stride(l, w),
             taps: slices(&w.taps),
             tails: slices(&w.initial.tails),
             normed: w.normed.each_ref().map(|buffer| buffer.as_slice()),
+            means: &w.means,
         }
     }
 
-    /// The queries of head h in batch row b.
-    pub fn query(&self, l: &Layout, b: usize, h: usize) -> HeadRows<'a> {
-        let head = &l.heads[h];
-        self.rows(l, l.classes[head.class], Tensor::Q, b, h, head.scale)
+    /// The queries of head h in batch row b, for its near or its far keys.
+    pub fn query(&self, l: &Layout, b: usize, h: usize, far: bool) -> HeadRows<'a> {
+        let (head, g) = (l.pass(h, far), h / l.shape.group());
+        let class = l.classes[head.class];
+        let features = class.of_queries(self.inputs, l.shape.d, head, h, g);
+        let means = match class.running {
+            Some(_) => (&self.means[l.kv_index(head.class, b, g) * l.shape.time * l.dp..], l.dp),
+            None => (&[][..], 0),
+        };
+        HeadRows { means, ..self.rows(l, class, Tensor::Q, b, h, features) }
+    }
+
+    /// The keys of kv head g in batch row b.
+    pub fn keys(&self, l: &Layout, class: usize, b: usize, g: usize) -> HeadRows<'a> {
+        let class = l.classes[class];
+        self.rows(l, class, Tensor::K, b, g, class.of_keys(self.inputs, l.shape.d, g))
+    }
+
+    /// The values of kv head g in batch row b.
+    fn values(&self, l: &Layout, class: usize, b: usize, g: usize) -> HeadRows<'a> {
+        self.rows(l, l.classes[class], Tensor::V, b, g, Features::none(l.shape.e))
     }
 
     /// One head of one tensor in one batch row as the norm of q and k takes it: after the short convolution, or as it is.
     pub fn before_norm(&self, l: &Layout, (tensor, conv): (Tensor, bool), b: usize, head: usize) -> HeadRows<'a> {
-        self.rows(l, Class { rope: false, conv, norm: false, map: Map::Identity }, tensor, b, head, 1.0)
+        self.rows(l, Class { conv, ..Class::plain(l.shape.d) }, tensor, b, head, Features::none(l.shape.d))
     }
 
     /// One head of one tensor in one batch row.
-    fn rows(&self, l: &Layout, class: Class, tensor: Tensor, b: usize, head: usize, scale: f32) -> HeadRows<'a> {
+    fn rows(&self, l: &Layout, class: Class, tensor: Tensor, b: usize, head: usize, features: Features<'a>) -> HeadRows<'a> {
         let (s, i) = (&l.shape, tensor as usize);
         let (heads, dim) = [(s.heads, s.d), (s.kv_heads, s.d), (s.kv_heads, s.e)][i];
-        let stride = self.x[i].stride(heads * dim);
-        let (rope, map) = if tensor == Tensor::V { (false, Map::Identity) } else { (class.rope, class.map) };
+        let stride = self.inputs.x[i].stride(heads * dim);
+        let rope = class.rope && tensor != Tensor::V;
         // Normed rows have been through the convolution, if their class has one.
         let normed = l.layer.norm_source(class).filter(|_| tensor != Tensor::V);
         let (x, stride) = match normed {
             Some(source) => (&self.normed[i][source * s.rows() * heads * dim..], heads * dim),
-            None => (self.x[i].values(), stride),
+            None => (self.inputs.x[i].values(), stride),
         };
-        let class = Class { conv: class.conv && normed.is_none(), ..class };
+        let conv = class.conv && normed.is_none();
         HeadRows {
             x: &x[b * s.time * stride + head * dim..],
             stride,
             dim,
             cos: if rope { &self.cos[b * self.angle_stride..] } else { &[] },
             sin: if rope { &self.sin[b * self.angle_stride..] } else { &[] },
-            taps: if class.conv { &self.taps[i][head * dim * l.taps..][..dim * l.taps] } else { &[] },
-            tail: if class.conv && !self.tails[i].is_empty() {
+            taps: if conv { &self.taps[i][head * dim * l.taps..][..dim * l.taps] } else { &[] },
+            tail: if conv && !self.tails[i].is_empty() {
                 let size = dim * (l.taps - 1);
                 &self.tails[i][(b * heads + head) * size..][..size]
             } else {
                 &[]
             },
-            map,
-            scale,
+            features,
+            means: (&[], 0),
         }
     }
 }
@@ -331,7 +377,7 @@ fn angles(l: &Layout, w: &mut CallScratch) {
 }
 
 /// The packed tiles of k and v, and for the backward pass of q; the forward pass prepares queries tile by tile and reads keys only transposed.
-pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, backward: bool) -> Result<(), Error> {
+pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, backward: bool, state: Option<&State>) -> Result<(), Error> {
     let s = l.shape;
     angles(l, w);
     for ((buffer, extra), dim) in w.taps.iter_mut().zip([Extra::ConvQ, Extra::ConvK, Extra::ConvV]).zip([s.d, s.d, s.e]) {
@@ -346,45 +392,57 @@ pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, backward: 
         w.normed = normed;
     }
     w.tasks.ensure(l.pitch * l.dp.max(l.ep))?;
-    let [mut q, mut k, mut kt, mut v, mut vt] = [&mut w.q, &mut w.k, &mut w.kt, &mut w.v, &mut w.vt].map(std::mem::take);
+    let [mut q, mut k, mut kt, mut v, mut vt, mut means] =
+        [&mut w.q, &mut w.k, &mut w.kt, &mut w.v, &mut w.vt, &mut w.means].map(std::mem::take);
     let (sources, tasks) = (Sources::new(l, inputs, w), &w.tasks);
-    let keeps_v = !backward || l.heads.iter().any(|head| head.weighs_keys || head.chunked);
+    let keeps_v = !backward || l.heads.iter().any(|head| head.weighs_keys || head.chunked || head.variant.write.is_some());
     let (heads, kvs) = (l.head_count(), l.kv_count());
-    let pack = |side: HeadRows, mut rows: Block<f32>, mut transposed: Block<f32>, tasks: &TaskScratch| {
-        let padded = side.dim.next_multiple_of(PAD);
+    let pack = |side: HeadRows, padded: usize, columns: usize, mut rows: Block<f32>, mut transposed: Block<f32>| {
         let (rows, transposed) = (rows.piece(), transposed.piece());
-        tasks.with(|local| dispatch(Pack { side, time: s.time, tile: l.tile, pitch: l.pitch, padded, rows, transposed, local }));
+        tasks.with(|local| {
+            dispatch(Pack { side, time: s.time, tile: l.tile, pitch: l.pitch, padded, columns, rows, transposed, local });
+        });
     };
     let key_value = |tensor: Tensor, rows: &mut Buffer, by_rows: bool, transposed: &mut Buffer, by_columns: bool| {
         let rows = if by_rows { Blocks::pieces(&mut rows[..], kvs) } else { Blocks::empty(kvs) };
         let transposed = if by_columns { Blocks::pieces(&mut transposed[..], kvs) } else { Blocks::empty(kvs) };
         rows.par().zip(transposed.par()).enumerate().with_max_len(1).for_each(|(kv, (rows, transposed))| {
-            let (class, pair) = (l.classes[kv / (s.batch * s.kv_heads)], kv % (s.batch * s.kv_heads));
-            pack(sources.rows(l, class, tensor, pair / s.kv_heads, pair % s.kv_heads, 1.0), rows, transposed, tasks);
+            let (class, pair) = (kv / (s.batch * s.kv_heads), kv % (s.batch * s.kv_heads));
+            let (b, g) = (pair / s.kv_heads, pair % s.kv_heads);
+            match tensor {
+                Tensor::V => pack(sources.values(l, class, b, g), l.ep, s.e, rows, transposed),
+                _ => pack(sources.keys(l, class, b, g), l.dp, l.width, rows, transposed),
+            }
         });
     };
-    rayon::join(
-        || {
-            if backward {
-                let queries = Blocks::pieces(&mut q[..], heads).par().zip(Blocks::empty(heads).par());
-                queries
-                    .enumerate()
-                    .with_max_len(1)
-                    .for_each(|(n, (rows, none))| pack(sources.query(l, n / s.heads, n % s.heads), rows, none, tasks));
+    let mut keys_and_values = || {
+        rayon::join(|| key_value(Tensor::K, &mut k, backward, &mut kt, true), || key_value(Tensor::V, &mut v, keeps_v, &mut vt, backward));
+    };
+    let queries = |sources: &Sources, q: &mut Buffer| {
+        let passes = heads * l.passes();
+        let places = Blocks::pieces(&mut q[..], passes).par().zip(Blocks::empty(passes).par());
+        places.enumerate().with_max_len(1).for_each(|(n, (rows, none))| {
+            let (far, n) = (n >= heads, n % heads);
+            if !far || l.far[n % s.heads].is_some() {
+                pack(sources.query(l, n / s.heads, n % s.heads, far), l.dp, 0, rows, none);
             }
-        },
-        || {
-            rayon::join(
-                || key_value(Tensor::K, &mut k, backward, &mut kt, true),
-                || key_value(Tensor::V, &mut v, keeps_v, &mut vt, backward),
-            )
-        },
-    );
-    (w.q, w.k, w.kt, w.v, w.vt) = (q, k, kt, v, vt);
+        });
+    };
+    if l.follows_means() {
+        // Queries read the means of keys.
+        keys_and_values();
+        means::forward(l, inputs, &kt, state, &mut means);
+        if backward {
+            queries(&Sources { means: &means, ..sources }, &mut q);
+        }
+    } else {
+        rayon::join(|| backward.then(|| queries(&sources, &mut q)), keys_and_values);
+    }
+    (w.q, w.k, w.kt, w.v, w.vt, w.means) = (q, k, kt, v, vt, means);
     Ok(())
 }
 
-/// Adds the gradients of q, k, v and the filters, from those of the prepared tensors.
+/// Adds the gradients of q, k, v and of all that prepares them, from those of the prepared tensors.
 pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &mut Grads<f32>) {
     let s = l.shape;
     let (heads, pairs, whole) = (l.head_count(), s.batch * s.kv_heads, [0, s.time]);
@@ -393,29 +451,50 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
     dtaps.iter_mut().for_each(|buffer| buffer.fill(0.0));
     let (mut dnormed, mut room) = (std::mem::take(&mut w.dnormed), std::mem::take(&mut w.norm_room));
     dnormed.iter_mut().for_each(|buffer| buffer.fill(0.0));
+    let mut dtensors = std::mem::take(&mut w.dtensors);
+    dtensors.iter_mut().for_each(|buffer| buffer.fill(0.0));
     let sources = &Sources::new(l, inputs, w);
     let [to_q, to_k, to_v] = grads.columns(&s);
     // Rows that are normed have their gradients gathered first, since a norm may run over all heads.
     let [normed_q, normed_k] = &mut dnormed;
     let [taps_q, taps_k, taps_v] = &mut dtaps;
+    let [tensors_q, tensors_k] = &mut dtensors;
     let (normed_queries, normed_keys) = (normed_blocks(normed_q, &s, s.heads, &whole), normed_blocks(normed_k, &s, s.kv_heads, &whole));
-    let queries = || {
+    let (dlog, len_of) = (&w.dlog, l.tensor_len());
+    let queries = |dq: &mut Buffer| {
         let [first, second] = normed_queries;
         let targets = to_q.blocks(1, &whole).par().zip(first.par().zip(second.par()));
-        let places = targets.zip(Blocks::pieces(taps_q, heads).par());
-        dq.par_chunks_exact_mut(s.time * l.dp).zip(places).enumerate().with_max_len(1).for_each(
-            |(n, (rows, ((to, (first, second)), mut dtaps)))| {
-                let to = match l.layer.norm_source(l.classes[l.heads[n % s.heads].class]) {
-                    None => to,
-                    Some(0) => first,
-                    Some(_) => second,
-                };
-                let (side, len) = (sources.query(l, n / s.heads, n % s.heads), inputs.length(n / s.heads, &s));
-                dispatch(Unpack { side, len, rows, padded: l.dp, to, dtaps: dtaps.piece() });
+        let places = targets.zip(Blocks::pieces(taps_q, heads).par()).zip(Blocks::pieces(tensors_q, heads).par());
+        let (near, far) = dq.split_at_mut(heads * s.time * l.dp);
+        let rows = Blocks::pieces(near, heads).par().zip(Blocks::pieces(far, heads).par());
+        rows.zip(places).enumerate().with_max_len(1).for_each(
+            |(n, ((near, far), (((mut to, (mut first, mut second)), mut dtaps), mut tensors)))| {
+                let (b, h) = (n / s.heads, n % s.heads);
+                for (mut rows, is_far) in [(near, false), (far, true)] {
+                    if is_far && l.far[h].is_none() {
+                        continue;
+                    }
+                    let class = l.classes[l.pass(h, is_far).class];
+                    let to = match l.layer.norm_source(class) {
+                        None => to.again(),
+                        Some(0) => first.again(),
+                        Some(_) => second.again(),
+                    };
+                    let (side, len) = (sources.query(l, b, h, is_far), inputs.length(b, &s));
+                    let dlog = dlog.get(((is_far as usize * heads) + n) * l.tp()..).unwrap_or_default();
+                    let tensors = tensors.piece().get_mut(is_far as usize * len_of..).unwrap_or_default();
+                    let (rows, dtaps) = (rows.piece(), dtaps.piece());
+                    dispatch(Unpack { side, class, len, rows, dlog, padded: l.dp, to, dtaps, tensors });
+                }
             },
         );
     };
-    let keys = |tensor: Tensor, from: &mut Buffer, to: Disjoint<f32>, [first, second]: [Blocks<f32>; 2], dtaps: &mut Buffer| {
+    let keys = |tensor: Tensor,
+                from: &mut Buffer,
+                to: Disjoint<f32>,
+                [first, second]: [Blocks<f32>; 2],
+                dtaps: &mut Buffer,
+                dtensors: &mut [f32]| {
         let padded = if tensor == Tensor::K { l.dp } else { l.ep };
         let size = l.tp() * padded;
         // One task for each kv head, with its rows in every class.
@@ -426,27 +505,37 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
             width: size,
         };
         let places = to.blocks(1, &whole).par().zip(first.par().zip(second.par())).zip(Blocks::pieces(dtaps, pairs).par());
+        let places = places.zip(Blocks::pieces(dtensors, pairs).par());
         Disjoint::new(from, axes).blocks(l.classes.len(), &[0, 1]).par().zip(places).enumerate().with_max_len(1).for_each(
-            |(pair, (mut from, ((mut to, (mut first, mut second)), mut dtaps)))| {
+            |(pair, (mut from, (((mut to, (mut first, mut second)), mut dtaps), mut dtensors)))| {
                 let (b, g) = (pair / s.kv_heads, pair % s.kv_heads);
-                let group = &l.heads[g * s.group()..(g + 1) * s.group()];
-                for class in (0..l.classes.len()).filter(|&class| group.iter().any(|head| head.class == class)) {
-                    let side = sources.rows(l, l.classes[class], tensor, b, g, 1.0);
-                    let (rows, dtaps, len) = (from.row(class, 0), dtaps.piece(), inputs.length(b, &s));
-                    let to = match l.layer.norm_source(l.classes[class]).filter(|_| tensor == Tensor::K) {
+                for index in (0..l.classes.len()).filter(|&class| l.group_has_class(g, class)) {
+                    let class = l.classes[index];
+                    let side = if tensor == Tensor::K { sources.keys(l, index, b, g) } else { sources.values(l, index, b, g) };
+                    let (rows, dtaps, len) = (from.row(index, 0), dtaps.piece(), inputs.length(b, &s));
+                    let to = match l.layer.norm_source(class).filter(|_| tensor == Tensor::K) {
                         None => to.again(),
                         Some(0) => first.again(),
                         Some(_) => second.again(),
                     };
-                    dispatch(Unpack { side, len, rows, padded, to, dtaps });
+                    let tensors = dtensors.piece().get_mut(index * len_of..).unwrap_or_default();
+                    dispatch(Unpack { side, class, len, rows, dlog: &[], padded, to, dtaps, tensors });
                 }
             },
         );
     };
     let none = [Blocks::empty(pairs), Blocks::empty(pairs)];
-    rayon::join(queries, || {
-        rayon::join(|| keys(Tensor::K, &mut dk, to_k, normed_keys, taps_k), || keys(Tensor::V, &mut dv, to_v, none, taps_v))
-    });
+    let keys_and_values = |dk: &mut Buffer| {
+        rayon::join(|| keys(Tensor::K, dk, to_k, normed_keys, taps_k, tensors_k), || keys(Tensor::V, &mut dv, to_v, none, taps_v, &mut []));
+    };
+    if l.follows_means() {
+        // The gradients of means are left in the places of those of queries.
+        queries(&mut dq);
+        means::backward(l, inputs, &dq, &mut dk);
+        keys_and_values(&mut dk);
+    } else {
+        rayon::join(|| queries(&mut dq), || keys_and_values(&mut dk));
+    }
     if let Some(norm) = l.layer.qk_norm() {
         for (((tensor, extra), rows), count) in NORMED.into_iter().zip(&mut dnormed).zip([s.heads, s.kv_heads]) {
             for (conv, rows) in l.layer.norm_sources().zip(rows.chunks_exact_mut(s.rows() * count * s.d)) {
@@ -471,7 +560,41 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
             }
         }
     }
-    (w.dq, w.dk, w.dv, w.dtaps, w.dnormed, w.norm_room) = (dq, dk, dv, dtaps, dnormed, room);
+    tensors_backward(l, &dtensors, grads);
+    (w.dq, w.dk, w.dv, w.dtaps, w.dnormed, w.norm_room, w.dtensors) = (dq, dk, dv, dtaps, dnormed, room, dtensors);
+}
+
+/// Adds the gradients of projections, learned features and centres, which tasks have left by batch row and head.
+fn tensors_backward(l: &Layout, [queries, keys]: &[Buffer; 2], grads: &mut Grads<f32>) {
+    let (s, len) = (l.shape, l.tensor_len());
+    let add = |grads: &mut Grads<f32>, class: &Class, values: &[f32], names: [Extra; 3], head: usize, g: usize| {
+        let [matrix, weight, bias, mean, _] = class.tensor_lens(s.d);
+        let mut from = values;
+        for (extra, head, count) in [(names[0], head, matrix), (names[1], head, weight), (names[2], head, bias), (Extra::Mean, g, mean)] {
+            let (own, rest) = from.split_at(count);
+            from = rest;
+            if count > 0 && (extra != Extra::Mean || class.trained) {
+                let to = &mut grads.extra(class.tensor(extra))[head * count..][..count];
+                to.iter_mut().zip(own).for_each(|(to, from)| *to += from);
+            }
+        }
+        from[0]
+    };
+    for (n, values) in queries.chunks_exact((l.passes() * len).max(1)).enumerate() {
+        let h = n % s.heads;
+        for (far, values) in [false, true].into_iter().zip(values.chunks_exact(len)) {
+            let Some(head) = (if far { l.far[h].as_ref() } else { Some(&l.heads[h]) }) else { continue };
+            let names = [Extra::DimQ, Extra::FeatureQ, Extra::FeatureQBias];
+            let dgamma = add(grads, &l.classes[head.class], values, names, h, h / s.group());
+            if head.gauss && head.trained {
+                grads.extra(if far { Extra::FarGamma } else { Extra::Gamma })[h] += dgamma;
+            }
+        }
+    }
+    for (i, values) in keys.chunks_exact(len.max(1)).enumerate() {
+        let (g, class) = (i / l.classes.len() % s.kv_heads, &l.classes[i % l.classes.len()]);
+        add(grads, class, values, [Extra::DimK, Extra::FeatureK, Extra::FeatureKBias], g, g);
+    }
 }
 
 /// Gradients of normed rows [B, T, heads·d] by batch row and head, of each source.
@@ -508,7 +631,7 @@ impl Task for Unfilter<'_> {
         let row = &mut buffer[..self.side.dim];
         for t in 0..self.len {
             row.copy_from_slice(&self.from[t * self.stride..][..self.side.dim]);
-            self.side.backward(simd, t, row, &mut self.to, self.dtaps);
+            self.side.backward(simd, t, (row, 0.0), &mut self.to, self.dtaps, FeatureGrads::none());
         }
     }
 }
@@ -516,11 +639,16 @@ impl Task for Unfilter<'_> {
 /// The gradients of the prepared rows of one head [T, padded] become those of its inputs.
 struct Unpack<'a> {
     side: HeadRows<'a>,
+    class: Class,
     len: usize,
     rows: &'a mut [f32],
+    /// Of the log factors of queries [T]; empty where there are none.
+    dlog: &'a [f64],
     padded: usize,
     to: Block<'a, f32>,
     dtaps: &'a mut [f32],
+    /// Of the tensors of the class; empty where it reads none.
+    tensors: &'a mut [f32],
 }
 
 impl Task for Unpack<'_> {
@@ -529,7 +657,12 @@ impl Task for Unpack<'_> {
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
         for (t, row) in self.rows.chunks_exact_mut(self.padded).take(self.len).enumerate() {
-            self.side.backward(simd, t, &mut row[..self.side.dim], &mut self.to, self.dtaps);
+            let tensors = match self.tensors.is_empty() {
+                true => FeatureGrads::none(),
+                false => FeatureGrads::of(&self.class, self.side.dim, self.tensors),
+            };
+            let dlog = self.dlog.get(t).map_or(0.0, |&dlog| dlog as f32);
+            self.side.backward(simd, t, (&mut row[..self.side.features.width], dlog), &mut self.to, self.dtaps, tensors);
         }
     }
 }

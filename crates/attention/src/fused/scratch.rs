@@ -92,6 +92,12 @@ impl<const N: usize> Held for [Buffer; N] {
     }
 }
 
+impl<const N: usize> Held for [Vec<f64>; N] {
+    fn held(&self) -> usize {
+        self.iter().map(Held::held).sum()
+    }
+}
+
 impl Held for Vec<f64> {
     fn held(&self) -> usize {
         8 * self.capacity()
@@ -99,9 +105,9 @@ impl Held for Vec<f64> {
 }
 
 call_scratch! {
-    /// Prepared queries [N, Tp, dp], scaled.
+    /// Prepared queries [passes, N, Tp, dp], scaled.
     q: Buffer,
-    /// Prepared keys [K, Tp, dp], and transposed by tile [K, tiles, d, pitch].
+    /// Prepared keys [K, Tp, dp], and transposed by tile [K, tiles, width, pitch].
     k: Buffer,
     kt: Buffer,
     /// Prepared values [K, Tp, ep], and transposed by tile [K, tiles, e, pitch].
@@ -114,6 +120,8 @@ call_scratch! {
     taps: [Buffer; 3],
     /// Normed rows of q and k, [sources, B, T, heads·d], where heads have such a norm.
     normed: [Buffer; 2],
+    /// Means of keys that move [K, T, dp].
+    means: Buffer,
     /// Gate factors [B, G, T] and [N, T].
     in_gate: Buffer,
     out_gate: Buffer,
@@ -124,6 +132,11 @@ call_scratch! {
     key_weights: Buffer,
     /// c of the decay [N, Tp].
     decay: Vec<f64>,
+    /// β of the write rules [K, T], and what is left of values before it [K, Tp, ep].
+    beta: Buffer,
+    kept: Buffer,
+    /// States before the first position [B, G, state_len], where a backward pass with a write rule begins with any.
+    initial_states: Buffer,
     /// Logits of one gate of each head [N, T].
     logits: Buffer,
     /// The largest |score| of each tile of queries that sees a cache [N, tiles].
@@ -131,10 +144,13 @@ call_scratch! {
     /// States at the start of each split, or their gradients at its end [B, G, splits, state_len].
     states: Buffer,
 
-    /// Gradients of the sums over keys, [N, T, ep] and [N, T].
+    /// Gradients of the sums over keys, [passes, N, T, ep] and [passes, N, T].
     du: Buffer,
     dz: Buffer,
-    /// Gradients of prepared tensors, shaped like them.
+    /// Log factors of queries and their gradients [passes, N, T] and [passes, N, Tp], where there are any.
+    logs: Buffer,
+    dlog: Vec<f64>,
+    /// Gradients of prepared tensors, shaped like them; of queries [passes, N, T, dp].
     dq: Buffer,
     dk: Buffer,
     dv: Buffer,
@@ -145,19 +161,26 @@ call_scratch! {
     /// Gradients of the factors of post gates by channel [N, T, e].
     dpost_channels: Buffer,
     /// Gradients of key weights and, from queries and from keys, of c [N, Tp]; the logits of the decay [N, T], m_h and rates of decay [N], coefficients
-    /// [parts or splits, N, orders].
+    /// of near and of far keys [parts or splits, N, orders].
     dkey_weights: Buffer,
     ddecay_queries: Vec<f64>,
     ddecay_keys: Vec<f64>,
     ddecay_logits: Buffer,
     dconst: Buffer,
     drate: Buffer,
-    dlearned: Vec<f64>,
+    dlearned: [Vec<f64>; 2],
+    /// What the write rules give: gradients of β and of c [K, T], of coefficients [K, orders], and of states before the first position [K, state].
+    dbeta: Buffer,
+    ddecay_write: Vec<f64>,
+    dlearned_write: Vec<f64>,
+    dinitial_states: Buffer,
     /// Gradients of γ, β and b by head [N, 2e + 1], and of filters by batch row and head.
     dnorm: Buffer,
     dtaps: [Buffer; 3],
     /// Gradients of normed rows.
     dnormed: [Buffer; 2],
+    /// Gradients of the tensors that prepare queries [N, passes, values] and keys [B, G, classes, values].
+    dtensors: [Buffer; 2],
     /// Room for going back through norms of q and k.
     norm_room: Buffer,
 }
@@ -178,7 +201,8 @@ impl CallScratch {
             resize(sums, n)?;
             sums.fill(0.0);
         }
-        self.kt.ensure(kv * l.tiles * s.d * l.pitch)?;
+        self.kt.ensure(kv * l.tiles * l.width * l.pitch)?;
+        self.means.ensure(l.follows_means() as usize * kv * s.time * l.dp)?;
         self.v.ensure(kv * tp * l.ep)?;
         if l.layer.rotates() {
             // Angles that have to move are gone, also where there turns out to be no memory for them.
@@ -210,12 +234,16 @@ impl CallScratch {
     pub fn ensure_backward(&mut self, l: &Layout) -> Result<(), Error> {
         let s = &l.shape;
         let (n, kv, tp) = (l.head_count(), l.kv_count(), l.tp());
-        self.q.ensure(n * tp * l.dp)?;
+        let passes = l.passes();
+        self.q.ensure(passes * n * tp * l.dp)?;
         self.k.ensure(kv * tp * l.dp)?;
         self.vt.ensure(kv * l.tiles * s.e * l.pitch)?;
-        self.du.ensure(n * s.time * l.ep)?;
-        self.dz.ensure(n * s.time)?;
-        self.dq.ensure(n * s.time * l.dp)?;
+        self.du.ensure(passes * n * s.time * l.ep)?;
+        self.dz.ensure(passes * n * s.time)?;
+        self.dq.ensure(passes * n * s.time * l.dp)?;
+        let logs = l.has_log_factors() as usize * passes * n;
+        self.logs.ensure(logs * s.time)?;
+        resize(&mut self.dlog, logs * tp)?;
         self.dk.ensure(kv * tp * l.dp)?;
         self.dv.ensure(kv * tp * l.ep)?;
         let gates = l.has_gates() as usize;
@@ -229,7 +257,9 @@ impl CallScratch {
         self.dpost_channels.ensure(l.has_post_channels() as usize * n * s.time * s.e)?;
         self.dconst.ensure(gates * n)?;
         self.drate.ensure(gates * n)?;
-        resize(&mut self.dlearned, l.parts.count().max(l.splits) * n * l.learned())?;
+        for (far, dlearned) in [false, true].into_iter().zip(&mut self.dlearned) {
+            resize(dlearned, l.parts.count().max(l.splits) * n * l.learned(far))?;
+        }
         self.dnorm.ensure(n * (2 * s.e + 1))?;
         for (buffer, channels) in self.dtaps.iter_mut().zip(s.widths()) {
             buffer.ensure(s.batch * channels * l.taps)?;
@@ -238,7 +268,9 @@ impl CallScratch {
         for (buffer, len) in self.dnormed.iter_mut().zip(l.normed_lens()) {
             buffer.ensure(len)?;
         }
-        Ok(())
+        let [queries, keys] = &mut self.dtensors;
+        queries.ensure(n * passes * l.tensor_len())?;
+        keys.ensure(kv * l.tensor_len())
     }
 }
 

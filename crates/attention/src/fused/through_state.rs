@@ -86,7 +86,9 @@ impl Fused {
 fn check(l: &Layout) -> Result<(), Error> {
     for head in &l.heads {
         let variant = &head.variant;
-        let reason = if !head.chunked {
+        let reason = if l.classes[head.class].running.is_some() {
+            "gradients do not flow through the mean of the keys so far"
+        } else if !head.chunked {
             "its state is a cache, not moments: build the engine with `FusedOptions::continues` and a variant with a finite state"
         } else if variant.conv.is_some() {
             "gradients do not flow through the inputs that a short convolution keeps"

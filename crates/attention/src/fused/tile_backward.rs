@@ -21,6 +21,7 @@ pub struct Context<'a> {
     pub gates: Gates<'a>,
     pub lengths: Option<&'a [usize]>,
     pub rho: &'a [f32],
+    pub logs: &'a [f32],
     pub du: &'a [f32],
     pub dz: &'a [f32],
 }
@@ -72,7 +73,10 @@ impl Task for BackwardTiles<'_, '_> {
         let heads = heads.filter(|&h| l.heads[h].chunked == chunked);
         let (rows, count) = ((self.queries.end * l.tile).min(s.time) - self.queries.start * l.tile, self.keys.len() * l.tile);
         for h in heads.clone().filter(|_| self.first) {
-            self.to_queries.dq.rows(h % s.group(), 0, rows).fill(0.0);
+            self.to_queries.dq[0].rows(h % s.group(), 0, rows).fill(0.0);
+            if l.far[h].is_some() {
+                self.to_queries.dq[1].rows(h % s.group(), 0, rows).fill(0.0);
+            }
             if l.heads[h].weighs_keys {
                 self.to_keys.dkey_weights.rows(h % s.group(), 0, count).fill(0.0);
             }
@@ -83,12 +87,15 @@ impl Task for BackwardTiles<'_, '_> {
         }
         for tile in self.keys.clone() {
             for h in heads.clone() {
-                let seen_until =
-                    if self.chunked { l.chunk_end(tile) } else { l.heads[h].variant.distance().seen_until(tile * l.tile, l.tile) };
-                let end = len.min(seen_until);
-                let rows = tile.max(self.queries.start) * l.tile..end.min(self.queries.end * l.tile);
-                if !rows.is_empty() {
-                    self.key_tile(simd, h, tile, rows, &mut tiles);
+                let distance = l.heads[h].variant.distance();
+                let seen_until = if self.chunked { l.chunk_end(tile) } else { distance.seen_until(tile * l.tile, l.tile) };
+                self.rows_of(simd, h, false, tile, tile..seen_until, len, &mut tiles);
+                if let Some(far) = &l.far[h] {
+                    // From the first tile of queries on whose last may be far enough from its first key, until all are in the state.
+                    let from = (tile * l.tile).saturating_add(distance.window) / l.tile;
+                    let lag = (distance.window - 1).div_ceil(l.tile);
+                    let until = if far.chunked { l.met_in_state_from(tile, lag) } else { usize::MAX };
+                    self.rows_of(simd, h, true, tile, from..until, len, &mut tiles);
                 }
             }
         }
@@ -96,18 +103,33 @@ impl Task for BackwardTiles<'_, '_> {
 }
 
 impl BackwardTiles<'_, '_> {
-    /// One tile of keys against these queries of one head.
+    /// One tile of keys against the queries of one head from this tile on, until this position.
     #[inline(always)]
-    fn key_tile<S: Simd>(&mut self, simd: S, h: usize, tile: usize, rows: Range<usize>, tiles: &mut Tiles) {
+    #[allow(clippy::too_many_arguments, reason = "which keys meet which queries")]
+    fn rows_of<S: Simd>(&mut self, simd: S, h: usize, far: bool, tile: usize, queries: Range<usize>, len: usize, tiles: &mut Tiles) {
+        let l = self.context.layout;
+        let end = len.min(queries.end).min(self.queries.end * l.tile);
+        let rows = queries.start.max(self.queries.start).saturating_mul(l.tile)..end;
+        if !rows.is_empty() {
+            self.key_tile(simd, h, far, tile, rows, tiles);
+        }
+    }
+
+    /// One tile of keys against these queries of one head, as near or as far keys.
+    #[inline(always)]
+    fn key_tile<S: Simd>(&mut self, simd: S, h: usize, far: bool, tile: usize, rows: Range<usize>, tiles: &mut Tiles) {
         let c = self.context;
         let l = c.layout;
         let s = l.shape;
-        let head = &l.heads[h];
+        let head = l.pass(h, far);
         let (n, in_group) = (self.b * s.heads + h, h % s.group());
-        let kv = l.kv_index(head.class, self.b, self.g);
+        // Among queries as they meet near or far keys.
+        let pass = far as usize * l.head_count() + n;
+        let (kv, width_of) = (l.kv_index(head.class, self.b, self.g), l.classes[head.class].width);
+        let dp_of = width_of.next_multiple_of(PAD);
         let s0 = tile * l.tile;
         let distance = head.variant.distance();
-        let kt = &c.kt[(kv * l.tiles + tile) * s.d * l.pitch..][..s.d * l.pitch];
+        let kt = &c.kt[(kv * l.tiles + tile) * l.width * l.pitch..][..width_of * l.pitch];
         let vt = &c.vt[(kv * l.tiles + tile) * s.e * l.pitch..][..s.e * l.pitch];
         let k = &c.k[(kv * l.tp() + s0) * l.dp..][..l.tile * l.dp];
         let key_weights = c.gates.tile_weights(l, h, n, tile);
@@ -115,13 +137,16 @@ impl BackwardTiles<'_, '_> {
         let mut columns = [0.0; TILE];
         let mut dcolumns = [0.0; TILE];
         let mut slopes = [0.0; TILE];
+        let mut weighted = [0.0; TILE];
+        let has_log = l.has_log_factor(head);
         let base = decay.map_or(0.0, |decay| decay_columns(&decay[s0..s0 + l.pitch], &mut columns));
         // Places of this tile, and of the first query, in what the task writes to.
         let (first, to) = (self.queries.start * l.tile, (tile - self.keys.start) * l.tile);
         let KeyGrads { dk, dv, dkey_weights, ddecay: ddecay_keys } = &mut self.to_keys;
         let (dk, dv) = (dk.rows(head.class, to, to + l.tile), dv.rows(head.class, to, to + l.tile));
-        let QueryGrads { dq, ddecay, dlearned } = &mut self.to_queries;
-        let dlearned = &mut dlearned.row(in_group, 0)[..head.learned];
+        let QueryGrads { dq, ddecay, dlearned, dlog } = &mut self.to_queries;
+        let (dq, dlog) = (&mut dq[far as usize], &mut dlog[far as usize]);
+        let dlearned = &mut dlearned[far as usize].row(in_group, 0)[..head.learned];
         // Weighted keys: the gradient of the weight needs that of the unweighted value first.
         let to_dv: &mut [f32] = if head.weighs_keys {
             tiles.dv.fill(0.0);
@@ -133,12 +158,14 @@ impl BackwardTiles<'_, '_> {
 
         for t0 in rows.clone().step_by(l.tile) {
             let t1 = (t0 + l.tile).min(rows.end);
-            let diagonal = t0 == s0;
-            let q = &c.q[(n * l.tp() + t0) * l.dp..][..(t1 - t0) * l.dp];
-            let du = &c.du[(n * s.time + t0) * l.ep..][..(t1 - t0) * l.ep];
+            // A far key is never the query's own.
+            let diagonal = t0 == s0 && !far;
+            let q = &c.q[(pass * l.tp() + t0) * l.dp..][..(t1 - t0) * l.dp];
+            let du = &c.du[(pass * s.time + t0) * l.ep..][..(t1 - t0) * l.ep];
             // Where the window of no row reaches the tile, its sinks alone are left.
             let in_window = distance.visible(t0, s0, l.tile).from < l.tile;
             let keys_of = |r1: usize| match (diagonal, in_window) {
+                _ if far => distance.far_visible(t1 - 1, s0, l.tile).until,
                 (true, _) => r1 - s0,
                 (false, true) => l.tile,
                 (false, false) => (distance.sinks - s0).min(l.tile),
@@ -148,24 +175,31 @@ impl BackwardTiles<'_, '_> {
                 let width = keys_of(r1).next_multiple_of(PAD);
                 let (m, i0) = (r1 - r0, r0 - t0);
                 let (to_x, to_dp) = (&mut x[i0 * TILE..], &mut dp[i0 * TILE..]);
-                multiply::<S, false>(simd, [m, width, s.d], (&q[i0 * l.dp..], l.dp, 1), (kt, l.pitch), (to_x, TILE));
+                multiply::<S, false>(simd, [m, width, width_of], (&q[i0 * l.dp..], l.dp, 1), (kt, l.pitch), (to_x, TILE));
                 multiply::<S, false>(simd, [m, width, s.e], (&du[i0 * l.ep..], l.ep, 1), (vt, l.pitch), (to_dp, TILE));
                 for r in r0..r1 {
                     let i = r - t0;
-                    let at = n * s.time + r;
+                    let (at, of_pass) = (n * s.time + r, pass * s.time + r);
                     let (x, dp) = (&mut x[i * TILE..][..width], &mut dp[i * TILE..][..width]);
-                    let visible = distance.visible(r, s0, l.tile);
+                    let visible = if far { distance.far_visible(r, s0, l.tile) } else { distance.visible(r, s0, l.tile) };
                     if let Some(cap) = head.cap {
                         soft_cap(simd, x, cap);
                         soft_cap_slopes(simd, x, cap, &mut slopes[..width]);
                     }
                     let row = (decay.map_or(0.0, |d| d[r]) - base) as f32;
                     let decay_row = || decay.map(|_| DecayRow { row, columns: &columns });
-                    let frame = head.frame.of(c.rho[at]);
+                    let frame = head.frame.of(c.rho[at] - c.logs.get(of_pass).copied().unwrap_or(0.0));
+                    let dz = c.dz[of_pass];
                     if head.learned > 0 {
                         let (decay, clamp) = (decay_row(), head.clamp);
-                        let grads = CoefficientRow { x, dp, visible, clamp, decay, frame, dz: c.dz[at], key_weights };
+                        let grads = CoefficientRow { x, dp, visible, clamp, decay, frame, dz, key_weights };
                         head.kernel.learned_row(simd, grads, dlearned);
+                    }
+                    if has_log {
+                        weighted[..width].copy_from_slice(dp);
+                        if let Some(weights) = key_weights {
+                            weighted[..width].iter_mut().zip(weights).for_each(|(g, weight)| *g *= weight);
+                        }
                     }
                     let total = head.kernel.backward_row(
                         simd,
@@ -176,10 +210,14 @@ impl BackwardTiles<'_, '_> {
                             clamp: head.clamp,
                             decay: decay_row().map(|decay| DecayGrad { decay, dcolumns: &mut dcolumns, own: diagonal }),
                             frame,
-                            dz: c.dz[at],
+                            dz,
                             key_weights,
                         },
                     );
+                    if has_log {
+                        let through: f32 = x.iter().zip(&weighted).map(|(w, g)| w * (g + dz)).sum();
+                        dlog.row(in_group, r - first)[0] += through as f64;
+                    }
                     if head.cap.is_some() {
                         dp.iter_mut().zip(&slopes).for_each(|(dx, slope)| *dx *= slope);
                     }
@@ -189,7 +227,7 @@ impl BackwardTiles<'_, '_> {
                 }
                 // dQ += dX·K
                 let to = (dq.rows(in_group, r0 - first, r1 - first), l.dp);
-                multiply::<S, true>(simd, [m, l.dp, keys_of(r1)], (&dp[i0 * TILE..], TILE, 1), (k, l.dp), to);
+                multiply::<S, true>(simd, [m, dp_of, keys_of(r1)], (&dp[i0 * TILE..], TILE, 1), (k, l.dp), to);
             }
             // dV += Wᵀ·dU and dK += dXᵀ·Q; on the diagonal, keys from c0 on are seen by rows from c0 on.
             let keys = keys_of(t1);
@@ -202,7 +240,7 @@ impl BackwardTiles<'_, '_> {
                 let to = (&mut to_dv[c0 * l.ep..], l.ep);
                 multiply::<S, true>(simd, [m, l.ep, rows], (&x[place..], 1, TILE), (&du[skip * l.ep..], l.ep), to);
                 let to = (&mut dk[c0 * l.dp..], l.dp);
-                multiply::<S, true>(simd, [m, l.dp, rows], (&dp[place..], 1, TILE), (&q[skip * l.dp..], l.dp), to);
+                multiply::<S, true>(simd, [m, dp_of, rows], (&dp[place..], 1, TILE), (&q[skip * l.dp..], l.dp), to);
             }
         }
 

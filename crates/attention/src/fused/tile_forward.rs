@@ -3,15 +3,17 @@
 use std::ops::Range;
 
 use crate::Report;
+use crate::epilogue::{FarSums, join};
 use crate::fused::epilogue::{self, Outputs, RowSums};
 use crate::fused::gates::{Gates, decay_columns};
 use crate::fused::plan::Layout;
 use crate::fused::prepare::Sources;
 use crate::kernels::gemm::multiply;
-use crate::kernels::score_rows::{DecayRow, ForwardRow, Visible, soft_cap};
+use crate::kernels::score_rows::{DecayRow, ForwardRow, Rescale, Visible, soft_cap};
 use crate::kernels::simd::{Simd, Task};
 use crate::kernels::{PAD, ROWS, TILE};
 use crate::parts::distance::Distance;
+use crate::state::State;
 use crate::state::cache::{BLOCK, Cache};
 
 /// What the tasks of one forward pass read.
@@ -22,6 +24,8 @@ pub struct Context<'a> {
     pub v: &'a [f32],
     pub gates: Gates<'a>,
     pub lengths: Option<&'a [usize]>,
+    /// What the call continues from.
+    pub state: Option<&'a State>,
 }
 
 /// One tile of queries of one head: everything from scores to y.
@@ -30,24 +34,41 @@ pub struct ForwardTile<'a, 'b> {
     pub b: usize,
     pub h: usize,
     pub tile: usize,
+    /// Keys that it sees, all where there is no window.
+    pub near: KeysOf<'a>,
+    /// Its far keys, where it sees any.
+    pub far: Option<KeysOf<'a>>,
+    /// Keys and values kept from earlier calls, all of which it sees.
+    pub cached: Option<Cached<'a>>,
+    pub sums: RowSums<'a>,
+    /// Memory for the sums over far keys.
+    pub far_sums: RowSums<'a>,
+    pub to: Outputs<'a, 'b>,
+}
+
+/// How a tile of queries meets keys of one kind.
+pub struct KeysOf<'a> {
     /// The first tile of keys that it looks at.
     pub from: usize,
     /// Whether its rows of u and z hold what keys before `from` gave already.
     pub begun: bool,
-    /// Its queries [tile, dp].
+    /// The queries [tile, dp].
     pub q: Queries<'a>,
-    /// Keys and values kept from earlier calls, all of which it sees.
-    pub cached: Option<Cached<'a>>,
-    pub sums: RowSums<'a>,
-    pub to: Outputs<'a, 'b>,
 }
 
-/// The cache of a head, and where the largest |score| of a tile goes.
+/// The cache of a head, and where the largest |score| of a tile goes, if that is wanted.
 pub struct Cached<'a> {
     pub cache: &'a Cache,
     /// The head's place in the cache's group.
     pub column: usize,
-    pub largest: &'a mut f32,
+    pub largest: Option<&'a mut f32>,
+}
+
+impl<'a> Context<'a> {
+    /// The cache that a head continues from.
+    pub fn cached(&self, b: usize, h: usize, largest: Option<&'a mut f32>) -> Option<Cached<'a>> {
+        self.state?.cache_of(b, h).map(|(cache, column)| Cached { cache, column, largest })
+    }
 }
 
 impl Cached<'_> {
@@ -79,20 +100,28 @@ impl Task for CallTile<'_, '_> {
 
 /// Which keys of a tile are seen.
 #[derive(Clone, Copy)]
-enum Keys<'a> {
-    /// Those of this block of a cache; the first row has this position.
+struct Keys<'a> {
+    /// The block of a cache and the position of the first row, or where the tile starts and how long it is.
+    place: Place<'a>,
+    distance: Distance,
+    far: bool,
+}
+
+#[derive(Clone, Copy)]
+enum Place<'a> {
     Cached(&'a Cache, usize, usize),
-    /// Those of the tile that starts here and is so long, by each row as far as its own position and distance classes allow.
-    Tile(usize, usize, Distance),
+    Tile(usize, usize),
 }
 
 impl Keys<'_> {
     /// Those that row r sees.
     #[inline(always)]
     fn row(self, r: usize) -> Visible {
-        match self {
-            Keys::Cached(cache, block, first) => cache.visible(block, first + r),
-            Keys::Tile(start, tile, distance) => distance.visible(r, start, tile),
+        match (self.place, self.far) {
+            (Place::Cached(cache, block, first), false) => cache.visible(self.distance, block, first + r),
+            (Place::Cached(cache, block, first), true) => cache.far_visible(self.distance, block, first + r),
+            (Place::Tile(start, tile), false) => self.distance.visible(r, start, tile),
+            (Place::Tile(start, tile), true) => self.distance.far_visible(r, start, tile),
         }
     }
 
@@ -125,125 +154,154 @@ impl Task for ForwardTile<'_, '_> {
         let c = self.context;
         let l = c.layout;
         let s = l.shape;
-        let head = &l.heads[self.h];
         let n = self.b * s.heads + self.h;
         let g = self.h / s.group();
-        let kv = l.kv_index(head.class, self.b, g);
         let len = c.lengths.map_or(s.time, |lengths| lengths[self.b]);
         let (first, last) = (self.tile * l.tile, ((self.tile + 1) * l.tile).min(s.time));
         let counted = last.min(len).max(first);
-        let RowSums { u, z, rho } = &mut self.sums;
-        let (u, z, rho) = (&mut u[..(last - first) * l.ep], &mut z[..last - first], &mut rho[..last - first]);
-        u[(counted - first) * l.ep..].fill(0.0);
-        rho.fill(c.gates.first_rho(head, self.h));
-        rho[counted - first..].fill(0.0);
-
-        let size = (counted - first) * l.dp;
-        let q: &[f32] = match self.q {
-            Queries::Prepared(q) => &q[..size],
-            Queries::Scratch(q) => {
-                let q = &mut q[..size];
-                c.sources.query(l, self.b, self.h).fill(simd, first, s.time, q, l.dp);
-                q
-            }
-        };
-        let mut sums = Sums([[0.0; 16]; TILE]);
-        let sums = &mut sums.0;
-        if self.begun {
-            sums.iter_mut().zip(&z[..counted - first]).for_each(|(sums, &z)| sums[0] = z);
-        }
         let mut scores = Scores([0.0; ROWS * TILE]);
         let scores = &mut scores.0;
         let mut columns = [0.0; TILE];
-        let decay = head.variant.decay.is_some().then(|| &c.gates.decay[n * l.tp()..][..l.tp()]);
         let mut cached_weights = [0.0; TILE];
         let mut largest = 0.0f32;
-        let blocks = self.cached.as_ref().map_or(0, |cached| cached.cache.blocks());
         let begins = self.cached.as_ref().map_or(0, |cached| cached.cache.next_position());
-        let distance = head.variant.distance().after(begins);
-        // Tiles that hold sinks, and from the first on that the window of the first row reaches.
-        let near = self.from.max((first + 1).saturating_sub(distance.window) / l.tile);
-        let sinks = (self.from..distance.sinks.div_ceil(l.tile).min(near)).len();
-        for step in 0..blocks + sinks + self.tile + 1 - near {
-            let begun = self.begun || step > 0;
-            let (kt, pitch, v, key_weights, base, seen);
-            match self.cached.as_ref().filter(|_| step < blocks) {
-                Some(cached) => {
-                    let c = cached.block(step, &mut columns, &mut cached_weights);
-                    kt = &cached.cache.keys[step * s.d * BLOCK..][..s.d * BLOCK];
-                    v = &cached.cache.values[step * BLOCK * l.ep..][..BLOCK * l.ep];
-                    key_weights = head.weighs_keys.then_some(&cached_weights[..]);
-                    (pitch, base, seen) = (BLOCK, decay.map(|_| c), Keys::Cached(cached.cache, step, begins));
+        let distance = l.heads[self.h].variant.distance();
+        let relative = distance.after(begins);
+        let mut logs = [[0.0f32; TILE]; 2];
+        let passes = [Some((self.near, &mut self.sums)), self.far.map(|far| (far, &mut self.far_sums))];
+        for (far, (keys, sums)) in [false, true].into_iter().zip(passes).filter_map(|(far, pass)| Some((far, pass?))) {
+            let head = l.pass(self.h, far);
+            let (kv, width) = (l.kv_index(head.class, self.b, g), l.classes[head.class].width);
+            let RowSums { u, z, rho } = sums;
+            let (u, z, rho) = (&mut u[..(last - first) * l.ep], &mut z[..last - first], &mut rho[..last - first]);
+            u[(counted - first) * l.ep..].fill(0.0);
+            rho.fill(if far { head.frame.start() } else { c.gates.first_rho(head, self.h) });
+            rho[counted - first..].fill(0.0);
+
+            let size = (counted - first) * l.dp;
+            let features = || c.sources.query(l, self.b, self.h, far);
+            let q: &[f32] = match keys.q {
+                Queries::Prepared(q) => &q[..size],
+                Queries::Scratch(q) => {
+                    let q = &mut q[..size];
+                    features().fill(simd, first, s.time, q, l.dp);
+                    q
                 }
-                None => {
-                    let i = step - blocks;
-                    let tile = if i < sinks { self.from + i } else { near + i - sinks };
-                    let s0 = tile * l.tile;
-                    kt = &c.kt[(kv * l.tiles + tile) * s.d * l.pitch..][..s.d * l.pitch];
-                    v = &c.v[(kv * l.tp() + s0) * l.ep..][..l.tile * l.ep];
-                    key_weights = c.gates.tile_weights(l, self.h, n, tile);
-                    base = decay.map(|decay| decay_columns(&decay[s0..s0 + l.pitch], &mut columns));
-                    (pitch, seen) = (l.pitch, Keys::Tile(s0, l.tile, distance));
-                }
+            };
+            if l.has_log_factor(head) {
+                let features = features().features;
+                logs[far as usize].iter_mut().zip(q.chunks_exact(l.dp)).for_each(|(log, q)| *log = features.log_factor(q));
             }
-            for r0 in (first..counted).step_by(ROWS) {
-                let r1 = (r0 + ROWS).min(counted);
-                // Row r1 − 1 sees keys up to itself; later ones need no work.
-                let keys = seen.rows(r0..r1);
-                if keys == 0 && begun {
-                    continue;
+            let mut sums = Sums([[0.0; 16]; TILE]);
+            let sums = &mut sums.0;
+            if keys.begun {
+                sums.iter_mut().zip(&z[..counted - first]).for_each(|(sums, &z)| sums[0] = z);
+            }
+            let decay = head.variant.decay.is_some().then(|| &c.gates.decay[n * l.tp()..][..l.tp()]);
+            let blocks = self.cached.as_ref().map_or(0, |cached| cached.cache.blocks());
+            // Near keys: tiles that hold sinks, and from the first on that the window of the first row reaches. Far keys: up to the last
+            // that the window of the last row has left.
+            let (sinks, near, end) = match far {
+                false => {
+                    let near = keys.from.max((first + 1).saturating_sub(relative.window) / l.tile);
+                    ((keys.from..relative.sinks.div_ceil(l.tile).min(near)).len(), near, self.tile + 1)
                 }
-                let width = keys.next_multiple_of(PAD);
-                let q = &q[(r0 - first) * l.dp..][..(r1 - r0) * l.dp];
-                multiply::<S, false>(simd, [r1 - r0, width, s.d], (q, l.dp, 1), (kt, pitch), (scores, TILE));
-                if self.cached.is_some() {
-                    for (r, row) in (r0..r1).zip(scores.chunks_exact(TILE)) {
-                        let seen = seen.row(r);
-                        let counted = row[..width].iter().enumerate().filter(|(s, _)| seen.contains(*s)).map(|(_, x)| x.abs());
-                        largest = counted.fold(largest, |largest, x| if x <= largest { largest } else { x });
+                true => (0, keys.from, last.saturating_sub(relative.window).div_ceil(l.tile).max(keys.from)),
+            };
+            for step in 0..blocks + sinks + end - near {
+                let begun = keys.begun || step > 0;
+                let (kt, pitch, v, key_weights, base, place);
+                match self.cached.as_ref().filter(|_| step < blocks) {
+                    Some(cached) => {
+                        let c = cached.block(step, &mut columns, &mut cached_weights);
+                        kt = cached.cache.block_keys(step, far, width);
+                        v = &cached.cache.values[step * BLOCK * l.ep..][..BLOCK * l.ep];
+                        key_weights = head.weighs_keys.then_some(&cached_weights[..]);
+                        (pitch, base, place) = (BLOCK, decay.map(|_| c), Place::Cached(cached.cache, step, begins));
+                    }
+                    None => {
+                        let i = step - blocks;
+                        let tile = if i < sinks { keys.from + i } else { near + i - sinks };
+                        let s0 = tile * l.tile;
+                        kt = &c.kt[(kv * l.tiles + tile) * l.width * l.pitch..][..width * l.pitch];
+                        v = &c.v[(kv * l.tp() + s0) * l.ep..][..l.tile * l.ep];
+                        key_weights = c.gates.tile_weights(l, self.h, n, tile);
+                        base = decay.map(|decay| decay_columns(&decay[s0..s0 + l.pitch], &mut columns));
+                        (pitch, place) = (l.pitch, Place::Tile(s0, l.tile));
                     }
                 }
-                if let Some(cap) = head.cap {
-                    scores.chunks_exact_mut(TILE).take(r1 - r0).for_each(|row| soft_cap(simd, &mut row[..width], cap));
-                }
-                for r in r0..r1 {
-                    let (i, row) = (r - first, r - r0);
-                    let change = head.kernel.forward_row(
-                        simd,
-                        ForwardRow {
-                            x: &mut scores[row * TILE..][..width],
-                            visible: seen.row(r),
-                            clamp: head.clamp,
-                            decay: base.map(|base| DecayRow { row: (decay.map_or(0.0, |d| d[r]) - base) as f32, columns: &columns }),
-                            frame: head.frame.of(rho[i]),
-                            sums: &mut sums[i],
-                            key_weights,
-                        },
-                    );
-                    if let Some((now, factor)) = change {
-                        rho[i] = now;
-                        if begun {
-                            let factor = simd.splat(factor);
-                            let u = &mut u[i * l.ep..][..l.ep];
-                            for j in (0..l.ep).step_by(S::LANES) {
-                                simd.store_at(u, j, simd.mul(simd.load_at(u, j), factor));
+                let seen = Keys { place, distance: if matches!(place, Place::Cached(..)) { distance } else { relative }, far };
+                for r0 in (first..counted).step_by(ROWS) {
+                    let r1 = (r0 + ROWS).min(counted);
+                    // Row r1 − 1 sees keys up to itself; later ones need no work.
+                    let keys = seen.rows(r0..r1);
+                    if keys == 0 && begun {
+                        continue;
+                    }
+                    let padded = keys.next_multiple_of(PAD);
+                    let q = &q[(r0 - first) * l.dp..][..(r1 - r0) * l.dp];
+                    multiply::<S, false>(simd, [r1 - r0, padded, width], (q, l.dp, 1), (kt, pitch), (scores, TILE));
+                    if self.cached.is_some() && !far {
+                        for (r, row) in (r0..r1).zip(scores.chunks_exact(TILE)) {
+                            let seen = seen.row(r);
+                            let counted = row[..padded].iter().enumerate().filter(|(s, _)| seen.contains(*s)).map(|(_, x)| x.abs());
+                            largest = counted.fold(largest, |largest, x| if x <= largest { largest } else { x });
+                        }
+                    }
+                    if let Some(cap) = head.cap {
+                        scores.chunks_exact_mut(TILE).take(r1 - r0).for_each(|row| soft_cap(simd, &mut row[..padded], cap));
+                    }
+                    for r in r0..r1 {
+                        let (i, row) = (r - first, r - r0);
+                        let change = head.kernel.forward_row(
+                            simd,
+                            ForwardRow {
+                                x: &mut scores[row * TILE..][..padded],
+                                visible: seen.row(r),
+                                clamp: head.clamp,
+                                decay: base.map(|base| DecayRow { row: (decay.map_or(0.0, |d| d[r]) - base) as f32, columns: &columns }),
+                                frame: head.frame.of(rho[i]),
+                                sums: &mut sums[i],
+                                key_weights,
+                            },
+                        );
+                        if let Some((now, factor)) = change {
+                            rho[i] = now;
+                            if begun {
+                                let factor = simd.splat(factor);
+                                let u = &mut u[i * l.ep..][..l.ep];
+                                for j in (0..l.ep).step_by(S::LANES) {
+                                    simd.store_at(u, j, simd.mul(simd.load_at(u, j), factor));
+                                }
                             }
                         }
                     }
+                    let (sizes, to) = ([r1 - r0, l.ep, keys], (&mut u[(r0 - first) * l.ep..], l.ep));
+                    match begun {
+                        false => multiply::<S, false>(simd, sizes, (scores, TILE, 1), (v, l.ep), to),
+                        true => multiply::<S, true>(simd, sizes, (scores, TILE, 1), (v, l.ep), to),
+                    }
                 }
-                let (sizes, to) = ([r1 - r0, l.ep, keys], (&mut u[(r0 - first) * l.ep..], l.ep));
-                match begun {
-                    false => multiply::<S, false>(simd, sizes, (scores, TILE, 1), (v, l.ep), to),
-                    true => multiply::<S, true>(simd, sizes, (scores, TILE, 1), (v, l.ep), to),
-                }
+            }
+            for (z, sums) in z.iter_mut().zip(&*sums) {
+                *z = simd.sum(simd.load_at(sums, 0));
             }
         }
 
-        if let Some(cached) = self.cached {
-            *cached.largest = largest;
+        if let Some(to) = self.cached.and_then(|cached| cached.largest) {
+            *to = largest;
         }
-        for (z, sums) in z.iter_mut().zip(&*sums) {
-            *z = simd.sum(simd.load_at(sums, 0));
+        let has_far = l.far[self.h].is_some();
+        if has_far || l.has_log_factor(&l.heads[self.h]) {
+            let variant = &l.heads[self.h].variant;
+            let sink = c.gates.sink(variant, self.h).filter(|_| l.heads[self.h].frame != Rescale::SubtractMax);
+            for (i, t) in (first..counted).enumerate() {
+                let sees_far = has_far && !distance.far(begins + t).is_empty();
+                let (from, sums) = (&self.far_sums, &mut self.sums);
+                let far = || FarSums { u: &from.u[i * l.ep..][..l.ep], z: from.z[i], log: from.rho[i] + logs[1][i] };
+                let near = sums.rho[i] + logs[0][i];
+                sums.rho[i] = join(variant, &mut sums.u[i * l.ep..][..l.ep], &mut sums.z[i], near, sees_far.then(far), sink);
+            }
         }
         epilogue::forward(l, &c.gates, (self.b, self.h), [first, counted, last], &self.sums, self.to)
     }

@@ -7,6 +7,7 @@ pub(crate) mod gemm;
 pub mod score_rows;
 pub mod simd;
 pub(crate) mod state_update;
+pub(crate) mod triangular;
 
 /// Queries and keys of a tile. Measured: 128 keys leave the first-level cache (64 KB at dimension 64), but the second feeds the
 /// products fast enough, and longer rows share the cost of their maximum and their sums; 64 and 96 are 5 % slower.

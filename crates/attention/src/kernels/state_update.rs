@@ -1,5 +1,7 @@
 //! The inner loop of a step: one pass over the rows of H.
 
+use std::ops::Range;
+
 use crate::kernels::simd::Simd;
 
 /// Values of H that stay in the first-level cache while several passes go over them.
@@ -30,21 +32,82 @@ pub fn sweep<S: Simd>(simd: S, h: &mut [f32], ep: usize, m: f32, k: &[f32], v: &
                 let vectors = vectors_of::<S>((ep - column) / S::LANES, together);
                 let (k, q) = (&k[start..], &q[first * stride + start..]);
                 let rows = Rows { h: &mut h[start * ep..end * ep], ep, column, m, k, v, q, stride, u: &mut u[first * ep..] };
-                match (vectors, together) {
-                    (1, 1) => rows.run::<S, 1, 1, 8>(simd, update),
-                    (1, 2) => rows.run::<S, 1, 2, 4>(simd, update),
-                    (1, _) => rows.run::<S, 1, 4, 2>(simd, update),
-                    (2, 1) => rows.run::<S, 2, 1, 4>(simd, update),
-                    (2, 2) => rows.run::<S, 2, 2, 2>(simd, update),
-                    (2, _) => rows.run::<S, 2, 4, 1>(simd, update),
-                    (4, 1) => rows.run::<S, 4, 1, 2>(simd, update),
-                    (4, 2) => rows.run::<S, 4, 2, 1>(simd, update),
-                    (4, _) => rows.run::<S, 4, 4, 1>(simd, update),
-                    _ => rows.run::<S, 8, 1, 1>(simd, update),
-                }
+                rows.some_columns(simd, vectors, together, update);
                 column += vectors * S::LANES;
             }
             first += together;
+        }
+    }
+}
+
+/// Values of H that a token with a write rule goes over twice while they are in the first-level cache, as far as rows that are cut to
+/// [`NARROWEST`] columns allow: narrower ones would be fetched by single cache lines.
+const PANEL: usize = 8192;
+const NARROWEST: usize = 64;
+
+/// One token of a write rule: U_i += Q_iᵀ·H for every reader i; then H ← m·H + K·uᵀ, where `write` makes u [ep] of what the readers found, for
+/// the columns that it is called with. What is written into a column depends on that column alone, so that H passes once through the cache.
+///
+/// H is [N, ep], K [at least N], Q [readers, as long as K], U [readers, ep]; ep a multiple of 16, K and Q zero behind N.
+#[inline(always)]
+#[allow(clippy::too_many_arguments, reason = "the symbols of the formula")]
+pub fn sweep_written<S: Simd>(
+    simd: S,
+    h: &mut [f32],
+    ep: usize,
+    m: f32,
+    k: &[f32],
+    q: &[f32],
+    found: &mut [f32],
+    u: &mut [f32],
+    mut write: impl FnMut(Range<usize>, &[f32], &mut [f32]),
+) {
+    let (readers, stride, rows) = (found.len() / ep, k.len(), h.len() / ep);
+    let width = (PANEL / rows.max(1) / 16 * 16).max(NARROWEST).min(ep);
+    for start in (0..ep).step_by(width) {
+        let end = (start + width).min(ep);
+        let mut first = 0;
+        while first < readers {
+            let left = (readers - first).min(4);
+            let together = if left == 3 { 2 } else { left };
+            let mut column = start;
+            while column < end {
+                let vectors = vectors_of::<S>((end - column) / S::LANES, together);
+                let rows = Rows { h, ep, column, m, k, v: u, q: &q[first * stride..], stride, u: &mut found[first * ep..] };
+                rows.some_columns(simd, vectors, together, false);
+                column += vectors * S::LANES;
+            }
+            first += together;
+        }
+        write(start..end, found, u);
+        let mut column = start;
+        while column < end {
+            let vectors = vectors_of::<S>((end - column) / S::LANES, 1);
+            match vectors {
+                1 => update::<S, 1>(simd, h, ep, column, m, k, u),
+                2 => update::<S, 2>(simd, h, ep, column, m, k, u),
+                4 => update::<S, 4>(simd, h, ep, column, m, k, u),
+                _ => update::<S, 8>(simd, h, ep, column, m, k, u),
+            }
+            column += vectors * S::LANES;
+        }
+    }
+}
+
+/// H ← m·H + K·uᵀ, of P vectors of columns.
+#[inline(always)]
+#[allow(clippy::needless_range_loop, reason = "constant bounds and plain indices keep every value in a register")]
+fn update<S: Simd, const P: usize>(simd: S, h: &mut [f32], ep: usize, column: usize, m: f32, k: &[f32], u: &[f32]) {
+    let m = simd.splat(m);
+    let mut value = [simd.splat(0.0); P];
+    for p in 0..P {
+        value[p] = simd.load_at(u, column + p * S::LANES);
+    }
+    for (row, &k) in h.chunks_exact_mut(ep).zip(k) {
+        let (row, k) = (&mut row[column..][..P * S::LANES], simd.splat(k));
+        for p in 0..P {
+            let x = simd.load_at(row, p * S::LANES);
+            simd.store_at(row, p * S::LANES, simd.fma(x, m, simd.mul(k, value[p])));
         }
     }
 }
@@ -73,6 +136,23 @@ struct Rows<'a> {
 }
 
 impl Rows<'_> {
+    /// So many vectors of columns for so many heads, as [`vectors_of`] gives them.
+    #[inline(always)]
+    fn some_columns<S: Simd>(self, simd: S, vectors: usize, together: usize, update: bool) {
+        match (vectors, together) {
+            (1, 1) => self.run::<S, 1, 1, 8>(simd, update),
+            (1, 2) => self.run::<S, 1, 2, 4>(simd, update),
+            (1, _) => self.run::<S, 1, 4, 2>(simd, update),
+            (2, 1) => self.run::<S, 2, 1, 4>(simd, update),
+            (2, 2) => self.run::<S, 2, 2, 2>(simd, update),
+            (2, _) => self.run::<S, 2, 4, 1>(simd, update),
+            (4, 1) => self.run::<S, 4, 1, 2>(simd, update),
+            (4, 2) => self.run::<S, 4, 2, 1>(simd, update),
+            (4, _) => self.run::<S, 4, 4, 1>(simd, update),
+            _ => self.run::<S, 8, 1, 1>(simd, update),
+        }
+    }
+
     /// P vectors of columns, A heads, U rows at a time; the last heads update the rows.
     #[inline(always)]
     fn run<S: Simd, const P: usize, const A: usize, const U: usize>(self, simd: S, update: bool) {
@@ -179,6 +259,7 @@ mod tests {
         m: f32,
         h: &'a mut [f32],
         u: &'a mut [f32],
+        written: bool,
     }
 
     fn number(i: usize) -> f32 {
@@ -194,7 +275,41 @@ mod tests {
             let k: Vec<f32> = (0..padded).map(|i| if i < rows { number(i + 1) } else { 0.0 }).collect();
             let q: Vec<f32> = (0..heads * padded).map(|i| if i % padded < rows { number(i + 2) } else { 0.0 }).collect();
             let v: Vec<f32> = (0..ep).map(|i| number(i + 3)).collect();
-            sweep(simd, self.h, ep, self.m, &k, &v, &q, self.u);
+            if self.written {
+                let mut u = vec![f32::NAN; ep];
+                sweep_written(simd, self.h, ep, self.m, &k, &q, self.u, &mut u, |columns, found, u| {
+                    u[columns.clone()].iter_mut().zip(columns).for_each(|(u, j)| *u = v[j] - 0.5 * found[(heads - 1) * ep + j]);
+                });
+            } else {
+                sweep(simd, self.h, ep, self.m, &k, &v, &q, self.u);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_written_depends_on_what_was_read() {
+        for isa in Isa::available() {
+            for (rows, ep) in [(1, 16), (7, 48), (128, 128), (150, 80), (600, 256)] {
+                for (heads, m) in [(2, 0.5), (3, 1.0), (6, 0.5)] {
+                    let padded = usize::next_multiple_of(rows, 16);
+                    let start: Vec<f32> = (0..rows * ep).map(|i| 0.1 * number(i)).collect();
+                    let (mut h, mut u) = (start.clone(), vec![0.0; heads * ep]);
+                    dispatch_on(isa, Run { sizes: [rows, ep, heads], m, h: &mut h, u: &mut u, written: true });
+                    for j in 0..ep {
+                        let read = |head: usize| {
+                            (0..rows).map(|row| number(head * padded + row + 2) as f64 * start[row * ep + j] as f64).sum::<f64>()
+                        };
+                        for head in 0..heads {
+                            assert!((u[head * ep + j] as f64 - read(head)).abs() < 1e-4, "{} {rows} {ep} {heads}", isa.name());
+                        }
+                        let written = number(j + 3) as f64 - 0.5 * read(heads - 1);
+                        for row in 0..rows {
+                            let expected = m as f64 * start[row * ep + j] as f64 + number(row + 1) as f64 * written;
+                            assert!((h[row * ep + j] as f64 - expected).abs() < 1e-4, "{} {rows} {ep} {heads}", isa.name());
+                        }
+                    }
+                }
+            }
         }
     }
 
@@ -207,7 +322,7 @@ mod tests {
                         let padded = rows.next_multiple_of(16);
                         let start: Vec<f32> = (0..rows * ep).map(number).collect();
                         let (mut h, mut u) = (start.clone(), vec![1.0; heads * ep]);
-                        dispatch_on(isa, Run { sizes: [rows, ep, heads], m, h: &mut h, u: &mut u });
+                        dispatch_on(isa, Run { sizes: [rows, ep, heads], m, h: &mut h, u: &mut u, written: false });
                         let what = format!("{} {rows} rows of {ep}, {heads} heads, m {m}", isa.name());
                         for (i, (&found, &before)) in h.iter().zip(&start).enumerate() {
                             let expected = m * before + number(i / ep + 1) * number(i % ep + 3);

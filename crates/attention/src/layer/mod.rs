@@ -2,19 +2,25 @@
 //! and planned once; all engines work from it.
 
 mod extras;
+mod features;
 mod state_groups;
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::kernels::basis::Basis;
+use crate::kernels::score_rows::Rescale;
+use crate::parts::centre::Centre;
+use crate::parts::distance::Distance;
 use crate::parts::kernel::feature::Map;
 use crate::parts::kernel::taylor::MAX_ORDER;
 use crate::parts::qk_norm::QkNorm;
+use crate::parts::write::Delta;
 use crate::tensors::check_length;
-use crate::{Error, Extra, Grads, Inputs, Kernel, Real, Rope, Shape, Variant};
+use crate::{Error, Extra, Grads, Inputs, Kernel, Real, Rope, Shape, Variant, Weighing};
 
 pub use crate::layer::extras::{ExtraSpec, Init, Source};
+pub(crate) use crate::layer::features::{FeatureGrads, Features};
 pub use crate::layer::state_groups::Memory;
 pub(crate) use crate::layer::state_groups::{StateGroup, StatePlan};
 
@@ -41,6 +47,7 @@ struct Plan {
     sizes: LayerSizes,
     variants: Vec<Variant>,
     heads: Vec<Head>,
+    far: Vec<Option<Head>>,
     classes: Vec<Class>,
     extras: Vec<ExtraSpec>,
     natural: StatePlan,
@@ -71,13 +78,91 @@ pub(crate) struct Class {
     pub norm: bool,
     /// φ on q and k.
     pub map: Map,
+    /// Learned features on q and k, ahead of φ.
+    pub hedgehog: bool,
+    /// q and k are projected to this many dimensions, after RoPE.
+    pub dim: Option<usize>,
+    /// Whether keys are shifted by a vector, and whether that is trained.
+    pub shift: bool,
+    pub trained: bool,
+    /// Whose mean is followed: of all keys, or of those beyond this distance.
+    pub running: Option<Distance>,
+    /// Whether the tensors that it reads are those of far keys; false where it reads none.
+    pub far: bool,
+    /// Numbers of q and k that meet in a score.
+    pub width: usize,
+    /// Which of the layer's write rules turns values into what is written, where there is one.
+    pub write: Option<usize>,
 }
 
-/// What engines ask of a head, besides its parts.
+/// All that decides what a write rule writes for prepared keys and values.
+#[derive(PartialEq)]
+struct Writing {
+    rule: Delta,
+    kernel: Kernel,
+    cap: Option<f64>,
+    clamp: Option<f64>,
+    /// The head's place in its group, where a decay or learned coefficients are its own.
+    own: Option<usize>,
+}
+
+impl Class {
+    /// q and k of dimension d as they are.
+    pub fn plain(d: usize) -> Class {
+        Class {
+            rope: false,
+            conv: false,
+            norm: false,
+            map: Map::Identity,
+            hedgehog: false,
+            dim: None,
+            shift: false,
+            trained: false,
+            running: None,
+            far: false,
+            width: d,
+            write: None,
+        }
+    }
+
+    /// How a variant prepares the keys of a class that it weighs like this.
+    fn of(variant: &Variant, weighing: &Weighing, far: bool, d: usize) -> Class {
+        let hedgehog = weighing.kernel.has_learned_map();
+        // For exp a centre is an identity.
+        let centre = weighing.centre.filter(|_| !weighing.kernel.is_exp());
+        let shift = centre.is_some_and(Centre::has_mean);
+        let running = centre.filter(|centre| !centre.has_mean()).map(|_| variant.distance());
+        Class {
+            rope: variant.rope,
+            conv: variant.conv.is_some(),
+            norm: variant.qk_norm.is_some(),
+            map: weighing.kernel.map(),
+            hedgehog,
+            dim: weighing.dim,
+            shift,
+            trained: shift && centre.is_some_and(Centre::is_trained),
+            running,
+            far: far && (hedgehog || shift || running.is_some() || weighing.dim.is_some()),
+            width: weighing.score_dim(d) + running.is_some() as usize,
+            write: None,
+        }
+    }
+
+    /// A tensor of near keys, or the same of far keys: whichever this class reads.
+    pub fn tensor(&self, extra: Extra) -> Extra {
+        if self.far { extra.of_far() } else { extra }
+    }
+}
+
+/// What engines ask of a head, besides its parts: how it weighs its near keys, or its far keys.
 #[derive(Clone, Debug)]
 pub(crate) struct Head {
     /// Its parts.
     pub variant: Variant,
+    /// Whether this is how far keys are weighed.
+    pub far: bool,
+    /// w
+    pub kernel: Kernel,
     /// Index of its [`Class`].
     pub class: usize,
     /// What q·k is multiplied by.
@@ -86,6 +171,12 @@ pub(crate) struct Head {
     pub cap: Option<f32>,
     /// Upper bound of scores.
     pub clamp: f32,
+    /// How these weights are kept within float32.
+    pub rescale: Rescale,
+    /// Whether weights have a factor e^{γ/2·qᵀΣq}.
+    pub gauss: bool,
+    /// Whether its γ is trained.
+    pub trained: bool,
     /// Whether keys have weights: an input gate or a position denominator.
     pub weighs_keys: bool,
     /// Learned coefficients.
@@ -151,30 +242,46 @@ impl LayerSizes {
             }
         }
         let extras = extras::layer_extras(&variants, &shape)?;
-        let mut classes: Vec<Class> = Vec::new();
-        let head = |variant: &Variant| {
-            let class =
-                Class { rope: variant.rope, conv: variant.conv.is_some(), norm: variant.qk_norm.is_some(), map: variant.kernel.map() };
-            let index = classes.iter().position(|other| *other == class).unwrap_or_else(|| {
-                classes.push(class);
-                classes.len() - 1
+        let (mut classes, mut writings): (Vec<Class>, Vec<Writing>) = (Vec::new(), Vec::new());
+        let mut head = |h: usize, variant: &Variant, weighing: Weighing, far: bool| {
+            let write = variant.write.map(|rule| {
+                let own = (variant.decay.is_some() || variant.learned() > 0).then_some(h % shape.group());
+                let writing = Writing { rule, kernel: variant.kernel.clone(), cap: variant.cap, clamp: variant.clamp, own };
+                index_of(&mut writings, writing)
             });
+            let index = index_of(&mut classes, Class { write, ..Class::of(variant, &weighing, far, d) });
             Head {
+                far,
                 class: index,
-                scale: variant.scale_for(d) as f32,
-                cap: variant.cap.map(|c| c as f32),
-                clamp: variant.clamp.map_or(f32::INFINITY, |c| c as f32),
+                scale: weighing.scale_for(d) as f32,
+                cap: weighing.cap.map(|c| c as f32),
+                clamp: weighing.clamp.map_or(f32::INFINITY, |c| c as f32),
+                rescale: if variant.rescale() == Rescale::None { Rescale::None } else { weighing.kernel.rescale() },
+                gauss: weighing.centre.is_some_and(|centre| centre.gauss),
+                trained: weighing.centre.is_some_and(Centre::is_trained),
                 weighs_keys: variant.in_gate.is_some() || variant.denominator.key_side(),
-                learned: variant.learned(),
+                learned: weighing.learned(),
+                kernel: weighing.kernel,
                 variant: variant.clone(),
             }
         };
-        let heads: Vec<Head> = variants.iter().map(head).collect();
-        let class_of: Vec<usize> = heads.iter().map(|head| head.class).collect();
+        let heads: Vec<Head> = variants.iter().enumerate().map(|(h, variant)| head(h, variant, variant.near(), false)).collect();
+        let far: Vec<Option<Head>> =
+            variants.iter().enumerate().map(|(h, variant)| variant.far.clone().map(|weighing| head(h, variant, weighing, true))).collect();
+        let class_of: Vec<(usize, Option<usize>)> =
+            heads.iter().zip(&far).map(|(near, far)| (near.class, far.as_ref().map(|far| far.class))).collect();
         let plan = |memory| StatePlan::new(&variants, &class_of, &shape, memory);
         let (natural, cache) = (plan(Memory::Natural), plan(Memory::Cache));
-        Ok(Layer { plan: Arc::new(Plan { sizes: self, variants, heads, classes, extras, natural, cache, bases: Mutex::default() }) })
+        Ok(Layer { plan: Arc::new(Plan { sizes: self, variants, heads, far, classes, extras, natural, cache, bases: Mutex::default() }) })
     }
+}
+
+/// The place of a value in a list of different ones, which it joins where it is new.
+fn index_of<T: PartialEq>(known: &mut Vec<T>, value: T) -> usize {
+    known.iter().position(|other| *other == value).unwrap_or_else(|| {
+        known.push(value);
+        known.len() - 1
+    })
 }
 
 impl Layer {
@@ -238,6 +345,11 @@ impl Layer {
         &self.plan.heads
     }
 
+    /// How each head weighs its far keys, where it sees any.
+    pub(crate) fn far_plans(&self) -> &[Option<Head>] {
+        &self.plan.far
+    }
+
     /// Ways in which keys are prepared.
     pub(crate) fn classes(&self) -> &[Class] {
         &self.plan.classes
@@ -268,9 +380,15 @@ impl Layer {
         self.plan.variants.iter().find_map(|variant| variant.qk_norm.as_ref())
     }
 
-    /// Learned coefficients of each head that has any.
-    pub(crate) fn learned(&self) -> usize {
-        self.plan.heads.iter().map(|head| head.learned).max().unwrap_or(0)
+    /// Whether any head has a write rule.
+    pub(crate) fn writes(&self) -> bool {
+        self.plan.classes.iter().any(|class| class.write.is_some())
+    }
+
+    /// Learned coefficients of each head that has any, for near or for far keys.
+    pub(crate) fn learned(&self, far: bool) -> usize {
+        let all = self.plan.heads.iter().filter(|_| !far).chain(self.plan.far.iter().flatten().filter(|_| far));
+        all.map(|head| head.learned).max().unwrap_or(0)
     }
 
     /// Which heads share a state or a cache.
@@ -281,13 +399,14 @@ impl Layer {
         }
     }
 
-    /// The monomials of these orders, built once.
-    pub(crate) fn basis(&self, orders: &[usize]) -> Result<Arc<Basis>, Error> {
+    /// The monomials of these orders of keys of a class, built once.
+    pub(crate) fn basis(&self, class: usize, orders: &[usize]) -> Result<Arc<Basis>, Error> {
+        let width = self.plan.classes[class].width;
         let mut bases = self.plan.bases.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = bases.iter().find(|basis| basis.orders() == orders) {
+        if let Some(known) = bases.iter().find(|basis| basis.d() == width && basis.orders() == orders) {
             return Ok(known.clone());
         }
-        let basis = Arc::new(Basis::new(self.plan.sizes.d, orders)?);
+        let basis = Arc::new(Basis::new(width, orders)?);
         bases.push(basis.clone());
         Ok(basis)
     }
@@ -296,10 +415,7 @@ impl Layer {
     pub(crate) fn bind<R: Real>(&self, h: usize, inputs: &Inputs<R>, kernel: &mut Kernel) {
         let count = self.plan.heads[h].learned;
         if count > 0 {
-            let mut wide = [0.0; MAX_ORDER + 1];
-            let own = &inputs.extra(Extra::Coefficients)[h * count..][..count];
-            wide.iter_mut().zip(own).for_each(|(wide, a)| *wide = a.wide());
-            kernel.bind(&wide[..count]);
+            bind(kernel, &inputs.extra(Extra::Coefficients)[h * count..][..count]);
         }
     }
 
@@ -307,8 +423,7 @@ impl Layer {
     pub(crate) fn bind_far<R: Real>(&self, h: usize, inputs: &Inputs<R>, kernel: &mut Kernel) {
         let count = self.plan.variants[h].far.as_ref().map_or(0, |far| far.learned());
         if count > 0 {
-            let own = &inputs.extra(Extra::FarCoefficients)[h * count..][..count];
-            kernel.bind(&own.iter().map(|a| a.wide()).collect::<Vec<_>>());
+            bind(kernel, &inputs.extra(Extra::FarCoefficients)[h * count..][..count]);
         }
     }
 
@@ -337,6 +452,12 @@ impl Layer {
     pub(crate) fn check_grads<R>(&self, shape: &Shape, grads: &Grads<R>) -> Result<(), Error> {
         grads.check(shape, self.extra_lengths(shape))
     }
+}
+
+fn bind<R: Real>(kernel: &mut Kernel, learned: &[R]) {
+    let mut wide = [0.0; MAX_ORDER + 1];
+    wide.iter_mut().zip(learned).for_each(|(wide, a)| *wide = a.wide());
+    kernel.bind(&wide[..learned.len()]);
 }
 
 impl From<&Variant> for Variant {

@@ -34,6 +34,28 @@ pub(crate) struct StateGroup {
     pub moments: Option<Moments>,
     /// Which keys a cache holds.
     pub distance: Distance,
+    /// Beside a cache: what keys become when they leave its window.
+    pub far: Option<Far>,
+}
+
+/// How far keys are kept.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Far {
+    /// Index of the way in which they are prepared.
+    pub class: usize,
+    /// Of what their state is made; `None` where they stay in the cache.
+    pub moments: Option<Moments>,
+}
+
+impl StateGroup {
+    /// The state of constant size that it has, of all keys or of far keys, and how these are prepared.
+    pub fn remembered(&self) -> Option<(usize, &Moments)> {
+        match (&self.moments, &self.far) {
+            (Some(moments), _) => Some((self.class, moments)),
+            (None, Some(Far { class, moments: Some(moments) })) => Some((*class, moments)),
+            _ => None,
+        }
+    }
 }
 
 /// The content of a state H, z.
@@ -52,9 +74,10 @@ pub(crate) struct Moments {
 }
 
 impl Moments {
+    /// The state of the keys that a variant remembers by a finite map.
     fn of(variant: &Variant) -> Option<Moments> {
-        let all_keys = variant.window.is_none() && variant.near().has_finite_map();
-        let polynomial = variant.kernel.polynomial().filter(|_| all_keys)?;
+        let weighing = variant.remembered()?;
+        let polynomial = weighing.kernel.polynomial().filter(|_| weighing.has_finite_map())?;
         Some(Moments {
             orders: polynomial.into_iter().map(|(n, _)| n).collect(),
             sums: variant.denominator.sums(),
@@ -79,20 +102,24 @@ pub(crate) struct StatePlan {
 }
 
 impl StatePlan {
-    /// The one plan of state groups: of all heads, whose keys are prepared by these classes.
-    pub fn new(heads: &[Variant], classes: &[usize], shape: &Shape, memory: Memory) -> StatePlan {
+    /// The one plan of state groups: of all heads, whose near and far keys are prepared by these classes.
+    pub fn new(heads: &[Variant], classes: &[(usize, Option<usize>)], shape: &Shape, memory: Memory) -> StatePlan {
         let mut groups: Vec<StateGroup> = Vec::new();
         let mut group_of = Vec::with_capacity(heads.len());
-        for (h, (variant, &class)) in heads.iter().zip(classes).enumerate() {
-            let (g, moments) = (h / shape.group(), if memory == Memory::Natural { Moments::of(variant) } else { None });
-            let shared = moments.as_ref().is_none_or(Moments::can_be_shared);
-            let distance = variant.distance();
-            let known = groups
-                .iter()
-                .position(|group| shared && (group.g, group.class, group.distance) == (g, class, distance) && group.moments == moments);
+        for (h, (variant, &(class, far))) in heads.iter().zip(classes).enumerate() {
+            let (g, state) = (h / shape.group(), if memory == Memory::Natural { Moments::of(variant) } else { None });
+            let shared = state.as_ref().is_none_or(Moments::can_be_shared);
+            // Far keys that stay keys are never forgotten.
+            let distance = if far.is_some() && state.is_none() { Distance::ALL } else { variant.distance() };
+            let (moments, far) = match far {
+                Some(class) => (None, Some(Far { class, moments: state })),
+                None => (state, None),
+            };
+            let group = StateGroup { g, heads: Vec::new(), class, moments, distance, far };
+            let known = groups.iter().position(|other| shared && group == StateGroup { heads: Vec::new(), ..other.clone() });
             let index = known.unwrap_or(groups.len());
             if known.is_none() {
-                groups.push(StateGroup { g, heads: Vec::new(), class, moments, distance });
+                groups.push(group);
             }
             group_of.push((index, groups[index].heads.len()));
             groups[index].heads.push(h);

@@ -2,6 +2,7 @@
 
 use crate::epilogue::{self, Post, Row};
 use crate::naive::head::{Head, count};
+use crate::parts::gate::PostGate;
 use crate::{Error, Extra, Inputs, Layer, Variant};
 
 /// What the rows of a head read, after convolution, RoPE, φ and gates:
@@ -38,6 +39,20 @@ pub struct View {
     bias: Vec<f64>,
 }
 
+/// The first part that changes weights or outputs in a way that a view of so many positions does not show.
+fn unseen(variant: &Variant, length: usize) -> Option<&'static str> {
+    [
+        // A window that holds the whole text hides nothing.
+        (variant.window.is_some_and(|window| window < length), "window"),
+        (variant.cap.is_some(), "cap"),
+        (variant.centre.is_some(), "centre"),
+        (variant.denominator.has_sink(), "sink"),
+        (variant.post_gate.as_ref().is_some_and(PostGate::by_channel), "post=…,channel"),
+    ]
+    .into_iter()
+    .find_map(|(there, word)| there.then_some(word))
+}
+
 impl View {
     /// Head `head` of batch row `row` in inputs with B rows of T positions.
     pub fn new(layer: &Layer, batch: usize, time: usize, inputs: &Inputs<f32>, row: usize, head: usize) -> Result<View, Error> {
@@ -52,7 +67,12 @@ impl View {
         let wide = |values: &[f32]| values.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
         let parameter = |extra| if own.variant.needs(extra) { wide(inputs.extra(extra)) } else { Vec::new() };
         let (d, e, length) = (own.near.q.width, own.e, own.length);
-        let scale = own.variant.scale_for(d);
+        if let Some(part) = unseen(&own.variant, length) {
+            let reason =
+                format!("a look inside a head does not know `{part}` so far, and would show other weights than it has; leave `{part}` out");
+            return Err(Error::Combination { variant: own.variant.to_string(), reason });
+        }
+        let scale = own.variant.scale_for(shape.d);
         let factors = own.in_gate.iter().zip(&own.key_weights).map(|(&gate, &key)| f64::from(gate) * f64::from(key));
         Ok(View {
             length,
@@ -91,6 +111,22 @@ impl View {
 mod tests {
     use super::*;
     use crate::{Attention, Extras, Rope};
+
+    #[test]
+    fn what_a_view_does_not_show_is_refused() {
+        let (q, kv) = ([0.1; 5 * 2 * 4], [0.2; 5 * 4]);
+        let look = |text: &str| {
+            let layer = Layer::new(2, 1, 4).variant(&*format!("{text} rope=off")).expect("possible");
+            let sinks = [0.0; 2];
+            let mut extras = Extras::default();
+            layer.extras().iter().for_each(|spec| extras.set(spec.extra, &sinks[..]));
+            View::new(&layer, 1, 5, &Inputs::new(&q, &kv, &kv).extras(extras), 0, 0).map(drop)
+        };
+        for (text, part) in [("exp window=4", "`window`"), ("exp cap=3", "`cap`"), ("exp over=sum,sink", "`sink`")] {
+            assert!(look(text).is_err_and(|error| error.to_string().contains(part)), "{text}");
+        }
+        assert_eq!(look("exp window=5 far(taylor=0..2)"), Ok(()));
+    }
 
     /// Sums over a view's rows are the naive attention.
     #[test]

@@ -37,6 +37,14 @@ impl Distance {
         Visible { from: from.min(until), until, sinks: self.sinks.saturating_sub(start).min(until) }
     }
 
+    /// Those that position t ≥ start sees with the far kernel.
+    #[inline(always)]
+    pub fn far_visible(self, t: usize, start: usize, tile: usize) -> Visible {
+        let far = self.far(t);
+        let until = far.end.saturating_sub(start).min(tile);
+        Visible { from: far.start.saturating_sub(start).min(until), until, sinks: 0 }
+    }
+
     /// The first position that sees no key of that tile with the near kernel.
     pub fn seen_until(self, start: usize, tile: usize) -> usize {
         if start < self.sinks { usize::MAX } else { (start + tile - 1).saturating_add(self.window) }

@@ -36,6 +36,10 @@ pub(crate) struct Cache {
     pub len: usize,
     /// Keys forgotten between the sinks and the others.
     pub forgotten: usize,
+    /// Where a key as far queries meet it starts among the d values of a key: 0 where it is the same as near queries meet.
+    pub far_row: usize,
+    /// Whether keys that have left the window are in a state of far keys, sinks aside.
+    pub far_in_state: bool,
     /// [blocks, d, BLOCK]
     pub keys: Buffer,
     /// [blocks·BLOCK, ep]
@@ -47,7 +51,18 @@ pub(crate) struct Cache {
 impl Cache {
     pub fn new(d: usize, ep: usize, heads: usize, distance: Distance) -> Cache {
         let (keys, values) = (Buffer::default(), Buffer::default());
-        Cache { d, ep, distance, len: 0, forgotten: 0, keys, values, columns: vec![Column::default(); heads] }
+        Cache {
+            d,
+            ep,
+            distance,
+            len: 0,
+            forgotten: 0,
+            far_row: 0,
+            far_in_state: false,
+            keys,
+            values,
+            columns: vec![Column::default(); heads],
+        }
     }
 
     pub fn bytes(&self) -> usize {
@@ -82,13 +97,46 @@ impl Cache {
         self.len + self.forgotten
     }
 
-    /// Which keys of a block the query at position t sees.
+    /// Which keys of a block the query at position t sees with the near kernel, for this distance, which is the cache's or less.
     #[inline(always)]
-    pub fn visible(&self, block: usize, t: usize) -> Visible {
-        let (first, Distance { window, sinks }) = (block * BLOCK, self.distance);
+    pub fn visible(&self, distance: Distance, block: usize, t: usize) -> Visible {
+        let (first, Distance { window, sinks }) = (block * BLOCK, distance);
         let until = (self.len - first).min(BLOCK);
         let from = (t + 1).saturating_sub(window).saturating_sub(self.forgotten + first);
         Visible { from: from.min(until), until, sinks: sinks.saturating_sub(first).min(until) }
+    }
+
+    /// Which keys of a block the query at position t sees with the far kernel: those that have left the window and
+    /// are in no state.
+    #[inline(always)]
+    pub fn far_visible(&self, distance: Distance, block: usize, t: usize) -> Visible {
+        let first = block * BLOCK;
+        let held = (self.len - first).min(BLOCK);
+        let place = |position: usize| position.saturating_sub(self.forgotten + first).min(held);
+        let until = place((t + 1).saturating_sub(distance.window));
+        let entered = if self.far_in_state { self.next_position().saturating_sub(distance.window) } else { 0 };
+        let from = place(entered).max(distance.sinks.saturating_sub(first).min(held));
+        Visible { from: from.min(until), until, sinks: 0 }
+    }
+
+    /// Where the key of a position after the sinks is held.
+    pub fn place(&self, position: usize) -> usize {
+        position - self.forgotten
+    }
+
+    /// The key of a position after the sinks, as far queries meet it, into `key` [its width].
+    pub fn far_key(&self, position: usize, key: &mut [f32]) {
+        let s = self.place(position);
+        let rows = &self.keys[(s / BLOCK * self.d + self.far_row) * BLOCK..];
+        for (key, row) in key.iter_mut().zip(rows.chunks_exact(BLOCK)) {
+            *key = row[s % BLOCK];
+        }
+    }
+
+    /// The keys of a block as near or far queries of this width meet them.
+    pub fn block_keys(&self, block: usize, far: bool, width: usize) -> &[f32] {
+        let first = if far { self.far_row } else { 0 };
+        &self.keys[(block * self.d + first) * BLOCK..][..width * BLOCK]
     }
 
     /// Forgets keys that queries from position t on do not see: as many whole blocks as there are, or all but the sinks.
@@ -121,11 +169,12 @@ impl Cache {
         self.forgotten += gone;
     }
 
-    /// Whether a cache at this position can hold so many keys: all, or at least what the next query sees.
+    /// Whether a cache at this position can hold so many keys: all, or at least what the next query sees, and the one that it takes into a state.
     pub fn may_hold(&self, len: usize, position: usize) -> bool {
         let Distance { window, sinks } = self.distance;
         let most = sinks.saturating_add(window).saturating_add(BLOCK - 1);
-        len == position || (len < position && len <= most && len + 1 >= sinks.saturating_add(window))
+        let least = sinks.saturating_add(window) - !self.far_in_state as usize;
+        len == position || (len < position && len <= most && len >= least)
     }
 
     /// Whether the next key, if queries go on at position t, can be left out: none would see it, and nothing is held after the sinks.
@@ -133,11 +182,12 @@ impl Cache {
         self.len == self.distance.sinks && self.next_position() + self.distance.window <= t
     }
 
-    /// Appends a prepared key [d] and value [e], for which there is room.
-    pub fn push(&mut self, key: &[f32], value: &[f32]) {
+    /// Appends a prepared key and value [e], for which there is room; `far` is the key as far queries meet it, where that is another. Both together
+    /// have d values.
+    pub fn push(&mut self, key: &[f32], far: &[f32], value: &[f32]) {
         let (block, lane) = (self.len / BLOCK, self.len % BLOCK);
         let keys = &mut self.keys[block * self.d * BLOCK..][..self.d * BLOCK];
-        for (row, &key) in keys.chunks_exact_mut(BLOCK).zip(key) {
+        for (row, &key) in keys.chunks_exact_mut(BLOCK).zip(key.iter().chain(far)) {
             row[lane] = key;
         }
         self.values[self.len * self.ep..][..value.len()].copy_from_slice(value);
@@ -160,8 +210,11 @@ impl Cache {
 
 /// One query of one head on its way through the blocks.
 pub(crate) struct Query<'a> {
-    /// scale·φ(q) [d]
+    /// The prepared query.
     pub q: &'a [f32],
+    /// Which keys it meets.
+    pub distance: Distance,
+    pub far: bool,
     /// Bound with the coefficients of the head.
     pub kernel: &'a Kernel,
     /// Soft cap of scores.
@@ -187,13 +240,15 @@ pub(crate) struct Sums {
     pub rho: f32,
     /// The largest |score| before the clamp.
     pub largest: f32,
+    /// z over far keys in a state.
+    pub far_z: f32,
 }
 
 impl Sums {
     /// Before the first key. A sink b is as if it were one: the running maximum starts with it.
     pub fn new(rescale: Rescale, sink: Option<f32>) -> Sums {
         let rho = sink.filter(|_| rescale == Rescale::SubtractMax).unwrap_or(rescale.start());
-        Sums { lanes: [0.0; 16], rho, largest: 0.0 }
+        Sums { lanes: [0.0; 16], rho, largest: 0.0, far_z: 0.0 }
     }
 
     pub fn z(&self) -> f32 {
@@ -210,10 +265,13 @@ impl Cache {
     #[inline(always)]
     pub fn decode<S: Simd>(&self, simd: S, block: usize, column: usize, query: &mut Query) {
         let column = &self.columns[column];
-        let keys = &self.keys[block * self.d * BLOCK..][..self.d * BLOCK];
-        let first = block * BLOCK;
-        let seen = self.visible(block, self.next_position() - 1);
+        let keys = self.block_keys(block, query.far, query.q.len());
+        let (first, t) = (block * BLOCK, self.next_position() - 1);
+        let seen = if query.far { self.far_visible(query.distance, block, t) } else { self.visible(query.distance, block, t) };
         let visible = seen.until;
+        if visible == 0 {
+            return;
+        }
         let mut x = [0.0f32; BLOCK];
         scores(simd, query.q, keys, &mut x);
         let mut largest = simd.splat(query.sums.largest);

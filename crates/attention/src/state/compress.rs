@@ -1,13 +1,14 @@
 //! From a cache to moments: Σ_s M_ts·K(k_s)·v'_sᵀ over the keys that are kept.
 
-use crate::kernels::simd::{Simd, Task, dispatch};
-use crate::state::memory::{GroupMemory, State};
+use crate::kernels::simd::dispatch;
+use crate::layer::Class;
+use crate::state::memory::{Add, GroupMemory, State};
 use crate::{Error, Layer, Variant};
 
 impl State {
     /// Compresses every cache into the moments of this layer's variants: what stepping them from the start would have left, up to rounding.
     /// Keys and values must be prepared alike, so a variant may differ from the head's present one in its kernel, scale, clamp,
-    /// denominator and norm, but not in φ, RoPE, convolution, gates, decay, or in weighing keys by their position.
+    /// denominator and norm, but not in φ, RoPE, convolution, gates, decay, or in weighing keys by their position; nor, with a write rule, in its kernel.
     /// Refuses variants without a finite map; the state is then unchanged. Frees the caches.
     pub fn compress(&mut self, layer: &Layer) -> Result<(), Error> {
         let mut compressed = layer.state(self.shape.batch)?;
@@ -16,10 +17,15 @@ impl State {
                 format!("a state of {:?} cannot become one of {:?}: sizes and rope must be the same", self.shape, compressed.shape);
             return Err(Error::Shape(reason));
         }
-        for (old, new) in self.heads().iter().zip(layer.heads()) {
+        let class = |layer: &Layer, head: usize| Class { write: None, ..layer.classes()[layer.head_plans()[head].class] };
+        for (head, (old, new)) in self.heads().iter().zip(layer.heads()).enumerate() {
+            let same_class = class(&self.layer, head) == class(layer, head);
             let reason = match () {
+                _ if old.window.is_some() || new.window.is_some() => "a window keeps its own keys, and forgets others".to_string(),
                 _ if new.clamp.is_some() || new.kernel.polynomial().is_none() => "it has no finite map".to_string(),
-                _ if !prepared_alike(old, new) => format!("keys and values were kept for `{old}`, which prepares them differently"),
+                _ if !same_class || !prepared_alike(old, new) => {
+                    format!("keys and values were kept for `{old}`, which prepares them differently")
+                }
                 _ => continue,
             };
             let reason = format!("{reason}, so the cache cannot be compressed into its state");
@@ -33,11 +39,12 @@ impl State {
             let (from, column) = self.plan().group_of[head];
             let before = &self.stores[b * self.plan().groups.len() + from];
             store.key_norm = before.key_norm;
+            store.sum.clone_from(&before.sum);
             match (&before.memory, &mut store.memory, basis) {
                 (GroupMemory::Cache(cache), GroupMemory::Moments { h, z }, Some(basis)) => {
                     let column = &cache.columns[column];
                     let last = self.steps.log_decay[b * self.shape.heads + head];
-                    let (mut key, mut stem, mut rows) = (vec![0.0; self.shape.d], vec![0.0; basis.stem_rows()], vec![0.0; basis.rows()]);
+                    let (mut key, mut stem, mut rows) = (vec![0.0; cache.d], vec![0.0; basis.stem_rows()], vec![0.0; basis.rows()]);
                     for s in 0..cache.len {
                         cache.key(s, &mut key);
                         let decay = column.decay.get(s).map_or(1.0, |c| (last - c).exp() as f32);
@@ -47,7 +54,7 @@ impl State {
                     }
                 }
                 (GroupMemory::Moments { h, z }, GroupMemory::Moments { h: to, z: to_z }, Some(basis)) => {
-                    let same = self.bases[from].as_ref().is_some_and(|old| old.orders() == basis.orders());
+                    let same = self.bases[from].as_ref().is_some_and(|old| (old.orders(), old.d()) == (basis.orders(), basis.d()));
                     if !same || (z.is_empty() && !to_z.is_empty()) {
                         let (old, variant) = (&self.heads()[head], layer.heads()[head].to_string());
                         let reason = format!("head {head} has moments of `{old}` already, which are not those of this variant");
@@ -66,29 +73,13 @@ impl State {
 }
 
 fn prepared_alike(a: &Variant, b: &Variant) -> bool {
-    let preparing = |v: &Variant| (v.kernel.map(), v.rope, v.conv, v.qk_norm.clone(), v.denominator.key_side());
-    preparing(a) == preparing(b) && a.in_gate == b.in_gate && a.out_gate == b.out_gate && a.post_gate == b.post_gate && a.decay == b.decay
-}
-
-/// H += weight·K·vᵀ, z += decay·K.
-struct Add<'a> {
-    h: &'a mut [f32],
-    z: &'a mut [f32],
-    rows: &'a [f32],
-    value: &'a [f32],
-    weight: f32,
-    decay: f32,
-}
-
-impl Task for Add<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, _: S) {
-        for (h, &k) in self.h.chunks_exact_mut(self.value.len()).zip(self.rows) {
-            let k = k * self.weight;
-            h.iter_mut().zip(self.value).for_each(|(h, &v)| *h += k * v);
-        }
-        self.z.iter_mut().zip(self.rows).for_each(|(z, &k)| *z += self.decay * k);
-    }
+    let preparing = |v: &Variant| (v.rope, v.conv, v.qk_norm.clone(), v.denominator.key_side());
+    // What a write rule has written depends on the kernel by which it read.
+    let written = |v: &Variant| v.write.map(|rule| (rule, v.kernel.clone(), v.cap, v.clamp));
+    preparing(a) == preparing(b)
+        && written(a) == written(b)
+        && a.in_gate == b.in_gate
+        && a.out_gate == b.out_gate
+        && a.post_gate == b.post_gate
+        && a.decay == b.decay
 }

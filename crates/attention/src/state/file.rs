@@ -3,7 +3,8 @@
 //! Metadata: `format` = `termwise state 1`, `layers`, and for layer i `layer.i.heads` (the variants, one per line), `layer.i.memory`
 //! (`natural` or `cache`), `layer.i.shape` (`batch heads kv_heads d e`) and `layer.i.positions` (one per batch row).
 //! Tensors below `layer.i.`, row b, state group u: `row.b.unit.u.h` [N, e] and `.z` [N], or `.keys` [positions, d] and `.values` [positions, e] with
-//! `.head.j.weights` and `.head.j.decay` [positions] where the j-th head of the group has them; `row.b.unit.u.key_norm` [1]; and what else passes from token to token,
+//! `.head.j.weights` and `.head.j.decay` [positions] where the j-th head of the group has them; `.far.h` and `.far.z` of far keys beside them, keys then with those
+//! of far queries behind; `.mean.sum` (float64) of keys whose mean is followed; `row.b.unit.u.key_norm` [1]; and what else passes from token to token,
 //! `carry.*`. float32, but running sums float64. Rows of H are in the order of [`crate::Basis`].
 //!
 //! What is loaded is bit for bit what was saved. A file is written beside its place and then moved there, so that an interrupted
@@ -173,6 +174,18 @@ impl State {
                 }
             }
         }
+        for (index, store) in self.stores.iter().enumerate() {
+            let (name, ep) = (group_name(index, self.bases.len()), e.next_multiple_of(crate::kernels::PAD));
+            if let Some(far) = store.far.as_ref().filter(|far| !far.h.is_empty()) {
+                add(format!("{name}.far.h"), &[far.h.len() / ep, e], Values::Rows(&far.h, ep, e));
+                if !far.z.is_empty() {
+                    add(format!("{name}.far.z"), &[far.z.len()], flat(&far.z));
+                }
+            }
+            if !store.sum.is_empty() {
+                add(format!("{name}.mean.sum"), &[store.sum.len()], Values::Wide(&store.sum));
+            }
+        }
         for (tail, word) in self.steps.tails.iter().zip(["q", "k", "v"]).filter(|(tail, _)| !tail.is_empty()) {
             add(format!("carry.tail.{word}"), &[tail.len()], flat(tail));
         }
@@ -192,11 +205,21 @@ impl State {
 
     /// Takes all tensors of a file in; positions are known already.
     fn fill(&mut self, source: &Source) -> Result<(), Error> {
-        let (d, e, groups) = (self.shape.d, self.shape.e, self.bases.len());
+        let (e, groups) = (self.shape.e, self.bases.len());
         let plan = self.layer.state_plan(self.memory);
         for (index, store) in self.stores.iter_mut().enumerate() {
             let name = group_name(index, groups);
             source.narrow(&format!("{name}.key_norm"), &[1], |_, x| store.key_norm = x)?;
+            if let Some(far) = store.far.as_mut().filter(|far| !far.h.is_empty()) {
+                let ep = e.next_multiple_of(crate::kernels::PAD);
+                source.narrow(&format!("{name}.far.h"), &[far.h.len() / ep, e], |i, x| far.h[i / e * ep + i % e] = x)?;
+                if !far.z.is_empty() {
+                    source.narrow(&format!("{name}.far.z"), &[far.z.len()], |i, x| far.z[i] = x)?;
+                }
+            }
+            if !store.sum.is_empty() {
+                source.wide(&format!("{name}.mean.sum"), store.sum.len(), |i, x| store.sum[i] = x)?;
+            }
             match &mut store.memory {
                 GroupMemory::Moments { h, z } => {
                     let ep = e.next_multiple_of(crate::kernels::PAD);
@@ -206,14 +229,14 @@ impl State {
                     }
                 }
                 GroupMemory::Cache(cache) => {
-                    let position = self.steps.positions[index / groups];
+                    let (d, position) = (cache.d, self.steps.positions[index / groups]);
                     let len = source.rows(&format!("{name}.keys")).filter(|&len| cache.may_hold(len, position)).unwrap_or(position);
                     let (mut keys, mut values) = (Vec::new(), Vec::new());
                     source.narrow(&format!("{name}.keys"), &[len, d], |_, x| keys.push(x))?;
                     source.narrow(&format!("{name}.values"), &[len, e], |_, x| values.push(x))?;
                     cache.reserve(len)?;
                     cache.forgotten = position - len;
-                    keys.chunks_exact(d).zip(values.chunks_exact(e)).for_each(|(key, value)| cache.push(key, value));
+                    keys.chunks_exact(d).zip(values.chunks_exact(e)).for_each(|(key, value)| cache.push(key, &[], value));
                     for (j, (column, &head)) in cache.columns.iter_mut().zip(&plan.groups[index % groups].heads).enumerate() {
                         let variant = &self.layer.heads()[head];
                         if len > 0 && (variant.in_gate.is_some() || variant.denominator.key_side()) {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use crate::kernels::PAD;
 use crate::kernels::basis::Basis;
 use crate::kernels::score_rows::Rescale;
+use crate::kernels::simd::{Simd, Task, dispatch};
 use crate::layer::{StateGroup, StatePlan};
 use crate::state::cache::{Cache, Sums};
 use crate::state::step_state::StepState;
@@ -38,13 +39,15 @@ pub struct State {
     pub(crate) layer: Layer,
     /// Kernels, with learned coefficients taken in.
     pub(crate) kernels: Vec<Kernel>,
+    pub(crate) far_kernels: Vec<Option<Kernel>>,
     /// With one position.
     pub(crate) shape: Shape,
     pub(crate) memory: Memory,
     /// Of each state group; `None` for caches.
     pub(crate) bases: Vec<Option<Arc<Basis>>>,
-    /// Of each head.
+    /// Of each head, for its queries and, where it has a write rule, for keys that read.
     pub(crate) tables: Vec<Table>,
+    pub(crate) key_tables: Vec<Table>,
     /// [B, groups]
     pub(crate) stores: Vec<Store>,
     pub(crate) steps: StepState,
@@ -64,6 +67,45 @@ pub(crate) struct Store {
     pub rows: Vec<HeadSums>,
     /// Scratch for the sums of a cache.
     pub sums: Vec<Sums>,
+    /// Beside a cache: far keys.
+    pub far: Option<FarMemory>,
+    /// The sum of the keys whose mean is followed, in float64; empty where none is.
+    pub sum: Vec<f64>,
+}
+
+impl Store {
+    /// H and z, of all keys or of far keys.
+    pub fn moments(&self) -> Option<(&Buffer, &Buffer)> {
+        match (&self.memory, &self.far) {
+            (GroupMemory::Moments { h, z }, _) | (_, Some(FarMemory { h, z, .. })) => Some((h, z)),
+            _ => None,
+        }
+    }
+
+    /// The same, to be changed.
+    pub fn moments_mut(&mut self) -> Option<(&mut Buffer, &mut Buffer)> {
+        match (&mut self.memory, &mut self.far) {
+            (GroupMemory::Moments { h, z }, _) | (_, Some(FarMemory { h, z, .. })) => Some((h, z)),
+            _ => None,
+        }
+    }
+}
+
+/// The far keys of a state group: H [N, ep] and z [N], empty where they stay in the cache; and the last U [heads of the group, ep] over them.
+#[derive(Clone, Debug)]
+pub(crate) struct FarMemory {
+    pub h: Buffer,
+    pub z: Buffer,
+    pub u: Vec<f32>,
+}
+
+impl FarMemory {
+    /// A key enters, with the weight and the decay that it has by now.
+    pub fn enter(&mut self, basis: &Basis, key: &[f32], value: &[f32], weight: f32, decay: f32) {
+        let (mut stem, mut rows) = (vec![0.0; basis.stem_rows()], vec![0.0; basis.rows()]);
+        basis.of_one(key, &mut stem, &mut rows);
+        dispatch(Add { h: &mut self.h, z: &mut self.z, rows: &rows, value, weight: weight * decay, decay });
+    }
 }
 
 /// What a state group gives for one of its heads besides U.
@@ -75,7 +117,7 @@ pub(crate) struct HeadSums {
     pub largest: f32,
 }
 
-/// scale^n/α! of each row of a head's basis, times a_n where that is not learned; empty for caches.
+/// a_n/α! of each row of a head's basis, without a_n where that is learned; empty for caches.
 pub(crate) type Table = Arc<Vec<f32>>;
 
 #[derive(Clone, Debug)]
@@ -100,32 +142,54 @@ impl Layer {
         self.check_fused()?;
         let shape = self.shape(batch, 1)?;
         let plan = self.state_plan(memory);
-        let basis = |group: &StateGroup| group.moments.as_ref().map(|moments| self.basis(&moments.orders)).transpose();
+        let basis = |group: &StateGroup| group.remembered().map(|(class, moments)| self.basis(class, &moments.orders)).transpose();
         let bases: Vec<Option<Arc<Basis>>> = plan.groups.iter().map(basis).collect::<Result<_, _>>()?;
         let ep = shape.e.next_multiple_of(PAD);
+        let classes = self.classes();
         let store = |(group, basis): (&StateGroup, &Option<Arc<Basis>>)| -> Result<Store, Error> {
-            let memory = match (basis, &group.moments) {
-                (Some(basis), Some(moments)) => {
-                    let sums = if moments.sums { basis.rows() } else { 0 };
-                    GroupMemory::Moments { h: Buffer::zeros(basis.rows() * ep)?, z: Buffer::zeros(sums)? }
+            let moments = || -> Result<(Buffer, Buffer), Error> {
+                match (basis, group.remembered()) {
+                    (Some(basis), Some((_, moments))) => {
+                        Ok((Buffer::zeros(basis.rows() * ep)?, Buffer::zeros(if moments.sums { basis.rows() } else { 0 })?))
+                    }
+                    _ => Ok((Buffer::default(), Buffer::default())),
                 }
-                _ => GroupMemory::Cache(Cache::new(shape.d, ep, group.heads.len(), group.distance)),
             };
             let heads = group.heads.len();
+            let mut far = None;
+            let mut followed = group.class;
+            let memory = if group.moments.is_some() {
+                let (h, z) = moments()?;
+                GroupMemory::Moments { h, z }
+            } else {
+                let near = classes[group.class].width;
+                let own = group.far.as_ref().filter(|far| far.class != group.class).map_or(0, |far| classes[far.class].width);
+                let mut cache = Cache::new(near + own, ep, heads, group.distance);
+                if let Some(kind) = &group.far {
+                    let (h, z) = moments()?;
+                    far = Some(FarMemory { h, z, u: vec![0.0; heads * ep] });
+                    (cache.far_row, cache.far_in_state) = (if own > 0 { near } else { 0 }, kind.moments.is_some());
+                    followed = kind.class;
+                }
+                GroupMemory::Cache(cache)
+            };
             let (rows, sums) = (vec![HeadSums::default(); heads], vec![Sums::new(Rescale::None, None); heads]);
-            Ok(Store { memory, key_norm: 0.0, u: vec![0.0; heads * ep], rows, sums })
+            let sum = vec![0.0; classes[followed].running.map_or(0, |_| classes[followed].width - 1)];
+            Ok(Store { memory, key_norm: 0.0, u: vec![0.0; heads * ep], rows, sums, far, sum })
         };
         // What every row has takes the most: where it cannot be had, neither can the rows themselves.
         let (steps, token) = (StepState::new(self, &shape)?, Token::new(self, &shape)?);
         let stores = (0..batch).flat_map(|_| plan.groups.iter().zip(&bases).map(store)).collect::<Result<_, _>>()?;
         Ok(State {
             kernels: self.heads().iter().map(|variant| variant.kernel.clone()).collect(),
+            far_kernels: self.far_plans().iter().map(|far| far.as_ref().map(|far| far.kernel.clone())).collect(),
             layer: self.clone(),
             steps,
             token,
             shape,
             memory,
-            tables: tables(self, plan, &bases),
+            tables: tables(self, plan, &bases, |_| Some(1.0)),
+            key_tables: tables(self, plan, &bases, |variant| Some(variant.write?.scale)),
             bases,
             stores,
             tasks: TaskScratch::default(),
@@ -161,11 +225,12 @@ impl State {
 
     /// Bytes of all memories and of what else is kept, from the buffers that hold them.
     pub fn bytes(&self) -> usize {
-        let store = |store: &Store| match &store.memory {
+        let memory = |store: &Store| match &store.memory {
             GroupMemory::Moments { h, z } => h.bytes() + z.bytes(),
             GroupMemory::Cache(cache) => cache.bytes(),
         };
-        self.stores.iter().map(store).sum::<usize>() + self.steps.bytes()
+        let far = |store: &Store| store.far.as_ref().map_or(0, |far| far.h.bytes() + far.z.bytes()) + 8 * store.sum.len();
+        self.stores.iter().map(|store| memory(store) + far(store)).sum::<usize>() + self.steps.bytes()
     }
 
     /// Whether its size does not grow with the tokens.
@@ -184,6 +249,11 @@ impl State {
     pub fn clear(&mut self) {
         for store in &mut self.stores {
             store.key_norm = 0.0;
+            store.sum.fill(0.0);
+            if let Some(far) = &mut store.far {
+                far.h.fill(0.0);
+                far.z.fill(0.0);
+            }
             match &mut store.memory {
                 GroupMemory::Moments { h, z } => {
                     h.fill(0.0);
@@ -199,6 +269,14 @@ impl State {
         self.layer.state_plan(self.memory)
     }
 
+    /// The memory of kv head g that follows the mean of keys of this class.
+    pub(crate) fn follower(&self, b: usize, g: usize, class: usize) -> Option<&Store> {
+        let groups = &self.plan().groups;
+        let followed = |group: &StateGroup| group.far.as_ref().map_or(group.class, |far| far.class);
+        let index = groups.iter().position(|group| group.g == g && followed(group) == class)?;
+        Some(&self.stores[b * groups.len() + index])
+    }
+
     /// The cache of a head and the head's place in it.
     pub(crate) fn cache_of(&self, b: usize, h: usize) -> Option<(&Cache, usize)> {
         let plan = self.plan();
@@ -210,31 +288,54 @@ impl State {
     }
 }
 
-/// scale^n/α!, times a_n where that is not learned, for each head with moments; heads with the same numbers share them.
-fn tables(layer: &Layer, plan: &StatePlan, bases: &[Option<Arc<Basis>>]) -> Vec<Table> {
-    let d = layer.head_dim();
-    let mut known: Vec<(&Variant, Table)> = Vec::new();
-    let table = |(variant, &(group, _)): (&'_ Variant, &(usize, usize))| {
-        let Some(basis) = &bases[group] else { return Table::default() };
-        let (scale, learned) = (variant.scale_for(d), variant.learned() > 0);
+/// scale^n·a_n/α!, without a_n where that is learned, for each head with moments and a scale; heads with the same numbers share them.
+fn tables(layer: &Layer, plan: &StatePlan, bases: &[Option<Arc<Basis>>], scale: impl Fn(&Variant) -> Option<f64>) -> Vec<Table> {
+    let mut known: Vec<(&Kernel, f64, &Arc<Basis>, Table)> = Vec::new();
+    let mut tables = Vec::with_capacity(plan.group_of.len());
+    for (h, &(group, _)) in plan.group_of.iter().enumerate() {
+        let (Some(basis), Some(scale)) = (&bases[group], scale(&layer.heads()[h])) else {
+            tables.push(Table::default());
+            continue;
+        };
+        let head = layer.far_plans()[h].as_ref().unwrap_or(&layer.head_plans()[h]);
+        let same = |(kernel, other, of, _): &&(&Kernel, f64, &Arc<Basis>, Table)| {
+            **kernel == head.kernel && *other == scale && Arc::ptr_eq(basis, of)
+        };
+        if let Some((.., table)) = known.iter().find(same) {
+            tables.push(table.clone());
+            continue;
+        }
         let mut table = basis.wide_inverse_factorials();
-        for (i, (n, a)) in variant.kernel.polynomial().into_iter().flatten().enumerate() {
-            let factor = scale.powi(n as i32) * if learned { 1.0 } else { a };
+        for (i, (n, a)) in head.kernel.polynomial().into_iter().flatten().enumerate() {
+            let factor = scale.powi(n as i32) * if head.learned > 0 { 1.0 } else { a };
             table[basis.span(i)].iter_mut().for_each(|c| *c *= factor);
         }
-        Table::new(table.into_iter().map(|c| c as f32).collect())
-    };
-    let mut tables = Vec::with_capacity(plan.group_of.len());
-    for (variant, place) in layer.heads().iter().zip(&plan.group_of) {
-        let same = |(other, _): &&(&Variant, Table)| other.kernel == variant.kernel && other.scale == variant.scale;
-        let own = match known.iter().find(same) {
-            Some((_, table)) if bases[place.0].is_some() => table.clone(),
-            _ => table((variant, place)),
-        };
-        if bases[place.0].is_some() {
-            known.push((variant, own.clone()));
-        }
-        tables.push(own);
+        let table = Table::new(table.into_iter().map(|c| c as f32).collect());
+        known.push((&head.kernel, scale, basis, table.clone()));
+        tables.push(table);
     }
     tables
+}
+
+/// H += weight·K·vᵀ, z += decay·K.
+pub(crate) struct Add<'a> {
+    pub h: &'a mut [f32],
+    pub z: &'a mut [f32],
+    pub rows: &'a [f32],
+    pub value: &'a [f32],
+    pub weight: f32,
+    pub decay: f32,
+}
+
+impl Task for Add<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        for (h, &k) in self.h.chunks_exact_mut(self.value.len()).zip(self.rows) {
+            let k = k * self.weight;
+            h.iter_mut().zip(self.value).for_each(|(h, &v)| *h += k * v);
+        }
+        self.z.iter_mut().zip(self.rows).for_each(|(z, &k)| *z += self.decay * k);
+    }
 }

@@ -5,18 +5,20 @@
 //! H_t = m_t·H_{t−1} + K_t·v'_tᵀ
 //! ```
 //!
+//! With a write rule the key reads before it writes, v' = β·(v − m_t·K̂_tᵀ·H_{t−1}): two passes over columns of H while they are in the cache.
+//!
 //! The token's own weight is computed from its score: the sum over monomials rounds at the size of (Σ_i |q_i·k_i|)^n however small
 //! (q·k)^n is, and at the first positions there is nothing else beside it.
 
 use rayon::prelude::*;
 
-use crate::epilogue::{self, Post, Row};
+use crate::epilogue::{self, FarSums, Post, Row, join};
 use crate::kernels::PAD;
 use crate::kernels::basis::Basis;
+use crate::kernels::score_rows::Rescale;
 use crate::kernels::simd::{Simd, Task, dispatch};
-use crate::kernels::state_update::sweep;
-use crate::layer::StateGroup;
-use crate::parts::kernel::feature::Map;
+use crate::kernels::state_update::{sweep, sweep_written};
+use crate::layer::{Class, Features, Head, StateGroup};
 use crate::parts::rope::rotate;
 use crate::real::dot;
 use crate::state::cache::{Query, Sums};
@@ -38,8 +40,11 @@ impl State {
         inputs.check_no_documents()?;
         shape.check_outputs("y", y.len())?;
         self.reserve(inputs)?;
-        for (head, kernel) in self.kernels.iter_mut().enumerate() {
+        for (head, (kernel, far)) in self.kernels.iter_mut().zip(&mut self.far_kernels).enumerate() {
             self.layer.bind(head, inputs, kernel);
+            if let Some(far) = far {
+                self.layer.bind_far(head, inputs, far);
+            }
         }
         self.token.prepare(&self.layer, &shape, inputs, &mut self.steps);
         let mut stores = std::mem::take(&mut self.stores);
@@ -66,7 +71,11 @@ impl State {
                 cache.reserve(1)?;
             }
         }
-        let scratch = |(group, basis): (&StateGroup, &Option<_>)| scratch_len(&self.shape, group.heads.len(), basis.as_deref());
+        let classes = self.layer.classes();
+        let scratch = |(group, basis): (&StateGroup, &Option<_>)| {
+            let far = group.far.as_ref().map_or(0, |far| classes[far.class].width);
+            scratch_len([classes[group.class].width, far], self.shape.e, group.heads.len(), basis.as_deref())
+        };
         let most = self.layer.state_plan(self.memory).groups.iter().zip(&self.bases).map(scratch).max().unwrap_or(0);
         self.tasks.ensure(most)
     }
@@ -116,17 +125,20 @@ impl State {
 
 impl Store {
     fn bytes_read(&self) -> usize {
+        let far = self.far.as_ref().map_or(0, |far| 4 * far.h.len());
         match &self.memory {
             GroupMemory::Moments { h, .. } => 4 * h.len(),
-            GroupMemory::Cache(cache) => 4 * cache.len * (cache.d + cache.ep),
+            GroupMemory::Cache(cache) => 4 * cache.len * (cache.d + cache.ep) + far,
         }
     }
 }
 
 /// Values of scratch memory that one state group takes.
-fn scratch_len(shape: &Shape, heads: usize, basis: Option<&Basis>) -> usize {
-    let rows = basis.map_or(0, |basis| padded(basis.stem_rows()) + padded(basis.rows()) * (1 + heads));
-    rows + padded(shape.d) * (1 + heads) + padded(shape.e)
+fn scratch_len(widths: [usize; 2], e: usize, heads: usize, basis: Option<&Basis>) -> usize {
+    // One reader more than heads, and what it finds: the key, where there is a write rule.
+    let rows = basis.map_or(0, |basis| padded(basis.stem_rows()) + padded(basis.rows()) * (2 + heads));
+    let keys: usize = widths.map(|width| padded(width) * (2 + heads)).iter().sum();
+    rows + keys + padded(e) * (3 + heads) + 2 * heads
 }
 
 /// One token of all batch rows; the memories are taken out of the state meanwhile.
@@ -144,12 +156,52 @@ impl Step<'_> {
         }
     }
 
-    /// Row `head` of tensor `which` in batch row b, prepared up to φ, into `to` [dim].
+    /// The key of kv head g as a class prepares it, into `to` [width].
     #[inline(always)]
-    fn row<S: Simd>(&self, simd: S, which: usize, b: usize, head: usize, group: &StateGroup, to: &mut [f32]) {
+    fn key<S: Simd>(&self, simd: S, b: usize, g: usize, class: usize, to: &mut [f32]) {
+        let class = self.state.layer.classes()[class];
+        self.features(simd, 1, b, g, class, class.of_keys(self.inputs, self.state.shape.d, g), &[], to);
+    }
+
+    /// The query of a head as it meets near or far keys, whose mean this is where it moves, into `to` [width]; and its log factor.
+    #[inline(always)]
+    fn query<S: Simd>(&self, simd: S, b: usize, h: usize, head: &Head, mean: &[f32], to: &mut [f32]) -> f32 {
+        let (class, shape) = (self.state.layer.classes()[head.class], &self.state.shape);
+        let features = class.of_queries(self.inputs, shape.d, head, h, h / shape.group());
+        self.features(simd, 0, b, h, class, features, mean, to);
+        if features.has_log_factor() { features.log_factor(to) } else { 0.0 }
+    }
+
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments, reason = "which row, and how it is prepared")]
+    fn features<S: Simd>(
+        &self,
+        simd: S,
+        which: usize,
+        b: usize,
+        head: usize,
+        class: Class,
+        features: Features,
+        mean: &[f32],
+        to: &mut [f32],
+    ) {
+        if features.in_place() {
+            self.row(which, b, head, class, &mut to[..self.state.shape.d]);
+            features.finish(simd, mean, &mut to[..features.width]);
+        } else {
+            let mut buffer = [0.0f32; 256];
+            let x = &mut buffer[..self.state.shape.d];
+            self.row(which, b, head, class, x);
+            features.forward(simd, x, mean, &mut to[..features.width]);
+        }
+    }
+
+    /// Row `head` of tensor `which` in batch row b, prepared up to RoPE, into `to` [dim].
+    #[inline(always)]
+    fn row(&self, which: usize, b: usize, head: usize, class: Class, to: &mut [f32]) {
         let Shape { heads, kv_heads, d, e, .. } = self.state.shape;
         let (count, dim) = [(heads, d), (kv_heads, d), (kv_heads, e)][which];
-        let (class, token) = (self.state.layer.classes()[group.class], &self.state.token);
+        let token = &self.state.token;
         let x = match self.state.layer.norm_source(class).filter(|_| which < 2) {
             Some(source) => &token.normed[which][(source * self.state.shape.batch + b) * count * dim..],
             None if class.conv => &token.filtered[which][b * count * dim..],
@@ -163,9 +215,6 @@ impl Step<'_> {
         if class.rope {
             let half = d / 2;
             rotate(to, &token.cos[b * half..][..half], &token.sin[b * half..][..half]);
-        }
-        if class.map != Map::Identity {
-            class.map.forward_simd(simd, to);
         }
     }
 }
@@ -190,62 +239,109 @@ impl Task for GroupStep<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let GroupStep { step, b, group, basis, store, scratch } = self;
-        let State { layer, kernels, tables, shape, steps, token, .. } = step.state;
-        let (Shape { heads: h, d, e, .. }, heads, log_decay) = (*shape, layer.head_plans(), &steps.log_decay);
-        let (dp, ep) = (padded(d), padded(e));
+        let State { layer, kernels, shape, steps, token, .. } = step.state;
+        let (Shape { heads: h, e, .. }, heads, log_decay) = (*shape, layer.head_plans(), &steps.log_decay);
+        let class = layer.classes()[group.class];
+        let (width, t) = (class.width, steps.positions[b]);
+        let (dp, ep, first) = (padded(width), padded(e), b * h + group.heads[0]);
         let (key, scratch) = scratch.split_at_mut(dp);
         let (value, scratch) = scratch.split_at_mut(ep);
         let (queries, scratch) = scratch.split_at_mut(dp * group.heads.len());
-        let key = &mut key[..d];
-        step.row(simd, 1, b, group.g, group, key);
-        step.row(simd, 2, b, group.g, group, value);
+        let (logs, scratch) = scratch.split_at_mut(group.heads.len());
+        let key = &mut key[..width];
+        step.key(simd, b, group.g, group.class, key);
+        step.row(2, b, group.g, class, value);
         value[e..].fill(0.0);
-        for (&head, query) in group.heads.iter().zip(queries.chunks_exact_mut(dp)) {
-            step.row(simd, 0, b, head, group, query);
+        let mut mean = [0.0f32; 528];
+        if class.running.is_some() {
+            follow(&mut store.sum, Some(key), t + 1, &mut mean);
         }
+        for ((&head, query), log) in group.heads.iter().zip(queries.chunks_exact_mut(dp)).zip(&mut *logs) {
+            *log = step.query(simd, b, head, &heads[head], &mean, query);
+        }
+        let write =
+            heads[group.heads[0]].variant.write.map(|rule| (rule, rule.beta(step.inputs.extra(Extra::Beta)[b * shape.kv_heads + group.g])));
         let norm = dot(key, key).sqrt();
         store.key_norm = if norm <= store.key_norm { store.key_norm } else { norm };
         match (&mut store.memory, basis) {
             (GroupMemory::Moments { h: state, z }, Some(basis)) => {
-                let first = b * h + group.heads[0];
                 // Gates and weights are the same for all heads of the group, or it has one head.
-                let (weight, m) = (token.key_weights[first], token.decay[first]);
-                value[..e].iter_mut().for_each(|v| *v *= weight);
-                let n = basis.rows();
-                let (stem, scratch) = scratch.split_at_mut(padded(basis.stem_rows()));
-                let (k, q) = scratch.split_at_mut(padded(n));
-                basis.of_one(key, stem, k);
-                k[n..].fill(0.0);
-                for ((&head, query), q) in group.heads.iter().zip(queries.chunks_exact(dp)).zip(q.chunks_exact_mut(padded(n))) {
-                    basis.of_one(&query[..d], stem, q);
-                    q[n..].fill(0.0);
-                    let learned = heads[head].learned > 0;
-                    for (i, &order) in basis.orders().iter().enumerate() {
-                        let a = if learned { kernels[head].coefficient(order) as f32 } else { 1.0 };
-                        let span = basis.span(i);
-                        for (q, &c) in q[span.clone()].iter_mut().zip(&tables[head][span]) {
-                            *q *= c * a;
-                        }
-                    }
+                value[..e].iter_mut().for_each(|v| *v *= token.key_weights[first]);
+                let (m, beta) = (token.decay[first], write.map(|(_, beta)| beta));
+                let moments = MomentsStep { step, group, far: false, basis, m, beta, queries, stride: dp, scratch };
+                let rows = &mut store.rows;
+                moments.run(simd, state, z, Some((key, 1.0)), value, &mut store.u, |i, z| rows[i] = HeadSums { z, ..HeadSums::default() });
+                for (query, row) in queries.chunks_exact(dp).zip(rows) {
+                    row.largest = dot(&query[..width], &query[..width]).sqrt() * store.key_norm;
                 }
-                store.u.fill(0.0);
-                sweep(simd, state, ep, m, k, value, q, &mut store.u);
-                for ((i, &head), query) in group.heads.iter().enumerate().zip(queries.chunks_exact(dp)) {
-                    let query = &query[..d];
-                    let scale = heads[head].scale;
-                    let largest = scale.abs() * dot(query, query).sqrt() * store.key_norm;
-                    let own = kernels[head].value(scale * dot(query, key));
-                    let before = if z.is_empty() { 0.0 } else { product(simd, &q[i * padded(n)..][..n], z) };
-                    for (u, &v) in store.u[i * ep..][..ep].iter_mut().zip(&*value) {
-                        *u = m * *u + own * v;
-                    }
-                    store.rows[i] = HeadSums { z: m * before + own, rho: 0.0, largest };
-                }
-                update_sums(simd, z, m, &k[..n]);
             }
             (GroupMemory::Cache(cache), _) => {
-                cache.forget(cache.next_position());
-                cache.push(key, &value[..e]);
+                let distance = heads[group.heads[0]].variant.distance();
+                let mut far_logs = &mut [][..];
+                let mut far_queries = &mut [][..];
+                let far_width = group.far.as_ref().map_or(0, |far| layer.classes()[far.class].width);
+                if let (Some(kind), Some(far)) = (&group.far, &mut store.far) {
+                    let stride = padded(far_width);
+                    let (left, scratch) = scratch.split_at_mut(ep);
+                    let (far_key, scratch) = scratch.split_at_mut(stride);
+                    let (own_queries, scratch) = scratch.split_at_mut(stride * group.heads.len());
+                    let (own_logs, scratch) = scratch.split_at_mut(group.heads.len());
+                    // The key that leaves the window at this position, unless it is a sink.
+                    let leaving = t.checked_sub(distance.window).filter(|&at| at >= distance.sinks);
+                    if let Some(at) = leaving {
+                        cache.far_key(at, &mut far_key[..far_width]);
+                        left.copy_from_slice(cache.value(cache.place(at)));
+                    }
+                    if layer.classes()[kind.class].running.is_some() {
+                        let key = leaving.map(|_| &far_key[..far_width]);
+                        follow(&mut store.sum, key, distance.far(t).len(), &mut mean);
+                    }
+                    for ((&head, query), log) in group.heads.iter().zip(own_queries.chunks_exact_mut(stride)).zip(&mut *own_logs) {
+                        let plan = layer.far_plans()[head].as_ref().unwrap_or(&heads[head]);
+                        *log = step.query(simd, b, head, plan, &mean, query);
+                    }
+                    if let Some(basis) = basis {
+                        let column = &cache.columns[0];
+                        let place = leaving.map_or(0, |at| cache.place(at));
+                        let weight = column.weights.get(place).copied().unwrap_or(1.0);
+                        let decay = column.decay.get(place).map_or(1.0, |c| (log_decay[first] - c).exp() as f32);
+                        left[..e].iter_mut().for_each(|v| *v *= weight);
+                        let (m, queries) = (token.decay[first], &*own_queries);
+                        let moments = MomentsStep { step, group, far: true, basis, m, beta: None, queries, stride, scratch };
+                        let (entering, sums) = (leaving.map(|_| (&far_key[..far_width], decay)), &mut store.sums);
+                        moments.run(simd, &mut far.h, &mut far.z, entering, left, &mut far.u, |i, z| sums[i].far_z = z);
+                    }
+                    step.key(simd, b, group.g, kind.class, far_key);
+                    (far_queries, far_logs) = (own_queries, own_logs);
+                    cache.forget(t);
+                    cache.push(key, if cache.far_row > 0 { &far_key[..far_width] } else { &[] }, &value[..e]);
+                } else {
+                    cache.forget(t);
+                    if let Some((rule, beta)) = write {
+                        let (reader, answer) = scratch.split_at_mut(dp);
+                        let answer = &mut answer[..ep];
+                        answer.fill(0.0);
+                        reader.iter_mut().zip(&*key).for_each(|(q, k)| *q = rule.scale as f32 * k);
+                        let (first, mut sums) = (group.heads[0], Sums::new(Rescale::None, None));
+                        for block in 0..cache.blocks() {
+                            let mut query = Query {
+                                q: &reader[..width],
+                                distance,
+                                far: false,
+                                kernel: &kernels[first],
+                                cap: heads[first].cap,
+                                clamp: heads[first].clamp,
+                                rescale: Rescale::None,
+                                log_decay: log_decay[b * h + first],
+                                u: &mut *answer,
+                                sums: &mut sums,
+                            };
+                            cache.decode(simd, block, 0, &mut query);
+                        }
+                        value.iter_mut().zip(&*answer).for_each(|(v, answer)| *v = beta * (*v - answer));
+                    }
+                    cache.push(key, &[], &value[..e]);
+                }
                 for (&head, column) in group.heads.iter().zip(&mut cache.columns) {
                     let head_plan = &heads[head];
                     if head_plan.weighs_keys {
@@ -255,25 +351,22 @@ impl Task for GroupStep<'_> {
                         column.decay.push(log_decay[b * h + head]);
                     }
                 }
-                for (&head, query) in group.heads.iter().zip(queries.chunks_exact_mut(dp)) {
-                    let scale = heads[head].scale;
-                    query[..d].iter_mut().for_each(|q| *q *= scale);
-                }
                 store.u.fill(0.0);
+                let sink_of = |head: usize| heads[head].variant.needs(Extra::Sink).then(|| step.inputs.extra(Extra::Sink)[head]);
                 for (i, &head) in group.heads.iter().enumerate() {
-                    let variant = &heads[head].variant;
-                    let sink = variant.needs(Extra::Sink).then(|| self.step.inputs.extra(Extra::Sink)[head]);
-                    store.sums[i] = Sums::new(variant.rescale(), sink);
+                    store.sums[i] = Sums { far_z: store.sums[i].far_z, ..Sums::new(heads[head].rescale, sink_of(head)) };
                 }
                 for block in 0..cache.blocks() {
                     for (i, &head) in group.heads.iter().enumerate() {
                         let plan = &heads[head];
                         let mut query = Query {
-                            q: &queries[i * dp..][..d],
+                            q: &queries[i * dp..][..width],
+                            distance: plan.variant.distance(),
+                            far: false,
                             kernel: &kernels[head],
                             cap: plan.cap,
                             clamp: plan.clamp,
-                            rescale: plan.variant.rescale(),
+                            rescale: plan.rescale,
                             log_decay: log_decay[b * h + head],
                             u: &mut store.u[i * ep..][..ep],
                             sums: &mut store.sums[i],
@@ -284,9 +377,158 @@ impl Task for GroupStep<'_> {
                 for (row, sums) in store.rows.iter_mut().zip(&store.sums) {
                     *row = HeadSums { z: sums.z(), rho: sums.rho, largest: sums.largest };
                 }
+                for (i, &head) in group.heads.iter().enumerate() {
+                    let (Some(far), Some(plan)) = (&mut store.far, &layer.far_plans()[head]) else { continue };
+                    let distance = plan.variant.distance();
+                    if distance.far(t).is_empty() {
+                        continue;
+                    }
+                    let u = &mut far.u[i * ep..][..ep];
+                    let mut z = store.sums[i].far_z;
+                    let mut log = far_logs[i];
+                    if !cache.far_in_state {
+                        u.fill(0.0);
+                        let mut sums = Sums::new(plan.rescale, None);
+                        for block in 0..cache.blocks() {
+                            let mut query = Query {
+                                q: &far_queries[i * padded(far_width)..][..far_width],
+                                distance,
+                                far: true,
+                                kernel: step.state.far_kernels[head].as_ref().unwrap_or(&plan.kernel),
+                                cap: plan.cap,
+                                clamp: plan.clamp,
+                                rescale: plan.rescale,
+                                log_decay: log_decay[b * h + head],
+                                u,
+                                sums: &mut sums,
+                            };
+                            cache.decode(simd, block, i, &mut query);
+                        }
+                        z = sums.z();
+                        log += sums.rho;
+                    }
+                    let (row, own) = (&mut store.rows[i], &mut store.u[i * ep..][..ep]);
+                    let sink = sink_of(head).filter(|_| heads[head].rescale != Rescale::SubtractMax);
+                    row.rho = join(&plan.variant, own, &mut row.z, row.rho + logs[i], Some(FarSums { u, z, log }), sink);
+                    logs[i] = 0.0;
+                }
             }
             (GroupMemory::Moments { .. }, None) => unreachable!("moments are built with their basis"),
         }
+        // Where there are no far keys a log factor is still to be taken in.
+        for (i, (&head, &log)) in group.heads.iter().zip(&*logs).enumerate().filter(|(_, (_, log))| **log != 0.0) {
+            let (row, variant) = (&mut store.rows[i], &heads[head].variant);
+            let sink = variant.needs(Extra::Sink).then(|| step.inputs.extra(Extra::Sink)[head]);
+            let sink = sink.filter(|_| heads[head].rescale != Rescale::SubtractMax);
+            row.rho = join(variant, &mut store.u[i * ep..][..ep], &mut row.z, row.rho + log, None, sink);
+        }
+    }
+}
+
+/// A key joins those whose mean is followed; the mean of the `count` that there are now.
+fn follow(sum: &mut [f64], key: Option<&[f32]>, count: usize, mean: &mut [f32]) {
+    if let Some(key) = key {
+        sum.iter_mut().zip(key).for_each(|(sum, &k)| *sum += k as f64);
+    }
+    mean.iter_mut().zip(&*sum).for_each(|(mean, sum)| *mean = (sum / count.max(1) as f64) as f32);
+}
+
+/// One token of the moments of one state group.
+struct MomentsStep<'a> {
+    step: &'a Step<'a>,
+    group: &'a StateGroup,
+    far: bool,
+    basis: &'a Basis,
+    /// m_t
+    m: f32,
+    /// β_t of a write rule.
+    beta: Option<f32>,
+    /// Prepared queries, so far apart.
+    queries: &'a [f32],
+    stride: usize,
+    scratch: &'a mut [f32],
+}
+
+impl MomentsStep<'_> {
+    /// U [heads, ep] and z of every head, from the state that a key enters, if one does, decayed by so much since its position. `value` is weighted, and
+    /// becomes what is written where there is a write rule.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments, reason = "the symbols of the formula")]
+    fn run<S: Simd>(
+        self,
+        simd: S,
+        h: &mut [f32],
+        z: &mut [f32],
+        entering: Option<(&[f32], f32)>,
+        value: &mut [f32],
+        u: &mut [f32],
+        mut sums: impl FnMut(usize, f32),
+    ) {
+        let MomentsStep { step, group, far, basis, m, beta, queries, stride, scratch } = self;
+        let State { layer, kernels, far_kernels, tables, key_tables, .. } = step.state;
+        let kernel = |head: usize| if far { far_kernels[head].as_ref().unwrap_or(&kernels[head]) } else { &kernels[head] };
+        let plan = |head: usize| layer.far_plans()[head].as_ref().filter(|_| far).unwrap_or(&layer.head_plans()[head]);
+        let (n, width, ep) = (basis.rows(), basis.d(), value.len());
+        let (stem, scratch) = scratch.split_at_mut(padded(basis.stem_rows()));
+        let (k, scratch) = scratch.split_at_mut(padded(n));
+        let (q, found) = scratch.split_at_mut(padded(n) * (1 + group.heads.len()));
+        match entering {
+            Some((key, decay)) => {
+                basis.of_one(key, stem, k);
+                k[n..].fill(0.0);
+                if decay != 1.0 {
+                    k.iter_mut().for_each(|k| *k *= decay);
+                }
+            }
+            None => k.fill(0.0),
+        }
+        for ((&head, query), q) in group.heads.iter().zip(queries.chunks_exact(stride)).zip(q.chunks_exact_mut(padded(n))) {
+            basis.of_one(&query[..width], stem, q);
+            q[n..].fill(0.0);
+            let learned = plan(head).learned > 0;
+            for (i, &order) in basis.orders().iter().enumerate() {
+                let a = if learned { kernel(head).coefficient(order) as f32 } else { 1.0 };
+                let span = basis.span(i);
+                for (q, &c) in q[span.clone()].iter_mut().zip(&tables[head][span]) {
+                    *q *= c * a;
+                }
+            }
+        }
+        u.fill(0.0);
+        match beta {
+            None => sweep(simd, h, ep, m, k, value, &q[..group.heads.len() * padded(n)], u),
+            Some(beta) => {
+                let (first, reader) = (group.heads[0], &mut q[group.heads.len() * padded(n)..]);
+                let learned = plan(first).learned > 0;
+                for (i, &order) in basis.orders().iter().enumerate() {
+                    let a = if learned { kernel(first).coefficient(order) as f32 } else { 1.0 };
+                    let span = basis.span(i);
+                    let table = key_tables[first][span.clone()].iter();
+                    reader[span.clone()].iter_mut().zip(&k[span]).zip(table).for_each(|((q, k), c)| *q = k * c * a);
+                }
+                reader[n..].fill(0.0);
+                let found = &mut found[..ep * (1 + group.heads.len())];
+                found.fill(0.0);
+                let mut written = [0.0; 256];
+                let written = &mut written[..ep];
+                sweep_written(simd, h, ep, m, k, q, found, written, |columns, found, written| {
+                    let answers = &found[ep * group.heads.len()..][columns.clone()];
+                    let answers = value[columns.clone()].iter().zip(answers);
+                    written[columns].iter_mut().zip(answers).for_each(|(u, (v, answer))| *u = beta * (v - m * answer));
+                });
+                value.copy_from_slice(written);
+                u.copy_from_slice(&found[..ep * group.heads.len()]);
+            }
+        }
+        for ((i, &head), query) in group.heads.iter().enumerate().zip(queries.chunks_exact(stride)) {
+            let own = entering.map_or(0.0, |(key, decay)| decay * kernel(head).value(dot(&query[..width], &key[..width])));
+            let before = if z.is_empty() { 0.0 } else { product(simd, &q[i * padded(n)..][..n], z) };
+            for (u, &v) in u[i * ep..][..ep].iter_mut().zip(&*value) {
+                *u = m * *u + own * v;
+            }
+            sums(i, m * before + own);
+        }
+        update_sums(simd, z, m, &k[..n]);
     }
 }
 

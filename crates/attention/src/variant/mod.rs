@@ -225,18 +225,13 @@ impl Variant {
 
     /// The first part, as it is written, that the naive engine alone computes so far: fused engines and states refuse it.
     pub fn naive_only(&self) -> Option<&'static str> {
-        let hedgehog = |kernel: &Kernel| kernel.has_learned_map();
+        let near = self.near();
+        // The mean of a window's own keys; for exp a centre is an identity.
+        let follows = |weighing: &Weighing| weighing.has_running_mean() && !weighing.kernel.is_exp();
         let decay = |is: fn(&Decay) -> bool| self.decay.as_ref().is_some_and(is);
-        [
-            (self.far.is_some(), "far"),
-            (self.dim.is_some(), "dim"),
-            (self.centre.is_some(), "centre"),
-            (self.write.is_some(), "write=delta"),
-            (decay(Decay::by_channel), "decay=…,channel"),
-            (hedgehog(&self.kernel), "feature=hedgehog"),
-        ]
-        .into_iter()
-        .find_map(|(there, word)| there.then_some(word))
+        [(follows(&near) && self.window.is_some(), "centre=running"), (decay(Decay::by_channel), "decay=…,channel")]
+            .into_iter()
+            .find_map(|(there, word)| there.then_some(word))
     }
 
     /// What a user should know before spending time on this variant.
@@ -319,13 +314,24 @@ impl Variant {
         self.remembered().map_or(Some(0), |weighing| weighing.state_rows(d))
     }
 
+    /// Numbers of a key in a cache, for head dimension d: as near queries meet it, and as far queries do where that is another.
+    pub fn kept_width(&self, d: usize) -> usize {
+        self.near().kept_width(self.far.as_ref(), d)
+    }
+
     /// float32 numbers in the recurrent state of one head: the state with its denominator and its running mean, and the keys and values of
     /// the window and the sinks; `None` where there is no finite state.
     pub fn state_size(&self, d: usize, e: usize) -> Option<u128> {
         let columns = e as u128 + self.denominator.sums() as u128;
         let rows = self.state_rows(d)?.saturating_mul(columns);
-        let mean = self.remembered().filter(Weighing::has_running_mean).map_or(0, |weighing| weighing.score_dim(d));
-        let exact = self.window.map_or(0, |window| (window as u128 + self.sinks.unwrap_or(0) as u128).saturating_mul((d + e) as u128));
+        // A sum of keys in float64.
+        let mean = self
+            .remembered()
+            .filter(|weighing| weighing.key_width(d) > weighing.score_dim(d))
+            .map_or(0, |weighing| 2 * weighing.score_dim(d));
+        let exact = self
+            .window
+            .map_or(0, |window| (window as u128 + self.sinks.unwrap_or(0) as u128).saturating_mul((self.kept_width(d) + e) as u128));
         Some(rows.saturating_add(mean as u128).saturating_add(exact))
     }
 

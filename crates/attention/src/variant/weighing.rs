@@ -49,6 +49,26 @@ impl Weighing {
         self.centre.is_some_and(|centre| centre.mean == Mean::Running)
     }
 
+    /// Numbers of a key that a state or a cache keeps for it, for head dimension d: one more than meet in a score where a mean is followed, which for exp is
+    /// an identity and is not.
+    pub fn key_width(&self, d: usize) -> usize {
+        self.score_dim(d) + (self.has_running_mean() && !self.kernel.is_exp()) as usize
+    }
+
+    /// Whether keys are kept as they are for another kind of them.
+    fn prepares_like(&self, other: &Weighing) -> bool {
+        let plain = |weighing: &Weighing| {
+            let centred = weighing.centre.is_some() && !weighing.kernel.is_exp();
+            (!centred && weighing.dim.is_none() && !weighing.kernel.has_learned_map()).then(|| weighing.kernel.map())
+        };
+        plain(self).is_some() && plain(self) == plain(other)
+    }
+
+    /// Numbers of a key that is kept for near queries, and for these as far queries where that is another.
+    pub(super) fn kept_width(&self, far: Option<&Weighing>, d: usize) -> usize {
+        self.key_width(d) + far.filter(|far| !self.prepares_like(far)).map_or(0, |far| far.key_width(d))
+    }
+
     /// Whether it is a function of the score alone: no weights of its own, no mean of the class.
     pub(super) fn has_no_tensors(&self) -> bool {
         self.dim.is_none() && self.centre.is_none() && !self.kernel.has_learned_map() && self.learned() == 0
@@ -67,7 +87,7 @@ impl Weighing {
         if !self.has_finite_map() {
             return None;
         }
-        let rows = self.kernel.state_rows(self.score_dim(d))?;
+        let rows = self.kernel.state_rows(self.key_width(d))?;
         Some(rows.iter().fold(0u128, |sum, (_, rows)| sum.saturating_add(*rows)))
     }
 

@@ -10,7 +10,7 @@ use crate::support::{Case, Name, Rng, layer, planned, presets_of_every_engine, s
 use crate::{alone, random_layers};
 
 /// Variants that between them have every part that chunks must carry.
-const TEXTS: [&str; 16] = [
+const TEXTS: [&str; 20] = [
     "taylor=0..2 over=sum",
     "taylor=0..2 over=sum,floor=1 decay=softplus in out",
     "taylor=0..3 over=length decay=linear in norm=layer",
@@ -27,6 +27,10 @@ const TEXTS: [&str; 16] = [
     "power=1 over=position norm=l2",
     "feature=elu over=sum decay=softplus conv=2",
     "feature=relu over=sum,eps=1e-2 out post=out norm=scaled_l2",
+    "power=1 over=none write=delta qk_norm=l2",
+    "feature=identity over=none write=delta,2 decay=mamba qk_norm=l2 conv=2 norm=rms",
+    "taylor=0..2,coef=learned over=none write=delta,scale=0.5 qk_norm=l2 decay=softplus",
+    "power=2 over=length write=delta,2,scale=-0.7 qk_norm=l2 post=silu",
 ];
 
 fn finite(variant: &Variant, shape: &Shape) -> bool {
@@ -69,7 +73,7 @@ fn every_preset_with_a_finite_state() {
             let heads = layer(preset.text, &shape);
             if !finite(&heads[0], &shape) {
                 assert!(
-                    heads[0].window.is_some() || heads[0].clamp.is_some() || heads[0].state_rows(2).is_none_or(|rows| rows > 1000),
+                    heads[0].window.is_some() || heads[0].clamp.is_some() || heads[0].state_rows(shape.d).is_none_or(|rows| rows > 10_000),
                     "{}",
                     preset.text
                 );

@@ -10,7 +10,7 @@ use crate::support::combos::random_case;
 use crate::support::{Case, Name, Rng, layer, shape, state_of};
 use crate::{alone, random_layers};
 
-const TEXTS: [&str; 16] = [
+const TEXTS: [&str; 21] = [
     "taylor=0..2 over=sum",
     "taylor=0..2 over=sum,floor=1 decay=softplus in out",
     "taylor=0..3 over=length decay=linear in norm=layer",
@@ -27,6 +27,11 @@ const TEXTS: [&str; 16] = [
     "exp window=9 over=sum",
     "exp window=5 sinks=3 over=length decay=softplus in",
     "taylor=0..2 window=1 sinks=11 cap=2 over=position",
+    "power=1 over=none write=delta qk_norm=l2",
+    "feature=identity over=none write=delta,2 decay=mamba qk_norm=l2 conv=2 norm=rms",
+    "taylor=0..2,coef=learned over=none write=delta,scale=0.5 qk_norm=l2 decay=softplus",
+    "exp over=none write=delta,scale=0.3 qk_norm=l2 decay=softplus",
+    "exp over=length write=delta,scale=0.4 qk_norm=l2 clamp=0.3 cap=2 norm=l2",
 ];
 
 /// The positions of each batch row in these ranges, padded with NaN behind the shorter ones.

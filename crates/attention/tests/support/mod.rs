@@ -6,8 +6,8 @@ pub mod oracle;
 
 use termwise_attention::presets::{self, Preset};
 use termwise_attention::{
-    Attention, Decay, Error, Extra, Extras, Fused, FusedOptions, Grads, Inputs, Layer, Memory, Mode, Real, Recurrent, Reference, Report,
-    Rope, Saved, Scratch, Shape, State, Variant,
+    Attention, Decay, Error, Extra, Extras, Fused, FusedOptions, Grads, Inputs, Layer, Memory, Mode, Nonpositive, Real, Recurrent,
+    Reference, Report, Rope, Saved, Scratch, Shape, State, Variant,
 };
 
 /// SplitMix64: small, and the same everywhere.
@@ -204,6 +204,52 @@ impl<R> std::fmt::Display for Case<R> {
         texts.dedup();
         write!(f, "[{}] {:?} lengths {:?}", texts.join(" | "), self.shape, self.lengths)
     }
+}
+
+/// Position t of a case whose time is one.
+pub fn token(case: &Case<f32>, t: usize) -> Case<f32> {
+    let Shape { batch, time, heads, e, .. } = case.shape;
+    let mut one = case.clone();
+    one.shape.time = 1;
+    one.lengths = case.lengths.as_ref().map(|lengths| lengths.iter().map(|&length| (t < length) as usize).collect());
+    let cut = |x: &[f32]| {
+        let width = x.len() / (batch * time);
+        (0..batch).flat_map(|b| &x[(b * time + t) * width..][..width]).copied().collect::<Vec<f32>>()
+    };
+    for (name, x) in &mut one.tensors {
+        if !matches!(name, Name::Extra(extra) if !extra.is_gate_logits()) {
+            *x = cut(x);
+        }
+    }
+    one.dy = vec![0.0; batch * heads * e];
+    one
+}
+
+/// A case fed to a state token by token; rows stand still behind their length.
+pub fn stepped(case: &Case<f32>, state: &mut State) -> (Vec<f32>, Report) {
+    let Shape { batch, time, heads, e, .. } = case.shape;
+    let mut y = vec![0.0; case.dy.len()];
+    let mut first: Option<Nonpositive> = None;
+    for t in 0..time {
+        let mut row = vec![f32::NAN; batch * heads * e];
+        let report = state.step(&token(case, t).inputs(), &mut row).unwrap_or_else(|error| panic!("{case}: {error}"));
+        for b in 0..batch {
+            y[(b * time + t) * heads * e..][..heads * e].copy_from_slice(&row[b * heads * e..][..heads * e]);
+        }
+        let at = |n: &Nonpositive| (n.row, n.head, n.position);
+        if let Some(found) = report.nonpositive {
+            assert_eq!(found.position, t);
+            if first.as_ref().is_none_or(|first| at(&found) < at(first)) {
+                first = Some(found);
+            }
+        }
+    }
+    for b in 0..batch {
+        assert_eq!(state.position(b), Some(case.lengths.as_ref().map_or(time, |lengths| lengths[b])));
+    }
+    let mut report = Report::default();
+    report.nonpositive = first;
+    (y, report)
 }
 
 pub fn shape(batch: usize, time: usize, heads: usize, kv_heads: usize, d: usize, e: usize) -> Shape {

@@ -7,6 +7,7 @@
 //! parallel   T(T+1)/2 pairs
 //! chunk      pairs within chunks of L, T − L queries of the state, T updates
 //! recurrent  one update and one query a token
+//! window     W + S pairs a token in every mode; far keys are those of the lines above
 //! cache      T pairs for the token at position T
 //! ```
 //!
@@ -23,7 +24,7 @@ use std::iter::Sum;
 use serde::{Deserialize, Serialize};
 use termwise_attention::MAX_ROWS;
 use termwise_attention::combinatorics::monomials;
-use termwise_attention::{Map, Variant};
+use termwise_attention::{Map, Variant, Weighing};
 
 const FLOAT: u64 = 4;
 const DOUBLE: u64 = 8;
@@ -66,6 +67,12 @@ pub struct Attention {
     pub cache_columns: u64,
     /// The same for heads without a finite state alone.
     pub endless_columns: u64,
+    /// Operations with which the queries of one token meet the keys of their windows.
+    #[serde(default)]
+    pub window: f64,
+    /// float32 numbers that windows and their sinks keep in one batch row, at their full size.
+    #[serde(default)]
+    pub ring: u64,
     /// Bytes of keys and values that the queries of a tile read for each key before them.
     pub tile: u64,
     /// The same for heads without a finite state alone.
@@ -79,6 +86,9 @@ struct Unit {
     rope: bool,
     conv: bool,
     map: Map,
+    dim: Option<usize>,
+    /// Window and sinks of a cache.
+    exact: Option<(usize, usize)>,
     moments: Option<Moments>,
 }
 
@@ -91,10 +101,11 @@ struct Moments {
     owner: Option<usize>,
 }
 
-/// The orders of a finite state; `None` where there is none, or none that the engine would build.
-fn finite_orders(variant: &Variant, d: usize) -> Option<Vec<usize>> {
-    let orders: Vec<usize> = variant.kernel.polynomial().filter(|_| variant.clamp.is_none())?.into_iter().map(|(n, _)| n).collect();
-    let rows = (0..=*orders.last()?).fold(0u128, |sum, n| sum.saturating_add(monomials(d, n)));
+/// The orders of the state of all keys, or of far keys; `None` where there is none, or none that the engine would build.
+fn finite_orders(weighing: &Weighing, d: usize) -> Option<Vec<usize>> {
+    let polynomial = weighing.kernel.polynomial().filter(|_| weighing.has_finite_map())?;
+    let orders: Vec<usize> = polynomial.into_iter().map(|(n, _)| n).collect();
+    let rows = (0..=*orders.last()?).fold(0u128, |sum, n| sum.saturating_add(monomials(weighing.key_width(d), n)));
     (rows <= MAX_ROWS as u128).then_some(orders)
 }
 
@@ -106,16 +117,19 @@ impl Attention {
         let mut sum = Attention::default();
         let mut units: Vec<Unit> = Vec::new();
         let mut caches: Vec<Unit> = Vec::new();
+        let mut rings: Vec<Unit> = Vec::new();
         for (h, variant) in heads.iter().enumerate() {
             let (decays, key_side) = (variant.decay.is_some(), variant.denominator.key_side());
-            let moments = finite_orders(variant, d).map(|orders| Moments {
+            let remembered = variant.remembered();
+            let moments = remembered.as_ref().and_then(|weighing| finite_orders(weighing, d)).map(|orders| Moments {
                 orders,
                 sums: variant.denominator.sums(),
                 in_gate: variant.in_gate.is_some(),
                 owner: (decays || key_side).then_some(h),
             });
             let (kv_head, rope, conv, map) = (h / group.max(1), variant.rope, variant.conv.is_some(), variant.kernel.map());
-            let unit = Unit { kv_head, rope, conv, map, moments };
+            let exact = variant.window.map(|window| (window, variant.sinks.unwrap_or(0)));
+            let unit = Unit { kv_head, rope, conv, map, dim: variant.dim, exact, moments };
             let add = |list: &mut Vec<Unit>, unit: Unit| {
                 let first = !list.contains(&unit);
                 if first {
@@ -124,27 +138,43 @@ impl Attention {
                 first
             };
 
-            let pair = 2.0 * (2 * d) as f64;
             let padded = d.next_multiple_of(PAD);
-            let row = FLOAT * (d + padded) as u64;
+            let width = variant.kept_width(d);
+            let row = FLOAT * (width + padded) as u64;
             let own_row = FLOAT * u64::from(variant.in_gate.is_some() || key_side) + DOUBLE * u64::from(decays);
+            if let Some((window, sinks)) = exact {
+                // Blocks are forgotten as a whole, so that up to one is held beside.
+                let most = (window as u64).saturating_add(sinks as u64).saturating_add(BLOCK - 1);
+                sum.window += 2.0 * (variant.near().key_width(d) + d) as f64 * (window as f64 + sinks as f64);
+                let far_keeps_keys = variant.far.is_some() && unit.moments.is_none();
+                let own = Unit { moments: unit.moments.clone().filter(|moments| moments.owner.is_some()), ..unit.clone() };
+                if !far_keeps_keys && add(&mut rings, own) {
+                    sum.ring = sum.ring.saturating_add(most.div_ceil(BLOCK).saturating_mul(BLOCK).saturating_mul(row / FLOAT));
+                }
+            }
+            // Windows without far keys are all that there is.
+            let Some(weighing) = &remembered else { continue };
+            let pair = 2.0 * (weighing.key_width(d) + d) as f64;
             sum.pair += pair;
-            sum.tile += FLOAT * 2 * d as u64;
-            let shared = add(&mut caches, Unit { moments: None, ..unit.clone() });
+            sum.tile += FLOAT * (weighing.key_width(d) + d) as u64;
+            let shared = add(&mut caches, Unit { moments: None, exact: None, ..unit.clone() });
             sum.cache += if shared { row } else { 0 };
             sum.cache_columns += own_row;
             let Some(moments) = &unit.moments else {
                 sum.endless_pair += pair;
-                sum.endless_tile += FLOAT * 2 * d as u64;
+                sum.endless_tile += FLOAT * (weighing.key_width(d) + d) as u64;
                 sum.endless_cache += if add(&mut units, unit) { row } else { 0 };
                 sum.endless_columns += own_row;
                 continue;
             };
-            let size = variant.state_size(d, d).unwrap_or(0) as u64;
             let rows = variant.state_rows(d).unwrap_or(0);
-            let held = size + rows as u64 * (padded - d) as u64;
+            let size = rows as u64 * (d as u64 + u64::from(moments.sums));
+            // The sum of keys whose mean is followed is in float64.
+            let followed = weighing.key_width(d) - weighing.score_dim(d);
+            let mean = 2 * (followed * weighing.score_dim(d)) as u64;
+            let held = size + rows as u64 * (padded - d) as u64 + mean;
             let highest = moments.orders.last().copied().unwrap_or(0);
-            let built = (2..=highest).map(|n| monomials(d, n) as f64).sum::<f64>();
+            let built = (2..=highest).map(|n| monomials(weighing.key_width(d), n) as f64).sum::<f64>();
             sum.query += 2.0 * size as f64 + built + rows as f64;
             sum.state_reads += held;
             if add(&mut units, unit) {
@@ -160,9 +190,9 @@ impl Attention {
         self.state > 0
     }
 
-    /// Bytes of states and of what still grows, after T tokens.
+    /// Bytes of states, of windows at their full size, and of what still grows, after T tokens.
     pub fn kept_bytes(&self, context: u64) -> u64 {
-        self.state.saturating_mul(FLOAT).saturating_add(grown(self.endless_cache, self.endless_columns, context))
+        self.state.saturating_add(self.ring).saturating_mul(FLOAT).saturating_add(grown(self.endless_cache, self.endless_columns, context))
     }
 
     /// Bytes of a cache for every head after T tokens.
@@ -183,7 +213,7 @@ impl Attention {
     /// A token of a prompt of T in parallel mode, on average.
     pub fn parallel(&self, context: u64) -> Work {
         let keys = (context as f64 + 1.0) / 2.0;
-        Work { flops: self.pair * keys, bytes: self.tile as f64 * keys / TILE.min(context as usize).max(1) as f64 }
+        Work { flops: self.pair * keys + self.window, bytes: self.tile as f64 * keys / TILE.min(context as usize).max(1) as f64 }
     }
 
     /// A token of a prompt of T in chunks of L, on average; heads without a state run in parallel.
@@ -195,7 +225,8 @@ impl Attention {
         let far = (t - l) as f64;
         let all = t as f64;
         let chunks = t.div_ceil(l) as f64;
-        let flops = self.endless_pair * pairs(t) + (self.pair - self.endless_pair) * near + self.query * far + self.update * all;
+        let flops =
+            self.endless_pair * pairs(t) + (self.pair - self.endless_pair) * near + self.query * far + (self.update + self.window) * all;
         // A chunk's update reads and writes the states; its queries read them once for each head.
         let moved = FLOAT as f64 * (2.0 * self.state as f64 * chunks + self.state_reads as f64 * (chunks - 1.0));
         let tiles = self.endless_tile as f64 * pairs(t) / TILE.min(t as usize) as f64
@@ -207,14 +238,15 @@ impl Attention {
     pub fn recurrent(&self, context: u64) -> Work {
         let t = context as f64;
         Work {
-            flops: self.update + self.query + self.endless_pair * t,
-            bytes: 2.0 * FLOAT as f64 * self.state as f64 + self.growth() as f64 * t,
+            flops: self.update + self.query + self.window + self.endless_pair * t,
+            bytes: FLOAT as f64 * (2.0 * self.state as f64 + self.ring as f64) + self.growth() as f64 * t,
         }
     }
 
     /// The token at position T, with a cache for every head.
     pub fn cached(&self, context: u64) -> Work {
-        Work { flops: self.pair * context as f64, bytes: self.cache_growth() as f64 * context as f64 }
+        let ring = FLOAT as f64 * self.ring as f64;
+        Work { flops: self.pair * context as f64 + self.window, bytes: self.cache_growth() as f64 * context as f64 + ring }
     }
 }
 
@@ -233,6 +265,8 @@ impl Sum for Attention {
             endless_columns: a.endless_columns + b.endless_columns,
             tile: a.tile + b.tile,
             endless_tile: a.endless_tile + b.endless_tile,
+            window: a.window + b.window,
+            ring: a.ring.saturating_add(b.ring),
         })
     }
 }

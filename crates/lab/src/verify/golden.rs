@@ -1,5 +1,5 @@
 //! Reference files: a small model each, with the logits, the loss and every gradient that it must give; or a single operation, known by its
-//! metadata.
+//! metadata. Folders among them may hold models of other families.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -10,27 +10,31 @@ use termwise_llama::config::{AttentionMap, Config};
 use termwise_llama::weights::Checkpoint;
 use termwise_llama::{Batch, Model, Objective, Options};
 
-use super::operations;
 use super::outcome::{Case, Identity, Unit};
+use super::{families, operations};
 
 /// Logits and gradients, relative RMS.
-const TENSORS: f64 = 1e-4;
+pub(super) const TENSORS: f64 = 1e-4;
 /// Gradients that are zero by construction: rounding is all there is.
-const ZERO: f64 = 1e-6;
-const LOSS: f64 = 1e-5;
+pub(super) const ZERO: f64 = 1e-6;
+pub(super) const LOSS: f64 = 1e-5;
 
-/// Every `.safetensors` file of a folder, by name. A folder that cannot be read or has none is a case that does not pass.
+/// Every `.safetensors` file of a folder and every model of a family in it, by name; or the folder itself, if it is such a model. A folder that
+/// cannot be read or has none is a case that does not pass.
 pub fn check_folder(folder: &Path, tell: &mut impl FnMut(Case) -> ControlFlow<()>) -> ControlFlow<()> {
+    if families::is_one(folder) {
+        return tell(families::check(folder));
+    }
     let entries = std::fs::read_dir(folder).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<PathBuf>, _>>());
     let problem = match entries {
         Err(error) => format!("cannot read the folder: {error}"),
         Ok(mut files) => {
-            files.retain(|path| path.extension().is_some_and(|extension| extension == "safetensors"));
+            files.retain(|path| path.extension().is_some_and(|extension| extension == "safetensors") || families::is_one(path));
             files.sort();
             if !files.is_empty() {
-                return files.iter().try_for_each(|file| tell(check_file(file)));
+                return files.iter().try_for_each(|path| tell(if path.is_dir() { families::check(path) } else { check_file(path) }));
             }
-            "there is no .safetensors file in the folder".to_string()
+            "there is no .safetensors file in the folder, and no model with an expected.safetensors".to_string()
         }
     };
     tell(Case { problem: Some(problem), ..Case::new(Identity::Golden, folder.display().to_string()) })
@@ -96,7 +100,7 @@ fn is_zero(name: &str, variant: &Variant, expected: &[f32]) -> bool {
     expected.iter().all(|x| f64::from(x.abs()) < ZERO) || cancelled && name.contains("self_attn.out_gate_proj.")
 }
 
-fn text(error: termwise_llama::Error) -> String {
+pub(super) fn text(error: termwise_llama::Error) -> String {
     error.to_string()
 }
 

@@ -8,6 +8,7 @@ mod differences;
 mod document;
 mod draw;
 mod engines;
+mod families;
 mod golden;
 mod identities;
 mod operations;

@@ -22,7 +22,7 @@ pub enum Identity {
     NormCancels,
     /// Sum-normalised products do not see the size of q.
     QueryScale,
-    /// Reference files of whole models and of single operations.
+    /// Reference files of whole models, of single operations and of families.
     Golden,
 }
 
@@ -66,7 +66,7 @@ impl Identity {
             Identity::TaylorLimit => "orders 0..p approach softmax at the rate of the remainder",
             Identity::NormCancels => "scale-free norms cancel denominators and output gates",
             Identity::QueryScale => "sum-normalised products do not change when q is scaled",
-            Identity::Golden => "reference files: whole models and single operations, with every gradient",
+            Identity::Golden => "reference files: whole models, single operations and families, with every gradient",
         }
     }
 }

@@ -44,7 +44,7 @@ impl QuerySplit<'_> {
         let (c, l, b) = (self.of.chunks, self.of.chunks.layout, self.of.b);
         let s = l.shape;
         let (in_group, start) = (h % s.group(), l.split_cuts.positions[self.of.split]);
-        let head = &l.heads[h];
+        let (head, far) = (l.pass(h, group.far), group.far as usize);
         let before = c.log_decay_at(group, b, chunk * l.chunk_len());
         for tile in l.tiles_of(chunk) {
             let count = c.count(b, tile);
@@ -53,12 +53,13 @@ impl QuerySplit<'_> {
             }
             let scratch = &mut self.of.scratch;
             c.decays(group, b, tile, before, 1.0, scratch.decays);
-            c.query_rows(simd, b, h, tile, scratch);
+            c.query_rows(simd, group, b, h, tile, scratch);
             let back = &mut scratch.backward;
             simd.call(Transpose { rows: scratch.rows, stride: l.ep, count, dim: s.e, columns: back.columns, len: l.pitch });
             simd.call(Stem { basis: &group.basis, len: l.pitch, x: scratch.x, stem: scratch.stem });
             let orders = group.basis.orders().len();
-            let wanted = if group.decays || head.learned > 0 { orders * l.pitch } else { 0 };
+            let has_log = l.has_log_factor(head);
+            let wanted = if group.decays || head.learned > 0 || has_log { orders * l.pitch } else { 0 };
             back.parts[..wanted].fill(0.0);
             let points = Points { basis: &group.basis, len: l.pitch, count, x: scratch.x, stem: scratch.stem, factors: &c.factors[h] };
             simd.call(Slope {
@@ -76,16 +77,17 @@ impl QuerySplit<'_> {
                 parts: &mut back.parts[..wanted],
             });
             let (from, to) = (tile * l.tile - start, tile * l.tile - start + count);
-            let dq = self.to.dq.rows(in_group, from, to);
-            simd.call(AddTransposed { columns: back.dx, len: l.pitch, rows: dq, stride: l.dp, count, dim: s.d });
-            if group.decays {
-                let ddecay = self.to.ddecay.rows(in_group, from, to);
+            let dq = self.to.dq[far].rows(in_group, from, to);
+            simd.call(AddTransposed { columns: back.dx, len: l.pitch, rows: dq, stride: l.dp, count, dim: group.basis.d() });
+            let logs = [(group.decays, &mut self.to.ddecay), (has_log, &mut self.to.dlog[far])];
+            for (_, dlog) in logs.into_iter().filter(|(there, _)| *there) {
+                let dlog = dlog.rows(in_group, from, to);
                 for (part, a) in back.parts[..wanted].chunks_exact(l.pitch).zip(&head.coefficients) {
-                    ddecay.iter_mut().zip(part).for_each(|(d, &part)| *d += a * part as f64);
+                    dlog.iter_mut().zip(part).for_each(|(d, &part)| *d += a * part as f64);
                 }
             }
             if head.learned > 0 {
-                let dlearned = &mut self.to.dlearned.row(in_group, 0)[..head.learned];
+                let dlearned = &mut self.to.dlearned[far].row(in_group, 0)[..head.learned];
                 for (d, part) in dlearned.iter_mut().zip(back.parts.chunks_exact(l.pitch)) {
                     *d += part[..count].iter().map(|&part| part as f64).sum::<f64>();
                 }
@@ -94,9 +96,13 @@ impl QuerySplit<'_> {
     }
 }
 
-/// The keys of one split against the gradients of the states after their chunks: dk, dv, and the keys' part of dκ and dc.
+/// The keys of one split that enter states with this lag, against the gradients of the states after their chunks: dk, dv, and the keys' part of dκ and
+/// dc.
 pub struct KeySplit<'a> {
     pub of: Split<'a>,
+    pub lag: usize,
+    /// The first position of the split's keys.
+    pub start: usize,
     pub to: KeyGrads<'a>,
 }
 
@@ -106,7 +112,8 @@ impl Task for KeySplit<'_> {
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
         let (c, l, b) = (self.of.chunks, self.of.chunks.layout, self.of.b);
-        for group in l.groups_of(self.of.g) {
+        let lag = self.lag;
+        for group in l.groups_of(self.of.g).filter(|group| group.lag == lag) {
             let memory = self.of.take_state(group);
             let mut state = State::of(group, c, memory);
             let chunks = l.split(self.of.split);
@@ -131,16 +138,16 @@ impl KeySplit<'_> {
         let (c, l, b) = (self.of.chunks, self.of.chunks.layout, self.of.b);
         let s = l.shape;
         // Weights of keys are shared by the heads of a group: the first has their gradient for all.
-        let (in_group, start) = (group.heads[0] % s.group(), l.split_cuts.padded[self.of.split]);
+        let (in_group, start) = (group.heads[0] % s.group(), self.start);
         let end = c.log_decay_at(group, b, ((chunk + 1) * l.chunk_len()).min(c.length(b)));
-        for tile in l.tiles_of(chunk) {
+        for tile in l.entering(chunk, group.lag) {
             let count = c.count(b, tile);
-            if count == 0 {
+            if !c.enters(group, b, tile) {
                 break;
             }
             let scratch = &mut self.of.scratch;
             let back = &mut scratch.backward;
-            c.decays(group, b, tile, end, -1.0, scratch.decays);
+            c.key_decays(group, b, tile, end, scratch.decays);
             c.weighted_values(group, b, tile, scratch.decays, scratch.rows);
             simd.call(Transpose { rows: scratch.rows, stride: l.ep, count, dim: s.e, columns: back.columns, len: l.pitch });
             let x = c.keys(group, b, tile, scratch.x);
@@ -164,7 +171,7 @@ impl KeySplit<'_> {
             });
             let (first, last) = (tile * l.tile - start, tile * l.tile - start + count);
             let (dk, dv) = (self.to.dk.rows(group.class, first, last), self.to.dv.rows(group.class, first, last));
-            simd.call(AddTransposed { columns: back.dx, len: l.pitch, rows: dk, stride: l.dp, count, dim: s.d });
+            simd.call(AddTransposed { columns: back.dx, len: l.pitch, rows: dk, stride: l.dp, count, dim: group.basis.d() });
             let key_weights = c.key_weights(group, b, tile);
             for (i, (dv, from)) in dv.chunks_exact_mut(l.ep).zip(back.drows.chunks_exact(l.ep)).enumerate() {
                 let factor = scratch.decays[i] * key_weights.map_or(1.0, |weights| weights[i]);

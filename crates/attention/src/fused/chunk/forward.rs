@@ -4,7 +4,7 @@ use crate::Report;
 use crate::fused::chunk::{Split, State};
 use crate::fused::epilogue::{Outputs, RowSums};
 use crate::fused::plan::ChunkGroup;
-use crate::fused::tile_forward::{Context, ForwardTile, Queries};
+use crate::fused::tile_forward::{Context, ForwardTile, KeysOf, Queries};
 use crate::kernels::disjoint::Block;
 use crate::kernels::features::{Points, Read, Stem, Transpose};
 use crate::kernels::simd::{Simd, Task};
@@ -54,25 +54,28 @@ impl ForwardSplit<'_, '_> {
         let (first, last) = (tiles.start * l.tile, (tiles.end * l.tile).min(s.time));
         let (in_group, start) = (h % s.group(), l.split_cuts.positions[self.of.split]);
         let scratch = &mut self.of.scratch;
-        self.context.sources.query(l, b, h).fill(simd, first, s.time, &mut scratch.queries[..(last - first) * l.dp], l.dp);
+        self.context.sources.query(l, b, h, group.far).fill(simd, first, s.time, &mut scratch.queries[..(last - first) * l.dp], l.dp);
         let before = c.log_decay_at(group, b, first);
         let mut report = Report::default();
         for tile in tiles.clone() {
             let count = c.count(b, tile);
             let (from, to) = (tile * l.tile - start, ((tile + 1) * l.tile).min(s.time) - start);
             let [u, z, rho] = &mut self.sums;
-            let sums = if u.is_empty() {
+            let mut sums = if u.is_empty() {
                 RowSums { u: scratch.u, z: scratch.z, rho: scratch.rho }
             } else {
                 RowSums { u: u.rows(in_group, from, to), z: z.rows(in_group, from, to), rho: rho.rows(in_group, from, to) }
             };
+            let mut far_sums = RowSums { u: scratch.far_u, z: scratch.far_z, rho: scratch.far_rho };
             let queries = &scratch.queries[(tile - tiles.start) * l.tile * l.dp..];
             let mut begun = false;
             if let Some((state_h, state_z)) = known.filter(|_| count > 0) {
-                simd.call(Transpose { rows: queries, stride: l.dp, count, dim: s.d, columns: scratch.x, len: l.pitch });
+                let dim = group.basis.d();
+                simd.call(Transpose { rows: queries, stride: l.dp, count, dim, columns: scratch.x, len: l.pitch });
                 simd.call(Stem { basis: &group.basis, len: l.pitch, x: scratch.x, stem: scratch.stem });
                 let points = Points { basis: &group.basis, len: l.pitch, count, x: scratch.x, stem: scratch.stem, factors: &c.factors[h] };
-                let (u, z) = (&mut sums.u[..count * l.ep], &mut sums.z[..count]);
+                let remembered = if group.far { &mut far_sums } else { &mut sums };
+                let (u, z) = (&mut remembered.u[..count * l.ep], &mut remembered.z[..count]);
                 z.fill(0.0);
                 let weights = &mut *scratch.weights;
                 simd.call(Read { points, h: state_h, z: state_z, ep: l.ep, rows: u, weights, block: scratch.block });
@@ -89,8 +92,15 @@ impl ForwardSplit<'_, '_> {
                 begun = true;
             }
             let q = Queries::Prepared(queries);
+            let (near, far, cached) = match group.far {
+                false => (KeysOf { from: tiles.start, begun, q }, None, None),
+                true => {
+                    let near = KeysOf { from: 0, begun: false, q: Queries::Scratch(scratch.near) };
+                    (near, Some(KeysOf { from: l.frontier(chunk, group.lag), begun, q }), self.context.cached(b, h, None))
+                }
+            };
             let to = Outputs { y: &mut self.y, head: in_group, row: from };
-            let task = ForwardTile { context: self.context, b, h, tile, from: tiles.start, begun, q, cached: None, sums, to };
+            let task = ForwardTile { context: self.context, b, h, tile, near, far, cached, sums, far_sums, to };
             report = report.or(simd.call(task));
         }
         report

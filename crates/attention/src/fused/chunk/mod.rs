@@ -38,9 +38,9 @@ pub struct Chunks<'a> {
 /// Queries and their gradients, which the backward pass reads.
 #[derive(Clone, Copy, Default)]
 pub struct QueryGrads<'a> {
-    /// [N, Tp, dp]
+    /// [passes, N, Tp, dp]
     pub q: &'a [f32],
-    /// [N, T, ep] and [N, T]
+    /// [passes, N, T, ep] and [passes, N, T]
     pub du: &'a [f32],
     pub dz: &'a [f32],
 }
@@ -49,12 +49,18 @@ pub struct QueryGrads<'a> {
 pub struct ChunkScratch<T> {
     /// A state, where splits have none in memory.
     pub state: T,
-    /// Prepared queries of a chunk, [positions, dp].
+    /// Prepared queries of a chunk, [positions, dp], as they meet the keys in the state.
     pub queries: T,
+    /// Those of a tile as they meet near keys, where the state holds far keys.
+    pub near: T,
     /// Sums of a tile [L, ep] and [L], where they are not saved.
     pub u: T,
     pub z: T,
     pub rho: T,
+    /// Those over far keys.
+    pub far_u: T,
+    pub far_z: T,
+    pub far_rho: T,
     /// [dp, L]
     pub x: T,
     /// [M, L]
@@ -98,9 +104,13 @@ impl<T> ChunkScratch<T> {
         ChunkScratch {
             state: take(only(own_state, most(|group| group.len))),
             queries: take(only(!backward, ((l.chunk_tiles - 1) * l.tile + l.pitch) * l.dp)),
+            near: take(only(!backward && l.passes() > 1, len * l.dp)),
             u: take(only(!backward, len * l.ep)),
             z: take(only(!backward, len)),
             rho: take(only(!backward, len)),
+            far_u: take(only(!backward && l.passes() > 1, len * l.ep)),
+            far_z: take(only(!backward && l.passes() > 1, len)),
+            far_rho: take(only(!backward && l.passes() > 1, len)),
             x: take(l.dp * len),
             stem: take(stem),
             block: take(BLOCK * len),
@@ -219,15 +229,34 @@ impl<'a> Chunks<'a> {
         }
     }
 
-    /// Prepared keys of a tile, [d, L], zero after the count: in place, or in `x`.
+    /// Whether a tile of keys enters the state after the chunk that says so: far keys do where all are far from the last position.
+    fn enters(&self, group: &ChunkGroup, b: usize, tile: usize) -> bool {
+        let end = (tile + 1) * self.layout.tile;
+        if group.far { end.saturating_add(group.distance.window) <= self.length(b) } else { self.count(b, tile) > 0 }
+    }
+
+    /// e^{c − c_s} of the keys of a tile, 0 of those that do not enter the state: sinks, and what does not count.
+    fn key_decays(&self, group: &ChunkGroup, b: usize, tile: usize, c: f64, decays: &mut [f32]) {
+        self.decays(group, b, tile, c, -1.0, decays);
+        decays[..self.sinks(group, b, tile)].fill(0.0);
+    }
+
+    /// How many keys of a tile are sinks, which no state of far keys holds.
+    fn sinks(&self, group: &ChunkGroup, b: usize, tile: usize) -> usize {
+        let l = self.layout;
+        let sinks = group.distance.after(self.gates.positions_before(b)).sinks;
+        if group.far { sinks.saturating_sub(tile * l.tile).min(l.tile) } else { 0 }
+    }
+
+    /// Prepared keys of a tile, [width, L], zero after the count: in place, or in `x`.
     pub fn keys<'b>(&self, group: &ChunkGroup, b: usize, tile: usize, x: &'b mut [f32]) -> &'b [f32]
     where
         'a: 'b,
     {
         let l = self.layout;
         let (len, kv, count) = (l.pitch, l.kv_index(group.class, b, group.g), self.count(b, tile));
-        let size = l.shape.d * len;
-        let kt = &self.kt[(kv * l.tiles + tile) * size..][..size];
+        let size = group.basis.d() * len;
+        let kt = &self.kt[(kv * l.tiles + tile) * l.width * len..][..size];
         if count == len {
             return kt;
         }
@@ -280,13 +309,21 @@ impl<'a> Chunks<'a> {
         }
         let end = self.log_decay_at(group, b, (start + l.chunk_len()).min(self.length(b)));
         let mut keep = (end - self.log_decay_at(group, b, start)).exp() as f32;
-        for tile in l.tiles_of(chunk) {
+        // A state decays with its chunk, whether keys enter it or not.
+        let tiles = l.entering(chunk, group.lag);
+        if tiles.is_empty() || !self.enters(group, b, tiles.start) {
+            if keep != 1.0 {
+                state.h.iter_mut().chain(&mut *state.z).for_each(|x| *x *= keep);
+            }
+            return;
+        }
+        for tile in tiles {
             let count = self.count(b, tile);
-            if count == 0 {
+            if !self.enters(group, b, tile) {
                 break;
             }
-            self.decays(group, b, tile, end, -1.0, scratch.decays);
-            let plain = !group.decays && !group.weighs_keys;
+            self.key_decays(group, b, tile, end, scratch.decays);
+            let plain = !group.decays && !group.weighs_keys && self.sinks(group, b, tile) == 0;
             let rows = if plain {
                 self.values(group, b, tile)
             } else {
@@ -328,7 +365,7 @@ impl<'a> Chunks<'a> {
                     break;
                 }
                 self.decays(group, b, tile, before, 1.0, scratch.decays);
-                self.query_rows(simd, b, h, tile, scratch);
+                self.query_rows(simd, group, b, h, tile, scratch);
                 simd.call(Stem { basis: &group.basis, len: l.pitch, x: scratch.x, stem: scratch.stem });
                 let points =
                     Points { basis: &group.basis, len: l.pitch, count, x: scratch.x, stem: scratch.stem, factors: &self.factors[h] };
@@ -341,11 +378,20 @@ impl<'a> Chunks<'a> {
 
     /// Queries of a tile into `x`, decay·dU into `rows` and decay·dz into `weights`, all zero after the count.
     #[inline(always)]
-    pub fn query_rows<S: Simd>(&self, simd: S, b: usize, h: usize, tile: usize, scratch: &mut ChunkScratch<&mut [f32]>) {
+    pub fn query_rows<S: Simd>(
+        &self,
+        simd: S,
+        group: &ChunkGroup,
+        b: usize,
+        h: usize,
+        tile: usize,
+        scratch: &mut ChunkScratch<&mut [f32]>,
+    ) {
         let (l, grads) = (self.layout, self.queries);
-        let (n, first, count) = (b * l.shape.heads + h, tile * l.tile, self.count(b, tile));
+        let n = group.far as usize * l.head_count() + b * l.shape.heads + h;
+        let (first, count) = (tile * l.tile, self.count(b, tile));
         let q = &grads.q[(n * l.tp() + first) * l.dp..][..l.pitch * l.dp];
-        simd.call(Transpose { rows: q, stride: l.dp, count, dim: l.shape.d, columns: scratch.x, len: l.pitch });
+        simd.call(Transpose { rows: q, stride: l.dp, count, dim: group.basis.d(), columns: scratch.x, len: l.pitch });
         let at = n * l.shape.time + first;
         let du = grads.du[at * l.ep..][..count * l.ep].chunks_exact(l.ep);
         for ((row, du), &decay) in scratch.rows.chunks_exact_mut(l.ep).zip(du).zip(&*scratch.decays) {

@@ -137,7 +137,13 @@ pub fn backward(
         meet(c, to, states, after);
     }
     boundary_states(c, states, tasks, true);
-    each(c, states, to.keys(l, cuts), tasks, |of, to| dispatch(KeySplit { of, to }));
+    for (lag, cuts) in &l.lags {
+        let lag = *lag;
+        each(c, states, to.keys(l, cuts), tasks, |of, to| {
+            let start = cuts.padded[of.split];
+            dispatch(KeySplit { of, lag, start, to });
+        });
+    }
     if let Some(before) = state {
         for (before, states) in before.chunks_exact_mut(l.state_len).zip(states.chunks_exact(l.splits * l.state_len)) {
             before.copy_from_slice(&states[..l.state_len]);

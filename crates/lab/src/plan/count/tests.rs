@@ -1,4 +1,4 @@
-use termwise_attention::{Layer, Rope, Shape};
+use termwise_attention::{Inputs, Layer, Rope, Shape};
 
 use super::*;
 
@@ -146,6 +146,35 @@ fn memory_is_that_of_the_states_themselves() {
     assert_eq!(planned.state, (153 + 17 + 153) * 17);
     assert_eq!(planned.growth(), 4 * 2 * 16);
     assert_eq!(planned.cache, 2 * 4 * 2 * 16);
+}
+
+/// Windows, sinks and far states, once they are full.
+#[test]
+fn windows_take_what_they_hold() {
+    let carried = |shape: &Shape| 8 + shape.kv_heads * 8 + shape.heads * (4 * 8 + 4);
+    for (text, heads, kv_heads) in [
+        ("exp window=20", 4, 2),
+        ("exp window=140 sinks=3", 2, 2),
+        ("exp window=20 sinks=3 far(taylor=0..2 dim=4)", 4, 2),
+        ("exp window=20 far(taylor=0..2)", 2, 1),
+        ("exp window=20 far(taylor=0..2 dim=4 centre=running)", 2, 1),
+        ("exp window=20 far(feature=elu)", 2, 1),
+    ] {
+        let (d, heads_of) = (8, vec![variant(&format!("{text} rope=off")); heads]);
+        let layer = Layer::new(heads, kv_heads, d).heads(&heads_of).expect("a layer");
+        let mut state = layer.state(1).expect("a state");
+        let ([q, k, v], mut y) = (layer.widths().map(|width| vec![0.1; width]), vec![0.0; heads * d]);
+        let extras: Vec<_> = layer.extras().iter().map(|spec| (spec.extra, vec![0.1; spec.values(1)])).collect();
+        for _ in 0..400 {
+            let inputs = extras.iter().fold(Inputs::new(&q, &k, &v), |inputs, (extra, values)| inputs.with(*extra, values));
+            state.step(&inputs, &mut y).unwrap_or_else(|error| panic!("{error}"));
+        }
+        let planned = Attention::of_layer(&heads_of, Sizes { kv_heads, d });
+        let shape = Shape { batch: 1, time: 1, heads, kv_heads, d, e: d };
+        assert_eq!(planned.kept_bytes(400), (state.bytes() - carried(&shape)) as u64, "{text}: {planned:?}");
+        assert_eq!(planned.growth(), 0, "{text}");
+    }
+    assert!(layer("exp window=20 far(exp)", 2, 1, 8).growth() > 0);
 }
 
 #[test]
