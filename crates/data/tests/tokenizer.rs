@@ -267,7 +267,7 @@ fn what_replaces_a_word_by_a_book_is_refused_before_it_reads_anything() {
     // Alone each is harmless; four of them make 10^8 bytes of one.
     let bomb = sequence(vec![replace(word("a"), &"a".repeat(100)); 4]);
     for refused in [bomb, replace(serde_json::json!({"Regex": "x*"}), &"y".repeat(300))] {
-        let error = with("normalizer", refused).err().expect("refused").to_string();
+        let error = with("normalizer", refused).expect_err("refused").to_string();
         assert!(error.contains("t.json") && error.contains("times as long"), "{error}");
     }
     // As those in use do it.
