@@ -21,6 +21,7 @@ mod mode;
 mod plan;
 mod prefill;
 mod prepare;
+mod saved;
 mod scratch;
 mod through_state;
 mod tile_backward;
