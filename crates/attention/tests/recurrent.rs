@@ -348,7 +348,7 @@ fn packed_products_are_products_of_full_tensor_powers() {
             let basis = termwise_attention::Basis::new(d, &[n]).expect("a small basis");
             let packed = |x: &[f64]| {
                 let mut rows = vec![0.0; basis.rows()];
-                basis.of_one(x, &mut vec![0.0; basis.stem_rows()], &mut rows);
+                basis.of_one(x, &mut vec![0.0; basis.lower_order_rows()], &mut rows);
                 rows
             };
             assert!(basis.rows() <= full(&q).len());

@@ -370,7 +370,7 @@ impl Task for Gradients<'_> {
     }
 }
 
-/// Rows of a state times the monomials of e^{c' − c}; `room` has the rows of the basis and of its stem.
+/// Rows of a state times the monomials of e^{c' − c}; `room` has the rows of the basis and of its lower_orders.
 #[inline(always)]
 pub fn decay_state<S: Simd>(simd: S, basis: &Basis, [before, after]: [&[f64]; 2], h: &mut [f32], z: &mut [f32], room: &mut [f32]) {
     let mut factors = [0.0; WIDEST];

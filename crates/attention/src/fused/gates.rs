@@ -84,7 +84,7 @@ impl<'a> Gates<'a> {
     /// ρ before the first key. A sink is as if it were a key: the running maximum starts with it.
     #[inline(always)]
     pub fn first_rho(&self, head: &Head, h: usize) -> f32 {
-        if head.frame == Rescale::SubtractMax && head.variant.denominator.has_sink() { self.sinks[h] } else { head.frame.start() }
+        if head.rescale == Rescale::SubtractMax && head.variant.denominator.has_sink() { self.sinks[h] } else { head.rescale.start() }
     }
 
     /// b of a sum with a sink.

@@ -67,7 +67,7 @@ pub(crate) struct Head {
     /// a_n of its polynomial, with learned coefficients taken in; empty where it is none.
     pub coefficients: Vec<f64>,
     /// How rows are kept within float32. States have no log scale, hence chunks have none.
-    pub frame: Rescale,
+    pub rescale: Rescale,
     /// Whether it has a state from chunk to chunk instead of looking at all keys.
     pub chunked: bool,
 }
@@ -206,7 +206,7 @@ impl Layout {
                 plan: plan.clone(),
                 kernel: plan.kernel.clone(),
                 coefficients: plan.kernel.polynomial().into_iter().flatten().map(|(_, a)| a).collect(),
-                frame: if chunked { Rescale::None } else { plan.rescale },
+                rescale: if chunked { Rescale::None } else { plan.rescale },
                 chunked,
             }
         };
@@ -446,7 +446,7 @@ impl Layout {
 fn fill_factors(factors: &mut Vec<f32>, group: &ChunkGroup, coefficients: &[f64]) {
     factors.clear();
     for (i, a) in coefficients.iter().enumerate() {
-        factors.extend(group.basis.inverse_factorials()[group.basis.span(i)].iter().map(|x| (a * *x as f64) as f32));
+        factors.extend(group.basis.inverse_factorials()[group.basis.order_range(i)].iter().map(|x| (a * *x as f64) as f32));
     }
 }
 

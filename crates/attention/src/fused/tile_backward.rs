@@ -197,11 +197,11 @@ impl BackwardTiles<'_, '_> {
                     }
                     let row = (decay.map_or(0.0, |d| d[r]) - base) as f32;
                     let decay_row = || decay.map(|_| DecayRow { row, columns: &columns });
-                    let frame = head.frame.of(c.rho[at] - c.logs.get(of_pass).copied().unwrap_or(0.0));
+                    let rho = head.rescale.of(c.rho[at] - c.logs.get(of_pass).copied().unwrap_or(0.0));
                     let dz = c.dz[of_pass];
                     if head.learned > 0 {
                         let (decay, clamp) = (decay_row(), head.clamp);
-                        let grads = CoefficientRow { x, dp, visible, clamp, decay, frame, dz, key_weights };
+                        let grads = CoefficientRow { x, dp, visible, clamp, decay, rho, dz, key_weights };
                         head.kernel.learned_row(simd, grads, dlearned);
                     }
                     if has_log {
@@ -218,7 +218,7 @@ impl BackwardTiles<'_, '_> {
                             visible,
                             clamp: head.clamp,
                             decay: decay_row().map(|decay| DecayGrad { decay, dcolumns: &mut dcolumns, own: diagonal }),
-                            frame,
+                            rho,
                             dz,
                             key_weights,
                         },

@@ -178,7 +178,7 @@ impl Task for ForwardTile<'_, '_> {
             let RowSums { u, z, rho } = sums;
             let (u, z, rho) = (&mut u[..(last - first) * l.ep], &mut z[..last - first], &mut rho[..last - first]);
             u[(counted - first) * l.ep..].fill(0.0);
-            rho.fill(if far { head.frame.start() } else { c.gates.first_rho(head, self.h) });
+            rho.fill(if far { head.rescale.start() } else { c.gates.first_rho(head, self.h) });
             rho[counted - first..].fill(0.0);
 
             let size = (counted - first) * l.dp;
@@ -267,7 +267,7 @@ impl Task for ForwardTile<'_, '_> {
                                 visible: seen.row(r),
                                 clamp: head.clamp,
                                 decay: base.map(|base| DecayRow { row: (decay.map_or(0.0, |d| d[r]) - base) as f32, columns: &columns }),
-                                frame: head.frame.of(rho[i]),
+                                rho: head.rescale.of(rho[i]),
                                 sums: &mut sums[i],
                                 key_weights,
                             },
@@ -301,7 +301,7 @@ impl Task for ForwardTile<'_, '_> {
         let has_far = l.far[self.h].is_some();
         if has_far || l.has_log_factor(&l.heads[self.h]) {
             let variant = &l.heads[self.h].variant;
-            let sink = c.gates.sink(variant, self.h).filter(|_| l.heads[self.h].frame != Rescale::SubtractMax);
+            let sink = c.gates.sink(variant, self.h).filter(|_| l.heads[self.h].rescale != Rescale::SubtractMax);
             for (i, t) in (first..counted).enumerate() {
                 let sees_far = has_far && !distance.far(begins + t).is_empty();
                 let (from, sums) = (&self.far_sums, &mut self.sums);

@@ -308,8 +308,8 @@ impl Cache {
         if let Some(cap) = query.cap {
             soft_cap(simd, &mut x, cap);
         }
-        let frame = query.rescale.of(query.sums.rho);
-        let row = ForwardRow { x: &mut x, visible: seen, clamp: query.clamp, decay, frame, sums: &mut query.sums.lanes, key_weights };
+        let rho = query.rescale.of(query.sums.rho);
+        let row = ForwardRow { x: &mut x, visible: seen, clamp: query.clamp, decay, rho, sums: &mut query.sums.lanes, key_weights };
         if let Some((now, factor)) = query.kernel.forward_row(simd, row) {
             query.sums.rho = now;
             query.u.iter_mut().for_each(|u| *u *= factor);

@@ -17,7 +17,7 @@ use crate::kernels::PAD;
 use crate::kernels::basis::{Basis, decay_rows};
 use crate::kernels::score_rows::Rescale;
 use crate::kernels::simd::{Simd, Task, dispatch};
-use crate::kernels::state_update::{sweep, sweep_written};
+use crate::kernels::state_update::{update_and_read, write_and_read};
 use crate::layer::{Class, Features, Head, StateGroup};
 use crate::parts::rope::rotate;
 use crate::real::dot;
@@ -136,7 +136,7 @@ impl Store {
 /// Values of scratch memory that one state group takes.
 fn scratch_len(widths: [usize; 2], e: usize, heads: usize, basis: Option<&Basis>) -> usize {
     // One reader more than heads, and what it finds: the key, where there is a write rule.
-    let rows = basis.map_or(0, |basis| padded(basis.stem_rows()) + padded(basis.rows()) * (2 + heads));
+    let rows = basis.map_or(0, |basis| padded(basis.lower_order_rows()) + padded(basis.rows()) * (2 + heads));
     let keys: usize = widths.map(|width| padded(width) * (2 + heads)).iter().sum();
     rows + keys + padded(e) * (3 + heads) + 2 * heads
 }
@@ -479,12 +479,12 @@ impl MomentsStep<'_> {
         let kernel = |head: usize| if far { far_kernels[head].as_ref().unwrap_or(&kernels[head]) } else { &kernels[head] };
         let plan = |head: usize| layer.far_plans()[head].as_ref().filter(|_| far).unwrap_or(&layer.head_plans()[head]);
         let (n, width, ep) = (basis.rows(), basis.d(), value.len());
-        let (stem, scratch) = scratch.split_at_mut(padded(basis.stem_rows()));
+        let (lower_orders, scratch) = scratch.split_at_mut(padded(basis.lower_order_rows()));
         let (k, scratch) = scratch.split_at_mut(padded(n));
         let (q, found) = scratch.split_at_mut(padded(n) * (1 + group.heads.len()));
         match entering {
             Some((key, decay)) => {
-                basis.of_one(key, stem, k);
+                basis.of_one(key, lower_orders, k);
                 k[n..].fill(0.0);
                 if decay != 1.0 {
                     k.iter_mut().for_each(|k| *k *= decay);
@@ -493,12 +493,12 @@ impl MomentsStep<'_> {
             None => k.fill(0.0),
         }
         for ((&head, query), q) in group.heads.iter().zip(queries.chunks_exact(stride)).zip(q.chunks_exact_mut(padded(n))) {
-            basis.of_one(&query[..width], stem, q);
+            basis.of_one(&query[..width], lower_orders, q);
             q[n..].fill(0.0);
             let learned = plan(head).learned > 0;
             for (i, &order) in basis.orders().iter().enumerate() {
                 let a = if learned { kernel(head).coefficient(order) as f32 } else { 1.0 };
-                let span = basis.span(i);
+                let span = basis.order_range(i);
                 for (q, &c) in q[span.clone()].iter_mut().zip(&tables[head][span]) {
                     *q *= c * a;
                 }
@@ -506,13 +506,13 @@ impl MomentsStep<'_> {
         }
         u.fill(0.0);
         match beta {
-            None => sweep(simd, h, ep, m, k, value, &q[..group.heads.len() * padded(n)], u),
+            None => update_and_read(simd, h, ep, m, k, value, &q[..group.heads.len() * padded(n)], u),
             Some(beta) => {
                 let (first, reader) = (group.heads[0], &mut q[group.heads.len() * padded(n)..]);
                 let learned = plan(first).learned > 0;
                 for (i, &order) in basis.orders().iter().enumerate() {
                     let a = if learned { kernel(first).coefficient(order) as f32 } else { 1.0 };
-                    let span = basis.span(i);
+                    let span = basis.order_range(i);
                     let table = key_tables[first][span.clone()].iter();
                     reader[span.clone()].iter_mut().zip(&k[span]).zip(table).for_each(|((q, k), c)| *q = k * c * a);
                 }
@@ -521,7 +521,7 @@ impl MomentsStep<'_> {
                 found.fill(0.0);
                 let mut written = [0.0; 256];
                 let written = &mut written[..ep];
-                sweep_written(simd, h, ep, m, k, q, found, written, |columns, found, written| {
+                write_and_read(simd, h, ep, m, k, q, found, written, |columns, found, written| {
                     let answers = &found[ep * group.heads.len()..][columns.clone()];
                     let answers = value[columns.clone()].iter().zip(answers);
                     written[columns].iter_mut().zip(answers).for_each(|(u, (v, answer))| *u = beta * (v - m * answer));

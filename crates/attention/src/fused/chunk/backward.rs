@@ -3,7 +3,7 @@
 use crate::fused::chunk::{Split, State, multiply_columns};
 use crate::fused::gradients::{KeyGrads, QueryGrads};
 use crate::fused::plan::ChunkGroup;
-use crate::kernels::features::{AddTransposed, Points, Read, Slope, Stem, Transpose};
+use crate::kernels::features::{AddTransposed, LowerOrders, Points, Read, Slope, Transpose};
 use crate::kernels::simd::{Simd, Task};
 use crate::real::dot;
 
@@ -57,12 +57,19 @@ impl QuerySplit<'_> {
             c.decay_queries(simd, group, b, tile, scratch.x, scratch.channels);
             let back = &mut scratch.backward;
             simd.call(Transpose { rows: scratch.rows, stride: l.ep, count, dim: s.e, columns: back.columns, len: l.pitch });
-            simd.call(Stem { basis: &group.basis, len: l.pitch, x: scratch.x, stem: scratch.stem });
+            simd.call(LowerOrders { basis: &group.basis, len: l.pitch, x: scratch.x, lower_orders: scratch.lower_orders });
             let orders = group.basis.orders().len();
             let has_log = l.has_log_factor(head);
             let wanted = if group.decays || head.learned > 0 || has_log { orders * l.pitch } else { 0 };
             back.parts[..wanted].fill(0.0);
-            let points = Points { basis: &group.basis, len: l.pitch, count, x: scratch.x, stem: scratch.stem, factors: &c.factors[h] };
+            let points = Points {
+                basis: &group.basis,
+                len: l.pitch,
+                count,
+                x: scratch.x,
+                lower_orders: scratch.lower_orders,
+                factors: &c.factors[h],
+            };
             simd.call(Slope {
                 points,
                 h: state_h,
@@ -72,7 +79,7 @@ impl QuerySplit<'_> {
                 e: s.e,
                 weights: scratch.weights,
                 dx: back.dx,
-                dstem: back.dstem,
+                dlower_orders: back.dlower_orders,
                 gradient: back.gradient,
                 block: scratch.block,
                 parts: &mut back.parts[..wanted],
@@ -155,8 +162,8 @@ impl KeySplit<'_> {
             c.weighted_values(group, b, tile, scratch.decays, scratch.rows);
             simd.call(Transpose { rows: scratch.rows, stride: l.ep, count, dim: s.e, columns: back.columns, len: l.pitch });
             let x = c.keys(simd, group, b, tile, scratch.x, scratch.channels);
-            simd.call(Stem { basis: &group.basis, len: l.pitch, x, stem: scratch.stem });
-            let points = Points { basis: &group.basis, len: l.pitch, count, x, stem: scratch.stem, factors: &[] };
+            simd.call(LowerOrders { basis: &group.basis, len: l.pitch, x, lower_orders: scratch.lower_orders });
+            let points = Points { basis: &group.basis, len: l.pitch, count, x, lower_orders: scratch.lower_orders, factors: &[] };
             let (rows, weights) = (&mut *back.drows, &mut *back.line);
             simd.call(Read { points, h: state_h, z: state_z, ep: l.ep, rows, weights, block: scratch.block });
             simd.call(Slope {
@@ -168,7 +175,7 @@ impl KeySplit<'_> {
                 e: s.e,
                 weights: scratch.decays,
                 dx: back.dx,
-                dstem: back.dstem,
+                dlower_orders: back.dlower_orders,
                 gradient: back.gradient,
                 block: scratch.block,
                 parts: &mut [],

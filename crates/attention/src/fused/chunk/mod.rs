@@ -17,7 +17,7 @@ pub(super) mod run;
 use crate::fused::channels::{Channels, Source, decay_state};
 use crate::fused::gates::Gates;
 use crate::fused::plan::{ChunkGroup, Layout};
-use crate::kernels::features::{Absorb, BLOCK, Points, Stem, Transpose};
+use crate::kernels::features::{Absorb, BLOCK, LowerOrders, Points, Transpose};
 use crate::kernels::simd::Simd;
 
 /// What every pass over chunks reads.
@@ -66,7 +66,7 @@ pub struct ChunkScratch<T> {
     /// [dp, L]
     pub x: T,
     /// [M, L]
-    pub stem: T,
+    pub lower_orders: T,
     /// [BLOCK, L]
     pub block: T,
     /// [L, ep]
@@ -86,7 +86,7 @@ pub struct BackwardScratch<T> {
     /// [BLOCK, L]
     pub gradient: T,
     /// [M, L]
-    pub dstem: T,
+    pub dlower_orders: T,
     /// [dp, L]
     pub dx: T,
     /// [ep, L]
@@ -103,7 +103,8 @@ impl<T> ChunkScratch<T> {
     /// Takes each part by its size.
     fn new(l: &Layout, backward: bool, own_state: bool, mut take: impl FnMut(usize) -> T) -> ChunkScratch<T> {
         let most = |f: fn(&ChunkGroup) -> usize| l.groups.iter().map(f).max().unwrap_or(0);
-        let (len, stem, orders) = (l.pitch, most(|group| group.basis.stem_rows()) * l.pitch, most(|group| group.basis.orders().len()));
+        let (len, lower_orders, orders) =
+            (l.pitch, most(|group| group.basis.lower_order_rows()) * l.pitch, most(|group| group.basis.orders().len()));
         let only = |wanted: bool, size: usize| if wanted { size } else { 0 };
         let mut take = |size: usize| take(size.next_multiple_of(16));
         ChunkScratch {
@@ -117,16 +118,16 @@ impl<T> ChunkScratch<T> {
             far_z: take(only(!backward && l.passes() > 1, len)),
             far_rho: take(only(!backward && l.passes() > 1, len)),
             x: take(l.dp * len),
-            stem: take(stem),
+            lower_orders: take(lower_orders),
             block: take(BLOCK * len),
             rows: take(len * l.ep),
             weights: take(len),
             decays: take(len),
             channels: take(only(l.layer.decays_by_channel(), l.dp * len)),
-            monomials: take(only(l.layer.decays_by_channel(), most(|group| group.basis.rows() + group.basis.stem_rows()))),
+            monomials: take(only(l.layer.decays_by_channel(), most(|group| group.basis.rows() + group.basis.lower_order_rows()))),
             backward: BackwardScratch {
                 gradient: take(only(backward, BLOCK * len)),
-                dstem: take(only(backward, stem)),
+                dlower_orders: take(only(backward, lower_orders)),
                 dx: take(only(backward, l.dp * len)),
                 columns: take(only(backward, l.ep * len)),
                 parts: take(only(backward, orders * len)),
@@ -381,8 +382,8 @@ impl<'a> Chunks<'a> {
                 &*scratch.rows
             };
             let x = self.keys(simd, group, b, tile, scratch.x, scratch.channels);
-            simd.call(Stem { basis: &group.basis, len: l.pitch, x, stem: scratch.stem });
-            let points = Points { basis: &group.basis, len: l.pitch, count, x, stem: scratch.stem, factors: &[] };
+            simd.call(LowerOrders { basis: &group.basis, len: l.pitch, x, lower_orders: scratch.lower_orders });
+            let points = Points { basis: &group.basis, len: l.pitch, count, x, lower_orders: scratch.lower_orders, factors: &[] };
             let (h, z) = (&mut *state.h, &mut *state.z);
             simd.call(Absorb { points, keep, rows, ep: l.ep, weights: scratch.decays, h, z, block: scratch.block });
             keep = 1.0;
@@ -418,9 +419,15 @@ impl<'a> Chunks<'a> {
                 self.decays(group, b, tile, before, 1.0, scratch.decays);
                 self.query_rows(simd, group, b, h, tile, scratch);
                 self.decay_queries(simd, group, b, tile, scratch.x, scratch.channels);
-                simd.call(Stem { basis: &group.basis, len: l.pitch, x: scratch.x, stem: scratch.stem });
-                let points =
-                    Points { basis: &group.basis, len: l.pitch, count, x: scratch.x, stem: scratch.stem, factors: &self.factors[h] };
+                simd.call(LowerOrders { basis: &group.basis, len: l.pitch, x: scratch.x, lower_orders: scratch.lower_orders });
+                let points = Points {
+                    basis: &group.basis,
+                    len: l.pitch,
+                    count,
+                    x: scratch.x,
+                    lower_orders: scratch.lower_orders,
+                    factors: &self.factors[h],
+                };
                 let (h, z) = (&mut *state.h, &mut *state.z);
                 simd.call(Absorb { points, keep, rows: scratch.rows, ep: l.ep, weights: scratch.weights, h, z, block: scratch.block });
                 keep = 1.0;

@@ -6,7 +6,7 @@ use std::ops::Range;
 use crate::fused::chunk::{ChunkScratch, State, multiply_columns};
 use crate::fused::plan::ChunkGroup;
 use crate::fused::write::{Writer, times, weigh_rows};
-use crate::kernels::features::{AddTransposed, Points, Read, Slope, Stem, Transpose};
+use crate::kernels::features::{AddTransposed, LowerOrders, Points, Read, Slope, Transpose};
 use crate::kernels::gemm::multiply;
 use crate::kernels::score_rows::{BackwardRow, CoefficientRow, DecayGrad, Visible, soft_cap_slopes};
 use crate::kernels::simd::{Simd, Task};
@@ -115,8 +115,8 @@ impl Unsolve<'_> {
         weigh_rows(&scratch.decays[..at.len()], u, scratch.rows, l.ep);
         simd.call(Transpose { rows: scratch.rows, stride: l.ep, count: at.len(), dim: s.e, columns: back.columns, len: l.pitch });
         let x = writer.columns(simd, group, tile, false, scratch.x, scratch.channels);
-        simd.call(Stem { basis: &group.basis, len: l.pitch, x, stem: scratch.stem });
-        let points = Points { basis: &group.basis, len: l.pitch, count: at.len(), x, stem: scratch.stem, factors: &[] };
+        simd.call(LowerOrders { basis: &group.basis, len: l.pitch, x, lower_orders: scratch.lower_orders });
+        let points = Points { basis: &group.basis, len: l.pitch, count: at.len(), x, lower_orders: scratch.lower_orders, factors: &[] };
         let (rows, weights, block) = (&mut *back.drows, &mut *scratch.weights, &mut *scratch.block);
         simd.call(Read { points, h: state, z: &[], ep: l.ep, rows, weights, block });
         simd.call(Slope {
@@ -128,7 +128,7 @@ impl Unsolve<'_> {
             e: s.e,
             weights: scratch.weights,
             dx: back.dx,
-            dstem: back.dstem,
+            dlower_orders: back.dlower_orders,
             gradient: back.gradient,
             block: scratch.block,
             parts: &mut [],
@@ -203,11 +203,11 @@ impl Unsolve<'_> {
                 let (visible, clamp) = (Visible::first(seen(r)), head.clamp);
                 if head.learned > 0 {
                     let decay = writer.decay_row(t, &keys);
-                    let row = CoefficientRow { x, dp, visible, clamp, decay, frame: None, dz: 0.0, key_weights: None };
+                    let row = CoefficientRow { x, dp, visible, clamp, decay, rho: None, dz: 0.0, key_weights: None };
                     head.kernel.learned_row(simd, row, &mut self.dlearned[..head.learned]);
                 }
                 let decay = writer.decay_row(t, &keys).map(|decay| DecayGrad { decay, dcolumns: &mut dcolumns, own: false });
-                let row = BackwardRow { x: &mut *x, dp: &mut *dp, visible, clamp, decay, frame: None, dz: 0.0, key_weights: None };
+                let row = BackwardRow { x: &mut *x, dp: &mut *dp, visible, clamp, decay, rho: None, dz: 0.0, key_weights: None };
                 self.ddecay[t] += head.kernel.backward_row(simd, row) as f64;
                 if head.cap.is_some() {
                     dp.iter_mut().zip(&slopes).for_each(|(dx, slope)| *dx *= slope);
@@ -263,9 +263,9 @@ impl Unsolve<'_> {
         weigh_rows(&scratch.decays[..at.len()], &self.dv[at.start * l.ep..], scratch.rows, l.ep);
         simd.call(Transpose { rows: scratch.rows, stride: l.ep, count: at.len(), dim: s.e, columns: back.columns, len: l.pitch });
         let x = writer.columns(simd, group, tile, true, scratch.x, scratch.channels);
-        simd.call(Stem { basis: &group.basis, len: l.pitch, x, stem: scratch.stem });
+        simd.call(LowerOrders { basis: &group.basis, len: l.pitch, x, lower_orders: scratch.lower_orders });
         let factors = &writer.chunks.factors[writer.h];
-        let points = Points { basis: &group.basis, len: l.pitch, count: at.len(), x, stem: scratch.stem, factors };
+        let points = Points { basis: &group.basis, len: l.pitch, count: at.len(), x, lower_orders: scratch.lower_orders, factors };
         let wanted = if group.decays || head.learned > 0 { group.basis.orders().len() * l.pitch } else { 0 };
         let parts = &mut back.parts[..wanted];
         parts.fill(0.0);
@@ -278,7 +278,7 @@ impl Unsolve<'_> {
             e: s.e,
             weights: scratch.weights,
             dx: back.dx,
-            dstem: back.dstem,
+            dlower_orders: back.dlower_orders,
             gradient: back.gradient,
             block: scratch.block,
             parts: &mut *parts,

@@ -30,7 +30,7 @@ use crate::fused::scratch::CallScratch;
 use crate::fused::write::backward::Unsolve;
 use crate::fused::write::forward::Solve;
 use crate::kernels::disjoint::Blocks;
-use crate::kernels::features::{Absorb, Points, Stem, Transpose};
+use crate::kernels::features::{Absorb, LowerOrders, Points, Transpose};
 use crate::kernels::gemm::multiply;
 use crate::kernels::score_rows::{DecayRow, ForwardRow, Visible, soft_cap};
 use crate::kernels::simd::{Simd, dispatch};
@@ -187,7 +187,7 @@ impl<'a> Writer<'a> {
             let (visible, clamp) = (Visible::first(seen(r)), self.head().clamp);
             self.head()
                 .kernel
-                .forward_row(simd, ForwardRow { x: &mut *x, visible, clamp, decay, frame: None, sums: &mut sums, key_weights: None });
+                .forward_row(simd, ForwardRow { x: &mut *x, visible, clamp, decay, rho: None, sums: &mut sums, key_weights: None });
             times(simd, x, -1.0);
         }
     }
@@ -245,8 +245,8 @@ impl<'a> Writer<'a> {
         weigh_rows(&scratch.decays[..count], from, scratch.rows, l.ep);
         let factors: &[f32] = if reads { &self.chunks.factors[self.h] } else { &[] };
         let x = self.columns(simd, group, tile, reads, scratch.x, scratch.channels);
-        simd.call(Stem { basis: &group.basis, len: l.pitch, x, stem: scratch.stem });
-        let points = Points { basis: &group.basis, len: l.pitch, count, x, stem: scratch.stem, factors };
+        simd.call(LowerOrders { basis: &group.basis, len: l.pitch, x, lower_orders: scratch.lower_orders });
+        let points = Points { basis: &group.basis, len: l.pitch, count, x, lower_orders: scratch.lower_orders, factors };
         let (rows, weights, block) = (&*scratch.rows, &*scratch.weights, &mut *scratch.block);
         simd.call(Absorb { points, keep, rows, ep: l.ep, weights, h: state, z: &mut [], block });
     }
