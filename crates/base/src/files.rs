@@ -62,6 +62,31 @@ pub fn read_text(path: &Path) -> std::io::Result<String> {
     text(read(path, TEXT)?)
 }
 
+/// Reads exactly these bytes of an open file, which other threads may read at the same time.
+pub fn read_at(file: &File, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
+    #[cfg(unix)]
+    return std::os::unix::fs::FileExt::read_exact_at(file, out, offset);
+    #[cfg(not(unix))]
+    {
+        // Another handle on the same file has the same position, so that only this thread may use it meanwhile.
+        static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+        let _one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut file = file;
+        std::io::Seek::seek(&mut file, std::io::SeekFrom::Start(offset))?;
+        file.read_exact(out)
+    }
+}
+
+/// Takes a lock that the operating system frees however the process ends; `None` where another process holds it.
+pub fn lock(path: &Path) -> Result<Option<File>> {
+    let file = File::create(path).map_err(Error::io("create", path))?;
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(fs::TryLockError::WouldBlock) => Ok(None),
+        Err(fs::TryLockError::Error(error)) => Err(Error::io("lock", path)(error)),
+    }
+}
+
 /// Writes a file beside its destination, flushes it to the disk and puts it in place of whatever was there.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     let part = beside(path, "part");

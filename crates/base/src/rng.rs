@@ -1,5 +1,15 @@
 //! Random numbers that are the same on every machine for the same seed.
 
+/// 2^64 over the golden ratio: what the state of SplitMix64 grows by.
+pub const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The finalizer of SplitMix64 (Steele, Lea and Flood 2014): every bit of the result depends on all bits of z.
+pub fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
 /// SplitMix64.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
@@ -19,11 +29,8 @@ impl Rng {
 
     /// 64 random bits.
     pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0 = self.0.wrapping_add(GOLDEN);
+        mix(self.0)
     }
 
     /// Uniform between 0 and 1, neither included.

@@ -2,14 +2,20 @@
 
 use std::io::{self, IsTerminal};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use termwise_report::duration;
+use termwise_train::metrics::Train;
+use termwise_train::progress::{Event, describe};
 use termwise_train::sweep::Progress;
 use termwise_train::tell::tell;
 
 use crate::error::Exit;
+
+/// Signals within this time are one: `timeout` and a terminal that is closed send two, and nobody types so fast.
+const ONE: Duration = Duration::from_millis(500);
 
 /// The first Ctrl-C sets the flag and says what is still being done, the second ends the process.
 pub fn stop_on_interrupt(doing: &'static str) -> Arc<AtomicBool> {
@@ -20,9 +26,14 @@ pub fn stop_on_interrupt(doing: &'static str) -> Arc<AtomicBool> {
 pub fn stop_or(doing: &'static str, second: impl Fn() + Send + 'static) -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = stop.clone();
-    let action = move || match flag.swap(true, Ordering::Relaxed) {
-        true => second(),
-        false => tell(&format!("\n{doing}; Ctrl-C again ends at once")),
+    let first = OnceLock::new();
+    let action = move || {
+        if !flag.swap(true, Ordering::Relaxed) {
+            let _ = first.set(Instant::now());
+            tell(&format!("\n{doing}; Ctrl-C again ends at once"));
+        } else if first.get().is_none_or(|at| at.elapsed() > ONE) {
+            second();
+        }
     };
     *ACTION.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(action));
     signals::take();
@@ -160,6 +171,30 @@ impl Bar {
         self.at((1000.0 * fraction) as u64, 1000, &format!("{finished} of {total} runs finished{failed}, {running} under way{left}"));
     }
 
+    /// How a training goes: in the line that moves, or where there is none in one line for each that is logged.
+    pub fn training(&self, event: &Event) {
+        match *event {
+            Event::Begun(step, steps) => {
+                self.at(step, steps, "");
+                self.line.reset_eta();
+            }
+            Event::Step(step) => self.line.set_position(step),
+            Event::Logged { train: Train { step, loss, lr, grad_norm, tokens_per_second: speed, .. }, left, share } => {
+                let share = share.map_or(String::new(), |share| format!(", {:.0} % of peak", 100.0 * share));
+                if !self.line.is_hidden() {
+                    return self.line.set_message(format!("loss {loss:.4}, {speed:.0} tokens/s{share}"));
+                }
+                let norm = grad_norm.map_or("not finite".into(), |norm| format!("{norm:.3}"));
+                let (steps, left) = (self.line.length().unwrap_or(0), duration(left));
+                self.tell(&format!(
+                    "step {step}/{steps}  loss {loss:.4}  norm {norm}  lr {lr:.3e}  {speed:.0} tokens/s{share}  {left} left"
+                ));
+            }
+            Event::HeldOut(step, evaluation) => self.tell(&format!("step {step}  {}", describe(evaluation))),
+            Event::Remark(text) => self.tell(text),
+        }
+    }
+
     /// A remark that stays, above the line that moves.
     pub fn tell(&self, text: &str) {
         if !self.quiet {
@@ -181,8 +216,6 @@ impl Drop for Bar {
 
 #[cfg(all(test, unix))]
 mod tests {
-    use std::time::{Duration, Instant};
-
     use nix::sys::signal::{SigHandler, Signal, raise, signal};
 
     use super::*;
@@ -202,9 +235,19 @@ mod tests {
         unsafe { signal(Signal::SIGTERM, SigHandler::SigIgn) }.expect("it can be ignored");
         for _ in 0..2 {
             let call = GiveBack;
-            let stop = stop_or("stopping", || {});
+            let ended = Arc::new(AtomicBool::new(false));
+            let flag = ended.clone();
+            let stop = stop_or("stopping", move || flag.store(true, Ordering::Relaxed));
             raise(Signal::SIGTERM).expect("this process");
             assert!(waits_for(&stop));
+            // A second one a moment later belongs to the first; on a machine that is too busy to say, this checks nothing.
+            let begun = Instant::now();
+            raise(Signal::SIGTERM).expect("this process");
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!ended.load(Ordering::Relaxed) || begun.elapsed() > ONE / 2);
+            std::thread::sleep(ONE);
+            raise(Signal::SIGTERM).expect("this process");
+            assert!(waits_for(&ended));
             drop(call);
             // Were it still taken, it would end this process.
             raise(Signal::SIGTERM).expect("this process");

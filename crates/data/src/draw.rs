@@ -1,15 +1,10 @@
 //! Random numbers and permutations in which every element is computed from its index.
 
+use termwise_base::rng::{GOLDEN, mix};
+
 /// A number in which every bit depends on all of the words.
 pub(super) fn hash(words: &[u64]) -> u64 {
-    words.iter().fold(0x243f_6a88_85a3_08d3, |state: u64, &word| mix((state ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15)))
-}
-
-/// The finalizer of SplitMix64 (Steele, Lea and Flood 2014).
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    words.iter().fold(0x243f_6a88_85a3_08d3, |state: u64, &word| mix((state ^ word).wrapping_add(GOLDEN)))
 }
 
 /// A number below `n` > 0 from 64 random bits; the bias is below n/2^64.

@@ -1,4 +1,4 @@
-//! Tokens on disk: shards of one stream, mapped into memory.
+//! Tokens on disk: shards of one stream.
 //!
 //! A shard is a header of 128 bytes, a table of the documents that end in it and its tokens, all little-endian:
 //!
@@ -19,12 +19,16 @@
 //!
 //! A document may begin in one shard and end in a later one. Reading checks every length against the file before using it and allocates
 //! nothing that depends on the file's content.
+//!
+//! Shards are read and not mapped into memory: a file that is cut off while a training uses it is an error then, where to touch a map
+//! beyond the end of its file ends the process (SIGBUS).
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
-use memmap2::Mmap;
+use termwise_base::files::read_at;
 
 use crate::error::{Error, Result};
 
@@ -33,6 +37,8 @@ pub const VERSION: u32 = 1;
 const MAGIC: &[u8; 8] = b"TWTOKENS";
 const HEADER: usize = 128;
 const RECORD: usize = 32;
+/// Records of the table that are read at once: they are mostly asked for in order.
+const BLOCK: usize = 512;
 
 /// A document in a stream of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,11 +57,14 @@ pub struct Document {
 #[derive(Debug)]
 pub struct Shard {
     path: PathBuf,
-    map: Mmap,
+    file: File,
+    hash: [u8; 32],
     wide: bool,
     tokens: u64,
     documents: u64,
     vocabulary: u64,
+    /// The records that were read last, and the number of the first.
+    block: Mutex<(usize, Vec<u8>)>,
 }
 
 /// What a shard must be to belong to a stream.
@@ -96,29 +105,37 @@ pub(super) fn write(path: &Path, expected: Expected, wide: bool, documents: &[Do
 }
 
 impl Shard {
-    /// Maps a shard and checks its header and table; with `verify` also the hash of all its bytes. The file must not be changed while
-    /// it is open.
+    /// Opens a shard and checks its header and table; with `verify` also the hash of all its bytes.
     pub fn open(path: &Path, expected: Expected, verify: bool) -> Result<Shard> {
         let file = File::open(path).map_err(Error::io("open the tokens in", path))?;
-        // SAFETY: shards are written beside their place and renamed into it, and never changed afterwards; the docs of this function
-        // ask the same of everybody else.
-        let map = unsafe { Mmap::map(&file) }.map_err(Error::io("map the tokens in", path))?;
-        let shard = Shard::new(path.into(), map, expected).map_err(|problem| Error::Shard { path: path.into(), problem })?;
-        if verify && shard.hash_of_content() != shard.hash() {
-            return Err(Error::Shard { path: path.into(), problem: "damaged: its bytes are not those that were written".into() });
+        let length = file.metadata().map_err(Error::io("look at", path))?.len();
+        let refuse = |problem: String| Error::Shard { path: path.into(), problem };
+        if length < HEADER as u64 {
+            return Err(refuse(format!("cut off: a shard has at least {HEADER} bytes, this file has {length}")));
+        }
+        let mut header = [0; HEADER];
+        read_at(&file, 0, &mut header).map_err(Error::io("read the tokens in", path))?;
+        let mut shard = Shard::new(path.into(), file, &header, length, expected).map_err(refuse)?;
+        let mut last = 0;
+        for index in 0..shard.documents as usize {
+            let end = shard.document(index)?.end;
+            if end < last || end > shard.tokens {
+                return Err(refuse("damaged: its documents do not follow one another".into()));
+            }
+            last = end;
+        }
+        if verify && shard.hash_of_content(&header).map_err(Error::io("read the tokens in", path))? != shard.hash {
+            return Err(refuse("damaged: its bytes are not those that were written".into()));
         }
         Ok(shard)
     }
 
-    fn new(path: PathBuf, map: Mmap, expected: Expected) -> std::result::Result<Shard, String> {
-        if map.len() < HEADER {
-            return Err(format!("cut off: a shard has at least {HEADER} bytes, this file has {}", map.len()));
-        }
-        if &map[..8] != MAGIC {
+    fn new(path: PathBuf, file: File, header: &[u8; HEADER], bytes: u64, expected: Expected) -> std::result::Result<Shard, String> {
+        if &header[..8] != MAGIC {
             return Err("not a shard of tokens".into());
         }
-        let word = |at: usize| map[at..at + 4].try_into().map(u32::from_le_bytes).unwrap_or_default();
-        let long = |at: usize| map[at..at + 8].try_into().map(u64::from_le_bytes).unwrap_or_default();
+        let word = |at: usize| header[at..at + 4].try_into().map(u32::from_le_bytes).unwrap_or_default();
+        let long = |at: usize| header[at..at + 8].try_into().map(u64::from_le_bytes).unwrap_or_default();
         if word(8) != VERSION {
             return Err(format!("of version {}; this program reads version {VERSION}", word(8)));
         }
@@ -128,24 +145,19 @@ impl Shard {
         }
         let length =
             (|| tokens.checked_mul(width.into())?.checked_add(documents.checked_mul(RECORD as u64)?)?.checked_add(HEADER as u64))();
-        if length != Some(map.len() as u64) {
+        if length != Some(bytes) {
             return Err(format!(
-                "cut off or damaged: its header speaks of {tokens} tokens and {documents} documents, it has {} bytes",
-                map.len()
+                "cut off or damaged: its header speaks of {tokens} tokens and {documents} documents, it has {bytes} bytes"
             ));
         }
-        if map[44..64].iter().any(|&byte| byte != 0) {
+        if header[44..64].iter().any(|&byte| byte != 0) {
             return Err("damaged: its header holds something where there should be nothing".into());
         }
-        if word(40) != expected.number || vocabulary != expected.vocabulary || &map[96..HEADER] != expected.fingerprint {
+        if word(40) != expected.number || vocabulary != expected.vocabulary || &header[96..] != expected.fingerprint {
             return Err("not of this stream: number, vocabulary or fingerprint are others".into());
         }
-        let shard = Shard { path, map, wide: width == 4, tokens, documents, vocabulary };
-        let mut ends = (0..documents as usize).map(|i| shard.document(i).end);
-        if !ends.clone().is_sorted() || ends.next_back().is_some_and(|end| end > tokens) {
-            return Err("damaged: its documents do not follow one another".into());
-        }
-        Ok(shard)
+        let hash = header[64..96].try_into().unwrap_or_default();
+        Ok(Shard { path, file, hash, wide: width == 4, tokens, documents, vocabulary, block: Mutex::default() })
     }
 
     /// Number of tokens.
@@ -159,21 +171,37 @@ impl Shard {
     }
 
     /// Document `index` of those that end here; its end counts from the start of this shard.
-    pub fn document(&self, index: usize) -> Document {
-        let at = HEADER + index * RECORD;
-        let value = |i: usize| self.map[at + 8 * i..at + 8 * i + 8].try_into().map(u64::from_le_bytes).unwrap_or_default();
-        Document { end: value(0), bytes: value(1), weight: value(2), hash: value(3) }
+    pub fn document(&self, index: usize) -> Result<Document> {
+        let mut block = self.block.lock().unwrap_or_else(PoisonError::into_inner);
+        let (first, records) = &mut *block;
+        if index < *first || index >= *first + records.len() / RECORD {
+            *first = index / BLOCK * BLOCK;
+            records.resize((self.documents as usize - *first).min(BLOCK) * RECORD, 0);
+            if let Err(error) = self.bytes(HEADER + *first * RECORD, records) {
+                records.clear();
+                return Err(error);
+            }
+        }
+        let at = (index - *first) * RECORD;
+        let value = |i: usize| records[at + 8 * i..at + 8 * i + 8].try_into().map(u64::from_le_bytes).unwrap_or_default();
+        Ok(Document { end: value(0), bytes: value(1), weight: value(2), hash: value(3) })
+    }
+
+    fn bytes(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+        read_at(&self.file, offset as u64, out).map_err(|error| match error.kind() {
+            ErrorKind::UnexpectedEof => Error::Shard { path: self.path.clone(), problem: "cut off while it was in use".into() },
+            _ => Error::io("read the tokens in", &self.path)(error),
+        })
     }
 
     /// Tokens from `start` on into `out`. A token beyond the vocabulary, which only damage can have put there, is an error.
     pub fn read(&self, start: usize, out: &mut [u32]) -> Result<()> {
-        let tokens = &self.map[HEADER + self.documents as usize * RECORD..];
-        if self.wide {
-            let tokens = &tokens.as_chunks::<4>().0[start..start + out.len()];
-            out.iter_mut().zip(tokens).for_each(|(out, &bytes)| *out = u32::from_le_bytes(bytes));
-        } else {
-            let tokens = &tokens.as_chunks::<2>().0[start..start + out.len()];
-            out.iter_mut().zip(tokens).for_each(|(out, &bytes)| *out = u16::from_le_bytes(bytes).into());
+        let width = if self.wide { 4 } else { 2 };
+        let mut bytes = vec![0; out.len() * width];
+        self.bytes(HEADER + self.documents as usize * RECORD + start * width, &mut bytes)?;
+        match self.wide {
+            true => out.iter_mut().zip(bytes.as_chunks::<4>().0).for_each(|(out, &bytes)| *out = u32::from_le_bytes(bytes)),
+            false => out.iter_mut().zip(bytes.as_chunks::<2>().0).for_each(|(out, &bytes)| *out = u16::from_le_bytes(bytes).into()),
         }
         match out.iter().position(|&id| u64::from(id) >= self.vocabulary) {
             None => Ok(()),
@@ -186,10 +214,11 @@ impl Shard {
 
     /// The hash in its header.
     pub fn hash(&self) -> [u8; 32] {
-        self.map[64..96].try_into().unwrap_or_default()
+        self.hash
     }
 
-    fn hash_of_content(&self) -> [u8; 32] {
-        *blake3::Hasher::new().update(&self.map[..64]).update(&self.map[HEADER..]).finalize().as_bytes()
+    fn hash_of_content(&mut self, header: &[u8; HEADER]) -> std::io::Result<[u8; 32]> {
+        self.file.seek(SeekFrom::Start(HEADER as u64))?;
+        Ok(*blake3::Hasher::new().update(&header[..64]).update_reader(&self.file)?.finalize().as_bytes())
     }
 }

@@ -64,9 +64,9 @@ impl Split {
         let documents = tokens.documents();
         let share = share.unwrap_or(if documents as f64 * 0.001 >= 10.0 { 0.001 } else { 0.1 });
         let split = match (share > 0.0, documents) {
-            (false, _) => Split::of(tokens, share, &[]),
+            (false, _) => Split::of(tokens, share, &[])?,
             (true, 1) => Split::tail(tokens, share, weights)?,
-            (true, _) => Split::of(tokens, share, &choose(tokens, share, seed)),
+            (true, _) => Split::of(tokens, share, &choose(tokens, share, seed)?)?,
         };
         if split.train.len() == 0 {
             // The shortest digits that say the number: 1e-300 has no 300 zeros.
@@ -80,25 +80,25 @@ impl Split {
     }
 
     /// With these documents, sorted, held out.
-    fn of(tokens: &Tokens, share: f64, chosen: &[u64]) -> Split {
+    fn of(tokens: &Tokens, share: f64, chosen: &[u64]) -> Result<Split> {
         let mut split = Split { share, ..Split::default() };
         let mut next = 0;
         for &index in chosen {
-            let (start, document) = (tokens.start(index), tokens.document(index));
-            split.train.push(tokens.start(next), start);
+            let (start, document) = (tokens.start(index)?, tokens.document(index)?);
+            split.train.push(tokens.start(next)?, start);
             split.train_documents.push(next, index);
             split.held.push(start, document.end);
             split.held_documents.push(Held { end: split.held.len(), bytes: document.bytes, weight: document.weight });
             next = index + 1;
         }
-        split.train.push(tokens.start(next), tokens.len());
+        split.train.push(tokens.start(next)?, tokens.len());
         split.train_documents.push(next, tokens.documents());
-        split
+        Ok(split)
     }
 
     /// With the last tokens of a single document held out.
     fn tail(tokens: &Tokens, share: f64, weights: &[u32]) -> Result<Split> {
-        let document = tokens.document(0);
+        let document = tokens.document(0)?;
         // The end of the document is none of its tokens.
         let cut = ((document.end - 1) as f64 * (1.0 - share)) as u64;
         let mut split = Split { share, tail: true, ..Split::default() };
@@ -124,11 +124,11 @@ pub(super) fn proportion(bytes: u64, part: u64, whole: u64) -> u64 {
 }
 
 /// The documents with the smallest hashes: the share, at least one. Documents of equal text have equal hashes, so all or none is chosen.
-fn choose(tokens: &Tokens, share: f64, seed: u64) -> Vec<u64> {
+fn choose(tokens: &Tokens, share: f64, seed: u64) -> Result<Vec<u64>> {
     let documents = tokens.documents();
     let count = ((documents as f64 * share).round() as usize).clamp(1, documents as usize - 1);
-    let hash = |index: u64| draw::hash(&[seed, tokens.document(index).hash]);
-    let mut hashes: Vec<u64> = (0..documents).map(hash).collect();
-    let last = *hashes.select_nth_unstable(count - 1).1;
-    (0..documents).filter(|&index| hash(index) <= last).collect()
+    let hash = |index: u64| Ok(draw::hash(&[seed, tokens.document(index)?.hash]));
+    let hashes = (0..documents).map(hash).collect::<Result<Vec<u64>>>()?;
+    let last = *hashes.clone().select_nth_unstable(count - 1).1;
+    Ok((0..documents).filter(|&index| hashes[index as usize] <= last).collect())
 }

@@ -224,7 +224,7 @@ impl TextSource {
         for row in 0..out.rows {
             let place = draw::below(draw::hash(&[seed, index, row as u64, 3]), self.split.train_documents.len());
             let (document, _) = self.split.train_documents.find(place);
-            let asked = self.put_document(out, row, self.tokens.start(document), self.tokens.document(document).end)?;
+            let asked = self.put_document(out, row, self.tokens.start(document)?, self.tokens.document(document)?.end)?;
             out.bytes += self.weight(&asked);
         }
         Ok(())

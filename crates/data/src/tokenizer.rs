@@ -21,6 +21,9 @@ const LARGEST: u64 = 1 << 30;
 /// Ids from here on are taken for damage: room for every id up to the largest is needed.
 const MOST_IDS: u64 = 1 << 24;
 
+/// A text may grow by this factor in all that a tokenizer replaces in it. Those in use make three bytes of a space.
+const MOST_GROWTH: f64 = 256.0;
+
 /// Turns text into tokens and tokens into text. Usable from many threads.
 pub struct Tokenizer {
     kind: Kind,
@@ -69,6 +72,14 @@ impl Tokenizer {
         let description: Value = serde_json::from_slice(file).map_err(|error| not_one(&error))?;
         if let Some(id) = largest_id(&description).filter(|&id| id >= MOST_IDS) {
             return Err(refuse(format!("it gives a token the id {id}; ids below {MOST_IDS} can be used")));
+        }
+        for part in ["normalizer", "pre_tokenizer", "decoder"] {
+            let growth = growth(&description[part]);
+            if growth > MOST_GROWTH {
+                return Err(refuse(format!(
+                    "its {part} may make a text {growth:.0} times as long by what it replaces; up to {MOST_GROWTH} times can be used"
+                )));
+            }
         }
         let inner = guarded(|| {
             let mut inner = HuggingFace::from_bytes(file)?;
@@ -203,6 +214,21 @@ fn largest_id(description: &Value) -> Option<u64> {
     let named = vocabulary.as_object().into_iter().flat_map(|map| map.values()).filter_map(Value::as_u64);
     let added = description["added_tokens"].as_array().into_iter().flatten().filter_map(|token| token["id"].as_u64());
     named.chain(added).max()
+}
+
+/// How many times as long a text can become by what a normalizer or decoder replaces in it, or puts in front of it.
+fn growth(part: &Value) -> f64 {
+    let list = ["normalizers", "pretokenizers", "decoders"].into_iter().filter_map(|name| part[name].as_array()).flatten();
+    let pattern = |kind: &str| part["pattern"][kind].as_str();
+    let own = match (part["content"].as_str(), pattern("String"), pattern("Regex")) {
+        (Some(content), Some(text), _) => (content.len() as f64 / text.len().max(1) as f64).max(1.0),
+        // It may match the empty text between all bytes, which stay.
+        (Some(content), None, Some(_)) => content.len() as f64 + 1.0,
+        _ => 1.0,
+    };
+    // A text in front of others counts for itself: of one byte it makes so many.
+    let front = part["prepend"].as_str().map_or(1.0, |text| text.len() as f64 + 1.0);
+    list.map(growth).product::<f64>() * own * front
 }
 
 fn bytes_of_tokens(inner: &HuggingFace, description: &Value, vocabulary: usize) -> Vec<u32> {

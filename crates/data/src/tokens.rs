@@ -87,7 +87,7 @@ impl Tokens {
         if total != tokens.manifest.tokens || documents != tokens.manifest.documents || documents == 0 {
             return Err(damaged(format!("its shards hold {total} tokens and {documents} documents, which is not what it says")));
         }
-        if tokens.document(documents - 1).end != total {
+        if tokens.document(documents - 1)?.end != total {
             return Err(damaged("damaged: the last document does not end with the last token".into()));
         }
         Ok(tokens)
@@ -114,15 +114,15 @@ impl Tokens {
     }
 
     /// Document `index`, which must be one; its end counts from the start of the stream.
-    pub fn document(&self, index: u64) -> Document {
+    pub fn document(&self, index: u64) -> Result<Document> {
         let shard = self.firsts.partition_point(|&first| first <= index) - 1;
-        let document = self.shards[shard].document((index - self.firsts[shard]) as usize);
-        Document { end: self.starts[shard] + document.end, ..document }
+        let document = self.shards[shard].document((index - self.firsts[shard]) as usize)?;
+        Ok(Document { end: self.starts[shard] + document.end, ..document })
     }
 
     /// Where document `index` starts; for the number of documents, the end of the stream.
-    pub fn start(&self, index: u64) -> u64 {
-        if index == 0 { 0 } else { self.document(index - 1).end }
+    pub fn start(&self, index: u64) -> Result<u64> {
+        if index == 0 { Ok(0) } else { Ok(self.document(index - 1)?.end) }
     }
 
     /// Tokens from `start` on, which must be there, into `out`.

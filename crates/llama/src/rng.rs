@@ -2,6 +2,7 @@
 //! any number of threads, and independent of what else is drawn.
 
 use rayon::prelude::*;
+use termwise_base::rng::{GOLDEN, mix};
 
 use crate::ops::pieces::PIECE;
 
@@ -57,15 +58,8 @@ impl Rng {
 
     /// 53 random bits.
     fn bits(self, index: u64) -> u64 {
-        mix(self.0.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15))) >> 11
+        mix(self.0.wrapping_add(index.wrapping_add(1).wrapping_mul(GOLDEN))) >> 11
     }
-}
-
-/// The finalizer: every bit of the result depends on all bits of z.
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use termwise_report::{Block, Cell, Document, Documented, Table, duration};
 use crate::error::{Error, Result};
 use crate::metrics::{Line, METRICS};
 use crate::progress::WARNINGS;
+use crate::run::{is_locked, lock};
 use crate::settings::Settings;
 
 /// Runs, the newest last.
@@ -117,12 +118,6 @@ fn tail(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Whether a process works in the folder. A shared lock, held for a moment, shows whether there is an exclusive one.
-fn is_locked(folder: &Path) -> bool {
-    let Ok(file) = File::open(folder.join("run.lock")) else { return false };
-    matches!(file.try_lock_shared(), Err(std::fs::TryLockError::WouldBlock))
-}
-
 /// Removes what a run has written into its folder, so that another can begin there; what else lies there stays. Nothing where there is no run.
 ///
 /// # Errors
@@ -131,13 +126,7 @@ pub fn remove(folder: &Path) -> Result<()> {
     if !is_run(folder) {
         return Ok(());
     }
-    let path = folder.join("run.lock");
-    let lock = File::options().create(true).append(true).open(&path).map_err(Error::io("open", &path))?;
-    match lock.try_lock() {
-        Ok(()) => {}
-        Err(std::fs::TryLockError::WouldBlock) => return Err(Error::RunLocked { folder: folder.into() }),
-        Err(std::fs::TryLockError::Error(error)) => return Err(Error::io("lock", &path)(error)),
-    }
+    let _lock = lock(folder)?;
     // Without its settings it is no run any more, whatever else is left of it after a power cut.
     let file = folder.join("settings.toml");
     std::fs::remove_file(&file).map_err(Error::io("remove", &file))?;

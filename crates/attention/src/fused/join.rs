@@ -15,12 +15,12 @@ use crate::fused::scratch::CallScratch;
 use crate::kernels::disjoint::Blocks;
 use crate::kernels::score_rows::Rescale;
 
-/// What ρ leaves of the weights of one kind of keys: the frame of kernels that take one, and the factor of the others.
+/// What ρ leaves of the weights of one kind of keys: ρ itself for kernels that take it, and the factor of the others.
 #[inline(always)]
-pub fn frame_and_factor(head: &Head, rho: f32, log: f32) -> (Option<f32>, f32) {
-    match head.frame {
+pub fn rho_and_factor(head: &Head, rho: f32, log: f32) -> (Option<f32>, f32) {
+    match head.rescale {
         Rescale::None => (None, (log - rho).exp()),
-        frame => (frame.of(rho - log), 1.0),
+        rescale => (rescale.of(rho - log), 1.0),
     }
 }
 
@@ -59,13 +59,13 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, rho: &[f32], w: &mut CallScrat
             let du = &mut u[t * l.ep..][..l.ep];
             if let Some(head) = &l.far[h] {
                 let log = log_of(true, t);
-                let (_, factor) = frame_and_factor(head, rho, log);
+                let (_, factor) = rho_and_factor(head, rho, log);
                 far_u.piece()[t * l.ep..][..l.ep].iter_mut().zip(&*du).for_each(|(to, du)| *to = factor * du);
                 far_z.piece()[t] = factor * z[t];
                 far_logs.piece().get_mut(t).into_iter().for_each(|to| *to = log);
             }
             let log = log_of(false, t);
-            let (_, factor) = frame_and_factor(&l.heads[h], rho, log);
+            let (_, factor) = rho_and_factor(&l.heads[h], rho, log);
             if factor != 1.0 {
                 du.iter_mut().for_each(|du| *du *= factor);
                 z[t] *= factor;

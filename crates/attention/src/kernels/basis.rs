@@ -9,7 +9,7 @@
 //! gradient is dx_j += ⟨g_block, run⟩, g_run += x_j·g_block.
 //!
 //! Two layouts: one position, rows contiguous; and L positions, [rows, L], positions contiguous. The second is built in two
-//! steps, so that the many rows of the highest order need never be stored at once: the stem [M, L], all orders below the highest,
+//! steps, so that the many rows of the highest order need never be stored at once: the lower orders [M, L], all orders below the highest,
 //! and from it any run of rows.
 //!
 //! All loops are plain and run over contiguous values; called within [`crate::kernels::simd::dispatch`] they compile to its vectors.
@@ -28,9 +28,9 @@ pub struct Basis {
     d: usize,
     orders: Vec<usize>,
     /// Rows of each of `orders`.
-    spans: Vec<Range<usize>>,
-    /// Rows of the orders 0..p in the stem, p the highest.
-    stem_spans: Vec<Range<usize>>,
+    order_ranges: Vec<Range<usize>>,
+    /// Rows of the orders 0..p in the lower orders, p the highest.
+    lower_order_ranges: Vec<Range<usize>>,
     /// Where block j of order n ≥ 1 starts within its order, at n·(d + 1) + j; block d starts at the end.
     starts: Vec<usize>,
     /// 1/α! by row.
@@ -61,12 +61,12 @@ impl Basis {
                 })
                 .collect::<Vec<_>>()
         };
-        let spans = consecutive(&mut orders.iter().copied());
-        let stem_spans = consecutive(&mut (0..highest));
+        let order_ranges = consecutive(&mut orders.iter().copied());
+        let lower_order_ranges = consecutive(&mut (0..highest));
         // Monomials of order n in the variables below j.
         let start = |n: usize, j: usize| if n == 0 || j == 0 { 0 } else { binomial(j + n - 1, n) as usize };
         let starts = (0..=highest).flat_map(|n| (0..=d).map(move |j| start(n, j))).collect();
-        let mut basis = Basis { d, orders: orders.to_vec(), spans, stem_spans, starts, inverse_factorials: Vec::new() };
+        let mut basis = Basis { d, orders: orders.to_vec(), order_ranges, lower_order_ranges, starts, inverse_factorials: Vec::new() };
         basis.inverse_factorials = basis.wide_inverse_factorials().into_iter().map(|x| x as f32).collect();
         Ok(basis)
     }
@@ -78,7 +78,7 @@ impl Basis {
 
     /// N, the rows of all orders.
     pub fn rows(&self) -> usize {
-        self.spans.last().map_or(0, |span| span.end)
+        self.order_ranges.last().map_or(0, |span| span.end)
     }
 
     /// The orders, ascending.
@@ -87,8 +87,8 @@ impl Basis {
     }
 
     /// Rows of the i-th of the orders.
-    pub fn span(&self, i: usize) -> Range<usize> {
-        self.spans[i].clone()
+    pub fn order_range(&self, i: usize) -> Range<usize> {
+        self.order_ranges[i].clone()
     }
 
     /// 1/α! of each row.
@@ -96,16 +96,16 @@ impl Basis {
         &self.inverse_factorials
     }
 
-    /// M, rows of the stem: all orders below the highest.
-    pub fn stem_rows(&self) -> usize {
-        self.stem_spans.last().map_or(0, |span| span.end)
+    /// M, rows of the lower orders: all orders below the highest.
+    pub fn lower_order_rows(&self) -> usize {
+        self.lower_order_ranges.last().map_or(0, |span| span.end)
     }
 
     fn highest(&self) -> usize {
         self.orders[self.orders.len() - 1]
     }
 
-    /// Whether the orders are 0..=p: then the stem is the first part of the rows.
+    /// Whether the orders are 0..=p: then the lower orders is the first part of the rows.
     pub fn is_complete(&self) -> bool {
         self.orders.len() == self.highest() + 1
     }
@@ -140,42 +140,51 @@ impl Basis {
         out
     }
 
-    /// All rows [N] at one position x [d]. `stem` [M] is room, not touched where the orders are complete.
+    /// All rows [N] at one position x [d]. `lower_orders` [M] is room, not touched where the orders are complete.
     #[inline(always)]
-    pub fn of_one<R: Real>(&self, x: &[R], stem: &mut [R], out: &mut [R]) {
-        let (m, p) = (self.stem_rows(), self.highest());
+    pub fn of_one<R: Real>(&self, x: &[R], lower_orders: &mut [R], out: &mut [R]) {
+        let (m, p) = (self.lower_order_rows(), self.highest());
         let out = &mut out[..self.rows()];
         if p == 0 {
             out.fill(R::one());
             return;
         }
         if self.is_complete() {
-            let (stem, top) = out.split_at_mut(m);
-            self.stem_of_one(x, stem);
-            self.next_of_one(p, x, stem, top);
+            let (lower_orders, top) = out.split_at_mut(m);
+            self.lower_orders_of_one(x, lower_orders);
+            self.next_of_one(p, x, lower_orders, top);
             return;
         }
-        let stem = &mut stem[..m];
-        self.stem_of_one(x, stem);
-        for (&n, span) in self.orders.iter().zip(&self.spans) {
+        let lower_orders = &mut lower_orders[..m];
+        self.lower_orders_of_one(x, lower_orders);
+        for (&n, span) in self.orders.iter().zip(&self.order_ranges) {
             let to = &mut out[span.clone()];
-            if n < p { to.copy_from_slice(&stem[self.stem_spans[n].clone()]) } else { self.next_of_one(p, x, stem, to) }
+            if n < p {
+                to.copy_from_slice(&lower_orders[self.lower_order_ranges[n].clone()])
+            } else {
+                self.next_of_one(p, x, lower_orders, to)
+            }
         }
     }
 
     #[inline(always)]
-    fn stem_of_one<R: Real>(&self, x: &[R], stem: &mut [R]) {
-        stem[0] = R::one();
+    fn lower_orders_of_one<R: Real>(&self, x: &[R], lower_orders: &mut [R]) {
+        lower_orders[0] = R::one();
         for n in 1..self.highest() {
-            let (lower, own) = stem.split_at_mut(self.stem_spans[n].start);
+            let (lower, own) = lower_orders.split_at_mut(self.lower_order_ranges[n].start);
             self.next_of_one(n, x, lower, own);
         }
     }
 
-    /// Order n from a stem that ends with order n − 1.
+    /// Order n from a lower_orders that ends with order n − 1.
     #[inline(always)]
-    fn next_of_one<R: Real>(&self, n: usize, x: &[R], stem: &[R], out: &mut [R]) {
-        let lower = &stem[self.stem_spans[n - 1].clone()];
+    fn next_of_one<R: Real>(&self, n: usize, x: &[R], lower_orders: &[R], out: &mut [R]) {
+        if n == 1 {
+            // Blocks of one row each, of the one row that order 0 has: the coordinates themselves.
+            out[..self.d].copy_from_slice(&x[..self.d]);
+            return;
+        }
+        let lower = &lower_orders[self.lower_order_ranges[n - 1].clone()];
         for (j, &x) in x[..self.d].iter().enumerate() {
             let block = self.block(n, j);
             for (out, &lower) in out[block.clone()].iter_mut().zip(&lower[..block.len()]) {
@@ -184,17 +193,17 @@ impl Basis {
         }
     }
 
-    /// The stem [M, L] of L positions x [d, L].
+    /// The lower_orders [M, L] of L positions x [d, L].
     #[inline(always)]
-    pub fn stem<R: Real>(&self, x: &[R], len: usize, stem: &mut [R]) {
+    pub fn lower_orders<R: Real>(&self, x: &[R], len: usize, lower_orders: &mut [R]) {
         if self.highest() == 0 {
             return;
         }
-        stem[..len].fill(R::one());
+        lower_orders[..len].fill(R::one());
         for n in 1..self.highest() {
-            let (lower, own) = stem.split_at_mut(self.stem_spans[n].start * len);
-            let lower = &lower[self.stem_spans[n - 1].start * len..];
-            self.times_coordinates(n, 0..self.stem_spans[n].len(), x, len, lower, own);
+            let (lower, own) = lower_orders.split_at_mut(self.lower_order_ranges[n].start * len);
+            let lower = &lower[self.lower_order_ranges[n - 1].start * len..];
+            self.times_coordinates(n, 0..self.lower_order_ranges[n].len(), x, len, lower, own);
         }
     }
 
@@ -225,11 +234,11 @@ impl Basis {
         starts.partition_point(|&start| start <= row) - 1
     }
 
-    /// Rows `rows` of L positions into `out` [rows, L], from x [d, L] and its stem [M, L].
+    /// Rows `rows` of L positions into `out` [rows, L], from x [d, L] and its lower_orders [M, L].
     #[inline(always)]
-    pub fn rows_of<R: Real>(&self, rows: Range<usize>, x: &[R], len: usize, stem: &[R], out: &mut [R]) {
+    pub fn rows_of<R: Real>(&self, rows: Range<usize>, x: &[R], len: usize, lower_orders: &[R], out: &mut [R]) {
         let p = self.highest();
-        for (&n, span) in self.orders.iter().zip(&self.spans) {
+        for (&n, span) in self.orders.iter().zip(&self.order_ranges) {
             let (from, to) = (rows.start.max(span.start), rows.end.min(span.end));
             if from >= to {
                 continue;
@@ -239,23 +248,32 @@ impl Basis {
             if p == 0 {
                 out.fill(R::one());
             } else if n < p {
-                let at = self.stem_spans[n].start;
-                out.copy_from_slice(&stem[(at + own.start) * len..(at + own.end) * len]);
+                let at = self.lower_order_ranges[n].start;
+                out.copy_from_slice(&lower_orders[(at + own.start) * len..(at + own.end) * len]);
             } else {
-                self.times_coordinates(n, own, x, len, &stem[self.stem_spans[n - 1].start * len..], out);
+                self.times_coordinates(n, own, x, len, &lower_orders[self.lower_order_ranges[n - 1].start * len..], out);
             }
         }
     }
 
-    /// The reverse of [`Basis::rows_of`]: from the gradient g [rows, L] of these rows, adds to the stem's [M, L] and to dx [d, L].
+    /// The reverse of [`Basis::rows_of`]: from the gradient g [rows, L] of these rows, adds to the lower orders's [M, L] and to dx [d, L].
     #[inline(always)]
     #[allow(clippy::too_many_arguments, reason = "the same six as forward, and where the gradients go")]
-    pub fn reverse_rows<R: Real>(&self, rows: Range<usize>, x: &[R], len: usize, stem: &[R], g: &[R], dstem: &mut [R], dx: &mut [R]) {
+    pub fn reverse_rows<R: Real>(
+        &self,
+        rows: Range<usize>,
+        x: &[R],
+        len: usize,
+        lower_orders: &[R],
+        g: &[R],
+        dlower_orders: &mut [R],
+        dx: &mut [R],
+    ) {
         let p = self.highest();
         if p == 0 {
             return;
         }
-        for (&n, span) in self.orders.iter().zip(&self.spans) {
+        for (&n, span) in self.orders.iter().zip(&self.order_ranges) {
             let (from, to) = (rows.start.max(span.start), rows.end.min(span.end));
             if from >= to {
                 continue;
@@ -263,23 +281,23 @@ impl Basis {
             let g = &g[(from - rows.start) * len..(to - rows.start) * len];
             let own = from - span.start..to - span.start;
             if n < p {
-                let at = self.stem_spans[n].start;
-                add(&mut dstem[(at + own.start) * len..(at + own.end) * len], g);
+                let at = self.lower_order_ranges[n].start;
+                add(&mut dlower_orders[(at + own.start) * len..(at + own.end) * len], g);
             } else {
-                let at = self.stem_spans[n - 1].start * len;
-                self.reverse_coordinates(n, own, x, len, &stem[at..], g, &mut dstem[at..], dx);
+                let at = self.lower_order_ranges[n - 1].start * len;
+                self.reverse_coordinates(n, own, x, len, &lower_orders[at..], g, &mut dlower_orders[at..], dx);
             }
         }
     }
 
-    /// The reverse of [`Basis::stem`]: adds to dx [d, L], once all rows have been added to `dstem`, which is changed.
+    /// The reverse of [`Basis::lower_orders`]: adds to dx [d, L], once all rows have been added to `dlower_orders`, which is changed.
     #[inline(always)]
-    pub fn reverse_stem<R: Real>(&self, x: &[R], len: usize, stem: &[R], dstem: &mut [R], dx: &mut [R]) {
+    pub fn reverse_lower_orders<R: Real>(&self, x: &[R], len: usize, lower_orders: &[R], dlower_orders: &mut [R], dx: &mut [R]) {
         for n in (1..self.highest()).rev() {
-            let own = &self.stem_spans[n];
-            let (lower, g) = dstem.split_at_mut(own.start * len);
-            let at = self.stem_spans[n - 1].start * len;
-            self.reverse_coordinates(n, 0..own.len(), x, len, &stem[at..], g, &mut lower[at..], dx);
+            let own = &self.lower_order_ranges[n];
+            let (lower, g) = dlower_orders.split_at_mut(own.start * len);
+            let at = self.lower_order_ranges[n - 1].start * len;
+            self.reverse_coordinates(n, 0..own.len(), x, len, &lower_orders[at..], g, &mut lower[at..], dx);
         }
     }
 
@@ -319,6 +337,18 @@ impl Basis {
 #[inline(always)]
 fn add<R: Real>(to: &mut [R], from: &[R]) {
     to.iter_mut().zip(from).for_each(|(to, &from)| *to += from);
+}
+
+/// Rows of a state H [N, width] and z [N], or empty, times the monomials of m [d]; `room` has the rows of the basis and of its lower_orders.
+#[inline(always)]
+pub(crate) fn decay_rows(basis: &Basis, m: &[f32], h: &mut [f32], z: &mut [f32], room: &mut [f32]) {
+    let (rows, lower_orders) = room.split_at_mut(basis.rows());
+    basis.of_one(m, lower_orders, rows);
+    let width = h.len() / basis.rows();
+    for (h, m) in h.chunks_exact_mut(width).zip(&*rows) {
+        h.iter_mut().for_each(|h| *h *= m);
+    }
+    z.iter_mut().zip(&*rows).for_each(|(z, m)| *z *= m);
 }
 
 #[cfg(test)]

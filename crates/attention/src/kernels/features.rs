@@ -29,7 +29,7 @@ pub struct Points<'a> {
     /// [d, L]
     pub x: &'a [f32],
     /// [M, L]
-    pub stem: &'a [f32],
+    pub lower_orders: &'a [f32],
     /// What multiplies each monomial [N]; empty for 1.
     pub factors: &'a [f32],
 }
@@ -43,7 +43,7 @@ impl Points<'_> {
     /// Φ of some rows.
     #[inline(always)]
     fn fill<S: Simd>(&self, simd: S, rows: Range<usize>, block: &mut [f32]) {
-        self.basis.rows_of(rows.clone(), self.x, self.len, self.stem, block);
+        self.basis.rows_of(rows.clone(), self.x, self.len, self.lower_orders, block);
         if self.factors.is_empty() {
             return;
         }
@@ -57,19 +57,19 @@ impl Points<'_> {
 }
 
 /// The monomials of the lower orders.
-pub struct Stem<'a> {
+pub struct LowerOrders<'a> {
     pub basis: &'a Basis,
     pub len: usize,
     pub x: &'a [f32],
-    pub stem: &'a mut [f32],
+    pub lower_orders: &'a mut [f32],
 }
 
-impl Task for Stem<'_> {
+impl Task for LowerOrders<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
-        self.basis.stem(self.x, self.len, self.stem);
+        self.basis.lower_orders(self.x, self.len, self.lower_orders);
     }
 }
 
@@ -192,7 +192,7 @@ pub struct Slope<'a> {
     /// dx [d, L], written.
     pub dx: &'a mut [f32],
     /// [M, L]
-    pub dstem: &'a mut [f32],
+    pub dlower_orders: &'a mut [f32],
     /// [BLOCK, L] each; the second is used where `parts` are wanted.
     pub gradient: &'a mut [f32],
     pub block: &'a mut [f32],
@@ -209,8 +209,8 @@ impl Task for Slope<'_> {
         assert!(self.columns.len() >= self.e * p.len && self.h.len() >= p.basis.rows() * ep && self.e <= ep && p.len.is_multiple_of(16));
         let dx = &mut self.dx[..p.basis.d() * p.len];
         dx.fill(0.0);
-        let dstem = &mut self.dstem[..p.basis.stem_rows() * p.len];
-        dstem.fill(0.0);
+        let dlower_orders = &mut self.dlower_orders[..p.basis.lower_order_rows() * p.len];
+        dlower_orders.fill(0.0);
         for rows in p.blocks() {
             let (count, start) = (rows.len(), rows.start);
             let gradient = &mut self.gradient[..count * p.len];
@@ -229,9 +229,9 @@ impl Task for Slope<'_> {
                 }
             }
             if !self.parts.is_empty() {
-                p.basis.rows_of(rows.clone(), p.x, p.len, p.stem, self.block);
+                p.basis.rows_of(rows.clone(), p.x, p.len, p.lower_orders, self.block);
                 for order in 0..p.basis.orders().len() {
-                    let span = p.basis.span(order);
+                    let span = p.basis.order_range(order);
                     let part = &mut self.parts[order * p.len..(order + 1) * p.len];
                     let (from, to) = (rows.start.max(span.start), rows.end.min(span.end).max(span.start));
                     for (row, &inverse) in (from..to).zip(p.basis.inverse_factorials().iter().skip(from)) {
@@ -253,9 +253,9 @@ impl Task for Slope<'_> {
                     }
                 }
             }
-            p.basis.reverse_rows(rows, p.x, p.len, p.stem, gradient, dstem, dx);
+            p.basis.reverse_rows(rows, p.x, p.len, p.lower_orders, gradient, dlower_orders, dx);
         }
-        p.basis.reverse_stem(p.x, p.len, p.stem, dstem, dx);
+        p.basis.reverse_lower_orders(p.x, p.len, p.lower_orders, dlower_orders, dx);
     }
 }
 

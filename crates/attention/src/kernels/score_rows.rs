@@ -123,8 +123,8 @@ pub struct ForwardRow<'a> {
     pub clamp: f32,
     /// The decay, if any.
     pub decay: Option<DecayRow<'a>>,
-    /// ρ so far, where the row has a frame.
-    pub frame: Option<f32>,
+    /// ρ so far, where the row has one.
+    pub rho: Option<f32>,
     /// The sum of weights so far, spread over the lanes of a vector.
     pub sums: &'a mut [f32; 16],
     /// What else multiplies each key's value.
@@ -165,8 +165,8 @@ impl ForwardRow<'_> {
         // SAFETY: the array holds 16 ≥ LANES values.
         let mut sum = unsafe { simd.load(self.sums.as_ptr()) };
         let mut change = None;
-        let (shifts, scales) = frames::<K>(self.frame);
-        let mut rho = self.frame.unwrap_or(0.0);
+        let (shifts, scales) = shifts_and_scales::<K>(self.rho);
+        let mut rho = self.rho.unwrap_or(0.0);
         if shifts || scales {
             let lowest = simd.splat(f32::NEG_INFINITY);
             let mut highest = lowest;
@@ -175,8 +175,8 @@ impl ForwardRow<'_> {
                 let size = if shifts { scores.decayed(simd, j) } else { simd.abs(scores.clamped(simd, j)) };
                 highest = simd.max(scores.mask(simd, j, size, lowest), highest);
             }
-            let calm = if shifts { rho + SLACK } else { kernel.unscaled_limit() };
-            if simd.any(simd.gt(highest, simd.splat(calm))) {
+            let unscaled_limit = if shifts { rho + SLACK } else { kernel.unscaled_limit() };
+            if simd.any(simd.gt(highest, simd.splat(unscaled_limit))) {
                 let highest = simd.maximum(highest);
                 let now = if shifts { highest } else { kernel.log_bound(highest) };
                 if shifts || now > rho + SLACK {
@@ -226,8 +226,8 @@ fn check_row<S: Simd>(len: usize, others: [Option<&[f32]>; 3]) {
 
 /// Whether ρ is subtracted from scores, and whether weights are scaled by it; of one kernel only one can be true.
 #[inline(always)]
-fn frames<K: ScoreKernel>(frame: Option<f32>) -> (bool, bool) {
-    (K::RESCALE == Rescale::SubtractMax && frame.is_some(), K::RESCALE == Rescale::Multiply && frame.is_some())
+fn shifts_and_scales<K: ScoreKernel>(rho: Option<f32>) -> (bool, bool) {
+    (K::RESCALE == Rescale::SubtractMax && rho.is_some(), K::RESCALE == Rescale::Multiply && rho.is_some())
 }
 
 /// The scores of a row, by vectors.
@@ -304,8 +304,8 @@ pub struct BackwardRow<'a> {
     pub clamp: f32,
     /// The decay, if any.
     pub decay: Option<DecayGrad<'a>>,
-    /// ρ, where the row has a frame.
-    pub frame: Option<f32>,
+    /// ρ, where the row has one.
+    pub rho: Option<f32>,
     /// The gradient of the sum of weights.
     pub dz: f32,
     /// What else multiplies each key's value.
@@ -338,8 +338,8 @@ impl BackwardRow<'_> {
         let vectors = if WHOLE { TILE / lanes } else { visible.until.div_ceil(lanes) };
         let (clamp, zero) = (simd.splat(self.clamp), simd.splat(0.0));
         let dz = simd.splat(self.dz);
-        let (shifts, scales) = frames::<K>(self.frame);
-        let rho = self.frame.unwrap_or(0.0);
+        let (shifts, scales) = shifts_and_scales::<K>(self.rho);
+        let rho = self.rho.unwrap_or(0.0);
         let (x, dp) = (self.x.as_mut_ptr(), self.dp.as_mut_ptr());
         let key_weights = if PLAIN { None } else { self.key_weights };
         let mut total = zero;
@@ -410,8 +410,8 @@ pub struct CoefficientRow<'a> {
     pub clamp: f32,
     /// The decay, if any.
     pub decay: Option<DecayRow<'a>>,
-    /// ρ, where the row has a frame.
-    pub frame: Option<f32>,
+    /// ρ, where the row has one.
+    pub rho: Option<f32>,
     /// The gradient of the sum of weights.
     pub dz: f32,
     /// What else multiplies each key's value.
@@ -427,7 +427,7 @@ impl CoefficientRow<'_> {
         check_row::<S>(self.x.len(), [Some(self.dp), self.decay.as_ref().map(|decay| decay.columns), self.key_weights]);
         let scores = Scores::<false, false> { x: self.x.as_ptr(), clamp: self.clamp, visible, decay: self.decay.as_ref() };
         let (zero, dz) = (simd.splat(0.0), simd.splat(self.dz));
-        let scale = self.frame.map_or(1.0, |rho| (-rho as f64).exp());
+        let scale = self.rho.map_or(1.0, |rho| (-rho as f64).exp());
         // x, and g·x^n/n! from one order to the next.
         let (mut x, mut terms) = ([0.0; TILE], [0.0; TILE]);
         for j in (0..visible.until).step_by(S::LANES) {
@@ -562,7 +562,7 @@ mod tests {
             let (mut x, mut dp) = (wave(TILE, 0.7), wave(TILE, 1.1));
             x.iter_mut().for_each(|x| *x *= 30.0);
             (0..TILE).filter(|&s| !visible.contains(s)).for_each(|s| (x[s], dp[s]) = (f32::NAN, f32::NAN));
-            for (clamp, decays, frame, weighted) in [
+            for (clamp, decays, rho, weighted) in [
                 (f32::INFINITY, false, None, false),
                 (12.0, true, None, true),
                 (f32::INFINITY, true, Some(90.0), false),
@@ -576,7 +576,7 @@ mod tests {
                         visible,
                         clamp,
                         decay: decays.then_some(DecayRow { row: -1.5, columns: &columns }),
-                        frame,
+                        rho,
                         dz: 0.3,
                         key_weights: weighted.then_some(&weights[..]),
                     };
@@ -587,10 +587,10 @@ mod tests {
                             let m = if decays { (-1.5 - columns[s] as f64).exp() } else { 1.0 };
                             let g = (dp[s] as f64 * if weighted { weights[s] as f64 } else { 1.0 } + 0.3f32 as f64) * m;
                             let power = (1..=n).fold(1.0, |power, i| power * x[s].min(clamp) as f64 / i as f64);
-                            let term = g * power * frame.map_or(1.0, |rho: f32| (-rho as f64).exp());
+                            let term = g * power * rho.map_or(1.0, |rho: f32| (-rho as f64).exp());
                             expected = [expected[0] + term, expected[1] + term.abs()];
                         }
-                        let what = format!("{} order {n}, {visible:?} of {len}, clamp {clamp}, ρ {frame:?}", isa.name());
+                        let what = format!("{} order {n}, {visible:?} of {len}, clamp {clamp}, ρ {rho:?}", isa.name());
                         assert!(
                             (found - 0.5 - expected[0]).abs() <= 1e-6 * expected[1] + 1e-15,
                             "{what}: {found}, expected {}",
@@ -610,7 +610,7 @@ mod tests {
             visible: Visible::first(32),
             clamp: f32::INFINITY,
             decay: None,
-            frame: None,
+            rho: None,
             dz: 0.0,
             key_weights: None,
         };

@@ -12,7 +12,7 @@ const BLOCK: usize = 4096;
 /// H is [N, ep], v [ep], K [at least N], Q [heads, as long as K], U [heads, ep]; ep a multiple of 16, K and Q zero behind N.
 #[inline(always)]
 #[allow(clippy::too_many_arguments, reason = "the symbols of the formula")]
-pub fn sweep<S: Simd>(simd: S, h: &mut [f32], ep: usize, m: f32, k: &[f32], v: &[f32], q: &[f32], u: &mut [f32]) {
+pub fn update_and_read<S: Simd>(simd: S, h: &mut [f32], ep: usize, m: f32, k: &[f32], v: &[f32], q: &[f32], u: &mut [f32]) {
     let heads = u.len() / ep;
     let stride = k.len();
     // Where the registers hold the sums of whole rows, H is read and written as one stream, by each four heads. Else rows come in blocks, and only
@@ -51,7 +51,7 @@ const NARROWEST: usize = 64;
 /// H is [N, ep], K [at least N], Q [readers, as long as K], U [readers, ep]; ep a multiple of 16, K and Q zero behind N.
 #[inline(always)]
 #[allow(clippy::too_many_arguments, reason = "the symbols of the formula")]
-pub fn sweep_written<S: Simd>(
+pub fn write_and_read<S: Simd>(
     simd: S,
     h: &mut [f32],
     ep: usize,
@@ -277,11 +277,11 @@ mod tests {
             let v: Vec<f32> = (0..ep).map(|i| number(i + 3)).collect();
             if self.written {
                 let mut u = vec![f32::NAN; ep];
-                sweep_written(simd, self.h, ep, self.m, &k, &q, self.u, &mut u, |columns, found, u| {
+                write_and_read(simd, self.h, ep, self.m, &k, &q, self.u, &mut u, |columns, found, u| {
                     u[columns.clone()].iter_mut().zip(columns).for_each(|(u, j)| *u = v[j] - 0.5 * found[(heads - 1) * ep + j]);
                 });
             } else {
-                sweep(simd, self.h, ep, self.m, &k, &v, &q, self.u);
+                update_and_read(simd, self.h, ep, self.m, &k, &v, &q, self.u);
             }
         }
     }

@@ -215,7 +215,7 @@ impl<'a, R: Real> Memory<'a, R> {
         let terms = [class.scale, key_scale].map(|scale| {
             let row = |i: usize| {
                 let factor = scale.wide().powi(orders[i] as i32);
-                inverse[basis.span(i)].iter().map(move |c| R::of(c * factor))
+                inverse[basis.order_range(i)].iter().map(move |c| R::of(c * factor))
             };
             (0..orders.len()).flat_map(row).collect()
         });
@@ -235,14 +235,14 @@ impl<'a, R: Real> Memory<'a, R> {
 
     fn monomials(&self, x: &[R]) -> Vec<R> {
         let mut out = vec![R::zero(); self.basis.rows()];
-        self.basis.of_one(x, &mut vec![R::zero(); self.basis.stem_rows()], &mut out);
+        self.basis.of_one(x, &mut vec![R::zero(); self.basis.lower_order_rows()], &mut out);
         out
     }
 
     /// Multiplies each row by w^(n)(−c)·scale^n/α!.
     fn weigh(&self, rows: &mut [R], c: f64, reader: Reader) {
         for (i, &n) in self.basis.orders().iter().enumerate() {
-            let (span, a) = (self.basis.span(i), R::of(self.shifted(n, c)));
+            let (span, a) = (self.basis.order_range(i), R::of(self.shifted(n, c)));
             rows[span.clone()].iter_mut().zip(&self.terms[reader as usize][span]).for_each(|(q, &term)| *q *= term * a);
         }
     }
@@ -250,10 +250,11 @@ impl<'a, R: Real> Memory<'a, R> {
     /// dx from the gradient of the monomials of x.
     fn reverse(&self, x: &[R], g: &[R]) -> Vec<R> {
         let zeros = |n: usize| vec![R::zero(); n];
-        let (mut stem, mut dstem, mut dx) = (zeros(self.basis.stem_rows()), zeros(self.basis.stem_rows()), zeros(x.len()));
-        self.basis.stem(x, 1, &mut stem);
-        self.basis.reverse_rows(0..self.basis.rows(), x, 1, &stem, g, &mut dstem, &mut dx);
-        self.basis.reverse_stem(x, 1, &stem, &mut dstem, &mut dx);
+        let (mut lower_orders, mut dlower_orders, mut dx) =
+            (zeros(self.basis.lower_order_rows()), zeros(self.basis.lower_order_rows()), zeros(x.len()));
+        self.basis.lower_orders(x, 1, &mut lower_orders);
+        self.basis.reverse_rows(0..self.basis.rows(), x, 1, &lower_orders, g, &mut dlower_orders, &mut dx);
+        self.basis.reverse_lower_orders(x, 1, &lower_orders, &mut dlower_orders, &mut dx);
         dx
     }
 }
@@ -368,7 +369,7 @@ impl<'a, R: Real> Chunked<'a, R> {
         }
         for (i, &n) in memory.basis.orders().iter().enumerate() {
             // The gradient of w^(n)(−c).
-            let da = memory.basis.span(i).map(|row| (dread[row] * monomials[row] * terms[row]).wide()).sum::<f64>();
+            let da = memory.basis.order_range(i).map(|row| (dread[row] * monomials[row] * terms[row]).wide()).sum::<f64>();
             for (slot, &m) in memory.learned.iter().enumerate().filter(|&(_, &m)| m >= n) {
                 g.class(far).coefficients[slot] += da * power_term(-c, m - n);
             }

@@ -231,12 +231,12 @@ impl<K: KernelPart> Task for Scaled<'_, K> {
 }
 
 /// A kernel whose rows are scaled: weights up to |x| = `reach` stay below 1 with the log scale of their bound, are right there, and need no
-/// log scale up to `calm`.
+/// log scale up to `unscaled_limit`.
 pub fn check_scaled<K: KernelPart>(kernel: &K, reach: f32) {
     let x: Vec<f32> = (-64..64).map(|i| i as f32 / 63.0 * reach).map(|x| x.clamp(-reach, reach)).collect();
     assert!(
         (kernel.log_bound(kernel.unscaled_limit()) - UNSCALED_LOG_LIMIT).abs() < 1e-2 && kernel.unscaled_limit() < reach,
-        "{kernel:?}: calm up to {}",
+        "{kernel:?}: unscaled_limit up to {}",
         kernel.unscaled_limit()
     );
     let rho = kernel.log_bound(reach);

@@ -44,12 +44,13 @@ impl State {
                 (GroupMemory::Cache(cache), GroupMemory::Moments { h, z }, Some(basis)) => {
                     let column = &cache.columns[column];
                     let last = self.steps.log_decay[b * self.shape.heads + head];
-                    let (mut key, mut stem, mut rows) = (vec![0.0; cache.d], vec![0.0; basis.stem_rows()], vec![0.0; basis.rows()]);
+                    let (mut key, mut lower_orders, mut rows) =
+                        (vec![0.0; cache.d], vec![0.0; basis.lower_order_rows()], vec![0.0; basis.rows()]);
                     for s in 0..cache.len {
                         cache.key(s, &mut key);
                         let decay = column.decay.get(s).map_or(1.0, |c| (last - c).exp() as f32);
                         let weight = column.weights.get(s).map_or(1.0, |w| *w) * decay;
-                        basis.of_one(&key, &mut stem, &mut rows);
+                        basis.of_one(&key, &mut lower_orders, &mut rows);
                         dispatch(Add { h, z, rows: &rows, value: cache.value(s), weight, decay });
                     }
                 }

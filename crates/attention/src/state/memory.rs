@@ -102,8 +102,8 @@ pub(crate) struct FarMemory {
 impl FarMemory {
     /// A key enters, with the weight and the decay that it has by now.
     pub fn enter(&mut self, basis: &Basis, key: &[f32], value: &[f32], weight: f32, decay: f32) {
-        let (mut stem, mut rows) = (vec![0.0; basis.stem_rows()], vec![0.0; basis.rows()]);
-        basis.of_one(key, &mut stem, &mut rows);
+        let (mut lower_orders, mut rows) = (vec![0.0; basis.lower_order_rows()], vec![0.0; basis.rows()]);
+        basis.of_one(key, &mut lower_orders, &mut rows);
         dispatch(Add { h: &mut self.h, z: &mut self.z, rows: &rows, value, weight: weight * decay, decay });
     }
 }
@@ -308,7 +308,7 @@ fn tables(layer: &Layer, plan: &StatePlan, bases: &[Option<Arc<Basis>>], scale: 
         let mut table = basis.wide_inverse_factorials();
         for (i, (n, a)) in head.kernel.polynomial().into_iter().flatten().enumerate() {
             let factor = scale.powi(n as i32) * if head.learned > 0 { 1.0 } else { a };
-            table[basis.span(i)].iter_mut().for_each(|c| *c *= factor);
+            table[basis.order_range(i)].iter_mut().for_each(|c| *c *= factor);
         }
         let table = Table::new(table.into_iter().map(|c| c as f32).collect());
         known.push((&head.kernel, scale, basis, table.clone()));

@@ -14,10 +14,10 @@ use rayon::prelude::*;
 
 use crate::epilogue::{self, FarSums, Post, Row, join};
 use crate::kernels::PAD;
-use crate::kernels::basis::Basis;
+use crate::kernels::basis::{Basis, decay_rows};
 use crate::kernels::score_rows::Rescale;
 use crate::kernels::simd::{Simd, Task, dispatch};
-use crate::kernels::state_update::{sweep, sweep_written};
+use crate::kernels::state_update::{update_and_read, write_and_read};
 use crate::layer::{Class, Features, Head, StateGroup};
 use crate::parts::rope::rotate;
 use crate::real::dot;
@@ -136,7 +136,7 @@ impl Store {
 /// Values of scratch memory that one state group takes.
 fn scratch_len(widths: [usize; 2], e: usize, heads: usize, basis: Option<&Basis>) -> usize {
     // One reader more than heads, and what it finds: the key, where there is a write rule.
-    let rows = basis.map_or(0, |basis| padded(basis.stem_rows()) + padded(basis.rows()) * (2 + heads));
+    let rows = basis.map_or(0, |basis| padded(basis.lower_order_rows()) + padded(basis.rows()) * (2 + heads));
     let keys: usize = widths.map(|width| padded(width) * (2 + heads)).iter().sum();
     rows + keys + padded(e) * (3 + heads) + 2 * heads
 }
@@ -261,13 +261,18 @@ impl Task for GroupStep<'_> {
         }
         let write =
             heads[group.heads[0]].variant.write.map(|rule| (rule, rule.beta(step.inputs.extra(Extra::Beta)[b * shape.kv_heads + group.g])));
+        let channels = heads[group.heads[0]].variant.decays_by_channel();
         let norm = dot(key, key).sqrt();
         store.key_norm = if norm <= store.key_norm { store.key_norm } else { norm };
         match (&mut store.memory, basis) {
             (GroupMemory::Moments { h: state, z }, Some(basis)) => {
                 // Gates and weights are the same for all heads of the group, or it has one head.
                 value[..e].iter_mut().for_each(|v| *v *= token.key_weights[first]);
-                let (m, beta) = (token.decay[first], write.map(|(_, beta)| beta));
+                let m = if heads[group.heads[0]].variant.decays_by_head() { token.decay[first] } else { 1.0 };
+                if channels {
+                    decay_rows(basis, &token.decay[first * width..][..width], state, z, scratch);
+                }
+                let beta = write.map(|(_, beta)| beta);
                 let moments = MomentsStep { step, group, far: false, basis, m, beta, queries, stride: dp, scratch };
                 let rows = &mut store.rows;
                 moments.run(simd, state, z, Some((key, 1.0)), value, &mut store.u, |i, z| rows[i] = HeadSums { z, ..HeadSums::default() });
@@ -306,7 +311,8 @@ impl Task for GroupStep<'_> {
                         let weight = column.weights.get(place).copied().unwrap_or(1.0);
                         let decay = column.decay.get(place).map_or(1.0, |c| (log_decay[first] - c).exp() as f32);
                         left[..e].iter_mut().for_each(|v| *v *= weight);
-                        let (m, queries) = (token.decay[first], &*own_queries);
+                        let m = if heads[group.heads[0]].variant.decays_by_head() { token.decay[first] } else { 1.0 };
+                        let queries = &*own_queries;
                         let moments = MomentsStep { step, group, far: true, basis, m, beta: None, queries, stride, scratch };
                         let (entering, sums) = (leaving.map(|_| (&far_key[..far_width], decay)), &mut store.sums);
                         moments.run(simd, &mut far.h, &mut far.z, entering, left, &mut far.u, |i, z| sums[i].far_z = z);
@@ -317,6 +323,10 @@ impl Task for GroupStep<'_> {
                     cache.push(key, if cache.far_row > 0 { &far_key[..far_width] } else { &[] }, &value[..e]);
                 } else {
                     cache.forget(t);
+                    if channels {
+                        // A decay by channel is in the keys: they are kept as the next query meets them.
+                        cache.decay_keys(&token.decay[first * width..][..width]);
+                    }
                     if let Some((rule, beta)) = write {
                         let (reader, answer) = scratch.split_at_mut(dp);
                         let answer = &mut answer[..ep];
@@ -332,7 +342,7 @@ impl Task for GroupStep<'_> {
                                 cap: heads[first].cap,
                                 clamp: heads[first].clamp,
                                 rescale: Rescale::None,
-                                log_decay: log_decay[b * h + first],
+                                log_decay: if channels { 0.0 } else { log_decay[b * h + first] },
                                 u: &mut *answer,
                                 sums: &mut sums,
                             };
@@ -347,7 +357,7 @@ impl Task for GroupStep<'_> {
                     if head_plan.weighs_keys {
                         column.weights.push(token.key_weights[b * h + head]);
                     }
-                    if head_plan.variant.decay.is_some() {
+                    if head_plan.variant.decays_by_head() {
                         column.decay.push(log_decay[b * h + head]);
                     }
                 }
@@ -367,7 +377,7 @@ impl Task for GroupStep<'_> {
                             cap: plan.cap,
                             clamp: plan.clamp,
                             rescale: plan.rescale,
-                            log_decay: log_decay[b * h + head],
+                            log_decay: if channels { 0.0 } else { log_decay[b * h + head] },
                             u: &mut store.u[i * ep..][..ep],
                             sums: &mut store.sums[i],
                         };
@@ -469,12 +479,12 @@ impl MomentsStep<'_> {
         let kernel = |head: usize| if far { far_kernels[head].as_ref().unwrap_or(&kernels[head]) } else { &kernels[head] };
         let plan = |head: usize| layer.far_plans()[head].as_ref().filter(|_| far).unwrap_or(&layer.head_plans()[head]);
         let (n, width, ep) = (basis.rows(), basis.d(), value.len());
-        let (stem, scratch) = scratch.split_at_mut(padded(basis.stem_rows()));
+        let (lower_orders, scratch) = scratch.split_at_mut(padded(basis.lower_order_rows()));
         let (k, scratch) = scratch.split_at_mut(padded(n));
         let (q, found) = scratch.split_at_mut(padded(n) * (1 + group.heads.len()));
         match entering {
             Some((key, decay)) => {
-                basis.of_one(key, stem, k);
+                basis.of_one(key, lower_orders, k);
                 k[n..].fill(0.0);
                 if decay != 1.0 {
                     k.iter_mut().for_each(|k| *k *= decay);
@@ -483,12 +493,12 @@ impl MomentsStep<'_> {
             None => k.fill(0.0),
         }
         for ((&head, query), q) in group.heads.iter().zip(queries.chunks_exact(stride)).zip(q.chunks_exact_mut(padded(n))) {
-            basis.of_one(&query[..width], stem, q);
+            basis.of_one(&query[..width], lower_orders, q);
             q[n..].fill(0.0);
             let learned = plan(head).learned > 0;
             for (i, &order) in basis.orders().iter().enumerate() {
                 let a = if learned { kernel(head).coefficient(order) as f32 } else { 1.0 };
-                let span = basis.span(i);
+                let span = basis.order_range(i);
                 for (q, &c) in q[span.clone()].iter_mut().zip(&tables[head][span]) {
                     *q *= c * a;
                 }
@@ -496,13 +506,13 @@ impl MomentsStep<'_> {
         }
         u.fill(0.0);
         match beta {
-            None => sweep(simd, h, ep, m, k, value, &q[..group.heads.len() * padded(n)], u),
+            None => update_and_read(simd, h, ep, m, k, value, &q[..group.heads.len() * padded(n)], u),
             Some(beta) => {
                 let (first, reader) = (group.heads[0], &mut q[group.heads.len() * padded(n)..]);
                 let learned = plan(first).learned > 0;
                 for (i, &order) in basis.orders().iter().enumerate() {
                     let a = if learned { kernel(first).coefficient(order) as f32 } else { 1.0 };
-                    let span = basis.span(i);
+                    let span = basis.order_range(i);
                     let table = key_tables[first][span.clone()].iter();
                     reader[span.clone()].iter_mut().zip(&k[span]).zip(table).for_each(|((q, k), c)| *q = k * c * a);
                 }
@@ -511,7 +521,7 @@ impl MomentsStep<'_> {
                 found.fill(0.0);
                 let mut written = [0.0; 256];
                 let written = &mut written[..ep];
-                sweep_written(simd, h, ep, m, k, q, found, written, |columns, found, written| {
+                write_and_read(simd, h, ep, m, k, q, found, written, |columns, found, written| {
                     let answers = &found[ep * group.heads.len()..][columns.clone()];
                     let answers = value[columns.clone()].iter().zip(answers);
                     written[columns].iter_mut().zip(answers).for_each(|(u, (v, answer))| *u = beta * (v - m * answer));

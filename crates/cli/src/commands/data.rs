@@ -5,10 +5,11 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use termwise_data::language::{Language, LanguageConfig};
-use termwise_data::{DataConfig, Documents, Layout, Prepare, Prepared, Progress, Rows, Source, TextSource, Tokenizer};
-use termwise_train::source::BUILTIN;
+use termwise_data::language::Language;
+use termwise_data::{DataConfig, Documents, Prepare, Prepared, Progress, Rows, Source, TextSource, Tokenizer};
+use termwise_train::settings::{Layer, Settings};
 
+use super::settings::DataSettings;
 use super::source::cache_folder;
 use crate::context::{Context, Output};
 use crate::error::{Exit, Failure};
@@ -42,29 +43,14 @@ impl TextArgs {
     }
 }
 
-/// Text, tokenizer and split.
+/// Data as a training names them, and where their tokens are kept.
 #[derive(Debug, Args)]
 pub struct DataArgs {
+    /// Files, folders, globs, or hf://datasets/OWNER/NAME[@REVISION]/GLOB; .txt, .jsonl (also .gz, .zst), .parquet
+    #[arg(value_name = "SOURCE", conflicts_with = "data")]
+    pub sources: Vec<String>,
     #[command(flatten)]
-    pub text: TextArgs,
-    /// `bytes`, a tokenizer.json, or a folder that holds one
-    #[arg(long, default_value = "bytes", value_name = "TOKENIZER")]
-    pub tokenizer: String,
-    /// Token that ends documents [default: the tokenizer's own]
-    #[arg(long, value_name = "TOKEN")]
-    pub end_of_document: Option<String>,
-    /// Do not add what the tokenizer's template says, such as <s> in front
-    #[arg(long)]
-    pub no_special_tokens: bool,
-    /// Share of the documents held out, or of a single document's end [default: 0.001, or 0.1 of few documents]
-    #[arg(long, value_name = "SHARE")]
-    pub held_out: Option<f64>,
-    /// Seed that decides which documents are held out
-    #[arg(long, default_value_t = 0, value_name = "N")]
-    pub split_seed: u64,
-    /// How documents become rows: packed or padded
-    #[arg(long, default_value = "packed", value_name = "LAYOUT")]
-    pub layout: Layout,
+    pub settings: DataSettings,
     /// Folder for tokens [default: termwise in the user's cache folder]
     #[arg(long, value_name = "DIR")]
     pub cache: Option<PathBuf>,
@@ -74,25 +60,21 @@ pub struct DataArgs {
 }
 
 impl DataArgs {
-    /// These settings.
-    pub fn config(&self) -> DataConfig {
-        DataConfig {
-            tokenizer: self.tokenizer.clone(),
-            end_of_document: self.end_of_document.clone(),
-            special_tokens: !self.no_special_tokens,
-            held_out: self.held_out,
-            split_seed: self.split_seed,
-            layout: self.layout,
-            ..self.text.config()
+    fn settings(&self) -> termwise_train::Result<Settings> {
+        let mut layers = vec![self.settings.layer()?];
+        if !self.sources.is_empty() {
+            let list = toml::Value::Array(self.sources.iter().cloned().map(toml::Value::String).collect());
+            layers.push(Layer::new(toml::Table::from_iter([("data".to_owned(), list)]), "the command line")?);
         }
+        Settings::resolve(&layers)
     }
 
     /// Tokenizes; says how far it is where standard error is a terminal.
-    pub fn source(&self, quiet: bool) -> termwise_data::Result<TextSource> {
+    fn text(&self, config: &DataConfig, quiet: bool) -> termwise_data::Result<TextSource> {
         let bar = Bar::new(quiet);
         let progress = |progress: &Progress| bar.at(progress.read, progress.file_bytes, "bytes tokenized");
         let how = Prepare { rebuild: self.rebuild, progress: &progress, ..Prepare::default() };
-        TextSource::prepare(&self.config(), &cache_folder(self.cache.as_deref()), &how)
+        TextSource::prepare(config, &cache_folder(self.cache.as_deref()), &how)
     }
 }
 
@@ -143,9 +125,6 @@ pub struct ShowArgs {
     /// Tokens of a row [default: 256, or a document of the built-in language]
     #[arg(long, value_name = "N", value_parser = super::size(1 << 20))]
     pub length: Option<usize>,
-    /// What the built-in language is like, as in training: facts=12 keys=64
-    #[arg(long, value_name = "TEXT")]
-    pub language: Option<LanguageConfig>,
     /// A held-out batch instead of one for training
     #[arg(long)]
     pub held_out_batch: bool,
@@ -164,24 +143,31 @@ struct Shown<'a> {
 
 pub fn run(command: &DataCommand, context: &mut Context) -> Result<Exit, Failure> {
     match command {
-        DataCommand::Prepare(args) => context.emit(&Prepared::new(&args.data.source(args.output.quiet)?), &args.output),
+        DataCommand::Prepare(args) => {
+            let config = args.data.settings()?.data_config()?;
+            let config = config.ok_or_else(|| Failure::usage("the built-in language needs no tokens; name files, folders or globs"))?;
+            context.emit(&Prepared::new(&args.data.text(&config, args.output.quiet)?), &args.output)
+        }
         DataCommand::Show(args) => show(args, context),
     }
     .map(Exit::done)
 }
 
 fn show(args: &ShowArgs, context: &mut Context) -> Result<(), Failure> {
-    let builtin = args.data.text.sources.is_empty() || args.data.text.sources == [BUILTIN];
+    let settings = args.data.settings()?;
     let (language, text);
-    let (source, tokenizer, usual): (&dyn Source, &Tokenizer, usize) = if builtin {
-        let config = args.language.clone().unwrap_or_default();
-        let length = config.length;
-        let source = Language::new(config)?;
-        language = (source.tokenizer()?, source);
-        (&language.1, &language.0, length)
-    } else {
-        text = args.data.source(false)?;
-        (&text, text.tokenizer(), 256)
+    let (source, tokenizer, usual): (&dyn Source, &Tokenizer, usize) = match settings.data_config()? {
+        None => {
+            let config = settings.language_config()?;
+            let length = config.length;
+            let source = Language::new(config)?;
+            language = (source.tokenizer()?, source);
+            (&language.1, &language.0, length)
+        }
+        Some(config) => {
+            text = args.data.text(&config, false)?;
+            (&text, text.tokenizer(), 256)
+        }
     };
     let (length, out) = (args.length.unwrap_or(usual), &mut context.out);
     let mut batch = Rows::default();

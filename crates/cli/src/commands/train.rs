@@ -1,6 +1,7 @@
 //! `termwise train`.
 
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 use clap::Args;
 use termwise_lab::bench::peak_gflops;
@@ -12,7 +13,7 @@ use super::settings::AllSettings;
 use super::source::{cache_folder, prepare_with_progress};
 use crate::context::Context;
 use crate::error::{Exit, Failure};
-use crate::progress::{stop_on_interrupt, stop_with_input};
+use crate::progress::{Bar, stop_on_interrupt, stop_with_input};
 
 /// Train a model
 ///
@@ -79,9 +80,10 @@ pub fn run(args: &TrainArgs, threads: Option<usize>, context: &mut Context) -> R
     if args.stop_with_input {
         stop_with_input(&stop);
     }
+    let bar = Bar::new(args.quiet);
     let options = RunOptions {
         start,
-        display: if args.quiet { Display::Silent } else { Display::Auto },
+        display: Display::To(Arc::new(move |event| bar.training(event))),
         stop,
         peak: (!args.quiet).then(|| peak_gflops() * 1e9),
         files: settings.tokenizer_files()?,
@@ -93,6 +95,8 @@ pub fn run(args: &TrainArgs, threads: Option<usize>, context: &mut Context) -> R
         termwise_train::runs::remove(&folder)?;
     }
     let outcome = runs::train(&settings, source.as_ref(), &options)?;
+    // What moves goes before anything is printed.
+    drop(options);
     context.print(&outcome, args.json, false)?;
     Ok(if outcome.finished { Exit::Success } else { Exit::Interrupted })
 }

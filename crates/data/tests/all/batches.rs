@@ -123,3 +123,25 @@ fn padded_rows_are_documents() {
     let error = prepare(&folder, &DataConfig { documents: Documents::File, ..config }).unwrap_err().to_string();
     assert!(error.contains("padded needs several documents"), "{error}");
 }
+
+#[test]
+fn tokens_that_are_cut_off_while_they_are_in_use_are_an_error() {
+    for layout in [Layout::Packed, Layout::Padded] {
+        let folder = Folder::new();
+        let lines: String = (0..4000).map(|i| format!("the theme of thesis {i}\n")).collect();
+        folder.write("t.txt", &lines);
+        let config = DataConfig { held_out: Some(0.1), documents: Documents::Line, layout, ..config(&folder, "") };
+        let source = prepare(&folder, &config).unwrap();
+        let mut out = Rows::default();
+        source.train(1, 0, 2, 64, &mut out).unwrap();
+        let cache = folder.path("cache");
+        let shard = std::path::Path::new(&cache).join(shards(&cache).into_keys().next().unwrap());
+        let file = std::fs::File::options().write(true).open(shard).unwrap();
+        // Nothing is left of its tokens, and little of its table. A file that is mapped would end the process with SIGBUS.
+        file.set_len(8000).unwrap();
+        for index in 0..200 {
+            let error = source.train(1, index, 2, 64, &mut out).unwrap_err().to_string();
+            assert!(error.contains("cut off while it was in use"), "{error}");
+        }
+    }
+}

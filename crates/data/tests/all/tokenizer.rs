@@ -249,3 +249,28 @@ fn a_damaged_tokenizer_is_an_error_in_one_sentence() {
     );
     assert!(open(&value.to_string()).is_ok());
 }
+
+#[test]
+fn what_replaces_a_word_by_a_book_is_refused_before_it_reads_anything() {
+    let folder = Folder::new();
+    let path = learn(&folder, 300, "tokenizer.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let with = |part: &str, value: serde_json::Value| {
+        let mut tokenizer: serde_json::Value = serde_json::from_str(&text).unwrap();
+        tokenizer[part] = value;
+        Tokenizer::of_json("t.json", tokenizer.to_string().as_bytes(), None)
+    };
+    let replace =
+        |pattern: serde_json::Value, content: &str| serde_json::json!({"type": "Replace", "pattern": pattern, "content": content});
+    let sequence = |list: Vec<serde_json::Value>| serde_json::json!({"type": "Sequence", "normalizers": list});
+    let word = |text: &str| serde_json::json!({"String": text});
+    // Alone each is harmless; four of them make 10^8 bytes of one.
+    let bomb = sequence(vec![replace(word("a"), &"a".repeat(100)); 4]);
+    for refused in [bomb, replace(serde_json::json!({"Regex": "x*"}), &"y".repeat(300))] {
+        let error = with("normalizer", refused).expect_err("refused").to_string();
+        assert!(error.contains("t.json") && error.contains("times as long"), "{error}");
+    }
+    // As those in use do it.
+    let usual = sequence(vec![replace(word(" "), "▁"), replace(serde_json::json!({"Regex": " {2,}"}), " "), replace(word("``"), "\"")]);
+    assert_eq!(with("normalizer", usual).unwrap().encode("e", false).unwrap().len(), 1);
+}

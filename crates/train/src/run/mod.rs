@@ -34,7 +34,7 @@ use crate::progress::{Display, WARNINGS};
 use crate::provenance::{self, Provenance};
 use crate::settings::keys::Effect;
 use crate::settings::{Layer, Settings};
-use termwise_base::files::{create_folder, read_text, write_whole};
+use termwise_base::files::{self, create_folder, read_text, write_whole};
 use termwise_data::Source;
 
 use training::Training;
@@ -58,7 +58,7 @@ pub struct RunOptions {
     pub folder: PathBuf,
     /// Where it begins.
     pub start: Start,
-    /// Where progress is shown.
+    /// Who is told how it goes.
     pub display: Display,
     /// Set from outside, it ends the run after the step at hand, with a checkpoint.
     pub stop: Arc<AtomicBool>,
@@ -73,7 +73,7 @@ pub struct RunOptions {
 impl RunOptions {
     /// A fresh run in this folder.
     pub fn new(folder: impl Into<PathBuf>) -> RunOptions {
-        let (start, display, stop) = (Start::Fresh, Display::Auto, Arc::default());
+        let (start, display, stop) = (Start::Fresh, Display::Silent, Arc::default());
         RunOptions { folder: folder.into(), start, display, stop, peak: None, files: Vec::new(), provenance: Provenance::default() }
     }
 }
@@ -210,15 +210,9 @@ pub fn is_locked(folder: &Path) -> bool {
     File::open(folder.join(LOCK)).is_ok_and(held)
 }
 
-/// Held while a process works in a folder; the operating system frees it however the process ends.
-fn lock(folder: &Path) -> Result<File> {
-    let path = folder.join(LOCK);
-    let file = File::create(&path).map_err(Error::io("create", &path))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(std::fs::TryLockError::WouldBlock) => Err(Error::RunLocked { folder: folder.into() }),
-        Err(std::fs::TryLockError::Error(error)) => Err(Error::io("lock", &path)(error)),
-    }
+/// Held while a process works in a folder.
+pub(crate) fn lock(folder: &Path) -> Result<File> {
+    files::lock(&folder.join(LOCK))?.ok_or_else(|| Error::RunLocked { folder: folder.into() })
 }
 
 /// What a session starts from.

@@ -68,7 +68,7 @@ impl<'a> Training<'a> {
         let gradients = Gradients::new(&model, settings.batch, settings.length, settings.options()?)?;
         let (metrics, unreadable) = Metrics::open(&options.folder, state.step)?;
         let share = options.peak.map(|peak| (operations(&model, settings), peak));
-        let mut progress = Progress::new(options.display, settings.steps, state.step, &options.folder, share);
+        let mut progress = Progress::new(options.display.clone(), settings.steps, state.step, &options.folder, share);
         for warning in warnings {
             progress.warn(state.step, &warning);
         }

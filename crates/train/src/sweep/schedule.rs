@@ -13,7 +13,7 @@ use super::progress::{Progress, Tracker};
 use super::record::{Metrics, Record, Status};
 use crate::error::{Error, Result};
 use crate::provenance::{self, Provenance};
-use termwise_base::files::{beside, write_whole};
+use termwise_base::files::{self, beside, write_whole};
 
 /// What runs one job.
 pub trait Runner: Sync {
@@ -232,16 +232,8 @@ fn remove(job: &Job, folder: &Path) -> Result<()> {
     unless_missing(fs::remove_dir_all(&old), &old)
 }
 
-/// One sweep at a time in a folder; released when dropped, or when the process ends in whatever way.
+/// One sweep at a time in a folder.
 fn lock(folder: &Path) -> Result<File> {
-    let path = folder.join("sweep.lock");
-    let file = File::create(&path).map_err(Error::io("create", &path))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(fs::TryLockError::WouldBlock) => Err(Error::Sweep {
-            path: folder.into(),
-            problem: "another sweep is running in this folder; wait for it or choose another".into(),
-        }),
-        Err(fs::TryLockError::Error(error)) => Err(Error::io("lock", path)(error)),
-    }
+    let problem = "another sweep is running in this folder; wait for it or choose another";
+    files::lock(&folder.join("sweep.lock"))?.ok_or_else(|| Error::Sweep { path: folder.into(), problem: problem.into() })
 }

@@ -1,9 +1,9 @@
 //! Chunks, backward, beyond what tiles within a chunk give: forward in time for queries, backward in time for keys and values.
 
-use crate::fused::chunk::{Split, State};
+use crate::fused::chunk::{Split, State, multiply_columns};
 use crate::fused::gradients::{KeyGrads, QueryGrads};
 use crate::fused::plan::ChunkGroup;
-use crate::kernels::features::{AddTransposed, Points, Read, Slope, Stem, Transpose};
+use crate::kernels::features::{AddTransposed, LowerOrders, Points, Read, Slope, Transpose};
 use crate::kernels::simd::{Simd, Task};
 use crate::real::dot;
 
@@ -54,14 +54,22 @@ impl QuerySplit<'_> {
             let scratch = &mut self.of.scratch;
             c.decays(group, b, tile, before, 1.0, scratch.decays);
             c.query_rows(simd, group, b, h, tile, scratch);
+            c.decay_queries(simd, group, b, tile, scratch.x, scratch.channels);
             let back = &mut scratch.backward;
             simd.call(Transpose { rows: scratch.rows, stride: l.ep, count, dim: s.e, columns: back.columns, len: l.pitch });
-            simd.call(Stem { basis: &group.basis, len: l.pitch, x: scratch.x, stem: scratch.stem });
+            simd.call(LowerOrders { basis: &group.basis, len: l.pitch, x: scratch.x, lower_orders: scratch.lower_orders });
             let orders = group.basis.orders().len();
             let has_log = l.has_log_factor(head);
             let wanted = if group.decays || head.learned > 0 || has_log { orders * l.pitch } else { 0 };
             back.parts[..wanted].fill(0.0);
-            let points = Points { basis: &group.basis, len: l.pitch, count, x: scratch.x, stem: scratch.stem, factors: &c.factors[h] };
+            let points = Points {
+                basis: &group.basis,
+                len: l.pitch,
+                count,
+                x: scratch.x,
+                lower_orders: scratch.lower_orders,
+                factors: &c.factors[h],
+            };
             simd.call(Slope {
                 points,
                 h: state_h,
@@ -71,11 +79,14 @@ impl QuerySplit<'_> {
                 e: s.e,
                 weights: scratch.weights,
                 dx: back.dx,
-                dstem: back.dstem,
+                dlower_orders: back.dlower_orders,
                 gradient: back.gradient,
                 block: scratch.block,
                 parts: &mut back.parts[..wanted],
             });
+            if group.channels {
+                multiply_columns(back.dx, &scratch.channels[..s.d * l.pitch]);
+            }
             let (from, to) = (tile * l.tile - start, tile * l.tile - start + count);
             let dq = self.to.dq[far].rows(in_group, from, to);
             simd.call(AddTransposed { columns: back.dx, len: l.pitch, rows: dq, stride: l.dp, count, dim: group.basis.d() });
@@ -150,9 +161,9 @@ impl KeySplit<'_> {
             c.key_decays(group, b, tile, end, scratch.decays);
             c.weighted_values(group, b, tile, scratch.decays, scratch.rows);
             simd.call(Transpose { rows: scratch.rows, stride: l.ep, count, dim: s.e, columns: back.columns, len: l.pitch });
-            let x = c.keys(group, b, tile, scratch.x);
-            simd.call(Stem { basis: &group.basis, len: l.pitch, x, stem: scratch.stem });
-            let points = Points { basis: &group.basis, len: l.pitch, count, x, stem: scratch.stem, factors: &[] };
+            let x = c.keys(simd, group, b, tile, scratch.x, scratch.channels);
+            simd.call(LowerOrders { basis: &group.basis, len: l.pitch, x, lower_orders: scratch.lower_orders });
+            let points = Points { basis: &group.basis, len: l.pitch, count, x, lower_orders: scratch.lower_orders, factors: &[] };
             let (rows, weights) = (&mut *back.drows, &mut *back.line);
             simd.call(Read { points, h: state_h, z: state_z, ep: l.ep, rows, weights, block: scratch.block });
             simd.call(Slope {
@@ -164,11 +175,14 @@ impl KeySplit<'_> {
                 e: s.e,
                 weights: scratch.decays,
                 dx: back.dx,
-                dstem: back.dstem,
+                dlower_orders: back.dlower_orders,
                 gradient: back.gradient,
                 block: scratch.block,
                 parts: &mut [],
             });
+            if group.channels {
+                multiply_columns(back.dx, &scratch.channels[..s.d * l.pitch]);
+            }
             let (first, last) = (tile * l.tile - start, tile * l.tile - start + count);
             let (dk, dv) = (self.to.dk.rows(group.class, first, last), self.to.dv.rows(group.class, first, last));
             simd.call(AddTransposed { columns: back.dx, len: l.pitch, rows: dk, stride: l.dp, count, dim: group.basis.d() });

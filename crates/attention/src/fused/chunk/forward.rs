@@ -6,7 +6,7 @@ use crate::fused::epilogue::{Outputs, RowSums};
 use crate::fused::plan::ChunkGroup;
 use crate::fused::tile_forward::{Context, ForwardTile, KeysOf, Queries};
 use crate::kernels::disjoint::Block;
-use crate::kernels::features::{Points, Read, Stem, Transpose};
+use crate::kernels::features::{LowerOrders, Points, Read, Transpose};
 use crate::kernels::simd::{Simd, Task};
 
 /// The chunks of one split, from the state at its start to y; the state moves to the split's end where that is wanted.
@@ -72,8 +72,16 @@ impl ForwardSplit<'_, '_> {
             if let Some((state_h, state_z)) = known.filter(|_| count > 0) {
                 let dim = group.basis.d();
                 simd.call(Transpose { rows: queries, stride: l.dp, count, dim, columns: scratch.x, len: l.pitch });
-                simd.call(Stem { basis: &group.basis, len: l.pitch, x: scratch.x, stem: scratch.stem });
-                let points = Points { basis: &group.basis, len: l.pitch, count, x: scratch.x, stem: scratch.stem, factors: &c.factors[h] };
+                c.decay_queries(simd, group, b, tile, scratch.x, scratch.channels);
+                simd.call(LowerOrders { basis: &group.basis, len: l.pitch, x: scratch.x, lower_orders: scratch.lower_orders });
+                let points = Points {
+                    basis: &group.basis,
+                    len: l.pitch,
+                    count,
+                    x: scratch.x,
+                    lower_orders: scratch.lower_orders,
+                    factors: &c.factors[h],
+                };
                 let remembered = if group.far { &mut far_sums } else { &mut sums };
                 let (u, z) = (&mut remembered.u[..count * l.ep], &mut remembered.z[..count]);
                 z.fill(0.0);

@@ -5,7 +5,7 @@ use crate::fused::gates::decay_columns;
 use crate::fused::plan::ChunkGroup;
 use crate::fused::prepare::transpose_tile;
 use crate::fused::write::{Keys, Writer};
-use crate::kernels::features::{Points, Read, Stem};
+use crate::kernels::features::{LowerOrders, Points, Read};
 use crate::kernels::gemm::multiply;
 use crate::kernels::simd::{Simd, Task};
 use crate::kernels::triangular::Strict;
@@ -68,10 +68,10 @@ impl Solve<'_> {
     fn read<S: Simd>(&mut self, simd: S, group: &ChunkGroup, chunk: usize, tile: usize, state: &[f32]) {
         let (writer, l, scratch) = (self.writer, self.writer.layout(), &mut self.scratch);
         let count = writer.count(tile);
-        let x = writer.columns(group, tile, writer.scale(), scratch.x);
-        simd.call(Stem { basis: &group.basis, len: l.pitch, x, stem: scratch.stem });
+        let x = writer.columns(simd, group, tile, true, scratch.x, scratch.channels);
+        simd.call(LowerOrders { basis: &group.basis, len: l.pitch, x, lower_orders: scratch.lower_orders });
         let factors = &writer.chunks.factors[writer.h];
-        let points = Points { basis: &group.basis, len: l.pitch, count, x, stem: scratch.stem, factors };
+        let points = Points { basis: &group.basis, len: l.pitch, count, x, lower_orders: scratch.lower_orders, factors };
         let (rows, weights, block) = (&mut *scratch.rows, &mut *scratch.weights, &mut *scratch.block);
         simd.call(Read { points, h: state, z: &[], ep: l.ep, rows, weights, block });
         writer.chunks.decays(group, writer.b, tile, writer.log_decays(group, chunk)[0], 1.0, scratch.decays);
@@ -106,7 +106,7 @@ impl Solve<'_> {
                 let decay = &cache.columns[column].decay;
                 let base = if decay.is_empty() { 0.0 } else { decay_columns(&decay[kept.clone()], &mut columns) };
                 let kt = &cache.keys[block * cache.d * BLOCK..][..cache.d * BLOCK];
-                let keys = Keys { kt, pitch: BLOCK, count: kept.len(), columns, base };
+                let keys = Keys { kt, pitch: BLOCK, count: kept.len(), tile: None, columns, base };
                 answer(&keys, &cache.values[kept.start * l.ep..kept.end * l.ep]);
             }
         }

@@ -7,7 +7,7 @@ const ORDERS: [&[usize]; 10] = [&[0], &[1], &[0, 1], &[0, 1, 2], &[2], &[0, 2, 3
 
 fn one(basis: &Basis, x: &[f64]) -> Vec<f64> {
     let mut out = vec![f64::NAN; basis.rows()];
-    basis.of_one(x, &mut vec![f64::NAN; basis.stem_rows()], &mut out);
+    basis.of_one(x, &mut vec![f64::NAN; basis.lower_order_rows()], &mut out);
     out
 }
 
@@ -44,7 +44,7 @@ fn every_monomial_occurs_once() {
             assert_eq!(unique.len(), found.len());
             let basis = Basis::new(d, orders).expect("a small basis");
             for (i, &n) in orders.iter().enumerate() {
-                for row in basis.span(i) {
+                for row in basis.order_range(i) {
                     assert_eq!(found[row].iter().sum::<u32>() as usize, n);
                     let product: f64 = found[row].iter().map(|&power| factorial(power as usize)).product();
                     assert_close(basis.wide_inverse_factorials()[row] * product, 1.0, 1e-15);
@@ -76,13 +76,13 @@ fn many_positions_in_any_runs_of_rows() {
             let basis = Basis::new(d, orders).expect("a small basis");
             for len in [1, 3, 8] {
                 let x = numbers(d * len, 3);
-                let mut stem = vec![f64::NAN; basis.stem_rows() * len];
-                basis.stem(&x, len, &mut stem);
+                let mut lower_orders = vec![f64::NAN; basis.lower_order_rows() * len];
+                basis.lower_orders(&x, len, &mut lower_orders);
                 for run in [1, 2, 7, basis.rows()] {
                     let mut rows = vec![f64::NAN; basis.rows() * len];
                     for start in (0..basis.rows()).step_by(run) {
                         let end = (start + run).min(basis.rows());
-                        basis.rows_of(start..end, &x, len, &stem, &mut rows[start * len..end * len]);
+                        basis.rows_of(start..end, &x, len, &lower_orders, &mut rows[start * len..end * len]);
                     }
                     for l in 0..len {
                         let column = |values: &[f64]| values.iter().skip(l).step_by(len).copied().collect::<Vec<_>>();
@@ -101,19 +101,19 @@ fn gradients() {
         let basis = Basis::new(d, orders).expect("a small basis");
         let (x, g) = (numbers(d * len, 4), numbers(basis.rows() * len, 5));
         let rows = |x: &[f64]| {
-            let (mut stem, mut rows) = (vec![f64::NAN; basis.stem_rows() * len], vec![f64::NAN; basis.rows() * len]);
-            basis.stem(x, len, &mut stem);
-            basis.rows_of(0..basis.rows(), x, len, &stem, &mut rows);
-            (stem, rows)
+            let (mut lower_orders, mut rows) = (vec![f64::NAN; basis.lower_order_rows() * len], vec![f64::NAN; basis.rows() * len]);
+            basis.lower_orders(x, len, &mut lower_orders);
+            basis.rows_of(0..basis.rows(), x, len, &lower_orders, &mut rows);
+            (lower_orders, rows)
         };
-        let (stem, _) = rows(&x);
+        let (lower_orders, _) = rows(&x);
         for run in [2, basis.rows()] {
-            let (mut dstem, mut dx) = (vec![0.0; stem.len()], vec![0.0; x.len()]);
+            let (mut dlower_orders, mut dx) = (vec![0.0; lower_orders.len()], vec![0.0; x.len()]);
             for start in (0..basis.rows()).step_by(run) {
                 let end = (start + run).min(basis.rows());
-                basis.reverse_rows(start..end, &x, len, &stem, &g[start * len..end * len], &mut dstem, &mut dx);
+                basis.reverse_rows(start..end, &x, len, &lower_orders, &g[start * len..end * len], &mut dlower_orders, &mut dx);
             }
-            basis.reverse_stem(&x, len, &stem, &mut dstem, &mut dx);
+            basis.reverse_lower_orders(&x, len, &lower_orders, &mut dlower_orders, &mut dx);
             assert_gradient(&x, &dx, |x| dot(&rows(x).1, &g));
         }
     }

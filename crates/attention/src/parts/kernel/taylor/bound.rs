@@ -10,7 +10,7 @@ impl Taylor {
     }
 
     /// The largest |x| whose weights are surely within e^[`UNSCALED_LOG_LIMIT`].
-    pub(super) fn find_calm(&self) -> f32 {
+    pub(super) fn find_unscaled_limit(&self) -> f32 {
         let (mut low, mut high) = (0.0, 1e30);
         for _ in 0..200 {
             let middle = f64::midpoint(low, high);

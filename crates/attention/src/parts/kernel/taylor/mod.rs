@@ -47,8 +47,8 @@ pub struct Taylor {
     dense: Vec<f64>,
     /// The same in float32, for [`Method::Narrow`].
     narrow: Vec<f32>,
-    /// The largest |x| with Σ|a_n|·(|x| + |c|)^n/n! not beyond e^40; of no meaning where rows have no frame.
-    calm: f32,
+    /// The largest |x| with Σ|a_n|·(|x| + |c|)^n/n! not beyond e^40; of no meaning where rows have no ρ.
+    unscaled_limit: f32,
     method: Method,
 }
 
@@ -99,8 +99,15 @@ impl Taylor {
             return Err("learned coefficients can be those of any centre; leave `at` or `coef=learned` out".into());
         }
         let ones = vec![1.0; orders.len()];
-        let mut taylor =
-            Taylor { orders, coefficients, centre, dense: Vec::new(), narrow: Vec::new(), calm: f32::INFINITY, method: Method::Wide };
+        let mut taylor = Taylor {
+            orders,
+            coefficients,
+            centre,
+            dense: Vec::new(),
+            narrow: Vec::new(),
+            unscaled_limit: f32::INFINITY,
+            method: Method::Wide,
+        };
         match taylor.coefficients.clone() {
             Coefficients::Given(given) => taylor.bind(&given),
             Coefficients::Ones | Coefficients::Learned => taylor.bind(&ones),
@@ -132,7 +139,7 @@ impl Taylor {
         self.narrow.clear();
         self.narrow.extend(self.dense.iter().map(|&c| c as f32));
         if self.rescale() == Rescale::Multiply {
-            self.calm = self.find_calm();
+            self.unscaled_limit = self.find_unscaled_limit();
         }
     }
 
@@ -322,7 +329,7 @@ impl ScoreKernel for Taylor {
     }
 
     fn unscaled_limit(&self) -> f32 {
-        self.calm
+        self.unscaled_limit
     }
 
     fn log_bound(&self, reach: f32) -> f32 {

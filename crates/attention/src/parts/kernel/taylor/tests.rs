@@ -241,7 +241,7 @@ fn a_nan_stays_one() {
 }
 
 #[test]
-fn long_series_in_their_frame() {
+fn long_series_with_a_log_scale() {
     let series = |text: &str| Taylor::parse(text).unwrap_or_else(|error| panic!("{error}"));
     for text in ["0..80", "0..24", "0..9", "0,2,11", "0..40,at=3", "0..9,coef=1:1:1:1:1:1:1:1:-2:1"] {
         check_scaled(&series(text), 700.0);
