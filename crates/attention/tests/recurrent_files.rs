@@ -41,7 +41,7 @@ fn tensor_bytes(path: &std::path::Path) -> Vec<u8> {
     bytes[8 + header..].to_vec()
 }
 
-const TEXTS: [&str; 8] = [
+const TEXTS: [&str; 10] = [
     "taylor=0..3 over=sum",
     "taylor=0..2 over=length in out=cumulative decay=softplus conv=3 norm=layer",
     "softmax",
@@ -50,6 +50,8 @@ const TEXTS: [&str; 8] = [
     "exp over=position norm=rms",
     "feature=identity over=none write=delta,2 decay=mamba qk_norm=l2 conv=2 norm=rms",
     "exp over=none write=delta,scale=0.3 qk_norm=l2 decay=softplus",
+    "power=2 over=none write=delta,scale=0.8 qk_norm=l2 decay=mamba,channel conv=2",
+    "exp over=sum decay=mamba,channel",
 ];
 
 #[test]

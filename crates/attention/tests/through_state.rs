@@ -150,7 +150,13 @@ fn cleared_gradients_truncate() {
 #[test]
 fn what_gradients_cannot_pass_is_refused() {
     let shape = shape(1, 12, 2, 1, 6, 6);
-    for text in ["softmax", "taylor=0..2 conv=3", "taylor=0..2 over=length out=cumulative", "taylor=0..2 decay=linear"] {
+    for text in [
+        "softmax",
+        "taylor=0..2 conv=3",
+        "taylor=0..2 over=length out=cumulative",
+        "taylor=0..2 decay=linear",
+        "taylor=1 decay=softplus,channel",
+    ] {
         let case = Case::<f32>::random(&layer(text, &shape), shape, None, 1.0, &mut Rng(83));
         let mut engine = case.continuing(Memory::Natural, Mode::Parallel, &Scratch::default()).expect("possible");
         let mut y = vec![0.0; case.dy.len()];

@@ -17,6 +17,8 @@ mod context;
 mod error;
 mod progress;
 
+pub use build::here as provenance;
+
 use std::ffi::OsString;
 use std::io::{self, Write};
 

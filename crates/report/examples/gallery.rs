@@ -1,6 +1,6 @@
 //! Writes a page with one of everything: `cargo run -p termwise-report --example gallery -- FOLDER`.
 
-#[path = "../tests/sample/mod.rs"]
+#[path = "../tests/all/sample/mod.rs"]
 mod sample;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

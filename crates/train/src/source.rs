@@ -8,7 +8,11 @@ use termwise_data::prepare::{Prepare, prepare};
 use termwise_data::{DataConfig, Rows, Source, TextSource, Tokenizer, tokens::Tokens};
 
 use crate::error::{Error, Result};
-use crate::settings::Settings;
+use crate::settings::{Layer, Settings};
+use termwise_base::files::read_text;
+
+/// Where settings come from, in messages.
+const PLACE: &str = "the arguments";
 
 /// A word in `data` that is no file: the built-in language.
 pub const BUILTIN: &str = "builtin";
@@ -134,4 +138,67 @@ impl Source for WholeText {
         }
         Ok(true)
     }
+}
+
+/// The folder that was asked for, or `termwise` in the user's cache.
+pub fn cache_folder(asked: Option<&Path>) -> PathBuf {
+    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let user = || variable("XDG_CACHE_HOME").or_else(|| variable("LOCALAPPDATA")).or_else(|| Some(variable("HOME")?.join(".cache")));
+    asked.map(Path::to_owned).or_else(|| Some(user()?.join("termwise"))).unwrap_or_else(|| ".termwise-cache".into())
+}
+
+/// The built-in language that a checkpoint was trained on; `None` where it was text, or nothing is said.
+pub fn language_of(folder: &Path) -> Result<Option<Language>> {
+    let saved = folder.join("settings.toml");
+    if !saved.is_file() {
+        return Ok(None);
+    }
+    let text = read_text(&saved).map_err(Error::io("read", &saved))?;
+    Settings::resolve(&[Layer::of_run(&text, &saved.display().to_string())?])?.builtin_language()
+}
+
+/// Text for a model that exists.
+pub struct Opened {
+    /// Its held-out batches are the text.
+    pub source: Box<dyn Source>,
+    /// As the settings name it.
+    pub data: Vec<String>,
+    /// Whether it is only the held-out part of it.
+    pub held_out_only: bool,
+    /// Positions of a window in training, where the folder is a checkpoint of a run.
+    pub trained: Option<usize>,
+}
+
+/// What a model's folder says about data and tokenizer, to lay these settings above; and whether it is a checkpoint of a run.
+pub fn layers_of_model(folder: &Path, settings: &toml::Table) -> Result<(Vec<Layer>, bool)> {
+    let saved = folder.join("settings.toml");
+    let mut layers = Vec::new();
+    let trained = saved.is_file();
+    if trained {
+        let text = read_text(&saved).map_err(Error::io("read", &saved))?;
+        layers.push(Layer::of_run(&text, &saved.display().to_string())?);
+    } else if !settings.contains_key("data") {
+        let expected = "this folder says nothing about data; name some with --data, or builtin".into();
+        return Err(Error::Setting { place: String::new(), key: "data".into(), found: "absent".into(), expected });
+    }
+    if !settings.contains_key("tokenizer") && folder.join("tokenizer.json").exists() {
+        let own = toml::Table::from_iter([("tokenizer".to_owned(), toml::Value::String(folder.display().to_string()))]);
+        layers.push(Layer::new(own, "the model's folder")?);
+    }
+    Ok((layers, trained))
+}
+
+/// All of the data that the settings name; where they name none, the held-out part of what the checkpoint was trained on. A folder's own tokenizer
+/// is used where no other is named.
+pub fn open_for_model(folder: &Path, settings: &toml::Table, held_out_only: bool, cache: &Path) -> Result<Opened> {
+    let (mut layers, trained) = layers_of_model(folder, settings)?;
+    layers.push(Layer::new(settings.clone(), PLACE)?);
+    let resolved = Settings::resolve(&layers)?;
+    let held_out_only = held_out_only || !settings.contains_key("data");
+    let whole = if held_out_only { None } else { resolved.open_whole(cache, &Prepare::default())? };
+    let source: Box<dyn Source> = match whole {
+        Some(whole) => Box::new(whole),
+        None => resolved.open_source(cache, &Prepare::default())?,
+    };
+    Ok(Opened { source, held_out_only, trained: trained.then_some(resolved.length), data: resolved.data })
 }

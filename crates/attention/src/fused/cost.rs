@@ -53,7 +53,7 @@ fn state(variant: &Variant, shape: &Shape, length: usize) -> f64 {
     let rows = variant.state_rows(shape.d).map_or(f64::INFINITY, |rows| rows as f64);
     let own = variant.decay.is_some() || variant.denominator.key_side();
     let shared = if own { 1.0 } else { shape.group() as f64 };
-    let early = 1.0 - 1.0 / splits(shape, shape.time.div_ceil(length)) as f64;
+    let early = 1.0 - 1.0 / splits(shape, shape.time.div_ceil(length), variant.write.is_some()) as f64;
     let e = shape.e as f64;
     rows * (((6.0 + 2.0 * early) * e + (8.0 + 4.0 * early) * e / shared) / RATE + MONOMIAL)
 }

@@ -115,7 +115,7 @@ pub fn decay_columns(decay: &[f64], columns: &mut [f32; TILE]) -> f64 {
 }
 
 /// Column `head` of logits [B, T, heads] in batch row b, into `out` [T].
-fn gather(logits: &[f32], b: usize, heads: usize, head: usize, out: &mut [f32]) {
+pub fn gather(logits: &[f32], b: usize, heads: usize, head: usize, out: &mut [f32]) {
     let time = out.len();
     for (t, out) in out.iter_mut().enumerate() {
         *out = logits[(b * time + t) * heads + head];
@@ -131,17 +131,20 @@ pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch) {
     if l.has_post_channels() {
         post_channels_forward(l, inputs, &mut w.post_channels);
     }
-    let CallScratch { in_gate, out_gate, post_gate, key_weights, decay, logits, initial, .. } = w;
+    let CallScratch { in_gate, out_gate, post_gate, key_weights, decay, channel_decay, logits, initial, .. } = w;
+    let channels = l.layer.decay_channels();
     let positions = &initial.positions;
     // One task for each kv head of a batch row, with the heads of its group.
     let factors = in_gate.par_chunks_exact_mut(s.time).zip(out_gate.par_chunks_exact_mut(group * s.time));
     let factors = factors.zip(post_gate.par_chunks_exact_mut(group * s.time)).zip(key_weights.par_chunks_exact_mut(group * tp));
     let factors = factors.zip(decay.par_chunks_exact_mut(group * tp)).zip(logits.par_chunks_exact_mut(group * s.time));
     let sums = initial.in_gate.par_iter_mut().zip(initial.out_gate.par_chunks_exact_mut(group));
-    let sums = sums.zip(initial.post_gate.par_chunks_exact_mut(group)).zip(initial.decay.par_chunks_exact_mut(group));
+    let sums = sums.zip(initial.post_gate.par_chunks_exact_mut(group)).zip(initial.decay.par_chunks_exact_mut(group * channels));
+    let sums =
+        sums.zip(Blocks::pieces(if l.layer.decays_by_channel() { &mut channel_decay[..] } else { &mut [] }, s.batch * s.kv_heads).par());
     factors.zip(sums).enumerate().for_each(|(pair, (factors, sums))| {
         let (((((in_factors, out), post), key_weights), decay), logits) = factors;
-        let (((in_sum, out_sums), post_sums), decay_sums) = sums;
+        let ((((in_sum, out_sums), post_sums), decay_sums), mut channel_decay) = sums;
         let (b, g) = (pair / s.kv_heads, pair % s.kv_heads);
         let len = inputs.length(b, &s);
         if let Some(gate) = (0..group).find_map(|i| l.heads[g * group + i].variant.in_gate.as_ref()) {
@@ -181,10 +184,21 @@ pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch) {
             }
             if let Some(part) = &head.variant.decay {
                 let (c, padding) = decay[i * tp..(i + 1) * tp].split_at_mut(s.time);
+                let params = head.variant.decay_params(inputs, h);
+                if part.by_channel() {
+                    let all = &mut channel_decay.piece()[i * tp * s.d..(i + 1) * tp * s.d];
+                    for (channel, sum) in decay_sums[i * s.d..(i + 1) * s.d].iter_mut().enumerate() {
+                        if part.has_logits() {
+                            gather(inputs.extra(Extra::DecayGate), b, s.heads * s.d, h * s.d + channel, logits);
+                        }
+                        by_length(len, s.time, sum, |range, sum| part.forward(&logits[range.clone()], params, &mut c[range], sum));
+                        all.iter_mut().skip(channel).step_by(s.d).zip(&*c).for_each(|(all, c)| *all = *c);
+                    }
+                    continue;
+                }
                 if part.has_logits() {
                     gather(inputs.extra(Extra::DecayGate), b, s.heads, h, logits);
                 }
-                let params = head.variant.decay_params(inputs, h);
                 by_length(len, s.time, &mut decay_sums[i], |range, sum| part.forward(&logits[range.clone()], params, &mut c[range], sum));
                 padding.fill(c[s.time - 1]);
             }
@@ -283,7 +297,7 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
                 gate.backward(logits, in_factors, din);
             }
         }
-        if let Some(decay) = &head.variant.decay {
+        if let Some(decay) = head.variant.decay.as_ref().filter(|decay| !decay.by_channel()) {
             dc.iter_mut().zip(&ddecay_keys[n * tp..]).for_each(|(d, keys)| *d += *keys);
             if decay.has_logits() {
                 gather(inputs.extra(Extra::DecayGate), b, s.heads, h, logits);
@@ -299,7 +313,9 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
         true => post_channels_backward(l, inputs, &w.post_channels, &mut w.dpost_channels, grads),
     }
     scatter(l, grads, Extra::InGate, din, s.kv_heads, kv_of);
-    scatter(l, grads, Extra::DecayGate, ddecay_logits, s.heads, head_of);
+    if !l.layer.decays_by_channel() {
+        scatter(l, grads, Extra::DecayGate, ddecay_logits, s.heads, head_of);
+    }
     for n in 0..l.head_count() {
         let h = n % s.heads;
         if l.heads[h].variant.denominator.key_side() {

@@ -11,6 +11,7 @@
 //! Promises: memory linear in T; no allocation once the scratch memory has grown; every sum has a fixed order, so that
 //! results are bit-identical for any number of threads (not across instruction sets).
 
+mod channels;
 mod chunk;
 mod cost;
 mod epilogue;
@@ -21,6 +22,7 @@ mod mode;
 mod plan;
 mod prefill;
 mod prepare;
+mod saved;
 mod scratch;
 mod through_state;
 mod tile_backward;
@@ -110,6 +112,7 @@ impl Planned {
             w.ensure_forward(layout)?;
             gates::forward(layout, inputs, w);
             prepare::forward(layout, inputs, w, false, None)?;
+            channels::prepare(layout, inputs, w)?;
             run_forward(layout, inputs, w, factors, saved, y, None)
         })
     }
@@ -147,11 +150,13 @@ fn backward_tasks(
 ) -> Result<(), Error> {
     gates::forward(l, inputs, w);
     prepare::forward(l, inputs, w, true, None)?;
+    channels::prepare(l, inputs, w)?;
     write::forward(l, inputs, w, factors, true, None)?;
     epilogue::backward(l, inputs, saved, dy, w);
     join::backward(l, inputs, saved[2], w);
     tiles_backward(l, inputs, saved[2], w, factors, state.as_deref_mut())?;
     write::backward(l, inputs, w, factors, state, grads)?;
+    channels::backward(l, inputs, w, grads)?;
     prepare::backward(l, inputs, w, grads);
     gates::backward(l, inputs, w, grads);
     parameters_backward(l, w, grads);
@@ -354,7 +359,8 @@ fn forward_tasks(
 ) -> Report {
     let (s, tasks) = (l.shape, &w.tasks);
     let (gates, lengths) = (Gates::new(inputs, w), inputs.lengths);
-    let context = tile_forward::Context { layout: l, sources: Sources::new(l, inputs, w), kt: &w.kt, v: &w.v, gates, lengths, state };
+    let (sources, channels) = (Sources::new(l, inputs, w), channels::Source::new(inputs, w));
+    let context = tile_forward::Context { layout: l, sources, kt: &w.kt, v: &w.v, gates, channels, lengths, state };
     let mut report = Report::default();
     if l.has_parallel_heads() {
         let ([u, z, rho], y) = blocks(l, saved.as_mut().map(|saved| saved.each_mut().map(|x| &mut **x)), y, 1, &l.tile_cuts);
@@ -407,6 +413,7 @@ fn chunks<'a>(l: &'a Layout, inputs: &Inputs<'a, f32>, w: &'a CallScratch, facto
     chunk::Chunks {
         layout: l,
         gates: Gates::new(inputs, w),
+        channels: channels::Source::new(inputs, w),
         lengths: inputs.lengths,
         kt: &w.kt,
         v: &w.v,
@@ -438,6 +445,7 @@ fn tiles_backward(
         vt: &w.vt,
         v: &w.v,
         gates: Gates::new(inputs, w),
+        channels: channels::Source::new(inputs, w),
         lengths: inputs.lengths,
         rho,
         logs: &w.logs,

@@ -18,9 +18,13 @@ const TASKS: usize = 64;
 /// to be computed beforehand.
 const SPLITS: usize = 8;
 
-/// Parts of time that run at once, of a batch row with so many chunks.
-pub fn splits(shape: &Shape, chunks: usize) -> usize {
-    SPLITS.div_ceil(shape.batch * shape.kv_heads).min(chunks)
+/// The same where values are written one after another: that comes first and has no splits, so that these would mostly compute states twice.
+const WRITTEN_SPLITS: usize = 2;
+
+/// Parts of time that run at once, of a batch row with so many chunks; `written` where a write rule comes before.
+pub fn splits(shape: &Shape, chunks: usize, written: bool) -> usize {
+    let wanted = if written { WRITTEN_SPLITS } else { SPLITS };
+    wanted.div_ceil(shape.batch * shape.kv_heads).min(chunks)
 }
 
 /// Time cut into parts of whole tiles, each time from 0 to the end.
@@ -93,8 +97,9 @@ pub(crate) struct ChunkGroup {
     pub basis: Arc<Basis>,
     /// Whether a denominator needs z.
     pub sums: bool,
-    /// Whether its heads (then only one) have a decay.
+    /// Whether its heads (then only one) have a decay, of all rows alike or by channel.
     pub decays: bool,
+    pub channels: bool,
     /// Whether keys have weights, the same for all its heads.
     pub weighs_keys: bool,
     /// Where its state lies among those of its kv head.
@@ -114,11 +119,23 @@ fn chunk_groups(layer: &Layer, heads: &[Head], far: &[Option<Head>], tile: usize
         let len = rows * ep + if moments.sums { rows.next_multiple_of(PAD) } else { 0 };
         // Groups are in the order of their heads, hence of their kv heads.
         at = if groups.last().is_some_and(|last| last.g == group.g) { at } else { 0 };
-        let (sums, decays, weighs_keys) = (moments.sums, moments.decays, moments.weighs_keys);
         let (far, distance) = (group.moments.is_none(), group.distance);
         let lag = if far { (distance.window - 1).div_ceil(tile) } else { 0 };
-        let heads = group.heads.clone();
-        groups.push(ChunkGroup { far, distance, lag, g: group.g, heads, class, basis, sums, decays, weighs_keys, at, len });
+        groups.push(ChunkGroup {
+            far,
+            distance,
+            lag,
+            g: group.g,
+            heads: group.heads.clone(),
+            class,
+            basis,
+            sums: moments.sums,
+            decays: moments.decays,
+            channels: moments.channels,
+            weighs_keys: moments.weighs_keys,
+            at,
+            len,
+        });
         at += len;
         most = most.max(at);
     }
@@ -222,7 +239,12 @@ impl Layout {
             ep,
             taps: layer.taps(),
             parts: Cuts::new((0..=parts).map(|i| i * tiles / parts.max(1)).collect(), tile, shape.time),
-            splits: if groups.is_empty() { 0 } else { splits(&shape, tiles.div_ceil(chunk_tiles)) },
+            splits: match groups.is_empty() {
+                true => 0,
+                // States of splits are added up with one factor for all rows.
+                false if layer.decays_by_channel() => 1,
+                false => splits(&shape, tiles.div_ceil(chunk_tiles), layer.writes()),
+            },
             split_cuts: Cuts::new(vec![0], tile, shape.time),
             lags: Vec::new(),
             groups,

@@ -3,10 +3,11 @@
 use rayon::prelude::*;
 
 use crate::engine::SavedRows;
+use crate::fused::channels::Channels;
 use crate::fused::plan::{ChunkGroup, Layout};
 use crate::fused::prepare::{HeadRows, Sources};
 use crate::fused::scratch::CallScratch;
-use crate::fused::{Fused, Planned, gates, prepare, run_forward};
+use crate::fused::{Fused, Planned, channels, gates, prepare, run_forward};
 use crate::kernels::simd::{Simd, Task, dispatch};
 use crate::layer::StateGroup;
 use crate::real::dot;
@@ -73,6 +74,7 @@ impl Fused {
             begin(l, state, w)?;
             gates::forward(l, inputs, w);
             prepare::forward(l, inputs, w, false, Some(state))?;
+            channels::prepare(l, inputs, w)?;
             let mut report = run_forward(l, inputs, w, factors, saved, y, Some(state))?;
             if let Some(at) = &mut report.nonpositive {
                 at.position += w.initial.positions[at.row];
@@ -154,7 +156,8 @@ fn end(l: &Layout, inputs: &Inputs<f32>, state: &mut State, w: &CallScratch) {
         .map(|(index, store)| {
             let (b, group) = (index / groups.len(), &groups[index % groups.len()]);
             let len = inputs.length(b, &s);
-            let keys = Keys { l, w, b, group: group.g, first: b * s.heads, len };
+            let channels = channels::Source::new(inputs, w).head(l, b, group.heads[0]);
+            let keys = Keys { l, w, b, group: group.g, first: b * s.heads, len, channels };
             keys.follow_and_enter(state, group, index % groups.len(), store);
             let norms = keys.append(group, store);
             let bound = |&h: &usize| {
@@ -184,8 +187,12 @@ fn end(l: &Layout, inputs: &Inputs<f32>, state: &mut State, w: &CallScratch) {
                 steps.keep_tail(which, b, channels, (from..len).map(|t| x.row(b * s.time + t, channels)));
             }
         }
-        for h in (0..s.heads).filter(|&h| l.heads[h].variant.decay.is_some()) {
-            steps.log_decay[b * s.heads + h] = w.decay[(b * s.heads + h) * l.tp() + len - 1];
+        for (h, n) in (b * s.heads..(b + 1) * s.heads).enumerate() {
+            if l.heads[h].variant.decays_by_head() {
+                steps.log_decay[n] = w.decay[n * l.tp() + len - 1];
+            } else if l.heads[h].variant.decays_by_channel() {
+                steps.log_decay[n * s.d..][..s.d].copy_from_slice(&w.channel_decay[(n * l.tp() + len - 1) * s.d..][..s.d]);
+            }
         }
     }
 }
@@ -205,6 +212,7 @@ struct Keys<'a> {
     /// B·H index of the batch row's first head.
     first: usize,
     len: usize,
+    channels: Option<Channels<'a>>,
 }
 
 impl Keys<'_> {
@@ -279,15 +287,28 @@ impl Keys<'_> {
             // The next position still takes a key from the window into a state of far keys.
             after = cache.next_position() + self.len - cache.far_in_state as usize;
             cache.forget(after);
+            if let Some(channels) = &self.channels {
+                factors(channels.after(self.len), channels.before, &mut key);
+                cache.decay_keys(&key);
+            }
         }
         for t in 0..self.len {
-            self.key(group.class, t, &mut key);
+            match &self.channels {
+                None => self.key(group.class, t, &mut key),
+                Some(channels) => key.copy_from_slice(&channels.k[t * l.dp..][..s.d]),
+            }
             store.key_norm = larger(store.key_norm, dot(&key, &key).sqrt());
             norms.push(store.key_norm);
             let GroupMemory::Cache(cache) = &mut store.memory else { continue };
             if cache.skips(after) {
                 cache.forgotten += 1;
                 continue;
+            }
+            if let Some(channels) = &self.channels {
+                // Kept as the next query meets it.
+                let mut decay = [0.0; 256];
+                factors(channels.after(self.len), channels.at(t), &mut decay[..s.d]);
+                key.iter_mut().zip(&decay).for_each(|(key, decay)| *key *= decay);
             }
             if let Some(far) = far {
                 self.key(far, t, &mut far_key);
@@ -298,13 +319,18 @@ impl Keys<'_> {
                 if l.heads[h].weighs_keys {
                     column.weights.push(self.w.key_weights[at]);
                 }
-                if l.heads[h].variant.decay.is_some() {
+                if l.heads[h].variant.decays_by_head() {
                     column.decay.push(self.w.decay[at]);
                 }
             }
         }
         norms
     }
+}
+
+/// e^{c' − c}
+fn factors(after: &[f64], before: &[f64], out: &mut [f32]) {
+    out.iter_mut().zip(after.iter().zip(before)).for_each(|(out, (after, before))| *out = (after - before).exp() as f32);
 }
 
 /// The largest ‖q_t‖ times the largest ‖k‖ up to t, which bounds all scores.

@@ -417,7 +417,10 @@ pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, backward: 
         });
     };
     let mut keys_and_values = || {
-        rayon::join(|| key_value(Tensor::K, &mut k, backward, &mut kt, true), || key_value(Tensor::V, &mut v, keeps_v, &mut vt, backward));
+        rayon::join(
+            || key_value(Tensor::K, &mut k, backward || l.layer.decays_by_channel(), &mut kt, true),
+            || key_value(Tensor::V, &mut v, keeps_v, &mut vt, backward),
+        );
     };
     let queries = |sources: &Sources, q: &mut Buffer| {
         let passes = heads * l.passes();

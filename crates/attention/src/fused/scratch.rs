@@ -130,8 +130,11 @@ call_scratch! {
     post_channels: Buffer,
     /// Weights of keys [N, Tp].
     key_weights: Buffer,
-    /// c of the decay [N, Tp].
+    /// c of the decay [N, Tp], and by channel [N, Tp, d].
     decay: Vec<f64>,
+    channel_decay: Vec<f64>,
+    /// Keys transposed by tile, relative to the last position of their block [K, tiles, width, pitch], where decays are by channel.
+    kb: Buffer,
     /// β of the write rules [K, T], and what is left of values before it [K, Tp, ep].
     beta: Buffer,
     kept: Buffer,
@@ -169,6 +172,11 @@ call_scratch! {
     dconst: Buffer,
     drate: Buffer,
     dlearned: [Vec<f64>; 2],
+    /// Gradients of the logits of decays by channel [N, d, T], and of c of one of them [N, T].
+    dchannels: Buffer,
+    dchannel_sums: Vec<f64>,
+    /// What keys that read for a write rule have of the gradients of keys [K, Tp, dp], where decays are by channel.
+    dreaders: Buffer,
     /// What the write rules give: gradients of β and of c [K, T], of coefficients [K, orders], and of states before the first position [K, state].
     dbeta: Buffer,
     ddecay_write: Vec<f64>,
@@ -197,13 +205,19 @@ impl CallScratch {
         i.positions.fill(0);
         resize(&mut i.in_gate, s.batch * s.kv_heads)?;
         i.in_gate.fill(0.0);
-        for sums in [&mut i.out_gate, &mut i.post_gate, &mut i.decay, &mut i.log_decay] {
-            resize(sums, n)?;
+        let channels = l.layer.decay_channels();
+        for (sums, width) in [(&mut i.out_gate, 1), (&mut i.post_gate, 1), (&mut i.decay, channels), (&mut i.log_decay, channels)] {
+            resize(sums, n * width)?;
             sums.fill(0.0);
         }
         self.kt.ensure(kv * l.tiles * l.width * l.pitch)?;
         self.means.ensure(l.follows_means() as usize * kv * s.time * l.dp)?;
         self.v.ensure(kv * tp * l.ep)?;
+        if l.layer.decays_by_channel() {
+            self.k.ensure(kv * tp * l.dp)?;
+            self.kb.ensure(kv * l.tiles * l.width * l.pitch)?;
+            resize(&mut self.channel_decay, n * tp * s.d)?;
+        }
         if l.layer.rotates() {
             // Angles that have to move are gone, also where there turns out to be no memory for them.
             if self.cos.bytes().min(self.sin.bytes()) / size_of::<f32>() < s.time * (s.d / 2) {

@@ -96,6 +96,8 @@ fn check(l: &Layout) -> Result<(), Error> {
             "gradients do not flow through the running sum of a cumulative gate"
         } else if matches!(variant.decay, Some(Decay::LinearDecay(_))) {
             "gradients do not flow through the running sum of a linear decay"
+        } else if variant.decays_by_channel() {
+            "gradients do not flow through the state of a decay by channel"
         } else {
             continue;
         };

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::fused::channels::{Source, room_len};
 use crate::fused::gates::{Gates, decay_columns};
 use crate::fused::gradients::{KeyGrads, QueryGrads};
 use crate::fused::plan::Layout;
@@ -19,6 +20,7 @@ pub struct Context<'a> {
     pub vt: &'a [f32],
     pub v: &'a [f32],
     pub gates: Gates<'a>,
+    pub channels: Source<'a>,
     pub lengths: Option<&'a [usize]>,
     pub rho: &'a [f32],
     pub logs: &'a [f32],
@@ -49,11 +51,13 @@ struct Tiles<'a> {
     x: &'a mut [f32],
     dp: &'a mut [f32],
     dv: &'a mut [f32],
+    /// For products with a decay by channel; empty without.
+    room: &'a mut [f32],
 }
 
 /// Values that the tiles of one task take.
 pub fn tiles_len(l: &Layout) -> usize {
-    2 * TILE * TILE + TILE * l.ep
+    2 * TILE * TILE + TILE * l.ep + room_len(l)
 }
 
 impl Task for BackwardTiles<'_, '_> {
@@ -66,8 +70,9 @@ impl Task for BackwardTiles<'_, '_> {
         let s = l.shape;
         let len = c.lengths.map_or(s.time, |lengths| lengths[self.b]);
         let (x, rest) = std::mem::take(&mut self.room).split_at_mut(TILE * TILE);
-        let (dp, dv) = rest.split_at_mut(TILE * TILE);
-        let mut tiles = Tiles { x, dp, dv };
+        let (dp, rest) = rest.split_at_mut(TILE * TILE);
+        let (dv, room) = rest.split_at_mut(TILE * l.ep);
+        let mut tiles = Tiles { x, dp, dv, room };
         let heads = self.g * s.group()..(self.g + 1) * s.group();
         let chunked = self.chunked;
         let heads = heads.filter(|&h| l.heads[h].chunked == chunked);
@@ -133,7 +138,8 @@ impl BackwardTiles<'_, '_> {
         let vt = &c.vt[(kv * l.tiles + tile) * s.e * l.pitch..][..s.e * l.pitch];
         let k = &c.k[(kv * l.tp() + s0) * l.dp..][..l.tile * l.dp];
         let key_weights = c.gates.tile_weights(l, h, n, tile);
-        let decay = head.variant.decay.is_some().then(|| &c.gates.decay[n * l.tp()..][..l.tp()]);
+        let channels = c.channels.head(l, self.b, h);
+        let decay = head.variant.decays_by_head().then(|| &c.gates.decay[n * l.tp()..][..l.tp()]);
         let mut columns = [0.0; TILE];
         let mut dcolumns = [0.0; TILE];
         let mut slopes = [0.0; TILE];
@@ -175,7 +181,10 @@ impl BackwardTiles<'_, '_> {
                 let width = keys_of(r1).next_multiple_of(PAD);
                 let (m, i0) = (r1 - r0, r0 - t0);
                 let (to_x, to_dp) = (&mut x[i0 * TILE..], &mut dp[i0 * TILE..]);
-                multiply::<S, false>(simd, [m, width, width_of], (&q[i0 * l.dp..], l.dp, 1), (kt, l.pitch), (to_x, TILE));
+                match &channels {
+                    None => multiply::<S, false>(simd, [m, width, width_of], (&q[i0 * l.dp..], l.dp, 1), (kt, l.pitch), (to_x, TILE)),
+                    Some(channels) => channels.scores(simd, r0..r1, &q[i0 * l.dp..], tile, width, to_x),
+                }
                 multiply::<S, false>(simd, [m, width, s.e], (&du[i0 * l.ep..], l.ep, 1), (vt, l.pitch), (to_dp, TILE));
                 for r in r0..r1 {
                     let i = r - t0;
@@ -226,6 +235,9 @@ impl BackwardTiles<'_, '_> {
                     }
                 }
                 // dQ += dX·K
+                if channels.is_some() {
+                    continue;
+                }
                 let to = (dq.rows(in_group, r0 - first, r1 - first), l.dp);
                 multiply::<S, true>(simd, [m, dp_of, keys_of(r1)], (&dp[i0 * TILE..], TILE, 1), (k, l.dp), to);
             }
@@ -239,8 +251,14 @@ impl BackwardTiles<'_, '_> {
                 let place = skip * TILE + c0;
                 let to = (&mut to_dv[c0 * l.ep..], l.ep);
                 multiply::<S, true>(simd, [m, l.ep, rows], (&x[place..], 1, TILE), (&du[skip * l.ep..], l.ep), to);
-                let to = (&mut dk[c0 * l.dp..], l.dp);
-                multiply::<S, true>(simd, [m, dp_of, rows], (&dp[place..], 1, TILE), (&q[skip * l.dp..], l.dp), to);
+                if channels.is_none() {
+                    let to = (&mut dk[c0 * l.dp..], l.dp);
+                    multiply::<S, true>(simd, [m, dp_of, rows], (&dp[place..], 1, TILE), (&q[skip * l.dp..], l.dp), to);
+                }
+            }
+            if let Some(channels) = &channels {
+                let dq = dq.rows(in_group, t0 - first, t1 - first);
+                channels.backward(simd, t0..t1, q, (tile, keys), dp, dq, dk, tiles.room);
             }
         }
 

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use crate::Report;
 use crate::epilogue::{FarSums, join};
+use crate::fused::channels::Source;
 use crate::fused::epilogue::{self, Outputs, RowSums};
 use crate::fused::gates::{Gates, decay_columns};
 use crate::fused::plan::Layout;
@@ -23,6 +24,7 @@ pub struct Context<'a> {
     pub kt: &'a [f32],
     pub v: &'a [f32],
     pub gates: Gates<'a>,
+    pub channels: Source<'a>,
     pub lengths: Option<&'a [usize]>,
     /// What the call continues from.
     pub state: Option<&'a State>,
@@ -162,6 +164,7 @@ impl Task for ForwardTile<'_, '_> {
         let mut scores = Scores([0.0; ROWS * TILE]);
         let scores = &mut scores.0;
         let mut columns = [0.0; TILE];
+        let channels = c.channels.head(l, self.b, self.h);
         let mut cached_weights = [0.0; TILE];
         let mut largest = 0.0f32;
         let begins = self.cached.as_ref().map_or(0, |cached| cached.cache.next_position());
@@ -197,7 +200,7 @@ impl Task for ForwardTile<'_, '_> {
             if keys.begun {
                 sums.iter_mut().zip(&z[..counted - first]).for_each(|(sums, &z)| sums[0] = z);
             }
-            let decay = head.variant.decay.is_some().then(|| &c.gates.decay[n * l.tp()..][..l.tp()]);
+            let decay = head.variant.decays_by_head().then(|| &c.gates.decay[n * l.tp()..][..l.tp()]);
             let blocks = self.cached.as_ref().map_or(0, |cached| cached.cache.blocks());
             // Near keys: tiles that hold sinks, and from the first on that the window of the first row reaches. Far keys: up to the last
             // that the window of the last row has left.
@@ -240,7 +243,11 @@ impl Task for ForwardTile<'_, '_> {
                     }
                     let padded = keys.next_multiple_of(PAD);
                     let q = &q[(r0 - first) * l.dp..][..(r1 - r0) * l.dp];
-                    multiply::<S, false>(simd, [r1 - r0, padded, width], (q, l.dp, 1), (kt, pitch), (scores, TILE));
+                    match (&channels, place) {
+                        (None, _) => multiply::<S, false>(simd, [r1 - r0, padded, width], (q, l.dp, 1), (kt, pitch), (scores, TILE)),
+                        (Some(channels), Place::Tile(start, _)) => channels.scores(simd, r0..r1, q, start / l.tile, padded, scores),
+                        (Some(channels), Place::Cached(..)) => channels.cached_scores(simd, r0..r1, q, (kt, pitch), padded, scores),
+                    }
                     if self.cached.is_some() && !far {
                         for (r, row) in (r0..r1).zip(scores.chunks_exact(TILE)) {
                             let seen = seen.row(r);

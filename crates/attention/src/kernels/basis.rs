@@ -175,6 +175,11 @@ impl Basis {
     /// Order n from a stem that ends with order n − 1.
     #[inline(always)]
     fn next_of_one<R: Real>(&self, n: usize, x: &[R], stem: &[R], out: &mut [R]) {
+        if n == 1 {
+            // Blocks of one row each, of the one row that order 0 has: the coordinates themselves.
+            out[..self.d].copy_from_slice(&x[..self.d]);
+            return;
+        }
         let lower = &stem[self.stem_spans[n - 1].clone()];
         for (j, &x) in x[..self.d].iter().enumerate() {
             let block = self.block(n, j);
@@ -319,6 +324,18 @@ impl Basis {
 #[inline(always)]
 fn add<R: Real>(to: &mut [R], from: &[R]) {
     to.iter_mut().zip(from).for_each(|(to, &from)| *to += from);
+}
+
+/// Rows of a state H [N, width] and z [N], or empty, times the monomials of m [d]; `room` has the rows of the basis and of its stem.
+#[inline(always)]
+pub(crate) fn decay_rows(basis: &Basis, m: &[f32], h: &mut [f32], z: &mut [f32], room: &mut [f32]) {
+    let (rows, stem) = room.split_at_mut(basis.rows());
+    basis.of_one(m, stem, rows);
+    let width = h.len() / basis.rows();
+    for (h, m) in h.chunks_exact_mut(width).zip(&*rows) {
+        h.iter_mut().for_each(|h| *h *= m);
+    }
+    z.iter_mut().zip(&*rows).for_each(|(z, m)| *z *= m);
 }
 
 #[cfg(test)]

@@ -78,6 +78,8 @@ pub(crate) struct Class {
     pub norm: bool,
     /// φ on q and k.
     pub map: Map,
+    /// The head's place in its group, where its keys decay by channels of its own.
+    pub channels: Option<usize>,
     /// Learned features on q and k, ahead of φ.
     pub hedgehog: bool,
     /// q and k are projected to this many dimensions, after RoPE.
@@ -114,6 +116,7 @@ impl Class {
             conv: false,
             norm: false,
             map: Map::Identity,
+            channels: None,
             hedgehog: false,
             dim: None,
             shift: false,
@@ -137,6 +140,7 @@ impl Class {
             conv: variant.conv.is_some(),
             norm: variant.qk_norm.is_some(),
             map: weighing.kernel.map(),
+            channels: None,
             hedgehog,
             dim: weighing.dim,
             shift,
@@ -249,7 +253,8 @@ impl LayerSizes {
                 let writing = Writing { rule, kernel: variant.kernel.clone(), cap: variant.cap, clamp: variant.clamp, own };
                 index_of(&mut writings, writing)
             });
-            let index = index_of(&mut classes, Class { write, ..Class::of(variant, &weighing, far, d) });
+            let channels = variant.decays_by_channel().then_some(h % shape.group());
+            let index = index_of(&mut classes, Class { channels, write, ..Class::of(variant, &weighing, far, d) });
             Head {
                 far,
                 class: index,
@@ -378,6 +383,16 @@ impl Layer {
     /// The norm of q and k, on which all heads that have one agree.
     pub(crate) fn qk_norm(&self) -> Option<&QkNorm> {
         self.plan.variants.iter().find_map(|variant| variant.qk_norm.as_ref())
+    }
+
+    /// Whether any head has a decay by channel.
+    pub(crate) fn decays_by_channel(&self) -> bool {
+        self.plan.classes.iter().any(|class| class.channels.is_some())
+    }
+
+    /// Numbers of a decay for each head and position.
+    pub(crate) fn decay_channels(&self) -> usize {
+        if self.decays_by_channel() { self.head_dim() } else { 1 }
     }
 
     /// Whether any head has a write rule.

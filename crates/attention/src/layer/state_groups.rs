@@ -67,8 +67,9 @@ pub(crate) struct Moments {
     pub sums: bool,
     /// Whether keys have weights, the same for all heads of the group.
     pub weighs_keys: bool,
-    /// Whether it decays; its group then has one head.
+    /// Whether it decays, all rows alike or by channel; its group then has one head.
     pub decays: bool,
+    pub channels: bool,
     /// Whether the weights of keys are of one head alone; its group then has one head.
     pub own_weights: bool,
 }
@@ -82,14 +83,15 @@ impl Moments {
             orders: polynomial.into_iter().map(|(n, _)| n).collect(),
             sums: variant.denominator.sums(),
             weighs_keys: variant.in_gate.is_some() || variant.denominator.key_side(),
-            decays: variant.decay.is_some(),
+            decays: variant.decays_by_head(),
+            channels: variant.decays_by_channel(),
             own_weights: variant.denominator.key_side(),
         })
     }
 
     /// Whether another head can have the same.
     fn can_be_shared(&self) -> bool {
-        !self.decays && !self.own_weights
+        !self.decays && !self.channels && !self.own_weights
     }
 }
 

@@ -194,6 +194,14 @@ impl Cache {
         self.len += 1;
     }
 
+    /// Multiplies each channel of all keys.
+    pub fn decay_keys(&mut self, m: &[f32]) {
+        let used = self.blocks() * self.d * BLOCK;
+        for (row, m) in self.keys[..used].chunks_exact_mut(BLOCK).zip(m.iter().cycle()) {
+            row.iter_mut().for_each(|k| *k *= m);
+        }
+    }
+
     /// Key s into `key` [d].
     pub fn key(&self, s: usize, key: &mut [f32]) {
         let keys = &self.keys[s / BLOCK * self.d * BLOCK..][..self.d * BLOCK];

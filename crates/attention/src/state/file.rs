@@ -242,7 +242,7 @@ impl State {
                         if len > 0 && (variant.in_gate.is_some() || variant.denominator.key_side()) {
                             source.narrow(&format!("{name}.head.{j}.weights"), &[len], |_, x| column.weights.push(x))?;
                         }
-                        if len > 0 && variant.decay.is_some() {
+                        if len > 0 && variant.decays_by_head() {
                             source.wide(&format!("{name}.head.{j}.decay"), len, |_, x| column.decay.push(x))?;
                         }
                     }

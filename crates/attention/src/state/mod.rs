@@ -20,6 +20,7 @@ pub(crate) mod cache;
 mod compress;
 mod file;
 pub(crate) mod memory;
+mod select;
 mod step;
 mod step_state;
 mod token;

@@ -14,7 +14,7 @@ use rayon::prelude::*;
 
 use crate::epilogue::{self, FarSums, Post, Row, join};
 use crate::kernels::PAD;
-use crate::kernels::basis::Basis;
+use crate::kernels::basis::{Basis, decay_rows};
 use crate::kernels::score_rows::Rescale;
 use crate::kernels::simd::{Simd, Task, dispatch};
 use crate::kernels::state_update::{sweep, sweep_written};
@@ -261,13 +261,18 @@ impl Task for GroupStep<'_> {
         }
         let write =
             heads[group.heads[0]].variant.write.map(|rule| (rule, rule.beta(step.inputs.extra(Extra::Beta)[b * shape.kv_heads + group.g])));
+        let channels = heads[group.heads[0]].variant.decays_by_channel();
         let norm = dot(key, key).sqrt();
         store.key_norm = if norm <= store.key_norm { store.key_norm } else { norm };
         match (&mut store.memory, basis) {
             (GroupMemory::Moments { h: state, z }, Some(basis)) => {
                 // Gates and weights are the same for all heads of the group, or it has one head.
                 value[..e].iter_mut().for_each(|v| *v *= token.key_weights[first]);
-                let (m, beta) = (token.decay[first], write.map(|(_, beta)| beta));
+                let m = if heads[group.heads[0]].variant.decays_by_head() { token.decay[first] } else { 1.0 };
+                if channels {
+                    decay_rows(basis, &token.decay[first * width..][..width], state, z, scratch);
+                }
+                let beta = write.map(|(_, beta)| beta);
                 let moments = MomentsStep { step, group, far: false, basis, m, beta, queries, stride: dp, scratch };
                 let rows = &mut store.rows;
                 moments.run(simd, state, z, Some((key, 1.0)), value, &mut store.u, |i, z| rows[i] = HeadSums { z, ..HeadSums::default() });
@@ -306,7 +311,8 @@ impl Task for GroupStep<'_> {
                         let weight = column.weights.get(place).copied().unwrap_or(1.0);
                         let decay = column.decay.get(place).map_or(1.0, |c| (log_decay[first] - c).exp() as f32);
                         left[..e].iter_mut().for_each(|v| *v *= weight);
-                        let (m, queries) = (token.decay[first], &*own_queries);
+                        let m = if heads[group.heads[0]].variant.decays_by_head() { token.decay[first] } else { 1.0 };
+                        let queries = &*own_queries;
                         let moments = MomentsStep { step, group, far: true, basis, m, beta: None, queries, stride, scratch };
                         let (entering, sums) = (leaving.map(|_| (&far_key[..far_width], decay)), &mut store.sums);
                         moments.run(simd, &mut far.h, &mut far.z, entering, left, &mut far.u, |i, z| sums[i].far_z = z);
@@ -317,6 +323,10 @@ impl Task for GroupStep<'_> {
                     cache.push(key, if cache.far_row > 0 { &far_key[..far_width] } else { &[] }, &value[..e]);
                 } else {
                     cache.forget(t);
+                    if channels {
+                        // A decay by channel is in the keys: they are kept as the next query meets them.
+                        cache.decay_keys(&token.decay[first * width..][..width]);
+                    }
                     if let Some((rule, beta)) = write {
                         let (reader, answer) = scratch.split_at_mut(dp);
                         let answer = &mut answer[..ep];
@@ -332,7 +342,7 @@ impl Task for GroupStep<'_> {
                                 cap: heads[first].cap,
                                 clamp: heads[first].clamp,
                                 rescale: Rescale::None,
-                                log_decay: log_decay[b * h + first],
+                                log_decay: if channels { 0.0 } else { log_decay[b * h + first] },
                                 u: &mut *answer,
                                 sums: &mut sums,
                             };
@@ -347,7 +357,7 @@ impl Task for GroupStep<'_> {
                     if head_plan.weighs_keys {
                         column.weights.push(token.key_weights[b * h + head]);
                     }
-                    if head_plan.variant.decay.is_some() {
+                    if head_plan.variant.decays_by_head() {
                         column.decay.push(log_decay[b * h + head]);
                     }
                 }
@@ -367,7 +377,7 @@ impl Task for GroupStep<'_> {
                             cap: plan.cap,
                             clamp: plan.clamp,
                             rescale: plan.rescale,
-                            log_decay: log_decay[b * h + head],
+                            log_decay: if channels { 0.0 } else { log_decay[b * h + head] },
                             u: &mut store.u[i * ep..][..ep],
                             sums: &mut store.sums[i],
                         };

@@ -17,9 +17,9 @@ pub(crate) struct StepState {
     pub out_gate: Vec<f64>,
     /// Running sums of the post gates, [B, H].
     pub post_gate: Vec<f64>,
-    /// Running sums of the decays, [B, H].
+    /// Running sums of the decays, [B, H], or [B, H, d] by channel.
     pub decay: Vec<f64>,
-    /// c of the last position, [B, H]: memories with a decay are as of then.
+    /// c of the last position, [B, H] or [B, H, d]: memories with a decay are as of then.
     pub log_decay: Vec<f64>,
     /// Bound of |x| over all scores so far, [B, H].
     pub scores: Vec<f32>,
@@ -38,8 +38,9 @@ impl StepState {
             resize(tail, batch * channels * width.saturating_sub(1))?;
         }
         resize(&mut new.in_gate, batch * g)?;
-        for sums in [&mut new.out_gate, &mut new.post_gate, &mut new.decay, &mut new.log_decay] {
-            resize(sums, batch * h)?;
+        let channels = layer.decay_channels();
+        for (sums, width) in [(&mut new.out_gate, 1), (&mut new.post_gate, 1), (&mut new.decay, channels), (&mut new.log_decay, channels)] {
+            resize(sums, batch * h * width)?;
         }
         resize(&mut new.scores, batch * h)?;
         Ok(new)

@@ -25,7 +25,7 @@ pub(crate) struct Token {
     pub in_gate: Vec<f32>,
     /// I·κ [B, H].
     pub key_weights: Vec<f32>,
-    /// m_t [B, H].
+    /// m_t [B, H], or [B, H, d] by channel.
     pub decay: Vec<f32>,
 }
 
@@ -52,7 +52,7 @@ impl Token {
             post_channels: of(if by_channel { h * e } else { 0 }, 1.0)?,
             in_gate: of(g, 1.0)?,
             key_weights: of(h, 1.0)?,
-            decay: of(h, 1.0)?,
+            decay: of(h * layer.decay_channels(), 1.0)?,
         })
     }
 }
@@ -109,11 +109,14 @@ impl Token {
                     None => {}
                 }
                 if let Some(decay) = &variant.decay {
-                    let mut c = [0.0];
-                    let logits = if decay.has_logits() { &inputs.extra(Extra::DecayGate)[at..=at] } else { &[] };
-                    decay.forward(logits, variant.decay_params(inputs, head), &mut c, &mut steps.decay[at]);
-                    token.decay[at] = (c[0] - steps.log_decay[at]).exp() as f32;
-                    steps.log_decay[at] = c[0];
+                    let width = if decay.by_channel() { shape.d } else { 1 };
+                    for at in at * width..(at + 1) * width {
+                        let mut c = [0.0];
+                        let logits = if decay.has_logits() { &inputs.extra(Extra::DecayGate)[at..=at] } else { &[] };
+                        decay.forward(logits, variant.decay_params(inputs, head), &mut c, &mut steps.decay[at]);
+                        token.decay[at] = (c[0] - steps.log_decay[at]).exp() as f32;
+                        steps.log_decay[at] = c[0];
+                    }
                 }
                 token.key_weights[at] = if variant.in_gate.is_some() { token.in_gate[b * g + head / (h / g)] } else { 1.0 };
                 if variant.denominator.key_side() {

@@ -206,6 +206,16 @@ impl Variant {
         Some(reason.into())
     }
 
+    /// Whether it has a decay of one number for a position.
+    pub(crate) fn decays_by_head(&self) -> bool {
+        self.decay.as_ref().is_some_and(|decay| !decay.by_channel())
+    }
+
+    /// Whether it has a decay of one number for each channel of q and k.
+    pub(crate) fn decays_by_channel(&self) -> bool {
+        self.decay.as_ref().is_some_and(Decay::by_channel)
+    }
+
     /// Checks that this variant can run at this shape.
     pub fn validate_for(&self, shape: &Shape) -> Result<(), Error> {
         self.validate()?;
@@ -228,10 +238,15 @@ impl Variant {
         let near = self.near();
         // The mean of a window's own keys; for exp a centre is an identity.
         let follows = |weighing: &Weighing| weighing.has_running_mean() && !weighing.kernel.is_exp();
-        let decay = |is: fn(&Decay) -> bool| self.decay.as_ref().is_some_and(is);
-        [(follows(&near) && self.window.is_some(), "centre=running"), (decay(Decay::by_channel), "decay=…,channel")]
-            .into_iter()
-            .find_map(|(there, word)| there.then_some(word))
+        let channels = self.decays_by_channel();
+        [
+            (follows(&near) && self.window.is_some(), "centre=running"),
+            (channels && self.far.is_some(), "decay=…,channel with far keys"),
+            (channels && self.dim.is_some(), "decay=…,channel with dim"),
+            (channels && self.kernel.has_learned_map(), "decay=…,channel with feature=hedgehog"),
+        ]
+        .into_iter()
+        .find_map(|(there, word)| there.then_some(word))
     }
 
     /// What a user should know before spending time on this variant.

@@ -10,7 +10,7 @@ use crate::support::{Case, Name, Rng, layer, planned, presets_of_every_engine, s
 use crate::{alone, random_layers};
 
 /// Variants that between them have every part that chunks must carry.
-const TEXTS: [&str; 20] = [
+const TEXTS: [&str; 24] = [
     "taylor=0..2 over=sum",
     "taylor=0..2 over=sum,floor=1 decay=softplus in out",
     "taylor=0..3 over=length decay=linear in norm=layer",
@@ -31,6 +31,10 @@ const TEXTS: [&str; 20] = [
     "feature=identity over=none write=delta,2 decay=mamba qk_norm=l2 conv=2 norm=rms",
     "taylor=0..2,coef=learned over=none write=delta,scale=0.5 qk_norm=l2 decay=softplus",
     "power=2 over=length write=delta,2,scale=-0.7 qk_norm=l2 post=silu",
+    "feature=identity over=none decay=given,channel norm=rms",
+    "taylor=0..2 over=sum,eps=1 decay=softplus,channel in",
+    "taylor=0..3,coef=learned over=length decay=sigmoid,4,channel rope=off",
+    "power=2 over=none write=delta,scale=0.8 qk_norm=l2 decay=mamba,channel conv=2",
 ];
 
 fn finite(variant: &Variant, shape: &Shape) -> bool {
@@ -219,6 +223,28 @@ fn strong_decay_over_a_long_time() {
             let found = fused(&case, &Scratch::default(), Mode::Chunk(Some(length)));
             assert!(found.y.iter().all(|y| y.is_finite()));
             expected.compare(&found, &format!("chunks of {length} {case}"));
+        }
+    }
+}
+
+/// Channels that forget within a position, beside others that hardly do: no exponent may leave float32 on the way.
+#[test]
+fn strong_decay_by_channel() {
+    let _guard = alone();
+    let mut rng = Rng(38);
+    let shape = shape(2, 150, 2, 1, 5, 6);
+    for text in [
+        "feature=identity over=none decay=given,channel rope=off",
+        "taylor=0..2 over=length decay=given,channel rope=off",
+        "power=1 over=none write=delta qk_norm=l2 decay=given,channel rope=off",
+    ] {
+        let mut case = case(&layer(text, &shape), shape, &mut rng);
+        let steps = [-200.0, -30.0, -1.0, -1e-3, 0.0];
+        let gates = case.get_mut(Name::Extra(termwise_attention::Extra::DecayGate));
+        gates.iter_mut().enumerate().for_each(|(i, gate)| *gate = steps[i % 5] * (1.0 + 0.3 * gate.abs()));
+        let expected = Expected::of(&case);
+        for length in [1, 16, 50, 150] {
+            expected.compare(&fused(&case, &Scratch::default(), Mode::Chunk(Some(length))), &format!("chunks of {length} {case}"));
         }
     }
 }

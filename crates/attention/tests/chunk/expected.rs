@@ -66,7 +66,9 @@ impl Expected {
             let scale = rms(expected);
             let floor = if scale < 1e-3 { 1e-5 * rms(&wide.gradients[2].1).max(1.0) } else { 0.0 };
             let off = |x: &[f32]| x.iter().zip(expected).map(|(x, e)| (x.wide() - e).powi(2)).sum::<f64>().sqrt() / (x.len() as f64).sqrt();
-            let bound = allowed((1e-4 * scale).max(4.0 * off(naive)).max(floor), off(parallel));
+            // Of one number per head or so, which sums over all positions and may nearly cancel, the size says little about its rounding.
+            let relative = if expected.len() < 16 { 3e-4 } else { 1e-4 };
+            let bound = allowed((relative * scale).max(4.0 * off(naive)).max(floor), off(parallel));
             let error = off(found);
             assert!(error <= bound, "{label}: gradients of {name:?} differ by {error:e} of {scale:e}, bound {bound:e}");
         }

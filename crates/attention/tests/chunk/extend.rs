@@ -10,7 +10,7 @@ use crate::support::combos::random_case;
 use crate::support::{Case, Name, Rng, layer, shape, state_of};
 use crate::{alone, random_layers};
 
-const TEXTS: [&str; 21] = [
+const TEXTS: [&str; 27] = [
     "taylor=0..2 over=sum",
     "taylor=0..2 over=sum,floor=1 decay=softplus in out",
     "taylor=0..3 over=length decay=linear in norm=layer",
@@ -32,6 +32,12 @@ const TEXTS: [&str; 21] = [
     "taylor=0..2,coef=learned over=none write=delta,scale=0.5 qk_norm=l2 decay=softplus",
     "exp over=none write=delta,scale=0.3 qk_norm=l2 decay=softplus",
     "exp over=length write=delta,scale=0.4 qk_norm=l2 clamp=0.3 cap=2 norm=l2",
+    "feature=identity over=none decay=given,channel norm=rms",
+    "taylor=0..3,coef=learned over=length decay=sigmoid,4,channel rope=off",
+    "power=2 over=none write=delta,scale=0.8 qk_norm=l2 decay=mamba,channel conv=2",
+    "exp over=sum decay=mamba,channel",
+    "exp over=none write=delta,scale=0.3 qk_norm=l2 decay=softplus,channel",
+    "exp window=5 sinks=3 over=sum decay=given,channel",
 ];
 
 /// The positions of each batch row in these ranges, padded with NaN behind the shorter ones.

@@ -34,6 +34,11 @@ impl DataSettings {
         Layer::new(self.0.clone(), PLACE)
     }
 
+    /// Under the names of the settings.
+    pub fn table(&self) -> &Table {
+        &self.0
+    }
+
     /// Whether this flag was given.
     pub fn has(&self, key: &str) -> bool {
         self.0.contains_key(key)

@@ -17,6 +17,7 @@ mod block;
 mod figures;
 mod head;
 mod lanes;
+mod meter;
 mod powers;
 mod product;
 mod result;
@@ -26,12 +27,10 @@ mod windows;
 
 use std::time::Instant;
 
-use rayon::prelude::*;
 use termwise_llama::{Model, Observed, Options as SessionOptions};
 
 use crate::Error;
-use head::{Failure, Found, conclude, look};
-
+pub use meter::Meter;
 pub use result::*;
 pub use series::MAX_CUT;
 pub use windows::{RowChoice, sample, windows};
@@ -95,11 +94,11 @@ pub fn measure(model: &Model, windows: &[Vec<u32>], options: &Options, progress:
     let mut session = model.session(batch, length, SessionOptions { forward_only: true, ..SessionOptions::default() })?;
     // Angles are looked up once for all heads and rows.
     let plans = config.attention_layers(length)?;
-    let mut sums: Vec<Vec<Found>> = plans.iter().map(|layer| vec![Found::default(); layer.heads().len()]).collect();
+    let mut meter = Meter::new(options.clone())?;
     let mut state = Progress { done: 0, of: (windows.len().div_ceil(batch) * layers) as u64 };
     progress(state);
-    let (mut forward, mut failure, mut ids, mut chosen) = (0.0, None, vec![0; batch * length], 0);
-    for (index, group) in windows.chunks(batch).enumerate() {
+    let (mut forward, mut failure, mut ids) = (0.0, None, vec![0; batch * length]);
+    for group in windows.chunks(batch) {
         ids.fill(0);
         // Rows without a window run as one position of padding and are not looked at.
         let mut lengths = vec![1; batch];
@@ -107,23 +106,13 @@ pub fn measure(model: &Model, windows: &[Vec<u32>], options: &Options, progress:
             ids[row * length..][..window.len()].copy_from_slice(window);
             lengths[row] = window.len();
         }
-        let rows: Vec<Vec<usize>> =
-            (group.iter().enumerate()).map(|(row, window)| sample(options.rows, window.len(), index * batch + row, options.seed)).collect();
-        chosen += rows.iter().map(|rows| rows.len() as u64).sum::<u64>();
+        meter.begin(&lengths[..group.len()]);
         let lengths = lengths.iter().any(|&own| own < length).then_some(&lengths[..]);
         let (start, mut away) = (Instant::now(), 0.0);
         session.observe(&model.params, &ids, lengths, &mut |Observed { layer, shape, inputs, .. }| {
             let start = Instant::now();
             if failure.is_none() {
-                let jobs: Vec<(usize, usize)> = (0..group.len()).flat_map(|row| (0..shape.heads).map(move |head| (row, head))).collect();
-                let look = |&(row, head): &(usize, usize)| look(&plans[layer], inputs, &shape, (row, head), &rows[row], options);
-                let results: Vec<Result<Found, Failure>> = jobs.par_iter().map(look).collect();
-                for (&(row, head), result) in jobs.iter().zip(results) {
-                    match result {
-                        Ok(found) => sums[layer][head].merge(found),
-                        Err(error) => failure = failure.take().or(Some(error.within(layer, head, index * batch + row))),
-                    }
-                }
+                failure = meter.see(layer, &plans[layer], &shape, inputs).err();
             }
             state.done += 1;
             progress(state);
@@ -134,36 +123,31 @@ pub fn measure(model: &Model, windows: &[Vec<u32>], options: &Options, progress:
             return Err(error);
         }
     }
-    let layers = sums.into_iter().enumerate().map(|(layer, heads)| conclude(layer, heads, options)).collect();
-    let tokens = windows.iter().map(|window| window.len() as u64).sum();
-    let timing = Some(Timing { forward, analysis: began.elapsed().as_secs_f64() - forward });
-    Ok(Spectrum {
-        model: ModelFacts {
-            name: String::new(),
-            parameters: config.parameter_count()? as u64,
-            heads: config.num_attention_heads,
-            kv_heads: config.num_key_value_heads,
-            head_dim: config.head_dim,
-        },
-        text: TextFacts { data: Vec::new(), windows: windows.len(), length, tokens },
-        rows: RowFacts { sampled: chosen, of: tokens, seed: options.seed },
-        orders: options.orders.clone(),
-        layers,
-        timing,
-    })
+    let facts = ModelFacts {
+        name: String::new(),
+        parameters: config.parameter_count()? as u64,
+        heads: config.num_attention_heads,
+        kv_heads: config.num_key_value_heads,
+        head_dim: config.head_dim,
+    };
+    let spectrum = meter.finish(facts, Vec::new());
+    Ok(Spectrum { timing: Some(Timing { forward, analysis: began.elapsed().as_secs_f64() - forward }), ..spectrum })
 }
 
 fn check(windows: &[Vec<u32>], options: &Options) -> Result<(), Error> {
-    let Options { orders, rows, tiles, .. } = options;
-    let refuse = |text: &str| Err(Error::Sizes(text.to_owned()));
     if windows.is_empty() || windows.iter().any(Vec::is_empty) {
-        return refuse("there is no text to look at: a spectrum needs at least one token");
+        return Err(Error::Sizes("there is no text to look at: a spectrum needs at least one token".into()));
     }
+    check_options(options)
+}
+
+fn check_options(options: &Options) -> Result<(), Error> {
+    let Options { orders, rows, tiles, .. } = options;
     if !orders.is_sorted_by(|a, b| a < b) || orders.iter().any(|&p| p % 2 == 1 || p > MAX_CUT) {
         return Err(Error::Sizes(format!("orders to cut at are even, ascend and end at {MAX_CUT} at most, found {orders:?}")));
     }
     if *rows == RowChoice::Sampled(0) || tiles.rows == 0 || tiles.keys == 0 {
-        return refuse("rows to sample, rows of a block and keys of a tile must be at least 1");
+        return Err(Error::Sizes("rows to sample, rows of a block and keys of a tile must be at least 1".into()));
     }
     Ok(())
 }

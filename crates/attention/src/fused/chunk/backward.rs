@@ -1,6 +1,6 @@
 //! Chunks, backward, beyond what tiles within a chunk give: forward in time for queries, backward in time for keys and values.
 
-use crate::fused::chunk::{Split, State};
+use crate::fused::chunk::{Split, State, multiply_columns};
 use crate::fused::gradients::{KeyGrads, QueryGrads};
 use crate::fused::plan::ChunkGroup;
 use crate::kernels::features::{AddTransposed, Points, Read, Slope, Stem, Transpose};
@@ -54,6 +54,7 @@ impl QuerySplit<'_> {
             let scratch = &mut self.of.scratch;
             c.decays(group, b, tile, before, 1.0, scratch.decays);
             c.query_rows(simd, group, b, h, tile, scratch);
+            c.decay_queries(simd, group, b, tile, scratch.x, scratch.channels);
             let back = &mut scratch.backward;
             simd.call(Transpose { rows: scratch.rows, stride: l.ep, count, dim: s.e, columns: back.columns, len: l.pitch });
             simd.call(Stem { basis: &group.basis, len: l.pitch, x: scratch.x, stem: scratch.stem });
@@ -76,6 +77,9 @@ impl QuerySplit<'_> {
                 block: scratch.block,
                 parts: &mut back.parts[..wanted],
             });
+            if group.channels {
+                multiply_columns(back.dx, &scratch.channels[..s.d * l.pitch]);
+            }
             let (from, to) = (tile * l.tile - start, tile * l.tile - start + count);
             let dq = self.to.dq[far].rows(in_group, from, to);
             simd.call(AddTransposed { columns: back.dx, len: l.pitch, rows: dq, stride: l.dp, count, dim: group.basis.d() });
@@ -150,7 +154,7 @@ impl KeySplit<'_> {
             c.key_decays(group, b, tile, end, scratch.decays);
             c.weighted_values(group, b, tile, scratch.decays, scratch.rows);
             simd.call(Transpose { rows: scratch.rows, stride: l.ep, count, dim: s.e, columns: back.columns, len: l.pitch });
-            let x = c.keys(group, b, tile, scratch.x);
+            let x = c.keys(simd, group, b, tile, scratch.x, scratch.channels);
             simd.call(Stem { basis: &group.basis, len: l.pitch, x, stem: scratch.stem });
             let points = Points { basis: &group.basis, len: l.pitch, count, x, stem: scratch.stem, factors: &[] };
             let (rows, weights) = (&mut *back.drows, &mut *back.line);
@@ -169,6 +173,9 @@ impl KeySplit<'_> {
                 block: scratch.block,
                 parts: &mut [],
             });
+            if group.channels {
+                multiply_columns(back.dx, &scratch.channels[..s.d * l.pitch]);
+            }
             let (first, last) = (tile * l.tile - start, tile * l.tile - start + count);
             let (dk, dv) = (self.to.dk.rows(group.class, first, last), self.to.dv.rows(group.class, first, last));
             simd.call(AddTransposed { columns: back.dx, len: l.pitch, rows: dk, stride: l.dp, count, dim: group.basis.d() });

@@ -72,6 +72,7 @@ impl ForwardSplit<'_, '_> {
             if let Some((state_h, state_z)) = known.filter(|_| count > 0) {
                 let dim = group.basis.d();
                 simd.call(Transpose { rows: queries, stride: l.dp, count, dim, columns: scratch.x, len: l.pitch });
+                c.decay_queries(simd, group, b, tile, scratch.x, scratch.channels);
                 simd.call(Stem { basis: &group.basis, len: l.pitch, x: scratch.x, stem: scratch.stem });
                 let points = Points { basis: &group.basis, len: l.pitch, count, x: scratch.x, stem: scratch.stem, factors: &c.factors[h] };
                 let remembered = if group.far { &mut far_sums } else { &mut sums };

@@ -14,6 +14,7 @@ mod boundary_states;
 mod forward;
 pub(super) mod run;
 
+use crate::fused::channels::{Channels, Source, decay_state};
 use crate::fused::gates::Gates;
 use crate::fused::plan::{ChunkGroup, Layout};
 use crate::kernels::features::{Absorb, BLOCK, Points, Stem, Transpose};
@@ -24,6 +25,7 @@ use crate::kernels::simd::Simd;
 pub struct Chunks<'a> {
     pub layout: &'a Layout,
     pub gates: Gates<'a>,
+    pub channels: Source<'a>,
     pub lengths: Option<&'a [usize]>,
     pub kt: &'a [f32],
     pub v: &'a [f32],
@@ -73,6 +75,9 @@ pub struct ChunkScratch<T> {
     pub weights: T,
     /// e^{c_t − c} [L]
     pub decays: T,
+    /// The same by channel [dp, L], and room for the monomials of one position; empty without such a decay.
+    pub channels: T,
+    pub monomials: T,
     pub backward: BackwardScratch<T>,
 }
 
@@ -117,6 +122,8 @@ impl<T> ChunkScratch<T> {
             rows: take(len * l.ep),
             weights: take(len),
             decays: take(len),
+            channels: take(only(l.layer.decays_by_channel(), l.dp * len)),
+            monomials: take(only(l.layer.decays_by_channel(), most(|group| group.basis.rows() + group.basis.stem_rows()))),
             backward: BackwardScratch {
                 gradient: take(only(backward, BLOCK * len)),
                 dstem: take(only(backward, stem)),
@@ -225,7 +232,7 @@ impl<'a> Chunks<'a> {
         let count = self.count(b, tile);
         decays[..l.pitch].fill(0.0);
         for (i, decay) in decays[..count].iter_mut().enumerate() {
-            *decay = if group.decays { (sign * (self.log_decay_at(group, b, tile * l.tile + i + 1) - c)).exp() as f32 } else { 1.0 };
+            *decay = if group.decays { ((sign * (self.log_decay_at(group, b, tile * l.tile + i + 1) - c)) as f32).exp() } else { 1.0 };
         }
     }
 
@@ -248,12 +255,54 @@ impl<'a> Chunks<'a> {
         if group.far { sinks.saturating_sub(tile * l.tile).min(l.tile) } else { 0 }
     }
 
-    /// Prepared keys of a tile, [width, L], zero after the count: in place, or in `x`.
-    pub fn keys<'b>(&self, group: &ChunkGroup, b: usize, tile: usize, x: &'b mut [f32]) -> &'b [f32]
+    /// The decay by channel of a group.
+    pub fn channels_of(&self, group: &ChunkGroup, b: usize) -> Option<Channels<'a>> {
+        self.channels.head(self.layout, b, group.heads[0])
+    }
+
+    /// c by channel at the last of the first p positions.
+    pub fn channels_at(&self, group: &ChunkGroup, b: usize, p: usize) -> Option<&'a [f64]> {
+        self.channels_of(group, b).map(|channels| channels.after(p.min(self.length(b))))
+    }
+
+    /// Queries of a tile, [d, L], decay by channel since the position before their chunk; the factors stay in `factors`.
+    #[inline(always)]
+    pub fn decay_queries<S: Simd>(&self, simd: S, group: &ChunkGroup, b: usize, tile: usize, x: &mut [f32], factors: &mut [f32]) {
+        if let Some(channels) = self.channels_of(group, b) {
+            let l = self.layout;
+            let before = channels.after(tile / l.chunk_tiles * l.chunk_len());
+            let first = tile * l.tile;
+            channels.columns(simd, first..first + self.count(b, tile), before, true, factors, l.pitch);
+            multiply_columns(x, &factors[..l.shape.d * l.pitch]);
+        }
+    }
+
+    /// A state decays by channel from before a chunk to its end, or its gradient from the end.
+    #[inline(always)]
+    pub fn decay_state<S: Simd>(&self, simd: S, group: &ChunkGroup, b: usize, chunk: usize, state: &mut State, room: &mut [f32]) {
+        let len = self.layout.chunk_len();
+        if let (Some(before), Some(after)) = (self.channels_at(group, b, chunk * len), self.channels_at(group, b, (chunk + 1) * len)) {
+            decay_state(simd, &group.basis, [before, after], state.h, state.z, room);
+        }
+    }
+
+    /// Prepared keys of a tile, [d, L], zero after the count: in place, or in `x`; with a decay by channel as they are at the end of their chunk, with the
+    /// factors in `factors`.
+    #[inline(always)]
+    pub fn keys<'b, S: Simd>(&self, simd: S, group: &ChunkGroup, b: usize, tile: usize, x: &'b mut [f32], factors: &mut [f32]) -> &'b [f32]
     where
         'a: 'b,
     {
         let l = self.layout;
+        if let Some(channels) = self.channels_of(group, b) {
+            let (first, count) = (tile * l.tile, self.count(b, tile));
+            let end = channels.after(((tile / l.chunk_tiles + 1) * l.chunk_len()).min(self.length(b)));
+            channels.columns(simd, first..first + count, end, false, factors, l.pitch);
+            let rows = &channels.k[first * l.dp..][..l.pitch * l.dp];
+            simd.call(Transpose { rows, stride: l.dp, count, dim: l.shape.d, columns: &mut *x, len: l.pitch });
+            multiply_columns(x, &factors[..l.shape.d * l.pitch]);
+            return &x[..l.shape.d * l.pitch];
+        }
         let (len, kv, count) = (l.pitch, l.kv_index(group.class, b, group.g), self.count(b, tile));
         let size = group.basis.d() * len;
         let kt = &self.kt[(kv * l.tiles + tile) * l.width * len..][..size];
@@ -309,6 +358,7 @@ impl<'a> Chunks<'a> {
         }
         let end = self.log_decay_at(group, b, (start + l.chunk_len()).min(self.length(b)));
         let mut keep = (end - self.log_decay_at(group, b, start)).exp() as f32;
+        self.decay_state(simd, group, b, chunk, state, scratch.monomials);
         // A state decays with its chunk, whether keys enter it or not.
         let tiles = l.entering(chunk, group.lag);
         if tiles.is_empty() || !self.enters(group, b, tiles.start) {
@@ -330,7 +380,7 @@ impl<'a> Chunks<'a> {
                 self.weighted_values(group, b, tile, scratch.decays, scratch.rows);
                 &*scratch.rows
             };
-            let x = self.keys(group, b, tile, scratch.x);
+            let x = self.keys(simd, group, b, tile, scratch.x, scratch.channels);
             simd.call(Stem { basis: &group.basis, len: l.pitch, x, stem: scratch.stem });
             let points = Points { basis: &group.basis, len: l.pitch, count, x, stem: scratch.stem, factors: &[] };
             let (h, z) = (&mut *state.h, &mut *state.z);
@@ -358,6 +408,7 @@ impl<'a> Chunks<'a> {
         let before = self.log_decay_at(group, b, start);
         let end = self.log_decay_at(group, b, (start + l.chunk_len()).min(self.length(b)));
         let mut keep = (end - before).exp() as f32;
+        self.decay_state(simd, group, b, chunk, state, scratch.monomials);
         for &h in &group.heads {
             for tile in l.tiles_of(chunk) {
                 let count = self.count(b, tile);
@@ -366,6 +417,7 @@ impl<'a> Chunks<'a> {
                 }
                 self.decays(group, b, tile, before, 1.0, scratch.decays);
                 self.query_rows(simd, group, b, h, tile, scratch);
+                self.decay_queries(simd, group, b, tile, scratch.x, scratch.channels);
                 simd.call(Stem { basis: &group.basis, len: l.pitch, x: scratch.x, stem: scratch.stem });
                 let points =
                     Points { basis: &group.basis, len: l.pitch, count, x: scratch.x, stem: scratch.stem, factors: &self.factors[h] };
@@ -403,4 +455,10 @@ impl<'a> Chunks<'a> {
             *weight = decay * dz;
         }
     }
+}
+
+/// x ← x∘factors
+#[inline(always)]
+pub fn multiply_columns(x: &mut [f32], factors: &[f32]) {
+    x.iter_mut().zip(factors).for_each(|(x, factor)| *x *= factor);
 }

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::fused::chunk::ChunkScratch;
+use crate::fused::chunk::{ChunkScratch, State, multiply_columns};
 use crate::fused::plan::ChunkGroup;
 use crate::fused::write::{Writer, times, weigh_rows};
 use crate::kernels::features::{AddTransposed, Points, Read, Slope, Stem, Transpose};
@@ -33,6 +33,8 @@ pub(super) struct Unsolve<'a> {
     pub dbeta: &'a mut [f32],
     /// What becomes of D before the first position; empty where nobody asks.
     pub dstate: &'a mut [f32],
+    /// What keys have as readers of [`Unsolve::dk`], added to [Tp, dp]; empty without a decay by channel.
+    pub dreaders: &'a mut [f32],
     /// [T] and [orders], zero at first.
     pub ddecay: &'a mut [f64],
     pub dlearned: &'a mut [f64],
@@ -66,6 +68,8 @@ impl Task for Unsolve<'_> {
             if let Some(group) = writer.group.filter(|_| chunk > 0 || !self.dstate.is_empty()) {
                 let [before, end] = writer.log_decays(group, chunk);
                 let mut keep = (end - before).exp() as f32;
+                let later = &mut State { h: &mut state[..group.len], z: &mut [] };
+                writer.chunks.decay_state(simd, group, writer.b, chunk, later, self.scratch.monomials);
                 for tile in writer.tiles(chunk) {
                     writer.chunks.decays(group, writer.b, tile, before, 1.0, self.scratch.decays);
                     self.scratch.decays.iter_mut().for_each(|decay| *decay = -*decay);
@@ -110,7 +114,7 @@ impl Unsolve<'_> {
         writer.chunks.decays(group, writer.b, tile, writer.log_decays(group, chunk)[1], -1.0, scratch.decays);
         weigh_rows(&scratch.decays[..at.len()], u, scratch.rows, l.ep);
         simd.call(Transpose { rows: scratch.rows, stride: l.ep, count: at.len(), dim: s.e, columns: back.columns, len: l.pitch });
-        let x = writer.columns(group, tile, 1.0, scratch.x);
+        let x = writer.columns(simd, group, tile, false, scratch.x, scratch.channels);
         simd.call(Stem { basis: &group.basis, len: l.pitch, x, stem: scratch.stem });
         let points = Points { basis: &group.basis, len: l.pitch, count: at.len(), x, stem: scratch.stem, factors: &[] };
         let (rows, weights, block) = (&mut *back.drows, &mut *scratch.weights, &mut *scratch.block);
@@ -129,6 +133,9 @@ impl Unsolve<'_> {
             block: scratch.block,
             parts: &mut [],
         });
+        if group.channels {
+            multiply_columns(back.dx, &scratch.channels[..s.d * l.pitch]);
+        }
         let dk = &mut self.dk[at.start * l.dp..at.end * l.dp];
         simd.call(AddTransposed { columns: back.dx, len: l.pitch, rows: dk, stride: l.dp, count: at.len(), dim: group.basis.d() });
         let rows = self.dv[at.start * l.ep..at.end * l.ep].chunks_exact_mut(l.ep).zip(back.drows.chunks_exact(l.ep));
@@ -168,7 +175,9 @@ impl Unsolve<'_> {
     fn pairs<S: Simd>(&mut self, simd: S, tile: usize, of: usize) {
         let (writer, l, at, first) = (self.writer, self.writer.layout(), self.positions(tile), of * self.writer.layout().tile);
         let (s, head, diagonal) = (l.shape, writer.head(), of == tile);
-        let (x, dp) = self.tiles.split_at_mut(TILE * TILE);
+        let (x, rest) = self.tiles.split_at_mut(TILE * TILE);
+        let (dp, room) = rest.split_at_mut(TILE * TILE);
+        let (channels, first_row) = (writer.channels(), at.start * l.dp);
         let keys = writer.keys(of);
         let ut = &self.ut[of * s.e * l.pitch..][..s.e * l.pitch];
         let mut dcolumns = [0.0; TILE];
@@ -207,6 +216,9 @@ impl Unsolve<'_> {
                 times(simd, x, -1.0);
             }
             // dk_t += dX·k_s
+            if channels.is_some() {
+                continue;
+            }
             let to = (&mut self.dk[(at.start + start) * l.dp..][..m * l.dp], l.dp);
             multiply::<S, true>(simd, [m, l.dp, most], (dp, TILE, 1), (k, l.dp), to);
         }
@@ -216,12 +228,23 @@ impl Unsolve<'_> {
         for c0 in (0..keys).step_by(ROWS) {
             let (m, skip) = (ROWS.min(keys - c0), if diagonal { c0 } else { 0 });
             let (rows, place) = (at.len() - skip, skip * TILE + c0);
-            let to = (&mut self.dk[(first + c0) * l.dp..][..m * l.dp], l.dp);
-            multiply::<S, true>(simd, [m, l.dp, rows], (&dp[place..], 1, TILE), (&own[skip * l.dp..], l.dp), to);
+            if channels.is_none() {
+                let to = (&mut self.dk[(first + c0) * l.dp..][..m * l.dp], l.dp);
+                multiply::<S, true>(simd, [m, l.dp, rows], (&dp[place..], 1, TILE), (&own[skip * l.dp..], l.dp), to);
+            }
             if !diagonal {
                 let (to, lambda) = self.dv.split_at_mut(at.start * l.ep);
                 let to = (&mut to[(first + c0) * l.ep..][..m * l.ep], l.ep);
                 multiply::<S, true>(simd, [m, l.ep, rows], (&x[c0..], 1, TILE), (lambda, l.ep), to);
+            }
+        }
+        if let Some(channels) = channels {
+            // Rows and keys may be the same: what the rows get is added at the end.
+            let (dq, room) = room.split_at_mut(TILE * l.dp);
+            dq[..own.len()].fill(0.0);
+            channels.backward(simd, at.clone(), own, (of, keys), dp, dq, &mut self.dk[first * l.dp..][..l.tile * l.dp], room);
+            for to in [&mut self.dk[first_row..], &mut self.dreaders[first_row..]] {
+                to[..own.len()].iter_mut().zip(&*dq).for_each(|(to, from)| *to += *from);
             }
         }
         if writer.decay().is_some() {
@@ -239,7 +262,7 @@ impl Unsolve<'_> {
         scratch.decays.iter_mut().for_each(|decay| *decay = -*decay);
         weigh_rows(&scratch.decays[..at.len()], &self.dv[at.start * l.ep..], scratch.rows, l.ep);
         simd.call(Transpose { rows: scratch.rows, stride: l.ep, count: at.len(), dim: s.e, columns: back.columns, len: l.pitch });
-        let x = writer.columns(group, tile, writer.scale(), scratch.x);
+        let x = writer.columns(simd, group, tile, true, scratch.x, scratch.channels);
         simd.call(Stem { basis: &group.basis, len: l.pitch, x, stem: scratch.stem });
         let factors = &writer.chunks.factors[writer.h];
         let points = Points { basis: &group.basis, len: l.pitch, count: at.len(), x, stem: scratch.stem, factors };
@@ -261,8 +284,15 @@ impl Unsolve<'_> {
             parts: &mut *parts,
         });
         times(simd, &mut back.dx[..group.basis.d() * l.pitch], writer.scale());
+        if group.channels {
+            multiply_columns(back.dx, &scratch.channels[..s.d * l.pitch]);
+        }
         let dk = &mut self.dk[at.start * l.dp..at.end * l.dp];
         simd.call(AddTransposed { columns: back.dx, len: l.pitch, rows: dk, stride: l.dp, count: at.len(), dim: group.basis.d() });
+        if group.channels {
+            let rows = &mut self.dreaders[at.start * l.dp..at.end * l.dp];
+            simd.call(AddTransposed { columns: back.dx, len: l.pitch, rows, stride: l.dp, count: at.len(), dim: group.basis.d() });
+        }
         for (order, (part, a)) in parts.chunks_exact(l.pitch).zip(&head.coefficients).enumerate() {
             if group.decays {
                 self.ddecay[at.clone()].iter_mut().zip(part).for_each(|(d, &part)| *d += a * part as f64);

@@ -68,7 +68,7 @@ impl Solve<'_> {
     fn read<S: Simd>(&mut self, simd: S, group: &ChunkGroup, chunk: usize, tile: usize, state: &[f32]) {
         let (writer, l, scratch) = (self.writer, self.writer.layout(), &mut self.scratch);
         let count = writer.count(tile);
-        let x = writer.columns(group, tile, writer.scale(), scratch.x);
+        let x = writer.columns(simd, group, tile, true, scratch.x, scratch.channels);
         simd.call(Stem { basis: &group.basis, len: l.pitch, x, stem: scratch.stem });
         let factors = &writer.chunks.factors[writer.h];
         let points = Points { basis: &group.basis, len: l.pitch, count, x, stem: scratch.stem, factors };
@@ -106,7 +106,7 @@ impl Solve<'_> {
                 let decay = &cache.columns[column].decay;
                 let base = if decay.is_empty() { 0.0 } else { decay_columns(&decay[kept.clone()], &mut columns) };
                 let kt = &cache.keys[block * cache.d * BLOCK..][..cache.d * BLOCK];
-                let keys = Keys { kt, pitch: BLOCK, count: kept.len(), columns, base };
+                let keys = Keys { kt, pitch: BLOCK, count: kept.len(), tile: None, columns, base };
                 answer(&keys, &cache.values[kept.start * l.ep..kept.end * l.ep]);
             }
         }

@@ -22,20 +22,20 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::fused::chunk::{ChunkScratch, Chunks};
+use crate::fused::channels::{Channels, room_len};
+use crate::fused::chunk::{ChunkScratch, Chunks, State};
 use crate::fused::gates::decay_columns;
 use crate::fused::plan::{ChunkGroup, Head, Layout};
 use crate::fused::scratch::CallScratch;
 use crate::fused::write::backward::Unsolve;
 use crate::fused::write::forward::Solve;
 use crate::kernels::disjoint::Blocks;
-use crate::kernels::features::{Absorb, Points, Stem};
+use crate::kernels::features::{Absorb, Points, Stem, Transpose};
 use crate::kernels::gemm::multiply;
 use crate::kernels::score_rows::{DecayRow, ForwardRow, Visible, soft_cap};
 use crate::kernels::simd::{Simd, dispatch};
 use crate::kernels::{PAD, TILE};
 use crate::parts::write::Delta;
-use crate::state::State;
 use crate::{Buffer, Error, Extra, Grads, Inputs};
 
 /// What one class writes for one kv head of one batch row.
@@ -60,6 +60,8 @@ struct Keys<'a> {
     kt: &'a [f32],
     pitch: usize,
     count: usize,
+    /// `None` for those of a cache.
+    tile: Option<usize>,
     columns: [f32; TILE],
     base: f64,
 }
@@ -115,10 +117,15 @@ impl<'a> Writer<'a> {
         [chunk * len, (chunk + 1) * len].map(|p| self.chunks.log_decay_at(group, self.b, p.min(self.length())))
     }
 
-    /// c of all positions, where there is a decay.
+    /// The decay by channel, where there is one.
+    fn channels(&self) -> Option<Channels<'a>> {
+        self.chunks.channels.head(self.layout(), self.b, self.h)
+    }
+
+    /// c of all positions, where there is a decay by head.
     fn decay(&self) -> Option<&'a [f64]> {
         let (l, n) = (self.layout(), self.b * self.layout().shape.heads + self.h);
-        self.head().variant.decay.is_some().then(|| &self.chunks.gates.decay[n * l.tp()..][..l.tp()])
+        self.head().variant.decays_by_head().then(|| &self.chunks.gates.decay[n * l.tp()..][..l.tp()])
     }
 
     /// Numbers of a key.
@@ -137,14 +144,24 @@ impl<'a> Writer<'a> {
         let l = self.layout();
         let mut columns = [0.0; TILE];
         let base = self.decay().map_or(0.0, |decay| decay_columns(&decay[tile * l.tile..][..l.pitch], &mut columns));
-        Keys { kt: self.tile_keys(tile), pitch: l.pitch, count: l.tile, columns, base }
+        Keys { kt: self.tile_keys(tile), pitch: l.pitch, count: l.tile, tile: Some(tile), columns, base }
     }
 
     /// x̂ of rows of a tile with the first `width` keys, [rows, TILE], capped.
     #[inline(always)]
     fn scores<S: Simd>(&self, simd: S, tile: usize, rows: Range<usize>, keys: &Keys, width: usize, x: &mut [f32]) {
-        let (l, own) = (self.layout(), self.tile_keys(tile));
-        multiply::<S, false>(simd, [rows.len(), width, self.width()], (&own[rows.start..], 1, l.pitch), (keys.kt, keys.pitch), (x, TILE));
+        let (l, own, at) = (self.layout(), self.tile_keys(tile), (keys.kt, keys.pitch));
+        match self.channels() {
+            None => multiply::<S, false>(simd, [rows.len(), width, self.width()], (&own[rows.start..], 1, l.pitch), at, (&mut *x, TILE)),
+            Some(channels) => {
+                let rows = tile * l.tile + rows.start..tile * l.tile + rows.end;
+                let q = &channels.k[rows.start * l.dp..rows.end * l.dp];
+                match keys.tile {
+                    Some(of) => channels.scores(simd, rows, q, of, width, x),
+                    None => channels.cached_scores(simd, rows, q, at, width, x),
+                }
+            }
+        }
         for row in x.chunks_mut(TILE).take(rows.len()) {
             times(simd, &mut row[..width], self.scale());
             if let Some(cap) = self.head().cap {
@@ -175,17 +192,34 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// scale·k of a tile, [width, L], zero after the count: in place, or in `x`.
-    fn columns<'b>(&self, group: &ChunkGroup, tile: usize, scale: f32, x: &'b mut [f32]) -> &'b [f32]
+    /// Keys of a tile, [width, L], zero after the count: in place, or in `x`; those that read a state times their scale. With a decay by channel both are
+    /// multiplied by `factors`.
+    #[inline(always)]
+    fn columns<'b, S: Simd>(
+        &self,
+        simd: S,
+        group: &ChunkGroup,
+        tile: usize,
+        reads: bool,
+        x: &'b mut [f32],
+        factors: &mut [f32],
+    ) -> &'b [f32]
     where
         'a: 'b,
     {
-        let l = self.layout();
-        if scale == 1.0 {
-            return self.chunks.keys(group, self.b, tile, x);
+        let (l, scale) = (self.layout(), if reads { self.scale() } else { 1.0 });
+        if !reads || (scale == 1.0 && !group.channels) {
+            return self.chunks.keys(simd, group, self.b, tile, x, factors);
         }
         let (kt, count) = (self.tile_keys(tile), self.count(tile));
         let size = kt.len();
+        if let Some(channels) = self.channels() {
+            let rows = &channels.k[tile * l.tile * l.dp..][..l.pitch * l.dp];
+            simd.call(Transpose { rows, stride: l.dp, count, dim: l.shape.d, columns: &mut *x, len: l.pitch });
+            times(simd, &mut x[..size], scale);
+            self.chunks.decay_queries(simd, group, self.b, tile, x, factors);
+            return &x[..size];
+        }
         for (x, kt) in x[..size].chunks_exact_mut(l.pitch).zip(kt.chunks_exact(l.pitch)) {
             x[..count].iter_mut().zip(kt).for_each(|(x, k)| *x = scale * k);
             x[count..].fill(0.0);
@@ -209,8 +243,8 @@ impl<'a> Writer<'a> {
     ) {
         let (l, count) = (self.layout(), self.count(tile));
         weigh_rows(&scratch.decays[..count], from, scratch.rows, l.ep);
-        let (scale, factors): (f32, &[f32]) = if reads { (self.scale(), &self.chunks.factors[self.h]) } else { (1.0, &[]) };
-        let x = self.columns(group, tile, scale, scratch.x);
+        let factors: &[f32] = if reads { &self.chunks.factors[self.h] } else { &[] };
+        let x = self.columns(simd, group, tile, reads, scratch.x, scratch.channels);
         simd.call(Stem { basis: &group.basis, len: l.pitch, x, stem: scratch.stem });
         let points = Points { basis: &group.basis, len: l.pitch, count, x, stem: scratch.stem, factors };
         let (rows, weights, block) = (&*scratch.rows, &*scratch.weights, &mut *scratch.block);
@@ -231,6 +265,7 @@ impl<'a> Writer<'a> {
         let l = self.layout();
         let [before, end] = self.log_decays(group, chunk);
         let mut keep = (end - before).exp() as f32;
+        self.chunks.decay_state(simd, group, self.b, chunk, &mut State { h: &mut *state, z: &mut [] }, scratch.monomials);
         for tile in self.tiles(chunk) {
             self.chunks.decays(group, self.b, tile, end, -1.0, scratch.decays);
             self.absorb(simd, group, tile, keep, &u[tile * l.tile * l.ep..], false, state, scratch);
@@ -272,7 +307,7 @@ pub fn forward(
     w: &mut CallScratch,
     factors: &[Vec<f32>],
     backward: bool,
-    state: Option<&State>,
+    state: Option<&crate::state::State>,
 ) -> Result<(), Error> {
     if !l.layer.writes() {
         return Ok(());
@@ -324,7 +359,8 @@ pub fn backward(
         return Ok(());
     }
     let (s, kvs, learned) = (l.shape, l.kv_count(), l.learned(false));
-    w.tasks.ensure(state_len(l) + ChunkScratch::len(l, true) + 2 * TILE * TILE)?;
+    let tiles_len = 2 * TILE * TILE + if room_len(l) > 0 { room_len(l) + TILE * l.dp } else { 0 };
+    w.tasks.ensure(state_len(l) + ChunkScratch::len(l, true) + tiles_len)?;
     w.dbeta.ensure(kvs * s.time)?;
     w.dinitial_states.ensure(if state.is_some() { kvs * state_len(l) } else { 0 })?;
     for (sums, width) in [(&mut w.ddecay_write, s.time), (&mut w.dlearned_write, learned)] {
@@ -332,38 +368,44 @@ pub fn backward(
         sums.fill(0.0);
     }
     w.dbeta.fill(0.0);
+    w.dreaders.ensure(if l.layer.decays_by_channel() { kvs * l.tp() * l.dp } else { 0 })?;
+    w.dreaders.fill(0.0);
     let [mut dk, mut dv, mut dbeta, mut dstate] = [&mut w.dk, &mut w.dv, &mut w.dbeta, &mut w.dinitial_states].map(std::mem::take);
+    let mut dreaders = std::mem::take(&mut w.dreaders);
     let [mut ddecay, mut dlearned] = [&mut w.ddecay_write, &mut w.dlearned_write].map(std::mem::take);
     let [mut own_decay, mut own_learned] = [&mut w.ddecay_queries, &mut w.dlearned[0]].map(std::mem::take);
     let chunks = &super::chunks(l, inputs, w, factors);
     let places = Blocks::pieces(&mut dk, kvs).par().zip(Blocks::pieces(&mut dv, kvs).par()).zip(Blocks::pieces(&mut dbeta, kvs).par());
-    let places = places.zip(Blocks::pieces(&mut dstate, kvs).par());
+    let places = places.zip(Blocks::pieces(&mut dstate, kvs).par().zip(Blocks::pieces(&mut dreaders, kvs).par()));
     let places = places.zip(Blocks::pieces(&mut ddecay, kvs).par()).zip(Blocks::pieces(&mut dlearned, kvs).par());
-    places.enumerate().with_max_len(1).for_each(|(kv, (((((mut dk, mut dv), mut dbeta), mut dstate), mut ddecay), mut dlearned))| {
-        let Some(writer) = Writer::of(chunks, kv, &w.initial_states, l.state_len) else { return };
-        let (rows, columns) = (l.tp(), l.tiles * l.pitch);
-        w.tasks.with(|memory| {
-            let (tiles, memory) = memory.split_at_mut(2 * TILE * TILE);
-            let (state, memory) = memory.split_at_mut(state_len(l));
-            dispatch(Unsolve {
-                writer,
-                beta: &w.beta[kv * s.time..][..s.time],
-                k: &w.k[kv * rows * l.dp..][..rows * l.dp],
-                u: &w.v[kv * rows * l.ep..][..rows * l.ep],
-                ut: &w.vt[kv * columns * s.e..][..columns * s.e],
-                kept: &w.kept[kv * rows * l.ep..][..rows * l.ep],
-                dk: dk.piece(),
-                dv: dv.piece(),
-                dbeta: dbeta.piece(),
-                dstate: dstate.piece(),
-                ddecay: ddecay.piece(),
-                dlearned: dlearned.piece(),
-                state,
-                tiles,
-                scratch: ChunkScratch::of(memory, l, true),
+    places.enumerate().with_max_len(1).for_each(
+        |(kv, (((((mut dk, mut dv), mut dbeta), (mut dstate, mut dreaders)), mut ddecay), mut dlearned))| {
+            let Some(writer) = Writer::of(chunks, kv, &w.initial_states, l.state_len) else { return };
+            let (rows, columns) = (l.tp(), l.tiles * l.pitch);
+            w.tasks.with(|memory| {
+                let (tiles, memory) = memory.split_at_mut(tiles_len);
+                let (state, memory) = memory.split_at_mut(state_len(l));
+                dispatch(Unsolve {
+                    writer,
+                    beta: &w.beta[kv * s.time..][..s.time],
+                    k: &w.k[kv * rows * l.dp..][..rows * l.dp],
+                    u: &w.v[kv * rows * l.ep..][..rows * l.ep],
+                    ut: &w.vt[kv * columns * s.e..][..columns * s.e],
+                    kept: &w.kept[kv * rows * l.ep..][..rows * l.ep],
+                    dk: dk.piece(),
+                    dv: dv.piece(),
+                    dbeta: dbeta.piece(),
+                    dstate: dstate.piece(),
+                    dreaders: dreaders.piece(),
+                    ddecay: ddecay.piece(),
+                    dlearned: dlearned.piece(),
+                    state,
+                    tiles,
+                    scratch: ChunkScratch::of(memory, l, true),
+                });
             });
-        });
-    });
+        },
+    );
     let writer = |kv: usize| Writer::of(chunks, kv, &w.initial_states, l.state_len);
     let logits = inputs.extra(Extra::Beta);
     grads.extra(Extra::Beta).par_chunks_exact_mut(s.kv_heads).with_min_len(64).enumerate().for_each(|(row, to)| {
@@ -388,7 +430,7 @@ pub fn backward(
             to.iter_mut().zip(&dstate[kv * state_len(l)..]).for_each(|(to, from)| *to += from);
         }
     }
-    (w.ddecay_queries, w.dlearned[0]) = (own_decay, own_learned);
+    (w.ddecay_queries, w.dlearned[0], w.dreaders) = (own_decay, own_learned, dreaders);
     (w.dk, w.dv, w.dbeta, w.dinitial_states, w.ddecay_write, w.dlearned_write) = (dk, dv, dbeta, dstate, ddecay, dlearned);
     Ok(())
 }

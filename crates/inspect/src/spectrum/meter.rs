@@ -1,0 +1,70 @@
+//! The heads of a model looked at layer by layer, whoever runs it.
+
+use rayon::prelude::*;
+use termwise_attention::{Inputs, Layer, Shape};
+
+use super::head::{Failure, Found, conclude, look};
+use super::result::{ModelFacts, RowFacts, Spectrum, TextFacts};
+use super::{Options, check_options, sample};
+use crate::Error;
+
+/// Takes in what goes into the attention of each layer, windows after windows, and gives a spectrum of it.
+#[derive(Clone, Debug)]
+pub struct Meter {
+    options: Options,
+    heads: Vec<Vec<Found>>,
+    /// Queries of each batch row that are looked at.
+    rows: Vec<Vec<usize>>,
+    /// Windows before those of this batch.
+    before: usize,
+    text: TextFacts,
+    sampled: u64,
+}
+
+impl Meter {
+    /// Before the first window.
+    pub fn new(options: Options) -> Result<Meter, Error> {
+        check_options(&options)?;
+        let text = TextFacts { data: Vec::new(), windows: 0, length: 0, tokens: 0 };
+        Ok(Meter { options, heads: Vec::new(), rows: Vec::new(), before: 0, text, sampled: 0 })
+    }
+
+    /// A batch begins: a window in each of its first rows, of these lengths. Rows after them are not looked at.
+    pub fn begin(&mut self, lengths: &[usize]) {
+        let Options { rows, seed, .. } = self.options;
+        self.before = self.text.windows;
+        self.rows = lengths.iter().enumerate().map(|(row, &length)| sample(rows, length, self.before + row, seed)).collect();
+        self.sampled += self.rows.iter().map(|rows| rows.len() as u64).sum::<u64>();
+        self.text.windows += lengths.len();
+        self.text.length = self.text.length.max(lengths.iter().copied().max().unwrap_or(0));
+        self.text.tokens += lengths.iter().sum::<usize>() as u64;
+    }
+
+    /// Looks at a layer of this batch.
+    pub fn see(&mut self, layer: usize, attention: &Layer, shape: &Shape, inputs: &Inputs<f32>) -> Result<(), Error> {
+        if self.heads.len() <= layer {
+            self.heads.resize_with(layer + 1, Vec::new);
+        }
+        let known = self.heads[layer].len();
+        self.heads[layer].resize_with(shape.heads.max(known), Found::default);
+        let jobs: Vec<(usize, usize)> = (0..self.rows.len()).flat_map(|row| (0..shape.heads).map(move |head| (row, head))).collect();
+        let look = |&(row, head): &(usize, usize)| look(attention, inputs, shape, (row, head), &self.rows[row], &self.options);
+        let results: Vec<Result<Found, Failure>> = jobs.par_iter().map(look).collect();
+        let mut failure = None;
+        for (&(row, head), result) in jobs.iter().zip(results) {
+            match result {
+                Ok(found) => self.heads[layer][head].merge(found),
+                Err(error) => failure = failure.or(Some(error.within(layer, head, self.before + row))),
+            }
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// What the sums say.
+    pub fn finish(self, model: ModelFacts, data: Vec<String>) -> Spectrum {
+        let Meter { options, heads, text, sampled, .. } = self;
+        let layers = heads.into_iter().enumerate().map(|(layer, heads)| conclude(layer, heads, &options)).collect();
+        let rows = RowFacts { sampled, of: text.tokens, seed: options.seed };
+        Spectrum { model, text: TextFacts { data, ..text }, rows, orders: options.orders, layers, timing: None }
+    }
+}

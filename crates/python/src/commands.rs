@@ -1,0 +1,303 @@
+//! Long work: training, sweeps, reproductions, the separation; and the program itself.
+
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use termwise_data::Prepare;
+use termwise_papers::reproduce::{self, Id, Scale};
+use termwise_papers::separation::{Bridge, Network, RECONSTRUCTION, Reference, Separation, Setting, Sweep};
+use termwise_train::progress::Display;
+use termwise_train::settings::{Layer, Settings};
+use termwise_train::source::cache_folder;
+use termwise_train::sweep::{self, Event, Plan, ProcessRunner, Status, Summary, TrainingSchema};
+use termwise_train::{Error, RunOptions, Start, run as runs, train as train_run};
+
+use crate::errors::{runtime, value};
+use crate::result::{Found, provenance};
+use crate::threads::{Watch, compute, get_threads, supervise};
+
+fn parsed<T: for<'a> Deserialize<'a>>(text: &str) -> PyResult<T> {
+    serde_json::from_str(text).map_err(|error| PyValueError::new_err(format!("an argument cannot be used: {error}")))
+}
+
+/// Settings and names are the caller's own words; the rest is work that failed.
+fn training(error: Error) -> PyErr {
+    match error {
+        Error::Attention(_)
+        | Error::NoModel { .. }
+        | Error::Setting { .. }
+        | Error::Toml { .. }
+        | Error::UnknownSetting { .. }
+        | Error::Sweep { .. } => value(error),
+        _ => runtime(error),
+    }
+}
+
+/// The program, called by these words and started again by those; gives its exit code.
+#[pyfunction]
+pub fn main(py: Python<'_>, args: Vec<OsString>, again: Vec<OsString>) -> u8 {
+    py.detach(|| termwise::run(args, Some(again)))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Train {
+    settings: toml::Table,
+    folder: Option<PathBuf>,
+    runs: PathBuf,
+    resume: bool,
+    overwrite: bool,
+    cache: Option<PathBuf>,
+}
+
+/// Trains a model; the callback gets every line of `metrics.jsonl`.
+#[pyfunction]
+pub fn train(py: Python<'_>, options: &str, callback: Option<&Bound<'_, PyAny>>) -> PyResult<Found> {
+    let Train { settings, folder, runs, resume, overwrite, cache } = parsed(options)?;
+    supervise(py, callback, |watch| {
+        let mut settings = settings;
+        settings.entry("threads").or_insert(toml::Value::Integer(get_threads() as i64));
+        let above = [Layer::new(settings, "the arguments").map_err(training)?];
+        let named = || -> PyResult<PathBuf> {
+            Ok(match &folder {
+                Some(folder) => folder.clone(),
+                None => runs.join(Settings::resolve(&above).map_err(training)?.name()),
+            })
+        };
+        let (folder, start) = if resume { runs::resume_at(&named()?).map_err(training)? } else { (named()?, Start::Fresh) };
+        let settings =
+            if start == Start::Fresh { Settings::resolve(&above) } else { runs::resumed_settings(&folder, &above) }.map_err(training)?;
+        let source = settings.open_source(&cache_folder(cache.as_deref()), &Prepare::default()).map_err(training)?;
+        let options = RunOptions {
+            start,
+            display: Display::Silent,
+            stop: watch.stop.clone(),
+            files: settings.tokenizer_files().map_err(training)?,
+            provenance: provenance().clone(),
+            ..RunOptions::new(&folder)
+        };
+        if overwrite {
+            // As late as can be: what cannot begin must not remove anything.
+            termwise_train::runs::remove(&folder).map_err(training)?;
+        }
+        let outcome = told(&folder, watch, || train_run(&settings, source.as_ref(), &options)).map_err(training)?;
+        Ok(Found::of(&outcome))
+    })
+}
+
+/// Runs the training, and tells what it appends to `metrics.jsonl` meanwhile.
+fn told<T>(folder: &Path, watch: &Watch, work: impl FnOnce() -> T) -> T {
+    let path = folder.join(termwise_train::metrics::METRICS);
+    let (over, mut offset) = (AtomicBool::new(false), path.metadata().map_or(0, |file| file.len()));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            loop {
+                // Asked before reading, so that nothing that was written before the end is missed.
+                let last = over.load(Ordering::Acquire);
+                tell_lines(&path, &mut offset, watch);
+                if last {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        let result = work();
+        over.store(true, Ordering::Release);
+        result
+    })
+}
+
+/// Tells whole lines after the offset. What cannot be read now may be there the next time.
+fn tell_lines(path: &Path, offset: &mut u64, watch: &Watch) {
+    let Ok(mut file) = std::fs::File::open(path) else { return };
+    if file.metadata().is_ok_and(|file| file.len() < *offset) {
+        // A run that is continued cuts off what came after its checkpoint.
+        *offset = 0;
+    }
+    if file.seek(SeekFrom::Start(*offset)).is_err() {
+        return;
+    }
+    let (mut reader, mut line) = (BufReader::new(file), Vec::new());
+    while reader.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) && line.ends_with(b"\n") {
+        *offset += line.len() as u64;
+        if let Ok(event) = serde_json::from_slice::<Value>(&line) {
+            watch.tell(event);
+        }
+        line.clear();
+    }
+}
+
+fn event(plan: &Plan, event: &Event) -> Value {
+    let name = |index: &usize| plan.name(&plan.jobs[*index]);
+    match event {
+        Event::Started(index) => json!({ "event": "started", "run": name(index) }),
+        Event::Stopped(index) => json!({ "event": "stopped", "run": name(index) }),
+        Event::Ended(index, record) => match &record.status {
+            Status::Failed { reason } => json!({ "event": "failed", "run": name(index), "reason": reason, "seconds": record.seconds }),
+            Status::Finished { metrics } => {
+                json!({ "event": "finished", "run": name(index), "metrics": metrics, "seconds": record.seconds })
+            }
+        },
+        Event::Progress(progress) => json!({
+            "event": "progress",
+            "done": progress.finished + progress.failed,
+            "of": progress.total,
+            "fraction": progress.fraction,
+            "remaining": progress.remaining.map(|left| left.as_secs_f64()),
+        }),
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SweepOptions {
+    /// A file, or what stands in it.
+    file: Option<PathBuf>,
+    plan: Option<toml::Table>,
+    folder: PathBuf,
+    parallel: usize,
+    retry: bool,
+    skip_equal: bool,
+    again: Vec<String>,
+}
+
+/// Trains every combination of some settings.
+#[pyfunction]
+pub fn run_sweep(py: Python<'_>, options: &str, callback: Option<&Bound<'_, PyAny>>) -> PyResult<Found> {
+    let options: SweepOptions = parsed(options)?;
+    const METRIC: &str = "held_out.loss";
+    let plan = match (&options.file, &options.plan) {
+        (Some(file), _) => Plan::read(file, &TrainingSchema, METRIC),
+        (None, table) => Plan::parse(&table.clone().unwrap_or_default().to_string(), Path::new("the plan"), &TrainingSchema, METRIC),
+    };
+    let plan = plan.map_err(training)?;
+    supervise(py, callback, |watch| {
+        let how = sweep::Options {
+            parallel: options.parallel,
+            threads: get_threads(),
+            retry: options.retry,
+            skip_equal: options.skip_equal,
+            only: None,
+        };
+        let runner = ProcessRunner::new(options.again, watch.kill.clone());
+        let states = sweep::run(&plan, &options.folder, &runner, &how, &watch.stop, &mut |seen| watch.tell(event(&plan, seen)));
+        let summary = Summary::new(&plan, &states.map_err(training)?);
+        summary.write(&options.folder, provenance()).map_err(training)?;
+        Ok(Found::of(&summary))
+    })
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ReproduceOptions {
+    experiments: Vec<String>,
+    scale: String,
+    data: Vec<String>,
+    seeds: Option<usize>,
+    folder: Option<PathBuf>,
+    retry: bool,
+    again: Vec<String>,
+}
+
+/// Runs the experiments of two papers.
+#[pyfunction]
+pub fn run_reproduce(py: Python<'_>, options: &str, callback: Option<&Bound<'_, PyAny>>) -> PyResult<Found> {
+    let options: ReproduceOptions = parsed(options)?;
+    let scales = [Scale::Test, Scale::Minute, Scale::Laptop];
+    let scale = scales.into_iter().find(|scale| scale.name() == options.scale);
+    let scale = scale.ok_or_else(|| PyValueError::new_err(format!("a scale is \"minute\" or \"laptop\", found {:?}", options.scale)))?;
+    let usual = reproduce::Options::new(scale);
+    let how = reproduce::Options {
+        ids: Id::parse(&options.experiments).map_err(value)?,
+        data: options.data,
+        seeds: options.seeds,
+        out: options.folder.unwrap_or(usual.out),
+        threads: get_threads(),
+        retry: options.retry,
+        rerun_other_builds: false,
+        provenance: provenance().clone(),
+        scale,
+    };
+    let declared = reproduce::declare(&how).map_err(value)?;
+    supervise(py, callback, |watch| {
+        let runner = ProcessRunner::new(options.again, watch.kill.clone());
+        let plan = &declared.schedule.plan;
+        let results = reproduce::run(&how, &declared, &runner, &watch.stop, &mut |seen| watch.tell(event(plan, seen)));
+        Ok(Found::of(&results.map_err(runtime)?))
+    })
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SeparationOptions {
+    networks: Vec<String>,
+    n: Vec<u64>,
+    d: Vec<usize>,
+    m: Vec<usize>,
+    a1: Vec<f64>,
+    cross: bool,
+    bridge: bool,
+    draws: u64,
+    seed: u64,
+}
+
+/// Where softmax attention tells a spike from none and linear attention cannot.
+#[pyfunction]
+pub fn run_separation(py: Python<'_>, options: &str, callback: Option<&Bound<'_, PyAny>>) -> PyResult<Found> {
+    let SeparationOptions { networks, n, d, m, a1, cross, bridge, draws, seed } = parsed(options)?;
+    let mut kinds = Vec::new();
+    for text in &networks {
+        kinds.extend(Network::list(text).map_err(value)?);
+    }
+    supervise(py, callback, |watch| {
+        let mut found = Separation { note: RECONSTRUCTION.into(), seed, reference: None, points: Vec::new(), bridge: Vec::new() };
+        let rest = Setting { cross, ..Setting::of(1000) };
+        fn or<T>(list: Vec<T>, usual: T) -> Vec<T> {
+            if list.is_empty() { vec![usual] } else { list }
+        }
+        let is_reference = [kinds.is_empty(), n.is_empty(), d.is_empty(), m.is_empty(), a1.is_empty(), !cross, !bridge];
+        if is_reference.into_iter().all(|open| open) {
+            found.reference = Some(Reference::run(draws, seed).map_err(value)?);
+        } else if bridge {
+            let usual = Bridge::default();
+            let one = |name: &str, list: &[usize]| match *list {
+                [] => Ok(None),
+                [one] => Ok(Some(one)),
+                _ => Err(PyValueError::new_err(format!("the bridge goes over n and a1 alone: give one {name}, not {}", list.len()))),
+            };
+            let bridge = Bridge {
+                n: if n.is_empty() { usual.n } else { n },
+                a1: if a1.is_empty() { usual.a1 } else { a1 },
+                m: one("m", &m)?,
+                rest: Setting { d: one("d", &d)?.unwrap_or(rest.d), ..rest },
+                draws,
+                seed,
+            };
+            found.bridge = bridge.run().map_err(value)?;
+        } else {
+            let kinds = if kinds.is_empty() { vec![Network::Softmax, Network::Linear] } else { kinds };
+            let sweep = Sweep { networks: kinds, n: or(n, rest.n), d: or(d, rest.d), m, a1: or(a1, rest.a1), rest, draws, seed };
+            let mut done = 0;
+            let points = sweep.run(&mut |_, of| {
+                done += 1;
+                watch.tell(json!({ "done": done, "of": of }));
+            });
+            found.points = points.map_err(value)?;
+        }
+        Ok(Found::of(&found))
+    })
+}
+
+/// All presets and parts.
+#[pyfunction]
+pub fn catalogue(py: Python<'_>) -> PyResult<Found> {
+    let all = compute(py, || termwise_lab::variants::catalogue(Default::default()))?;
+    Ok(Found::of(&all.map_err(value)?))
+}

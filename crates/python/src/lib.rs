@@ -1,0 +1,37 @@
+//! The extension module of the Python package `termwise`: arrays in, library calls, results out. What users see is in `python/termwise`, which
+//! gives names, defaults and documentation; here types are converted, the interpreter's lock is released, and errors become exceptions.
+
+mod arrays;
+mod commands;
+mod errors;
+mod layer;
+mod meter;
+mod model;
+mod result;
+mod state;
+mod threads;
+mod variant;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    m.add_class::<layer::Layer>()?;
+    m.add_class::<meter::Meter>()?;
+    m.add_class::<model::Model>()?;
+    m.add_class::<result::Found>()?;
+    m.add_class::<state::State>()?;
+    m.add_class::<variant::Variant>()?;
+    m.add_function(wrap_pyfunction!(threads::get_threads, m)?)?;
+    m.add_function(wrap_pyfunction!(threads::set_threads, m)?)?;
+    m.add_function(wrap_pyfunction!(model::layers_of_config, m)?)?;
+    m.add_function(wrap_pyfunction!(model::load_model, m)?)?;
+    m.add_function(wrap_pyfunction!(commands::catalogue, m)?)?;
+    m.add_function(wrap_pyfunction!(commands::main, m)?)?;
+    m.add_function(wrap_pyfunction!(commands::run_reproduce, m)?)?;
+    m.add_function(wrap_pyfunction!(commands::run_separation, m)?)?;
+    m.add_function(wrap_pyfunction!(commands::run_sweep, m)?)?;
+    m.add_function(wrap_pyfunction!(commands::train, m)?)?;
+    Ok(())
+}

@@ -1,0 +1,61 @@
+//! Spectra of models that another program runs.
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use termwise_inspect::spectrum::{Meter as Sums, ModelFacts, Options, RowChoice};
+
+use crate::errors::value;
+use crate::layer::{Call, Given, Layer};
+use crate::result::Found;
+use crate::threads::compute;
+
+/// Takes in what goes into the attention of each layer.
+#[pyclass(module = "termwise._core")]
+pub struct Meter {
+    inner: Option<Sums>,
+}
+
+impl Meter {
+    fn sums(&mut self) -> PyResult<&mut Sums> {
+        self.inner.as_mut().ok_or_else(|| PyValueError::new_err("this spectrum is finished"))
+    }
+}
+
+#[pymethods]
+impl Meter {
+    #[new]
+    fn new(max_order: usize, queries: Option<usize>, seed: u64) -> PyResult<Meter> {
+        let rows = queries.map_or(RowChoice::All, RowChoice::Sampled);
+        let options = Options { orders: (0..=max_order).step_by(2).collect(), rows, seed, ..Options::default() };
+        Ok(Meter { inner: Some(Sums::new(options).map_err(value)?) })
+    }
+
+    /// A batch begins, with windows of these lengths in its rows.
+    fn begin(&mut self, lengths: Vec<usize>) -> PyResult<()> {
+        self.sums()?.begin(&lengths);
+        Ok(())
+    }
+
+    /// Looks at a layer.
+    fn see(&mut self, py: Python<'_>, index: usize, layer: &Layer, given: Given<'_>) -> PyResult<()> {
+        let call = Call::<f32>::new(py, &layer.inner, &given)?;
+        let (batch, time) = call.sizes_of_inputs(layer)?;
+        let shape = layer.inner.shape(batch, time).map_err(crate::errors::attention)?;
+        let sums = self.sums()?;
+        compute(py, || sums.see(index, &layer.inner, &shape, &call.inputs()))?.map_err(value)
+    }
+
+    /// What the sums say.
+    fn finish(
+        &mut self,
+        name: String,
+        parameters: u64,
+        heads: usize,
+        kv_heads: usize,
+        head_dim: usize,
+        data: Vec<String>,
+    ) -> PyResult<Found> {
+        let sums = self.inner.take().ok_or_else(|| PyValueError::new_err("this spectrum is finished"))?;
+        Ok(Found::of(&sums.finish(ModelFacts { name, parameters, heads, kv_heads, head_dim }, data)))
+    }
+}

@@ -1,0 +1,363 @@
+//! Models: logits, loss, text, spectra, cuts.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::{PyInterruptedError, PyValueError};
+use pyo3::prelude::*;
+use serde::Deserialize;
+use serde_json::json;
+use termwise_data::Tokenizer;
+use termwise_generate::{Piece, Plan, Writing};
+use termwise_inspect::cut::{self, Choice, Options as CutOptions, Report, Texts};
+use termwise_inspect::spectrum::{self, Options as SpectrumOptions, RowChoice};
+use termwise_llama::generate::{Decoder, DecoderOptions, MemoryPolicy, Sampling, cut as cut_all};
+use termwise_llama::weights::WriteOptions;
+use termwise_llama::{Batch, Config, Model as Llama, Objective, Options};
+use termwise_train::eval::Windows;
+use termwise_train::resolve;
+use termwise_train::source::{cache_folder, open_for_model};
+
+use crate::arrays::Output;
+use crate::errors::{runtime, value};
+use crate::layer::Layer;
+use crate::result::Found;
+use crate::threads::{compute, supervise};
+use crate::variant::Variant;
+
+/// Positions of a window where neither the caller nor training says how many.
+const WINDOW: usize = 1024;
+
+/// A model and its tokenizer.
+#[pyclass(frozen, module = "termwise._core")]
+pub struct Model {
+    inner: Arc<Llama>,
+    folder: PathBuf,
+    tokenizer: Result<Arc<Tokenizer>, String>,
+}
+
+/// The model of this name; see [`resolve`].
+#[pyfunction]
+pub fn load_model(py: Python<'_>, name: Option<&str>, tokenizer: Option<&str>) -> PyResult<Model> {
+    let folder = resolve::model(name).map_err(value)?.folder;
+    let inner = compute(py, || Llama::read(&folder))?.map_err(value)?;
+    let tokenizer = own_tokenizer(&folder, tokenizer, &inner.config).map(Arc::new);
+    Ok(Model { inner: Arc::new(inner), folder, tokenizer })
+}
+
+/// The attention of every layer of a `config.json`.
+#[pyfunction]
+pub fn layers_of_config(config: &str) -> PyResult<Vec<Layer>> {
+    let config = Config::from_json_str(config, "the configuration").map_err(value)?;
+    let layers = config.attention_layers(config.max_position_embeddings).map_err(value)?;
+    Ok(layers.into_iter().map(Layer::of).collect())
+}
+
+/// The tokenizer that was named, the model's own, that of the built-in language, or bytes where the vocabulary is theirs.
+fn own_tokenizer(folder: &Path, named: Option<&str>, config: &Config) -> Result<Tokenizer, String> {
+    let open = |name: &str| Tokenizer::open(name, None).map_err(|error| error.to_string());
+    let place = folder.display().to_string();
+    match (named, config.vocab_size) {
+        (Some(name), _) => open(name),
+        _ if folder.join("tokenizer.json").exists() => open(&place),
+        (None, vocabulary) => match termwise_train::source::language_of(folder).map_err(|error| error.to_string())? {
+            Some(language) => language.tokenizer().map_err(|error| error.to_string()),
+            None if matches!(vocabulary, 256 | 257) => open("bytes"),
+            None => Err(format!("{place} has no tokenizer.json: name a tokenizer when loading, or give token ids")),
+        },
+    }
+}
+
+/// Token ids as Python gives them: uint32 [B, T].
+fn ids(py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<(Vec<u32>, usize, usize)> {
+    let buffer = PyBuffer::<u32>::get(array)?;
+    match *buffer.shape() {
+        [batch, time] if batch * time > 0 => Ok((buffer.to_vec(py)?, batch, time)),
+        ref other => Err(PyValueError::new_err(format!("token ids are [batch, time], none of them 0, found shape {other:?}"))),
+    }
+}
+
+/// How text is written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Writes {
+    max_tokens: usize,
+    temperature: f64,
+    top_k: usize,
+    top_p: f64,
+    min_p: f64,
+    repetition_penalty: f64,
+    seed: u64,
+    stop: Vec<String>,
+    echo: bool,
+    batch: usize,
+    order: Option<usize>,
+    beyond_context: bool,
+    ignore_end: bool,
+}
+
+/// What a spectrum or a cut reads.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Reads {
+    /// Settings of data.
+    data: toml::Table,
+    /// Token ids instead of data, for a spectrum.
+    ids: Option<Vec<u32>>,
+    length: Option<usize>,
+    cache: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Spectrum {
+    tokens: u64,
+    queries: Option<usize>,
+    seed: u64,
+    max_order: usize,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Cut {
+    orders: Vec<usize>,
+    coefficients: Vec<String>,
+    draw_map: bool,
+    budget: Option<String>,
+    context: Option<u64>,
+    queries: usize,
+    sequential: bool,
+    batch: usize,
+    batches: u64,
+    save: Option<PathBuf>,
+    overwrite: bool,
+}
+
+fn parsed<T: for<'a> Deserialize<'a>>(text: &str) -> PyResult<T> {
+    serde_json::from_str(text).map_err(|error| PyValueError::new_err(format!("an argument cannot be used: {error}")))
+}
+
+impl Model {
+    fn own_tokenizer(&self) -> PyResult<&Tokenizer> {
+        self.tokenizer.as_deref().map_err(|problem| PyValueError::new_err(problem.clone()))
+    }
+
+    fn usual_length(&self, trained: Option<usize>) -> usize {
+        trained.unwrap_or(self.inner.config.max_position_embeddings.min(WINDOW))
+    }
+
+    fn name(&self) -> String {
+        self.folder.file_name().map_or("model".into(), |name| name.to_string_lossy().into_owned())
+    }
+}
+
+#[pymethods]
+impl Model {
+    #[getter]
+    fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// `config.json` as it would be written.
+    #[getter]
+    fn config(&self) -> String {
+        self.inner.config.to_json_string()
+    }
+
+    #[getter]
+    fn parameters(&self) -> PyResult<usize> {
+        self.inner.config.parameter_count().map_err(value)
+    }
+
+    /// The variants of each layer's heads.
+    #[getter]
+    fn variants(&self) -> Vec<Vec<Variant>> {
+        (0..self.inner.config.num_hidden_layers).map(|layer| self.inner.config.heads(layer).into_iter().map(Variant).collect()).collect()
+    }
+
+    /// This model with another attention, where its weights suffice.
+    fn with_attention(&self, variant: &Bound<'_, PyAny>) -> PyResult<Model> {
+        let inner = self.inner.with_attention(Variant::of(variant)?).map_err(value)?;
+        Ok(Model { inner: Arc::new(inner), folder: self.folder.clone(), tokenizer: self.tokenizer.clone() })
+    }
+
+    /// This model with every exp cut to its series up to this order.
+    fn with_order(&self, order: usize) -> PyResult<Model> {
+        let map = cut_all(&self.inner.config, order).map_err(value)?;
+        let inner = self.inner.with_attention(map).map_err(value)?;
+        Ok(Model { inner: Arc::new(inner), folder: self.folder.clone(), tokenizer: self.tokenizer.clone() })
+    }
+
+    fn save(&self, folder: PathBuf) -> PyResult<()> {
+        std::fs::create_dir_all(&folder)?;
+        self.inner.write(&folder, &WriteOptions::default()).map_err(value)?;
+        for name in ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"] {
+            let from = self.folder.join(name);
+            if from.is_file() && from != folder.join(name) {
+                std::fs::copy(from, folder.join(name))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn encode(&self, text: &str, special: bool) -> PyResult<Vec<u32>> {
+        self.own_tokenizer()?.encode(text, special).map_err(value)
+    }
+
+    fn decode(&self, ids: Vec<u32>) -> PyResult<String> {
+        self.own_tokenizer()?.decode(&ids, true).map_err(value)
+    }
+
+    /// Logits [B, T, V] of ids [B, T].
+    fn logits(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, lengths: Option<Vec<usize>>, out: &Bound<'_, PyAny>) -> PyResult<()> {
+        let ((ids, batch, time), mut out) = (self::ids(py, ids)?, Output::<f32>::new("logits", out)?);
+        let model = &self.inner;
+        compute(py, || {
+            let mut session = model.session(batch, time, Options { forward_only: true, ..Options::default() })?;
+            session.run(&model.params, &ids, lengths.as_deref())?;
+            session.logits(&model.params, 0..batch * time, out.values())
+        })?
+        .map_err(value)
+    }
+
+    /// Sum of losses, tokens that count, and the loss of each position.
+    fn loss(
+        &self,
+        py: Python<'_>,
+        ids: &Bound<'_, PyAny>,
+        labels: Vec<i32>,
+        lengths: Option<Vec<usize>>,
+    ) -> PyResult<(f64, usize, Vec<f64>)> {
+        let (ids, batch, time) = self::ids(py, ids)?;
+        let model = &self.inner;
+        compute(py, || {
+            let mut session = model.session(batch, time, Options { forward_only: true, ..Options::default() })?;
+            let batch = Batch { ids: &ids, labels: &labels, lengths: lengths.as_deref(), tokens: None };
+            let loss = session.loss(&model.params, &batch)?;
+            Ok((loss.sum, loss.count, session.token_losses().to_vec()))
+        })?
+        .map_err(|error: termwise_llama::Error| value(error))
+    }
+
+    /// What follows each prompt, as JSON; the callback gets pieces of the text whose turn it is.
+    fn generate(&self, py: Python<'_>, prompts: Vec<String>, options: &str, callback: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<String>> {
+        let options: Writes = parsed(options)?;
+        let tokenizer = self.own_tokenizer()?;
+        let config = &self.inner.config;
+        let sampling = Sampling {
+            temperature: options.temperature,
+            top_k: options.top_k,
+            top_p: options.top_p,
+            min_p: options.min_p,
+            repetition_penalty: options.repetition_penalty,
+            seed: options.seed,
+        };
+        sampling.validate().map_err(value)?;
+        let decoding = DecoderOptions {
+            rows: options.batch.clamp(1, prompts.len().max(1)),
+            memory: options.order.map_or(MemoryPolicy::Auto, MemoryPolicy::Truncate),
+            beyond_context: options.beyond_context,
+            ..DecoderOptions::default()
+        };
+        let ends = match () {
+            () if options.ignore_end => Vec::new(),
+            () if config.eos_token_id.is_empty() => vec![tokenizer.end()],
+            () => config.eos_token_id.clone(),
+        };
+        let plan = Plan { sampling, max_tokens: options.max_tokens, stops: options.stop, ends, echo: options.echo, load: None, save: None };
+        supervise(py, callback, |watch| {
+            let decoder = Decoder::new(self.inner.clone(), decoding).map_err(value)?;
+            let mut written = Vec::new();
+            let writing = Writing::new(config, decoder, tokenizer, plan, &prompts);
+            let done = writing.run(&mut |piece| {
+                match piece {
+                    Piece::More(text) => watch.tell(json!({ "text": text })),
+                    Piece::End(end) => written.push(serde_json::to_string(&end).expect("texts and whole numbers are JSON")),
+                }
+                !watch.stop.load(Ordering::Relaxed)
+            });
+            done.map_err(value)?;
+            Ok(written)
+        })
+    }
+
+    fn spectrum(&self, py: Python<'_>, reads: &str, options: &str, callback: Option<&Bound<'_, PyAny>>) -> PyResult<Found> {
+        let (reads, options): (Reads, Spectrum) = (parsed(reads)?, parsed(options)?);
+        let how = SpectrumOptions {
+            orders: (0..=options.max_order).step_by(2).collect(),
+            rows: options.queries.map_or(RowChoice::All, RowChoice::Sampled),
+            seed: options.seed,
+            ..SpectrumOptions::default()
+        };
+        supervise(py, callback, |watch| {
+            let (windows, data) = match reads.ids {
+                Some(ids) => {
+                    let length = reads.length.unwrap_or(self.usual_length(None)).max(1);
+                    (ids.chunks(length).map(<[u32]>::to_vec).collect(), Vec::new())
+                }
+                None => {
+                    let opened = open_for_model(&self.folder, &reads.data, false, &cache_folder(reads.cache.as_deref())).map_err(value)?;
+                    let length = reads.length.unwrap_or(self.usual_length(opened.trained));
+                    (spectrum::windows(opened.source.as_ref(), length, options.tokens).map_err(value)?, opened.data)
+                }
+            };
+            let mut found = spectrum::measure(&self.inner, &windows, &how, &mut |progress| {
+                watch.tell(json!({ "done": progress.done, "of": progress.of }));
+            })
+            .map_err(value)?;
+            found.model.name = self.name();
+            found.text.data = data;
+            found.timing = None;
+            Ok(Found::of(&found))
+        })
+    }
+
+    fn cut(&self, py: Python<'_>, reads: &str, options: &str, callback: Option<&Bound<'_, PyAny>>) -> PyResult<Found> {
+        let (reads, options): (Reads, Cut) = (parsed(reads)?, parsed(options)?);
+        let refuse = |problem: String| PyValueError::new_err(problem);
+        let coefficients = options
+            .coefficients
+            .iter()
+            .map(|word| word.parse::<Choice>())
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|error| refuse(error.to_string()))?;
+        let budget = options.budget.as_deref().map(str::parse).transpose().map_err(refuse)?;
+        if let Some(place) = &options.save {
+            cut::check_place(&self.folder, place, options.overwrite).map_err(value)?;
+        }
+        supervise(py, callback, |watch| {
+            let opened = open_for_model(&self.folder, &reads.data, false, &cache_folder(reads.cache.as_deref())).map_err(value)?;
+            let length = reads.length.unwrap_or(self.usual_length(opened.trained));
+            let windows = Windows { batch: options.batch, length, stride: length };
+            let texts = Texts::split(opened.source.as_ref(), None, windows, options.batches).map_err(value)?;
+            let how = CutOptions {
+                orders: options.orders,
+                coefficients,
+                map: None,
+                draw_map: options.draw_map,
+                budget,
+                context: options.context,
+                rows: options.queries,
+                sequential: options.sequential,
+                windows,
+                journal: None,
+            };
+            let about = Report { model: self.folder.display().to_string(), data: opened.data.clone(), ..Report::default() };
+            let mut outcome = cut::run((*self.inner).clone(), &texts, &how, &watch.stop, about, &mut |_, progress| {
+                watch.tell(json!({ "done": progress.done, "of": progress.total, "now": progress.now }));
+            })
+            .map_err(value)?;
+            if watch.stop.load(Ordering::Relaxed) {
+                return Err(PyInterruptedError::new_err("interrupted"));
+            }
+            if let Some(to) = &options.save {
+                let nothing = || refuse("the plan has no cuts, so there is nothing to save: allow more with budget or context".into());
+                let attention = outcome.planned.take().ok_or_else(nothing)?;
+                cut::save(&mut outcome.model, &attention, &self.folder, to, options.overwrite).map_err(runtime)?;
+            }
+            Ok(Found::of(&outcome.report))
+        })
+    }
+}

@@ -1,0 +1,169 @@
+//! Pages and tables as browsers and other programs read them.
+
+use crate::sample;
+
+use roxmltree::{Document as Parsed, Node, ParsingOptions};
+use termwise_report::{Block, Cell, Document, Figure, HeatMap, Section, Table, Tone, Unit};
+
+fn parse(text: &str) -> Parsed<'_> {
+    // The document type is HTML's.
+    Parsed::parse_with_options(text, ParsingOptions { allow_dtd: true, ..ParsingOptions::default() }).expect("well-formed")
+}
+
+fn named<'a, 'i>(document: &'a Parsed<'i>, name: &str) -> Vec<Node<'a, 'i>> {
+    document.descendants().filter(|node| node.tag_name().name() == name).collect()
+}
+
+#[test]
+fn a_page_needs_nothing_but_itself() {
+    let text = sample::page().to_html();
+    assert!(!text.contains("http:") && !text.contains("https:") && !text.contains("url(") && !text.contains("@import"));
+    assert!(!text.contains("NaN") && text == sample::page().to_html());
+    let document = parse(&text);
+    for (element, attribute) in [("script", ""), ("img", ""), ("link", ""), ("iframe", ""), ("a", "download"), ("a", "src")] {
+        assert!(named(&document, element).iter().all(|n| !attribute.is_empty() && !n.has_attribute(attribute)), "{element}");
+    }
+    assert_eq!(named(&document, "style").len(), 1, "one sheet for all figures");
+    assert_eq!((named(&document, "svg").len(), named(&document, "table").len(), named(&document, "section").len()), (9, 2, 6));
+    // Links lead to places on the page, and no place has two.
+    let ids: Vec<&str> = document.descendants().filter_map(|n| n.attribute("id")).collect();
+    assert!(ids.iter().enumerate().all(|(i, id)| !ids[..i].contains(id)), "{ids:?}");
+    for link in named(&document, "a") {
+        let target = link.attribute("href").and_then(|href| href.strip_prefix('#')).expect("a place on the page");
+        assert!(ids.contains(&target), "{target}");
+    }
+    // Every class rule of figures is bound to them.
+    let css = named(&document, "style")[0].text().expect("rules").to_string();
+    let figures = css.split_once("svg.termwise").expect("rules of figures").1;
+    assert!(
+        figures
+            .split('}')
+            .filter_map(|rule| rule.rsplit('{').nth(1))
+            .filter(|s| s.contains('.'))
+            .skip(1)
+            .all(|s| s.starts_with(".termwise ")),
+        "{figures}"
+    );
+    assert!(
+        named(&document, "svg")
+            .iter()
+            .all(|n| n.attribute("role") == Some("img") && n.first_element_child().is_some_and(|t| t.has_tag_name("title")))
+    );
+    let badges: Vec<String> = document
+        .descendants()
+        .filter(|n| n.attribute("class").is_some_and(|c| c.starts_with("badge")))
+        .map(|n| n.descendants().filter(Node::is_text).filter_map(|t| t.text()).collect())
+        .collect();
+    assert_eq!(badges, ["✓ reproduced", "○ not visible at this scale", "✗ contradicted"]);
+}
+
+#[test]
+fn hostile_names_stay_text() {
+    let evil = "</title></style><script>alert(1)</script>\"'&\u{0}\u{1b}[31m";
+    let mut table = Table::new(evil, [evil]);
+    table.rows = vec![vec![Cell::text(evil)], vec![Cell::code(evil)], vec![Cell::Link(evil.into(), "javascript:alert(1)".into())]];
+    let map = HeatMap { title: evil.into(), ..sample::heads() };
+    let figure = Figure { title: evil.into(), description: evil.into(), panels: vec![map.into()] };
+    let blocks = vec![
+        Block::Text(evil.into()),
+        Block::List(vec![evil.into()]),
+        Block::Figure { name: evil.into(), figure: figure.clone(), caption: evil.into() },
+        Block::Figure { name: "../../etc/passwd".into(), figure, caption: String::new() },
+        Block::Table { name: evil.into(), table: table.clone() },
+        Block::badge(Tone::Open, evil, evil),
+        Block::Facts(vec![(evil.into(), evil.into())]),
+        Block::Code(format!("{evil}\n  {evil}")),
+        Block::Details { summary: evil.into(), blocks: vec![Block::Text(format!("[{evil}](javascript:x) **{evil}**"))] },
+    ];
+    let sections = vec![Section { heading: evil.into(), blocks: blocks.clone() }, Section { heading: evil.into(), blocks }];
+    let page = Document { title: evil.into(), lead: vec![], sections };
+    let text = page.to_html();
+    let document = parse(&text);
+    assert!(named(&document, "script").is_empty() && !text.contains("<script") && !text.contains("href=\"java"));
+    assert!(!text.contains('\u{1b}') && !table.to_text(100).contains('\u{1b}'));
+    assert_eq!(named(&document, "title")[0].text().map(|t| t.contains("<script>alert(1)</script>")), Some(true));
+    let code = named(&document, "pre")[0].descendants().filter_map(|n| n.text()).next().expect("lines").to_string();
+    assert_eq!(code.lines().count(), 2);
+    let folder = tempfile::tempdir().expect("a folder");
+    page.write(folder.path()).expect("written");
+    let mut names: Vec<String> = std::fs::read_dir(folder.path().join("figures"))
+        .expect("figures")
+        .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
+        .collect();
+    names.sort();
+    assert_eq!(names.len(), 12, "two names twice, three kinds: {names:?}");
+    assert!(names.contains(&"etc-passwd.svg".into()) && names.contains(&"etc-passwd-2.csv".into()), "{names:?}");
+}
+
+#[test]
+fn a_folder_holds_all_that_its_page_leads_to() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let index = sample::page().write(&folder.path().join("deep/er")).expect("written");
+    let text = std::fs::read_to_string(&index).expect("a page");
+    let document = parse(&text);
+    let mut files = 0;
+    for href in named(&document, "a").iter().filter_map(|n| n.attribute("href")).filter(|href| !href.starts_with('#')) {
+        let bytes = std::fs::read(index.with_file_name(href)).unwrap_or_else(|e| panic!("{href}: {e}"));
+        let start: &[u8] = match href.rsplit('.').next() {
+            Some("svg") => b"<svg ",
+            Some("png") => b"\x89PNG",
+            _ => b"",
+        };
+        assert!(bytes.starts_with(start) && !bytes.is_empty(), "{href}");
+        files += 1;
+    }
+    assert_eq!(files, 9 * 3 + 2);
+    let summary = std::fs::read_to_string(index.with_file_name("summary.md")).expect("a summary");
+    let pictures: Vec<&str> =
+        summary.lines().filter_map(|line| line.strip_suffix(')')?.split_once("](figures/")).map(|(_, file)| file).collect();
+    assert!(!pictures.is_empty() && pictures.iter().all(|file| index.with_file_name("figures").join(file).is_file()), "{pictures:?}");
+    let blocked = sample::page().write(&index).expect_err("a file is no folder").to_string();
+    assert!(blocked.starts_with("cannot write ") && blocked.contains("index.html"), "{blocked}");
+}
+
+#[test]
+fn tables_align_numbers_and_respect_wide_characters() {
+    let mut table = Table::new("**Bold** caption", ["名前", "loss", "n"]);
+    table.rows = vec![
+        vec![Cell::text("漢字"), Cell::Spread(1.5, 0.25, 2), Cell::Number(7.0, 0)],
+        vec![Cell::code("a"), Cell::Spread(12.0, f64::NAN, 2), Cell::Number(-1234.0, 0)],
+        vec![Cell::Link("link".into(), "#x".into())],
+        vec![Cell::text("b"), Cell::Spread(f64::NAN, 1.0, 2), Cell::Number(-0.0001, 2)],
+    ];
+    let expected = "Bold caption\n\n\
+                    名前         loss      n\n\
+                    ────  ───────────  ─────\n\
+                    漢字  1.50 ± 0.25      7\n\
+                    a           12.00  −1234\n\
+                    link            –      –\n\
+                    b               –   0.00\n";
+    assert_eq!(table.to_text(100), expected);
+    let csv = "名前,loss,loss std,n\n漢字,1.5,0.25,7\na,12,,-1234\nlink,,,\nb,,1,-0.0001\n";
+    assert_eq!(table.to_csv(), csv);
+    let html = table.to_html();
+    let document = parse(&html);
+    assert_eq!(named(&document, "td").len(), 12);
+    assert_eq!(named(&document, "th").iter().filter(|n| n.attribute("class") == Some("number")).count(), 2);
+    assert_eq!(named(&document, "strong").first().and_then(|n| n.text()), Some("Bold"));
+    let empty = Table::default();
+    assert!(parse(&empty.to_html()).root_element().has_tag_name("table") && !empty.to_text(80).contains("NaN"));
+    let amount = Cell::Amount(f64::INFINITY, Unit::Bytes);
+    assert!(Table { rows: vec![vec![amount]], ..empty }.to_text(80).contains('–'));
+}
+
+#[test]
+fn heat_maps_fit_into_a_terminal() {
+    let numbers = sample::heads().to_text(100);
+    assert!(numbers.contains("layer \\ head") && numbers.contains(" 65 %") && numbers.lines().all(|line| line.chars().count() <= 100));
+    let blocks = sample::spectrum(12, 100).to_text(60);
+    assert!(blocks.lines().all(|line| line.chars().count() <= 60) && blocks.contains('█') && blocks.contains('·'), "{blocks}");
+    assert!(blocks.ends_with("▁ 1e-8 to █ 1, by ratios; · none\n"));
+    assert_eq!(blocks.matches("layer \\ order n").count(), 3, "{blocks}");
+    // Every name of a column stands over its column.
+    let ruler = blocks.lines().find(|line| line.contains("layer \\")).expect("names");
+    let place = |name: &str| ruler.find(name).expect("a name");
+    assert_eq!(place(" 20") - place(" 10"), 10);
+    assert_eq!(HeatMap { values: vec![], ..sample::heads() }.to_text(80).lines().last(), Some("no values to show"));
+    let narrow = sample::spectrum(2, 30).to_text(0);
+    assert!(narrow.lines().count() > 4);
+}

@@ -1,0 +1,211 @@
+//! Losses and gradients that are not finite: no update, a diagnosis, and a step that can be repeated.
+
+use crate::common;
+
+use std::fs;
+use std::path::Path;
+
+use common::{Walk, options, run, settings, timeless, weights};
+use termwise_data::{Rows, Source};
+use termwise_llama::weights::WriteOptions;
+use termwise_llama::{Model, Options};
+use termwise_train::metrics::Line;
+use termwise_train::nonfinite::{Diagnosis, Origin, diagnose, replay};
+use termwise_train::step::Gradients;
+use termwise_train::{Error, Settings, Start, train};
+
+fn stopped(settings: &Settings, folder: &Path) -> (Diagnosis, std::path::PathBuf) {
+    match train(settings, &Walk::default(), &options(folder, Start::Fresh)) {
+        Err(Error::NonFinite { diagnosis, folder }) => (*diagnosis, folder.expect("a saved step")),
+        other => panic!("expected a run that stops, found {other:?}"),
+    }
+}
+
+/// A tensor's name, and what becomes of its values.
+type Change<'a> = (&'a str, fn(f32) -> f32);
+
+/// Settings of a run that starts from a fresh model with some parameters changed.
+fn changed(folder: &Path, more: &str, changes: &[Change]) -> Settings {
+    let config = settings(more).config(common::VOCABULARY).expect("a configuration");
+    let mut model = Model::fresh(config, 1).expect("a model");
+    for (name, change) in changes {
+        model.params.get_mut(name).expect("a parameter").iter_mut().for_each(|x| *x = change(*x));
+    }
+    let place = folder.join("start");
+    fs::create_dir_all(&place).expect("a folder");
+    model.write(&place, &WriteOptions::default()).expect("a model");
+    settings(&format!("{more}\nfrom = '{}'", place.display()))
+}
+
+/// So large that any product with it overflows.
+fn huge(_: f32) -> f32 {
+    3e38
+}
+
+#[test]
+fn a_loss_that_is_not_finite_stops_before_the_update_and_can_be_repeated() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let settings = changed(folder.path(), "", &[("model.layers.1.mlp.up_proj.weight", huge)]);
+    let run = folder.path().join("run");
+    let (diagnosis, saved) = stopped(&settings, &run);
+    assert_eq!(diagnosis.step, 1);
+    assert_eq!(diagnosis.forward, Some(Origin::Mlp(1)), "{diagnosis}");
+    assert!(diagnosis.weight.is_none() && diagnosis.gradient.is_some());
+    assert_eq!(saved, run.join("nonfinite-step-1"));
+    let [before, after] = [folder.path().join("start"), saved.clone()].map(|f| fs::read(f.join("model.safetensors")).expect("weights"));
+    assert!(before == after, "the weights are those before the update");
+    let again = replay(&saved).expect("a replay");
+    assert!(again.same(), "{again:?}");
+    assert!(fs::read_to_string(run.join("warnings.log")).expect("warnings").contains("the MLP of layer 1"));
+}
+
+#[test]
+fn the_layer_is_found_in_attention_too() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let settings = changed(folder.path(), "attention = \"softmax\"", &[("model.layers.0.self_attn.v_proj.weight", huge)]);
+    let (diagnosis, _) = stopped(&settings, &folder.path().join("run"));
+    assert_eq!(diagnosis.forward, Some(Origin::Attention(0)), "{diagnosis}");
+    let settings = changed(folder.path(), "attention = \"softmax\"", &[("lm_head.weight", huge)]);
+    let (diagnosis, _) = stopped(&settings, &folder.path().join("second"));
+    assert_eq!(diagnosis.forward, Some(Origin::Ends), "{diagnosis}");
+}
+
+#[test]
+fn a_norm_that_overflows_stops_the_run_though_the_loss_is_finite() {
+    let folder = tempfile::tempdir().expect("a folder");
+    // Logits as before, but the gradient of the last norm is 10²² times larger.
+    let changes: [Change; 2] = [("lm_head.weight", |x| x * 1e22), ("model.norm.weight", |x| x * 1e-22)];
+    let (diagnosis, saved) = stopped(&changed(folder.path(), "", &changes), &folder.path().join("run"));
+    assert!(diagnosis.loss.parse::<f64>().is_ok_and(f64::is_finite) && diagnosis.norm == "inf", "{diagnosis}");
+    assert!(diagnosis.forward.is_none() && diagnosis.gradient.is_none() && diagnosis.to_string().contains("overflows"), "{diagnosis}");
+    assert!(replay(saved).expect("a replay").same());
+}
+
+#[test]
+fn the_first_gradient_that_is_not_finite_is_named_with_layer_and_head() {
+    let settings = settings("");
+    let model = Model::fresh(settings.config(common::VOCABULARY).expect("a configuration"), 1).expect("a model");
+    let mut gradients = Gradients::new(&model, 4, 16, Options::default()).expect("room");
+    let mut rows = Rows::default();
+    Walk::default().train(1, 0, 4, 16, &mut rows).expect("a batch");
+    let mut computed = gradients.compute(&model.params, std::slice::from_ref(&rows)).expect("a gradient");
+    // Head 2 of three, of width 8: rows 16 to 23 of the query's projection, columns of the output's.
+    gradients.grads.get_mut("model.layers.0.self_attn.q_proj.weight").expect("a gradient")[17 * 24 + 5] = f32::NAN;
+    computed.norm = f64::NAN;
+    let place = diagnose(&model, &gradients, &computed, &[rows.clone()], 7).gradient.expect("a place");
+    assert_eq!((place.layer, place.head, place.index), (Some(0), Some(2), 17 * 24 + 5));
+    gradients.grads.get_mut("model.layers.1.self_attn.o_proj.weight").expect("a gradient")[3 * 24 + 9] = f32::INFINITY;
+    let place = diagnose(&model, &gradients, &computed, &[rows], 7).gradient.expect("a place");
+    assert_eq!((place.layer, place.head), (Some(1), Some(1)), "the backward pass reaches layer 1 first");
+    assert!(place.to_string().contains("layer 1, head 1"), "{place}");
+}
+
+#[test]
+fn a_denominator_that_is_not_positive_is_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    // Odd orders make weights negative; scores of this size make sums of them cross zero.
+    let odd = "attention = \"taylor=1 over=sum\"\nlr = 0.0";
+    let outcome = train(&settings(odd), &Walk::default(), &options(&folder.path().join("run"), Start::Fresh));
+    let text = match outcome {
+        Ok(_) => fs::read_to_string(folder.path().join("run/warnings.log")).expect("warnings"),
+        Err(error) => error.to_string(),
+    };
+    assert!(text.contains("the denominator of layer 0, head ") && text.contains("of row "), "{text}");
+}
+
+#[test]
+fn skipped_updates_are_counted_and_change_nothing_else() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let broken = changed(folder.path(), "skip_nonfinite = 3", &[("model.layers.1.mlp.up_proj.weight", huge)]);
+    let place = folder.path().join("run");
+    let (diagnosis, saved) = stopped(&broken, &place);
+    assert_eq!(diagnosis.step, 4, "three steps are skipped, the fourth is not");
+    let [before, after] = [folder.path().join("start"), saved].map(|f| fs::read(f.join("model.safetensors")).expect("weights"));
+    assert!(before == after);
+    // The checkpoint of step 3 carries the count: a resumed run skips no more.
+    match train(&broken, &Walk::default(), &options(&place, Start::Resume)) {
+        Err(Error::NonFinite { diagnosis, .. }) => assert_eq!(diagnosis.step, 4),
+        other => panic!("expected a run that stops, found {other:?}"),
+    }
+}
+
+/// [`Walk`], with one token that is in batch 1 and in no other.
+#[derive(Debug)]
+struct Poisoned;
+
+const POISON: u32 = 5;
+
+impl Source for Poisoned {
+    fn vocabulary(&self) -> usize {
+        common::VOCABULARY
+    }
+
+    fn fingerprint(&self) -> String {
+        "poisoned".into()
+    }
+
+    fn train(&self, seed: u64, index: u64, rows: usize, time: usize, out: &mut Rows) -> termwise_data::Result<()> {
+        Walk::default().train(seed, index, rows, time, out)?;
+        let other = |id: &mut u32| *id = if *id == POISON { POISON + 1 } else { *id };
+        if index == 1 {
+            out.ids[0] = POISON
+        } else {
+            out.ids.iter_mut().for_each(other)
+        }
+        Ok(())
+    }
+
+    fn held_out(&self, _: u64, _: usize, _: usize, _: &mut Rows) -> termwise_data::Result<bool> {
+        Ok(false)
+    }
+}
+
+#[test]
+fn a_skipped_step_has_no_norm_in_the_metrics_rather_than_a_false_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let start = folder.path().join("start");
+    fs::create_dir_all(&start).expect("a folder");
+    let small = "attention = \"softmax\"\nsteps = 4\nlr = 0.0\nskip_nonfinite = 1\nlog_every = 2";
+    let mut model = Model::fresh(settings(small).config(common::VOCABULARY).expect("a configuration"), 1).expect("a model");
+    // Component 0 is that token's alone, through the attention of layer 0 as well, and the MLP behind it overflows on it.
+    let mut change = |name: &str, change: &dyn Fn(usize, &mut [f32])| {
+        let values = model.params.get_mut(name).expect("a parameter");
+        values.chunks_mut(24).enumerate().for_each(|(row, values)| change(row, values));
+    };
+    change("model.embed_tokens.weight", &|row, values| values[0] = if row == POISON as usize { 1.0 } else { 0.0 });
+    change("model.layers.0.self_attn.o_proj.weight", &|row, values| {
+        if row == 0 {
+            values.fill(0.0)
+        }
+    });
+    for name in ["gate_proj", "up_proj"] {
+        change(&format!("model.layers.0.mlp.{name}.weight"), &|_, values| values[0] = 5e18);
+    }
+    model.write(&start, &WriteOptions::default()).expect("a model");
+    let place = folder.path().join("run");
+    let settings = settings(&format!("{small}\nfrom = '{}'", start.display()));
+    let outcome = train(&settings, &Poisoned, &options(&place, Start::Fresh)).expect("a run");
+    assert_eq!((outcome.step, outcome.skipped), (4, 1));
+    let lines = timeless(&place);
+    let norms: Vec<Option<f64>> = lines.iter().map(|line| if let Line::Train(train) = line { train.grad_norm } else { None }).collect();
+    assert!(matches!(norms[..], [None, Some(norm)] if norm > 0.0), "{lines:?}");
+    let text = fs::read_to_string(place.join("metrics.jsonl")).expect("metrics");
+    assert!(!text.lines().next().expect("a line").contains("grad_norm") && text.lines().count() == 2, "{text}");
+    // The same in TensorBoard's file: four tags, of which one has a single point.
+    let events = fs::read_dir(&place).expect("a list").map(|entry| entry.expect("an entry").path());
+    let events =
+        fs::read(events.into_iter().find(|path| path.display().to_string().contains("tfevents")).expect("events")).expect("events");
+    let count = |tag: &str| events.windows(tag.len()).filter(|window| *window == tag.as_bytes()).count();
+    assert_eq!(["loss/train", "learning_rate", "tokens_per_second", "gradient_norm"].map(count), [2, 2, 2, 1]);
+}
+
+#[test]
+fn a_run_without_trouble_is_the_same_whether_skipping_is_allowed_or_not() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [a, b] = [0, 5].map(|skip| {
+        let place = folder.path().join(skip.to_string());
+        let outcome = run(&settings(&format!("steps = 4\nskip_nonfinite = {skip}")), &place, Start::Fresh);
+        (weights(&outcome), timeless(&place))
+    });
+    assert!(a == b);
+}

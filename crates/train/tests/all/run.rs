@@ -1,0 +1,342 @@
+//! Runs: the same bytes however they are made, and nothing lost on the way.
+
+use crate::common;
+
+use std::fs;
+
+use common::{Walk, options, run, settings, timeless, weights};
+use termwise_data::{Rows, Source};
+use termwise_llama::{Batch, Model, Objective, Options};
+use termwise_train::eval::Sums;
+use termwise_train::metrics::Line;
+use termwise_train::step::Gradients;
+use termwise_train::{Error, RunOptions, Settings, Start, train};
+
+#[test]
+fn any_number_of_threads_gives_the_same_bytes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let outcomes = [1, 2, 3].map(|threads| {
+        let place = folder.path().join(threads.to_string());
+        let outcome = run(&settings(&format!("threads = {threads}")), &place, Start::Fresh);
+        (weights(&outcome), timeless(&place))
+    });
+    assert!(outcomes[0] == outcomes[1] && outcomes[0] == outcomes[2]);
+}
+
+#[test]
+fn the_loss_falls_towards_the_best_possible() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let outcome = run(&settings("steps = 150\neval_every = 50\nlog_every = 10"), folder.path(), Start::Fresh);
+    let held_out = outcome.held_out.expect("an evaluation");
+    assert!(held_out.excess.expect("a known entropy").all < 0.25, "{held_out:?}");
+    assert!(outcome.finished && outcome.step == 150 && outcome.skipped == 0);
+}
+
+#[test]
+fn a_run_that_ends_at_any_step_and_is_resumed_ends_with_the_same_bytes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let settings = settings("attention = \"softmax\"\naccumulate = 2");
+    let whole = run(&settings, &folder.path().join("whole"), Start::Fresh);
+    for broken in 0..24 {
+        let place = folder.path().join(format!("broken-{broken}"));
+        let source = Walk { broken_from: Some(broken), ..Walk::default() };
+        let error = train(&settings, &source, &options(&place, Start::Fresh)).expect_err("the source breaks");
+        assert!(error.to_string().contains("it broke"), "{error}");
+        let resumed = run(&settings, &place, Start::Resume);
+        assert!(weights(&resumed) == weights(&whole), "broken at batch {broken}");
+        assert_eq!(timeless(&place), timeless(&folder.path().join("whole")), "broken at batch {broken}");
+    }
+}
+
+#[test]
+fn a_stop_finishes_the_step_and_leaves_a_checkpoint() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let settings = settings("");
+    let whole = run(&settings, &folder.path().join("whole"), Start::Fresh);
+    let place = folder.path().join("stopped");
+    let mut start = Start::Fresh;
+    loop {
+        let stopping = options(&place, start);
+        stopping.stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        let outcome = train(&settings, &Walk::default(), &stopping).expect("a run");
+        if outcome.finished {
+            assert!(weights(&outcome) == weights(&whole));
+            break;
+        }
+        start = Start::Resume;
+    }
+    assert_eq!(timeless(&place), timeless(&folder.path().join("whole")));
+}
+
+#[test]
+fn every_logged_step_stands_in_the_metrics_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    run(&settings(""), folder.path(), Start::Fresh);
+    // What a kill leaves behind: lines beyond the checkpoint, the last one incomplete.
+    let checkpoints = folder.path().join("checkpoints");
+    fs::remove_dir_all(checkpoints.join("step-00000012")).expect("a checkpoint");
+    let path = folder.path().join("metrics.jsonl");
+    let text = fs::read_to_string(&path).expect("metrics");
+    fs::write(&path, &text[..text.len() - 9]).expect("a shorter file");
+    run(&settings(""), folder.path(), Start::Resume);
+    let lines = timeless(folder.path());
+    let steps = |train: bool| lines.iter().filter(|line| matches!(line, Line::Train(_)) == train).map(Line::step).collect::<Vec<_>>();
+    assert_eq!(steps(true), [2, 4, 6, 8, 10, 12]);
+    assert_eq!(steps(false), [4, 8, 12]);
+}
+
+#[test]
+fn metrics_say_the_loss_of_the_steps_they_cover() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (single, double) = (folder.path().join("1"), folder.path().join("2"));
+    run(&settings("log_every = 1"), &single, Start::Fresh);
+    run(&settings("log_every = 2"), &double, Start::Fresh);
+    let losses = |folder| timeless(folder).into_iter().filter_map(|line| if let Line::Train(t) = line { Some(t.loss) } else { None });
+    let single: Vec<f64> = losses(&single).collect();
+    let double: Vec<f64> = losses(&double).collect();
+    assert_eq!(single.len(), 12);
+    assert!(single.chunks(2).zip(&double).all(|(pair, mean)| (0.5 * (pair[0] + pair[1]) - mean).abs() < 1e-12));
+}
+
+#[test]
+fn other_mathematics_is_refused_and_a_longer_run_is_not() {
+    let folder = tempfile::tempdir().expect("a folder");
+    run(&settings("steps = 4"), folder.path(), Start::Fresh);
+    let other = settings("steps = 4\nlr = 0.02\nbeta2 = 0.9\nlog_every = 1");
+    let error = train(&other, &Walk::default(), &options(folder.path(), Start::Resume)).expect_err("another learning rate");
+    let text = error.to_string();
+    assert!(matches!(error, Error::SettingsDiffer { .. }), "{text}");
+    assert!(text.contains("lr: 0.02 asked for, 0.01") && text.contains("beta2") && !text.contains("log_every"), "{text}");
+
+    let data = Walk { name: "another", ..Walk::default() };
+    let error = train(&settings("steps = 4"), &data, &options(folder.path(), Start::Resume)).expect_err("other data");
+    assert!(matches!(error, Error::DataDiffers { .. }), "{error}");
+
+    let longer = termwise_train::settings::Layer::parse("steps = 7\nthreads = 2\nlog_every = 1", "flags").expect("settings");
+    let longer = termwise_train::run::resumed_settings(folder.path(), &[longer]).expect("settings");
+    assert_eq!(longer.horizon, 4, "the schedule stays what it was");
+    let outcome = run(&longer, folder.path(), Start::Resume);
+    assert_eq!(outcome.step, 7);
+    let whole = folder.path().join("whole");
+    let whole = run(&settings("steps = 7\nhorizon = 4"), &whole, Start::Fresh);
+    assert!(weights(&outcome)[..2] == weights(&whole)[..2]);
+}
+
+#[test]
+fn a_resumed_run_remembers_where_it_started_though_that_is_gone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let start = folder.path().join("start");
+    let config = settings("").config(common::VOCABULARY).expect("a configuration");
+    fs::create_dir_all(&start).expect("a folder");
+    Model::fresh(config, 77).expect("a model").write(&start, &Default::default()).expect("a model");
+    let from = format!("from = '{}'", start.display());
+    let whole = run(&settings(&from), &folder.path().join("whole"), Start::Fresh);
+
+    let resumed = |place: &std::path::Path, above: &str| {
+        let above = termwise_train::settings::Layer::parse(above, "flags")?;
+        let settings = termwise_train::run::resumed_settings(place, &[above])?;
+        train(&settings, &Walk::default(), &options(place, Start::Resume))
+    };
+    // Ended before its first checkpoint: it starts from the same model again, not from fresh weights.
+    let place = folder.path().join("early");
+    let broken = Walk { broken_from: Some(1), ..Walk::default() };
+    train(&settings(&from), &broken, &options(&place, Start::Fresh)).expect_err("the source breaks");
+    assert!(weights(&resumed(&place, "").expect("a run")) == weights(&whole));
+
+    let place = folder.path().join("late");
+    let broken = Walk { broken_from: Some(5), ..Walk::default() };
+    train(&settings(&from), &broken, &options(&place, Start::Fresh)).expect_err("the source breaks");
+    let elsewhere = folder.path().join("elsewhere");
+    fs::rename(&start, &elsewhere).expect("another place");
+    let error = resumed(&place, &format!("from = '{}'", elsewhere.display())).expect_err("another start").to_string();
+    assert!(error.contains("from: ") && error.contains("elsewhere"), "{error}");
+    let outcome = resumed(&place, "").expect("a run");
+    assert!(weights(&outcome) == weights(&whole));
+    for saved in [place.join("settings.toml"), outcome.checkpoint.join("settings.toml")] {
+        let text = fs::read_to_string(saved).expect("settings");
+        assert!(text.contains(&format!("from = \"{}\"", start.display())), "{text}");
+    }
+}
+
+#[test]
+fn a_folder_with_a_run_is_not_overwritten() {
+    let folder = tempfile::tempdir().expect("a folder");
+    run(&settings("steps = 2"), folder.path(), Start::Fresh);
+    let error = train(&settings("steps = 2"), &Walk::default(), &options(folder.path(), Start::Fresh)).expect_err("a run is there");
+    assert!(matches!(error, Error::RunExists { .. }), "{error}");
+
+    let lock = fs::File::create(folder.path().join("run.lock")).expect("a lock");
+    lock.lock().expect("a lock");
+    let error = train(&settings("steps = 2"), &Walk::default(), &options(folder.path(), Start::Resume)).expect_err("a run is working");
+    assert!(matches!(error, Error::RunLocked { .. }), "{error}");
+}
+
+#[test]
+fn two_accumulated_batches_are_one_of_twice_the_size() {
+    let settings = settings("");
+    let model = Model::fresh(settings.config(common::VOCABULARY).expect("a configuration"), 3).expect("a model");
+    // Padding differs from row to row, so that a mean of means would differ.
+    let source = Walk::default();
+    let rows = |index, count| {
+        let mut rows = Rows::default();
+        source.train(1, index, count, 16, &mut rows).expect("a batch");
+        for (row, length) in rows.lengths.iter_mut().enumerate() {
+            *length = 3 + (index as usize * count + row) * 5 % 13;
+        }
+        rows
+    };
+    let mut large = Gradients::new(&model, 8, 16, Options::default()).expect("room");
+    let mut small = Gradients::new(&model, 4, 16, Options::default()).expect("room");
+    let one = large.compute(&model.params, &[rows(0, 8)]).expect("a gradient");
+    let two = small.compute(&model.params, &[rows(0, 4), rows(1, 4)]).expect("a gradient");
+    assert_eq!(one.tokens, two.tokens);
+    assert!((one.loss - two.loss).abs() < 1e-7 * one.loss, "{} {}", one.loss, two.loss);
+    let error = termwise_attention::relative_rms(small.grads.values(), large.grads.values());
+    assert!(error < 1e-5, "{error}");
+}
+
+#[test]
+fn an_evaluation_is_over_all_tokens_and_its_parts_add_up() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let outcome = run(&settings("steps = 2"), folder.path(), Start::Fresh);
+    let found = outcome.held_out.expect("an evaluation");
+    // The same by hand, in batches of another size.
+    let model = Model::read(&outcome.checkpoint).expect("a model");
+    let mut session = model.session(1, 16, Options::default()).expect("a session");
+    let (mut sums, mut rows) = (Sums::default(), Rows::default());
+    let mut by_hand = (0.0, 0);
+    for index in 0..12 {
+        Walk::default().held_out(index, 1, 16, &mut rows).expect("a batch");
+        sums.add(&mut session, &model.params, &rows).expect("a loss");
+        by_hand = (by_hand.0 + session.token_losses().iter().sum::<f64>(), by_hand.1 + 14);
+    }
+    let mean = by_hand.0 / by_hand.1 as f64;
+    let expected = sums.finish(None);
+    assert_eq!(found.tokens, 12 * 14);
+    assert!((found.loss - mean).abs() < 1e-6 && (expected.loss - mean).abs() < 1e-12);
+    assert!((found.perplexity - mean.exp()).abs() < 1e-4);
+    // Two bytes a token.
+    assert!((found.bits_per_byte.expect("text") - mean / 2f64.ln() / 2.0).abs() < 1e-6);
+    let (recall, rest) = (found.recall.expect("marks"), found.rest.expect("marks"));
+    // Marks go by the place in a batch of four rows; in each row's padding they do not count.
+    let mut session = model.session(4, 16, Options::default()).expect("a session");
+    let (mut marked, mut count) = (0.0, 0);
+    for index in 0..3 {
+        Walk::default().held_out(index, 4, 16, &mut rows).expect("a batch");
+        session.loss(&model.params, &Batch { lengths: Some(&[14; 4]), ..Batch::new(&rows.ids, &rows.labels) }).expect("a loss");
+        for at in (0..64).filter(|at| at % 7 == 0 && at % 16 < 14) {
+            (marked, count) = (marked + session.token_losses()[at], count + 1);
+        }
+    }
+    assert_eq!(recall.tokens, count);
+    assert!((recall.loss - marked / count as f64).abs() < 1e-6);
+    assert_eq!(recall.tokens + rest.tokens, found.tokens);
+    assert!((recall.loss * recall.tokens as f64 + rest.loss * rest.tokens as f64 - found.loss * found.tokens as f64).abs() < 1e-9);
+    assert!((found.excess.expect("a known entropy").all - (found.loss - 3f64.ln())).abs() < 1e-12);
+}
+
+#[test]
+fn chunks_train_like_all_keys_at_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let text = |mode: &str| format!("steps = 30\nlog_every = 10\nattention = \"taylor=0..2\"\nmode = \"{mode}\"");
+    let losses = |mode: &str| {
+        let place = folder.path().join(mode);
+        run(&settings(&text(mode)), &place, Start::Fresh);
+        let lines = termwise_train::metrics::read(&place).expect("metrics");
+        lines.iter().filter_map(|line| if let Line::Train(train) = line { Some(train.loss) } else { None }).collect::<Vec<f64>>()
+    };
+    let (parallel, chunks) = (losses("parallel"), losses("chunk=5"));
+    assert_eq!(parallel.len(), 3);
+    for (a, b) in parallel.iter().zip(&chunks) {
+        assert!((a - b).abs() < 1e-4 * a, "{parallel:?} {chunks:?}");
+    }
+    assert_ne!(parallel, chunks, "rounding differs, so equal digits mean that one mode was run twice");
+
+    let wrong = Settings::from_toml("mode = \"chunks\"", "").expect_err("no such mode").to_string();
+    assert!(wrong.contains("mode") && wrong.contains("chunk"), "{wrong}");
+    let place = folder.path().join("softmax");
+    let options = RunOptions { display: termwise_train::progress::Display::Silent, ..RunOptions::new(&place) };
+    let refused = train(&settings("attention = \"softmax\"\nmode = \"chunk\""), &Walk::default(), &options).expect_err("no state");
+    assert!(refused.to_string().contains("finite state"), "{refused}");
+}
+
+#[test]
+fn going_back_and_forth_between_checkpoints_loses_no_metrics() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let settings = settings("keep = 10");
+    let place = folder.path().join("run");
+    let whole = run(&settings, &place, Start::Fresh);
+    let lines = timeless(&place);
+    // Back to step 6, and stopped after the next step: the lines of 8 to 12 are cut off.
+    let stopping = options(&place, Start::At(place.join("checkpoints/step-00000006")));
+    stopping.stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    let stopped = train(&settings, &Walk::default(), &stopping).expect("a run");
+    assert_eq!(stopped.step, 7);
+    assert_eq!(timeless(&place).last().map(Line::step), Some(6));
+    // Forward to step 12, whose metrics are there again.
+    let forward = run(&settings, &place, Start::Resume);
+    assert_eq!(forward.step, 12);
+    assert_eq!(timeless(&place), lines);
+    assert!(!place.join("metrics.later.jsonl").exists(), "nothing waits any more");
+    // Back again and on to the end: made again, each line stands there once.
+    let again = run(&settings, &place, Start::At(place.join("checkpoints/step-00000003")));
+    assert!(weights(&again) == weights(&whole));
+    assert_eq!(timeless(&place), lines);
+    assert!(!place.join("metrics.later.jsonl").exists());
+}
+
+#[test]
+fn metrics_survive_a_run_whose_checkpoints_are_gone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = folder.path().join("run");
+    run(&settings(""), &place, Start::Fresh);
+    let before = fs::read(place.join("metrics.jsonl")).expect("metrics");
+    fs::rename(place.join("checkpoints"), folder.path().join("moved")).expect("another place");
+    let error = train(&settings(""), &Walk::default(), &options(&place, Start::Resume)).expect_err("checkpoints are missing");
+    assert!(matches!(error, Error::NoCheckpoint { .. }) && error.to_string().contains("put the folder"), "{error}");
+    assert_eq!(fs::read(place.join("metrics.jsonl")).expect("metrics"), before);
+
+    // Killed before its first checkpoint there can be none, and what was measured waits until it is measured again.
+    let early = folder.path().join("early");
+    let late = settings("checkpoint_every = 100");
+    let source = Walk { broken_from: Some(7), ..Walk::default() };
+    train(&late, &source, &options(&early, Start::Fresh)).expect_err("the source breaks");
+    let source = Walk { broken_from: Some(1), ..Walk::default() };
+    train(&late, &source, &options(&early, Start::Resume)).expect_err("the source breaks");
+    let waiting = fs::read_to_string(early.join("metrics.later.jsonl")).expect("what was measured");
+    assert!(waiting.contains("\"step\":6"), "{waiting}");
+    let again = run(&late, &early, Start::Resume);
+    assert!(again.finished && !early.join("metrics.later.jsonl").exists());
+}
+
+#[test]
+fn a_start_that_is_refused_leaves_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = folder.path().join("run");
+    let broken = Walk { broken_from: Some(0), ..Walk::default() };
+    train(&settings(""), &broken, &options(&place, Start::Fresh)).expect_err("the source is broken");
+    assert!(!place.exists());
+    fs::create_dir(&place).expect("a folder");
+    fs::write(place.join("notes"), "mine").expect("a file");
+    train(&settings(""), &broken, &options(&place, Start::Fresh)).expect_err("the source is broken");
+    assert!(run(&settings(""), &place, Start::Fresh).finished);
+    assert!(place.join("notes").is_file());
+}
+
+#[test]
+fn a_path_to_resume_is_a_run_or_a_checkpoint_in_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = folder.path().join("step-up");
+    let last = run(&settings("steps = 3"), &place, Start::Fresh).checkpoint;
+    let at = |path: &std::path::Path| termwise_train::run::resume_at(path);
+    assert_eq!(at(&place).expect("a run"), (place.clone(), Start::Resume));
+    assert_eq!(at(&last).expect("a checkpoint"), (place.clone(), Start::At(last.clone())));
+    // One that is damaged is still named as one; what is wrong is said when it is read.
+    fs::remove_file(last.join("state.json")).expect("a file");
+    assert_eq!(at(&last).expect("a checkpoint"), (place.clone(), Start::At(last)));
+    let other = folder.path().join("other");
+    let copy = folder.path().join("best");
+    fs::rename(run(&settings("steps = 3"), &other, Start::Fresh).checkpoint, &copy).expect("another place");
+    let error = at(&copy).expect_err("not in a run").to_string();
+    assert!(error.contains("best") && error.contains("outside of its run"), "{error}");
+}

@@ -1,0 +1,52 @@
+"""Softmax attention taken apart, term by term.
+
+    >>> import numpy as np, termwise
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 1, 8, 2, 4), dtype=np.float32)   # [batch, time, heads, dimension]
+    >>> y = termwise.attention(q, k, v, "taylor=0..4 norm=l2")
+    >>> y.shape, y.dtype
+    ((1, 8, 2, 4), dtype('float32'))
+
+A variant is a short text, the same as on the command line and in checkpoints; ``termwise.presets()`` lists those with names. Tensors are
+``[batch, time, heads, dimension]``, as in FlashAttention and flash-linear-attention, and need not be copied. float32 is computed by the
+fused engine, float64 by the reference.
+
+``termwise.torch`` has the same for PyTorch, with gradients; ``termwise.hf`` looks into models of transformers. Both are imported only
+when they are asked for.
+"""
+
+from ._attention import Extra, Layer, State, attention, attention_grad
+from ._commands import reproduce, separation, sweep, train
+from ._core import Variant, __version__, get_threads, set_threads
+from ._model import Model, load
+from ._results import Result
+
+__all__ = [
+    "Extra",
+    "Layer",
+    "Model",
+    "Result",
+    "State",
+    "Variant",
+    "__version__",
+    "attention",
+    "attention_grad",
+    "get_threads",
+    "load",
+    "presets",
+    "reproduce",
+    "separation",
+    "set_threads",
+    "sweep",
+    "train",
+]
+
+
+def presets() -> dict[str, Variant]:
+    """Every variant that has a name.
+
+    >>> import termwise
+    >>> termwise.presets()["softmax"]
+    Variant("exp over=sum")
+    """
+    return {name: Variant(text) for name, text in Variant.presets()}

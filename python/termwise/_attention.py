@@ -1,0 +1,347 @@
+"""Layers, states and the attention function, for NumPy arrays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import _core
+from ._core import Variant
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+VariantLike = str | Variant
+#: One variant for all heads, or one for each.
+Variants = VariantLike | Sequence[VariantLike]
+
+# Vectors of the fused engine: rows of U are padded to this many values.
+PAD = 16
+
+
+@dataclass(frozen=True)
+class Extra:
+    """An input that a variant reads beyond q, k and v: logits of a gate, or a parameter."""
+
+    #: As a keyword of :func:`attention`.
+    name: str
+    #: As in checkpoints, below ``self_attn.``.
+    tensor: str
+    #: Logits ``[batch, time, *shape]``, which a model projects from its hidden state; a parameter otherwise.
+    logits: bool
+    #: Of a parameter, or of the logits of one position.
+    shape: tuple[int, ...]
+    #: Whether it is trained; what is calibrated once has a gradient of zero.
+    trained: bool
+    #: Whether the projection of logits has a bias.
+    bias: bool = False
+    #: How a parameter starts: ``("constant", x)``, or ``("uniform", x)`` between -x and x.
+    init: tuple[str, float] = ("constant", 0.0)
+
+    def full_shape(self, batch: int, time: int) -> tuple[int, ...]:
+        """The shape in a call."""
+        return (batch, time, *self.shape) if self.logits else self.shape
+
+
+class Layer:
+    """A layer of attention as a value: variants, sizes, rope. Checked and planned once; safe to use from many threads.
+
+    >>> from termwise import Layer
+    >>> layer = Layer("taylor=0..2 out", heads=4, kv_heads=2, dim=8)
+    >>> [(extra.name, extra.shape) for extra in layer.extras]
+    [('out_gate', (4,))]
+
+    ``rope`` is the base of rotary frequencies, such as 10000.0. Without it q and k are taken as they are, whatever the variant says: in most
+    Python code they have been rotated before.
+    """
+
+    def __init__(
+        self,
+        variant: Variants = "softmax",
+        *,
+        heads: int,
+        dim: int,
+        kv_heads: int | None = None,
+        value_dim: int | None = None,
+        rope: float | None = None,
+    ) -> None:
+        self.heads, self.dim = heads, dim
+        self.kv_heads = heads if kv_heads is None else kv_heads
+        self.value_dim = dim if value_dim is None else value_dim
+        self.rope = rope
+        one = isinstance(variant, (str, Variant))
+        self._core = _core.Layer([variant] if one else list(variant), heads, self.kv_heads, dim, self.value_dim, rope)
+        self._read_extras()
+
+    @classmethod
+    def _of(cls, core: _core.Layer) -> Layer:
+        """A layer of a model, whose rope may be more than a base."""
+        layer = cls.__new__(cls)
+        layer._core, layer.rope = core, None
+        layer.heads, layer.kv_heads, layer.dim, layer.value_dim = core.sizes
+        layer._read_extras()
+        return layer
+
+    def _read_extras(self) -> None:
+        specs = self._core.extras
+        self.extras: tuple[Extra, ...] = tuple(Extra(**{**spec, "shape": tuple(spec["shape"])}) for spec in specs)
+
+    @property
+    def variants(self) -> list[Variant]:
+        """The variant of each head."""
+        return self._core.variants
+
+    def __repr__(self) -> str:
+        texts = {str(variant) for variant in self.variants}
+        text = repr(texts.pop()) if len(texts) == 1 else repr([str(variant) for variant in self.variants])
+        rope = "" if self.rope is None else f", rope={self.rope}"
+        return f"Layer({text}, heads={self.heads}, kv_heads={self.kv_heads}, dim={self.dim}, value_dim={self.value_dim}{rope})"
+
+    def _extras(self, extras: Mapping[str, Any]) -> list[Any]:
+        """In the layer's order."""
+        known = [extra.name for extra in self.extras]
+        unknown = [name for name in extras if name not in known]
+        missing = [extra for extra in self.extras if extras.get(extra.name) is None]
+        if unknown:
+            has = f"it reads {', '.join(known)}" if known else "it reads nothing beyond q, k and v"
+            raise TypeError(f"{self.variants[0]!r} has no input {unknown[0]!r}: {has}")
+        if missing:
+            asks = ", ".join(f"{e.name} {['batch', 'time', *e.shape] if e.logits else list(e.shape)}".replace("'", "") for e in missing)
+            raise TypeError(f"{self.variants[0]!r} also reads {asks}: give it by name")
+        return [extras[name] for name in known]
+
+    def _call(self, q: Any, k: Any, v: Any, extras: Mapping[str, Any], lengths: Any, documents: Any) -> tuple[Any, ...]:
+        q, k, v = np.asarray(q), np.asarray(k), np.asarray(v)
+        values = [np.asarray(x) for x in self._extras(extras)]
+        return q, k, v, values, _sizes("lengths", lengths), _sizes("documents", documents)
+
+    def forward(
+        self,
+        q: ArrayLike,
+        k: ArrayLike,
+        v: ArrayLike,
+        *,
+        lengths: ArrayLike | None = None,
+        documents: ArrayLike | None = None,
+        engine: str = "auto",
+        mode: str = "auto",
+        out: NDArray[Any] | None = None,
+        **extras: ArrayLike,
+    ) -> NDArray[Any]:
+        """y ``[batch, time, heads, value_dim]``; arguments as for :func:`attention`."""
+        call = self._call(q, k, v, extras, lengths, documents)
+        y = np.empty((*call[0].shape[:2], self.heads, self.value_dim), call[0].dtype) if out is None else out
+        self._core.forward(call, y, None, self._fused(engine), mode)
+        return y
+
+    __call__ = forward
+
+    def grad(
+        self,
+        q: ArrayLike,
+        k: ArrayLike,
+        v: ArrayLike,
+        dy: ArrayLike,
+        *,
+        lengths: ArrayLike | None = None,
+        documents: ArrayLike | None = None,
+        engine: str = "auto",
+        mode: str = "auto",
+        **extras: ArrayLike,
+    ) -> dict[str, NDArray[Any]]:
+        """Gradients of ``(y * dy).sum()``, by name; arguments as for :func:`attention_grad`."""
+        call = self._call(q, k, v, extras, lengths, documents)
+        names = ["q", "k", "v", *(extra.name for extra in self.extras)]
+        grads = [np.zeros(x.shape, call[0].dtype) for x in (*call[:3], *call[3])]
+        self._core.backward(call, None, np.asarray(dy), grads, self._fused(engine), mode)
+        return dict(zip(names, grads, strict=True))
+
+    def state(self, batch: int = 1, *, cache: bool = False) -> State:
+        """The empty state of that many batch rows: of constant size where that is possible, a cache of keys and values elsewhere, or if asked for."""
+        return State(self, self._core.state(batch, cache))
+
+    def load_state(self, path: str | os.PathLike[str], batch: int = 1, *, cache: bool = False) -> State:
+        """The state in a file that :meth:`State.save` wrote."""
+        return State(self, self._core.load_state(os.fspath(path), batch, cache))
+
+    def _fused(self, engine: str) -> bool:
+        match engine:
+            case "auto":
+                return self._core.is_fused
+            case "fused":
+                return True
+            case "reference":
+                return False
+        raise ValueError(f"an engine is 'auto', 'fused' or 'reference', found {engine!r}")
+
+
+def _sizes(name: str, values: Any) -> list[int] | None:
+    if values is None:
+        return None
+    array = np.asarray(values)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or (array < 0).any():
+        raise ValueError(f"{name} are whole numbers in one dimension, found shape {array.shape} of {array.dtype}")
+    return array.tolist()
+
+
+class State:
+    """What a layer keeps between tokens: moments of constant size, or a cache. float32.
+
+    >>> import numpy as np
+    >>> from termwise import Layer
+    >>> state = Layer("taylor=0..2", heads=2, dim=4).state(batch=3)
+    >>> token = np.ones((3, 1, 2, 4), np.float32)
+    >>> state.step(token, token, token).shape, state.positions
+    ((3, 1, 2, 4), [1, 1, 1])
+    >>> state.select([0, 0]).batch     # beams part: rows in any order, also twice
+    2
+    """
+
+    def __init__(self, layer: Layer, core: Any) -> None:
+        self.layer, self._core = layer, core
+
+    def extend(
+        self, q: ArrayLike, k: ArrayLike, v: ArrayLike, *, lengths: ArrayLike | None = None, mode: str = "auto", **extras: ArrayLike
+    ) -> NDArray[np.float32]:
+        """Takes some positions of every row in, and gives y for each."""
+        call = self.layer._call(q, k, v, extras, lengths, None)
+        y = np.empty((*call[0].shape[:2], self.layer.heads, self.layer.value_dim), np.float32)
+        self._core.extend(call, y, mode)
+        return y
+
+    def step(self, q: ArrayLike, k: ArrayLike, v: ArrayLike, *, lengths: ArrayLike | None = None, **extras: ArrayLike) -> NDArray[np.float32]:
+        """One position; rows of length 0 stand still."""
+        if np.shape(q)[1:2] != (1,):
+            raise ValueError(f"a step takes one position, [batch, 1, heads, dimension], found shape {np.shape(q)}: use extend for more")
+        return self.extend(q, k, v, lengths=lengths, **extras)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes it as safetensors; :meth:`Layer.load_state` reads it."""
+        self._core.save(os.fspath(path))
+
+    def select(self, rows: Sequence[int]) -> State:
+        """The state of these batch rows, in this order."""
+        return State(self.layer, self._core.select([int(row) for row in rows]))
+
+    def compress(self, layer: Layer) -> State:
+        """A cache of ``exp`` as the state of a layer whose kernels are its series cut; this state stays as it is."""
+        core = self._core.copy()
+        core.compress(layer._core)
+        return State(layer, core)
+
+    def copy(self) -> State:
+        """One that goes its own way."""
+        return State(self.layer, self._core.copy())
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._core.clear()
+
+    @property
+    def batch(self) -> int:
+        """Batch rows."""
+        return self._core.batch
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the buffers that hold it."""
+        return self._core.bytes
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether its size does not grow with the tokens."""
+        return self._core.is_constant
+
+    @property
+    def positions(self) -> list[int]:
+        """Positions that each row has seen."""
+        return self._core.positions
+
+    def __repr__(self) -> str:
+        return f"<State of {self.layer!r}: {self.batch} rows, {self.bytes} bytes>"
+
+
+@lru_cache(maxsize=64)
+def _layer(variants: Any, heads: int, kv_heads: int, dim: int, value_dim: int, rope: float | None) -> Layer:
+    return Layer(variants, heads=heads, kv_heads=kv_heads, dim=dim, value_dim=value_dim, rope=rope)
+
+
+def layer_for(shapes: Sequence[tuple[int, ...]], variant: Variants, rope: float | None) -> Layer:
+    """The layer that fits q, k and v of these shapes; made once."""
+    for name, shape in zip("qkv", shapes, strict=True):
+        if len(shape) != 4 or 0 in shape:
+            raise ValueError(f"{name} has shape {tuple(shape)}, expected [batch, time, heads, dimension], none of them 0")
+    q, k, v = shapes
+    key = variant if isinstance(variant, (str, Variant)) else tuple(variant)
+    return _layer(key, q[2], k[2], q[3], v[3], rope)
+
+
+def attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    variant: Variants = "softmax",
+    *,
+    rope: float | None = None,
+    lengths: ArrayLike | None = None,
+    documents: ArrayLike | None = None,
+    engine: str = "auto",
+    mode: str = "auto",
+    out: NDArray[Any] | None = None,
+    **extras: ArrayLike,
+) -> NDArray[Any]:
+    """Causal attention of any variant: y ``[batch, time, heads, value_dim]``.
+
+    q is ``[batch, time, heads, dim]``, k ``[batch, time, kv_heads, dim]``, v ``[batch, time, kv_heads, value_dim]``: all float32, computed by the
+    fused engine, or all float64, computed by the reference. Arrays whose rows lie equally far apart are read where they are, slices of a
+    packed ``[batch, time, heads, 3 * dim]`` included.
+
+    variant: a text, a :class:`Variant`, or one for each head.
+    rope: base of rotary frequencies with which q and k are turned here; without it they are taken as they are.
+    lengths: positions that count in each batch row; later ones are padding, and their y is zero.
+    documents: where documents start that do not see each other, and ``batch * time`` at the end, as ``cu_seqlens`` elsewhere.
+    engine: ``"fused"``, ``"reference"``, or the fused one where it has all parts.
+    mode: ``"parallel"``, ``"chunk"``, ``"chunk=64"``, or the cheaper one.
+    out: an array to write y to.
+    extras: logits of gates and parameters that the variant reads, by name; :attr:`Layer.extras` lists them.
+
+    >>> import numpy as np, termwise
+    >>> x = np.ones((1, 3, 2, 4))
+    >>> gate = np.zeros((1, 3, 2))
+    >>> float(termwise.attention(x, x, x, "softmax out", out_gate=gate)[0, 0, 0, 0])   # sigmoid(0) * 1
+    0.5
+    """
+    q, k, v = np.asarray(q), np.asarray(k), np.asarray(v)
+    layer = layer_for((q.shape, k.shape, v.shape), variant, rope)
+    return layer.forward(q, k, v, lengths=lengths, documents=documents, engine=engine, mode=mode, out=out, **extras)
+
+
+def attention_grad(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    dy: ArrayLike,
+    variant: Variants = "softmax",
+    *,
+    rope: float | None = None,
+    lengths: ArrayLike | None = None,
+    documents: ArrayLike | None = None,
+    engine: str = "auto",
+    mode: str = "auto",
+    **extras: ArrayLike,
+) -> dict[str, NDArray[Any]]:
+    """Gradients of ``(attention(q, k, v, variant, ...) * dy).sum()``: of q, k, v and all extras, by name.
+
+    >>> import numpy as np, termwise
+    >>> x = np.ones((1, 3, 2, 4))
+    >>> sorted(termwise.attention_grad(x, x, x, x, "softmax out", out_gate=np.zeros((1, 3, 2))))
+    ['k', 'out_gate', 'q', 'v']
+    """
+    q, k, v = np.asarray(q), np.asarray(k), np.asarray(v)
+    layer = layer_for((q.shape, k.shape, v.shape), variant, rope)
+    return layer.grad(q, k, v, dy, lengths=lengths, documents=documents, engine=engine, mode=mode, **extras)

@@ -1,0 +1,128 @@
+"""Long work: training, sweeps, the two papers."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import _core
+from ._progress import Progress, watched
+from ._results import Result
+
+#: What starts this program again, for the runs of a sweep.
+AGAIN = [sys.executable, "-m", "termwise"]
+
+
+def _path(path: str | os.PathLike[str] | None) -> str | None:
+    return None if path is None else os.fspath(path)
+
+
+def _list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, (str, int, float)) else list(value)
+
+
+def train(
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    runs: str | os.PathLike[str] = "runs",
+    resume: bool = False,
+    overwrite: bool = False,
+    cache: str | os.PathLike[str] | None = None,
+    progress: Progress = True,
+    **settings: Any,
+) -> Result:
+    """Trains a model, ``termwise train`` with its flags as keywords: ``train("first", model="tiny", attention="norm conv=3", steps=200)``.
+
+    folder: of the run; without it one in ``runs`` with a name made from the settings.
+    resume: go on from the newest checkpoint.
+    progress: a function that gets every line of ``metrics.jsonl`` as a dict, as it is written; or True for a bar of tqdm.
+
+    Ctrl-C finishes the step and writes a checkpoint before it is raised; so does an exception of ``progress``. Resumed, a run goes on bit for bit.
+    """
+    options = {
+        "settings": {key: _list(value) if key == "data" else value for key, value in settings.items() if value is not None},
+        "folder": _path(folder), "runs": os.fspath(runs), "resume": resume, "overwrite": overwrite, "cache": _path(cache),
+    }  # fmt: skip
+    with watched(progress, "steps", settings.get("steps")) as callback:
+        return Result(_core.train(json.dumps(options), callback))
+
+
+def sweep(
+    plan: str | os.PathLike[str] | Mapping[str, Any],
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    parallel: int = 1,
+    retry: bool = False,
+    skip_equal: bool = False,
+    progress: Progress = True,
+) -> Result:
+    """Trains every combination of some settings, each in a process of its own, and compares.
+
+    plan: a TOML file, or what would stand in it: ``{"base": {"model": "tiny"}, "axes": {"attention": ["softmax", "norm"], "seed": [1, 2]}}``.
+    folder: of the sweep; needed unless the plan is a file. Runs that are finished there are not run again.
+    progress: a function that gets every event (started, finished, failed, progress) as a dict; or True for a bar.
+    """
+    own = isinstance(plan, Mapping)
+    if folder is None:
+        if own:
+            raise ValueError("a plan that is no file has no name: say which folder the sweep is kept in")
+        folder = os.path.join("sweeps", os.path.splitext(os.path.basename(os.fspath(plan)))[0])
+    options = {
+        "file": None if own else os.fspath(plan), "plan": dict(plan) if own else None, "folder": os.fspath(folder), "parallel": parallel,
+        "retry": retry, "skip_equal": skip_equal, "again": AGAIN,
+    }  # fmt: skip
+    with watched(progress, "runs") as callback:
+        return Result(_core.run_sweep(json.dumps(options), callback))
+
+
+def reproduce(
+    experiments: str | Sequence[str] = "all",
+    *,
+    scale: str = "minute",
+    data: str | Sequence[str] = (),
+    seeds: int | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    retry: bool = False,
+    progress: Progress = True,
+) -> Result:
+    """Runs the experiments of two papers, with a verdict for every claim: ``reproduce("e4", seeds=8)``.
+
+    scale: ``"minute"``, five minutes on two cores for all of them, or ``"laptop"``, about an hour.
+    """
+    options = {
+        "experiments": _list(experiments), "scale": scale, "data": _list(data), "seeds": seeds, "folder": _path(folder), "retry": retry,
+        "again": AGAIN,
+    }  # fmt: skip
+    with watched(progress, "runs") as callback:
+        return Result(_core.run_reproduce(json.dumps(options), callback))
+
+
+def separation(
+    networks: str | Sequence[str] = (),
+    *,
+    n: int | Sequence[int] = (),
+    d: int | Sequence[int] = (),
+    m: int | Sequence[int] = (),
+    a1: float | Sequence[float] = (),
+    cross: bool = False,
+    bridge: bool = False,
+    draws: int = 10_000,
+    seed: int = 1,
+    progress: Progress = True,
+) -> Result:
+    """Tells a spike from none: where softmax attention succeeds and linear attention cannot.
+
+    Without arguments the reference figures; otherwise every combination of ``networks`` (``"softmax"``, ``"linear"``, ``"power=3"``, ``"taylor=2..8"``), rows ``n``, columns
+    ``d``, readouts ``m`` and spikes ``a1``; with ``bridge`` the smallest order that succeeds, against ``n``.
+    """
+    options = {
+        "networks": _list(networks), "n": [int(x) for x in _list(n)], "d": _list(d), "m": _list(m), "a1": [float(x) for x in _list(a1)],
+        "cross": cross, "bridge": bridge, "draws": draws, "seed": seed,
+    }  # fmt: skip
+    with watched(progress, "points") as callback:
+        return Result(_core.run_separation(json.dumps(options), callback))

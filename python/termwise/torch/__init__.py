@@ -1,0 +1,13 @@
+"""Attention for PyTorch tensors on the processor, with gradients.
+
+    y = termwise.torch.attention(q, k, v, "taylor=0..4 norm=l2")          # [batch, time, heads, dimension]
+
+Two operators, ``termwise::attention`` and ``termwise::attention_backward``, with shapes for ``torch.compile`` and gradients of q, k, v, logits of gates
+and parameters. Contiguous float32 tensors are read where they are; bfloat16 and float16 are converted to float32 and y back; float64 is computed by
+the reference, so that ``torch.autograd.gradcheck`` can be asked. :class:`Attention` is a module with the projections and parameters that a variant
+needs.
+"""
+
+from ._attention import Attention, attention
+
+__all__ = ["Attention", "attention"]

@@ -1,0 +1,282 @@
+"""The operators, the function and the module."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._attention import PAD, Layer, Variants, _layer
+from .._core import Variant
+
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+#: Layers with a rope that is more than a base, by a name that the operator is given in the place of a variant.
+_registered: dict[str, Layer] = {}
+
+
+def register(layer: Layer) -> str:
+    """A name for a layer that stands for its variants and its rope."""
+    known = next((key for key, other in _registered.items() if other is layer), None)
+    key = known or f"layer={len(_registered)}"
+    _registered[key] = layer
+    return key
+
+
+@lru_cache(maxsize=64)
+def _find(variant: str, heads: int, kv_heads: int, dim: int, value_dim: int, rope: float | None) -> Layer:
+    if variant in _registered:
+        return _registered[variant]
+    variants = tuple(variant.split("|"))
+    return _layer(variants[0] if len(variants) == 1 else variants, heads, kv_heads, dim, value_dim, rope)
+
+
+@torch.compiler.assume_constant_result
+def _facts(variant: str, heads: int, kv_heads: int, dim: int, value_dim: int, rope: float | None) -> tuple[bool, tuple[Any, ...]]:
+    """What compiled code may know of a layer: whether it is fused, and of each extra its name, whether it is logits, whether it is trained, its shape."""
+    layer = _find(variant, heads, kv_heads, dim, value_dim, rope)
+    return layer._core.is_fused, tuple((extra.name, extra.logits, extra.trained, extra.shape) for extra in layer.extras)
+
+
+@torch.compiler.disable
+def _complain(variant: str, heads: int, kv_heads: int, dim: int, value_dim: int, rope: float | None, names: tuple[str, ...]) -> None:
+    """Raises where names are missing or unknown."""
+    _find(variant, heads, kv_heads, dim, value_dim, rope)._extras(dict.fromkeys(names, True))
+
+
+def _sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int]:
+    return q.shape[2], k.shape[2], q.shape[3], v.shape[3]
+
+
+def _array(x: Tensor, dtype: torch.dtype) -> Any:
+    """The tensor's own memory, where it is of that type."""
+    return x.detach().to(dtype).numpy()
+
+
+def _given(q: Tensor, k: Tensor, v: Tensor, extras: Sequence[Tensor], lengths: Tensor | None, dtype: torch.dtype) -> tuple[Any, ...]:
+    arrays = [_array(x, dtype) for x in (q, k, v)]
+    return *arrays, [_array(x, dtype) for x in extras], None if lengths is None else lengths.tolist(), None
+
+
+def _working(q: Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
+def _saved_shapes(q: Tensor, v: Tensor, saves: bool) -> list[tuple[Any, ...]]:
+    batch, time, heads = q.shape[:3]
+    if not saves:
+        return [(0,), (0,), (0,)]
+    return [(batch, heads, time, (v.shape[3] + PAD - 1) // PAD * PAD), (batch, heads, time), (batch, heads, time)]
+
+
+@torch.library.custom_op("termwise::attention", mutates_args=(), device_types="cpu")
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    extras: Sequence[Tensor],
+    lengths: Tensor | None,
+    variant: str,
+    rope: float | None,
+    mode: str,
+    reference: bool,
+    saves: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """y, and if asked for what the backward pass needs: U, z and ρ of every row; the reference computes all anew."""
+    layer, dtype = _find(variant, *_sizes(q, k, v), rope), _working(q)
+    saves = saves and not reference and dtype == torch.float32
+    y = torch.empty((*q.shape[:3], v.shape[3]), dtype=dtype)
+    saved = [torch.empty(shape, dtype=torch.float32) for shape in _saved_shapes(q, v, saves)]
+    given = _given(q, k, v, extras, lengths, dtype)
+    layer._core.forward(given, y.numpy(), [x.numpy() for x in saved] if saves else None, not reference, mode)
+    return y.to(q.dtype), *saved
+
+
+@_attention.register_fake
+def _(q, k, v, extras, lengths, variant, rope, mode, reference, saves):  # type: ignore[no-untyped-def]
+    saves = saves and not reference and q.dtype != torch.float64
+    saved = [q.new_empty(shape, dtype=torch.float32) for shape in _saved_shapes(q, v, saves)]
+    return q.new_empty((*q.shape[:3], v.shape[3])), *saved
+
+
+@torch.library.custom_op("termwise::attention_backward", mutates_args=(), device_types="cpu")
+def _attention_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    extras: Sequence[Tensor],
+    lengths: Tensor | None,
+    saved: Sequence[Tensor],
+    dy: Tensor,
+    variant: str,
+    rope: float | None,
+    mode: str,
+    reference: bool,
+) -> list[Tensor]:
+    """Gradients of q, k, v and the extras."""
+    layer, dtype = _find(variant, *_sizes(q, k, v), rope), _working(q)
+    inputs = (q, k, v, *extras)
+    grads = [torch.zeros(x.shape, dtype=dtype) for x in inputs]
+    given = _given(q, k, v, extras, lengths, dtype)
+    kept = [x.detach().numpy() for x in saved] if saved[0].numel() else None
+    layer._core.backward(given, kept, _array(dy, dtype), [x.numpy() for x in grads], not reference, mode)
+    return [grad.to(x.dtype) for grad, x in zip(grads, inputs, strict=True)]
+
+
+@_attention_backward.register_fake
+def _(q, k, v, extras, lengths, saved, dy, variant, rope, mode, reference):  # type: ignore[no-untyped-def]
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, *extras)]
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, v, extras, lengths, ctx.variant, ctx.rope, ctx.mode, ctx.reference, _ = inputs
+    ctx.save_for_backward(q, k, v, lengths, *output[1:], *extras)
+
+
+def _backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
+    q, k, v, lengths, *rest = ctx.saved_tensors
+    saved, extras = rest[:3], rest[3:]
+    grads = torch.ops.termwise.attention_backward(
+        q, k, v, extras, lengths, saved, dy.contiguous(), ctx.variant, ctx.rope, ctx.mode, ctx.reference
+    )
+    return *grads[:3], grads[3:], None, None, None, None, None, None
+
+
+_attention.register_autograd(_backward, setup_context=_setup)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    variant: Variants = "softmax",
+    *,
+    rope: float | None = None,
+    lengths: Tensor | Sequence[int] | None = None,
+    engine: str = "auto",
+    mode: str = "auto",
+    **extras: Tensor,
+) -> Tensor:
+    """Causal attention of any variant, as :func:`termwise.attention`, with gradients.
+
+    q is [batch, time, heads, dim], k and v have [batch, time, kv_heads, …]. Note the order: that of ``torch.nn.functional`` has heads before time.
+    """
+    given = {"q": q, "k": k, "v": v, **extras}
+    for name, x in given.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} is a {type(x).__name__}, not a tensor: use termwise.attention for arrays, or torch.as_tensor")
+        if x.device.type not in ("cpu", "meta"):
+            raise ValueError(f"{name} is on {x.device}: attention is computed on the processor; move it with .cpu(), or use PyTorch's own attention there")
+        if x.dtype not in _FLOATS:
+            raise TypeError(f"{name} is {x.dtype}: convert it to float32, bfloat16, float16 or float64")
+        if x.layout != torch.strided:
+            raise TypeError(f"{name} is {x.layout}: make it dense with .to_dense()")
+    if len({x.dtype for x in (q, k, v)}) > 1:
+        raise TypeError(f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}: convert them to one dtype")
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.ndim != 4 or 0 in x.shape:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}, expected [batch, time, heads, dimension], none of them 0")
+    if q.shape[:2] != k.shape[:2] or k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3]:
+        shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
+        raise ValueError(f"q, k and v have shapes {shapes}, expected [batch, time, heads, dim] and twice [batch, time, kv_heads, …]: tensors are not transposed here")
+    text = str(variant) if isinstance(variant, (str, Variant)) else "|".join(str(one) for one in variant)
+    fused, known = _facts(text, *_sizes(q, k, v), rope)
+    if len(known) != len(extras) or any(name not in extras for name, *_ in known):
+        _complain(text, *_sizes(q, k, v), rope, tuple(extras))
+    values = []
+    for name, logits, trained, shape in known:
+        x = extras[name]
+        expected = (*q.shape[:2], *shape) if logits else shape
+        if x.numel() != math.prod(expected) or (logits and x.shape[:2] != q.shape[:2]):
+            raise ValueError(f"{name} has shape {tuple(x.shape)}, expected {tuple(expected)}")
+        if not trained and x.requires_grad:
+            raise ValueError(f"{name} is calibrated, not trained, and has no gradient: give it with .detach()")
+        values.append(x.to(q.dtype) if q.dtype in (torch.float32, torch.float64) else x)
+    if lengths is not None:
+        lengths = torch.as_tensor(lengths, dtype=torch.int64, device="cpu")
+    if engine not in ("auto", "fused", "reference"):
+        raise ValueError(f"an engine is 'auto', 'fused' or 'reference', found {engine!r}")
+    if engine == "fused" and not fused:
+        raise ValueError(f"{text!r} has a part that only the reference computes so far: use engine='auto'")
+    train = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *values))
+    reference = engine == "reference" or not fused
+    return torch.ops.termwise.attention(q, k, v, values, lengths, text, rope, mode, reference, train)[0]
+
+
+def _add_extras(module: nn.Module, layer: Layer, hidden: int, make: dict[str, Any]) -> None:
+    """Gives a module the projections and parameters that a layer reads, under their names in checkpoints."""
+    for extra in layer.extras:
+        if extra.logits:
+            module.add_module(extra.tensor, nn.Linear(hidden, extra.shape[0], bias=extra.bias, **make))
+            continue
+        start = torch.empty(extra.shape, **make)
+        kind, x = extra.init
+        nn.init.constant_(start, x) if kind == "constant" else nn.init.uniform_(start, -x, x)
+        place, _, name = extra.tensor.rpartition(".")
+        owner = module
+        for part in place.split(".") if place else []:
+            if not hasattr(owner, part):
+                owner.add_module(part, nn.Module())
+            owner = getattr(owner, part)
+        owner.register_parameter(name, nn.Parameter(start, requires_grad=extra.trained))
+
+
+def _extras_of(module: nn.Module, layer: Layer, x: Tensor) -> dict[str, Tensor]:
+    """What a layer reads beyond q, k and v, for hidden states x."""
+    found = {}
+    for extra in layer.extras:
+        value: Any = module
+        for part in extra.tensor.split("."):
+            value = getattr(value, part)
+        found[extra.name] = value(x) if extra.logits else value
+    return found
+
+
+class Attention(nn.Module):
+    """A layer of causal self-attention: projections, gates and parameters of any variant, under the names that checkpoints of termwise have below ``self_attn.``.
+
+    x [batch, time, hidden] becomes [batch, time, hidden]: ``Attention(512, 8, variant="taylor=0..4 norm=l2 out")(x)``.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        dim: int | None = None,
+        variant: Variants = "softmax",
+        rope: float | None = 10000.0,
+        bias: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        dim = hidden // heads if dim is None else dim
+        self.layer = Layer(variant, heads=heads, kv_heads=kv_heads, dim=dim, rope=rope)
+        self.variant = str(variant) if isinstance(variant, (str, Variant)) else tuple(str(one) for one in variant)
+        make = {"device": device, "dtype": dtype}
+        kv = self.layer.kv_heads
+        self.q_proj = nn.Linear(hidden, heads * dim, bias=bias, **make)
+        self.k_proj = nn.Linear(hidden, kv * dim, bias=bias, **make)
+        self.v_proj = nn.Linear(hidden, kv * dim, bias=bias, **make)
+        self.o_proj = nn.Linear(heads * dim, hidden, bias=bias, **make)
+        _add_extras(self, self.layer, hidden, make)
+
+    def forward(self, x: Tensor, lengths: Tensor | Sequence[int] | None = None) -> Tensor:
+        """[batch, time, hidden]; positions from a row's length on are padding."""
+        batch, time, _ = x.shape
+        heads, kv, dim = self.layer.heads, self.layer.kv_heads, self.layer.dim
+        q = self.q_proj(x).view(batch, time, heads, dim)
+        k = self.k_proj(x).view(batch, time, kv, dim)
+        v = self.v_proj(x).view(batch, time, kv, dim)
+        y = attention(q, k, v, self.variant, rope=self.layer.rope, lengths=lengths, **_extras_of(self, self.layer, x))
+        return self.o_proj(y.reshape(batch, time, heads * dim))
+
+    def extra_repr(self) -> str:
+        return f"{self.layer!r}"

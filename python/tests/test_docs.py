@@ -1,0 +1,39 @@
+"""Examples in documentation are run."""
+
+import doctest
+import importlib
+import re
+
+import pytest
+from conftest import ROOT
+
+MODULES = ["termwise", "termwise._attention", "termwise._results", "termwise._model", "termwise._commands"]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstrings(name):
+    found = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert found.failed == 0
+
+
+def blocks(text: str) -> list[str]:
+    """Code blocks of Python."""
+    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def test_the_tutorial(tmp_path, monkeypatch, capsys):
+    """Block after block in one namespace, as in a notebook; comments `# → text` say what a line prints."""
+    tutorial = (ROOT / "docs" / "python.md").read_text()
+    core, rest = tutorial.split("<!-- needs torch -->")
+    monkeypatch.chdir(tmp_path)
+    run(core, capsys)
+    assert len(blocks(core)) >= 6 and blocks(rest)
+
+
+def run(text, capsys):
+    namespace = {}
+    for number, block in enumerate(blocks(text)):
+        capsys.readouterr()
+        exec(compile(block, f"docs/python.md, block {number}", "exec"), namespace)
+        printed, expected = capsys.readouterr().out.split(), " ".join(re.findall(r"# → (.*)", block)).split()
+        assert printed == expected, f"block {number} prints {' '.join(printed)!r}:\n{block}"

@@ -1,0 +1,209 @@
+"""Models of transformers, made from tiny random configurations."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import numpy as np
+import pytest
+from conftest import need, rms
+
+try:
+    import torch
+    import transformers
+except ImportError:
+    torch = None
+    need("torch", False, "PyTorch or transformers is not installed")
+    pytest.skip("PyTorch or transformers is not installed", allow_module_level=True)
+
+import termwise
+import termwise.hf
+from termwise import hf
+
+SMALL = {
+    "vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "max_position_embeddings": 128,
+}  # fmt: skip
+GROUPED = {**SMALL, "num_key_value_heads": 2, "head_dim": 8}
+CONFIGS = {
+    "gpt2": {"vocab_size": 100, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "attn_pdrop": 0.0},
+    "gpt_neox": {**SMALL, "rotary_pct": 0.5},
+    "opt": {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 48, "max_position_embeddings": 128,
+            "word_embed_proj_dim": 32, "attention_dropout": 0.0},
+    "llama": GROUPED,
+    "mistral": {**GROUPED, "sliding_window": 16},
+    "qwen2": GROUPED,
+    "qwen3": GROUPED,
+    "gemma": GROUPED,
+    "gemma2": {**GROUPED, "sliding_window": 16, "query_pre_attn_scalar": 12},
+    "gemma3_text": {**GROUPED, "sliding_window": 16},
+    "phi": SMALL,
+    "phi3": {**GROUPED, "pad_token_id": 0},
+    "olmo2": GROUPED,
+    "gpt_oss": {**GROUPED, "sliding_window": 16, "num_local_experts": 2, "num_experts_per_tok": 1},
+}  # fmt: skip
+
+
+def made(kind, **changes):
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(kind, **{**CONFIGS[kind], **changes})
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(3, 100, (2, 40), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_every_architecture(kind, ids):
+    model = made(kind)
+    with torch.no_grad():
+        expected = model(input_ids=ids, use_cache=False).logits
+        hf.use(model, None)
+        assert rms(model(input_ids=ids, use_cache=False).logits, expected) < 1e-5
+    found = hf.spectrum(model, ids[0], max_order=8)
+    assert found.to_numpy("layers.heads.scores.max").shape == (2, 4)
+    assert found["model"]["parameters"] == sum(p.numel() for p in model.parameters())
+    losses = hf.cut(model, ids[0], orders=(0, 30))
+    assert abs(losses[30] - losses[None]) < 1e-3 and losses[0] != losses[None]
+    # What stands there afterwards is what stood there before.
+    with torch.no_grad():
+        assert rms(model(input_ids=ids, use_cache=False).logits, expected) < 1e-5
+
+
+def test_a_spectrum_is_the_native_one(stories):
+    native = termwise.load(stories)
+    model = transformers.AutoModelForCausalLM.from_pretrained(stories).eval()
+    tokens = native.encode("Once upon a time, there was a little girl who liked to play in the park. " * 6)
+    ours = hf.spectrum(model, tokens, length=64, max_order=8)
+    text = np.asarray(tokens)
+    theirs = native.spectrum(text=native.decode(text), length=64, max_order=8, progress=False)
+    if native.encode(native.decode(text)) != tokens:
+        pytest.fail("the text does not become the same tokens again")
+    for path in ("layers.heads.scores.mean", "layers.heads.scores.sd", "layers.heads.entropy.nats", "layers.heads.cut.error", "layers.heads.cut.share"):
+        assert rms(ours.to_numpy(path), theirs.to_numpy(path)) < 1e-6, path
+    assert ours.to_numpy("layers.heads.terms.all.dominant").tolist() == theirs.to_numpy("layers.heads.terms.all.dominant").tolist()
+
+
+def test_variants_take_over(ids):
+    model = made("llama")
+    with torch.no_grad():
+        plain = model(input_ids=ids, use_cache=False).logits
+        hf.use(model, "softmax window=8 sinks=2")
+        near = model(input_ids=ids, use_cache=False).logits
+        assert rms(near[:, :8], plain[:, :8]) < 1e-5 and rms(near[:, 20:], plain[:, 20:]) > 1e-4
+        # The same as a mask that PyTorch is given.
+        t, s = torch.arange(40)[:, None], torch.arange(40)[None]
+        seen = (s <= t) & ((t - s < 8) | (s < 2))
+        model.set_attn_implementation("sdpa")
+        masked = model(input_ids=ids, attention_mask=seen[None, None].expand(2, 1, -1, -1), use_cache=False).logits
+        assert rms(near, masked) < 1e-5
+        hf.use(model, {1: ["softmax", "taylor=0..2", "taylor=0..30", "softmax"]})
+        mixed = model(input_ids=ids, use_cache=False).logits
+        assert rms(mixed, plain) > 1e-5
+        hf.use(model, {1: ["softmax", "softmax", "taylor=0..30", "softmax"]})
+        assert rms(model(input_ids=ids, use_cache=False).logits, plain) < 1e-5
+    with pytest.raises(ValueError, match="no weights for that"):
+        hf.use(model, "softmax out")
+    with pytest.raises(ValueError, match="no layer 7"):
+        hf.use(model, {7: "softmax"})
+
+
+def test_padding_caches_and_beams(ids):
+    model = made("llama")
+    model.generation_config.pad_token_id = 0
+    mask = torch.ones_like(ids)
+    mask[0, :11] = 0
+    padded = ids.masked_fill(mask == 0, 0)
+    with torch.no_grad():
+        expected = model(input_ids=padded, attention_mask=mask).logits
+    options = {"max_new_tokens": 10, "do_sample": False}
+    texts = [model.generate(padded, attention_mask=mask, **options, **more) for more in ({}, {"num_beams": 3}, {"use_cache": False})]
+    hf.use(model, "softmax")
+    with torch.no_grad():
+        assert rms(model(input_ids=padded, attention_mask=mask).logits[mask.bool()], expected[mask.bool()]) < 1e-5
+    for more, text in zip(({}, {"num_beams": 3}, {"use_cache": False}), texts):
+        assert torch.equal(model.generate(padded, attention_mask=mask, **options, **more), text)
+    holes = mask.clone()
+    holes[1, 5] = 0
+    with pytest.raises(ValueError, match="holes"):
+        model(input_ids=ids, attention_mask=holes)
+
+
+def test_training(ids):
+    def gradients(model):
+        model.train()
+        model.zero_grad()
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        return loss.item(), [p.grad.clone() for p in model.parameters()]
+
+    model = made("llama")
+    expected = gradients(model)
+    found = gradients(hf.use(model, "softmax"))
+    assert abs(found[0] - expected[0]) < 1e-5
+    for a, b in zip(found[1], expected[1], strict=True):
+        assert rms(a, b) < 1e-4
+    losses = []
+    hf.use(model, "taylor=0..2 norm=l2")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(10):
+        losses.append(gradients(model)[0])
+        optimizer.step()
+    assert losses[-1] < losses[0]
+    dropping = made("llama", attention_dropout=0.1)
+    with pytest.raises(ValueError, match="dropout"):
+        gradients(hf.use(dropping, "softmax"))
+
+
+@pytest.fixture(scope="module", params=["taylor=0..2 out conv=3 norm=rms", "norm conv=3 decay=softplus", "softmax window=8 in post=silu,channel"])
+def saved(request, tmp_path_factory):
+    """A model of termwise after a few steps, natively and in transformers."""
+    folder = tmp_path_factory.mktemp("run")
+    run = termwise.train(folder / "run", model="tiny", attention=request.param, steps=3, progress=False)
+    checkpoint = run["checkpoint"]
+    return termwise.load(checkpoint), transformers.AutoModelForCausalLM.from_pretrained(checkpoint).eval()
+
+
+def test_saved_models_have_the_native_logits(saved):
+    native, model = saved
+    assert isinstance(model.model.layers[0].self_attn, hf.TermwiseAttention)
+    ids = np.random.default_rng(0).integers(3, native.config["vocab_size"], (2, 30))
+    with torch.no_grad():
+        assert rms(model(input_ids=torch.tensor(ids), use_cache=False).logits, native.logits(ids)) < 1e-5
+        assert rms(model(input_ids=torch.tensor(ids), use_cache=True).logits, native.logits(ids)) < 1e-5
+
+
+def test_saved_models_write_with_their_states(saved):
+    native, model = saved
+    model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
+    ids = np.random.default_rng(1).integers(3, native.config["vocab_size"], (1, 12)).tolist()
+    expected = list(ids[0])
+    for _ in range(12):
+        expected.append(int(native.logits(expected)[0, -1].argmax()))
+    options = {"max_new_tokens": 12, "do_sample": False}
+    found = model.generate(torch.tensor(ids), **options)
+    assert found[0].tolist() == expected
+    # Beside a longer text, padded on the left.
+    longer = np.random.default_rng(2).integers(3, native.config["vocab_size"], 20).tolist()
+    both, mask = torch.tensor([[0] * 8 + ids[0], longer]), torch.ones(2, 20, dtype=torch.long)
+    mask[0, :8] = 0
+    assert model.generate(both, attention_mask=mask, **options)[0, 8:].tolist() == expected
+    # Beams, with states and without.
+    beams = [model.generate(torch.tensor(ids), num_beams=4, use_cache=use, **options) for use in (True, False)]
+    assert torch.equal(*beams)
+
+
+def test_saved_models_train(saved):
+    _, model = saved
+    ids = torch.randint(3, 30, (2, 20))
+    model.zero_grad()
+    model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+    with pytest.raises(ValueError, match="use_cache=False"):
+        model(input_ids=ids, use_cache=True)
+    model.zero_grad()

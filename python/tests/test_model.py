@@ -1,0 +1,133 @@
+"""Models on disk, and long work; against the program where it has the same numbers."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import termwise
+
+
+@pytest.fixture(scope="module")
+def model(stories):
+    return termwise.load(stories)
+
+
+def test_logits_and_losses(model):
+    text = "Once upon a time, there was a little girl"
+    ids = model.encode(text)
+    assert model.decode(ids).strip() == text
+    logits = model.logits(ids)
+    assert logits.shape == (1, len(ids), model.config["vocab_size"]) and logits.dtype == np.float32
+    assert np.array_equal(model.logits(text), logits)
+    wide = logits[0].astype(np.float64)
+    expected = [np.log(np.exp(row - row.max()).sum()) + row.max() - row[label] for row, label in zip(wide[:-1], ids[1:])]
+    losses = model.losses(text)
+    assert np.allclose(losses[0, :-1], expected, atol=1e-4) and np.isnan(losses[0, -1])
+    assert abs(model.loss(text) - np.mean(expected)) < 1e-5
+    # Two texts of different lengths: each as alone.
+    both = model.losses([text, "The dog"])
+    assert np.allclose(both[0][:-1], losses[0][:-1], atol=1e-5)
+    alone = model.losses("The dog")[0]
+    assert np.allclose(both[1][: len(alone) - 1], alone[:-1], atol=1e-5) and np.isnan(both[1][len(alone) - 1 :]).all()
+
+
+def test_texts(model, tmp_path):
+    pieces = []
+    text = model.generate("Once upon a time", max_tokens=20, on_text=pieces.append)
+    assert "".join(pieces) == text and len(text) > 20
+    # The most probable token, one after the other.
+    ids = model.encode("Once upon a time")
+    for _ in range(5):
+        ids.append(int(model.logits(ids)[0, -1].argmax()))
+    assert (model.decode(model.encode("Once upon a time")) + text).startswith(model.decode(ids))
+    assert model.generate(["Once upon a time", "The dog"], max_tokens=20)[0] == text
+    drawn = {model.generate("Once", max_tokens=12, temperature=1.0, seed=seed) for seed in range(4)}
+    assert len(drawn) > 1
+    assert model.generate("Once upon a time", max_tokens=20, stop="there") in text.split("there")[0]
+    with pytest.raises(ValueError, match="temperature"):
+        model.generate("a", temperature=-1)
+    assert len(model.generate("Once", max_tokens=5, order=4)) > 0
+
+
+def test_other_attentions(model, tmp_path):
+    ids = model.encode("Once upon a time, there was")
+    cut = model.with_order(8)
+    assert str(cut.variants[0][0]).startswith("taylor=0..8")
+    difference = np.abs(cut.logits(ids) - model.logits(ids)).max()
+    assert 0 < difference < 5
+    cut.save(tmp_path / "cut")
+    again = termwise.load(tmp_path / "cut")
+    assert np.array_equal(again.logits(ids), cut.logits(ids)) and again.encode("Once") == model.encode("Once")
+    with pytest.raises(ValueError, match="weights"):
+        model.with_attention("softmax out")
+
+
+def test_a_spectrum_is_that_of_the_program(model, stories, book, tmp_path):
+    events = []
+    found = model.spectrum(str(book), tokens=512, length=256, max_order=8, progress=events.append, cache=tmp_path / "cache")
+    layers = model.config["num_hidden_layers"]
+    assert events[-1]["done"] == events[-1]["of"] == layers
+    flags = ["--data", str(book), "--tokens", "512", "--length", "256", "--max-order", "8", "--cache", str(tmp_path / "cache"), "--json", "--quiet"]
+    printed = subprocess.run([sys.executable, "-m", "termwise", "spectrum", str(stories), *flags], capture_output=True, text=True)
+    assert printed.returncode == 0, printed.stderr
+    theirs = json.loads(printed.stdout)
+    assert theirs["layers"] == found["layers"] and theirs["kind"] == found.kind == "spectrum"
+    entropy = found.to_numpy("layers.heads.entropy.nats")
+    assert entropy.shape == (layers, model.config["num_attention_heads"]) and np.isfinite(entropy).all()
+    # It shows itself.
+    page = found._repr_html_()
+    assert page.startswith("<iframe srcdoc=") and "&lt;svg" in page and "<svg" not in page
+    assert all(svg.startswith("<svg ") for svg in found.figures().values()) and found.figures()
+    assert found.save(tmp_path / "page").is_file() and (tmp_path / "page" / "spectrum.json").is_file()
+    assert "spectrum" in repr(found).lower()
+    with pytest.raises(KeyError, match="there is no 'nothing'"):
+        found.to_numpy("layers.nothing")
+    by_text = model.spectrum(text="Once upon a time, there was a little girl." * 5, max_order=4, progress=False)
+    assert by_text["text"]["windows"] == 1
+
+
+def test_a_cut(model, book, tmp_path):
+    found = model.cut(
+        str(book), orders=[2, 4], coefficients=["taylor"], layers=False, length=128, batch=2, batches=6, queries=64, progress=False,
+        cache=tmp_path / "cache", budget=None,
+    )  # fmt: skip
+    assert found.kind == "cut" and len(found.to_dict()) > 3
+
+
+def test_training_sweeps_and_papers(tmp_path):
+    events = []
+    run = termwise.train(tmp_path / "run", model="tiny", steps=6, log_every=2, eval_every=6, progress=events.append)
+    assert run["finished"] and run["step"] == 6 and run.kind == "run"
+    assert {event["kind"] for event in events} >= {"train"} and any(event.get("step") == 6 for event in events)
+    model = termwise.load(tmp_path / "run")
+    assert model.parameters > 0 and len(model.generate("k3 v7 ? k3", max_tokens=1)) > 0
+    with pytest.raises(ValueError, match="steps"):
+        termwise.train(tmp_path / "other", step=3)
+    plan = {"base": {"model": "tiny", "steps": 3}, "axes": {"attention": ["softmax", "norm"], "seed": [1]}}
+    events.clear()
+    swept = termwise.sweep(plan, tmp_path / "sweep", parallel=2, progress=events.append)
+    assert [one["status"] for one in swept["runs"]] == ["finished"] * 2
+    assert sum(event["event"] == "finished" for event in events) == 2
+    with pytest.raises(ValueError, match="folder"):
+        termwise.sweep(plan)
+    found = termwise.separation(["softmax", "linear"], n=[100, 1000], draws=100, progress=False)
+    assert found.to_numpy("points.n").tolist() in ([100, 1000, 100, 1000], [100, 100, 1000, 1000])
+    with pytest.raises(ValueError, match="scale"):
+        termwise.reproduce(scale="paper")
+
+
+def test_what_is_not_there_says_why(tmp_path):
+    with pytest.raises((ValueError, OSError), match="nowhere"):
+        termwise.load(tmp_path / "nowhere")
+
+
+def test_ids_are_checked(model):
+    with pytest.raises(ValueError, match="whole numbers"):
+        model.logits([[-1]])
+    with pytest.raises(ValueError):
+        model.logits([[10**6]])
+    with pytest.raises(ValueError, match="none of them 0"):
+        model.logits(np.zeros((1, 0), np.int64))

@@ -1,0 +1,262 @@
+"""The operators of PyTorch: against the reference, and in everything that PyTorch does with operators."""
+
+import math
+
+import numpy as np
+import pytest
+from conftest import ROOT, gradient_error, inputs, need, random_variants, rms
+
+import termwise
+from termwise import Layer
+
+try:
+    import torch
+except ImportError:
+    torch = None
+    need("torch", False, "PyTorch is not installed")
+    pytest.skip("PyTorch is not installed", allow_module_level=True)
+
+import termwise.torch
+from termwise.torch import attention
+
+SIZES = {"heads": 4, "kv_heads": 2, "dim": 16, "value_dim": 5, "rope": 100.0}
+
+
+def tensors(layer, dtype, **sizes):
+    q, k, v, extras = inputs(layer, dtype=np.float64, **sizes)
+    made = {name: torch.tensor(x, dtype=dtype, requires_grad=True) for name, x in {"q": q, "k": k, "v": v, **extras}.items()}
+    for extra in layer.extras:
+        if not extra.trained:
+            made[extra.name].requires_grad_(False)
+    return made
+
+
+def arrays(given):
+    return {name: x.detach().double().numpy() for name, x in given.items()}
+
+
+@pytest.mark.parametrize("text", [*termwise.presets(), *random_variants(200)])
+def test_operator_is_the_reference(text):
+    layer = Layer(text, **SIZES)
+    for dtype, bound in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
+        given = tensors(layer, dtype)
+        dy = torch.tensor(np.random.default_rng(3).standard_normal((2, 23, 4, 5)), dtype=dtype)
+        y = attention(**given, variant=text, rope=100.0)
+        y.backward(dy)
+        values = arrays(given)
+        q, k, v = (values.pop(name) for name in "qkv")
+        expected = layer(q, k, v, engine="reference", **values)
+        gradients = layer.grad(q, k, v, dy.double().numpy(), engine="reference", **values)
+        assert rms(y.detach(), expected) < bound
+        for name, x in given.items():
+            if x.requires_grad:
+                # Gradients of single numbers are sums of many with both signs.
+                assert gradient_error(name, x.grad, gradients) < 5 * bound, name
+
+
+def test_softmax_is_that_of_torch():
+    q, k, v = torch.randn(3, 2, 50, 4, 16)
+    theirs = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True)
+    assert rms(attention(q, k, v), theirs.transpose(1, 2)) < 1e-6
+
+
+@pytest.mark.parametrize("text", ["softmax", "taylor=0..2,coef=learned out decay=softplus conv=3 norm=rms", "norm in post", "linear over=position window=3"])
+def test_gradcheck(text):
+    layer = Layer(text, **SIZES)
+    given = tensors(layer, torch.float64, batch=1, time=4)
+    names = list(given)
+    assert torch.autograd.gradcheck(lambda *values: attention(**dict(zip(names, values)), variant=text, rope=100.0), tuple(given.values()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("lengths", [None, torch.tensor([3, 7])])
+def test_opcheck(dtype, lengths):
+    text = "softmax out norm=rms"
+    given = tensors(Layer(text, **SIZES), dtype, time=7)
+    q, k, v, *extras = given.values()
+    arguments = (q, k, v, extras, lengths, text, 100.0, "auto", False, True)
+    torch.library.opcheck(torch.ops.termwise.attention.default, arguments)
+    y, *saved = torch.ops.termwise.attention(*arguments)
+    plain = [x.detach() for x in (q, k, v)]
+    backward = (*plain, [x.detach() for x in extras], lengths, [x.detach() for x in saved], torch.ones_like(y), text, 100.0, "auto", False)
+    # The backward operator has no gradient of its own.
+    torch.library.opcheck(torch.ops.termwise.attention_backward.default, backward)
+
+
+def test_no_copies_of_contiguous_float32(monkeypatch):
+    """The arrays that reach the engine lie where the tensors do; strides of a packed tensor included."""
+    seen = []
+    real = termwise._attention._layer("softmax", 4, 4, 16, 16, None)
+
+    class Spy:
+        is_fused = True
+
+        def forward(self, given, *rest):
+            seen.append([x.__array_interface__["data"][0] for x in given[:3]])
+            return real._core.forward(given, *rest)
+
+    class Fake:
+        _core, extras, variants = Spy(), (), real.variants
+
+        def _extras(self, extras):
+            return []
+
+    monkeypatch.setattr(termwise.torch._attention, "_find", lambda *key: Fake())
+    q, k, v = torch.randn(3, 2, 8, 4, 16)
+    y = attention(q, k, v)
+    packed = torch.randn(2, 8, 3, 4, 16)
+    attention(*packed.unbind(2))
+    assert seen == [[x.data_ptr() for x in (q, k, v)], [x.data_ptr() for x in packed.unbind(2)]]
+    monkeypatch.undo()
+    assert torch.equal(attention(q, k, v), y)
+
+
+def test_bfloat16_is_computed_in_float32():
+    q, k, v = torch.randn(3, 1, 30, 2, 8).bfloat16()
+    q.requires_grad_()
+    y = attention(q, k, v, "taylor=0..4")
+    assert y.dtype == torch.bfloat16
+    assert torch.equal(y, attention(q.float(), k.float(), v.float(), "taylor=0..4").bfloat16())
+    y.sum().backward()
+    assert q.grad.dtype == torch.bfloat16
+
+
+def test_compiled_and_checkpointed():
+    module = termwise.torch.Attention(32, 4, kv_heads=2, variant="taylor=0..2 out norm=rms conv=3")
+    x = torch.randn(2, 20, 32, requires_grad=True)
+
+    def gradients(function):
+        module.zero_grad()
+        x.grad = None
+        y = function(x)
+        y.square().sum().backward()
+        return [y.detach(), x.grad.clone(), *(p.grad.clone() for p in module.parameters())]
+
+    expected = gradients(module)
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    for found in (gradients(compiled), gradients(lambda x: torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False))):
+        for a, b in zip(found, expected, strict=True):
+            assert rms(a, b) < 1e-6
+    # Other lengths.
+    for time in (5, 33):
+        other = torch.randn(1, time, 32)
+        assert rms(compiled(other).detach(), module(other).detach()) < 1e-6
+
+
+def test_two_forwards_before_one_backward():
+    q, k, v = torch.randn(3, 1, 40, 2, 8)
+    q.requires_grad_()
+    first, second = attention(q, k, v), attention(q * 2, k, v)
+    (grad,) = torch.autograd.grad(first.sum(), q, retain_graph=True)
+    assert torch.equal(grad, torch.autograd.grad(attention(q, k, v).sum(), q)[0])
+    second.sum().backward()
+
+
+def test_second_derivatives_are_refused():
+    q = torch.randn(1, 4, 1, 4, requires_grad=True, dtype=torch.float64)
+    (grad,) = torch.autograd.grad((attention(q, q, q) ** 2).sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError):
+        grad.sum().backward()
+
+
+@pytest.mark.parametrize("text", [*termwise.presets(), "softmax in out post decay=mamba conv=4 over=sum,sink qk_norm=rms"])
+def test_a_module_for_every_variant(text):
+    module = termwise.torch.Attention(24, 4, kv_heads=2, dim=16, variant=text)
+    x = torch.randn(2, 9, 24)
+    y = module(x)
+    assert y.shape == x.shape
+    y.sum().backward()
+    assert all(p.grad is not None for p in module.parameters() if p.requires_grad)
+    names = set(dict(module.named_parameters()))
+    assert {f"{e.tensor}.weight" if e.logits else e.tensor for e in module.layer.extras} <= names
+    again = termwise.torch.Attention(24, 4, kv_heads=2, dim=16, variant=text)
+    again.load_state_dict(module.state_dict())
+    assert torch.equal(again(x), y)
+    # Causal: what comes later changes nothing before.
+    x[:, 5:] += 1
+    assert rms(module(x)[:, :5].detach(), y[:, :5].detach()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "change, error, words",
+    [
+        (lambda a: a.update(q=a["q"][0]), ValueError, "expected [batch, time, heads, dimension]"),
+        (lambda a: a.update(q=a["q"].transpose(1, 2)), ValueError, "not transposed"),
+        (lambda a: a.update(q=a["q"].double()), TypeError, "one dtype"),
+        (lambda a: a.update(q=a["q"].int()), TypeError, "convert it to float32"),
+        (lambda a: a.update(q=a["q"].numpy()), TypeError, "torch.as_tensor"),
+        (lambda a: a.update(q=a["q"].to_sparse()), TypeError, "to_dense"),
+        (lambda a: a.update(variant="softmax out"), TypeError, "out_gate"),
+        (lambda a: a.update(variant="softmax out", out_gate=torch.zeros(2, 5, 3)), ValueError, "out_gate has shape (2, 5, 3), expected (2, 5, 2)"),
+        (lambda a: a.update(lengths=[9, 9]), ValueError, "length 9"),
+        (lambda a: a.update(lengths=[1]), ValueError, "lengths"),
+        (lambda a: a.update(engine="cuda"), ValueError, "'reference'"),
+        (lambda a: a.update(mode="chunks"), ValueError, "chunk"),
+    ],
+)
+def test_what_cannot_be_says_why(change, error, words):
+    given = dict(zip("qkv", torch.randn(3, 2, 5, 2, 4)))
+    change(given)
+    with pytest.raises(error) as raised:
+        attention(**given)
+    assert words in str(raised.value)
+
+
+def test_other_devices_are_refused_by_name():
+    class Elsewhere:
+        type = "cuda"
+
+        def __str__(self):
+            return "cuda:0"
+
+    class Far(torch.Tensor):
+        device = Elsewhere()
+
+    q = torch.randn(1, 3, 1, 4)
+    with pytest.raises(ValueError, match=r"q is on cuda:0.*\.cpu\(\)"):
+        attention(q.as_subclass(Far), q, q)
+
+
+def test_layouts_and_mixtures_of_gradients():
+    q, k, v = torch.randn(3, 2, 2, 9, 4)
+    turned = [x.transpose(1, 2) for x in (q, k, v)]
+    expected = attention(*(x.contiguous() for x in turned))
+    assert torch.equal(attention(*turned), expected)
+    # Only some have gradients; those of others are not asked for.
+    for wanted in ([0], [1], [2], [0, 2]):
+        given = [x.clone().contiguous().requires_grad_(i in wanted) for i, x in enumerate(turned)]
+        attention(*given).sum().backward()
+        assert [x.grad is not None for x in given] == [i in wanted for i in range(3)]
+    with torch.no_grad():
+        assert not attention(*(x.requires_grad_() for x in given)).requires_grad
+    expanded = torch.randn(1, 1, 1, 4).expand(2, 5, 3, 4)
+    assert torch.equal(attention(expanded, expanded, expanded), attention(*[expanded.contiguous()] * 3))
+
+
+def test_an_expanded_gradient():
+    q = torch.randn(2, 5, 3, 4, requires_grad=True)
+    attention(q, q, q).sum().backward()
+    assert torch.isfinite(q.grad).all()
+
+
+def test_it_trains():
+    torch.manual_seed(0)
+    module = termwise.torch.Attention(16, 2, variant="taylor=0..2 norm=rms")
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
+    x = torch.randn(4, 12, 16)
+    target = torch.cat([torch.zeros(4, 1, 16), x[:, :-1]], 1)
+    losses = []
+    for _ in range(60):
+        loss = (module(x) - target).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0] and math.isfinite(losses[-1])
+
+
+def test_the_tutorial(tmp_path, monkeypatch, capsys):
+    from test_docs import run
+
+    monkeypatch.chdir(tmp_path)
+    run((ROOT / "docs" / "python.md").read_text().split("<!-- needs torch -->")[1], capsys)
