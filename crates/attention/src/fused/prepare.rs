@@ -124,7 +124,8 @@ impl HeadRows<'_> {
     ) {
         let (mut buffer, mut own) = ([0.0f32; 256], [0.0f32; 256]);
         let scratch = &mut buffer[..self.dim];
-        let row = if self.features.is_none() {
+        let row = if self.features.only_scales() {
+            self.features.scale_row(row);
             row
         } else {
             let own = &mut own[..self.dim];

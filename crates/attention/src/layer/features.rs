@@ -151,10 +151,18 @@ impl<'a> Features<'a> {
         }
     }
 
-    /// Whether rows stay as they are.
+    /// Whether rows are at most scaled: their gradients then need nothing of the rows themselves.
     #[inline(always)]
-    pub fn is_none(&self) -> bool {
-        self.in_place() && self.map == Map::Identity && self.scale == 1.0 && self.mean.is_empty() && !self.running && self.spread.is_empty()
+    pub fn only_scales(&self) -> bool {
+        self.in_place() && self.map == Map::Identity && self.mean.is_empty() && !self.running && self.spread.is_empty()
+    }
+
+    /// Multiplies by the scale.
+    #[inline(always)]
+    pub fn scale_row(&self, row: &mut [f32]) {
+        if self.scale != 1.0 {
+            row.iter_mut().for_each(|x| *x *= self.scale);
+        }
     }
 
     /// Whether rows keep their places: then [`Features::finish`] is all there is to do.
@@ -197,9 +205,7 @@ impl<'a> Features<'a> {
     pub fn finish<S: Simd>(&self, simd: S, mean: &[f32], row: &mut [f32]) {
         let (row, last) = row.split_at_mut(self.features());
         self.map.forward_simd(simd, row);
-        if self.scale != 1.0 {
-            row.iter_mut().for_each(|x| *x *= self.scale);
-        }
+        self.scale_row(row);
         if !self.query && !self.mean.is_empty() {
             row.iter_mut().zip(self.mean).for_each(|(x, mean)| *x -= mean);
         }
@@ -246,9 +252,7 @@ impl<'a> Features<'a> {
             add_scaled(to.mean, -1.0, &row[..n]);
         }
         let gradient = &mut row[..n];
-        if self.scale != 1.0 {
-            gradient.iter_mut().for_each(|g| *g *= self.scale);
-        }
+        self.scale_row(gradient);
         match self.learned {
             None if self.matrix.is_empty() => {
                 if self.map != Map::Identity {

@@ -48,7 +48,8 @@ impl Expected {
 
     #[track_caller]
     pub fn compare_outputs(&self, y: &[f32], label: &str) {
-        let off = |y: &[f32]| relative_rms(y, &self.wide.y);
+        // Outputs that are zero by construction, such as those of a power of the distance to the mean of one key, are rounding alone.
+        let off = |y: &[f32]| if rms(&self.wide.y) < 1e-6 { rms(y) } else { relative_rms(y, &self.wide.y) };
         let bound = allowed(1e-5f64.max(4.0 * off(&self.narrow.y)), off(&self.parallel.y));
         let error = off(y);
         assert!(error < bound, "{label}: outputs differ by {error:e}, bound {bound:e}");
