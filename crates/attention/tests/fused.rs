@@ -80,7 +80,7 @@ impl Expected {
             let floor = if scale < 1e-3 { 1e-5 * rms(&wide.gradients[2].1).max(1.0) } else { 0.0 };
             let off = |x: &[f32]| x.iter().zip(expected).map(|(x, e)| (x.wide() - e).powi(2)).sum::<f64>().sqrt() / (x.len() as f64).sqrt();
             // Of one number per head or so, which sums over all positions and may nearly cancel, the size says little about its rounding.
-            let gradients = if expected.len() < 16 { 3.0 * gradients } else { gradients };
+            let (gradients, floor) = if expected.len() < 16 { (3.0 * gradients, 3.0 * floor) } else { (gradients, floor) };
             let bound = (gradients * scale).max(4.0 * off(naive)).max(floor);
             let error = off(found);
             assert!(error <= bound, "{label}: gradients of {name:?} differ by {error:e} of {scale:e}, bound {bound:e}");
