@@ -79,10 +79,10 @@ impl Expected {
             // Zero by construction or but for eps, such as a gate's before a norm or any before the norm of one value:
             // what is left is rounding, held to an absolute bound at dy of size 1.
             let scale = rms(expected);
-            let floor = if scale < 1e-3 { 1e-5 * rms(&wide.gradients[2].1).max(1.0) } else { 0.0 };
+            let floor = if scale < 1e-3 { 2e-5 * rms(&wide.gradients[2].1).max(1.0) } else { 0.0 };
             let off = |x: &[f32]| x.iter().zip(expected).map(|(x, e)| (x.wide() - e).powi(2)).sum::<f64>().sqrt() / (x.len() as f64).sqrt();
             // Of one number per head or so, which sums over all positions and may nearly cancel, the size says little about its rounding.
-            let gradients = if expected.len() < 16 { 3.0 * gradients } else { gradients };
+            let (gradients, floor) = if expected.len() < 16 { (3.0 * gradients, 3.0 * floor) } else { (gradients, floor) };
             // A rate of decay has the sum of what all its gates have: their size says what rounding can leave of it.
             let gates = wide.gradients.iter().find(|(other, _)| *other == Name::Extra(Extra::DecayGate));
             let terms = gates.filter(|_| *name == Name::Extra(Extra::DecayRate));
