@@ -18,7 +18,10 @@ fn listed(help: &str) -> Vec<String> {
 fn every_command_has_help_with_its_flags_and_examples() {
     let help = |path: &[String]| {
         let arguments: Vec<&str> = path.iter().map(String::as_str).chain(["--help"]).collect();
-        String::from_utf8(termwise(&arguments).assert().success().get_output().stdout.clone()).expect("text")
+        let output = termwise(&arguments).env("COLUMNS", "100").assert().success().get_output().stdout.clone();
+        let text = String::from_utf8(output).expect("text");
+        text.lines().for_each(|line| assert!(line.chars().count() <= 100, "{path:?}: {line}"));
+        text
     };
     let mut waiting: Vec<Vec<String>> = listed(&help(&[])).into_iter().map(|name| vec![name]).collect();
     assert!(waiting.len() >= 20, "{waiting:?}");

@@ -30,7 +30,7 @@ fn a_sweep_is_the_same_for_any_number_of_threads() {
     assert_eq!(points[0]["success"], points[2]["success"]);
     let (low, exact, high) = (points[0]["low"].as_f64(), points[0]["exact"].as_f64(), points[0]["high"].as_f64());
     assert!(low < exact && exact < high, "{low:?} {exact:?} {high:?}");
-    assert_eq!(found, json(&[&arguments[..], &["--threads", "1"]].concat()));
+    assert_eq!(found["points"], json(&[&arguments[..], &["--threads", "1"]].concat())["points"]);
     assert_ne!(found["points"], json(&[&arguments[..], &["--seed", "2"]].concat())["points"]);
 }
 
