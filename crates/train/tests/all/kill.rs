@@ -41,7 +41,7 @@ fn this() -> String {
 }
 
 fn spawn(folder: &Path, threads: u64) -> Child {
-    command(&this(), folder, threads).args(["--exact", "child", "--ignored", "--nocapture"]).spawn().expect("a process")
+    command(&this(), folder, threads).args(["--exact", "kill::child", "--ignored", "--nocapture"]).spawn().expect("a process")
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn a_disk_without_room_is_named_and_the_older_checkpoint_stays() {
     run(&small, &place, Start::Fresh);
     let before = run(&small, &place, Start::Resume);
     // Files may not grow beyond 32 blocks, of 512 or 1024 bytes: writing fails in the middle as on a full disk.
-    let script = "trap '' XFSZ; ulimit -f 32; exec \"$0\" --exact full_child --ignored --nocapture";
+    let script = "trap '' XFSZ; ulimit -f 32; exec \"$0\" --exact kill::full_child --ignored --nocapture";
     let output = command("sh", &place, 1).args(["-c", script, &this()]).output().expect("a process");
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success(), "{text}");
