@@ -122,16 +122,17 @@ impl HeadRows<'_> {
         dtaps: &mut [f32],
         to: FeatureGrads,
     ) {
-        let (mut buffer, mut own) = ([0.0f32; 256], [0.0f32; 256]);
-        let scratch = &mut buffer[..self.dim];
+        let mut own;
         let row = if self.features.only_scales() {
             self.features.scale_row(row);
             row
         } else {
-            let own = &mut own[..self.dim];
-            self.before_map(simd, t, scratch);
-            self.features.backward(simd, scratch, self.mean(t), dlog, row, own, to);
-            own
+            let mut x = [0.0f32; 256];
+            let x = &mut x[..self.dim];
+            own = [0.0f32; 256];
+            self.before_map(simd, t, x);
+            self.features.backward(simd, x, self.mean(t), dlog, row, &mut own[..self.dim], to);
+            &mut own[..self.dim]
         };
         if !self.cos.is_empty() {
             let half = self.dim / 2;
@@ -141,6 +142,8 @@ impl HeadRows<'_> {
             dx.row(0, t).iter_mut().zip(row).for_each(|(dx, g)| *dx += *g);
             return;
         }
+        let mut buffer = [0.0f32; 256];
+        let scratch = &mut buffer[..self.dim];
         self.filtered(t, scratch);
         let one = simd.splat(1.0);
         for i in (0..scratch.len()).step_by(S::LANES) {

@@ -21,20 +21,34 @@ pub const BLOCK: usize = 48;
 /// The positions of one tile and their monomials of the lower orders.
 #[derive(Clone, Copy)]
 pub struct Points<'a> {
-    pub basis: &'a Basis,
+    basis: &'a Basis,
     /// L
-    pub len: usize,
+    len: usize,
     /// Positions that count; behind them x is zero.
-    pub count: usize,
+    count: usize,
     /// [d, L]
-    pub x: &'a [f32],
+    x: &'a [f32],
     /// [M, L]
-    pub lower_orders: &'a [f32],
+    lower_orders: &'a [f32],
     /// What multiplies each monomial [N]; empty for 1.
-    pub factors: &'a [f32],
+    factors: &'a [f32],
 }
 
-impl Points<'_> {
+impl<'a> Points<'a> {
+    /// L positions x [d, L] of a tile, of which `count` count, with their monomials of the lower orders in `lower_orders`.
+    #[inline(always)]
+    pub fn new<S: Simd>(
+        simd: S,
+        basis: &'a Basis,
+        (len, count): (usize, usize),
+        x: &'a [f32],
+        lower_orders: &'a mut [f32],
+        factors: &'a [f32],
+    ) -> Points<'a> {
+        simd.call(LowerOrders { basis, len, x, lower_orders: &mut *lower_orders });
+        Points { basis, len, count, x, lower_orders, factors }
+    }
+
     fn blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let rows = self.basis.rows();
         (0..rows).step_by(BLOCK).map(move |start| start..(start + BLOCK).min(rows))
@@ -57,11 +71,11 @@ impl Points<'_> {
 }
 
 /// The monomials of the lower orders.
-pub struct LowerOrders<'a> {
-    pub basis: &'a Basis,
-    pub len: usize,
-    pub x: &'a [f32],
-    pub lower_orders: &'a mut [f32],
+struct LowerOrders<'a> {
+    basis: &'a Basis,
+    len: usize,
+    x: &'a [f32],
+    lower_orders: &'a mut [f32],
 }
 
 impl Task for LowerOrders<'_> {

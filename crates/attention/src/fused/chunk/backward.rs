@@ -3,7 +3,7 @@
 use crate::fused::chunk::{Split, State, multiply_columns};
 use crate::fused::gradients::{KeyGrads, QueryGrads};
 use crate::fused::plan::ChunkGroup;
-use crate::kernels::features::{AddTransposed, LowerOrders, Points, Read, Slope, Transpose};
+use crate::kernels::features::{AddTransposed, Points, Read, Slope, Transpose};
 use crate::kernels::simd::{Simd, Task};
 use crate::real::dot;
 
@@ -57,19 +57,11 @@ impl QuerySplit<'_> {
             c.decay_queries(simd, group, b, tile, scratch.x, scratch.channels);
             let back = &mut scratch.backward;
             simd.call(Transpose { rows: scratch.rows, stride: l.ep, count, dim: s.e, columns: back.columns, len: l.pitch });
-            simd.call(LowerOrders { basis: &group.basis, len: l.pitch, x: scratch.x, lower_orders: scratch.lower_orders });
             let orders = group.basis.orders().len();
             let has_log = l.has_log_factor(head);
             let wanted = if group.decays || head.learned > 0 || has_log { orders * l.pitch } else { 0 };
             back.parts[..wanted].fill(0.0);
-            let points = Points {
-                basis: &group.basis,
-                len: l.pitch,
-                count,
-                x: scratch.x,
-                lower_orders: scratch.lower_orders,
-                factors: &c.factors[h],
-            };
+            let points = Points::new(simd, &group.basis, (l.pitch, count), scratch.x, scratch.lower_orders, &c.factors[h]);
             simd.call(Slope {
                 points,
                 h: state_h,
@@ -162,8 +154,7 @@ impl KeySplit<'_> {
             c.weighted_values(group, b, tile, scratch.decays, scratch.rows);
             simd.call(Transpose { rows: scratch.rows, stride: l.ep, count, dim: s.e, columns: back.columns, len: l.pitch });
             let x = c.keys(simd, group, b, tile, scratch.x, scratch.channels);
-            simd.call(LowerOrders { basis: &group.basis, len: l.pitch, x, lower_orders: scratch.lower_orders });
-            let points = Points { basis: &group.basis, len: l.pitch, count, x, lower_orders: scratch.lower_orders, factors: &[] };
+            let points = Points::new(simd, &group.basis, (l.pitch, count), x, scratch.lower_orders, &[]);
             let (rows, weights) = (&mut *back.drows, &mut *back.line);
             simd.call(Read { points, h: state_h, z: state_z, ep: l.ep, rows, weights, block: scratch.block });
             simd.call(Slope {

@@ -6,7 +6,7 @@ use crate::fused::epilogue::{Outputs, RowSums};
 use crate::fused::plan::ChunkGroup;
 use crate::fused::tile_forward::{Context, ForwardTile, KeysOf, Queries};
 use crate::kernels::disjoint::Block;
-use crate::kernels::features::{LowerOrders, Points, Read, Transpose};
+use crate::kernels::features::{Points, Read, Transpose};
 use crate::kernels::simd::{Simd, Task};
 
 /// The chunks of one split, from the state at its start to y; the state moves to the split's end where that is wanted.
@@ -73,15 +73,7 @@ impl ForwardSplit<'_, '_> {
                 let dim = group.basis.d();
                 simd.call(Transpose { rows: queries, stride: l.dp, count, dim, columns: scratch.x, len: l.pitch });
                 c.decay_queries(simd, group, b, tile, scratch.x, scratch.channels);
-                simd.call(LowerOrders { basis: &group.basis, len: l.pitch, x: scratch.x, lower_orders: scratch.lower_orders });
-                let points = Points {
-                    basis: &group.basis,
-                    len: l.pitch,
-                    count,
-                    x: scratch.x,
-                    lower_orders: scratch.lower_orders,
-                    factors: &c.factors[h],
-                };
+                let points = Points::new(simd, &group.basis, (l.pitch, count), scratch.x, scratch.lower_orders, &c.factors[h]);
                 let remembered = if group.far { &mut far_sums } else { &mut sums };
                 let (u, z) = (&mut remembered.u[..count * l.ep], &mut remembered.z[..count]);
                 z.fill(0.0);

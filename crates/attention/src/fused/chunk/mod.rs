@@ -17,7 +17,7 @@ pub(super) mod run;
 use crate::fused::channels::{Channels, Source, decay_state};
 use crate::fused::gates::Gates;
 use crate::fused::plan::{ChunkGroup, Layout};
-use crate::kernels::features::{Absorb, BLOCK, LowerOrders, Points, Transpose};
+use crate::kernels::features::{Absorb, BLOCK, Points, Transpose};
 use crate::kernels::simd::Simd;
 
 /// What every pass over chunks reads.
@@ -382,8 +382,7 @@ impl<'a> Chunks<'a> {
                 &*scratch.rows
             };
             let x = self.keys(simd, group, b, tile, scratch.x, scratch.channels);
-            simd.call(LowerOrders { basis: &group.basis, len: l.pitch, x, lower_orders: scratch.lower_orders });
-            let points = Points { basis: &group.basis, len: l.pitch, count, x, lower_orders: scratch.lower_orders, factors: &[] };
+            let points = Points::new(simd, &group.basis, (l.pitch, count), x, scratch.lower_orders, &[]);
             let (h, z) = (&mut *state.h, &mut *state.z);
             simd.call(Absorb { points, keep, rows, ep: l.ep, weights: scratch.decays, h, z, block: scratch.block });
             keep = 1.0;
@@ -419,15 +418,7 @@ impl<'a> Chunks<'a> {
                 self.decays(group, b, tile, before, 1.0, scratch.decays);
                 self.query_rows(simd, group, b, h, tile, scratch);
                 self.decay_queries(simd, group, b, tile, scratch.x, scratch.channels);
-                simd.call(LowerOrders { basis: &group.basis, len: l.pitch, x: scratch.x, lower_orders: scratch.lower_orders });
-                let points = Points {
-                    basis: &group.basis,
-                    len: l.pitch,
-                    count,
-                    x: scratch.x,
-                    lower_orders: scratch.lower_orders,
-                    factors: &self.factors[h],
-                };
+                let points = Points::new(simd, &group.basis, (l.pitch, count), scratch.x, scratch.lower_orders, &self.factors[h]);
                 let (h, z) = (&mut *state.h, &mut *state.z);
                 simd.call(Absorb { points, keep, rows: scratch.rows, ep: l.ep, weights: scratch.weights, h, z, block: scratch.block });
                 keep = 1.0;

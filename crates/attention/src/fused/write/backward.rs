@@ -6,7 +6,7 @@ use std::ops::Range;
 use crate::fused::chunk::{ChunkScratch, State, multiply_columns};
 use crate::fused::plan::ChunkGroup;
 use crate::fused::write::{Writer, times, weigh_rows};
-use crate::kernels::features::{AddTransposed, LowerOrders, Points, Read, Slope, Transpose};
+use crate::kernels::features::{AddTransposed, Points, Read, Slope, Transpose};
 use crate::kernels::gemm::multiply;
 use crate::kernels::score_rows::{BackwardRow, CoefficientRow, DecayGrad, Visible, soft_cap_slopes};
 use crate::kernels::simd::{Simd, Task};
@@ -115,8 +115,7 @@ impl Unsolve<'_> {
         weigh_rows(&scratch.decays[..at.len()], u, scratch.rows, l.ep);
         simd.call(Transpose { rows: scratch.rows, stride: l.ep, count: at.len(), dim: s.e, columns: back.columns, len: l.pitch });
         let x = writer.columns(simd, group, tile, false, scratch.x, scratch.channels);
-        simd.call(LowerOrders { basis: &group.basis, len: l.pitch, x, lower_orders: scratch.lower_orders });
-        let points = Points { basis: &group.basis, len: l.pitch, count: at.len(), x, lower_orders: scratch.lower_orders, factors: &[] };
+        let points = Points::new(simd, &group.basis, (l.pitch, at.len()), x, scratch.lower_orders, &[]);
         let (rows, weights, block) = (&mut *back.drows, &mut *scratch.weights, &mut *scratch.block);
         simd.call(Read { points, h: state, z: &[], ep: l.ep, rows, weights, block });
         simd.call(Slope {
@@ -263,9 +262,8 @@ impl Unsolve<'_> {
         weigh_rows(&scratch.decays[..at.len()], &self.dv[at.start * l.ep..], scratch.rows, l.ep);
         simd.call(Transpose { rows: scratch.rows, stride: l.ep, count: at.len(), dim: s.e, columns: back.columns, len: l.pitch });
         let x = writer.columns(simd, group, tile, true, scratch.x, scratch.channels);
-        simd.call(LowerOrders { basis: &group.basis, len: l.pitch, x, lower_orders: scratch.lower_orders });
         let factors = &writer.chunks.factors[writer.h];
-        let points = Points { basis: &group.basis, len: l.pitch, count: at.len(), x, lower_orders: scratch.lower_orders, factors };
+        let points = Points::new(simd, &group.basis, (l.pitch, at.len()), x, scratch.lower_orders, factors);
         let wanted = if group.decays || head.learned > 0 { group.basis.orders().len() * l.pitch } else { 0 };
         let parts = &mut back.parts[..wanted];
         parts.fill(0.0);

@@ -30,7 +30,7 @@ use crate::fused::scratch::CallScratch;
 use crate::fused::write::backward::Unsolve;
 use crate::fused::write::forward::Solve;
 use crate::kernels::disjoint::Blocks;
-use crate::kernels::features::{Absorb, LowerOrders, Points, Transpose};
+use crate::kernels::features::{Absorb, Points, Transpose};
 use crate::kernels::gemm::multiply;
 use crate::kernels::score_rows::{DecayRow, ForwardRow, Visible, soft_cap};
 use crate::kernels::simd::{Simd, dispatch};
@@ -245,8 +245,7 @@ impl<'a> Writer<'a> {
         weigh_rows(&scratch.decays[..count], from, scratch.rows, l.ep);
         let factors: &[f32] = if reads { &self.chunks.factors[self.h] } else { &[] };
         let x = self.columns(simd, group, tile, reads, scratch.x, scratch.channels);
-        simd.call(LowerOrders { basis: &group.basis, len: l.pitch, x, lower_orders: scratch.lower_orders });
-        let points = Points { basis: &group.basis, len: l.pitch, count, x, lower_orders: scratch.lower_orders, factors };
+        let points = Points::new(simd, &group.basis, (l.pitch, count), x, scratch.lower_orders, factors);
         let (rows, weights, block) = (&*scratch.rows, &*scratch.weights, &mut *scratch.block);
         simd.call(Absorb { points, keep, rows, ep: l.ep, weights, h: state, z: &mut [], block });
     }
