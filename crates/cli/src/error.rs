@@ -70,6 +70,7 @@ failures! {
     termwise_llama: |_| Exit::Failure,
     termwise_papers: |error| usage(error.is_usage()),
     termwise_report: |_| Exit::Failure,
+    termwise_serve: |_| Exit::Failure,
     termwise_train: of_training,
 }
 
