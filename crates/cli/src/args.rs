@@ -248,7 +248,13 @@ mod tests {
             for words in commands_of(&std::fs::read_to_string(&page).unwrap_or_default()) {
                 count += 1;
                 let parsed = command().try_get_matches_from(&words).and_then(|matches| Cli::from_arg_matches(&matches));
-                assert!(parsed.is_ok(), "{}: {}\n{}", page.display(), words.join(" "), parsed.err().map(|error| error.to_string()).unwrap_or_default());
+                assert!(
+                    parsed.is_ok(),
+                    "{}: {}\n{}",
+                    page.display(),
+                    words.join(" "),
+                    parsed.err().map(|error| error.to_string()).unwrap_or_default()
+                );
             }
         }
         assert!(count > 40, "{count} commands were found");

@@ -43,10 +43,12 @@ fn prose(page: &str) -> String {
     out
 }
 
-/// The addresses of `[words](address)`.
+/// The addresses of `[words](address)` and `[name]: address`.
 fn links(page: &str) -> Vec<String> {
     let text = prose(page);
-    text.split("](").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0.to_owned())).collect()
+    let inline = text.split("](").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0));
+    let named = text.lines().filter(|line| line.starts_with('[')).filter_map(|line| Some(line.split_once("]: ")?.1.trim()));
+    inline.chain(named).map(str::to_owned).collect()
 }
 
 /// The anchors of headings, as forges and mdBook make them.
@@ -100,6 +102,9 @@ fn the_reference_is_that_of_this_program() {
         let kept = std::fs::read_to_string(root().join("docs/reference").join(name)).unwrap_or_default();
         assert!(made.len() > 1000 && !made.contains("CARGO"), "{name}");
         let differs = made.lines().zip(kept.lines()).find(|(a, b)| a != b);
-        assert!(made == kept, "docs/reference/{name} is not that of this program ({differs:?}); write it again: termwise man --markdown --out docs/reference");
+        assert!(
+            made == kept,
+            "docs/reference/{name} is not that of this program ({differs:?}); write it again: termwise man --markdown --out docs/reference"
+        );
     }
 }

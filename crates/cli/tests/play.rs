@@ -197,9 +197,24 @@ fn what_the_page_does_not_know_it_refuses() {
     let Some(node) = node() else { return };
     let place = Place::new();
     std::fs::write(place.path("arithmetic.js"), ARITHMETIC).expect("a file");
-    let wrong = ["foo", "window=0", "sinks=2", "far(exp)", "write=delta", "taylor=", "taylor=4..0", "exp taylor=0..2", "over=what", "taylor=0..999"];
-    let elsewhere = ["in", "out=cumulative", "dim=4", "feature=hedgehog", "norm=layer", "decay=mamba", "over=position", "taylor=0..2,coef=learned"];
-    assert!(wrong.iter().all(|text| text.parse::<Variant>().and_then(|variant| variant.validate()).is_err()), "the engine knows one of these");
+    let wrong = [
+        "foo",
+        "window=0",
+        "sinks=2",
+        "far(exp)",
+        "write=delta",
+        "taylor=",
+        "taylor=4..0",
+        "exp taylor=0..2",
+        "over=what",
+        "taylor=0..999",
+    ];
+    let elsewhere =
+        ["in", "out=cumulative", "dim=4", "feature=hedgehog", "norm=layer", "decay=mamba", "over=position", "taylor=0..2,coef=learned"];
+    assert!(
+        wrong.iter().all(|text| text.parse::<Variant>().and_then(|variant| variant.validate()).is_err()),
+        "the engine knows one of these"
+    );
     assert!(elsewhere.iter().all(|text| text.parse::<Variant>().is_ok()), "the engine does not know one of these");
     let list = json!([&wrong[..], &elsewhere[..]].concat());
     let script = format!(
@@ -241,7 +256,9 @@ fn the_page_works_on_phone_and_desk_without_network() {
     assert_eq!(browser.evaluate("document.getElementById('variant').value"), "taylor=0..2 over=sum conv=3 window=8");
     assert_eq!(browser.evaluate("document.querySelectorAll('#tokens li').length"), 7);
     // A variant of one's own, and one that is none.
-    let submit = |text: &str| format!("document.getElementById('variant').value = {text:?}; document.getElementById('variant-form').requestSubmit();");
+    let submit = |text: &str| {
+        format!("document.getElementById('variant').value = {text:?}; document.getElementById('variant-form').requestSubmit();")
+    };
     browser.evaluate(&submit("norm conv=3"));
     assert_eq!(browser.evaluate("document.getElementById('variant-problem').textContent"), "");
     assert!(browser.evaluate("location.hash").as_str().is_some_and(|hash| hash.contains("v=norm+conv%3D3")));

@@ -31,7 +31,8 @@ impl Served {
             .expect("the program starts");
         let mut address = String::new();
         BufReader::new(process.stdout.take().expect("a pipe")).read_line(&mut address).expect("an address");
-        let (port, token) = address.trim().strip_prefix("http://127.0.0.1:").and_then(|rest| rest.split_once("/?token=")).expect("an address");
+        let (port, token) =
+            address.trim().strip_prefix("http://127.0.0.1:").and_then(|rest| rest.split_once("/?token=")).expect("an address");
         let (port, token) = (port.parse().expect("a port"), token.to_owned());
         Served { process, port, token }
     }
@@ -159,7 +160,9 @@ fn it_listens_on_this_machine_alone() {
     let place = Place::new();
     std::fs::create_dir(place.path("runs")).expect("a folder");
     let served = Served::start(&place.path("runs"));
-    let other = |address: &str| TcpStream::connect_timeout(&format!("{address}:{}", served.port).parse().expect("an address"), Duration::from_secs(2));
+    let other = |address: &str| {
+        TcpStream::connect_timeout(&format!("{address}:{}", served.port).parse().expect("an address"), Duration::from_secs(2))
+    };
     // Another address of this machine, as all of 127/8 are.
     assert!(other("127.0.0.1").is_ok() && other("127.0.0.2").is_err());
     let missing = place.at("missing");
@@ -196,7 +199,8 @@ fn curves_grow_names_stay_text_and_models_are_looked_into() {
     assert!(cells.as_str().is_some_and(|text| text.contains(evil) && text.contains("<b>bold</b>")), "{cells}");
     assert_ne!(browser.evaluate("document.title"), "hit");
 
-    browser.evaluate("document.getElementById('curve').value = 'train'; document.getElementById('curve').dispatchEvent(new Event('input'));");
+    browser
+        .evaluate("document.getElementById('curve').value = 'train'; document.getElementById('curve').dispatchEvent(new Event('input'));");
     let step = "[...document.querySelectorAll('#runs tbody tr')].some((row) => row.textContent.includes('3 of 100'))";
     assert_eq!(browser.evaluate(step), false);
     let mut file = std::fs::OpenOptions::new().append(true).open(place.path(&format!("runs/{evil}/metrics.jsonl"))).expect("a file");
@@ -214,7 +218,11 @@ fn curves_grow_names_stay_text_and_models_are_looked_into() {
     // Inside the model that was trained.
     browser.evaluate("document.getElementById('look-run').value = 'real'; document.getElementById('look-text').value = 'Tom walked'; document.getElementById('look').requestSubmit();");
     wait(&mut browser, "document.querySelectorAll('#look-tokens li').length === 10");
-    assert_eq!(browser.evaluate("document.querySelectorAll('#look-tokens li')[9].querySelectorAll('.bars i').length"), 2, "all terms, and the first");
+    assert_eq!(
+        browser.evaluate("document.querySelectorAll('#look-tokens li')[9].querySelectorAll('.bars i').length"),
+        2,
+        "all terms, and the first"
+    );
     wait(&mut browser, "document.getElementById('look-facts').textContent.includes('state of these orders')");
     assert!(browser.complaints().is_empty(), "{:?}", browser.complaints());
     let own = format!("http://127.0.0.1:{}/", served.port);
@@ -223,7 +231,8 @@ fn curves_grow_names_stay_text_and_models_are_looked_into() {
 
     let looked = served.get("/look?run=real&text=Tom&order=2&query=2").1;
     let found: Value = serde_json::from_str(looked.split_once("\r\n\r\n").expect("a body").1.trim()).expect("JSON");
-    let weights = |key: &str| found["found"]["look"][key].as_array().expect("weights").iter().filter_map(Value::as_f64).collect::<Vec<f64>>();
+    let weights =
+        |key: &str| found["found"]["look"][key].as_array().expect("weights").iter().filter_map(Value::as_f64).collect::<Vec<f64>>();
     for key in ["weights", "cut_weights"] {
         let sum: f64 = weights(key).iter().sum();
         assert!(weights(key).len() == 3 && (sum - 1.0).abs() < 1e-9, "{key} {found}");

@@ -68,7 +68,8 @@ impl<'a> Renderer<'a> {
         let script: &[&str] = if page.has_figures() { &[FIGURES] } else { &[] };
         let sheet = style_sheet() + &style::sheet();
         // Nothing is fetched and nothing else runs, even where a text would make a browser do so.
-        r.out += &format!("<meta http-equiv=\"Content-Security-Policy\" content=\"{}\"/>\n", embed::policy(script, &embed::hash(&sheet), false));
+        r.out +=
+            &format!("<meta http-equiv=\"Content-Security-Policy\" content=\"{}\"/>\n", embed::policy(script, &embed::hash(&sheet), false));
         r.out += &format!("<title>{title}</title>\n<style>{sheet}</style></head>\n");
         r.out += &format!("<body><main><header><h1>{title}</h1>\n");
         r.blocks(&page.lead);

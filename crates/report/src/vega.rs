@@ -70,18 +70,14 @@ fn of_chart(chart: &Chart) -> Value {
             }
             Layer::Points(list) => {
                 note(list.name.as_str(), list.color);
-                points.extend(
-                    list.points.iter().map(|p| json!({"series": list.name, "x": number(p.x), "y": number(p.y), "name": p.name})),
-                );
+                points.extend(list.points.iter().map(|p| json!({"series": list.name, "x": number(p.x), "y": number(p.y), "name": p.name})));
             }
             Layer::Mark(mark) => {
                 note(mark.label.as_str(), mark.color);
                 points.push(json!({"series": mark.label, "x": number(mark.x), "y": number(mark.y), "name": mark.label}));
             }
             Layer::Runs(runs) => {
-                points.extend(
-                    runs.ends().map(|(name, (x, y))| json!({"series": runs.name, "x": number(x), "y": number(y), "name": name})),
-                );
+                points.extend(runs.ends().map(|(name, (x, y))| json!({"series": runs.name, "x": number(x), "y": number(y), "name": name})));
             }
             Layer::Rule(rule) => rules.push(json!({"y": number(rule.y), "label": rule.label})),
         }
@@ -95,7 +91,9 @@ fn of_chart(chart: &Chart) -> Value {
         layers.push(json!({"data": {"values": bands}, "mark": {"type": "area", "opacity": 0.18}, "encoding": encoding}));
     }
     if !lines.is_empty() {
-        layers.push(json!({"data": {"values": lines}, "mark": {"type": "line", "tooltip": true}, "encoding": {"x": x, "y": y, "color": color}}));
+        layers.push(
+            json!({"data": {"values": lines}, "mark": {"type": "line", "tooltip": true}, "encoding": {"x": x, "y": y, "color": color}}),
+        );
     }
     if !points.is_empty() {
         let mark = json!({"type": "point", "filled": true, "tooltip": {"content": "data"}});

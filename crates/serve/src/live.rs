@@ -115,7 +115,8 @@ impl Live {
             self.runs.retain(|_, run| found.contains(&run.path));
             for path in found {
                 let below = path.strip_prefix(&self.folder).unwrap_or(&path).display().to_string();
-                let name = if below.is_empty() { path.file_name().map_or("run".into(), |n| n.to_string_lossy().into_owned()) } else { below };
+                let name =
+                    if below.is_empty() { path.file_name().map_or("run".into(), |n| n.to_string_lossy().into_owned()) } else { below };
                 self.runs.entry(name).or_insert_with(|| Watched::new(path, next));
             }
             self.looked = Some(Instant::now());
@@ -193,7 +194,19 @@ impl Watched {
         let settings = table.iter().map(|(key, value)| (key.clone(), plain(value))).collect();
         let (changed, begun) = (revision, revision);
         let (read, file, generation, status) = (0, 0, 0, "stopped");
-        Watched { path, read, file, generation, settings, steps, status, curves: Default::default(), tokens_per_second: None, changed, begun }
+        Watched {
+            path,
+            read,
+            file,
+            generation,
+            settings,
+            steps,
+            status,
+            curves: Default::default(),
+            tokens_per_second: None,
+            changed,
+            begun,
+        }
     }
 
     /// Whether anything is new.

@@ -114,7 +114,8 @@
   }
 
   function rows() {
-    const columns = [...Object.keys(COLUMNS), ...varied()];
+    const some = (column) => [...runs.values()].some((run) => valueOf(run, column) !== undefined);
+    const columns = [...Object.keys(COLUMNS).filter(some), ...varied()];
     const key = columns.join("\n") + state.sort + state.down;
     if (key !== rows.key) {
       rows.key = key;

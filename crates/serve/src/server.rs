@@ -76,7 +76,8 @@ impl Server {
         getrandom::fill(&mut bytes).map_err(|error| Error::Random(error.to_string()))?;
         let token = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         let style = style_sheet() + STYLE;
-        let page = ScriptedPage { title: "termwise: runs", body: BODY, style: &style, data: "{}", scripts: &[FIGURES, SCRIPT], connects: true };
+        let page =
+            ScriptedPage { title: "termwise: runs", body: BODY, style: &style, data: "{}", scripts: &[FIGURES, SCRIPT], connects: true };
         Ok(Server { http, port, token, live: Mutex::new(live), opened: Mutex::new(None), page: page.to_html() })
     }
 
@@ -126,7 +127,8 @@ impl Server {
             }
             "/look" => {
                 let number = |name: &str| first(name).and_then(|text| text.parse().ok()).unwrap_or(0);
-                let ask = LookRequest { layer: number("layer"), head: number("head"), query: number("query"), order: number("order").min(64) };
+                let ask =
+                    LookRequest { layer: number("layer"), head: number("head"), query: number("query"), order: number("order").min(64) };
                 self.look(first("run").unwrap_or_default(), first("text"), ask)
             }
             "/export" => self.export(query.iter().filter(|(key, _)| key == "run").map(|(_, value)| value.as_str())),
@@ -187,7 +189,9 @@ impl Server {
         drop(live);
         let Some(paths) = paths.filter(|paths| !paths.is_empty()) else { return Answer::refused(404, "there is no such run") };
         match termwise_papers::reproduce::of_folders(&paths, Path::new("")) {
-            Ok(page) => Answer { status: 200, kind: "text/html; charset=utf-8", body: page.to_html().into_bytes(), file: Some("runs.html") },
+            Ok(page) => {
+                Answer { status: 200, kind: "text/html; charset=utf-8", body: page.to_html().into_bytes(), file: Some("runs.html") }
+            }
             Err(error) => Answer::refused(422, &error.to_string()),
         }
     }

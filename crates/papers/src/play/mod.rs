@@ -56,8 +56,7 @@ pub const MODELS: [(&str, &str); 3] = [
 ];
 
 /// Keys, values and words by names that people remember.
-const KEYS: [&str; 16] =
-    ["Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hal", "Ida", "Jon", "Kim", "Leo", "Mia", "Ned", "Ola", "Pia"];
+const KEYS: [&str; 16] = ["Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hal", "Ida", "Jon", "Kim", "Leo", "Mia", "Ned", "Ola", "Pia"];
 const VALUES: [&str; 16] =
     ["ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen", "ibis", "jay", "koi", "lynx", "mole", "newt", "owl", "pig"];
 const WORDS: [&str; 8] = ["and", "so", "then", "but", "now", "also", "yet", "while"];

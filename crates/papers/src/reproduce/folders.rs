@@ -81,7 +81,9 @@ fn section(metric: Metric, groups: &[(String, Vec<usize>)], runs: &[Run]) -> Sec
         Metric::Recall => ("recall", "Recall"),
     };
     let mut blocks = Vec::new();
-    for (what, figure) in [("curves", figures::curves(heading, &task, runs, &colours)), ("ladder", figures::ladder(heading, &task, &colours))] {
+    for (what, figure) in
+        [("curves", figures::curves(heading, &task, runs, &colours)), ("ladder", figures::ladder(heading, &task, &colours))]
+    {
         blocks.extend(figure.map(|figure| Block::Figure { name: format!("{short}-{what}"), figure, caption: String::new() }));
     }
     blocks.push(Block::Table { name: short.into(), table: page::variants(&task, runs) });

@@ -71,13 +71,19 @@ fn lead(results: &Results) -> Vec<Block> {
         ("orders", figures::orders(results), ORDERS),
         ("memory", figures::memory(results), MEMORY),
     ];
-    blocks.extend(pictures.into_iter().filter_map(|(name, figure, sentence)| {
-        Some(Block::Figure { name: name.into(), figure: figure?, caption: sentence.into() })
-    }));
+    blocks.extend(
+        pictures
+            .into_iter()
+            .filter_map(|(name, figure, sentence)| Some(Block::Figure { name: name.into(), figure: figure?, caption: sentence.into() })),
+    );
     blocks.push(Block::Text(format!(
         "**{} claims: {reproduced} reproduced, {not_visible} not visible at this scale, {contradicted} contradicted.** Claims that several \
          experiments share are counted once. {} of {} runs finished, {:.0} s of computing, {} at a time.",
-        reproduced + not_visible + contradicted, timing.finished, timing.runs, timing.run_seconds, timing.parallel
+        reproduced + not_visible + contradicted,
+        timing.finished,
+        timing.runs,
+        timing.run_seconds,
+        timing.parallel
     )));
     if let builds @ [_, _, ..] = &results.builds()[..] {
         blocks.push(Block::Text(runs_made_by(builds)));
@@ -103,7 +109,8 @@ const GLANCE: &str = "**What is lost.** 0 is perfect recall; softmax, the dashed
     to largest over seeds";
 const ORDERS: &str = "**What brings it back.** Every further order of the series is one more recurrent network, and closes the gap during training. \
     Mean, smallest to largest, and a dot for each seed";
-const MEMORY: &str = "**What it costs.** A cache grows with the context and is shown at the length of training; a state is the same at any length";
+const MEMORY: &str =
+    "**What it costs.** A cache grows with the context and is shown at the length of training; a state is the same at any length";
 
 /// How claims over seeds are decided.
 const WHAT_COUNTS: &str = "Rules were stated before anything was run. Runs with the same seed see the same data and start from the same \

@@ -30,7 +30,10 @@ fn a_page_needs_nothing_but_itself() {
     let figures = data["figures"].as_object().expect("figures");
     assert!(figures.len() == 9 && figures.keys().all(|id| text.contains(&format!("<figure id=\"{id}\">"))), "{:?}", figures.keys());
     assert!(figures.values().any(|figure| figure["panels"][0]["series"][0]["y"].is_array()));
-    let policy = named(&document, "meta").into_iter().find_map(|n| n.has_attribute("http-equiv").then(|| n.attribute("content"))?).expect("a policy");
+    let policy = named(&document, "meta")
+        .into_iter()
+        .find_map(|n| n.has_attribute("http-equiv").then(|| n.attribute("content"))?)
+        .expect("a policy");
     assert!(policy.starts_with("default-src 'none'; script-src 'sha256-") && !policy.contains("unsafe"), "{policy}");
     assert_eq!(named(&document, "style").len(), 1, "one sheet for all figures");
     assert_eq!((named(&document, "svg").len(), named(&document, "table").len(), named(&document, "section").len()), (9, 2, 6));
@@ -194,7 +197,11 @@ fn figures_for_other_tools_hold_every_value() {
                 dashed: false,
                 points: vec![(0.0, 3.0), (1.0, f64::NAN), (2.0, 1.5)],
             }),
-            termwise_report::Layer::Runs(termwise_report::Runs { name: "a".into(), color: 1, runs: vec![("seed 1".into(), vec![(0.0, 3.0), (2.0, 1.25)])] }),
+            termwise_report::Layer::Runs(termwise_report::Runs {
+                name: "a".into(),
+                color: 1,
+                runs: vec![("seed 1".into(), vec![(0.0, 3.0), (2.0, 1.25)])],
+            }),
         ],
     };
     let figure = Figure { title: "t".into(), description: "d".into(), panels: vec![chart.into(), sample::heads().into()] };
