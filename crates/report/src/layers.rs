@@ -110,7 +110,8 @@ impl Runs {
     }
 
     fn draw(&self, drawing: &mut Drawing, chart: &Chart, frame: &Frame) {
-        for (name, (x, y)) in self.ends() {
+        // One alone is its line.
+        for (name, (x, y)) in self.ends().filter(|_| self.runs.len() > 1) {
             let Some(place) = frame.place(x, y) else { continue };
             let title = format!("{}, {name}: {}", self.name, chart.y.unit.exact(y));
             drawing.path(Look::Dot(self.color), Path::circle(place, SMALL), Some(&title));

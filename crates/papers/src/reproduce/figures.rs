@@ -65,7 +65,7 @@ pub fn curves(heading: &str, task: &TaskOutcome, runs: &[Run], colours: &Colours
         let band = |&(step, s): &(f64, Spread)| Some((step, s.least?, s.greatest?)).filter(|_| s.count > 1);
         let name = outcome.variant.name.clone();
         let (color, dashed) = colours.get(&name);
-        if single.len() > 1 {
+        if !single.is_empty() {
             dots.push(Layer::Runs(Runs { name: name.clone(), color, runs: single }));
         }
         bands.push(Layer::Band(Band { name: name.clone(), color, points: points.iter().filter_map(band).collect() }));
