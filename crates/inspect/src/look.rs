@@ -1,7 +1,7 @@
 //! One row of one head: the weights that it has, those that the first orders of the series would give, its spectrum, and what it keeps.
 
 use serde::Serialize;
-use termwise_attention::{Variant, View};
+use termwise_attention::{Kernel, Variant, View};
 use termwise_llama::{Model, Observed, Options as SessionOptions};
 
 use crate::Error;
@@ -61,7 +61,7 @@ pub fn look(model: &Model, ids: &[u32], request: Request) -> Result<HeadLook, Er
     let orders = options.orders.clone();
     let mut measured = spectrum::measure(model, &[ids.to_vec()], &options, &mut |_| {})?;
     let own = config.heads(layer)[head].clone();
-    let shorter = match own.kernel.is_exp() {
+    let shorter = match matches!(own.kernel, Kernel::Exp(_)) {
         true => Some(Variant { clamp: own.clamp, ..Variant { clamp: None, ..own.clone() }.truncated(order)? }),
         false => None,
     };
@@ -98,7 +98,7 @@ pub fn look(model: &Model, ids: &[u32], request: Request) -> Result<HeadLook, Er
 /// M·w/D of a row.
 fn weights(view: &View, variant: &Variant, t: usize, scores: &[f64]) -> Vec<f64> {
     let log = |s: usize| view.log_decay[t] - view.log_decay[s];
-    let exp = variant.kernel.is_exp();
+    let exp = matches!(variant.kernel, Kernel::Exp(_));
     let rho = if variant.shifts() && exp { (0..=t).map(|s| scores[s] + log(s)).fold(f64::NEG_INFINITY, f64::max) } else { 0.0 };
     let weight = |s: usize| if exp { (scores[s] + log(s) - rho).exp() } else { log(s).exp() * variant.kernel.value(scores[s]) };
     let weights: Vec<f64> = (0..=t).map(weight).collect();

@@ -9,7 +9,7 @@ mod embedded;
 use std::path::Path;
 
 use serde::Serialize;
-use termwise_attention::variant::presets;
+use termwise_attention::presets;
 use termwise_data::language::{Language, LanguageConfig};
 use termwise_llama::Model;
 use termwise_report::{ScriptedPage, json_for_script};
@@ -122,7 +122,7 @@ pub fn page(models: &[(&str, Model)], made: &str) -> Result<String, Error> {
 /// Writes the page.
 pub fn write(html: &str, path: &Path) -> Result<(), Error> {
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        termwise_base::files::create_folder(folder)?;
+        termwise_base::files::create_folder(folder).map_err(termwise_train::Error::from)?;
     }
-    Ok(termwise_base::files::write_whole(path, html.as_bytes())?)
+    Ok(termwise_base::files::write_whole(path, html.as_bytes()).map_err(termwise_train::Error::from)?)
 }
