@@ -5,8 +5,7 @@
 //! - [`look`]: one row of one head, with all its terms and with the first of them.
 
 pub mod cut;
-pub mod error;
 pub mod look;
 pub mod spectrum;
 
-pub use error::Error;
+pub use termwise_lab::Error;

@@ -4,9 +4,8 @@
 //! - [`reproduce`]: the experiments of both papers, run and decided;
 //! - [`play`]: a page on which one takes the terms of softmax away.
 
-pub mod error;
 pub mod play;
 pub mod reproduce;
 pub mod separation;
 
-pub use error::Error;
+pub use termwise_lab::Error;

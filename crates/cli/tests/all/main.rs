@@ -1,0 +1,28 @@
+//! All tests of the crate that need no process of their own, as one program: what they share is compiled and linked once.
+
+mod bench;
+mod browser;
+mod chromium;
+mod compose;
+mod cut;
+mod data;
+mod docs;
+#[cfg(unix)]
+mod endings;
+mod eval;
+mod generate;
+mod golden_curve;
+mod help;
+mod plan;
+mod play;
+mod reproduce;
+mod separation;
+mod serve;
+mod show;
+mod spectrum;
+#[path = "../support/mod.rs"]
+mod support;
+mod sweep;
+mod train;
+mod variants;
+mod verify;
