@@ -240,9 +240,11 @@
     const what = state.variant ? `With “${text}”` : order === "all" ? "With all terms" : order === 0 ? "With order 0 alone, the mean of all values,"
       : order === 1 ? "With orders 0 and 1, which is linear attention," : `With orders 0 to ${order}`;
     const right_ = `the answer “${vocabulary[right]}” has ${percent(p)}`;
-    const heads = cut.layers.at(-1), at = list.length - 1, place = list.findIndex((id, i) => id === right && list[i - 1] === list.at(-1));
-    const looks = heads.map((head) => head.weights[at][place] ?? 0), top = looks.indexOf(Math.max(...looks));
-    const look = place > 0 ? ` Head ${top + 1} gives ${percent(looks[top])} of its weight to it.` : "";
+    const looks = cut.layers.at(-1).map((head) => head.weights.at(-1)), most = looks.map((row) => Math.max(...row));
+    const top = most.indexOf(Math.max(...most)), place = looks[top].indexOf(most[top]), fact = list.findIndex((id, i) => id === right && list[i - 1] === list.at(-1));
+    const share = most[top] / looks[top].reduce((sum, w) => sum + Math.abs(w), 0);
+    const where = place - fact === 1 ? `, right behind “${vocabulary[list[fact - 1]]} ${vocabulary[right]}”` : place === fact ? ", which is the answer" : "";
+    const look = ` Head ${top + 1} looks most, by ${percent(share)}, at “${place === 0 ? "start" : vocabulary[list[place]]}”${where}.`;
     const compare = state.variant || order !== "all" ? ` Trained with all terms the model has ${percent(whole)}.` : "";
     return `${what} ${right_}${best === right ? "" : `; it would say “${vocabulary[best]}”`}.${look}${compare}`;
   }
