@@ -113,7 +113,12 @@ impl<'a> Renderer<'a> {
     fn blocks(&mut self, blocks: &'a [Block]) {
         for run in blocks.chunk_by(|a, b| matches!((a, b), (Block::Figure { .. }, Block::Figure { .. }))) {
             if matches!(run[0], Block::Figure { .. }) {
-                self.out += if run.len() == 1 { "<div class=\"figures one\">\n" } else { "<div class=\"figures\">\n" };
+                let class = match run.len() {
+                    1 => "figures one",
+                    3 => "figures three",
+                    _ => "figures",
+                };
+                self.out += &format!("<div class=\"{class}\">\n");
                 run.iter().for_each(|block| self.block(block));
                 self.out += "</div>\n";
             } else {

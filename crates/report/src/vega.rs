@@ -23,7 +23,9 @@ impl Figure {
                 Panel::HeatMap(map) => of_map(map),
             })
             .collect();
-        json!({"$schema": SCHEMA, "title": self.title, "description": self.description, "vconcat": panels})
+        // Panels may have other series.
+        let resolve = json!({"scale": {"color": "independent"}});
+        json!({"$schema": SCHEMA, "title": self.title, "description": self.description, "resolve": resolve, "vconcat": panels})
     }
 }
 
@@ -33,9 +35,9 @@ fn number(value: f64) -> Value {
 }
 
 fn axis(axis: &Axis, field: &str) -> Value {
-    let scale = if axis.scale == Scale::Log { "log" } else { "linear" };
+    let scale = if axis.scale == Scale::Log { json!({"type": "log"}) } else { json!({"type": "linear", "zero": false}) };
     let title = if axis.label.is_empty() { Value::Null } else { json!(axis.label) };
-    json!({"field": field, "type": "quantitative", "title": title, "scale": {"type": scale, "zero": false}})
+    json!({"field": field, "type": "quantitative", "title": title, "scale": scale})
 }
 
 /// Names and colours of series, so that a name has the colour of the other figures.

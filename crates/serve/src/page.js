@@ -3,7 +3,7 @@
 (() => {
   const token = new URLSearchParams(location.search).get("token") ?? "";
   const { element, format } = Figures, $ = (id) => document.getElementById(id);
-  const EVERY = 500, AT_FIRST = 12;
+  const EVERY = 300, AT_FIRST = 12;
   const ask = async (path, values = []) => {
     const response = await fetch(`${path}?${new URLSearchParams([["token", token], ...values])}`, { cache: "no-store" });
     if (!response.ok) throw new Error((await response.text()).trim());
