@@ -40,6 +40,13 @@ def book() -> Path:
     return file
 
 
+@pytest.fixture(scope="session")
+def families() -> Path:
+    folder = SHARED / "families"
+    need("shared", folder.is_dir(), f"{folder} is not there")
+    return folder
+
+
 def rms(x, expected) -> float:
     """Relative error."""
     x, expected = np.asarray(x, np.float64), np.asarray(expected, np.float64)
