@@ -234,7 +234,8 @@ class StateLayer(CacheLayerMixin):
 
 def _hold(module: torch.nn.Module, _: Any, kwargs: dict[str, Any]) -> None:
     """Before a layer runs whose attention was changed: where text is generated, a state is kept instead of keys."""
-    cache = kwargs.get("past_key_values")
+    # GPT-NeoX and some of its kin call it layer_past.
+    cache = kwargs.get("past_key_values", kwargs.get("layer_past"))
     ours = module.config._attn_implementation == NAME and not torch.is_grad_enabled()
     module._held = StateLayer.of(cache, module.layer_idx) if cache is not None and ours else None
 

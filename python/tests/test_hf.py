@@ -105,8 +105,7 @@ def test_states_of_variants_that_took_over(text, ids):
     for more in ({}, {"num_beams": 3}):
         with_states, without = (model.generate(ids, use_cache=use, **options, **more) for use in (True, False))
         assert torch.equal(with_states.sequences, without.sequences)
-    state = with_states.past_key_values.layers[0].state
-    assert state.is_constant == (termwise.Variant(text).state_bytes(8) is not None)
+    assert with_states.past_key_values.layers[0].state.is_constant == ("taylor" in text)
     # A computation that has gradients keeps keys instead, and none of ours is in its way.
     model(input_ids=ids, labels=ids, use_cache=True).loss.backward()
     with torch.no_grad(), pytest.raises(ValueError, match="cannot go back"):

@@ -6,7 +6,7 @@
 mod facts;
 mod reference;
 
-use minijinja::Environment;
+use minijinja::{Environment, UndefinedBehavior};
 use minijinja::syntax::SyntaxConfig;
 use termwise_attention::Variant;
 
@@ -17,6 +17,8 @@ pub fn torch(variant: &Variant, made_by: &str) -> Result<String, Error> {
     variant.validate()?;
     let failed = |error: minijinja::Error| Error::Export { variant: variant.to_string(), reason: format!("{error:#}") };
     let mut environment = Environment::new();
+    // A part that is absent has no properties.
+    environment.set_undefined_behavior(UndefinedBehavior::Chainable);
     // Lines that begin so decide what follows; the rest is Python.
     environment.set_syntax(SyntaxConfig::builder().line_statement_prefix("#%").build().map_err(failed)?);
     environment.add_template("attention.py", include_str!("attention.py.jinja")).map_err(failed)?;

@@ -50,10 +50,12 @@ impl Reference {
         let mut best: Option<(f64, usize, Outcome)> = None;
         for phase in 1..=24 {
             let (exact, short) = (computed::<f64>(&small, phase)?, computed::<f32>(&small, phase)?);
-            let error = |name: &String| relative_rms(&short.gradients[name], &exact.gradients[name]).min(
-                // Gradients that cancel are compared with others.
-                distance(&short.gradients[name], &exact.gradients[name]) / size(&exact.gradients["x"]),
-            );
+            let error = |name: &String| {
+                relative_rms(&short.gradients[name], &exact.gradients[name]).min(
+                    // Gradients that cancel are compared with others.
+                    distance(&short.gradients[name], &exact.gradients[name]) / size(&exact.gradients["x"]),
+                )
+            };
             let worst = exact.gradients.keys().map(error).fold(relative_rms(&short.y, &exact.y), f64::max);
             let finite = worst.is_finite() && exact.y.iter().all(|y| y.is_finite());
             if finite && best.as_ref().is_none_or(|(least, ..)| worst < *least) {
@@ -67,16 +69,13 @@ impl Reference {
             let reason = "its values are not finite for small inputs, so that nothing could be compared";
             return Err(Error::Export { variant: variant.to_string(), reason: reason.into() });
         };
-        let rows: Vec<String> = y.chunks(HIDDEN).map(|row| format!("    [{}],\n", row.iter().map(|&y| number(y)).collect::<Vec<_>>().join(", "))).collect();
+        let rows: Vec<String> =
+            y.chunks(HIDDEN).map(|row| format!("    [{}],\n", row.iter().map(|&y| number(y)).collect::<Vec<_>>().join(", "))).collect();
         let along = |g: &[f64]| g.iter().zip(sines(g.len(), 1.0)).map(|(g, s)| g * s).sum::<f64>();
         let entries: Vec<String> = gradients.iter().map(|(name, g)| format!("    \"{name}\": {},\n", number(along(g)))).collect();
         let mut sizes = vec![format!("\"hidden\": {HIDDEN}, \"heads\": {HEADS}, \"kv_heads\": {KV_HEADS}, \"head_dim\": {DIM}")];
-        let changed = [
-            ("window", small.window),
-            ("sinks", small.sinks),
-            ("dim", small.dim),
-            ("far_dim", small.far.as_ref().and_then(|far| far.dim)),
-        ];
+        let changed =
+            [("window", small.window), ("sinks", small.sinks), ("dim", small.dim), ("far_dim", small.far.as_ref().and_then(|far| far.dim))];
         sizes.extend(changed.iter().filter_map(|(name, size)| Some(format!("\"{name}\": {}", (*size)?))));
         Ok(Reference {
             sizes: format!("{{{}}}", sizes.join(", ")),
@@ -127,7 +126,8 @@ fn computed<R: Real>(variant: &Variant, phase: usize) -> Result<Outcome, Error> 
     // Tensors that a centre of exp would have are read by nothing, and the module leaves them out.
     let unread = |name: &str| {
         let is_exp = |kernel: &Kernel| matches!(kernel, Kernel::Exp(_));
-        (name == "centre.mean" && is_exp(&variant.kernel)) || (name == "far.centre.mean" && variant.far.as_ref().is_some_and(|far| is_exp(&far.kernel)))
+        (name == "centre.mean" && is_exp(&variant.kernel))
+            || (name == "far.centre.mean" && variant.far.as_ref().is_some_and(|far| is_exp(&far.kernel)))
     };
     let width = HEADS * DIM;
     let mut shapes: BTreeMap<String, usize> =
