@@ -16,7 +16,8 @@ def need(name: str, there: bool, why: str) -> None:
         return
     if name in os.environ.get("TERMWISE_REQUIRE", "").split(","):
         pytest.fail(f"{name} is required: {why}")
-    pytest.skip(f"NOT RUN, {name}: {why}")
+    # Also while a file is read, which then is skipped as a whole.
+    pytest.skip(f"NOT RUN, {name}: {why}", allow_module_level=True)
 
 
 def pytest_terminal_summary(terminalreporter):

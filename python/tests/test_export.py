@@ -16,7 +16,6 @@ try:
 except ImportError:
     torch = None
     need("torch", False, "PyTorch is not installed")
-    pytest.skip("PyTorch is not installed", allow_module_level=True)
 
 import termwise.torch
 

@@ -14,7 +14,6 @@ try:
 except ImportError:
     torch = None
     need("torch", False, "PyTorch is not installed")
-    pytest.skip("PyTorch is not installed", allow_module_level=True)
 
 import termwise.torch
 from termwise.torch import attention
