@@ -97,6 +97,14 @@ impl From<termwise_llama::Error> for Error {
 impl Error {
     /// Whether the user's own words are at fault, as against a failure while working.
     pub fn is_usage(&self) -> bool {
-        matches!(self, Error::Attention(_) | Error::ShapeText { .. } | Error::Sizes(_) | Error::Unknown { .. } | Error::Size { .. } | Error::Export { .. })
+        matches!(
+            self,
+            Error::Attention(_)
+                | Error::ShapeText { .. }
+                | Error::Sizes(_)
+                | Error::Unknown { .. }
+                | Error::Size { .. }
+                | Error::Export { .. }
+        )
     }
 }

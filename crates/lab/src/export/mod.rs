@@ -6,8 +6,8 @@
 mod facts;
 mod reference;
 
-use minijinja::{Environment, UndefinedBehavior};
 use minijinja::syntax::SyntaxConfig;
+use minijinja::{Environment, UndefinedBehavior};
 use termwise_attention::Variant;
 
 use crate::Error;
