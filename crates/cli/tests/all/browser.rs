@@ -133,9 +133,11 @@ fn answers(browser: &mut Browser) {
 
     let boxes = browser.evaluate("document.querySelectorAll('.choose input').length");
     assert!(boxes.as_f64().is_some_and(|count| count >= 4.0), "check boxes of runs: {boxes}");
-    browser.evaluate("document.querySelector('.choose tr:nth-child(2) th input').click()");
+    let first = "[...document.querySelectorAll('.choose tbody th')].find(th => th.textContent === panel.querySelector('.legend button').textContent)";
+    browser.evaluate(&format!("{first}.querySelector('input').click()"));
     assert_ne!(browser.evaluate(picture), before, "a variant that is left out is not drawn");
-    browser.evaluate("document.querySelector('.choose tr:nth-child(2) th input').click()");
+    browser.evaluate(&format!("{first}.querySelector('input').click()"));
+    assert_eq!(browser.evaluate(picture), before, "and comes back");
     // The same variant has the same colour in every figure.
     let colours = browser.evaluate(
         "(() => { const seen = {}; for (const b of document.querySelectorAll('.legend button')) { const c = b.firstChild.style.color; \
