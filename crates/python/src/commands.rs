@@ -139,6 +139,7 @@ fn event(plan: &Plan, event: &Event) -> Value {
     match event {
         Event::Started(index) => json!({ "event": "started", "run": name(index) }),
         Event::Stopped(index) => json!({ "event": "stopped", "run": name(index) }),
+        Event::Waiting(runs) => json!({ "event": "waiting", "runs": runs }),
         Event::Ended(index, record) => match &record.status {
             Status::Failed { reason } => json!({ "event": "failed", "run": name(index), "reason": reason, "seconds": record.seconds }),
             Status::Finished { metrics } => {
@@ -185,6 +186,7 @@ pub fn run_sweep(py: Python<'_>, options: &str, callback: Option<&Bound<'_, PyAn
             retry: options.retry,
             skip_equal: options.skip_equal,
             only: None,
+            others: sweep::Others::USUAL,
         };
         let runner = ProcessRunner::new(options.again, watch.kill.clone());
         let states = sweep::run(&plan, &options.folder, &runner, &how, &watch.stop, &mut |seen| watch.tell(event(&plan, seen)));
@@ -223,6 +225,7 @@ pub fn run_reproduce(py: Python<'_>, options: &str, callback: Option<&Bound<'_, 
         retry: options.retry,
         rerun_other_builds: false,
         provenance: provenance().clone(),
+        others: usual.others,
         scale,
     };
     let declared = reproduce::declare(&how).map_err(value)?;
