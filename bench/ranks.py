@@ -25,7 +25,7 @@ def mpirun(ranks):
 
 
 def arguments(args, attention, steps, checkpoint_every=10):
-    sizes = "--layers 2 --hidden 32 --heads 2 --mlp 64 --batch 8 --length 64 --warmup 5 --eval-every 20 --eval-batches 6 --log-every 5"
+    sizes = "--layers 2 --hidden 32 --heads 2 --mlp 64 --batch 8 --length 128 --warmup 5 --eval-every 20 --eval-batches 6 --log-every 5"
     return [args.program, "--threads", "1", "train", "--quiet", *sizes.split(), "--attention", attention, "--steps", str(steps),
             "--horizon", str(steps), "--checkpoint-every", str(checkpoint_every), "--keep", "3"]
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use termwise_train::collective::{Alone, Collective};
 use termwise_train::tell::tell;
 
-use crate::error::{Exit, Failure};
+use crate::error::Failure;
 
 /// How long a rank keeps its error to itself: where rank 0 has the same one, it is said once.
 const FIRST_WORD: Duration = Duration::from_secs(1);

@@ -83,7 +83,7 @@ mod tests {
         let (endless, parameters) = (f64::INFINITY, 275e6);
         // Nothing to send, nothing to gain.
         let one = shared(1, 1e9, 1e-3);
-        assert_eq!((one.bytes, one.seconds, one.steps[0].speedup), (0, 0.0, 1.0));
+        assert!((one.bytes, one.seconds) == (0, 0.0) && (one.steps[0].speedup - 1.0).abs() < 1e-12, "{one:?}");
         // Without a network's cost, all but the update is shared.
         let ideal = shared(4, endless, 0.0);
         assert!(ideal.steps[0].speedup > 3.5 && ideal.steps[0].speedup < 4.0, "{ideal:?}");

@@ -27,7 +27,7 @@ impl Session {
         // Training runs on a thread of its own pool; calls never overlap.
         let (universe, threading) =
             mpi::initialize_with_threading(Threading::Serialized).ok_or_else(|| problem("it was used in this process before"))?;
-        if threading < Threading::Serialized {
+        if !matches!(threading, Threading::Serialized | Threading::Multiple) {
             return Err(problem("this installation cannot be called from another thread than the first"));
         }
         let world = SimpleCommunicator::world();
