@@ -129,7 +129,7 @@ impl Learner for Native {
             .flat_map(|(kind, params)| params.iter().map(move |(e, data)| (format!("{kind}.{}", e.spec.name), &e.spec.shape[..], data)))
             .collect();
         let tensors = named.iter().map(|(name, shape, data)| Tensor { name, shape, data });
-        Ok(weights::write_file(&folder.join(OPTIMIZER), tensors, &WriteOptions::default())?)
+        Ok(weights::write_file(folder.join(OPTIMIZER), tensors, &WriteOptions::default())?)
     }
 }
 
