@@ -3,10 +3,12 @@
 
 mod arrays;
 mod commands;
+mod engine;
 mod errors;
 mod layer;
 mod meter;
 mod model;
+mod parts;
 mod result;
 mod state;
 mod threads;
@@ -27,8 +29,10 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(threads::set_threads, m)?)?;
     m.add_function(wrap_pyfunction!(model::layers_of_config, m)?)?;
     m.add_function(wrap_pyfunction!(model::load_model, m)?)?;
+    m.add_function(wrap_pyfunction!(model::model_of_config, m)?)?;
     m.add_function(wrap_pyfunction!(commands::catalogue, m)?)?;
     m.add_function(wrap_pyfunction!(commands::main, m)?)?;
+    m.add_function(wrap_pyfunction!(engine::model_of_settings, m)?)?;
     m.add_function(wrap_pyfunction!(commands::run_reproduce, m)?)?;
     m.add_function(wrap_pyfunction!(commands::run_separation, m)?)?;
     m.add_function(wrap_pyfunction!(commands::run_sweep, m)?)?;
