@@ -1,7 +1,6 @@
 //! Many runs in one folder, by several processes: flags that `sweep` and `reproduce` have in common.
 
 use std::ffi::OsString;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

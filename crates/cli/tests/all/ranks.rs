@@ -49,7 +49,8 @@ fn any_number_of_processes_leaves_the_same_bytes_and_results() {
         assert!(bytes(&place.path("runs").join(name)) == bytes(&place.path("runs/r1")), "{count} ranks");
     }
     // Long enough for several batches of windows.
-    let line = |i: usize| format!("{} saw {i} boats and {} gulls near the harbour of the town.\n", ["Tom", "Ann", "Sue"][i % 3], i * 7 % 11);
+    let line =
+        |i: usize| format!("{} saw {i} boats and {} gulls near the harbour of the town.\n", ["Tom", "Ann", "Sue"][i % 3], i * 7 % 11);
     std::fs::write(place.path("long.txt"), (0..220).map(line).collect::<String>()).expect("a file");
     place.command(&["train", "--quiet", "--config", &config, "--name", "alone", "--micro-batches", "8"]).assert().success();
     assert!(bytes(&place.path("runs/alone")) == bytes(&place.path("runs/r1")), "without MPI, cut into as many micro-batches");

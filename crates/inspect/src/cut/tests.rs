@@ -268,14 +268,12 @@ fn any_number_of_ranks_says_the_same() {
     for ranks in [2, 3] {
         let team: Vec<_> = team(ranks).into_iter().map(std::sync::Arc::new).collect();
         let found: Vec<String> = std::thread::scope(|scope| {
-            let each = |rank: &std::sync::Arc<_>| {
+            let mut threads = Vec::new();
+            for rank in &team {
                 let own = Options { collective: rank.clone(), journal: journal("shared"), ..options() };
-                scope.spawn(|| {
-                    let own = own;
-                    report(&go(model(0.6), &words, &own))
-                })
-            };
-            let threads: Vec<_> = team.iter().map(each).collect();
+                let words = &words;
+                threads.push(scope.spawn(move || report(&go(model(0.6), words, &own))));
+            }
             threads.into_iter().map(|thread| thread.join().expect("a rank")).collect()
         });
         assert!(found.iter().all(|found| *found == report(&alone)), "{ranks} ranks");

@@ -33,8 +33,10 @@ fn any_number_of_ranks_gives_the_same_bits() {
         let team = team(ranks);
         let first = std::thread::scope(|scope| {
             let (model, windows, options) = (&model, &windows, &options);
-            let each = |rank| scope.spawn(move || measure_with(model, windows, options, rank, &mut |_| ()).expect("a spectrum"));
-            let threads: Vec<_> = team.iter().map(each).collect();
+            let mut threads = Vec::new();
+            for rank in &team {
+                threads.push(scope.spawn(move || measure_with(model, windows, options, rank, &mut |_| ()).expect("a spectrum")));
+            }
             threads.into_iter().map(|thread| thread.join().expect("a rank")).collect::<Vec<_>>().swap_remove(0)
         });
         assert!(json(first) == one, "{ranks} ranks");

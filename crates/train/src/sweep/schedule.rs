@@ -62,6 +62,11 @@ pub struct Stop<'a> {
 }
 
 impl Stop<'_> {
+    /// Asks all runs to stop.
+    pub fn store(&self, stop: bool, order: Ordering) {
+        self.all.store(stop, order);
+    }
+
     /// As that of the two.
     pub fn load(&self, order: Ordering) -> bool {
         self.all.load(order) || self.own.load(order)
