@@ -203,6 +203,14 @@ pub enum Error {
         /// What each has.
         found: Vec<String>,
     },
+    /// Another engine that failed; it has said where.
+    #[error("the {engine} engine failed: {problem}")]
+    Engine {
+        /// Its name in settings.
+        engine: &'static str,
+        /// What it said.
+        problem: String,
+    },
     /// A part of the program that ended without an answer.
     #[error("internal error: {0}")]
     Internal(&'static str),

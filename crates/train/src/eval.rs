@@ -109,6 +109,19 @@ impl Sums {
         Ok(())
     }
 
+    /// Those of a batch, from the loss of every position [B, T].
+    pub fn of_losses(rows: &Rows, losses: &[f64]) -> Sums {
+        let mut sums = Sums { bytes: rows.bytes, marked: !rows.recall.is_empty(), ..Sums::default() };
+        for (at, loss) in losses.iter().enumerate().filter(|&(at, _)| counts(rows, at)) {
+            let recalled = rows.recall.get(at).is_some_and(|&recall| recall);
+            for sum in [Some(&mut sums.all), recalled.then_some(&mut sums.recall)].into_iter().flatten() {
+                sum.loss += loss;
+                sum.count += 1;
+            }
+        }
+        sums
+    }
+
     /// Adds those of the next batch.
     pub fn merge(&mut self, next: &Sums) {
         for (own, next) in [(&mut self.all, next.all), (&mut self.recall, next.recall)] {

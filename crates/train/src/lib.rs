@@ -33,7 +33,7 @@ pub use adamw::{AdamW, AdamWConfig};
 pub use collective::Collective;
 pub use document::Evaluated;
 pub use error::{Error, Result};
-pub use learner::Learner;
+pub use learner::{Engine, Learner};
 pub use norm::{clip, gradient_norm};
 pub use run::{Outcome, RunOptions, Start, train};
 pub use settings::Settings;

@@ -10,7 +10,7 @@ use crate::checkpoint::OPTIMIZER;
 use crate::collective::Collective;
 use crate::error::{Error, Result};
 use crate::eval::Sums;
-use crate::learner::Learner;
+use crate::learner::{Learner, operations};
 use crate::memory;
 use crate::nonfinite::{self, Diagnosis};
 use crate::settings::Settings;
@@ -48,6 +48,11 @@ impl Native {
         Ok(Native { model, optimizer, gradients: None })
     }
 
+    /// The model and its moments, for another engine.
+    pub fn into_parts(self) -> (Model, AdamW) {
+        (self.model, self.optimizer)
+    }
+
     fn room(&mut self) -> Result<(&Model, &mut Gradients)> {
         let gradients = self.gradients.as_mut().ok_or(Error::Internal("a learner was asked before it was prepared"))?;
         Ok((&self.model, gradients))
@@ -80,14 +85,15 @@ impl Learner for Native {
         self.room()?.1.reduce(collective)
     }
 
-    fn norm(&self) -> f64 {
-        self.gradients.as_ref().map_or(f64::NAN, |gradients| gradient_norm(gradients.gradient()))
+    fn norm(&self) -> Result<f64> {
+        Ok(self.gradients.as_ref().map_or(f64::NAN, |gradients| gradient_norm(gradients.gradient())))
     }
 
-    fn update(&mut self, learning_rate: f64, scale: f64) {
+    fn update(&mut self, learning_rate: f64, scale: f64) -> Result<()> {
         if let Some(gradients) = &self.gradients {
             self.optimizer.step(&mut self.model.params, gradients.gradient(), learning_rate, scale);
         }
+        Ok(())
     }
 
     fn updates(&self) -> u64 {
@@ -99,15 +105,8 @@ impl Learner for Native {
         gradients.loss(&model.params, rows)
     }
 
-    /// 6·tokens·numbers in matrices besides the embedding, and attention.
     fn operations(&self, settings: &Settings) -> f64 {
-        let entries = self.model.params.layout().entries();
-        let matrices = entries.iter().filter(|entry| entry.is_matrix() && !entry.spec.name.starts_with("model.embed_tokens"));
-        let numbers: usize = matrices.map(|entry| entry.spec.len()).sum();
-        let rows = (settings.batch * settings.accumulate) as f64;
-        let (time, config) = (settings.length as f64, &self.model.config);
-        let attention = (config.num_hidden_layers * config.num_attention_heads * config.head_dim) as f64 * 2.0 * time * (time + 1.0);
-        rows * (6.0 * time * numbers as f64 + 3.5 * attention)
+        operations(self.model.params.layout(), &self.model.config, settings)
     }
 
     fn diagnose(&self, computed: &Computed, batches: &[Rows], step: u64) -> Diagnosis {

@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::learner::{self, Learner};
+use crate::native::Native;
 use crate::provenance;
 use crate::settings::Settings;
 use crate::spikes::Spikes;
@@ -85,7 +86,7 @@ pub struct Best {
 #[derive(Debug)]
 pub struct Loaded {
     /// The model and its moments.
-    pub learner: Box<dyn Learner>,
+    pub learner: Box<Native>,
     /// Where the run was.
     pub state: State,
     /// The run's settings.

@@ -28,8 +28,9 @@ use crate::checkpoint::{Best, Found, Loaded, MANIFEST, SETTINGS, STATE, Shelf, S
 use crate::collective::{Alone, Collective};
 use crate::error::{Error, Result};
 use crate::eval::Evaluation;
-use crate::learner::{self, Learner};
+use crate::learner::{self, Engine};
 use crate::metrics::{self, METRICS};
+use crate::native::Native;
 use crate::progress::{Display, WARNINGS};
 use crate::provenance::{self, Provenance};
 use crate::settings::keys::Effect;
@@ -70,6 +71,8 @@ pub struct RunOptions {
     pub provenance: Provenance,
     /// The ranks that share the work.
     pub collective: Arc<dyn Collective>,
+    /// What computes, where that is not the native engine.
+    pub engine: Option<Arc<dyn Engine>>,
 }
 
 impl RunOptions {
@@ -84,6 +87,7 @@ impl RunOptions {
             files: Vec::new(),
             provenance: Provenance::default(),
             collective: Arc::new(Alone),
+            engine: None,
         }
     }
 }
@@ -159,7 +163,7 @@ pub fn resumed_settings(folder: &Path, above: &[Layer]) -> Result<Settings> {
 /// [`Error::FirstRank`] on other ranks where rank 0 has failed and all know it. Any other error may be of one rank alone: who calls this then ends the others.
 pub fn train(settings: &Settings, source: &dyn Source, options: &RunOptions) -> Result<Outcome> {
     settings.validate()?;
-    if settings.engine != "native" {
+    if settings.engine != options.engine.as_ref().map_or("native", |engine| engine.name()) {
         let expected = "this engine is a program of its own, which `termwise train` starts".to_owned();
         return Err(Error::Setting { place: String::new(), key: "engine".into(), found: settings.engine.clone(), expected });
     }
@@ -271,7 +275,7 @@ pub(crate) fn lock(folder: &Path) -> Result<File> {
 
 /// What a session starts from.
 struct Begin {
-    learner: Box<dyn Learner>,
+    learner: Box<Native>,
     state: State,
     checkpoint: Option<PathBuf>,
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::{Begin, Outcome, RunOptions};
 use crate::checkpoint::{Best, Shelf, State};
 use crate::clip;
-use crate::collective::Collective;
+use crate::collective::{Alone, Collective};
 use crate::error::{Error, Result};
 use crate::eval::{self, Evaluation};
 use crate::feed::{Feed, Parts};
@@ -75,7 +75,14 @@ impl<'a> Training<'a> {
         begin: Begin,
         warnings: Vec<String>,
     ) -> Result<Training<'a>> {
-        let Begin { mut learner, state, checkpoint } = begin;
+        let Begin { learner, state, checkpoint } = begin;
+        let mut learner: Box<dyn Learner> = match &options.engine {
+            None => learner,
+            Some(engine) => {
+                let (model, optimizer) = learner.into_parts();
+                engine.adopt(model, optimizer, settings)?
+            }
+        };
         let collective = &*options.collective;
         agree_on_run(collective, settings, source, options, &state)?;
         learner.prepare(settings, collective)?;
@@ -157,10 +164,10 @@ impl<'a> Training<'a> {
     fn step(&mut self, parts: &Parts, started: Instant) -> Result<()> {
         self.learner.gradient(parts)?;
         let mut computed = self.learner.reduce(self.collective)?;
-        computed.norm = self.learner.norm();
+        computed.norm = self.learner.norm()?;
         let lr = self.schedule.rate(self.state.step);
         if computed.is_finite() {
-            self.learner.update(lr, self.clip.map_or(1.0, |limit| clip(computed.norm, limit)));
+            self.learner.update(lr, self.clip.map_or(1.0, |limit| clip(computed.norm, limit)))?;
         } else {
             self.refuse(&computed, parts)?;
         }
@@ -263,7 +270,9 @@ impl<'a> Training<'a> {
 
     fn evaluate(&mut self) -> Result<()> {
         let &Settings { batch, length, eval_batches, .. } = self.settings;
-        let (source, learner, collective) = (self.source, &mut self.learner, self.collective);
+        let together = self.learner.measures_together();
+        let collective: &dyn Collective = if together { &Alone } else { self.collective };
+        let (source, learner) = (self.source, &mut self.learner);
         let (rank, ranks) = (collective.rank() as u64, collective.size() as u64);
         let (sums, _) = std::thread::scope(|scope| {
             // Only what this rank measures.
@@ -300,6 +309,7 @@ impl<'a> Training<'a> {
         if self.saved == Some(self.state.step) {
             return Ok(());
         }
+        self.learner.collect()?;
         if let Some(Writer { shelf, metrics, .. }) = &self.writer {
             // Metrics first: what a checkpoint has passed must be in them.
             metrics.sync()?;
