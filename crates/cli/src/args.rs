@@ -84,7 +84,7 @@ pub enum Command {
     Plan(Box<PlanArgs>),
     Show(ShowArgs),
     #[command(subcommand)]
-    Export(ExportCommand),
+    Export(Box<ExportCommand>),
     #[command(subcommand)]
     Data(DataCommand),
     #[command(subcommand)]
