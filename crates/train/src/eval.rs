@@ -33,6 +33,12 @@ pub struct Evaluation {
     /// Loss above that of the best possible predictor, where it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub excess: Option<Excess>,
+    /// Positions that rows of training have, where rows are longer here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub within: Option<Part>,
+    /// Positions beyond them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub beyond: Option<Part>,
 }
 
 /// Some of the tokens.
@@ -63,6 +69,9 @@ pub struct Sums {
     all: Sum,
     recall: Sum,
     marked: bool,
+    /// Positions of a row in training, and the losses beyond them.
+    trained: Option<usize>,
+    beyond: Sum,
     bytes: u64,
     /// The first.
     nonpositive: Option<Nonpositive>,
@@ -84,7 +93,20 @@ impl Sum {
     }
 }
 
+impl std::ops::Sub for Sum {
+    type Output = Sum;
+
+    fn sub(self, other: Sum) -> Sum {
+        Sum { loss: self.loss - other.loss, count: self.count - other.count }
+    }
+}
+
 impl Sums {
+    /// Of rows that are longer than those of training, which have so many positions.
+    pub fn beyond(trained: usize) -> Sums {
+        Sums { trained: Some(trained), ..Sums::default() }
+    }
+
     /// Runs a batch and adds its losses.
     pub fn add(&mut self, session: &mut Session, params: &Params, rows: &Rows) -> Result<()> {
         let loss = session.loss(params, &batch_of(rows, None))?;
@@ -100,13 +122,20 @@ impl Sums {
                 self.recall.count += 1;
             }
         }
+        if let Some(trained) = self.trained {
+            for at in (0..rows.labels.len()).filter(|&at| at % rows.time.max(1) >= trained && counts(rows, at)) {
+                self.beyond.loss += session.token_losses().get(at).copied().unwrap_or(0.0);
+                self.beyond.count += 1;
+            }
+        }
         Ok(())
     }
 
     /// What they come to; `best` is what the best possible predictor has.
     pub fn finish(&self, best: Option<BestLoss>) -> Evaluation {
         let loss = self.all.mean();
-        let rest = Sum { loss: self.all.loss - self.recall.loss, count: self.all.count - self.recall.count };
+        let rest = self.all - self.recall;
+        let (within, beyond) = (self.trained.map(|_| (self.all - self.beyond).part()), self.trained.map(|_| self.beyond.part()));
         let bits_per_byte = (self.bytes > 0).then(|| self.all.loss / std::f64::consts::LN_2 / self.bytes as f64);
         let (recall, rest) = (self.marked.then(|| self.recall.part()), self.marked.then(|| rest.part()));
         let excess = best.map(|best| Excess {
@@ -114,7 +143,7 @@ impl Sums {
             recall: recall.map(|part| part.loss - best.recall),
             rest: rest.map(|part| part.loss - best.rest),
         });
-        Evaluation { tokens: self.all.count, loss, perplexity: loss.exp(), bits_per_byte, recall, rest, excess }
+        Evaluation { tokens: self.all.count, loss, perplexity: loss.exp(), bits_per_byte, recall, rest, excess, within, beyond }
     }
 }
 
@@ -196,7 +225,8 @@ impl Sliding {
             if !source.held_out(self.piece, 1, stride, &mut self.rows)? {
                 break;
             }
-            if !self.rows.lengths.is_empty() || !self.rows.recall.is_empty() {
+            // Of built-in data the best loss is known.
+            if !self.rows.lengths.is_empty() || source.best_loss().is_some() {
                 let expected = "these data are separate documents, which have nothing before them; make it the length".into();
                 return Err(Error::Setting { place: String::new(), key: "stride".into(), found: stride.to_string(), expected });
             }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use termwise_llama::Model;
+use termwise_llama::{Model, Options, Session};
 
 use super::{Begin, Outcome, RunOptions};
 use crate::checkpoint::{Best, Shelf, State};
@@ -30,6 +30,8 @@ pub(super) struct Training<'a> {
     model: Model,
     optimizer: AdamW,
     gradients: Gradients,
+    /// For rows of evaluations that are longer than those of training.
+    longer: Option<Session>,
     state: State,
     shelf: Shelf,
     checkpoint: Option<PathBuf>,
@@ -66,6 +68,11 @@ impl<'a> Training<'a> {
         // Weights and moments are there already.
         memory::check(config, settings.batch, settings.length, 1, config.num_hidden_layers)?;
         let gradients = Gradients::new(&model, settings.batch, settings.length, settings.options()?)?;
+        let longer = settings.eval_length.map(|length| -> Result<Session> {
+            memory::check(config, settings.batch, length, 0, 1)?;
+            Ok(model.session(settings.batch, length, Options { forward_only: true, ..settings.options()? })?)
+        });
+        let longer = longer.transpose()?;
         let (metrics, unreadable) = Metrics::open(&options.folder, state.step)?;
         let share = options.peak.map(|peak| (operations(&model, settings), peak));
         let mut progress = Progress::new(options.display.clone(), settings.steps, state.step, &options.folder, share);
@@ -92,6 +99,7 @@ impl<'a> Training<'a> {
             model,
             optimizer,
             gradients,
+            longer,
             saved: checkpoint.is_some().then_some(state.step),
             state,
             shelf,
@@ -238,13 +246,17 @@ impl<'a> Training<'a> {
     }
 
     fn evaluate(&mut self) -> Result<()> {
-        let &Settings { batch, length, eval_batches, .. } = self.settings;
-        let (source, session, params) = (self.source, &mut self.gradients.session, &self.model.params);
+        let &Settings { batch, length, eval_length, eval_batches, .. } = self.settings;
+        let (source, params) = (self.source, &self.model.params);
+        let (session, length, start) = match (&mut self.longer, eval_length) {
+            (Some(session), Some(longer)) => (session, longer, Sums::beyond(length)),
+            _ => (&mut self.gradients.session, length, Sums::default()),
+        };
         let sums = std::thread::scope(|scope| {
             let mut feed = Feed::start(scope, move |index, rows: &mut Rows| {
                 Ok((eval_batches == 0 || index < eval_batches) && source.held_out(index, batch, length, rows)?)
             });
-            let mut sums = Sums::default();
+            let mut sums = start;
             while let Some(rows) = feed.next()? {
                 sums.add(session, params, &rows)?;
                 feed.reuse(rows);
