@@ -1,7 +1,8 @@
 //! First questions about the write rule, decays, windows and far keys. Nobody's paper, so that each claim is what one would expect.
 //!
 //! Every variant gets the learning rate that suits it from one grid ([`RATES`]), chosen with one run of another seed, and is then compared over
-//! seeds. Models have one layer, so that a state does the work and nothing is passed on from layer to layer.
+//! seeds. Models have one layer, so that a state does the work and nothing is passed on from layer to layer. After 600 steps many runs,
+//! softmax among them, had not begun to recall: all have 1200, or 1000 where facts are far.
 
 use toml::{Table, Value};
 
@@ -37,8 +38,8 @@ keep = 1
 const OVERWRITTEN: &str = r#"
 language = "length=64 facts=8 updates=8 keys=16 values=16 words=4 branching=2 fact_rate=0.95 question_rate=0.95 held_out=256"
 length = 64
-steps = 600
-eval_every = 150
+steps = 1200
+eval_every = 300
 "#;
 
 const BITS: &str = r#"
@@ -47,16 +48,16 @@ language = "held_out=64"
 recipe = "default"
 length = 32
 eval_length = 128
-steps = 600
-eval_every = 150
+steps = 1200
+eval_every = 300
 "#;
 
-/// Facts are asked for once each, further away than either window reaches.
+/// Facts are asked for once each, further away than any window reaches. More steps, since fewer tokens ask for something.
 const FAR: &str = r#"
-language = "length=72 facts=6 gap=40 keys=16 values=16 words=4 branching=2 fact_rate=1 question_rate=1 held_out=256"
-length = 72
-steps = 600
-eval_every = 150
+language = "length=80 facts=8 gap=40 keys=16 values=16 words=4 branching=2 fact_rate=1 question_rate=1 held_out=192"
+length = 80
+steps = 1000
+eval_every = 250
 "#;
 
 /// A few steps that show nothing.
@@ -170,25 +171,28 @@ pub fn parity(scale: Scale) -> Experiment {
     }
 }
 
-/// Far keys in a state of about eight keys' size: orders and the dimension to which queries and keys are projected.
-const FAR_ORDERS: [(usize, usize); 3] = [(1, 14), (2, 4), (3, 3)];
-const LONGER: &str = "window 24";
+/// Far orders up to n, the dimension to which queries and keys are projected, and the window that makes all memories about as large as
+/// [`LONGER`]: a key takes 32 numbers, a row of the state 17, and there are 17, 45 and 35 rows.
+const FAR_ORDERS: [(usize, usize, usize); 3] = [(1, 16, 23), (2, 8, 8), (3, 4, 14)];
+const LONGER: &str = "window 33";
 
 pub fn distance(scale: Scale) -> Experiment {
-    let far = |order: usize| format!("window 16, sink, far orders 0..{order}");
-    let attention = |order: usize, dim: usize, more: &str| format!("softmax window=16 sinks=1 far(taylor=0..{order} dim={dim}{more})");
-    let mut variants =
-        vec![variant(SOFTMAX, "softmax"), variant(LONGER, "softmax window=24"), variant("window 16, sink", "softmax window=16 sinks=1")];
+    let far = |order: usize| format!("far orders 0..{order}");
+    let attention = |(order, dim, window): (usize, usize, usize), more: &str| {
+        format!("softmax window={window} sinks=1 far(taylor=0..{order} dim={dim}{more})")
+    };
+    let mut variants = vec![variant(SOFTMAX, "softmax"), variant(LONGER, "softmax window=33")];
     let centred = format!("{}, running centre", far(2));
-    variants.extend(FAR_ORDERS.map(|(order, dim)| variant(&far(order), &attention(order, dim, ""))));
-    variants.push(variant(&centred, &attention(2, 4, " centre=running")));
+    variants.extend(FAR_ORDERS.map(|sizes| variant(&far(sizes.0), &attention(sizes, ""))));
+    // The mean is one more coordinate of the state.
+    variants.push(variant(&centred, &attention((2, 7, 8), " centre=running")));
     let mut claims: Vec<Claim> = FAR_ORDERS
-        .map(|(order, _)| {
+        .map(|(order, _, _)| {
             lower(&far(order), LONGER, &format!("far orders 0..{order} recall what a longer window of the same bytes does not"))
         })
         .into();
-    claims.push(lower(&far(2), &far(1), "far orders 0..2 recall better than 0..1 in a state of the same size"));
-    claims.push(lower(&far(3), &far(2), "far orders 0..3 recall better than 0..2 in a state of the same size"));
+    claims.push(lower(&far(2), &far(1), "far orders 0..2 recall better than 0..1 in as many bytes"));
+    claims.push(lower(&far(3), &far(2), "far orders 0..3 recall better than 0..2 in as many bytes"));
     claims.push(lower(&centred, &far(2), "a running centre helps far orders 0..2"));
     let (one, other) = (far(2), SOFTMAX.to_owned());
     let rule = Rule::Equal { one, other: other.clone(), low: other, high: LONGER.into(), share: 0.1 };
