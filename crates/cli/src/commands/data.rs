@@ -189,8 +189,10 @@ fn show(args: &ShowArgs, context: &mut Context) -> Result<(), Failure> {
             continue;
         }
         for (row, (ids, labels)) in ids.zip(labels).enumerate() {
+            // Up to padding; what is not asked for may stand between.
+            let shown = labels.iter().rposition(|&label| label != -100).map_or(0, |last| last + 1);
             let asked = labels.iter().filter(|&&label| label != -100).count();
-            writeln!(out, "── batch {index}, row {row}, {asked} tokens asked for\n{}", tokenizer.decode(&ids[..asked], false)?)?;
+            writeln!(out, "── batch {index}, row {row}, {asked} tokens asked for\n{}", tokenizer.decode(&ids[..shown], false)?)?;
             if labelled {
                 let labels: Vec<u32> = labels.iter().filter_map(|&label| u32::try_from(label).ok()).collect();
                 writeln!(out, "asked for at each, the mark included:\n{}", tokenizer.decode(&labels, false)?)?;
