@@ -46,7 +46,7 @@ pub mod variant;
 
 pub use buffer::Buffer;
 pub use engine::{Attention, Saved};
-pub use error::{Error, TextError, nearest};
+pub use error::{Error, TextError};
 pub use fused::{Fused, FusedOptions, Mode, Scratch, StateGrads, break_even};
 pub use kernels::basis::{Basis, MAX_ROWS};
 pub use kernels::score_rows::Rescale;

@@ -1,7 +1,7 @@
 //! Files and folders that appear whole or not at all, and files that are read whole.
 
 use std::fs::{self, File};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{BufWriter, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 /// A file or folder that cannot be read or written.
@@ -87,28 +87,96 @@ pub fn lock(path: &Path) -> Result<Option<File>> {
     }
 }
 
-/// Writes a file beside its destination, flushes it to the disk and puts it in place of whatever was there.
-pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
-    let part = beside(path, "part");
-    let written = write_as(&part, bytes, path).and_then(|()| fs::rename(&part, path).map_err(Error::io("put in place", path)));
-    if written.is_err() {
-        // Room on a full disk; the error that matters is the first one.
-        let _ = fs::remove_file(&part);
+/// A file that is written and flushed to the disk beside its destination, where [`Staged::publish`] puts it. Dropped unpublished, it is gone.
+///
+/// Until then it has the same name every time, so that a process that is killed leaves one file at most, which the next replaces. Whoever
+/// writes the same file meanwhile waits.
+#[derive(Debug)]
+pub struct Staged {
+    file: File,
+    path: PathBuf,
+    published: bool,
+}
+
+impl Staged {
+    /// Writes what will become `path`.
+    pub fn write<E: From<Error>>(
+        path: &Path,
+        content: impl FnOnce(&mut dyn Write) -> std::result::Result<(), E>,
+    ) -> std::result::Result<Staged, E> {
+        let file = open_part(path).map_err(Error::io("create", path))?;
+        let staged = Staged { file, path: path.into(), published: false };
+        let mut writer = BufWriter::with_capacity(1 << 20, &staged.file);
+        content(&mut writer)?;
+        writer.flush().map_err(Error::io("write", path))?;
+        drop(writer);
+        staged.file.sync_all().map_err(Error::io("flush to disk", path))?;
+        Ok(staged)
     }
-    written?;
-    sync_folder(path.parent().unwrap_or(Path::new("")))
+
+    /// Puts the file in place of whatever was there.
+    pub fn publish(mut self) -> Result<()> {
+        fs::rename(beside(&self.path, PART), &self.path).map_err(Error::io("put in place", &self.path))?;
+        self.published = true;
+        sync_folder(self.path.parent().unwrap_or(Path::new("")))
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        if !self.published {
+            // Room on a full disk; the error that matters is another one.
+            let _ = fs::remove_file(beside(&self.path, PART));
+        }
+    }
+}
+
+const PART: &str = "part";
+
+/// The file beside `path`, empty and locked.
+fn open_part(path: &Path) -> std::io::Result<File> {
+    let part = beside(path, PART);
+    loop {
+        // What is in it stays until the lock is held: it may be somebody else's.
+        let file = File::options().write(true).create(true).truncate(false).open(&part)?;
+        match file.lock() {
+            // A file system that has no locks.
+            Err(error) if error.kind() == ErrorKind::Unsupported => {}
+            locked => locked?,
+        }
+        // Who held the lock has put the file in place or removed it meanwhile.
+        if is_at(&file, &part)? {
+            file.set_len(0)?;
+            return Ok(file);
+        }
+    }
+}
+
+/// Whether an open file still has this name.
+fn is_at(file: &File, path: &Path) -> std::io::Result<bool> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let own = file.metadata()?;
+        Ok(fs::metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == (own.dev(), own.ino())))
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = file;
+        path.try_exists()
+    }
+}
+
+/// Writes a file that appears whole or not at all, in place of whatever was there.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    Staged::write(path, |out| out.write_all(bytes).map_err(Error::io("write", path)))?.publish()
 }
 
 /// Writes a file and flushes it to the disk.
 pub fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
-    write_as(path, bytes, path)
-}
-
-/// As [`write_synced`]; errors name what the file will become.
-fn write_as(path: &Path, bytes: &[u8], name: &Path) -> Result<()> {
-    let mut file = File::create(path).map_err(Error::io("create", name))?;
-    file.write_all(bytes).map_err(Error::io("write", name))?;
-    file.sync_all().map_err(Error::io("flush to disk", name))
+    let mut file = File::create(path).map_err(Error::io("create", path))?;
+    file.write_all(bytes).map_err(Error::io("write", path))?;
+    file.sync_all().map_err(Error::io("flush to disk", path))
 }
 
 /// A hidden name in the same folder.
@@ -159,5 +227,57 @@ mod tests {
         for path in [pipe, zero] {
             assert!(read_text(&path).expect_err("no file").to_string().contains("no regular file"));
         }
+    }
+    #[test]
+    fn files_appear_whole_or_not_at_all() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("file");
+        let names = || {
+            let entries = fs::read_dir(folder.path()).expect("a folder");
+            let mut names: Vec<_> = entries.map(|entry| entry.expect("an entry").file_name()).collect();
+            names.sort();
+            names
+        };
+        // What a killed process left, longer than what comes.
+        fs::write(beside(&path, PART), "left behind").expect("a file");
+        write_whole(&path, b"old").expect("written");
+        assert_eq!((fs::read(&path).expect("a file"), names().len()), (b"old".to_vec(), 1));
+        let failed = Staged::write(&path, |out| {
+            out.write_all(b"ne").map_err(Error::io("write", &path))?;
+            Err(Error::io("make", &path)(ErrorKind::Other.into()))
+        });
+        assert!(failed.is_err_and(|error| error.action == "make"));
+        let staged = Staged::write::<Error>(&path, |out| out.write_all(b"new").map_err(Error::io("write", &path))).expect("written");
+        assert_eq!((fs::read(&path).expect("a file"), names().len()), (b"old".to_vec(), 2));
+        drop(staged);
+        assert_eq!((fs::read(&path).expect("a file"), names().len()), (b"old".to_vec(), 1));
+    }
+
+    /// Locks belong to open files: threads wait for each other as processes do.
+    #[test]
+    fn who_writes_the_same_file_waits() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("file");
+        let content = |writer: u8| vec![writer; 100_000];
+        std::thread::scope(|scope| {
+            for writer in 0..4 {
+                let path = &path;
+                scope.spawn(move || {
+                    for _ in 0..10 {
+                        let written = Staged::write::<Error>(path, |out| {
+                            // In pieces that would be mixed with others'.
+                            content(writer)
+                                .chunks(7_000)
+                                .try_for_each(|piece| out.write_all(piece).and_then(|()| out.flush()))
+                                .map_err(Error::io("write", path))
+                        });
+                        written.and_then(Staged::publish).expect("written");
+                        let found = fs::read(path).expect("a file");
+                        assert_eq!(found, content(found[0]));
+                    }
+                });
+            }
+        });
+        assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1);
     }
 }

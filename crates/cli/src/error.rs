@@ -65,10 +65,8 @@ failures! {
     termwise_base::threads: |_| Exit::Failure,
     termwise_data: |_| Exit::Failure,
     termwise_generate: |_| Exit::Failure,
-    termwise_inspect: |error| usage(error.is_usage()),
     termwise_lab: |error| usage(error.is_usage()),
     termwise_llama: |_| Exit::Failure,
-    termwise_papers: |error| usage(error.is_usage()),
     termwise_report: |_| Exit::Failure,
     termwise_train: of_training,
 }

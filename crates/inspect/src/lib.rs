@@ -4,7 +4,6 @@
 //! - [`cut`]: what cutting exp to a finite order costs and saves.
 
 pub mod cut;
-pub mod error;
 pub mod spectrum;
 
-pub use error::Error;
+pub use termwise_lab::Error;

@@ -1,6 +1,6 @@
-//! What can go wrong in a command.
+//! What can go wrong while attentions, models and papers are measured.
 
-/// The errors of this crate. Each says what was asked, what was found and what to do.
+/// The errors of this crate, and of those that look into models and reproduce papers, which work with the same libraries. Each says what was asked, what was found and what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -21,7 +21,7 @@ pub enum Error {
     /// Sizes that do not fit together.
     #[error("{0}")]
     Sizes(String),
-    /// A model or a machine that nobody knows.
+    /// A model, a machine or an experiment that nobody knows.
     #[error("there is no {what} `{name}`; {}known are {known}", suggestion.as_ref().map_or(String::new(), |name| format!("did you mean `{name}`? ")))]
     Unknown {
         /// What was looked for.
@@ -41,12 +41,28 @@ pub enum Error {
         /// What can be read.
         expected: &'static str,
     },
-    /// Settings of a preset that cannot be read.
+    /// Training, its settings or its data.
     #[error(transparent)]
     Train(Box<termwise_train::Error>),
     /// A report that cannot be written.
     #[error(transparent)]
     Report(#[from] termwise_report::Error),
+    /// A score that is no number.
+    #[error(
+        "the score of query {query} and key {key} in window {window} is not finite at layer {layer}, head {head}; the weights cannot take this text"
+    )]
+    Score {
+        /// Layer, from 0.
+        layer: usize,
+        /// Head, from 0.
+        head: usize,
+        /// Window, from 0.
+        window: usize,
+        /// Position of the query.
+        query: usize,
+        /// Position of the key.
+        key: usize,
+    },
     /// The system gave no threads.
     #[error(transparent)]
     Threads(#[from] termwise_base::threads::Error),
@@ -55,6 +71,12 @@ pub enum Error {
 impl From<termwise_train::Error> for Error {
     fn from(error: termwise_train::Error) -> Error {
         Error::Train(Box::new(error))
+    }
+}
+
+impl From<termwise_data::Error> for Error {
+    fn from(error: termwise_data::Error) -> Error {
+        Error::Train(Box::new(error.into()))
     }
 }
 

@@ -3,6 +3,8 @@
 use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
 
+use termwise_base::files;
+
 /// The errors of this crate. Each says what was asked, what was found and what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -438,6 +440,12 @@ impl Error {
     pub fn io(action: &'static str, path: impl AsRef<Path>) -> impl FnOnce(std::io::Error) -> Error {
         let path = path.as_ref().to_owned();
         move |source| Error::Io { action, path, source }
+    }
+}
+
+impl From<files::Error> for Error {
+    fn from(files::Error { action, path, source }: files::Error) -> Error {
+        Error::Io { action, path, source }
     }
 }
 

@@ -2,7 +2,6 @@
 
 pub mod config;
 pub mod error;
-pub mod files;
 pub mod generate;
 pub mod init;
 mod json;

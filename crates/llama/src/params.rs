@@ -95,7 +95,7 @@ impl Layout {
     pub fn find(&self, name: &str) -> Result<&Entry> {
         let index = self.by_name.get(name).ok_or_else(|| Error::NoTensor {
             name: name.into(),
-            suggestion: termwise_attention::nearest(name, self.by_name.keys().map(String::as_str)).map(Into::into),
+            suggestion: termwise_base::nearest(name, self.by_name.keys().map(String::as_str)).map(Into::into),
         })?;
         Ok(&self.entries[*index])
     }

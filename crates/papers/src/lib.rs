@@ -3,8 +3,7 @@
 //! - [`separation`]: a theorem about what softmax attention can tell apart and linear attention cannot;
 //! - [`reproduce`]: the experiments of both papers, run and decided.
 
-pub mod error;
 pub mod reproduce;
 pub mod separation;
 
-pub use error::Error;
+pub use termwise_lab::Error;

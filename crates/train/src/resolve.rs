@@ -10,7 +10,7 @@
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use termwise_attention::nearest;
+use termwise_base::nearest;
 
 use crate::checkpoint::{MANIFEST, Shelf, read_state};
 use crate::error::{Error, Result};

@@ -3,8 +3,10 @@
 use std::fmt;
 use std::str::FromStr;
 
+use termwise_base::nearest;
+
 use crate::Error;
-use crate::error::{TextError, nearest};
+use crate::error::TextError;
 
 /// A way to compute; the results are the same up to rounding.
 ///

@@ -15,7 +15,8 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::Path;
 
-use safetensors::{Dtype, SafeTensors, View};
+use safetensors::{Dtype, SafeTensorError, SafeTensors, View};
+use termwise_base::files::{self, write_whole};
 
 use crate::state::cache::Cache;
 use crate::state::memory::{GroupMemory, State};
@@ -77,6 +78,12 @@ impl State {
 
     /// Writes the states of the layers of a model.
     pub fn save_layers(layers: &[State], path: &Path) -> Result<(), Error> {
+        let bytes = State::to_bytes(layers).map_err(|error| file_error(path, error.to_string()))?;
+        write_whole(path, &bytes).map_err(|error| file_error(path, error.to_string()))
+    }
+
+    /// What [`State::save_layers`] writes.
+    pub fn to_bytes(layers: &[State]) -> Result<Vec<u8>, SafeTensorError> {
         let mut metadata = HashMap::from([("format".to_string(), FORMAT.to_string()), ("layers".to_string(), layers.len().to_string())]);
         let mut tensors = Vec::new();
         for (i, state) in layers.iter().enumerate() {
@@ -85,11 +92,7 @@ impl State {
             }
             tensors.extend(state.tensors().into_iter().map(|(name, tensor)| (format!("layer.{i}.{name}"), tensor)));
         }
-        let mut partial = path.as_os_str().to_owned();
-        partial.push(".partial");
-        let failed = |error: &dyn std::fmt::Display| file_error(path, format!("the state could not be written: {error}"));
-        safetensors::serialize_to_file(tensors, Some(metadata), Path::new(&partial)).map_err(|error| failed(&error))?;
-        std::fs::rename(&partial, path).map_err(|error| failed(&error))
+        safetensors::serialize(tensors, Some(metadata))
     }
 
     /// The state of B rows of this layer with this kind of memory, from a file with one layer. Refuses files of anything else.
@@ -100,13 +103,16 @@ impl State {
 
     /// The states of B rows of the layers of a model, each with its kind of memory.
     pub fn load_layers(path: &Path, layers: &[(&Layer, Memory)], batch: usize) -> Result<Vec<State>, Error> {
-        let unreadable = |error: &dyn std::fmt::Display| file_error(path, format!("not a state that can be read: {error}"));
-        let file = std::fs::File::open(path).map_err(|error| unreadable(&error))?;
-        // SAFETY: as with every mapping, whoever changes the file meanwhile changes what is read; any bytes are valid numbers.
-        let bytes = unsafe { memmap2::Mmap::map(&file) }.map_err(|error| unreadable(&error))?;
-        let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|error| unreadable(&error))?;
+        // Not mapped: a file that is cut while it is read must be an error, and not the end of the process.
+        let bytes = files::read(path, u64::MAX - 1).map_err(|error| unreadable(path, &error))?;
+        State::from_bytes(&bytes, path, layers, batch)
+    }
+
+    /// As [`State::load_layers`], of the bytes of a file; `path` is for messages.
+    pub fn from_bytes(bytes: &[u8], path: &Path, layers: &[(&Layer, Memory)], batch: usize) -> Result<Vec<State>, Error> {
+        let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| unreadable(path, &error))?;
         let metadata = header.metadata().clone().unwrap_or_default();
-        let tensors = SafeTensors::deserialize(&bytes).map_err(|error| unreadable(&error))?;
+        let tensors = SafeTensors::deserialize(bytes).map_err(|error| unreadable(path, &error))?;
         let text = |key: &str| metadata.get(key).map_or("nothing", String::as_str);
         expect(path, "the format", FORMAT, text("format"))?;
         expect(path, "the number of layers", &layers.len().to_string(), text("layers"))?;
@@ -273,6 +279,10 @@ fn group_name(index: usize, groups: usize) -> String {
 
 fn file_error(path: &Path, problem: String) -> Error {
     Error::File { path: path.display().to_string(), problem }
+}
+
+fn unreadable(path: &Path, error: &dyn std::fmt::Display) -> Error {
+    file_error(path, format!("not a state that can be read: {error}"))
 }
 
 fn expect(path: &Path, what: &str, asked: &str, found: &str) -> Result<(), Error> {

@@ -18,7 +18,9 @@ use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
-use crate::error::{TextError, nearest};
+use termwise_base::nearest;
+
+use crate::error::TextError;
 use crate::parts::centre::Centre;
 use crate::parts::denominator::sum::Sum;
 use crate::parts::gate::{InGate, OutGate, PostGate};

@@ -4,11 +4,38 @@
 pub mod combos;
 pub mod oracle;
 
+use std::sync::{RwLock, RwLockReadGuard};
+
 use termwise_attention::presets::{self, Preset};
+use termwise_attention::simd::{self, Isa};
 use termwise_attention::{
     Attention, Decay, Error, Extra, Extras, Fused, FusedOptions, Grads, Inputs, Layer, Memory, Mode, Nonpositive, Real, Recurrent,
     Reference, Report, Rope, Saved, Scratch, Shape, State, Variant,
 };
+
+/// The instruction set is chosen for the whole process.
+static ISA: RwLock<()> = RwLock::new(());
+
+/// Nobody chooses another instruction set while this is held: for tests that compare bits.
+pub fn same_isa() -> RwLockReadGuard<'static, ()> {
+    ISA.read().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Runs with each instruction set of this machine, while no test relies on one of them.
+pub fn on_every_isa(mut run: impl FnMut(Isa)) {
+    struct Before(Isa);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            simd::choose(self.0);
+        }
+    }
+    let _guard = ISA.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let _before = Before(simd::isa());
+    for isa in Isa::available() {
+        assert!(simd::choose(isa));
+        run(isa);
+    }
+}
 
 /// SplitMix64: small, and the same everywhere.
 #[derive(Clone)]

@@ -72,9 +72,7 @@ pub struct SeparationArgs {
 /// 100 or 1e6.
 fn whole(text: &str) -> Result<u64, Error> {
     let value = text.trim().parse::<f64>().ok().filter(|x| x.fract() == 0.0 && (0.0..=2f64.powi(53)).contains(x));
-    value
-        .map(|x| x as u64)
-        .ok_or_else(|| termwise_lab::Error::Size { text: text.into(), expected: "a whole number such as 1000 or 1e6" }.into())
+    value.map(|x| x as u64).ok_or_else(|| Error::Size { text: text.into(), expected: "a whole number such as 1000 or 1e6" })
 }
 
 impl SeparationArgs {

@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use serde_json::Value;
 use termwise_base::files;
 use termwise_report::{Document, Documented, Error, kind_of, made_by, read};
+use termwise_train::metrics::METRICS;
 use termwise_train::tell::tell;
 
 use crate::context::Context;
@@ -108,6 +109,31 @@ pub fn run(args: &ShowArgs, context: &mut Context) -> Result<Exit, Failure> {
     Ok(context.out.write_all(shown.as_bytes()).map(Exit::done)?)
 }
 
+/// The one result in a folder.
+fn inside(folder: &Path) -> Result<PathBuf, Failure> {
+    let entries = std::fs::read_dir(folder).map_err(files::Error::io("read", folder))?;
+    let mut found: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| is_result(path)).collect();
+    found.sort();
+    let name = folder.display();
+    match &found[..] {
+        [only] => Ok(only.clone()),
+        [] if folder.join(METRICS).is_file() => Err(Failure::usage(format!(
+            "{name} is the folder of a run, not of a result; `termwise runs` and `termwise report {name}` show runs"
+        ))),
+        [] => Err(Failure::usage(format!("there is no result in {name}: no JSON that a command printed with --json or wrote with --out"))),
+        several => {
+            let names: Vec<String> = several.iter().map(|path| path.display().to_string()).collect();
+            Err(Failure::usage(format!("{name} holds several results; name one of {}", names.join(", "))))
+        }
+    }
+}
+
+fn is_result(path: &Path) -> bool {
+    let json = || serde_json::from_str::<Value>(&files::read_text(path).ok()?).ok();
+    path.extension().is_some_and(|ending| ending == "json")
+        && json().is_some_and(|value| kind_of(&value).is_ok_and(|kind| KINDS.contains(&kind)))
+}
+
 /// What the file holds, and its name.
 fn text(file: &Path) -> Result<(String, String), Failure> {
     let mut text = String::new();
@@ -115,8 +141,7 @@ fn text(file: &Path) -> Result<(String, String), Failure> {
         std::io::stdin().read_to_string(&mut text).map_err(files::Error::io("read", "standard input"))?;
         return Ok((text, "standard input".into()));
     }
-    let inside = KINDS.iter().map(|kind| file.join(format!("{kind}.json"))).find(|path| path.is_file());
-    let path = inside.unwrap_or(file.to_owned());
+    let path = if file.is_dir() { inside(file)? } else { file.to_owned() };
     text = std::fs::read_to_string(&path).map_err(files::Error::io("read", &path))?;
     Ok((text, path.display().to_string()))
 }

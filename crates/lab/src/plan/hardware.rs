@@ -1,7 +1,7 @@
 //! What computes: this machine by measurement, others by their data sheets.
 
 use serde::{Deserialize, Serialize};
-use termwise_attention::nearest;
+use termwise_base::nearest;
 
 use super::count::Work;
 use crate::bench::Machine;

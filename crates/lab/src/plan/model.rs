@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use termwise_attention::{Shape, Variant, nearest};
+use termwise_attention::{Shape, Variant};
+use termwise_base::nearest;
 use termwise_llama::Config;
 use termwise_train::resolve;
 use termwise_train::settings::{Layer, Settings, presets};

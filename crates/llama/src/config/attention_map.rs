@@ -11,7 +11,8 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 use serde_json::{Map, Value, json};
-use termwise_attention::{Variant, nearest};
+use termwise_attention::Variant;
+use termwise_base::nearest;
 
 use super::{Family, bad_value};
 use crate::error::{Error, Result};

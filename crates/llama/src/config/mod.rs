@@ -16,9 +16,9 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 use termwise_attention::{Rope, RopeScaling, Shape, Variant};
+use termwise_base::files::{read_text, write_whole};
 
 use crate::error::{Error, Result};
-use crate::files::Staged;
 use crate::json;
 
 pub use attention_map::{AttentionMap, LayerAttention};
@@ -84,7 +84,7 @@ impl Config {
     pub fn read(path: impl AsRef<Path>) -> Result<Config> {
         let (asked, folder) = (path.as_ref(), path.as_ref().is_dir());
         let path = if folder { asked.join("config.json") } else { asked.to_owned() };
-        let text = match termwise_base::files::read_text(&path) {
+        let text = match read_text(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(Error::NoModel { path: asked.into(), folder }),
             text => text.map_err(Error::io("read the configuration", &path))?,
         };
@@ -100,7 +100,7 @@ impl Config {
     /// Writes `config.json` into a folder that exists; it appears whole or not at all.
     pub fn write(&self, folder: impl AsRef<Path>) -> Result<()> {
         let path = folder.as_ref().join("config.json");
-        Staged::write(&path, |out| out.write_all(self.to_json_string().as_bytes()).map_err(Error::io("write", &path)))?.publish()
+        Ok(write_whole(&path, self.to_json_string().as_bytes())?)
     }
 
     /// The variants of a layer, one for each head.

@@ -2,7 +2,8 @@
 //! differ.
 
 use serde_json::{Map, Value, json};
-use termwise_attention::{RopeScaling, nearest};
+use termwise_attention::RopeScaling;
+use termwise_base::nearest;
 
 use super::read::conflict;
 use super::{Kind, bad_value};

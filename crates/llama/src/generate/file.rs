@@ -10,10 +10,10 @@ use std::path::Path;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use termwise_attention::{Layer, Memory, State, Variant};
+use termwise_base::files::{read, write_whole};
 
 use super::decoder::Decoder;
 use crate::error::{Error, Result};
-use crate::files::Staged;
 use crate::weights::Checkpoint;
 
 const TOKENS: &str = "tokens";
@@ -39,14 +39,8 @@ impl Decoder {
         if found != expected && found != expected + 1 {
             return Err(Error::BatchLength { what: "tokens to be saved", expected, found });
         }
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let beside = tempfile::Builder::new().prefix(".termwise-").tempdir_in(folder).map_err(Error::io("create a folder beside", path))?;
-        let states = beside.path().join("states");
-        State::save_layers(self.states(row)?, &states)?;
-        let file = std::fs::File::open(&states).map_err(Error::io("open", &states))?;
-        // SAFETY: the file is in a folder of our own, which nobody else changes; any bytes are valid.
-        let bytes = unsafe { memmap2::Mmap::map(&file) }.map_err(Error::io("map into memory", &states))?;
         let damaged = |error: safetensors::SafeTensorError| Error::Header { problem: error.to_string() }.in_file(path.display());
+        let bytes = State::to_bytes(self.states(row)?).map_err(damaged)?;
         let (_, header) = SafeTensors::read_metadata(&bytes).map_err(damaged)?;
         let mut metadata: HashMap<String, String> = header.metadata().clone().unwrap_or_default();
         metadata.insert(MODEL.into(), self.model.describe());
@@ -57,7 +51,7 @@ impl Decoder {
         let all: Vec<(&str, TensorView)> = layers.iter().chain([(TOKENS, tokens_view)]).collect();
         metadata.insert(HASH.into(), digest(&metadata, &all));
         let content = safetensors::serialize(all, Some(metadata)).map_err(damaged)?;
-        Staged::write(path, |out| out.write_all(&content).map_err(Error::io("write", path)))?.publish()
+        Ok(write_whole(path, &content)?)
     }
 
     /// Puts a row where the file was saved, bit for bit. Refused, and the row unchanged, where the file is of another model, of other
@@ -76,7 +70,9 @@ impl Decoder {
         if model != own {
             return Err(refuse(format!("it was saved from the model `{model}`, and this is `{own}`")));
         }
-        verify(path)?;
+        // Not mapped: a file that is cut while it is read must be an error, and not the end of the process.
+        let bytes = read(path, u64::MAX - 1).map_err(Error::io("read", path))?;
+        verify(path, &bytes)?;
         // A layer that switches to a state has been saved before or after.
         let layers: Vec<(&Layer, Memory)> = self
             .layers
@@ -92,7 +88,7 @@ impl Decoder {
                 (switched.unwrap_or(&layer.attention), Memory::Natural)
             })
             .collect();
-        let states = State::load_layers(path, &layers, 1)?;
+        let states = State::from_bytes(&bytes, path, &layers, 1)?;
         let (_, tokens) = file.read_i64(TOKENS)?;
         let vocabulary = self.model.config.vocab_size;
         let narrow = |&token: &i64| u32::try_from(token).ok().filter(|&token| (token as usize) < vocabulary);
@@ -135,15 +131,12 @@ fn digest(metadata: &HashMap<String, String>, tensors: &[(&str, TensorView)]) ->
 }
 
 /// Checks that a file is as it was written.
-fn verify(path: &Path) -> Result<()> {
+fn verify(path: &Path, bytes: &[u8]) -> Result<()> {
     let refuse = |problem: String| Error::StateFile { path: path.into(), problem };
-    let file = std::fs::File::open(path).map_err(Error::io("open", path))?;
-    // SAFETY: as with every mapping, whoever changes the file meanwhile changes what is read; any bytes are valid.
-    let bytes = unsafe { memmap2::Mmap::map(&file) }.map_err(Error::io("map into memory", path))?;
     let damaged = |error: safetensors::SafeTensorError| refuse(format!("it cannot be read ({error}); it is damaged"));
-    let (_, header) = SafeTensors::read_metadata(&bytes).map_err(damaged)?;
+    let (_, header) = SafeTensors::read_metadata(bytes).map_err(damaged)?;
     let metadata = header.metadata().clone().unwrap_or_default();
-    let tensors = SafeTensors::deserialize(&bytes).map_err(damaged)?;
+    let tensors = SafeTensors::deserialize(bytes).map_err(damaged)?;
     match metadata.get(HASH) {
         None => Err(refuse("it has no hash of its values, as files of earlier versions; write it again with --save-state".into())),
         Some(hash) if *hash != digest(&metadata, &tensors.iter().collect::<Vec<_>>()) => {

@@ -4,6 +4,7 @@
 //! the tensor and the numbers; a test holds that both accept the same files.
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::ops::Range;
 
 use safetensors::Dtype;
@@ -38,18 +39,22 @@ pub(super) struct Entry {
 }
 
 impl Header {
-    /// Reads and checks the header of a whole file.
-    pub(super) fn parse(file: &[u8]) -> Result<Header> {
-        let found = file.len() as u64;
-        let prefix: [u8; PREFIX] = file.first_chunk().copied().ok_or(Error::HeaderTruncated { header: PREFIX as u64, file: found })?;
+    /// Reads and checks the header of a file of so many bytes, of which no more than the header is read.
+    pub(super) fn read(mut file: impl Read, found: u64) -> Result<Header> {
+        let mut prefix = [0; PREFIX];
+        file.read_exact(&mut prefix).map_err(|_| Error::HeaderTruncated { header: PREFIX as u64, file: found })?;
         let length = u64::from_le_bytes(prefix);
         if length > LONGEST {
             return Err(Error::HeaderTooLarge { found: length, limit: LONGEST });
         }
         // At most LONGEST, so neither the conversion nor the sum can overflow.
         let data = PREFIX + length as usize;
-        let text = file.get(PREFIX..data).ok_or(Error::HeaderTruncated { header: length, file: found })?;
-        let text = std::str::from_utf8(text).map_err(|error| damaged(format!("it is not UTF-8 ({error})")))?;
+        let mut text = Vec::new();
+        match file.take(length).read_to_end(&mut text) {
+            Ok(read) if read as u64 == length => {}
+            _ => return Err(Error::HeaderTruncated { header: length, file: found }),
+        }
+        let text = std::str::from_utf8(&text).map_err(|error| damaged(format!("it is not UTF-8 ({error})")))?;
         let map = match json::parse(text) {
             Ok(Value::Object(map)) => map,
             Ok(other) => return Err(damaged(format!("it must be an object, found {}", json::show(&other)))),
@@ -70,7 +75,7 @@ impl Header {
         infos.sort_by_key(|(_, info)| info.data_offsets);
         let end = check_places(&infos)?;
         // Lengths in the header may add up to anything; only once the sum is the file's can the places be trusted.
-        if data.checked_add(end) != Some(file.len()) {
+        if data.checked_add(end).map(|end| end as u64) != Some(found) {
             return Err(Error::FileLength { expected: (data as u64).saturating_add(end as u64), found });
         }
         let placed = |TensorInfo { dtype, shape, data_offsets: (from, to) }| Entry { dtype, shape, bytes: data + from..data + to };
@@ -150,6 +155,10 @@ mod tests {
         bytes
     }
 
+    fn parse(bytes: &[u8]) -> Result<Header> {
+        Header::read(bytes, bytes.len() as u64)
+    }
+
     /// Name, type, shape and bytes of every tensor, by name.
     type Tensors = Vec<(String, Dtype, Vec<usize>, Vec<u8>)>;
 
@@ -163,7 +172,7 @@ mod tests {
     }
 
     fn ours(bytes: &[u8]) -> Option<Tensors> {
-        let tensors = Header::parse(bytes).ok()?.tensors;
+        let tensors = parse(bytes).ok()?.tensors;
         let mut tensors: Vec<_> =
             tensors.into_iter().map(|(name, entry)| (name, entry.dtype, entry.shape, bytes[entry.bytes].to_vec())).collect();
         tensors.sort_by(|a, b| a.0.cmp(&b.0));
@@ -172,7 +181,7 @@ mod tests {
 
     /// The one difference: a name that occurs twice is refused here, and one of its tensors silently dropped there.
     fn says_a_name_twice(bytes: &[u8]) -> bool {
-        Header::parse(bytes).is_err_and(|error| error.to_string().contains("occurs twice"))
+        parse(bytes).is_err_and(|error| error.to_string().contains("occurs twice"))
     }
 
     prop_compose! {
@@ -199,7 +208,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_parsed_or_refused(bytes in vec(any::<u8>(), 0..200)) {
-            let _ = Header::parse(&bytes);
+            let _ = parse(&bytes);
         }
 
         #[test]
@@ -220,7 +229,7 @@ mod tests {
         #[test]
         fn truncated_files_are_refused(bytes in valid(), keep in 0.0..1.0f64) {
             let keep = (bytes.len() as f64 * keep) as usize;
-            prop_assert!(Header::parse(&bytes[..keep]).is_err());
+            prop_assert!(parse(&bytes[..keep]).is_err());
         }
 
         #[test]
@@ -236,7 +245,7 @@ mod tests {
             let mut bytes = to_bytes(names.iter().map(|name| (name.as_str(), &shape[..])), Dtype::F16, &metadata).unwrap();
             prop_assert_eq!(bytes.len() % 8, 0);
             bytes.resize(bytes.len() + names.len() * shape.iter().product::<usize>() * 2, 1);
-            let header = Header::parse(&bytes).unwrap();
+            let header = parse(&bytes).unwrap();
             prop_assert_eq!(&header.metadata, &metadata);
             let read: Vec<_> = header.tensors.iter().map(|(name, _)| name.clone()).collect();
             let all_empty = shape.contains(&0);
@@ -253,7 +262,7 @@ mod tests {
             (0..15).map(|i| format!(r#""t{i:02}":{{"dtype":"U8","shape":[{step}],"data_offsets":[{},{}]}}"#, i * step, (i + 1) * step));
         let last = format!(r#""t15":{{"dtype":"U8","shape":[{}],"data_offsets":[{},{}]}}"#, step - 1, 15 * step, usize::MAX);
         let json = format!("{{{},{last}}}", tensors.collect::<Vec<_>>().join(","));
-        let error = Header::parse(&file(&json, 8)).unwrap_err();
+        let error = parse(&file(&json, 8)).unwrap_err();
         assert!(matches!(error, Error::FileLength { expected: u64::MAX, .. }), "{error}");
     }
 }

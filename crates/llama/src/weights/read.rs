@@ -5,10 +5,10 @@ use std::fs::File;
 use std::path::{Component, Path, PathBuf};
 
 use half::{bf16, f16};
-use memmap2::Mmap;
 use safetensors::Dtype;
 use serde_json::Value;
-use termwise_attention::nearest;
+use termwise_base::files::read_at;
+use termwise_base::nearest;
 
 use super::header::{Entry, Header};
 use super::{INDEX_FILE, SINGLE_FILE, unravel};
@@ -17,14 +17,15 @@ use crate::json::{self, show};
 use crate::model::architecture::{EMBEDDING, LM_HEAD};
 use crate::params::ParamSpec;
 
-/// Tensors in one safetensors file or in the shards of an index, mapped into memory.
+/// Tensors in one safetensors file or in the shards of an index.
 ///
-/// The files must not be changed while this is open. Reading is `&self` and may be done from many threads.
+/// Files are read and not mapped: one that another program cuts meanwhile is an error, and not the end of the process. Reading is `&self` and
+/// may be done from many threads.
 #[derive(Debug)]
 pub struct Checkpoint {
     /// What the user named, for messages.
     path: PathBuf,
-    files: Vec<Mmap>,
+    files: Vec<(PathBuf, File)>,
     tensors: BTreeMap<String, Located>,
     metadata: BTreeMap<String, String>,
 }
@@ -64,9 +65,9 @@ impl Checkpoint {
     }
 
     fn open_single(path: &Path) -> Result<Checkpoint> {
-        let (file, header) = map(path)?;
+        let (file, header) = open(path)?;
         let tensors = header.tensors.into_iter().map(|(name, entry)| (name, Located { file: 0, entry })).collect();
-        Ok(Checkpoint { path: path.into(), files: vec![file], tensors, metadata: header.metadata })
+        Ok(Checkpoint { path: path.into(), files: vec![(path.into(), file)], tensors, metadata: header.metadata })
     }
 
     fn open_index(path: &Path) -> Result<Checkpoint> {
@@ -76,11 +77,11 @@ impl Checkpoint {
         let folder = path.parent().unwrap_or(Path::new(""));
         let mut checkpoint = Checkpoint { path: path.into(), files: Vec::new(), tensors: BTreeMap::new(), metadata: BTreeMap::new() };
         for (shard, mut names) in shards {
-            let file = folder.join(&shard);
-            if !file.is_file() {
+            let place = folder.join(&shard);
+            if !place.is_file() {
                 return Err(in_index(Error::MissingShard { shard }));
             }
-            let (mapped, header) = map(&file)?;
+            let (file, header) = open(&place)?;
             for (name, entry) in header.tensors {
                 if !names.remove(&name) {
                     return Err(in_index(Error::IndexMismatch { shard, name, holder: "shard" }));
@@ -91,7 +92,7 @@ impl Checkpoint {
                 return Err(in_index(Error::IndexMismatch { shard, name, holder: "index" }));
             }
             checkpoint.metadata.extend(header.metadata);
-            checkpoint.files.push(mapped);
+            checkpoint.files.push((place, file));
         }
         Ok(checkpoint)
     }
@@ -118,15 +119,24 @@ impl Checkpoint {
     }
 
     /// A tensor's bytes as they are in the file, little-endian, row-major.
-    pub fn bytes(&self, name: &str) -> Result<&[u8]> {
-        let Located { file, entry } = self.located(name)?;
-        Ok(&self.files[*file][entry.bytes.clone()])
+    pub fn bytes(&self, name: &str) -> Result<Vec<u8>> {
+        let located = self.located(name)?;
+        // The header's checks bound this by the file.
+        let mut bytes = vec![0; located.entry.bytes.len()];
+        self.read_bytes(located, 0, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Fills `out` with a tensor's bytes from `start` on.
+    fn read_bytes(&self, Located { file, entry }: &Located, start: usize, out: &mut [u8]) -> Result<()> {
+        let (path, file) = &self.files[*file];
+        read_at(file, (entry.bytes.start + start) as u64, out).map_err(Error::io("read", path))
     }
 
     /// Reads a tensor of float32, float16, bfloat16 or float64 (rounded) into `out`, which has the length of `shape`.
     /// A shape other than the file's and a number that is not finite are errors; `out` then holds anything.
     pub fn read_into(&self, name: &str, shape: &[usize], out: &mut [f32]) -> Result<()> {
-        let info = self.info(name)?;
+        let (info, located) = (self.info(name)?, self.located(name)?);
         if info.shape != shape {
             let (name, expected, found) = (name.into(), shape.to_vec(), info.shape.to_vec());
             return Err(self.named(Error::TensorShape { name, expected, found, more: 0 }));
@@ -134,7 +144,16 @@ impl Checkpoint {
         if Some(out.len()) != shape.iter().try_fold(1usize, |product, &n| product.checked_mul(n)) {
             return Err(self.named(Error::Buffer { name: name.into(), shape: shape.to_vec(), found: out.len() }));
         }
-        convert(self.bytes(name)?, info.dtype, out).ok_or_else(|| self.wrong_type(name, FLOATS, info.dtype))?;
+        if !is_float(info.dtype) {
+            return Err(self.wrong_type(name, FLOATS, info.dtype));
+        }
+        let width = info.dtype.bitsize() / 8;
+        let mut bytes = vec![0; PIECE.min(out.len()) * width];
+        for (piece, out) in out.chunks_mut(PIECE).enumerate() {
+            let bytes = &mut bytes[..out.len() * width];
+            self.read_bytes(located, piece * PIECE * width, bytes)?;
+            convert(bytes, info.dtype, out);
+        }
         match out.iter().position(|value| !value.is_finite()) {
             None => Ok(()),
             Some(place) => {
@@ -159,7 +178,8 @@ impl Checkpoint {
         if info.dtype != Dtype::I64 {
             return Err(self.wrong_type(name, "I64", info.dtype));
         }
-        let values = self.bytes(name)?.as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes));
+        let bytes = self.bytes(name)?;
+        let values = bytes.as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes));
         Ok((info.shape.to_vec(), values.collect()))
     }
 
@@ -216,6 +236,8 @@ impl Checkpoint {
     }
 }
 
+/// Values that are read at once: enough to be quick, few enough to cost no memory.
+const PIECE: usize = 1 << 18;
 const FLOATS: &str = "F32, F16, BF16 or F64";
 
 fn is_float(dtype: Dtype) -> bool {
@@ -226,8 +248,8 @@ fn first(names: &[&str]) -> Vec<String> {
     names.iter().take(NAMES_LISTED).map(|&name| name.to_owned()).collect()
 }
 
-/// Values of a float type from their bytes; `None` for other types.
-fn convert(bytes: &[u8], dtype: Dtype, out: &mut [f32]) -> Option<()> {
+/// Values of a float type from their bytes.
+fn convert(bytes: &[u8], dtype: Dtype, out: &mut [f32]) {
     fn each<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) -> f32) {
         for (out, &bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
             *out = value(bytes);
@@ -238,19 +260,15 @@ fn convert(bytes: &[u8], dtype: Dtype, out: &mut [f32]) -> Option<()> {
         Dtype::F16 => each(bytes, out, |bytes| f16::from_le_bytes(bytes).to_f32()),
         Dtype::BF16 => each(bytes, out, |bytes| bf16::from_le_bytes(bytes).to_f32()),
         Dtype::F64 => each(bytes, out, |bytes| f64::from_le_bytes(bytes) as f32),
-        _ => return None,
+        _ => unreachable!("{dtype} is no float type"),
     }
-    Some(())
 }
 
-fn map(path: &Path) -> Result<(Mmap, Header)> {
+fn open(path: &Path) -> Result<(File, Header)> {
     let file = File::open(path).map_err(Error::io("open", path))?;
-    // SAFETY: the mapping is read-only and its bytes are only read as bytes, so any content is valid. What remains is a file that
-    // another program shortens meanwhile; that ends the process, it cannot corrupt it, and `Checkpoint` asks callers to prevent it.
-    // Our own writer never changes a file in place.
-    let mapped = unsafe { Mmap::map(&file) }.map_err(Error::io("map into memory", path))?;
-    let header = Header::parse(&mapped).map_err(|error| error.in_file(path.display()))?;
-    Ok((mapped, header))
+    let length = file.metadata().map_err(Error::io("read", path))?.len();
+    let header = Header::read(&file, length).map_err(|error| error.in_file(path.display()))?;
+    Ok((file, header))
 }
 
 /// The shards that an index names, each with the tensors that it says are there.

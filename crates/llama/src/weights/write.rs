@@ -6,10 +6,10 @@ use std::path::Path;
 
 use half::{bf16, f16};
 use serde_json::json;
+use termwise_base::files::{self, Staged};
 
 use super::{FloatType, INDEX_FILE, SINGLE_FILE, header, unravel};
 use crate::error::{Error, Result};
-use crate::files::Staged;
 
 /// A tensor to be written.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +51,7 @@ pub fn write<'a>(folder: impl AsRef<Path>, tensors: impl IntoIterator<Item = Ten
     check(&tensors)?;
     let shards = split(&tensors, options);
     if shards.len() <= 1 {
-        return stage(&folder.join(SINGLE_FILE), &tensors, options)?.publish();
+        return Ok(stage(&folder.join(SINGLE_FILE), &tensors, options)?.publish()?);
     }
 
     let name = |number: usize| format!("model-{:05}-of-{:05}.safetensors", number + 1, shards.len());
@@ -61,7 +61,7 @@ pub fn write<'a>(folder: impl AsRef<Path>, tensors: impl IntoIterator<Item = Ten
     let total: u64 = tensors.iter().map(|tensor| size(tensor, options)).sum();
     let index = json!({"metadata": {"total_size": total}, "weight_map": places.collect::<BTreeMap<_, _>>()});
     let path = folder.join(INDEX_FILE);
-    let index = Staged::write(&path, |out| writeln!(out, "{index:#}").map_err(Error::io("write", &path)))?;
+    let index = Staged::write(&path, |out| writeln!(out, "{index:#}").map_err(files::Error::io("write", &path)))?;
     staged.into_iter().try_for_each(Staged::publish)?;
     index.publish()?;
 
@@ -77,7 +77,7 @@ pub fn write<'a>(folder: impl AsRef<Path>, tensors: impl IntoIterator<Item = Ten
 pub fn write_file<'a>(path: impl AsRef<Path>, tensors: impl IntoIterator<Item = Tensor<'a>>, options: &WriteOptions) -> Result<()> {
     let tensors: Vec<Tensor> = tensors.into_iter().collect();
     check(&tensors)?;
-    stage(path.as_ref(), &tensors, options)?.publish()
+    Ok(stage(path.as_ref(), &tensors, options)?.publish()?)
 }
 
 fn check(tensors: &[Tensor]) -> Result<()> {

@@ -61,6 +61,32 @@ fn every_type_comes_back() {
     assert!("int8".parse::<FloatType>().unwrap_err().contains("float32, float16 or bfloat16"));
 }
 
+/// Values are read in pieces, the last of which is shorter.
+#[test]
+fn large_tensors_come_back() {
+    let data: Vec<f32> = (0..600_001).map(|i| (i % 251) as f32 / 16.0).collect();
+    for dtype in [FloatType::F32, FloatType::Bf16] {
+        let folder = tempdir().unwrap();
+        let tensors = [Tensor { name: "a", shape: &[3], data: &[1.0, 2.0, 3.0] }, Tensor { name: "b", shape: &[data.len()], data: &data }];
+        write(folder.path(), tensors, &with_dtype(dtype)).unwrap();
+        assert!(Checkpoint::open(folder.path()).unwrap().read("b").unwrap().1 == data, "{dtype}");
+    }
+}
+
+#[test]
+fn a_file_that_is_cut_while_it_is_open_is_an_error() {
+    let folder = tempdir().unwrap();
+    let data = vec![1.0; 100_000];
+    let tensors = [Tensor { name: "a", shape: &[3], data: &[1.0, 2.0, 3.0] }, Tensor { name: "b", shape: &[data.len()], data: &data }];
+    write(folder.path(), tensors, &WriteOptions::default()).unwrap();
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let path = folder.path().join("model.safetensors");
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(8192).unwrap();
+    assert_eq!(checkpoint.read("a").unwrap().1, [1.0, 2.0, 3.0]);
+    let error = checkpoint.read("b").unwrap_err().to_string();
+    assert!(error.contains("cannot read") && error.contains("model.safetensors"), "{error}");
+}
+
 #[test]
 fn float64_and_int64_are_read() {
     let folder = tempdir().unwrap();

@@ -1,7 +1,7 @@
 //! What an experiment is.
 
 use serde::{Deserialize, Serialize};
-use termwise_attention::nearest;
+use termwise_base::nearest;
 use termwise_train::eval::Evaluation;
 use toml::Table;
 

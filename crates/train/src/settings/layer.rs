@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use termwise_attention::nearest;
 use termwise_base::files;
+use termwise_base::nearest;
 use termwise_llama::Config;
 use toml::{Table, Value};
 

@@ -79,7 +79,7 @@ pub(super) fn model(name: &str) -> Result<Table> {
 }
 
 fn unknown<'a>(key: &str, name: &str, known: impl Iterator<Item = &'a str> + Clone) -> Error {
-    let expected = match termwise_attention::nearest(name, known.clone()) {
+    let expected = match termwise_base::nearest(name, known.clone()) {
         Some(nearest) => format!("there is none of this name; did you mean `{nearest}`?"),
         None => format!("there is none of this name; known are {}", known.collect::<Vec<_>>().join(", ")),
     };

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use termwise_attention::nearest;
 use termwise_base::files;
+use termwise_base::nearest;
 use toml::{Table, Value};
 
 use crate::error::{Error, Result};

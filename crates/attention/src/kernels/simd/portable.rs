@@ -8,9 +8,45 @@ pub struct Portable;
 
 type V = [f32; 8];
 
-#[inline(always)]
-fn zip(a: V, b: V, f: impl Fn(f32, f32) -> f32) -> V {
-    std::array::from_fn(|i| f(a[i], b[i]))
+/// An array of an expression of the lane. Written out: `from_fn` and `map` are loops, which the compiler unrolls again at every place where an
+/// operation is used, and kernels are made of nothing else.
+macro_rules! lanes {
+    (|$i:ident| $lane:expr) => {
+        [
+            {
+                const $i: usize = 0;
+                $lane
+            },
+            {
+                const $i: usize = 1;
+                $lane
+            },
+            {
+                const $i: usize = 2;
+                $lane
+            },
+            {
+                const $i: usize = 3;
+                $lane
+            },
+            {
+                const $i: usize = 4;
+                $lane
+            },
+            {
+                const $i: usize = 5;
+                $lane
+            },
+            {
+                const $i: usize = 6;
+                $lane
+            },
+            {
+                const $i: usize = 7;
+                $lane
+            },
+        ]
+    };
 }
 
 impl Simd for Portable {
@@ -36,68 +72,65 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn add(self, a: V, b: V) -> V {
-        zip(a, b, |a, b| a + b)
+        lanes!(|I| a[I] + b[I])
     }
     #[inline(always)]
     fn sub(self, a: V, b: V) -> V {
-        zip(a, b, |a, b| a - b)
+        lanes!(|I| a[I] - b[I])
     }
     #[inline(always)]
     fn mul(self, a: V, b: V) -> V {
-        zip(a, b, |a, b| a * b)
+        lanes!(|I| a[I] * b[I])
     }
     #[inline(always)]
     fn div(self, a: V, b: V) -> V {
-        zip(a, b, |a, b| a / b)
+        lanes!(|I| a[I] / b[I])
     }
     #[inline(always)]
     fn sqrt(self, a: V) -> V {
-        a.map(f32::sqrt)
+        lanes!(|I| a[I].sqrt())
     }
     #[inline(always)]
     fn fma(self, a: V, b: V, c: V) -> V {
         // Rounded twice where the compiler may not use the instruction: there a true fused operation is a library call a hundred times slower.
         const FUSED: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
-        std::array::from_fn(|i| if FUSED { a[i].mul_add(b[i], c[i]) } else { a[i] * b[i] + c[i] })
+        lanes!(|I| if FUSED { a[I].mul_add(b[I], c[I]) } else { a[I] * b[I] + c[I] })
     }
     #[inline(always)]
     fn max(self, a: V, b: V) -> V {
-        zip(a, b, |a, b| if a > b { a } else { b })
+        lanes!(|I| if a[I] > b[I] { a[I] } else { b[I] })
     }
     #[inline(always)]
     fn min(self, a: V, b: V) -> V {
-        zip(a, b, |a, b| if a < b { a } else { b })
+        lanes!(|I| if a[I] < b[I] { a[I] } else { b[I] })
     }
     #[inline(always)]
     fn gt(self, a: V, b: V) -> [bool; 8] {
-        std::array::from_fn(|i| a[i] > b[i])
+        lanes!(|I| a[I] > b[I])
     }
     #[inline(always)]
     fn any(self, m: [bool; 8]) -> bool {
-        m.iter().any(|&lane| lane)
+        m[0] | m[1] | m[2] | m[3] | m[4] | m[5] | m[6] | m[7]
     }
     #[inline(always)]
     fn first(self, n: usize) -> [bool; 8] {
-        std::array::from_fn(|i| i < n)
+        lanes!(|I| I < n)
     }
     #[inline(always)]
     fn select(self, m: [bool; 8], a: V, b: V) -> V {
-        std::array::from_fn(|i| if m[i] { a[i] } else { b[i] })
+        lanes!(|I| if m[I] { a[I] } else { b[I] })
     }
     #[inline(always)]
     fn round_and_scale(self, x: V) -> (V, [i32; 8]) {
         // Adding and subtracting 1.5·2^23 rounds to the nearest integer in plain arithmetic.
         const ROUNDER: f32 = 12_582_912.0;
-        let n = x.map(|x| (x + ROUNDER) - ROUNDER);
-        (n, n.map(|n| n as i32))
+        let n = lanes!(|I| (x[I] + ROUNDER) - ROUNDER);
+        (n, lanes!(|I| n[I] as i32))
     }
     #[inline(always)]
     fn scale(self, y: V, power: [i32; 8]) -> V {
-        std::array::from_fn(|i| {
-            let half = power[i] >> 1;
-            let two_to = |n: i32| f32::from_bits((n.wrapping_add(127) << 23) as u32);
-            y[i] * two_to(half) * two_to(power[i].wrapping_sub(half))
-        })
+        let two_to = |n: i32| f32::from_bits((n.wrapping_add(127) << 23) as u32);
+        lanes!(|I| y[I] * two_to(power[I] >> 1) * two_to(power[I].wrapping_sub(power[I] >> 1)))
     }
     #[inline(never)]
     fn call<T: Task>(self, task: T) -> T::Output {

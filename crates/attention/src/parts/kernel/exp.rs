@@ -1,7 +1,7 @@
 //! w(x) = e^x
 
 use crate::Real;
-use crate::kernels::score_rows::{Rescale, ScoreKernel};
+use crate::kernels::score_rows::{BackwardRow, ForwardRow, Rescale, ScoreKernel};
 use crate::kernels::simd::Simd;
 use crate::parts::kernel::{KernelPart, Sign};
 use crate::parts::slot::{Info, unit_part};
@@ -35,6 +35,18 @@ impl KernelPart for Exp {
     #[inline(always)]
     fn slope<R: Real>(&self, x: R) -> R {
         x.exp()
+    }
+
+    // Its rows are short work, in which a call would be felt.
+
+    #[inline(always)]
+    fn forward_row<S: Simd>(&self, simd: S, row: ForwardRow) -> Option<(f32, f32)> {
+        row.run(simd, self)
+    }
+
+    #[inline(always)]
+    fn backward_row<S: Simd>(&self, simd: S, row: BackwardRow) -> f32 {
+        row.run(simd, self)
     }
 }
 

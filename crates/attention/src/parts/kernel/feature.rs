@@ -1,7 +1,8 @@
 //! w(q, k) = scale · φ(q)·φ(k), φ ∈ elu(x)+1, relu, l2, identity, hedgehog
 
+use termwise_base::nearest;
+
 use crate::Real;
-use crate::error::nearest;
 use crate::kernels::score_rows::ScoreKernel;
 use crate::kernels::simd::Simd;
 use crate::parts::kernel::{KernelPart, Sign};

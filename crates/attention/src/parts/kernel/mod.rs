@@ -9,7 +9,7 @@ pub mod taylor;
 use crate::Real;
 use crate::combinatorics::monomials;
 use crate::kernels::score_rows::{BackwardRow, CoefficientRow, ForwardRow, Rescale, ScoreKernel};
-use crate::kernels::simd::Simd;
+use crate::kernels::simd::{Simd, Task};
 use crate::parts::kernel::feature::Map;
 use crate::parts::slot::{Part, slot};
 
@@ -54,19 +54,42 @@ pub trait KernelPart: Part + ScoreKernel {
     /// w'(x)
     fn slope<R: Real>(&self, x: R) -> R;
 
-    /// One row of a tile, forward: scores become weights. Here so that its loop is compiled for each kernel.
+    /// One row of a tile, forward: scores become weights. Here so that its loop is compiled for each kernel: as a function of its own, once
+    /// for all who call it, since rows in the midst of tiles make functions that take minutes to compile.
     #[inline(always)]
     fn forward_row<S: Simd>(&self, simd: S, row: ForwardRow) -> Option<(f32, f32)> {
-        row.run(simd, self)
+        simd.call(Forward(self, row))
     }
     /// One row of a tile, backward.
     #[inline(always)]
     fn backward_row<S: Simd>(&self, simd: S, row: BackwardRow) -> f32 {
-        row.run(simd, self)
+        simd.call(Backward(self, row))
     }
     /// The gradients of its learned numbers over one row of a tile.
     #[inline(always)]
     fn learned_row<S: Simd>(&self, _simd: S, _row: CoefficientRow, _grads: &mut [f64]) {}
+}
+
+struct Forward<'a, K>(&'a K, ForwardRow<'a>);
+
+impl<K: ScoreKernel> Task for Forward<'_, K> {
+    type Output = Option<(f32, f32)>;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> Option<(f32, f32)> {
+        self.1.run(simd, self.0)
+    }
+}
+
+struct Backward<'a, K>(&'a K, BackwardRow<'a>);
+
+impl<K: ScoreKernel> Task for Backward<'_, K> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> f32 {
+        self.1.run(simd, self.0)
+    }
 }
 
 slot! {

@@ -261,7 +261,7 @@ impl KernelPart for Taylor {
 
     #[inline(always)]
     fn learned_row<S: Simd>(&self, simd: S, row: CoefficientRow, grads: &mut [f64]) {
-        row.run(simd, &self.orders, grads);
+        simd.call(Learned { row, orders: &self.orders, grads });
     }
 
     #[inline(always)]
@@ -272,6 +272,21 @@ impl KernelPart for Taylor {
     #[inline(always)]
     fn slope<R: Real>(&self, x: R) -> R {
         R::of(self.accurate_slope(x.wide()))
+    }
+}
+
+struct Learned<'a> {
+    row: CoefficientRow<'a>,
+    orders: &'a [usize],
+    grads: &'a mut [f64],
+}
+
+impl Task for Learned<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        self.row.run(simd, self.orders, self.grads);
     }
 }
 

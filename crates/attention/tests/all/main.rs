@@ -1,0 +1,18 @@
+//! All tests of the crate that need no process of their own, as one program: what they share is compiled and linked once.
+
+mod chunk;
+mod documents;
+mod expected;
+mod far;
+mod fused;
+mod gradients;
+mod identities;
+mod inputs;
+mod modules;
+mod operations;
+mod recurrent;
+mod recurrent_files;
+#[path = "../support/mod.rs"]
+mod support;
+mod text;
+mod through_state;

@@ -1,0 +1,71 @@
+//! `termwise bench` at tiny sizes: what it prints, never how fast it is.
+
+use predicates::prelude::*;
+use predicates::str::contains;
+use serde_json::Value;
+
+use crate::support::{json, termwise};
+
+fn is_speed(speed: &Value) {
+    for key in ["ms", "gflops", "share_of_peak"] {
+        assert!(speed[key].as_f64().is_some_and(|x| x > 0.0), "{key} in {speed}");
+    }
+}
+
+fn is_machine(machine: &Value, threads: u64) {
+    assert_eq!(machine["threads"], threads);
+    assert!(machine["peak_gflops"].as_f64().is_some_and(|x| x > 0.0) && machine["read_gb_per_s"].as_f64().is_some_and(|x| x > 0.0));
+}
+
+#[test]
+fn attention_measures_every_variant_and_softmax() {
+    let list = "norm,exp over=sum,floor=1 rope=off";
+    let arguments = ["bench", "attention", "--shapes", "1x2x20,2x2x9", "--head-dim", "8", "--kv-heads", "1", "--variants", list];
+    let found = json(&[&arguments[..], &["--repeat", "1", "--threads", "2", "--json"]].concat());
+    is_machine(&found["machine"], 2);
+    let rows = found["rows"].as_array().expect("rows");
+    let variants: Vec<&str> = rows.iter().filter_map(|row| row["variant"].as_str()).collect();
+    assert_eq!(variants, ["softmax", "norm", "exp over=sum,floor=1 rope=off"].repeat(2));
+    for row in rows {
+        is_speed(&row["forward"]);
+        is_speed(&row["forward_backward"]);
+        assert_eq!((&row["kv_heads"], &row["head_dim"]), (&Value::from(1), &Value::from(8)));
+    }
+    assert_eq!(rows[0]["forward_against_softmax"], 1.0);
+    termwise(&["bench", "attention", "--shapes", "1x1x4", "--head-dim", "2", "--repeat", "1"])
+        .assert()
+        .success()
+        .stdout(contains("GFLOP/s").and(contains("taylor=0..4")));
+}
+
+#[test]
+fn gemm_measures_three_products() {
+    let found = json(&["bench", "gemm", "--shapes", "9x5x7", "--repeat", "1", "--threads", "1", "--json"]);
+    is_machine(&found["machine"], 1);
+    let rows = found["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), 3);
+    rows.iter().for_each(is_speed);
+}
+
+#[test]
+fn the_instruction_set_can_be_chosen() {
+    for place in [&["--isa", "portable", "decode"][..], &["decode", "--isa", "portable"]] {
+        let found = json(&[&["bench"], place, &["--case", "taylor=0..1@4", "--repeat", "1", "--json"]].concat());
+        assert_eq!(found["machine"]["instructions"], "portable");
+    }
+    termwise(&["bench", "decode", "--isa", "mmx"]).assert().code(2).stderr(contains("mmx").and(contains("this machine can run portable")));
+}
+
+#[test]
+fn step_measures_a_whole_model() {
+    let sizes = ["--vocab", "17", "--hidden", "8", "--heads", "2", "--layers", "1", "--mlp", "12", "--batch", "2", "--length", "5"];
+    let arguments = [&["bench", "step"], &sizes[..], &["--repeat", "2", "--attention", "gate"]].concat();
+    let found = json(&[&arguments[..], &["--json"]].concat());
+    is_speed(&found);
+    let gate: termwise_attention::Variant = "gate".parse().expect("a preset");
+    assert_eq!(found["attention"], gate.to_string());
+    // Matrices: q, k, v, o 8×8, gate 2×8, MLP 3·8·12, head 17×8.
+    assert_eq!(found["matrix_parameters"], 4 * 64 + 16 + 288 + 136);
+    assert!(found["times"]["stages"].as_array().is_some_and(|stages| stages.len() > 5));
+    termwise(&arguments).assert().success().stdout(contains("tokens/s").and(contains("AdamW")));
+}

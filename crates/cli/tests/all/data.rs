@@ -1,0 +1,109 @@
+//! `termwise data` and `termwise tokenizer`.
+
+use std::fs;
+
+use predicates::prelude::*;
+use predicates::str::contains;
+
+use crate::support::Place;
+
+#[test]
+fn text_is_prepared_once_and_shown_as_a_run_sees_it() {
+    let place = Place::new();
+    let prepare = ["data", "prepare", "text.txt", "--documents", "line", "--held-out", "0.2", "--json"];
+    let report = place.command(&prepare).assert().success().get_output().stdout.clone();
+    let report: serde_json::Value = serde_json::from_slice(&report).expect("JSON");
+    assert_eq!((report["documents"].as_u64(), report["vocabulary"].as_u64()), (Some(60), Some(257)));
+    assert_eq!(report["held_out_documents"].as_u64(), Some(12));
+    let entries = || fs::read_dir(place.path("cache/termwise")).expect("a cache").count();
+    let before = entries();
+    place.command(&prepare[..7]).assert().success().stdout(contains("60 documents in 1 files"));
+    assert_eq!(entries(), before, "found again");
+    let show = ["data", "show", "text.txt", "--documents", "line", "--held-out", "0.2", "--batch", "1", "--length", "40"];
+    place.command(&show).assert().success().stdout(contains("batch 0, row 0").and(contains("walked")));
+    let rows = place.command(&[&show[..], &["--json"]].concat()).assert().success().get_output().stdout.clone();
+    let rows: serde_json::Value = serde_json::from_slice(&rows).expect("JSON");
+    assert_eq!(rows["ids"][0].as_array().map(Vec::len), Some(40));
+}
+
+#[test]
+fn what_cannot_be_prepared_is_said() {
+    let place = Place::new();
+    fs::write(place.path("equal.txt"), "the same line\n".repeat(50)).expect("a file");
+    fs::write(place.path("text.bin"), "x").expect("a file");
+    for (code, arguments, said) in [
+        (1, &["absent.txt"][..], "there is no such file or folder"),
+        (1, &["text.bin"], "its name does not say what it is"),
+        (2, &["text.txt", "--held-out", "1.5"], "held_out"),
+        (1, &["equal.txt", "--documents", "line", "--held-out", "0.1"], "equal documents are held out together"),
+        (1, &["text.txt", "--tokenizer", "absent.json"], "absent.json"),
+        (1, &["hf://datasets/../x/*"], if cfg!(feature = "hub") { "write it as hf://datasets/" } else { "which this build leaves out" }),
+    ] {
+        place.command(&[&["data", "prepare"], arguments].concat()).assert().code(code).stderr(contains(said));
+    }
+    #[cfg(unix)]
+    {
+        assert!(std::process::Command::new("mkfifo").arg(place.path("pipe.txt")).status().expect("mkfifo").success());
+        place.command(&["data", "prepare", "pipe.txt"]).assert().code(1).stderr(contains("neither a regular file nor a folder"));
+        std::os::unix::fs::symlink("loop.txt", place.path("loop.txt")).expect("a link");
+        place.command(&["data", "prepare", "loop.txt"]).assert().code(1).stderr(contains("it cannot be read"));
+    }
+}
+
+#[test]
+fn a_tokenizer_is_learned_and_used() {
+    let place = Place::new();
+    let train = ["tokenizer", "train", "text.txt", "--vocab", "280", "--out", "t.json"];
+    place.command(&train).assert().success().stdout(contains("280").and(contains("1 documents"))).stderr(contains("written: t.json"));
+    let ids = place.command(&["tokenizer", "encode", "t.json", "Tom walked"]).assert().success().get_output().stdout.clone();
+    let ids = String::from_utf8(ids).expect("text");
+    let ids: Vec<&str> = ids.split_whitespace().collect();
+    assert!(ids.len() < "Tom walked".len(), "{ids:?}");
+    place.command(&[&["tokenizer", "decode", "t.json"], &ids[..]].concat()).assert().success().stdout("Tom walked\n");
+    place.command(&["tokenizer", "encode", "bytes"]).write_stdin("Hi").assert().success().stdout("72 105\n");
+    place.train(&["--name", "a", "--tokenizer", "t.json", "--quiet"]).assert().success();
+    assert!(place.path("runs/a/checkpoints/step-00000006/tokenizer.json").is_file());
+}
+
+#[test]
+fn what_a_tokenizer_cannot_do_is_said() {
+    let place = Place::new();
+    let huge = ["4294967296", "1000000000000000000"];
+    for count in huge {
+        place.command(&["tokenizer", "train", "text.txt", "--vocab", count]).assert().code(2).stderr(contains("16777216"));
+    }
+    place.command(&["tokenizer", "train", "text.txt", "--vocab", "100"]).assert().code(1).stderr(contains("too small"));
+    let text = place.command(&["tokenizer", "encode", "bytes"]).write_stdin([0xff]).assert().code(1);
+    text.stderr(contains("cannot read standard input").and(contains("write").not()));
+    place.command(&["tokenizer", "decode", "bytes", "300"]).assert().code(1).stderr(contains("cannot decode 300"));
+    place.command(&["tokenizer", "train", "text.txt", "--vocab", "280", "--out", "t.json"]).assert().success();
+    let good = fs::read(place.path("t.json")).expect("a tokenizer");
+    // Cut off anywhere, it is an error in one sentence.
+    for part in 1..20 {
+        fs::write(place.path("bad.json"), &good[..good.len() * part / 20]).expect("a file");
+        let output = place.command(&["tokenizer", "encode", "bad.json", "hi"]).assert().code(1).get_output().clone();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(text.contains("not a tokenizer.json") && !text.contains("panicked"), "{text}");
+    }
+    fs::create_dir_all(place.path("folder/tokenizer.json")).expect("a folder");
+    place.command(&["tokenizer", "encode", "folder", "hi"]).assert().code(1).stderr(contains("it is a folder"));
+}
+
+#[test]
+fn built_in_data_are_shown_with_their_dials() {
+    let place = Place::new();
+    let show = |more: &[&str]| place.command(&[&["data", "show", "--batch", "1"][..], more].concat()).assert();
+    let dials = "facts=2 keys=3 updates=2 gap=3 words=2 branching=1 values=9 fact_rate=1 question_rate=1 length=17";
+    let text = show(&["--language", dials]).success().get_output().stdout.clone();
+    let text = String::from_utf8(text).expect("text");
+    let words: Vec<&str> = text.lines().last().expect("a document").split(' ').collect();
+    // Two facts, the same two again, three words, two questions whose answers are the later values.
+    assert!(words[9..12].iter().all(|word| word.starts_with('w')), "{text}");
+    for question in words[12..].chunks(3).filter(|question| question.len() == 3) {
+        assert_eq!(question[0], "?");
+        assert!(words[5..9].chunks(2).any(|fact| fact == &question[1..]), "{text}");
+    }
+    show(&["--data", "builtin:parity", "--length", "9"]).success().stdout(contains("asked for at each, the mark included:\n0 "));
+    show(&["--data", "builtin:party"]).failure().stderr(contains("built-in data are builtin and builtin:parity"));
+    show(&["--data", "builtin:parity", "--language", "facts=3"]).failure().stderr(contains("has no setting `facts`"));
+}

@@ -1,0 +1,112 @@
+//! Help of every command, and what every command does with a reader that has seen enough.
+
+use std::process::{Command, Stdio};
+
+use predicates::str::contains;
+
+use crate::support::{Place, termwise};
+
+/// The commands that a help lists, in one group or several, before the options.
+fn listed(help: &str) -> Vec<String> {
+    let lines = help.lines().skip_while(|line| !line.starts_with("Usage:")).skip(1).take_while(|line| *line != "Options:");
+    let names = lines.filter_map(|line| line.strip_prefix("  ")).filter(|line| line.starts_with(|c: char| c.is_ascii_lowercase()));
+    names.filter_map(|line| Some(line.split_whitespace().next()?.to_owned())).filter(|name| name != "help").collect()
+}
+
+#[test]
+fn every_command_has_help_with_its_flags_and_examples() {
+    let help = |path: &[String]| {
+        let arguments: Vec<&str> = path.iter().map(String::as_str).chain(["--help"]).collect();
+        let output = termwise(&arguments).env("COLUMNS", "100").assert().success().get_output().stdout.clone();
+        let text = String::from_utf8(output).expect("text");
+        text.lines().for_each(|line| assert!(line.chars().count() <= 100, "{path:?}: {line}"));
+        text
+    };
+    let mut waiting: Vec<Vec<String>> = listed(&help(&[])).into_iter().map(|name| vec![name]).collect();
+    assert!(waiting.len() >= 20, "{waiting:?}");
+    let mut leaves = 0;
+    while let Some(path) = waiting.pop() {
+        let text = help(&path);
+        let below = listed(&text);
+        assert!(text.contains(&format!("Usage: termwise {}", path.join(" "))), "{path:?}:\n{text}");
+        leaves += usize::from(below.is_empty());
+        waiting.extend(below.into_iter().map(|name| [&path[..], &[name]].concat()));
+    }
+    assert!(leaves >= 22, "{leaves} commands");
+}
+
+#[test]
+fn mistakes_are_named_with_what_was_meant() {
+    termwise(&["trian"]).assert().code(2).stderr(contains("train"));
+    termwise(&["train", "--stepps", "3"]).assert().code(2).stderr(contains("--steps"));
+    termwise(&[]).assert().code(2).stderr(contains("Usage"));
+    termwise(&["--version"]).assert().success().stdout(contains("termwise"));
+    for count in ["18446744073709551615", "4294967296"] {
+        termwise(&["verify", "--cases", count]).assert().code(2).stderr(contains("1048576"));
+    }
+}
+
+#[test]
+fn what_was_typed_cannot_write_to_the_terminal() {
+    for arguments in [&["train", "--attention", "soft\u{1b}]0;pwned\u{7}max"][..], &["generate", "no\u{1b}[2Jmodel", "--prompt", "x"]] {
+        let output = termwise(arguments).assert().failure().get_output().clone();
+        let said = [output.stderr, output.stdout].concat();
+        assert!(!said.contains(&0x1b) && !said.contains(&7), "{}", String::from_utf8_lossy(&said));
+        assert!(String::from_utf8_lossy(&said).contains("\\u{1b}"));
+    }
+    let long = "x".repeat(100_000);
+    let output = termwise(&["variants", &long]).assert().failure().get_output().clone();
+    assert!(output.stderr.len() < 5000, "{} bytes", output.stderr.len());
+    let output = termwise(&["train", "--attention", &long]).assert().failure().get_output().clone();
+    assert!(output.stderr.len() < 5000, "{} bytes", output.stderr.len());
+}
+
+/// Runs with a standard output that nobody reads.
+fn unread(place: &Place, arguments: &[&str]) -> (Option<i32>, String) {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_termwise"))
+        .args(["--threads", "1"])
+        .args(arguments)
+        .current_dir(place.path(""))
+        .env("XDG_CACHE_HOME", place.path("cache"))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("an end");
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_ends_every_command_quietly() {
+    let place = Place::new();
+    place.train(&["--name", "a", "--quiet"]).assert().success();
+    let base = place.settings("steps = 1");
+    std::fs::write(place.path("s.toml"), format!("[base]\n{base}\n[axes]\nseed = [1]\n")).expect("a file");
+    let model = "runs/a/checkpoints/step-00000006";
+    for arguments in [
+        &["train", "--help"][..],
+        &["train", "--resume", "runs/a", "--quiet"],
+        &["train", "--resume", "runs/a", "--quiet", "--json"],
+        &["eval", model],
+        &["eval", model, "--json"],
+        &["sweep", "s.toml", "--list"],
+        &["sweep", "s.toml", "--out", "o"],
+        &["sweep", "s.toml", "--out", "o", "--json"],
+        &["data", "prepare", "text.txt"],
+        &["data", "show", "text.txt", "--length", "16"],
+        &["tokenizer", "encode", "bytes", "text"],
+        &["tokenizer", "decode", "bytes", "70"],
+        &["tokenizer", "train", "text.txt", "--vocab", "270"],
+        &["generate", model, "--prompt", "Tom", "--max-tokens", "200", "--quiet"],
+        &["spectrum", model, "--out", "spectrum"],
+        &["cut", model, "--orders", "2", "--no-map", "--no-plan", "--length", "8", "--batch", "2"],
+        &["variants"],
+        &["plan", model],
+        &["verify", "--cases", "0", "--only", "causality"],
+        &["separation", "--help"],
+    ] {
+        let (code, said) = unread(&place, arguments);
+        assert!(code == Some(0) && !said.contains("panicked") && !said.contains("Broken pipe"), "{arguments:?}: {code:?} {said}");
+    }
+}

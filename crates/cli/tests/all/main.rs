@@ -1,0 +1,25 @@
+//! All tests of the crate that need no process of their own, as one program: what they share is compiled and linked once.
+
+mod bench;
+mod browser;
+mod chromium;
+mod compose;
+mod cut;
+mod data;
+#[cfg(unix)]
+mod endings;
+mod eval;
+mod generate;
+mod golden_curve;
+mod help;
+mod plan;
+mod reproduce;
+mod separation;
+mod show;
+mod spectrum;
+#[path = "../support/mod.rs"]
+mod support;
+mod sweep;
+mod train;
+mod variants;
+mod verify;

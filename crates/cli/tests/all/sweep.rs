@@ -1,0 +1,70 @@
+//! `termwise sweep`: listed, run, run again, and what is refused.
+
+use std::fs;
+
+use predicates::prelude::*;
+use predicates::str::contains;
+
+use crate::support::Place;
+
+fn file(place: &Place, head: &str, axes: &str) {
+    let base = place.settings("steps = 4");
+    fs::write(place.path("s.toml"), format!("{head}\n[base]\n{base}\n[axes]\n{axes}\n")).expect("a file");
+}
+
+#[test]
+fn every_combination_is_run_once_and_compared() {
+    let place = Place::new();
+    file(&place, "", "attention = [\"softmax\", \"norm\"]\nlr = [0.001, 0.003]");
+    let list = ["sweep", "s.toml", "--out", "o", "--list"];
+    place.command(&list).assert().success().stdout(contains("4 runs").and(contains("open")));
+    let first = place.command(&["sweep", "s.toml", "--out", "o", "--json"]).assert().success().get_output().clone();
+    let summary: serde_json::Value = serde_json::from_slice(&first.stdout).expect("JSON");
+    assert_eq!(summary["runs"].as_array().map(Vec::len), Some(4));
+    assert!(String::from_utf8_lossy(&first.stderr).contains("finished  "));
+    place.command(&list).assert().success().stdout(contains("finished").and(contains("open").not()));
+    // Nothing is run twice, and the summary is the same.
+    let again = place.command(&["sweep", "s.toml", "--out", "o", "--json"]).assert().success().get_output().clone();
+    assert_eq!(again.stdout, first.stdout);
+    assert!(!String::from_utf8_lossy(&again.stderr).contains("started"));
+    for name in ["runs.csv", "summary.csv", "best.csv", "summary.json"] {
+        assert!(place.path("o").join(name).is_file(), "{name}");
+    }
+    place.command(&["show", "o"]).assert().success().stdout(contains("held_out.loss").and(contains("Made by")));
+}
+
+#[test]
+fn a_run_that_fails_is_told_and_retried_when_asked() {
+    let place = Place::new();
+    file(&place, "", "lr = [0.001, 1e30]");
+    place.command(&["sweep", "s.toml", "--out", "o"]).assert().code(1).stdout(contains("✗ run"));
+    let second = place.command(&["sweep", "s.toml", "--out", "o"]).assert().code(1).get_output().clone();
+    assert!(!String::from_utf8_lossy(&second.stderr).contains("started"));
+    place.command(&["sweep", "s.toml", "--out", "o", "--retry"]).assert().code(1).stderr(contains("started").count(1));
+}
+
+#[test]
+fn a_metric_that_no_run_has_is_an_error() {
+    let place = Place::new();
+    file(&place, "metric = \"held_out.los\"", "seed = [1]");
+    let said = place.command(&["sweep", "s.toml", "--out", "o"]).assert().code(1);
+    said.stderr(contains("`held_out.los`").and(contains("held_out.loss")));
+}
+
+#[test]
+fn what_cannot_be_swept_is_said() {
+    let place = Place::new();
+    for (text, said) in [
+        ("[axes]\nlearning = [1]", "no setting `learning`"),
+        ("[axes]\nlr = []", "has no values"),
+        ("[axes]\nlr = 3", "give a list"),
+        ("axis = 3", "axis"),
+        ("[base]\nmlp = 4294967296", "mlp"),
+        ("[base]\nattention = '{\"a\": 1}'", "one attention for all heads"),
+    ] {
+        fs::write(place.path("s.toml"), text).expect("a file");
+        place.command(&["sweep", "s.toml", "--list"]).assert().code(1).stderr(contains(said));
+    }
+    place.command(&["sweep", "absent.toml"]).assert().code(1).stderr(contains("absent.toml"));
+    assert!(!place.path("sweeps").exists());
+}

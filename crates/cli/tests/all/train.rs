@@ -1,0 +1,125 @@
+//! `termwise train`: flags and files, resuming, replaying, and what is refused.
+
+use std::fs;
+
+use predicates::prelude::*;
+use predicates::str::{contains, is_empty};
+
+use crate::support::Place;
+
+#[test]
+fn flags_stand_above_files_and_files_above_defaults() {
+    let place = Place::new();
+    fs::write(place.path("more.toml"), "seed = 7\nlr = 0.002\n").expect("a file");
+    let out = place.train(&["--config", "more.toml", "--name", "a", "--lr", "0.003", "--json"]).assert().success().get_output().clone();
+    let outcome: serde_json::Value = serde_json::from_slice(&out.stdout).expect("JSON");
+    assert_eq!((outcome["step"].as_u64(), outcome["finished"].as_bool()), (Some(6), Some(true)));
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(said.contains("step 6/6") && said.contains("held-out loss"), "{said}");
+    let settings: toml::Table = fs::read_to_string(place.path("runs/a/settings.toml")).expect("settings").parse().expect("TOML");
+    assert_eq!(settings["seed"].as_integer(), Some(7));
+    assert_eq!(settings["lr"].as_float(), Some(0.003));
+    assert_eq!(settings["hidden"].as_integer(), Some(16));
+    assert!(place.path("runs/a/checkpoints/step-00000006/model.safetensors").is_file());
+    place.train(&["--name", "b", "--quiet"]).assert().success().stderr(is_empty()).stdout(contains("finished: after step 6"));
+    place.train(&["--name", "b"]).assert().code(1).stderr(contains("holds a run already"));
+}
+
+#[test]
+fn a_run_is_resumed_by_folder_and_by_checkpoint() {
+    let place = Place::new();
+    // Of training alone: a run that ended at step 6 was evaluated there.
+    let steps = |run: &str| place.metrics(run).into_iter().filter(|line| line["kind"] == "train").collect::<Vec<_>>();
+    place.train(&["--name", "whole", "--steps", "9", "--horizon", "9"]).assert().success();
+    place.train(&["--name", "a", "--horizon", "9"]).assert().success();
+    place.command(&["train", "--resume", "runs/a", "--steps", "9"]).assert().success().stderr(contains("resuming at step 6"));
+    assert_eq!(steps("runs/a"), steps("runs/whole"));
+    place.command(&["train", "--resume", "runs/a/checkpoints/step-00000006"]).assert().success().stderr(contains("resuming at step 6"));
+    assert_eq!(steps("runs/a"), steps("runs/whole"));
+    let weights = |run: &str| fs::read(place.path(run).join("checkpoints/step-00000009/model.safetensors")).expect("weights");
+    assert_eq!(weights("runs/a"), weights("runs/whole"));
+    place.command(&["train", "--resume", "runs/none"]).assert().code(1).stderr(contains("no run to resume"));
+    place.command(&["train", "--resume", "runs/a", "--lr", "0.5"]).assert().code(1).stderr(contains("with other settings"));
+}
+
+#[test]
+fn a_checkpoint_outside_of_its_run_is_left_as_it_is() {
+    let place = Place::new();
+    place.train(&["--name", "a"]).assert().success();
+    for copy in ["best", "elsewhere/step-00000006"] {
+        fs::create_dir_all(place.path(copy)).expect("a folder");
+        for entry in fs::read_dir(place.path("runs/a/checkpoints/step-00000006")).expect("a listing") {
+            let entry = entry.expect("an entry");
+            fs::copy(entry.path(), place.path(copy).join(entry.file_name())).expect("a copy");
+        }
+        let refused = place.command(&["train", "--resume", copy, "--steps", "8"]).assert().code(1);
+        refused.stderr(contains(copy)).stderr(contains("outside of its run").and(contains("--from")));
+        termwise_train::checkpoint::verify(&place.path(copy)).expect("the copy is as it was");
+    }
+}
+
+#[test]
+fn without_checkpoints_metrics_are_not_erased() {
+    let place = Place::new();
+    place.train(&["--name", "a"]).assert().success();
+    let before = fs::read(place.path("runs/a/metrics.jsonl")).expect("metrics");
+    fs::rename(place.path("runs/a/checkpoints"), place.path("moved")).expect("another place");
+    let refused = place.command(&["train", "--resume", "runs/a", "--steps", "8"]).assert().code(1);
+    refused.stderr(contains("metrics go to step 6").and(contains("put the folder `checkpoints` back")));
+    assert_eq!(fs::read(place.path("runs/a/metrics.jsonl")).expect("metrics"), before);
+    fs::rename(place.path("moved"), place.path("runs/a/checkpoints")).expect("its place");
+    place.command(&["train", "--resume", "runs/a", "--steps", "8"]).assert().success();
+}
+
+#[test]
+fn a_refused_start_leaves_nothing_behind() {
+    let place = Place::new();
+    // Too short for the built-in language, which is known only when the first batch is drawn.
+    let small = ["train", "--layers", "1", "--hidden", "16", "--heads", "1", "--mlp", "16", "--batch", "2", "--name", "a", "--steps", "1"];
+    place.command(&[&small[..], &["--length", "64"]].concat()).assert().code(1).stderr(contains("length"));
+    assert!(!place.path("runs/a").exists(), "{:?}", fs::read_dir(place.path("runs/a")).map(Iterator::collect::<Vec<_>>));
+    fs::create_dir_all(place.path("runs/a")).expect("a folder");
+    fs::write(place.path("runs/a/notes.txt"), "mine").expect("a file");
+    place.command(&[&small[..], &["--length", "64"]].concat()).assert().code(1);
+    place.command(&[&small[..], &["--length", "128"]].concat()).assert().success();
+    assert!(place.path("runs/a/notes.txt").is_file());
+}
+
+#[test]
+fn what_cannot_be_is_refused_in_one_sentence() {
+    let place = Place::new();
+    for (arguments, code, said) in [
+        (&["--name", ""][..], 2, "a run's name is that of a folder"),
+        (&["--name", ".."], 2, "a run's name is that of a folder"),
+        (&["--mlp", "4294967296"], 2, "`mlp` is 4294967296, but it must be at most"),
+        (&["--vocab", "4294967296"], 2, "`vocab` is 4294967296"),
+        (&["--layers", "1000000000000"], 2, "`layers` is 1000000000000"),
+        (&["--vocab", "268435456", "--hidden", "4096", "--heads", "32"], 1, "need at least"),
+        (&["--batch", "16777216", "--length", "16777216"], 1, "need at least"),
+        (&["--lr", "-1"], 2, "`lr` is -1"),
+        (&["--nonsense"], 2, "--nonsense"),
+        (&["--config", "absent.toml"], 1, "absent.toml"),
+        (&["--attention", "softmacks"], 2, "softmacks"),
+    ] {
+        let output = place.train(arguments).assert().code(code).stderr(contains(said)).get_output().clone();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!text.contains("panicked"), "{arguments:?}: {text}");
+    }
+    assert!(!place.path("runs").exists() || fs::read_dir(place.path("runs")).expect("a listing").next().is_none());
+}
+
+#[test]
+fn a_step_that_was_not_finite_is_replayed() {
+    let place = Place::new();
+    // Learning rates of this size throw the weights out of float32 at once.
+    let failed =
+        place.train(&["--name", "a", "--lr", "1e30", "--clip", "0"]).assert().code(1).stderr(contains("--replay")).get_output().clone();
+    let text = String::from_utf8_lossy(&failed.stderr).into_owned();
+    let folder = text.split("--replay ").nth(1).and_then(|rest| rest.split('`').next()).expect("the folder is named").to_owned();
+    let replayed = place.command(&["train", "--replay", &folder]).assert();
+    let text =
+        String::from_utf8_lossy(&replayed.get_output().stdout).into_owned() + &String::from_utf8_lossy(&replayed.get_output().stderr);
+    assert!(text.contains("the same again") || text.contains("saved without weights"), "{text}");
+    place.command(&["train", "--replay", "absent"]).assert().code(1).stderr(contains("absent"));
+    place.command(&["train", "--replay", &folder, "--resume", "runs/a"]).assert().code(2).stderr(contains("cannot be used with"));
+}
