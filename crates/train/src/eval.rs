@@ -69,8 +69,9 @@ pub struct Sums {
     all: Sum,
     recall: Sum,
     marked: bool,
-    /// Positions of a row in training, and the losses beyond them.
+    /// Positions of a row in training, and the losses on these and beyond them.
     trained: Option<usize>,
+    within: Sum,
     beyond: Sum,
     bytes: u64,
     /// The first.
@@ -90,14 +91,6 @@ impl Sum {
 
     fn part(self) -> Part {
         Part { tokens: self.count, loss: self.mean() }
-    }
-}
-
-impl std::ops::Sub for Sum {
-    type Output = Sum;
-
-    fn sub(self, other: Sum) -> Sum {
-        Sum { loss: self.loss - other.loss, count: self.count - other.count }
     }
 }
 
@@ -123,9 +116,10 @@ impl Sums {
             }
         }
         if let Some(trained) = self.trained {
-            for at in (0..rows.labels.len()).filter(|&at| at % rows.time.max(1) >= trained && counts(rows, at)) {
-                self.beyond.loss += session.token_losses().get(at).copied().unwrap_or(0.0);
-                self.beyond.count += 1;
+            for at in (0..rows.labels.len()).filter(|&at| counts(rows, at)) {
+                let part = if at % rows.time.max(1) < trained { &mut self.within } else { &mut self.beyond };
+                part.loss += session.token_losses().get(at).copied().unwrap_or(0.0);
+                part.count += 1;
             }
         }
         Ok(())
@@ -134,8 +128,8 @@ impl Sums {
     /// What they come to; `best` is what the best possible predictor has.
     pub fn finish(&self, best: Option<BestLoss>) -> Evaluation {
         let loss = self.all.mean();
-        let rest = self.all - self.recall;
-        let (within, beyond) = (self.trained.map(|_| (self.all - self.beyond).part()), self.trained.map(|_| self.beyond.part()));
+        let rest = Sum { loss: self.all.loss - self.recall.loss, count: self.all.count - self.recall.count };
+        let (within, beyond) = (self.trained.map(|_| self.within.part()), self.trained.map(|_| self.beyond.part()));
         let bits_per_byte = (self.bytes > 0).then(|| self.all.loss / std::f64::consts::LN_2 / self.bytes as f64);
         let (recall, rest) = (self.marked.then(|| self.recall.part()), self.marked.then(|| rest.part()));
         let excess = best.map(|best| Excess {
