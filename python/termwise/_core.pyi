@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from os import PathLike
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 __version__: str
 
-type _Callback = Callable[[str], object] | None
-type _Nonpositive = tuple[int, int, int, float] | None
-type _Given = tuple[Any, Any, Any, Sequence[Any], list[int] | None, list[int] | None]
+_Callback: TypeAlias = Callable[[str], object] | None
+_Nonpositive: TypeAlias = tuple[int, int, int, float] | None
+_Given: TypeAlias = tuple[Any, Any, Any, Sequence[Any], list[int] | None, list[int] | None]
 
 def get_threads() -> int:
     """Threads that calls are computed on."""
@@ -65,6 +65,9 @@ class Variant:
 
     def state_bytes(self, dim: int, value_dim: int | None = None) -> int | None:
         """Bytes of the state of one head, float32; None where only a cache that grows will do."""
+
+    def to_torch(self) -> str:
+        """Source of a file with a PyTorch module that computes it, and needs nothing of termwise; as ``termwise export torch``."""
 
     def describe(self) -> Found: ...
 

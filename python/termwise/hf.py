@@ -9,23 +9,24 @@ Everything that touches transformers' internals is in this file. Tested with tra
 It works with every causal model whose attention goes through transformers' attention interface (GPT-2, GPT-NeoX, OPT, Llama, Qwen, Gemma, Phi, …), by an
 attention function and a mask function under one name. Models with a position bias, such as ALiBi, are refused.
 
-Models that termwise has written load with ``AutoModelForCausalLM.from_pretrained`` once this module is imported, whatever their variants, and
-``generate`` keeps their states.
+Models that termwise has written load with ``AutoModelForCausalLM.from_pretrained`` once this module is imported, whatever their family and their
+variants. ``generate`` keeps states of ours in transformers' cache, for them and for models that :func:`use` has changed.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.models.llama import modeling_llama
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from . import _core
-from ._attention import Layer, VariantLike, Variants, _layer
+from ._attention import Layer, State, VariantLike, Variants, _layer
 from ._core import Variant
 from ._results import Result
 from .torch import attention
@@ -115,12 +116,14 @@ def _attention(
     if attention_mask is not None and attention_mask.ndim != 2:
         raise ValueError("termwise computes causal attention with windows; a mask of four dimensions cannot be given to it")
     batch, heads, time, dim = query.shape
-    keys = key.shape[2]
-    if time < keys:
+    held, keys = getattr(module, "_held", None), key.shape[2]
+    if held is None and time < keys:
         # Positions before were asked earlier; nothing is asked of them now.
         query = torch.cat([query.new_zeros(batch, heads, keys - time, dim), query], 2)
     scaling = dim**-0.5 if scaling is None else float(scaling)
-    texts = _variant(module, scaling, dim, sliding_window if sliding_window and sliding_window < keys else None, softcap)
+    # A state is begun before it is known how long the text becomes.
+    shows = sliding_window and (held is not None or sliding_window < keys)
+    texts = _variant(module, scaling, dim, sliding_window if shows else None, softcap)
     extras = {}
     if s_aux is not None:
         texts = tuple(f"{text} over=sum,sink" for text in texts)
@@ -128,10 +131,13 @@ def _attention(
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     lengths = shift = None
     if attention_mask is not None:
-        lengths, shift = _padding(attention_mask)
+        lengths, shift = _padding(attention_mask[:, -q.shape[1] :])
         q, k, v = (_moved(x, shift) for x in (q, k, v))
-        lengths = lengths.clamp(min=1)
     variant = texts[0] if len(texts) == 1 else texts
+    if held is not None:
+        y = held.extend(_layer(variant, heads, k.shape[2], dim, v.shape[3], None), (q, k, v), extras, lengths)
+        return (y if shift is None else _moved_back(y, shift)), None
+    lengths = None if lengths is None else lengths.clamp(min=1)
     if _meter is not None:
         layer = _layer(variant, heads, k.shape[2], dim, v.shape[3], None)
         given = [x.detach().float().numpy() for x in (q, k, v)]
@@ -146,16 +152,119 @@ AttentionInterface.register(NAME, _attention)
 AttentionMaskInterface.register(NAME, _mask)
 
 
-class TermwiseAttention(modeling_llama.LlamaAttention):
-    """The attention of a model that termwise has written: any variant, with its gates and parameters, rotated and remembered by termwise."""
+class StateLayer(CacheLayerMixin):
+    """A layer of transformers' cache that holds a state of ours in the place of keys and values: of constant size where the variant allows it."""
+
+    is_sliding = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_initialized = True
+        self.state: State | None = None
+        self.seen = 0
+
+    @classmethod
+    def of(cls, cache: Any, index: int) -> StateLayer | None:
+        """That of a cache, put there if nothing was kept in that layer yet; None where the cache keeps keys, or is of another kind."""
+        if not isinstance(cache, DynamicCache):
+            return None
+        while len(cache.layers) <= index:
+            cache.layers.append(DynamicLayer())
+        held = cache.layers[index]
+        if not isinstance(held, cls):
+            if held.get_seq_length() > 0:
+                return None
+            held = cache.layers[index] = cls()
+        return held
+
+    def extend(self, layer: Layer, x: tuple[Tensor, ...], extras: Mapping[str, Tensor], lengths: Tensor | None) -> Tensor:
+        """Takes positions in, [batch, time, heads, dim], and gives y for each."""
+        batch, time = x[0].shape[:2]
+        if lengths is not None and time > 1 and bool((lengths == 0).any()):
+            raise ValueError("a row has nothing but padding: leave it out")
+        if self.state is None:
+            self.state = layer.state(batch)
+        arrays = [t.detach().float().numpy() for t in x]
+        own = {name: t.detach().float().numpy() for name, t in extras.items()}
+        y = self.state.extend(*arrays, lengths=None if lengths is None else lengths.tolist(), **own)
+        self.seen += time
+        return torch.from_numpy(y).to(x[0].dtype)
+
+    def _select(self, rows: list[int]) -> None:
+        if self.state is not None and rows != list(range(self.state.batch)):
+            self.state = self.state.select(rows)
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None: ...
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        # The state takes them in when attention is computed.
+        return key_states, value_states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.seen + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.seen
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def offload(self) -> None: ...
+
+    def prefetch(self) -> None: ...
+
+    def reset(self) -> None:
+        self.state, self.seen = None, 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        if tokens_to_remove:
+            raise ValueError(f"a state cannot go back by {abs(tokens_to_remove)} positions: generate without an assistant")
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self._select(beam_idx.tolist())
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.state is not None:
+            self._select([row for row in range(self.state.batch) for _ in range(repeats)])
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        if self.state is not None:
+            self._select(torch.arange(self.state.batch)[indices].tolist())
+
+
+def _hold(module: torch.nn.Module, _: Any, kwargs: dict[str, Any]) -> None:
+    """Before a layer runs whose attention was changed: where text is generated, a state is kept instead of keys."""
+    # GPT-NeoX and some of its kin call it layer_past.
+    cache = kwargs.get("past_key_values", kwargs.get("layer_past"))
+    ours = module.config._attn_implementation == NAME and not torch.is_grad_enabled()
+    module._held = StateLayer.of(cache, module.layer_idx) if cache is not None and ours else None
+
+
+class TermwiseAttention:
+    """The attention of a model that termwise has written, on top of its family's: any variant, with its gates and parameters, rotated and remembered by termwise."""
+
+    #: Families whose norms keep their weights less one.
+    less_one = False
 
     def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
+        super().__init__(config, layer_idx)  # type: ignore[call-arg]
         # The mask then comes as padding.
         config._attn_implementation = NAME
         self.layer = Layer._of(_core.layers_of_config(config.to_json_string(use_diff=False))[layer_idx])
         self.key = register(self.layer)
-        _add_extras(self, self.layer, config.hidden_size, {})
+        # Norms of q and k are the variant's own.
+        for name in ("q_norm", "k_norm"):
+            self.__dict__["_modules"].pop(name, None)
+        _add_extras(self, self.layer, config.hidden_size, {})  # type: ignore[arg-type]
+
+    def _project(self, x: Tensor) -> list[Tensor]:
+        """q, k and v, [batch, time, heads, dim]."""
+        if hasattr(self, "qkv_proj"):
+            kv = self.layer.kv_heads * self.head_dim
+            parts = self.qkv_proj(x).split([self.layer.heads * self.head_dim, kv, kv], -1)
+        else:
+            parts = [p(x) for p in (self.q_proj, self.k_proj, self.v_proj)]
+        return [part.reshape(*x.shape[:2], -1, self.head_dim) for part in parts]
 
     def forward(
         self,
@@ -173,60 +282,53 @@ class TermwiseAttention(modeling_llama.LlamaAttention):
                 raise ValueError("a mask of four dimensions cannot be given to an attention of termwise; give one of padding, [batch, time]")
             lengths, shift = _padding(attention_mask[:, -time:])
             x = _moved(x, shift)
-        q, k, v = (p(x).view(batch, time, -1, self.head_dim) for p in (self.q_proj, self.k_proj, self.v_proj))
-        extras = _extras_of(self, self.layer, x)
+        q, k, v = self._project(x)
+        extras = _extras_of(self, self.layer, x)  # type: ignore[arg-type]
+        if self.less_one:
+            extras = {name: value + 1 if name in ("q_norm", "k_norm") else value for name, value in extras.items()}
         if past_key_values is None:
             y = attention(q, k, v, self.key, lengths=None if lengths is None else lengths.clamp(min=1), **extras)
         else:
-            y = self._continued(past_key_values, (q, k, v), extras, lengths)
+            held = StateLayer.of(past_key_values, self.layer_idx)
+            if held is None:
+                raise ValueError(f"a {type(past_key_values).__name__} cannot hold states: leave past_key_values and cache_implementation out")
+            if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
+                raise ValueError("states carry no gradients: train with use_cache=False, or generate under torch.no_grad()")
+            y = held.extend(self.layer, (q, k, v), extras, lengths)
         y = y.reshape(batch, time, -1)
         if shift is not None:
             y = _moved_back(y, shift)
         return self.o_proj(y), None
 
-    def _continued(self, cache: Any, x: tuple[Tensor, ...], extras: dict[str, Tensor], lengths: Tensor | None) -> Tensor:
-        """From the state that belongs to the cache, and into it.
 
-        The cache itself keeps one number for each position and row, the row's place at that time: where beams have parted since, the last of them says
-        which row of the state each row goes on from.
-        """
-        if torch.is_grad_enabled() and any(t.requires_grad for t in x):
-            raise ValueError("states carry no gradients: train with use_cache=False, or generate under torch.no_grad()")
-        batch, time = x[0].shape[:2]
-        states = cache.__dict__.setdefault("_termwise", {})
-        state = states.get(self.layer_idx)
-        seen = cache.get_seq_length(self.layer_idx)
-        mark = torch.arange(batch, dtype=torch.float32).reshape(batch, 1, 1, 1).expand(batch, 1, time, 1)
-        marks, _ = cache.update(mark, mark, self.layer_idx)
-        if state is None or seen == 0:
-            state, position = self.layer.state(batch), 0
-        else:
-            state, position = state
-            if position != seen:
-                raise ValueError(f"a state cannot go back: it has read {position} positions, and the cache was set to {seen}; generate without assistance")
-            rows = marks[:, 0, seen - 1, 0].long().tolist()
-            if rows != list(range(state.batch)):
-                state = state.select(rows)
-        arrays = [t.detach().float().numpy() for t in x]
-        own = {name: t.detach().float().numpy() for name, t in extras.items()}
-        if lengths is None:
-            y = state.extend(*arrays, **own)
-        elif time > 1 and bool((lengths == 0).any()):
-            raise ValueError("a row has nothing but padding: leave it out")
-        else:
-            y = state.extend(*arrays, lengths=lengths.tolist(), **own)
-        states[self.layer_idx] = (state, position + time)
-        return torch.from_numpy(y).to(x[0].dtype)
+#: Modules of the families that termwise writes, and what their attention is called.
+FAMILIES = {
+    "llama": "LlamaAttention",
+    "mistral": "MistralAttention",
+    "qwen2": "Qwen2Attention",
+    "qwen3": "Qwen3Attention",
+    "smollm3": "SmolLM3Attention",
+    "olmo2": "Olmo2Attention",
+    "phi3": "Phi3Attention",
+    "gemma2": "Gemma2Attention",
+    "gemma3": "Gemma3Attention",
+}
 
 
-def _attention_of_llama(config: Any, layer_idx: int) -> torch.nn.Module:
-    own = getattr(config, "attention_variant", None) is not None
-    return (TermwiseAttention if own else _Llama)(config, layer_idx)
+def _extend_family(family: str, name: str) -> None:
+    """Layers of a family ask its module for this name when they are made; where the configuration has a variant, they get ours."""
+    module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    own = getattr(module, name)
+    ours = type(f"Termwise{name}", (TermwiseAttention, own), {"less_one": family.startswith("gemma")})
+
+    def made(config: Any, layer_idx: int) -> torch.nn.Module:
+        return (own if getattr(config, "attention_variant", None) is None else ours)(config, layer_idx)
+
+    setattr(module, name, made)
 
 
-# Llama's layers ask for this name when they are made.
-_Llama = modeling_llama.LlamaAttention
-modeling_llama.LlamaAttention = _attention_of_llama  # type: ignore[assignment,misc]
+for _family, _name in FAMILIES.items():
+    _extend_family(_family, _name)
 
 
 def _attentions(model: PreTrainedModel) -> dict[int, torch.nn.Module]:
@@ -245,7 +347,7 @@ def use(model: PreTrainedModel, variant: Variants | Mapping[int, Variants] | Non
     """Lets a variant take over the attention of a loaded model: the same in all heads, one for each head, or for each layer by its index. None gives back softmax.
 
     Only variants that read nothing beyond q, k and v; q and k come as the model has prepared them, rotated. The model's own scale of scores stays unless the variant has one. Training
-    works; so does generation, with transformers' cache of keys and values. Layers that are not named keep softmax.
+    works; so does generation, with states of ours in transformers' cache: of constant size where the variant allows it. Layers that are not named keep softmax.
     """
     modules = _attentions(model)
     by_layer: Mapping[int, Any] = variant if isinstance(variant, Mapping) else dict.fromkeys(modules, variant)
@@ -264,6 +366,12 @@ def use(model: PreTrainedModel, variant: Variants | Mapping[int, Variants] | Non
     model.set_attn_implementation(NAME)
     for index, module in modules.items():
         module._termwise = texts.get(index)
+        if getattr(module, "_hook", None) is not None:
+            module._hook.remove()
+        # What only the reference computes has no state: all positions are computed for each token.
+        states = all(Variant(text).reference_only is None for text in texts.get(index, ()))
+        module._hook = module.register_forward_pre_hook(_hold, with_kwargs=True) if states else None
+        module._held = None
     return model
 
 

@@ -16,7 +16,8 @@ def need(name: str, there: bool, why: str) -> None:
         return
     if name in os.environ.get("TERMWISE_REQUIRE", "").split(","):
         pytest.fail(f"{name} is required: {why}")
-    pytest.skip(f"NOT RUN, {name}: {why}")
+    # Also while a file is read, which then is skipped as a whole.
+    pytest.skip(f"NOT RUN, {name}: {why}", allow_module_level=True)
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -38,6 +39,13 @@ def book() -> Path:
     file = SHARED / "data" / "tinystories-2MiB.txt"
     need("shared", file.is_file(), f"{file} is not there")
     return file
+
+
+@pytest.fixture(scope="session")
+def families() -> Path:
+    folder = SHARED / "families"
+    need("shared", folder.is_dir(), f"{folder} is not there")
+    return folder
 
 
 def rms(x, expected) -> float:

@@ -1,7 +1,7 @@
 """Examples in documentation are run."""
 
 import doctest
-import importlib
+import importlib.util
 import re
 
 import pytest
@@ -14,6 +14,13 @@ MODULES = ["termwise", "termwise._attention", "termwise._results", "termwise._mo
 def test_docstrings(name):
     found = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
     assert found.failed == 0
+
+
+def test_the_reference_is_up_to_date():
+    found = importlib.util.spec_from_file_location("api", ROOT / "python" / "api.py")
+    api = importlib.util.module_from_spec(found)
+    found.loader.exec_module(api)
+    assert api.PAGE.read_text() == api.page(), "docs/python-api.md is of another version: run python python/api.py"
 
 
 def blocks(text: str) -> list[str]:

@@ -6,7 +6,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import numpy as np
 import pytest
-from conftest import need, rms
+from conftest import ROOT, need, rms
 
 try:
     import torch
@@ -14,7 +14,6 @@ try:
 except ImportError:
     torch = None
     need("torch", False, "PyTorch or transformers is not installed")
-    pytest.skip("PyTorch or transformers is not installed", allow_module_level=True)
 
 import termwise
 import termwise.hf
@@ -65,19 +64,60 @@ def test_every_architecture(kind, ids):
         expected = model(input_ids=ids, use_cache=False).logits
         hf.use(model, None)
         assert rms(model(input_ids=ids, use_cache=False).logits, expected) < 1e-5
-    # What a look inside a head does not show so far is refused, and nothing else shown in its place.
-    if "sliding_window" in CONFIGS[kind]:
-        with pytest.raises(ValueError, match="does not know"):
-            hf.spectrum(model, ids[0], max_order=8)
-    if kind not in ("gemma2", "gpt_oss"):
-        found = hf.spectrum(model, ids[0, :16], max_order=8)
-        assert found.to_numpy("layers.heads.scores.max").shape == (2, 4)
-        assert found["model"]["parameters"] == sum(p.numel() for p in model.parameters())
+    found = hf.spectrum(model, ids[0], max_order=8)
+    assert found.to_numpy("layers.heads.scores.max").shape == (2, 4)
+    assert found["model"]["parameters"] == sum(p.numel() for p in model.parameters())
     losses = hf.cut(model, ids[0], orders=(0, 30))
     assert abs(losses[30] - losses[None]) < 1e-3 and losses[0] != losses[None]
     # What stands there afterwards is what stood there before.
     with torch.no_grad():
         assert rms(model(input_ids=ids, use_cache=False).logits, expected) < 1e-5
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_every_architecture_generates_with_our_states(kind, ids):
+    """Beyond the window of those that have one, with padding and beams."""
+    model = made(kind)
+    model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
+    mask = torch.ones_like(ids)
+    mask[0, :7] = 0
+    padded = ids.masked_fill(mask == 0, 0)
+    options = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    expected = [model.generate(padded, **options, **more) for more in ({}, {"num_beams": 3})]
+    hf.use(model, None)
+    found = [model.generate(padded, **options, **more) for more in ({}, {"num_beams": 3})]
+    assert all(isinstance(layer, hf.StateLayer) and layer.get_seq_length() == 51 for layer in found[0].past_key_values.layers)
+    for a, b in zip(found, expected):
+        assert torch.equal(a.sequences, b.sequences)
+    assert rms(torch.stack(found[0].logits), torch.stack(expected[0].logits)) < 1e-5
+    # Given back, the model generates as before.
+    model.set_attn_implementation("eager")
+    assert torch.equal(model.generate(padded, **options).sequences, expected[0].sequences)
+
+
+@pytest.mark.parametrize("text", ["taylor=0..2", "softmax window=8 sinks=2", "softmax window=6 far(taylor=0..2)", "exp decay=fixed"])
+def test_states_of_variants_that_took_over(text, ids):
+    """As without a cache; and where there is one, of constant size."""
+    model = hf.use(made("llama"), text)
+    model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
+    options = {"max_new_tokens": 20, "do_sample": False, "return_dict_in_generate": True}
+    for more in ({}, {"num_beams": 3}):
+        with_states, without = (model.generate(ids, use_cache=use, **options, **more) for use in (True, False))
+        assert torch.equal(with_states.sequences, without.sequences)
+    assert with_states.past_key_values.layers[0].state.is_constant == ("taylor" in text)
+    # A computation that has gradients keeps keys instead, and none of ours is in its way.
+    model(input_ids=ids, labels=ids, use_cache=True).loss.backward()
+    with torch.no_grad(), pytest.raises(ValueError, match="cannot go back"):
+        with_states.past_key_values.crop(-1)
+
+
+def test_what_only_the_reference_computes_generates_without_states(ids):
+    text = "taylor=0..2 centre=running window=8"
+    assert termwise.Variant(text).reference_only
+    model = hf.use(made("llama"), text)
+    model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
+    options = {"max_new_tokens": 4, "do_sample": False}
+    assert torch.equal(*(model.generate(ids, use_cache=use, **options) for use in (True, False)))
 
 
 def test_a_spectrum_is_the_native_one(stories):
@@ -205,6 +245,41 @@ def test_saved_models_write_with_their_states(saved):
     assert torch.equal(*beams)
 
 
+@pytest.mark.parametrize("text", ["taylor=0..2", "softmax window=8 sinks=2 cap=20", "norm decay=fixed", None])
+@pytest.mark.parametrize("family", ["llama-yarn", "mistral-window", "qwen2", "qwen3", "smollm3", "olmo2", "phi3", "gemma2", "gemma3"])
+def test_saved_models_of_every_family(family, text, families, tmp_path):
+    """A variant in the place of a family's attention, written by termwise and read by transformers."""
+    native = termwise.load(families / family)
+    if text is not None:
+        native = native.with_attention(text)
+    native.save(tmp_path / "model")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", attn_implementation="eager").eval()
+    attention = model.model.layers[0].self_attn
+    assert isinstance(attention, hf.TermwiseAttention) == (text is not None)
+    ids = np.random.default_rng(0).integers(3, native.config["vocab_size"], (2, 30))
+    with torch.no_grad():
+        assert rms(model(input_ids=torch.tensor(ids), use_cache=False).logits, native.logits(ids)) < 1e-5
+    model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
+    found = model.generate(torch.tensor(ids[:1, :12]), max_new_tokens=8, do_sample=False)[0].tolist()
+    expected = ids[0, :12].tolist()
+    for _ in range(8):
+        expected.append(int(native.logits(expected)[0, -1].argmax()))
+    assert found == expected
+
+
+def test_norms_of_q_and_k_are_the_variants_own(families, tmp_path):
+    """Kept where the variant names them, with the weights of the family's file; those of Gemma are kept less one."""
+    for family in ("qwen3", "gemma3", "olmo2"):
+        native = termwise.load(families / family)
+        norm = "qk_norm=rms,all" if family == "olmo2" else "qk_norm=rms"
+        native = native.with_attention(f"taylor=0..4 {norm}")
+        native.save(tmp_path / family)
+        model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / family).eval()
+        ids = np.random.default_rng(0).integers(3, native.config["vocab_size"], (1, 20))
+        with torch.no_grad():
+            assert rms(model(input_ids=torch.tensor(ids), use_cache=False).logits, native.logits(ids)) < 1e-5
+
+
 def test_saved_models_train(saved):
     _, model = saved
     ids = torch.randint(3, 30, (2, 20))
@@ -214,3 +289,10 @@ def test_saved_models_train(saved):
     with pytest.raises(ValueError, match="use_cache=False"):
         model(input_ids=ids, use_cache=True)
     model.zero_grad()
+
+
+def test_the_tutorial(tmp_path, monkeypatch, capsys):
+    from test_docs import run
+
+    monkeypatch.chdir(tmp_path)
+    run((ROOT / "docs" / "python.md").read_text().split("<!-- needs transformers -->")[1], capsys)

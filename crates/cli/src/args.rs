@@ -9,6 +9,7 @@ use crate::commands::config::ConfigArgs;
 use crate::commands::cut::CutArgs;
 use crate::commands::data::DataCommand;
 use crate::commands::eval::EvalArgs;
+use crate::commands::export::ExportCommand;
 use crate::commands::generate::GenerateArgs;
 use crate::commands::manual::{CompletionsArgs, ManArgs};
 use crate::commands::plan::PlanArgs;
@@ -78,6 +79,8 @@ pub enum Command {
     Plan(Box<PlanArgs>),
     Show(ShowArgs),
     #[command(subcommand)]
+    Export(ExportCommand),
+    #[command(subcommand)]
     Data(DataCommand),
     #[command(subcommand)]
     Tokenizer(TokenizerCommand),
@@ -91,7 +94,7 @@ pub enum Command {
 const GROUPS: [(&str, &[&str]); 5] = [
     ("Learn", &["reproduce", "variants", "separation"]),
     ("Train", &["train", "sweep", "eval", "generate", "report", "runs", "config"]),
-    ("Inspect", &["spectrum", "cut", "plan", "show"]),
+    ("Inspect", &["spectrum", "cut", "plan", "show", "export"]),
     ("Data", &["data", "tokenizer"]),
     ("Developer", &["verify", "bench", "completions", "man"]),
 ];

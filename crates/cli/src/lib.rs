@@ -95,6 +95,7 @@ fn command(cli: Cli, context: &mut Context) -> Result<Exit, Failure> {
         Command::Generate(args) => commands::generate::run(&args, context),
         Command::Sweep(args) => commands::sweep::run(&args, context),
         Command::Report(args) => commands::report::run(&args, context),
+        Command::Export(command) => commands::export::run(&command, context),
         Command::Data(command) => commands::data::run(&command, context),
         Command::Tokenizer(command) => commands::tokenizer::run(&command, context),
     }

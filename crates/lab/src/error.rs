@@ -63,6 +63,14 @@ pub enum Error {
         /// Position of the key.
         key: usize,
     },
+    /// A variant that cannot be written as other people's code.
+    #[error("`{variant}` cannot be exported: {reason}")]
+    Export {
+        /// Which.
+        variant: String,
+        /// Why.
+        reason: String,
+    },
     /// The system gave no threads.
     #[error(transparent)]
     Threads(#[from] termwise_base::threads::Error),
@@ -89,6 +97,14 @@ impl From<termwise_llama::Error> for Error {
 impl Error {
     /// Whether the user's own words are at fault, as against a failure while working.
     pub fn is_usage(&self) -> bool {
-        matches!(self, Error::Attention(_) | Error::ShapeText { .. } | Error::Sizes(_) | Error::Unknown { .. } | Error::Size { .. })
+        matches!(
+            self,
+            Error::Attention(_)
+                | Error::ShapeText { .. }
+                | Error::Sizes(_)
+                | Error::Unknown { .. }
+                | Error::Size { .. }
+                | Error::Export { .. }
+        )
     }
 }

@@ -4,10 +4,12 @@
 //! - [`variants`]: presets and parts, what they cost and which are equal;
 //! - [`verify`]: the identities of the algebra on random cases, and comparison with reference files;
 //! - [`bench`]: speed of attention, matrix products and training steps beside what the machine can do;
-//! - [`plan`]: what a model will cost before anything is run.
+//! - [`plan`]: what a model will cost before anything is run;
+//! - [`export`]: a variant as a PyTorch module in one file.
 
 pub mod bench;
 pub mod error;
+pub mod export;
 pub mod layer;
 pub mod plan;
 pub mod variants;

@@ -113,6 +113,11 @@ impl Variant {
         self.0.state_size(dim, value_dim.unwrap_or(dim)).map(|floats| floats.saturating_mul(4))
     }
 
+    /// Source of a PyTorch module that computes it, and needs nothing of termwise.
+    fn to_torch(&self) -> PyResult<String> {
+        termwise_lab::export::torch(&self.0, &format!("termwise {}", env!("CARGO_PKG_VERSION"))).map_err(value)
+    }
+
     fn describe(&self) -> PyResult<Found> {
         let described = describe(&[&self.0.to_string()], Default::default()).map_err(value)?;
         Ok(Found::of(&Described { sizes: Default::default(), variants: described }))

@@ -5,6 +5,7 @@ pub mod config;
 pub mod cut;
 pub mod data;
 pub mod eval;
+pub mod export;
 pub mod generate;
 pub mod manual;
 pub mod plan;

@@ -1,0 +1,100 @@
+"""What the way through Python costs: the same attention by the program, by arrays and by tensors, and PyTorch's own beside it, in alternating rounds.
+
+    python3 bench/python.py --shape 2x4x1024 --head-dim 64 --rounds 5
+
+Softmax without RoPE in float32 on the processor, batch x heads x time. Times are the best of all rounds. The program is `python -m termwise bench
+attention`, which calls the engine with its own arrays; `call` is what remains of a call when there is next to nothing to compute.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+import termwise
+
+
+def best(run, repeat):
+    run()
+    times = []
+    for _ in range(repeat):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return min(times) * 1e3
+
+
+def native(shape, head_dim, threads, repeat):
+    """Milliseconds forward, and with backward, inside the program."""
+    words = ["bench", "attention", "--shapes", shape, "--head-dim", str(head_dim), "--variants", "softmax rope=off", "--repeat", str(repeat)]
+    command = [sys.executable, "-m", "termwise", "--threads", str(threads), *words, "--json", "--quiet"]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    row = next(row for row in found["rows"] if "rope=off" in json.dumps(row))
+    return row["forward"]["ms"], row["with_backward"]["ms"] if "with_backward" in row else row["backward"]["ms"]
+
+
+def arrays(batch, heads, length, dim, repeat):
+    layer = termwise.Layer("softmax", heads=heads, dim=dim)
+    q, k, v = np.random.default_rng(0).standard_normal((3, batch, length, heads, dim), dtype=np.float32)
+    out = np.empty_like(q)
+    tiny = [x[:1, :1].copy() for x in (q, k, v)]
+    tiny_out = np.empty_like(tiny[0])
+    return best(lambda: layer(q, k, v, out=out), repeat), best(lambda: layer(*tiny, out=tiny_out), 50 * repeat)
+
+
+def tensors(batch, heads, length, dim, threads, repeat):
+    """Milliseconds forward and with backward: ours [batch, time, heads, dim], PyTorch's own [batch, heads, time, dim]."""
+    import torch
+    from termwise.torch import attention
+
+    torch.set_num_threads(threads)
+
+    def measured(function, shape):
+        q, k, v = (torch.randn(*shape, requires_grad=True) for _ in range(3))
+        dy = torch.randn(*shape)
+
+        def both():
+            q.grad = k.grad = v.grad = None
+            function(q, k, v).backward(dy)
+
+        with torch.no_grad():
+            forward = best(lambda: function(q, k, v), repeat)
+        return forward, best(both, repeat)
+
+    own = measured(attention, (batch, length, heads, dim))
+    theirs = measured(lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True), (batch, heads, length, dim))
+    return own, theirs
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="2x4x1024")
+    parser.add_argument("--head-dim", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=termwise.get_threads())
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--repeat", type=int, default=10)
+    options = parser.parse_args()
+    termwise.set_threads(options.threads)
+    sizes = [int(n) for n in options.shape.split("x")]
+    rounds = []
+    for _ in range(options.rounds):
+        forward, both = native(options.shape, options.head_dim, options.threads, options.repeat)
+        array, call = arrays(*sizes, options.head_dim, options.repeat)
+        own, theirs = tensors(*sizes, options.head_dim, options.threads, options.repeat)
+        rounds.append((forward, both, array, call, *own, *theirs))
+    forward, both, array, call, own, own_both, theirs, theirs_both = (min(times) for times in zip(*rounds))
+    print(json.dumps({
+        "threads": options.threads, "shape": options.shape, "head_dim": options.head_dim,
+        "program_ms": {"forward": forward, "with_backward": both},
+        "arrays_ms": {"forward": array, "call": call, "over_program": array / forward, "call_share": call / array},
+        "tensors_ms": {"forward": own, "with_backward": own_both},
+        "pytorch_ms": {"forward": theirs, "with_backward": theirs_both},
+        "against_pytorch": {"forward": theirs / own, "with_backward": theirs_both / own_both},
+    }, indent=2))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""Exported modules of PyTorch: their own tests, and training beside the native engines."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import need, random_variants
+
+import termwise
+
+try:
+    import torch
+    from torch import nn
+except ImportError:
+    torch = None
+    need("torch", False, "PyTorch is not installed")
+
+import termwise.torch
+
+#: Every part at least once, in the combinations that have code of their own.
+VARIANTS = [
+    "softmax",
+    "gate",
+    "norm conv=3",
+    "gated_softmax_decay",
+    "gated_softmax_cumgate",
+    "linear_elu",
+    "linear_cosine",
+    "softmax_taylor_80terms",
+    "taylor=0..2,coef=learned over=length rope=off",
+    "taylor=0..2,at=0.5,coef=1:0.9:0.8 over=sum,eps=0.001",
+    "power=3 over=none norm=scaled_l2",
+    "sink",
+    "qwen_gated qk_norm=rms,all",
+    "based",
+    "retnet",
+    "forgetting",
+    "gla",
+    "power_gated",
+    "mamba2",
+    "gated_deltanet",
+    "kda",
+    "delta_taylor2",
+    "exp write=delta,2,scale=0.3 over=none norm=rms qk_norm=l2 decay=softplus",
+    "feature=hedgehog post=silu",
+    "streaming cap=20",
+    "softmax window=8 sinks=2 far(taylor=0..2 dim=4)",
+    "softmax window=8 far(taylor=0..2 centre=running) decay=linear",
+    "softmax window=4 far(exp scale=0.1 clamp=2)",
+    "taylor=0..2 centre=learned,gauss",
+    "taylor=0..2 centre=running over=none decay=sigmoid,4",
+    "taylor=0..2 centre=running window=4",
+    "exp decay=mamba,channel over=sum,sink",
+]
+
+
+def exported(text, folder):
+    path = folder / "attention.py"
+    path.write_text(termwise.Variant(text).to_torch())
+    spec = importlib.util.spec_from_file_location("exported", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("text", [*VARIANTS, *random_variants(20, seed=7)])
+def test_exported_modules_pass_their_own_test(text, tmp_path):
+    module = exported(text, tmp_path)
+    module.self_test(torch.float64, 1e-8)
+    module.self_test(torch.float32, 1e-5)
+
+
+def test_every_preset_is_exported(tmp_path):
+    for name in termwise.presets():
+        exported(name, tmp_path).self_test(torch.float64, 1e-8)
+
+
+def test_the_self_test_can_fail(tmp_path):
+    source = termwise.Variant("taylor=0..2 out").to_torch()
+    for right, wrong in [("* i.out", "* 1.0001"), ("(a * cos - b * sin)"[1:-1], "a * cos + b * sin"), ("w * x + a", "w * x + 1.001 * a")]:
+        assert right in source
+        path = tmp_path / "broken.py"
+        path.write_text(source.replace(right, wrong))
+        broken = subprocess.run([sys.executable, path], capture_output=True, text=True)
+        assert broken.returncode == 1 and "largest relative error" in broken.stderr, broken.stdout + broken.stderr
+
+
+def test_an_exported_file_is_a_program_that_needs_pytorch_alone(tmp_path):
+    path = tmp_path / "attention.py"
+    made = subprocess.run(
+        [sys.executable, "-m", "termwise", "export", "torch", "gated_deltanet", "--out", path], capture_output=True, text=True, timeout=300
+    )
+    assert made.returncode == 0, made.stderr
+    imports = re.findall(r"^(?:import|from) (\S+)", path.read_text(), re.MULTILINE)
+    assert {name.split(".")[0] for name in imports} <= {"math", "sys", "itertools", "types", "torch"}
+    run = subprocess.run([sys.executable, "-I", path], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0 and run.stdout.count("agree with the reference") == 2, run.stdout + run.stderr
+    wrong = subprocess.run([sys.executable, "-m", "termwise", "export", "torch", "sofmax"], capture_output=True, text=True, timeout=300)
+    assert wrong.returncode == 2 and "softmax" in wrong.stderr and wrong.stdout == ""
+
+
+class Block(nn.Module):
+    def __init__(self, attention):
+        super().__init__()
+        self.ln_1, self.attn, self.ln_2 = nn.LayerNorm(32), attention, nn.LayerNorm(32)
+        self.mlp = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
+
+    def forward(self, x):
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class GPT(nn.Module):
+    """As nanoGPT's, small."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(50, 32), nn.Embedding(24, 32)
+        self.h = nn.ModuleList([Block(attention()) for _ in range(2)])
+        self.ln_f, self.lm_head = nn.LayerNorm(32), nn.Linear(32, 50, bias=False)
+        self.wte.weight = self.lm_head.weight
+
+    def forward(self, ids, targets):
+        x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1]))
+        for block in self.h:
+            x = block(x)
+        return nn.functional.cross_entropy(self.lm_head(self.ln_f(x)).flatten(0, 1), targets.flatten())
+
+
+def losses(model, steps=20):
+    """A loop as nanoGPT's: AdamW with decay of matrices, a clipped gradient, a batch at each step."""
+    draw = torch.Generator().manual_seed(1)
+    matrices = [p for p in model.parameters() if p.requires_grad and p.dim() >= 2]
+    others = [p for p in model.parameters() if p.requires_grad and p.dim() < 2]
+    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=1e-3, betas=(0.9, 0.95))
+    found = []
+    for _ in range(steps):
+        # Every token says which one follows it.
+        first = torch.randint(0, 50, (4, 1), generator=draw)
+        ids = (first * 3 ** torch.arange(25)) % 50
+        optimizer.zero_grad(set_to_none=True)
+        loss = model(ids[:, :-1], ids[:, 1:])
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.parametrize("text", VARIANTS)
+def test_exported_modules_train_as_native_ones(text, tmp_path):
+    module = exported(text, tmp_path)
+    torch.manual_seed(0)
+    native = GPT(lambda: termwise.torch.Attention(32, 4, kv_heads=2, variant=termwise.Variant(text)))
+    ours = GPT(lambda: module.Attention(32, 4, kv_heads=2))
+    # The same names: what one has trained the other loads. A centre of exp is an identity, and its mean left out.
+    weights = {name: value for name, value in native.state_dict().items() if not (name.endswith("centre.mean") and name not in ours.state_dict())}
+    ours.load_state_dict(weights)
+    found, expected = losses(ours), losses(native)
+    assert max(abs(a - b) for a, b in zip(found, expected, strict=True)) < 1e-4, (found, expected)
+    assert expected[-1] < expected[0]
+
+
+def test_the_class_of_nanogpt(tmp_path):
+    class Config:
+        n_embd, n_head, bias, dropout, block_size = 32, 4, True, 0.0, 24
+
+    module = exported("taylor=0..2 norm=rms out", tmp_path)
+    found = losses(GPT(lambda: module.CausalSelfAttention(Config())), steps=40)
+    assert found[-1] < found[0] - 0.3
