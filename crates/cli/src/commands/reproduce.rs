@@ -32,8 +32,8 @@ Experiments:
   e1 softmax, Norm, Gate    e2 wider and longer       e3 linear attentions    e4 orders of the series    e5 ablations
   e6 term spectrum          e7 the series as softmax  separation, bridge      the theorem of the second paper
   At scale laptop also, each variant with a learning rate of its own:
-  overwrite, parity         orders 1 to 3 with and without the write rule and decay, at equal bytes of state
-  distance                  a window, a sink and far orders against a longer window of the same bytes
+  overwrite, parity         orders 1 to 3, with and without write rule and decay, in equal states
+  distance                  window, sink and far orders against a longer window of equal bytes
 
 Verdicts compare means over seeds with their spread; results.json has every number with the folder of its run.")]
 pub struct ReproduceArgs {
