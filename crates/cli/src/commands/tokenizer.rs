@@ -51,6 +51,10 @@ pub struct TrainArgs {
 
 /// Print the token ids of a text
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  termwise tokenizer encode tokenizer.json 'Once upon a time'
+  termwise tokenizer encode runs/first/checkpoints/step-00001000 < book.txt")]
 pub struct EncodeArgs {
     /// `bytes`, a tokenizer.json, or a folder that holds one
     pub tokenizer: String,
@@ -66,11 +70,15 @@ pub struct EncodeArgs {
 
 /// Print the text of token ids
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  termwise tokenizer decode tokenizer.json 17 4 99
+  termwise tokenizer encode tokenizer.json < book.txt | termwise tokenizer decode tokenizer.json")]
 pub struct DecodeArgs {
     /// `bytes`, a tokenizer.json, or a folder that holds one
     pub tokenizer: String,
-    /// The ids
-    #[arg(required = true, value_name = "ID")]
+    /// The ids [default: standard input]
+    #[arg(value_name = "ID")]
     pub ids: Vec<u32>,
     /// Leave special tokens out
     #[arg(long)]
@@ -92,15 +100,27 @@ pub fn run(command: &TokenizerCommand, context: &mut Context) -> Result<Exit, Fa
             let tokenizer = Tokenizer::open(&args.tokenizer, args.end_of_document.as_deref())?;
             let text = match &args.text {
                 Some(text) => text.clone(),
-                None => io::read_to_string(io::stdin()).map_err(files::Error::io("read", "standard input"))?,
+                None => standard_input()?,
             };
             let ids = tokenizer.encode(&text, !args.no_special_tokens)?;
             writeln!(context.out, "{}", ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" "))?;
         }
         TokenizerCommand::Decode(args) => {
             let tokenizer = Tokenizer::open(&args.tokenizer, args.end_of_document.as_deref())?;
-            writeln!(context.out, "{}", tokenizer.decode(&args.ids, args.skip_special_tokens)?)?;
+            let ids = match &args.ids[..] {
+                [] => {
+                    let wrong = |word: &str| Failure::usage(format!("`{word}` on standard input is no token id; give whole numbers"));
+                    let number = |word: &str| word.parse().map_err(|_| wrong(word));
+                    standard_input()?.split_whitespace().map(number).collect::<Result<Vec<u32>, Failure>>()?
+                }
+                ids => ids.to_vec(),
+            };
+            writeln!(context.out, "{}", tokenizer.decode(&ids, args.skip_special_tokens)?)?;
         }
     }
     Ok(Exit::Success)
+}
+
+fn standard_input() -> Result<String, Failure> {
+    Ok(io::read_to_string(io::stdin()).map_err(files::Error::io("read", "standard input"))?)
 }

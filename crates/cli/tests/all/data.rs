@@ -61,6 +61,8 @@ fn a_tokenizer_is_learned_and_used() {
     assert!(ids.len() < "Tom walked".len(), "{ids:?}");
     place.command(&[&["tokenizer", "decode", "t.json"], &ids[..]].concat()).assert().success().stdout("Tom walked\n");
     place.command(&["tokenizer", "encode", "bytes"]).write_stdin("Hi").assert().success().stdout("72 105\n");
+    place.command(&["tokenizer", "decode", "bytes"]).write_stdin("72 105\n").assert().success().stdout("Hi\n");
+    place.command(&["tokenizer", "decode", "bytes"]).write_stdin("72 Hi").assert().code(2).stderr(contains("`Hi` on standard input"));
     place.train(&["--name", "a", "--tokenizer", "t.json", "--quiet"]).assert().success();
     assert!(place.path("runs/a/checkpoints/step-00000006/tokenizer.json").is_file());
 }

@@ -168,8 +168,7 @@ pub trait Simd: sealed::Sealed + Copy + Send + Sync + 'static {
     /// The first values of a slice shorter than a vector, zeros behind.
     #[inline(always)]
     fn load_part(self, x: &[f32]) -> Self::V {
-        let mut lanes = [0.0; 16];
-        lanes[..x.len()].copy_from_slice(x);
+        let lanes = rest(x, 0);
         // SAFETY: no vector has more than 16 lanes.
         unsafe { self.load(lanes.as_ptr()) }
     }
@@ -181,7 +180,9 @@ pub trait Simd: sealed::Sealed + Copy + Send + Sync + 'static {
             // SAFETY: the guard leaves LANES values from i on.
             unsafe { self.load(x.as_ptr().add(i)) }
         } else {
-            self.load_part(&x[i..])
+            let lanes = rest(x, i);
+            // SAFETY: no vector has more than 16 lanes.
+            unsafe { self.load(lanes.as_ptr()) }
         }
     }
 
@@ -192,8 +193,7 @@ pub trait Simd: sealed::Sealed + Copy + Send + Sync + 'static {
             // SAFETY: the guard leaves LANES values from i on.
             unsafe { self.store(x.as_mut_ptr().add(i), v) };
         } else {
-            let rest = &mut x[i..];
-            rest.copy_from_slice(&self.to_array(v)[..rest.len()]);
+            put_rest(x, i, &self.to_array(v));
         }
     }
 
@@ -225,6 +225,22 @@ pub trait Simd: sealed::Sealed + Copy + Send + Sync + 'static {
         let y = self.scale(p, power);
         self.select(self.gt(self.splat(LOWEST), x), self.splat(0.0), y)
     }
+}
+
+/// x[i..], which is less than a vector, and zeros behind. The ends of rows are met at hundreds of places: a function of its own keeps what
+/// is compiled there short.
+#[inline(never)]
+fn rest(x: &[f32], i: usize) -> [f32; 16] {
+    let mut lanes = [0.0; 16];
+    lanes[..x.len() - i].copy_from_slice(&x[i..]);
+    lanes
+}
+
+/// x[i..] = the first of these lanes.
+#[inline(never)]
+fn put_rest(x: &mut [f32], i: usize, lanes: &[f32; 16]) {
+    let rest = &mut x[i..];
+    rest.copy_from_slice(&lanes[..rest.len()]);
 }
 
 /// Something to run with whatever vectors the machine has.
