@@ -32,8 +32,8 @@ def native(shape, head_dim, threads, repeat):
     words = ["bench", "attention", "--shapes", shape, "--head-dim", str(head_dim), "--variants", "softmax rope=off", "--repeat", str(repeat)]
     command = [sys.executable, "-m", "termwise", "--threads", str(threads), *words, "--json", "--quiet"]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    row = next(row for row in found["rows"] if "rope=off" in json.dumps(row))
-    return row["forward"]["ms"], row["with_backward"]["ms"] if "with_backward" in row else row["backward"]["ms"]
+    row = next(row for row in found["rows"] if "rope=off" in row["variant"])
+    return row["forward"]["ms"], row["forward_backward"]["ms"]
 
 
 def arrays(batch, heads, length, dim, repeat):

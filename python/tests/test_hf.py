@@ -33,7 +33,7 @@ CONFIGS = {
     "qwen2": GROUPED,
     "qwen3": GROUPED,
     "gemma": GROUPED,
-    "gemma2": {**GROUPED, "sliding_window": 16, "query_pre_attn_scalar": 12},
+    "gemma2": {**GROUPED, "sliding_window": 16, "query_pre_attn_scalar": 12, "attn_logit_softcapping": 0.5},
     "gemma3_text": {**GROUPED, "sliding_window": 16},
     "phi": SMALL,
     "phi3": {**GROUPED, "pad_token_id": 0},
@@ -90,9 +90,13 @@ def test_every_architecture_generates_with_our_states(kind, ids):
     for a, b in zip(found, expected):
         assert torch.equal(a.sequences, b.sequences)
     assert rms(torch.stack(found[0].logits), torch.stack(expected[0].logits)) < 1e-5
+    # A text that grows beyond the window.
+    short = ids[1:, :6]
+    begun = model.generate(short, max_new_tokens=30, do_sample=False)
     # Given back, the model generates as before.
     model.set_attn_implementation("eager")
     assert torch.equal(model.generate(padded, **options).sequences, expected[0].sequences)
+    assert torch.equal(model.generate(short, max_new_tokens=30, do_sample=False), begun)
 
 
 @pytest.mark.parametrize("text", ["taylor=0..2", "softmax window=8 sinks=2", "softmax window=6 far(taylor=0..2)", "exp decay=fixed"])
@@ -105,8 +109,13 @@ def test_states_of_variants_that_took_over(text, ids):
         with_states, without = (model.generate(ids, use_cache=use, **options, **more) for use in (True, False))
         assert torch.equal(with_states.sequences, without.sequences)
     assert with_states.past_key_values.layers[0].state.is_constant == ("taylor" in text)
-    # A computation that has gradients keeps keys instead, and none of ours is in its way.
-    model(input_ids=ids, labels=ids, use_cache=True).loss.backward()
+    # A computation that has gradients keeps keys instead.
+    gradients = []
+    for use in (True, False):
+        model.zero_grad()
+        model(input_ids=ids, labels=ids, use_cache=use).loss.backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    assert all(rms(a, b) < 1e-5 for a, b in zip(*gradients, strict=True))
     with torch.no_grad(), pytest.raises(ValueError, match="cannot go back"):
         with_states.past_key_values.crop(-1)
 

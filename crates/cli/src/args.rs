@@ -13,10 +13,12 @@ use crate::commands::export::ExportCommand;
 use crate::commands::generate::GenerateArgs;
 use crate::commands::manual::{CompletionsArgs, ManArgs};
 use crate::commands::plan::PlanArgs;
+use crate::commands::play::PlayArgs;
 use crate::commands::report::ReportArgs;
 use crate::commands::reproduce::ReproduceArgs;
 use crate::commands::runs::RunsArgs;
 use crate::commands::separation::SeparationArgs;
+use crate::commands::serve::ServeArgs;
 use crate::commands::show::ShowArgs;
 use crate::commands::spectrum::SpectrumArgs;
 use crate::commands::sweep::SweepArgs;
@@ -29,6 +31,7 @@ use crate::context::{Color, width};
 const EXAMPLES: &str = "\
 Examples:
   termwise reproduce                              why softmax attention is more expressive, within five minutes
+  termwise play                                   a page on which you take the terms of softmax away
   termwise variants                               every preset and every part to build variants from
   termwise variants \"taylor=0..4 norm=l2\" norm    what these two are, what they cost, whether they are equal
   termwise verify                                 check that this build computes what it says
@@ -65,6 +68,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Reproduce(ReproduceArgs),
+    Play(PlayArgs),
     Variants(VariantsArgs),
     Separation(Box<SeparationArgs>),
     Train(Box<TrainArgs>),
@@ -73,6 +77,7 @@ pub enum Command {
     Generate(Box<GenerateArgs>),
     Report(ReportArgs),
     Runs(RunsArgs),
+    Serve(ServeArgs),
     Config(Box<ConfigArgs>),
     Spectrum(Box<SpectrumArgs>),
     Cut(Box<CutArgs>),
@@ -92,8 +97,8 @@ pub enum Command {
 
 /// Commands by what they are for, as help lists them.
 const GROUPS: [(&str, &[&str]); 5] = [
-    ("Learn", &["reproduce", "variants", "separation"]),
-    ("Train", &["train", "sweep", "eval", "generate", "report", "runs", "config"]),
+    ("Learn", &["reproduce", "play", "variants", "separation"]),
+    ("Train", &["train", "sweep", "eval", "generate", "report", "runs", "serve", "config"]),
     ("Inspect", &["spectrum", "cut", "plan", "show", "export"]),
     ("Data", &["data", "tokenizer"]),
     ("Developer", &["verify", "bench", "completions", "man"]),
@@ -166,6 +171,8 @@ pub const LARGE: u64 = 1 << 20;
 
 #[cfg(test)]
 mod tests {
+    use clap::FromArgMatches;
+
     use super::*;
 
     #[test]
@@ -190,6 +197,72 @@ mod tests {
             assert!(aliases.iter().all(|alias| longs.iter().all(|long| long != alias)), "--{name}");
         }
     }
+    /// The commands of a page: lines of its shell blocks that call the program, as words.
+    fn commands_of(page: &str) -> Vec<Vec<String>> {
+        let mut found = Vec::new();
+        for block in page.split("```sh\n").skip(1).filter_map(|rest| rest.split("```").next()) {
+            let joined = block.replace("\\\n", " ");
+            for line in joined.lines().map(str::trim) {
+                let line = line.strip_prefix("cargo run --release -- ").map_or(line.to_owned(), |rest| format!("termwise {rest}"));
+                if !line.starts_with("termwise ") {
+                    continue;
+                }
+                let (mut words, mut word, mut quote, mut any) = (Vec::new(), String::new(), None, false);
+                for c in line.chars() {
+                    match (c, quote) {
+                        ('#', None) if !any => break,
+                        ('>' | '|', None) => break,
+                        (c, Some(open)) if c == open => quote = None,
+                        ('"' | '\'', None) => (quote, any) = (Some(c), true),
+                        (' ', None) if any => {
+                            words.push(std::mem::take(&mut word));
+                            any = false;
+                        }
+                        (' ', None) => {}
+                        (c, _) => {
+                            word.push(c);
+                            any = true;
+                        }
+                    }
+                }
+                words.extend(any.then_some(word));
+                found.push(words);
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn every_command_of_the_documentation_is_one() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let mut pages = vec![root.join("README.md"), root.join("CONTRIBUTING.md"), root.join("ARCHITECTURE.md")];
+        let mut folders = vec![root.join("docs")];
+        while let Some(folder) = folders.pop() {
+            for path in std::fs::read_dir(folder).expect("documentation").map(|entry| entry.expect("a file").path()) {
+                if path.is_dir() {
+                    folders.push(path);
+                } else if path.extension().is_some_and(|ending| ending == "md") {
+                    pages.push(path);
+                }
+            }
+        }
+        let mut count = 0;
+        for page in pages {
+            for words in commands_of(&std::fs::read_to_string(&page).unwrap_or_default()) {
+                count += 1;
+                let parsed = command().try_get_matches_from(&words).and_then(|matches| Cli::from_arg_matches(&matches));
+                assert!(
+                    parsed.is_ok(),
+                    "{}: {}\n{}",
+                    page.display(),
+                    words.join(" "),
+                    parsed.err().map(|error| error.to_string()).unwrap_or_default()
+                );
+            }
+        }
+        assert!(count > 40, "{count} commands were found");
+    }
+
     #[test]
     fn every_command_and_flag_is_explained() {
         let mut waiting = vec![command()];

@@ -68,6 +68,7 @@ failures! {
     termwise_lab: |error| usage(error.is_usage()),
     termwise_llama: |_| Exit::Failure,
     termwise_report: |_| Exit::Failure,
+    termwise_serve: |_| Exit::Failure,
     termwise_train: of_training,
 }
 

@@ -54,7 +54,7 @@ impl Found {
             for block in blocks {
                 match block {
                     Block::Figure { name, figure, .. } => into.push((name.clone(), figure.to_svg())),
-                    Block::Details { blocks, .. } => collect(blocks, into),
+                    Block::Details { blocks, .. } | Block::Fold { blocks, .. } => collect(blocks, into),
                     _ => {}
                 }
             }

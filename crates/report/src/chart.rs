@@ -44,6 +44,8 @@ pub enum Layer {
     Points(Points),
     /// A height to compare with.
     Rule(Rule),
+    /// What a line is the mean of.
+    Runs(Runs),
 }
 
 /// Points joined in their order. A point that has no place on the axes is a gap.
@@ -105,6 +107,17 @@ pub struct Point {
     pub spread: Option<(f64, f64)>,
     /// Written beside it where there is room, and shown when it is pointed at; empty for none.
     pub name: String,
+}
+
+/// The single runs behind a line: a dot at the end of each; pages draw them whole where they are asked to, and leave some out.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Runs {
+    /// That of its line.
+    pub name: String,
+    /// That of its line.
+    pub color: usize,
+    /// What each is called, such as `seed 1`, and its points.
+    pub runs: Vec<(String, Vec<(f64, f64)>)>,
 }
 
 /// A horizontal line from one end of the chart to the other.

@@ -4,7 +4,7 @@
 pub type Rgb = [u8; 3];
 
 /// Colours of series; further ones begin anew.
-pub const SERIES: usize = 6;
+pub const SERIES: usize = 9;
 
 /// On which background a picture is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -35,14 +35,34 @@ const LIGHT: Colours = Colours {
     text: hex(0x1f2328),
     quiet: hex(0x57606a),
     grid: hex(0xe3e7ec),
-    series: [hex(0x1f2328), hex(0x0b5fc0), hex(0xb93a08), hex(0x0a7352), hex(0x8a3aad), hex(0x8a5a00)],
+    series: [
+        hex(0x1f2328),
+        hex(0x0b5fc0),
+        hex(0xb93a08),
+        hex(0x0a7352),
+        hex(0x8a3aad),
+        hex(0x8a5a00),
+        hex(0x00707c),
+        hex(0xb3186d),
+        hex(0x5d6a00),
+    ],
 };
 const DARK: Colours = Colours {
     background: hex(0x0d1117),
     text: hex(0xe6edf3),
     quiet: hex(0x9aa5b1),
     grid: hex(0x262d36),
-    series: [hex(0xe6edf3), hex(0x62adff), hex(0xff8f63), hex(0x45d6a3), hex(0xd3a9ff), hex(0xe8b84a)],
+    series: [
+        hex(0xe6edf3),
+        hex(0x62adff),
+        hex(0xff8f63),
+        hex(0x45d6a3),
+        hex(0xd3a9ff),
+        hex(0xe8b84a),
+        hex(0x4fd3de),
+        hex(0xff85bd),
+        hex(0xc2cf4e),
+    ],
 };
 
 impl Theme {

@@ -79,6 +79,11 @@ impl Chart {
                         line(&names.join(": "), [p.x, p.y, low, high]);
                     }
                 }
+                Layer::Runs(runs) => {
+                    for (name, points) in &runs.runs {
+                        points.iter().for_each(|&(x, y)| line(&format!("{}, {name}", runs.name), [x, y, NONE, NONE]));
+                    }
+                }
                 Layer::Rule(rule) => line(&rule.label, [NONE, rule.y, NONE, NONE]),
             }
         }

@@ -62,6 +62,13 @@ pub enum Block {
     },
     /// Lines as they are typed.
     Code(String),
+    /// What a page folds away and text shows.
+    Fold {
+        /// In one line, on pages alone.
+        summary: String,
+        /// From top to bottom.
+        blocks: Vec<Block>,
+    },
     /// What is seen only when it is asked for.
     Details {
         /// In one line.
@@ -94,6 +101,18 @@ impl Tone {
 }
 
 impl Document {
+    /// Whether there is a figure anywhere.
+    pub(crate) fn has_figures(&self) -> bool {
+        fn any(blocks: &[Block]) -> bool {
+            blocks.iter().any(|block| match block {
+                Block::Figure { .. } => true,
+                Block::Details { blocks, .. } | Block::Fold { blocks, .. } => any(blocks),
+                _ => false,
+            })
+        }
+        any(&self.lead) || self.sections.iter().any(|section| any(&section.blocks))
+    }
+
     /// With a line at its end that says which build made it, and how.
     #[must_use]
     pub fn made_by(mut self, made_by: &Provenance) -> Document {

@@ -54,7 +54,7 @@ pub enum Error {
 const SCALE: f64 = 2.0;
 
 impl Document {
-    /// Writes `index.html`, and beside it `figures/NAME.svg`, `.png` and `.csv` and `tables/NAME.csv`, to which it leads, and `summary.md`.
+    /// Writes `index.html`, and beside it `figures/NAME.svg`, `.png`, `.csv` and `.vl.json` (Vega-Lite) and `tables/NAME.csv`, to which it leads, and `summary.md`.
     /// The page itself needs none of them. Existing files of these names are replaced.
     ///
     /// Gives the path of the page.
@@ -73,6 +73,7 @@ impl Document {
                     write(&folder.join(format!("{name}.svg")), figure.to_svg().as_bytes())?;
                     write(&folder.join(format!("{name}.png")), &figure.to_png(SCALE))?;
                     write(&folder.join(format!("{name}.csv")), figure.to_csv().as_bytes())?;
+                    write(&folder.join(format!("{name}.vl.json")), format!("{:#}\n", figure.to_vega_lite()).as_bytes())?;
                 }
                 Asset::Table(name, table) => {
                     let folder = folder.join("tables");

@@ -1,8 +1,12 @@
 //! How pages become HTML.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
+use serde::Serialize;
+
+use crate::data::FigureData;
 use crate::document::{Block, Document, Section, Tone};
+use crate::embed;
 use crate::figure::Figure;
 use crate::markup;
 use crate::style;
@@ -11,6 +15,20 @@ use crate::table::Table;
 
 /// The page's own style sheet.
 const SHEET: &str = include_str!("document.css");
+
+/// The script that makes figures answer, `Figures`; XML reads it as text, too.
+pub const FIGURES: &str = concat!("//<![CDATA[\n", include_str!("figures.js"), "//]]>\n");
+
+/// The style sheet of pages, for those that are written by hand.
+pub fn style_sheet() -> String {
+    SHEET.replace('\n', "") + &style::variables()
+}
+
+/// What the script reads: figures by the anchors of their places.
+#[derive(Serialize)]
+struct Data<'a> {
+    figures: BTreeMap<&'a str, FigureData<'a>>,
+}
 
 /// What a page shows that can be a file as well, with its name.
 pub enum Asset<'a> {
@@ -23,13 +41,16 @@ pub struct Renderer<'a> {
     out: String,
     /// Anchors that are taken.
     ids: HashSet<String>,
+    /// Anchors of figures.
+    figures: Vec<(String, &'a Figure)>,
     assets: Vec<Asset<'a>>,
     /// Whether figures and tables lie beside the page.
     files: bool,
 }
 
 impl Document {
-    /// The page as one HTML file that asks for nothing else: no script, no font, no picture from elsewhere.
+    /// The page as one HTML file that asks for nothing else: no script, no font, no picture from elsewhere. Its own script makes figures answer;
+    /// without it and on paper they are pictures.
     pub fn to_html(&self) -> String {
         Renderer::render(self, false).0
     }
@@ -38,15 +59,23 @@ impl Document {
 impl<'a> Renderer<'a> {
     /// The page and what lies beside it, in the order of the page.
     pub fn render(page: &'a Document, files: bool) -> (String, Vec<Asset<'a>>) {
-        let mut r = Renderer { out: String::new(), ids: HashSet::new(), assets: Vec::new(), files };
+        // Of the script, which fills them.
+        let taken = ["data", "choose"].map(String::from);
+        let mut r = Renderer { out: String::new(), ids: taken.into(), figures: Vec::new(), assets: Vec::new(), files };
         let title = escape(&page.title);
         r.out += "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/>\n";
         r.out += "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\"/><meta name=\"color-scheme\" content=\"light dark\"/>\n";
-        // Nothing is fetched even where a text would make a browser do so.
-        r.out += "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\"/>\n";
-        r.out += &format!("<title>{title}</title>\n<style>{}{}</style></head>\n", SHEET.replace('\n', ""), style::sheet());
+        let script: &[&str] = if page.has_figures() { &[FIGURES] } else { &[] };
+        let sheet = style_sheet() + &style::sheet();
+        // Nothing is fetched and nothing else runs, even where a text would make a browser do so.
+        r.out +=
+            &format!("<meta http-equiv=\"Content-Security-Policy\" content=\"{}\"/>\n", embed::policy(script, &embed::hash(&sheet), false));
+        r.out += &format!("<title>{title}</title>\n<style>{sheet}</style></head>\n");
         r.out += &format!("<body><main><header><h1>{title}</h1>\n");
         r.blocks(&page.lead);
+        if !script.is_empty() {
+            r.out += "<div id=\"choose\"></div>\n";
+        }
         r.out += "</header>\n";
         let ids: Vec<String> = page.sections.iter().map(|section| r.id(&slug(&section.heading))).collect();
         if page.sections.len() > 1 {
@@ -62,7 +91,13 @@ impl<'a> Renderer<'a> {
             r.blocks(blocks);
             r.out += "</section>\n";
         }
-        r.out += "</main></body></html>\n";
+        r.out += "</main>\n";
+        if !script.is_empty() {
+            let figures = r.figures.iter().map(|(id, figure)| (id.as_str(), FigureData::new(figure))).collect();
+            let data = embed::json_for_script(&Data { figures });
+            r.out += &format!("<script type=\"application/json\" id=\"data\">{data}</script>\n<script>{FIGURES}</script>\n");
+        }
+        r.out += "</body></html>\n";
         (r.out, r.assets)
     }
 
@@ -78,7 +113,12 @@ impl<'a> Renderer<'a> {
     fn blocks(&mut self, blocks: &'a [Block]) {
         for run in blocks.chunk_by(|a, b| matches!((a, b), (Block::Figure { .. }, Block::Figure { .. }))) {
             if matches!(run[0], Block::Figure { .. }) {
-                self.out += if run.len() == 1 { "<div class=\"figures one\">\n" } else { "<div class=\"figures\">\n" };
+                let class = match run.len() {
+                    1 => "figures one",
+                    3 => "figures three",
+                    _ => "figures",
+                };
+                self.out += &format!("<div class=\"{class}\">\n");
                 run.iter().for_each(|block| self.block(block));
                 self.out += "</div>\n";
             } else {
@@ -121,7 +161,7 @@ impl<'a> Renderer<'a> {
                 let lines: Vec<String> = text.lines().map(escape).collect();
                 self.out += &format!("<pre tabindex=\"0\"><code>{}</code></pre>\n", lines.join("\n"));
             }
-            Block::Details { summary, blocks } => {
+            Block::Details { summary, blocks } | Block::Fold { summary, blocks } => {
                 self.out += &format!("<details><summary>{}</summary>\n", markup::html(summary));
                 self.blocks(blocks);
                 self.out += "</details>\n";
@@ -133,9 +173,11 @@ impl<'a> Renderer<'a> {
         let id = self.id(&format!("figure-{}", slug(name)));
         let file = id.trim_start_matches("figure-").to_string();
         self.out += &format!("<figure id=\"{id}\">{}", figure.to_inline_svg());
-        let files = ["svg", "png", "csv"].map(|kind| (kind.to_uppercase(), format!("figures/{file}.{kind}")));
+        let kinds = [("SVG", "svg"), ("PNG", "png"), ("CSV", "csv"), ("Vega-Lite", "vl.json")];
+        let files = kinds.map(|(name, ending)| (name.to_owned(), format!("figures/{file}.{ending}")));
         self.caption(caption, &files);
         self.out += "</figure>\n";
+        self.figures.push((id, figure));
         self.assets.push(Asset::Figure(file, figure));
     }
 

@@ -21,6 +21,8 @@ pub struct Ladder {
     pub value: Axis,
     /// Beside each other in every category.
     pub series: Vec<Steps>,
+    /// Of each category, where categories and not series have colours; else empty.
+    pub colors: Vec<usize>,
     /// Values to compare with.
     pub rules: Vec<Rule>,
 }
@@ -65,7 +67,7 @@ const ROW: f64 = 26.0;
 const CAP: f64 = 5.0;
 
 impl Ladder {
-    fn in_columns(&self) -> bool {
+    pub(crate) fn in_columns(&self) -> bool {
         let column = PLOT_WIDTH / self.categories.len().max(1) as f64;
         self.categories.iter().all(|name| font::width(name, Face::TickX) + 3.0 <= column)
     }
@@ -108,16 +110,16 @@ impl Ladder {
             chart::value_axis(drawing, &self.value, &y, bottom);
             self.rules.iter().for_each(|rule| rule.draw(drawing, &frame));
             let mut taken = Vec::new();
-            self.each(column, |steps, name, place, estimate| {
+            self.each(column, |steps, color, name, place, estimate| {
                 let x = LEFT + place;
                 let Some(y) = frame.height(estimate.mean) else { return };
                 let (low, high) = (frame.clipped(estimate.low), frame.clipped(estimate.high));
                 let title = self.title_of(steps, name, estimate);
-                draw::marker(drawing, steps.color, (x, y), Some(&title));
+                draw::marker(drawing, color, (x, y), Some(&title));
                 taken.extend([(x, y), (x - CAP, y), (x + CAP, y), (x, low), (x, high), (x, (y + low) / 2.0), (x, (y + high) / 2.0)]);
                 if estimate.low < estimate.high {
                     let caps = [((x - CAP, low), (x + CAP, low)), ((x - CAP, high), (x + CAP, high)), ((x, low), (x, high))];
-                    drawing.path(Look::Whisker(steps.color), Path::segments(&caps), None);
+                    drawing.path(Look::Whisker(color), Path::segments(&caps), None);
                 }
             });
             rules::draw_labels(drawing, &frame, &self.rules.iter().collect::<Vec<_>>(), taken);
@@ -158,15 +160,15 @@ impl Ladder {
                 let middle = x.min(WIDTH - EDGE / 2.0 - half).max(EDGE + half);
                 drawing.text(Face::Mark(rule.color), Anchor::Middle, (middle, first - 8.0), &rule.label);
             }
-            self.each(ROW, |steps, name, offset, estimate| {
+            self.each(ROW, |steps, color, name, offset, estimate| {
                 let y = first + offset;
                 let Some(x) = place(estimate.mean) else { return };
                 let (low, high) = (clipped(estimate.low), clipped(estimate.high));
                 let title = self.title_of(steps, name, estimate);
-                draw::marker(drawing, steps.color, (x, y), Some(&title));
+                draw::marker(drawing, color, (x, y), Some(&title));
                 if estimate.low < estimate.high {
                     let caps = [((low, y - CAP), (low, y + CAP)), ((high, y - CAP), (high, y + CAP)), ((low, y), (high, y))];
-                    drawing.path(Look::Whisker(steps.color), Path::segments(&caps), None);
+                    drawing.path(Look::Whisker(color), Path::segments(&caps), None);
                 }
             });
         } else {
@@ -176,14 +178,19 @@ impl Ladder {
         layout::caption(drawing, left + width / 2.0, bottom + 40.0, &self.value.label);
     }
 
-    /// Calls with every series, category, place along the categories and value.
-    fn each(&self, room: f64, mut draw: impl FnMut(&Steps, &str, f64, &Estimate)) {
+    /// The colour of a series in a category.
+    pub(crate) fn color(&self, steps: &Steps, category: usize) -> usize {
+        self.colors.get(category).copied().unwrap_or(steps.color)
+    }
+
+    /// Calls with every series, its colour, category, place along the categories and value.
+    fn each(&self, room: f64, mut draw: impl FnMut(&Steps, usize, &str, f64, &Estimate)) {
         let apart = (room / (self.series.len() + 1) as f64).min(14.0);
         for (i, name) in self.categories.iter().enumerate() {
             for (s, steps) in self.series.iter().enumerate() {
                 let offset = (s as f64 - (self.series.len() as f64 - 1.0) / 2.0) * apart;
                 if let Some(Some(estimate)) = steps.values.get(i) {
-                    draw(steps, name, (i as f64 + 0.5) * room + offset, estimate);
+                    draw(steps, self.color(steps, i), name, (i as f64 + 0.5) * room + offset, estimate);
                 }
             }
         }

@@ -1,11 +1,13 @@
 //! How layers of charts are drawn.
 
-use crate::chart::{Band, Chart, Frame, Layer, Line, Mark, Points};
+use crate::chart::{Band, Chart, Frame, Layer, Line, Mark, Points, Runs};
 use crate::draw::{self, Drawing, Look, Path, Place, Step};
 use crate::{labels, rules};
 
 /// Of the ends of a whisker, to each side.
 const CAP: f64 = 6.0;
+/// Radius of the dot of a run.
+const SMALL: f64 = 2.75;
 
 impl Layer {
     /// What the axes have to hold; a rule has a height alone.
@@ -19,6 +21,7 @@ impl Layer {
                 points.points.iter().flat_map(|p| ends(p).into_iter().flatten().map(|y| (p.x, y))).collect()
             }
             Layer::Rule(_) => Vec::new(),
+            Layer::Runs(runs) => runs.ends().map(|(_, end)| end).collect(),
         }
     }
 
@@ -39,6 +42,7 @@ impl Layer {
             Layer::Band(band) => band.draw(drawing, frame),
             Layer::Points(points) => points.draw(drawing, chart, frame),
             Layer::Rule(rule) => rule.draw(drawing, frame),
+            Layer::Runs(runs) => runs.draw(drawing, chart, frame),
         }
     }
 }
@@ -95,6 +99,22 @@ impl Points {
                 let caps = [((x - CAP, low), (x + CAP, low)), ((x - CAP, high), (x + CAP, high)), ((x, low), (x, high))];
                 drawing.path(Look::Whisker(self.color), Path::segments(&caps), None);
             }
+        }
+    }
+}
+
+impl Runs {
+    /// What each is called, and where it ends.
+    pub(crate) fn ends(&self) -> impl Iterator<Item = (&str, (f64, f64))> {
+        self.runs.iter().filter_map(|(name, points)| Some((name.as_str(), *points.last()?)))
+    }
+
+    fn draw(&self, drawing: &mut Drawing, chart: &Chart, frame: &Frame) {
+        // One alone is its line.
+        for (name, (x, y)) in self.ends().filter(|_| self.runs.len() > 1) {
+            let Some(place) = frame.place(x, y) else { continue };
+            let title = format!("{}, {name}: {}", self.name, chart.y.unit.exact(y));
+            drawing.path(Look::Dot(self.color), Path::circle(place, SMALL), Some(&title));
         }
     }
 }

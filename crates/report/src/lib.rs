@@ -1,7 +1,7 @@
 //! Results as documents, pictures and tables.
 //!
 //! A [`Figure`] has panels: a [`Chart`] of lines, bands, points and rules, a [`Ladder`] of means over categories, a [`HeatMap`]. It is
-//! written as SVG, PNG and CSV. A [`Table`] is written as HTML, CSV, Markdown and text, a heat map as text as well. A [`Document`] puts them
+//! written as SVG, PNG, CSV and Vega-Lite. A [`Table`] is written as HTML, CSV, Markdown and text, a heat map as text as well. A [`Document`] puts them
 //! together, for a [`Terminal`], as Markdown, as one HTML file, or as a folder with each of them beside it. A [`Documented`] result has a
 //! document, and JSON that says what it is.
 //!
@@ -11,6 +11,8 @@
 //! - SVG names fonts that its reader may have; widths are those of DejaVu Sans, which is wide, and which PNG is written in;
 //! - panels stand below each other in a narrow column, so that a figure can be read on a telephone;
 //! - nothing can fail but writing to a folder: a value that has no place leaves a gap, a panel without values says so;
+//! - on a page figures answer, with one script that the page's policy names by its hash: values under the pointer, zoom, log axes, single runs;
+//!   without scripts and on paper they are the SVG;
 //! - nothing in a text can act on a terminal, a browser or Markdown;
 //! - the same figure, table or document gives the same bytes.
 //!
@@ -57,8 +59,10 @@
 mod chart;
 mod colour;
 mod csv;
+mod data;
 mod document;
 mod draw;
+mod embed;
 mod figure;
 mod folder;
 mod font;
@@ -83,14 +87,17 @@ mod svg;
 mod table;
 mod terminal;
 mod text;
+mod vega;
 
-pub use chart::{Axis, Band, Chart, Layer, Line, Mark, Point, Points, Rule};
+pub use chart::{Axis, Band, Chart, Layer, Line, Mark, Point, Points, Rule, Runs};
 pub use colour::Theme;
 pub use csv::Csv;
 pub use document::{Block, Document, Section, Tone};
+pub use embed::{ScriptedPage, base64, json_for_script};
 pub use figure::{Figure, Panel};
 pub use folder::Error;
 pub use heat::{HeatMap, Names, Shade};
+pub use html::{FIGURES, style_sheet};
 pub use ladder::{Estimate, Ladder, Steps};
 pub use number::{duration, nan, thousands, three};
 pub use result::{Documented, kind_of, made_by, read, reads_again, tagged_schema, to_json, write};

@@ -29,9 +29,9 @@ pub fn markdown(page: &Document, assets: &[Asset]) -> String {
     out
 }
 
-fn blocks(blocks: &[Block], assets: &[Asset], out: &mut String) {
+fn blocks(list: &[Block], assets: &[Asset], out: &mut String) {
     let mut in_list = false;
-    for block in blocks {
+    for block in list {
         // Badges that follow each other are one list.
         let badge = matches!(block, Block::Badge { .. });
         let file = |figure| {
@@ -41,7 +41,7 @@ fn blocks(blocks: &[Block], assets: &[Asset], out: &mut String) {
             })
         };
         let missing = matches!(block, Block::Figure { figure, .. } if file(figure).is_none());
-        let silent = badge && in_list || missing || matches!(block, Block::Details { .. });
+        let silent = badge && in_list || missing || matches!(block, Block::Details { .. } | Block::Fold { .. });
         if !silent {
             out.push('\n');
         }
@@ -67,6 +67,7 @@ fn blocks(blocks: &[Block], assets: &[Asset], out: &mut String) {
                     *out += &format!("\n{}\n", markup::markdown(caption));
                 }
             }
+            Block::Fold { blocks: inner, .. } => blocks(inner, assets, out),
             Block::Details { .. } => {}
         }
     }

@@ -105,6 +105,15 @@ pub fn sheet() -> String {
     css
 }
 
+/// The colours of series as variables of a page, for what is drawn on canvas.
+pub fn variables() -> String {
+    let of = |theme: Theme| {
+        let series = theme.colours().series.iter().enumerate().map(|(i, color)| format!("--s{i}:{};", colour::code(*color)));
+        format!(":root{{{}}}", series.collect::<String>())
+    };
+    format!("{}@media (prefers-color-scheme:dark){{{}}}", of(Theme::Light), of(Theme::Dark))
+}
+
 /// Every look that has a class, with its selector.
 fn looks() -> Vec<(String, Look)> {
     let mut looks = vec![Look::Grid, Look::Axis, Look::Blank];

@@ -90,6 +90,11 @@ impl Terminal {
                 });
                 maps.collect::<Vec<_>>().join("\n")
             }
+            Block::Fold { blocks, .. } => {
+                let mut out = String::new();
+                self.blocks(blocks, &mut out);
+                out
+            }
             Block::Details { summary, blocks } => {
                 let mut out = self.hang(if self.details { "▾ " } else { "▸ " }, &words(summary));
                 if self.details {

@@ -7,6 +7,7 @@ use clap_complete::Shell;
 use termwise_base::files;
 use termwise_train::tell::tell;
 
+use super::reference;
 use crate::args::command;
 use crate::context::Context;
 use crate::error::{Exit, Failure};
@@ -36,7 +37,8 @@ pub fn completions(args: &CompletionsArgs, context: &mut Context) -> Result<Exit
 #[command(after_help = "\
 Examples:
   termwise man train | man -l -
-  termwise man --out ~/.local/share/man/man1")]
+  termwise man --out ~/.local/share/man/man1
+  termwise man --markdown --out docs/reference")]
 pub struct ManArgs {
     /// Command, and its own command where it has several [default: the program]
     #[arg(value_name = "COMMAND", conflicts_with = "out")]
@@ -44,6 +46,9 @@ pub struct ManArgs {
     /// Write a page for the program and each command into this folder
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
+    /// Write the reference of the documentation instead: commands, settings, parts and presets as Markdown
+    #[arg(long, requires = "out")]
+    pub markdown: bool,
 }
 
 pub fn man(args: &ManArgs, context: &mut Context) -> Result<Exit, Failure> {
@@ -51,6 +56,13 @@ pub fn man(args: &ManArgs, context: &mut Context) -> Result<Exit, Failure> {
     program.build();
     if let Some(folder) = &args.out {
         files::create_folder(folder)?;
+        if args.markdown {
+            for (name, text) in reference::pages()? {
+                files::write_whole(&folder.join(name), text.as_bytes())?;
+            }
+            tell(&format!("written: {}", folder.display()));
+            return Ok(Exit::Success);
+        }
         clap_mangen::generate_to(program, folder).map_err(files::Error::io("write manual pages to", folder))?;
         tell(&format!("written: {}", folder.display()));
         return Ok(Exit::Success);

@@ -9,7 +9,9 @@ use crate::chromium::{self, Browser};
 /// Widths of figures and of the page, and whether anything sticks out to the right.
 const LAYOUT: &str = "(() => {
     const figures = [...document.querySelectorAll('figure svg, svg.termwise')].filter((svg, i, all) => all.indexOf(svg) === i);
-    const shown = [...figures].map(svg => svg.getBoundingClientRect()).filter(box => box.width > 0);
+    // What is seen of a figure: the picture, or what answers in its place.
+    const seen = figures.map(svg => svg.closest('figure')?.querySelector('.live') ?? svg);
+    const shown = seen.map(part => part.getBoundingClientRect()).filter(box => box.width > 0);
     return {
         heading: document.querySelector('h1')?.textContent ?? '',
         figures: figures.length,
@@ -50,9 +52,98 @@ fn the_report_opens_without_network_on_phone_and_desk() {
     browser.call("Emulation.setEmulatedMedia", dark);
     assert_ne!(browser.evaluate(BACKGROUND), light, "dark and light look the same");
 
+    answers(&mut browser);
+    // Without scripts and on paper, figures are the pictures that they stand for.
+    browser.call("Emulation.setEmulatedMedia", serde_json::json!({"media": "print"}));
+    assert_eq!(browser.evaluate(STILL), true, "on paper");
+    browser.call("Emulation.setEmulatedMedia", serde_json::json!({"media": ""}));
+    assert_eq!(browser.evaluate(STILL), false, "on a screen they answer");
+    browser.call("Emulation.setScriptExecutionDisabled", serde_json::json!({"value": true}));
+    browser.open(&address, 1281);
+    assert_eq!(browser.evaluate(STILL), true, "without scripts");
+
     let foreign: Vec<&str> = browser.requests().into_iter().filter(|url| *url != address).collect();
     assert!(foreign.is_empty(), "the page asked for {foreign:?}");
     assert!(browser.complaints().is_empty(), "{:?}", browser.complaints());
+}
+
+/// Whether all pictures are seen.
+const STILL: &str = "[...document.querySelectorAll('header figure > svg')].every(svg => svg.getBoundingClientRect().height > 0)";
+
+/// Where the plot of a training curve lies in the window.
+const PLOT: &str = "(() => {
+    const plot = [...document.querySelectorAll('.panel')].find(panel => panel.querySelector('.legend button'));
+    plot.scrollIntoView({block: 'center', behavior: 'instant'});
+    const box = plot.querySelector('.plot').getBoundingClientRect();
+    window.panel = plot;
+    return {x: box.left, y: box.top, width: box.width, height: box.height};
+})()";
+
+/// Figures say values under the pointer and by keys, zoom, isolate, change their scale, and leave runs out.
+fn answers(browser: &mut Browser) {
+    let place = browser.evaluate(PLOT);
+    let at = |share: f64| {
+        (place["x"].as_f64().expect("x") + share * place["width"].as_f64().expect("width"), place["y"].as_f64().expect("y") + 90.0)
+    };
+    let mouse = |browser: &mut Browser, kind: &str, (x, y): (f64, f64), buttons: u8| {
+        let button = if buttons > 0 || kind == "mouseReleased" { "left" } else { "none" };
+        let event = serde_json::json!({"type": kind, "x": x, "y": y, "button": button, "buttons": buttons, "clickCount": 1});
+        browser.call("Input.dispatchMouseEvent", event);
+    };
+    mouse(browser, "mouseMoved", at(0.5), 0);
+    let tip = browser.evaluate("panel.querySelector('.tip').hidden ? '' : panel.querySelector('.tip').textContent");
+    assert!(
+        tip.as_str().is_some_and(|text| text.contains("steps") && text.chars().filter(char::is_ascii_digit).count() > 3),
+        "hover: {tip}"
+    );
+
+    let whole = "panel.querySelector('.tools button:last-child').hidden";
+    assert_eq!(browser.evaluate(whole), true, "nothing is zoomed yet");
+    mouse(browser, "mousePressed", at(0.4), 1);
+    mouse(browser, "mouseMoved", at(0.6), 1);
+    mouse(browser, "mouseReleased", at(0.8), 0);
+    assert_eq!(browser.evaluate(whole), false, "dragging zooms");
+    browser.evaluate("panel.querySelector('.tools button:last-child').click()");
+    assert_eq!(browser.evaluate(whole), true, "and the button goes back");
+
+    let picture = "panel.querySelector('.plot canvas').toDataURL()";
+    let before = browser.evaluate(picture);
+    browser.evaluate("panel.querySelector('.legend button').click()");
+    let alone = browser.evaluate(picture);
+    assert_ne!(before, alone, "an entry of the legend isolates its series");
+    assert_eq!(
+        browser.evaluate("panel.querySelectorAll('.legend .faint').length + 1"),
+        browser.evaluate("panel.querySelectorAll('.legend button').length")
+    );
+    browser.evaluate("panel.querySelector('.legend button').click()");
+    assert_eq!(browser.evaluate(picture), before, "and brings the others back");
+    browser.evaluate("[...panel.querySelectorAll('.tools button')].find(b => b.textContent === 'Log').click()");
+    assert_ne!(browser.evaluate(picture), before, "a log axis");
+    browser.evaluate("[...panel.querySelectorAll('.tools button')].find(b => b.textContent === 'Log').click()");
+
+    browser.evaluate("panel.querySelector('.plot canvas:last-of-type').focus()");
+    for kind in ["rawKeyDown", "keyUp"] {
+        browser.call(
+            "Input.dispatchKeyEvent",
+            serde_json::json!({"type": kind, "key": "ArrowRight", "code": "ArrowRight", "windowsVirtualKeyCode": 39}),
+        );
+    }
+    let said = browser.evaluate("panel.querySelector('.said').textContent");
+    assert!(said.as_str().is_some_and(|text| text.contains("steps")), "keys read values: {said}");
+
+    let boxes = browser.evaluate("document.querySelectorAll('.choose input').length");
+    assert!(boxes.as_f64().is_some_and(|count| count >= 4.0), "check boxes of runs: {boxes}");
+    let first = "[...document.querySelectorAll('.choose tbody th')].find(th => th.textContent === panel.querySelector('.legend button').textContent)";
+    browser.evaluate(&format!("{first}.querySelector('input').click()"));
+    assert_ne!(browser.evaluate(picture), before, "a variant that is left out is not drawn");
+    browser.evaluate(&format!("{first}.querySelector('input').click()"));
+    assert_eq!(browser.evaluate(picture), before, "and comes back");
+    // The same variant has the same colour in every figure.
+    let colours = browser.evaluate(
+        "(() => { const seen = {}; for (const b of document.querySelectorAll('.legend button')) { const c = b.firstChild.style.color; \
+         (seen[b.textContent] ??= new Set()).add(c); } return Object.values(seen).every(set => set.size === 1) })()",
+    );
+    assert_eq!(colours, true, "a variant has two colours");
 }
 
 /// The test above can fail: a page that asks for something and complains is noticed.

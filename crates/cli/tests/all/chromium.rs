@@ -14,7 +14,7 @@ const NAMES: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "goog
 /// Longer than any page takes; without it a browser that hangs would hang the test.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// A headless Chromium with one tab. It has no network.
+/// A headless Chromium with one tab. It has no network but this machine.
 pub struct Browser {
     process: Child,
     commands: File,
@@ -46,7 +46,7 @@ impl Browser {
             .args(["sh".as_ref(), inward.as_os_str(), outward.as_os_str(), program.as_os_str()])
             .args(["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-extensions", "--disable-dev-shm-usage"])
             .args(["--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-quic"])
-            .args(["--host-resolver-rules=MAP * ~NOTFOUND", "--remote-debugging-pipe"])
+            .args(["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--remote-debugging-pipe"])
             .arg(format!("--user-data-dir={}", folder.path().join("profile").display()))
             .stdout(Stdio::null())
             .stderr(Stdio::null())

@@ -6,6 +6,7 @@ mod chromium;
 mod compose;
 mod cut;
 mod data;
+mod docs;
 #[cfg(unix)]
 mod endings;
 mod eval;
@@ -13,8 +14,10 @@ mod generate;
 mod golden_curve;
 mod help;
 mod plan;
+mod play;
 mod reproduce;
 mod separation;
+mod serve;
 mod show;
 mod spectrum;
 #[path = "../support/mod.rs"]

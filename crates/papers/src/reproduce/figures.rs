@@ -2,26 +2,55 @@
 
 use std::collections::BTreeMap;
 
-use termwise_report::{Axis, Band, Chart, Estimate, Figure, Ladder, Layer, Line, Point, Points, Rule, Scale, Steps, Unit};
+use termwise_report::{Axis, Band, Chart, Estimate, Figure, Ladder, Layer, Line, Point, Points, Rule, Runs, Scale, Steps, Unit};
 
 use super::list::series;
 use super::results::{Results, Run, Spread, TaskOutcome, VariantOutcome};
 use super::{Metric, SOFTMAX};
 
-/// Colours that lines can be told apart by.
-const COLOURS: usize = 6;
+/// Colours of variants beside that of softmax.
+const COLOURS: usize = 8;
 /// More lines than this, dashed ones included, are a tangle.
 const LINES: usize = 8;
 
+/// A colour for each variant, the same in all figures of a page: softmax has the first, the others theirs in the order in which they come.
+#[derive(Clone, Debug, Default)]
+pub struct Colours(Vec<String>);
+
+impl Colours {
+    pub fn of<'a>(names: impl IntoIterator<Item = &'a str>) -> Colours {
+        let mut known: Vec<String> = Vec::new();
+        for name in names {
+            if name != SOFTMAX && !known.iter().any(|other| other == name) {
+                known.push(name.to_owned());
+            }
+        }
+        Colours(known)
+    }
+
+    pub fn of_results(results: &Results) -> Colours {
+        let tasks = results.experiments.iter().flat_map(|outcome| &outcome.tasks);
+        Colours::of(tasks.flat_map(|task| &task.variants).map(|outcome| outcome.variant.name.as_str()))
+    }
+
+    /// The colour, and whether lines are dashed because the colours have begun anew.
+    fn get(&self, name: &str) -> (usize, bool) {
+        let place = self.0.iter().position(|other| other == name);
+        place.map_or((0, false), |place| (1 + place % COLOURS, place / COLOURS % 2 == 1))
+    }
+}
+
 /// The metric by step, a band over seeds for each variant; none where there are too many variants or no evaluation.
-pub fn curves(heading: &str, task: &TaskOutcome, runs: &[Run]) -> Option<Figure> {
+pub fn curves(heading: &str, task: &TaskOutcome, runs: &[Run], colours: &Colours) -> Option<Figure> {
     if task.variants.len() > LINES {
         return None;
     }
-    let (mut bands, mut lines) = (Vec::new(), Vec::new());
-    for (index, outcome) in task.variants.iter().enumerate() {
+    let (mut bands, mut lines, mut dots) = (Vec::new(), Vec::new(), Vec::new());
+    for outcome in &task.variants {
         let mut by_step: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
+        let mut single = Vec::new();
         for run in outcome.runs.iter().map(|&run| &runs[run]).filter(|run| run.status == "finished") {
+            let mut own = Vec::new();
             for point in &run.curve {
                 let value = match task.metric {
                     Metric::Recall => point.recall,
@@ -29,15 +58,22 @@ pub fn curves(heading: &str, task: &TaskOutcome, runs: &[Run]) -> Option<Figure>
                     Metric::Beyond => point.beyond,
                 };
                 by_step.entry(point.step).or_default().extend(value);
+                own.extend(value.map(|value| (point.step as f64, value)));
             }
+            single.push((format!("seed {}", run.seed), own));
         }
         let points: Vec<(f64, Spread)> = by_step.iter().filter_map(|(&step, numbers)| Some((step as f64, Spread::of(numbers)?))).collect();
         let band = |&(step, s): &(f64, Spread)| Some((step, s.least?, s.greatest?)).filter(|_| s.count > 1);
-        let (name, color, dashed) = (outcome.variant.name.clone(), index % COLOURS, index >= COLOURS);
+        let name = outcome.variant.name.clone();
+        let (color, dashed) = colours.get(&name);
+        if !single.is_empty() {
+            dots.push(Layer::Runs(Runs { name: name.clone(), color, runs: single }));
+        }
         bands.push(Layer::Band(Band { name: name.clone(), color, points: points.iter().filter_map(band).collect() }));
         lines.push(Layer::Line(Line { name, color, dashed, points: points.iter().map(|(step, s)| (*step, s.mean)).collect() }));
     }
     bands.append(&mut lines);
+    bands.append(&mut dots);
     let chart = Chart {
         title: task.metric.name().into(),
         x: Axis::new("steps", Scale::Linear, Unit::Number),
@@ -62,7 +98,7 @@ fn estimate(spread: Spread) -> Estimate {
 }
 
 /// The metric at the end for every variant, softmax as a line to compare with.
-pub fn ladder(heading: &str, task: &TaskOutcome) -> Option<Figure> {
+pub fn ladder(heading: &str, task: &TaskOutcome, colours: &Colours) -> Option<Figure> {
     let compared = |outcome: &&VariantOutcome| outcome.variant.name != SOFTMAX && outcome.metric.is_some();
     let steps: Vec<&VariantOutcome> = task.variants.iter().filter(compared).collect();
     let softmax = task.variants.iter().find(|outcome| outcome.variant.name == SOFTMAX).and_then(|outcome| outcome.metric);
@@ -76,6 +112,7 @@ pub fn ladder(heading: &str, task: &TaskOutcome) -> Option<Figure> {
         categories: steps.iter().map(|outcome| outcome.variant.name.clone()).collect(),
         value: Axis::new("", Scale::Linear, Unit::Number),
         series: vec![Steps { name: String::new(), color: 1, values: steps.iter().map(|outcome| outcome.metric.map(estimate)).collect() }],
+        colors: steps.iter().map(|outcome| colours.get(&outcome.variant.name).0).collect(),
         rules: rule.into_iter().collect(),
     };
     Some(Figure {
@@ -111,8 +148,19 @@ pub fn glance(results: &Results) -> Option<Figure> {
     let mut chosen: Vec<(usize, &VariantOutcome)> = seen.into_iter().filter_map(|outcome| Some((rank(outcome)?, outcome))).collect();
     chosen.sort_by_key(|(rank, _)| *rank);
     let variants = chosen.into_iter().map(|(_, outcome)| outcome.clone()).collect();
-    let figure = ladder("", &TaskOutcome { variants, claims: Vec::new(), ..task.clone() })?;
+    let figure = ladder("", &TaskOutcome { variants, claims: Vec::new(), ..task.clone() }, &Colours::of_results(results))?;
     Some(Figure { title: "What can be recalled: linear attention, orders of the series, a norm".into(), ..figure })
+}
+
+/// Linear attention, orders of the series and softmax during training.
+pub fn orders(results: &Results) -> Option<Figure> {
+    let (task, seen) = recalling(results)?;
+    let wanted = |name: &str| name == SOFTMAX || name.starts_with("orders") || name.starts_with("linear");
+    let mut variants: Vec<VariantOutcome> = seen.into_iter().filter(|outcome| wanted(&outcome.variant.name)).cloned().collect();
+    // The first orders tell the story; a tangle does not.
+    variants.truncate(LINES);
+    let figure = curves("", &TaskOutcome { variants, claims: Vec::new(), ..task.clone() }, &results.runs, &Colours::of_results(results))?;
+    Some(Figure { title: "Orders of the series, during training".into(), ..figure })
 }
 
 /// What decoding keeps against the loss on recall tokens: softmax and every variant of the first task with a constant state.

@@ -73,6 +73,7 @@ pub fn of_folders(folders: &[PathBuf], out: &Path) -> Result<Document, Error> {
 }
 
 fn section(metric: Metric, groups: &[(String, Vec<usize>)], runs: &[Run]) -> Section {
+    let colours = figures::Colours::of(groups.iter().map(|(name, _)| name.as_str()));
     let variants = groups.iter().map(|(name, members)| variant(name, members, runs, metric)).collect();
     let task = TaskOutcome { task: "held-out data".into(), metric, variants, claims: Vec::new() };
     let (short, heading) = match metric {
@@ -81,7 +82,9 @@ fn section(metric: Metric, groups: &[(String, Vec<usize>)], runs: &[Run]) -> Sec
         Metric::Beyond => ("beyond", "Beyond the length of training"),
     };
     let mut blocks = Vec::new();
-    for (what, figure) in [("curves", figures::curves(heading, &task, runs)), ("ladder", figures::ladder(heading, &task))] {
+    for (what, figure) in
+        [("curves", figures::curves(heading, &task, runs, &colours)), ("ladder", figures::ladder(heading, &task, &colours))]
+    {
         blocks.extend(figure.map(|figure| Block::Figure { name: format!("{short}-{what}"), figure, caption: String::new() }));
     }
     blocks.push(Block::Table { name: short.into(), table: page::variants(&task, runs) });

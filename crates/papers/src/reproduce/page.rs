@@ -56,51 +56,62 @@ fn verdicts(claims: &[ClaimOutcome]) -> impl Iterator<Item = Block> {
     claims.iter().map(|claim| badge(claim.decision.verdict, format!("{}. {}", claim.with_numbers(), claim.with_rule())))
 }
 
+/// The story in three pictures with a sentence each; what was claimed and decided folds away below it.
 fn lead(results: &Results) -> Vec<Block> {
     let [reproduced, not_visible, contradicted] =
         [Verdict::Reproduced, Verdict::NotVisible, Verdict::Contradicted].map(|verdict| results.count(verdict));
     let timing = &results.timing;
-    let mut blocks = vec![
-        Block::Text(
-            "Softmax attention is a sum of recurrent networks, one for each order of the Taylor series of exp; linear attention is the \
-             first of them. Documents of the built-in language state facts and ask for them later. Answers can only be recalled, and that is \
-             where attentions differ."
-                .into(),
-        ),
-        Block::Text(format!(
-            "**{} claims: {reproduced} reproduced, {not_visible} not visible at this scale, {contradicted} contradicted.** Claims that several \
-             experiments share are counted once. {} of {} runs finished, {:.0} s of computing, {} at a time.",
-            reproduced + not_visible + contradicted, timing.finished, timing.runs, timing.run_seconds, timing.parallel
-        )),
+    let mut blocks = vec![Block::Text(
+        "Softmax attention is a sum of recurrent networks, one for each order of the Taylor series of exp; linear attention is the \
+         first of them. Documents of the built-in language state facts and ask for them later. Answers can only be recalled, and that is \
+         where attentions differ."
+            .into(),
+    )];
+    let pictures = [
+        ("glance", figures::glance(results), GLANCE),
+        ("orders", figures::orders(results), ORDERS),
+        ("memory", figures::memory(results), MEMORY),
     ];
+    blocks.extend(
+        pictures
+            .into_iter()
+            .filter_map(|(name, figure, sentence)| Some(Block::Figure { name: name.into(), figure: figure?, caption: sentence.into() })),
+    );
+    blocks.push(Block::Text(format!(
+        "**{} claims: {reproduced} reproduced, {not_visible} not visible at this scale, {contradicted} contradicted.** Claims that several \
+         experiments share are counted once. {} of {} runs finished, {:.0} s of computing, {} at a time.",
+        reproduced + not_visible + contradicted,
+        timing.finished,
+        timing.runs,
+        timing.run_seconds,
+        timing.parallel
+    )));
     if let builds @ [_, _, ..] = &results.builds()[..] {
         blocks.push(Block::Text(runs_made_by(builds)));
     }
-    blocks.extend(figures::glance(results).map(|figure| Block::Figure {
-        name: "glance".into(),
-        figure,
-        caption: "0 is perfect recall; the dashed line is softmax. Mean, and smallest to largest over seeds".into(),
-    }));
-    blocks.extend(figures::memory(results).map(|figure| Block::Figure {
-        name: "memory".into(),
-        figure,
-        caption: "A cache grows with the context and is shown at the length of training; a state is the same at any length".into(),
-    }));
     let distinct = results.distinct();
     let many = distinct.len() > AT_ONCE;
+    let mut decided = vec![Block::Text(format!("{WHAT_COUNTS} The rule of each claim stands in its section."))];
     if many {
-        blocks.push(Block::Table { name: "claims".into(), table: tally(results) });
+        decided.push(Block::Table { name: "claims".into(), table: tally(results) });
     }
     let several = results.experiments.iter().any(|outcome| outcome.tasks.len() > 1);
     for (id, task, claim) in distinct.into_iter().filter(|(_, _, claim)| !many || claim.decision.verdict != Verdict::Reproduced) {
         let ids: Vec<String> = [id].iter().chain(&claim.also).map(|id| id.name().to_uppercase()).collect();
         let place = task.filter(|_| several).map_or(String::new(), |task| format!(" ({task})"));
         let claim_text = format!("**{}**{place} {}", ids.join(", "), claim.with_numbers());
-        blocks.push(badge(claim.decision.verdict, claim_text));
+        decided.push(badge(claim.decision.verdict, claim_text));
     }
-    blocks.push(Block::Text(format!("{WHAT_COUNTS} The rule of each claim stands in its section.")));
+    blocks.push(Block::Fold { summary: "What was claimed, and what became of it".into(), blocks: decided });
     blocks
 }
+
+const GLANCE: &str = "**What is lost.** 0 is perfect recall; softmax, the dashed line, recalls, and linear attention does not. Mean, and smallest \
+    to largest over seeds";
+const ORDERS: &str = "**What brings it back.** Every further order of the series is one more recurrent network, and closes the gap during training. \
+    Mean, smallest to largest, and a dot for each seed";
+const MEMORY: &str =
+    "**What it costs.** A cache grows with the context and is shown at the length of training; a state is the same at any length";
 
 /// How claims over seeds are decided.
 const WHAT_COUNTS: &str = "Rules were stated before anything was run. Runs with the same seed see the same data and start from the same \
@@ -130,6 +141,7 @@ fn tally(results: &Results) -> Table {
 
 fn experiment(outcome: &Outcome, results: &Results) -> Section {
     let id = outcome.id.name();
+    let colours = figures::Colours::of_results(results);
     let before = if outcome.id.is_of_a_paper() { "The paper" } else { "Known before" };
     let mut blocks = vec![Block::Text(format!("{before}: {}", outcome.paper))];
     if let Some(inside) = results.inside.as_ref().filter(|_| outcome.id == Id::E6) {
@@ -143,11 +155,11 @@ fn experiment(outcome: &Outcome, results: &Results) -> Section {
             blocks.push(Block::Text(format!("**On {}**", task.task)));
         }
         blocks.extend(verdicts(&task.claims));
-        if let Some(figure) = figures::curves(&id.to_uppercase(), task, &results.runs) {
+        if let Some(figure) = figures::curves(&id.to_uppercase(), task, &results.runs, &colours) {
             let caption = format!("{}: mean, and smallest to largest over seeds", task.metric.name());
             blocks.push(Block::Figure { name: name("curves"), figure, caption });
         }
-        if let Some(figure) = figures::ladder(&id.to_uppercase(), task) {
+        if let Some(figure) = figures::ladder(&id.to_uppercase(), task, &colours) {
             let caption = "mean, and smallest to largest over seeds".into();
             blocks.push(Block::Figure { name: name("ladder"), figure, caption });
         }

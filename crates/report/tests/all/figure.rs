@@ -132,6 +132,7 @@ fn ladders_stand_in_columns_or_rows_and_rules_have_names() {
         categories: vec!["a".into(), "b".into(), "c".into()],
         value: Axis::new("", Scale::Log, Unit::Number),
         series: vec![steps],
+        colors: Vec::new(),
         rules: vec![],
     };
     let text = of(ladder).to_svg();

@@ -20,9 +20,21 @@ fn a_page_needs_nothing_but_itself() {
     assert!(!text.contains("http:") && !text.contains("https:") && !text.contains("url(") && !text.contains("@import"));
     assert!(!text.contains("NaN") && text == sample::page().to_html());
     let document = parse(&text);
-    for (element, attribute) in [("script", ""), ("img", ""), ("link", ""), ("iframe", ""), ("a", "download"), ("a", "src")] {
+    for (element, attribute) in [("img", ""), ("link", ""), ("iframe", ""), ("a", "download"), ("a", "src")] {
         assert!(named(&document, element).iter().all(|n| !attribute.is_empty() && !n.has_attribute(attribute)), "{element}");
     }
+    let scripts = named(&document, "script");
+    assert_eq!(scripts.len(), 2, "data once, and one script for all figures");
+    assert!(scripts.iter().all(|n| !n.has_attribute("src")));
+    let data: serde_json::Value = serde_json::from_str(scripts[0].text().expect("data")).expect("JSON");
+    let figures = data["figures"].as_object().expect("figures");
+    assert!(figures.len() == 9 && figures.keys().all(|id| text.contains(&format!("<figure id=\"{id}\">"))), "{:?}", figures.keys());
+    assert!(figures.values().any(|figure| figure["panels"][0]["series"][0]["y"].is_array()));
+    let policy = named(&document, "meta")
+        .into_iter()
+        .find_map(|n| n.has_attribute("http-equiv").then(|| n.attribute("content"))?)
+        .expect("a policy");
+    assert!(policy.starts_with("default-src 'none'; script-src 'sha256-") && !policy.contains("unsafe"), "{policy}");
     assert_eq!(named(&document, "style").len(), 1, "one sheet for all figures");
     assert_eq!((named(&document, "svg").len(), named(&document, "table").len(), named(&document, "section").len()), (9, 2, 6));
     // Links lead to places on the page, and no place has two.
@@ -79,7 +91,10 @@ fn hostile_names_stay_text() {
     let page = Document { title: evil.into(), lead: vec![], sections };
     let text = page.to_html();
     let document = parse(&text);
-    assert!(named(&document, "script").is_empty() && !text.contains("<script") && !text.contains("href=\"java"));
+    // Data and script of the page, and nothing that a name has brought along.
+    assert!(named(&document, "script").len() == 2 && text.matches("<script").count() == 2 && !text.contains("href=\"java"));
+    let data: serde_json::Value = serde_json::from_str(named(&document, "script")[0].text().expect("data")).expect("JSON");
+    assert!(data["figures"].as_object().is_some_and(|all| all.values().all(|figure| figure["title"] == evil)), "{data}");
     assert!(!text.contains('\u{1b}') && !table.to_text(100).contains('\u{1b}'));
     assert_eq!(named(&document, "title")[0].text().map(|t| t.contains("<script>alert(1)</script>")), Some(true));
     let code = named(&document, "pre")[0].descendants().filter_map(|n| n.text()).next().expect("lines").to_string();
@@ -91,7 +106,7 @@ fn hostile_names_stay_text() {
         .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
         .collect();
     names.sort();
-    assert_eq!(names.len(), 12, "two names twice, three kinds: {names:?}");
+    assert_eq!(names.len(), 16, "two names twice, four kinds: {names:?}");
     assert!(names.contains(&"etc-passwd.svg".into()) && names.contains(&"etc-passwd-2.csv".into()), "{names:?}");
 }
 
@@ -112,7 +127,7 @@ fn a_folder_holds_all_that_its_page_leads_to() {
         assert!(bytes.starts_with(start) && !bytes.is_empty(), "{href}");
         files += 1;
     }
-    assert_eq!(files, 9 * 3 + 2);
+    assert_eq!(files, 9 * 4 + 2);
     let summary = std::fs::read_to_string(index.with_file_name("summary.md")).expect("a summary");
     let pictures: Vec<&str> =
         summary.lines().filter_map(|line| line.strip_suffix(')')?.split_once("](figures/")).map(|(_, file)| file).collect();
@@ -166,4 +181,37 @@ fn heat_maps_fit_into_a_terminal() {
     assert_eq!(HeatMap { values: vec![], ..sample::heads() }.to_text(80).lines().last(), Some("no values to show"));
     let narrow = sample::spectrum(2, 30).to_text(0);
     assert!(narrow.lines().count() > 4);
+}
+
+/// Other tools draw the same: every value of a figure is in its Vega-Lite form, and what is not a number is absent.
+#[test]
+fn figures_for_other_tools_hold_every_value() {
+    let chart = termwise_report::Chart {
+        title: "loss".into(),
+        x: termwise_report::Axis::new("step", termwise_report::Scale::Linear, Unit::Number),
+        y: termwise_report::Axis::new("nats", termwise_report::Scale::Log, Unit::Number),
+        layers: vec![
+            termwise_report::Layer::Line(termwise_report::Line {
+                name: "a".into(),
+                color: 1,
+                dashed: false,
+                points: vec![(0.0, 3.0), (1.0, f64::NAN), (2.0, 1.5)],
+            }),
+            termwise_report::Layer::Runs(termwise_report::Runs {
+                name: "a".into(),
+                color: 1,
+                runs: vec![("seed 1".into(), vec![(0.0, 3.0), (2.0, 1.25)])],
+            }),
+        ],
+    };
+    let figure = Figure { title: "t".into(), description: "d".into(), panels: vec![chart.into(), sample::heads().into()] };
+    let vega = figure.to_vega_lite();
+    assert!(vega["$schema"].as_str().is_some_and(|schema| schema.contains("vega-lite/v5")));
+    let lines = &vega["vconcat"][0]["layer"][0];
+    assert_eq!(lines["data"]["values"][2], serde_json::json!({"series": "a", "x": 2.0, "y": 1.5}));
+    assert!(lines["data"]["values"][1]["y"].is_null() && lines["encoding"]["y"]["scale"]["type"] == "log");
+    assert_eq!(lines["encoding"]["color"]["scale"]["range"][0], "#0b5fc0");
+    assert_eq!(vega["vconcat"][0]["layer"][1]["data"]["values"][0]["y"], 1.25, "the end of a run");
+    assert_eq!(vega["vconcat"][1]["mark"]["type"], "rect");
+    assert!(figure.to_csv().contains("\"a, seed 1\",2,1.25"), "{}", figure.to_csv());
 }

@@ -69,6 +69,7 @@ pub fn ladder(long: bool) -> Figure {
         series: vec![steps("d = 16", 1, 0.0), steps("d = 32", 2, 0.04)],
         categories,
         value: Axis::new("nats a token", Scale::Linear, Unit::Number),
+        colors: Vec::new(),
         rules: vec![Rule { y: 2.69, label: "softmax ≤ 2.69".into(), color: 0 }],
     };
     Figure { title: "Ladder of orders".into(), description: "Loss falls with every order.".into(), panels: vec![ladder.into()] }

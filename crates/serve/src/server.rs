@@ -1,0 +1,266 @@
+//! The page and what it asks for.
+//!
+//! ```text
+//! GET /?token=T                                            the page
+//! GET /news?token=T&since=N                                what came after revision N, as JSON
+//! GET /look?token=T&run=NAME&text=…&layer=&head=&query=&order=    attention and memory, as JSON
+//! GET /export?token=T&run=NAME&run=…                       a page of these runs as one file
+//! ```
+//!
+//! Whoever asks must name this machine as host, must not come from a page of another origin, and must have the token. Answers say that they are
+//! for this page alone, and are kept nowhere.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde::Serialize;
+use termwise_inspect::look::Request as LookRequest;
+use termwise_report::{FIGURES, ScriptedPage, style_sheet};
+use tiny_http::{Header, Method, Request, Response};
+
+use crate::Error;
+use crate::live::Live;
+use crate::look::Opened;
+
+/// Set from outside, it ends the server.
+pub type Stop = AtomicBool;
+
+const SCRIPT: &str = include_str!("page.js");
+const BODY: &str = include_str!("page.html");
+const STYLE: &str = include_str!("page.css");
+/// Threads that answer: a look into a model must not hold up the curves.
+const THREADS: usize = 3;
+/// Bytes of an address, which holds a text to look at.
+const LONGEST: usize = 64 * 1024;
+
+/// A server that listens, and what it serves.
+pub struct Server {
+    http: tiny_http::Server,
+    port: u16,
+    token: String,
+    live: Mutex<Live>,
+    opened: Mutex<Option<Opened>>,
+    page: String,
+}
+
+/// What is answered.
+struct Answer {
+    status: u16,
+    kind: &'static str,
+    body: Vec<u8>,
+    /// A name under which it is to be saved.
+    file: Option<&'static str>,
+}
+
+impl Answer {
+    fn json(value: &impl Serialize) -> Answer {
+        let body = serde_json::to_vec(value).expect("texts, numbers and lists are always valid JSON");
+        Answer { status: 200, kind: "application/json", body, file: None }
+    }
+
+    fn refused(status: u16, reason: &str) -> Answer {
+        Answer { status, kind: "text/plain; charset=utf-8", body: format!("{reason}\n").into_bytes(), file: None }
+    }
+}
+
+impl Server {
+    /// Reads the runs of a folder and listens on a port of this machine; port 0 is any that is free.
+    pub fn open(folder: &Path, port: u16) -> Result<Server, Error> {
+        let live = Live::open(folder)?;
+        let refuse = |reason: String| Error::Port { port, reason };
+        let http = tiny_http::Server::http(("127.0.0.1", port)).map_err(|error| refuse(error.to_string()))?;
+        let port = http.server_addr().to_ip().map(|address| address.port()).ok_or_else(|| refuse("it has no address".into()))?;
+        let mut bytes = [0u8; 16];
+        getrandom::fill(&mut bytes).map_err(|error| Error::Random(error.to_string()))?;
+        let token = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let style = style_sheet() + STYLE;
+        let page =
+            ScriptedPage { title: "termwise: runs", body: BODY, style: &style, data: "{}", scripts: &[FIGURES, SCRIPT], connects: true };
+        Ok(Server { http, port, token, live: Mutex::new(live), opened: Mutex::new(None), page: page.to_html() })
+    }
+
+    /// Where the page is, with the token.
+    pub fn address(&self) -> String {
+        format!("http://127.0.0.1:{}/?token={}", self.port, self.token)
+    }
+
+    /// How many runs there are.
+    pub fn runs(&self) -> usize {
+        lock(&self.live).since(u64::MAX).count
+    }
+
+    /// Answers until it is told to stop.
+    pub fn run(&self, stop: &Stop) {
+        std::thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        // Who has gone away needs no answer.
+                        if let Ok(Some(request)) = self.http.recv_timeout(Duration::from_millis(200)) {
+                            let answer = self.answer(&request);
+                            let _ = request.respond(response(answer));
+                        }
+                    }
+                });
+            }
+        });
+    }
+
+    fn answer(&self, request: &Request) -> Answer {
+        if let Some(refused) = self.refused(request) {
+            return refused;
+        }
+        let (path, query) = parts(request.url());
+        let first = |name: &str| query.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
+        match path {
+            "/" => Answer { status: 200, kind: "text/html; charset=utf-8", body: self.page.clone().into_bytes(), file: None },
+            "/news" => {
+                let since = first("since").and_then(|text| text.parse().ok()).unwrap_or(0);
+                let mut live = lock(&self.live);
+                live.refresh();
+                let news = live.since(since);
+                // Not while writing, so that others can ask.
+                drop(live);
+                Answer::json(&news)
+            }
+            "/look" => {
+                let number = |name: &str| first(name).and_then(|text| text.parse().ok()).unwrap_or(0);
+                let ask =
+                    LookRequest { layer: number("layer"), head: number("head"), query: number("query"), order: number("order").min(64) };
+                self.look(first("run").unwrap_or_default(), first("text"), ask)
+            }
+            "/export" => self.export(query.iter().filter(|(key, _)| key == "run").map(|(_, value)| value.as_str())),
+            _ => Answer::refused(404, "there is no such page"),
+        }
+    }
+
+    /// Why a request is not answered.
+    fn refused(&self, request: &Request) -> Option<Answer> {
+        let header = |name: &'static str| {
+            request.headers().iter().find(|header| header.field.equiv(name)).map(|header| header.value.as_str().to_owned())
+        };
+        if !matches!(request.method(), Method::Get | Method::Head) {
+            return Some(Answer::refused(405, "only GET is answered; nothing can be changed here"));
+        }
+        if request.url().len() > LONGEST {
+            return Some(Answer::refused(414, "the address is too long"));
+        }
+        // A name that leads here from elsewhere, so that a foreign page could read answers.
+        let hosts = [format!("127.0.0.1:{}", self.port), format!("localhost:{}", self.port)];
+        if !header("Host").is_some_and(|host| hosts.contains(&host)) {
+            return Some(Answer::refused(403, "this is a page of this machine, and was asked for by another name"));
+        }
+        let own = |origin: &String| hosts.iter().any(|host| *origin == format!("http://{host}"));
+        let foreign = header("Origin").is_some_and(|origin| !own(&origin));
+        // A link that leads here is "none" or "cross-site" with a navigation; scripts of other pages are neither.
+        let site = header("Sec-Fetch-Site").unwrap_or_else(|| "none".into());
+        if foreign || !["none", "same-origin"].contains(&site.as_str()) {
+            return Some(Answer::refused(403, "pages of another origin are not answered"));
+        }
+        let (_, query) = parts(request.url());
+        let given = query.iter().find(|(key, _)| key == "token").map_or("", |(_, token)| token.as_str());
+        if !same(given.as_bytes(), self.token.as_bytes()) {
+            return Some(Answer::refused(403, "the token is missing or wrong; use the address that `termwise serve` has printed"));
+        }
+        None
+    }
+
+    fn look(&self, run: &str, text: Option<&str>, ask: LookRequest) -> Answer {
+        let Some(path) = lock(&self.live).path(run).map(Path::to_owned) else { return Answer::refused(404, "there is no such run") };
+        let mut opened = lock(&self.opened);
+        let model = match Opened::of_run(&path, opened.take()) {
+            Ok(model) => model,
+            Err(reason) => return Answer::refused(422, &reason),
+        };
+        let text = text.map_or_else(|| model.example(), str::to_owned);
+        let answer = match model.answer(&text, ask) {
+            Ok(found) => Answer::json(&serde_json::json!({"text": text, "found": found})),
+            Err(reason) => Answer::refused(422, &reason),
+        };
+        *opened = Some(model);
+        answer
+    }
+
+    fn export<'a>(&self, runs: impl Iterator<Item = &'a str>) -> Answer {
+        let live = lock(&self.live);
+        let paths: Option<Vec<_>> = runs.map(|run| live.path(run).map(Path::to_owned)).collect();
+        drop(live);
+        let Some(paths) = paths.filter(|paths| !paths.is_empty()) else { return Answer::refused(404, "there is no such run") };
+        match termwise_papers::reproduce::of_folders(&paths, Path::new("")) {
+            Ok(page) => {
+                Answer { status: 200, kind: "text/html; charset=utf-8", body: page.to_html().into_bytes(), file: Some("runs.html") }
+            }
+            Err(error) => Answer::refused(422, &error.to_string()),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What a thread left behind that panicked is still a list of runs.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn response(answer: Answer) -> Response<std::io::Cursor<Vec<u8>>> {
+    let mut response = Response::from_data(answer.body).with_status_code(answer.status);
+    let mut fields = vec![
+        ("Content-Type", answer.kind.to_owned()),
+        ("Cache-Control", "no-store".into()),
+        ("X-Content-Type-Options", "nosniff".into()),
+        ("X-Frame-Options", "DENY".into()),
+        ("Referrer-Policy", "no-referrer".into()),
+        ("Cross-Origin-Resource-Policy", "same-origin".into()),
+    ];
+    fields.extend(answer.file.map(|name| ("Content-Disposition", format!("attachment; filename=\"{name}\""))));
+    for (name, value) in fields {
+        response.add_header(Header::from_bytes(name, value).expect("fields are plain ASCII"));
+    }
+    response
+}
+
+/// In a time that does not say how much of it is right.
+fn same(a: &[u8], b: &[u8]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).fold(0, |sum, (a, b)| sum | (a ^ b)) == 0
+}
+
+/// Path and query of an address, decoded.
+fn parts(url: &str) -> (&str, Vec<(String, String)>) {
+    let (path, query) = url.split_once('?').unwrap_or((url, ""));
+    let pairs = query.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        (decoded(key), decoded(value))
+    });
+    (path, pairs.collect())
+}
+
+fn decoded(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let (mut out, mut i) = (Vec::with_capacity(bytes.len()), 0);
+    while i < bytes.len() {
+        let hex = |at: usize| bytes.get(at).and_then(|&byte| (byte as char).to_digit(16));
+        match (bytes[i], hex(i + 1), hex(i + 2)) {
+            (b'%', Some(high), Some(low)) => {
+                out.push((high * 16 + low) as u8);
+                i += 2;
+            }
+            (b'+', ..) => out.push(b' '),
+            (byte, ..) => out.push(byte),
+        }
+        i += 1;
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_decoded() {
+        let (path, query) = parts("/look?run=a%2Fb&text=%3F+k1%zz&empty");
+        assert_eq!(path, "/look");
+        assert_eq!(query, [("run", "a/b"), ("text", "? k1%zz"), ("empty", "")].map(|(a, b)| (a.to_owned(), b.to_owned())));
+        assert!(same(b"abc", b"abc") && !same(b"abc", b"abd") && !same(b"", b"a"));
+    }
+}
