@@ -189,7 +189,7 @@ def test_a_module_for_every_variant(text):
         (lambda a: a.update(variant="softmax out", out_gate=torch.zeros(2, 5, 3)), ValueError, "out_gate has shape (2, 5, 3), expected (2, 5, 2)"),
         (lambda a: a.update(lengths=[9, 9]), ValueError, "length 9"),
         (lambda a: a.update(lengths=[1]), ValueError, "lengths"),
-        (lambda a: a.update(engine="cuda"), ValueError, "'reference'"),
+        (lambda a: a.update(engine="cuda"), ValueError, "'torch'"),
         (lambda a: a.update(mode="chunks"), ValueError, "chunk"),
     ],
 )
@@ -201,7 +201,7 @@ def test_what_cannot_be_says_why(change, error, words):
     assert words in str(raised.value)
 
 
-def test_other_devices_are_refused_by_name():
+def test_other_devices_have_the_torch_engine():
     class Elsewhere:
         type = "cuda"
 
@@ -212,8 +212,11 @@ def test_other_devices_are_refused_by_name():
         device = Elsewhere()
 
     q = torch.randn(1, 3, 1, 4)
-    with pytest.raises(ValueError, match=r"q is on cuda:0.*\.cpu\(\)"):
+    with pytest.raises(ValueError, match="q is on cuda:0 and k on cpu"):
         attention(q.as_subclass(Far), q, q)
+    far = q.as_subclass(Far)
+    with pytest.raises(ValueError, match=r"q is on cuda:0.*engine='torch'.*\.cpu\(\)"):
+        attention(far, far, far, engine="fused")
 
 
 def test_layouts_and_mixtures_of_gradients():

@@ -206,6 +206,12 @@ impl Layer {
         Ok((shape.heads, shape.kv_heads, shape.d, shape.e))
     }
 
+    /// Its parts as plain data, in JSON.
+    #[getter]
+    fn parts(&self) -> String {
+        crate::parts::of_layer(&self.inner).to_string()
+    }
+
     /// Whether the fused engine computes all its parts.
     #[getter]
     fn is_fused(&self) -> bool {

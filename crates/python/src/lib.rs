@@ -7,6 +7,7 @@ mod errors;
 mod layer;
 mod meter;
 mod model;
+mod parts;
 mod result;
 mod state;
 mod threads;
@@ -27,6 +28,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(threads::set_threads, m)?)?;
     m.add_function(wrap_pyfunction!(model::layers_of_config, m)?)?;
     m.add_function(wrap_pyfunction!(model::load_model, m)?)?;
+    m.add_function(wrap_pyfunction!(model::model_of_config, m)?)?;
     m.add_function(wrap_pyfunction!(commands::catalogue, m)?)?;
     m.add_function(wrap_pyfunction!(commands::main, m)?)?;
     m.add_function(wrap_pyfunction!(commands::run_reproduce, m)?)?;

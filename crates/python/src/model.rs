@@ -55,6 +55,14 @@ pub fn layers_of_config(config: &str) -> PyResult<Vec<Layer>> {
     Ok(layers.into_iter().map(Layer::of).collect())
 }
 
+/// What a model of a `config.json` computes, as plain data in JSON, and the attention of its layers for texts of that many positions.
+#[pyfunction]
+pub fn model_of_config(config: &str, positions: usize) -> PyResult<(String, Vec<Layer>)> {
+    let config = Config::from_json_str(config, "the configuration").map_err(value)?;
+    let layers = config.attention_layers(positions).map_err(value)?;
+    Ok((crate::parts::of_config(&config).map_err(value)?.to_string(), layers.into_iter().map(Layer::of).collect()))
+}
+
 /// The tokenizer that was named, the model's own, that of the built-in language, or bytes where the vocabulary is theirs.
 fn own_tokenizer(folder: &Path, named: Option<&str>, config: &Config) -> Result<Tokenizer, String> {
     let open = |name: &str| Tokenizer::open(name, None).map_err(|error| error.to_string());
@@ -155,6 +163,24 @@ impl Model {
 
 #[pymethods]
 impl Model {
+    /// Its `config.json`.
+    #[getter]
+    fn config_json(&self) -> String {
+        self.inner.config.to_json_string()
+    }
+
+    /// Copies a parameter into an array of float32 of its shape.
+    fn copy_tensor(&self, name: &str, out: &Bound<'_, PyAny>) -> PyResult<()> {
+        let found = self.inner.params.get(name).map_err(value)?;
+        let mut out = Output::<f32>::new(name, out)?;
+        if out.values().len() != found.len() {
+            let found = found.len();
+            return Err(PyValueError::new_err(format!("{name} has {found} values, found room for {}", out.values().len())));
+        }
+        out.values().copy_from_slice(found);
+        Ok(())
+    }
+
     #[getter]
     fn folder(&self) -> &Path {
         &self.folder

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .._attention import PAD, Layer, Variants, _layer
 from .._core import Variant
+from .engine import attend
 
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -150,6 +151,22 @@ def _backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
 _attention.register_autograd(_backward, setup_context=_setup)
 
 
+@torch.compiler.disable
+def _attend(
+    text: str,
+    sizes: tuple[int, int, int, int],
+    rope: float | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    names: tuple[str, ...],
+    values: Sequence[Tensor],
+    lengths: Tensor | None,
+    mode: str,
+) -> Tensor:
+    return attend(_find(text, *sizes, rope), q, k, v, dict(zip(names, values, strict=True)), lengths=lengths, mode=mode)
+
+
 def attention(
     q: Tensor,
     k: Tensor,
@@ -165,13 +182,16 @@ def attention(
     """Causal attention of any variant, as :func:`termwise.attention`, with gradients.
 
     q is [batch, time, heads, dim], k and v have [batch, time, kv_heads, …]. Note the order: that of ``torch.nn.functional`` has heads before time.
+
+    engine: ``"fused"`` and ``"reference"`` are those of the extension, for tensors on the processor; ``"torch"`` is plain torch operations on any device; ``"auto"`` takes the
+    extension's where it can.
     """
     given = {"q": q, "k": k, "v": v, **extras}
     for name, x in given.items():
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} is a {type(x).__name__}, not a tensor: use termwise.attention for arrays, or torch.as_tensor")
-        if x.device.type not in ("cpu", "meta"):
-            raise ValueError(f"{name} is on {x.device}: attention is computed on the processor; move it with .cpu(), or use PyTorch's own attention there")
+        if x.device != q.device:
+            raise ValueError(f"q is on {q.device} and {name} on {x.device}: move them to one device")
         if x.dtype not in _FLOATS:
             raise TypeError(f"{name} is {x.dtype}: convert it to float32, bfloat16, float16 or float64")
         if x.layout != torch.strided:
@@ -199,8 +219,13 @@ def attention(
         values.append(x.to(q.dtype) if q.dtype in (torch.float32, torch.float64) else x)
     if lengths is not None:
         lengths = torch.as_tensor(lengths, dtype=torch.int64, device="cpu")
-    if engine not in ("auto", "fused", "reference"):
-        raise ValueError(f"an engine is 'auto', 'fused' or 'reference', found {engine!r}")
+    if engine not in ("auto", "fused", "reference", "torch"):
+        raise ValueError(f"an engine is 'auto', 'fused', 'reference' or 'torch', found {engine!r}")
+    here = q.device.type in ("cpu", "meta")
+    if engine in ("fused", "reference") and not here:
+        raise ValueError(f"q is on {q.device}, and engine={engine!r} computes on the processor: use engine='torch', or move tensors with .cpu()")
+    if engine == "torch" or not here:
+        return _attend(text, _sizes(q, k, v), rope, q, k, v, tuple(name for name, *_ in known), values, lengths, mode)
     if engine == "fused" and not fused:
         raise ValueError(f"{text!r} has a part that only the reference computes so far: use engine='auto'")
     train = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *values))

@@ -19,6 +19,7 @@ pub struct Gradients {
     ddecay_keys: Vec<f64>,
     dlearned: [Vec<f64>; 2],
     dlog: Vec<f64>,
+    dchannels_after: Vec<f64>,
 }
 
 /// Gradients of the queries of one part of time, of the heads of one kv head.
@@ -50,7 +51,7 @@ impl Gradients {
         let mut all = Gradients::default();
         all.put_back(w);
         let [near, far] = &mut all.dlearned;
-        for sums in [&mut all.ddecay_queries, &mut all.ddecay_keys, near, far, &mut all.dlog] {
+        for sums in [&mut all.ddecay_queries, &mut all.ddecay_keys, near, far, &mut all.dlog, &mut all.dchannels_after] {
             sums.fill(0.0);
         }
         all
@@ -59,8 +60,9 @@ impl Gradients {
     pub fn put_back(&mut self, w: &mut CallScratch) {
         let own = [&mut self.dq, &mut self.dk, &mut self.dv, &mut self.dkey_weights];
         own.into_iter().zip([&mut w.dq, &mut w.dk, &mut w.dv, &mut w.dkey_weights]).for_each(|(a, b)| std::mem::swap(a, b));
-        let own = [&mut self.ddecay_queries, &mut self.ddecay_keys, &mut self.dlog];
-        own.into_iter().zip([&mut w.ddecay_queries, &mut w.ddecay_keys, &mut w.dlog]).for_each(|(a, b)| std::mem::swap(a, b));
+        let own = [&mut self.ddecay_queries, &mut self.ddecay_keys, &mut self.dlog, &mut self.dchannels_after];
+        let those = [&mut w.ddecay_queries, &mut w.ddecay_keys, &mut w.dlog, &mut w.dchannels_after];
+        own.into_iter().zip(those).for_each(|(a, b)| std::mem::swap(a, b));
         std::mem::swap(&mut self.dlearned, &mut w.dlearned);
     }
 
@@ -71,7 +73,7 @@ impl Gradients {
         cuts: &'a Cuts,
         turn: usize,
     ) -> impl IndexedParallelIterator<Item = (QueryGrads<'a>, KeyGrads<'a>)> {
-        let Gradients { dq, dk, dv, dkey_weights, ddecay_queries, ddecay_keys, dlearned, dlog } = self;
+        let Gradients { dq, dk, dv, dkey_weights, ddecay_queries, ddecay_keys, dlearned, dlog, .. } = self;
         queries(l, cuts, turn, dq, ddecay_queries, dlearned, dlog).zip(keys(l, cuts, dk, dv, dkey_weights, ddecay_keys))
     }
 
@@ -83,6 +85,11 @@ impl Gradients {
     /// Adds to what queries give to the gradient of c, at a place of [N, Tp].
     pub fn add_to_decay(&mut self, at: usize, value: f64) {
         self.ddecay_queries[at] += value;
+    }
+
+    /// Adds to those of c by channel at the last position of a head.
+    pub fn add_to_channels(&mut self, n: usize, values: &[f64]) {
+        self.dchannels_after[n * values.len()..].iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
     }
 
     /// Of keys alone.

@@ -1,238 +1,22 @@
 //! Before and after the tiles: convolution, RoPE and feature map turn the rows of q, k and v into packed, padded
 //! tiles by head, and the gradients of these back into those of q, k and v.
 
+mod head_rows;
 mod means;
 mod qk_norm;
 
 use rayon::prelude::*;
 
 use crate::fused::plan::Layout;
+use crate::fused::prepare::head_rows::{FilterGrads, Pack, Unfilter, Unpack};
+pub use crate::fused::prepare::head_rows::{HeadRows, transpose_tile};
 use crate::fused::prepare::qk_norm::NORMED;
 use crate::fused::scratch::CallScratch;
-use crate::kernels::TILE;
 use crate::kernels::disjoint::{Axes, Axis, Block, Blocks, Disjoint};
-use crate::kernels::simd::{Simd, Task, dispatch};
-use crate::kernels::transpose;
-use crate::layer::{Class, FeatureGrads, Features};
-use crate::parts::rope::{rotate, rotate_back};
+use crate::kernels::simd::dispatch;
+use crate::layer::{Class, Features};
 use crate::state::State;
 use crate::{Buffer, Error, Extra, Grads, Inputs, Shape};
-
-/// Rows of one head in a [B, T, heads, dimension] tensor, and what happens to them.
-#[derive(Clone, Copy)]
-pub struct HeadRows<'a> {
-    /// From the head's first value in its batch row on.
-    pub x: &'a [f32],
-    /// From one row to the next.
-    pub stride: usize,
-    /// d or e
-    pub dim: usize,
-    /// Angles [T, d/2], empty without RoPE.
-    pub cos: &'a [f32],
-    /// Angles [T, d/2], empty without RoPE.
-    pub sin: &'a [f32],
-    /// Filters [w, dimension], empty without convolution.
-    pub taps: &'a [f32],
-    /// The inputs before the first position that the filters reach, oldest first [w − 1, dimension]; empty where there are none.
-    pub tail: &'a [f32],
-    /// What follows RoPE.
-    pub features: Features<'a>,
-    /// μ_t where the mean of keys moves, rows of it as far apart; empty elsewhere.
-    pub means: (&'a [f32], usize),
-}
-
-impl HeadRows<'_> {
-    #[inline(always)]
-    fn raw(&self, t: usize) -> &[f32] {
-        &self.x[t * self.stride..t * self.stride + self.dim]
-    }
-
-    /// The convolution at t before its SiLU, into `sum` [dimension].
-    #[inline(always)]
-    fn filtered(&self, t: usize, sum: &mut [f32]) {
-        let w = self.taps.len() / self.dim;
-        sum.fill(0.0);
-        let first = (w - 1).saturating_sub(t);
-        if !self.tail.is_empty() {
-            for j in 0..first {
-                let taps = &self.taps[j * self.dim..(j + 1) * self.dim];
-                for ((sum, &tap), &x) in sum.iter_mut().zip(taps).zip(&self.tail[(t + j) * self.dim..]) {
-                    *sum += tap * x;
-                }
-            }
-        }
-        for j in first..w {
-            let taps = &self.taps[j * self.dim..(j + 1) * self.dim];
-            for ((sum, &tap), &x) in sum.iter_mut().zip(taps).zip(self.raw(t + j + 1 - w)) {
-                *sum += tap * x;
-            }
-        }
-    }
-
-    /// μ_t
-    #[inline(always)]
-    fn mean(&self, t: usize) -> &[f32] {
-        let (means, stride) = self.means;
-        if means.is_empty() { means } else { &means[t * stride..][..self.features.width - 1] }
-    }
-
-    /// Row t up to φ, into `row` [dimension].
-    #[inline(always)]
-    fn before_map<S: Simd>(&self, simd: S, t: usize, row: &mut [f32]) {
-        if self.taps.is_empty() {
-            row.copy_from_slice(self.raw(t));
-        } else {
-            self.filtered(t, row);
-            for i in (0..row.len()).step_by(S::LANES) {
-                let x = simd.load_at(row, i);
-                simd.store_at(row, i, simd.mul(x, simd.sigmoid(x)));
-            }
-        }
-        if !self.cos.is_empty() {
-            let half = self.dim / 2;
-            rotate(row, &self.cos[t * half..][..half], &self.sin[t * half..][..half]);
-        }
-    }
-
-    /// Row t, prepared, into `row`, whose values after its width become zero.
-    #[inline(always)]
-    pub fn forward<S: Simd>(&self, simd: S, t: usize, row: &mut [f32]) {
-        let (row, padding) = row.split_at_mut(self.features.width);
-        if self.features.in_place() {
-            self.before_map(simd, t, &mut row[..self.dim]);
-            self.features.finish(simd, self.mean(t), row);
-        } else {
-            let mut buffer = [0.0f32; 256];
-            let x = &mut buffer[..self.dim];
-            self.before_map(simd, t, x);
-            self.features.forward(simd, x, self.mean(t), row);
-        }
-        padding.fill(0.0);
-    }
-
-    /// Adds the gradient of row t, from that of the prepared row and of its log factor, to the rows of `dx`, to `dtaps` (laid out like
-    /// taps) and to those of other tensors. Of a query whose mean moves, `row` holds the gradient of that afterwards.
-    #[inline(always)]
-    fn backward<S: Simd>(
-        &self,
-        simd: S,
-        t: usize,
-        (row, dlog): (&mut [f32], f32),
-        dx: &mut Block<f32>,
-        dtaps: &mut [f32],
-        to: FeatureGrads,
-    ) {
-        let mut own;
-        let row = if self.features.only_scales() {
-            self.features.scale_row(row);
-            row
-        } else {
-            let mut x = [0.0f32; 256];
-            let x = &mut x[..self.dim];
-            own = [0.0f32; 256];
-            self.before_map(simd, t, x);
-            self.features.backward(simd, x, self.mean(t), dlog, row, &mut own[..self.dim], to);
-            &mut own[..self.dim]
-        };
-        if !self.cos.is_empty() {
-            let half = self.dim / 2;
-            rotate_back(row, &self.cos[t * half..][..half], &self.sin[t * half..][..half]);
-        }
-        if self.taps.is_empty() {
-            dx.row(0, t).iter_mut().zip(row).for_each(|(dx, g)| *dx += *g);
-            return;
-        }
-        let mut buffer = [0.0f32; 256];
-        let scratch = &mut buffer[..self.dim];
-        self.filtered(t, scratch);
-        let one = simd.splat(1.0);
-        for i in (0..scratch.len()).step_by(S::LANES) {
-            let x = simd.load_at(scratch, i);
-            let s = simd.sigmoid(x);
-            simd.store_at(scratch, i, simd.mul(s, simd.fma(x, simd.sub(one, s), one)));
-        }
-        row.iter_mut().zip(&*scratch).for_each(|(g, slope)| *g *= *slope);
-        let w = self.taps.len() / self.dim;
-        for j in (w - 1).saturating_sub(t)..w {
-            let source = t + j + 1 - w;
-            let taps = &self.taps[j * self.dim..(j + 1) * self.dim];
-            let dtaps = &mut dtaps[j * self.dim..(j + 1) * self.dim];
-            for ((((dx, dtap), &g), &tap), &x) in dx.row(0, source).iter_mut().zip(dtaps).zip(&*row).zip(taps).zip(self.raw(source)) {
-                *dx += g * tap;
-                *dtap += g * x;
-            }
-        }
-    }
-
-    /// Rows `first`.. of a head, prepared, into `rows` [count, padded]; rows after T become zero.
-    #[inline(always)]
-    pub fn fill<S: Simd>(&self, simd: S, first: usize, time: usize, rows: &mut [f32], padded: usize) {
-        for (t, row) in (first..).zip(rows.chunks_exact_mut(padded)) {
-            // Rows of one head lie too far apart for the machine to foresee.
-            let ahead = self.x.as_ptr().wrapping_add((t + 8) * self.stride);
-            for line in (0..self.dim).step_by(16) {
-                simd.prefetch(ahead.wrapping_add(line));
-            }
-            if t < time { self.forward(simd, t, row) } else { row.fill(0.0) }
-        }
-    }
-}
-
-/// Packs a whole kv head: by rows [Tp, padded], by transposed tiles [tiles, columns, pitch], or both; an empty slice is not wanted.
-struct Pack<'a> {
-    side: HeadRows<'a>,
-    time: usize,
-    /// Positions of a tile, and in whole vectors.
-    tile: usize,
-    pitch: usize,
-    padded: usize,
-    /// Rows of a transposed tile.
-    columns: usize,
-    rows: &'a mut [f32],
-    transposed: &'a mut [f32],
-    /// Scratch for one tile of rows [pitch, padded], where they are not wanted themselves.
-    local: &'a mut [f32],
-}
-
-impl Task for Pack<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let (padded, dim, pitch) = (self.padded, self.side.features.width, self.pitch);
-        for (tile, first) in (0..self.time).step_by(self.tile).enumerate() {
-            let rows: &mut [f32] = if self.rows.is_empty() {
-                &mut self.local[..pitch * padded]
-            } else {
-                // Rows after the tile are those of the next, written twice where a tile is not whole vectors.
-                &mut self.rows[first * padded..][..pitch * padded]
-            };
-            self.side.fill(simd, first, self.time, rows, padded);
-            if self.transposed.is_empty() {
-                continue;
-            }
-            transpose_tile(simd, rows, padded, &mut self.transposed[tile * self.columns * pitch..][..dim * pitch], pitch);
-        }
-    }
-}
-
-/// Rows of a tile [pitch, padded] as columns [dimension, pitch].
-#[inline(always)]
-pub fn transpose_tile<S: Simd>(simd: S, rows: &[f32], padded: usize, columns: &mut [f32], pitch: usize) {
-    let dim = columns.len() / pitch;
-    // Dimensions after dim are transposed with the rest of their block of 16, but not kept.
-    let mut spare = [0.0f32; 16 * TILE];
-    for column in (0..dim).step_by(16) {
-        let whole = column + 16 <= dim;
-        for row in (0..pitch).step_by(16) {
-            let to = if whole { &mut columns[column * pitch + row..] } else { &mut spare[row..] };
-            transpose(simd, &rows[row * padded + column..], padded, to, pitch);
-        }
-        if !whole {
-            columns[column * pitch..].copy_from_slice(&spare[..(dim - column) * pitch]);
-        }
-    }
-}
 
 /// Filters [heads·dimension, w] with the channel last: [heads, w, dimension].
 fn channels_last(taps: &[f32], dim: usize, w: usize, out: &mut [f32]) {
@@ -456,6 +240,7 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
     let [mut dq, mut dk, mut dv] = [&mut w.dq, &mut w.dk, &mut w.dv].map(std::mem::take);
     let mut dtaps = std::mem::take(&mut w.dtaps);
     dtaps.iter_mut().for_each(|buffer| buffer.fill(0.0));
+    let mut dtails = std::mem::take(&mut w.dtails);
     let (mut dnormed, mut room) = (std::mem::take(&mut w.dnormed), std::mem::take(&mut w.norm_room));
     dnormed.iter_mut().for_each(|buffer| buffer.fill(0.0));
     let mut dtensors = std::mem::take(&mut w.dtensors);
@@ -465,17 +250,19 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
     // Rows that are normed have their gradients gathered first, since a norm may run over all heads.
     let [normed_q, normed_k] = &mut dnormed;
     let [taps_q, taps_k, taps_v] = &mut dtaps;
+    let [tails_q, tails_k, tails_v] = &mut dtails;
     let [tensors_q, tensors_k] = &mut dtensors;
     let (normed_queries, normed_keys) = (normed_blocks(normed_q, &s, s.heads, &whole), normed_blocks(normed_k, &s, s.kv_heads, &whole));
     let (dlog, len_of) = (&w.dlog, l.tensor_len());
     let queries = |dq: &mut Buffer| {
         let [first, second] = normed_queries;
         let targets = to_q.blocks(1, &whole).par().zip(first.par().zip(second.par()));
-        let places = targets.zip(Blocks::pieces(taps_q, heads).par()).zip(Blocks::pieces(tensors_q, heads).par());
+        let filters = Blocks::pieces(taps_q, heads).par().zip(Blocks::pieces(tails_q, heads).par());
+        let places = targets.zip(filters).zip(Blocks::pieces(tensors_q, heads).par());
         let (near, far) = dq.split_at_mut(heads * s.time * l.dp);
         let rows = Blocks::pieces(near, heads).par().zip(Blocks::pieces(far, heads).par());
         rows.zip(places).enumerate().with_max_len(1).for_each(
-            |(n, ((near, far), (((mut to, (mut first, mut second)), mut dtaps), mut tensors)))| {
+            |(n, ((near, far), (((mut to, (mut first, mut second)), (mut dtaps, mut dtail)), mut tensors)))| {
                 let (b, h) = (n / s.heads, n % s.heads);
                 for (mut rows, is_far) in [(near, false), (far, true)] {
                     if is_far && l.far[h].is_none() {
@@ -490,8 +277,8 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
                     let (side, len) = (sources.query(l, b, h, is_far), inputs.length(b, &s));
                     let dlog = dlog.get(((is_far as usize * heads) + n) * l.tp()..).unwrap_or_default();
                     let tensors = tensors.piece().get_mut(is_far as usize * len_of..).unwrap_or_default();
-                    let (rows, dtaps) = (rows.piece(), dtaps.piece());
-                    dispatch(Unpack { side, class, len, rows, dlog, padded: l.dp, to, dtaps, tensors });
+                    let (rows, dfilter) = (rows.piece(), FilterGrads { taps: dtaps.piece(), tail: dtail.piece() });
+                    dispatch(Unpack { side, class, len, rows, dlog, padded: l.dp, to, dfilter, tensors });
                 }
             },
         );
@@ -500,7 +287,7 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
                 from: &mut Buffer,
                 to: Disjoint<f32>,
                 [first, second]: [Blocks<f32>; 2],
-                dtaps: &mut Buffer,
+                (dtaps, dtails): (&mut Buffer, &mut Buffer),
                 dtensors: &mut [f32]| {
         let padded = if tensor == Tensor::K { l.dp } else { l.ep };
         let size = l.tp() * padded;
@@ -511,29 +298,34 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
             rows: Axis { count: 1, step: 0 },
             width: size,
         };
-        let places = to.blocks(1, &whole).par().zip(first.par().zip(second.par())).zip(Blocks::pieces(dtaps, pairs).par());
+        let filters = Blocks::pieces(dtaps, pairs).par().zip(Blocks::pieces(dtails, pairs).par());
+        let places = to.blocks(1, &whole).par().zip(first.par().zip(second.par())).zip(filters);
         let places = places.zip(Blocks::pieces(dtensors, pairs).par());
         Disjoint::new(from, axes).blocks(l.classes.len(), &[0, 1]).par().zip(places).enumerate().with_max_len(1).for_each(
-            |(pair, (mut from, (((mut to, (mut first, mut second)), mut dtaps), mut dtensors)))| {
+            |(pair, (mut from, (((mut to, (mut first, mut second)), (mut dtaps, mut dtail)), mut dtensors)))| {
                 let (b, g) = (pair / s.kv_heads, pair % s.kv_heads);
                 for index in (0..l.classes.len()).filter(|&class| l.group_has_class(g, class)) {
                     let class = l.classes[index];
                     let side = if tensor == Tensor::K { sources.keys(l, index, b, g) } else { sources.values(l, index, b, g) };
-                    let (rows, dtaps, len) = (from.row(index, 0), dtaps.piece(), inputs.length(b, &s));
+                    let (rows, len) = (from.row(index, 0), inputs.length(b, &s));
+                    let dfilter = FilterGrads { taps: dtaps.piece(), tail: dtail.piece() };
                     let to = match l.layer.norm_source(class).filter(|_| tensor == Tensor::K) {
                         None => to.again(),
                         Some(0) => first.again(),
                         Some(_) => second.again(),
                     };
                     let tensors = dtensors.piece().get_mut(index * len_of..).unwrap_or_default();
-                    dispatch(Unpack { side, class, len, rows, dlog: &[], padded, to, dtaps, tensors });
+                    dispatch(Unpack { side, class, len, rows, dlog: &[], padded, to, dfilter, tensors });
                 }
             },
         );
     };
     let none = [Blocks::empty(pairs), Blocks::empty(pairs)];
     let keys_and_values = |dk: &mut Buffer| {
-        rayon::join(|| keys(Tensor::K, dk, to_k, normed_keys, taps_k, tensors_k), || keys(Tensor::V, &mut dv, to_v, none, taps_v, &mut []));
+        rayon::join(
+            || keys(Tensor::K, dk, to_k, normed_keys, (taps_k, tails_k), tensors_k),
+            || keys(Tensor::V, &mut dv, to_v, none, (taps_v, tails_v), &mut []),
+        );
     };
     if l.follows_means() {
         // The gradients of means are left in the places of those of queries.
@@ -550,12 +342,14 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
                 qk_norm::backward(l, inputs, sources, ((tensor, conv), extra), rows, dweight, &mut room);
                 let [to_q, to_k, _] = grads.columns(&s);
                 let to = if tensor == Tensor::Q { to_q } else { to_k };
-                let places = to.blocks(1, &whole).par().zip(Blocks::pieces(&mut dtaps[tensor as usize], s.batch * count).par());
-                places.enumerate().with_max_len(1).for_each(|(n, (to, mut dtaps))| {
+                let (dtaps, dtails) = (&mut dtaps[tensor as usize], &mut dtails[tensor as usize]);
+                let filters = Blocks::pieces(dtaps, s.batch * count).par().zip(Blocks::pieces(dtails, s.batch * count).par());
+                to.blocks(1, &whole).par().zip(filters).enumerate().with_max_len(1).for_each(|(n, (to, (mut dtaps, mut dtail)))| {
                     let (b, head) = (n / count, n % count);
                     let (side, len) = (sources.before_norm(l, (tensor, conv), b, head), inputs.length(b, &s));
                     let from = &rows[b * s.time * count * s.d + head * s.d..];
-                    dispatch(Unfilter { side, len, from, stride: count * s.d, to, dtaps: dtaps.piece() });
+                    let dfilter = FilterGrads { taps: dtaps.piece(), tail: dtail.piece() };
+                    dispatch(Unfilter { side, len, from, stride: count * s.d, to, dfilter });
                 });
             }
         }
@@ -568,7 +362,8 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
         }
     }
     tensors_backward(l, &dtensors, grads);
-    (w.dq, w.dk, w.dv, w.dtaps, w.dnormed, w.norm_room, w.dtensors) = (dq, dk, dv, dtaps, dnormed, room, dtensors);
+    (w.dq, w.dk, w.dv, w.dtaps, w.dtails) = (dq, dk, dv, dtaps, dtails);
+    (w.dnormed, w.norm_room, w.dtensors) = (dnormed, room, dtensors);
 }
 
 /// Adds the gradients of projections, learned features and centres, which tasks have left by batch row and head.
@@ -617,59 +412,4 @@ fn normed_blocks<'a>(rows: &'a mut [f32], s: &Shape, heads: usize, whole: &'a [u
         if rows.is_empty() { Blocks::empty(s.batch * heads) } else { Disjoint::new(rows, axes).blocks(1, whole) }
     };
     [blocks(first, axes), blocks(second, axes)]
-}
-
-/// The gradients of one head's rows before the norm, rows `stride` apart, become those of its inputs.
-struct Unfilter<'a> {
-    side: HeadRows<'a>,
-    len: usize,
-    from: &'a [f32],
-    stride: usize,
-    to: Block<'a, f32>,
-    dtaps: &'a mut [f32],
-}
-
-impl Task for Unfilter<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(mut self, simd: S) {
-        let mut buffer = [0.0f32; 256];
-        let row = &mut buffer[..self.side.dim];
-        for t in 0..self.len {
-            row.copy_from_slice(&self.from[t * self.stride..][..self.side.dim]);
-            self.side.backward(simd, t, (row, 0.0), &mut self.to, self.dtaps, FeatureGrads::none());
-        }
-    }
-}
-
-/// The gradients of the prepared rows of one head [T, padded] become those of its inputs.
-struct Unpack<'a> {
-    side: HeadRows<'a>,
-    class: Class,
-    len: usize,
-    rows: &'a mut [f32],
-    /// Of the log factors of queries [T]; empty where there are none.
-    dlog: &'a [f64],
-    padded: usize,
-    to: Block<'a, f32>,
-    dtaps: &'a mut [f32],
-    /// Of the tensors of the class; empty where it reads none.
-    tensors: &'a mut [f32],
-}
-
-impl Task for Unpack<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(mut self, simd: S) {
-        for (t, row) in self.rows.chunks_exact_mut(self.padded).take(self.len).enumerate() {
-            let tensors = match self.tensors.is_empty() {
-                true => FeatureGrads::none(),
-                false => FeatureGrads::of(&self.class, self.side.dim, self.tensors),
-            };
-            let dlog = self.dlog.get(t).map_or(0.0, |&dlog| dlog as f32);
-            self.side.backward(simd, t, (&mut row[..self.side.features.width], dlog), &mut self.to, self.dtaps, tensors);
-        }
-    }
 }

@@ -92,15 +92,12 @@ impl Task for BackwardTiles<'_, '_> {
         }
         for tile in self.keys.clone() {
             for h in heads.clone() {
-                let distance = l.heads[h].variant.distance();
-                let seen_until = if self.chunked { l.chunk_end(tile) } else { distance.seen_until(tile * l.tile, l.tile) };
-                self.rows_of(simd, h, false, tile, tile..seen_until, len, &mut tiles);
-                if let Some(far) = &l.far[h] {
-                    // From the first tile of queries on whose last may be far enough from its first key, until all are in the state.
-                    let from = (tile * l.tile).saturating_add(distance.window) / l.tile;
-                    let lag = (distance.window - 1).div_ceil(l.tile);
-                    let until = if far.chunked { l.met_in_state_from(tile, lag) } else { usize::MAX };
-                    self.rows_of(simd, h, true, tile, from..until, len, &mut tiles);
+                // A loop over near and far keys, so that what is long is compiled once.
+                for far in [false, true] {
+                    let rows = self.rows_of(h, far, tile, len);
+                    if !rows.is_empty() {
+                        self.key_tile(simd, h, far, tile, rows, &mut tiles);
+                    }
                 }
             }
         }
@@ -108,16 +105,22 @@ impl Task for BackwardTiles<'_, '_> {
 }
 
 impl BackwardTiles<'_, '_> {
-    /// One tile of keys against the queries of one head from this tile on, until this position.
-    #[inline(always)]
-    #[allow(clippy::too_many_arguments, reason = "which keys meet which queries")]
-    fn rows_of<S: Simd>(&mut self, simd: S, h: usize, far: bool, tile: usize, queries: Range<usize>, len: usize, tiles: &mut Tiles) {
+    /// The queries of one head that meet a tile of keys, as near or as far keys.
+    fn rows_of(&self, h: usize, far: bool, tile: usize, len: usize) -> Range<usize> {
         let l = self.context.layout;
-        let end = len.min(queries.end).min(self.queries.end * l.tile);
-        let rows = queries.start.max(self.queries.start).saturating_mul(l.tile)..end;
-        if !rows.is_empty() {
-            self.key_tile(simd, h, far, tile, rows, tiles);
-        }
+        let distance = l.heads[h].variant.distance();
+        let (first, until) = match (&l.far[h], far) {
+            (_, false) if self.chunked => (tile, l.chunk_end(tile)),
+            (_, false) => (tile, distance.seen_until(tile * l.tile, l.tile)),
+            (None, true) => return 0..0,
+            // From the first tile of queries on whose last may be far enough from its first key, until all are in the state.
+            (Some(far), true) => {
+                let lag = (distance.window - 1).div_ceil(l.tile);
+                let until = if far.chunked { l.met_in_state_from(tile, lag) } else { usize::MAX };
+                ((tile * l.tile).saturating_add(distance.window) / l.tile, until)
+            }
+        };
+        first.max(self.queries.start).saturating_mul(l.tile)..len.min(until).min(self.queries.end * l.tile)
     }
 
     /// One tile of keys against these queries of one head, as near or as far keys.
@@ -260,12 +263,13 @@ impl BackwardTiles<'_, '_> {
                 let dq = dq.rows(in_group, t0 - first, t1 - first);
                 channels.backward(simd, t0..t1, q, (tile, keys), dp, dq, dk, tiles.room);
             }
+            if decay.is_some() {
+                // What keys take away cancels most of what queries give: float32 sums over one tile only.
+                let ddecay = ddecay_keys.rows(in_group, to, to + l.tile);
+                ddecay.iter_mut().zip(&mut dcolumns).for_each(|(d, column)| *d += std::mem::take(column) as f64);
+            }
         }
 
-        if decay.is_some() {
-            let ddecay = ddecay_keys.rows(in_group, to, to + l.tile);
-            ddecay.iter_mut().zip(dcolumns).for_each(|(d, column)| *d += column as f64);
-        }
         if let Some(weights) = key_weights {
             let v = &c.v[(kv * l.tp() + s0) * l.ep..][..l.tile * l.ep];
             let dweights = dkey_weights.rows(in_group, to, to + l.tile);

@@ -17,6 +17,7 @@
 use std::ops::Range;
 
 use crate::combinatorics::{binomial, monomials};
+use crate::kernels::simd::Simd;
 use crate::{Error, Real};
 
 /// More rows than this are refused: a state of that many would take gigabytes a head.
@@ -193,6 +194,79 @@ impl Basis {
         }
     }
 
+    /// As [`Basis::of_one`], by vectors, each row times its number of `table` [N] and a_n of its order; an empty table is one of ones. `room` is that for lower
+    /// orders.
+    #[inline(always)]
+    pub fn scaled_of_one<S: Simd>(
+        &self,
+        simd: S,
+        x: &[f32],
+        (table, a): (&[f32], impl Fn(usize) -> f32),
+        room: &mut [f32],
+        out: &mut [f32],
+    ) {
+        let (m, p, complete) = (self.lower_order_rows(), self.highest(), self.is_complete());
+        let (below, top) = out[..self.rows()].split_at_mut(self.order_ranges[self.orders.len() - 1].start);
+        let top_table = table.get(below.len()..).unwrap_or_default();
+        let lower_orders = if complete { &mut *below } else { &mut room[..m] };
+        if let Some(first) = lower_orders.first_mut() {
+            *first = 1.0;
+        }
+        for n in 1..p {
+            let (lower, own) = lower_orders.split_at_mut(self.lower_order_ranges[n].start);
+            self.blocks(simd, n, x, lower, (&[], 1.0), own);
+        }
+        self.blocks(simd, p, x, lower_orders, (top_table, a(p)), top);
+        for (&n, range) in self.orders.iter().zip(&self.order_ranges).take(self.orders.len() - 1) {
+            if !complete {
+                below[range.clone()].copy_from_slice(&room[self.lower_order_ranges[n].clone()]);
+            }
+            if let Some(table) = table.get(range.clone()) {
+                let a = a(n);
+                below[range.clone()].iter_mut().zip(table).for_each(|(out, &c)| *out *= c * a);
+            }
+        }
+    }
+
+    /// Order n from lower orders that end with order n − 1, at the start of `out`. What a block writes behind its end is overwritten by the next.
+    #[inline(always)]
+    fn blocks<S: Simd>(&self, simd: S, n: usize, x: &[f32], lower_orders: &[f32], (table, a): (&[f32], f32), out: &mut [f32]) {
+        let factor = simd.splat(a);
+        if n < 2 {
+            let all = if n == 0 { 1 } else { self.d };
+            out[..all].iter_mut().zip(x).for_each(|(out, &x)| *out = if n == 0 { 1.0 } else { x });
+            out[..all].iter_mut().zip(table).for_each(|(out, &c)| *out *= c * a);
+            return;
+        }
+        let lower = &lower_orders[self.lower_order_ranges[n - 1].clone()];
+        for (j, &x) in x[..self.d].iter().enumerate() {
+            let (block, x) = (self.block(n, j), simd.splat(x));
+            let (out, table) = (&mut out[block.start..], table.get(block.start..).unwrap_or_default());
+            let whole = block.len().next_multiple_of(S::LANES);
+            let fits = whole <= lower.len().min(out.len());
+            if fits && table.is_empty() {
+                for i in (0..whole).step_by(S::LANES) {
+                    // SAFETY: i + LANES ≤ `whole`, and no slice is shorter.
+                    unsafe { simd.store(out.as_mut_ptr().add(i), simd.mul(simd.load(lower.as_ptr().add(i)), x)) };
+                }
+            } else if fits && whole <= table.len() {
+                for i in (0..whole).step_by(S::LANES) {
+                    // SAFETY: as above.
+                    unsafe {
+                        let (row, c) = (simd.mul(simd.load(lower.as_ptr().add(i)), x), simd.load(table.as_ptr().add(i)));
+                        simd.store(out.as_mut_ptr().add(i), simd.mul(row, simd.mul(c, factor)));
+                    }
+                }
+            } else {
+                for i in (0..block.len()).step_by(S::LANES) {
+                    let row = simd.mul(simd.load_at(lower, i), x);
+                    let row = if table.is_empty() { row } else { simd.mul(row, simd.mul(simd.load_at(table, i), factor)) };
+                    simd.store_at(out, i, row);
+                }
+            }
+        }
+    }
+
     /// The lower_orders [M, L] of L positions x [d, L].
     #[inline(always)]
     pub fn lower_orders<R: Real>(&self, x: &[R], len: usize, lower_orders: &mut [R]) {
@@ -299,6 +373,15 @@ impl Basis {
             let at = self.lower_order_ranges[n - 1].start * len;
             self.reverse_coordinates(n, 0..own.len(), x, len, &lower_orders[at..], g, &mut lower[at..], dx);
         }
+    }
+
+    /// Σ_α α_i·r_α for every variable i, from a number r_α for each row: the gradient of Σ_α r_α·x^α by x where all x are 1.
+    pub fn weighted_exponents(&self, r: &[f64]) -> Vec<f64> {
+        let (x, ones) = (vec![1.0; self.d], vec![1.0; self.lower_order_rows()]);
+        let (mut sums, mut below) = (vec![0.0; self.d], vec![0.0; ones.len()]);
+        self.reverse_rows(0..self.rows(), &x, 1, &ones, r, &mut below, &mut sums);
+        self.reverse_lower_orders(&x, 1, &ones, &mut below, &mut sums);
+        sums
     }
 
     #[inline(always)]

@@ -7,48 +7,43 @@ use crate::kernels::simd::Simd;
 /// Values of H that stay in the first-level cache while several passes go over them.
 const BLOCK: usize = 4096;
 
+/// Columns that a pass takes at most: two cache lines of each row. Measured: with whole rows of 64 the sums and values of a pass leave no register
+/// free, and reads wait for each other.
+const COLUMNS: usize = 32;
+
+/// Heads that one pass serves.
+const TOGETHER: usize = 4;
+
 /// U_i += Q_iᵀ·H for every head i, then H ← m·H + K·vᵀ.
 ///
 /// H is [N, ep], v [ep], K [at least N], Q [heads, as long as K], U [heads, ep]; ep a multiple of 16, K and Q zero behind N.
 #[inline(always)]
 #[allow(clippy::too_many_arguments, reason = "the symbols of the formula")]
 pub fn update_and_read<S: Simd>(simd: S, h: &mut [f32], ep: usize, m: f32, k: &[f32], v: &[f32], q: &[f32], u: &mut [f32]) {
-    let heads = u.len() / ep;
-    let stride = k.len();
-    // Where the registers hold the sums of whole rows, H is read and written as one stream, by each four heads. Else rows come in blocks, and only
-    // the first pass over a block waits for memory.
-    let rows = h.len() / ep;
-    let columns = ep / S::LANES;
-    let block = if columns <= vectors_of::<S>(columns, heads.min(4)) { rows } else { (BLOCK / ep).max(1) };
+    let (heads, stride, rows) = (u.len() / ep, k.len(), h.len() / ep);
+    // Where one pass serves all heads, H goes by as one stream. Else rows come in blocks, and only the first pass over a block waits for memory.
+    let block = if heads_of(heads) == heads { rows } else { (BLOCK / ep).max(1) };
     for start in (0..rows).step_by(block.max(1)) {
         let end = (start + block).min(rows);
         let mut first = 0;
         while first < heads {
-            let left = (heads - first).min(4);
-            let together = if left == 3 { 2 } else { left };
-            let update = first + together == heads;
-            let mut column = 0;
-            while column < ep {
-                let vectors = vectors_of::<S>((ep - column) / S::LANES, together);
-                let (k, q) = (&k[start..], &q[first * stride + start..]);
-                let rows = Rows { h: &mut h[start * ep..end * ep], ep, column, m, k, v, q, stride, u: &mut u[first * ep..] };
-                rows.some_columns(simd, vectors, together, update);
-                column += vectors * S::LANES;
-            }
+            let together = heads_of(heads - first);
+            let (k, q) = (&k[start..], &q[first * stride + start..]);
+            let rows = Rows { h: &mut h[start * ep..end * ep], ep, m, k, v, q, stride, u: &mut u[first * ep..] };
+            rows.columns(simd, 0..ep, together, first + together == heads);
             first += together;
         }
     }
 }
 
 /// Values of H that a token with a write rule goes over twice while they are in the first-level cache, as far as rows that are cut to
-/// [`NARROWEST`] columns allow: narrower ones would be fetched by single cache lines.
-const PANEL: usize = 8192;
-const NARROWEST: usize = 64;
+/// [`COLUMNS`] allow: narrower ones would be fetched by single cache lines.
+const PANEL: usize = 4096;
 
-/// One token of a write rule: U_i += Q_iᵀ·H for every reader i; then H ← m·H + K·uᵀ, where `write` makes u [ep] of what the readers found, for
-/// the columns that it is called with. What is written into a column depends on that column alone, so that H passes once through the cache.
+/// One token of a write rule: U_i += Q_iᵀ·H for every reader i, of which the last is the key; then H ← m·H + K·uᵀ, u = β·(v − m·U_last) in the place of
+/// v. What is written into a column depends on that column alone, so that H passes once through the cache.
 ///
-/// H is [N, ep], K [at least N], Q [readers, as long as K], U [readers, ep]; ep a multiple of 16, K and Q zero behind N.
+/// H is [N, ep], v [ep], K [at least N], Q [readers, as long as K], U [readers, ep]; ep a multiple of 16, K and Q zero behind N.
 #[inline(always)]
 #[allow(clippy::too_many_arguments, reason = "the symbols of the formula")]
 pub fn write_and_read<S: Simd>(
@@ -57,75 +52,49 @@ pub fn write_and_read<S: Simd>(
     ep: usize,
     m: f32,
     k: &[f32],
+    (v, beta): (&mut [f32], f32),
     q: &[f32],
-    found: &mut [f32],
     u: &mut [f32],
-    mut write: impl FnMut(Range<usize>, &[f32], &mut [f32]),
 ) {
-    let (readers, stride, rows) = (found.len() / ep, k.len(), h.len() / ep);
-    let width = (PANEL / rows.max(1) / 16 * 16).max(NARROWEST).min(ep);
+    let (readers, stride, rows) = (u.len() / ep, k.len(), h.len() / ep);
+    let (decay, strength) = (simd.splat(m), simd.splat(beta));
+    let width = (PANEL / rows.max(1) / 16 * 16).max(COLUMNS).min(ep);
     for start in (0..ep).step_by(width) {
-        let end = (start + width).min(ep);
+        let columns = start..(start + width).min(ep);
         let mut first = 0;
         while first < readers {
-            let left = (readers - first).min(4);
-            let together = if left == 3 { 2 } else { left };
-            let mut column = start;
-            while column < end {
-                let vectors = vectors_of::<S>((end - column) / S::LANES, together);
-                let rows = Rows { h, ep, column, m, k, v: u, q: &q[first * stride..], stride, u: &mut found[first * ep..] };
-                rows.some_columns(simd, vectors, together, false);
-                column += vectors * S::LANES;
-            }
+            let together = heads_of(readers - first);
+            let rows = Rows { h, ep, m, k, v, q: &q[first * stride..], stride, u: &mut u[first * ep..] };
+            rows.columns(simd, columns.clone(), together, false);
             first += together;
         }
-        write(start..end, found, u);
-        let mut column = start;
-        while column < end {
-            let vectors = vectors_of::<S>((end - column) / S::LANES, 1);
-            match vectors {
-                1 => update::<S, 1>(simd, h, ep, column, m, k, u),
-                2 => update::<S, 2>(simd, h, ep, column, m, k, u),
-                4 => update::<S, 4>(simd, h, ep, column, m, k, u),
-                _ => update::<S, 8>(simd, h, ep, column, m, k, u),
-            }
-            column += vectors * S::LANES;
+        for at in columns.clone().step_by(S::LANES) {
+            let left = simd.sub(simd.load_at(v, at), simd.mul(decay, simd.load_at(u, (readers - 1) * ep + at)));
+            simd.store_at(v, at, simd.mul(strength, left));
         }
+        Rows { h, ep, m, k, v, q: &[], stride, u: &mut [] }.columns(simd, columns, 0, true);
     }
 }
 
-/// H ← m·H + K·uᵀ, of P vectors of columns.
+/// Heads of those that are left that the next pass serves.
 #[inline(always)]
-#[allow(clippy::needless_range_loop, reason = "constant bounds and plain indices keep every value in a register")]
-fn update<S: Simd, const P: usize>(simd: S, h: &mut [f32], ep: usize, column: usize, m: f32, k: &[f32], u: &[f32]) {
-    let m = simd.splat(m);
-    let mut value = [simd.splat(0.0); P];
-    for p in 0..P {
-        value[p] = simd.load_at(u, column + p * S::LANES);
-    }
-    for (row, &k) in h.chunks_exact_mut(ep).zip(k) {
-        let (row, k) = (&mut row[column..][..P * S::LANES], simd.splat(k));
-        for p in 0..P {
-            let x = simd.load_at(row, p * S::LANES);
-            simd.store_at(row, p * S::LANES, simd.fma(x, m, simd.mul(k, value[p])));
-        }
-    }
+fn heads_of(left: usize) -> usize {
+    let left = left.min(TOGETHER);
+    if left == 3 { 2 } else { left }
 }
 
-/// Vectors of columns that one pass takes for so many heads, of those that are left: a power of two, so that there are about eight sums to hide
-/// the latency of fma, and no more than half of the registers hold them.
+/// Vectors of columns that one pass takes for so many heads, of those that are left: a power of two, no more than [`COLUMNS`], and no more than half of
+/// the registers hold sums.
 #[inline(always)]
 fn vectors_of<S: Simd>(left: usize, heads: usize) -> usize {
-    let most = if heads == 1 { 8 } else { (S::REGISTERS / 2 / heads).min(4) };
-    let left = left.min(most);
+    let left = left.min(COLUMNS / S::LANES).min(S::REGISTERS / 2 / heads.max(1));
     if left == 0 { 1 } else { 1 << left.ilog2() }
 }
 
-/// Some rows of some columns for some heads.
+/// Some rows for some heads.
 struct Rows<'a> {
     h: &'a mut [f32],
     ep: usize,
-    column: usize,
     m: f32,
     k: &'a [f32],
     v: &'a [f32],
@@ -136,40 +105,54 @@ struct Rows<'a> {
 }
 
 impl Rows<'_> {
-    /// So many vectors of columns for so many heads, as [`vectors_of`] gives them.
+    /// Some columns for 0, 1, 2 or 4 heads, by as many vectors as [`vectors_of`] gives; the last heads update the rows. So many rows at a time that
+    /// there are about eight sums to hide the latency of fma, four where registers are few.
     #[inline(always)]
-    fn some_columns<S: Simd>(self, simd: S, vectors: usize, together: usize, update: bool) {
-        match (vectors, together) {
-            (1, 1) => self.run::<S, 1, 1, 8>(simd, update),
-            (1, 2) => self.run::<S, 1, 2, 4>(simd, update),
-            (1, _) => self.run::<S, 1, 4, 2>(simd, update),
-            (2, 1) => self.run::<S, 2, 1, 4>(simd, update),
-            (2, 2) => self.run::<S, 2, 2, 2>(simd, update),
-            (2, _) => self.run::<S, 2, 4, 1>(simd, update),
-            (4, 1) => self.run::<S, 4, 1, 2>(simd, update),
-            (4, 2) => self.run::<S, 4, 2, 1>(simd, update),
-            (4, _) => self.run::<S, 4, 4, 1>(simd, update),
-            _ => self.run::<S, 8, 1, 1>(simd, update),
+    fn columns<S: Simd>(mut self, simd: S, columns: Range<usize>, heads: usize, update: bool) {
+        let mut at = columns.start;
+        while at < columns.end {
+            let vectors = vectors_of::<S>((columns.end - at) / S::LANES, heads);
+            match (vectors, heads, S::REGISTERS < 32) {
+                (1, 0, _) => self.run::<S, 1, 0, 4>(simd, at, update),
+                (2, 0, _) => self.run::<S, 2, 0, 2>(simd, at, update),
+                (_, 0, _) => self.run::<S, 4, 0, 1>(simd, at, update),
+                (1, 1, true) => self.run::<S, 1, 1, 4>(simd, at, update),
+                (1, 1, false) => self.run::<S, 1, 1, 8>(simd, at, update),
+                (2, 1, true) => self.run::<S, 2, 1, 2>(simd, at, update),
+                (2, 1, false) => self.run::<S, 2, 1, 4>(simd, at, update),
+                (_, 1, _) => self.run::<S, 4, 1, 1>(simd, at, update),
+                (1, 2, _) => self.run::<S, 1, 2, 4>(simd, at, update),
+                (2, 2, _) => self.run::<S, 2, 2, 2>(simd, at, update),
+                (_, 2, _) => self.run::<S, 4, 2, 1>(simd, at, update),
+                (1, ..) => self.run::<S, 1, 4, 2>(simd, at, update),
+                _ => self.run::<S, 2, 4, 1>(simd, at, update),
+            }
+            at += vectors * S::LANES;
         }
     }
 
-    /// P vectors of columns, A heads, U rows at a time; the last heads update the rows.
+    /// P vectors of columns, A heads, U rows at a time.
     #[inline(always)]
-    fn run<S: Simd, const P: usize, const A: usize, const U: usize>(self, simd: S, update: bool) {
+    fn run<S: Simd, const P: usize, const A: usize, const U: usize>(&mut self, simd: S, column: usize, update: bool) {
         match (update, self.m == 1.0) {
-            (true, true) => self.pass::<S, P, A, U, true, false>(simd),
-            (true, false) => self.pass::<S, P, A, U, true, true>(simd),
-            (false, _) => self.pass::<S, P, A, U, false, false>(simd),
+            (true, true) => self.pass::<S, P, A, U, true, false>(simd, column),
+            (true, false) => self.pass::<S, P, A, U, true, true>(simd, column),
+            (false, _) => self.pass::<S, P, A, U, false, false>(simd, column),
         }
     }
 
     #[inline(always)]
     #[allow(clippy::needless_range_loop, reason = "constant bounds and plain indices keep every accumulator in a register")]
-    fn pass<S: Simd, const P: usize, const A: usize, const U: usize, const UPDATE: bool, const DECAY: bool>(self, simd: S) {
-        let Rows { h, ep, column, m, k, v, q, stride, u } = self;
-        let rows = h.len() / ep;
-        assert!(rows <= k.len() && q.len() >= (A - 1) * stride + rows && column + P * S::LANES <= ep && v.len() >= ep);
-        let m = simd.splat(m);
+    fn pass<S: Simd, const P: usize, const A: usize, const U: usize, const UPDATE: bool, const DECAY: bool>(
+        &mut self,
+        simd: S,
+        column: usize,
+    ) {
+        let Rows { h, ep, m, k, v, q, stride, u } = self;
+        let (ep, stride, rows) = (*ep, *stride, h.len() / *ep);
+        let reads = A == 0 || q.len() >= (A - 1) * stride + rows;
+        assert!(rows <= k.len() && reads && column + P * S::LANES <= ep && v.len() >= ep, "rows and columns of H");
+        let m = simd.splat(*m);
         let mut value = [simd.splat(0.0); P];
         for (p, value) in value.iter_mut().enumerate() {
             *value = simd.load_at(v, column + p * S::LANES);
@@ -249,6 +232,35 @@ unsafe fn one_row<S: Simd, const P: usize, const A: usize, const UPDATE: bool, c
     }
 }
 
+/// Σ_i q_i·z_i with four accumulators; then z ← m·z + K, where `UPDATE`. 0 where z is empty.
+#[inline(always)]
+pub fn read_sums<S: Simd, const UPDATE: bool>(simd: S, q: &[f32], z: &mut [f32], m: f32, k: &[f32]) -> f32 {
+    assert!(q.len() >= z.len() && k.len() >= z.len(), "a number of Q and K for each of z");
+    let (mut sums, m, size) = ([simd.splat(0.0); 4], simd.splat(m), 4 * S::LANES);
+    let whole = z.len() / size * size;
+    for start in (0..whole).step_by(size) {
+        for (lane, sum) in sums.iter_mut().enumerate() {
+            // SAFETY: a vector ends no later than `whole`, which no slice is shorter than.
+            unsafe {
+                let at = start + lane * S::LANES;
+                let x = simd.load(z.as_ptr().add(at));
+                *sum = simd.fma(simd.load(q.as_ptr().add(at)), x, *sum);
+                if UPDATE {
+                    simd.store(z.as_mut_ptr().add(at), simd.fma(x, m, simd.load(k.as_ptr().add(at))));
+                }
+            }
+        }
+    }
+    for (at, sum) in (whole..z.len()).step_by(S::LANES).zip(&mut sums) {
+        let x = simd.load_at(z, at);
+        *sum = simd.fma(simd.load_at(&q[..z.len()], at), x, *sum);
+        if UPDATE {
+            simd.store_at(z, at, simd.fma(x, m, simd.load_at(k, at)));
+        }
+    }
+    simd.sum(simd.add(simd.add(sums[0], sums[1]), simd.add(sums[2], sums[3])))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -262,6 +274,8 @@ mod tests {
         written: bool,
     }
 
+    const BETA: f32 = 0.7;
+
     fn number(i: usize) -> f32 {
         ((i * 7919 + 13) % 101) as f32 / 50.0 - 1.0
     }
@@ -274,12 +288,9 @@ mod tests {
             let padded = rows.next_multiple_of(16);
             let k: Vec<f32> = (0..padded).map(|i| if i < rows { number(i + 1) } else { 0.0 }).collect();
             let q: Vec<f32> = (0..heads * padded).map(|i| if i % padded < rows { number(i + 2) } else { 0.0 }).collect();
-            let v: Vec<f32> = (0..ep).map(|i| number(i + 3)).collect();
+            let mut v: Vec<f32> = (0..ep).map(|i| number(i + 3)).collect();
             if self.written {
-                let mut u = vec![f32::NAN; ep];
-                write_and_read(simd, self.h, ep, self.m, &k, &q, self.u, &mut u, |columns, found, u| {
-                    u[columns.clone()].iter_mut().zip(columns).for_each(|(u, j)| *u = v[j] - 0.5 * found[(heads - 1) * ep + j]);
-                });
+                write_and_read(simd, self.h, ep, self.m, &k, (&mut v, BETA), &q, self.u);
             } else {
                 update_and_read(simd, self.h, ep, self.m, &k, &v, &q, self.u);
             }
@@ -302,7 +313,7 @@ mod tests {
                         for head in 0..heads {
                             assert!((u[head * ep + j] as f64 - read(head)).abs() < 1e-4, "{} {rows} {ep} {heads}", isa.name());
                         }
-                        let written = number(j + 3) as f64 - 0.5 * read(heads - 1);
+                        let written = BETA as f64 * (number(j + 3) as f64 - m as f64 * read(heads - 1));
                         for row in 0..rows {
                             let expected = m as f64 * start[row * ep + j] as f64 + number(row + 1) as f64 * written;
                             assert!((h[row * ep + j] as f64 - expected).abs() < 1e-4, "{} {rows} {ep} {heads}", isa.name());
@@ -334,6 +345,38 @@ mod tests {
                             let expected = 1.0 + (0..rows).map(term).sum::<f64>();
                             assert!((found as f64 - expected).abs() < 1e-4, "{what}: U at {i} is {found}, expected {expected}");
                         }
+                    }
+                }
+            }
+        }
+    }
+
+    struct Sums<'a>(&'a [f32], &'a mut [f32], &'a [f32], bool);
+
+    impl Task for Sums<'_> {
+        type Output = f32;
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) -> f32 {
+            let Sums(q, z, k, update) = self;
+            if update { read_sums::<S, true>(simd, q, z, 0.5, k) } else { read_sums::<S, false>(simd, q, z, 0.5, k) }
+        }
+    }
+
+    #[test]
+    fn sums_are_read_before_they_change() {
+        for isa in Isa::available() {
+            for n in [0usize, 1, 7, 16, 33, 64, 150] {
+                // Behind z lies what must not count.
+                let (q, k): (Vec<f32>, Vec<f32>) = (0..n + 16).map(|i| (number(i), number(i + 5))).unzip();
+                let start: Vec<f32> = (0..n).map(|i| number(i + 9)).collect();
+                let expected: f64 = (0..n).map(|i| q[i] as f64 * start[i] as f64).sum();
+                for update in [false, true] {
+                    let mut z = start.clone();
+                    let found = dispatch_on(isa, Sums(&q, &mut z, &k, update));
+                    assert!((found as f64 - expected).abs() < 1e-4, "{} {n}", isa.name());
+                    for (i, &z) in z.iter().enumerate() {
+                        let after = if update { 0.5 * start[i] + k[i] } else { start[i] };
+                        assert!((z - after).abs() < 1e-6, "{} {n} at {i}", isa.name());
                     }
                 }
             }

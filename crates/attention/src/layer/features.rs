@@ -8,7 +8,7 @@
 //! Both ways q'·k' is the score less the centre c, which a polynomial is then expanded around. A vector μ that stays is taken from the keys. One that moves
 //! would change the keys of a state; as one more coordinate it changes the query alone, and one state serves every μ_t.
 
-use crate::kernels::simd::Simd;
+use crate::kernels::simd::{Simd, Task};
 use crate::layer::{Class, Head};
 use crate::parts::kernel::feature::Map;
 use crate::parts::kernel::hedgehog;
@@ -154,7 +154,12 @@ impl<'a> Features<'a> {
     /// Whether rows are at most scaled: their gradients then need nothing of the rows themselves.
     #[inline(always)]
     pub fn only_scales(&self) -> bool {
-        self.in_place() && self.map == Map::Identity && self.mean.is_empty() && !self.running && self.spread.is_empty()
+        self.matrix.is_empty()
+            && self.learned.is_none()
+            && self.map == Map::Identity
+            && self.mean.is_empty()
+            && !self.running
+            && self.spread.is_empty()
     }
 
     /// Multiplies by the scale.
@@ -163,12 +168,6 @@ impl<'a> Features<'a> {
         if self.scale != 1.0 {
             row.iter_mut().for_each(|x| *x *= self.scale);
         }
-    }
-
-    /// Whether rows keep their places: then [`Features::finish`] is all there is to do.
-    #[inline(always)]
-    pub fn in_place(&self) -> bool {
-        self.matrix.is_empty() && self.learned.is_none()
     }
 
     /// Features without the coordinate of a moving mean.
@@ -180,14 +179,7 @@ impl<'a> Features<'a> {
     /// x [d] becomes `row` [width]; μ_t [features] where the mean moves.
     #[inline(always)]
     pub fn forward<S: Simd>(&self, simd: S, x: &[f32], mean: &[f32], row: &mut [f32]) {
-        let mut buffer = [0.0f32; 256];
-        let features = &mut row[..self.features()];
-        match self.learned {
-            None if self.matrix.is_empty() => features.copy_from_slice(x),
-            None => project(self.matrix, x, features),
-            Some(weights) => hedgehog::forward(self.projected(x, &mut buffer), weights, features),
-        }
-        self.finish(simd, mean, row);
+        simd.call(Forward { features: self, x, mean, row });
     }
 
     #[inline(always)]
@@ -198,20 +190,6 @@ impl<'a> Features<'a> {
         let y = &mut buffer[..self.matrix.len() / x.len()];
         project(self.matrix, x, y);
         y
-    }
-
-    /// What comes after the projection and learned features.
-    #[inline(always)]
-    pub fn finish<S: Simd>(&self, simd: S, mean: &[f32], row: &mut [f32]) {
-        let (row, last) = row.split_at_mut(self.features());
-        self.map.forward_simd(simd, row);
-        self.scale_row(row);
-        if !self.query && !self.mean.is_empty() {
-            row.iter_mut().zip(self.mean).for_each(|(x, mean)| *x -= mean);
-        }
-        if self.running {
-            last[0] = if self.query { -dot(row, mean) } else { 1.0 };
-        }
     }
 
     /// Whether rows of weights have a factor of their own.
@@ -236,51 +214,7 @@ impl<'a> Features<'a> {
     #[inline(always)]
     #[allow(clippy::too_many_arguments, reason = "a row, what made it, and where its gradients go")]
     pub fn backward<S: Simd>(&self, simd: S, x: &[f32], mean: &[f32], dlog: f32, row: &mut [f32], dx: &mut [f32], to: FeatureGrads) {
-        let mut buffer = [0.0f32; 256];
-        let mut wide = [0.0f32; 528];
-        let n = self.features();
-        let prepared = &mut wide[..self.width];
-        if self.query && self.has_log_factor() {
-            self.forward(simd, x, mean, prepared);
-            self.log_backward(&prepared[..n], mean, dlog, row, to.gamma);
-            if !self.mean.is_empty() && self.trained {
-                add_scaled(to.mean, dlog, &prepared[..n]);
-            }
-        }
-        let dc = if self.query && self.running { dlog - row[n] } else { 0.0 };
-        if !self.query && !self.mean.is_empty() && self.trained {
-            add_scaled(to.mean, -1.0, &row[..n]);
-        }
-        let gradient = &mut row[..n];
-        self.scale_row(gradient);
-        match self.learned {
-            None if self.matrix.is_empty() => {
-                if self.map != Map::Identity {
-                    self.map.backward_simd(simd, x, gradient);
-                }
-                dx.copy_from_slice(gradient);
-            }
-            None => {
-                if self.map != Map::Identity {
-                    self.map.backward_simd(simd, self.projected(x, &mut buffer), gradient);
-                }
-                matrix_backward(self.matrix, x, gradient, dx, to.matrix);
-            }
-            Some(weights) => {
-                let mut own = [0.0f32; 256];
-                let own = &mut own[..n / 2];
-                let phi = &mut wide[..n];
-                let projected = self.projected(x, &mut buffer);
-                hedgehog::forward(projected, weights, phi);
-                hedgehog::backward(projected, weights, phi, gradient, own, to.weight, to.bias);
-                if self.matrix.is_empty() { dx.copy_from_slice(own) } else { matrix_backward(self.matrix, x, own, dx, to.matrix) }
-            }
-        }
-        if self.query && self.running {
-            // The prepared query was needed for the gradients above; now it is that of μ_t itself.
-            self.forward(simd, x, mean, &mut wide[..self.width]);
-            row[..n].iter_mut().zip(&wide).for_each(|(to, q)| *to = dc * q);
-        }
+        simd.call(Backward { features: self, x, mean, dlog, row, dx, to });
     }
 
     /// Adds the gradient through the log factor, and through the coordinate of a moving mean, to that of a prepared query.
@@ -300,6 +234,103 @@ impl<'a> Features<'a> {
                 row[i] += factor * dot(line, q);
                 add_scaled(row, factor * q_i, line);
             }
+        }
+    }
+}
+
+/// [`Features::forward`], compiled once for all who call it.
+struct Forward<'a> {
+    features: &'a Features<'a>,
+    x: &'a [f32],
+    mean: &'a [f32],
+    row: &'a mut [f32],
+}
+
+impl Task for Forward<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Forward { features: f, x, mean, row } = self;
+        let (row, last) = row.split_at_mut(f.features());
+        let mut buffer = [0.0f32; 256];
+        match f.learned {
+            None if f.matrix.is_empty() => row.copy_from_slice(x),
+            None => project(f.matrix, x, row),
+            Some(weights) => hedgehog::forward(f.projected(x, &mut buffer), weights, row),
+        }
+        f.map.forward_simd(simd, row);
+        f.scale_row(row);
+        if !f.query && !f.mean.is_empty() {
+            row.iter_mut().zip(f.mean).for_each(|(x, mean)| *x -= mean);
+        }
+        if f.running {
+            last[0] = if f.query { -dot(row, mean) } else { 1.0 };
+        }
+    }
+}
+
+/// [`Features::backward`], compiled once for all who call it.
+struct Backward<'a> {
+    features: &'a Features<'a>,
+    x: &'a [f32],
+    mean: &'a [f32],
+    dlog: f32,
+    row: &'a mut [f32],
+    dx: &'a mut [f32],
+    to: FeatureGrads<'a>,
+}
+
+impl Task for Backward<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Backward { features: f, x, mean, dlog, row, dx, to } = self;
+        let mut buffer = [0.0f32; 256];
+        let mut wide = [0.0f32; 528];
+        let n = f.features();
+        let prepared = &mut wide[..f.width];
+        if f.query && f.has_log_factor() {
+            f.forward(simd, x, mean, prepared);
+            f.log_backward(&prepared[..n], mean, dlog, row, to.gamma);
+            if !f.mean.is_empty() && f.trained {
+                add_scaled(to.mean, dlog, &prepared[..n]);
+            }
+        }
+        let dc = if f.query && f.running { dlog - row[n] } else { 0.0 };
+        if !f.query && !f.mean.is_empty() && f.trained {
+            add_scaled(to.mean, -1.0, &row[..n]);
+        }
+        let gradient = &mut row[..n];
+        f.scale_row(gradient);
+        match f.learned {
+            None if f.matrix.is_empty() => {
+                if f.map != Map::Identity {
+                    f.map.backward_simd(simd, x, gradient);
+                }
+                dx.copy_from_slice(gradient);
+            }
+            None => {
+                if f.map != Map::Identity {
+                    f.map.backward_simd(simd, f.projected(x, &mut buffer), gradient);
+                }
+                matrix_backward(f.matrix, x, gradient, dx, to.matrix);
+            }
+            Some(weights) => {
+                let mut own = [0.0f32; 256];
+                let own = &mut own[..n / 2];
+                let phi = &mut wide[..n];
+                let projected = f.projected(x, &mut buffer);
+                hedgehog::forward(projected, weights, phi);
+                hedgehog::backward(projected, weights, phi, gradient, own, to.weight, to.bias);
+                if f.matrix.is_empty() { dx.copy_from_slice(own) } else { matrix_backward(f.matrix, x, own, dx, to.matrix) }
+            }
+        }
+        if f.query && f.running {
+            // The prepared query was needed for the gradients above; now it is that of μ_t itself.
+            f.forward(simd, x, mean, &mut wide[..f.width]);
+            row[..n].iter_mut().zip(&wide).for_each(|(to, q)| *to = dc * q);
         }
     }
 }

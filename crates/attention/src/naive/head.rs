@@ -5,7 +5,7 @@ use crate::naive::class::{Class, ClassGrads, Score, Tensors};
 use crate::naive::prepare::{Stages, Steps};
 use crate::parts::denominator::position::{key_weight, key_weight_slope};
 use crate::parts::gate::PostGate;
-use crate::{Extra, Grads, Inputs, Layer, Real, Rows, Shape, Variant};
+use crate::{Error, Extra, Grads, Inputs, Layer, Real, Rows, Shape, Variant};
 
 /// Where one head lies in tensors [B, T, heads, dimension].
 #[derive(Clone, Copy)]
@@ -301,17 +301,17 @@ impl<'a, R: Real> Head<'a, R> {
             Some(PostGate::Shared(_)) => g.out.iter_mut().zip(&g.post).for_each(|(out, &post)| *out += post),
             Some(gate) => {
                 let dim = if gate.by_channel() { e } else { 1 };
-                gate.backward(&self.at_query.logits(self.inputs, Extra::PostGate, dim), &self.post_gate, &mut g.post);
+                gate.backward(&self.at_query.logits(self.inputs, Extra::PostGate, dim), &self.post_gate, &mut g.post, &mut 0.0);
                 self.at_query.add_logits(&g.post, Extra::PostGate, dim, grads);
             }
             None => {}
         }
         if let Some(gate) = &variant.out_gate {
-            gate.backward(&self.at_query.logits(self.inputs, Extra::OutGate, 1), &self.out_gate, &mut g.out);
+            gate.backward(&self.at_query.logits(self.inputs, Extra::OutGate, 1), &self.out_gate, &mut g.out, &mut 0.0);
             self.at_query.add_logits(&g.out, Extra::OutGate, 1, grads);
         }
         if let Some(gate) = &variant.in_gate {
-            gate.backward(&self.at_key.logits(self.inputs, Extra::InGate, 1), &self.in_gate, &mut g.in_gate);
+            gate.backward(&self.at_key.logits(self.inputs, Extra::InGate, 1), &self.in_gate, &mut g.in_gate, &mut 0.0);
             self.at_key.add_logits(&g.in_gate, Extra::InGate, 1, grads);
         }
         if let Some(delta) = variant.write {
@@ -464,4 +464,26 @@ fn add_to<R: Real>(grads: &mut Grads<R>, extra: Extra, start: usize, values: &[R
 /// The gradient of some filters; empty where there are none.
 fn own_channels<'a, R>(grads: &'a mut Grads<R>, extra: Extra, first: usize, n: usize) -> &'a mut [R] {
     grads.extras.get_mut(extra).filter(|_| n > 0).map(|taps| &mut taps[first..][..n]).unwrap_or_default()
+}
+
+/// Calls f with every head of every document: its inputs and shape, batch row and head, dy, and where gradients go.
+pub fn backward_heads<R: Real>(
+    layer: &Layer,
+    whole: &Shape,
+    inputs: &Inputs<R>,
+    dy: &[R],
+    grads: &mut Grads<R>,
+    f: impl Fn(&Inputs<R>, &Shape, (usize, usize), &[R], &mut Grads<R>),
+) -> Result<(), Error> {
+    layer.check(whole, inputs, 1)?;
+    layer.check_grads(whole, grads)?;
+    whole.check_outputs("gradient of y", dy.len())?;
+    let width = whole.heads * whole.e;
+    for (at, shape, inputs) in inputs.each_document(whole) {
+        let (dy, mut grads) = (&dy[at.start * width..at.end * width], grads.part(&at, whole));
+        for place in (0..shape.batch).flat_map(|b| (0..shape.heads).map(move |h| (b, h))) {
+            f(&inputs, &shape, place, dy, &mut grads);
+        }
+    }
+    Ok(())
 }

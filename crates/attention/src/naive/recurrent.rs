@@ -26,7 +26,7 @@ use std::sync::Arc;
 use crate::engine::Home;
 use crate::kernels::basis::Basis;
 use crate::naive::class::{Class, Score};
-use crate::naive::head::{Head, HeadGrads, add_scaled};
+use crate::naive::head::{Head, HeadGrads, add_scaled, backward_heads};
 use crate::parts::kernel::taylor::factorial;
 use crate::parts::norm::NormGrads;
 use crate::real::dot;
@@ -125,18 +125,10 @@ impl<R: Real> Attention<R> for Recurrent<R> {
     }
 
     fn backward(&mut self, inputs: &Inputs<R>, saved: &Saved, dy: &[R], grads: &mut Grads<R>) -> Result<(), Error> {
-        let Shape { heads, e, .. } = self.shape;
         self.home.check(saved)?;
-        self.layer.check(&self.shape, inputs, 1)?;
-        self.layer.check_grads(&self.shape, grads)?;
-        self.shape.check_outputs("gradient of y", dy.len())?;
-        for (at, shape, inputs) in inputs.each_document(&self.shape) {
-            let (dy, mut grads) = (&dy[at.start * heads * e..at.end * heads * e], grads.part(&at, &self.shape));
-            for (b, h) in (0..shape.batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
-                self.head(&inputs, &shape, b, h).backward(dy, &mut grads);
-            }
-        }
-        Ok(())
+        backward_heads(&self.layer, &self.shape, inputs, dy, grads, |inputs, shape, (b, h), dy, grads| {
+            self.head(inputs, shape, b, h).backward(dy, grads);
+        })
     }
 }
 

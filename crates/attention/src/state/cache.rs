@@ -8,7 +8,7 @@
 //! scores with the kernels of the fused engine, so that clamp, decay and kernel mean exactly the same.
 
 use crate::kernels::score_rows::{DecayRow, ForwardRow, Rescale, Visible, soft_cap};
-use crate::kernels::simd::Simd;
+use crate::kernels::simd::{Simd, Task};
 use crate::parts::distance::Distance;
 use crate::{Buffer, Error, Kernel};
 
@@ -272,10 +272,28 @@ impl Cache {
     /// Adds one block of keys to U and z of one head's query.
     #[inline(always)]
     pub fn decode<S: Simd>(&self, simd: S, block: usize, column: usize, query: &mut Query) {
-        let column = &self.columns[column];
-        let keys = self.block_keys(block, query.far, query.q.len());
-        let (first, t) = (block * BLOCK, self.next_position() - 1);
-        let seen = if query.far { self.far_visible(query.distance, block, t) } else { self.visible(query.distance, block, t) };
+        simd.call(Decode { cache: self, block, column, query });
+    }
+}
+
+/// [`Cache::decode`], compiled once for all who call it.
+struct Decode<'a, 'b> {
+    cache: &'a Cache,
+    block: usize,
+    column: usize,
+    query: &'a mut Query<'b>,
+}
+
+impl Task for Decode<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Decode { cache, block, column, query } = self;
+        let column = &cache.columns[column];
+        let keys = cache.block_keys(block, query.far, query.q.len());
+        let (first, t) = (block * BLOCK, cache.next_position() - 1);
+        let seen = if query.far { cache.far_visible(query.distance, block, t) } else { cache.visible(query.distance, block, t) };
         let visible = seen.until;
         if visible == 0 {
             return;
@@ -314,7 +332,7 @@ impl Cache {
             query.sums.rho = now;
             query.u.iter_mut().for_each(|u| *u *= factor);
         }
-        weighted_sum(simd, &x[..visible], &self.values[first * self.ep..], query.u);
+        weighted_sum(simd, &x[..visible], &cache.values[first * cache.ep..], query.u);
     }
 }
 

@@ -10,19 +10,17 @@
 //! The token's own weight is computed from its score: the sum over monomials rounds at the size of (Σ_i |q_i·k_i|)^n however small
 //! (q·k)^n is, and at the first positions there is nothing else beside it.
 
-use rayon::prelude::*;
-
 use crate::epilogue::{self, FarSums, Post, Row, join};
 use crate::kernels::PAD;
 use crate::kernels::basis::{Basis, decay_rows};
 use crate::kernels::score_rows::Rescale;
 use crate::kernels::simd::{Simd, Task, dispatch};
-use crate::kernels::state_update::{update_and_read, write_and_read};
+use crate::kernels::state_update::{read_sums, update_and_read, write_and_read};
 use crate::layer::{Class, Features, Head, StateGroup};
 use crate::parts::rope::rotate;
 use crate::real::dot;
 use crate::state::cache::{Query, Sums};
-use crate::state::memory::{GroupMemory, HeadSums, State, Store};
+use crate::state::memory::{FarMemory, GroupMemory, HeadSums, State, Store};
 use crate::{Error, Extra, Inputs, Report, Shape};
 
 /// Less memory than this is updated by one thread: waking others takes as long.
@@ -50,11 +48,7 @@ impl State {
         let mut stores = std::mem::take(&mut self.stores);
         let step = Step { state: self, inputs };
         let bytes: usize = stores.iter().map(Store::bytes_read).sum();
-        if stores.len() > 1 && bytes > WORTH_THREADS {
-            stores.par_iter_mut().enumerate().with_max_len(1).for_each(|(index, store)| step.run(index, store));
-        } else {
-            stores.iter_mut().enumerate().for_each(|(index, store)| step.run(index, store));
-        }
+        step.all(0, &mut stores, if bytes > WORTH_THREADS { rayon::current_num_threads() } else { 1 });
         self.stores = stores;
         let report = self.finish(inputs, y);
         self.steps.positions.iter_mut().enumerate().for_each(|(b, position)| *position += inputs.length(b, &shape));
@@ -138,7 +132,7 @@ fn scratch_len(widths: [usize; 2], e: usize, heads: usize, basis: Option<&Basis>
     // One reader more than heads, and what it finds: the key, where there is a write rule.
     let rows = basis.map_or(0, |basis| padded(basis.lower_order_rows()) + padded(basis.rows()) * (2 + heads));
     let keys: usize = widths.map(|width| padded(width) * (2 + heads)).iter().sum();
-    rows + keys + padded(e) * (3 + heads) + 2 * heads
+    rows + keys + padded(e) * (3 + heads) + 3 * heads
 }
 
 /// One token of all batch rows; the memories are taken out of the state meanwhile.
@@ -148,6 +142,22 @@ struct Step<'a> {
 }
 
 impl Step<'_> {
+    /// Those from `first` on, halved by bytes for so many threads: neighbours stay with the core whose cache has them from the token before.
+    fn all(&self, first: usize, stores: &mut [Store], threads: usize) {
+        if stores.len() < 2 || threads < 2 {
+            return stores.iter_mut().enumerate().for_each(|(i, store)| self.run(first + i, store));
+        }
+        let all: usize = stores.iter().map(Store::bytes_read).sum();
+        let mut before = 0;
+        let half = stores.iter().take_while(|store| {
+            before += store.bytes_read();
+            2 * before <= all
+        });
+        let cut = half.count().clamp(1, stores.len() - 1);
+        let (left, right) = stores.split_at_mut(cut);
+        rayon::join(|| self.all(first, left, threads - threads / 2), || self.all(first + cut, right, threads / 2));
+    }
+
     fn run(&self, index: usize, store: &mut Store) {
         let groups = &self.state.plan().groups;
         let (b, group, basis) = (index / groups.len(), &groups[index % groups.len()], self.state.bases[index % groups.len()].as_deref());
@@ -185,9 +195,9 @@ impl Step<'_> {
         mean: &[f32],
         to: &mut [f32],
     ) {
-        if features.in_place() {
-            self.row(which, b, head, class, &mut to[..self.state.shape.d]);
-            features.finish(simd, mean, &mut to[..features.width]);
+        if features.only_scales() {
+            self.row(which, b, head, class, &mut to[..features.width]);
+            features.scale_row(&mut to[..features.width]);
         } else {
             let mut buffer = [0.0f32; 256];
             let x = &mut buffer[..self.state.shape.d];
@@ -248,6 +258,7 @@ impl Task for GroupStep<'_> {
         let (value, scratch) = scratch.split_at_mut(ep);
         let (queries, scratch) = scratch.split_at_mut(dp * group.heads.len());
         let (logs, scratch) = scratch.split_at_mut(group.heads.len());
+        let (sums, scratch) = scratch.split_at_mut(group.heads.len());
         let key = &mut key[..width];
         step.key(simd, b, group.g, group.class, key);
         step.row(2, b, group.g, class, value);
@@ -272,12 +283,28 @@ impl Task for GroupStep<'_> {
                 if channels {
                     decay_rows(basis, &token.decay[first * width..][..width], state, z, scratch);
                 }
-                let beta = write.map(|(_, beta)| beta);
-                let moments = MomentsStep { step, group, far: false, basis, m, beta, queries, stride: dp, scratch };
-                let rows = &mut store.rows;
-                moments.run(simd, state, z, Some((key, 1.0)), value, &mut store.u, |i, z| rows[i] = HeadSums { z, ..HeadSums::default() });
-                for (query, row) in queries.chunks_exact(dp).zip(rows) {
-                    row.largest = dot(&query[..width], &query[..width]).sqrt() * store.key_norm;
+                let (beta, entering) = (write.map(|(_, beta)| beta), Some((&*key, 1.0)));
+                let (queries, u) = (&*queries, &mut store.u[..]);
+                simd.call(MomentsStep {
+                    step,
+                    group,
+                    far: false,
+                    basis,
+                    m,
+                    beta,
+                    queries,
+                    stride: dp,
+                    entering,
+                    value,
+                    h: state,
+                    z,
+                    u,
+                    sums,
+                    scratch,
+                });
+                for ((query, row), &z) in queries.chunks_exact(dp).zip(&mut store.rows).zip(&*sums) {
+                    let largest = dot(&query[..width], &query[..width]).sqrt() * store.key_norm;
+                    *row = HeadSums { z, rho: 0.0, largest };
                 }
             }
             (GroupMemory::Cache(cache), _) => {
@@ -312,10 +339,26 @@ impl Task for GroupStep<'_> {
                         let decay = column.decay.get(place).map_or(1.0, |c| (log_decay[first] - c).exp() as f32);
                         left[..e].iter_mut().for_each(|v| *v *= weight);
                         let m = if heads[group.heads[0]].variant.decays_by_head() { token.decay[first] } else { 1.0 };
-                        let queries = &*own_queries;
-                        let moments = MomentsStep { step, group, far: true, basis, m, beta: None, queries, stride, scratch };
-                        let (entering, sums) = (leaving.map(|_| (&far_key[..far_width], decay)), &mut store.sums);
-                        moments.run(simd, &mut far.h, &mut far.z, entering, left, &mut far.u, |i, z| sums[i].far_z = z);
+                        let entering = leaving.map(|_| (&far_key[..far_width], decay));
+                        let FarMemory { h, z, u } = far;
+                        simd.call(MomentsStep {
+                            step,
+                            group,
+                            far: true,
+                            basis,
+                            m,
+                            beta: None,
+                            queries: own_queries,
+                            stride,
+                            entering,
+                            value: left,
+                            h,
+                            z,
+                            u,
+                            sums: &mut *sums,
+                            scratch,
+                        });
+                        store.sums.iter_mut().zip(&*sums).for_each(|(sums, &z)| sums.far_z = z);
                     }
                     step.key(simd, b, group.g, kind.class, far_key);
                     (far_queries, far_logs) = (own_queries, own_logs);
@@ -443,7 +486,8 @@ fn follow(sum: &mut [f64], key: Option<&[f32]>, count: usize, mean: &mut [f32]) 
     mean.iter_mut().zip(&*sum).for_each(|(mean, sum)| *mean = (sum / count.max(1) as f64) as f32);
 }
 
-/// One token of the moments of one state group.
+/// One token of the moments of one state group: U [heads, ep] and z of every head, from the state that a key enters, if one does. Compiled once for all
+/// who call it.
 struct MomentsStep<'a> {
     step: &'a Step<'a>,
     group: &'a StateGroup,
@@ -456,35 +500,36 @@ struct MomentsStep<'a> {
     /// Prepared queries, so far apart.
     queries: &'a [f32],
     stride: usize,
+    /// The key that enters, decayed by so much since its position.
+    entering: Option<(&'a [f32], f32)>,
+    /// Its value, weighted; becomes what is written where there is a write rule.
+    value: &'a mut [f32],
+    h: &'a mut [f32],
+    z: &'a mut [f32],
+    u: &'a mut [f32],
+    /// z of every head.
+    sums: &'a mut [f32],
     scratch: &'a mut [f32],
 }
 
-impl MomentsStep<'_> {
-    /// U [heads, ep] and z of every head, from the state that a key enters, if one does, decayed by so much since its position. `value` is weighted, and
-    /// becomes what is written where there is a write rule.
+impl Task for MomentsStep<'_> {
+    type Output = ();
+
     #[inline(always)]
-    #[allow(clippy::too_many_arguments, reason = "the symbols of the formula")]
-    fn run<S: Simd>(
-        self,
-        simd: S,
-        h: &mut [f32],
-        z: &mut [f32],
-        entering: Option<(&[f32], f32)>,
-        value: &mut [f32],
-        u: &mut [f32],
-        mut sums: impl FnMut(usize, f32),
-    ) {
-        let MomentsStep { step, group, far, basis, m, beta, queries, stride, scratch } = self;
+    fn run<S: Simd>(self, simd: S) {
+        let MomentsStep { step, group, far, basis, m, beta, queries, stride, entering, value, h, z, u, sums, scratch } = self;
         let State { layer, kernels, far_kernels, tables, key_tables, .. } = step.state;
         let kernel = |head: usize| if far { far_kernels[head].as_ref().unwrap_or(&kernels[head]) } else { &kernels[head] };
-        let plan = |head: usize| layer.far_plans()[head].as_ref().filter(|_| far).unwrap_or(&layer.head_plans()[head]);
-        let (n, width, ep) = (basis.rows(), basis.d(), value.len());
+        let learns = |head: usize| layer.far_plans()[head].as_ref().filter(|_| far).unwrap_or(&layer.head_plans()[head]).learned > 0;
+        // a_n, which tables leave out where it is learned.
+        let coefficient = |head: usize, order: usize| if learns(head) { kernel(head).coefficient(order) as f32 } else { 1.0 };
+        let (n, width, ep, heads) = (basis.rows(), basis.d(), value.len(), group.heads.len());
         let (lower_orders, scratch) = scratch.split_at_mut(padded(basis.lower_order_rows()));
         let (k, scratch) = scratch.split_at_mut(padded(n));
-        let (q, found) = scratch.split_at_mut(padded(n) * (1 + group.heads.len()));
+        let (q, found) = scratch.split_at_mut(padded(n) * (1 + heads));
         match entering {
             Some((key, decay)) => {
-                basis.of_one(key, lower_orders, k);
+                basis.scaled_of_one(simd, key, (&[], |_| 1.0), lower_orders, k);
                 k[n..].fill(0.0);
                 if decay != 1.0 {
                     k.iter_mut().for_each(|k| *k *= decay);
@@ -493,77 +538,34 @@ impl MomentsStep<'_> {
             None => k.fill(0.0),
         }
         for ((&head, query), q) in group.heads.iter().zip(queries.chunks_exact(stride)).zip(q.chunks_exact_mut(padded(n))) {
-            basis.of_one(&query[..width], lower_orders, q);
+            basis.scaled_of_one(simd, &query[..width], (&tables[head], |order| coefficient(head, order)), lower_orders, q);
             q[n..].fill(0.0);
-            let learned = plan(head).learned > 0;
-            for (i, &order) in basis.orders().iter().enumerate() {
-                let a = if learned { kernel(head).coefficient(order) as f32 } else { 1.0 };
-                let span = basis.order_range(i);
-                for (q, &c) in q[span.clone()].iter_mut().zip(&tables[head][span]) {
-                    *q *= c * a;
-                }
-            }
         }
         u.fill(0.0);
         match beta {
-            None => update_and_read(simd, h, ep, m, k, value, &q[..group.heads.len() * padded(n)], u),
+            None => update_and_read(simd, h, ep, m, k, value, &q[..heads * padded(n)], u),
             Some(beta) => {
-                let (first, reader) = (group.heads[0], &mut q[group.heads.len() * padded(n)..]);
-                let learned = plan(first).learned > 0;
+                let (first, reader) = (group.heads[0], &mut q[heads * padded(n)..]);
                 for (i, &order) in basis.orders().iter().enumerate() {
-                    let a = if learned { kernel(first).coefficient(order) as f32 } else { 1.0 };
-                    let span = basis.order_range(i);
-                    let table = key_tables[first][span.clone()].iter();
-                    reader[span.clone()].iter_mut().zip(&k[span]).zip(table).for_each(|((q, k), c)| *q = k * c * a);
+                    let (a, range) = (coefficient(first, order), basis.order_range(i));
+                    let table = key_tables[first][range.clone()].iter();
+                    reader[range.clone()].iter_mut().zip(&k[range]).zip(table).for_each(|((q, k), c)| *q = k * c * a);
                 }
                 reader[n..].fill(0.0);
-                let found = &mut found[..ep * (1 + group.heads.len())];
+                let found = &mut found[..ep * (1 + heads)];
                 found.fill(0.0);
-                let mut written = [0.0; 256];
-                let written = &mut written[..ep];
-                write_and_read(simd, h, ep, m, k, q, found, written, |columns, found, written| {
-                    let answers = &found[ep * group.heads.len()..][columns.clone()];
-                    let answers = value[columns.clone()].iter().zip(answers);
-                    written[columns].iter_mut().zip(answers).for_each(|(u, (v, answer))| *u = beta * (v - m * answer));
-                });
-                value.copy_from_slice(written);
-                u.copy_from_slice(&found[..ep * group.heads.len()]);
+                write_and_read(simd, h, ep, m, k, (value, beta), q, found);
+                u.copy_from_slice(&found[..ep * heads]);
             }
         }
         for ((i, &head), query) in group.heads.iter().enumerate().zip(queries.chunks_exact(stride)) {
             let own = entering.map_or(0.0, |(key, decay)| decay * kernel(head).value(dot(&query[..width], &key[..width])));
-            let before = if z.is_empty() { 0.0 } else { product(simd, &q[i * padded(n)..][..n], z) };
+            let (q, last) = (&q[i * padded(n)..][..n], i + 1 == heads);
+            let before = if last { read_sums::<S, true>(simd, q, z, m, k) } else { read_sums::<S, false>(simd, q, z, m, k) };
             for (u, &v) in u[i * ep..][..ep].iter_mut().zip(&*value) {
                 *u = m * *u + own * v;
             }
-            sums(i, m * before + own);
+            sums[i] = m * before + own;
         }
-        update_sums(simd, z, m, &k[..n]);
     }
-}
-
-/// z ← m·z + K
-#[inline(always)]
-fn update_sums<S: Simd>(simd: S, z: &mut [f32], m: f32, k: &[f32]) {
-    let m = simd.splat(m);
-    for i in (0..z.len()).step_by(S::LANES) {
-        simd.store_at(z, i, simd.fma(simd.load_at(z, i), m, simd.load_at(k, i)));
-    }
-}
-
-/// Σ_i a_i·b_i with four accumulators.
-#[inline(always)]
-fn product<S: Simd>(simd: S, a: &[f32], b: &[f32]) -> f32 {
-    let mut sums = [simd.splat(0.0); 4];
-    let mut i = 0;
-    while i < a.len() {
-        for (lane, sum) in sums.iter_mut().enumerate() {
-            let at = i + lane * S::LANES;
-            if at < a.len() {
-                *sum = simd.fma(simd.load_at(a, at), simd.load_at(b, at), *sum);
-            }
-        }
-        i += 4 * S::LANES;
-    }
-    simd.sum(simd.add(simd.add(sums[0], sums[1]), simd.add(sums[2], sums[3])))
 }

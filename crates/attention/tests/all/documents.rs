@@ -1,9 +1,9 @@
 //! Several documents in one batch row: each as if it were alone.
 
-use termwise_attention::{Attention, Error, Extras, Grads, Inputs, Mode, Real, Report, Scratch, relative_rms};
+use termwise_attention::{Attention, Error, Grads, Inputs, Mode, Real, Report, Scratch, relative_rms};
 
 use crate::support::combos::random_case;
-use crate::support::{Case, Name, Rng, Tensors, layer, oracle, same_isa, shape};
+use crate::support::{Case, Name, Rng, Tensors, grads_of, layer, oracle, same_isa, shape};
 
 /// Documents of every size around tiles, and rows that start with a boundary.
 fn boundaries(batch: usize, time: usize) -> Vec<usize> {
@@ -36,18 +36,8 @@ fn packed<R: Real>(case: &Case<R>, documents: &[usize], engine: &mut impl Attent
     let mut inferred = vec![R::nan(); y.len()];
     assert_eq!(engine.infer(&inputs, &mut inferred), Ok(saved.report()));
     assert!(y == inferred, "{case}: infer and forward differ");
-    let mut gradients: Tensors<R> = case.tensors.iter().map(|(name, x)| (*name, vec![R::zero(); x.len()])).collect();
-    let mut slices = gradients.iter_mut();
-    let mut next = || slices.next().map(|(_, x)| &mut x[..]).expect("q, k and v come first");
-    let (q, k, v) = (next(), next(), next());
-    let mut extras = Extras::default();
-    for (name, values) in slices {
-        if let Name::Extra(extra) = name {
-            extras.set(*extra, &mut values[..]);
-        }
-    }
-    let mut grads = Grads::new(q, k, v).extras(extras);
-    engine.backward(&inputs, &saved, &case.dy, &mut grads).unwrap_or_else(|error| panic!("{case}: {error}"));
+    let mut gradients = case.tensors_of(R::zero());
+    engine.backward(&inputs, &saved, &case.dy, &mut grads_of(&mut gradients)).unwrap_or_else(|error| panic!("{case}: {error}"));
     let report = saved.report();
     (y, report, gradients)
 }

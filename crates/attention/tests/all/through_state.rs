@@ -1,8 +1,8 @@
 //! Gradients through a state: calls that continue each other, backward one after another, against one call over all positions.
 
-use termwise_attention::{Error, Extras, Fused, Grads, Memory, Mode, Real, Saved, Scratch, State, StateGrads, relative_rms};
+use termwise_attention::{Error, Fused, Memory, Mode, Real, Saved, Scratch, State, StateGrads, relative_rms};
 
-use crate::support::{Case, Name, Rng, Tensors, layer, shape};
+use crate::support::{Case, Name, Rng, Tensors, grads_of, layer, shape};
 
 /// Some positions of every row, as a case of its own.
 fn segment(case: &Case<f32>, start: usize, end: usize) -> Case<f32> {
@@ -35,17 +35,8 @@ fn add(case: &Case<f32>, all: &mut Tensors<f32>, own: &Tensors<f32>, start: usiz
 }
 
 fn backward(case: &Case<f32>, engine: &mut Fused, before: &State, saved: &Saved, state: &mut StateGrads) -> Tensors<f32> {
-    let mut gradients: Tensors<f32> = case.tensors.iter().map(|(name, x)| (*name, vec![0.0; x.len()])).collect();
-    let mut slices = gradients.iter_mut();
-    let mut next = || slices.next().map(|(_, x)| &mut x[..]).expect("q, k and v come first");
-    let (q, k, v) = (next(), next(), next());
-    let mut extras = Extras::default();
-    for (name, values) in slices {
-        if let Name::Extra(extra) = name {
-            extras.set(*extra, &mut values[..]);
-        }
-    }
-    let mut grads = Grads::new(q, k, v).extras(extras);
+    let mut gradients = case.tensors_of(0.0);
+    let mut grads = grads_of(&mut gradients);
     engine.backward_from(before, &case.inputs(), saved, &case.dy, state, &mut grads).unwrap_or_else(|error| panic!("{case}: {error}"));
     gradients
 }
@@ -68,7 +59,7 @@ fn in_segments(case: &Case<f32>, cuts: &[usize], mode: Mode, truncated: bool) ->
         }
         passes.push((pair, own, engine, before, saved));
     }
-    let mut gradients: Tensors<f32> = case.tensors.iter().map(|(name, x)| (*name, vec![0.0; x.len()])).collect();
+    let mut gradients = case.tensors_of(0.0);
     let mut through = passes[0].2.state_grads().expect("memory");
     for (pair, own, engine, before, saved) in passes.iter_mut().rev() {
         if truncated {
@@ -90,7 +81,7 @@ fn compare<R: Real>(found: &(Vec<f32>, Tensors<f32>), y: &[R], gradients: &Tenso
     }
 }
 
-const TEXTS: [&str; 12] = [
+const TEXTS: [&str; 21] = [
     "taylor=0..2 over=sum",
     "taylor=0..2 over=sum,floor=1 decay=softplus in out",
     "taylor=0..4 over=none norm=rms post",
@@ -103,6 +94,15 @@ const TEXTS: [&str; 12] = [
     "feature=identity over=none write=delta,2 decay=mamba qk_norm=l2 norm=rms",
     "taylor=0..2,coef=learned over=none write=delta,scale=0.5 qk_norm=l2 decay=softplus",
     "power=2 over=length write=delta,2,scale=-0.7 qk_norm=l2 post=silu",
+    "taylor=0..2 over=sum conv=3 decay=softplus",
+    "taylor=0..2 over=length out=cumulative conv=4 rope=off",
+    "taylor=0..2 over=none norm=rms out=cumulative post=out",
+    "taylor=0..2 over=sum decay=linear",
+    "power=2 over=length decay=linear qk_norm=rms conv=2",
+    "feature=identity over=none write=delta decay=linear conv=3 qk_norm=l2",
+    "taylor=0..2 over=sum,eps=1 decay=softplus,channel",
+    "power=2 over=length decay=mamba,channel norm=rms",
+    "feature=identity over=none write=delta decay=mamba,channel qk_norm=l2 conv=2",
 ];
 
 #[test]
@@ -120,6 +120,8 @@ fn segments_equal_the_whole() {
                 (vec![0, 64, shape.time], Mode::Chunk(Some(64))),
                 (vec![0, 1, 100, shape.time], Mode::Parallel),
                 (vec![0, shape.time], Mode::Chunk(Some(20))),
+                // Calls that are shorter than a filter.
+                (vec![0, 1, 2, 4, shape.time], Mode::Parallel),
             ] {
                 compare(&in_segments(&case, &cuts, mode, false), &y, &gradients, &format!("{cuts:?} {mode} {case}"));
             }
@@ -149,13 +151,7 @@ fn cleared_gradients_truncate() {
 #[test]
 fn what_gradients_cannot_pass_is_refused() {
     let shape = shape(1, 12, 2, 1, 6, 6);
-    for text in [
-        "softmax",
-        "taylor=0..2 conv=3",
-        "taylor=0..2 over=length out=cumulative",
-        "taylor=0..2 decay=linear",
-        "taylor=1 decay=softplus,channel",
-    ] {
+    for text in ["softmax", "taylor=0..2 window=4 far(taylor=0..1)", "taylor=0..2 centre=running"] {
         let case = Case::<f32>::random(&layer(text, &shape), shape, None, 1.0, &mut Rng(83));
         let mut engine = case.continuing(Memory::Natural, Mode::Parallel, &Scratch::default()).expect("possible");
         let mut y = vec![0.0; case.dy.len()];

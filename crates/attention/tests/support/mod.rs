@@ -209,20 +209,30 @@ impl<R: Real> Case<R> {
     }
 
     fn add_gradients(&self, engine: &mut (impl Attention<R> + ?Sized), saved: &Saved, start: R) -> Tensors<R> {
-        let mut gradients: Tensors<R> = self.tensors.iter().map(|(name, x)| (*name, vec![start; x.len()])).collect();
-        let mut slices = gradients.iter_mut();
-        let mut next = || slices.next().map(|(_, x)| &mut x[..]).expect("q, k and v come first");
-        let (q, k, v) = (next(), next(), next());
-        let mut extras = Extras::default();
-        for (name, values) in slices {
-            if let Name::Extra(extra) = name {
-                extras.set(*extra, &mut values[..]);
-            }
-        }
-        let mut grads = Grads::new(q, k, v).extras(extras);
+        let mut gradients = self.tensors_of(start);
+        let mut grads = grads_of(&mut gradients);
         engine.backward(&self.inputs(), saved, &self.dy, &mut grads).unwrap_or_else(|error| panic!("{self}: {error}"));
         gradients
     }
+
+    /// A number for each of its numbers, all the same.
+    pub fn tensors_of(&self, value: R) -> Tensors<R> {
+        self.tensors.iter().map(|(name, x)| (*name, vec![value; x.len()])).collect()
+    }
+}
+
+/// Where gradients go: tensors by name, of which q, k and v come first.
+pub fn grads_of<R: Real>(tensors: &mut Tensors<R>) -> Grads<'_, R> {
+    let mut slices = tensors.iter_mut();
+    let mut next = || slices.next().map(|(_, x)| &mut x[..]).expect("q, k and v come first");
+    let (q, k, v) = (next(), next(), next());
+    let mut extras = Extras::default();
+    for (name, values) in slices {
+        if let Name::Extra(extra) = name {
+            extras.set(*extra, &mut values[..]);
+        }
+    }
+    Grads::new(q, k, v).extras(extras)
 }
 
 impl<R> std::fmt::Display for Case<R> {

@@ -91,7 +91,7 @@ fn lead(results: &Results) -> Vec<Block> {
     }
     let distinct = results.distinct();
     let many = distinct.len() > AT_ONCE;
-    let mut decided = vec![Block::Text(format!("{WHAT_COUNTS} The rule of each claim stands in its section."))];
+    let mut decided = Vec::new();
     if many {
         decided.push(Block::Table { name: "claims".into(), table: tally(results) });
     }
@@ -102,6 +102,7 @@ fn lead(results: &Results) -> Vec<Block> {
         let claim_text = format!("**{}**{place} {}", ids.join(", "), claim.with_numbers());
         decided.push(badge(claim.decision.verdict, claim_text));
     }
+    decided.push(Block::Text(format!("{WHAT_COUNTS} The rule of each claim stands in its section.")));
     blocks.push(Block::Fold { summary: "What was claimed, and what became of it".into(), blocks: decided });
     blocks
 }

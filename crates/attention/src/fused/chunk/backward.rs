@@ -3,7 +3,7 @@
 use crate::fused::chunk::{Split, State, multiply_columns};
 use crate::fused::gradients::{KeyGrads, QueryGrads};
 use crate::fused::plan::ChunkGroup;
-use crate::kernels::features::{AddTransposed, Points, Read, Slope, Transpose};
+use crate::kernels::features::{Points, Read};
 use crate::kernels::simd::{Simd, Task};
 use crate::real::dot;
 
@@ -56,32 +56,17 @@ impl QuerySplit<'_> {
             c.query_rows(simd, group, b, h, tile, scratch);
             c.decay_queries(simd, group, b, tile, scratch.x, scratch.channels);
             let back = &mut scratch.backward;
-            simd.call(Transpose { rows: scratch.rows, stride: l.ep, count, dim: s.e, columns: back.columns, len: l.pitch });
-            let orders = group.basis.orders().len();
+            back.turn(simd, l, scratch.rows, count);
             let has_log = l.has_log_factor(head);
-            let wanted = if group.decays || head.learned > 0 || has_log { orders * l.pitch } else { 0 };
-            back.parts[..wanted].fill(0.0);
+            let wanted = if group.decays || head.learned > 0 || has_log { group.basis.orders().len() * l.pitch } else { 0 };
             let points = Points::new(simd, &group.basis, (l.pitch, count), scratch.x, scratch.lower_orders, &c.factors[h]);
-            simd.call(Slope {
-                points,
-                h: state_h,
-                z: state_z,
-                ep: l.ep,
-                columns: back.columns,
-                e: s.e,
-                weights: scratch.weights,
-                dx: back.dx,
-                dlower_orders: back.dlower_orders,
-                gradient: back.gradient,
-                block: scratch.block,
-                parts: &mut back.parts[..wanted],
-            });
+            back.slope(simd, l, points, [state_h, state_z], scratch.weights, scratch.block, wanted);
             if group.channels {
                 multiply_columns(back.dx, &scratch.channels[..s.d * l.pitch]);
             }
             let (from, to) = (tile * l.tile - start, tile * l.tile - start + count);
             let dq = self.to.dq[far].rows(in_group, from, to);
-            simd.call(AddTransposed { columns: back.dx, len: l.pitch, rows: dq, stride: l.dp, count, dim: group.basis.d() });
+            back.add_slope(simd, l, group, dq, count);
             let logs = [(group.decays, &mut self.to.ddecay), (has_log, &mut self.to.dlog[far])];
             for (_, dlog) in logs.into_iter().filter(|(there, _)| *there) {
                 let dlog = dlog.rows(in_group, from, to);
@@ -152,31 +137,18 @@ impl KeySplit<'_> {
             let back = &mut scratch.backward;
             c.key_decays(group, b, tile, end, scratch.decays);
             c.weighted_values(group, b, tile, scratch.decays, scratch.rows);
-            simd.call(Transpose { rows: scratch.rows, stride: l.ep, count, dim: s.e, columns: back.columns, len: l.pitch });
+            back.turn(simd, l, scratch.rows, count);
             let x = c.keys(simd, group, b, tile, scratch.x, scratch.channels);
             let points = Points::new(simd, &group.basis, (l.pitch, count), x, scratch.lower_orders, &[]);
             let (rows, weights) = (&mut *back.drows, &mut *back.line);
             simd.call(Read { points, h: state_h, z: state_z, ep: l.ep, rows, weights, block: scratch.block });
-            simd.call(Slope {
-                points,
-                h: state_h,
-                z: state_z,
-                ep: l.ep,
-                columns: back.columns,
-                e: s.e,
-                weights: scratch.decays,
-                dx: back.dx,
-                dlower_orders: back.dlower_orders,
-                gradient: back.gradient,
-                block: scratch.block,
-                parts: &mut [],
-            });
+            back.slope(simd, l, points, [state_h, state_z], scratch.decays, scratch.block, 0);
             if group.channels {
                 multiply_columns(back.dx, &scratch.channels[..s.d * l.pitch]);
             }
             let (first, last) = (tile * l.tile - start, tile * l.tile - start + count);
             let (dk, dv) = (self.to.dk.rows(group.class, first, last), self.to.dv.rows(group.class, first, last));
-            simd.call(AddTransposed { columns: back.dx, len: l.pitch, rows: dk, stride: l.dp, count, dim: group.basis.d() });
+            back.add_slope(simd, l, group, dk, count);
             let key_weights = c.key_weights(group, b, tile);
             for (i, (dv, from)) in dv.chunks_exact_mut(l.ep).zip(back.drows.chunks_exact(l.ep)).enumerate() {
                 let factor = scratch.decays[i] * key_weights.map_or(1.0, |weights| weights[i]);

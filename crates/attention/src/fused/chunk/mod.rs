@@ -17,7 +17,7 @@ pub(super) mod run;
 use crate::fused::channels::{Channels, Source, decay_state};
 use crate::fused::gates::Gates;
 use crate::fused::plan::{ChunkGroup, Layout};
-use crate::kernels::features::{Absorb, BLOCK, Points, Transpose};
+use crate::kernels::features::{Absorb, AddTransposed, BLOCK, Points, Slope, Transpose};
 use crate::kernels::simd::Simd;
 
 /// What every pass over chunks reads.
@@ -97,6 +97,40 @@ pub struct BackwardScratch<T> {
     pub drows: T,
     /// [L]
     pub line: T,
+}
+
+impl BackwardScratch<&mut [f32]> {
+    /// `rows` [count, ep], by which a state is read, turned for [`BackwardScratch::slope`].
+    #[inline(always)]
+    pub fn turn<S: Simd>(&mut self, simd: S, l: &Layout, rows: &[f32], count: usize) {
+        simd.call(Transpose { rows, stride: l.ep, count, dim: l.shape.e, columns: self.columns, len: l.pitch });
+    }
+
+    /// The gradient of points through a state, H and z, that is read by turned rows and by `weights`; what each order gives stays in the first `parts`
+    /// numbers of [`BackwardScratch::parts`].
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments, reason = "points, a state, and the two ways in which it is read")]
+    pub fn slope<S: Simd>(
+        &mut self,
+        simd: S,
+        l: &Layout,
+        points: Points,
+        [h, z]: [&[f32]; 2],
+        weights: &[f32],
+        block: &mut [f32],
+        parts: usize,
+    ) {
+        let BackwardScratch { gradient, dlower_orders, dx, columns, parts: all, .. } = self;
+        let parts = &mut all[..parts];
+        parts.fill(0.0);
+        simd.call(Slope { points, h, z, ep: l.ep, columns, e: l.shape.e, weights, dx, dlower_orders, gradient, block, parts });
+    }
+
+    /// Adds it to rows [count, dp].
+    #[inline(always)]
+    pub fn add_slope<S: Simd>(&self, simd: S, l: &Layout, group: &ChunkGroup, rows: &mut [f32], count: usize) {
+        simd.call(AddTransposed { columns: self.dx, len: l.pitch, rows, stride: l.dp, count, dim: group.basis.d() });
+    }
 }
 
 impl<T> ChunkScratch<T> {

@@ -158,10 +158,19 @@ fn meet(c: &Chunks, to: &mut Gradients, states: &mut [f32], after: &[f32]) {
     let last = states.chunks_exact_mut(l.state_len).skip(l.splits - 1).step_by(l.splits);
     for (pair, (state, after)) in last.zip(after.chunks_exact(l.state_len)).enumerate() {
         let (b, g) = (pair / l.shape.kv_heads, pair % l.shape.kv_heads);
-        for group in l.groups_of(g).filter(|group| group.decays) {
-            let place = group.at..group.at + group.len;
-            let product: f64 = state[place.clone()].iter().zip(&after[place]).map(|(x, d)| *x as f64 * *d as f64).sum();
-            to.add_to_decay((b * l.shape.heads + group.heads[0]) * l.tp() + c.length(b) - 1, product);
+        for group in l.groups_of(g).filter(|group| group.decays || group.channels) {
+            let (place, n) = (group.at..group.at + group.len, b * l.shape.heads + group.heads[0]);
+            let (state, after) = (&state[place.clone()], &after[place]);
+            let product = |x: &[f32], d: &[f32]| x.iter().zip(d).map(|(x, d)| *x as f64 * *d as f64).sum::<f64>();
+            if group.decays {
+                to.add_to_decay(n * l.tp() + c.length(b) - 1, product(state, after));
+                continue;
+            }
+            // By channel a row grows with those that its monomial is made of.
+            let ((h, z), (dh, dz)) = (state.split_at(group.basis.rows() * l.ep), after.split_at(group.basis.rows() * l.ep));
+            let mut rows: Vec<f64> = h.chunks_exact(l.ep).zip(dh.chunks_exact(l.ep)).map(|(h, dh)| product(h, dh)).collect();
+            rows.iter_mut().zip(z.iter().zip(dz)).for_each(|(row, (z, dz))| *row += *z as f64 * *dz as f64);
+            to.add_to_channels(n, &group.basis.weighted_exponents(&rows));
         }
         state.copy_from_slice(after);
     }

@@ -21,10 +21,11 @@ pub fn weights<'a>(norm: &QkNorm, inputs: &Inputs<'a, f32>, extra: Extra) -> &'a
 }
 
 /// A row of all heads of one tensor, after the short convolution or as it is.
+#[inline(always)]
 fn row_of<S: Simd>(simd: S, l: &Layout, sources: &Sources, (tensor, conv): (Tensor, bool), at: usize, row: &mut [f32]) {
     let (b, t) = (at / l.shape.time, at % l.shape.time);
     for (head, row) in row.chunks_exact_mut(l.shape.d).enumerate() {
-        sources.before_norm(l, (tensor, conv), b, head).forward(simd, t, row);
+        sources.before_norm(l, (tensor, conv), b, head).before_map(simd, t, row);
     }
 }
 

@@ -6,7 +6,7 @@ use std::ops::Range;
 use crate::fused::chunk::{ChunkScratch, State, multiply_columns};
 use crate::fused::plan::ChunkGroup;
 use crate::fused::write::{Writer, times, weigh_rows};
-use crate::kernels::features::{AddTransposed, Points, Read, Slope, Transpose};
+use crate::kernels::features::{Points, Read};
 use crate::kernels::gemm::multiply;
 use crate::kernels::score_rows::{BackwardRow, CoefficientRow, DecayGrad, Visible, soft_cap_slopes};
 use crate::kernels::simd::{Simd, Task};
@@ -59,11 +59,13 @@ impl Task for Unsolve<'_> {
                 if let Some(group) = writer.group.filter(|_| chunk + 1 < count) {
                     self.written(simd, group, chunk, tile, state);
                 }
-                for later in tile + 1..writer.tiles(chunk).end {
-                    self.pairs(simd, later, tile);
+                // Later tiles first, then its own, whose λ they and the state make known.
+                for of in (tile + 1..writer.tiles(chunk).end).chain([tile]) {
+                    if of == tile {
+                        self.solve(simd, tile);
+                    }
+                    self.pairs(simd, of, tile);
                 }
-                self.solve(simd, tile);
-                self.pairs(simd, tile, tile);
             }
             if let Some(group) = writer.group.filter(|_| chunk > 0 || !self.dstate.is_empty()) {
                 let [before, end] = writer.log_decays(group, chunk);
@@ -113,30 +115,17 @@ impl Unsolve<'_> {
         let u = &self.u[at.start * l.ep..at.end * l.ep];
         writer.chunks.decays(group, writer.b, tile, writer.log_decays(group, chunk)[1], -1.0, scratch.decays);
         weigh_rows(&scratch.decays[..at.len()], u, scratch.rows, l.ep);
-        simd.call(Transpose { rows: scratch.rows, stride: l.ep, count: at.len(), dim: s.e, columns: back.columns, len: l.pitch });
+        back.turn(simd, l, scratch.rows, at.len());
         let x = writer.columns(simd, group, tile, false, scratch.x, scratch.channels);
         let points = Points::new(simd, &group.basis, (l.pitch, at.len()), x, scratch.lower_orders, &[]);
         let (rows, weights, block) = (&mut *back.drows, &mut *scratch.weights, &mut *scratch.block);
         simd.call(Read { points, h: state, z: &[], ep: l.ep, rows, weights, block });
-        simd.call(Slope {
-            points,
-            h: state,
-            z: &[],
-            ep: l.ep,
-            columns: back.columns,
-            e: s.e,
-            weights: scratch.weights,
-            dx: back.dx,
-            dlower_orders: back.dlower_orders,
-            gradient: back.gradient,
-            block: scratch.block,
-            parts: &mut [],
-        });
+        back.slope(simd, l, points, [state, &[]], scratch.weights, scratch.block, 0);
         if group.channels {
             multiply_columns(back.dx, &scratch.channels[..s.d * l.pitch]);
         }
         let dk = &mut self.dk[at.start * l.dp..at.end * l.dp];
-        simd.call(AddTransposed { columns: back.dx, len: l.pitch, rows: dk, stride: l.dp, count: at.len(), dim: group.basis.d() });
+        back.add_slope(simd, l, group, dk, at.len());
         let rows = self.dv[at.start * l.ep..at.end * l.ep].chunks_exact_mut(l.ep).zip(back.drows.chunks_exact(l.ep));
         for (((g, from), &decay), (u, dc)) in rows.zip(&*scratch.decays).zip(u.chunks_exact(l.ep).zip(&mut self.ddecay[at])) {
             g.iter_mut().zip(from).for_each(|(g, from)| *g += decay * from);
@@ -260,38 +249,22 @@ impl Unsolve<'_> {
         writer.chunks.decays(group, writer.b, tile, writer.log_decays(group, chunk)[0], 1.0, scratch.decays);
         scratch.decays.iter_mut().for_each(|decay| *decay = -*decay);
         weigh_rows(&scratch.decays[..at.len()], &self.dv[at.start * l.ep..], scratch.rows, l.ep);
-        simd.call(Transpose { rows: scratch.rows, stride: l.ep, count: at.len(), dim: s.e, columns: back.columns, len: l.pitch });
+        back.turn(simd, l, scratch.rows, at.len());
         let x = writer.columns(simd, group, tile, true, scratch.x, scratch.channels);
         let factors = &writer.chunks.factors[writer.h];
         let points = Points::new(simd, &group.basis, (l.pitch, at.len()), x, scratch.lower_orders, factors);
         let wanted = if group.decays || head.learned > 0 { group.basis.orders().len() * l.pitch } else { 0 };
-        let parts = &mut back.parts[..wanted];
-        parts.fill(0.0);
-        simd.call(Slope {
-            points,
-            h: state,
-            z: &[],
-            ep: l.ep,
-            columns: back.columns,
-            e: s.e,
-            weights: scratch.weights,
-            dx: back.dx,
-            dlower_orders: back.dlower_orders,
-            gradient: back.gradient,
-            block: scratch.block,
-            parts: &mut *parts,
-        });
+        back.slope(simd, l, points, [state, &[]], scratch.weights, scratch.block, wanted);
         times(simd, &mut back.dx[..group.basis.d() * l.pitch], writer.scale());
         if group.channels {
             multiply_columns(back.dx, &scratch.channels[..s.d * l.pitch]);
         }
         let dk = &mut self.dk[at.start * l.dp..at.end * l.dp];
-        simd.call(AddTransposed { columns: back.dx, len: l.pitch, rows: dk, stride: l.dp, count: at.len(), dim: group.basis.d() });
+        back.add_slope(simd, l, group, dk, at.len());
         if group.channels {
-            let rows = &mut self.dreaders[at.start * l.dp..at.end * l.dp];
-            simd.call(AddTransposed { columns: back.dx, len: l.pitch, rows, stride: l.dp, count: at.len(), dim: group.basis.d() });
+            back.add_slope(simd, l, group, &mut self.dreaders[at.start * l.dp..at.end * l.dp], at.len());
         }
-        for (order, (part, a)) in parts.chunks_exact(l.pitch).zip(&head.coefficients).enumerate() {
+        for (order, (part, a)) in back.parts[..wanted].chunks_exact(l.pitch).zip(&head.coefficients).enumerate() {
             if group.decays {
                 self.ddecay[at.clone()].iter_mut().zip(part).for_each(|(d, &part)| *d += a * part as f64);
             }

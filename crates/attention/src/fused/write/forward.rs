@@ -6,7 +6,6 @@ use crate::fused::plan::ChunkGroup;
 use crate::fused::prepare::transpose_tile;
 use crate::fused::write::{Keys, Writer};
 use crate::kernels::features::{Points, Read};
-use crate::kernels::gemm::multiply;
 use crate::kernels::simd::{Simd, Task};
 use crate::kernels::triangular::Strict;
 use crate::kernels::{ROWS, TILE};
@@ -89,14 +88,6 @@ impl Solve<'_> {
         let own = &mut own[..count * l.ep];
         let mut weights = Weights([0.0; ROWS * TILE]);
         let weights = &mut weights.0;
-        let mut answer = |keys: &Keys, u: &[f32]| {
-            for start in (0..count).step_by(ROWS) {
-                let rows = start..(start + ROWS).min(count);
-                writer.weights(simd, tile, rows.clone(), keys, false, weights);
-                let to = (&mut own[start * l.ep..], l.ep);
-                multiply::<S, true>(simd, [rows.len(), l.ep, keys.count], (&weights[..], TILE, 1), (u, l.ep), to);
-            }
-        };
         if let Some((cache, column)) = self.cache {
             for block in 0..cache.blocks() {
                 let kept = block * BLOCK;
@@ -106,11 +97,11 @@ impl Solve<'_> {
                 let base = if decay.is_empty() { 0.0 } else { decay_columns(&decay[kept.clone()], &mut columns) };
                 let kt = &cache.keys[block * cache.d * BLOCK..][..cache.d * BLOCK];
                 let keys = Keys { kt, pitch: BLOCK, count: kept.len(), tile: None, columns, base };
-                answer(&keys, &cache.values[kept.start * l.ep..kept.end * l.ep]);
+                writer.answer(simd, tile, &keys, &cache.values[kept.start * l.ep..kept.end * l.ep], weights, own);
             }
         }
         for earlier in writer.tiles(chunk).start..tile {
-            answer(&writer.keys(earlier), &before[earlier * l.tile * l.ep..][..l.tile * l.ep]);
+            writer.answer(simd, tile, &writer.keys(earlier), &before[earlier * l.tile * l.ep..][..l.tile * l.ep], weights, own);
         }
         let keys = writer.keys(tile);
         for start in (0..count).step_by(ROWS) {

@@ -33,8 +33,8 @@ use crate::kernels::disjoint::Blocks;
 use crate::kernels::features::{Absorb, Points, Transpose};
 use crate::kernels::gemm::multiply;
 use crate::kernels::score_rows::{DecayRow, ForwardRow, Visible, soft_cap};
-use crate::kernels::simd::{Simd, dispatch};
-use crate::kernels::{PAD, TILE};
+use crate::kernels::simd::{Simd, Task, dispatch};
+use crate::kernels::{PAD, ROWS, TILE};
 use crate::parts::write::Delta;
 use crate::{Buffer, Error, Extra, Grads, Inputs};
 
@@ -178,17 +178,17 @@ impl<'a> Writer<'a> {
     /// −L of rows of a tile, [rows, TILE]; of its own tile, which is on the diagonal, the keys before each row.
     #[inline(always)]
     fn weights<S: Simd>(&self, simd: S, tile: usize, rows: Range<usize>, keys: &Keys, diagonal: bool, x: &mut [f32]) {
-        let seen = |r: usize| if diagonal { r } else { keys.count };
-        let width = seen(rows.end - 1).next_multiple_of(PAD).max(PAD);
-        self.scores(simd, tile, rows.clone(), keys, width, x);
-        let mut sums = [0.0; 16];
-        for (r, x) in rows.zip(x.chunks_mut(TILE)) {
-            let (x, decay) = (&mut x[..width], self.decay_row(tile * self.layout().tile + r, keys));
-            let (visible, clamp) = (Visible::first(seen(r)), self.head().clamp);
-            self.head()
-                .kernel
-                .forward_row(simd, ForwardRow { x: &mut *x, visible, clamp, decay, rho: None, sums: &mut sums, key_weights: None });
-            times(simd, x, -1.0);
+        simd.call(Weights { writer: *self, tile, rows, keys, diagonal, x });
+    }
+
+    /// What other keys answer to the rows of a tile: `own` [count, ep] −= L·u.
+    #[inline(always)]
+    fn answer<S: Simd>(&self, simd: S, tile: usize, keys: &Keys, u: &[f32], weights: &mut [f32], own: &mut [f32]) {
+        let (ep, count) = (self.layout().ep, self.count(tile));
+        for start in (0..count).step_by(ROWS) {
+            let rows = start..(start + ROWS).min(count);
+            self.weights(simd, tile, rows.clone(), keys, false, weights);
+            multiply::<S, true>(simd, [rows.len(), ep, keys.count], (weights, TILE, 1), (u, ep), (&mut own[start * ep..], ep));
         }
     }
 
@@ -269,6 +269,36 @@ impl<'a> Writer<'a> {
             self.chunks.decays(group, self.b, tile, end, -1.0, scratch.decays);
             self.absorb(simd, group, tile, keep, &u[tile * l.tile * l.ep..], false, state, scratch);
             keep = 1.0;
+        }
+    }
+}
+
+/// [`Writer::weights`], compiled once for all who call it.
+struct Weights<'a> {
+    writer: Writer<'a>,
+    tile: usize,
+    rows: Range<usize>,
+    keys: &'a Keys<'a>,
+    diagonal: bool,
+    x: &'a mut [f32],
+}
+
+impl Task for Weights<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Weights { writer, tile, rows, keys, diagonal, x } = self;
+        let seen = |r: usize| if diagonal { r } else { keys.count };
+        let width = seen(rows.end - 1).next_multiple_of(PAD).max(PAD);
+        writer.scores(simd, tile, rows.clone(), keys, width, x);
+        let mut sums = [0.0; 16];
+        for (r, x) in rows.zip(x.chunks_mut(TILE)) {
+            let (x, decay) = (&mut x[..width], writer.decay_row(tile * writer.layout().tile + r, keys));
+            let (visible, clamp) = (Visible::first(seen(r)), writer.head().clamp);
+            let row = ForwardRow { x: &mut *x, visible, clamp, decay, rho: None, sums: &mut sums, key_weights: None };
+            writer.head().kernel.forward_row(simd, row);
+            times(simd, x, -1.0);
         }
     }
 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::kernels::simd::{Isa, Task, dispatch_on};
 use crate::parts::kernel::taylor::factorial;
 use crate::parts::testing::{assert_all_close, assert_close, assert_gradient, numbers};
 use crate::real::dot;
@@ -125,4 +126,49 @@ fn too_many_rows_are_refused() {
     assert!(Basis::new(256, &[150]).is_err());
     assert!(Basis::new(2, &(0..=79).collect::<Vec<_>>()).is_ok());
     assert!(Basis::new(3, &[]).is_err() && Basis::new(3, &[2, 1]).is_err() && Basis::new(0, &[1]).is_err());
+}
+
+struct Scaled<'a> {
+    basis: &'a Basis,
+    x: &'a [f32],
+    table: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl Task for Scaled<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let mut room = vec![f32::NAN; self.basis.lower_order_rows()];
+        self.basis.scaled_of_one(simd, self.x, (self.table, |n| n as f32 - 1.5), &mut room, self.out);
+    }
+}
+
+/// By vectors, with and without factors, on every instruction set.
+#[test]
+fn scaled_rows_are_the_rows_times_their_factors() {
+    for isa in Isa::available() {
+        for d in [1, 2, 5, 8, 19, 40] {
+            for orders in ORDERS.into_iter().filter(|orders| monomials(d, orders[orders.len() - 1]) < 20_000) {
+                let basis = Basis::new(d, orders).expect("a small basis");
+                let x: Vec<f32> = numbers(d, 3).into_iter().map(|x| x as f32).collect();
+                let mut rows = vec![f32::NAN; basis.rows()];
+                basis.of_one(&x, &mut vec![f32::NAN; basis.lower_order_rows()], &mut rows);
+                for factors in [false, true] {
+                    let table = if factors { basis.inverse_factorials() } else { &[] };
+                    // Longer than the rows, as its users have it: what lies behind stays.
+                    let mut out = vec![7.0; basis.rows() + 3];
+                    dispatch_on(isa, Scaled { basis: &basis, x: &x, table, out: &mut out });
+                    for (i, &n) in orders.iter().enumerate() {
+                        for row in basis.order_range(i) {
+                            let expected = rows[row] * if factors { table[row] * (n as f32 - 1.5) } else { 1.0 };
+                            assert_eq!(out[row], expected, "{} {orders:?}, d {d}, row {row}", isa.name());
+                        }
+                    }
+                    assert_eq!(out[basis.rows()..], [7.0; 3]);
+                }
+            }
+        }
+    }
 }

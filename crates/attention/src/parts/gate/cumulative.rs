@@ -27,14 +27,13 @@ impl GatePart for Cumulative {
     }
 
     #[inline(always)]
-    fn backward<R: Real>(&self, g: &[R], factor: &[R], dfactor: &mut [R]) {
+    fn backward<R: Real>(&self, g: &[R], factor: &[R], dfactor: &mut [R], dsum: &mut f64) {
         // A factor of 1 is held by the floor (or stands exactly on it): no gradient.
-        let mut later = 0.0;
         for ((d, &factor), &g) in dfactor.iter_mut().zip(factor).zip(g).rev() {
             if factor < R::one() {
-                later -= d.wide() * factor.wide() * factor.wide();
+                *dsum -= d.wide() * factor.wide() * factor.wide();
             }
-            *d = R::of(later * g.wide().exp());
+            *d = R::of(*dsum * g.wide().exp());
         }
     }
 }

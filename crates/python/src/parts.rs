@@ -1,0 +1,145 @@
+//! The parts of a layer and of a model as plain data, for engines that are written elsewhere: PyTorch's reads them, so that nobody else parses variants.
+
+use serde_json::{Value, json};
+use termwise_attention::parts::centre::Mean;
+use termwise_attention::parts::kernel::taylor::Coefficients;
+use termwise_attention::{Decay, Denominator, Kernel, Layer, QkNorm, Rescale, Variant, Weighing};
+use termwise_llama::config::Kind;
+use termwise_llama::{Config, Layout};
+
+/// What a model computes around attention, its sizes, and every tensor with its shape and whether it is a matrix. Where norms stand and what is one tensor
+/// follows from the names of the tensors.
+pub fn of_config(config: &Config) -> termwise_llama::Result<Value> {
+    let layout = Layout::new(config)?;
+    let tensors: Vec<Value> = layout.entries().iter().map(|entry| json!([entry.spec.name, entry.spec.shape, entry.is_matrix()])).collect();
+    let has = |name: &str| layout.find(&format!("model.layers.0.{name}.weight")).is_ok();
+    let (attention_norms, mlp_norms) = match (has("input_layernorm"), has("post_feedforward_layernorm")) {
+        (true, true) => (["input_layernorm", "post_attention_layernorm"], ["pre_feedforward_layernorm", "post_feedforward_layernorm"]),
+        (false, true) => (["", "post_attention_layernorm"], ["", "post_feedforward_layernorm"]),
+        (_, false) => (["input_layernorm", ""], ["post_attention_layernorm", ""]),
+    };
+    let gemma = matches!(config.family.kind(), Kind::Gemma2 | Kind::Gemma3);
+    let written: Value = serde_json::from_str(&config.to_json_string()).unwrap_or_default();
+    let activation = [&written["hidden_activation"], &written["hidden_act"]].into_iter().find_map(Value::as_str);
+    // Gemma 2 has the cap where its file does not say otherwise.
+    let usual = (config.family.kind() == Kind::Gemma2).then_some(30.0);
+    let logit_cap = written.get("final_logit_softcapping").map_or(usual, Value::as_f64).filter(|_| gemma);
+    Ok(json!({
+        "layers": config.num_hidden_layers,
+        "heads": config.num_attention_heads,
+        "kv_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "hidden": config.hidden_size,
+        "vocabulary": config.vocab_size,
+        "tied": config.tie_word_embeddings,
+        "attention_norms": attention_norms,
+        "mlp_norms": mlp_norms,
+        "norm_offset": if gemma { 1.0 } else { 0.0 },
+        "norm_eps": config.rms_norm_eps,
+        "activation": activation.unwrap_or("silu"),
+        "fused": has("self_attn.qkv_proj"),
+        "embedding_scale": if gemma { (config.hidden_size as f64).sqrt() as f32 } else { 1.0 },
+        "logit_cap": logit_cap,
+        "tensors": tensors,
+    }))
+}
+
+/// Sizes, rotary frequencies, each variant once, and which one each head has.
+pub fn of_layer(layer: &Layer) -> Value {
+    let (mut variants, mut of_head): (Vec<&Variant>, Vec<usize>) = (Vec::new(), Vec::new());
+    for variant in layer.heads() {
+        let known = variants.iter().position(|other| *other == variant).unwrap_or_else(|| {
+            variants.push(variant);
+            variants.len() - 1
+        });
+        of_head.push(known);
+    }
+    let d = layer.head_dim();
+    let rope = layer.rope().map(|rope| {
+        // What is multiplied in is what is left where nothing is turned.
+        let half = rope.frequencies().len();
+        let (mut cos, mut sin) = (vec![0.0f64; half], vec![0.0; half]);
+        rope.angles(0, &mut cos, &mut sin);
+        json!({ "frequencies": rope.frequencies(), "factor": cos.first().copied().unwrap_or(1.0) })
+    });
+    json!({
+        "rope": rope,
+        "variants": variants.iter().map(|variant| of_variant(variant, d)).collect::<Vec<_>>(),
+        "of_head": of_head,
+    })
+}
+
+fn of_variant(variant: &Variant, d: usize) -> Value {
+    let over = match &variant.denominator {
+        Denominator::Sum(sum) => json!({ "floor": sum.floor, "eps": sum.eps, "detached": sum.detached, "sink": sum.sink }),
+        _ => Value::Null,
+    };
+    let decay = variant.decay.as_ref().map(|decay| {
+        let divisor = if let Decay::SigmoidDecay(sigmoid) = decay { sigmoid.divisor } else { 1.0 };
+        json!({ "kind": decay.info().word, "channel": decay.by_channel(), "divisor": divisor })
+    });
+    let qk_norm = variant.qk_norm.as_ref().map(|norm| match norm {
+        QkNorm::QkRms(rms) => json!({ "kind": "rms", "over_heads": rms.all, "eps": rms.eps }),
+        QkNorm::QkL2(_) => json!({ "kind": "l2", "over_heads": false, "eps": 0.0 }),
+    });
+    let rescale = match variant.rescale() {
+        Rescale::None => "none",
+        Rescale::SubtractMax => "subtract",
+        Rescale::Multiply => "multiply",
+    };
+    json!({
+        "text": variant.to_string(),
+        "near": of_weighing(&variant.near(), d),
+        "far": variant.far.as_ref().map(|far| of_weighing(far, d)),
+        "window": variant.window,
+        "sinks": variant.sinks.unwrap_or(0),
+        "write": variant.write.map(|delta| json!({ "range": delta.range, "scale": delta.scale })),
+        "denominator": variant.denominator.info().word,
+        "sum": over,
+        "in_gate": variant.in_gate.is_some(),
+        "out_gate": variant.out_gate.as_ref().map(|gate| gate.info().word),
+        "post_gate": variant.post_gate.as_ref().map(|gate| json!({ "kind": gate.info().word, "channel": gate.by_channel() })),
+        "decay": decay,
+        "qk_norm": qk_norm,
+        "norm": variant.norm.info().word,
+        "rope": variant.rope,
+        "conv": variant.conv,
+        "rescale": rescale,
+    })
+}
+
+fn of_weighing(weighing: &Weighing, d: usize) -> Value {
+    let kernel = match &weighing.kernel {
+        Kernel::Exp(_) => json!({ "kind": "exp" }),
+        Kernel::Power(power) => json!({ "kind": "power", "orders": [power.p] }),
+        Kernel::Feature(feature) => json!({ "kind": "feature", "map": format!("{:?}", feature.map).to_lowercase() }),
+        Kernel::Taylor(taylor) => {
+            let given = if let Coefficients::Given(given) = taylor.coefficients() { Some(given) } else { None };
+            json!({
+                "kind": "taylor",
+                "orders": taylor.orders(),
+                "given": given,
+                "learned": *taylor.coefficients() == Coefficients::Learned,
+                "at": taylor.centre(),
+            })
+        }
+    };
+    let centre = weighing.centre.map(|centre| {
+        let mean = match centre.mean {
+            Mean::Given => "given",
+            Mean::Learned => "learned",
+            Mean::Running => "running",
+        };
+        json!({ "mean": mean, "gauss": centre.gauss })
+    });
+    json!({
+        "kernel": kernel,
+        "scale": weighing.scale_for(d),
+        "cap": weighing.cap,
+        "clamp": weighing.clamp,
+        "dim": weighing.dim,
+        "centre": centre,
+        // Orders and a_n of w(x) = Σ a_n·x^n/n!, where a state can hold them.
+        "state": if weighing.has_finite_map() { weighing.kernel.polynomial() } else { None },
+    })
+}

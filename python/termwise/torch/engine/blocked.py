@@ -1,0 +1,482 @@
+"""The sums over keys, block of queries by block of queries; nothing of T×T is kept, and the backward pass computes every block again.
+
+``parallel``: a block of L queries meets all keys that it sees, [L, T] weights at a time. ``chunk``: it meets the keys of its own block, and those of a window; all others
+through a state that is carried from block to block,
+
+    U_t = Σ_{s exact} w_ts·u_s + e^{log_t}·Φ(q_t)ᵀ·H,     H ← M·H + Σ_s Φ(k_s)·u_sᵀ
+
+One function computes a block, for both passes: in the backward pass its inputs are leaves, autograd differentiates it, and the gradients are added up from the last block
+to the first, since u and H of a block depend on those before.
+
+Where something later cancels it, ρ is taken out of the weights of a row: their maximum, or for polynomials of high degree a bound of them. y does not depend on it, so that it
+is a constant for gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import states
+from .kernels import log_bound, weight, without_autocast
+from .naive import bounded, is_far, is_near
+from .parts import Variant, Weighing
+
+#: Weights of a block, over all heads and batch rows: so many fit into a processor's caches, and so many keep an accelerator busy.
+_BUDGET = {"cpu": 1 << 22}
+_USUAL_BUDGET = 1 << 24
+#: Positions of a chunk where none are given.
+CHUNK = 64
+#: The largest state of a head in values, as that of the native engine: 1 GiB of float32.
+_MAX_STATE = 1 << 28
+#: Rows within which decays by channel are taken pair by pair: products of both sides could overflow there.
+_STRIP = 16
+
+#: Keys of a piece: tensors of one size follow each other into the same memory, where ones that grow from block to block would each take new.
+_PIECE = 1024
+
+Take = Callable[..., Any]
+
+
+def _pieces(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Cuts a run of keys at multiples of the piece."""
+    while start < end:
+        stop = min(end, (start // _PIECE + 1) * _PIECE)
+        yield start, stop
+        start = stop
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a call is cut into blocks."""
+
+    variant: Variant
+    time: int
+    #: Queries of a block.
+    rows: int
+    #: Whether keys before a block are met through their state.
+    chunk: bool
+
+    @property
+    def rescale(self) -> str:
+        """States have no frame to hold a polynomial's ρ in."""
+        return "none" if self.chunk and self.variant.rescale == "multiply" else self.variant.rescale
+
+    def blocks(self) -> list[tuple[int, int]]:
+        return [(a, min(a + self.rows, self.time)) for a in range(0, self.time, self.rows)]
+
+    def remembered_before(self, a: int) -> int:
+        """Keys up to which a state holds them when the block from a on begins: all before it, or those that have left every window."""
+        if self.variant.window is None:
+            return a
+        return max(min(self.variant.sinks, a), a - self.variant.window + 1, 0)
+
+    def segments(self, a: int, b: int) -> Iterator[tuple[str, int, int]]:
+        """Runs of keys that the queries from a to b meet one by one, with their class; none goes across a, and none before it is longer than a piece."""
+        v = self.variant
+        if v.window is None:
+            runs = [("near", 0 if not self.chunk else a, b)]
+        else:
+            low = max(0, a - v.window + 1)
+            runs = [("near", 0, min(v.sinks, low)), ("near", low, b)]
+            if v.far is not None:
+                runs.append(("far", self.remembered_before(a) if self.chunk else min(v.sinks, b), max(0, b - v.window)))
+        for place, start, end in runs:
+            for first, last in (*_pieces(start, min(end, a)), (max(start, a), end)):
+                if first < last:
+                    yield place, first, last
+
+    def first_state_key(self) -> int:
+        return self.variant.sinks if self.variant.window is not None else 0
+
+
+def has_state(variant: Variant, width: int, values: int) -> bool:
+    """Whether keys of so many numbers, with values of so many, can be met through a state."""
+    if variant.remembered is None or variant.remembered.state is None:
+        return False
+    return states.rows(width, [n for n, _ in variant.remembered.state]) * (values + 1) <= _MAX_STATE
+
+
+def plan(variant: Variant, q: Tensor, width: int, values: int, mode: str) -> Plan:
+    """For q [B, T, H, d], in mode "parallel", "chunk", "chunk=L" or "auto". ``width``: numbers of a key that a state is made of; ``values``: of a value. Chunks need a state."""
+    batch, time, heads = q.shape[:3]
+    word, _, length = mode.partition("=")
+    able = has_state(variant, width, values)
+    if word in ("recurrent", "fused_recurrent"):
+        word, length = "chunk", "1"
+    chunk = word in ("chunk", "fused_chunk")
+    if word not in ("parallel", "auto", "chunk", "fused_chunk") or (length and not (chunk and length.isdigit() and int(length))):
+        raise ValueError(f"a mode is 'parallel', 'chunk', 'chunk=LENGTH' or 'auto', found {mode!r}")
+    if word == "auto" and able:
+        assert variant.remembered is not None and variant.remembered.state is not None
+        orders = [n for n, _ in variant.remembered.state]
+        # Operations of a position: T/2 keys of d + e numbers against as many monomials of e numbers, three times (read, write, and their own making).
+        chunk = max(orders) <= 8 and time - (variant.window or 0) > 6 * states.rows(width, orders) + CHUNK
+    if chunk and able:
+        return Plan(variant, time, min(int(length) if length else CHUNK, time), True)
+    budget = _BUDGET.get(q.device.type, _USUAL_BUDGET)
+    keys = time if variant.window is None or variant.far is not None else min(time, 2 * variant.window + variant.sinks)
+    rows = max(16, budget // (batch * heads * keys))
+    return Plan(variant, time, min(1 << (rows.bit_length() - 1), 1024, time), False)
+
+
+class _Block:
+    """One block: what ``_Sums`` runs forward, and again to differentiate it."""
+
+    def __init__(self, plan: Plan, take: Take, a: int, b: int, state: Tensor | None) -> None:
+        self.plan, self.variant, self.take, self.a, self.b, self.state = plan, plan.variant, take, a, b, state
+        self.work = torch.float64 if take("near_q", a, b).dtype == torch.float64 else torch.float32
+
+    def run(self, rho: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+        """U, z, ρ, u of the block where there is a write rule, and the state behind it."""
+        take, a, b, v = self.take, self.a, self.b, self.variant
+        written = self._written() if v.write is not None else None
+        scored = [(start, end, *self._scores(place, start, end)) for place, start, end in self.plan.segments(a, b)]
+        read = None if self.state is None else self._read()
+        if rho is None:
+            rho = self._rho([found[2:] for found in scored], None if read is None else read[1])
+        total = z = None
+        for start, end, weighing, x, log, seen in scored:
+            w = self._weights(weighing, x, log, seen, rho)
+            sum_w = w.sum(-1)
+            if (key_weight := take("key_weight", start, end)) is not None:
+                w = w * key_weight.unsqueeze(-2)
+            u = take("v", start, end) if written is None else written if start == a else take("u", start, end)
+            part = (w.to(u.dtype) @ u).to(w.dtype)
+            total, z = (part, sum_w) if total is None else (total + part, z + sum_w)
+        assert total is not None and z is not None
+        if read is not None:
+            part, log = read
+            if log is not None or self.plan.rescale == "subtract":
+                log = -rho if log is None else log - rho
+                part = part * log.exp().unsqueeze(-1)
+            width = total.shape[-1]
+            total = total + part[..., :width]
+            if v.sums:
+                z = z + part[..., width]
+        return total, z, rho, written, self._next_state(written)
+
+    def _log_decay(self, keys: tuple[int, int] | None, at: int) -> tuple[Tensor | None, Tensor | None]:
+        """C_t of the rows and C_s of the keys less C at a position: differences are what matters, and small numbers keep them."""
+        c = self.take("decay", self.a, self.b)
+        if c is None:
+            return None, None
+        start = self.take("decay", at, at + 1).detach()
+        of_keys = None if keys is None else (self.take("decay", *keys) - start)
+        return (c - start).to(self.work), None if of_keys is None else of_keys.to(self.work)
+
+    def _scores(self, place: str, start: int, end: int) -> tuple[Weighing, Tensor, Tensor | None, Tensor | None]:
+        """Of a run of keys: how they are weighed, what enters w (with the log of what multiplies it for exp), that log elsewhere, and which are seen."""
+        take, a, b, v = self.take, self.a, self.b, self.variant
+        weighing = v.near if place == "near" else v.far
+        assert weighing is not None
+        q, k = take(f"{place}_q", a, b), take(f"{place}_k", start, end)
+        x = bounded(weighing, weighing.scale * self._products(q, k, start, end).to(self.work))
+        log = None
+        if weighing.mean is not None:
+            x = x - take(f"{place}_centre", a, b).unsqueeze(-1)
+            log = take(f"{place}_log", a, b).unsqueeze(-1)
+        of_rows, of_keys = self._log_decay((start, end), a)
+        if of_rows is not None and of_keys is not None:
+            difference = of_rows.unsqueeze(-1) - of_keys.unsqueeze(-2)
+            log = difference if log is None else log + difference
+        seen = self._seen(place, start, end, x.device)
+        if weighing.is_exp:
+            x, log = x if log is None else x + log, None
+            x = x if seen is None else x.masked_fill(~seen, -torch.inf)
+        elif seen is not None:
+            # What is not seen must not overflow either: its gradient would be 0·∞.
+            x = x.masked_fill(~seen, 0.0)
+            log = None if log is None else log.expand(x.shape).masked_fill(~seen, 0.0)
+        return weighing, x, log, seen
+
+    def _seen(self, place: str, start: int, end: int, device: torch.device) -> Tensor | None:
+        """Which pairs count; None where all do."""
+        v, a, b = self.variant, self.a, self.b
+        if place == "near" and end <= a and (v.window is None or start > b - 1 - v.window or end <= v.sinks):
+            return None
+        if place == "far" and v.window is not None and start >= v.sinks and end <= a - v.window + 1:
+            return None
+        t = torch.arange(a, b, device=device)[:, None]
+        s = torch.arange(start, end, device=device)
+        return is_near(v, t, s) if place == "near" else is_far(v, t, s)
+
+    def _products(self, q: Tensor, k: Tensor, start: int, end: int) -> Tensor:
+        """q_t·k_s, with the decay by channel between them where there is one."""
+        c = self.take("channel_decay", self.a, self.b)
+        if c is None:
+            return q @ k.transpose(-1, -2)
+        a, b = self.a, self.b
+        of_keys = self.take("channel_decay", start, end)
+        if end <= a:
+            return _decayed(q, c, k, of_keys, c[..., :1, :])
+        strips = []
+        for i in range(a, b, _STRIP):
+            last = min(i + _STRIP, b)
+            first = max(min(i, end), start)
+            stop = max(min(last, end), first)
+            rows, before, own = slice(i - a, last - a), slice(0, first - start), slice(first - start, stop - start)
+            parts = []
+            if first > start:
+                parts.append(_decayed(q[..., rows, :], c[..., rows, :], k[..., before, :], of_keys[..., before, :], c[..., i - a : i - a + 1, :]))
+            if stop > first:
+                pairs = (c[..., rows, None, :] - of_keys[..., None, own, :]).to(q.dtype)
+                causal = torch.arange(i, last, device=q.device)[:, None] >= torch.arange(first, stop, device=q.device)
+                pairs = pairs.masked_fill(~causal.unsqueeze(-1), -torch.inf).exp()
+                parts.append((q[..., rows, None, :] * k[..., None, own, :] * pairs).sum(-1))
+            if stop < end:
+                shape = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], c.shape[:-2])
+                parts.append(q.new_zeros(*shape, last - i, end - stop))
+            strips.append(torch.cat(parts, -1))
+        return torch.cat(strips, -2)
+
+    def _rho(self, scored: list[Any], state_log: Tensor | None) -> Tensor:
+        """ρ of every row."""
+        with torch.no_grad():
+            found = []
+            for weighing, x, log, seen in scored:
+                if self.plan.rescale == "subtract":
+                    if weighing.is_exp:
+                        found.append(x.amax(-1))
+                    elif seen is None:
+                        found.append(torch.zeros_like(x[..., 0]) if log is None else log.expand(x.shape).amax(-1))
+                    else:
+                        size = torch.zeros_like(x) if log is None else log
+                        found.append(size.masked_fill(~seen, -torch.inf).amax(-1))
+                elif self.plan.rescale == "multiply":
+                    found.append(log_bound(weighing.kernel, x.abs().amax(-1), self._coefficients(weighing)).to(x.dtype))
+                else:
+                    found.append(torch.zeros_like(x[..., 0]))
+            if self.plan.rescale == "subtract":
+                if (sink := self.take("sink")) is not None:
+                    found.append(sink.expand(found[0].shape))
+                if self.state is not None:
+                    found.append(torch.zeros_like(found[0]) if state_log is None else state_log)
+            rho = found[0]
+            for other in found[1:]:
+                rho = torch.maximum(rho, other)
+            return rho
+
+    def _coefficients(self, weighing: Weighing) -> Any:
+        return self.take("near_coefficients" if weighing is self.variant.near else "far_coefficients")
+
+    def _weights(self, weighing: Weighing, x: Tensor, log: Tensor | None, seen: Tensor | None, rho: Tensor) -> Tensor:
+        rho = rho.unsqueeze(-1)
+        subtract = self.plan.rescale == "subtract"
+        if weighing.is_exp:
+            return (x - rho if subtract else x).exp()
+        scaled = rho if self.plan.rescale == "multiply" and (rho.device.type == "meta" or bool((rho != 0).any())) else None
+        w = weight(weighing.kernel, x, self._coefficients(weighing), scaled)
+        if subtract:
+            log = -rho if log is None else log - rho
+        if log is not None:
+            w = w * log.exp()
+        return w if seen is None else w.masked_fill(~seen, 0.0)
+
+    def _written(self) -> Tensor:
+        """u of the block: one unit lower triangular solve, after what earlier writes answer has been taken back."""
+        take, a, b, v = self.take, self.a, self.b, self.variant
+        assert v.write is not None
+        k, beta, rest = take("near_k", a, b), take("beta", a, b).unsqueeze(-1), take("v", a, b)
+        for start, end in _pieces(0, 0 if self.plan.chunk else a):
+            rest = rest - self._answers(k, start, end) @ take("u", start, end)
+        if self.state is not None:
+            phi = states.reading(v.near, self._from_state(k), v.write[1], take("near_coefficients"))
+            part = phi @ self.state
+            of_rows, _ = self._log_decay(None, a - 1)
+            rest = rest - (part if of_rows is None else part * of_rows.exp().unsqueeze(-1))
+        own = (beta * self._answers(k, a, b)).tril(-1)
+        rest = (beta * rest).expand(*torch.broadcast_shapes(rest.shape[:-2], own.shape[:-2]), *rest.shape[-2:])
+        return torch.linalg.solve_triangular(own, rest, upper=False, unitriangular=True)
+
+    def _answers(self, k: Tensor, start: int, end: int) -> Tensor:
+        """M_ts·w(x̂_ts) of keys of the block with keys from start to end; those that come later are 0."""
+        take, a, v = self.take, self.a, self.variant
+        assert v.write is not None
+        x = bounded(v.near, v.write[1] * self._products(k, take("near_k", start, end), start, end))
+        of_rows, of_keys = self._log_decay((start, end), a)
+        log = None if of_rows is None or of_keys is None else of_rows.unsqueeze(-1) - of_keys.unsqueeze(-2)
+        if start == a:
+            later = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).triu()
+            x, log = x.masked_fill(later, 0.0), None if log is None else log.masked_fill(later, 0.0)
+        w = weight(v.near.kernel, x, take("near_coefficients"))
+        return w if log is None else w * log.exp()
+
+    def _from_state(self, q: Tensor) -> Tensor:
+        """Rows as a state sees them: decayed by channel since the last key that entered it."""
+        at = self.plan.remembered_before(self.a) - 1
+        c = self.take("channel_decay", self.a, self.b)
+        return q if c is None else q * (c - self.take("channel_decay", at, at + 1).detach()).exp().to(q.dtype)
+
+    def _read(self) -> tuple[Tensor, Tensor | None]:
+        """What the state answers to the rows, and the log of what multiplies it."""
+        assert self.state is not None
+        v, a, b = self.variant, self.a, self.b
+        place, weighing = ("near", v.near) if v.window is None else ("far", v.far)
+        assert weighing is not None
+        q = self._from_state(self.take(f"{place}_q", a, b).to(self.state.dtype))
+        log = None
+        if weighing.mean is not None:
+            # x - c as a product of one more coordinate: [q, -c/scale]·[k, 1].
+            q = torch.cat([q, -self.take(f"{place}_centre", a, b).unsqueeze(-1) / weighing.scale], -1)
+            log = self.take(f"{place}_log", a, b)
+        of_rows, _ = self._log_decay(None, self.plan.remembered_before(a) - 1)
+        if of_rows is not None:
+            log = of_rows if log is None else log + of_rows
+        return states.reading(weighing, q, weighing.scale, self._coefficients(weighing)) @ self.state, log
+
+    def _next_state(self, written: Tensor | None) -> Tensor | None:
+        """The state with the keys that the next block does not meet one by one."""
+        take, v = self.take, self.variant
+        if not self.plan.chunk or self.b == self.plan.time:
+            return None
+        start, end = self.plan.remembered_before(self.a), self.plan.remembered_before(self.b)
+        start = max(start, self.plan.first_state_key())
+        if end <= start:
+            return self.state
+        place, weighing = ("near", v.near) if v.window is None else ("far", v.far)
+        assert weighing is not None and weighing.state is not None
+        orders = [n for n, _ in weighing.state]
+        k = take(f"{place}_k", start, end)
+        u = take("v", start, end) if written is None else written
+        k = k.to(self.work)
+        u = u.to(k.dtype)
+        if (key_weight := take("key_weight", start, end)) is not None:
+            u = u * key_weight.unsqueeze(-1)
+        if v.sums:
+            u = torch.cat([u, torch.ones_like(u[..., :1])], -1)
+        # Where a state is taken to is a constant for gradients, here and where it is read: what is read does not depend on it.
+        keep: Tensor | None = None
+        if (c := take("channel_decay", start, end)) is not None:
+            last = c[..., -1:, :].detach()
+            k = k * (last - c).exp().to(k.dtype)
+            if self.state is not None:
+                step = (last - take("channel_decay", start - 1, start).detach()).exp().to(k.dtype)
+                keep = states.monomials(step, orders, weighed=False).transpose(-1, -2)
+        if weighing.mean is not None:
+            k = torch.cat([k, torch.ones_like(k[..., :1])], -1)
+        phi = states.monomials(k, orders)
+        if (c := take("decay", start, end)) is not None:
+            last = c[..., -1:].detach()
+            phi = phi * (last - c).exp().to(k.dtype).unsqueeze(-1)
+            if self.state is not None:
+                keep = (last - take("decay", start - 1, start).detach()).exp().to(k.dtype).unsqueeze(-1)
+        added = phi.transpose(-1, -2) @ u
+        if self.state is None:
+            return added
+        return (self.state if keep is None else self.state * keep) + added
+
+
+def _decayed(q: Tensor, of_rows: Tensor, k: Tensor, of_keys: Tensor, between: Tensor) -> Tensor:
+    """Σ_i q_i·k_i·exp(C_t,i - C_s,i), both sides taken to a position between them, where neither grows."""
+    between = between.detach()
+    q = q * (of_rows - between).exp().to(q.dtype)
+    k = k * (between - of_keys).exp().to(k.dtype)
+    return q @ k.transpose(-1, -2)
+
+
+class _Sums(torch.autograd.Function):
+    """U, z, ρ, and u where there is a write rule."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, names: tuple[str, ...], *tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        given = dict(zip(names, tensors, strict=True))
+        with without_autocast(tensors[0]):
+            found, kept, u = _forward(plan, given)
+        ctx.plan, ctx.names = plan, names
+        ctx.save_for_backward(*tensors, found[2], *([u] if u is not None else []), *(x for x in kept if x is not None))
+        ctx.has_state = [x is not None for x in kept]
+        ctx.mark_non_differentiable(found[2])
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, dtotal: Tensor, dz: Tensor, _: Tensor) -> Any:  # type: ignore[override]
+        # Asked for once: activation checkpointing computes them again for each question.
+        saved = ctx.saved_tensors
+        tensors, (rho, *rest) = saved[: len(ctx.names)], saved[len(ctx.names) :]
+        u = rest.pop(0) if ctx.plan.variant.write is not None else None
+        kept = [rest.pop(0) if there else None for there in ctx.has_state]
+        wanted = dict(zip(ctx.names, ctx.needs_input_grad[2:], strict=True))
+        with without_autocast(tensors[0]):
+            grads = _backward(ctx.plan, dict(zip(ctx.names, tensors, strict=True)), rho, u, kept, wanted, dtotal, dz)
+        return None, None, *(grads.get(name) for name in ctx.names)
+
+
+def _forward(plan: Plan, given: dict[str, Tensor]) -> tuple[tuple[Tensor, Tensor, Tensor], list[Tensor | None], Tensor | None]:
+    own = dict(given)
+
+    def take(name: str, start: int | None = None, end: int | None = None) -> Tensor | None:
+        x = own.get(name)
+        return x if x is None or start is None else x.narrow(3, start, end - start)  # type: ignore[operator]
+
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    kept: list[Tensor | None] = []
+    state: Tensor | None = None
+    for a, b in plan.blocks():
+        kept.append(state)
+        total, z, rho, written, state = _Block(plan, take, a, b, state).run(None)
+        if written is not None:
+            if "u" not in own:
+                own["u"] = written.new_empty(*written.shape[:3], plan.time, written.shape[-1])
+            own["u"][..., a:b, :] = written
+        found.append((total, z, rho))
+    joined = tuple(torch.cat(parts, 3) for parts in zip(*found, strict=True))
+    return joined, kept, own.get("u")  # type: ignore[return-value]
+
+
+def _backward(
+    plan: Plan,
+    given: dict[str, Tensor],
+    rho: Tensor,
+    u: Tensor | None,
+    kept: list[Tensor | None],
+    wanted: dict[str, bool],
+    dtotal: Tensor,
+    dz: Tensor,
+) -> dict[str, Tensor]:
+    own = dict(given) if u is None else {**given, "u": u}
+    wanted = {**wanted, "u": u is not None}
+    grads = {name: torch.zeros_like(x) for name, x in own.items() if wanted[name]}
+    dstate: Tensor | None = None
+    for (a, b), before in reversed(list(zip(plan.blocks(), kept, strict=True))):
+        leaves: dict[tuple[str, int | None, int | None], Tensor] = {}
+
+        def take(name: str, start: int | None = None, end: int | None = None, leaves: Any = leaves) -> Tensor | None:
+            x = own.get(name)
+            if x is None:
+                return None
+            if (name, start, end) not in leaves:
+                x = x if start is None else x.narrow(3, start, end - start)  # type: ignore[operator]
+                leaves[name, start, end] = x.detach().requires_grad_(wanted[name])
+            return leaves[name, start, end]
+
+        state = None if before is None else before.detach().requires_grad_()
+        with torch.enable_grad():
+            total, z, _, written, after = _Block(plan, take, a, b, state).run(rho[..., a:b])
+        outputs, douts = [total, z], [dtotal[..., a:b, :], dz[..., a:b]]
+        if written is not None:
+            outputs.append(written)
+            douts.append(grads["u"][..., a:b, :])
+        if after is not None and dstate is not None:
+            outputs.append(after)
+            douts.append(dstate)
+        pairs = [(x, dx) for x, dx in zip(outputs, douts, strict=True) if x.requires_grad]
+        inputs = [x for x in leaves.values() if x.requires_grad] + ([] if state is None else [state])
+        if not pairs or not inputs:
+            continue
+        found = list(torch.autograd.grad([x for x, _ in pairs], inputs, [dx for _, dx in pairs], allow_unused=True))
+        dstate = None if state is None else found.pop()
+        for ((name, start, end), _), dx in zip([item for item in leaves.items() if item[1].requires_grad], found, strict=True):
+            if dx is not None:
+                (grads[name] if start is None else grads[name].narrow(3, start, end - start)).add_(dx)  # type: ignore[operator]
+    return {name: grads[name] for name in given if name in grads}
+
+
+@torch.compiler.disable
+def sums(plan: Plan, given: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """U [B, G, R, T, e], z and ρ [B, G, R, T] of what ``prepare`` has made."""
+    return _Sums.apply(plan, tuple(given), *given.values())  # type: ignore[no-any-return,no-untyped-call]

@@ -1,0 +1,206 @@
+"""The parts of a layer, as the Rust side has parsed and checked them (``Layer._core.parts``)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from math import exp, factorial, lgamma, log
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """w"""
+
+    #: exp, taylor, power or feature.
+    kind: str
+    #: Of a taylor, ascending; the power.
+    orders: tuple[int, ...] = ()
+    #: a_n, where they are given.
+    given: tuple[float, ...] | None = None
+    #: Whether a_n are learned per head.
+    learned: bool = False
+    #: The series is one in x - at.
+    at: float = 0.0
+    #: φ of a feature: identity, elu, relu, l2 or hedgehog.
+    map: str = "identity"
+
+    @cached_property
+    def degree(self) -> int:
+        return self.orders[-1] if self.orders else 1
+
+    @cached_property
+    def wide(self) -> bool:
+        """Whether float32 would lose it to cancellation: terms of a long series reach e^|x| where their sum is e^-|x|."""
+        return self.degree > (8 if self.learned else 4) and len(self.orders) > 1
+
+    @cached_property
+    def exp_range(self) -> tuple[float, float] | None:
+        """Scores less ``at`` between which a prefix of the series and its slope are exp within float32's rounding; None where that is not worth the while."""
+        if not self.is_prefix or self.degree < 2:
+            return None
+
+        def close(x: float) -> bool:
+            # The remainder is its first term times less than 1/(1 - |x|/(p + 2)); that of the slope is larger.
+            p = self.degree - 1
+            if abs(x) >= p + 2:
+                return False
+            first = exp((p + 1) * log(abs(x)) - lgamma(p + 2))
+            return first / (1 - max(x, 0.0) / (p + 2)) < 1.5e-8 * exp(x)
+
+        low, high = (max((i / 8 for i in range(1, 640) if close(sign * i / 8)), default=0.0) for sign in (-1, 1))
+        return (-low, high) if low >= 6 else None
+
+    @cached_property
+    def is_prefix(self) -> bool:
+        """Orders 0..p with Taylor's coefficients."""
+        return self.kind == "taylor" and len(self.orders) == self.degree + 1 and self.given is None and not self.learned
+
+    @cached_property
+    def dense(self) -> tuple[float, ...]:
+        """a_n/n! for n = 0..p, of powers of x - at; those that are learned as if they were 1."""
+        if self.kind == "power":
+            return (0.0,) * self.degree + (1.0,)
+        numbers = self.given or (1.0,) * len(self.orders)
+        by_order = dict(zip(self.orders, numbers, strict=True))
+        return tuple(by_order.get(n, 0.0) / factorial(n) for n in range(self.degree + 1))
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """How the keys of a class are weighed: e^c · w( min(cap(x), clamp) - c ), x = scale·q·k."""
+
+    kernel: Kernel
+    scale: float
+    cap: float | None
+    clamp: float | None
+    dim: int | None
+    #: Where the mean key comes from: given, learned or running.
+    mean: str | None
+    gauss: bool
+    #: Orders and a_n of the polynomial in x that a state holds; None where there is no finite state.
+    state: tuple[tuple[int, float], ...] | None
+
+    @property
+    def is_exp(self) -> bool:
+        return self.kernel.kind == "exp"
+
+    @property
+    def follows_mean(self) -> bool:
+        """Whether a centre changes anything: for exp it is an identity."""
+        return self.mean is not None and not self.is_exp
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One attention: what stands in each slot of the formula."""
+
+    text: str
+    near: Weighing
+    far: Weighing | None
+    window: int | None
+    sinks: int
+    #: Range of β and scale_k of a write rule.
+    write: tuple[float, float] | None
+    denominator: str
+    floor: float | None
+    eps: float | None
+    detached: bool
+    sink: bool
+    in_gate: bool
+    out_gate: str | None
+    post_gate: str | None
+    post_by_channel: bool
+    decay: str | None
+    decay_by_channel: bool
+    decay_divisor: float
+    qk_norm: str | None
+    qk_norm_over_heads: bool
+    qk_norm_eps: float
+    norm: str
+    rope: bool
+    conv: int | None
+    #: How rows are kept within float32: none, subtract (the row maximum), or multiply (polynomials of high degree).
+    rescale: str
+
+    @property
+    def sums(self) -> bool:
+        return self.denominator == "sum"
+
+    @property
+    def restores_scale(self) -> bool:
+        """Whether what was taken out of a row is still missing when the norm is reached."""
+        return self.rescale != "none" and not self.sums
+
+    @property
+    def remembered(self) -> Weighing | None:
+        """How keys are weighed that only a state remembers; None where none is left."""
+        return self.far if self.window is not None else self.near
+
+    def visible(self, t: int) -> int:
+        """S_t: how many keys position t sees."""
+        if self.far is not None or self.window is None:
+            return t + 1
+        end = max(0, t + 1 - self.window)
+        return t + 1 - (end - min(self.sinks, end))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A layer: its variants, each once with the heads that have it, and its RoPE."""
+
+    variants: tuple[tuple[Variant, tuple[int, ...]], ...]
+    frequencies: tuple[float, ...] | None
+    rope_factor: float
+
+
+def _weighing(found: dict[str, Any]) -> Weighing:
+    kernel = {key: tuple(x) if isinstance(x, list) else x for key, x in found["kernel"].items()}
+    centre = found["centre"] or {"mean": None, "gauss": False}
+    state = found["state"]
+    return Weighing(
+        kernel=Kernel(**kernel),
+        scale=found["scale"],
+        cap=found["cap"],
+        clamp=found["clamp"],
+        dim=found["dim"],
+        state=None if state is None else tuple((n, a) for n, a in state),
+        **centre,
+    )
+
+
+def _variant(found: dict[str, Any]) -> Variant:
+    total = found["sum"] or {"floor": None, "eps": None, "detached": False, "sink": False}
+    post = found["post_gate"] or {"kind": None, "channel": False}
+    decay = found["decay"] or {"kind": None, "channel": False, "divisor": 1.0}
+    qk_norm = found["qk_norm"] or {"kind": None, "over_heads": False, "eps": 0.0}
+    write = found["write"]
+    same = {key: found[key] for key in ("text", "window", "sinks", "denominator", "in_gate", "out_gate", "norm", "rope", "conv", "rescale")}
+    return Variant(
+        near=_weighing(found["near"]),
+        far=None if found["far"] is None else _weighing(found["far"]),
+        write=None if write is None else (write["range"], write["scale"]),
+        post_gate=post["kind"],
+        post_by_channel=post["channel"],
+        decay=decay["kind"],
+        decay_by_channel=decay["channel"],
+        decay_divisor=decay["divisor"],
+        qk_norm=qk_norm["kind"],
+        qk_norm_over_heads=qk_norm["over_heads"],
+        qk_norm_eps=qk_norm["eps"],
+        **total,
+        **same,
+    )
+
+
+def read(text: str) -> Parts:
+    """From the JSON of a layer."""
+    found = json.loads(text)
+    heads = [tuple(h for h, index in enumerate(found["of_head"]) if index == i) for i in range(len(found["variants"]))]
+    rope = found["rope"]
+    return Parts(
+        variants=tuple((_variant(variant), own) for variant, own in zip(found["variants"], heads, strict=True)),
+        frequencies=None if rope is None else tuple(rope["frequencies"]),
+        rope_factor=1.0 if rope is None else rope["factor"],
+    )

@@ -1,0 +1,200 @@
+"""From q, k, v and the extras to what the sums over keys read.
+
+    q, k, v ← silu(conv(·))         where there is a short convolution
+    q, k    ← rope(norm(·))
+    q, k    ← φ(A·(·))              of near and of far keys each
+    c_t     = scale·q_t·μ           of a centre; log of the weights' factor: c_t + γ/2·qᵀΣq
+    C_t     = running sum of the decay's steps, float64: only differences of it matter, and it grows with T
+
+Everything here is linear in T. Heads are laid out [batch, kv heads, heads of each, time, …], key side tensors with 1 in the third place where they are shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .kernels import wide
+from .parts import Parts, Variant, Weighing
+
+#: As PyTorch's RMSNorm takes it.
+RMS_EPS = 1.1920929e-7
+
+
+def prepare(variant: Variant, parts: Parts, q: Tensor, k: Tensor, v: Tensor, extras: Mapping[str, Tensor], work: torch.dtype) -> dict[str, Tensor]:
+    """What the sums over keys read, by name, for all heads: q [B, T, H, d], k [B, T, G, d], v [B, T, G, e]."""
+    batch, time, heads = q.shape[:3]
+    kv_heads = k.shape[2]
+    each = heads // kv_heads
+
+    def of_heads(x: Tensor) -> Tensor:
+        """[B, T, H, ...] → [B, G, R, T, ...]"""
+        return x.unflatten(2, (kv_heads, each)).movedim(1, 3)
+
+    def of_keys(x: Tensor) -> Tensor:
+        """[B, T, G, ...] → [B, G, 1, T, ...]"""
+        return x.movedim(1, 2).unsqueeze(2)
+
+    if variant.conv is not None:
+        q, k, v = (_conv(x, extras[f"conv_{name}"]) for name, x in (("q", q), ("k", k), ("v", v)))
+    if variant.qk_norm is not None:
+        q, k = (_qk_norm(variant, x, extras.get(f"{name}_norm")) for name, x in (("q", q), ("k", k)))
+    if variant.rope and parts.frequencies is not None:
+        cos, sin = _angles(parts.frequencies, parts.rope_factor, time, q.device, work)
+        q, k = (_rotate(x.to(work), cos, sin) for x in (q, k))
+    made: dict[str, Tensor] = {}
+    for far, weighing in ((False, variant.near), (True, variant.far)):
+        if weighing is None:
+            continue
+        place = "far" if far else "near"
+        low = q.dtype in (torch.bfloat16, torch.float16) and _keeps_low_precision(variant, weighing)
+        own_q, own_k = (x if low else x.to(work) for x in (q, k))
+        for name, x in _class(variant, weighing, far, own_q, own_k, extras, of_heads, of_keys).items():
+            made[f"{place}_{name}"] = x
+
+    low = v.dtype in (torch.bfloat16, torch.float16) and all(w is None or _keeps_low_precision(variant, w) for w in (variant.near, variant.far))
+    v = v if low else v.to(work)
+    if variant.in_gate:
+        v = v * torch.sigmoid(extras["in_gate"].to(work)).unsqueeze(-1).to(v.dtype)
+    made["v"] = of_keys(v)
+    if variant.write is not None:
+        made["beta"] = of_keys(variant.write[0] * torch.sigmoid(extras["beta"].to(work)))
+    if variant.decay is not None:
+        made["channel_decay" if variant.decay_by_channel else "decay"] = of_heads(_decay(variant, extras, batch, time, heads, q.device))
+    if variant.denominator == "position":
+        seen = torch.tensor([variant.visible(t) for t in range(time)], dtype=work, device=q.device)
+        exponent = torch.sigmoid(extras["norm_const"].reshape(kv_heads, each, 1).to(work))
+        made["key_weight"] = torch.exp(-exponent * seen.log()).unsqueeze(0)
+    if variant.sink:
+        made["sink"] = extras["sink"].reshape(1, kv_heads, each, 1).to(work)
+    return made
+
+
+def _keeps_low_precision(variant: Variant, weighing: Weighing) -> bool:
+    """Whether scores of bfloat16 products will do, as those of FlashAttention: a polynomial multiplies their relative error by its degree, and what is written by a
+    delta rule is read again and again."""
+    simple = weighing.is_exp or (weighing.kernel.kind == "feature" and weighing.kernel.map in ("identity", "relu"))
+    return simple and variant.write is None and weighing.mean is None and weighing.dim is None and not variant.decay_by_channel
+
+
+def _class(variant, weighing, far, q, k, extras, of_heads, of_keys):  # type: ignore[no-untyped-def]
+    """q and k as one class of keys sees them, with what belongs to its scores."""
+
+    def own(name: str) -> Tensor:
+        return extras[f"far_{name}" if far else name]
+
+    if weighing.dim is not None:
+        q = torch.einsum("bthi,hji->bthj", q, own("dim_q").to(q.dtype))
+        k = torch.einsum("bthi,hji->bthj", k, own("dim_k").to(k.dtype))
+    q, k = (_map(weighing.kernel.map, x, own, name) for name, x in (("q", q), ("k", k)))
+    q, k = of_heads(q), of_keys(k)
+    made = {"q": q, "k": k}
+    groups, each = q.shape[1:3]
+    if weighing.kernel.learned:
+        made["coefficients"] = own("coefficients").reshape(1, groups, each, 1, 1, -1).to(q.dtype)
+    if weighing.mean is not None:
+        mean = _running_mean(variant, far, k) if weighing.mean == "running" else own("mean").to(q.dtype)[None, :, None, None]
+        if weighing.mean == "given":
+            mean = mean.detach()
+        made["centre"] = weighing.scale * (q * mean).sum(-1)
+        log = made["centre"]
+        if weighing.gauss:
+            spread, gamma = own("spread").detach().to(q.dtype), own("gamma").to(q.dtype).reshape(1, groups, each, 1)
+            gamma = gamma.detach() if weighing.mean == "given" else gamma
+            log = log + 0.5 * gamma * torch.einsum("bgrti,gij,bgrtj->bgrt", q, spread, q)
+        made["log"] = log
+    return made
+
+
+def _conv(x: Tensor, taps: Tensor) -> Tensor:
+    """y_t = silu(Σ_j W_j·x_{t-w+1+j}), one filter a channel."""
+    flat = x.flatten(2).transpose(1, 2)
+    width = taps.shape[-1]
+    y = F.conv1d(F.pad(flat, (width - 1, 0)), taps.reshape(flat.shape[1], 1, width).to(x.dtype), groups=flat.shape[1])
+    return F.silu(y).transpose(1, 2).reshape(x.shape)
+
+
+def unit(x: Tensor, floor: Tensor | float = 1e-12) -> Tensor:
+    """x / max(‖x‖, floor), with a gradient of zero along x where the floor holds, also at x = 0."""
+    squares = x.square().sum(-1, keepdim=True)
+    floor = torch.as_tensor(floor, dtype=x.dtype, device=x.device)
+    above = squares > floor * floor
+    norm = torch.where(above, squares, 1.0).sqrt()
+    return x / torch.where(above, norm, floor)
+
+
+def _qk_norm(variant: Variant, x: Tensor, gain: Tensor | None) -> Tensor:
+    if variant.qk_norm == "l2":
+        return unit(x.float() if x.dtype != torch.float64 else x).to(x.dtype)
+    shape = x.shape
+    y = x if x.dtype == torch.float64 else x.float()
+    if variant.qk_norm_over_heads:
+        y = y.flatten(2)
+    assert gain is not None
+    y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + variant.qk_norm_eps) * gain.to(y.dtype)
+    return y.reshape(shape).to(x.dtype)
+
+
+@lru_cache(maxsize=64)
+def _angles(frequencies: tuple[float, ...], factor: float, time: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    angle = torch.arange(time, dtype=torch.float64)[:, None] * torch.tensor(frequencies, dtype=torch.float64)
+    return (factor * angle.cos()).to(device, dtype), (factor * angle.sin()).to(device, dtype)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RoPE, Llama's half-split form; x [B, T, heads, d], cos and sin [T, d/2]."""
+    low, high = x.chunk(2, -1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
+
+
+def _map(kind: str, x: Tensor, own, name: str) -> Tensor:  # type: ignore[no-untyped-def]
+    """φ"""
+    match kind:
+        case "elu":
+            return F.elu(x) + 1
+        case "relu":
+            return F.relu(x)
+        case "l2":
+            return unit(x)
+        case "hedgehog":
+            y = 2 * (torch.einsum("bthi,hji->bthj", x, own(f"feature_{name}").to(x.dtype)) + own(f"feature_{name}_bias").to(x.dtype))
+            return torch.softmax(torch.cat([y, -y], -1), -1)
+    return x
+
+
+def _running_mean(variant: Variant, far: bool, k: Tensor) -> Tensor:
+    """μ_t: the mean of the keys of the class that position t sees; k [B, G, 1, T, n]."""
+    time = k.shape[3]
+    sums = F.pad(wide(k).cumsum(3), (0, 0, 1, 0))
+    t = torch.arange(time, device=k.device)
+    end = (t + 1 - variant.window).clamp(min=0) if variant.window is not None else torch.zeros_like(t)
+    start = end.clamp(max=variant.sinks)
+    between = sums[:, :, :, end] - sums[:, :, :, start]
+    total, count = (between, end - start) if far else (sums[:, :, :, 1:] - between, t + 1 - (end - start))
+    return (total / count.clamp(min=1)[:, None]).to(k.dtype)
+
+
+def _decay(variant: Variant, extras: Mapping[str, Tensor], batch: int, time: int, heads: int, device: torch.device) -> Tensor:
+    """C, [B, T, H] or [B, T, H, channels]."""
+    if variant.decay == "fixed":
+        t = torch.arange(1, time + 1, dtype=torch.float64)
+        steps = torch.tensor([-(2.0 ** (-5 - h)) for h in range(heads)], dtype=torch.float64).log1p()
+        return wide((t[:, None] * steps).to(device) if device.type != "mps" else (t[:, None] * steps).float().to(device)).expand(batch, time, heads)
+    g = wide(extras["decay_gate"])
+    g = g.unflatten(2, (heads, -1)) if variant.decay_by_channel else g
+    match variant.decay:
+        case "linear":
+            return (g.cumsum(1) - g) / 1024
+        case "softplus":
+            return -F.softplus(g).cumsum(1)
+        case "sigmoid":
+            return -F.softplus(-g).cumsum(1) / variant.decay_divisor
+        case "mamba":
+            rate = wide(extras["decay_rate"]).exp()
+            return -(rate[:, None] if variant.decay_by_channel else rate) * F.softplus(g).cumsum(1)
+    return g.cumsum(1)

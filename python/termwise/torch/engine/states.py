@@ -1,0 +1,69 @@
+"""The finite feature maps of polynomial kernels: x^n/n! = Φ_n(q)·Φ_n(k), Φ_n(x)_α = √(1/α!)·x^α over the C(d+n-1, n) distinct monomials of order n.
+
+A monomial of order n is one of order n-1 times a coordinate, and is built so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import comb
+
+import torch
+from torch import Tensor
+
+from .parts import Weighing
+
+
+def rows(width: int, orders: Sequence[int]) -> int:
+    """Monomials of these orders in so many coordinates."""
+    return sum(comb(width + n - 1, n) for n in orders)
+
+
+@lru_cache(maxsize=32)
+def _steps(width: int, order: int) -> tuple[list[int], list[int], list[float], list[tuple[int, int]]]:
+    """Of each monomial of an order: the one of the order before, the coordinate, the factor; and its last coordinate with how often it stands there."""
+    if order == 0:
+        return [], [], [], [(0, 0)]
+    before = _steps(width, order - 1)[3]
+    parents, coordinates, factors, last = [], [], [], []
+    for parent, (coordinate, count) in enumerate(before):
+        for i in range(coordinate, width):
+            times = count + 1 if i == coordinate else 1
+            parents.append(parent)
+            coordinates.append(i)
+            # α! grows by how often the coordinate now stands in α.
+            factors.append(times**-0.5)
+            last.append((i, times))
+    return parents, coordinates, factors, last
+
+
+@lru_cache(maxsize=64)
+def _table(width: int, order: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    parents, coordinates, factors, _ = _steps(width, order)
+    return torch.tensor(parents, device=device), torch.tensor(coordinates, device=device), torch.tensor(factors, device=device, dtype=dtype)
+
+
+def monomials(x: Tensor, orders: Sequence[int], weighed: bool = True) -> Tensor:
+    """Φ of these orders, one after the other, [..., rows]; not ``weighed``: x^α alone."""
+    found = []
+    phi = torch.ones_like(x[..., :1])
+    for n in range(max(orders) + 1):
+        if n > 0:
+            parents, coordinates, factors = _table(x.shape[-1], n, x.device, x.dtype)
+            phi = phi.index_select(-1, parents) * x.index_select(-1, coordinates)
+            phi = phi * factors if weighed else phi
+        if n in orders:
+            found.append(phi)
+    return torch.cat(found, -1)
+
+
+def reading(weighing: Weighing, q: Tensor, scale: float, coefficients: Tensor | None) -> Tensor:
+    """What a state is multiplied by so that w(scale·q·k) comes out: a_n·scale^n·Φ_n(q); ``coefficients`` [..., 1, 1, orders] are those that are learned."""
+    assert weighing.state is not None
+    orders = [n for n, _ in weighing.state]
+    counts = torch.tensor([rows(q.shape[-1], [n]) for n in orders], device=q.device)
+    numbers = torch.tensor([a * scale**n for n, a in weighing.state], device=q.device, dtype=q.dtype)
+    if coefficients is not None:
+        numbers = numbers * coefficients[..., 0, :]
+    return monomials(q, orders) * numbers.repeat_interleave(counts, -1)
