@@ -12,6 +12,7 @@ use termwise_train::tell::tell;
 
 use crate::args::Cli;
 use crate::error::{Exit, Failure};
+use crate::ranks::Ranks;
 
 /// Characters of a line where nothing says how many there are.
 const WIDTH: usize = 100;
@@ -56,6 +57,10 @@ pub struct Context<'a> {
     pub out: &'a mut dyn Write,
     /// This build and how it was called.
     pub provenance: Provenance,
+    /// As it was called.
+    pub words: Vec<OsString>,
+    /// The processes that share the work of this command.
+    pub ranks: Ranks,
     terminal: Terminal,
     again: Option<Vec<OsString>>,
 }
@@ -72,7 +77,18 @@ impl<'a> Context<'a> {
         };
         let terminal = Terminal { width: width(), color, details: false };
         let threads = cli.threads.unwrap_or_else(threads::available);
-        Context { threads, out, provenance: crate::build::here(args), terminal, again }
+        Context { threads, out, words: args.to_vec(), provenance: crate::build::here(args), ranks: Ranks::alone(), terminal, again }
+    }
+
+    /// Shares the work with the processes that were started with this one, if any were. Rank 0 alone speaks.
+    pub fn join(&mut self) -> Result<(), Failure> {
+        self.ranks = Ranks::join()?;
+        Ok(())
+    }
+
+    /// Whether results and remarks are for another rank to give.
+    pub fn is_silent(&self) -> bool {
+        self.ranks.collective.rank() > 0
     }
 
     /// The words that start this program again.
@@ -83,6 +99,11 @@ impl<'a> Context<'a> {
         }
     }
 
+    /// The interpreter that has called this program, if one has.
+    pub fn called_by(&self) -> Option<OsString> {
+        self.again.as_ref()?.first().cloned()
+    }
+
     /// A pool of the threads to compute on.
     pub fn pool(&self) -> Result<rayon::ThreadPool, Failure> {
         Ok(threads::pool(self.threads)?)
@@ -90,6 +111,9 @@ impl<'a> Context<'a> {
 
     /// Prints a result, and writes it where that was asked for.
     pub fn emit<T: Documented>(&mut self, result: &T, output: &Output) -> Result<(), Failure> {
+        if self.is_silent() {
+            return Ok(());
+        }
         // Files first: whoever closes the pipe has not said that they are unwanted.
         let page = output.out.as_deref().map(|folder| write(result, folder, Some(&self.provenance))).transpose()?;
         self.print(result, output.json, output.details)?;
@@ -102,6 +126,7 @@ impl<'a> Context<'a> {
     /// Prints a result as JSON or as a document.
     pub fn print<T: Documented>(&mut self, result: &T, json: bool, details: bool) -> Result<(), Failure> {
         match json {
+            _ if self.is_silent() => Ok(()),
             true => Ok(self.out.write_all(to_json(result, Some(&self.provenance)).as_bytes())?),
             false => self.print_document(&result.document(), details),
         }

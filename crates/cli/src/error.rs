@@ -69,7 +69,14 @@ failures! {
     termwise_llama: |_| Exit::Failure,
     termwise_report: |_| Exit::Failure,
     termwise_serve: |_| Exit::Failure,
-    termwise_train: of_training,
+}
+
+impl From<termwise_train::Error> for Failure {
+    fn from(error: termwise_train::Error) -> Failure {
+        // Rank 0 has said what it is.
+        let message = if matches!(error, termwise_train::Error::FirstRank) { String::new() } else { error.to_string() };
+        Failure::Library(message, of_training(&error))
+    }
 }
 
 fn usage(usage: bool) -> Exit {

@@ -16,6 +16,7 @@ mod commands;
 mod context;
 mod error;
 mod progress;
+mod ranks;
 
 pub use build::here as provenance;
 
@@ -34,7 +35,7 @@ use error::{Exit, Failure};
 /// Sweeps start this program again, once for each run: by the words `again`, such as those of `python -m termwise`, before the arguments of
 /// the run; without them by the file of this process.
 ///
-/// It can be called inside another program, and more than once. A command that can stop in good order takes SIGINT, SIGTERM and SIGHUP, and
+/// It can be called inside another program, and more than once. A command that can stop in good order takes SIGINT, SIGTERM, SIGUSR1 and SIGHUP, and
 /// gives them back at its end; the second of them ends the process. The other commands leave signals as they are: where the caller's own
 /// handler only takes note of SIGINT, as Python's does, the caller sets it to its default before, so that Ctrl-C ends them.
 pub fn run(args: impl IntoIterator<Item = OsString>, again: Option<Vec<OsString>>) -> u8 {
@@ -50,7 +51,9 @@ pub fn run(args: impl IntoIterator<Item = OsString>, again: Option<Vec<OsString>
 }
 
 fn fail(message: &str, exit: Exit) -> Exit {
-    tell(&format!("error: {message}"));
+    if !message.is_empty() {
+        tell(&format!("error: {message}"));
+    }
     exit
 }
 
@@ -69,7 +72,9 @@ fn ended(args: Vec<OsString>, again: Option<Vec<OsString>>) -> Result<Exit, Fail
     };
     let mut out = io::stdout().lock();
     let mut context = Context::new(&cli, &args, again, &mut out);
-    let exit = command(cli, &mut context)?;
+    let exit = command(cli, &mut context).inspect_err(|failure| context.ranks.fail(failure))?;
+    // Ranks wait for each other here.
+    drop(context);
     Ok(out.flush().map(|()| exit)?)
 }
 

@@ -22,7 +22,7 @@ pub fn stop_on_interrupt(doing: &'static str) -> Arc<AtomicBool> {
     stop_or(doing, || std::process::exit(Exit::Interrupted as i32))
 }
 
-/// As [`stop_on_interrupt`]; with the second, something else happens. SIGTERM and SIGHUP, which a closed terminal sends, count as Ctrl-C.
+/// As [`stop_on_interrupt`]; with the second, something else happens. SIGTERM, SIGUSR1 and SIGHUP, which a closed terminal sends, count as Ctrl-C.
 pub fn stop_or(doing: &'static str, second: impl Fn() + Send + 'static) -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = stop.clone();
@@ -67,9 +67,9 @@ mod signals {
 
     use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
-    /// SIGHUP last.
-    const TAKEN: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
-    type Actions = [SigAction; 3];
+    /// SIGTERM before SIGUSR1, which schedulers send some time before they end a job; SIGHUP last.
+    const TAKEN: [Signal; 4] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGUSR1, Signal::SIGHUP];
+    type Actions = [SigAction; 4];
     /// What they did before they were taken.
     static BEFORE: Mutex<Option<Actions>> = Mutex::new(None);
 
@@ -91,15 +91,20 @@ mod signals {
         if kept.is_some() {
             return;
         }
-        let before = set([ignore; 3]);
+        let before = set([ignore; 4]);
         let mut ours = *OURS.get_or_init(|| match ctrlc::set_handler(super::interrupted) {
-            Ok(()) => set([ignore; 3]),
+            Ok(()) => {
+                let mut ours = set([ignore; 4]);
+                // ctrlc leaves this one alone; its action for the others does not ask which signal it is.
+                ours[2] = ours[1];
+                ours
+            }
             // A signal then ends the process; what it has written by then can be taken up again.
             Err(_) => before,
         });
         // Who starts a program with `nohup` wants it to outlive the terminal.
-        if matches!(before[2].handler(), SigHandler::SigIgn) {
-            ours[2] = ignore;
+        if matches!(before[3].handler(), SigHandler::SigIgn) {
+            ours[3] = ignore;
         }
         set(ours);
         *kept = Some(before);

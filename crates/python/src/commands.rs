@@ -3,10 +3,11 @@
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyBlockingIOError, PyValueError};
 use pyo3::prelude::*;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -19,6 +20,7 @@ use termwise_train::source::cache_folder;
 use termwise_train::sweep::{self, Event, Plan, ProcessRunner, Status, Summary, TrainingSchema};
 use termwise_train::{Error, RunOptions, Start, run as runs, train as train_run};
 
+use crate::engine::torch;
 use crate::errors::{runtime, value};
 use crate::result::{Found, provenance};
 use crate::threads::{Watch, compute, get_threads, supervise};
@@ -36,6 +38,7 @@ fn training(error: Error) -> PyErr {
         | Error::Toml { .. }
         | Error::UnknownSetting { .. }
         | Error::Sweep { .. } => value(error),
+        Error::RunLocked { .. } => PyBlockingIOError::new_err(error.to_string()),
         _ => runtime(error),
     }
 }
@@ -55,33 +58,68 @@ struct Train {
     resume: bool,
     overwrite: bool,
     cache: Option<PathBuf>,
+    /// Files with settings, below those.
+    #[serde(default)]
+    files: Vec<PathBuf>,
+    /// Exactly this checkpoint.
+    #[serde(default)]
+    checkpoint: Option<PathBuf>,
+    /// Whether warnings and the like go to standard error.
+    #[serde(default)]
+    remarks: bool,
 }
 
-/// Trains a model; the callback gets every line of `metrics.jsonl`.
+/// Trains a model; the callback gets every line of `metrics.jsonl`. With an engine, a factory of learners and a collective, these compute.
 #[pyfunction]
-pub fn train(py: Python<'_>, options: &str, callback: Option<&Bound<'_, PyAny>>) -> PyResult<Found> {
-    let Train { settings, folder, runs, resume, overwrite, cache } = parsed(options)?;
+#[pyo3(signature = (options, callback, engine=None))]
+pub fn train(
+    py: Python<'_>,
+    options: &str,
+    callback: Option<&Bound<'_, PyAny>>,
+    engine: Option<(Py<PyAny>, Py<PyAny>)>,
+) -> PyResult<Found> {
+    let Train { settings, folder, runs, resume, overwrite, cache, files, checkpoint, remarks } = parsed(options)?;
+    let engine = engine.map(|(factory, collective)| torch(py, factory, collective)).transpose()?;
     supervise(py, callback, |watch| {
         let mut settings = settings;
-        settings.entry("threads").or_insert(toml::Value::Integer(get_threads() as i64));
-        let above = [Layer::new(settings, "the arguments").map_err(training)?];
+        if files.is_empty() {
+            settings.entry("threads").or_insert(toml::Value::Integer(get_threads() as i64));
+        }
+        let mut above = files.iter().map(Layer::read).collect::<Result<Vec<_>, _>>().map_err(training)?;
+        above.push(Layer::new(settings, "the arguments").map_err(training)?);
         let named = || -> PyResult<PathBuf> {
             Ok(match &folder {
                 Some(folder) => folder.clone(),
                 None => runs.join(Settings::resolve(&above).map_err(training)?.name()),
             })
         };
-        let (folder, start) = if resume { runs::resume_at(&named()?).map_err(training)? } else { (named()?, Start::Fresh) };
+        let (folder, start) = match &checkpoint {
+            Some(path) => runs::resume_at(path).map_err(training)?,
+            None if resume => runs::resume_at(&named()?).map_err(training)?,
+            None => (named()?, Start::Fresh),
+        };
         let settings =
             if start == Start::Fresh { Settings::resolve(&above) } else { runs::resumed_settings(&folder, &above) }.map_err(training)?;
         let source = settings.open_source(&cache_folder(cache.as_deref()), &Prepare::default()).map_err(training)?;
+        let display = match remarks {
+            true => Display::To(Arc::new(|event| {
+                if let termwise_train::progress::Event::Remark(text) = event {
+                    termwise_train::tell::tell(text);
+                }
+            })),
+            false => Display::Silent,
+        };
+        let usual = RunOptions::new(&folder);
+        let (engine, collective) = engine.map_or((None, usual.collective.clone()), |(engine, ranks)| (Some(engine), ranks));
         let options = RunOptions {
             start,
-            display: Display::Silent,
+            display,
             stop: watch.stop.clone(),
             files: settings.tokenizer_files().map_err(training)?,
             provenance: provenance().clone(),
-            ..RunOptions::new(&folder)
+            collective,
+            engine,
+            ..usual
         };
         if overwrite {
             // As late as can be: what cannot begin must not remove anything.
@@ -139,6 +177,7 @@ fn event(plan: &Plan, event: &Event) -> Value {
     match event {
         Event::Started(index) => json!({ "event": "started", "run": name(index) }),
         Event::Stopped(index) => json!({ "event": "stopped", "run": name(index) }),
+        Event::Waiting(runs) => json!({ "event": "waiting", "runs": runs }),
         Event::Ended(index, record) => match &record.status {
             Status::Failed { reason } => json!({ "event": "failed", "run": name(index), "reason": reason, "seconds": record.seconds }),
             Status::Finished { metrics } => {
@@ -185,6 +224,7 @@ pub fn run_sweep(py: Python<'_>, options: &str, callback: Option<&Bound<'_, PyAn
             retry: options.retry,
             skip_equal: options.skip_equal,
             only: None,
+            others: sweep::Others::USUAL,
         };
         let runner = ProcessRunner::new(options.again, watch.kill.clone());
         let states = sweep::run(&plan, &options.folder, &runner, &how, &watch.stop, &mut |seen| watch.tell(event(&plan, seen)));
@@ -223,6 +263,7 @@ pub fn run_reproduce(py: Python<'_>, options: &str, callback: Option<&Bound<'_, 
         retry: options.retry,
         rerun_other_builds: false,
         provenance: provenance().clone(),
+        others: usual.others,
         scale,
     };
     let declared = reproduce::declare(&how).map_err(value)?;

@@ -3,6 +3,7 @@
 
 mod arrays;
 mod commands;
+mod engine;
 mod errors;
 mod layer;
 mod meter;
@@ -31,6 +32,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(model::model_of_config, m)?)?;
     m.add_function(wrap_pyfunction!(commands::catalogue, m)?)?;
     m.add_function(wrap_pyfunction!(commands::main, m)?)?;
+    m.add_function(wrap_pyfunction!(engine::model_of_settings, m)?)?;
     m.add_function(wrap_pyfunction!(commands::run_reproduce, m)?)?;
     m.add_function(wrap_pyfunction!(commands::run_separation, m)?)?;
     m.add_function(wrap_pyfunction!(commands::run_sweep, m)?)?;

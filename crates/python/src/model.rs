@@ -369,6 +369,7 @@ impl Model {
                 sequential: options.sequential,
                 windows,
                 journal: None,
+                collective: std::sync::Arc::new(termwise_train::collective::Alone),
             };
             let about = Report { model: self.folder.display().to_string(), data: opened.data.clone(), ..Report::default() };
             let mut outcome = cut::run((*self.inner).clone(), &texts, &how, &watch.stop, about, &mut |_, progress| {

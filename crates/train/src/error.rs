@@ -180,6 +180,37 @@ pub enum Error {
         /// What to do.
         hint: String,
     },
+    /// A rank that ended while others worked with it.
+    #[error("rank {rank} has ended, and the others with it; resume from the newest checkpoint, with any number of ranks")]
+    RankLost {
+        /// Which.
+        rank: usize,
+    },
+    /// MPI as it cannot be used.
+    #[error("MPI cannot be used: {problem}")]
+    Mpi {
+        /// Why.
+        problem: String,
+    },
+    /// What rank 0 has said already.
+    #[error("rank 0 could not go on")]
+    FirstRank,
+    /// Ranks that do not work on the same.
+    #[error("the ranks do not work on the same run, since {what} differs: {}", .found.join(", "))]
+    RanksDiffer {
+        /// In what.
+        what: &'static str,
+        /// What each has.
+        found: Vec<String>,
+    },
+    /// Another engine that failed; it has said where.
+    #[error("the {engine} engine failed: {problem}")]
+    Engine {
+        /// Its name in settings.
+        engine: &'static str,
+        /// What it said.
+        problem: String,
+    },
     /// A part of the program that ended without an answer.
     #[error("internal error: {0}")]
     Internal(&'static str),

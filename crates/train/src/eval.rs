@@ -3,12 +3,15 @@
 //! With a stride below the length, windows overlap: each asks for as many tokens as the stride, and shows up to length − stride tokens
 //! before them. A stride equal to the length cuts the text into windows that know nothing of each other.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 use termwise_llama::model::Nonpositive;
 use termwise_llama::{Model, Objective, Options, Params, Session};
 
+use crate::collective::{Alone, Collective};
 use crate::error::{Error, Result};
-use crate::step::{batch_of, counts};
+use crate::step::{counts, of_words, part_of, within_batch, words_of};
 use termwise_data::{BestLoss, Rows, Source};
 
 /// What an evaluation found.
@@ -63,7 +66,7 @@ pub struct Excess {
     pub rest: Option<f64>,
 }
 
-/// Sums of losses, batch by batch.
+/// Sums of losses, of a batch or of several.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sums {
     all: Sum,
@@ -100,29 +103,89 @@ impl Sums {
         Sums { trained: Some(trained), ..Sums::default() }
     }
 
-    /// Runs a batch and adds its losses.
-    pub fn add(&mut self, session: &mut Session, params: &Params, rows: &Rows) -> Result<()> {
-        let loss = session.loss(params, &batch_of(rows, None))?;
+    /// Runs some rows of a batch, as many as the session has room for, and adds their losses.
+    pub fn add(&mut self, session: &mut Session, params: &Params, rows: &Rows, part: Range<usize>) -> Result<()> {
+        let loss = session.loss(params, &part_of(rows, part.clone(), None))?;
         self.all.loss += loss.sum;
         self.all.count += loss.count as u64;
-        self.bytes += rows.bytes;
-        self.nonpositive = self.nonpositive.or(loss.nonpositive);
+        if part.start == 0 {
+            self.bytes += rows.bytes;
+        }
+        self.nonpositive = self.nonpositive.or(within_batch(loss.nonpositive, part.start));
         if !rows.recall.is_empty() {
             self.marked = true;
-            let marked = rows.recall.iter().enumerate().filter(|&(at, &recall)| recall && counts(rows, at));
-            for (at, _) in marked {
-                self.recall.loss += session.token_losses().get(at).copied().unwrap_or(0.0);
+            let first = part.start * rows.time;
+            let marked = (first..part.end * rows.time).filter(|&at| rows.recall[at] && counts(rows, at));
+            for at in marked {
+                self.recall.loss += session.token_losses().get(at - first).copied().unwrap_or(0.0);
                 self.recall.count += 1;
             }
         }
         if let Some(trained) = self.trained {
-            for at in (0..rows.labels.len()).filter(|&at| counts(rows, at)) {
-                let part = if at % rows.time.max(1) < trained { &mut self.within } else { &mut self.beyond };
-                part.loss += session.token_losses().get(at).copied().unwrap_or(0.0);
-                part.count += 1;
+            let first = part.start * rows.time;
+            for at in (first..part.end * rows.time).filter(|&at| counts(rows, at)) {
+                let sum = if at % rows.time.max(1) < trained { &mut self.within } else { &mut self.beyond };
+                sum.loss += session.token_losses().get(at - first).copied().unwrap_or(0.0);
+                sum.count += 1;
             }
         }
         Ok(())
+    }
+
+    /// Those of a batch, from the loss of every position [B, T].
+    pub fn of_losses(rows: &Rows, losses: &[f64]) -> Sums {
+        let mut sums = Sums { bytes: rows.bytes, marked: !rows.recall.is_empty(), ..Sums::default() };
+        for (at, loss) in losses.iter().enumerate().filter(|&(at, _)| counts(rows, at)) {
+            let recalled = rows.recall.get(at).is_some_and(|&recall| recall);
+            for sum in [Some(&mut sums.all), recalled.then_some(&mut sums.recall)].into_iter().flatten() {
+                sum.loss += loss;
+                sum.count += 1;
+            }
+        }
+        sums
+    }
+
+    /// Adds those of the next batch.
+    pub fn merge(&mut self, next: &Sums) {
+        let parts = [(&mut self.within, next.within), (&mut self.beyond, next.beyond)];
+        for (own, next) in [(&mut self.all, next.all), (&mut self.recall, next.recall)].into_iter().chain(parts) {
+            own.loss += next.loss;
+            own.count += next.count;
+        }
+        self.trained = self.trained.or(next.trained);
+        self.marked |= next.marked;
+        self.bytes += next.bytes;
+        self.nonpositive = self.nonpositive.or(next.nonpositive);
+    }
+
+    /// As they are sent to other ranks.
+    fn to_words(self) -> [u64; 17] {
+        let Sums { all, recall, marked, trained, within, beyond, bytes, nonpositive } = self;
+        let [a, b, c, d] = [all, recall, within, beyond].map(|sum| [sum.loss.to_bits(), sum.count]);
+        // Rows of training have at least one position.
+        let [trained, marked] = [trained.unwrap_or(0) as u64, u64::from(marked)];
+        let [flag, layer, head, row, position, value] = words_of(nonpositive);
+        [a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1], marked, trained, bytes, flag, layer, head, row, position, value]
+    }
+
+    /// Read back; `None` where a rank had none.
+    fn of_words(words: &[u64]) -> Option<Sums> {
+        let (&[a, b, c, d, e, f, g, h, marked, trained, bytes], rest) = words.split_first_chunk()?;
+        let nonpositive = of_words(*rest.first_chunk()?);
+        let [all, recall, within, beyond] =
+            [(a, b), (c, d), (e, f), (g, h)].map(|(loss, count)| Sum { loss: f64::from_bits(loss), count });
+        let trained = (trained > 0).then_some(trained as usize);
+        Some(Sums { all, recall, marked: marked == 1, trained, within, beyond, bytes, nonpositive })
+    }
+
+    /// Whether the sum of losses is a number.
+    pub fn is_finite(&self) -> bool {
+        self.all.loss.is_finite()
+    }
+
+    /// The first denominator of an attention that was not positive.
+    pub fn nonpositive(&self) -> Option<Nonpositive> {
+        self.nonpositive
     }
 
     /// What they come to; `best` is what the best possible predictor has.
@@ -154,17 +217,18 @@ pub struct Windows {
 
 /// Evaluates a model on the held-out batches of a source, at most `limit` batches where that is not 0.
 pub fn evaluate(model: &Model, source: &dyn Source, windows: Windows, limit: u64) -> Result<Evaluation> {
-    Ok(evaluate_with(model, source, windows, limit, Options::default())?.0)
+    Ok(evaluate_with(model, source, windows, limit, Options::default(), &Alone)?.0)
 }
 
-/// As [`evaluate`], computed as the options say, and the first denominator of an attention that was not positive. A loss that is not
-/// finite is an error.
+/// As [`evaluate`], computed as the options say, and the first denominator of an attention that was not positive. Ranks share the batches; the
+/// result is the same on all of them, whatever their number. A loss that is not finite is an error.
 pub fn evaluate_with(
     model: &Model,
     source: &dyn Source,
     windows: Windows,
     limit: u64,
     options: Options,
+    collective: &dyn Collective,
 ) -> Result<(Evaluation, Option<Nonpositive>)> {
     let Windows { batch, length, stride } = windows;
     let bad = |key: &str, found: usize, expected: String| Error::Setting {
@@ -186,19 +250,68 @@ pub fn evaluate_with(
     // The parameters are there already.
     crate::memory::check(&model.config, batch, length, 0, if options.forward_only { 1 } else { model.config.num_hidden_layers })?;
     let mut session = model.session(batch, length, options)?;
-    let (mut sums, mut rows, mut sliding) = (Sums::default(), Rows::default(), Sliding::default());
-    for index in 0.. {
-        let more =
-            if stride == length { source.held_out(index, batch, length, &mut rows)? } else { sliding.next(source, windows, &mut rows)? };
-        if !more || (limit > 0 && index >= limit) {
-            break;
+    let (mut index, mut sliding) = (0, Sliding::default());
+    let next = |rows: &mut Rows, wanted: bool| -> Result<bool> {
+        let at = index;
+        index += 1;
+        if limit > 0 && at >= limit {
+            return Ok(false);
         }
-        sums.add(&mut session, &model.params, &rows)?;
-        if !sums.all.loss.is_finite() {
-            return Err(Error::EvaluationNotFinite { batch: index, denominator: sums.nonpositive });
+        match stride == length {
+            // Nobody has to make what another rank looks at.
+            true if !wanted => Ok(true),
+            true => Ok(source.held_out(at, batch, length, rows)?),
+            false => sliding.next(source, windows, rows),
+        }
+    };
+    let sums = over_ranks(collective, next, |rows| {
+        let mut sums = Sums::default();
+        sums.add(&mut session, &model.params, rows, 0..batch)?;
+        Ok(sums)
+    })?;
+    if let Some((batch, sums)) = sums.1 {
+        return Err(Error::EvaluationNotFinite { batch, denominator: sums.nonpositive });
+    }
+    Ok((sums.0.finish(source.best_loss()), sums.0.nonpositive))
+}
+
+/// The losses of all batches, added in their order, and the first batch whose loss is not finite, with what was added until then; nothing
+/// after it is looked at. Each rank measures every so many-th batch. `next` fills the next batch, if that is wanted, and is false after the last.
+pub(crate) fn over_ranks(
+    collective: &dyn Collective,
+    mut next: impl FnMut(&mut Rows, bool) -> Result<bool>,
+    mut measure: impl FnMut(&Rows) -> Result<Sums>,
+) -> Result<(Sums, Option<(u64, Sums)>)> {
+    let (rank, size) = (collective.rank(), collective.size());
+    let (mut sums, mut rows, mut done) = (Sums::default(), Rows::default(), 0);
+    loop {
+        let mut own = None;
+        for turn in 0..size {
+            if !next(&mut rows, turn == rank)? {
+                break;
+            }
+            if turn == rank {
+                own = Some(measure(&rows)?);
+            }
+        }
+        // A round: each rank has brought a batch, or there are no more.
+        let found = match size {
+            1 => vec![own],
+            _ => collective
+                .gather_words(&own.map_or(Vec::new(), |own| own.to_words().to_vec()))?
+                .iter()
+                .map(|words| Sums::of_words(words))
+                .collect(),
+        };
+        for own in found {
+            let Some(own) = own else { return Ok((sums, None)) };
+            sums.merge(&own);
+            if !sums.is_finite() {
+                return Ok((sums, Some((done, sums))));
+            }
+            done += 1;
         }
     }
-    Ok((sums.finish(source.best_loss()), sums.nonpositive))
 }
 
 /// Overlapping windows of a stream.

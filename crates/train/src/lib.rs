@@ -2,12 +2,15 @@
 
 pub mod adamw;
 pub mod checkpoint;
+pub mod collective;
 mod document;
 pub mod error;
 pub mod eval;
 mod feed;
+pub mod learner;
 mod memory;
 pub mod metrics;
+pub mod native;
 pub mod nonfinite;
 pub mod norm;
 pub mod progress;
@@ -27,8 +30,10 @@ pub mod tensorboard;
 mod testing;
 
 pub use adamw::{AdamW, AdamWConfig};
+pub use collective::Collective;
 pub use document::Evaluated;
 pub use error::{Error, Result};
+pub use learner::{Engine, Learner};
 pub use norm::{clip, gradient_norm};
 pub use run::{Outcome, RunOptions, Start, train};
 pub use settings::Settings;

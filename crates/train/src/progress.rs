@@ -3,7 +3,7 @@
 use std::fmt;
 use std::fs::OpenOptions;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::eval::Evaluation;
@@ -53,15 +53,16 @@ impl fmt::Debug for Display {
 pub(crate) struct Progress {
     display: Display,
     steps: u64,
-    warnings: PathBuf,
+    /// Of rank 0.
+    warnings: Option<PathBuf>,
     /// Operations of a step and what the machine can do in a second.
     share: Option<(f64, f64)>,
     pub(crate) count: usize,
 }
 
 impl Progress {
-    pub(crate) fn new(display: Display, steps: u64, step: u64, folder: &std::path::Path, share: Option<(f64, f64)>) -> Progress {
-        let progress = Progress { display, steps, warnings: folder.join(WARNINGS), share, count: 0 };
+    pub(crate) fn new(display: Display, steps: u64, step: u64, folder: Option<&Path>, share: Option<(f64, f64)>) -> Progress {
+        let progress = Progress { display, steps, warnings: folder.map(|folder| folder.join(WARNINGS)), share, count: 0 };
         progress.emit(Event::Begun(step, steps));
         progress
     }
@@ -94,7 +95,8 @@ impl Progress {
     pub(crate) fn warn(&mut self, step: u64, text: &str) {
         self.count += 1;
         self.say(&format!("warning: {text}"));
-        let file = OpenOptions::new().create(true).append(true).open(&self.warnings);
+        let Some(path) = &self.warnings else { return };
+        let file = OpenOptions::new().create(true).append(true).open(path);
         // A warning that cannot be kept must not end a run that goes well.
         let _ = file.and_then(|mut file| writeln!(file, "{:.3} step {step}: {text}", now()));
     }

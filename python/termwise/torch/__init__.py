@@ -8,7 +8,7 @@ the reference, so that ``torch.autograd.gradcheck`` can be asked. :class:`Attent
 needs.
 
 Tensors on other devices are computed by :mod:`termwise.torch.engine`, plain torch operations by blocks; ``engine="torch"`` asks for it anywhere. :class:`Model` is a whole model
-of any family.
+of any family, and :mod:`termwise.torch.train` trains one, on one device or many.
 """
 
 from ._attention import Attention, attention

@@ -117,7 +117,9 @@ pub fn run(args: &CutArgs, context: &mut Context) -> Result<Exit, Failure> {
     if args.schema {
         return context.schema(&cut::schema());
     }
-    let folder = &model_folder(args.model.as_deref(), args.output.quiet)?;
+    context.join()?;
+    let (silent, quiet) = (context.is_silent(), args.output.quiet || context.is_silent());
+    let folder = &model_folder(args.model.as_deref(), quiet)?;
     if let Some(place) = &args.save {
         // Before anything is measured, which may take long.
         cut::check_place(folder, place, args.overwrite)?;
@@ -130,7 +132,8 @@ pub fn run(args: &CutArgs, context: &mut Context) -> Result<Exit, Failure> {
         false => Some(open(&self::settings(folder, args, &args.calibration)?.0, &cache, true)?),
     };
     let stop = stop_on_interrupt("finishing this measurement");
-    let bar = Bar::new(args.output.quiet);
+    let bar = Bar::new(quiet);
+    let collective = context.ranks.collective.clone();
     let made_by = context.provenance.clone();
     let outcome = context.pool()?.install(|| -> Result<Outcome, Failure> {
         let model = Model::read(folder)?;
@@ -138,7 +141,7 @@ pub fn run(args: &CutArgs, context: &mut Context) -> Result<Exit, Failure> {
         let length = args.length.unwrap_or(usual);
         let windows = Windows { batch: args.batch, length, stride: length };
         let texts = Texts::split(data.as_ref(), own.as_deref(), windows, args.batches.unwrap_or(0))?;
-        if let Some(folder) = &args.output.out {
+        if let Some(folder) = args.output.out.as_ref().filter(|_| !silent) {
             create_folder(folder)?;
         }
         let mut orders = args.orders.clone();
@@ -154,6 +157,7 @@ pub fn run(args: &CutArgs, context: &mut Context) -> Result<Exit, Failure> {
             sequential: args.sequential,
             windows,
             journal: args.output.out.as_ref().map(|folder| folder.join("losses.jsonl")),
+            collective,
         };
         let about = Report {
             model: folder.display().to_string(),
@@ -164,7 +168,7 @@ pub fn run(args: &CutArgs, context: &mut Context) -> Result<Exit, Failure> {
         let mut written = Ok(());
         let outcome = cut::run(model, &texts, &options, &stop, about, &mut |report, progress| {
             bar.at(progress.done, progress.total, progress.now);
-            if let (Some(folder), Ok(())) = (&args.output.out, &written) {
+            if let (Some(folder), Ok(()), false) = (&args.output.out, &written, silent) {
                 written = write_whole(&folder.join("cut.json"), to_json(report, Some(&made_by)).as_bytes());
             }
         })?;
@@ -173,7 +177,7 @@ pub fn run(args: &CutArgs, context: &mut Context) -> Result<Exit, Failure> {
     })?;
     drop(bar);
     context.emit(&outcome.report, &args.output)?;
-    if let Some(to) = &args.save {
+    if let Some(to) = args.save.as_ref().filter(|_| !silent) {
         save(folder, args, outcome, to)?;
         if !args.output.quiet {
             tell(&format!("saved in {}", to.display()));

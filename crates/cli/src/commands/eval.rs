@@ -68,14 +68,17 @@ pub struct EvalArgs {
 }
 
 pub fn run(args: &EvalArgs, context: &mut Context) -> Result<Exit, Failure> {
-    let folder = model_folder(args.model.as_deref(), args.output.quiet)?;
+    context.join()?;
+    let quiet = args.output.quiet || context.is_silent();
+    let folder = model_folder(args.model.as_deref(), quiet)?;
     let opened = open_for_model(&folder, &args.data, args.held_out_only, &cache_folder(args.cache.as_deref()))?;
     let Opened { source, data, held_out_only, trained } = opened;
     let remark = |text: &str| {
-        if !args.output.quiet {
+        if !quiet {
             tell(&format!("warning: {text}"));
         }
     };
+    let collective = context.ranks.collective.clone();
     let (windows, (evaluation, nonpositive)) = context.pool()?.install(|| -> Result<_, Failure> {
         let mut model = Model::read(&folder)?;
         if let Some(attention) = &args.attention {
@@ -89,7 +92,7 @@ pub fn run(args: &EvalArgs, context: &mut Context) -> Result<Exit, Failure> {
         let length = args.length.unwrap_or(trained.unwrap_or(model.config.max_position_embeddings.min(super::WINDOW)));
         let options = Options { mode: args.mode, ..Options::default() };
         let windows = Windows { batch: args.batch, length, stride: args.stride.unwrap_or(length) };
-        Ok((windows, evaluate_with(&model, source.as_ref(), windows, args.batches.unwrap_or(0), options)?))
+        Ok((windows, evaluate_with(&model, source.as_ref(), windows, args.batches.unwrap_or(0), options, &*collective)?))
     })?;
     if let Some(at) = nonpositive {
         remark(&format!("{at}, the first that is not positive"));

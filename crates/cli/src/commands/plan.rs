@@ -1,7 +1,7 @@
 //! `termwise plan`.
 
 use clap::Args;
-use termwise_lab::plan::{self, Options, parse_bytes, parse_count};
+use termwise_lab::plan::{self, Network, Options, parse_bytes, parse_count};
 
 use crate::context::{Context, Output};
 use crate::error::{Exit, Failure};
@@ -17,6 +17,7 @@ Examples:
   termwise plan paper-small --memory 2GiB --context 65536 --batch 4
   termwise plan runs/first --attention \"taylor=0..4 norm=l2\"
   termwise plan paper-large --train-tokens 40B --hardware all --out plan
+  termwise plan paper-small --batch 64 --ranks 8 --network 12.5GB --latency 5    a step shared over 100 Gbit/s
 
 Models: tiny, small-test, medium-test, paper-small, paper-deep, paper-large; or a folder with a config.json, a run, a checkpoint, hf://OWNER/NAME.
 Hardware: here (measured), a100, h100, rtx4090, m2-ultra, xeon-8480 (by data sheet), or all.")]
@@ -48,8 +49,22 @@ pub struct PlanArgs {
     /// Machine; may be given several times, and the first is the one that times of modes are for [default: here]
     #[arg(long, value_name = "NAME")]
     pub hardware: Vec<String>,
+    /// Processes that share a step of training over a network
+    #[arg(long, value_name = "N", value_parser = parse_count)]
+    pub ranks: Option<u64>,
+    /// Bytes a second of that network, out of each process
+    #[arg(long, value_name = "SIZE", default_value = "1.25GB", value_parser = parse_bytes, requires = "ranks")]
+    pub network: u64,
+    /// Microseconds until a message has arrived
+    #[arg(long, value_name = "X", default_value_t = 50.0, value_parser = parse_latency, requires = "ranks")]
+    pub latency: f64,
     #[command(flatten)]
     pub output: Output,
+}
+
+fn parse_latency(text: &str) -> Result<f64, String> {
+    let microseconds = text.parse().ok().filter(|x: &f64| x.is_finite() && *x >= 0.0);
+    microseconds.ok_or_else(|| "it must be zero or a positive number of microseconds".into())
 }
 
 impl PlanArgs {
@@ -65,6 +80,7 @@ impl PlanArgs {
             tokens: self.train_tokens,
             hardware: self.hardware.clone(),
             threads,
+            network: self.ranks.map(|ranks| Network { ranks, bandwidth: self.network as f64, latency: 1e-6 * self.latency }),
         }
     }
 }

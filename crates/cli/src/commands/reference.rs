@@ -57,6 +57,7 @@ fn settings() -> Result<String, Failure> {
                 Effect::Mathematics => "no",
                 Effect::Data => "if the data are the same",
                 Effect::Extent => "to go further",
+                Effect::Rounding => "yes, the same up to rounding",
                 Effect::Watching | Effect::Nothing => "yes",
             };
             table.rows.push(vec![Cell::code(key.name), Cell::text(key.kind.expected()), value, Cell::text(change), Cell::text(key.help)]);

@@ -7,11 +7,12 @@ use clap::{Args, ValueEnum};
 use termwise_papers::Error;
 use termwise_papers::reproduce::{self, Declared, FILE, Id, Options, Scale, paper};
 use termwise_report::duration;
-use termwise_train::sweep::{Event, Plan, ProcessRunner, Status};
+use termwise_train::sweep::{Event, Plan, ProcessRunner, State, Status};
 use termwise_train::tell::tell;
 
+use super::share::{ShareArgs, Submitted, without_submitting};
 use super::size;
-use super::sweep::interrupts;
+use super::sweep::{interrupts, waiting};
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 use crate::progress::Bar;
@@ -61,6 +62,8 @@ pub struct ReproduceArgs {
     /// Really train the paper's models; without it --scale paper only says what they would cost
     #[arg(long)]
     pub run_paper: bool,
+    #[command(flatten)]
+    pub share: ShareArgs,
     /// Print JSON, which `termwise show` renders again
     #[arg(long)]
     pub json: bool,
@@ -109,6 +112,7 @@ impl ReproduceArgs {
             retry: self.retry,
             rerun_other_builds: self.rerun_other_builds,
             provenance: context.provenance.clone(),
+            others: self.share.others(),
             scale: defaults.scale,
         })
     }
@@ -127,6 +131,13 @@ pub fn run(args: &ReproduceArgs, context: &mut Context) -> Result<Exit, Failure>
         context.print(&paper::plan(&options, &declared)?, args.json, args.details)?;
         remark(&format!("written: {}", options.out.display()));
         return Ok(Exit::Success);
+    }
+    if args.share.submit.is_some() {
+        let states = termwise_train::sweep::states(&declared.schedule.plan, &options.out, false)?;
+        let open = states.iter().filter(|state| matches!(state, State::Open)).count();
+        let name = format!("reproduce-{}", options.scale.name());
+        let what = Submitted { name: &name, folder: &options.out, open, gpu: false };
+        return args.share.submit(&what, &without_submitting(&context.words), context);
     }
     let (stop, kill) = interrupts();
     remark(&announcement(&options, &declared));
@@ -170,6 +181,7 @@ fn show(bar: &Bar, plan: &Plan, event: &Event) {
         Event::Progress(progress) => return bar.runs(progress),
         Event::Started(_) => return,
         Event::Stopped(index) => (index, "stopped".to_owned()),
+        Event::Waiting(runs) => return bar.tell(&waiting(*runs)),
         Event::Ended(index, record) => match &record.status {
             Status::Failed { reason } => (index, format!("failed: {reason}")),
             Status::Finished { metrics } => {

@@ -83,7 +83,9 @@ pub fn run(args: &SpectrumArgs, context: &mut Context) -> Result<Exit, Failure> 
     if args.schema {
         return context.schema(&spectrum::schema());
     }
-    let folder = model_folder(args.model.as_deref(), args.output.quiet)?;
+    context.join()?;
+    let quiet = args.output.quiet || context.is_silent();
+    let folder = model_folder(args.model.as_deref(), quiet)?;
     // On the hub a model is called by owner and name, and not by the folder of the cache.
     let name = short_name(args.model.as_deref().filter(|name| name.starts_with("hf://")).unwrap_or(&folder.display().to_string()));
     let pool = context.pool()?;
@@ -93,9 +95,10 @@ pub fn run(args: &SpectrumArgs, context: &mut Context) -> Result<Exit, Failure> 
     let usual = opened.trained.unwrap_or(model.config.max_position_embeddings.min(WINDOW));
     let windows = spectrum::windows(opened.source.as_ref(), args.length.unwrap_or(usual), args.tokens)?;
     let options = Options { orders: (0..=args.max_order).step_by(2).collect(), rows: args.queries, seed: args.seed, ..Options::default() };
-    let bar = Bar::new(args.output.quiet);
-    let measured =
-        pool.install(|| spectrum::measure(&model, &windows, &options, &mut |progress| bar.at(progress.done, progress.of, "layers")));
+    let bar = Bar::new(quiet);
+    let collective = context.ranks.collective.clone();
+    let mut show = |progress: spectrum::Progress| bar.at(progress.done, progress.of, "layers");
+    let measured = pool.install(|| spectrum::measure_with(&model, &windows, &options, &*collective, &mut show));
     drop(bar);
     let mut spectrum = measured?;
     spectrum.model.name = name;

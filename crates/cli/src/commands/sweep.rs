@@ -12,6 +12,7 @@ use termwise_train::Error;
 use termwise_train::sweep::{self, Event, Options, Plan, ProcessRunner, Record, State, Status, Summary, TrainingSchema};
 use termwise_train::tell::tell;
 
+use super::share::{ShareArgs, Submitted, without_submitting};
 use super::size;
 use crate::context::Context;
 use crate::error::{Exit, Failure};
@@ -30,6 +31,7 @@ Examples:
   termwise sweep recall.toml --list
   termwise sweep recall.toml --parallel 4
   termwise sweep recall.toml --retry --skip-equal
+  termwise sweep recall.toml --submit slurm --dry-run       the script of an array of jobs, to read and to change
 
 A file:
   metric = \"held_out.recall.loss\"     # the smaller the better [default: held_out.loss]
@@ -43,7 +45,7 @@ A file:
   lr = [1e-3, 3e-3, 1e-2]
   seed = [1, 2, 3]
 
-Means and standard deviations are over seeds. Ctrl-C lets every run write a checkpoint; the same command goes on from there.")]
+Means and standard deviations are over seeds. Ctrl-C, SIGTERM and SIGUSR1 let every run write a checkpoint; the same command goes on from there. It may be started several times in one folder, on several machines: each process takes runs that nobody has.")]
 pub struct SweepArgs {
     /// TOML file with a base and axes
     #[arg(value_name = "FILE")]
@@ -66,6 +68,8 @@ pub struct SweepArgs {
     /// Only say which runs there are and how they stand
     #[arg(long)]
     pub list: bool,
+    #[command(flatten)]
+    pub share: ShareArgs,
     /// Print JSON, which `termwise show` renders again
     #[arg(long)]
     pub json: bool,
@@ -82,6 +86,14 @@ pub fn run(args: &SweepArgs, context: &mut Context) -> Result<Exit, Failure> {
         let hint = if args.skip_equal { "" } else { "; --skip-equal runs one of them" };
         tell(&format!("note: {equality}{hint}"));
     }
+    if args.share.submit.is_some() {
+        let states = sweep::states(&plan, &folder, args.skip_equal)?;
+        let open = states.iter().filter(|state| matches!(state, State::Open)).count();
+        let gpu = plan.jobs.iter().any(|job| job.settings.get("engine").and_then(toml::Value::as_str) == Some("torch"));
+        let name = args.file.file_stem().unwrap_or_default().to_string_lossy();
+        let what = Submitted { name: &name, folder: &folder, open, gpu };
+        return args.share.submit(&what, &without_submitting(&context.words), context);
+    }
     let here = context.provenance.clone();
     let mut interrupted = false;
     let states = if args.list {
@@ -95,6 +107,7 @@ pub fn run(args: &SweepArgs, context: &mut Context) -> Result<Exit, Failure> {
             retry: args.retry,
             skip_equal: args.skip_equal,
             only: args.rerun_other_builds.then(|| here.clone()),
+            others: args.share.others(),
         };
         let bar = Bar::new(args.quiet);
         let states = sweep::run(&plan, &folder, &runner, &options, &stop, &mut |event| show(&bar, &plan, event))?;
@@ -113,6 +126,7 @@ pub fn run(args: &SweepArgs, context: &mut Context) -> Result<Exit, Failure> {
         return Ok(Exit::Success);
     }
     if !args.list {
+        let _alone = sweep::writing_alone(&folder);
         summary.write(&folder, &here)?;
     }
     context.print(&summary, args.json, false)?;
@@ -165,6 +179,12 @@ fn mixed(records: &[(&str, &Record)], here: &Provenance) -> Option<String> {
     ))
 }
 
+/// What is said while others work.
+pub(super) fn waiting(runs: usize) -> String {
+    let runs = if runs == 1 { "1 run".into() } else { format!("{runs} runs") };
+    format!("waiting for {runs} of other processes, to take up those of dead ones; --no-wait ends here")
+}
+
 /// The first Ctrl-C asks runs to stop, the second does not wait for them.
 pub(super) fn interrupts() -> (Arc<AtomicBool>, Arc<AtomicBool>) {
     let kill = Arc::new(AtomicBool::new(false));
@@ -179,6 +199,7 @@ fn show(bar: &Bar, plan: &Plan, event: &Event) {
         Event::Progress(progress) => return bar.runs(progress),
         Event::Started(index) => format!("started   {}", name(index)),
         Event::Stopped(index) => format!("stopped   {}", name(index)),
+        Event::Waiting(runs) => waiting(*runs),
         Event::Ended(index, record) => match &record.status {
             Status::Failed { reason } => format!("failed    {}: {reason}", name(index)),
             Status::Finished { metrics } => {

@@ -11,9 +11,11 @@ use termwise_train::{RunOptions, Start, nonfinite, run as runs};
 
 use super::settings::AllSettings;
 use super::source::{cache_folder, prepare_with_progress};
+use super::torch;
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 use crate::progress::{Bar, stop_on_interrupt, stop_with_input};
+use crate::ranks::is_rank;
 
 /// Train a model
 ///
@@ -28,8 +30,10 @@ Examples:
   termwise train --resume runs/first
   termwise train --resume runs/first --steps 5000
   termwise train --replay runs/first/nonfinite-step-1234
+  mpirun -n 4 termwise train --model tiny         four processes share each step (a build with --features mpi)
+  termwise train --engine torch --model small-test --data corpus/
 
-Ctrl-C finishes the step, writes a checkpoint and ends with exit code 130; a second Ctrl-C ends at once. However a run ends, resumed it goes on bit for bit.")]
+Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 finish the step, write a checkpoint and end with exit code 130; a second Ctrl-C ends at once. However a run ends, resumed it goes on bit for bit.")]
 pub struct TrainArgs {
     /// TOML file with settings, under the names of the flags with _ for -; may be given several times
     #[arg(long, value_name = "FILE")]
@@ -52,6 +56,9 @@ pub struct TrainArgs {
     /// Folder for tokenized text [default: termwise in the user's cache]
     #[arg(long, value_name = "DIR")]
     pub cache: Option<PathBuf>,
+    /// With --engine torch: processes on this machine, started by torchrun
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = super::size(1024))]
+    pub processes: usize,
     /// Stop as after Ctrl-C when standard input ends: a run that another process has started does not outlive it
     #[arg(long, hide = true)]
     pub stop_with_input: bool,
@@ -71,26 +78,43 @@ pub fn run(args: &TrainArgs, threads: Option<usize>, context: &mut Context) -> R
         context.print(&replay, args.json, false)?;
         return Ok(Exit::passed(replay.same()));
     }
+    context.join()?;
+    let quiet = args.quiet || context.is_silent();
     let mut layers = args.config.iter().map(Layer::read).collect::<Result<Vec<_>, _>>()?;
     layers.push(args.settings.layer(threads)?);
     let (folder, start) = place(args, &layers)?;
-    let settings = if start == Start::Fresh { Settings::resolve(&layers)? } else { runs::resumed_settings(&folder, &layers)? };
-    let source = prepare_with_progress(&settings, &cache_folder(args.cache.as_deref()), args.quiet)?;
-    let stop = stop_on_interrupt("finishing the step and writing a checkpoint");
+    let mut settings = if start == Start::Fresh { Settings::resolve(&layers)? } else { runs::resumed_settings(&folder, &layers)? };
+    let collective = context.ranks.collective.clone();
+    if is_rank() && start == Start::Fresh && !layers.iter().any(|layer| layer.has("micro_batches")) {
+        settings.micro_batches = settings.micro_batches_for(collective.size());
+    }
+    if settings.engine == "torch" {
+        return torch::run(args, &settings, (&folder, &start), context);
+    }
+    // Rank 0 first: what it has tokenized the others find.
+    let prepare = || prepare_with_progress(&settings, &cache_folder(args.cache.as_deref()), quiet);
+    let early = if context.is_silent() { None } else { Some(prepare()?) };
+    collective.barrier()?;
+    let source = early.map_or_else(prepare, Ok)?;
+    let stop = stop_on_interrupt(match collective.size() > 1 {
+        false => "finishing the step and writing a checkpoint",
+        true => "finishing the step and writing a checkpoint, unless a rank is lost: then the newest checkpoint is the last",
+    });
     if args.stop_with_input {
         stop_with_input(&stop);
     }
-    let bar = Bar::new(args.quiet);
+    let bar = Bar::new(quiet);
     let options = RunOptions {
         start,
         display: Display::To(Arc::new(move |event| bar.training(event))),
         stop,
-        peak: (!args.quiet).then(|| peak_gflops() * 1e9),
+        peak: (!quiet).then(|| peak_gflops() * 1e9),
         files: settings.tokenizer_files()?,
         provenance: context.provenance.clone(),
+        collective,
         ..RunOptions::new(&folder)
     };
-    if args.overwrite {
+    if args.overwrite && !context.is_silent() {
         // As late as can be: what cannot begin must not remove anything.
         termwise_train::runs::remove(&folder)?;
     }

@@ -15,6 +15,8 @@ mod golden_curve;
 mod help;
 mod plan;
 mod play;
+#[cfg(all(unix, feature = "mpi"))]
+mod ranks;
 mod reproduce;
 mod separation;
 mod serve;

@@ -2,14 +2,16 @@
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::path::Path;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use termwise_data::Source;
 use termwise_llama::config::AttentionMap;
 use termwise_llama::{Model, Options};
 use termwise_train::Error as TrainError;
+use termwise_train::collective::Collective;
 use termwise_train::eval::{Windows, evaluate_with};
 
 use super::report::Measured;
@@ -25,6 +27,7 @@ pub struct Meter {
     identity: String,
     known: HashMap<String, Measured>,
     journal: Option<File>,
+    collective: Arc<dyn Collective>,
 }
 
 /// A line of the journal.
@@ -36,8 +39,8 @@ struct Entry {
 }
 
 impl Meter {
-    /// Measures this model in such windows. Losses are read from the journal where it has them, and added to it.
-    pub fn new(model: Model, windows: Windows, journal: Option<&Path>) -> Result<Meter, Error> {
+    /// Measures this model in such windows; ranks share them. Losses are read from the journal where it has them, and added to it, by rank 0.
+    pub fn new(model: Model, windows: Windows, journal: Option<&Path>, collective: Arc<dyn Collective>) -> Result<Meter, Error> {
         let mut hasher = blake3::Hasher::new();
         for values in model.params.values().chunks(1 << 14) {
             let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
@@ -46,21 +49,36 @@ impl Meter {
         let mut config = model.config.clone();
         let own = std::mem::take(&mut config.attention);
         hasher.update(format!("{config:?} {windows:?}").as_bytes());
-        let mut meter =
-            Meter { model, own, windows, identity: hasher.finalize().to_hex().to_string(), known: HashMap::new(), journal: None };
-        if let Some(path) = journal {
-            let failed = |action| termwise_llama::Error::io(action, path);
-            if let Ok(file) = File::open(path) {
-                // A line that was cut off when the program ended is measured again.
-                for line in BufReader::new(file).lines().map_while(Result::ok) {
-                    if let Ok(Entry { key, measured }) = serde_json::from_str(&line) {
-                        meter.known.insert(key, measured);
-                    }
-                }
+        let mut meter = Meter {
+            model,
+            own,
+            windows,
+            identity: hasher.finalize().to_hex().to_string(),
+            known: HashMap::new(),
+            journal: None,
+            collective,
+        };
+        let Some(path) = journal else { return Ok(meter) };
+        let mut lines = Vec::new();
+        if meter.collective.rank() == 0 {
+            lines = std::fs::read(path).unwrap_or_default();
+            let failed = termwise_llama::Error::io("write", path);
+            meter.journal = Some(OpenOptions::new().create(true).append(true).open(path).map_err(failed)?);
+        }
+        // All ranks know the same, so that all measure the same.
+        meter.collective.broadcast(&mut lines)?;
+        for line in lines.split(|&byte| byte == b'\n') {
+            // A line that was cut off when the program ended is measured again.
+            if let Ok(Entry { key, measured }) = serde_json::from_slice(line) {
+                meter.known.insert(key, measured);
             }
-            meter.journal = Some(OpenOptions::new().create(true).append(true).open(path).map_err(failed("write"))?);
         }
         Ok(meter)
+    }
+
+    /// The ranks that share the text.
+    pub fn collective(&self) -> &dyn Collective {
+        &*self.collective
     }
 
     /// The model with its own attention.
@@ -103,7 +121,7 @@ impl Meter {
 
     fn evaluate(&self, text: &Stretch) -> Result<Measured, Error> {
         let options = Options { forward_only: true, ..Options::default() };
-        match evaluate_with(&self.model, text, self.windows, 0, options) {
+        match evaluate_with(&self.model, text, self.windows, 0, options, &*self.collective) {
             Ok((evaluation, nonpositive)) => Ok(Measured {
                 loss: Some(evaluation.loss),
                 bits_per_byte: evaluation.bits_per_byte,

@@ -22,10 +22,12 @@ pub mod text;
 mod work;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use termwise_llama::Model;
 use termwise_llama::config::AttentionMap;
+use termwise_train::collective::Collective;
 use termwise_train::eval::Windows;
 
 pub use budget::Budget;
@@ -63,6 +65,8 @@ pub struct Options {
     pub windows: Windows,
     /// Where losses are kept from one run to the next.
     pub journal: Option<PathBuf>,
+    /// The ranks that share the text; each calibrates on all of its part of it.
+    pub collective: Arc<dyn Collective>,
 }
 
 /// How far the work is.
@@ -125,7 +129,7 @@ pub fn run(
             cache_bytes: sizes.model(&model.config, context),
             ..report
         },
-        meter: Meter::new(model, windows, options.journal.as_deref())?,
+        meter: Meter::new(model, windows, options.journal.as_deref(), options.collective.clone())?,
         texts,
         stop,
         tell,
@@ -144,7 +148,7 @@ pub fn run(
     if let Some(budget) = options.budget {
         planned = work.plan(&calibration, &uncut, sizes, &orders, budget)?;
     }
-    work.report.finished = !work.stopped();
+    work.report.finished = !work.stopped()?;
     work.say("done");
     let Work { report, meter, .. } = work;
     Ok(Outcome { report, calibration, uncut, planned, model: meter.into_model() })

@@ -69,6 +69,7 @@ fn options() -> Options {
         sequential: false,
         windows: WINDOWS,
         journal: None,
+        collective: std::sync::Arc::new(termwise_train::collective::Alone),
     }
 }
 
@@ -251,6 +252,32 @@ fn a_saved_model_has_the_same_loss() {
     assert!(held.contains("holds a model already") && held.contains("--overwrite"), "{held}");
     save(&mut outcome.model, &map, &from, &to, true).expect("replaced");
     let chunked = termwise_llama::Options { mode: termwise_attention::Mode::Chunk(Some(8)), ..Default::default() };
-    let (in_chunks, _) = evaluate_with(&read, &texts.evaluation, WINDOWS, 0, chunked).expect("a loss");
+    let (in_chunks, _) = evaluate_with(&read, &texts.evaluation, WINDOWS, 0, chunked, &termwise_train::collective::Alone).expect("a loss");
     assert!((in_chunks.loss - loss).abs() < 1e-3, "{} {loss}", in_chunks.loss);
+}
+
+/// Ranks, here threads, share the text that is evaluated on; what they say is what one says.
+#[test]
+fn any_number_of_ranks_says_the_same() {
+    use termwise_train::collective::threads::team;
+    let words = Words { batches: 9 };
+    let folder = tempfile::tempdir().expect("a folder");
+    let journal = |name: &str| Some(folder.path().join(name));
+    let alone = go(model(0.6), &words, &Options { journal: journal("alone"), ..options() });
+    let report = |outcome: &Outcome| serde_json::to_string(&outcome.report).expect("JSON");
+    for ranks in [2, 3] {
+        let team: Vec<_> = team(ranks).into_iter().map(std::sync::Arc::new).collect();
+        let found: Vec<String> = std::thread::scope(|scope| {
+            let mut threads = Vec::new();
+            for rank in &team {
+                let own = Options { collective: rank.clone(), journal: journal("shared"), ..options() };
+                let words = &words;
+                threads.push(scope.spawn(move || report(&go(model(0.6), words, &own))));
+            }
+            threads.into_iter().map(|thread| thread.join().expect("a rank")).collect()
+        });
+        assert!(found.iter().all(|found| *found == report(&alone)), "{ranks} ranks");
+    }
+    let lines = |name: &str| std::fs::read_to_string(folder.path().join(name)).expect("a journal").lines().count();
+    assert_eq!(lines("shared"), lines("alone"), "rank 0 alone writes, and all know what is written there");
 }

@@ -28,8 +28,9 @@ pub(super) struct Work<'a, 'b> {
 }
 
 impl Work<'_, '_> {
-    pub fn stopped(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
+    /// Whether any rank was asked to stop.
+    pub fn stopped(&self) -> Result<bool, Error> {
+        Ok(self.meter.collective().agree(self.stop.load(Ordering::Relaxed))?)
     }
 
     pub fn say(&mut self, now: &str) {
@@ -84,7 +85,7 @@ impl Work<'_, '_> {
         self.report.curves = choices.iter().map(|&coefficients| Curve { coefficients, points: Vec::new() }).collect();
         for &order in orders {
             for (i, &choice) in choices.iter().enumerate() {
-                if self.stopped() {
+                if self.stopped()? {
                     return Ok(());
                 }
                 let mut config = self.meter.model().config.clone();
@@ -107,7 +108,7 @@ impl Work<'_, '_> {
         for layer in 0..self.report.layers {
             let mut row = Vec::new();
             for &order in orders {
-                if self.stopped() {
+                if self.stopped()? {
                     break;
                 }
                 let config = self.meter.model().config.clone();
@@ -136,7 +137,7 @@ impl Work<'_, '_> {
         let before = self.measure("the uncut model on tuning text", uncut, &self.texts.tuning)?;
         let Some(uncut_loss) = before.loss else { return Ok(None) };
         for candidate in &mut candidates {
-            if self.stopped() {
+            if self.stopped()? {
                 return Ok(None);
             }
             let map = budget::applied(uncut, calibration, sizes, std::slice::from_ref(candidate))?;
@@ -145,7 +146,7 @@ impl Work<'_, '_> {
             candidate.increase = measured.loss.map_or(f64::NAN, |loss| loss - uncut_loss);
         }
         let (cuts, tuning_loss) = budget::choose(candidates, uncut_loss, budget, |cuts| {
-            if self.stopped() {
+            if self.stopped()? {
                 return Ok(None);
             }
             let map = budget::applied(uncut, calibration, sizes, cuts)?;
@@ -154,7 +155,7 @@ impl Work<'_, '_> {
         let bytes_before = self.report.cache_bytes;
         let saved: u64 = cuts.iter().map(|cut| cut.saved).sum();
         let map = budget::applied(uncut, calibration, sizes, &cuts)?;
-        let measured = match self.stopped() {
+        let measured = match self.stopped()? {
             true => None,
             false => Some(self.measure("the plan", &map, &self.texts.evaluation)?),
         };

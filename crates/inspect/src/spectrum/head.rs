@@ -26,8 +26,21 @@ impl Found {
     /// Adds a window to those before.
     pub fn merge(&mut self, other: Found) {
         self.sums.merge(&other.sums);
-        self.attention = other.attention;
-        self.cuts = other.cuts;
+        // What another rank has found is sums alone; this rank knows the rest from its own windows.
+        if !other.attention.is_empty() {
+            self.attention = other.attention;
+            self.cuts = other.cuts;
+        }
+    }
+
+    /// The sums of a window, as they are sent to other ranks.
+    pub fn to_words(&self) -> Vec<u64> {
+        self.sums.to_words()
+    }
+
+    /// Reads one back and goes on behind it; `None` where it is not whole.
+    pub fn of_words(words: &mut &[u64]) -> Option<Found> {
+        Some(Found { sums: Sums::of_words(words)?, ..Found::default() })
     }
 }
 

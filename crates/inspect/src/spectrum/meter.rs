@@ -42,22 +42,30 @@ impl Meter {
 
     /// Looks at a layer of this batch.
     pub fn see(&mut self, layer: usize, attention: &Layer, shape: &Shape, inputs: &Inputs<f32>) -> Result<(), Error> {
+        self.look(layer, attention, shape, inputs)?.into_iter().for_each(|(head, found)| self.add(layer, head, found));
+        Ok(())
+    }
+
+    /// Adds a window of a head to those before.
+    pub(super) fn add(&mut self, layer: usize, head: usize, found: Found) {
         if self.heads.len() <= layer {
             self.heads.resize_with(layer + 1, Vec::new);
         }
         let known = self.heads[layer].len();
-        self.heads[layer].resize_with(shape.heads.max(known), Found::default);
+        self.heads[layer].resize_with(known.max(head + 1), Found::default);
+        self.heads[layer][head].merge(found);
+    }
+
+    /// What a layer of this batch has: head by head of window after window.
+    pub(super) fn look(&self, layer: usize, attention: &Layer, shape: &Shape, inputs: &Inputs<f32>) -> Result<Vec<(usize, Found)>, Error> {
         let jobs: Vec<(usize, usize)> = (0..self.rows.len()).flat_map(|row| (0..shape.heads).map(move |head| (row, head))).collect();
         let look = |&(row, head): &(usize, usize)| look(attention, inputs, shape, (row, head), &self.rows[row], &self.options);
         let results: Vec<Result<Found, Failure>> = jobs.par_iter().map(look).collect();
-        let mut failure = None;
-        for (&(row, head), result) in jobs.iter().zip(results) {
-            match result {
-                Ok(found) => self.heads[layer][head].merge(found),
-                Err(error) => failure = failure.or(Some(error.within(layer, head, self.before + row))),
-            }
-        }
-        failure.map_or(Ok(()), Err)
+        let own = |(&(row, head), result): (&(usize, usize), Result<Found, Failure>)| match result {
+            Ok(found) => Ok((head, found)),
+            Err(error) => Err(error.within(layer, head, self.before + row)),
+        };
+        jobs.iter().zip(results).map(own).collect()
     }
 
     /// What the sums say.

@@ -11,7 +11,7 @@
 //!   denominator, gates, decay and norm.
 //!
 //! Activations are those of the model's float32 forward pass; everything after is float64. Memory is linear in the length. Results are
-//! bit-identical for any number of threads.
+//! bit-identical for any number of threads and ranks.
 
 mod block;
 mod figures;
@@ -28,8 +28,10 @@ mod windows;
 use std::time::Instant;
 
 use termwise_llama::{Model, Observed, Options as SessionOptions};
+use termwise_train::collective::{Alone, Collective};
 
 use crate::Error;
+use head::Found;
 pub use meter::Meter;
 pub use result::*;
 pub use series::MAX_CUT;
@@ -82,6 +84,17 @@ pub struct Progress {
 
 /// The spectrum of a model on windows of tokens, none of them empty. Names of model and data are left to the caller.
 pub fn measure(model: &Model, windows: &[Vec<u32>], options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Spectrum, Error> {
+    measure_with(model, windows, options, &Alone, progress)
+}
+
+/// As [`measure`]; ranks share the batches of windows. Rank 0 has the result, the same for any number of them.
+pub fn measure_with(
+    model: &Model,
+    windows: &[Vec<u32>],
+    options: &Options,
+    collective: &dyn Collective,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Spectrum, Error> {
     check(windows, options)?;
     let config = &model.config;
     let (layers, vocabulary) = (config.num_hidden_layers, config.vocab_size);
@@ -98,7 +111,19 @@ pub fn measure(model: &Model, windows: &[Vec<u32>], options: &Options, progress:
     let mut state = Progress { done: 0, of: (windows.len().div_ceil(batch) * layers) as u64 };
     progress(state);
     let (mut forward, mut failure, mut ids) = (0.0, None, vec![0; batch * length]);
-    for group in windows.chunks(batch) {
+    let (rank, ranks) = (collective.rank(), collective.size());
+    let groups = windows.len().div_ceil(batch);
+    // What this rank has found in a batch, in the order in which it is added.
+    let mut found: Vec<(usize, usize, Found)> = Vec::new();
+    for (index, group) in windows.chunks(batch).enumerate() {
+        if ranks > 1 && index % ranks != rank {
+            meter.begin(&group.iter().map(Vec::len).collect::<Vec<_>>());
+            state.done += layers as u64;
+            if index % ranks == ranks - 1 || index + 1 == groups {
+                exchange(collective, &mut meter, &mut found)?;
+            }
+            continue;
+        }
         ids.fill(0);
         // Rows without a window run as one position of padding and are not looked at.
         let mut lengths = vec![1; batch];
@@ -112,7 +137,11 @@ pub fn measure(model: &Model, windows: &[Vec<u32>], options: &Options, progress:
         session.observe(&model.params, &ids, lengths, &mut |Observed { layer, shape, inputs, .. }| {
             let start = Instant::now();
             if failure.is_none() {
-                failure = meter.see(layer, &plans[layer], &shape, inputs).err();
+                match meter.look(layer, &plans[layer], &shape, inputs) {
+                    Ok(own) if ranks == 1 => own.into_iter().for_each(|(head, own)| meter.add(layer, head, own)),
+                    Ok(own) => found.extend(own.into_iter().map(|(head, own)| (layer, head, own))),
+                    Err(error) => failure = Some(error),
+                }
             }
             state.done += 1;
             progress(state);
@@ -121,6 +150,9 @@ pub fn measure(model: &Model, windows: &[Vec<u32>], options: &Options, progress:
         forward += start.elapsed().as_secs_f64() - away;
         if let Some(error) = failure {
             return Err(error);
+        }
+        if ranks > 1 && (index % ranks == ranks - 1 || index + 1 == groups) {
+            exchange(collective, &mut meter, &mut found)?;
         }
     }
     let facts = ModelFacts {
@@ -132,6 +164,25 @@ pub fn measure(model: &Model, windows: &[Vec<u32>], options: &Options, progress:
     };
     let spectrum = meter.finish(facts, Vec::new());
     Ok(Spectrum { timing: Some(Timing { forward, analysis: began.elapsed().as_secs_f64() - forward }), ..spectrum })
+}
+
+/// Adds what all ranks have found in a batch each, in the order of batches.
+fn exchange(collective: &dyn Collective, meter: &mut Meter, found: &mut Vec<(usize, usize, Found)>) -> Result<(), Error> {
+    let own: Vec<u64> = found.iter().flat_map(|(layer, head, own)| [vec![*layer as u64, *head as u64], own.to_words()].concat()).collect();
+    let mut own_found = std::mem::take(found).into_iter();
+    for (rank, words) in collective.gather_words(&own)?.iter().enumerate() {
+        if rank == collective.rank() {
+            own_found.by_ref().for_each(|(layer, head, own)| meter.add(layer, head, own));
+            continue;
+        }
+        let mut rest = &words[..];
+        while let Some((&[layer, head], behind)) = rest.split_first_chunk() {
+            rest = behind;
+            let found = Found::of_words(&mut rest).ok_or_else(|| Error::Sizes(format!("what rank {rank} has sent is not whole")))?;
+            meter.add(layer as usize, head as usize, found);
+        }
+    }
+    Ok(())
 }
 
 fn check(windows: &[Vec<u32>], options: &Options) -> Result<(), Error> {

@@ -58,6 +58,18 @@ impl Powers {
         }
     }
 
+    /// As they are sent to other ranks.
+    pub fn to_words(&self) -> Vec<u64> {
+        let front = [self.k as u32 as u64, self.count];
+        front.into_iter().chain(self.sums.iter().map(|sum| sum.to_bits())).collect()
+    }
+
+    /// Reads them back and goes on behind them; `None` where they are not whole.
+    pub fn of_words(words: &mut &[u64]) -> Option<Powers> {
+        let own = words.split_off(..2 + ORDERS)?;
+        Some(Powers { k: own[0] as u32 as i32, count: own[1], sums: own[2..].iter().map(|&word| f64::from_bits(word)).collect() })
+    }
+
     /// Adds what another sum holds.
     pub fn merge(&mut self, other: &Powers) {
         let mut other = other.clone();

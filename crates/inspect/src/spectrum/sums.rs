@@ -27,6 +27,37 @@ impl Sums {
         Sums { shares: vec![0.0; orders], errors: vec![0.0; orders], ..Sums::default() }
     }
 
+    /// As they are sent to other ranks.
+    pub fn to_words(&self) -> Vec<u64> {
+        let Scores { count, mean, squares, min, max } = self.scores;
+        let Entropy { nats, shares, rows, choices } = self.entropy;
+        let mut words = vec![count, mean.to_bits(), squares.to_bits(), min.to_bits(), max.to_bits()];
+        words.extend([nats.to_bits(), shares.to_bits(), rows, choices, self.outputs.to_bits(), self.rows, self.shares.len() as u64]);
+        words.extend(self.shares.iter().chain(&self.errors).map(|x| x.to_bits()));
+        words.extend(self.positive.to_words().into_iter().chain(self.negative.to_words()));
+        words
+    }
+
+    /// Reads one back and goes on behind it; `None` where it is not whole.
+    pub fn of_words(words: &mut &[u64]) -> Option<Sums> {
+        let mut next = || words.split_off_first().copied();
+        let mut number = || next().map(f64::from_bits);
+        let (count, mean, squares, min, max) = (number()?.to_bits(), number()?, number()?, number()?, number()?);
+        let (nats, shares, rows, choices) = (number()?, number()?, number()?.to_bits(), number()?.to_bits());
+        let (outputs, looked, orders) = (number()?, number()?.to_bits(), number()?.to_bits());
+        let mut list = || (0..orders).map(|_| number()).collect::<Option<Vec<f64>>>();
+        Some(Sums {
+            scores: Scores { count, mean, squares, min, max },
+            entropy: Entropy { nats, shares, rows, choices },
+            shares: list()?,
+            errors: list()?,
+            outputs,
+            rows: looked,
+            positive: Powers::of_words(words)?,
+            negative: Powers::of_words(words)?,
+        })
+    }
+
     /// Adds what another sum of the same head holds.
     pub fn merge(&mut self, other: &Sums) {
         self.scores.merge(&other.scores);

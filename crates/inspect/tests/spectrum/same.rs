@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 use termwise_base::threads;
-use termwise_inspect::spectrum::{Options, RowChoice, Spectrum, Tiles, schema};
+use termwise_inspect::spectrum::{Options, RowChoice, Spectrum, Tiles, measure_with, schema};
+use termwise_train::collective::threads::team;
 
 use crate::{all_rows, model, quoted, spectrum, texts};
 
@@ -17,6 +18,28 @@ fn any_number_of_threads_gives_the_same_bits() {
         };
         let one = of(1);
         assert!([2, 3, 5].iter().all(|&count| of(count) == one), "{attention}");
+    }
+}
+
+#[test]
+fn any_number_of_ranks_gives_the_same_bits() {
+    let model = model(&quoted("softmax"), 2, 0.5);
+    // So long that each is a batch of its own.
+    let windows = texts(&[2100, 900, 2100, 33, 1200]);
+    let options = Options { rows: RowChoice::Sampled(16), ..Options::default() };
+    let json = |spectrum: Spectrum| serde_json::to_string(&Spectrum { timing: None, ..spectrum }).expect("JSON");
+    let one = json(spectrum(&model, &windows, &options));
+    for ranks in [2, 3, 8] {
+        let team = team(ranks);
+        let first = std::thread::scope(|scope| {
+            let (model, windows, options) = (&model, &windows, &options);
+            let mut threads = Vec::new();
+            for rank in &team {
+                threads.push(scope.spawn(move || measure_with(model, windows, options, rank, &mut |_| ()).expect("a spectrum")));
+            }
+            threads.into_iter().map(|thread| thread.join().expect("a rank")).collect::<Vec<_>>().swap_remove(0)
+        });
+        assert!(json(first) == one, "{ranks} ranks");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use termwise_report::{Block, Cell, Document, Documented, Section, Table, Unit, duration, thousands};
 
-use super::{BreakEven, Column, Cost, Fits, Plan, TrainingTime};
+use super::{BreakEven, Column, Cost, Fits, Plan, Shared, TrainingTime};
 
 /// A row of a table: its name, and what it says of a column.
 type Row<'a> = (&'a str, &'a dyn Fn(&Column) -> Cell);
@@ -135,6 +135,22 @@ impl Plan {
         let mut blocks = vec![Block::Text(text), Block::table("training", table)];
         if training.times.iter().any(|time| time.mode == "chunk") {
             blocks.push(Block::text("c: in chunks, which are cheaper there."));
+        }
+        if let Some(Shared { network, bytes, seconds, steps }) = &self.network {
+            let text = format!(
+                "A step of {} ranks at {} a second and {} latency: each sends {}, which takes {}.",
+                thousands(network.ranks),
+                Unit::Bytes.format(network.bandwidth),
+                Unit::Seconds.format(network.latency),
+                Unit::Bytes.format(*bytes as f64),
+                Unit::Seconds.format(*seconds)
+            );
+            let mut table = Table::new("", ["on", "a step alone", "a step of all", "times as fast"]);
+            for step in steps {
+                let time = |seconds| Cell::Amount(seconds, Unit::Seconds);
+                table.rows.push(vec![Cell::code(&step.hardware), time(step.alone), time(step.shared), Cell::Number(step.speedup, 2)]);
+            }
+            blocks.extend([Block::Text(text), Block::table("network", table)]);
         }
         blocks
     }

@@ -20,6 +20,7 @@ mod document;
 mod figure;
 mod hardware;
 mod model;
+mod network;
 mod size;
 mod training;
 
@@ -33,6 +34,7 @@ pub use break_even::BreakEven;
 pub use count::{Attention, Work};
 pub use hardware::Hardware;
 pub use model::{Kind, Model};
+pub use network::{Network, Shared, SharedStep};
 pub use size::{parse_bytes, parse_count};
 pub use training::{Training, TrainingTime};
 
@@ -62,6 +64,8 @@ pub struct Options {
     pub hardware: Vec<String>,
     /// Threads on which this machine is measured.
     pub threads: usize,
+    /// A network over which ranks share a step of training.
+    pub network: Option<Network>,
 }
 
 impl Default for Options {
@@ -77,6 +81,7 @@ impl Default for Options {
             tokens: None,
             hardware: Vec::new(),
             threads: 1,
+            network: None,
         }
     }
 }
@@ -100,6 +105,9 @@ pub struct Plan {
     pub fits: Option<Fits>,
     /// Training on each machine.
     pub training: Training,
+    /// The same on several of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<Shared>,
     /// Everything that is assumed, one sentence each.
     pub assumptions: Vec<String>,
 }
@@ -190,8 +198,13 @@ pub fn plan(options: &Options) -> Result<Plan, Error> {
     }
     let fits = options.memory.or(hardware[0].memory).map(|memory| place.fits(&config, &columns[0].counts, memory));
     let training = training::plan(&place, &columns, &hardware, options.tokens);
-    let assumptions = assumptions(&place, options, &training);
-    Ok(Plan { context, batch, chunk, columns, fits, training, assumptions, hardware, model })
+    let mut assumptions = assumptions(&place, options, &training);
+    let network = options.network.map(|network| network::share(network, &place, &training));
+    if network.is_some() {
+        let text = "network: every rank computes as many tokens and makes the whole update; gradients are float32, and nothing is computed while they are sent";
+        assumptions.push(text.to_owned());
+    }
+    Ok(Plan { context, batch, chunk, columns, fits, training, network, assumptions, hardware, model })
 }
 
 /// What decoding keeps between tokens.
@@ -231,6 +244,11 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
+    /// All positions of all rows.
+    fn tokens_a_step(&self) -> u64 {
+        self.batch.saturating_mul(self.context)
+    }
+
     fn column(&self, config: &Config, label: String) -> Column {
         let Place { context, batch, chunk, hardware, .. } = *self;
         let counts = model::attention(config);

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Column, Hardware, Place};
+use super::{Column, Hardware, Model, Place};
 
 /// Training on a number of tokens.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -53,13 +53,18 @@ const OPTIMIZER_PASSES: f64 = 7.0;
 /// Tokens a parameter where no number is given.
 const TOKENS_A_PARAMETER: u64 = 20;
 
+/// Bytes that an update moves.
+pub(super) fn optimizer_bytes(model: &Model) -> f64 {
+    OPTIMIZER_PASSES * 4.0 * model.parameters as f64
+}
+
 pub(super) fn plan(place: &Place, columns: &[Column], hardware: &[Hardware], tokens: Option<u64>) -> Training {
     let model = place.model;
     let asked = tokens;
     let tokens = asked.unwrap_or(model.parameters.saturating_mul(TOKENS_A_PARAMETER));
-    let tokens_a_step = place.batch.saturating_mul(place.context);
+    let tokens_a_step = place.tokens_a_step();
     let parameter_bytes = model.parameters.saturating_mul(4 * COPIES);
-    let optimizer_bytes = OPTIMIZER_PASSES * 4.0 * model.parameters as f64;
+    let optimizer_bytes = optimizer_bytes(model);
     let mut times = Vec::new();
     for machine in hardware {
         for column in columns {

@@ -38,6 +38,7 @@ pub mod paper;
 mod results;
 mod scale;
 mod schedule;
+pub mod scripts;
 mod second_half;
 mod theorem;
 
@@ -84,6 +85,8 @@ pub struct Options {
     pub rerun_other_builds: bool,
     /// Which build this is.
     pub provenance: Provenance,
+    /// Other processes that share the runs.
+    pub others: sweep::Others,
 }
 
 impl Options {
@@ -92,7 +95,8 @@ impl Options {
         let out = Path::new("reproduce").join(scale.name());
         let threads = termwise_base::threads::available();
         let (retry, rerun_other_builds, provenance) = (false, false, Provenance::default());
-        Options { ids: Id::ALL.into(), scale, data: Vec::new(), seeds: None, out, threads, retry, rerun_other_builds, provenance }
+        let (ids, others) = (Id::ALL.into(), sweep::Others::USUAL);
+        Options { ids, scale, data: Vec::new(), seeds: None, out, threads, retry, rerun_other_builds, provenance, others }
     }
 }
 
@@ -135,7 +139,8 @@ pub fn run(
     let theorems = declared.theorems.iter().map(|&id| theorem::compute(id, options.scale));
     let theorems = theorems.collect::<Result<Vec<_>, Error>>()?.into_iter().flatten().collect();
     let only = options.rerun_other_builds.then(|| options.provenance.clone());
-    let how = sweep::Options { parallel: options.threads, threads: options.threads, retry: options.retry, skip_equal: false, only };
+    let (parallel, others) = (options.threads, options.others);
+    let how = sweep::Options { parallel, threads: options.threads, retry: options.retry, skip_equal: false, only, others };
     let mut schedule = declared.schedule.clone();
     let mut go = |plan: &Plan| sweep::run(plan, &options.out, runner, &how, stop, &mut |event| observe(plan, event));
     let mut states = go(&schedule.plan)?;
@@ -145,6 +150,7 @@ pub fn run(
         states = go(&schedule.plan)?;
     }
     let results = results_of(options, &Declared { schedule, ..declared.clone() }, &states, theorems, start)?;
+    let _alone = sweep::writing_alone(&options.out);
     results.write(&options.out)?;
     page::write(&results, &options.out)?;
     Ok(results)

@@ -7,7 +7,7 @@ use termwise_report::{Block, Cell, Document, Documented, Section, duration};
 use termwise_train::Settings;
 use toml::{Table, Value};
 
-use super::{Declared, Experiment, Options};
+use super::{Declared, Experiment, Options, scripts};
 use termwise_base::threads;
 use termwise_lab::plan::{self, Hardware};
 
@@ -22,6 +22,9 @@ pub struct PaperPlan {
     pub totals: Vec<Total>,
     /// Files for `termwise sweep`, relative to the folder of results.
     pub sweeps: Vec<String>,
+    /// Scripts that train every run with PyTorch, likewise.
+    #[serde(default)]
+    pub scripts: Vec<String>,
     /// Everything that is assumed, one sentence each.
     pub assumptions: Vec<String>,
 }
@@ -47,6 +50,12 @@ pub struct PaperRun {
     pub flops: f64,
     /// On this machine, by its measured peak.
     pub seconds_here: f64,
+    /// On a machine with [`scripts::GPUS`] A100, by their data sheet, without what they send each other.
+    #[serde(default)]
+    pub gpu_seconds: f64,
+    /// Bytes that each of them needs: parameters, gradients and moments, and its part of a step's activations.
+    #[serde(default)]
+    pub gpu_memory: u64,
 }
 
 /// One machine.
@@ -84,6 +93,16 @@ impl Documented for PaperPlan {
                 Block::table("runs", table),
                 Block::List(self.totals.iter().map(total).collect()),
                 Block::Code(files.join("\n")),
+                Block::text(
+                    "With PyTorch, on one machine with GPUs or by Slurm; memory and time of each run are in the scripts, planned and not measured:",
+                ),
+                Block::Code(
+                    self.scripts
+                        .iter()
+                        .map(|script| if script.ends_with(".sh") { format!("bash {script}") } else { format!("sbatch {script}") })
+                        .collect::<Vec<_>>()
+                        .join("\n"),
+                ),
             ],
             sections: vec![Section::new("Assumed", vec![Block::List(self.assumptions.clone())])],
         }
@@ -92,6 +111,8 @@ impl Documented for PaperPlan {
 
 /// Machines besides this one.
 const OTHERS: [&str; 2] = ["a100", "h100"];
+/// That scripts plan for.
+const GPU: &str = "a100";
 /// AdamW reads weights, gradient and two moments and writes three of them.
 const OPTIMIZER_BYTES: f64 = 28.0;
 
@@ -128,6 +149,11 @@ pub fn plan(options: &Options, declared: &Declared) -> Result<PaperPlan, Error> 
         let updates = OPTIMIZER_BYTES * planned.model.parameters as f64 * settings.steps as f64;
         let seconds = |machine: &Hardware| machine.compute_seconds(flops) + machine.memory_seconds(updates);
         totals.iter_mut().zip(&machines).for_each(|(total, machine)| total.seconds += seconds(machine));
+        let gpu = machines.iter().find(|machine| machine.name == GPU);
+        let parameter_bytes = planned.training.parameter_bytes;
+        let on_one = planned.training.times.iter().find(|time| time.hardware == GPU && time.column == planned.columns[0].label);
+        let activations = on_one.map_or(0, |time| time.memory.saturating_sub(parameter_bytes));
+        let gpu_memory = parameter_bytes + activations / scripts::GPUS.min(settings.batch as u64).max(1);
         let text = |index: usize| job.point.get(index).and_then(Value::as_str).unwrap_or_default().to_owned();
         runs.push(PaperRun {
             hash: job.hash.clone(),
@@ -139,6 +165,8 @@ pub fn plan(options: &Options, declared: &Declared) -> Result<PaperPlan, Error> 
             tokens,
             flops,
             seconds_here: seconds(&machines[0]),
+            gpu_seconds: gpu.map_or(0.0, |gpu| gpu.compute_seconds(flops) / scripts::GPUS as f64 + gpu.memory_seconds(updates)),
+            gpu_memory,
         });
     }
     let seeds = options.seeds.unwrap_or(options.scale.seeds());
@@ -146,7 +174,12 @@ pub fn plan(options: &Options, declared: &Declared) -> Result<PaperPlan, Error> 
     for experiment in &declared.experiments {
         sweeps.extend(sweep_files(experiment, seeds, &options.out)?);
     }
-    Ok(PaperPlan { runs, totals, sweeps, assumptions })
+    let files = [("node.sh", scripts::node(&runs)), ("paper.sbatch", scripts::slurm(&runs))];
+    for (name, text) in &files {
+        write(&options.out.join(name), text)?;
+    }
+    let scripts = files.map(|(name, _)| options.out.join(name).display().to_string()).into();
+    Ok(PaperPlan { runs, totals, sweeps, scripts, assumptions })
 }
 
 /// A file for `termwise sweep` for each task of an experiment.

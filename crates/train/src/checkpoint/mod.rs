@@ -19,14 +19,13 @@ mod shelf;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use termwise_llama::weights::{self, Checkpoint as Weights, Tensor, WriteOptions};
-use termwise_llama::{Model, Params};
 
 use crate::error::{Error, Result};
+use crate::learner::{self, Learner};
+use crate::native::Native;
 use crate::provenance;
 use crate::settings::Settings;
 use crate::spikes::Spikes;
-use crate::{AdamW, AdamWConfig};
 use termwise_base::files::{create_folder, read_text, sync_folder, write_synced};
 
 pub use manifest::{MANIFEST, verify};
@@ -86,10 +85,8 @@ pub struct Best {
 /// What a checkpoint holds.
 #[derive(Debug)]
 pub struct Loaded {
-    /// The model.
-    pub model: Model,
-    /// Its optimizer.
-    pub optimizer: AdamW,
+    /// The model and its moments.
+    pub learner: Box<Native>,
     /// Where the run was.
     pub state: State,
     /// The run's settings.
@@ -98,21 +95,14 @@ pub struct Loaded {
 
 /// Writes all files of a checkpoint into `folder`, which must not exist, manifest last, everything flushed to the disk.
 /// `extra` are further files by name, such as a tokenizer.
-pub fn write(
-    folder: &Path,
-    model: &Model,
-    optimizer: &AdamW,
-    state: &State,
-    settings: &Settings,
-    extra: &[(String, Vec<u8>)],
-) -> Result<()> {
+pub fn write(folder: &Path, learner: &dyn Learner, state: &State, settings: &Settings, extra: &[(String, Vec<u8>)]) -> Result<()> {
     create_folder(folder)?;
-    model.write(folder, &WriteOptions::default())?;
-    write_moments(&folder.join(OPTIMIZER), optimizer)?;
+    let mut names = learner.write_model(folder, true)?;
+    learner.write_moments(folder)?;
     let text = serde_json::to_vec_pretty(state).map_err(Error::json(folder.join(STATE)))?;
     write_synced(&folder.join(STATE), &text)?;
     write_synced(&folder.join(SETTINGS), settings.to_toml().as_bytes())?;
-    let mut names = vec!["config.json", weights::SINGLE_FILE, OPTIMIZER, STATE, SETTINGS];
+    names.extend([OPTIMIZER, STATE, SETTINGS]);
     for (name, bytes) in extra {
         write_synced(&folder.join(name), bytes)?;
         if name != provenance::FILE {
@@ -129,9 +119,7 @@ pub fn read(folder: &Path) -> Result<Loaded> {
     let state = read_state(folder)?;
     let text = read_text(&folder.join(SETTINGS)).map_err(Error::io("read", folder.join(SETTINGS)))?;
     let settings = Settings::from_checkpoint(&text, &folder.join(SETTINGS).display().to_string())?;
-    let model = Model::read(folder)?;
-    let optimizer = read_moments(&folder.join(OPTIMIZER), &model.params, settings.adamw(), state.updates)?;
-    Ok(Loaded { model, optimizer, state, settings })
+    Ok(Loaded { learner: learner::read(folder, &settings, &state)?, state, settings })
 }
 
 /// The state in a checkpoint.
@@ -139,30 +127,6 @@ pub fn read_state(folder: &Path) -> Result<State> {
     let path = folder.join(STATE);
     let text = read_text(&path).map_err(Error::io("read", &path))?;
     serde_json::from_str(&text).map_err(Error::json(path))
-}
-
-fn write_moments(path: &Path, optimizer: &AdamW) -> Result<()> {
-    let moments = [("first", &optimizer.first), ("second", &optimizer.second)];
-    let named: Vec<(String, &[usize], &[f32])> = moments
-        .iter()
-        .flat_map(|(kind, params)| params.iter().map(move |(e, data)| (format!("{kind}.{}", e.spec.name), &e.spec.shape[..], data)))
-        .collect();
-    let tensors = named.iter().map(|(name, shape, data)| Tensor { name, shape, data });
-    Ok(weights::write_file(path, tensors, &WriteOptions::default())?)
-}
-
-fn read_moments(path: &Path, params: &Params, config: AdamWConfig, updates: u64) -> Result<AdamW> {
-    let file = Weights::open(path)?;
-    let mut optimizer = AdamW::new(params, config)?;
-    optimizer.steps = updates;
-    let layout = params.layout().clone();
-    for (kind, moments) in [("first", &mut optimizer.first), ("second", &mut optimizer.second)] {
-        for entry in layout.entries() {
-            let name = format!("{kind}.{}", entry.spec.name);
-            file.read_into(&name, &entry.spec.shape, &mut moments.values_mut()[entry.range()])?;
-        }
-    }
-    Ok(optimizer)
 }
 
 fn damaged(path: PathBuf, problem: impl Into<String>) -> Error {

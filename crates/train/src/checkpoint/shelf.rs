@@ -3,11 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use termwise_llama::Model;
-
 use super::{Loaded, State, manifest, read, read_state, write};
-use crate::AdamW;
 use crate::error::{Error, Result};
+use crate::learner::Learner;
 use crate::settings::Settings;
 use termwise_base::files::{beside, create_folder, sync_folder};
 
@@ -97,19 +95,12 @@ impl Shelf {
 
     /// Writes a checkpoint; it appears whole or not at all, in place of an older one of the same step. At every moment one of the two is
     /// complete, under its name or where [`Shelf::clean`] finds it.
-    pub fn save(
-        &self,
-        model: &Model,
-        optimizer: &AdamW,
-        state: &State,
-        settings: &Settings,
-        extra: &[(String, Vec<u8>)],
-    ) -> Result<PathBuf> {
+    pub fn save(&self, learner: &dyn Learner, state: &State, settings: &Settings, extra: &[(String, Vec<u8>)]) -> Result<PathBuf> {
         create_folder(&self.folder)?;
         let place = self.place(state.step);
         let (part, old) = (beside(&place, PART), beside(&place, OLD));
         remove_if_there(&part)?;
-        if let Err(error) = write(&part, model, optimizer, state, settings, extra) {
+        if let Err(error) = write(&part, learner, state, settings, extra) {
             // Room on a full disk; the error that matters is the first one.
             let _ = fs::remove_dir_all(&part);
             return Err(error);

@@ -15,12 +15,12 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use termwise_attention::Mode;
-use termwise_llama::weights::WriteOptions;
 use termwise_llama::{Model, Options, Params};
 
 use crate::error::{Error, Result};
+use crate::learner::Learner;
 use crate::settings::Settings;
-use crate::step::{Computed, Gradients};
+use crate::step::{Computed, Cut, Gradients};
 use termwise_base::files::{beside, create_folder, sync_folder, write_synced};
 use termwise_data::Rows;
 
@@ -125,8 +125,9 @@ impl fmt::Display for Diagnosis {
     }
 }
 
-/// Finds out what was not finite. `computed` is what [`Gradients::compute`] has just said of these batches.
-pub fn diagnose(model: &Model, gradients: &Gradients, computed: &Computed, parts: &[Rows], step: u64) -> Diagnosis {
+/// Finds out what was not finite. `computed` is what [`Gradients`] have just said of these batches.
+pub fn diagnose(model: &Model, gradients: Option<&Gradients>, computed: &Computed, parts: &[Rows], step: u64) -> Diagnosis {
+    let options = gradients.map_or(Options::default(), Gradients::options);
     let denominator = computed.nonpositive.map(|n| Denominator {
         layer: n.layer,
         head: n.head,
@@ -134,17 +135,17 @@ pub fn diagnose(model: &Model, gradients: &Gradients, computed: &Computed, parts
         position: n.position,
         value: n.value.to_string(),
     });
-    let forward = computed.bad_batch.and_then(|batch| probe::origin(model, parts.get(batch)?, gradients.options).ok().flatten());
+    let forward = computed.bad_batch.and_then(|batch| probe::origin(model, parts.get(batch)?, options).ok().flatten());
     Diagnosis {
         step,
-        mode: gradients.options.mode.to_string(),
+        mode: options.mode.to_string(),
         loss: computed.loss.to_string(),
         norm: computed.norm.to_string(),
         batch: computed.bad_batch,
         denominator,
         forward,
         weight: first_bad(model, &model.params, false),
-        gradient: first_bad(model, &gradients.grads, true),
+        gradient: gradients.and_then(|gradients| first_bad(model, gradients.gradient(), true)),
     }
 }
 
@@ -177,7 +178,7 @@ struct SavedRows {
 }
 
 /// Saves a step that could not be made into `nonfinite-step-N` of a run's folder; what an earlier attempt left there is replaced.
-pub fn save(folder: &Path, model: &Model, parts: &[Rows], settings: &Settings, diagnosis: &Diagnosis) -> Result<PathBuf> {
+pub fn save(folder: &Path, learner: &dyn Learner, parts: &[Rows], settings: &Settings, diagnosis: &Diagnosis) -> Result<PathBuf> {
     let place = folder.join(format!("nonfinite-step-{}", diagnosis.step));
     let part = beside(&place, "part");
     for old in [&part, &place] {
@@ -198,12 +199,8 @@ pub fn save(folder: &Path, model: &Model, parts: &[Rows], settings: &Settings, d
     json("batch.json", serde_json::to_vec(&rows))?;
     json("diagnosis.json", serde_json::to_vec_pretty(diagnosis))?;
     write_synced(&part.join("settings.toml"), settings.to_toml().as_bytes())?;
-    if diagnosis.weight.is_none() {
-        model.write(&part, &WriteOptions::default())?;
-    } else {
-        // Weights that are no numbers cannot be written as weights; the diagnosis says which.
-        model.config.write(&part)?;
-    }
+    // Weights that are no numbers cannot be written as weights; the diagnosis says which.
+    learner.write_model(&part, diagnosis.weight.is_none())?;
     sync_folder(&part)?;
     std::fs::rename(&part, &place).map_err(Error::io("put in place", &place))?;
     sync_folder(folder)?;
@@ -248,8 +245,13 @@ pub fn replay(folder: impl AsRef<Path>) -> Result<Replay> {
         return Err(Error::NoCheckpoint { folder: folder.into(), problem: "batch.json holds no batch".into() });
     };
     let options = Options { mode: before.mode.parse()?, ..Options::default() };
-    let mut gradients = Gradients::new(&model, first.rows, first.time, options)?;
-    let computed = gradients.compute(&model.params, &parts)?;
-    let now = (!computed.is_finite()).then(|| diagnose(&model, &gradients, &computed, &parts, before.step));
+    let text = std::fs::read_to_string(folder.join("settings.toml")).unwrap_or_default();
+    // Folders of earlier builds, and of settings that cannot be read any more, are of one micro-batch.
+    let micro_batches = Settings::from_checkpoint(&text, "").map_or(1, |settings| settings.micro_batches);
+    let cut = Cut { batch: first.rows, length: first.time, accumulate: parts.len(), micro_batches };
+    let cut = if cut.is_even() { cut } else { Cut { micro_batches: 1, ..cut } };
+    let mut gradients = Gradients::new(&model, cut, options, (0, 1))?;
+    let computed = gradients.whole(&model.params, &parts)?;
+    let now = (!computed.is_finite()).then(|| diagnose(&model, Some(&gradients), &computed, &parts, before.step));
     Ok(Replay { before, now })
 }

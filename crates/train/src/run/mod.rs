@@ -12,7 +12,8 @@
 //! ```
 //!
 //! Batch i of a run is batch i of its source under its seed, whatever happened before, and every sum has a fixed order: a run that was killed
-//! and resumed ends with the same bytes as one that was not, on any number of threads.
+//! and resumed ends with the same bytes as one that was not, on any number of threads and, of a run that is cut into micro-batches, of processes:
+//! see [`crate::collective`]. Rank 0 alone touches the folder; the others read the checkpoint that it names, so that all see the same files.
 
 mod training;
 
@@ -22,14 +23,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use serde::{Deserialize, Serialize};
-use termwise_llama::Model;
 
-use crate::AdamW;
 use crate::checkpoint::{Best, Found, Loaded, MANIFEST, SETTINGS, STATE, Shelf, State};
+use crate::collective::{Alone, Collective};
 use crate::error::{Error, Result};
 use crate::eval::Evaluation;
-use crate::memory;
+use crate::learner::{self, Engine};
 use crate::metrics::{self, METRICS};
+use crate::native::Native;
 use crate::progress::{Display, WARNINGS};
 use crate::provenance::{self, Provenance};
 use crate::settings::keys::Effect;
@@ -37,7 +38,7 @@ use crate::settings::{Layer, Settings};
 use termwise_base::files::{self, create_folder, read_text, write_whole};
 use termwise_data::Source;
 
-use training::Training;
+use training::{Training, Writer};
 
 /// Where a run begins.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -68,13 +69,26 @@ pub struct RunOptions {
     pub files: Vec<(String, Vec<u8>)>,
     /// Which build this is, for the run's folder.
     pub provenance: Provenance,
+    /// The ranks that share the work.
+    pub collective: Arc<dyn Collective>,
+    /// What computes, where that is not the native engine.
+    pub engine: Option<Arc<dyn Engine>>,
 }
 
 impl RunOptions {
     /// A fresh run in this folder.
     pub fn new(folder: impl Into<PathBuf>) -> RunOptions {
-        let (start, display, stop) = (Start::Fresh, Display::Silent, Arc::default());
-        RunOptions { folder: folder.into(), start, display, stop, peak: None, files: Vec::new(), provenance: Provenance::default() }
+        RunOptions {
+            folder: folder.into(),
+            start: Start::Fresh,
+            display: Display::Silent,
+            stop: Arc::default(),
+            peak: None,
+            files: Vec::new(),
+            provenance: Provenance::default(),
+            collective: Arc::new(Alone),
+            engine: None,
+        }
     }
 }
 
@@ -143,27 +157,45 @@ pub fn resumed_settings(folder: &Path, above: &[Layer]) -> Result<Settings> {
     Settings::resolve(&layers)
 }
 
-/// Trains a model on `source` as the settings say.
+/// Trains a model on `source` as the settings say. Where several ranks work together each calls this, with the same settings.
+///
+/// # Errors
+/// [`Error::FirstRank`] on other ranks where rank 0 has failed and all know it. Any other error may be of one rank alone: who calls this then ends the others.
 pub fn train(settings: &Settings, source: &dyn Source, options: &RunOptions) -> Result<Outcome> {
     settings.validate()?;
+    if settings.engine != options.engine.as_ref().map_or("native", |engine| engine.name()) {
+        let expected = "this engine is a program of its own, which `termwise train` starts".to_owned();
+        return Err(Error::Setting { place: String::new(), key: "engine".into(), found: settings.engine.clone(), expected });
+    }
     let threads = if settings.threads == 0 { std::thread::available_parallelism().map_or(1, usize::from) } else { settings.threads };
     let pool = termwise_base::threads::pool(threads)?;
-    pool.install(|| {
-        let folder = &options.folder;
-        let new = !folder.exists();
-        create_folder(folder)?;
-        let _lock = lock(folder)?;
-        let mut done = false;
-        let outcome = locked(settings, source, options, &mut done);
+    pool.install(|| if options.collective.rank() == 0 { first(settings, source, options) } else { other(settings, source, options) })
+}
+
+/// Rank 0: it holds the folder's lock.
+fn first(settings: &Settings, source: &dyn Source, options: &RunOptions) -> Result<Outcome> {
+    let folder = &options.folder;
+    let new = !folder.exists();
+    let mut done = false;
+    // Others wait for a word, also where there is nothing to begin with.
+    let mut told = false;
+    let outcome = create_folder(folder).map_err(Error::from).and_then(|()| lock(folder)).and_then(|_lock| {
+        let outcome = locked(settings, source, options, &mut done, &mut told);
         if !done && options.start == Start::Fresh && outcome.as_ref().is_err_and(|error| !matches!(error, Error::RunExists { .. })) {
             undo(folder, new);
         }
         outcome
-    })
+    });
+    if outcome.is_err() && !told {
+        // The error that matters is this one.
+        let _ = options.collective.broadcast(&mut Vec::new());
+    }
+    outcome
 }
 
-/// As [`train`], with the folder's lock held. `done` is set once a step was made that a resumed run can build on.
-fn locked(settings: &Settings, source: &dyn Source, options: &RunOptions, done: &mut bool) -> Result<Outcome> {
+/// As [`train`], with the folder's lock held. `done` is set once a step was made that a resumed run can build on, `told` once the other
+/// ranks know where to begin.
+fn locked(settings: &Settings, source: &dyn Source, options: &RunOptions, done: &mut bool, told: &mut bool) -> Result<Outcome> {
     let folder = &options.folder.clone();
     let shelf = Shelf::new(folder.join("checkpoints"));
     let mut warnings = shelf.clean()?;
@@ -172,11 +204,37 @@ fn locked(settings: &Settings, source: &dyn Source, options: &RunOptions, done: 
     write_whole(&folder.join(SETTINGS), settings.to_toml().as_bytes())?;
     let mut options = options.clone();
     options.files.push((provenance::FILE.into(), provenance::note(folder, &options.provenance)?));
-    let mut training = Training::new(settings, source, &options, shelf, begin, warnings)?;
+    let writer = Writer::open(folder, shelf, begin.state.step)?;
+    *told = true;
+    let mut word = serde_json::to_vec(&Word { checkpoint: begin.checkpoint.clone() }).map_err(Error::json(folder))?;
+    options.collective.broadcast(&mut word)?;
+    let mut training = Training::new(settings, source, &options, Some(writer), begin, warnings)?;
     let outcome = training.run();
     // A step that is not finite leaves a folder to look at.
     *done = training.done() > 0 || matches!(outcome, Err(Error::NonFinite { .. }));
     outcome
+}
+
+/// What rank 0 tells the others: where to begin.
+#[derive(Serialize, Deserialize)]
+struct Word {
+    checkpoint: Option<PathBuf>,
+}
+
+/// Another rank: it reads what rank 0 names, and writes nothing.
+fn other(settings: &Settings, source: &dyn Source, options: &RunOptions) -> Result<Outcome> {
+    let mut word = Vec::new();
+    options.collective.broadcast(&mut word)?;
+    let Ok(Word { checkpoint }) = serde_json::from_slice(&word) else { return Err(Error::FirstRank) };
+    let begin = match checkpoint {
+        None => fresh(settings, source)?,
+        Some(path) => {
+            let Loaded { learner, state, .. } = crate::checkpoint::read(&path)?;
+            Begin { learner, state, checkpoint: Some(path) }
+        }
+    };
+    let options = RunOptions { display: Display::Silent, ..options.clone() };
+    Training::new(settings, source, &options, None, begin, Vec::new())?.run()
 }
 
 /// Removes what a run has made that was refused before its first step, so that the corrected command can begin. In a folder that was there
@@ -217,8 +275,7 @@ pub(crate) fn lock(folder: &Path) -> Result<File> {
 
 /// What a session starts from.
 struct Begin {
-    model: Model,
-    optimizer: AdamW,
+    learner: Box<Native>,
     state: State,
     checkpoint: Option<PathBuf>,
 }
@@ -236,7 +293,7 @@ fn begin(settings: &Settings, source: &dyn Source, options: &RunOptions, shelf: 
         Start::At(path) => Some(shelf.exactly(path)?),
     };
     let Some(Found { path, loaded, skipped }) = found else { return Ok((fresh(settings, source)?, Vec::new())) };
-    let Loaded { model, mut optimizer, state, settings: before } = loaded;
+    let Loaded { learner, state, settings: before } = loaded;
     let differences = settings.differences(&before);
     if !differences.is_empty() {
         return Err(Error::SettingsDiffer { checkpoint: path, differences });
@@ -245,9 +302,8 @@ fn begin(settings: &Settings, source: &dyn Source, options: &RunOptions, shelf: 
         let differences = settings.differing(&before, Effect::Data);
         return Err(Error::DataDiffers { checkpoint: path, asked: source.fingerprint(), found: state.source, differences });
     }
-    optimizer.config = settings.adamw();
     let warnings = skipped.iter().map(|error| format!("{error}; resuming from {} instead", path.display())).collect();
-    Ok((Begin { model, optimizer, state, checkpoint: Some(path) }, warnings))
+    Ok((Begin { learner, state, checkpoint: Some(path) }, warnings))
 }
 
 /// A run without checkpoints begins again, which is right where it was killed before its first; what it says then. Where it must have had
@@ -265,18 +321,7 @@ fn again(folder: &Path) -> Result<Vec<String>> {
     Ok(if last > 0 { vec![format!("there is no checkpoint; of {last} steps the run begins again")] } else { Vec::new() })
 }
 
-/// Of all parameters: weights, gradient, two moments.
-const COPIES: u128 = 4;
-
 fn fresh(settings: &Settings, source: &dyn Source) -> Result<Begin> {
-    let config = settings.config(source.vocabulary())?;
-    memory::check(&config, settings.batch, settings.length, COPIES, config.num_hidden_layers)?;
-    let model = if settings.from.is_empty() {
-        Model::fresh(config, settings.seed)?
-    } else {
-        Model::with_weights(config, &termwise_llama::weights::Checkpoint::open(&settings.from)?)?
-    };
-    let optimizer = AdamW::new(&model.params, settings.adamw())?;
     let state = State { seed: settings.seed, settings: settings.hash(), source: source.fingerprint(), ..State::default() };
-    Ok(Begin { model, optimizer, state, checkpoint: None })
+    Ok(Begin { learner: learner::fresh(settings, source)?, state, checkpoint: None })
 }

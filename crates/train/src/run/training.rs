@@ -1,45 +1,57 @@
 //! The loop.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use termwise_llama::{Model, Options, Session};
-
 use super::{Begin, Outcome, RunOptions};
 use crate::checkpoint::{Best, Shelf, State};
+use crate::clip;
+use crate::collective::{Alone, Collective};
 use crate::error::{Error, Result};
-use crate::eval::{Evaluation, Sums};
+use crate::eval::{self, Evaluation};
 use crate::feed::{Feed, Parts};
-use crate::memory;
+use crate::learner::Learner;
 use crate::metrics::{Line, Metrics, Train, now};
 use crate::nonfinite;
 use crate::progress::Progress;
 use crate::schedule::Schedule;
 use crate::settings::Settings;
-use crate::step::{Computed, Gradients};
-use crate::{AdamW, clip};
+use crate::step::Computed;
 use termwise_data::{Rows, Source};
 
 pub(super) struct Training<'a> {
     settings: &'a Settings,
     source: &'a dyn Source,
     options: &'a RunOptions,
+    collective: &'a dyn Collective,
     schedule: Schedule,
     clip: Option<f64>,
-    model: Model,
-    optimizer: AdamW,
-    gradients: Gradients,
-    /// For rows of evaluations that are longer than those of training.
-    longer: Option<Session>,
+    learner: Box<dyn Learner>,
     state: State,
-    shelf: Shelf,
+    /// On rank 0.
+    writer: Option<Writer>,
     checkpoint: Option<PathBuf>,
     /// The step of that checkpoint.
     saved: Option<u64>,
-    metrics: Metrics,
     progress: Progress,
     last: Last,
+}
+
+/// What writes into the folder of a run.
+pub(super) struct Writer {
+    shelf: Shelf,
+    metrics: Metrics,
+    /// Lines of metrics that could not be read.
+    unreadable: usize,
+}
+
+impl Writer {
+    /// Cuts the metrics back to this step.
+    pub(super) fn open(folder: &Path, shelf: Shelf, step: u64) -> Result<Writer> {
+        let (metrics, unreadable) = Metrics::open(folder, step)?;
+        Ok(Writer { shelf, metrics, unreadable })
+    }
 }
 
 /// What is shown and reported, and never goes into a checkpoint.
@@ -59,28 +71,29 @@ impl<'a> Training<'a> {
         settings: &'a Settings,
         source: &'a dyn Source,
         options: &'a RunOptions,
-        shelf: Shelf,
+        writer: Option<Writer>,
         begin: Begin,
         warnings: Vec<String>,
     ) -> Result<Training<'a>> {
-        let Begin { model, optimizer, state, checkpoint } = begin;
-        let config = &model.config;
-        // Weights and moments are there already.
-        memory::check(config, settings.batch, settings.length, 1, config.num_hidden_layers)?;
-        let gradients = Gradients::new(&model, settings.batch, settings.length, settings.options()?)?;
-        let longer = settings.eval_length.map(|length| -> Result<Session> {
-            memory::check(config, settings.batch, length, 0, 1)?;
-            Ok(model.session(settings.batch, length, Options { forward_only: true, ..settings.options()? })?)
-        });
-        let longer = longer.transpose()?;
-        let (metrics, unreadable) = Metrics::open(&options.folder, state.step)?;
-        let share = options.peak.map(|peak| (operations(&model, settings), peak));
-        let mut progress = Progress::new(options.display.clone(), settings.steps, state.step, &options.folder, share);
+        let Begin { learner, state, checkpoint } = begin;
+        let mut learner: Box<dyn Learner> = match &options.engine {
+            None => learner,
+            Some(engine) => {
+                let (model, optimizer) = learner.into_parts();
+                engine.adopt(model, optimizer, settings)?
+            }
+        };
+        let collective = &*options.collective;
+        agree_on_run(collective, settings, source, options, &state)?;
+        learner.prepare(settings, collective)?;
+        let share = options.peak.map(|peak| (learner.operations(settings), peak * collective.size() as f64));
+        let folder = writer.as_ref().map(|_| options.folder.as_path());
+        let mut progress = Progress::new(options.display.clone(), settings.steps, state.step, folder, share);
         for warning in warnings {
             progress.warn(state.step, &warning);
         }
         // The last line of a killed run is expected to be incomplete.
-        if unreadable > 1 {
+        if let Some(unreadable) = writer.as_ref().map(|writer| writer.unreadable).filter(|&lines| lines > 1) {
             progress.warn(state.step, &format!("{unreadable} lines of metrics.jsonl were not readable and are gone"));
         }
         if settings.steps > settings.horizon && state.step > 0 {
@@ -90,21 +103,21 @@ impl<'a> Training<'a> {
         if let Some(path) = &checkpoint {
             progress.say(&format!("resuming at step {} from {}", state.step, path.display()));
         }
+        if collective.size() > 1 {
+            progress.say(&shared(collective.size(), settings.micro_batches));
+        }
         Ok(Training {
             schedule: settings.schedule(),
             clip: settings.clip_limit()?,
             settings,
             source,
             options,
-            model,
-            optimizer,
-            gradients,
-            longer,
+            collective,
+            learner,
             saved: checkpoint.is_some().then_some(state.step),
             state,
-            shelf,
+            writer,
             checkpoint,
-            metrics,
             progress,
             last: Last::default(),
         })
@@ -136,7 +149,8 @@ impl<'a> Training<'a> {
                 let parts = feed.next()?.ok_or(Error::Internal("the data ended before the run"))?;
                 self.step(&parts, started)?;
                 feed.reuse(parts);
-                if self.options.stop.load(Ordering::Relaxed) && self.state.step < steps {
+                let stop = self.collective.agree(self.options.stop.load(Ordering::Relaxed))?;
+                if stop && self.state.step < steps {
                     self.save()?;
                     break;
                 }
@@ -148,11 +162,12 @@ impl<'a> Training<'a> {
 
     /// One step: gradient, update, and what is due after it.
     fn step(&mut self, parts: &Parts, started: Instant) -> Result<()> {
-        let computed = self.gradients.compute(&self.model.params, parts)?;
+        self.learner.gradient(parts)?;
+        let mut computed = self.learner.reduce(self.collective)?;
+        computed.norm = self.learner.norm()?;
         let lr = self.schedule.rate(self.state.step);
         if computed.is_finite() {
-            let scale = self.clip.map_or(1.0, |limit| clip(computed.norm, limit));
-            self.optimizer.step(&mut self.model.params, &self.gradients.grads, lr, scale);
+            self.learner.update(lr, self.clip.map_or(1.0, |limit| clip(computed.norm, limit)))?;
         } else {
             self.refuse(&computed, parts)?;
         }
@@ -180,13 +195,17 @@ impl<'a> Training<'a> {
     /// Stops, or counts a skipped update where the settings allow it.
     fn refuse(&mut self, computed: &Computed, parts: &Parts) -> Result<()> {
         let step = self.state.step + 1;
-        let diagnosis = nonfinite::diagnose(&self.model, &self.gradients, computed, parts, step);
-        if self.state.skipped < self.settings.skip_nonfinite {
+        let skipped = self.state.skipped < self.settings.skip_nonfinite;
+        if self.writer.is_none() {
+            // Rank 0 finds out why.
+            return if skipped { Ok(()) } else { Err(Error::FirstRank) };
+        }
+        let diagnosis = self.learner.diagnose(computed, parts, step);
+        if skipped {
             self.progress.warn(step, &format!("{diagnosis}; the update is skipped"));
             return Ok(());
         }
-        let folder = nonfinite::save(&self.options.folder, &self.model, parts, self.settings, &diagnosis);
-        let folder = match folder {
+        let folder = match nonfinite::save(&self.options.folder, &*self.learner, parts, self.settings, &diagnosis) {
             Ok(folder) => Some(folder),
             Err(error) => {
                 self.progress.warn(step, &format!("the step could not be saved: {error}"));
@@ -201,7 +220,7 @@ impl<'a> Training<'a> {
     fn count(&mut self, computed: &Computed) {
         let state = &mut self.state;
         state.step += 1;
-        state.updates = self.optimizer.steps;
+        state.updates = self.learner.updates();
         state.data_index += self.settings.accumulate as u64;
         state.tokens += computed.tokens;
         state.held_out = None;
@@ -242,26 +261,30 @@ impl<'a> Training<'a> {
         (state.window_loss, state.window_steps) = (0.0, 0);
         self.last.loss = Some(train.loss);
         self.progress.train(&train, step_seconds);
-        self.metrics.add(&Line::Train(train))
+        self.note(Line::Train(train))
+    }
+
+    fn note(&mut self, line: Line) -> Result<()> {
+        self.writer.as_mut().map_or(Ok(()), |writer| writer.metrics.add(&line))
     }
 
     fn evaluate(&mut self) -> Result<()> {
         let &Settings { batch, length, eval_length, eval_batches, .. } = self.settings;
-        let (source, params) = (self.source, &self.model.params);
-        let (session, length, start) = match (&mut self.longer, eval_length) {
-            (Some(session), Some(longer)) => (session, longer, Sums::beyond(length)),
-            _ => (&mut self.gradients.session, length, Sums::default()),
-        };
-        let sums = std::thread::scope(|scope| {
-            let mut feed = Feed::start(scope, move |index, rows: &mut Rows| {
+        let length = eval_length.unwrap_or(length);
+        let together = self.learner.measures_together();
+        let collective: &dyn Collective = if together { &Alone } else { self.collective };
+        let (source, learner) = (self.source, &mut self.learner);
+        let (rank, ranks) = (collective.rank() as u64, collective.size() as u64);
+        let (sums, _) = std::thread::scope(|scope| {
+            // Only what this rank measures.
+            let mut feed = Feed::start(scope, move |own, rows: &mut Rows| {
+                let index = own * ranks + rank;
                 Ok((eval_batches == 0 || index < eval_batches) && source.held_out(index, batch, length, rows)?)
             });
-            let mut sums = start;
-            while let Some(rows) = feed.next()? {
-                sums.add(session, params, &rows)?;
-                feed.reuse(rows);
-            }
-            Ok::<Sums, Error>(sums)
+            let next = |rows: &mut Rows, wanted: bool| -> Result<bool> {
+                Ok(!wanted || feed.next()?.map(|found| feed.reuse(std::mem::replace(rows, found))).is_some())
+            };
+            eval::over_ranks(collective, next, |rows| learner.loss(rows))
         })?;
         let evaluation = sums.finish(source.best_loss());
         let step = self.state.step;
@@ -279,7 +302,7 @@ impl<'a> Training<'a> {
             self.state.best = Some(Best { step, loss: evaluation.loss });
         }
         self.last.held_out = Some(evaluation);
-        self.metrics.add(&Line::HeldOut { step, time: now(), evaluation })
+        self.note(Line::HeldOut { step, time: now(), evaluation })
     }
 
     /// Writes a checkpoint, unless this step has one: a stop may come right after one that was due.
@@ -287,11 +310,15 @@ impl<'a> Training<'a> {
         if self.saved == Some(self.state.step) {
             return Ok(());
         }
-        // Metrics first: what a checkpoint has passed must be in them.
-        self.metrics.sync()?;
-        let path = self.shelf.save(&self.model, &self.optimizer, &self.state, self.settings, &self.options.files)?;
-        self.shelf.prune(self.state.step, self.settings.keep)?;
-        (self.checkpoint, self.saved) = (Some(path), Some(self.state.step));
+        self.learner.collect()?;
+        if let Some(Writer { shelf, metrics, .. }) = &self.writer {
+            // Metrics first: what a checkpoint has passed must be in them.
+            metrics.sync()?;
+            let path = shelf.save(&*self.learner, &self.state, self.settings, &self.options.files)?;
+            shelf.prune(self.state.step, self.settings.keep)?;
+            self.checkpoint = Some(path);
+        }
+        self.saved = Some(self.state.step);
         Ok(())
     }
 
@@ -299,7 +326,11 @@ impl<'a> Training<'a> {
         if self.checkpoint.is_none() {
             self.save()?;
         }
-        self.metrics.finish(self.state.step)?;
+        if let Some(writer) = &self.writer {
+            writer.metrics.finish(self.state.step)?;
+        }
+        // Whoever ends before rank 0 has written what it has to would end it, too.
+        self.collective.barrier()?;
         let (time, tokens) = self.last.session;
         Ok(Outcome {
             folder: self.options.folder.clone(),
@@ -316,15 +347,34 @@ impl<'a> Training<'a> {
     }
 }
 
-/// Operations of a step: 6·tokens·numbers in matrices besides the embedding, and attention.
-fn operations(model: &Model, settings: &Settings) -> f64 {
-    let entries = model.params.layout().entries();
-    let matrices = entries.iter().filter(|entry| entry.is_matrix() && !entry.spec.name.starts_with("model.embed_tokens"));
-    let numbers: usize = matrices.map(|entry| entry.spec.len()).sum();
-    let rows = (settings.batch * settings.accumulate) as f64;
-    let (time, config) = (settings.length as f64, &model.config);
-    let attention = (config.num_hidden_layers * config.num_attention_heads * config.head_dim) as f64 * 2.0 * time * (time + 1.0);
-    rows * (6.0 * time * numbers as f64 + 3.5 * attention)
+/// What ranks must have in common before they begin.
+fn agree_on_run(collective: &dyn Collective, settings: &Settings, source: &dyn Source, options: &RunOptions, state: &State) -> Result<()> {
+    if collective.size() == 1 {
+        return Ok(());
+    }
+    let same = |what: &'static str, own: String| {
+        let found = collective.gather(own.as_bytes())?;
+        if found.iter().all(|other| *other == found[0]) {
+            return Ok(());
+        }
+        Err(Error::RanksDiffer { what, found: found.iter().map(|text| String::from_utf8_lossy(text).into_owned()).collect() })
+    };
+    same("the build or its instruction set", options.provenance.name())?;
+    same("the settings", settings.hash())?;
+    same("the data", source.fingerprint())?;
+    same("the step", state.step.to_string())
+}
+
+/// Who shares a step.
+fn shared(ranks: usize, micro_batches: usize) -> String {
+    let idle = ranks.saturating_sub(micro_batches);
+    let mut text = format!("{ranks} ranks share {micro_batches} micro-batches a step");
+    if idle > 0 {
+        text += &format!(": {idle} of them have nothing to do; begin a run with --micro-batches {ranks} or more");
+    } else if !micro_batches.is_multiple_of(ranks) {
+        text += ": some have one more than others, which wait for them; the result is the same";
+    }
+    text + ". If a rank is lost all end, and --resume goes on from the newest checkpoint with any number of ranks"
 }
 
 #[cfg(all(test, unix))]
@@ -344,7 +394,8 @@ mod tests {
         let options = RunOptions { display: Display::Silent, ..RunOptions::new(folder.path()) };
         let begin = super::super::fresh(&settings, source.as_ref()).expect("a model");
         let shelf = Shelf::new(folder.path().join("checkpoints"));
-        let mut training = Training::new(&settings, source.as_ref(), &options, shelf.clone(), begin, Vec::new()).expect("a training");
+        let writer = Writer::open(folder.path(), shelf.clone(), 0).expect("a folder");
+        let mut training = Training::new(&settings, source.as_ref(), &options, Some(writer), begin, Vec::new()).expect("a training");
         let file = |step| std::fs::metadata(shelf.place(step).join("manifest.json")).map(|file| (file.ino(), file.mtime_nsec()));
         training.save().expect("a checkpoint");
         let first = file(0).expect("a manifest");

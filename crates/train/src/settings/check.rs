@@ -44,6 +44,16 @@ impl Settings {
         if self.heads > 0 && self.head_dim.checked_mul(self.heads) != Some(self.hidden) && self.head_dim == self.hidden / self.heads {
             return Err(bad("hidden", self.hidden, format!("{} heads do not divide it; change one of them or say head_dim", self.heads)));
         }
+        if !self.cut().is_even() {
+            let (batch, accumulate) = (self.batch, self.accumulate);
+            let expected = format!(
+                "it must cut {accumulate} batches of {batch} rows evenly: divide {accumulate}, or be {accumulate} times a divisor of {batch}"
+            );
+            return Err(bad("micro_batches", self.micro_batches, expected));
+        }
+        if !["native", "torch"].contains(&self.engine.as_str()) {
+            return Err(bad("engine", &self.engine, "it must be native or torch".into()));
+        }
         if self.threads > 4096 {
             return Err(bad("threads", self.threads, "it must be at most 4096".into()));
         }

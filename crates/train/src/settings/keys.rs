@@ -87,6 +87,8 @@ pub enum Effect {
     Data,
     /// How far a run goes: one that is resumed may go further.
     Extent,
+    /// By which arithmetic: a run can be resumed with another, and is the same up to rounding.
+    Rounding,
     /// What is measured or put up with on the way. The weights are the same, what is known about them is not.
     Watching,
     /// Nothing that a run leaves behind, or only what the settings that it stands for change.
@@ -101,7 +103,7 @@ impl Effect {
 
     /// Whether the weights at the end of a run may depend on it.
     pub fn on_weights(self) -> bool {
-        self.is_computed() || self == Effect::Extent
+        self.is_computed() || matches!(self, Effect::Extent | Effect::Rounding)
     }
 }
 
@@ -131,6 +133,15 @@ kinds! { usize: Count, u64: Count, f64: Number, bool: Switch, String: Text, Deca
 /// Where absent, another value follows from the data.
 impl<T: Typed> Typed for Option<T> {
     const KIND: Kind = T::KIND;
+}
+
+/// What is left out of files where it is as it was before there was a choice: files and hashes of earlier runs stay as they are.
+fn is_one(n: &usize) -> bool {
+    *n == 1
+}
+
+fn is_native(engine: &str) -> bool {
+    engine == "native"
 }
 
 /// A line of TOML, or nothing where the sizes of a model say the value or none is usual.
@@ -199,6 +210,8 @@ settings! {
         Mathematics batch: usize = 16, "Rows computed at once";
         Mathematics length: usize = 256, "Positions of a row";
         Mathematics accumulate: usize = 1, "Batches whose gradients make one update";
+        #[serde(skip_serializing_if = "is_one")]
+        Mathematics micro_batches: usize = 1, "Parts of a step's rows whose gradients are added in a tree: as many processes can share it";
         Extent steps: u64 = 1000, "Updates in all";
         Mathematics seed: u64 = 1, "Seed of fresh weights and of the order of data";
         Mathematics lr: f64 = 1e-3, "Peak learning rate";
@@ -222,6 +235,8 @@ settings! {
         Nothing checkpoint_every: u64 = 500, "Steps between checkpoints; 0: only at the end";
         Nothing keep: usize = 2, "Newest checkpoints to keep, besides the one with the best held-out loss";
         Nothing log_every: u64 = 10, "Steps between lines of metrics.jsonl";
+        #[serde(skip_serializing_if = "is_native")]
+        Rounding engine: String = "native", "What computes: native, or torch, which needs Python with PyTorch; the same up to rounding";
         Mathematics mode: String = "parallel", "How attention is computed: parallel, chunk, chunk=LENGTH or auto; the same up to rounding";
         Nothing threads: usize = 0, "Threads to compute on; 0: all cores. Results are the same for any number";
         Watching skip_nonfinite: u64 = 0, "Updates that may be skipped for a loss or gradient that is not finite";

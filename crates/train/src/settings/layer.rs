@@ -20,6 +20,11 @@ pub struct Layer {
 }
 
 impl Layer {
+    /// Whether it says something of this setting.
+    pub fn has(&self, key: &str) -> bool {
+        self.table.contains_key(key)
+    }
+
     /// Settings in a TOML text; `place` is the file as the user would name it.
     pub fn parse(text: &str, place: &str) -> Result<Layer> {
         let table = text.parse().map_err(|source| Error::Toml { place: place.into(), source: Box::new(source) })?;

@@ -21,6 +21,7 @@ pub use self::layer::Layer;
 use crate::AdamWConfig;
 use crate::error::{Error, Result};
 use crate::schedule::Schedule;
+use crate::step::Cut;
 
 impl Settings {
     /// The defaults with these layers above them, later ones above earlier ones; the recipe `language` comes between where the layers
@@ -74,6 +75,22 @@ impl Settings {
         if self.horizon == 0 {
             self.horizon = self.steps;
         }
+    }
+
+    /// How the rows of a step are cut.
+    pub fn cut(&self) -> Cut {
+        let &Settings { batch, length, accumulate, micro_batches, .. } = self;
+        Cut { batch, length, accumulate, micro_batches }
+    }
+
+    /// Into how many micro-batches a step is cut where ranks share it and nothing else was asked for: 8, so that 1, 2, 4 and 8 ranks have as many each and
+    /// leave the same bytes; fewer where rows do not divide, and more for more ranks.
+    pub fn micro_batches_for(&self, ranks: usize) -> usize {
+        let even = |&micro_batches: &usize| Cut { micro_batches, ..self.cut() }.is_even();
+        let most = ranks.next_power_of_two().max(8);
+        let power = (0..=most.ilog2()).rev().map(|exponent| 1 << exponent).find(even).unwrap_or(1);
+        let rows = self.batch.saturating_mul(self.accumulate);
+        if power >= ranks { power } else { (ranks..=rows.min(1 << 16)).find(even).unwrap_or(power) }
     }
 
     /// The learning rate.

@@ -23,12 +23,14 @@
 //! runs/<hash>/         its folder, the runner's own
 //! runs/<hash>.log      what its process printed
 //! runs/<hash>.json     how it ended, once it has: a [`Record`]
+//! runs/<hash>.claim-0  which process is at it: host, process, and by its time when that was last alive
 //! runs.csv             one line a run
 //! summary.csv          one line for runs that differ by seed alone
 //! best.csv             one line for runs that differ by seed and learning rate alone
 //! summary.json         all of it
 //! ```
 
+mod claim;
 mod duplicates;
 mod plan;
 mod process;
@@ -36,16 +38,19 @@ mod progress;
 mod record;
 mod schedule;
 mod schema;
+mod shard;
 mod summary;
 #[cfg(test)]
 mod tests;
 mod write;
 
+pub use claim::Timing;
 pub use duplicates::{Equality, equalities};
 pub use plan::{Axis, Job, Plan, Role, Schema};
-pub use process::{PATIENCE, ProcessRunner};
+pub use process::{PATIENCE, ProcessRunner, rank_variables, terminate};
 pub use progress::Progress;
 pub use record::{Metrics, Record, Status};
-pub use schedule::{Control, Event, Options, Outcome, Runner, State, run, states};
+pub use schedule::{Control, Event, Options, Others, Outcome, Runner, State, Stop, run, states, writing_alone};
 pub use schema::TrainingSchema;
+pub use shard::Shard;
 pub use summary::{Best, Group, Point, RunRow, Statistic, Summary};

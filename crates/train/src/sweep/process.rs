@@ -85,6 +85,9 @@ impl ProcessRunner {
                 command.arg("--resume").arg(control.folder);
             }
         }
+        rank_variables().for_each(|name| {
+            command.env_remove(name);
+        });
         command.stdin(Stdio::piped()).stdout(log).stderr(errors);
         // A group of its own: Ctrl-C in the terminal reaches this process alone, which asks the other one to stop.
         #[cfg(unix)]
@@ -154,8 +157,14 @@ impl Drop for Ending {
     }
 }
 
-/// Asks a process to end at once.
-fn terminate(child: &mut Child) {
+/// Variables by which a process knows that `mpirun` has started it as one of several: those that it starts itself are none of them.
+pub fn rank_variables() -> impl Iterator<Item = OsString> {
+    let ours = |name: &str| ["OMPI_", "PMIX_", "PMI_", "MV2_", "PRTE_"].iter().any(|prefix| name.starts_with(prefix));
+    std::env::vars_os().map(|(name, _)| name).filter(move |name| name.to_str().is_some_and(ours))
+}
+
+/// Asks a process to end at once, by SIGTERM where there is one.
+pub fn terminate(child: &mut Child) {
     #[cfg(unix)]
     {
         let pid = rustix::process::Pid::from_child(child);

@@ -1,19 +1,24 @@
-//! Runs side by side within a budget of threads, each continued where it was left.
+//! Runs side by side within a budget of threads, each continued where it was left; beside other processes in the same folder.
 
-use std::fs::{self, File};
-use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use super::claim::{self, Claim, Claims, Held, Timing};
 use super::duplicates::earlier_equals;
 use super::plan::{Job, Plan};
 use super::progress::{Progress, Tracker};
 use super::record::{Metrics, Record, Status};
+use super::shard::Shard;
 use crate::error::{Error, Result};
 use crate::provenance::{self, Provenance};
 use termwise_base::files::{self, beside, write_whole};
+
+/// Longer than anybody writes a summary.
+const WRITING: Duration = Duration::from_secs(60);
 
 /// What runs one job.
 pub trait Runner: Sync {
@@ -44,9 +49,28 @@ pub struct Control<'a> {
     /// Threads it may use.
     pub threads: usize,
     /// Whether it should stop, leaving what is needed to continue.
-    pub stop: &'a AtomicBool,
+    pub stop: Stop<'a>,
     /// To be told how much of the run is done, from 0 to 1; the first time with what was done before.
     pub report: &'a dyn Fn(f64),
+}
+
+/// Whether a run should stop: all of them, or this one, which another process has taken over.
+#[derive(Clone, Copy, Debug)]
+pub struct Stop<'a> {
+    all: &'a AtomicBool,
+    own: &'a AtomicBool,
+}
+
+impl Stop<'_> {
+    /// Asks all runs to stop.
+    pub fn store(&self, stop: bool, order: Ordering) {
+        self.all.store(stop, order);
+    }
+
+    /// As that of the two.
+    pub fn load(&self, order: Ordering) -> bool {
+        self.all.load(order) || self.own.load(order)
+    }
 }
 
 /// How a sweep is run.
@@ -62,6 +86,24 @@ pub struct Options {
     pub skip_equal: bool,
     /// Run again what is finished and was made by anything but this build.
     pub only: Option<Provenance>,
+    /// The other processes in the folder.
+    pub others: Others,
+}
+
+/// Other processes that work in the same folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Others {
+    /// Which of several this is, if that is known.
+    pub shard: Option<Shard>,
+    /// Wait for runs that others have begun, and take up those of dead ones; otherwise end when there is nothing left to begin.
+    pub wait: bool,
+    /// How they notice each other.
+    pub timing: Timing,
+}
+
+impl Others {
+    /// None are expected, and all are heeded.
+    pub const USUAL: Others = Others { shard: None, wait: true, timing: Timing::USUAL };
 }
 
 /// Where a run stands.
@@ -80,10 +122,12 @@ pub enum State {
 pub enum Event {
     /// A run began, or was taken up again.
     Started(usize),
-    /// A run ended.
+    /// A run ended, here or in another process.
     Ended(usize, Record),
     /// A run stopped and can be continued.
     Stopped(usize),
+    /// Nothing is left to begin; so many runs are under way in other processes.
+    Waiting(usize),
     /// Something moved.
     Progress(Progress),
 }
@@ -103,6 +147,9 @@ pub fn states(plan: &Plan, folder: &Path, skip_equal: bool) -> Result<Vec<State>
 
 /// Runs what is open, and what failed where asked for. Returns where every run stands afterwards: after `stop` some are open.
 ///
+/// Several processes may do so in one folder at a time, on several machines: each run is claimed by one of them (see [`Timing`]), and those of processes that
+/// died are taken up by others.
+///
 /// Errors end the sweep after the runs that are under way; what had ended is kept.
 pub fn run(
     plan: &Plan,
@@ -114,46 +161,63 @@ pub fn run(
 ) -> Result<Vec<State>> {
     let runs = folder.join("runs");
     fs::create_dir_all(&runs).map_err(Error::io("create", &runs))?;
-    let _lock = lock(folder)?;
     let mut states = states(plan, folder, options.skip_equal)?;
-    for (index, state) in states.iter_mut().enumerate() {
-        if let (State::Ended(record), Some(build)) = (&*state, &options.only)
-            && record.is_of_another(build)
-        {
-            remove(&plan.jobs[index], folder)?;
-            *state = State::Open;
-        }
-    }
+    let made_again = |state: &State| matches!((state, &options.only), (State::Ended(record), Some(build)) if record.is_of_another(build));
     let wanted = |state: &State| match state {
         State::Open => true,
-        State::Ended(record) => options.retry && matches!(record.status, Status::Failed { .. }),
+        State::Ended(record) => made_again(state) || options.retry && matches!(record.status, Status::Failed { .. }),
         State::Equal(_) => false,
     };
     let queue: Vec<usize> = (0..states.len()).filter(|&index| wanted(&states[index])).collect();
     let parallel = options.parallel.clamp(1, options.threads.max(1)).min(queue.len());
     let threads = (options.threads / parallel.max(1)).max(1);
+    for (index, state) in states.iter_mut().enumerate() {
+        if queue.contains(&index) && made_again(state) {
+            // It counts as open until then.
+            *state = State::Open;
+        }
+    }
     let mut tracker = Tracker::new(&states, &queue, |index| plan.jobs[index].work);
+    let board = Mutex::new(Board::new(plan, folder, &queue, options)?);
+    let held = Held::default();
     let (send, receive) = mpsc::channel();
-    let next = AtomicUsize::new(0);
     let broken = AtomicBool::new(false);
     thread::scope(|scope| {
+        scope.spawn(|| held.keep_alive(options.others.timing));
+        let _end = held.until_dropped();
         let workers: Vec<_> = (0..parallel)
             .map(|_| {
-                let (send, queue, next, broken) = (send.clone(), &queue, &next, &broken);
+                let (send, board, broken, held) = (send.clone(), &board, &broken, &held);
                 scope.spawn(move || -> Result<()> {
-                    while !stop.load(Ordering::Relaxed) && !broken.load(Ordering::Relaxed) {
-                        let Some(&index) = queue.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
-                        let tell = |message| {
-                            // The receiver lives as long as the workers do.
-                            let _ = send.send((index, message));
-                        };
-                        let done = run_one(&plan.jobs[index], folder, runner, threads, stop, &tell);
-                        if done.is_err() {
-                            broken.store(true, Ordering::Relaxed);
+                    // The receiver lives as long as the workers do.
+                    let tell = |index: usize, message: Message| {
+                        let _ = send.send((index, message));
+                    };
+                    let work = || -> Result<()> {
+                        while !stop.load(Ordering::Relaxed) && !broken.load(Ordering::Relaxed) {
+                            let next = board.lock().unwrap_or_else(PoisonError::into_inner).next(&tell)?;
+                            let (index, claim) = match next {
+                                Next::Run(index, claim) => (index, claim),
+                                Next::Wait if options.others.wait => {
+                                    thread::sleep(options.others.timing.look);
+                                    continue;
+                                }
+                                Next::Wait | Next::Nothing => break,
+                            };
+                            held.hold(&claim);
+                            let own = Stop { all: stop, own: claim.lost() };
+                            let done = run_one(&plan.jobs[index], folder, runner, threads, own, &|message| tell(index, message));
+                            held.drop_claim(&claim);
+                            claim.release();
+                            tell(index, Message::Left(done?));
                         }
-                        tell(Message::Left(done?));
+                        Ok(())
+                    };
+                    let done = work();
+                    if done.is_err() {
+                        broken.store(true, Ordering::Relaxed);
                     }
-                    Ok(())
+                    done
                 })
             })
             .collect();
@@ -175,6 +239,7 @@ pub fn run(
                     tracker.stopped(index);
                     observe(&Event::Stopped(index));
                 }
+                Message::Waiting(count) => observe(&Event::Waiting(count)),
             }
             observe(&Event::Progress(tracker.progress(start.elapsed())));
         }
@@ -183,21 +248,88 @@ pub fn run(
     Ok(states)
 }
 
+/// The runs that are left, and what others do of them.
+struct Board<'a> {
+    plan: &'a Plan,
+    folder: &'a Path,
+    runs: PathBuf,
+    claims: Claims,
+    /// In the order of this process, each with the record that it had at the beginning: once it has another one, it was run.
+    left: Vec<(usize, Option<Record>)>,
+    /// Runs of others that were told last.
+    told: usize,
+}
+
+/// What a worker does next.
+enum Next {
+    Run(usize, Claim),
+    /// Others have begun what is left.
+    Wait,
+    Nothing,
+}
+
+impl<'a> Board<'a> {
+    fn new(plan: &'a Plan, folder: &'a Path, queue: &[usize], options: &Options) -> Result<Board<'a>> {
+        let order = options.others.shard.map_or_else(|| queue.to_vec(), |shard| shard.order(queue));
+        let before = |index: usize| Ok((index, Record::read(folder, &plan.jobs[index])?));
+        let left = order.into_iter().map(before).collect::<Result<_>>()?;
+        let runs = folder.join("runs");
+        let claims = Claims::new(runs.clone(), options.others.timing);
+        Ok(Board { plan, folder, runs, claims, left, told: 0 })
+    }
+
+    fn next(&mut self, tell: &dyn Fn(usize, Message)) -> Result<Next> {
+        let listing = self.claims.list()?;
+        let mut at = 0;
+        while at < self.left.len() {
+            let (index, before) = &self.left[at];
+            let (index, job) = (*index, &self.plan.jobs[*index]);
+            // Without a record it has not ended; a claim that was had is looked at again, since it may have ended in between.
+            let ended =
+                |before: &Option<Record>| Ok::<_, Error>(Record::read(self.folder, job)?.filter(|now| before.as_ref() != Some(now)));
+            if listing.has_record(&job.hash)
+                && let Some(record) = ended(before)?
+            {
+                self.left.remove(at);
+                claim::sweep_up(&self.runs, &job.hash);
+                tell(index, Message::Left(Some(record)));
+                continue;
+            }
+            let Some(claim) = self.claims.take(&job.hash, &listing)? else {
+                at += 1;
+                continue;
+            };
+            let (_, before) = self.left.remove(at);
+            if let Some(record) = Record::read(self.folder, job)?.filter(|now| before.as_ref() != Some(now)) {
+                claim.release();
+                tell(index, Message::Left(Some(record)));
+                continue;
+            }
+            if before.is_some_and(|record| matches!(record.status, Status::Finished { .. })) {
+                remove(job, self.folder)?;
+            }
+            return Ok(Next::Run(index, claim));
+        }
+        if self.left.len() != self.told {
+            self.told = self.left.len();
+            if self.told > 0 {
+                tell(self.left[0].0, Message::Waiting(self.told));
+            }
+        }
+        Ok(if self.left.is_empty() { Next::Nothing } else { Next::Wait })
+    }
+}
+
 enum Message {
+    /// So many runs are under way elsewhere.
+    Waiting(usize),
     Started,
     Done(f64),
     /// With its record if it ended.
     Left(Option<Record>),
 }
 
-fn run_one(
-    job: &Job,
-    folder: &Path,
-    runner: &dyn Runner,
-    threads: usize,
-    stop: &AtomicBool,
-    tell: &dyn Fn(Message),
-) -> Result<Option<Record>> {
+fn run_one(job: &Job, folder: &Path, runner: &dyn Runner, threads: usize, stop: Stop, tell: &dyn Fn(Message)) -> Result<Option<Record>> {
     let settings = job.path(folder, "toml");
     write_whole(&settings, job.settings.to_string().as_bytes())?;
     tell(Message::Started);
@@ -205,8 +337,11 @@ fn run_one(
     let (run_folder, log) = (job.path(folder, ""), job.path(folder, "log"));
     let report = |fraction: f64| tell(Message::Done(fraction));
     let control = Control { folder: &run_folder, settings: &settings, log: &log, threads, stop, report: &report };
-    let status = match runner.run(job, &control)? {
+    let outcome = runner.run(job, &control)?;
+    let status = match outcome {
         Outcome::Stopped => return Ok(None),
+        // Whoever has taken it over says how it ended.
+        _ if stop.own.load(Ordering::Relaxed) => return Ok(None),
         Outcome::Failed(reason) => Status::Failed { reason },
         Outcome::Finished(metrics) => Status::Finished { metrics: metrics.into_iter().filter(|(_, x)| x.is_finite()).collect() },
     };
@@ -232,8 +367,14 @@ fn remove(job: &Job, folder: &Path) -> Result<()> {
     unless_missing(fs::remove_dir_all(&old), &old)
 }
 
-/// One sweep at a time in a folder.
-fn lock(folder: &Path) -> Result<File> {
-    let problem = "another sweep is running in this folder; wait for it or choose another";
-    files::lock(&folder.join("sweep.lock"))?.ok_or_else(|| Error::Sweep { path: folder.into(), problem: problem.into() })
+/// Held while a process writes what several may write, such as the summary of a sweep; another one that writes is waited for. Where a file system has no locks
+/// there is nothing to hold.
+pub fn writing_alone(folder: &Path) -> Option<fs::File> {
+    let begun = Instant::now();
+    loop {
+        match files::lock(&folder.join("sweep.lock")) {
+            Ok(None) if begun.elapsed() < WRITING => thread::sleep(Duration::from_millis(50)),
+            found => return found.ok().flatten(),
+        }
+    }
 }

@@ -78,17 +78,17 @@ fn the_newest_and_the_best_are_kept_and_leftovers_go() {
 
     let shelf = Shelf::new(&checkpoints);
     let steps = || shelf.list().expect("checkpoints").into_iter().map(|(step, _)| step).collect::<Vec<u64>>();
-    let Loaded { model, optimizer, mut state, settings } = checkpoint::read(&shelf.place(1)).expect("a checkpoint");
+    let Loaded { learner, mut state, settings } = checkpoint::read(&shelf.place(1)).expect("a checkpoint");
     for (step, held_out) in [(2, None), (3, Some(1.0)), (4, Some(1.0)), (5, Some(2.0)), (6, None), (7, Some(3.0))] {
         (state.step, state.held_out) = (step, held_out);
-        shelf.save(&model, &optimizer, &state, &settings, &[]).expect("a checkpoint");
+        shelf.save(&*learner, &state, &settings, &[]).expect("a checkpoint");
         shelf.prune(step, 2).expect("room");
     }
     assert_eq!(steps(), [3, 6, 7], "two newest, and the earliest of the best");
     // One that is not complete does not count among the newest.
     fs::remove_file(shelf.place(7).join("manifest.json")).expect("a manifest");
     (state.step, state.held_out) = (8, None);
-    shelf.save(&model, &optimizer, &state, &settings, &[]).expect("a checkpoint");
+    shelf.save(&*learner, &state, &settings, &[]).expect("a checkpoint");
     shelf.prune(8, 2).expect("room");
     assert_eq!(steps(), [3, 6, 7, 8]);
     // Later ones, of a run that goes on from an earlier one, are left alone.
@@ -215,11 +215,11 @@ fn steps_are_compared_as_numbers() {
     let folder = tempfile::tempdir().expect("a folder");
     run(&settings("steps = 1"), folder.path(), Start::Fresh);
     let shelf = Shelf::new(folder.path().join("checkpoints"));
-    let Loaded { model, optimizer, mut state, settings } = checkpoint::read(&shelf.place(1)).expect("a checkpoint");
+    let Loaded { learner, mut state, settings } = checkpoint::read(&shelf.place(1)).expect("a checkpoint");
     // One digit more than names have by default.
     for step in [99_999_998, 99_999_999, 100_000_000, 100_000_001] {
         (state.step, state.held_out) = (step, None);
-        shelf.save(&model, &optimizer, &state, &settings, &[]).expect("a checkpoint");
+        shelf.save(&*learner, &state, &settings, &[]).expect("a checkpoint");
         shelf.prune(step, 2).expect("room");
     }
     let steps: Vec<u64> = shelf.list().expect("checkpoints").into_iter().map(|(step, _)| step).collect();

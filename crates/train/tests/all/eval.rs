@@ -9,7 +9,7 @@ use termwise_train::eval::{Windows, evaluate};
 
 /// One text of 50 tokens, cut wherever it is asked to be.
 #[derive(Debug)]
-struct Stream;
+pub struct Stream;
 
 const TOKENS: usize = 50;
 
@@ -42,7 +42,7 @@ impl Source for Stream {
     }
 }
 
-fn model() -> Model {
+pub fn model() -> Model {
     let config = settings("attention = \"softmax\"\ninit_std = 0.3").config(common::VOCABULARY).expect("a configuration");
     Model::fresh(config, 5).expect("a model")
 }

@@ -5,5 +5,6 @@ mod common;
 mod eval;
 mod kill;
 mod nonfinite;
+mod ranks;
 mod run;
 mod settings;

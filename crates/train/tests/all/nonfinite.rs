@@ -85,17 +85,17 @@ fn a_norm_that_overflows_stops_the_run_though_the_loss_is_finite() {
 fn the_first_gradient_that_is_not_finite_is_named_with_layer_and_head() {
     let settings = settings("");
     let model = Model::fresh(settings.config(common::VOCABULARY).expect("a configuration"), 1).expect("a model");
-    let mut gradients = Gradients::new(&model, 4, 16, Options::default()).expect("room");
+    let mut gradients = Gradients::new(&model, settings.cut(), Options::default(), (0, 1)).expect("room");
     let mut rows = Rows::default();
     Walk::default().train(1, 0, 4, 16, &mut rows).expect("a batch");
-    let mut computed = gradients.compute(&model.params, std::slice::from_ref(&rows)).expect("a gradient");
+    let mut computed = gradients.whole(&model.params, std::slice::from_ref(&rows)).expect("a gradient");
     // Head 2 of three, of width 8: rows 16 to 23 of the query's projection, columns of the output's.
-    gradients.grads.get_mut("model.layers.0.self_attn.q_proj.weight").expect("a gradient")[17 * 24 + 5] = f32::NAN;
+    gradients.gradient_mut().get_mut("model.layers.0.self_attn.q_proj.weight").expect("a gradient")[17 * 24 + 5] = f32::NAN;
     computed.norm = f64::NAN;
-    let place = diagnose(&model, &gradients, &computed, &[rows.clone()], 7).gradient.expect("a place");
+    let place = diagnose(&model, Some(&gradients), &computed, &[rows.clone()], 7).gradient.expect("a place");
     assert_eq!((place.layer, place.head, place.index), (Some(0), Some(2), 17 * 24 + 5));
-    gradients.grads.get_mut("model.layers.1.self_attn.o_proj.weight").expect("a gradient")[3 * 24 + 9] = f32::INFINITY;
-    let place = diagnose(&model, &gradients, &computed, &[rows], 7).gradient.expect("a place");
+    gradients.gradient_mut().get_mut("model.layers.1.self_attn.o_proj.weight").expect("a gradient")[3 * 24 + 9] = f32::INFINITY;
+    let place = diagnose(&model, Some(&gradients), &computed, &[rows], 7).gradient.expect("a place");
     assert_eq!((place.layer, place.head), (Some(1), Some(1)), "the backward pass reaches layer 1 first");
     assert!(place.to_string().contains("layer 1, head 1"), "{place}");
 }

@@ -9,7 +9,7 @@ use termwise_data::{Rows, Source};
 use termwise_llama::{Batch, Model, Objective, Options};
 use termwise_train::eval::Sums;
 use termwise_train::metrics::Line;
-use termwise_train::step::Gradients;
+use termwise_train::step::{Cut, Gradients};
 use termwise_train::{Error, RunOptions, Settings, Start, train};
 
 #[test]
@@ -185,13 +185,16 @@ fn two_accumulated_batches_are_one_of_twice_the_size() {
         }
         rows
     };
-    let mut large = Gradients::new(&model, 8, 16, Options::default()).expect("room");
-    let mut small = Gradients::new(&model, 4, 16, Options::default()).expect("room");
-    let one = large.compute(&model.params, &[rows(0, 8)]).expect("a gradient");
-    let two = small.compute(&model.params, &[rows(0, 4), rows(1, 4)]).expect("a gradient");
+    let gradients = |batch, accumulate| {
+        let cut = Cut { batch, accumulate, ..settings.cut() };
+        Gradients::new(&model, cut, Options::default(), (0, 1)).expect("room")
+    };
+    let (mut large, mut small) = (gradients(8, 1), gradients(4, 2));
+    let one = large.whole(&model.params, &[rows(0, 8)]).expect("a gradient");
+    let two = small.whole(&model.params, &[rows(0, 4), rows(1, 4)]).expect("a gradient");
     assert_eq!(one.tokens, two.tokens);
     assert!((one.loss - two.loss).abs() < 1e-7 * one.loss, "{} {}", one.loss, two.loss);
-    let error = termwise_attention::relative_rms(small.grads.values(), large.grads.values());
+    let error = termwise_attention::relative_rms(small.gradient().values(), large.gradient().values());
     assert!(error < 1e-5, "{error}");
 }
 
@@ -207,7 +210,7 @@ fn an_evaluation_is_over_all_tokens_and_its_parts_add_up() {
     let mut by_hand = (0.0, 0);
     for index in 0..12 {
         Walk::default().held_out(index, 1, 16, &mut rows).expect("a batch");
-        sums.add(&mut session, &model.params, &rows).expect("a loss");
+        sums.add(&mut session, &model.params, &rows, 0..1).expect("a loss");
         by_hand = (by_hand.0 + session.token_losses().iter().sum::<f64>(), by_hand.1 + 14);
     }
     let mean = by_hand.0 / by_hand.1 as f64;

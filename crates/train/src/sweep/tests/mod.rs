@@ -97,7 +97,7 @@ fn loss(x: f64) -> Outcome {
     Outcome::Finished(BTreeMap::from([("loss".to_string(), x), ("speed".to_string(), 10.0)]))
 }
 
-const ONE: Options = Options { parallel: 1, threads: 1, retry: false, skip_equal: false, only: None };
+const ONE: Options = Options { parallel: 1, threads: 1, retry: false, skip_equal: false, only: None, others: Others::USUAL };
 
 fn go(plan: &Plan, folder: &Path, runner: &dyn Runner, options: Options) -> Vec<State> {
     run(plan, folder, runner, &options, &AtomicBool::new(false), &mut |_| {}).unwrap_or_else(|error| panic!("{error}"))

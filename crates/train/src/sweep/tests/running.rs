@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use super::*;
 
 #[test]
@@ -105,17 +107,95 @@ fn an_error_beyond_one_run_ends_the_sweep_and_keeps_what_had_ended() {
     assert_eq!(states(&plan, folder.path(), false).expect("states").iter().filter(|state| **state != State::Open).count(), 1);
 }
 
+/// As [`ONE`], for processes that look at each other often.
+fn quick(shard: &str) -> Options {
+    let timing = Timing { heartbeat: Duration::from_millis(20), dead_after: Duration::from_millis(300), look: Duration::from_millis(10) };
+    Options { others: Others { shard: shard.parse().ok(), wait: true, timing }, ..ONE }
+}
+
 #[test]
-fn a_folder_is_for_one_sweep_at_a_time_and_damaged_records_are_named() {
+fn several_processes_share_a_folder_and_every_run_is_made_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let plan = plan(GRID);
+    // The first two of each wait for each other: both work at the same time.
+    let both = std::sync::Barrier::new(2);
+    let runners: Vec<_> = (0..2)
+        .map(|_| {
+            let first = AtomicBool::new(true);
+            let both = &both;
+            fake(move |job, _| {
+                if first.swap(false, Ordering::SeqCst) {
+                    both.wait();
+                }
+                loss(number(job, "seed"))
+            })
+        })
+        .collect();
+    let found: Vec<Vec<State>> = std::thread::scope(|scope| {
+        let (plan, folder) = (&plan, folder.path());
+        let processes: Vec<_> =
+            runners.iter().zip(["1/2", "2/2"]).map(|(runner, shard)| scope.spawn(move || go(plan, folder, runner, quick(shard)))).collect();
+        processes.into_iter().map(|process| process.join().expect("an end")).collect()
+    });
+    let ran: Vec<String> = runners.iter().flat_map(|runner| runner.ran.lock().expect("a lock").clone()).map(|(hash, _)| hash).collect();
+    assert_eq!(ran.iter().collect::<std::collections::BTreeSet<_>>().len(), 8);
+    assert_eq!(ran.len(), 8, "every run once");
+    assert!(found.iter().all(|states| states.iter().all(|state| matches!(state, State::Ended(_)))), "each waits for the other");
+    assert_eq!(Summary::new(&plan, &found[0]).groups, Summary::new(&plan, &found[1]).groups);
+    let left = std::fs::read_dir(folder.path().join("runs")).expect("a folder").flatten();
+    assert!(left.map(|entry| entry.file_name().to_string_lossy().into_owned()).all(|name| !name.contains("claim")), "claims are gone");
+}
+
+#[test]
+fn runs_of_dead_processes_are_taken_up_and_those_of_others_left_alone_where_nobody_waits() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let plan = plan(GRID);
+    std::fs::create_dir_all(folder.path().join("runs")).expect("a folder");
+    let claim = folder.path().join("runs").join(format!("{}.claim-0", plan.jobs[3].hash));
+    std::fs::write(&claim, "{\"host\": \"far away\", \"pid\": 1}").expect("a claim");
+    let runner = fake(|_, _| loss(1.0));
+    let short = quick("1/1");
+    let mut waited = Vec::new();
+    let no_wait = Options { others: Others { wait: false, ..short.others }, ..short.clone() };
+    let states = run(&plan, folder.path(), &runner, &no_wait, &AtomicBool::new(false), &mut |event| {
+        if let Event::Waiting(count) = event {
+            waited.push(*count);
+        }
+    });
+    assert_eq!(states.expect("a sweep").iter().filter(|state| **state == State::Open).count(), 1);
+    assert_eq!((runner.count(), waited), (7, vec![1]));
+    let states = go(&plan, folder.path(), &runner, short);
+    assert_eq!(runner.count(), 8, "its heartbeat was not seen for long enough");
+    assert!(states.iter().all(|state| matches!(state, State::Ended(_))) && !claim.exists());
+}
+
+#[test]
+fn what_another_process_has_retried_is_not_retried_again() {
     let folder = tempfile::tempdir().expect("a folder");
     let plan = plan("");
-    let inner = fake(|_, _| loss(1.0));
-    let outer = fake(|_, _| {
-        let error = run(&plan, folder.path(), &inner, &ONE, &AtomicBool::new(false), &mut |_| {}).expect_err("a second sweep");
-        assert!(error.to_string().contains("another sweep"), "{error}");
-        loss(1.0)
+    go(&plan, folder.path(), &fake(|_, _| Outcome::Failed("first".into())), ONE);
+    let retry = || Options { retry: true, ..quick("1/1") };
+    // While one retries, the other has seen the same record and waits.
+    let begun = std::sync::Barrier::new(2);
+    let slow = fake(|_, _| {
+        begun.wait();
+        std::thread::sleep(Duration::from_millis(100));
+        Outcome::Failed("second".into())
     });
-    go(&plan, folder.path(), &outer, ONE);
+    let other = fake(|_, _| loss(1.0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| go(&plan, folder.path(), &slow, retry()));
+        begun.wait();
+        go(&plan, folder.path(), &other, retry());
+    });
+    assert_eq!((slow.count(), other.count()), (1, 0));
+}
+
+#[test]
+fn damaged_records_are_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let plan = plan("");
+    go(&plan, folder.path(), &fake(|_, _| loss(1.0)), ONE);
     let record = folder.path().join("runs").join(format!("{}.json", plan.jobs[0].hash));
     std::fs::write(&record, "{").expect("a file");
     let error = states(&plan, folder.path(), false).expect_err("damaged").to_string();

@@ -1,0 +1,137 @@
+//! Ranks that are processes, started by `mpirun` or a scheduler, on one machine or many.
+
+use mpi::Threading;
+use mpi::collective::Root;
+use mpi::datatype::{Partition, PartitionMut};
+use mpi::environment::Universe;
+use mpi::topology::{Communicator, SimpleCommunicator};
+use mpi::traits::CommunicatorCollectives;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::Collective;
+use crate::error::{Error, Result};
+
+/// Most values of one call: counts are 32-bit numbers.
+const MOST: usize = i32::MAX as usize;
+
+/// MPI for as long as this lives; at its end every rank waits for the others. A process can have it once.
+pub struct Session {
+    _universe: Universe,
+    world: World,
+}
+
+impl Session {
+    /// Joins the ranks that were started with this process.
+    pub fn join() -> Result<Session> {
+        let problem = |problem: &str| Error::Mpi { problem: problem.into() };
+        // Training runs on a thread of its own pool; calls never overlap.
+        let (universe, threading) =
+            mpi::initialize_with_threading(Threading::Serialized).ok_or_else(|| problem("it was used in this process before"))?;
+        if !matches!(threading, Threading::Serialized | Threading::Multiple) {
+            return Err(problem("this installation cannot be called from another thread than the first"));
+        }
+        let world = SimpleCommunicator::world();
+        let world = World { rank: world.rank() as usize, size: world.size() as usize, one: Mutex::new(()) };
+        Ok(Session { _universe: universe, world })
+    }
+
+    /// All ranks. It must not be used after the session.
+    pub fn world(&self) -> World {
+        World { rank: self.world.rank, size: self.world.size, one: Mutex::new(()) }
+    }
+}
+
+/// All processes of an MPI program. A failure inside MPI ends all of them.
+#[derive(Debug)]
+pub struct World {
+    rank: usize,
+    size: usize,
+    one: Mutex<()>,
+}
+
+impl World {
+    /// Held during a call, since MPI was asked for calls that do not overlap.
+    fn alone(&self) -> MutexGuard<'_, ()> {
+        self.one.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Counts and places of parts, one after another.
+fn parts(lengths: &[usize]) -> Result<(Vec<i32>, Vec<i32>)> {
+    let total: usize = lengths.iter().sum();
+    if total > MOST {
+        return Err(Error::Mpi { problem: format!("a message has {total} values, more than its counts can say") });
+    }
+    let places = lengths.iter().scan(0, |at, &length| {
+        *at += length;
+        Some((*at - length) as i32)
+    });
+    Ok((lengths.iter().map(|&length| length as i32).collect(), places.collect()))
+}
+
+impl Collective for World {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let _one = self.alone();
+        let world = SimpleCommunicator::world();
+        let mut lengths = vec![0u64; self.size];
+        world.all_gather_into(&(own.len() as u64), &mut lengths[..]);
+        let lengths: Vec<usize> = lengths.into_iter().map(|length| length as usize).collect();
+        let (counts, places) = parts(&lengths)?;
+        let mut bytes = vec![0u8; lengths.iter().sum()];
+        world.all_gather_varcount_into(own, &mut PartitionMut::new(&mut bytes[..], counts, places));
+        let mut rest = &bytes[..];
+        let next = |length: &usize| {
+            let (own, more) = rest.split_at(*length);
+            rest = more;
+            own.to_vec()
+        };
+        Ok(lengths.iter().map(next).collect())
+    }
+
+    fn exchange(&self, out: &[f32], lengths: &[usize], into: &mut [f32], expected: &[usize]) -> Result<()> {
+        let _one = self.alone();
+        let (counts, places) = parts(lengths)?;
+        let (counts_in, places_in) = parts(expected)?;
+        let out = Partition::new(out, counts, places);
+        SimpleCommunicator::world().all_to_all_varcount_into(&out, &mut PartitionMut::new(into, counts_in, places_in));
+        Ok(())
+    }
+
+    fn spread(&self, values: &mut [f32], lengths: &[usize]) -> Result<()> {
+        let _one = self.alone();
+        let (counts, places) = parts(lengths)?;
+        let start = places[self.rank] as usize;
+        let own = values[start..start + lengths[self.rank]].to_vec();
+        SimpleCommunicator::world().all_gather_varcount_into(&own[..], &mut PartitionMut::new(values, counts, places));
+        Ok(())
+    }
+
+    fn broadcast(&self, bytes: &mut Vec<u8>) -> Result<()> {
+        let _one = self.alone();
+        let world = SimpleCommunicator::world();
+        let mut length = bytes.len() as u64;
+        world.process_at_rank(0).broadcast_into(&mut length);
+        bytes.resize(length as usize, 0);
+        world.process_at_rank(0).broadcast_into(&mut bytes[..]);
+        Ok(())
+    }
+
+    fn barrier(&self) -> Result<()> {
+        let _one = self.alone();
+        SimpleCommunicator::world().barrier();
+        Ok(())
+    }
+
+    /// Ends this process, too.
+    fn abort(&self, exit: u8) {
+        SimpleCommunicator::world().abort(exit.into());
+    }
+}

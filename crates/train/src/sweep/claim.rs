@@ -1,0 +1,328 @@
+//! Who runs what: several processes, on one machine or many, share the folder of a sweep without one lock for all of it.
+//!
+//! A process that begins a run creates `runs/HASH.claim-N`, which fails where the file is there already, on network file systems too. It says host and process, and is
+//! written anew every few seconds, its heartbeat. The claim with the largest N counts. One whose process is known to be dead, or whose heartbeat has not been seen for
+//! some time, is taken over by creating the next N; whoever finds a larger N than its own has lost the run and stops it. Times are never compared between machines.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// How processes that share a folder notice each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timing {
+    /// Between two signs of life.
+    pub heartbeat: Duration,
+    /// Without a sign of life for so long, a process of another machine counts as dead.
+    pub dead_after: Duration,
+    /// Between two looks at runs of others.
+    pub look: Duration,
+}
+
+impl Timing {
+    /// Network file systems show a change after up to a minute.
+    pub const USUAL: Timing =
+        Timing { heartbeat: Duration::from_secs(10), dead_after: Duration::from_secs(120), look: Duration::from_millis(500) };
+}
+
+/// Who has claimed a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Who {
+    pub host: String,
+    pub pid: u32,
+}
+
+impl Who {
+    fn here() -> Who {
+        Who { host: host(), pid: std::process::id() }
+    }
+
+    /// Whether the process is known to be gone. Of other machines nothing is known.
+    fn is_gone(&self, here: &Who) -> bool {
+        self.host == here.host && self.pid != here.pid && !is_alive(self.pid)
+    }
+}
+
+/// The name of this machine; in a container that of the container, whose processes have numbers of their own.
+fn host() -> String {
+    let named = std::env::var("HOSTNAME").ok().filter(|name| !name.is_empty());
+    let read = || fs::read_to_string("/proc/sys/kernel/hostname").ok().map(|text| text.trim().to_owned());
+    read().or(named).unwrap_or_else(|| "unknown".into())
+}
+
+fn is_alive(pid: u32) -> bool {
+    #[cfg(unix)]
+    {
+        let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
+        // What cannot be asked may be alive: only a process that does not exist is gone.
+        pid.is_none_or(|pid| rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH))
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = pid;
+        true
+    }
+}
+
+/// The claims in a folder of runs, as this process sees them.
+pub(super) struct Claims {
+    folder: PathBuf,
+    timing: Timing,
+    here: Who,
+    /// Last heartbeat of others' claims, and when it was first seen.
+    seen: HashMap<(String, u64), (SystemTime, Instant)>,
+}
+
+/// A claim of another process.
+#[derive(Clone, Debug)]
+struct Other {
+    number: u64,
+    path: PathBuf,
+}
+
+/// What lies in the folder: the newest claim of each run, and which have ended.
+#[derive(Default)]
+pub(super) struct Listing {
+    claims: HashMap<String, Other>,
+    records: HashMap<String, ()>,
+}
+
+impl Listing {
+    /// Whether a run has a record.
+    pub fn has_record(&self, hash: &str) -> bool {
+        self.records.contains_key(hash)
+    }
+}
+
+impl Claims {
+    pub fn new(folder: PathBuf, timing: Timing) -> Claims {
+        Claims { folder, timing, here: Who::here(), seen: HashMap::new() }
+    }
+
+    /// One look at the folder for all runs.
+    pub fn list(&self) -> Result<Listing> {
+        let mut listing = Listing::default();
+        for entry in fs::read_dir(&self.folder).map_err(Error::io("list", &self.folder))? {
+            let path = entry.map_err(Error::io("list", &self.folder))?.path();
+            let Some((hash, ending)) = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.split_once('.')) else {
+                continue;
+            };
+            if ending == "json" {
+                listing.records.insert(hash.to_owned(), ());
+            } else if let Some(number) = ending.strip_prefix("claim-").and_then(|number| number.parse().ok())
+                && listing.claims.get(hash).is_none_or(|other| other.number < number)
+            {
+                listing.claims.insert(hash.to_owned(), Other { number, path: path.clone() });
+            }
+        }
+        Ok(listing)
+    }
+
+    /// Claims a run that nobody has, or whose process is dead; `None` where another one has it.
+    pub fn take(&mut self, hash: &str, listing: &Listing) -> Result<Option<Claim>> {
+        let other = listing.claims.get(hash);
+        if other.is_some_and(|other| !self.is_dead(hash, other)) {
+            return Ok(None);
+        }
+        let number = other.map_or(0, |other| other.number + 1);
+        let path = self.place(hash, number);
+        let mut file = match File::options().write(true).create_new(true).open(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return Ok(None),
+            file => file.map_err(Error::io("claim a run with", &path))?,
+        };
+        let text = serde_json::to_string(&self.here).expect("a name and a number") + "\n";
+        file.write_all(text.as_bytes()).map_err(Error::io("write", &path))?;
+        let claim = Claim { path, text, hash: hash.to_owned(), number, folder: self.folder.clone(), lost: Arc::default() };
+        // Somebody may have taken it in another way meanwhile: what this claim follows must still be there, and nothing above it.
+        let followed = other.is_none_or(|other| other.path.exists());
+        if followed && !claim.is_lost()? {
+            return Ok(Some(claim));
+        }
+        let _ = fs::remove_file(&claim.path);
+        Ok(None)
+    }
+
+    fn place(&self, hash: &str, number: u64) -> PathBuf {
+        self.folder.join(format!("{hash}.claim-{number}"))
+    }
+
+    fn is_dead(&mut self, hash: &str, other: &Other) -> bool {
+        let who: Option<Who> = fs::read(&other.path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        if who.is_some_and(|who| who.is_gone(&self.here)) {
+            return true;
+        }
+        let Ok(beat) = fs::metadata(&other.path).and_then(|file| file.modified()) else { return false };
+        let seen = self.seen.entry((hash.to_owned(), other.number)).or_insert((beat, Instant::now()));
+        if seen.0 != beat {
+            *seen = (beat, Instant::now());
+        }
+        seen.1.elapsed() > self.timing.dead_after
+    }
+}
+
+/// A run that this process has claimed.
+#[derive(Clone, Debug)]
+pub(super) struct Claim {
+    path: PathBuf,
+    text: String,
+    hash: String,
+    number: u64,
+    folder: PathBuf,
+    lost: Arc<AtomicBool>,
+}
+
+impl Claim {
+    /// Set once another process has taken the run.
+    pub fn lost(&self) -> &AtomicBool {
+        &self.lost
+    }
+
+    fn is_lost(&self) -> Result<bool> {
+        let above = |number: u64| self.folder.join(format!("{}.claim-{number}", self.hash)).exists();
+        Ok(above(self.number + 1))
+    }
+
+    /// A sign of life; false where the run is lost.
+    fn beat(&self) -> bool {
+        // Written again in place, so that the time is that of the file system. What fails now may work the next time; that it is there at all says who has it.
+        let written = File::options().write(true).open(&self.path).and_then(|mut file| file.write_all(self.text.as_bytes()));
+        let gone = written.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
+        if gone || self.is_lost().unwrap_or(false) {
+            self.lost.store(true, Ordering::Relaxed);
+        }
+        !self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Gives the run up, with what it was taken over from; the newest first, so that no older one counts meanwhile. Nothing where it is lost.
+    pub fn release(self) {
+        if !self.beat() {
+            return;
+        }
+        for number in (0..=self.number).rev() {
+            // What cannot be removed counts as that of a dead process later.
+            let _ = fs::remove_file(self.folder.join(format!("{}.claim-{number}", self.hash)));
+        }
+    }
+}
+
+/// The claims that this process holds, kept alive by a thread.
+#[derive(Default)]
+pub(super) struct Held {
+    claims: Mutex<Vec<Claim>>,
+    over: AtomicBool,
+}
+
+impl Held {
+    pub fn hold(&self, claim: &Claim) {
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner).push(claim.clone());
+    }
+
+    pub fn drop_claim(&self, claim: &Claim) {
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner).retain(|own| own.path != claim.path);
+    }
+
+    /// Ends [`Held::keep_alive`] when dropped, also by a panic.
+    pub fn until_dropped(&self) -> impl Drop {
+        struct End<'a>(&'a AtomicBool);
+        impl Drop for End<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        End(&self.over)
+    }
+
+    /// Until the end.
+    pub fn keep_alive(&self, timing: Timing) {
+        let mut last = Instant::now();
+        while !self.over.load(Ordering::Relaxed) {
+            std::thread::sleep(timing.heartbeat.min(Duration::from_millis(50)));
+            if last.elapsed() >= timing.heartbeat {
+                last = Instant::now();
+                let claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                claims.iter().for_each(|claim| {
+                    claim.beat();
+                });
+            }
+        }
+    }
+}
+
+/// Removes claims on a run that has ended, of processes that were killed between its record and their claim's end.
+pub(super) fn sweep_up(folder: &Path, hash: &str) {
+    for number in 0.. {
+        if fs::remove_file(folder.join(format!("{hash}.claim-{number}"))).is_err() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const QUICK: Timing =
+        Timing { heartbeat: Duration::from_millis(5), dead_after: Duration::from_millis(60), look: Duration::from_millis(5) };
+
+    fn claims(folder: &Path, host: &str, pid: u32) -> Claims {
+        Claims { here: Who { host: host.into(), pid }, ..Claims::new(folder.into(), QUICK) }
+    }
+
+    fn take(claims: &mut Claims) -> Option<Claim> {
+        let listing = claims.list().expect("a folder");
+        claims.take("a", &listing).expect("a folder")
+    }
+
+    #[test]
+    fn a_run_is_claimed_once_and_given_up_whole() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (mut one, mut two) = (claims(folder.path(), "x", 1), claims(folder.path(), "y", 1));
+        let claim = take(&mut one).expect("nobody has it");
+        assert!(take(&mut two).is_none() && take(&mut one).is_none());
+        claim.release();
+        take(&mut two).expect("it was given up").release();
+        assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0);
+    }
+
+    #[test]
+    fn what_is_silent_for_long_is_taken_over_and_the_sleeper_notices() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (mut sleeper, mut other, mut third) =
+            (claims(folder.path(), "x", 1), claims(folder.path(), "y", 1), claims(folder.path(), "z", 1));
+        let claim = take(&mut sleeper).expect("nobody has it");
+        let begun = Instant::now();
+        while begun.elapsed() < 3 * QUICK.dead_after {
+            assert!(claim.beat() && take(&mut other).is_none(), "it lives");
+            std::thread::sleep(QUICK.heartbeat);
+        }
+        assert!(take(&mut other).is_none(), "silent for a moment only");
+        std::thread::sleep(2 * QUICK.dead_after);
+        let taken = take(&mut other).expect("it is silent");
+        assert!(take(&mut third).is_none(), "its heartbeat is new");
+        assert!(!claim.beat() && claim.lost().load(Ordering::Relaxed));
+        claim.release();
+        assert!(taken.beat(), "who has lost a run does not give up what is another's");
+        taken.release();
+        assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_dead_process_of_this_machine_is_known_at_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut child = std::process::Command::new("true").spawn().expect("a process");
+        let mut dead = claims(folder.path(), "x", child.id());
+        take(&mut dead).expect("nobody has it");
+        child.wait().expect("an end");
+        assert!(take(&mut claims(folder.path(), "y", 1)).is_none(), "another machine does not know");
+        take(&mut claims(folder.path(), "x", std::process::id())).expect("it is dead").release();
+    }
+}

@@ -1,0 +1,121 @@
+"""``python -m termwise.torch.dry_run SETTINGS…``: every model once on the meta device, where tensors have shapes and no numbers.
+
+For files of settings such as ``termwise reproduce --scale paper`` writes. A step is gone through forward and backward at its full size, whatever this machine is: what does not fit
+together fails here and not on a cluster. It says what a device must hold: weights, gradient and two moments of AdamW; what autograd keeps for the backward pass of the rows of one
+batch, with and without activation checkpointing; and the largest tensor on the way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from .. import _core
+from .model import Model
+
+#: Of the paper's tokenizer, which is not asked for here.
+VOCABULARY = 32_000
+
+
+@dataclass(frozen=True)
+class Found:
+    """Bytes are of one device that holds the whole model."""
+
+    settings: str
+    attention: str
+    parameters: int
+    batch: int
+    length: int
+    #: Weights, gradient and moments.
+    held: int
+    #: What autograd keeps for the backward pass, blocks computed again.
+    kept: int
+    #: The same without computing again.
+    kept_without_checkpointing: int
+    #: The largest tensor of a step.
+    largest: int
+
+
+class _Largest(TorchDispatchMode):
+    """Watches results of operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for x in tree_leaves(found):
+            if isinstance(x, torch.Tensor):
+                # Expanded views hold no more than what they show.
+                self.bytes = max(self.bytes, min(x.numel() * x.element_size(), x.untyped_storage().nbytes()))
+        return found
+
+
+def kept_bytes(model: Model, rows: int, length: int, bfloat16: bool = False) -> tuple[int, int]:
+    """Bytes that autograd keeps of a forward pass on the meta device, parameters not counted, and those of the largest tensor of both passes."""
+    ids = torch.zeros(rows, length, dtype=torch.long, device="meta")
+    own = {p.untyped_storage()._cdata for p in model.parameters()}
+    seen: dict[int, int] = {}
+    alive = []
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        storage = x.untyped_storage()
+        if storage._cdata not in own:
+            seen[storage._cdata] = storage.nbytes()
+            # Held, so that its address is not given to another.
+            alive.append(storage)
+        return x
+
+    with _Largest() as largest:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x), torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+            losses = model(ids, ids)
+        kept = sum(seen.values())
+        alive.clear()
+        losses.sum().backward()
+    assert all(p.grad is not None or not p.requires_grad for p in model.parameters())
+    return kept, largest.bytes
+
+
+def dry_run(files: Iterable[Path], vocabulary: int = VOCABULARY) -> Iterable[Found]:
+    """One after the other; a model that cannot be is an error that names its file."""
+    for file in files:
+        settings, config = _core.model_of_settings(file.read_text(), vocabulary)
+        words = json.loads(settings)
+        made = {again: Model(config, positions=words["length"], device="meta", mode=words["mode"], checkpointing=again) for again in (True, False)}
+        parameters = sum(p.numel() for p in made[True].parameters())
+        with_it, largest = kept_bytes(made[True], words["batch"], words["length"])
+        without, _ = kept_bytes(made[False], words["batch"], words["length"])
+        yield Found(file.name, words["attention"], parameters, words["batch"], words["length"], 16 * parameters, with_it, without, largest)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="termwise.torch.dry_run", description=(__doc__ or "").split("\n\n")[1])
+    parser.add_argument("settings", nargs="+", type=Path, help="TOML files with settings, or folders of them")
+    parser.add_argument("--vocabulary", type=int, default=VOCABULARY, help=f"tokens of the data, where settings do not say ({VOCABULARY})")
+    parser.add_argument("--json", action="store_true", help="a line of JSON for each")
+    given = parser.parse_args(arguments)
+    files = [file for place in given.settings for file in (sorted(place.rglob("*.toml")) if place.is_dir() else [place])]
+    if not given.json:
+        print(f"{'settings':24}{'parameters':>14}{'batch':>7}{'length':>8}{'GB held':>9}{'kept':>8}{'kept, all':>11}{'largest':>9}  attention")
+    for found in dry_run(files, given.vocabulary):
+        if given.json:
+            print(json.dumps(asdict(found)), flush=True)
+            continue
+        sizes = [found.held, found.kept, found.kept_without_checkpointing, found.largest]
+        numbers = [f"{size / 1e9:.1f}" for size in sizes]
+        print(f"{found.settings:24}{found.parameters:>14,}{found.batch:>7}{found.length:>8}{numbers[0]:>9}{numbers[1]:>8}{numbers[2]:>11}{numbers[3]:>9}  {found.attention}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

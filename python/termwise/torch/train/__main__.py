@@ -1,0 +1,140 @@
+"""``torchrun … -m termwise.torch.train SETTINGS …``: see :mod:`termwise.torch.train`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ... import _core
+from .collective import Collective, end, start
+from .learner import How, Learner
+
+
+def _arguments(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(
+        prog="termwise.torch.train",
+        description="Trains a model with PyTorch, as `termwise train` does with its own engine: same settings, data, schedule, metrics, folder and checkpoints.",
+        epilog="Other flags are those of `termwise train`, such as --steps 5000 or --attention norm.",
+    )
+    parser.add_argument("settings", nargs="*", type=Path, help="TOML files with settings, later ones above earlier ones")
+    parser.add_argument("--folder", type=Path, help="of the run; without it one in --runs with a name made from the settings")
+    parser.add_argument("--resume", nargs="?", const="", help="go on from the newest good checkpoint, or from exactly this one")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of runs")
+    parser.add_argument("--overwrite", action="store_true", help="begin anew where the folder holds a run already, which is removed")
+    parser.add_argument("--cache", type=Path, help="folder for tokenized text")
+    parser.add_argument("--quiet", action="store_true", help="neither progress nor remarks")
+    parser.add_argument("--device", help="cuda, cpu, mps, …; without it the accelerator that PyTorch finds, or the processor")
+    parser.add_argument("--precision", choices=("float32", "bf16"), default="float32", help="of products; sums, weights and scores of polynomials are float32 always")
+    parser.add_argument("--checkpoint-activations", action="store_true", help="compute every block again in the backward pass instead of keeping what it needs")
+    parser.add_argument("--compile", action="store_true", help="compile blocks with torch.compile, all but the sums of attention")
+    parser.add_argument("--shard", action="store_true", help="spread parameters, gradients and moments over all processes (FSDP), for models beyond one device")
+    return parser.parse_known_args(words)
+
+
+def _device(named: str | None) -> torch.device:
+    """That of this process: torchrun's local rank says which of several."""
+    found = torch.device(named) if named else torch.accelerator.current_accelerator() or torch.device("cpu")
+    if found.type == "cuda" and found.index is None:
+        found = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    if found.type != "cpu":
+        torch.accelerator.set_device_index(found.index or 0)
+    return found
+
+
+def _flags(words: list[str]) -> dict[str, Any]:
+    """Flags of `termwise train` as settings: ``--batch 8 --attention norm --tie``."""
+    found: dict[str, Any] = {}
+    while words:
+        word, *words = words
+        if not word.startswith("--"):
+            raise SystemExit(f"error: {word!r} is no flag")
+        name, _, text = word[2:].partition("=")
+        if not text and words and not words[0].startswith("--"):
+            text, *words = words
+        try:
+            value = tomllib.loads(f"x = {text or 'true'}")["x"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        found[name.replace("-", "_")] = value
+    return found
+
+
+class _Lines:
+    """Every line of the metrics as a line on standard error."""
+
+    def __init__(self, shown: bool) -> None:
+        self.shown = shown
+
+    def __call__(self, text: str) -> None:
+        line = json.loads(text)
+        if not self.shown:
+            return
+        if line["kind"] == "train":
+            print(f"step {line['step']}  loss {line['loss']:.4f}  lr {line['lr']:.2e}  {line['tokens_per_second']:.0f} tokens/s", file=sys.stderr, flush=True)
+        else:
+            print(f"step {line['step']}  held-out loss {line['loss']:.4f}", file=sys.stderr, flush=True)
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def main(words: list[str] | None = None) -> int:
+    """Runs it with these words. Exit codes are those of `termwise train`: 0 finished, 130 stopped with a checkpoint, 75 another process works in the folder, 2 what was asked makes
+    no sense, 1 it failed."""
+    given, others = _arguments(sys.argv[1:] if words is None else words)
+    device = _device(given.device)
+    how = How(device, given.precision == "bf16", given.checkpoint_activations, given.compile, given.shard)
+    start(device)
+    collective = Collective()
+    shown = collective.rank == 0 and not given.quiet
+    options = {
+        "settings": {**_flags(others), "engine": "torch"},
+        "files": [os.fspath(file) for file in given.settings],
+        "folder": None if given.folder is None else os.fspath(given.folder),
+        "runs": os.fspath(given.runs),
+        "resume": given.resume is not None,
+        # A run in the place of a checkpoint is the run.
+        "checkpoint": given.resume or None,
+        "overwrite": given.overwrite and collective.rank == 0,
+        "cache": None if given.cache is None else os.fspath(given.cache),
+        "remarks": shown,
+    }
+    # The step is finished and a checkpoint written.
+    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        found = json.loads(_core.train(json.dumps(options), _Lines(shown), (lambda config, settings: Learner(config, settings, how), collective)).json())
+        return 0 if found["finished"] else STOPPED
+    except KeyboardInterrupt:
+        return STOPPED
+    except BlockingIOError as error:
+        return _said(error, 75)
+    except ValueError as error:
+        return _said(error, 2)
+    except (RuntimeError, OSError) as error:
+        return _said(error, 1)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        end()
+
+
+#: As a shell says of an interrupt.
+STOPPED = 130
+
+
+def _said(error: Exception, code: int) -> int:
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

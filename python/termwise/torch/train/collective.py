@@ -1,0 +1,47 @@
+"""Processes that train one model, started by torchrun: who they are, and what they tell each other."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+
+
+class Collective:
+    """What Rust's training loop asks of the ranks; gradients go their own way, through DistributedDataParallel or FSDP."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+    def gather(self, own: bytes) -> list[bytes]:
+        """What each rank brought, in the order of ranks."""
+        if self.size == 1:
+            return [own]
+        # Through the processors' memory, whatever device computes.
+        length = torch.tensor([len(own)])
+        lengths = [torch.zeros_like(length) for _ in range(self.size)]
+        dist.all_gather(lengths, length)
+        longest = max(int(n) for n in lengths)
+        if longest == 0:
+            return [b""] * self.size
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8) if own else padded[:0]
+        found = [torch.zeros_like(padded) for _ in range(self.size)]
+        dist.all_gather(found, padded)
+        return [bytes(x[: int(n)].numpy()) for x, n in zip(found, lengths, strict=True)]
+
+    def abort(self, code: int) -> None:
+        """Ends this process at once; torchrun then ends the others."""
+        os._exit(code)
+
+
+def start(device: torch.device) -> None:
+    """Joins the processes that torchrun has started; nothing where it has not."""
+    if "WORLD_SIZE" in os.environ and not dist.is_initialized():
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "cpu:gloo")
+
+
+def end() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

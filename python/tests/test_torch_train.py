@@ -1,0 +1,189 @@
+"""Training with PyTorch: the same run as that of the native engine, on one process or two, and from one to the other."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import need, rms
+
+import termwise
+
+try:
+    import torch
+except ImportError:
+    torch = None
+    need("torch", False, "PyTorch is not installed")
+
+from termwise.torch import dry_run
+from termwise.torch.train.__main__ import main
+
+SETTINGS = """
+layers = 2
+hidden = 32
+heads = 4
+kv_heads = 2
+mlp = 48
+batch = 4
+length = 48
+lr = 3e-3
+warmup = 5
+log_every = 1
+checkpoint_every = 0
+eval_every = 0
+threads = 1
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "settings.toml"
+    file.write_text(SETTINGS + text)
+    return file
+
+
+def lines(run: Path, kind: str = "train") -> list[dict]:
+    return [line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if line["kind"] == kind]
+
+
+def losses(run: Path) -> np.ndarray:
+    return np.array([line["loss"] for line in lines(run)])
+
+
+def native(*words: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "termwise", "train", "--quiet", *map(str, words)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def with_torch(*words: str) -> None:
+    assert main(["--device", "cpu", "--quiet", *map(str, words)]) == 0
+
+
+def torchrun(processes: int, *words: str) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m", "termwise.torch.train"]
+    done = subprocess.run([*command, "--device", "cpu", "--quiet", *map(str, words)], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def weights(run: Path) -> dict[str, np.ndarray]:
+    core = termwise._core.load_model(str(run), None)
+    found = {}
+    for name, shape, _ in termwise.torch.model.Outline.read(termwise._core.model_of_config(core.config_json, 8)[0]).tensors:
+        found[name] = np.empty(shape, np.float32)
+        core.copy_tensor(name, found[name])
+    return found
+
+
+def apart(a: Path, b: Path) -> float:
+    """The largest relative difference of a tensor of two runs."""
+    first, second = weights(a), weights(b)
+    assert list(first) == list(second)
+    return max(rms(first[name], second[name]) if np.any(second[name]) else np.abs(first[name]).max() for name in first)
+
+
+@pytest.mark.parametrize("attention", ["softmax", "gated_softmax", "taylor=0..4 decay=mamba conv=3", "gated_deltanet"])
+def test_fifty_steps_are_those_of_the_native_engine(attention, tmp_path):
+    file = write(tmp_path, f'attention = "{attention}"\nsteps = 50\neval_every = 25\neval_batches = 2\n')
+    native("--config", file, "--runs", tmp_path, "--name", "native")
+    with_torch(file, "--folder", tmp_path / "torch")
+    a, b = losses(tmp_path / "native"), losses(tmp_path / "torch")
+    assert len(a) == len(b) == 50 and a[-1] < 0.9 * a[0]
+    assert np.abs(a - b).max() < 1e-3, f"losses part by {np.abs(a - b).max():.1e}"
+    # Everything else that a line says, too: rates, tokens, norms; and evaluations.
+    for one, other in zip(lines(tmp_path / "native"), lines(tmp_path / "torch"), strict=True):
+        assert (one["step"], one["lr"], one["tokens"]) == (other["step"], other["lr"], other["tokens"])
+        assert abs(one["grad_norm"] - other["grad_norm"]) < 1e-2 * one["grad_norm"]
+    for one, other in zip(lines(tmp_path / "native", "held_out"), lines(tmp_path / "torch", "held_out"), strict=True):
+        assert abs(one["loss"] - other["loss"]) < 1e-3 and one["recall"]["tokens"] == other["recall"]["tokens"]
+        assert abs(one["recall"]["loss"] - other["recall"]["loss"]) < 1e-3
+    # The folder is a run like any other, but for who made it.
+    files = [{str(p.relative_to(run)) for p in run.rglob("*") if "tfevents" not in p.name} for run in (tmp_path / "native", tmp_path / "torch")]
+    assert files[0] == files[1]
+    assert 'engine = "torch"' in (tmp_path / "torch" / "settings.toml").read_text()
+
+
+def test_an_engine_goes_on_where_the_other_was(tmp_path):
+    file = write(tmp_path, 'attention = "gated_softmax"\nhorizon = 30\n')
+    native("--config", file, "--steps", 30, "--runs", tmp_path, "--name", "whole")
+    run = tmp_path / "run"
+    native("--config", file, "--steps", 10, "--runs", tmp_path, "--name", "run")
+    with_torch(file, "--folder", run, "--resume", "--steps", 20)
+    native("--config", file, "--resume", run, "--engine", "native", "--steps", 30)
+    assert len(losses(run)) == 30
+    assert np.abs(losses(run) - losses(tmp_path / "whole")).max() < 1e-3
+    # Weights follow each other closely only if moments came along, and steps of AdamW are counted on.
+    assert apart(run, tmp_path / "whole") < 2e-2
+    state = json.loads(next((run / "checkpoints").glob("step-00000030")).joinpath("state.json").read_text())
+    assert (state["step"], state["updates"], state["data_index"]) == (30, 30, 30)
+
+
+def test_two_processes_are_one(tmp_path):
+    file = write(tmp_path, 'attention = "taylor=0..2 out"\nsteps = 10\naccumulate = 2\neval_every = 10\neval_batches = 3\n')
+    with_torch(file, "--folder", tmp_path / "one")
+    torchrun(2, file, "--folder", tmp_path / "two")
+    assert np.abs(losses(tmp_path / "one") - losses(tmp_path / "two")).max() < 1e-5
+    assert apart(tmp_path / "two", tmp_path / "one") < 1e-4
+    one, two = (lines(tmp_path / run, "held_out")[0] for run in ("one", "two"))
+    assert abs(one["loss"] - two["loss"]) < 1e-5 and one["tokens"] == two["tokens"]
+    # And one goes on where two were.
+    with_torch(file, "--folder", tmp_path / "two", "--resume", "--steps", 12)
+    assert len(losses(tmp_path / "two")) == 12
+
+
+def test_parameters_spread_over_processes(tmp_path):
+    """FSDP, with activations computed again; five rows, so that one process has more than the other."""
+    file = write(tmp_path, 'attention = "softmax norm=rms"\nsteps = 6\nbatch = 5\neval_every = 6\neval_batches = 3\n'.replace("batch = 5", ""))
+    with_torch(file, "--folder", tmp_path / "one", "--batch", 5)
+    torchrun(2, file, "--folder", tmp_path / "spread", "--batch", 5, "--shard", "--checkpoint-activations")
+    assert np.abs(losses(tmp_path / "one") - losses(tmp_path / "spread")).max() < 1e-5
+    assert apart(tmp_path / "spread", tmp_path / "one") < 1e-4
+    one, two = (lines(tmp_path / run, "held_out")[0] for run in ("one", "spread"))
+    assert abs(one["loss"] - two["loss"]) < 1e-5 and one["tokens"] == two["tokens"]
+    with_torch(file, "--folder", tmp_path / "spread", "--resume", "--batch", 5, "--steps", 8)
+
+
+def test_ways_to_compute(tmp_path):
+    """bfloat16 products stay close; activations computed again change nothing."""
+    file = write(tmp_path, 'attention = "taylor=0..2"\nsteps = 8\nmicro_batches = 2\n')
+    with_torch(file, "--folder", tmp_path / "plain")
+    with_torch(file, "--folder", tmp_path / "again", "--checkpoint-activations")
+    with_torch(file, "--folder", tmp_path / "bf16", "--precision", "bf16")
+    assert np.array_equal(losses(tmp_path / "plain"), losses(tmp_path / "again"))
+    difference = np.abs(losses(tmp_path / "plain") - losses(tmp_path / "bf16")).max()
+    assert 0 < difference < 0.05
+    # Parameters are float32 always.
+    assert apart(tmp_path / "bf16", tmp_path / "plain") < 0.3
+
+
+def test_a_run_that_cannot_be_says_why(tmp_path, capfd):
+    file = write(tmp_path, 'attention = "softmax"\nsteps = 2\nlr = -1\n'.replace("lr = -1", ""))
+    assert main(["--device", "cpu", "--quiet", str(file), "--folder", str(tmp_path / "run"), "--attention", "softmaxx"]) == 2
+    assert "softmaxx" in capfd.readouterr().err and not (tmp_path / "run").exists()
+    with_torch(file, "--folder", tmp_path / "run")
+    assert main(["--device", "cpu", "--quiet", str(file), "--folder", str(tmp_path / "run")]) != 0
+
+
+def test_the_papers_models_on_the_meta_device_and_cut_down(tmp_path):
+    """Every model of ``reproduce --scale paper`` at its full size without numbers, and ten real steps of each attention in a model of its shape, cut down."""
+    done = subprocess.run([sys.executable, "-m", "termwise", "reproduce", "--scale", "paper", "--out", str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    files = sorted((tmp_path / "runs").glob("*.toml"))
+    assert len(files) > 10
+    # Models of one attention and size differ in their seeds and data alone.
+    models = {}
+    for file in files:
+        settings, config = termwise._core.model_of_settings(file.read_text(), dry_run.VOCABULARY)
+        models.setdefault(config + settings, file)
+    found = list(dry_run.dry_run(models.values()))
+    assert {one.parameters > 1e9 for one in found} == {True, False}
+    for one in found:
+        assert one.kept < one.kept_without_checkpointing
+        # No tensor of a step is T×T for all heads and rows.
+        assert one.largest < 16 * one.batch * one.length**2 * 4
+    attentions = sorted({one.attention for one in found})
+    for index, attention in enumerate(attentions):
+        file = write(tmp_path, f'attention = "{attention}"\nsteps = 10\n')
+        with_torch(file, "--folder", tmp_path / f"cut-{index}", "--length", 32, "--batch", 2)
+        assert np.isfinite(losses(tmp_path / f"cut-{index}")).all()
