@@ -172,8 +172,7 @@ impl Sums {
     fn of_words(words: &[u64]) -> Option<Sums> {
         let (&[a, b, c, d, e, f, g, h, marked, trained, bytes], rest) = words.split_first_chunk()?;
         let nonpositive = of_words(*rest.first_chunk()?);
-        let [all, recall, within, beyond] =
-            [(a, b), (c, d), (e, f), (g, h)].map(|(loss, count)| Sum { loss: f64::from_bits(loss), count });
+        let [all, recall, within, beyond] = [(a, b), (c, d), (e, f), (g, h)].map(|(loss, count)| Sum { loss: f64::from_bits(loss), count });
         let trained = (trained > 0).then_some(trained as usize);
         Some(Sums { all, recall, marked: marked == 1, trained, within, beyond, bytes, nonpositive })
     }
