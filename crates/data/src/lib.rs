@@ -4,13 +4,16 @@
 //! resumes exactly and any batch can be looked at again.
 
 pub mod bpe;
+mod builtin;
 pub mod config;
 mod detokenize;
+mod dials;
 mod document;
 mod draw;
 pub mod error;
 pub mod hub;
 pub mod language;
+pub mod parity;
 pub mod prepare;
 pub mod shards;
 pub mod sources;
@@ -21,6 +24,7 @@ pub mod tokens;
 
 use std::fmt;
 
+pub use builtin::Builtin;
 pub use config::{DataConfig, Documents, Layout};
 pub use detokenize::Text;
 pub use document::Prepared;
@@ -38,7 +42,7 @@ pub struct Rows {
     pub time: usize,
     /// Tokens [B, T].
     pub ids: Vec<u32>,
-    /// The token that follows each, [B, T]; −100 where none is asked for.
+    /// What is asked for at each, [B, T]: the token that follows, but for parity; −100 where nothing is.
     pub labels: Vec<i32>,
     /// Positions that count in each row, [B]; empty where all do.
     pub lengths: Vec<usize>,

@@ -9,7 +9,7 @@ use termwise_papers::reproduce::{
     self, Decision, Declared, Id, Method, Metric, Options, Results, Rule, Scale, Schedule, Side, Verdict, declare,
 };
 use termwise_report::Documented;
-use termwise_train::sweep::{Control, Job, Metrics, Outcome, Runner};
+use termwise_train::sweep::{Control, Event, Job, Metrics, Outcome, Runner};
 
 fn lower() -> Rule {
     Rule::Lower { low: "a".into(), high: "b".into(), least: 0.04 }
@@ -240,7 +240,7 @@ impl Runner for MadeUp {
 
 fn run(options: &Options, most: usize) -> Result<(Results, Vec<String>), Error> {
     let runner = MadeUp { ran: Mutex::default(), most };
-    let results = reproduce::run(options, &declare(options)?, &runner, &AtomicBool::new(false), &mut |_| ())?;
+    let results = reproduce::run(options, &declare(options)?, &runner, &AtomicBool::new(false), &mut |_, _| ())?;
     Ok((results, runner.ran.into_inner().expect("no run panics")))
 }
 
@@ -379,4 +379,86 @@ fn tables_in_the_documentation_are_made_by_the_program() {
     let (id, _, claim) = gate.expect("the claim");
     assert_eq!((id, &claim.also[..], claim.decision.verdict), (Id::E3, &[Id::E5][..], Verdict::NotVisible));
     assert_eq!((results.claims().count(), results.distinct().len()), (63, 57));
+}
+
+/// A loss that a variant has least of at a learning rate of its own. One rate is too high for one variant.
+struct Tuned(MadeUp);
+
+const TOO_HIGH: &str = "the loss is not finite";
+
+impl Runner for Tuned {
+    fn run(&self, job: &Job, control: &Control) -> termwise_train::Result<Outcome> {
+        if let Outcome::Stopped = self.0.run(job, control)? {
+            return Ok(Outcome::Stopped);
+        }
+        let attention = job.settings["attention"].as_str().expect("a text");
+        let rate = job.settings["lr"].as_float().expect("a number");
+        let best = if attention.contains("delta") { 1.6e-3 } else { 4e-3 };
+        if attention.starts_with("softmax") && rate < 2e-3 {
+            return Ok(Outcome::Failed(TOO_HIGH.into()));
+        }
+        let seed = job.settings["seed"].as_integer().expect("a number") as f64;
+        let loss = (if attention.contains("delta") { 0.1 } else { 1.0 }) + 0.001 * seed + (rate - best).abs();
+        Ok(Outcome::Finished(Metrics::from([("held_out.loss".into(), 1.0 + loss), ("held_out.recall.loss".into(), loss)])))
+    }
+}
+
+#[test]
+fn each_variant_is_compared_at_its_own_learning_rate() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let options = Options { ids: vec![Id::Overwrite], seeds: Some(3), out: folder.path().into(), threads: 1, ..Options::new(Scale::Test) };
+    let declared = declare(&options).unwrap_or_else(|error| panic!("{error}"));
+    // Softmax, and order 1 with and without the write rule and decay; two rates, then three seeds.
+    assert_eq!((declared.schedule.plan.jobs.len(), declared.schedule.waiting), (10, 15));
+    let run = |most: usize| {
+        let runner = Tuned(MadeUp { ran: Mutex::default(), most });
+        let results = reproduce::run(&options, &declared, &runner, &AtomicBool::new(false), &mut |plan, event| {
+            // What is told is told of the plan that it belongs to.
+            if let Event::Ended(index, record) = event {
+                assert_eq!(plan.jobs[*index].hash, record.hash);
+            }
+        });
+        (results.unwrap_or_else(|error| panic!("{error}")), runner.0.ran.into_inner().expect("no run panics").len())
+    };
+    // Broken off while rates are chosen: nothing is compared, and nobody says that it is done.
+    let (first, ran) = run(4);
+    assert_eq!((ran, first.runs.len(), first.is_complete()), (4, 10, false));
+    assert!(first.claims().all(|(_, _, claim)| claim.decision.note.contains("no finished run")));
+    let (results, ran) = run(usize::MAX);
+    assert_eq!((ran, results.runs.len()), (21, 25));
+    assert!(results.is_complete(), "a rate that is too high for a variant is a result");
+    let task = &results.experiments[0].tasks[0];
+    for outcome in &task.variants {
+        let rate = if outcome.variant.attention.contains("delta") { 1.6e-3 } else { 4e-3 };
+        assert_eq!((outcome.rate, outcome.tuning.len(), outcome.failed), (Some(rate), 2, 0), "{}", outcome.variant.name);
+        let seeds: Vec<u64> = outcome.numbers.iter().map(|(seed, _)| *seed).collect();
+        assert_eq!(seeds, [1, 2, 3], "the seed that chose the rate is not compared");
+        assert!(outcome.runs.iter().all(|&run| results.runs[run].rate == Some(rate) && !results.runs[run].tuning));
+        assert!(outcome.tuning.iter().all(|&run| results.runs[run].tuning && results.runs[run].seed == 0));
+    }
+    let verdicts: Vec<Verdict> = task.claims.iter().map(|claim| claim.decision.verdict).collect();
+    assert_eq!(verdicts, [Verdict::Reproduced, Verdict::NotVisible, Verdict::Reproduced]);
+    let page = results.document().to_markdown();
+    for text in ["how each learning rate was chosen", "| lr 0.0016 |", "head_dim = 18", "Known before: "] {
+        assert!(page.contains(text), "the page lacks {text}: {page}");
+    }
+    assert_eq!(Results::read(folder.path()).unwrap_or_else(|error| panic!("{error}")), results);
+}
+
+#[test]
+fn a_fixed_number_is_compared_with_the_whole_interval() {
+    let below = Rule::Below { one: "a".into(), bound: 0.1 };
+    let above = Rule::Above { one: "a".into(), bound: 0.1 };
+    for (numbers, of_below, of_above) in [
+        ([0.01, 0.02, 0.015], Verdict::Reproduced, Verdict::Contradicted),
+        ([0.69, 0.70, 0.695], Verdict::Contradicted, Verdict::Reproduced),
+        // The mean is below, and one seed is not.
+        ([0.01, 0.02, 0.2], Verdict::NotVisible, Verdict::NotVisible),
+    ] {
+        assert_eq!(decide(&below, &[("a", &numbers)]).verdict, of_below, "{numbers:?}");
+        let decision = decide(&above, &[("a", &numbers)]);
+        assert_eq!((decision.verdict, decision.margin), (of_above, Some(0.1)), "{numbers:?}");
+        assert_eq!(decision.difference.map(|difference| difference.method), Some(Method::OneSample));
+    }
+    assert!(decide(&below, &[("a", &[0.01])]).note.contains("one seed of a"));
 }

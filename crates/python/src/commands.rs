@@ -269,8 +269,7 @@ pub fn run_reproduce(py: Python<'_>, options: &str, callback: Option<&Bound<'_, 
     let declared = reproduce::declare(&how).map_err(value)?;
     supervise(py, callback, |watch| {
         let runner = ProcessRunner::new(options.again, watch.kill.clone());
-        let plan = &declared.schedule.plan;
-        let results = reproduce::run(&how, &declared, &runner, &watch.stop, &mut |seen| watch.tell(event(plan, seen)));
+        let results = reproduce::run(&how, &declared, &runner, &watch.stop, &mut |plan, seen| watch.tell(event(plan, seen)));
         Ok(Found::of(&results.map_err(runtime)?))
     })
 }

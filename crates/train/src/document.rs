@@ -41,7 +41,7 @@ impl Documented for Evaluated {
 
 /// Losses in nats per token.
 fn facts_of(evaluation: &Evaluation) -> Vec<(String, String)> {
-    let Evaluation { loss, bits_per_byte, recall, rest, excess, .. } = *evaluation;
+    let Evaluation { loss, bits_per_byte, recall, rest, excess, within, beyond, .. } = *evaluation;
     let bits = bits_per_byte.map_or(String::new(), |bits| format!(", {bits:.4} bits per byte"));
     // From the loss: a JSON file has no infinity.
     let mut facts = vec![("loss".to_owned(), format!("{loss:.4}, perplexity {:.3}{bits}", loss.exp()))];
@@ -53,6 +53,8 @@ fn facts_of(evaluation: &Evaluation) -> Vec<(String, String)> {
     }
     facts.extend(recall.map(|recall| ("recall".into(), part(recall, excess.recall))));
     facts.extend(rest.map(|rest| ("rest".into(), part(rest, excess.rest))));
+    facts.extend(within.map(|within| ("within the length of training".into(), part(within, None))));
+    facts.extend(beyond.map(|beyond| ("beyond it".into(), part(beyond, None))));
     facts
 }
 
@@ -186,6 +188,8 @@ mod tests {
             recall: Some(Part { tokens: 10, loss: 0.5 }),
             rest: Some(Part { tokens: 990, loss: 2.5 }),
             excess: Some(Excess { all: 0.25, recall: Some(0.5), rest: None }),
+            within: None,
+            beyond: Some(Part { tokens: 500, loss: 1.25 }),
         };
         let windows = Windows { batch: 8, length: 64, stride: 32 };
         let found = Evaluated { model: "m".into(), data: vec!["builtin".into()], held_out_only: true, windows, evaluation };

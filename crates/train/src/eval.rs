@@ -36,6 +36,12 @@ pub struct Evaluation {
     /// Loss above that of the best possible predictor, where it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub excess: Option<Excess>,
+    /// Positions that rows of training have, where rows are longer here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub within: Option<Part>,
+    /// Positions beyond them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub beyond: Option<Part>,
 }
 
 /// Some of the tokens.
@@ -66,6 +72,10 @@ pub struct Sums {
     all: Sum,
     recall: Sum,
     marked: bool,
+    /// Positions of a row in training, and the losses on these and beyond them.
+    trained: Option<usize>,
+    within: Sum,
+    beyond: Sum,
     bytes: u64,
     /// The first.
     nonpositive: Option<Nonpositive>,
@@ -88,6 +98,11 @@ impl Sum {
 }
 
 impl Sums {
+    /// Of rows that are longer than those of training, which have so many positions.
+    pub fn beyond(trained: usize) -> Sums {
+        Sums { trained: Some(trained), ..Sums::default() }
+    }
+
     /// Runs some rows of a batch, as many as the session has room for, and adds their losses.
     pub fn add(&mut self, session: &mut Session, params: &Params, rows: &Rows, part: Range<usize>) -> Result<()> {
         let loss = session.loss(params, &part_of(rows, part.clone(), None))?;
@@ -104,6 +119,14 @@ impl Sums {
             for at in marked {
                 self.recall.loss += session.token_losses().get(at - first).copied().unwrap_or(0.0);
                 self.recall.count += 1;
+            }
+        }
+        if let Some(trained) = self.trained {
+            let first = part.start * rows.time;
+            for at in (first..part.end * rows.time).filter(|&at| counts(rows, at)) {
+                let sum = if at % rows.time.max(1) < trained { &mut self.within } else { &mut self.beyond };
+                sum.loss += session.token_losses().get(at - first).copied().unwrap_or(0.0);
+                sum.count += 1;
             }
         }
         Ok(())
@@ -124,29 +147,34 @@ impl Sums {
 
     /// Adds those of the next batch.
     pub fn merge(&mut self, next: &Sums) {
-        for (own, next) in [(&mut self.all, next.all), (&mut self.recall, next.recall)] {
+        let parts = [(&mut self.within, next.within), (&mut self.beyond, next.beyond)];
+        for (own, next) in [(&mut self.all, next.all), (&mut self.recall, next.recall)].into_iter().chain(parts) {
             own.loss += next.loss;
             own.count += next.count;
         }
+        self.trained = self.trained.or(next.trained);
         self.marked |= next.marked;
         self.bytes += next.bytes;
         self.nonpositive = self.nonpositive.or(next.nonpositive);
     }
 
     /// As they are sent to other ranks.
-    fn to_words(self) -> [u64; 12] {
-        let Sums { all, recall, marked, bytes, nonpositive } = self;
+    fn to_words(self) -> [u64; 17] {
+        let Sums { all, recall, marked, trained, within, beyond, bytes, nonpositive } = self;
+        let [a, b, c, d] = [all, recall, within, beyond].map(|sum| [sum.loss.to_bits(), sum.count]);
+        // Rows of training have at least one position.
+        let [trained, marked] = [trained.unwrap_or(0) as u64, u64::from(marked)];
         let [flag, layer, head, row, position, value] = words_of(nonpositive);
-        let sums = [all.loss.to_bits(), all.count, recall.loss.to_bits(), recall.count, u64::from(marked), bytes];
-        [sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], flag, layer, head, row, position, value]
+        [a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1], marked, trained, bytes, flag, layer, head, row, position, value]
     }
 
     /// Read back; `None` where a rank had none.
     fn of_words(words: &[u64]) -> Option<Sums> {
-        let (&[loss, count, recall, recalled, marked, bytes], rest) = words.split_first_chunk()?;
+        let (&[a, b, c, d, e, f, g, h, marked, trained, bytes], rest) = words.split_first_chunk()?;
         let nonpositive = of_words(*rest.first_chunk()?);
-        let sum = |loss, count| Sum { loss: f64::from_bits(loss), count };
-        Some(Sums { all: sum(loss, count), recall: sum(recall, recalled), marked: marked == 1, bytes, nonpositive })
+        let [all, recall, within, beyond] = [(a, b), (c, d), (e, f), (g, h)].map(|(loss, count)| Sum { loss: f64::from_bits(loss), count });
+        let trained = (trained > 0).then_some(trained as usize);
+        Some(Sums { all, recall, marked: marked == 1, trained, within, beyond, bytes, nonpositive })
     }
 
     /// Whether the sum of losses is a number.
@@ -163,6 +191,7 @@ impl Sums {
     pub fn finish(&self, best: Option<BestLoss>) -> Evaluation {
         let loss = self.all.mean();
         let rest = Sum { loss: self.all.loss - self.recall.loss, count: self.all.count - self.recall.count };
+        let (within, beyond) = (self.trained.map(|_| self.within.part()), self.trained.map(|_| self.beyond.part()));
         let bits_per_byte = (self.bytes > 0).then(|| self.all.loss / std::f64::consts::LN_2 / self.bytes as f64);
         let (recall, rest) = (self.marked.then(|| self.recall.part()), self.marked.then(|| rest.part()));
         let excess = best.map(|best| Excess {
@@ -170,7 +199,7 @@ impl Sums {
             recall: recall.map(|part| part.loss - best.recall),
             rest: rest.map(|part| part.loss - best.rest),
         });
-        Evaluation { tokens: self.all.count, loss, perplexity: loss.exp(), bits_per_byte, recall, rest, excess }
+        Evaluation { tokens: self.all.count, loss, perplexity: loss.exp(), bits_per_byte, recall, rest, excess, within, beyond }
     }
 }
 
@@ -302,7 +331,8 @@ impl Sliding {
             if !source.held_out(self.piece, 1, stride, &mut self.rows)? {
                 break;
             }
-            if !self.rows.lengths.is_empty() || !self.rows.recall.is_empty() {
+            // Of built-in data the best loss is known.
+            if !self.rows.lengths.is_empty() || source.best_loss().is_some() {
                 let expected = "these data are separate documents, which have nothing before them; make it the length".into();
                 return Err(Error::Setting { place: String::new(), key: "stride".into(), found: stride.to_string(), expected });
             }

@@ -199,6 +199,7 @@ fn point(events: &mut Events, line: &Line) -> Result<()> {
             values.extend(evaluation.recall.map(|part| ("loss/recall", part.loss)));
             values.extend(evaluation.rest.map(|part| ("loss/rest", part.loss)));
             values.extend(evaluation.excess.map(|excess| ("loss/excess", excess.all)));
+            values.extend(evaluation.beyond.map(|part| ("loss/beyond", part.loss)));
             events.scalars(*time, *step, &values)
         }
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::Path;
 
 use termwise_llama::weights::{self, Checkpoint as Weights, Tensor, WriteOptions};
-use termwise_llama::{Model, Params};
+use termwise_llama::{Model, Options, Params, Session};
 
 use crate::checkpoint::OPTIMIZER;
 use crate::collective::Collective;
@@ -23,6 +23,8 @@ pub struct Native {
     model: Model,
     optimizer: AdamW,
     gradients: Option<Gradients>,
+    /// Positions of a row in training, and room for rows of evaluations that are longer.
+    longer: Option<(usize, Session)>,
 }
 
 /// Of all parameters: weights, gradient, two moments.
@@ -38,14 +40,14 @@ impl Native {
             false => Model::with_weights(config, &Weights::open(&settings.from)?)?,
         };
         let optimizer = AdamW::new(&model.params, settings.adamw())?;
-        Ok(Native { model, optimizer, gradients: None })
+        Ok(Native { model, optimizer, gradients: None, longer: None })
     }
 
     /// From the files of a checkpoint.
     pub fn read(folder: &Path, config: AdamWConfig, updates: u64) -> Result<Native> {
         let model = Model::read(folder)?;
         let optimizer = read_moments(&folder.join(OPTIMIZER), &model.params, config, updates)?;
-        Ok(Native { model, optimizer, gradients: None })
+        Ok(Native { model, optimizer, gradients: None, longer: None })
     }
 
     /// The model and its moments, for another engine.
@@ -73,6 +75,11 @@ impl Learner for Native {
         self.optimizer.config = settings.adamw();
         let ranks = (collective.rank(), collective.size());
         self.gradients = Some(Gradients::new(&self.model, settings.cut(), settings.options()?, ranks)?);
+        if let Some(length) = settings.eval_length {
+            memory::check(config, settings.batch, length, 0, 1)?;
+            let options = Options { forward_only: true, ..settings.options()? };
+            self.longer = Some((settings.length, self.model.session(settings.batch, length, options)?));
+        }
         Ok(())
     }
 
@@ -101,6 +108,11 @@ impl Learner for Native {
     }
 
     fn loss(&mut self, rows: &Rows) -> Result<Sums> {
+        if let Some((trained, session)) = &mut self.longer {
+            let mut sums = Sums::beyond(*trained);
+            sums.add(session, &self.model.params, rows, 0..rows.rows)?;
+            return Ok(sums);
+        }
         let (model, gradients) = self.room()?;
         gradients.loss(&model.params, rows)
     }

@@ -104,13 +104,16 @@ impl Progress {
 
 /// An evaluation in one line.
 pub fn describe(evaluation: &Evaluation) -> String {
-    let Evaluation { loss, perplexity, bits_per_byte, recall, rest, excess, .. } = evaluation;
+    let Evaluation { loss, perplexity, bits_per_byte, recall, rest, excess, within, beyond, .. } = evaluation;
     let mut text = format!("held-out loss {loss:.4}, perplexity {perplexity:.3}");
     if let Some(bits) = bits_per_byte {
         text += &format!(", {bits:.4} bits per byte");
     }
     if let (Some(recall), Some(rest)) = (recall, rest) {
         text += &format!(", recall {:.4}, rest {:.4}", recall.loss, rest.loss);
+    }
+    if let (Some(within), Some(beyond)) = (within, beyond) {
+        text += &format!(", within the length of training {:.4}, beyond {:.4}", within.loss, beyond.loss);
     }
     if let Some(excess) = excess {
         text += &format!(", {:.4} above the best possible", excess.all);

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use termwise_data::Result as DataResult;
-use termwise_data::language::{Language, LanguageConfig};
+use termwise_data::language::Language;
 use termwise_data::prepare::{Prepare, prepare};
-use termwise_data::{DataConfig, Rows, Source, TextSource, Tokenizer, tokens::Tokens};
+use termwise_data::{Builtin, DataConfig, Rows, Source, TextSource, Tokenizer, tokens::Tokens};
 
 use crate::error::{Error, Result};
 use crate::settings::{Layer, Settings};
@@ -14,20 +14,19 @@ use termwise_base::files::read_text;
 /// Where settings come from, in messages.
 const PLACE: &str = "the arguments";
 
-/// A word in `data` that is no file: the built-in language.
-pub const BUILTIN: &str = "builtin";
-
 /// Files beside a `tokenizer.json` that other tools look for.
 const TOKENIZER_FILES: [&str; 4] = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"];
 
 impl Settings {
-    /// The text that the settings name; `None` where it is the built-in language.
+    /// The text that the settings name; `None` where data are built in.
     pub fn data_config(&self) -> Result<Option<DataConfig>> {
-        if self.data == [BUILTIN] {
-            return Ok(None);
-        }
-        if self.data.iter().any(|name| name == BUILTIN) {
-            let expected = format!("`{BUILTIN}` stands alone; a file of this name is ./{BUILTIN}");
+        let is_builtin = |name: &String| name == Builtin::NAME || name.starts_with("builtin:");
+        if let Some(name) = self.data.iter().find(|name| is_builtin(name)) {
+            let expected = match (&self.data[..], Builtin::NAMES.contains(&name.as_str())) {
+                ([_], true) => return Ok(None),
+                (_, true) => format!("`{name}` stands alone; a file of this name is ./{name}"),
+                (_, false) => format!("built-in data are {}; a file of this name is ./{name}", Builtin::NAMES.join(" and ")),
+            };
             return Err(Error::Setting { place: String::new(), key: "data".into(), found: format!("{:?}", self.data), expected });
         }
         let parse = |key: &'static str| move |problem: String| termwise_data::Error::DataSetting { key, problem };
@@ -46,25 +45,24 @@ impl Settings {
         Ok(Some(config))
     }
 
-    /// The built-in language of these settings.
-    pub fn language_config(&self) -> Result<LanguageConfig> {
-        Ok(self.language.parse()?)
+    /// The built-in data of these settings; `None` where it is text.
+    pub fn builtin(&self) -> Result<Option<Builtin>> {
+        match (self.data_config()?, &self.data[..]) {
+            (None, [name]) => Ok(Builtin::open(name, &self.language)?),
+            _ => Ok(None),
+        }
     }
 
     /// Opens the data, text tokenized into `cache` if it is not there yet.
     pub fn open_source(&self, cache: &Path, how: &Prepare) -> Result<Box<dyn Source>> {
-        Ok(match self.data_config()? {
-            None => Box::new(Language::new(self.language_config()?)?),
-            Some(config) => Box::new(TextSource::prepare(&config, cache, how)?),
+        Ok(match (self.builtin()?, self.data_config()?) {
+            (Some(builtin), _) => Box::new(builtin),
+            (None, Some(config)) => Box::new(TextSource::prepare(&config, cache, how)?),
+            (None, None) => return Err(Error::Internal("data are neither text nor built in")),
         })
     }
 
-    /// The built-in language that these settings train on; `None` where it is text.
-    pub fn builtin_language(&self) -> Result<Option<Language>> {
-        Ok(if self.data == [BUILTIN] { Some(Language::new(self.language_config()?)?) } else { None })
-    }
-
-    /// All text that the settings name, in order, nothing split off; `None` where it is the built-in language.
+    /// All text that the settings name, in order, nothing split off; `None` where data are built in.
     pub fn open_whole(&self, cache: &Path, how: &Prepare) -> Result<Option<WholeText>> {
         let Some(config) = self.data_config()? else { return Ok(None) };
         let (tokenizer, tokens) = prepare(&config, cache, how)?;
@@ -73,8 +71,8 @@ impl Settings {
 
     /// The tokenizer's files, for [`crate::RunOptions::files`].
     pub fn tokenizer_files(&self) -> Result<Vec<(String, Vec<u8>)>> {
-        if self.data == [BUILTIN] {
-            return Ok(vec![("tokenizer.json".into(), Language::new(self.language_config()?)?.tokenizer_json())]);
+        if let Some(builtin) = self.builtin()? {
+            return Ok(vec![("tokenizer.json".into(), builtin.tokenizer_json())]);
         }
         if self.tokenizer == "bytes" {
             return Ok(Vec::new());
@@ -147,14 +145,15 @@ pub fn cache_folder(asked: Option<&Path>) -> PathBuf {
     asked.map(Path::to_owned).or_else(|| Some(user()?.join("termwise"))).unwrap_or_else(|| ".termwise-cache".into())
 }
 
-/// The built-in language that a checkpoint was trained on; `None` where it was text, or nothing is said.
+/// The built-in language that a checkpoint was trained on; `None` where it was something else, or nothing is said.
 pub fn language_of(folder: &Path) -> Result<Option<Language>> {
     let saved = folder.join("settings.toml");
     if !saved.is_file() {
         return Ok(None);
     }
     let text = read_text(&saved).map_err(Error::io("read", &saved))?;
-    Settings::resolve(&[Layer::of_run(&text, &saved.display().to_string())?])?.builtin_language()
+    let builtin = Settings::resolve(&[Layer::of_run(&text, &saved.display().to_string())?])?.builtin()?;
+    Ok(builtin.and_then(|builtin| if let Builtin::Language(language) = builtin { Some(language) } else { None }))
 }
 
 /// Text for a model that exists.

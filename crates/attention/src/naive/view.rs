@@ -1,18 +1,23 @@
 //! One head of one batch row as the formula sees it, for those who look inside: prepared queries, keys and values in float64.
 
+use std::ops::Range;
+
 use crate::epilogue::{self, Post, Row};
 use crate::naive::head::{Head, count};
+use crate::parts::cap;
 use crate::parts::gate::PostGate;
 use crate::{Error, Extra, Inputs, Layer, Variant};
 
 /// What the rows of a head read, after convolution, RoPE, φ and gates:
 ///
 /// ```text
-/// x_ts = min( q_t·k_s, clamp )                      scale is part of q
-/// u_t  = Σ_{s ≤ t} exp(c_t − c_s) · w(x_ts) · v_s   I_s and κ_s are part of v
-/// z_t  = Σ_{s ≤ t} exp(c_t − c_s) · w(x_ts)
-/// y_t  = P_t · N( O_t · u_t / D(z_t, S_t) )         finish
+/// x_ts = min( cap(q_t·k_s), clamp )                  score; scale is part of q
+/// u_t  = Σ_{s seen} exp(c_t − c_s) · w(x_ts) · v_s   I_s and κ_s are part of v
+/// z_t  = Σ_{s seen} exp(c_t − c_s) · w(x_ts)
+/// y_t  = P_t ⊙ N( O_t · u_t / D(z_t, S_t) )          finish
 /// ```
+///
+/// s is seen by t where s ≤ t and s is not [hidden](View::hidden) between the sinks and the window.
 ///
 /// Values are those of the float32 inputs; conversions to float64 are exact.
 pub struct View {
@@ -33,7 +38,10 @@ pub struct View {
     /// c_t, all zero without decay.
     pub log_decay: Vec<f64>,
     out: Vec<f64>,
+    /// One for each position, or [length, e].
     post: Vec<f64>,
+    /// b of a sum with a sink.
+    sink: Option<f64>,
     /// γ and β of the norm, empty where it has none.
     weight: Vec<f64>,
     bias: Vec<f64>,
@@ -42,12 +50,11 @@ pub struct View {
 /// The first part that changes weights or outputs in a way that a view of so many positions does not show.
 fn unseen(variant: &Variant, length: usize) -> Option<&'static str> {
     [
-        // A window that holds the whole text hides nothing.
-        (variant.window.is_some_and(|window| window < length), "window"),
-        (variant.cap.is_some(), "cap"),
+        // A window that holds the whole text leaves no key to the far kernel.
+        (variant.far.is_some() && variant.window.is_some_and(|window| window < length), "far"),
         (variant.centre.is_some(), "centre"),
-        (variant.denominator.has_sink(), "sink"),
-        (variant.post_gate.as_ref().is_some_and(PostGate::by_channel), "post=…,channel"),
+        (variant.write.is_some(), "write"),
+        (variant.decay.as_ref().is_some_and(|decay| decay.by_channel()), "decay=…,channel"),
     ]
     .into_iter()
     .find_map(|(there, word)| there.then_some(word))
@@ -83,6 +90,7 @@ impl View {
             v: factors.enumerate().flat_map(|(s, factor)| own.v.row(s).iter().map(move |&x| factor * f64::from(x))).collect(),
             out: wide(&own.out_gate),
             post: wide(&own.post_gate),
+            sink: own.variant.denominator.has_sink().then(|| f64::from(inputs.extra(Extra::Sink)[head])),
             weight: parameter(Extra::NormWeight),
             bias: parameter(Extra::NormBias),
             log_decay: own.log_decay,
@@ -90,16 +98,37 @@ impl View {
         })
     }
 
+    /// The keys up to t that position t does not see: those between the sinks and the window.
+    pub fn hidden(&self, t: usize) -> Range<usize> {
+        self.variant.distance().far(t)
+    }
+
+    /// The keys that it sees, ascending.
+    pub fn seen(&self, t: usize) -> impl Iterator<Item = usize> + use<> {
+        self.variant.distance().near(t)
+    }
+
+    /// x from q·k: the soft cap, then the clamp. NaN stays NaN.
+    #[inline(always)]
+    pub fn score(&self, product: f64) -> f64 {
+        let x = self.variant.cap.map_or(product, |c| cap::value(product, c));
+        match self.variant.clamp {
+            Some(clamp) if x > clamp => clamp,
+            _ => x,
+        }
+    }
+
     /// y_t [e] from u_t [e] and z_t, by `variant`, which may differ from the head's own in its kernel. Both sums have the
     /// log scale ρ taken out: their true values are u·e^ρ and z·e^ρ. Returns D·e^−ρ.
     pub fn finish(&self, variant: &Variant, t: usize, z: f64, rho: f64, u: &[f64], y: &mut [f64]) -> f64 {
+        let by_channel = self.variant.post_gate.as_ref().is_some_and(PostGate::by_channel);
         let row = Row {
             z,
             count: count(variant, t),
             rho,
             out: self.out[t],
-            post: Post::One(self.post[t]),
-            sink: 0.0,
+            post: if by_channel { Post::Each(&self.post[t * self.e..][..self.e]) } else { Post::One(self.post[t]) },
+            sink: self.sink.map_or(0.0, |b| (b - rho).exp()),
             weight: &self.weight,
             bias: &self.bias,
         };
@@ -117,12 +146,17 @@ mod tests {
         let (q, kv) = ([0.1; 5 * 2 * 4], [0.2; 5 * 4]);
         let look = |text: &str| {
             let layer = Layer::new(2, 1, 4).variant(&*format!("{text} rope=off")).expect("possible");
-            let sinks = [0.0; 2];
+            let numbers = [0.0; 64];
             let mut extras = Extras::default();
-            layer.extras().iter().for_each(|spec| extras.set(spec.extra, &sinks[..]));
+            layer.extras().iter().for_each(|spec| extras.set(spec.extra, &numbers[..spec.values(5)]));
             View::new(&layer, 1, 5, &Inputs::new(&q, &kv, &kv).extras(extras), 0, 0).map(drop)
         };
-        for (text, part) in [("exp window=4", "`window`"), ("exp cap=3", "`cap`"), ("exp over=sum,sink", "`sink`")] {
+        for (text, part) in [
+            ("exp window=4 far(taylor=0..2)", "`far`"),
+            ("taylor=0..2 centre=running", "`centre`"),
+            ("power=1 over=none write=delta", "`write`"),
+            ("power=1 over=none decay=sigmoid,channel", "`decay=…,channel`"),
+        ] {
             assert!(look(text).is_err_and(|error| error.to_string().contains(part)), "{text}");
         }
         assert_eq!(look("exp window=5 far(taylor=0..2)"), Ok(()));
@@ -132,9 +166,17 @@ mod tests {
     #[test]
     fn a_view_has_all_that_the_formula_needs() {
         let numbers = |n: usize, seed: usize| (0..n).map(|i| ((i * 7 + seed * 13) % 23) as f32 / 11.5 - 1.0).collect::<Vec<f32>>();
-        for text in ["softmax", "exp clamp=0.2 over=length in out norm=layer", "taylor=0..3 decay=softplus conv=2", "linear_cosine"] {
+        for text in [
+            "softmax",
+            "exp clamp=0.2 over=length in out norm=layer",
+            "taylor=0..3 decay=softplus conv=2",
+            "linear_cosine",
+            "exp window=3 sinks=1 cap=0.5",
+            "exp window=2 over=sum,sink post=sigmoid,channel qk_norm=rms",
+            "exp window=4 over=length decay=softplus",
+            "taylor=0..2 dim=3 window=5 sinks=2",
+        ] {
             let layer = Layer::new(4, 2, 6).rope(Rope::new(6, 100.0, None).expect("a rope")).variant(text).expect("possible");
-            let variant = &layer.heads()[0];
             let (q, kv) = (numbers(2 * 7 * 4 * 6, 1), numbers(2 * 7 * 2 * 6, 2));
             let data: Vec<(Extra, Vec<f32>)> =
                 layer.extras().iter().enumerate().map(|(i, spec)| (spec.extra, numbers(spec.values(14), 3 + i))).collect();
@@ -149,9 +191,9 @@ mod tests {
                 assert_eq!(view.length, lengths[row]);
                 for t in 0..view.length {
                     let (mut u, mut z, mut y) = (vec![0.0; view.e], 0.0, vec![0.0; view.e]);
-                    for s in 0..=t {
-                        let dot = (0..view.d).map(|i| view.q[t * view.d + i] * view.k[s * view.d + i]).sum::<f64>();
-                        let x = dot.min(variant.clamp.unwrap_or(f64::INFINITY));
+                    assert_eq!(view.seen(t).count() + view.hidden(t).len(), t + 1);
+                    for s in view.seen(t) {
+                        let x = view.score((0..view.d).map(|i| view.q[t * view.d + i] * view.k[s * view.d + i]).sum::<f64>());
                         let weight = (view.log_decay[t] - view.log_decay[s]).exp() * view.variant.kernel.value(x);
                         z += weight;
                         (0..view.e).for_each(|i| u[i] += weight * view.v[s * view.e + i]);

@@ -5,8 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use termwise_data::language::Language;
-use termwise_data::{DataConfig, Documents, Prepare, Prepared, Progress, Rows, Source, TextSource, Tokenizer};
+use termwise_data::{Builtin, DataConfig, Documents, Prepare, Prepared, Progress, Rows, Source, TextSource, Tokenizer};
 use termwise_train::settings::{Layer, Settings};
 
 use super::settings::DataSettings;
@@ -98,12 +97,15 @@ pub struct PrepareArgs {
 
 /// Print the rows of batches as text or as tokens
 ///
-/// Without a source, documents of the built-in language: facts such as `k12 v7`, words such as `w3`, and questions such as `? k12 v7`.
+/// Without a source, documents of the built-in language: facts such as `k12 v7`, words such as `w3`, and questions such as `? k12 v7`. With `--data
+/// builtin:parity`, bits, and the parity that is asked for after each.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   termwise data show
   termwise data show --language \"facts=3 keys=8 length=32\" --batch 1
+  termwise data show --language \"facts=3 updates=2 gap=8 length=48\" --batch 1
+  termwise data show --data builtin:parity --batch 1 --length 24
   termwise data show tinyshakespeare.txt --seed 1 --index 0 --batch 2 --length 200
   termwise data show tinyshakespeare.txt --held-out-batch --index 3
   termwise data show tinyshakespeare.txt --batch 16 --count 2000 --json > batches.jsonl")]
@@ -122,7 +124,7 @@ pub struct ShowArgs {
     /// Rows of the batch
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = super::size(1 << 16))]
     pub batch: usize,
-    /// Tokens of a row [default: 256, or a document of the built-in language]
+    /// Tokens of a row [default: 256, a document of the built-in language, or 64 bits]
     #[arg(long, value_name = "N", value_parser = super::size(1 << 20))]
     pub length: Option<usize>,
     /// A held-out batch instead of one for training
@@ -145,7 +147,7 @@ pub fn run(command: &DataCommand, context: &mut Context) -> Result<Exit, Failure
     match command {
         DataCommand::Prepare(args) => {
             let config = args.data.settings()?.data_config()?;
-            let config = config.ok_or_else(|| Failure::usage("the built-in language needs no tokens; name files, folders or globs"))?;
+            let config = config.ok_or_else(|| Failure::usage("built-in data need no tokens; name files, folders or globs"))?;
             context.emit(&Prepared::new(&args.data.text(&config, args.output.quiet)?), &args.output)
         }
         DataCommand::Show(args) => show(args, context),
@@ -155,20 +157,19 @@ pub fn run(command: &DataCommand, context: &mut Context) -> Result<Exit, Failure
 
 fn show(args: &ShowArgs, context: &mut Context) -> Result<(), Failure> {
     let settings = args.data.settings()?;
-    let (language, text);
-    let (source, tokenizer, usual): (&dyn Source, &Tokenizer, usize) = match settings.data_config()? {
-        None => {
-            let config = settings.language_config()?;
-            let length = config.length;
-            let source = Language::new(config)?;
-            language = (source.tokenizer()?, source);
-            (&language.1, &language.0, length)
+    let (builtin, text);
+    let (source, tokenizer, usual): (&dyn Source, &Tokenizer, usize) = match (settings.builtin()?, settings.data_config()?) {
+        (Some(source), _) => {
+            builtin = (source.tokenizer()?, source);
+            (&builtin.1, &builtin.0, builtin.1.document().unwrap_or(64))
         }
-        Some(config) => {
-            text = args.data.text(&config, false)?;
+        (None, config) => {
+            text = args.data.text(&config.unwrap_or_default(), false)?;
             (&text, text.tokenizer(), 256)
         }
     };
+    // Elsewhere labels are the text itself, a token further on.
+    let labelled = matches!(settings.builtin()?, Some(Builtin::Parity(_)));
     let (length, out) = (args.length.unwrap_or(usual), &mut context.out);
     let mut batch = Rows::default();
     for index in (args.index..).take(usize::try_from(args.count).unwrap_or(usize::MAX)) {
@@ -188,8 +189,14 @@ fn show(args: &ShowArgs, context: &mut Context) -> Result<(), Failure> {
             continue;
         }
         for (row, (ids, labels)) in ids.zip(labels).enumerate() {
+            // Up to padding; what is not asked for may stand between.
+            let shown = labels.iter().rposition(|&label| label != -100).map_or(0, |last| last + 1);
             let asked = labels.iter().filter(|&&label| label != -100).count();
-            writeln!(out, "── batch {index}, row {row}, {asked} tokens asked for\n{}", tokenizer.decode(&ids[..asked], false)?)?;
+            writeln!(out, "── batch {index}, row {row}, {asked} tokens asked for\n{}", tokenizer.decode(&ids[..shown], false)?)?;
+            if labelled {
+                let labels: Vec<u32> = labels.iter().filter_map(|&label| u32::try_from(label).ok()).collect();
+                writeln!(out, "asked for at each, the mark included:\n{}", tokenizer.decode(&labels, false)?)?;
+            }
         }
     }
     Ok(())

@@ -17,7 +17,7 @@ use crate::context::Context;
 use crate::error::{Exit, Failure};
 use crate::progress::Bar;
 
-/// Reproduce the experiments of two papers, with a verdict for every claim
+/// Reproduce the experiments of two papers and some of our own, with a verdict for every claim
 ///
 /// Without data, network or GPU: small models are trained on the built-in language, several seeds each, and every claim of the papers is
 /// decided by a rule that is stated beforehand. Finished runs are never run twice, so the command can be broken off and started again.
@@ -32,6 +32,9 @@ Examples:
 Experiments:
   e1 softmax, Norm, Gate    e2 wider and longer       e3 linear attentions    e4 orders of the series    e5 ablations
   e6 term spectrum          e7 the series as softmax  separation, bridge      the theorem of the second paper
+  At scale laptop also, each variant with a learning rate of its own:
+  overwrite, parity         orders 1 to 3, with and without write rule and decay, in equal states
+  distance                  window, sink and far orders against a longer window of equal bytes
 
 Verdicts compare means over seeds with their spread; results.json has every number with the folder of its run.")]
 pub struct ReproduceArgs {
@@ -143,7 +146,7 @@ pub fn run(args: &ReproduceArgs, context: &mut Context) -> Result<Exit, Failure>
     }
     let bar = Bar::new(args.quiet);
     let runner = ProcessRunner::new(context.again()?, kill);
-    let results = reproduce::run(&options, &declared, &runner, &stop, &mut |event| show(&bar, &declared.schedule.plan, event));
+    let results = reproduce::run(&options, &declared, &runner, &stop, &mut |plan, event| show(&bar, plan, event));
     drop(bar);
     let results = results?;
     context.print(&results, args.json, args.details)?;
@@ -154,7 +157,7 @@ pub fn run(args: &ReproduceArgs, context: &mut Context) -> Result<Exit, Failure>
         remark("warning: runs of several builds are mixed here; --rerun-other-builds runs those of others again");
     }
     remark(&format!("written: {}, {}", options.out.join(FILE).display(), options.out.join("index.html").display()));
-    Ok(match results.timing.finished == results.timing.runs {
+    Ok(match results.is_complete() {
         true => Exit::Success,
         false if stop.load(Ordering::Relaxed) => Exit::Interrupted,
         false => Exit::Failure,
@@ -164,11 +167,12 @@ pub fn run(args: &ReproduceArgs, context: &mut Context) -> Result<Exit, Failure>
 /// What is about to be run.
 fn announcement(options: &Options, declared: &Declared) -> String {
     let names: Vec<&str> = declared.experiments.iter().map(|experiment| experiment.id.name()).collect();
-    let runs = declared.schedule.plan.jobs.len();
+    let (runs, waiting) = (declared.schedule.plan.jobs.len(), declared.schedule.waiting);
     let seeds = options.seeds.unwrap_or(options.scale.seeds());
     let seeds = if seeds == 1 { "1 seed".into() } else { format!("{seeds} seeds") };
     let (names, scale, at_once) = (names.join(", "), options.scale.name(), options.threads.min(runs.max(1)));
-    format!("{names} at scale {scale}: {runs} runs with {seeds} each, {at_once} at a time, in {}", options.out.display())
+    let waiting = if waiting == 0 { String::new() } else { format!(" and {waiting} more once learning rates are chosen") };
+    format!("{names} at scale {scale}: {runs} runs with {seeds} each{waiting}, {at_once} at a time, in {}", options.out.display())
 }
 
 /// A line for each run that ends, and one that moves.
@@ -183,8 +187,9 @@ fn show(bar: &Bar, plan: &Plan, event: &Event) {
             Status::Finished { metrics } => {
                 let number = |key: &str| metrics.get(key).map(|x| format!("{x:.3}"));
                 let recall = number("held_out.recall.loss").map_or(String::new(), |x| format!(", on recall tokens {x}"));
+                let beyond = number("held_out.beyond.loss").map_or(String::new(), |x| format!(", beyond the length of training {x}"));
                 let loss = number("held_out.loss").unwrap_or("not measured".into());
-                (index, format!("loss {loss}{recall}, {}", duration(record.seconds)))
+                (index, format!("loss {loss}{recall}{beyond}, {}", duration(record.seconds)))
             }
         },
     };

@@ -90,3 +90,22 @@ fn what_a_tokenizer_cannot_do_is_said() {
     fs::create_dir_all(place.path("folder/tokenizer.json")).expect("a folder");
     place.command(&["tokenizer", "encode", "folder", "hi"]).assert().code(1).stderr(contains("it is a folder"));
 }
+
+#[test]
+fn built_in_data_are_shown_with_their_dials() {
+    let place = Place::new();
+    let show = |more: &[&str]| place.command(&[&["data", "show", "--batch", "1"][..], more].concat()).assert();
+    let dials = "facts=2 keys=3 updates=2 gap=3 words=2 branching=1 values=9 fact_rate=1 question_rate=1 length=17";
+    let text = show(&["--language", dials]).success().get_output().stdout.clone();
+    let text = String::from_utf8(text).expect("text");
+    let words: Vec<&str> = text.lines().last().expect("a document").split(' ').collect();
+    // Two facts, the same two again, three words, two questions whose answers are the later values.
+    assert!(words[9..12].iter().all(|word| word.starts_with('w')), "{text}");
+    for question in words[12..].chunks(3).filter(|question| question.len() == 3) {
+        assert_eq!(question[0], "?");
+        assert!(words[5..9].chunks(2).any(|fact| fact == &question[1..]), "{text}");
+    }
+    show(&["--data", "builtin:parity", "--length", "9"]).success().stdout(contains("asked for at each, the mark included:\n0 "));
+    show(&["--data", "builtin:party"]).failure().stderr(contains("built-in data are builtin and builtin:parity"));
+    show(&["--data", "builtin:parity", "--language", "facts=3"]).failure().stderr(contains("has no setting `facts`"));
+}

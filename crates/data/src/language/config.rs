@@ -4,8 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use termwise_base::nearest;
 
+use crate::dials;
 use crate::error::{Error, Result};
 
 /// What the language is like. On the command line: `facts=20 keys=128`, the others as by default, separated by spaces or commas.
@@ -34,6 +34,11 @@ pub struct LanguageConfig {
     pub held_out: usize,
     /// Which language of this kind it is: which words follow which.
     pub dialect: u32,
+    /// U: facts that are stated once more, with any value, after all are stated and before the first question; the last value counts.
+    pub updates: usize,
+    /// G: words between the last statement and the first question. Where it is not 0, questions go round: each fact is asked for once
+    /// before any is asked for again, so that the answers of the first round are all further away than this.
+    pub gap: usize,
 }
 
 impl Default for LanguageConfig {
@@ -50,6 +55,8 @@ impl Default for LanguageConfig {
             question_rate: 0.8,
             held_out: 256,
             dialect: 1,
+            updates: 0,
+            gap: 0,
         }
     }
 }
@@ -68,6 +75,8 @@ impl LanguageConfig {
             ("branching", self.branching, 1, largest),
             ("length", self.length, 1, largest),
             ("held_out", self.held_out, 0, largest),
+            ("updates", self.updates, 0, largest),
+            ("gap", self.gap, 0, largest),
         ] {
             if !(least..=most).contains(&value) {
                 return refuse(key, format!("is {value}; it must be between {least} and {most}"));
@@ -87,27 +96,31 @@ impl LanguageConfig {
         if self.branching > self.words {
             return refuse("branching", format!("is {} and there are {} words; have as many words", self.branching, self.words));
         }
-        let needed = 2 * self.facts + 3;
+        if self.updates > self.facts {
+            let problem = format!("is {} and there are {} facts; a fact is stated once more at most", self.updates, self.facts);
+            return refuse("updates", problem);
+        }
+        let needed = 2 * self.statements() + self.gap + 3;
         if self.length < needed {
-            return refuse("length", format!("is {}; {} facts and a question take at least {needed} tokens", self.length, self.facts));
+            let more = [(self.updates, "updates"), (self.gap, "words between")];
+            let more: String = more.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!(", {n} {what}")).collect();
+            return refuse(
+                "length",
+                format!("is {}; {} facts{more} and a question take at least {needed} tokens", self.length, self.facts),
+            );
         }
         Ok(())
     }
-
-    fn table(&self) -> toml::Table {
-        toml::Table::try_from(self).expect("numbers of every size that TOML has")
+    /// Facts and updates of a document.
+    pub(super) fn statements(&self) -> usize {
+        self.facts + self.updates
     }
 }
 
 /// The settings that are not as by default, separated by spaces.
 impl fmt::Display for LanguageConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let default = LanguageConfig::default().table();
-        let changed = self.table().into_iter().filter(|(key, value)| default.get(key) != Some(value));
-        for (i, (key, value)) in changed.enumerate() {
-            write!(f, "{}{key}={value}", if i == 0 { "" } else { " " })?;
-        }
-        Ok(())
+        dials::write(self, f)
     }
 }
 
@@ -115,32 +128,7 @@ impl FromStr for LanguageConfig {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<LanguageConfig> {
-        let refuse = |problem| Error::DataSetting { key: "language", problem };
-        let mut table = LanguageConfig::default().table();
-        let mut seen = Vec::new();
-        for word in text.split([' ', ',']).filter(|word| !word.is_empty()) {
-            let (key, value) =
-                word.split_once('=').ok_or_else(|| refuse(format!("has the word `{word}`; write settings as `facts=12 keys=64`")))?;
-            let Some(slot) = table.get_mut(key) else {
-                let known: Vec<&str> = table.keys().map(String::as_str).collect();
-                let hint = match nearest(key, known.iter().copied()) {
-                    Some(close) => format!("did you mean `{close}`?"),
-                    None => format!("there are {}", known.join(", ")),
-                };
-                return Err(refuse(format!("has no setting `{key}`; {hint}")));
-            };
-            if seen.contains(&key) {
-                return Err(refuse(format!("gives `{key}` twice; give it once")));
-            }
-            seen.push(key);
-            *slot = match slot {
-                toml::Value::Float(_) => value.parse().ok().map(toml::Value::Float),
-                _ => value.parse().ok().map(toml::Value::Integer),
-            }
-            .ok_or_else(|| refuse(format!("gives `{key}` the value `{value}`; it must be a number like {slot}")))?;
-        }
-        let config: LanguageConfig =
-            table.try_into().map_err(|error: toml::de::Error| refuse(format!("cannot be: {}", error.message())))?;
+        let config: LanguageConfig = dials::read(text)?;
         config.check()?;
         Ok(config)
     }

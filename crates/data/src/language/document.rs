@@ -22,8 +22,8 @@ pub(super) struct Grammar {
 enum Place {
     /// The last phrase is complete.
     End,
-    /// After the key of a fact.
-    Fact { key: u32 },
+    /// After the key of this fact; one that is stated already gets another value.
+    Fact { key: u32, fact: usize },
     /// After a question mark.
     Question,
     /// After the key of a question about this fact.
@@ -77,32 +77,44 @@ impl Grammar {
     pub fn write(&self, key: u64, ids: &mut [u32], labels: &mut [i32], recall: &mut [bool]) {
         let config = &self.config;
         let mut draw = Draw { key, count: 0 };
-        let mut keys: Vec<u32> = (0..config.keys as u32).collect();
+        let mut keys = Shuffled::new(config.keys);
+        let mut updates = Shuffled::new(config.facts);
+        let mut round = Shuffled::new(config.facts);
         let mut facts: Vec<(u32, u32)> = Vec::with_capacity(config.facts);
+        let (mut missing, mut gap) = (config.statements(), config.gap);
         let mut place = Place::End;
         ids[0] = START;
         for t in 0..config.length {
             let (token, next) = match place {
-                Place::End if facts.len() < config.facts && draw.unit() < config.fact_rate => {
-                    // One step of Fisher and Yates: keys before this place are stated.
-                    let stated = facts.len();
-                    keys.swap(stated, stated + draw.below(config.keys - stated) as usize);
-                    let key = self.key(keys[stated]);
-                    (key, Place::Fact { key })
+                Place::End if missing > 0 && draw.unit() < config.fact_rate => {
+                    missing -= 1;
+                    let (key, fact) = if facts.len() < config.facts {
+                        (self.key(keys.next(&mut draw) as u32), facts.len())
+                    } else {
+                        let fact = updates.next(&mut draw);
+                        (facts[fact].0, fact)
+                    };
+                    (key, Place::Fact { key, fact })
                 }
-                Place::End if facts.len() == config.facts && draw.unit() < config.question_rate => (QUESTION, Place::Question),
+                Place::End if missing == 0 && gap == 0 && draw.unit() < config.question_rate => (QUESTION, Place::Question),
                 Place::End => {
+                    if missing == 0 {
+                        gap = gap.saturating_sub(1);
+                    }
                     let u = draw.unit();
                     let rank = self.cumulative.iter().position(|&sum| u < sum).unwrap_or(config.branching - 1);
                     (self.successor(&ids[..=t], rank), Place::End)
                 }
-                Place::Fact { key } => {
+                Place::Fact { key, fact } => {
                     let value = self.value(draw.below(config.values));
-                    facts.push((key, value));
+                    match facts.get_mut(fact) {
+                        Some(stated) => stated.1 = value,
+                        None => facts.push((key, value)),
+                    }
                     (value, Place::End)
                 }
                 Place::Question => {
-                    let fact = draw.below(config.facts) as usize;
+                    let fact = if config.gap > 0 { round.next(&mut draw) } else { draw.below(config.facts) as usize };
                     (facts[fact].0, Place::Answer { fact })
                 }
                 Place::Answer { fact } => (facts[fact].1, Place::End),
@@ -122,6 +134,27 @@ pub(super) fn word_probabilities(branching: usize) -> Vec<f64> {
     let weights: Vec<f64> = (1..=branching).map(|j| 1.0 / j as f64).collect();
     let sum: f64 = weights.iter().sum();
     weights.into_iter().map(|w| w / sum).collect()
+}
+
+/// The numbers below n in a random order, each once, then again from the first on in another order.
+struct Shuffled {
+    order: Vec<u32>,
+    given: usize,
+}
+
+impl Shuffled {
+    fn new(n: usize) -> Shuffled {
+        Shuffled { order: (0..n as u32).collect(), given: 0 }
+    }
+
+    /// One step of Fisher and Yates: numbers before this place are given.
+    fn next(&mut self, draw: &mut Draw) -> usize {
+        let n = self.order.len();
+        let place = self.given;
+        self.order.swap(place, place + draw.below(n - place) as usize);
+        self.given = (place + 1) % n;
+        self.order[place] as usize
+    }
 }
 
 /// Random numbers of one document, each computed from its index.

@@ -7,8 +7,9 @@ fn language(text: &str) -> Language {
     Language::new(text.parse().unwrap_or_else(|error| panic!("{error}"))).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Dials of every kind: defaults, other orders, rates at their limits, documents that break off early.
-const KINDS: [&str; 7] = [
+/// Dials of every kind: defaults, other orders, rates at their limits, documents that break off early, facts stated again, questions
+/// that wait.
+const KINDS: [&str; 11] = [
     "",
     "order=2 words=8 branching=8 length=64",
     "order=0 branching=1 words=1",
@@ -16,6 +17,10 @@ const KINDS: [&str; 7] = [
     "fact_rate=0.2 question_rate=0.1",
     "facts=1 keys=1 values=2 length=5",
     "facts=20 keys=20 length=43 values=7 dialect=9",
+    "facts=6 keys=9 updates=4 length=64",
+    "facts=5 keys=5 updates=5 values=3 gap=7 fact_rate=0.5 question_rate=0.6",
+    "facts=3 gap=20 length=40 words=9 question_rate=1",
+    "facts=1 keys=2 updates=1 gap=1 length=8 fact_rate=1",
 ];
 
 fn batch(language: &Language, seed: u64, index: u64, rows: usize) -> Rows {
@@ -30,12 +35,18 @@ struct Predictor<'a> {
     language: &'a Language,
     seen: Vec<u32>,
     facts: Vec<(u32, u32)>,
+    /// Keys that were stated again.
+    again: Vec<u32>,
+    /// Words since the last statement.
+    waited: usize,
+    /// Keys that were asked for in this round.
+    asked: Vec<u32>,
     pending: Vec<u32>,
 }
 
 impl<'a> Predictor<'a> {
     fn new(language: &'a Language) -> Predictor<'a> {
-        Predictor { language, seen: vec![START], facts: Vec::new(), pending: Vec::new() }
+        Predictor { language, seen: vec![START], facts: Vec::new(), again: Vec::new(), waited: 0, asked: Vec::new(), pending: Vec::new() }
     }
 
     fn kind(&self, token: u32) -> char {
@@ -59,15 +70,24 @@ impl<'a> Predictor<'a> {
 
     fn probability(&self, token: u32) -> f64 {
         let config = self.language.config();
-        let complete = self.facts.len() == config.facts;
+        let all_stated = self.facts.len() == config.facts;
+        let complete = all_stated && self.again.len() == config.updates;
         let stated = |key: u32| self.facts.iter().find(|fact| fact.0 == key);
         match (&self.pending[..], self.kind(token)) {
+            ([], 'w') if complete && self.waited < config.gap => self.word(token),
+            ([], '?') if complete && self.waited < config.gap => 0.0,
             ([], 'w') if complete => (1.0 - config.question_rate) * self.word(token),
             ([], '?') if complete => config.question_rate,
             ([], 'w') => (1.0 - config.fact_rate) * self.word(token),
-            ([], 'k') if !complete && stated(token).is_none() => config.fact_rate / (config.keys - self.facts.len()) as f64,
+            ([], 'k') if !all_stated && stated(token).is_none() => config.fact_rate / (config.keys - self.facts.len()) as f64,
+            ([], 'k') if all_stated && !complete && stated(token).is_some() && !self.again.contains(&token) => {
+                config.fact_rate / (config.facts - self.again.len()) as f64
+            }
             ([key], 'v') if *key != QUESTION => 1.0 / config.values as f64,
-            ([QUESTION], 'k') if stated(token).is_some() => 1.0 / config.facts as f64,
+            ([QUESTION], 'k') if config.gap > 0 && stated(token).is_some() && !self.asked.contains(&token) => {
+                1.0 / (config.facts - self.asked.len()) as f64
+            }
+            ([QUESTION], 'k') if config.gap == 0 && stated(token).is_some() => 1.0 / config.facts as f64,
             ([QUESTION, key], _) => f64::from(stated(*key).is_some_and(|fact| fact.1 == token)),
             _ => 0.0,
         }
@@ -80,9 +100,23 @@ impl<'a> Predictor<'a> {
     fn see(&mut self, token: u32) {
         self.seen.push(token);
         match (&self.pending[..], self.kind(token)) {
-            ([], 'w') | ([QUESTION, _], _) => self.pending.clear(),
+            ([], 'w') => self.waited += 1,
+            ([QUESTION, key], _) => {
+                self.asked.push(*key);
+                if self.asked.len() == self.language.config().facts {
+                    self.asked.clear();
+                }
+                self.pending.clear();
+            }
             ([key], 'v') => {
-                self.facts.push((*key, token));
+                self.waited = 0;
+                match self.facts.iter_mut().find(|fact| fact.0 == *key) {
+                    Some(fact) => {
+                        fact.1 = token;
+                        self.again.push(*key);
+                    }
+                    None => self.facts.push((*key, token)),
+                }
                 self.pending.clear();
             }
             _ => self.pending.push(token),
@@ -239,11 +273,37 @@ fn held_out_documents_come_once_and_are_not_for_training() {
 fn dialects_and_dials_change_the_fingerprint() {
     let print = |text: &str| language(text).fingerprint();
     assert_eq!(print(""), print("facts=12"));
-    for text in ["facts=11", "dialect=2", "question_rate=0.3", "held_out=3"] {
+    for text in ["facts=11", "dialect=2", "question_rate=0.3", "held_out=3", "updates=1", "gap=1"] {
         assert_ne!(print(""), print(text), "{text}");
     }
+    // Pinned: runs are resumed by it. It is that of builds before `updates` and `gap`.
+    assert_eq!(print(""), PRINT);
     let ids = |text: &str| batch(&language(text), 1, 0, 1).ids;
     assert_ne!(ids(""), ids("dialect=2"));
+}
+
+const PRINT: &str = "ad8daf8072879d60";
+
+#[test]
+fn the_last_value_counts_and_questions_wait() {
+    let language = language("facts=4 keys=6 updates=4 values=40 gap=9 length=38 fact_rate=1 question_rate=1");
+    let rows = batch(&language, 2, 0, 50);
+    for (ids, recall) in rows.ids.chunks(38).zip(rows.recall.chunks(38)) {
+        // Four facts, the same four again, nine words, then all four asked for once.
+        let (first, second): (Vec<_>, Vec<_>) = (ids[1..9].chunks(2).collect(), ids[9..17].chunks(2).collect());
+        assert!(ids[17..26].iter().all(|&id| language.grammar.is_word(id)));
+        let questions: Vec<_> = ids[26..].chunks(3).collect();
+        for question in &questions {
+            assert_eq!(question[0], QUESTION);
+            assert!(first.iter().any(|fact| fact[0] == question[1]));
+            assert!(second.iter().any(|fact| **fact == question[1..]), "{ids:?}");
+        }
+        let mut keys: Vec<u32> = questions.iter().map(|question| question[1]).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        assert_eq!(keys.len(), 4);
+        assert_eq!(recall.iter().filter(|&&recall| recall).count(), 4);
+    }
 }
 
 #[test]
@@ -271,6 +331,8 @@ fn settings_that_cannot_be_say_what_to_do() {
         ("facts=65", "have as many keys"),
         ("branching=65", "have as many words"),
         ("length=26", "at least 27"),
+        ("updates=13", "at most"),
+        ("updates=12 gap=100", "12 updates, 100 words between and a question take at least 151"),
         ("order=9", "between 0 and 8"),
         ("fact_rate=0", "a probability"),
         ("question_rate=1.5", "a probability"),

@@ -24,33 +24,9 @@ impl Language {
     /// A `tokenizer.json` of Hugging Face: every token a word, words separated by spaces, token 0 in front.
     pub fn tokenizer_json(&self) -> Vec<u8> {
         let config = self.config();
-        let names = [BEGIN.to_owned(), "?".to_owned()].into_iter();
         let kinds = [("w", config.words), ("k", config.keys), ("v", config.values)];
-        let names = names.chain(kinds.into_iter().flat_map(|(letter, count)| (0..count).map(move |i| format!("{letter}{i}"))));
-        let vocab: Map<String, Value> = names.zip(0u32..).map(|(name, id)| (name, id.into())).collect();
-        let added = json!({
-            "id": 0, "content": BEGIN, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true
-        });
-        let begin = json!({"SpecialToken": {"id": BEGIN, "type_id": 0}});
-        let sequence = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});
-        let tokenizer = json!({
-            "version": "1.0",
-            "truncation": null,
-            "padding": null,
-            "added_tokens": [added],
-            "normalizer": null,
-            "pre_tokenizer": {"type": "WhitespaceSplit"},
-            "post_processor": {
-                "type": "TemplateProcessing",
-                "single": [begin, sequence("A")],
-                "pair": [begin, sequence("A"), sequence("B")],
-                "special_tokens": {BEGIN: {"id": BEGIN, "ids": [0], "tokens": [BEGIN]}}
-            },
-            "decoder": null,
-            // Not a word of the language: a word that is none is refused.
-            "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "<unknown>"}
-        });
-        serde_json::to_vec_pretty(&tokenizer).expect("texts and numbers are always valid JSON")
+        let names = kinds.into_iter().flat_map(|(letter, count)| (0..count).map(move |i| format!("{letter}{i}")));
+        words_tokenizer(["?".to_owned()].into_iter().chain(names))
     }
 
     /// The tokenizer of that file.
@@ -69,4 +45,33 @@ impl Language {
         let text = |tokens: &[u32]| tokenizer.decode(tokens, true);
         Ok(Some(Question { text: text(&ids[..=at])?, key: text(&ids[at..=at])?, answer: text(&[labels[at] as u32])? }))
     }
+}
+
+/// A `tokenizer.json` of Hugging Face: every token a word, words separated by spaces, token 0 in front; these are the others.
+pub(crate) fn words_tokenizer(words: impl IntoIterator<Item = String>) -> Vec<u8> {
+    let names = std::iter::once(BEGIN.to_owned()).chain(words);
+    let vocab: Map<String, Value> = names.zip(0u32..).map(|(name, id)| (name, id.into())).collect();
+    let added = json!({
+        "id": 0, "content": BEGIN, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true
+    });
+    let begin = json!({"SpecialToken": {"id": BEGIN, "type_id": 0}});
+    let sequence = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});
+    let tokenizer = json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": [added],
+        "normalizer": null,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [begin, sequence("A")],
+            "pair": [begin, sequence("A"), sequence("B")],
+            "special_tokens": {BEGIN: {"id": BEGIN, "ids": [0], "tokens": [BEGIN]}}
+        },
+        "decoder": null,
+        // Not a word of the language: a word that is none is refused.
+        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "<unknown>"}
+    });
+    serde_json::to_vec_pretty(&tokenizer).expect("texts and numbers are always valid JSON")
 }

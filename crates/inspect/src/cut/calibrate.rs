@@ -118,7 +118,7 @@ fn calibrate_layers(
     let look = |_: usize, at: At, view: &View| {
         let mut own = Scores::NONE;
         for t in sampling.queries(at.window, at.length) {
-            scores(view, t).into_iter().for_each(|x| own.add(&Scores { count: 1.0, sum: x, low: x, high: x }));
+            scores(view, t).into_iter().for_each(|(_, x)| own.add(&Scores { count: 1.0, sum: x, low: x, high: x }));
         }
         own
     };
@@ -139,7 +139,7 @@ fn calibrate_layers(
         let Some((interval, _)) = found[index].as_ref().filter(|_| !held_back(at.window) || windows < HELD_BACK) else { return own };
         for t in sampling.queries(at.window, at.length) {
             own.rows.add(view, t, interval);
-            for x in scores(view, t) {
+            for (_, x) in scores(view, t) {
                 let place = ((x - interval.middle) / interval.half + 1.0) / 2.0 * BINS as f64;
                 own.histogram[(place as usize).min(BINS - 1)] += 1.0;
             }

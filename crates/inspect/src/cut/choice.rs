@@ -147,11 +147,11 @@ impl HeadFit {
 }
 
 /// y_t of a head with this kernel; whether its denominator is one to divide by.
-fn output(view: &View, t: usize, scores: &[f64], kernel: &Kernel, y: &mut [f64]) -> bool {
+fn output(view: &View, t: usize, scores: &[(usize, f64)], kernel: &Kernel, y: &mut [f64]) -> bool {
     let variant = Variant { kernel: kernel.clone(), ..view.variant.clone() };
-    let rho = if variant.shifts() { scores.iter().copied().fold(f64::NEG_INFINITY, f64::max) } else { 0.0 };
+    let rho = if variant.shifts() { scores.iter().map(|&(_, x)| x).fold(f64::NEG_INFINITY, f64::max) } else { 0.0 };
     let (mut u, mut z) = (vec![0.0; view.e], 0.0);
-    for (s, &x) in scores.iter().enumerate() {
+    for &(s, x) in scores {
         let weight = (view.log_decay[t] - view.log_decay[s]).exp() * kernel.value(x - rho);
         z += weight;
         u.iter_mut().zip(&view.v[s * view.e..]).for_each(|(u, v)| *u += weight * v);

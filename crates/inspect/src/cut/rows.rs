@@ -20,14 +20,15 @@ use super::chebyshev::Interval;
 pub enum Kind {
     /// A common factor of the weights cancels.
     Ratio,
-    /// It does not: `length` or `none` without a norm, or a sum with a floor or eps.
+    /// It does not: `length` or `none` without a norm, or a sum with a floor, eps or sink.
     Size,
 }
 
 impl Kind {
     /// Of a variant with an exponential kernel.
     pub fn of(variant: &Variant) -> Kind {
-        let plain = matches!(&variant.denominator, Denominator::Sum(sum) if sum.floor.is_none() && sum.eps.is_none());
+        let plain = matches!(&variant.denominator, Denominator::Sum(sum) if sum.floor.is_none() && sum.eps.is_none())
+            && !variant.denominator.has_sink();
         if plain || variant.norm.scale_free() { Kind::Ratio } else { Kind::Size }
     }
 }
@@ -96,12 +97,12 @@ impl Rows {
     pub(super) fn add_as(&mut self, view: &View, t: usize, interval: &Interval, w: impl Fn(f64) -> f64) {
         let (n, e) = (self.order + 1, view.e);
         let scores = scores(view, t);
-        let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let highest = scores.iter().map(|&(_, x)| x).fold(f64::NEG_INFINITY, f64::max);
         let rho = if self.kind == Kind::Ratio && view.variant.kernel.rescale() == Rescale::SubtractMax { highest } else { 0.0 };
         // The true sums in the frame of ρ, and those of the basis.
         let (mut u, mut z) = (vec![0.0; e], 0.0);
         let (mut moments, mut sums, mut values) = (vec![0.0; n * e], vec![0.0; n], vec![0.0; n]);
-        for (s, &x) in scores.iter().enumerate() {
+        for &(s, x) in &scores {
             let decay = (view.log_decay[t] - view.log_decay[s]).exp();
             let value = &view.v[s * e..][..e];
             let weight = decay * w(x - rho);
@@ -216,11 +217,12 @@ impl Rows {
     }
 }
 
-/// x_ts of query t against all keys that it sees.
-pub fn scores(view: &View, t: usize) -> Vec<f64> {
+/// x_ts of query t against all keys s that it sees, with s.
+pub fn scores(view: &View, t: usize) -> Vec<(usize, f64)> {
     let d = view.d;
     let q = &view.q[t * d..][..d];
-    view.k[..(t + 1) * d].chunks_exact(d).map(|k| q.iter().zip(k).map(|(q, k)| q * k).sum()).collect()
+    let product = |s: usize| q.iter().zip(&view.k[s * d..][..d]).map(|(q, k)| q * k).sum();
+    view.seen(t).map(|s| (s, view.score(product(s)))).collect()
 }
 
 /// cᵀGc from a lower triangle; with U, that of (c, −1) with a gap between where c is shorter than the basis.

@@ -4,6 +4,7 @@
 //! keys at a time and multiplied with its values in one product.
 
 use std::cell::Cell;
+use std::ops::Range;
 
 use termwise_attention::View;
 use termwise_attention::parts::kernel::Sign;
@@ -85,7 +86,7 @@ impl Head<'_> {
 
     #[inline(always)]
     fn run(&self, rows: &[usize], scratch: &mut Scratch) -> Result<Sums, NotFinite> {
-        let View { d, q, k, variant, .. } = self.view;
+        let View { d, q, k, .. } = self.view;
         let reach = rows.iter().max().map_or(0, |last| last + 1);
         let Scratch { q: queries, scores, .. } = scratch;
         queries.clear();
@@ -93,19 +94,25 @@ impl Head<'_> {
         scores.resize(rows.len() * reach, 0.0);
         // A transposed second matrix: element (i, s) is coordinate i of key s.
         Product { m: rows.len(), n: reach, k: *d, a: queries, step: *d, b: k, rows: 1, columns: *d }.write(scores, false);
-        let clamp = variant.clamp.unwrap_or(f64::INFINITY);
         let mut sums = Sums::new(self.cuts.map_or(0, |cuts| cuts.orders().len()));
         sums.rows = rows.len() as u64;
         for (row, &t) in rows.iter().enumerate() {
             let x = &mut scratch.scores[row * reach..][..=t];
-            // Not `min`, which would turn NaN into the clamp.
-            x.iter_mut().for_each(|x| *x = if *x > clamp { clamp } else { *x });
-            let found = describe(x);
-            if !found.mean.is_finite() {
-                let key = x.iter().position(|x| !x.is_finite()).unwrap_or(0);
-                return Err(NotFinite { query: t, key });
+            x.iter_mut().for_each(|x| *x = self.view.score(*x));
+            // Sinks, then the window; without one, all keys and none.
+            let hidden = self.view.hidden(t);
+            for (first, seen) in [(0, 0..hidden.start), (hidden.end, hidden.end..t + 1)] {
+                let x = &scratch.scores[row * reach..][seen];
+                if x.is_empty() {
+                    continue;
+                }
+                let found = describe(x);
+                if !found.mean.is_finite() {
+                    let key = first + x.iter().position(|x| !x.is_finite()).unwrap_or(0);
+                    return Err(NotFinite { query: t, key });
+                }
+                sums.scores.merge(&found);
             }
-            sums.scores.merge(&found);
             if self.cuts.is_some() {
                 self.split(row, t, reach, scratch, &mut sums);
             }
@@ -125,8 +132,9 @@ impl Head<'_> {
         negative.resize(t + 1, 0.0);
         powers.resize(ORDERS, splat(0.0));
         let (mut above, mut below) = (0, 0);
+        let (hidden, x) = (self.view.hidden(t), &scores[row * reach..][..=t]);
         // Both lists are written without a branch; what is not meant to stay is written over.
-        for &x in &scores[row * reach..][..=t] {
+        for &x in x[..hidden.start].iter().chain(&x[hidden.end..]) {
             positive[above] = x;
             negative[below] = -x;
             let is_above = usize::from(x >= 0.0);
@@ -146,13 +154,13 @@ impl Head<'_> {
         }
         for (row, &t) in rows.iter().enumerate() {
             let (mut z, mut logs) = (0.0, 0.0);
-            for (s, &x) in scores[row * reach..][..=t].iter().enumerate() {
-                let w = (log_decay[t] - log_decay[s]).exp() * variant.kernel.value(x);
+            for s in self.view.seen(t) {
+                let w = (log_decay[t] - log_decay[s]).exp() * variant.kernel.value(scores[row * reach + s]);
                 z += w;
                 logs += if w > 0.0 { w * w.ln() } else { 0.0 };
             }
             if z > 0.0 {
-                sums.entropy.add(z.ln() - logs / z, t + 1);
+                sums.entropy.add(z.ln() - logs / z, t + 1 - self.view.hidden(t).len());
             }
         }
     }
@@ -191,7 +199,7 @@ impl Head<'_> {
             let at = |slot: usize| slot * rows.len() + row;
             let own = sum(z[at(slots - 1)]);
             if entropic && own > 0.0 {
-                sums.entropy.add(own.ln() - frame.logs / own, t + 1);
+                sums.entropy.add(own.ln() - frame.logs / own, t + 1 - self.view.hidden(t).len());
             }
             let u = &mut products[at(slots - 1) * e..][..*e];
             // Where nothing cancels the frame, it is taken out before the row is finished.
@@ -212,11 +220,15 @@ impl Head<'_> {
     #[inline(always)]
     fn rho(&self, cuts: &Cuts, t: usize, x: &[f64]) -> f64 {
         let View { log_decay, variant, .. } = self.view;
-        match (cuts.is_exp(), variant.decay.is_some()) {
-            (false, _) => 0.0,
-            (true, false) => x.iter().fold(f64::NEG_INFINITY, |most, &x| if x > most { x } else { most }),
-            (true, true) => x.iter().zip(log_decay).fold(f64::NEG_INFINITY, |most, (&x, c)| most.max(x + (log_decay[t] - c))),
+        if !cuts.is_exp() {
+            return 0.0;
         }
+        let hidden = self.view.hidden(t);
+        let most = |seen: Range<usize>| match variant.decay.is_some() {
+            false => x[seen].iter().fold(f64::NEG_INFINITY, |most, &x| if x > most { x } else { most }),
+            true => seen.fold(f64::NEG_INFINITY, |most, s| most.max(x[s] + (log_decay[t] - log_decay[s]))),
+        };
+        most(0..hidden.start).max(most(hidden.end..t + 1))
     }
 
     /// Weights of one row and one tile at every order, the last slot the whole kernel.
@@ -227,8 +239,16 @@ impl Head<'_> {
         let slots = cuts.orders().len() + 1;
         let entropic = !cuts.is_exp() && variant.kernel.sign() != Sign::Mixed;
         let (decays, mut logs) = (variant.decay.is_some(), splat(0.0));
+        let hidden = self.view.hidden(t);
         for (index, chunk) in x.chunks(LANES).enumerate() {
             let (place, count) = (index * LANES, chunk.len());
+            let from = start + place;
+            let within = |s: usize| s.clamp(from, from + count) - from;
+            let hidden = within(hidden.start)..within(hidden.end);
+            if hidden.len() == count {
+                (0..slots).for_each(|slot| room.put(slot, place, splat(0.0)));
+                continue;
+            }
             let lane = load(chunk, 0.0);
             let mut exponent = splat(0.0);
             if decays {
@@ -236,11 +256,11 @@ impl Head<'_> {
                 exponent = map(c, |c| log_decay[t] - c);
             }
             let decay = decays.then(|| exp(exponent));
-            let mut put = Put { room, place, count, decay, last: entropic.then_some(slots - 1), logs: &mut logs };
+            let mut put = Put { room, place, count, hidden: hidden.clone(), decay, last: entropic.then_some(slots - 1), logs: &mut logs };
             cuts.values(lane, pairs, &mut put);
             if cuts.is_exp() {
                 let exponent = zip(lane, exponent, |x, decay| x + decay - frame.rho);
-                let w = seen(exp(exponent), count);
+                let w = seen(exp(exponent), count, &hidden);
                 room.put(slots - 1, place, w);
                 logs = zip_three(logs, w, exponent, |logs, w, exponent| logs + if w > 0.0 { w * exponent } else { 0.0 });
             }
@@ -253,8 +273,10 @@ impl Head<'_> {
 struct Put<'a, 'b> {
     room: &'a mut Room<'b>,
     place: usize,
-    /// Keys of the vector that the row sees.
+    /// Keys of the vector up to the row's own position.
     count: usize,
+    /// Those among them that the row does not see.
+    hidden: Range<usize>,
     decay: Option<Lane>,
     /// The whole kernel's slot, where its w·ln w is wanted.
     last: Option<usize>,
@@ -268,7 +290,7 @@ impl Sink for Put<'_, '_> {
             Some(decay) => zip(w, decay, |w, decay| w * decay),
             None => w,
         };
-        let w = seen(w, self.count);
+        let w = seen(w, self.count, &self.hidden);
         self.room.put(slot, self.place, w);
         if self.last == Some(slot) {
             // 0·ln 0 = 0
@@ -277,10 +299,13 @@ impl Sink for Put<'_, '_> {
     }
 }
 
-/// The first `count` numbers, zeros after them.
+/// The first `count` numbers but the hidden ones, zeros in the other places.
 #[inline(always)]
-fn seen(w: Lane, count: usize) -> Lane {
+fn seen(w: Lane, count: usize, hidden: &Range<usize>) -> Lane {
     let mut out = w;
+    if !hidden.is_empty() {
+        out[hidden.clone()].fill(0.0);
+    }
     if count < LANES {
         out[count..].fill(0.0);
     }

@@ -35,15 +35,20 @@ fn plain(view: &View, rows: &[usize], orders: &[usize], y: &dyn Fn(usize, usize)
     for &t in rows {
         let mut x = Vec::new();
         for s in 0..=t {
+            let near = variant.window.is_none_or(|window| t - s < window) || s < variant.sinks.unwrap_or(0);
+            if !near {
+                continue;
+            }
             let mut dot = 0.0;
             for i in 0..*d {
                 dot += q[t * d + i] * k[s * d + i];
             }
-            x.push(if variant.clamp.is_some_and(|clamp| dot > clamp) { variant.clamp.expect("a clamp") } else { dot });
+            let dot = variant.cap.map_or(dot, |cap| cap * (dot / cap).tanh());
+            x.push((s, if variant.clamp.is_some_and(|clamp| dot > clamp) { variant.clamp.expect("a clamp") } else { dot }));
         }
         let attend = |w: &dyn Fn(f64) -> f64| {
             let (mut u, mut z, mut out) = (vec![0.0; *e], 0.0, vec![0.0; *e]);
-            for (s, &x) in x.iter().enumerate() {
+            for &(s, x) in &x {
                 let weight = (log_decay[t] - log_decay[s]).exp() * w(x);
                 z += weight;
                 for i in 0..*e {
@@ -62,15 +67,15 @@ fn plain(view: &View, rows: &[usize], orders: &[usize], y: &dyn Fn(usize, usize)
                 "{variant}, row {t}: the model has {found}, loops {expected}"
             );
         }
-        if x.iter().all(|&x| whole(x) >= 0.0) && z > 0.0 {
+        if x.iter().all(|&(_, x)| whole(x) >= 0.0) && z > 0.0 {
             let mut entropy = 0.0;
-            for (s, &x) in x.iter().enumerate() {
+            for &(s, x) in &x {
                 let p = (log_decay[t] - log_decay[s]).exp() * whole(x) / z;
                 entropy -= if p > 0.0 { p * p.ln() } else { 0.0 };
             }
             into.entropies.push(entropy);
-            if t > 0 {
-                into.entropy_shares.push(entropy / ((t + 1) as f64).ln());
+            if x.len() > 1 {
+                into.entropy_shares.push(entropy / (x.len() as f64).ln());
             }
         }
         if coefficient(kernel, 0).is_some() {
@@ -82,7 +87,7 @@ fn plain(view: &View, rows: &[usize], orders: &[usize], y: &dyn Fn(usize, usize)
                 into.errors[at] += out.iter().zip(&expected).map(|(a, b)| (a - b).powi(2)).sum::<f64>();
             }
         }
-        into.x.extend(x);
+        into.x.extend(x.iter().map(|(_, x)| x));
     }
 }
 
@@ -202,6 +207,12 @@ fn every_kind_of_attention_agrees_with_plain_loops() {
         "linear_cosine",
         "power=2",
         "power=3 over=length",
+        "softmax window=5",
+        "softmax window=4 sinks=2 cap=0.7",
+        "exp over=sum,sink window=9 qk_norm=rms",
+        "exp window=12 sinks=20 decay=softplus post=silu,channel",
+        "taylor=0..4 window=6 sinks=1 decay=softplus",
+        "linear_elu window=7",
     ] {
         // Orders up to 24: beyond, plain sums of negative scores would cancel in the loops themselves.
         let options = Options { orders: (0..=24).step_by(2).collect(), ..all_rows() };

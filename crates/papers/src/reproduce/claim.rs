@@ -1,6 +1,6 @@
 //! Claims and the rules that decide them. The rules are stated before anything is run.
 //!
-//! Every rule compares means over seeds. A difference counts only where its 95 % confidence interval ([`Difference`]: paired by seed, or
+//! Every rule compares means over seeds, with each other or with a fixed number. A difference counts only where its 95 % confidence interval ([`Difference`]: paired by seed, or
 //! Welch's) is above 0 and it is larger than both standard deviations and than a stated minimum. With fewer than two seeds on a side there
 //! is no spread, and so no verdict; nor is there one where a run of a side failed, since those that are left would be a choice.
 
@@ -58,6 +58,20 @@ pub enum Rule {
         /// The margin as a share of the gap.
         share: f64,
     },
+    /// One is below a fixed number. Reproduced where its whole interval is, contradicted where its whole interval is above.
+    Below {
+        /// The variant.
+        one: String,
+        /// The number, in nats.
+        bound: f64,
+    },
+    /// One is above a fixed number, in the same way.
+    Above {
+        /// The variant.
+        one: String,
+        /// The number, in nats.
+        bound: f64,
+    },
 }
 
 /// What a variant came to over its seeds.
@@ -89,6 +103,12 @@ impl Rule {
                 "the 95 % interval of {one} − {other} must lie within ±{:.0} % of {high} − {low}; a difference that is above that margin, its own interval and both standard deviations contradicts",
                 100.0 * share
             ),
+            Rule::Below { one, bound } => {
+                format!("the 95 % interval of {one} must lie below {bound} nats; one that lies above contradicts")
+            }
+            Rule::Above { one, bound } => {
+                format!("the 95 % interval of {one} must lie above {bound} nats; one that lies below contradicts")
+            }
         }
     }
 
@@ -97,6 +117,7 @@ impl Rule {
         match self {
             Rule::Lower { low, high, .. } => format!("{high} − {low}"),
             Rule::Equal { one, other, .. } => format!("{one} − {other}"),
+            Rule::Below { one, bound } | Rule::Above { one, bound } => format!("{one} − {bound}"),
         }
     }
 
@@ -105,6 +126,7 @@ impl Rule {
         match self {
             Rule::Lower { low, high, .. } => vec![low, high],
             Rule::Equal { one, other, low, high, .. } => vec![one, other, low, high],
+            Rule::Below { one, .. } | Rule::Above { one, .. } => vec![one],
         }
     }
 
@@ -145,6 +167,16 @@ impl Rule {
                     () => Verdict::NotVisible,
                 };
                 Decision { verdict, note: String::new(), difference: Some(difference), margin: Some(margin) }
+            }
+            Rule::Below { bound, .. } | Rule::Above { bound, .. } => {
+                let above = Difference::from(bound, &sides[0]);
+                let expected = if matches!(self, Rule::Above { .. }) { above } else { above.reversed() };
+                let verdict = match () {
+                    () if expected.value > expected.half_interval => Verdict::Reproduced,
+                    () if -expected.value > expected.half_interval => Verdict::Contradicted,
+                    () => Verdict::NotVisible,
+                };
+                Decision { verdict, note: String::new(), difference: Some(above), margin: Some(bound) }
             }
         }
     }

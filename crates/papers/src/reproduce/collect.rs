@@ -7,7 +7,7 @@ use termwise_train::metrics::{self, Line};
 use termwise_train::sweep::{Job, Metrics, State, Status};
 
 use super::claim::{Claim, Decision};
-use super::experiment::{Experiment, Task, Variant};
+use super::experiment::{Experiment, TUNING_SEED, Task, Variant};
 use super::results::{ClaimOutcome, CurvePoint, Outcome, Run, Spread, TaskOutcome, VariantOutcome};
 use super::schedule::Schedule;
 use termwise_lab::plan;
@@ -35,6 +35,8 @@ fn run(job: &Job, state: &State, folder: &Path) -> Result<Run, Error> {
         task: text(0),
         attention: job.settings.get("attention").and_then(toml::Value::as_str).unwrap_or_default().to_owned(),
         seed: seed(job),
+        rate: job.point.get(2).and_then(toml::Value::as_float),
+        tuning: job.point.get(2).is_some_and(toml::Value::is_float) && seed(job) == TUNING_SEED as u64,
         status: status.into(),
         note,
         seconds,
@@ -56,7 +58,8 @@ pub fn read_metrics(folder: &Path, run: &mut Run) -> Result<u64, Error> {
             Line::Train(train) => run.train.push((train.step, train.loss)),
             Line::HeldOut { step, evaluation, .. } => {
                 let part = |part: Option<Part>| part.map(|part| part.loss);
-                run.curve.push(CurvePoint { step, loss: evaluation.loss, recall: part(evaluation.recall), rest: part(evaluation.rest) });
+                let (recall, rest, beyond) = (part(evaluation.recall), part(evaluation.rest), part(evaluation.beyond));
+                run.curve.push(CurvePoint { step, loss: evaluation.loss, recall, rest, beyond });
                 run.held_out = Some(evaluation);
             }
         }
@@ -69,7 +72,10 @@ pub fn outcome(index: usize, experiment: &Experiment, schedule: &Schedule, state
     let tasks = experiment.tasks.iter().enumerate().map(|(t, task)| {
         let variants = experiment.variants.iter().enumerate().map(|(v, variant)| {
             let jobs: Vec<usize> = schedule.of(index, t, v).map(|place| place.job).collect();
-            variant_outcome(task, variant, &jobs, schedule, states)
+            let mut outcome = variant_outcome(task, variant, &jobs, schedule, states)?;
+            outcome.rate = schedule.of(index, t, v).find_map(|place| place.rate);
+            outcome.tuning = schedule.tuning(index, t, v).map(|place| place.job).collect();
+            Ok(outcome)
         });
         let variants = variants.collect::<Result<Vec<_>, Error>>()?;
         let claims = experiment.claims.iter().map(undecided).collect();
@@ -96,6 +102,10 @@ fn variant_outcome(task: &Task, variant: &Variant, jobs: &[usize], schedule: &Sc
         recall: spread("held_out.recall.loss"),
         rest: spread("held_out.rest.loss"),
         excess: spread("held_out.excess.all"),
+        within: spread("held_out.within.loss"),
+        beyond: spread("held_out.beyond.loss"),
+        rate: None,
+        tuning: Vec::new(),
         runs: jobs.to_vec(),
         failed: jobs.iter().filter(|&&job| failed(&states[job])).count(),
     })

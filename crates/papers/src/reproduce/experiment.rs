@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use termwise_base::nearest;
+use termwise_train::eval::Evaluation;
 use toml::Table;
 
 use super::claim::Claim;
@@ -29,11 +30,18 @@ pub enum Id {
     Separation,
     /// The order that the theorem's data need.
     Bridge,
+    /// Orders, the write rule and decay on facts that are overwritten.
+    Overwrite,
+    /// The same on parity, at lengths beyond those of training.
+    Parity,
+    /// Far keys in a state against a longer window.
+    Distance,
 }
 
 impl Id {
     /// All of them.
-    pub const ALL: [Id; 9] = [Id::E1, Id::E2, Id::E3, Id::E4, Id::E5, Id::E6, Id::E7, Id::Separation, Id::Bridge];
+    pub const ALL: [Id; 12] =
+        [Id::E1, Id::E2, Id::E3, Id::E4, Id::E5, Id::E6, Id::E7, Id::Separation, Id::Bridge, Id::Overwrite, Id::Parity, Id::Distance];
 
     /// As it is written on the command line.
     pub fn name(self) -> &'static str {
@@ -47,7 +55,15 @@ impl Id {
             Id::E7 => "e7",
             Id::Separation => "separation",
             Id::Bridge => "bridge",
+            Id::Overwrite => "overwrite",
+            Id::Parity => "parity",
+            Id::Distance => "distance",
         }
+    }
+
+    /// Whether it repeats what one of the two papers did; the others ask something new.
+    pub fn is_of_a_paper(self) -> bool {
+        !matches!(self, Id::Overwrite | Id::Parity | Id::Distance)
     }
 
     /// The experiments of these words, each once, in their order; `all`, or no word, stands for all.
@@ -81,7 +97,7 @@ pub struct Experiment {
     pub id: Id,
     /// What is asked.
     pub question: &'static str,
-    /// What the paper found.
+    /// What the paper found, or what was known before.
     pub paper: &'static str,
     /// What is compared.
     pub variants: Vec<Variant>,
@@ -92,12 +108,15 @@ pub struct Experiment {
 }
 
 /// An attention under the name that claims and tables give it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Variant {
     /// In claims and tables.
     pub name: String,
     /// A preset or expression.
     pub attention: String,
+    /// Other settings of its own, such as heads that make states of one size.
+    #[serde(default, skip_serializing_if = "Table::is_empty")]
+    pub settings: Table,
 }
 
 /// Data, sizes and recipe that all variants share.
@@ -111,7 +130,12 @@ pub struct Task {
     pub words: &'static str,
     /// What is compared.
     pub metric: Metric,
+    /// Learning rates of which each variant gets the one that is best for it with [`TUNING_SEED`]; where empty, all have that of the base.
+    pub rates: Vec<f64>,
 }
+
+/// The seed of the runs that choose a learning rate. Those that are compared have others.
+pub const TUNING_SEED: usize = 0;
 
 /// What runs are compared by; lower is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -121,6 +145,8 @@ pub enum Metric {
     Recall,
     /// Held-out loss on all tokens.
     Loss,
+    /// Held-out loss on positions beyond those that rows of training have.
+    Beyond,
 }
 
 impl Metric {
@@ -129,6 +155,7 @@ impl Metric {
         match self {
             Metric::Recall => "held_out.recall.loss",
             Metric::Loss => "held_out.loss",
+            Metric::Beyond => "held_out.beyond.loss",
         }
     }
 
@@ -137,6 +164,25 @@ impl Metric {
         match self {
             Metric::Recall => "held-out loss on recall tokens, nats",
             Metric::Loss => "held-out loss, nats a token",
+            Metric::Beyond => "held-out loss beyond the length of training, nats a token",
+        }
+    }
+
+    /// In a few words, for titles of figures.
+    pub fn short(self) -> &'static str {
+        match self {
+            Metric::Recall => "loss on recall tokens",
+            Metric::Loss => "held-out loss",
+            Metric::Beyond => "loss beyond the length of training",
+        }
+    }
+
+    /// Of an evaluation.
+    pub fn of(self, found: &Evaluation) -> Option<f64> {
+        match self {
+            Metric::Recall => Some(found.recall?.loss),
+            Metric::Loss => Some(found.loss),
+            Metric::Beyond => Some(found.beyond?.loss),
         }
     }
 }

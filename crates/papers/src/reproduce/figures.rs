@@ -55,6 +55,7 @@ pub fn curves(heading: &str, task: &TaskOutcome, runs: &[Run], colours: &Colours
                 let value = match task.metric {
                     Metric::Recall => point.recall,
                     Metric::Loss => Some(point.loss),
+                    Metric::Beyond => point.beyond,
                 };
                 by_step.entry(point.step).or_default().extend(value);
                 own.extend(value.map(|value| (point.step as f64, value)));
@@ -80,23 +81,16 @@ pub fn curves(heading: &str, task: &TaskOutcome, runs: &[Run], colours: &Colours
         layers: bands,
     };
     Some(Figure {
-        title: format!("{heading}: {} during training, {}", what(task.metric), task.task),
+        title: format!("{heading}: {} during training, {}", task.metric.short(), task.task),
         description: sentence(task),
         panels: vec![chart.into()],
     })
 }
 
-fn what(metric: Metric) -> &'static str {
-    match metric {
-        Metric::Recall => "loss on recall tokens",
-        Metric::Loss => "held-out loss",
-    }
-}
-
 /// The final numbers in words.
 fn sentence(task: &TaskOutcome) -> String {
     let number = |outcome: &VariantOutcome| outcome.metric.map(|spread| format!("{} {spread}", outcome.variant.name));
-    format!("At the end, {}: {}.", what(task.metric), task.variants.iter().filter_map(number).collect::<Vec<_>>().join(", "))
+    format!("At the end, {}: {}.", task.metric.short(), task.variants.iter().filter_map(number).collect::<Vec<_>>().join(", "))
 }
 
 fn estimate(spread: Spread) -> Estimate {
@@ -122,7 +116,7 @@ pub fn ladder(heading: &str, task: &TaskOutcome, colours: &Colours) -> Option<Fi
         rules: rule.into_iter().collect(),
     };
     Some(Figure {
-        title: format!("{heading}: {} at the end, {}", what(task.metric), task.task),
+        title: format!("{heading}: {} at the end, {}", task.metric.short(), task.task),
         description: sentence(task),
         panels: vec![ladder.into()],
     })

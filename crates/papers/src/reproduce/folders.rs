@@ -53,10 +53,10 @@ pub fn of_folders(folders: &[PathBuf], out: &Path) -> Result<Document, Error> {
         }
     }
     let runs: Vec<Run> = found.iter().map(|one| one.run.clone()).collect();
-    let recall = runs.iter().all(|run| run.held_out.is_some_and(|found| found.recall.is_some()));
+    let measured = |metric: Metric| runs.iter().all(|run| run.held_out.is_some_and(|found| metric.of(&found).is_some()));
     let mut sections = vec![section(Metric::Loss, &groups, &runs)];
-    if recall {
-        sections.push(section(Metric::Recall, &groups, &runs));
+    for metric in [Metric::Recall, Metric::Beyond].into_iter().filter(|&metric| measured(metric)) {
+        sections.push(section(metric, &groups, &runs));
     }
     let settings = |run: &Run| found.iter().find(|one| one.run.hash == run.hash).map(|one| one.text.clone());
     sections.push(Section { heading: "Runs and settings".into(), blocks: page::all_runs(&runs, settings) });
@@ -79,6 +79,7 @@ fn section(metric: Metric, groups: &[(String, Vec<usize>)], runs: &[Run]) -> Sec
     let (short, heading) = match metric {
         Metric::Loss => ("loss", "Loss"),
         Metric::Recall => ("recall", "Recall"),
+        Metric::Beyond => ("beyond", "Beyond the length of training"),
     };
     let mut blocks = Vec::new();
     for (what, figure) in
@@ -96,15 +97,23 @@ fn variant(name: &str, members: &[usize], runs: &[Run], metric: Metric) -> Varia
     let loss = spread(evaluations().map(|found| found.loss).collect());
     let recall = spread(evaluations().filter_map(|found| Some(found.recall?.loss)).collect());
     VariantOutcome {
-        variant: Variant { name: name.into(), attention: members.first().map_or(String::new(), |&run| runs[run].attention.clone()) },
+        variant: Variant {
+            name: name.into(),
+            attention: members.first().map_or(String::new(), |&run| runs[run].attention.clone()),
+            settings: Table::new(),
+        },
         state_bytes: None,
         constant_state: false,
         numbers: members.iter().filter_map(|&run| runs[run].number(metric)).collect(),
-        metric: if metric == Metric::Recall { recall } else { loss },
+        metric: spread(evaluations().filter_map(|found| metric.of(&found)).collect()),
         loss,
         recall,
         rest: spread(evaluations().filter_map(|found| Some(found.rest?.loss)).collect()),
         excess: spread(evaluations().filter_map(|found| Some(found.excess?.all)).collect()),
+        within: spread(evaluations().filter_map(|found| Some(found.within?.loss)).collect()),
+        beyond: spread(evaluations().filter_map(|found| Some(found.beyond?.loss)).collect()),
+        rate: None,
+        tuning: Vec::new(),
         runs: members.to_vec(),
         failed: 0,
     }
@@ -143,6 +152,8 @@ fn read(path: &Path, out: &Path) -> Result<Found, Error> {
         task: String::new(),
         attention: plain(settings.get("attention")),
         seed: number("seed"),
+        rate: None,
+        tuning: false,
         status: "open".into(),
         note: String::new(),
         seconds: 0.0,

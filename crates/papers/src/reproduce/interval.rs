@@ -26,6 +26,8 @@ pub enum Method {
     Paired,
     /// As independent samples with variances of their own.
     Welch,
+    /// One side against a fixed number.
+    OneSample,
 }
 
 /// Of two means.
@@ -69,6 +71,14 @@ impl Difference {
         Difference { value, half_interval: student(freedom) * v.sqrt(), method: Method::Welch, freedom, deviation }
     }
 
+    /// Of a mean from a fixed number; the side has at least two seeds.
+    pub fn from(bound: f64, a: &Numbers) -> Difference {
+        let (mean, variance) = moments(a.iter().map(|&(_, x)| x));
+        let freedom = (a.len() - 1) as f64;
+        let half_interval = student(freedom) * (variance / a.len() as f64).sqrt();
+        Difference { value: mean - bound, half_interval, method: Method::OneSample, freedom, deviation: variance.sqrt() }
+    }
+
     /// Second less first.
     pub fn reversed(self) -> Difference {
         Difference { value: -self.value, ..self }
@@ -87,6 +97,7 @@ impl std::fmt::Display for Difference {
         let (method, freedom) = match self.method {
             Method::Paired => ("paired by seed", format!("{:.0}", self.freedom)),
             Method::Welch => ("Welch", format!("{:.2}", self.freedom)),
+            Method::OneSample => ("one sample", format!("{:.0}", self.freedom)),
         };
         write!(f, "{value}, 95 % interval {low} to {high} ({method}, t({freedom}))")
     }
@@ -191,6 +202,15 @@ mod tests {
             assert_eq!(found.method, method);
             assert!((found.freedom - freedom).abs() < 1e-9 && (found.half_interval - half).abs() < 1e-9, "{a:?} {b:?}: {found:?}");
         }
+    }
+
+    /// The quantile is that of the test above.
+    #[test]
+    fn a_mean_against_a_number_has_the_interval_of_one_sample() {
+        let found = Difference::from(2.0, &side(1, &[1.657, 4.159, 1.549]));
+        assert!((found.value - 0.455).abs() < 1e-12 && found.freedom == 2.0 && found.method == Method::OneSample, "{found:?}");
+        assert!((found.half_interval - 4.302652729749462 * 1.476694958344478 / 3f64.sqrt()).abs() < 1e-9, "{found:?}");
+        assert!(found.to_string().ends_with("(one sample, t(2))"));
     }
 
     #[test]

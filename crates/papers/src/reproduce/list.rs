@@ -3,6 +3,7 @@
 use super::claim::{Claim, Rule};
 use super::experiment::{Experiment, Id, Task, Variant};
 use super::scale::Scale;
+use super::second_half;
 
 /// The name of what others are compared with.
 pub const SOFTMAX: &str = "softmax";
@@ -13,11 +14,11 @@ const SHARE: f64 = 0.1;
 /// The smallest difference that counts, in nats: an eighth of what separates softmax from linear attention in A′ (0.30 at 300 M).
 const LEAST: f64 = 0.04;
 
-fn variant(name: &str, attention: &str) -> Variant {
-    Variant { name: name.into(), attention: attention.into() }
+pub(super) fn variant(name: &str, attention: &str) -> Variant {
+    Variant { name: name.into(), attention: attention.into(), settings: toml::Table::new() }
 }
 
-fn lower(low: &str, high: &str, text: &str) -> Claim {
+pub(super) fn lower(low: &str, high: &str, text: &str) -> Claim {
     Claim { text: text.into(), rule: Rule::Lower { low: low.into(), high: high.into(), least: LEAST } }
 }
 
@@ -44,6 +45,9 @@ fn experiment(id: Id, scale: Scale, text: &[String]) -> Option<Experiment> {
         Id::E5 => e5(scale, only_language()),
         Id::E6 => e6(language.iter().cloned().collect()),
         Id::E7 => e7(only_language()),
+        Id::Overwrite => second_half::overwrite(scale),
+        Id::Parity => second_half::parity(scale),
+        Id::Distance => second_half::distance(scale),
         Id::Separation | Id::Bridge => return None,
     };
     (!built.tasks.is_empty()).then_some(built)
@@ -202,6 +206,9 @@ fn e7(tasks: Vec<Task>) -> Experiment {
 pub fn why_left_out(id: Id, scale: Scale) -> String {
     match id {
         Id::E2 => format!("a wider model and a longer context take more time than --scale {} has; use --scale laptop", scale.name()),
+        Id::Overwrite | Id::Parity | Id::Distance => {
+            format!("learning rates that each variant has for itself take more time than --scale {} has; use --scale laptop", scale.name())
+        }
         Id::E6 => "it looks into models that were trained here; for models of your own there is `termwise spectrum`".into(),
         _ => format!("it has no runs at --scale {}", scale.name()),
     }

@@ -1,4 +1,5 @@
-//! The experiments of two papers (arXiv 2507.23632, arXiv 2310.11685), declared, run and decided.
+//! The experiments of two papers (arXiv 2507.23632, arXiv 2310.11685), and first questions about windows and write rules, declared, run and
+//! decided.
 //!
 //! An [`Experiment`] says what is asked, what the paper found, which runs there are and which [`Claim`]s decide, each with a [`Rule`] that is
 //! stated beforehand. A [`Schedule`] is all runs of some experiments, shared ones once, as the plan of a sweep: finished runs are never
@@ -38,6 +39,7 @@ mod results;
 mod scale;
 mod schedule;
 pub mod scripts;
+mod second_half;
 mod theorem;
 
 use std::path::{Path, PathBuf};
@@ -45,11 +47,11 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use termwise_train::provenance::Provenance;
-use termwise_train::sweep::{self, Event, Runner, State, Status};
+use termwise_train::sweep::{self, Event, Plan, Runner, State, Status};
 
 pub use claim::{Claim, Decision, Rule, Side, Verdict};
 pub use environment::Environment;
-pub use experiment::{Experiment, Id, Metric, Task, Variant};
+pub use experiment::{Experiment, Id, Metric, TUNING_SEED, Task, Variant};
 pub use folders::of_folders;
 pub use inside::{Inside, LayerTerms, ModelTerms};
 pub use interval::{Difference, Method, Numbers};
@@ -122,15 +124,15 @@ pub fn declare(options: &Options) -> Result<Declared, Error> {
     Ok(Declared { experiments, theorems, schedule, left_out })
 }
 
-/// Runs what is not finished, decides every claim by what is, and writes `results.json` and `index.html`.
+/// Runs what is not finished, where learning rates are chosen in two rounds, decides every claim by what is, and writes `results.json` and `index.html`.
 ///
-/// After `stop` some runs are open; the same call goes on from there.
+/// After `stop` some runs are open; the same call goes on from there. What happens is told with the plan that its indices are of.
 pub fn run(
     options: &Options,
     declared: &Declared,
     runner: &dyn Runner,
     stop: &AtomicBool,
-    observe: &mut dyn FnMut(&Event),
+    observe: &mut dyn FnMut(&Plan, &Event),
 ) -> Result<Results, Error> {
     let start = Instant::now();
     std::fs::create_dir_all(&options.out).map_err(termwise_llama::Error::io("create", &options.out))?;
@@ -139,8 +141,15 @@ pub fn run(
     let only = options.rerun_other_builds.then(|| options.provenance.clone());
     let (parallel, others) = (options.threads, options.others);
     let how = sweep::Options { parallel, threads: options.threads, retry: options.retry, skip_equal: false, only, others };
-    let states = sweep::run(&declared.schedule.plan, &options.out, runner, &how, stop, observe)?;
-    let results = results_of(options, declared, &states, theorems, start)?;
+    let mut schedule = declared.schedule.clone();
+    let mut go = |plan: &Plan| sweep::run(plan, &options.out, runner, &how, stop, &mut |event| observe(plan, event));
+    let mut states = go(&schedule.plan)?;
+    if schedule.waiting > 0 {
+        // Learning rates that are chosen by what has ended; the runs before are in the same places of the plan.
+        schedule = schedule.with_rates(&declared.experiments, &states)?;
+        states = go(&schedule.plan)?;
+    }
+    let results = results_of(options, &Declared { schedule, ..declared.clone() }, &states, theorems, start)?;
     let _alone = sweep::writing_alone(&options.out);
     results.write(&options.out)?;
     page::write(&results, &options.out)?;

@@ -34,7 +34,8 @@ pub fn page(results: &Results, folder: Option<&Path>) -> Document {
     sections.extend(left_out(results));
     sections.extend(failed(results));
     let settings = |run: &Run| std::fs::read_to_string(folder?.join(format!("{}.toml", run.folder))).ok();
-    let text = format!("Everything on this page stands in [{FILE}]({FILE}); on each task runs differ by attention and seed alone.");
+    let own = if results.runs.iter().any(|run| run.tuning) { "; where variants have their own, also by learning rate" } else { "" };
+    let text = format!("Everything on this page stands in [{FILE}]({FILE}); on each task runs differ by attention and seed alone{own}.");
     let blocks = std::iter::once(Block::Text(text)).chain(all_runs(&results.runs, settings)).collect();
     sections.push(Section { heading: "Runs and settings".into(), blocks });
     sections.push(conditions(results));
@@ -142,7 +143,8 @@ fn tally(results: &Results) -> Table {
 fn experiment(outcome: &Outcome, results: &Results) -> Section {
     let id = outcome.id.name();
     let colours = figures::Colours::of_results(results);
-    let mut blocks = vec![Block::Text(format!("The paper: {}", outcome.paper))];
+    let before = if outcome.id.is_of_a_paper() { "The paper" } else { "Known before" };
+    let mut blocks = vec![Block::Text(format!("{before}: {}", outcome.paper))];
     if let Some(inside) = results.inside.as_ref().filter(|_| outcome.id == Id::E6) {
         blocks.extend(verdicts(&inside.claims));
         blocks.extend(inside.blocks());
@@ -163,6 +165,7 @@ fn experiment(outcome: &Outcome, results: &Results) -> Section {
             blocks.push(Block::Figure { name: name("ladder"), figure, caption });
         }
         blocks.push(Block::Table { name: name("table"), table: variants(task, &results.runs) });
+        blocks.extend(rates(task, &results.runs).map(|table| Block::Table { name: name("rates"), table }));
     }
     Section { heading: format!("{} {}", id.to_uppercase(), outcome.question), blocks }
 }
@@ -179,30 +182,63 @@ fn theorem(theorem: &Theorem) -> Section {
 }
 
 fn spread(spread: Option<Spread>) -> Cell {
-    spread.map_or(Cell::Empty, |spread| Cell::Spread(spread.mean, spread.deviation.unwrap_or(f64::NAN), 3))
+    // A sum that rounding leaves below zero is none.
+    let mean = |mean: f64| if mean > -5e-4 { mean.max(0.0) } else { mean };
+    spread.map_or(Cell::Empty, |spread| Cell::Spread(mean(spread.mean), spread.deviation.unwrap_or(f64::NAN), 3))
 }
 
 pub(super) fn variants(task: &TaskOutcome, runs: &[Run]) -> Table {
-    let recall = task.metric == Metric::Recall;
     let seeds = task.variants.iter().map(|outcome| outcome.runs.len()).max().unwrap_or(0);
-    let numbers: &[&str] = if recall { &["recall", "rest", "excess over the optimum"] } else { &["loss"] };
-    let mut columns: Vec<String> = ["variant", "attention"].iter().chain(numbers).chain(&["state"]).map(|&name| name.to_owned()).collect();
+    let numbers: &[&str] = match task.metric {
+        Metric::Recall => &["recall", "rest", "excess over the optimum"],
+        Metric::Loss => &["loss"],
+        Metric::Beyond => &["within the length of training", "beyond it"],
+    };
+    let tuned: &[&str] = if task.variants.iter().any(|outcome| !outcome.tuning.is_empty()) { &["learning rate"] } else { &[] };
+    let columns = ["variant", "attention"].iter().chain(numbers).chain(&["state"]).chain(tuned);
+    let mut columns: Vec<String> = columns.map(|&name| name.to_owned()).collect();
     columns.extend((1..=seeds).map(|seed| format!("seed {seed}")));
     let linked = task.variants.iter().flat_map(|outcome| &outcome.runs).any(|&run| !runs[run].folder.is_empty());
     let leads = if linked { "; each number leads to its run" } else { "" };
     let mut table = Table::new(format!("{}: mean ± standard deviation over seeds, nats{leads}", task.task), columns);
     for outcome in &task.variants {
-        let mut row = vec![Cell::text(&outcome.variant.name), Cell::code(&outcome.variant.attention)];
-        if recall {
-            row.extend([outcome.recall, outcome.rest, outcome.excess].map(spread));
-        } else {
-            row.push(spread(outcome.loss));
+        let settings: String = outcome.variant.settings.iter().map(|(key, value)| format!(", {key} = {value}")).collect();
+        let mut row = vec![Cell::text(&outcome.variant.name), Cell::code(format!("{}{settings}", outcome.variant.attention))];
+        match task.metric {
+            Metric::Recall => row.extend([outcome.recall, outcome.rest, outcome.excess].map(spread)),
+            Metric::Loss => row.push(spread(outcome.loss)),
+            Metric::Beyond => row.extend([outcome.within, outcome.beyond].map(spread)),
         }
         row.push(outcome.state_bytes.map_or(Cell::Empty, |bytes| Cell::Amount(bytes as f64, termwise_report::Unit::Bytes)));
+        if !tuned.is_empty() {
+            row.push(outcome.rate.map_or(Cell::Empty, |rate| Cell::text(rate.to_string())));
+        }
         row.extend(outcome.runs.iter().map(|&run| link(&runs[run], &outcome.numbers)));
         table.rows.push(row);
     }
     table
+}
+
+/// Every run that chose a learning rate; none where all variants have the same.
+fn rates(task: &TaskOutcome, runs: &[Run]) -> Option<Table> {
+    let mut all: Vec<f64> = task.variants.iter().flat_map(|outcome| &outcome.tuning).filter_map(|&run| runs[run].rate).collect();
+    all.sort_by(f64::total_cmp);
+    all.dedup();
+    if all.is_empty() {
+        return None;
+    }
+    let columns = ["variant".to_owned()].into_iter().chain(all.iter().map(|rate| format!("lr {rate}"))).chain(["chosen".to_owned()]);
+    let title = format!("{}: how each learning rate was chosen, by {} with one run of another seed", task.task, task.metric.short());
+    let mut table = Table::new(title, columns.collect::<Vec<_>>());
+    for outcome in &task.variants {
+        let cell = |rate: &f64| {
+            let run = outcome.tuning.iter().map(|&run| &runs[run]).find(|run| run.rate == Some(*rate));
+            run.map_or(Cell::Empty, |run| link(run, &run.number(task.metric).into_iter().collect()))
+        };
+        let chosen = outcome.rate.map_or(Cell::Empty, |rate| Cell::text(rate.to_string()));
+        table.rows.push([Cell::text(&outcome.variant.name)].into_iter().chain(all.iter().map(cell)).chain([chosen]).collect());
+    }
+    Some(table)
 }
 
 /// The number of a run, which leads to its folder where that is known.
@@ -274,14 +310,22 @@ fn conditions(results: &Results) -> Section {
     if !made_by.command.is_empty() {
         list.push(format!("command: `{}`", made_by.command));
     }
-    if results.runs.iter().any(|run| run.attention.contains("conv=")) {
+    if results.runs.iter().any(|run| run.attention.contains("conv=") && !run.tuning && run.rate.is_none()) {
         list.push(
             "on the built-in language every variant, linear attention too, has the same short convolution over q, k and v, and the \
              same recipe; the paper has none"
                 .into(),
         );
     }
-    if matches!(results.scale, Scale::Minute | Scale::Laptop) {
+    let of_a_paper = results.experiments.iter().any(|outcome| outcome.id.is_of_a_paper());
+    if results.runs.iter().any(|run| run.tuning) {
+        list.push(
+            "where variants have learning rates of their own, tasks, sizes and numbers of steps were chosen by looking at softmax, order 2 with the \
+             write rule and far orders 0..2, so that these learn within the time; a rate is chosen by one run"
+                .into(),
+        );
+    }
+    if matches!(results.scale, Scale::Minute | Scale::Laptop) && of_a_paper {
         list.push(
             "language, sizes, learning rate and initial weights were chosen by looking at softmax, Norm and the orders of the series, so that \
              these learn within the time; linear attention, gates and the other ablations had no tuning of their own, and part of their \

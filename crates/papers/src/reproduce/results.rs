@@ -124,6 +124,18 @@ pub struct VariantOutcome {
     pub rest: Option<Spread>,
     /// Loss over the best possible.
     pub excess: Option<Spread>,
+    /// Held-out loss on positions that rows of training have, where rows of evaluations are longer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub within: Option<Spread>,
+    /// On positions beyond them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub beyond: Option<Spread>,
+    /// The learning rate that is best for it, where each variant has its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<f64>,
+    /// The runs that chose it, by rate, as places in [`Results::runs`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tuning: Vec<usize>,
     /// Its runs by seed, as places in [`Results::runs`].
     pub runs: Vec<usize>,
     /// How many of them failed.
@@ -220,6 +232,12 @@ pub struct Run {
     pub attention: String,
     /// Seed of weights and data.
     pub seed: u64,
+    /// Learning rate, where variants have their own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<f64>,
+    /// Whether it is there to choose a learning rate: no claim is decided by it, and it may fail.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub tuning: bool,
     /// `finished`, `failed` or `open`.
     pub status: String,
     /// Why it failed.
@@ -248,17 +266,16 @@ pub struct CurvePoint {
     pub recall: Option<f64>,
     /// On the others.
     pub rest: Option<f64>,
+    /// Beyond the length of training.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub beyond: Option<f64>,
 }
 
 impl Run {
     /// Its seed and its number, if it finished.
     pub fn number(&self, metric: Metric) -> Option<(u64, f64)> {
         let found = self.held_out.filter(|_| self.status == "finished")?;
-        let number = match metric {
-            Metric::Recall => found.recall?.loss,
-            Metric::Loss => found.loss,
-        };
-        Some((self.seed, number))
+        Some((self.seed, metric.of(&found)?))
     }
 }
 
@@ -301,6 +318,14 @@ impl Results {
             }
         }
         builds
+    }
+
+    /// Whether every run has ended, and all that claims are decided by have finished. A learning rate may be too high for a variant.
+    pub fn is_complete(&self) -> bool {
+        let ended = |run: &Run| run.status == "finished" || run.tuning && run.status == "failed";
+        let compared = |outcome: &VariantOutcome| !outcome.runs.is_empty();
+        let tasks = self.experiments.iter().flat_map(|outcome| &outcome.tasks);
+        self.runs.iter().all(ended) && tasks.flat_map(|task| &task.variants).all(compared)
     }
 
     /// Claims of a verdict, each once.

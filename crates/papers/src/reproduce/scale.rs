@@ -155,7 +155,7 @@ impl Scale {
             Scale::Laptop => LAPTOP,
             Scale::Paper => return None,
         };
-        Some(Task { name: "language".into(), base: table(&[base]), words: CONVOLUTION, metric: Metric::Recall })
+        Some(Task { name: "language".into(), base: table(&[base]), words: CONVOLUTION, metric: Metric::Recall, rates: Vec::new() })
     }
 
     /// Text, where there is some: a task for each file, at the paper's scale one for all.
@@ -163,7 +163,7 @@ impl Scale {
         let task = |name: String, base: &str, data: &[String]| {
             let mut base = table(&[base]);
             base.insert("data".into(), Value::Array(data.iter().cloned().map(Value::String).collect()));
-            Task { name, base, words: "", metric: Metric::Loss }
+            Task { name, base, words: "", metric: Metric::Loss, rates: Vec::new() }
         };
         let short = |file: &str| file.rsplit(['/', '\\']).next().unwrap_or(file).to_owned();
         match self {
@@ -184,6 +184,7 @@ impl Scale {
                     base: table(&[LAPTOP, above]),
                     words: CONVOLUTION,
                     metric: Metric::Recall,
+                    rates: Vec::new(),
                 };
                 vec![task("language, wider", WIDER), task("language, longer", LONGER)]
             }
@@ -201,10 +202,10 @@ impl Scale {
 }
 
 /// The settings of these texts, later ones above earlier ones.
-fn table(texts: &[&str]) -> Table {
+pub(super) fn table(texts: &[&str]) -> Table {
     let mut all = Table::new();
     for text in texts {
-        all.extend(text.parse::<Table>().expect("the texts above are valid TOML; a test resolves each"));
+        all.extend(text.parse::<Table>().expect("texts of the program are valid TOML; a test resolves each"));
     }
     all
 }

@@ -1,11 +1,14 @@
 //! From declarations to runs: every combination of task, variant and seed, shared ones once.
+//!
+//! Where a task has several learning rates there are two rounds: first every variant at every rate with one seed, then every variant
+//! at its own best rate with other seeds.
 
 use std::collections::HashMap;
 
-use termwise_train::sweep::{Axis, Job, Plan, TrainingSchema};
+use termwise_train::sweep::{Axis, Job, Plan, State, Status, TrainingSchema};
 use toml::Value;
 
-use super::experiment::{Experiment, Task, Variant};
+use super::experiment::{Experiment, TUNING_SEED, Task, Variant};
 use crate::Error;
 
 /// The runs of some experiments.
@@ -15,10 +18,14 @@ pub struct Schedule {
     pub plan: Plan,
     /// For each experiment, task, variant and seed, in this order, the run in the plan.
     pub places: Vec<Place>,
+    /// Runs that wait for others, which choose their learning rates.
+    pub waiting: usize,
+    /// Seeds of the runs that are compared.
+    seeds: usize,
 }
 
 /// What a run is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Place {
     /// Among the experiments.
     pub experiment: usize,
@@ -26,53 +33,136 @@ pub struct Place {
     pub task: usize,
     /// Among its variants.
     pub variant: usize,
-    /// From 1 on.
+    /// From 1 on; [`TUNING_SEED`] for a run that chooses a learning rate.
     pub seed: usize,
+    /// Where it is not that of the task.
+    pub rate: Option<f64>,
     /// Among the plan's runs.
     pub job: usize,
 }
 
+impl Place {
+    /// Whether it is there to choose a learning rate, and not compared with others.
+    pub fn is_tuning(&self) -> bool {
+        self.seed == TUNING_SEED
+    }
+}
+
 impl Schedule {
-    /// The runs of these experiments with seeds 1 to `seeds`.
+    /// The runs of these experiments with seeds 1 to `seeds`; of variants that have their own learning rates, those that choose them.
     pub fn new(experiments: &[Experiment], seeds: usize) -> Result<Schedule, Error> {
-        let mut axes = ["task", "variant", "seed"].map(|key| Axis { key: key.into(), values: Vec::new() });
-        let mut jobs: Vec<Job> = Vec::new();
-        let mut known: HashMap<String, usize> = HashMap::new();
-        let mut places = Vec::new();
-        for seed in 1..=seeds.max(1) {
-            for (e, experiment) in experiments.iter().enumerate() {
-                for (t, task) in experiment.tasks.iter().enumerate() {
-                    for (v, variant) in experiment.variants.iter().enumerate() {
-                        let job = job(task, variant, seed)?;
-                        for (axis, value) in axes.iter_mut().zip(&job.point) {
-                            if !axis.values.contains(value) {
-                                axis.values.push(value.clone());
-                            }
-                        }
-                        let index = *known.entry(job.hash.clone()).or_insert(jobs.len());
-                        if index == jobs.len() {
-                            jobs.push(job);
-                        }
-                        places.push(Place { experiment: e, task: t, variant: v, seed, job: index });
+        let axes = ["task", "variant", "lr", "seed"].map(|key| Axis { key: key.into(), values: Vec::new() });
+        let plan = Plan { axes: axes.into(), metric: "held_out.loss".into(), jobs: Vec::new() };
+        let mut schedule = Schedule { plan, places: Vec::new(), waiting: 0, seeds: seeds.max(1) };
+        schedule.add(experiments, |task, _, seed| match (task.rates.is_empty(), seed) {
+            (true, TUNING_SEED) => Vec::new(),
+            (true, _) => vec![None],
+            (false, TUNING_SEED) => task.rates.iter().copied().map(Some).collect(),
+            (false, _) => Vec::new(),
+        })?;
+        let tuned =
+            |experiment: &Experiment| experiment.tasks.iter().filter(|task| !task.rates.is_empty()).count() * experiment.variants.len();
+        schedule.waiting = schedule.seeds * experiments.iter().map(tuned).sum::<usize>();
+        Ok(schedule)
+    }
+
+    /// With the runs of variants whose learning rate is chosen by what has ended: the one with the smallest metric of the task among the runs that
+    /// finished. A variant with an open run waits, and so does one none of whose runs finished.
+    pub fn with_rates(&self, experiments: &[Experiment], states: &[State]) -> Result<Schedule, Error> {
+        let mut schedule = self.clone();
+        schedule.waiting = 0;
+        let mut chosen = HashMap::new();
+        for (e, experiment) in experiments.iter().enumerate() {
+            for (t, task) in experiment.tasks.iter().enumerate().filter(|(_, task)| !task.rates.is_empty()) {
+                for v in 0..experiment.variants.len() {
+                    match self.best_rate(e, t, v, task, states) {
+                        Some(rate) => _ = chosen.insert((e, t, v), rate),
+                        None => schedule.waiting += self.seeds,
                     }
                 }
             }
         }
-        places.sort_by_key(|place| (place.experiment, place.task, place.variant, place.seed));
-        Ok(Schedule { plan: Plan { axes: axes.into(), metric: "held_out.loss".into(), jobs }, places })
+        let places = schedule.places.len();
+        schedule.add(experiments, |_, at, seed| {
+            chosen.get(&at).filter(|_| seed != TUNING_SEED).map(|rate| Some(*rate)).into_iter().collect()
+        })?;
+        debug_assert_eq!(schedule.places.len(), places + chosen.len() * self.seeds);
+        Ok(schedule)
     }
 
-    /// The runs of one experiment, task and variant, by seed.
+    fn best_rate(&self, experiment: usize, task: usize, variant: usize, of: &Task, states: &[State]) -> Option<f64> {
+        let mut best: Option<(f64, f64)> = None;
+        for place in self.tuning(experiment, task, variant) {
+            let State::Ended(record) = &states[place.job] else { return None };
+            let Status::Finished { metrics } = &record.status else { continue };
+            let found = place.rate.zip(metrics.get(of.metric.key()).copied());
+            best = match (best, found) {
+                (Some(best), Some(found)) if found.1 < best.1 => Some(found),
+                (None, found) => found,
+                (best, _) => best,
+            };
+        }
+        best.map(|(rate, _)| rate)
+    }
+
+    /// Adds a run for each learning rate that `rates` gives for a task, a variant's place and a seed.
+    fn add(
+        &mut self,
+        experiments: &[Experiment],
+        rates: impl Fn(&Task, (usize, usize, usize), usize) -> Vec<Option<f64>>,
+    ) -> Result<(), Error> {
+        let mut known: HashMap<String, usize> = self.plan.jobs.iter().enumerate().map(|(index, job)| (job.hash.clone(), index)).collect();
+        for seed in TUNING_SEED..=self.seeds {
+            for (e, experiment) in experiments.iter().enumerate() {
+                for (t, task) in experiment.tasks.iter().enumerate() {
+                    for (v, variant) in experiment.variants.iter().enumerate() {
+                        for rate in rates(task, (e, t, v), seed) {
+                            let job = job(task, variant, rate, seed)?;
+                            for (axis, value) in self.plan.axes.iter_mut().zip(&job.point) {
+                                if !axis.values.contains(value) {
+                                    axis.values.push(value.clone());
+                                }
+                            }
+                            let index = *known.entry(job.hash.clone()).or_insert(self.plan.jobs.len());
+                            if index == self.plan.jobs.len() {
+                                self.plan.jobs.push(job);
+                            }
+                            self.places.push(Place { experiment: e, task: t, variant: v, seed, rate, job: index });
+                        }
+                    }
+                }
+            }
+        }
+        // Stable: rates stay in their order.
+        self.places.sort_by_key(|place| (place.experiment, place.task, place.variant, place.seed));
+        Ok(())
+    }
+
+    /// The runs of one experiment, task and variant that are compared, by seed.
     pub fn of(&self, experiment: usize, task: usize, variant: usize) -> impl Iterator<Item = &Place> {
+        self.all_of(experiment, task, variant).filter(|place| !place.is_tuning())
+    }
+
+    /// Those that choose a learning rate, by rate.
+    pub fn tuning(&self, experiment: usize, task: usize, variant: usize) -> impl Iterator<Item = &Place> {
+        self.all_of(experiment, task, variant).filter(|place| place.is_tuning())
+    }
+
+    fn all_of(&self, experiment: usize, task: usize, variant: usize) -> impl Iterator<Item = &Place> {
         self.places.iter().filter(move |place| (place.experiment, place.task, place.variant) == (experiment, task, variant))
     }
 }
 
-fn job(task: &Task, variant: &Variant, seed: usize) -> Result<Job, Error> {
+fn job(task: &Task, variant: &Variant, rate: Option<f64>, seed: usize) -> Result<Job, Error> {
     let mut asked = task.base.clone();
+    asked.extend(variant.settings.clone());
     asked.insert("attention".into(), Value::String(task.attention(variant)));
     asked.insert("seed".into(), Value::Integer(seed as i64));
-    let point = vec![Value::String(task.name.clone()), Value::String(variant.name.clone()), Value::Integer(seed as i64)];
+    if let Some(rate) = rate {
+        asked.insert("lr".into(), Value::Float(rate));
+    }
+    let lr = rate.map_or(Value::String("the task's".into()), Value::Float);
+    let point = vec![Value::String(task.name.clone()), Value::String(variant.name.clone()), lr, Value::Integer(seed as i64)];
     Job::new(&asked, point, &TrainingSchema)
         .map_err(|problem| Error::Sizes(format!("the run of {} on {} is not possible: {problem}", variant.name, task.name)))
 }

@@ -269,7 +269,8 @@ impl<'a> Training<'a> {
     }
 
     fn evaluate(&mut self) -> Result<()> {
-        let &Settings { batch, length, eval_batches, .. } = self.settings;
+        let &Settings { batch, length, eval_length, eval_batches, .. } = self.settings;
+        let length = eval_length.unwrap_or(length);
         let together = self.learner.measures_together();
         let collective: &dyn Collective = if together { &Alone } else { self.collective };
         let (source, learner) = (self.source, &mut self.learner);

@@ -17,6 +17,7 @@ impl Settings {
         let positive = [
             ("batch", self.batch as u64, 1 << 24),
             ("length", self.length as u64, 1 << 24),
+            ("eval_length", self.eval_length.unwrap_or(1) as u64, 1 << 24),
             ("accumulate", self.accumulate as u64, 1 << 20),
             ("steps", self.steps, 1 << 40),
             ("horizon", self.horizon, 1 << 40),

@@ -193,8 +193,8 @@ settings! {
         Mathematics attention: Value = "softmax", "Attention of every head: a preset, an expression, or a map by layer and head in JSON";
     }
     "Data" {
-        Data data: Vec<String> = ["builtin"], "Files, folders, globs and hf://datasets/…; or builtin, the language with known entropy; may be repeated";
-        Data language: String = "", "Dials of the built-in language, such as \"facts=20 keys=128\"";
+        Data data: Vec<String> = ["builtin"], "Files, folders, globs and hf://datasets/…; or builtin, the language with known entropy, or builtin:parity; may be repeated";
+        Data language: String = "", "Dials of built-in data, such as \"facts=20 keys=128\"";
         Data tokenizer: String = "bytes", "bytes, a tokenizer.json, or a folder that holds one";
         #[serde(skip_serializing_if = "Option::is_none")]
         Data end_of_document: Option<String> = _, "Token that ends a document; where absent the tokenizer's own";
@@ -230,6 +230,8 @@ settings! {
     "Run" {
         Watching eval_every: u64 = 100, "Steps between evaluations on held-out data; 0: never";
         Watching eval_batches: u64 = 16, "Batches of an evaluation; 0: all held-out data";
+        #[serde(skip_serializing_if = "Option::is_none")]
+        Watching eval_length: Option<usize> = _, "Positions of a row in evaluations, beyond those of training; where absent the length";
         Nothing checkpoint_every: u64 = 500, "Steps between checkpoints; 0: only at the end";
         Nothing keep: usize = 2, "Newest checkpoints to keep, besides the one with the best held-out loss";
         Nothing log_every: u64 = 10, "Steps between lines of metrics.jsonl";

@@ -343,3 +343,32 @@ fn a_path_to_resume_is_a_run_or_a_checkpoint_in_one() {
     let error = at(&copy).expect_err("not in a run").to_string();
     assert!(error.contains("best") && error.contains("outside of its run"), "{error}");
 }
+
+#[test]
+fn evaluations_may_be_longer_than_training() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let plain = run(&settings("checkpoint_every = 0"), &folder.path().join("plain"), Start::Fresh);
+    let longer = run(&settings("checkpoint_every = 0\neval_length = 40"), &folder.path().join("longer"), Start::Fresh);
+    let model = |outcome: &termwise_train::Outcome| fs::read(outcome.checkpoint.join("model.safetensors")).expect("weights");
+    assert!(model(&plain) == model(&longer), "what is looked at does not change what is learned");
+    let found = longer.held_out.expect("an evaluation");
+    let (within, beyond) = (found.within.expect("a part"), found.beyond.expect("a part"));
+    // Three batches of four rows; two positions of each are padding.
+    assert_eq!((within.tokens, beyond.tokens, found.tokens), (3 * 4 * 16, 3 * 4 * 22, 3 * 4 * 38));
+    assert!(plain.held_out.is_some_and(|plain| plain.within.is_none() && plain.tokens == 3 * 4 * 14));
+    let read = Model::read(&longer.checkpoint).expect("a model");
+    // Token by token, from a session of its own.
+    let mut session = read.session(4, 40, Options::default()).expect("a session");
+    let (mut rows, mut sums) = (Rows::default(), [0.0; 2]);
+    for index in 0..3 {
+        assert!(Walk::default().held_out(index, 4, 40, &mut rows).expect("a batch"));
+        let batch = Batch { ids: &rows.ids, labels: &rows.labels, lengths: Some(&rows.lengths), tokens: None };
+        session.loss(&read.params, &batch).expect("a loss");
+        for (at, loss) in session.token_losses().iter().enumerate().filter(|(at, _)| at % 40 < 38) {
+            sums[usize::from(at % 40 >= 16)] += loss;
+        }
+    }
+    for (part, sum) in [within, beyond].into_iter().zip(sums) {
+        assert!((part.loss - sum / part.tokens as f64).abs() < 1e-6, "{part:?} {sum}");
+    }
+}

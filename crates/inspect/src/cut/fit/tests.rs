@@ -152,7 +152,7 @@ fn errors_are_those_of_the_output() {
         let output = |w: &dyn Fn(f64) -> f64| {
             let t = view.length - 1;
             let (mut u, mut z, mut y) = (vec![0.0; 3], 0.0, vec![0.0; 3]);
-            for (s, &x) in super::super::rows::scores(&view, t).iter().enumerate() {
+            for (s, x) in super::super::rows::scores(&view, t) {
                 z += w(x);
                 (0..3).for_each(|i| u[i] += w(x) * view.v[s * 3 + i]);
             }
