@@ -97,11 +97,12 @@ fn wait(child: &mut Child) -> bool {
 fn a_lost_rank_ends_all_and_the_run_goes_on_with_fewer() {
     let place = Place::new();
     let config = settings(&place, "b.toml", "horizon = 200\nkeep = 50");
-    let longer = ["train", "--quiet", "--config", &config, "--steps", "200", "--checkpoint-every", "1", "--name"];
-    let run = |name: &'static str, more: &[&'static str], count| ranks(&place, count, &[&longer[..], &[name], more].concat());
-    let Some(mut whole) = run("whole", &[], 2) else { return };
+    let longer = ["train", "--quiet", "--config", &config, "--steps", "200", "--checkpoint-every", "1"];
+    let run = |place_of: [&'static str; 2], count| ranks(&place, count, &[&longer[..], &place_of].concat());
+    let Some(mut whole) = run(["--name", "whole"], 2) else { return };
     assert!(output(&mut whole).0);
-    let mut process = run("killed", &[], 3).expect("mpirun is here").stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("mpirun");
+    let mut process =
+        run(["--name", "killed"], 3).expect("mpirun is here").stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("mpirun");
     let place_of = place.path("runs/killed/checkpoints");
     let begun = Instant::now();
     while !std::fs::read_dir(&place_of).is_ok_and(|entries| entries.count() > 1) {
@@ -111,7 +112,7 @@ fn a_lost_rank_ends_all_and_the_run_goes_on_with_fewer() {
     let victim = *descendants(process.id()).last().expect("a rank");
     assert!(Command::new("kill").args(["-9", &victim.to_string()]).status().expect("kill").success());
     assert!(!wait(&mut process), "a lost rank is a failure");
-    assert!(output(&mut run("killed", &["--resume"], 2).expect("mpirun is here")).0);
+    assert!(output(&mut run(["--resume", "runs/killed"], 2).expect("mpirun is here")).0);
     assert!(bytes(&place.path("runs/killed")) == bytes(&place.path("runs/whole")));
 }
 

@@ -78,20 +78,22 @@ impl Collective for World {
         self.size
     }
 
+    /// Every message has a byte before it: where Rust's empty slices point, MPI sees its mark for "in place".
     fn gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
         let _one = self.alone();
         let world = SimpleCommunicator::world();
+        let own = [&[0], own].concat();
         let mut lengths = vec![0u64; self.size];
         world.all_gather_into(&(own.len() as u64), &mut lengths[..]);
         let lengths: Vec<usize> = lengths.into_iter().map(|length| length as usize).collect();
         let (counts, places) = parts(&lengths)?;
         let mut bytes = vec![0u8; lengths.iter().sum()];
-        world.all_gather_varcount_into(own, &mut PartitionMut::new(&mut bytes[..], counts, places));
+        world.all_gather_varcount_into(&own[..], &mut PartitionMut::new(&mut bytes[..], counts, places));
         let mut rest = &bytes[..];
         let next = |length: &usize| {
             let (own, more) = rest.split_at(*length);
             rest = more;
-            own.to_vec()
+            own[1..].to_vec()
         };
         Ok(lengths.iter().map(next).collect())
     }
@@ -116,11 +118,14 @@ impl Collective for World {
 
     fn broadcast(&self, bytes: &mut Vec<u8>) -> Result<()> {
         let _one = self.alone();
-        let world = SimpleCommunicator::world();
-        let mut length = bytes.len() as u64;
-        world.process_at_rank(0).broadcast_into(&mut length);
-        bytes.resize(length as usize, 0);
-        world.process_at_rank(0).broadcast_into(&mut bytes[..]);
+        let root = SimpleCommunicator::world();
+        let root = root.process_at_rank(0);
+        let mut length = 1 + bytes.len() as u64;
+        root.broadcast_into(&mut length);
+        let mut message = [&[0], &bytes[..]].concat();
+        message.resize(length as usize, 0);
+        root.broadcast_into(&mut message[..]);
+        *bytes = message.split_off(1);
         Ok(())
     }
 
