@@ -95,7 +95,7 @@ def kills(args, folder):
             ranks = draw.choice([2, 3, 4])
             begin = [*command, *(["--resume", f"runs/{name}"] if (run / "settings.toml").exists() else ["--name", name])]
             process = subprocess.Popen([*mpirun(ranks), *begin], cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            wait = draw.uniform(0.3, 0.5 * length) if killed < args.kills else 1e9
+            wait = draw.uniform(0.3, 0.5 * length) if killed < args.kills else None
             try:
                 out, err = process.communicate(timeout=wait)
                 if process.returncode != 0:
