@@ -14,6 +14,7 @@ use crate::kernels::disjoint::{Axes, Axis, Block, Blocks, Disjoint};
 use crate::kernels::simd::{Simd, Task, dispatch};
 use crate::kernels::transpose;
 use crate::layer::{Class, FeatureGrads, Features};
+use crate::parts::bits::{self, Channels};
 use crate::parts::rope::{rotate, rotate_back};
 use crate::state::State;
 use crate::{Buffer, Error, Extra, Grads, Inputs, Shape};
@@ -39,6 +40,18 @@ pub struct HeadRows<'a> {
     pub features: Features<'a>,
     /// μ_t where the mean of keys moves, rows of it as far apart; empty elsewhere.
     pub means: (&'a [f32], usize),
+    /// The codes that rows become.
+    pub codes: Option<Codes<'a>>,
+}
+
+/// Rows as their codes have them.
+#[derive(Clone, Copy)]
+pub struct Codes<'a> {
+    bits: u32,
+    /// The first row that has codes.
+    from: usize,
+    /// Of keys; values have a scale for each row.
+    channels: Option<Channels<'a>>,
 }
 
 impl HeadRows<'_> {
@@ -78,7 +91,7 @@ impl HeadRows<'_> {
 
     /// Row t up to φ, into `row` [dimension].
     #[inline(always)]
-    fn before_map<S: Simd>(&self, simd: S, t: usize, row: &mut [f32]) {
+    pub fn before_map<S: Simd>(&self, simd: S, t: usize, row: &mut [f32]) {
         if self.taps.is_empty() {
             row.copy_from_slice(self.raw(t));
         } else {
@@ -91,6 +104,12 @@ impl HeadRows<'_> {
         if !self.cos.is_empty() {
             let half = self.dim / 2;
             rotate(row, &self.cos[t * half..][..half], &self.sin[t * half..][..half]);
+        }
+        if let Some(codes) = self.codes.filter(|codes| t >= codes.from) {
+            match codes.channels {
+                Some(channels) => bits::round_key(codes.bits, channels, row),
+                None => bits::round_value(codes.bits, row),
+            }
         }
     }
 
@@ -283,6 +302,8 @@ pub struct Sources<'a> {
     normed: [&'a [f32]; 2],
     /// Means of keys that move, [K, T, dp]; empty where none does.
     means: &'a [f32],
+    /// Where batch rows start; empty where all do at 0.
+    positions: &'a [usize],
 }
 
 impl<'a> Sources<'a> {
@@ -298,6 +319,7 @@ impl<'a> Sources<'a> {
             tails: slices(&w.initial.tails),
             normed: w.normed.each_ref().map(|buffer| buffer.as_slice()),
             means: &w.means,
+            positions: if w.initial.given { &w.initial.positions } else { &[] },
         }
     }
 
@@ -320,7 +342,7 @@ impl<'a> Sources<'a> {
     }
 
     /// The values of kv head g in batch row b.
-    fn values(&self, l: &Layout, class: usize, b: usize, g: usize) -> HeadRows<'a> {
+    pub fn values(&self, l: &Layout, class: usize, b: usize, g: usize) -> HeadRows<'a> {
         self.rows(l, l.classes[class], Tensor::V, b, g, Features::none(l.shape.e))
     }
 
@@ -357,6 +379,11 @@ impl<'a> Sources<'a> {
             },
             features,
             means: (&[], 0),
+            codes: class.bits.filter(|_| tensor != Tensor::Q).map(|(bits, sinks)| Codes {
+                bits,
+                from: sinks.saturating_sub(self.positions.get(b).copied().unwrap_or(0)),
+                channels: class.channels_of(self.inputs, s.d, head).filter(|_| tensor == Tensor::K),
+            }),
         }
     }
 }

@@ -16,6 +16,7 @@
 //! Row by row with explicit loops, memory linear in T. Where the parts allow it, the row maximum ρ of all classes is taken out of the weights;
 //! y does not depend on ρ, so it is a constant in the backward pass.
 
+mod chosen;
 mod class;
 pub(crate) mod head;
 mod prepare;
@@ -87,6 +88,7 @@ impl<R: Real> Attention<R> for Reference<R> {
         self.layer.check(&self.shape, inputs, 1)?;
         self.layer.check_grads(&self.shape, grads)?;
         self.shape.check_outputs("gradient of y", dy.len())?;
+        self.layer.check_gradients()?;
         for (at, shape, inputs) in inputs.each_document(&self.shape) {
             let (dy, mut grads) = (&dy[at.start * heads * e..at.end * heads * e], grads.part(&at, &self.shape));
             for (b, h) in (0..shape.batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {

@@ -53,6 +53,10 @@ impl Layer {
         let mut known: Vec<Arc<Basis>> = Vec::new();
         let mut bases = Vec::with_capacity(shape.heads);
         for variant in self.heads() {
+            if variant.chosen.is_some() {
+                let reason = "which keys are near is no matter of distance there; use a state, or the naive engine";
+                return Err(Error::Combination { variant: variant.to_string(), reason: reason.into() });
+            }
             let Some(weighing) = variant.remembered() else {
                 bases.push(None);
                 continue;
@@ -130,6 +134,7 @@ impl<R: Real> Attention<R> for Recurrent<R> {
         self.layer.check(&self.shape, inputs, 1)?;
         self.layer.check_grads(&self.shape, grads)?;
         self.shape.check_outputs("gradient of y", dy.len())?;
+        self.layer.check_gradients()?;
         for (at, shape, inputs) in inputs.each_document(&self.shape) {
             let (dy, mut grads) = (&dy[at.start * heads * e..at.end * heads * e], grads.part(&at, &self.shape));
             for (b, h) in (0..shape.batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
@@ -349,7 +354,7 @@ impl<'a, R: Real> Chunked<'a, R> {
     /// The vector that reads, and its centre.
     fn reader(&self, t: usize, reader: Reader) -> (&[R], f64) {
         match reader {
-            Reader::Query => (self.class().q.row(t), self.class().centre[t].wide()),
+            Reader::Query => (self.class().q.row(t), self.class().shift[t].wide()),
             Reader::Key => (self.class().k.row(t), 0.0),
         }
     }

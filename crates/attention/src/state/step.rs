@@ -19,11 +19,14 @@ use crate::kernels::score_rows::Rescale;
 use crate::kernels::simd::{Simd, Task, dispatch};
 use crate::kernels::state_update::{update_and_read, write_and_read};
 use crate::layer::{Class, Features, Head, StateGroup};
+use crate::parts::bits::{self, Channels};
 use crate::parts::rope::rotate;
 use crate::real::dot;
 use crate::state::cache::{Query, Sums};
 use crate::state::memory::{GroupMemory, HeadSums, State, Store};
-use crate::{Error, Extra, Inputs, Report, Shape};
+use crate::state::pool::PoolScratch;
+use crate::state::pool_step::{self, GroupInputs};
+use crate::{Error, Extra, Inputs, Kernel, Report, Shape};
 
 /// Less memory than this is updated by one thread: waking others takes as long.
 const WORTH_THREADS: usize = 512 << 10;
@@ -65,16 +68,20 @@ impl State {
     fn reserve(&mut self, inputs: &Inputs<f32>) -> Result<(), Error> {
         let groups = self.bases.len();
         for (index, store) in self.stores.iter_mut().enumerate() {
-            if let GroupMemory::Cache(cache) = &mut store.memory
-                && inputs.length(index / groups, &self.shape) > 0
-            {
-                cache.reserve(1)?;
+            if inputs.length(index / groups, &self.shape) > 0 {
+                store.reserve(1)?;
             }
         }
         let classes = self.layer.classes();
         let scratch = |(group, basis): (&StateGroup, &Option<_>)| {
             let far = group.far.as_ref().map_or(0, |far| classes[far.class].width);
-            scratch_len([classes[group.class].width, far], self.shape.e, group.heads.len(), basis.as_deref())
+            let (width, heads) = (classes[group.class].width, group.heads.len());
+            let pool = group.places.map_or(0, |places| {
+                let queries = padded(width) * (1 + heads) + padded(self.shape.e) + heads;
+                let own = PoolScratch::len(places, self.shape.d, padded(self.shape.e), heads);
+                queries + own + pool_step::scratch_len(&self.shape, far, heads, basis.as_deref())
+            });
+            scratch_len([width, far], self.shape.e, heads, basis.as_deref()).max(pool)
         };
         let most = self.layer.state_plan(self.memory).groups.iter().zip(&self.bases).map(scratch).max().unwrap_or(0);
         self.tasks.ensure(most)
@@ -129,6 +136,7 @@ impl Store {
         match &self.memory {
             GroupMemory::Moments { h, .. } => 4 * h.len(),
             GroupMemory::Cache(cache) => 4 * cache.len * (cache.d + cache.ep) + far,
+            GroupMemory::Pool(pool) => 4 * pool.len() * (pool.d + pool.ep) + far,
         }
     }
 }
@@ -209,18 +217,66 @@ impl Step<'_> {
         };
         let to = &mut to[..dim];
         to.copy_from_slice(&x[head * dim..][..dim]);
-        if which == 2 {
-            return;
-        }
-        if class.rope {
+        if class.rope && which < 2 {
             let half = d / 2;
             rotate(to, &token.cos[b * half..][..half], &token.sin[b * half..][..half]);
+        }
+        let coded = class.bits.filter(|&(_, sinks)| which > 0 && self.state.steps.positions[b] >= sinks);
+        match (coded, class.channels_of(self.inputs, d, head)) {
+            (Some((bits, _)), Some(channels)) if which == 1 => bits::round_key(bits, channels, to),
+            (Some((bits, _)), _) => bits::round_value(bits, to),
+            _ => {}
         }
     }
 }
 
 fn padded(n: usize) -> usize {
     n.next_multiple_of(PAD)
+}
+
+/// What a pool reads of one token.
+struct TokenInputs<'a> {
+    step: &'a Step<'a>,
+    b: usize,
+    group: &'a StateGroup,
+}
+
+impl GroupInputs for TokenInputs<'_> {
+    fn kernel(&self, head: usize, far: bool) -> &Kernel {
+        let State { kernels, far_kernels, .. } = self.step.state;
+        if far { far_kernels[head].as_ref().unwrap_or(&kernels[head]) } else { &kernels[head] }
+    }
+
+    fn table(&self, head: usize) -> &[f32] {
+        &self.step.state.tables[head]
+    }
+
+    fn sink(&self, head: usize) -> Option<f32> {
+        let needs = self.step.state.layer.heads()[head].needs(Extra::Sink);
+        needs.then(|| self.step.inputs.extra(Extra::Sink)[head])
+    }
+
+    fn channels(&self) -> Option<Channels<'_>> {
+        self.step.state.layer.classes()[self.group.class].channels_of(self.step.inputs, self.step.state.shape.d, self.group.g)
+    }
+
+    fn spread(&self, head: usize) -> (&[f32], f32) {
+        self.step.state.layer.whole_spread(self.step.inputs, head)
+    }
+
+    #[inline(always)]
+    fn far_key<S: Simd>(&self, simd: S, key: &[f32], to: &mut [f32]) {
+        let Some(far) = &self.group.far else { return };
+        let class = self.step.state.layer.classes()[far.class];
+        class.of_keys(self.step.inputs, self.step.state.shape.d, self.group.g).forward(simd, key, &[], to);
+    }
+
+    #[inline(always)]
+    fn far_query<S: Simd>(&self, simd: S, head: usize, mean: &[f32], to: &mut [f32]) -> f32 {
+        let layer = &self.step.state.layer;
+        let plan = layer.far_plans()[head].as_ref().unwrap_or(&layer.head_plans()[head]);
+        self.step.query(simd, self.b, head, plan, mean, to)
+    }
 }
 
 /// One state group of one batch row.
@@ -423,6 +479,10 @@ impl Task for GroupStep<'_> {
                     logs[i] = 0.0;
                 }
             }
+            (GroupMemory::Pool(_), _) => {
+                let inputs = TokenInputs { step, b, group };
+                pool_step::step(simd, layer, group, basis, &inputs, (key, value), (queries, dp), store, scratch);
+            }
             (GroupMemory::Moments { .. }, None) => unreachable!("moments are built with their basis"),
         }
         // Where there are no far keys a log factor is still to be taken in.
@@ -544,7 +604,7 @@ impl MomentsStep<'_> {
 
 /// z ← m·z + K
 #[inline(always)]
-fn update_sums<S: Simd>(simd: S, z: &mut [f32], m: f32, k: &[f32]) {
+pub(crate) fn update_sums<S: Simd>(simd: S, z: &mut [f32], m: f32, k: &[f32]) {
     let m = simd.splat(m);
     for i in (0..z.len()).step_by(S::LANES) {
         simd.store_at(z, i, simd.fma(simd.load_at(z, i), m, simd.load_at(k, i)));
@@ -553,7 +613,7 @@ fn update_sums<S: Simd>(simd: S, z: &mut [f32], m: f32, k: &[f32]) {
 
 /// Σ_i a_i·b_i with four accumulators.
 #[inline(always)]
-fn product<S: Simd>(simd: S, a: &[f32], b: &[f32]) -> f32 {
+pub(crate) fn product<S: Simd>(simd: S, a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [simd.splat(0.0); 4];
     let mut i = 0;
     while i < a.len() {
