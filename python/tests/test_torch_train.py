@@ -97,8 +97,7 @@ def test_fifty_steps_are_those_of_the_native_engine(attention, tmp_path):
     # Everything else that a line says, too: rates, tokens, norms; and evaluations.
     for one, other in zip(lines(tmp_path / "native"), lines(tmp_path / "torch"), strict=True):
         assert (one["step"], one["lr"], one["tokens"]) == (other["step"], other["lr"], other["tokens"])
-        # Rounding grows over the steps, most where a norm divides sums of signed weights.
-        assert abs(one["grad_norm"] - other["grad_norm"]) < 3e-2 * one["grad_norm"]
+        assert abs(one["grad_norm"] - other["grad_norm"]) < 1e-2 * one["grad_norm"]
     for one, other in zip(lines(tmp_path / "native", "held_out"), lines(tmp_path / "torch", "held_out"), strict=True):
         assert abs(one["loss"] - other["loss"]) < 1e-3 and one["recall"]["tokens"] == other["recall"]["tokens"]
         assert abs(one["recall"]["loss"] - other["recall"]["loss"]) < 1e-3
