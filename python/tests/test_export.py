@@ -158,7 +158,7 @@ JUMPING = ["power=3 over=none norm=scaled_l2", "retnet", "gla", "mamba2", "gated
 def test_exported_modules_train_as_native_ones(text, dtype, bound, tmp_path):
     """Twenty steps beside the native engines: the fused one in float32, the reference in float64."""
     if dtype == torch.float32 and text in JUMPING:
-        return
+        pytest.skip("in float32 its losses part by rounding; float64 compares it")
     module = exported(text, tmp_path)
     torch.manual_seed(0)
     native = GPT(lambda: termwise.torch.Attention(64, 4, kv_heads=2, variant=termwise.Variant(text))).to(dtype)
