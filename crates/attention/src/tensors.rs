@@ -129,6 +129,10 @@ pub enum Extra {
     Spread,
     /// γ of that spread, [H].
     Gamma,
+    /// The middle of the codes of keys by channel, [G, d]. It has no gradient.
+    CodeCentre,
+    /// Half the range of the codes of keys by channel, [G, d]. It has no gradient.
+    CodeRange,
     /// [`Extra::Coefficients`] of far keys.
     FarCoefficients,
     /// [`Extra::DimQ`] of far keys.
@@ -153,7 +157,7 @@ pub enum Extra {
 
 impl Extra {
     /// Every kind, in the order in which models list their parameters.
-    pub const ALL: [Extra; 35] = [
+    pub const ALL: [Extra; 37] = [
         Extra::InGate,
         Extra::OutGate,
         Extra::PostGate,
@@ -179,6 +183,8 @@ impl Extra {
         Extra::Mean,
         Extra::Spread,
         Extra::Gamma,
+        Extra::CodeCentre,
+        Extra::CodeRange,
         Extra::FarCoefficients,
         Extra::FarDimQ,
         Extra::FarDimK,

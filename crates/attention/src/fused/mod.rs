@@ -27,6 +27,8 @@ mod scratch;
 mod through_state;
 mod tile_backward;
 mod tile_forward;
+mod unroll;
+mod walk;
 mod write;
 
 use std::collections::HashMap;
@@ -90,6 +92,8 @@ struct Planned {
     layout: Layout,
     /// a_n/α! of each head that runs in chunks [N].
     factors: Vec<Vec<f32>>,
+    /// The memory of heads that walk through a call that continues from nothing; `None` where there is no such head, or before the first call.
+    walked: Option<State>,
 }
 
 impl Planned {
@@ -102,18 +106,28 @@ impl Planned {
             let length = if layout.groups.is_empty() { shape.time } else { layout.chunk_len() };
             layout = Layout::new(layer, shape, chunked.contains(&true).then_some((length, &chunked[..])))?;
         }
-        Ok(Planned { factors: layout.factors(), layout })
+        Ok(Planned { factors: layout.factors(), layout, walked: None })
     }
 
     fn forward(&mut self, inputs: &Inputs<f32>, scratch: &Scratch, saved: Option<[&mut [f32]; 3]>, y: &mut [f32]) -> Result<Report, Error> {
-        let Planned { layout, factors } = self;
+        let Planned { layout, factors, walked } = self;
         layout.bind(inputs, factors);
+        if layout.has_walked_heads() {
+            match walked {
+                Some(state) => state.clear(),
+                None => *walked = Some(layout.layer.state(layout.shape.batch)?),
+            }
+        }
         scratch.with(|w| {
             w.ensure_forward(layout)?;
             gates::forward(layout, inputs, w);
             prepare::forward(layout, inputs, w, false, None)?;
             channels::prepare(layout, inputs, w)?;
-            run_forward(layout, inputs, w, factors, saved, y, None)
+            let report = run_forward(layout, inputs, w, factors, saved, y, None)?;
+            match walked {
+                Some(state) => Ok(report.or(walk::run(layout, inputs, w, state, y)?)),
+                None => Ok(report),
+            }
         })
     }
 
@@ -125,7 +139,7 @@ impl Planned {
         dy: &[f32],
         grads: &mut Grads<f32>,
     ) -> Result<(), Error> {
-        let Planned { layout, factors } = self;
+        let Planned { layout, factors, .. } = self;
         layout.bind(inputs, factors);
         let l = &*layout;
         scratch.with(|w| {
@@ -269,6 +283,7 @@ impl Attention<f32> for Fused {
     }
 
     fn forward(&mut self, inputs: &Inputs<f32>, y: &mut [f32]) -> Result<Saved, Error> {
+        self.whole.layout.layer.check_gradients()?;
         let mut saved = self.new_saved()?;
         saved.report = self.run(inputs, Some(&mut saved.rows), y)?;
         saved.rows.keep_partition(inputs);
@@ -325,6 +340,12 @@ fn blocks<'a>(
     (sums, Disjoint::new(y, axes).blocks(group, cuts))
 }
 
+/// A tensor [B·H, T, width] in pieces of one kv head of one batch row.
+fn by_kv_head<'a>(l: &Layout, x: &'a mut Buffer, width: usize) -> impl IndexedParallelIterator<Item = &'a mut [f32]> {
+    let s = l.shape;
+    x[..l.head_count() * s.time * width].par_chunks_exact_mut(s.group() * s.time * width)
+}
+
 /// From prepared tensors in the scratch memory to y; `state` has caches where the call continues from one.
 fn run_forward(
     l: &Layout,
@@ -369,7 +390,7 @@ fn forward_tasks(
         let reports = all.map(|(task, ((((mut u, mut z), mut rho), mut y), largest))| {
             let (n, tile) = (task / l.tiles, task % l.tiles);
             let (b, h) = (n / s.heads, n % s.heads);
-            if l.runs_in_chunks(h) {
+            if l.runs_in_chunks(h) || l.heads[h].variant.is_walked() {
                 return Report::default();
             }
             tasks.with(|memory| {

@@ -201,7 +201,7 @@ impl Layout {
     pub fn new(layer: &Layer, shape: Shape, chunk: Option<(usize, &[bool])>) -> Result<Layout, Error> {
         // The heads that run in chunks have a state of all keys, or of far keys alone.
         let head = |h: usize, plan: &layer::Head, remembered: bool| {
-            let chunked = remembered && chunk.is_some_and(|(_, chunked)| chunked[h]);
+            let chunked = remembered && !plan.variant.is_walked() && chunk.is_some_and(|(_, chunked)| chunked[h]);
             Head {
                 plan: plan.clone(),
                 kernel: plan.kernel.clone(),
@@ -320,6 +320,11 @@ impl Layout {
         let gauss = (0..self.heads.len()).flat_map(|h| self.passes_of(h)).any(|head| head.gauss);
         let most = self.classes.iter().map(|class| class.tensor_len(self.shape.d)).max().unwrap_or(0);
         if gauss || self.classes.iter().any(reads) { most } else { 0 }
+    }
+
+    /// Whether any head takes one position after another.
+    pub fn has_walked_heads(&self) -> bool {
+        self.heads.iter().any(|head| head.variant.is_walked())
     }
 
     /// Whether a kv head has keys of this class.

@@ -7,7 +7,8 @@ use crate::fused::channels::Channels;
 use crate::fused::plan::{ChunkGroup, Layout};
 use crate::fused::prepare::{HeadRows, Sources};
 use crate::fused::scratch::CallScratch;
-use crate::fused::{Fused, Planned, channels, gates, prepare, run_forward};
+use crate::fused::unroll::Unrolled;
+use crate::fused::{Fused, Planned, channels, gates, prepare, run_forward, walk};
 use crate::kernels::simd::{Simd, Task, dispatch};
 use crate::layer::StateGroup;
 use crate::real::dot;
@@ -58,9 +59,23 @@ impl Fused {
         y: &mut [f32],
     ) -> Result<Report, Error> {
         self.check_state(state, inputs)?;
-        let Fused { whole: Planned { layout, factors }, scratch, .. } = self;
+        self.whole.layout.shape.check_outputs("y", y.len())?;
+        let unrolled = Unrolled::new(&self.whole.layout, state, inputs)?;
+        let result = self.continue_from_caches(state, inputs, saved, y);
+        unrolled.end(&self.whole.layout, state, inputs, result.is_ok());
+        result
+    }
+
+    /// The same, where windows are laid out by position.
+    fn continue_from_caches(
+        &mut self,
+        state: &mut State,
+        inputs: &Inputs<f32>,
+        saved: Option<&mut SavedRows>,
+        y: &mut [f32],
+    ) -> Result<Report, Error> {
+        let Fused { whole: Planned { layout, factors, .. }, scratch, .. } = self;
         let s = layout.shape;
-        s.check_outputs("y", y.len())?;
         // All that can fail comes first: afterwards the state changes.
         for (index, store) in state.stores.iter_mut().enumerate() {
             if let GroupMemory::Cache(cache) = &mut store.memory {
@@ -76,6 +91,9 @@ impl Fused {
             prepare::forward(l, inputs, w, false, Some(state))?;
             channels::prepare(l, inputs, w)?;
             let mut report = run_forward(l, inputs, w, factors, saved, y, Some(state))?;
+            if l.has_walked_heads() {
+                report = report.or(walk::run(l, inputs, w, state, y)?);
+            }
             if let Some(at) = &mut report.nonpositive {
                 at.position += w.initial.positions[at.row];
             }
@@ -158,6 +176,9 @@ fn end(l: &Layout, inputs: &Inputs<f32>, state: &mut State, w: &CallScratch) {
             let len = inputs.length(b, &s);
             let channels = channels::Source::new(inputs, w).head(l, b, group.heads[0]);
             let keys = Keys { l, w, b, group: group.g, first: b * s.heads, len, channels };
+            if matches!(store.memory, GroupMemory::Pool(_)) {
+                return Vec::new();
+            }
             keys.follow_and_enter(state, group, index % groups.len(), store);
             let norms = keys.append(group, store);
             let bound = |&h: &usize| {

@@ -8,7 +8,7 @@ mod qk_norm;
 use rayon::prelude::*;
 
 use crate::fused::plan::Layout;
-use crate::fused::prepare::head_rows::{FilterGrads, Pack, Unfilter, Unpack};
+use crate::fused::prepare::head_rows::{Codes, FilterGrads, Pack, Unfilter, Unpack};
 pub use crate::fused::prepare::head_rows::{HeadRows, transpose_tile};
 use crate::fused::prepare::qk_norm::NORMED;
 use crate::fused::scratch::CallScratch;
@@ -67,6 +67,8 @@ pub struct Sources<'a> {
     normed: [&'a [f32]; 2],
     /// Means of keys that move, [K, T, dp]; empty where none does.
     means: &'a [f32],
+    /// Where batch rows start; empty where all do at 0.
+    positions: &'a [usize],
 }
 
 impl<'a> Sources<'a> {
@@ -82,6 +84,7 @@ impl<'a> Sources<'a> {
             tails: slices(&w.initial.tails),
             normed: w.normed.each_ref().map(|buffer| buffer.as_slice()),
             means: &w.means,
+            positions: if w.initial.given { &w.initial.positions } else { &[] },
         }
     }
 
@@ -104,7 +107,7 @@ impl<'a> Sources<'a> {
     }
 
     /// The values of kv head g in batch row b.
-    fn values(&self, l: &Layout, class: usize, b: usize, g: usize) -> HeadRows<'a> {
+    pub fn values(&self, l: &Layout, class: usize, b: usize, g: usize) -> HeadRows<'a> {
         self.rows(l, l.classes[class], Tensor::V, b, g, Features::none(l.shape.e))
     }
 
@@ -141,6 +144,11 @@ impl<'a> Sources<'a> {
             },
             features,
             means: (&[], 0),
+            codes: class.bits.filter(|_| tensor != Tensor::Q).map(|(bits, sinks)| Codes {
+                bits,
+                from: sinks.saturating_sub(self.positions.get(b).copied().unwrap_or(0)),
+                channels: class.channels_of(self.inputs, s.d, head).filter(|_| tensor == Tensor::K),
+            }),
         }
     }
 }

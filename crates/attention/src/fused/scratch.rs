@@ -131,6 +131,8 @@ call_scratch! {
     normed: [Buffer; 2],
     /// Means of keys that move [K, T, dp].
     means: Buffer,
+    /// U [N, T, ep], z and ρ [N, T] of heads that walk.
+    walk: [Buffer; 3],
     /// Gate factors [B, G, T] and [N, T].
     in_gate: Buffer,
     out_gate: Buffer,

@@ -79,7 +79,7 @@ impl Fused {
         saved.rows.check_partition(inputs)?;
         check(&self.whole.layout)?;
         self.check_state(before, inputs)?;
-        let Fused { whole: Planned { layout, factors }, scratch, .. } = self;
+        let Fused { whole: Planned { layout, factors, .. }, scratch, .. } = self;
         let s = layout.shape;
         layout.layer.check_grads(&s, grads)?;
         s.check_outputs("gradient of y", dy.len())?;

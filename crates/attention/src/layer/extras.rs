@@ -1,6 +1,6 @@
 //! Which inputs beyond q, k and v the heads of a layer ask for, under their names in checkpoints.
 
-use crate::parts::centre::Mean;
+use crate::parts::centre::{Centre, Mean};
 use crate::parts::decay::DecayParams;
 use crate::parts::gate::PostGate;
 use crate::{Error, Extra, Inputs, Real, Shape, Variant, Weighing};
@@ -72,13 +72,15 @@ impl ClassSizes {
     fn new(heads: &[Variant], d: usize, class: impl Fn(&Variant) -> Option<Weighing>) -> Result<ClassSizes, Error> {
         let learned = |v: &Variant| class(v).map(|class| class.learned()).filter(|&n| n > 0);
         let features = |v: &Variant| class(v).filter(|class| class.kernel.has_learned_map()).map(|class| class.dim.unwrap_or(d));
-        let channels = |v: &Variant| class(v).filter(|class| class.centre.is_some()).map(|class| class.score_dim(d));
+        // Around the mean of whole keys, the spread is theirs.
+        let centred = |class: Weighing| if class.centre?.mean == Mean::Whole { Some(d) } else { Some(class.score_dim(d)) };
+        let channels = |v: &Variant| class(v).and_then(centred);
         Ok(ClassSizes {
             orders: shared(heads, "number of learned coefficients", learned)?.unwrap_or(0),
             dim: shared(heads, "`dim`", |v| class(v)?.dim)?.unwrap_or(d),
             features: shared(heads, "dimension of learned features", features)?.unwrap_or(d),
             channels: shared(heads, "dimension of centred keys", channels)?.unwrap_or(d),
-            trained: shared(heads, "kind of centre", |v| class(v)?.centre)?.is_none_or(|centre| centre.mean != Mean::Given),
+            trained: shared(heads, "kind of centre", |v| class(v)?.centre)?.is_none_or(Centre::is_trained),
         })
     }
 }
@@ -139,10 +141,13 @@ pub(crate) fn layer_extras(heads: &[Variant], shape: &Shape) -> Result<Vec<Extra
                 Extra::Mean => ("centre.mean", "far.centre.mean", zeros(vec![g, channels])),
                 Extra::Spread => ("centre.spread", "far.centre.spread", zeros(vec![g, channels, channels])),
                 Extra::Gamma => ("centre.gamma", "far.centre.gamma", parameter(vec![h], Init::Constant(1.0))),
+                Extra::CodeCentre => ("codes.centre", "", zeros(vec![g, d])),
+                // Wide enough for keys of models as they come; calibration makes it fit.
+                Extra::CodeRange => ("codes.range", "", parameter(vec![g, d], Init::Constant(8.0))),
                 far => unreachable!("{far:?} is no tensor of near keys"),
             };
             let trained = match near {
-                Extra::Spread => false,
+                Extra::Spread | Extra::CodeCentre | Extra::CodeRange => false,
                 Extra::Mean | Extra::Gamma => trained,
                 _ => true,
             };
@@ -204,6 +209,7 @@ impl Variant {
                 weighed(|class| class.kernel.has_learned_map())
             }
             Extra::Mean => weighed(|class| class.centre.is_some_and(|centre| centre.has_mean())),
+            Extra::CodeCentre | Extra::CodeRange => self.bits.is_some(),
             Extra::Spread | Extra::Gamma => weighed(|class| class.centre.is_some_and(|centre| centre.gauss)),
             _ => false,
         }

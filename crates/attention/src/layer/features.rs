@@ -9,7 +9,8 @@
 //! would change the keys of a state; as one more coordinate it changes the query alone, and one state serves every μ_t.
 
 use crate::kernels::simd::{Simd, Task};
-use crate::layer::{Class, Head};
+use crate::layer::{Class, Head, Layer};
+use crate::parts::bits::Channels;
 use crate::parts::kernel::feature::Map;
 use crate::parts::kernel::hedgehog;
 use crate::real::dot;
@@ -78,6 +79,13 @@ impl Class {
         self.tensor_lens(d).iter().sum()
     }
 
+    /// The centre and range of the codes of a kv head, where there are any.
+    pub fn channels_of<'a>(&self, inputs: &Inputs<'a, f32>, d: usize, g: usize) -> Option<Channels<'a>> {
+        self.bits?;
+        let of = |extra| &inputs.extra(extra)[g * d..][..d];
+        Some(Channels { centre: of(Extra::CodeCentre), range: of(Extra::CodeRange) })
+    }
+
     fn own<'a>(&self, inputs: &Inputs<'a, f32>, there: bool, extra: Extra, head: usize, len: usize) -> &'a [f32] {
         if there { &inputs.extra(self.tensor(extra))[head * len..][..len] } else { &[] }
     }
@@ -113,8 +121,23 @@ impl Class {
         let features = self.features(inputs, d, g, h, [Extra::DimQ, Extra::FeatureQ, Extra::FeatureQBias]);
         let of = |extra: Extra| inputs.extra(if head.far { extra.of_far() } else { extra });
         let n = self.width - self.running.is_some() as usize;
-        let (spread, gamma) = if head.gauss { (&of(Extra::Spread)[g * n * n..][..n * n], of(Extra::Gamma)[h]) } else { (&[][..], 0.0) };
+        // Around the mean of whole keys, a walk adds what the spread does.
+        let (spread, gamma) =
+            if head.gauss && !self.whole { (&of(Extra::Spread)[g * n * n..][..n * n], of(Extra::Gamma)[h]) } else { (&[][..], 0.0) };
         Features { scale: head.scale, query: true, trained: head.trained, spread, gamma, ..features }
+    }
+}
+
+impl Layer {
+    /// Σ of the kv head that a head reads and its γ, around the mean of whole keys.
+    pub(crate) fn whole_spread<'a>(&self, inputs: &Inputs<'a, f32>, head: usize) -> (&'a [f32], f32) {
+        let gauss = self.far_plans()[head].as_ref().is_some_and(|far| far.gauss && far.variant.has_whole_centre());
+        if !gauss {
+            return (&[], 0.0);
+        }
+        let (d, [q, k, _]) = (self.head_dim(), self.widths());
+        let g = head / (q / k).max(1);
+        (&inputs.extra(Extra::FarSpread)[g * d * d..][..d * d], inputs.extra(Extra::FarGamma)[head])
     }
 }
 

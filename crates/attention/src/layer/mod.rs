@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::kernels::basis::Basis;
 use crate::kernels::score_rows::Rescale;
-use crate::parts::centre::Centre;
+use crate::parts::centre::{Centre, Mean};
 use crate::parts::distance::Distance;
 use crate::parts::kernel::feature::Map;
 use crate::parts::kernel::taylor::MAX_ORDER;
@@ -22,7 +22,10 @@ use crate::{Error, Extra, Grads, Inputs, Kernel, Real, Rope, Shape, Variant, Wei
 pub use crate::layer::extras::{ExtraSpec, Init, Source};
 pub(crate) use crate::layer::features::{FeatureGrads, Features};
 pub use crate::layer::state_groups::Memory;
-pub(crate) use crate::layer::state_groups::{StateGroup, StatePlan};
+pub(crate) use crate::layer::state_groups::{Places, StateGroup, StatePlan};
+
+/// Heads that can share chosen keys.
+pub(crate) const MOST_CHOOSING: usize = 64;
 
 /// A layer of attention. Clones are cheap: they share what was checked and planned.
 ///
@@ -89,6 +92,10 @@ pub(crate) struct Class {
     pub trained: bool,
     /// Whose mean is followed: of all keys, or of those beyond this distance.
     pub running: Option<Distance>,
+    /// Whether the mean of keys before their projection is followed.
+    pub whole: bool,
+    /// The bits of codes of keys and values, and the sinks that have none.
+    pub bits: Option<(u32, usize)>,
     /// Whether the tensors that it reads are those of far keys; false where it reads none.
     pub far: bool,
     /// Numbers of q and k that meet in a score.
@@ -122,6 +129,8 @@ impl Class {
             shift: false,
             trained: false,
             running: None,
+            whole: false,
+            bits: None,
             far: false,
             width: d,
             write: None,
@@ -134,7 +143,7 @@ impl Class {
         // For exp a centre is an identity.
         let centre = weighing.centre.filter(|_| !weighing.kernel.is_exp());
         let shift = centre.is_some_and(Centre::has_mean);
-        let running = centre.filter(|centre| !centre.has_mean()).map(|_| variant.distance());
+        let running = centre.filter(|centre| centre.mean == Mean::Running).map(|_| variant.distance());
         Class {
             rope: variant.rope,
             conv: variant.conv.is_some(),
@@ -146,6 +155,8 @@ impl Class {
             shift,
             trained: shift && centre.is_some_and(Centre::is_trained),
             running,
+            whole: centre.is_some_and(|centre| centre.mean == Mean::Whole),
+            bits: variant.bits.map(|bits| (bits, variant.sinks.unwrap_or(0))),
             far: far && (hedgehog || shift || running.is_some() || weighing.dim.is_some()),
             width: weighing.score_dim(d) + running.is_some() as usize,
             write: None,
@@ -244,6 +255,11 @@ impl LayerSizes {
                     return Err(Error::Combination { variant: variant.to_string(), reason: reason.into() });
                 }
             }
+        }
+        if let Some(variant) = variants.iter().find(|variant| variant.chosen.is_some()).filter(|_| shape.group() > MOST_CHOOSING) {
+            let reason =
+                format!("at most {MOST_CHOOSING} heads can choose the keys that they share, and {} share a kv head here", shape.group());
+            return Err(Error::Combination { variant: variant.to_string(), reason });
         }
         let extras = extras::layer_extras(&variants, &shape)?;
         let (mut classes, mut writings): (Vec<Class>, Vec<Writing>) = (Vec::new(), Vec::new());
@@ -448,6 +464,17 @@ impl Layer {
             Some((variant, part)) => Err(Error::Combination {
                 variant: variant.to_string(),
                 reason: format!("`{part}` is computed by the naive engine alone so far; use that one, or leave `{part}` out"),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses, for backward passes, what has none.
+    pub(crate) fn check_gradients(&self) -> Result<(), Error> {
+        match self.heads().iter().find_map(|variant| Some((variant, variant.inference_only()?))) {
+            Some((variant, part)) => Err(Error::Combination {
+                variant: variant.to_string(),
+                reason: format!("`{part}` has no backward pass; train without it, or leave these weights as they are"),
             }),
             None => Ok(()),
         }

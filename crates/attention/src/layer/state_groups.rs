@@ -9,6 +9,7 @@
 //! elsewhere it is a cache of keys and values. Kernels, scales and coefficients act on the query's side, so heads of one kv head share
 //! a state where keys are prepared alike, the orders are the same, and none has a decay or a weight of its own for each key.
 
+use crate::parts::chosen::Chosen;
 use crate::parts::distance::Distance;
 use crate::{Shape, Variant};
 
@@ -19,6 +20,26 @@ pub enum Memory {
     Natural,
     /// A cache of keys and values everywhere.
     Cache,
+}
+
+/// How the exact keys of a variant are kept.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Places {
+    pub distance: Distance,
+    pub chosen: Option<Chosen>,
+    pub bits: Option<u32>,
+}
+
+impl Places {
+    /// `None` where the variant's exact keys have no memory of a fixed size.
+    pub fn of(variant: &Variant) -> Option<Places> {
+        variant.is_pooled().then(|| Places { distance: variant.distance(), chosen: variant.chosen, bits: variant.bits })
+    }
+
+    /// S + W + N
+    pub fn count(self) -> usize {
+        self.distance.sinks.saturating_add(self.distance.window).saturating_add(self.chosen.map_or(0, |chosen| chosen.keys))
+    }
 }
 
 /// Heads of one kv head that share a state or a cache.
@@ -36,6 +57,8 @@ pub(crate) struct StateGroup {
     pub distance: Distance,
     /// Beside a cache: what keys become when they leave its window.
     pub far: Option<Far>,
+    /// How exact keys are kept, where that takes memory of a fixed size; in a cache elsewhere.
+    pub places: Option<Places>,
 }
 
 /// How far keys are kept.
@@ -109,7 +132,8 @@ impl StatePlan {
         let mut groups: Vec<StateGroup> = Vec::new();
         let mut group_of = Vec::with_capacity(heads.len());
         for (h, (variant, &(class, far))) in heads.iter().zip(classes).enumerate() {
-            let (g, state) = (h / shape.group(), if memory == Memory::Natural { Moments::of(variant) } else { None });
+            let (g, state) =
+                (h / shape.group(), if memory == Memory::Natural || variant.is_walked() { Moments::of(variant) } else { None });
             let shared = state.as_ref().is_none_or(Moments::can_be_shared);
             // Far keys that stay keys are never forgotten.
             let distance = if far.is_some() && state.is_none() { Distance::ALL } else { variant.distance() };
@@ -117,7 +141,9 @@ impl StatePlan {
                 Some(class) => (None, Some(Far { class, moments: state })),
                 None => (state, None),
             };
-            let group = StateGroup { g, heads: Vec::new(), class, moments, distance, far };
+            let keeps_far = far.as_ref().is_some_and(|far| far.moments.is_none());
+            let places = if keeps_far { None } else { Places::of(variant) };
+            let group = StateGroup { g, heads: Vec::new(), class, moments, distance, far, places };
             let known = groups.iter().position(|other| shared && group == StateGroup { heads: Vec::new(), ..other.clone() });
             let index = known.unwrap_or(groups.len());
             if known.is_none() {

@@ -2,7 +2,7 @@
 
 use crate::naive::prepare::{FeatureGrads, Features};
 use crate::parts::cap;
-use crate::parts::centre::Mean;
+use crate::parts::centre::{Mean, bounded_gauss};
 use crate::parts::kernel::hedgehog;
 use crate::real::dot;
 use crate::{Extra, Inputs, Kernel, Real, Weighing};
@@ -21,7 +21,9 @@ pub(crate) struct Class<'a, R> {
     means: Vec<R>,
     /// Keys that μ_t is the mean of, where it is running.
     counted: Vec<Vec<usize>>,
-    /// scale·q_t·μ_t, zero without a centre.
+    /// What is taken from scores: scale·q_t·μ_t, zero without a centre.
+    pub shift: Vec<R>,
+    /// What the weights are multiplied back by: the same, or that of whole keys.
     pub centre: Vec<R>,
     /// γ/2·q_tᵀΣq_t
     gauss: Vec<R>,
@@ -108,6 +110,7 @@ impl<'a, R: Real> Class<'a, R> {
             })
         };
         let map = weighing.kernel.map();
+        let (whole_q, whole_k) = (q, k);
         let q = Features::new(q, d, matrix(Extra::DimQ, head), learned(Extra::FeatureQ, Extra::FeatureQBias, head), map);
         let k = Features::new(k, d, matrix(Extra::DimK, kv_head), learned(Extra::FeatureK, Extra::FeatureKBias, kv_head), map);
         let (width, scale) = (q.width, R::of(weighing.scale_for(d)));
@@ -115,7 +118,7 @@ impl<'a, R: Real> Class<'a, R> {
         let (mut means, mut counted) = (Vec::new(), Vec::new());
         match weighing.centre.map(|centre| centre.mean) {
             None => {}
-            Some(Mean::Running) => {
+            Some(Mean::Running | Mean::Whole) => {
                 counted = (0..length).map(keys).collect();
                 for keys in &counted {
                     let inverse = R::one() / R::of(keys.len().max(1) as f64);
@@ -128,16 +131,32 @@ impl<'a, R: Real> Class<'a, R> {
                 means = mean.iter().copied().cycle().take(length * width).collect();
             }
         }
-        let centre = match means.is_empty() {
+        let shift: Vec<R> = match means.is_empty() {
             true => vec![R::zero(); length],
             false => (0..length).map(|t| scale * dot(q.row(t), &means[t * width..][..width])).collect(),
         };
+        let mut centre = shift.clone();
         let has_gauss = weighing.centre.is_some_and(|centre| centre.gauss);
-        let spread = tensors.own(has_gauss, Extra::Spread, far, kv_head, width * width);
+        let is_whole = weighing.centre.is_some_and(|centre| centre.mean == Mean::Whole);
+        let spread_dim = if is_whole { d } else { width };
+        let spread = tensors.own(has_gauss, Extra::Spread, far, kv_head, spread_dim * spread_dim);
         let gamma = tensors.own(has_gauss, Extra::Gamma, far, head, 1).first().copied().unwrap_or(R::zero());
         let half = R::of(0.5);
-        let gauss = (0..length).map(|t| if has_gauss { half * gamma * quadratic(q.row(t), spread) } else { R::zero() }).collect();
-        Class { far, weighing, scale, q, k, decay, means, counted, centre, gauss, gamma, spread }
+        let mut gauss: Vec<R> = vec![R::zero(); length];
+        for t in 0..length {
+            if is_whole {
+                let row = &whole_q[t * d..][..d];
+                let keys = &counted[t];
+                let mean = |i: usize| keys.iter().map(|&s| whole_k[s * d + i].wide()).sum::<f64>() / keys.len().max(1) as f64;
+                centre[t] = R::of((0..d).map(|i| row[i].wide() * mean(i)).sum::<f64>() / (d as f64).sqrt());
+                if has_gauss {
+                    gauss[t] = R::of(bounded_gauss((gamma * quadratic(row, spread)).wide(), keys.len()));
+                }
+            } else if has_gauss {
+                gauss[t] = half * gamma * quadratic(q.row(t), spread);
+            }
+        }
+        Class { far, weighing, scale, q, k, decay, means, counted, shift, centre, gauss, gamma, spread }
     }
 
     pub fn kernel(&self) -> &Kernel {
@@ -178,7 +197,7 @@ impl<'a, R: Real> Class<'a, R> {
     /// The score of query t and key s; `log_decay` is c_t − c_s of a decay by head.
     pub fn score(&self, t: usize, s: usize, log_decay: R) -> Score<R> {
         let (value, slope) = self.bounded(self.scale * self.product(self.q.row(t), self.k.row(s), t, s));
-        Score { s, far: self.far, argument: value - self.centre[t], slope, log: self.log_factor(t) + log_decay, factor: R::one() }
+        Score { s, far: self.far, argument: value - self.shift[t], slope, log: self.log_factor(t) + log_decay, factor: R::one() }
     }
 
     /// The score of key t and key s < t for a write rule.

@@ -1,8 +1,10 @@
 //! One head of one batch row: everything its rows read, prepared; and the way back from there to the inputs' gradients.
 
 use crate::epilogue::{Post, Row, RowGrads};
+use crate::naive::chosen::held as held_keys;
 use crate::naive::class::{Class, ClassGrads, Score, Tensors};
 use crate::naive::prepare::{Stages, Steps};
+use crate::parts::bits;
 use crate::parts::denominator::position::{key_weight, key_weight_slope};
 use crate::parts::gate::PostGate;
 use crate::{Error, Extra, Grads, Inputs, Layer, Real, Rows, Shape, Variant};
@@ -79,6 +81,8 @@ pub(crate) struct Head<'a, R> {
     pub log_decay: Vec<f64>,
     /// β_t of a write rule, else empty.
     pub beta: Vec<R>,
+    /// The near keys of each position where that is no matter of distance, else empty.
+    held: Vec<Vec<usize>>,
     pub inputs: &'a Inputs<'a, R>,
 }
 
@@ -109,9 +113,25 @@ impl<'a, R: Real> Head<'a, R> {
             Stages::new(place.read(x, d, all), d, width, first, Steps { taps, norm, rope })
         };
         let q = stages(inputs.q(), at_query, taps(Extra::ConvQ, at_query, d, all), norm(Extra::QNorm));
-        let k = stages(inputs.k(), at_key, taps(Extra::ConvK, at_key, d, all), norm(Extra::KNorm));
+        let mut k = stages(inputs.k(), at_key, taps(Extra::ConvK, at_key, d, all), norm(Extra::KNorm));
         let steps = Steps { taps: taps(Extra::ConvV, at_key, e, false), norm: None, rope: None };
-        let v = Stages::new(at_key.read(inputs.v(), e, false), e, e, 0, steps);
+        let mut v = Stages::new(at_key.read(inputs.v(), e, false), e, e, 0, steps);
+        if let Some(bits) = variant.bits {
+            let narrow = |x: &[R]| x.iter().map(|x| x.wide() as f32).collect::<Vec<f32>>();
+            let of = |extra| narrow(&inputs.extra(extra)[kv_head * d..][..d]);
+            let (centre, range) = (of(Extra::CodeCentre), of(Extra::CodeRange));
+            let sinks = variant.sinks.unwrap_or(0);
+            for (rows, dim, is_key) in [(&mut k.rotated, d, true), (&mut v.rotated, e, false)] {
+                for row in rows.chunks_exact_mut(dim).skip(sinks) {
+                    let mut codes = narrow(row);
+                    match is_key {
+                        true => bits::round_key(bits, bits::Channels { centre: &centre, range: &range }, &mut codes),
+                        false => bits::round_value(bits, &mut codes),
+                    }
+                    row.iter_mut().zip(&codes).for_each(|(x, &code)| *x = R::of(f64::from(code)));
+                }
+            }
+        }
 
         let mut in_gate = vec![R::one(); length];
         if let Some(gate) = &variant.in_gate {
@@ -147,7 +167,26 @@ impl<'a, R: Real> Head<'a, R> {
         let distance = variant.distance();
         let qk = (&q.rotated[..], &k.rotated[..], d);
         let near = Class::new(tensors, false, variant.near(), qk, by_channel.clone(), |t| distance.near(t).collect());
-        let far = variant.far.clone().map(|far| Class::new(tensors, true, far, qk, by_channel, |t| distance.far(t).collect()));
+        let mut held = Vec::new();
+        if let Some(chosen) = variant.chosen {
+            // Heads of one kv head and variant share their keys, so that all of them choose.
+            let group = kv_head * shape.group()..(kv_head + 1) * shape.group();
+            let sharing = group.filter(|&other| layer.heads()[other] == *own);
+            let classes: Vec<Class<R>> = sharing
+                .map(|other| {
+                    let place = Place { head: other, ..at_query };
+                    let q = stages(inputs.q(), place, taps(Extra::ConvQ, place, d, all), norm(Extra::QNorm));
+                    let tensors = Tensors { inputs, head: other, kv_head };
+                    Class::new(tensors, false, variant.near(), (&q.rotated, &k.rotated, d), Vec::new(), |_| Vec::new())
+                })
+                .collect();
+            held = held_keys(&classes, length, distance, chosen);
+        }
+        let is_far = |t: usize| match held.get(t) {
+            Some(near) => (0..=t).filter(|s| !near.contains(s)).collect(),
+            None => distance.far(t).collect(),
+        };
+        let far = variant.far.clone().map(|far| Class::new(tensors, true, far, qk, by_channel, is_far));
         Head {
             variant,
             at_query,
@@ -166,13 +205,15 @@ impl<'a, R: Real> Head<'a, R> {
             key_weights,
             log_decay,
             beta,
+            held,
             inputs,
         }
     }
 
     /// The class of key s as position t sees it; `None` where it is not seen.
     pub fn class(&self, t: usize, s: usize) -> Option<&Class<'a, R>> {
-        if self.variant.distance().is_near(t, s) { Some(&self.near) } else { self.far.as_ref() }
+        let near = self.held.get(t).map_or_else(|| self.variant.distance().is_near(t, s), |near| near.contains(&s));
+        if near { Some(&self.near) } else { self.far.as_ref() }
     }
 
     /// The class of keys that a state remembers: the far ones where there is a window, all elsewhere.
@@ -478,6 +519,7 @@ pub fn backward_heads<R: Real>(
     layer.check(whole, inputs, 1)?;
     layer.check_grads(whole, grads)?;
     whole.check_outputs("gradient of y", dy.len())?;
+    layer.check_gradients()?;
     let width = whole.heads * whole.e;
     for (at, shape, inputs) in inputs.each_document(whole) {
         let (dy, mut grads) = (&dy[at.start * width..at.end * width], grads.part(&at, whole));

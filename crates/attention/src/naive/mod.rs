@@ -16,6 +16,7 @@
 //! Row by row with explicit loops, memory linear in T. Where the parts allow it, the row maximum ρ of all classes is taken out of the weights;
 //! y does not depend on ρ, so it is a constant in the backward pass.
 
+mod chosen;
 mod class;
 pub(crate) mod head;
 mod prepare;

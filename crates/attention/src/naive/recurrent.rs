@@ -53,6 +53,10 @@ impl Layer {
         let mut known: Vec<Arc<Basis>> = Vec::new();
         let mut bases = Vec::with_capacity(shape.heads);
         for variant in self.heads() {
+            if variant.chosen.is_some() {
+                let reason = "which keys are near is no matter of distance there; use a state, or the naive engine";
+                return Err(Error::Combination { variant: variant.to_string(), reason: reason.into() });
+            }
             let Some(weighing) = variant.remembered() else {
                 bases.push(None);
                 continue;
@@ -341,7 +345,7 @@ impl<'a, R: Real> Chunked<'a, R> {
     /// The vector that reads, and its centre.
     fn reader(&self, t: usize, reader: Reader) -> (&[R], f64) {
         match reader {
-            Reader::Query => (self.class().q.row(t), self.class().centre[t].wide()),
+            Reader::Query => (self.class().q.row(t), self.class().shift[t].wide()),
             Reader::Key => (self.class().k.row(t), 0.0),
         }
     }

@@ -17,8 +17,10 @@ pub mod kernel;
 pub mod norm;
 pub mod qk_norm;
 
+pub mod bits;
 pub mod cap;
 pub mod centre;
+pub mod chosen;
 pub mod conv;
 pub mod distance;
 pub mod rope;

@@ -358,7 +358,7 @@ fn scores<S: Simd>(simd: S, q: &[f32], keys: &[f32], x: &mut [f32; BLOCK]) {
 
 /// u += Σ_s w_s·V_s
 #[inline(always)]
-fn weighted_sum<S: Simd>(simd: S, weights: &[f32], values: &[f32], u: &mut [f32]) {
+pub(crate) fn weighted_sum<S: Simd>(simd: S, weights: &[f32], values: &[f32], u: &mut [f32]) {
     let ep = u.len();
     let mut column = 0;
     while column < ep {

@@ -5,7 +5,8 @@
 //! Tensors below `layer.i.`, row b, state group u: `row.b.unit.u.h` [N, e] and `.z` [N], or `.keys` [positions, d] and `.values` [positions, e] with
 //! `.head.j.weights` and `.head.j.decay` [positions] where the j-th head of the group has them; `.far.h` and `.far.z` of far keys beside them, keys then with those
 //! of far queries behind; `.mean.sum` (float64) of keys whose mean is followed; `row.b.unit.u.key_norm` [1]; and what else passes from token to token,
-//! `carry.*`. float32, but running sums float64. Rows of H are in the order of [`crate::Basis`].
+//! `carry.*`. The keys of a window are in the order of their places (see the pool), codes as bytes `.codes.i.keys` and so on, `.received` of keys that are chosen by it.
+//! float32, but running sums float64. Rows of H are in the order of [`crate::Basis`].
 //!
 //! What is loaded is bit for bit what was saved. A file is written beside its place and then moved there, so that an interrupted
 //! save leaves an earlier file as it was. Nothing in a file is trusted: every size must be the one that the variants ask for, and caches grow only
@@ -20,6 +21,7 @@ use termwise_base::files::{self, write_whole};
 
 use crate::state::cache::Cache;
 use crate::state::memory::{GroupMemory, State};
+use crate::state::pool::Pool;
 use crate::{Error, Layer, Memory, Shape, Variant};
 
 const FORMAT: &str = "termwise state 1";
@@ -33,6 +35,12 @@ enum Values<'a> {
     Rows(&'a [f32], usize, usize),
     /// The keys of a cache, as rows.
     Keys(&'a Cache),
+    /// The keys or the values of a pool that are float32, as rows in the order of places.
+    PoolKeys(&'a Pool),
+    PoolValues(&'a Pool),
+    Codes(&'a [u8]),
+    /// low and step of the codes of values.
+    Scales(&'a [[f32; 2]]),
     Wide(&'a [f64]),
 }
 
@@ -43,7 +51,11 @@ struct Tensor<'a> {
 
 impl View for Tensor<'_> {
     fn dtype(&self) -> Dtype {
-        if matches!(self.values, Values::Wide(_)) { Dtype::F64 } else { Dtype::F32 }
+        match self.values {
+            Values::Wide(_) => Dtype::F64,
+            Values::Codes(_) => Dtype::U8,
+            _ => Dtype::F32,
+        }
     }
     fn shape(&self) -> &[usize] {
         &self.shape
@@ -61,12 +73,33 @@ impl View for Tensor<'_> {
                     key.iter().for_each(|x| bytes.extend(x.to_le_bytes()));
                 }
             }
+            Values::PoolKeys(pool) => {
+                let mut key = vec![0.0f32; pool.d];
+                for place in 0..pool.float_len() {
+                    pool.key(place, None, &mut key);
+                    key.iter().for_each(|x| bytes.extend(x.to_le_bytes()));
+                }
+            }
+            Values::PoolValues(pool) => {
+                let mut value = vec![0.0f32; pool.ep];
+                for place in 0..pool.float_len() {
+                    pool.value(place, &mut value);
+                    value[..pool.e].iter().for_each(|x| bytes.extend(x.to_le_bytes()));
+                }
+            }
+            Values::Codes(codes) => bytes.extend_from_slice(codes),
+            Values::Scales(scales) => scales.iter().flatten().for_each(|x| bytes.extend(x.to_le_bytes())),
             Values::Wide(values) => values.iter().for_each(|x| bytes.extend(x.to_le_bytes())),
         }
         bytes.into()
     }
     fn data_len(&self) -> usize {
-        self.shape.iter().product::<usize>() * if self.dtype() == Dtype::F64 { 8 } else { 4 }
+        let bytes = match self.dtype() {
+            Dtype::F64 => 8,
+            Dtype::U8 => 1,
+            _ => 4,
+        };
+        self.shape.iter().product::<usize>() * bytes
     }
 }
 
@@ -178,6 +211,18 @@ impl State {
                         }
                     }
                 }
+                GroupMemory::Pool(pool) => {
+                    add(format!("{name}.keys"), &[pool.float_len(), pool.d], Values::PoolKeys(pool));
+                    add(format!("{name}.values"), &[pool.float_len(), e], Values::PoolValues(pool));
+                    for (i, (keys, values, scales)) in pool.code_parts().enumerate() {
+                        add(format!("{name}.codes.{i}.keys"), &[keys.len()], Values::Codes(keys));
+                        add(format!("{name}.codes.{i}.values"), &[values.len()], Values::Codes(values));
+                        add(format!("{name}.codes.{i}.scales"), &[scales.len(), 2], Values::Scales(scales));
+                    }
+                    if pool.places.chosen.is_some() {
+                        add(format!("{name}.received"), &[pool.len()], flat(&pool.received[..pool.len()]));
+                    }
+                }
             }
         }
         for (index, store) in self.stores.iter().enumerate() {
@@ -232,6 +277,23 @@ impl State {
                     source.narrow(&format!("{name}.h"), &[h.len() / ep, e], |i, x| h[i / e * ep + i % e] = x)?;
                     if !z.is_empty() {
                         source.narrow(&format!("{name}.z"), &[z.len()], |i, x| z[i] = x)?;
+                    }
+                }
+                GroupMemory::Pool(pool) => {
+                    pool.resume(self.steps.positions[index / groups], |floats, d| {
+                        let (mut keys, mut values) = (Vec::new(), Vec::new());
+                        source.narrow(&format!("{name}.keys"), &[floats, d], |_, x| keys.push(x))?;
+                        source.narrow(&format!("{name}.values"), &[floats, e], |_, x| values.push(x))?;
+                        Ok((keys, values))
+                    })?;
+                    for (i, (keys, values, scales)) in pool.code_parts_mut().enumerate() {
+                        keys.copy_from_slice(source.bytes(&format!("{name}.codes.{i}.keys"), Dtype::U8, &[keys.len()])?);
+                        values.copy_from_slice(source.bytes(&format!("{name}.codes.{i}.values"), Dtype::U8, &[values.len()])?);
+                        source.narrow(&format!("{name}.codes.{i}.scales"), &[scales.len(), 2], |at, x| scales[at / 2][at % 2] = x)?;
+                    }
+                    if pool.places.chosen.is_some() {
+                        let len = pool.len();
+                        source.narrow(&format!("{name}.received"), &[len], |i, x| pool.received[i] = x)?;
                     }
                 }
                 GroupMemory::Cache(cache) => {

@@ -11,6 +11,7 @@ use crate::kernels::score_rows::Rescale;
 use crate::kernels::simd::{Simd, Task, dispatch};
 use crate::layer::{StateGroup, StatePlan};
 use crate::state::cache::{Cache, Sums};
+use crate::state::pool::Pool;
 use crate::state::step_state::StepState;
 use crate::state::token::Token;
 use crate::task_scratch::TaskScratch;
@@ -74,6 +75,15 @@ pub(crate) struct Store {
 }
 
 impl Store {
+    /// Makes room for so many keys more.
+    pub fn reserve(&mut self, more: usize) -> Result<(), Error> {
+        match &mut self.memory {
+            GroupMemory::Moments { .. } => Ok(()),
+            GroupMemory::Cache(cache) => cache.reserve(more),
+            GroupMemory::Pool(pool) => pool.reserve(more),
+        }
+    }
+
     /// H and z, of all keys or of far keys.
     pub fn moments(&self) -> Option<(&Buffer, &Buffer)> {
         match (&self.memory, &self.far) {
@@ -129,6 +139,7 @@ pub(crate) enum GroupMemory {
         z: Buffer,
     },
     Cache(Cache),
+    Pool(Pool),
 }
 
 impl Layer {
@@ -161,6 +172,13 @@ impl Layer {
             let memory = if group.moments.is_some() {
                 let (h, z) = moments()?;
                 GroupMemory::Moments { h, z }
+            } else if let Some(places) = group.places {
+                if let Some(kind) = &group.far {
+                    let (h, z) = moments()?;
+                    far = Some(FarMemory { h, z, u: vec![0.0; heads * ep] });
+                    followed = kind.class;
+                }
+                GroupMemory::Pool(Pool::new(shape.d, shape.e, ep, places))
             } else {
                 let near = classes[group.class].width;
                 let own = group.far.as_ref().filter(|far| far.class != group.class).map_or(0, |far| classes[far.class].width);
@@ -174,7 +192,9 @@ impl Layer {
                 GroupMemory::Cache(cache)
             };
             let (rows, sums) = (vec![HeadSums::default(); heads], vec![Sums::new(Rescale::None, None); heads]);
-            let sum = vec![0.0; classes[followed].running.map_or(0, |_| classes[followed].width - 1)];
+            let numbers =
+                if classes[followed].whole { shape.d } else { classes[followed].running.map_or(0, |_| classes[followed].width - 1) };
+            let sum = vec![0.0; numbers];
             Ok(Store { memory, key_norm: 0.0, u: vec![0.0; heads * ep], rows, sums, far, sum })
         };
         // What every row has takes the most: where it cannot be had, neither can the rows themselves.
@@ -228,6 +248,7 @@ impl State {
         let memory = |store: &Store| match &store.memory {
             GroupMemory::Moments { h, z } => h.bytes() + z.bytes(),
             GroupMemory::Cache(cache) => cache.bytes(),
+            GroupMemory::Pool(pool) => pool.bytes(),
         };
         let far = |store: &Store| store.far.as_ref().map_or(0, |far| far.h.bytes() + far.z.bytes()) + 8 * store.sum.len();
         self.stores.iter().map(|store| memory(store) + far(store)).sum::<usize>() + self.steps.bytes()
@@ -235,7 +256,8 @@ impl State {
 
     /// Whether its size does not grow with the tokens.
     pub fn is_constant(&self) -> bool {
-        self.bases.iter().all(Option::is_some)
+        let groups = &self.plan().groups;
+        self.bases.iter().zip(groups).all(|(basis, group)| basis.is_some() || group.distance.window < usize::MAX)
     }
 
     /// A number that no score |x| of this head so far exceeds: the largest itself where keys are kept, elsewhere
@@ -260,6 +282,7 @@ impl State {
                     z.fill(0.0);
                 }
                 GroupMemory::Cache(cache) => cache.clear(),
+                GroupMemory::Pool(pool) => pool.clear(),
             }
         }
         self.steps.clear();
@@ -283,7 +306,7 @@ impl State {
         let (group, column) = plan.group_of[h];
         match &self.stores[b * plan.groups.len() + group].memory {
             GroupMemory::Cache(cache) => Some((cache, column)),
-            GroupMemory::Moments { .. } => None,
+            GroupMemory::Moments { .. } | GroupMemory::Pool(_) => None,
         }
     }
 }
@@ -307,7 +330,9 @@ fn tables(layer: &Layer, plan: &StatePlan, bases: &[Option<Arc<Basis>>], scale: 
         }
         let mut table = basis.wide_inverse_factorials();
         for (i, (n, a)) in head.kernel.polynomial().into_iter().flatten().enumerate() {
-            let factor = scale.powi(n as i32) * if head.learned > 0 { 1.0 } else { a };
+            // Around the mean of whole keys, coefficients change with each query.
+            let outside = head.learned > 0 || layer.classes()[head.class].whole;
+            let factor = scale.powi(n as i32) * if outside { 1.0 } else { a };
             table[basis.order_range(i)].iter_mut().for_each(|c| *c *= factor);
         }
         let table = Table::new(table.into_iter().map(|c| c as f32).collect());

@@ -20,6 +20,8 @@ pub(crate) mod cache;
 mod compress;
 mod file;
 pub(crate) mod memory;
+pub(crate) mod pool;
+pub(crate) mod pool_step;
 mod select;
 mod step;
 mod step_state;

@@ -17,11 +17,14 @@ use crate::kernels::score_rows::Rescale;
 use crate::kernels::simd::{Simd, Task, dispatch};
 use crate::kernels::state_update::{read_sums, update_and_read, write_and_read};
 use crate::layer::{Class, Features, Head, StateGroup};
+use crate::parts::bits::{self, Channels};
 use crate::parts::rope::rotate;
 use crate::real::dot;
 use crate::state::cache::{Query, Sums};
 use crate::state::memory::{FarMemory, GroupMemory, HeadSums, State, Store};
-use crate::{Error, Extra, Inputs, Report, Shape};
+use crate::state::pool::PoolScratch;
+use crate::state::pool_step::{self, GroupInputs};
+use crate::{Error, Extra, Inputs, Kernel, Report, Shape};
 
 /// Less memory than this is updated by one thread: waking others takes as long.
 const WORTH_THREADS: usize = 512 << 10;
@@ -59,16 +62,20 @@ impl State {
     fn reserve(&mut self, inputs: &Inputs<f32>) -> Result<(), Error> {
         let groups = self.bases.len();
         for (index, store) in self.stores.iter_mut().enumerate() {
-            if let GroupMemory::Cache(cache) = &mut store.memory
-                && inputs.length(index / groups, &self.shape) > 0
-            {
-                cache.reserve(1)?;
+            if inputs.length(index / groups, &self.shape) > 0 {
+                store.reserve(1)?;
             }
         }
         let classes = self.layer.classes();
         let scratch = |(group, basis): (&StateGroup, &Option<_>)| {
             let far = group.far.as_ref().map_or(0, |far| classes[far.class].width);
-            scratch_len([classes[group.class].width, far], self.shape.e, group.heads.len(), basis.as_deref())
+            let (width, heads) = (classes[group.class].width, group.heads.len());
+            let pool = group.places.map_or(0, |places| {
+                let queries = padded(width) * (1 + heads) + padded(self.shape.e) + heads;
+                let own = PoolScratch::len(places, self.shape.d, padded(self.shape.e), heads);
+                queries + own + pool_step::scratch_len(&self.shape, far, heads, basis.as_deref())
+            });
+            scratch_len([width, far], self.shape.e, heads, basis.as_deref()).max(pool)
         };
         let most = self.layer.state_plan(self.memory).groups.iter().zip(&self.bases).map(scratch).max().unwrap_or(0);
         self.tasks.ensure(most)
@@ -123,6 +130,7 @@ impl Store {
         match &self.memory {
             GroupMemory::Moments { h, .. } => 4 * h.len(),
             GroupMemory::Cache(cache) => 4 * cache.len * (cache.d + cache.ep) + far,
+            GroupMemory::Pool(pool) => 4 * pool.len() * (pool.d + pool.ep) + far,
         }
     }
 }
@@ -219,18 +227,66 @@ impl Step<'_> {
         };
         let to = &mut to[..dim];
         to.copy_from_slice(&x[head * dim..][..dim]);
-        if which == 2 {
-            return;
-        }
-        if class.rope {
+        if class.rope && which < 2 {
             let half = d / 2;
             rotate(to, &token.cos[b * half..][..half], &token.sin[b * half..][..half]);
+        }
+        let coded = class.bits.filter(|&(_, sinks)| which > 0 && self.state.steps.positions[b] >= sinks);
+        match (coded, class.channels_of(self.inputs, d, head)) {
+            (Some((bits, _)), Some(channels)) if which == 1 => bits::round_key(bits, channels, to),
+            (Some((bits, _)), _) => bits::round_value(bits, to),
+            _ => {}
         }
     }
 }
 
 fn padded(n: usize) -> usize {
     n.next_multiple_of(PAD)
+}
+
+/// What a pool reads of one token.
+struct TokenInputs<'a> {
+    step: &'a Step<'a>,
+    b: usize,
+    group: &'a StateGroup,
+}
+
+impl GroupInputs for TokenInputs<'_> {
+    fn kernel(&self, head: usize, far: bool) -> &Kernel {
+        let State { kernels, far_kernels, .. } = self.step.state;
+        if far { far_kernels[head].as_ref().unwrap_or(&kernels[head]) } else { &kernels[head] }
+    }
+
+    fn table(&self, head: usize) -> &[f32] {
+        &self.step.state.tables[head]
+    }
+
+    fn sink(&self, head: usize) -> Option<f32> {
+        let needs = self.step.state.layer.heads()[head].needs(Extra::Sink);
+        needs.then(|| self.step.inputs.extra(Extra::Sink)[head])
+    }
+
+    fn channels(&self) -> Option<Channels<'_>> {
+        self.step.state.layer.classes()[self.group.class].channels_of(self.step.inputs, self.step.state.shape.d, self.group.g)
+    }
+
+    fn spread(&self, head: usize) -> (&[f32], f32) {
+        self.step.state.layer.whole_spread(self.step.inputs, head)
+    }
+
+    #[inline(always)]
+    fn far_key<S: Simd>(&self, simd: S, key: &[f32], to: &mut [f32]) {
+        let Some(far) = &self.group.far else { return };
+        let class = self.step.state.layer.classes()[far.class];
+        class.of_keys(self.step.inputs, self.step.state.shape.d, self.group.g).forward(simd, key, &[], to);
+    }
+
+    #[inline(always)]
+    fn far_query<S: Simd>(&self, simd: S, head: usize, mean: &[f32], to: &mut [f32]) -> f32 {
+        let layer = &self.step.state.layer;
+        let plan = layer.far_plans()[head].as_ref().unwrap_or(&layer.head_plans()[head]);
+        self.step.query(simd, self.b, head, plan, mean, to)
+    }
 }
 
 /// One state group of one batch row.
@@ -465,6 +521,10 @@ impl Task for GroupStep<'_> {
                     row.rho = join(&plan.variant, own, &mut row.z, row.rho + logs[i], Some(FarSums { u, z, log }), sink);
                     logs[i] = 0.0;
                 }
+            }
+            (GroupMemory::Pool(_), _) => {
+                let inputs = TokenInputs { step, b, group };
+                pool_step::step(simd, layer, group, basis, &inputs, (key, value), (queries, dp), store, scratch);
             }
             (GroupMemory::Moments { .. }, None) => unreachable!("moments are built with their basis"),
         }

@@ -5,7 +5,9 @@ pub mod text;
 mod weighing;
 
 use crate::kernels::score_rows::Rescale;
-use crate::parts::centre::Centre;
+use crate::parts::bits;
+use crate::parts::centre::{Centre, Mean};
+use crate::parts::chosen::Chosen;
 use crate::parts::conv;
 use crate::parts::denominator::none::NoDenominator;
 use crate::parts::distance::Distance;
@@ -46,6 +48,10 @@ pub struct Variant {
     pub window: Option<usize>,
     /// S: keys with s < S are near, too.
     pub sinks: Option<usize>,
+    /// Keys behind the window that are near for what they received.
+    pub chosen: Option<Chosen>,
+    /// Bits in which keys and values of the window are kept; float32 where absent.
+    pub bits: Option<u32>,
     /// How far keys are weighed; they are not seen where absent.
     pub far: Option<Weighing>,
     /// How values are written: u.
@@ -89,7 +95,8 @@ impl Variant {
 
     /// S_t: how many keys position t sees.
     pub fn visible(&self, t: usize) -> usize {
-        if self.far.is_some() { t + 1 } else { t + 1 - self.distance().far(t).len() }
+        let behind = self.distance().far(t).len();
+        if self.far.is_some() { t + 1 } else { t + 1 - behind + behind.min(self.chosen.map_or(0, |chosen| chosen.keys)) }
     }
 
     /// How its rows are kept within float32: as the kernels allow, where something later cancels it.
@@ -147,6 +154,9 @@ impl Variant {
         if self.window.is_none() && self.far.is_some() {
             return impossible("without a window no key is far; add `window=W`, or make the far kernel the only one".into());
         }
+        if let Some(reason) = self.memory_problem() {
+            return impossible(reason);
+        }
         let near = self.near();
         for weighing in [Some(&near), self.far.as_ref()].into_iter().flatten() {
             if let Some(reason) = weighing.problem() {
@@ -187,6 +197,66 @@ impl Variant {
             Some(reason) => impossible(reason),
             None => Ok(()),
         }
+    }
+
+    /// Whether queries and keys meet as they are in its window, and nothing but their scores weighs keys: then its exact keys have a memory of fixed size.
+    pub fn is_pooled(&self) -> bool {
+        let plain =
+            self.kernel.map() == crate::Map::Identity && !self.kernel.has_learned_map() && self.dim.is_none() && self.centre.is_none();
+        let unweighed = self.decay.is_none() && self.in_gate.is_none() && !self.denominator.key_side() && self.write.is_none();
+        let finite = self.far.as_ref().is_none_or(Weighing::has_finite_map);
+        self.window.is_some() && plain && unweighed && finite
+    }
+
+    /// Whether what is far depends on more than the distance, so that positions are taken one after another.
+    pub fn is_walked(&self) -> bool {
+        self.chosen.is_some() || self.has_whole_centre()
+    }
+
+    /// Whether far keys are centred before their projection.
+    pub fn has_whole_centre(&self) -> bool {
+        self.far.as_ref().is_some_and(|far| far.centre.is_some_and(|centre| centre.mean == Mean::Whole))
+    }
+
+    /// Why exact keys cannot be kept like this.
+    fn memory_problem(&self) -> Option<String> {
+        let whole = |centre: Option<Centre>| centre.is_some_and(|centre| centre.mean == Mean::Whole);
+        if whole(self.centre) {
+            return Some("`centre=whole` is for far keys; write it in `far(…)`, or `centre=running`".into());
+        }
+        if let Some(far) = self.far.as_ref().filter(|far| whole(far.centre)) {
+            let taylor = matches!(&far.kernel, Kernel::Taylor(taylor) if taylor.orders().iter().copied().eq(0..=taylor.degree()));
+            if far.dim.is_none() || !taylor || !far.has_finite_map() {
+                return Some("`centre=whole` keeps what a projection of a whole series leaves out; write `far(taylor=0..2 dim=4 centre=whole)`, or `centre=running`".into());
+            }
+        }
+        let kept: Vec<&str> = [(self.chosen.is_some(), "chosen"), (self.bits.is_some(), "bits"), (self.has_whole_centre(), "centre=whole")]
+            .into_iter()
+            .filter_map(|(there, word)| there.then_some(word))
+            .collect();
+        let word = *kept.first()?;
+        if self.window.is_none() {
+            return Some(format!("`{word}` is about the keys of a window; add `window=W`"));
+        }
+        if let Some(bits) = self.bits.filter(|bits| !bits::WIDTHS.contains(bits)) {
+            return Some(format!("`bits` is 4 or 8, found {bits}; leave it out for float32"));
+        }
+        if !self.is_pooled() {
+            return Some(format!(
+                "`{word}` needs a window whose keys are kept as they are: no features, projection, centre, decay, input gate or weights by position there, and a far kernel with a finite map, if any"
+            ));
+        }
+        if self.chosen.is_some() && !self.kernel.is_exp() {
+            return Some("keys are chosen by the weights that they received, which only `exp` makes positive".into());
+        }
+        None
+    }
+
+    /// What has no backward pass, as it is written.
+    pub fn inference_only(&self) -> Option<&'static str> {
+        [(self.chosen.is_some(), "chosen"), (self.has_whole_centre(), "centre=whole")]
+            .into_iter()
+            .find_map(|(there, word)| there.then_some(word))
     }
 
     /// Why the write rule cannot stand with the other parts.
@@ -331,7 +401,8 @@ impl Variant {
 
     /// Numbers of a key in a cache, for head dimension d: as near queries meet it, and as far queries do where that is another.
     pub fn kept_width(&self, d: usize) -> usize {
-        self.near().kept_width(self.far.as_ref(), d)
+        // A pool computes what far queries meet when a key leaves it.
+        if self.is_pooled() { d } else { self.near().kept_width(self.far.as_ref(), d) }
     }
 
     /// float32 numbers in the recurrent state of one head: the state with its denominator and its running mean, and the keys and values of
@@ -344,9 +415,11 @@ impl Variant {
             .remembered()
             .filter(|weighing| weighing.key_width(d) > weighing.score_dim(d))
             .map_or(0, |weighing| 2 * weighing.score_dim(d));
-        let exact = self
-            .window
-            .map_or(0, |window| (window as u128 + self.sinks.unwrap_or(0) as u128).saturating_mul((self.kept_width(d) + e) as u128));
+        let mean = if self.has_whole_centre() { 2 * d } else { mean };
+        let keys = |window: usize| window as u128 + self.sinks.unwrap_or(0) as u128 + self.chosen.map_or(0, |chosen| chosen.keys) as u128;
+        let exact = self.window.map_or(0, |window| keys(window).saturating_mul((self.kept_width(d) + e) as u128));
+        // What is kept of codes, in numbers of float32.
+        let exact = self.bits.map_or(exact, |bits| exact.saturating_mul(u128::from(bits)).div_ceil(32));
         Some(rows.saturating_add(mean as u128).saturating_add(exact))
     }
 
@@ -366,7 +439,8 @@ impl Variant {
             far.centre = None;
         }
         // Classes that are weighed alike are one, unless each has tensors or a mean of its own.
-        if v.far.as_ref().is_some_and(|far| *far == v.near() && far.has_no_tensors()) {
+        if v.far.as_ref().is_some_and(|far| *far == v.near() && far.has_no_tensors()) && v.bits.is_none() {
+            v.chosen = None;
             (v.window, v.sinks, v.far) = (None, None, None);
         }
         if v.norm.scale_free() {
@@ -401,6 +475,10 @@ impl Variant {
             (Some(w), None, None) => format!("Σ_{{t−s<{w}}}"),
             (Some(w), Some(s), None) => format!("Σ_{{t−s<{w} or s<{s}}}"),
             _ => "Σ_s".to_string(),
+        };
+        let keys = match self.chosen.filter(|_| self.far.is_none()) {
+            Some(chosen) => keys.replace('}', &format!(" or among {} chosen}}", chosen.keys)),
+            None => keys,
         };
         let decay = if self.decay.as_ref().is_some_and(|decay| !decay.by_channel()) { "e^(c_t−c_s)·" } else { "" };
         let value = if self.write.is_some() { "u_s" } else { "v_s" };

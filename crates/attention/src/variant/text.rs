@@ -22,6 +22,7 @@ use termwise_base::nearest;
 
 use crate::error::TextError;
 use crate::parts::centre::Centre;
+use crate::parts::chosen::Chosen;
 use crate::parts::denominator::sum::Sum;
 use crate::parts::gate::{InGate, OutGate, PostGate};
 use crate::parts::kernel::exp::Exp;
@@ -125,6 +126,26 @@ pub static KEYS: &[Key] = &[
         far: false,
         read: |v, value, _| Some(optional(value, |value| count("sinks", value)).map(|n| v.sinks = n)),
         write: |v| v.sinks.map(|n| n.to_string()),
+    },
+    Key {
+        word: "chosen",
+        bare: None,
+        off: true,
+        about: "behind the window, so many keys that received the most attention are near, too; with `fade=L` from about the last L queries",
+        parts: &[],
+        far: false,
+        read: |v, value, _| Some(optional(value, Chosen::read).map(|chosen| v.chosen = chosen)),
+        write: |v| v.chosen.map(Chosen::text),
+    },
+    Key {
+        word: "bits",
+        bare: None,
+        off: true,
+        about: "keys and values of the window are kept as codes of 8 or 4 bits: keys by channel, values by token",
+        parts: &[],
+        far: false,
+        read: |v, value, _| Some(optional(value, |value| count("bits", value)).map(|n| v.bits = n.map(|n| n.min(64) as u32))),
+        write: |v| v.bits.map(|n| n.to_string()),
     },
     Key {
         word: "far",
@@ -336,6 +357,8 @@ impl Default for Variant {
             centre: None,
             window: None,
             sinks: None,
+            chosen: None,
+            bits: None,
             far: None,
             write: None,
             denominator: Denominator::Sum(Sum::default()),
@@ -525,7 +548,8 @@ fn example(key: &Key) -> String {
             "rope" => "rope=off".into(),
             "conv" => "conv=3".into(),
             "far" => "far(taylor=0..2)".into(),
-            "window" | "sinks" | "dim" => format!("{}=4", key.word),
+            "window" | "sinks" | "dim" | "bits" => format!("{}=4", key.word),
+            "chosen" => "chosen=32".into(),
             word => format!("{word}=5"),
         },
     }

@@ -10,6 +10,7 @@ mod identities;
 mod inputs;
 mod modules;
 mod operations;
+mod pool;
 mod recurrent;
 mod recurrent_files;
 #[path = "../support/mod.rs"]

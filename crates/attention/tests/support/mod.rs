@@ -116,6 +116,9 @@ impl<R: Real> Case<R> {
                 // A given decay is the log of what stays at each step.
                 Extra::DecayGate if heads.iter().any(|head| matches!(head.decay, Some(Decay::GivenDecay(_)))) => (-0.3, 0.2),
                 Extra::DecayRate => (-1.0, 0.3),
+                // Most keys are within, some are not.
+                Extra::CodeCentre => (0.0, 0.1),
+                Extra::CodeRange => (2.5, 0.1),
                 Extra::ConvQ | Extra::ConvK | Extra::ConvV => (0.4, 0.6),
                 _ => (0.0, 1.0),
             };

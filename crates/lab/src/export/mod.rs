@@ -15,6 +15,12 @@ use crate::Error;
 /// Source of a PyTorch module, `Attention`, that computes this variant: parallel, in chunks and token by token; `made_by` says who wrote it.
 pub fn torch(variant: &Variant, made_by: &str) -> Result<String, Error> {
     variant.validate()?;
+    let kept = [(variant.chosen.is_some(), "chosen"), (variant.bits.is_some(), "bits"), (variant.has_whole_centre(), "centre=whole")];
+    if let Some((_, part)) = kept.into_iter().find(|(there, _)| *there) {
+        let reason =
+            format!("`{part}` is part of our own memory of keys, which such a file does not have; leave it out, or use termwise itself");
+        return Err(Error::Export { variant: variant.to_string(), reason });
+    }
     let failed = |error: minijinja::Error| Error::Export { variant: variant.to_string(), reason: format!("{error:#}") };
     let mut environment = Environment::new();
     // A part that is absent has no properties.
@@ -50,6 +56,14 @@ mod tests {
         let softmax = exported("softmax");
         for absent in ["monomials", "decay", "beta", "window", "norm", "float64: the terms"] {
             assert!(!softmax.split("# Reference values").next().is_some_and(|code| code.contains(absent)), "softmax has {absent}");
+        }
+    }
+
+    #[test]
+    fn what_a_file_cannot_keep_is_refused() {
+        for text in ["exp window=4 chosen=2", "exp window=4 bits=8", "exp window=4 far(taylor=0..2 dim=2 centre=whole)"] {
+            let variant: Variant = text.parse().unwrap_or_else(|error| panic!("{error}"));
+            assert!(matches!(torch(&variant, "a test"), Err(Error::Export { .. })), "{text}");
         }
     }
 

@@ -24,6 +24,7 @@ use std::iter::Sum;
 use serde::{Deserialize, Serialize};
 use termwise_attention::MAX_ROWS;
 use termwise_attention::combinatorics::monomials;
+use termwise_attention::parts::chosen::Chosen;
 use termwise_attention::{Map, Variant, Weighing};
 
 const FLOAT: u64 = 4;
@@ -87,8 +88,9 @@ struct Unit {
     conv: bool,
     map: Map,
     dim: Option<usize>,
-    /// Window and sinks of a cache.
+    /// Window and sinks, and how else exact keys are kept.
     exact: Option<(usize, usize)>,
+    kept: (Option<Chosen>, Option<u32>),
     moments: Option<Moments>,
 }
 
@@ -129,7 +131,8 @@ impl Attention {
             });
             let (kv_head, rope, conv, map) = (h / group.max(1), variant.rope, variant.conv.is_some(), variant.kernel.map());
             let exact = variant.window.map(|window| (window, variant.sinks.unwrap_or(0)));
-            let unit = Unit { kv_head, rope, conv, map, dim: variant.dim, exact, moments };
+            let kept = (variant.chosen, variant.bits);
+            let unit = Unit { kv_head, rope, conv, map, dim: variant.dim, exact, kept, moments };
             let add = |list: &mut Vec<Unit>, unit: Unit| {
                 let first = !list.contains(&unit);
                 if first {
@@ -143,13 +146,15 @@ impl Attention {
             let row = FLOAT * (width + padded) as u64;
             let own_row = FLOAT * u64::from(variant.in_gate.is_some() || key_side) + DOUBLE * u64::from(decays);
             if let Some((window, sinks)) = exact {
-                // Blocks are forgotten as a whole, so that up to one is held beside.
+                // In a cache, blocks are forgotten as a whole, so that up to one is held beside.
                 let most = (window as u64).saturating_add(sinks as u64).saturating_add(BLOCK - 1);
+                let cached = most.div_ceil(BLOCK).saturating_mul(BLOCK).saturating_mul(row / FLOAT);
+                let kept = variant.window_bytes(d, d).map_or(cached, |bytes| (bytes as u64).div_ceil(FLOAT));
                 sum.window += 2.0 * (variant.near().key_width(d) + d) as f64 * (window as f64 + sinks as f64);
                 let far_keeps_keys = variant.far.is_some() && unit.moments.is_none();
                 let own = Unit { moments: unit.moments.clone().filter(|moments| moments.owner.is_some()), ..unit.clone() };
                 if !far_keeps_keys && add(&mut rings, own) {
-                    sum.ring = sum.ring.saturating_add(most.div_ceil(BLOCK).saturating_mul(BLOCK).saturating_mul(row / FLOAT));
+                    sum.ring = sum.ring.saturating_add(kept);
                 }
             }
             // Windows without far keys are all that there is.
@@ -171,7 +176,7 @@ impl Attention {
             let size = rows as u64 * (d as u64 + u64::from(moments.sums));
             // The sum of keys whose mean is followed is in float64.
             let followed = weighing.key_width(d) - weighing.score_dim(d);
-            let mean = 2 * (followed * weighing.score_dim(d)) as u64;
+            let mean = 2 * if variant.has_whole_centre() { d } else { followed * weighing.score_dim(d) } as u64;
             let held = size + rows as u64 * (padded - d) as u64 + mean;
             let highest = moments.orders.last().copied().unwrap_or(0);
             let built = (2..=highest).map(|n| monomials(weighing.key_width(d), n) as f64).sum::<f64>();

@@ -5,6 +5,7 @@ use crate::kernels::disjoint::Block;
 use crate::kernels::simd::{Simd, Task};
 use crate::kernels::transpose;
 use crate::layer::{Class, FeatureGrads, Features};
+use crate::parts::bits::{self, Channels};
 use crate::parts::rope::{rotate, rotate_back};
 
 /// Rows of one head in a [B, T, heads, dimension] tensor, and what happens to them.
@@ -28,6 +29,27 @@ pub struct HeadRows<'a> {
     pub features: Features<'a>,
     /// μ_t where the mean of keys moves, rows of it as far apart; empty elsewhere.
     pub means: (&'a [f32], usize),
+    /// The codes that rows become.
+    pub codes: Option<Codes<'a>>,
+}
+
+/// Rows as their codes have them.
+#[derive(Clone, Copy)]
+pub struct Codes<'a> {
+    pub bits: u32,
+    /// The first row that has codes.
+    pub from: usize,
+    /// Of keys; values have a scale for each row.
+    pub channels: Option<Channels<'a>>,
+}
+
+impl Codes<'_> {
+    fn round(&self, row: &mut [f32]) {
+        match self.channels {
+            Some(channels) => bits::round_key(self.bits, channels, row),
+            None => bits::round_value(self.bits, row),
+        }
+    }
 }
 
 /// Gradients of the filter of one head, laid out like [`HeadRows::taps`] and [`HeadRows::tail`].
@@ -86,6 +108,9 @@ impl HeadRows<'_> {
         if !self.cos.is_empty() {
             let half = self.dim / 2;
             rotate(row, &self.cos[t * half..][..half], &self.sin[t * half..][..half]);
+        }
+        if let Some(codes) = self.codes.filter(|codes| t >= codes.from) {
+            codes.round(row);
         }
     }
 

@@ -154,6 +154,10 @@ fn windows_take_what_they_hold() {
     let carried = |shape: &Shape| 8 + shape.kv_heads * 8 + shape.heads * (4 * 8 + 4);
     for (text, heads, kv_heads) in [
         ("exp window=20", 4, 2),
+        ("exp window=20 sinks=3 chosen=9", 4, 2),
+        ("exp window=20 sinks=3 bits=8", 4, 2),
+        ("exp window=140 sinks=3 chosen=9 bits=4", 2, 1),
+        ("exp window=20 sinks=3 far(taylor=0..2 dim=4 centre=whole)", 4, 2),
         ("exp window=140 sinks=3", 2, 2),
         ("exp window=20 sinks=3 far(taylor=0..2 dim=4)", 4, 2),
         ("exp window=20 far(taylor=0..2)", 2, 1),
