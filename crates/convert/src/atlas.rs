@@ -1,0 +1,202 @@
+//! How each head uses what lies behind it: the atlas.
+
+use serde::{Deserialize, Serialize};
+use termwise_attention::View;
+use termwise_llama::Config;
+use termwise_report::{Block, Cell, Document, Documented, Figure, HeatMap, Names, Section, Shade, Table, Unit};
+
+use crate::calibrate::{Gathered, NEAR};
+use crate::kinds::SINKS;
+
+/// Sums over the sampled queries of a head.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HeadSums {
+    rows: f64,
+    /// Of attention: sinks, far keys, and the distance that it looks back.
+    sink: f64,
+    far: f64,
+    distance: f64,
+    /// Rows with at least two far keys, the spread of their scores, the largest above their mean, and the far keys that hold half of the far mass.
+    far_rows: f64,
+    spread: f64,
+    largest: f64,
+    half: f64,
+}
+
+impl HeadSums {
+    /// Takes query t in; gives the mass of its far keys.
+    pub fn add(&mut self, view: &View, t: usize) -> f64 {
+        let d = view.d;
+        let q = &view.q[t * d..][..d];
+        let scores: Vec<f64> = view.k[..(t + 1) * d].chunks_exact(d).map(|k| q.iter().zip(k).map(|(q, k)| q * k).sum()).collect();
+        let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = scores.iter().map(|x| (x - most).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        let sinks = SINKS.min(t + 1);
+        let far = sinks..(t + 1).saturating_sub(NEAR).max(sinks);
+        let far_mass = weights[far.clone()].iter().sum::<f64>() / sum;
+        self.rows += 1.0;
+        self.sink += weights[..sinks].iter().sum::<f64>() / sum;
+        self.far += far_mass;
+        self.distance += weights.iter().enumerate().map(|(s, w)| w * (t - s) as f64).sum::<f64>() / sum;
+        if far.len() >= 2 {
+            let (n, scores) = (far.len() as f64, &scores[far.clone()]);
+            let mean = scores.iter().sum::<f64>() / n;
+            self.far_rows += 1.0;
+            self.spread += (scores.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / n).sqrt();
+            self.largest += scores.iter().copied().fold(f64::NEG_INFINITY, f64::max) - mean;
+            let mut sorted = weights[far.clone()].to_vec();
+            sorted.sort_by(|a, b| b.total_cmp(a));
+            let all: f64 = sorted.iter().sum();
+            let mut held = 0.0;
+            let count = sorted.iter().take_while(|w| {
+                let before = held;
+                held += **w;
+                before < 0.5 * all
+            });
+            self.half += count.count() as f64 / n;
+        }
+        far_mass
+    }
+}
+
+/// One head.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HeadFacts {
+    /// From 0.
+    pub layer: usize,
+    /// From 0.
+    pub head: usize,
+    /// Share of its attention on the first keys.
+    pub sink_mass: f64,
+    /// Share of its attention on keys that are neither the first nor the last.
+    pub far_mass: f64,
+    /// How far it looks back, tokens.
+    pub look_back: f64,
+    /// Standard deviation of the scores of far keys within a row.
+    pub far_spread: f64,
+    /// The largest of them above their mean.
+    pub far_largest: f64,
+    /// Share of the far keys that holds half of the far mass.
+    pub half_of_far: f64,
+    /// What its kv head's memory cut down to a short window does to the model: KL in nats per token; absent where it was not measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kl: Option<f64>,
+}
+
+/// All heads of a model on a text.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Atlas {
+    /// The model, as it was asked for.
+    pub model: String,
+    /// The text.
+    pub data: Vec<String>,
+    /// Contexts and their length.
+    pub contexts: usize,
+    /// Tokens of each.
+    pub length: usize,
+    /// Keys at the start that count as sinks, and last ones that count as near.
+    pub sinks: usize,
+    /// The others are far.
+    pub near: usize,
+    /// By layer and head.
+    pub heads: Vec<HeadFacts>,
+}
+
+impl Atlas {
+    /// From what a pass gathered.
+    pub fn new(model: &str, data: Vec<String>, config: &Config, gathered: &Gathered, length: usize) -> Atlas {
+        let heads = gathered.heads.iter().enumerate().map(|(index, sums)| {
+            let (rows, far) = (sums.rows.max(1.0), sums.far_rows.max(1.0));
+            HeadFacts {
+                layer: index / config.num_attention_heads,
+                head: index % config.num_attention_heads,
+                sink_mass: sums.sink / rows,
+                far_mass: sums.far / rows,
+                look_back: sums.distance / rows,
+                far_spread: sums.spread / far,
+                far_largest: sums.largest / far,
+                half_of_far: sums.half / far,
+                kl: None,
+            }
+        });
+        let heads = heads.collect();
+        Atlas { model: model.into(), data, contexts: gathered.contexts, length, sinks: SINKS, near: NEAR, heads }
+    }
+
+    fn map(&self, title: &str, shade: Shade, value: fn(&HeadFacts) -> Option<f64>) -> HeatMap {
+        let layers = self.heads.iter().map(|head| head.layer + 1).max().unwrap_or(0);
+        let per_layer = self.heads.len() / layers.max(1);
+        HeatMap {
+            title: title.into(),
+            x: Names::count("head", per_layer),
+            y: Names::count("layer", layers),
+            values: self.heads.chunks(per_layer.max(1)).map(|row| row.iter().map(value).collect()).collect(),
+            shade,
+            range: None,
+            unit: Unit::Number,
+        }
+    }
+
+    fn median(&self, value: fn(&HeadFacts) -> f64) -> f64 {
+        let mut values: Vec<f64> = self.heads.iter().map(value).collect();
+        values.sort_by(f64::total_cmp);
+        values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+    }
+}
+
+impl Documented for Atlas {
+    const KIND: &'static str = "atlas";
+
+    fn document(&self) -> Document {
+        let Atlas { contexts, length, sinks, near, .. } = self;
+        let facts = vec![
+            ("model".to_owned(), self.model.clone()),
+            ("text".to_owned(), format!("{}; {contexts} contexts of {length} tokens", self.data.join(", "))),
+            ("far".to_owned(), format!("all keys but the first {sinks} and the last {near}")),
+            (
+                "median head".to_owned(),
+                format!(
+                    "{:.3} of its attention on far keys, {:.3} on the first; looks back {:.0} tokens; far scores have a standard deviation of {:.2}, their largest is {:.1} above their mean, and half of the far mass lies on {:.1} % of the far keys",
+                    self.median(|head| head.far_mass),
+                    self.median(|head| head.sink_mass),
+                    self.median(|head| head.look_back),
+                    self.median(|head| head.far_spread),
+                    self.median(|head| head.far_largest),
+                    100.0 * self.median(|head| head.half_of_far),
+                ),
+            ),
+        ];
+        let mut panels = vec![
+            self.map("Attention on far keys", Shade::Linear, |head| Some(head.far_mass)).into(),
+            self.map("Attention on the first keys", Shade::Linear, |head| Some(head.sink_mass)).into(),
+            self.map("Spread of far scores", Shade::Linear, |head| Some(head.far_spread)).into(),
+        ];
+        if self.heads.iter().any(|head| head.kl.is_some()) {
+            panels.push(self.map("KL when the kv head keeps a short window", Shade::Linear, |head| head.kl).into());
+        }
+        let figure = Figure { title: "Heads".into(), description: "Layers by heads.".into(), panels };
+        let columns = ["layer", "head", "far mass", "sink mass", "look-back", "far spread", "far largest", "half of far on", "KL"];
+        let mut table = Table::new("Every head", columns);
+        for head in &self.heads {
+            table.rows.push(vec![
+                Cell::count(head.layer),
+                Cell::count(head.head),
+                Cell::Number(head.far_mass, 3),
+                Cell::Number(head.sink_mass, 3),
+                Cell::Number(head.look_back, 0),
+                Cell::Number(head.far_spread, 2),
+                Cell::Number(head.far_largest, 1),
+                Cell::Number(head.half_of_far, 3),
+                Cell::maybe(head.kl, |kl| Cell::Number(kl, 5)),
+            ]);
+        }
+        let details = Block::Details { summary: "Every head".into(), blocks: vec![Block::table("heads", table)] };
+        let name = self.model.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+        Document {
+            title: format!("{name}: what its heads look back at"),
+            lead: vec![Block::Facts(facts)],
+            sections: vec![Section::new("Heads", vec![Block::figure("heads", figure), details])],
+        }
+    }
+}

@@ -1,0 +1,396 @@
+//! Loss and KL against bytes, for every way to choose memories that there is, on the same contexts.
+//!
+//! The rule, stated beforehand: at a budget, one method is better than another if the 95 % interval (Student's) of the mean over contexts of the difference of
+//! their losses lies on one side of zero; there is no verdict with fewer than three contexts.
+
+mod document;
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde::{Deserialize, Serialize};
+use termwise_llama::Model;
+
+use crate::assemble::assemble;
+use crate::convert::{Prepared, bytes_of};
+use crate::journal::{Journal, digest};
+use crate::kinds::{Family, Far, Kind, key_bytes};
+use crate::meter::{ByPosition, Reference, Sums, whole};
+use crate::{Error, Tell, Texts};
+
+/// A way to choose memories within a budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Method {
+    /// In tables.
+    pub name: &'static str,
+    /// What kv heads may have.
+    families: &'static [Family],
+    /// Whether each has its own share; else all have the same, of the first family.
+    per_head: bool,
+}
+
+const WINDOW: Family = Family::WINDOW;
+const FAR: Family = Family { far: Far::State, ..WINDOW };
+const MEAN: Family = Family { far: Far::Mean, ..WINDOW };
+const CHOSEN: Family = Family { chosen: true, ..WINDOW };
+const LATELY: Family = Family { fade: true, ..CHOSEN };
+const CHOSEN_FAR: Family = Family { far: Far::State, ..CHOSEN };
+const BITS8: Family = Family { bits: 8, ..WINDOW };
+const BITS4: Family = Family { bits: 4, ..WINDOW };
+const BITS8_FAR: Family = Family { far: Far::State, ..BITS8 };
+const BITS8_CHOSEN: Family = Family { chosen: true, ..BITS8 };
+const BITS4_FAR: Family = Family { far: Far::State, ..BITS4 };
+const BITS4_CHOSEN: Family = Family { chosen: true, ..BITS4 };
+
+/// What `convert` chooses from unless told otherwise.
+pub const ALL: &[Family] = &[WINDOW, FAR, CHOSEN, BITS8, BITS8_FAR, BITS8_CHOSEN, BITS4, BITS4_FAR, BITS4_CHOSEN];
+
+/// The methods, rivals first.
+pub const METHODS: &[Method] = &[
+    Method { name: "window", families: &[WINDOW], per_head: false },
+    Method { name: "chosen", families: &[CHOSEN], per_head: false },
+    Method { name: "chosen lately", families: &[LATELY], per_head: false },
+    Method { name: "8 bits", families: &[BITS8], per_head: false },
+    Method { name: "4 bits", families: &[BITS4], per_head: false },
+    Method { name: "far mean", families: &[MEAN], per_head: false },
+    Method { name: "far state", families: &[FAR], per_head: false },
+    Method { name: "8 bits + chosen", families: &[BITS8_CHOSEN], per_head: false },
+    Method { name: "chosen + far state", families: &[CHOSEN_FAR], per_head: false },
+    Method { name: "window by head", families: &[WINDOW], per_head: true },
+    Method { name: "far state by head", families: &[WINDOW, FAR], per_head: true },
+    Method { name: "chosen by head", families: &[WINDOW, CHOSEN], per_head: true },
+    Method { name: "8 bits by head", families: &[BITS8, BITS8_CHOSEN], per_head: true },
+    Method { name: "everything by head", families: ALL, per_head: true },
+];
+
+/// Which pairs of methods are compared: what the first is said to do better than the second.
+pub const PAIRS: &[(&str, &str)] = &[
+    ("window by head", "window"),
+    ("far state by head", "window by head"),
+    ("far state by head", "chosen by head"),
+    ("far state by head", "4 bits"),
+    ("far state by head", "8 bits"),
+    ("far state", "window"),
+    ("chosen", "window"),
+    ("8 bits", "window"),
+    ("chosen + far state", "chosen"),
+    ("everything by head", "8 bits by head"),
+    ("everything by head", "8 bits + chosen"),
+];
+
+impl Method {
+    /// The methods of these names, all where there is none.
+    pub fn named(names: &[String]) -> Result<Vec<&'static Method>, Error> {
+        if let Some(unknown) = names.iter().find(|name| METHODS.iter().all(|method| method.name != **name)) {
+            let all: Vec<&str> = METHODS.iter().map(|method| method.name).collect();
+            return Err(Error::Asked(format!("there is no method `{unknown}`; there are: {}", all.join(", "))));
+        }
+        Ok(METHODS.iter().filter(|method| names.is_empty() || names.iter().any(|name| name == method.name)).collect())
+    }
+
+    /// The kinds that these need to know the errors of: none where all heads have the same.
+    pub fn families(methods: &[&Method]) -> Vec<Family> {
+        let mut all: Vec<Family> = Vec::new();
+        for family in methods.iter().filter(|method| method.per_head).flat_map(|method| method.families) {
+            if !all.contains(family) {
+                all.push(*family);
+            }
+        }
+        all
+    }
+
+    /// The kinds of all kv heads within so many bytes; `None` where nothing fits.
+    pub fn choose(&self, prepared: &Prepared, units: usize, d: usize, bytes: u64) -> Option<Vec<Kind>> {
+        if self.per_head {
+            return prepared.choose(self.families, d, bytes);
+        }
+        let kind = Kind::largest(d, bytes / units as u64, |keys| self.families[0].of(keys))?;
+        Some(vec![kind; units])
+    }
+}
+
+/// One method at one budget on one text.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// The method.
+    pub method: String,
+    /// The budget, keys in float32 for each kv head.
+    pub keys: u64,
+    /// Bytes of the model's memory.
+    pub bytes: u64,
+    /// The text.
+    pub text: String,
+    /// By context, and by bucket of positions.
+    pub contexts: Vec<ByPosition>,
+}
+
+impl Point {
+    /// Mean rise of the loss over contexts, and its standard error where there are several.
+    pub fn rise(&self) -> (f64, Option<f64>) {
+        mean_and_error(&self.contexts.iter().map(|buckets| whole(buckets).rise()).collect::<Vec<_>>())
+    }
+
+    /// Mean KL over contexts, and its standard error.
+    pub fn kl(&self) -> (f64, Option<f64>) {
+        mean_and_error(&self.contexts.iter().map(|buckets| whole(buckets).mean_kl()).collect::<Vec<_>>())
+    }
+
+    /// Sums over contexts by bucket.
+    pub fn buckets(&self) -> Vec<Sums> {
+        let count = self.contexts.iter().map(Vec::len).max().unwrap_or(0);
+        let mut all = vec![Sums::default(); count];
+        self.contexts.iter().for_each(|buckets| all.iter_mut().zip(buckets).for_each(|(all, one)| all.add(one)));
+        all
+    }
+}
+
+/// Two methods at one budget.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Comparison {
+    /// Said to be better.
+    pub a: String,
+    /// Than this.
+    pub b: String,
+    /// The budget.
+    pub keys: u64,
+    /// Contexts of all texts that both have.
+    pub contexts: usize,
+    /// Mean of loss(a) − loss(b) over contexts, and its 95 % interval where there are at least three.
+    pub difference: f64,
+    /// The interval.
+    pub interval: Option<(f64, f64)>,
+    /// By the rule.
+    pub verdict: Verdict,
+}
+
+/// What the rule says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// The first is better.
+    Better,
+    /// It is worse.
+    Worse,
+    /// Neither can be said.
+    Open,
+}
+
+/// Everything, filled in as it is measured.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Frontier {
+    /// The model, as it was asked for.
+    pub model: String,
+    /// Tokens of a context.
+    pub length: usize,
+    /// Texts, contexts asked for of each, and whether other parts of it were fitted to.
+    pub texts: Vec<(String, usize, bool)>,
+    /// Tokens that were fitted to.
+    pub calibration_tokens: usize,
+    /// Bytes of one key and value, and kv heads: budgets are in these.
+    pub key_bytes: u64,
+    /// Of the model.
+    pub kv_heads: usize,
+    /// Loss of the original by text, nats per token.
+    pub original: Vec<f64>,
+    /// What was measured.
+    pub points: Vec<Point>,
+    /// By the rule.
+    pub comparisons: Vec<Comparison>,
+    /// Whether everything that was asked for is here.
+    pub finished: bool,
+}
+
+/// What to do.
+pub struct Options<'a> {
+    /// Keys in float32 for each kv head.
+    pub keys: Vec<u64>,
+    /// Names of methods; all where empty.
+    pub methods: Vec<String>,
+    /// Where measurements are kept.
+    pub journal: Option<&'a Path>,
+}
+
+/// Measures; `show` gets every state of the result. Contexts come in turn from all texts, and each is finished with all methods before the next, so that what
+/// there is can be compared at any time.
+#[allow(clippy::too_many_arguments, reason = "what is measured, how, and who hears of it")]
+pub fn run(
+    model: &Model,
+    prepared: &Prepared,
+    texts: &Texts,
+    options: &Options,
+    about: Frontier,
+    stop: &AtomicBool,
+    tell: Tell,
+    show: &mut dyn FnMut(&Frontier),
+) -> Result<Frontier, Error> {
+    let config = &model.config;
+    let (units, d) = (config.num_hidden_layers * config.num_key_value_heads, config.head_dim);
+    let methods = Method::named(&options.methods)?;
+    let mut plans: Vec<(&Method, u64, Vec<Kind>)> = Vec::new();
+    for &keys in &options.keys {
+        let bytes = keys * key_bytes(d) * units as u64;
+        for &method in &methods {
+            if let Some(kinds) = method.choose(prepared, units, d, bytes) {
+                plans.push((method, keys, kinds));
+            }
+        }
+    }
+    let mut journal = Journal::open(options.journal)?;
+    let mut result = Frontier {
+        length: texts.evaluation.first().and_then(|text| text.contexts.first()).map_or(0, Vec::len),
+        texts: texts.evaluation.iter().map(|text| (text.name.clone(), text.contexts.len(), text.calibrated)).collect(),
+        key_bytes: key_bytes(d),
+        kv_heads: units,
+        original: vec![f64::NAN; texts.evaluation.len()],
+        points: Vec::new(),
+        ..about
+    };
+    for text in &texts.evaluation {
+        for (method, keys, kinds) in &plans {
+            let (bytes, text) = (bytes_of(kinds, d), text.name.clone());
+            result.points.push(Point { method: method.name.into(), keys: *keys, bytes, text, contexts: Vec::new() });
+        }
+    }
+    let most = texts.evaluation.iter().map(|text| text.contexts.len()).max().unwrap_or(0);
+    let total: u64 = texts.evaluation.iter().map(|text| text.contexts.len() as u64).sum::<u64>() * plans.len() as u64;
+    let mut done = 0;
+    for index in 0..most {
+        for (place, text) in texts.evaluation.iter().enumerate().filter(|(_, text)| index < text.contexts.len()) {
+            let context = &text.contexts[index];
+            let mut reference = None;
+            for (at, (method, keys, kinds)) in plans.iter().enumerate() {
+                let key = digest(&format!("frontier {} {kinds:?} {context:?}", prepared.fits.identity));
+                let found: ByPosition = match journal.get(&key) {
+                    Some(known) => known,
+                    None => {
+                        if stop.load(Ordering::Relaxed) {
+                            result.compare();
+                            show(&result);
+                            return Ok(result);
+                        }
+                        let reference = match &reference {
+                            Some(reference) => reference,
+                            None => reference.insert(Reference::new(model, context)?),
+                        };
+                        let kinds: Vec<Option<Kind>> = kinds.iter().copied().map(Some).collect();
+                        let found = reference.compare(&assemble(model, &prepared.fits, &kinds)?)?;
+                        journal.put(&key, &format!("{}, {keys} keys, {} {index}", method.name, text.name), &found);
+                        found
+                    }
+                };
+                result.points[place * plans.len() + at].contexts.push(found);
+                done += 1;
+                tell(done, total, &format!("{} at {keys} keys", method.name));
+            }
+            let all: Vec<Sums> = (0..=index).filter_map(|i| Some(whole(result.points[place * plans.len()].contexts.get(i)?))).collect();
+            let (loss, count) = all.iter().fold((0.0, 0), |(loss, count), sums| (loss + sums.original, count + sums.count));
+            result.original[place] = loss / count.max(1) as f64;
+            result.compare();
+            show(&result);
+        }
+    }
+    result.finished = true;
+    result.compare();
+    show(&result);
+    Ok(result)
+}
+
+impl Frontier {
+    /// Applies the rule to what there is.
+    pub fn compare(&mut self) {
+        let mut keys: Vec<u64> = self.points.iter().map(|point| point.keys).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        self.comparisons.clear();
+        for &(a, b) in PAIRS {
+            for &keys in &keys {
+                let of = |name: &str, text: &str| {
+                    self.points.iter().find(|point| point.method == name && point.keys == keys && point.text == text)
+                };
+                let mut differences = Vec::new();
+                for (text, ..) in &self.texts {
+                    let (Some(a), Some(b)) = (of(a, text), of(b, text)) else { continue };
+                    differences.extend(a.contexts.iter().zip(&b.contexts).map(|(a, b)| whole(a).rise() - whole(b).rise()));
+                }
+                if differences.is_empty() {
+                    continue;
+                }
+                let (difference, error) = mean_and_error(&differences);
+                let interval = error.filter(|_| differences.len() >= 3).map(|error| {
+                    let half = student(differences.len() - 1) * error;
+                    (difference - half, difference + half)
+                });
+                let verdict = match interval {
+                    Some((_, high)) if high < 0.0 => Verdict::Better,
+                    Some((low, _)) if low > 0.0 => Verdict::Worse,
+                    _ => Verdict::Open,
+                };
+                self.comparisons.push(Comparison {
+                    a: a.into(),
+                    b: b.into(),
+                    keys,
+                    contexts: differences.len(),
+                    difference,
+                    interval,
+                    verdict,
+                });
+            }
+        }
+    }
+}
+
+/// The mean and its standard error, where there are at least two.
+fn mean_and_error(values: &[f64]) -> (f64, Option<f64>) {
+    let n = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / n.max(1.0);
+    let error = (values.len() > 1).then(|| (values.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / (n - 1.0) / n).sqrt());
+    (mean, error)
+}
+
+/// The 97.5 % point of Student's distribution.
+fn student(freedom: usize) -> f64 {
+    const FIRST: [f64; 20] = [
+        12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101,
+        2.093, 2.086,
+    ];
+    let f = freedom.max(1) as f64;
+    // Beyond the table Cornish and Fisher's first terms, within 0.001.
+    FIRST.get(freedom.max(1) - 1).copied().unwrap_or(1.95996 + 2.3722 / f + 2.8225 / (f * f))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point(method: &str, losses: &[f64]) -> Point {
+        let contexts = losses.iter().map(|&loss| vec![Sums { count: 10, loss: 10.0 * loss, original: 0.0, kl: 0.0 }]).collect();
+        Point { method: method.into(), keys: 64, bytes: 1, text: "t".into(), contexts }
+    }
+
+    #[test]
+    fn verdicts_follow_the_rule() {
+        let compare = |a: &[f64], b: &[f64]| {
+            let points = vec![point("chosen", a), point("window", b)];
+            let mut frontier = Frontier { texts: vec![("t".into(), 9, true)], points, ..Frontier::default() };
+            frontier.compare();
+            frontier.comparisons.into_iter().find(|comparison| comparison.a == "chosen" && comparison.b == "window").expect("a comparison")
+        };
+        let found = compare(&[1.0, 2.0, 3.0, 4.0], &[1.1, 2.11, 3.09, 4.1]);
+        assert_eq!(found.verdict, Verdict::Better);
+        // Paired: contexts differ by far more than methods do.
+        assert!(
+            (found.difference + 0.1).abs() < 1e-9 && found.interval.is_some_and(|(low, high)| low < -0.1 && high > -0.1 && high < -0.08)
+        );
+        assert_eq!(compare(&[1.1, 2.11, 3.09], &[1.0, 2.0, 3.0]).verdict, Verdict::Worse);
+        assert_eq!(compare(&[1.0, 2.0], &[1.1, 2.1]).verdict, Verdict::Open);
+        assert_eq!(compare(&[1.0, 2.0, 3.0], &[1.1, 1.9, 3.1]).verdict, Verdict::Open);
+        assert!((student(1) - 12.706).abs() < 1e-9 && (student(21) - 2.0796).abs() < 2e-3 && (student(1000) - 1.9623).abs() < 1e-3);
+    }
+
+    #[test]
+    fn every_method_that_is_compared_exists() {
+        for (a, b) in PAIRS {
+            assert!([a, b].iter().all(|name| METHODS.iter().any(|method| method.name == **name)), "{a} {b}");
+        }
+    }
+}

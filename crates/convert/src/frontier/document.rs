@@ -1,0 +1,126 @@
+//! The frontier as a page.
+
+use termwise_report::{
+    Axis, Block, Cell, Chart, Document, Documented, Figure, Layer, Line, Panel, Scale, Section, Table, Tone, Unit, thousands,
+};
+
+use super::{Frontier, METHODS, Point, Verdict};
+use crate::meter::BUCKETS;
+
+impl Documented for Frontier {
+    const KIND: &'static str = "frontier";
+
+    fn document(&self) -> Document {
+        let texts: Vec<String> = self
+            .texts
+            .iter()
+            .zip(&self.original)
+            .map(|((name, contexts, calibrated), loss)| {
+                let seen = if *calibrated { "other parts of it were fitted to" } else { "never fitted to" };
+                format!("{name}: up to {contexts} contexts, {seen}; loss of the original {loss:.4}")
+            })
+            .collect();
+        let facts = vec![
+            ("model".to_owned(), self.model.clone()),
+            ("contexts".to_owned(), format!("{} tokens; fitted to {} tokens", self.length, thousands(self.calibration_tokens as u64))),
+            (
+                "budgets".to_owned(),
+                format!("keys and values in float32 for each of {} kv heads, {} bytes each; bytes are those of the buffers", self.kv_heads, self.key_bytes),
+            ),
+            (
+                "rule".to_owned(),
+                "better or worse if the 95 % interval of the mean over contexts of the paired difference of losses lies on one side of zero; at least three contexts".to_owned(),
+            ),
+        ];
+        let mut lead = vec![Block::Facts(facts), Block::List(texts)];
+        if !self.finished {
+            lead.push(Block::badge(Tone::Open, "unfinished", "what is here is measured; the same command goes on from there"));
+        }
+        let mut sections = vec![Section::new("Verdicts", self.verdict_blocks())];
+        for (text, ..) in &self.texts {
+            sections.push(Section::new(format!("Loss and KL on {text}"), self.text_blocks(text)));
+        }
+        let name = self.model.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+        Document { title: format!("{name}: what constant memory costs"), lead, sections }
+    }
+}
+
+impl Frontier {
+    fn verdict_blocks(&self) -> Vec<Block> {
+        let columns = ["said to be better", "than", "keys", "contexts", "difference of losses", "95 % interval", "verdict"];
+        let mut table = Table::new("Difference of losses in nats per token, over contexts of all texts; negative is better", columns);
+        for found in &self.comparisons {
+            let verdict = match found.verdict {
+                Verdict::Better => "better",
+                Verdict::Worse => "worse",
+                Verdict::Open => "open",
+            };
+            table.rows.push(vec![
+                Cell::text(&found.a),
+                Cell::text(&found.b),
+                Cell::count(found.keys),
+                Cell::count(found.contexts),
+                Cell::Number(found.difference, 4),
+                Cell::maybe(found.interval, |(low, high)| Cell::text(format!("{low:+.4} … {high:+.4}"))),
+                Cell::text(verdict),
+            ]);
+        }
+        vec![Block::table("verdicts", table)]
+    }
+
+    fn text_blocks(&self, text: &str) -> Vec<Block> {
+        let points: Vec<&Point> = self.points.iter().filter(|point| point.text == text && !point.contexts.is_empty()).collect();
+        let mut keys: Vec<u64> = points.iter().map(|point| point.keys).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let names = ["method".to_owned()].into_iter().chain(keys.iter().map(|keys| format!("{keys} keys")));
+        let mut losses = Table::new("Rise of the loss in nats per token ± standard error over contexts", names.clone());
+        let mut kls = Table::new("KL to the original in nats per token ± standard error over contexts", names);
+        let cell = |(mean, error): (f64, Option<f64>)| match error {
+            Some(error) => Cell::text(format!("{mean:.4} ± {error:.4}")),
+            None => Cell::Number(mean, 4),
+        };
+        for method in METHODS {
+            let own = |keys: u64| points.iter().find(|point| point.method == method.name && point.keys == keys);
+            if keys.iter().all(|&keys| own(keys).is_none()) {
+                continue;
+            }
+            let row = |value: fn(&Point) -> (f64, Option<f64>)| {
+                let cells = keys.iter().map(|&keys| own(keys).map_or(Cell::Empty, |point| cell(value(point))));
+                [Cell::text(method.name)].into_iter().chain(cells).collect::<Vec<Cell>>()
+            };
+            losses.rows.push(row(Point::rise));
+            kls.rows.push(row(Point::kl));
+        }
+        let reached = points.iter().map(|point| point.buckets().len()).max().unwrap_or(0);
+        let columns = ["method".to_owned(), "keys".into(), "bytes".into()].into_iter();
+        let columns = columns.chain(BUCKETS[..reached].iter().map(|first| format!("from {first}")));
+        let mut buckets = Table::new("Rise of the loss by position", columns);
+        for point in &points {
+            let first = [Cell::text(&point.method), Cell::count(point.keys), Cell::bytes(point.bytes)];
+            buckets.rows.push(first.into_iter().chain(point.buckets().iter().map(|sums| Cell::Number(sums.rise(), 4))).collect());
+        }
+        let line = |(i, method): (usize, &super::Method)| {
+            let own = points.iter().filter(|point| point.method == method.name);
+            let points: Vec<(f64, f64)> = own.map(|point| (point.bytes as f64, point.rise().0)).collect();
+            (!points.is_empty()).then(|| Layer::Line(Line { name: method.name.into(), color: i + 1, dashed: !method.per_head, points }))
+        };
+        let chart = Chart {
+            title: "Rise of the loss against bytes".into(),
+            x: Axis::new("kept between tokens", Scale::Log, Unit::Bytes),
+            y: Axis::new("nats per token", Scale::Linear, Unit::Number),
+            layers: METHODS.iter().enumerate().filter_map(line).collect(),
+        };
+        let panels: Vec<Panel> = vec![chart.into()];
+        let description = "Rise of the loss against the bytes of the memory, one line for each method.".into();
+        let figure = Figure { title: format!("What constant memory costs on {text}"), description, panels };
+        let anchor: String = text.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' }).collect();
+        let details = Block::Details { summary: "By position".into(), blocks: vec![Block::table(format!("positions-{anchor}"), buckets)] };
+        vec![
+            Block::figure(format!("loss-{anchor}"), figure),
+            Block::table(format!("loss-{anchor}"), losses),
+            Block::table(format!("kl-{anchor}"), kls),
+            details,
+        ]
+    }
+}

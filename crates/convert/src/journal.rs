@@ -1,0 +1,90 @@
+//! What was measured once is not measured again: lines of JSON, each with a key that says of what.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use termwise_base::files::Error;
+
+/// A journal, in a file or in memory alone.
+pub struct Journal {
+    known: HashMap<String, Value>,
+    file: Option<File>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Entry {
+    key: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    what: String,
+    value: Value,
+}
+
+impl Journal {
+    /// Reads what a file holds, and adds to it. A line that was cut off when the program ended is measured again.
+    pub fn open(path: Option<&Path>) -> Result<Journal, Error> {
+        let mut journal = Journal { known: HashMap::new(), file: None };
+        let Some(path) = path else { return Ok(journal) };
+        if let Ok(file) = File::open(path) {
+            for line in BufReader::new(file).lines().map_while(Result::ok) {
+                if let Ok(Entry { key, value, .. }) = serde_json::from_str(&line) {
+                    journal.known.insert(key, value);
+                }
+            }
+        }
+        let mut file = OpenOptions::new().create(true).append(true).open(path).map_err(Error::io("write", path))?;
+        // After a line that was cut off, the next one starts anew.
+        file.write_all(b"\n").map_err(Error::io("write", path))?;
+        journal.file = Some(file);
+        Ok(journal)
+    }
+
+    /// What is known under this key.
+    pub fn get<T: DeserializeOwned>(&self, key: &str) -> Option<T> {
+        self.known.get(key).and_then(|value| serde_json::from_value(value.clone()).ok())
+    }
+
+    /// Keeps it; `what` is for people who read the file.
+    pub fn put<T: Serialize>(&mut self, key: &str, what: &str, value: &T) {
+        let Ok(value) = serde_json::to_value(value) else { return };
+        if let Some(file) = &mut self.file
+            && let Ok(line) = serde_json::to_string(&Entry { key: key.into(), what: what.into(), value: value.clone() })
+        {
+            // A journal that cannot be written only means that a second run measures again.
+            let _ = file.write_all(format!("{line}\n").as_bytes());
+        }
+        self.known.insert(key.into(), value);
+    }
+}
+
+/// A short name of anything that can be printed.
+pub fn digest(of: &str) -> String {
+    blake3::hash(of.as_bytes()).to_hex()[..24].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_found_again_and_half_a_line_is_not() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("journal.jsonl");
+        let mut journal = Journal::open(Some(&path)).expect("a journal");
+        journal.put("a", "first", &1.5);
+        journal.put("b", "", &vec![1, 2]);
+        drop(journal);
+        let text = std::fs::read_to_string(&path).expect("lines");
+        std::fs::write(&path, &text[..text.len() - 4]).expect("a cut");
+        let mut journal = Journal::open(Some(&path)).expect("a journal");
+        assert_eq!((journal.get::<f64>("a"), journal.get::<Vec<i32>>("b")), (Some(1.5), None));
+        journal.put("c", "", &7);
+        drop(journal);
+        let journal = Journal::open(Some(&path)).expect("a journal");
+        assert_eq!((journal.get::<f64>("a"), journal.get::<i32>("c")), (Some(1.5), Some(7)));
+    }
+}

@@ -1,0 +1,184 @@
+//! The kinds of memory that a kv head can have.
+
+use serde::{Deserialize, Serialize};
+use termwise_attention::Variant;
+use termwise_lab::plan::count::{Attention, Sizes};
+
+use crate::Error;
+
+/// Dimensions of the scores of far keys.
+pub const FAR_DIM: usize = 4;
+/// Keys at the start that every kind keeps.
+pub const SINKS: usize = 4;
+/// Queries by which chosen keys are chosen, where these fade.
+pub const FADE: usize = 64;
+
+/// What remains of far keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Far {
+    /// Nothing.
+    #[default]
+    None,
+    /// The mean of their values, by a weight.
+    Mean,
+    /// Moments of orders 0 to 2 in few dimensions around the mean key.
+    State,
+}
+
+/// A memory: the last keys, the first ones, some between that are chosen, in so many bits, and what remains of the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Kind {
+    /// W
+    pub window: usize,
+    /// S
+    pub sinks: usize,
+    /// N
+    pub chosen: usize,
+    /// Whether what keys received fades.
+    pub fade: bool,
+    /// Bits of keys and values; 32 for float32.
+    pub bits: u32,
+    /// Far keys.
+    pub far: Far,
+}
+
+impl Kind {
+    /// A window and the usual sinks in float32.
+    pub fn window(window: usize) -> Kind {
+        Kind { window, sinks: SINKS, bits: 32, ..Kind::default() }
+    }
+
+    /// The attention of a head that is a plain softmax so far.
+    pub fn variant(&self, own: &Variant) -> Result<Variant, Error> {
+        if !is_convertible(own) {
+            return Err(Error::Asked(format!("`{own}` is no softmax over all keys: its memory cannot be exchanged")));
+        }
+        let mut text = format!("{own} window={}", self.window.max(1));
+        if self.sinks > 0 {
+            text += &format!(" sinks={}", self.sinks);
+        }
+        if self.chosen > 0 {
+            text += &format!(" chosen={}", self.chosen);
+            if self.fade {
+                text += &format!(",fade={FADE}");
+            }
+        }
+        if self.bits < 32 {
+            text += &format!(" bits={}", self.bits);
+        }
+        match self.far {
+            Far::None => {}
+            Far::Mean => text += &format!(" far(taylor=0,coef=learned scale=1 dim={FAR_DIM} centre=whole,gauss)"),
+            Far::State => text += &format!(" far(taylor=0..2,coef=learned scale=1 dim={FAR_DIM} centre=whole,gauss)"),
+        }
+        Ok(text.parse()?)
+    }
+
+    /// Bytes that one kv head of dimension d keeps, from the counter that knows the buffers.
+    pub fn bytes(&self, d: usize) -> u64 {
+        let variant = self.variant(&Variant::default()).expect("a kind is a variant of softmax");
+        Attention::of_layer(&[variant], Sizes { kv_heads: 1, d }).kept_bytes(0)
+    }
+
+    /// The largest of a family, by its window and what follows from that, within so many bytes; `None` where not even the smallest fits.
+    pub fn largest(d: usize, bytes: u64, family: impl Fn(usize) -> Kind) -> Option<Kind> {
+        let fits = |size: usize| family(size).bytes(d) <= bytes;
+        if !fits(1) {
+            return None;
+        }
+        let (mut low, mut high) = (1, 2);
+        while high < 1 << 24 && fits(high) {
+            (low, high) = (high, 2 * high);
+        }
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            if fits(middle) { low = middle } else { high = middle }
+        }
+        Some(family(low))
+    }
+
+    /// For tables.
+    pub fn label(&self) -> String {
+        let mut words = vec![format!("window {}", self.window)];
+        if self.chosen > 0 {
+            words.push(format!("{} chosen{}", self.chosen, if self.fade { " lately" } else { "" }));
+        }
+        if self.bits < 32 {
+            words.push(format!("{} bits", self.bits));
+        }
+        match self.far {
+            Far::None => {}
+            Far::Mean => words.push("far mean".into()),
+            Far::State => words.push("far state".into()),
+        }
+        words.join(", ")
+    }
+}
+
+/// Whether a head's memory can be exchanged: a softmax over all keys, whose keys are kept as they are.
+pub fn is_convertible(own: &Variant) -> bool {
+    own.window.is_none()
+        && own.far.is_none()
+        && Variant { window: Some(1), ..own.clone() }.is_pooled()
+        && own.kernel == Variant::default().kernel
+}
+
+/// Bytes of one key and value of dimension d in float32: what budgets in keys are counted in.
+pub fn key_bytes(d: usize) -> u64 {
+    8 * d as u64
+}
+
+/// A way to choose memories for all kv heads from a few numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Family {
+    /// Whether half of the keys are chosen ones.
+    pub chosen: bool,
+    /// Whether what keys received fades.
+    pub fade: bool,
+    /// Bits.
+    pub bits: u32,
+    /// Far keys.
+    pub far: Far,
+}
+
+impl Family {
+    /// A window and nothing else.
+    pub const WINDOW: Family = Family { chosen: false, fade: false, bits: 32, far: Far::None };
+
+    /// Its member with so many exact keys besides the sinks.
+    pub fn of(self, keys: usize) -> Kind {
+        let chosen = if self.chosen { keys / 2 } else { 0 };
+        Kind { window: (keys - chosen).max(1), sinks: SINKS, chosen, fade: self.fade && chosen > 0, bits: self.bits, far: self.far }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_are_variants_and_budgets_are_kept() {
+        let own = Variant::default();
+        for bits in [32, 8, 4] {
+            for far in [Far::None, Far::Mean, Far::State] {
+                for (chosen, fade) in [(false, false), (true, false), (true, true)] {
+                    let family = Family { chosen, fade, bits, far };
+                    for keys in [1, 2, 64, 333] {
+                        let kind = family.of(keys);
+                        let variant = kind.variant(&own).unwrap_or_else(|error| panic!("{kind:?}: {error}"));
+                        assert_eq!(variant.to_string().parse::<Variant>().as_ref(), Ok(&variant));
+                        assert!(!is_convertible(&variant));
+                    }
+                    for budget in [64u64, 512] {
+                        let bytes = budget * key_bytes(64);
+                        let kind = Kind::largest(64, bytes, |keys| family.of(keys)).expect("it fits");
+                        assert!(kind.bytes(64) <= bytes && kind.bytes(64) > bytes * 9 / 10, "{kind:?} {} of {bytes}", kind.bytes(64));
+                    }
+                }
+            }
+        }
+        assert!(Kind::largest(64, 100, Kind::window).is_none());
+        assert!(is_convertible(&own) && !is_convertible(&"taylor=0..2".parse().expect("a variant")));
+    }
+}

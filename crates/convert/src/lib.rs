@@ -1,0 +1,35 @@
+//! A trained model with constant memory, at a known price.
+//!
+//! ```text
+//! text ─► calibrate   second moments, ranges, how each head looks back (atlas); the far states' projections and coefficients
+//!      ─► errors      what each kind of memory does to each kv head's output, by the engine itself
+//!      ─► sensitivity what a head's error does to the model's predictions: measured, one head at a time
+//!      ─► allocate    one kind for each kv head within a budget
+//!      ─► assemble    the model with its variants and tensors, which every other command understands
+//!      ─► meter       loss and KL to the original, by position ─► frontier
+//! ```
+//!
+//! Fitting and choosing never see the text that is evaluated.
+
+pub mod allocate;
+pub mod assemble;
+pub mod atlas;
+pub mod audit;
+pub mod calibrate;
+pub mod convert;
+pub mod error;
+pub mod errors;
+pub mod fit;
+pub mod frontier;
+pub mod journal;
+pub mod kinds;
+pub mod linalg;
+pub mod meter;
+pub mod sensitivity;
+mod text;
+
+pub use error::Error;
+pub use text::{Cutting, Named, Text, Texts};
+
+/// How far the work is: pieces done, pieces in all, and what is being done.
+pub type Tell<'a> = &'a mut dyn FnMut(u64, u64, &str);

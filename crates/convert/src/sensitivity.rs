@@ -1,0 +1,72 @@
+//! What the error of one kv head does to the model's predictions: the KL with that head alone on a short window, measured.
+//!
+//! Errors of outputs mislead: heads differ by orders of magnitude in what the rest of the model makes of them. The ratio of measured KL to output error at
+//! one kind turns the errors of all kinds into KL. Ratios are kept within a factor of the median, since a small error measured small says little.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use termwise_llama::Model;
+
+use crate::assemble::assemble;
+use crate::errors::Errors;
+use crate::fit::Fits;
+use crate::journal::{Journal, digest};
+use crate::kinds::Kind;
+use crate::meter::{ByPosition, Reference, whole};
+use crate::{Error, Tell};
+
+/// The window of the head that is measured.
+pub const PROBE: usize = 32;
+/// How far a ratio may be from the median.
+const GUARD: f64 = 30.0;
+
+/// KL in nats per token for each kv head, on these contexts.
+pub fn measure(
+    model: &Model,
+    fits: &Fits,
+    contexts: &[Vec<u32>],
+    journal: &mut Journal,
+    stop: &AtomicBool,
+    tell: Tell,
+) -> Result<Vec<f64>, Error> {
+    let units = model.config.num_hidden_layers * model.config.num_key_value_heads;
+    let probe = Kind::window(PROBE);
+    let mut sums = vec![0.0; units];
+    for (index, context) in contexts.iter().enumerate() {
+        let key = |unit: usize| digest(&format!("sensitivity {} {context:?} {unit} {probe:?}", fits.identity));
+        let mut reference = None;
+        for (unit, sum) in sums.iter_mut().enumerate() {
+            let known: Option<ByPosition> = journal.get(&key(unit));
+            let found = match known {
+                Some(known) => known,
+                None => {
+                    if stop.load(Ordering::Relaxed) {
+                        return Err(Error::Stopped);
+                    }
+                    let reference = match &reference {
+                        Some(reference) => reference,
+                        None => reference.insert(Reference::new(model, context)?),
+                    };
+                    let mut kinds = vec![None; units];
+                    kinds[unit] = Some(probe);
+                    let found = reference.compare(&assemble(model, fits, &kinds)?)?;
+                    journal.put(&key(unit), &format!("sensitivity of kv head {unit}"), &found);
+                    found
+                }
+            };
+            *sum += whole(&found).mean_kl() / contexts.len() as f64;
+            tell((index * units + unit + 1) as u64, (contexts.len() * units) as u64, "what heads do to predictions");
+        }
+    }
+    Ok(sums)
+}
+
+/// KL by output error at the probe for each kv head, within bounds.
+pub fn ratios(kl: &[f64], errors: &Errors) -> Vec<f64> {
+    let Some(column) = errors.kinds.iter().position(|kind| *kind == Kind::window(PROBE)) else { return vec![1.0; kl.len()] };
+    let raw: Vec<f64> = kl.iter().enumerate().map(|(unit, kl)| kl.max(0.0) / errors.get(unit, column).max(1e-12)).collect();
+    let mut sorted: Vec<f64> = raw.iter().copied().filter(|ratio| *ratio > 0.0).collect();
+    sorted.sort_by(f64::total_cmp);
+    let median = sorted.get(sorted.len() / 2).copied().unwrap_or(1.0);
+    raw.iter().map(|ratio| ratio.clamp(median / GUARD, median * GUARD)).collect()
+}
