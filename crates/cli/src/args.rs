@@ -4,12 +4,15 @@ use clap::builder::RangedU64ValueParser;
 use clap::{CommandFactory, Parser, Subcommand};
 use termwise_report::Terminal;
 
+use crate::commands::audit::AuditArgs;
 use crate::commands::bench::BenchArgs;
 use crate::commands::config::ConfigArgs;
+use crate::commands::convert::{AtlasArgs, ConvertArgs};
 use crate::commands::cut::CutArgs;
 use crate::commands::data::DataCommand;
 use crate::commands::eval::EvalArgs;
 use crate::commands::export::ExportCommand;
+use crate::commands::frontier::FrontierArgs;
 use crate::commands::generate::GenerateArgs;
 use crate::commands::manual::{CompletionsArgs, ManArgs};
 use crate::commands::plan::PlanArgs;
@@ -81,6 +84,10 @@ pub enum Command {
     Config(Box<ConfigArgs>),
     Spectrum(Box<SpectrumArgs>),
     Cut(Box<CutArgs>),
+    Atlas(Box<AtlasArgs>),
+    Convert(Box<ConvertArgs>),
+    Frontier(Box<FrontierArgs>),
+    Audit(Box<AuditArgs>),
     Plan(Box<PlanArgs>),
     Show(ShowArgs),
     #[command(subcommand)]
@@ -99,7 +106,7 @@ pub enum Command {
 const GROUPS: [(&str, &[&str]); 5] = [
     ("Learn", &["reproduce", "play", "variants", "separation"]),
     ("Train", &["train", "sweep", "eval", "generate", "report", "runs", "serve", "config"]),
-    ("Inspect", &["spectrum", "cut", "plan", "show", "export"]),
+    ("Inspect", &["spectrum", "cut", "atlas", "convert", "frontier", "audit", "plan", "show", "export"]),
     ("Data", &["data", "tokenizer"]),
     ("Developer", &["verify", "bench", "completions", "man"]),
 ];

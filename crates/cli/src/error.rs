@@ -63,6 +63,7 @@ failures! {
     termwise_attention: |_| Exit::Usage,
     termwise_base::files: |_| Exit::Failure,
     termwise_base::threads: |_| Exit::Failure,
+    termwise_convert: of_conversion,
     termwise_data: |_| Exit::Failure,
     termwise_generate: |_| Exit::Failure,
     termwise_lab: |error| usage(error.is_usage()),
@@ -96,5 +97,13 @@ fn of_training(error: &termwise_train::Error) -> Exit {
         | Train::UnknownSetting { .. }
         | Train::Model(Model::Attention(_) | Model::AttentionEntry { .. }) => Exit::Usage,
         _ => Exit::Failure,
+    }
+}
+
+/// What was stopped is kept.
+fn of_conversion(error: &termwise_convert::Error) -> Exit {
+    match error {
+        termwise_convert::Error::Stopped => Exit::Interrupted,
+        error => usage(error.is_usage()),
     }
 }

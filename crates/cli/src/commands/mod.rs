@@ -1,11 +1,14 @@
 //! Commands, each with a file of its own: arguments, and a call of a library.
 
+pub mod audit;
 pub mod bench;
 pub mod config;
+pub mod convert;
 pub mod cut;
 pub mod data;
 pub mod eval;
 pub mod export;
+pub mod frontier;
 pub mod generate;
 pub mod manual;
 pub mod plan;
@@ -22,6 +25,7 @@ pub mod show;
 pub mod source;
 pub mod spectrum;
 pub mod sweep;
+pub mod texts;
 pub mod tokenizer;
 pub mod torch;
 pub mod train;

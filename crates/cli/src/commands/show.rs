@@ -65,6 +65,10 @@ macro_rules! kinds {
 }
 
 kinds! {
+    termwise_convert::atlas::Atlas,
+    termwise_convert::audit::Audit,
+    termwise_convert::convert::Conversion,
+    termwise_convert::frontier::Frontier,
     termwise_data::Prepared,
     termwise_data::bpe::BpeReport,
     termwise_inspect::cut::Report,

@@ -1,0 +1,64 @@
+//! `termwise audit`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use termwise_convert::audit::{self, Audit};
+use termwise_inspect::spectrum::windows;
+use termwise_llama::Model;
+
+use super::settings::DataSettings;
+use super::source::{cache_folder, model_folder, open_for_model};
+use crate::context::{Context, Output};
+use crate::error::{Exit, Failure};
+use crate::progress::{Bar, stop_on_interrupt};
+
+/// Check a converted model against its original
+///
+/// The same text by the plain formula, at once, as a prompt and token by token; whether memory is constant; and what sinks, chosen keys and far states are worth:
+/// predictions with each switched off. A verdict for each check; the exit code says whether all hold.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  termwise audit small --against path/to/llama --data book.txt
+  termwise audit small --against path/to/llama --data book.txt --contexts 4 --length 2048 --out audit")]
+pub struct AuditArgs {
+    /// The converted model: a folder of a model, a run or a checkpoint
+    #[arg(value_name = "MODEL")]
+    pub model: String,
+    /// The original
+    #[arg(long, value_name = "MODEL")]
+    pub against: String,
+    /// Tokens of a context [default: 1024, or what the original was made for]
+    #[arg(long, value_name = "N", value_parser = super::size(1 << 20))]
+    pub length: Option<usize>,
+    /// Contexts
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = super::size(4096))]
+    pub contexts: usize,
+    /// Folder for tokenized text [default: termwise in the user's cache]
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+    #[command(flatten)]
+    pub data: DataSettings,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+pub fn run(args: &AuditArgs, context: &mut Context) -> Result<Exit, Failure> {
+    let folder = model_folder(Some(&args.model), args.output.quiet)?;
+    let original = model_folder(Some(&args.against), args.output.quiet)?;
+    let stop = stop_on_interrupt("finishing this check");
+    let bar = Bar::new(args.output.quiet);
+    let audit = context.pool()?.install(|| -> Result<Audit, Failure> {
+        let (model, against) = (Model::read(&folder)?, Model::read(&original)?);
+        let opened = open_for_model(&original, &args.data, false, &cache_folder(args.cache.as_deref()))?;
+        let length = args.length.unwrap_or(against.config.max_position_embeddings.min(super::WINDOW));
+        let mut contexts = windows(opened.source.as_ref(), length, (args.contexts * length) as u64)?;
+        contexts.truncate(args.contexts);
+        let found = audit::audit(&model, &against, &contexts, &stop, &mut |done, of, what| bar.at(done, of.max(done), what))?;
+        Ok(Audit { model: args.model.clone(), against: args.against.clone(), ..found })
+    })?;
+    drop(bar);
+    context.emit(&audit, &args.output)?;
+    Ok(Exit::passed(audit.passed()))
+}

@@ -1,0 +1,162 @@
+//! `termwise convert` and `termwise atlas`.
+
+use std::path::PathBuf;
+
+use clap::{ArgGroup, Args};
+use termwise_convert::assemble::{assemble, attention};
+use termwise_convert::atlas::Atlas;
+use termwise_convert::calibrate::gather;
+use termwise_convert::convert::{self, Budget, Conversion, Prepared, Share};
+use termwise_convert::frontier::ALL;
+use termwise_convert::journal::{Journal, digest};
+use termwise_convert::kinds::{Kind, key_bytes};
+use termwise_inspect::cut;
+use termwise_lab::plan::parse_bytes;
+use termwise_llama::Model;
+use termwise_train::tell::tell;
+
+use super::settings::DataSettings;
+use super::source::model_folder;
+use super::texts::TextArgs;
+use crate::context::{Context, Output};
+use crate::error::{Exit, Failure};
+use crate::progress::{Bar, stop_on_interrupt};
+
+/// Give a trained model constant memory: for each kv head what it needs, within a budget
+///
+/// Looks at every head on calibration text, fits far states in closed form, measures what each kind of memory does to each head and what each head does to the
+/// predictions, and chooses one kind for each kv head: the length of its window, keys chosen by what they received, a far state, 8 or 4 bits. The model
+/// that is written is one that every other command understands, and generates in the promised bytes.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("budget").required(true).args(["bytes", "keys", "loss"]))]
+#[command(after_help = "\
+Examples:
+  termwise convert path/to/llama --data book.txt --keys 128 --save small
+  termwise convert path/to/llama --data book.txt --bytes 8MB --save small --out report
+  termwise convert path/to/llama --data book.txt --loss +1% --save small
+  termwise generate small --prompt Once --max-tokens 100000
+  termwise eval small --data other.txt
+
+With --out, what is finished is kept there, and the same command goes on after Ctrl-C. Fitting and choosing see the first half of the text alone; losses are of the second.")]
+pub struct ConvertArgs {
+    /// A folder of a model, a run, a checkpoint, or hf://OWNER/NAME[@REVISION] [default: the newest run in runs/]
+    #[arg(value_name = "MODEL")]
+    pub model: Option<String>,
+    /// Bytes that one text may keep between tokens, as in 8MB
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub bytes: Option<u64>,
+    /// The same as keys and values in float32 for each kv head, on average
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..1 << 30))]
+    pub keys: Option<u64>,
+    /// What the loss may rise by, as in +1%
+    #[arg(long, value_name = "SHARE")]
+    pub loss: Option<Share>,
+    /// Contexts of each text that are evaluated
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = super::size(4096))]
+    pub contexts: usize,
+    /// Write the converted model into this folder
+    #[arg(long, value_name = "DIR")]
+    pub save: Option<PathBuf>,
+    /// With --save: replace the model that is in the folder
+    #[arg(long, requires = "save")]
+    pub overwrite: bool,
+    #[command(flatten)]
+    pub texts: TextArgs,
+    #[command(flatten)]
+    pub data: DataSettings,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+pub fn run(args: &ConvertArgs, context: &mut Context) -> Result<Exit, Failure> {
+    let folder = &model_folder(args.model.as_deref(), args.output.quiet)?;
+    if let Some(place) = &args.save {
+        // Before anything is measured, which may take long.
+        cut::check_place(folder, place, args.overwrite)?;
+    }
+    let budget = match (args.bytes, args.keys, args.loss) {
+        (Some(bytes), ..) => Budget::Bytes(bytes),
+        (_, Some(keys), _) => Budget::Keys(keys),
+        (.., Some(Share(share))) => Budget::Loss(share),
+        _ => return Err(Failure::usage("one of --bytes, --keys and --loss is needed")),
+    };
+    let stop = stop_on_interrupt("finishing this measurement");
+    let bar = Bar::new(args.output.quiet);
+    let out = args.output.out.clone();
+    let (mut model, conversion, attention) = context.pool()?.install(|| -> Result<_, Failure> {
+        let model = Model::read(folder)?;
+        let (data, texts) = args.texts.cut(folder, &args.data, &model.config, args.contexts)?;
+        let tell = &mut |done: u64, of: u64, what: &str| bar.at(done, of, what);
+        let prepared = Prepared::new(&model, &texts.calibration, ALL, out.as_deref(), &stop, tell)?;
+        let kinds = convert::choose(&model, &prepared, ALL, &texts.calibration, budget, &stop, tell)?;
+        let chosen: Vec<Option<Kind>> = kinds.iter().copied().map(Some).collect();
+        let converted = assemble(&model, &prepared.fits, &chosen)?;
+        let mut journal = Journal::open(out.as_ref().map(|folder| folder.join("evaluation.jsonl")).as_deref())?;
+        let identity = digest(&format!("{} {kinds:?}", prepared.fits.identity));
+        let measured = convert::evaluate(&model, &converted, &texts, &mut journal, &identity, &stop, tell)?;
+        let config = &model.config;
+        let (units, d) = ((config.num_hidden_layers * config.num_key_value_heads) as u64, config.head_dim);
+        let bytes = convert::bytes_of(&kinds, d);
+        let conversion = Conversion {
+            model: args.model.clone().unwrap_or_else(|| folder.display().to_string()),
+            data,
+            budget,
+            bytes,
+            keys: bytes as f64 / (units * key_bytes(d)) as f64,
+            cache_bytes: units * key_bytes(d) * config.max_position_embeddings as u64,
+            context: config.max_position_embeddings,
+            layers: config.num_hidden_layers,
+            kv_heads: config.num_key_value_heads,
+            kinds,
+            calibration_tokens: texts.calibration.iter().map(Vec::len).sum(),
+            measured,
+        };
+        let map = attention(&model.config, &chosen)?;
+        Ok((converted, conversion, map))
+    })?;
+    drop(bar);
+    context.emit(&conversion, &args.output)?;
+    if let Some(to) = &args.save {
+        cut::save(&mut model, &attention, folder, to, args.overwrite)?;
+        if !args.output.quiet {
+            tell(&format!("saved in {}", to.display()));
+        }
+    }
+    Ok(Exit::Success)
+}
+
+/// Draw the atlas of a model's heads: what they look back at
+///
+/// For every head the share of its attention on far keys and on the first keys, how far it looks back, the spread and the largest of the scores of far keys.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  termwise atlas path/to/llama --data book.txt
+  termwise atlas path/to/llama --data book.txt --length 4096 --out atlas")]
+pub struct AtlasArgs {
+    /// A folder of a model, a run, a checkpoint, or hf://OWNER/NAME[@REVISION] [default: the newest run in runs/]
+    #[arg(value_name = "MODEL")]
+    pub model: Option<String>,
+    #[command(flatten)]
+    pub texts: TextArgs,
+    #[command(flatten)]
+    pub data: DataSettings,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+pub fn atlas(args: &AtlasArgs, context: &mut Context) -> Result<Exit, Failure> {
+    let folder = &model_folder(args.model.as_deref(), args.output.quiet)?;
+    let stop = stop_on_interrupt("finishing this context");
+    let bar = Bar::new(args.output.quiet);
+    let atlas = context.pool()?.install(|| -> Result<Atlas, Failure> {
+        let model = Model::read(folder)?;
+        let (data, texts) = args.texts.cut(folder, &args.data, &model.config, 0)?;
+        let gathered = gather(&model, &texts.calibration, None, &stop, &mut |done, of, what| bar.at(done, of, what))?;
+        let length = texts.calibration.first().map_or(0, Vec::len);
+        let name = args.model.clone().unwrap_or_else(|| folder.display().to_string());
+        Ok(Atlas::new(&name, data, &model.config, &gathered, length))
+    })?;
+    drop(bar);
+    context.emit(&atlas, &args.output).map(Exit::done)
+}
