@@ -270,6 +270,7 @@ impl<'a> Head<'a> {
                     (0..n).map(|i| keys.iter().map(|&s| class.k[s][i]).sum::<f64>() / keys.len() as f64).collect()
                 }
                 Mean::Given | Mean::Learned => of(Extra::Mean)[self.kv_head * n..][..n].to_vec(),
+                Mean::Whole => unreachable!("the oracle is for what has gradients; `pool` compares it with the naive engine"),
             };
             k.iter_mut().zip(&mean).for_each(|(k, mean)| *k -= mean);
             factor *= (scale * product(q, &mean)).exp();
