@@ -28,7 +28,7 @@ const TEXTS: [&str; 18] = [
 
 fn case(text: &str, shape: Shape, rng: &mut Rng) -> Case<f32> {
     let lengths = (shape.batch > 1).then(|| (0..shape.batch).map(|b| if b == 0 { shape.time.div_ceil(2) } else { shape.time }).collect());
-    let mut case = Case::random(&layer(text, &shape), shape, lengths, 0.7, rng);
+    let mut case: Case<f32> = Case::random(&layer(text, &shape), shape, lengths, 0.7, rng);
     // A spread is one: symmetric, and no variance is negative.
     let (d, far) = (shape.d, Name::Extra(Extra::FarSpread));
     if case.heads[0].has_whole_centre() && case.tensors.iter().any(|(name, _)| *name == far) {
