@@ -37,8 +37,8 @@ keep = 1
 const OVERWRITTEN: &str = r#"
 language = "length=64 facts=8 updates=8 keys=16 values=16 words=4 branching=2 fact_rate=0.95 question_rate=0.95 held_out=256"
 length = 64
-steps = 600
-eval_every = 150
+steps = 1200
+eval_every = 300
 "#;
 
 const BITS: &str = r#"
@@ -55,8 +55,8 @@ eval_every = 300
 const FAR: &str = r#"
 language = "length=80 facts=8 gap=40 keys=16 values=16 words=4 branching=2 fact_rate=1 question_rate=1 held_out=192"
 length = 80
-steps = 1000
-eval_every = 250
+steps = 2500
+eval_every = 625
 "#;
 
 /// A few steps that show nothing.
