@@ -257,7 +257,10 @@ impl Documented for Atlas {
             facts.push(("removal of a head".to_owned(), text));
         }
         if self.facts > 0 {
-            let text = format!("share of {} facts {RECALL_DISTANCE} tokens back, which the original finds, that are found without a kv head's memory", self.facts);
+            let text = format!(
+                "share of {} facts {RECALL_DISTANCE} tokens back, which the original finds, that are found without a kv head's memory",
+                self.facts
+            );
             facts.push(("recall".to_owned(), text));
         }
         let mut panels = vec![
@@ -273,7 +276,8 @@ impl Documented for Atlas {
             panels.push(self.map("Facts found without the kv head's memory", Shade::Linear, |head| head.recall).into());
         }
         let figure = Figure { title: "Heads".into(), description: "Layers by heads.".into(), panels };
-        let columns = ["layer", "head", "far mass", "sink mass", "look-back", "far spread", "far largest", "half of far on", "KL", "loss", "recall"];
+        let columns =
+            ["layer", "head", "far mass", "sink mass", "look-back", "far spread", "far largest", "half of far on", "KL", "loss", "recall"];
         let mut table = Table::new("Every head", columns);
         for head in &self.heads {
             table.rows.push(vec![

@@ -29,8 +29,8 @@ use crate::recall::{self, Facts};
 use crate::record::Record;
 use crate::{Error, Tell};
 
-pub use generation::Generation;
 pub use crate::recall::Recall;
+pub use generation::Generation;
 pub(crate) use generation::continuation;
 pub use shares::Share;
 
@@ -170,8 +170,7 @@ pub fn audit(
         return Err(Error::Asked("there is no text to check with; name some with --data".into()));
     };
     let Options { record, tokenizer, facts, tokens, between } = options;
-    let mut audit =
-        Audit { contexts: contexts.len(), length: first.len(), layers: model.config.num_hidden_layers, ..Audit::default() };
+    let mut audit = Audit { contexts: contexts.len(), length: first.len(), layers: model.config.num_hidden_layers, ..Audit::default() };
     let had = PARTS.iter().filter(|part| changed(&model.config, |variant| without(variant, part)).1 > 0).count();
     let asked = if tokenizer.is_some() { recall::distances(first.len()).len() * 2 } else { 0 };
     let all = (5 + contexts.len() * (had + 2) + asked) as u64;
@@ -190,7 +189,7 @@ pub fn audit(
     step("token by token")?;
     let (checks, bytes) = ways::tokens(model, first, between)?;
     audit.checks.extend(checks);
-    if let Some(record) = record {
+    if let (Some(record), Some(bytes)) = (record, bytes) {
         let most = record.bytes + BESIDES * model.config.num_hidden_layers as u64;
         audit.checks.push(Check::new(
             "bytes are those of the record",
@@ -249,13 +248,24 @@ pub fn audit(
         audit.parts.push(part);
     }
     step("greedy continuations")?;
-    let generation = generation::measure(model, original, contexts, tokens)?;
-    audit.checks.extend(generation.as_ref().map(|generation| generation::check(generation, audit.loss - audit.original)));
-    audit.generation = generation;
+    match generation::measure(model, original, contexts, tokens) {
+        Ok(generation) => {
+            audit.checks.extend(generation.as_ref().map(|generation| generation::check(generation, audit.kl)));
+            audit.generation = generation;
+        }
+        Err(Error::Model(error)) => audit.checks.push(generation::refused(&error)),
+        Err(error) => return Err(error),
+    }
     if let Some(tokenizer) = tokenizer {
         let mut asked = Facts::new(tokenizer, contexts, first.len(), facts);
-        audit.recall = asked.ask(&mut recall::decoder(original)?, &mut recall::decoder(model)?, &mut step)?;
-        audit.checks.push(recall::check(&audit.recall, recall::smallest_window(&model.config)));
+        audit.checks.push(match asked.ask(&mut recall::decoder(original)?, &mut recall::decoder(model)?, &mut step) {
+            Ok(found) => {
+                audit.recall = found;
+                recall::check(&audit.recall, recall::smallest_window(&model.config))
+            }
+            Err(Error::Model(error)) => recall::refused(&error),
+            Err(error) => return Err(error),
+        });
     }
     Ok(audit)
 }

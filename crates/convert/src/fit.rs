@@ -184,8 +184,7 @@ impl Row {
                 gram[i][j] = a.iter().zip(b).map(|(a, b)| a * b).sum();
             }
         }
-        let variance =
-            left.chunks_exact(d).zip(q).map(|(row, x)| x * row.iter().zip(q).map(|(a, b)| a * b).sum::<f64>()).sum();
+        let variance = left.chunks_exact(d).zip(q).map(|(row, x)| x * row.iter().zip(q).map(|(a, b)| a * b).sum::<f64>()).sum();
         Some(Row { gram, sums, variance, far: far.len() })
     }
 

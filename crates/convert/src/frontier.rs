@@ -324,7 +324,10 @@ pub fn run(
     }
     // Those with the same tensors one after another: weights are then copied once.
     let tensors = |kinds: &[Kind]| -> Vec<(Far, usize, bool)> {
-        kinds.chunks(config.num_key_value_heads).map(|layer| (far_kind(layer.iter()).far, far_kind(layer.iter()).dim, layer.iter().any(|kind| kind.bits < 32))).collect()
+        kinds
+            .chunks(config.num_key_value_heads)
+            .map(|layer| (far_kind(layer.iter()).far, far_kind(layer.iter()).dim, layer.iter().any(|kind| kind.bits < 32)))
+            .collect()
     };
     plans.sort_by_cached_key(|(_, _, kinds)| tensors(kinds));
     let mut journal = Journal::open(options.journal)?;

@@ -222,7 +222,8 @@ impl Family {
         }
         let mut dim = 0;
         if self.far == Far::Hedgehog {
-            let features = |dim: usize| Kind { far: Far::Hedgehog, dim: reduced(dim), ..Kind::window(1) }.bytes(d) - Kind::window(1).bytes(d);
+            let features =
+                |dim: usize| Kind { far: Far::Hedgehog, dim: reduced(dim), ..Kind::window(1) }.bytes(d) - Kind::window(1).bytes(d);
             let mut wanted = (d / self.divisor.max(1)).max(1);
             while wanted > 1 && features(wanted) as f64 > 0.55 * bytes as f64 {
                 wanted /= 2;
@@ -265,7 +266,11 @@ mod tests {
                 let kind = Family { far, divisor, ..Family::WINDOW }.largest(64, bytes).expect("it fits");
                 let variant = kind.variant(&own).unwrap_or_else(|error| panic!("{kind:?}: {error}"));
                 assert_eq!(variant.to_string().parse::<Variant>().as_ref(), Ok(&variant));
-                assert!(kind.bytes(64) <= bytes && (kind.bytes(64) > bytes * 4 / 5 || kind.dim == 0), "{kind:?} {} of {bytes}", kind.bytes(64));
+                assert!(
+                    kind.bytes(64) <= bytes && (kind.bytes(64) > bytes * 4 / 5 || kind.dim == 0),
+                    "{kind:?} {} of {bytes}",
+                    kind.bytes(64)
+                );
             }
         }
         let (small, large) = (64 * key_bytes(64), 512 * key_bytes(64));

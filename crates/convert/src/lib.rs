@@ -28,8 +28,8 @@ pub mod linalg;
 pub mod meter;
 pub mod recall;
 pub mod record;
-pub mod sensitivity;
 pub mod rivals;
+pub mod sensitivity;
 mod text;
 
 pub use error::Error;

@@ -182,9 +182,15 @@ impl<'a> Facts<'a> {
     }
 }
 
+const RULE: &str = "of facts that the original finds and that every window still holds, 90 % are found; at least three of them";
+
+/// Where the model could not be run.
+pub fn refused(error: &termwise_llama::Error) -> Check {
+    Check::new("recall", RULE, format!("it cannot be asked: {error}"), Some(false))
+}
+
 /// What all windows still hold must be found; what lies beyond is the price, and told.
 pub fn check(recall: &[Recall], window: Option<usize>) -> Check {
-    let rule = "of facts that the original finds and that every window still holds, 90 % are found; at least three of them";
     let sum = |inside: bool| {
         let own = recall.iter().filter(|recall| window.is_none_or(|window| recall.reach <= window) == inside);
         own.fold((0, 0), |(original, converted), recall| (original + recall.original, converted + recall.converted))
@@ -194,5 +200,5 @@ pub fn check(recall: &[Recall], window: Option<usize>) -> Check {
         "{found} of {inside} facts inside the shortest window of {}, {found_beyond} of {beyond} beyond it",
         window.map_or("any length".to_owned(), |window| format!("{window} keys"))
     );
-    Check::new("recall", rule, text, (inside >= 3).then(|| found as f64 >= FOUND * inside as f64))
+    Check::new("recall", RULE, text, (inside >= 3).then(|| found as f64 >= FOUND * inside as f64))
 }

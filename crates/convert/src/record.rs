@@ -56,9 +56,9 @@ impl Record {
     pub fn read(folder: &Path) -> Result<Option<Record>, Error> {
         let path = folder.join(FILE);
         let Ok(bytes) = std::fs::read(&path) else { return Ok(None) };
-        serde_json::from_slice(&bytes)
-            .map(Some)
-            .map_err(|error| Error::Asked(format!("{} is no record of a conversion ({error}); convert again, or remove it", path.display())))
+        serde_json::from_slice(&bytes).map(Some).map_err(|error| {
+            Error::Asked(format!("{} is no record of a conversion ({error}); convert again, or remove it", path.display()))
+        })
     }
 
     /// Heads whose variant is another than the record's: layer, head, what the record says and what the model has.

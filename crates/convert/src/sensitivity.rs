@@ -74,7 +74,8 @@ pub fn measure(
 /// KL by output error at the probe for each kv head, within bounds.
 pub fn ratios(removals: &[Removal], errors: &Errors) -> Vec<f64> {
     let Some(column) = errors.kinds.iter().position(|kind| *kind == Kind::window(PROBE)) else { return vec![1.0; removals.len()] };
-    let raw: Vec<f64> = removals.iter().enumerate().map(|(unit, removal)| removal.kl.max(0.0) / errors.get(unit, column).max(1e-12)).collect();
+    let raw: Vec<f64> =
+        removals.iter().enumerate().map(|(unit, removal)| removal.kl.max(0.0) / errors.get(unit, column).max(1e-12)).collect();
     let mut sorted: Vec<f64> = raw.iter().copied().filter(|ratio| *ratio > 0.0).collect();
     sorted.sort_by(f64::total_cmp);
     let median = sorted.get(sorted.len() / 2).copied().unwrap_or(1.0);

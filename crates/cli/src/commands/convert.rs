@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{ArgGroup, Args};
-use termwise_convert::assemble::{assemble, attention};
 use termwise_base::files::create_folder;
+use termwise_convert::assemble::{assemble, attention};
 use termwise_convert::atlas::{Atlas, Recalls};
 use termwise_convert::calibrate::gather;
 use termwise_convert::convert::{self, Budget, Conversion, PROBE_LENGTH, Prepared, Share};

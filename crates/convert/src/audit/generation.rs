@@ -10,9 +10,12 @@ use super::Check;
 use crate::Error;
 use crate::meter::Reference;
 
+const NAME: &str = "what it writes";
+const RULE: &str =
+    "the original's loss on the converted model's text exceeds that on its own by at most 1 nat per token and twice the KL on given text";
 /// Prompts at most.
 const PROMPTS: usize = 4;
-/// The original may find the converted model's text less likely than its own by so much, nats per token, besides what the loss rises by.
+/// The original may find the converted model's text less likely than its own by so much, nats per token, besides twice the KL on given text.
 const ALLOWED: f64 = 1.0;
 
 /// What two models write.
@@ -99,8 +102,8 @@ pub fn measure(model: &Arc<Model>, original: &Arc<Model>, contexts: &[Vec<u32>],
     }))
 }
 
-/// What a model writes may not be much worse than its loss on given text says.
-pub fn check(found: &Generation, rise: f64) -> Check {
+/// What a model writes may not be much worse than its predictions of given text say.
+pub fn check(found: &Generation, kl: f64) -> Check {
     let more = found.converted - found.own;
     let text = format!(
         "the original's loss is {:.3} on its own continuations and {:.3} on the converted model's; they agree for {:.1} of {} tokens, and at {:.1} % of tokens after the same text",
@@ -110,6 +113,10 @@ pub fn check(found: &Generation, rise: f64) -> Check {
         found.tokens,
         100.0 * found.same
     );
-    let rule = "the original's loss on the converted model's text exceeds that on its own by at most 1 nat per token and what the loss on given text rises by";
-    Check::new("what it writes", rule, text, Some(more <= ALLOWED + rise.max(0.0)))
+    Check::new(NAME, RULE, text, Some(more <= ALLOWED + 2.0 * kl))
+}
+
+/// Where the model could not be run.
+pub fn refused(error: &termwise_llama::Error) -> Check {
+    Check::new(NAME, RULE, format!("it writes nothing: {error}"), Some(false))
 }

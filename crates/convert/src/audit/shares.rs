@@ -85,9 +85,7 @@ fn of_layer(seen: &Observed, scratch: &Scratch) -> Result<Vec<Share>, Error> {
     let near = seen.attention.with_heads(near)?;
     let y_sinks = layered.run(seen.attention, &sinks)?;
     let y_near = layered.run(&near, &all)?;
-    let row = |y: &[f32], t: usize, h: usize| -> Vec<f64> {
-        y[(t * shape.heads + h) * e..][..e].iter().map(|x| f64::from(*x)).collect()
-    };
+    let row = |y: &[f32], t: usize, h: usize| -> Vec<f64> { y[(t * shape.heads + h) * e..][..e].iter().map(|x| f64::from(*x)).collect() };
     let mut sums = vec![[0.0f64; 4]; heads.len()];
     for i in 0..POSITIONS {
         let t = time / 2 + (2 * i + 1) * (time - time / 2) / (2 * POSITIONS);
@@ -145,8 +143,12 @@ pub fn measure(model: &Model, ids: &[u32]) -> Result<Vec<Share>, Error> {
 
 /// A part that most of its heads make nothing of is there for nothing.
 pub fn checks(shares: &[Share]) -> Vec<Check> {
-    let parts: [(&str, fn(&Share) -> Option<f64>); 4] =
-        [("sinks", |share| share.sinks), ("windows", |share| share.window), ("chosen keys", |share| share.chosen), ("far keys", |share| share.far)];
+    let parts: [(&str, fn(&Share) -> Option<f64>); 4] = [
+        ("sinks", |share| share.sinks),
+        ("windows", |share| share.window),
+        ("chosen keys", |share| share.chosen),
+        ("far keys", |share| share.far),
+    ];
     let mut checks = Vec::new();
     for (name, of) in parts {
         let own: Vec<f64> = shares.iter().filter_map(of).collect();

@@ -63,20 +63,28 @@ pub fn chunks(model: &Model, ids: &[u32]) -> Result<Check, Error> {
     for length in LENGTHS {
         found.push(worst(&at_once, &logits(model, ids, Engine::Fused, Mode::Chunk(Some(length)))?, model.config.vocab_size));
     }
-    let words: Vec<String> = LENGTHS.iter().zip(&found).map(|(length, worst)| format!("{worst:.1e} of the largest with {length}")).collect();
+    let words: Vec<String> =
+        LENGTHS.iter().zip(&found).map(|(length, worst)| format!("{worst:.1e} of the largest with {length}")).collect();
     let text = format!("logits differ from those of the text at once by at most {}", words.join(", "));
     Ok(Check::new(name, RULE, text, Some(found.iter().all(|worst| *worst < ROUNDING))))
 }
 
-/// A prompt in parts of several lengths and tokens after it against the whole text at once; and the bytes that they keep.
-pub fn tokens(model: &Arc<Model>, ids: &[u32], between: Between) -> Result<(Vec<Check>, usize), Error> {
-    let ids = &ids[..LONG.min(ids.len())];
-    let (v, expected) = (model.config.vocab_size, logits(model, ids, Engine::Fused, Mode::Parallel)?);
+/// The largest differences of prompts in parts and of tokens, the bytes that are kept, whether that stays so.
+struct Stepped {
+    prompts: [f64; LENGTHS.len()],
+    tokens: f64,
+    bytes: usize,
+    grown: usize,
+    endless: bool,
+}
+
+fn step(model: &Arc<Model>, ids: &[u32], expected: &[f32], between: Between) -> Result<Stepped, Error> {
+    let v = model.config.vocab_size;
     let row = |t: usize| &expected[t * v..(t + 1) * v];
     let prompt = ids.len() / 2;
-    let (mut of_prompts, mut of_tokens, mut bytes, mut grown) = ([0.0f64; LENGTHS.len()], 0.0f64, 0, 0);
+    let mut found = Stepped { prompts: [0.0; LENGTHS.len()], tokens: 0.0, bytes: 0, grown: 0, endless: false };
     let mut decoder = Decoder::new(model.clone(), DecoderOptions { window: 64, ..DecoderOptions::default() })?;
-    for (worst, length) in of_prompts.iter_mut().zip(LENGTHS) {
+    for (worst, length) in found.prompts.iter_mut().zip(LENGTHS) {
         decoder.clear(0)?;
         let mut end = 0;
         for part in ids[..prompt].chunks(length) {
@@ -88,30 +96,43 @@ pub fn tokens(model: &Arc<Model>, ids: &[u32], between: Between) -> Result<(Vec<
     for (t, &token) in ids.iter().enumerate().skip(prompt) {
         between(t, &mut decoder)?;
         decoder.step(&[Some(token)])?;
-        of_tokens = of_tokens.max(difference(row(t), decoder.logits(0)?));
+        found.tokens = found.tokens.max(difference(row(t), decoder.logits(0)?));
         let now = decoder.state_bytes(0)?;
         if t == prompt + (ids.len() - prompt) / 2 {
-            bytes = now;
+            found.bytes = now;
         }
-        grown = now.saturating_sub(bytes);
+        found.grown = now.saturating_sub(found.bytes);
     }
+    found.endless = decoder.room(0)?.is_none();
+    Ok(found)
+}
+
+/// A prompt in parts of several lengths and tokens after it against the whole text at once; and the bytes that they keep, where they can be computed.
+pub fn tokens(model: &Arc<Model>, ids: &[u32], between: Between) -> Result<(Vec<Check>, Option<usize>), Error> {
+    let ids = &ids[..LONG.min(ids.len())];
+    let expected = logits(model, ids, Engine::Fused, Mode::Parallel)?;
+    let name = "token by token";
+    let found = match step(model, ids, &expected, between) {
+        Ok(found) => found,
+        Err(Error::Model(error)) => return Ok((vec![Check::new(name, RULE, format!("the engine gives up: {error}"), Some(false))], None)),
+        Err(error) => return Err(error),
+    };
     let agreement = |name: &str, worst: &[f64]| {
         let words: Vec<String> = worst.iter().map(|worst| format!("{worst:.1e}")).collect();
         let found = format!("logits differ from those of the text at once by at most {} of the largest", words.join(", "));
         Check::new(name, RULE, found, Some(worst.iter().all(|worst| *worst < ROUNDING)))
     };
-    let constant = decoder.room(0)?.is_none() && grown == 0;
-    let found = match constant {
+    let Stepped { bytes, grown, .. } = found;
+    let constant = found.endless && grown == 0;
+    let text = match constant {
         true => format!("{bytes} bytes, which do not grow"),
         false => format!("{bytes} bytes, and {grown} more in the last quarter of the text"),
     };
     let rule = "no byte more after half of the text, and no end of the context";
-    Ok((
-        vec![
-            agreement(&format!("a prompt in parts of {LENGTHS:?}"), &of_prompts),
-            agreement("token by token", &[of_tokens]),
-            Check::new("memory is constant", rule, found, Some(constant)),
-        ],
-        bytes,
-    ))
+    let checks = vec![
+        agreement(&format!("a prompt in parts of {LENGTHS:?}"), &found.prompts),
+        agreement(name, &[found.tokens]),
+        Check::new("memory is constant", rule, text, Some(constant)),
+    ];
+    Ok((checks, Some(bytes)))
 }

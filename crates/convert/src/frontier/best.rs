@@ -249,7 +249,9 @@ mod tests {
         let of = |keys: u64| found.iter().find(|saving| saving.a == "far state by head" && saving.b == "window" && saving.keys == keys);
         // Halfway between 64 and 256 keys lie 128 in log bytes.
         let first = of(64).expect("a saving");
-        assert!((first.share - 0.5).abs() < 1e-9 && first.bound.is_none() && first.interval.is_some_and(|(low, _)| (low - 0.5).abs() < 1e-9));
+        assert!(
+            (first.share - 0.5).abs() < 1e-9 && first.bound.is_none() && first.interval.is_some_and(|(low, _)| (low - 0.5).abs() < 1e-9)
+        );
         let last = of(256).expect("a saving");
         assert_eq!((last.share, last.bound), (0.0, Some(Bound::AtLeast)));
         assert_eq!(bytes_at(&[(64.0, 0.4), (256.0, 0.2)], 0.5), Some((64.0, Some(Bound::AtMost))));

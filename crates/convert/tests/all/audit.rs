@@ -13,15 +13,20 @@ use termwise_convert::audit::{Audit, Options, audit};
 use termwise_convert::convert::bytes_of;
 use termwise_convert::kinds::{Far, Kind};
 use termwise_convert::record::Record;
-use termwise_llama::generate::{Decoder, Saved};
 use termwise_llama::Model;
+use termwise_llama::generate::{Decoder, Saved};
 use termwise_llama::weights::WriteOptions;
 
 use crate::support::{LENGTH, contexts, converted, model, prepared};
 
 const FAR: Kind = Kind { window: 12, sinks: 4, chosen: 0, fade: false, bits: 32, far: Far::State, dim: 0 };
 
-fn check(original: &Model, converted: &Model, record: Option<&Record>, between: &mut dyn FnMut(usize, &mut Decoder) -> Result<(), Error>) -> Audit {
+fn check(
+    original: &Model,
+    converted: &Model,
+    record: Option<&Record>,
+    between: &mut dyn FnMut(usize, &mut Decoder) -> Result<(), Error>,
+) -> Audit {
     let never = AtomicBool::new(false);
     let options = Options { record, tokenizer: None, facts: 0, tokens: 12, between };
     let (converted, original) = (Arc::new(converted.clone()), Arc::new(original.clone()));

@@ -130,4 +130,3 @@ fn a_frontier_compares_all_methods_and_goes_on() {
     assert!(atlas.heads.iter().all(|head| (0.0..=1.0).contains(&head.far_mass) && head.kl.is_some()));
     termwise_report::reads_again(&atlas);
 }
-

@@ -54,4 +54,3 @@ pub fn families() -> Vec<Family> {
 pub fn converted(model: &Model, fits: &Fits, kind: Kind) -> Model {
     assemble(model, fits, &[Some(kind); 4]).unwrap_or_else(|error| panic!("{kind:?}: {error}"))
 }
-
