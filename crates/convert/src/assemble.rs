@@ -20,10 +20,9 @@ pub fn attention(config: &Config, fits: &Fits, kinds: &[Option<Kind>]) -> Result
     for (index, kind) in kinds.iter().enumerate() {
         let (layer, kv_head) = (index / g, index % g);
         let own: Vec<Variant> = config.heads(layer);
-        for head in kv_head * group..(kv_head + 1) * group {
-            if let Some(kind) = kind {
-                map.set_head(layer, head, fits.variant(kind, &own[head], layer, head)?);
-            }
+        let Some(kind) = kind else { continue };
+        for (head, own) in own.iter().enumerate().skip(kv_head * group).take(group) {
+            map.set_head(layer, head, fits.variant(kind, own, layer, head)?);
         }
     }
     Ok(map)

@@ -114,7 +114,7 @@ impl Prepared {
         stop: &AtomicBool,
         tell: Tell,
     ) -> Result<(), Error> {
-        self.fits.add_rivals(model, contexts, &self.gathered, kinds, folder, stop, tell)
+        self.fits.add_rivals(model, (contexts, &self.gathered), kinds, folder, stop, tell)
     }
 
     /// The best choice of these families within so many bytes for the whole model.

@@ -18,7 +18,7 @@ use termwise_llama::Model;
 use crate::calibrate::{Gathered, Moments, NEAR, QUERIES, pass, sampled, view};
 use crate::kinds::{FAR_DIM, SINKS};
 use crate::linalg::{eigen, nonnegative, product, roots};
-use crate::rivals::Rival;
+use crate::rivals::{Rival, RivalTensors};
 use crate::{Error, Tell};
 
 /// Orders of a far state.
@@ -308,7 +308,7 @@ pub fn fit(model: &Model, contexts: &[Vec<u32>], gathered: &Gathered, stop: &Ato
     Ok(Fits { identity: gathered.identity.clone(), layers: layers.collect(), rivals: Vec::new() })
 }
 
-/// Fits γ and coefficients of a polynomial over all positions but the query's own, [layers] of [H] and [H, 3]: as those of far states, by fewer queries.
+/// Fits γ and coefficients of a polynomial over all positions but the query's own, by layer: as those of far states, by fewer queries.
 pub(crate) fn fit_all_positions(
     model: &Model,
     contexts: &[Vec<u32>],
@@ -316,15 +316,17 @@ pub(crate) fn fit_all_positions(
     dim: usize,
     stop: &AtomicBool,
     tell: Tell,
-) -> Result<Vec<(Vec<f32>, Vec<f32>)>, Error> {
+) -> Result<Vec<RivalTensors>, Error> {
     let config = &model.config;
     let projections = projections(gathered, config.head_dim);
     let places = Places { sinks: 0, near: 1, dim };
     let what = format!("fitting polynomials in {dim} dimensions");
     let rows = gather_rows(model, contexts, &projections, (places, QUERIES / 4), stop, (tell, &what))?;
     let solved: Vec<(f64, Vec<f64>)> = rows.par_iter().map(|rows| solve(rows, ORDERS)).collect();
-    let of_layer = |heads: &[(f64, Vec<f64>)]| {
-        (heads.iter().map(|(gamma, _)| *gamma as f32).collect(), heads.iter().flat_map(|(_, a)| narrow(a, 1.0)).collect())
+    let of_layer = |heads: &[(f64, Vec<f64>)]| RivalTensors {
+        gamma: heads.iter().map(|(gamma, _)| *gamma as f32).collect(),
+        coefficients: heads.iter().flat_map(|(_, a)| narrow(a, 1.0)).collect(),
+        ..RivalTensors::default()
     };
     Ok(solved.chunks_exact(config.num_attention_heads).map(of_layer).collect())
 }

@@ -112,8 +112,8 @@ fn log_sum(row: &[f32]) -> Option<f32> {
         (0..LANES).for_each(|i| most[i] = if x[i] > most[i] { x[i] } else { most[i] });
     }
     let most = most.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max);
-    // What is not a number stays so in a sum of differences.
-    if !sum(row, row, |x, _| x - x).is_finite() {
+    // Zero times what is no number, or endless, is no number.
+    if !sum(row, row, |x, _| x * 0.0).is_finite() {
         return None;
     }
     Some((f64::from(most) + sum(row, row, |x, _| exp(x - most)).ln()) as f32)

@@ -200,5 +200,5 @@ pub fn check(recall: &[Recall], window: Option<usize>) -> Check {
         "{found} of {inside} facts inside the shortest window of {}, {found_beyond} of {beyond} beyond it",
         window.map_or("any length".to_owned(), |window| format!("{window} keys"))
     );
-    Check::new("recall", RULE, text, (inside >= 3).then(|| found as f64 >= FOUND * inside as f64))
+    Check::new("recall", RULE, text, (inside >= 3).then_some(found as f64 >= FOUND * inside as f64))
 }

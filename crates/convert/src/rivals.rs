@@ -76,8 +76,7 @@ impl Fits {
     pub fn add_rivals(
         &mut self,
         model: &Model,
-        contexts: &[Vec<u32>],
-        gathered: &Gathered,
+        (contexts, gathered): (&[Vec<u32>], &Gathered),
         kinds: &[Kind],
         folder: Option<&Path>,
         stop: &AtomicBool,
@@ -98,8 +97,7 @@ impl Fits {
             let layers = if far == Far::Hedgehog {
                 train(model, contexts, gathered, dim, stop, tell)?
             } else {
-                let found = fit_all_positions(model, contexts, gathered, dim, stop, tell)?;
-                found.into_iter().map(|(gamma, coefficients)| RivalTensors { gamma, coefficients, ..RivalTensors::default() }).collect()
+                fit_all_positions(model, contexts, gathered, dim, stop, tell)?
             };
             let rival = Rival { identity: self.identity.clone(), far, dim, layers };
             if let Some(path) = file {

@@ -143,15 +143,10 @@ pub fn measure(model: &Model, ids: &[u32]) -> Result<Vec<Share>, Error> {
 
 /// A part that most of its heads make nothing of is there for nothing.
 pub fn checks(shares: &[Share]) -> Vec<Check> {
-    let parts: [(&str, fn(&Share) -> Option<f64>); 4] = [
-        ("sinks", |share| share.sinks),
-        ("windows", |share| share.window),
-        ("chosen keys", |share| share.chosen),
-        ("far keys", |share| share.far),
-    ];
+    let of = |part: usize| shares.iter().filter_map(move |share| [share.sinks, share.window, share.chosen, share.far][part]);
     let mut checks = Vec::new();
-    for (name, of) in parts {
-        let own: Vec<f64> = shares.iter().filter_map(of).collect();
+    for (part, name) in ["sinks", "windows", "chosen keys", "far keys"].into_iter().enumerate() {
+        let own: Vec<f64> = of(part).collect();
         if own.is_empty() {
             continue;
         }
