@@ -209,7 +209,14 @@ pub fn audit(
         step("the original")?;
         let reference = Reference::new(original, ids)?;
         step("the converted model")?;
-        let converted = Reference::new(model, ids)?;
+        let converted = match Reference::new(model, ids) {
+            Err(Error::NoNumbers(t)) => {
+                let found = format!("at position {t} of a text there are none, so that nothing else can be said of it");
+                audit.checks.push(Check::new("predictions are numbers", "everywhere", found, Some(false)));
+                return Ok(audit);
+            }
+            found => found?,
+        };
         own.add(&whole(&reference.compare(model)?));
         for (at, name) in PARTS.iter().enumerate() {
             let (map, count) = changed(&model.config, |variant| without(variant, name));

@@ -137,9 +137,7 @@ impl Reference {
         }
         let losses = (0..count).map(|t| -f64::from(logs[t * v + ids[t + 1] as usize])).collect::<Vec<f64>>();
         if let Some(t) = losses.iter().position(|loss| !loss.is_finite()) {
-            return Err(Error::Asked(format!(
-                "the original's predictions at position {t} are no numbers; there is nothing to compare with"
-            )));
+            return Err(Error::NoNumbers(t));
         }
         Ok(Reference { ids: ids.to_vec(), vocabulary: v, logs, losses })
     }

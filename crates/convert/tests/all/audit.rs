@@ -101,7 +101,8 @@ fn faults_in_the_folder_are_found() {
         spread.iter_mut().enumerate().for_each(|(i, x)| *x = if i % 17 == 0 { 40.0 } else { 0.0 });
         wrong.params.get_mut(&name("centre.gamma")).expect("gamma").fill(1.0);
     }
-    assert!(failed(&audited(&wrong)).contains(&"far states do their work"));
+    let found = audited(&wrong);
+    assert!(["far states do their work", "predictions are numbers"].iter().any(|name| failed(&found).contains(name)), "{:?}", found.checks);
 }
 
 /// Changes the tensors of a saved memory whose names end like this, and signs the file anew: what it holds is then as trustworthy as what a decoder wrote.
