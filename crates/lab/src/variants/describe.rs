@@ -1,6 +1,7 @@
 //! One variant, described.
 
 use serde::{Deserialize, Serialize};
+use termwise_attention::parts::write::Delta;
 use termwise_attention::presets;
 use termwise_attention::{Layer, Rope, Source, Variant};
 
@@ -154,7 +155,10 @@ fn one(variant: &Variant, sizes: Sizes) -> Result<Description, Error> {
     Ok(Description {
         name: None,
         expression: variant.to_string(),
-        formula: variant.formula(),
+        formula: match variant.write {
+            Some(_) => format!("{}, {}", variant.formula(), Delta::INFO.formula),
+            None => variant.formula(),
+        },
         canonical: variant.canonical().to_string(),
         class: None,
         equal_to: Vec::new(),

@@ -26,7 +26,9 @@ use termwise_attention::presets;
 use crate::Error;
 
 /// The formula that every variant is a case of.
-pub const FORMULA: &str = "y_t = P_t · N( O_t · (1/D_t) · Σ_{s≤t} M_ts · w(x_ts) · I_s · v_s ),  x_ts = scale · q_t·k_s";
+pub const FORMULA: &str = "\
+y_t = P_t ⊙ N( O_t · (1/D_t) · Σ_{s visible from t} M_ts · w(x_ts) · I_s · u_s )
+x_ts = cap(scale · q_t·k_s),  u_t = v_t or β_t·(v_t − Σ_{s<t} M_ts·w(k_t·k_s)·u_s)";
 
 /// Variants that were asked for.
 #[derive(Clone, Debug, Serialize, Deserialize)]
