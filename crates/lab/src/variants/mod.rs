@@ -105,6 +105,20 @@ mod tests {
     }
 
     #[test]
+    fn windows_are_counted_by_what_they_keep() {
+        let [window, far, delta] =
+            &describe(&["softmax window=64", "softmax window=64 far(taylor=0..1)", "deltanet"], Sizes::default()).expect("possible")[..]
+        else {
+            unreachable!("three")
+        };
+        let State::Recurrent { floats, bytes, break_even_tokens } = window.state else { panic!("{:?}", window.state) };
+        assert_eq!((floats, break_even_tokens), (64 * 2 * 64, 64));
+        assert!(bytes.is_some_and(|bytes| bytes >= 4 * floats && bytes < 5 * floats), "{bytes:?}");
+        assert!(matches!(far.state, State::Recurrent { floats, bytes: Some(_), .. } if floats == 64 * 2 * 64 + 65 * 65));
+        assert!(delta.formula.contains("u_t = β_t·(v_t − "), "{}", delta.formula);
+    }
+
+    #[test]
     fn variants_that_are_asked_for_together_are_compared() {
         let found = describe(&["exp over=sum norm=l2", "exp over=length norm=l2", "softmax"], Sizes::default()).expect("possible");
         assert!(found[0].equal_to.iter().any(|equal| equal.name == "exp over=length norm=l2" && equal.relation == Relation::UpToEps));

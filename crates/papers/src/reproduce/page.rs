@@ -218,7 +218,9 @@ pub(super) fn variants(task: &TaskOutcome, runs: &[Run]) -> Table {
         Metric::Beyond => &["within the length of training", "beyond it"],
     };
     let tuned: &[&str] = if task.variants.iter().any(|outcome| !outcome.tuning.is_empty()) { &["learning rate"] } else { &[] };
-    let columns = ["variant", "attention"].iter().chain(numbers).chain(&["state"]).chain(tuned);
+    // Bytes of small states are mostly those of whole vectors.
+    let counted: &[&str] = if tuned.is_empty() { &[] } else { &["numbers in it"] };
+    let columns = ["variant", "attention"].iter().chain(numbers).chain(&["state"]).chain(counted).chain(tuned);
     let mut columns: Vec<String> = columns.map(|&name| name.to_owned()).collect();
     columns.extend((1..=seeds).map(|seed| format!("seed {seed}")));
     let linked = task.variants.iter().flat_map(|outcome| &outcome.runs).any(|&run| !runs[run].folder.is_empty());
@@ -234,6 +236,7 @@ pub(super) fn variants(task: &TaskOutcome, runs: &[Run]) -> Table {
         }
         row.push(outcome.state_bytes.map_or(Cell::Empty, |bytes| Cell::Amount(bytes as f64, termwise_report::Unit::Bytes)));
         if !tuned.is_empty() {
+            row.push(outcome.state_numbers.map_or(Cell::Empty, |numbers| Cell::count(numbers as usize)));
             row.push(outcome.rate.map_or(Cell::Empty, |rate| Cell::text(rate.to_string())));
         }
         row.extend(outcome.runs.iter().map(|&run| link(&runs[run], &outcome.numbers)));
