@@ -161,7 +161,7 @@ impl Summary {
 
 fn statistic(of: &Statistic) -> Cell {
     match of.deviation {
-        Some(deviation) => Cell::Spread(of.mean, deviation, 4),
+        Some(deviation) => Cell::MeanSd(of.mean, deviation, 4),
         None => Cell::Number(of.mean, 4),
     }
 }
