@@ -36,7 +36,7 @@ Experiments:
   overwrite, parity         orders 1 to 3, with and without write rule and decay, in equal states
   distance                  window, sink and far orders against a longer window of equal bytes
 
-Verdicts compare means over seeds with their spread; results.json has every number with the folder of its run.")]
+Verdicts compare means over seeds with their standard deviations; results.json has every number with the folder of its run.")]
 pub struct ReproduceArgs {
     /// Experiments, or all
     #[arg(value_name = "EXPERIMENT", default_value = "all")]
