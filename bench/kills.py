@@ -54,6 +54,16 @@ def end(run):
     return steps, files, [{key: value for key, value in line.items() if key not in ("time", "tokens_per_second")} for line in lines]
 
 
+def compare(what, expected, found):
+    if expected == found:
+        return
+    print(f"{what}: another end", file=sys.stderr)
+    for a, b in zip(expected or (), found or ()):
+        if a != b:
+            print(f"expected {a}\nfound    {b}", file=sys.stderr)
+    sys.exit(1)
+
+
 def trainings(args, base, draw):
     kills = 0
     for number in range(args.runs):
@@ -86,8 +96,7 @@ def trainings(args, base, draw):
         if killed(begin, folder, 600):
             sys.exit(f"run {number} does not end")
         kills += own
-        if end(run) != end(whole / "runs" / "run"):
-            sys.exit(f"run {number} ({variant}): another end after {own} kills, in {folder}")
+        compare(f"run {number} ({variant}) after {own} kills", end(whole / "runs" / "run"), end(run))
         print(f"run {number}: {steps} steps of {variant}, {own} kills, the same end", flush=True)
     print(f"{kills} kills over {args.runs} trainings: no checkpoint lost, ends the same to the last byte")
 
@@ -121,8 +130,9 @@ def sweeps(args, base, draw):
             sys.exit(f"sweep {number} does not end")
         kills += own
         found = {run.name: end(run) for run in (folder / "runs").iterdir() if run.is_dir()}
-        if table(folder) != table(one) or found != ends:
-            sys.exit(f"sweep {number}: another end after {own} kills, in {folder}")
+        for name in sorted(ends.keys() | found.keys()):
+            compare(f"sweep {number}, {name}, after {own} kills", ends.get(name), found.get(name))
+        compare(f"table of sweep {number} after {own} kills", table(one), table(folder))
         print(f"sweep {number}: {len(ends)} runs, {own} kills, the same table and ends", flush=True)
     print(f"{kills} kills over {args.sweeps} sweeps: one table, ends the same to the last byte, no process left")
 
