@@ -46,12 +46,11 @@ def checkpoints(run):
 
 
 def end(run):
-    """What a run leaves, without where, when and how fast."""
-    steps = checkpoints(run)
-    last = run / "checkpoints" / f"step-{steps[-1]:08}"
+    """What a run leaves, without where, when and how fast. Older checkpoints are not compared: a run whose sweep is gone stops with one of its own."""
+    last = run / "checkpoints" / f"step-{checkpoints(run)[-1]:08}"
     files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(last.iterdir()) if path.name != "provenance.json"}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return steps, files, [{key: value for key, value in line.items() if key not in ("time", "tokens_per_second")} for line in lines]
+    return last.name, files, [{key: value for key, value in line.items() if key not in ("time", "tokens_per_second")} for line in lines]
 
 
 def compare(what, expected, found):
@@ -123,8 +122,11 @@ def sweeps(args, base, draw):
             if own == args.sweep_kills or not killed(command(folder), base, draw.uniform(0.02, 0.8 * length / args.sweep_kills + 0.1)):
                 break
             own += 1
-            time.sleep(0.3)
-            if left := processes_of(folder):
+            # They finish their step and write a checkpoint, which a busy machine takes its time for.
+            patience = time.time() + 30
+            while (left := processes_of(folder)) and time.time() < patience:
+                time.sleep(0.1)
+            if left:
                 sys.exit(f"sweep {number}, kill {own}: these outlive it: {left}")
         if killed(command(folder), base, 600):
             sys.exit(f"sweep {number} does not end")

@@ -36,7 +36,8 @@ fn a_page_needs_nothing_but_itself() {
         .expect("a policy");
     assert!(policy.starts_with("default-src 'none'; script-src 'sha256-") && !policy.contains("unsafe"), "{policy}");
     assert_eq!(named(&document, "style").len(), 1, "one sheet for all figures");
-    assert_eq!((named(&document, "svg").len(), named(&document, "table").len(), named(&document, "section").len()), (9, 2, 6));
+    assert_eq!((named(&document, "svg").len(), named(&document, "table").len(), named(&document, "section").len()), (10, 2, 6));
+    assert_eq!(text.matches("<div class=\"in-log\"").count(), 1, "nine figures, one of them by ratios, too");
     // Links lead to places on the page, and no place has two.
     let ids: Vec<&str> = document.descendants().filter_map(|n| n.attribute("id")).collect();
     assert!(ids.iter().enumerate().all(|(i, id)| !ids[..i].contains(id)), "{ids:?}");
