@@ -238,10 +238,9 @@ impl Bar {
                     return self.line.set_message(format!("loss {loss:.4}, {speed:.0} tokens/s{share}"));
                 }
                 let norm = grad_norm.map_or("not finite".into(), |norm| format!("{norm:.3}"));
-                let (steps, left) = (self.line.length().unwrap_or(0), duration(left));
-                self.tell(&format!(
-                    "step {step}/{steps}  loss {loss:.4}  norm {norm}  lr {lr:.3e}  {speed:.0} tokens/s{share}  {left} left"
-                ));
+                let steps = self.line.length().unwrap_or(0);
+                let left = if step < steps { format!("  {} left", duration(left)) } else { String::new() };
+                self.tell(&format!("step {step}/{steps}  loss {loss:.4}  norm {norm}  lr {lr:.3e}  {speed:.0} tokens/s{share}{left}"));
             }
             Event::HeldOut(step, evaluation) => self.tell(&format!("step {step}  {}", describe(evaluation))),
             Event::Remark(text) => self.tell(text),

@@ -276,7 +276,7 @@ fn a_command_that_is_broken_off_goes_on_and_decides_by_what_is_there() {
     ] {
         assert!(page.contains(text), "the page lacks {text}");
     }
-    assert!(out.join("figures/e1-ladder.svg").is_file() && out.join("tables/e1-table.csv").is_file());
+    assert!(out.join("figures/e1-dots.svg").is_file() && out.join("tables/e1-table.csv").is_file());
 }
 
 #[test]

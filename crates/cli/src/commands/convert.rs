@@ -133,7 +133,7 @@ pub fn run(args: &ConvertArgs, context: &mut Context) -> Result<Exit, Failure> {
 
 /// Draw the atlas of a model's heads: what they look back at
 ///
-/// For every head the share of its attention on far keys and on the first keys, how far it looks back, the spread and the largest of the scores of far keys; with --removal
+/// For every head the share of its attention on far keys and on the first keys, how far it looks back, the standard deviation and the largest of the scores of far keys; with --removal
 /// what the model loses where a kv head keeps a short window alone: KL, loss, and facts that it no longer finds.
 #[derive(Debug, Args)]
 #[command(after_help = "\

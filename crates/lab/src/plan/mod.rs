@@ -1,4 +1,4 @@
-//! What a model will cost before anything is run: parameters, operations and bytes a token in each mode, state against cache,
+//! What a model will cost before anything is run: parameters, operations and bytes per token in each mode, state against cache,
 //! break-even contexts, the order that fits a memory, and training.
 //!
 //! Counts are exact by the formulas of `count.rs`; times follow from them and from a machine's peaks with stated shares
@@ -332,7 +332,7 @@ fn assumptions(place: &Place, options: &Options, training: &Training) -> Vec<Str
     let mut list = vec![
         "a multiply-add is two operations; RoPE, gates, norms and the evaluation of the kernel are not counted".to_owned(),
         format!(
-            "weights, states and caches are float32; decoding reads the weights once for {} and a state is read and written once a token",
+            "weights, states and caches are float32; decoding reads the weights once for {} and a state is read and written once per token",
             if place.batch == 1 { "every token".into() } else { format!("{} rows", place.batch) }
         ),
         format!("caches of the processor hold one tile of {TILE} positions or one chunk of {}, and no more", place.chunk),

@@ -7,7 +7,7 @@ use termwise_train::provenance;
 
 use super::figures;
 use super::interval::Numbers;
-use super::results::{ClaimOutcome, Outcome, Results, Run, Spread, TaskOutcome};
+use super::results::{ClaimOutcome, Outcome, Results, Run, Summary, TaskOutcome};
 use super::theorem::Theorem;
 use super::{FILE, FORMAT, Id, Metric, Scale, Verdict};
 use crate::{Error, separation};
@@ -85,7 +85,7 @@ fn lead(results: &Results) -> Vec<Block> {
     let of_papers = of_papers(results);
     let mut blocks = vec![Block::Text(if of_papers { ABOUT_PAPERS } else { ABOUT_OWN }.into())];
     let pictures = [
-        ("glance", figures::glance(results), GLANCE),
+        ("overview", figures::overview(results), OVERVIEW),
         ("orders", figures::orders(results), ORDERS),
         ("memory", figures::memory(results), MEMORY),
     ];
@@ -130,7 +130,7 @@ const ABOUT_PAPERS: &str = "Softmax attention is a sum of recurrent networks, on
     where attentions differ.";
 const ABOUT_OWN: &str = "What single orders, a write rule, a decay and a state of far keys do in memories of equal size. Models have one layer, so that \
     the memory does the work and nothing is passed on from layer to layer; each variant has a learning rate of its own.";
-const GLANCE: &str = "**What is lost.** 0 is perfect recall; softmax, the dashed line, recalls, and linear attention does not. Mean, and smallest \
+const OVERVIEW: &str = "**What is lost.** 0 is perfect recall; softmax, the dashed line, recalls, and linear attention does not. Mean, and smallest \
     to largest over seeds";
 const ORDERS: &str = "**What brings it back.** Every further order of the series is one more recurrent network, and closes the gap during training. \
     Mean, smallest to largest, and a dot for each seed";
@@ -183,9 +183,9 @@ fn experiment(outcome: &Outcome, results: &Results) -> Section {
             let caption = format!("{}: mean, and smallest to largest over seeds", task.metric.name());
             blocks.push(Block::Figure { name: name("curves"), figure, caption });
         }
-        if let Some(figure) = figures::ladder(&id.to_uppercase(), task, &colours) {
+        if let Some(figure) = figures::dot_plot(&id.to_uppercase(), task, &colours) {
             let caption = "mean, and smallest to largest over seeds".into();
-            blocks.push(Block::Figure { name: name("ladder"), figure, caption });
+            blocks.push(Block::Figure { name: name("dots"), figure, caption });
         }
         blocks.push(Block::Table { name: name("table"), table: variants(task, &results.runs) });
         blocks.extend(rates(task, &results.runs).map(|table| Block::Table { name: name("rates"), table }));
@@ -204,10 +204,10 @@ fn theorem(theorem: &Theorem) -> Section {
     Section { heading: format!("{} {}", theorem.id.name().to_uppercase(), theorem.question), blocks }
 }
 
-fn spread(spread: Option<Spread>) -> Cell {
+fn mean_sd(summary: Option<Summary>) -> Cell {
     // A sum that rounding leaves below zero is none.
     let mean = |mean: f64| if mean > -5e-4 { mean.max(0.0) } else { mean };
-    spread.map_or(Cell::Empty, |spread| Cell::Spread(mean(spread.mean), spread.deviation.unwrap_or(f64::NAN), 3))
+    summary.map_or(Cell::Empty, |summary| Cell::MeanSd(mean(summary.mean), summary.deviation.unwrap_or(f64::NAN), 3))
 }
 
 pub(super) fn variants(task: &TaskOutcome, runs: &[Run]) -> Table {
@@ -230,9 +230,9 @@ pub(super) fn variants(task: &TaskOutcome, runs: &[Run]) -> Table {
         let settings: String = outcome.variant.settings.iter().map(|(key, value)| format!(", {key} = {value}")).collect();
         let mut row = vec![Cell::text(&outcome.variant.name), Cell::code(format!("{}{settings}", outcome.variant.attention))];
         match task.metric {
-            Metric::Recall => row.extend([outcome.recall, outcome.rest, outcome.excess].map(spread)),
-            Metric::Loss => row.push(spread(outcome.loss)),
-            Metric::Beyond => row.extend([outcome.within, outcome.beyond].map(spread)),
+            Metric::Recall => row.extend([outcome.recall, outcome.rest, outcome.excess].map(mean_sd)),
+            Metric::Loss => row.push(mean_sd(outcome.loss)),
+            Metric::Beyond => row.extend([outcome.within, outcome.beyond].map(mean_sd)),
         }
         row.push(outcome.state_bytes.map_or(Cell::Empty, |bytes| Cell::Amount(bytes as f64, termwise_report::Unit::Bytes)));
         if !tuned.is_empty() {
