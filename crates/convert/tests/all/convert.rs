@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicBool;
 
-use termwise_convert::assemble::assemble;
+use termwise_convert::assemble::{Bench, assemble};
 use termwise_convert::convert::{Budget, Prepared, bytes_of, choose};
 use termwise_convert::frontier::{self, ALL, Frontier, METHODS, Options};
 use termwise_convert::kinds::{Far, Kind, key_bytes};
@@ -32,6 +32,24 @@ fn a_memory_of_the_whole_context_is_the_original() {
     assert!(all.mean_kl().abs() < 1e-5, "{}", all.mean_kl());
     let untouched = assemble(&model, &prepared.fits, &[None; 4]).expect("a model");
     assert_eq!(whole(&reference.compare(&untouched).expect("a comparison")).rise(), 0.0);
+}
+
+#[test]
+fn a_bench_leaves_nothing_of_the_model_before() {
+    let model = model();
+    let prepared = prepared(&model, None);
+    let all: Vec<Kind> = families().into_iter().map(|family| family.of(12)).chain(rivals()).collect();
+    let mut bench = Bench::default();
+    for kind in all.iter().chain(all.iter().rev()) {
+        let fresh = converted(&model, &prepared.fits, *kind);
+        let found = bench.assemble(&model, &prepared.fits, &[Some(*kind); 4]).expect("a model");
+        assert_eq!((&found.config.attention, found.params.values()), (&fresh.config.attention, fresh.params.values()), "{kind:?}");
+        // The size of learned features is a word of the variant.
+        if let (Far::Hedgehog, Some(rival)) = (kind.far, prepared.fits.rival(kind)) {
+            let sizes: Vec<f64> = found.config.heads(1).iter().filter_map(|head| head.far.as_ref()?.scale).collect();
+            assert_eq!(sizes, rival.layers[1].size.iter().map(|&size| f64::from(size)).collect::<Vec<f64>>());
+        }
+    }
 }
 
 #[test]
