@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use termwise_convert::assemble::{Bench, assemble};
 use termwise_convert::convert::{Budget, Prepared, bytes_of, choose};
 use termwise_convert::frontier::{self, ALL, Frontier, METHODS, Options};
-use termwise_convert::kinds::{Far, Kind, key_bytes};
+use termwise_convert::kinds::{FAR_DIM, Far, Kind, key_bytes};
 use termwise_convert::meter::{Reference, whole};
 use termwise_convert::{Text, Texts};
 use termwise_llama::Options as SessionOptions;
@@ -37,8 +37,13 @@ fn a_memory_of_the_whole_context_is_the_original() {
 #[test]
 fn a_bench_leaves_nothing_of_the_model_before() {
     let model = model();
-    let prepared = prepared(&model, None);
-    let all: Vec<Kind> = families().into_iter().map(|family| family.of(12)).chain(rivals()).collect();
+    let mut prepared = prepared(&model, None);
+    // A polynomial with the layout of a far state, and coefficients of its own.
+    let state = Kind { far: Far::State, ..Kind::window(1) };
+    let alike = Kind { far: Far::Polynomial, dim: FAR_DIM, ..state };
+    let never = AtomicBool::new(false);
+    prepared.add_rivals(&model, &contexts(2, 1), &[alike], None, &never, &mut |_, _, _| {}).expect("it can be fitted");
+    let all: Vec<Kind> = families().into_iter().map(|family| family.of(12)).chain(rivals()).chain([state, alike]).collect();
     let mut bench = Bench::default();
     for kind in all.iter().chain(all.iter().rev()) {
         let fresh = converted(&model, &prepared.fits, *kind);
