@@ -277,6 +277,7 @@ mod tests {
         let dims = |far: Far, bytes: u64| Family { far, ..Family::WINDOW }.largest(64, bytes).map(|kind| kind.dim);
         assert_eq!((dims(Far::Taylor1, small), dims(Far::Taylor2, large)), (Some(0), Some(43)));
         assert_eq!((dims(Far::Hedgehog, small), dims(Far::Hedgehog, large)), (Some(32), Some(0)));
+        assert_eq!(dims(Far::Hedgehog, 100 * key_bytes(64)), Some(32));
         assert!(is_convertible(&own) && !is_convertible(&"taylor=0..2".parse().expect("a variant")));
     }
 }

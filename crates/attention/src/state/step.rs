@@ -232,8 +232,9 @@ impl Step<'_> {
             rotate(to, &token.cos[b * half..][..half], &token.sin[b * half..][..half]);
         }
         let coded = class.bits.filter(|&(_, sinks)| which > 0 && self.state.steps.positions[b] >= sinks);
-        match (coded, class.channels_of(self.inputs, d, head)) {
-            (Some((bits, _)), Some(channels)) if which == 1 => bits::round_key(bits, channels, to),
+        // Of keys: there are more query heads than channels have kv heads.
+        match (coded, coded.filter(|_| which == 1).and_then(|_| class.channels_of(self.inputs, d, head))) {
+            (Some((bits, _)), Some(channels)) => bits::round_key(bits, channels, to),
             (Some((bits, _)), _) => bits::round_value(bits, to),
             _ => {}
         }

@@ -2,10 +2,10 @@
 
 use std::sync::atomic::AtomicBool;
 
-use termwise_convert::assemble::assemble;
+use termwise_convert::assemble::{Bench, assemble};
 use termwise_convert::convert::{Budget, Prepared, bytes_of, choose};
 use termwise_convert::frontier::{self, ALL, Frontier, METHODS, Options};
-use termwise_convert::kinds::{Far, Kind, key_bytes};
+use termwise_convert::kinds::{FAR_DIM, Far, Kind, key_bytes};
 use termwise_convert::meter::{Reference, whole};
 use termwise_convert::{Text, Texts};
 use termwise_llama::Options as SessionOptions;
@@ -35,12 +35,37 @@ fn a_memory_of_the_whole_context_is_the_original() {
 }
 
 #[test]
+fn a_bench_leaves_nothing_of_the_model_before() {
+    let model = model();
+    let mut prepared = prepared(&model, None);
+    // A polynomial with the layout of a far state, and coefficients of its own.
+    let state = Kind { far: Far::State, ..Kind::window(1) };
+    let alike = Kind { far: Far::Polynomial, dim: FAR_DIM, ..state };
+    let never = AtomicBool::new(false);
+    prepared.add_rivals(&model, &contexts(2, 1), &[alike], None, &never, &mut |_, _, _| {}).expect("it can be fitted");
+    let all: Vec<Kind> = families().into_iter().map(|family| family.of(12)).chain(rivals()).chain([state, alike]).collect();
+    let mut bench = Bench::default();
+    for kind in all.iter().chain(all.iter().rev()) {
+        let fresh = converted(&model, &prepared.fits, *kind);
+        let found = bench.assemble(&model, &prepared.fits, &[Some(*kind); 4]).expect("a model");
+        assert_eq!((&found.config.attention, found.params.values()), (&fresh.config.attention, fresh.params.values()), "{kind:?}");
+        // The size of learned features is a word of the variant.
+        if let (Far::Hedgehog, Some(rival)) = (kind.far, prepared.fits.rival(kind)) {
+            let sizes: Vec<f64> = found.config.heads(1).iter().filter_map(|head| head.far.as_ref()?.scale).collect();
+            assert_eq!(sizes, rival.layers[1].size.iter().map(|&size| f64::from(size)).collect::<Vec<f64>>());
+        }
+    }
+}
+
+#[test]
 fn tokens_follow_texts_in_the_promised_bytes() {
     let model = model();
     let prepared = prepared(&model, None);
     let ids = &contexts(1, 3)[0];
     let v = 61;
-    for kind in families().into_iter().flat_map(|family| [family.of(7), family.of(40)]).chain(rivals()) {
+    // Orders 0 and 1 can weigh negatively, which a decoder refuses.
+    let rivals = rivals().into_iter().filter(|kind| kind.far != Far::Taylor1);
+    for kind in families().into_iter().flat_map(|family| [family.of(7), family.of(40)]).chain(rivals) {
         let converted = converted(&model, &prepared.fits, kind);
         let mut session =
             converted.session(1, LENGTH, SessionOptions { forward_only: true, ..SessionOptions::default() }).expect("a session");
@@ -48,13 +73,13 @@ fn tokens_follow_texts_in_the_promised_bytes() {
         let mut logits = vec![0.0f32; LENGTH * v];
         session.logits(&converted.params, 0..LENGTH, &mut logits).expect("logits");
         let mut decoder = Decoder::new(converted, DecoderOptions { window: 32, ..DecoderOptions::default() }).expect("a decoder");
-        let mut worst = 0.0f32;
+        let mut differences = Vec::new();
         let mut read = |decoder: &mut Decoder, from: usize, to: usize| {
             decoder.read(0, &ids[from..to]).expect("tokens");
             let found = decoder.logits(0).expect("logits");
             let expected = &logits[(to - 1) * v..to * v];
             let size = expected.iter().fold(0.0f32, |size, x| size.max(x.abs()));
-            worst = found.iter().zip(expected).fold(worst, |worst, (a, b)| worst.max((a - b).abs() / size));
+            differences.push(found.iter().zip(expected).fold(0.0f32, |worst, (a, b)| worst.max((a - b).abs() / size)));
         };
         // A prompt in windows, then token by token.
         read(&mut decoder, 0, 75);
@@ -62,7 +87,11 @@ fn tokens_follow_texts_in_the_promised_bytes() {
         for t in 75..LENGTH {
             read(&mut decoder, t, t + 1);
         }
-        assert!(worst < 2e-4, "{kind:?}: {worst}");
+        differences.sort_by(f32::total_cmp);
+        let (middle, worst) = (differences[differences.len() / 2], differences[differences.len() - 1]);
+        // Rounding turns a code now and then into the next one; the others are the same.
+        let (usual, most) = if kind.bits == 32 { (2e-4, 2e-4) } else { (1e-3, 8.0 / 2f32.powi(kind.bits as i32)) };
+        assert!(middle < usual && worst < most, "{kind:?}: {middle} {worst}");
         let bytes = decoder.state_bytes(0).expect("a row");
         let promised = bytes_of(&[kind; 4], 16) as usize;
         assert!(decoder.room(0).expect("a row").is_none(), "{kind:?} ends");
