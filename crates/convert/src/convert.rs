@@ -19,6 +19,7 @@ use crate::journal::{Journal, digest};
 use crate::kinds::{Family, Far, Kind, key_bytes};
 use crate::meter::{ByPosition, Reference, whole};
 use crate::sensitivity::{self, PROBE, Removal};
+use crate::tune::Tuning;
 use crate::{Error, Tell, Texts};
 
 /// Exact keys that a kv head may have, besides sinks.
@@ -184,8 +185,11 @@ pub struct Conversion {
     pub kinds: Vec<Kind>,
     /// Tokens that were fitted to.
     pub calibration_tokens: usize,
-    /// On text that was neither fitted to nor chosen by.
+    /// On text that was neither fitted to nor chosen by; before healing.
     pub measured: Vec<Measured>,
+    /// Healing, where that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tuning: Option<Tuning>,
 }
 
 /// The converted model beside the original on one text.
@@ -360,14 +364,10 @@ impl Documented for Conversion {
         kinds.rows.extend(counts.into_iter().map(|(label, count)| vec![Cell::text(label), Cell::count(count)]));
         let figure = Figure { title: "What each kv head keeps".into(), description: "Layers by kv heads.".into(), panels };
         let name = self.model.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
-        Document {
-            title: format!("{name} with constant memory"),
-            lead: vec![Block::Facts(facts)],
-            sections: vec![
-                Section::new("What it costs", vec![Block::table("losses", table)]),
-                Section::new("What each kv head keeps", vec![Block::figure("kinds", figure), Block::table("kinds", kinds)]),
-            ],
-        }
+        let mut sections = vec![Section::new("What it costs", vec![Block::table("losses", table)])];
+        sections.extend(self.tuning.as_ref().map(|tuning| tuning.section(&self.measured)));
+        sections.push(Section::new("What each kv head keeps", vec![Block::figure("kinds", figure), Block::table("kinds", kinds)]));
+        Document { title: format!("{name} with constant memory"), lead: vec![Block::Facts(facts)], sections }
     }
 }
 

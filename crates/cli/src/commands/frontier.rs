@@ -57,7 +57,7 @@ pub fn run(args: &FrontierArgs, context: &mut Context) -> Result<Exit, Failure> 
     let (out, made_by) = (args.output.out.clone(), context.provenance.clone());
     let frontier = context.pool()?.install(|| -> Result<Frontier, Failure> {
         let model = Model::read(folder)?;
-        let (_, texts) = args.texts.cut(folder, &args.data, &model.config, args.contexts)?;
+        let (_, texts) = args.texts.cut(folder, &args.data, &model.config, args.contexts, None)?;
         if let Some(folder) = &out {
             create_folder(folder)?;
         }

@@ -134,7 +134,7 @@ fn a_frontier_compares_all_methods_and_goes_on() {
     let folder = tempfile::tempdir().expect("a folder");
     let journal = folder.path().join("frontier.jsonl");
     let text = |name: &str, seed: u64| Text { name: name.into(), calibrated: seed == 7, contexts: contexts(2, seed) };
-    let texts = Texts { calibration: contexts(2, 1), evaluation: vec![text("one", 7), text("two", 8)] };
+    let texts = Texts { calibration: contexts(2, 1), tuning: Vec::new(), evaluation: vec![text("one", 7), text("two", 8)] };
     let options = Options { keys: vec![24, 64], methods: Vec::new(), journal: Some(&journal) };
     let run = |stop: bool| {
         let stop = AtomicBool::new(stop);
