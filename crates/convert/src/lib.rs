@@ -7,6 +7,7 @@
 //!      ─► allocate    one kind for each kv head within a budget
 //!      ─► assemble    the model with its variants and tensors, which every other command understands
 //!      ─► meter       loss and KL to the original, by position ─► frontier
+//!      ─► audit       whether a converted model is what its record says, and what each part of its memory does
 //! ```
 //!
 //! Fitting and choosing never see the text that is evaluated.
@@ -25,6 +26,9 @@ pub mod journal;
 pub mod kinds;
 pub mod linalg;
 pub mod meter;
+pub mod recall;
+pub mod record;
+pub mod rivals;
 pub mod sensitivity;
 mod text;
 

@@ -1,7 +1,7 @@
 //! Text made ready, and tokenizers learned, for people.
 
 use serde::{Deserialize, Serialize};
-use termwise_report::{Block, Document, Documented, thousands};
+use termwise_report::{Block, Document, Documented, counted, thousands};
 
 use crate::bpe::BpeReport;
 use crate::{Source, TextSource};
@@ -62,15 +62,15 @@ impl Documented for Prepared {
     fn document(&self) -> Document {
         let n = |n: u64| thousands(n);
         let facts = [
-            ("text", format!("{} documents in {} files, {} bytes", n(self.documents), thousands(self.files), n(self.bytes))),
+            ("text", format!("{} in {}, {} bytes", counted(self.documents, "document"), counted(self.files, "file"), n(self.bytes))),
             ("tokens", format!("{} of {}, {:.3} bytes per token", n(self.tokens), thousands(self.vocabulary), self.bytes_per_token)),
             ("to train on", format!("{} tokens", n(self.train_tokens))),
             (
                 "held out",
                 format!(
-                    "{} tokens of {} documents, {} bytes",
+                    "{} tokens of {}, {} bytes",
                     n(self.held_out_tokens),
-                    thousands(self.held_out_documents),
+                    counted(self.held_out_documents, "document"),
                     n(self.held_out_bytes)
                 ),
             ),
@@ -86,7 +86,7 @@ impl Documented for BpeReport {
     fn document(&self) -> Document {
         let facts = [
             ("tokens", thousands(self.vocabulary)),
-            ("learned from", format!("{} documents, {} bytes", thousands(self.documents), thousands(self.bytes))),
+            ("learned from", format!("{}, {} bytes", counted(self.documents, "document"), thousands(self.bytes))),
         ];
         Document { title: String::new(), lead: vec![Block::Facts(facts.map(|(name, text)| (name.into(), text)).into())], sections: vec![] }
     }

@@ -9,12 +9,12 @@ pub mod config;
 mod detokenize;
 mod dials;
 mod document;
-mod draw;
 pub mod error;
 pub mod hub;
 pub mod language;
 pub mod parity;
 pub mod prepare;
+mod rng;
 pub mod shards;
 pub mod sources;
 mod split;
@@ -82,14 +82,14 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// rows that are masked out entirely.
     fn held_out(&self, index: u64, rows: usize, time: usize, out: &mut Rows) -> Result<bool>;
 
-    /// The loss of the best possible predictor in nats a token, where it is known: over all tokens, over recall tokens
+    /// The loss of the best possible predictor in nats per token, where it is known: over all tokens, over recall tokens
     /// and over the others.
     fn best_loss(&self) -> Option<BestLoss> {
         None
     }
 }
 
-/// Known entropy of a source, in nats a token.
+/// Known entropy of a source, in nats per token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BestLoss {
     /// Over all tokens.

@@ -14,7 +14,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::{BestLoss, Rows, Source, dials, draw};
+use crate::{BestLoss, Rows, Source, dials, rng};
 
 /// What begins a sequence.
 const START: u32 = 0;
@@ -75,13 +75,13 @@ impl Parity {
             return;
         }
         for (number, (ids, labels)) in (first..end).zip(out.ids.chunks_mut(time).zip(out.labels.chunks_mut(time))) {
-            let key = draw::hash(&[stream[0], stream[1], number]);
+            let key = rng::hash(&[stream[0], stream[1], number]);
             let (mut word, mut parity) = (0, 0);
             for (t, (id, label)) in ids.iter_mut().zip(labels).enumerate() {
                 *id = START;
                 if let Some(bit) = t.checked_sub(1) {
                     if bit.is_multiple_of(WORD) {
-                        word = draw::hash(&[key, (bit / WORD) as u64]);
+                        word = rng::hash(&[key, (bit / WORD) as u64]);
                     }
                     let bit = (word >> (bit % WORD)) as u32 & 1;
                     parity ^= bit;

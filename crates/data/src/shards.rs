@@ -6,7 +6,7 @@
 //! |---|---|
 //! | 0..8 | `TWTOKENS` |
 //! | 8..12 | version, 1 |
-//! | 12..16 | bytes a token, 2 or 4 |
+//! | 12..16 | bytes per token, 2 or 4 |
 //! | 16..24 | tokens |
 //! | 24..32 | documents that end here |
 //! | 32..40 | vocabulary; every token is below it |
@@ -141,7 +141,7 @@ impl Shard {
         }
         let (width, tokens, documents, vocabulary) = (word(12), long(16), long(24), long(32));
         if (width != 2 && width != 4) || vocabulary == 0 || (width == 2 && vocabulary > 1 << 16) || vocabulary > 1 << 32 {
-            return Err(format!("damaged: {width} bytes a token for a vocabulary of {vocabulary}"));
+            return Err(format!("damaged: {width} bytes per token for a vocabulary of {vocabulary}"));
         }
         let length =
             (|| tokens.checked_mul(width.into())?.checked_add(documents.checked_mul(RECORD as u64)?)?.checked_add(HEADER as u64))();

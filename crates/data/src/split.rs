@@ -1,6 +1,8 @@
 //! Which documents are held out.
 
-use super::draw;
+use termwise_report::counted;
+
+use super::rng;
 use super::tokens::Tokens;
 use crate::error::{Error, Result};
 
@@ -73,7 +75,8 @@ impl Split {
             let share = if share < 1e-4 { format!("{share:e}") } else { share.to_string() };
             let equal =
                 if split.tail { "" } else { ", and equal documents are held out together, so that nothing held out was trained on" };
-            let problem = format!("= {share} leaves nothing to train on: {documents} documents, {} tokens{equal}", tokens.len());
+            let problem =
+                format!("= {share} leaves nothing to train on: {}, {} tokens{equal}", counted(documents, "document"), tokens.len());
             return Err(Error::DataSetting { key: "held_out", problem });
         }
         Ok(split)
@@ -127,7 +130,7 @@ pub(super) fn proportion(bytes: u64, part: u64, whole: u64) -> u64 {
 fn choose(tokens: &Tokens, share: f64, seed: u64) -> Result<Vec<u64>> {
     let documents = tokens.documents();
     let count = ((documents as f64 * share).round() as usize).clamp(1, documents as usize - 1);
-    let hash = |index: u64| Ok(draw::hash(&[seed, tokens.document(index)?.hash]));
+    let hash = |index: u64| Ok(rng::hash(&[seed, tokens.document(index)?.hash]));
     let hashes = (0..documents).map(hash).collect::<Result<Vec<u64>>>()?;
     let last = *hashes.clone().select_nth_unstable(count - 1).1;
     Ok((0..documents).filter(|&index| hashes[index as usize] <= last).collect())

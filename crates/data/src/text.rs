@@ -7,7 +7,7 @@ use super::prepare::{Prepare, prepare};
 use super::split::{Held, Split, Stretches, proportion};
 use super::tokenizer::Tokenizer;
 use super::tokens::Tokens;
-use super::{Rows, Source, draw};
+use super::{Rows, Source, rng};
 use crate::error::{Error, Result};
 
 /// Between two places of the held-out stream at which bytes are known without counting.
@@ -168,8 +168,8 @@ impl TextSource {
         for row in 0..out.rows {
             let number = index.wrapping_mul(out.rows as u64).wrapping_add(row as u64);
             let (epoch, place) = (number / windows, number % windows);
-            let offset = draw::below(draw::hash(&[seed, epoch, 1]), offsets);
-            let start = offset + time * draw::permuted(draw::hash(&[seed, epoch, 2]), windows, place);
+            let offset = rng::below(rng::hash(&[seed, epoch, 1]), offsets);
+            let start = offset + time * rng::permuted(rng::hash(&[seed, epoch, 2]), windows, place);
             self.read(stream, start, &mut window)?;
             put(out, row, &window);
             out.bytes += self.weight(&window[1..]);
@@ -222,7 +222,7 @@ impl TextSource {
     fn train_padded(&self, seed: u64, index: u64, out: &mut Rows) -> Result<()> {
         out.lengths.resize(out.rows, 1);
         for row in 0..out.rows {
-            let place = draw::below(draw::hash(&[seed, index, row as u64, 3]), self.split.train_documents.len());
+            let place = rng::below(rng::hash(&[seed, index, row as u64, 3]), self.split.train_documents.len());
             let (document, _) = self.split.train_documents.find(place);
             let asked = self.put_document(out, row, self.tokens.start(document)?, self.tokens.document(document)?.end)?;
             out.bytes += self.weight(&asked);

@@ -29,19 +29,21 @@ pub struct HeadLook {
     pub cut: Option<String>,
     /// Which position.
     pub query: usize,
-    /// Scores of the keys that it sees.
-    pub scores: Vec<f64>,
+    /// Scores of the keys up to it; none for those between sinks and window, which it does not see.
+    pub scores: Vec<Option<f64>>,
     /// M·w/D of these keys.
-    pub weights: Vec<f64>,
+    pub weights: Vec<Option<f64>>,
     /// The same with the series cut.
-    pub cut_weights: Option<Vec<f64>>,
+    pub cut_weights: Option<Vec<Option<f64>>>,
     /// Over all rows of the text.
     pub spectrum: HeadSpectrum,
     /// Even orders of its `share` and `error`.
     pub orders: Vec<usize>,
-    /// Bytes of this head's keys and values for the text.
+    /// Keys that it sees at most: its window and its sinks; absent without a window.
+    pub window: Option<usize>,
+    /// Bytes of the keys and values that it needs after the text: of all, or of its window and sinks.
     pub cache_bytes: u64,
-    /// Bytes of a state of the orders that are kept, at any length; absent where there is none.
+    /// Bytes of a state of the orders that are kept, or of a full window, at any length; absent where there is none.
     pub state_bytes: Option<u64>,
 }
 
@@ -74,13 +76,13 @@ pub fn look(model: &Model, ids: &[u32], request: Request) -> Result<HeadLook, Er
         }
     })?;
     let view = view.ok_or_else(|| Error::Sizes(format!("layer {layer} was not run")))??;
-    let clamp = view.variant.clamp.unwrap_or(f64::INFINITY);
     let dot = |s: usize| (0..view.d).map(|i| view.q[query * view.d + i] * view.k[s * view.d + i]).sum::<f64>();
-    let scores: Vec<f64> = (0..=query).map(|s| dot(s).min(clamp)).collect();
+    let mut scores = vec![None; query + 1];
+    view.seen(query).for_each(|s| scores[s] = Some(view.score(dot(s))));
     let weights = weights(&view, &view.variant, query, &scores);
     let cut_weights = shorter.as_ref().map(|variant| self::weights(&view, variant, query, &scores));
-    let state = |variant: &Variant| Some(variant.state_rows(view.d)? * (view.e as u128 + u128::from(variant.denominator.sums())) * 4);
-    let state_bytes = shorter.as_ref().or(Some(&own)).and_then(state).and_then(|bytes| u64::try_from(bytes).ok());
+    let state = shorter.as_ref().unwrap_or(&own).state_size(view.d, view.e);
+    let window = own.window.map(|window| window.saturating_add(own.sinks.unwrap_or(0)));
     Ok(HeadLook {
         attention: own.to_string(),
         cut: shorter.map(|variant| variant.to_string()),
@@ -90,24 +92,69 @@ pub fn look(model: &Model, ids: &[u32], request: Request) -> Result<HeadLook, Er
         cut_weights,
         spectrum: measured.layers.swap_remove(layer).heads.swap_remove(head),
         orders,
-        cache_bytes: 4 * (ids.len() * (view.d + view.e)) as u64,
-        state_bytes,
+        window,
+        cache_bytes: 4 * (window.map_or(ids.len(), |most| most.min(ids.len())) * (view.d + view.e)) as u64,
+        state_bytes: state.and_then(|numbers| u64::try_from(4 * numbers).ok()),
     })
 }
 
-/// M·w/D of a row.
-fn weights(view: &View, variant: &Variant, t: usize, scores: &[f64]) -> Vec<f64> {
+/// M·w/D of a row, of the keys that have a score.
+fn weights(view: &View, variant: &Variant, t: usize, scores: &[Option<f64>]) -> Vec<Option<f64>> {
     let log = |s: usize| view.log_decay[t] - view.log_decay[s];
     let exp = matches!(variant.kernel, Kernel::Exp(_));
-    let rho = if variant.shifts() && exp { (0..=t).map(|s| scores[s] + log(s)).fold(f64::NEG_INFINITY, f64::max) } else { 0.0 };
-    let weight = |s: usize| if exp { (scores[s] + log(s) - rho).exp() } else { log(s).exp() * variant.kernel.value(scores[s]) };
-    let weights: Vec<f64> = (0..=t).map(weight).collect();
-    let z: f64 = weights.iter().sum();
-    let mut u = vec![0.0; view.e];
-    for (s, weight) in weights.iter().enumerate() {
+    let exponents = || scores.iter().enumerate().filter_map(|(s, x)| Some((*x)? + log(s)));
+    let rho = if variant.shifts() && exp { exponents().fold(f64::NEG_INFINITY, f64::max) } else { 0.0 };
+    let weight = |s: usize, x: f64| if exp { (x + log(s) - rho).exp() } else { log(s).exp() * variant.kernel.value(x) };
+    let mut weights: Vec<Option<f64>> = scores.iter().enumerate().map(|(s, x)| x.map(|x| weight(s, x))).collect();
+    let (mut z, mut u, mut y) = (0.0, vec![0.0; view.e], vec![0.0; view.e]);
+    for (s, weight) in weights.iter().enumerate().filter_map(|(s, weight)| Some((s, (*weight)?))) {
+        z += weight;
         u.iter_mut().zip(&view.v[s * view.e..][..view.e]).for_each(|(u, v)| *u += weight * v);
     }
-    let mut y = vec![0.0; view.e];
     let denominator = view.finish(variant, t, z, rho, &u, &mut y);
-    weights.into_iter().map(|weight| weight / denominator).collect()
+    weights.iter_mut().flatten().for_each(|weight| *weight /= denominator);
+    weights
+}
+
+#[cfg(test)]
+mod tests {
+    use termwise_llama::Config;
+
+    use super::*;
+
+    fn model(attention: &str) -> Model {
+        let text = format!(
+            r#"{{"model_type": "llama", "vocab_size": 24, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+                "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "max_position_embeddings": 64,
+                "initializer_range": 0.5, "attention_variant": "{attention}"}}"#
+        );
+        Model::fresh(Config::from_json_str(&text, "test").expect("a config"), 3).expect("a model")
+    }
+
+    /// Keys before the window have neither score nor weight; those that are seen are a softmax among themselves.
+    #[test]
+    fn a_window_is_looked_at_as_it_is() {
+        let ids: Vec<u32> = (0..12).map(|i| (7 * i + 3) % 24).collect();
+        let request = Request { layer: 1, head: 2, query: 10, order: 2 };
+        let whole = look(&model("softmax"), &ids, request).expect("a look");
+        assert!(whole.window.is_none() && whole.weights.iter().all(Option::is_some));
+        for (text, hidden, kept) in
+            [("softmax window=4 sinks=2", 2..7, 6), ("softmax window=3 cap=0.5", 0..8, 3), ("softmax window=64", 0..0, 64)]
+        {
+            let found = look(&model(text), &ids, request).expect("a look");
+            let cut = found.cut_weights.as_ref().expect("a series");
+            for s in 0..=10 {
+                let seen = [found.scores[s], found.weights[s], cut[s]].map(|x| x.is_some());
+                assert_eq!(seen, [!hidden.contains(&s); 3], "{text}, key {s}");
+            }
+            let z: f64 = found.scores.iter().flatten().map(|x| x.exp()).sum();
+            for (x, weight) in found.scores.iter().zip(&found.weights).filter_map(|(x, weight)| Some(((*x)?, (*weight)?))) {
+                assert!((weight - x.exp() / z).abs() < 1e-12, "{text}");
+                assert!(!text.contains("cap") || x.abs() < 0.5, "{text}: {x}");
+            }
+            assert_eq!(found.window, Some(kept));
+            assert_eq!(found.cache_bytes, 4 * (kept.min(12) * 8) as u64, "{text}");
+            assert_eq!(found.state_bytes, Some(4 * (kept * 8) as u64), "{text}: a full window");
+        }
+    }
 }

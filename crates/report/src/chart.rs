@@ -104,7 +104,7 @@ pub struct Point {
     /// Its place.
     pub y: f64,
     /// Ends of a whisker.
-    pub spread: Option<(f64, f64)>,
+    pub interval: Option<(f64, f64)>,
     /// Written beside it where there is room, and shown when it is pointed at; empty for none.
     pub name: String,
 }
@@ -145,12 +145,12 @@ impl Axis {
 impl Point {
     /// Without name or whisker.
     pub fn new(x: f64, y: f64) -> Point {
-        Point { x, y, spread: None, name: String::new() }
+        Point { x, y, interval: None, name: String::new() }
     }
 
     /// With a whisker.
     pub fn within(mut self, low: f64, high: f64) -> Point {
-        self.spread = Some((low, high));
+        self.interval = Some((low, high));
         self
     }
 

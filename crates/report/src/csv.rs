@@ -1,9 +1,9 @@
 //! Values for other programs: comma-separated, one a line.
 
 use crate::chart::{Chart, Layer};
+use crate::dot_plot::DotPlot;
 use crate::figure::{Figure, Panel};
 use crate::heat::HeatMap;
-use crate::ladder::Ladder;
 
 /// Lines of fields, quoted where need be.
 #[derive(Default)]
@@ -53,7 +53,7 @@ impl Figure {
         for panel in &self.panels {
             match panel {
                 Panel::Chart(chart) => chart.write(&mut csv),
-                Panel::Ladder(ladder) => ladder.write(&mut csv),
+                Panel::DotPlot(plot) => plot.write(&mut csv),
                 Panel::HeatMap(map) => map.write(&mut csv, if maps { 0 } else { 2 }),
             }
         }
@@ -75,7 +75,7 @@ impl Chart {
                 Layer::Points(points) => {
                     for p in &points.points {
                         let names: Vec<&str> = [points.name.as_str(), p.name.as_str()].into_iter().filter(|n| !n.is_empty()).collect();
-                        let (low, high) = p.spread.unwrap_or((NONE, NONE));
+                        let (low, high) = p.interval.unwrap_or((NONE, NONE));
                         line(&names.join(": "), [p.x, p.y, low, high]);
                     }
                 }
@@ -90,7 +90,7 @@ impl Chart {
     }
 }
 
-impl Ladder {
+impl DotPlot {
     fn write(&self, csv: &mut Csv) {
         for steps in &self.series {
             for (category, estimate) in self.categories.iter().zip(&steps.values) {

@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use crate::chart::{Axis, Chart, Layer};
+use crate::dot_plot::DotPlot;
 use crate::figure::{Figure, Panel};
-use crate::ladder::Ladder;
 use crate::scale::{Scale, Unit};
 
 /// A figure; without panels where it is shown as it is printed.
@@ -86,10 +86,15 @@ impl<'a> FigureData<'a> {
         // Rows of long names and heat maps are read best as they are printed.
         let panel = |panel: &'a Panel| match panel {
             Panel::Chart(chart) => Some(of_chart(chart)),
-            Panel::Ladder(ladder) if ladder.in_columns() => Some(of_ladder(ladder)),
+            Panel::DotPlot(plot) if plot.in_columns() => Some(of_dot_plot(plot)),
             _ => None,
         };
         FigureData { title: &figure.title, panels: figure.panels.iter().map(panel).collect() }
+    }
+
+    /// Whether it is shown as it is printed.
+    pub fn is_still(&self) -> bool {
+        self.panels.is_none()
     }
 }
 
@@ -152,8 +157,8 @@ fn of_chart(chart: &Chart) -> PanelData<'_> {
                 let data = points.points.iter().map(|p| PointData {
                     x: p.x,
                     y: p.y,
-                    low: p.spread.map(|s| s.0),
-                    high: p.spread.map(|s| s.1),
+                    low: p.interval.map(|s| s.0),
+                    high: p.interval.map(|s| s.1),
                     color: None,
                     name: &p.name,
                 });
@@ -174,22 +179,22 @@ fn run<'a>(label: &'a str, points: &[(f64, f64)]) -> RunData<'a> {
     RunData { label, x, y }
 }
 
-fn of_ladder(ladder: &Ladder) -> PanelData<'_> {
-    let series = ladder.series.iter().map(|steps| {
+fn of_dot_plot(plot: &DotPlot) -> PanelData<'_> {
+    let series = plot.series.iter().map(|steps| {
         let point = |(i, value): (usize, &Option<crate::Estimate>)| {
             let value = (*value)?;
-            let color = ladder.colors.get(i).copied();
+            let color = plot.colors.get(i).copied();
             Some(PointData { x: i as f64, y: value.mean, low: Some(value.low), high: Some(value.high), color, name: "" })
         };
-        let points = steps.values.iter().take(ladder.categories.len()).enumerate().filter_map(point).collect();
+        let points = steps.values.iter().take(plot.categories.len()).enumerate().filter_map(point).collect();
         Series { name: &steps.name, color: steps.color, points, ..Series::default() }
     });
-    let rules = ladder.rules.iter().map(|rule| RuleData { y: rule.y, label: &rule.label, color: rule.color });
+    let rules = plot.rules.iter().map(|rule| RuleData { y: rule.y, label: &rule.label, color: rule.color });
     PanelData {
-        title: &ladder.title,
-        x: AxisData { label: &ladder.label, log: false, unit: "number" },
-        y: axis(&ladder.value),
-        categories: Some(&ladder.categories),
+        title: &plot.title,
+        x: AxisData { label: &plot.label, log: false, unit: "number" },
+        y: axis(&plot.value),
+        categories: Some(&plot.categories),
         series: series.collect(),
         rules: rules.collect(),
     }

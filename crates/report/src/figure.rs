@@ -1,13 +1,14 @@
 //! Figures: panels below each other with one legend.
 
-use crate::chart::Chart;
+use crate::chart::{Axis, Chart};
 use crate::colour::Theme;
+use crate::dot_plot::DotPlot;
 use crate::draw::{Anchor, Drawing, Face};
 use crate::font;
-use crate::heat::HeatMap;
-use crate::ladder::Ladder;
+use crate::heat::{HeatMap, Shade};
 use crate::layout::{EDGE, LEADING, WIDTH};
 use crate::legend::Legend;
+use crate::scale::Scale;
 use crate::{png, style, svg};
 
 /// Panels under a title, with one legend for all.
@@ -28,7 +29,7 @@ pub enum Panel {
     /// Lines, bands and points over two axes.
     Chart(Chart),
     /// Means with whiskers over categories.
-    Ladder(Ladder),
+    DotPlot(DotPlot),
     /// Values as colours, in rows and columns.
     HeatMap(HeatMap),
 }
@@ -39,9 +40,9 @@ impl From<Chart> for Panel {
     }
 }
 
-impl From<Ladder> for Panel {
-    fn from(ladder: Ladder) -> Panel {
-        Panel::Ladder(ladder)
+impl From<DotPlot> for Panel {
+    fn from(plot: DotPlot) -> Panel {
+        Panel::DotPlot(plot)
     }
 }
 
@@ -55,21 +56,51 @@ impl Panel {
     fn height(&self) -> f64 {
         match self {
             Panel::Chart(chart) => chart.height(),
-            Panel::Ladder(ladder) => ladder.height(),
+            Panel::DotPlot(plot) => plot.height(),
             Panel::HeatMap(map) => map.height(),
+        }
+    }
+
+    /// The same by ratios, where a page shows it as it is printed and that says more: values that are not negative and lie far apart.
+    fn in_log(&self) -> Option<Panel> {
+        match self {
+            Panel::DotPlot(plot) if !plot.in_columns() && plot.value.scale == Scale::Linear && far_apart(plot.means()) => {
+                Some(DotPlot { value: Axis { scale: Scale::Log, ..plot.value.clone() }, ..plot.clone() }.into())
+            }
+            Panel::HeatMap(map) if map.shade == Shade::Linear && far_apart(map.values.iter().flatten().flatten().copied()) => {
+                let range = map.range.filter(|(low, _)| *low > 0.0);
+                Some(HeatMap { shade: Shade::Log, range, ..map.clone() }.into())
+            }
+            _ => None,
         }
     }
 
     fn draw(&self, drawing: &mut Drawing, top: f64) {
         match self {
             Panel::Chart(chart) => chart.draw(drawing, top),
-            Panel::Ladder(ladder) => ladder.draw(drawing, top),
+            Panel::DotPlot(plot) => plot.draw(drawing, top),
             Panel::HeatMap(map) => map.draw(drawing, top),
         }
     }
 }
 
+/// Whether ratios say more about these values than differences: none is negative, and the greatest is ten times the least or more.
+fn far_apart(values: impl Iterator<Item = f64>) -> bool {
+    let values: Vec<f64> = values.filter(|value| value.is_finite()).collect();
+    let positive = values.iter().copied().filter(|value| *value > 0.0);
+    let least = positive.clone().fold(f64::INFINITY, f64::min);
+    values.iter().all(|value| *value >= 0.0) && positive.fold(0.0, f64::max) >= 10.0 * least
+}
+
 impl Figure {
+    /// The figure with its dot plots and heat maps by ratios, for a page that lets its reader choose; `None` where that would say no more.
+    pub(crate) fn in_log(&self) -> Option<Figure> {
+        let panels: Vec<Option<Panel>> = self.panels.iter().map(Panel::in_log).collect();
+        let any = panels.iter().any(Option::is_some);
+        let panels = panels.into_iter().zip(&self.panels).map(|(log, panel)| log.unwrap_or_else(|| panel.clone())).collect();
+        any.then(|| Figure { panels, ..self.clone() })
+    }
+
     /// The charts among the panels.
     pub fn charts(&self) -> impl Iterator<Item = &Chart> {
         self.panels.iter().filter_map(|panel| match panel {

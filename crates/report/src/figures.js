@@ -460,6 +460,19 @@ const Figures = (() => {
     figure.addEventListener("pointerleave", () => { tip.hidden = true; });
   }
 
+  /** A figure that is shown as it is printed, by differences or by ratios. */
+  function logSwitch(figure) {
+    const other = figure.querySelector(":scope > .in-log"), still = figure.querySelector(":scope > svg");
+    if (!other) return;
+    const button = element("button", { type: "button", "aria-pressed": "false" }, "Log");
+    button.addEventListener("click", () => {
+      other.hidden = !other.hidden;
+      still.style.display = other.hidden ? "" : "none";
+      button.setAttribute("aria-pressed", String(!other.hidden));
+    });
+    still.before(element("div", { class: "tools" }, button));
+  }
+
   /** Check boxes for all runs of all figures, which add and remove them everywhere. */
   function table(into, figures) {
     const runs = new Map();
@@ -492,7 +505,7 @@ const Figures = (() => {
     for (const [id, { title, panels }] of Object.entries(data)) {
       const figure = document.getElementById(id), still = figure?.querySelector("svg");
       if (!still) continue;
-      if (!panels) { tips(figure); continue; }
+      if (!panels) { tips(figure); logSwitch(figure); continue; }
       const live = element("div", { class: "live" }, element("p", { class: "name" }, title));
       for (const panel of panels) {
         const host = element("div", { class: "panel" });

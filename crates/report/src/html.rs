@@ -173,6 +173,10 @@ impl<'a> Renderer<'a> {
         let id = self.id(&format!("figure-{}", slug(name)));
         let file = id.trim_start_matches("figure-").to_string();
         self.out += &format!("<figure id=\"{id}\">{}", figure.to_inline_svg());
+        // What a script cannot draw again, it can exchange.
+        if let Some(log) = figure.in_log().filter(|_| FigureData::new(figure).is_still()) {
+            self.out += &format!("<div class=\"in-log\" hidden=\"\">{}</div>", log.to_inline_svg());
+        }
         let kinds = [("SVG", "svg"), ("PNG", "png"), ("CSV", "csv"), ("Vega-Lite", "vl.json")];
         let files = kinds.map(|(name, ending)| (name.to_owned(), format!("figures/{file}.{ending}")));
         self.caption(caption, &files);

@@ -17,7 +17,7 @@ impl Layer {
             Layer::Mark(mark) => vec![(mark.x, mark.y)],
             Layer::Band(band) => band.points.iter().flat_map(|&(x, low, high)| [(x, low), (x, high)]).collect(),
             Layer::Points(points) => {
-                let ends = |p: &crate::Point| [Some(p.y), p.spread.map(|s| s.0), p.spread.map(|s| s.1)];
+                let ends = |p: &crate::Point| [Some(p.y), p.interval.map(|s| s.0), p.interval.map(|s| s.1)];
                 points.points.iter().flat_map(|p| ends(p).into_iter().flatten().map(|y| (p.x, y))).collect()
             }
             Layer::Rule(_) => Vec::new(),
@@ -94,7 +94,7 @@ impl Points {
             let at = format!("{}, {}", chart.x.unit.exact(point.x), chart.y.unit.exact(point.y));
             let title = if names.is_empty() { at } else { format!("{}: {at}", names.join(", ")) };
             draw::marker(drawing, self.color, (x, y), Some(&title));
-            if let Some((low, high)) = point.spread.filter(|(low, high)| low < high) {
+            if let Some((low, high)) = point.interval.filter(|(low, high)| low < high) {
                 let (low, high) = (frame.clipped(low), frame.clipped(high));
                 let caps = [((x - CAP, low), (x + CAP, low)), ((x - CAP, high), (x + CAP, high)), ((x, low), (x, high))];
                 drawing.path(Look::Whisker(self.color), Path::segments(&caps), None);

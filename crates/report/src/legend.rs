@@ -38,7 +38,7 @@ impl<'a> Legend<'a> {
                         }
                     }
                 }
-                Panel::Ladder(ladder) => ladder.series.iter().for_each(|steps| legend.add(&steps.name, steps.color, None)),
+                Panel::DotPlot(plot) => plot.series.iter().for_each(|steps| legend.add(&steps.name, steps.color, None)),
                 Panel::HeatMap(_) => {}
             }
         }

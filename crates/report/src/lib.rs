@@ -1,6 +1,6 @@
 //! Results as documents, pictures and tables.
 //!
-//! A [`Figure`] has panels: a [`Chart`] of lines, bands, points and rules, a [`Ladder`] of means over categories, a [`HeatMap`]. It is
+//! A [`Figure`] has panels: a [`Chart`] of lines, bands, points and rules, a [`DotPlot`] of means over categories, a [`HeatMap`]. It is
 //! written as SVG, PNG, CSV and Vega-Lite. A [`Table`] is written as HTML, CSV, Markdown and text, a heat map as text as well. A [`Document`] puts them
 //! together, for a [`Terminal`], as Markdown, as one HTML file, or as a folder with each of them beside it. A [`Documented`] result has a
 //! document, and JSON that says what it is.
@@ -24,7 +24,7 @@
 //! let loss = Chart {
 //!     title: "Held-out loss".into(),
 //!     x: Axis::new("step", Scale::Linear, Unit::Number),
-//!     y: Axis::new("nats a token", Scale::Linear, Unit::Number),
+//!     y: Axis::new("nats per token", Scale::Linear, Unit::Number),
 //!     layers: vec![Layer::Band(band), Layer::Line(line)],
 //! };
 //! let spectrum = HeatMap {
@@ -41,7 +41,7 @@
 //! assert!(figure.to_svg().starts_with("<svg ") && figure.to_png(2.0).starts_with(b"\x89PNG"));
 //!
 //! let mut table = Table::new("Mean ± standard deviation", ["variant", "loss"]);
-//! table.rows.push(vec![Cell::code("taylor=0..4"), Cell::Spread(2.83, 0.01, 2)]);
+//! table.rows.push(vec![Cell::code("taylor=0..4"), Cell::MeanSd(2.83, 0.01, 2)]);
 //! let page = Document {
 //!     title: "What was seen".into(),
 //!     lead: vec![Block::Text("All numbers are from **this machine**.".into())],
@@ -61,6 +61,7 @@ mod colour;
 mod csv;
 mod data;
 mod document;
+mod dot_plot;
 mod draw;
 mod embed;
 mod figure;
@@ -71,7 +72,6 @@ mod heat_draw;
 mod heat_text;
 mod html;
 mod labels;
-mod ladder;
 mod layers;
 mod layout;
 mod legend;
@@ -93,13 +93,13 @@ pub use chart::{Axis, Band, Chart, Layer, Line, Mark, Point, Points, Rule, Runs}
 pub use colour::Theme;
 pub use csv::Csv;
 pub use document::{Block, Document, Section, Tone};
+pub use dot_plot::{DotPlot, Estimate, Steps};
 pub use embed::{ScriptedPage, base64, json_for_script};
 pub use figure::{Figure, Panel};
 pub use folder::Error;
 pub use heat::{HeatMap, Names, Shade};
 pub use html::{FIGURES, style_sheet};
-pub use ladder::{Estimate, Ladder, Steps};
-pub use number::{duration, nan, thousands, three};
+pub use number::{counted, duration, nan, thousands, three};
 pub use result::{Documented, kind_of, made_by, read, reads_again, tagged_schema, to_json, write};
 pub use scale::{Scale, Unit};
 pub use table::{Cell, Table};

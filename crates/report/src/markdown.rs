@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn tables_keep_their_cells_apart() {
         let mut table = Table::new("by *order*", ["variant", "loss"]);
-        table.rows.push(vec![Cell::code("a|b"), Cell::Spread(1.0, 0.25, 2)]);
+        table.rows.push(vec![Cell::code("a|b"), Cell::MeanSd(1.0, 0.25, 2)]);
         table.rows.push(vec![Cell::text("<x>\n[y]"), Cell::Empty]);
         let expected = "by \\*order\\*\n\n| variant | loss |\n| --- | --: |\n| `a\\|b` | 1.00 ± 0.25 |\n| \\<x> \\[y] | – |\n";
         assert_eq!(table.to_markdown(), expected);

@@ -17,6 +17,12 @@ pub fn thousands(n: impl TryInto<u64>) -> String {
     out
 }
 
+/// 1 document, 139,425 documents: of what has a plural in s.
+pub fn counted(n: impl TryInto<u64>, what: &str) -> String {
+    let n = n.try_into().unwrap_or(u64::MAX);
+    format!("{} {what}{}", thousands(n), if n == 1 { "" } else { "s" })
+}
+
 /// Three significant digits for numbers that people compare: 1234, 123, 12.3, 1.23, 0.123.
 pub fn three(x: f64) -> String {
     format!("{x:.*}", digits(x))
@@ -46,6 +52,7 @@ pub fn duration(seconds: f64) -> String {
         x => format!("{x:.1} {name}"),
     };
     match seconds {
+        0.0 => "0 s".into(),
         s if s < 10.0 => Unit::Seconds.format(s),
         _ if whole < 60.0 => format!("{whole} s"),
         _ if whole < 3600.0 => format!("{} min {:02} s", whole as u64 / 60, whole as u64 % 60),
@@ -70,6 +77,7 @@ mod tests {
         assert_eq!([1234.5, 99.94, 1.234, 0.01].map(three), ["1234", "99.9", "1.23", "0.010"]);
         let day = 86_400.0;
         for (seconds, text) in [
+            (0.0, "0 s"),
             (0.5, "500 ms"),
             (59.7, "1 min 00 s"),
             (90.0, "1 min 30 s"),
@@ -81,5 +89,11 @@ mod tests {
         ] {
             assert_eq!(duration(seconds), text);
         }
+    }
+
+    #[test]
+    fn one_is_not_many() {
+        let counts = [0, 1, 2, 1_000].map(|n: u64| counted(n, "document"));
+        assert_eq!(counts, ["0 documents", "1 document", "2 documents", "1,000 documents"]);
     }
 }

@@ -34,7 +34,7 @@ pub enum Cell {
     /// A number as [`Unit`] writes it.
     Amount(f64, Unit),
     /// A mean, its standard deviation and digits after the point: 1.583 ± 0.004.
-    Spread(f64, f64, usize),
+    MeanSd(f64, f64, usize),
     /// Words that lead to another place: `#anchor`, a relative path or an address of the web.
     Link(String, String),
 }
@@ -79,14 +79,14 @@ impl Cell {
             Cell::Number(value, digits) => decimal(*value, *digits),
             Cell::Amount(value, unit) if value.is_finite() => unit.format(*value),
             Cell::Amount(..) => NONE.into(),
-            Cell::Spread(mean, _, _) if !mean.is_finite() => NONE.into(),
-            Cell::Spread(mean, deviation, digits) if !deviation.is_finite() => decimal(*mean, *digits),
-            Cell::Spread(mean, deviation, digits) => format!("{} ± {}", decimal(*mean, *digits), decimal(*deviation, *digits)),
+            Cell::MeanSd(mean, _, _) if !mean.is_finite() => NONE.into(),
+            Cell::MeanSd(mean, deviation, digits) if !deviation.is_finite() => decimal(*mean, *digits),
+            Cell::MeanSd(mean, deviation, digits) => format!("{} ± {}", decimal(*mean, *digits), decimal(*deviation, *digits)),
         }
     }
 
     fn is_number(&self) -> bool {
-        matches!(self, Cell::Count(_) | Cell::Number(..) | Cell::Amount(..) | Cell::Spread(..))
+        matches!(self, Cell::Count(_) | Cell::Number(..) | Cell::Amount(..) | Cell::MeanSd(..))
     }
 }
 
@@ -151,8 +151,8 @@ impl Table {
                 let text = match cell {
                     Cell::Code(_) => format!("<code>{shown}</code>"),
                     Cell::Link(_, address) => markup::link(&shown, address),
-                    Cell::Spread(..) => match shown.split_once(" ± ") {
-                        Some((mean, deviation)) => format!("{mean} <span class=\"spread\">± {deviation}</span>"),
+                    Cell::MeanSd(..) => match shown.split_once(" ± ") {
+                        Some((mean, deviation)) => format!("{mean} <span class=\"deviation\">± {deviation}</span>"),
                         None => shown,
                     },
                     _ => shown,
@@ -166,12 +166,12 @@ impl Table {
 
     /// Every value with all its digits. A column with deviations becomes two, the second with `std` after its name.
     pub fn to_csv(&self) -> String {
-        let spread = |column: usize| (0..self.rows.len()).any(|row| matches!(self.cell(row, column), Cell::Spread(..)));
+        let has_sd = |column: usize| (0..self.rows.len()).any(|row| matches!(self.cell(row, column), Cell::MeanSd(..)));
         let mut csv = Csv::default();
         let mut fields = Vec::new();
         for column in 0..self.width() {
             fields.push(self.column(column).to_string());
-            if spread(column) {
+            if has_sd(column) {
                 fields.push(format!("{} std", self.column(column)).trim().into());
             }
         }
@@ -184,10 +184,10 @@ impl Table {
                     Cell::Empty => String::new(),
                     Cell::Text(text) | Cell::Code(text) | Cell::Link(text, _) => text.clone(),
                     Cell::Count(n) => n.to_string(),
-                    Cell::Number(value, _) | Cell::Amount(value, _) | Cell::Spread(value, ..) => csv::number(*value),
+                    Cell::Number(value, _) | Cell::Amount(value, _) | Cell::MeanSd(value, ..) => csv::number(*value),
                 });
-                if spread(column) {
-                    fields.push(if let Cell::Spread(_, deviation, _) = cell { csv::number(*deviation) } else { String::new() });
+                if has_sd(column) {
+                    fields.push(if let Cell::MeanSd(_, deviation, _) = cell { csv::number(*deviation) } else { String::new() });
                 }
             }
             csv.line(&fields);

@@ -4,9 +4,9 @@ use serde_json::{Value, json};
 
 use crate::chart::{Axis, Chart, Layer};
 use crate::colour::{self, Theme};
+use crate::dot_plot::DotPlot;
 use crate::figure::{Figure, Panel};
 use crate::heat::{HeatMap, Shade};
-use crate::ladder::Ladder;
 use crate::scale::Scale;
 
 const SCHEMA: &str = "https://vega.github.io/schema/vega-lite/v5.json";
@@ -19,7 +19,7 @@ impl Figure {
             .iter()
             .map(|panel| match panel {
                 Panel::Chart(chart) => of_chart(chart),
-                Panel::Ladder(ladder) => of_ladder(ladder),
+                Panel::DotPlot(plot) => of_dot_plot(plot),
                 Panel::HeatMap(map) => of_map(map),
             })
             .collect();
@@ -107,31 +107,31 @@ fn of_chart(chart: &Chart) -> Value {
     json!({"title": chart.title, "width": 480, "height": 260, "layer": layers})
 }
 
-fn of_ladder(ladder: &Ladder) -> Value {
-    let names: Vec<(&str, usize)> = ladder.series.iter().map(|steps| (steps.name.as_str(), steps.color)).collect();
+fn of_dot_plot(plot: &DotPlot) -> Value {
+    let names: Vec<(&str, usize)> = plot.series.iter().map(|steps| (steps.name.as_str(), steps.color)).collect();
     let mut values = Vec::new();
-    for steps in &ladder.series {
-        for (category, value) in ladder.categories.iter().zip(&steps.values) {
+    for steps in &plot.series {
+        for (category, value) in plot.categories.iter().zip(&steps.values) {
             if let Some(value) = value {
                 values.push(json!({"series": steps.name, "category": category, "mean": number(value.mean), "low": number(value.low), "high": number(value.high)}));
             }
         }
     }
-    let categories = json!({"field": "category", "type": "nominal", "sort": null, "title": if ladder.label.is_empty() { Value::Null } else { json!(ladder.label) }});
+    let categories = json!({"field": "category", "type": "nominal", "sort": null, "title": if plot.label.is_empty() { Value::Null } else { json!(plot.label) }});
     let color = colours(&names);
-    let means = json!({"y": categories, "x": axis(&ladder.value, "mean"), "color": color});
-    let mut low = axis(&ladder.value, "low");
+    let means = json!({"y": categories, "x": axis(&plot.value, "mean"), "color": color});
+    let mut low = axis(&plot.value, "low");
     low["title"] = means["x"]["title"].clone();
     let whiskers = json!({"y": categories, "x": low, "x2": {"field": "high"}, "color": color});
     let mut layers = vec![
         json!({"mark": {"type": "rule"}, "encoding": whiskers}),
         json!({"mark": {"type": "point", "filled": true, "tooltip": {"content": "data"}}, "encoding": means}),
     ];
-    let rules: Vec<Value> = ladder.rules.iter().map(|rule| json!({"x": number(rule.y), "label": rule.label})).collect();
+    let rules: Vec<Value> = plot.rules.iter().map(|rule| json!({"x": number(rule.y), "label": rule.label})).collect();
     if !rules.is_empty() {
-        layers.push(json!({"data": {"values": rules}, "mark": {"type": "rule", "strokeDash": [7, 4], "tooltip": {"content": "data"}}, "encoding": {"x": axis(&ladder.value, "x")}}));
+        layers.push(json!({"data": {"values": rules}, "mark": {"type": "rule", "strokeDash": [7, 4], "tooltip": {"content": "data"}}, "encoding": {"x": axis(&plot.value, "x")}}));
     }
-    json!({"title": ladder.title, "width": 480, "data": {"values": values}, "layer": layers})
+    json!({"title": plot.title, "width": 480, "data": {"values": values}, "layer": layers})
 }
 
 fn of_map(map: &HeatMap) -> Value {

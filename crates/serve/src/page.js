@@ -176,7 +176,8 @@
     const percent = (x) => format("percent", x, 3);
     $("look-tokens").replaceChildren(...tokens.map((token, s) => {
       const bar = (w) => { const made = element("i"); made.style.height = `${100 * Math.abs(w) / most}%`; return made; };
-      const both = s <= seen.query ? [seen.weights[s], ...(seen.cut_weights ? [seen.cut_weights[s]] : [])] : [];
+      // Keys behind the position asked for and, with a window, those before it.
+      const both = (seen.weights[s] ?? null) === null ? [] : [seen.weights[s], ...(seen.cut_weights ? [seen.cut_weights[s]] : [])];
       const said = both.length ? both.map(percent).join(" and ") : "not seen";
       const button = element("button", { type: "button", "aria-pressed": String(s === seen.query), title: said, "aria-label": `${token}: ${said}` },
         element("span", { class: "bars" }, ...both.map(bar)), element("span", { class: "text" }, token.trim() || "·"));
@@ -184,12 +185,12 @@
       return element("li", {}, button);
     }));
     const { spectrum: found } = seen, orders = found.cut?.order_for;
-    $("look-said").textContent = `Weights of position ${seen.query + 1}, layer ${$("look-layer").value}, head ${$("look-head").value}: dark ${seen.attention}${seen.cut ? `, blue ${seen.cut}` : ""}.`;
+    $("look-said").textContent = `Weights of position ${seen.query + 1}, layer ${$("look-layer").value}, head ${$("look-head").value}: dark ${seen.attention}${seen.cut ? `, blue ${seen.cut}` : ""}${seen.window === null ? "" : `; ${seen.weights.filter((w) => w === null).length} keys before its window are not seen`}.`;
     const fact = (name, text) => [element("dt", {}, name), element("dd", {}, text)];
     const list = element("dl", {}, ...fact("scores", `${format("number", found.scores.min, 3)} to ${format("number", found.scores.max, 3)}, mean ${format("number", found.scores.mean, 3)} ± ${format("number", found.scores.sd, 3)}`),
       ...(found.entropy ? fact("entropy", `${format("number", found.entropy.nats, 3)} nats`) : []),
       ...(orders ? fact("orders needed", `${orders.ten_percent ?? "more"} for 10 %, ${orders.one_percent ?? "more"} for 1 %, ${orders.tenth_percent ?? "more"} for 0.1 %`) : []),
-      ...fact("cache of this head", format("bytes", seen.cache_bytes, 3)), ...fact("state of these orders", seen.state_bytes === null ? "none of finite size" : format("bytes", seen.state_bytes, 3)), ...fact("model", model));
+      ...fact("cache of this head", format("bytes", seen.cache_bytes, 3)), ...fact(seen.window === null ? "state of these orders" : `memory of its ${seen.window} keys`, seen.state_bytes === null ? "none of finite size" : format("bytes", seen.state_bytes, 3)), ...fact("model", model));
     $("look-facts").replaceChildren(list);
     const { terms, cut } = found;
     if (!terms || !cut) { $("look-spectrum").replaceChildren(element("p", { class: "quiet" }, "This kernel is no series: there is no spectrum.")); spectrum = null; return; }

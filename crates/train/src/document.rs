@@ -144,10 +144,10 @@ impl Summary {
         let all: Vec<&Point> = self.best.iter().map(|best| &best.point).collect();
         let mut table = Table::new("", ["settings", "lr", &self.metric, "remark"]);
         for (i, best) in self.best.iter().enumerate() {
-            let behind = match best.beyond_spread {
+            let behind = match best.beyond_deviation {
                 _ if i == 0 => String::new(),
                 Some(true) => format!("{:.4} behind", best.behind),
-                Some(false) => "no difference beyond the spread over seeds".into(),
+                Some(false) => "no difference beyond the standard deviation over seeds".into(),
                 None => format!("{:.4} behind, with one seed", best.behind),
             };
             let edge = if best.at_edge { "the best rate is at the edge; try further ones" } else { "" };
@@ -161,7 +161,7 @@ impl Summary {
 
 fn statistic(of: &Statistic) -> Cell {
     match of.deviation {
-        Some(deviation) => Cell::Spread(of.mean, deviation, 4),
+        Some(deviation) => Cell::MeanSd(of.mean, deviation, 4),
         None => Cell::Number(of.mean, 4),
     }
 }
@@ -227,7 +227,7 @@ mod tests {
                 metric,
                 failed: 0,
                 behind: 0.0,
-                beyond_spread: None,
+                beyond_deviation: None,
             }],
             runs: vec![RunRow {
                 hash: "abc".into(),

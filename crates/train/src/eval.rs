@@ -53,7 +53,7 @@ pub struct Part {
     pub loss: f64,
 }
 
-/// Loss above the best possible, in nats a token.
+/// Loss above the best possible, in nats per token.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Excess {
     /// Over all tokens.

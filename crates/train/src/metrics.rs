@@ -46,7 +46,7 @@ pub struct Train {
     pub step: u64,
     /// Seconds since 1970.
     pub time: f64,
-    /// Mean loss of the steps since the line before, in nats a token.
+    /// Mean loss of the steps since the line before, in nats per token.
     pub loss: f64,
     /// Learning rate of this step.
     pub lr: f64,

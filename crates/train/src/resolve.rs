@@ -12,7 +12,7 @@ use std::time::SystemTime;
 
 use termwise_base::nearest;
 
-use crate::checkpoint::{MANIFEST, Shelf, read_state};
+use crate::checkpoint::{Checkpoints, MANIFEST, read_state};
 use crate::error::{Error, Result};
 use crate::settings::presets;
 
@@ -103,7 +103,7 @@ fn runs_in(runs: &Path) -> Vec<(SystemTime, PathBuf, PathBuf)> {
     let run = |run: PathBuf| {
         let checkpoints = run.join("checkpoints");
         let written = |path: &Path| path.join(MANIFEST).metadata().and_then(|file| file.modified()).ok();
-        let times = Shelf::new(&checkpoints).list().ok()?.into_iter().filter_map(|(_, path)| written(&path));
+        let times = Checkpoints::new(&checkpoints).list().ok()?.into_iter().filter_map(|(_, path)| written(&path));
         Some((times.max()?, run, checkpoints))
     };
     entries.filter_map(run).collect()
@@ -111,7 +111,7 @@ fn runs_in(runs: &Path) -> Vec<(SystemTime, PathBuf, PathBuf)> {
 
 /// The best checkpoint of a run, or its last, and which that is.
 fn checkpoint(checkpoints: &Path) -> Result<Option<(PathBuf, String)>> {
-    let list = Shelf::new(checkpoints).list()?;
+    let list = Checkpoints::new(checkpoints).list()?;
     let complete = list.into_iter().filter(|(_, path)| path.join(MANIFEST).is_file() && path.join(CONFIG).is_file());
     let all: Vec<(u64, PathBuf, Option<f64>)> =
         complete.map(|(step, path)| (step, path.clone(), read_state(&path).ok().and_then(|state| state.held_out))).collect();

@@ -71,7 +71,7 @@ impl State {
             let far = group.far.as_ref().map_or(0, |far| classes[far.class].width);
             let (width, heads) = (classes[group.class].width, group.heads.len());
             let pool = group.places.map_or(0, |places| {
-                let queries = padded(width) * (1 + heads) + padded(self.shape.e) + heads;
+                let queries = padded(width) * (1 + heads) + padded(self.shape.e) + 2 * heads;
                 let own = PoolScratch::len(places, self.shape.d, padded(self.shape.e), heads);
                 queries + own + pool_step::scratch_len(&self.shape, far, heads, basis.as_deref())
             });

@@ -1,22 +1,26 @@
 //! `termwise convert` and `termwise atlas`.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::{ArgGroup, Args};
+use termwise_base::files::create_folder;
 use termwise_convert::assemble::{assemble, attention};
-use termwise_convert::atlas::Atlas;
+use termwise_convert::atlas::{Atlas, Recalls};
 use termwise_convert::calibrate::gather;
-use termwise_convert::convert::{self, Budget, Conversion, Prepared, Share};
+use termwise_convert::convert::{self, Budget, Conversion, PROBE_LENGTH, Prepared, Share};
 use termwise_convert::frontier::ALL;
 use termwise_convert::journal::{Journal, digest};
 use termwise_convert::kinds::{Kind, key_bytes};
+use termwise_convert::recall::Facts;
+use termwise_convert::record::Record;
 use termwise_inspect::cut;
 use termwise_lab::plan::parse_bytes;
 use termwise_llama::Model;
 use termwise_train::tell::tell;
 
 use super::settings::DataSettings;
-use super::source::model_folder;
+use super::source::{model_folder, tokenizer_of};
 use super::texts::TextArgs;
 use crate::context::{Context, Output};
 use crate::error::{Exit, Failure};
@@ -83,7 +87,7 @@ pub fn run(args: &ConvertArgs, context: &mut Context) -> Result<Exit, Failure> {
     let stop = stop_on_interrupt("finishing this measurement");
     let bar = Bar::new(args.output.quiet);
     let out = args.output.out.clone();
-    let (mut model, conversion, attention) = context.pool()?.install(|| -> Result<_, Failure> {
+    let (mut model, conversion, attention, record) = context.pool()?.install(|| -> Result<_, Failure> {
         let model = Model::read(folder)?;
         let (data, texts) = args.texts.cut(folder, &args.data, &model.config, args.contexts)?;
         let tell = &mut |done: u64, of: u64, what: &str| bar.at(done, of, what);
@@ -111,13 +115,15 @@ pub fn run(args: &ConvertArgs, context: &mut Context) -> Result<Exit, Failure> {
             calibration_tokens: texts.calibration.iter().map(Vec::len).sum(),
             measured,
         };
-        let map = attention(&model.config, &chosen)?;
-        Ok((converted, conversion, map))
+        let map = attention(&model.config, &prepared.fits, &chosen)?;
+        let record = Record::new(&conversion.model, &converted, &model, bytes);
+        Ok((converted, conversion, map, record))
     })?;
     drop(bar);
     context.emit(&conversion, &args.output)?;
     if let Some(to) = &args.save {
         cut::save(&mut model, &attention, folder, to, args.overwrite)?;
+        record.write(to)?;
         if !args.output.quiet {
             tell(&format!("saved in {}", to.display()));
         }
@@ -127,16 +133,26 @@ pub fn run(args: &ConvertArgs, context: &mut Context) -> Result<Exit, Failure> {
 
 /// Draw the atlas of a model's heads: what they look back at
 ///
-/// For every head the share of its attention on far keys and on the first keys, how far it looks back, the spread and the largest of the scores of far keys.
+/// For every head the share of its attention on far keys and on the first keys, how far it looks back, the standard deviation and the largest of the scores of far keys; with --removal
+/// what the model loses where a kv head keeps a short window alone: KL, loss, and facts that it no longer finds.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   termwise atlas path/to/llama --data book.txt
-  termwise atlas path/to/llama --data book.txt --length 4096 --out atlas")]
+  termwise atlas path/to/llama --data book.txt --removal --facts 8 --heads 16 --out atlas")]
 pub struct AtlasArgs {
     /// A folder of a model, a run, a checkpoint, or hf://OWNER/NAME[@REVISION] [default: the newest run in runs/]
     #[arg(value_name = "MODEL")]
     pub model: Option<String>,
+    /// Measure what the model loses with the memory of each kv head
+    #[arg(long)]
+    pub removal: bool,
+    /// With --removal: facts that are asked for without it
+    #[arg(long, value_name = "N", requires = "removal", value_parser = super::size(4096))]
+    pub facts: Option<usize>,
+    /// With --facts: kv heads, those whose removal does the most
+    #[arg(long, value_name = "N", requires = "facts", default_value_t = 16, value_parser = super::size(1 << 16))]
+    pub heads: usize,
     #[command(flatten)]
     pub texts: TextArgs,
     #[command(flatten)]
@@ -152,10 +168,27 @@ pub fn atlas(args: &AtlasArgs, context: &mut Context) -> Result<Exit, Failure> {
     let atlas = context.pool()?.install(|| -> Result<Atlas, Failure> {
         let model = Model::read(folder)?;
         let (data, texts) = args.texts.cut(folder, &args.data, &model.config, 0)?;
-        let gathered = gather(&model, &texts.calibration, None, &stop, &mut |done, of, what| bar.at(done, of, what))?;
+        let tell = &mut |done: u64, of: u64, what: &str| bar.at(done, of, what);
+        let gathered = gather(&model, &texts.calibration, None, &stop, tell)?;
         let length = texts.calibration.first().map_or(0, Vec::len);
         let name = args.model.clone().unwrap_or_else(|| folder.display().to_string());
-        Ok(Atlas::new(&name, data, &model.config, &gathered, length))
+        let mut atlas = Atlas::new(&name, data, &model.config, &gathered, length);
+        let Some(last) = texts.calibration.last().filter(|_| args.removal) else { return Ok(atlas) };
+        let tokenizer = tokenizer_of(folder)?;
+        let recall = match (&tokenizer, args.facts) {
+            (Some(tokenizer), Some(facts)) => {
+                Some((Facts::new(tokenizer, &texts.calibration, length, facts), Recalls { facts, heads: args.heads }))
+            }
+            (None, Some(_)) => return Err(Failure::usage("the model has no tokenizer.json, without which there are no facts to ask for")),
+            _ => None,
+        };
+        if let Some(folder) = &args.output.out {
+            create_folder(folder)?;
+        }
+        let mut journal = Journal::open(args.output.out.as_ref().map(|folder| folder.join("journal.jsonl")).as_deref())?;
+        let context = &last[..last.len().min(PROBE_LENGTH)];
+        atlas.add_removals(&Arc::new(model), (&gathered, context), recall, &mut journal, &stop, tell)?;
+        Ok(atlas)
     })?;
     drop(bar);
     context.emit(&atlas, &args.output).map(Exit::done)

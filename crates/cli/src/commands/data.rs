@@ -172,14 +172,12 @@ fn show(args: &ShowArgs, context: &mut Context) -> Result<(), Failure> {
     let labelled = matches!(settings.builtin()?, Some(Builtin::Parity(_)));
     let (length, out) = (args.length.unwrap_or(usual), &mut context.out);
     let mut batch = Rows::default();
-    for index in (args.index..).take(usize::try_from(args.count).unwrap_or(usize::MAX)) {
+    for index in args.index..args.index.saturating_add(args.count) {
         if !args.held_out_batch {
             source.train(args.seed, index, args.batch, length, &mut batch)?;
         } else if !source.held_out(index, args.batch, length, &mut batch)? {
-            if !args.json {
-                writeln!(out, "there is no held-out batch {index}")?;
-            }
-            return Ok(());
+            // Fewer than were asked for are what there is; none at all is an error.
+            return if index > args.index { Ok(()) } else { Err(beyond(source, args, length)?) };
         }
         let (ids, labels) = (batch.ids.chunks(length), batch.labels.chunks(length));
         if args.json {
@@ -200,4 +198,17 @@ fn show(args: &ShowArgs, context: &mut Context) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// That there is no held-out batch of the number asked for, and which is the last.
+fn beyond(source: &dyn Source, args: &ShowArgs, length: usize) -> Result<Failure, Failure> {
+    let (mut count, mut batch) = (0, Rows::default());
+    while source.held_out(count, args.batch, length, &mut batch)? {
+        count += 1;
+    }
+    let found = match count {
+        0 => "nothing is held out".to_owned(),
+        _ => format!("of {} × {length} tokens each, the last is {}", args.batch, count - 1),
+    };
+    Ok(Failure::usage(format!("there is no held-out batch {}; {found}", args.index)))
 }

@@ -8,7 +8,7 @@ use crate::error::{Exit, Failure};
 
 /// Say what a model will cost before running it
 ///
-/// Parameters; operations, bytes and time a token in each mode; state against KV cache and the contexts at which they are even; the order that
+/// Parameters; operations, bytes and time per token in each mode; state against KV cache and the contexts at which they are even; the order that
 /// fits a memory; training time and memory. Counts are exact, times follow from the machine's peaks and assumptions that are printed.
 #[derive(Debug, Args)]
 #[command(after_help = "\

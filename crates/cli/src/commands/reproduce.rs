@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use clap::{Args, ValueEnum};
 use termwise_papers::Error;
 use termwise_papers::reproduce::{self, Declared, FILE, Id, Options, Scale, paper};
-use termwise_report::duration;
+use termwise_report::{counted, duration};
 use termwise_train::sweep::{Event, Plan, ProcessRunner, State, Status};
 use termwise_train::tell::tell;
 
@@ -36,7 +36,7 @@ Experiments:
   overwrite, parity         orders 1 to 3, with and without write rule and decay, in equal states
   distance                  window, sink and far orders against a longer window of equal bytes
 
-Verdicts compare means over seeds with their spread; results.json has every number with the folder of its run.")]
+Verdicts compare means over seeds with their standard deviations; results.json has every number with the folder of its run.")]
 pub struct ReproduceArgs {
     /// Experiments, or all
     #[arg(value_name = "EXPERIMENT", default_value = "all")]
@@ -168,11 +168,10 @@ pub fn run(args: &ReproduceArgs, context: &mut Context) -> Result<Exit, Failure>
 fn announcement(options: &Options, declared: &Declared) -> String {
     let names: Vec<&str> = declared.experiments.iter().map(|experiment| experiment.id.name()).collect();
     let (runs, waiting) = (declared.schedule.plan.jobs.len(), declared.schedule.waiting);
-    let seeds = options.seeds.unwrap_or(options.scale.seeds());
-    let seeds = if seeds == 1 { "1 seed".into() } else { format!("{seeds} seeds") };
+    let (many, seeds) = (counted(runs, "run"), counted(options.seeds.unwrap_or(options.scale.seeds()), "seed"));
     let (names, scale, at_once) = (names.join(", "), options.scale.name(), options.threads.min(runs.max(1)));
     let waiting = if waiting == 0 { String::new() } else { format!(" and {waiting} more once learning rates are chosen") };
-    format!("{names} at scale {scale}: {runs} runs with {seeds} each{waiting}, {at_once} at a time, in {}", options.out.display())
+    format!("{names} at scale {scale}: {many} with {seeds} each{waiting}, {at_once} at a time, in {}", options.out.display())
 }
 
 /// A line for each run that ends, and one that moves.

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use termwise_report::counted;
 use termwise_serve::Server;
 use termwise_train::tell::tell;
 
@@ -34,7 +35,7 @@ pub fn run(args: &ServeArgs, context: &mut Context) -> Result<Exit, Failure> {
     let stop = stop_on_interrupt("closing the page");
     writeln!(context.out, "{}", server.address())?;
     context.out.flush()?;
-    tell(&format!("{} runs in {}; open the address in a browser, Ctrl-C ends", server.runs(), args.folder.display()));
+    tell(&format!("{} in {}; open the address in a browser, Ctrl-C ends", counted(server.runs(), "run"), args.folder.display()));
     context.pool()?.install(|| server.run(&stop));
     Ok(Exit::Success)
 }

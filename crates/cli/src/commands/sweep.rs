@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
 use termwise_base::provenance::Provenance;
-use termwise_report::{Block, Cell, Document, Table, duration};
+use termwise_report::{Block, Cell, Document, Table, counted, duration};
 use termwise_train::Error;
 use termwise_train::sweep::{self, Event, Options, Plan, ProcessRunner, Record, State, Status, Summary, TrainingSchema};
 use termwise_train::tell::tell;
@@ -170,7 +170,7 @@ fn mixed(records: &[(&str, &Record)], here: &Provenance) -> Option<String> {
         return None;
     }
     let list: Vec<String> =
-        builds.iter().map(|(name, hashes)| format!("\n  {name}: {} runs ({})", hashes.len(), hashes.join(" "))).collect();
+        builds.iter().map(|(name, hashes)| format!("\n  {name}: {} ({})", counted(hashes.len(), "run"), hashes.join(" "))).collect();
     Some(format!(
         "warning: finished runs of other builds stand among those of this one, {}, and their numbers may differ; \
          --rerun-other-builds runs them again{}",
@@ -181,8 +181,7 @@ fn mixed(records: &[(&str, &Record)], here: &Provenance) -> Option<String> {
 
 /// What is said while others work.
 pub(super) fn waiting(runs: usize) -> String {
-    let runs = if runs == 1 { "1 run".into() } else { format!("{runs} runs") };
-    format!("waiting for {runs} of other processes, to take up those of dead ones; --no-wait ends here")
+    format!("waiting for {} of other processes, to take up those of dead ones; --no-wait ends here", counted(runs, "run"))
 }
 
 /// The first Ctrl-C asks runs to stop, the second does not wait for them.
@@ -212,7 +211,7 @@ fn show(bar: &Bar, plan: &Plan, event: &Event) {
 }
 
 fn listed(plan: &Plan, states: &[State]) -> Table {
-    let mut table = Table::new(format!("{} runs", plan.jobs.len()), ["run", "settings", "status"]);
+    let mut table = Table::new(counted(plan.jobs.len(), "run"), ["run", "settings", "status"]);
     for (job, state) in plan.jobs.iter().zip(states) {
         let status = match state {
             State::Open => "open".into(),

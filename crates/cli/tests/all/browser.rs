@@ -131,6 +131,17 @@ fn answers(browser: &mut Browser) {
     let said = browser.evaluate("panel.querySelector('.said').textContent");
     assert!(said.as_str().is_some_and(|text| text.contains("steps")), "keys read values: {said}");
 
+    // A figure that is shown as it is printed exchanges its picture.
+    browser.evaluate("window.still = document.querySelector('figure > .in-log').parentNode");
+    let heights =
+        "[still.querySelector(':scope > svg'), still.querySelector('.in-log')].map(part => part.getBoundingClientRect().height > 0)";
+    assert_eq!(browser.evaluate(heights), serde_json::json!([true, false]), "by differences at first");
+    browser.evaluate("still.querySelector(':scope > .tools button').click()");
+    assert_eq!(browser.evaluate(heights), serde_json::json!([false, true]), "then by ratios");
+    assert_eq!(browser.evaluate("still.querySelector(':scope > .tools button').getAttribute('aria-pressed')"), "true");
+    browser.evaluate("still.querySelector(':scope > .tools button').click()");
+    assert_eq!(browser.evaluate(heights), serde_json::json!([true, false]), "and back");
+
     let boxes = browser.evaluate("document.querySelectorAll('.choose input').length");
     assert!(boxes.as_f64().is_some_and(|count| count >= 4.0), "check boxes of runs: {boxes}");
     let first = "[...document.querySelectorAll('.choose tbody th')].find(th => th.textContent === panel.querySelector('.legend button').textContent)";

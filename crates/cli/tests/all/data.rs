@@ -17,7 +17,7 @@ fn text_is_prepared_once_and_shown_as_a_run_sees_it() {
     assert_eq!(report["held_out_documents"].as_u64(), Some(12));
     let entries = || fs::read_dir(place.path("cache/termwise")).expect("a cache").count();
     let before = entries();
-    place.command(&prepare[..7]).assert().success().stdout(contains("60 documents in 1 files"));
+    place.command(&prepare[..7]).assert().success().stdout(contains("60 documents in 1 file,"));
     assert_eq!(entries(), before, "found again");
     let show = ["data", "show", "text.txt", "--documents", "line", "--held-out", "0.2", "--batch", "1", "--length", "40"];
     place.command(&show).assert().success().stdout(contains("batch 0, row 0").and(contains("walked")));
@@ -54,7 +54,7 @@ fn what_cannot_be_prepared_is_said() {
 fn a_tokenizer_is_learned_and_used() {
     let place = Place::new();
     let train = ["tokenizer", "train", "text.txt", "--vocab", "280", "--out", "t.json"];
-    place.command(&train).assert().success().stdout(contains("280").and(contains("1 documents"))).stderr(contains("written: t.json"));
+    place.command(&train).assert().success().stdout(contains("280").and(contains("1 document,"))).stderr(contains("written: t.json"));
     let ids = place.command(&["tokenizer", "encode", "t.json", "Tom walked"]).assert().success().get_output().stdout.clone();
     let ids = String::from_utf8(ids).expect("text");
     let ids: Vec<&str> = ids.split_whitespace().collect();
@@ -106,6 +106,29 @@ fn built_in_data_are_shown_with_their_dials() {
         assert!(words[5..9].chunks(2).any(|fact| fact == &question[1..]), "{text}");
     }
     show(&["--data", "builtin:parity", "--length", "9"]).success().stdout(contains("asked for at each, the mark included:\n0 "));
+    // Rows are whole documents: as long as one, or a multiple of it.
+    show(&["--language", "length=32", "--length", "64"]).success();
+    for (length, advice) in [("48", "--language length=48"), ("16", "--language length=16")] {
+        let wrong = show(&["--language", "length=32", "--length", length]).failure();
+        wrong.stderr(contains("make rows 32 positions long or a multiple of it").and(contains(advice)));
+    }
     show(&["--data", "builtin:party"]).failure().stderr(contains("built-in data are builtin and builtin:parity"));
     show(&["--data", "builtin:parity", "--language", "facts=3"]).failure().stderr(contains("has no setting `facts`"));
+}
+
+#[test]
+fn a_batch_beyond_the_end_is_an_error_and_fewer_than_asked_for_are_not() {
+    let place = Place::new();
+    let show =
+        |more: &[&str]| place.command(&[&["data", "show", "text.txt", "--held-out-batch", "--batch", "1"][..], more].concat()).assert();
+    show(&["--length", "40", "--index", "1000"])
+        .code(2)
+        .stderr(contains("there is no held-out batch 1000; of 1 × 40 tokens each, the last is"));
+    show(&["--length", "40", "--index", "1000", "--json"]).code(2).stdout("");
+    show(&["--held-out", "0"]).code(2).stderr(contains("nothing is held out"));
+    let all = show(&["--length", "40", "--count", "1000"]).success().get_output().stdout.clone();
+    let last = String::from_utf8(all).expect("text").matches("── batch").count() - 1;
+    let said = show(&["--length", "40", "--index", &(last + 1).to_string()]).code(2).get_output().stderr.clone();
+    assert!(String::from_utf8_lossy(&said).contains(&format!("the last is {last}")), "{}", String::from_utf8_lossy(&said));
+    show(&["--length", "40", "--index", "18446744073709551615"]).code(2);
 }

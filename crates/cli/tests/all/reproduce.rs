@@ -119,9 +119,9 @@ fn a_reproduction_is_run_decided_and_taken_up_again() {
     let page = std::fs::read_to_string(report.join("index.html")).expect("a page");
     let run = again["runs"][0]["folder"].as_str().expect("a folder");
     assert!(page.contains("18 runs, 9 settings") && page.contains(&format!("../results/{run}/metrics.jsonl")));
-    assert!(report.join("figures/recall-ladder.png").is_file());
+    assert!(report.join("figures/recall-dots.png").is_file());
     let summary = std::fs::read_to_string(out.join("summary.md")).expect("a summary");
-    assert!(summary.contains("| softmax | `softmax` |") && summary.contains("](figures/e4-ladder.png)"), "{summary}");
+    assert!(summary.contains("| softmax | `softmax` |") && summary.contains("](figures/e4-dots.png)"), "{summary}");
 }
 
 #[test]

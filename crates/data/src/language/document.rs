@@ -1,7 +1,7 @@
 //! Documents, token by token.
 
 use super::LanguageConfig;
-use crate::draw;
+use crate::rng;
 
 pub(super) const START: u32 = 0;
 pub(super) const QUESTION: u32 = 1;
@@ -69,8 +69,8 @@ impl Grammar {
         // What is before the first token counts as blank, as everything that is no word does.
         let recent = before.iter().rev().map(|&token| if self.is_word(token) { token } else { START });
         let context = recent.chain(std::iter::repeat(START)).take(order);
-        let key = context.fold(draw::hash(&[3, self.config.dialect as u64]), |key, token| draw::hash(&[key, token as u64]));
-        self.word(draw::permuted(key, self.config.words as u64, rank as u64))
+        let key = context.fold(rng::hash(&[3, self.config.dialect as u64]), |key, token| rng::hash(&[key, token as u64]));
+        self.word(rng::permuted(key, self.config.words as u64, rank as u64))
     }
 
     /// Writes the document of this key: L inputs, L labels, and whether these are recall tokens.
@@ -166,7 +166,7 @@ struct Draw {
 impl Draw {
     fn bits(&mut self) -> u64 {
         self.count += 1;
-        draw::hash(&[self.key, self.count])
+        rng::hash(&[self.key, self.count])
     }
 
     /// Uniform from 0 to below 1.
@@ -175,6 +175,6 @@ impl Draw {
     }
 
     fn below(&mut self, n: usize) -> u64 {
-        draw::below(self.bits(), n as u64)
+        rng::below(self.bits(), n as u64)
     }
 }

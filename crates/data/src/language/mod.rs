@@ -59,7 +59,7 @@ pub use config::LanguageConfig;
 pub use tokenizer::Question;
 pub(crate) use tokenizer::words_tokenizer;
 
-use super::{BestLoss, Rows, Source, draw};
+use super::{BestLoss, Rows, Source, rng};
 use crate::error::{Error, Result};
 use document::Grammar;
 
@@ -82,8 +82,8 @@ enum Stream {
 impl Stream {
     fn document(self, number: u64) -> u64 {
         match self {
-            Stream::Train { seed } => draw::hash(&[1, seed, number]),
-            Stream::HeldOut => draw::hash(&[2, 0, number]),
+            Stream::Train { seed } => rng::hash(&[1, seed, number]),
+            Stream::HeldOut => rng::hash(&[2, 0, number]),
         }
     }
 }
@@ -117,7 +117,9 @@ impl Language {
         let length = self.config().length;
         if time == 0 || !time.is_multiple_of(length) {
             let problem = format!(
-                "of the built-in language is {length} and rows have {time} positions; rows hold whole documents, so make one a multiple of the other"
+                "of the built-in language is {length} and rows have {time} positions; rows hold whole documents: make rows {length} positions long \
+                 or a multiple of it, or documents shorter, as in --language length={}",
+                if time == 0 { length } else { time }
             );
             return Err(Error::DataSetting { key: "length", problem });
         }

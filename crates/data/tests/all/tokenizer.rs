@@ -148,7 +148,7 @@ fn bytes_of_held_out_batches_add_up_with_any_tokenizer() {
                 index += 1;
             }
             assert_eq!((sum, count), (source.held_out_bytes(), source.held_out_tokens()), "{tokenizer}");
-            assert!(ratio.1 < 2.0 * ratio.0, "bytes a token lie between {ratio:?} for {tokenizer}");
+            assert!(ratio.1 < 2.0 * ratio.0, "bytes per token lie between {ratio:?} for {tokenizer}");
             let share = sum as f64 / source.tokens().manifest().bytes as f64;
             assert!((share - 0.02).abs() < 0.005, "{share} of the bytes of {tokenizer}");
         }

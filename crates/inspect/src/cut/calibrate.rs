@@ -16,7 +16,7 @@ use super::chebyshev::{Interval, sixteenth};
 use super::choice::{Calibration, Choice, HeadFit, OrderFit, can_cut};
 use super::fit::fit;
 use super::rows::{Kind, Rows, scores};
-use super::text::Stretch;
+use super::text::Split;
 use crate::Error;
 use termwise_base::rng::Rng;
 
@@ -66,7 +66,7 @@ struct Collected {
 }
 
 /// Fits every head that has an exponential without clamp. `tick` is called after each pass and each layer of fits.
-pub fn calibrate(model: &mut Model, text: &Stretch, settings: &Settings, tick: &mut dyn FnMut()) -> Result<Calibration, Error> {
+pub fn calibrate(model: &mut Model, text: &Split, settings: &Settings, tick: &mut dyn FnMut()) -> Result<Calibration, Error> {
     let (layers, per_layer) = (model.config.num_hidden_layers, model.config.num_attention_heads);
     if !settings.sequential {
         return calibrate_layers(model, text, settings, 0..layers, &settings.orders, tick);
@@ -96,7 +96,7 @@ pub fn calibrate(model: &mut Model, text: &Stretch, settings: &Settings, tick: &
 
 fn calibrate_layers(
     model: &Model,
-    text: &Stretch,
+    text: &Split,
     settings: &Settings,
     layers: std::ops::Range<usize>,
     orders: &[usize],
@@ -208,7 +208,7 @@ struct At {
 /// returns, in a fixed order.
 fn pass<T: Send>(
     model: &Model,
-    text: &Stretch,
+    text: &Split,
     windows: Windows,
     chosen: &[bool],
     look: &(dyn Fn(usize, At, &View) -> T + Sync),

@@ -2,7 +2,7 @@
 
 use termwise_report::{
     Axis, Block, Cell, Chart, Document, Documented, Figure, HeatMap, Layer, Line, Names, Panel, Rule, Scale, Section, Shade, Table, Tone,
-    Unit, thousands,
+    Unit, counted, thousands,
 };
 
 use super::report::{Map, Measured, Plan, Point, Report};
@@ -13,7 +13,10 @@ impl Documented for Report {
     fn document(&self) -> Document {
         let name = self.model.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
         let Report { layers, heads, kv_heads, cuttable, length, .. } = self;
-        let mut facts = vec![("model", format!("{}: {layers} layers, H {heads}, G {kv_heads}; {cuttable} heads can be cut", self.model))];
+        let mut facts = vec![(
+            "model",
+            format!("{}: {}, H {heads}, G {kv_heads}; {} can be cut", self.model, counted(*layers, "layer"), counted(*cuttable, "head")),
+        )];
         if let Some(tokens) = self.tokens {
             let [a, b, c] = [tokens.calibration, tokens.tuning, tokens.evaluation].map(thousands);
             facts.push(("text", format!("windows of {length}; calibrated on {a} tokens, the plan tuned on {b}, losses on {c} others")));

@@ -15,7 +15,7 @@ use termwise_train::collective::Collective;
 use termwise_train::eval::{Windows, evaluate_with};
 
 use super::report::Measured;
-use super::text::Stretch;
+use super::text::Split;
 use crate::Error;
 
 /// A model that is measured.
@@ -93,7 +93,7 @@ impl Meter {
 
     /// The loss on this text with this attention, which must need no weights beyond those of the model. A loss that is not finite is a
     /// measurement, not an error.
-    pub fn measure(&mut self, attention: &AttentionMap, text: &Stretch) -> Result<Measured, Error> {
+    pub fn measure(&mut self, attention: &AttentionMap, text: &Split) -> Result<Measured, Error> {
         self.model.config.set_attention(attention.clone())?;
         let key = format!("{} {:?} {}", self.identity, self.texts(), text.fingerprint());
         let key = blake3::hash(key.as_bytes()).to_hex()[..32].to_owned();
@@ -119,7 +119,7 @@ impl Meter {
         (0..config.num_hidden_layers).flat_map(|layer| config.heads(layer)).map(|variant| variant.to_string()).collect()
     }
 
-    fn evaluate(&self, text: &Stretch) -> Result<Measured, Error> {
+    fn evaluate(&self, text: &Split) -> Result<Measured, Error> {
         let options = Options { forward_only: true, ..Options::default() };
         match evaluate_with(&self.model, text, self.windows, 0, options, &*self.collective) {
             Ok((evaluation, nonpositive)) => Ok(Measured {

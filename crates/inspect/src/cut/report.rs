@@ -55,7 +55,7 @@ pub struct Report {
 /// A loss that was measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Measured {
-    /// Cross-entropy in nats a token; absent where it is not finite.
+    /// Cross-entropy in nats per token; absent where it is not finite.
     pub loss: Option<f64>,
     /// Bits for each byte of text, where the data are text and the loss is finite.
     #[serde(default, skip_serializing_if = "Option::is_none")]

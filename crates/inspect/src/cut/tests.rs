@@ -1,6 +1,6 @@
 use std::sync::atomic::AtomicBool;
 
-use super::text::Stretch;
+use super::text::Split;
 use super::*;
 use termwise_attention::{Kernel, Variant};
 use termwise_base::rng::Rng;
@@ -86,7 +86,7 @@ fn text_is_cut_into_three_that_share_nothing() {
     for batches in [3, 4, 7, 16, 33] {
         let words = Words { batches };
         let texts = texts(&words);
-        let counts = [&texts.calibration, &texts.tuning, &texts.evaluation].map(Stretch::batches);
+        let counts = [&texts.calibration, &texts.tuning, &texts.evaluation].map(Split::batches);
         assert_eq!(counts.iter().sum::<u64>(), batches);
         assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
         let (mut whole, mut part) = (Rows::default(), Rows::default());

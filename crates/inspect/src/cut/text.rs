@@ -9,21 +9,21 @@ use crate::Error;
 
 /// Some of the held-out batches of a source, counted in batches of one size.
 #[derive(Clone, Debug)]
-pub struct Stretch<'a> {
+pub struct Split<'a> {
     source: &'a dyn Source,
     first: u64,
     count: u64,
 }
 
-impl<'a> Stretch<'a> {
+impl<'a> Split<'a> {
     /// All batches of a source, at most `limit` where that is not 0.
-    pub fn whole(source: &'a dyn Source, windows: Windows, limit: u64) -> Result<Stretch<'a>, Error> {
-        Ok(Stretch { source, first: 0, count: batches(source, windows, limit)? })
+    pub fn whole(source: &'a dyn Source, windows: Windows, limit: u64) -> Result<Split<'a>, Error> {
+        Ok(Split { source, first: 0, count: batches(source, windows, limit)? })
     }
 
     /// Some of its batches.
-    pub fn part(&self, first: u64, count: u64) -> Stretch<'a> {
-        Stretch { source: self.source, first: self.first + first, count: count.min(self.count.saturating_sub(first)) }
+    pub fn part(&self, first: u64, count: u64) -> Split<'a> {
+        Split { source: self.source, first: self.first + first, count: count.min(self.count.saturating_sub(first)) }
     }
 
     /// How many.
@@ -32,7 +32,7 @@ impl<'a> Stretch<'a> {
     }
 }
 
-impl Source for Stretch<'_> {
+impl Source for Split<'_> {
     fn vocabulary(&self) -> usize {
         self.source.vocabulary()
     }
@@ -80,11 +80,11 @@ fn batches(source: &dyn Source, windows: Windows, limit: u64) -> Result<u64, Err
 #[derive(Clone, Debug)]
 pub struct Texts<'a> {
     /// Coefficients are fitted to it.
-    pub calibration: Stretch<'a>,
+    pub calibration: Split<'a>,
     /// Plans are chosen by it.
-    pub tuning: Stretch<'a>,
+    pub tuning: Split<'a>,
     /// Everything that is reported is measured on it.
-    pub evaluation: Stretch<'a>,
+    pub evaluation: Split<'a>,
     /// Whether calibration and tuning have text of their own, and evaluation all of the data.
     pub separate: bool,
 }
@@ -97,9 +97,9 @@ impl<'a> Texts<'a> {
     /// text of its own that is cut into two, and all data are evaluated on. At most `limit` batches in all where that is not 0.
     pub fn split(data: &'a dyn Source, calibration: Option<&'a dyn Source>, windows: Windows, limit: u64) -> Result<Texts<'a>, Error> {
         let enough = (CALIBRATION_TOKENS / (windows.batch * windows.length).max(1) as u64).max(1);
-        let whole = Stretch::whole(data, windows, limit)?;
+        let whole = Split::whole(data, windows, limit)?;
         let (own, from) = match calibration {
-            Some(source) => (true, Stretch::whole(source, windows, if limit == 0 { 0 } else { limit.max(2) })?),
+            Some(source) => (true, Split::whole(source, windows, if limit == 0 { 0 } else { limit.max(2) })?),
             None => (false, whole.clone()),
         };
         let needed = if own { 2 } else { 3 };
@@ -118,7 +118,7 @@ impl<'a> Texts<'a> {
     }
 }
 
-/// Tokens of each stretch.
+/// Tokens of each split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Tokens {
     /// Fitted to.
@@ -129,12 +129,12 @@ pub struct Tokens {
     pub evaluation: u64,
 }
 
-/// Tokens that the batches of a stretch ask for.
-pub fn tokens(stretch: &Stretch, windows: Windows) -> Result<u64, Error> {
+/// Tokens that the batches of a split ask for.
+pub fn tokens(split: &Split, windows: Windows) -> Result<u64, Error> {
     let mut rows = Rows::default();
     let mut sum = 0;
-    for index in 0..stretch.batches() {
-        stretch.held_out(index, windows.batch, windows.length, &mut rows)?;
+    for index in 0..split.batches() {
+        split.held_out(index, windows.batch, windows.length, &mut rows)?;
         sum += rows.labels.iter().filter(|label| **label >= 0).count() as u64;
     }
     Ok(sum)

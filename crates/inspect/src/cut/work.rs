@@ -11,7 +11,7 @@ use super::calibrate::{self, Settings};
 use super::choice::{Calibration, Choice};
 use super::meter::Meter;
 use super::report::{Curve, Kept, Map, Measured, Plan, Point, Report};
-use super::text::{Stretch, Texts};
+use super::text::{Split, Texts};
 use crate::Error;
 
 /// A state that amplifies rounding by more than this loses more than a hundredth of its result in float32.
@@ -37,7 +37,7 @@ impl Work<'_, '_> {
         (self.tell)(&self.report, Progress { done: self.done, total: self.total.max(self.done), now });
     }
 
-    pub fn measure(&mut self, now: &str, attention: &AttentionMap, text: &Stretch) -> Result<Measured, Error> {
+    pub fn measure(&mut self, now: &str, attention: &AttentionMap, text: &Split) -> Result<Measured, Error> {
         self.say(now);
         let measured = self.meter.measure(attention, text)?;
         self.done += 1;

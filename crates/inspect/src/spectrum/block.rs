@@ -29,7 +29,7 @@ thread_local! {
     static SCRATCH: Cell<Scratch> = Cell::default();
 }
 
-/// Room that blocks use one after the other.
+/// Memory that blocks use one after the other.
 #[derive(Default)]
 struct Scratch {
     q: Vec<f64>,
@@ -52,10 +52,10 @@ pub struct NotFinite {
 
 /// Of one row, what the sums over keys leave to be finished.
 #[derive(Clone, Copy, Default)]
-struct Frame {
+struct RowScale {
     /// What the exponential subtracts.
     rho: f64,
-    /// Σ w·ln w, in the frame.
+    /// Σ w·ln w, in the log scale ρ.
     logs: f64,
 }
 
@@ -177,17 +177,17 @@ impl Head<'_> {
         products.resize(slots * rows.len() * e, 0.0);
         z.clear();
         z.resize(slots * rows.len(), splat(0.0));
-        let mut frames: Vec<Frame> =
-            rows.iter().enumerate().map(|(row, &t)| Frame { rho: self.rho(cuts, t, &scores[row * reach..][..=t]), logs: 0.0 }).collect();
+        let mut row_scales: Vec<RowScale> =
+            rows.iter().enumerate().map(|(row, &t)| RowScale { rho: self.rho(cuts, t, &scores[row * reach..][..=t]), logs: 0.0 }).collect();
         for start in (0..reach).step_by(tile) {
             let width = tile.min(reach - start);
             for (row, &t) in rows.iter().enumerate() {
                 let seen = (t + 1).saturating_sub(start).min(width);
                 let x = &scores[row * reach + start..][..seen];
-                let mut room = Room { weights, z, row, rows: rows.len(), tile };
-                self.weigh(cuts, t, start, x, &mut frames[row], pairs, &mut room);
+                let mut tile_scratch = TileScratch { weights, z, row, rows: rows.len(), tile };
+                self.weigh(cuts, t, start, x, &mut row_scales[row], pairs, &mut tile_scratch);
                 for slot in 0..slots {
-                    room.weights[(slot * rows.len() + row) * tile..][..width][seen..].fill(0.0);
+                    tile_scratch.weights[(slot * rows.len() + row) * tile..][..width][seen..].fill(0.0);
                 }
             }
             let b = &v[start * e..];
@@ -195,21 +195,21 @@ impl Head<'_> {
         }
         let entropic = variant.kernel.sign() != Sign::Mixed;
         let (mut whole, mut part) = (vec![0.0; *e], vec![0.0; *e]);
-        for (row, (&t, frame)) in rows.iter().zip(&frames).enumerate() {
+        for (row, (&t, row_scale)) in rows.iter().zip(&row_scales).enumerate() {
             let at = |slot: usize| slot * rows.len() + row;
             let own = sum(z[at(slots - 1)]);
             if entropic && own > 0.0 {
-                sums.entropy.add(own.ln() - frame.logs / own, t + 1 - self.view.hidden(t).len());
+                sums.entropy.add(own.ln() - row_scale.logs / own, t + 1 - self.view.hidden(t).len());
             }
             let u = &mut products[at(slots - 1) * e..][..*e];
-            // Where nothing cancels the frame, it is taken out before the row is finished.
-            let (scale, rho) = if variant.shifts() { (1.0, frame.rho) } else { (frame.rho.exp(), 0.0) };
+            // Where nothing cancels the log scale, it is taken out before the row is finished.
+            let (scale, rho) = if variant.shifts() { (1.0, row_scale.rho) } else { (row_scale.rho.exp(), 0.0) };
             u.iter_mut().for_each(|u| *u *= scale);
             self.view.finish(variant, t, own * scale, rho, u, &mut whole);
             sums.outputs += whole.iter().map(|y| y * y).sum::<f64>();
             for slot in 0..slots - 1 {
                 let cut = sum(z[at(slot)]);
-                sums.shares[slot] += cut * (-frame.rho).exp() / own;
+                sums.shares[slot] += cut * (-row_scale.rho).exp() / own;
                 self.view.finish(variant, t, cut, 0.0, &products[at(slot) * e..][..*e], &mut part);
                 sums.errors[slot] += part.iter().zip(&whole).map(|(part, whole)| (part - whole) * (part - whole)).sum::<f64>();
             }
@@ -233,8 +233,17 @@ impl Head<'_> {
 
     /// Weights of one row and one tile at every order, the last slot the whole kernel.
     #[inline(always)]
-    #[allow(clippy::too_many_arguments, reason = "a tile's place and the room for it")]
-    fn weigh(&self, cuts: &Cuts, t: usize, start: usize, x: &[f64], frame: &mut Frame, pairs: &mut Pairs, room: &mut Room) {
+    #[allow(clippy::too_many_arguments, reason = "a tile's place and the scratch for it")]
+    fn weigh(
+        &self,
+        cuts: &Cuts,
+        t: usize,
+        start: usize,
+        x: &[f64],
+        row_scale: &mut RowScale,
+        pairs: &mut Pairs,
+        scratch: &mut TileScratch,
+    ) {
         let View { log_decay, variant, .. } = self.view;
         let slots = cuts.orders().len() + 1;
         let entropic = !cuts.is_exp() && variant.kernel.sign() != Sign::Mixed;
@@ -246,7 +255,7 @@ impl Head<'_> {
             let within = |s: usize| s.clamp(from, from + count) - from;
             let hidden = within(hidden.start)..within(hidden.end);
             if hidden.len() == count {
-                (0..slots).for_each(|slot| room.put(slot, place, splat(0.0)));
+                (0..slots).for_each(|slot| scratch.put(slot, place, splat(0.0)));
                 continue;
             }
             let lane = load(chunk, 0.0);
@@ -256,22 +265,23 @@ impl Head<'_> {
                 exponent = map(c, |c| log_decay[t] - c);
             }
             let decay = decays.then(|| exp(exponent));
-            let mut put = Put { room, place, count, hidden: hidden.clone(), decay, last: entropic.then_some(slots - 1), logs: &mut logs };
+            let mut put =
+                Put { scratch, place, count, hidden: hidden.clone(), decay, last: entropic.then_some(slots - 1), logs: &mut logs };
             cuts.values(lane, pairs, &mut put);
             if cuts.is_exp() {
-                let exponent = zip(lane, exponent, |x, decay| x + decay - frame.rho);
+                let exponent = zip(lane, exponent, |x, decay| x + decay - row_scale.rho);
                 let w = seen(exp(exponent), count, &hidden);
-                room.put(slots - 1, place, w);
+                scratch.put(slots - 1, place, w);
                 logs = zip_three(logs, w, exponent, |logs, w, exponent| logs + if w > 0.0 { w * exponent } else { 0.0 });
             }
         }
-        frame.logs += sum(logs);
+        row_scale.logs += sum(logs);
     }
 }
 
 /// Weights of one vector of keys on their way: decayed, and zero beyond the row's end.
 struct Put<'a, 'b> {
-    room: &'a mut Room<'b>,
+    scratch: &'a mut TileScratch<'b>,
     place: usize,
     /// Keys of the vector up to the row's own position.
     count: usize,
@@ -291,7 +301,7 @@ impl Sink for Put<'_, '_> {
             None => w,
         };
         let w = seen(w, self.count, &self.hidden);
-        self.room.put(slot, self.place, w);
+        self.scratch.put(slot, self.place, w);
         if self.last == Some(slot) {
             // 0·ln 0 = 0
             *self.logs = zip(*self.logs, w, |logs, w| logs + if w > 0.0 { w * w.ln() } else { 0.0 });
@@ -313,7 +323,7 @@ fn seen(w: Lane, count: usize, hidden: &Range<usize>) -> Lane {
 }
 
 /// Where the weights of a row go.
-struct Room<'a> {
+struct TileScratch<'a> {
     weights: &'a mut [f64],
     z: &'a mut [Lane],
     row: usize,
@@ -321,7 +331,7 @@ struct Room<'a> {
     tile: usize,
 }
 
-impl Room<'_> {
+impl TileScratch<'_> {
     #[inline(always)]
     fn put(&mut self, slot: usize, place: usize, w: Lane) {
         let at = slot * self.rows + self.row;

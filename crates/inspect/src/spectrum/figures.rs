@@ -2,7 +2,7 @@
 
 use termwise_report::{
     Axis, Band, Block, Cell, Chart, Document, Documented, Figure, HeatMap, Layer, Line, Names, Rule, Scale, Section, Shade, Table, Unit,
-    thousands,
+    counted, thousands,
 };
 
 use super::{LayerSpectrum, Magnitudes, OverHeads, Spectrum, Terms, Timing};
@@ -127,7 +127,7 @@ impl Spectrum {
             let mut row = vec![Cell::Number(layer.layer as f64, 0)];
             row.extend(KINDS.map(|(_, _, which)| dominant(which)));
             let mean = |value: fn(&super::HeadSpectrum) -> f64| layer.mean(|head| Some(value(head))).unwrap_or(f64::NAN);
-            row.push(Cell::Spread(mean(|head| head.scores.mean), mean(|head| head.scores.sd), 2));
+            row.push(Cell::MeanSd(mean(|head| head.scores.mean), mean(|head| head.scores.sd), 2));
             row.push(Cell::Number(layer.heads.iter().map(|head| head.scores.min).fold(f64::INFINITY, f64::min), 1));
             row.push(Cell::Number(layer.heads.iter().map(|head| head.scores.max).fold(f64::NEG_INFINITY, f64::max), 1));
             let share = layer.mean(|head| head.entropy.and_then(|entropy| entropy.share));
@@ -144,7 +144,7 @@ impl Spectrum {
     /// How much was looked at, in one sentence.
     pub fn scope(&self) -> String {
         let Spectrum { text, rows, .. } = self;
-        let windows = if text.windows == 1 { "1 window".into() } else { format!("{} windows", text.windows) };
+        let windows = counted(text.windows, "window");
         let which = match rows.sampled == rows.of {
             true => "all rows".into(),
             false => format!("{} of {} rows, drawn with seed {}", rows.sampled, rows.of, rows.seed),
@@ -193,15 +193,15 @@ impl Documented for Spectrum {
         );
         let maps = Block::Details { summary: "Magnitudes as heat maps, layer by order".into(), blocks: maps.into() };
         let model = &self.model;
-        let kv = if model.kv_heads == model.heads { String::new() } else { format!(" over {} kv heads", model.kv_heads) };
+        let kv = if model.kv_heads == model.heads { String::new() } else { format!(" over {}", counted(model.kv_heads, "kv head")) };
         let mut facts = vec![
             (
                 "model",
                 format!(
-                    "{} parameters, {} layers, {} heads{kv} of {}",
+                    "{} parameters, {}, {}{kv} of {}",
                     thousands(model.parameters),
-                    self.layers.len(),
-                    model.heads,
+                    counted(self.layers.len(), "layer"),
+                    counted(model.heads, "head"),
                     model.head_dim
                 ),
             ),

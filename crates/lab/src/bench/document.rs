@@ -1,17 +1,15 @@
 //! Speeds for people.
 
-use termwise_report::{Block, Cell, Document, Documented, Section, Table, Unit, thousands, three};
+use termwise_report::{Block, Cell, Document, Documented, Section, Table, Unit, counted, thousands, three};
 
 use super::{AttentionBench, ChunkBench, DecodeBench, GemmBench, Machine, Speed, StepBench};
 
 impl Machine {
     fn block(&self, also: &str) -> Block {
         let Machine { threads, instructions, peak_gflops, read_gb_per_s } = self;
-        let s = if *threads == 1 { "" } else { "s" };
+        let threads = counted(*threads, "thread");
         let (peak, read) = (three(*peak_gflops), three(*read_gb_per_s));
-        Block::text(format!(
-            "Machine: {threads} thread{s}, {instructions}: {peak} GFLOP/s float32 in registers, {read} GB/s from memory. {also}"
-        ))
+        Block::text(format!("Machine: {threads}, {instructions}: {peak} GFLOP/s float32 in registers, {read} GB/s from memory. {also}"))
     }
 }
 
@@ -151,7 +149,13 @@ impl Documented for StepBench {
         let StepBench { vocab, hidden, heads, kv_heads, layers, mlp, batch, length, attention, .. } = self;
         let Speed { ms, gflops, share_of_peak, tokens_per_s } = self.speed;
         let facts = [
-            ("model", format!("{layers} layers, width {hidden}, H {heads}, G {kv_heads}, MLP {mlp}, vocabulary {vocab}, `{attention}`")),
+            (
+                "model",
+                format!(
+                    "{}, width {hidden}, H {heads}, G {kv_heads}, MLP {mlp}, vocabulary {vocab}, `{attention}`",
+                    counted(*layers, "layer")
+                ),
+            ),
             ("", format!("{} parameters; batch {batch} × {length} tokens", thousands(self.parameters))),
             ("operations", self.flop_count.clone()),
             (

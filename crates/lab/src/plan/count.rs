@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Bytes are those of the engine's buffers: values in whole vectors of 16 numbers, caches in blocks of 128 tokens. A test compares them
-//! with [`termwise_attention::State`]. Left out are some dozens of bytes a head that a layer carries besides, and room that the columns of
+//! with [`termwise_attention::State`]. Left out are some dozens of bytes per head that a layer carries besides, and room that the columns of
 //! gates and decays have to spare as they grow.
 //!
 //! N monomials are kept, s = 1 where the denominator sums. A multiply-add is two operations; a monomial of order 2 or above is one

@@ -1,6 +1,6 @@
 //! A plan for people.
 
-use termwise_report::{Block, Cell, Document, Documented, Section, Table, Unit, duration, thousands};
+use termwise_report::{Block, Cell, Document, Documented, Section, Table, Unit, counted, duration, thousands};
 
 use super::{BreakEven, Column, Cost, Fits, Plan, Shared, TrainingTime};
 
@@ -31,17 +31,14 @@ impl Plan {
     fn facts(&self) -> Block {
         let model = &self.model;
         let (vocabulary, hidden) = (thousands(model.vocabulary), model.hidden);
-        let (layers, mlp, heads, kv_heads, d) = (model.layers, model.mlp, model.heads, model.kv_heads, model.head_dim);
+        let (layers, mlp, heads, kv_heads, d) = (counted(model.layers, "layer"), model.mlp, model.heads, model.kv_heads, model.head_dim);
         let kinds: Vec<String> =
             model.parameters_by_kind.iter().map(|kind| format!("{} {}", kind.kind, number(kind.count as f64))).collect();
-        let rows = if self.batch == 1 { "1 row".into() } else { format!("{} rows", thousands(self.batch)) };
+        let rows = counted(self.batch, "row");
         let facts = [
             (
                 "model",
-                format!(
-                    "{}: {layers} layers, width {hidden}, MLP {mlp}, H {heads}, G {kv_heads}, d {d}, vocabulary {vocabulary}",
-                    model.name
-                ),
+                format!("{}: {layers}, width {hidden}, MLP {mlp}, H {heads}, G {kv_heads}, d {d}, vocabulary {vocabulary}", model.name),
             ),
             ("parameters", format!("{} ({}): {}", number(model.parameters as f64), thousands(model.parameters), kinds.join(", "))),
             ("context", format!("{}, {rows}, chunks of {}", thousands(self.context), thousands(self.chunk))),

@@ -15,7 +15,7 @@ const LONG: f64 = 1e5;
 const SHOWN: usize = 5;
 
 impl Plan {
-    /// Bytes kept, time a token of decoding and time a token of a prompt against the context, for a cache and for every state, with
+    /// Bytes kept, time per token of decoding and time per token of a prompt against the context, for a cache and for every state, with
     /// break-evens marked; times on the first machine.
     pub fn figure(&self) -> Figure {
         let states: Vec<(usize, &Column)> =
@@ -54,8 +54,8 @@ impl Plan {
         };
         let panels = [
             chart("Memory between tokens", Unit::Bytes, &cached, &kept, &|c| c.break_even.memory),
-            chart("Decoding: time a token", Unit::Seconds, &cached_step, &step, &|c| c.break_even.decode),
-            chart("Prompt: time a token, parallel or in chunks", Unit::Seconds, &parallel, &chunked, &|c| c.break_even.chunk),
+            chart("Decoding: time per token", Unit::Seconds, &cached_step, &step, &|c| c.break_even.decode),
+            chart("Prompt: time per token, parallel or in chunks", Unit::Seconds, &parallel, &chunked, &|c| c.break_even.chunk),
         ];
         let panels = panels.map(Panel::Chart).into();
         Figure { title: format!("{}: KV cache or constant state{rows}", self.short_name()), description: self.description(&states), panels }

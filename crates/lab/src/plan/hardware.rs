@@ -1,13 +1,12 @@
 //! What computes: this machine by measurement, others by their data sheets.
 
 use serde::{Deserialize, Serialize};
-use termwise_base::nearest;
+use termwise_base::{nearest, threads};
+use termwise_report::counted;
 
 use super::count::Work;
-use crate::bench::Machine;
-use termwise_base::threads;
-
 use crate::Error;
+use crate::bench::Machine;
 
 /// A machine and how much of its peaks is assumed to be reached.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -142,10 +141,9 @@ impl Hardware {
     /// This machine.
     pub fn measured(machine: &Machine) -> Hardware {
         let Machine { threads, instructions, peak_gflops, read_gb_per_s } = machine;
-        let s = if *threads == 1 { "" } else { "s" };
         Hardware {
             name: HERE.into(),
-            title: format!("this machine, {threads} thread{s}, {instructions}"),
+            title: format!("this machine, {}, {instructions}", counted(*threads, "thread")),
             peak_flops: peak_gflops * 1e9,
             precision: "float32".into(),
             bandwidth: read_gb_per_s * 1e9,

@@ -1,4 +1,4 @@
-//! What a model will cost before anything is run: parameters, operations and bytes a token in each mode, state against cache,
+//! What a model will cost before anything is run: parameters, operations and bytes per token in each mode, state against cache,
 //! break-even contexts, the order that fits a memory, and training.
 //!
 //! Counts are exact by the formulas of `count.rs`; times follow from them and from a machine's peaks with stated shares
@@ -212,6 +212,8 @@ pub fn plan(options: &Options) -> Result<Plan, Error> {
 pub struct Kept {
     /// States, and caches of heads that have none, of all layers, for one row.
     pub bytes: u64,
+    /// Numbers of the formula in them, without what rounding up to whole vectors adds.
+    pub numbers: u64,
     /// Whether that does not grow with the context.
     pub constant: bool,
 }
@@ -219,7 +221,19 @@ pub struct Kept {
 /// What a model keeps at this context.
 pub fn kept(config: &Config, context: u64) -> Kept {
     let counts = model::attention(config);
-    Kept { bytes: counts.kept_bytes(context), constant: counts.growth() == 0 }
+    let d = config.head_dim;
+    let of_head = |variant: &Variant| {
+        variant.state_size(d, d).map_or(context.saturating_mul(2 * d as u64), |size| size.try_into().unwrap_or(u64::MAX))
+    };
+    let mut numbers = 0u64;
+    for heads in (0..config.num_hidden_layers).map(|layer| config.heads(layer)) {
+        for group in heads.chunks(config.num_attention_heads / config.num_key_value_heads) {
+            // Heads of one kv head with the same variant share what they keep.
+            let first = |(h, variant): &(usize, &Variant)| !group[..*h].contains(variant);
+            numbers = group.iter().enumerate().filter(first).fold(numbers, |sum, (_, variant)| sum.saturating_add(of_head(variant)));
+        }
+    }
+    Kept { bytes: counts.kept_bytes(context), numbers, constant: counts.growth() == 0 }
 }
 
 /// The kernel's word, of a series its orders alone.
@@ -318,7 +332,7 @@ fn assumptions(place: &Place, options: &Options, training: &Training) -> Vec<Str
     let mut list = vec![
         "a multiply-add is two operations; RoPE, gates, norms and the evaluation of the kernel are not counted".to_owned(),
         format!(
-            "weights, states and caches are float32; decoding reads the weights once for {} and a state is read and written once a token",
+            "weights, states and caches are float32; decoding reads the weights once for {} and a state is read and written once per token",
             if place.batch == 1 { "every token".into() } else { format!("{} rows", place.batch) }
         ),
         format!("caches of the processor hold one tile of {TILE} positions or one chunk of {}, and no more", place.chunk),

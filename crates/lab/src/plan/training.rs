@@ -90,7 +90,7 @@ pub(super) fn plan(place: &Place, columns: &[Column], hardware: &[Hardware], tok
     }
     let mut assumptions = vec![
         format!(
-            "training: 6 operations a token and number in a matrix, {ATTENTION} times the forward pass for attention, in the cheaper mode"
+            "training: 6 operations per token and number in a matrix, {ATTENTION} times the forward pass for attention, in the cheaper mode"
         ),
         "training: AdamW moves 28 bytes a parameter and step; weights, gradients and moments are float32".to_owned(),
         "training: activations are kept for the way back, without recomputing layers, in the machine's own precision".to_owned(),

@@ -1,6 +1,6 @@
 //! Random combinations of parts.
 
-use termwise_attention::{Rescale, Variant};
+use termwise_attention::{Norm, Rescale, Variant};
 
 use termwise_base::rng::Rng;
 
@@ -103,7 +103,8 @@ fn random_text(rng: &mut Rng) -> String {
     ];
     words.extend(rng.chance(0.4).then(|| format!("decay={}", rng.pick(&decays))));
     words.extend((!write && rng.chance(0.2)).then(|| format!("qk_norm={}", rng.pick(&["rms", "rms,all", "l2"]))));
-    words.extend(rng.chance(0.5).then(|| format!("norm={}", rng.pick(&["l2", "scaled_l2", "rms", "layer"]))));
+    let norms: Vec<&str> = Norm::PARTS.iter().map(|info| info.word).filter(|word| *word != "none").collect();
+    words.extend(rng.chance(0.5).then(|| format!("norm={}", rng.pick(&norms))));
     words.extend(rng.chance(0.3).then(|| "rope=off".into()));
     words.extend(rng.chance(0.25).then(|| format!("conv={}", rng.pick(&[1, 2, 3, 6]))));
     words.join(" ")

@@ -2,7 +2,7 @@
 //!
 //! Every rule compares means over seeds, with each other or with a fixed number. A difference counts only where its 95 % confidence interval ([`Difference`]: paired by seed, or
 //! Welch's) is above 0 and it is larger than both standard deviations and than a stated minimum. With fewer than two seeds on a side there
-//! is no spread, and so no verdict; nor is there one where a run of a side failed, since those that are left would be a choice.
+//! is no standard deviation, and so no verdict; nor is there one where a run of a side failed, since those that are left would be a choice.
 
 use serde::{Deserialize, Serialize};
 
@@ -138,7 +138,7 @@ impl Rule {
             match numbers.len() {
                 0 => return Decision::open(format!("no finished run of {name}")),
                 count if failed > 0 => return Decision::open(format!("{failed} of {} runs of {name} failed", failed + count)),
-                1 => return Decision::open(format!("one seed of {name}, so no spread to compare with")),
+                1 => return Decision::open(format!("one seed of {name}, so no standard deviation to compare with")),
                 _ => sides.push(numbers),
             }
         }

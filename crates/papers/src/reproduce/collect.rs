@@ -8,7 +8,7 @@ use termwise_train::sweep::{Job, Metrics, State, Status};
 
 use super::claim::{Claim, Decision};
 use super::experiment::{Experiment, TUNING_SEED, Task, Variant};
-use super::results::{ClaimOutcome, CurvePoint, Outcome, Run, Spread, TaskOutcome, VariantOutcome};
+use super::results::{ClaimOutcome, CurvePoint, Outcome, Run, Summary, TaskOutcome, VariantOutcome};
 use super::schedule::Schedule;
 use termwise_lab::plan;
 
@@ -87,23 +87,24 @@ pub fn outcome(index: usize, experiment: &Experiment, schedule: &Schedule, state
 
 fn variant_outcome(task: &Task, variant: &Variant, jobs: &[usize], schedule: &Schedule, states: &[State]) -> Result<VariantOutcome, Error> {
     let finished: Vec<&Metrics> = jobs.iter().filter_map(|&job| finished(&states[job])).collect();
-    let spread = |name: &str| {
+    let summary = |name: &str| {
         let numbers: Vec<f64> = finished.iter().filter_map(|metrics| metrics.get(name).copied()).collect();
-        Spread::of(&numbers)
+        Summary::of(&numbers)
     };
     let kept = jobs.first().map(|&job| kept(&schedule.plan.jobs[job])).transpose()?;
     Ok(VariantOutcome {
         variant: variant.clone(),
         state_bytes: kept.map(|kept| kept.bytes),
+        state_numbers: kept.map(|kept| kept.numbers),
         constant_state: kept.is_some_and(|kept| kept.constant),
         numbers: jobs.iter().filter_map(|&job| number(&schedule.plan.jobs[job], &states[job], task.metric.key())).collect(),
-        metric: spread(task.metric.key()),
-        loss: spread("held_out.loss"),
-        recall: spread("held_out.recall.loss"),
-        rest: spread("held_out.rest.loss"),
-        excess: spread("held_out.excess.all"),
-        within: spread("held_out.within.loss"),
-        beyond: spread("held_out.beyond.loss"),
+        metric: summary(task.metric.key()),
+        loss: summary("held_out.loss"),
+        recall: summary("held_out.recall.loss"),
+        rest: summary("held_out.rest.loss"),
+        excess: summary("held_out.excess.all"),
+        within: summary("held_out.within.loss"),
+        beyond: summary("held_out.beyond.loss"),
         rate: None,
         tuning: Vec::new(),
         runs: jobs.to_vec(),

@@ -163,8 +163,8 @@ impl Metric {
     pub fn name(self) -> &'static str {
         match self {
             Metric::Recall => "held-out loss on recall tokens, nats",
-            Metric::Loss => "held-out loss, nats a token",
-            Metric::Beyond => "held-out loss beyond the length of training, nats a token",
+            Metric::Loss => "held-out loss, nats per token",
+            Metric::Beyond => "held-out loss beyond the length of training, nats per token",
         }
     }
 

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use termwise_report::{Axis, Band, Chart, Estimate, Figure, Ladder, Layer, Line, Point, Points, Rule, Runs, Scale, Steps, Unit};
+use termwise_report::{Axis, Band, Chart, DotPlot, Estimate, Figure, Layer, Line, Point, Points, Rule, Runs, Scale, Steps, Unit};
 
 use super::list::series;
-use super::results::{Results, Run, Spread, TaskOutcome, VariantOutcome};
+use super::results::{Results, Run, Summary, TaskOutcome, VariantOutcome};
 use super::{Metric, SOFTMAX};
 
 /// Colours of variants beside that of softmax.
@@ -62,8 +62,9 @@ pub fn curves(heading: &str, task: &TaskOutcome, runs: &[Run], colours: &Colours
             }
             single.push((format!("seed {}", run.seed), own));
         }
-        let points: Vec<(f64, Spread)> = by_step.iter().filter_map(|(&step, numbers)| Some((step as f64, Spread::of(numbers)?))).collect();
-        let band = |&(step, s): &(f64, Spread)| Some((step, s.least?, s.greatest?)).filter(|_| s.count > 1);
+        let points: Vec<(f64, Summary)> =
+            by_step.iter().filter_map(|(&step, numbers)| Some((step as f64, Summary::of(numbers)?))).collect();
+        let band = |&(step, s): &(f64, Summary)| Some((step, s.least?, s.greatest?)).filter(|_| s.count > 1);
         let name = outcome.variant.name.clone();
         let (color, dashed) = colours.get(&name);
         if !single.is_empty() {
@@ -89,24 +90,24 @@ pub fn curves(heading: &str, task: &TaskOutcome, runs: &[Run], colours: &Colours
 
 /// The final numbers in words.
 fn sentence(task: &TaskOutcome) -> String {
-    let number = |outcome: &VariantOutcome| outcome.metric.map(|spread| format!("{} {spread}", outcome.variant.name));
+    let number = |outcome: &VariantOutcome| outcome.metric.map(|summary| format!("{} {summary}", outcome.variant.name));
     format!("At the end, {}: {}.", task.metric.short(), task.variants.iter().filter_map(number).collect::<Vec<_>>().join(", "))
 }
 
-fn estimate(spread: Spread) -> Estimate {
-    Estimate { mean: spread.mean, low: spread.least.unwrap_or(spread.mean), high: spread.greatest.unwrap_or(spread.mean) }
+fn estimate(summary: Summary) -> Estimate {
+    Estimate { mean: summary.mean, low: summary.least.unwrap_or(summary.mean), high: summary.greatest.unwrap_or(summary.mean) }
 }
 
 /// The metric at the end for every variant, softmax as a line to compare with.
-pub fn ladder(heading: &str, task: &TaskOutcome, colours: &Colours) -> Option<Figure> {
+pub fn dot_plot(heading: &str, task: &TaskOutcome, colours: &Colours) -> Option<Figure> {
     let compared = |outcome: &&VariantOutcome| outcome.variant.name != SOFTMAX && outcome.metric.is_some();
     let steps: Vec<&VariantOutcome> = task.variants.iter().filter(compared).collect();
     let softmax = task.variants.iter().find(|outcome| outcome.variant.name == SOFTMAX).and_then(|outcome| outcome.metric);
     if steps.is_empty() {
         return None;
     }
-    let rule = softmax.map(|spread| Rule { y: spread.mean, label: SOFTMAX.into(), color: 0 });
-    let ladder = Ladder {
+    let rule = softmax.map(|summary| Rule { y: summary.mean, label: SOFTMAX.into(), color: 0 });
+    let plot = DotPlot {
         title: task.metric.name().into(),
         label: String::new(),
         categories: steps.iter().map(|outcome| outcome.variant.name.clone()).collect(),
@@ -118,7 +119,7 @@ pub fn ladder(heading: &str, task: &TaskOutcome, colours: &Colours) -> Option<Fi
     Some(Figure {
         title: format!("{heading}: {} at the end, {}", task.metric.short(), task.task),
         description: sentence(task),
-        panels: vec![ladder.into()],
+        panels: vec![plot.into()],
     })
 }
 
@@ -135,8 +136,8 @@ fn recalling(results: &Results) -> Option<(&TaskOutcome, Vec<&VariantOutcome>)> 
     Some((first, seen))
 }
 
-/// The answer at a glance: linear attentions, the orders of the series, and Norm beside softmax.
-pub fn glance(results: &Results) -> Option<Figure> {
+/// The answer in one picture: linear attentions, the orders of the series, and Norm beside softmax.
+pub fn overview(results: &Results) -> Option<Figure> {
     let (task, seen) = recalling(results)?;
     let rank = |outcome: &VariantOutcome| match outcome.variant.name.as_str() {
         name if name.starts_with("linear") => Some(0),
@@ -148,7 +149,7 @@ pub fn glance(results: &Results) -> Option<Figure> {
     let mut chosen: Vec<(usize, &VariantOutcome)> = seen.into_iter().filter_map(|outcome| Some((rank(outcome)?, outcome))).collect();
     chosen.sort_by_key(|(rank, _)| *rank);
     let variants = chosen.into_iter().map(|(_, outcome)| outcome.clone()).collect();
-    let figure = ladder("", &TaskOutcome { variants, claims: Vec::new(), ..task.clone() }, &Colours::of_results(results))?;
+    let figure = dot_plot("", &TaskOutcome { variants, claims: Vec::new(), ..task.clone() }, &Colours::of_results(results))?;
     Some(Figure { title: "What can be recalled: linear attention, orders of the series, a norm".into(), ..figure })
 }
 

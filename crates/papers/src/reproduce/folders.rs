@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use termwise_report::{Block, Document, Section};
+use termwise_report::{Block, Document, Section, counted};
 use termwise_train::metrics::METRICS;
 use termwise_train::provenance;
 use termwise_train::settings::keys;
@@ -10,7 +10,7 @@ use toml::{Table, Value};
 
 use super::collect;
 use super::experiment::{Metric, Variant};
-use super::results::{Run, Spread, TaskOutcome, VariantOutcome};
+use super::results::{Run, Summary, TaskOutcome, VariantOutcome};
 use super::{figures, page};
 use crate::Error;
 
@@ -60,7 +60,8 @@ pub fn of_folders(folders: &[PathBuf], out: &Path) -> Result<Document, Error> {
     }
     let settings = |run: &Run| found.iter().find(|one| one.run.hash == run.hash).map(|one| one.text.clone());
     sections.push(Section { heading: "Runs and settings".into(), blocks: page::all_runs(&runs, settings) });
-    let lead = format!("{} runs, {} settings; runs that differ by seed alone are taken together.", runs.len(), groups.len());
+    let lead =
+        format!("{}, {}; runs that differ by seed alone are taken together.", counted(runs.len(), "run"), counted(groups.len(), "setting"));
     let mut builds: Vec<(String, usize)> = Vec::new();
     for name in runs.iter().map(|run| provenance::names(&run.provenance)) {
         match builds.iter_mut().find(|(other, _)| *other == name) {
@@ -83,7 +84,7 @@ fn section(metric: Metric, groups: &[(String, Vec<usize>)], runs: &[Run]) -> Sec
     };
     let mut blocks = Vec::new();
     for (what, figure) in
-        [("curves", figures::curves(heading, &task, runs, &colours)), ("ladder", figures::ladder(heading, &task, &colours))]
+        [("curves", figures::curves(heading, &task, runs, &colours)), ("dots", figures::dot_plot(heading, &task, &colours))]
     {
         blocks.extend(figure.map(|figure| Block::Figure { name: format!("{short}-{what}"), figure, caption: String::new() }));
     }
@@ -93,9 +94,9 @@ fn section(metric: Metric, groups: &[(String, Vec<usize>)], runs: &[Run]) -> Sec
 
 fn variant(name: &str, members: &[usize], runs: &[Run], metric: Metric) -> VariantOutcome {
     let evaluations = || members.iter().filter_map(|&run| runs[run].held_out);
-    let spread = |numbers: Vec<f64>| Spread::of(&numbers);
-    let loss = spread(evaluations().map(|found| found.loss).collect());
-    let recall = spread(evaluations().filter_map(|found| Some(found.recall?.loss)).collect());
+    let summary = |numbers: Vec<f64>| Summary::of(&numbers);
+    let loss = summary(evaluations().map(|found| found.loss).collect());
+    let recall = summary(evaluations().filter_map(|found| Some(found.recall?.loss)).collect());
     VariantOutcome {
         variant: Variant {
             name: name.into(),
@@ -103,15 +104,16 @@ fn variant(name: &str, members: &[usize], runs: &[Run], metric: Metric) -> Varia
             settings: Table::new(),
         },
         state_bytes: None,
+        state_numbers: None,
         constant_state: false,
         numbers: members.iter().filter_map(|&run| runs[run].number(metric)).collect(),
-        metric: spread(evaluations().filter_map(|found| metric.of(&found)).collect()),
+        metric: summary(evaluations().filter_map(|found| metric.of(&found)).collect()),
         loss,
         recall,
-        rest: spread(evaluations().filter_map(|found| Some(found.rest?.loss)).collect()),
-        excess: spread(evaluations().filter_map(|found| Some(found.excess?.all)).collect()),
-        within: spread(evaluations().filter_map(|found| Some(found.within?.loss)).collect()),
-        beyond: spread(evaluations().filter_map(|found| Some(found.beyond?.loss)).collect()),
+        rest: summary(evaluations().filter_map(|found| Some(found.rest?.loss)).collect()),
+        excess: summary(evaluations().filter_map(|found| Some(found.excess?.all)).collect()),
+        within: summary(evaluations().filter_map(|found| Some(found.within?.loss)).collect()),
+        beyond: summary(evaluations().filter_map(|found| Some(found.beyond?.loss)).collect()),
         rate: None,
         tuning: Vec::new(),
         runs: members.to_vec(),

@@ -57,7 +57,7 @@ pub use inside::{Inside, LayerTerms, ModelTerms};
 pub use interval::{Difference, Method, Numbers};
 pub use list::{LINEAR, SOFTMAX};
 pub use page::page;
-pub use results::{ClaimOutcome, CurvePoint, FILE, FORMAT, LeftOut, Outcome, Results, Run, Spread, TaskOutcome, Timing, VariantOutcome};
+pub use results::{ClaimOutcome, CurvePoint, FILE, FORMAT, LeftOut, Outcome, Results, Run, Summary, TaskOutcome, Timing, VariantOutcome};
 pub use scale::{PAPER_DATA, Scale};
 pub use schedule::{Place, Schedule};
 pub use theorem::Theorem;

@@ -109,27 +109,30 @@ pub struct VariantOutcome {
     pub variant: Variant,
     /// Bytes that decoding keeps at the task's length, all layers and heads, one row.
     pub state_bytes: Option<u64>,
+    /// Numbers of the formula in them, without what rounding up to whole vectors adds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state_numbers: Option<u64>,
     /// Whether that does not grow with the context.
     pub constant_state: bool,
     /// The metric by seed, of the runs that finished: what claims are decided by.
     #[serde(default)]
     pub numbers: Numbers,
     /// Of these numbers.
-    pub metric: Option<Spread>,
+    pub metric: Option<Summary>,
     /// Held-out loss on all tokens.
-    pub loss: Option<Spread>,
+    pub loss: Option<Summary>,
     /// On tokens that can only be recalled.
-    pub recall: Option<Spread>,
+    pub recall: Option<Summary>,
     /// On the others.
-    pub rest: Option<Spread>,
+    pub rest: Option<Summary>,
     /// Loss over the best possible.
-    pub excess: Option<Spread>,
+    pub excess: Option<Summary>,
     /// Held-out loss on positions that rows of training have, where rows of evaluations are longer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub within: Option<Spread>,
+    pub within: Option<Summary>,
     /// On positions beyond them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub beyond: Option<Spread>,
+    pub beyond: Option<Summary>,
     /// The learning rate that is best for it, where each variant has its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<f64>,
@@ -144,7 +147,7 @@ pub struct VariantOutcome {
 
 /// A number over seeds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Spread {
+pub struct Summary {
     /// Mean.
     pub mean: f64,
     /// Standard deviation with n − 1; absent for a single run.
@@ -159,16 +162,16 @@ pub struct Spread {
     pub greatest: Option<f64>,
 }
 
-impl Spread {
+impl Summary {
     /// Of these numbers; `None` where there are none.
-    pub fn of(numbers: &[f64]) -> Option<Spread> {
+    pub fn of(numbers: &[f64]) -> Option<Summary> {
         let Statistic { mean, deviation, count } = Statistic::of(numbers)?;
         let (least, greatest) = numbers.iter().fold((mean, mean), |(least, greatest), &x| (x.min(least), x.max(greatest)));
-        Some(Spread { mean, deviation, count, least: Some(least), greatest: Some(greatest) })
+        Some(Summary { mean, deviation, count, least: Some(least), greatest: Some(greatest) })
     }
 }
 
-impl std::fmt::Display for Spread {
+impl std::fmt::Display for Summary {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.deviation {
             Some(deviation) => write!(f, "{:.3} ± {deviation:.3}", self.mean),
@@ -341,7 +344,7 @@ impl Results {
                     outcome.numbers = outcome.runs.iter().filter_map(|&run| self.runs.get(run)?.number(task.metric)).collect();
                 }
                 let numbers: Vec<f64> = outcome.numbers.iter().map(|&(_, number)| number).collect();
-                outcome.metric = Spread::of(&numbers);
+                outcome.metric = Summary::of(&numbers);
             }
             let variants = &task.variants;
             let side = |name: &str| {

@@ -4,7 +4,7 @@ use crate::sample;
 
 use roxmltree::{Document, Node};
 use termwise_report::{
-    Axis, Band, Chart, Estimate, Figure, HeatMap, Ladder, Layer, Line, Names, Panel, Point, Points, Rule, Scale, Shade, Steps, Theme, Unit,
+    Axis, Band, Chart, DotPlot, Estimate, Figure, HeatMap, Layer, Line, Names, Panel, Point, Points, Rule, Scale, Shade, Steps, Theme, Unit,
 };
 
 fn classed<'a, 'i>(document: &'a Document<'i>, class: &str) -> Vec<Node<'a, 'i>> {
@@ -30,8 +30,8 @@ fn all() -> Vec<Figure> {
     let map = HeatMap { values: vec![vec![Some(f64::NAN), None], vec![], vec![Some(f64::INFINITY)]], ..sample::heads() };
     vec![
         sample::losses(),
-        sample::ladder(false),
-        sample::ladder(true),
+        sample::dot_plot(false),
+        sample::dot_plot(true),
         sample::scatter(),
         sample::separation(),
         of(sample::spectrum(40, 100)),
@@ -113,7 +113,7 @@ fn points_have_whiskers_names_and_shapes() {
 #[test]
 fn ladders_stand_in_columns_or_rows_and_rules_have_names() {
     for (long, fixed) in [(false, 1), (true, 0)] {
-        let text = sample::ladder(long).to_svg();
+        let text = sample::dot_plot(long).to_svg();
         let document = Document::parse(&text).expect("XML");
         let dots: Vec<Node> = classed(&document, "dot").into_iter().filter(Node::has_children).collect();
         assert_eq!(dots.len(), if long { 11 } else { 13 }, "one is missing");
@@ -126,7 +126,7 @@ fn ladders_stand_in_columns_or_rows_and_rules_have_names() {
         color: 1,
         values: vec![Some(Estimate::exact(1.0)), Some(Estimate { mean: 2.0, low: -1.0, high: 3.0 })],
     };
-    let ladder = Ladder {
+    let plot = DotPlot {
         title: "log".into(),
         label: String::new(),
         categories: vec!["a".into(), "b".into(), "c".into()],
@@ -135,7 +135,7 @@ fn ladders_stand_in_columns_or_rows_and_rules_have_names() {
         colors: Vec::new(),
         rules: vec![],
     };
-    let text = of(ladder).to_svg();
+    let text = of(plot).to_svg();
     let document = Document::parse(&text).expect("XML");
     let whiskers = classed(&document, "whisker");
     assert_eq!(whiskers.len(), 1, "a value without a spread has none");
@@ -236,7 +236,7 @@ fn values_come_back_from_csv() {
         let (l, n): (usize, usize) = (row[1].parse().expect("a layer"), row[2].parse().expect("an order"));
         assert_eq!(row[3].parse().ok(), map.values[l][n]);
     }
-    let rows = parse(&sample::ladder(false).to_csv());
+    let rows = parse(&sample::dot_plot(false).to_csv());
     assert!(rows.iter().all(|row| row.len() == 6) && rows[1][2] == "0..1" && rows[1][3].parse::<f64>().is_ok_and(|y| y > 3.1));
     let mixed = Figure { panels: vec![map.into(), chart(vec![], Scale::Linear).into()], ..of(chart(vec![], Scale::Linear)) };
     assert!(parse(&mixed.to_csv()).iter().all(|row| row.len() == 6));

@@ -3,7 +3,7 @@
 use crate::sample;
 
 use roxmltree::{Document as Parsed, Node, ParsingOptions};
-use termwise_report::{Block, Cell, Document, Figure, HeatMap, Section, Table, Tone, Unit};
+use termwise_report::{Axis, Block, Cell, Document, DotPlot, Estimate, Figure, HeatMap, Scale, Section, Shade, Steps, Table, Tone, Unit};
 
 fn parse(text: &str) -> Parsed<'_> {
     // The document type is HTML's.
@@ -36,7 +36,8 @@ fn a_page_needs_nothing_but_itself() {
         .expect("a policy");
     assert!(policy.starts_with("default-src 'none'; script-src 'sha256-") && !policy.contains("unsafe"), "{policy}");
     assert_eq!(named(&document, "style").len(), 1, "one sheet for all figures");
-    assert_eq!((named(&document, "svg").len(), named(&document, "table").len(), named(&document, "section").len()), (9, 2, 6));
+    assert_eq!((named(&document, "svg").len(), named(&document, "table").len(), named(&document, "section").len()), (10, 2, 6));
+    assert_eq!(text.matches("<div class=\"in-log\"").count(), 1, "nine figures, one of them by ratios, too");
     // Links lead to places on the page, and no place has two.
     let ids: Vec<&str> = document.descendants().filter_map(|n| n.attribute("id")).collect();
     assert!(ids.iter().enumerate().all(|(i, id)| !ids[..i].contains(id)), "{ids:?}");
@@ -140,10 +141,10 @@ fn a_folder_holds_all_that_its_page_leads_to() {
 fn tables_align_numbers_and_respect_wide_characters() {
     let mut table = Table::new("**Bold** caption", ["名前", "loss", "n"]);
     table.rows = vec![
-        vec![Cell::text("漢字"), Cell::Spread(1.5, 0.25, 2), Cell::Number(7.0, 0)],
-        vec![Cell::code("a"), Cell::Spread(12.0, f64::NAN, 2), Cell::Number(-1234.0, 0)],
+        vec![Cell::text("漢字"), Cell::MeanSd(1.5, 0.25, 2), Cell::Number(7.0, 0)],
+        vec![Cell::code("a"), Cell::MeanSd(12.0, f64::NAN, 2), Cell::Number(-1234.0, 0)],
         vec![Cell::Link("link".into(), "#x".into())],
-        vec![Cell::text("b"), Cell::Spread(f64::NAN, 1.0, 2), Cell::Number(-0.0001, 2)],
+        vec![Cell::text("b"), Cell::MeanSd(f64::NAN, 1.0, 2), Cell::Number(-0.0001, 2)],
     ];
     let expected = "Bold caption\n\n\
                     名前         loss      n\n\
@@ -214,4 +215,48 @@ fn figures_for_other_tools_hold_every_value() {
     assert_eq!(vega["vconcat"][0]["layer"][1]["data"]["values"][0]["y"], 1.25, "the end of a run");
     assert_eq!(vega["vconcat"][1]["mark"]["type"], "rect");
     assert!(figure.to_csv().contains("\"a, seed 1\",2,1.25"), "{}", figure.to_csv());
+}
+
+/// What is shown as it is printed has a second picture by ratios where values lie far apart, and only there.
+#[test]
+fn figures_that_scripts_do_not_draw_bring_their_log_scale_along() {
+    let map = |values: &[f64]| HeatMap { values: vec![values.iter().copied().map(Some).collect()], ..sample::heads() };
+    let rows = |means: &[f64]| DotPlot {
+        title: "recall".into(),
+        label: String::new(),
+        categories: (0..means.len()).map(|i| format!("a variant whose name is too long for a column, {i}")).collect(),
+        value: Axis::new("nats", Scale::Linear, Unit::Number),
+        series: vec![Steps { name: String::new(), color: 1, values: means.iter().map(|&mean| Some(Estimate::exact(mean))).collect() }],
+        colors: vec![],
+        rules: vec![],
+    };
+    let columns = |plot: DotPlot| DotPlot { categories: vec!["a".into(), "b".into(), "c".into()], ..plot };
+    let cases: [(termwise_report::Panel, bool); 9] = [
+        (map(&[0.001, 0.5, 0.9]).into(), true),
+        (map(&[0.0, 0.01, 0.9]).into(), true),
+        (map(&[0.2, 0.5, 0.9]).into(), false),
+        (map(&[-0.001, 0.5, 0.9]).into(), false),
+        (HeatMap { shade: Shade::Log, ..map(&[0.001, 0.5, 0.9]) }.into(), false),
+        (HeatMap { shade: Shade::Diverging, ..map(&[0.001, 0.5, 0.9]) }.into(), false),
+        (rows(&[0.001, 0.3, 2.7]).into(), true),
+        (rows(&[1.0, 2.0, 2.7]).into(), false),
+        // Columns are drawn again by the script, which has a log axis of its own.
+        (columns(rows(&[0.001, 0.3, 2.7])).into(), false),
+    ];
+    for (index, (panel, wanted)) in cases.into_iter().enumerate() {
+        let figure = Figure { title: "a figure".into(), description: "a figure".into(), panels: vec![panel] };
+        let blocks = vec![Block::Figure { name: "a".into(), figure, caption: String::new() }];
+        let text = Document { title: "a page".into(), lead: blocks, sections: vec![] }.to_html();
+        let document = parse(&text);
+        let second = document.descendants().find(|n| n.attribute("class") == Some("in-log"));
+        assert_eq!(second.is_some(), wanted, "case {index}");
+        if let Some(second) = second {
+            assert_eq!(second.attribute("hidden"), Some(""), "without scripts there is one picture");
+            let picture = |node: Node| {
+                node.descendants().filter_map(|n| n.attribute("d").or(n.attribute("fill"))).map(str::to_owned).collect::<Vec<_>>()
+            };
+            let first = second.parent().and_then(|figure| figure.first_element_child()).expect("a picture");
+            assert_ne!(picture(first), picture(second), "case {index}");
+        }
+    }
 }

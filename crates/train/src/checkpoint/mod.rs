@@ -13,8 +13,8 @@
 //! A checkpoint is written into a hidden folder beside its place, flushed to the disk and renamed. It counts only if its manifest
 //! and every file are as they were written.
 
+mod folder;
 mod manifest;
-mod shelf;
 
 use std::path::{Path, PathBuf};
 
@@ -28,8 +28,8 @@ use crate::settings::Settings;
 use crate::spikes::Spikes;
 use termwise_base::files::{create_folder, read_text, sync_folder, write_synced};
 
+pub use folder::{Checkpoints, Found};
 pub use manifest::{MANIFEST, verify};
-pub use shelf::{Found, Shelf};
 
 /// Name of the file with the state.
 pub const STATE: &str = "state.json";
@@ -78,7 +78,7 @@ pub struct State {
 pub struct Best {
     /// Step.
     pub step: u64,
-    /// Loss in nats a token.
+    /// Loss in nats per token.
     pub loss: f64,
 }
 

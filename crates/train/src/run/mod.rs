@@ -24,7 +24,7 @@ use std::sync::atomic::AtomicBool;
 
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::{Best, Found, Loaded, MANIFEST, SETTINGS, STATE, Shelf, State};
+use crate::checkpoint::{Best, Checkpoints, Found, Loaded, MANIFEST, SETTINGS, STATE, State};
 use crate::collective::{Alone, Collective};
 use crate::error::{Error, Result};
 use crate::eval::Evaluation;
@@ -197,14 +197,19 @@ fn first(settings: &Settings, source: &dyn Source, options: &RunOptions) -> Resu
 /// ranks know where to begin.
 fn locked(settings: &Settings, source: &dyn Source, options: &RunOptions, done: &mut bool, told: &mut bool) -> Result<Outcome> {
     let folder = &options.folder.clone();
-    let shelf = Shelf::new(folder.join("checkpoints"));
-    let mut warnings = shelf.clean()?;
-    let (begin, further) = begin(settings, source, options, &shelf)?;
+    let checkpoints = Checkpoints::new(folder.join("checkpoints"));
+    let mut warnings = checkpoints.clean()?;
+    let (begin, further) = begin(settings, source, options, &checkpoints)?;
     warnings.extend(further);
+    if begin.checkpoint.is_none() {
+        let config = &begin.learner.model().config;
+        let heads: Vec<_> = (0..config.num_hidden_layers).flat_map(|layer| config.heads(layer)).collect();
+        warnings.extend(termwise_llama::generate::warnings(&heads));
+    }
     write_whole(&folder.join(SETTINGS), settings.to_toml().as_bytes())?;
     let mut options = options.clone();
     options.files.push((provenance::FILE.into(), provenance::note(folder, &options.provenance)?));
-    let writer = Writer::open(folder, shelf, begin.state.step)?;
+    let writer = Writer::open(folder, checkpoints, begin.state.step)?;
     *told = true;
     let mut word = serde_json::to_vec(&Word { checkpoint: begin.checkpoint.clone() }).map_err(Error::json(folder))?;
     options.collective.broadcast(&mut word)?;
@@ -280,17 +285,17 @@ struct Begin {
     checkpoint: Option<PathBuf>,
 }
 
-fn begin(settings: &Settings, source: &dyn Source, options: &RunOptions, shelf: &Shelf) -> Result<(Begin, Vec<String>)> {
+fn begin(settings: &Settings, source: &dyn Source, options: &RunOptions, checkpoints: &Checkpoints) -> Result<(Begin, Vec<String>)> {
     let found = match &options.start {
         Start::Fresh if options.folder.join(SETTINGS).exists() => {
             return Err(Error::RunExists { folder: options.folder.clone() });
         }
         Start::Fresh => None,
-        Start::Resume => match shelf.newest()? {
+        Start::Resume => match checkpoints.newest()? {
             None => return Ok((fresh(settings, source)?, again(&options.folder)?)),
             found => found,
         },
-        Start::At(path) => Some(shelf.exactly(path)?),
+        Start::At(path) => Some(checkpoints.exactly(path)?),
     };
     let Some(Found { path, loaded, skipped }) = found else { return Ok((fresh(settings, source)?, Vec::new())) };
     let Loaded { learner, state, settings: before } = loaded;

@@ -5,15 +5,15 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::{Begin, Outcome, RunOptions};
-use crate::checkpoint::{Best, Shelf, State};
+use crate::checkpoint::{Best, Checkpoints, State};
 use crate::clip;
 use crate::collective::{Alone, Collective};
 use crate::error::{Error, Result};
 use crate::eval::{self, Evaluation};
-use crate::feed::{Feed, Parts};
 use crate::learner::Learner;
 use crate::metrics::{Line, Metrics, Train, now};
 use crate::nonfinite;
+use crate::prefetch::{Parts, Prefetch};
 use crate::progress::Progress;
 use crate::schedule::Schedule;
 use crate::settings::Settings;
@@ -40,7 +40,7 @@ pub(super) struct Training<'a> {
 
 /// What writes into the folder of a run.
 pub(super) struct Writer {
-    shelf: Shelf,
+    checkpoints: Checkpoints,
     metrics: Metrics,
     /// Lines of metrics that could not be read.
     unreadable: usize,
@@ -48,9 +48,9 @@ pub(super) struct Writer {
 
 impl Writer {
     /// Cuts the metrics back to this step.
-    pub(super) fn open(folder: &Path, shelf: Shelf, step: u64) -> Result<Writer> {
+    pub(super) fn open(folder: &Path, checkpoints: Checkpoints, step: u64) -> Result<Writer> {
         let (metrics, unreadable) = Metrics::open(folder, step)?;
-        Ok(Writer { shelf, metrics, unreadable })
+        Ok(Writer { checkpoints, metrics, unreadable })
     }
 }
 
@@ -133,7 +133,7 @@ impl<'a> Training<'a> {
         let (source, first) = (self.source, self.state.data_index);
         let wanted = steps.saturating_sub(self.state.step);
         std::thread::scope(|scope| {
-            let mut feed = Feed::start(scope, move |step, parts: &mut Parts| {
+            let mut prefetch = Prefetch::start(scope, move |step, parts: &mut Parts| {
                 if step >= wanted {
                     return Ok(false);
                 }
@@ -146,9 +146,9 @@ impl<'a> Training<'a> {
             });
             while self.state.step < steps {
                 let started = Instant::now();
-                let parts = feed.next()?.ok_or(Error::Internal("the data ended before the run"))?;
+                let parts = prefetch.next()?.ok_or(Error::Internal("the data ended before the run"))?;
                 self.step(&parts, started)?;
-                feed.reuse(parts);
+                prefetch.reuse(parts);
                 let stop = self.collective.agree(self.options.stop.load(Ordering::Relaxed))?;
                 if stop && self.state.step < steps {
                     self.save()?;
@@ -277,12 +277,12 @@ impl<'a> Training<'a> {
         let (rank, ranks) = (collective.rank() as u64, collective.size() as u64);
         let (sums, _) = std::thread::scope(|scope| {
             // Only what this rank measures.
-            let mut feed = Feed::start(scope, move |own, rows: &mut Rows| {
+            let mut prefetch = Prefetch::start(scope, move |own, rows: &mut Rows| {
                 let index = own * ranks + rank;
                 Ok((eval_batches == 0 || index < eval_batches) && source.held_out(index, batch, length, rows)?)
             });
             let next = |rows: &mut Rows, wanted: bool| -> Result<bool> {
-                Ok(!wanted || feed.next()?.map(|found| feed.reuse(std::mem::replace(rows, found))).is_some())
+                Ok(!wanted || prefetch.next()?.map(|found| prefetch.reuse(std::mem::replace(rows, found))).is_some())
             };
             eval::over_ranks(collective, next, |rows| learner.loss(rows))
         })?;
@@ -311,11 +311,11 @@ impl<'a> Training<'a> {
             return Ok(());
         }
         self.learner.collect()?;
-        if let Some(Writer { shelf, metrics, .. }) = &self.writer {
+        if let Some(Writer { checkpoints, metrics, .. }) = &self.writer {
             // Metrics first: what a checkpoint has passed must be in them.
             metrics.sync()?;
-            let path = shelf.save(&*self.learner, &self.state, self.settings, &self.options.files)?;
-            shelf.prune(self.state.step, self.settings.keep)?;
+            let path = checkpoints.save(&*self.learner, &self.state, self.settings, &self.options.files)?;
+            checkpoints.prune(self.state.step, self.settings.keep)?;
             self.checkpoint = Some(path);
         }
         self.saved = Some(self.state.step);
@@ -393,10 +393,10 @@ mod tests {
         let source = settings.open_source(folder.path(), &Prepare::default()).expect("the language");
         let options = RunOptions { display: Display::Silent, ..RunOptions::new(folder.path()) };
         let begin = super::super::fresh(&settings, source.as_ref()).expect("a model");
-        let shelf = Shelf::new(folder.path().join("checkpoints"));
-        let writer = Writer::open(folder.path(), shelf.clone(), 0).expect("a folder");
+        let checkpoints = Checkpoints::new(folder.path().join("checkpoints"));
+        let writer = Writer::open(folder.path(), checkpoints.clone(), 0).expect("a folder");
         let mut training = Training::new(&settings, source.as_ref(), &options, Some(writer), begin, Vec::new()).expect("a training");
-        let file = |step| std::fs::metadata(shelf.place(step).join("manifest.json")).map(|file| (file.ino(), file.mtime_nsec()));
+        let file = |step| std::fs::metadata(checkpoints.place(step).join("manifest.json")).map(|file| (file.ino(), file.mtime_nsec()));
         training.save().expect("a checkpoint");
         let first = file(0).expect("a manifest");
         training.save().expect("the same");

@@ -76,7 +76,8 @@ pub struct Best {
     /// Its mean less the smallest of all combinations.
     pub behind: f64,
     /// Whether that is more than both standard deviations; absent where one is not known.
-    pub beyond_spread: Option<bool>,
+    #[serde(alias = "beyond_spread")]
+    pub beyond_deviation: Option<bool>,
 }
 
 /// The end of one run, for tables.
@@ -163,7 +164,7 @@ fn best(plan: &Plan, groups: &[Group]) -> Vec<Best> {
         let is_rate = |key: &String| rate_axis.is_some_and(|axis| axis.key == *key);
         let point: Vec<_> = group.point.iter().filter(|(key, _)| !is_rate(key)).cloned().collect();
         let learning_rate = group.point.iter().find(|(key, _)| is_rate(key)).map(|(_, value)| value.clone());
-        let candidate = Best { point, learning_rate, at_edge: false, metric, failed: group.failed, behind: 0.0, beyond_spread: None };
+        let candidate = Best { point, learning_rate, at_edge: false, metric, failed: group.failed, behind: 0.0, beyond_deviation: None };
         match best.iter_mut().find(|other| other.point == candidate.point) {
             Some(other) if (candidate.failed, candidate.metric.mean) < (other.failed, other.metric.mean) => *other = candidate,
             Some(_) => {}
@@ -176,7 +177,7 @@ fn best(plan: &Plan, groups: &[Group]) -> Vec<Best> {
     rates.sort_by(f64::total_cmp);
     for entry in &mut best {
         entry.behind = entry.metric.mean - first.mean;
-        entry.beyond_spread = entry.metric.deviation.zip(first.deviation).map(|(own, firsts)| entry.behind > own.max(firsts));
+        entry.beyond_deviation = entry.metric.deviation.zip(first.deviation).map(|(own, firsts)| entry.behind > own.max(firsts));
         let rate: Option<f64> = entry.learning_rate.as_ref().and_then(|text| text.parse().ok());
         entry.at_edge = rates.len() > 1 && (rate == rates.first().copied() || rate == rates.last().copied());
     }

@@ -52,12 +52,12 @@ impl Summary {
         let axes = keys(self.best.first().map(|best| &best.point)).map(String::from);
         let metric = &self.metric;
         let columns = ["learning_rate", "at_edge", "runs", "failed"].map(String::from);
-        let compared = [format!("{metric} mean"), format!("{metric} deviation"), "behind".into(), "beyond_spread".into()];
+        let compared = [format!("{metric} mean"), format!("{metric} deviation"), "behind".into(), "beyond_deviation".into()];
         csv.line(axes.chain(columns).chain(compared));
         for best in &self.best {
             let rate = best.learning_rate.clone().unwrap_or_default();
             let front = [rate, best.at_edge.to_string(), best.metric.count.to_string(), best.failed.to_string()];
-            let beyond = best.beyond_spread.map_or(String::new(), |beyond| beyond.to_string());
+            let beyond = best.beyond_deviation.map_or(String::new(), |beyond| beyond.to_string());
             csv.line(values(&best.point).chain(front).chain(cells(Some(&best.metric))).chain([best.behind.to_string(), beyond]));
         }
         csv.finish()

@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use common::{Walk, options, run, settings, weights};
 use proptest::prelude::*;
 use termwise_llama::Model;
-use termwise_train::checkpoint::{self, Loaded, Shelf};
+use termwise_train::checkpoint::{self, Checkpoints, Loaded};
 use termwise_train::{Error, Settings, Start, train};
 
 const FILES: [&str; 6] = ["config.json", "model.safetensors", "optimizer.safetensors", "state.json", "settings.toml", "manifest.json"];
 
 fn newest(folder: &Path) -> PathBuf {
-    Shelf::new(folder.join("checkpoints")).list().expect("checkpoints").pop().expect("a checkpoint").1
+    Checkpoints::new(folder.join("checkpoints")).list().expect("checkpoints").pop().expect("a checkpoint").1
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn a_run_without_any_good_checkpoint_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let settings = settings("");
     run(&settings, folder.path(), Start::Fresh);
-    for (_, path) in Shelf::new(folder.path().join("checkpoints")).list().expect("checkpoints") {
+    for (_, path) in Checkpoints::new(folder.path().join("checkpoints")).list().expect("checkpoints") {
         fs::write(path.join("state.json"), "{}").expect("damage");
     }
     let error = train(&settings, &Walk::default(), &options(folder.path(), Start::Resume)).expect_err("nothing good");
@@ -69,32 +69,32 @@ fn a_run_without_any_good_checkpoint_is_refused() {
 #[test]
 fn the_newest_and_the_best_are_kept_and_leftovers_go() {
     let folder = tempfile::tempdir().expect("a folder");
-    let checkpoints = folder.path().join("checkpoints");
-    fs::create_dir_all(checkpoints.join(".step-00000005.part")).expect("a leftover");
-    fs::create_dir_all(checkpoints.join(".step-00000001.old")).expect("a leftover");
-    fs::create_dir_all(checkpoints.join("notes")).expect("something else");
+    let at = folder.path().join("checkpoints");
+    fs::create_dir_all(at.join(".step-00000005.part")).expect("a leftover");
+    fs::create_dir_all(at.join(".step-00000001.old")).expect("a leftover");
+    fs::create_dir_all(at.join("notes")).expect("something else");
     run(&settings("steps = 1"), folder.path(), Start::Fresh);
-    assert!(!checkpoints.join(".step-00000005.part").exists() && !checkpoints.join(".step-00000001.old").exists());
+    assert!(!at.join(".step-00000005.part").exists() && !at.join(".step-00000001.old").exists());
 
-    let shelf = Shelf::new(&checkpoints);
-    let steps = || shelf.list().expect("checkpoints").into_iter().map(|(step, _)| step).collect::<Vec<u64>>();
-    let Loaded { learner, mut state, settings } = checkpoint::read(&shelf.place(1)).expect("a checkpoint");
+    let checkpoints = Checkpoints::new(&at);
+    let steps = || checkpoints.list().expect("checkpoints").into_iter().map(|(step, _)| step).collect::<Vec<u64>>();
+    let Loaded { learner, mut state, settings } = checkpoint::read(&checkpoints.place(1)).expect("a checkpoint");
     for (step, held_out) in [(2, None), (3, Some(1.0)), (4, Some(1.0)), (5, Some(2.0)), (6, None), (7, Some(3.0))] {
         (state.step, state.held_out) = (step, held_out);
-        shelf.save(&*learner, &state, &settings, &[]).expect("a checkpoint");
-        shelf.prune(step, 2).expect("room");
+        checkpoints.save(&*learner, &state, &settings, &[]).expect("a checkpoint");
+        checkpoints.prune(step, 2).expect("room");
     }
     assert_eq!(steps(), [3, 6, 7], "two newest, and the earliest of the best");
     // One that is not complete does not count among the newest.
-    fs::remove_file(shelf.place(7).join("manifest.json")).expect("a manifest");
+    fs::remove_file(checkpoints.place(7).join("manifest.json")).expect("a manifest");
     (state.step, state.held_out) = (8, None);
-    shelf.save(&*learner, &state, &settings, &[]).expect("a checkpoint");
-    shelf.prune(8, 2).expect("room");
+    checkpoints.save(&*learner, &state, &settings, &[]).expect("a checkpoint");
+    checkpoints.prune(8, 2).expect("room");
     assert_eq!(steps(), [3, 6, 7, 8]);
     // Later ones, of a run that goes on from an earlier one, are left alone.
-    shelf.prune(3, 1).expect("room");
+    checkpoints.prune(3, 1).expect("room");
     assert_eq!(steps(), [3, 6, 7, 8]);
-    assert!(checkpoints.join("notes").is_dir());
+    assert!(at.join("notes").is_dir());
 }
 
 #[test]
@@ -172,15 +172,12 @@ fn at_no_moment_of_a_write_is_the_only_checkpoint_lost() {
     let folder = tempfile::tempdir().expect("a folder");
     let settings = settings("steps = 3\nkeep = 1");
     let place = run(&settings, folder.path(), Start::Fresh).checkpoint;
-    let checkpoints = folder.path().join("checkpoints");
-    let (part, old, gone) =
-        (checkpoints.join(".step-00000003.part"), checkpoints.join(".step-00000003.old"), checkpoints.join(".step-00000003.gone"));
-    let shelf = Shelf::new(&checkpoints);
+    let at = folder.path().join("checkpoints");
+    let (part, old, gone) = (at.join(".step-00000003.part"), at.join(".step-00000003.old"), at.join(".step-00000003.gone"));
+    let checkpoints = Checkpoints::new(&at);
     let names = || {
-        let mut names: Vec<String> = fs::read_dir(&checkpoints)
-            .expect("a list")
-            .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
-            .collect();
+        let mut names: Vec<String> =
+            fs::read_dir(&at).expect("a list").map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
         names.sort();
         names
     };
@@ -193,35 +190,35 @@ fn at_no_moment_of_a_write_is_the_only_checkpoint_lost() {
     // Killed after the old one went and before the new one came; and after the new one came.
     copy(&part);
     fs::rename(&place, &old).expect("moved");
-    let told = shelf.clean().expect("clean");
+    let told = checkpoints.clean().expect("clean");
     assert_eq!((names(), told.len()), (vec!["step-00000003".to_owned()], 2), "{told:?}");
     checkpoint::verify(&place).expect("it is whole");
     copy(&old);
-    shelf.clean().expect("clean");
+    checkpoints.clean().expect("clean");
     assert_eq!(names(), ["step-00000003"]);
     // Half of a new one does not count, the old one does.
     copy(&part);
     fs::rename(&place, &old).expect("moved");
     fs::remove_file(part.join("manifest.json")).expect("a file");
-    shelf.clean().expect("clean");
+    checkpoints.clean().expect("clean");
     assert_eq!(names(), ["step-00000003"]);
     // What was being removed stays so.
     fs::rename(&place, &gone).expect("moved");
-    assert!(shelf.clean().expect("clean")[0].contains("removed") && names().is_empty());
+    assert!(checkpoints.clean().expect("clean")[0].contains("removed") && names().is_empty());
 }
 
 #[test]
 fn steps_are_compared_as_numbers() {
     let folder = tempfile::tempdir().expect("a folder");
     run(&settings("steps = 1"), folder.path(), Start::Fresh);
-    let shelf = Shelf::new(folder.path().join("checkpoints"));
-    let Loaded { learner, mut state, settings } = checkpoint::read(&shelf.place(1)).expect("a checkpoint");
+    let checkpoints = Checkpoints::new(folder.path().join("checkpoints"));
+    let Loaded { learner, mut state, settings } = checkpoint::read(&checkpoints.place(1)).expect("a checkpoint");
     // One digit more than names have by default.
     for step in [99_999_998, 99_999_999, 100_000_000, 100_000_001] {
         (state.step, state.held_out) = (step, None);
-        shelf.save(&*learner, &state, &settings, &[]).expect("a checkpoint");
-        shelf.prune(step, 2).expect("room");
+        checkpoints.save(&*learner, &state, &settings, &[]).expect("a checkpoint");
+        checkpoints.prune(step, 2).expect("room");
     }
-    let steps: Vec<u64> = shelf.list().expect("checkpoints").into_iter().map(|(step, _)| step).collect();
+    let steps: Vec<u64> = checkpoints.list().expect("checkpoints").into_iter().map(|(step, _)| step).collect();
     assert!(steps.ends_with(&[100_000_000, 100_000_001]) && steps.iter().all(|&step| step == 1 || step >= 100_000_000), "{steps:?}");
 }

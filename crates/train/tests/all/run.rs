@@ -218,7 +218,7 @@ fn an_evaluation_is_over_all_tokens_and_its_parts_add_up() {
     assert_eq!(found.tokens, 12 * 14);
     assert!((found.loss - mean).abs() < 1e-6 && (expected.loss - mean).abs() < 1e-12);
     assert!((found.perplexity - mean.exp()).abs() < 1e-4);
-    // Two bytes a token.
+    // Two bytes per token.
     assert!((found.bits_per_byte.expect("text") - mean / 2f64.ln() / 2.0).abs() < 1e-6);
     let (recall, rest) = (found.recall.expect("marks"), found.rest.expect("marks"));
     // Marks go by the place in a batch of four rows; in each row's padding they do not count.

@@ -86,4 +86,6 @@ def _norm(variant: Variant, x: Tensor, log_scale: Tensor | None, extras: Mapping
             x = x - x.mean(-1, keepdim=True)
             x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps(1e-5, 2))
             return x * extras["norm_weight"].to(x.dtype) + extras["norm_bias"].to(x.dtype)
-    return x
+        case "none":
+            return x
+    raise NotImplementedError(f"norm={variant.norm} is not known to the PyTorch engine; use the native one, or add it to _norm")

@@ -8,7 +8,7 @@ use termwise_generate::Took;
 use termwise_llama::Config;
 use termwise_llama::generate::MemoryPolicy;
 
-use termwise_report::{thousands, three};
+use termwise_report::{counted, thousands, three};
 
 /// For standard error.
 pub fn summary(took: Took, config: &Config, constant: bool, memory: MemoryPolicy) -> String {
@@ -16,7 +16,7 @@ pub fn summary(took: Took, config: &Config, constant: bool, memory: MemoryPolicy
     let rate = |tokens: usize, time: Duration| three(tokens as f64 / time.as_secs_f64().max(1e-9));
     let constant = constant || switched == config.num_hidden_layers;
     let kind = if constant { "a state of constant size" } else { "keys and values" };
-    let mut text = format!("{} tokens read, {} a second", thousands(read), rate(read, reading));
+    let mut text = format!("{} read, {} a second", counted(read, "token"), rate(read, reading));
     let _ = write!(text, "; {} written, {} a second", thousands(written), rate(written, writing));
     let _ = writeln!(text, "; {} bytes of memory after {} tokens, {kind}", thousands(state_bytes), thousands(position));
     if let MemoryPolicy::SwitchToState(order) = memory {

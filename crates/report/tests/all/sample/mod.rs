@@ -4,7 +4,7 @@
 #![allow(dead_code)]
 
 use termwise_report::{
-    Axis, Band, Block, Cell, Chart, Document, Estimate, Figure, HeatMap, Ladder, Layer, Line, Names, Point, Points, Rule, Scale, Section,
+    Axis, Band, Block, Cell, Chart, Document, DotPlot, Estimate, Figure, HeatMap, Layer, Line, Names, Point, Points, Rule, Scale, Section,
     Shade, Steps, Table, Tone, Unit,
 };
 
@@ -37,12 +37,12 @@ pub fn losses() -> Figure {
     layers.push(Layer::Rule(Rule { y: 2.58, label: "entropy of the language".into(), color: 5 }));
     let x = Axis::new("step", Scale::Linear, Unit::Number);
     let chart =
-        Chart { title: "Held-out loss, mean of 3 seeds".into(), x, y: Axis::new("nats a token", Scale::Linear, Unit::Number), layers };
+        Chart { title: "Held-out loss, mean of 3 seeds".into(), x, y: Axis::new("nats per token", Scale::Linear, Unit::Number), layers };
     let description = "Four falling curves that end in the order softmax, 0..4, 0..2, elu.".into();
     Figure { title: "Loss curves with the range of seeds".into(), description, panels: vec![chart.into()] }
 }
 
-pub fn ladder(long: bool) -> Figure {
+pub fn dot_plot(long: bool) -> Figure {
     let names = ["0..1", "0..2", "0..3", "0..4", "0..6", "0..8", "softmax"];
     let long_names = [
         "softmax",
@@ -58,21 +58,22 @@ pub fn ladder(long: bool) -> Figure {
         color,
         values: (0..categories.len())
             .map(|i| {
-                (i != 4 || color != 2)
-                    .then(|| Estimate::spread(2.7 + shift + 0.5 * (-0.8 * i as f64).exp(), 0.004 + 0.03 * noise(i as u64 + color as u64)))
+                (i != 4 || color != 2).then(|| {
+                    Estimate::with_deviation(2.7 + shift + 0.5 * (-0.8 * i as f64).exp(), 0.004 + 0.03 * noise(i as u64 + color as u64))
+                })
             })
             .collect(),
     };
-    let ladder = Ladder {
+    let plot = DotPlot {
         title: if long { "Loss of variants" } else { "Loss by highest order, d = 16 and d = 32" }.into(),
         label: if long { "" } else { "orders kept" }.into(),
         series: vec![steps("d = 16", 1, 0.0), steps("d = 32", 2, 0.04)],
         categories,
-        value: Axis::new("nats a token", Scale::Linear, Unit::Number),
+        value: Axis::new("nats per token", Scale::Linear, Unit::Number),
         colors: Vec::new(),
         rules: vec![Rule { y: 2.69, label: "softmax ≤ 2.69".into(), color: 0 }],
     };
-    Figure { title: "Ladder of orders".into(), description: "Loss falls with every order.".into(), panels: vec![ladder.into()] }
+    Figure { title: "DotPlot of orders".into(), description: "Loss falls with every order.".into(), panels: vec![plot.into()] }
 }
 
 pub fn spectrum(layers: usize, orders: usize) -> HeatMap {
@@ -130,7 +131,7 @@ pub fn scatter() -> Figure {
     let chart = Chart {
         title: "State against loss".into(),
         x: Axis::new("state a sequence", Scale::Log, Unit::Bytes),
-        y: Axis::new("nats a token", Scale::Linear, Unit::Number),
+        y: Axis::new("nats per token", Scale::Linear, Unit::Number),
         layers: vec![line, points("d = 16", 1, 0.0), points("d = 32", 2, 0.1), points("d = 64", 3, 0.25)],
     };
     Figure { title: "More state, less loss".into(), description: "Loss falls as the state grows.".into(), panels: vec![chart.into()] }
@@ -166,7 +167,7 @@ pub fn table() -> Table {
         let x = noise(i as u64);
         table.rows.push(vec![
             Cell::code(name),
-            Cell::Spread(2.7 + 0.3 * x, 0.01 * x, 3),
+            Cell::MeanSd(2.7 + 0.3 * x, 0.01 * x, 3),
             if i == 0 { Cell::Empty } else { Cell::Number(0.1 - 0.3 * x, 3) },
             Cell::Amount(1024.0 * 17f64.powi(i as i32), Unit::Bytes),
             Cell::Amount(1.2e6, Unit::Number),
@@ -191,7 +192,7 @@ pub fn page() -> Document {
         ],
         sections: vec![
             section("Loss curves", vec![Block::Text("Bands are the range of seeds.".into()), figure("loss", losses(), "Mean of three seeds; the band is the range."), figure("separation", separation(), "")]),
-            section("Ladder of orders", vec![figure("ladder", ladder(false), "± one standard deviation."), figure("variants", ladder(true), "")]),
+            section("DotPlot of orders", vec![figure("dots", dot_plot(false), "± one standard deviation."), figure("variants", dot_plot(true), "")]),
             section("Ablations", vec![Block::Table { name: "ablations".into(), table: table() }, Block::List(vec!["`conv=3` matters most.".into(), "Seeds differ by **0.01**.".into()])]),
             section("Spectra", vec![
                 figure("spectrum", alone(spectrum(12, 10)), "Blank where nothing was measured."),

@@ -28,14 +28,14 @@ fn numbers_are_those_found_by_hand() {
     let [softmax, norm] = &summary.best[..] else { panic!("{:?}", summary.best) };
     assert_eq!((softmax.learning_rate.as_deref(), softmax.at_edge, softmax.metric.mean, softmax.behind), (Some("0.003"), false, 2.0, 0.0));
     assert_eq!((norm.learning_rate.as_deref(), norm.at_edge, norm.metric.mean), (Some("0.01"), true, 11.0));
-    assert_eq!((norm.behind, norm.beyond_spread, softmax.beyond_spread), (9.0, Some(true), Some(false)));
+    assert_eq!((norm.behind, norm.beyond_deviation, softmax.beyond_deviation), (9.0, Some(true), Some(false)));
 
     summary.write(folder.path(), &Default::default()).expect("files");
     let text = |name: &str| std::fs::read_to_string(folder.path().join(name)).expect("a file");
     let best = text("best.csv");
     assert_eq!(
         best.lines().next(),
-        Some("model.attention,learning_rate,at_edge,runs,failed,loss mean,loss deviation,behind,beyond_spread")
+        Some("model.attention,learning_rate,at_edge,runs,failed,loss mean,loss deviation,behind,beyond_deviation")
     );
     assert_eq!(best.lines().nth(1), Some("softmax,0.003,false,3,0,2,1,0,false"));
     assert_eq!(text("summary.csv").lines().count(), 10);

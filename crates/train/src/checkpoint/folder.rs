@@ -16,7 +16,7 @@ const GONE: &str = "gone";
 
 /// A folder of checkpoints named `step-N`.
 #[derive(Clone, Debug)]
-pub struct Shelf {
+pub struct Checkpoints {
     folder: PathBuf,
 }
 
@@ -31,10 +31,10 @@ pub struct Found {
     pub skipped: Vec<Error>,
 }
 
-impl Shelf {
+impl Checkpoints {
     /// The checkpoints in this folder, which is created with the first.
-    pub fn new(folder: impl Into<PathBuf>) -> Shelf {
-        Shelf { folder: folder.into() }
+    pub fn new(folder: impl Into<PathBuf>) -> Checkpoints {
+        Checkpoints { folder: folder.into() }
     }
 
     /// Where the checkpoint of a step belongs.
@@ -94,7 +94,7 @@ impl Shelf {
     }
 
     /// Writes a checkpoint; it appears whole or not at all, in place of an older one of the same step. At every moment one of the two is
-    /// complete, under its name or where [`Shelf::clean`] finds it.
+    /// complete, under its name or where [`Checkpoints::clean`] finds it.
     pub fn save(&self, learner: &dyn Learner, state: &State, settings: &Settings, extra: &[(String, Vec<u8>)]) -> Result<PathBuf> {
         create_folder(&self.folder)?;
         let place = self.place(state.step);

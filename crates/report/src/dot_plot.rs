@@ -1,4 +1,4 @@
-//! Ladders: means with whiskers over categories, such as loss over orders.
+//! Dot plots: means with whiskers over categories, such as loss over orders.
 
 use crate::chart::{self, Axis, Frame, Rule};
 use crate::draw::{Anchor, Drawing, Face, Look, Path};
@@ -10,7 +10,7 @@ use crate::{draw, font, rules};
 ///
 /// Categories stand below the x axis where their names fit there, else each has a row of its own.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Ladder {
+pub struct DotPlot {
     /// In one line or a few.
     pub title: String,
     /// What categories are; empty where the title says it.
@@ -27,7 +27,7 @@ pub struct Ladder {
     pub rules: Vec<Rule>,
 }
 
-/// A series of a [`Ladder`].
+/// A series of a [`DotPlot`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Steps {
     /// In the legend; empty for none.
@@ -51,7 +51,7 @@ pub struct Estimate {
 
 impl Estimate {
     /// A mean and its standard deviation on both sides.
-    pub fn spread(mean: f64, deviation: f64) -> Estimate {
+    pub fn with_deviation(mean: f64, deviation: f64) -> Estimate {
         Estimate { mean, low: mean - deviation, high: mean + deviation }
     }
 
@@ -66,10 +66,15 @@ const ROW: f64 = 26.0;
 /// Of the ends of a whisker, to each side.
 const CAP: f64 = 5.0;
 
-impl Ladder {
+impl DotPlot {
     pub(crate) fn in_columns(&self) -> bool {
         let column = PLOT_WIDTH / self.categories.len().max(1) as f64;
         self.categories.iter().all(|name| font::width(name, Face::TickX) + 3.0 <= column)
+    }
+
+    /// Of all series and categories.
+    pub(crate) fn means(&self) -> impl Iterator<Item = f64> {
+        self.series.iter().flat_map(|steps| &steps.values).flatten().map(|estimate| estimate.mean)
     }
 
     pub(crate) fn height(&self) -> f64 {

@@ -8,16 +8,16 @@ use crate::error::{Error, Result};
 use termwise_data::Rows;
 
 /// Batches in the order of their indices; `None` after the last.
-pub(crate) struct Feed<T> {
+pub(crate) struct Prefetch<T> {
     ready: Receiver<Result<Option<T>>>,
     used: SyncSender<T>,
     ended: bool,
 }
 
-impl<T: Default + Send + 'static> Feed<T> {
+impl<T: Default + Send + 'static> Prefetch<T> {
     /// Calls `fill` with 0, 1, 2… on a thread of `scope` until it says false or fails, one ahead of the reader. The thread ends once
-    /// the feed is dropped.
-    pub(crate) fn start<'scope, 'env, F>(scope: &'scope Scope<'scope, 'env>, mut fill: F) -> Feed<T>
+    /// the prefetch is dropped.
+    pub(crate) fn start<'scope, 'env, F>(scope: &'scope Scope<'scope, 'env>, mut fill: F) -> Prefetch<T>
     where
         F: FnMut(u64, &mut T) -> Result<bool> + Send + 'scope,
     {
@@ -37,7 +37,7 @@ impl<T: Default + Send + 'static> Feed<T> {
                 }
             }
         });
-        Feed { ready, used, ended: false }
+        Prefetch { ready, used, ended: false }
     }
 
     /// The next one.
