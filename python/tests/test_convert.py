@@ -126,8 +126,8 @@ def test_states_are_of_constant_size_and_agree(name, tmp_path):
     layer, q, k, v, extras = drawn(name)
     expected = layer(q, k, v, **extras)
     state = layer.state(2)
-    size = state.bytes
     ys = [state.extend(q[:, :17], k[:, :17], v[:, :17], **extras)]
+    size = state.bytes
     ys += [state.step(q[:, t : t + 1], k[:, t : t + 1], v[:, t : t + 1], **extras) for t in range(17, 30)]
     assert state.is_constant and state.bytes == size
     state.save(tmp_path / "state.safetensors")
