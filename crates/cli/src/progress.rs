@@ -191,7 +191,7 @@ impl Bar {
                 }
                 let norm = grad_norm.map_or("not finite".into(), |norm| format!("{norm:.3}"));
                 let steps = self.line.length().unwrap_or(0);
-                let left = if step < steps { format!("  {} left", duration(left)) } else { String::new() };
+                let left = if *step < steps { format!("  {} left", duration(left)) } else { String::new() };
                 self.tell(&format!("step {step}/{steps}  loss {loss:.4}  norm {norm}  lr {lr:.3e}  {speed:.0} tokens/s{share}{left}"));
             }
             Event::HeldOut(step, evaluation) => self.tell(&format!("step {step}  {}", describe(evaluation))),
