@@ -2,7 +2,7 @@
 
 use termwise_attention::parts::centre::Mean;
 use termwise_attention::parts::write::Delta;
-use termwise_attention::{Error, Map, Real, Shape, Variant};
+use termwise_attention::{Error, Map, Norm, Real, Shape, Variant};
 
 use super::{Case, Rng, oracle, shape};
 
@@ -99,7 +99,8 @@ fn random_text(rope: bool, rng: &mut Rng) -> String {
     ];
     words.extend(rng.chance(0.5).then(|| format!("decay={}", rng.pick(&decays))));
     words.extend((!write && rng.chance(0.25)).then(|| format!("qk_norm={}", rng.pick(&["rms", "rms,all", "rms,eps=0.1", "l2"]))));
-    words.extend(rng.chance(0.6).then(|| format!("norm={}", rng.pick(&["l2", "scaled_l2", "rms", "layer"]))));
+    let norms: Vec<&str> = Norm::PARTS.iter().map(|info| info.word).filter(|word| *word != "none").collect();
+    words.extend(rng.chance(0.6).then(|| format!("norm={}", rng.pick(&norms))));
     words.extend((!rope || rng.chance(0.3)).then(|| "rope=off".into()));
     words.extend(rng.chance(0.25).then(|| format!("conv={}", rng.pick(&[1, 2, 3, 6]))));
     words.join(" ")

@@ -172,7 +172,7 @@ fn show(args: &ShowArgs, context: &mut Context) -> Result<(), Failure> {
     let labelled = matches!(settings.builtin()?, Some(Builtin::Parity(_)));
     let (length, out) = (args.length.unwrap_or(usual), &mut context.out);
     let mut batch = Rows::default();
-    for index in args.index..args.index.saturating_add(args.count) {
+    for index in (0..args.count).map_while(|more| args.index.checked_add(more)) {
         if !args.held_out_batch {
             source.train(args.seed, index, args.batch, length, &mut batch)?;
         } else if !source.held_out(index, args.batch, length, &mut batch)? {

@@ -3,6 +3,7 @@
 use std::process::Command;
 
 use serde_json::Value;
+use termwise_report::{Block, Document, Figure, HeatMap, Names, Shade, Unit};
 
 use crate::chromium::{self, Browser};
 
@@ -131,17 +132,6 @@ fn answers(browser: &mut Browser) {
     let said = browser.evaluate("panel.querySelector('.said').textContent");
     assert!(said.as_str().is_some_and(|text| text.contains("steps")), "keys read values: {said}");
 
-    // A figure that is shown as it is printed exchanges its picture.
-    browser.evaluate("window.still = document.querySelector('figure > .in-log').parentNode");
-    let heights =
-        "[still.querySelector(':scope > svg'), still.querySelector('.in-log')].map(part => part.getBoundingClientRect().height > 0)";
-    assert_eq!(browser.evaluate(heights), serde_json::json!([true, false]), "by differences at first");
-    browser.evaluate("still.querySelector(':scope > .tools button').click()");
-    assert_eq!(browser.evaluate(heights), serde_json::json!([false, true]), "then by ratios");
-    assert_eq!(browser.evaluate("still.querySelector(':scope > .tools button').getAttribute('aria-pressed')"), "true");
-    browser.evaluate("still.querySelector(':scope > .tools button').click()");
-    assert_eq!(browser.evaluate(heights), serde_json::json!([true, false]), "and back");
-
     let boxes = browser.evaluate("document.querySelectorAll('.choose input').length");
     assert!(boxes.as_f64().is_some_and(|count| count >= 4.0), "check boxes of runs: {boxes}");
     let first = "[...document.querySelectorAll('.choose tbody th')].find(th => th.textContent === panel.querySelector('.legend button').textContent)";
@@ -157,7 +147,40 @@ fn answers(browser: &mut Browser) {
     assert_eq!(colours, true, "a variant has two colours");
 }
 
-/// The test above can fail: a page that asks for something and complains is noticed.
+/// A figure that is shown as it is printed exchanges its picture for one by ratios, where there is one.
+#[test]
+fn a_heat_map_has_a_log_switch() {
+    let Some(program) = termwise_unrun::need("browser", "Chromium", chromium::find()) else { return };
+    let map = |title: &str, values: [f64; 3]| {
+        let map = HeatMap {
+            title: title.into(),
+            x: Names::count("head", 3),
+            y: Names::count("layer", 1),
+            values: vec![values.map(Some).into()],
+            shade: Shade::Linear,
+            range: None,
+            unit: Unit::Number,
+        };
+        let figure = Figure { title: title.into(), description: title.into(), panels: vec![map.into()] };
+        Block::Figure { name: title.into(), figure, caption: String::new() }
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let lead = vec![map("far", [0.001, 0.1, 5.0]), map("near", [1.0, 2.0, 3.0])];
+    let page = Document { title: "maps".into(), lead, sections: vec![] }.write(folder.path()).expect("written");
+    let mut browser = Browser::start(&program);
+    browser.open(&format!("file://{}", page.display()), 1280);
+    assert_eq!(browser.evaluate("document.querySelectorAll('figure > .tools').length"), 1, "one of the two");
+    browser.evaluate("window.still = document.querySelector('figure > .in-log').parentNode");
+    let seen = "[still.querySelector(':scope > svg'), still.querySelector('.in-log')].map(part => part.getBoundingClientRect().height > 0)";
+    for (pressed, expected) in [("false", [true, false]), ("true", [false, true]), ("false", [true, false])] {
+        assert_eq!(browser.evaluate(seen), serde_json::json!(expected));
+        assert_eq!(browser.evaluate("still.querySelector(':scope > .tools button').getAttribute('aria-pressed')"), pressed);
+        browser.evaluate("still.querySelector(':scope > .tools button').click()");
+    }
+    assert!(browser.complaints().is_empty(), "{:?}", browser.complaints());
+}
+
+/// The tests above can fail: a page that asks for something and complains is noticed.
 #[test]
 fn requests_and_errors_are_noticed() {
     let Some(program) = termwise_unrun::need("browser", "Chromium", chromium::find()) else { return };

@@ -1,7 +1,7 @@
 //! Weights in safetensors files: one file, or shards with an index.
 //!
 //! Notable choices:
-//! - files are mapped into memory and read tensor by tensor into the caller's float32 buffers;
+//! - files are read tensor by tensor into the caller's float32 buffers;
 //! - a header is checked completely before any tensor is read, and nothing is allocated that a damaged length could blow up;
 //! - a number that is not finite is an error on reading and on writing, never passed on;
 //! - files are written tensor by tensor beside their destination and renamed once they are on the disk.

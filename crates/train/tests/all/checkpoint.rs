@@ -69,14 +69,14 @@ fn a_run_without_any_good_checkpoint_is_refused() {
 #[test]
 fn the_newest_and_the_best_are_kept_and_leftovers_go() {
     let folder = tempfile::tempdir().expect("a folder");
-    let at = folder.path().join("checkpoints");
-    fs::create_dir_all(at.join(".step-00000005.part")).expect("a leftover");
-    fs::create_dir_all(at.join(".step-00000001.old")).expect("a leftover");
-    fs::create_dir_all(at.join("notes")).expect("something else");
+    let inside = folder.path().join("checkpoints");
+    fs::create_dir_all(inside.join(".step-00000005.part")).expect("a leftover");
+    fs::create_dir_all(inside.join(".step-00000001.old")).expect("a leftover");
+    fs::create_dir_all(inside.join("notes")).expect("something else");
     run(&settings("steps = 1"), folder.path(), Start::Fresh);
-    assert!(!at.join(".step-00000005.part").exists() && !at.join(".step-00000001.old").exists());
+    assert!(!inside.join(".step-00000005.part").exists() && !inside.join(".step-00000001.old").exists());
 
-    let checkpoints = Checkpoints::new(&at);
+    let checkpoints = Checkpoints::new(&inside);
     let steps = || checkpoints.list().expect("checkpoints").into_iter().map(|(step, _)| step).collect::<Vec<u64>>();
     let Loaded { learner, mut state, settings } = checkpoint::read(&checkpoints.place(1)).expect("a checkpoint");
     for (step, held_out) in [(2, None), (3, Some(1.0)), (4, Some(1.0)), (5, Some(2.0)), (6, None), (7, Some(3.0))] {
@@ -94,7 +94,7 @@ fn the_newest_and_the_best_are_kept_and_leftovers_go() {
     // Later ones, of a run that goes on from an earlier one, are left alone.
     checkpoints.prune(3, 1).expect("room");
     assert_eq!(steps(), [3, 6, 7, 8]);
-    assert!(at.join("notes").is_dir());
+    assert!(inside.join("notes").is_dir());
 }
 
 #[test]
@@ -172,12 +172,14 @@ fn at_no_moment_of_a_write_is_the_only_checkpoint_lost() {
     let folder = tempfile::tempdir().expect("a folder");
     let settings = settings("steps = 3\nkeep = 1");
     let place = run(&settings, folder.path(), Start::Fresh).checkpoint;
-    let at = folder.path().join("checkpoints");
-    let (part, old, gone) = (at.join(".step-00000003.part"), at.join(".step-00000003.old"), at.join(".step-00000003.gone"));
-    let checkpoints = Checkpoints::new(&at);
+    let inside = folder.path().join("checkpoints");
+    let (part, old, gone) = (inside.join(".step-00000003.part"), inside.join(".step-00000003.old"), inside.join(".step-00000003.gone"));
+    let checkpoints = Checkpoints::new(&inside);
     let names = || {
-        let mut names: Vec<String> =
-            fs::read_dir(&at).expect("a list").map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
+        let mut names: Vec<String> = fs::read_dir(&inside)
+            .expect("a list")
+            .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
+            .collect();
         names.sort();
         names
     };
