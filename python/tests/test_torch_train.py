@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,8 +20,13 @@ except ImportError:
     torch = None
     need("torch", False, "PyTorch is not installed")
 
+from safetensors.torch import load_file
+
 from termwise.torch import dry_run
+from termwise.torch.model import Model
 from termwise.torch.train.__main__ import main
+from termwise.torch.train.collective import Collective
+from termwise.torch.train.learner import Batch, How, Learner
 
 SETTINGS = """
 layers = 2
@@ -98,7 +104,9 @@ def test_fifty_steps_are_those_of_the_native_engine(attention, tmp_path):
     # Everything else that a line says, too: rates, tokens, norms; and evaluations.
     for one, other in zip(lines(tmp_path / "native"), lines(tmp_path / "torch"), strict=True):
         assert (one["step"], one["lr"], one["tokens"]) == (other["step"], other["lr"], other["tokens"])
-        assert abs(one["grad_norm"] - other["grad_norm"]) < 1e-2 * one["grad_norm"]
+        # Roundings grow along a run; where a norm divides by what may be small, as after a delta rule, they grow fast. At equal weights gradients agree: see the next test.
+        part = 1e-2 if attention != "gated_deltanet" or one["step"] <= 10 else 0.1
+        assert abs(one["grad_norm"] - other["grad_norm"]) < part * one["grad_norm"]
     for one, other in zip(lines(tmp_path / "native", "held_out"), lines(tmp_path / "torch", "held_out"), strict=True):
         assert abs(one["loss"] - other["loss"]) < 1e-3 and one["recall"]["tokens"] == other["recall"]["tokens"]
         assert abs(one["recall"]["loss"] - other["recall"]["loss"]) < 1e-3
@@ -106,6 +114,60 @@ def test_fifty_steps_are_those_of_the_native_engine(attention, tmp_path):
     files = [{str(p.relative_to(run)) for p in run.rglob("*") if "tfevents" not in p.name} for run in (tmp_path / "native", tmp_path / "torch")]
     assert files[0] == files[1]
     assert 'engine = "torch"' in (tmp_path / "torch" / "settings.toml").read_text()
+
+
+class Watched(Learner):
+    """Keeps the gradients of its last step, in float32 and by the same code in float64."""
+
+    def gradient(self, batches):
+        super().gradient(batches)
+        self.short = {name: p.grad.double().numpy() for name, p in self.parameters.items()}
+        wide = Model(self.model.config, positions=self.settings["length"], mode=self.settings["mode"]).double()
+        wide.load_state_dict(self.model.state_dict())
+        made = [Batch.of(*batch) for batch in batches]
+        for batch in made:
+            (wide(batch.ids, batch.labels, batch.lengths).sum() / sum(one.counted for one in made)).backward()
+        self.wide = {name: p.grad.numpy() for name, p in wide.named_parameters()}
+
+
+def moments(run: Path, step: int) -> dict[str, np.ndarray]:
+    found = load_file(run / "checkpoints" / f"step-{step:08}" / "optimizer.safetensors")
+    return {name.removeprefix("first."): x.double().numpy() for name, x in found.items() if name.startswith("first.")}
+
+
+@pytest.mark.parametrize("before", [0, 20])
+@pytest.mark.parametrize("attention", ["gated_softmax", "gated_deltanet"])
+def test_at_equal_weights_both_gradients_are_those_of_float64(attention, before, tmp_path):
+    """Tensor by tensor, at the beginning and in the midst of a run. That of the native engine is what its first moments have taken in."""
+    file = write(tmp_path, f'attention = "{attention}"\nhorizon = 30\nbeta1 = 0.5\nclip = 0.0\n')
+    run, other, known = tmp_path / "run", tmp_path / "other", {}
+    if before:
+        native("--config", file, "--steps", before, "--runs", tmp_path, "--name", "run")
+        known = moments(run, before)
+        shutil.copytree(run, other)
+        native("--resume", run, "--steps", before + 1)
+    else:
+        native("--config", file, "--steps", 1, "--runs", tmp_path, "--name", "run")
+    options = {
+        "settings": {"engine": "torch", "steps": before + 1}, "files": [] if before else [str(file)], "folder": str(other), "runs": str(tmp_path),
+        "resume": before > 0, "overwrite": False, "cache": None,
+    }  # fmt: skip
+    learners = []
+
+    def made(config, settings):
+        learners.append(Watched(config, settings, How()))
+        return learners[0]
+
+    termwise._core.train(json.dumps(options), None, (made, Collective()))
+    after = moments(run, before + 1)
+    usual = np.sqrt(np.mean(np.concatenate([g.ravel() for g in learners[0].wide.values()]) ** 2))
+    for name, expected in learners[0].wide.items():
+        # Some cancel, as that of a gate before a norm that takes its factor back: rounding is then that of what cancels.
+        bound = 5e-5 * max(np.sqrt(np.mean(expected**2)), 0.1 * usual)
+        found = (after[name] - 0.5 * known.get(name, 0.0)) / 0.5
+        for engine, gradient in (("torch", learners[0].short[name]), ("native", found)):
+            error = np.sqrt(np.mean((gradient - expected) ** 2))
+            assert error < bound, f"{engine}, {name}: {error:.1e}, {bound:.1e} allowed"
 
 
 def test_an_engine_goes_on_where_the_other_was(tmp_path):
