@@ -57,7 +57,7 @@ fn of_papers(results: &Results) -> bool {
 fn without_missing(results: &Results, folder: &Path) -> Results {
     let mut results = results.clone();
     for run in &mut results.runs {
-        if !folder.join(&run.folder).is_dir() {
+        if !folder.join(format!("{}.toml", run.folder)).is_file() {
             run.folder.clear();
         }
     }

@@ -45,9 +45,9 @@ pub struct Diagnosis {
     pub denominator: Option<Denominator>,
     /// Where going forward the first value that is not finite appears.
     pub forward: Option<Origin>,
-    /// Where that is an attention: its first output that is not finite.
+    /// Where that is an attention: the first of its heads, as when a state grows without bound.
     #[serde(default)]
-    pub output: Option<Output>,
+    pub head: Option<usize>,
     /// A weight that is not finite.
     pub weight: Option<Place>,
     /// The first gradient, in the order of the backward pass, that is not finite.
@@ -73,18 +73,6 @@ pub struct Denominator {
     pub position: usize,
     /// Its value.
     pub value: String,
-}
-
-/// An output of an attention that is not finite, as when a state grows without bound.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Output {
-    /// Head.
-    pub head: usize,
-    /// Batch row.
-    pub row: usize,
-    /// Position.
-    pub position: usize,
 }
 
 /// A value in a parameter or its gradient.
@@ -132,8 +120,8 @@ impl fmt::Display for Diagnosis {
         if let Some(origin) = &self.forward {
             write!(f, "; going forward, {origin} is the first that is not finite")?;
         }
-        if let Some(Output { head, row, position }) = &self.output {
-            write!(f, ", in head {head} from position {position} of row {row} on")?;
+        if let Some(head) = self.head {
+            write!(f, ", in head {head}")?;
         }
         match &self.gradient {
             Some(place) => write!(f, "; going backward, the gradient of {place}"),
@@ -155,8 +143,8 @@ pub fn diagnose(model: &Model, gradients: Option<&Gradients>, computed: &Compute
     });
     let bad = computed.bad_batch.and_then(|batch| parts.get(batch));
     let forward = bad.and_then(|rows| probe::origin(model, rows, options).ok().flatten());
-    let output = match (bad, forward) {
-        (Some(rows), Some(Origin::Attention(layer))) => probe::output(model, rows, options, layer).ok().flatten(),
+    let head = match (bad, forward) {
+        (Some(rows), Some(Origin::Attention(layer))) => probe::head(model, rows, options, layer).ok().flatten(),
         _ => None,
     };
     Diagnosis {
@@ -167,7 +155,7 @@ pub fn diagnose(model: &Model, gradients: Option<&Gradients>, computed: &Compute
         batch: computed.bad_batch,
         denominator,
         forward,
-        output,
+        head,
         weight: first_bad(model, &model.params, false),
         gradient: gradients.and_then(|gradients| first_bad(model, gradients.gradient(), true)),
     }

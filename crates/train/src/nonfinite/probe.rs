@@ -3,11 +3,9 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use termwise_attention::Shape;
 use termwise_llama::config::AttentionMap;
 use termwise_llama::{Model, Observed, Options};
 
-use super::Output;
 use crate::error::Result;
 use crate::step::batch_of;
 use termwise_data::Rows;
@@ -54,18 +52,17 @@ pub(super) fn origin(model: &Model, rows: &Rows, options: Options) -> Result<Opt
     Ok(Some(if attention_is_good { Origin::Mlp(layer) } else { Origin::Attention(layer) }))
 }
 
-/// The first output of this layer's attention that is not finite.
-pub(super) fn output(model: &Model, rows: &Rows, options: Options, layer: usize) -> Result<Option<Output>> {
+/// The first head of this layer whose output is not finite. Where in the text is not known: a tile of keys reaches queries before them, with weight zero.
+pub(super) fn head(model: &Model, rows: &Rows, options: Options, layer: usize) -> Result<Option<usize>> {
     let short = first_layers(model, layer + 1, false)?;
     let mut session = short.session(rows.rows, rows.time, options)?;
     let mut found = None;
     let batch = batch_of(rows, None);
     session.observe(&short.params, batch.ids, batch.lengths, &mut |seen: Observed| {
         if seen.layer == layer {
-            // [B, T, H, d]
-            let Shape { time, heads, e, .. } = seen.shape;
-            let first = seen.y.iter().position(|x| !x.is_finite()).map(|at| at / e);
-            found = first.map(|at| Output { head: at % heads, row: at / heads / time, position: at / heads % time });
+            // y is [B, T, H, e].
+            let bad = seen.y.chunks(seen.shape.e).enumerate().filter(|(_, y)| y.iter().any(|x| !x.is_finite()));
+            found = bad.map(|(at, _)| at % seen.shape.heads).min();
         }
     })?;
     Ok(found)
