@@ -1,7 +1,7 @@
 """Tiny models of families that termwise reads, with what Hugging Face transformers computes from them, as cases for its test.
 
     python bench/families.py FOLDER
-    TERMWISE_FAMILIES=FOLDER cargo test -p termwise-llama --test families
+    TERMWISE_FAMILIES=FOLDER cargo test -p termwise-llama --test all other_families
     cargo run -p termwise-llama --example copy -- FOLDER COPIES
     python bench/families.py FOLDER --written COPIES     # what termwise wrote of each, read by transformers
 

@@ -10,21 +10,15 @@ import argparse
 import json
 import subprocess
 import sys
-import time
 
 import numpy as np
+from timing import best
 
 import termwise
 
 
-def best(run, repeat):
-    run()
-    times = []
-    for _ in range(repeat):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return min(times) * 1e3
+def ms(run, repeat):
+    return best(run, repeat)[0] * 1e3
 
 
 def native(shape, head_dim, threads, repeat):
@@ -42,7 +36,7 @@ def arrays(batch, heads, length, dim, repeat):
     out = np.empty_like(q)
     tiny = [x[:1, :1].copy() for x in (q, k, v)]
     tiny_out = np.empty_like(tiny[0])
-    return best(lambda: layer(q, k, v, out=out), repeat), best(lambda: layer(*tiny, out=tiny_out), 50 * repeat)
+    return ms(lambda: layer(q, k, v, out=out), repeat), ms(lambda: layer(*tiny, out=tiny_out), 50 * repeat)
 
 
 def tensors(batch, heads, length, dim, threads, repeat):
@@ -61,8 +55,8 @@ def tensors(batch, heads, length, dim, threads, repeat):
             function(q, k, v).backward(dy)
 
         with torch.no_grad():
-            forward = best(lambda: function(q, k, v), repeat)
-        return forward, best(both, repeat)
+            forward = ms(lambda: function(q, k, v), repeat)
+        return forward, ms(both, repeat)
 
     own = measured(attention, (batch, length, heads, dim))
     theirs = measured(lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True), (batch, heads, length, dim))

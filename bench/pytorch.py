@@ -18,22 +18,10 @@ import itertools
 import json
 import math
 import os
-import statistics
-import time
 
 import torch
 import torch.nn.functional as F
-
-
-def best(run, repeat):
-    """The shortest of `repeat` runs, in seconds; one more at the start touches memory for the first time."""
-    run()
-    times = []
-    for _ in range(repeat):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return min(times), statistics.median(times)
+from timing import best
 
 
 def speed(seconds, flops, tokens=None):

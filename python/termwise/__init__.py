@@ -16,7 +16,7 @@ when they are asked for.
 """
 
 from ._attention import Extra, Layer, State, attention, attention_grad
-from ._commands import reproduce, separation, sweep, train
+from ._commands import atlas, audit, convert, frontier, reproduce, separation, sweep, train
 from ._core import Variant, __version__, get_threads, set_threads
 from ._model import Model, load
 from ._results import Result
@@ -29,8 +29,12 @@ __all__ = [
     "State",
     "Variant",
     "__version__",
+    "atlas",
     "attention",
     "attention_grad",
+    "audit",
+    "convert",
+    "frontier",
     "get_threads",
     "load",
     "presets",

@@ -1,4 +1,4 @@
-"""Long work: training, sweeps, the two papers."""
+"""Long work: training, sweeps, the two papers, constant memory."""
 
 from __future__ import annotations
 
@@ -126,3 +126,101 @@ def separation(
     }  # fmt: skip
     with watched(progress, "points") as callback:
         return Result(_core.run_separation(json.dumps(options), callback))
+
+
+def _call(command: str, model: str | os.PathLike[str] | None, flags: Mapping[str, Any], progress: Progress) -> Result:
+    """A command of the program: None leaves a flag out, a list gives it several times."""
+    words = [command, *([] if model is None else [os.fspath(model)]), "--quiet"]
+    for name, value in flags.items():
+        flag = f"--{name.replace('_', '-')}"
+        for one in [value] if isinstance(value, (str, os.PathLike)) else _list(value):
+            words.append(flag if one is True else f"{flag}={str(one).lower() if one is False else one}")
+    with watched(progress, command) as callback:
+        return Result(_core.call(words, callback))
+
+
+def convert(
+    model: str | os.PathLike[str] | None,
+    data: str | os.PathLike[str] | Sequence[str],
+    *,
+    bytes: int | str | None = None,
+    keys: int | None = None,
+    loss: str | None = None,
+    save: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    folder: str | os.PathLike[str] | None = None,
+    progress: Progress = True,
+    **settings: Any,
+) -> Result:
+    """Gives a trained model constant memory, for each kv head what it needs: ``convert("path/to/llama", "book.txt", keys=128, save="small")``, then ``load("small")``.
+
+    model: as :func:`load` takes it.
+    data: texts; the first half of each is fitted to, the second measured.
+    bytes, keys, loss: one of them is the budget: what one text may keep (``"8MB"``), the same in keys and values of float32 for each kv head, or by how much the loss may rise
+    (``"+1%"``).
+    save: where the converted model is written.
+    folder: for the report, and for what is finished, from which the same call goes on.
+    settings: further flags of ``termwise convert``: contexts, length, calibration, calibration_contexts, calibration_length, cache, and those of data.
+    """
+    flags = {"data": data, "bytes": bytes, "keys": keys, "loss": loss, "save": save, "overwrite": overwrite or None, "out": folder, **settings}
+    return _call("convert", model, flags, progress)
+
+
+def frontier(
+    model: str | os.PathLike[str] | None,
+    data: str | os.PathLike[str] | Sequence[str],
+    *,
+    keys: int | Sequence[int] = (64, 128, 256, 512),
+    methods: str | Sequence[str] = (),
+    contexts: int = 12,
+    folder: str | os.PathLike[str] | None = None,
+    progress: Progress = True,
+    **settings: Any,
+) -> Result:
+    """Loss and KL against bytes for every kind of constant memory, on the same contexts: ``frontier("path/to/llama", ["book.txt", "news.txt"], folder="frontier")``.
+
+    keys: budgets, in keys and values of float32 for each kv head.
+    methods: those to compare; without any, all.
+    contexts: of each text, that are measured.
+    folder: keeps every measurement as it comes; the same call goes on from there.
+    settings: further flags of ``termwise frontier``: length, calibration, calibration_contexts, calibration_length, cache, and those of data.
+    """
+    flags = {"data": data, "keys": keys, "methods": methods, "contexts": contexts, "out": folder, **settings}
+    return _call("frontier", model, flags, progress)
+
+
+def audit(
+    model: str | os.PathLike[str],
+    against: str | os.PathLike[str],
+    data: str | os.PathLike[str] | Sequence[str] | None = None,
+    *,
+    contexts: int = 2,
+    length: int | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    progress: Progress = True,
+    **settings: Any,
+) -> Result:
+    """Checks a converted model against its original, with a verdict for each check: ``audit("small", "path/to/llama", "book.txt")``.
+
+    contexts, length: how many texts, and of how many tokens.
+    folder: for the report.
+    settings: further flags of ``termwise audit``: cache, and those of data.
+    """
+    flags = {"against": against, "data": data, "contexts": contexts, "length": length, "out": folder, **settings}
+    return _call("audit", model, flags, progress)
+
+
+def atlas(
+    model: str | os.PathLike[str] | None,
+    data: str | os.PathLike[str] | Sequence[str],
+    *,
+    folder: str | os.PathLike[str] | None = None,
+    progress: Progress = True,
+    **settings: Any,
+) -> Result:
+    """What every head of a model looks back at: far keys, first keys, how far, and how their scores spread: ``atlas("path/to/llama", "book.txt")``.
+
+    folder: for the report.
+    settings: further flags of ``termwise atlas``: calibration_contexts, calibration_length, cache, and those of data.
+    """
+    return _call("atlas", model, {"data": data, "out": folder, **settings}, progress)

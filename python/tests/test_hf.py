@@ -11,6 +11,7 @@ from conftest import ROOT, need, rms
 try:
     import torch
     import transformers
+    from safetensors.torch import load_file
 except ImportError:
     torch = None
     need("torch", False, "PyTorch or transformers is not installed")
@@ -40,6 +41,10 @@ CONFIGS = {
     "olmo2": GROUPED,
     "gpt_oss": {**GROUPED, "sliding_window": 16, "num_local_experts": 2, "num_experts_per_tok": 1},
 }  # fmt: skip
+
+FAMILIES = [
+    "llama3-rope", "llama-yarn", "mistral-window", "qwen2", "qwen2-window", "qwen3", "smollm3", "olmo2", "phi3", "gemma2", "gemma3",
+]  # fmt: skip
 
 
 def made(kind, **changes):
@@ -216,6 +221,50 @@ def test_training(ids):
         gradients(hf.use(dropping, "softmax"))
 
 
+@pytest.mark.parametrize("text", ["softmax window=8 sinks=2 chosen=6", "softmax window=8 chosen=6,fade=16"])
+def test_chosen_keys_take_over(text, ids):
+    """States of constant size, as without them; and no gradients."""
+    model = hf.use(made("llama"), text)
+    model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
+    options = {"max_new_tokens": 20, "do_sample": False, "return_dict_in_generate": True}
+    for more in ({}, {"num_beams": 3}):
+        with_states, without = (model.generate(ids, use_cache=use, **options, **more) for use in (True, False))
+        assert torch.equal(with_states.sequences, without.sequences)
+    assert with_states.past_key_values.layers[0].state.is_constant
+    with pytest.raises(ValueError, match="`chosen` has no backward pass"):
+        model(input_ids=ids, labels=ids, use_cache=False)
+    with pytest.raises(ValueError, match="no weights for that"):
+        hf.use(model, "softmax window=8 bits=8")
+
+
+def test_converted_models_load(stories, book, tmp_path):
+    """Written by ``termwise convert``: the native logits, text token by token, and no gradients where a part has none."""
+    cutting = {"length": 256, "contexts": 1, "calibration_contexts": 2, "calibration_length": 256, "cache": tmp_path, "progress": False}
+    termwise.convert(stories, book, keys=24, save=tmp_path / "small", **cutting)
+    native, model = termwise.load(tmp_path / "small"), transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "small").eval()
+    parts = {variant.inference_only for layer in native.variants for variant in layer}
+    assert len({str(variant) for layer in native.variants for variant in layer}) > 1 and parts != {None}
+    ids = np.array([native.encode(book.read_text()[:2000])[:200]])
+    with torch.no_grad():
+        for use_cache in (False, True):
+            assert rms(model(input_ids=torch.tensor(ids), use_cache=use_cache).logits, native.logits(ids)) < 1e-5
+    model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
+    found = model.generate(torch.tensor(ids), max_new_tokens=12, do_sample=False, return_dict_in_generate=True)
+    expected = ids[0].tolist()
+    for _ in range(12):
+        expected.append(int(native.logits(expected)[0, -1].argmax()))
+    assert found.sequences[0].tolist() == expected
+    assert all(layer.state.is_constant for layer in found.past_key_values.layers)
+    with pytest.raises(ValueError, match="has no backward pass"):
+        model(input_ids=torch.tensor(ids), use_cache=False)
+    # Saved by transformers and read again by both.
+    model.save_pretrained(tmp_path / "again")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again").eval()
+    with torch.no_grad():
+        assert torch.equal(*(m(input_ids=torch.tensor(ids), use_cache=False).logits for m in (model, again)))
+    assert np.array_equal(termwise.load(tmp_path / "again").logits(ids), native.logits(ids))
+
+
 @pytest.fixture(scope="module", params=["taylor=0..2 out conv=3 norm=rms", "norm conv=3 decay=softplus", "softmax window=8 in post=silu,channel"])
 def saved(request, tmp_path_factory):
     """A model of termwise after a few steps, natively and in transformers."""
@@ -255,7 +304,7 @@ def test_saved_models_write_with_their_states(saved):
 
 
 @pytest.mark.parametrize("text", ["taylor=0..2", "softmax window=8 sinks=2 cap=20", "norm decay=fixed", None])
-@pytest.mark.parametrize("family", ["llama-yarn", "mistral-window", "qwen2", "qwen3", "smollm3", "olmo2", "phi3", "gemma2", "gemma3"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_saved_models_of_every_family(family, text, families, tmp_path):
     """A variant in the place of a family's attention, written by termwise and read by transformers."""
     native = termwise.load(families / family)
@@ -268,6 +317,9 @@ def test_saved_models_of_every_family(family, text, families, tmp_path):
     ids = np.random.default_rng(0).integers(3, native.config["vocab_size"], (2, 30))
     with torch.no_grad():
         assert rms(model(input_ids=torch.tensor(ids), use_cache=False).logits, native.logits(ids)) < 1e-5
+        if text is None:
+            expected = load_file(families / family / "expected.safetensors")
+            assert rms(model(input_ids=expected["ids"], use_cache=False).logits, expected["logits"].numpy()) < 1e-4
     model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
     found = model.generate(torch.tensor(ids[:1, :12]), max_new_tokens=8, do_sample=False)[0].tolist()
     expected = ids[0, :12].tolist()

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from conftest import ROOT, gradient_error, inputs, need, random_variants, rms
+from test_convert import VARIANTS, drawn
 
 import termwise
 from termwise import Layer
@@ -199,6 +200,29 @@ def test_what_cannot_be_says_why(change, error, words):
     with pytest.raises(error) as raised:
         attention(**given)
     assert words in str(raised.value)
+
+
+@pytest.mark.parametrize("text", VARIANTS.values())
+def test_memory_of_fixed_size(text):
+    """The same as for arrays; gradients where there are some, and elsewhere one sentence, at once."""
+    layer, q, k, v, extras = drawn(next(name for name, other in VARIANTS.items() if other == text))
+    expected, without = layer(q, k, v, **extras), layer.variants[0].inference_only
+    q, k, v = (torch.from_numpy(x) for x in (q, k, v))
+    extras = {name: torch.from_numpy(x) for name, x in extras.items()}
+    assert rms(attention(q, k, v, text, **extras), expected) < 1e-6
+    assert rms(attention(*(x.double() for x in (q, k, v)), text, **{name: x.double() for name, x in extras.items()}), expected) < 1e-5
+    with pytest.raises(ValueError, match="our own memory of keys"):
+        attention(q, k, v, text, engine="torch", **extras)
+    q.requires_grad_()
+    if without is None:
+        attention(q, k, v, text, **extras).sum().backward()
+        assert bool(q.grad.isfinite().all())
+        return
+    for dtype in (torch.float32, torch.float64):
+        with pytest.raises(ValueError, match=f"`{without}` has no backward pass"):
+            attention(*(x.to(dtype) for x in (q, k, v)), text, **{name: x.to(dtype) for name, x in extras.items()})
+    with torch.no_grad():
+        assert rms(attention(q, k, v, text, **extras), expected) < 1e-6
 
 
 def test_other_devices_have_the_torch_engine():

@@ -12,6 +12,7 @@ use termwise_train::tell::tell;
 
 use crate::args::Cli;
 use crate::error::{Exit, Failure};
+use crate::host::Found;
 use crate::ranks::Ranks;
 
 /// Characters of a line where nothing says how many there are.
@@ -61,6 +62,9 @@ pub struct Context<'a> {
     pub words: Vec<OsString>,
     /// The processes that share the work of this command.
     pub ranks: Ranks,
+    /// Whether a result is kept for a caller instead of printed, and the result.
+    pub keeps: bool,
+    pub found: Option<Found>,
     terminal: Terminal,
     again: Option<Vec<OsString>>,
 }
@@ -77,7 +81,17 @@ impl<'a> Context<'a> {
         };
         let terminal = Terminal { width: width(), color, details: false };
         let threads = cli.threads.unwrap_or_else(threads::available);
-        Context { threads, out, words: args.to_vec(), provenance: crate::build::here(args), ranks: Ranks::alone(), terminal, again }
+        Context {
+            threads,
+            out,
+            words: args.to_vec(),
+            provenance: crate::build::here(args),
+            ranks: Ranks::alone(),
+            keeps: false,
+            found: None,
+            terminal,
+            again,
+        }
     }
 
     /// Shares the work with the processes that were started with this one, if any were. Rank 0 alone speaks.
@@ -127,6 +141,11 @@ impl<'a> Context<'a> {
     pub fn print<T: Documented>(&mut self, result: &T, json: bool, details: bool) -> Result<(), Failure> {
         match json {
             _ if self.is_silent() => Ok(()),
+            _ if self.keeps => {
+                let json = to_json(result, Some(&self.provenance));
+                self.found = Some(Found { kind: T::KIND, json, document: result.document() });
+                Ok(())
+            }
             true => Ok(self.out.write_all(to_json(result, Some(&self.provenance)).as_bytes())?),
             false => self.print_document(&result.document(), details),
         }

@@ -84,19 +84,10 @@ fn usage(usage: bool) -> Exit {
     if usage { Exit::Usage } else { Exit::Failure }
 }
 
-/// Settings and names of models are the user's own words, wherever they stand.
 fn of_training(error: &termwise_train::Error) -> Exit {
-    use termwise_llama::Error as Model;
-    use termwise_train::Error as Train;
     match error {
-        Train::RunLocked { .. } => Exit::Locked,
-        Train::Attention(_)
-        | Train::NoModel { .. }
-        | Train::Setting { .. }
-        | Train::Toml { .. }
-        | Train::UnknownSetting { .. }
-        | Train::Model(Model::Attention(_) | Model::AttentionEntry { .. }) => Exit::Usage,
-        _ => Exit::Failure,
+        termwise_train::Error::RunLocked { .. } => Exit::Locked,
+        error => usage(error.is_usage()),
     }
 }
 

@@ -1,6 +1,6 @@
 //! `termwise`: softmax attention taken apart, term by term.
 //!
-//! The program as a function, [`run()`]. A command is arguments → a call of a library → a result → [`Context::emit`]: the work and the
+//! The program as a function, [`run()`]; a single command for another program, [`call()`]. A command is arguments → a call of a library → a result → [`Context::emit`]: the work and the
 //! documents are in the libraries, and everything that has to do with a terminal is here.
 //!
 //! Exit codes:
@@ -15,10 +15,12 @@ mod build;
 mod commands;
 mod context;
 mod error;
+mod host;
 mod progress;
 mod ranks;
 
 pub use build::here as provenance;
+pub use host::{Failed, Found, Host, call};
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -70,6 +72,8 @@ fn ended(args: Vec<OsString>, again: Option<Vec<OsString>>) -> Result<Exit, Fail
             return Ok(error.print().map(Exit::done)?);
         }
     };
+    // For work outside the pools of single commands, such as tokenizing. It fails only where a pool is there already.
+    let _ = rayon::ThreadPoolBuilder::new().num_threads(cli.threads.unwrap_or_else(termwise_base::threads::available)).build_global();
     let mut out = io::stdout().lock();
     let mut context = Context::new(&cli, &args, again, &mut out);
     let exit = command(cli, &mut context).inspect_err(|failure| context.ranks.fail(failure))?;
@@ -79,8 +83,6 @@ fn ended(args: Vec<OsString>, again: Option<Vec<OsString>>) -> Result<Exit, Fail
 }
 
 fn command(cli: Cli, context: &mut Context) -> Result<Exit, Failure> {
-    // For work outside the pools of single commands, such as tokenizing. It fails only where a pool is there already.
-    let _ = rayon::ThreadPoolBuilder::new().num_threads(context.threads).build_global();
     match cli.command {
         Command::Variants(args) => commands::variants::run(&args, context),
         Command::Verify(args) => commands::verify::run(&args, context),

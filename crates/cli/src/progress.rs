@@ -13,6 +13,7 @@ use termwise_train::sweep::Progress;
 use termwise_train::tell::tell;
 
 use crate::error::Exit;
+use crate::host::{Host, host};
 
 /// Signals within this time are one: `timeout` and a terminal that is closed send two, and nobody types so fast.
 const ONE: Duration = Duration::from_millis(500);
@@ -24,6 +25,9 @@ pub fn stop_on_interrupt(doing: &'static str) -> Arc<AtomicBool> {
 
 /// As [`stop_on_interrupt`]; with the second, something else happens. SIGTERM, SIGUSR1 and SIGHUP, which a closed terminal sends, count as Ctrl-C.
 pub fn stop_or(doing: &'static str, second: impl Fn() + Send + 'static) -> Arc<AtomicBool> {
+    if let Some(host) = host() {
+        return host.stop.clone();
+    }
     let stop = Arc::new(AtomicBool::new(false));
     let flag = stop.clone();
     let first = OnceLock::new();
@@ -137,25 +141,69 @@ pub fn stop_with_input(stop: &Arc<AtomicBool>) {
     });
 }
 
-/// Progress on standard error: a line that moves where that is a terminal, and remarks; nothing with `--quiet`.
+/// Progress on standard error: a line that moves where that is a terminal, and remarks; nothing with `--quiet`. Another program that has called is told instead.
 pub struct Bar {
     line: ProgressBar,
     quiet: bool,
+    /// Where there is no line that moves.
+    lines: Mutex<Option<Lines>>,
+    host: Option<Arc<Host>>,
 }
+
+/// A part of the work as it is told in a log: a line every [`EVERY`].
+struct Lines {
+    /// When it began, what was done by then, and of how much.
+    begun: Instant,
+    first: u64,
+    of: u64,
+    /// What was last done, and when that was told.
+    last: u64,
+    told: Instant,
+}
+
+/// Between two lines of a log.
+const EVERY: Duration = Duration::from_secs(60);
 
 impl Bar {
     pub fn new(quiet: bool) -> Bar {
         let shown = !quiet && io::stderr().is_terminal();
         let target = if shown { ProgressDrawTarget::stderr_with_hz(5) } else { ProgressDrawTarget::hidden() };
         let line = ProgressBar::with_draw_target(None, target).with_style(style("{bar:24} {pos}/{len} {msg}, {eta} left"));
-        Bar { line, quiet }
+        Bar { line, quiet, host: host(), lines: Mutex::new(None) }
     }
 
     /// So many of so many; `what` they are, or what is being done.
     pub fn at(&self, done: u64, of: u64, what: &str) {
+        self.set(done, of, what);
+        if !self.quiet && self.host.is_none() && self.line.is_hidden() {
+            self.log(done, of, what);
+        }
+    }
+
+    fn set(&self, done: u64, of: u64, what: &str) {
+        if let Some(host) = &self.host {
+            (host.tell)(done, of, what);
+        }
         self.line.set_length(of);
         self.line.set_position(done);
         self.line.set_message(what.to_owned());
+    }
+
+    /// Tells how far the work is once in a while, with an estimate of what is left of this part.
+    fn log(&self, done: u64, of: u64, what: &str) {
+        let now = Instant::now();
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let part = lines.get_or_insert(Lines { begun: now, first: done, of, last: done, told: now });
+        if part.of != of || done < part.last {
+            // Another part; silence is counted over both.
+            *part = Lines { begun: now, first: done, of, last: done, told: part.told };
+        }
+        part.last = done;
+        if now.duration_since(part.told) >= EVERY && done > part.first {
+            part.told = now;
+            let left = now.duration_since(part.begun).as_secs_f64() * of.saturating_sub(done) as f64 / (done - part.first) as f64;
+            tell(&format!("{done}/{of} {what}, about {} left", duration(left)));
+        }
     }
 
     /// So many, of nobody knows how many.
@@ -173,14 +221,14 @@ impl Bar {
         let failed = if failed > 0 { format!(", {failed} failed") } else { String::new() };
         let left = remaining.map_or(String::new(), |left| format!(", about {} left", duration(left.as_secs_f64())));
         self.line.set_style(style("{bar:24} {percent} %: {msg}"));
-        self.at((1000.0 * fraction) as u64, 1000, &format!("{finished} of {total} runs finished{failed}, {running} under way{left}"));
+        self.set((1000.0 * fraction) as u64, 1000, &format!("{finished} of {total} runs finished{failed}, {running} under way{left}"));
     }
 
     /// How a training goes: in the line that moves, or where there is none in one line for each that is logged.
     pub fn training(&self, event: &Event) {
         match *event {
             Event::Begun(step, steps) => {
-                self.at(step, steps, "");
+                self.set(step, steps, "");
                 self.line.reset_eta();
             }
             Event::Step(step) => self.line.set_position(step),

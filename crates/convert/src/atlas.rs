@@ -1,12 +1,21 @@
 //! How each head uses what lies behind it: the atlas.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use serde::{Deserialize, Serialize};
 use termwise_attention::View;
-use termwise_llama::Config;
+use termwise_llama::{Config, Model};
 use termwise_report::{Block, Cell, Document, Documented, Figure, HeatMap, Names, Section, Shade, Table, Unit};
 
+use crate::assemble::assemble;
 use crate::calibrate::{Gathered, NEAR};
-use crate::kinds::SINKS;
+use crate::fit::Fits;
+use crate::journal::{Journal, digest};
+use crate::kinds::{Kind, SINKS};
+use crate::recall::{self, Facts};
+use crate::sensitivity::{self, PROBE};
+use crate::{Error, Tell};
 
 /// Sums over the sampled queries of a head.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -82,6 +91,24 @@ pub struct HeadFacts {
     /// What its kv head's memory cut down to a short window does to the model: KL in nats per token; absent where it was not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kl: Option<f64>,
+    /// The rise of the loss, in nats per token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rise: Option<f64>,
+    /// The share of facts beyond that window that are still found, of those that the original finds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recall: Option<f64>,
+}
+
+/// Between a fact and its question, tokens.
+const RECALL_DISTANCE: usize = 192;
+
+/// How many facts, and without how many kv heads.
+#[derive(Clone, Copy, Debug)]
+pub struct Recalls {
+    /// Facts that the original finds, at most.
+    pub facts: usize,
+    /// kv heads, those whose removal does the most.
+    pub heads: usize,
 }
 
 /// All heads of a model on a text.
@@ -99,6 +126,9 @@ pub struct Atlas {
     pub sinks: usize,
     /// The others are far.
     pub near: usize,
+    /// Facts by which recall was measured.
+    #[serde(default)]
+    pub facts: usize,
     /// By layer and head.
     pub heads: Vec<HeadFacts>,
 }
@@ -118,10 +148,65 @@ impl Atlas {
                 far_largest: sums.largest / far,
                 half_of_far: sums.half / far,
                 kl: None,
+                rise: None,
+                recall: None,
             }
         });
         let heads = heads.collect();
-        Atlas { model: model.into(), data, contexts: gathered.contexts, length, sinks: SINKS, near: NEAR, heads }
+        Atlas { model: model.into(), data, contexts: gathered.contexts, length, sinks: SINKS, near: NEAR, facts: 0, heads }
+    }
+
+    /// Adds what the model loses with the memory of each kv head: KL and loss on a context, and facts that it no longer finds, asked for where the loss of
+    /// memory does the most to predictions, since each question is a text of its own.
+    pub fn add_removals(
+        &mut self,
+        model: &Arc<Model>,
+        (gathered, context): (&Gathered, &[u32]),
+        recall: Option<(Facts, Recalls)>,
+        journal: &mut Journal,
+        stop: &AtomicBool,
+        tell: Tell,
+    ) -> Result<(), Error> {
+        // A window needs no tensors.
+        let fits = Fits { identity: gathered.identity.clone(), layers: Vec::new(), rivals: Vec::new() };
+        let removals = sensitivity::measure(model, &fits, &[context.to_vec()], journal, stop, tell)?;
+        let (h, g) = (model.config.num_attention_heads, model.config.num_key_value_heads);
+        let unit = |head: &HeadFacts| head.layer * g + head.head / (h / g);
+        for head in &mut self.heads {
+            let removal = removals[unit(head)];
+            (head.kl, head.rise) = (Some(removal.kl), Some(removal.rise));
+        }
+        let Some((mut facts, recalls)) = recall else { return Ok(()) };
+        tell(0, recalls.heads as u64, "facts that the original finds");
+        let questions = facts.found_by(&mut recall::decoder(model)?, RECALL_DISTANCE, recalls.facts)?;
+        self.facts = questions.len();
+        let mut order: Vec<usize> = (0..removals.len()).collect();
+        order.sort_by(|&a, &b| removals[b].kl.total_cmp(&removals[a].kl));
+        order.truncate(if questions.is_empty() { 0 } else { recalls.heads });
+        for (done, &cut) in order.iter().enumerate() {
+            if stop.load(Ordering::Relaxed) {
+                return Err(Error::Stopped);
+            }
+            let mut kinds = vec![None; removals.len()];
+            kinds[cut] = Some(Kind::window(PROBE));
+            let key = digest(&format!("recall {} {cut} {RECALL_DISTANCE} {recalls:?}", fits.identity));
+            let found: usize = match journal.get(&key) {
+                Some(known) => known,
+                None => {
+                    let mut decoder = recall::decoder(&Arc::new(assemble(model, &fits, &kinds)?))?;
+                    let mut found = 0;
+                    for question in &questions {
+                        found += usize::from(question.is_found(facts.tokenizer(), &mut decoder)?);
+                    }
+                    journal.put(&key, &format!("facts without the memory of kv head {cut}"), &found);
+                    found
+                }
+            };
+            let share = found as f64 / questions.len() as f64;
+            self.heads.iter_mut().filter(|head| unit(head) == cut).for_each(|head| head.recall = Some(share));
+            tell(done as u64 + 1, order.len() as u64, "facts without the memory of a kv head");
+        }
+        Ok(())
     }
 
     fn map(&self, title: &str, shade: Shade, value: fn(&HeadFacts) -> Option<f64>) -> HeatMap {
@@ -150,7 +235,7 @@ impl Documented for Atlas {
 
     fn document(&self) -> Document {
         let Atlas { contexts, length, sinks, near, .. } = self;
-        let facts = vec![
+        let mut facts = vec![
             ("model".to_owned(), self.model.clone()),
             ("text".to_owned(), format!("{}; {contexts} contexts of {length} tokens", self.data.join(", "))),
             ("far".to_owned(), format!("all keys but the first {sinks} and the last {near}")),
@@ -167,6 +252,17 @@ impl Documented for Atlas {
                 ),
             ),
         ];
+        if self.heads.iter().any(|head| head.kl.is_some()) {
+            let text = format!("its kv head keeps the first {sinks} and the last {PROBE} keys: KL and rise of the loss, nats per token");
+            facts.push(("removal of a head".to_owned(), text));
+        }
+        if self.facts > 0 {
+            let text = format!(
+                "share of {} facts {RECALL_DISTANCE} tokens back, which the original finds, that are found without a kv head's memory",
+                self.facts
+            );
+            facts.push(("recall".to_owned(), text));
+        }
         let mut panels = vec![
             self.map("Attention on far keys", Shade::Linear, |head| Some(head.far_mass)).into(),
             self.map("Attention on the first keys", Shade::Linear, |head| Some(head.sink_mass)).into(),
@@ -174,9 +270,14 @@ impl Documented for Atlas {
         ];
         if self.heads.iter().any(|head| head.kl.is_some()) {
             panels.push(self.map("KL when the kv head keeps a short window", Shade::Linear, |head| head.kl).into());
+            panels.push(self.map("Rise of the loss", Shade::Linear, |head| head.rise).into());
+        }
+        if self.heads.iter().any(|head| head.recall.is_some()) {
+            panels.push(self.map("Facts found without the kv head's memory", Shade::Linear, |head| head.recall).into());
         }
         let figure = Figure { title: "Heads".into(), description: "Layers by heads.".into(), panels };
-        let columns = ["layer", "head", "far mass", "sink mass", "look-back", "far spread", "far largest", "half of far on", "KL"];
+        let columns =
+            ["layer", "head", "far mass", "sink mass", "look-back", "far spread", "far largest", "half of far on", "KL", "loss", "recall"];
         let mut table = Table::new("Every head", columns);
         for head in &self.heads {
             table.rows.push(vec![
@@ -189,6 +290,8 @@ impl Documented for Atlas {
                 Cell::Number(head.far_largest, 1),
                 Cell::Number(head.half_of_far, 3),
                 Cell::maybe(head.kl, |kl| Cell::Number(kl, 5)),
+                Cell::maybe(head.rise, |rise| Cell::Number(rise, 5)),
+                Cell::maybe(head.recall, |recall| Cell::Number(recall, 2)),
             ]);
         }
         let details = Block::Details { summary: "Every head".into(), blocks: vec![Block::table("heads", table)] };

@@ -1,36 +1,61 @@
-//! Whether a converted model is what it says: a verdict for each check.
+//! Whether a converted model is what it says: a verdict for each check, by a rule that is printed with it.
 //!
-//! The same text through four computations (by the plain formula, at once, as a prompt, token by token); the memory that a text takes; and what each part
-//! of it is worth: predictions with sinks, chosen keys and far states switched off, compared with the original's.
+//! ```text
+//! record       variants and bytes are those that the conversion wrote down
+//! ways         the same text by the plain formula, at once, in chunks, as a prompt in parts, token by token
+//! shares       what sinks, window, chosen keys and far keys give to each head's output, under the joint denominator
+//! parts        predictions with each of these switched off, compared with the original's
+//! generation   greedy continuations, by the original's own judgement
+//! recall       facts at distances inside and beyond the window, by generation, where the original finds them
+//! ```
 
+mod document;
+mod generation;
+mod shares;
+mod ways;
+
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize};
 use termwise_attention::Variant;
+use termwise_data::Tokenizer;
 use termwise_llama::config::AttentionMap;
-use termwise_llama::generate::{Decoder, DecoderOptions};
-use termwise_llama::{Config, Engine, Model, Options};
-use termwise_report::{Block, Cell, Document, Documented, Section, Table, Tone};
+use termwise_llama::generate::Decoder;
+use termwise_llama::{Config, Model};
 
 use crate::meter::{Reference, Sums, whole};
+use crate::recall::{self, Facts};
+use crate::record::Record;
 use crate::{Error, Tell};
 
-/// Logits may differ by so much of the largest, by rounding.
-const ROUNDING: f64 = 2e-3;
+pub use crate::recall::Recall;
+pub use generation::Generation;
+pub(crate) use generation::continuation;
+pub use shares::Share;
+
 /// A part that changes predictions by less does nothing, nats per token.
 const NOTHING: f64 = 1e-6;
-/// Positions that the plain formula computes.
-const PLAIN: usize = 192;
+/// A layer carries so many bytes besides its buffers: positions and largest scores.
+const BESIDES: u64 = 1024;
 
 /// One check.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Check {
     /// What is checked.
     pub name: String,
+    /// When it holds.
+    pub rule: String,
     /// What was found.
     pub found: String,
     /// Whether that is as it should be; absent where there was nothing to check.
     pub passed: Option<bool>,
+}
+
+impl Check {
+    pub(crate) fn new(name: &str, rule: &str, found: String, passed: Option<bool>) -> Check {
+        Check { name: name.into(), rule: rule.into(), found, passed }
+    }
 }
 
 /// A part of the memory, switched off.
@@ -49,7 +74,7 @@ pub struct Part {
 }
 
 /// All checks.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Audit {
     /// The converted model.
     pub model: String,
@@ -65,8 +90,16 @@ pub struct Audit {
     pub loss: f64,
     /// KL(original ‖ converted).
     pub kl: f64,
+    /// Layers, for maps.
+    pub layers: usize,
+    /// By layer and head.
+    pub shares: Vec<Share>,
     /// What each part is worth.
     pub parts: Vec<Part>,
+    /// Greedy continuations.
+    pub generation: Option<Generation>,
+    /// Facts by task and distance.
+    pub recall: Vec<Recall>,
     /// In the order in which they were made.
     pub checks: Vec<Check>,
 }
@@ -76,6 +109,23 @@ impl Audit {
     pub fn passed(&self) -> bool {
         self.checks.iter().all(|check| check.passed != Some(false))
     }
+}
+
+/// What may be done to a decoder before it reads the token at a position. Nothing, but in tests of the audit itself.
+pub type Between<'a> = &'a mut dyn FnMut(usize, &mut Decoder) -> Result<(), Error>;
+
+/// What to check with besides the contexts.
+pub struct Options<'a> {
+    /// What the conversion wrote down.
+    pub record: Option<&'a Record>,
+    /// For facts in words; none are asked for without it.
+    pub tokenizer: Option<&'a Tokenizer>,
+    /// Facts of each task and distance.
+    pub facts: usize,
+    /// Tokens of each continuation.
+    pub tokens: usize,
+    /// Between tokens.
+    pub between: Between<'a>,
 }
 
 /// The variants of all heads, changed one by one; how many were.
@@ -92,79 +142,97 @@ fn changed(config: &Config, change: impl Fn(&Variant) -> Option<Variant>) -> (At
     (map, count)
 }
 
-/// The largest difference of two rows of logits, relative to the largest of the first.
-fn difference(expected: &[f32], found: &[f32]) -> f64 {
-    let size = expected.iter().fold(0.0f32, |size, x| size.max(x.abs()));
-    let worst = expected.iter().zip(found).fold(0.0f32, |worst, (a, b)| worst.max((a - b).abs()));
-    // What is not a number is no agreement.
-    if found.iter().all(|x| x.is_finite()) { f64::from(worst) / f64::from(size.max(f32::MIN_POSITIVE)) } else { f64::INFINITY }
-}
+const PARTS: [&str; 5] = ["sinks", "windows", "chosen keys", "far states", "codes"];
 
-fn logits(model: &Model, ids: &[u32], engine: Engine) -> Result<Vec<f32>, Error> {
-    let mut session = model.session(1, ids.len(), Options { engine, forward_only: true, ..Options::default() })?;
-    session.run(&model.params, ids, None)?;
-    let mut logits = vec![0.0; ids.len() * model.config.vocab_size];
-    session.logits(&model.params, 0..ids.len(), &mut logits)?;
-    Ok(logits)
+/// The variant without a part; `None` where it has none. A window of one key is none.
+fn without(variant: &Variant, part: &str) -> Option<Variant> {
+    let own = variant.clone();
+    match part {
+        "sinks" => variant.sinks.map(|_| Variant { sinks: None, ..own }),
+        "windows" => variant.window.filter(|window| *window > 1).map(|_| Variant { window: Some(1), ..own }),
+        "chosen keys" => variant.chosen.map(|_| Variant { chosen: None, ..own }),
+        "far states" => variant.far.as_ref().map(|_| Variant { far: None, ..own }),
+        "codes" => variant.bits.map(|_| Variant { bits: None, ..own }),
+        _ => None,
+    }
 }
 
 /// Makes all checks on these contexts.
-pub fn audit(model: &Model, original: &Model, contexts: &[Vec<u32>], stop: &AtomicBool, tell: Tell) -> Result<Audit, Error> {
+pub fn audit(
+    model: &Arc<Model>,
+    original: &Arc<Model>,
+    contexts: &[Vec<u32>],
+    options: Options,
+    stop: &AtomicBool,
+    tell: Tell,
+) -> Result<Audit, Error> {
     let Some(first) = contexts.first().filter(|ids| ids.len() > 1) else {
         return Err(Error::Asked("there is no text to check with; name some with --data".into()));
     };
-    let mut audit = Audit {
-        model: String::new(),
-        against: String::new(),
-        contexts: contexts.len(),
-        length: first.len(),
-        original: 0.0,
-        loss: 0.0,
-        kl: 0.0,
-        parts: Vec::new(),
-        checks: vec![same_weights(model, original)],
-    };
+    let Options { record, tokenizer, facts, tokens, between } = options;
+    let mut audit = Audit { contexts: contexts.len(), length: first.len(), layers: model.config.num_hidden_layers, ..Audit::default() };
+    let had = PARTS.iter().filter(|part| changed(&model.config, |variant| without(variant, part)).1 > 0).count();
+    let asked = if tokenizer.is_some() { recall::distances(first.len()).len() * 2 } else { 0 };
+    let all = (5 + contexts.len() * (had + 2) + asked) as u64;
     let mut done = 0;
     let mut step = |what: &str| -> Result<(), Error> {
-        tell(done, 7, what);
+        tell(done, all, what);
         done += 1;
         if stop.load(Ordering::Relaxed) { Err(Error::Stopped) } else { Ok(()) }
     };
+    audit.checks.push(same_weights(model, original));
+    audit.checks.extend(recorded(model, original, record));
     step("the formula")?;
-    audit.checks.push(formula(model, first)?);
+    audit.checks.push(ways::formula(model, first)?);
+    step("in chunks")?;
+    audit.checks.push(ways::chunks(model, first)?);
     step("token by token")?;
-    audit.checks.extend(tokens(model, first)?);
+    let (checks, bytes) = ways::tokens(model, first, between)?;
+    audit.checks.extend(checks);
+    if let (Some(record), Some(bytes)) = (record, bytes) {
+        let most = record.bytes + BESIDES * model.config.num_hidden_layers as u64;
+        audit.checks.push(Check::new(
+            "bytes are those of the record",
+            "no more than recorded, and 1,024 besides for each layer",
+            format!("{bytes} bytes, recorded {}", record.bytes),
+            Some(bytes as u64 <= most),
+        ));
+    }
+    step("shares of outputs")?;
+    audit.shares = shares::measure(model, first)?;
+    audit.checks.extend(shares::checks(&audit.shares));
 
     // Each part switched off, on every context.
-    let has = |variant: &Variant, part: &str| match part {
-        "sinks" => variant.sinks.map(|_| Variant { sinks: None, ..variant.clone() }),
-        "chosen keys" => variant.chosen.map(|_| Variant { chosen: None, ..variant.clone() }),
-        "far states" => variant.far.as_ref().map(|_| Variant { far: None, ..variant.clone() }),
-        "codes" => variant.bits.map(|_| Variant { bits: None, ..variant.clone() }),
-        _ => None,
-    };
-    let names = ["sinks", "chosen keys", "far states", "codes"];
-    let (mut sums, mut own) = (vec![(Sums::default(), Sums::default()); names.len()], Sums::default());
-    let mut counts = [0; 4];
+    let (mut sums, mut own) = (vec![(Sums::default(), Sums::default()); PARTS.len()], Sums::default());
+    let mut counts = [0; PARTS.len()];
     for ids in contexts {
         step("the original")?;
-        let (reference, converted) = (Reference::new(original, ids)?, Reference::new(model, ids)?);
+        let reference = Reference::new(original, ids)?;
+        step("the converted model")?;
+        let converted = match Reference::new(model, ids) {
+            Err(Error::NoNumbers(t)) => {
+                let found = format!("at position {t} of a text there are none, so that nothing else can be said of it");
+                audit.checks.push(Check::new("predictions are numbers", "everywhere", found, Some(false)));
+                return Ok(audit);
+            }
+            found => found?,
+        };
         own.add(&whole(&reference.compare(model)?));
-        for (at, name) in names.iter().enumerate() {
-            let (map, count) = changed(&model.config, |variant| has(variant, name));
+        for (at, name) in PARTS.iter().enumerate() {
+            let (map, count) = changed(&model.config, |variant| without(variant, name));
             counts[at] = count;
             if count == 0 {
                 continue;
             }
             step(&format!("without {name}"))?;
-            let without = model.with_attention(map)?;
+            let without = smaller(model, map)?;
             sums[at].0.add(&whole(&reference.compare(&without)?));
             sums[at].1.add(&whole(&converted.compare(&without)?));
         }
     }
     let mean = |sum: f64| sum / own.count.max(1) as f64;
     (audit.original, audit.loss, audit.kl) = (mean(own.original), mean(own.loss), own.mean_kl());
-    for ((name, (from_original, from_own)), heads) in names.iter().zip(&sums).zip(counts).filter(|(_, heads)| *heads > 0) {
+    for ((name, (from_original, from_own)), heads) in PARTS.iter().zip(&sums).zip(counts).filter(|(_, heads)| *heads > 0) {
         let part = Part {
             name: (*name).into(),
             heads,
@@ -179,10 +247,39 @@ pub fn audit(model: &Model, original: &Model, contexts: &[Vec<u32>], stop: &Atom
             (true, false) => format!("without {name} the KL to the original falls from {:.5} to {:.5}: they do harm", audit.kl, part.kl),
             (true, true) => format!("without {name} the KL to the original goes from {:.5} to {:.5}", audit.kl, part.kl),
         };
-        audit.checks.push(Check { name: format!("{name} do their work"), found, passed: Some(part.change > NOTHING && worth) });
+        let rule = match *name {
+            "codes" => "predictions change without them",
+            _ => "predictions change without them, and move away from the original's",
+        };
+        audit.checks.push(Check::new(&format!("{name} do their work"), rule, found, Some(part.change > NOTHING && worth)));
         audit.parts.push(part);
     }
+    step("greedy continuations")?;
+    match generation::measure(model, original, contexts, tokens) {
+        Ok(generation) => {
+            audit.checks.extend(generation.as_ref().map(|generation| generation::check(generation, audit.kl)));
+            audit.generation = generation;
+        }
+        Err(Error::Model(error)) => audit.checks.push(generation::refused(&error)),
+        Err(error) => return Err(error),
+    }
+    if let Some(tokenizer) = tokenizer {
+        let mut asked = Facts::new(tokenizer, contexts, first.len(), facts);
+        audit.checks.push(match asked.ask(&mut recall::decoder(original)?, &mut recall::decoder(model)?, &mut step) {
+            Ok(found) => {
+                audit.recall = found;
+                recall::check(&audit.recall, recall::smallest_window(&model.config))
+            }
+            Err(Error::Model(error)) => recall::refused(&error),
+            Err(error) => return Err(error),
+        });
+    }
     Ok(audit)
+}
+
+/// The model with another attention that needs no more tensors than it has.
+fn smaller(model: &Model, map: AttentionMap) -> Result<Model, Error> {
+    Ok(model.with_attention(map)?)
 }
 
 /// What both have is the same, unless the model was healed.
@@ -195,93 +292,26 @@ fn same_weights(model: &Model, original: &Model) -> Check {
         0 => "all weights of the original are there as they were".to_owned(),
         n => format!("{n} tensors of the original are missing or were changed, as by training"),
     };
-    Check { name: "weights".into(), found, passed: (other == 0).then_some(true) }
+    Check::new("weights", "equal to the original's, unless the model was trained", found, (other == 0).then_some(true))
 }
 
-/// The engine against the plain formula.
-fn formula(model: &Model, ids: &[u32]) -> Result<Check, Error> {
-    let ids = &ids[..PLAIN.min(ids.len())];
-    let (plain, fused) = (logits(model, ids, Engine::Reference)?, logits(model, ids, Engine::Fused)?);
-    let v = model.config.vocab_size;
-    let worst = plain.chunks_exact(v).zip(fused.chunks_exact(v)).map(|(a, b)| difference(a, b)).fold(0.0, f64::max);
-    let found = format!("logits of {} positions differ by at most {worst:.1e} of the largest", ids.len());
-    Ok(Check { name: "a text at once follows the formula".into(), found, passed: Some(worst < ROUNDING) })
-}
-
-/// A prompt and tokens after it against the whole text at once; and what they keep.
-fn tokens(model: &Model, ids: &[u32]) -> Result<Vec<Check>, Error> {
-    let (v, expected) = (model.config.vocab_size, logits(model, ids, Engine::Fused)?);
-    let mut decoder = Decoder::new(model.clone(), DecoderOptions { window: 64, ..DecoderOptions::default() })?;
-    let row = |t: usize| &expected[t * v..(t + 1) * v];
-    let prompt = ids.len() / 2;
-    let (mut of_prompt, mut of_tokens, mut bytes, mut grown) = (0.0f64, 0.0f64, 0, 0);
-    for chunk in ids[..prompt].chunks(64).scan(0, |end, chunk| {
-        *end += chunk.len();
-        Some((*end, chunk))
-    }) {
-        decoder.read(0, chunk.1)?;
-        of_prompt = of_prompt.max(difference(row(chunk.0 - 1), decoder.logits(0)?));
-    }
-    for (t, &token) in ids.iter().enumerate().skip(prompt) {
-        decoder.step(&[Some(token)])?;
-        of_tokens = of_tokens.max(difference(row(t), decoder.logits(0)?));
-        let now = decoder.state_bytes(0)?;
-        if t == prompt + (ids.len() - prompt) / 2 {
-            bytes = now;
-        }
-        grown = now.saturating_sub(bytes);
-    }
-    let agreement = |name: &str, worst: f64| Check {
-        name: name.into(),
-        found: format!("logits differ from those of the text at once by at most {worst:.1e} of the largest"),
-        passed: Some(worst < ROUNDING),
+/// Variants and added tensors against what the conversion wrote down.
+fn recorded(model: &Model, original: &Model, record: Option<&Record>) -> Vec<Check> {
+    let (name, rule) = ("memory is the recorded one", "every head has the variant that the conversion wrote down");
+    let Some(record) = record else {
+        return vec![Check::new(name, rule, "the model's folder has no record of a conversion".into(), None)];
     };
-    let constant = decoder.room(0)?.is_none() && grown == 0;
-    let found = match constant {
-        true => format!("{bytes} bytes, which do not grow"),
-        false => format!("{bytes} bytes, and {grown} more in the last quarter of the text"),
+    let other = record.other_heads(model);
+    let found = match other.first() {
+        None => "every head has the memory that was chosen for it".to_owned(),
+        Some((layer, head, said, own)) => {
+            format!("{} heads have another memory than was chosen; layer {layer}, head {head}: `{own}`, recorded `{said}`", other.len())
+        }
     };
-    Ok(vec![
-        agreement("a prompt in parts", of_prompt),
-        agreement("token by token", of_tokens),
-        Check { name: "memory is constant".into(), found, passed: Some(constant) },
-    ])
-}
-
-impl Documented for Audit {
-    const KIND: &'static str = "audit";
-
-    fn document(&self) -> Document {
-        let facts = vec![
-            ("model".to_owned(), self.model.clone()),
-            ("against".to_owned(), self.against.clone()),
-            ("text".to_owned(), format!("{} contexts of {} tokens", self.contexts, self.length)),
-            ("loss".to_owned(), format!("{:.4}, original {:.4}; KL to the original {:.5}", self.loss, self.original, self.kl)),
-        ];
-        let checks = self.checks.iter().map(|check| {
-            let (tone, label) = match check.passed {
-                Some(true) => (Tone::Good, "holds"),
-                Some(false) => (Tone::Bad, "fails"),
-                None => (Tone::Open, "to know"),
-            };
-            Block::badge(tone, label, format!("{}: {}", check.name, check.found))
-        });
-        let mut table =
-            Table::new("With a part switched off, nats per token", ["without", "heads", "loss", "KL to the original", "KL to the model"]);
-        for part in &self.parts {
-            table.rows.push(vec![
-                Cell::text(&part.name),
-                Cell::count(part.heads),
-                Cell::Number(part.loss, 4),
-                Cell::Number(part.kl, 5),
-                Cell::Number(part.change, 5),
-            ]);
-        }
-        let name = self.model.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
-        let mut sections = vec![Section::new("Checks", checks.collect())];
-        if !self.parts.is_empty() {
-            sections.push(Section::new("What each part is worth", vec![Block::table("parts", table)]));
-        }
-        Document { title: format!("{name}: an audit"), lead: vec![Block::Facts(facts)], sections }
-    }
+    let same = record.same_tensors(model, original);
+    let tensors = if same { "as they were written" } else { "changed since they were written, as by training" };
+    vec![
+        Check::new(name, rule, found, Some(other.is_empty())),
+        Check::new("added tensors", "as they were written, unless the model was trained", tensors.into(), same.then_some(true)),
+    ]
 }

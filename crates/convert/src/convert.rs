@@ -18,14 +18,16 @@ use crate::fit::{Fits, fit};
 use crate::journal::{Journal, digest};
 use crate::kinds::{Family, Far, Kind, key_bytes};
 use crate::meter::{ByPosition, Reference, whole};
-use crate::sensitivity::{self, PROBE};
+use crate::sensitivity::{self, PROBE, Removal};
+use crate::tune::Tuning;
 use crate::{Error, Tell, Texts};
 
 /// Exact keys that a kv head may have, besides sinks.
 pub const SIZES: [usize; 9] = [4, 16, 32, 64, 128, 256, 512, 1024, 2048];
-/// Contexts by which errors of outputs are measured, and tokens of the one by which sensitivities are.
+/// Contexts by which errors of outputs are measured.
 const ERROR_CONTEXTS: usize = 2;
-const PROBE_LENGTH: usize = 1024;
+/// Tokens of the context by which sensitivities are measured.
+pub const PROBE_LENGTH: usize = 1024;
 
 /// What a converted model may keep, or may lose.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -68,8 +70,8 @@ pub struct Prepared {
     pub fits: Fits,
     /// What kinds do to outputs.
     pub errors: Errors,
-    /// KL of each kv head at the probe.
-    pub kl: Vec<f64>,
+    /// What the model loses with each kv head at the probe.
+    pub removals: Vec<Removal>,
 }
 
 impl Prepared {
@@ -89,7 +91,7 @@ impl Prepared {
         let gathered = gather(model, contexts, place("moments.json").as_deref(), stop, tell)?;
         let fits = kept(place("fits.json"), &gathered.identity, || fit(model, contexts, &gathered, stop, tell))?;
         if families.is_empty() {
-            return Ok(Prepared { gathered, fits, errors: Errors { kinds: Vec::new(), values: Vec::new() }, kl: Vec::new() });
+            return Ok(Prepared { gathered, fits, errors: Errors { kinds: Vec::new(), values: Vec::new() }, removals: Vec::new() });
         }
         let mut journal = Journal::open(place("journal.jsonl").as_deref())?;
         let mut kinds: Vec<Kind> = vec![Kind::window(PROBE)];
@@ -99,8 +101,21 @@ impl Prepared {
         let errors = errors::measure(model, &fits, &contexts[..ERROR_CONTEXTS.min(contexts.len())], &kinds, &mut journal, stop, tell)?;
         // The last context, as far as errors were not measured on it.
         let probe: Vec<u32> = contexts.last().map_or(Vec::new(), |context| context[..PROBE_LENGTH.min(context.len())].to_vec());
-        let kl = sensitivity::measure(model, &fits, &[probe], &mut journal, stop, tell)?;
-        Ok(Prepared { gathered, fits, errors, kl })
+        let removals = sensitivity::measure(model, &fits, &[probe], &mut journal, stop, tell)?;
+        Ok(Prepared { gathered, fits, errors, removals })
+    }
+
+    /// Fits the tensors that these kinds need besides.
+    pub fn add_rivals(
+        &mut self,
+        model: &Model,
+        contexts: &[Vec<u32>],
+        kinds: &[Kind],
+        folder: Option<&Path>,
+        stop: &AtomicBool,
+        tell: Tell,
+    ) -> Result<(), Error> {
+        self.fits.add_rivals(model, (contexts, &self.gathered), kinds, folder, stop, tell)
     }
 
     /// The best choice of these families within so many bytes for the whole model.
@@ -109,7 +124,7 @@ impl Prepared {
         let columns: Vec<usize> = (0..self.errors.kinds.len()).filter(|&column| wanted(&self.errors.kinds[column])).collect();
         let kinds: Vec<Kind> = columns.iter().map(|&column| self.errors.kinds[column]).collect();
         let sizes: Vec<u64> = kinds.iter().map(|kind| kind.bytes(d)).collect();
-        let ratios = sensitivity::ratios(&self.kl, &self.errors);
+        let ratios = sensitivity::ratios(&self.removals, &self.errors);
         let costs: Vec<f64> = ratios
             .iter()
             .enumerate()
@@ -125,7 +140,8 @@ impl Prepared {
         let mut atlas = Atlas::new(name, data, &model.config, &self.gathered, length);
         let (h, g) = (model.config.num_attention_heads, model.config.num_key_value_heads);
         for head in &mut atlas.heads {
-            head.kl = self.kl.get(head.layer * g + head.head / (h / g)).copied();
+            let removal = self.removals.get(head.layer * g + head.head / (h / g));
+            (head.kl, head.rise) = (removal.map(|removal| removal.kl), removal.map(|removal| removal.rise));
         }
         atlas
     }
@@ -169,8 +185,11 @@ pub struct Conversion {
     pub kinds: Vec<Kind>,
     /// Tokens that were fitted to.
     pub calibration_tokens: usize,
-    /// On text that was neither fitted to nor chosen by.
+    /// On text that was neither fitted to nor chosen by; before healing.
     pub measured: Vec<Measured>,
+    /// Healing, where that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tuning: Option<Tuning>,
 }
 
 /// The converted model beside the original on one text.
@@ -345,14 +364,10 @@ impl Documented for Conversion {
         kinds.rows.extend(counts.into_iter().map(|(label, count)| vec![Cell::text(label), Cell::count(count)]));
         let figure = Figure { title: "What each kv head keeps".into(), description: "Layers by kv heads.".into(), panels };
         let name = self.model.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
-        Document {
-            title: format!("{name} with constant memory"),
-            lead: vec![Block::Facts(facts)],
-            sections: vec![
-                Section::new("What it costs", vec![Block::table("losses", table)]),
-                Section::new("What each kv head keeps", vec![Block::figure("kinds", figure), Block::table("kinds", kinds)]),
-            ],
-        }
+        let mut sections = vec![Section::new("What it costs", vec![Block::table("losses", table)])];
+        sections.extend(self.tuning.as_ref().map(|tuning| tuning.section(&self.measured)));
+        sections.push(Section::new("What each kv head keeps", vec![Block::figure("kinds", figure), Block::table("kinds", kinds)]));
+        Document { title: format!("{name} with constant memory"), lead: vec![Block::Facts(facts)], sections }
     }
 }
 

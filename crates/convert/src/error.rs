@@ -19,6 +19,9 @@ pub enum Error {
     /// What was asked for cannot be done.
     #[error("{0}")]
     Asked(String),
+    /// A model that predicts nothing.
+    #[error("the model's predictions at position {0} are no numbers; there is nothing to compare with")]
+    NoNumbers(usize),
     /// The work was stopped; what is finished is in the journal.
     #[error("interrupted; the same command goes on from here")]
     Stopped,

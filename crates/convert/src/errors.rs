@@ -9,7 +9,7 @@ use termwise_llama::{Model, Observed};
 use crate::calibrate::pass;
 use crate::fit::Fits;
 use crate::journal::{Journal, digest};
-use crate::kinds::{Far, Kind};
+use crate::kinds::Kind;
 use crate::{Error, Tell};
 
 /// Squared errors relative to the squared output of the whole layer, [layers·G, kinds].
@@ -99,24 +99,25 @@ pub fn measure(
         let gram = grams(model, layer)?;
         let whole: f64 = squares(seen.y, width, &gram, w).iter().sum();
         let own = &seen.attention.heads()[0];
-        let (mut y, tensors) = (vec![0.0f32; seen.y.len()], &fits.layers[layer]);
-        for kind in kinds {
-            let key = key(context, layer, kind);
-            if journal.get::<Vec<f64>>(&key).is_some() {
-                continue;
-            }
-            let attention = seen.attention.with_heads(vec![kind.variant(own)?; h])?;
+        let unknown: Vec<&Kind> = kinds.iter().filter(|kind| journal.get::<Vec<f64>>(&key(context, layer, kind)).is_none()).collect();
+        // Kinds side by side: a layer has few kv heads, and some kinds take one position after another.
+        let found = unknown.par_iter().with_max_len(1).map(|kind| -> Result<Vec<f64>, Error> {
+            let heads = (0..h).map(|head| fits.variant(kind, own, layer, head)).collect::<Result<Vec<_>, Error>>()?;
+            let attention = seen.attention.with_heads(heads)?;
             let mut inputs: Inputs<f32> = seen.inputs.clone();
-            for spec in attention.extras() {
-                if let Some(values) = tensors.get(spec.extra, kind.far == Far::Mean) {
-                    inputs = inputs.with(spec.extra, values);
+            let tensors: Vec<_> = attention.extras().iter().map(|spec| (spec.extra, fits.tensor(layer, spec.extra, kind))).collect();
+            for (extra, values) in &tensors {
+                if let Some(values) = values {
+                    inputs = inputs.with(*extra, values);
                 }
             }
-            let mut engine = attention.fused_with(1, seen.shape.time, FusedOptions::default().scratch(&scratch))?;
-            engine.infer(&inputs, &mut y)?;
+            let mut y = vec![0.0f32; seen.y.len()];
+            attention.fused_with(1, seen.shape.time, FusedOptions::default().scratch(&scratch))?.infer(&inputs, &mut y)?;
             y.iter_mut().zip(seen.y).for_each(|(y, full)| *y -= full);
-            let found: Vec<f64> = squares(&y, width, &gram, w).iter().map(|error| error / whole.max(f64::MIN_POSITIVE)).collect();
-            journal.put(&key, &format!("layer {layer}, {}", kind.label()), &found);
+            Ok(squares(&y, width, &gram, w).iter().map(|error| error / whole.max(f64::MIN_POSITIVE)).collect())
+        });
+        for (kind, found) in unknown.iter().zip(found.collect::<Result<Vec<_>, Error>>()?) {
+            journal.put(&key(context, layer, kind), &format!("layer {layer}, {}", kind.label()), &found);
         }
         Ok(())
     })?;

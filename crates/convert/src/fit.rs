@@ -18,6 +18,7 @@ use termwise_llama::Model;
 use crate::calibrate::{Gathered, Moments, NEAR, QUERIES, pass, sampled, view};
 use crate::kinds::{FAR_DIM, SINKS};
 use crate::linalg::{eigen, nonnegative, product, roots};
+use crate::rivals::{Rival, RivalTensors};
 use crate::{Error, Tell};
 
 /// Orders of a far state.
@@ -32,11 +33,11 @@ const MARGIN: f32 = 1.05;
 /// The tensors that conversion adds to a layer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LayerTensors {
-    /// [H, dim, d]
+    /// A of queries, the scale of scores in it, [G, d, d]: the first rows are the projection to so many dimensions.
     pub q_dim: Vec<f32>,
-    /// [G, dim, d]
+    /// A of keys, [G, d, d].
     pub k_dim: Vec<f32>,
-    /// [G, d, d]
+    /// Covariance of keys times the squared scale of scores, [G, d, d]; a projection holds a part of it.
     pub spread: Vec<f32>,
     /// γ of far states, [H].
     pub gamma: Vec<f32>,
@@ -59,45 +60,72 @@ pub struct Fits {
     pub identity: String,
     /// By layer.
     pub layers: Vec<LayerTensors>,
+    /// Tensors of rivals, as far as they were asked for.
+    #[serde(skip)]
+    pub rivals: Vec<Rival>,
 }
 
 /// Projections of one kv head, in float64.
-struct Projection {
-    /// [dim, d], for scaled queries and for keys.
-    q: Vec<f64>,
-    k: Vec<f64>,
-    /// For scaled queries [d, d].
+pub(crate) struct Projection {
+    /// [d, d], for scaled queries and for keys; the first rows are the projection to so many dimensions.
+    pub q: Vec<f64>,
+    pub k: Vec<f64>,
+    /// Covariance of keys [d, d].
     spread: Vec<f64>,
 }
 
 impl Projection {
-    fn new(moments: &Moments, d: usize) -> Projection {
+    pub fn new(moments: &Moments, d: usize) -> Projection {
         let spread: Vec<f64> = moments.key_spread.iter().map(|x| x / moments.keys.max(1.0)).collect();
         let (root, inverse) = roots(&spread, d, 1e-6);
-        let (_, vectors) = eigen(&product(&product(&root, &moments.queries, d), &root, d), d);
-        let v = &vectors[..FAR_DIM.min(d) * d];
-        let times = |matrix: &[f64]| {
-            let mut out = vec![0.0; v.len()];
-            for (v, to) in v.chunks_exact(d).zip(out.chunks_exact_mut(d)) {
-                v.iter().zip(matrix.chunks_exact(d)).for_each(|(v, row)| to.iter_mut().zip(row).for_each(|(to, m)| *to += v * m));
-            }
-            out
-        };
-        let q = times(&root);
-        let mut left = spread;
-        for row in q.chunks_exact(d) {
+        let (_, v) = eigen(&product(&product(&root, &moments.queries, d), &root, d), d);
+        Projection { q: product(&v, &root, d), k: product(&v, &inverse, d), spread }
+    }
+
+    /// What the first so many dimensions leave out of the covariance.
+    fn left(&self, dim: usize, d: usize) -> Vec<f64> {
+        let mut left = self.spread.clone();
+        for row in self.q.chunks_exact(d).take(dim) {
             for (to, x) in left.chunks_exact_mut(d).zip(row) {
                 to.iter_mut().zip(row).for_each(|(to, y)| *to -= x * y);
             }
         }
-        Projection { q, k: times(&inverse), spread: left }
+        left
     }
 }
 
-fn apply(matrix: &[f64], x: &[f64]) -> [f64; FAR_DIM] {
-    let mut y = [0.0; FAR_DIM];
-    y.iter_mut().zip(matrix.chunks_exact(x.len())).for_each(|(y, row)| *y = row.iter().zip(x).map(|(a, b)| a * b).sum());
-    y
+/// The first so many coordinates of a projection.
+pub(crate) fn apply(matrix: &[f64], dim: usize, x: &[f64]) -> Vec<f64> {
+    matrix.chunks_exact(x.len()).take(dim).map(|row| row.iter().zip(x).map(|(a, b)| a * b).sum()).collect()
+}
+
+/// Which keys of a position are far, and in how many dimensions they are seen.
+#[derive(Clone, Copy)]
+struct Places {
+    sinks: usize,
+    near: usize,
+    dim: usize,
+}
+
+/// What queries of one kv head share: its keys projected [T, dim], sums of keys up to each position [T + 1, d], and what the projection leaves out.
+struct Shared<'a> {
+    projection: &'a Projection,
+    left: Vec<f64>,
+    projected: Vec<f64>,
+    prefix: Vec<f64>,
+}
+
+impl<'a> Shared<'a> {
+    fn new(view: &View, projection: &'a Projection, dim: usize) -> Shared<'a> {
+        let d = view.d;
+        let projected = view.k.chunks_exact(d).flat_map(|k| apply(&projection.k, dim, k)).collect();
+        let mut prefix = vec![0.0; d];
+        for (s, k) in view.k.chunks_exact(d).enumerate() {
+            let last: Vec<f64> = prefix[s * d..].iter().zip(k).map(|(sum, k)| sum + k).collect();
+            prefix.extend(last);
+        }
+        Shared { projection, left: projection.left(dim, d), projected, prefix }
+    }
 }
 
 /// What the fit knows of one query.
@@ -112,10 +140,11 @@ struct Row {
 }
 
 impl Row {
-    /// Query t of a head; `None` where it has no far key. `prefix` are sums of keys up to each position, of the keys after the sinks.
-    fn new(view: &View, t: usize, projection: &Projection, projected: &[[f64; FAR_DIM]], prefix: &[f64]) -> Option<Row> {
-        let (d, e) = (view.d, view.e);
-        let far = SINKS.min(t + 1)..(t + 1).saturating_sub(NEAR);
+    /// Query t of a head; `None` where it has no far key.
+    fn new(view: &View, t: usize, shared: &Shared, places: Places) -> Option<Row> {
+        let (d, e, dim) = (view.d, view.e, places.dim);
+        let Shared { projection, left, projected, prefix } = shared;
+        let far = places.sinks.min(t + 1)..(t + 1).saturating_sub(places.near);
         if far.is_empty() {
             return None;
         }
@@ -123,7 +152,7 @@ impl Row {
         let n = far.len() as f64;
         let mean: Vec<f64> = (0..d).map(|i| (prefix[far.end * d + i] - prefix[far.start * d + i]) / n).collect();
         let centre: f64 = q.iter().zip(&mean).map(|(q, m)| q * m).sum();
-        let (own, shift) = (apply(&projection.q, q), apply(&projection.k, &mean));
+        let (own, shift) = (apply(&projection.q, dim, q), apply(&projection.k, dim, &mean));
         let scores: Vec<f64> = view.k[..(t + 1) * d].chunks_exact(d).map(|k| q.iter().zip(k).map(|(q, k)| q * k).sum()).collect();
         let rho = scores.iter().copied().fold(centre, f64::max);
         // Near, then the orders of far keys; true sums beside.
@@ -138,7 +167,8 @@ impl Row {
                 u[..e].iter_mut().zip(value).for_each(|(to, v)| *to += weight * v);
                 continue;
             }
-            let y: f64 = (0..FAR_DIM).map(|i| own[i] * (projected[s][i] - shift[i])).sum();
+            let keys = &projected[s * dim..][..dim];
+            let y: f64 = own.iter().zip(keys).zip(&shift).map(|((q, k), shift)| q * (k - shift)).sum();
             let base = (centre - rho).exp();
             for (order, term) in [base, base * y, base * y * y / 2.0].into_iter().enumerate() {
                 sums[order + 1] += term;
@@ -154,8 +184,7 @@ impl Row {
                 gram[i][j] = a.iter().zip(b).map(|(a, b)| a * b).sum();
             }
         }
-        let variance =
-            projection.spread.chunks_exact(d).zip(q).map(|(row, x)| x * row.iter().zip(q).map(|(a, b)| a * b).sum::<f64>()).sum();
+        let variance = left.chunks_exact(d).zip(q).map(|(row, x)| x * row.iter().zip(q).map(|(a, b)| a * b).sum::<f64>()).sum();
         Some(Row { gram, sums, variance, far: far.len() })
     }
 
@@ -205,32 +234,30 @@ fn solve(rows: &[Row], orders: usize) -> (f64, Vec<f64>) {
     (best.1, best.2)
 }
 
-/// Fits every head of the model: a second pass over the contexts that were gathered from.
-pub fn fit(model: &Model, contexts: &[Vec<u32>], gathered: &Gathered, stop: &AtomicBool, tell: Tell) -> Result<Fits, Error> {
+/// Rows of sampled queries of every head, [layers·H].
+fn gather_rows(
+    model: &Model,
+    contexts: &[Vec<u32>],
+    projections: &[Projection],
+    (places, queries): (Places, usize),
+    stop: &AtomicBool,
+    (tell, what): (Tell, &str),
+) -> Result<Vec<Vec<Row>>, Error> {
     let config = &model.config;
-    let (layers, h, g, d) = (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, config.head_dim);
-    let projections: Vec<Projection> = gathered.moments.par_iter().map(|moments| Projection::new(moments, d)).collect();
+    let (layers, h, g) = (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads);
     let mut rows: Vec<Vec<Row>> = (0..layers * h).map(|_| Vec::new()).collect();
-    pass(model, contexts, stop, tell, "fitting far states", &mut |index, seen| {
-        let sample = sampled(index, contexts[index].len(), QUERIES);
+    pass(model, contexts, stop, tell, what, &mut |index, seen| {
+        let sample = sampled(index, contexts[index].len(), queries);
         let found: Result<Vec<Vec<Vec<Row>>>, Error> = (0..g)
             .into_par_iter()
             .map(|kv_head| -> Result<Vec<Vec<Row>>, Error> {
                 let projection = &projections[seen.layer * g + kv_head];
-                let mut shared: Option<(Vec<[f64; FAR_DIM]>, Vec<f64>)> = None;
+                let mut shared: Option<Shared> = None;
                 (kv_head * (h / g)..(kv_head + 1) * (h / g))
                     .map(|head| -> Result<Vec<Row>, Error> {
                         let view = view(seen, head)?;
-                        let (projected, prefix) = shared.get_or_insert_with(|| {
-                            let projected = view.k.chunks_exact(d).map(|k| apply(&projection.k, k)).collect();
-                            let mut prefix = vec![0.0; d];
-                            for (s, k) in view.k.chunks_exact(d).enumerate() {
-                                let last: Vec<f64> = prefix[s * d..].iter().zip(k).map(|(sum, k)| sum + k).collect();
-                                prefix.extend(last);
-                            }
-                            (projected, prefix)
-                        });
-                        Ok(sample.iter().filter_map(|&t| Row::new(&view, t, projection, projected, prefix)).collect())
+                        let shared = shared.get_or_insert_with(|| Shared::new(&view, projection, places.dim));
+                        Ok(sample.iter().filter_map(|&t| Row::new(&view, t, shared, places)).collect())
                     })
                     .collect()
             })
@@ -240,8 +267,26 @@ pub fn fit(model: &Model, contexts: &[Vec<u32>], gathered: &Gathered, stop: &Ato
         }
         Ok(())
     })?;
+    Ok(rows)
+}
+
+/// The projections of all kv heads.
+pub(crate) fn projections(gathered: &Gathered, d: usize) -> Vec<Projection> {
+    gathered.moments.par_iter().map(|moments| Projection::new(moments, d)).collect()
+}
+
+fn narrow(x: &[f64], factor: f64) -> Vec<f32> {
+    x.iter().map(|x| (x * factor) as f32).collect()
+}
+
+/// Fits every head of the model: a second pass over the contexts that were gathered from.
+pub fn fit(model: &Model, contexts: &[Vec<u32>], gathered: &Gathered, stop: &AtomicBool, tell: Tell) -> Result<Fits, Error> {
+    let config = &model.config;
+    let (layers, h, g, d) = (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, config.head_dim);
+    let projections = projections(gathered, d);
+    let places = Places { sinks: SINKS, near: NEAR, dim: FAR_DIM.min(d) };
+    let rows = gather_rows(model, contexts, &projections, (places, QUERIES), stop, (tell, "fitting far states"))?;
     let solved: Vec<[(f64, Vec<f64>); 2]> = rows.par_iter().map(|rows| [solve(rows, ORDERS), solve(rows, 1)]).collect();
-    let narrow = |x: &[f64], factor: f64| x.iter().map(|x| (x * factor) as f32).collect::<Vec<f32>>();
     let layers = (0..layers).map(|layer| {
         let (own, heads) = (&projections[layer * g..(layer + 1) * g], &solved[layer * h..(layer + 1) * h]);
         let moments = &gathered.moments[layer * g..(layer + 1) * g];
@@ -249,7 +294,7 @@ pub fn fit(model: &Model, contexts: &[Vec<u32>], gathered: &Gathered, stop: &Ato
         let scale = 1.0 / (d as f64).sqrt();
         let ranges = || moments.iter().flat_map(|moments| moments.low.iter().zip(&moments.high));
         LayerTensors {
-            q_dim: (0..h).flat_map(|head| narrow(&own[head / (h / g)].q, scale)).collect(),
+            q_dim: own.iter().flat_map(|projection| narrow(&projection.q, scale)).collect(),
             k_dim: own.iter().flat_map(|projection| narrow(&projection.k, 1.0)).collect(),
             spread: own.iter().flat_map(|projection| narrow(&projection.spread, scale * scale)).collect(),
             gamma: heads.iter().map(|[(gamma, _), _]| *gamma as f32).collect(),
@@ -260,5 +305,28 @@ pub fn fit(model: &Model, contexts: &[Vec<u32>], gathered: &Gathered, stop: &Ato
             code_range: ranges().map(|(low, high)| (0.5 * MARGIN * (high - low)).max(1e-3)).collect(),
         }
     });
-    Ok(Fits { identity: gathered.identity.clone(), layers: layers.collect() })
+    Ok(Fits { identity: gathered.identity.clone(), layers: layers.collect(), rivals: Vec::new() })
+}
+
+/// Fits γ and coefficients of a polynomial over all positions but the query's own, by layer: as those of far states, by fewer queries.
+pub(crate) fn fit_all_positions(
+    model: &Model,
+    contexts: &[Vec<u32>],
+    gathered: &Gathered,
+    dim: usize,
+    stop: &AtomicBool,
+    tell: Tell,
+) -> Result<Vec<RivalTensors>, Error> {
+    let config = &model.config;
+    let projections = projections(gathered, config.head_dim);
+    let places = Places { sinks: 0, near: 1, dim };
+    let what = format!("fitting polynomials in {dim} dimensions");
+    let rows = gather_rows(model, contexts, &projections, (places, QUERIES / 4), stop, (tell, &what))?;
+    let solved: Vec<(f64, Vec<f64>)> = rows.par_iter().map(|rows| solve(rows, ORDERS)).collect();
+    let of_layer = |heads: &[(f64, Vec<f64>)]| RivalTensors {
+        gamma: heads.iter().map(|(gamma, _)| *gamma as f32).collect(),
+        coefficients: heads.iter().flat_map(|(_, a)| narrow(a, 1.0)).collect(),
+        ..RivalTensors::default()
+    };
+    Ok(solved.chunks_exact(config.num_attention_heads).map(of_layer).collect())
 }

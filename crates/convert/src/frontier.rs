@@ -3,6 +3,7 @@
 //! The rule, stated beforehand: at a budget, one method is better than another if the 95 % interval (Student's) of the mean over contexts of the difference of
 //! their losses lies on one side of zero; there is no verdict with fewer than three contexts.
 
+mod best;
 mod document;
 
 use std::path::Path;
@@ -11,12 +12,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde::{Deserialize, Serialize};
 use termwise_llama::Model;
 
-use crate::assemble::assemble;
+use crate::assemble::{Bench, far_kind};
 use crate::convert::{Prepared, bytes_of};
 use crate::journal::{Journal, digest};
 use crate::kinds::{Family, Far, Kind, key_bytes};
 use crate::meter::{ByPosition, Reference, Sums, whole};
 use crate::{Error, Tell, Texts};
+
+pub use best::{Best, Saving};
 
 /// A way to choose memories within a budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +30,25 @@ pub struct Method {
     families: &'static [Family],
     /// Whether each has its own share; else all have the same, of the first family.
     per_head: bool,
+    /// Whether several ideas come together, as against one idea alone.
+    combined: bool,
+}
+
+impl Method {
+    /// One idea, the same for all heads.
+    const fn one(name: &'static str, families: &'static [Family]) -> Method {
+        Method { name, families, per_head: false, combined: false }
+    }
+
+    /// Several ideas, the same for all heads.
+    const fn several(name: &'static str, families: &'static [Family]) -> Method {
+        Method { name, families, per_head: false, combined: true }
+    }
+
+    /// Several ideas, and a choice for each kv head.
+    const fn by_head(name: &'static str, families: &'static [Family]) -> Method {
+        Method { name, families, per_head: true, combined: true }
+    }
 }
 
 const WINDOW: Family = Family::WINDOW;
@@ -45,22 +67,36 @@ const BITS4_CHOSEN: Family = Family { chosen: true, ..BITS4 };
 /// What `convert` chooses from unless told otherwise.
 pub const ALL: &[Family] = &[WINDOW, FAR, CHOSEN, BITS8, BITS8_FAR, BITS8_CHOSEN, BITS4, BITS4_FAR, BITS4_CHOSEN];
 
+const HEDGEHOG: Family = Family { far: Far::Hedgehog, ..WINDOW };
+const HEDGEHOG4: Family = Family { divisor: 4, ..HEDGEHOG };
+const POLYNOMIAL: Family = Family { far: Far::Polynomial, ..WINDOW };
+const TAYLOR1: Family = Family { far: Far::Taylor1, ..WINDOW };
+const TAYLOR2: Family = Family { far: Far::Taylor2, ..WINDOW };
+
 /// The methods, rivals first.
 pub const METHODS: &[Method] = &[
-    Method { name: "window", families: &[WINDOW], per_head: false },
-    Method { name: "chosen", families: &[CHOSEN], per_head: false },
-    Method { name: "chosen lately", families: &[LATELY], per_head: false },
-    Method { name: "8 bits", families: &[BITS8], per_head: false },
-    Method { name: "4 bits", families: &[BITS4], per_head: false },
-    Method { name: "far mean", families: &[MEAN], per_head: false },
-    Method { name: "far state", families: &[FAR], per_head: false },
-    Method { name: "8 bits + chosen", families: &[BITS8_CHOSEN], per_head: false },
-    Method { name: "chosen + far state", families: &[CHOSEN_FAR], per_head: false },
-    Method { name: "window by head", families: &[WINDOW], per_head: true },
-    Method { name: "far state by head", families: &[WINDOW, FAR], per_head: true },
-    Method { name: "chosen by head", families: &[WINDOW, CHOSEN], per_head: true },
-    Method { name: "8 bits by head", families: &[BITS8, BITS8_CHOSEN], per_head: true },
-    Method { name: "everything by head", families: ALL, per_head: true },
+    Method::one("window", &[WINDOW]),
+    Method { per_head: true, ..Method::one("window by head", &[WINDOW]) },
+    Method::one("chosen", &[CHOSEN]),
+    Method::one("chosen lately", &[LATELY]),
+    Method::one("8 bits", &[BITS8]),
+    Method::one("4 bits", &[BITS4]),
+    Method::one("hedgehog", &[HEDGEHOG]),
+    Method::one("hedgehog quarter", &[HEDGEHOG4]),
+    Method::one("taylor 1", &[TAYLOR1]),
+    Method::one("taylor 2", &[TAYLOR2]),
+    Method::one("polynomial", &[POLYNOMIAL]),
+    Method::one("far mean", &[MEAN]),
+    Method::one("far state", &[FAR]),
+    Method::several("chosen + far state", &[CHOSEN_FAR]),
+    Method::several("8 bits + chosen", &[BITS8_CHOSEN]),
+    Method::several("8 bits + far state", &[BITS8_FAR]),
+    Method::several("4 bits + chosen", &[BITS4_CHOSEN]),
+    Method::several("4 bits + far state", &[BITS4_FAR]),
+    Method::by_head("far state by head", &[WINDOW, FAR]),
+    Method::by_head("chosen by head", &[WINDOW, CHOSEN]),
+    Method::by_head("8 bits by head", &[BITS8, BITS8_CHOSEN]),
+    Method::by_head("everything by head", ALL),
 ];
 
 /// Which pairs of methods are compared: what the first is said to do better than the second.
@@ -73,7 +109,14 @@ pub const PAIRS: &[(&str, &str)] = &[
     ("far state", "window"),
     ("chosen", "window"),
     ("8 bits", "window"),
+    ("far state", "hedgehog"),
+    ("far state", "chosen"),
+    ("far state", "4 bits"),
     ("chosen + far state", "chosen"),
+    ("8 bits + far state", "8 bits"),
+    ("4 bits + far state", "4 bits"),
+    ("4 bits + chosen", "4 bits"),
+    ("8 bits + far state", "8 bits + chosen"),
     ("everything by head", "8 bits by head"),
     ("everything by head", "8 bits + chosen"),
 ];
@@ -104,8 +147,14 @@ impl Method {
         if self.per_head {
             return prepared.choose(self.families, d, bytes);
         }
-        let kind = Kind::largest(d, bytes / units as u64, |keys| self.families[0].of(keys))?;
-        Some(vec![kind; units])
+        Some(vec![self.families[0].largest(d, bytes / units as u64)?; units])
+    }
+
+    /// The kinds of these methods at these budgets whose tensors are fitted only where they are asked for.
+    pub fn rivals(methods: &[&Method], keys: &[u64], d: usize) -> Vec<Kind> {
+        let uniform = methods.iter().filter(|method| !method.per_head).flat_map(|method| method.families);
+        let kinds = uniform.flat_map(|family| keys.iter().filter_map(|keys| family.largest(d, keys * key_bytes(d))));
+        kinds.filter(|kind| kind.far.is_rival()).collect()
     }
 }
 
@@ -175,6 +224,31 @@ pub enum Verdict {
     Open,
 }
 
+impl Verdict {
+    fn of(interval: Option<(f64, f64)>) -> Verdict {
+        match interval {
+            Some((_, high)) if high < 0.0 => Verdict::Better,
+            Some((low, _)) if low > 0.0 => Verdict::Worse,
+            _ => Verdict::Open,
+        }
+    }
+
+    /// In tables.
+    fn word(self) -> &'static str {
+        match self {
+            Verdict::Better => "better",
+            Verdict::Worse => "worse",
+            Verdict::Open => "open",
+        }
+    }
+}
+
+/// Student's 95 % interval of a mean of so many; `None` for fewer than three.
+fn interval(mean: f64, error: Option<f64>, count: usize) -> Option<(f64, f64)> {
+    let half = student(count.max(2) - 1) * error.filter(|_| count >= 3)?;
+    Some((mean - half, mean + half))
+}
+
 /// Everything, filled in as it is measured.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Frontier {
@@ -196,6 +270,18 @@ pub struct Frontier {
     pub points: Vec<Point>,
     /// By the rule.
     pub comparisons: Vec<Comparison>,
+    /// The best combination against the best single idea.
+    #[serde(default)]
+    pub best: Vec<Best>,
+    /// Bytes at equal loss.
+    #[serde(default)]
+    pub savings: Vec<Saving>,
+    /// Budgets that a method does not fit into.
+    #[serde(default)]
+    pub too_small: Vec<(String, u64)>,
+    /// What methods keep, for tables: the method, the budget and the kind of all heads where that is one.
+    #[serde(default)]
+    pub kinds: Vec<(String, u64, String)>,
     /// Whether everything that was asked for is here.
     pub finished: bool,
 }
@@ -226,15 +312,24 @@ pub fn run(
     let config = &model.config;
     let (units, d) = (config.num_hidden_layers * config.num_key_value_heads, config.head_dim);
     let methods = Method::named(&options.methods)?;
-    let mut plans: Vec<(&Method, u64, Vec<Kind>)> = Vec::new();
+    let (mut plans, mut too_small): (Vec<(&Method, u64, Vec<Kind>)>, _) = (Vec::new(), Vec::new());
     for &keys in &options.keys {
         let bytes = keys * key_bytes(d) * units as u64;
         for &method in &methods {
-            if let Some(kinds) = method.choose(prepared, units, d, bytes) {
-                plans.push((method, keys, kinds));
+            match method.choose(prepared, units, d, bytes) {
+                Some(kinds) => plans.push((method, keys, kinds)),
+                None => too_small.push((method.name.to_owned(), keys)),
             }
         }
     }
+    // Those with the same tensors one after another: weights are then copied once.
+    let tensors = |kinds: &[Kind]| -> Vec<(Far, usize, bool)> {
+        kinds
+            .chunks(config.num_key_value_heads)
+            .map(|layer| (far_kind(layer.iter()).far, far_kind(layer.iter()).dim, layer.iter().any(|kind| kind.bits < 32)))
+            .collect()
+    };
+    plans.sort_by_cached_key(|(_, _, kinds)| tensors(kinds));
     let mut journal = Journal::open(options.journal)?;
     let mut result = Frontier {
         length: texts.evaluation.first().and_then(|text| text.contexts.first()).map_or(0, Vec::len),
@@ -243,6 +338,12 @@ pub fn run(
         kv_heads: units,
         original: vec![f64::NAN; texts.evaluation.len()],
         points: Vec::new(),
+        too_small,
+        kinds: plans
+            .iter()
+            .filter(|(_, _, kinds)| kinds.iter().all(|kind| *kind == kinds[0]))
+            .map(|(method, keys, kinds)| (method.name.to_owned(), *keys, kinds[0].label()))
+            .collect(),
         ..about
     };
     for text in &texts.evaluation {
@@ -252,14 +353,18 @@ pub fn run(
         }
     }
     let most = texts.evaluation.iter().map(|text| text.contexts.len()).max().unwrap_or(0);
-    let total: u64 = texts.evaluation.iter().map(|text| text.contexts.len() as u64).sum::<u64>() * plans.len() as u64;
+    let key = |kinds: &[Kind], context: &[u32]| digest(&format!("frontier {} {kinds:?} {context:?}", prepared.fits.identity));
+    // Only what is still to be measured takes time.
+    let all = texts.evaluation.iter().flat_map(|text| &text.contexts).flat_map(|context| plans.iter().map(move |plan| (plan, context)));
+    let total = all.filter(|((_, _, kinds), context)| journal.get::<ByPosition>(&key(kinds, context)).is_none()).count() as u64;
+    let mut bench = Bench::default();
     let mut done = 0;
     for index in 0..most {
         for (place, text) in texts.evaluation.iter().enumerate().filter(|(_, text)| index < text.contexts.len()) {
             let context = &text.contexts[index];
             let mut reference = None;
             for (at, (method, keys, kinds)) in plans.iter().enumerate() {
-                let key = digest(&format!("frontier {} {kinds:?} {context:?}", prepared.fits.identity));
+                let key = key(kinds, context);
                 let found: ByPosition = match journal.get(&key) {
                     Some(known) => known,
                     None => {
@@ -273,14 +378,14 @@ pub fn run(
                             None => reference.insert(Reference::new(model, context)?),
                         };
                         let kinds: Vec<Option<Kind>> = kinds.iter().copied().map(Some).collect();
-                        let found = reference.compare(&assemble(model, &prepared.fits, &kinds)?)?;
+                        let found = reference.compare(bench.assemble(model, &prepared.fits, &kinds)?)?;
                         journal.put(&key, &format!("{}, {keys} keys, {} {index}", method.name, text.name), &found);
+                        done += 1;
+                        tell(done, total, &format!("{} at {keys} keys", method.name));
                         found
                     }
                 };
                 result.points[place * plans.len() + at].contexts.push(found);
-                done += 1;
-                tell(done, total, &format!("{} at {keys} keys", method.name));
             }
             let all: Vec<Sums> = (0..=index).filter_map(|i| Some(whole(result.points[place * plans.len()].contexts.get(i)?))).collect();
             let (loss, count) = all.iter().fold((0.0, 0), |(loss, count), sums| (loss + sums.original, count + sums.count));
@@ -298,9 +403,7 @@ pub fn run(
 impl Frontier {
     /// Applies the rule to what there is.
     pub fn compare(&mut self) {
-        let mut keys: Vec<u64> = self.points.iter().map(|point| point.keys).collect();
-        keys.sort_unstable();
-        keys.dedup();
+        let keys = self.budgets();
         self.comparisons.clear();
         for &(a, b) in PAIRS {
             for &keys in &keys {
@@ -316,15 +419,8 @@ impl Frontier {
                     continue;
                 }
                 let (difference, error) = mean_and_error(&differences);
-                let interval = error.filter(|_| differences.len() >= 3).map(|error| {
-                    let half = student(differences.len() - 1) * error;
-                    (difference - half, difference + half)
-                });
-                let verdict = match interval {
-                    Some((_, high)) if high < 0.0 => Verdict::Better,
-                    Some((low, _)) if low > 0.0 => Verdict::Worse,
-                    _ => Verdict::Open,
-                };
+                let interval = interval(difference, error, differences.len());
+                let verdict = Verdict::of(interval);
                 self.comparisons.push(Comparison {
                     a: a.into(),
                     b: b.into(),
@@ -336,6 +432,26 @@ impl Frontier {
                 });
             }
         }
+        self.best = best::best(self);
+        self.savings = best::savings(self);
+    }
+
+    /// Rises of the loss of a method at a budget, by context, of all texts one after another; `None` where a text has none of it.
+    fn rises(&self, method: &str, keys: u64) -> Option<Vec<f64>> {
+        let mut all = Vec::new();
+        for (text, ..) in &self.texts {
+            let point = self.points.iter().find(|point| point.method == method && point.keys == keys && point.text == *text)?;
+            all.extend(point.contexts.iter().map(|buckets| whole(buckets).rise()));
+        }
+        Some(all)
+    }
+
+    /// The budgets, ascending.
+    fn budgets(&self) -> Vec<u64> {
+        let mut keys: Vec<u64> = self.points.iter().map(|point| point.keys).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        keys
     }
 }
 
@@ -389,6 +505,8 @@ mod tests {
 
     #[test]
     fn every_method_that_is_compared_exists() {
+        // Names are given in a list.
+        assert!(METHODS.iter().all(|method| !method.name.contains(',')));
         for (a, b) in PAIRS {
             assert!([a, b].iter().all(|name| METHODS.iter().any(|method| method.name == **name)), "{a} {b}");
         }

@@ -6,7 +6,9 @@
 //!      ─► sensitivity what a head's error does to the model's predictions: measured, one head at a time
 //!      ─► allocate    one kind for each kv head within a budget
 //!      ─► assemble    the model with its variants and tensors, which every other command understands
+//!      ─► tune        if asked: the added tensors, or all weights, learn the original's predictions
 //!      ─► meter       loss and KL to the original, by position ─► frontier
+//!      ─► audit       whether a converted model is what its record says, and what each part of its memory does
 //! ```
 //!
 //! Fitting and choosing never see the text that is evaluated.
@@ -25,8 +27,12 @@ pub mod journal;
 pub mod kinds;
 pub mod linalg;
 pub mod meter;
+pub mod recall;
+pub mod record;
+pub mod rivals;
 pub mod sensitivity;
 mod text;
+pub mod tune;
 
 pub use error::Error;
 pub use text::{Cutting, Named, Text, Texts};

@@ -6,8 +6,14 @@ use termwise_llama::{Model, Options, Session};
 
 use crate::Error;
 
-/// Rows of logits at once.
-const ROWS: usize = 128;
+/// Rows of logits at once: enough that a product reads the vocabulary's weights few times.
+const ROWS: usize = 512;
+/// Loss and KL where predictions are no numbers, nats.
+const WORST: f64 = 100.0;
+/// Numbers of which a sum is taken in float32; such sums are added in float64.
+const BLOCK: usize = 1024;
+/// Sums side by side, as many as a compiler makes vectors of.
+const LANES: usize = 16;
 /// Where buckets of positions begin.
 pub const BUCKETS: [usize; 6] = [0, 64, 256, 1024, 2048, 4096];
 
@@ -71,12 +77,46 @@ fn session(model: &Model, ids: &[u32]) -> Result<Session, Error> {
     Ok(session)
 }
 
-/// Logits become the logs of probabilities.
-fn normalize(row: &mut [f32]) {
-    let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f32 = row.chunks(1024).map(|part| part.iter().map(|x| (x - most).exp()).sum::<f32>()).sum();
-    let log = most + sum.ln();
-    row.iter_mut().for_each(|x| *x -= log);
+/// e^x for x ≤ 0 within 2e-7 of itself, without branches, so that loops over it become vectors.
+#[inline(always)]
+fn exp(x: f32) -> f32 {
+    // x = n·ln 2 + r; adding 1.5·2²³ leaves n in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    let x = x.max(-87.0);
+    let shifted = x * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = (x - n * 0.693_359_4) - n * -2.121_944_4e-4;
+    let p = 1.0 + r * (1.0 + r * (0.5 + r * (1.666_665_8e-1 + r * (4.166_579_6e-2 + r * (8.369_09e-3 + r * 1.381_6e-3)))));
+    f32::from_bits(shifted.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(127) << 23) * p
+}
+
+/// Σ f(x, y), in lanes and blocks.
+#[inline(always)]
+fn sum(x: &[f32], y: &[f32], f: impl Fn(f32, f32) -> f32) -> f64 {
+    let block = |(x, y): (&[f32], &[f32])| {
+        let mut sums = [0.0f32; LANES];
+        let ((x, rest_x), (y, rest_y)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>());
+        for (x, y) in x.iter().zip(y) {
+            (0..LANES).for_each(|i| sums[i] += f(x[i], y[i]));
+        }
+        f64::from(sums.iter().sum::<f32>() + rest_x.iter().zip(rest_y).map(|(x, y)| f(*x, *y)).sum::<f32>())
+    };
+    x.chunks(BLOCK).zip(y.chunks(BLOCK)).map(block).sum()
+}
+
+/// ln Σ e^x of logits; `None` where they are no numbers.
+fn log_sum(row: &[f32]) -> Option<f32> {
+    let mut most = [f32::NEG_INFINITY; LANES];
+    let (whole, rest) = row.as_chunks::<LANES>();
+    for x in whole {
+        (0..LANES).for_each(|i| most[i] = if x[i] > most[i] { x[i] } else { most[i] });
+    }
+    let most = most.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max);
+    // Zero times what is no number, or endless, is no number.
+    if !sum(row, row, |x, _| x * 0.0).is_finite() {
+        return None;
+    }
+    Some((f64::from(most) + sum(row, row, |x, _| exp(x - most)).ln()) as f32)
 }
 
 impl Reference {
@@ -89,9 +129,16 @@ impl Reference {
             let last = (first + ROWS).min(count);
             let block = &mut logs[first * v..last * v];
             session.logits(&model.params, first..last, block)?;
-            block.par_chunks_exact_mut(v).for_each(normalize);
+            block.par_chunks_exact_mut(v).for_each(|row| {
+                // An original that predicts nothing is told by its loss.
+                let log = log_sum(row).unwrap_or(f32::NAN);
+                row.iter_mut().for_each(|x| *x -= log);
+            });
         }
-        let losses = (0..count).map(|t| -f64::from(logs[t * v + ids[t + 1] as usize])).collect();
+        let losses = (0..count).map(|t| -f64::from(logs[t * v + ids[t + 1] as usize])).collect::<Vec<f64>>();
+        if let Some(t) = losses.iter().position(|loss| !loss.is_finite()) {
+            return Err(Error::NoNumbers(t));
+        }
         Ok(Reference { ids: ids.to_vec(), vocabulary: v, logs, losses })
     }
 
@@ -99,7 +146,7 @@ impl Reference {
     pub fn compare(&self, model: &Model) -> Result<ByPosition, Error> {
         let (v, count) = (self.vocabulary, self.losses.len());
         let mut session = session(model, &self.ids)?;
-        let mut logits = vec![0.0f32; ROWS * v];
+        let mut logits = vec![0.0f32; ROWS.min(count) * v];
         let reached = BUCKETS.iter().filter(|&&first| first < count).count();
         let mut found = vec![Sums::default(); reached];
         for first in (0..count).step_by(ROWS) {
@@ -107,14 +154,13 @@ impl Reference {
             let block = &mut logits[..(last - first) * v];
             session.logits(&model.params, first..last, block)?;
             let rows: Vec<(f64, f64)> = block
-                .par_chunks_exact_mut(v)
+                .par_chunks_exact(v)
                 .zip(self.logs[first * v..last * v].par_chunks_exact(v))
                 .enumerate()
                 .map(|(i, (row, own))| {
-                    normalize(row);
-                    let part = |(p, q): (&[f32], &[f32])| p.iter().zip(q).map(|(p, q)| p.exp() * (p - q)).sum::<f32>();
-                    let kl: f64 = own.chunks(1024).zip(row.chunks(1024)).map(|parts| f64::from(part(parts))).sum();
-                    (-f64::from(row[self.ids[first + i + 1] as usize]), kl)
+                    let Some(log) = log_sum(row) else { return (WORST, WORST) };
+                    let kl = sum(own, row, |p, q| exp(p) * (p - (q - log)));
+                    (-f64::from(row[self.ids[first + i + 1] as usize] - log), kl)
                 })
                 .collect();
             for (t, (loss, kl)) in (first..).zip(rows) {
@@ -123,5 +169,28 @@ impl Reference {
             }
         }
         Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exponentials_and_sums_are_those_of_float64() {
+        for i in 0..8700 {
+            let x = -f64::from(i) * 0.01;
+            let found = f64::from(exp(x as f32));
+            assert!((found / f64::from(x as f32).exp() - 1.0).abs() < 3e-7, "{x}: {found}");
+        }
+        assert_eq!(exp(0.0), 1.0);
+        let row: Vec<f32> = (0..5003).map(|i| ((i * 7919) % 1000) as f32 * 0.03 - 12.0).collect();
+        let expected = row.iter().map(|&x| f64::from(x).exp()).sum::<f64>().ln();
+        assert!(log_sum(&row).is_some_and(|log| (f64::from(log) - expected).abs() < 2e-6));
+        for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut row = row.clone();
+            row[4999] = wrong;
+            assert_eq!(log_sum(&row), None);
+        }
     }
 }

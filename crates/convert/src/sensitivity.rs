@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use termwise_llama::Model;
 
-use crate::assemble::assemble;
+use crate::assemble::Bench;
 use crate::errors::Errors;
 use crate::fit::Fits;
 use crate::journal::{Journal, digest};
@@ -20,7 +20,16 @@ pub const PROBE: usize = 32;
 /// How far a ratio may be from the median.
 const GUARD: f64 = 30.0;
 
-/// KL in nats per token for each kv head, on these contexts.
+/// What the model loses with the memory of one kv head, nats per token.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Removal {
+    /// KL(original ‖ without it).
+    pub kl: f64,
+    /// Rise of the loss.
+    pub rise: f64,
+}
+
+/// KL and rise of the loss in nats per token for each kv head, on these contexts.
 pub fn measure(
     model: &Model,
     fits: &Fits,
@@ -28,14 +37,14 @@ pub fn measure(
     journal: &mut Journal,
     stop: &AtomicBool,
     tell: Tell,
-) -> Result<Vec<f64>, Error> {
+) -> Result<Vec<Removal>, Error> {
     let units = model.config.num_hidden_layers * model.config.num_key_value_heads;
     let probe = Kind::window(PROBE);
-    let mut sums = vec![0.0; units];
+    let (mut removals, mut bench) = (vec![Removal::default(); units], Bench::default());
     for (index, context) in contexts.iter().enumerate() {
         let key = |unit: usize| digest(&format!("sensitivity {} {context:?} {unit} {probe:?}", fits.identity));
         let mut reference = None;
-        for (unit, sum) in sums.iter_mut().enumerate() {
+        for (unit, removal) in removals.iter_mut().enumerate() {
             let known: Option<ByPosition> = journal.get(&key(unit));
             let found = match known {
                 Some(known) => known,
@@ -49,22 +58,24 @@ pub fn measure(
                     };
                     let mut kinds = vec![None; units];
                     kinds[unit] = Some(probe);
-                    let found = reference.compare(&assemble(model, fits, &kinds)?)?;
+                    let found = reference.compare(bench.assemble(model, fits, &kinds)?)?;
                     journal.put(&key(unit), &format!("sensitivity of kv head {unit}"), &found);
                     found
                 }
             };
-            *sum += whole(&found).mean_kl() / contexts.len() as f64;
+            removal.kl += whole(&found).mean_kl() / contexts.len() as f64;
+            removal.rise += whole(&found).rise() / contexts.len() as f64;
             tell((index * units + unit + 1) as u64, (contexts.len() * units) as u64, "what heads do to predictions");
         }
     }
-    Ok(sums)
+    Ok(removals)
 }
 
 /// KL by output error at the probe for each kv head, within bounds.
-pub fn ratios(kl: &[f64], errors: &Errors) -> Vec<f64> {
-    let Some(column) = errors.kinds.iter().position(|kind| *kind == Kind::window(PROBE)) else { return vec![1.0; kl.len()] };
-    let raw: Vec<f64> = kl.iter().enumerate().map(|(unit, kl)| kl.max(0.0) / errors.get(unit, column).max(1e-12)).collect();
+pub fn ratios(removals: &[Removal], errors: &Errors) -> Vec<f64> {
+    let Some(column) = errors.kinds.iter().position(|kind| *kind == Kind::window(PROBE)) else { return vec![1.0; removals.len()] };
+    let raw: Vec<f64> =
+        removals.iter().enumerate().map(|(unit, removal)| removal.kl.max(0.0) / errors.get(unit, column).max(1e-12)).collect();
     let mut sorted: Vec<f64> = raw.iter().copied().filter(|ratio| *ratio > 0.0).collect();
     sorted.sort_by(f64::total_cmp);
     let median = sorted.get(sorted.len() / 2).copied().unwrap_or(1.0);

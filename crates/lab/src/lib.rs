@@ -5,12 +5,14 @@
 //! - [`verify`]: the identities of the algebra on random cases, and comparison with reference files;
 //! - [`bench`]: speed of attention, matrix products and training steps beside what the machine can do;
 //! - [`plan`]: what a model will cost before anything is run;
-//! - [`export`]: a variant as a PyTorch module in one file.
+//! - [`export`]: a variant as a PyTorch module in one file;
+//! - [`parts`]: a variant as plain data.
 
 pub mod bench;
 pub mod error;
 pub mod export;
 pub mod layer;
+pub mod parts;
 pub mod plan;
 pub mod variants;
 pub mod verify;

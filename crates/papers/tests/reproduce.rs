@@ -368,11 +368,30 @@ fn results_of_the_first_format_are_decided_anew() {
 
 #[test]
 fn tables_in_the_documentation_are_made_by_the_program() {
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results/laptop");
-    let results = Results::read(&folder.join("results.json")).unwrap_or_else(|error| panic!("{error}"));
-    let made = reproduce::page(&results, Some(&folder)).to_markdown_without_figures();
-    let there = std::fs::read_to_string(folder.join("results.md")).expect("the page");
-    assert!(made == there, "make it again: termwise report docs/results/laptop/results.json --markdown docs/results/laptop/results.md");
+    let [results, second_half] = ["laptop", "second-half"].map(|name| {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results").join(name);
+        let results = Results::read(&folder.join("results.json")).unwrap_or_else(|error| panic!("{error}"));
+        let made = reproduce::page(&results, Some(&folder)).to_markdown_without_figures();
+        let there = std::fs::read_to_string(folder.join("results.md")).expect("the page");
+        assert!(made == there, "make it again: termwise report docs/results/{name}/results.json --markdown docs/results/{name}/results.md");
+        results
+    });
+    // Nothing is left open, and nothing was run that the program does not declare.
+    assert!(second_half.is_complete());
+    let ids: Vec<Id> = second_half.experiments.iter().map(|outcome| outcome.id).collect();
+    let declared = declare(&Options { ids, ..Options::new(Scale::Laptop) }).unwrap_or_else(|error| panic!("{error}"));
+    let tuned = second_half.runs.iter().filter(|run| run.tuning).map(|run| (run.attention.as_str(), run.rate));
+    let jobs =
+        declared.schedule.plan.jobs.iter().map(|job| (job.settings["attention"].as_str().expect("a text"), job.settings["lr"].as_float()));
+    assert_eq!(tuned.collect::<Vec<_>>(), jobs.collect::<Vec<_>>());
+    // States are of one size, as nearly as whole dimensions and windows allow.
+    for outcome in &second_half.experiments {
+        let share = if outcome.id == Id::Distance { 1.02 } else { 1.17 };
+        let variants = &outcome.tasks[0].variants;
+        let numbers: Vec<u64> = variants.iter().filter(|one| one.constant_state).filter_map(|one| one.state_numbers).collect();
+        let (least, most) = (numbers.iter().min().expect("a state"), numbers.iter().max().expect("a state"));
+        assert!(numbers.len() + 1 == variants.len() && *most as f64 <= share * *least as f64, "{:?}: {numbers:?}", outcome.id);
+    }
     // Of the verdicts that pooled variances gave, this one changes.
     let gate =
         results.distinct().into_iter().find(|(_, task, claim)| *task == Some("language") && claim.text.contains("under the same gate"));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use pyo3::exceptions::{PyBlockingIOError, PyValueError};
+use pyo3::exceptions::{PyBlockingIOError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -29,16 +29,12 @@ fn parsed<T: for<'a> Deserialize<'a>>(text: &str) -> PyResult<T> {
     serde_json::from_str(text).map_err(|error| PyValueError::new_err(format!("an argument cannot be used: {error}")))
 }
 
-/// Settings and names are the caller's own words; the rest is work that failed.
+/// What the caller has said wrong, or work that failed.
 fn training(error: Error) -> PyErr {
     match error {
-        Error::Attention(_)
-        | Error::NoModel { .. }
-        | Error::Setting { .. }
-        | Error::Toml { .. }
-        | Error::UnknownSetting { .. }
-        | Error::Sweep { .. } => value(error),
+        Error::Sweep { .. } => value(error),
         Error::RunLocked { .. } => PyBlockingIOError::new_err(error.to_string()),
+        _ if error.is_usage() => value(error),
         _ => runtime(error),
     }
 }
@@ -47,6 +43,25 @@ fn training(error: Error) -> PyErr {
 #[pyfunction]
 pub fn main(py: Python<'_>, args: Vec<OsString>, again: Vec<OsString>) -> u8 {
     py.detach(|| termwise::run(args, Some(again)))
+}
+
+/// A command by its words, without the program's name: what it found.
+#[pyfunction]
+pub fn call(py: Python<'_>, words: Vec<OsString>, callback: Option<&Bound<'_, PyAny>>) -> PyResult<Found> {
+    let own = ["termwise".into(), "--threads".into(), get_threads().to_string().into()];
+    let args: Vec<OsString> = own.into_iter().chain(words).collect();
+    supervise(py, callback, |watch| {
+        let tell = watch.teller();
+        let host = termwise::Host {
+            stop: watch.stop.clone(),
+            tell: Box::new(move |done, of, what| tell(json!({ "done": done, "of": of, "now": what }))),
+        };
+        let failed = |failed: termwise::Failed| match failed.is_usage {
+            true => PyValueError::new_err(failed.message),
+            false => PyRuntimeError::new_err(failed.message),
+        };
+        termwise::call(&args, Arc::new(host)).map(Found::from).map_err(failed)
+    })
 }
 
 #[derive(Deserialize)]

@@ -254,6 +254,7 @@ impl Learner for TorchLearner {
             batch: computed.bad_batch,
             denominator: None,
             forward: None,
+            output: None,
             weight: place(false),
             gradient: place(true),
         }

@@ -30,6 +30,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(model::layers_of_config, m)?)?;
     m.add_function(wrap_pyfunction!(model::load_model, m)?)?;
     m.add_function(wrap_pyfunction!(model::model_of_config, m)?)?;
+    m.add_function(wrap_pyfunction!(commands::call, m)?)?;
     m.add_function(wrap_pyfunction!(commands::catalogue, m)?)?;
     m.add_function(wrap_pyfunction!(commands::main, m)?)?;
     m.add_function(wrap_pyfunction!(engine::model_of_settings, m)?)?;

@@ -1,9 +1,8 @@
 //! The parts of a layer and of a model as plain data, for engines that are written elsewhere: PyTorch's reads them, so that nobody else parses variants.
 
 use serde_json::{Value, json};
-use termwise_attention::parts::centre::Mean;
-use termwise_attention::parts::kernel::taylor::Coefficients;
-use termwise_attention::{Decay, Denominator, Kernel, Layer, QkNorm, Rescale, Variant, Weighing};
+use termwise_attention::{Layer, Variant};
+use termwise_lab::parts::Parts;
 use termwise_llama::config::Kind;
 use termwise_llama::{Config, Layout};
 
@@ -64,82 +63,7 @@ pub fn of_layer(layer: &Layer) -> Value {
     });
     json!({
         "rope": rope,
-        "variants": variants.iter().map(|variant| of_variant(variant, d)).collect::<Vec<_>>(),
+        "variants": variants.iter().map(|variant| Parts::new(variant).at_dim(variant, d)).collect::<Vec<_>>(),
         "of_head": of_head,
-    })
-}
-
-fn of_variant(variant: &Variant, d: usize) -> Value {
-    let over = match &variant.denominator {
-        Denominator::Sum(sum) => json!({ "floor": sum.floor, "eps": sum.eps, "detached": sum.detached, "sink": sum.sink }),
-        _ => Value::Null,
-    };
-    let decay = variant.decay.as_ref().map(|decay| {
-        let divisor = if let Decay::SigmoidDecay(sigmoid) = decay { sigmoid.divisor } else { 1.0 };
-        json!({ "kind": decay.info().word, "channel": decay.by_channel(), "divisor": divisor })
-    });
-    let qk_norm = variant.qk_norm.as_ref().map(|norm| match norm {
-        QkNorm::QkRms(rms) => json!({ "kind": "rms", "over_heads": rms.all, "eps": rms.eps }),
-        QkNorm::QkL2(_) => json!({ "kind": "l2", "over_heads": false, "eps": 0.0 }),
-    });
-    let rescale = match variant.rescale() {
-        Rescale::None => "none",
-        Rescale::SubtractMax => "subtract",
-        Rescale::Multiply => "multiply",
-    };
-    json!({
-        "text": variant.to_string(),
-        "near": of_weighing(&variant.near(), d),
-        "far": variant.far.as_ref().map(|far| of_weighing(far, d)),
-        "window": variant.window,
-        "sinks": variant.sinks.unwrap_or(0),
-        "write": variant.write.map(|delta| json!({ "range": delta.range, "scale": delta.scale })),
-        "denominator": variant.denominator.info().word,
-        "sum": over,
-        "in_gate": variant.in_gate.is_some(),
-        "out_gate": variant.out_gate.as_ref().map(|gate| gate.info().word),
-        "post_gate": variant.post_gate.as_ref().map(|gate| json!({ "kind": gate.info().word, "channel": gate.by_channel() })),
-        "decay": decay,
-        "qk_norm": qk_norm,
-        "norm": variant.norm.info().word,
-        "rope": variant.rope,
-        "conv": variant.conv,
-        "rescale": rescale,
-    })
-}
-
-fn of_weighing(weighing: &Weighing, d: usize) -> Value {
-    let kernel = match &weighing.kernel {
-        Kernel::Exp(_) => json!({ "kind": "exp" }),
-        Kernel::Power(power) => json!({ "kind": "power", "orders": [power.p] }),
-        Kernel::Feature(feature) => json!({ "kind": "feature", "map": format!("{:?}", feature.map).to_lowercase() }),
-        Kernel::Taylor(taylor) => {
-            let given = if let Coefficients::Given(given) = taylor.coefficients() { Some(given) } else { None };
-            json!({
-                "kind": "taylor",
-                "orders": taylor.orders(),
-                "given": given,
-                "learned": *taylor.coefficients() == Coefficients::Learned,
-                "at": taylor.centre(),
-            })
-        }
-    };
-    let centre = weighing.centre.map(|centre| {
-        let mean = match centre.mean {
-            Mean::Given => "given",
-            Mean::Learned => "learned",
-            Mean::Running => "running",
-        };
-        json!({ "mean": mean, "gauss": centre.gauss })
-    });
-    json!({
-        "kernel": kernel,
-        "scale": weighing.scale_for(d),
-        "cap": weighing.cap,
-        "clamp": weighing.clamp,
-        "dim": weighing.dim,
-        "centre": centre,
-        // Orders and a_n of w(x) = Σ a_n·x^n/n!, where a state can hold them.
-        "state": if weighing.has_finite_map() { weighing.kernel.polynomial() } else { None },
     })
 }

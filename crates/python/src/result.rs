@@ -24,6 +24,12 @@ pub struct Found {
     document: Document,
 }
 
+impl From<termwise::Found> for Found {
+    fn from(found: termwise::Found) -> Found {
+        Found { kind: found.kind, json: found.json, document: found.document }
+    }
+}
+
 impl Found {
     pub fn of<T: Documented>(result: &T) -> Found {
         Found { kind: T::KIND, json: to_json(result, Some(provenance())), document: result.document() }

@@ -76,6 +76,12 @@ impl Watch {
         // Nobody listens any more once the caller was interrupted.
         let _ = self.events.lock().unwrap_or_else(PoisonError::into_inner).send(event);
     }
+
+    /// The same as a function of its own.
+    pub fn teller(&self) -> impl Fn(Value) + Send + Sync + use<> {
+        let events = Mutex::new(self.events.lock().unwrap_or_else(PoisonError::into_inner).clone());
+        move |event| drop(events.lock().unwrap_or_else(PoisonError::into_inner).send(event))
+    }
 }
 
 /// Runs long work in a thread of its own and on the pool. Here, meanwhile, what it tells is given to `callback` as JSON, and signals are seen: the first

@@ -102,6 +102,12 @@ impl Variant {
         self.0.naive_only()
     }
 
+    /// The part that has no backward pass, if there is one.
+    #[getter]
+    fn inference_only(&self) -> Option<&'static str> {
+        self.0.inference_only()
+    }
+
     /// Whether nothing beyond q, k and v is read.
     #[getter]
     fn has_no_extras(&self) -> bool {

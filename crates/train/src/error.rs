@@ -231,6 +231,20 @@ impl From<termwise_base::files::Error> for Error {
 }
 
 impl Error {
+    /// Whether what was asked for makes no sense: settings and names of models are the user's own words, wherever they stand.
+    pub fn is_usage(&self) -> bool {
+        use termwise_llama::Error as Model;
+        matches!(
+            self,
+            Error::Attention(_)
+                | Error::NoModel { .. }
+                | Error::Setting { .. }
+                | Error::Toml { .. }
+                | Error::UnknownSetting { .. }
+                | Error::Model(Model::Attention(_) | Model::AttentionEntry { .. })
+        )
+    }
+
     /// For `map_err`: names what was attempted and on which file.
     pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Error {
         let path = path.into();

@@ -50,6 +50,11 @@ impl Native {
         Ok(Native { model, optimizer, gradients: None, longer: None })
     }
 
+    /// The model as it is trained so far.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
     /// The model and its moments, for another engine.
     pub fn into_parts(self) -> (Model, AdamW) {
         (self.model, self.optimizer)

@@ -38,10 +38,13 @@ def _find(variant: str, heads: int, kv_heads: int, dim: int, value_dim: int, rop
 
 
 @torch.compiler.assume_constant_result
-def _facts(variant: str, heads: int, kv_heads: int, dim: int, value_dim: int, rope: float | None) -> tuple[bool, tuple[Any, ...]]:
-    """What compiled code may know of a layer: whether it is fused, and of each extra its name, whether it is logits, whether it is trained, its shape."""
+def _facts(variant: str, heads: int, kv_heads: int, dim: int, value_dim: int, rope: float | None) -> tuple[bool, str | None, tuple[Any, ...]]:
+    """What compiled code may know of a layer: whether it is fused, why it has no backward pass, and of each extra its name, whether it is logits, whether it is trained,
+    its shape."""
     layer = _find(variant, heads, kv_heads, dim, value_dim, rope)
-    return layer._core.is_fused, tuple((extra.name, extra.logits, extra.trained, extra.shape) for extra in layer.extras)
+    without = ((own, own.inference_only) for own in layer.variants)
+    refusal = next((f"{str(own)!r}: `{part}` has no backward pass; compute under torch.no_grad(), or leave it out" for own, part in without if part), None)
+    return layer._core.is_fused, refusal, tuple((extra.name, extra.logits, extra.trained, extra.shape) for extra in layer.extras)
 
 
 @torch.compiler.disable
@@ -205,7 +208,7 @@ def attention(
         shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
         raise ValueError(f"q, k and v have shapes {shapes}, expected [batch, time, heads, dim] and twice [batch, time, kv_heads, …]: tensors are not transposed here")
     text = str(variant) if isinstance(variant, (str, Variant)) else "|".join(str(one) for one in variant)
-    fused, known = _facts(text, *_sizes(q, k, v), rope)
+    fused, refusal, known = _facts(text, *_sizes(q, k, v), rope)
     if len(known) != len(extras) or any(name not in extras for name, *_ in known):
         _complain(text, *_sizes(q, k, v), rope, tuple(extras))
     values = []
@@ -221,6 +224,9 @@ def attention(
         lengths = torch.as_tensor(lengths, dtype=torch.int64, device="cpu")
     if engine not in ("auto", "fused", "reference", "torch"):
         raise ValueError(f"an engine is 'auto', 'fused', 'reference' or 'torch', found {engine!r}")
+    train = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *values))
+    if train and refusal:
+        raise ValueError(refusal)
     here = q.device.type in ("cpu", "meta")
     if engine in ("fused", "reference") and not here:
         raise ValueError(f"q is on {q.device}, and engine={engine!r} computes on the processor: use engine='torch', or move tensors with .cpu()")
@@ -228,7 +234,6 @@ def attention(
         return _attend(text, _sizes(q, k, v), rope, q, k, v, tuple(name for name, *_ in known), values, lengths, mode)
     if engine == "fused" and not fused:
         raise ValueError(f"{text!r} has a part that only the reference computes so far: use engine='auto'")
-    train = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *values))
     reference = engine == "reference" or not fused
     return torch.ops.termwise.attention(q, k, v, values, lengths, text, rope, mode, reference, train)[0]
 

@@ -29,6 +29,7 @@ mod tile_backward;
 mod tile_forward;
 mod unroll;
 mod walk;
+mod walk_backward;
 mod write;
 
 use std::collections::HashMap;
@@ -109,7 +110,13 @@ impl Planned {
         Ok(Planned { factors: layout.factors(), layout, walked: None })
     }
 
-    fn forward(&mut self, inputs: &Inputs<f32>, scratch: &Scratch, saved: Option<[&mut [f32]; 3]>, y: &mut [f32]) -> Result<Report, Error> {
+    fn forward(
+        &mut self,
+        inputs: &Inputs<f32>,
+        scratch: &Scratch,
+        mut saved: Option<[&mut [f32]; 3]>,
+        y: &mut [f32],
+    ) -> Result<Report, Error> {
         let Planned { layout, factors, walked } = self;
         layout.bind(inputs, factors);
         if layout.has_walked_heads() {
@@ -123,9 +130,10 @@ impl Planned {
             gates::forward(layout, inputs, w);
             prepare::forward(layout, inputs, w, false, None)?;
             channels::prepare(layout, inputs, w)?;
-            let report = run_forward(layout, inputs, w, factors, saved, y, None)?;
+            let rows = saved.as_mut().map(|saved| saved.each_mut().map(|x| &mut **x));
+            let report = run_forward(layout, inputs, w, factors, rows, y, None)?;
             match walked {
-                Some(state) => Ok(report.or(walk::run(layout, inputs, w, state, y)?)),
+                Some(state) => Ok(report.or(walk::run(layout, inputs, w, state, saved, y)?)),
                 None => Ok(report),
             }
         })
@@ -139,18 +147,30 @@ impl Planned {
         dy: &[f32],
         grads: &mut Grads<f32>,
     ) -> Result<(), Error> {
-        let Planned { layout, factors, .. } = self;
+        let Planned { layout, factors, walked } = self;
         layout.bind(inputs, factors);
         let l = &*layout;
+        if l.has_walked_heads() && walked.is_none() {
+            *walked = Some(l.layer.state(l.shape.batch)?);
+        }
         scratch.with(|w| {
             w.ensure_forward(l)?;
             w.ensure_backward(l)?;
-            backward_tasks(l, inputs, w, factors, saved, dy, None, grads)
+            backward_tasks(l, inputs, w, factors, saved, dy, Through { moments: None, walked: walked.as_mut() }, grads)
         })
     }
 }
 
-/// From dy to all gradients, `state` as in [`chunk::run::backward`]; what the call continues from is in the scratch memory.
+/// The memory that a backward pass goes through.
+#[derive(Default)]
+struct Through<'a> {
+    /// As in [`chunk::run::backward`].
+    moments: Option<&'a mut Buffer>,
+    /// Of heads that walk, where there are any.
+    walked: Option<&'a mut State>,
+}
+
+/// From dy to all gradients; what the call continues from is in the scratch memory.
 #[allow(clippy::too_many_arguments, reason = "all that a backward pass reads and writes")]
 fn backward_tasks(
     l: &Layout,
@@ -159,7 +179,7 @@ fn backward_tasks(
     factors: &[Vec<f32>],
     saved: [&[f32]; 3],
     dy: &[f32],
-    mut state: Option<&mut Buffer>,
+    mut through: Through,
     grads: &mut Grads<f32>,
 ) -> Result<(), Error> {
     gates::forward(l, inputs, w);
@@ -168,12 +188,15 @@ fn backward_tasks(
     write::forward(l, inputs, w, factors, true, None)?;
     epilogue::backward(l, inputs, saved, dy, w);
     join::backward(l, inputs, saved[2], w);
-    tiles_backward(l, inputs, saved[2], w, factors, state.as_deref_mut())?;
-    write::backward(l, inputs, w, factors, state, grads)?;
+    tiles_backward(l, inputs, saved[2], w, factors, &mut through)?;
+    write::backward(l, inputs, w, factors, through.moments, grads)?;
     channels::backward(l, inputs, w, grads)?;
     prepare::backward(l, inputs, w, grads);
     gates::backward(l, inputs, w, grads);
     parameters_backward(l, w, grads);
+    if l.has_walked_heads() {
+        w.walk_grads.add_spread(l, grads);
+    }
     Ok(())
 }
 
@@ -451,11 +474,16 @@ fn tiles_backward(
     rho: &[f32],
     w: &mut CallScratch,
     factors: &[Vec<f32>],
-    state: Option<&mut Buffer>,
+    through: &mut Through,
 ) -> Result<(), Error> {
     let s = l.shape;
+    let mut walk = std::mem::take(&mut w.walk_grads);
+    let walk_len = match &mut through.walked {
+        Some(state) => walk_backward::ensure(l, state, &mut walk)?,
+        None => 0,
+    };
     let chunk_len = if l.groups.is_empty() { 0 } else { chunk::ChunkScratch::len(l, true).max(chunk::ChunkScratch::len(l, false)) };
-    w.tasks.ensure(tile_backward::tiles_len(l).max(chunk_len))?;
+    w.tasks.ensure(tile_backward::tiles_len(l).max(chunk_len).max(walk_len))?;
     let mut to = Gradients::take(w);
     let mut states = std::mem::take(&mut w.states);
     let context = tile_backward::Context {
@@ -492,8 +520,12 @@ fn tiles_backward(
     }
     let queries = chunk::QueryGrads { q: context.q, du: context.du, dz: context.dz };
     let chunks = chunk::Chunks { queries, ..chunks(l, inputs, w, factors) };
-    chunk::run::backward(&context, &chunks, &mut to, &mut states, state, &w.tasks);
+    chunk::run::backward(&context, &chunks, &mut to, &mut states, through.moments.as_deref_mut(), &w.tasks);
+    if let Some(state) = &mut through.walked {
+        walk_backward::run(&context, inputs, w, state, &mut walk, &mut to);
+    }
     to.put_back(w);
+    w.walk_grads = walk;
     w.states = states;
     Ok(())
 }

@@ -171,6 +171,8 @@ pub(crate) struct Layout {
     pub taps: usize,
     /// Parts of time in the backward pass of heads that see all keys; none where there is no such head.
     pub parts: Cuts,
+    /// All of time as one part.
+    pub whole: Cuts,
     /// The heads that have a state, by what they share.
     pub groups: Vec<ChunkGroup>,
     /// Tiles of a chunk.
@@ -239,6 +241,7 @@ impl Layout {
             ep,
             taps: layer.taps(),
             parts: Cuts::new((0..=parts).map(|i| i * tiles / parts.max(1)).collect(), tile, shape.time),
+            whole: Cuts::new(vec![0, tiles], tile, shape.time),
             splits: match groups.is_empty() {
                 true => 0,
                 // States of splits are added up with one factor for all rows.
@@ -303,10 +306,10 @@ impl Layout {
         self.classes.iter().any(|class| class.running.is_some())
     }
 
-    /// Whether a head weighs its keys by e^c of its own for each query.
+    /// Whether a head weighs its keys by e^c of its own for each query; around the mean of whole keys, a walk knows c.
     pub fn has_log_factor(&self, head: &Head) -> bool {
         let class = &self.classes[head.class];
-        head.gauss || class.shift || class.running.is_some()
+        (head.gauss && !class.whole) || class.shift || class.running.is_some()
     }
 
     /// Whether any does.

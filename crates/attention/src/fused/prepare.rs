@@ -7,7 +7,7 @@ mod qk_norm;
 
 use rayon::prelude::*;
 
-use crate::fused::plan::Layout;
+use crate::fused::plan::{Head, Layout};
 use crate::fused::prepare::head_rows::{Codes, FilterGrads, Pack, Unfilter, Unpack};
 pub use crate::fused::prepare::head_rows::{HeadRows, transpose_tile};
 use crate::fused::prepare::qk_norm::NORMED;
@@ -191,7 +191,8 @@ pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, backward: 
     let [mut q, mut k, mut kt, mut v, mut vt, mut means] =
         [&mut w.q, &mut w.k, &mut w.kt, &mut w.v, &mut w.vt, &mut w.means].map(std::mem::take);
     let (sources, tasks) = (Sources::new(l, inputs, w), &w.tasks);
-    let keeps_v = !backward || l.heads.iter().any(|head| head.weighs_keys || head.chunked || head.variant.write.is_some());
+    let reads_v = |head: &Head| head.weighs_keys || head.chunked || head.variant.write.is_some() || head.variant.is_walked();
+    let keeps_v = !backward || l.heads.iter().any(reads_v);
     let (heads, kvs) = (l.head_count(), l.kv_count());
     let pack = |side: HeadRows, padded: usize, columns: usize, mut rows: Block<f32>, mut transposed: Block<f32>| {
         let (rows, transposed) = (rows.piece(), transposed.piece());

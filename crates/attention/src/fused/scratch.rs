@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::buffer::resize;
 use crate::fused::plan::Layout;
+use crate::fused::walk_backward::WalkGrads;
 use crate::task_scratch::TaskScratch;
 use crate::{Buffer, Error, Rope};
 
@@ -107,6 +108,12 @@ impl<T, const N: usize> Held for [Vec<T>; N] {
     }
 }
 
+impl Held for WalkGrads {
+    fn held(&self) -> usize {
+        self.held()
+    }
+}
+
 impl<T> Held for Vec<T> {
     fn held(&self) -> usize {
         size_of::<T>() * self.capacity()
@@ -133,6 +140,8 @@ call_scratch! {
     means: Buffer,
     /// U [N, T, ep], z and ρ [N, T] of heads that walk.
     walk: [Buffer; 3],
+    /// What their backward pass keeps.
+    walk_grads: WalkGrads,
     /// Gate factors [B, G, T] and [N, T].
     in_gate: Buffer,
     out_gate: Buffer,

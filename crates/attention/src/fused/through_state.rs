@@ -6,7 +6,7 @@ use crate::buffer::resize;
 use crate::engine::SavedRows;
 use crate::fused::plan::Layout;
 use crate::fused::scratch::SumGrads;
-use crate::fused::{Fused, Planned, backward_tasks, prefill};
+use crate::fused::{Fused, Planned, Through, backward_tasks, prefill};
 use crate::kernels::disjoint::Blocks;
 use crate::state::State;
 use crate::{Buffer, Error, Grads, Inputs, Saved};
@@ -99,7 +99,7 @@ impl Fused {
             prefill::begin(l, before, w)?;
             w.ensure_backward(l)?;
             w.through.copy_from_slice(&state.sums);
-            backward_tasks(l, inputs, w, factors, saved, dy, Some(&mut state.values), grads)?;
+            backward_tasks(l, inputs, w, factors, saved, dy, Through { moments: Some(&mut state.values), walked: None }, grads)?;
             state.sums.copy_from_slice(&w.through);
             tails_backward(l, inputs, &mut state.tails, &mut w.dtails, grads);
             Ok(())

@@ -22,8 +22,15 @@ use crate::state::pool::PoolScratch;
 use crate::state::pool_step::{self, GroupInputs};
 use crate::{Error, Extra, Inputs, Report};
 
-/// Takes all positions of the call into the pools of a state, and computes y of the heads that walk.
-pub(super) fn run(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, state: &mut State, y: &mut [f32]) -> Result<Report, Error> {
+/// Takes all positions of the call into the pools of a state, and computes y of the heads that walk; their U, z and ρ are left in `saved`.
+pub(super) fn run(
+    l: &Layout,
+    inputs: &Inputs<f32>,
+    w: &mut CallScratch,
+    state: &mut State,
+    saved: Option<[&mut [f32]; 3]>,
+    y: &mut [f32],
+) -> Result<Report, Error> {
     let s = l.shape;
     let (groups, tables) = (state.bases.len(), &state.tables);
     for (index, store) in state.stores.iter_mut().enumerate() {
@@ -83,6 +90,11 @@ pub(super) fn run(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, state: 
         epilogue::forward(l, &gates, (b, h), [0, len, s.time], &RowSums { u, z, rho }, to)
     });
     let report = reports.reduce(Report::default, Report::or);
+    for (to, (from, width)) in saved.into_iter().flatten().zip([(&u, l.ep), (&z, 1), (&rho, 1)]) {
+        let size = s.time * width;
+        let heads = to.chunks_exact_mut(size).zip(from.chunks_exact(size)).enumerate();
+        heads.filter(|(n, _)| l.heads[n % s.heads].variant.is_walked()).for_each(|(_, (to, from))| to.copy_from_slice(from));
+    }
     w.walk = [u, z, rho];
     Ok(report)
 }
@@ -97,7 +109,7 @@ fn padded(n: usize) -> usize {
 }
 
 /// Values of scratch memory.
-fn len(l: &Layout, group: &StateGroup, basis: Option<&Basis>) -> usize {
+pub(super) fn len(l: &Layout, group: &StateGroup, basis: Option<&Basis>) -> usize {
     let heads = group.heads.len();
     let far = group.far.as_ref().map_or(0, |far| l.classes[far.class].width);
     let pool = group.places.map_or(0, |places| PoolScratch::len(places, l.shape.d, l.ep, heads));
@@ -105,15 +117,15 @@ fn len(l: &Layout, group: &StateGroup, basis: Option<&Basis>) -> usize {
 }
 
 /// What a pool reads of the positions of a call.
-struct WalkInputs<'a> {
-    l: &'a Layout,
-    inputs: &'a Inputs<'a, f32>,
-    sources: &'a Sources<'a>,
-    tables: &'a [std::sync::Arc<Vec<f32>>],
-    group: &'a StateGroup,
-    b: usize,
-    g: usize,
-    t: usize,
+pub(super) struct WalkInputs<'a> {
+    pub l: &'a Layout,
+    pub inputs: &'a Inputs<'a, f32>,
+    pub sources: &'a Sources<'a>,
+    pub tables: &'a [std::sync::Arc<Vec<f32>>],
+    pub group: &'a StateGroup,
+    pub b: usize,
+    pub g: usize,
+    pub t: usize,
 }
 
 impl GroupInputs for WalkInputs<'_> {

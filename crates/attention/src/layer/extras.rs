@@ -64,8 +64,9 @@ struct ClassSizes {
     features: usize,
     /// Of centred keys.
     channels: usize,
-    /// Whether the centre is trained.
+    /// Whether the centre is trained, and its spread.
     trained: bool,
+    spread: bool,
 }
 
 impl ClassSizes {
@@ -75,12 +76,14 @@ impl ClassSizes {
         // Around the mean of whole keys, the spread is theirs.
         let centred = |class: Weighing| if class.centre?.mean == Mean::Whole { Some(d) } else { Some(class.score_dim(d)) };
         let channels = |v: &Variant| class(v).and_then(centred);
+        let centre = shared(heads, "kind of centre", |v| class(v)?.centre)?;
         Ok(ClassSizes {
             orders: shared(heads, "number of learned coefficients", learned)?.unwrap_or(0),
             dim: shared(heads, "`dim`", |v| class(v)?.dim)?.unwrap_or(d),
             features: shared(heads, "dimension of learned features", features)?.unwrap_or(d),
             channels: shared(heads, "dimension of centred keys", channels)?.unwrap_or(d),
-            trained: shared(heads, "kind of centre", |v| class(v)?.centre)?.is_none_or(Centre::is_trained),
+            trained: centre.is_none_or(Centre::is_trained),
+            spread: centre.is_some_and(Centre::trains_spread),
         })
     }
 }
@@ -104,7 +107,7 @@ pub(crate) fn layer_extras(heads: &[Variant], shape: &Shape) -> Result<Vec<Extra
         .filter(|&extra| heads.iter().any(|v| v.needs(extra)))
         .map(|extra| {
             let (near, far) = extra.of_near();
-            let ClassSizes { orders, dim, features, channels, trained } = classes[far as usize];
+            let ClassSizes { orders, dim, features, channels, trained, spread } = classes[far as usize];
             let taps = width.unwrap_or(0);
             // PyTorch's start for a convolution: uniform within 1/√width.
             let conv = |channels: usize| parameter(vec![channels, 1, taps], Init::Uniform(1.0 / (taps as f64).sqrt()));
@@ -147,7 +150,8 @@ pub(crate) fn layer_extras(heads: &[Variant], shape: &Shape) -> Result<Vec<Extra
                 far => unreachable!("{far:?} is no tensor of near keys"),
             };
             let trained = match near {
-                Extra::Spread | Extra::CodeCentre | Extra::CodeRange => false,
+                Extra::CodeCentre | Extra::CodeRange => false,
+                Extra::Spread => spread,
                 Extra::Mean | Extra::Gamma => trained,
                 _ => true,
             };

@@ -2,7 +2,7 @@
 
 use crate::naive::prepare::{FeatureGrads, Features};
 use crate::parts::cap;
-use crate::parts::centre::{Mean, bounded_gauss};
+use crate::parts::centre::{Mean, bounded_gauss, bounded_gauss_slope};
 use crate::parts::kernel::hedgehog;
 use crate::real::dot;
 use crate::{Extra, Inputs, Kernel, Real, Weighing};
@@ -29,6 +29,8 @@ pub(crate) struct Class<'a, R> {
     gauss: Vec<R>,
     gamma: R,
     spread: &'a [R],
+    /// Whether the log factor is that of whole keys.
+    whole: bool,
 }
 
 /// One score x_ts on its way to a weight factor·w(argument).
@@ -156,7 +158,7 @@ impl<'a, R: Real> Class<'a, R> {
                 gauss[t] = half * gamma * quadratic(q.row(t), spread);
             }
         }
-        Class { far, weighing, scale, q, k, decay, means, counted, shift, centre, gauss, gamma, spread }
+        Class { far, weighing, scale, q, k, decay, means, counted, shift, centre, gauss, gamma, spread, whole: is_whole }
     }
 
     pub fn kernel(&self) -> &Kernel {
@@ -262,7 +264,9 @@ impl<'a, R: Real> Class<'a, R> {
         let width = self.q.width;
         let (mut dmean, mut dgamma) = (vec![R::zero(); width], R::zero());
         for t in 0..self.centre.len() {
-            let (q, dc, dlog) = (self.q.row(t), g.centre[t] + g.log_factor[t], g.log_factor[t]);
+            // The log factor has another centre than the argument where that is of whole keys.
+            let (q, dlog) = (self.q.row(t), if self.whole { R::zero() } else { g.log_factor[t] });
+            let dc = g.centre[t] + dlog;
             if !self.means.is_empty() {
                 let mean = &self.means[t * width..][..width];
                 for i in 0..width {
@@ -277,7 +281,7 @@ impl<'a, R: Real> Class<'a, R> {
                     }
                 }
             }
-            if !self.spread.is_empty() {
+            if !self.spread.is_empty() && !self.whole {
                 dgamma += dlog * R::of(0.5) * quadratic(q, self.spread);
                 for i in 0..width {
                     let both = (0..width).map(|j| (self.spread[i * width + j] + self.spread[j * width + i]) * q[j]).sum::<R>();
@@ -286,6 +290,37 @@ impl<'a, R: Real> Class<'a, R> {
             }
         }
         (dmean, dgamma)
+    }
+
+    /// Adds the gradients through the log factor of whole keys to those of q and k after RoPE [length, d]; gives those of γ and Σ.
+    pub fn whole_backward(&self, g: &ClassGrads<R>, (q, dq): (&[R], &mut [R]), (k, dk): (&[R], &mut [R])) -> (R, Vec<R>) {
+        let (mut dgamma, mut dspread) = (R::zero(), vec![R::zero(); self.spread.len()]);
+        if !self.whole {
+            return (dgamma, dspread);
+        }
+        let d = q.len() / self.centre.len().max(1);
+        let root = R::of((d as f64).sqrt());
+        for (t, keys) in self.counted.iter().enumerate() {
+            let (row, dlog) = (&q[t * d..][..d], g.log_factor[t]);
+            let share = dlog / (root * R::of(keys.len().max(1) as f64));
+            for &s in keys {
+                for i in 0..d {
+                    dq[t * d + i] += share * k[s * d + i];
+                    dk[s * d + i] += share * row[i];
+                }
+            }
+            if !self.spread.is_empty() {
+                let quadratic = quadratic(row, self.spread);
+                let slope = dlog * R::of(bounded_gauss_slope((self.gamma * quadratic).wide(), keys.len()));
+                dgamma += slope * quadratic;
+                for i in 0..d {
+                    let both = (0..d).map(|j| (self.spread[i * d + j] + self.spread[j * d + i]) * row[j]).sum::<R>();
+                    dq[t * d + i] += slope * self.gamma * both;
+                    (0..d).for_each(|j| dspread[i * d + j] += slope * self.gamma * row[i] * row[j]);
+                }
+            }
+        }
+        (dgamma, dspread)
     }
 
     /// Adds the gradients of q and k after RoPE, [length, d]; gives those of the tensors of q and of k.

@@ -301,6 +301,7 @@ impl<'a, R: Real> Head<'a, R> {
         for (class, g) in [(Some(&self.near), Some(&mut g.near)), (self.far.as_ref(), g.far.as_mut())] {
             let (Some(class), Some(g)) = (class, g) else { continue };
             let (dmean, dgamma) = class.centre_backward(g);
+            let (dwhole, dspread) = class.whole_backward(g, (&self.q.rotated, &mut dq), (&self.k.rotated, &mut dk));
             let [of_q, of_k] = class.features_backward(g, (&self.q.rotated, &mut dq), (&self.k.rotated, &mut dk));
             let to = |extra: Extra| if class.far { extra.of_far() } else { extra };
             for (extra, index, values) in [
@@ -318,7 +319,10 @@ impl<'a, R: Real> Head<'a, R> {
                     add_to(grads, to(Extra::Mean), kv_head * dmean.len(), &dmean);
                 }
                 if centre.gauss {
-                    add_to(grads, to(Extra::Gamma), head, &[dgamma]);
+                    add_to(grads, to(Extra::Gamma), head, &[dgamma + dwhole]);
+                }
+                if centre.gauss && centre.trains_spread() {
+                    add_to(grads, to(Extra::Spread), kv_head * dspread.len(), &dspread);
                 }
             }
             let coefficients: Vec<R> = g.coefficients.iter().map(|&a| R::of(a)).collect();

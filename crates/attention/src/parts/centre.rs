@@ -46,7 +46,12 @@ impl Centre {
 
     /// Whether μ and γ have gradients.
     pub fn is_trained(self) -> bool {
-        !matches!(self.mean, Mean::Given | Mean::Whole)
+        self.mean != Mean::Given
+    }
+
+    /// Whether Σ has: that of whole keys weighs all dimensions of a query, and is no longer a covariance once it is trained.
+    pub fn trains_spread(self) -> bool {
+        self.mean == Mean::Whole
     }
 
     /// The text that `read` takes.
@@ -104,6 +109,12 @@ pub(crate) fn bounded_gauss(v: f64, n: usize) -> f64 {
     if v <= most { 0.5 * v } else { (v * most).sqrt() - 0.5 * most }
 }
 
+/// ∂g/∂v
+pub(crate) fn bounded_gauss_slope(v: f64, n: usize) -> f64 {
+    let most = 2.0 * (n.max(1) as f64).ln();
+    if v <= most { 0.5 } else { 0.5 * (most / v).sqrt() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,6 +127,10 @@ mod tests {
         assert_eq!(bounded_gauss(1.0, 1000), 0.5);
         // Never more than the largest score can add.
         assert!(bounded_gauss(100.0, 50) < 10.0 * (2.0 * 50f64.ln()).sqrt());
+        for (v, n) in [(-1.0, 5), (0.3, 5), (3.0, 5), (3.5, 5), (40.0, 5), (2.0, 1)] {
+            let difference = (bounded_gauss(v + 1e-6, n) - bounded_gauss(v - 1e-6, n)) / 2e-6;
+            assert!((bounded_gauss_slope(v, n) - difference).abs() < 1e-7, "{v} {n}");
+        }
     }
 
     #[test]

@@ -238,8 +238,16 @@ impl Pool {
         }
     }
 
-    /// Takes the next key in, for which there is room. The key that it costs, if one, is left in `key_out` [d] and `value_out` [ep].
-    pub fn advance(&mut self, key: &[f32], value: &[f32], channels: Option<Channels>, key_out: &mut [f32], value_out: &mut [f32]) -> bool {
+    /// Takes the next key in, for which there is room. The key that it costs, if one, is left in `key_out` [d] and `value_out` [ep]; gives the place that
+    /// it had, which the key that leaves the window has now.
+    pub fn advance(
+        &mut self,
+        key: &[f32],
+        value: &[f32],
+        channels: Option<Channels>,
+        key_out: &mut [f32],
+        value_out: &mut [f32],
+    ) -> Option<usize> {
         let (t, Distance { window, sinks }) = (self.next, self.places.distance);
         let place = if t < sinks { t } else { sinks + (t - sinks) % window };
         let full = t >= sinks.saturating_add(window);
@@ -269,7 +277,7 @@ impl Pool {
             *received = 0.0;
         }
         self.next += 1;
-        loser.is_some()
+        loser
     }
 
     fn copy(&mut self, from: usize, to: usize, channels: Option<Channels>) {

@@ -20,7 +20,7 @@ use crate::parts::centre::bounded_gauss;
 use crate::real::dot;
 use crate::state::cache::Sums;
 use crate::state::memory::{GroupMemory, HeadSums, Store};
-use crate::state::pool::{PoolQuery, PoolScratch};
+use crate::state::pool::{Pool, PoolQuery, PoolScratch};
 use crate::{Kernel, Layer, Shape};
 
 /// What a step of a group reads, wherever its inputs come from.
@@ -71,27 +71,13 @@ pub(crate) fn step<S: Simd, I: GroupInputs>(
     let (lost_key, scratch) = scratch.split_at_mut(padded(d));
     let (lost_value, scratch) = scratch.split_at_mut(ep);
     let channels = inputs.channels();
-    let lost = pool.advance(key, value, channels, &mut lost_key[..d], lost_value);
+    let lost = pool.advance(key, value, channels, &mut lost_key[..d], lost_value).is_some();
     if !lost {
         lost_value.fill(0.0);
     }
     let lost_key = &lost_key[..d];
 
-    store.u.fill(0.0);
-    for (i, &head) in group.heads.iter().enumerate() {
-        store.sums[i] = Sums::new(heads[head].rescale, inputs.sink(head));
-    }
-    for (part, members) in group.heads.chunks(MOST_CHOOSING).enumerate() {
-        // One pass over the keys for so many heads at once.
-        let first = part * MOST_CHOOSING;
-        let mut rows: [Option<PoolQuery>; MOST_CHOOSING] = [const { None }; MOST_CHOOSING];
-        let places = store.u.chunks_exact_mut(ep).zip(&mut store.sums).skip(first);
-        for (((i, &head), row), (u, sums)) in members.iter().enumerate().zip(&mut rows).zip(places) {
-            let (plan, q, kernel) = (&heads[head], &queries[(first + i) * stride..][..d], inputs.kernel(head, false));
-            *row = Some(PoolQuery { q, kernel, cap: plan.cap, clamp: plan.clamp, rescale: plan.rescale, u, sums });
-        }
-        pool.attend(simd, channels, &mut rows[..members.len()], &mut pool_scratch);
-    }
+    attend(simd, layer, group, inputs, (queries, stride), pool, (&mut store.u, &mut store.sums), &mut pool_scratch);
     for (row, sums) in store.rows.iter_mut().zip(&store.sums) {
         *row = HeadSums { z: sums.z(), rho: sums.rho, largest: sums.largest };
     }
@@ -163,6 +149,37 @@ pub(crate) fn step<S: Simd, I: GroupInputs>(
         row.rho = join(&plan.variant, own, &mut row.z, row.rho, Some(FarSums { u, z, log: logs[i] }), sink);
     }
     far.z.iter_mut().zip(&*k).for_each(|(z, k)| *z += k);
+}
+
+/// Every head's query against all keys of the pool: U [heads, ep] and its sums, and what each key received.
+#[inline(always)]
+#[allow(clippy::too_many_arguments, reason = "queries, keys, and where sums go")]
+pub(crate) fn attend<S: Simd, I: GroupInputs>(
+    simd: S,
+    layer: &Layer,
+    group: &StateGroup,
+    inputs: &I,
+    (queries, stride): (&[f32], usize),
+    pool: &mut Pool,
+    (u, all): (&mut [f32], &mut [Sums]),
+    scratch: &mut PoolScratch,
+) {
+    let (heads, channels, ep, d) = (layer.head_plans(), inputs.channels(), pool.ep, pool.d);
+    u.fill(0.0);
+    for (sums, &head) in all.iter_mut().zip(&group.heads) {
+        *sums = Sums::new(heads[head].rescale, inputs.sink(head));
+    }
+    for (part, members) in group.heads.chunks(MOST_CHOOSING).enumerate() {
+        // One pass over the keys for so many heads at once.
+        let first = part * MOST_CHOOSING;
+        let mut rows: [Option<PoolQuery>; MOST_CHOOSING] = [const { None }; MOST_CHOOSING];
+        let places = u.chunks_exact_mut(ep).zip(&mut *all).skip(first);
+        for (((i, &head), row), (u, sums)) in members.iter().enumerate().zip(&mut rows).zip(places) {
+            let (plan, q, kernel) = (&heads[head], &queries[(first + i) * stride..][..d], inputs.kernel(head, false));
+            *row = Some(PoolQuery { q, kernel, cap: plan.cap, clamp: plan.clamp, rescale: plan.rescale, u, sums });
+        }
+        pool.attend(simd, channels, &mut rows[..members.len()], scratch);
+    }
 }
 
 /// What the monomials of an order are multiplied by besides the head's table.

@@ -71,7 +71,7 @@ impl State {
             let far = group.far.as_ref().map_or(0, |far| classes[far.class].width);
             let (width, heads) = (classes[group.class].width, group.heads.len());
             let pool = group.places.map_or(0, |places| {
-                let queries = padded(width) * (1 + heads) + padded(self.shape.e) + heads;
+                let queries = padded(width) * (1 + heads) + padded(self.shape.e) + 2 * heads;
                 let own = PoolScratch::len(places, self.shape.d, padded(self.shape.e), heads);
                 queries + own + pool_step::scratch_len(&self.shape, far, heads, basis.as_deref())
             });
@@ -232,8 +232,9 @@ impl Step<'_> {
             rotate(to, &token.cos[b * half..][..half], &token.sin[b * half..][..half]);
         }
         let coded = class.bits.filter(|&(_, sinks)| which > 0 && self.state.steps.positions[b] >= sinks);
-        match (coded, class.channels_of(self.inputs, d, head)) {
-            (Some((bits, _)), Some(channels)) if which == 1 => bits::round_key(bits, channels, to),
+        // Of keys: there are more query heads than channels have kv heads.
+        match (coded, coded.filter(|_| which == 1).and_then(|_| class.channels_of(self.inputs, d, head))) {
+            (Some((bits, _)), Some(channels)) => bits::round_key(bits, channels, to),
             (Some((bits, _)), _) => bits::round_value(bits, to),
             _ => {}
         }

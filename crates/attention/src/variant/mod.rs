@@ -254,9 +254,8 @@ impl Variant {
 
     /// What has no backward pass, as it is written.
     pub fn inference_only(&self) -> Option<&'static str> {
-        [(self.chosen.is_some(), "chosen"), (self.has_whole_centre(), "centre=whole")]
-            .into_iter()
-            .find_map(|(there, word)| there.then_some(word))
+        let follows = self.far.as_ref().is_some_and(Weighing::has_running_mean);
+        (self.chosen.is_some() && follows).then_some("chosen with far keys and centre=running")
     }
 
     /// Why the write rule cannot stand with the other parts.

@@ -415,6 +415,10 @@ fn read(text: &str) -> Result<Variant, Error> {
         if presets::find(word).is_some() {
             continue;
         }
+        let count = |brackets: [char; 2]| word.matches(brackets).count();
+        if count(['(', '{']) != count([')', '}']) {
+            return fail(span.clone(), "as many brackets must be closed as are opened".into(), None);
+        }
         let (head, value) = head_and_value(word);
         let head = ALIASES.iter().find(|(alias, _)| *alias == head).map_or(head, |(_, word)| word);
         let key = KEYS.iter().find(|key| key.word == head);

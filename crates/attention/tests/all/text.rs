@@ -307,6 +307,8 @@ fn errors_point_at_the_word() {
         ("exp window=4 far(dim=2)", "far(dim=2)"),
         ("exp window=4 far(exp window=2)", "far(exp window=2)"),
         ("exp window=4 far(taylor=4..2)", "far(taylor=4..2)"),
+        ("exp window=4 far(taylor=0..2 cap=5", "far(taylor=0..2 cap=5"),
+        ("exp window=4 far(taylor=0..2)) cap=5", "far(taylor=0..2))"),
         ("exp window=4 far", "far"),
         ("exp window=-1", "window=-1"),
         ("exp cap=0", "cap=0"),

@@ -1,22 +1,25 @@
 //! `termwise audit`.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::Args;
-use termwise_convert::audit::{self, Audit};
+use termwise_convert::audit::{self, Audit, Options};
+use termwise_convert::record::Record;
 use termwise_inspect::spectrum::windows;
 use termwise_llama::Model;
 
 use super::settings::DataSettings;
-use super::source::{cache_folder, model_folder, open_for_model};
+use super::source::{cache_folder, model_folder, open_for_model, tokenizer_of};
 use crate::context::{Context, Output};
 use crate::error::{Exit, Failure};
 use crate::progress::{Bar, stop_on_interrupt};
 
 /// Check a converted model against its original
 ///
-/// The same text by the plain formula, at once, as a prompt and token by token; whether memory is constant; and what sinks, chosen keys and far states are worth:
-/// predictions with each switched off. A verdict for each check; the exit code says whether all hold.
+/// Whether its memory is the one that the conversion recorded; the same text by the plain formula, at once, in chunks, as a prompt in parts and token by token; whether memory
+/// is constant; what sinks, window, chosen keys and far states give to each head, and predictions with each switched off; what it writes, by the original's judgement; and
+/// facts at several distances, where the original finds them. A verdict for each check, by a rule that is printed; the exit code says whether all hold.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -35,6 +38,12 @@ pub struct AuditArgs {
     /// Contexts
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = super::size(4096))]
     pub contexts: usize,
+    /// Facts of each task and distance that are asked for
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = super::size(4096))]
+    pub facts: usize,
+    /// Tokens of each continuation
+    #[arg(long, value_name = "N", default_value_t = 48, value_parser = super::size(1 << 16))]
+    pub tokens: usize,
     /// Folder for tokenized text [default: termwise in the user's cache]
     #[arg(long, value_name = "DIR")]
     pub cache: Option<PathBuf>,
@@ -50,12 +59,22 @@ pub fn run(args: &AuditArgs, context: &mut Context) -> Result<Exit, Failure> {
     let stop = stop_on_interrupt("finishing this check");
     let bar = Bar::new(args.output.quiet);
     let audit = context.pool()?.install(|| -> Result<Audit, Failure> {
-        let (model, against) = (Model::read(&folder)?, Model::read(&original)?);
+        let (model, against) = (Arc::new(Model::read(&folder)?), Arc::new(Model::read(&original)?));
+        let record = Record::read(&folder)?;
+        // A model without one is asked for no facts.
+        let tokenizer = tokenizer_of(&original)?;
         let opened = open_for_model(&original, &args.data, false, &cache_folder(args.cache.as_deref()))?;
         let length = args.length.unwrap_or(against.config.max_position_embeddings.min(super::WINDOW));
         let mut contexts = windows(opened.source.as_ref(), length, (args.contexts * length) as u64)?;
         contexts.truncate(args.contexts);
-        let found = audit::audit(&model, &against, &contexts, &stop, &mut |done, of, what| bar.at(done, of.max(done), what))?;
+        let options = Options {
+            record: record.as_ref(),
+            tokenizer: tokenizer.as_ref(),
+            facts: args.facts,
+            tokens: args.tokens,
+            between: &mut |_, _| Ok(()),
+        };
+        let found = audit::audit(&model, &against, &contexts, options, &stop, &mut |done, of, what| bar.at(done, of.max(done), what))?;
         Ok(Audit { model: args.model.clone(), against: args.against.clone(), ..found })
     })?;
     drop(bar);

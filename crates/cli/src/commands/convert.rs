@@ -1,22 +1,27 @@
 //! `termwise convert` and `termwise atlas`.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::{ArgGroup, Args};
+use termwise_base::files::create_folder;
 use termwise_convert::assemble::{assemble, attention};
-use termwise_convert::atlas::Atlas;
+use termwise_convert::atlas::{Atlas, Recalls};
 use termwise_convert::calibrate::gather;
-use termwise_convert::convert::{self, Budget, Conversion, Prepared, Share};
+use termwise_convert::convert::{self, Budget, Conversion, PROBE_LENGTH, Prepared, Share};
 use termwise_convert::frontier::ALL;
 use termwise_convert::journal::{Journal, digest};
 use termwise_convert::kinds::{Kind, key_bytes};
+use termwise_convert::recall::Facts;
+use termwise_convert::record::Record;
+use termwise_convert::tune::{Settings, Tuning, tune};
 use termwise_inspect::cut;
 use termwise_lab::plan::parse_bytes;
 use termwise_llama::Model;
 use termwise_train::tell::tell;
 
 use super::settings::DataSettings;
-use super::source::model_folder;
+use super::source::{model_folder, tokenizer_of};
 use super::texts::TextArgs;
 use crate::context::{Context, Output};
 use crate::error::{Exit, Failure};
@@ -34,10 +39,11 @@ Examples:
   termwise convert path/to/llama --data book.txt --keys 128 --save small
   termwise convert path/to/llama --data book.txt --bytes 8MB --save small --out report
   termwise convert path/to/llama --data book.txt --loss +1% --save small
+  termwise convert path/to/llama --data book.txt --keys 128 --tune 1000000 --out report --save small
   termwise generate small --prompt Once --max-tokens 100000
   termwise eval small --data other.txt
 
-With --out, what is finished is kept there, and the same command goes on after Ctrl-C. Fitting and choosing see the first half of the text alone; losses are of the second.")]
+With --out, what is finished is kept there, and the same command goes on after Ctrl-C. Fitting, choosing and healing see the first half of the text alone; losses are of the second.")]
 pub struct ConvertArgs {
     /// A folder of a model, a run, a checkpoint, or hf://OWNER/NAME[@REVISION] [default: the newest run in runs/]
     #[arg(value_name = "MODEL")]
@@ -51,6 +57,24 @@ pub struct ConvertArgs {
     /// What the loss may rise by, as in +1%
     #[arg(long, value_name = "SHARE")]
     pub loss: Option<Share>,
+    /// Heal the converted model on so many tokens: what conversion added learns the original's predictions
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..1 << 40))]
+    pub tune: Option<u64>,
+    /// With --tune: let all weights learn
+    #[arg(long, requires = "tune")]
+    pub tune_all: bool,
+    /// With --tune: the highest learning rate of what conversion added
+    #[arg(long, value_name = "RATE", default_value_t = Settings::default().rate, value_parser = rate, requires = "tune")]
+    pub tune_rate: f64,
+    /// With --tune-all: the highest learning rate of all other weights
+    #[arg(long, value_name = "RATE", default_value_t = Settings::default().weight_rate, value_parser = rate, requires = "tune_all")]
+    pub weight_rate: f64,
+    /// With --tune: tokens of a context
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = super::size(1 << 20), requires = "tune")]
+    pub tune_length: usize,
+    /// With --tune-all: the original model through the same training, measured beside the healed one
+    #[arg(long, requires = "tune_all")]
+    pub control: bool,
     /// Contexts of each text that are evaluated
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = super::size(4096))]
     pub contexts: usize,
@@ -83,17 +107,38 @@ pub fn run(args: &ConvertArgs, context: &mut Context) -> Result<Exit, Failure> {
     let stop = stop_on_interrupt("finishing this measurement");
     let bar = Bar::new(args.output.quiet);
     let out = args.output.out.clone();
-    let (mut model, conversion, attention) = context.pool()?.install(|| -> Result<_, Failure> {
+    let (mut model, conversion, attention, record) = context.pool()?.install(|| -> Result<_, Failure> {
         let model = Model::read(folder)?;
-        let (data, texts) = args.texts.cut(folder, &args.data, &model.config, args.contexts)?;
+        let (data, texts) =
+            args.texts.cut(folder, &args.data, &model.config, args.contexts, args.tune.map(|tokens| (args.tune_length, tokens)))?;
         let tell = &mut |done: u64, of: u64, what: &str| bar.at(done, of, what);
         let prepared = Prepared::new(&model, &texts.calibration, ALL, out.as_deref(), &stop, tell)?;
         let kinds = convert::choose(&model, &prepared, ALL, &texts.calibration, budget, &stop, tell)?;
         let chosen: Vec<Option<Kind>> = kinds.iter().copied().map(Some).collect();
-        let converted = assemble(&model, &prepared.fits, &chosen)?;
+        let mut converted = assemble(&model, &prepared.fits, &chosen)?;
         let mut journal = Journal::open(out.as_ref().map(|folder| folder.join("evaluation.jsonl")).as_deref())?;
         let identity = digest(&format!("{} {kinds:?}", prepared.fits.identity));
         let measured = convert::evaluate(&model, &converted, &texts, &mut journal, &identity, &stop, tell)?;
+        let settings = args.tune.map(|tokens| Settings { tokens, all: args.tune_all, rate: args.tune_rate, weight_rate: args.weight_rate });
+        let mut tuning = None;
+        if let Some(settings) = settings {
+            let place = |name: &str| out.as_ref().map(|folder| folder.join(name));
+            let mut heal =
+                |student: &mut Model, name: &str| tune(&model, student, &texts.tuning, settings, place(name).as_deref(), &stop, tell);
+            let (kl, trained) = heal(&mut converted, "tuning")?;
+            let mut control = None;
+            if args.control {
+                let mut own = model.clone();
+                heal(&mut own, "control")?;
+                control = Some(own);
+            }
+            let of = |what: &str| digest(&format!("{identity} {what} {settings:?} {:?}", texts.tuning));
+            let measured = convert::evaluate(&model, &converted, &texts, &mut journal, &of("healed"), &stop, tell)?;
+            let control =
+                control.map(|own| convert::evaluate(&model, &own, &texts, &mut journal, &of("control"), &stop, tell)).transpose()?;
+            let (length, contexts) = (texts.tuning.first().map_or(0, Vec::len), texts.tuning.len());
+            tuning = Some(Tuning { settings, length, contexts, trained, kl, measured, control });
+        }
         let config = &model.config;
         let (units, d) = ((config.num_hidden_layers * config.num_key_value_heads) as u64, config.head_dim);
         let bytes = convert::bytes_of(&kinds, d);
@@ -110,14 +155,17 @@ pub fn run(args: &ConvertArgs, context: &mut Context) -> Result<Exit, Failure> {
             kinds,
             calibration_tokens: texts.calibration.iter().map(Vec::len).sum(),
             measured,
+            tuning,
         };
-        let map = attention(&model.config, &chosen)?;
-        Ok((converted, conversion, map))
+        let map = attention(&model.config, &prepared.fits, &chosen)?;
+        let record = Record::new(&conversion.model, &converted, &model, bytes);
+        Ok((converted, conversion, map, record))
     })?;
     drop(bar);
     context.emit(&conversion, &args.output)?;
     if let Some(to) = &args.save {
         cut::save(&mut model, &attention, folder, to, args.overwrite)?;
+        record.write(to)?;
         if !args.output.quiet {
             tell(&format!("saved in {}", to.display()));
         }
@@ -125,18 +173,33 @@ pub fn run(args: &ConvertArgs, context: &mut Context) -> Result<Exit, Failure> {
     Ok(Exit::Success)
 }
 
+fn rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
+    rate.ok_or_else(|| format!("a learning rate is a number above zero, as in 1e-3, found `{text}`"))
+}
+
 /// Draw the atlas of a model's heads: what they look back at
 ///
-/// For every head the share of its attention on far keys and on the first keys, how far it looks back, the standard deviation and the largest of the scores of far keys.
+/// For every head the share of its attention on far keys and on the first keys, how far it looks back, the standard deviation and the largest of the scores of far keys; with --removal
+/// what the model loses where a kv head keeps a short window alone: KL, loss, and facts that it no longer finds.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   termwise atlas path/to/llama --data book.txt
-  termwise atlas path/to/llama --data book.txt --length 4096 --out atlas")]
+  termwise atlas path/to/llama --data book.txt --removal --facts 8 --heads 16 --out atlas")]
 pub struct AtlasArgs {
     /// A folder of a model, a run, a checkpoint, or hf://OWNER/NAME[@REVISION] [default: the newest run in runs/]
     #[arg(value_name = "MODEL")]
     pub model: Option<String>,
+    /// Measure what the model loses with the memory of each kv head
+    #[arg(long)]
+    pub removal: bool,
+    /// With --removal: facts that are asked for without it
+    #[arg(long, value_name = "N", requires = "removal", value_parser = super::size(4096))]
+    pub facts: Option<usize>,
+    /// With --facts: kv heads, those whose removal does the most
+    #[arg(long, value_name = "N", requires = "facts", default_value_t = 16, value_parser = super::size(1 << 16))]
+    pub heads: usize,
     #[command(flatten)]
     pub texts: TextArgs,
     #[command(flatten)]
@@ -151,11 +214,28 @@ pub fn atlas(args: &AtlasArgs, context: &mut Context) -> Result<Exit, Failure> {
     let bar = Bar::new(args.output.quiet);
     let atlas = context.pool()?.install(|| -> Result<Atlas, Failure> {
         let model = Model::read(folder)?;
-        let (data, texts) = args.texts.cut(folder, &args.data, &model.config, 0)?;
-        let gathered = gather(&model, &texts.calibration, None, &stop, &mut |done, of, what| bar.at(done, of, what))?;
+        let (data, texts) = args.texts.cut(folder, &args.data, &model.config, 0, None)?;
+        let tell = &mut |done: u64, of: u64, what: &str| bar.at(done, of, what);
+        let gathered = gather(&model, &texts.calibration, None, &stop, tell)?;
         let length = texts.calibration.first().map_or(0, Vec::len);
         let name = args.model.clone().unwrap_or_else(|| folder.display().to_string());
-        Ok(Atlas::new(&name, data, &model.config, &gathered, length))
+        let mut atlas = Atlas::new(&name, data, &model.config, &gathered, length);
+        let Some(last) = texts.calibration.last().filter(|_| args.removal) else { return Ok(atlas) };
+        let tokenizer = tokenizer_of(folder)?;
+        let recall = match (&tokenizer, args.facts) {
+            (Some(tokenizer), Some(facts)) => {
+                Some((Facts::new(tokenizer, &texts.calibration, length, facts), Recalls { facts, heads: args.heads }))
+            }
+            (None, Some(_)) => return Err(Failure::usage("the model has no tokenizer.json, without which there are no facts to ask for")),
+            _ => None,
+        };
+        if let Some(folder) = &args.output.out {
+            create_folder(folder)?;
+        }
+        let mut journal = Journal::open(args.output.out.as_ref().map(|folder| folder.join("journal.jsonl")).as_deref())?;
+        let context = &last[..last.len().min(PROBE_LENGTH)];
+        atlas.add_removals(&Arc::new(model), (&gathered, context), recall, &mut journal, &stop, tell)?;
+        Ok(atlas)
     })?;
     drop(bar);
     context.emit(&atlas, &args.output).map(Exit::done)

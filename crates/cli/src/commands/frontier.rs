@@ -57,13 +57,16 @@ pub fn run(args: &FrontierArgs, context: &mut Context) -> Result<Exit, Failure> 
     let (out, made_by) = (args.output.out.clone(), context.provenance.clone());
     let frontier = context.pool()?.install(|| -> Result<Frontier, Failure> {
         let model = Model::read(folder)?;
-        let (_, texts) = args.texts.cut(folder, &args.data, &model.config, args.contexts)?;
+        let (_, texts) = args.texts.cut(folder, &args.data, &model.config, args.contexts, None)?;
         if let Some(folder) = &out {
             create_folder(folder)?;
         }
         let tell = &mut |done: u64, of: u64, what: &str| bar.at(done, of, what);
-        let families = Method::families(&Method::named(&args.methods)?);
-        let prepared = Prepared::new(&model, &texts.calibration, &families, out.as_deref(), &stop, tell)?;
+        let methods = Method::named(&args.methods)?;
+        let families = Method::families(&methods);
+        let mut prepared = Prepared::new(&model, &texts.calibration, &families, out.as_deref(), &stop, tell)?;
+        let rivals = Method::rivals(&methods, &args.keys, model.config.head_dim);
+        prepared.add_rivals(&model, &texts.calibration, &rivals, out.as_deref(), &stop, tell)?;
         let journal = out.as_ref().map(|folder| folder.join("frontier.jsonl"));
         let options = Options { keys: args.keys.clone(), methods: args.methods.clone(), journal: journal.as_deref() };
         let about = Frontier {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use termwise_data::{Prepare, Progress, Source};
+use termwise_data::{Prepare, Progress, Source, Tokenizer};
 use termwise_train::resolve::{self, Named};
 use termwise_train::settings::Layer;
 use termwise_train::source;
@@ -38,4 +38,10 @@ pub fn layers_of_model(folder: &Path, flags: &DataSettings) -> Result<(Vec<Layer
 /// All of the data that the flags name; without `--data`, the held-out part of what the checkpoint was trained on.
 pub fn open_for_model(folder: &Path, flags: &DataSettings, held_out_only: bool, cache: &Path) -> Result<Opened> {
     source::open_for_model(folder, flags.table(), held_out_only, cache)
+}
+
+/// The tokenizer of a model's folder; `None` where it has no `tokenizer.json`.
+pub fn tokenizer_of(folder: &Path) -> Result<Option<Tokenizer>> {
+    let path = folder.join("tokenizer.json");
+    Ok(if path.is_file() { Some(Tokenizer::open(&path.display().to_string(), None)?) } else { None })
 }

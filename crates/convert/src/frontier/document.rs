@@ -4,7 +4,8 @@ use termwise_report::{
     Axis, Block, Cell, Chart, Document, Documented, Figure, Layer, Line, Panel, Scale, Section, Table, Tone, Unit, thousands,
 };
 
-use super::{Frontier, METHODS, Point, Verdict};
+use super::best::Bound;
+use super::{Frontier, METHODS, Point};
 use crate::meter::BUCKETS;
 
 impl Documented for Frontier {
@@ -36,7 +37,7 @@ impl Documented for Frontier {
         if !self.finished {
             lead.push(Block::badge(Tone::Open, "unfinished", "what is here is measured; the same command goes on from there"));
         }
-        let mut sections = vec![Section::new("Verdicts", self.verdict_blocks())];
+        let mut sections = vec![Section::new("Verdicts", self.verdict_blocks()), Section::new("The best of each side", self.best_blocks())];
         for (text, ..) in &self.texts {
             sections.push(Section::new(format!("Loss and KL on {text}"), self.text_blocks(text)));
         }
@@ -50,11 +51,6 @@ impl Frontier {
         let columns = ["said to be better", "than", "keys", "contexts", "difference of losses", "95 % interval", "verdict"];
         let mut table = Table::new("Difference of losses in nats per token, over contexts of all texts; negative is better", columns);
         for found in &self.comparisons {
-            let verdict = match found.verdict {
-                Verdict::Better => "better",
-                Verdict::Worse => "worse",
-                Verdict::Open => "open",
-            };
             table.rows.push(vec![
                 Cell::text(&found.a),
                 Cell::text(&found.b),
@@ -62,10 +58,58 @@ impl Frontier {
                 Cell::count(found.contexts),
                 Cell::Number(found.difference, 4),
                 Cell::maybe(found.interval, |(low, high)| Cell::text(format!("{low:+.4} … {high:+.4}"))),
-                Cell::text(verdict),
+                Cell::text(found.verdict.word()),
             ]);
         }
         vec![Block::table("verdicts", table)]
+    }
+
+    /// The best combination against the best single idea, and bytes at equal loss.
+    fn best_blocks(&self) -> Vec<Block> {
+        let names = |list: &[(String, usize)]| {
+            let words: Vec<String> = list.iter().map(|(name, count)| format!("{name} ({count})")).collect();
+            words.join(", ")
+        };
+        let columns = ["keys", "contexts", "best combination", "best single idea", "difference of losses", "95 % interval", "verdict"];
+        let title = "The best combination against the best single idea, each chosen for a context by the mean over all others (for how many contexts)";
+        let mut best = Table::new(title, columns);
+        for found in &self.best {
+            best.rows.push(vec![
+                Cell::count(found.keys),
+                Cell::count(found.contexts),
+                Cell::text(names(&found.combinations)),
+                Cell::text(names(&found.singles)),
+                Cell::Number(found.difference, 4),
+                Cell::maybe(found.interval, |(low, high)| Cell::text(format!("{low:+.4} … {high:+.4}"))),
+                Cell::text(found.verdict.word()),
+            ]);
+        }
+        let title = "Bytes saved at equal loss: the other's curve interpolated in log bytes; intervals over 1,000 draws of contexts, in which the best are chosen anew on the same contexts";
+        let mut savings = Table::new(title, ["method", "against", "keys", "bytes saved", "95 % interval"]);
+        let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+        for found in &self.savings {
+            let bound = match found.bound {
+                Some(Bound::AtLeast) => "at least ",
+                Some(Bound::AtMost) => "at most ",
+                None => "",
+            };
+            savings.rows.push(vec![
+                Cell::text(&found.a),
+                Cell::text(&found.b),
+                Cell::count(found.keys),
+                Cell::text(format!("{bound}{}", percent(found.share))),
+                Cell::maybe(found.interval, |(low, high)| Cell::text(format!("{} … {}", percent(low), percent(high)))),
+            ]);
+        }
+        let mut kinds = Table::new("What uniform methods keep", ["method", "keys", "each kv head"]);
+        kinds.rows.extend(self.kinds.iter().map(|(method, keys, kind)| vec![Cell::text(method), Cell::count(*keys), Cell::text(kind)]));
+        let mut blocks = vec![Block::table("best", best), Block::table("savings", savings)];
+        if !self.too_small.is_empty() {
+            let words: Vec<String> = self.too_small.iter().map(|(method, keys)| format!("{method} at {keys} keys")).collect();
+            blocks.push(Block::List(vec![format!("does not fit: {}", words.join(", "))]));
+        }
+        blocks.push(Block::Details { summary: "What uniform methods keep".into(), blocks: vec![Block::table("kinds", kinds)] });
+        blocks
     }
 
     fn text_blocks(&self, text: &str) -> Vec<Block> {

@@ -2,12 +2,12 @@
 
 use serde::Serialize;
 use termwise_attention::parts::centre::Mean;
-use termwise_attention::parts::gate::PostGate;
 use termwise_attention::parts::kernel::taylor::{Coefficients, Taylor};
-use termwise_attention::{Decay, Denominator, Kernel, Map, QkNorm, Rescale, Variant, Weighing};
+use termwise_attention::{Kernel, Rescale, Variant};
 
 use crate::Error;
 use crate::export::reference::Reference;
+use crate::parts::{Parts, Weighing};
 
 /// Rows of a state beyond which keys are kept instead, at this head dimension unless the variant projects to fewer.
 const MOST_ROWS: u128 = 1_000_000;
@@ -17,6 +17,9 @@ const USUAL_DIM: usize = 64;
 pub struct Facts {
     title: String,
     head: String,
+    /// The variant.
+    v: Parts,
+    /// How its keys are weighed, with what follows from it.
     near: Class,
     far: Option<Class>,
     classes: Vec<Class>,
@@ -26,49 +29,14 @@ pub struct Facts {
     restores: bool,
     /// Whether the mean of the keys seen is followed.
     running: bool,
-    windowed: Option<Windowed>,
     /// What is kept between tokens: moments, window, cache.
     state_kind: &'static str,
     moments: Option<Moments>,
     /// What is kept of each key, as Python writes it.
     kept: String,
-    over: &'static str,
-    sums: bool,
-    sink: bool,
-    sum_floor: Option<String>,
-    sum_eps: Option<String>,
-    sum_detached: bool,
-    in_gate: bool,
-    out_gate: Option<&'static str>,
-    post: Option<&'static str>,
-    post_channel: bool,
-    decay: Option<&'static str>,
-    decay_logits: bool,
-    decay_bias: &'static str,
-    decay_divisor: String,
-    /// Whether there is a decay by channel, and of how many channels.
-    channel: bool,
+    /// Of a decay by channel, as Python writes it.
     channels: String,
-    delta: Option<Delta>,
-    qk_norm: Option<&'static str>,
-    qk_norm_all: bool,
-    qk_norm_eps: String,
-    norm: Option<&'static str>,
-    rope: bool,
-    conv: Option<usize>,
     test: Reference,
-}
-
-#[derive(Serialize)]
-struct Windowed {
-    window: usize,
-    sinks: Option<usize>,
-}
-
-#[derive(Serialize)]
-struct Delta {
-    range: String,
-    scale: String,
 }
 
 /// A kernel with a finite map, as a state.
@@ -100,23 +68,14 @@ struct Class {
     /// Which pairs are of the class: a name, and an expression.
     mask: &'static str,
     class: String,
-    kernel: &'static str,
+    #[serde(flatten)]
+    weighing: Weighing,
     formula: String,
-    power: usize,
-    map: Option<&'static str>,
-    scale: Option<String>,
-    cap: Option<String>,
-    clamp: Option<String>,
-    dim: Option<usize>,
-    orders: Vec<usize>,
-    learned: bool,
     coefficients: Option<String>,
     coefficients_about: String,
-    at: Option<String>,
     /// Whether keys are shifted by a vector, whether by their mean so far, and whether what belongs to it is trained.
     shifted: bool,
     running: bool,
-    gauss: bool,
     trained: &'static str,
     /// Whether queries bring the log of a factor.
     row: bool,
@@ -132,7 +91,8 @@ struct Class {
     log_row: Option<String>,
 }
 
-fn python(x: f64) -> String {
+/// A number as Python writes it, for the template.
+pub fn python(x: f64) -> String {
     format!("{x:?}")
 }
 
@@ -145,13 +105,13 @@ fn added(terms: Vec<String>) -> Option<String> {
 }
 
 /// The weighing whose keys a state can remember, if there is a state of a size that one would want.
-fn remembered(variant: &Variant) -> Option<Weighing> {
+fn remembered(variant: &Variant) -> Option<termwise_attention::Weighing> {
     let weighing = variant.remembered().filter(|weighing| weighing.has_finite_map() && weighing.kernel.rescale() == Rescale::None)?;
     weighing.state_rows(USUAL_DIM.max(weighing.dim.unwrap_or(0))).filter(|&rows| rows <= MOST_ROWS).map(|_| weighing)
 }
 
 impl Class {
-    fn new(variant: &Variant, weighing: &Weighing, far: bool) -> Class {
+    fn new(variant: &Variant, weighing: &termwise_attention::Weighing, own: Weighing, far: bool) -> Class {
         let of = if far { "far" } else { "near" };
         let sinks = |comparison: &str| format!("keys.position.mT {comparison} self.first");
         let class = match (variant.window, variant.sinks, far) {
@@ -166,8 +126,7 @@ impl Class {
         let centre = weighing.centre;
         let mean = centre.filter(|_| !is_exp).map(|centre| centre.mean);
         let (shifted, running) = (mean.is_some_and(|mean| mean != Mean::Running), mean == Some(Mean::Running));
-        let gauss = centre.is_some_and(|centre| centre.gauss);
-        let row = shifted || gauss;
+        let row = shifted || centre.is_some_and(|centre| centre.gauss);
         let shifts = variant.rescale() != Rescale::None;
         let wide = weighing.kernel.rescale() == Rescale::Multiply;
         let (rescaled, by_head) = (wide && shifts, variant.decay.as_ref().is_some_and(|decay| !decay.by_channel()));
@@ -177,7 +136,6 @@ impl Class {
         logs.extend(rescaled.then(|| "size".to_string()));
         logs.extend(by_head.then(|| "log_decay".to_string()));
         let taylor = if let Kernel::Taylor(taylor) = &weighing.kernel { Some(taylor) } else { None };
-        let learned = weighing.learned() > 0;
         Class {
             far,
             of,
@@ -185,31 +143,12 @@ impl Class {
             place: if far { "self.far." } else { "self." },
             mask: if variant.window.is_none() { "seen" } else { of },
             class,
-            kernel: weighing.kernel.info().word,
             formula: formula(&weighing.kernel),
-            power: if let Kernel::Power(power) = &weighing.kernel { power.p as usize } else { 0 },
-            map: match &weighing.kernel {
-                Kernel::Feature(feature) => match feature.map {
-                    Map::Identity => None,
-                    Map::Elu => Some("elu"),
-                    Map::Relu => Some("relu"),
-                    Map::L2 => Some("l2"),
-                    Map::Hedgehog => Some("hedgehog"),
-                },
-                _ => None,
-            },
-            scale: weighing.scale.map(python),
-            cap: weighing.cap.map(python),
-            clamp: weighing.clamp.map(python),
-            dim: weighing.dim,
-            orders: taylor.map_or(Vec::new(), |taylor| taylor.orders().to_vec()),
-            learned,
-            coefficients: taylor.filter(|_| !learned).map(coefficients),
+            coefficients: taylor.filter(|_| !own.kernel.learned).map(coefficients),
             coefficients_about: format!("What x^n is multiplied by{}.", if far { " for far keys" } else { "" }),
-            at: taylor.map(Taylor::centre).filter(|&c| c != 0.0).map(python),
+            weighing: own,
             shifted,
             running,
-            gauss,
             trained: truth(centre.is_some_and(|centre| centre.is_trained())),
             row,
             wide,
@@ -256,23 +195,25 @@ fn coefficients(taylor: &Taylor) -> String {
 
 impl Facts {
     pub fn new(variant: &Variant, made_by: &str) -> Result<Facts, Error> {
-        let near = Class::new(variant, &variant.near(), false);
-        let far = variant.far.as_ref().map(|far| Class::new(variant, far, true));
+        let v = Parts::new(variant);
+        let near = Class::new(variant, &variant.near(), v.near.clone(), false);
+        let far = variant.far.as_ref().zip(v.far.clone()).map(|(far, own)| Class::new(variant, far, own, true));
         let state = remembered(variant);
         let state_kind = match (variant.window, &variant.far, &state) {
             (None, _, Some(_)) => "moments",
             (Some(_), None, _) | (Some(_), _, Some(_)) => "window",
             _ => "cache",
         };
-        let decay = variant.decay.as_ref();
-        let channel = decay.is_some_and(Decay::by_channel);
         let doubled = |map: Option<&str>, dim: &str| if map == Some("hedgehog") { format!("2 * {dim}") } else { dim.to_string() };
-        let width = |class: &Class| doubled(class.map, if class.dim.is_none() { "d" } else { ["dim", "far_dim"][class.far as usize] });
+        let width = |class: &Class| {
+            let dim = if class.weighing.dim.is_none() { "d" } else { ["dim", "far_dim"][class.far as usize] };
+            doubled(class.weighing.kernel.map, dim)
+        };
         let moments = state.map(|weighing| {
             let class = if variant.window.is_some() { far.as_ref().unwrap_or(&near) } else { &near };
             let orders = weighing.kernel.polynomial().unwrap_or_default();
             let orders: Vec<String> = orders.iter().map(|(n, a)| format!("({n}, {a:?})")).collect();
-            let decays = decay.is_some_and(|decay| !decay.by_channel());
+            let decays = v.decay.as_ref().is_some_and(|decay| !decay.channel);
             let log = class.log_row.clone().into_iter().chain(decays.then(|| "(i.c - past[\"c\"]).to(sums.dtype)".to_string())).collect();
             let plain = width(class);
             Moments {
@@ -281,7 +222,7 @@ impl Facts {
                 orders: format!("[{}]", orders.join(", ")),
                 width: if class.running { format!("{plain} + 1") } else { plain.clone() },
                 plain,
-                learned: class.learned,
+                learned: class.weighing.kernel.learned,
                 running: class.running,
                 log: added(log),
             }
@@ -289,50 +230,22 @@ impl Facts {
         let mut kept = vec!["\"position\"", "\"near_k\""];
         kept.extend(far.is_some().then_some("\"far_k\""));
         kept.push("\"v\"");
-        kept.extend(decay.is_some().then_some("\"c\""));
-        let sum = if let Denominator::Sum(sum) = &variant.denominator { Some(sum) } else { None };
-        let norm = variant.norm.info().word;
-        let (qk_norm_all, qk_norm_eps) = match &variant.qk_norm {
-            Some(QkNorm::QkRms(rms)) => (rms.all, python(rms.eps)),
-            _ => (false, String::new()),
-        };
+        kept.extend(v.decay.is_some().then_some("\"c\""));
         Ok(Facts {
             title: format!("Attention `{variant}` for PyTorch."),
             head: head(variant, state_kind, moments.is_some(), made_by),
             shifts: variant.rescale() != Rescale::None,
-            restores: variant.rescale() != Rescale::None && sum.is_none(),
+            restores: variant.rescale() != Rescale::None && v.sum.is_none(),
             running: near.running || far.as_ref().is_some_and(|far| far.running),
-            windowed: variant.window.map(|window| Windowed { window, sinks: variant.sinks }),
             state_kind,
             kept: format!("({})", kept.join(", ")),
-            over: variant.denominator.info().word,
-            sums: sum.is_some(),
-            sink: sum.is_some_and(|sum| sum.sink),
-            sum_floor: sum.and_then(|sum| sum.floor).map(python),
-            sum_eps: sum.and_then(|sum| sum.eps).map(python),
-            sum_detached: sum.is_some_and(|sum| sum.detached),
-            in_gate: variant.in_gate.is_some(),
-            out_gate: variant.out_gate.as_ref().map(|gate| gate.info().word),
-            post: variant.post_gate.as_ref().map(|gate| gate.info().word),
-            post_channel: variant.post_gate.as_ref().is_some_and(PostGate::by_channel),
-            decay: decay.map(|decay| decay.info().word),
-            decay_logits: decay.is_some_and(Decay::has_logits),
-            decay_bias: truth(decay.is_some_and(Decay::has_bias)),
-            decay_divisor: if let Some(Decay::SigmoidDecay(sigmoid)) = decay { python(sigmoid.divisor) } else { python(1.0) },
-            channel,
             channels: match width(&near) {
                 wide if wide.contains(' ') => format!("({wide})"),
                 plain => plain,
             },
-            delta: variant.write.map(|delta| Delta { range: python(delta.range), scale: python(delta.scale) }),
-            qk_norm: variant.qk_norm.as_ref().map(|norm| norm.info().word),
-            qk_norm_all,
-            qk_norm_eps,
-            norm: (norm != "none").then_some(norm),
-            rope: variant.rope,
-            conv: variant.conv,
             classes: [Some(&near), far.as_ref()].into_iter().flatten().cloned().collect(),
             test: Reference::new(variant)?,
+            v,
             near,
             far,
             moments,

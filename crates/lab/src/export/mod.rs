@@ -11,12 +11,12 @@ use minijinja::{Environment, UndefinedBehavior};
 use termwise_attention::Variant;
 
 use crate::Error;
+use crate::parts::Parts;
 
 /// Source of a PyTorch module, `Attention`, that computes this variant: parallel, in chunks and token by token; `made_by` says who wrote it.
 pub fn torch(variant: &Variant, made_by: &str) -> Result<String, Error> {
     variant.validate()?;
-    let kept = [(variant.chosen.is_some(), "chosen"), (variant.bits.is_some(), "bits"), (variant.has_whole_centre(), "centre=whole")];
-    if let Some((_, part)) = kept.into_iter().find(|(there, _)| *there) {
+    if let Some(part) = Parts::new(variant).pooled {
         let reason =
             format!("`{part}` is part of our own memory of keys, which such a file does not have; leave it out, or use termwise itself");
         return Err(Error::Export { variant: variant.to_string(), reason });
@@ -27,6 +27,7 @@ pub fn torch(variant: &Variant, made_by: &str) -> Result<String, Error> {
     environment.set_undefined_behavior(UndefinedBehavior::Chainable);
     // Lines that begin so decide what follows; the rest is Python.
     environment.set_syntax(SyntaxConfig::builder().line_statement_prefix("#%").build().map_err(failed)?);
+    environment.add_filter("python", facts::python);
     environment.add_template("attention.py", include_str!("attention.py.jinja")).map_err(failed)?;
     let template = environment.get_template("attention.py").map_err(failed)?;
     let text = template.render(facts::Facts::new(variant, made_by)?).map_err(failed)?;

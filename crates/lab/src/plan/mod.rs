@@ -212,6 +212,8 @@ pub fn plan(options: &Options) -> Result<Plan, Error> {
 pub struct Kept {
     /// States, and caches of heads that have none, of all layers, for one row.
     pub bytes: u64,
+    /// Numbers of the formula in them, without what rounding up to whole vectors adds.
+    pub numbers: u64,
     /// Whether that does not grow with the context.
     pub constant: bool,
 }
@@ -219,7 +221,19 @@ pub struct Kept {
 /// What a model keeps at this context.
 pub fn kept(config: &Config, context: u64) -> Kept {
     let counts = model::attention(config);
-    Kept { bytes: counts.kept_bytes(context), constant: counts.growth() == 0 }
+    let d = config.head_dim;
+    let of_head = |variant: &Variant| {
+        variant.state_size(d, d).map_or(context.saturating_mul(2 * d as u64), |size| size.try_into().unwrap_or(u64::MAX))
+    };
+    let mut numbers = 0u64;
+    for heads in (0..config.num_hidden_layers).map(|layer| config.heads(layer)) {
+        for group in heads.chunks(config.num_attention_heads / config.num_key_value_heads) {
+            // Heads of one kv head with the same variant share what they keep.
+            let first = |(h, variant): &(usize, &Variant)| !group[..*h].contains(variant);
+            numbers = group.iter().enumerate().filter(first).fold(numbers, |sum, (_, variant)| sum.saturating_add(of_head(variant)));
+        }
+    }
+    Kept { bytes: counts.kept_bytes(context), numbers, constant: counts.growth() == 0 }
 }
 
 /// The kernel's word, of a series its orders alone.

@@ -1,6 +1,7 @@
 //! One variant, described.
 
 use serde::{Deserialize, Serialize};
+use termwise_attention::parts::write::Delta;
 use termwise_attention::presets;
 use termwise_attention::{Layer, Rope, Source, Variant};
 
@@ -97,8 +98,12 @@ impl State {
         let Some(floats) = variant.state_size(d, d) else { return State::KvCache };
         let Ok(floats) = u64::try_from(floats) else { return State::BeyondMemory };
         let counts = Attention::of_layer(std::slice::from_ref(variant), plan::count::Sizes { kv_heads: 1, d });
-        let bytes = counts.has_state().then(|| counts.kept_bytes(0));
-        let even = bytes.map_or(floats as f64 / (2 * d) as f64, |bytes| bytes as f64 / counts.cache_growth() as f64);
+        let bytes = (counts.growth() == 0).then(|| counts.kept_bytes(0));
+        let even = match (bytes, counts.cache_growth()) {
+            (Some(bytes), growth @ 1..) => bytes as f64 / growth as f64,
+            // A window alone is what such a cache would keep.
+            _ => floats as f64 / (2 * d) as f64,
+        };
         State::Recurrent { floats, bytes, break_even_tokens: even.round() as u64 }
     }
 }
@@ -154,7 +159,10 @@ fn one(variant: &Variant, sizes: Sizes) -> Result<Description, Error> {
     Ok(Description {
         name: None,
         expression: variant.to_string(),
-        formula: variant.formula(),
+        formula: match variant.write {
+            Some(_) => format!("{}, {}", variant.formula(), Delta::INFO.formula),
+            None => variant.formula(),
+        },
         canonical: variant.canonical().to_string(),
         class: None,
         equal_to: Vec::new(),

@@ -26,7 +26,9 @@ use termwise_attention::presets;
 use crate::Error;
 
 /// The formula that every variant is a case of.
-pub const FORMULA: &str = "y_t = P_t · N( O_t · (1/D_t) · Σ_{s≤t} M_ts · w(x_ts) · I_s · v_s ),  x_ts = scale · q_t·k_s";
+pub const FORMULA: &str = "\
+y_t = P_t ⊙ N( O_t · (1/D_t) · Σ_{s visible from t} M_ts · w(x_ts) · I_s · u_s )
+x_ts = cap(scale · q_t·k_s),  u_t = v_t or β_t·(v_t − Σ_{s<t} M_ts·w(k_t·k_s)·u_s)";
 
 /// Variants that were asked for.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -100,6 +102,20 @@ mod tests {
         assert_eq!(gated.added_count, 2 * 32 + 2 + 4 * 32 + 4 + 8 + 8);
         assert_eq!((plain.added_count, &plain.state), (0, &State::KvCache));
         assert_eq!(state.state, State::Recurrent { floats: 45 * 8, bytes: Some(4 * 45 * 16), break_even_tokens: 30 });
+    }
+
+    #[test]
+    fn windows_are_counted_by_what_they_keep() {
+        let [window, far, delta] =
+            &describe(&["softmax window=64", "softmax window=64 far(taylor=0..1)", "deltanet"], Sizes::default()).expect("possible")[..]
+        else {
+            unreachable!("three")
+        };
+        let State::Recurrent { floats, bytes, break_even_tokens } = window.state else { panic!("{:?}", window.state) };
+        assert_eq!((floats, break_even_tokens), (64 * 2 * 64, 64));
+        assert!(bytes.is_some_and(|bytes| bytes >= 4 * floats && bytes < 5 * floats), "{bytes:?}");
+        assert!(matches!(far.state, State::Recurrent { floats, bytes: Some(_), .. } if floats == 64 * 2 * 64 + 65 * 65));
+        assert!(delta.formula.contains("u_t = β_t·(v_t − "), "{}", delta.formula);
     }
 
     #[test]

@@ -95,6 +95,7 @@ fn variant_outcome(task: &Task, variant: &Variant, jobs: &[usize], schedule: &Sc
     Ok(VariantOutcome {
         variant: variant.clone(),
         state_bytes: kept.map(|kept| kept.bytes),
+        state_numbers: kept.map(|kept| kept.numbers),
         constant_state: kept.is_some_and(|kept| kept.constant),
         numbers: jobs.iter().filter_map(|&job| number(&schedule.plan.jobs[job], &states[job], task.metric.key())).collect(),
         metric: summary(task.metric.key()),

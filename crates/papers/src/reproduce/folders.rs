@@ -104,6 +104,7 @@ fn variant(name: &str, members: &[usize], runs: &[Run], metric: Metric) -> Varia
             settings: Table::new(),
         },
         state_bytes: None,
+        state_numbers: None,
         constant_state: false,
         numbers: members.iter().filter_map(|&run| runs[run].number(metric)).collect(),
         metric: summary(evaluations().filter_map(|found| metric.of(&found)).collect()),

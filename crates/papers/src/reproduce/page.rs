@@ -27,8 +27,12 @@ impl Documented for Results {
     }
 }
 
-/// The page; settings of runs are read from the folder where they are there.
+/// The page; settings of runs are read from the folder where they are there, and runs that are not there are not linked.
 pub fn page(results: &Results, folder: Option<&Path>) -> Document {
+    let results = &match folder {
+        Some(folder) => without_missing(results, folder),
+        None => results.clone(),
+    };
     let mut sections: Vec<Section> = results.experiments.iter().map(|outcome| experiment(outcome, results)).collect();
     sections.extend(results.theorems.iter().map(theorem));
     sections.extend(left_out(results));
@@ -39,8 +43,25 @@ pub fn page(results: &Results, folder: Option<&Path>) -> Document {
     let blocks = std::iter::once(Block::Text(text)).chain(all_runs(&results.runs, settings)).collect();
     sections.push(Section { heading: "Runs and settings".into(), blocks });
     sections.push(conditions(results));
-    let title = format!("Softmax attention and linear attention, term by term: scale {}", results.scale.name());
-    Document { title, lead: lead(results), sections }
+    let about =
+        if of_papers(results) { "Softmax attention and linear attention, term by term" } else { "Orders, write rules, decays, windows" };
+    Document { title: format!("{about}: scale {}", results.scale.name()), lead: lead(results), sections }
+}
+
+/// Whether anything in it repeats a paper.
+fn of_papers(results: &Results) -> bool {
+    !results.theorems.is_empty() || results.experiments.iter().any(|outcome| outcome.id.is_of_a_paper())
+}
+
+/// A file of results may have been copied without its runs.
+fn without_missing(results: &Results, folder: &Path) -> Results {
+    let mut results = results.clone();
+    for run in &mut results.runs {
+        if !folder.join(&run.folder).is_dir() {
+            run.folder.clear();
+        }
+    }
+    results
 }
 
 fn badge(verdict: Verdict, claim: String) -> Block {
@@ -61,20 +82,17 @@ fn lead(results: &Results) -> Vec<Block> {
     let [reproduced, not_visible, contradicted] =
         [Verdict::Reproduced, Verdict::NotVisible, Verdict::Contradicted].map(|verdict| results.count(verdict));
     let timing = &results.timing;
-    let mut blocks = vec![Block::Text(
-        "Softmax attention is a sum of recurrent networks, one for each order of the Taylor series of exp; linear attention is the \
-         first of them. Documents of the built-in language state facts and ask for them later. Answers can only be recalled, and that is \
-         where attentions differ."
-            .into(),
-    )];
+    let of_papers = of_papers(results);
+    let mut blocks = vec![Block::Text(if of_papers { ABOUT_PAPERS } else { ABOUT_OWN }.into())];
     let pictures = [
         ("overview", figures::overview(results), OVERVIEW),
         ("orders", figures::orders(results), ORDERS),
         ("memory", figures::memory(results), MEMORY),
     ];
+    // They tell the story of the papers.
+    let pictures = pictures.into_iter().filter(|_| of_papers);
     blocks.extend(
         pictures
-            .into_iter()
             .filter_map(|(name, figure, sentence)| Some(Block::Figure { name: name.into(), figure: figure?, caption: sentence.into() })),
     );
     blocks.push(Block::Text(format!(
@@ -107,6 +125,11 @@ fn lead(results: &Results) -> Vec<Block> {
     blocks
 }
 
+const ABOUT_PAPERS: &str = "Softmax attention is a sum of recurrent networks, one for each order of the Taylor series of exp; linear attention is the \
+    first of them. Documents of the built-in language state facts and ask for them later. Answers can only be recalled, and that is \
+    where attentions differ.";
+const ABOUT_OWN: &str = "What single orders, a write rule, a decay and a state of far keys do in memories of equal size. Models have one layer, so that \
+    the memory does the work and nothing is passed on from layer to layer; each variant has a learning rate of its own.";
 const OVERVIEW: &str = "**What is lost.** 0 is perfect recall; softmax, the dashed line, recalls, and linear attention does not. Mean, and smallest \
     to largest over seeds";
 const ORDERS: &str = "**What brings it back.** Every further order of the series is one more recurrent network, and closes the gap during training. \
@@ -195,7 +218,9 @@ pub(super) fn variants(task: &TaskOutcome, runs: &[Run]) -> Table {
         Metric::Beyond => &["within the length of training", "beyond it"],
     };
     let tuned: &[&str] = if task.variants.iter().any(|outcome| !outcome.tuning.is_empty()) { &["learning rate"] } else { &[] };
-    let columns = ["variant", "attention"].iter().chain(numbers).chain(&["state"]).chain(tuned);
+    // Bytes of small states are mostly those of whole vectors.
+    let counted: &[&str] = if tuned.is_empty() { &[] } else { &["numbers in it"] };
+    let columns = ["variant", "attention"].iter().chain(numbers).chain(&["state"]).chain(counted).chain(tuned);
     let mut columns: Vec<String> = columns.map(|&name| name.to_owned()).collect();
     columns.extend((1..=seeds).map(|seed| format!("seed {seed}")));
     let linked = task.variants.iter().flat_map(|outcome| &outcome.runs).any(|&run| !runs[run].folder.is_empty());
@@ -211,6 +236,7 @@ pub(super) fn variants(task: &TaskOutcome, runs: &[Run]) -> Table {
         }
         row.push(outcome.state_bytes.map_or(Cell::Empty, |bytes| Cell::Amount(bytes as f64, termwise_report::Unit::Bytes)));
         if !tuned.is_empty() {
+            row.push(outcome.state_numbers.map_or(Cell::Empty, |numbers| Cell::count(numbers as usize)));
             row.push(outcome.rate.map_or(Cell::Empty, |rate| Cell::text(rate.to_string())));
         }
         row.extend(outcome.runs.iter().map(|&run| link(&runs[run], &outcome.numbers)));
@@ -267,7 +293,11 @@ pub(super) fn all_runs(runs: &[Run], settings_of: impl Fn(&Run) -> Option<String
     for run in runs {
         let loss = run.held_out.map_or(Cell::Empty, |found| Cell::Number(found.loss, 4));
         table.rows.push(vec![
-            Cell::Link(run.hash.clone(), format!("{}/metrics.jsonl", run.folder)),
+            if run.folder.is_empty() {
+                Cell::text(&run.hash)
+            } else {
+                Cell::Link(run.hash.clone(), format!("{}/metrics.jsonl", run.folder))
+            },
             Cell::text(&run.task),
             Cell::code(&run.attention),
             Cell::Number(run.seed as f64, 0),

@@ -109,6 +109,9 @@ pub struct VariantOutcome {
     pub variant: Variant,
     /// Bytes that decoding keeps at the task's length, all layers and heads, one row.
     pub state_bytes: Option<u64>,
+    /// Numbers of the formula in them, without what rounding up to whole vectors adds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state_numbers: Option<u64>,
     /// Whether that does not grow with the context.
     pub constant_state: bool,
     /// The metric by seed, of the runs that finished: what claims are decided by.

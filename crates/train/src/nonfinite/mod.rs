@@ -45,6 +45,9 @@ pub struct Diagnosis {
     pub denominator: Option<Denominator>,
     /// Where going forward the first value that is not finite appears.
     pub forward: Option<Origin>,
+    /// Where that is an attention: its first output that is not finite.
+    #[serde(default)]
+    pub output: Option<Output>,
     /// A weight that is not finite.
     pub weight: Option<Place>,
     /// The first gradient, in the order of the backward pass, that is not finite.
@@ -70,6 +73,18 @@ pub struct Denominator {
     pub position: usize,
     /// Its value.
     pub value: String,
+}
+
+/// An output of an attention that is not finite, as when a state grows without bound.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Output {
+    /// Head.
+    pub head: usize,
+    /// Batch row.
+    pub row: usize,
+    /// Position.
+    pub position: usize,
 }
 
 /// A value in a parameter or its gradient.
@@ -117,6 +132,9 @@ impl fmt::Display for Diagnosis {
         if let Some(origin) = &self.forward {
             write!(f, "; going forward, {origin} is the first that is not finite")?;
         }
+        if let Some(Output { head, row, position }) = &self.output {
+            write!(f, ", in head {head} from position {position} of row {row} on")?;
+        }
         match &self.gradient {
             Some(place) => write!(f, "; going backward, the gradient of {place}"),
             None if self.batch.is_none() => write!(f, "; every gradient is finite, but the sum of their squares overflows"),
@@ -135,7 +153,12 @@ pub fn diagnose(model: &Model, gradients: Option<&Gradients>, computed: &Compute
         position: n.position,
         value: n.value.to_string(),
     });
-    let forward = computed.bad_batch.and_then(|batch| probe::origin(model, parts.get(batch)?, options).ok().flatten());
+    let bad = computed.bad_batch.and_then(|batch| parts.get(batch));
+    let forward = bad.and_then(|rows| probe::origin(model, rows, options).ok().flatten());
+    let output = match (bad, forward) {
+        (Some(rows), Some(Origin::Attention(layer))) => probe::output(model, rows, options, layer).ok().flatten(),
+        _ => None,
+    };
     Diagnosis {
         step,
         mode: options.mode.to_string(),
@@ -144,6 +167,7 @@ pub fn diagnose(model: &Model, gradients: Option<&Gradients>, computed: &Compute
         batch: computed.bad_batch,
         denominator,
         forward,
+        output,
         weight: first_bad(model, &model.params, false),
         gradient: gradients.and_then(|gradients| first_bad(model, gradients.gradient(), true)),
     }

@@ -3,9 +3,11 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use termwise_attention::Shape;
 use termwise_llama::config::AttentionMap;
-use termwise_llama::{Model, Options};
+use termwise_llama::{Model, Observed, Options};
 
+use super::Output;
 use crate::error::Result;
 use crate::step::batch_of;
 use termwise_data::Rows;
@@ -50,6 +52,23 @@ pub(super) fn origin(model: &Model, rows: &Rows, options: Options) -> Result<Opt
     }
     let attention_is_good = finite(&first_layers(model, bad, false)?, rows, options)?;
     Ok(Some(if attention_is_good { Origin::Mlp(layer) } else { Origin::Attention(layer) }))
+}
+
+/// The first output of this layer's attention that is not finite.
+pub(super) fn output(model: &Model, rows: &Rows, options: Options, layer: usize) -> Result<Option<Output>> {
+    let short = first_layers(model, layer + 1, false)?;
+    let mut session = short.session(rows.rows, rows.time, options)?;
+    let mut found = None;
+    let batch = batch_of(rows, None);
+    session.observe(&short.params, batch.ids, batch.lengths, &mut |seen: Observed| {
+        if seen.layer == layer {
+            // [B, T, H, d]
+            let Shape { time, heads, e, .. } = seen.shape;
+            let first = seen.y.iter().position(|x| !x.is_finite()).map(|at| at / e);
+            found = first.map(|at| Output { head: at % heads, row: at / heads / time, position: at / heads % time });
+        }
+    })?;
+    Ok(found)
 }
 
 /// The model with its first `count` layers, the last of them with or without its MLP.

@@ -201,6 +201,11 @@ fn locked(settings: &Settings, source: &dyn Source, options: &RunOptions, done: 
     let mut warnings = checkpoints.clean()?;
     let (begin, further) = begin(settings, source, options, &checkpoints)?;
     warnings.extend(further);
+    if begin.checkpoint.is_none() {
+        let config = &begin.learner.model().config;
+        let heads: Vec<_> = (0..config.num_hidden_layers).flat_map(|layer| config.heads(layer)).collect();
+        warnings.extend(termwise_llama::generate::warnings(&heads));
+    }
     write_whole(&folder.join(SETTINGS), settings.to_toml().as_bytes())?;
     let mut options = options.clone();
     options.files.push((provenance::FILE.into(), provenance::note(folder, &options.provenance)?));

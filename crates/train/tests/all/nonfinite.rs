@@ -71,6 +71,26 @@ fn the_layer_is_found_in_attention_too() {
 }
 
 #[test]
+fn a_state_that_grows_without_bound_is_named_with_step_layer_and_head() {
+    // Keys of head 1, in layer 1, are too long for the write rule: what it takes away grows from token to token.
+    let more = "attention = \"power=1 write=delta,2 over=none norm=rms rope=off\"";
+    let config = settings(more).config(common::VOCABULARY).expect("a configuration");
+    let mut model = Model::fresh(config, 1).expect("a model");
+    let keys = model.params.get_mut("model.layers.1.self_attn.k_proj.weight").expect("a parameter");
+    keys[8 * 24..][..8 * 24].iter_mut().for_each(|x| *x *= 1e4);
+    let folder = tempfile::tempdir().expect("a folder");
+    let start = folder.path().join("start");
+    fs::create_dir_all(&start).expect("a folder");
+    model.write(&start, &WriteOptions::default()).expect("a model");
+    let (diagnosis, saved) = stopped(&settings(&format!("{more}\nfrom = '{}'", start.display())), &folder.path().join("run"));
+    let output = diagnosis.output.as_ref().expect("an output");
+    assert_eq!((diagnosis.step, diagnosis.forward, output.head), (1, Some(Origin::Attention(1)), 1), "{diagnosis}");
+    assert!(output.position > 0, "one key is kept as it is: {diagnosis}");
+    assert!(diagnosis.to_string().contains("the attention of layer 1 is the first that is not finite, in head 1 from position "));
+    assert!(replay(saved).expect("a replay").same());
+}
+
+#[test]
 fn a_norm_that_overflows_stops_the_run_though_the_loss_is_finite() {
     let folder = tempfile::tempdir().expect("a folder");
     // Logits as before, but the gradient of the last norm is 10²² times larger.
@@ -111,6 +131,23 @@ fn a_denominator_that_is_not_positive_is_named() {
         Err(error) => error.to_string(),
     };
     assert!(text.contains("the denominator of layer 0, head ") && text.contains("of row "), "{text}");
+}
+
+#[test]
+fn what_a_variant_warns_of_is_told_when_a_run_begins() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (text, expected) in
+        [("taylor=0..2 write=delta,2 over=none qk_norm=l2 norm=rms", Some("the write rule grows without bound")), ("softmax", None)]
+    {
+        let place = folder.path().join(if expected.is_some() { "unstable" } else { "stable" });
+        let outcome = run(&settings(&format!("attention = \"{text}\"\nsteps = 1")), &place, Start::Fresh);
+        let told = fs::read_to_string(place.join("warnings.log")).unwrap_or_default();
+        assert_eq!(
+            (outcome.warnings, told.contains(expected.unwrap_or("warning"))),
+            (expected.iter().count(), expected.is_some()),
+            "{told}"
+        );
+    }
 }
 
 #[test]

@@ -157,6 +157,7 @@ class Parts:
 
 def _weighing(found: dict[str, Any]) -> Weighing:
     kernel = {key: tuple(x) if isinstance(x, list) else x for key, x in found["kernel"].items()}
+    kernel["map"] = kernel["map"] or "identity"
     centre = found["centre"] or {"mean": None, "gauss": False}
     state = found["state"]
     return Weighing(
@@ -176,10 +177,15 @@ def _variant(found: dict[str, Any]) -> Variant:
     decay = found["decay"] or {"kind": None, "channel": False, "divisor": 1.0}
     qk_norm = found["qk_norm"] or {"kind": None, "over_heads": False, "eps": 0.0}
     write = found["write"]
-    same = {key: found[key] for key in ("text", "window", "sinks", "denominator", "in_gate", "out_gate", "norm", "rope", "conv", "rescale")}
+    same = {key: found[key] for key in ("text", "window", "denominator", "in_gate", "out_gate", "norm", "rope", "conv", "rescale")}
+    if found["pooled"] is not None:
+        raise ValueError(
+            f"{found['text']!r}: `{found['pooled']}` belongs to our own memory of keys, which plain torch operations do not have; leave it out, or use the native engine on the processor"
+        )
     return Variant(
         near=_weighing(found["near"]),
         far=None if found["far"] is None else _weighing(found["far"]),
+        sinks=found["sinks"] or 0,
         write=None if write is None else (write["range"], write["scale"]),
         post_gate=post["kind"],
         post_by_channel=post["channel"],

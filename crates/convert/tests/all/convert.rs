@@ -2,51 +2,16 @@
 
 use std::sync::atomic::AtomicBool;
 
-use termwise_base::rng::Rng;
-use termwise_convert::assemble::assemble;
-use termwise_convert::audit;
+use termwise_convert::assemble::{Bench, assemble};
 use termwise_convert::convert::{Budget, Prepared, bytes_of, choose};
-use termwise_convert::fit::Fits;
-use termwise_convert::frontier::{self, ALL, Frontier, METHODS, Method, Options};
-use termwise_convert::kinds::{Family, Far, Kind, key_bytes};
+use termwise_convert::frontier::{self, ALL, Frontier, METHODS, Options};
+use termwise_convert::kinds::{FAR_DIM, Far, Kind, key_bytes};
 use termwise_convert::meter::{Reference, whole};
 use termwise_convert::{Text, Texts};
+use termwise_llama::Options as SessionOptions;
 use termwise_llama::generate::{Decoder, DecoderOptions};
-use termwise_llama::{Config, Model, Options as SessionOptions};
 
-const LENGTH: usize = 160;
-
-/// A model whose heads look at some keys more than at others.
-fn model() -> Model {
-    let text = r#"{"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512, "initializer_range": 0.25}"#;
-    Model::fresh(Config::from_json_str(text, "test").expect("a configuration"), 5).expect("a model")
-}
-
-fn contexts(count: usize, seed: u64) -> Vec<Vec<u32>> {
-    let mut rng = Rng::new(seed);
-    (0..count).map(|_| (0..LENGTH).map(|_| rng.below(61) as u32).collect()).collect()
-}
-
-fn prepared(model: &Model, folder: Option<&std::path::Path>) -> Prepared {
-    let never = AtomicBool::new(false);
-    Prepared::new(model, &contexts(2, 1), &every(), folder, &never, &mut |_, _, _| {}).expect("it can be prepared")
-}
-
-fn every() -> Vec<Family> {
-    Method::families(&Method::named(&[]).expect("all methods"))
-}
-
-fn families() -> Vec<Family> {
-    let mut all = ALL.to_vec();
-    all.push(Family { far: Far::Mean, ..Family::WINDOW });
-    all.push(Family { chosen: true, fade: true, ..Family::WINDOW });
-    all
-}
-
-fn converted(model: &Model, fits: &Fits, kind: Kind) -> Model {
-    assemble(model, fits, &[Some(kind); 4]).unwrap_or_else(|error| panic!("{kind:?}: {error}"))
-}
+use crate::support::{LENGTH, contexts, converted, families, model, prepared, rivals};
 
 #[test]
 fn a_memory_of_the_whole_context_is_the_original() {
@@ -61,8 +26,35 @@ fn a_memory_of_the_whole_context_is_the_original() {
         let short = whole(&reference.compare(&converted(&model, &prepared.fits, family.of(4))).expect("a comparison"));
         assert!(short.mean_kl() > 1e-4, "{kind:?}: {}", short.mean_kl());
     }
+    // Features behind a window that holds everything weigh nothing.
+    let features = Kind { far: Far::Hedgehog, dim: 4, ..Kind::window(2 * LENGTH) };
+    let all = whole(&reference.compare(&converted(&model, &prepared.fits, features)).expect("a comparison"));
+    assert!(all.mean_kl().abs() < 1e-5, "{}", all.mean_kl());
     let untouched = assemble(&model, &prepared.fits, &[None; 4]).expect("a model");
     assert_eq!(whole(&reference.compare(&untouched).expect("a comparison")).rise(), 0.0);
+}
+
+#[test]
+fn a_bench_leaves_nothing_of_the_model_before() {
+    let model = model();
+    let mut prepared = prepared(&model, None);
+    // A polynomial with the layout of a far state, and coefficients of its own.
+    let state = Kind { far: Far::State, ..Kind::window(1) };
+    let alike = Kind { far: Far::Polynomial, dim: FAR_DIM, ..state };
+    let never = AtomicBool::new(false);
+    prepared.add_rivals(&model, &contexts(2, 1), &[alike], None, &never, &mut |_, _, _| {}).expect("it can be fitted");
+    let all: Vec<Kind> = families().into_iter().map(|family| family.of(12)).chain(rivals()).chain([state, alike]).collect();
+    let mut bench = Bench::default();
+    for kind in all.iter().chain(all.iter().rev()) {
+        let fresh = converted(&model, &prepared.fits, *kind);
+        let found = bench.assemble(&model, &prepared.fits, &[Some(*kind); 4]).expect("a model");
+        assert_eq!((&found.config.attention, found.params.values()), (&fresh.config.attention, fresh.params.values()), "{kind:?}");
+        // The size of learned features is a word of the variant.
+        if let (Far::Hedgehog, Some(rival)) = (kind.far, prepared.fits.rival(kind)) {
+            let sizes: Vec<f64> = found.config.heads(1).iter().filter_map(|head| head.far.as_ref()?.scale).collect();
+            assert_eq!(sizes, rival.layers[1].size.iter().map(|&size| f64::from(size)).collect::<Vec<f64>>());
+        }
+    }
 }
 
 #[test]
@@ -71,7 +63,9 @@ fn tokens_follow_texts_in_the_promised_bytes() {
     let prepared = prepared(&model, None);
     let ids = &contexts(1, 3)[0];
     let v = 61;
-    for kind in families().into_iter().flat_map(|family| [family.of(7), family.of(40)]) {
+    // Orders 0 and 1 can weigh negatively, which a decoder refuses.
+    let rivals = rivals().into_iter().filter(|kind| kind.far != Far::Taylor1);
+    for kind in families().into_iter().flat_map(|family| [family.of(7), family.of(40)]).chain(rivals) {
         let converted = converted(&model, &prepared.fits, kind);
         let mut session =
             converted.session(1, LENGTH, SessionOptions { forward_only: true, ..SessionOptions::default() }).expect("a session");
@@ -79,13 +73,13 @@ fn tokens_follow_texts_in_the_promised_bytes() {
         let mut logits = vec![0.0f32; LENGTH * v];
         session.logits(&converted.params, 0..LENGTH, &mut logits).expect("logits");
         let mut decoder = Decoder::new(converted, DecoderOptions { window: 32, ..DecoderOptions::default() }).expect("a decoder");
-        let mut worst = 0.0f32;
+        let mut differences = Vec::new();
         let mut read = |decoder: &mut Decoder, from: usize, to: usize| {
             decoder.read(0, &ids[from..to]).expect("tokens");
             let found = decoder.logits(0).expect("logits");
             let expected = &logits[(to - 1) * v..to * v];
             let size = expected.iter().fold(0.0f32, |size, x| size.max(x.abs()));
-            worst = found.iter().zip(expected).fold(worst, |worst, (a, b)| worst.max((a - b).abs() / size));
+            differences.push(found.iter().zip(expected).fold(0.0f32, |worst, (a, b)| worst.max((a - b).abs() / size)));
         };
         // A prompt in windows, then token by token.
         read(&mut decoder, 0, 75);
@@ -93,7 +87,11 @@ fn tokens_follow_texts_in_the_promised_bytes() {
         for t in 75..LENGTH {
             read(&mut decoder, t, t + 1);
         }
-        assert!(worst < 2e-4, "{kind:?}: {worst}");
+        differences.sort_by(f32::total_cmp);
+        let (middle, worst) = (differences[differences.len() / 2], differences[differences.len() - 1]);
+        // Rounding turns a code now and then into the next one; the others are the same.
+        let (usual, most) = if kind.bits == 32 { (2e-4, 2e-4) } else { (1e-3, 8.0 / 2f32.powi(kind.bits as i32)) };
+        assert!(middle < usual && worst < most, "{kind:?}: {middle} {worst}");
         let bytes = decoder.state_bytes(0).expect("a row");
         let promised = bytes_of(&[kind; 4], 16) as usize;
         assert!(decoder.room(0).expect("a row").is_none(), "{kind:?} ends");
@@ -115,7 +113,7 @@ fn budgets_are_kept_and_work_goes_on_where_it_stopped() {
         || std::fs::read_to_string(folder.path().join("journal.jsonl")).expect("a journal").lines().filter(|line| !line.is_empty()).count();
     let known = lines();
     let again = prepared(&model, Some(folder.path()));
-    assert_eq!((lines(), &again.errors.values, &again.kl), (known, &first.errors.values, &first.kl));
+    assert_eq!((lines(), &again.errors.values, &again.removals), (known, &first.errors.values, &first.removals));
     assert_eq!(again.fits, first.fits);
     assert_eq!(again.gathered, first.gathered);
 
@@ -136,7 +134,7 @@ fn a_frontier_compares_all_methods_and_goes_on() {
     let folder = tempfile::tempdir().expect("a folder");
     let journal = folder.path().join("frontier.jsonl");
     let text = |name: &str, seed: u64| Text { name: name.into(), calibrated: seed == 7, contexts: contexts(2, seed) };
-    let texts = Texts { calibration: contexts(2, 1), evaluation: vec![text("one", 7), text("two", 8)] };
+    let texts = Texts { calibration: contexts(2, 1), tuning: Vec::new(), evaluation: vec![text("one", 7), text("two", 8)] };
     let options = Options { keys: vec![24, 64], methods: Vec::new(), journal: Some(&journal) };
     let run = |stop: bool| {
         let stop = AtomicBool::new(stop);
@@ -145,7 +143,9 @@ fn a_frontier_compares_all_methods_and_goes_on() {
     let nothing = run(true);
     assert!(!nothing.finished && nothing.points.iter().all(|point| point.contexts.is_empty()));
     let all = run(false);
-    assert!(all.finished && all.points.len() == 2 * 2 * METHODS.len());
+    assert!(all.finished && all.points.len() == 2 * 2 * METHODS.len() && all.too_small.is_empty());
+    assert!(all.best.len() == 2 && all.best.iter().all(|best| best.contexts == 4 && best.interval.is_some()));
+    assert!(all.savings.iter().any(|saving| saving.a == "far state by head" && saving.b == "window" && saving.interval.is_some()));
     for point in &all.points {
         assert!(point.bytes <= point.keys * key_bytes(16) * 4, "{} at {} keys takes {} bytes", point.method, point.keys, point.bytes);
         assert_eq!(point.contexts.len(), 2, "{}", point.method);
@@ -158,38 +158,4 @@ fn a_frontier_compares_all_methods_and_goes_on() {
     let atlas = prepared.atlas("m", vec!["t".into()], &model, LENGTH);
     assert!(atlas.heads.iter().all(|head| (0.0..=1.0).contains(&head.far_mass) && head.kl.is_some()));
     termwise_report::reads_again(&atlas);
-}
-
-#[test]
-fn an_audit_has_nothing_to_say_of_a_healthy_model_and_finds_what_is_wrong() {
-    let model = model();
-    let prepared = prepared(&model, None);
-    let never = AtomicBool::new(false);
-    let texts = contexts(2, 9);
-    let check = |converted: &Model| audit::audit(converted, &model, &texts, &never, &mut |_, _, _| {}).expect("an audit");
-    let kind = Kind { far: Far::State, ..Kind::window(12) };
-    let healthy = converted(&model, &prepared.fits, kind);
-    let found = check(&healthy);
-    assert!(found.passed(), "{:?}", found.checks);
-    termwise_report::reads_again(&found);
-    let failed = |converted: &Model| -> Vec<String> {
-        check(converted).checks.into_iter().filter(|check| check.passed == Some(false)).map(|check| check.name).collect()
-    };
-    // A far state that weighs nothing.
-    let mut silent = healthy.clone();
-    for layer in 0..2 {
-        silent.params.get_mut(&format!("model.layers.{layer}.self_attn.far.coefficients")).expect("coefficients").fill(0.0);
-    }
-    assert_eq!(failed(&silent), ["far states do their work"]);
-    // One whose centre is multiplied by far too much: the spread of another model.
-    let mut wrong = healthy.clone();
-    for layer in 0..2 {
-        let name = |tensor: &str| format!("model.layers.{layer}.self_attn.far.{tensor}");
-        let spread = wrong.params.get_mut(&name("centre.spread")).expect("a spread");
-        spread.iter_mut().enumerate().for_each(|(i, x)| *x = if i % 17 == 0 { 40.0 } else { 0.0 });
-        wrong.params.get_mut(&name("centre.gamma")).expect("gamma").fill(1.0);
-    }
-    assert_eq!(failed(&wrong), ["far states do their work"]);
-    // The original itself grows.
-    assert_eq!(failed(&model), ["memory is constant"]);
 }

@@ -1,0 +1,160 @@
+//! What each part of the memory gives to a head's output.
+//!
+//! ```text
+//! y = (U_sinks + U_window + U_chosen + U_far)/D                    under one denominator; each U is linear in the values, its weights are not touched by them
+//! ```
+//!
+//! With all values but those of the sinks set to zero the engine gives U_sinks/D, with all but those of one position's window U_window/D. Without far keys it gives
+//! the near parts over D' alone; D'/D is the ratio of what both give for the window. What is left are the chosen and the far keys.
+
+use serde::{Deserialize, Serialize};
+use termwise_attention::{Attention, FusedOptions, Inputs, Layer, Scratch, Variant};
+use termwise_llama::{Model, Observed, Options};
+
+use super::Check;
+use crate::Error;
+
+/// Positions that are looked at, in the second half of the text.
+const POSITIONS: usize = 6;
+/// Tokens of the text.
+const LONG: usize = 768;
+/// A part that gives less is idle.
+const IDLE: f64 = 1e-3;
+
+/// Shares of the sum of the norms of a head's parts, on average over positions.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Share {
+    /// From 0.
+    pub layer: usize,
+    /// From 0.
+    pub head: usize,
+    /// Of the first keys; absent where the head keeps none apart.
+    pub sinks: Option<f64>,
+    /// Of the last keys.
+    pub window: Option<f64>,
+    /// Of chosen keys.
+    pub chosen: Option<f64>,
+    /// Of far keys.
+    pub far: Option<f64>,
+}
+
+/// One layer with its inputs, whose values are exchanged.
+struct Layered<'a> {
+    seen: &'a Observed<'a>,
+    scratch: &'a Scratch,
+}
+
+impl Layered<'_> {
+    /// The output of a layer of the same tensors where only the values that `keeps` of a position and kv head are not zero.
+    fn run(&self, layer: &Layer, keeps: &dyn Fn(usize, usize) -> bool) -> Result<Vec<f32>, Error> {
+        let (shape, own) = (self.seen.shape, self.seen.inputs);
+        let width = shape.kv_heads * shape.e;
+        let (values, stride) = (own.v().values(), own.v().stride(width));
+        let mut v = vec![0.0f32; shape.time * width];
+        for (s, to) in v.chunks_exact_mut(width).enumerate() {
+            for (g, to) in to.chunks_exact_mut(shape.e).enumerate().filter(|(g, _)| keeps(s, *g)) {
+                to.copy_from_slice(&values[s * stride + g * shape.e..][..shape.e]);
+            }
+        }
+        let mut inputs = Inputs::new(own.q(), own.k(), &v);
+        for spec in layer.extras() {
+            if let Some(values) = own.get(spec.extra) {
+                inputs = inputs.with(spec.extra, values);
+            }
+        }
+        let mut y = vec![0.0f32; self.seen.y.len()];
+        layer.fused_with(1, shape.time, FusedOptions::default().scratch(self.scratch))?.infer(&inputs, &mut y)?;
+        Ok(y)
+    }
+}
+
+fn norm(x: &[f64]) -> f64 {
+    x.iter().map(|x| x * x).sum::<f64>().sqrt()
+}
+
+/// The parts of one layer, by head.
+fn of_layer(seen: &Observed, scratch: &Scratch) -> Result<Vec<Share>, Error> {
+    let (shape, heads) = (seen.shape, seen.attention.heads());
+    let (time, e, group) = (shape.time, shape.e, shape.group());
+    let layered = Layered { seen, scratch };
+    // The heads of a kv head have one memory; where they do not, the first says which keys are in the window.
+    let distance = |g: usize| heads[g * group].distance();
+    let all = |_: usize, _: usize| true;
+    let sinks = |s: usize, g: usize| s < distance(g).sinks;
+    let near: Vec<Variant> = heads.iter().map(|head| Variant { far: None, ..head.clone() }).collect();
+    let near = seen.attention.with_heads(near)?;
+    let y_sinks = layered.run(seen.attention, &sinks)?;
+    let y_near = layered.run(&near, &all)?;
+    let row = |y: &[f32], t: usize, h: usize| -> Vec<f64> { y[(t * shape.heads + h) * e..][..e].iter().map(|x| f64::from(*x)).collect() };
+    let mut sums = vec![[0.0f64; 4]; heads.len()];
+    for i in 0..POSITIONS {
+        let t = time / 2 + (2 * i + 1) * (time - time / 2) / (2 * POSITIONS);
+        let window = |s: usize, g: usize| s >= distance(g).sinks && s <= t && t - s < distance(g).window;
+        let (y_window, y_near_window) = (layered.run(seen.attention, &window)?, layered.run(&near, &window)?);
+        for (h, sums) in sums.iter_mut().enumerate() {
+            let (from_sinks, from_window, all) = (row(&y_sinks, t, h), row(&y_window, t, h), row(seen.y, t, h));
+            let (alone, near) = (row(&y_near_window, t, h), row(&y_near, t, h));
+            let ratio = from_window.iter().zip(&alone).map(|(a, b)| a * b).sum::<f64>() / norm(&alone).powi(2).max(f64::MIN_POSITIVE);
+            let far: Vec<f64> = all.iter().zip(&near).map(|(y, near)| y - ratio * near).collect();
+            let chosen: Vec<f64> = (0..e).map(|c| ratio * near[c] - from_sinks[c] - from_window[c]).collect();
+            let parts = [norm(&from_sinks), norm(&from_window), norm(&chosen), norm(&far)];
+            let total: f64 = (0..4).filter(|part| has(&heads[h], *part)).map(|part| parts[part]).sum();
+            sums.iter_mut().zip(parts).for_each(|(sum, part)| *sum += part / total.max(f64::MIN_POSITIVE) / POSITIONS as f64);
+        }
+    }
+    let share = |h: usize, part: usize| has(&heads[h], part).then_some(sums[h][part]);
+    let found = (0..heads.len()).map(|head| Share {
+        layer: seen.layer,
+        head,
+        sinks: share(head, 0),
+        window: share(head, 1),
+        chosen: share(head, 2),
+        far: share(head, 3),
+    });
+    Ok(found.collect())
+}
+
+/// Whether a head has sinks, a window, chosen keys, far keys.
+fn has(variant: &Variant, part: usize) -> bool {
+    match part {
+        0 => variant.sinks.is_some(),
+        1 => variant.window.is_some(),
+        2 => variant.chosen.is_some(),
+        _ => variant.far.is_some(),
+    }
+}
+
+/// By layer and head, of the model's own inputs.
+pub fn measure(model: &Model, ids: &[u32]) -> Result<Vec<Share>, Error> {
+    let ids = &ids[..LONG.min(ids.len())];
+    let mut session = model.session(1, ids.len(), Options { forward_only: true, ..Options::default() })?;
+    let (mut shares, mut failed, scratch) = (Vec::new(), Ok(()), Scratch::default());
+    session.observe(&model.params, ids, None, &mut |seen: Observed| {
+        let windowed = seen.attention.heads().iter().all(|head| head.window.is_some());
+        if failed.is_ok() && windowed {
+            match of_layer(&seen, &scratch) {
+                Ok(found) => shares.extend(found),
+                Err(error) => failed = Err(error),
+            }
+        }
+    })?;
+    failed.map(|()| shares)
+}
+
+/// A part that most of its heads make nothing of is there for nothing.
+pub fn checks(shares: &[Share]) -> Vec<Check> {
+    let of = |part: usize| shares.iter().filter_map(move |share| [share.sinks, share.window, share.chosen, share.far][part]);
+    let mut checks = Vec::new();
+    for (part, name) in ["sinks", "windows", "chosen keys", "far keys"].into_iter().enumerate() {
+        let own: Vec<f64> = of(part).collect();
+        if own.is_empty() {
+            continue;
+        }
+        let idle = own.iter().filter(|share| **share < IDLE).count();
+        let mean = own.iter().sum::<f64>() / own.len() as f64;
+        let found = format!("{:.1} % of the outputs of {} heads on average; idle in {idle}", 100.0 * mean, own.len());
+        let rule = "no more than half of the heads that have them take less than 0.1 % of their output from them";
+        checks.push(Check::new(&format!("{name} have a share"), rule, found, Some(2 * idle <= own.len())));
+    }
+    checks
+}

@@ -1,0 +1,157 @@
+//! The same text in all the ways in which it can be computed.
+
+use std::sync::Arc;
+
+use termwise_attention::Mode;
+use termwise_llama::generate::{Decoder, DecoderOptions};
+use termwise_llama::{Engine, Model, Options};
+
+use super::{Between, Check};
+use crate::Error;
+
+/// Logits may differ by so much of the largest, by rounding; with codes, which rounding can turn into the next ones, by so much at most positions.
+const ROUNDING: f64 = 2e-3;
+const CODES: f64 = 2e-2;
+/// Of positions.
+const MOST: f64 = 0.9;
+/// Positions that the plain formula computes.
+const PLAIN: usize = 192;
+/// Positions that are compared otherwise: logits of all of them are held.
+const LONG: usize = 1024;
+/// Lengths of chunks, and of the parts of a prompt.
+const LENGTHS: [usize; 3] = [16, 64, 144];
+
+const RULE: &str = "logits differ by less than 2e-3 of the largest; where keys are codes, which rounding can turn into the next ones, by less than 2e-2 at nine of ten positions";
+
+/// The largest difference of two rows of logits, relative to the largest of the first.
+fn difference(expected: &[f32], found: &[f32]) -> f64 {
+    let size = expected.iter().fold(0.0f32, |size, x| size.max(x.abs()));
+    let worst = expected.iter().zip(found).fold(0.0f32, |worst, (a, b)| worst.max((a - b).abs()));
+    // What is not a number is no agreement.
+    if found.iter().all(|x| x.is_finite()) { f64::from(worst) / f64::from(size.max(f32::MIN_POSITIVE)) } else { f64::INFINITY }
+}
+
+fn logits(model: &Model, ids: &[u32], engine: Engine, mode: Mode) -> Result<Vec<f32>, Error> {
+    let mut session = model.session(1, ids.len(), Options { engine, mode, forward_only: true })?;
+    session.run(&model.params, ids, None)?;
+    let mut logits = vec![0.0; ids.len() * model.config.vocab_size];
+    session.logits(&model.params, 0..ids.len(), &mut logits)?;
+    Ok(logits)
+}
+
+/// The differences of all rows.
+fn differences(expected: &[f32], found: &[f32], v: usize) -> Vec<f64> {
+    expected.chunks_exact(v).zip(found.chunks_exact(v)).map(|(a, b)| difference(a, b)).collect()
+}
+
+/// The difference that counts, and whether it is rounding.
+fn judge(model: &Model, mut differences: Vec<f64>) -> (f64, bool) {
+    let coded = (0..model.config.num_hidden_layers).any(|layer| model.config.heads(layer).iter().any(|head| head.bits.is_some()));
+    differences.sort_by(f64::total_cmp);
+    let at = if coded {
+        ((differences.len() as f64 * MOST) as usize).min(differences.len().saturating_sub(1))
+    } else {
+        differences.len().saturating_sub(1)
+    };
+    let counts = differences.get(at).copied().unwrap_or(0.0);
+    (counts, counts < if coded { CODES } else { ROUNDING })
+}
+
+/// The engine against the plain formula.
+pub fn formula(model: &Model, ids: &[u32]) -> Result<Check, Error> {
+    let ids = &ids[..PLAIN.min(ids.len())];
+    let plain = logits(model, ids, Engine::Reference, Mode::Parallel)?;
+    let fused = logits(model, ids, Engine::Fused, Mode::Parallel)?;
+    let (worst, same) = judge(model, differences(&plain, &fused, model.config.vocab_size));
+    let found = format!("logits of {} positions differ by at most {worst:.1e} of the largest", ids.len());
+    Ok(Check::new("a text at once follows the formula", RULE, found, Some(same)))
+}
+
+/// Chunks of several lengths against all keys at once.
+pub fn chunks(model: &Model, ids: &[u32]) -> Result<Check, Error> {
+    let (ids, name) = (&ids[..LONG.min(ids.len())], "in chunks");
+    let finite = (0..model.config.num_hidden_layers)
+        .all(|layer| model.config.heads(layer).iter().any(|head| head.remembered().is_some_and(|far| far.has_finite_map())));
+    if !finite {
+        return Ok(Check::new(name, RULE, "windows alone have no state between chunks".into(), None));
+    }
+    let at_once = logits(model, ids, Engine::Fused, Mode::Parallel)?;
+    let mut found = Vec::new();
+    for length in LENGTHS {
+        let chunks = logits(model, ids, Engine::Fused, Mode::Chunk(Some(length)))?;
+        found.push(judge(model, differences(&at_once, &chunks, model.config.vocab_size)));
+    }
+    let words: Vec<String> =
+        LENGTHS.iter().zip(&found).map(|(length, (worst, _))| format!("{worst:.1e} of the largest with {length}")).collect();
+    let text = format!("logits differ from those of the text at once by at most {}", words.join(", "));
+    Ok(Check::new(name, RULE, text, Some(found.iter().all(|(_, same)| *same))))
+}
+
+/// The differences of prompts in parts and of tokens, the bytes that are kept, whether that stays so.
+struct Stepped {
+    prompts: [Vec<f64>; LENGTHS.len()],
+    tokens: Vec<f64>,
+    bytes: usize,
+    grown: usize,
+    endless: bool,
+}
+
+fn step(model: &Arc<Model>, ids: &[u32], expected: &[f32], between: Between) -> Result<Stepped, Error> {
+    let v = model.config.vocab_size;
+    let row = |t: usize| &expected[t * v..(t + 1) * v];
+    let prompt = ids.len() / 2;
+    let mut found = Stepped { prompts: Default::default(), tokens: Vec::new(), bytes: 0, grown: 0, endless: false };
+    let mut decoder = Decoder::new(model.clone(), DecoderOptions { window: 64, ..DecoderOptions::default() })?;
+    for (differences, length) in found.prompts.iter_mut().zip(LENGTHS) {
+        decoder.clear(0)?;
+        let mut end = 0;
+        for part in ids[..prompt].chunks(length) {
+            decoder.read(0, part)?;
+            end += part.len();
+            differences.push(difference(row(end - 1), decoder.logits(0)?));
+        }
+    }
+    for (t, &token) in ids.iter().enumerate().skip(prompt) {
+        between(t, &mut decoder)?;
+        decoder.step(&[Some(token)])?;
+        found.tokens.push(difference(row(t), decoder.logits(0)?));
+        let now = decoder.state_bytes(0)?;
+        if t == prompt + (ids.len() - prompt) / 2 {
+            found.bytes = now;
+        }
+        found.grown = now.saturating_sub(found.bytes);
+    }
+    found.endless = decoder.room(0)?.is_none();
+    Ok(found)
+}
+
+/// A prompt in parts of several lengths and tokens after it against the whole text at once; and the bytes that they keep, where they can be computed.
+pub fn tokens(model: &Arc<Model>, ids: &[u32], between: Between) -> Result<(Vec<Check>, Option<usize>), Error> {
+    let ids = &ids[..LONG.min(ids.len())];
+    let expected = logits(model, ids, Engine::Fused, Mode::Parallel)?;
+    let name = "token by token";
+    let found = match step(model, ids, &expected, between) {
+        Ok(found) => found,
+        Err(Error::Model(error)) => return Ok((vec![Check::new(name, RULE, format!("the engine gives up: {error}"), Some(false))], None)),
+        Err(error) => return Err(error),
+    };
+    let agreement = |name: &str, differences: &[Vec<f64>]| {
+        let judged: Vec<(f64, bool)> = differences.iter().map(|differences| judge(model, differences.clone())).collect();
+        let words: Vec<String> = judged.iter().map(|(worst, _)| format!("{worst:.1e}")).collect();
+        let found = format!("logits differ from those of the text at once by at most {} of the largest", words.join(", "));
+        Check::new(name, RULE, found, Some(judged.iter().all(|(_, same)| *same)))
+    };
+    let Stepped { prompts, tokens, bytes, grown, endless } = found;
+    let constant = endless && grown == 0;
+    let text = match constant {
+        true => format!("{bytes} bytes, which do not grow"),
+        false => format!("{bytes} bytes, and {grown} more in the last quarter of the text"),
+    };
+    let rule = "no byte more after half of the text, and no end of the context";
+    let checks = vec![
+        agreement(&format!("a prompt in parts of {LENGTHS:?}"), &prompts),
+        agreement(name, &[tokens]),
+        Check::new("memory is constant", rule, text, Some(constant)),
+    ];
+    Ok((checks, Some(bytes)))
+}

@@ -1,0 +1,203 @@
+//! An audit has nothing to say of a healthy model, and finds each fault that is put into one: into the model's folder, or, since the engine has none of these, into the memory
+//! of a decoder between two tokens.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+use termwise_convert::Error;
+use termwise_convert::audit::{Audit, Options, audit};
+use termwise_convert::convert::bytes_of;
+use termwise_convert::kinds::{Far, Kind};
+use termwise_convert::record::Record;
+use termwise_llama::Model;
+use termwise_llama::generate::{Decoder, Saved};
+use termwise_llama::weights::WriteOptions;
+
+use crate::support::{LENGTH, contexts, converted, model, prepared};
+
+const FAR: Kind = Kind { window: 12, sinks: 4, chosen: 0, fade: false, bits: 32, far: Far::State, dim: 0 };
+
+fn check(
+    original: &Model,
+    converted: &Model,
+    record: Option<&Record>,
+    between: &mut dyn FnMut(usize, &mut Decoder) -> Result<(), Error>,
+) -> Audit {
+    let never = AtomicBool::new(false);
+    let options = Options { record, tokenizer: None, facts: 0, tokens: 12, between };
+    let (converted, original) = (Arc::new(converted.clone()), Arc::new(original.clone()));
+    audit(&converted, &original, &contexts(2, 9), options, &never, &mut |_, _, _| {}).expect("an audit")
+}
+
+/// Names of the checks that fail.
+fn failed(audit: &Audit) -> Vec<&str> {
+    audit.checks.iter().filter(|check| check.passed == Some(false)).map(|check| check.name.as_str()).collect()
+}
+
+fn nothing(_: usize, _: &mut Decoder) -> Result<(), Error> {
+    Ok(())
+}
+
+#[test]
+fn healthy_models_pass() {
+    let model = model();
+    let prepared = prepared(&model, None);
+    let chosen = Kind { chosen: 12, ..FAR };
+    for kind in [FAR, chosen, Kind { bits: 8, ..FAR }, Kind { far: Far::None, ..chosen }, Kind::window(24)] {
+        let healthy = converted(&model, &prepared.fits, kind);
+        let record = Record::new("m", &healthy, &model, bytes_of(&[kind; 4], 16));
+        let found = check(&model, &healthy, Some(&record), &mut nothing);
+        assert!(found.passed(), "{kind:?}: {:#?}", found.checks);
+        assert_eq!(found.shares.len(), 8);
+        for share in &found.shares {
+            let parts = [share.sinks, share.window, share.chosen, share.far];
+            assert!((parts.iter().flatten().sum::<f64>() - 1.0).abs() < 1e-6, "{share:?}");
+            assert_eq!((share.chosen.is_some(), share.far.is_some()), (kind.chosen > 0, kind.far == Far::State));
+        }
+        termwise_report::reads_again(&found);
+    }
+    // The original itself grows, and is no conversion.
+    let found = check(&model, &model, None, &mut nothing);
+    assert_eq!(failed(&found), ["memory is constant"]);
+}
+
+#[test]
+fn faults_in_the_folder_are_found() {
+    let model = model();
+    let prepared = prepared(&model, None);
+    let healthy = converted(&model, &prepared.fits, FAR);
+    let folder = tempfile::tempdir().expect("a folder");
+    let audited = |faulty: &Model| {
+        let record = Record::new("m", &healthy, &model, bytes_of(&[FAR; 4], 16));
+        record.write(folder.path()).expect("a record");
+        faulty.write(folder.path(), &WriteOptions::default()).expect("a model");
+        let (read, record) = (Model::read(folder.path()).expect("a model"), Record::read(folder.path()).expect("a record"));
+        check(&model, &read, record.as_ref(), &mut nothing)
+    };
+    assert!(audited(&healthy).passed());
+
+    // A far state that weighs nothing.
+    let mut silent = healthy.clone();
+    for layer in 0..2 {
+        silent.params.get_mut(&format!("model.layers.{layer}.self_attn.far.coefficients")).expect("coefficients").fill(0.0);
+    }
+    let found = audited(&silent);
+    assert_eq!(failed(&found), ["far keys have a share", "far states do their work"]);
+    assert!(found.checks.iter().any(|check| check.name == "added tensors" && check.passed.is_none()));
+
+    // A window that is one key shorter than what was chosen: every computation agrees, and predictions hardly differ.
+    let short = converted(&model, &prepared.fits, Kind { window: 11, ..FAR });
+    assert_eq!(failed(&audited(&short)), ["memory is the recorded one"]);
+
+    // A centre that is multiplied by far too much: the spread of another model.
+    let mut wrong = healthy.clone();
+    for layer in 0..2 {
+        let name = |tensor: &str| format!("model.layers.{layer}.self_attn.far.{tensor}");
+        let spread = wrong.params.get_mut(&name("centre.spread")).expect("a spread");
+        spread.iter_mut().enumerate().for_each(|(i, x)| *x = if i % 17 == 0 { 40.0 } else { 0.0 });
+        wrong.params.get_mut(&name("centre.gamma")).expect("gamma").fill(1.0);
+    }
+    let found = audited(&wrong);
+    assert!(["far states do their work", "predictions are numbers"].iter().any(|name| failed(&found).contains(name)), "{:?}", found.checks);
+}
+
+/// Changes the tensors of a saved memory whose names end like this, and signs the file anew: what it holds is then as trustworthy as what a decoder wrote.
+fn forge(path: &Path, end: &str, change: impl Fn(&mut [u8])) -> usize {
+    let bytes = std::fs::read(path).expect("a file");
+    let (_, header) = SafeTensors::read_metadata(&bytes).expect("a header");
+    let mut metadata: HashMap<String, String> = header.metadata().clone().expect("metadata");
+    let tensors = SafeTensors::deserialize(&bytes).expect("tensors");
+    let mut all: Vec<(String, safetensors::Dtype, Vec<usize>, Vec<u8>)> =
+        tensors.iter().map(|(name, tensor)| (name.to_owned(), tensor.dtype(), tensor.shape().to_vec(), tensor.data().to_vec())).collect();
+    all.sort_by(|a, b| a.0.cmp(&b.0));
+    let mut count = 0;
+    for (_, _, _, data) in all.iter_mut().filter(|(name, ..)| name.ends_with(end)) {
+        change(data);
+        count += 1;
+    }
+    // The hash as the decoder makes it.
+    let mut hasher = blake3::Hasher::new();
+    let mut add = |part: &[u8]| {
+        hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
+    };
+    metadata.remove("blake3");
+    let mut entries: Vec<_> = metadata.iter().collect();
+    entries.sort();
+    entries.iter().for_each(|(key, value)| [key, value].iter().for_each(|text| add(text.as_bytes())));
+    for (name, dtype, shape, data) in &all {
+        add(name.as_bytes());
+        add(format!("{dtype:?} {shape:?}").as_bytes());
+        add(data);
+    }
+    metadata.insert("blake3".into(), hasher.finalize().to_hex().to_string());
+    let views: Vec<(&str, TensorView)> = all
+        .iter()
+        .map(|(name, dtype, shape, data)| (name.as_str(), TensorView::new(*dtype, shape.clone(), data).expect("a tensor")))
+        .collect();
+    std::fs::write(path, safetensors::serialize(views, Some(metadata)).expect("a file")).expect("a file");
+    count
+}
+
+/// Saves the memory at a position, changes the file and goes on from it.
+fn tampered(model: &Model, converted: &Model, record: &Record, end: &str, change: impl Fn(&mut [u8])) -> Vec<String> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("state.safetensors");
+    let text = &contexts(2, 9)[0];
+    let found = check(model, converted, Some(record), &mut |t, decoder| {
+        if t == LENGTH * 5 / 8 {
+            decoder.save(0, &Saved { tokens: text[..t].to_vec(), draws: 0 }, &path)?;
+            assert!(forge(&path, end, &change) > 0, "no tensor ends in {end}");
+            decoder.load(0, &path)?;
+        }
+        Ok(())
+    });
+    failed(&found).into_iter().map(str::to_owned).collect()
+}
+
+#[test]
+fn faults_of_the_memory_are_found() {
+    let model = model();
+    let prepared = prepared(&model, None);
+    let kind = Kind { chosen: 12, ..FAR };
+    let healthy = converted(&model, &prepared.fits, kind);
+    let record = Record::new("m", &healthy, &model, bytes_of(&[kind; 4], 16));
+    // A file that is signed anew and not changed is no fault.
+    assert!(tampered(&model, &healthy, &record, ".mean.sum", |_| {}).is_empty());
+
+    // A stale state: what was saved some tokens ago is gone on from.
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("state.safetensors");
+    let text = &contexts(2, 9)[0];
+    let found = check(&model, &healthy, Some(&record), &mut |t, decoder| {
+        if t == LENGTH / 2 + 8 {
+            decoder.save(0, &Saved { tokens: text[..t].to_vec(), draws: 0 }, &path)?;
+        }
+        if t == LENGTH / 2 + 24 {
+            decoder.load(0, &path)?;
+        }
+        Ok(())
+    });
+    assert_eq!(failed(&found), ["token by token"]);
+
+    // A stale far state alone: the moments of far keys do not know the latest of them.
+    let halved = |data: &mut [u8]| {
+        data.as_chunks_mut::<4>().0.iter_mut().for_each(|bytes| *bytes = (0.5 * f32::from_le_bytes(*bytes)).to_le_bytes());
+    };
+    assert_eq!(tampered(&model, &healthy, &record, ".far.h", halved), ["token by token"]);
+
+    // A wrong centre: the sum of far keys, whose mean is the centre, with its signs turned.
+    let turned = |data: &mut [u8]| {
+        data.as_chunks_mut::<8>().0.iter_mut().for_each(|bytes| *bytes = (-f64::from_le_bytes(*bytes)).to_le_bytes());
+    };
+    assert_eq!(tampered(&model, &healthy, &record, ".mean.sum", turned), ["token by token"]);
+
+    // Keys evicted in the wrong order: what chosen keys received, upside down, so that the best go first.
+    let upside_down = |data: &mut [u8]| {
+        data.as_chunks_mut::<4>().0.iter_mut().for_each(|bytes| *bytes = (1.0 / (1e-3 + f32::from_le_bytes(*bytes))).to_le_bytes());
+    };
+    assert_eq!(tampered(&model, &healthy, &record, ".received", upside_down), ["token by token"]);
+}

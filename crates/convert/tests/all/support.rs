@@ -1,0 +1,56 @@
+//! A small model, text, and memories for it.
+
+use std::sync::atomic::AtomicBool;
+
+use termwise_base::rng::Rng;
+use termwise_convert::assemble::assemble;
+use termwise_convert::convert::Prepared;
+use termwise_convert::fit::Fits;
+use termwise_convert::frontier::{ALL, Method};
+use termwise_convert::kinds::{Family, Far, Kind, key_bytes};
+use termwise_llama::{Config, Model};
+
+pub const LENGTH: usize = 160;
+
+/// A model whose heads look at some keys more than at others.
+pub fn model() -> Model {
+    let text = r#"{"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512, "initializer_range": 0.25}"#;
+    Model::fresh(Config::from_json_str(text, "test").expect("a configuration"), 5).expect("a model")
+}
+
+pub fn contexts(count: usize, seed: u64) -> Vec<Vec<u32>> {
+    let mut rng = Rng::new(seed);
+    (0..count).map(|_| (0..LENGTH).map(|_| rng.below(61) as u32).collect()).collect()
+}
+
+pub fn prepared(model: &Model, folder: Option<&std::path::Path>) -> Prepared {
+    let never = AtomicBool::new(false);
+    let mut prepared = Prepared::new(model, &contexts(2, 1), &every(), folder, &never, &mut |_, _, _| {}).expect("it can be prepared");
+    let rivals = Method::rivals(&Method::named(&[]).expect("all methods"), &[24, 64, 100], 16);
+    prepared.add_rivals(model, &contexts(2, 1), &rivals, folder, &never, &mut |_, _, _| {}).expect("rivals can be fitted");
+    prepared
+}
+
+/// Rivals of the far state, at a small and a large budget.
+pub fn rivals() -> Vec<Kind> {
+    let budgets = [24u64, 100].map(|keys| keys * key_bytes(16));
+    let families = [Far::Hedgehog, Far::Polynomial, Far::Taylor1, Far::Taylor2].map(|far| Family { far, ..Family::WINDOW });
+    let all = families.into_iter().chain([Family { far: Far::Hedgehog, divisor: 4, ..Family::WINDOW }]);
+    all.flat_map(|family| budgets.map(|bytes| family.largest(16, bytes).expect("it fits"))).collect()
+}
+
+pub fn every() -> Vec<Family> {
+    Method::families(&Method::named(&[]).expect("all methods"))
+}
+
+pub fn families() -> Vec<Family> {
+    let mut all = ALL.to_vec();
+    all.push(Family { far: Far::Mean, ..Family::WINDOW });
+    all.push(Family { chosen: true, fade: true, ..Family::WINDOW });
+    all
+}
+
+pub fn converted(model: &Model, fits: &Fits, kind: Kind) -> Model {
+    assemble(model, fits, &[Some(kind); 4]).unwrap_or_else(|error| panic!("{kind:?}: {error}"))
+}

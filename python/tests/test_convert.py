@@ -1,0 +1,226 @@
+"""Constant memory: its parts against their formulas in NumPy, states, converted models, and the commands."""
+
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import inputs, rms
+
+import termwise
+from termwise import Layer
+
+HEADS, KV_HEADS, DIM, TIME = 4, 2, 8, 40
+FAR = "far(taylor=0..2,coef=learned scale=1 dim=3 centre=whole,gauss)"
+VARIANTS = {
+    "chosen": "softmax window=6 sinks=2 chosen=5",
+    "fading": "softmax window=6 sinks=2 chosen=5,fade=8",
+    "bits": "softmax window=6 sinks=2 bits=8",
+    "few bits": "softmax window=6 bits=4",
+    "far": f"softmax window=6 sinks=2 {FAR}",
+    "all": f"softmax window=6 sinks=2 chosen=5 bits=8 {FAR}",
+}
+
+
+def rounded(k, v, bits, centre, half):
+    """Keys by channel, values by token; k [T, d], v [T, e]."""
+    levels = 2**bits - 1
+    code = np.clip(np.round(levels / 2 * (1 + (k - centre) / half)), 0, levels)
+    low = v.min(-1, keepdims=True)
+    step = (v.max(-1, keepdims=True) - low) / levels
+    return centre + half * (2 * code / levels - 1), low + step * np.round((v - low) / step)
+
+
+def held(scores, window, sinks, chosen, fade):
+    """The near keys of each position; scores [heads that share them, T, T]."""
+    time = scores.shape[-1]
+    received, kept, near = np.zeros(time), [], []
+    for t in range(time):
+        leaving = t - window
+        if chosen and leaving >= sinks:
+            kept.append(leaving)
+            if len(kept) > chosen:
+                # The least leaves; who came last takes its place.
+                least = min(range(len(kept)), key=lambda i: received[kept[i]])
+                kept[least] = kept[-1]
+                kept.pop()
+        own = sorted({s for s in range(t + 1) if s < sinks or t - s < window} | set(kept))
+        received[own] *= fade
+        for head in scores:
+            w = np.exp(head[t, own] - head[t, own].max())
+            received[own] += w / w.sum()
+        near.append(own)
+    return near
+
+
+def formula(q, k, v, extras, window=6, sinks=0, chosen=0, fade=1.0, bits=None, far=False):
+    """The sums as they are written, for one batch row."""
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    extras = {name: x.astype(np.float64) for name, x in extras.items()}
+    y = np.zeros((TIME, HEADS, v.shape[-1]))
+    each = HEADS // KV_HEADS
+    for g in range(KV_HEADS):
+        own_k, own_v = k[:, g].copy(), v[:, g].copy()
+        if bits:
+            # Sinks stay as they are.
+            own_k[sinks:], own_v[sinks:] = rounded(own_k[sinks:], own_v[sinks:], bits, extras["code_centre"][g], extras["code_range"][g])
+        heads = range(g * each, (g + 1) * each)
+        scores = np.stack([q[:, h] @ own_k.T / math.sqrt(DIM) for h in heads])
+        near = held(scores, window, sinks, chosen, fade)
+        for x, h in zip(scores, heads):
+            for t in range(TIME):
+                weights = np.zeros(TIME)
+                weights[near[t]] = np.exp(x[t, near[t]])
+                others = [s for s in range(t + 1) if s not in near[t]]
+                if far and others:
+                    mean, n = own_k[others].mean(0), len(others)
+                    a_q, a_k = extras["far_dim_q"][h], extras["far_dim_k"][g]
+                    spread = extras["far_gamma"][h] * q[t, h] @ extras["far_spread"][g] @ q[t, h]
+                    most = 2 * math.log(n)
+                    log = q[t, h] @ mean / math.sqrt(DIM) + (spread / 2 if spread <= most else math.sqrt(spread * most) - most / 2)
+                    z = (own_k[others] - mean) @ a_k.T @ (a_q @ q[t, h])
+                    series = sum(a * z**i / math.factorial(i) for i, a in enumerate(extras["far_coefficients"][h]))
+                    weights[others] = math.exp(log) * series
+                y[t, h] = weights @ own_v / weights.sum()
+    return y
+
+
+OPTIONS = {
+    "chosen": {"sinks": 2, "chosen": 5},
+    "fading": {"sinks": 2, "chosen": 5, "fade": math.exp(-1 / 8)},
+    "bits": {"sinks": 2, "bits": 8},
+    "few bits": {"bits": 4},
+    "far": {"sinks": 2, "far": True},
+    "all": {"sinks": 2, "chosen": 5, "bits": 8, "far": True},
+}
+
+
+def drawn(name, dtype=np.float32):
+    layer = Layer(VARIANTS[name], heads=HEADS, kv_heads=KV_HEADS, dim=DIM, value_dim=5)
+    q, k, v, extras = inputs(layer, batch=2, time=TIME, dtype=dtype)
+    if "code_range" in extras:
+        extras["code_centre"], extras["code_range"] = 0.1 * extras["code_centre"], 2 + np.abs(extras["code_range"])
+    if "far_spread" in extras:
+        root = extras["far_spread"]
+        extras["far_spread"] = (0.05 * root @ root.transpose(0, 2, 1)).astype(dtype)
+        extras["far_gamma"] = np.abs(extras["far_gamma"])
+    return layer, q, k, v, extras
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_attention_is_the_formula(name):
+    for dtype, bound in ((np.float32, 2e-5), (np.float64, 1e-5)):
+        layer, q, k, v, extras = drawn(name, dtype)
+        expected = np.stack([formula(q[b], k[b], v[b], extras, **OPTIONS[name]) for b in range(2)])
+        assert rms(layer(q, k, v, **extras), expected) < bound
+        assert rms(termwise.attention(q, k, v, VARIANTS[name], **extras), expected) < bound
+    # The parts do something.
+    plain = termwise.attention(q, k, v, "softmax window=6 sinks=2")
+    assert rms(plain, expected) > 1e-4
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_states_are_of_constant_size_and_agree(name, tmp_path):
+    layer, q, k, v, extras = drawn(name)
+    expected = layer(q, k, v, **extras)
+    state = layer.state(2)
+    ys = [state.extend(q[:, :17], k[:, :17], v[:, :17], **extras)]
+    size = state.bytes
+    ys += [state.step(q[:, t : t + 1], k[:, t : t + 1], v[:, t : t + 1], **extras) for t in range(17, 30)]
+    assert state.is_constant and state.bytes == size
+    state.save(tmp_path / "state.safetensors")
+    rest = [x[:, 30:] for x in (q, k, v)]
+    swapped = state.select([1, 0]).extend(*(x[::-1].copy() for x in rest), **extras)
+    ys.append(layer.load_state(tmp_path / "state.safetensors", 2).extend(*rest, **extras))
+    assert rms(np.concatenate(ys, 1), expected) < 1e-5
+    assert np.array_equal(swapped[::-1], ys[-1])
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_gradients_are_there_or_refused(name):
+    layer, q, k, v, extras = drawn(name)
+    dy = np.ones((2, TIME, HEADS, 5), np.float32)
+    part = layer.variants[0].inference_only
+    assert part == {"chosen": "chosen", "fading": "chosen", "far": "centre=whole", "all": "chosen"}.get(name)
+    if part is None:
+        assert all(np.isfinite(g).all() for g in layer.grad(q, k, v, dy, **extras).values())
+        return
+    for engine in ("fused", "reference"):
+        with pytest.raises(ValueError, match=f"`{part}` has no backward pass"):
+            layer.grad(q, k, v, dy, engine=engine, **extras)
+
+
+def test_what_has_no_module_says_so():
+    for text in VARIANTS.values():
+        with pytest.raises(ValueError, match="our own memory of keys"):
+            termwise.Variant(text).to_torch()
+    for text, why in (("softmax chosen=4", "window"), ("softmax window=4 bits=3", "4 or 8"), ("softmax window=4 chosen=x", "chosen=32")):
+        with pytest.raises(ValueError, match=why):
+            termwise.Variant(text)
+
+
+@pytest.fixture(scope="module")
+def converted(stories, book, tmp_path_factory):
+    """A model with all kinds of memory, and what was said of it."""
+    folder = tmp_path_factory.mktemp("convert")
+    events = []
+    found = termwise.convert(
+        stories, book, keys=24, save=folder / "small", folder=folder / "report", contexts=2, length=256, calibration_contexts=2, calibration_length=256,
+        cache=folder / "cache", progress=events.append,
+    )  # fmt: skip
+    return folder / "small", found, events, folder
+
+
+def test_a_converted_model(converted, stories, book):
+    folder, found, events, place = converted
+    assert found.kind == "conversion" and events and events[-1]["done"] <= events[-1]["of"]
+    assert (place / "report" / "conversion.json").is_file() and "termwise" in found["made_by"]["command"]
+    model, original = termwise.load(folder), termwise.load(stories)
+    texts = {str(variant) for layer in model.variants for variant in layer}
+    assert any("window=" in text for text in texts)
+    text = book.read_text()[:1500]
+    ids = model.encode(text)[:300]
+    assert abs(model.loss(ids) - original.loss(ids)) < 0.5 and model.loss(ids) != original.loss(ids)
+    # Written token by token, each from a state of constant size: the most probable of all logits.
+    prompt = text[:600]
+    written = model.generate(prompt, max_tokens=8)
+    ids = model.encode(prompt)
+    for _ in range(8):
+        ids.append(int(model.logits(ids)[0, -1].argmax()))
+    assert model.decode(ids) == model.decode(model.encode(prompt)) + written
+    # Saved and read again.
+    model.save(place / "again")
+    assert np.array_equal(termwise.load(place / "again").logits(ids), model.logits(ids))
+
+
+def test_commands_are_those_of_the_program(converted, stories, book):
+    folder, _, _, place = converted
+    shared = {"length": 256, "contexts": 2, "cache": place / "cache", "progress": False}
+    checked = termwise.audit(folder, stories, book, **shared)
+    assert checked.kind == "audit"
+    cutting = {"calibration_contexts": 2, "calibration_length": 256}
+    seen = termwise.atlas(stories, [str(book)], cache=place / "cache", progress=False, **cutting)
+    flags = ["--data", str(book), "--calibration-contexts", "2", "--calibration-length", "256", "--cache", str(place / "cache"), "--json", "--quiet"]
+    printed = subprocess.run([sys.executable, "-m", "termwise", "atlas", str(stories), *flags], capture_output=True, text=True)
+    assert printed.returncode == 0, printed.stderr
+    theirs = json.loads(printed.stdout)
+    assert theirs["heads"] == seen["heads"] and theirs["kind"] == seen.kind
+    compared = termwise.frontier(stories, book, keys=32, methods=["window", "chosen"], **shared, **cutting)
+    assert compared.kind == "frontier" and compared.figures()
+
+
+def test_commands_say_what_is_wrong(stories, book, tmp_path):
+    with pytest.raises(ValueError, match="keys"):
+        termwise.convert(stories, book, progress=False)
+    with pytest.raises(ValueError, match="nonsense"):
+        termwise.atlas(stories, book, nonsense=3, progress=False)
+    with pytest.raises((ValueError, RuntimeError, OSError), match="nowhere"):
+        termwise.atlas(tmp_path / "nowhere", book, progress=False)
+
+    def stop(event):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        termwise.atlas(stories, book, calibration_contexts=4, calibration_length=256, cache=tmp_path, progress=stop)
