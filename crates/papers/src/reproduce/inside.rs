@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use termwise_data::Prepare;
 use termwise_llama::Model;
-use termwise_report::{Axis, Band, Block, Cell, Chart, Figure, Layer, Line, Scale as Spread, Table, Unit};
+use termwise_report::{Axis, Band, Block, Cell, Chart, Figure, Layer, Line, Scale as AxisScale, Table, Unit};
 use termwise_train::Settings;
 
 use super::claim::{Decision, Verdict};
@@ -180,8 +180,8 @@ impl Inside {
         bands.append(&mut lines);
         let chart = Chart {
             title: "log10 of the mean of |xⁿ/n!| over visible pairs".into(),
-            x: Axis::new("order n", Spread::Linear, Unit::Number),
-            y: Axis::new("", Spread::Linear, Unit::Number),
+            x: Axis::new("order n", AxisScale::Linear, Unit::Number),
+            y: Axis::new("", AxisScale::Linear, Unit::Number),
             layers: bands,
         };
         Figure {
