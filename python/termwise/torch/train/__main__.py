@@ -41,7 +41,9 @@ def _arguments(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def _device(named: str | None) -> torch.device:
     """That of this process: torchrun's local rank says which of several."""
-    found = torch.device(named) if named else torch.accelerator.current_accelerator() or torch.device("cpu")
+    # A build for an accelerator names it where there is none, too.
+    usual = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    found = torch.device(named) if named else usual or torch.device("cpu")
     if found.type == "cuda" and found.index is None:
         found = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     if found.type != "cpu":
