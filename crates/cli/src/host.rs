@@ -14,12 +14,15 @@ use crate::args::{self, Cli};
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 
+/// Gets how many pieces are done, how many there are, and what is being done.
+pub type Tell = Box<dyn Fn(u64, u64, &str) + Send + Sync>;
+
 /// Who calls a command.
 pub struct Host {
     /// Set by the caller, it asks the command to stop in good order.
     pub stop: Arc<AtomicBool>,
-    /// Gets how many pieces are done, how many there are, and what is being done.
-    pub tell: Box<dyn Fn(u64, u64, &str) + Send + Sync>,
+    /// Hears how far the command is.
+    pub tell: Tell,
 }
 
 /// What a command found.

@@ -20,7 +20,7 @@ mod progress;
 mod ranks;
 
 pub use build::here as provenance;
-pub use host::{Failed, Found, Host, call};
+pub use host::{Failed, Found, Host, Tell, call};
 
 use std::ffi::OsString;
 use std::io::{self, Write};

@@ -143,8 +143,9 @@ mod tests {
         {
             let found = look(&model(text), &ids, request).expect("a look");
             let cut = found.cut_weights.as_ref().expect("a series");
-            for s in 0..=10 {
-                let seen = [found.scores[s], found.weights[s], cut[s]].map(|x| x.is_some());
+            assert_eq!(cut.len(), 11);
+            for (s, ((score, weight), cut)) in found.scores.iter().zip(&found.weights).zip(cut).enumerate() {
+                let seen = [score, weight, cut].map(|x| x.is_some());
                 assert_eq!(seen, [!hidden.contains(&s); 3], "{text}, key {s}");
             }
             let z: f64 = found.scores.iter().flatten().map(|x| x.exp()).sum();

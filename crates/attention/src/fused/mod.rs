@@ -195,7 +195,7 @@ fn backward_tasks(
     gates::backward(l, inputs, w, grads);
     parameters_backward(l, w, grads);
     if l.has_walked_heads() {
-        w.walk_grads.add_spread(l, grads);
+        walk_backward::add_spread(l, &w.walk_grads, grads);
     }
     Ok(())
 }

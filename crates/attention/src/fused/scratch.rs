@@ -4,7 +4,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::buffer::resize;
 use crate::fused::plan::Layout;
-use crate::fused::walk_backward::WalkGrads;
 use crate::task_scratch::TaskScratch;
 use crate::{Buffer, Error, Rope};
 
@@ -108,9 +107,23 @@ impl<T, const N: usize> Held for [Vec<T>; N] {
     }
 }
 
+/// What the backward pass of heads that walk needs of a query on its way back in time, besides itself: f, c', dℓ and dc'.
+pub type FarRow = [f32; 4];
+
+/// What heads that walk leave for later parts of the backward pass.
+#[derive(Default)]
+pub struct WalkGrads {
+    /// The key that is lost at each position [B, groups, T].
+    pub lost: Vec<u32>,
+    /// [N, T]
+    pub rows: Vec<FarRow>,
+    /// Of Σ and of γ [B, G, d² + heads]; empty where no head has any.
+    pub spread: Buffer,
+}
+
 impl Held for WalkGrads {
     fn held(&self) -> usize {
-        self.held()
+        size_of::<u32>() * self.lost.capacity() + size_of::<FarRow>() * self.rows.capacity() + self.spread.bytes()
     }
 }
 

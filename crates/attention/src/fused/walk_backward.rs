@@ -16,7 +16,7 @@ use crate::buffer::resize;
 use crate::fused::gradients::{Gradients, KeyGrads, QueryGrads};
 use crate::fused::plan::{Head, Layout};
 use crate::fused::prepare::Sources;
-use crate::fused::scratch::CallScratch;
+use crate::fused::scratch::{CallScratch, FarRow, WalkGrads};
 use crate::fused::tile_backward::Context;
 use crate::fused::walk::{self, WalkInputs, walks};
 use crate::kernels::basis::Basis;
@@ -31,40 +31,20 @@ use crate::state::State;
 use crate::state::memory::{GroupMemory, Store};
 use crate::state::pool::PoolScratch;
 use crate::state::pool_step::{GroupInputs, attend};
-use crate::{Buffer, Error, Extra, Grads, Inputs};
+use crate::{Error, Extra, Grads, Inputs};
 
 /// No key was lost.
 const NONE: u32 = u32::MAX;
 
-/// What the way back in time needs of a query, besides itself: f, c', dℓ and dc'.
-pub type FarRow = [f32; 4];
-
-/// What is left for later parts of the backward pass, in memory of the call.
-#[derive(Default)]
-pub struct WalkGrads {
-    /// The key that is lost at each position [B, groups, T].
-    lost: Vec<u32>,
-    /// [N, T]
-    rows: Vec<FarRow>,
-    /// Of Σ and of γ [B, G, d² + heads]; empty where no head has any.
-    spread: Buffer,
-}
-
-impl WalkGrads {
-    pub fn held(&self) -> usize {
-        size_of::<u32>() * self.lost.capacity() + size_of::<FarRow>() * self.rows.capacity() + self.spread.bytes()
-    }
-
-    /// Adds those of Σ and γ, batch row by batch row.
-    pub fn add_spread(&self, l: &Layout, grads: &mut Grads<f32>) {
-        let (s, square) = (l.shape, l.shape.d * l.shape.d);
-        for (pair, from) in self.spread.chunks_exact(square + s.group()).enumerate() {
-            let g = pair % s.kv_heads;
-            let (dspread, dgamma) = from.split_at(square);
-            if (g * s.group()..(g + 1) * s.group()).any(|h| has_whole_gauss(l, h)) {
-                add_scaled(&mut grads.extra(Extra::FarSpread)[g * square..][..square], 1.0, dspread);
-                add_scaled(&mut grads.extra(Extra::FarGamma)[g * s.group()..][..s.group()], 1.0, dgamma);
-            }
+/// Adds the gradients of Σ and γ, batch row by batch row.
+pub fn add_spread(l: &Layout, walk: &WalkGrads, grads: &mut Grads<f32>) {
+    let (s, square) = (l.shape, l.shape.d * l.shape.d);
+    for (pair, from) in walk.spread.chunks_exact(square + s.group()).enumerate() {
+        let g = pair % s.kv_heads;
+        let (dspread, dgamma) = from.split_at(square);
+        if (g * s.group()..(g + 1) * s.group()).any(|h| has_whole_gauss(l, h)) {
+            add_scaled(&mut grads.extra(Extra::FarSpread)[g * square..][..square], 1.0, dspread);
+            add_scaled(&mut grads.extra(Extra::FarGamma)[g * s.group()..][..s.group()], 1.0, dgamma);
         }
     }
 }

@@ -37,7 +37,7 @@ enum Values<'a> {
     Keys(&'a Cache),
     /// The keys or the values of a pool that are float32, as rows in the order of places.
     PoolKeys(&'a Pool),
-    PoolValues(&'a Pool),
+    PoolRows(&'a Pool),
     Codes(&'a [u8]),
     /// low and step of the codes of values.
     Scales(&'a [[f32; 2]]),
@@ -80,7 +80,7 @@ impl View for Tensor<'_> {
                     key.iter().for_each(|x| bytes.extend(x.to_le_bytes()));
                 }
             }
-            Values::PoolValues(pool) => {
+            Values::PoolRows(pool) => {
                 let mut value = vec![0.0f32; pool.ep];
                 for place in 0..pool.float_len() {
                     pool.value(place, &mut value);
@@ -213,7 +213,7 @@ impl State {
                 }
                 GroupMemory::Pool(pool) => {
                     add(format!("{name}.keys"), &[pool.float_len(), pool.d], Values::PoolKeys(pool));
-                    add(format!("{name}.values"), &[pool.float_len(), e], Values::PoolValues(pool));
+                    add(format!("{name}.values"), &[pool.float_len(), e], Values::PoolRows(pool));
                     for (i, (keys, values, scales)) in pool.code_parts().enumerate() {
                         add(format!("{name}.codes.{i}.keys"), &[keys.len()], Values::Codes(keys));
                         add(format!("{name}.codes.{i}.values"), &[values.len()], Values::Codes(values));

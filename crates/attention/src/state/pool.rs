@@ -31,7 +31,11 @@ impl Places {
     pub fn bytes(self, d: usize, e: usize, ep: usize) -> usize {
         let [floats, codes] = self.split();
         let whole = |places: usize, block: &dyn Fn(usize) -> usize| {
-            (places / BLOCK).saturating_mul(block(BLOCK)).saturating_add(if places % BLOCK > 0 { block(places % BLOCK) } else { 0 })
+            (places / BLOCK).saturating_mul(block(BLOCK)).saturating_add(if places.is_multiple_of(BLOCK) {
+                0
+            } else {
+                block(places % BLOCK)
+            })
         };
         let of_floats = whole(floats, &|n| 4 * (d * n + BEHIND + n * ep));
         let of_codes = whole(codes, &|n| d * self.code_bytes(n) + n * self.code_bytes(e) + 8 * n);

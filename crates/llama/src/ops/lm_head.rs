@@ -31,6 +31,9 @@ pub struct LmHead {
     step: usize,
 }
 
+/// Gives the logits [rows, V] of some rows.
+pub type Teacher<'a> = &'a mut dyn FnMut(Range<usize>, &mut [f32]) -> Result<()>;
+
 impl LmHead {
     /// For up to M rows and a vocabulary of V.
     pub fn new(rows: usize, vocabulary: usize, cap: Option<f32>) -> Result<LmHead> {
@@ -80,13 +83,12 @@ impl LmHead {
         }
     }
 
-    /// KL(teacher ‖ this) of every row into `losses`; h becomes the gradient of `scale`·Σ of them, which is added to dW where that is wanted. `teacher`
-    /// gives its logits [rows, V] of some rows.
+    /// KL(teacher ‖ this) of every row into `losses`; h becomes the gradient of `scale`·Σ of them, which is added to dW where that is wanted.
     pub fn distill(
         &mut self,
         h: &mut [f32],
         weight: &[f32],
-        teacher: &mut dyn FnMut(Range<usize>, &mut [f32]) -> Result<()>,
+        teacher: Teacher,
         scale: f32,
         mut dweight: Option<&mut [f32]>,
         losses: &mut [f64],
