@@ -121,7 +121,9 @@ def test_the_lock_is_released():
 @pytest.mark.skipif(os.name != "posix", reason="NOT RUN: needs signals")
 def test_ctrl_c_leaves_a_checkpoint_and_the_run_goes_on(tmp_path):
     code = """
-import sys, json, termwise
+import signal, sys, json, termwise
+# As in a terminal: what is started in the background of a script ignores it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 seen = []
 try:
     termwise.train(sys.argv[1], model="tiny", steps=100000, log_every=1, progress=lambda event: (seen.append(event), print("step", flush=True)))

@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::{BufWriter, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// A file or folder that cannot be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -78,13 +79,19 @@ pub fn read_at(file: &File, offset: u64, out: &mut [u8]) -> std::io::Result<()> 
 }
 
 /// Takes a lock that the operating system frees however the process ends; `None` where another process holds it.
+///
+/// A child that another thread starts holds a copy of every lock until it begins its own program, also of one that has just been given back: what looks taken is
+/// looked at again for a moment.
 pub fn lock(path: &Path) -> Result<Option<File>> {
     let file = File::create(path).map_err(Error::io("create", path))?;
-    match file.try_lock() {
-        Ok(()) => Ok(Some(file)),
-        Err(fs::TryLockError::WouldBlock) => Ok(None),
-        Err(fs::TryLockError::Error(error)) => Err(Error::io("lock", path)(error)),
+    for pause in [1, 4, 20, 75, 0] {
+        match file.try_lock() {
+            Ok(()) => return Ok(Some(file)),
+            Err(fs::TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(pause)),
+            Err(fs::TryLockError::Error(error)) => return Err(Error::io("lock", path)(error)),
+        }
     }
+    Ok(None)
 }
 
 /// A file that is written and flushed to the disk beside its destination, where [`Staged::publish`] puts it. Dropped unpublished, it is gone.

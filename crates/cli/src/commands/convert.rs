@@ -78,7 +78,7 @@ pub struct ConvertArgs {
     /// Contexts of each text that are evaluated
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = super::size(4096))]
     pub contexts: usize,
-    /// Write the converted model into this folder
+    /// Write the converted model into this folder [default: model in the folder of --out]
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,
     /// With --save: replace the model that is in the folder
@@ -94,9 +94,14 @@ pub struct ConvertArgs {
 
 pub fn run(args: &ConvertArgs, context: &mut Context) -> Result<Exit, Failure> {
     let folder = &model_folder(args.model.as_deref(), args.output.quiet)?;
-    if let Some(place) = &args.save {
+    // In its own folder a model is replaced: the same command may go on, or come again.
+    let (save, overwrite) = match &args.save {
+        Some(place) => (Some(place.clone()), args.overwrite),
+        None => (args.output.out.as_ref().map(|out| out.join("model")), true),
+    };
+    if let Some(place) = &save {
         // Before anything is measured, which may take long.
-        cut::check_place(folder, place, args.overwrite)?;
+        cut::check_place(folder, place, overwrite)?;
     }
     let budget = match (args.bytes, args.keys, args.loss) {
         (Some(bytes), ..) => Budget::Bytes(bytes),
@@ -163,8 +168,8 @@ pub fn run(args: &ConvertArgs, context: &mut Context) -> Result<Exit, Failure> {
     })?;
     drop(bar);
     context.emit(&conversion, &args.output)?;
-    if let Some(to) = &args.save {
-        cut::save(&mut model, &attention, folder, to, args.overwrite)?;
+    if let Some(to) = &save {
+        cut::save(&mut model, &attention, folder, to, overwrite)?;
         record.write(to)?;
         if !args.output.quiet {
             tell(&format!("saved in {}", to.display()));

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use termwise_attention::Mode;
+use termwise_lab::plan::count::{Attention, Sizes};
 use termwise_llama::generate::{Decoder, DecoderOptions};
 use termwise_llama::{Engine, Model, Options};
 
-use super::{Between, Check};
+use super::{BESIDES, Between, Check};
 use crate::Error;
 
 /// Logits may differ by so much of the largest, by rounding; with codes, which rounding can turn into the next ones, by so much at most positions.
@@ -125,6 +126,13 @@ fn step(model: &Arc<Model>, ids: &[u32], expected: &[f32], between: Between) -> 
     Ok(found)
 }
 
+/// Bytes of the memory of all layers once every window is full.
+fn full_bytes(model: &Model) -> u64 {
+    let config = &model.config;
+    let sizes = Sizes { kv_heads: config.num_key_value_heads, d: config.head_dim };
+    (0..config.num_hidden_layers).map(|layer| Attention::of_layer(&config.heads(layer), sizes).kept_bytes(0) + BESIDES).sum()
+}
+
 /// A prompt in parts of several lengths and tokens after it against the whole text at once; and the bytes that they keep, where they can be computed.
 pub fn tokens(model: &Arc<Model>, ids: &[u32], between: Between) -> Result<(Vec<Check>, Option<usize>), Error> {
     let ids = &ids[..LONG.min(ids.len())];
@@ -142,12 +150,15 @@ pub fn tokens(model: &Arc<Model>, ids: &[u32], between: Between) -> Result<(Vec<
         Check::new(name, RULE, found, Some(judged.iter().all(|(_, same)| *same)))
     };
     let Stepped { prompts, tokens, bytes, grown, endless } = found;
-    let constant = endless && grown == 0;
-    let text = match constant {
-        true => format!("{bytes} bytes, which do not grow"),
-        false => format!("{bytes} bytes, and {grown} more in the last quarter of the text"),
+    // Windows that are longer than the text still fill.
+    let full = full_bytes(model);
+    let constant = endless && (grown == 0 || (bytes + grown) as u64 <= full);
+    let text = match (constant, grown) {
+        (true, 0) => format!("{bytes} bytes, which do not grow"),
+        (true, _) => format!("{} bytes, and at most {full} once all windows are full", bytes + grown),
+        _ => format!("{bytes} bytes, and {grown} more in the last quarter of the text"),
     };
-    let rule = "no byte more after half of the text, and no end of the context";
+    let rule = "no byte more after three quarters of the text, or not more than full windows take; and no end of the context";
     let checks = vec![
         agreement(&format!("a prompt in parts of {LENGTHS:?}"), &prompts),
         agreement(name, &[tokens]),
