@@ -253,8 +253,8 @@ def test_the_papers_models_on_the_meta_device_and_cut_down(tmp_path):
     assert {one.length for one in found} == {1024, 4096}
     for one in found:
         assert one.kept < one.kept_without_checkpointing
-        # No tensor of a step is T×T for all heads and rows.
-        assert one.largest < 16 * one.batch * one.length**2 * 4
+        # No tensor of a step is T×T for all heads and rows; in short texts the logits are larger than that.
+        assert one.largest < 16 * one.batch * one.length**2 * 4 or one.largest == one.batch * one.length * dry_run.VOCABULARY * 4
     attentions = sorted({one.attention for one in found})
     for index, attention in enumerate(attentions):
         file = write(tmp_path, f'attention = "{attention}"\nsteps = 10\n')

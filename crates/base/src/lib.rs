@@ -3,6 +3,7 @@
 //! - [`rng`]: random numbers that are the same on every machine;
 //! - [`files`]: files that appear whole or not at all, and reading that ends;
 //! - [`provenance`]: which build made something;
+//! - [`statistics`]: Student's distribution;
 //! - [`threads`]: pools of a stated size;
 //! - [`nearest`]: the word that was probably meant.
 
@@ -10,6 +11,7 @@ pub mod files;
 mod near;
 pub mod provenance;
 pub mod rng;
+pub mod statistics;
 pub mod threads;
 
 pub use near::nearest;

@@ -168,7 +168,7 @@ impl Atlas {
         tell: Tell,
     ) -> Result<(), Error> {
         // A window needs no tensors.
-        let fits = Fits { identity: gathered.identity.clone(), layers: Vec::new(), rivals: Vec::new() };
+        let fits = Fits { identity: gathered.identity.clone(), ..Fits::default() };
         let removals = sensitivity::measure(model, &fits, &[context.to_vec()], journal, stop, tell)?;
         let (h, g) = (model.config.num_attention_heads, model.config.num_key_value_heads);
         let unit = |head: &HeadFacts| head.layer * g + head.head / (h / g);

@@ -242,7 +242,13 @@ pub fn audit(
         };
         // Codes are there for their bytes, and may cost a little.
         let worth = *name == "codes" || part.kl > audit.kl;
+        // What is read beyond the window does nothing in a text that is no longer than that.
+        let beyond = |own: &Variant| !matches!(*name, "windows" | "codes") && own.window.is_some_and(|window| window >= audit.length);
+        let reached = changed(&model.config, |own| without(own, name).filter(|_| !beyond(own))).1;
         let found = match (part.change > NOTHING, worth) {
+            (false, _) if reached == 0 => {
+                format!("windows hold all of these {} tokens: {name} can only be checked on longer text", audit.length)
+            }
             (false, _) => format!("{} heads have {name}, and without them nothing changes: they do nothing", part.heads),
             (true, false) => format!("without {name} the KL to the original falls from {:.5} to {:.5}: they do harm", audit.kl, part.kl),
             (true, true) => format!("without {name} the KL to the original goes from {:.5} to {:.5}", audit.kl, part.kl),
@@ -251,7 +257,12 @@ pub fn audit(
             "codes" => "predictions change without them",
             _ => "predictions change without them, and move away from the original's",
         };
-        audit.checks.push(Check::new(&format!("{name} do their work"), rule, found, Some(part.change > NOTHING && worth)));
+        audit.checks.push(Check::new(
+            &format!("{name} do their work"),
+            rule,
+            found,
+            (reached > 0 || part.change > NOTHING).then_some(part.change > NOTHING && worth),
+        ));
         audit.parts.push(part);
     }
     step("greedy continuations")?;

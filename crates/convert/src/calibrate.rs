@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
-use termwise_attention::View;
+use termwise_attention::{Rope, View};
 use termwise_base::files::write_whole;
 use termwise_base::rng::Rng;
 use termwise_llama::{Model, Observed, Options};
@@ -34,6 +34,12 @@ pub struct Moments {
     pub low: Vec<f32>,
     /// The largest.
     pub high: Vec<f32>,
+    /// The least of keys before RoPE by channel, and the largest.
+    pub low_unturned: Vec<f32>,
+    /// The largest.
+    pub high_unturned: Vec<f32>,
+    /// The greatest length of each pair of channels that RoPE turns, [d/2]; empty without RoPE.
+    pub radius: Vec<f32>,
 }
 
 /// All that one pass over the text gathers.
@@ -116,16 +122,7 @@ pub fn gather(model: &Model, contexts: &[Vec<u32>], file: Option<&Path>, stop: &
     let mut all = known.filter(|known| known.identity == identity).unwrap_or_else(|| Gathered {
         identity,
         contexts: 0,
-        moments: vec![
-            Moments {
-                keys: 0.0,
-                key_spread: vec![0.0; d * d],
-                queries: vec![0.0; d * d],
-                low: vec![f32::INFINITY; d],
-                high: vec![f32::NEG_INFINITY; d],
-            };
-            layers * g
-        ],
+        moments: vec![Moments::new(d); layers * g],
         heads: vec![HeadSums::default(); layers * h],
     });
     let begun = all.contexts;
@@ -141,7 +138,7 @@ pub fn gather(model: &Model, contexts: &[Vec<u32>], file: Option<&Path>, stop: &
                     for head in kv_head * (h / g)..(kv_head + 1) * (h / g) {
                         let view = view(seen, head)?;
                         if sums.is_empty() {
-                            moments.add_keys(&view);
+                            moments.add_keys(&view, seen.attention.rope().filter(|_| view.variant.rope));
                         }
                         let mut own = all.heads[seen.layer * h + head].clone();
                         for &t in &rows {
@@ -169,9 +166,50 @@ pub fn gather(model: &Model, contexts: &[Vec<u32>], file: Option<&Path>, stop: &
 }
 
 impl Moments {
-    fn add_keys(&mut self, view: &View) {
+    fn new(d: usize) -> Moments {
+        let (least, most) = (vec![f32::INFINITY; d], vec![f32::NEG_INFINITY; d]);
+        Moments {
+            keys: 0.0,
+            key_spread: vec![0.0; d * d],
+            queries: vec![0.0; d * d],
+            low: least.clone(),
+            high: most.clone(),
+            low_unturned: least,
+            high_unturned: most,
+            radius: Vec::new(),
+        }
+    }
+
+    /// The range of each channel of keys after RoPE, up to a position. Where no context of the calibration was so long, slow pairs of channels turn further than any
+    /// that was seen: the range is then that of all keys before RoPE turned by all angles up to there, within the greatest length of a pair.
+    pub fn ranges(&self, frequencies: &[f64], positions: usize) -> Vec<(f32, f32)> {
+        /// Radians between the angles that are tried.
+        const STEP: f64 = 0.02;
+        let half = self.low.len() / 2;
+        let mut ranges: Vec<(f32, f32)> = self.low.iter().copied().zip(self.high.iter().copied()).collect();
+        for (i, (frequency, &radius)) in frequencies.iter().zip(&self.radius).enumerate() {
+            let last = (frequency * positions.saturating_sub(1) as f64).min(std::f64::consts::TAU);
+            let extent = |channel: usize| (f64::from(self.low_unturned[channel]), f64::from(self.high_unturned[channel]));
+            let of = |factor: f64, (low, high): (f64, f64)| (factor * low).max(factor * high);
+            for step in 0..=(last / STEP).ceil() as usize {
+                let (sin, cos) = (step as f64 * STEP).min(last).sin_cos();
+                let (a, b) = (extent(i), extent(i + half));
+                // Of a·cos − b·sin and b·cos + a·sin; the least is the largest of the opposite, with its sign.
+                for (channel, (own, x), (other, y)) in [(i, (cos, a), (-sin, b)), (i + half, (cos, b), (sin, a))] {
+                    let (low, high) = &mut ranges[channel];
+                    *high = high.max(((of(own, x) + of(other, y)) as f32).min(radius));
+                    *low = low.min((-(of(-own, x) + of(-other, y)) as f32).max(-radius));
+                }
+            }
+        }
+        ranges
+    }
+
+    fn add_keys(&mut self, view: &View, rope: Option<&Rope>) {
         let d = view.d;
-        let keys = &view.k[SINKS.min(view.length) * d..];
+        let first = SINKS.min(view.length);
+        let keys = &view.k[first * d..];
+        self.add_ranges(first, keys, d, rope.map_or(&[], Rope::frequencies));
         let count = (keys.len() / d).max(1) as f64;
         let mut mean = vec![0.0; d];
         keys.chunks_exact(d).for_each(|k| mean.iter_mut().zip(k).for_each(|(mean, k)| *mean += k / count));
@@ -180,11 +218,27 @@ impl Moments {
             for (row, x) in self.key_spread.chunks_exact_mut(d).zip(&centred) {
                 row.iter_mut().zip(&centred).for_each(|(to, y)| *to += x * y);
             }
+        }
+        self.keys += count;
+    }
+
+    /// The ranges of keys after and before RoPE, the first of which has this position.
+    fn add_ranges(&mut self, first: usize, keys: &[f64], d: usize, frequencies: &[f64]) {
+        self.radius.resize(frequencies.len(), 0.0);
+        for (position, k) in (first..).zip(keys.chunks_exact(d)) {
             for ((low, high), &k) in self.low.iter_mut().zip(&mut self.high).zip(k) {
                 (*low, *high) = (low.min(k as f32), high.max(k as f32));
             }
+            let mut unturned = k.to_vec();
+            for (i, frequency) in frequencies.iter().enumerate() {
+                let ((sin, cos), (a, b)) = ((position as f64 * frequency).sin_cos(), (k[i], k[i + d / 2]));
+                (unturned[i], unturned[i + d / 2]) = (a * cos + b * sin, b * cos - a * sin);
+                self.radius[i] = self.radius[i].max(a.hypot(b) as f32);
+            }
+            for ((low, high), &k) in self.low_unturned.iter_mut().zip(&mut self.high_unturned).zip(&unturned) {
+                (*low, *high) = (low.min(k as f32), high.max(k as f32));
+            }
         }
-        self.keys += count;
     }
 
     fn add_query(&mut self, q: &[f64], far_mass: f64) {
@@ -192,5 +246,42 @@ impl Moments {
         for (row, x) in self.queries.chunks_exact_mut(q.len()).zip(q) {
             row.iter_mut().zip(q).for_each(|(to, y)| *to += weight * x * y);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Keys whose slow pair is long and hardly turns within what is seen: beyond it the ranges that were seen do not hold, and those up to there do.
+    #[test]
+    fn ranges_hold_keys_that_have_turned_further_than_any_that_was_seen() {
+        let (frequencies, seen, beyond) = ([0.9, 0.002], 200, 1000);
+        let mut rng = Rng::new(5);
+        let mut key = |position: usize| -> Vec<f64> {
+            let plain: Vec<f64> = [0.0, 4.0, 0.0, 1.0].iter().map(|middle| middle + 2.0 * rng.unit() - 1.0).collect();
+            let turn = |i: usize| {
+                let (sin, cos) = (position as f64 * frequencies[i]).sin_cos();
+                (plain[i] * cos - plain[i + 2] * sin, plain[i + 2] * cos + plain[i] * sin)
+            };
+            let ((a, c), (b, d)) = (turn(0), turn(1));
+            vec![a, b, c, d]
+        };
+        let mut moments = Moments::new(4);
+        let keys: Vec<f64> = (0..seen).flat_map(&mut key).collect();
+        moments.add_ranges(0, &keys, 4, &frequencies);
+        let outside = |ranges: &[(f32, f32)], key: &[f64], by: f32| {
+            key.iter().zip(ranges).any(|(&x, (low, high))| (x as f32) < low - by * (high - low) || (x as f32) > high + by * (high - low))
+        };
+        let [short, long] = [seen, beyond].map(|positions| moments.ranges(&frequencies, positions));
+        let later: Vec<Vec<f64>> = (seen..beyond).map(&mut key).collect();
+        let count = |ranges: &[(f32, f32)]| later.iter().filter(|key| outside(ranges, key, 0.025)).count();
+        assert!(count(&short) > 400, "{} of 800 keys leave the range of what was seen", count(&short));
+        assert!(count(&long) < 8, "{} of 800 keys leave the range that was made for them", count(&long));
+        // No wider than it must be: a pair is never longer than the longest, and the fast one has turned through all angles already.
+        for (i, &(low, high)) in long.iter().enumerate() {
+            assert!(high <= moments.radius[i % 2] && low >= -moments.radius[i % 2], "{i}: {low} to {high}");
+        }
+        assert!((long[0].1 - short[0].1).abs() < 0.2 && (long[0].0 - short[0].0).abs() < 0.2, "{:?} {:?}", short[0], long[0]);
     }
 }

@@ -75,10 +75,10 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Looks, fits, and measures these families of memories, unless there are none; with a folder, what is finished is kept there.
+    /// Looks, fits, and measures these families of memories, unless there are none; for texts of so many positions; with a folder, what is finished is kept there.
     pub fn new(
         model: &Model,
-        contexts: &[Vec<u32>],
+        (contexts, positions): (&[Vec<u32>], usize),
         families: &[Family],
         folder: Option<&Path>,
         stop: &AtomicBool,
@@ -89,7 +89,8 @@ impl Prepared {
         }
         let place = |name: &str| folder.map(|folder| folder.join(name));
         let gathered = gather(model, contexts, place("moments.json").as_deref(), stop, tell)?;
-        let fits = kept(place("fits.json"), &gathered.identity, || fit(model, contexts, &gathered, stop, tell))?;
+        let mut fits = kept(place("fits.json"), &gathered.identity, || fit(model, contexts, &gathered, stop, tell))?;
+        fits.reach(&model.config, &gathered, contexts.iter().map(Vec::len).max().unwrap_or(0), positions)?;
         if families.is_empty() {
             return Ok(Prepared { gathered, fits, errors: Errors { kinds: Vec::new(), values: Vec::new() }, removals: Vec::new() });
         }

@@ -84,7 +84,8 @@ pub fn measure(
     let config = &model.config;
     let (layers, h, g, d) = (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, config.head_dim);
     let (width, w) = (h * d, d * (h / g));
-    let key = |context: &[u32], layer: usize, kind: &Kind| digest(&format!("error {} {context:?} {layer} {kind:?}", fits.identity));
+    let key =
+        |context: &[u32], layer: usize, kind: &Kind| digest(&format!("error {} {context:?} {layer} {kind:?}", fits.identity_for(&[*kind])));
     let mut values = vec![0.0; layers * g * kinds.len()];
     let mut missing: Vec<Vec<u32>> = Vec::new();
     for context in contexts {

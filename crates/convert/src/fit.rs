@@ -13,10 +13,10 @@ use std::sync::atomic::AtomicBool;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use termwise_attention::View;
-use termwise_llama::Model;
+use termwise_llama::{Config, Model};
 
 use crate::calibrate::{Gathered, Moments, NEAR, QUERIES, pass, sampled, view};
-use crate::kinds::{FAR_DIM, SINKS};
+use crate::kinds::{FAR_DIM, Kind, SINKS};
 use crate::linalg::{eigen, nonnegative, product, roots};
 use crate::rivals::{Rival, RivalTensors};
 use crate::{Error, Tell};
@@ -54,12 +54,15 @@ pub struct LayerTensors {
 }
 
 /// All that was fitted.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Fits {
     /// Of the model and the contexts.
     pub identity: String,
     /// By layer.
     pub layers: Vec<LayerTensors>,
+    /// Positions that codes were made to hold, where that is more than was fitted to.
+    #[serde(skip)]
+    pub(crate) reach: Option<usize>,
     /// Tensors of rivals, as far as they were asked for.
     #[serde(skip)]
     pub rivals: Vec<Rival>,
@@ -292,7 +295,8 @@ pub fn fit(model: &Model, contexts: &[Vec<u32>], gathered: &Gathered, stop: &Ato
         let moments = &gathered.moments[layer * g..(layer + 1) * g];
         // Queries come without the scale of scores, which is in these numbers.
         let scale = 1.0 / (d as f64).sqrt();
-        let ranges = || moments.iter().flat_map(|moments| moments.low.iter().zip(&moments.high));
+        let (code_centre, code_range) =
+            codes(moments.iter().flat_map(|moments| moments.low.iter().copied().zip(moments.high.iter().copied())));
         LayerTensors {
             q_dim: own.iter().flat_map(|projection| narrow(&projection.q, scale)).collect(),
             k_dim: own.iter().flat_map(|projection| narrow(&projection.k, 1.0)).collect(),
@@ -301,11 +305,41 @@ pub fn fit(model: &Model, contexts: &[Vec<u32>], gathered: &Gathered, stop: &Ato
             coefficients: heads.iter().flat_map(|[(_, a), _]| narrow(a, 1.0)).collect(),
             mean_gamma: heads.iter().map(|[_, (gamma, _)]| *gamma as f32).collect(),
             mean_coefficient: heads.iter().map(|[_, (_, a)]| a[0] as f32).collect(),
-            code_centre: ranges().map(|(low, high)| 0.5 * (low + high)).collect(),
-            code_range: ranges().map(|(low, high)| (0.5 * MARGIN * (high - low)).max(1e-3)).collect(),
+            code_centre,
+            code_range,
         }
     });
-    Ok(Fits { identity: gathered.identity.clone(), layers: layers.collect(), rivals: Vec::new() })
+    Ok(Fits { identity: gathered.identity.clone(), layers: layers.collect(), reach: None, rivals: Vec::new() })
+}
+
+/// The middle and half the width of ranges, with a margin.
+fn codes(ranges: impl Iterator<Item = (f32, f32)>) -> (Vec<f32>, Vec<f32>) {
+    ranges.map(|(low, high)| (0.5 * (low + high), (0.5 * MARGIN * (high - low)).max(1e-3))).unzip()
+}
+
+impl Fits {
+    /// Lets codes hold the keys of so many positions, where that is more than the contexts had that were fitted to.
+    pub fn reach(&mut self, config: &Config, gathered: &Gathered, fitted: usize, positions: usize) -> Result<(), Error> {
+        if positions <= fitted {
+            return Ok(());
+        }
+        let g = config.num_key_value_heads;
+        for (layer, own) in self.layers.iter_mut().enumerate() {
+            let rope = config.rope(layer, positions)?;
+            let turned = config.heads(layer).iter().any(|head| head.rope);
+            let moments = &gathered.moments[layer * g..(layer + 1) * g];
+            let ranges = moments.iter().flat_map(|moments| moments.ranges(if turned { rope.frequencies() } else { &[] }, positions));
+            (own.code_centre, own.code_range) = codes(ranges);
+        }
+        self.reach = Some(positions);
+        Ok(())
+    }
+
+    /// What measurements with these kinds depend on.
+    pub fn identity_for(&self, kinds: &[Kind]) -> String {
+        let coded = self.reach.filter(|_| kinds.iter().any(|kind| kind.bits < 32));
+        coded.map_or(self.identity.clone(), |positions| format!("{} codes of {positions} positions", self.identity))
+    }
 }
 
 /// Fits γ and coefficients of a polynomial over all positions but the query's own, by layer: as those of far states, by fewer queries.

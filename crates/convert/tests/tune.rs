@@ -30,7 +30,7 @@ fn converted(model: &Model) -> Model {
     let never = AtomicBool::new(false);
     let families = Method::families(&Method::named(&[]).expect("all methods"));
     let families = if families.is_empty() { ALL.to_vec() } else { families };
-    let prepared = Prepared::new(model, &contexts(2, 1), &families[..1], None, &never, &mut |_, _, _| {}).expect("it can be prepared");
+    let prepared = Prepared::new(model, (&contexts(2, 1), 0), &families[..1], None, &never, &mut |_, _, _| {}).expect("it can be prepared");
     let kind = |window, chosen, bits| Some(Kind { far: Far::State, chosen, bits, ..Kind::window(window) });
     assemble(model, &prepared.fits, &[kind(8, 0, 32), kind(6, 4, 32), kind(12, 0, 8), kind(8, 0, 32)]).expect("a model")
 }

@@ -263,7 +263,9 @@ def _extras_of(module: nn.Module, layer: Layer, x: Tensor) -> dict[str, Tensor]:
         value: Any = module
         for part in extra.tensor.split("."):
             value = getattr(value, part)
-        found[extra.name] = value(x) if extra.logits else value
+        value = value(x) if extra.logits else value
+        # Those who load parameters may say that all of them are trained.
+        found[extra.name] = value if extra.trained else value.detach()
     return found
 
 

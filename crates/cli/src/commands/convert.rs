@@ -117,12 +117,12 @@ pub fn run(args: &ConvertArgs, context: &mut Context) -> Result<Exit, Failure> {
         let (data, texts) =
             args.texts.cut(folder, &args.data, &model.config, args.contexts, args.tune.map(|tokens| (args.tune_length, tokens)))?;
         let tell = &mut |done: u64, of: u64, what: &str| bar.at(done, of, what);
-        let prepared = Prepared::new(&model, &texts.calibration, ALL, out.as_deref(), &stop, tell)?;
+        let prepared = Prepared::new(&model, (&texts.calibration, model.config.max_position_embeddings), ALL, out.as_deref(), &stop, tell)?;
         let kinds = convert::choose(&model, &prepared, ALL, &texts.calibration, budget, &stop, tell)?;
         let chosen: Vec<Option<Kind>> = kinds.iter().copied().map(Some).collect();
         let mut converted = assemble(&model, &prepared.fits, &chosen)?;
         let mut journal = Journal::open(out.as_ref().map(|folder| folder.join("evaluation.jsonl")).as_deref())?;
-        let identity = digest(&format!("{} {kinds:?}", prepared.fits.identity));
+        let identity = digest(&format!("{} {kinds:?}", prepared.fits.identity_for(&kinds)));
         let measured = convert::evaluate(&model, &converted, &texts, &mut journal, &identity, &stop, tell)?;
         let settings = args.tune.map(|tokens| Settings { tokens, all: args.tune_all, rate: args.tune_rate, weight_rate: args.weight_rate });
         let mut tuning = None;

@@ -64,7 +64,7 @@ pub fn run(args: &FrontierArgs, context: &mut Context) -> Result<Exit, Failure> 
         let tell = &mut |done: u64, of: u64, what: &str| bar.at(done, of, what);
         let methods = Method::named(&args.methods)?;
         let families = Method::families(&methods);
-        let mut prepared = Prepared::new(&model, &texts.calibration, &families, out.as_deref(), &stop, tell)?;
+        let mut prepared = Prepared::new(&model, (&texts.calibration, texts.length()), &families, out.as_deref(), &stop, tell)?;
         let rivals = Method::rivals(&methods, &args.keys, model.config.head_dim);
         prepared.add_rivals(&model, &texts.calibration, &rivals, out.as_deref(), &stop, tell)?;
         let journal = out.as_ref().map(|folder| folder.join("frontier.jsonl"));

@@ -102,7 +102,9 @@ fn of_layer(seen: &Observed, scratch: &Scratch) -> Result<Vec<Share>, Error> {
             sums.iter_mut().zip(parts).for_each(|(sum, part)| *sum += part / total.max(f64::MIN_POSITIVE) / POSITIONS as f64);
         }
     }
-    let share = |h: usize, part: usize| has(&heads[h], part).then_some(sums[h][part]);
+    // A text that is no longer than the window has nothing beyond it.
+    let reached = |h: usize, part: usize| has(&heads[h], part) && (part < 2 || distance(h / group).window < time);
+    let share = |h: usize, part: usize| reached(h, part).then_some(sums[h][part]);
     let found = (0..heads.len()).map(|head| Share {
         layer: seen.layer,
         head,

@@ -144,16 +144,23 @@ impl Frontier {
             let first = [Cell::text(&point.method), Cell::count(point.keys), Cell::bytes(point.bytes)];
             buckets.rows.push(first.into_iter().chain(point.buckets().iter().map(|sums| Cell::Number(sums.rise(), 4))).collect());
         }
-        let line = |(i, method): (usize, &super::Method)| {
+        // Colours are counted among those that are drawn, dashed lines and whole ones apart: there are more methods than colours.
+        let mut drawn = [0; 2];
+        let mut line = |method: &super::Method| {
             let own = points.iter().filter(|point| point.method == method.name);
             let points: Vec<(f64, f64)> = own.map(|point| (point.bytes as f64, point.rise().0)).collect();
-            (!points.is_empty()).then(|| Layer::Line(Line { name: method.name.into(), color: i + 1, dashed: !method.per_head, points }))
+            if points.is_empty() {
+                return None;
+            }
+            let color = &mut drawn[usize::from(method.per_head)];
+            *color += 1;
+            Some(Layer::Line(Line { name: method.name.into(), color: *color, dashed: !method.per_head, points }))
         };
         let chart = Chart {
             title: "Rise of the loss against bytes".into(),
             x: Axis::new("kept between tokens", Scale::Log, Unit::Bytes),
             y: Axis::new("nats per token", Scale::Linear, Unit::Number),
-            layers: METHODS.iter().enumerate().filter_map(line).collect(),
+            layers: METHODS.iter().filter_map(&mut line).collect(),
         };
         let panels: Vec<Panel> = vec![chart.into()];
         let description = "Rise of the loss against the bytes of the memory, one line for each method.".into();

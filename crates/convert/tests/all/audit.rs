@@ -60,6 +60,12 @@ fn healthy_models_pass() {
         }
         termwise_report::reads_again(&found);
     }
+    // A window that is longer than the text still fills at its end, and no further than it may.
+    let filling = converted(&model, &prepared.fits, Kind::window(2 * LENGTH));
+    let found = check(&model, &filling, None, &mut nothing);
+    assert_eq!(failed(&found), [""; 0], "{:#?}", found.checks);
+    let memory = found.checks.iter().find(|check| check.name == "memory is constant").expect("a check of the memory");
+    assert!(memory.found.contains("once all windows are full"), "{}", memory.found);
     // The original itself grows, and is no conversion.
     let found = check(&model, &model, None, &mut nothing);
     assert_eq!(failed(&found), ["memory is constant"]);

@@ -35,6 +35,29 @@ fn a_memory_of_the_whole_context_is_the_original() {
 }
 
 #[test]
+fn codes_hold_longer_texts_than_those_that_were_fitted_to() {
+    let (model, never) = (model(), AtomicBool::new(false));
+    let of = |positions: usize| {
+        Prepared::new(&model, (&contexts(2, 1), positions), &[], None, &never, &mut |_, _, _| {}).expect("it can be prepared").fits
+    };
+    let (seen, same, longer) = (of(0), of(LENGTH), of(64 * LENGTH));
+    assert_eq!(seen, same);
+    let (coded, plain) = (Kind { bits: 8, ..Kind::window(8) }, Kind::window(8));
+    assert_eq!(seen.identity_for(&[plain]), longer.identity_for(&[plain]));
+    assert_ne!(seen.identity_for(&[plain, coded]), longer.identity_for(&[plain, coded]));
+    let mut wider = 0;
+    for (seen, longer) in seen.layers.iter().zip(&longer.layers) {
+        assert_eq!((&seen.q_dim, &seen.coefficients), (&longer.q_dim, &longer.coefficients));
+        for (i, (short, long)) in seen.code_range.iter().zip(&longer.code_range).enumerate() {
+            assert!(long >= short, "channel {i}: {long} < {short}");
+            wider += usize::from(*long > 1.2 * short);
+        }
+    }
+    // Of 64 channels: the slow ones, and no more than these.
+    assert!((8..48).contains(&wider), "{wider}");
+}
+
+#[test]
 fn a_bench_leaves_nothing_of_the_model_before() {
     let model = model();
     let mut prepared = prepared(&model, None);
@@ -106,7 +129,7 @@ fn budgets_are_kept_and_work_goes_on_where_it_stopped() {
     let model = model();
     let folder = tempfile::tempdir().expect("a folder");
     let stopped = AtomicBool::new(true);
-    let first = Prepared::new(&model, &contexts(2, 1), ALL, Some(folder.path()), &stopped, &mut |_, _, _| {});
+    let first = Prepared::new(&model, (&contexts(2, 1), 0), ALL, Some(folder.path()), &stopped, &mut |_, _, _| {});
     assert!(first.is_err_and(|error| error.to_string().contains("goes on")));
     let first = prepared(&model, Some(folder.path()));
     let lines =

@@ -26,7 +26,7 @@ pub fn contexts(count: usize, seed: u64) -> Vec<Vec<u32>> {
 
 pub fn prepared(model: &Model, folder: Option<&std::path::Path>) -> Prepared {
     let never = AtomicBool::new(false);
-    let mut prepared = Prepared::new(model, &contexts(2, 1), &every(), folder, &never, &mut |_, _, _| {}).expect("it can be prepared");
+    let mut prepared = Prepared::new(model, (&contexts(2, 1), 0), &every(), folder, &never, &mut |_, _, _| {}).expect("it can be prepared");
     let rivals = Method::rivals(&Method::named(&[]).expect("all methods"), &[24, 64, 100], 16);
     prepared.add_rivals(model, &contexts(2, 1), &rivals, folder, &never, &mut |_, _, _| {}).expect("rivals can be fitted");
     prepared
