@@ -1,6 +1,6 @@
 """Models of transformers: their spectra, and other attentions in their place.
 
-Everything that touches transformers' internals is in this file. Tested with transformers 5.22.
+Everything that touches transformers' internals is in this file. Tested with transformers 5.23.
 
     import termwise.hf
     termwise.hf.spectrum(model, text, tokenizer=tokenizer)
