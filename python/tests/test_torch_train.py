@@ -253,10 +253,10 @@ def test_the_papers_models_on_the_meta_device_and_cut_down(tmp_path):
     assert {one.length for one in found} == {1024, 4096}
     for one in found:
         assert one.kept < one.kept_without_checkpointing
-        # No tensor of a step is T×T for all heads and rows; in short texts the logits are larger than that.
-        assert one.largest < 16 * one.batch * one.length**2 * 4 or one.largest == one.batch * one.length * dry_run.VOCABULARY * 4
+        # No tensor of a step is T×T for all heads and rows; in short texts logits and weights are larger than that.
+        assert 0 < one.largest_of_blocks < 16 * one.batch * one.length**2 * 4
     attentions = sorted({one.attention for one in found})
     for index, attention in enumerate(attentions):
         file = write(tmp_path, f'attention = "{attention}"\nsteps = 10\n')
-        with_torch(file, "--folder", tmp_path / f"cut-{index}", "--length", 32, "--batch", 2)
+        with_torch(file, "--folder", tmp_path / f"cut-{index}", "--length", 128, "--batch", 2)
         assert np.isfinite(losses(tmp_path / f"cut-{index}")).all()

@@ -43,26 +43,34 @@ class Found:
     kept_without_checkpointing: int
     #: The largest tensor of a step.
     largest: int
+    #: The largest of them but for weights, their gradients and logits: what attention and the rest of a block need on the way.
+    largest_of_blocks: int
 
 
 class _Largest(TorchDispatchMode):
     """Watches results of operations."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__()
-        self.bytes = 0
+        shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        self.weights = {*shapes.values(), *(shape[::-1] for shape in shapes.values())}
+        self.vocabulary = next(shape[0] for name, shape in shapes.items() if name.endswith("embed_tokens.weight"))
+        self.bytes = self.bytes_of_blocks = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
         for x in tree_leaves(found):
             if isinstance(x, torch.Tensor):
                 # Expanded views hold no more than what they show.
-                self.bytes = max(self.bytes, min(x.numel() * x.element_size(), x.untyped_storage().nbytes()))
+                size = min(x.numel() * x.element_size(), x.untyped_storage().nbytes())
+                self.bytes = max(self.bytes, size)
+                if tuple(x.shape) not in self.weights and self.vocabulary not in x.shape:
+                    self.bytes_of_blocks = max(self.bytes_of_blocks, size)
         return found
 
 
-def kept_bytes(model: Model, rows: int, length: int, bfloat16: bool = False) -> tuple[int, int]:
-    """Bytes that autograd keeps of a forward pass on the meta device, parameters not counted, and those of the largest tensor of both passes."""
+def kept_bytes(model: Model, rows: int, length: int, bfloat16: bool = False) -> tuple[int, int, int]:
+    """Bytes that autograd keeps of a forward pass on the meta device, parameters not counted; those of the largest tensor of both passes; and of the largest that is no weight and no logits."""
     ids = torch.zeros(rows, length, dtype=torch.long, device="meta")
     own = {p.untyped_storage()._cdata for p in model.parameters()}
     seen: dict[int, int] = {}
@@ -76,14 +84,14 @@ def kept_bytes(model: Model, rows: int, length: int, bfloat16: bool = False) -> 
             alive.append(storage)
         return x
 
-    with _Largest() as largest:
+    with _Largest(model) as largest:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x), torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
             losses = model(ids, ids)
         kept = sum(seen.values())
         alive.clear()
         losses.sum().backward()
     assert all(p.grad is not None or not p.requires_grad for p in model.parameters())
-    return kept, largest.bytes
+    return kept, largest.bytes, largest.bytes_of_blocks
 
 
 def dry_run(files: Iterable[Path], vocabulary: int = VOCABULARY) -> Iterable[Found]:
@@ -93,9 +101,9 @@ def dry_run(files: Iterable[Path], vocabulary: int = VOCABULARY) -> Iterable[Fou
         words = json.loads(settings)
         made = {again: Model(config, positions=words["length"], device="meta", mode=words["mode"], checkpointing=again) for again in (True, False)}
         parameters = sum(p.numel() for p in made[True].parameters())
-        with_it, largest = kept_bytes(made[True], words["batch"], words["length"])
-        without, _ = kept_bytes(made[False], words["batch"], words["length"])
-        yield Found(file.name, words["attention"], parameters, words["batch"], words["length"], 16 * parameters, with_it, without, largest)
+        with_it, largest, of_blocks = kept_bytes(made[True], words["batch"], words["length"])
+        without, *_ = kept_bytes(made[False], words["batch"], words["length"])
+        yield Found(file.name, words["attention"], parameters, words["batch"], words["length"], 16 * parameters, with_it, without, largest, of_blocks)
 
 
 def main(arguments: list[str] | None = None) -> int:
