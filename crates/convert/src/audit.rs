@@ -183,11 +183,15 @@ pub fn audit(
     audit.checks.push(same_weights(model, original));
     audit.checks.extend(recorded(model, original, record));
     step("the formula")?;
-    audit.checks.push(ways::formula(model, first)?);
+    let (uncoded, coded) = changed(&model.config, |variant| without(variant, "codes"));
+    let uncoded = (coded > 0).then(|| smaller(model, uncoded)).transpose()?;
+    let limit = ways::Limit::new(model, uncoded.as_ref(), first)?;
+    drop(uncoded);
+    audit.checks.push(ways::formula(model, first, limit)?);
     step("in chunks")?;
-    audit.checks.push(ways::chunks(model, first)?);
+    audit.checks.push(ways::chunks(model, first, limit)?);
     step("token by token")?;
-    let (checks, bytes) = ways::tokens(model, first, between)?;
+    let (checks, bytes) = ways::tokens(model, first, limit, between)?;
     audit.checks.extend(checks);
     if let (Some(record), Some(bytes)) = (record, bytes) {
         let most = record.bytes + BESIDES * model.config.num_hidden_layers as u64;

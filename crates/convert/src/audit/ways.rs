@@ -10,8 +10,9 @@ use termwise_llama::{Engine, Model, Options};
 use super::{BESIDES, Between, Check};
 use crate::Error;
 
-/// Logits may differ by so much of the largest, by rounding; with codes, which rounding can turn into the next ones, by so much at most positions.
+/// Logits may differ by so much of the largest, by rounding.
 const ROUNDING: f64 = 2e-3;
+/// With codes, which rounding can turn into the next ones, at most positions by so much, or by what codes themselves change, whichever is more.
 const CODES: f64 = 2e-2;
 /// Of positions.
 const MOST: f64 = 0.9;
@@ -22,7 +23,7 @@ const LONG: usize = 1024;
 /// Lengths of chunks, and of the parts of a prompt.
 const LENGTHS: [usize; 3] = [16, 64, 144];
 
-const RULE: &str = "logits differ by less than 2e-3 of the largest; where keys are codes, which rounding can turn into the next ones, by less than 2e-2 at nine of ten positions";
+const RULE: &str = "logits differ by less than 2e-3 of the largest; where keys are codes, which rounding can turn into the next ones, at nine of ten positions by less than 2e-2, or than leaving the codes out changes";
 
 /// The largest difference of two rows of logits, relative to the largest of the first.
 fn difference(expected: &[f32], found: &[f32]) -> f64 {
@@ -45,31 +46,61 @@ fn differences(expected: &[f32], found: &[f32], v: usize) -> Vec<f64> {
     expected.chunks_exact(v).zip(found.chunks_exact(v)).map(|(a, b)| difference(a, b)).collect()
 }
 
-/// The difference that counts, and whether it is rounding.
-fn judge(model: &Model, mut differences: Vec<f64>) -> (f64, bool) {
-    let coded = (0..model.config.num_hidden_layers).any(|layer| model.config.heads(layer).iter().any(|head| head.bits.is_some()));
+/// The value that nine of ten do not exceed.
+fn at_most_positions(mut differences: Vec<f64>) -> f64 {
     differences.sort_by(f64::total_cmp);
-    let at = if coded {
-        ((differences.len() as f64 * MOST) as usize).min(differences.len().saturating_sub(1))
-    } else {
-        differences.len().saturating_sub(1)
-    };
-    let counts = differences.get(at).copied().unwrap_or(0.0);
-    (counts, counts < if coded { CODES } else { ROUNDING })
+    let at = ((differences.len() as f64 * MOST) as usize).min(differences.len().saturating_sub(1));
+    differences.get(at).copied().unwrap_or(0.0)
+}
+
+/// What rounding may change.
+#[derive(Clone, Copy, Debug)]
+pub enum Limit {
+    /// At every position.
+    Everywhere,
+    /// With codes: at most positions.
+    Mostly(f64),
+}
+
+impl Limit {
+    /// `uncoded` is the model without codes, where it has any.
+    pub fn new(model: &Model, uncoded: Option<&Model>, ids: &[u32]) -> Result<Limit, Error> {
+        let Some(uncoded) = uncoded else { return Ok(Limit::Everywhere) };
+        let ids = &ids[..LONG.min(ids.len())];
+        let own = logits(model, ids, Engine::Fused, Mode::Parallel)?;
+        let without = logits(uncoded, ids, Engine::Fused, Mode::Parallel)?;
+        let change = at_most_positions(differences(&own, &without, model.config.vocab_size));
+        // What is not a number is no measure.
+        Ok(Limit::Mostly(if change.is_finite() { CODES.max(change) } else { CODES }))
+    }
+
+    /// The difference that counts, and whether it is rounding.
+    fn judge(self, differences: Vec<f64>) -> (f64, bool) {
+        match self {
+            Limit::Everywhere => {
+                let worst = differences.into_iter().fold(0.0, f64::max);
+                (worst, worst < ROUNDING)
+            }
+            Limit::Mostly(limit) => {
+                let counts = at_most_positions(differences);
+                (counts, counts < limit)
+            }
+        }
+    }
 }
 
 /// The engine against the plain formula.
-pub fn formula(model: &Model, ids: &[u32]) -> Result<Check, Error> {
+pub fn formula(model: &Model, ids: &[u32], limit: Limit) -> Result<Check, Error> {
     let ids = &ids[..PLAIN.min(ids.len())];
     let plain = logits(model, ids, Engine::Reference, Mode::Parallel)?;
     let fused = logits(model, ids, Engine::Fused, Mode::Parallel)?;
-    let (worst, same) = judge(model, differences(&plain, &fused, model.config.vocab_size));
+    let (worst, same) = limit.judge(differences(&plain, &fused, model.config.vocab_size));
     let found = format!("logits of {} positions differ by at most {worst:.1e} of the largest", ids.len());
     Ok(Check::new("a text at once follows the formula", RULE, found, Some(same)))
 }
 
 /// Chunks of several lengths against all keys at once.
-pub fn chunks(model: &Model, ids: &[u32]) -> Result<Check, Error> {
+pub fn chunks(model: &Model, ids: &[u32], limit: Limit) -> Result<Check, Error> {
     let (ids, name) = (&ids[..LONG.min(ids.len())], "in chunks");
     let finite = (0..model.config.num_hidden_layers)
         .all(|layer| model.config.heads(layer).iter().any(|head| head.remembered().is_some_and(|far| far.has_finite_map())));
@@ -80,7 +111,7 @@ pub fn chunks(model: &Model, ids: &[u32]) -> Result<Check, Error> {
     let mut found = Vec::new();
     for length in LENGTHS {
         let chunks = logits(model, ids, Engine::Fused, Mode::Chunk(Some(length)))?;
-        found.push(judge(model, differences(&at_once, &chunks, model.config.vocab_size)));
+        found.push(limit.judge(differences(&at_once, &chunks, model.config.vocab_size)));
     }
     let words: Vec<String> =
         LENGTHS.iter().zip(&found).map(|(length, (worst, _))| format!("{worst:.1e} of the largest with {length}")).collect();
@@ -134,7 +165,7 @@ fn full_bytes(model: &Model) -> u64 {
 }
 
 /// A prompt in parts of several lengths and tokens after it against the whole text at once; and the bytes that they keep, where they can be computed.
-pub fn tokens(model: &Arc<Model>, ids: &[u32], between: Between) -> Result<(Vec<Check>, Option<usize>), Error> {
+pub fn tokens(model: &Arc<Model>, ids: &[u32], limit: Limit, between: Between) -> Result<(Vec<Check>, Option<usize>), Error> {
     let ids = &ids[..LONG.min(ids.len())];
     let expected = logits(model, ids, Engine::Fused, Mode::Parallel)?;
     let name = "token by token";
@@ -144,7 +175,7 @@ pub fn tokens(model: &Arc<Model>, ids: &[u32], between: Between) -> Result<(Vec<
         Err(error) => return Err(error),
     };
     let agreement = |name: &str, differences: &[Vec<f64>]| {
-        let judged: Vec<(f64, bool)> = differences.iter().map(|differences| judge(model, differences.clone())).collect();
+        let judged: Vec<(f64, bool)> = differences.iter().map(|differences| limit.judge(differences.clone())).collect();
         let words: Vec<String> = judged.iter().map(|(worst, _)| format!("{worst:.1e}")).collect();
         let found = format!("logits differ from those of the text at once by at most {} of the largest", words.join(", "));
         Check::new(name, RULE, found, Some(judged.iter().all(|(_, same)| *same)))

@@ -1,7 +1,7 @@
 //! The frontier as a page.
 
 use termwise_report::{
-    Axis, Block, Cell, Chart, Document, Documented, Figure, Layer, Line, Panel, Scale, Section, Table, Tone, Unit, thousands,
+    Axis, Block, Cell, Chart, Document, Documented, Figure, Layer, Line, Panel, SERIES, Scale, Section, Table, Tone, Unit, thousands,
 };
 
 use super::best::Bound;
@@ -144,15 +144,17 @@ impl Frontier {
             let first = [Cell::text(&point.method), Cell::count(point.keys), Cell::bytes(point.bytes)];
             buckets.rows.push(first.into_iter().chain(point.buckets().iter().map(|sums| Cell::Number(sums.rise(), 4))).collect());
         }
-        // Colours are counted among those that are drawn, dashed lines and whole ones apart: there are more methods than colours.
+        // Colours are counted among those that are drawn; where there are more of these than colours, dashed lines and whole ones apart.
+        let many = METHODS.iter().filter(|method| points.iter().any(|point| point.method == method.name)).count() >= SERIES;
         let mut drawn = [0; 2];
         let mut line = |method: &super::Method| {
             let own = points.iter().filter(|point| point.method == method.name);
-            let points: Vec<(f64, f64)> = own.map(|point| (point.bytes as f64, point.rise().0)).collect();
+            let mut points: Vec<(f64, f64)> = own.map(|point| (point.bytes as f64, point.rise().0)).collect();
             if points.is_empty() {
                 return None;
             }
-            let color = &mut drawn[usize::from(method.per_head)];
+            points.sort_by(|a, b| a.0.total_cmp(&b.0));
+            let color = &mut drawn[usize::from(many && method.per_head)];
             *color += 1;
             Some(Layer::Line(Line { name: method.name.into(), color: *color, dashed: !method.per_head, points }))
         };
