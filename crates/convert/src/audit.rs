@@ -185,13 +185,14 @@ pub fn audit(
     step("the formula")?;
     let (uncoded, coded) = changed(&model.config, |variant| without(variant, "codes"));
     let uncoded = (coded > 0).then(|| smaller(model, uncoded)).transpose()?;
-    let limit = ways::Limit::new(model, uncoded.as_ref(), first)?;
+    let at_once = ways::at_once(model, first)?;
+    let limit = ways::Limit::new(uncoded.as_ref(), first, &at_once)?;
     drop(uncoded);
     audit.checks.push(ways::formula(model, first, limit)?);
     step("in chunks")?;
-    audit.checks.push(ways::chunks(model, first, limit)?);
+    audit.checks.push(ways::chunks(model, first, &at_once, limit)?);
     step("token by token")?;
-    let (checks, bytes) = ways::tokens(model, first, limit, between)?;
+    let (checks, bytes) = ways::tokens(model, first, &at_once, limit, between)?;
     audit.checks.extend(checks);
     if let (Some(record), Some(bytes)) = (record, bytes) {
         let most = record.bytes + BESIDES * model.config.num_hidden_layers as u64;
@@ -203,6 +204,7 @@ pub fn audit(
         ));
     }
     step("shares of outputs")?;
+    drop(at_once);
     audit.shares = shares::measure(model, first)?;
     audit.checks.extend(shares::checks(&audit.shares));
 

@@ -34,11 +34,11 @@ pub struct Moments {
     pub low: Vec<f32>,
     /// The largest.
     pub high: Vec<f32>,
-    /// The least of keys before RoPE by channel, and the largest.
-    pub low_unturned: Vec<f32>,
+    /// The least of keys before RoPE by channel, sinks aside.
+    pub low_before_rope: Vec<f32>,
     /// The largest.
-    pub high_unturned: Vec<f32>,
-    /// The greatest length of each pair of channels that RoPE turns, [d/2]; empty without RoPE.
+    pub high_before_rope: Vec<f32>,
+    /// The greatest length of each pair of channels that RoPE rotates, [d/2]; empty without RoPE.
     pub radius: Vec<f32>,
 }
 
@@ -174,14 +174,14 @@ impl Moments {
             queries: vec![0.0; d * d],
             low: least.clone(),
             high: most.clone(),
-            low_unturned: least,
-            high_unturned: most,
+            low_before_rope: least,
+            high_before_rope: most,
             radius: Vec::new(),
         }
     }
 
-    /// The range of each channel of keys after RoPE, up to a position. Where no context of the calibration was so long, slow pairs of channels turn further than any
-    /// that was seen: the range is then that of all keys before RoPE turned by all angles up to there, within the greatest length of a pair.
+    /// The range of each channel of keys after RoPE, up to a position. Where no context of the calibration was so long, slow pairs of channels are rotated further than any
+    /// that was seen: the range is then that of all keys before RoPE rotated by all angles up to there, within the greatest length of a pair.
     pub fn ranges(&self, frequencies: &[f64], positions: usize) -> Vec<(f32, f32)> {
         /// Radians between the angles that are tried.
         const STEP: f64 = 0.02;
@@ -189,7 +189,7 @@ impl Moments {
         let mut ranges: Vec<(f32, f32)> = self.low.iter().copied().zip(self.high.iter().copied()).collect();
         for (i, (frequency, &radius)) in frequencies.iter().zip(&self.radius).enumerate() {
             let last = (frequency * positions.saturating_sub(1) as f64).min(std::f64::consts::TAU);
-            let extent = |channel: usize| (f64::from(self.low_unturned[channel]), f64::from(self.high_unturned[channel]));
+            let extent = |channel: usize| (f64::from(self.low_before_rope[channel]), f64::from(self.high_before_rope[channel]));
             let of = |factor: f64, (low, high): (f64, f64)| (factor * low).max(factor * high);
             for step in 0..=(last / STEP).ceil() as usize {
                 let (sin, cos) = (step as f64 * STEP).min(last).sin_cos();
@@ -229,13 +229,13 @@ impl Moments {
             for ((low, high), &k) in self.low.iter_mut().zip(&mut self.high).zip(k) {
                 (*low, *high) = (low.min(k as f32), high.max(k as f32));
             }
-            let mut unturned = k.to_vec();
+            let mut before = k.to_vec();
             for (i, frequency) in frequencies.iter().enumerate() {
                 let ((sin, cos), (a, b)) = ((position as f64 * frequency).sin_cos(), (k[i], k[i + d / 2]));
-                (unturned[i], unturned[i + d / 2]) = (a * cos + b * sin, b * cos - a * sin);
+                (before[i], before[i + d / 2]) = (a * cos + b * sin, b * cos - a * sin);
                 self.radius[i] = self.radius[i].max(a.hypot(b) as f32);
             }
-            for ((low, high), &k) in self.low_unturned.iter_mut().zip(&mut self.high_unturned).zip(&unturned) {
+            for ((low, high), &k) in self.low_before_rope.iter_mut().zip(&mut self.high_before_rope).zip(&before) {
                 (*low, *high) = (low.min(k as f32), high.max(k as f32));
             }
         }
@@ -253,18 +253,18 @@ impl Moments {
 mod tests {
     use super::*;
 
-    /// Keys whose slow pair is long and hardly turns within what is seen: beyond it the ranges that were seen do not hold, and those up to there do.
+    /// Keys whose slow pair is long and hardly rotated within what is seen: beyond it the ranges that were seen do not hold, and those up to there do.
     #[test]
-    fn ranges_hold_keys_that_have_turned_further_than_any_that_was_seen() {
+    fn ranges_hold_keys_that_are_rotated_further_than_any_that_was_seen() {
         let (frequencies, seen, beyond) = ([0.9, 0.002], 200, 1000);
         let mut rng = Rng::new(5);
         let mut key = |position: usize| -> Vec<f64> {
             let plain: Vec<f64> = [0.0, 4.0, 0.0, 1.0].iter().map(|middle| middle + 2.0 * rng.unit() - 1.0).collect();
-            let turn = |i: usize| {
+            let rotated = |i: usize| {
                 let (sin, cos) = (position as f64 * frequencies[i]).sin_cos();
                 (plain[i] * cos - plain[i + 2] * sin, plain[i + 2] * cos + plain[i] * sin)
             };
-            let ((a, c), (b, d)) = (turn(0), turn(1));
+            let ((a, c), (b, d)) = (rotated(0), rotated(1));
             vec![a, b, c, d]
         };
         let mut moments = Moments::new(4);
@@ -278,7 +278,7 @@ mod tests {
         let count = |ranges: &[(f32, f32)]| later.iter().filter(|key| outside(ranges, key, 0.025)).count();
         assert!(count(&short) > 400, "{} of 800 keys leave the range of what was seen", count(&short));
         assert!(count(&long) < 8, "{} of 800 keys leave the range that was made for them", count(&long));
-        // No wider than it must be: a pair is never longer than the longest, and the fast one has turned through all angles already.
+        // No wider than it must be: a pair is never longer than the longest, and the fast one went through all angles already.
         for (i, &(low, high)) in long.iter().enumerate() {
             assert!(high <= moments.radius[i % 2] && low >= -moments.radius[i % 2], "{i}: {low} to {high}");
         }

@@ -326,9 +326,9 @@ impl Fits {
         let g = config.num_key_value_heads;
         for (layer, own) in self.layers.iter_mut().enumerate() {
             let rope = config.rope(layer, positions)?;
-            let turned = config.heads(layer).iter().any(|head| head.rope);
+            let rotated = config.heads(layer).iter().any(|head| head.rope);
             let moments = &gathered.moments[layer * g..(layer + 1) * g];
-            let ranges = moments.iter().flat_map(|moments| moments.ranges(if turned { rope.frequencies() } else { &[] }, positions));
+            let ranges = moments.iter().flat_map(|moments| moments.ranges(if rotated { rope.frequencies() } else { &[] }, positions));
             (own.code_centre, own.code_range) = codes(ranges);
         }
         self.reach = Some(positions);

@@ -41,6 +41,11 @@ fn logits(model: &Model, ids: &[u32], engine: Engine, mode: Mode) -> Result<Vec<
     Ok(logits)
 }
 
+/// The logits of a text at once, as far as it is compared with other ways.
+pub fn at_once(model: &Model, ids: &[u32]) -> Result<Vec<f32>, Error> {
+    logits(model, &ids[..LONG.min(ids.len())], Engine::Fused, Mode::Parallel)
+}
+
 /// The differences of all rows.
 fn differences(expected: &[f32], found: &[f32], v: usize) -> Vec<f64> {
     expected.chunks_exact(v).zip(found.chunks_exact(v)).map(|(a, b)| difference(a, b)).collect()
@@ -64,12 +69,9 @@ pub enum Limit {
 
 impl Limit {
     /// `uncoded` is the model without codes, where it has any.
-    pub fn new(model: &Model, uncoded: Option<&Model>, ids: &[u32]) -> Result<Limit, Error> {
+    pub fn new(uncoded: Option<&Model>, ids: &[u32], expected: &[f32]) -> Result<Limit, Error> {
         let Some(uncoded) = uncoded else { return Ok(Limit::Everywhere) };
-        let ids = &ids[..LONG.min(ids.len())];
-        let own = logits(model, ids, Engine::Fused, Mode::Parallel)?;
-        let without = logits(uncoded, ids, Engine::Fused, Mode::Parallel)?;
-        let change = at_most_positions(differences(&own, &without, model.config.vocab_size));
+        let change = at_most_positions(differences(expected, &at_once(uncoded, ids)?, uncoded.config.vocab_size));
         // What is not a number is no measure.
         Ok(Limit::Mostly(if change.is_finite() { CODES.max(change) } else { CODES }))
     }
@@ -100,18 +102,17 @@ pub fn formula(model: &Model, ids: &[u32], limit: Limit) -> Result<Check, Error>
 }
 
 /// Chunks of several lengths against all keys at once.
-pub fn chunks(model: &Model, ids: &[u32], limit: Limit) -> Result<Check, Error> {
+pub fn chunks(model: &Model, ids: &[u32], expected: &[f32], limit: Limit) -> Result<Check, Error> {
     let (ids, name) = (&ids[..LONG.min(ids.len())], "in chunks");
     let finite = (0..model.config.num_hidden_layers)
         .all(|layer| model.config.heads(layer).iter().any(|head| head.remembered().is_some_and(|far| far.has_finite_map())));
     if !finite {
         return Ok(Check::new(name, RULE, "windows alone have no state between chunks".into(), None));
     }
-    let at_once = logits(model, ids, Engine::Fused, Mode::Parallel)?;
     let mut found = Vec::new();
     for length in LENGTHS {
         let chunks = logits(model, ids, Engine::Fused, Mode::Chunk(Some(length)))?;
-        found.push(limit.judge(differences(&at_once, &chunks, model.config.vocab_size)));
+        found.push(limit.judge(differences(expected, &chunks, model.config.vocab_size)));
     }
     let words: Vec<String> =
         LENGTHS.iter().zip(&found).map(|(length, (worst, _))| format!("{worst:.1e} of the largest with {length}")).collect();
@@ -165,11 +166,16 @@ fn full_bytes(model: &Model) -> u64 {
 }
 
 /// A prompt in parts of several lengths and tokens after it against the whole text at once; and the bytes that they keep, where they can be computed.
-pub fn tokens(model: &Arc<Model>, ids: &[u32], limit: Limit, between: Between) -> Result<(Vec<Check>, Option<usize>), Error> {
+pub fn tokens(
+    model: &Arc<Model>,
+    ids: &[u32],
+    expected: &[f32],
+    limit: Limit,
+    between: Between,
+) -> Result<(Vec<Check>, Option<usize>), Error> {
     let ids = &ids[..LONG.min(ids.len())];
-    let expected = logits(model, ids, Engine::Fused, Mode::Parallel)?;
     let name = "token by token";
-    let found = match step(model, ids, &expected, between) {
+    let found = match step(model, ids, expected, between) {
         Ok(found) => found,
         Err(Error::Model(error)) => return Ok((vec![Check::new(name, RULE, format!("the engine gives up: {error}"), Some(false))], None)),
         Err(error) => return Err(error),
