@@ -10,9 +10,9 @@ use termwise_report::{Block, Cell, Document, Documented, Figure, HeatMap, Names,
 
 use crate::assemble::assemble;
 use crate::calibrate::{Gathered, NEAR};
-use crate::fit::Fits;
 use crate::journal::{Journal, digest};
 use crate::kinds::{Kind, SINKS};
+use crate::ranges::QuantRanges;
 use crate::recall::{self, Facts};
 use crate::sensitivity::{self, PROBE};
 use crate::{Error, Tell};
@@ -33,8 +33,8 @@ pub struct HeadSums {
 }
 
 impl HeadSums {
-    /// Takes query t in; gives the mass of its far keys.
-    pub fn add(&mut self, view: &View, t: usize) -> f64 {
+    /// Adds query t.
+    pub fn add(&mut self, view: &View, t: usize) {
         let d = view.d;
         let q = &view.q[t * d..][..d];
         let scores: Vec<f64> = view.k[..(t + 1) * d].chunks_exact(d).map(|k| q.iter().zip(k).map(|(q, k)| q * k).sum()).collect();
@@ -43,10 +43,9 @@ impl HeadSums {
         let sum: f64 = weights.iter().sum();
         let sinks = SINKS.min(t + 1);
         let far = sinks..(t + 1).saturating_sub(NEAR).max(sinks);
-        let far_mass = weights[far.clone()].iter().sum::<f64>() / sum;
         self.rows += 1.0;
         self.sink += weights[..sinks].iter().sum::<f64>() / sum;
-        self.far += far_mass;
+        self.far += weights[far.clone()].iter().sum::<f64>() / sum;
         self.distance += weights.iter().enumerate().map(|(s, w)| w * (t - s) as f64).sum::<f64>() / sum;
         if far.len() >= 2 {
             let (n, scores) = (far.len() as f64, &scores[far.clone()]);
@@ -65,7 +64,6 @@ impl HeadSums {
             });
             self.half += count.count() as f64 / n;
         }
-        far_mass
     }
 }
 
@@ -167,9 +165,9 @@ impl Atlas {
         stop: &AtomicBool,
         tell: Tell,
     ) -> Result<(), Error> {
-        // A window needs no tensors.
-        let fits = Fits { identity: gathered.identity.clone(), ..Fits::default() };
-        let removals = sensitivity::measure(model, &fits, &[context.to_vec()], journal, stop, tell)?;
+        // A window in float32 needs no tensors.
+        let ranges = QuantRanges::none(&gathered.identity);
+        let removals = sensitivity::measure(model, &ranges, &[context.to_vec()], journal, stop, tell)?;
         let (h, g) = (model.config.num_attention_heads, model.config.num_key_value_heads);
         let unit = |head: &HeadFacts| head.layer * g + head.head / (h / g);
         for head in &mut self.heads {
@@ -189,11 +187,11 @@ impl Atlas {
             }
             let mut kinds = vec![None; removals.len()];
             kinds[cut] = Some(Kind::window(PROBE));
-            let key = digest(&format!("recall {} {cut} {RECALL_DISTANCE} {recalls:?}", fits.identity));
+            let key = digest(&format!("recall {} {cut} {RECALL_DISTANCE} {recalls:?}", ranges.identity));
             let found: usize = match journal.get(&key) {
                 Some(known) => known,
                 None => {
-                    let mut decoder = recall::decoder(&Arc::new(assemble(model, &fits, &kinds)?))?;
+                    let mut decoder = recall::decoder(&Arc::new(assemble(model, &ranges, &kinds)?))?;
                     let mut found = 0;
                     for question in &questions {
                         found += usize::from(question.is_found(facts.tokenizer(), &mut decoder)?);

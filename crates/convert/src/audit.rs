@@ -1,9 +1,9 @@
-//! Whether a converted model is what it says: a verdict for each check, by a rule that is printed with it.
+//! Whether a converted model matches its record: a verdict for each check, by a rule that is printed with it.
 //!
 //! ```text
 //! record       variants and bytes are those that the conversion wrote down
-//! ways         the same text by the plain formula, at once, in chunks, as a prompt in parts, token by token
-//! shares       what sinks, window, chosen keys and far keys give to each head's output, under the joint denominator
+//! ways         the same text by the plain formula, at once, as a prompt in parts, token by token
+//! shares       contributions of sinks, window and chosen keys to each head's output
 //! parts        predictions with each of these switched off, compared with the original's
 //! generation   greedy continuations, by the original's own judgement
 //! recall       facts at distances inside and beyond the window, by generation, where the original finds them
@@ -26,7 +26,7 @@ use termwise_llama::{Config, Model};
 
 use crate::meter::{Reference, Sums, whole};
 use crate::recall::{self, Facts};
-use crate::record::Record;
+use crate::record::{self, Record};
 use crate::{Error, Tell};
 
 pub use crate::recall::Recall;
@@ -142,7 +142,7 @@ fn changed(config: &Config, change: impl Fn(&Variant) -> Option<Variant>) -> (At
     (map, count)
 }
 
-const PARTS: [&str; 5] = ["sinks", "windows", "chosen keys", "far states", "codes"];
+const PARTS: [&str; 4] = ["sinks", "windows", "chosen keys", "codes"];
 
 /// The variant without a part; `None` where it has none. A window of one key is none.
 fn without(variant: &Variant, part: &str) -> Option<Variant> {
@@ -151,7 +151,6 @@ fn without(variant: &Variant, part: &str) -> Option<Variant> {
         "sinks" => variant.sinks.map(|_| Variant { sinks: None, ..own }),
         "windows" => variant.window.filter(|window| *window > 1).map(|_| Variant { window: Some(1), ..own }),
         "chosen keys" => variant.chosen.map(|_| Variant { chosen: None, ..own }),
-        "far states" => variant.far.as_ref().map(|_| Variant { far: None, ..own }),
         "codes" => variant.bits.map(|_| Variant { bits: None, ..own }),
         _ => None,
     }
@@ -169,11 +168,12 @@ pub fn audit(
     let Some(first) = contexts.first().filter(|ids| ids.len() > 1) else {
         return Err(Error::Asked("there is no text to check with; name some with --data".into()));
     };
+    record::refuse_removed(&record::variants(model))?;
     let Options { record, tokenizer, facts, tokens, between } = options;
     let mut audit = Audit { contexts: contexts.len(), length: first.len(), layers: model.config.num_hidden_layers, ..Audit::default() };
     let had = PARTS.iter().filter(|part| changed(&model.config, |variant| without(variant, part)).1 > 0).count();
     let asked = if tokenizer.is_some() { recall::distances(first.len()).len() * 2 } else { 0 };
-    let all = (5 + contexts.len() * (had + 2) + asked) as u64;
+    let all = (4 + contexts.len() * (had + 2) + asked) as u64;
     let mut done = 0;
     let mut step = |what: &str| -> Result<(), Error> {
         tell(done, all, what);
@@ -189,8 +189,6 @@ pub fn audit(
     let limit = ways::Limit::new(uncoded.as_ref(), first, &at_once)?;
     drop(uncoded);
     audit.checks.push(ways::formula(model, first, limit)?);
-    step("in chunks")?;
-    audit.checks.push(ways::chunks(model, first, &at_once, limit)?);
     step("token by token")?;
     let (checks, bytes) = ways::tokens(model, first, &at_once, limit, between)?;
     audit.checks.extend(checks);
@@ -299,7 +297,7 @@ fn smaller(model: &Model, map: AttentionMap) -> Result<Model, Error> {
     Ok(model.with_attention(map)?)
 }
 
-/// What both have is the same, unless the model was healed.
+/// Whether both have the same weights.
 fn same_weights(model: &Model, original: &Model) -> Check {
     let mut other = 0;
     for (entry, values) in original.params.iter() {

@@ -1,5 +1,5 @@
-//! What each kv head sees in text: the moments of its keys and queries, the range of its keys, how far it looks back. One pass, context by context; what
-//! was gathered can be kept in a file between contexts.
+//! Statistics of each KV head on text: the ranges of its keys, and how far back its queries look. One pass, context by context; the
+//! sums can be kept in a file between contexts.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,20 +21,14 @@ pub const NEAR: usize = 64;
 /// Sampled queries of each head and context.
 pub const QUERIES: usize = 128;
 
-/// Sums over the keys and queries of one kv head.
+/// Ranges of the keys of one KV head.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Moments {
-    /// Keys.
-    pub keys: f64,
-    /// Their spread around the mean of their context, [d, d].
-    pub key_spread: Vec<f64>,
-    /// Scaled queries by the square of their far mass, [d, d].
-    pub queries: Vec<f64>,
-    /// The least of keys after RoPE by channel, sinks aside.
+pub struct KeyRanges {
+    /// The least key after RoPE by channel, sinks excluded.
     pub low: Vec<f32>,
     /// The largest.
     pub high: Vec<f32>,
-    /// The least of keys before RoPE by channel, sinks aside.
+    /// The least key before RoPE by channel, sinks excluded.
     pub low_before_rope: Vec<f32>,
     /// The largest.
     pub high_before_rope: Vec<f32>,
@@ -49,8 +43,8 @@ pub struct Gathered {
     pub identity: String,
     /// Contexts that are in it.
     pub contexts: usize,
-    /// By layer and kv head.
-    pub moments: Vec<Moments>,
+    /// By layer and KV head.
+    pub keys: Vec<KeyRanges>,
     /// By layer and head.
     pub heads: Vec<HeadSums>,
 }
@@ -122,7 +116,7 @@ pub fn gather(model: &Model, contexts: &[Vec<u32>], file: Option<&Path>, stop: &
     let mut all = known.filter(|known| known.identity == identity).unwrap_or_else(|| Gathered {
         identity,
         contexts: 0,
-        moments: vec![Moments::new(d); layers * g],
+        keys: vec![KeyRanges::new(d); layers * g],
         heads: vec![HeadSums::default(); layers * h],
     });
     let begun = all.contexts;
@@ -133,25 +127,22 @@ pub fn gather(model: &Model, contexts: &[Vec<u32>], file: Option<&Path>, stop: &
             let found: Result<Vec<_>, Error> = (0..g)
                 .into_par_iter()
                 .map(|kv_head| -> Result<_, Error> {
-                    let mut moments = all.moments[seen.layer * g + kv_head].clone();
+                    let mut keys = all.keys[seen.layer * g + kv_head].clone();
                     let mut sums = Vec::new();
                     for head in kv_head * (h / g)..(kv_head + 1) * (h / g) {
                         let view = view(seen, head)?;
                         if sums.is_empty() {
-                            moments.add_keys(&view, seen.attention.rope().filter(|_| view.variant.rope));
+                            keys.add_view(&view, seen.attention.rope().filter(|_| view.variant.rope));
                         }
                         let mut own = all.heads[seen.layer * h + head].clone();
-                        for &t in &rows {
-                            let far = own.add(&view, t);
-                            moments.add_query(&view.q[t * d..][..d], far);
-                        }
+                        rows.iter().for_each(|&t| own.add(&view, t));
                         sums.push(own);
                     }
-                    Ok((kv_head, moments, sums))
+                    Ok((kv_head, keys, sums))
                 })
                 .collect();
-            for (kv_head, moments, sums) in found? {
-                all.moments[seen.layer * g + kv_head] = moments;
+            for (kv_head, keys, sums) in found? {
+                all.keys[seen.layer * g + kv_head] = keys;
                 let first = seen.layer * h + kv_head * (h / g);
                 all.heads[first..first + sums.len()].clone_from_slice(&sums);
             }
@@ -165,19 +156,10 @@ pub fn gather(model: &Model, contexts: &[Vec<u32>], file: Option<&Path>, stop: &
     Ok(all)
 }
 
-impl Moments {
-    fn new(d: usize) -> Moments {
+impl KeyRanges {
+    fn new(d: usize) -> KeyRanges {
         let (least, most) = (vec![f32::INFINITY; d], vec![f32::NEG_INFINITY; d]);
-        Moments {
-            keys: 0.0,
-            key_spread: vec![0.0; d * d],
-            queries: vec![0.0; d * d],
-            low: least.clone(),
-            high: most.clone(),
-            low_before_rope: least,
-            high_before_rope: most,
-            radius: Vec::new(),
-        }
+        KeyRanges { low: least.clone(), high: most.clone(), low_before_rope: least, high_before_rope: most, radius: Vec::new() }
     }
 
     /// The range of each channel of keys after RoPE, up to a position. Where no context of the calibration was so long, slow pairs of channels are rotated further than any
@@ -205,25 +187,13 @@ impl Moments {
         ranges
     }
 
-    fn add_keys(&mut self, view: &View, rope: Option<&Rope>) {
-        let d = view.d;
-        let first = SINKS.min(view.length);
-        let keys = &view.k[first * d..];
-        self.add_ranges(first, keys, d, rope.map_or(&[], Rope::frequencies));
-        let count = (keys.len() / d).max(1) as f64;
-        let mut mean = vec![0.0; d];
-        keys.chunks_exact(d).for_each(|k| mean.iter_mut().zip(k).for_each(|(mean, k)| *mean += k / count));
-        for k in keys.chunks_exact(d) {
-            let centred: Vec<f64> = k.iter().zip(&mean).map(|(k, mean)| k - mean).collect();
-            for (row, x) in self.key_spread.chunks_exact_mut(d).zip(&centred) {
-                row.iter_mut().zip(&centred).for_each(|(to, y)| *to += x * y);
-            }
-        }
-        self.keys += count;
+    fn add_view(&mut self, view: &View, rope: Option<&Rope>) {
+        let (d, first) = (view.d, SINKS.min(view.length));
+        self.add(first, &view.k[first * d..], d, rope.map_or(&[], Rope::frequencies));
     }
 
     /// The ranges of keys after and before RoPE, the first of which has this position.
-    fn add_ranges(&mut self, first: usize, keys: &[f64], d: usize, frequencies: &[f64]) {
+    fn add(&mut self, first: usize, keys: &[f64], d: usize, frequencies: &[f64]) {
         self.radius.resize(frequencies.len(), 0.0);
         for (position, k) in (first..).zip(keys.chunks_exact(d)) {
             for ((low, high), &k) in self.low.iter_mut().zip(&mut self.high).zip(k) {
@@ -238,13 +208,6 @@ impl Moments {
             for ((low, high), &k) in self.low_before_rope.iter_mut().zip(&mut self.high_before_rope).zip(&before) {
                 (*low, *high) = (low.min(k as f32), high.max(k as f32));
             }
-        }
-    }
-
-    fn add_query(&mut self, q: &[f64], far_mass: f64) {
-        let weight = far_mass * far_mass;
-        for (row, x) in self.queries.chunks_exact_mut(q.len()).zip(q) {
-            row.iter_mut().zip(q).for_each(|(to, y)| *to += weight * x * y);
         }
     }
 }
@@ -267,20 +230,20 @@ mod tests {
             let ((a, c), (b, d)) = (rotated(0), rotated(1));
             vec![a, b, c, d]
         };
-        let mut moments = Moments::new(4);
+        let mut observed = KeyRanges::new(4);
         let keys: Vec<f64> = (0..seen).flat_map(&mut key).collect();
-        moments.add_ranges(0, &keys, 4, &frequencies);
+        observed.add(0, &keys, 4, &frequencies);
         let outside = |ranges: &[(f32, f32)], key: &[f64], by: f32| {
             key.iter().zip(ranges).any(|(&x, (low, high))| (x as f32) < low - by * (high - low) || (x as f32) > high + by * (high - low))
         };
-        let [short, long] = [seen, beyond].map(|positions| moments.ranges(&frequencies, positions));
+        let [short, long] = [seen, beyond].map(|positions| observed.ranges(&frequencies, positions));
         let later: Vec<Vec<f64>> = (seen..beyond).map(&mut key).collect();
         let count = |ranges: &[(f32, f32)]| later.iter().filter(|key| outside(ranges, key, 0.025)).count();
         assert!(count(&short) > 400, "{} of 800 keys leave the range of what was seen", count(&short));
         assert!(count(&long) < 8, "{} of 800 keys leave the range that was made for them", count(&long));
         // No wider than it must be: a pair is never longer than the longest, and the fast one went through all angles already.
         for (i, &(low, high)) in long.iter().enumerate() {
-            assert!(high <= moments.radius[i % 2] && low >= -moments.radius[i % 2], "{i}: {low} to {high}");
+            assert!(high <= observed.radius[i % 2] && low >= -observed.radius[i % 2], "{i}: {low} to {high}");
         }
         assert!((long[0].1 - short[0].1).abs() < 0.2 && (long[0].0 - short[0].0).abs() < 0.2, "{:?} {:?}", short[0], long[0]);
     }

@@ -1,11 +1,11 @@
 //! From a model and text to a model whose memory is constant, within a budget.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize};
-use termwise_base::files::{create_folder, write_whole};
+use termwise_base::files::create_folder;
 use termwise_llama::Model;
 use termwise_report::{Block, Cell, Document, Documented, Figure, HeatMap, Names, Section, Shade, Table, Unit, thousands};
 
@@ -14,12 +14,11 @@ use crate::assemble::assemble;
 use crate::atlas::Atlas;
 use crate::calibrate::{Gathered, gather};
 use crate::errors::{self, Errors};
-use crate::fit::{Fits, fit};
 use crate::journal::{Journal, digest};
-use crate::kinds::{Family, Far, Kind, key_bytes};
+use crate::kinds::{Family, Kind, key_bytes};
 use crate::meter::{ByPosition, Reference, whole};
+use crate::ranges::QuantRanges;
 use crate::sensitivity::{self, PROBE, Removal};
-use crate::tune::Tuning;
 use crate::{Error, Tell, Texts};
 
 /// Exact keys that a kv head may have, besides sinks.
@@ -66,8 +65,8 @@ impl FromStr for Share {
 pub struct Prepared {
     /// What heads look at.
     pub gathered: Gathered,
-    /// Tensors for all kinds.
-    pub fits: Fits,
+    /// Tensors of quantized kinds.
+    pub ranges: QuantRanges,
     /// What kinds do to outputs.
     pub errors: Errors,
     /// What the model loses with each kv head at the probe.
@@ -75,7 +74,8 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Looks, fits, and measures these families of memories, unless there are none; for texts of so many positions; with a folder, what is finished is kept there.
+    /// Calibrates, and measures these families of memories, unless there are none; for texts of so many positions. With a folder, finished measurements are
+    /// kept there.
     pub fn new(
         model: &Model,
         (contexts, positions): (&[Vec<u32>], usize),
@@ -88,35 +88,21 @@ impl Prepared {
             create_folder(folder)?;
         }
         let place = |name: &str| folder.map(|folder| folder.join(name));
-        let gathered = gather(model, contexts, place("moments.json").as_deref(), stop, tell)?;
-        let mut fits = kept(place("fits.json"), &gathered.identity, || fit(model, contexts, &gathered, stop, tell))?;
-        fits.reach(&model.config, &gathered, contexts.iter().map(Vec::len).max().unwrap_or(0), positions)?;
+        let gathered = gather(model, contexts, place("calibration.json").as_deref(), stop, tell)?;
+        let ranges = QuantRanges::new(&model.config, &gathered, contexts.iter().map(Vec::len).max().unwrap_or(0), positions)?;
         if families.is_empty() {
-            return Ok(Prepared { gathered, fits, errors: Errors { kinds: Vec::new(), values: Vec::new() }, removals: Vec::new() });
+            return Ok(Prepared { gathered, ranges, errors: Errors { kinds: Vec::new(), values: Vec::new() }, removals: Vec::new() });
         }
         let mut journal = Journal::open(place("journal.jsonl").as_deref())?;
         let mut kinds: Vec<Kind> = vec![Kind::window(PROBE)];
         kinds.extend(families.iter().flat_map(|family| SIZES.map(|size| family.of(size))));
         let mut seen = std::collections::HashSet::new();
         kinds.retain(|kind| seen.insert(*kind));
-        let errors = errors::measure(model, &fits, &contexts[..ERROR_CONTEXTS.min(contexts.len())], &kinds, &mut journal, stop, tell)?;
+        let errors = errors::measure(model, &ranges, &contexts[..ERROR_CONTEXTS.min(contexts.len())], &kinds, &mut journal, stop, tell)?;
         // The last context, as far as errors were not measured on it.
         let probe: Vec<u32> = contexts.last().map_or(Vec::new(), |context| context[..PROBE_LENGTH.min(context.len())].to_vec());
-        let removals = sensitivity::measure(model, &fits, &[probe], &mut journal, stop, tell)?;
-        Ok(Prepared { gathered, fits, errors, removals })
-    }
-
-    /// Fits the tensors that these kinds need besides.
-    pub fn add_rivals(
-        &mut self,
-        model: &Model,
-        contexts: &[Vec<u32>],
-        kinds: &[Kind],
-        folder: Option<&Path>,
-        stop: &AtomicBool,
-        tell: Tell,
-    ) -> Result<(), Error> {
-        self.fits.add_rivals(model, (contexts, &self.gathered), kinds, folder, stop, tell)
+        let removals = sensitivity::measure(model, &ranges, &[probe], &mut journal, stop, tell)?;
+        Ok(Prepared { gathered, ranges, errors, removals })
     }
 
     /// The best choice of these families within so many bytes for the whole model.
@@ -148,19 +134,6 @@ impl Prepared {
     }
 }
 
-/// What a file holds of the same model and text, or what `make` gives, which is then kept there.
-fn kept(file: Option<PathBuf>, identity: &str, make: impl FnOnce() -> Result<Fits, Error>) -> Result<Fits, Error> {
-    let known = file.as_ref().and_then(|path| serde_json::from_slice::<Fits>(&std::fs::read(path).ok()?).ok());
-    if let Some(known) = known.filter(|known| known.identity == identity) {
-        return Ok(known);
-    }
-    let made = make()?;
-    if let Some(path) = file {
-        write_whole(&path, &serde_json::to_vec(&made).unwrap_or_default())?;
-    }
-    Ok(made)
-}
-
 /// What a conversion did.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Conversion {
@@ -186,11 +159,8 @@ pub struct Conversion {
     pub kinds: Vec<Kind>,
     /// Tokens that were fitted to.
     pub calibration_tokens: usize,
-    /// On text that was neither fitted to nor chosen by; before healing.
+    /// On text that was used neither for calibration nor for allocation.
     pub measured: Vec<Measured>,
-    /// Healing, where that was asked for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tuning: Option<Tuning>,
 }
 
 /// The converted model beside the original on one text.
@@ -242,7 +212,7 @@ pub fn choose(
         contexts.iter().take(ERROR_CONTEXTS).map(|ids| Reference::new(model, ids)).collect::<Result<_, _>>()?;
     let rise = |kinds: &[Kind]| -> Result<f64, Error> {
         let kinds: Vec<Option<Kind>> = kinds.iter().copied().map(Some).collect();
-        let converted = assemble(model, &prepared.fits, &kinds)?;
+        let converted = assemble(model, &prepared.ranges, &kinds)?;
         let mut sums = crate::meter::Sums::default();
         for reference in &references {
             sums.add(&whole(&reference.compare(&converted)?));
@@ -351,7 +321,6 @@ impl Documented for Conversion {
         let panels = vec![
             map("Exact keys, log2", &|kind| ((kind.window + kind.chosen) as f64).log2()).into(),
             map("Bits", &|kind| f64::from(kind.bits)).into(),
-            map("Far state", &|kind| f64::from(kind.far == Far::State)).into(),
         ];
         let mut counts: Vec<(String, usize)> = Vec::new();
         for kind in &self.kinds {
@@ -365,9 +334,10 @@ impl Documented for Conversion {
         kinds.rows.extend(counts.into_iter().map(|(label, count)| vec![Cell::text(label), Cell::count(count)]));
         let figure = Figure { title: "What each kv head keeps".into(), description: "Layers by kv heads.".into(), panels };
         let name = self.model.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
-        let mut sections = vec![Section::new("What it costs", vec![Block::table("losses", table)])];
-        sections.extend(self.tuning.as_ref().map(|tuning| tuning.section(&self.measured)));
-        sections.push(Section::new("What each kv head keeps", vec![Block::figure("kinds", figure), Block::table("kinds", kinds)]));
+        let sections = vec![
+            Section::new("What it costs", vec![Block::table("losses", table)]),
+            Section::new("What each kv head keeps", vec![Block::figure("kinds", figure), Block::table("kinds", kinds)]),
+        ];
         Document { title: format!("{name} with constant memory"), lead: vec![Block::Facts(facts)], sections }
     }
 }

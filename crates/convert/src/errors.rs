@@ -7,9 +7,9 @@ use termwise_attention::{Attention, FusedOptions, Inputs, Scratch};
 use termwise_llama::{Model, Observed};
 
 use crate::calibrate::pass;
-use crate::fit::Fits;
 use crate::journal::{Journal, digest};
 use crate::kinds::Kind;
+use crate::ranges::QuantRanges;
 use crate::{Error, Tell};
 
 /// Squared errors relative to the squared output of the whole layer, [layers·G, kinds].
@@ -74,7 +74,7 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 /// Measures all kinds on these contexts; what the journal knows is not computed again.
 pub fn measure(
     model: &Model,
-    fits: &Fits,
+    ranges: &QuantRanges,
     contexts: &[Vec<u32>],
     kinds: &[Kind],
     journal: &mut Journal,
@@ -84,8 +84,9 @@ pub fn measure(
     let config = &model.config;
     let (layers, h, g, d) = (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, config.head_dim);
     let (width, w) = (h * d, d * (h / g));
-    let key =
-        |context: &[u32], layer: usize, kind: &Kind| digest(&format!("error {} {context:?} {layer} {kind:?}", fits.identity_for(&[*kind])));
+    let key = |context: &[u32], layer: usize, kind: &Kind| {
+        digest(&format!("error {} {context:?} {layer} {kind:?}", ranges.identity_for(&[*kind])))
+    };
     let mut values = vec![0.0; layers * g * kinds.len()];
     let mut missing: Vec<Vec<u32>> = Vec::new();
     for context in contexts {
@@ -103,13 +104,12 @@ pub fn measure(
         let unknown: Vec<&Kind> = kinds.iter().filter(|kind| journal.get::<Vec<f64>>(&key(context, layer, kind)).is_none()).collect();
         // Kinds side by side: a layer has few kv heads, and some kinds take one position after another.
         let found = unknown.par_iter().with_max_len(1).map(|kind| -> Result<Vec<f64>, Error> {
-            let heads = (0..h).map(|head| fits.variant(kind, own, layer, head)).collect::<Result<Vec<_>, Error>>()?;
+            let heads = (0..h).map(|_| kind.variant(own)).collect::<Result<Vec<_>, Error>>()?;
             let attention = seen.attention.with_heads(heads)?;
             let mut inputs: Inputs<f32> = seen.inputs.clone();
-            let tensors: Vec<_> = attention.extras().iter().map(|spec| (spec.extra, fits.tensor(layer, spec.extra, kind))).collect();
-            for (extra, values) in &tensors {
-                if let Some(values) = values {
-                    inputs = inputs.with(*extra, values);
+            for spec in attention.extras() {
+                if let Some(values) = ranges.tensor(layer, spec.extra) {
+                    inputs = inputs.with(spec.extra, values);
                 }
             }
             let mut y = vec![0.0f32; seen.y.len()];

@@ -13,10 +13,10 @@ use serde::{Deserialize, Serialize};
 use termwise_base::statistics::student;
 use termwise_llama::Model;
 
-use crate::assemble::{Bench, far_kind};
+use crate::assemble::Bench;
 use crate::convert::{Prepared, bytes_of};
 use crate::journal::{Journal, digest};
-use crate::kinds::{Family, Far, Kind, key_bytes};
+use crate::kinds::{Family, Kind, key_bytes};
 use crate::meter::{ByPosition, Reference, Sums, whole};
 use crate::{Error, Tell, Texts};
 
@@ -53,28 +53,17 @@ impl Method {
 }
 
 const WINDOW: Family = Family::WINDOW;
-const FAR: Family = Family { far: Far::State, ..WINDOW };
-const MEAN: Family = Family { far: Far::Mean, ..WINDOW };
 const CHOSEN: Family = Family { chosen: true, ..WINDOW };
 const LATELY: Family = Family { fade: true, ..CHOSEN };
-const CHOSEN_FAR: Family = Family { far: Far::State, ..CHOSEN };
 const BITS8: Family = Family { bits: 8, ..WINDOW };
 const BITS4: Family = Family { bits: 4, ..WINDOW };
-const BITS8_FAR: Family = Family { far: Far::State, ..BITS8 };
 const BITS8_CHOSEN: Family = Family { chosen: true, ..BITS8 };
-const BITS4_FAR: Family = Family { far: Far::State, ..BITS4 };
 const BITS4_CHOSEN: Family = Family { chosen: true, ..BITS4 };
 
-/// What `convert` chooses from unless told otherwise.
-pub const ALL: &[Family] = &[WINDOW, FAR, CHOSEN, BITS8, BITS8_FAR, BITS8_CHOSEN, BITS4, BITS4_FAR, BITS4_CHOSEN];
+/// The families that `convert` chooses from.
+pub const ALL: &[Family] = &[WINDOW, CHOSEN, BITS8, BITS8_CHOSEN, BITS4, BITS4_CHOSEN];
 
-const HEDGEHOG: Family = Family { far: Far::Hedgehog, ..WINDOW };
-const HEDGEHOG4: Family = Family { divisor: 4, ..HEDGEHOG };
-const POLYNOMIAL: Family = Family { far: Far::Polynomial, ..WINDOW };
-const TAYLOR1: Family = Family { far: Far::Taylor1, ..WINDOW };
-const TAYLOR2: Family = Family { far: Far::Taylor2, ..WINDOW };
-
-/// The methods, rivals first.
+/// The methods, single ideas first.
 pub const METHODS: &[Method] = &[
     Method::one("window", &[WINDOW]),
     Method { per_head: true, ..Method::one("window by head", &[WINDOW]) },
@@ -82,42 +71,19 @@ pub const METHODS: &[Method] = &[
     Method::one("chosen lately", &[LATELY]),
     Method::one("8 bits", &[BITS8]),
     Method::one("4 bits", &[BITS4]),
-    Method::one("hedgehog", &[HEDGEHOG]),
-    Method::one("hedgehog quarter", &[HEDGEHOG4]),
-    Method::one("taylor 1", &[TAYLOR1]),
-    Method::one("taylor 2", &[TAYLOR2]),
-    Method::one("polynomial", &[POLYNOMIAL]),
-    Method::one("far mean", &[MEAN]),
-    Method::one("far state", &[FAR]),
-    Method::several("chosen + far state", &[CHOSEN_FAR]),
     Method::several("8 bits + chosen", &[BITS8_CHOSEN]),
-    Method::several("8 bits + far state", &[BITS8_FAR]),
     Method::several("4 bits + chosen", &[BITS4_CHOSEN]),
-    Method::several("4 bits + far state", &[BITS4_FAR]),
-    Method::by_head("far state by head", &[WINDOW, FAR]),
     Method::by_head("chosen by head", &[WINDOW, CHOSEN]),
     Method::by_head("8 bits by head", &[BITS8, BITS8_CHOSEN]),
     Method::by_head("everything by head", ALL),
 ];
 
-/// Which pairs of methods are compared: what the first is said to do better than the second.
+/// Which pairs of methods are compared: the first is claimed to be better than the second.
 pub const PAIRS: &[(&str, &str)] = &[
     ("window by head", "window"),
-    ("far state by head", "window by head"),
-    ("far state by head", "chosen by head"),
-    ("far state by head", "4 bits"),
-    ("far state by head", "8 bits"),
-    ("far state", "window"),
     ("chosen", "window"),
     ("8 bits", "window"),
-    ("far state", "hedgehog"),
-    ("far state", "chosen"),
-    ("far state", "4 bits"),
-    ("chosen + far state", "chosen"),
-    ("8 bits + far state", "8 bits"),
-    ("4 bits + far state", "4 bits"),
     ("4 bits + chosen", "4 bits"),
-    ("8 bits + far state", "8 bits + chosen"),
     ("everything by head", "8 bits by head"),
     ("everything by head", "8 bits + chosen"),
 ];
@@ -149,13 +115,6 @@ impl Method {
             return prepared.choose(self.families, d, bytes);
         }
         Some(vec![self.families[0].largest(d, bytes / units as u64)?; units])
-    }
-
-    /// The kinds of these methods at these budgets whose tensors are fitted only where they are asked for.
-    pub fn rivals(methods: &[&Method], keys: &[u64], d: usize) -> Vec<Kind> {
-        let uniform = methods.iter().filter(|method| !method.per_head).flat_map(|method| method.families);
-        let kinds = uniform.flat_map(|family| keys.iter().filter_map(|keys| family.largest(d, keys * key_bytes(d))));
-        kinds.filter(|kind| kind.far.is_rival()).collect()
     }
 }
 
@@ -323,12 +282,9 @@ pub fn run(
             }
         }
     }
-    // Those with the same tensors one after another: weights are then copied once.
-    let tensors = |kinds: &[Kind]| -> Vec<(Far, usize, bool)> {
-        kinds
-            .chunks(config.num_key_value_heads)
-            .map(|layer| (far_kind(layer.iter()).far, far_kind(layer.iter()).dim, layer.iter().any(|kind| kind.bits < 32)))
-            .collect()
+    // Plans with the same tensors one after another: weights are then copied once.
+    let tensors = |kinds: &[Kind]| -> Vec<bool> {
+        kinds.chunks(config.num_key_value_heads).map(|layer| layer.iter().any(|kind| kind.bits < 32)).collect()
     };
     plans.sort_by_cached_key(|(_, _, kinds)| tensors(kinds));
     let mut journal = Journal::open(options.journal)?;
@@ -354,7 +310,7 @@ pub fn run(
         }
     }
     let most = texts.evaluation.iter().map(|text| text.contexts.len()).max().unwrap_or(0);
-    let key = |kinds: &[Kind], context: &[u32]| digest(&format!("frontier {} {kinds:?} {context:?}", prepared.fits.identity_for(kinds)));
+    let key = |kinds: &[Kind], context: &[u32]| digest(&format!("frontier {} {kinds:?} {context:?}", prepared.ranges.identity_for(kinds)));
     // Only what is still to be measured takes time.
     let all = texts.evaluation.iter().flat_map(|text| &text.contexts).flat_map(|context| plans.iter().map(move |plan| (plan, context)));
     let total = all.filter(|((_, _, kinds), context)| journal.get::<ByPosition>(&key(kinds, context)).is_none()).count() as u64;
@@ -379,7 +335,7 @@ pub fn run(
                             None => reference.insert(Reference::new(model, context)?),
                         };
                         let kinds: Vec<Option<Kind>> = kinds.iter().copied().map(Some).collect();
-                        let found = reference.compare(bench.assemble(model, &prepared.fits, &kinds)?)?;
+                        let found = reference.compare(bench.assemble(model, &prepared.ranges, &kinds)?)?;
                         journal.put(&key, &format!("{}, {keys} keys, {} {index}", method.name, text.name), &found);
                         done += 1;
                         tell(done, total, &format!("{} at {keys} keys", method.name));

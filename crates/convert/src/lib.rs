@@ -1,17 +1,16 @@
 //! A trained model with constant memory, at a known price.
 //!
 //! ```text
-//! text ─► calibrate   second moments, ranges, how each head looks back (atlas); the far states' projections and coefficients
-//!      ─► errors      what each kind of memory does to each kv head's output, by the engine itself
-//!      ─► sensitivity what a head's error does to the model's predictions: measured, one head at a time
-//!      ─► allocate    one kind for each kv head within a budget
+//! text ─► calibrate   ranges of keys, and how each head looks back (atlas)
+//!      ─► errors      error of each KV head's output with each kind of memory, computed by the engine itself
+//!      ─► sensitivity effect of each KV head's error on the model's predictions: measured, one head at a time
+//!      ─► allocate    one kind for each KV head within a budget
 //!      ─► assemble    the model with its variants and tensors, which every other command understands
-//!      ─► tune        if asked: the added tensors, or all weights, learn the original's predictions
 //!      ─► meter       loss and KL to the original, by position ─► frontier
-//!      ─► audit       whether a converted model is what its record says, and what each part of its memory does
+//!      ─► audit       whether a converted model matches its record, and the effect of each part of its memory
 //! ```
 //!
-//! Fitting and choosing never see the text that is evaluated.
+//! Calibration and allocation never see the text that is evaluated.
 
 pub mod allocate;
 pub mod assemble;
@@ -21,18 +20,15 @@ pub mod calibrate;
 pub mod convert;
 pub mod error;
 pub mod errors;
-pub mod fit;
 pub mod frontier;
 pub mod journal;
 pub mod kinds;
-pub mod linalg;
 pub mod meter;
+pub mod ranges;
 pub mod recall;
 pub mod record;
-pub mod rivals;
 pub mod sensitivity;
 mod text;
-pub mod tune;
 
 pub use error::Error;
 pub use text::{Cutting, Named, Text, Texts};

@@ -37,7 +37,23 @@ fn added(model: &Model, original: &Model) -> String {
     digest(hasher.finalize().to_hex().as_str())
 }
 
-fn variants(model: &Model) -> Vec<Vec<String>> {
+/// The last commit that could make and use far states.
+pub const LAST_WITH_FAR_STATES: &str = "12bd7e8";
+
+/// Refuses variants of conversions by earlier builds that use parts which were removed.
+pub fn refuse_removed(heads: &[Vec<String>]) -> Result<(), Error> {
+    let all =
+        heads.iter().enumerate().flat_map(|(layer, heads)| heads.iter().enumerate().map(move |(head, variant)| (layer, head, variant)));
+    match all.into_iter().find(|(_, _, variant)| variant.contains("far(")) {
+        Some((layer, head, variant)) => Err(Error::Asked(format!(
+            "layer {layer}, head {head} has `{variant}`: far states of converted models were removed, and the last commit that supports them is \
+             {LAST_WITH_FAR_STATES}; convert the original model again, or use that commit"
+        ))),
+        None => Ok(()),
+    }
+}
+
+pub(crate) fn variants(model: &Model) -> Vec<Vec<String>> {
     (0..model.config.num_hidden_layers).map(|layer| model.config.heads(layer).iter().map(ToString::to_string).collect()).collect()
 }
 
@@ -52,13 +68,15 @@ impl Record {
         Ok(write_whole(&folder.join(FILE), &serde_json::to_vec_pretty(self).unwrap_or_default())?)
     }
 
-    /// The record in a model's folder; `None` where there is none.
+    /// The record in a model's folder; `None` if there is none. Refuses records of conversions with parts that were removed.
     pub fn read(folder: &Path) -> Result<Option<Record>, Error> {
         let path = folder.join(FILE);
         let Ok(bytes) = std::fs::read(&path) else { return Ok(None) };
-        serde_json::from_slice(&bytes).map(Some).map_err(|error| {
-            Error::Asked(format!("{} is no record of a conversion ({error}); convert again, or remove it", path.display()))
-        })
+        let record: Record = serde_json::from_slice(&bytes).map_err(|error| {
+            Error::Asked(format!("{} is not a record of a conversion ({error}); convert again, or remove it", path.display()))
+        })?;
+        refuse_removed(&record.heads)?;
+        Ok(Some(record))
     }
 
     /// Heads whose variant is another than the record's: layer, head, what the record says and what the model has.

@@ -9,10 +9,10 @@ use termwise_llama::Model;
 
 use crate::assemble::Bench;
 use crate::errors::Errors;
-use crate::fit::Fits;
 use crate::journal::{Journal, digest};
 use crate::kinds::Kind;
 use crate::meter::{ByPosition, Reference, whole};
+use crate::ranges::QuantRanges;
 use crate::{Error, Tell};
 
 /// The window of the head that is measured.
@@ -32,7 +32,7 @@ pub struct Removal {
 /// KL and rise of the loss in nats per token for each kv head, on these contexts.
 pub fn measure(
     model: &Model,
-    fits: &Fits,
+    ranges: &QuantRanges,
     contexts: &[Vec<u32>],
     journal: &mut Journal,
     stop: &AtomicBool,
@@ -42,7 +42,7 @@ pub fn measure(
     let probe = Kind::window(PROBE);
     let (mut removals, mut bench) = (vec![Removal::default(); units], Bench::default());
     for (index, context) in contexts.iter().enumerate() {
-        let key = |unit: usize| digest(&format!("sensitivity {} {context:?} {unit} {probe:?}", fits.identity));
+        let key = |unit: usize| digest(&format!("sensitivity {} {context:?} {unit} {probe:?}", ranges.identity));
         let mut reference = None;
         for (unit, removal) in removals.iter_mut().enumerate() {
             let known: Option<ByPosition> = journal.get(&key(unit));
@@ -58,7 +58,7 @@ pub fn measure(
                     };
                     let mut kinds = vec![None; units];
                     kinds[unit] = Some(probe);
-                    let found = reference.compare(bench.assemble(model, fits, &kinds)?)?;
+                    let found = reference.compare(bench.assemble(model, ranges, &kinds)?)?;
                     journal.put(&key(unit), &format!("sensitivity of kv head {unit}"), &found);
                     found
                 }

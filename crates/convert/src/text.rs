@@ -22,8 +22,6 @@ pub struct Text {
 pub struct Texts {
     /// Contexts to fit and choose by.
     pub calibration: Vec<Vec<u32>>,
-    /// Contexts to heal by, of the part that is fitted to.
-    pub tuning: Vec<Vec<u32>>,
     /// Contexts to measure.
     pub evaluation: Vec<Text>,
 }
@@ -51,8 +49,6 @@ pub struct Cutting {
     pub calibration_length: usize,
     /// Contexts that are fitted to, over all texts.
     pub calibration_contexts: usize,
-    /// Tokens of a context that is healed by, and how many tokens of these are wanted over all texts; zero for none.
-    pub tuning: (usize, u64),
 }
 
 impl Texts {
@@ -63,18 +59,17 @@ impl Texts {
 
     /// Of texts that are fitted to the first part serves that, and contexts from the second half on are evaluated; of the others contexts from the first on.
     pub fn cut(sources: &[Named], cutting: Cutting) -> Result<Texts, Error> {
-        let Cutting { length, contexts, calibration_length, calibration_contexts, tuning: (tuning_length, tuning_tokens) } = cutting;
+        let Cutting { length, contexts, calibration_length, calibration_contexts } = cutting;
         let fitted_texts = sources.iter().filter(|source| source.fitted).count();
         if fitted_texts == 0 {
             return Err(Error::Asked(
                 "there is no text to fit to; name some with --calibration, or leave it out to use all of --data".into(),
             ));
         }
-        let mut texts = Texts { calibration: Vec::new(), tuning: Vec::new(), evaluation: Vec::new() };
+        let mut texts = Texts { calibration: Vec::new(), evaluation: Vec::new() };
         let each = calibration_contexts.div_ceil(fitted_texts);
         for Named { name, source, fitted, evaluated } in sources {
             let contexts = if *evaluated { contexts } else { 0 };
-            let healed = if *fitted { tuning_tokens.div_ceil(fitted_texts as u64) } else { 0 };
             let needed = (each * calibration_length * *fitted as usize + contexts * length) as u64;
             let all = windows(*source, length, 4 * needed.max(1 << 20))?;
             let all: Vec<Vec<u32>> = all.into_iter().filter(|context| context.len() == length).collect();
@@ -92,13 +87,6 @@ impl Texts {
                 )));
             }
             texts.calibration.extend(first);
-            if healed > 0 {
-                // What lies before the part that is evaluated, as far as it is wanted.
-                let most = (skip * length) as u64;
-                let own = windows(*source, tuning_length, healed.min(most))?;
-                let own = own.into_iter().filter(|context| context.len() == tuning_length).take(most as usize / tuning_length);
-                texts.tuning.extend(own);
-            }
             if contexts > 0 {
                 // Spread over what there is, so that one chapter does not decide.
                 let rest = &all[skip..];
@@ -106,11 +94,6 @@ impl Texts {
                 let chosen = (0..count).map(|i| rest[i * rest.len() / count].clone()).collect();
                 texts.evaluation.push(Text { name: name.clone(), calibrated: *fitted, contexts: chosen });
             }
-        }
-        if tuning_tokens > 0 && texts.tuning.is_empty() {
-            return Err(Error::Asked(format!(
-                "there is no context of {tuning_length} tokens to heal by in the first half of the text; name more text, or shorter contexts with --calibration-length"
-            )));
         }
         texts.calibration.truncate(calibration_contexts);
         Ok(texts)

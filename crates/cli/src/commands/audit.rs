@@ -17,9 +17,9 @@ use crate::progress::{Bar, stop_on_interrupt};
 
 /// Check a converted model against its original
 ///
-/// Whether its memory is the one that the conversion recorded; the same text by the plain formula, at once, in chunks, as a prompt in parts and token by token; whether memory
-/// is constant; what sinks, window, chosen keys and far states give to each head, and predictions with each switched off; what it writes, by the original's judgement; and
-/// facts at several distances, where the original finds them. A verdict for each check, by a rule that is printed; the exit code says whether all hold.
+/// Whether its weights and memory are the recorded ones; the same text by the plain formula, at once, as a prompt in parts and token by token; whether memory
+/// is constant; the share of sinks, window and chosen keys in each head's output, and predictions with each switched off; greedy continuations, scored by the original; and
+/// facts at several distances that the original recalls. A verdict for each check, by a rule that is printed; the exit code is 0 if all hold.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -59,8 +59,9 @@ pub fn run(args: &AuditArgs, context: &mut Context) -> Result<Exit, Failure> {
     let stop = stop_on_interrupt("finishing this check");
     let bar = Bar::new(args.output.quiet);
     let audit = context.pool()?.install(|| -> Result<Audit, Failure> {
-        let (model, against) = (Arc::new(Model::read(&folder)?), Arc::new(Model::read(&original)?));
+        // The record first: it refuses conversions of earlier builds whose parts were removed.
         let record = Record::read(&folder)?;
+        let (model, against) = (Arc::new(Model::read(&folder)?), Arc::new(Model::read(&original)?));
         // A model without one is asked for no facts.
         let tokenizer = tokenizer_of(&original)?;
         let opened = open_for_model(&original, &args.data, false, &cache_folder(args.cache.as_deref()))?;

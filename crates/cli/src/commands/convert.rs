@@ -14,7 +14,6 @@ use termwise_convert::journal::{Journal, digest};
 use termwise_convert::kinds::{Kind, key_bytes};
 use termwise_convert::recall::Facts;
 use termwise_convert::record::Record;
-use termwise_convert::tune::{Settings, Tuning, tune};
 use termwise_inspect::cut;
 use termwise_lab::plan::parse_bytes;
 use termwise_llama::Model;
@@ -27,11 +26,11 @@ use crate::context::{Context, Output};
 use crate::error::{Exit, Failure};
 use crate::progress::{Bar, stop_on_interrupt};
 
-/// Give a trained model constant memory: for each kv head what it needs, within a budget
+/// Replace a model's KV cache with fixed-size memory, allocated per KV head under a byte budget
 ///
-/// Looks at every head on calibration text, fits far states in closed form, measures what each kind of memory does to each head and what each head does to the
-/// predictions, and chooses one kind for each kv head: the length of its window, keys chosen by what they received, a far state, 8 or 4 bits. The model
-/// that is written is one that every other command understands, and generates in the promised bytes.
+/// Measures on calibration text the error of each KV head with each kind of memory and the effect of each KV head on the predictions. Then chooses one kind for
+/// each KV head: the length of its window, heavy hitters (keys with the most accumulated attention), and 32, 8 or 4 bits. Every other command reads the model
+/// that is written.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("budget").required(true).args(["bytes", "keys", "loss"]))]
 #[command(after_help = "\
@@ -39,11 +38,10 @@ Examples:
   termwise convert path/to/llama --data book.txt --keys 128 --save small
   termwise convert path/to/llama --data book.txt --bytes 8MB --save small --out report
   termwise convert path/to/llama --data book.txt --loss +1% --save small
-  termwise convert path/to/llama --data book.txt --keys 128 --tune 1000000 --out report --save small
   termwise generate small --prompt Once --max-tokens 100000
   termwise eval small --data other.txt
 
-With --out, what is finished is kept there, and the same command goes on after Ctrl-C. Fitting, choosing and healing see the first half of the text alone; losses are of the second.")]
+With --out, finished measurements are kept there, and the same command resumes after Ctrl-C. Calibration and allocation use the first half of the text; losses are measured on the second.")]
 pub struct ConvertArgs {
     /// A folder of a model, a run, a checkpoint, or hf://OWNER/NAME[@REVISION] [default: the newest run in runs/]
     #[arg(value_name = "MODEL")]
@@ -57,24 +55,6 @@ pub struct ConvertArgs {
     /// What the loss may rise by, as in +1%
     #[arg(long, value_name = "SHARE")]
     pub loss: Option<Share>,
-    /// Heal the converted model on so many tokens: what conversion added learns the original's predictions
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..1 << 40))]
-    pub tune: Option<u64>,
-    /// With --tune: let all weights learn
-    #[arg(long, requires = "tune")]
-    pub tune_all: bool,
-    /// With --tune: the highest learning rate of what conversion added
-    #[arg(long, value_name = "RATE", default_value_t = Settings::default().rate, value_parser = rate, requires = "tune")]
-    pub tune_rate: f64,
-    /// With --tune-all: the highest learning rate of all other weights
-    #[arg(long, value_name = "RATE", default_value_t = Settings::default().weight_rate, value_parser = rate, requires = "tune_all")]
-    pub weight_rate: f64,
-    /// With --tune: tokens of a context
-    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = super::size(1 << 20), requires = "tune")]
-    pub tune_length: usize,
-    /// With --tune-all: the original model through the same training, measured beside the healed one
-    #[arg(long, requires = "tune_all")]
-    pub control: bool,
     /// Contexts of each text that are evaluated
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = super::size(4096))]
     pub contexts: usize,
@@ -114,36 +94,15 @@ pub fn run(args: &ConvertArgs, context: &mut Context) -> Result<Exit, Failure> {
     let out = args.output.out.clone();
     let (mut model, conversion, attention, record) = context.pool()?.install(|| -> Result<_, Failure> {
         let model = Model::read(folder)?;
-        let (data, texts) =
-            args.texts.cut(folder, &args.data, &model.config, args.contexts, args.tune.map(|tokens| (args.tune_length, tokens)))?;
+        let (data, texts) = args.texts.cut(folder, &args.data, &model.config, args.contexts)?;
         let tell = &mut |done: u64, of: u64, what: &str| bar.at(done, of, what);
         let prepared = Prepared::new(&model, (&texts.calibration, model.config.max_position_embeddings), ALL, out.as_deref(), &stop, tell)?;
         let kinds = convert::choose(&model, &prepared, ALL, &texts.calibration, budget, &stop, tell)?;
         let chosen: Vec<Option<Kind>> = kinds.iter().copied().map(Some).collect();
-        let mut converted = assemble(&model, &prepared.fits, &chosen)?;
+        let converted = assemble(&model, &prepared.ranges, &chosen)?;
         let mut journal = Journal::open(out.as_ref().map(|folder| folder.join("evaluation.jsonl")).as_deref())?;
-        let identity = digest(&format!("{} {kinds:?}", prepared.fits.identity_for(&kinds)));
+        let identity = digest(&format!("{} {kinds:?}", prepared.ranges.identity_for(&kinds)));
         let measured = convert::evaluate(&model, &converted, &texts, &mut journal, &identity, &stop, tell)?;
-        let settings = args.tune.map(|tokens| Settings { tokens, all: args.tune_all, rate: args.tune_rate, weight_rate: args.weight_rate });
-        let mut tuning = None;
-        if let Some(settings) = settings {
-            let place = |name: &str| out.as_ref().map(|folder| folder.join(name));
-            let mut heal =
-                |student: &mut Model, name: &str| tune(&model, student, &texts.tuning, settings, place(name).as_deref(), &stop, tell);
-            let (kl, trained) = heal(&mut converted, "tuning")?;
-            let mut control = None;
-            if args.control {
-                let mut own = model.clone();
-                heal(&mut own, "control")?;
-                control = Some(own);
-            }
-            let of = |what: &str| digest(&format!("{identity} {what} {settings:?} {:?}", texts.tuning));
-            let measured = convert::evaluate(&model, &converted, &texts, &mut journal, &of("healed"), &stop, tell)?;
-            let control =
-                control.map(|own| convert::evaluate(&model, &own, &texts, &mut journal, &of("control"), &stop, tell)).transpose()?;
-            let (length, contexts) = (texts.tuning.first().map_or(0, Vec::len), texts.tuning.len());
-            tuning = Some(Tuning { settings, length, contexts, trained, kl, measured, control });
-        }
         let config = &model.config;
         let (units, d) = ((config.num_hidden_layers * config.num_key_value_heads) as u64, config.head_dim);
         let bytes = convert::bytes_of(&kinds, d);
@@ -160,9 +119,8 @@ pub fn run(args: &ConvertArgs, context: &mut Context) -> Result<Exit, Failure> {
             kinds,
             calibration_tokens: texts.calibration.iter().map(Vec::len).sum(),
             measured,
-            tuning,
         };
-        let map = attention(&model.config, &prepared.fits, &chosen)?;
+        let map = attention(&model.config, &chosen)?;
         let record = Record::new(&conversion.model, &converted, &model, bytes);
         Ok((converted, conversion, map, record))
     })?;
@@ -176,11 +134,6 @@ pub fn run(args: &ConvertArgs, context: &mut Context) -> Result<Exit, Failure> {
         }
     }
     Ok(Exit::Success)
-}
-
-fn rate(text: &str) -> Result<f64, String> {
-    let rate = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
-    rate.ok_or_else(|| format!("a learning rate is a number above zero, as in 1e-3, found `{text}`"))
 }
 
 /// Draw the atlas of a model's heads: what they look back at
@@ -219,7 +172,7 @@ pub fn atlas(args: &AtlasArgs, context: &mut Context) -> Result<Exit, Failure> {
     let bar = Bar::new(args.output.quiet);
     let atlas = context.pool()?.install(|| -> Result<Atlas, Failure> {
         let model = Model::read(folder)?;
-        let (data, texts) = args.texts.cut(folder, &args.data, &model.config, 0, None)?;
+        let (data, texts) = args.texts.cut(folder, &args.data, &model.config, 0)?;
         let tell = &mut |done: u64, of: u64, what: &str| bar.at(done, of, what);
         let gathered = gather(&model, &texts.calibration, None, &stop, tell)?;
         let length = texts.calibration.first().map_or(0, Vec::len);

@@ -16,16 +16,16 @@ use crate::context::{Context, Output};
 use crate::error::{Exit, Failure};
 use crate::progress::{Bar, stop_on_interrupt};
 
-/// Measure loss and KL against bytes for every kind of constant memory, side by side
+/// Compare loss and KL of all kinds of fixed-size memory at equal bytes
 ///
-/// Uniform windows, keys chosen by what they received, caches of 8 and 4 bits, far states, and choices for each kv head, at equal bytes, on the same contexts;
-/// by position, with intervals over contexts and verdicts by a rule that is stated beforehand.
+/// Uniform windows, heavy hitters, quantized caches of 8 and 4 bits, and choices per KV head, at equal bytes, on the same contexts;
+/// by position, with intervals over contexts and verdicts by a rule that is stated in advance.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   termwise frontier path/to/llama --data book.txt --out frontier
   termwise frontier path/to/llama --data book.txt --data news.txt --calibration book.txt --keys 64,128 --contexts 12 --out frontier
-  termwise frontier path/to/llama --data book.txt --methods window,chosen,\"far state by head\" --out frontier
+  termwise frontier path/to/llama --data book.txt --methods window,chosen,\"8 bits by head\" --out frontier
 
 With --out every measurement is kept as it comes (journal.jsonl, frontier.json); Ctrl-C leaves what is finished, and the same command goes on from there, also with more
 contexts, budgets or methods.")]
@@ -57,16 +57,14 @@ pub fn run(args: &FrontierArgs, context: &mut Context) -> Result<Exit, Failure> 
     let (out, made_by) = (args.output.out.clone(), context.provenance.clone());
     let frontier = context.pool()?.install(|| -> Result<Frontier, Failure> {
         let model = Model::read(folder)?;
-        let (_, texts) = args.texts.cut(folder, &args.data, &model.config, args.contexts, None)?;
+        let (_, texts) = args.texts.cut(folder, &args.data, &model.config, args.contexts)?;
         if let Some(folder) = &out {
             create_folder(folder)?;
         }
         let tell = &mut |done: u64, of: u64, what: &str| bar.at(done, of, what);
         let methods = Method::named(&args.methods)?;
         let families = Method::families(&methods);
-        let mut prepared = Prepared::new(&model, (&texts.calibration, texts.length()), &families, out.as_deref(), &stop, tell)?;
-        let rivals = Method::rivals(&methods, &args.keys, model.config.head_dim);
-        prepared.add_rivals(&model, &texts.calibration, &rivals, out.as_deref(), &stop, tell)?;
+        let prepared = Prepared::new(&model, (&texts.calibration, texts.length()), &families, out.as_deref(), &stop, tell)?;
         let journal = out.as_ref().map(|folder| folder.join("frontier.jsonl"));
         let options = Options { keys: args.keys.clone(), methods: args.methods.clone(), journal: journal.as_deref() };
         let about = Frontier {

@@ -35,16 +35,8 @@ pub struct TextArgs {
 const LENGTH: usize = 2048;
 
 impl TextArgs {
-    /// The names of the texts, and their contexts, of which so many of each text are evaluated; and contexts of so many tokens to heal by, with how many tokens of
-    /// them are wanted.
-    pub fn cut(
-        &self,
-        folder: &Path,
-        data: &DataSettings,
-        config: &Config,
-        contexts: usize,
-        tuning: Option<(usize, u64)>,
-    ) -> Result<(Vec<String>, Texts), Failure> {
+    /// The names of the texts, and their contexts, of which so many of each text are evaluated.
+    pub fn cut(&self, folder: &Path, data: &DataSettings, config: &Config, contexts: usize) -> Result<(Vec<String>, Texts), Failure> {
         let list = |table: &toml::Table| -> Vec<String> {
             let values = table.get("data").and_then(toml::Value::as_array).into_iter().flatten();
             values.filter_map(|value| value.as_str().map(str::to_owned)).collect()
@@ -78,7 +70,6 @@ impl TextArgs {
             contexts,
             calibration_length: self.calibration_length.unwrap_or(usual),
             calibration_contexts: self.calibration_contexts,
-            tuning: tuning.map_or((1, 0), |(length, tokens)| (length.min(config.max_position_embeddings), tokens)),
         };
         Ok((all, Texts::cut(&texts, cutting)?))
     }

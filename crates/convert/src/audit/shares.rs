@@ -1,14 +1,14 @@
 //! What each part of the memory gives to a head's output.
 //!
 //! ```text
-//! y = (U_sinks + U_window + U_chosen + U_far)/D                    under one denominator; each U is linear in the values, its weights are not touched by them
+//! y = (U_sinks + U_window + U_chosen)/D          one denominator; each U is linear in the values, and its weights do not depend on them
 //! ```
 //!
-//! With all values but those of the sinks set to zero the engine gives U_sinks/D, with all but those of one position's window U_window/D. Without far keys it gives
-//! the near parts over D' alone; D'/D is the ratio of what both give for the window. What is left are the chosen and the far keys.
+//! With all values but those of the sinks set to zero the engine gives U_sinks/D, with all but those of one position's window U_window/D. The rest is the
+//! contribution of the chosen keys.
 
 use serde::{Deserialize, Serialize};
-use termwise_attention::{Attention, FusedOptions, Inputs, Layer, Scratch, Variant};
+use termwise_attention::{Attention, FusedOptions, Inputs, Scratch, Variant};
 use termwise_llama::{Model, Observed, Options};
 
 use super::Check;
@@ -34,8 +34,6 @@ pub struct Share {
     pub window: Option<f64>,
     /// Of chosen keys.
     pub chosen: Option<f64>,
-    /// Of far keys.
-    pub far: Option<f64>,
 }
 
 /// One layer with its inputs, whose values are exchanged.
@@ -45,9 +43,9 @@ struct Layered<'a> {
 }
 
 impl Layered<'_> {
-    /// The output of a layer of the same tensors where only the values that `keeps` of a position and kv head are not zero.
-    fn run(&self, layer: &Layer, keeps: &dyn Fn(usize, usize) -> bool) -> Result<Vec<f32>, Error> {
-        let (shape, own) = (self.seen.shape, self.seen.inputs);
+    /// The layer's output with all values set to zero but those for which `keeps` holds of the position and the KV head.
+    fn run(&self, keeps: &dyn Fn(usize, usize) -> bool) -> Result<Vec<f32>, Error> {
+        let (shape, own, layer) = (self.seen.shape, self.seen.inputs, self.seen.attention);
         let width = shape.kv_heads * shape.e;
         let (values, stride) = (own.v().values(), own.v().stride(width));
         let mut v = vec![0.0f32; shape.time * width];
@@ -79,26 +77,19 @@ fn of_layer(seen: &Observed, scratch: &Scratch) -> Result<Vec<Share>, Error> {
     let layered = Layered { seen, scratch };
     // The heads of a kv head have one memory; where they do not, the first says which keys are in the window.
     let distance = |g: usize| heads[g * group].distance();
-    let all = |_: usize, _: usize| true;
     let sinks = |s: usize, g: usize| s < distance(g).sinks;
-    let near: Vec<Variant> = heads.iter().map(|head| Variant { far: None, ..head.clone() }).collect();
-    let near = seen.attention.with_heads(near)?;
-    let y_sinks = layered.run(seen.attention, &sinks)?;
-    let y_near = layered.run(&near, &all)?;
+    let y_sinks = layered.run(&sinks)?;
     let row = |y: &[f32], t: usize, h: usize| -> Vec<f64> { y[(t * shape.heads + h) * e..][..e].iter().map(|x| f64::from(*x)).collect() };
-    let mut sums = vec![[0.0f64; 4]; heads.len()];
+    let mut sums = vec![[0.0f64; 3]; heads.len()];
     for i in 0..POSITIONS {
         let t = time / 2 + (2 * i + 1) * (time - time / 2) / (2 * POSITIONS);
         let window = |s: usize, g: usize| s >= distance(g).sinks && s <= t && t - s < distance(g).window;
-        let (y_window, y_near_window) = (layered.run(seen.attention, &window)?, layered.run(&near, &window)?);
+        let y_window = layered.run(&window)?;
         for (h, sums) in sums.iter_mut().enumerate() {
             let (from_sinks, from_window, all) = (row(&y_sinks, t, h), row(&y_window, t, h), row(seen.y, t, h));
-            let (alone, near) = (row(&y_near_window, t, h), row(&y_near, t, h));
-            let ratio = from_window.iter().zip(&alone).map(|(a, b)| a * b).sum::<f64>() / norm(&alone).powi(2).max(f64::MIN_POSITIVE);
-            let far: Vec<f64> = all.iter().zip(&near).map(|(y, near)| y - ratio * near).collect();
-            let chosen: Vec<f64> = (0..e).map(|c| ratio * near[c] - from_sinks[c] - from_window[c]).collect();
-            let parts = [norm(&from_sinks), norm(&from_window), norm(&chosen), norm(&far)];
-            let total: f64 = (0..4).filter(|part| has(&heads[h], *part)).map(|part| parts[part]).sum();
+            let chosen: Vec<f64> = (0..e).map(|c| all[c] - from_sinks[c] - from_window[c]).collect();
+            let parts = [norm(&from_sinks), norm(&from_window), norm(&chosen)];
+            let total: f64 = (0..3).filter(|part| has(&heads[h], *part)).map(|part| parts[part]).sum();
             sums.iter_mut().zip(parts).for_each(|(sum, part)| *sum += part / total.max(f64::MIN_POSITIVE) / POSITIONS as f64);
         }
     }
@@ -111,18 +102,16 @@ fn of_layer(seen: &Observed, scratch: &Scratch) -> Result<Vec<Share>, Error> {
         sinks: share(head, 0),
         window: share(head, 1),
         chosen: share(head, 2),
-        far: share(head, 3),
     });
     Ok(found.collect())
 }
 
-/// Whether a head has sinks, a window, chosen keys, far keys.
+/// Whether a head has sinks, a window, chosen keys.
 fn has(variant: &Variant, part: usize) -> bool {
     match part {
         0 => variant.sinks.is_some(),
         1 => variant.window.is_some(),
-        2 => variant.chosen.is_some(),
-        _ => variant.far.is_some(),
+        _ => variant.chosen.is_some(),
     }
 }
 
@@ -145,9 +134,9 @@ pub fn measure(model: &Model, ids: &[u32]) -> Result<Vec<Share>, Error> {
 
 /// A part that most of its heads make nothing of is there for nothing.
 pub fn checks(shares: &[Share]) -> Vec<Check> {
-    let of = |part: usize| shares.iter().filter_map(move |share| [share.sinks, share.window, share.chosen, share.far][part]);
+    let of = |part: usize| shares.iter().filter_map(move |share| [share.sinks, share.window, share.chosen][part]);
     let mut checks = Vec::new();
-    for (part, name) in ["sinks", "windows", "chosen keys", "far keys"].into_iter().enumerate() {
+    for (part, name) in ["sinks", "windows", "chosen keys"].into_iter().enumerate() {
         let own: Vec<f64> = of(part).collect();
         if own.is_empty() {
             continue;

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use termwise_attention::Mode;
 use termwise_lab::plan::count::{Attention, Sizes};
 use termwise_llama::generate::{Decoder, DecoderOptions};
 use termwise_llama::{Engine, Model, Options};
@@ -20,7 +19,7 @@ const MOST: f64 = 0.9;
 const PLAIN: usize = 192;
 /// Positions that are compared otherwise: logits of all of them are held.
 const LONG: usize = 1024;
-/// Lengths of chunks, and of the parts of a prompt.
+/// Lengths of the parts of a prompt.
 const LENGTHS: [usize; 3] = [16, 64, 144];
 
 const RULE: &str = "logits differ by less than 2e-3 of the largest; where keys are codes, which rounding can turn into the next ones, at nine of ten positions by less than 2e-2, or than leaving the codes out changes";
@@ -33,8 +32,8 @@ fn difference(expected: &[f32], found: &[f32]) -> f64 {
     if found.iter().all(|x| x.is_finite()) { f64::from(worst) / f64::from(size.max(f32::MIN_POSITIVE)) } else { f64::INFINITY }
 }
 
-fn logits(model: &Model, ids: &[u32], engine: Engine, mode: Mode) -> Result<Vec<f32>, Error> {
-    let mut session = model.session(1, ids.len(), Options { engine, mode, forward_only: true })?;
+fn logits(model: &Model, ids: &[u32], engine: Engine) -> Result<Vec<f32>, Error> {
+    let mut session = model.session(1, ids.len(), Options { engine, forward_only: true, ..Options::default() })?;
     session.run(&model.params, ids, None)?;
     let mut logits = vec![0.0; ids.len() * model.config.vocab_size];
     session.logits(&model.params, 0..ids.len(), &mut logits)?;
@@ -43,7 +42,7 @@ fn logits(model: &Model, ids: &[u32], engine: Engine, mode: Mode) -> Result<Vec<
 
 /// The logits of a text at once, as far as it is compared with other ways.
 pub fn at_once(model: &Model, ids: &[u32]) -> Result<Vec<f32>, Error> {
-    logits(model, &ids[..LONG.min(ids.len())], Engine::Fused, Mode::Parallel)
+    logits(model, &ids[..LONG.min(ids.len())], Engine::Fused)
 }
 
 /// The differences of all rows.
@@ -94,30 +93,11 @@ impl Limit {
 /// The engine against the plain formula.
 pub fn formula(model: &Model, ids: &[u32], limit: Limit) -> Result<Check, Error> {
     let ids = &ids[..PLAIN.min(ids.len())];
-    let plain = logits(model, ids, Engine::Reference, Mode::Parallel)?;
-    let fused = logits(model, ids, Engine::Fused, Mode::Parallel)?;
+    let plain = logits(model, ids, Engine::Reference)?;
+    let fused = logits(model, ids, Engine::Fused)?;
     let (worst, same) = limit.judge(differences(&plain, &fused, model.config.vocab_size));
     let found = format!("logits of {} positions differ by at most {worst:.1e} of the largest", ids.len());
     Ok(Check::new("a text at once follows the formula", RULE, found, Some(same)))
-}
-
-/// Chunks of several lengths against all keys at once.
-pub fn chunks(model: &Model, ids: &[u32], expected: &[f32], limit: Limit) -> Result<Check, Error> {
-    let (ids, name) = (&ids[..LONG.min(ids.len())], "in chunks");
-    let finite = (0..model.config.num_hidden_layers)
-        .all(|layer| model.config.heads(layer).iter().any(|head| head.remembered().is_some_and(|far| far.has_finite_map())));
-    if !finite {
-        return Ok(Check::new(name, RULE, "windows alone have no state between chunks".into(), None));
-    }
-    let mut found = Vec::new();
-    for length in LENGTHS {
-        let chunks = logits(model, ids, Engine::Fused, Mode::Chunk(Some(length)))?;
-        found.push(limit.judge(differences(expected, &chunks, model.config.vocab_size)));
-    }
-    let words: Vec<String> =
-        LENGTHS.iter().zip(&found).map(|(length, (worst, _))| format!("{worst:.1e} of the largest with {length}")).collect();
-    let text = format!("logits differ from those of the text at once by at most {}", words.join(", "));
-    Ok(Check::new(name, RULE, text, Some(found.iter().all(|(_, same)| *same))))
 }
 
 /// The differences of prompts in parts and of tokens, the bytes that are kept, whether that stays so.

@@ -11,7 +11,7 @@ use safetensors::tensor::TensorView;
 use termwise_convert::Error;
 use termwise_convert::audit::{Audit, Options, audit};
 use termwise_convert::convert::bytes_of;
-use termwise_convert::kinds::{Far, Kind};
+use termwise_convert::kinds::Kind;
 use termwise_convert::record::Record;
 use termwise_llama::Model;
 use termwise_llama::generate::{Decoder, Saved};
@@ -19,7 +19,7 @@ use termwise_llama::weights::WriteOptions;
 
 use crate::support::{LENGTH, contexts, converted, model, prepared};
 
-const FAR: Kind = Kind { window: 12, sinks: 4, chosen: 0, fade: false, bits: 32, far: Far::State, dim: 0 };
+const CHOSEN: Kind = Kind { window: 12, sinks: 4, chosen: 12, fade: false, bits: 32 };
 
 fn check(
     original: &Model,
@@ -46,23 +46,22 @@ fn nothing(_: usize, _: &mut Decoder) -> Result<(), Error> {
 fn healthy_models_pass() {
     let model = model();
     let prepared = prepared(&model, None);
-    let chosen = Kind { chosen: 12, ..FAR };
-    let four = Kind { bits: 4, ..chosen };
-    for kind in [FAR, chosen, four, Kind { bits: 8, ..FAR }, Kind { far: Far::None, ..chosen }, Kind::window(24)] {
-        let healthy = converted(&model, &prepared.fits, kind);
+    let window = Kind::window(24);
+    for kind in [CHOSEN, Kind { bits: 8, ..CHOSEN }, Kind { bits: 4, ..CHOSEN }, window, Kind { bits: 8, ..window }] {
+        let healthy = converted(&model, &prepared.ranges, kind);
         let record = Record::new("m", &healthy, &model, bytes_of(&[kind; 4], 16));
         let found = check(&model, &healthy, Some(&record), &mut nothing);
         assert!(found.passed(), "{kind:?}: {:#?}", found.checks);
         assert_eq!(found.shares.len(), 8);
         for share in &found.shares {
-            let parts = [share.sinks, share.window, share.chosen, share.far];
+            let parts = [share.sinks, share.window, share.chosen];
             assert!((parts.iter().flatten().sum::<f64>() - 1.0).abs() < 1e-6, "{share:?}");
-            assert_eq!((share.chosen.is_some(), share.far.is_some()), (kind.chosen > 0, kind.far == Far::State));
+            assert_eq!(share.chosen.is_some(), kind.chosen > 0);
         }
         termwise_report::reads_again(&found);
     }
     // A window that is longer than the text still fills at its end, and no further than it may.
-    let filling = converted(&model, &prepared.fits, Kind::window(2 * LENGTH));
+    let filling = converted(&model, &prepared.ranges, Kind::window(2 * LENGTH));
     let found = check(&model, &filling, None, &mut nothing);
     assert_eq!(failed(&found), [""; 0], "{:#?}", found.checks);
     let memory = found.checks.iter().find(|check| check.name == "memory is constant").expect("a check of the memory");
@@ -76,10 +75,10 @@ fn healthy_models_pass() {
 fn faults_in_the_folder_are_found() {
     let model = model();
     let prepared = prepared(&model, None);
-    let healthy = converted(&model, &prepared.fits, FAR);
+    let healthy = converted(&model, &prepared.ranges, CHOSEN);
     let folder = tempfile::tempdir().expect("a folder");
     let audited = |faulty: &Model| {
-        let record = Record::new("m", &healthy, &model, bytes_of(&[FAR; 4], 16));
+        let record = Record::new("m", &healthy, &model, bytes_of(&[CHOSEN; 4], 16));
         record.write(folder.path()).expect("a record");
         faulty.write(folder.path(), &WriteOptions::default()).expect("a model");
         let (read, record) = (Model::read(folder.path()).expect("a model"), Record::read(folder.path()).expect("a record"));
@@ -87,29 +86,9 @@ fn faults_in_the_folder_are_found() {
     };
     assert!(audited(&healthy).passed());
 
-    // A far state that weighs nothing.
-    let mut silent = healthy.clone();
-    for layer in 0..2 {
-        silent.params.get_mut(&format!("model.layers.{layer}.self_attn.far.coefficients")).expect("coefficients").fill(0.0);
-    }
-    let found = audited(&silent);
-    assert_eq!(failed(&found), ["far keys have a share", "far states do their work"]);
-    assert!(found.checks.iter().any(|check| check.name == "added tensors" && check.passed.is_none()));
-
     // A window that is one key shorter than what was chosen: every computation agrees, and predictions hardly differ.
-    let short = converted(&model, &prepared.fits, Kind { window: 11, ..FAR });
+    let short = converted(&model, &prepared.ranges, Kind { window: 11, ..CHOSEN });
     assert_eq!(failed(&audited(&short)), ["memory is the recorded one"]);
-
-    // A centre that is multiplied by far too much: the spread of another model.
-    let mut wrong = healthy.clone();
-    for layer in 0..2 {
-        let name = |tensor: &str| format!("model.layers.{layer}.self_attn.far.{tensor}");
-        let spread = wrong.params.get_mut(&name("centre.spread")).expect("a spread");
-        spread.iter_mut().enumerate().for_each(|(i, x)| *x = if i % 17 == 0 { 40.0 } else { 0.0 });
-        wrong.params.get_mut(&name("centre.gamma")).expect("gamma").fill(1.0);
-    }
-    let found = audited(&wrong);
-    assert!(["far states do their work", "predictions are numbers"].iter().any(|name| failed(&found).contains(name)), "{:?}", found.checks);
 }
 
 /// Changes the tensors of a saved memory whose names end like this, and signs the file anew: what it holds is then as trustworthy as what a decoder wrote.
@@ -169,18 +148,18 @@ fn tampered(model: &Model, converted: &Model, record: &Record, end: &str, change
 fn faults_of_the_memory_are_found() {
     let model = model();
     let prepared = prepared(&model, None);
-    let kind = Kind { chosen: 12, ..FAR };
-    let healthy = converted(&model, &prepared.fits, kind);
+    let kind = CHOSEN;
+    let healthy = converted(&model, &prepared.ranges, kind);
     let record = Record::new("m", &healthy, &model, bytes_of(&[kind; 4], 16));
     // A file that is signed anew and not changed is no fault.
-    assert!(tampered(&model, &healthy, &record, ".mean.sum", |_| {}).is_empty());
+    assert!(tampered(&model, &healthy, &record, ".received", |_| {}).is_empty());
 
     // A stale state: what was saved some tokens ago is gone on from. With codes, too, where rounding is given more room.
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("state.safetensors");
     let text = &contexts(2, 9)[0];
     for kind in [kind, Kind { bits: 8, ..kind }, Kind { bits: 4, ..kind }] {
-        let healthy = converted(&model, &prepared.fits, kind);
+        let healthy = converted(&model, &prepared.ranges, kind);
         let record = Record::new("m", &healthy, &model, bytes_of(&[kind; 4], 16));
         let found = check(&model, &healthy, Some(&record), &mut |t, decoder| {
             if t == LENGTH / 2 + 8 {
@@ -193,18 +172,6 @@ fn faults_of_the_memory_are_found() {
         });
         assert_eq!(failed(&found), ["token by token"], "{kind:?}: {:#?}", found.checks);
     }
-
-    // A stale far state alone: the moments of far keys do not know the latest of them.
-    let halved = |data: &mut [u8]| {
-        data.as_chunks_mut::<4>().0.iter_mut().for_each(|bytes| *bytes = (0.5 * f32::from_le_bytes(*bytes)).to_le_bytes());
-    };
-    assert_eq!(tampered(&model, &healthy, &record, ".far.h", halved), ["token by token"]);
-
-    // A wrong centre: the sum of far keys, whose mean is the centre, with its signs turned.
-    let turned = |data: &mut [u8]| {
-        data.as_chunks_mut::<8>().0.iter_mut().for_each(|bytes| *bytes = (-f64::from_le_bytes(*bytes)).to_le_bytes());
-    };
-    assert_eq!(tampered(&model, &healthy, &record, ".mean.sum", turned), ["token by token"]);
 
     // Keys evicted in the wrong order: what chosen keys received, upside down, so that the best go first.
     let upside_down = |data: &mut [u8]| {

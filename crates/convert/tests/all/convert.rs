@@ -5,13 +5,13 @@ use std::sync::atomic::AtomicBool;
 use termwise_convert::assemble::{Bench, assemble};
 use termwise_convert::convert::{Budget, Prepared, bytes_of, choose};
 use termwise_convert::frontier::{self, ALL, Frontier, METHODS, Options};
-use termwise_convert::kinds::{FAR_DIM, Far, Kind, key_bytes};
+use termwise_convert::kinds::{Kind, key_bytes};
 use termwise_convert::meter::{Reference, whole};
 use termwise_convert::{Text, Texts};
 use termwise_llama::Options as SessionOptions;
 use termwise_llama::generate::{Decoder, DecoderOptions};
 
-use crate::support::{LENGTH, contexts, converted, families, model, prepared, rivals};
+use crate::support::{LENGTH, contexts, converted, families, model, prepared};
 
 #[test]
 fn a_memory_of_the_whole_context_is_the_original() {
@@ -20,25 +20,21 @@ fn a_memory_of_the_whole_context_is_the_original() {
     let reference = Reference::new(&model, &contexts(1, 2)[0]).expect("a reference");
     for family in families().into_iter().filter(|family| family.bits == 32) {
         let kind = family.of(2 * LENGTH);
-        let all = whole(&reference.compare(&converted(&model, &prepared.fits, kind)).expect("a comparison"));
+        let all = whole(&reference.compare(&converted(&model, &prepared.ranges, kind)).expect("a comparison"));
         assert!(all.rise().abs() < 1e-5 && all.mean_kl().abs() < 1e-5, "{kind:?}: {} {}", all.rise(), all.mean_kl());
         // And a short one is not.
-        let short = whole(&reference.compare(&converted(&model, &prepared.fits, family.of(4))).expect("a comparison"));
+        let short = whole(&reference.compare(&converted(&model, &prepared.ranges, family.of(4))).expect("a comparison"));
         assert!(short.mean_kl() > 1e-4, "{kind:?}: {}", short.mean_kl());
     }
-    // Features behind a window that holds everything weigh nothing.
-    let features = Kind { far: Far::Hedgehog, dim: 4, ..Kind::window(2 * LENGTH) };
-    let all = whole(&reference.compare(&converted(&model, &prepared.fits, features)).expect("a comparison"));
-    assert!(all.mean_kl().abs() < 1e-5, "{}", all.mean_kl());
-    let untouched = assemble(&model, &prepared.fits, &[None; 4]).expect("a model");
+    let untouched = assemble(&model, &prepared.ranges, &[None; 4]).expect("a model");
     assert_eq!(whole(&reference.compare(&untouched).expect("a comparison")).rise(), 0.0);
 }
 
 #[test]
-fn codes_hold_longer_texts_than_those_that_were_fitted_to() {
+fn ranges_cover_longer_texts_than_the_calibration() {
     let (model, never) = (model(), AtomicBool::new(false));
     let of = |positions: usize| {
-        Prepared::new(&model, (&contexts(2, 1), positions), &[], None, &never, &mut |_, _, _| {}).expect("it can be prepared").fits
+        Prepared::new(&model, (&contexts(2, 1), positions), &[], None, &never, &mut |_, _, _| {}).expect("it can be prepared").ranges
     };
     let (seen, same, longer) = (of(0), of(LENGTH), of(64 * LENGTH));
     assert_eq!(seen, same);
@@ -47,8 +43,7 @@ fn codes_hold_longer_texts_than_those_that_were_fitted_to() {
     assert_ne!(seen.identity_for(&[plain, coded]), longer.identity_for(&[plain, coded]));
     let mut wider = 0;
     for (seen, longer) in seen.layers.iter().zip(&longer.layers) {
-        assert_eq!((&seen.q_dim, &seen.coefficients), (&longer.q_dim, &longer.coefficients));
-        for (i, (short, long)) in seen.code_range.iter().zip(&longer.code_range).enumerate() {
+        for (i, (short, long)) in seen.half_width.iter().zip(&longer.half_width).enumerate() {
             assert!(long >= short, "channel {i}: {long} < {short}");
             wider += usize::from(*long > 1.2 * short);
         }
@@ -60,23 +55,13 @@ fn codes_hold_longer_texts_than_those_that_were_fitted_to() {
 #[test]
 fn a_bench_leaves_nothing_of_the_model_before() {
     let model = model();
-    let mut prepared = prepared(&model, None);
-    // A polynomial with the layout of a far state, and coefficients of its own.
-    let state = Kind { far: Far::State, ..Kind::window(1) };
-    let alike = Kind { far: Far::Polynomial, dim: FAR_DIM, ..state };
-    let never = AtomicBool::new(false);
-    prepared.add_rivals(&model, &contexts(2, 1), &[alike], None, &never, &mut |_, _, _| {}).expect("it can be fitted");
-    let all: Vec<Kind> = families().into_iter().map(|family| family.of(12)).chain(rivals()).chain([state, alike]).collect();
+    let prepared = prepared(&model, None);
+    let all: Vec<Kind> = families().into_iter().map(|family| family.of(12)).collect();
     let mut bench = Bench::default();
     for kind in all.iter().chain(all.iter().rev()) {
-        let fresh = converted(&model, &prepared.fits, *kind);
-        let found = bench.assemble(&model, &prepared.fits, &[Some(*kind); 4]).expect("a model");
+        let fresh = converted(&model, &prepared.ranges, *kind);
+        let found = bench.assemble(&model, &prepared.ranges, &[Some(*kind); 4]).expect("a model");
         assert_eq!((&found.config.attention, found.params.values()), (&fresh.config.attention, fresh.params.values()), "{kind:?}");
-        // The size of learned features is a word of the variant.
-        if let (Far::Hedgehog, Some(rival)) = (kind.far, prepared.fits.rival(kind)) {
-            let sizes: Vec<f64> = found.config.heads(1).iter().filter_map(|head| head.far.as_ref()?.scale).collect();
-            assert_eq!(sizes, rival.layers[1].size.iter().map(|&size| f64::from(size)).collect::<Vec<f64>>());
-        }
     }
 }
 
@@ -86,10 +71,8 @@ fn tokens_follow_texts_in_the_promised_bytes() {
     let prepared = prepared(&model, None);
     let ids = &contexts(1, 3)[0];
     let v = 61;
-    // Orders 0 and 1 can weigh negatively, which a decoder refuses.
-    let rivals = rivals().into_iter().filter(|kind| kind.far != Far::Taylor1);
-    for kind in families().into_iter().flat_map(|family| [family.of(7), family.of(40)]).chain(rivals) {
-        let converted = converted(&model, &prepared.fits, kind);
+    for kind in families().into_iter().flat_map(|family| [family.of(7), family.of(40)]) {
+        let converted = converted(&model, &prepared.ranges, kind);
         let mut session =
             converted.session(1, LENGTH, SessionOptions { forward_only: true, ..SessionOptions::default() }).expect("a session");
         session.run(&converted.params, ids, None).expect("a pass");
@@ -137,7 +120,7 @@ fn budgets_are_kept_and_work_goes_on_where_it_stopped() {
     let known = lines();
     let again = prepared(&model, Some(folder.path()));
     assert_eq!((lines(), &again.errors.values, &again.removals), (known, &first.errors.values, &first.removals));
-    assert_eq!(again.fits, first.fits);
+    assert_eq!(again.ranges, first.ranges);
     assert_eq!(again.gathered, first.gathered);
 
     let never = AtomicBool::new(false);
@@ -157,7 +140,7 @@ fn a_frontier_compares_all_methods_and_goes_on() {
     let folder = tempfile::tempdir().expect("a folder");
     let journal = folder.path().join("frontier.jsonl");
     let text = |name: &str, seed: u64| Text { name: name.into(), calibrated: seed == 7, contexts: contexts(2, seed) };
-    let texts = Texts { calibration: contexts(2, 1), tuning: Vec::new(), evaluation: vec![text("one", 7), text("two", 8)] };
+    let texts = Texts { calibration: contexts(2, 1), evaluation: vec![text("one", 7), text("two", 8)] };
     let options = Options { keys: vec![24, 64], methods: Vec::new(), journal: Some(&journal) };
     let run = |stop: bool| {
         let stop = AtomicBool::new(stop);
@@ -168,7 +151,7 @@ fn a_frontier_compares_all_methods_and_goes_on() {
     let all = run(false);
     assert!(all.finished && all.points.len() == 2 * 2 * METHODS.len() && all.too_small.is_empty());
     assert!(all.best.len() == 2 && all.best.iter().all(|best| best.contexts == 4 && best.interval.is_some()));
-    assert!(all.savings.iter().any(|saving| saving.a == "far state by head" && saving.b == "window" && saving.interval.is_some()));
+    assert!(all.savings.iter().any(|saving| saving.a == "window by head" && saving.b == "window" && saving.interval.is_some()));
     for point in &all.points {
         assert!(point.bytes <= point.keys * key_bytes(16) * 4, "{} at {} keys takes {} bytes", point.method, point.keys, point.bytes);
         assert_eq!(point.contexts.len(), 2, "{}", point.method);

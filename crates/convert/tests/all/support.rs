@@ -5,9 +5,9 @@ use std::sync::atomic::AtomicBool;
 use termwise_base::rng::Rng;
 use termwise_convert::assemble::assemble;
 use termwise_convert::convert::Prepared;
-use termwise_convert::fit::Fits;
 use termwise_convert::frontier::{ALL, Method};
-use termwise_convert::kinds::{Family, Far, Kind, key_bytes};
+use termwise_convert::kinds::{Family, Kind};
+use termwise_convert::ranges::QuantRanges;
 use termwise_llama::{Config, Model};
 
 pub const LENGTH: usize = 160;
@@ -26,18 +26,7 @@ pub fn contexts(count: usize, seed: u64) -> Vec<Vec<u32>> {
 
 pub fn prepared(model: &Model, folder: Option<&std::path::Path>) -> Prepared {
     let never = AtomicBool::new(false);
-    let mut prepared = Prepared::new(model, (&contexts(2, 1), 0), &every(), folder, &never, &mut |_, _, _| {}).expect("it can be prepared");
-    let rivals = Method::rivals(&Method::named(&[]).expect("all methods"), &[24, 64, 100], 16);
-    prepared.add_rivals(model, &contexts(2, 1), &rivals, folder, &never, &mut |_, _, _| {}).expect("rivals can be fitted");
-    prepared
-}
-
-/// Rivals of the far state, at a small and a large budget.
-pub fn rivals() -> Vec<Kind> {
-    let budgets = [24u64, 100].map(|keys| keys * key_bytes(16));
-    let families = [Far::Hedgehog, Far::Polynomial, Far::Taylor1, Far::Taylor2].map(|far| Family { far, ..Family::WINDOW });
-    let all = families.into_iter().chain([Family { far: Far::Hedgehog, divisor: 4, ..Family::WINDOW }]);
-    all.flat_map(|family| budgets.map(|bytes| family.largest(16, bytes).expect("it fits"))).collect()
+    Prepared::new(model, (&contexts(2, 1), 0), &every(), folder, &never, &mut |_, _, _| {}).expect("it can be prepared")
 }
 
 pub fn every() -> Vec<Family> {
@@ -46,11 +35,10 @@ pub fn every() -> Vec<Family> {
 
 pub fn families() -> Vec<Family> {
     let mut all = ALL.to_vec();
-    all.push(Family { far: Far::Mean, ..Family::WINDOW });
     all.push(Family { chosen: true, fade: true, ..Family::WINDOW });
     all
 }
 
-pub fn converted(model: &Model, fits: &Fits, kind: Kind) -> Model {
-    assemble(model, fits, &[Some(kind); 4]).unwrap_or_else(|error| panic!("{kind:?}: {error}"))
+pub fn converted(model: &Model, ranges: &QuantRanges, kind: Kind) -> Model {
+    assemble(model, ranges, &[Some(kind); 4]).unwrap_or_else(|error| panic!("{kind:?}: {error}"))
 }
