@@ -47,7 +47,7 @@ pub mod variant;
 pub use buffer::Buffer;
 pub use engine::{Attention, Saved};
 pub use error::{Error, TextError};
-pub use fused::{Fused, FusedOptions, Mode, Scratch, StateGrads, break_even};
+pub use fused::{Fused, FusedOptions, Mode, Scratch, break_even};
 pub use kernels::basis::{Basis, MAX_ROWS};
 pub use kernels::score_rows::Rescale;
 pub use kernels::simd;

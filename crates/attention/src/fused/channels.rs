@@ -466,7 +466,6 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
                 let reader = if l.layer.writes() { 2.0 * w.dreaders[key] as f64 } else { 0.0 };
                 *dc = w.q[query] as f64 * dq as f64 + w.k[key] as f64 * (reader - w.dk[key] as f64);
             }
-            dc[len - 1] += w.dchannels_after[n * d + i];
             if decay.has_logits() {
                 gather(inputs.extra(Extra::DecayGate), b, s.heads * d, h * d + i, logits);
             }

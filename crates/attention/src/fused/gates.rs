@@ -229,7 +229,7 @@ fn post_channels_backward(l: &Layout, inputs: &Inputs<f32>, factors: &[f32], dfa
         let Some(gate) = l.heads[n % heads].variant.post_gate.as_ref().filter(|gate| gate.by_channel()) else { return };
         for (t, dfactors) in dfactors.chunks_exact_mut(e).enumerate() {
             let at = ((n / heads * time + t) * heads + n % heads) * e;
-            gate.backward(&logits[at..at + e], &factors[at..at + e], dfactors, &mut 0.0);
+            gate.backward(&logits[at..at + e], &factors[at..at + e], dfactors);
         }
     });
     grads.extra(Extra::PostGate).par_chunks_exact_mut(heads * e).with_min_len(16).enumerate().for_each(|(row, to)| {
@@ -253,13 +253,13 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
     }
     let (s, tp, n) = (l.shape, l.tp(), l.head_count());
     let CallScratch { din, dout, dpost, dkey_weights, ddecay_queries, ddecay_keys, ddecay_logits, dconst, drate, .. } = w;
-    let CallScratch { logits, in_gate, out_gate, post_gate, initial, through, .. } = w;
+    let CallScratch { logits, in_gate, out_gate, post_gate, initial, .. } = w;
     let positions = &initial.positions;
     let own = din.par_chunks_exact_mut(s.time).zip(dout.par_chunks_exact_mut(s.time)).zip(dpost.par_chunks_exact_mut(s.time));
     let own = own.zip(ddecay_logits.par_chunks_exact_mut(s.time)).zip(logits.par_chunks_exact_mut(s.time)).zip(dconst.par_iter_mut());
-    let own = own.zip(drate.par_iter_mut()).zip(through.par_iter_mut());
+    let own = own.zip(drate.par_iter_mut());
     own.zip(Blocks::pieces(ddecay_queries, n).par()).enumerate().for_each(|(n, (own, mut dc))| {
-        let (((((((din, dout), dpost), ddecay_logits), logits), dconst), drate), through) = own;
+        let ((((((din, dout), dpost), ddecay_logits), logits), dconst), drate) = own;
         let (b, h, dc) = (n / s.heads, n % s.heads, dc.piece());
         let (head, len) = (&l.heads[h], inputs.length(b, &s));
         let pair = b * s.kv_heads + h / s.group();
@@ -271,11 +271,11 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
             gather(inputs.extra(Extra::OutGate), b, s.heads, h, logits);
             let (own, padding) = dout.split_at_mut(len);
             padding.fill(0.0);
-            gate.backward(&logits[..len], &out_gate[times.clone()][..len], own, &mut through.out_gate);
+            gate.backward(&logits[..len], &out_gate[times.clone()][..len], own);
         }
         if let Some(gate) = head.variant.post_gate.as_ref().filter(|gate| head.variant.needs(Extra::PostGate) && !gate.by_channel()) {
             gather(inputs.extra(Extra::PostGate), b, s.heads, h, logits);
-            gate.backward(logits, &post_gate[times], dpost, &mut 0.0);
+            gate.backward(logits, &post_gate[times], dpost);
         }
         if head.weighs_keys {
             // Keys after the length were seen by no query: their places hold nothing.
@@ -296,7 +296,7 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
             }
             if let Some(gate) = &head.variant.in_gate {
                 gather(inputs.extra(Extra::InGate), b, s.kv_heads, h / s.group(), logits);
-                gate.backward(logits, in_factors, din, &mut 0.0);
+                gate.backward(logits, in_factors, din);
             }
         }
         if let Some(decay) = head.variant.decay.as_ref().filter(|decay| !decay.by_channel()) {
@@ -305,9 +305,6 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
                 gather(inputs.extra(Extra::DecayGate), b, s.heads, h, logits);
             }
             *drate = decay.backward(logits, head.variant.decay_params(inputs, h), &dc[..s.time], ddecay_logits) as f32;
-            // c of the position before the call stands still for all that the call sees of it.
-            ddecay_logits[len - 1] += decay.last_logit(through.decay) as f32;
-            through.decay = dc[..len].iter().sum();
         }
     });
     let head_of = |h: usize| h;

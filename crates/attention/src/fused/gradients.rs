@@ -19,7 +19,6 @@ pub struct Gradients {
     ddecay_keys: Vec<f64>,
     dlearned: [Vec<f64>; 2],
     dlog: Vec<f64>,
-    dchannels_after: Vec<f64>,
 }
 
 /// Gradients of the queries of one part of time, of the heads of one kv head.
@@ -51,7 +50,7 @@ impl Gradients {
         let mut all = Gradients::default();
         all.put_back(w);
         let [near, far] = &mut all.dlearned;
-        for sums in [&mut all.ddecay_queries, &mut all.ddecay_keys, near, far, &mut all.dlog, &mut all.dchannels_after] {
+        for sums in [&mut all.ddecay_queries, &mut all.ddecay_keys, near, far, &mut all.dlog] {
             sums.fill(0.0);
         }
         all
@@ -60,8 +59,8 @@ impl Gradients {
     pub fn put_back(&mut self, w: &mut CallScratch) {
         let own = [&mut self.dq, &mut self.dk, &mut self.dv, &mut self.dkey_weights];
         own.into_iter().zip([&mut w.dq, &mut w.dk, &mut w.dv, &mut w.dkey_weights]).for_each(|(a, b)| std::mem::swap(a, b));
-        let own = [&mut self.ddecay_queries, &mut self.ddecay_keys, &mut self.dlog, &mut self.dchannels_after];
-        let those = [&mut w.ddecay_queries, &mut w.ddecay_keys, &mut w.dlog, &mut w.dchannels_after];
+        let own = [&mut self.ddecay_queries, &mut self.ddecay_keys, &mut self.dlog];
+        let those = [&mut w.ddecay_queries, &mut w.ddecay_keys, &mut w.dlog];
         own.into_iter().zip(those).for_each(|(a, b)| std::mem::swap(a, b));
         std::mem::swap(&mut self.dlearned, &mut w.dlearned);
     }
@@ -80,16 +79,6 @@ impl Gradients {
     /// Of queries alone.
     pub fn queries<'a>(&'a mut self, l: &Layout, cuts: &'a Cuts) -> impl IndexedParallelIterator<Item = QueryGrads<'a>> {
         queries(l, cuts, 0, &mut self.dq, &mut self.ddecay_queries, &mut self.dlearned, &mut self.dlog)
-    }
-
-    /// Adds to what queries give to the gradient of c, at a place of [N, Tp].
-    pub fn add_to_decay(&mut self, at: usize, value: f64) {
-        self.ddecay_queries[at] += value;
-    }
-
-    /// Adds to those of c by channel at the last position of a head.
-    pub fn add_to_channels(&mut self, n: usize, values: &[f64]) {
-        self.dchannels_after[n * values.len()..].iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
     }
 
     /// Of keys alone.

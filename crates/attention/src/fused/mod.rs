@@ -24,7 +24,6 @@ mod prefill;
 mod prepare;
 mod saved;
 mod scratch;
-mod through_state;
 mod tile_backward;
 mod tile_forward;
 mod unroll;
@@ -48,7 +47,6 @@ use crate::fused::plan::Layout;
 use crate::fused::prepare::Sources;
 use crate::fused::scratch::CallScratch;
 pub use crate::fused::scratch::Scratch;
-pub use crate::fused::through_state::StateGrads;
 use crate::fused::tile_backward::BackwardTiles;
 use crate::fused::tile_forward::{CallTile, ForwardTile, KeysOf, Queries};
 use crate::kernels::TILE;
@@ -156,21 +154,12 @@ impl Planned {
         scratch.with(|w| {
             w.ensure_forward(l)?;
             w.ensure_backward(l)?;
-            backward_tasks(l, inputs, w, factors, saved, dy, Through { moments: None, walked: walked.as_mut() }, grads)
+            backward_tasks(l, inputs, w, factors, saved, dy, walked.as_mut(), grads)
         })
     }
 }
 
-/// The memory that a backward pass goes through.
-#[derive(Default)]
-struct Through<'a> {
-    /// As in [`chunk::run::backward`].
-    moments: Option<&'a mut Buffer>,
-    /// Of heads that walk, where there are any.
-    walked: Option<&'a mut State>,
-}
-
-/// From dy to all gradients; what the call continues from is in the scratch memory.
+/// From dy to all gradients.
 #[allow(clippy::too_many_arguments, reason = "all that a backward pass reads and writes")]
 fn backward_tasks(
     l: &Layout,
@@ -179,7 +168,7 @@ fn backward_tasks(
     factors: &[Vec<f32>],
     saved: [&[f32]; 3],
     dy: &[f32],
-    mut through: Through,
+    mut walked: Option<&mut State>,
     grads: &mut Grads<f32>,
 ) -> Result<(), Error> {
     gates::forward(l, inputs, w);
@@ -188,8 +177,8 @@ fn backward_tasks(
     write::forward(l, inputs, w, factors, true, None)?;
     epilogue::backward(l, inputs, saved, dy, w);
     join::backward(l, inputs, saved[2], w);
-    tiles_backward(l, inputs, saved[2], w, factors, &mut through)?;
-    write::backward(l, inputs, w, factors, through.moments, grads)?;
+    tiles_backward(l, inputs, saved[2], w, factors, &mut walked)?;
+    write::backward(l, inputs, w, factors, grads)?;
     channels::backward(l, inputs, w, grads)?;
     prepare::backward(l, inputs, w, grads);
     gates::backward(l, inputs, w, grads);
@@ -474,11 +463,11 @@ fn tiles_backward(
     rho: &[f32],
     w: &mut CallScratch,
     factors: &[Vec<f32>],
-    through: &mut Through,
+    walked: &mut Option<&mut State>,
 ) -> Result<(), Error> {
     let s = l.shape;
     let mut walk = std::mem::take(&mut w.walk_grads);
-    let walk_len = match &mut through.walked {
+    let walk_len = match walked {
         Some(state) => walk_backward::ensure(l, state, &mut walk)?,
         None => 0,
     };
@@ -520,8 +509,8 @@ fn tiles_backward(
     }
     let queries = chunk::QueryGrads { q: context.q, du: context.du, dz: context.dz };
     let chunks = chunk::Chunks { queries, ..chunks(l, inputs, w, factors) };
-    chunk::run::backward(&context, &chunks, &mut to, &mut states, through.moments.as_deref_mut(), &w.tasks);
-    if let Some(state) = &mut through.walked {
+    chunk::run::backward(&context, &chunks, &mut to, &mut states, &w.tasks);
+    if let Some(state) = walked {
         walk_backward::run(&context, inputs, w, state, &mut walk, &mut to);
     }
     to.put_back(w);

@@ -2,7 +2,6 @@
 
 use rayon::prelude::*;
 
-use crate::engine::SavedRows;
 use crate::fused::channels::Channels;
 use crate::fused::plan::{ChunkGroup, Layout};
 use crate::fused::prepare::{HeadRows, Sources};
@@ -23,13 +22,18 @@ impl Fused {
     /// Where the state has moments, the positions are one chunk in parallel mode, and cut into chunks in chunk mode; where it has
     /// caches, queries look at cached and new keys. Of a batch row only its length counts, and its state stops there. The report
     /// names positions since the state was empty. float32, bit-identical for any number of threads; moments are summed in another
-    /// order than by stepping. No gradients: those are for [`Fused::forward_from`].
+    /// order than by stepping. There are no gradients across calls.
     pub fn extend(&mut self, state: &mut State, inputs: &Inputs<f32>, y: &mut [f32]) -> Result<Report, Error> {
-        self.continue_from(state, inputs, None, y)
+        self.check_state(state, inputs)?;
+        self.whole.layout.shape.check_outputs("y", y.len())?;
+        let unrolled = Unrolled::new(&self.whole.layout, state, inputs)?;
+        let result = self.continue_from_caches(state, inputs, y);
+        unrolled.end(&self.whole.layout, state, inputs, result.is_ok());
+        result
     }
 
     /// Refuses a state of another kind, layer or batch.
-    pub(super) fn check_state(&self, state: &State, inputs: &Inputs<f32>) -> Result<(), Error> {
+    fn check_state(&self, state: &State, inputs: &Inputs<f32>) -> Result<(), Error> {
         let Fused { whole: Planned { layout, .. }, options: (_, continues), .. } = self;
         let s = layout.shape;
         layout.layer.check(&s, inputs, 1)?;
@@ -50,30 +54,8 @@ impl Fused {
         Ok(())
     }
 
-    /// [`Fused::extend`], with the sums of rows saved where that is wanted.
-    pub(super) fn continue_from(
-        &mut self,
-        state: &mut State,
-        inputs: &Inputs<f32>,
-        saved: Option<&mut SavedRows>,
-        y: &mut [f32],
-    ) -> Result<Report, Error> {
-        self.check_state(state, inputs)?;
-        self.whole.layout.shape.check_outputs("y", y.len())?;
-        let unrolled = Unrolled::new(&self.whole.layout, state, inputs)?;
-        let result = self.continue_from_caches(state, inputs, saved, y);
-        unrolled.end(&self.whole.layout, state, inputs, result.is_ok());
-        result
-    }
-
-    /// The same, where windows are laid out by position.
-    fn continue_from_caches(
-        &mut self,
-        state: &mut State,
-        inputs: &Inputs<f32>,
-        saved: Option<&mut SavedRows>,
-        y: &mut [f32],
-    ) -> Result<Report, Error> {
+    /// [`Fused::extend`], where windows are laid out by position.
+    fn continue_from_caches(&mut self, state: &mut State, inputs: &Inputs<f32>, y: &mut [f32]) -> Result<Report, Error> {
         let Fused { whole: Planned { layout, factors, .. }, scratch, .. } = self;
         let s = layout.shape;
         // All that can fail comes first: afterwards the state changes.
@@ -83,14 +65,14 @@ impl Fused {
             }
         }
         layout.bind(inputs, factors);
-        let (l, saved) = (&*layout, saved.map(|saved| saved.part_mut(&(0..s.rows()), s.heads)));
+        let l = &*layout;
         scratch.with(|w| {
             w.ensure_forward(l)?;
             begin(l, state, w)?;
             gates::forward(l, inputs, w);
             prepare::forward(l, inputs, w, false, Some(state))?;
             channels::prepare(l, inputs, w)?;
-            let mut report = run_forward(l, inputs, w, factors, saved, y, Some(state))?;
+            let mut report = run_forward(l, inputs, w, factors, None, y, Some(state))?;
             if l.has_walked_heads() {
                 report = report.or(walk::run(l, inputs, w, state, None, y)?);
             }
@@ -104,7 +86,7 @@ impl Fused {
 }
 
 /// What came before, into the scratch memory.
-pub(super) fn begin(l: &Layout, state: &State, w: &mut CallScratch) -> Result<(), Error> {
+fn begin(l: &Layout, state: &State, w: &mut CallScratch) -> Result<(), Error> {
     let s = l.shape;
     let (steps, initial) = (&state.steps, &mut w.initial);
     initial.given = true;

@@ -8,7 +8,7 @@ mod qk_norm;
 use rayon::prelude::*;
 
 use crate::fused::plan::{Head, Layout};
-use crate::fused::prepare::head_rows::{Codes, FilterGrads, Pack, Unfilter, Unpack};
+use crate::fused::prepare::head_rows::{Codes, Pack, Unfilter, Unpack};
 pub use crate::fused::prepare::head_rows::{HeadRows, transpose_tile};
 use crate::fused::prepare::qk_norm::NORMED;
 use crate::fused::scratch::CallScratch;
@@ -249,7 +249,6 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
     let [mut dq, mut dk, mut dv] = [&mut w.dq, &mut w.dk, &mut w.dv].map(std::mem::take);
     let mut dtaps = std::mem::take(&mut w.dtaps);
     dtaps.iter_mut().for_each(|buffer| buffer.fill(0.0));
-    let mut dtails = std::mem::take(&mut w.dtails);
     let (mut dnormed, mut room) = (std::mem::take(&mut w.dnormed), std::mem::take(&mut w.norm_room));
     dnormed.iter_mut().for_each(|buffer| buffer.fill(0.0));
     let mut dtensors = std::mem::take(&mut w.dtensors);
@@ -259,19 +258,17 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
     // Rows that are normed have their gradients gathered first, since a norm may run over all heads.
     let [normed_q, normed_k] = &mut dnormed;
     let [taps_q, taps_k, taps_v] = &mut dtaps;
-    let [tails_q, tails_k, tails_v] = &mut dtails;
     let [tensors_q, tensors_k] = &mut dtensors;
     let (normed_queries, normed_keys) = (normed_blocks(normed_q, &s, s.heads, &whole), normed_blocks(normed_k, &s, s.kv_heads, &whole));
     let (dlog, len_of) = (&w.dlog, l.tensor_len());
     let queries = |dq: &mut Buffer| {
         let [first, second] = normed_queries;
         let targets = to_q.blocks(1, &whole).par().zip(first.par().zip(second.par()));
-        let filters = Blocks::pieces(taps_q, heads).par().zip(Blocks::pieces(tails_q, heads).par());
-        let places = targets.zip(filters).zip(Blocks::pieces(tensors_q, heads).par());
+        let places = targets.zip(Blocks::pieces(taps_q, heads).par()).zip(Blocks::pieces(tensors_q, heads).par());
         let (near, far) = dq.split_at_mut(heads * s.time * l.dp);
         let rows = Blocks::pieces(near, heads).par().zip(Blocks::pieces(far, heads).par());
         rows.zip(places).enumerate().with_max_len(1).for_each(
-            |(n, ((near, far), (((mut to, (mut first, mut second)), (mut dtaps, mut dtail)), mut tensors)))| {
+            |(n, ((near, far), (((mut to, (mut first, mut second)), mut dtaps), mut tensors)))| {
                 let (b, h) = (n / s.heads, n % s.heads);
                 for (mut rows, is_far) in [(near, false), (far, true)] {
                     if is_far && l.far[h].is_none() {
@@ -286,8 +283,8 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
                     let (side, len) = (sources.query(l, b, h, is_far), inputs.length(b, &s));
                     let dlog = dlog.get(((is_far as usize * heads) + n) * l.tp()..).unwrap_or_default();
                     let tensors = tensors.piece().get_mut(is_far as usize * len_of..).unwrap_or_default();
-                    let (rows, dfilter) = (rows.piece(), FilterGrads { taps: dtaps.piece(), tail: dtail.piece() });
-                    dispatch(Unpack { side, class, len, rows, dlog, padded: l.dp, to, dfilter, tensors });
+                    let (rows, dtaps) = (rows.piece(), dtaps.piece());
+                    dispatch(Unpack { side, class, len, rows, dlog, padded: l.dp, to, dtaps, tensors });
                 }
             },
         );
@@ -296,7 +293,7 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
                 from: &mut Buffer,
                 to: Disjoint<f32>,
                 [first, second]: [Blocks<f32>; 2],
-                (dtaps, dtails): (&mut Buffer, &mut Buffer),
+                dtaps: &mut Buffer,
                 dtensors: &mut [f32]| {
         let padded = if tensor == Tensor::K { l.dp } else { l.ep };
         let size = l.tp() * padded;
@@ -307,24 +304,23 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
             rows: Axis { count: 1, step: 0 },
             width: size,
         };
-        let filters = Blocks::pieces(dtaps, pairs).par().zip(Blocks::pieces(dtails, pairs).par());
-        let places = to.blocks(1, &whole).par().zip(first.par().zip(second.par())).zip(filters);
+        let places = to.blocks(1, &whole).par().zip(first.par().zip(second.par())).zip(Blocks::pieces(dtaps, pairs).par());
         let places = places.zip(Blocks::pieces(dtensors, pairs).par());
         Disjoint::new(from, axes).blocks(l.classes.len(), &[0, 1]).par().zip(places).enumerate().with_max_len(1).for_each(
-            |(pair, (mut from, (((mut to, (mut first, mut second)), (mut dtaps, mut dtail)), mut dtensors)))| {
+            |(pair, (mut from, (((mut to, (mut first, mut second)), mut dtaps), mut dtensors)))| {
                 let (b, g) = (pair / s.kv_heads, pair % s.kv_heads);
                 for index in (0..l.classes.len()).filter(|&class| l.group_has_class(g, class)) {
                     let class = l.classes[index];
                     let side = if tensor == Tensor::K { sources.keys(l, index, b, g) } else { sources.values(l, index, b, g) };
                     let (rows, len) = (from.row(index, 0), inputs.length(b, &s));
-                    let dfilter = FilterGrads { taps: dtaps.piece(), tail: dtail.piece() };
+                    let dtaps = dtaps.piece();
                     let to = match l.layer.norm_source(class).filter(|_| tensor == Tensor::K) {
                         None => to.again(),
                         Some(0) => first.again(),
                         Some(_) => second.again(),
                     };
                     let tensors = dtensors.piece().get_mut(index * len_of..).unwrap_or_default();
-                    dispatch(Unpack { side, class, len, rows, dlog: &[], padded, to, dfilter, tensors });
+                    dispatch(Unpack { side, class, len, rows, dlog: &[], padded, to, dtaps, tensors });
                 }
             },
         );
@@ -332,8 +328,8 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
     let none = [Blocks::empty(pairs), Blocks::empty(pairs)];
     let keys_and_values = |dk: &mut Buffer| {
         rayon::join(
-            || keys(Tensor::K, dk, to_k, normed_keys, (taps_k, tails_k), tensors_k),
-            || keys(Tensor::V, &mut dv, to_v, none, (taps_v, tails_v), &mut []),
+            || keys(Tensor::K, dk, to_k, normed_keys, taps_k, tensors_k),
+            || keys(Tensor::V, &mut dv, to_v, none, taps_v, &mut []),
         );
     };
     if l.follows_means() {
@@ -351,14 +347,12 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
                 qk_norm::backward(l, inputs, sources, ((tensor, conv), extra), rows, dweight, &mut room);
                 let [to_q, to_k, _] = grads.columns(&s);
                 let to = if tensor == Tensor::Q { to_q } else { to_k };
-                let (dtaps, dtails) = (&mut dtaps[tensor as usize], &mut dtails[tensor as usize]);
-                let filters = Blocks::pieces(dtaps, s.batch * count).par().zip(Blocks::pieces(dtails, s.batch * count).par());
-                to.blocks(1, &whole).par().zip(filters).enumerate().with_max_len(1).for_each(|(n, (to, (mut dtaps, mut dtail)))| {
+                let filters = Blocks::pieces(&mut dtaps[tensor as usize], s.batch * count).par();
+                to.blocks(1, &whole).par().zip(filters).enumerate().with_max_len(1).for_each(|(n, (to, mut dtaps))| {
                     let (b, head) = (n / count, n % count);
                     let (side, len) = (sources.before_norm(l, (tensor, conv), b, head), inputs.length(b, &s));
                     let from = &rows[b * s.time * count * s.d + head * s.d..];
-                    let dfilter = FilterGrads { taps: dtaps.piece(), tail: dtail.piece() };
-                    dispatch(Unfilter { side, len, from, stride: count * s.d, to, dfilter });
+                    dispatch(Unfilter { side, len, from, stride: count * s.d, to, dtaps: dtaps.piece() });
                 });
             }
         }
@@ -371,7 +365,7 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
         }
     }
     tensors_backward(l, &dtensors, grads);
-    (w.dq, w.dk, w.dv, w.dtaps, w.dtails) = (dq, dk, dv, dtaps, dtails);
+    (w.dq, w.dk, w.dv, w.dtaps) = (dq, dk, dv, dtaps);
     (w.dnormed, w.norm_room, w.dtensors) = (dnormed, room, dtensors);
 }
 

@@ -49,15 +49,6 @@ pub(super) struct InitialState {
     pub tails: [Buffer; 3],
 }
 
-/// Gradients of what passes from call to call in the running sums of a head: those after the call at first, those before it in the end.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct SumGrads {
-    /// Of the sum of a cumulative gate.
-    pub out_gate: f64,
-    /// Of all later c against the last one: of a decay whose logits are felt one position later.
-    pub decay: f64,
-}
-
 /// Declares the memory of a call from one list, so that nothing held is left uncounted.
 macro_rules! call_scratch {
     ($($(#[$doc:meta])* $name:ident: $kind:ty),+ $(,)?) => {
@@ -171,8 +162,6 @@ call_scratch! {
     /// β of the write rules [K, T], and what is left of values before it [K, Tp, ep].
     beta: Buffer,
     kept: Buffer,
-    /// States before the first position [B, G, state_len], where a backward pass with a write rule begins with any.
-    initial_states: Buffer,
     /// Logits of one gate of each head [N, T].
     logits: Buffer,
     /// The largest |score| of each tile of queries that sees a cache [N, tiles].
@@ -208,21 +197,15 @@ call_scratch! {
     /// Gradients of the logits of decays by channel [N, d, T], and of c of one of them [N, T].
     dchannels: Buffer,
     dchannel_sums: Vec<f64>,
-    /// Of c by channel at the last position, through the state after it [N, d].
-    dchannels_after: Vec<f64>,
     /// What keys that read for a write rule have of the gradients of keys [K, Tp, dp], where decays are by channel.
     dreaders: Buffer,
-    /// What the write rules give: gradients of β and of c [K, T], of coefficients [K, orders], and of states before the first position [K, state].
+    /// What the write rules give: gradients of β and of c [K, T], of coefficients [K, orders].
     dbeta: Buffer,
     ddecay_write: Vec<f64>,
     dlearned_write: Vec<f64>,
-    dinitial_states: Buffer,
     /// Gradients of γ, β and b by head [N, 2e + 1], and of filters by batch row and head.
     dnorm: Buffer,
     dtaps: [Buffer; 3],
-    /// Of the inputs before the first position, as in [`InitialState::tails`], and of running sums [N].
-    dtails: [Buffer; 3],
-    through: Vec<SumGrads>,
     /// Gradients of normed rows.
     dnormed: [Buffer; 2],
     /// Gradients of the tensors that prepare queries [N, passes, values] and keys [B, G, classes, values].
@@ -306,7 +289,6 @@ impl CallScratch {
         let decays = l.heads.iter().any(|head| head.variant.decay.is_some()) as usize;
         resize(&mut self.ddecay_queries, decays * n * tp)?;
         resize(&mut self.ddecay_keys, decays * n * tp)?;
-        resize(&mut self.dchannels_after, l.layer.decays_by_channel() as usize * n * s.d)?;
         self.dpost_channels.ensure(l.has_post_channels() as usize * n * s.time * s.e)?;
         self.dconst.ensure(gates * n)?;
         self.drate.ensure(gates * n)?;
@@ -317,12 +299,6 @@ impl CallScratch {
         for (buffer, channels) in self.dtaps.iter_mut().zip(s.widths()) {
             buffer.ensure(s.batch * channels * l.taps)?;
         }
-        for (buffer, tail) in self.dtails.iter_mut().zip(&self.initial.tails) {
-            buffer.ensure(tail.len())?;
-            buffer.fill(0.0);
-        }
-        resize(&mut self.through, gates * n)?;
-        self.through.fill(SumGrads::default());
         self.norm_room.ensure(l.norm_room())?;
         for (buffer, len) in self.dnormed.iter_mut().zip(l.normed_lens()) {
             buffer.ensure(len)?;

@@ -375,15 +375,6 @@ impl Basis {
         }
     }
 
-    /// Σ_α α_i·r_α for every variable i, from a number r_α for each row: the gradient of Σ_α r_α·x^α by x where all x are 1.
-    pub fn weighted_exponents(&self, r: &[f64]) -> Vec<f64> {
-        let (x, ones) = (vec![1.0; self.d], vec![1.0; self.lower_order_rows()]);
-        let (mut sums, mut below) = (vec![0.0; self.d], vec![0.0; ones.len()]);
-        self.reverse_rows(0..self.rows(), &x, 1, &ones, r, &mut below, &mut sums);
-        self.reverse_lower_orders(&x, 1, &ones, &mut below, &mut sums);
-        sums
-    }
-
     #[inline(always)]
     #[allow(clippy::too_many_arguments, reason = "the same as forward, and where the gradients go")]
     fn reverse_coordinates<R: Real>(

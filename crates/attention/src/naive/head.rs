@@ -346,17 +346,17 @@ impl<'a, R: Real> Head<'a, R> {
             Some(PostGate::Shared(_)) => g.out.iter_mut().zip(&g.post).for_each(|(out, &post)| *out += post),
             Some(gate) => {
                 let dim = if gate.by_channel() { e } else { 1 };
-                gate.backward(&self.at_query.logits(self.inputs, Extra::PostGate, dim), &self.post_gate, &mut g.post, &mut 0.0);
+                gate.backward(&self.at_query.logits(self.inputs, Extra::PostGate, dim), &self.post_gate, &mut g.post);
                 self.at_query.add_logits(&g.post, Extra::PostGate, dim, grads);
             }
             None => {}
         }
         if let Some(gate) = &variant.out_gate {
-            gate.backward(&self.at_query.logits(self.inputs, Extra::OutGate, 1), &self.out_gate, &mut g.out, &mut 0.0);
+            gate.backward(&self.at_query.logits(self.inputs, Extra::OutGate, 1), &self.out_gate, &mut g.out);
             self.at_query.add_logits(&g.out, Extra::OutGate, 1, grads);
         }
         if let Some(gate) = &variant.in_gate {
-            gate.backward(&self.at_key.logits(self.inputs, Extra::InGate, 1), &self.in_gate, &mut g.in_gate, &mut 0.0);
+            gate.backward(&self.at_key.logits(self.inputs, Extra::InGate, 1), &self.in_gate, &mut g.in_gate);
             self.at_key.add_logits(&g.in_gate, Extra::InGate, 1, grads);
         }
         if let Some(delta) = variant.write {

@@ -16,4 +16,3 @@ mod recurrent_files;
 #[path = "../support/mod.rs"]
 mod support;
 mod text;
-mod through_state;

@@ -24,12 +24,12 @@ impl Task for QuerySplit<'_> {
             let mut state = State::of(group, c, memory);
             let chunks = l.split(self.of.split);
             for chunk in chunks.clone() {
-                if chunk > 0 || c.has_initial_state {
+                if chunk > 0 {
                     for &h in &group.heads {
                         self.head(simd, group, h, chunk, state.h, state.z);
                     }
                 }
-                if chunk + 1 < chunks.end || c.has_initial_state {
+                if chunk + 1 < chunks.end {
                     c.absorb_keys(simd, group, b, chunk, &mut state, &mut self.of.scratch);
                 }
             }
@@ -106,12 +106,11 @@ impl Task for KeySplit<'_> {
             let mut state = State::of(group, c, memory);
             let chunks = l.split(self.of.split);
             for chunk in chunks.clone().rev() {
-                // The last chunk is felt where the state after it has a gradient, and the state before the first where it is not empty.
-                let felt = chunk + usize::from(!c.has_initial_state);
-                if felt * l.chunk_len() < c.length(b) {
+                // No query comes after the last chunk.
+                if (chunk + 1) * l.chunk_len() < c.length(b) {
                     self.keys(simd, group, chunk, state.h, state.z);
                 }
-                if chunk > chunks.start || c.has_initial_state && self.of.split == 0 {
+                if chunk > chunks.start {
                     c.absorb_queries(simd, group, b, chunk, &mut state, &mut self.of.scratch);
                 }
             }

@@ -104,16 +104,8 @@ pub fn forward(
     reports.reduce(Report::default, Report::or)
 }
 
-/// All heads that run in chunks, backward; `state` turns from the gradient of the state after the call [B, G, state_len] into that of the
-/// state before, where there is one.
-pub fn backward(
-    context: &tile_backward::Context,
-    c: &Chunks,
-    to: &mut Gradients,
-    states: &mut Buffer,
-    state: Option<&mut Buffer>,
-    tasks: &TaskScratch,
-) {
+/// All heads that run in chunks, backward.
+pub fn backward(context: &tile_backward::Context, c: &Chunks, to: &mut Gradients, states: &mut Buffer, tasks: &TaskScratch) {
     let l = c.layout;
     if l.groups.is_empty() {
         return;
@@ -133,9 +125,6 @@ pub fn backward(
     });
     boundary_states(c, states, tasks, false);
     each(c, states, to.queries(l, cuts), tasks, |of, to| dispatch(QuerySplit { of, to }));
-    if let Some(after) = &state {
-        meet(c, to, states, after);
-    }
     boundary_states(c, states, tasks, true);
     for (lag, cuts) in &l.lags {
         let lag = *lag;
@@ -143,35 +132,5 @@ pub fn backward(
             let start = cuts.padded[of.split];
             dispatch(KeySplit { of, lag, start, to });
         });
-    }
-    if let Some(before) = state {
-        for (before, states) in before.chunks_exact_mut(l.state_len).zip(states.chunks_exact(l.splits * l.state_len)) {
-            before.copy_from_slice(&states[..l.state_len]);
-        }
-    }
-}
-
-/// The state after the last split meets its gradient, which takes its place. Both grow with e^c of the last position, whose gradient is hence
-/// their product.
-fn meet(c: &Chunks, to: &mut Gradients, states: &mut [f32], after: &[f32]) {
-    let l = c.layout;
-    let last = states.chunks_exact_mut(l.state_len).skip(l.splits - 1).step_by(l.splits);
-    for (pair, (state, after)) in last.zip(after.chunks_exact(l.state_len)).enumerate() {
-        let (b, g) = (pair / l.shape.kv_heads, pair % l.shape.kv_heads);
-        for group in l.groups_of(g).filter(|group| group.decays || group.channels) {
-            let (place, n) = (group.at..group.at + group.len, b * l.shape.heads + group.heads[0]);
-            let (state, after) = (&state[place.clone()], &after[place]);
-            let product = |x: &[f32], d: &[f32]| x.iter().zip(d).map(|(x, d)| *x as f64 * *d as f64).sum::<f64>();
-            if group.decays {
-                to.add_to_decay(n * l.tp() + c.length(b) - 1, product(state, after));
-                continue;
-            }
-            // By channel a row grows with those that its monomial is made of.
-            let ((h, z), (dh, dz)) = (state.split_at(group.basis.rows() * l.ep), after.split_at(group.basis.rows() * l.ep));
-            let mut rows: Vec<f64> = h.chunks_exact(l.ep).zip(dh.chunks_exact(l.ep)).map(|(h, dh)| product(h, dh)).collect();
-            rows.iter_mut().zip(z.iter().zip(dz)).for_each(|(row, (z, dz))| *row += *z as f64 * *dz as f64);
-            to.add_to_channels(n, &group.basis.weighted_exponents(&rows));
-        }
-        state.copy_from_slice(after);
     }
 }

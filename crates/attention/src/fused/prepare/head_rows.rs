@@ -52,12 +52,6 @@ impl Codes<'_> {
     }
 }
 
-/// Gradients of the filter of one head, laid out like [`HeadRows::taps`] and [`HeadRows::tail`].
-pub struct FilterGrads<'a> {
-    pub taps: &'a mut [f32],
-    pub tail: &'a mut [f32],
-}
-
 impl HeadRows<'_> {
     #[inline(always)]
     fn raw(&self, t: usize) -> &[f32] {
@@ -139,7 +133,7 @@ impl HeadRows<'_> {
         t: usize,
         (row, dlog): (&mut [f32], f32),
         dx: &mut Block<f32>,
-        dfilter: &mut FilterGrads,
+        dtaps: &mut [f32],
         to: FeatureGrads,
     ) {
         let mut own;
@@ -154,12 +148,12 @@ impl HeadRows<'_> {
             self.features.backward(simd, x, self.mean(t), dlog, row, &mut own[..self.dim], to);
             &mut own[..self.dim]
         };
-        self.before_map_backward(simd, t, row, dx, dfilter);
+        self.before_map_backward(simd, t, row, dx, dtaps);
     }
 
     /// Adds the gradient of row t, from that of the row up to φ, which it changes.
     #[inline(always)]
-    fn before_map_backward<S: Simd>(&self, simd: S, t: usize, row: &mut [f32], dx: &mut Block<f32>, dfilter: &mut FilterGrads) {
+    fn before_map_backward<S: Simd>(&self, simd: S, t: usize, row: &mut [f32], dx: &mut Block<f32>, dtaps: &mut [f32]) {
         if !self.cos.is_empty() {
             let half = self.dim / 2;
             rotate_back(row, &self.cos[t * half..][..half], &self.sin[t * half..][..half]);
@@ -180,14 +174,9 @@ impl HeadRows<'_> {
         row.iter_mut().zip(&*scratch).for_each(|(g, slope)| *g *= *slope);
         let w = self.taps.len() / self.dim;
         for j in 0..w {
-            let (taps, dtaps) = (&self.taps[j * self.dim..][..self.dim], &mut dfilter.taps[j * self.dim..][..self.dim]);
-            let before = (t + j) * self.dim;
-            let (dx, x) = match (t + j + 1).checked_sub(w) {
-                Some(source) => (dx.row(0, source), self.raw(source)),
-                None if self.tail.is_empty() => continue,
-                None => (&mut dfilter.tail[before..][..self.dim], &self.tail[before..][..self.dim]),
-            };
-            for ((((dx, dtap), &g), &tap), &x) in dx.iter_mut().zip(dtaps).zip(&*row).zip(taps).zip(x) {
+            let Some(source) = (t + j + 1).checked_sub(w) else { continue };
+            let (taps, dtaps) = (&self.taps[j * self.dim..][..self.dim], &mut dtaps[j * self.dim..][..self.dim]);
+            for ((((dx, dtap), &g), &tap), &x) in dx.row(0, source).iter_mut().zip(dtaps).zip(&*row).zip(taps).zip(self.raw(source)) {
                 *dx += g * tap;
                 *dtap += g * x;
             }
@@ -290,7 +279,8 @@ pub struct Unfilter<'a> {
     pub from: &'a [f32],
     pub stride: usize,
     pub to: Block<'a, f32>,
-    pub dfilter: FilterGrads<'a>,
+    /// Of the filters, laid out like [`HeadRows::taps`].
+    pub dtaps: &'a mut [f32],
 }
 
 impl Task for Unfilter<'_> {
@@ -302,7 +292,7 @@ impl Task for Unfilter<'_> {
         let row = &mut buffer[..self.side.dim];
         for t in 0..self.len {
             row.copy_from_slice(&self.from[t * self.stride..][..self.side.dim]);
-            self.side.before_map_backward(simd, t, row, &mut self.to, &mut self.dfilter);
+            self.side.before_map_backward(simd, t, row, &mut self.to, self.dtaps);
         }
     }
 }
@@ -317,7 +307,8 @@ pub struct Unpack<'a> {
     pub dlog: &'a [f64],
     pub padded: usize,
     pub to: Block<'a, f32>,
-    pub dfilter: FilterGrads<'a>,
+    /// Of the filters, laid out like [`HeadRows::taps`].
+    pub dtaps: &'a mut [f32],
     /// Of the tensors of the class; empty where it reads none.
     pub tensors: &'a mut [f32],
 }
@@ -333,7 +324,7 @@ impl Task for Unpack<'_> {
                 false => FeatureGrads::of(&self.class, self.side.dim, self.tensors),
             };
             let dlog = self.dlog.get(t).map_or(0.0, |&dlog| dlog as f32);
-            self.side.backward(simd, t, (&mut row[..self.side.features.width], dlog), &mut self.to, &mut self.dfilter, tensors);
+            self.side.backward(simd, t, (&mut row[..self.side.features.width], dlog), &mut self.to, self.dtaps, tensors);
         }
     }
 }

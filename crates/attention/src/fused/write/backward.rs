@@ -31,8 +31,6 @@ pub(super) struct Unsolve<'a> {
     pub dv: &'a mut [f32],
     /// [T], zero at first.
     pub dbeta: &'a mut [f32],
-    /// What becomes of D before the first position; empty where nobody asks.
-    pub dstate: &'a mut [f32],
     /// What keys have as readers of [`Unsolve::dk`], added to [Tp, dp]; empty without a decay by channel.
     pub dreaders: &'a mut [f32],
     /// [T] and [orders], zero at first.
@@ -67,7 +65,7 @@ impl Task for Unsolve<'_> {
                     self.pairs(simd, of, tile);
                 }
             }
-            if let Some(group) = writer.group.filter(|_| chunk > 0 || !self.dstate.is_empty()) {
+            if let Some(group) = writer.group.filter(|_| chunk > 0) {
                 let [before, end] = writer.log_decays(group, chunk);
                 let mut keep = (end - before).exp() as f32;
                 let later = &mut State { h: &mut state[..group.len], z: &mut [] };
@@ -81,15 +79,9 @@ impl Task for Unsolve<'_> {
             }
         }
         let Some(group) = writer.group else { return };
-        if !self.dstate.is_empty() {
-            self.dstate[..group.len].copy_from_slice(&state[..group.len]);
-        }
-        match writer.initial {
-            [] => state[..group.len].fill(0.0),
-            initial => state[..group.len].copy_from_slice(initial),
-        }
+        state[..group.len].fill(0.0);
         for chunk in 0..count {
-            if chunk > 0 || !writer.initial.is_empty() {
+            if chunk > 0 {
                 writer.tiles(chunk).for_each(|tile| self.reading(simd, group, chunk, tile, state));
             }
             if chunk + 1 < count {

@@ -36,7 +36,7 @@ use crate::kernels::score_rows::{DecayRow, ForwardRow, Visible, soft_cap};
 use crate::kernels::simd::{Simd, Task, dispatch};
 use crate::kernels::{PAD, ROWS, TILE};
 use crate::parts::write::Delta;
-use crate::{Buffer, Error, Extra, Grads, Inputs};
+use crate::{Error, Extra, Grads, Inputs};
 
 /// What one class writes for one kv head of one batch row.
 #[derive(Clone, Copy)]
@@ -346,12 +346,6 @@ pub fn forward(
     w.tasks.ensure(state_len(l) + ChunkScratch::len(l, false))?;
     if backward {
         w.kept.ensure(kvs * l.tp() * l.ep)?;
-        // The passes over states will have overwritten the initial ones when the write rule's own turn comes.
-        w.initial_states.ensure(if w.initial.given { s.batch * s.kv_heads * l.state_len } else { 0 })?;
-        for (to, from) in w.initial_states.chunks_exact_mut(l.state_len.max(1)).zip(w.states.chunks_exact((l.splits * l.state_len).max(1)))
-        {
-            to.copy_from_slice(&from[..l.state_len]);
-        }
     }
     let [mut v, mut vt, mut beta, mut kept] = [&mut w.v, &mut w.vt, &mut w.beta, &mut w.kept].map(std::mem::take);
     let optional = |buffer| if backward { Blocks::pieces(buffer, kvs) } else { Blocks::empty(kvs) };
@@ -374,14 +368,12 @@ pub fn forward(
     Ok(())
 }
 
-/// Gradients of what is written, in the scratch memory, become those of values; adds those of keys, decays, learned coefficients, β, and of the state before
-/// the call, where there is one.
+/// Gradients of what is written, in the scratch memory, become those of values; adds those of keys, decays, learned coefficients and β.
 pub fn backward(
     l: &Layout,
     inputs: &Inputs<f32>,
     w: &mut CallScratch,
     factors: &[Vec<f32>],
-    mut state: Option<&mut Buffer>,
     grads: &mut Grads<f32>,
 ) -> Result<(), Error> {
     if !l.layer.writes() {
@@ -391,7 +383,6 @@ pub fn backward(
     let tiles_len = 2 * TILE * TILE + if room_len(l) > 0 { room_len(l) + TILE * l.dp } else { 0 };
     w.tasks.ensure(state_len(l) + ChunkScratch::len(l, true) + tiles_len)?;
     w.dbeta.ensure(kvs * s.time)?;
-    w.dinitial_states.ensure(if state.is_some() { kvs * state_len(l) } else { 0 })?;
     for (sums, width) in [(&mut w.ddecay_write, s.time), (&mut w.dlearned_write, learned)] {
         crate::buffer::resize(sums, kvs * width)?;
         sums.fill(0.0);
@@ -399,17 +390,17 @@ pub fn backward(
     w.dbeta.fill(0.0);
     w.dreaders.ensure(if l.layer.decays_by_channel() { kvs * l.tp() * l.dp } else { 0 })?;
     w.dreaders.fill(0.0);
-    let [mut dk, mut dv, mut dbeta, mut dstate] = [&mut w.dk, &mut w.dv, &mut w.dbeta, &mut w.dinitial_states].map(std::mem::take);
+    let [mut dk, mut dv, mut dbeta] = [&mut w.dk, &mut w.dv, &mut w.dbeta].map(std::mem::take);
     let mut dreaders = std::mem::take(&mut w.dreaders);
     let [mut ddecay, mut dlearned] = [&mut w.ddecay_write, &mut w.dlearned_write].map(std::mem::take);
     let [mut own_decay, mut own_learned] = [&mut w.ddecay_queries, &mut w.dlearned[0]].map(std::mem::take);
     let chunks = &super::chunks(l, inputs, w, factors);
     let places = Blocks::pieces(&mut dk, kvs).par().zip(Blocks::pieces(&mut dv, kvs).par()).zip(Blocks::pieces(&mut dbeta, kvs).par());
-    let places = places.zip(Blocks::pieces(&mut dstate, kvs).par().zip(Blocks::pieces(&mut dreaders, kvs).par()));
+    let places = places.zip(Blocks::pieces(&mut dreaders, kvs).par());
     let places = places.zip(Blocks::pieces(&mut ddecay, kvs).par()).zip(Blocks::pieces(&mut dlearned, kvs).par());
     places.enumerate().with_max_len(1).for_each(
-        |(kv, (((((mut dk, mut dv), mut dbeta), (mut dstate, mut dreaders)), mut ddecay), mut dlearned))| {
-            let Some(writer) = Writer::of(chunks, kv, &w.initial_states, l.state_len) else { return };
+        |(kv, (((((mut dk, mut dv), mut dbeta), mut dreaders), mut ddecay), mut dlearned))| {
+            let Some(writer) = Writer::of(chunks, kv, &[], 0) else { return };
             let (rows, columns) = (l.tp(), l.tiles * l.pitch);
             w.tasks.with(|memory| {
                 let (tiles, memory) = memory.split_at_mut(tiles_len);
@@ -424,7 +415,6 @@ pub fn backward(
                     dk: dk.piece(),
                     dv: dv.piece(),
                     dbeta: dbeta.piece(),
-                    dstate: dstate.piece(),
                     dreaders: dreaders.piece(),
                     ddecay: ddecay.piece(),
                     dlearned: dlearned.piece(),
@@ -435,7 +425,7 @@ pub fn backward(
             });
         },
     );
-    let writer = |kv: usize| Writer::of(chunks, kv, &w.initial_states, l.state_len);
+    let writer = |kv: usize| Writer::of(chunks, kv, &[], 0);
     let logits = inputs.extra(Extra::Beta);
     grads.extra(Extra::Beta).par_chunks_exact_mut(s.kv_heads).with_min_len(64).enumerate().for_each(|(row, to)| {
         for kv in 0..kvs {
@@ -454,12 +444,8 @@ pub fn backward(
         if writer.head().learned > 0 {
             own_learned[n * learned..][..learned].iter_mut().zip(&dlearned[kv * learned..]).for_each(|(to, from)| *to += from);
         }
-        if let (Some(state), Some(group)) = (&mut state, writer.group) {
-            let to = &mut state[(writer.b * s.kv_heads + group.g) * l.state_len + group.at..][..group.len];
-            to.iter_mut().zip(&dstate[kv * state_len(l)..]).for_each(|(to, from)| *to += from);
-        }
     }
     (w.ddecay_queries, w.dlearned[0], w.dreaders) = (own_decay, own_learned, dreaders);
-    (w.dk, w.dv, w.dbeta, w.dinitial_states, w.ddecay_write, w.dlearned_write) = (dk, dv, dbeta, dstate, ddecay, dlearned);
+    (w.dk, w.dv, w.dbeta, w.ddecay_write, w.dlearned_write) = (dk, dv, dbeta, ddecay, dlearned);
     Ok(())
 }

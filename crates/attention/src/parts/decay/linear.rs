@@ -38,10 +38,6 @@ impl DecayPart for LinearDecay {
         }
         0.0
     }
-
-    fn last_logit(&self, later: f64) -> f64 {
-        later / SLOWNESS
-    }
 }
 
 #[cfg(test)]

@@ -45,10 +45,6 @@ pub trait DecayPart: Part {
     fn forward<R: Real>(&self, g: &[R], p: DecayParams<R>, c: &mut [f64], sum: &mut f64);
     /// dg [T] from dc [T], and the gradient of the rate.
     fn backward<R: Real>(&self, g: &[R], p: DecayParams<R>, dc: &[f64], dg: &mut [R]) -> f64;
-    /// The gradient of the last logit, from that of all later c against the last one here: not zero where a logit is felt one position later.
-    fn last_logit(&self, _later: f64) -> f64 {
-        0.0
-    }
 }
 
 slot! {
@@ -66,8 +62,6 @@ slot! {
     fn forward<R: Real>(g: &[R], p: DecayParams<R>, c: &mut [f64], sum: &mut f64);
     /// dg from dc, and the gradient of the rate.
     fn backward<R: Real>(g: &[R], p: DecayParams<R>, dc: &[f64], dg: &mut [R]) -> f64;
-    /// The gradient of the last logit from that of later c.
-    fn last_logit(later: f64) -> f64;
 }
 
 /// ln(1 + e^x), without overflow.

@@ -27,13 +27,14 @@ impl GatePart for Cumulative {
     }
 
     #[inline(always)]
-    fn backward<R: Real>(&self, g: &[R], factor: &[R], dfactor: &mut [R], dsum: &mut f64) {
+    fn backward<R: Real>(&self, g: &[R], factor: &[R], dfactor: &mut [R]) {
+        let mut dsum = 0.0;
         // A factor of 1 is held by the floor (or stands exactly on it): no gradient.
         for ((d, &factor), &g) in dfactor.iter_mut().zip(factor).zip(g).rev() {
             if factor < R::one() {
-                *dsum -= d.wide() * factor.wide() * factor.wide();
+                dsum -= d.wide() * factor.wide() * factor.wide();
             }
-            *d = R::of(*dsum * g.wide().exp());
+            *d = R::of(dsum * g.wide().exp());
         }
     }
 }

@@ -20,9 +20,8 @@ pub trait GatePart: Part {
     }
     /// g [T] becomes the factors [T]. `sum` is what passes from one call to the next: zero before the first position.
     fn forward<R: Real>(&self, g: &mut [R], sum: &mut f64);
-    /// dfactor [T] becomes dg [T]; `g` are the logits, `factor` what `forward` made of it. The gradient of the sum after the last position becomes that
-    /// of the sum before the first.
-    fn backward<R: Real>(&self, g: &[R], factor: &[R], dfactor: &mut [R], dsum: &mut f64);
+    /// dfactor [T] becomes dg [T]; `g` are the logits, `factor` what `forward` made of it.
+    fn backward<R: Real>(&self, g: &[R], factor: &[R], dfactor: &mut [R]);
 }
 
 slot! {
@@ -31,7 +30,7 @@ slot! {
     /// g becomes the factors.
     fn forward<R: Real>(g: &mut [R], sum: &mut f64);
     /// dfactor becomes dg.
-    fn backward<R: Real>(g: &[R], factor: &[R], dfactor: &mut [R], dsum: &mut f64);
+    fn backward<R: Real>(g: &[R], factor: &[R], dfactor: &mut [R]);
 }
 
 slot! {
@@ -40,7 +39,7 @@ slot! {
     /// g becomes the factors.
     fn forward<R: Real>(g: &mut [R], sum: &mut f64);
     /// dfactor becomes dg.
-    fn backward<R: Real>(g: &[R], factor: &[R], dfactor: &mut [R], dsum: &mut f64);
+    fn backward<R: Real>(g: &[R], factor: &[R], dfactor: &mut [R]);
 }
 
 slot! {
@@ -51,7 +50,7 @@ slot! {
     /// g becomes the factors; [`shared::Shared`] has no logits of its own and takes the output gate's factors as they are.
     fn forward<R: Real>(g: &mut [R], sum: &mut f64);
     /// dfactor becomes dg.
-    fn backward<R: Real>(g: &[R], factor: &[R], dfactor: &mut [R], dsum: &mut f64);
+    fn backward<R: Real>(g: &[R], factor: &[R], dfactor: &mut [R]);
 }
 
 /// Reads the one option that post gates share.

@@ -21,7 +21,7 @@ impl GatePart for Shared {
     fn forward<R: Real>(&self, _: &mut [R], _: &mut f64) {}
 
     #[inline(always)]
-    fn backward<R: Real>(&self, _: &[R], _: &[R], _: &mut [R], _: &mut f64) {}
+    fn backward<R: Real>(&self, _: &[R], _: &[R], _: &mut [R]) {}
 }
 
 #[cfg(test)]

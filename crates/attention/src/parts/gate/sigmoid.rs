@@ -23,7 +23,7 @@ impl GatePart for Sigmoid {
     }
 
     #[inline(always)]
-    fn backward<R: Real>(&self, _: &[R], factor: &[R], dfactor: &mut [R], _: &mut f64) {
+    fn backward<R: Real>(&self, _: &[R], factor: &[R], dfactor: &mut [R]) {
         for (d, &value) in dfactor.iter_mut().zip(factor) {
             *d *= slope_from_value(value);
         }
@@ -67,8 +67,8 @@ impl GatePart for PostSigmoid {
     }
 
     #[inline(always)]
-    fn backward<R: Real>(&self, g: &[R], factor: &[R], dfactor: &mut [R], dsum: &mut f64) {
-        Sigmoid.backward(g, factor, dfactor, dsum);
+    fn backward<R: Real>(&self, g: &[R], factor: &[R], dfactor: &mut [R]) {
+        Sigmoid.backward(g, factor, dfactor);
     }
 }
 

@@ -42,7 +42,7 @@ impl GatePart for Silu {
     }
 
     #[inline(always)]
-    fn backward<R: Real>(&self, g: &[R], _: &[R], dfactor: &mut [R], _: &mut f64) {
+    fn backward<R: Real>(&self, g: &[R], _: &[R], dfactor: &mut [R]) {
         for (d, &g) in dfactor.iter_mut().zip(g) {
             let s = sigmoid(g);
             *d *= s * (R::one() + g * (R::one() - s));
