@@ -246,8 +246,9 @@ pub fn evaluate_with(
         let expected = format!("the model knows {} tokens; use the model's own tokenizer", model.config.vocab_size);
         return Err(bad("vocabulary of the data", source.vocabulary(), expected));
     }
-    // The parameters are there already.
-    crate::memory::check(&model.config, batch, length, 0, if options.forward_only { 1 } else { model.config.num_hidden_layers })?;
+    // No gradients are needed, and the parameters are there already.
+    let options = Options { forward_only: true, ..options };
+    crate::memory::check(&model.config, batch, length, 0, 1)?;
     let mut session = model.session(batch, length, options)?;
     let (mut index, mut sliding) = (0, Sliding::default());
     let next = |rows: &mut Rows, wanted: bool| -> Result<bool> {

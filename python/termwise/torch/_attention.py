@@ -43,7 +43,7 @@ def _facts(variant: str, heads: int, kv_heads: int, dim: int, value_dim: int, ro
     its shape."""
     layer = _find(variant, heads, kv_heads, dim, value_dim, rope)
     without = ((own, own.inference_only) for own in layer.variants)
-    refusal = next((f"{str(own)!r}: `{part}` has no backward pass; compute under torch.no_grad(), or leave it out" for own, part in without if part), None)
+    refusal = next((f"{str(own)!r}: `{part}` is inference-only and has no backward pass; compute under torch.no_grad(), or train without `{part}`" for own, part in without if part), None)
     return layer._core.is_fused, refusal, tuple((extra.name, extra.logits, extra.trained, extra.shape) for extra in layer.extras)
 
 

@@ -58,10 +58,8 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, rho: &[f32], w: &mut CallScrat
             let rho = rho[n * s.time + t];
             let du = &mut u[t * l.ep..][..l.ep];
             if let Some(head) = &l.far[h] {
-                // Those who walk take what multiplies them in by themselves.
-                let walks = head.variant.is_walked();
-                let log = if walks { 0.0 } else { log_of(true, t) };
-                let (_, factor) = if walks { (None, 1.0) } else { rho_and_factor(head, rho, log) };
+                let log = log_of(true, t);
+                let (_, factor) = rho_and_factor(head, rho, log);
                 far_u.piece()[t * l.ep..][..l.ep].iter_mut().zip(&*du).for_each(|(to, du)| *to = factor * du);
                 far_z.piece()[t] = factor * z[t];
                 far_logs.piece().get_mut(t).into_iter().for_each(|to| *to = log);

@@ -28,7 +28,6 @@ mod tile_backward;
 mod tile_forward;
 mod unroll;
 mod walk;
-mod walk_backward;
 mod write;
 
 use std::collections::HashMap;
@@ -108,13 +107,7 @@ impl Planned {
         Ok(Planned { factors: layout.factors(), layout, walked: None })
     }
 
-    fn forward(
-        &mut self,
-        inputs: &Inputs<f32>,
-        scratch: &Scratch,
-        mut saved: Option<[&mut [f32]; 3]>,
-        y: &mut [f32],
-    ) -> Result<Report, Error> {
+    fn forward(&mut self, inputs: &Inputs<f32>, scratch: &Scratch, saved: Option<[&mut [f32]; 3]>, y: &mut [f32]) -> Result<Report, Error> {
         let Planned { layout, factors, walked } = self;
         layout.bind(inputs, factors);
         if layout.has_walked_heads() {
@@ -128,10 +121,9 @@ impl Planned {
             gates::forward(layout, inputs, w);
             prepare::forward(layout, inputs, w, false, None)?;
             channels::prepare(layout, inputs, w)?;
-            let rows = saved.as_mut().map(|saved| saved.each_mut().map(|x| &mut **x));
-            let report = run_forward(layout, inputs, w, factors, rows, y, None)?;
+            let report = run_forward(layout, inputs, w, factors, saved, y, None)?;
             match walked {
-                Some(state) => Ok(report.or(walk::run(layout, inputs, w, state, saved, y)?)),
+                Some(state) => Ok(report.or(walk::run(layout, inputs, w, state, y)?)),
                 None => Ok(report),
             }
         })
@@ -145,16 +137,13 @@ impl Planned {
         dy: &[f32],
         grads: &mut Grads<f32>,
     ) -> Result<(), Error> {
-        let Planned { layout, factors, walked } = self;
+        let Planned { layout, factors, .. } = self;
         layout.bind(inputs, factors);
         let l = &*layout;
-        if l.has_walked_heads() && walked.is_none() {
-            *walked = Some(l.layer.state(l.shape.batch)?);
-        }
         scratch.with(|w| {
             w.ensure_forward(l)?;
             w.ensure_backward(l)?;
-            backward_tasks(l, inputs, w, factors, saved, dy, walked.as_mut(), grads)
+            backward_tasks(l, inputs, w, factors, saved, dy, grads)
         })
     }
 }
@@ -168,7 +157,6 @@ fn backward_tasks(
     factors: &[Vec<f32>],
     saved: [&[f32]; 3],
     dy: &[f32],
-    mut walked: Option<&mut State>,
     grads: &mut Grads<f32>,
 ) -> Result<(), Error> {
     gates::forward(l, inputs, w);
@@ -177,15 +165,12 @@ fn backward_tasks(
     write::forward(l, inputs, w, factors, true, None)?;
     epilogue::backward(l, inputs, saved, dy, w);
     join::backward(l, inputs, saved[2], w);
-    tiles_backward(l, inputs, saved[2], w, factors, &mut walked)?;
+    tiles_backward(l, inputs, saved[2], w, factors)?;
     write::backward(l, inputs, w, factors, grads)?;
     channels::backward(l, inputs, w, grads)?;
     prepare::backward(l, inputs, w, grads);
     gates::backward(l, inputs, w, grads);
     parameters_backward(l, w, grads);
-    if l.has_walked_heads() {
-        walk_backward::add_spread(l, &w.walk_grads, grads);
-    }
     Ok(())
 }
 
@@ -295,7 +280,7 @@ impl Attention<f32> for Fused {
     }
 
     fn forward(&mut self, inputs: &Inputs<f32>, y: &mut [f32]) -> Result<Saved, Error> {
-        self.whole.layout.layer.check_gradients()?;
+        self.whole.layout.layer.check_trainable()?;
         let mut saved = self.new_saved()?;
         saved.report = self.run(inputs, Some(&mut saved.rows), y)?;
         saved.rows.keep_partition(inputs);
@@ -303,6 +288,7 @@ impl Attention<f32> for Fused {
     }
 
     fn backward(&mut self, inputs: &Inputs<f32>, saved: &Saved, dy: &[f32], grads: &mut Grads<f32>) -> Result<(), Error> {
+        self.whole.layout.layer.check_trainable()?;
         self.home.check(saved)?;
         saved.rows.check_partition(inputs)?;
         let (s, scratch) = (self.whole.layout.shape, self.scratch.clone());
@@ -457,22 +443,10 @@ fn chunks<'a>(l: &'a Layout, inputs: &Inputs<'a, f32>, w: &'a CallScratch, facto
 }
 
 /// Gradients of prepared q, k and v, of c, key weights and learned coefficients.
-fn tiles_backward(
-    l: &Layout,
-    inputs: &Inputs<f32>,
-    rho: &[f32],
-    w: &mut CallScratch,
-    factors: &[Vec<f32>],
-    walked: &mut Option<&mut State>,
-) -> Result<(), Error> {
+fn tiles_backward(l: &Layout, inputs: &Inputs<f32>, rho: &[f32], w: &mut CallScratch, factors: &[Vec<f32>]) -> Result<(), Error> {
     let s = l.shape;
-    let mut walk = std::mem::take(&mut w.walk_grads);
-    let walk_len = match walked {
-        Some(state) => walk_backward::ensure(l, state, &mut walk)?,
-        None => 0,
-    };
     let chunk_len = if l.groups.is_empty() { 0 } else { chunk::ChunkScratch::len(l, true).max(chunk::ChunkScratch::len(l, false)) };
-    w.tasks.ensure(tile_backward::tiles_len(l).max(chunk_len).max(walk_len))?;
+    w.tasks.ensure(tile_backward::tiles_len(l).max(chunk_len))?;
     let mut to = Gradients::take(w);
     let mut states = std::mem::take(&mut w.states);
     let context = tile_backward::Context {
@@ -510,11 +484,7 @@ fn tiles_backward(
     let queries = chunk::QueryGrads { q: context.q, du: context.du, dz: context.dz };
     let chunks = chunk::Chunks { queries, ..chunks(l, inputs, w, factors) };
     chunk::run::backward(&context, &chunks, &mut to, &mut states, &w.tasks);
-    if let Some(state) = walked {
-        walk_backward::run(&context, inputs, w, state, &mut walk, &mut to);
-    }
     to.put_back(w);
-    w.walk_grads = walk;
     w.states = states;
     Ok(())
 }

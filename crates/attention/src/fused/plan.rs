@@ -171,8 +171,6 @@ pub(crate) struct Layout {
     pub taps: usize,
     /// Parts of time in the backward pass of heads that see all keys; none where there is no such head.
     pub parts: Cuts,
-    /// All of time as one part.
-    pub whole: Cuts,
     /// The heads that have a state, by what they share.
     pub groups: Vec<ChunkGroup>,
     /// Tiles of a chunk.
@@ -241,7 +239,6 @@ impl Layout {
             ep,
             taps: layer.taps(),
             parts: Cuts::new((0..=parts).map(|i| i * tiles / parts.max(1)).collect(), tile, shape.time),
-            whole: Cuts::new(vec![0, tiles], tile, shape.time),
             splits: match groups.is_empty() {
                 true => 0,
                 // States of splits are added up with one factor for all rows.

@@ -74,7 +74,7 @@ impl Fused {
             channels::prepare(l, inputs, w)?;
             let mut report = run_forward(l, inputs, w, factors, None, y, Some(state))?;
             if l.has_walked_heads() {
-                report = report.or(walk::run(l, inputs, w, state, None, y)?);
+                report = report.or(walk::run(l, inputs, w, state, y)?);
             }
             if let Some(at) = &mut report.nonpositive {
                 at.position += w.initial.positions[at.row];

@@ -191,7 +191,7 @@ pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, backward: 
     let [mut q, mut k, mut kt, mut v, mut vt, mut means] =
         [&mut w.q, &mut w.k, &mut w.kt, &mut w.v, &mut w.vt, &mut w.means].map(std::mem::take);
     let (sources, tasks) = (Sources::new(l, inputs, w), &w.tasks);
-    let reads_v = |head: &Head| head.weighs_keys || head.chunked || head.variant.write.is_some() || head.variant.is_walked();
+    let reads_v = |head: &Head| head.weighs_keys || head.chunked || head.variant.write.is_some();
     let keeps_v = !backward || l.heads.iter().any(reads_v);
     let (heads, kvs) = (l.head_count(), l.kv_count());
     let pack = |side: HeadRows, padded: usize, columns: usize, mut rows: Block<f32>, mut transposed: Block<f32>| {
@@ -327,10 +327,7 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
     };
     let none = [Blocks::empty(pairs), Blocks::empty(pairs)];
     let keys_and_values = |dk: &mut Buffer| {
-        rayon::join(
-            || keys(Tensor::K, dk, to_k, normed_keys, taps_k, tensors_k),
-            || keys(Tensor::V, &mut dv, to_v, none, taps_v, &mut []),
-        );
+        rayon::join(|| keys(Tensor::K, dk, to_k, normed_keys, taps_k, tensors_k), || keys(Tensor::V, &mut dv, to_v, none, taps_v, &mut []));
     };
     if l.follows_means() {
         // The gradients of means are left in the places of those of queries.

@@ -98,26 +98,6 @@ impl<T, const N: usize> Held for [Vec<T>; N] {
     }
 }
 
-/// What the backward pass of heads that walk needs of a query on its way back in time, besides itself: f, c', dℓ and dc'.
-pub type FarRow = [f32; 4];
-
-/// What heads that walk leave for later parts of the backward pass.
-#[derive(Default)]
-pub struct WalkGrads {
-    /// The key that is lost at each position [B, groups, T].
-    pub lost: Vec<u32>,
-    /// [N, T]
-    pub rows: Vec<FarRow>,
-    /// Of Σ and of γ [B, G, d² + heads]; empty where no head has any.
-    pub spread: Buffer,
-}
-
-impl Held for WalkGrads {
-    fn held(&self) -> usize {
-        size_of::<u32>() * self.lost.capacity() + size_of::<FarRow>() * self.rows.capacity() + self.spread.bytes()
-    }
-}
-
 impl<T> Held for Vec<T> {
     fn held(&self) -> usize {
         size_of::<T>() * self.capacity()
@@ -144,8 +124,6 @@ call_scratch! {
     means: Buffer,
     /// U [N, T, ep], z and ρ [N, T] of heads that walk.
     walk: [Buffer; 3],
-    /// What their backward pass keeps.
-    walk_grads: WalkGrads,
     /// Gate factors [B, G, T] and [N, T].
     in_gate: Buffer,
     out_gate: Buffer,

@@ -113,8 +113,6 @@ impl BackwardTiles<'_, '_> {
             (_, false) if self.chunked => (tile, l.chunk_end(tile)),
             (_, false) => (tile, distance.seen_until(tile * l.tile, l.tile)),
             (None, true) => return 0..0,
-            // Those who walk find them by themselves.
-            (Some(far), true) if far.variant.is_walked() => return 0..0,
             // From the first tile of queries on whose last may be far enough from its first key, until all are in the state.
             (Some(far), true) => {
                 let lag = (distance.window - 1).div_ceil(l.tile);

@@ -22,15 +22,8 @@ use crate::state::pool::PoolScratch;
 use crate::state::pool_step::{self, GroupInputs};
 use crate::{Error, Extra, Inputs, Report};
 
-/// Takes all positions of the call into the pools of a state, and computes y of the heads that walk; their U, z and ρ are left in `saved`.
-pub(super) fn run(
-    l: &Layout,
-    inputs: &Inputs<f32>,
-    w: &mut CallScratch,
-    state: &mut State,
-    saved: Option<[&mut [f32]; 3]>,
-    y: &mut [f32],
-) -> Result<Report, Error> {
+/// Takes all positions of the call into the pools of a state, and computes y of the heads that walk.
+pub(super) fn run(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, state: &mut State, y: &mut [f32]) -> Result<Report, Error> {
     let s = l.shape;
     let (groups, tables) = (state.bases.len(), &state.tables);
     for (index, store) in state.stores.iter_mut().enumerate() {
@@ -90,11 +83,6 @@ pub(super) fn run(
         epilogue::forward(l, &gates, (b, h), [0, len, s.time], &RowSums { u, z, rho }, to)
     });
     let report = reports.reduce(Report::default, Report::or);
-    for (to, (from, width)) in saved.into_iter().flatten().zip([(&u, l.ep), (&z, 1), (&rho, 1)]) {
-        let size = s.time * width;
-        let heads = to.chunks_exact_mut(size).zip(from.chunks_exact(size)).enumerate();
-        heads.filter(|(n, _)| l.heads[n % s.heads].variant.is_walked()).for_each(|(_, (to, from))| to.copy_from_slice(from));
-    }
     w.walk = [u, z, rho];
     Ok(report)
 }

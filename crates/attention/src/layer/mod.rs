@@ -469,12 +469,12 @@ impl Layer {
         }
     }
 
-    /// Refuses, for backward passes, what has none.
-    pub(crate) fn check_gradients(&self) -> Result<(), Error> {
+    /// Refuses variants that are for inference alone: heavy hitters (`chosen`) and quantized caches (`bits`) have no gradients.
+    pub fn check_trainable(&self) -> Result<(), Error> {
         match self.heads().iter().find_map(|variant| Some((variant, variant.inference_only()?))) {
             Some((variant, part)) => Err(Error::Combination {
                 variant: variant.to_string(),
-                reason: format!("`{part}` has no backward pass; train without it, or leave these weights as they are"),
+                reason: format!("`{part}` is inference-only and has no backward pass; train without `{part}`"),
             }),
             None => Ok(()),
         }

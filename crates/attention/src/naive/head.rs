@@ -523,7 +523,7 @@ pub fn backward_heads<R: Real>(
     layer.check(whole, inputs, 1)?;
     layer.check_grads(whole, grads)?;
     whole.check_outputs("gradient of y", dy.len())?;
-    layer.check_gradients()?;
+    layer.check_trainable()?;
     let width = whole.heads * whole.e;
     for (at, shape, inputs) in inputs.each_document(whole) {
         let (dy, mut grads) = (&dy[at.start * width..at.end * width], grads.part(&at, whole));

@@ -78,6 +78,7 @@ impl<R: Real> Attention<R> for Reference<R> {
     }
 
     fn forward(&mut self, inputs: &Inputs<R>, y: &mut [R]) -> Result<Saved, Error> {
+        self.layer.check_trainable()?;
         let report = self.infer(inputs, y)?;
         Ok(self.home.saved(report, self.home.take()))
     }

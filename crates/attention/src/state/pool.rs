@@ -242,16 +242,9 @@ impl Pool {
         }
     }
 
-    /// Takes the next key in, for which there is room. The key that it costs, if one, is left in `key_out` [d] and `value_out` [ep]; gives the place that
-    /// it had, which the key that leaves the window has now.
-    pub fn advance(
-        &mut self,
-        key: &[f32],
-        value: &[f32],
-        channels: Option<Channels>,
-        key_out: &mut [f32],
-        value_out: &mut [f32],
-    ) -> Option<usize> {
+    /// Takes the next key in, for which there is room. The key that it costs, if one, is left in `key_out` [d] and `value_out` [ep];
+    /// returns whether there is one.
+    pub fn advance(&mut self, key: &[f32], value: &[f32], channels: Option<Channels>, key_out: &mut [f32], value_out: &mut [f32]) -> bool {
         let (t, Distance { window, sinks }) = (self.next, self.places.distance);
         let place = if t < sinks { t } else { sinks + (t - sinks) % window };
         let full = t >= sinks.saturating_add(window);
@@ -281,7 +274,7 @@ impl Pool {
             *received = 0.0;
         }
         self.next += 1;
-        loser
+        loser.is_some()
     }
 
     fn copy(&mut self, from: usize, to: usize, channels: Option<Channels>) {

@@ -71,7 +71,7 @@ pub(crate) fn step<S: Simd, I: GroupInputs>(
     let (lost_key, scratch) = scratch.split_at_mut(padded(d));
     let (lost_value, scratch) = scratch.split_at_mut(ep);
     let channels = inputs.channels();
-    let lost = pool.advance(key, value, channels, &mut lost_key[..d], lost_value).is_some();
+    let lost = pool.advance(key, value, channels, &mut lost_key[..d], lost_value);
     if !lost {
         lost_value.fill(0.0);
     }
@@ -154,7 +154,7 @@ pub(crate) fn step<S: Simd, I: GroupInputs>(
 /// Every head's query against all keys of the pool: U [heads, ep] and its sums, and what each key received.
 #[inline(always)]
 #[allow(clippy::too_many_arguments, reason = "queries, keys, and where sums go")]
-pub(crate) fn attend<S: Simd, I: GroupInputs>(
+fn attend<S: Simd, I: GroupInputs>(
     simd: S,
     layer: &Layer,
     group: &StateGroup,

@@ -252,10 +252,10 @@ impl Variant {
         None
     }
 
-    /// What has no backward pass, as it is written.
+    /// The part of the variant that has no backward pass, by its key: eviction and quantization are for inference alone.
     pub fn inference_only(&self) -> Option<&'static str> {
-        let follows = self.far.as_ref().is_some_and(Weighing::has_running_mean);
-        (self.chosen.is_some() && follows).then_some("chosen with far keys and centre=running")
+        let parts = [(self.chosen.is_some(), "chosen"), (self.bits.is_some(), "bits"), (self.has_whole_centre(), "centre=whole")];
+        parts.into_iter().find_map(|(there, key)| there.then_some(key))
     }
 
     /// Why the write rule cannot stand with the other parts.

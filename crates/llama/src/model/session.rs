@@ -120,6 +120,9 @@ impl Session {
         let scratch = Scratch::default();
         let mut engines: Vec<Box<dyn Attention<f32> + Send>> = Vec::new();
         for layer in &attention {
+            if !options.forward_only {
+                layer.check_trainable()?;
+            }
             engines.push(match options.engine {
                 Engine::Fused => Box::new(layer.fused_with(batch, time, FusedOptions::default().mode(options.mode).scratch(&scratch))?),
                 Engine::Reference => Box::new(layer.naive::<f32>(batch, time)?),

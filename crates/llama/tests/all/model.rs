@@ -377,6 +377,20 @@ fn nothing_counted_leaves_gradients_alone() {
 }
 
 #[test]
+fn training_sessions_refuse_eviction_and_quantization() {
+    for (text, part) in [("softmax window=4 chosen=2", "chosen"), ("softmax window=4 bits=8", "bits")] {
+        let model = tiny(text, 2, false);
+        for engine in [Engine::Fused, Engine::Reference] {
+            let error = model.session(1, 9, Options { engine, ..Options::default() }).map(drop).expect_err(text).to_string();
+            assert!(error.contains(&format!("`{part}` is inference-only")), "{error}");
+            let ids = tokens(9, 29, 1);
+            let mut session = model.session(1, 9, Options { engine, forward_only: true, ..Options::default() }).expect("a session");
+            assert!(session.loss(&model.params, &Batch::new(&ids, &labels(&ids))).is_ok_and(|loss| loss.mean().is_finite()), "{text}");
+        }
+    }
+}
+
+#[test]
 fn a_session_that_keeps_nothing_computes_the_same_bits() {
     // Layers with different gates share one set of buffers.
     let mixed = serde_json::json!({"layers": {"0": "gated_softmax", "1": {"heads": {"2": "exp over=length out"}}}});

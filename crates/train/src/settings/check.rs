@@ -76,6 +76,13 @@ impl Settings {
         if self.data.is_empty() {
             return Err(bad("data", "[]", "it must name files, folders or builtin".into()));
         }
-        self.sized_config(self.vocab.max(1)).map(|_| ())
+        let config = self.sized_config(self.vocab.max(1))?;
+        let mut heads = (0..config.num_hidden_layers).flat_map(|layer| config.heads(layer));
+        match heads.find_map(|variant| variant.inference_only().map(|part| (part, variant))) {
+            Some((part, variant)) => {
+                Err(bad("attention", variant, format!("`{part}` is inference-only and has no gradients; train without it")))
+            }
+            None => Ok(()),
+        }
     }
 }

@@ -114,6 +114,17 @@ fn sizes_too_large_to_multiply_are_refused() {
     assert!(Settings::from_toml("hidden = 64\nheads = 4\nhead_dim = 4611686018427387904", "x").is_err());
 }
 
+#[test]
+fn inference_only_attention_is_refused() {
+    for (text, part) in [("softmax window=8 chosen=4", "chosen"), ("softmax window=8 bits=8", "bits")] {
+        let error = Settings::from_toml(&format!("attention = \"{text}\""), "x").expect_err(text).to_string();
+        assert!(error.contains(&format!("`{part}` is inference-only")), "{error}");
+    }
+    let mixed = "attention = {default = \"softmax\", layers = {\"0\" = \"softmax window=8 bits=4\"}}";
+    assert!(Settings::from_toml(mixed, "x").is_err_and(|error| error.to_string().contains("`bits` is inference-only")));
+    assert!(Settings::from_toml("attention = \"softmax window=8 sinks=2\"", "x").is_ok());
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 

@@ -369,13 +369,7 @@ pub fn forward(
 }
 
 /// Gradients of what is written, in the scratch memory, become those of values; adds those of keys, decays, learned coefficients and β.
-pub fn backward(
-    l: &Layout,
-    inputs: &Inputs<f32>,
-    w: &mut CallScratch,
-    factors: &[Vec<f32>],
-    grads: &mut Grads<f32>,
-) -> Result<(), Error> {
+pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, factors: &[Vec<f32>], grads: &mut Grads<f32>) -> Result<(), Error> {
     if !l.layer.writes() {
         return Ok(());
     }
@@ -398,33 +392,31 @@ pub fn backward(
     let places = Blocks::pieces(&mut dk, kvs).par().zip(Blocks::pieces(&mut dv, kvs).par()).zip(Blocks::pieces(&mut dbeta, kvs).par());
     let places = places.zip(Blocks::pieces(&mut dreaders, kvs).par());
     let places = places.zip(Blocks::pieces(&mut ddecay, kvs).par()).zip(Blocks::pieces(&mut dlearned, kvs).par());
-    places.enumerate().with_max_len(1).for_each(
-        |(kv, (((((mut dk, mut dv), mut dbeta), mut dreaders), mut ddecay), mut dlearned))| {
-            let Some(writer) = Writer::of(chunks, kv, &[], 0) else { return };
-            let (rows, columns) = (l.tp(), l.tiles * l.pitch);
-            w.tasks.with(|memory| {
-                let (tiles, memory) = memory.split_at_mut(tiles_len);
-                let (state, memory) = memory.split_at_mut(state_len(l));
-                dispatch(Unsolve {
-                    writer,
-                    beta: &w.beta[kv * s.time..][..s.time],
-                    k: &w.k[kv * rows * l.dp..][..rows * l.dp],
-                    u: &w.v[kv * rows * l.ep..][..rows * l.ep],
-                    ut: &w.vt[kv * columns * s.e..][..columns * s.e],
-                    kept: &w.kept[kv * rows * l.ep..][..rows * l.ep],
-                    dk: dk.piece(),
-                    dv: dv.piece(),
-                    dbeta: dbeta.piece(),
-                    dreaders: dreaders.piece(),
-                    ddecay: ddecay.piece(),
-                    dlearned: dlearned.piece(),
-                    state,
-                    tiles,
-                    scratch: ChunkScratch::of(memory, l, true),
-                });
+    places.enumerate().with_max_len(1).for_each(|(kv, (((((mut dk, mut dv), mut dbeta), mut dreaders), mut ddecay), mut dlearned))| {
+        let Some(writer) = Writer::of(chunks, kv, &[], 0) else { return };
+        let (rows, columns) = (l.tp(), l.tiles * l.pitch);
+        w.tasks.with(|memory| {
+            let (tiles, memory) = memory.split_at_mut(tiles_len);
+            let (state, memory) = memory.split_at_mut(state_len(l));
+            dispatch(Unsolve {
+                writer,
+                beta: &w.beta[kv * s.time..][..s.time],
+                k: &w.k[kv * rows * l.dp..][..rows * l.dp],
+                u: &w.v[kv * rows * l.ep..][..rows * l.ep],
+                ut: &w.vt[kv * columns * s.e..][..columns * s.e],
+                kept: &w.kept[kv * rows * l.ep..][..rows * l.ep],
+                dk: dk.piece(),
+                dv: dv.piece(),
+                dbeta: dbeta.piece(),
+                dreaders: dreaders.piece(),
+                ddecay: ddecay.piece(),
+                dlearned: dlearned.piece(),
+                state,
+                tiles,
+                scratch: ChunkScratch::of(memory, l, true),
             });
-        },
-    );
+        });
+    });
     let writer = |kv: usize| Writer::of(chunks, kv, &[], 0);
     let logits = inputs.extra(Extra::Beta);
     grads.extra(Extra::Beta).par_chunks_exact_mut(s.kv_heads).with_min_len(64).enumerate().for_each(|(row, to)| {
