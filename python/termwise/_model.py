@@ -190,7 +190,7 @@ class Model:
         data: Text | None = None,
         *,
         orders: Sequence[int] = (2, 4, 6, 8, 10, 12, 16),
-        coefficients: Sequence[str] = ("taylor", "centred", "calibrated"),
+        coefficients: Sequence[str] = ("taylor", "calibrated"),
         layers: bool = True,
         budget: str | float | None = "1%",
         context: int | None = None,

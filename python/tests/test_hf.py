@@ -125,15 +125,6 @@ def test_states_of_variants_that_took_over(text, ids):
         with_states.past_key_values.crop(-1)
 
 
-def test_what_only_the_reference_computes_generates_without_states(ids):
-    text = "taylor=0..2 centre=running window=8"
-    assert termwise.Variant(text).reference_only
-    model = hf.use(made("llama"), text)
-    model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
-    options = {"max_new_tokens": 4, "do_sample": False}
-    assert torch.equal(*(model.generate(ids, use_cache=use, **options) for use in (True, False)))
-
-
 def test_a_spectrum_is_the_native_one(stories):
     native = termwise.load(stories)
     model = transformers.AutoModelForCausalLM.from_pretrained(stories).eval()

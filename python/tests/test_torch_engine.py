@@ -20,12 +20,8 @@ SIZES = {"heads": 4, "kv_heads": 2, "dim": 6, "value_dim": 5, "rope": 100.0}
 
 #: What presets leave out: every part of the algebra's second half, and combinations in which one acts on another.
 MORE = [
-    "softmax window=5 sinks=2 far(taylor=0..2 dim=4 centre=running)",
-    "softmax window=5 sinks=2 far(taylor=0..2 centre=running,gauss) decay=softplus",
-    "taylor=0..2 centre=learned,gauss",
-    "taylor=0..2 centre=given,gauss over=none norm=l2",
-    "taylor=0..2 centre=running window=5 sinks=1",
-    "exp centre=running",
+    "softmax window=5 sinks=2 far(taylor=0..2 dim=4)",
+    "softmax window=5 sinks=2 far(taylor=0..2) decay=softplus",
     "exp window=4 far(feature=hedgehog dim=3) over=sum,sink post=silu,channel decay=mamba qk_norm=rms,all",
     "feature=hedgehog dim=4 post=sigmoid,channel",
     "taylor=0..2 write=delta,2,scale=0.5 over=none decay=mamba,channel qk_norm=l2",
@@ -33,7 +29,7 @@ MORE = [
     "exp write=delta,scale=0.2 over=none qk_norm=l2 decay=softplus norm=rms",
     "power=2 decay=sigmoid,16,channel window=7 over=length",
     "exp decay=sigmoid,channel window=5 far(taylor=0..2) cap=3",
-    "taylor=0..3,at=1 norm=layer over=none",
+    "taylor=0..3 norm=layer over=none",
     "taylor=0..12 norm=l2 over=none",
     "taylor=0..2,5,coef=1:0.5:0.2:0.1 clamp=2 over=length",
     "power=9 norm=rms over=none",

@@ -123,12 +123,6 @@ pub enum Extra {
     FeatureK,
     /// b of the learned features of k, [G, n].
     FeatureKBias,
-    /// μ, the centre of keys, [G, n].
-    Mean,
-    /// Σ, the spread of keys around their centre, [G, n, n]. It has no gradient.
-    Spread,
-    /// γ of that spread, [H].
-    Gamma,
     /// The middle of the codes of keys by channel, [G, d]. It has no gradient.
     CodeCentre,
     /// Half the range of the codes of keys by channel, [G, d]. It has no gradient.
@@ -147,17 +141,11 @@ pub enum Extra {
     FarFeatureK,
     /// [`Extra::FeatureKBias`] of far keys.
     FarFeatureKBias,
-    /// [`Extra::Mean`] of far keys.
-    FarMean,
-    /// [`Extra::Spread`] of far keys.
-    FarSpread,
-    /// [`Extra::Gamma`] of far keys.
-    FarGamma,
 }
 
 impl Extra {
     /// Every kind, in the order in which models list their parameters.
-    pub const ALL: [Extra; 37] = [
+    pub const ALL: [Extra; 31] = [
         Extra::InGate,
         Extra::OutGate,
         Extra::PostGate,
@@ -180,9 +168,6 @@ impl Extra {
         Extra::FeatureQBias,
         Extra::FeatureK,
         Extra::FeatureKBias,
-        Extra::Mean,
-        Extra::Spread,
-        Extra::Gamma,
         Extra::CodeCentre,
         Extra::CodeRange,
         Extra::FarCoefficients,
@@ -192,13 +177,10 @@ impl Extra {
         Extra::FarFeatureQBias,
         Extra::FarFeatureK,
         Extra::FarFeatureKBias,
-        Extra::FarMean,
-        Extra::FarSpread,
-        Extra::FarGamma,
     ];
 
     /// The tensors with which a class of keys is weighed: those of near keys and those of far keys.
-    pub const BY_CLASS: [(Extra, Extra); 10] = [
+    pub const BY_CLASS: [(Extra, Extra); 7] = [
         (Extra::Coefficients, Extra::FarCoefficients),
         (Extra::DimQ, Extra::FarDimQ),
         (Extra::DimK, Extra::FarDimK),
@@ -206,9 +188,6 @@ impl Extra {
         (Extra::FeatureQBias, Extra::FarFeatureQBias),
         (Extra::FeatureK, Extra::FarFeatureK),
         (Extra::FeatureKBias, Extra::FarFeatureKBias),
-        (Extra::Mean, Extra::FarMean),
-        (Extra::Spread, Extra::FarSpread),
-        (Extra::Gamma, Extra::FarGamma),
     ];
 
     /// The same tensor of far keys; itself where near and far keys share it.

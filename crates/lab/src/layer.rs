@@ -108,9 +108,7 @@ impl<R: Real> Layer<R> {
                 // Most keys are within, some are not.
                 Extra::CodeCentre => (0.0, 0.1),
                 Extra::CodeRange => (2.5, 0.1),
-                Extra::NormBias | Extra::Mean | Extra::FarMean | Extra::Spread | Extra::FarSpread | Extra::Gamma | Extra::FarGamma => {
-                    (0.0, 0.3)
-                }
+                Extra::NormBias => (0.0, 0.3),
                 Extra::ConvQ | Extra::ConvK | Extra::ConvV => (0.4, 0.6),
                 _ => (0.0, 1.0),
             };

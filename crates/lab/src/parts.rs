@@ -2,7 +2,6 @@
 //! modules are made from it.
 
 use serde::Serialize;
-use termwise_attention::parts::centre::Mean;
 use termwise_attention::parts::gate::PostGate;
 use termwise_attention::parts::kernel::taylor::Coefficients;
 use termwise_attention::{Decay, Denominator, Kernel, Map, QkNorm, Rescale, Variant};
@@ -61,8 +60,6 @@ pub struct Weighing {
     pub clamp: Option<f64>,
     /// What q and k are projected to.
     pub dim: Option<usize>,
-    /// What keys are shifted by.
-    pub centre: Option<Centre>,
     /// Orders and a_n of w(x) = Σ a_n·x^n/n!, where a state can hold them.
     pub state: Option<Vec<(usize, f64)>>,
 }
@@ -78,19 +75,8 @@ pub struct Weight {
     pub given: Option<Vec<f64>>,
     /// Whether a_n are learned per head.
     pub learned: bool,
-    /// The series is one in x − at.
-    pub at: f64,
     /// φ, unless it is the identity.
     pub map: Option<&'static str>,
-}
-
-/// Keys are shifted.
-#[derive(Clone, Debug, Serialize)]
-pub struct Centre {
-    /// given, learned, running or whole.
-    pub mean: &'static str,
-    /// Whether there is the factor e^{γ/2·qᵀΣq}.
-    pub gauss: bool,
 }
 
 /// What is written is what was not there yet.
@@ -153,7 +139,6 @@ pub struct Norm {
 impl Parts {
     /// Those of a variant; the scale of scores stays open where it is not given.
     pub fn new(variant: &Variant) -> Parts {
-        let pooled = [(variant.chosen.is_some(), "chosen"), (variant.bits.is_some(), "bits"), (variant.has_whole_centre(), "centre=whole")];
         let sum = if let Denominator::Sum(sum) = &variant.denominator { Some(sum) } else { None };
         Parts {
             text: variant.to_string(),
@@ -186,7 +171,7 @@ impl Parts {
                 Rescale::SubtractMax => "subtract",
                 Rescale::Multiply => "multiply",
             },
-            pooled: pooled.into_iter().find_map(|(there, word)| there.then_some(word)),
+            pooled: variant.inference_only(),
         }
     }
 
@@ -208,15 +193,6 @@ impl Weighing {
             cap: weighing.cap,
             clamp: weighing.clamp,
             dim: weighing.dim,
-            centre: weighing.centre.map(|centre| Centre {
-                mean: match centre.mean {
-                    Mean::Given => "given",
-                    Mean::Learned => "learned",
-                    Mean::Running => "running",
-                    Mean::Whole => "whole",
-                },
-                gauss: centre.gauss,
-            }),
             state: if weighing.has_finite_map() { weighing.kernel.polynomial() } else { None },
         }
     }
@@ -224,7 +200,7 @@ impl Weighing {
 
 impl Weight {
     fn new(kernel: &Kernel) -> Weight {
-        let plain = Weight { kind: kernel.info().word, orders: Vec::new(), given: None, learned: false, at: 0.0, map: None };
+        let plain = Weight { kind: kernel.info().word, orders: Vec::new(), given: None, learned: false, map: None };
         match kernel {
             Kernel::Exp(_) => plain,
             Kernel::Power(power) => Weight { orders: vec![power.p as usize], ..plain },
@@ -242,7 +218,6 @@ impl Weight {
                 orders: taylor.orders().to_vec(),
                 given: if let Coefficients::Given(given) = taylor.coefficients() { Some(given.to_vec()) } else { None },
                 learned: *taylor.coefficients() == Coefficients::Learned,
-                at: taylor.centre(),
                 ..plain
             },
         }

@@ -39,7 +39,7 @@ fn finite(variant: &Variant, d: usize, e: usize) -> bool {
 }
 
 fn key(variant: &Variant, shape: &Shape) -> f64 {
-    let d = variant.remembered().map_or(shape.d, |weighing| weighing.key_width(shape.d));
+    let d = variant.remembered().map_or(shape.d, |weighing| weighing.score_dim(shape.d));
     (8 * d + 6 * shape.e) as f64 / RATE + WEIGHT
 }
 

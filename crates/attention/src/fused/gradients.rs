@@ -18,7 +18,6 @@ pub struct Gradients {
     ddecay_queries: Vec<f64>,
     ddecay_keys: Vec<f64>,
     dlearned: [Vec<f64>; 2],
-    dlog: Vec<f64>,
 }
 
 /// Gradients of the queries of one part of time, of the heads of one kv head.
@@ -29,8 +28,6 @@ pub struct QueryGrads<'a> {
     pub ddecay: Block<'a, f64>,
     /// [heads, 1, orders] of near and of far keys.
     pub dlearned: [Block<'a, f64>; 2],
-    /// Of log factors [heads, positions]; empty without.
-    pub dlog: [Block<'a, f64>; 2],
 }
 
 /// Gradients of the keys of one part of time, in whole tiles, of one kv head.
@@ -50,7 +47,7 @@ impl Gradients {
         let mut all = Gradients::default();
         all.put_back(w);
         let [near, far] = &mut all.dlearned;
-        for sums in [&mut all.ddecay_queries, &mut all.ddecay_keys, near, far, &mut all.dlog] {
+        for sums in [&mut all.ddecay_queries, &mut all.ddecay_keys, near, far] {
             sums.fill(0.0);
         }
         all
@@ -59,8 +56,8 @@ impl Gradients {
     pub fn put_back(&mut self, w: &mut CallScratch) {
         let own = [&mut self.dq, &mut self.dk, &mut self.dv, &mut self.dkey_weights];
         own.into_iter().zip([&mut w.dq, &mut w.dk, &mut w.dv, &mut w.dkey_weights]).for_each(|(a, b)| std::mem::swap(a, b));
-        let own = [&mut self.ddecay_queries, &mut self.ddecay_keys, &mut self.dlog];
-        let those = [&mut w.ddecay_queries, &mut w.ddecay_keys, &mut w.dlog];
+        let own = [&mut self.ddecay_queries, &mut self.ddecay_keys];
+        let those = [&mut w.ddecay_queries, &mut w.ddecay_keys];
         own.into_iter().zip(those).for_each(|(a, b)| std::mem::swap(a, b));
         std::mem::swap(&mut self.dlearned, &mut w.dlearned);
     }
@@ -72,13 +69,13 @@ impl Gradients {
         cuts: &'a Cuts,
         turn: usize,
     ) -> impl IndexedParallelIterator<Item = (QueryGrads<'a>, KeyGrads<'a>)> {
-        let Gradients { dq, dk, dv, dkey_weights, ddecay_queries, ddecay_keys, dlearned, dlog, .. } = self;
-        queries(l, cuts, turn, dq, ddecay_queries, dlearned, dlog).zip(keys(l, cuts, dk, dv, dkey_weights, ddecay_keys))
+        let Gradients { dq, dk, dv, dkey_weights, ddecay_queries, ddecay_keys, dlearned } = self;
+        queries(l, cuts, turn, dq, ddecay_queries, dlearned).zip(keys(l, cuts, dk, dv, dkey_weights, ddecay_keys))
     }
 
     /// Of queries alone.
     pub fn queries<'a>(&'a mut self, l: &Layout, cuts: &'a Cuts) -> impl IndexedParallelIterator<Item = QueryGrads<'a>> {
-        queries(l, cuts, 0, &mut self.dq, &mut self.ddecay_queries, &mut self.dlearned, &mut self.dlog)
+        queries(l, cuts, 0, &mut self.dq, &mut self.ddecay_queries, &mut self.dlearned)
     }
 
     /// Of keys alone.
@@ -94,7 +91,6 @@ fn queries<'a>(
     dq: &'a mut [f32],
     ddecay: &'a mut [f64],
     dlearned: &'a mut [Vec<f64>; 2],
-    dlog: &'a mut [f64],
 ) -> impl IndexedParallelIterator<Item = QueryGrads<'a>> + use<'a> {
     let (s, group) = (&l.shape, l.shape.group());
     let none = || s.batch * s.kv_heads * cuts.count();
@@ -105,9 +101,6 @@ fn queries<'a>(
     let (near, far) = dq.split_at_mut(l.head_count() * s.time * l.dp);
     let dq = [rows(near), rows(far)];
     let ddecay = by_position(ddecay, s, l.tp(), s.time, &cuts.positions);
-    let half = dlog.len().min(l.head_count() * l.tp());
-    let (near, far) = dlog.split_at_mut(half);
-    let dlog = [near, far].map(|dlog| by_position(dlog, s, l.tp(), s.time, &cuts.positions));
     let mut kinds = [false, true].into_iter();
     let dlearned = dlearned.each_mut().map(|dlearned| {
         let orders = l.learned(kinds.next().expect("near and far"));
@@ -120,14 +113,12 @@ fn queries<'a>(
         Disjoint::new(dlearned, axes).blocks(group, &cuts.numbers)
     });
     let [near_q, far_q] = dq.map(|blocks| blocks.turned(turn).par());
-    let [near_log, far_log] = dlog.map(|blocks| blocks.turned(turn).par());
     let [near_learned, far_learned] = dlearned.map(|blocks| blocks.turned(turn).par());
-    let all = near_q.zip(far_q).zip(ddecay.turned(turn).par()).zip(near_learned.zip(far_learned)).zip(near_log.zip(far_log));
-    all.map(|((((near, far), ddecay), (near_learned, far_learned)), (near_log, far_log))| QueryGrads {
+    let all = near_q.zip(far_q).zip(ddecay.turned(turn).par()).zip(near_learned.zip(far_learned));
+    all.map(|(((near, far), ddecay), (near_learned, far_learned))| QueryGrads {
         dq: [near, far],
         ddecay,
         dlearned: [near_learned, far_learned],
-        dlog: [near_log, far_log],
     })
 }
 

@@ -119,7 +119,7 @@ impl Planned {
         scratch.with(|w| {
             w.ensure_forward(layout)?;
             gates::forward(layout, inputs, w);
-            prepare::forward(layout, inputs, w, false, None)?;
+            prepare::forward(layout, inputs, w, false)?;
             channels::prepare(layout, inputs, w)?;
             let report = run_forward(layout, inputs, w, factors, saved, y, None)?;
             match walked {
@@ -160,7 +160,7 @@ fn backward_tasks(
     grads: &mut Grads<f32>,
 ) -> Result<(), Error> {
     gates::forward(l, inputs, w);
-    prepare::forward(l, inputs, w, true, None)?;
+    prepare::forward(l, inputs, w, true)?;
     channels::prepare(l, inputs, w)?;
     write::forward(l, inputs, w, factors, true, None)?;
     epilogue::backward(l, inputs, saved, dy, w);
@@ -460,7 +460,6 @@ fn tiles_backward(l: &Layout, inputs: &Inputs<f32>, rho: &[f32], w: &mut CallScr
         channels: channels::Source::new(inputs, w),
         lengths: inputs.lengths,
         rho,
-        logs: &w.logs,
         du: &w.du,
         dz: &w.dz,
     };

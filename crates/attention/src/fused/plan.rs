@@ -298,28 +298,9 @@ impl Layout {
         std::iter::once(&self.heads[h]).chain(&self.far[h])
     }
 
-    /// Whether any class has a mean that moves.
-    pub fn follows_means(&self) -> bool {
-        self.classes.iter().any(|class| class.running.is_some())
-    }
-
-    /// Whether a head weighs its keys by e^c of its own for each query; around the mean of whole keys, a walk knows c.
-    pub fn has_log_factor(&self, head: &Head) -> bool {
-        let class = &self.classes[head.class];
-        (head.gauss && !class.whole) || class.shift || class.running.is_some()
-    }
-
-    /// Whether any does.
-    pub fn has_log_factors(&self) -> bool {
-        (0..self.heads.len()).flat_map(|h| self.passes_of(h)).any(|head| self.has_log_factor(head))
-    }
-
     /// Values of the tensors with which any class is prepared, of one head; 0 where all are plain.
     pub fn tensor_len(&self) -> usize {
-        let reads = |class: &Class| class.dim.is_some() || class.hedgehog || class.shift;
-        let gauss = (0..self.heads.len()).flat_map(|h| self.passes_of(h)).any(|head| head.gauss);
-        let most = self.classes.iter().map(|class| class.tensor_len(self.shape.d)).max().unwrap_or(0);
-        if gauss || self.classes.iter().any(reads) { most } else { 0 }
+        self.classes.iter().map(|class| class.tensor_len(self.shape.d)).max().unwrap_or(0)
     }
 
     /// Whether any head takes one position after another.

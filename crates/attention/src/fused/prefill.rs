@@ -70,7 +70,7 @@ impl Fused {
             w.ensure_forward(l)?;
             begin(l, state, w)?;
             gates::forward(l, inputs, w);
-            prepare::forward(l, inputs, w, false, Some(state))?;
+            prepare::forward(l, inputs, w, false)?;
             channels::prepare(l, inputs, w)?;
             let mut report = run_forward(l, inputs, w, factors, None, y, Some(state))?;
             if l.has_walked_heads() {
@@ -161,7 +161,7 @@ fn end(l: &Layout, inputs: &Inputs<f32>, state: &mut State, w: &CallScratch) {
             if matches!(store.memory, GroupMemory::Pool(_)) {
                 return Vec::new();
             }
-            keys.follow_and_enter(state, group, index % groups.len(), store);
+            keys.enter(state, group, index % groups.len(), store);
             let norms = keys.append(group, store);
             let bound = |&h: &usize| {
                 let n = b * s.heads + h;
@@ -234,22 +234,16 @@ impl Keys<'_> {
         &self.w.v[(l.kv_index(class, self.b, self.group) * l.tp() + t) * l.ep..][..l.ep]
     }
 
-    /// Brings the sum of followed keys, and the state of far keys, from before the call to after it. Tiles that are far from all positions of the call
-    /// have entered the state with their chunks.
-    fn follow_and_enter(&self, state: &State, group: &StateGroup, index: usize, store: &mut Store) {
+    /// Brings the state of far keys from before the call to after it. Tiles that are far from all positions of the call have entered the state with
+    /// their chunks.
+    fn enter(&self, state: &State, group: &StateGroup, index: usize, store: &mut Store) {
         let l = self.l;
         let class = group.far.as_ref().map_or(group.class, |far| far.class);
-        let Store { memory, far, sum, .. } = store;
-        let mut key = vec![0.0; l.classes[class].width];
-        let mut follow = |key: &[f32]| sum.iter_mut().zip(key).for_each(|(sum, &k)| *sum += k as f64);
-        let (GroupMemory::Cache(cache), Some(far)) = (memory, far) else {
-            for t in (0..self.len).filter(|_| l.classes[class].running.is_some()) {
-                self.key(class, t, &mut key);
-                follow(&key);
-            }
+        let (GroupMemory::Cache(cache), Some(far), Some(basis)) = (&mut store.memory, &mut store.far, state.bases[index].as_deref()) else {
             return;
         };
-        let (h, basis) = (group.heads[0], state.bases[index].as_deref());
+        let mut key = vec![0.0; l.classes[class].width];
+        let h = group.heads[0];
         let distance = l.heads[h].variant.distance();
         let (n, before) = (self.first + h, cache.next_position());
         let after = (before + self.len).saturating_sub(distance.window);
@@ -261,20 +255,16 @@ impl Keys<'_> {
                     cache.far_key(at, &mut key);
                     let (place, column) = (cache.place(at), &cache.columns[0]);
                     let decay = column.decay.get(place).map_or(1.0, |c| (last - c).exp() as f32);
-                    if let Some(basis) = basis {
-                        far.enter(basis, &key, cache.value(place), column.weights.get(place).copied().unwrap_or(1.0), decay);
-                    }
+                    far.enter(basis, &key, cache.value(place), column.weights.get(place).copied().unwrap_or(1.0), decay);
                 }
-                Some(t) => {
+                Some(t) if at >= absorbed => {
                     self.key(class, t, &mut key);
                     let decay = if l.heads[h].variant.decay.is_some() { (last - self.w.decay[n * l.tp() + t]).exp() as f32 } else { 1.0 };
                     let weight = if l.heads[h].weighs_keys { self.w.key_weights[n * l.tp() + t] } else { 1.0 };
-                    if let Some(basis) = basis.filter(|_| at >= absorbed) {
-                        far.enter(basis, &key, self.value(class, t), weight, decay);
-                    }
+                    far.enter(basis, &key, self.value(class, t), weight, decay);
                 }
+                Some(_) => {}
             }
-            follow(&key);
         }
     }
 

@@ -2,7 +2,6 @@
 //! tiles by head, and the gradients of these back into those of q, k and v.
 
 mod head_rows;
-mod means;
 mod qk_norm;
 
 use rayon::prelude::*;
@@ -15,7 +14,6 @@ use crate::fused::scratch::CallScratch;
 use crate::kernels::disjoint::{Axes, Axis, Block, Blocks, Disjoint};
 use crate::kernels::simd::dispatch;
 use crate::layer::{Class, Features};
-use crate::state::State;
 use crate::{Buffer, Error, Extra, Grads, Inputs, Shape};
 
 /// Filters [heads·dimension, w] with the channel last: [heads, w, dimension].
@@ -65,8 +63,6 @@ pub struct Sources<'a> {
     tails: [&'a [f32]; 3],
     /// Normed rows of q and k, [sources, B, T, heads·d]; empty where there are none.
     normed: [&'a [f32]; 2],
-    /// Means of keys that move, [K, T, dp]; empty where none does.
-    means: &'a [f32],
     /// Where batch rows start; empty where all do at 0.
     positions: &'a [usize],
 }
@@ -83,21 +79,15 @@ impl<'a> Sources<'a> {
             taps: slices(&w.taps),
             tails: slices(&w.initial.tails),
             normed: w.normed.each_ref().map(|buffer| buffer.as_slice()),
-            means: &w.means,
             positions: if w.initial.given { &w.initial.positions } else { &[] },
         }
     }
 
     /// The queries of head h in batch row b, for its near or its far keys.
     pub fn query(&self, l: &Layout, b: usize, h: usize, far: bool) -> HeadRows<'a> {
-        let (head, g) = (l.pass(h, far), h / l.shape.group());
+        let head = l.pass(h, far);
         let class = l.classes[head.class];
-        let features = class.of_queries(self.inputs, l.shape.d, head, h, g);
-        let means = match class.running {
-            Some(_) => (&self.means[l.kv_index(head.class, b, g) * l.shape.time * l.dp..], l.dp),
-            None => (&[][..], 0),
-        };
-        HeadRows { means, ..self.rows(l, class, Tensor::Q, b, h, features) }
+        self.rows(l, class, Tensor::Q, b, h, class.of_queries(self.inputs, l.shape.d, head, h))
     }
 
     /// The keys of kv head g in batch row b.
@@ -143,7 +133,6 @@ impl<'a> Sources<'a> {
                 &[]
             },
             features,
-            means: (&[], 0),
             codes: class.bits.filter(|_| tensor != Tensor::Q).map(|(bits, sinks)| Codes {
                 bits,
                 from: sinks.saturating_sub(self.positions.get(b).copied().unwrap_or(0)),
@@ -173,7 +162,7 @@ fn angles(l: &Layout, w: &mut CallScratch) {
 }
 
 /// The packed tiles of k and v, and for the backward pass of q; the forward pass prepares queries tile by tile and reads keys only transposed.
-pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, backward: bool, state: Option<&State>) -> Result<(), Error> {
+pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, backward: bool) -> Result<(), Error> {
     let s = l.shape;
     angles(l, w);
     for ((buffer, extra), dim) in w.taps.iter_mut().zip([Extra::ConvQ, Extra::ConvK, Extra::ConvV]).zip([s.d, s.d, s.e]) {
@@ -188,8 +177,7 @@ pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, backward: 
         w.normed = normed;
     }
     w.tasks.ensure(l.pitch * l.dp.max(l.ep))?;
-    let [mut q, mut k, mut kt, mut v, mut vt, mut means] =
-        [&mut w.q, &mut w.k, &mut w.kt, &mut w.v, &mut w.vt, &mut w.means].map(std::mem::take);
+    let [mut q, mut k, mut kt, mut v, mut vt] = [&mut w.q, &mut w.k, &mut w.kt, &mut w.v, &mut w.vt].map(std::mem::take);
     let (sources, tasks) = (Sources::new(l, inputs, w), &w.tasks);
     let reads_v = |head: &Head| head.weighs_keys || head.chunked || head.variant.write.is_some();
     let keeps_v = !backward || l.heads.iter().any(reads_v);
@@ -212,13 +200,13 @@ pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, backward: 
             }
         });
     };
-    let mut keys_and_values = || {
+    let keys_and_values = || {
         rayon::join(
             || key_value(Tensor::K, &mut k, backward || l.layer.decays_by_channel(), &mut kt, true),
             || key_value(Tensor::V, &mut v, keeps_v, &mut vt, backward),
         );
     };
-    let queries = |sources: &Sources, q: &mut Buffer| {
+    let queries = |q: &mut Buffer| {
         let passes = heads * l.passes();
         let places = Blocks::pieces(&mut q[..], passes).par().zip(Blocks::empty(passes).par());
         places.enumerate().with_max_len(1).for_each(|(n, (rows, none))| {
@@ -228,17 +216,8 @@ pub fn forward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, backward: 
             }
         });
     };
-    if l.follows_means() {
-        // Queries read the means of keys.
-        keys_and_values();
-        means::forward(l, inputs, &kt, state, &mut means);
-        if backward {
-            queries(&Sources { means: &means, ..sources }, &mut q);
-        }
-    } else {
-        rayon::join(|| backward.then(|| queries(&sources, &mut q)), keys_and_values);
-    }
-    (w.q, w.k, w.kt, w.v, w.vt, w.means) = (q, k, kt, v, vt, means);
+    rayon::join(|| backward.then(|| queries(&mut q)), keys_and_values);
+    (w.q, w.k, w.kt, w.v, w.vt) = (q, k, kt, v, vt);
     Ok(())
 }
 
@@ -260,7 +239,7 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
     let [taps_q, taps_k, taps_v] = &mut dtaps;
     let [tensors_q, tensors_k] = &mut dtensors;
     let (normed_queries, normed_keys) = (normed_blocks(normed_q, &s, s.heads, &whole), normed_blocks(normed_k, &s, s.kv_heads, &whole));
-    let (dlog, len_of) = (&w.dlog, l.tensor_len());
+    let len_of = l.tensor_len();
     let queries = |dq: &mut Buffer| {
         let [first, second] = normed_queries;
         let targets = to_q.blocks(1, &whole).par().zip(first.par().zip(second.par()));
@@ -281,10 +260,9 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
                         Some(_) => second.again(),
                     };
                     let (side, len) = (sources.query(l, b, h, is_far), inputs.length(b, &s));
-                    let dlog = dlog.get(((is_far as usize * heads) + n) * l.tp()..).unwrap_or_default();
                     let tensors = tensors.piece().get_mut(is_far as usize * len_of..).unwrap_or_default();
                     let (rows, dtaps) = (rows.piece(), dtaps.piece());
-                    dispatch(Unpack { side, class, len, rows, dlog, padded: l.dp, to, dtaps, tensors });
+                    dispatch(Unpack { side, class, len, rows, padded: l.dp, to, dtaps, tensors });
                 }
             },
         );
@@ -320,7 +298,7 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
                         Some(_) => second.again(),
                     };
                     let tensors = dtensors.piece().get_mut(index * len_of..).unwrap_or_default();
-                    dispatch(Unpack { side, class, len, rows, dlog: &[], padded, to, dtaps, tensors });
+                    dispatch(Unpack { side, class, len, rows, padded, to, dtaps, tensors });
                 }
             },
         );
@@ -329,14 +307,7 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
     let keys_and_values = |dk: &mut Buffer| {
         rayon::join(|| keys(Tensor::K, dk, to_k, normed_keys, taps_k, tensors_k), || keys(Tensor::V, &mut dv, to_v, none, taps_v, &mut []));
     };
-    if l.follows_means() {
-        // The gradients of means are left in the places of those of queries.
-        queries(&mut dq);
-        means::backward(l, inputs, &dq, &mut dk);
-        keys_and_values(&mut dk);
-    } else {
-        rayon::join(|| queries(&mut dq), || keys_and_values(&mut dk));
-    }
+    rayon::join(|| queries(&mut dq), || keys_and_values(&mut dk));
     if let Some(norm) = l.layer.qk_norm() {
         for (((tensor, extra), rows), count) in NORMED.into_iter().zip(&mut dnormed).zip([s.heads, s.kv_heads]) {
             for (conv, rows) in l.layer.norm_sources().zip(rows.chunks_exact_mut(s.rows() * count * s.d)) {
@@ -366,36 +337,31 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, grads: &m
     (w.dnormed, w.norm_room, w.dtensors) = (dnormed, room, dtensors);
 }
 
-/// Adds the gradients of projections, learned features and centres, which tasks have left by batch row and head.
+/// Adds the gradients of projections and learned features, which tasks have left by batch row and head.
 fn tensors_backward(l: &Layout, [queries, keys]: &[Buffer; 2], grads: &mut Grads<f32>) {
     let (s, len) = (l.shape, l.tensor_len());
-    let add = |grads: &mut Grads<f32>, class: &Class, values: &[f32], names: [Extra; 3], head: usize, g: usize| {
-        let [matrix, weight, bias, mean, _] = class.tensor_lens(s.d);
+    let add = |grads: &mut Grads<f32>, class: &Class, values: &[f32], names: [Extra; 3], head: usize| {
         let mut from = values;
-        for (extra, head, count) in [(names[0], head, matrix), (names[1], head, weight), (names[2], head, bias), (Extra::Mean, g, mean)] {
+        for (extra, count) in names.into_iter().zip(class.tensor_lens(s.d)) {
             let (own, rest) = from.split_at(count);
             from = rest;
-            if count > 0 && (extra != Extra::Mean || class.trained) {
+            if count > 0 {
                 let to = &mut grads.extra(class.tensor(extra))[head * count..][..count];
                 to.iter_mut().zip(own).for_each(|(to, from)| *to += from);
             }
         }
-        from[0]
     };
     for (n, values) in queries.chunks_exact((l.passes() * len).max(1)).enumerate() {
         let h = n % s.heads;
         for (far, values) in [false, true].into_iter().zip(values.chunks_exact(len)) {
             let Some(head) = (if far { l.far[h].as_ref() } else { Some(&l.heads[h]) }) else { continue };
             let names = [Extra::DimQ, Extra::FeatureQ, Extra::FeatureQBias];
-            let dgamma = add(grads, &l.classes[head.class], values, names, h, h / s.group());
-            if head.gauss && head.trained {
-                grads.extra(if far { Extra::FarGamma } else { Extra::Gamma })[h] += dgamma;
-            }
+            add(grads, &l.classes[head.class], values, names, h);
         }
     }
     for (i, values) in keys.chunks_exact(len.max(1)).enumerate() {
         let (g, class) = (i / l.classes.len() % s.kv_heads, &l.classes[i % l.classes.len()]);
-        add(grads, class, values, [Extra::DimK, Extra::FeatureK, Extra::FeatureKBias], g, g);
+        add(grads, class, values, [Extra::DimK, Extra::FeatureK, Extra::FeatureKBias], g);
     }
 }
 

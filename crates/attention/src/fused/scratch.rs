@@ -120,8 +120,6 @@ call_scratch! {
     taps: [Buffer; 3],
     /// Normed rows of q and k, [sources, B, T, heads·d], where heads have such a norm.
     normed: [Buffer; 2],
-    /// Means of keys that move [K, T, dp].
-    means: Buffer,
     /// U [N, T, ep], z and ρ [N, T] of heads that walk.
     walk: [Buffer; 3],
     /// Gate factors [B, G, T] and [N, T].
@@ -150,9 +148,6 @@ call_scratch! {
     /// Gradients of the sums over keys, [passes, N, T, ep] and [passes, N, T].
     du: Buffer,
     dz: Buffer,
-    /// Log factors of queries and their gradients [passes, N, T] and [passes, N, Tp], where there are any.
-    logs: Buffer,
-    dlog: Vec<f64>,
     /// Gradients of prepared tensors, shaped like them; of queries [passes, N, T, dp].
     dq: Buffer,
     dk: Buffer,
@@ -210,7 +205,6 @@ impl CallScratch {
             sums.fill(0.0);
         }
         self.kt.ensure(kv * l.tiles * l.width * l.pitch)?;
-        self.means.ensure(l.follows_means() as usize * kv * s.time * l.dp)?;
         self.v.ensure(kv * tp * l.ep)?;
         if l.layer.decays_by_channel() {
             self.k.ensure(kv * tp * l.dp)?;
@@ -254,9 +248,6 @@ impl CallScratch {
         self.du.ensure(passes * n * s.time * l.ep)?;
         self.dz.ensure(passes * n * s.time)?;
         self.dq.ensure(passes * n * s.time * l.dp)?;
-        let logs = l.has_log_factors() as usize * passes * n;
-        self.logs.ensure(logs * s.time)?;
-        resize(&mut self.dlog, logs * tp)?;
         self.dk.ensure(kv * tp * l.dp)?;
         self.dv.ensure(kv * tp * l.ep)?;
         let gates = l.has_gates() as usize;

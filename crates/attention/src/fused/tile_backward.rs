@@ -23,7 +23,6 @@ pub struct Context<'a> {
     pub channels: Source<'a>,
     pub lengths: Option<&'a [usize]>,
     pub rho: &'a [f32],
-    pub logs: &'a [f32],
     pub du: &'a [f32],
     pub dz: &'a [f32],
 }
@@ -146,15 +145,13 @@ impl BackwardTiles<'_, '_> {
         let mut columns = [0.0; TILE];
         let mut dcolumns = [0.0; TILE];
         let mut slopes = [0.0; TILE];
-        let mut weighted = [0.0; TILE];
-        let has_log = l.has_log_factor(head);
         let base = decay.map_or(0.0, |decay| decay_columns(&decay[s0..s0 + l.pitch], &mut columns));
         // Places of this tile, and of the first query, in what the task writes to.
         let (first, to) = (self.queries.start * l.tile, (tile - self.keys.start) * l.tile);
         let KeyGrads { dk, dv, dkey_weights, ddecay: ddecay_keys } = &mut self.to_keys;
         let (dk, dv) = (dk.rows(head.class, to, to + l.tile), dv.rows(head.class, to, to + l.tile));
-        let QueryGrads { dq, ddecay, dlearned, dlog } = &mut self.to_queries;
-        let (dq, dlog) = (&mut dq[far as usize], &mut dlog[far as usize]);
+        let QueryGrads { dq, ddecay, dlearned } = &mut self.to_queries;
+        let dq = &mut dq[far as usize];
         let dlearned = &mut dlearned[far as usize].row(in_group, 0)[..head.learned];
         // Weighted keys: the gradient of the weight needs that of the unweighted value first.
         let to_dv: &mut [f32] = if head.weighs_keys {
@@ -200,18 +197,12 @@ impl BackwardTiles<'_, '_> {
                     }
                     let row = (decay.map_or(0.0, |d| d[r]) - base) as f32;
                     let decay_row = || decay.map(|_| DecayRow { row, columns: &columns });
-                    let rho = head.rescale.of(c.rho[at] - c.logs.get(of_pass).copied().unwrap_or(0.0));
+                    let rho = head.rescale.of(c.rho[at]);
                     let dz = c.dz[of_pass];
                     if head.learned > 0 {
                         let (decay, clamp) = (decay_row(), head.clamp);
                         let grads = CoefficientRow { x, dp, visible, clamp, decay, rho, dz, key_weights };
                         head.kernel.learned_row(simd, grads, dlearned);
-                    }
-                    if has_log {
-                        weighted[..width].copy_from_slice(dp);
-                        if let Some(weights) = key_weights {
-                            weighted[..width].iter_mut().zip(weights).for_each(|(g, weight)| *g *= weight);
-                        }
                     }
                     let total = head.kernel.backward_row(
                         simd,
@@ -226,10 +217,6 @@ impl BackwardTiles<'_, '_> {
                             key_weights,
                         },
                     );
-                    if has_log {
-                        let through: f32 = x.iter().zip(&weighted).map(|(w, g)| w * (g + dz)).sum();
-                        dlog.row(in_group, r - first)[0] += through as f64;
-                    }
                     if head.cap.is_some() {
                         dp.iter_mut().zip(&slopes).for_each(|(dx, slope)| *dx *= slope);
                     }

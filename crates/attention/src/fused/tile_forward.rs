@@ -170,7 +170,6 @@ impl Task for ForwardTile<'_, '_> {
         let begins = self.cached.as_ref().map_or(0, |cached| cached.cache.next_position());
         let distance = l.heads[self.h].variant.distance();
         let relative = distance.after(begins);
-        let mut logs = [[0.0f32; TILE]; 2];
         let passes = [Some((self.near, &mut self.sums)), self.far.map(|far| (far, &mut self.far_sums))];
         for (far, (keys, sums)) in [false, true].into_iter().zip(passes).filter_map(|(far, pass)| Some((far, pass?))) {
             let head = l.pass(self.h, far);
@@ -182,19 +181,14 @@ impl Task for ForwardTile<'_, '_> {
             rho[counted - first..].fill(0.0);
 
             let size = (counted - first) * l.dp;
-            let features = || c.sources.query(l, self.b, self.h, far);
             let q: &[f32] = match keys.q {
                 Queries::Prepared(q) => &q[..size],
                 Queries::Scratch(q) => {
                     let q = &mut q[..size];
-                    features().fill(simd, first, s.time, q, l.dp);
+                    c.sources.query(l, self.b, self.h, far).fill(simd, first, s.time, q, l.dp);
                     q
                 }
             };
-            if l.has_log_factor(head) {
-                let features = features().features;
-                logs[far as usize].iter_mut().zip(q.chunks_exact(l.dp)).for_each(|(log, q)| *log = features.log_factor(q));
-            }
             let mut sums = Sums([[0.0; 16]; TILE]);
             let sums = &mut sums.0;
             if keys.begun {
@@ -298,15 +292,14 @@ impl Task for ForwardTile<'_, '_> {
         if let Some(to) = self.cached.and_then(|cached| cached.largest) {
             *to = largest;
         }
-        let has_far = l.far[self.h].is_some();
-        if has_far || l.has_log_factor(&l.heads[self.h]) {
+        if l.far[self.h].is_some() {
             let variant = &l.heads[self.h].variant;
             let sink = c.gates.sink(variant, self.h).filter(|_| l.heads[self.h].rescale != Rescale::SubtractMax);
             for (i, t) in (first..counted).enumerate() {
-                let sees_far = has_far && !distance.far(begins + t).is_empty();
+                let sees_far = !distance.far(begins + t).is_empty();
                 let (from, sums) = (&self.far_sums, &mut self.sums);
-                let far = || FarSums { u: &from.u[i * l.ep..][..l.ep], z: from.z[i], log: from.rho[i] + logs[1][i] };
-                let near = sums.rho[i] + logs[0][i];
+                let far = || FarSums { u: &from.u[i * l.ep..][..l.ep], z: from.z[i], log: from.rho[i] };
+                let near = sums.rho[i];
                 sums.rho[i] = join(variant, &mut sums.u[i * l.ep..][..l.ep], &mut sums.z[i], near, sees_far.then(far), sink);
             }
         }

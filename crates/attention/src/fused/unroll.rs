@@ -116,6 +116,6 @@ impl Task for FarKey<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        self.features.forward(simd, self.key, &[], self.to);
+        self.features.forward(simd, self.key, self.to);
     }
 }

@@ -133,24 +133,15 @@ impl GroupInputs for WalkInputs<'_> {
         self.l.classes[self.group.class].channels_of(self.inputs, self.l.shape.d, self.g)
     }
 
-    fn spread(&self, head: usize) -> (&[f32], f32) {
-        self.l.layer.whole_spread(self.inputs, head)
-    }
-
     #[inline(always)]
     fn far_key<S: Simd>(&self, simd: S, key: &[f32], to: &mut [f32]) {
         let Some(far) = &self.group.far else { return };
-        self.l.classes[far.class].of_keys(self.inputs, self.l.shape.d, self.g).forward(simd, key, &[], to);
+        self.l.classes[far.class].of_keys(self.inputs, self.l.shape.d, self.g).forward(simd, key, to);
     }
 
     #[inline(always)]
-    fn far_query<S: Simd>(&self, simd: S, head: usize, mean: &[f32], to: &mut [f32]) -> f32 {
-        let rows = self.sources.query(self.l, self.b, head, true);
-        let mut x = [0.0f32; 256];
-        let x = &mut x[..self.l.shape.d];
-        rows.before_map(simd, self.t, x);
-        rows.features.forward(simd, x, mean, to);
-        if rows.features.has_log_factor() { rows.features.log_factor(to) } else { 0.0 }
+    fn far_query<S: Simd>(&self, simd: S, head: usize, to: &mut [f32]) {
+        self.sources.query(self.l, self.b, head, true).forward(simd, self.t, to);
     }
 }
 

@@ -1,6 +1,5 @@
 //! Which inputs beyond q, k and v the heads of a layer ask for, under their names in checkpoints.
 
-use crate::parts::centre::{Centre, Mean};
 use crate::parts::decay::DecayParams;
 use crate::parts::gate::PostGate;
 use crate::{Error, Extra, Inputs, Real, Shape, Variant, Weighing};
@@ -62,28 +61,16 @@ struct ClassSizes {
     dim: usize,
     /// Of learned features.
     features: usize,
-    /// Of centred keys.
-    channels: usize,
-    /// Whether the centre is trained, and its spread.
-    trained: bool,
-    spread: bool,
 }
 
 impl ClassSizes {
     fn new(heads: &[Variant], d: usize, class: impl Fn(&Variant) -> Option<Weighing>) -> Result<ClassSizes, Error> {
         let learned = |v: &Variant| class(v).map(|class| class.learned()).filter(|&n| n > 0);
         let features = |v: &Variant| class(v).filter(|class| class.kernel.has_learned_map()).map(|class| class.dim.unwrap_or(d));
-        // Around the mean of whole keys, the spread is theirs.
-        let centred = |class: Weighing| if class.centre?.mean == Mean::Whole { Some(d) } else { Some(class.score_dim(d)) };
-        let channels = |v: &Variant| class(v).and_then(centred);
-        let centre = shared(heads, "kind of centre", |v| class(v)?.centre)?;
         Ok(ClassSizes {
             orders: shared(heads, "number of learned coefficients", learned)?.unwrap_or(0),
             dim: shared(heads, "`dim`", |v| class(v)?.dim)?.unwrap_or(d),
             features: shared(heads, "dimension of learned features", features)?.unwrap_or(d),
-            channels: shared(heads, "dimension of centred keys", channels)?.unwrap_or(d),
-            trained: centre.is_none_or(Centre::is_trained),
-            spread: centre.is_some_and(Centre::trains_spread),
         })
     }
 }
@@ -107,7 +94,7 @@ pub(crate) fn layer_extras(heads: &[Variant], shape: &Shape) -> Result<Vec<Extra
         .filter(|&extra| heads.iter().any(|v| v.needs(extra)))
         .map(|extra| {
             let (near, far) = extra.of_near();
-            let ClassSizes { orders, dim, features, channels, trained, spread } = classes[far as usize];
+            let ClassSizes { orders, dim, features } = classes[far as usize];
             let taps = width.unwrap_or(0);
             // PyTorch's start for a convolution: uniform within 1/√width.
             let conv = |channels: usize| parameter(vec![channels, 1, taps], Init::Uniform(1.0 / (taps as f64).sqrt()));
@@ -141,20 +128,12 @@ pub(crate) fn layer_extras(heads: &[Variant], shape: &Shape) -> Result<Vec<Extra
                 Extra::FeatureQBias => ("q_feature.bias", "far.q_feature.bias", zeros(vec![h, features])),
                 Extra::FeatureK => ("k_feature.weight", "far.k_feature.weight", matrix(g, features, features)),
                 Extra::FeatureKBias => ("k_feature.bias", "far.k_feature.bias", zeros(vec![g, features])),
-                Extra::Mean => ("centre.mean", "far.centre.mean", zeros(vec![g, channels])),
-                Extra::Spread => ("centre.spread", "far.centre.spread", zeros(vec![g, channels, channels])),
-                Extra::Gamma => ("centre.gamma", "far.centre.gamma", parameter(vec![h], Init::Constant(1.0))),
                 Extra::CodeCentre => ("codes.centre", "", zeros(vec![g, d])),
                 // Wide enough for keys of models as they come; calibration makes it fit.
                 Extra::CodeRange => ("codes.range", "", parameter(vec![g, d], Init::Constant(8.0))),
                 far => unreachable!("{far:?} is no tensor of near keys"),
             };
-            let trained = match near {
-                Extra::CodeCentre | Extra::CodeRange => false,
-                Extra::Spread => spread,
-                Extra::Mean | Extra::Gamma => trained,
-                _ => true,
-            };
+            let trained = !matches!(near, Extra::CodeCentre | Extra::CodeRange);
             ExtraSpec { extra, name: if far { far_name } else { name }, source, trained }
         })
         .collect())
@@ -212,9 +191,7 @@ impl Variant {
             Extra::FeatureQ | Extra::FeatureQBias | Extra::FeatureK | Extra::FeatureKBias => {
                 weighed(|class| class.kernel.has_learned_map())
             }
-            Extra::Mean => weighed(|class| class.centre.is_some_and(|centre| centre.has_mean())),
             Extra::CodeCentre | Extra::CodeRange => self.bits.is_some(),
-            Extra::Spread | Extra::Gamma => weighed(|class| class.centre.is_some_and(|centre| centre.gauss)),
             _ => false,
         }
     }
@@ -268,19 +245,6 @@ mod tests {
             ("far.k_feature.bias", 6),
         ];
         assert_eq!(sizes, expected.map(|(name, values)| (name, values, true)));
-        let centred = layer_extras(&heads(["exp dim=2 centre=learned,gauss window=3 far(taylor=0..2 centre=given,gauss)"; 4]), &SHAPE);
-        let centred: Vec<(&str, bool)> = centred.expect("possible").iter().map(|spec| (spec.name, spec.trained)).collect();
-        let expected = [
-            ("q_dim.weight", true),
-            ("k_dim.weight", true),
-            ("centre.mean", true),
-            ("centre.spread", false),
-            ("centre.gamma", true),
-            ("far.centre.mean", false),
-            ("far.centre.spread", false),
-            ("far.centre.gamma", false),
-        ];
-        assert_eq!(centred, expected);
     }
 
     #[test]

@@ -10,8 +10,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::kernels::basis::Basis;
 use crate::kernels::score_rows::Rescale;
-use crate::parts::centre::{Centre, Mean};
-use crate::parts::distance::Distance;
 use crate::parts::kernel::feature::Map;
 use crate::parts::kernel::taylor::MAX_ORDER;
 use crate::parts::qk_norm::QkNorm;
@@ -87,13 +85,6 @@ pub(crate) struct Class {
     pub hedgehog: bool,
     /// q and k are projected to this many dimensions, after RoPE.
     pub dim: Option<usize>,
-    /// Whether keys are shifted by a vector, and whether that is trained.
-    pub shift: bool,
-    pub trained: bool,
-    /// Whose mean is followed: of all keys, or of those beyond this distance.
-    pub running: Option<Distance>,
-    /// Whether the mean of keys before their projection is followed.
-    pub whole: bool,
     /// The bits of codes of keys and values, and the sinks that have none.
     pub bits: Option<(u32, usize)>,
     /// Whether the tensors that it reads are those of far keys; false where it reads none.
@@ -126,10 +117,6 @@ impl Class {
             channels: None,
             hedgehog: false,
             dim: None,
-            shift: false,
-            trained: false,
-            running: None,
-            whole: false,
             bits: None,
             far: false,
             width: d,
@@ -140,10 +127,6 @@ impl Class {
     /// How a variant prepares the keys of a class that it weighs like this.
     fn of(variant: &Variant, weighing: &Weighing, far: bool, d: usize) -> Class {
         let hedgehog = weighing.kernel.has_learned_map();
-        // For exp a centre is an identity.
-        let centre = weighing.centre.filter(|_| !weighing.kernel.is_exp());
-        let shift = centre.is_some_and(Centre::has_mean);
-        let running = centre.filter(|centre| centre.mean == Mean::Running).map(|_| variant.distance());
         Class {
             rope: variant.rope,
             conv: variant.conv.is_some(),
@@ -152,13 +135,9 @@ impl Class {
             channels: None,
             hedgehog,
             dim: weighing.dim,
-            shift,
-            trained: shift && centre.is_some_and(Centre::is_trained),
-            running,
-            whole: centre.is_some_and(|centre| centre.mean == Mean::Whole),
             bits: variant.bits.map(|bits| (bits, variant.sinks.unwrap_or(0))),
-            far: far && (hedgehog || shift || running.is_some() || weighing.dim.is_some()),
-            width: weighing.score_dim(d) + running.is_some() as usize,
+            far: far && (hedgehog || weighing.dim.is_some()),
+            width: weighing.score_dim(d),
             write: None,
         }
     }
@@ -188,10 +167,6 @@ pub(crate) struct Head {
     pub clamp: f32,
     /// How these weights are kept within float32.
     pub rescale: Rescale,
-    /// Whether weights have a factor e^{γ/2·qᵀΣq}.
-    pub gauss: bool,
-    /// Whether its γ is trained.
-    pub trained: bool,
     /// Whether keys have weights: an input gate or a position denominator.
     pub weighs_keys: bool,
     /// Learned coefficients.
@@ -278,8 +253,6 @@ impl LayerSizes {
                 cap: weighing.cap.map(|c| c as f32),
                 clamp: weighing.clamp.map_or(f32::INFINITY, |c| c as f32),
                 rescale: if variant.rescale() == Rescale::None { Rescale::None } else { weighing.kernel.rescale() },
-                gauss: weighing.centre.is_some_and(|centre| centre.gauss),
-                trained: weighing.centre.is_some_and(Centre::is_trained),
                 weighs_keys: variant.in_gate.is_some() || variant.denominator.key_side(),
                 learned: weighing.learned(),
                 kernel: weighing.kernel,

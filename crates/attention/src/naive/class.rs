@@ -1,8 +1,7 @@
-//! One class of keys of a head: q and k as it sees them, its centre, and the scores of its pairs.
+//! One class of keys of a head: q and k as it sees them, and the scores of its pairs.
 
 use crate::naive::prepare::{FeatureGrads, Features};
 use crate::parts::cap;
-use crate::parts::centre::{Mean, bounded_gauss, bounded_gauss_slope};
 use crate::parts::kernel::hedgehog;
 use crate::real::dot;
 use crate::{Extra, Inputs, Kernel, Real, Weighing};
@@ -17,20 +16,6 @@ pub(crate) struct Class<'a, R> {
     pub k: Features<'a, R>,
     /// c_{t,i}, empty without a decay by channel; [length, width].
     pub decay: Vec<f64>,
-    /// μ_t [length, width], empty without a centre.
-    means: Vec<R>,
-    /// Keys that μ_t is the mean of, where it is running.
-    counted: Vec<Vec<usize>>,
-    /// What is taken from scores: scale·q_t·μ_t, zero without a centre.
-    pub shift: Vec<R>,
-    /// What the weights are multiplied back by: the same, or that of whole keys.
-    pub centre: Vec<R>,
-    /// γ/2·q_tᵀΣq_t
-    gauss: Vec<R>,
-    gamma: R,
-    spread: &'a [R],
-    /// Whether the log factor is that of whole keys.
-    whole: bool,
 }
 
 /// One score x_ts on its way to a weight factor·w(argument).
@@ -42,7 +27,7 @@ pub(crate) struct Score<R> {
     pub argument: R,
     /// ∂argument/∂x: the slope of the cap, 0 beyond the clamp.
     pub slope: R,
-    /// Log of what multiplies w, before the row maximum is taken out.
+    /// Log of the decay that multiplies w, before the row maximum is taken out.
     pub log: R,
     pub factor: R,
 }
@@ -54,23 +39,18 @@ pub(crate) struct ClassGrads<R> {
     pub k: Vec<R>,
     /// Of c_{t,i}.
     pub decay: Vec<f64>,
-    /// Of c_t in the argument and of the log factor.
-    pub centre: Vec<R>,
-    pub log_factor: Vec<R>,
     /// Of learned a_n.
     pub coefficients: Vec<f64>,
 }
 
 impl<R: Real> ClassGrads<R> {
     pub fn new(class: &Class<R>) -> Self {
-        let (length, width) = (class.centre.len(), class.q.width);
+        let (length, width) = (class.q.rows(), class.q.width);
         let zeros = |n: usize| vec![R::zero(); n];
         ClassGrads {
             q: zeros(length * width),
             k: zeros(length * width),
             decay: vec![0.0; class.decay.len()],
-            centre: zeros(length),
-            log_factor: zeros(length),
             coefficients: vec![0.0; class.weighing.learned()],
         }
     }
@@ -93,15 +73,8 @@ impl<'a, R: Real> Tensors<'a, R> {
 }
 
 impl<'a, R: Real> Class<'a, R> {
-    /// Of q and k [length, d] after RoPE. `keys(t)` are the class's keys that position t sees.
-    pub fn new(
-        tensors: Tensors<'a, R>,
-        far: bool,
-        weighing: Weighing,
-        (q, k, d): (&[R], &[R], usize),
-        decay: Vec<f64>,
-        keys: impl Fn(usize) -> Vec<usize>,
-    ) -> Self {
+    /// Of q and k [length, d] after RoPE.
+    pub fn new(tensors: Tensors<'a, R>, far: bool, weighing: Weighing, (q, k, d): (&[R], &[R], usize), decay: Vec<f64>) -> Self {
         let Tensors { head, kv_head, .. } = tensors;
         let dim = weighing.dim.unwrap_or(d);
         let matrix = |extra, index| tensors.own(weighing.dim.is_some(), extra, far, index, dim * d);
@@ -112,62 +85,14 @@ impl<'a, R: Real> Class<'a, R> {
             })
         };
         let map = weighing.kernel.map();
-        let (whole_q, whole_k) = (q, k);
         let q = Features::new(q, d, matrix(Extra::DimQ, head), learned(Extra::FeatureQ, Extra::FeatureQBias, head), map);
         let k = Features::new(k, d, matrix(Extra::DimK, kv_head), learned(Extra::FeatureK, Extra::FeatureKBias, kv_head), map);
-        let (width, scale) = (q.width, R::of(weighing.scale_for(d)));
-        let length = q.rows();
-        let (mut means, mut counted) = (Vec::new(), Vec::new());
-        match weighing.centre.map(|centre| centre.mean) {
-            None => {}
-            Some(Mean::Running | Mean::Whole) => {
-                counted = (0..length).map(keys).collect();
-                for keys in &counted {
-                    let inverse = R::one() / R::of(keys.len().max(1) as f64);
-                    let mean = |i: usize| keys.iter().map(|&s| k.row(s)[i]).sum::<R>() * inverse;
-                    means.extend((0..width).map(mean));
-                }
-            }
-            Some(Mean::Given | Mean::Learned) => {
-                let mean = tensors.own(true, Extra::Mean, far, kv_head, width);
-                means = mean.iter().copied().cycle().take(length * width).collect();
-            }
-        }
-        let shift: Vec<R> = match means.is_empty() {
-            true => vec![R::zero(); length],
-            false => (0..length).map(|t| scale * dot(q.row(t), &means[t * width..][..width])).collect(),
-        };
-        let mut centre = shift.clone();
-        let has_gauss = weighing.centre.is_some_and(|centre| centre.gauss);
-        let is_whole = weighing.centre.is_some_and(|centre| centre.mean == Mean::Whole);
-        let spread_dim = if is_whole { d } else { width };
-        let spread = tensors.own(has_gauss, Extra::Spread, far, kv_head, spread_dim * spread_dim);
-        let gamma = tensors.own(has_gauss, Extra::Gamma, far, head, 1).first().copied().unwrap_or(R::zero());
-        let half = R::of(0.5);
-        let mut gauss: Vec<R> = vec![R::zero(); length];
-        for t in 0..length {
-            if is_whole {
-                let row = &whole_q[t * d..][..d];
-                let keys = &counted[t];
-                let mean = |i: usize| keys.iter().map(|&s| whole_k[s * d + i].wide()).sum::<f64>() / keys.len().max(1) as f64;
-                centre[t] = R::of((0..d).map(|i| row[i].wide() * mean(i)).sum::<f64>() / (d as f64).sqrt());
-                if has_gauss {
-                    gauss[t] = R::of(bounded_gauss((gamma * quadratic(row, spread)).wide(), keys.len()));
-                }
-            } else if has_gauss {
-                gauss[t] = half * gamma * quadratic(q.row(t), spread);
-            }
-        }
-        Class { far, weighing, scale, q, k, decay, means, counted, shift, centre, gauss, gamma, spread, whole: is_whole }
+        let scale = R::of(weighing.scale_for(d));
+        Class { far, weighing, scale, q, k, decay }
     }
 
     pub fn kernel(&self) -> &Kernel {
         &self.weighing.kernel
-    }
-
-    /// The centre and spread of row t in the log of its weights.
-    pub fn log_factor(&self, t: usize) -> R {
-        self.centre[t] + self.gauss[t]
     }
 
     /// exp(c_t,i − c_s,i)
@@ -199,7 +124,7 @@ impl<'a, R: Real> Class<'a, R> {
     /// The score of query t and key s; `log_decay` is c_t − c_s of a decay by head.
     pub fn score(&self, t: usize, s: usize, log_decay: R) -> Score<R> {
         let (value, slope) = self.bounded(self.scale * self.product(self.q.row(t), self.k.row(s), t, s));
-        Score { s, far: self.far, argument: value - self.shift[t], slope, log: self.log_factor(t) + log_decay, factor: R::one() }
+        Score { s, far: self.far, argument: value, slope, log: log_decay, factor: R::one() }
     }
 
     /// The score of key t and key s < t for a write rule.
@@ -215,9 +140,7 @@ impl<'a, R: Real> Class<'a, R> {
     /// Adds the gradients of a pair (t, s) of a query and a key; returns that of the log of its weight.
     pub fn pair_backward(&self, t: usize, score: &Score<R>, dweight: R, g: &mut ClassGrads<R>) -> R {
         let dargument = self.argument_backward(score, dweight, g);
-        g.centre[t] += -dargument;
         let log = dweight * self.weight(score);
-        g.log_factor[t] += log;
         let ClassGrads { q: dq, k: dk, decay: ddecay, .. } = g;
         self.product_backward(dargument * score.slope * self.scale, (t, self.q.row(t), dq), (score.s, dk), ddecay);
         log
@@ -259,79 +182,10 @@ impl<'a, R: Real> Class<'a, R> {
         }
     }
 
-    /// Adds the gradients through the centre to those of q and k; gives those of μ [width] and γ.
-    pub fn centre_backward(&self, g: &mut ClassGrads<R>) -> (Vec<R>, R) {
-        let width = self.q.width;
-        let (mut dmean, mut dgamma) = (vec![R::zero(); width], R::zero());
-        for t in 0..self.centre.len() {
-            // The log factor has another centre than the argument where that is of whole keys.
-            let (q, dlog) = (self.q.row(t), if self.whole { R::zero() } else { g.log_factor[t] });
-            let dc = g.centre[t] + dlog;
-            if !self.means.is_empty() {
-                let mean = &self.means[t * width..][..width];
-                for i in 0..width {
-                    g.q[t * width + i] += self.scale * dc * mean[i];
-                    let dmu = self.scale * dc * q[i];
-                    match self.counted.get(t) {
-                        Some(keys) => {
-                            let share = dmu / R::of(keys.len().max(1) as f64);
-                            keys.iter().for_each(|&s| g.k[s * width + i] += share);
-                        }
-                        None => dmean[i] += dmu,
-                    }
-                }
-            }
-            if !self.spread.is_empty() && !self.whole {
-                dgamma += dlog * R::of(0.5) * quadratic(q, self.spread);
-                for i in 0..width {
-                    let both = (0..width).map(|j| (self.spread[i * width + j] + self.spread[j * width + i]) * q[j]).sum::<R>();
-                    g.q[t * width + i] += dlog * R::of(0.5) * self.gamma * both;
-                }
-            }
-        }
-        (dmean, dgamma)
-    }
-
-    /// Adds the gradients through the log factor of whole keys to those of q and k after RoPE [length, d]; gives those of γ and Σ.
-    pub fn whole_backward(&self, g: &ClassGrads<R>, (q, dq): (&[R], &mut [R]), (k, dk): (&[R], &mut [R])) -> (R, Vec<R>) {
-        let (mut dgamma, mut dspread) = (R::zero(), vec![R::zero(); self.spread.len()]);
-        if !self.whole {
-            return (dgamma, dspread);
-        }
-        let d = q.len() / self.centre.len().max(1);
-        let root = R::of((d as f64).sqrt());
-        for (t, keys) in self.counted.iter().enumerate() {
-            let (row, dlog) = (&q[t * d..][..d], g.log_factor[t]);
-            let share = dlog / (root * R::of(keys.len().max(1) as f64));
-            for &s in keys {
-                for i in 0..d {
-                    dq[t * d + i] += share * k[s * d + i];
-                    dk[s * d + i] += share * row[i];
-                }
-            }
-            if !self.spread.is_empty() {
-                let quadratic = quadratic(row, self.spread);
-                let slope = dlog * R::of(bounded_gauss_slope((self.gamma * quadratic).wide(), keys.len()));
-                dgamma += slope * quadratic;
-                for i in 0..d {
-                    let both = (0..d).map(|j| (self.spread[i * d + j] + self.spread[j * d + i]) * row[j]).sum::<R>();
-                    dq[t * d + i] += slope * self.gamma * both;
-                    (0..d).for_each(|j| dspread[i * d + j] += slope * self.gamma * row[i] * row[j]);
-                }
-            }
-        }
-        (dgamma, dspread)
-    }
-
     /// Adds the gradients of q and k after RoPE, [length, d]; gives those of the tensors of q and of k.
     pub fn features_backward(&self, g: &ClassGrads<R>, (q, dq): (&[R], &mut [R]), (k, dk): (&[R], &mut [R])) -> [FeatureGrads<R>; 2] {
         [self.q.backward(q, &g.q, dq), self.k.backward(k, &g.k, dk)]
     }
-}
-
-/// qᵀΣq
-fn quadratic<R: Real>(q: &[R], spread: &[R]) -> R {
-    spread.chunks_exact(q.len()).zip(q).map(|(row, &q_i)| q_i * dot(row, q)).sum()
 }
 
 fn add<R: Real>(to: &mut [R], from: &[R]) {

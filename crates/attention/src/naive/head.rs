@@ -166,7 +166,7 @@ impl<'a, R: Real> Head<'a, R> {
         let tensors = Tensors { inputs, head, kv_head };
         let distance = variant.distance();
         let qk = (&q.rotated[..], &k.rotated[..], d);
-        let near = Class::new(tensors, false, variant.near(), qk, by_channel.clone(), |t| distance.near(t).collect());
+        let near = Class::new(tensors, false, variant.near(), qk, by_channel.clone());
         let mut held = Vec::new();
         if let Some(chosen) = variant.chosen {
             // Heads of one kv head and variant share their keys, so that all of them choose.
@@ -177,16 +177,12 @@ impl<'a, R: Real> Head<'a, R> {
                     let place = Place { head: other, ..at_query };
                     let q = stages(inputs.q(), place, taps(Extra::ConvQ, place, d, all), norm(Extra::QNorm));
                     let tensors = Tensors { inputs, head: other, kv_head };
-                    Class::new(tensors, false, variant.near(), (&q.rotated, &k.rotated, d), Vec::new(), |_| Vec::new())
+                    Class::new(tensors, false, variant.near(), (&q.rotated, &k.rotated, d), Vec::new())
                 })
                 .collect();
             held = held_keys(&classes, length, distance, chosen);
         }
-        let is_far = |t: usize| match held.get(t) {
-            Some(near) => (0..=t).filter(|s| !near.contains(s)).collect(),
-            None => distance.far(t).collect(),
-        };
-        let far = variant.far.clone().map(|far| Class::new(tensors, true, far, qk, by_channel, is_far));
+        let far = variant.far.clone().map(|far| Class::new(tensors, true, far, qk, by_channel));
         Head {
             variant,
             at_query,
@@ -300,8 +296,6 @@ impl<'a, R: Real> Head<'a, R> {
         let (mut dq, mut dk) = (vec![R::zero(); self.q.rotated.len()], vec![R::zero(); self.k.rotated.len()]);
         for (class, g) in [(Some(&self.near), Some(&mut g.near)), (self.far.as_ref(), g.far.as_mut())] {
             let (Some(class), Some(g)) = (class, g) else { continue };
-            let (dmean, dgamma) = class.centre_backward(g);
-            let (dwhole, dspread) = class.whole_backward(g, (&self.q.rotated, &mut dq), (&self.k.rotated, &mut dk));
             let [of_q, of_k] = class.features_backward(g, (&self.q.rotated, &mut dq), (&self.k.rotated, &mut dk));
             let to = |extra: Extra| if class.far { extra.of_far() } else { extra };
             for (extra, index, values) in [
@@ -313,17 +307,6 @@ impl<'a, R: Real> Head<'a, R> {
                 (Extra::FeatureKBias, kv_head, &of_k.bias),
             ] {
                 add_to(grads, to(extra), index * values.len(), values);
-            }
-            if let Some(centre) = class.weighing.centre.filter(|centre| centre.is_trained()) {
-                if centre.has_mean() {
-                    add_to(grads, to(Extra::Mean), kv_head * dmean.len(), &dmean);
-                }
-                if centre.gauss {
-                    add_to(grads, to(Extra::Gamma), head, &[dgamma + dwhole]);
-                }
-                if centre.gauss && centre.trains_spread() {
-                    add_to(grads, to(Extra::Spread), kv_head * dspread.len(), &dspread);
-                }
             }
             let coefficients: Vec<R> = g.coefficients.iter().map(|&a| R::of(a)).collect();
             add_to(grads, to(Extra::Coefficients), head * coefficients.len(), &coefficients);

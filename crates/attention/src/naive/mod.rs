@@ -6,7 +6,7 @@
 //! q, k    ← φ(A·(·))                           of near and of far keys each, where there is a projection
 //! x_ts    = min( cap( scale · Σ_i q_ti·k_si·exp(c_ti − c_si) ), clamp )         the exponential with a decay by channel
 //! M_ts    = exp(c_t − c_s)
-//! w_ts    = e^{c + γ/2·qᵀΣq} · w(x_ts − c),  c = scale·q_t·μ                    near or far by the distance of s; c = 0 without a centre
+//! w_ts    = w(x_ts)                                                            near or far by the distance of s
 //! u_t     = v_t,  or  β_t·( v_t − Σ_{s<t} M_ts · w(x̂_ts) · u_s )               x̂ = scale_k·k_t·k_s
 //! U_t     = Σ_{s visible} M_ts · w_ts · I_s · κ_s · u_s                        κ_s = S_s^−σ(m) with the `position` denominator, else 1
 //! z_t     = Σ_{s visible} M_ts · w_ts  (+ e^b)

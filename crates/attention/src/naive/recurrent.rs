@@ -9,8 +9,7 @@
 //! ```
 //!
 //! Without a window all keys before a are in H. With one, only far keys are: a key enters when it is far from every later position, and the
-//! window and the sinks stay pairs. A decay by channel goes into the coordinates of q and k before their monomials, a centre into the
-//! coefficients of Q.
+//! window and the sinks stay pairs. A decay by channel goes into the coordinates of q and k before their monomials.
 //!
 //! Backward in two passes. Forward in time with H: dQ_t = M_{t,a−1}·(H_{a−1}·dU_t + z_{a−1}·dz_t). Backward in time with
 //! Ḣ, the gradient of H_{b−1} through all later rows: dK_s = M_{b−1,s}·(Ḣ·u'_s + ż), du'_s = M_{b−1,s}·Ḣᵀ·K_s. The pairs (t, s)
@@ -27,7 +26,6 @@ use crate::engine::Home;
 use crate::kernels::basis::Basis;
 use crate::naive::class::{Class, Score};
 use crate::naive::head::{Head, HeadGrads, add_scaled, backward_heads};
-use crate::parts::kernel::taylor::factorial;
 use crate::parts::norm::NormGrads;
 use crate::real::dot;
 use crate::{Attention, Error, Grads, Inputs, Kernel, Layer, Real, Report, Saved, Shape, epilogue};
@@ -65,10 +63,7 @@ impl Layer {
                 let reason = "it has no finite feature map, so its memory grows with the positions; use a cache of keys and values";
                 return Err(Error::Combination { variant: variant.to_string(), reason: reason.into() });
             };
-            // Around a centre every lower order is there.
-            let degree = polynomial.last().map_or(0, |&(n, _)| n);
-            let orders: Vec<usize> =
-                if weighing.centre.is_some() { (0..=degree).collect() } else { polynomial.iter().map(|&(n, _)| n).collect() };
+            let orders: Vec<usize> = polynomial.iter().map(|&(n, _)| n).collect();
             let width = weighing.score_dim(shape.d);
             let same = |basis: &&Arc<Basis>| basis.orders() == orders && basis.d() == width;
             let basis = match known.iter().find(same) {
@@ -197,7 +192,7 @@ struct Memory<'a, R> {
     learned: Vec<usize>,
 }
 
-/// Who reads a state: a query with its centre, or a key that is written.
+/// What reads a state: a query, or a key that is written.
 #[derive(Clone, Copy, PartialEq)]
 enum Reader {
     Query,
@@ -224,21 +219,16 @@ impl<'a, R: Real> Memory<'a, R> {
         Memory { basis, terms, coefficients, learned }
     }
 
-    /// w^(n)(−c) = Σ_{m≥n} a_m·(−c)^{m−n}/(m−n)!: what multiplies x^n/n! in w(x − c).
-    fn shifted(&self, n: usize, c: f64) -> f64 {
-        self.coefficients.iter().enumerate().skip(n).map(|(m, a)| a * power_term(-c, m - n)).sum()
-    }
-
     fn monomials(&self, x: &[R]) -> Vec<R> {
         let mut out = vec![R::zero(); self.basis.rows()];
         self.basis.of_one(x, &mut vec![R::zero(); self.basis.lower_order_rows()], &mut out);
         out
     }
 
-    /// Multiplies each row by w^(n)(−c)·scale^n/α!.
-    fn weigh(&self, rows: &mut [R], c: f64, reader: Reader) {
+    /// Multiplies each row by a_n·scale^n/α!.
+    fn weigh(&self, rows: &mut [R], reader: Reader) {
         for (i, &n) in self.basis.orders().iter().enumerate() {
-            let (span, a) = (self.basis.order_range(i), R::of(self.shifted(n, c)));
+            let (span, a) = (self.basis.order_range(i), R::of(self.coefficients[n]));
             rows[span.clone()].iter_mut().zip(&self.terms[reader as usize][span]).for_each(|(q, &term)| *q *= term * a);
         }
     }
@@ -253,11 +243,6 @@ impl<'a, R: Real> Memory<'a, R> {
         self.basis.reverse_lower_orders(x, 1, &lower_orders, &mut dlower_orders, &mut dx);
         dx
     }
-}
-
-/// x^n/n!
-fn power_term(x: f64, n: usize) -> f64 {
-    x.powi(n as i32) / factorial(n)
 }
 
 /// One head in chunks.
@@ -336,44 +321,36 @@ impl<'a, R: Real> Chunked<'a, R> {
     /// Q_t, or K̂_t, without the decay by head.
     fn reading(&self, t: usize, chunk: &Range<usize>, reader: Reader) -> Vec<R> {
         let Some(memory) = &self.memory else { return Vec::new() };
-        let (x, c) = self.reader(t, reader);
-        let mut rows = memory.monomials(&self.decayed(x, t, self.reference(chunk)));
-        memory.weigh(&mut rows, c, reader);
+        let mut rows = memory.monomials(&self.decayed(self.reader(t, reader), t, self.reference(chunk)));
+        memory.weigh(&mut rows, reader);
         rows
     }
 
-    /// The vector that reads, and its centre.
-    fn reader(&self, t: usize, reader: Reader) -> (&[R], f64) {
+    /// The vector that reads.
+    fn reader(&self, t: usize, reader: Reader) -> &[R] {
         match reader {
-            Reader::Query => (self.class().q.row(t), self.class().shift[t].wide()),
-            Reader::Key => (self.class().k.row(t), 0.0),
+            Reader::Query => self.class().q.row(t),
+            Reader::Key => self.class().k.row(t),
         }
     }
 
     /// Adds the gradients of what reads, from that of its features.
     fn reading_backward(&self, t: usize, chunk: &Range<usize>, reader: Reader, mut dread: Vec<R>, g: &mut HeadGrads<R>) {
         let Some(memory) = &self.memory else { return };
-        let (x, c) = self.reader(t, reader);
-        let x = self.decayed(x, t, self.reference(chunk));
+        let x = self.decayed(self.reader(t, reader), t, self.reference(chunk));
         let monomials = memory.monomials(&x);
         let terms = &memory.terms[reader as usize];
         let log = dot(&dread, &self.reading(t, chunk, reader));
         g.log_decay[t] += log.wide();
         let far = self.class().far;
-        if reader == Reader::Query {
-            g.class(far).log_factor[t] += log;
-        }
         for (i, &n) in memory.basis.orders().iter().enumerate() {
-            // The gradient of w^(n)(−c).
+            // The gradient of a_n.
             let da = memory.basis.order_range(i).map(|row| (dread[row] * monomials[row] * terms[row]).wide()).sum::<f64>();
-            for (slot, &m) in memory.learned.iter().enumerate().filter(|&(_, &m)| m >= n) {
-                g.class(far).coefficients[slot] += da * power_term(-c, m - n);
-            }
-            if reader == Reader::Query {
-                g.class(far).centre[t] += R::of(-da * memory.shifted(n + 1, c));
+            if let Some(slot) = memory.learned.iter().position(|&m| m == n) {
+                g.class(far).coefficients[slot] += da;
             }
         }
-        memory.weigh(&mut dread, c, reader);
+        memory.weigh(&mut dread, reader);
         let dx = memory.reverse(&x, &dread);
         self.decayed_backward(t, self.reference(chunk), &x, &dx, reader, R::one(), g);
     }
@@ -392,9 +369,9 @@ impl<'a, R: Real> Chunked<'a, R> {
         }
     }
 
-    /// M_{t,a−1} times the centre's factor, with ρ taken out.
+    /// M_{t,a−1}, with ρ taken out.
     fn query_factor(&self, t: usize, chunk: &Range<usize>, rho: R) -> R {
-        (self.class().log_factor(t) + self.head.log_decay(t, self.reference(chunk)) - rho).exp()
+        (self.head.log_decay(t, self.reference(chunk)) - rho).exp()
     }
 
     fn key_factor(&self, t: usize, chunk: &Range<usize>) -> R {
@@ -426,7 +403,7 @@ impl<'a, R: Real> Chunked<'a, R> {
 
     /// U_t into `sum`; returns z_t and ρ.
     fn row(&self, t: usize, chunk: &Range<usize>, state: &Moments<R>, u: &[R], scores: &mut Vec<Score<R>>, sum: &mut [R]) -> (R, R) {
-        let log = self.memory.as_ref().map(|_| self.class().log_factor(t));
+        let log = self.memory.as_ref().map(|_| R::zero());
         let rho = self.head.scores(t, self.pairs(t, chunk), log, scores);
         sum.fill(R::zero());
         let mut z = R::zero();

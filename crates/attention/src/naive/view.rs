@@ -53,7 +53,6 @@ fn unseen(variant: &Variant, length: usize) -> Option<&'static str> {
         // A window that holds the whole text leaves no key to the far kernel.
         (variant.far.is_some() && variant.window.is_some_and(|window| window < length), "far"),
         (variant.chosen.is_some() && variant.window.is_some_and(|window| window < length), "chosen"),
-        (variant.centre.is_some(), "centre"),
         (variant.write.is_some(), "write"),
         (variant.decay.as_ref().is_some_and(|decay| decay.by_channel()), "decay=…,channel"),
     ]
@@ -154,7 +153,6 @@ mod tests {
         };
         for (text, part) in [
             ("exp window=4 far(taylor=0..2)", "`far`"),
-            ("taylor=0..2 centre=running", "`centre`"),
             ("power=1 over=none write=delta", "`write`"),
             ("power=1 over=none decay=sigmoid,channel", "`decay=…,channel`"),
         ] {

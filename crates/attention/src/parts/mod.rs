@@ -19,7 +19,6 @@ pub mod qk_norm;
 
 pub mod bits;
 pub mod cap;
-pub mod centre;
 pub mod chosen;
 pub mod conv;
 pub mod distance;

@@ -39,7 +39,6 @@ impl State {
             let (from, column) = self.plan().group_of[head];
             let before = &self.stores[b * self.plan().groups.len() + from];
             store.key_norm = before.key_norm;
-            store.sum.clone_from(&before.sum);
             match (&before.memory, &mut store.memory, basis) {
                 (GroupMemory::Cache(cache), GroupMemory::Moments { h, z }, Some(basis)) => {
                     let column = &cache.columns[column];

@@ -233,9 +233,6 @@ impl State {
                     add(format!("{name}.far.z"), &[far.z.len()], flat(&far.z));
                 }
             }
-            if !store.sum.is_empty() {
-                add(format!("{name}.mean.sum"), &[store.sum.len()], Values::Wide(&store.sum));
-            }
         }
         for (tail, word) in self.steps.tails.iter().zip(["q", "k", "v"]).filter(|(tail, _)| !tail.is_empty()) {
             add(format!("carry.tail.{word}"), &[tail.len()], flat(tail));
@@ -267,9 +264,6 @@ impl State {
                 if !far.z.is_empty() {
                     source.narrow(&format!("{name}.far.z"), &[far.z.len()], |i, x| far.z[i] = x)?;
                 }
-            }
-            if !store.sum.is_empty() {
-                source.wide(&format!("{name}.mean.sum"), store.sum.len(), |i, x| store.sum[i] = x)?;
             }
             match &mut store.memory {
                 GroupMemory::Moments { h, z } => {

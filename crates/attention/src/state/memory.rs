@@ -70,8 +70,6 @@ pub(crate) struct Store {
     pub sums: Vec<Sums>,
     /// Beside a cache: far keys.
     pub far: Option<FarMemory>,
-    /// The sum of the keys whose mean is followed, in float64; empty where none is.
-    pub sum: Vec<f64>,
 }
 
 impl Store {
@@ -168,15 +166,13 @@ impl Layer {
             };
             let heads = group.heads.len();
             let mut far = None;
-            let mut followed = group.class;
             let memory = if group.moments.is_some() {
                 let (h, z) = moments()?;
                 GroupMemory::Moments { h, z }
             } else if let Some(places) = group.places {
-                if let Some(kind) = &group.far {
+                if group.far.is_some() {
                     let (h, z) = moments()?;
                     far = Some(FarMemory { h, z, u: vec![0.0; heads * ep] });
-                    followed = kind.class;
                 }
                 GroupMemory::Pool(Pool::new(shape.d, shape.e, ep, places))
             } else {
@@ -187,15 +183,11 @@ impl Layer {
                     let (h, z) = moments()?;
                     far = Some(FarMemory { h, z, u: vec![0.0; heads * ep] });
                     (cache.far_row, cache.far_in_state) = (if own > 0 { near } else { 0 }, kind.moments.is_some());
-                    followed = kind.class;
                 }
                 GroupMemory::Cache(cache)
             };
             let (rows, sums) = (vec![HeadSums::default(); heads], vec![Sums::new(Rescale::None, None); heads]);
-            let numbers =
-                if classes[followed].whole { shape.d } else { classes[followed].running.map_or(0, |_| classes[followed].width - 1) };
-            let sum = vec![0.0; numbers];
-            Ok(Store { memory, key_norm: 0.0, u: vec![0.0; heads * ep], rows, sums, far, sum })
+            Ok(Store { memory, key_norm: 0.0, u: vec![0.0; heads * ep], rows, sums, far })
         };
         // What every row has takes the most: where it cannot be had, neither can the rows themselves.
         let (steps, token) = (StepState::new(self, &shape)?, Token::new(self, &shape)?);
@@ -250,7 +242,7 @@ impl State {
             GroupMemory::Cache(cache) => cache.bytes(),
             GroupMemory::Pool(pool) => pool.bytes(),
         };
-        let far = |store: &Store| store.far.as_ref().map_or(0, |far| far.h.bytes() + far.z.bytes()) + 8 * store.sum.len();
+        let far = |store: &Store| store.far.as_ref().map_or(0, |far| far.h.bytes() + far.z.bytes());
         self.stores.iter().map(|store| memory(store) + far(store)).sum::<usize>() + self.steps.bytes()
     }
 
@@ -271,7 +263,6 @@ impl State {
     pub fn clear(&mut self) {
         for store in &mut self.stores {
             store.key_norm = 0.0;
-            store.sum.fill(0.0);
             if let Some(far) = &mut store.far {
                 far.h.fill(0.0);
                 far.z.fill(0.0);
@@ -290,14 +281,6 @@ impl State {
 
     pub(crate) fn plan(&self) -> &StatePlan {
         self.layer.state_plan(self.memory)
-    }
-
-    /// The memory of kv head g that follows the mean of keys of this class.
-    pub(crate) fn follower(&self, b: usize, g: usize, class: usize) -> Option<&Store> {
-        let groups = &self.plan().groups;
-        let followed = |group: &StateGroup| group.far.as_ref().map_or(group.class, |far| far.class);
-        let index = groups.iter().position(|group| group.g == g && followed(group) == class)?;
-        Some(&self.stores[b * groups.len() + index])
     }
 
     /// The cache of a head and the head's place in it.
@@ -330,9 +313,7 @@ fn tables(layer: &Layer, plan: &StatePlan, bases: &[Option<Arc<Basis>>], scale: 
         }
         let mut table = basis.wide_inverse_factorials();
         for (i, (n, a)) in head.kernel.polynomial().into_iter().flatten().enumerate() {
-            // Around the mean of whole keys, coefficients change with each query.
-            let outside = head.learned > 0 || layer.classes()[head.class].whole;
-            let factor = scale.powi(n as i32) * if outside { 1.0 } else { a };
+            let factor = scale.powi(n as i32) * if head.learned > 0 { 1.0 } else { a };
             table[basis.order_range(i)].iter_mut().for_each(|c| *c *= factor);
         }
         let table = Table::new(table.into_iter().map(|c| c as f32).collect());

@@ -1,12 +1,9 @@
 //! One token of a state group whose exact keys are in a pool: the one place that says what such a group does, for tokens one by one and for texts.
 //!
 //! ```text
-//! the pool takes the key in; whom it costs its place ─► far features ─► moments, mean
+//! the pool takes the key in; the key that it evicts ─► far features ─► moments
 //! queries ─► all keys of the pool: U, z, ρ ─► the moments of far keys ─► joined under one denominator
 //! ```
-//!
-//! Around the mean of whole keys, c' = (A·q)·(A·μ) is taken from scores by the coefficients of the series, b_n = Σ_{j≥n} a_j·(−c')^{j−n}/(j−n)!, so that
-//! the moments are those of the keys as they are, whatever μ becomes.
 
 use crate::epilogue::{FarSums, join};
 use crate::kernels::PAD;
@@ -14,9 +11,8 @@ use crate::kernels::basis::Basis;
 use crate::kernels::score_rows::Rescale;
 use crate::kernels::simd::Simd;
 use crate::kernels::state_update::{read_sums, update_and_read};
-use crate::layer::{Head, MOST_CHOOSING, StateGroup};
+use crate::layer::{MOST_CHOOSING, StateGroup};
 use crate::parts::bits::Channels;
-use crate::parts::centre::bounded_gauss;
 use crate::real::dot;
 use crate::state::cache::Sums;
 use crate::state::memory::{GroupMemory, HeadSums, Store};
@@ -27,24 +23,22 @@ use crate::{Kernel, Layer, Shape};
 pub(crate) trait GroupInputs {
     /// The bound kernel of a head for near or far keys.
     fn kernel(&self, head: usize, far: bool) -> &Kernel;
-    /// 1/α! of each monomial of far keys, times a_n where that is neither learned nor shifted.
+    /// 1/α! of each monomial of far keys, times a_n where that is not learned.
     fn table(&self, head: usize) -> &[f32];
     /// b_h of a sum with a sink.
     fn sink(&self, head: usize) -> Option<f32>;
     /// The centre and range of codes.
     fn channels(&self) -> Option<Channels<'_>>;
-    /// Σ of the group and γ of a head around the mean of whole keys; empty where there is none.
-    fn spread(&self, head: usize) -> (&[f32], f32);
     /// A·k of a key, and what else is done to it before it meets far queries, into `to`.
     fn far_key<S: Simd>(&self, simd: S, key: &[f32], to: &mut [f32]);
-    /// The query of a head as it meets far keys of this mean, into `to`; and its log factor.
-    fn far_query<S: Simd>(&self, simd: S, head: usize, mean: &[f32], to: &mut [f32]) -> f32;
+    /// The query of a head as it meets far keys, into `to`.
+    fn far_query<S: Simd>(&self, simd: S, head: usize, to: &mut [f32]);
 }
 
 /// Values of scratch memory that [`step`] takes besides [`PoolScratch`].
 pub(crate) fn scratch_len(shape: &Shape, far_width: usize, heads: usize, basis: Option<&Basis>) -> usize {
     let rows = basis.map_or(0, |basis| padded(basis.lower_order_rows()) + padded(basis.rows()) * (1 + heads));
-    padded(shape.d) + padded(shape.e) + padded(far_width) * (2 + heads) + rows
+    padded(shape.d) + padded(shape.e) + padded(far_width) * (1 + heads) + rows
 }
 
 fn padded(n: usize) -> usize {
@@ -83,48 +77,27 @@ pub(crate) fn step<S: Simd, I: GroupInputs>(
     }
 
     let (Some(kind), Some(far), Some(basis)) = (&group.far, &mut store.far, basis) else { return };
-    let class = layer.classes()[kind.class];
-    let (width, n, count) = (class.width, basis.rows(), pool.lost());
+    let (width, n, count) = (layer.classes()[kind.class].width, basis.rows(), pool.lost());
     let (far_key, scratch) = scratch.split_at_mut(padded(width));
-    let (projected, scratch) = scratch.split_at_mut(padded(width));
     let (far_queries, scratch) = scratch.split_at_mut(padded(width) * group.heads.len());
     let (lower_orders, scratch) = scratch.split_at_mut(padded(basis.lower_order_rows()));
     let (k, q) = scratch.split_at_mut(padded(n));
-    let mut mean = [0.0f32; 528];
     k.fill(0.0);
     if lost {
         inputs.far_key(simd, lost_key, &mut far_key[..width]);
         basis.of_one(&far_key[..width], lower_orders, k);
         k[n..].fill(0.0);
-        let followed = if class.whole { lost_key } else { &far_key[..width] };
-        store.sum.iter_mut().zip(followed).for_each(|(sum, &k)| *sum += k as f64);
     }
-    mean.iter_mut().zip(&store.sum).for_each(|(mean, sum)| *mean = (sum / count.max(1) as f64) as f32);
-    if class.whole {
-        inputs.far_key(simd, &mean[..d], &mut projected[..width]);
-    }
-    let mut logs = [0.0f32; 256];
-    let mut shifts = [0.0f32; 256];
     for (i, &head) in group.heads.iter().enumerate() {
         let to = &mut far_queries[i * padded(width)..][..width];
-        logs[i] = inputs.far_query(simd, head, &mean, to);
+        inputs.far_query(simd, head, to);
         let Some(plan) = &layer.far_plans()[head] else { continue };
-        if class.whole {
-            let (near, scale) = (&queries[i * stride..][..d], heads[head].scale);
-            logs[i] = dot(near, &mean[..d]) / (scale * (d as f32).sqrt());
-            let (spread, gamma) = inputs.spread(head);
-            if plan.gauss {
-                let v = gamma * quadratic(near, spread) / (scale * scale);
-                logs[i] += bounded_gauss(v as f64, count) as f32;
-            }
-            shifts[i] = dot(to, &projected[..width]);
-        }
         let q = &mut q[i * padded(n)..][..padded(n)];
         basis.of_one(to, lower_orders, q);
         q[n..].fill(0.0);
         for (at, &order) in basis.orders().iter().enumerate() {
             let span = basis.order_range(at);
-            let a = factor(inputs.kernel(head, true), plan, class.whole.then_some(shifts[i]), order, basis);
+            let a = if plan.learned > 0 { inputs.kernel(head, true).coefficient(order) as f32 } else { 1.0 };
             q[span.clone()].iter_mut().zip(&inputs.table(head)[span]).for_each(|(q, &c)| *q *= c * a);
         }
     }
@@ -137,7 +110,7 @@ pub(crate) fn step<S: Simd, I: GroupInputs>(
         let mut z = if far.z.is_empty() { 0.0 } else { read_sums::<S, false>(simd, &q[i * padded(n)..][..n], &mut far.z, 1.0, k) };
         let u = &mut far.u[i * ep..][..ep];
         if lost {
-            let own = inputs.kernel(head, true).value(dot(query, &far_key[..width]) - shifts[i]);
+            let own = inputs.kernel(head, true).value(dot(query, &far_key[..width]));
             u.iter_mut().zip(&*lost_value).for_each(|(u, &v)| *u += own * v);
             z += own;
         }
@@ -146,7 +119,7 @@ pub(crate) fn step<S: Simd, I: GroupInputs>(
         }
         let (row, own) = (&mut store.rows[i], &mut store.u[i * ep..][..ep]);
         let sink = inputs.sink(head).filter(|_| heads[head].rescale != Rescale::SubtractMax);
-        row.rho = join(&plan.variant, own, &mut row.z, row.rho, Some(FarSums { u, z, log: logs[i] }), sink);
+        row.rho = join(&plan.variant, own, &mut row.z, row.rho, Some(FarSums { u, z, log: 0.0 }), sink);
     }
     far.z.iter_mut().zip(&*k).for_each(|(z, k)| *z += k);
 }
@@ -180,25 +153,4 @@ fn attend<S: Simd, I: GroupInputs>(
         }
         pool.attend(simd, channels, &mut rows[..members.len()], scratch);
     }
-}
-
-/// What the monomials of an order are multiplied by besides the head's table.
-#[inline(always)]
-fn factor(kernel: &Kernel, plan: &Head, shift: Option<f32>, order: usize, basis: &Basis) -> f32 {
-    let Some(c) = shift else {
-        return if plan.learned > 0 { kernel.coefficient(order) as f32 } else { 1.0 };
-    };
-    let (mut sum, mut power) = (0.0f64, 1.0f64);
-    for j in order..=basis.orders().last().copied().unwrap_or(0) {
-        if basis.orders().contains(&j) {
-            sum += kernel.coefficient(j) * power;
-        }
-        power *= -f64::from(c) / (j - order + 1) as f64;
-    }
-    sum as f32
-}
-
-/// qᵀΣq
-fn quadratic(q: &[f32], spread: &[f32]) -> f32 {
-    spread.chunks_exact(q.len()).zip(q).map(|(row, q_i)| q_i * dot(row, q)).sum()
 }

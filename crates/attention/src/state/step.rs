@@ -178,31 +178,19 @@ impl Step<'_> {
     #[inline(always)]
     fn key<S: Simd>(&self, simd: S, b: usize, g: usize, class: usize, to: &mut [f32]) {
         let class = self.state.layer.classes()[class];
-        self.features(simd, 1, b, g, class, class.of_keys(self.inputs, self.state.shape.d, g), &[], to);
+        self.features(simd, 1, b, g, class, class.of_keys(self.inputs, self.state.shape.d, g), to);
     }
 
-    /// The query of a head as it meets near or far keys, whose mean this is where it moves, into `to` [width]; and its log factor.
+    /// The query of a head as it meets near or far keys, into `to` [width].
     #[inline(always)]
-    fn query<S: Simd>(&self, simd: S, b: usize, h: usize, head: &Head, mean: &[f32], to: &mut [f32]) -> f32 {
-        let (class, shape) = (self.state.layer.classes()[head.class], &self.state.shape);
-        let features = class.of_queries(self.inputs, shape.d, head, h, h / shape.group());
-        self.features(simd, 0, b, h, class, features, mean, to);
-        if features.has_log_factor() { features.log_factor(to) } else { 0.0 }
+    fn query<S: Simd>(&self, simd: S, b: usize, h: usize, head: &Head, to: &mut [f32]) {
+        let class = self.state.layer.classes()[head.class];
+        self.features(simd, 0, b, h, class, class.of_queries(self.inputs, self.state.shape.d, head, h), to);
     }
 
     #[inline(always)]
     #[allow(clippy::too_many_arguments, reason = "which row, and how it is prepared")]
-    fn features<S: Simd>(
-        &self,
-        simd: S,
-        which: usize,
-        b: usize,
-        head: usize,
-        class: Class,
-        features: Features,
-        mean: &[f32],
-        to: &mut [f32],
-    ) {
+    fn features<S: Simd>(&self, simd: S, which: usize, b: usize, head: usize, class: Class, features: Features, to: &mut [f32]) {
         if features.only_scales() {
             self.row(which, b, head, class, &mut to[..features.width]);
             features.scale_row(&mut to[..features.width]);
@@ -210,7 +198,7 @@ impl Step<'_> {
             let mut buffer = [0.0f32; 256];
             let x = &mut buffer[..self.state.shape.d];
             self.row(which, b, head, class, x);
-            features.forward(simd, x, mean, &mut to[..features.width]);
+            features.forward(simd, x, &mut to[..features.width]);
         }
     }
 
@@ -271,22 +259,18 @@ impl GroupInputs for TokenInputs<'_> {
         self.step.state.layer.classes()[self.group.class].channels_of(self.step.inputs, self.step.state.shape.d, self.group.g)
     }
 
-    fn spread(&self, head: usize) -> (&[f32], f32) {
-        self.step.state.layer.whole_spread(self.step.inputs, head)
-    }
-
     #[inline(always)]
     fn far_key<S: Simd>(&self, simd: S, key: &[f32], to: &mut [f32]) {
         let Some(far) = &self.group.far else { return };
         let class = self.step.state.layer.classes()[far.class];
-        class.of_keys(self.step.inputs, self.step.state.shape.d, self.group.g).forward(simd, key, &[], to);
+        class.of_keys(self.step.inputs, self.step.state.shape.d, self.group.g).forward(simd, key, to);
     }
 
     #[inline(always)]
-    fn far_query<S: Simd>(&self, simd: S, head: usize, mean: &[f32], to: &mut [f32]) -> f32 {
+    fn far_query<S: Simd>(&self, simd: S, head: usize, to: &mut [f32]) {
         let layer = &self.step.state.layer;
         let plan = layer.far_plans()[head].as_ref().unwrap_or(&layer.head_plans()[head]);
-        self.step.query(simd, self.b, head, plan, mean, to)
+        self.step.query(simd, self.b, head, plan, to);
     }
 }
 
@@ -314,18 +298,13 @@ impl Task for GroupStep<'_> {
         let (key, scratch) = scratch.split_at_mut(dp);
         let (value, scratch) = scratch.split_at_mut(ep);
         let (queries, scratch) = scratch.split_at_mut(dp * group.heads.len());
-        let (logs, scratch) = scratch.split_at_mut(group.heads.len());
         let (sums, scratch) = scratch.split_at_mut(group.heads.len());
         let key = &mut key[..width];
         step.key(simd, b, group.g, group.class, key);
         step.row(2, b, group.g, class, value);
         value[e..].fill(0.0);
-        let mut mean = [0.0f32; 528];
-        if class.running.is_some() {
-            follow(&mut store.sum, Some(key), t + 1, &mut mean);
-        }
-        for ((&head, query), log) in group.heads.iter().zip(queries.chunks_exact_mut(dp)).zip(&mut *logs) {
-            *log = step.query(simd, b, head, &heads[head], &mean, query);
+        for (&head, query) in group.heads.iter().zip(queries.chunks_exact_mut(dp)) {
+            step.query(simd, b, head, &heads[head], query);
         }
         let write =
             heads[group.heads[0]].variant.write.map(|rule| (rule, rule.beta(step.inputs.extra(Extra::Beta)[b * shape.kv_heads + group.g])));
@@ -366,7 +345,6 @@ impl Task for GroupStep<'_> {
             }
             (GroupMemory::Cache(cache), _) => {
                 let distance = heads[group.heads[0]].variant.distance();
-                let mut far_logs = &mut [][..];
                 let mut far_queries = &mut [][..];
                 let far_width = group.far.as_ref().map_or(0, |far| layer.classes()[far.class].width);
                 if let (Some(kind), Some(far)) = (&group.far, &mut store.far) {
@@ -374,20 +352,15 @@ impl Task for GroupStep<'_> {
                     let (left, scratch) = scratch.split_at_mut(ep);
                     let (far_key, scratch) = scratch.split_at_mut(stride);
                     let (own_queries, scratch) = scratch.split_at_mut(stride * group.heads.len());
-                    let (own_logs, scratch) = scratch.split_at_mut(group.heads.len());
                     // The key that leaves the window at this position, unless it is a sink.
                     let leaving = t.checked_sub(distance.window).filter(|&at| at >= distance.sinks);
                     if let Some(at) = leaving {
                         cache.far_key(at, &mut far_key[..far_width]);
                         left.copy_from_slice(cache.value(cache.place(at)));
                     }
-                    if layer.classes()[kind.class].running.is_some() {
-                        let key = leaving.map(|_| &far_key[..far_width]);
-                        follow(&mut store.sum, key, distance.far(t).len(), &mut mean);
-                    }
-                    for ((&head, query), log) in group.heads.iter().zip(own_queries.chunks_exact_mut(stride)).zip(&mut *own_logs) {
+                    for (&head, query) in group.heads.iter().zip(own_queries.chunks_exact_mut(stride)) {
                         let plan = layer.far_plans()[head].as_ref().unwrap_or(&heads[head]);
-                        *log = step.query(simd, b, head, plan, &mean, query);
+                        step.query(simd, b, head, plan, query);
                     }
                     if let Some(basis) = basis {
                         let column = &cache.columns[0];
@@ -418,7 +391,7 @@ impl Task for GroupStep<'_> {
                         store.sums.iter_mut().zip(&*sums).for_each(|(sums, &z)| sums.far_z = z);
                     }
                     step.key(simd, b, group.g, kind.class, far_key);
-                    (far_queries, far_logs) = (own_queries, own_logs);
+                    far_queries = own_queries;
                     cache.forget(t);
                     cache.push(key, if cache.far_row > 0 { &far_key[..far_width] } else { &[] }, &value[..e]);
                 } else {
@@ -495,7 +468,7 @@ impl Task for GroupStep<'_> {
                     }
                     let u = &mut far.u[i * ep..][..ep];
                     let mut z = store.sums[i].far_z;
-                    let mut log = far_logs[i];
+                    let mut log = 0.0;
                     if !cache.far_in_state {
                         u.fill(0.0);
                         let mut sums = Sums::new(plan.rescale, None);
@@ -515,12 +488,11 @@ impl Task for GroupStep<'_> {
                             cache.decode(simd, block, i, &mut query);
                         }
                         z = sums.z();
-                        log += sums.rho;
+                        log = sums.rho;
                     }
                     let (row, own) = (&mut store.rows[i], &mut store.u[i * ep..][..ep]);
                     let sink = sink_of(head).filter(|_| heads[head].rescale != Rescale::SubtractMax);
-                    row.rho = join(&plan.variant, own, &mut row.z, row.rho + logs[i], Some(FarSums { u, z, log }), sink);
-                    logs[i] = 0.0;
+                    row.rho = join(&plan.variant, own, &mut row.z, row.rho, Some(FarSums { u, z, log }), sink);
                 }
             }
             (GroupMemory::Pool(_), _) => {
@@ -529,22 +501,7 @@ impl Task for GroupStep<'_> {
             }
             (GroupMemory::Moments { .. }, None) => unreachable!("moments are built with their basis"),
         }
-        // Where there are no far keys a log factor is still to be taken in.
-        for (i, (&head, &log)) in group.heads.iter().zip(&*logs).enumerate().filter(|(_, (_, log))| **log != 0.0) {
-            let (row, variant) = (&mut store.rows[i], &heads[head].variant);
-            let sink = variant.needs(Extra::Sink).then(|| step.inputs.extra(Extra::Sink)[head]);
-            let sink = sink.filter(|_| heads[head].rescale != Rescale::SubtractMax);
-            row.rho = join(variant, &mut store.u[i * ep..][..ep], &mut row.z, row.rho + log, None, sink);
-        }
     }
-}
-
-/// A key joins those whose mean is followed; the mean of the `count` that there are now.
-fn follow(sum: &mut [f64], key: Option<&[f32]>, count: usize, mean: &mut [f32]) {
-    if let Some(key) = key {
-        sum.iter_mut().zip(key).for_each(|(sum, &k)| *sum += k as f64);
-    }
-    mean.iter_mut().zip(&*sum).for_each(|(mean, sum)| *mean = (sum / count.max(1) as f64) as f32);
 }
 
 /// One token of the moments of one state group: U [heads, ep] and z of every head, from the state that a key enters, if one does. Compiled once for all

@@ -6,7 +6,6 @@ mod weighing;
 
 use crate::kernels::score_rows::Rescale;
 use crate::parts::bits;
-use crate::parts::centre::{Centre, Mean};
 use crate::parts::chosen::Chosen;
 use crate::parts::conv;
 use crate::parts::denominator::none::NoDenominator;
@@ -42,8 +41,6 @@ pub struct Variant {
     pub cap: Option<f64>,
     /// q and k are projected to this many dimensions before the scores.
     pub dim: Option<usize>,
-    /// Keys are shifted by a mean key.
-    pub centre: Option<Centre>,
     /// W: keys with t − s < W are near; all are where absent.
     pub window: Option<usize>,
     /// S: keys with s < S are near, too.
@@ -84,8 +81,8 @@ impl Variant {
 
     /// How near keys are weighed.
     pub fn near(&self) -> Weighing {
-        let Variant { kernel, clamp, scale, cap, dim, centre, .. } = self.clone();
-        Weighing { kernel, clamp, scale, cap, dim, centre }
+        let Variant { kernel, clamp, scale, cap, dim, .. } = self.clone();
+        Weighing { kernel, clamp, scale, cap, dim }
     }
 
     /// Which keys are near.
@@ -105,9 +102,7 @@ impl Variant {
             return Rescale::None;
         }
         let kinds = [Some(&self.kernel), self.far.as_ref().map(|far| &far.kernel)].map(|kernel| kernel.map(Kernel::rescale));
-        let centred = self.centre.is_some() || self.far.as_ref().is_some_and(|far| far.centre.is_some());
         match kinds {
-            _ if centred => Rescale::SubtractMax,
             kinds if kinds.contains(&Some(Rescale::SubtractMax)) => Rescale::SubtractMax,
             kinds if kinds.contains(&Some(Rescale::Multiply)) => Rescale::Multiply,
             _ => Rescale::None,
@@ -162,9 +157,6 @@ impl Variant {
             if let Some(reason) = weighing.problem() {
                 return impossible(reason);
             }
-            if weighing.centre.is_some() && self.decay.as_ref().is_some_and(Decay::by_channel) {
-                return impossible("a centre shifts keys as they are, and a decay by channel changes each of them; leave one out".into());
-            }
         }
         if let Some(far) = &self.far
             && self.decay.as_ref().is_some_and(Decay::by_channel)
@@ -201,8 +193,7 @@ impl Variant {
 
     /// Whether queries and keys meet as they are in its window, and nothing but their scores weighs keys: then its exact keys have a memory of fixed size.
     pub fn is_pooled(&self) -> bool {
-        let plain =
-            self.kernel.map() == crate::Map::Identity && !self.kernel.has_learned_map() && self.dim.is_none() && self.centre.is_none();
+        let plain = self.kernel.map() == crate::Map::Identity && !self.kernel.has_learned_map() && self.dim.is_none();
         let unweighed = self.decay.is_none() && self.in_gate.is_none() && !self.denominator.key_side() && self.write.is_none();
         let finite = self.far.as_ref().is_none_or(Weighing::has_finite_map);
         self.window.is_some() && plain && unweighed && finite
@@ -210,31 +201,12 @@ impl Variant {
 
     /// Whether what is far depends on more than the distance, so that positions are taken one after another.
     pub fn is_walked(&self) -> bool {
-        self.chosen.is_some() || self.has_whole_centre()
-    }
-
-    /// Whether far keys are centred before their projection.
-    pub fn has_whole_centre(&self) -> bool {
-        self.far.as_ref().is_some_and(|far| far.centre.is_some_and(|centre| centre.mean == Mean::Whole))
+        self.chosen.is_some()
     }
 
     /// Why exact keys cannot be kept like this.
     fn memory_problem(&self) -> Option<String> {
-        let whole = |centre: Option<Centre>| centre.is_some_and(|centre| centre.mean == Mean::Whole);
-        if whole(self.centre) {
-            return Some("`centre=whole` is for far keys; write it in `far(…)`, or `centre=running`".into());
-        }
-        if let Some(far) = self.far.as_ref().filter(|far| whole(far.centre)) {
-            let taylor = matches!(&far.kernel, Kernel::Taylor(taylor) if taylor.orders().iter().copied().eq(0..=taylor.degree()));
-            if far.dim.is_none() || !taylor || !far.has_finite_map() {
-                return Some("`centre=whole` keeps what a projection of a whole series leaves out; write `far(taylor=0..2 dim=4 centre=whole)`, or `centre=running`".into());
-            }
-        }
-        let kept: Vec<&str> = [(self.chosen.is_some(), "chosen"), (self.bits.is_some(), "bits"), (self.has_whole_centre(), "centre=whole")]
-            .into_iter()
-            .filter_map(|(there, word)| there.then_some(word))
-            .collect();
-        let word = *kept.first()?;
+        let word = self.inference_only()?;
         if self.window.is_none() {
             return Some(format!("`{word}` is about the keys of a window; add `window=W`"));
         }
@@ -243,7 +215,7 @@ impl Variant {
         }
         if !self.is_pooled() {
             return Some(format!(
-                "`{word}` needs a window whose keys are kept as they are: no features, projection, centre, decay, input gate or weights by position there, and a far kernel with a finite map, if any"
+                "`{word}` needs a window whose keys are kept as they are: no features, projection, decay, input gate or weights by position there, and a far kernel with a finite map, if any"
             ));
         }
         if self.chosen.is_some() && !self.kernel.is_exp() {
@@ -254,8 +226,7 @@ impl Variant {
 
     /// The part of the variant that has no backward pass, by its key: eviction and quantization are for inference alone.
     pub fn inference_only(&self) -> Option<&'static str> {
-        let parts = [(self.chosen.is_some(), "chosen"), (self.bits.is_some(), "bits"), (self.has_whole_centre(), "centre=whole")];
-        parts.into_iter().find_map(|(there, key)| there.then_some(key))
+        [(self.chosen.is_some(), "chosen"), (self.bits.is_some(), "bits")].into_iter().find_map(|(there, key)| there.then_some(key))
     }
 
     /// Why the write rule cannot stand with the other parts.
@@ -267,8 +238,6 @@ impl Variant {
             "β is the weight of a key when it is written; leave the input gate or `over=position` out"
         } else if self.window.is_some() {
             "the write rule reads all earlier keys by one kernel, and takes back only what it reads; leave the window out"
-        } else if self.centre.is_some() {
-            "a centre acts on queries, and the write rule compares keys with keys; leave one of them out"
         } else {
             return None;
         };
@@ -304,12 +273,8 @@ impl Variant {
 
     /// The first part, as it is written, that the naive engine alone computes so far: fused engines and states refuse it.
     pub fn naive_only(&self) -> Option<&'static str> {
-        let near = self.near();
-        // The mean of a window's own keys; for exp a centre is an identity.
-        let follows = |weighing: &Weighing| weighing.has_running_mean() && !weighing.kernel.is_exp();
         let channels = self.decays_by_channel();
         [
-            (follows(&near) && self.window.is_some(), "centre=running"),
             (channels && self.far.is_some(), "decay=…,channel with far keys"),
             (channels && self.dim.is_some(), "decay=…,channel with dim"),
             (channels && self.kernel.has_learned_map(), "decay=…,channel with feature=hedgehog"),
@@ -404,22 +369,16 @@ impl Variant {
         if self.is_pooled() { d } else { self.near().kept_width(self.far.as_ref(), d) }
     }
 
-    /// float32 numbers in the recurrent state of one head: the state with its denominator and its running mean, and the keys and values of
+    /// float32 numbers in the recurrent state of one head: the state with its denominator, and the keys and values of
     /// the window and the sinks; `None` where there is no finite state.
     pub fn state_size(&self, d: usize, e: usize) -> Option<u128> {
         let columns = e as u128 + self.denominator.sums() as u128;
         let rows = self.state_rows(d)?.saturating_mul(columns);
-        // A sum of keys in float64.
-        let mean = self
-            .remembered()
-            .filter(|weighing| weighing.key_width(d) > weighing.score_dim(d))
-            .map_or(0, |weighing| 2 * weighing.score_dim(d));
-        let mean = if self.has_whole_centre() { 2 * d } else { mean };
         let keys = |window: usize| window as u128 + self.sinks.unwrap_or(0) as u128 + self.chosen.map_or(0, |chosen| chosen.keys) as u128;
         let exact = self.window.map_or(0, |window| keys(window).saturating_mul((self.kept_width(d) + e) as u128));
         // What is kept of codes, in numbers of float32.
         let exact = self.bits.map_or(exact, |bits| exact.saturating_mul(u128::from(bits)).div_ceil(32));
-        Some(rows.saturating_add(mean as u128).saturating_add(exact))
+        Some(rows.saturating_add(exact))
     }
 
     /// The simplest variant with the same output up to eps: two variants are equal in this sense if these are equal.
@@ -428,16 +387,7 @@ impl Variant {
     /// and the output gate. Kernels that are the same function are written in one way.
     pub fn canonical(&self) -> Variant {
         let mut v = self.clone();
-        // Shifting the keys of exp and multiplying back is nothing.
-        let is_identity =
-            |weighing: &Weighing| matches!(weighing.kernel, Kernel::Exp(_)) && weighing.centre.is_some_and(|centre| !centre.gauss);
-        if is_identity(&v.near()) {
-            v.centre = None;
-        }
-        if let Some(far) = v.far.as_mut().filter(|far| is_identity(far)) {
-            far.centre = None;
-        }
-        // Classes that are weighed alike are one, unless each has tensors or a mean of its own.
+        // Classes that are weighed alike are one, unless each has tensors of its own.
         if v.far.as_ref().is_some_and(|far| *far == v.near() && far.has_no_tensors()) && v.bits.is_none() {
             v.chosen = None;
             (v.window, v.sinks, v.far) = (None, None, None);
@@ -454,9 +404,7 @@ impl Variant {
         v.kernel = match &v.kernel {
             Kernel::Power(power) => plain_order(power.p as usize, &v),
             Kernel::Feature(feature) if feature.map == crate::Map::Identity => plain_order(1, &v),
-            Kernel::Taylor(taylor)
-                if taylor.orders().len() == 1 && *taylor.coefficients() == Coefficients::Ones && taylor.centre() == 0.0 =>
-            {
+            Kernel::Taylor(taylor) if taylor.orders().len() == 1 && *taylor.coefficients() == Coefficients::Ones => {
                 plain_order(taylor.orders()[0], &v)
             }
             kernel => kernel.clone(),
@@ -606,7 +554,6 @@ mod tests {
         assert!(same("power=2 over=sum,eps=1 norm=l2", "taylor=2 over=length norm=l2"));
         assert!(same("power=1 over=length", "feature=identity over=length"));
         assert!(!same("power=3 over=length", "taylor=3 over=length"));
-        assert!(!same("taylor=2", "taylor=2,at=1"));
         assert!(!same("power=3 over=sum,eps=1", "taylor=3 over=sum,eps=1"));
         // A sum of weights of either sign stays under the norm, and its eps decides where the sign turns.
         assert!(!same("power=3 over=sum,eps=1 norm=l2", "taylor=3 over=sum,eps=1 norm=l2"));
@@ -635,8 +582,7 @@ mod tests {
     fn formulas() {
         assert_eq!(variant("softmax").formula(), "y = Σ_s exp(x)·v_s / Σ_s w");
         assert_eq!(variant("gated_softmax").formula(), "y = layer(O_t·Σ_s exp(min(x, 5))·I_s·v_s / S_t)");
-        assert_eq!(variant("taylor=0..4,at=-3.5").formula(), "y = Σ_s Σ_{n∈{0..4}} (x+3.5)^n/n!·v_s / Σ_s w");
-        assert_eq!(variant("taylor=0..2,at=1,coef=1:1:0.9 over=none").formula(), "y = Σ_s Σ_{n∈{0..2}} a_n·(x−1)^n/n!·v_s");
+        assert_eq!(variant("taylor=0..2,coef=1:1:0.9 over=none").formula(), "y = Σ_s Σ_{n∈{0..2}} a_n·x^n/n!·v_s");
         assert_eq!(variant("taylor=0..2,5 over=none out post=out norm=l2").formula(), "y = O_t·l2(O_t·Σ_s Σ_{n∈{0..2,5}} x^n/n!·v_s)");
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! exp clamp=5 over=length in out norm=layer
 //! taylor=0..4 over=sum            gated_softmax norm=rms            feature=elu scale=1
-//! softmax window=64 sinks=4 far(taylor=0..2 dim=4 centre=running)
+//! softmax window=64 sinks=4 far(taylor=0..2 dim=4)
 //! ```
 //!
 //! A text is a list of words, separated by spaces or `+`, in any order: a kernel (`exp`, `taylor=0..4`, `power=2`,
@@ -21,7 +21,6 @@ use std::str::FromStr;
 use termwise_base::nearest;
 
 use crate::error::TextError;
-use crate::parts::centre::Centre;
 use crate::parts::chosen::Chosen;
 use crate::parts::denominator::sum::Sum;
 use crate::parts::gate::{InGate, OutGate, PostGate};
@@ -54,6 +53,22 @@ pub struct Key {
 
 /// Other names of keys, as people may know them.
 const ALIASES: [(&str, &str); 1] = [("denominator", "over")];
+
+/// Parts that earlier versions had, with what they were: keys, and arguments of kernels.
+const REMOVED: [(&str, &str); 2] =
+    [("centre", "keys shifted by their mean, with or without `gauss`"), ("at", "a series around another score than zero")];
+
+/// The last commit that supports the parts of [`REMOVED`].
+const LAST_SUPPORT: &str = "12bd7e8";
+
+/// The problem of a word that uses a removed part, as a key or as an argument.
+fn removed(word: &str) -> Option<String> {
+    let (head, value) = head_and_value(word);
+    let arguments = value.filter(|_| head != "far").into_iter().flat_map(|value| value.split(','));
+    let mut names = std::iter::once(head).chain(arguments.filter_map(|argument| Some(argument.split_once('=')?.0.trim())));
+    let (name, about) = names.find_map(|name| REMOVED.iter().find(|(removed, _)| *removed == name))?;
+    Some(format!("`{name}` ({about}) was removed; the last commit that supports it is {LAST_SUPPORT}"))
+}
 
 /// The keys, in the order in which they are printed, after the kernel.
 pub static KEYS: &[Key] = &[
@@ -96,16 +111,6 @@ pub static KEYS: &[Key] = &[
         far: true,
         read: |v, value, _| Some(optional(value, |value| count("dim", value)).map(|n| v.dim = n)),
         write: |v| v.dim.map(|n| n.to_string()),
-    },
-    Key {
-        word: "centre",
-        bare: None,
-        off: true,
-        about: "the mean key around which weights are expanded",
-        parts: Centre::PARTS,
-        far: true,
-        read: |v, word, args| Some(Centre::read(word, args)?.map(|part| v.centre = Some(part))),
-        write: |v| v.centre.map(Centre::text),
     },
     Key {
         word: "window",
@@ -284,6 +289,9 @@ fn far(text: &str) -> Result<Weighing, String> {
         let (head, _) = head_and_value(word);
         KEYS.iter().any(|key| key.word == head && key.far) || Kernel::PARTS.iter().any(|info| info.word == head)
     };
+    if let Some(problem) = words.iter().find_map(|span| removed(&text[span.clone()])) {
+        return Err(format!("in `far`: {problem}"));
+    }
     if let Some(span) = words.iter().find(|span| !allowed(&text[(*span).clone()])) {
         let keys: Vec<&str> = KEYS.iter().filter(|key| key.far).map(|key| key.word).collect();
         return Err(format!("`far` takes a kernel and {}, found `{}`", keys.join(", "), &text[span.clone()]));
@@ -301,8 +309,8 @@ fn far(text: &str) -> Result<Weighing, String> {
 }
 
 fn far_text(far: &Weighing) -> String {
-    let Weighing { kernel, clamp, scale, cap, dim, centre } = far.clone();
-    Words { variant: &Variant { kernel, clamp, scale, cap, dim, centre, ..Variant::default() }, far: true }.to_string()
+    let Weighing { kernel, clamp, scale, cap, dim } = far.clone();
+    Words { variant: &Variant { kernel, clamp, scale, cap, dim, ..Variant::default() }, far: true }.to_string()
 }
 
 fn optional<T>(value: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, String> {
@@ -317,7 +325,6 @@ impl Key {
             "post" => v.post_gate = None,
             "decay" => v.decay = None,
             "qk_norm" => v.qk_norm = None,
-            "centre" => v.centre = None,
             "write" => v.write = None,
             _ => {}
         }
@@ -354,7 +361,6 @@ impl Default for Variant {
             scale: None,
             cap: None,
             dim: None,
-            centre: None,
             window: None,
             sinks: None,
             chosen: None,
@@ -418,6 +424,9 @@ fn read(text: &str) -> Result<Variant, Error> {
         let count = |brackets: [char; 2]| word.matches(brackets).count();
         if count(['(', '{']) != count([')', '}']) {
             return fail(span.clone(), "as many brackets must be closed as are opened".into(), None);
+        }
+        if let Some(problem) = removed(word) {
+            return fail(span.clone(), problem, Some("leave it out, or use that version".into()));
         }
         let (head, value) = head_and_value(word);
         let head = ALIASES.iter().find(|(alias, _)| *alias == head).map_or(head, |(_, word)| word);

@@ -1,11 +1,10 @@
 //! How the keys of a class are weighed: the kernel, and what happens to scores on their way to it.
 
 use crate::Kernel;
-use crate::parts::centre::{Centre, Mean};
 use crate::parts::kernel::taylor::Coefficients;
 use crate::parts::slot::short;
 
-/// The parts of a variant that turn q and k into a weight, of near or of far keys: e^c·w( min(cap(x), clamp) − c ), x = scale · (A·q)·(A'·k).
+/// The parts of a variant that turn q and k into a weight, of near or of far keys: w( min(cap(x), clamp) ), x = scale · (A·q)·(A'·k).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Weighing {
     /// w
@@ -18,8 +17,6 @@ pub struct Weighing {
     pub cap: Option<f64>,
     /// q and k are projected to this many dimensions.
     pub dim: Option<usize>,
-    /// Keys are shifted by a mean key.
-    pub centre: Option<Centre>,
 }
 
 /// The scale of scores for head dimension d.
@@ -44,34 +41,20 @@ impl Weighing {
         self.clamp.is_none() && self.cap.is_none() && self.kernel.polynomial().is_some()
     }
 
-    /// Whether the mean of the keys is part of the state.
-    pub fn has_running_mean(&self) -> bool {
-        self.centre.is_some_and(|centre| centre.mean == Mean::Running)
-    }
-
-    /// Numbers of a key that a state or a cache keeps for it, for head dimension d: one more than meet in a score where a mean is followed, which for exp is
-    /// an identity and is not.
-    pub fn key_width(&self, d: usize) -> usize {
-        self.score_dim(d) + (self.has_running_mean() && !self.kernel.is_exp()) as usize
-    }
-
     /// Whether keys are kept as they are for another kind of them.
     fn prepares_like(&self, other: &Weighing) -> bool {
-        let plain = |weighing: &Weighing| {
-            let centred = weighing.centre.is_some() && !weighing.kernel.is_exp();
-            (!centred && weighing.dim.is_none() && !weighing.kernel.has_learned_map()).then(|| weighing.kernel.map())
-        };
+        let plain = |weighing: &Weighing| (weighing.dim.is_none() && !weighing.kernel.has_learned_map()).then(|| weighing.kernel.map());
         plain(self).is_some() && plain(self) == plain(other)
     }
 
     /// Numbers of a key that is kept for near queries, and for these as far queries where that is another.
     pub(super) fn kept_width(&self, far: Option<&Weighing>, d: usize) -> usize {
-        self.key_width(d) + far.filter(|far| !self.prepares_like(far)).map_or(0, |far| far.key_width(d))
+        self.score_dim(d) + far.filter(|far| !self.prepares_like(far)).map_or(0, |far| far.score_dim(d))
     }
 
-    /// Whether it is a function of the score alone: no weights of its own, no mean of the class.
+    /// Whether it is a function of the score alone: no weights of its own.
     pub(super) fn has_no_tensors(&self) -> bool {
-        self.dim.is_none() && self.centre.is_none() && !self.kernel.has_learned_map() && self.learned() == 0
+        self.dim.is_none() && !self.kernel.has_learned_map() && self.learned() == 0
     }
 
     /// Number of learned coefficients of each head.
@@ -87,7 +70,7 @@ impl Weighing {
         if !self.has_finite_map() {
             return None;
         }
-        let rows = self.kernel.state_rows(self.key_width(d))?;
+        let rows = self.kernel.state_rows(self.score_dim(d))?;
         Some(rows.iter().fold(0u128, |sum, (_, rows)| sum.saturating_add(*rows)))
     }
 
@@ -104,14 +87,6 @@ impl Weighing {
         if self.dim == Some(0) {
             return Some("`dim=0` leaves nothing of q and k; write 1 or more, or leave `dim` out".into());
         }
-        if self.centre.is_some() && (self.clamp.is_some() || self.cap.is_some()) {
-            return Some("a centre shifts scores as they are, before a clamp or cap could act; leave one of them out".into());
-        }
-        if self.centre.is_some() && matches!(self.kernel, Kernel::Feature(_)) {
-            return Some(
-                "a centre stands for a part of e^x that a polynomial cannot hold, and `feature` is no such series; write `taylor=…`".into(),
-            );
-        }
         None
     }
 
@@ -121,31 +96,20 @@ impl Weighing {
             Some(c) => format!("{}·tanh(x/{})", short(c), short(c)),
             None => "x".to_string(),
         };
-        let x = match (self.clamp, self.centre) {
-            (Some(c), _) => format!("min({x}, {c})"),
-            (None, Some(_)) => format!("{x}−c"),
-            _ => x,
+        let x = match self.clamp {
+            Some(c) => format!("min({x}, {c})"),
+            None => x,
         };
-        let compound = self.clamp.is_none() && (self.cap.is_some() || self.centre.is_some());
+        let compound = self.clamp.is_none() && self.cap.is_some();
         let base = if compound { format!("({x})") } else { x.clone() };
-        let weight = match &self.kernel {
+        match &self.kernel {
             Kernel::Exp(_) => format!("exp({x})"),
             Kernel::Taylor(taylor) => {
                 let a = if *taylor.coefficients() == Coefficients::Ones { "" } else { "a_n·" };
-                let base = match taylor.centre() {
-                    0.0 => base,
-                    c if c < 0.0 => format!("({x}+{})", -c),
-                    c => format!("({x}−{c})"),
-                };
                 format!("Σ_{{n∈{{{}}}}} {a}{base}^n/n!", taylor.orders_text())
             }
             Kernel::Power(power) => format!("{base}^{}", power.p),
             Kernel::Feature(_) => x,
-        };
-        match self.centre {
-            Some(centre) if centre.gauss => format!("e^(c+γ/2·qᵀΣq)·{weight}"),
-            Some(_) => format!("e^c·{weight}"),
-            None => weight,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Near and far keys, projections and centres in float32 against the reference in float64: tiles, chunks, token by token, and any split over them.
+//! Near and far keys, projections in float32 against the reference in float64: tiles, chunks, token by token, and any split over them.
 
 use std::ops::Range;
 
@@ -8,11 +8,11 @@ use crate::expected::{Expected, assert_same_bits, fused};
 use crate::support::{Case, Name, Rng, layer, on_every_isa, same_isa, shape};
 
 /// What between them has every part of near and far keys; windows are put in their places.
-const TEXTS: [&str; 22] = [
+const TEXTS: [&str; 20] = [
     "exp WINDOW far(taylor=0..2)",
-    "exp WINDOW far(taylor=0..2 dim=3 centre=running)",
-    "exp WINDOW far(taylor=0..2 dim=2 centre=learned,gauss) over=sum,sink",
-    "exp WINDOW far(taylor=0..2 centre=given) decay=softplus in",
+    "exp WINDOW far(taylor=0..2 dim=3)",
+    "exp WINDOW far(taylor=0..2 dim=2) over=sum,sink",
+    "exp WINDOW far(taylor=0..2) decay=softplus in",
     "exp WINDOW far(taylor=0..2,coef=learned dim=3 scale=0.4) decay=softplus out",
     "exp WINDOW far(power=2 scale=0.3) over=sum,eps=0.5 in conv=3",
     "exp WINDOW far(feature=hedgehog) qk_norm=rms norm=rms over=length",
@@ -21,34 +21,27 @@ const TEXTS: [&str; 22] = [
     "exp WINDOW far(exp dim=3) decay=linear",
     "exp WINDOW far(exp cap=2 scale=0.3) over=none norm=l2",
     "exp WINDOW far(taylor=0..2 cap=2)",
-    "exp WINDOW far(taylor=0..10 centre=running)",
+    "exp WINDOW far(taylor=0..10)",
     "exp dim=3 WINDOW far(taylor=0..2)",
     "taylor=0..2 WINDOW far(power=2 scale=0.2) over=sum,eps=0.5 in",
-    "taylor=0..2 dim=2 centre=learned WINDOW far(taylor=0..1 centre=running,gauss) over=sum,floor=0.2",
+    "taylor=0..2 dim=2 WINDOW far(taylor=0..1) over=sum,floor=0.2",
     "feature=hedgehog WINDOW far(exp)",
-    "taylor=0..2 over=length centre=running WINDOW",
-    "taylor=0..2 WINDOW far(taylor=0..2 at=0 dim=3 centre=running) over=none norm=rms decay=sigmoid",
-    "exp centre=learned,gauss WINDOW far(taylor=0..2 centre=given,gauss)",
+    "taylor=0..2 WINDOW far(taylor=0..2 dim=3) over=none norm=rms decay=sigmoid",
     "exp WINDOW over=sum,sink",
     "taylor=0..2,coef=learned dim=2 WINDOW far(taylor=0..2,coef=learned) rope=off",
 ];
 
-/// Variants without a window whose keys are projected, mapped or centred.
-const WHOLE: [&str; 9] = [
+/// Variants without a window whose keys are projected or mapped.
+const WHOLE: [&str; 4] = [
     "taylor=0..2 dim=3 over=sum,eps=1e-3",
-    "taylor=0..2 centre=learned",
-    "taylor=0..2 centre=running",
-    "taylor=0..2 dim=2 centre=running,gauss decay=softplus in",
-    "taylor=0..2 centre=given,gauss over=sum,sink",
-    "taylor=0..2 centre=learned over=none norm=l2 out",
-    "exp centre=learned,gauss",
+    "taylor=0..2 dim=2 decay=softplus in",
     "feature=hedgehog decay=sigmoid",
     "feature=hedgehog dim=2 over=length norm=rms",
 ];
 
 fn texts(window: usize, sinks: usize) -> Vec<String> {
     let words = if sinks > 0 { format!("window={window} sinks={sinks}") } else { format!("window={window}") };
-    let texts = TEXTS.iter().map(|text| text.replace("WINDOW", &words).replace(" at=0", ""));
+    let texts = TEXTS.iter().map(|text| text.replace("WINDOW", &words));
     texts.filter(|text| text.parse::<Variant>().is_ok_and(|variant| variant.naive_only().is_none())).collect()
 }
 
@@ -229,10 +222,9 @@ fn every_key_is_seen_once() {
     let shape = shape(1, 400, 2, 1, 2, 3);
     for (window, sinks) in [(1, 0), (1, 1), (5, 2), (64, 0), (65, 130), (128, 3), (129, 1), (200, 199), (400, 1)] {
         let sinks = if sinks > 0 { format!(" sinks={sinks}") } else { String::new() };
-        let text = format!("taylor=0 window={window}{sinks} far(taylor=0 dim=1 centre=given) over=none rope=off");
+        let text = format!("taylor=0 window={window}{sinks} far(taylor=0 dim=1) over=none rope=off");
         let mut case = Case { lengths: None, ..case(&text, shape, &mut rng) };
         case.get_mut(Name::V).fill(1.0);
-        case.get_mut(Name::Extra(termwise_attention::Extra::FarMean)).fill(0.0);
         let check = |y: &[f32], label: String| {
             for (t, row) in y.chunks_exact(6).enumerate() {
                 assert!(row.iter().all(|&y| y == (t + 1) as f32), "{label}: {row:?} at {t}, {case}");
@@ -292,7 +284,7 @@ fn heads_may_differ() {
     let shape = shape(2, 150, 4, 2, 6, 5);
     for texts in [
         ["exp window=8 far(taylor=0..2 dim=2)", "exp", "exp window=30 sinks=1 far(taylor=0..2 dim=2)", "taylor=0..2"],
-        ["exp window=8 far(taylor=0..2 centre=running)", "exp window=9 far(taylor=0..2 centre=running)", "exp window=8", "feature=elu"],
+        ["exp window=8 far(taylor=0..2)", "exp window=9 far(taylor=0..2)", "exp window=8", "feature=elu"],
         ["exp window=8 far(exp)", "exp window=20 far(taylor=0..2)", "taylor=0..2 dim=2", "taylor=0..3 dim=2 decay=softplus"],
     ] {
         let heads: Vec<Variant> = texts.map(|text| text.parse().unwrap_or_else(|error| panic!("{error}"))).into();
@@ -315,11 +307,7 @@ fn generation_takes_constant_memory_and_files_carry_it() {
     let mut rng = Rng(70);
     let folder = std::env::temp_dir().join(format!("termwise-far-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
-    for text in [
-        "exp window=20 sinks=3 far(taylor=0..2 dim=2 centre=running) decay=softplus in",
-        "taylor=0..2 centre=running",
-        "exp window=9 far(exp)",
-    ] {
+    for text in ["exp window=20 sinks=3 far(taylor=0..2 dim=2) decay=softplus in", "taylor=0..2", "exp window=9 far(exp)"] {
         let mut case = Case { lengths: None, ..case(text, shape(1, 500, 2, 1, 4, 5), &mut rng) };
         let early = continued(&part(&case, &(0..200)), &[(1, None)], Memory::Natural).1;
         let late = continued(&case, &[(1, None)], Memory::Natural).1;
@@ -359,7 +347,6 @@ fn what_cannot_be_is_said() {
     assert!(said("exp window=0", 4).contains("holds no key"));
     assert!(said("taylor=0..2 dim=5", 4).contains("more than the head dimension 4"));
     assert!(said("exp window=3 far(taylor=0..2 dim=9)", 4).contains("more than the head dimension 4"));
-    assert!(said("taylor=0..2 centre=running window=3", 4).contains("centre=running"));
     // A far kernel without a finite map keeps its keys, and says so.
     let endless: Variant = "exp window=3 far(exp)".parse().expect("a variant");
     assert!(endless.warnings().iter().any(|warning| warning.contains("keeps all keys")), "{:?}", endless.warnings());

@@ -213,7 +213,7 @@ fn polynomials_beyond_float32_do_not_overflow() {
         ("taylor=0..80 in out decay=softplus", 40.0),
         ("taylor=0..24 over=length norm=rms decay=softplus", 150.0),
         ("taylor=0..40 over=sum,floor=1", 60.0),
-        ("taylor=0..40,at=3 over=sum", 60.0),
+        ("taylor=0..40 over=sum", 60.0),
         ("taylor=0..60 over=none norm=layer out", 40.0),
         ("taylor=0,2,4,6,8,10,12,14,16,18,20,22,24,26,coef=learned over=sum", 200.0),
         ("power=30 over=sum", 60.0),

@@ -42,8 +42,8 @@ fn finite_texts() -> Vec<String> {
     let more = [
         "taylor=0..2",
         "taylor=0..3 over=sum,floor=1",
-        "taylor=0..4,at=-1.5 over=sum decay=softplus",
-        "taylor=0..3,at=0.5,coef=1:0.9:0.8:0.6 over=length in",
+        "taylor=0..4 over=sum decay=softplus",
+        "taylor=0..3,coef=1:0.9:0.8:0.6 over=length in",
         "taylor=0..4 over=length in out norm=layer decay=linear",
         "taylor=0..2,coef=learned over=sum decay=softplus",
         "taylor=1,3 over=position in norm=l2",
@@ -61,20 +61,19 @@ fn finite_texts() -> Vec<String> {
     presets.chain(more.map(String::from)).collect()
 }
 
-/// What the presets with states leave out: windows, far states, centres, write rules.
+/// What the presets with states leave out: windows, far states, write rules.
 fn bounded_texts() -> Vec<String> {
     let more = [
         "exp window=3 over=sum,sink",
         "exp window=1 sinks=1 cap=2 in",
         "exp window=3 sinks=2 far(taylor=0..2) decay=softplus",
-        "exp window=2 far(taylor=0..2 dim=1 centre=running)",
-        "exp window=4 sinks=1 far(taylor=0..3,coef=learned centre=learned,gauss) out",
+        "exp window=2 far(taylor=0..2 dim=1)",
+        "exp window=4 sinks=1 far(taylor=0..3,coef=learned) out",
         "exp window=2 far(feature=hedgehog) over=length norm=rms qk_norm=rms",
         "taylor=0..2 window=3 far(power=2 scale=0.2) over=sum,eps=0.5 in post=silu,channel",
         "exp window=3 over=position decay=sigmoid",
-        "taylor=0..2 centre=running,gauss over=sum",
-        "taylor=0..3,coef=learned centre=given over=none norm=l2",
-        "taylor=0..2,coef=1:0.9:0.5 centre=learned over=length",
+        "taylor=0..3,coef=learned over=none norm=l2",
+        "taylor=0..2,coef=1:0.9:0.5 over=length",
         "taylor=0..2 dim=1 over=sum decay=fixed",
         "feature=hedgehog scale=1 decay=mamba post=silu",
         "taylor=0..3 decay=given,channel over=none norm=l2",

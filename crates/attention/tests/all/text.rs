@@ -1,7 +1,6 @@
 //! The text form: what is printed parses to the same, and whatever is written gets an answer that helps.
 
 use proptest::prelude::*;
-use termwise_attention::parts::centre::Centre;
 use termwise_attention::parts::gate::{InGate, OutGate, PostGate};
 use termwise_attention::presets;
 use termwise_attention::variant::text::KEYS;
@@ -48,7 +47,6 @@ fn variant_text() -> impl Strategy<Value = String> {
             a.iter().map(|a| format!("{a:?}")).collect::<Vec<_>>().join(":")
         )),
         Just("taylor=0..5,coef=learned".to_string()),
-        (0usize..12, -40f64..40.0).prop_map(|(p, c)| format!("taylor=0..{p},at={c:?}")),
         (0u32..=150).prop_map(|p| format!("power={p}")),
         prop::sample::select(vec!["elu", "relu", "l2", "identity", "hedgehog"]).prop_map(|map| format!("feature={map}")),
     ];
@@ -100,18 +98,13 @@ fn variant_text() -> impl Strategy<Value = String> {
     ];
     let decay =
         prop::sample::select(decays.to_vec()).prop_map(|word| if word.is_empty() { String::new() } else { format!("decay={word}") });
-    let centre = prop::sample::select(vec!["given", "given,gauss", "learned", "learned,gauss", "running", "running,gauss"]);
-    let far_kernel =
-        prop::sample::select(vec!["exp", "taylor=0..2", "taylor=0,3,at=1.25", "power=2", "feature=hedgehog", "taylor=1,coef=learned"]);
-    let far = (far_kernel, prop::option::of(1usize..9), prop::option::of(centre.clone()), prop::option::of(positive.clone())).prop_map(
-        |(kernel, dim, centre, cap)| {
-            let mut words = vec![kernel.to_string()];
-            words.extend(dim.map(|n| format!("dim={n}")));
-            words.extend(centre.map(|c| format!("centre={c}")));
-            words.extend(cap.map(|c| format!("cap={c:?}")));
-            format!("far({})", words.join("+"))
-        },
-    );
+    let far_kernel = prop::sample::select(vec!["exp", "taylor=0..2", "taylor=0,3", "power=2", "feature=hedgehog", "taylor=1,coef=learned"]);
+    let far = (far_kernel, prop::option::of(1usize..9), prop::option::of(positive.clone())).prop_map(|(kernel, dim, cap)| {
+        let mut words = vec![kernel.to_string()];
+        words.extend(dim.map(|n| format!("dim={n}")));
+        words.extend(cap.map(|c| format!("cap={c:?}")));
+        format!("far({})", words.join("+"))
+    });
     let classes = prop_oneof![
         3 => Just(String::new()),
         1 => (1usize..5000).prop_map(|w| format!("window={w}")),
@@ -124,7 +117,6 @@ fn variant_text() -> impl Strategy<Value = String> {
         classes,
         prop::option::of(positive),
         prop::option::of(1usize..9),
-        prop::option::of(centre),
         prop::sample::select(vec!["", "qk_norm=l2", "qk_norm=rms", "qk_norm=rms,all", "qk_norm=rms,all,eps=1e-5"]),
     );
     let rest = (
@@ -134,12 +126,11 @@ fn variant_text() -> impl Strategy<Value = String> {
         prop::option::of(1usize..=64),
     );
     let words = (kernel, prop::option::of(number.clone()), prop::option::of(number), over, gates, rest, more, any::<bool>()).prop_map(
-        |(kernel, clamp, scale, over, gates, (decay, norm, rope, conv), (classes, cap, dim, centre, qk_norm), reversed)| {
+        |(kernel, clamp, scale, over, gates, (decay, norm, rope, conv), (classes, cap, dim, qk_norm), reversed)| {
             let mut words = vec![kernel, over, decay, norm.into(), rope.into(), qk_norm.into()];
             words.extend(gates.split(' ').chain(classes.split(' ')).map(String::from));
             words.extend(cap.map(|c| format!("cap={c:?}")));
             words.extend(dim.map(|n| format!("dim={n}")));
-            words.extend(centre.map(|c| format!("centre={c}")));
             words.extend(clamp.map(|c| format!("clamp={c:?}")));
             words.extend(scale.map(|c| format!("scale={c:?}")));
             words.extend(conv.map(|w| format!("conv={w}")));
@@ -214,11 +205,7 @@ fn every_example_of_every_part_parses() {
                 ("write", _) => " over=none",
                 _ => "",
             };
-            let text = match example.starts_with("whole") {
-                // The mean of keys before a projection, which far keys alone have.
-                true => format!("exp window=4 far(taylor=0..2 dim=2 centre={example})"),
-                false => format!("{}={example}{gate}", key.word),
-            };
+            let text = format!("{}={example}{gate}", key.word);
             assert_eq!(parse(&parse(&text).to_string()), parse(&text), "{text}");
         }
         assert!(!key.about.is_empty());
@@ -227,17 +214,9 @@ fn every_example_of_every_part_parses() {
 
 #[test]
 fn every_part_has_a_word_of_its_own() {
-    for slot in [
-        Kernel::PARTS,
-        Denominator::PARTS,
-        InGate::PARTS,
-        OutGate::PARTS,
-        PostGate::PARTS,
-        Decay::PARTS,
-        Norm::PARTS,
-        QkNorm::PARTS,
-        Centre::PARTS,
-    ] {
+    for slot in
+        [Kernel::PARTS, Denominator::PARTS, InGate::PARTS, OutGate::PARTS, PostGate::PARTS, Decay::PARTS, Norm::PARTS, QkNorm::PARTS]
+    {
         let mut words: Vec<&str> = slot.iter().map(|info| info.word).collect();
         words.sort_unstable();
         words.dedup();
@@ -315,7 +294,6 @@ fn errors_point_at_the_word() {
         ("exp write=delta,3", "write=delta,3"),
         ("exp write=delta,0", "write=delta,0"),
         ("exp decay=sigmoid,0", "decay=sigmoid,0"),
-        ("exp centre=mean", "centre=mean"),
         ("exp in=sigmoid,channel", "in=sigmoid,channel"),
     ] {
         let error = error(text);
@@ -343,11 +321,6 @@ fn impossible_combinations_say_why() {
         "power=1 write=delta over=none in",
         "power=1 write=delta over=position",
         "power=1 write=delta over=none window=4",
-        "power=1 write=delta over=none centre=running",
-        "taylor=0..2 centre=running cap=5",
-        "taylor=0..2 centre=running clamp=5",
-        "feature=elu centre=learned",
-        "taylor=0..2 centre=running decay=given,channel",
         "exp window=4 far(exp dim=2) decay=sigmoid,channel",
         "exp window=4 far(feature=hedgehog) decay=sigmoid,channel",
     ] {
@@ -360,8 +333,8 @@ fn impossible_combinations_say_why() {
 
 #[test]
 fn far_keys_have_words_of_their_own() {
-    let text = "exp window=64 sinks=4 far(taylor=0..2 dim=4 centre=running) over=sum";
-    let variant = parse("softmax sinks=4 window=64 far(centre=running+taylor=0..2 dim=4)");
+    let text = "exp window=64 sinks=4 far(taylor=0..2 dim=4) over=sum";
+    let variant = parse("softmax sinks=4 window=64 far(dim=4+taylor=0..2)");
     assert_eq!(variant.to_string(), text);
     let far = variant.far.clone().expect("a far kernel");
     assert_eq!((far.dim, far.scale_for(64), variant.scale_for(64), far.score_dim(64)), (Some(4), 0.5, 0.125, 4));
@@ -378,4 +351,22 @@ fn keys_may_have_other_names() {
     assert_eq!(read("taylor=0..2 denominator(sum,eps=1)"), read("taylor=0..2 over=sum,eps=1"));
     let twice = "exp over=sum denominator=length".parse::<termwise_attention::Variant>();
     assert!(twice.is_err_and(|error| error.to_string().contains("both set the over")));
+}
+
+#[test]
+fn removed_parts_name_the_last_commit_that_supports_them() {
+    for (text, part, word) in [
+        ("taylor=0..2 centre=running", "`centre`", "centre=running"),
+        ("exp centre=learned,gauss", "`centre`", "centre=learned,gauss"),
+        ("exp centre(whole)", "`centre`", "centre(whole)"),
+        ("exp window=4 far(taylor=0..2 dim=2 centre=whole,gauss)", "`centre`", "far(taylor=0..2 dim=2 centre=whole,gauss)"),
+        ("taylor=0..4,at=-3.5", "`at`", "taylor=0..4,at=-3.5"),
+        ("taylor(0..2, at=1, coef=1:2:3) over=sum", "`at`", "taylor(0..2, at=1, coef=1:2:3)"),
+        ("exp window=4 far(taylor=0..2,at=1)", "`at`", "far(taylor=0..2,at=1)"),
+    ] {
+        let error = error(text);
+        assert_eq!(&text[error.span.clone()], word, "{text}");
+        assert!(error.problem.contains(part) && error.problem.contains("12bd7e8"), "{text}: {}", error.problem);
+    }
+    assert!(!error("exp centr=4").problem.contains("removed"));
 }

@@ -110,9 +110,7 @@ impl<R: Real> Case<R> {
             let n = spec.values(rows);
             let (mean, spread) = match spec.extra {
                 Extra::NormWeight | Extra::Coefficients | Extra::FarCoefficients | Extra::QNorm | Extra::KNorm => (1.0, 0.3),
-                Extra::NormBias | Extra::Mean | Extra::FarMean | Extra::Spread | Extra::FarSpread | Extra::Gamma | Extra::FarGamma => {
-                    (0.0, 0.3)
-                }
+                Extra::NormBias => (0.0, 0.3),
                 // A given decay is the log of what stays at each step.
                 Extra::DecayGate if heads.iter().any(|head| matches!(head.decay, Some(Decay::GivenDecay(_)))) => (-0.3, 0.2),
                 Extra::DecayRate => (-1.0, 0.3),

@@ -1,7 +1,6 @@
 //! The formula once more, written for the tests alone: dense T×T arithmetic in float64 from the fields of a variant,
 //! sharing no computation with the crate. Denominators can be held fixed, which is what `detached` means to a derivative.
 
-use termwise_attention::parts::centre::Mean;
 use termwise_attention::parts::gate::{OutGate, PostGate};
 use termwise_attention::parts::kernel::taylor::Coefficients;
 use termwise_attention::{Decay, Denominator, Extra, Kernel, Map, Norm, QkNorm, Shape, Variant, Weighing};
@@ -240,7 +239,7 @@ impl<'a> Head<'a> {
                     Coefficients::Given(given) => given[i],
                     Coefficients::Learned => self.case.get(Name::Extra(extra))[self.head * n + i],
                 };
-                let term = |order: usize| (1..=order).map(|i| (x - taylor.centre()) / i as f64).product::<f64>();
+                let term = |order: usize| (1..=order).map(|i| x / i as f64).product::<f64>();
                 (0..n).map(|i| coefficient(i) * term(taylor.orders()[i])).sum()
             }
         }
@@ -255,32 +254,12 @@ impl<'a> Head<'a> {
         if self.is_near(t, s) { Some(&self.near) } else { self.far.as_ref() }
     }
 
-    /// M·w of the formula, with the keys shifted by their centre.
+    /// M·w of the formula.
     fn weight(&self, t: usize, s: usize) -> f64 {
         let Some(class) = self.class(t, s) else { return 0.0 };
-        let (q, mut k) = (&class.q[t], class.k[s].clone());
-        let n = q.len();
         let scale = class.weighing.scale.unwrap_or(1.0 / (class.weighing.dim.unwrap_or(self.case.shape.d) as f64).sqrt());
-        let mut factor = self.decay_by_head(t, s);
-        if let Some(centre) = class.weighing.centre {
-            let of = |extra: Extra| self.case.get(Name::Extra(if class.far { extra.of_far() } else { extra }));
-            let mean: Vec<f64> = match centre.mean {
-                Mean::Running => {
-                    let keys: Vec<usize> = (0..=t).filter(|&s| self.is_near(t, s) != class.far).collect();
-                    (0..n).map(|i| keys.iter().map(|&s| class.k[s][i]).sum::<f64>() / keys.len() as f64).collect()
-                }
-                Mean::Given | Mean::Learned => of(Extra::Mean)[self.kv_head * n..][..n].to_vec(),
-                Mean::Whole => unreachable!("the oracle is for what has gradients; `pool` compares it with the naive engine"),
-            };
-            k.iter_mut().zip(&mean).for_each(|(k, mean)| *k -= mean);
-            factor *= (scale * product(q, &mean)).exp();
-            if centre.gauss {
-                let spread = &of(Extra::Spread)[self.kv_head * n * n..][..n * n];
-                let square: f64 = (0..n).map(|i| (0..n).map(|j| q[i] * spread[i * n + j] * q[j]).sum::<f64>()).sum();
-                factor *= (of(Extra::Gamma)[self.head] / 2.0 * square).exp();
-            }
-        }
-        factor * self.kernel(class, self.bounded(class, scale * self.decayed(q, &k, t, s)))
+        let x = scale * self.decayed(&class.q[t], &class.k[s], t, s);
+        self.decay_by_head(t, s) * self.kernel(class, self.bounded(class, x))
     }
 
     fn visible(&self, t: usize) -> f64 {

@@ -49,7 +49,7 @@ pub struct CutArgs {
     /// Orders to cut at
     #[arg(long, value_name = "P,P,...", value_delimiter = ',', default_values_t = [2, 4, 6, 8, 10, 12, 16], value_parser = order)]
     pub orders: Vec<usize>,
-    /// Kinds of coefficients to compare: taylor, centred, calibrated
+    /// Kinds of coefficients to compare: taylor, calibrated
     #[arg(long, value_name = "KIND,...", value_delimiter = ',', default_values_t = Choice::ALL)]
     pub coefficients: Vec<Choice>,
     /// Kind of coefficients with which one layer is cut at a time [default: the best of the curves]

@@ -36,7 +36,7 @@ fn variants() -> Vec<(&'static str, String)> {
         "feature=identity over=none norm=l2 conv=3",
         "power=2 over=sum,eps=1e-6 conv=3",
         "taylor=0,2,4 conv=3",
-        "taylor=0..4,at=0.5 qk_norm=l2 scale=2 conv=3",
+        "taylor=0..4 qk_norm=l2 scale=2 conv=3",
         "exp window=5 sinks=2 conv=3",
         "exp window=4 sinks=1 far(taylor=0..2) conv=3",
         "exp window=4 far(feature=elu scale=0.5) decay=fixed conv=3",

@@ -92,7 +92,7 @@ mod tests {
             for texts in [
                 ["softmax"; 4],
                 ["taylor=0..2"; 4],
-                ["taylor=0..3", "taylor=0..3,at=-2", "taylor=0..2,at=1,coef=1:2:3", "taylor=0..2"],
+                ["taylor=0..3", "taylor=0..3,coef=1:2:3:4", "taylor=0..2,coef=1:2:3", "taylor=0..2"],
                 ["taylor=0..2 over=length"; 4],
                 ["taylor=0..1 over=sum decay=softplus"; 4],
                 ["taylor=0..2", "softmax", "softmax", "softmax"],

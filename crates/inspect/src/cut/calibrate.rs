@@ -1,7 +1,7 @@
 //! From text to coefficients: three passes over the calibration text, for the scores that heads have, for the outputs that they give, and to
 //! judge.
 //!
-//! Every fourth window is held back from the fits and decides, head by head, between the fit, the centred series and Taylor's: by the
+//! Every fourth window is held back from the fits and decides, head by head, between the fit and Taylor's series: by the
 //! outputs that each gives there, computed by the formula itself.
 
 use rayon::prelude::*;
@@ -259,22 +259,23 @@ fn pass<T: Send>(
 fn fit_head(collected: &Collected, (interval, mean): &(Interval, f64), orders: &[usize]) -> HeadFit {
     let mut ascending = orders.to_vec();
     ascending.sort_unstable();
-    let mut head = HeadFit { mean: *mean, interval: *interval, orders: Vec::new() };
+    let mut head = HeadFit { interval: *interval, orders: Vec::new() };
     let mut below: Option<Vec<f64>> = None;
     for order in ascending {
-        let plain = |centre: f64| {
-            let series = Kernel::Taylor(Taylor::around(centre, (0..=order).collect(), Coefficients::Ones).ok()?);
-            Some(interval.interpolate(order, |x| series.value(x)))
+        // Taylor's series around zero and around the mean score.
+        let plain = |middle: f64| {
+            let series = Kernel::Taylor(Taylor::up_to(order).ok()?);
+            Some(interval.interpolate(order, |x| series.value(x - middle)))
         };
         let starts: Vec<Vec<f64>> = [plain(0.0), plain(*mean), below.take()].into_iter().flatten().collect();
         let fitted = fit(&collected.rows, order, &starts);
-        let given = |c: &Vec<f64>| Taylor::around(interval.middle, (0..=order).collect(), Coefficients::Given(interval.series(c))).ok();
+        let given = |c: &Vec<f64>| Taylor::new((0..=order).collect(), Coefficients::Given(interval.series(c))).ok();
         let series = fitted.as_ref().and_then(given);
         let conditions = Choice::ALL.map(|choice| {
             let own = head.candidate(order, choice, series.as_ref());
             own.map_or(f64::INFINITY, |series| state_condition(&series, interval, &collected.histogram))
         });
-        head.orders.push(OrderFit { order, errors: [f64::NAN; 3], kept: Choice::Taylor, series, conditions });
+        head.orders.push(OrderFit { order, errors: [f64::NAN; 2], kept: Choice::Taylor, series, conditions });
         below = fitted;
     }
     head
@@ -287,7 +288,7 @@ fn state_condition(series: &Taylor, interval: &Interval, histogram: &[f64]) -> f
     for (i, count) in histogram.iter().enumerate().filter(|(_, count)| **count > 0.0) {
         let x = interval.middle + interval.half * (2.0 * (i as f64 + 0.5) / BINS as f64 - 1.0);
         let weight: f64 = kernel.value(x);
-        terms += count * series.state_condition(x) * weight.abs();
+        terms += count * series.condition(x) * weight.abs();
         weights += count * weight;
     }
     terms / weights.max(f64::MIN_POSITIVE)

@@ -12,13 +12,9 @@ pub struct Interval {
 }
 
 impl Interval {
-    /// From the lowest to the highest score; the middle is a multiple of 1/16, so that it is short as text and exact in float32, and not
-    /// zero, so that a series around it says that it has a centre.
+    /// From the lowest to the highest score; the middle is a multiple of 1/16.
     pub fn around(low: f64, high: f64) -> Interval {
-        let middle = match sixteenth((low + high) / 2.0) {
-            0.0 => 0.0625,
-            middle => middle,
-        };
+        let middle = sixteenth((low + high) / 2.0);
         // A head whose scores are all the same still needs a width.
         Interval { middle, half: (high - middle).max(middle - low).max(1e-3) }
     }
@@ -38,7 +34,7 @@ impl Interval {
         c.first().copied().unwrap_or(0.0) + u * b1 - b2
     }
 
-    /// The coefficients a_n of the same polynomial as Σ a_n·(x − middle)^n/n!.
+    /// The coefficients a_n of the same polynomial as Σ a_n·x^n/n!.
     pub fn series(&self, c: &[f64]) -> Vec<f64> {
         let p = c.len().saturating_sub(1);
         let mut powers = vec![0.0; p + 1];
@@ -51,7 +47,9 @@ impl Interval {
             let next: Vec<f64> = (0..p + 2).map(|k| factor * if k > 0 { here[k - 1] } else { 0.0 } - before[k]).collect();
             before = std::mem::replace(&mut here, next);
         }
-        powers.iter().enumerate().map(|(n, a)| a * factorial(n) / self.half.powi(n as i32)).collect()
+        // In powers of x − middle, then of x: Horner over m of a_m·(−middle)^{m−n}/(m−n)!.
+        let a: Vec<f64> = powers.iter().enumerate().map(|(n, a)| a * factorial(n) / self.half.powi(n as i32)).collect();
+        (0..=p).map(|n| (n..=p).rev().fold(0.0, |sum, m| a[m] - sum * self.middle / (m - n + 1) as f64)).collect()
     }
 
     /// The coefficients of a polynomial of degree p that is known by its values: interpolation at Chebyshev's nodes.
@@ -97,7 +95,7 @@ mod tests {
         for x in [-7.0, -5.0, -1.3, 0.0, 2.0, 8.0, 12.0] {
             interval.values(x, &mut values);
             let sum: f64 = values.iter().zip(&c).map(|(t, c)| t * c).sum();
-            let series: f64 = a.iter().enumerate().map(|(n, a)| a * (x - interval.middle).powi(n as i32) / factorial(n)).sum();
+            let series: f64 = a.iter().enumerate().map(|(n, a)| a * x.powi(n as i32) / factorial(n)).sum();
             for found in [sum, series, interval.evaluate(&c, x)] {
                 assert!((found - f(x)).abs() < 1e-11 * (1.0 + f(x).abs()), "{x}: {found} {}", f(x));
             }

@@ -1,11 +1,11 @@
-//! The three kinds of coefficients, and a model with some of its heads cut.
+//! The two kinds of coefficients, and a model with some of its heads cut.
 
 use std::fmt;
 use std::str::FromStr;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use termwise_attention::parts::kernel::taylor::{Coefficients, Taylor};
+use termwise_attention::parts::kernel::taylor::Taylor;
 use termwise_attention::{Kernel, Variant, View};
 use termwise_llama::Config;
 use termwise_llama::config::AttentionMap;
@@ -18,23 +18,20 @@ use crate::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Choice {
-    /// a_n = 1, around zero.
+    /// a_n = 1.
     Taylor,
-    /// a_n = 1, around the head's mean score.
-    Centred,
-    /// Fitted to the head's output on calibration text; Taylor's or centred where held-back text says that they are better.
+    /// Fitted to the head's output on calibration text; Taylor's where they are better on held-back text.
     Calibrated,
 }
 
 impl Choice {
     /// All of them.
-    pub const ALL: [Choice; 3] = [Choice::Taylor, Choice::Centred, Choice::Calibrated];
+    pub const ALL: [Choice; 2] = [Choice::Taylor, Choice::Calibrated];
 
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Choice::Taylor => "taylor",
-            Choice::Centred => "centred",
             Choice::Calibrated => "calibrated",
         }
     }
@@ -51,7 +48,7 @@ impl FromStr for Choice {
 
     fn from_str(text: &str) -> Result<Choice, String> {
         let found = Choice::ALL.into_iter().find(|choice| choice.name() == text);
-        found.ok_or_else(|| format!("coefficients are taylor, centred or calibrated, found `{text}`"))
+        found.ok_or_else(|| format!("coefficients are taylor or calibrated, found `{text}`"))
     }
 }
 
@@ -60,14 +57,14 @@ impl FromStr for Choice {
 pub struct OrderFit {
     /// p
     pub order: usize,
-    /// Relative error of the head's output on text that was held back from the fit: Taylor's, centred, fitted. Infinite where there is none.
-    pub errors: [f64; 3],
-    /// Which of the three `calibrated` is.
+    /// Relative error of the head's output on text that was held back from the fit: Taylor's, fitted. Infinite where there is none.
+    pub errors: [f64; 2],
+    /// Which of the two `calibrated` is.
     pub kept: Choice,
     /// The fitted series.
     pub series: Option<Taylor>,
-    /// For each of the three, mean Σ|terms| over mean weight when a state sums it in powers of x: how many times it amplifies rounding.
-    pub conditions: [f64; 3],
+    /// For each of the two, mean Σ|terms| over mean weight when a state sums it in powers of x: how many times it amplifies rounding.
+    pub conditions: [f64; 2],
 }
 
 impl OrderFit {
@@ -85,8 +82,6 @@ impl OrderFit {
 /// One head.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HeadFit {
-    /// Mean of its scores, to the next sixteenth.
-    pub mean: f64,
     /// The scores that it had.
     pub interval: Interval,
     /// By order, ascending.
@@ -105,12 +100,11 @@ impl HeadFit {
     pub(super) fn candidate(&self, order: usize, kind: Choice, fitted: Option<&Taylor>) -> Option<Taylor> {
         match kind {
             Choice::Taylor => Taylor::up_to(order).ok(),
-            Choice::Centred => Taylor::around(self.mean, (0..=order).collect(), Coefficients::Ones).ok(),
             Choice::Calibrated => fitted.cloned(),
         }
     }
 
-    /// Σ ‖y‖² of these queries of a window, then for every order Σ ‖y' − y‖² of the three kinds, by the formula itself.
+    /// Σ ‖y‖² of these queries of a window, then for every order Σ ‖y' − y‖² of both kinds, by the formula itself.
     pub(super) fn squared_errors(&self, view: &View, queries: impl Iterator<Item = usize>) -> Vec<f64> {
         let own = |fit: &OrderFit| Choice::ALL.map(|kind| self.candidate(fit.order, kind, fit.series.as_ref()).map(Kernel::Taylor));
         let kernels: Vec<Option<Kernel>> = self.orders.iter().flat_map(own).collect();
@@ -137,7 +131,7 @@ impl HeadFit {
         let size = sums.first().copied().unwrap_or(0.0).max(f64::MIN_POSITIVE);
         for (i, fit) in self.orders.iter_mut().enumerate() {
             for (k, error) in fit.errors.iter_mut().enumerate() {
-                let sum = sums.get(1 + 3 * i + k).copied().unwrap_or(f64::INFINITY);
+                let sum = sums.get(1 + Choice::ALL.len() * i + k).copied().unwrap_or(f64::INFINITY);
                 *error = if sum.is_nan() { f64::INFINITY } else { (sum / size).sqrt() };
             }
             let better = |best: Choice, kind: Choice| if fit.errors[kind as usize] < fit.errors[best as usize] { kind } else { best };
@@ -180,10 +174,10 @@ impl Calibration {
         self.heads.iter().flatten().count()
     }
 
-    /// How many heads of an order kept each kind: Taylor, centred, fitted.
-    pub fn kept(&self, order: usize) -> [usize; 3] {
+    /// How many heads of an order kept each kind: Taylor, fitted.
+    pub fn kept(&self, order: usize) -> [usize; 2] {
         let fits = self.heads.iter().flatten().flat_map(|head| &head.orders).filter(|fit| fit.order == order);
-        let mut counts = [0; 3];
+        let mut counts = [0; 2];
         fits.for_each(|fit| counts[fit.kept as usize] += 1);
         counts
     }

@@ -108,12 +108,12 @@ impl Report {
             let first = [Cell::count(point.order), Cell::maybe(point.state_bytes, Cell::bytes)];
             table.rows.push(first.into_iter().chain(of(loss)).chain(also).collect());
         }
-        let columns = ["order", "fitted", "centred", "Taylor's", "error", "centred's error", "Taylor's error", "rounding in a state"];
+        let columns = ["order", "fitted", "Taylor's", "error", "Taylor's error", "rounding in a state"];
         let mut kept =
             Table::new("Calibrated heads: which coefficients they kept, and the median error of their output on text held back", columns);
         for row in &self.kept {
-            let counts = [row.order, row.fitted, row.centred, row.taylor].map(Cell::count);
-            let errors = [row.kept_error, row.centred_error, row.taylor_error].map(|error| Cell::Number(error, 3));
+            let counts = [row.order, row.fitted, row.taylor].map(Cell::count);
+            let errors = [row.kept_error, row.taylor_error].map(|error| Cell::Number(error, 3));
             kept.rows.push(counts.into_iter().chain(errors).chain([Cell::text(format!("× {:.0e}", row.state_condition))]).collect());
         }
         let mut blocks = vec![Block::figure("loss-by-order", self.curve_figure()), Block::table("loss-by-order", table)];
@@ -206,16 +206,7 @@ mod tests {
             layers: 1,
             uncut: Some(measured(Some(2.0))),
             curves: vec![Curve { coefficients: Choice::Taylor, points: vec![point(2, None), point(4, Some(2.25))] }],
-            kept: vec![Kept {
-                order: 2,
-                fitted: 1,
-                centred: 0,
-                taylor: 3,
-                taylor_error: f64::NAN,
-                centred_error: f64::INFINITY,
-                kept_error: 0.5,
-                state_condition: 3e4,
-            }],
+            kept: vec![Kept { order: 2, fitted: 1, taylor: 3, taylor_error: f64::NAN, kept_error: 0.5, state_condition: 3e4 }],
             map: Some(Map { coefficients: Choice::Taylor, orders: vec![2, 4], layers: vec![vec![measured(None), measured(Some(2.5))]] }),
             plan: Some(Plan {
                 budget: 1.01,

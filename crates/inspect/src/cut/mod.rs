@@ -1,7 +1,6 @@
 //! What cutting exp to a finite order costs and saves.
 //!
-//! Three kinds of coefficients at the same order and the same state ([`Choice`]): Taylor's, Taylor's around a head's mean score, and fitted
-//! to a head's output on calibration text. For each, the loss of the model with every layer cut; then one layer at a time; then a
+//! Two kinds of coefficients at the same order and the same state ([`Choice`]): Taylor's, and fitted to a head's output on calibration text. For each, the loss of the model with every layer cut; then one layer at a time; then a
 //! plan, kv head by kv head, that stays within a budget. Fits, plans and what is reported are on different text.
 //!
 //! Results are handed on as they come, and losses kept in a journal, so that work that was interrupted is not done again.

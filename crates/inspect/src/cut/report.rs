@@ -93,16 +93,11 @@ pub struct Kept {
     pub order: usize,
     /// Heads with fitted ones.
     pub fitted: usize,
-    /// Heads with the centred series.
-    pub centred: usize,
     /// Heads with Taylor's.
     pub taylor: usize,
     /// Relative error of the heads' outputs, the median over heads: Taylor's.
     #[serde(deserialize_with = "termwise_report::nan")]
     pub taylor_error: f64,
-    /// Of the centred series.
-    #[serde(deserialize_with = "termwise_report::nan")]
-    pub centred_error: f64,
     /// Of what was kept.
     #[serde(deserialize_with = "termwise_report::nan")]
     pub kept_error: f64,

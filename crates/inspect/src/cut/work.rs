@@ -64,7 +64,7 @@ impl Work<'_, '_> {
             let kept = kept(&calibration, order);
             if kept.state_condition > ILL_CONDITIONED {
                 self.report.warnings.push(format!(
-                    "order {order}: a state sums powers of the score, which amplifies rounding up to {:.0e} times here; below about {ILL_CONDITIONED:.0e} float32 keeps a hundredth. Losses are of the parallel form, which sums around the centre; `generate` may differ from it",
+                    "order {order}: a state sums powers of the score, which amplifies rounding up to {:.0e} times here; below about {ILL_CONDITIONED:.0e} float32 keeps a hundredth. Losses are of the parallel form in float64; `generate` may differ from it",
                     kept.state_condition
                 ));
             }
@@ -186,7 +186,7 @@ fn best(report: &Report) -> Option<Choice> {
 
 fn kept(calibration: &Calibration, order: usize) -> Kept {
     let fits: Vec<_> = calibration.heads.iter().flatten().flat_map(|head| &head.orders).filter(|fit| fit.order == order).collect();
-    let [taylor, centred, fitted] = calibration.kept(order);
+    let [taylor, fitted] = calibration.kept(order);
     let median = |value: &dyn Fn(&super::choice::OrderFit) -> f64| {
         let mut values: Vec<f64> = fits.iter().map(|fit| value(fit)).collect();
         values.sort_by(f64::total_cmp);
@@ -195,10 +195,8 @@ fn kept(calibration: &Calibration, order: usize) -> Kept {
     Kept {
         order,
         fitted,
-        centred,
         taylor,
         taylor_error: median(&|fit| fit.errors[Choice::Taylor as usize]),
-        centred_error: median(&|fit| fit.errors[Choice::Centred as usize]),
         kept_error: median(&super::choice::OrderFit::error),
         state_condition: fits.iter().map(|fit| fit.state_condition()).fold(0.0, f64::max),
     }

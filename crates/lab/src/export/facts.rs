@@ -1,7 +1,6 @@
 //! What the template asks of a variant.
 
 use serde::Serialize;
-use termwise_attention::parts::centre::Mean;
 use termwise_attention::parts::kernel::taylor::{Coefficients, Taylor};
 use termwise_attention::{Kernel, Rescale, Variant};
 
@@ -27,8 +26,6 @@ pub struct Facts {
     shifts: bool,
     /// Whether it is still missing when the norm is reached.
     restores: bool,
-    /// Whether the mean of the keys seen is followed.
-    running: bool,
     /// What is kept between tokens: moments, window, cache.
     state_kind: &'static str,
     moments: Option<Moments>,
@@ -46,11 +43,9 @@ struct Moments {
     place: &'static str,
     /// Orders with a_n, as Python writes them.
     orders: String,
-    /// Coordinates of a key, and of what its monomials are made of.
-    plain: String,
+    /// Coordinates of a key.
     width: String,
     learned: bool,
-    running: bool,
     /// The log of what multiplies all that is read.
     log: Option<String>,
 }
@@ -73,12 +68,6 @@ struct Class {
     formula: String,
     coefficients: Option<String>,
     coefficients_about: String,
-    /// Whether keys are shifted by a vector, whether by their mean so far, and whether what belongs to it is trained.
-    shifted: bool,
-    running: bool,
-    trained: &'static str,
-    /// Whether queries bring the log of a factor.
-    row: bool,
     /// Whether weights are computed in float64, and whether their size is taken out.
     wide: bool,
     rescaled: bool,
@@ -86,18 +75,13 @@ struct Class {
     has_kernel: bool,
     /// Whether a state remembers its keys.
     remembered: bool,
-    /// The log of what multiplies w: of pairs, and of rows alone.
+    /// The log of what multiplies w.
     log: Option<String>,
-    log_row: Option<String>,
 }
 
 /// A number as Python writes it, for the template.
 pub fn python(x: f64) -> String {
     format!("{x:?}")
-}
-
-fn truth(x: bool) -> &'static str {
-    if x { "True" } else { "False" }
 }
 
 fn added(terms: Vec<String>) -> Option<String> {
@@ -121,20 +105,11 @@ impl Class {
             (_, None, true) => "distance >= self.window".into(),
             (_, Some(_), true) => format!("(distance >= self.window) & ({})", sinks(">=")),
         };
-        // For exp a centre is an identity.
         let is_exp = matches!(weighing.kernel, Kernel::Exp(_));
-        let centre = weighing.centre;
-        let mean = centre.filter(|_| !is_exp).map(|centre| centre.mean);
-        let (shifted, running) = (mean.is_some_and(|mean| mean != Mean::Running), mean == Some(Mean::Running));
-        let row = shifted || centre.is_some_and(|centre| centre.gauss);
         let shifts = variant.rescale() != Rescale::None;
         let wide = weighing.kernel.rescale() == Rescale::Multiply;
         let (rescaled, by_head) = (wide && shifts, variant.decay.as_ref().is_some_and(|decay| !decay.by_channel()));
-        let mut logs: Vec<String> = row.then(|| format!("i.{of}_row")).into_iter().collect();
-        logs.extend(running.then(|| format!("i.{of}_centre")));
-        let log_row = added(logs.clone());
-        logs.extend(rescaled.then(|| "size".to_string()));
-        logs.extend(by_head.then(|| "log_decay".to_string()));
+        let logs = [(rescaled, "size"), (by_head, "log_decay")].into_iter().filter(|(there, _)| *there).map(|(_, name)| name.to_string());
         let taylor = if let Kernel::Taylor(taylor) = &weighing.kernel { Some(taylor) } else { None };
         Class {
             far,
@@ -147,16 +122,11 @@ impl Class {
             coefficients: taylor.filter(|_| !own.kernel.learned).map(coefficients),
             coefficients_about: format!("What x^n is multiplied by{}.", if far { " for far keys" } else { "" }),
             weighing: own,
-            shifted,
-            running,
-            trained: truth(centre.is_some_and(|centre| centre.is_trained())),
-            row,
             wide,
             rescaled,
             has_kernel: !(is_exp && shifts) || variant.write.is_some(),
             remembered: remembered(variant).is_some() && far == variant.window.is_some(),
-            log: added(logs),
-            log_row,
+            log: added(logs.collect()),
         }
     }
 }
@@ -168,11 +138,7 @@ fn formula(kernel: &Kernel) -> String {
         Kernel::Feature(_) => "x".into(),
         Kernel::Taylor(taylor) => {
             let a = if *taylor.coefficients() == Coefficients::Ones { "" } else { "a_n·" };
-            let x = match taylor.centre() {
-                0.0 => "x".to_string(),
-                c => format!("(x − ({c:?}))"),
-            };
-            format!("Σ_n {a}{x}^n/n!, n in {:?}", taylor.orders())
+            format!("Σ_n {a}x^n/n!, n in {:?}", taylor.orders())
         }
     }
 }
@@ -214,17 +180,13 @@ impl Facts {
             let orders = weighing.kernel.polynomial().unwrap_or_default();
             let orders: Vec<String> = orders.iter().map(|(n, a)| format!("({n}, {a:?})")).collect();
             let decays = v.decay.as_ref().is_some_and(|decay| !decay.channel);
-            let log = class.log_row.clone().into_iter().chain(decays.then(|| "(i.c - past[\"c\"]).to(sums.dtype)".to_string())).collect();
-            let plain = width(class);
             Moments {
                 of: class.of,
                 place: class.place,
                 orders: format!("[{}]", orders.join(", ")),
-                width: if class.running { format!("{plain} + 1") } else { plain.clone() },
-                plain,
+                width: width(class),
                 learned: class.weighing.kernel.learned,
-                running: class.running,
-                log: added(log),
+                log: decays.then(|| "(i.c - past[\"c\"]).to(sums.dtype)".to_string()),
             }
         });
         let mut kept = vec!["\"position\"", "\"near_k\""];
@@ -236,7 +198,6 @@ impl Facts {
             head: head(variant, state_kind, moments.is_some(), made_by),
             shifts: variant.rescale() != Rescale::None,
             restores: variant.rescale() != Rescale::None && v.sum.is_none(),
-            running: near.running || far.as_ref().is_some_and(|far| far.running),
             state_kind,
             kept: format!("({})", kept.join(", ")),
             channels: match width(&near) {

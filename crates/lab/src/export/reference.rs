@@ -123,18 +123,12 @@ fn times_backward<R: Real>(x: &[R], w: &[R], dy: &[R], inputs: usize, dx: &mut [
 /// The module's output at this phase, and all gradients of the sum of its products with sines.
 fn computed<R: Real>(variant: &Variant, phase: usize) -> Result<Outcome, Error> {
     let layer = Layer::new(HEADS, KV_HEADS, DIM).rope(Rope::new(DIM, 10_000.0, None)?).variant(variant.clone())?;
-    // Tensors that a centre of exp would have are read by nothing, and the module leaves them out.
-    let unread = |name: &str| {
-        let is_exp = |kernel: &Kernel| matches!(kernel, Kernel::Exp(_));
-        (name == "centre.mean" && is_exp(&variant.kernel))
-            || (name == "far.centre.mean" && variant.far.as_ref().is_some_and(|far| is_exp(&far.kernel)))
-    };
     let width = HEADS * DIM;
     let mut shapes: BTreeMap<String, usize> =
         [("q_proj", HIDDEN * width), ("k_proj", HIDDEN * KV_HEADS * DIM), ("v_proj", HIDDEN * KV_HEADS * DIM), ("o_proj", width * HIDDEN)]
             .map(|(name, n)| (format!("{name}.weight"), n))
             .into();
-    for spec in layer.extras().iter().filter(|spec| !unread(spec.name)) {
+    for spec in layer.extras() {
         match &spec.source {
             Source::Parameter { shape, .. } => drop(shapes.insert(spec.name.to_string(), shape.iter().product())),
             Source::Projection { outputs, bias } => {

@@ -107,7 +107,7 @@ struct Moments {
 fn finite_orders(weighing: &Weighing, d: usize) -> Option<Vec<usize>> {
     let polynomial = weighing.kernel.polynomial().filter(|_| weighing.has_finite_map())?;
     let orders: Vec<usize> = polynomial.into_iter().map(|(n, _)| n).collect();
-    let rows = (0..=*orders.last()?).fold(0u128, |sum, n| sum.saturating_add(monomials(weighing.key_width(d), n)));
+    let rows = (0..=*orders.last()?).fold(0u128, |sum, n| sum.saturating_add(monomials(weighing.score_dim(d), n)));
     (rows <= MAX_ROWS as u128).then_some(orders)
 }
 
@@ -150,7 +150,7 @@ impl Attention {
                 let most = (window as u64).saturating_add(sinks as u64).saturating_add(BLOCK - 1);
                 let cached = most.div_ceil(BLOCK).saturating_mul(BLOCK).saturating_mul(row / FLOAT);
                 let kept = variant.window_bytes(d, d).map_or(cached, |bytes| (bytes as u64).div_ceil(FLOAT));
-                sum.window += 2.0 * (variant.near().key_width(d) + d) as f64 * (window as f64 + sinks as f64);
+                sum.window += 2.0 * (variant.near().score_dim(d) + d) as f64 * (window as f64 + sinks as f64);
                 let far_keeps_keys = variant.far.is_some() && unit.moments.is_none();
                 let own = Unit { moments: unit.moments.clone().filter(|moments| moments.owner.is_some()), ..unit.clone() };
                 if !far_keeps_keys && add(&mut rings, own) {
@@ -159,27 +159,24 @@ impl Attention {
             }
             // Windows without far keys are all that there is.
             let Some(weighing) = &remembered else { continue };
-            let pair = 2.0 * (weighing.key_width(d) + d) as f64;
+            let pair = 2.0 * (weighing.score_dim(d) + d) as f64;
             sum.pair += pair;
-            sum.tile += FLOAT * (weighing.key_width(d) + d) as u64;
+            sum.tile += FLOAT * (weighing.score_dim(d) + d) as u64;
             let shared = add(&mut caches, Unit { moments: None, exact: None, ..unit.clone() });
             sum.cache += if shared { row } else { 0 };
             sum.cache_columns += own_row;
             let Some(moments) = &unit.moments else {
                 sum.endless_pair += pair;
-                sum.endless_tile += FLOAT * (weighing.key_width(d) + d) as u64;
+                sum.endless_tile += FLOAT * (weighing.score_dim(d) + d) as u64;
                 sum.endless_cache += if add(&mut units, unit) { row } else { 0 };
                 sum.endless_columns += own_row;
                 continue;
             };
             let rows = variant.state_rows(d).unwrap_or(0);
             let size = rows as u64 * (d as u64 + u64::from(moments.sums));
-            // The sum of keys whose mean is followed is in float64.
-            let followed = weighing.key_width(d) - weighing.score_dim(d);
-            let mean = 2 * if variant.has_whole_centre() { d } else { followed * weighing.score_dim(d) } as u64;
-            let held = size + rows as u64 * (padded - d) as u64 + mean;
+            let held = size + rows as u64 * (padded - d) as u64;
             let highest = moments.orders.last().copied().unwrap_or(0);
-            let built = (2..=highest).map(|n| monomials(weighing.key_width(d), n) as f64).sum::<f64>();
+            let built = (2..=highest).map(|n| monomials(weighing.score_dim(d), n) as f64).sum::<f64>();
             sum.query += 2.0 * size as f64 + built + rows as f64;
             sum.state_reads += held;
             if add(&mut units, unit) {

@@ -58,15 +58,12 @@ fn random_text(rng: &mut Rng) -> String {
     if rng.chance(0.35) {
         words.push(format!("scale={:?}", rng.pick(&[1.0, 0.4, 0.7])));
     }
-    let centres = ["given", "learned,gauss", "running"];
-    words.extend((!write && rng.chance(0.15)).then(|| format!("centre={}", rng.pick(&centres))));
     if !write && rng.chance(0.3) {
         words.push(format!("window={}", rng.pick(&[1, 5, 20, 64, 90])));
         words.extend(rng.chance(0.5).then(|| format!("sinks={}", rng.pick(&[1, 4, 70]))));
         if rng.chance(0.6) {
             let kernel = rng.pick(&["taylor=0..2", "taylor=0..2 dim=2", "taylor=0..4", "feature=elu", "feature=hedgehog"]);
-            let centre = rng.pick(&["", "", " centre=running", " centre=given", " centre=whole"]);
-            words.push(format!("far({kernel}{})", if kernel.starts_with("feature") { "" } else { centre }));
+            words.push(format!("far({kernel})"));
         }
         words.extend(rng.chance(0.2).then(|| format!("chosen={}", rng.pick(&["4", "16,fade=8"]))));
         words.extend(rng.chance(0.2).then(|| format!("bits={}", rng.pick(&[4, 8]))));

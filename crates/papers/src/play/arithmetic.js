@@ -8,7 +8,7 @@ const Termwise = (() => {
   const RMS_EPS = 1.1920929e-7;
   const FLOOR = 1e-12;
   /** Words of the text form that the program knows and this page does not. */
-  const ELSEWHERE = ["dim", "centre", "in", "out", "post"];
+  const ELSEWHERE = ["dim", "in", "out", "post"];
 
   // ---- A variant from its text ----------------------------------------------------------------------------------------------------------
 
@@ -52,9 +52,7 @@ const Termwise = (() => {
 
   function orders(text) {
     const list = new Set();
-    let at = 0;
     for (const item of text.split(",").map((item) => item.trim()).filter(Boolean)) {
-      if (item.startsWith("at=")) { at = number("at", item.slice(3)); continue; }
       if (item.startsWith("coef=")) {
         if (item !== "coef=1") fail(`coefficients other than Taylor's are for the program, not for this page; leave “${item}” out`);
         continue;
@@ -66,7 +64,7 @@ const Termwise = (() => {
       for (let n = from; n <= to; n++) list.add(n);
     }
     if (!list.size) fail("“taylor” needs at least one order, as in “taylor=0..4”");
-    return { kind: "taylor", orders: [...list].sort((a, b) => a - b), at };
+    return { kind: "taylor", orders: [...list].sort((a, b) => a - b) };
   }
 
   const MAPS = ["identity", "elu", "relu", "l2"];
@@ -205,12 +203,12 @@ const Termwise = (() => {
       case "power": return x ** kernel.p;
       case "feature": return x;
       default: {
-        const y = x - kernel.at, last = kernel.orders[kernel.orders.length - 1];
+        const last = kernel.orders[kernel.orders.length - 1];
         // A long series of a negative number loses all digits to cancellation, and is exp to more digits than there are.
-        if (y < 0 && kernel.orders.length === last + 1 && last > 8 * -y + 30) return Math.exp(y);
+        if (x < 0 && kernel.orders.length === last + 1 && last > 8 * -x + 30) return Math.exp(x);
         let term = 1, sum = 0, next = 0;
         for (let n = 0; n <= last; n++) {
-          if (n > 0) term *= y / n;
+          if (n > 0) term *= x / n;
           if (kernel.orders[next] === n) { sum += term; next++; }
         }
         return sum;

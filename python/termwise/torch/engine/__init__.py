@@ -5,7 +5,7 @@
 The way of a call, a file for each stretch of it:
 
 ``parts``      what the layer is made of, as the Rust side has parsed it
-``prepare``    q, k, v → what meets in scores: convolution, norm, RoPE, projection, φ, centre; gates and decays
+``prepare``    q, k, v → what meets in scores: convolution, norm, RoPE, projection, φ; gates and decays
 ``kernels``    w(x), also for long series
 ``naive``      the sums over keys as the formula has them, T×T: for reading and for tests
 ``blocked``    the same by blocks of queries, computed again in the backward pass; ``states``: far keys through their state

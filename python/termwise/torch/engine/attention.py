@@ -41,7 +41,7 @@ def attend(layer: Layer, q: Tensor, k: Tensor, v: Tensor, extras: Mapping[str, T
                 total, z, rho = naive.sums(variant, given)
             else:
                 remembered = variant.remembered
-                width = 0 if remembered is None else given["near_k" if variant.window is None else "far_k"].shape[-1] + (remembered.mean is not None)
+                width = 0 if remembered is None else given["near_k" if variant.window is None else "far_k"].shape[-1]
                 sink_free = {name: x for name, x in given.items() if name != "sink"}
                 sink_free.update({} if sink is None else {"sink": sink.detach()})
                 plan = blocked.plan(variant, q[:, :, : len(own)], width, v.shape[3], mode)

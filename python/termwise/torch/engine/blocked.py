@@ -177,13 +177,9 @@ class _Block:
         q, k = take(f"{place}_q", a, b), take(f"{place}_k", start, end)
         x = bounded(weighing, weighing.scale * self._products(q, k, start, end).to(self.work))
         log = None
-        if weighing.mean is not None:
-            x = x - take(f"{place}_centre", a, b).unsqueeze(-1)
-            log = take(f"{place}_log", a, b).unsqueeze(-1)
         of_rows, of_keys = self._log_decay((start, end), a)
         if of_rows is not None and of_keys is not None:
-            difference = of_rows.unsqueeze(-1) - of_keys.unsqueeze(-2)
-            log = difference if log is None else log + difference
+            log = of_rows.unsqueeze(-1) - of_keys.unsqueeze(-2)
         seen = self._seen(place, start, end, x.device)
         if weighing.is_exp:
             x, log = x if log is None else x + log, None
@@ -319,14 +315,7 @@ class _Block:
         place, weighing = ("near", v.near) if v.window is None else ("far", v.far)
         assert weighing is not None
         q = self._from_state(self.take(f"{place}_q", a, b).to(self.state.dtype))
-        log = None
-        if weighing.mean is not None:
-            # x - c as a product of one more coordinate: [q, -c/scale]·[k, 1].
-            q = torch.cat([q, -self.take(f"{place}_centre", a, b).unsqueeze(-1) / weighing.scale], -1)
-            log = self.take(f"{place}_log", a, b)
-        of_rows, _ = self._log_decay(None, self.plan.remembered_before(a) - 1)
-        if of_rows is not None:
-            log = of_rows if log is None else log + of_rows
+        log, _ = self._log_decay(None, self.plan.remembered_before(a) - 1)
         return states.reading(weighing, q, weighing.scale, self._coefficients(weighing)) @ self.state, log
 
     def _next_state(self, written: Tensor | None) -> Tensor | None:
@@ -357,8 +346,6 @@ class _Block:
             if self.state is not None:
                 step = (last - take("channel_decay", start - 1, start).detach()).exp().to(k.dtype)
                 keep = states.monomials(step, orders, weighed=False).transpose(-1, -2)
-        if weighing.mean is not None:
-            k = torch.cat([k, torch.ones_like(k[..., :1])], -1)
         phi = states.monomials(k, orders)
         if (c := take("decay", start, end)) is not None:
             last = c[..., -1:].detach()

@@ -1,7 +1,7 @@
 """w(x) of every kernel.
 
     exp      e^x
-    taylor   Σ_n a_n·(x - at)^n/n!
+    taylor   Σ_n a_n·x^n/n!
     power    x^p
     feature  x, since φ has acted on q and k before
 
@@ -60,7 +60,7 @@ def log_bound(kernel: Kernel, reach: Tensor, coefficients: Tensor | None = None)
     elif kernel.kind == "power":
         bound = kernel.degree * reach.log()
     else:
-        bound = _horner([abs(c) for c in kernel.dense], reach + abs(kernel.at)).log()
+        bound = _horner([abs(c) for c in kernel.dense], reach).log()
     return torch.where(bound > _UNSCALED_LOG, bound, 0.0)
 
 
@@ -104,22 +104,21 @@ def _series(kernel: Kernel, x: Tensor, slope: bool, rho: Tensor | None) -> Tenso
     order = kernel.degree - 1 if slope else kernel.degree
     if slope and kernel.degree == 0:
         return torch.zeros_like(x)
-    y = x - kernel.at if kernel.at else x
 
-    def exact(y: Tensor, rho: Tensor | None) -> Tensor:
-        w = _prefix(order, wide(y)) if kernel.is_prefix else _horner(dense, wide(y))
+    def exact(x: Tensor, rho: Tensor | None) -> Tensor:
+        w = _prefix(order, wide(x)) if kernel.is_prefix else _horner(dense, wide(x))
         return (w if rho is None else w * (-wide(rho)).exp()).to(x.dtype)
 
     if x.dtype == torch.float64:
-        return exact(y, rho)
+        return exact(x, rho)
     if kernel.exp_range is not None:
         low, high = kernel.exp_range
-        w = (y if rho is None else y - rho.to(y.dtype)).exp()
-        outside = (y < low) | (y > high)
+        w = (x if rho is None else x - rho.to(x.dtype)).exp()
+        outside = (x < low) | (x > high)
         if x.device.type != "meta" and bool(outside.any()):
-            w[outside] = exact(y[outside], None if rho is None else rho.expand_as(y)[outside])
+            w[outside] = exact(x[outside], None if rho is None else rho.expand_as(x)[outside])
         return w
-    return exact(y, rho) if kernel.wide or rho is not None else _horner(dense, y)
+    return exact(x, rho) if kernel.wide or rho is not None else _horner(dense, x)
 
 
 class _Series(torch.autograd.Function):

@@ -1,7 +1,7 @@
 """The sums over keys as the formula has them, all T×T of them at once. For reading, and to compare ``blocked`` with; ρ is 0, so that large scores overflow here.
 
     x_ts = min( cap( scale · Σ_i q_ti·k_si·exp(C_ti - C_si) ), clamp )
-    w_ts = e^{c + γ/2·qᵀΣq} · w(x_ts - c) · exp(C_t - C_s)             of the class, near or far, that s has for t
+    w_ts = w(x_ts) · exp(C_t - C_s)             of the class, near or far, that s has for t
     u_t  = v_t,  or  β_t·( v_t - Σ_{s<t} M_ts·w(x̂_ts)·u_s )
     U_t  = Σ_s w_ts·κ_s·u_s,   z_t = Σ_s w_ts
 """
@@ -75,10 +75,6 @@ def _decays(channels: Tensor) -> Tensor:
 def _weights(weighing: Weighing, place: str, given: dict[str, Tensor], differences: Tensor, seen: Tensor) -> Tensor:
     q, k = given[f"{place}_q"], given[f"{place}_k"]
     x = bounded(weighing, weighing.scale * _products(q, k, given.get("channel_decay")))
-    log = differences
-    if weighing.mean is not None:
-        x = x - given[f"{place}_centre"].unsqueeze(-1)
-        log = log + given[f"{place}_log"].unsqueeze(-1)
     # What is not seen must not overflow either: its gradient would be 0·∞.
-    w = weight(weighing.kernel, torch.where(seen, x, 0.0), given.get(f"{place}_coefficients")) * torch.where(seen, log, 0.0).exp()
+    w = weight(weighing.kernel, torch.where(seen, x, 0.0), given.get(f"{place}_coefficients")) * torch.where(seen, differences, 0.0).exp()
     return torch.where(seen, w, 0.0)

@@ -21,8 +21,6 @@ class Kernel:
     given: tuple[float, ...] | None = None
     #: Whether a_n are learned per head.
     learned: bool = False
-    #: The series is one in x - at.
-    at: float = 0.0
     #: φ of a feature: identity, elu, relu, l2 or hedgehog.
     map: str = "identity"
 
@@ -37,7 +35,7 @@ class Kernel:
 
     @cached_property
     def exp_range(self) -> tuple[float, float] | None:
-        """Scores less ``at`` between which a prefix of the series and its slope are exp within float32's rounding; None where that is not worth the while."""
+        """Scores between which a prefix of the series and its slope are exp within float32's rounding; None where that is not worth the while."""
         if not self.is_prefix or self.degree < 2:
             return None
 
@@ -59,7 +57,7 @@ class Kernel:
 
     @cached_property
     def dense(self) -> tuple[float, ...]:
-        """a_n/n! for n = 0..p, of powers of x - at; those that are learned as if they were 1."""
+        """a_n/n! for n = 0..p, of powers of x; those that are learned as if they were 1."""
         if self.kind == "power":
             return (0.0,) * self.degree + (1.0,)
         numbers = self.given or (1.0,) * len(self.orders)
@@ -69,27 +67,19 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Weighing:
-    """How the keys of a class are weighed: e^c · w( min(cap(x), clamp) - c ), x = scale·q·k."""
+    """How the keys of a class are weighed: w( min(cap(x), clamp) ), x = scale·q·k."""
 
     kernel: Kernel
     scale: float
     cap: float | None
     clamp: float | None
     dim: int | None
-    #: Where the mean key comes from: given, learned or running.
-    mean: str | None
-    gauss: bool
     #: Orders and a_n of the polynomial in x that a state holds; None where there is no finite state.
     state: tuple[tuple[int, float], ...] | None
 
     @property
     def is_exp(self) -> bool:
         return self.kernel.kind == "exp"
-
-    @property
-    def follows_mean(self) -> bool:
-        """Whether a centre changes anything: for exp it is an identity."""
-        return self.mean is not None and not self.is_exp
 
 
 @dataclass(frozen=True)
@@ -158,7 +148,6 @@ class Parts:
 def _weighing(found: dict[str, Any]) -> Weighing:
     kernel = {key: tuple(x) if isinstance(x, list) else x for key, x in found["kernel"].items()}
     kernel["map"] = kernel["map"] or "identity"
-    centre = found["centre"] or {"mean": None, "gauss": False}
     state = found["state"]
     return Weighing(
         kernel=Kernel(**kernel),
@@ -167,7 +156,6 @@ def _weighing(found: dict[str, Any]) -> Weighing:
         clamp=found["clamp"],
         dim=found["dim"],
         state=None if state is None else tuple((n, a) for n, a in state),
-        **centre,
     )
 
 

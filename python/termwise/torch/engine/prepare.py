@@ -3,7 +3,6 @@
     q, k, v ← silu(conv(·))         where there is a short convolution
     q, k    ← rope(norm(·))
     q, k    ← φ(A·(·))              of near and of far keys each
-    c_t     = scale·q_t·μ           of a centre; log of the weights' factor: c_t + γ/2·qᵀΣq
     C_t     = running sum of the decay's steps, float64: only differences of it matter, and it grows with T
 
 Everything here is linear in T. Heads are laid out [batch, kv heads, heads of each, time, …], key side tensors with 1 in the third place where they are shared.
@@ -53,7 +52,7 @@ def prepare(variant: Variant, parts: Parts, q: Tensor, k: Tensor, v: Tensor, ext
         place = "far" if far else "near"
         low = q.dtype in (torch.bfloat16, torch.float16) and _keeps_low_precision(variant, weighing)
         own_q, own_k = (x if low else x.to(work) for x in (q, k))
-        for name, x in _class(variant, weighing, far, own_q, own_k, extras, of_heads, of_keys).items():
+        for name, x in _class(weighing, far, own_q, own_k, extras, of_heads, of_keys).items():
             made[f"{place}_{name}"] = x
 
     low = v.dtype in (torch.bfloat16, torch.float16) and all(w is None or _keeps_low_precision(variant, w) for w in (variant.near, variant.far))
@@ -78,10 +77,10 @@ def _keeps_low_precision(variant: Variant, weighing: Weighing) -> bool:
     """Whether scores of bfloat16 products will do, as those of FlashAttention: a polynomial multiplies their relative error by its degree, and what is written by a
     delta rule is read again and again."""
     simple = weighing.is_exp or (weighing.kernel.kind == "feature" and weighing.kernel.map in ("identity", "relu"))
-    return simple and variant.write is None and weighing.mean is None and weighing.dim is None and not variant.decay_by_channel
+    return simple and variant.write is None and weighing.dim is None and not variant.decay_by_channel
 
 
-def _class(variant, weighing, far, q, k, extras, of_heads, of_keys):  # type: ignore[no-untyped-def]
+def _class(weighing, far, q, k, extras, of_heads, of_keys):  # type: ignore[no-untyped-def]
     """q and k as one class of keys sees them, with what belongs to its scores."""
 
     def own(name: str) -> Tensor:
@@ -96,17 +95,6 @@ def _class(variant, weighing, far, q, k, extras, of_heads, of_keys):  # type: ig
     groups, each = q.shape[1:3]
     if weighing.kernel.learned:
         made["coefficients"] = own("coefficients").reshape(1, groups, each, 1, 1, -1).to(q.dtype)
-    if weighing.mean is not None:
-        mean = _running_mean(variant, far, k) if weighing.mean == "running" else own("mean").to(q.dtype)[None, :, None, None]
-        if weighing.mean == "given":
-            mean = mean.detach()
-        made["centre"] = weighing.scale * (q * mean).sum(-1)
-        log = made["centre"]
-        if weighing.gauss:
-            spread, gamma = own("spread").detach().to(q.dtype), own("gamma").to(q.dtype).reshape(1, groups, each, 1)
-            gamma = gamma.detach() if weighing.mean == "given" else gamma
-            log = log + 0.5 * gamma * torch.einsum("bgrti,gij,bgrtj->bgrt", q, spread, q)
-        made["log"] = log
     return made
 
 
@@ -165,18 +153,6 @@ def _map(kind: str, x: Tensor, own, name: str) -> Tensor:  # type: ignore[no-unt
             y = 2 * (torch.einsum("bthi,hji->bthj", x, own(f"feature_{name}").to(x.dtype)) + own(f"feature_{name}_bias").to(x.dtype))
             return torch.softmax(torch.cat([y, -y], -1), -1)
     return x
-
-
-def _running_mean(variant: Variant, far: bool, k: Tensor) -> Tensor:
-    """μ_t: the mean of the keys of the class that position t sees; k [B, G, 1, T, n]."""
-    time = k.shape[3]
-    sums = F.pad(wide(k).cumsum(3), (0, 0, 1, 0))
-    t = torch.arange(time, device=k.device)
-    end = (t + 1 - variant.window).clamp(min=0) if variant.window is not None else torch.zeros_like(t)
-    start = end.clamp(max=variant.sinks)
-    between = sums[:, :, :, end] - sums[:, :, :, start]
-    total, count = (between, end - start) if far else (sums[:, :, :, 1:] - between, t + 1 - (end - start))
-    return (total / count.clamp(min=1)[:, None]).to(k.dtype)
 
 
 def _decay(variant: Variant, extras: Mapping[str, Tensor], batch: int, time: int, heads: int, device: torch.device) -> Tensor:

@@ -57,8 +57,7 @@ impl QuerySplit<'_> {
             c.decay_queries(simd, group, b, tile, scratch.x, scratch.channels);
             let back = &mut scratch.backward;
             back.turn(simd, l, scratch.rows, count);
-            let has_log = l.has_log_factor(head);
-            let wanted = if group.decays || head.learned > 0 || has_log { group.basis.orders().len() * l.pitch } else { 0 };
+            let wanted = if group.decays || head.learned > 0 { group.basis.orders().len() * l.pitch } else { 0 };
             let points = Points::new(simd, &group.basis, (l.pitch, count), scratch.x, scratch.lower_orders, &c.factors[h]);
             back.slope(simd, l, points, [state_h, state_z], scratch.weights, scratch.block, wanted);
             if group.channels {
@@ -67,11 +66,10 @@ impl QuerySplit<'_> {
             let (from, to) = (tile * l.tile - start, tile * l.tile - start + count);
             let dq = self.to.dq[far].rows(in_group, from, to);
             back.add_slope(simd, l, group, dq, count);
-            let logs = [(group.decays, &mut self.to.ddecay), (has_log, &mut self.to.dlog[far])];
-            for (_, dlog) in logs.into_iter().filter(|(there, _)| *there) {
-                let dlog = dlog.rows(in_group, from, to);
+            if group.decays {
+                let ddecay = self.to.ddecay.rows(in_group, from, to);
                 for (part, a) in back.parts[..wanted].chunks_exact(l.pitch).zip(&head.coefficients) {
-                    dlog.iter_mut().zip(part).for_each(|(d, &part)| *d += a * part as f64);
+                    ddecay.iter_mut().zip(part).for_each(|(d, &part)| *d += a * part as f64);
                 }
             }
             if head.learned > 0 {

@@ -27,8 +27,6 @@ pub struct HeadRows<'a> {
     pub tail: &'a [f32],
     /// What follows RoPE.
     pub features: Features<'a>,
-    /// μ_t where the mean of keys moves, rows of it as far apart; empty elsewhere.
-    pub means: (&'a [f32], usize),
     /// The codes that rows become.
     pub codes: Option<Codes<'a>>,
 }
@@ -80,13 +78,6 @@ impl HeadRows<'_> {
         }
     }
 
-    /// μ_t
-    #[inline(always)]
-    fn mean(&self, t: usize) -> &[f32] {
-        let (means, stride) = self.means;
-        if means.is_empty() { means } else { &means[t * stride..][..self.features.width - 1] }
-    }
-
     /// Row t up to φ, into `row` [dimension].
     #[inline(always)]
     pub fn before_map<S: Simd>(&self, simd: S, t: usize, row: &mut [f32]) {
@@ -119,23 +110,14 @@ impl HeadRows<'_> {
             let mut buffer = [0.0f32; 256];
             let x = &mut buffer[..self.dim];
             self.before_map(simd, t, x);
-            self.features.forward(simd, x, self.mean(t), row);
+            self.features.forward(simd, x, row);
         }
         padding.fill(0.0);
     }
 
-    /// Adds the gradient of row t, from that of the prepared row and of its log factor, to the rows of `dx`, to those
-    /// of the filter and of other tensors. Of a query whose mean moves, `row` holds the gradient of that afterwards.
+    /// Adds the gradient of row t, from that of the prepared row, to the rows of `dx`, to those of the filter and of other tensors.
     #[inline(always)]
-    fn backward<S: Simd>(
-        &self,
-        simd: S,
-        t: usize,
-        (row, dlog): (&mut [f32], f32),
-        dx: &mut Block<f32>,
-        dtaps: &mut [f32],
-        to: FeatureGrads,
-    ) {
+    fn backward<S: Simd>(&self, simd: S, t: usize, row: &mut [f32], dx: &mut Block<f32>, dtaps: &mut [f32], to: FeatureGrads) {
         let mut own;
         let row = if self.features.only_scales() {
             self.features.scale_row(row);
@@ -145,7 +127,7 @@ impl HeadRows<'_> {
             let x = &mut x[..self.dim];
             own = [0.0f32; 256];
             self.before_map(simd, t, x);
-            self.features.backward(simd, x, self.mean(t), dlog, row, &mut own[..self.dim], to);
+            self.features.backward(simd, x, row, &mut own[..self.dim], to);
             &mut own[..self.dim]
         };
         self.before_map_backward(simd, t, row, dx, dtaps);
@@ -303,8 +285,6 @@ pub struct Unpack<'a> {
     pub class: Class,
     pub len: usize,
     pub rows: &'a mut [f32],
-    /// Of the log factors of queries [T]; empty where there are none.
-    pub dlog: &'a [f64],
     pub padded: usize,
     pub to: Block<'a, f32>,
     /// Of the filters, laid out like [`HeadRows::taps`].
@@ -323,8 +303,7 @@ impl Task for Unpack<'_> {
                 true => FeatureGrads::none(),
                 false => FeatureGrads::of(&self.class, self.side.dim, self.tensors),
             };
-            let dlog = self.dlog.get(t).map_or(0.0, |&dlog| dlog as f32);
-            self.side.backward(simd, t, (&mut row[..self.side.features.width], dlog), &mut self.to, self.dtaps, tensors);
+            self.side.backward(simd, t, &mut row[..self.side.features.width], &mut self.to, self.dtaps, tensors);
         }
     }
 }

@@ -15,7 +15,7 @@ const TEXTS: [&str; 27] = [
     "taylor=0..2 over=sum,floor=1 decay=softplus in out",
     "taylor=0..3 over=length decay=linear in norm=layer",
     "taylor=0..2,coef=learned over=length conv=4",
-    "taylor=0..2,at=-1.5 over=sum decay=softplus",
+    "taylor=0..2 over=sum decay=softplus",
     "power=2 over=position in decay=softplus out=cumulative post=out",
     "feature=elu over=sum conv=2",
     "softmax",

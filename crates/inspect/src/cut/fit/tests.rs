@@ -53,9 +53,10 @@ fn gaussian(text: &str, spread: f64, mean: f64, order: usize) -> Trial {
     Trial { fitting: collect(&fitting), checking: collect(&checking), interval }
 }
 
-fn taylor(interval: &Interval, centre: f64, order: usize) -> Vec<f64> {
-    let series = Kernel::Taylor(Taylor::around(centre, (0..=order).collect(), Coefficients::Ones).expect("a series"));
-    interval.interpolate(order, |x| series.value(x))
+/// Taylor's series around a score.
+fn taylor(interval: &Interval, middle: f64, order: usize) -> Vec<f64> {
+    let series = Kernel::Taylor(Taylor::up_to(order).expect("a series"));
+    interval.interpolate(order, |x| series.value(x - middle))
 }
 
 const SOFTMAX: &str = "exp scale=1 rope=off";
@@ -73,7 +74,7 @@ fn gaussian_scores() {
         assert!(error < 1.3 * fits && error < plain, "fit at spread {spread}, order {order}: {error}");
         assert!(lowest(&trial.interval, &fitted) > 0.0);
         let series = Coefficients::Given(trial.interval.series(&fitted));
-        let series = Taylor::around(trial.interval.middle + 1e-9, (0..=order).collect(), series).expect("a series");
+        let series = Taylor::new((0..=order).collect(), series).expect("a series");
         assert_eq!(Kernel::Taylor(series).sign(), Sign::Positive, "spread {spread}, order {order}");
     }
 }
@@ -81,7 +82,7 @@ fn gaussian_scores() {
 /// A head whose weights are a polynomial already: what is fitted to it is that polynomial, up to a factor.
 #[test]
 fn a_polynomial_is_found_again() {
-    let text = "taylor=0..4,at=1,coef=2:1:1.5:0.5:1 scale=1 rope=off";
+    let text = "taylor=0..4,coef=2:1:1.5:0.5:1 scale=1 rope=off";
     let mut rng = Rng::new(5);
     let views: Vec<View> = (0..200)
         .map(|_| {
@@ -107,7 +108,7 @@ fn a_polynomial_is_found_again() {
     assert!(rows.error(&lower) > 1e-3, "order 2 cannot be order 4");
 }
 
-/// Where a mean far from zero is all that is wrong, the centre takes it away; the fit needs no help for it.
+/// A mean far from zero spoils Taylor's series around zero; the fit needs no help for it.
 #[test]
 fn a_mean_far_from_zero() {
     let trial = gaussian(SOFTMAX, 1.0, -6.0, 4);

@@ -157,11 +157,9 @@ fn windows_take_what_they_hold() {
         ("exp window=20 sinks=3 chosen=9", 4, 2),
         ("exp window=20 sinks=3 bits=8", 4, 2),
         ("exp window=140 sinks=3 chosen=9 bits=4", 2, 1),
-        ("exp window=20 sinks=3 far(taylor=0..2 dim=4 centre=whole)", 4, 2),
         ("exp window=140 sinks=3", 2, 2),
         ("exp window=20 sinks=3 far(taylor=0..2 dim=4)", 4, 2),
         ("exp window=20 far(taylor=0..2)", 2, 1),
-        ("exp window=20 far(taylor=0..2 dim=4 centre=running)", 2, 1),
         ("exp window=20 far(feature=elu)", 2, 1),
     ] {
         let (d, heads_of) = (8, vec![variant(&format!("{text} rope=off")); heads]);

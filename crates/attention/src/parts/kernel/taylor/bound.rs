@@ -4,9 +4,9 @@ use crate::kernels::score_rows::UNSCALED_LOG_LIMIT;
 use crate::parts::kernel::taylor::Taylor;
 
 impl Taylor {
-    /// log Σ|a_n|·(|x| + |c|)^n/n!, which bounds log |w| for all scores up to |x|.
+    /// log Σ|a_n|·|x|^n/n!, which bounds log |w| for all scores up to |x|.
     pub(super) fn log_magnitude(&self, x: f64) -> f64 {
-        self.horner_magnitude(x.abs() + self.centre.abs()).ln()
+        self.horner_magnitude(x).ln()
     }
 
     /// The largest |x| whose weights are surely within e^[`UNSCALED_LOG_LIMIT`].

@@ -51,10 +51,9 @@ impl Task for Beyond {
     }
 }
 
-/// Value and slope by Horner in powers of x − c, times a factor.
+/// Value and slope by Horner in powers of x, times a factor.
 pub(super) struct Wide<'a> {
     pub dense: &'a [f64],
-    pub centre: f64,
     pub x: [f32; 16],
     pub factor: f64,
 }
@@ -64,7 +63,7 @@ impl Task for Wide<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> ([f32; 16], [f32; 16]) {
-        let x = self.x.map(|x| x as f64 - self.centre);
+        let x = self.x.map(|x| x as f64);
         let (mut w, mut slope) = ([0.0f64; 16], [0.0f64; 16]);
         for &c in self.dense.iter().rev() {
             for i in 0..16 {

@@ -1,15 +1,12 @@
-//! w(x) = Σ_{n ∈ orders} a_n · (x − c)^n / n!, c = 0 unless the series is centred elsewhere
-//!
-//! Around a centre c, e^x = e^c·e^{x−c}, and e^c cancels under a sum denominator or a scale-free norm. A state holds powers of x, not of
-//! x − c: with w^(n)(0) = Σ_{m≥n} a_m·(−c)^{m−n}/(m−n)! in the place of a_n, the same state serves every centre.
+//! w(x) = Σ_{n ∈ orders} a_n · x^n / n!
 //!
 //! Negative scores cancel: at x = −10 the terms of a long series reach 2.8e3 while their sum is 4.5e-5. So a series is
 //! summed in float32 only where that is harmless; a long plain series is exp itself where the two differ by less than
 //! rounding, and the rest is summed in float64.
 
 mod bound;
-mod centre;
 mod lanes;
+mod positive;
 mod prefix;
 mod text;
 
@@ -41,13 +38,11 @@ pub struct Taylor {
     /// Ascending.
     orders: Vec<usize>,
     coefficients: Coefficients,
-    /// c
-    centre: f64,
-    /// a_n/n! for n = 0..=p, zero where an order is absent; of powers of x − c.
+    /// a_n/n! for n = 0..=p, zero where an order is absent.
     dense: Vec<f64>,
     /// The same in float32, for [`Method::Narrow`].
     narrow: Vec<f32>,
-    /// The largest |x| with Σ|a_n|·(|x| + |c|)^n/n! not beyond e^40; of no meaning where rows have no ρ.
+    /// The largest |x| with Σ|a_n|·|x|^n/n! not beyond e^40; of no meaning where rows have no ρ.
     unscaled_limit: f32,
     method: Method,
 }
@@ -64,18 +59,13 @@ enum Method {
 
 impl PartialEq for Taylor {
     fn eq(&self, other: &Self) -> bool {
-        self.orders == other.orders && self.coefficients == other.coefficients && self.centre == other.centre
+        self.orders == other.orders && self.coefficients == other.coefficients
     }
 }
 
 impl Taylor {
     /// The series of these orders.
-    pub fn new(orders: Vec<usize>, coefficients: Coefficients) -> Result<Taylor, String> {
-        Taylor::around(0.0, orders, coefficients)
-    }
-
-    /// The series of these orders in powers of x − c. Learned coefficients have no centre: with another one they could be the same function.
-    pub fn around(centre: f64, mut orders: Vec<usize>, coefficients: Coefficients) -> Result<Taylor, String> {
+    pub fn new(mut orders: Vec<usize>, coefficients: Coefficients) -> Result<Taylor, String> {
         if orders.is_empty() {
             return Err("`taylor` needs at least one order, as in `taylor=0..4` or `taylor=1`".into());
         }
@@ -95,25 +85,12 @@ impl Taylor {
             orders.sort_unstable();
             orders.dedup();
         }
-        if centre != 0.0 && coefficients == Coefficients::Learned {
-            return Err("learned coefficients can be those of any centre; leave `at` or `coef=learned` out".into());
-        }
         let ones = vec![1.0; orders.len()];
-        let mut taylor = Taylor {
-            orders,
-            coefficients,
-            centre,
-            dense: Vec::new(),
-            narrow: Vec::new(),
-            unscaled_limit: f32::INFINITY,
-            method: Method::Wide,
-        };
+        let mut taylor =
+            Taylor { orders, coefficients, dense: Vec::new(), narrow: Vec::new(), unscaled_limit: f32::INFINITY, method: Method::Wide };
         match taylor.coefficients.clone() {
             Coefficients::Given(given) => taylor.bind(&given),
             Coefficients::Ones | Coefficients::Learned => taylor.bind(&ones),
-        }
-        if !centre.is_finite() || taylor.centre_expanded().iter().any(|a| !a.is_finite()) {
-            return Err(format!("a centre at {centre} is too far away for order {}: float64 overflows", taylor.degree()));
         }
         taylor.method = taylor.choose_method();
         Ok(taylor)
@@ -143,11 +120,6 @@ impl Taylor {
         }
     }
 
-    /// c, zero unless the series is centred elsewhere.
-    pub fn centre(&self) -> f64 {
-        self.centre
-    }
-
     /// a_n, zero where the order is absent.
     pub(crate) fn coefficient(&self, n: usize) -> f64 {
         self.dense.get(n).map_or(0.0, |c| c * factorial(n))
@@ -163,7 +135,7 @@ impl Taylor {
         self.dense.len() - 1
     }
 
-    /// 0..=p with all coefficients 1: a prefix of the exponential series around its centre.
+    /// 0..=p with all coefficients 1: a prefix of the exponential series.
     pub fn is_prefix(&self) -> bool {
         self.orders.len() == self.degree() + 1 && self.coefficients == Coefficients::Ones
     }
@@ -183,9 +155,9 @@ impl Taylor {
             return Method::Wide;
         }
         // Σ|terms| / |Σ terms| over the scores where terms still compete; beyond, the highest dominates.
-        if self.centre != 0.0 {
+        if matches!(self.coefficients, Coefficients::Given(_)) {
             let reach = self.reach();
-            let scores = (0..=1000).map(|i| self.centre - reach + 2.0 * reach * i as f64 / 1000.0);
+            let scores = (0..=1000).map(|i| reach * (i as f64 / 500.0 - 1.0));
             let worst = scores.map(|x| self.condition(x)).fold(0.0, f64::max);
             return if worst < 500.0 { Method::Narrow } else { Method::Wide };
         }
@@ -211,18 +183,16 @@ impl Taylor {
 
     #[inline(always)]
     fn wide<S: Simd>(&self, simd: S, x: S::V, factor: f64) -> Wide<'_> {
-        Wide { dense: &self.dense, centre: self.centre, x: simd.to_array(x), factor }
+        Wide { dense: &self.dense, x: simd.to_array(x), factor }
     }
 
     /// w(x) in float64 without cancellation, where that can be had.
     fn accurate(&self, x: f64) -> f64 {
-        let x = x - self.centre;
         if self.is_prefix() { prefix(self.degree(), x) } else { self.horner(x) }
     }
 
     /// w'(x) likewise.
     fn accurate_slope(&self, x: f64) -> f64 {
-        let x = x - self.centre;
         match self.degree() {
             0 => 0.0,
             p if self.is_prefix() => prefix(p - 1, x),
@@ -241,15 +211,12 @@ impl KernelPart for Taylor {
         match (plain, self.degree() % 2, self.dense[0]) {
             (true, 0, c) if c > 0.0 => Sign::Positive,
             (true, 0, _) => Sign::Nonnegative,
-            _ if self.centre != 0.0 && self.is_positive() => Sign::Positive,
+            _ if matches!(self.coefficients, Coefficients::Given(_)) && self.is_positive() => Sign::Positive,
             _ => Sign::Mixed,
         }
     }
 
     fn polynomial(&self) -> Option<Vec<(usize, f64)>> {
-        if self.centre != 0.0 {
-            return Some(self.centre_expanded().into_iter().enumerate().collect());
-        }
         Some(self.orders.iter().map(|&n| (n, self.coefficient(n))).collect())
     }
 
@@ -297,7 +264,6 @@ impl ScoreKernel for Taylor {
     fn values<S: Simd>(&self, simd: S, x: S::V) -> S::V {
         match self.method {
             Method::Narrow => {
-                let x = simd.sub(x, simd.splat(self.centre as f32));
                 let mut w = simd.splat(0.0);
                 for &c in self.narrow.iter().rev() {
                     w = simd.fma(w, x, simd.splat(c));
@@ -306,12 +272,11 @@ impl ScoreKernel for Taylor {
             }
             Method::Wide => lanes_from(simd, self.wide(simd, x, 1.0).run(simd).0),
             Method::Exponential { low, high } => {
-                let from = simd.sub(x, simd.splat(self.centre as f32));
-                let w = simd.exp(from);
-                if !beyond(simd, from, low, high) {
+                let w = simd.exp(x);
+                if !beyond(simd, x, low, high) {
                     return w;
                 }
-                replace_beyond(simd, from, w, (low, high), self.degree(), 1.0)
+                replace_beyond(simd, x, w, (low, high), self.degree(), 1.0)
             }
         }
     }
@@ -320,7 +285,6 @@ impl ScoreKernel for Taylor {
     fn values_and_slopes<S: Simd>(&self, simd: S, x: S::V) -> (S::V, S::V) {
         match self.method {
             Method::Narrow => {
-                let x = simd.sub(x, simd.splat(self.centre as f32));
                 let (mut w, mut slope) = (simd.splat(0.0), simd.splat(0.0));
                 for &c in self.narrow.iter().rev() {
                     slope = simd.fma(slope, x, w);
@@ -330,14 +294,13 @@ impl ScoreKernel for Taylor {
             }
             Method::Wide => pair_from(simd, self.wide(simd, x, 1.0).run(simd)),
             Method::Exponential { low, high } => {
-                let from = simd.sub(x, simd.splat(self.centre as f32));
-                let w = simd.exp(from);
-                if !beyond(simd, from, low, high) {
+                let w = simd.exp(x);
+                if !beyond(simd, x, low, high) {
                     return (w, w);
                 }
                 (
-                    replace_beyond(simd, from, w, (low, high), self.degree(), 1.0),
-                    replace_beyond(simd, from, w, (low, high), self.degree() - 1, 1.0),
+                    replace_beyond(simd, x, w, (low, high), self.degree(), 1.0),
+                    replace_beyond(simd, x, w, (low, high), self.degree() - 1, 1.0),
                 )
             }
         }
@@ -357,12 +320,8 @@ impl ScoreKernel for Taylor {
         let Method::Exponential { low, high } = self.method else {
             return pair_from(simd, simd.call(self.wide(simd, x, factor)));
         };
-        let from = simd.sub(x, simd.splat(self.centre as f32));
-        let w = simd.exp(simd.sub(from, simd.splat(rho)));
-        (
-            replace_beyond(simd, from, w, (low, high), self.degree(), factor),
-            replace_beyond(simd, from, w, (low, high), self.degree() - 1, factor),
-        )
+        let w = simd.exp(simd.sub(x, simd.splat(rho)));
+        (replace_beyond(simd, x, w, (low, high), self.degree(), factor), replace_beyond(simd, x, w, (low, high), self.degree() - 1, factor))
     }
 }
 

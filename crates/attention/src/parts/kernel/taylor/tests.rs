@@ -66,88 +66,43 @@ fn learned_coefficients() {
     }
 }
 
-/// Around a centre: closed forms, the same function in powers of x, slopes.
 #[test]
-fn centres() {
-    let around = |c, orders: Vec<usize>, coefficients| Taylor::around(c, orders, coefficients).expect("valid");
-    check_kernel(&around(-3.5, (0..=4).collect(), Coefficients::Ones), |x| {
-        let y: f64 = x + 3.5;
-        1.0 + y + y * y / 2.0 + y.powi(3) / 6.0 + y.powi(4) / 24.0
-    });
-    check_kernel(&around(0.75, vec![0, 3], Coefficients::Ones), |x| 1.0 + (x - 0.75).powi(3) / 6.0);
-    let given = Coefficients::Given(vec![2.0, -0.5]);
-    check_kernel(&around(1.25, vec![1, 2], given), |x| 2.0 * (x - 1.25) - 0.25 * (x - 1.25f64).powi(2));
-    assert_eq!(
-        around(0.75, vec![0, 3], Coefficients::Ones).polynomial().map(|orders| orders.len()),
-        Some(4),
-        "all orders up to the highest"
-    );
-    // In exact numbers: 3 + 2(x−2) + 10(x−2)²/2 = 19 − 18x + 10x²/2.
-    let exact = around(2.0, vec![0, 1, 2], Coefficients::Given(vec![3.0, 2.0, 10.0]));
-    assert_eq!(exact.polynomial(), Some(vec![(0, 19.0), (1, -18.0), (2, 10.0)]));
-    assert_eq!(Taylor::parse("0..4,at=0"), Taylor::up_to(4), "at zero it is the plain series");
-    assert_ne!(Taylor::parse("0..4,at=1"), Taylor::up_to(4));
-    assert_eq!(Taylor::parse("at=-1e-3,0..2").map(|taylor| taylor.args()), Ok("0..2,at=-1e-3".into()));
-    for text in ["0..4,at=", "0..4,at=nan", "0..4,at=1e999", "0..4,at=1e200", "0..2,at=1,coef=learned", "at=1"] {
-        assert!(Taylor::parse(text).is_err(), "{text}");
-    }
-}
-
-/// One state serves all centres: the value in powers of x loses no more digits than the condition number says.
-#[test]
-fn centres_in_powers_of_x() {
-    for (p, c) in [(4, -3.5), (8, 2.0), (8, -6.0), (12, 5.0), (16, -10.0), (7, 30.0)] {
-        let taylor = Taylor::around(c, (0..=p).collect(), Coefficients::Ones).expect("valid");
-        let polynomial = taylor.polynomial().expect("finite");
-        for x in (-120..=120).map(|i| f64::from(i) / 8.0) {
-            let expanded: f64 = polynomial.iter().map(|&(n, b)| b * x.powi(n as i32) / factorial(n)).sum();
-            let (expected, magnitude) = precise_prefix(p, x - c);
-            let condition = taylor.state_condition(x);
-            let bound = 1e-14 * (condition * expected.abs()).max(magnitude * 1e-15);
-            assert!((expanded - expected).abs() <= bound, "p = {p}, c = {c}, x = {x}: {expanded:e} {expected:e}");
-            assert!(condition >= 0.999 && taylor.condition(x) >= 0.999);
-        }
-    }
-    let near = Taylor::around(-3.5, (0..=8).collect(), Coefficients::Ones).expect("valid");
-    assert!(near.state_condition(-3.5) > 500.0 * near.condition(-3.5), "far from zero, powers of x cancel and those of x − c do not");
+fn conditions_count_what_cancels() {
+    let given = Taylor::new(vec![0, 1, 2], Coefficients::Given(vec![3.0, -2.0, 10.0])).expect("valid");
+    // At x = 1: 3 + 2 + 5 over 3 − 2 + 5.
+    assert_close(given.condition(1.0), 10.0 / 6.0, 1e-15);
+    let series = Taylor::up_to(8).expect("valid");
+    assert_close(series.condition(2.0), 1.0, 1e-15);
+    assert!(series.condition(-3.5) > 500.0, "terms of either sign cancel");
 }
 
 #[test]
-fn centred_vectors_agree_with_float64() {
-    for text in
-        ["0..2,at=-3.5", "0..4,at=2", "0..8,at=-6", "0..20,at=4", "0..79,at=-2.5", "0,3,at=1.25", "0..4,at=0.5,coef=1:0.9:0.5:0.3:0.2"]
-    {
+fn given_vectors_agree_with_float64() {
+    for text in ["0..2,coef=7.125:-2.5:1", "0..4,coef=1:0.9:0.5:0.3:0.2", "0..4,coef=1225.5:-140:-132:24:24", "0,3,coef=1:-0.4"] {
         let taylor = Taylor::parse(text).expect("valid");
         let slopes = |y: f64| {
             let term = |(n, c): (usize, &f64)| n as f64 * c.abs() * y.abs().powi(n as i32 - 1);
             taylor.dense.iter().enumerate().skip(1).map(term).sum::<f64>()
         };
-        let bends = |y: f64| {
-            let term = |(n, c): (usize, &f64)| (n * (n - 1)) as f64 * c.abs() * y.abs().powi(n as i32 - 2);
-            taylor.dense.iter().enumerate().skip(2).map(term).sum::<f64>()
-        };
-        // Beside the rounding of terms: that of x − c, times the slope.
-        let rounding = |x: f64| f64::from(f32::EPSILON) * (x.abs() + taylor.centre().abs());
-        let bound = |x: f64| 1e-6 * taylor.horner_magnitude(x - taylor.centre()) + rounding(x) * slopes(x - taylor.centre());
-        let slope_bound = |x: f64| 1e-6 * slopes(x - taylor.centre()) + rounding(x) * bends(x - taylor.centre());
-        check_vectors(&taylor, &scores(), bound, slope_bound);
+        check_vectors(&taylor, &scores(), |x| 1e-6 * taylor.horner_magnitude(x), |x| 1e-6 * slopes(x));
     }
 }
 
 #[test]
-fn centred_signs() {
+fn signs_of_given_coefficients() {
     let sign = |text: &str| Taylor::parse(text).expect("valid").sign();
-    assert_eq!(sign("0..4,at=-3.5"), Sign::Positive);
-    assert_eq!(sign("0..5,at=-3.5"), Sign::Mixed);
-    assert_eq!(sign("2,at=1"), Sign::Nonnegative);
+    assert_eq!(sign("0..4"), Sign::Positive);
+    assert_eq!(sign("0..5,coef=1:1:1:1:1:1"), Sign::Mixed);
+    assert_eq!(sign("2"), Sign::Nonnegative);
     // y² + 2by + c is positive for b² < c: 0.999² and 1.001² around 1.
-    assert_eq!(sign("0..2,at=3,coef=1:1.998:2"), Sign::Positive);
-    assert_eq!(sign("0..2,at=3,coef=1:2.002:2"), Sign::Mixed);
-    // (y − 5)²(y + 7)² ± a little, far from the centre and far apart in size.
-    let quartic = |shift: f64| format!("0..4,at=1,coef={}:{}:{}:24:24", 1225.0 + shift, -140.0, -132.0);
+    assert_eq!(sign("0..2,coef=1:1.998:2"), Sign::Positive);
+    assert_eq!(sign("0..2,coef=1:2.002:2"), Sign::Mixed);
+    // (y − 5)²(y + 7)² ± a little, far from zero and far apart in size.
+    let quartic = |shift: f64| format!("0..4,coef={}:{}:{}:24:24", 1225.0 + shift, -140.0, -132.0);
     assert_eq!(sign(&quartic(1e-3)), Sign::Positive);
     assert_eq!(sign(&quartic(-1e-3)), Sign::Mixed);
-    assert_eq!(sign("0..2,at=3,coef=1:0:-1"), Sign::Mixed);
+    assert_eq!(sign("0..2,coef=1:0:-1"), Sign::Mixed);
+    assert_eq!(sign("0..2,coef=learned"), Sign::Mixed);
 }
 
 #[test]
@@ -243,7 +198,7 @@ fn a_nan_stays_one() {
 #[test]
 fn long_series_with_a_log_scale() {
     let series = |text: &str| Taylor::parse(text).unwrap_or_else(|error| panic!("{error}"));
-    for text in ["0..80", "0..24", "0..9", "0,2,11", "0..40,at=3", "0..9,coef=1:1:1:1:1:1:1:1:-2:1"] {
+    for text in ["0..80", "0..24", "0..9", "0,2,11", "0..9,coef=1:1:1:1:1:1:1:1:-2:1"] {
         check_scaled(&series(text), 700.0);
     }
     assert_eq!(["0..7", "0..8"].map(|text| series(text).rescale()), [Rescale::None, Rescale::Multiply]);

@@ -6,35 +6,21 @@ use crate::parts::slot::{Info, Part, number, short};
 impl Part for Taylor {
     const INFO: Info = Info {
         word: "taylor",
-        usage: "taylor=ORDERS[,at=C][,coef=learned|A:B:...]",
-        formula: "w(x) = Σ_n a_n·(x−c)^n/n!, n ∈ orders, c = 0 without `at`",
-        about: "Any set of orders of the exponential series: `0..4`, `1`, `0,2,4`; coefficients 1, given, or learned per head; around another score than zero with `at`, which needs no other state.",
-        examples: &[
-            "0..4",
-            "1",
-            "0..2,5",
-            "0..2,coef=learned",
-            "0..2,coef=1.0:0.9:0.5",
-            "0..79",
-            "0..4,at=-3.5",
-            "0..2,at=0.75,coef=1:0.9:0.5",
-            "0,3,at=1.25",
-            "0..20,at=2",
-        ],
+        usage: "taylor=ORDERS[,coef=learned|A:B:...]",
+        formula: "w(x) = Σ_n a_n·x^n/n!, n ∈ orders",
+        about: "Any set of orders of the exponential series: `0..4`, `1`, `0,2,4`; coefficients 1, given, or learned per head.",
+        examples: &["0..4", "1", "0..2,5", "0..2,coef=learned", "0..2,coef=1.0:0.9:0.5", "0..79"],
     };
 
     fn parse(args: &str) -> Result<Self, String> {
         let mut orders = Vec::new();
         let mut coefficients = Coefficients::Ones;
-        let mut centre = 0.0;
         let order = |text: &str| match text.trim().parse::<usize>() {
             Ok(n) if n <= MAX_ORDER => Ok(n),
             _ => Err(format!("an order is a whole number from 0 to {MAX_ORDER}, found `{text}`")),
         };
         for item in args.split(',').map(str::trim).filter(|item| !item.is_empty()) {
-            if let Some(value) = item.strip_prefix("at=") {
-                centre = number("a centre", value, false)?;
-            } else if let Some(value) = item.strip_prefix("coef=") {
+            if let Some(value) = item.strip_prefix("coef=") {
                 coefficients = match value {
                     "learned" => Coefficients::Learned,
                     "1" => Coefficients::Ones,
@@ -50,14 +36,11 @@ impl Part for Taylor {
                 orders.push(order(item)?);
             }
         }
-        Taylor::around(centre, orders, coefficients)
+        Taylor::new(orders, coefficients)
     }
 
     fn args(&self) -> String {
         let mut items = vec![self.orders_text()];
-        if self.centre != 0.0 {
-            items.push(format!("at={}", short(self.centre)));
-        }
         match &self.coefficients {
             Coefficients::Ones => {}
             Coefficients::Learned => items.push("coef=learned".into()),

@@ -1,37 +1,17 @@
-//! A series around another score than zero: its coefficients in powers of x, how much they cancel, and whether it stays positive.
+//! How much the terms of a series cancel, and whether it stays positive.
 
-use crate::parts::kernel::taylor::{Taylor, factorial, prefix};
+use crate::parts::kernel::taylor::Taylor;
 
 /// Samples of the whole line, for each order.
 const SAMPLES: usize = 64;
 
 impl Taylor {
-    /// w^(n)(0) for n = 0..=p: what multiplies x^n/n! when the series is written in powers of x.
-    pub(super) fn centre_expanded(&self) -> Vec<f64> {
-        let p = self.degree();
-        let from = -self.centre;
-        if self.is_prefix() {
-            return (0..=p).map(|n| prefix(p - n, from)).collect();
-        }
-        // Horner over m of a_m·(−c)^{m−n}/(m−n)!, a_m = m!·dense[m].
-        let a: Vec<f64> = self.dense.iter().enumerate().map(|(m, c)| c * factorial(m)).collect();
-        (0..=p).map(|n| (n..=p).rev().fold(0.0, |sum, m| a[m] + sum * from / (m - n + 1) as f64)).collect()
-    }
-
-    /// Σ|terms|/|w| at x when the series is summed around its centre: how many times rounding is amplified.
+    /// Σ|terms|/|w| at x: how many times rounding is amplified when the series is summed in powers of x, as a state does.
     pub fn condition(&self, x: f64) -> f64 {
-        let from = x - self.centre;
-        self.horner_magnitude(from) / self.accurate(x).abs().max(f64::MIN_POSITIVE)
+        self.horner_magnitude(x) / self.accurate(x).abs().max(f64::MIN_POSITIVE)
     }
 
-    /// The same when it is summed in powers of x, as a state does.
-    pub fn state_condition(&self, x: f64) -> f64 {
-        let terms = self.centre_expanded();
-        let magnitude = terms.iter().enumerate().rev().fold(0.0, |sum, (n, a)| a.abs() + sum * x.abs() / (n + 1) as f64);
-        magnitude / self.accurate(x).abs().max(f64::MIN_POSITIVE)
-    }
-
-    /// Distance from the centre beyond which the highest order outweighs all others together (Fujiwara's bound of the roots).
+    /// |x| beyond which the highest order outweighs all others together (Fujiwara's bound of the roots).
     pub(super) fn reach(&self) -> f64 {
         let p = self.degree();
         let lead = self.dense[p].abs();
@@ -40,7 +20,7 @@ impl Taylor {
         if bound.is_finite() { 2.0 * bound } else { 2.0 * p as f64 + 4.0 }
     }
 
-    /// Whether w is above zero at samples of the whole line x = c + r·tan θ, on which w·cosᵖ θ is a trigonometric polynomial of degree p, and
+    /// Whether w is above zero at samples of the whole line x = r·tan θ, on which w·cosᵖ θ is a trigonometric polynomial of degree p, and
     /// at the lowest point between any three of them. Odd degrees never are.
     pub(super) fn is_positive(&self) -> bool {
         let p = self.degree();
