@@ -192,8 +192,8 @@ impl BackwardTiles<'_, '_> {
                     let (x, dp) = (&mut x[i * TILE..][..width], &mut dp[i * TILE..][..width]);
                     let visible = if far { distance.far_visible(r, s0, l.tile) } else { distance.visible(r, s0, l.tile) };
                     if let Some(cap) = head.cap {
-                        soft_cap(simd, x, cap);
                         soft_cap_slopes(simd, x, cap, &mut slopes[..width]);
+                        soft_cap(simd, x, cap);
                     }
                     let row = (decay.map_or(0.0, |d| d[r]) - base) as f32;
                     let decay_row = || decay.map(|_| DecayRow { row, columns: &columns });

@@ -113,7 +113,7 @@ impl<'a, R: Real> Class<'a, R> {
         let (mut value, mut slope) = (x, R::one());
         if let Some(c) = self.weighing.cap.map(R::of) {
             value = cap::value(x, c);
-            slope = cap::slope_from_value(value, c);
+            slope = cap::slope(x, c);
         }
         match self.weighing.clamp.map(R::of) {
             Some(clamp) if value > clamp => (clamp, R::zero()),

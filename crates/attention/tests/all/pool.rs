@@ -212,3 +212,16 @@ fn what_cannot_be_kept_or_trained_is_refused() {
         refused(case.naive().forward(&case.inputs(), &mut y).map(drop).expect_err(text));
     }
 }
+
+/// More query heads on one kv head than any array of a step was made for.
+#[test]
+fn one_kv_head_may_have_hundreds_of_query_heads() {
+    let shape = shape(1, 7, 300, 1, 8, 8);
+    for text in ["exp window=4 far(taylor=0..1) rope=off", "exp window=4 sinks=1 bits=8 rope=off"] {
+        let case = case(text, shape, &mut Rng(76));
+        let (expected, _) = case.cast::<f64>().forward(&mut case.cast::<f64>().naive());
+        let expected: Vec<f32> = expected.iter().map(|&y| y as f32).collect();
+        let (y, _) = stepped(&case, &mut case.state(Memory::Natural));
+        assert!(relative_rms(&expected, &y) < 2e-5, "{text}");
+    }
+}

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use termwise_attention::{Attention, Extras, Grads, Inputs, Kernel, Layer, Real, Rope, Source, Variant, relative_rms};
+use termwise_attention::{Attention, Extras, Grads, Inputs, Layer, Real, Rope, Source, Variant, relative_rms};
 
 use crate::Error;
 
@@ -156,7 +156,6 @@ fn computed<R: Real>(variant: &Variant, phase: usize) -> Result<Outcome, Error> 
         .extras()
         .iter()
         .map(|spec| match &spec.source {
-            Source::Parameter { shape, .. } if unread(spec.name) => vec![R::zero(); shape.iter().product()],
             Source::Parameter { .. } => weights[spec.name].clone(),
             Source::Projection { outputs, bias } => {
                 let mut logits = times(&x, weight(spec.name), HIDDEN);
@@ -192,7 +191,7 @@ fn computed<R: Real>(variant: &Variant, phase: usize) -> Result<Outcome, Error> 
     for (name, gradient) in [("q_proj", &dq), ("k_proj", &dk), ("v_proj", &dv)] {
         gradients.insert(format!("{name}.weight"), times_backward(&x, weight(name), gradient, HIDDEN, &mut dx));
     }
-    for (spec, gradient) in layer.extras().iter().zip(dvalues).filter(|(spec, _)| !unread(spec.name)) {
+    for (spec, gradient) in layer.extras().iter().zip(dvalues) {
         match &spec.source {
             Source::Parameter { .. } if !spec.trained => {}
             Source::Parameter { .. } => drop(gradients.insert(spec.name.to_string(), gradient)),

@@ -83,19 +83,25 @@ pub fn run(options: &Options, sink: &mut (dyn FnMut(&Case) -> ControlFlow<()> + 
 mod tests {
     use super::*;
 
+    /// `termwise verify` with seeds 1 to 5, and otherwise its defaults.
     #[test]
     fn every_identity_holds_on_presets_and_random_combinations() {
-        let mut seen = Vec::new();
-        let options = Options { golden: vec![], seed: 7, cases: 12, threads: 2, only: vec![] };
-        let summary = run(&options, &mut |case| {
-            assert!(case.passed(), "{case:#?}");
-            seen.push(case.identity);
-            ControlFlow::Continue(())
-        })
-        .expect("threads");
-        assert_eq!((summary.cases, summary.missed), (seen.len(), 0));
-        for identity in Identity::ALL.into_iter().filter(|identity| *identity != Identity::Golden) {
-            assert!(seen.contains(&identity), "no case of {identity:?}");
+        for seed in 1..=5 {
+            let (mut seen, mut missed) = (Vec::new(), Vec::new());
+            let options = Options { golden: vec![], seed, cases: 20, threads: 2, only: vec![] };
+            let summary = run(&options, &mut |case| {
+                if !case.passed() {
+                    missed.push(format!("{case:#?}"));
+                }
+                seen.push(case.identity);
+                ControlFlow::Continue(())
+            })
+            .expect("threads");
+            assert!(missed.is_empty(), "seed {seed}: {}", missed.join("\n"));
+            assert_eq!((summary.cases, summary.missed), (seen.len(), 0));
+            for identity in Identity::ALL.into_iter().filter(|identity| *identity != Identity::Golden) {
+                assert!(seen.contains(&identity), "no case of {identity:?}");
+            }
         }
     }
 

@@ -8,7 +8,7 @@ use crate::fused::plan::ChunkGroup;
 use crate::fused::write::{Writer, times, weigh_rows};
 use crate::kernels::features::{Points, Read};
 use crate::kernels::gemm::multiply;
-use crate::kernels::score_rows::{BackwardRow, CoefficientRow, DecayGrad, Visible, soft_cap_slopes};
+use crate::kernels::score_rows::{BackwardRow, CoefficientRow, DecayGrad, Visible, soft_cap, soft_cap_slopes};
 use crate::kernels::simd::{Simd, Task};
 use crate::kernels::triangular::Strict;
 use crate::kernels::{PAD, ROWS, TILE};
@@ -179,6 +179,7 @@ impl Unsolve<'_> {
                 times(simd, dp, -1.0);
                 if let Some(cap) = head.cap {
                     soft_cap_slopes(simd, x, cap, &mut slopes[..width]);
+                    soft_cap(simd, x, cap);
                 }
                 let (visible, clamp) = (Visible::first(seen(r)), head.clamp);
                 if head.learned > 0 {

@@ -147,7 +147,7 @@ impl<'a> Writer<'a> {
         Keys { kt: self.tile_keys(tile), pitch: l.pitch, count: l.tile, tile: Some(tile), columns, base }
     }
 
-    /// x̂ of rows of a tile with the first `width` keys, [rows, TILE], capped.
+    /// x̂ of rows of a tile with the first `width` keys, [rows, TILE], before the cap.
     #[inline(always)]
     fn scores<S: Simd>(&self, simd: S, tile: usize, rows: Range<usize>, keys: &Keys, width: usize, x: &mut [f32]) {
         let (l, own, at) = (self.layout(), self.tile_keys(tile), (keys.kt, keys.pitch));
@@ -164,9 +164,6 @@ impl<'a> Writer<'a> {
         }
         for row in x.chunks_mut(TILE).take(rows.len()) {
             times(simd, &mut row[..width], self.scale());
-            if let Some(cap) = self.head().cap {
-                soft_cap(simd, &mut row[..width], cap);
-            }
         }
     }
 
@@ -295,6 +292,9 @@ impl Task for Weights<'_> {
         let mut sums = [0.0; 16];
         for (r, x) in rows.zip(x.chunks_mut(TILE)) {
             let (x, decay) = (&mut x[..width], writer.decay_row(tile * writer.layout().tile + r, keys));
+            if let Some(cap) = writer.head().cap {
+                soft_cap(simd, x, cap);
+            }
             let (visible, clamp) = (Visible::first(seen(r)), writer.head().clamp);
             let row = ForwardRow { x: &mut *x, visible, clamp, decay, rho: None, sums: &mut sums, key_weights: None };
             writer.head().kernel.forward_row(simd, row);
