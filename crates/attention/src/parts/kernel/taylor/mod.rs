@@ -155,13 +155,10 @@ impl Taylor {
             return Method::Wide;
         }
         // Σ|terms| / |Σ terms| over the scores where terms still compete; beyond, the highest dominates.
-        if matches!(self.coefficients, Coefficients::Given(_)) {
-            let reach = self.reach();
-            let scores = (0..=1000).map(|i| reach * (i as f64 / 500.0 - 1.0));
-            let worst = scores.map(|x| self.condition(x)).fold(0.0, f64::max);
-            return if worst < 500.0 { Method::Narrow } else { Method::Wide };
-        }
-        let reach = 2.0 * self.degree() as f64 + 4.0;
+        let reach = match self.coefficients {
+            Coefficients::Given(_) => self.reach().max(2.0 * self.degree() as f64 + 4.0),
+            _ => 2.0 * self.degree() as f64 + 4.0,
+        };
         let worst = (0..=1000)
             .map(|i| -reach + 2.0 * reach * i as f64 / 1000.0)
             .map(|x| self.horner_magnitude(x) / self.horner(x).abs().max(1e-3 * self.horner_magnitude(1.0)))
