@@ -77,14 +77,14 @@ pub fn forward<R: Real>(variant: &Variant, row: Row<R>, u: &[R], y: &mut [R]) ->
     denominator
 }
 
-/// Sums over far keys, with the log of what multiplies them.
+/// Sums over far keys, with their log scale.
 #[derive(Clone, Copy)]
 pub struct FarSums<'a> {
     /// Σ_s M·w·v
     pub u: &'a [f32],
     /// Σ_s M·w
     pub z: f32,
-    /// ρ + c
+    /// ρ
     pub log: f32,
 }
 
