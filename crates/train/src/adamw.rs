@@ -60,22 +60,14 @@ impl AdamW {
     /// # Panics
     /// When `params` or `grads` have another layout than the state.
     pub fn step(&mut self, params: &mut Params, grads: &Params, learning_rate: f64, scale: f64) {
-        self.step_by(params, grads, &|_| learning_rate, scale);
-    }
-
-    /// As [`AdamW::step`], with a learning rate for each parameter; where that is zero, the parameter and its moments stay as they are, to the last bit.
-    ///
-    /// # Panics
-    /// When `params` or `grads` have another layout than the state.
-    pub fn step_by(&mut self, params: &mut Params, grads: &Params, learning_rate: &dyn Fn(&Entry) -> f64, scale: f64) {
         let len = self.first.values().len();
         assert!(params.values().len() == len && grads.values().len() == len, "parameters, gradients and moments differ in layout");
         self.steps += 1;
         let AdamWConfig { beta1, beta2, eps, weight_decay, decay_matrices_only } = self.config;
         let (unbias1, unbias2) = (1.0 - beta1.powf(self.steps as f64), 1.0 - beta2.powf(self.steps as f64));
         let layout = params.layout().clone();
-        for run in runs(layout.entries(), decay_matrices_only, learning_rate) {
-            let (decay, learning_rate) = (if run.decays { weight_decay } else { 0.0 }, run.rate);
+        for run in decay_runs(layout.entries(), decay_matrices_only) {
+            let decay = if run.decays { weight_decay } else { 0.0 };
             let numbers = Numbers {
                 keep: (1.0 - learning_rate * decay) as f32,
                 beta1: beta1 as f32,
@@ -98,22 +90,19 @@ impl AdamW {
     }
 }
 
-/// Neighbours in the buffer that learn and decay alike.
+/// Neighbours in the buffer that decay alike.
 struct Run {
     range: Range<usize>,
     decays: bool,
-    rate: f64,
 }
 
-/// Runs of parameters that learn and decay alike, so that hundreds of small parameters do not mean hundreds of parallel calls; those that do not learn are
-/// left out.
-fn runs<'a>(entries: &'a [Entry], matrices_only: bool, rate: &'a dyn Fn(&Entry) -> f64) -> impl Iterator<Item = Run> + 'a {
-    let alike = move |entry: &Entry| (!matrices_only || entry.is_matrix(), rate(entry));
-    let runs = entries.chunk_by(move |a, b| alike(a) == alike(b)).filter_map(move |run| {
-        let ((first, last), (decays, rate)) = ((run.first()?, run.last()?), alike(run.first()?));
-        Some(Run { range: first.offset..last.range().end, decays, rate })
-    });
-    runs.filter(|run| run.rate != 0.0)
+/// Runs of parameters that decay alike, so that hundreds of small parameters do not mean hundreds of parallel calls.
+fn decay_runs(entries: &[Entry], matrices_only: bool) -> impl Iterator<Item = Run> {
+    let decays = move |entry: &Entry| !matrices_only || entry.is_matrix();
+    entries.chunk_by(move |a, b| decays(a) == decays(b)).filter_map(move |run| {
+        let (first, last) = (run.first()?, run.last()?);
+        Some(Run { range: first.offset..last.range().end, decays: decays(first) })
+    })
 }
 
 #[derive(Clone, Copy)]
@@ -206,19 +195,6 @@ mod tests {
                 let error = termwise_attention::relative_rms(values, &expected);
                 assert!(error < 1e-6, "{}: relative RMS {error:.2e}", entry.spec.name);
             }
-        }
-    }
-
-    #[test]
-    fn parameters_without_a_rate_stay_as_they_are() {
-        let mut params = model().params;
-        let (before, grads) = (params.clone(), filled(&params, 1));
-        let mut optimizer = AdamW::new(&params, AdamWConfig { weight_decay: 0.3, ..AdamWConfig::default() }).expect("memory");
-        let learns = |entry: &Entry| entry.spec.name.contains("k_proj") || entry.spec.name.contains("norm");
-        optimizer.step_by(&mut params, &grads, &|entry| if learns(entry) { 1e-2 } else { 0.0 }, 1.0);
-        for (entry, values) in params.iter() {
-            let same = values == &before.values()[entry.range()] && optimizer.second.values()[entry.range()].iter().all(|&v| v == 0.0);
-            assert_eq!(same, !learns(entry), "{}", entry.spec.name);
         }
     }
 

@@ -12,8 +12,7 @@ use crate::ops::{embedding, linear, pieces, rmsnorm, swiglu};
 use crate::params::Params;
 
 impl Session {
-    /// Adds the gradients of the layers to `grads`, after [`Session::forward`] on the same batch, which has saved, and the backward pass of the head; those
-    /// of projections and of the embedding only where `weights` are trained.
+    /// Adds the gradient of `scale`·Σ losses to `grads`, after [`Session::forward`] on the same batch, which has saved.
     ///
     /// `h` changes its meaning on the way: gradient of a norm's output before the norm's backward pass, that output itself after it.
     pub(super) fn backward(
@@ -21,23 +20,19 @@ impl Session {
         params: &Params,
         ids: &[u32],
         lengths: Option<&[usize]>,
-        weights: bool,
+        scale: f32,
         grads: &mut Params,
     ) -> Result<()> {
-        let Session { layout, engines, saved, activations, gradients, timing, .. } = self;
-        let Architecture { widths, embedding, embedding_scale, activation, blocks, norm, .. } = layout.architecture();
+        let Session { layout, engines, saved, activations, gradients, lm_head, targets, losses, timing, .. } = self;
+        let Architecture { widths, embedding, embedding_scale, activation, blocks, norm, lm_head: head, .. } = layout.architecture();
         let Widths { c, i, .. } = *widths;
         let Activations { layers, residuals, inverses, h, product, .. } = activations;
         let Gradients { x: dx, step: dstep, qkv: dqkv, y: dy, gates: dgates, norm: scratch, groups } = gradients;
         let (w, g) = (params.values(), grads.values_mut());
         let mut norms = NormGradients { w, scratch };
 
+        lm_head.backward(h, &w[head.clone()], targets, scale, &mut g[head.clone()], losses);
         timing.backward(Stage::Head);
-        let weight_gradient = |at: &Linear, dy: &[f32], x: &[f32], g: &mut [f32]| {
-            if weights {
-                weight_gradient(at, dy, x, g);
-            }
-        };
         pieces::zero(dx);
         let last = 2 * blocks.len();
         norms.backward(norm, &residuals[last], &inverses[last], h, dx, g);
@@ -92,9 +87,7 @@ impl Session {
             projections().for_each(|(linear, gradient)| weight_gradient(linear, gradient, h, g));
             timing.backward(Stage::Projections);
         }
-        if weights {
-            embedding::backward(ids, dx, *embedding_scale, &mut g[embedding.clone()], c, groups);
-        }
+        embedding::backward(ids, dx, *embedding_scale, &mut g[embedding.clone()], c, groups);
         timing.backward(Stage::Embedding);
         Ok(())
     }

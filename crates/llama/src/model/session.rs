@@ -181,36 +181,6 @@ impl Session {
         Ok(())
     }
 
-    /// Σ over all positions of KL(teacher ‖ this), for ids [B, T] that the teacher, of the same vocabulary, has just [run](Session::run); the
-    /// gradient of `scale` times that is added to `grads`: of what attention reads besides projections alone, and of norms, unless `weights` are trained.
-    ///
-    /// The teacher's logits exist for a block of positions at a time.
-    pub fn distill(
-        &mut self,
-        params: &Params,
-        ids: &[u32],
-        (teacher, taught_by): (&mut Session, &Params),
-        (scale, weights): (f32, bool),
-        grads: &mut Params,
-    ) -> Result<Loss> {
-        if self.activations.keep == Keep::Nothing {
-            return Err(Error::ForwardOnly);
-        }
-        self.check(params, ids, None)?;
-        check_len("gradients", grads.values().len(), self.layout.len())?;
-        let (v, own) = (teacher.layout.architecture().widths.v, self.layout.architecture().widths.v);
-        check_len("positions of a teacher", teacher.targets.len(), ids.len())?;
-        check_len("tokens of a teacher's vocabulary", v, own)?;
-        self.timing.start();
-        let nonpositive = self.forward(params, ids, None, Keep::All, &mut |_| {})?;
-        let place = self.layout.architecture().lm_head.clone();
-        let dhead = if weights { Some(&mut grads.values_mut()[place.clone()]) } else { None };
-        let give = &mut |rows: std::ops::Range<usize>, to: &mut [f32]| teacher.logits(taught_by, rows, to);
-        self.lm_head.distill(&mut self.activations.h, &params.values()[place], give, scale, dhead, &mut self.losses)?;
-        self.backward(params, ids, None, weights, grads)?;
-        Ok(self.sum_losses(ids.len(), nonpositive))
-    }
-
     /// Leaves the output of the last norm behind, and what attention saves if asked; the first denominator that was not positive.
     fn forward(
         &mut self,
@@ -283,10 +253,7 @@ impl Objective for Session {
         check_len("gradients", grads.values().len(), self.layout.len())?;
         let nonpositive = self.forward(params, batch.ids, batch.lengths, Keep::All, &mut |_| {})?;
         let scale = 1.0 / batch.tokens.unwrap_or(count).max(1) as f32;
-        let place = self.layout.architecture().lm_head.clone();
-        let (head, dhead) = (&params.values()[place.clone()], &mut grads.values_mut()[place]);
-        self.lm_head.backward(&mut self.activations.h, head, &self.targets, scale, dhead, &mut self.losses);
-        self.backward(params, batch.ids, batch.lengths, true, grads)?;
+        self.backward(params, batch.ids, batch.lengths, scale, grads)?;
         Ok(self.sum_losses(count, nonpositive))
     }
 }

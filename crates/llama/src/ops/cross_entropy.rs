@@ -22,13 +22,13 @@ pub fn backward(logits: &mut [f32], label: usize, scale: f32) -> f64 {
 
 /// The vector at i, with `behind` in lanes behind the end.
 #[inline(always)]
-pub(super) fn padded<S: Simd>(simd: S, x: &[f32], i: usize, behind: f32) -> S::V {
+fn padded<S: Simd>(simd: S, x: &[f32], i: usize, behind: f32) -> S::V {
     let v = simd.load_at(x, i);
     if i + S::LANES <= x.len() { v } else { simd.select(simd.first(x.len() - i), v, simd.splat(behind)) }
 }
 
 #[inline(always)]
-pub(super) fn maximum<S: Simd>(simd: S, x: &[f32]) -> f32 {
+fn maximum<S: Simd>(simd: S, x: &[f32]) -> f32 {
     let mut max = simd.splat(f32::NEG_INFINITY);
     for i in (0..x.len()).step_by(S::LANES) {
         max = simd.max(padded(simd, x, i, f32::NEG_INFINITY), max);

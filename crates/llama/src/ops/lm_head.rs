@@ -1,16 +1,14 @@
-//! The last projection and the loss in one: logits = cap(h Wᵀ) for h [M, C], W [V, C], then cross-entropy, or the divergence from a teacher's predictions. Some models have the soft cap
+//! The last projection and the loss in one: logits = cap(h Wᵀ) for h [M, C], W [V, C], then cross-entropy. Some models have the soft cap
 //! cap(x) = c·tanh(x/c), whose slope is 1 − (cap(x)/c)².
 //!
 //! Logits exist only for [`ROWS`] rows at a time: a block of logits becomes its gradient in place, goes into dW and dh, and is
 //! overwritten by the next.
 
-use std::ops::Range;
-
 use rayon::prelude::*;
 use termwise_attention::simd::{Simd, Task, dispatch};
 
 use super::cross_entropy::{self, IGNORE};
-use super::{Buffer, kl, zeros};
+use super::{Buffer, zeros};
 use crate::error::Result;
 use crate::kernels::gemm::{Matrix, Write, product};
 
@@ -23,30 +21,18 @@ pub struct LmHead {
     logits: Buffer,
     /// The same after the cap, which its slope is computed from once the logits are gradients; empty without one.
     capped: Buffer,
-    /// A teacher's logits [rows, V], made when there is one.
-    taught: Buffer,
     cap: Option<f32>,
     vocabulary: usize,
     /// Vocabularies are powers of two more often than not, and columns that far apart would share a few cache sets: 16 more spread them.
     step: usize,
 }
 
-/// Gives the logits [rows, V] of some rows.
-pub type Teacher<'a> = &'a mut dyn FnMut(Range<usize>, &mut [f32]) -> Result<()>;
-
 impl LmHead {
     /// For up to M rows and a vocabulary of V.
     pub fn new(rows: usize, vocabulary: usize, cap: Option<f32>) -> Result<LmHead> {
         let step = vocabulary.saturating_add(16);
         let block = |rows: usize| zeros("a block of logits", rows.min(ROWS), step);
-        Ok(LmHead {
-            logits: block(rows)?,
-            capped: block(if cap.is_some() { rows } else { 0 })?,
-            taught: Buffer::default(),
-            cap,
-            vocabulary,
-            step,
-        })
+        Ok(LmHead { logits: block(rows)?, capped: block(if cap.is_some() { rows } else { 0 })?, cap, vocabulary, step })
     }
 
     /// The loss of every row into `losses` [M], zero where the label is [`IGNORE`].
@@ -66,83 +52,43 @@ impl LmHead {
 
     /// As [LmHead::forward]; dW += the gradient of `scale`·Σ losses, and h becomes its own gradient.
     pub fn backward(&mut self, h: &mut [f32], weight: &[f32], labels: &[i32], scale: f32, dweight: &mut [f32], losses: &mut [f64]) {
-        let width = weight.len() / self.vocabulary;
+        let LmHead { vocabulary, step, cap, .. } = *self;
+        let width = weight.len() / vocabulary;
         for ((h, labels), losses) in h.chunks_mut(ROWS * width).zip(labels.chunks(ROWS)).zip(losses.chunks_mut(ROWS)) {
             if labels.iter().all(|&label| label == IGNORE) {
                 h.fill(0.0);
                 losses.fill(0.0);
                 continue;
             }
-            self.block(h, weight, Some(&mut *dweight), losses, |i, row| match labels[i] {
-                IGNORE => {
+            let rows = labels.len();
+            let logits = &mut self.logits[..rows * step];
+            product(logits, step, Write::Replace, Matrix::new(h, rows, width), Matrix::new(weight, vocabulary, width).transposed());
+            if let Some(cap) = cap {
+                let capped = &mut self.capped[..rows * step];
+                (logits.par_chunks_mut(step), capped.par_chunks_mut(step)).into_par_iter().for_each(|(row, capped)| {
+                    soft_cap(row, Some(cap));
+                    capped.copy_from_slice(row);
+                });
+            }
+            (logits.par_chunks_mut(step), labels, losses).into_par_iter().for_each(|(row, &label, loss)| {
+                let row = &mut row[..vocabulary];
+                if label == IGNORE {
                     row.fill(0.0);
-                    0.0
+                    *loss = 0.0;
+                } else {
+                    *loss = cross_entropy::backward(row, label as usize, scale);
                 }
-                label => cross_entropy::backward(row, label as usize, scale),
             });
-        }
-    }
-
-    /// KL(teacher ‖ this) of every row into `losses`; h becomes the gradient of `scale`·Σ of them, which is added to dW where that is wanted.
-    pub fn distill(
-        &mut self,
-        h: &mut [f32],
-        weight: &[f32],
-        teacher: Teacher,
-        scale: f32,
-        mut dweight: Option<&mut [f32]>,
-        losses: &mut [f64],
-    ) -> Result<()> {
-        let (vocabulary, width) = (self.vocabulary, weight.len() / self.vocabulary);
-        let mut taught = std::mem::take(&mut self.taught);
-        taught.ensure(ROWS.min(losses.len()) * vocabulary)?;
-        for (block, (h, losses)) in h.chunks_mut(ROWS * width).zip(losses.chunks_mut(ROWS)).enumerate() {
-            let taught = &mut taught[..losses.len() * vocabulary];
-            teacher(block * ROWS..block * ROWS + losses.len(), taught)?;
-            let taught = &*taught;
-            self.block(h, weight, dweight.as_deref_mut(), losses, |i, row| {
-                kl::backward(row, &taught[i * vocabulary..][..vocabulary], scale)
-            });
-        }
-        self.taught = taught;
-        Ok(())
-    }
-
-    /// One block: `row` turns the logits of a row into their gradient and gives its loss.
-    fn block(
-        &mut self,
-        h: &mut [f32],
-        weight: &[f32],
-        dweight: Option<&mut [f32]>,
-        losses: &mut [f64],
-        of_row: impl Fn(usize, &mut [f32]) -> f64 + Sync,
-    ) {
-        let LmHead { vocabulary, step, cap, .. } = *self;
-        let (rows, width) = (losses.len(), weight.len() / vocabulary);
-        let logits = &mut self.logits[..rows * step];
-        product(logits, step, Write::Replace, Matrix::new(h, rows, width), Matrix::new(weight, vocabulary, width).transposed());
-        if let Some(cap) = cap {
-            let capped = &mut self.capped[..rows * step];
-            (logits.par_chunks_mut(step), capped.par_chunks_mut(step)).into_par_iter().for_each(|(row, capped)| {
-                soft_cap(row, Some(cap));
-                capped.copy_from_slice(row);
-            });
-        }
-        (logits.par_chunks_mut(step), losses)
-            .into_par_iter()
-            .enumerate()
-            .for_each(|(i, (row, loss))| *loss = of_row(i, &mut row[..vocabulary]));
-        if let Some(cap) = cap {
-            let capped = &self.capped[..rows * step];
-            (logits.par_chunks_mut(step), capped.par_chunks(step)).into_par_iter().for_each(|(row, capped)| {
-                row.iter_mut().zip(capped).for_each(|(g, y)| *g *= 1.0 - (y / cap) * (y / cap));
-            });
-        }
-        let dlogits = Matrix::strided(logits, rows, vocabulary, step);
-        if let Some(dweight) = dweight {
+            if let Some(cap) = cap {
+                let capped = &self.capped[..rows * step];
+                (logits.par_chunks_mut(step), capped.par_chunks(step)).into_par_iter().for_each(|(row, capped)| {
+                    row.iter_mut().zip(capped).for_each(|(g, y)| *g *= 1.0 - (y / cap) * (y / cap));
+                });
+            }
+            let dlogits = Matrix::strided(logits, rows, vocabulary, step);
             product(dweight, width, Write::Add, dlogits.transposed(), Matrix::new(h, rows, width));
+            product(h, width, Write::Replace, dlogits, Matrix::new(weight, vocabulary, width));
         }
-        product(h, width, Write::Replace, dlogits, Matrix::new(weight, vocabulary, width));
     }
 }
 
@@ -211,49 +157,6 @@ mod tests {
             if m < 10 {
                 assert_gradient(&dh, &h, &scales, |h| naive(h, &wide(&w), &labels, c, cap), "dh");
             }
-        }
-    }
-
-    /// KL(p ‖ q) of each row, for the logits of a teacher.
-    fn divergences(h: &[f64], w: &[f64], teacher: &[f32], c: usize, cap: Option<f32>) -> Vec<f64> {
-        let logs = |x: Vec<f64>| {
-            let log = x.iter().map(|x| x.exp()).sum::<f64>().ln();
-            x.into_iter().map(|x| x - log).collect::<Vec<f64>>()
-        };
-        let rows = h.chunks(c).zip(teacher.chunks(w.len() / c));
-        rows.map(|(h, teacher)| {
-            let x = w.chunks(c).map(|w| w.iter().zip(h).map(|(a, b)| a * b).sum::<f64>());
-            let q = logs(x.map(|x| cap.map_or(x, |cap| cap as f64 * (x / cap as f64).tanh())).collect());
-            let p = logs(teacher.iter().map(|&x| f64::from(x)).collect());
-            p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum()
-        })
-        .collect()
-    }
-
-    #[test]
-    fn divergences_from_a_teacher_match_float64_over_several_blocks() {
-        let (c, v, scale) = (3, 5, 0.3);
-        for (m, cap) in [1, 7, ROWS + 3].into_iter().flat_map(|m| [(m, None), (m, Some(0.75))]) {
-            let (h, w, teacher) = (numbers(m * c, 1), numbers(v * c, 2), numbers(m * v, 3));
-            let wide = |x: &[f32]| x.iter().map(|&x| x as f64).collect::<Vec<_>>();
-            let expected = divergences(&wide(&h), &wide(&w), &teacher, c, cap);
-            let mut head = LmHead::new(m, v, cap).expect("room");
-            let mut give = |rows: Range<usize>, to: &mut [f32]| {
-                to.copy_from_slice(&teacher[rows.start * v..rows.end * v]);
-                Ok(())
-            };
-            let (mut dh, mut dw, mut losses) = (h.clone(), vec![0.0; v * c], vec![f64::NAN; m]);
-            head.distill(&mut dh, &w, &mut give, scale, Some(&mut dw), &mut losses).expect("room");
-            let narrow: Vec<f32> = losses.iter().map(|&x| x as f32).collect();
-            assert_close(&narrow, &expected, 1e-5, "divergences");
-            let scales = vec![scale; m];
-            assert_gradient(&dw, &w, &scales, |w| divergences(&wide(&h), w, &teacher, c, cap), "dw");
-            if m < 10 {
-                assert_gradient(&dh, &h, &scales, |h| divergences(h, &wide(&w), &teacher, c, cap), "dh");
-            }
-            let mut same = h.clone();
-            head.distill(&mut same, &w, &mut give, scale, None, &mut losses).expect("room");
-            assert_eq!(same, dh, "without dW");
         }
     }
 }

@@ -8,7 +8,6 @@
 
 pub(crate) mod cross_entropy;
 pub(crate) mod embedding;
-pub(crate) mod kl;
 pub mod linear;
 pub(crate) mod lm_head;
 pub mod pieces;
