@@ -32,6 +32,11 @@ impl Real for f64 {
     }
 }
 
+/// The larger of two; NaN where either is NaN, so that a bound of scores that are not numbers stays NaN.
+pub(crate) fn larger(a: f32, b: f32) -> f32 {
+    if b > a || b.is_nan() { b } else { a }
+}
+
 /// Partial sums of a reduction: a fixed number, so that the order of summation is the same on every machine and
 /// the compiler may keep them in vector registers.
 const LANES: usize = 16;

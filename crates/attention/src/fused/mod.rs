@@ -8,8 +8,9 @@
 //! Heads with a finite state can run in chunks instead ([`chunk`]): tiles only within a chunk, a state between chunks; preparing, gates
 //! and epilogue are the same. [`prefill`] starts from the state of earlier calls.
 //!
-//! Promises: memory linear in T; no allocation once the scratch memory has grown; every sum has a fixed order, so that
-//! results are bit-identical for any number of threads (not across instruction sets).
+//! Promises: memory linear in T; no allocation once the scratch memory has grown, except by heads with heavy hitters and by calls that
+//! continue from a state; every sum has a fixed order, so that results are bit-identical for any number of threads (not across instruction
+//! sets). A value that is NaN or infinite changes no row that does not see it, except through a write rule.
 
 mod channels;
 mod chunk;

@@ -10,7 +10,7 @@ use crate::fused::unroll::Unrolled;
 use crate::fused::{Fused, Planned, channels, gates, prepare, run_forward, walk};
 use crate::kernels::simd::{Simd, Task, dispatch};
 use crate::layer::StateGroup;
-use crate::real::dot;
+use crate::real::{dot, larger};
 use crate::state::State;
 use crate::state::memory::{GroupMemory, Store};
 use crate::{Error, Inputs, Report};
@@ -198,11 +198,6 @@ fn end(l: &Layout, inputs: &Inputs<f32>, state: &mut State, w: &CallScratch) {
             }
         }
     }
-}
-
-/// The larger; what is not a number has no bound and stays.
-fn larger(a: f32, b: f32) -> f32 {
-    if b <= a { a } else { b }
 }
 
 /// The new keys and values of one state group of one batch row.

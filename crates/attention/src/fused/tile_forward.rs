@@ -14,6 +14,7 @@ use crate::kernels::score_rows::{DecayRow, ForwardRow, Rescale, Visible, soft_ca
 use crate::kernels::simd::{Simd, Task};
 use crate::kernels::{PAD, ROWS, TILE};
 use crate::parts::distance::Distance;
+use crate::real::larger;
 use crate::state::State;
 use crate::state::cache::{BLOCK, Cache};
 
@@ -127,11 +128,42 @@ impl Keys<'_> {
         }
     }
 
+    /// Whether all of the rows see the same keys, from the first on.
+    fn all(self, rows: Range<usize>) -> bool {
+        let (first, last) = (self.row(rows.start), self.row(rows.end - 1));
+        first.until == last.until && last.from <= last.sinks
+    }
+
     /// How many from the first on any of the rows sees.
     #[inline(always)]
     fn rows(self, rows: Range<usize>) -> usize {
         let (first, last) = (self.row(rows.start), self.row(rows.end - 1));
         if first.from < last.until { last.until } else { last.sinks }
+    }
+}
+
+/// Whether none is NaN or infinite: a maximum of integers, which vectorizes.
+#[inline(always)]
+fn are_finite(values: &[f32]) -> bool {
+    let mut largest = 0;
+    for value in values {
+        largest = largest.max(value.to_bits() & i32::MAX as u32);
+    }
+    largest < f32::INFINITY.to_bits()
+}
+
+/// U (+)= W·V of one row [ep], of the keys that it sees alone.
+#[inline(always)]
+fn multiply_seen<S: Simd>(simd: S, seen: Visible, weights: &[f32], v: &[f32], begun: bool, u: &mut [f32]) {
+    let ep = u.len();
+    if !begun {
+        u.fill(0.0);
+    }
+    for keys in [0..seen.sinks.min(seen.from), seen.from..seen.until] {
+        if !keys.is_empty() {
+            let sizes = [1, ep, keys.len()];
+            multiply::<S, true>(simd, sizes, (&weights[keys.start..], TILE, 1), (&v[keys.start * ep..], ep), (&mut *u, ep));
+        }
     }
 }
 
@@ -228,6 +260,9 @@ impl Task for ForwardTile<'_, '_> {
                     }
                 }
                 let seen = Keys { place, distance: if matches!(place, Place::Cached(..)) { distance } else { relative }, far };
+                // A weight of zero times a value that is not finite is NaN: where some row does not see all keys, and a value is not
+                // finite, each row is multiplied by the values that it sees. Looked at once for all rows of the tile.
+                let by_row = counted > first && !seen.all(first..counted) && !are_finite(&v[..seen.rows(first..counted) * l.ep]);
                 for r0 in (first..counted).step_by(ROWS) {
                     let r1 = (r0 + ROWS).min(counted);
                     // Row r1 − 1 sees keys up to itself; later ones need no work.
@@ -246,7 +281,7 @@ impl Task for ForwardTile<'_, '_> {
                         for (r, row) in (r0..r1).zip(scores.chunks_exact(TILE)) {
                             let seen = seen.row(r);
                             let counted = row[..padded].iter().enumerate().filter(|(s, _)| seen.contains(*s)).map(|(_, x)| x.abs());
-                            largest = counted.fold(largest, |largest, x| if x <= largest { largest } else { x });
+                            largest = counted.fold(largest, larger);
                         }
                     }
                     if let Some(cap) = head.cap {
@@ -276,6 +311,13 @@ impl Task for ForwardTile<'_, '_> {
                                 }
                             }
                         }
+                    }
+                    if by_row {
+                        for r in r0..r1 {
+                            let u = &mut u[(r - first) * l.ep..][..l.ep];
+                            multiply_seen(simd, seen.row(r), &scores[(r - r0) * TILE..][..TILE], v, begun, u);
+                        }
+                        continue;
                     }
                     let (sizes, to) = ([r1 - r0, l.ep, keys], (&mut u[(r0 - first) * l.ep..], l.ep));
                     match begun {

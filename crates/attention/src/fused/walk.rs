@@ -15,7 +15,7 @@ use crate::kernels::basis::Basis;
 use crate::kernels::simd::{Simd, Task, dispatch};
 use crate::layer::StateGroup;
 use crate::parts::bits::Channels;
-use crate::real::dot;
+use crate::real::{dot, larger};
 use crate::state::State;
 use crate::state::memory::Store;
 use crate::state::pool::PoolScratch;
@@ -35,8 +35,12 @@ pub(super) fn run(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, state: 
         buffer.ensure(l.head_count() * s.time * width)?;
     }
     let plan = l.layer.state_plan(state.memory);
-    let scratch =
-        plan.groups.iter().zip(&state.bases).filter(|(group, _)| walks(l, group)).map(|(group, basis)| len(l, group, basis.as_deref()));
+    let scratch = state
+        .stores
+        .iter()
+        .enumerate()
+        .filter(|(index, _)| walks(l, &plan.groups[index % groups]))
+        .map(|(index, store)| len_for(l, &plan.groups[index % groups], state.bases[index % groups].as_deref(), store.receiving()));
     w.tasks.ensure(scratch.max().unwrap_or(0))?;
     let [mut u, mut z, mut rho] = std::mem::take(&mut w.walk);
     let (sources, tasks, bases) = (Sources::new(l, inputs, w), &w.tasks, &state.bases);
@@ -66,7 +70,7 @@ pub(super) fn run(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, state: 
         let (b, group) = (index / groups, &plan.groups[index % groups]);
         for (&h, row) in group.heads.iter().zip(&store.rows).filter(|_| walks(l, group)) {
             let seen = &mut state.steps.scores[b * s.heads + h];
-            *seen = if row.largest <= *seen { *seen } else { row.largest };
+            *seen = larger(*seen, row.largest);
         }
     }
     state.stores = stores;
@@ -96,11 +100,16 @@ fn padded(n: usize) -> usize {
     n.next_multiple_of(PAD)
 }
 
-/// Values of scratch memory.
+/// Values of scratch memory, from an empty state.
 pub(super) fn len(l: &Layout, group: &StateGroup, basis: Option<&Basis>) -> usize {
+    len_for(l, group, basis, l.shape.time)
+}
+
+/// Values of scratch memory for at most so many keys.
+fn len_for(l: &Layout, group: &StateGroup, basis: Option<&Basis>, keys: usize) -> usize {
     let heads = group.heads.len();
     let far = group.far.as_ref().map_or(0, |far| l.classes[far.class].width);
-    let pool = group.places.map_or(0, |places| PoolScratch::len(places, l.shape.d, l.ep, heads));
+    let pool = group.places.map_or(0, |places| PoolScratch::len(places, keys, l.shape.d, l.ep, heads));
     padded(l.shape.d) * (1 + heads) + l.ep + pool + pool_step::scratch_len(&l.shape, far, heads, basis)
 }
 
@@ -176,13 +185,13 @@ impl Task for Walk<'_> {
                 sources.query(l, b, head, false).forward(simd, t, query);
             }
             let norm = dot(&key[..s.d], &key[..s.d]).sqrt();
-            store.key_norm = if norm <= store.key_norm { store.key_norm } else { norm };
+            store.key_norm = larger(store.key_norm, norm);
             pool_step::step(simd, &l.layer, group, basis, &inputs, (&key[..s.d], value), (queries, dp), store, scratch);
             for (i, &head) in group.heads.iter().enumerate() {
                 let at = (head - g * s.group()) * s.time + t;
                 to.u[at * l.ep..][..l.ep].copy_from_slice(&store.u[i * l.ep..][..l.ep]);
                 (to.z[at], to.rho[at]) = (store.rows[i].z, store.rows[i].rho);
-                largest[i] = if store.rows[i].largest <= largest[i] { largest[i] } else { store.rows[i].largest };
+                largest[i] = larger(largest[i], store.rows[i].largest);
             }
         }
         store.rows.iter_mut().zip(&largest).for_each(|(row, &largest)| row.largest = largest);

@@ -162,6 +162,11 @@ impl Rope {
         &self.frequencies
     }
 
+    /// What rotated q and k are multiplied by.
+    pub fn factor(&self) -> f64 {
+        self.factor
+    }
+
     /// The same frequencies with the angles of the first positions kept, for those who turn many heads.
     pub fn with_table(mut self, positions: usize) -> Rope {
         let half = self.frequencies.len();

@@ -10,6 +10,7 @@
 use crate::kernels::score_rows::{DecayRow, ForwardRow, Rescale, Visible, soft_cap};
 use crate::kernels::simd::{Simd, Task};
 use crate::parts::distance::Distance;
+use crate::real::larger;
 use crate::{Buffer, Error, Kernel};
 
 /// Keys of a block: the tile of the fused engine, whose row kernels have their fastest form for it.
@@ -300,12 +301,7 @@ impl Task for Decode<'_, '_> {
         }
         let mut x = [0.0f32; BLOCK];
         scores(simd, query.q, keys, &mut x);
-        let mut largest = simd.splat(query.sums.largest);
-        for i in (0..visible).step_by(S::LANES) {
-            let x = seen.select(simd, i, simd.load_at(&x, i), simd.splat(0.0));
-            largest = simd.max(simd.abs(x), largest);
-        }
-        query.sums.largest = simd.maximum(largest);
+        query.sums.largest = largest_score(simd, seen, &x, query.sums.largest);
         let mut differences = [0.0f32; BLOCK];
         let mut decay = None;
         if !column.decay.is_empty() {
@@ -354,6 +350,22 @@ fn scores<S: Simd>(simd: S, q: &[f32], keys: &[f32], x: &mut [f32; BLOCK]) {
             simd.store_at(x, half + i * S::LANES, sum);
         }
     }
+}
+
+/// The largest |x| of the keys that are seen and of those before, `so_far`; NaN where any is NaN.
+#[inline(always)]
+pub(crate) fn largest_score<S: Simd>(simd: S, seen: Visible, x: &[f32; BLOCK], so_far: f32) -> f32 {
+    // `max` gives its second argument where one is NaN: it keeps a NaN so far, and drops one of x, which the sum of 0·x finds.
+    let (mut largest, mut zeros) = (simd.splat(so_far), simd.splat(0.0));
+    for i in (0..seen.until).step_by(S::LANES) {
+        let x = seen.select(simd, i, simd.load_at(x, i), simd.splat(0.0));
+        largest = simd.max(simd.abs(x), largest);
+        zeros = simd.fma(x, simd.splat(0.0), zeros);
+    }
+    if simd.sum(zeros).is_nan() {
+        return x.iter().enumerate().filter(|(s, _)| seen.contains(*s)).fold(so_far, |largest, (_, x)| larger(largest, x.abs()));
+    }
+    simd.maximum(largest)
 }
 
 /// u += Σ_s w_s·V_s

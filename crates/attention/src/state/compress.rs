@@ -22,7 +22,7 @@ impl State {
             let same_class = class(&self.layer, head) == class(layer, head);
             let reason = match () {
                 _ if old.window.is_some() || new.window.is_some() => "a window keeps its own keys, and forgets others".to_string(),
-                _ if new.clamp.is_some() || new.kernel.polynomial().is_none() => "it has no finite map".to_string(),
+                _ if !new.near().has_finite_map() => "it has no finite map".to_string(),
                 _ if !same_class || !prepared_alike(old, new) => {
                     format!("keys and values were kept for `{old}`, which prepares them differently")
                 }

@@ -1,7 +1,8 @@
 //! States in a safetensors file, one layer after the other.
 //!
 //! Metadata: `format` = `termwise state 1`, `layers`, and for layer i `layer.i.heads` (the variants, one per line), `layer.i.memory`
-//! (`natural` or `cache`), `layer.i.shape` (`batch heads kv_heads d e`) and `layer.i.positions` (one per batch row).
+//! (`natural` or `cache`), `layer.i.shape` (`batch heads kv_heads d e`), `layer.i.positions` (one per batch row) and, where a head rotates,
+//! `layer.i.rope` (the factor of q and k, then the rotary frequencies). Files of earlier versions without `rope` are refused for such layers.
 //! Tensors below `layer.i.`, row b, state group u: `row.b.unit.u.h` [N, e] and `.z` [N], or `.keys` [positions, d] and `.values` [positions, e] with
 //! `.head.j.weights` and `.head.j.decay` [positions] where the j-th head of the group has them; `.far.h` and `.far.z` of far keys beside them, keys then with those
 //! of far queries behind; `.mean.sum` (float64) of keys whose mean is followed; `row.b.unit.u.key_norm` [1]; and what else passes from token to token,
@@ -22,7 +23,7 @@ use termwise_base::files::{self, write_whole};
 use crate::state::cache::Cache;
 use crate::state::memory::{GroupMemory, State};
 use crate::state::pool::Pool;
-use crate::{Error, Layer, Memory, Shape, Variant};
+use crate::{Error, Layer, Memory, Rope, Shape, Variant};
 
 const FORMAT: &str = "termwise state 1";
 
@@ -123,6 +124,10 @@ impl State {
             for (key, value) in state.description() {
                 metadata.insert(format!("layer.{i}.{key}"), value);
             }
+            if let Some(rope) = state.layer.rope().filter(|_| state.layer.rotates()) {
+                let numbers: Vec<String> = rope_numbers(rope).map(|number| number.to_string()).collect();
+                metadata.insert(format!("layer.{i}.rope"), numbers.join(" "));
+            }
             tensors.extend(state.tensors().into_iter().map(|(name, tensor)| (format!("layer.{i}.{name}"), tensor)));
         }
         safetensors::serialize(tensors, Some(metadata))
@@ -154,6 +159,11 @@ impl State {
             let mut state = layer.state_with(batch, memory)?;
             for (key, asked) in state.description().into_iter().filter(|(key, _)| *key != "positions") {
                 expect(path, &format!("the {key} of layer {i}"), &asked, text(&format!("layer.{i}.{key}")))?;
+            }
+            if layer.rotates()
+                && let Some(rope) = layer.rope()
+            {
+                check_rope(path, i, rope, metadata.get(&format!("layer.{i}.rope")))?;
             }
             let positions = text(&format!("layer.{i}.positions"));
             let parsed: Option<Vec<usize>> = positions.split(' ').map(|position| position.parse().ok()).collect();
@@ -339,6 +349,34 @@ fn file_error(path: &Path, problem: String) -> Error {
 
 fn unreadable(path: &Path, error: &dyn std::fmt::Display) -> Error {
     file_error(path, format!("not a state that can be read: {error}"))
+}
+
+/// The factor of q and k, then the frequencies.
+fn rope_numbers(rope: &Rope) -> impl Iterator<Item = f64> {
+    std::iter::once(rope.factor()).chain(rope.frequencies().iter().copied())
+}
+
+/// Refuses keys that were rotated by other angles.
+fn check_rope(path: &Path, layer: usize, rope: &Rope, saved: Option<&String>) -> Result<(), Error> {
+    let Some(saved) = saved else {
+        let problem = format!("it has no rotary frequencies of layer {layer}, as files of earlier versions: save the state again");
+        return Err(file_error(path, problem));
+    };
+    let found: Vec<f64> = saved.split(' ').map(|number| number.parse().unwrap_or(f64::NAN)).collect();
+    let asked: Vec<f64> = rope_numbers(rope).collect();
+    // Powers differ in their last bits from one mathematical library to another.
+    let same = |(found, asked): (&f64, &f64)| (found - asked).abs() <= 1e-12 * asked.abs();
+    if found.len() == asked.len() && found.iter().zip(&asked).all(same) {
+        return Ok(());
+    }
+    let problem = match found.iter().zip(&asked).position(|pair| !same(pair)) {
+        Some(0) => format!("rotated queries and keys of layer {layer} are multiplied by {}, asked for is {}", found[0], asked[0]),
+        Some(i) => {
+            format!("rotary frequency {} of layer {layer} is {}, asked for is {}", i - 1, found[i], asked[i])
+        }
+        None => format!("layer {layer} has {} rotary frequencies, asked for are {}", found.len() - 1, asked.len() - 1),
+    };
+    Err(file_error(path, format!("{problem}: load it with the theta and scaling of RoPE that it was saved with")))
 }
 
 fn expect(path: &Path, what: &str, asked: &str, found: &str) -> Result<(), Error> {

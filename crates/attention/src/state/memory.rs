@@ -82,6 +82,11 @@ impl Store {
         }
     }
 
+    /// Places of a pool that keep what their keys received.
+    pub fn receiving(&self) -> usize {
+        if let GroupMemory::Pool(pool) = &self.memory { pool.received.len() } else { 0 }
+    }
+
     /// H and z, of all keys or of far keys.
     pub fn moments(&self) -> Option<(&Buffer, &Buffer)> {
         match (&self.memory, &self.far) {

@@ -8,13 +8,14 @@
 //!
 //! The places that are filled are always the first ones. What a query sees is all of them: no key is held that it must not see.
 
+use crate::buffer::resize;
 use crate::kernels::score_rows::{ForwardRow, Rescale, Visible, soft_cap};
 use crate::kernels::simd::Simd;
 use crate::layer::Places;
 use crate::parts::bits::{self, Channels};
 use crate::parts::chosen::Chosen;
 use crate::parts::distance::Distance;
-use crate::state::cache::{BLOCK, Sums, weighted_sum};
+use crate::state::cache::{BLOCK, Sums, largest_score, weighted_sum};
 use crate::{Buffer, Error, Kernel, Variant};
 
 /// Loads of whole vectors may reach so far behind the last key.
@@ -27,7 +28,7 @@ impl Places {
         [floats, self.count() - floats]
     }
 
-    /// Bytes of the whole memory of heads of these dimensions, of which values have ep numbers.
+    /// Bytes of the whole memory of heads of these dimensions, of which values have ep numbers: those of all places, which are made as keys come.
     pub fn bytes(self, d: usize, e: usize, ep: usize) -> usize {
         let [floats, codes] = self.split();
         let whole = |places: usize, block: &dyn Fn(usize) -> usize| {
@@ -39,8 +40,13 @@ impl Places {
         };
         let of_floats = whole(floats, &|n| 4 * (d * n + BEHIND + n * ep));
         let of_codes = whole(codes, &|n| d * self.code_bytes(n) + n * self.code_bytes(e) + 8 * n);
-        let received = if self.chosen.is_some() { 4 * self.count() } else { 0 };
+        let received = if self.chosen.is_some() { self.count().saturating_mul(4) } else { 0 };
         of_floats.saturating_add(of_codes).saturating_add(received)
+    }
+
+    /// Places that are made for so many keys: whole blocks of them, and no more than there are.
+    fn made(self, keys: usize) -> usize {
+        keys.checked_next_multiple_of(BLOCK).map_or(self.count(), |made| made.min(self.count()))
     }
 
     /// Bytes of so many codes in a row.
@@ -99,16 +105,18 @@ pub(crate) struct PoolScratch<'a> {
     /// One block of codes as numbers, [d, BLOCK] and [BLOCK, ep]; empty where there are none.
     keys: &'a mut [f32],
     values: &'a mut [f32],
-    /// The weights of all places, [heads, places], and ρ of each block, [heads, blocks]; empty where none is chosen.
+    /// The weights of the places that are made, [heads, places], and ρ of each block, [heads, blocks]; empty where none is chosen.
     weights: &'a mut [f32],
     rhos: &'a mut [f32],
 }
 
 impl<'a> PoolScratch<'a> {
-    /// How much it is.
-    pub fn len(places: Places, d: usize, ep: usize, heads: usize) -> usize {
+    /// How much it is for a memory of at most so many keys.
+    pub fn len(places: Places, keys: usize, d: usize, ep: usize, heads: usize) -> usize {
         let codes = if places.bits.is_some() { BLOCK * (d + ep) + BEHIND } else { 0 };
-        codes + if places.chosen.is_some() { heads * (places.count() + blocks(places)) } else { 0 }
+        let made = places.made(keys);
+        // Float32 and codes each end with a block that may not be whole.
+        codes + if places.chosen.is_some() { heads * (made + made.div_ceil(BLOCK) + 1) } else { 0 }
     }
 
     /// Divides it up; what is left comes after.
@@ -116,15 +124,10 @@ impl<'a> PoolScratch<'a> {
         let (coded, chosen) = (pool.places.bits.is_some(), pool.places.chosen.is_some());
         let (keys, scratch) = scratch.split_at_mut(if coded { BLOCK * pool.d + BEHIND } else { 0 });
         let (values, scratch) = scratch.split_at_mut(if coded { BLOCK * pool.ep } else { 0 });
-        let (weights, scratch) = scratch.split_at_mut(if chosen { heads * pool.places.count() } else { 0 });
-        let (rhos, scratch) = scratch.split_at_mut(if chosen { heads * blocks(pool.places) } else { 0 });
+        let (weights, scratch) = scratch.split_at_mut(if chosen { heads * pool.received.len() } else { 0 });
+        let (rhos, scratch) = scratch.split_at_mut(if chosen { heads * pool.blocks().end } else { 0 });
         (PoolScratch { keys, values, weights, rhos }, scratch)
     }
-}
-
-/// Blocks of a whole memory.
-fn blocks(places: Places) -> usize {
-    places.split().iter().map(|n| n.div_ceil(BLOCK)).sum()
 }
 
 impl Pool {
@@ -173,12 +176,15 @@ impl Pool {
             self.codes.push(Codes { places, keys, values, scales: vec![[0.0; 2]; places] });
         }
         if self.places.chosen.is_some() && self.received.len() < all {
-            // To its full size at once: a vector that grows keeps more than it needs.
-            let mut received = vec![0.0; self.places.count()];
-            received[..self.received.len()].copy_from_slice(&self.received);
-            self.received = received;
+            resize(&mut self.received, self.places.made(all))?;
         }
         Ok(())
+    }
+
+    /// The numbers of the blocks that are made, where those of codes follow all of float32.
+    fn blocks(&self) -> std::ops::Range<usize> {
+        let coded_from = self.places.split()[0].div_ceil(BLOCK);
+        0..if self.codes.is_empty() { self.floats.len() } else { coded_from + self.codes.len() }
     }
 
     /// The block of a place and the place in it; of codes where the second is true.
@@ -289,15 +295,14 @@ impl Pool {
     #[inline(always)]
     pub fn attend<S: Simd>(&mut self, simd: S, channels: Option<Channels>, queries: &mut [Option<PoolQuery>], scratch: &mut PoolScratch) {
         let ([floats, _], len) = (self.places.split(), self.len());
-        let (all, count) = (blocks(self.places), self.places.count());
+        let (there, count, made) = (self.blocks(), self.places.count(), self.received.len());
+        let all = there.end;
         let chosen = self.places.chosen;
         let coded_from = floats.div_ceil(BLOCK);
         let filled = |index: usize| {
             let (first, end) = if index < coded_from { (index * BLOCK, floats) } else { (floats + (index - coded_from) * BLOCK, count) };
             (first, len.min(end).saturating_sub(first).min(BLOCK))
         };
-        // Those that there are by now.
-        let there = (0..self.floats.len()).chain(coded_from..coded_from + self.codes.len());
         for index in there.clone() {
             let (first, n) = filled(index);
             if n == 0 {
@@ -313,13 +318,8 @@ impl Pool {
             for (i, query) in queries.iter_mut().flatten().enumerate() {
                 let mut x = [0.0f32; BLOCK];
                 scores(simd, query.q, keys, pitch, n, &mut x);
-                let mut largest = simd.splat(query.sums.largest);
                 let seen = Visible::first(n);
-                for j in (0..n).step_by(S::LANES) {
-                    let x = seen.select(simd, j, simd.load_at(&x, j), simd.splat(0.0));
-                    largest = simd.max(simd.abs(x), largest);
-                }
-                query.sums.largest = simd.maximum(largest);
+                query.sums.largest = largest_score(simd, seen, &x, query.sums.largest);
                 if let Some(cap) = query.cap {
                     soft_cap(simd, &mut x, cap);
                 }
@@ -332,7 +332,7 @@ impl Pool {
                 }
                 weighted_sum(simd, &x[..n], values, query.u);
                 if chosen.is_some() {
-                    scratch.weights[i * count + first..][..n].copy_from_slice(&x[..n]);
+                    scratch.weights[i * made + first..][..n].copy_from_slice(&x[..n]);
                     scratch.rhos[i * all + index] = query.sums.rho;
                 }
             }
@@ -347,7 +347,7 @@ impl Pool {
             for index in there.clone() {
                 let (first, n) = filled(index);
                 let factor = (scratch.rhos[i * all + index] - query.sums.rho).exp() * inverse;
-                let weights = &scratch.weights[i * count + first..][..n];
+                let weights = &scratch.weights[i * made + first..][..n];
                 self.received[first..first + n].iter_mut().zip(weights).for_each(|(r, w)| *r += factor * w);
             }
         }

@@ -25,7 +25,7 @@ impl State {
         }
         (selected.steps, selected.stores) = (steps, of(&self.stores, batch, rows));
         // Learned coefficients are taken in by then.
-        selected.kernels = self.kernels.clone();
+        (selected.kernels, selected.far_kernels) = (self.kernels.clone(), self.far_kernels.clone());
         Ok(selected)
     }
 }

@@ -19,7 +19,7 @@ use crate::kernels::state_update::{read_sums, update_and_read, write_and_read};
 use crate::layer::{Class, Features, Head, StateGroup};
 use crate::parts::bits::{self, Channels};
 use crate::parts::rope::rotate;
-use crate::real::dot;
+use crate::real::{dot, larger};
 use crate::state::cache::{Query, Sums};
 use crate::state::memory::{FarMemory, GroupMemory, HeadSums, State, Store};
 use crate::state::pool::PoolScratch;
@@ -67,17 +67,18 @@ impl State {
             }
         }
         let classes = self.layer.classes();
-        let scratch = |(group, basis): (&StateGroup, &Option<_>)| {
+        let keys = |index: usize| self.stores.iter().skip(index).step_by(groups).map(Store::receiving).max().unwrap_or(0);
+        let scratch = |(index, (group, basis)): (usize, (&StateGroup, &Option<_>))| {
             let far = group.far.as_ref().map_or(0, |far| classes[far.class].width);
             let (width, heads) = (classes[group.class].width, group.heads.len());
             let pool = group.places.map_or(0, |places| {
                 let queries = padded(width) * (1 + heads) + padded(self.shape.e) + 2 * heads;
-                let own = PoolScratch::len(places, self.shape.d, padded(self.shape.e), heads);
+                let own = PoolScratch::len(places, keys(index), self.shape.d, padded(self.shape.e), heads);
                 queries + own + pool_step::scratch_len(&self.shape, far, heads, basis.as_deref())
             });
             scratch_len([width, far], self.shape.e, heads, basis.as_deref()).max(pool)
         };
-        let most = self.layer.state_plan(self.memory).groups.iter().zip(&self.bases).map(scratch).max().unwrap_or(0);
+        let most = self.layer.state_plan(self.memory).groups.iter().zip(&self.bases).enumerate().map(scratch).max().unwrap_or(0);
         self.tasks.ensure(most)
     }
 
@@ -116,8 +117,7 @@ impl State {
                     report.see((b, head, position), denominator, rho);
                 }
                 let seen = &mut self.steps.scores[at];
-                // A score that is not a number has no bound.
-                *seen = if largest <= *seen { *seen } else { largest };
+                *seen = larger(*seen, largest);
             }
         }
         report
@@ -310,7 +310,7 @@ impl Task for GroupStep<'_> {
             heads[group.heads[0]].variant.write.map(|rule| (rule, rule.beta(step.inputs.extra(Extra::Beta)[b * shape.kv_heads + group.g])));
         let channels = heads[group.heads[0]].variant.decays_by_channel();
         let norm = dot(key, key).sqrt();
-        store.key_norm = if norm <= store.key_norm { store.key_norm } else { norm };
+        store.key_norm = larger(store.key_norm, norm);
         match (&mut store.memory, basis) {
             (GroupMemory::Moments { h: state, z }, Some(basis)) => {
                 // Gates and weights are the same for all heads of the group, or it has one head.

@@ -2,6 +2,7 @@
 
 mod chunk;
 mod documents;
+mod edges;
 mod expected;
 mod far;
 mod fused;

@@ -82,7 +82,7 @@ pub trait Simd: sealed::Sealed + Copy + Send + Sync + 'static {
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
     /// √a
     fn sqrt(self, a: Self::V) -> Self::V;
-    /// a·b + c, rounded once
+    /// a·b + c, rounded once; by [`Portable`] rounded twice where the target has no such instruction.
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// The larger; b where either is NaN.
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
