@@ -15,6 +15,14 @@ pub enum Error {
     /// A gradient was asked of a session that keeps nothing for it.
     #[error("this session keeps no activations and has no backward pass; make one without `forward_only`")]
     ForwardOnly,
+    /// Logits were asked of a session whose last pass left no output behind.
+    #[error(
+        "this session has no output to compute logits from: it has not run, its last run failed, or a backward pass followed; run it first"
+    )]
+    NoOutput,
+    /// A student was given other tokens than its teacher.
+    #[error("the teacher's last run was not of the student's token ids, without lengths; run the teacher on these ids first")]
+    TeacherIds,
     /// Another error, with the file in which it was found.
     #[error("{file}: {error}")]
     In {
@@ -390,6 +398,14 @@ pub enum Error {
         token: usize,
         /// NaN, inf or -inf.
         value: f32,
+    },
+    /// A row whose layers have not all taken the last token in.
+    #[error(
+        "row {row} failed in an earlier call, and only some of its layers have taken the last token in; clear the row before it is used"
+    )]
+    FailedRow {
+        /// Batch row.
+        row: usize,
     },
     /// A model without anything that an order could cut.
     #[error("{problem}: the attention of this model is `{variant}`; leave the order out")]

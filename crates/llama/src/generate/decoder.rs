@@ -33,8 +33,9 @@ pub enum MemoryPolicy {
     /// Every exp kernel cut to its series up to this order, which has a finite map.
     Truncate(usize),
     /// All keys and values, exactly, until the state of the series up to this order is smaller in bytes; from then on that state,
-    /// made of the keys and values. Each layer of each row switches when its own cache has grown that large, which is looked at after each
-    /// token that is written and each window that is read.
+    /// made of the keys and values. Each layer of each row switches when its own cache has grown that large, which is checked after each
+    /// token that is written and each window that is read. Layers with a window, a clamp or a cap do not switch; a model in which no layer
+    /// can switch is refused.
     SwitchToState(usize),
 }
 
@@ -78,7 +79,9 @@ impl Default for DecoderOptions {
 /// how the model writes beyond that length is for the reader to judge. A cache of keys and values ends there unless
 /// [`DecoderOptions::beyond_context`] says otherwise.
 ///
-/// After an error the row that it names has taken part of a token in: [`Decoder::clear`] it before it is used again.
+/// A row that fails during [`Decoder::read`] or [`Decoder::step_rows`] is marked as failed: some of its layers have taken the token in and
+/// others have not. Every use of it except [`Decoder::clear`] and [`Decoder::load`] is refused until one of these resets it. Other rows of
+/// the same call are unaffected: all of their layers have taken the token in, and their logits are new.
 ///
 /// ```
 /// use termwise_llama::generate::{Decoder, DecoderOptions, Sampler, Sampling};
@@ -131,9 +134,21 @@ pub(super) struct Row {
     /// Of each layer.
     pub states: Vec<State>,
     pub position: usize,
-    /// Attention's output [H·d] and what it reports of the token at hand.
+    /// Attention's output [H·d].
     pub(super) y: Vec<f32>,
-    pub(super) nonpositive: Option<termwise_attention::Nonpositive>,
+    /// Whether only some of the layers have taken the last token in.
+    pub(super) failed: bool,
+    /// Why the row failed in the call at hand.
+    pub(super) error: Option<Error>,
+}
+
+/// A row that failed, and why.
+#[derive(Debug)]
+pub struct RowError {
+    /// The row.
+    pub row: usize,
+    /// The cause.
+    pub error: Error,
 }
 
 impl Decoder {
@@ -166,7 +181,8 @@ impl Decoder {
             super::cut::cut(config, order)?;
         }
         if matches!(options.memory, MemoryPolicy::SwitchToState(_)) && layers.iter().all(|layer| layer.later.is_none()) {
-            let problem = "no layer can turn from its cache to a state, for which all of its heads need exp, or another finite kernel, without a clamp";
+            let problem = "no layer can switch from its cache to a state: all heads of a layer need exp, or another kernel with a finite map, \
+                           without a window, a clamp or a cap";
             return Err(nothing_to_cut(config, problem));
         }
         let widest = widths.c.max(2 * widths.i).max(widths.qkv());
@@ -199,9 +215,10 @@ impl Decoder {
         &self.model.config
     }
 
-    /// Reads tokens into a row, in windows; afterwards its logits are those of the token that follows them.
+    /// Reads tokens into a row, in windows; afterwards its logits are those of the token that follows them. An error in the middle marks
+    /// the row as failed.
     pub fn read(&mut self, row: usize, tokens: &[u32]) -> Result<()> {
-        self.check_row(row)?;
+        self.check_usable(row)?;
         check_ids(tokens, tokens.len().max(1), self.model.config.vocab_size)?;
         if tokens.is_empty() {
             return Err(Error::EmptyPrompt);
@@ -210,19 +227,26 @@ impl Decoder {
             self.check_room(row, tokens.len())?;
         }
         for window in tokens.chunks(self.options.window) {
+            // Layers may have switched to states since the window before, which makes room.
             self.check_room(row, window.len())?;
-            if let [token] = *window {
+            let read = if let [token] = *window {
                 self.take(row, token);
-                self.run_step()?;
+                self.run_step()
             } else {
-                self.run_window(row, window)?;
+                self.run_window(row, window)
+            };
+            let read = read.and_then(|()| self.rows[row].error.take().map_or(Ok(()), Err)).and_then(|()| self.switch(row));
+            if read.is_err() {
+                self.rows[row].failed = true;
+                return read;
             }
-            self.switch(row)?;
         }
         Ok(())
     }
 
     /// As [`Decoder::read`] for every row: ids [B, T], of which the first `lengths[row]` count, which may be none.
+    ///
+    /// A row that fails does not keep the others from being read; the error is that of the first failed row.
     pub fn extend(&mut self, ids: &[u32], lengths: &[usize]) -> Result<()> {
         let rows = self.rows.len();
         let found = lengths.len();
@@ -233,20 +257,28 @@ impl Decoder {
         if ids.len() != rows * time {
             return Err(Error::BatchLength { what: "ids", expected: rows * time, found: ids.len() });
         }
-        for (row, (ids, &length)) in ids.chunks(time.max(1)).zip(lengths).enumerate() {
-            if length > time {
-                let expected = format!("at most {time}");
-                return Err(Error::BatchValue { what: "length", row, position: 0, found: length as i64, expected });
-            }
-            if length > 0 {
-                self.read(row, &ids[..length])?;
-            }
+        if let Some(row) = lengths.iter().position(|&length| length > time) {
+            let (expected, found) = (format!("at most {time}"), lengths[row] as i64);
+            return Err(Error::BatchValue { what: "length", row, position: 0, found, expected });
         }
-        Ok(())
+        let mut first = Ok(());
+        for (row, (ids, &length)) in ids.chunks(time.max(1)).zip(lengths).enumerate().filter(|(_, (_, length))| **length > 0) {
+            first = first.and(self.read(row, &ids[..length]));
+        }
+        first
+    }
+
+    /// As [`Decoder::step_rows`]; the error is that of the first failed row.
+    pub fn step(&mut self, tokens: &[Option<u32>]) -> Result<()> {
+        self.step_rows(tokens)?.into_iter().next().map_or(Ok(()), |failed| Err(failed.error))
     }
 
     /// Reads one token into every row that has one; afterwards the logits of these rows are those of the token that follows.
-    pub fn step(&mut self, tokens: &[Option<u32>]) -> Result<()> {
+    ///
+    /// Returns the rows that failed, in ascending order, which are then marked as failed; all other rows have taken their tokens in. The
+    /// result is the same for any number of threads. An error of the call itself, such as a token beyond the vocabulary, a full context or a
+    /// row that has failed before, changes no row.
+    pub fn step_rows(&mut self, tokens: &[Option<u32>]) -> Result<Vec<RowError>> {
         if tokens.len() != self.rows.len() {
             return Err(Error::BatchLength { what: "tokens", expected: self.rows.len(), found: tokens.len() });
         }
@@ -254,17 +286,30 @@ impl Decoder {
         self.ids.clear();
         for (row, token) in tokens.iter().enumerate() {
             if let Some(token) = *token {
+                self.check_usable(row)?;
                 check_ids(&[token], 1, self.model.config.vocab_size)?;
                 self.check_room(row, 1)?;
                 self.active.push(row);
                 self.ids.push(token);
             }
         }
-        self.run_step()?;
-        for (row, _) in tokens.iter().enumerate().filter(|(_, token)| token.is_some()) {
-            self.switch(row)?;
+        if let Err(error) = self.run_step() {
+            // Not an error of one row: no layer is known to be complete.
+            self.active.iter().for_each(|&row| self.rows[row].failed = true);
+            return Err(error);
         }
-        Ok(())
+        let mut failures = Vec::new();
+        for row in 0..self.rows.len() {
+            if tokens[row].is_none() {
+                continue;
+            }
+            let stepped = self.rows[row].error.take().map_or(Ok(()), Err).and_then(|()| self.switch(row));
+            if let Err(error) = stepped {
+                self.rows[row].failed = true;
+                failures.push(RowError { row, error });
+            }
+        }
+        Ok(failures)
     }
 
     /// B
@@ -284,9 +329,14 @@ impl Decoder {
 
     /// Logits [V] of the token that follows what a row has read; zeros before it has read anything.
     pub fn logits(&self, row: usize) -> Result<&[f32]> {
-        self.row(row)?;
+        self.check_usable(row)?;
         let v = self.model.config.vocab_size;
         Ok(&self.logits[row * v..][..v])
+    }
+
+    /// Whether a row failed and has not been reset since, by [`Decoder::clear`] or [`Decoder::load`].
+    pub fn failed(&self, row: usize) -> Result<bool> {
+        Ok(self.row(row)?.failed)
     }
 
     /// Tokens that a row has read.
@@ -330,6 +380,11 @@ impl Decoder {
 
     pub(super) fn check_row(&self, row: usize) -> Result<()> {
         self.row(row).map(|_| ())
+    }
+
+    /// Refuses rows that failed.
+    pub(super) fn check_usable(&self, row: usize) -> Result<()> {
+        if self.row(row)?.failed { Err(Error::FailedRow { row }) } else { Ok(()) }
     }
 
     fn row(&self, row: usize) -> Result<&Row> {
@@ -383,9 +438,10 @@ impl Layer {
             }
             MemoryPolicy::SwitchToState(order) => {
                 let cut = attention.with_heads(cut_heads(attention.heads(), order)?)?;
-                let state = cut.state(1)?;
-                let later = (state.is_constant() && cut.heads() != attention.heads()).then(|| (cut, state.bytes()));
-                Ok(Layer { attention, later })
+                // Whatever cannot be compressed is known from the empty state: windows, clamps, caps.
+                let mut state = attention.state(1)?;
+                let switches = cut.heads() != attention.heads() && state.compress(&cut).is_ok() && state.is_constant();
+                Ok(Layer { attention, later: switches.then(|| (cut, state.bytes())) })
             }
         }
     }
@@ -395,6 +451,6 @@ impl Row {
     fn new(layers: &[Layer], shape: Shape) -> Result<Row> {
         let state = |(layer, of): (usize, &Layer)| of.attention.state(1).map_err(|source| Error::Layer { layer, source });
         let states = layers.iter().enumerate().map(state).collect::<Result<_>>()?;
-        Ok(Row { states, position: 0, y: vec![0.0; shape.heads * shape.e], nonpositive: None })
+        Ok(Row { states, position: 0, y: vec![0.0; shape.heads * shape.e], failed: false, error: None })
     }
 }

@@ -31,10 +31,14 @@ pub(super) fn check(config: &Config, options: DecoderOptions) -> Result<()> {
     }
 }
 
-/// Bytes of a layer's states, where all heads of a kv head share one.
+/// Bytes of a layer's states, where all heads of a kv head share one. Keys of a window are not counted: like those of a cache they take memory
+/// as they come, up to the window.
 fn least(heads: &[Variant], config: &Config) -> u128 {
     let (d, group) = (config.head_dim, (heads.len() / config.num_key_value_heads).max(1));
-    let largest = |heads: &[Variant]| heads.iter().filter_map(|variant| variant.state_size(d, d)).max().unwrap_or(0);
+    let largest = |heads: &[Variant]| heads.iter().filter_map(|variant| size(variant, d)).max().unwrap_or(0);
+    fn size(variant: &Variant, d: usize) -> Option<u128> {
+        Some(variant.state_rows(d)?.saturating_mul(d as u128 + u128::from(variant.denominator.sums())))
+    }
     heads.chunks(group).map(largest).fold(0u128, |sum, size| sum.saturating_add(size.saturating_mul(4)))
 }
 

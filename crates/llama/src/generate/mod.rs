@@ -12,7 +12,7 @@ mod sampler;
 mod stop;
 
 pub use cut::{cut, warnings};
-pub use decoder::{Decoder, DecoderOptions, MemoryPolicy};
+pub use decoder::{Decoder, DecoderOptions, MemoryPolicy, RowError};
 pub use file::Saved;
 pub use memory::available as available_memory;
 pub use sampler::{Sampler, Sampling};

@@ -38,10 +38,12 @@ impl Decoder {
         *position += t;
         let c = architecture.widths.c;
         self.activations.h.copy_within((t - 1) * c..t * c, 0);
-        self.project_logits(&[row])
+        self.project_logits(&[row]);
+        Ok(())
     }
 
-    /// The tokens of `active`.
+    /// The tokens of `active`. A row that fails keeps its error and takes no further part: later layers leave its states alone, and its
+    /// logits and position stay. What the products compute for it is not read.
     pub(super) fn run_step(&mut self) -> Result<()> {
         let Decoder { model, rows, activations, active, ids, columns, timing, .. } = self;
         let (architecture, weights, m) = (model.architecture(), model.weights(), active.len());
@@ -50,49 +52,56 @@ impl Decoder {
         }
         let (widths, products) = (architecture.widths, Products::Gemv { columns });
         Pass { architecture, weights, products, timing }.forward(ids, activations, |l, block, layer| {
-            let one = |(row, state): (usize, &mut Row)| -> Result<()> {
-                let Ok(slot) = active.binary_search(&row) else { return Ok(()) };
-                let inputs = layer.position(block, weights, (slot, widths));
-                let report = state.states[l].step(&inputs, &mut state.y).map_err(|source| Error::Layer { layer: l, source })?;
-                state.nonpositive = report.nonpositive;
-                Ok(())
+            let one = |(index, row): (usize, &mut Row)| {
+                let Ok(slot) = active.binary_search(&index) else { return };
+                if row.error.is_some() {
+                    return;
+                }
+                let state = &mut row.states[l];
+                row.error = match state.step(&layer.position(block, weights, (slot, widths)), &mut row.y) {
+                    Ok(report) => report.nonpositive.map(|found| denominator(l, index, found, state)),
+                    Err(source) => Some(Error::Layer { layer: l, source }),
+                };
+                if row.error.is_some() {
+                    row.y.fill(0.0);
+                }
             };
             let bytes: usize = active.iter().map(|&row| rows[row].states[l].bytes()).sum();
             if m > 1 && bytes > WORTH_THREADS {
-                rows.par_iter_mut().enumerate().with_max_len(1).try_for_each(one)?;
+                rows.par_iter_mut().enumerate().with_max_len(1).for_each(one);
             } else {
-                rows.iter_mut().enumerate().try_for_each(one)?;
+                rows.iter_mut().enumerate().for_each(one);
             }
             for (&row, y) in active.iter().zip(layer.y.chunks_exact_mut(widths.queries)) {
-                if let Some(found) = rows[row].nonpositive {
-                    return Err(denominator(l, row, found, &rows[row].states[l]));
-                }
                 y.copy_from_slice(&rows[row].y);
             }
             Ok(())
         })?;
         let active = std::mem::take(&mut self.active);
-        active.iter().for_each(|&row| self.rows[row].position += 1);
-        let projected = self.project_logits(&active);
+        active.iter().for_each(|&row| self.rows[row].position += self.rows[row].error.is_none() as usize);
+        self.project_logits(&active);
         self.active = active;
-        projected
+        Ok(())
     }
 
-    /// The logits of these rows from the first positions of h, one for each.
-    fn project_logits(&mut self, rows: &[usize]) -> Result<()> {
-        let Decoder { model, activations, columns, step_logits, logits, .. } = self;
-        let (architecture, m) = (model.architecture(), rows.len());
+    /// The logits of these rows from the first positions of h, one for each; a row with a logit that is NaN or infinite fails.
+    fn project_logits(&mut self, slots: &[usize]) {
+        let Decoder { model, rows, activations, columns, step_logits, logits, .. } = self;
+        let (architecture, m) = (model.architecture(), slots.len());
         let (c, v) = (architecture.widths.c, architecture.widths.v);
         let weight = model.weights().matrix(&architecture.lm_head);
         gemv::forward(&activations.h[..m * c], weight, None, &mut step_logits[..m * v], c, columns);
         soft_cap(&mut step_logits[..m * v], architecture.logit_cap);
-        for (&row, found) in rows.iter().zip(step_logits.chunks_exact(v)) {
-            if let Some(token) = found.iter().position(|logit| !logit.is_finite()) {
-                return Err(Error::Logit { row, position: self.rows[row].position - 1, token, value: found[token] });
+        for (&index, found) in slots.iter().zip(step_logits.chunks_exact(v)) {
+            let row = &mut rows[index];
+            if row.error.is_some() {
+                continue;
             }
-            logits[row * v..][..v].copy_from_slice(found);
+            match found.iter().position(|logit| !logit.is_finite()) {
+                Some(token) => row.error = Some(Error::Logit { row: index, position: row.position - 1, token, value: found[token] }),
+                None => logits[index * v..][..v].copy_from_slice(found),
+            }
         }
-        Ok(())
     }
 }
 

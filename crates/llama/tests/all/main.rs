@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod config;
+mod failures;
 mod families;
 mod generate;
 mod golden;

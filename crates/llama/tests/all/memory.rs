@@ -154,6 +154,31 @@ fn the_context_ends_where_keys_are_kept() {
 }
 
 #[test]
+fn windows_take_memory_as_they_fill() {
+    let ids = tokens(40, 29, 1);
+    let mut exact = Decoder::new(tiny("softmax", 2, true), options()).expect("a decoder");
+    exact.read(0, &ids).expect("a prompt");
+    let expected: Vec<f64> = exact.logits(0).expect("a row").iter().map(|&x| x as f64).collect();
+    for attention in [
+        "softmax window=262144",
+        "softmax window=100000000000",
+        "softmax window=100000000000 chosen=8",
+        "softmax window=30 chosen=18446744073709551615",
+    ] {
+        let model = tiny(attention, 2, true);
+        let mut decoder = Decoder::new(model.clone(), DecoderOptions { rows: 3, ..options() }).expect(attention);
+        decoder.read(1, &ids[..30]).expect("a prompt");
+        ids[30..].iter().for_each(|&id| decoder.step(&[None, Some(id), None]).expect("a step"));
+        let error = relative_rms(decoder.logits(1).expect("a row"), &expected);
+        assert!(error < TOLERANCE, "{attention}: {error:.1e}");
+        assert!(decoder.state_bytes(1).expect("a row") < 1 << 17, "{attention}");
+        // The same for a session, which training and evaluation use.
+        let all = crate::common::logits(&model, &ids, None, 1, termwise_llama::Engine::Fused);
+        assert!(relative_rms(&all[39 * 29..], &expected) < TOLERANCE, "{attention}");
+    }
+}
+
+#[test]
 fn long_texts_take_constant_memory() {
     let model = tiny("taylor=0..2", 2, true);
     let mut decoder = Decoder::new(model.clone(), DecoderOptions { window: 32, ..options() }).expect("a decoder");
