@@ -97,6 +97,15 @@ impl Config {
         format!("{:#}\n", Value::Object(write::to_map(self)))
     }
 
+    /// The keys that decide what is computed from the weights, besides the attention of each head.
+    pub(crate) fn computation(&self) -> Map<String, Value> {
+        const OTHERS: [&str; 6] =
+            ["attention_variant", "bos_token_id", "eos_token_id", "initializer_range", "max_position_embeddings", "torch_dtype"];
+        let mut map = write::to_map(self);
+        map.retain(|key, _| !OTHERS.contains(&key.as_str()) && !self.other.contains_key(key));
+        map
+    }
+
     /// Writes `config.json` into a folder that exists; it appears whole or not at all.
     pub fn write(&self, folder: impl AsRef<Path>) -> Result<()> {
         let path = folder.as_ref().join("config.json");

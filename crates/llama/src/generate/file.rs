@@ -1,14 +1,16 @@
 //! A row's memory in a file, to go on later.
 //!
 //! The safetensors file of [`State::save_layers`], and beside its tensors `tokens` [n], the text so far (int64), and in the metadata
-//! `model`, a description of the model with a fingerprint of its weights, `draws`, the random numbers used so far, and `blake3`, a hash of
-//! everything else.
+//! `model`, a description of the model with a fingerprint of its weights, `config`, the keys of its configuration that decide what is computed
+//! (as JSON), `draws`, the random numbers used so far, and `blake3`, a hash of everything else. Files of earlier versions without `config` are
+//! refused.
 
 use std::collections::HashMap;
 use std::path::Path;
 
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
+use serde_json::{Map, Value};
 use termwise_attention::{Layer, Memory, State, Variant};
 use termwise_base::files::{read, write_whole};
 
@@ -18,6 +20,7 @@ use crate::weights::Checkpoint;
 
 const TOKENS: &str = "tokens";
 const MODEL: &str = "model";
+const CONFIG: &str = "config";
 const DRAWS: &str = "draws";
 const HASH: &str = "blake3";
 
@@ -33,7 +36,7 @@ pub struct Saved {
 impl Decoder {
     /// Writes the memory of a row, which has read the tokens of `saved`, all or all but the last; the file appears whole or not at all.
     pub fn save(&self, row: usize, saved: &Saved, path: impl AsRef<Path>) -> Result<()> {
-        self.check_row(row)?;
+        self.check_usable(row)?;
         let path = path.as_ref();
         let (expected, found) = (self.position(row)?, saved.tokens.len());
         if found != expected && found != expected + 1 {
@@ -44,6 +47,7 @@ impl Decoder {
         let (_, header) = SafeTensors::read_metadata(&bytes).map_err(damaged)?;
         let mut metadata: HashMap<String, String> = header.metadata().clone().unwrap_or_default();
         metadata.insert(MODEL.into(), self.model.describe());
+        metadata.insert(CONFIG.into(), Value::Object(self.model.config.computation()).to_string());
         metadata.insert(DRAWS.into(), saved.draws.to_string());
         let layers = SafeTensors::deserialize(&bytes).map_err(damaged)?;
         let tokens: Vec<u8> = saved.tokens.iter().flat_map(|&token| (token as i64).to_le_bytes()).collect();
@@ -54,8 +58,8 @@ impl Decoder {
         Ok(write_whole(path, &content)?)
     }
 
-    /// Puts a row where the file was saved, bit for bit. Refused, and the row unchanged, where the file is of another model, of other
-    /// variants or sizes; its logits are zeros until it reads on.
+    /// Puts a row where the file was saved, bit for bit. Refused, and the row unchanged, where the file is of another model, configuration,
+    /// variant or size; its logits are zeros until it reads on.
     pub fn load(&mut self, row: usize, path: impl AsRef<Path>) -> Result<Saved> {
         self.check_row(row)?;
         let path = path.as_ref();
@@ -69,6 +73,13 @@ impl Decoder {
         let own = self.model.describe();
         if model != own {
             return Err(refuse(format!("it was saved from the model `{model}`, and this is `{own}`")));
+        }
+        let saved = text(CONFIG).and_then(|config| serde_json::from_str::<Map<String, Value>>(config).ok());
+        let saved = saved.ok_or_else(|| {
+            refuse("it has no record of the model's configuration, as files of earlier versions; write it again with --save-state".into())
+        })?;
+        if let Some(difference) = difference(&saved, &self.model.config.computation()) {
+            return Err(refuse(difference));
         }
         // Not mapped: a file that is cut while it is read must be an error, and not the end of the process.
         let bytes = read(path, u64::MAX - 1).map_err(Error::io("read", path))?;
@@ -108,6 +119,16 @@ impl Decoder {
         row.states = states;
         Ok(Saved { tokens, draws })
     }
+}
+
+/// The keys in which two configurations differ.
+fn difference(saved: &Map<String, Value>, own: &Map<String, Value>) -> Option<String> {
+    let mut keys: Vec<&String> = saved.keys().chain(own.keys().filter(|key| !saved.contains_key(*key))).collect();
+    keys.retain(|&key| saved.get(key) != own.get(key));
+    let value = |map: &Map<String, Value>, key: &String| map.get(key).map_or("absent".into(), Value::to_string);
+    let each = keys.iter().map(|key| format!("`{key}` was {} and is {}", value(saved, key), value(own, key)));
+    let list = each.collect::<Vec<_>>().join(", ");
+    (!list.is_empty()).then(|| format!("it was saved with another configuration: {list}; load it with that configuration"))
 }
 
 /// A hash of metadata, [`HASH`] aside, and of every tensor: name, type, shape, values.

@@ -213,6 +213,26 @@ fn files_of_something_else_are_refused_by_naming_both() {
     refuse(&tiny("softmax", 4, true), MemoryPolicy::Auto, &["over 2", "over 4"]);
     refuse(&model, MemoryPolicy::Truncate(2), &["exp over=sum", "taylor=0..2 over=sum"]);
 
+    // Whatever decides the numbers is compared by its key.
+    let changed = |key: &str, value: serde_json::Value| {
+        let mut json: serde_json::Value = serde_json::from_str(&model.config.to_json_string()).expect("JSON");
+        json[key] = value;
+        Model { config: Config::from_json_str(&json.to_string(), "changed").expect("valid"), params: model.params.clone() }
+    };
+    for (key, value, word) in [
+        ("rope_theta", serde_json::json!(500000.0), "`rope_theta` was 10000.0 and is 500000.0"),
+        ("rope_scaling", serde_json::json!({"rope_type": "linear", "factor": 4.0}), "`rope_scaling` was null and is {"),
+        ("rms_norm_eps", serde_json::json!(0.5), "`rms_norm_eps` was 0.00001 and is 0.5"),
+    ] {
+        refuse(&changed(key, value), MemoryPolicy::Auto, &["saved with another configuration", word]);
+    }
+    // And nothing else is.
+    for (key, value) in
+        [("initializer_range", serde_json::json!(0.5)), ("eos_token_id", serde_json::json!(3)), ("note", serde_json::json!("x"))]
+    {
+        let mut other = Decoder::new(changed(key, value), options()).expect("a decoder");
+        assert_eq!(other.load(0, &file).expect(key), saved);
+    }
     let good = std::fs::read(&file).expect("bytes");
     for (at, what) in [(0, "empty"), (good.len() / 2, "half"), (good.len() - 1, "one byte short")] {
         std::fs::write(&file, &good[..at]).expect("written");
