@@ -20,9 +20,6 @@ pub enum Error {
         "this session has no output to compute logits from: it has not run, its last run failed, or a backward pass followed; run it first"
     )]
     NoOutput,
-    /// A student was given other tokens than its teacher.
-    #[error("the teacher's last run was not of the student's token ids, without lengths; run the teacher on these ids first")]
-    TeacherIds,
     /// Another error, with the file in which it was found.
     #[error("{file}: {error}")]
     In {

@@ -169,7 +169,8 @@ impl Architecture {
             }
             let mlp_norms = tensors.norms(at, mlp_names, c, &norm)?;
             let parts = [("mlp.gate_proj", i), ("mlp.up_proj", i)];
-            let parts: &[_] = if traits.fused { &[("mlp.gate_up_proj", 2 * i)] } else { &parts };
+            let both = i.checked_mul(2).ok_or_else(|| too_large("`mlp.gate_up_proj.weight`"))?;
+            let parts: &[_] = if traits.fused { &[("mlp.gate_up_proj", both)] } else { &parts };
             let gate_up = tensors.linear(&named(parts), c, config.family.mlp_bias())?;
             let down = tensors.linear(&[(at("mlp.down_proj"), c)], i, config.family.mlp_bias())?;
             blocks.push(Block { attention_norms, qkv, gates, parameters, output, mlp_norms, gate_up, down });

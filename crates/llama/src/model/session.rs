@@ -59,6 +59,8 @@ pub struct Session {
     pub(super) lm_head: LmHead,
     pub(super) targets: Vec<i32>,
     pub(super) losses: Vec<f64>,
+    /// Whether `activations.h` is the output of the last norm.
+    has_output: bool,
     /// Time spent in each stage.
     pub timing: Timing,
 }
@@ -139,6 +141,7 @@ impl Session {
             lm_head: LmHead::new(m, v, architecture.logit_cap)?,
             targets: vec![0; m],
             losses: vec![0.0; m],
+            has_output: false,
             timing: Timing::new(),
         })
     }
@@ -166,10 +169,14 @@ impl Session {
         self.forward(params, ids, lengths, Keep::Nothing, watch)
     }
 
-    /// Logits [rows, V] of the positions in `rows` (of B·T, row-major) after the last [`Session::run`].
+    /// Logits [rows, V] of the positions in `rows` (of B·T, row-major) after [`Session::run`] or [`Objective::loss`]. Refused after a
+    /// backward pass, which overwrites the output of the forward pass.
     pub fn logits(&mut self, params: &Params, rows: std::ops::Range<usize>, logits: &mut [f32]) -> Result<()> {
         let Widths { c, v, .. } = self.layout.architecture().widths;
         check_len("parameters", params.values().len(), self.layout.len())?;
+        if !self.has_output {
+            return Err(Error::NoOutput);
+        }
         let m = self.targets.len();
         if rows.start > rows.end || rows.end > m {
             return Err(Error::Rows { start: rows.start, end: rows.end, rows: m });
@@ -190,7 +197,8 @@ impl Session {
         save: Keep,
         watch: &mut dyn FnMut(Observed),
     ) -> Result<Option<Nonpositive>> {
-        let Session { layout, shape, attention, engines, saved, activations, timing, .. } = self;
+        let Session { layout, shape, attention, engines, saved, activations, timing, has_output, .. } = self;
+        *has_output = false;
         let (architecture, weights) = (layout.architecture(), Weights::F32(params.values()));
         let mut nonpositive = None;
         let mut pass = Pass { architecture, weights, products: Products::Gemm { widened: &mut Buffer::default() }, timing };
@@ -211,6 +219,7 @@ impl Session {
             watch(Observed { layer: l, attention: &attention[l], shape: *shape, inputs: &inputs, y });
             Ok(())
         })?;
+        *has_output = true;
         Ok(nonpositive)
     }
 
@@ -253,6 +262,7 @@ impl Objective for Session {
         check_len("gradients", grads.values().len(), self.layout.len())?;
         let nonpositive = self.forward(params, batch.ids, batch.lengths, Keep::All, &mut |_| {})?;
         let scale = 1.0 / batch.tokens.unwrap_or(count).max(1) as f32;
+        self.has_output = false;
         self.backward(params, batch.ids, batch.lengths, scale, grads)?;
         Ok(self.sum_losses(count, nonpositive))
     }

@@ -4,7 +4,7 @@ use crate::common;
 
 use common::{logits, loss_and_grad, tiny, tokens};
 use termwise_attention::relative_rms;
-use termwise_llama::{Batch, Engine, Loss, Model, Objective, Options, Params};
+use termwise_llama::{Batch, Engine, Error, Loss, Model, Objective, Options, Params, Session};
 
 const VARIANTS: [&str; 8] = [
     "softmax",
@@ -486,6 +486,14 @@ fn a_configuration_of_absurd_sizes_is_refused_before_memory_is_taken() {
     let config = termwise_llama::Config::from_json_str(&text(1 << 48, 2), "large").expect("addressable");
     let error = Model::zeros(config.clone()).expect_err("no such machine").to_string();
     assert!(error.contains("memory"), "{error}");
+    // Products of sizes are checked also where a family stores two matrices as one.
+    for key in ["intermediate_size", "vocab_size", "hidden_size", "head_dim"] {
+        let mut json = serde_json::json!({"model_type": "phi3", "vocab_size": 29, "hidden_size": 64, "intermediate_size": 8,
+            "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4});
+        termwise_llama::Config::from_json_str(&json.to_string(), "phi3").expect("valid");
+        json[key] = serde_json::json!(u64::MAX - 1);
+        assert!(termwise_llama::Config::from_json_str(&json.to_string(), "phi3").is_err(), "{key}");
+    }
     // A file with other shapes is refused for these, without asking for memory.
     let folder = tempfile::tempdir().expect("a folder");
     let small = Model::fresh(termwise_llama::Config::from_json_str(&text(29, 1), "small").expect("valid"), 1).expect("a model");
@@ -493,4 +501,25 @@ fn a_configuration_of_absurd_sizes_is_refused_before_memory_is_taken() {
     Model { config: termwise_llama::Config { num_hidden_layers: 1, ..config }, ..small }.config.write(folder.path()).expect("written");
     let error = Model::read(folder.path()).expect_err("other shapes").to_string();
     assert!(error.contains("model.embed_tokens.weight") && error.contains("[29, 64]"), "{error}");
+}
+
+#[test]
+fn logits_need_the_output_of_a_forward_pass() {
+    let model = tiny("softmax", 2, true);
+    let ids = tokens(8, 29, 1);
+    let labels = labels(&ids);
+    let expected = common::logits(&model, &ids, None, 1, Engine::Fused);
+    let mut session = model.session(1, 8, Options::default()).expect("a session");
+    let mut found = vec![0.0; 8 * 29];
+    let mut logits = |session: &mut Session| session.logits(&model.params, 0..8, &mut found).map(|()| found.clone());
+    assert!(matches!(logits(&mut session), Err(Error::NoOutput)), "nothing has run");
+    session.loss(&model.params, &Batch::new(&ids, &labels)).expect("a loss");
+    assert_eq!(logits(&mut session).expect("after a loss"), expected);
+    let mut grads = model.params.zeros_like().expect("memory");
+    session.loss_and_grad(&model.params, &Batch::new(&ids, &labels), &mut grads).expect("gradients");
+    assert!(matches!(logits(&mut session), Err(Error::NoOutput)), "a backward pass has overwritten it");
+    session.run(&model.params, &ids, None).expect("a run");
+    assert_eq!(logits(&mut session).expect("after a run"), expected);
+    assert!(session.run(&model.params, &[29; 8], None).is_err());
+    assert_eq!(logits(&mut session).expect("nothing ran"), expected);
 }
