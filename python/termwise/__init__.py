@@ -18,11 +18,12 @@ when they are asked for.
 from ._attention import Extra, Layer, State, attention, attention_grad
 from ._commands import atlas, audit, convert, frontier, reproduce, separation, sweep, train
 from ._core import Variant, __version__, get_threads, set_threads
-from ._model import Model, load
+from ._model import GenerationError, Model, load
 from ._results import Result
 
 __all__ = [
     "Extra",
+    "GenerationError",
     "Layer",
     "Model",
     "Result",

@@ -31,6 +31,21 @@ def load(model: str | os.PathLike[str] | None = None, *, tokenizer: str | os.Pat
     return Model(_core.load_model(None if model is None else os.fspath(model), named))
 
 
+class GenerationError(ValueError):
+    """Some prompts of :meth:`Model.generate` failed; the others were finished.
+
+    texts: the text of each prompt, None for those that failed.
+    errors: the message of each failed prompt, by its index.
+    """
+
+    def __init__(self, texts: list[str | None], errors: dict[int, str]) -> None:
+        self.texts = texts
+        self.errors = errors
+        first = next(iter(errors.values()))
+        more = f"; {len(errors)} of {len(texts)} prompts failed: the finished ones are in the attribute texts" if len(texts) > 1 else ""
+        super().__init__(first + more)
+
+
 class Model:
     """A model and its tokenizer, computed in float32 on the processor. Made by :func:`load`."""
 
@@ -148,6 +163,8 @@ class Model:
 
         At temperature 0, the default, the most probable token is taken. With ``order`` every exp is cut to its series up to that order, and the model
         remembers with states of constant size. ``on_text`` gets the text piece by piece, while it is written.
+
+        A prompt that fails does not stop the others: :class:`GenerationError` is raised after they are finished, and has their texts.
         """
         options = {
             "max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
@@ -156,8 +173,12 @@ class Model:
         }  # fmt: skip
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         callback = None if on_text is None else lambda event: on_text(json.loads(event)["text"])
-        written = [json.loads(text) for text in self._core.generate(prompts, json.dumps(options), callback)]
-        texts = [one["text"] for one in sorted(written, key=lambda one: one["index"])]
+        written, failed = self._core.generate(prompts, json.dumps(options), callback)
+        texts: list[str | None] = [None] * len(prompts)
+        for one in map(json.loads, written):
+            texts[one["index"]] = one["text"]
+        if failed:
+            raise GenerationError(texts, dict(failed))
         return texts[0] if isinstance(prompt, str) else texts
 
     def spectrum(

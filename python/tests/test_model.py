@@ -52,6 +52,18 @@ def test_texts(model, tmp_path):
     assert len(model.generate("Once", max_tokens=5, order=4)) > 0
 
 
+def test_a_prompt_that_fails_does_not_stop_the_others(model):
+    good = ["Once upon a time", "The dog"]
+    texts = model.generate(good, max_tokens=10)
+    too_long = "a " * (2 * model.config["max_position_embeddings"])
+    for batch in (1, 8):
+        with pytest.raises(termwise.GenerationError, match="prompt 2: .*context") as caught:
+            model.generate([good[0], too_long, good[1]], max_tokens=10, batch=batch)
+        assert caught.value.texts == [texts[0], None, texts[1]] and list(caught.value.errors) == [1]
+    with pytest.raises(ValueError, match="context"):
+        model.generate(too_long, max_tokens=10)
+
+
 def test_other_attentions(model, tmp_path):
     ids = model.encode("Once upon a time, there was")
     cut = model.with_order(8)

@@ -45,7 +45,7 @@ Examples:
   termwise generate path/to/model --prompt Once   write text with a model
   termwise spectrum path/to/model --data book.txt how many terms of the series its heads need
 
-`termwise help COMMAND` says more about each. Exit codes: 0 done, 1 failed or a check missed, 2 usage, 75 another process is at work in the folder, 130 interrupted with what is
+`termwise help COMMAND` says more about each. Exit codes: 0 done, 1 failed or a check missed, 2 usage, 3 some of several prompts failed, 75 another process is at work in the folder, 130 interrupted with what is
 finished kept. Environment: NO_COLOR, COLUMNS, HF_HOME and HF_HUB_OFFLINE for the hub, XDG_CACHE_HOME for tokenized text.";
 
 /// Softmax attention taken apart, term by term.

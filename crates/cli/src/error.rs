@@ -10,6 +10,7 @@ pub enum Exit {
     Success = 0,
     Failure = 1,
     Usage = 2,
+    Partial = 3,
     Locked = LOCKED as isize,
     Interrupted = STOPPED as isize,
 }

@@ -7,6 +7,7 @@
 //! - 0: it is done;
 //! - 1: something failed while working, or a check missed;
 //! - 2: what was asked for makes no sense, by the arguments or by what they name;
+//! - 3: some of several results failed, and the others are complete: prompts of `generate`;
 //! - 75: another process is at work in the same folder;
 //! - 130: it was interrupted, and what was finished by then can be taken up again.
 

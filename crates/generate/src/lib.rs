@@ -5,4 +5,4 @@ pub mod prompts;
 mod writing;
 
 pub use error::{Error, Result};
-pub use writing::{Finish, Piece, Plan, Took, Writing, Written};
+pub use writing::{Failed, Finish, Piece, Plan, Took, Writing, Written};

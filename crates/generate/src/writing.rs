@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use serde::Serialize;
 use termwise_data::Tokenizer;
 use termwise_llama::Config;
-use termwise_llama::generate::{Decoder, Sampler, Sampling, Saved, Stops};
+use termwise_llama::generate::{Decoder, RowError, Sampler, Sampling, Saved, Stops};
 
 use termwise_data::Text;
 
@@ -50,6 +50,19 @@ pub enum Piece<'a> {
     More(&'a str),
     /// That text has ended.
     End(Written<'a>),
+    /// That text has failed; what was written of it came before, and the other texts are finished.
+    Failed(Failed<'a>),
+}
+
+/// A text that could not be finished.
+#[derive(Clone, Copy, Debug)]
+pub struct Failed<'a> {
+    /// Number of its prompt, from 0.
+    pub index: usize,
+    /// Its prompt.
+    pub prompt: &'a str,
+    /// Why; names the prompt where there are several.
+    pub error: &'a Error,
 }
 
 /// A text that has ended.
@@ -79,6 +92,8 @@ pub struct Written<'a> {
 /// What writing took.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Took {
+    /// Texts that failed.
+    pub failed: usize,
     /// Tokens of prompts.
     pub read: usize,
     /// Time to read them.
@@ -116,7 +131,22 @@ struct Job<'t> {
     state_bytes: usize,
 }
 
-/// Many texts in the rows of one decoder: a row whose text has ended takes the next prompt.
+/// A text that is over, before its turn to be shown.
+enum Over<'t> {
+    Done(Job<'t>),
+    Failed { index: usize, output: String, shown: usize, error: Error },
+}
+
+impl Over<'_> {
+    fn index(&self) -> usize {
+        match self {
+            Over::Done(job) => job.index,
+            Over::Failed { index, .. } => *index,
+        }
+    }
+}
+
+/// Many texts in the rows of one decoder: a row whose text has ended or failed takes the next prompt.
 pub struct Writing<'a> {
     config: &'a Config,
     decoder: Decoder,
@@ -125,8 +155,8 @@ pub struct Writing<'a> {
     prompts: &'a [String],
     /// One for each row.
     jobs: Vec<Option<Job<'a>>>,
-    /// Texts that ended before their turn to be shown.
-    waiting: Vec<Job<'a>>,
+    /// Texts that are over before their turn to be shown.
+    waiting: Vec<Over<'a>>,
     /// The text whose turn it is.
     front: usize,
     took: Took,
@@ -139,7 +169,8 @@ impl<'a> Writing<'a> {
         Writing { config, decoder, tokenizer, plan, prompts, jobs, waiting: Vec::new(), front: 0, took: Took::default() }
     }
 
-    /// Writes all texts; what it took. Ends early where nobody looks on.
+    /// Writes all texts; what it took. Ends early where nobody looks on. A text that fails is shown as [`Piece::Failed`] and counted in
+    /// [`Took::failed`]; the others are as if it had not been there.
     pub fn run(mut self, show: &mut dyn FnMut(Piece) -> bool) -> Result<Took> {
         let mut next = 0;
         let mut tokens = vec![None; self.jobs.len()];
@@ -148,30 +179,32 @@ impl<'a> Writing<'a> {
                 // A text that is over before it wrote anything leaves its row free at once.
                 while self.jobs[row].is_none() && next < self.prompts.len() {
                     let begun = Instant::now();
-                    let job = self.begin(row, next).map_err(|error| self.named(error, next))?;
+                    let job = self.begin(row, next);
                     self.took.reading += begun.elapsed();
-                    self.jobs[row] = Some(job);
+                    match job {
+                        Ok(job) => self.jobs[row] = Some(job),
+                        Err(error) => self.fail(next, (String::new(), 0), error),
+                    }
                     next += 1;
-                    self.settle(row)?;
+                    self.settle(row);
                 }
             }
             let begun = Instant::now();
-            for (row, (job, token)) in self.jobs.iter_mut().zip(&mut tokens).enumerate() {
-                let Some(job) = job else {
-                    *token = None;
-                    continue;
+            for row in 0..self.jobs.len() {
+                tokens[row] = match self.next_token(row) {
+                    Ok(token) => token,
+                    Err(error) => {
+                        self.fail_row(row, error);
+                        None
+                    }
                 };
-                *token = choose(job, self.decoder.logits(row)?, &self.plan)?;
-                self.took.written += 1;
-                if token.is_some() && self.decoder.room(row)? == Some(0) {
-                    job.finish = Some(Finish::Context);
-                    *token = None;
-                }
             }
-            self.decoder.step(&tokens).map_err(|error| self.named_row(error))?;
+            for RowError { row, error } in self.decoder.step_rows(&tokens)? {
+                self.fail_row(row, error.into());
+            }
             self.took.writing += begun.elapsed();
             for row in 0..self.jobs.len() {
-                self.settle(row)?;
+                self.settle(row);
             }
             if !self.show(show) {
                 break;
@@ -179,6 +212,31 @@ impl<'a> Writing<'a> {
         }
         self.show(show);
         Ok(self.took)
+    }
+
+    /// The token that a row's text goes on with, `None` where there is none or it ends here.
+    fn next_token(&mut self, row: usize) -> Result<Option<u32>> {
+        let Some(job) = &mut self.jobs[row] else { return Ok(None) };
+        let token = choose(job, self.decoder.logits(row)?, &self.plan)?;
+        self.took.written += 1;
+        if token.is_some() && self.decoder.room(row)? == Some(0) {
+            job.finish = Some(Finish::Context);
+            return Ok(None);
+        }
+        Ok(token)
+    }
+
+    /// Ends the text of a row, which is free from then on.
+    fn fail_row(&mut self, row: usize, error: Error) {
+        if let Some(job) = self.jobs[row].take() {
+            self.fail(job.index, (job.output, job.shown), error);
+        }
+    }
+
+    fn fail(&mut self, index: usize, (output, shown): (String, usize), error: Error) {
+        let error = self.named(error, index);
+        self.took.failed += 1;
+        self.waiting.push(Over::Failed { index, output, shown, error });
     }
 
     /// Reads a prompt into a row.
@@ -240,11 +298,16 @@ impl<'a> Writing<'a> {
     }
 
     /// Takes a text that has ended out of its row.
-    fn settle(&mut self, row: usize) -> Result<()> {
-        if self.jobs[row].as_ref().is_none_or(|job| job.finish.is_none()) {
-            return Ok(());
+    fn settle(&mut self, row: usize) {
+        if let Some(mut job) = self.jobs[row].take_if(|job| job.finish.is_some()) {
+            match self.finish(row, &mut job) {
+                Ok(()) => self.waiting.push(Over::Done(job)),
+                Err(error) => self.fail(job.index, (job.output, job.shown), error),
+            }
         }
-        let Some(mut job) = self.jobs[row].take() else { return Ok(()) };
+    }
+
+    fn finish(&mut self, row: usize, job: &mut Job) -> Result<()> {
         if job.stop.is_none() {
             let rest = job.text.finish()?;
             let (text, stop) = job.stops.push(&rest);
@@ -266,7 +329,6 @@ impl<'a> Writing<'a> {
             let saved = Saved { tokens: job.tokens.clone(), draws: job.sampler.draws() };
             self.decoder.save(row, &saved, path)?;
         }
-        self.waiting.push(job);
         Ok(())
     }
 
@@ -274,10 +336,17 @@ impl<'a> Writing<'a> {
     fn show(&mut self, show: &mut dyn FnMut(Piece) -> bool) -> bool {
         loop {
             let front = self.front;
-            let done = self.waiting.iter().position(|job| job.index == front).map(|at| self.waiting.swap_remove(at));
+            let done = self.waiting.iter().position(|over| over.index() == front).map(|at| self.waiting.swap_remove(at));
             let running = self.jobs.iter_mut().flatten().find(|job| job.index == front);
             match (done, running) {
-                (Some(job), _) => {
+                (Some(Over::Failed { index, output, shown, error }), _) => {
+                    self.front += 1;
+                    let (rest, prompt) = (&output[shown..], self.prompts[index].as_str());
+                    if !(rest.is_empty() || show(Piece::More(rest))) || !show(Piece::Failed(Failed { index, prompt, error: &error })) {
+                        return false;
+                    }
+                }
+                (Some(Over::Done(job)), _) => {
                     self.front += 1;
                     let rest = &job.output[job.shown..];
                     if !(rest.is_empty() || show(Piece::More(rest))) || !show(Piece::End(self.written(&job))) {
@@ -315,20 +384,6 @@ impl<'a> Writing<'a> {
             return error;
         }
         Error::Prompt { number: index + 1, error: Box::new(error) }
-    }
-
-    fn named_row(&self, error: termwise_llama::Error) -> Error {
-        use termwise_llama::Error as Model;
-        let row = match &error {
-            Model::Context { row, .. } | Model::Logit { row, .. } | Model::BatchValue { row, .. } => Some(*row),
-            Model::Denominator { at, .. } => Some(at.row),
-            _ => None,
-        };
-        let index = row.and_then(|row| self.jobs.get(row)?.as_ref()).map(|job| job.index);
-        match index {
-            Some(index) => self.named(error.into(), index),
-            None => error.into(),
-        }
     }
 }
 

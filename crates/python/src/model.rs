@@ -267,8 +267,15 @@ impl Model {
         .map_err(|error: termwise_llama::Error| value(error))
     }
 
-    /// What follows each prompt, as JSON; the callback gets pieces of the text whose turn it is.
-    fn generate(&self, py: Python<'_>, prompts: Vec<String>, options: &str, callback: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<String>> {
+    /// What follows each prompt, as JSON, and the number and error of each prompt that failed; the callback gets pieces of the text whose
+    /// turn it is.
+    fn generate(
+        &self,
+        py: Python<'_>,
+        prompts: Vec<String>,
+        options: &str,
+        callback: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<(Vec<String>, Vec<(usize, String)>)> {
         let options: Writes = parsed(options)?;
         let tokenizer = self.own_tokenizer()?;
         let config = &self.inner.config;
@@ -295,17 +302,18 @@ impl Model {
         let plan = Plan { sampling, max_tokens: options.max_tokens, stops: options.stop, ends, echo: options.echo, load: None, save: None };
         supervise(py, callback, |watch| {
             let decoder = Decoder::new(self.inner.clone(), decoding).map_err(value)?;
-            let mut written = Vec::new();
+            let (mut written, mut failed) = (Vec::new(), Vec::new());
             let writing = Writing::new(config, decoder, tokenizer, plan, &prompts);
             let done = writing.run(&mut |piece| {
                 match piece {
                     Piece::More(text) => watch.tell(json!({ "text": text })),
                     Piece::End(end) => written.push(serde_json::to_string(&end).expect("texts and whole numbers are JSON")),
+                    Piece::Failed(one) => failed.push((one.index, one.error.to_string())),
                 }
                 !watch.stop.load(Ordering::Relaxed)
             });
             done.map_err(value)?;
-            Ok(written)
+            Ok((written, failed))
         })
     }
 

@@ -61,6 +61,26 @@ fn stories260k_writes_its_story() {
 }
 
 #[test]
+fn one_bad_prompt_of_forty_costs_one_text() {
+    let folder = byte_model("softmax");
+    let (model, file) = (text_of(folder.path()), folder.path().join("prompts.txt"));
+    let mut prompts: Vec<String> = (0..40).map(|n| format!("prompt {n}")).collect();
+    let arguments = ["generate", model, "--prompts", text_of(&file), "--max-tokens", "5", "--json", "--quiet"];
+    std::fs::write(&file, prompts.join("\n")).expect("written");
+    let mut expected = lines(&output(&arguments));
+    // Longer than the context of 64 bytes.
+    prompts[17] = "x".repeat(100);
+    std::fs::write(&file, prompts.join("\n")).expect("written");
+    let run = termwise(&arguments).assert().code(3).stderr(contains("error: prompt 18: ").and(contains("error:").count(1)));
+    expected.remove(17);
+    assert_eq!(lines(&String::from_utf8(run.get_output().stdout.clone()).expect("UTF-8")), expected);
+    // All prompts failed: nothing is partly done.
+    std::fs::write(&file, [prompts[17].as_str(); 2].join("\n")).expect("written");
+    termwise(&arguments).assert().code(1).stdout("").stderr(contains("error: prompt 2: "));
+    termwise(&["generate", model, "--prompt", &prompts[17]]).assert().code(1).stdout("").stderr(contains("error: row 0 would hold"));
+}
+
+#[test]
 fn batches_and_single_prompts_write_the_same() {
     for attention in ["softmax", "taylor=0..2"] {
         let folder = byte_model(attention);

@@ -199,6 +199,9 @@ pub fn plan(options: &Options) -> Result<Plan, Error> {
     let fits = options.memory.or(hardware[0].memory).map(|memory| place.fits(&config, &columns[0].counts, memory));
     let training = training::plan(&place, &columns, &hardware, options.tokens);
     let mut assumptions = assumptions(&place, options, &training);
+    if columns.iter().any(|column| column.counts.ring > 0) {
+        assumptions.push("windows are counted at their full size: an upper bound for contexts shorter than a window".to_owned());
+    }
     let network = options.network.map(|network| network::share(network, &place, &training));
     if network.is_some() {
         let text = "network: every rank computes as many tokens and makes the whole update; gradients are float32, and nothing is computed while they are sent";

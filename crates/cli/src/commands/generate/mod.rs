@@ -37,7 +37,8 @@ Examples:
   termwise generate path/to/model --load-state once.safetensors        goes on where that ended
 
 Tokens are chosen as Hugging Face does: repetition penalty, temperature, top-k, top-p, min-p, in this order.
-What a prompt gets depends on its own seed alone, not on the others: prompt number n, from 0, has the seed --seed + n.")]
+What a prompt gets depends on its own seed alone, not on the others: prompt number n, from 0, has the seed --seed + n.
+A prompt that fails is reported on standard error, and the other texts are finished. The exit code is 3 if some prompts failed, 1 if all did.")]
 pub struct GenerateArgs {
     /// A folder of a model, a run, a checkpoint, or hf://OWNER/NAME[@REVISION] [default: the newest run in runs/]
     #[arg(value_name = "MODEL")]
@@ -155,17 +156,17 @@ pub fn run(args: &GenerateArgs, context: &mut Context) -> std::result::Result<Ex
         let printed = receive.iter().try_for_each(|text| out.write_all(text.as_bytes()).and_then(|()| out.flush()));
         // Without a reader the writing ends at its next piece.
         drop(receive);
-        let summary = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        let (summary, exit) = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         printed?;
-        if !args.quiet {
+        if !args.quiet && exit != Exit::Failure {
             tell(summary.trim_end());
         }
-        Ok(Exit::Success)
+        Ok(exit)
     })
 }
 
-/// What it took, for standard error.
-fn work(args: &GenerateArgs, folder: &Path, language: Option<&Language>, show: &mut dyn FnMut(String) -> bool) -> Result<String> {
+/// What it took, for standard error, and how to end.
+fn work(args: &GenerateArgs, folder: &Path, language: Option<&Language>, show: &mut dyn FnMut(String) -> bool) -> Result<(String, Exit)> {
     let sampling = args.sampling();
     sampling.validate()?;
     // Nothing to go on from: a model of the built-in language is asked something.
@@ -217,18 +218,35 @@ fn work(args: &GenerateArgs, folder: &Path, language: Option<&Language>, show: &
         save: args.save_state.clone(),
     };
     let (constant, memory) = (decoder.is_constant(), decoder.memory());
-    let mut answer = None;
+    let (mut answer, mut begun) = (None, false);
     let took = Writing::new(&config, decoder, &tokenizer, plan, &prompts).run(&mut |piece| match piece {
-        Piece::More(text) => args.json || show(text.to_owned()),
+        Piece::More(text) => {
+            begun = true;
+            args.json || show(text.to_owned())
+        }
         Piece::End(written) => {
+            begun = false;
             answer = written.text.split_whitespace().next_back().map(str::to_owned);
-            // Texts of several prompts are set apart by an empty line.
-            let apart = if written.index + 1 < prompts.len() { "\n\n" } else { "\n" };
-            show(if args.json { json_line(&written) } else { apart.to_owned() })
+            show(if args.json { json_line(&written) } else { apart(written.index, prompts.len()).to_owned() })
+        }
+        Piece::Failed(failed) => {
+            tell(&format!("error: {}", failed.error));
+            // What was written before the failure is a text of its own.
+            !std::mem::take(&mut begun) || args.json || show(apart(failed.index, prompts.len()).to_owned())
         }
     })?;
     let judged = question.map_or(String::new(), |question| judged(&question, answer.as_deref(), args.seed));
-    Ok(judged + &took::summary(took, &config, constant, memory))
+    let exit = match took.failed {
+        0 => Exit::Success,
+        failed if failed < prompts.len() => Exit::Partial,
+        _ => Exit::Failure,
+    };
+    Ok((judged + &took::summary(took, &config, constant, memory), exit))
+}
+
+/// What follows a text: those of several prompts are set apart by an empty line.
+fn apart(index: usize, prompts: usize) -> &'static str {
+    if index + 1 < prompts { "\n\n" } else { "\n" }
 }
 
 fn json_line(written: &Written) -> String {
