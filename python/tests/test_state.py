@@ -48,6 +48,19 @@ def test_compressed():
     last = [x[:, 29:] for x in (q, k, v)]
     assert rms(state.step(*last), cache.step(*last)) < 1e-2
     assert state.is_constant and not cache.is_constant
+    with pytest.raises(ValueError, match="no finite map"):
+        cache.compress(Layer("taylor=0..8 cap=5", heads=2, dim=4))
+
+
+def test_a_state_of_other_angles_is_refused(tmp_path):
+    layers = [Layer("softmax", heads=2, dim=4, rope=theta) for theta in (10000.0, 500000.0)]
+    q, k, v, _ = inputs(layers[0], batch=1, time=5)
+    state = layers[0].state()
+    state.extend(q, k, v)
+    state.save(tmp_path / "state.safetensors")
+    assert layers[0].load_state(tmp_path / "state.safetensors").positions == [5]
+    with pytest.raises(OSError, match="rotary frequency 1 of layer 0 is 0.01"):
+        layers[1].load_state(tmp_path / "state.safetensors")
 
 
 def test_what_cannot_be_says_why(tmp_path):
