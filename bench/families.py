@@ -22,6 +22,7 @@ SMALL = dict(vocab_size=61, hidden_size=32, intermediate_size=56, num_hidden_lay
              max_position_embeddings=128, bos_token_id=1, eos_token_id=2, pad_token_id=None, rms_norm_eps=1e-5, tie_word_embeddings=False)
 ROPE = {"rope_theta": 5000.0, "rope_type": "default"}
 S, F = "sliding_attention", "full_attention"
+NEOX = dict(num_key_value_heads=4, hidden_act="gelu", layer_norm_eps=1e-4, attention_dropout=0.0, hidden_dropout=0.0)
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 16, "rope_theta": 5000.0}
 
 CASES = {
@@ -58,12 +59,20 @@ CASES = {
                                            final_logit_softcapping=4.0, tie_word_embeddings=True, rope_parameters={
                                                F: {"rope_type": "linear", "factor": 4.0, "rope_theta": 50000.0},
                                                S: {"rope_type": "default", "rope_theta": 300.0}})),
+    "neox-quarter": ("gpt_neox", NEOX | dict(hidden_size=64, rope_parameters=ROPE | {"partial_rotary_factor": 0.25})),
+    "neox-sequential": ("gpt_neox", NEOX | dict(use_parallel_residual=False, hidden_act="gelu_new", tie_word_embeddings=True,
+                                                rope_parameters=ROPE | {"partial_rotary_factor": 1.0})),
+    "neox-no-bias": ("gpt_neox", NEOX | dict(attention_bias=False, rope_parameters=ROPE | {"partial_rotary_factor": 0.5})),
+    "stablelm-biases": ("stablelm", dict(use_qkv_bias=True, layer_norm_eps=1e-4, tie_word_embeddings=True,
+                                         rope_parameters=ROPE | {"partial_rotary_factor": 0.25})),
+    "stablelm-parallel": ("stablelm", dict(use_parallel_residual=True, num_key_value_heads=4, rope_parameters=ROPE | {"partial_rotary_factor": 0.5})),
+    "phi3-partial": ("phi3", dict(sliding_window=6, rope_parameters=ROPE | {"partial_rotary_factor": 0.5})),
     "gemma3-full": ("gemma3_text", dict(head_dim=8, query_pre_attn_scalar=8, layer_types=[F, F, F], rope_parameters={
         F: ROPE, S: {"rope_type": "default", "rope_theta": 300.0}})),
 }
 # The same in keys of older files: from what transformers wrote to what a hub has.
 OLD = {"llama-linear": ("llama-linear-old", None), "llama-yarn-mscale": ("llama-yarn-old", None), "qwen2-from-layer": ("qwen2-old", "layer_types"),
-       "gemma2-tied": ("gemma2-old", "layer_types"), "gemma3-pattern": ("gemma3-old", "layer_types"), "phi3-long-short": ("phi3-old", None)}
+       "gemma2-tied": ("gemma2-old", "layer_types"), "gemma3-pattern": ("gemma3-old", "layer_types"), "phi3-long-short": ("phi3-old", None), "neox-quarter": ("pythia-old", None), "stablelm-biases": ("stablelm-old", None)}
 
 
 def make(folder, kind, choices):
@@ -105,9 +114,13 @@ def old_keys(source, target, without):
         config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
         config["sliding_window_pattern"] = config.pop("_sliding_window_pattern")
         rope = rope["full_attention"]
-    config["rope_theta"] = rope.pop("rope_theta")
+    partial = rope.pop("partial_rotary_factor", None)
+    if config["model_type"] == "gpt_neox":
+        config.pop("rope_theta", None)
+        config |= {"rotary_emb_base": rope.pop("rope_theta"), "rotary_pct": partial}
+    else:
+        config |= {"rope_theta": rope.pop("rope_theta")} | ({} if partial is None else {"partial_rotary_factor": partial})
     kind = rope.pop("rope_type")
-    rope.pop("partial_rotary_factor", None)
     config["rope_scaling"] = {"type": kind} | rope if kind != "default" else None
     config["torch_dtype"] = config.pop("dtype")
     (target / "config.json").write_text(json.dumps(config, indent=2))

@@ -4,6 +4,7 @@ use std::sync::atomic::AtomicBool;
 
 use rayon::prelude::*;
 use termwise_attention::{Attention, FusedOptions, Inputs, Scratch};
+use termwise_llama::params::ParamRole;
 use termwise_llama::{Model, Observed};
 
 use crate::calibrate::pass;
@@ -31,8 +32,9 @@ impl Errors {
 fn grams(model: &Model, layer: usize) -> Result<Vec<f32>, Error> {
     let config = &model.config;
     let (h, g, d, c) = (config.num_attention_heads, config.num_key_value_heads, config.head_dim, config.hidden_size);
-    let name = format!("model.layers.{layer}.self_attn.o_proj.weight");
-    let weight = model.params.get(&name)?;
+    let outputs = model.params.layout().entries().iter().filter(|entry| entry.spec.role == ParamRole::AttentionOutput && entry.is_matrix());
+    let place = outputs.clone().nth(layer).expect("every layer has an output projection").range();
+    let weight = &model.params.values()[place];
     let w = d * (h / g);
     let mut out = vec![0.0f32; g * w * w];
     out.par_chunks_exact_mut(w * w).enumerate().for_each(|(kv_head, to)| {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::model::architecture::{Architecture, EMBEDDING, LM_HEAD};
+use crate::model::architecture::Architecture;
 use crate::ops::{self, Buffer, pieces};
 
 /// A tensor that a model has.
@@ -18,6 +18,8 @@ pub struct ParamSpec {
     pub shape: Vec<usize>,
     /// How it starts.
     pub init: ParamInit,
+    /// Where the model uses it.
+    pub role: ParamRole,
 }
 
 impl ParamSpec {
@@ -30,6 +32,26 @@ impl ParamSpec {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+}
+
+/// Where a model uses a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum ParamRole {
+    /// The token embedding, in a tied model also the output projection.
+    Embedding,
+    /// Projections to q, k and v.
+    Qkv,
+    /// The projection from attention's output.
+    AttentionOutput,
+    /// Gates and other auxiliary inputs of attention.
+    Auxiliary,
+    /// The MLP.
+    Mlp,
+    /// A norm.
+    Norm,
+    /// The output projection.
+    LmHead,
 }
 
 /// How a parameter starts.
@@ -79,8 +101,9 @@ impl Layout {
     pub fn new(config: &Config) -> Result<Layout> {
         let (architecture, entries) = Architecture::new(config)?;
         let mut by_name: HashMap<_, _> = entries.iter().enumerate().map(|(index, entry)| (entry.spec.name.clone(), index)).collect();
-        if let (true, Some(&embedding)) = (config.tie_word_embeddings, by_name.get(EMBEDDING)) {
-            by_name.insert(LM_HEAD.into(), embedding);
+        if config.tie_word_embeddings {
+            // The embedding is the first tensor.
+            by_name.insert(format!("{}.weight", config.family.kind().traits().names.lm_head), 0);
         }
         let len = entries.last().map_or(0, |entry| entry.range().end.next_multiple_of(16));
         Ok(Layout { entries, by_name, len, architecture })

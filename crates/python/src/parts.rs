@@ -10,6 +10,11 @@ use termwise_llama::{Config, Layout};
 /// follows from the names of the tensors.
 pub fn of_config(config: &Config) -> termwise_llama::Result<Value> {
     let layout = Layout::new(config)?;
+    if matches!(config.family.kind(), Kind::GptNeoX | Kind::StableLm) {
+        let advice = "the PyTorch engine has no LayerNorm and no parallel residual; use the native engine";
+        let found = format!("\"{}\"", config.family.kind().model_type());
+        return Err(termwise_llama::Error::Unsupported { key: "model_type".into(), found, advice });
+    }
     let tensors: Vec<Value> = layout.entries().iter().map(|entry| json!([entry.spec.name, entry.spec.shape, entry.is_matrix()])).collect();
     let has = |name: &str| layout.find(&format!("model.layers.0.{name}.weight")).is_ok();
     let (attention_norms, mlp_norms) = match (has("input_layernorm"), has("post_feedforward_layernorm")) {

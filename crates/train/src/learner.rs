@@ -12,6 +12,7 @@ use crate::nonfinite::Diagnosis;
 use crate::settings::Settings;
 use crate::step::Computed;
 use termwise_data::{Rows, Source};
+use termwise_llama::params::ParamRole;
 use termwise_llama::{Config, Layout, Model};
 
 /// A model that learns. One step is [`Learner::gradient`], [`Learner::reduce`], [`Learner::norm`], [`Learner::update`], in this order; every rank
@@ -83,7 +84,7 @@ pub fn read(folder: &Path, settings: &Settings, state: &State) -> Result<Box<Nat
 
 /// Operations of a step: 6·tokens·numbers in matrices besides the embedding, and attention.
 pub fn operations(layout: &Layout, config: &Config, settings: &Settings) -> f64 {
-    let matrices = layout.entries().iter().filter(|entry| entry.is_matrix() && !entry.spec.name.starts_with("model.embed_tokens"));
+    let matrices = layout.entries().iter().filter(|entry| entry.is_matrix() && entry.spec.role != ParamRole::Embedding);
     let numbers: usize = matrices.map(|entry| entry.spec.len()).sum();
     let rows = (settings.batch * settings.accumulate) as f64;
     let time = settings.length as f64;

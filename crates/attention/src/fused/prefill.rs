@@ -98,8 +98,8 @@ fn begin(l: &Layout, state: &State, w: &mut CallScratch) -> Result<(), Error> {
     initial.log_decay.copy_from_slice(&steps.log_decay);
     w.largest.fill(0.0);
     if l.layer.rotates() {
-        w.cos.ensure(s.batch * s.time * (s.d / 2))?;
-        w.sin.ensure(s.batch * s.time * (s.d / 2))?;
+        w.cos.ensure(s.batch * s.time * l.layer.rotary_pairs())?;
+        w.sin.ensure(s.batch * s.time * l.layer.rotary_pairs())?;
     }
     // [B, channels, w − 1] becomes [B, heads, w − 1, dimension].
     let kept = steps.width.saturating_sub(1);

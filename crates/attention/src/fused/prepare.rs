@@ -123,6 +123,7 @@ impl<'a> Sources<'a> {
             x: &x[b * s.time * stride + head * dim..],
             stride,
             dim,
+            pairs: l.layer.rotary_pairs(),
             cos: if rope { &self.cos[b * self.angle_stride..] } else { &[] },
             sin: if rope { &self.sin[b * self.angle_stride..] } else { &[] },
             taps: if conv { &self.taps[i][head * dim * l.taps..][..dim * l.taps] } else { &[] },
@@ -143,13 +144,13 @@ impl<'a> Sources<'a> {
 }
 
 fn angle_stride(l: &Layout, w: &CallScratch) -> usize {
-    if w.initial.given { l.shape.time * (l.shape.d / 2) } else { 0 }
+    if w.initial.given { l.shape.time * l.layer.rotary_pairs() } else { 0 }
 }
 
 /// cos and sin of all positions, kept while frequencies and T stay the same; of each batch row where rows start at their own.
 fn angles(l: &Layout, w: &mut CallScratch) {
-    let (time, half, stride) = (l.shape.time, l.shape.d / 2, angle_stride(l, w));
-    let Some(rope) = l.layer.rope().filter(|_| half > 0 && l.layer.rotates()) else { return };
+    let (time, half, stride) = (l.shape.time, l.layer.rotary_pairs(), angle_stride(l, w));
+    let Some(rope) = l.layer.rope().filter(|_| half > 0) else { return };
     let current = w.angles_of.as_ref().is_some_and(|(known, t)| known == rope && *t >= time);
     if current && stride == 0 {
         return;

@@ -113,7 +113,7 @@ call_scratch! {
     /// Prepared values [K, Tp, ep], and transposed by tile [K, tiles, e, pitch].
     v: Buffer,
     vt: Buffer,
-    /// Angles [T, d/2], or [B, T, d/2] where batch rows start at positions of their own.
+    /// Angles [T, pairs], or [B, T, pairs] where batch rows start at positions of their own.
     cos: Buffer,
     sin: Buffer,
     /// Filters of the short convolution with the channel last, [heads, w, dimension] for q, k and v.
@@ -213,11 +213,11 @@ impl CallScratch {
         }
         if l.layer.rotates() {
             // Angles that have to move are gone, also where there turns out to be no memory for them.
-            if self.cos.bytes().min(self.sin.bytes()) / size_of::<f32>() < s.time * (s.d / 2) {
+            if self.cos.bytes().min(self.sin.bytes()) / size_of::<f32>() < s.time * l.layer.rotary_pairs() {
                 self.angles_of = None;
             }
-            self.cos.ensure(s.time * (s.d / 2))?;
-            self.sin.ensure(s.time * (s.d / 2))?;
+            self.cos.ensure(s.time * l.layer.rotary_pairs())?;
+            self.sin.ensure(s.time * l.layer.rotary_pairs())?;
         }
         for (buffer, channels) in self.taps.iter_mut().zip(s.widths()) {
             buffer.ensure(channels * l.taps)?;

@@ -14,7 +14,6 @@ use crate::parts::kernel::feature::Map;
 use crate::parts::kernel::taylor::MAX_ORDER;
 use crate::parts::qk_norm::QkNorm;
 use crate::parts::write::Delta;
-use crate::tensors::check_length;
 use crate::{Error, Extra, Grads, Inputs, Kernel, Real, Rope, Shape, Variant, Weighing};
 
 pub use crate::layer::extras::{ExtraSpec, Init, Source};
@@ -223,7 +222,14 @@ impl LayerSizes {
         variants.iter().try_for_each(|variant| variant.validate_for(&shape))?;
         if let Some(variant) = variants.iter().find(|variant| variant.rope) {
             match &self.rope {
-                Some(rope) => check_length(format_args!("rope frequencies"), d / 2, rope.frequencies().len())?,
+                Some(rope) if (1..=d / 2).contains(&rope.frequencies().len()) => {}
+                Some(rope) => {
+                    let found = rope.frequencies().len();
+                    return Err(Error::Shape(format!(
+                        "{found} rotary frequencies for a head dimension of {d}: give 1 to {}, one for each rotated pair of coordinates",
+                        d / 2
+                    )));
+                }
                 None => {
                     let reason =
                         "it rotates q and k, and the layer has no rotary frequencies; give them with `.rope(…)`, or write `rope=off`";
@@ -352,6 +358,11 @@ impl Layer {
     /// Whether any head rotates q and k.
     pub(crate) fn rotates(&self) -> bool {
         self.plan.classes.iter().any(|class| class.rope)
+    }
+
+    /// Pairs of coordinates of q and k that are rotated; 0 if no head rotates.
+    pub(crate) fn rotary_pairs(&self) -> usize {
+        self.rope().filter(|_| self.rotates()).map_or(0, |rope| rope.frequencies().len())
     }
 
     /// Width of the short convolution, 0 for none.
@@ -507,7 +518,10 @@ mod tests {
     fn what_is_missing_is_named() {
         let said = |layer: Result<Layer, Error>| layer.expect_err("impossible").to_string();
         assert!(said(Layer::new(4, 2, 4).variant("softmax")).contains(".rope("));
-        assert!(said(Layer::new(4, 2, 6).rope(rope()).variant("softmax")).contains("expected 3 values, found 2"));
+        assert!(
+            said(Layer::new(4, 2, 6).rope(Rope::new(8, 100.0, None).expect("a rope")).variant("softmax"))
+                .contains("4 rotary frequencies for a head dimension of 6")
+        );
         assert!(said(Layer::new(4, 3, 4).variant("exp rope=off")).contains("multiple"));
         assert!(said(Layer::new(4, 2, 4).rope(rope()).heads(["softmax"; 3])).contains("4 heads but 3 variants"));
         assert!(said(Layer::new(4, 2, 5).variant("exp")).contains("odd"));

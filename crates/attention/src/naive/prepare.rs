@@ -171,7 +171,7 @@ fn column<R: Real>(x: &[R], dim: usize, channel: usize) -> Vec<R> {
 
 fn rotate_rows<R: Real>(rope: Option<&Rope>, x: &mut [R], dim: usize, rotation: fn(&mut [R], &[R], &[R])) {
     let Some(rope) = rope else { return };
-    let (mut cos, mut sin) = (vec![R::zero(); dim / 2], vec![R::zero(); dim / 2]);
+    let (mut cos, mut sin) = (vec![R::zero(); rope.frequencies().len()], vec![R::zero(); rope.frequencies().len()]);
     for (t, row) in x.chunks_exact_mut(dim).enumerate() {
         rope.angles(t, &mut cos, &mut sin);
         rotation(row, &cos, &sin);

@@ -1,17 +1,18 @@
-//! RoPE, Llama's half-split form: coordinates i and i + d/2 are rotated by the angle position·ω_i
+//! RoPE, Llama's half-split form: coordinates i and i + r/2 are rotated by the angle position·ω_i, for the first r coordinates of a head. A partial
+//! rotary embedding has r < d and leaves the other coordinates as they are.
 
 use std::sync::Arc;
 
 use crate::{Error, Real};
 
-/// Rotary frequencies of a head dimension. Clones share the table of angles; two are equal where their frequencies and factors are.
+/// Rotary frequencies of a head. Clones share the table of angles; two are equal where their frequencies and factors are.
 #[derive(Clone, Debug)]
 pub struct Rope {
-    /// ω_i [d/2]
+    /// ω_i [r/2]
     frequencies: Vec<f64>,
     /// What rotated q and k are multiplied by.
     factor: f64,
-    /// cos and sin of the angles at the first positions, [positions, 2, d/2]; empty where they are computed each time.
+    /// cos and sin of the angles at the first positions, [positions, 2, r/2]; empty where they are computed each time.
     table: Arc<[f64]>,
 }
 
@@ -66,9 +67,9 @@ pub enum RopeScaling {
     /// LongRoPE (arXiv 2402.13753): every frequency has a divisor of its own, and another one in texts longer than the original context, for
     /// all of their positions.
     Long {
-        /// Within the original context, [d/2].
+        /// Within the original context, [r/2].
         short_factor: Vec<f64>,
-        /// In longer texts, [d/2].
+        /// In longer texts, [r/2].
         long_factor: Vec<f64>,
         /// The context of the original training.
         original_context: f64,
@@ -93,27 +94,27 @@ impl RopeScaling {
 }
 
 impl Rope {
-    /// ω_i = theta^{−2i/d}, stretched as asked, for texts within the original context.
-    pub fn new(d: usize, theta: f64, scaling: Option<&RopeScaling>) -> Result<Rope, Error> {
-        Rope::for_length(d, theta, scaling, 0)
+    /// ω_i = theta^{−2i/r}, stretched as asked, for texts within the original context. r is the head dimension, or less for a partial rotary embedding.
+    pub fn new(r: usize, theta: f64, scaling: Option<&RopeScaling>) -> Result<Rope, Error> {
+        Rope::for_length(r, theta, scaling, 0)
     }
 
     /// As [`Rope::new`], for texts of this length, on which some stretchings depend.
-    pub fn for_length(d: usize, theta: f64, scaling: Option<&RopeScaling>, length: usize) -> Result<Rope, Error> {
+    pub fn for_length(r: usize, theta: f64, scaling: Option<&RopeScaling>, length: usize) -> Result<Rope, Error> {
         if !(theta.is_finite() && theta > 0.0) {
             return Err(Error::Shape(format!("rope theta must be a positive number, found {theta}")));
         }
         if let Some(RopeScaling::Long { short_factor, long_factor, .. }) = scaling {
             for (name, list) in [("short", short_factor), ("long", long_factor)] {
-                if list.len() != d / 2 {
-                    let (found, expected) = (list.len(), d / 2);
+                if list.len() != r / 2 {
+                    let (found, expected) = (list.len(), r / 2);
                     return Err(Error::Shape(format!(
-                        "{found} {name} factors of the rotary frequencies, expected {expected}, half a head"
+                        "{found} {name} factors of the rotary frequencies, expected {expected}, half the rotated coordinates"
                     )));
                 }
             }
         }
-        let (width, length) = (d as f64, length as f64);
+        let (width, length) = (r as f64, length as f64);
         let plain = |theta: f64, i: usize| theta.powf(-2.0 * i as f64 / width);
         let stretched = |i: usize| {
             let frequency = plain(theta, i);
@@ -129,7 +130,7 @@ impl Rope {
                 Some(RopeScaling::Dynamic { factor, original_context }) => {
                     let more = factor * length.max(*original_context) / original_context - (factor - 1.0);
                     // A single pair has frequency 1 whatever theta is.
-                    if d > 2 { plain(theta * more.powf(width / (width - 2.0)), i) } else { frequency }
+                    if r > 2 { plain(theta * more.powf(width / (width - 2.0)), i) } else { frequency }
                 }
                 Some(RopeScaling::Yarn { factor, beta_fast, beta_slow, truncate, original_context, .. }) => {
                     // The pair, as a fraction, that turns this often in the original context.
@@ -154,10 +155,10 @@ impl Rope {
             Some(RopeScaling::Yarn { attention_factor, .. } | RopeScaling::Long { attention_factor, .. }) => *attention_factor,
             _ => 1.0,
         };
-        Ok(Rope { frequencies: (0..d / 2).map(stretched).collect(), factor, table: Arc::default() })
+        Ok(Rope { frequencies: (0..r / 2).map(stretched).collect(), factor, table: Arc::default() })
     }
 
-    /// ω_i [d/2].
+    /// ω_i [r/2].
     pub fn frequencies(&self) -> &[f64] {
         &self.frequencies
     }
@@ -195,19 +196,19 @@ impl Rope {
     }
 }
 
-/// x [d] rotated forward.
+/// The first 2·len(cos) coordinates of x [d], rotated forward.
 #[inline(always)]
 pub fn rotate<R: Real>(x: &mut [R], cos: &[R], sin: &[R]) {
-    let (low, high) = x.split_at_mut(x.len() / 2);
+    let (low, high) = x.split_at_mut(cos.len());
     for (((a, b), &cos), &sin) in low.iter_mut().zip(high).zip(cos).zip(sin) {
         (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
     }
 }
 
-/// x [d] rotated back: the gradient of [`rotate`], and its inverse where cos² + sin² = 1.
+/// The reverse rotation: the gradient of [`rotate`], and its inverse if cos² + sin² = 1.
 #[inline(always)]
 pub fn rotate_back<R: Real>(x: &mut [R], cos: &[R], sin: &[R]) {
-    let (low, high) = x.split_at_mut(x.len() / 2);
+    let (low, high) = x.split_at_mut(cos.len());
     for (((a, b), &cos), &sin) in low.iter_mut().zip(high).zip(cos).zip(sin) {
         (*a, *b) = (*a * cos + *b * sin, *b * cos - *a * sin);
     }
@@ -229,6 +230,18 @@ mod tests {
         assert_all_close(&x, &[3f64.cos(), -0.3f64.sin(), 3f64.sin(), 0.3f64.cos()], 1e-15);
         rotate_back(&mut x, &cos, &sin);
         assert_all_close(&x, &[1.0, 0.0, 0.0, 1.0], 1e-15);
+    }
+
+    #[test]
+    fn a_partial_rotation_leaves_the_other_coordinates() {
+        let rope = Rope::new(2, 100.0, None).expect("a possible theta");
+        let (mut cos, mut sin) = ([0.0f64], [0.0f64]);
+        rope.angles(3, &mut cos, &mut sin);
+        let mut x = [1.0, 0.5, 7.0, 8.0];
+        rotate(&mut x, &cos, &sin);
+        assert_all_close(&x, &[3f64.cos() - 0.5 * 3f64.sin(), 0.5 * 3f64.cos() + 3f64.sin(), 7.0, 8.0], 1e-15);
+        rotate_back(&mut x, &cos, &sin);
+        assert_all_close(&x, &[1.0, 0.5, 7.0, 8.0], 1e-15);
     }
 
     #[test]

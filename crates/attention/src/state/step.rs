@@ -216,7 +216,7 @@ impl Step<'_> {
         let to = &mut to[..dim];
         to.copy_from_slice(&x[head * dim..][..dim]);
         if class.rope && which < 2 {
-            let half = d / 2;
+            let half = self.state.layer.rotary_pairs();
             rotate(to, &token.cos[b * half..][..half], &token.sin[b * half..][..half]);
         }
         let coded = class.bits.filter(|&(_, sinks)| which > 0 && self.state.steps.positions[b] >= sinks);

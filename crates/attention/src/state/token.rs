@@ -9,7 +9,7 @@ use crate::{Error, Extra, Inputs, Layer, Shape};
 /// What all state groups of a step read, computed before them: angles, filtered inputs, gates.
 #[derive(Clone, Debug)]
 pub(crate) struct Token {
-    /// Angles [B, d/2], empty without RoPE.
+    /// Angles [B, pairs], empty without RoPE.
     pub cos: Vec<f32>,
     pub sin: Vec<f32>,
     /// q, k and v after the short convolution, empty without.
@@ -31,7 +31,7 @@ pub(crate) struct Token {
 
 impl Token {
     pub fn new(layer: &Layer, shape: &Shape) -> Result<Token, Error> {
-        let Shape { batch, heads: h, kv_heads: g, d, e, .. } = *shape;
+        let Shape { batch, heads: h, kv_heads: g, e, .. } = *shape;
         let by_channel = layer.heads().iter().any(|variant| variant.post_gate.as_ref().is_some_and(PostGate::by_channel));
         let of = |n: usize, value: f32| -> Result<Vec<f32>, Error> {
             let mut values = Vec::new();
@@ -39,7 +39,7 @@ impl Token {
             values.fill(value);
             Ok(values)
         };
-        let half = if layer.rotates() { d / 2 } else { 0 };
+        let half = layer.rotary_pairs();
         let (sources, [all_q, all_k, _]) = (layer.norm_sources().count(), shape.widths());
         let [q, k, v] = shape.widths().map(|channels| if layer.taps() > 0 { channels } else { 0 });
         Ok(Token {

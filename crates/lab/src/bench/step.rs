@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use termwise_attention::Variant;
 use termwise_llama::config::{AttentionMap, Config};
 use termwise_llama::model::{Stage, Timing};
+use termwise_llama::params::ParamRole;
 use termwise_llama::{Batch, Model, Objective, Options};
 use termwise_train::{AdamW, AdamWConfig, clip, gradient_norm};
 
@@ -136,6 +137,7 @@ fn config(options: &StepOptions) -> Result<Config, Error> {
         rms_norm_eps: 1e-5,
         rope_theta: 10_000.0,
         rope_scaling: None,
+        partial_rotary_factor: 1.0,
         tie_word_embeddings: false,
         max_position_embeddings: length,
         bos_token_id: None,
@@ -190,7 +192,7 @@ fn measure(options: &StepOptions, config: Config) -> Result<StepBench, Error> {
     times.sort();
 
     let entries = model.params.layout().entries();
-    let matrices = entries.iter().filter(|entry| entry.is_matrix() && !entry.spec.name.starts_with("model.embed_tokens"));
+    let matrices = entries.iter().filter(|entry| entry.is_matrix() && entry.spec.role != ParamRole::Embedding);
     let matrix_parameters: usize = matrices.map(|entry| entry.spec.len()).sum();
     let attention = layers as f64 * attention_flops(batch, heads, length, head_dim);
     let flops = 6.0 * (tokens * matrix_parameters) as f64 + WITH_BACKWARD * attention;

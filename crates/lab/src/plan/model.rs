@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use termwise_attention::{Shape, Variant};
 use termwise_base::nearest;
 use termwise_llama::Config;
+use termwise_llama::params::{ParamRole, ParamSpec};
 use termwise_train::resolve;
 use termwise_train::settings::{Layer, Settings, presets};
 
@@ -100,7 +101,7 @@ impl Model {
             ["embedding", "attention", "attention extras", "mlp", "norms", "output"].map(|kind| Kind { kind: kind.into(), count: 0 });
         let mut multiplied = 0;
         for spec in config.parameter_list()? {
-            let (kind, matrix) = kind_of(&spec.name);
+            let (kind, matrix) = kind_of(&spec);
             let count = spec.len() as u64;
             kinds[kind].count += count;
             multiplied += if matrix { count } else { 0 };
@@ -135,14 +136,13 @@ impl Model {
 }
 
 /// The place among the kinds, and whether tokens are multiplied by it.
-fn kind_of(name: &str) -> (usize, bool) {
-    let has = |part: &str| name.contains(part);
-    match name {
-        "model.embed_tokens.weight" => (0, false),
-        "lm_head.weight" => (5, true),
-        _ if has(".mlp.") => (3, true),
-        _ if ["q_proj.", "k_proj.", "v_proj.", "o_proj."].iter().any(|part| has(&format!("self_attn.{part}"))) => (1, true),
-        _ if has("self_attn.") => (2, has("_proj.weight")),
+fn kind_of(spec: &ParamSpec) -> (usize, bool) {
+    match spec.role {
+        ParamRole::Embedding => (0, false),
+        ParamRole::Qkv | ParamRole::AttentionOutput => (1, true),
+        ParamRole::Auxiliary => (2, spec.name.contains("_proj.weight")),
+        ParamRole::Mlp => (3, true),
+        ParamRole::LmHead => (5, true),
         _ => (4, false),
     }
 }

@@ -136,6 +136,7 @@ impl Golden<'_> {
             rms_norm_eps: self.number("rms_norm_eps")?,
             rope_theta: self.number("rope_theta")?,
             rope_scaling: None,
+            partial_rotary_factor: 1.0,
             tie_word_embeddings: self.checkpoint.info("weight:lm_head.weight").is_err(),
             max_position_embeddings: self.number("seq")?,
             bos_token_id: None,

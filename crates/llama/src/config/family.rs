@@ -11,7 +11,7 @@ use super::read::conflict;
 use super::{AttentionMap, bad_value};
 use crate::error::{Error, Result};
 use crate::json::{Keys, show};
-use crate::ops::swiglu::Activation;
+use crate::ops::activation::Activation;
 
 /// A family of models that can be computed here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,6 +36,10 @@ pub enum Kind {
     Gemma2,
     /// Gemma 3, text: as Gemma 2 with norms of q and k instead of soft caps, and another RoPE in layers with a window.
     Gemma3,
+    /// GPT-NeoX and Pythia: LayerNorm, partial rotary embedding, parallel residual, an MLP without a gate, biases, q, k and v interleaved per head.
+    GptNeoX,
+    /// StableLM: LayerNorm and partial rotary embedding.
+    StableLm,
 }
 
 /// What all members of a family have in common.
@@ -48,14 +52,49 @@ pub(crate) struct Traits {
     pub plus_one: bool,
     /// The embedding is multiplied by √C.
     pub scaled_embedding: bool,
-    /// q, k and v are one tensor, gate and up another.
-    pub fused: bool,
+    pub names: Names,
+    /// Rows of the q, k and v tensor are [heads, (q, k, v), d] instead of [(q, k, v), heads, d].
+    pub interleaved: bool,
+    /// LayerNorm with a bias instead of RMSNorm.
+    pub layer_norm: bool,
+    /// The MLP multiplies an activated gate with a second projection.
+    pub gated_mlp: bool,
     /// The word of the variant for norms of q and k.
     qk_norm: Option<&'static str>,
     windows: Windows,
     /// What Hugging Face's class has where a file leaves it out.
     pub defaults: Defaults,
 }
+
+/// Tensor names, without `.weight` and `.bias`.
+#[derive(Clone, Copy)]
+pub(crate) struct Names {
+    pub embedding: &'static str,
+    pub lm_head: &'static str,
+    pub final_norm: &'static str,
+    /// Prefix of a layer's number.
+    pub layers: &'static str,
+    /// Prefix of attention within a layer.
+    pub attention: &'static str,
+    /// Within attention: q, k and v, or one tensor with all three.
+    pub qkv: &'static [&'static str],
+    pub output: &'static str,
+    /// Within a layer: gate and up, or one tensor with both, or up alone.
+    pub mlp_in: &'static [&'static str],
+    pub mlp_out: &'static str,
+}
+
+const LLAMA_NAMES: Names = Names {
+    embedding: "model.embed_tokens",
+    lm_head: "lm_head",
+    final_norm: "model.norm",
+    layers: "model.layers",
+    attention: "self_attn",
+    qkv: &["q_proj", "k_proj", "v_proj"],
+    output: "o_proj",
+    mlp_in: &["mlp.gate_proj", "mlp.up_proj"],
+    mlp_out: "mlp.down_proj",
+};
 
 /// Where norms stand: before attention and MLP, behind them, or both.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -73,6 +112,8 @@ enum Biases {
     Inputs,
     /// Of all four where `attention_bias` says so.
     Asked,
+    /// Of q, k and v where `use_qkv_bias` says so.
+    AskedInputs,
 }
 
 /// Which layers have a window.
@@ -93,14 +134,30 @@ pub(crate) struct Defaults {
     /// Of layers with a window, where these have a RoPE of their own.
     pub local_theta: Option<f64>,
     pub tie: bool,
+    /// `attention_bias`
+    bias: bool,
+    /// `use_parallel_residual`, if the family knows it.
+    parallel: Option<bool>,
+    /// `partial_rotary_factor`, if the family knows it.
+    pub rotary: Option<f64>,
     pub head_dim: Option<usize>,
     window: Option<usize>,
     activation: &'static str,
 }
 
 /// A Llama's.
-const DEFAULTS: Defaults =
-    Defaults { eps: 1e-6, theta: 10_000.0, local_theta: None, tie: false, head_dim: None, window: None, activation: "silu" };
+const DEFAULTS: Defaults = Defaults {
+    eps: 1e-6,
+    theta: 10_000.0,
+    local_theta: None,
+    tie: false,
+    bias: false,
+    parallel: None,
+    rotary: None,
+    head_dim: None,
+    window: None,
+    activation: "silu",
+};
 
 const LLAMA: Traits = Traits {
     model_type: "llama",
@@ -109,7 +166,10 @@ const LLAMA: Traits = Traits {
     norms: Norms::Before,
     plus_one: false,
     scaled_embedding: false,
-    fused: false,
+    names: LLAMA_NAMES,
+    interleaved: false,
+    layer_norm: false,
+    gated_mlp: true,
     qk_norm: None,
     windows: Windows::None,
     defaults: DEFAULTS,
@@ -125,8 +185,19 @@ const GEMMA: Traits = Traits {
 
 impl Kind {
     /// Every family.
-    pub const ALL: [Kind; 9] =
-        [Kind::Llama, Kind::Mistral, Kind::Qwen2, Kind::Qwen3, Kind::SmolLm3, Kind::Olmo2, Kind::Phi3, Kind::Gemma2, Kind::Gemma3];
+    pub const ALL: [Kind; 11] = [
+        Kind::Llama,
+        Kind::Mistral,
+        Kind::Qwen2,
+        Kind::Qwen3,
+        Kind::SmolLm3,
+        Kind::Olmo2,
+        Kind::Phi3,
+        Kind::Gemma2,
+        Kind::Gemma3,
+        Kind::GptNeoX,
+        Kind::StableLm,
+    ];
 
     pub(crate) const fn traits(self) -> Traits {
         match self {
@@ -174,9 +245,9 @@ impl Kind {
                 model_type: "phi3",
                 class: "Phi3ForCausalLM",
                 biases: Biases::None,
-                fused: true,
+                names: Names { qkv: &["qkv_proj"], mlp_in: &["mlp.gate_up_proj"], ..LLAMA_NAMES },
                 windows: Windows::All,
-                defaults: Defaults { eps: 1e-5, ..DEFAULTS },
+                defaults: Defaults { eps: 1e-5, rotary: Some(1.0), ..DEFAULTS },
                 ..LLAMA
             },
             Kind::Gemma2 => Traits { model_type: "gemma2", class: "Gemma2ForCausalLM", windows: Windows::But(2), ..GEMMA },
@@ -187,6 +258,34 @@ impl Kind {
                 windows: Windows::But(6),
                 defaults: Defaults { theta: 1e6, local_theta: Some(1e4), ..GEMMA.defaults },
                 ..GEMMA
+            },
+            Kind::GptNeoX => Traits {
+                model_type: "gpt_neox",
+                class: "GPTNeoXForCausalLM",
+                names: Names {
+                    embedding: "gpt_neox.embed_in",
+                    lm_head: "embed_out",
+                    final_norm: "gpt_neox.final_layer_norm",
+                    layers: "gpt_neox.layers",
+                    attention: "attention",
+                    qkv: &["query_key_value"],
+                    output: "dense",
+                    mlp_in: &["mlp.dense_h_to_4h"],
+                    mlp_out: "mlp.dense_4h_to_h",
+                },
+                interleaved: true,
+                layer_norm: true,
+                gated_mlp: false,
+                defaults: Defaults { eps: 1e-5, bias: true, parallel: Some(true), rotary: Some(0.25), activation: "gelu", ..DEFAULTS },
+                ..LLAMA
+            },
+            Kind::StableLm => Traits {
+                model_type: "stablelm",
+                class: "StableLmForCausalLM",
+                biases: Biases::AskedInputs,
+                layer_norm: true,
+                defaults: Defaults { eps: 1e-5, parallel: Some(false), rotary: Some(0.25), ..DEFAULTS },
+                ..LLAMA
             },
         }
     }
@@ -212,8 +311,8 @@ impl Kind {
 }
 
 fn unknown(key: &str, found: &Value) -> Error {
-    let advice = "models of the families \"llama\", \"mistral\", \"qwen2\", \"qwen3\", \"smollm3\", \"olmo2\", \"phi3\", \"gemma2\" and \
-                  \"gemma3_text\" can be read";
+    let advice = "supported model types: \"llama\", \"mistral\", \"qwen2\", \"qwen3\", \"smollm3\", \"olmo2\", \"phi3\", \"gemma2\", \
+                  \"gemma3_text\", \"gpt_neox\" and \"stablelm\"";
     Error::Unsupported { key: key.into(), found: show(found), advice }
 }
 
@@ -221,8 +320,11 @@ fn unknown(key: &str, found: &Value) -> Error {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Family {
     kind: Kind,
-    attention_bias: bool,
+    qkv_bias: bool,
+    output_bias: bool,
     mlp_bias: bool,
+    /// Attention and MLP read the same residual.
+    parallel: bool,
     activation: Activation,
     logit_cap: Option<f64>,
     /// Of layers with a window, where these have a RoPE of their own.
@@ -252,16 +354,21 @@ impl Family {
 
     /// Whether the projections to q, k and v have a bias.
     pub(crate) fn qkv_bias(&self) -> bool {
-        self.kind.traits().biases == Biases::Inputs || self.attention_bias
+        self.qkv_bias
     }
 
     /// Whether the projection from attention's output has a bias.
     pub(crate) fn output_bias(&self) -> bool {
-        self.attention_bias
+        self.output_bias
     }
 
     pub(crate) fn mlp_bias(&self) -> bool {
         self.mlp_bias
+    }
+
+    /// Whether attention and MLP read the same residual.
+    pub(crate) fn parallel(&self) -> bool {
+        self.parallel
     }
 
     pub(crate) fn activation(&self) -> Activation {
@@ -287,25 +394,38 @@ impl Family {
     ) -> Result<Family> {
         let traits = kind.traits();
         let refuse = |key: &str, found: &Value, advice| Error::Unsupported { key: key.into(), found: show(found), advice };
-        let mut flag = |key: &str, possible: bool, advice| match keys.bool(key)?.unwrap_or(false) {
-            true if !possible => Err(refuse(key, &Value::Bool(true), advice)),
-            given => Ok(given),
+        let mut flag = |key: &str, default: bool, possible: bool, advice| match possible {
+            true => Ok(keys.bool(key)?.unwrap_or(default)),
+            false if keys.peek(key) == Some(&Value::Bool(true)) => Err(refuse(key, &Value::Bool(true), advice)),
+            false => Ok(false),
         };
         let attention_bias = flag(
             "attention_bias",
-            traits.biases != Biases::None,
+            traits.defaults.bias,
+            matches!(traits.biases, Biases::Inputs | Biases::Asked),
             "the projections of this family have no bias; leave the key out, or use the family that the weights belong to",
         )?;
+        let qkv_bias = flag(
+            "use_qkv_bias",
+            false,
+            traits.biases == Biases::AskedInputs,
+            "this family has no such key; leave it out, or use the family that the weights belong to",
+        )?;
+        let parallel = flag(
+            "use_parallel_residual",
+            traits.defaults.parallel.unwrap_or(false),
+            traits.defaults.parallel.is_some(),
+            "this family adds attention and MLP one after the other; leave the key out, or use the family that the weights belong to",
+        )?;
+        flag("qk_layernorm", false, false, "a LayerNorm of q and k is not supported; use a model without it")?;
         let mlp_bias = flag(
             "mlp_bias",
+            false,
             matches!(kind, Kind::Llama | Kind::SmolLm3),
             "the MLP of this family has no bias; leave the key out, or use the family that the weights belong to",
         )?;
-        let activation = read_activation(keys, traits.defaults.activation)?;
-        if let Some(factor) = keys.peek("partial_rotary_factor").filter(|factor| factor.as_f64() != Some(1.0)) {
-            let advice = "RoPE turns whole heads here, which is factor 1; use a model with it";
-            return Err(refuse("partial_rotary_factor", factor, advice));
-        }
+        let mlp_bias = mlp_bias || kind == Kind::GptNeoX;
+        let activation = read_activation(keys, &traits)?;
         if let Some(found) = keys.peek("use_bidirectional_attention").filter(|found| **found != Value::Bool(false)) {
             let advice = "every position sees earlier ones alone here; use a model that writes from left to right";
             return Err(refuse("use_bidirectional_attention", found, advice));
@@ -345,7 +465,8 @@ impl Family {
         };
         let attention = ropes.iter().zip(&windows).map(variant).collect::<Result<Vec<_>>>()?.into();
         let local_rope = local.map(|(theta, scaling)| LocalRope { theta, scaling, layers: windows.iter().map(Option::is_some).collect() });
-        Ok(Family { kind, attention_bias, mlp_bias, activation, logit_cap, local_rope, attention })
+        let qkv_bias = traits.biases == Biases::Inputs || attention_bias || qkv_bias;
+        Ok(Family { kind, qkv_bias, output_bias: attention_bias, mlp_bias, parallel, activation, logit_cap, local_rope, attention })
     }
 
     /// The keys by which other tools know a configuration of this family.
@@ -354,12 +475,18 @@ impl Family {
         let activation = match self.activation {
             Activation::Silu => "silu",
             Activation::GeluTanh => "gelu_pytorch_tanh",
+            Activation::Gelu => "gelu",
         };
         let act_key = if traits.scaled_embedding { "hidden_activation" } else { "hidden_act" };
         let mut keys =
             vec![("architectures", json!([traits.class])), ("model_type", json!(traits.model_type)), (act_key, json!(activation))];
-        if traits.biases == Biases::Asked {
-            keys.push(("attention_bias", json!(self.attention_bias)));
+        match traits.biases {
+            Biases::Asked => keys.push(("attention_bias", json!(self.output_bias))),
+            Biases::AskedInputs => keys.push(("use_qkv_bias", json!(self.qkv_bias))),
+            Biases::None | Biases::Inputs => {}
+        }
+        if traits.defaults.parallel.is_some() {
+            keys.push(("use_parallel_residual", json!(self.parallel)));
         }
         if matches!(self.kind, Kind::Llama | Kind::SmolLm3) {
             keys.push(("mlp_bias", json!(self.mlp_bias)));
@@ -368,18 +495,19 @@ impl Family {
     }
 }
 
-fn read_activation(keys: &mut Keys, otherwise: &str) -> Result<Activation> {
+fn read_activation(keys: &mut Keys, traits: &Traits) -> Result<Activation> {
     let (old, new) = (keys.text("hidden_act")?, keys.text("hidden_activation")?);
     let (key, name) = match (old, new) {
         (Some(old), Some(new)) if old != new => return Err(conflict("hidden_act", old, "hidden_activation", new)),
         (_, Some(new)) => ("hidden_activation", new),
-        (old, None) => ("hidden_act", old.unwrap_or(otherwise.into())),
+        (old, None) => ("hidden_act", old.unwrap_or(traits.defaults.activation.into())),
     };
     match name.as_str() {
         "silu" | "swish" => Ok(Activation::Silu),
-        "gelu_pytorch_tanh" | "gelu_new" => Ok(Activation::GeluTanh),
+        "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Ok(Activation::GeluTanh),
+        "gelu" => Ok(Activation::Gelu),
         _ => {
-            let advice = "the MLP is computed with \"silu\" or \"gelu_pytorch_tanh\"; use a model with one of them";
+            let advice = "supported activations: \"silu\", \"gelu\" and \"gelu_pytorch_tanh\"";
             Err(Error::Unsupported { key: key.into(), found: format!("\"{name}\""), advice })
         }
     }

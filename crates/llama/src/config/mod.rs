@@ -49,12 +49,14 @@ pub struct Config {
     pub num_key_value_heads: usize,
     /// d, width of a head; C / H unless the file says otherwise.
     pub head_dim: usize,
-    /// eps of the RMSNorms.
+    /// eps of the norms.
     pub rms_norm_eps: f64,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
     /// How they are stretched.
     pub rope_scaling: Option<RopeScaling>,
+    /// Share of each head's coordinates that RoPE rotates, the first ones; 1 unless the rotary embedding is partial.
+    pub partial_rotary_factor: f64,
     /// Whether the embedding is the output projection as well.
     pub tie_word_embeddings: bool,
     /// Longest context that the model was made for.
@@ -155,7 +157,12 @@ impl Config {
         let local = self.family.local_rope().filter(|local| local.layers.get(layer) == Some(&true));
         let (theta, scaling) = local.map_or((self.rope_theta, &self.rope_scaling), |local| (local.theta, &local.scaling));
         rope::validate(theta, scaling.as_ref())?;
-        Ok(Rope::for_length(self.head_dim, theta, scaling.as_ref(), length)?)
+        Ok(Rope::for_length(self.rotary_dim(), theta, scaling.as_ref(), length)?)
+    }
+
+    /// Coordinates of each head that RoPE rotates.
+    pub fn rotary_dim(&self) -> usize {
+        (self.head_dim as f64 * self.partial_rotary_factor) as usize
     }
 
     /// The longest text that a cache of keys can hold: that which the model was made for, or up to which its rotary frequencies stay the same.
@@ -197,6 +204,15 @@ impl Config {
         }
         if !self.head_dim.is_multiple_of(2) {
             return Err(bad_value("head_dim", self.head_dim, "it must be even, since RoPE turns pairs of coordinates"));
+        }
+        let (rotary_dim, head_dim) = (self.rotary_dim(), self.head_dim);
+        if !rotary_dim.is_multiple_of(2) || !(2..=head_dim).contains(&rotary_dim) {
+            let expected = format!("it rotates {rotary_dim} of {head_dim} coordinates, and RoPE needs an even number from 2 to {head_dim}");
+            return Err(bad_value("partial_rotary_factor", self.partial_rotary_factor, expected));
+        }
+        if self.family.kind().traits().interleaved && self.num_key_value_heads != self.num_attention_heads {
+            let expected = format!("num_attention_heads is {}: this family has no grouped-query attention", self.num_attention_heads);
+            return Err(bad_value("num_key_value_heads", self.num_key_value_heads, expected));
         }
         if !(self.rms_norm_eps.is_finite() && self.rms_norm_eps >= 0.0) {
             return Err(bad_value("rms_norm_eps", self.rms_norm_eps, "it must be zero or a positive number"));

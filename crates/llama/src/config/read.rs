@@ -27,7 +27,9 @@ pub(super) fn from_value(value: Value) -> Result<Config> {
     };
     // Where a file leaves these out, Hugging Face's Llama has these values.
     let context = keys.size("max_position_embeddings")?.unwrap_or(2048);
+    let partial_rotary_factor = rope::read_partial_factor(&mut keys, kind)?;
     let (rope, local_rope) = rope::read(&mut keys, kind, context)?;
+    let eps_key = if kind.traits().layer_norm { "layer_norm_eps" } else { "rms_norm_eps" };
     let mut config = Config {
         family: Family::default(),
         vocab_size: required_size(&mut keys, "vocab_size")?,
@@ -37,9 +39,10 @@ pub(super) fn from_value(value: Value) -> Result<Config> {
         num_attention_heads: heads,
         num_key_value_heads: keys.size("num_key_value_heads")?.unwrap_or(heads),
         head_dim,
-        rms_norm_eps: keys.number("rms_norm_eps")?.unwrap_or(defaults.eps),
+        rms_norm_eps: keys.number(eps_key)?.unwrap_or(defaults.eps),
         rope_theta: rope.0,
         rope_scaling: rope.1,
+        partial_rotary_factor,
         tie_word_embeddings: keys.bool("tie_word_embeddings")?.unwrap_or(defaults.tie),
         max_position_embeddings: context,
         bos_token_id: keys.token("bos_token_id")?,

@@ -63,12 +63,42 @@ pub(super) fn read(keys: &mut Keys, kind: Kind, context: usize) -> Result<(Base,
             places.push(inner);
         }
     }
-    let base = agree(keys, "rope_theta", places, defaults.theta, around)?;
+    // The old key of GPT-NeoX.
+    let old = if kind == Kind::GptNeoX { keys.number("rotary_emb_base")? } else { None };
+    let base = agree(keys, "rope_theta", places, old.unwrap_or(defaults.theta), around)?;
+    if let Some(old) = old.filter(|old| *old != base.0) {
+        return Err(conflict("rotary_emb_base", old, "rope_theta", base.0));
+    }
     let local = match defaults.local_theta {
         Some(theta) => Some(agree(keys, "rope_local_base_freq", local_places, theta, around)?),
         None => None,
     };
     Ok((base, local))
+}
+
+/// The share of each head that RoPE rotates; places that disagree are an error.
+pub(super) fn read_partial_factor(keys: &mut Keys, kind: Kind) -> Result<f64> {
+    const KEY: &str = "partial_rotary_factor";
+    let default = kind.traits().defaults.rotary;
+    let mut found: Vec<(String, f64)> = Vec::new();
+    // `rotary_pct` is the old key of GPT-NeoX.
+    for key in [KEY, "rotary_pct"] {
+        let value = if default.is_some() { keys.number(key)? } else { keys.peek(key).and_then(Value::as_f64) };
+        found.extend(value.map(|value| (key.to_owned(), value)));
+    }
+    for outer in ["rope_parameters", "rope_scaling"] {
+        let value = keys.peek(outer).and_then(|object| object.get(KEY)).and_then(Value::as_f64);
+        found.extend(value.map(|value| (format!("{outer}.{KEY}"), value)));
+    }
+    let Some((key, factor)) = found.first().cloned() else { return Ok(default.unwrap_or(1.0)) };
+    if let Some((other, value)) = found.iter().find(|(_, value)| *value != factor) {
+        return Err(conflict(&key, factor, other, value));
+    }
+    if default.is_none() && factor != 1.0 {
+        let advice = "this family rotates whole heads; use the family that the weights belong to";
+        return Err(Error::Unsupported { key, found: factor.to_string(), advice });
+    }
+    Ok(factor)
 }
 
 fn agree(keys: &mut Keys, key: &str, places: Vec<Keys>, otherwise: f64, around: Around) -> Result<Base> {
@@ -103,12 +133,7 @@ fn read_scaling(mut keys: Keys, place: &str, around: Around) -> Result<Option<Ro
         let suggestion = nearest(key, KNOWN.iter().copied()).map(str::to_owned);
         return Err(Error::UnknownKey { place: place.into(), key: key.clone(), known: KNOWN, suggestion });
     }
-    if let Some(factor) = keys.number("partial_rotary_factor")?
-        && factor != 1.0
-    {
-        let advice = "RoPE turns whole heads here, which is factor 1; use a model with it";
-        return Err(Error::Unsupported { key: keys.path("partial_rotary_factor"), found: factor.to_string(), advice });
-    }
+    keys.number("partial_rotary_factor")?;
     let kind = match (keys.text("rope_type")?, keys.text("type")?) {
         (Some(new), Some(old)) if new != old => return Err(conflict(&keys.path("rope_type"), new, &keys.path("type"), old)),
         (new, old) => new.or(old),

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Config, rope};
+use super::{Config, Kind, rope};
 
 pub(super) fn to_map(config: &Config) -> Map<String, Value> {
     let mut map = config.other.clone();
@@ -19,7 +19,7 @@ pub(super) fn to_map(config: &Config) -> Map<String, Value> {
         ("num_attention_heads", json!(config.num_attention_heads)),
         ("num_key_value_heads", json!(config.num_key_value_heads)),
         ("head_dim", json!(config.head_dim)),
-        ("rms_norm_eps", json!(config.rms_norm_eps)),
+        (if config.family.kind().traits().layer_norm { "layer_norm_eps" } else { "rms_norm_eps" }, json!(config.rms_norm_eps)),
         ("rope_theta", json!(config.rope_theta)),
         ("rope_scaling", config.rope_scaling.as_ref().map_or(Value::Null, rope::to_json)),
         ("tie_word_embeddings", json!(config.tie_word_embeddings)),
@@ -38,6 +38,18 @@ pub(super) fn to_map(config: &Config) -> Map<String, Value> {
         let full = rope::parameters(config.rope_theta, config.rope_scaling.as_ref());
         let sliding = rope::parameters(local.theta, local.scaling.as_ref());
         map.insert("rope_parameters".into(), json!({"full_attention": full, "sliding_attention": sliding}));
+    }
+    let factor = config.partial_rotary_factor;
+    if config.family.kind().traits().defaults.rotary.is_some_and(|default| default != 1.0 || factor != 1.0) {
+        // Old readers know keys of their own, new ones an object.
+        let old: &[_] = match config.family.kind() {
+            Kind::GptNeoX => &[("rotary_pct", factor), ("rotary_emb_base", config.rope_theta)],
+            _ => &[("partial_rotary_factor", factor)],
+        };
+        map.extend(old.iter().map(|(key, value)| (key.to_string(), json!(value))));
+        let mut parameters = rope::parameters(config.rope_theta, config.rope_scaling.as_ref());
+        parameters["partial_rotary_factor"] = json!(factor);
+        map.insert("rope_parameters".into(), parameters);
     }
     let (attention, (layers, heads)) = (config.attention_json(), (config.num_hidden_layers, config.num_attention_heads));
     if attention != config.family.attention().to_json(layers, heads) {

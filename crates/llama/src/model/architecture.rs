@@ -15,16 +15,10 @@ use std::ops::Range;
 
 use termwise_attention::{Extra, Init, Layer, Rope, Source, Variant};
 
-use crate::config::{Config, Norms};
+use crate::config::{Config, Kind, Norms};
 use crate::error::{Error, Result};
-use crate::ops::rmsnorm::Scale;
-use crate::ops::swiglu::Activation;
-use crate::params::{Entry, ParamInit, ParamSpec};
-
-/// The name of the embedding, which a tied model also finds as its output projection.
-pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
-/// The name of the output projection.
-pub(crate) const LM_HEAD: &str = "lm_head.weight";
+use crate::ops::activation::Activation;
+use crate::params::{Entry, ParamInit, ParamRole, ParamSpec};
 
 /// Tensors begin at multiples of 64 bytes, a cache line and the widest vector.
 const ALIGNMENT: usize = 64 / size_of::<f32>();
@@ -44,6 +38,10 @@ pub(crate) struct Architecture {
     pub lm_head: Range<usize>,
     /// c of the soft cap of logits.
     pub logit_cap: Option<f32>,
+    /// Attention and MLP read the same residual: x += attention(norm(x)) + mlp(norm(x)).
+    pub parallel: bool,
+    /// H and d if rows of `qkv` are [H, 3, d] instead of [3, H, d].
+    pub interleaved: Option<(usize, usize)>,
 }
 
 /// Dimensions by the legend of [`crate::ops`].
@@ -82,7 +80,7 @@ pub(crate) struct Block {
     pub parameters: Vec<(Extra, Range<usize>)>,
     pub output: Linear,
     pub mlp_norms: NormPair,
-    /// Rows of gate, then up.
+    /// Rows of gate, then up; of up alone in an MLP without a gate.
     pub gate_up: Linear,
     pub down: Linear,
 }
@@ -107,20 +105,14 @@ pub(crate) struct NormPair {
     pub after: Option<Norm>,
 }
 
-/// An RMSNorm.
+/// An RMSNorm, or a LayerNorm if it has a bias.
 #[derive(Clone, Debug)]
 pub(crate) struct Norm {
     pub weight: Range<usize>,
+    pub bias: Option<Range<usize>>,
     /// What is added to the weights: 1 where they are kept less one.
     pub offset: f32,
     pub eps: f32,
-}
-
-impl Norm {
-    /// With its weights.
-    pub fn scale<'a>(&self, weight: &'a [f32]) -> Scale<'a> {
-        Scale { weight, offset: self.offset, eps: self.eps }
-    }
 }
 
 impl Architecture {
@@ -129,11 +121,14 @@ impl Architecture {
         let Config { vocab_size: v, hidden_size: c, intermediate_size: i, num_attention_heads: h, num_key_value_heads: g, .. } = *config;
         let width = |heads: usize| heads.checked_mul(config.head_dim).filter(|&n| n <= usize::MAX / 4);
         let too_large = |what: &str| Error::TooLarge { what: what.into() };
-        let queries = width(h).ok_or_else(|| too_large("`self_attn.q_proj.weight`"))?;
-        let keys = width(g).ok_or_else(|| too_large("`self_attn.k_proj.weight`"))?;
+        let queries = width(h).ok_or_else(|| too_large("the query projection"))?;
+        let keys = width(g).ok_or_else(|| too_large("the key projection"))?;
         let widths = Widths { c, i, v, queries, keys };
+        i.checked_mul(2).ok_or_else(|| too_large("the MLP"))?;
         let traits = config.family.kind().traits();
-        let norm = Norm { weight: 0..0, offset: if traits.plus_one { 1.0 } else { 0.0 }, eps: config.rms_norm_eps as f32 };
+        let names = traits.names;
+        let bias = traits.layer_norm.then_some(0..0);
+        let norm = Norm { weight: 0..0, bias, offset: if traits.plus_one { 1.0 } else { 0.0 }, eps: config.rms_norm_eps as f32 };
         // Behind attention a norm has the name that others give to the one before the MLP.
         let (attention_names, mlp_names) = match traits.norms {
             Norms::Before => (["input_layernorm", ""], ["post_attention_layernorm", ""]),
@@ -141,20 +136,28 @@ impl Architecture {
             Norms::Both => (["input_layernorm", "post_attention_layernorm"], ["pre_feedforward_layernorm", "post_feedforward_layernorm"]),
         };
 
-        let mut tensors = Tensors::default();
-        let embedding = tensors.add(EMBEDDING, &[v, c], ParamInit::Normal)?;
+        let parallel = config.family.parallel();
+        // StableLM's parallel form has one norm for attention and MLP, GPT-NeoX one for each.
+        let shared_norm = parallel && config.family.kind() == Kind::StableLm;
+
+        let mut tensors = Tensors { entries: Vec::new(), end: 0, role: ParamRole::Embedding };
+        let embedding = tensors.add(names.embedding.to_owned() + ".weight", &[v, c], ParamInit::Normal)?;
         let mut blocks = Vec::with_capacity(config.num_hidden_layers);
         for (layer, attention) in config.attention_layers(0)?.into_iter().enumerate() {
-            let at = |name: &str| format!("model.layers.{layer}.{name}");
-            let named = |parts: &[(&str, usize)]| parts.iter().map(|(name, rows)| (at(name), *rows)).collect::<Vec<_>>();
+            let at = |name: &str| format!("{}.{layer}.{name}", names.layers);
+            let in_attention = |name: &str| at(&format!("{}.{name}", names.attention));
+            // One tensor has the rows of all, several have their own.
+            let rows = |own: &[usize], count: usize| if count == 1 { vec![own.iter().sum()] } else { own.to_vec() };
             let attention_norms = tensors.norms(at, attention_names, c, &norm)?;
-            let parts = [("self_attn.q_proj", queries), ("self_attn.k_proj", keys), ("self_attn.v_proj", keys)];
-            let parts: &[_] = if traits.fused { &[("self_attn.qkv_proj", widths.qkv())] } else { &parts };
-            let qkv = tensors.linear(&named(parts), c, config.family.qkv_bias())?;
-            let output = tensors.linear(&[(at("self_attn.o_proj"), c)], queries, config.family.output_bias())?;
+            let parts: Vec<_> = names.qkv.iter().map(|name| in_attention(name)).zip(rows(&widths.packed(), names.qkv.len())).collect();
+            tensors.role = ParamRole::Qkv;
+            let qkv = tensors.linear(&parts, c, config.family.qkv_bias())?;
+            tensors.role = ParamRole::AttentionOutput;
+            let output = tensors.linear(&[(in_attention(names.output), c)], queries, config.family.output_bias())?;
+            tensors.role = ParamRole::Auxiliary;
             let (mut gates, mut parameters) = (Vec::new(), Vec::new());
             for extra in attention.extras() {
-                let name = at(&format!("self_attn.{}", extra.name));
+                let name = in_attention(extra.name);
                 match &extra.source {
                     Source::Projection { outputs, bias } => gates.push((extra.extra, tensors.linear(&[(name, *outputs)], c, *bias)?)),
                     Source::Parameter { shape, init } => {
@@ -167,19 +170,31 @@ impl Architecture {
                     }
                 }
             }
-            let mlp_norms = tensors.norms(at, mlp_names, c, &norm)?;
-            let parts = [("mlp.gate_proj", i), ("mlp.up_proj", i)];
-            let both = i.checked_mul(2).ok_or_else(|| too_large("`mlp.gate_up_proj.weight`"))?;
-            let parts: &[_] = if traits.fused { &[("mlp.gate_up_proj", both)] } else { &parts };
-            let gate_up = tensors.linear(&named(parts), c, config.family.mlp_bias())?;
-            let down = tensors.linear(&[(at("mlp.down_proj"), c)], i, config.family.mlp_bias())?;
+            let mlp_norms = if shared_norm {
+                NormPair { before: attention_norms.before.clone(), after: None }
+            } else {
+                tensors.norms(at, mlp_names, c, &norm)?
+            };
+            let wide = if traits.gated_mlp { vec![i, i] } else { vec![i] };
+            let parts: Vec<_> = names.mlp_in.iter().map(|name| at(name)).zip(rows(&wide, names.mlp_in.len())).collect();
+            tensors.role = ParamRole::Mlp;
+            let gate_up = tensors.linear(&parts, c, config.family.mlp_bias())?;
+            let down = tensors.linear(&[(at(names.mlp_out), c)], i, config.family.mlp_bias())?;
             blocks.push(Block { attention_norms, qkv, gates, parameters, output, mlp_norms, gate_up, down });
         }
-        let norm = tensors.norm("model.norm".into(), c, &norm)?;
-        let lm_head = if config.tie_word_embeddings { embedding.clone() } else { tensors.add(LM_HEAD, &[v, c], ParamInit::Normal)? };
+        let norm = tensors.norm(names.final_norm.into(), c, &norm)?;
+        tensors.role = ParamRole::LmHead;
+        let lm_head = if config.tie_word_embeddings {
+            embedding.clone()
+        } else {
+            tensors.add(names.lm_head.to_owned() + ".weight", &[v, c], ParamInit::Normal)?
+        };
         let embedding_scale = if traits.scaled_embedding { (c as f64).sqrt() as f32 } else { 1.0 };
         let (activation, logit_cap) = (config.family.activation(), config.family.logit_cap().map(|cap| cap as f32));
-        Ok((Architecture { widths, embedding, embedding_scale, activation, blocks, norm, lm_head, logit_cap }, tensors.entries))
+        let interleaved = traits.interleaved.then_some((h, config.head_dim));
+        let architecture =
+            Architecture { widths, embedding, embedding_scale, activation, blocks, norm, lm_head, logit_cap, parallel, interleaved };
+        Ok((architecture, tensors.entries))
     }
 
     /// What is multiplied or looked up, as against norms, biases and the parameters of attention.
@@ -273,11 +288,12 @@ pub(crate) fn is_qk_norm(extra: Extra) -> bool {
 }
 
 /// The tensors so far.
-#[derive(Default)]
 struct Tensors {
     entries: Vec<Entry>,
     /// Values so far, gaps included.
     end: usize,
+    /// Of the tensors that are added next.
+    role: ParamRole,
 }
 
 impl Tensors {
@@ -294,7 +310,8 @@ impl Tensors {
         if self.end + len > LARGEST {
             return Err(Error::TooLarge { what: "the model".into() });
         }
-        self.entries.push(Entry { spec: ParamSpec { name, shape: shape.to_vec(), init }, offset: self.end });
+        let role = self.role;
+        self.entries.push(Entry { spec: ParamSpec { name, shape: shape.to_vec(), init, role }, offset: self.end });
         self.end += len;
         Ok(self.end - len..self.end)
     }
@@ -302,7 +319,10 @@ impl Tensors {
     /// One like `kind`.
     fn norm(&mut self, name: String, width: usize, kind: &Norm) -> Result<Norm> {
         let start = ParamInit::Constant(1.0 - f64::from(kind.offset));
-        Ok(Norm { weight: self.add(name + ".weight", &[width], start)?, offset: kind.offset, eps: kind.eps })
+        self.role = ParamRole::Norm;
+        let weight = self.add(format!("{name}.weight"), &[width], start)?;
+        let bias = kind.bias.is_some().then(|| self.add(name + ".bias", &[width], ParamInit::Constant(0.0))).transpose()?;
+        Ok(Norm { weight, bias, ..*kind })
     }
 
     /// Those before and after, where they have a name.

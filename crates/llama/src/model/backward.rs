@@ -8,7 +8,7 @@ use super::session::{Gradients, Session};
 use super::timing::Stage;
 use crate::error::{Error, Result};
 use crate::ops::linear::Write;
-use crate::ops::{embedding, linear, pieces, rmsnorm, swiglu};
+use crate::ops::{activation, embedding, interleave, layernorm, linear, pieces, rmsnorm};
 use crate::params::Params;
 
 impl Session {
@@ -24,7 +24,8 @@ impl Session {
         grads: &mut Params,
     ) -> Result<()> {
         let Session { layout, engines, saved, activations, gradients, lm_head, targets, losses, timing, .. } = self;
-        let Architecture { widths, embedding, embedding_scale, activation, blocks, norm, lm_head: head, .. } = layout.architecture();
+        let Architecture { widths, embedding, embedding_scale, activation, blocks, norm, lm_head: head, parallel, interleaved, .. } =
+            layout.architecture();
         let Widths { c, i, .. } = *widths;
         let Activations { layers, residuals, inverses, h, product, .. } = activations;
         let Gradients { x: dx, step: dstep, qkv: dqkv, y: dy, gates: dgates, norm: scratch, groups } = gradients;
@@ -42,23 +43,32 @@ impl Session {
             let [after_attention, after_mlp] = &layer.after;
             let dmlp = norms.after(block.mlp_norms.after.as_ref(), after_mlp, h, dx, dstep, g);
             timing.backward(Stage::Norm);
+            if *parallel {
+                // The gradient of attention's output is that of the block, without the part through the MLP.
+                input_gradient(&block.output, dx, w, dy, Write::Replace);
+                weight_gradient(&block.output, dx, &layer.y, g);
+                timing.backward(Stage::Projections);
+            }
             input_gradient(&block.down, dmlp, w, product, Write::Replace);
             timing.backward(Stage::Mlp);
-            swiglu::backward(*activation, &mut layer.gate_up, product, i);
+            activation::backward(*activation, &mut layer.gate_up, product, i);
             timing.backward(Stage::Swiglu);
             weight_gradient(&block.down, dmlp, product, g);
             input_gradient(&block.gate_up, &layer.gate_up, w, h, Write::Replace);
             timing.backward(Stage::Mlp);
-            norms.before(block.mlp_norms.before.as_ref(), &residuals[2 * l + 1], &inverses[2 * l + 1], h, dx, g);
+            let normed = if *parallel { 2 * l } else { 2 * l + 1 };
+            norms.before(block.mlp_norms.before.as_ref(), &residuals[normed], &inverses[2 * l + 1], h, dx, g);
             timing.backward(Stage::Norm);
             weight_gradient(&block.gate_up, &layer.gate_up, h, g);
             timing.backward(Stage::Mlp);
 
-            let dattention = norms.after(block.attention_norms.after.as_ref(), after_attention, h, dx, dstep, g);
-            timing.backward(Stage::Norm);
-            input_gradient(&block.output, dattention, w, dy, Write::Replace);
-            weight_gradient(&block.output, dattention, &layer.y, g);
-            timing.backward(Stage::Projections);
+            if !*parallel {
+                let dattention = norms.after(block.attention_norms.after.as_ref(), after_attention, h, dx, dstep, g);
+                timing.backward(Stage::Norm);
+                input_gradient(&block.output, dattention, w, dy, Write::Replace);
+                weight_gradient(&block.output, dattention, &layer.y, g);
+                timing.backward(Stage::Projections);
+            }
 
             pieces::zero(dqkv);
             let own = |gate: &super::layer::Gate| block.gates.iter().position(|(extra, _)| *extra == gate.extra);
@@ -72,6 +82,9 @@ impl Session {
             let mut attention_grads = Grads::packed(dqkv, widths.packed()).extras(dextras);
             let saved = saved.pop().expect("the forward pass has saved every layer");
             attention.backward(&inputs, &saved, dy, &mut attention_grads).map_err(|source| Error::Layer { layer: l, source })?;
+            if let Some((heads, d)) = *interleaved {
+                interleave::join(dqkv, heads, d);
+            }
             timing.backward(Stage::Attention);
 
             let projections = || {
@@ -102,8 +115,15 @@ struct NormGradients<'a> {
 impl NormGradients<'_> {
     /// dx += the gradient through the norm of x, and dh becomes that norm again.
     fn backward(&mut self, norm: &Norm, x: &[f32], inverse: &[f32], dh: &mut [f32], dx: &mut [f32], g: &mut [f32]) {
-        let place = norm.weight.clone();
-        rmsnorm::backward(x, norm.scale(&self.w[place.clone()]), inverse, dh, dx, &mut g[place], self.scratch);
+        let (place, weight) = (norm.weight.clone(), &self.w[norm.weight.clone()]);
+        match norm.bias.clone() {
+            None => rmsnorm::backward(x, norm.scale(weight), inverse, dh, dx, &mut g[place], self.scratch),
+            Some(bias) => {
+                let affine = norm.affine(weight, &self.w[bias.clone()]);
+                let gradients = g.get_disjoint_mut([place, bias]).expect("weight and bias are two tensors");
+                layernorm::backward(x, affine, inverse, [dh, dx], gradients, self.scratch);
+            }
+        }
     }
 
     /// The same for the norm of a residual, if there is one; without, the norm is x itself.

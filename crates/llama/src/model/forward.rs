@@ -4,7 +4,7 @@ use super::architecture::{Architecture, Block, Norm, Widths};
 use super::layer::{Activations, AfterNorm, Keep, LayerActivations, Products, Weights};
 use super::timing::{Stage, Timing};
 use crate::error::Result;
-use crate::ops::{embedding, rmsnorm, swiglu};
+use crate::ops::{activation, embedding, interleave, layernorm, rmsnorm};
 
 /// What a pass reads, and how it computes products.
 pub(crate) struct Pass<'a> {
@@ -25,7 +25,7 @@ impl Pass<'_> {
         mut attention: impl FnMut(usize, &Block, &mut LayerActivations) -> Result<()>,
     ) -> Result<()> {
         let Pass { architecture, weights, products, timing } = self;
-        let Architecture { widths, embedding, embedding_scale, activation, blocks, norm, .. } = architecture;
+        let Architecture { widths, embedding, embedding_scale, activation, blocks, norm, parallel, interleaved, .. } = architecture;
         let Widths { c, i, queries, .. } = *widths;
         let (m, weights) = (ids.len(), *weights);
         let Activations { keep, layers, residuals, inverses, h, product } = activations;
@@ -34,24 +34,27 @@ impl Pass<'_> {
         embedding::forward(ids, weights.matrix(embedding), *embedding_scale, &mut residuals[0][..m * c], c);
         timing.forward(Stage::Embedding);
         match blocks.first().map_or(Some(norm), |block| block.attention_norms.before.as_ref()) {
-            Some(first) => {
-                rmsnorm::forward(&residuals[0][..m * c], first.scale(weights.vector(&first.weight)), h, &mut inverses[0][..m]);
-            }
+            Some(first) => first.forward(weights, &residuals[0][..m * c], h, &mut inverses[0][..m]),
             None => h.copy_from_slice(&residuals[0][..m * c]),
         }
         timing.forward(Stage::Norm);
 
-        // The norm behind attention or MLP, in place; then x += h, and h becomes the next norm of x, or x.
+        // The norm behind attention or MLP, in place; then x += h, and h becomes the next norm of x, or x. In a parallel block the next norm after
+        // attention is that of the residual before it.
         let mut add_and_norm = |i: usize, after: Option<&Norm>, step: &mut AfterNorm, next: Option<&Norm>, h: &mut [f32]| {
             if let Some(after) = after {
                 step.x[..m * c].copy_from_slice(h);
-                rmsnorm::forward(&step.x[..m * c], after.scale(weights.vector(&after.weight)), h, &mut step.inverse[..m]);
+                after.forward(weights, &step.x[..m * c], h, &mut step.inverse[..m]);
             }
             let (from, to) = (i % residuals.len(), (i + 1) % residuals.len());
             let [base, x] = residuals.get_disjoint_mut([from, to]).expect("at least two residuals");
             let (base, x) = (&base[..m * c], &mut x[..m * c]);
             match next {
-                Some(next) => rmsnorm::forward_residual(base, x, next.scale(weights.vector(&next.weight)), h, &mut inverses[to][..m]),
+                Some(next) if *parallel && i % 2 == 0 => {
+                    rmsnorm::add(base, h, x, c);
+                    next.forward(weights, base, h, &mut inverses[to][..m]);
+                }
+                Some(next) => next.forward_residual(weights, base, x, h, &mut inverses[to][..m]),
                 None => {
                     rmsnorm::add(base, h, x, c);
                     h.copy_from_slice(x);
@@ -61,6 +64,9 @@ impl Pass<'_> {
         for (l, block) in blocks.iter().enumerate() {
             let layer = &mut layers[if *keep == Keep::All { l } else { 0 }];
             products.multiply(h, &block.qkv, weights, &mut layer.qkv[..m * widths.qkv()])?;
+            if let Some((heads, d)) = *interleaved {
+                interleave::split(&mut layer.qkv[..m * widths.qkv()], heads, d);
+            }
             for (extra, linear) in &block.gates {
                 products.multiply(h, linear, weights, &mut layer.gate_mut(*extra).values[..m * linear.outputs])?;
             }
@@ -74,10 +80,10 @@ impl Pass<'_> {
             add_and_norm(2 * l, block.attention_norms.after.as_ref(), after_attention, block.mlp_norms.before.as_ref(), h);
             timing.forward(Stage::Norm);
 
-            let gate_up = &mut layer.gate_up[..2 * m * i];
+            let gate_up = &mut layer.gate_up[..m * block.gate_up.outputs];
             products.multiply(h, &block.gate_up, weights, gate_up)?;
             timing.forward(Stage::Mlp);
-            swiglu::forward(*activation, gate_up, product, i);
+            activation::forward(*activation, gate_up, product, i);
             timing.forward(Stage::Swiglu);
             products.multiply(product, &block.down, weights, h)?;
             timing.forward(Stage::Mlp);
@@ -86,5 +92,38 @@ impl Pass<'_> {
             timing.forward(Stage::Norm);
         }
         Ok(())
+    }
+}
+
+impl Norm {
+    /// h and 1/rms of x.
+    fn forward(&self, weights: Weights, x: &[f32], h: &mut [f32], inverse: &mut [f32]) {
+        let weight = weights.vector(&self.weight);
+        match &self.bias {
+            None => rmsnorm::forward(x, self.scale(weight), h, inverse),
+            Some(bias) => layernorm::forward(x, self.affine(weight, weights.vector(bias)), h, inverse),
+        }
+    }
+
+    /// x = base + h, then h and 1/rms of x.
+    fn forward_residual(&self, weights: Weights, base: &[f32], x: &mut [f32], h: &mut [f32], inverse: &mut [f32]) {
+        let weight = weights.vector(&self.weight);
+        match &self.bias {
+            None => rmsnorm::forward_residual(base, x, self.scale(weight), h, inverse),
+            Some(_) => {
+                rmsnorm::add(base, h, x, weight.len());
+                self.forward(weights, x, h, inverse);
+            }
+        }
+    }
+
+    /// The parameters of an RMSNorm.
+    pub(super) fn scale<'a>(&self, weight: &'a [f32]) -> rmsnorm::Scale<'a> {
+        rmsnorm::Scale { weight, offset: self.offset, eps: self.eps }
+    }
+
+    /// The parameters of a LayerNorm.
+    pub(super) fn affine<'a>(&self, weight: &'a [f32], bias: &'a [f32]) -> layernorm::Affine<'a> {
+        layernorm::Affine { weight, bias, eps: self.eps }
     }
 }

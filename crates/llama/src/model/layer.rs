@@ -127,7 +127,7 @@ pub(crate) struct LayerActivations {
     pub y: Buffer,
     /// Gate logits of this layer, or of any where all share it.
     pub gates: Vec<Gate>,
-    /// Gate and up [M, 2·I]; their gradient after the backward pass.
+    /// Gate and up [M, 2·I], or up [M, I] without a gate; their gradient after the backward pass.
     pub gate_up: Buffer,
     /// What goes into the norm behind attention and that behind the MLP.
     pub after: [AfterNorm; 2],
@@ -175,7 +175,7 @@ impl Activations {
 
 impl LayerActivations {
     fn new(architecture: &Architecture, rows: usize, gates: impl Iterator<Item = (Extra, usize)>) -> Result<LayerActivations> {
-        let Widths { c, i, queries, .. } = architecture.widths;
+        let Widths { c, queries, .. } = architecture.widths;
         let zeros = |width| zeros("a batch", rows, width);
         let after = || -> Result<AfterNorm> {
             let any = architecture.has_after_norms();
@@ -187,7 +187,7 @@ impl LayerActivations {
             qkv: zeros(architecture.widths.qkv())?,
             y: zeros(queries)?,
             gates: Gate::all(rows, gates)?,
-            gate_up: zeros(2 * i)?,
+            gate_up: zeros(architecture.blocks.iter().map(|block| block.gate_up.outputs).max().unwrap_or(0))?,
         })
     }
 

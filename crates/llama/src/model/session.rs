@@ -13,7 +13,7 @@ use super::{Nonpositive, Objective};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::ops::lm_head::{self, LmHead};
-use crate::ops::{Buffer, embedding, linear, rmsnorm, zeros};
+use crate::ops::{Buffer, embedding, layernorm, linear, rmsnorm, zeros};
 use crate::params::{Layout, Params};
 
 /// What computes attention.
@@ -115,7 +115,7 @@ impl Session {
             qkv: zeros(architecture.widths.qkv())?,
             y: zeros(queries)?,
             gates: Gate::all(m, architecture.gates().into_iter())?,
-            norm: Buffer::zeros(rmsnorm::scratch_len(m, c))?,
+            norm: Buffer::zeros(if architecture.norm.bias.is_some() { layernorm::scratch_len(m, c) } else { rmsnorm::scratch_len(m, c) })?,
             groups: embedding::Groups::new(m, v),
         };
         let attention = config.attention_layers(time)?;

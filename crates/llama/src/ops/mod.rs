@@ -6,13 +6,15 @@
 //! Results do not depend on the number of threads: work is cut into pieces whose size depends on the shapes alone, every
 //! piece writes its own part of the output, and sums over pieces are taken in the order of the pieces.
 
+pub(crate) mod activation;
 pub(crate) mod cross_entropy;
 pub(crate) mod embedding;
+pub(crate) mod interleave;
+pub(crate) mod layernorm;
 pub mod linear;
 pub(crate) mod lm_head;
 pub mod pieces;
 pub(crate) mod rmsnorm;
-pub(crate) mod swiglu;
 #[cfg(test)]
 pub(crate) mod testing;
 

@@ -12,10 +12,10 @@ use termwise_base::nearest;
 
 use super::header::{Entry, Header};
 use super::{INDEX_FILE, SINGLE_FILE, unravel};
+use crate::config::Kind;
 use crate::error::{Error, NAMES_LISTED, Result};
 use crate::json::{self, show};
-use crate::model::architecture::{EMBEDDING, LM_HEAD};
-use crate::params::ParamSpec;
+use crate::params::{ParamRole, ParamSpec};
 
 /// Tensors in one safetensors file or in the shards of an index.
 ///
@@ -193,7 +193,7 @@ impl Checkpoint {
     fn find_differences(&self, specs: &[ParamSpec]) -> Result<()> {
         let missing: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).filter(|name| !self.tensors.contains_key(*name)).collect();
         if !missing.is_empty() {
-            let hint = if missing == [LM_HEAD] {
+            let hint = if missing.len() == 1 && is_lm_head(missing[0]) {
                 "if the model's output is its embedding, set `tie_word_embeddings` to true in the configuration"
             } else {
                 "use the configuration that belongs to these weights, attention variant included"
@@ -201,9 +201,12 @@ impl Checkpoint {
             return Err(Error::MissingTensors { count: missing.len(), names: first(&missing), hint });
         }
         let expected: BTreeMap<&str, &ParamSpec> = specs.iter().map(|spec| (spec.name.as_str(), spec)).collect();
-        let embedding = expected.get(EMBEDDING).map(|spec| &spec.shape);
-        let harmless =
-            |name: &str, entry: &Entry| name.ends_with(".rotary_emb.inv_freq") || (name == LM_HEAD && Some(&entry.shape) == embedding);
+        let embedding = specs.iter().find(|spec| spec.role == ParamRole::Embedding).map(|spec| &spec.shape);
+        // Published Pythia files also contain the causal mask.
+        let harmless = |name: &str, entry: &Entry| {
+            let buffers = [".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias"];
+            buffers.iter().any(|suffix| name.ends_with(suffix)) || (is_lm_head(name) && Some(&entry.shape) == embedding)
+        };
         let unexpected = self.tensors.iter().filter(|(name, at)| !expected.contains_key(name.as_str()) && !harmless(name, &at.entry));
         let unexpected: Vec<&str> = unexpected.map(|(name, _)| name.as_str()).collect();
         if !unexpected.is_empty() {
@@ -242,6 +245,10 @@ const FLOATS: &str = "F32, F16, BF16 or F64";
 
 fn is_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::F64)
+}
+
+fn is_lm_head(name: &str) -> bool {
+    Kind::ALL.into_iter().any(|kind| name.strip_suffix(".weight") == Some(kind.traits().names.lm_head))
 }
 
 fn first(names: &[&str]) -> Vec<String> {

@@ -131,7 +131,7 @@ fn other_models_are_refused() {
     refused(json!({"model_type": "gemma3"}), &["model_type", "gemma3", "gemma3_text"]);
     refused(json!({"model_type": "mistral", "attention_bias": true}), &["attention_bias", "true", "no bias"]);
     refused(json!({"model_type": "olmo2", "mlp_bias": true}), &["mlp_bias", "true", "no bias"]);
-    refused(json!({"hidden_act": "gelu"}), &["hidden_act", "\"gelu\"", "silu"]);
+    refused(json!({"hidden_act": "relu"}), &["hidden_act", "\"relu\"", "silu"]);
     refused(json!({"use_bidirectional_attention": true}), &["use_bidirectional_attention", "left to right"]);
     refused(json!({"sliding_window": 4096}), &["sliding_window", "4096"]);
     refused(json!({"layer_types": ["full_attention", "linear_attention"]}), &["layer_types", "linear_attention", "full_attention"]);
@@ -451,6 +451,34 @@ fn the_keys_of_a_family_are_the_attention_of_each_layer() {
     assert_eq!(gemma(json!({})), [near, far, near, far]);
     let third = gemma(json!({"model_type": "gemma3_text", "sliding_window_pattern": 3, "query_pre_attn_scalar": 16}));
     assert!(third.iter().map(|text| text.contains("window=7")).eq([true, true, false, true]) && !third[0].contains("scale"), "{third:?}");
+}
+
+#[test]
+fn partial_rotary_embeddings_in_old_and_new_keys() {
+    // As published for Pythia.
+    let pythia = json!({"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"], "hidden_act": "gelu", "num_key_value_heads": null,
+        "rms_norm_eps": null, "rope_theta": null, "rotary_pct": 0.5, "rotary_emb_base": 500, "layer_norm_eps": 1e-3, "hidden_size": 64});
+    let config = read(&with(pythia.clone()));
+    assert_eq!((config.rotary_dim(), config.head_dim, config.rope_theta, config.rms_norm_eps), (4, 8, 500.0, 1e-3));
+    assert_eq!(config.rope(0, 0).unwrap().frequencies().len(), 2);
+    let written: Value = serde_json::from_str(&config.to_json_string()).unwrap();
+    assert_eq!(read(&written), config);
+    assert_eq!((&written["rotary_pct"], &written["rope_parameters"]["partial_rotary_factor"]), (&json!(0.5), &json!(0.5)));
+    let merged = |changes: Value| {
+        let mut all = pythia.clone();
+        changes.as_object().unwrap().iter().for_each(|(key, value)| all[key] = value.clone());
+        all
+    };
+    refused(
+        merged(json!({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1.0}})),
+        &["rotary_pct", "rope_parameters.partial_rotary_factor"],
+    );
+    refused(merged(json!({"rope_theta": 400.0})), &["rotary_emb_base", "rope_theta"]);
+    refused(merged(json!({"rotary_pct": 0.4})), &["partial_rotary_factor", "3 of 8"]);
+    refused(merged(json!({"num_key_value_heads": 2})), &["num_key_value_heads", "grouped-query"]);
+    refused(json!({"partial_rotary_factor": 0.5}), &["partial_rotary_factor", "whole heads"]);
+    refused(json!({"model_type": "stablelm", "qk_layernorm": true}), &["qk_layernorm", "LayerNorm"]);
+    refused(json!({"use_parallel_residual": true}), &["use_parallel_residual"]);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use safetensors::Dtype;
 use serde_json::{Value, json};
 use tempfile::{TempDir, tempdir};
-use termwise_llama::params::{ParamInit, ParamSpec};
+use termwise_llama::params::{ParamInit, ParamRole, ParamSpec};
 use termwise_llama::weights::{Checkpoint, FloatType, INDEX_FILE, SINGLE_FILE, Tensor, WriteOptions, write, write_file};
 use termwise_llama::{Config, Error};
 
@@ -38,7 +38,8 @@ fn values(count: usize) -> Vec<f32> {
 }
 
 fn spec(name: &str, shape: &[usize]) -> ParamSpec {
-    ParamSpec { name: name.into(), shape: shape.to_vec(), init: ParamInit::Normal }
+    let role = if name == "model.embed_tokens.weight" { ParamRole::Embedding } else { ParamRole::Mlp };
+    ParamSpec { name: name.into(), shape: shape.to_vec(), init: ParamInit::Normal, role }
 }
 
 fn with_dtype(dtype: FloatType) -> WriteOptions {

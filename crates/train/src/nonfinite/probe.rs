@@ -95,7 +95,8 @@ fn without_layer(model: &Model) -> Result<Model> {
     config.attention = AttentionMap::default();
     config.num_hidden_layers = 1;
     let mut ends = Model::zeros(config)?;
-    for name in ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"] {
+    let shared: Vec<String> = ends.params.layout().entries().iter().map(|entry| entry.spec.name.clone()).collect();
+    for name in shared.iter().filter(|name| !name.contains(".layers.")) {
         let values = model.params.get(name)?.to_vec();
         ends.params.get_mut(name)?.copy_from_slice(&values);
     }

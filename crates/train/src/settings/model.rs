@@ -42,6 +42,7 @@ impl Settings {
             rms_norm_eps: self.norm_eps,
             rope_theta: self.rope_theta,
             rope_scaling: None,
+            partial_rotary_factor: 1.0,
             tie_word_embeddings: self.tie,
             max_position_embeddings: self.length,
             bos_token_id: None,

@@ -134,10 +134,11 @@ def _angles(frequencies: tuple[float, ...], factor: float, time: int, device: to
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE, Llama's half-split form; x [B, T, heads, d], cos and sin [T, d/2]."""
-    low, high = x.chunk(2, -1)
+    """RoPE in half-split form; x [B, T, heads, d], cos and sin [T, r/2] for the first r coordinates."""
+    pairs = cos.shape[-1]
+    low, high, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
     cos, sin = cos[:, None], sin[:, None]
-    return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
+    return torch.cat([low * cos - high * sin, high * cos + low * sin, rest], -1)
 
 
 def _map(kind: str, x: Tensor, own, name: str) -> Tensor:  # type: ignore[no-untyped-def]

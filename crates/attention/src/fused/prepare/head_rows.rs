@@ -17,9 +17,11 @@ pub struct HeadRows<'a> {
     pub stride: usize,
     /// d or e
     pub dim: usize,
-    /// Angles [T, d/2], empty without RoPE.
+    /// Pairs of coordinates that RoPE rotates.
+    pub pairs: usize,
+    /// Angles [T, pairs], empty without RoPE.
     pub cos: &'a [f32],
-    /// Angles [T, d/2], empty without RoPE.
+    /// Angles [T, pairs], empty without RoPE.
     pub sin: &'a [f32],
     /// Filters [w, dimension], empty without convolution.
     pub taps: &'a [f32],
@@ -91,7 +93,7 @@ impl HeadRows<'_> {
             }
         }
         if !self.cos.is_empty() {
-            let half = self.dim / 2;
+            let half = self.pairs;
             rotate(row, &self.cos[t * half..][..half], &self.sin[t * half..][..half]);
         }
         if let Some(codes) = self.codes.filter(|codes| t >= codes.from) {
@@ -137,7 +139,7 @@ impl HeadRows<'_> {
     #[inline(always)]
     fn before_map_backward<S: Simd>(&self, simd: S, t: usize, row: &mut [f32], dx: &mut Block<f32>, dtaps: &mut [f32]) {
         if !self.cos.is_empty() {
-            let half = self.dim / 2;
+            let half = self.pairs;
             rotate_back(row, &self.cos[t * half..][..half], &self.sin[t * half..][..half]);
         }
         if self.taps.is_empty() {
