@@ -1,7 +1,6 @@
 //! Long work: training, sweeps, reproductions, the separation; and the program itself.
 
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +13,7 @@ use serde_json::{Value, json};
 use termwise_data::Prepare;
 use termwise_papers::reproduce::{self, Id, Scale};
 use termwise_papers::separation::{Bridge, Network, RECONSTRUCTION, Reference, Separation, Setting, Sweep};
+use termwise_train::metrics::Tail;
 use termwise_train::progress::Display;
 use termwise_train::settings::{Layer, Settings};
 use termwise_train::source::cache_folder;
@@ -147,14 +147,15 @@ pub fn train(
 
 /// Runs the training, and tells what it appends to `metrics.jsonl` meanwhile.
 fn told<T>(folder: &Path, watch: &Watch, work: impl FnOnce() -> T) -> T {
-    let path = folder.join(termwise_train::metrics::METRICS);
-    let (over, mut offset) = (AtomicBool::new(false), path.metadata().map_or(0, |file| file.len()));
+    let (over, mut tail) = (AtomicBool::new(false), Tail::from_end(folder, 0));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             loop {
                 // Asked before reading, so that nothing that was written before the end is missed.
                 let last = over.load(Ordering::Acquire);
-                tell_lines(&path, &mut offset, watch);
+                // A file that cannot be read now may be readable the next time.
+                let lines = tail.read().unwrap_or_default().lines;
+                lines.into_iter().flatten().filter_map(|line| serde_json::to_value(line).ok()).for_each(|event| watch.tell(event));
                 if last {
                     break;
                 }
@@ -165,26 +166,6 @@ fn told<T>(folder: &Path, watch: &Watch, work: impl FnOnce() -> T) -> T {
         over.store(true, Ordering::Release);
         result
     })
-}
-
-/// Tells whole lines after the offset. What cannot be read now may be there the next time.
-fn tell_lines(path: &Path, offset: &mut u64, watch: &Watch) {
-    let Ok(mut file) = std::fs::File::open(path) else { return };
-    if file.metadata().is_ok_and(|file| file.len() < *offset) {
-        // A run that is continued cuts off what came after its checkpoint.
-        *offset = 0;
-    }
-    if file.seek(SeekFrom::Start(*offset)).is_err() {
-        return;
-    }
-    let (mut reader, mut line) = (BufReader::new(file), Vec::new());
-    while reader.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) && line.ends_with(b"\n") {
-        *offset += line.len() as u64;
-        if let Ok(event) = serde_json::from_slice::<Value>(&line) {
-            watch.tell(event);
-        }
-        line.clear();
-    }
 }
 
 fn event(plan: &Plan, event: &Event) -> Value {

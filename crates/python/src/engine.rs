@@ -264,11 +264,8 @@ impl Learner for TorchLearner {
         self.call(|object| object.call_method0("collect").map(drop))
     }
 
-    fn write_model(&self, folder: &Path, with_weights: bool) -> Result<Vec<&'static str>> {
+    fn write_model(&self, folder: &Path) -> Result<Vec<&'static str>> {
         self.config.write(folder)?;
-        if !with_weights {
-            return Ok(vec!["config.json"]);
-        }
         self.write(&folder.join(weights::SINGLE_FILE), &["parameter"])?;
         Ok(vec!["config.json", weights::SINGLE_FILE])
     }

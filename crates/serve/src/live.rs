@@ -1,13 +1,11 @@
 //! Runs as they grow: each file of metrics is read once, and from then on only what was added.
 
 use std::collections::BTreeMap;
-use std::fs::{File, Metadata};
-use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use termwise_train::metrics::{Line, METRICS};
+use termwise_train::metrics::{Line, Tail};
 use termwise_train::run::is_locked;
 
 use crate::Error;
@@ -31,14 +29,15 @@ pub struct Live {
 #[derive(Debug)]
 struct Watched {
     path: PathBuf,
-    /// Bytes of the metrics that have been read, and whose.
-    read: u64,
-    file: u64,
+    tail: Tail,
     /// Grows when metrics were cut back: whoever has older points forgets them.
     generation: u64,
     settings: BTreeMap<String, String>,
     steps: Option<u64>,
     status: &'static str,
+    /// The last step, and whether the loss of the last evaluation was not finite.
+    last: Option<u64>,
+    diverged: bool,
     curves: [Vec<Point>; 3],
     tokens_per_second: Option<f64>,
     changed: u64,
@@ -71,7 +70,7 @@ pub struct News {
 pub struct RunNews {
     /// Its path below the folder.
     pub name: String,
-    /// Finished, running or stopped.
+    /// Finished, diverged, running or stopped.
     pub status: &'static str,
     /// Steps in all.
     pub steps: Option<u64>,
@@ -171,17 +170,6 @@ fn runs_below(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Which file it is, so that one in its place is noticed.
-#[cfg(unix)]
-fn identity(data: &Metadata) -> u64 {
-    std::os::unix::fs::MetadataExt::ino(data)
-}
-
-#[cfg(not(unix))]
-fn identity(_: &Metadata) -> u64 {
-    0
-}
-
 impl Watched {
     fn new(path: PathBuf, revision: u64) -> Watched {
         let text = std::fs::read_to_string(path.join(SETTINGS)).unwrap_or_default();
@@ -193,15 +181,16 @@ impl Watched {
         };
         let settings = table.iter().map(|(key, value)| (key.clone(), plain(value))).collect();
         let (changed, begun) = (revision, revision);
-        let (read, file, generation, status) = (0, 0, 0, "stopped");
+        let (generation, status) = (0, "stopped");
         Watched {
+            tail: Tail::new(&path),
             path,
-            read,
-            file,
             generation,
             settings,
             steps,
             status,
+            last: None,
+            diverged: false,
             curves: Default::default(),
             tokens_per_second: None,
             changed,
@@ -212,11 +201,14 @@ impl Watched {
     /// Whether anything is new.
     fn refresh(&mut self, revision: u64) -> bool {
         let mut new = self.changed == revision;
-        if let Ok(bytes) = self.added() {
-            for line in bytes.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
-                let Ok(line) = serde_json::from_slice::<Line>(line) else { continue };
+        if let Ok(appended) = self.tail.read() {
+            if appended.restarted {
+                (self.generation, self.curves, self.last, self.diverged) = (self.generation + 1, Default::default(), None, false);
+            }
+            for line in appended.lines.into_iter().flatten() {
                 new = true;
                 let step = line.step();
+                self.last = Some(step);
                 let mut add = |curve: usize, value: f64| self.curves[curve].push(Point { step, value, revision });
                 match line {
                     Line::Train(train) => {
@@ -224,19 +216,23 @@ impl Watched {
                         self.tokens_per_second = Some(train.tokens_per_second);
                     }
                     Line::HeldOut { evaluation, .. } => {
-                        add(1, evaluation.loss);
-                        if let Some(recall) = evaluation.recall {
-                            add(2, recall.loss);
+                        self.diverged = evaluation.is_none();
+                        if let Some(evaluation) = evaluation {
+                            add(1, evaluation.loss);
+                            if let Some(recall) = evaluation.recall {
+                                add(2, recall.loss);
+                            }
                         }
                     }
                 }
             }
         }
-        let last = self.curves.iter().filter_map(|points| points.last()).map(|point| point.step).max();
-        let status = match last {
-            Some(step) if Some(step) == self.steps => "finished",
-            _ if is_locked(&self.path) => "running",
-            _ => "stopped",
+        let finished = self.last.is_some() && self.last == self.steps;
+        let status = match () {
+            () if finished && !self.diverged => "finished",
+            () if !finished && is_locked(&self.path) => "running",
+            () if self.diverged => "diverged",
+            () => "stopped",
         };
         new |= status != self.status;
         self.status = status;
@@ -245,33 +241,13 @@ impl Watched {
         }
         new
     }
-
-    /// Whole lines that were added since the last time; after metrics were cut back, all of them.
-    fn added(&mut self) -> std::io::Result<Vec<u8>> {
-        let mut file = File::open(self.path.join(METRICS))?;
-        let data = file.metadata()?;
-        let (length, file_id) = (data.len(), identity(&data));
-        if length < self.read || (self.read > 0 && file_id != self.file) {
-            (self.read, self.generation) = (0, self.generation + 1);
-            self.curves = Default::default();
-        }
-        self.file = file_id;
-        if length == self.read {
-            return Ok(Vec::new());
-        }
-        file.seek(SeekFrom::Start(self.read))?;
-        let mut bytes = Vec::new();
-        file.take(length - self.read).read_to_end(&mut bytes)?;
-        bytes.truncate(bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end + 1));
-        self.read += bytes.len() as u64;
-        Ok(bytes)
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::io::Write;
+    use termwise_train::metrics::METRICS;
 
     fn line(step: u64, loss: f64) -> String {
         format!("{{\"kind\":\"train\",\"step\":{step},\"time\":1.0,\"loss\":{loss},\"lr\":0.1,\"tokens\":1,\"tokens_per_second\":1.0}}\n")
@@ -309,6 +285,13 @@ mod tests {
         let cut = live.since(third.revision);
         assert_eq!((cut.runs[0].generation, cut.runs[0].status), (1, "stopped"));
         assert_eq!(cut.runs[0].points["train"], (vec![1], vec![3.0]), "points of the new generation, all of them");
+        let mut file = std::fs::OpenOptions::new().append(true).open(run.join(METRICS)).expect("a file");
+        let bad = "{\"kind\":\"held_out\",\"step\":3,\"time\":1.0,\"loss\":null,\"finite\":false}\n";
+        file.write_all((line(3, 2.0) + bad).as_bytes()).expect("written");
+        live.refresh();
+        let diverged = live.since(cut.revision);
+        assert_eq!(diverged.runs[0].status, "diverged");
+        assert!(!diverged.runs[0].points.contains_key("held_out"), "no point where the loss is not finite");
         assert!(Live::open(&folder.path().join("missing")).is_err());
     }
 

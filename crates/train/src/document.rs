@@ -4,7 +4,6 @@ use serde::{Deserialize, Serialize};
 use termwise_report::{Block, Cell, Document, Documented, Section, Table, Tone, thousands};
 
 use crate::eval::{Evaluation, Excess, Part, Windows};
-use crate::nonfinite::Replay;
 use crate::run::Outcome;
 use crate::sweep::{Point, Statistic, Summary};
 
@@ -62,8 +61,12 @@ impl Documented for Outcome {
     const KIND: &'static str = "run";
 
     fn document(&self) -> Document {
-        let Outcome { folder, step, finished, checkpoint, loss, held_out, best, skipped, warnings, tokens_per_second } = self;
-        let (tone, label) = if *finished { (Tone::Good, "finished") } else { (Tone::Open, "stopped") };
+        let Outcome { folder, step, finished, checkpoint, loss, held_out, diverged, best, skipped, warnings, tokens_per_second } = self;
+        let (tone, label) = match (diverged, finished) {
+            (true, _) => (Tone::Bad, "diverged"),
+            (false, true) => (Tone::Good, "finished"),
+            (false, false) => (Tone::Open, "stopped"),
+        };
         let mut facts = Vec::new();
         let mut fact = |name: &str, text: String| facts.push((name.to_owned(), text));
         if let Some(loss) = loss {
@@ -72,6 +75,9 @@ impl Documented for Outcome {
         if let Some(evaluation) = held_out {
             let parts: Vec<String> = facts_of(evaluation).into_iter().map(|(name, text)| format!("{name} {text}")).collect();
             fact("held-out", parts.join("; "));
+        }
+        if *diverged {
+            fact("held-out", "the loss of the last evaluation is not finite".into());
         }
         if let Some(best) = best {
             fact("best", format!("held-out loss {:.4} at step {}", best.loss, best.step));
@@ -89,22 +95,6 @@ impl Documented for Outcome {
             false => ("Continue with:", "train --resume"),
         };
         lead.extend([Block::text(text), Block::Code(format!("termwise {command} {}", folder.display()))]);
-        Document { title: String::new(), lead, sections: Vec::new() }
-    }
-}
-
-impl Documented for Replay {
-    const KIND: &'static str = "replay";
-
-    fn document(&self) -> Document {
-        let lead = match &self.now {
-            Some(now) if self.same() => vec![Block::badge(Tone::Good, "the same again", now.to_string())],
-            Some(now) => {
-                let facts = vec![("before".into(), self.before.to_string()), ("now".into(), now.to_string())];
-                vec![Block::badge(Tone::Bad, "not the same", ""), Block::Facts(facts)]
-            }
-            None => vec![Block::badge(Tone::Bad, "finite now", format!("before: {}", self.before))],
-        };
         Document { title: String::new(), lead, sections: Vec::new() }
     }
 }
@@ -200,11 +190,16 @@ mod tests {
             checkpoint: "runs/x/checkpoints/step-00000007".into(),
             loss: Some(3.0),
             held_out: Some(evaluation),
+            diverged: false,
             best: None,
             skipped: 1,
             warnings: 2,
             tokens_per_second: 1234.5,
         };
+        let diverged = Outcome { held_out: None, diverged: true, finished: true, ..outcome.clone() };
+        let text = diverged.document().to_terminal(&termwise_report::Terminal::default());
+        assert!(text.starts_with("✗ diverged: after step 7") && text.contains("the loss of the last evaluation is not finite"), "{text}");
+        termwise_report::reads_again(&diverged);
         let text = outcome.document().to_terminal(&termwise_report::Terminal::default());
         assert!(text.starts_with("○ stopped: after step 7") && text.ends_with("\n  termwise train --resume runs/x\n"), "{text}");
         let metric = Statistic { mean: 2.0, deviation: Some(0.5), count: 3 };

@@ -154,13 +154,13 @@ pub enum Error {
     /// A pool of threads that cannot be had.
     #[error(transparent)]
     Threads(#[from] termwise_base::threads::Error),
-    /// A loss or gradient that is no number.
-    #[error("{diagnosis}; the update was not made{}", .folder.as_ref().map_or(String::new(), |f| format!("; `termwise train --replay {}` repeats the step", f.display())))]
+    /// A loss or gradient that is NaN or infinite.
+    #[error("{diagnosis}; the update was not made{}", .file.as_ref().map_or(String::new(), |file| format!("; the diagnosis is in {}", file.display())))]
     NonFinite {
-        /// What was found.
+        /// The origin, as far as it is known.
         diagnosis: Box<crate::nonfinite::Diagnosis>,
-        /// Where the step was saved.
-        folder: Option<PathBuf>,
+        /// The file of the diagnosis.
+        file: Option<PathBuf>,
     },
     /// A sweep that cannot be run, or a record of one that cannot be read.
     #[error("{}: {problem}", path.display())]

@@ -55,9 +55,8 @@ pub trait Learner: std::fmt::Debug {
         Ok(())
     }
 
-    /// Writes the model into a folder that is there, as Hugging Face's tools read it, flushed to the disk; the names of its files. Without weights where
-    /// they are no numbers.
-    fn write_model(&self, folder: &Path, weights: bool) -> Result<Vec<&'static str>>;
+    /// Writes the model into a folder that is there, as Hugging Face's tools read it, flushed to the disk; the names of its files.
+    fn write_model(&self, folder: &Path) -> Result<Vec<&'static str>>;
 
     /// Writes the moments into `optimizer.safetensors` of a folder that is there, flushed to the disk.
     fn write_moments(&self, folder: &Path) -> Result<()>;

@@ -4,8 +4,8 @@
 //! `metrics.later.jsonl` until it is made again, or until a later checkpoint is resumed: then it is put back. The event file is written anew.
 
 use std::collections::HashSet;
-use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -33,10 +33,35 @@ pub enum Line {
         step: u64,
         /// Seconds since 1970.
         time: f64,
-        /// What was measured.
-        #[serde(flatten)]
-        evaluation: Evaluation,
+        /// The measurements; `None` if the loss was NaN or infinite, in the file `"loss": null, "finite": false`.
+        #[serde(flatten, with = "measured")]
+        evaluation: Option<Evaluation>,
     },
+}
+
+/// An evaluation, or the record that its loss was not finite. Neither is the default for the other: a line that is neither is unreadable.
+mod measured {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use crate::eval::Evaluation;
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(untagged)]
+    enum Measured {
+        Finite(Evaluation),
+        NotFinite { loss: (), finite: bool },
+    }
+
+    pub fn serialize<S: Serializer>(evaluation: &Option<Evaluation>, serializer: S) -> Result<S::Ok, S::Error> {
+        evaluation.map_or(Measured::NotFinite { loss: (), finite: false }, Measured::Finite).serialize(serializer)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Evaluation>, D::Error> {
+        Ok(match Measured::deserialize(deserializer)? {
+            Measured::Finite(evaluation) => Some(evaluation),
+            Measured::NotFinite { .. } => None,
+        })
+    }
 }
 
 /// A step of training.
@@ -89,11 +114,78 @@ pub fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// Lines of a file, each with its bytes, and how many could not be read.
-type Read = (Vec<(Line, Vec<u8>)>, usize);
+/// Reads the metrics of a run as they are appended. This is the only reader of the file.
+#[derive(Clone, Debug)]
+pub struct Tail {
+    path: PathBuf,
+    /// Bytes that have been read, and of which file.
+    offset: u64,
+    file: u64,
+}
 
-/// Every complete line of a file, which need not exist.
-fn read_lines(path: &Path) -> Result<Read> {
+/// The complete lines that were appended since the last call of [`Tail::read`].
+#[derive(Debug, Default)]
+pub struct Appended {
+    /// Each line, or the reason why it cannot be read.
+    pub lines: Vec<serde_json::Result<Line>>,
+    /// Whether the file was truncated or replaced: these are all its lines, and earlier ones are obsolete.
+    pub restarted: bool,
+}
+
+impl Tail {
+    /// From the first line of a run's metrics.
+    pub fn new(folder: &Path) -> Tail {
+        Tail { path: folder.join(METRICS), offset: 0, file: 0 }
+    }
+
+    /// From so many bytes before the end. The first line may then be incomplete and unreadable.
+    pub fn from_end(folder: &Path, bytes: u64) -> Tail {
+        let mut tail = Tail::new(folder);
+        if let Ok(data) = tail.path.metadata() {
+            (tail.offset, tail.file) = (data.len().saturating_sub(bytes), identity(&data));
+        }
+        tail
+    }
+
+    /// The lines that were appended. An incomplete last line is read once it is complete; a file that does not exist has no lines.
+    pub fn read(&mut self) -> Result<Appended> {
+        let mut appended = Appended::default();
+        let mut file = match File::open(&self.path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(appended),
+            other => other.map_err(Error::io("read", &self.path))?,
+        };
+        let data = file.metadata().map_err(Error::io("read", &self.path))?;
+        if self.offset > 0 && (data.len() < self.offset || identity(&data) != self.file) {
+            // Resuming a run removes the lines after its checkpoint.
+            (self.offset, appended.restarted) = (0, true);
+        }
+        self.file = identity(&data);
+        let mut bytes = Vec::new();
+        let read = file.seek(SeekFrom::Start(self.offset)).and_then(|_| file.read_to_end(&mut bytes));
+        read.map_err(Error::io("read", &self.path))?;
+        bytes.truncate(bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end + 1));
+        self.offset += bytes.len() as u64;
+        appended.lines = bytes.split_inclusive(|&byte| byte == b'\n').map(serde_json::from_slice).collect();
+        Ok(appended)
+    }
+}
+
+/// Distinguishes a file from another one of the same name.
+#[cfg(unix)]
+fn identity(data: &Metadata) -> u64 {
+    std::os::unix::fs::MetadataExt::ino(data)
+}
+
+#[cfg(not(unix))]
+fn identity(_: &Metadata) -> u64 {
+    0
+}
+
+/// Lines of a file, each with its bytes, and how many could not be read.
+type Kept = (Vec<(Line, Vec<u8>)>, usize);
+
+/// Every complete line of a file, which need not exist, with its bytes: a resumed run keeps them unchanged.
+fn read_lines(path: &Path) -> Result<Kept> {
     let text = match std::fs::read(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
         other => other.map_err(Error::io("read", path))?,
@@ -193,7 +285,9 @@ fn point(events: &mut Events, line: &Line) -> Result<()> {
             values.extend(grad_norm.map(|norm| ("gradient_norm", norm)));
             events.scalars(*time, *step, &values)
         }
-        Line::HeldOut { step, time, evaluation } => {
+        // TensorBoard has no point where the loss is not finite.
+        Line::HeldOut { evaluation: None, .. } => Ok(()),
+        Line::HeldOut { step, time, evaluation: Some(evaluation) } => {
             let mut values = vec![("loss/held_out", evaluation.loss), ("perplexity/held_out", evaluation.perplexity)];
             values.extend(evaluation.bits_per_byte.map(|bits| ("bits_per_byte/held_out", bits)));
             values.extend(evaluation.recall.map(|part| ("loss/recall", part.loss)));
@@ -205,9 +299,139 @@ fn point(events: &mut Events, line: &Line) -> Result<()> {
     }
 }
 
-/// All lines of a run's metrics.
+/// All complete lines of a run's metrics.
+///
+/// # Errors
+/// Where the file does not exist, or a line of it cannot be read.
 pub fn read(folder: &Path) -> Result<Vec<Line>> {
-    let path = folder.join(METRICS);
-    let text = std::fs::read_to_string(&path).map_err(Error::io("read", &path))?;
-    text.lines().map(|line| serde_json::from_str(line).map_err(Error::json(&path))).collect()
+    let mut tail = Tail::new(folder);
+    tail.path.metadata().map_err(Error::io("read", &tail.path))?;
+    tail.read()?.lines.into_iter().map(|line| line.map_err(Error::json(&tail.path))).collect()
+}
+
+/// The end of a run, as the line of its last evaluation describes it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum LastEvaluation {
+    /// There was none.
+    Missing,
+    /// The loss at this step was NaN or infinite.
+    NotFinite(u64),
+    /// The measurements at this step.
+    Finite(u64, Evaluation),
+}
+
+impl LastEvaluation {
+    /// After one more line.
+    pub fn after(self, line: &Line) -> LastEvaluation {
+        match line {
+            Line::Train(_) => self,
+            Line::HeldOut { step, evaluation: None, .. } => LastEvaluation::NotFinite(*step),
+            Line::HeldOut { step, evaluation: Some(evaluation), .. } => LastEvaluation::Finite(*step, *evaluation),
+        }
+    }
+
+    /// The evaluation of a run of so many steps, which is the one at its last step.
+    ///
+    /// # Errors
+    /// The reason why the run has none.
+    pub fn at(self, steps: u64) -> std::result::Result<Evaluation, String> {
+        match self {
+            LastEvaluation::Finite(step, evaluation) if step == steps => Ok(evaluation),
+            LastEvaluation::NotFinite(step) => Err(format!("diverged: the held-out loss at step {step} is not finite")),
+            LastEvaluation::Finite(step, _) => {
+                Err(format!("no finite held-out loss at step {steps}; the last evaluation was at step {step}"))
+            }
+            LastEvaluation::Missing => Err(format!("no finite held-out loss at step {steps}; there was no evaluation")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn train(step: u64) -> Line {
+        let (time, loss, lr) = (1.0, 2.5, 0.1);
+        Line::Train(Train { step, time, loss, lr, grad_norm: None, tokens: 1, tokens_per_second: 1.0, spike: false, skipped: 0 })
+    }
+
+    fn held_out(step: u64, loss: Option<f64>) -> Line {
+        let evaluation = loss.map(|loss| Evaluation { tokens: 9, loss, perplexity: loss.exp(), ..Evaluation::default() });
+        Line::HeldOut { step, time: 1.0, evaluation }
+    }
+
+    fn text(line: &Line) -> String {
+        serde_json::to_string(line).expect("JSON") + "\n"
+    }
+
+    fn steps(appended: Appended) -> Vec<u64> {
+        appended.lines.into_iter().map(|line| line.expect("a line").step()).collect()
+    }
+
+    #[test]
+    fn a_loss_that_is_not_finite_is_a_line_of_its_own() {
+        let line = held_out(7, None);
+        assert_eq!(text(&line), "{\"kind\":\"held_out\",\"step\":7,\"time\":1.0,\"loss\":null,\"finite\":false}\n");
+        for line in [line, held_out(8, Some(2.0)), train(9)] {
+            assert_eq!(serde_json::from_str::<Line>(&text(&line)).expect("a line"), line);
+        }
+        // A finite loss whose perplexity overflows is a measurement.
+        let Line::HeldOut { evaluation: Some(found), .. } = serde_json::from_str(&text(&held_out(9, Some(800.0)))).expect("a line") else {
+            panic!("not an evaluation")
+        };
+        assert_eq!(found.loss, 800.0);
+        // Neither a measurement nor the record of a loss that is not finite.
+        for wrong in [r#"{"kind":"held_out","step":7,"time":1.0}"#, r#"{"kind":"held_out","step":7,"time":1.0,"loss":null}"#] {
+            assert!(serde_json::from_str::<Line>(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_last_evaluation_is_never_replaced_by_an_earlier_one() {
+        let last = |lines: &[Line]| lines.iter().fold(LastEvaluation::Missing, LastEvaluation::after);
+        assert_eq!(last(&[held_out(5, Some(2.0)), train(5)]).at(5).map(|found| found.loss), Ok(2.0));
+        for (lines, reason) in [
+            (&[held_out(5, Some(2.0)), train(10), held_out(10, None)][..], "diverged: the held-out loss at step 10 is not finite"),
+            (&[held_out(5, Some(2.0)), train(10)], "no finite held-out loss at step 10; the last evaluation was at step 5"),
+            (&[train(10)], "no finite held-out loss at step 10; there was no evaluation"),
+        ] {
+            assert_eq!(last(lines).at(10).expect_err("no number"), reason);
+        }
+        assert!(last(&[held_out(5, None), held_out(10, Some(2.0))]).at(10).is_ok(), "it recovered");
+    }
+
+    #[test]
+    fn a_tail_reads_every_line_once_and_starts_over_after_a_truncation() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join(METRICS);
+        let append = |text: &str| {
+            let mut file = OpenOptions::new().create(true).append(true).open(&path).expect("a file");
+            file.write_all(text.as_bytes()).expect("written");
+        };
+        let mut tail = Tail::new(folder.path());
+        assert!(tail.read().expect("no file yet").lines.is_empty());
+        let half = text(&held_out(2, None));
+        append(&(text(&train(1)) + &half[..20]));
+        assert_eq!(steps(tail.read().expect("a file")), [1]);
+        append(&half[20..]);
+        let second = tail.read().expect("a file");
+        assert!(!second.restarted);
+        assert_eq!(steps(second), [2]);
+        assert!(tail.read().expect("a file").lines.is_empty());
+        // From the end: only what follows.
+        let mut late = Tail::from_end(folder.path(), 0);
+        append("damaged\n");
+        append(&text(&train(3)));
+        let found = late.read().expect("a file").lines;
+        assert!(matches!(&found[..], [Err(_), Ok(line)] if line.step() == 3), "{found:?}");
+        assert!(read(folder.path()).is_err(), "a damaged line is not skipped");
+        // A file in its place that is no shorter.
+        let new = folder.path().join("new");
+        std::fs::write(&new, (1..9).map(|step| text(&train(step))).collect::<String>()).expect("a file");
+        std::fs::rename(&new, &path).expect("renamed");
+        let found = tail.read().expect("a file");
+        assert!(found.restarted);
+        assert_eq!(steps(found), [1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(read(folder.path()).expect("metrics").len(), 8);
+    }
 }

@@ -130,12 +130,9 @@ impl Learner for Native {
         nonfinite::diagnose(&self.model, self.gradients.as_ref(), computed, batches, step)
     }
 
-    fn write_model(&self, folder: &Path, weights: bool) -> Result<Vec<&'static str>> {
-        match weights {
-            true => self.model.write(folder, &WriteOptions::default())?,
-            false => self.model.config.write(folder)?,
-        }
-        Ok(if weights { vec!["config.json", weights::SINGLE_FILE] } else { vec!["config.json"] })
+    fn write_model(&self, folder: &Path) -> Result<Vec<&'static str>> {
+        self.model.write(folder, &WriteOptions::default())?;
+        Ok(vec!["config.json", weights::SINGLE_FILE])
     }
 
     fn write_moments(&self, folder: &Path) -> Result<()> {

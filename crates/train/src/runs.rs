@@ -1,7 +1,5 @@
 //! Runs in a folder: how far they are, and how well they do.
 
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -9,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use termwise_report::{Block, Cell, Document, Documented, Table, duration};
 
 use crate::error::{Error, Result};
-use crate::metrics::{Line, METRICS};
+use crate::metrics::{LastEvaluation, Line, METRICS, Tail};
 use crate::progress::WARNINGS;
 use crate::run::{is_locked, lock};
 use crate::settings::Settings;
@@ -34,7 +32,7 @@ pub struct Run {
     pub steps: Option<u64>,
     /// The last loss of training.
     pub loss: Option<f64>,
-    /// The last loss on held-out data.
+    /// The loss of the last evaluation on held-out data; absent if there was none or it was not finite.
     pub held_out: Option<f64>,
     /// Seconds since it last wrote something.
     pub age: f64,
@@ -46,14 +44,16 @@ pub struct Run {
 pub enum Status {
     /// All steps are done.
     Finished,
+    /// No process works on it, and the loss of its last evaluation was not finite.
+    Diverged,
     /// A process works on it.
     Running,
     /// It can be resumed.
     Stopped,
 }
 
-/// The end of `metrics.jsonl`, in which the last losses stand. Lines have some hundred bytes.
-const TAIL: u64 = 64 * 1024;
+/// Bytes at the end of `metrics.jsonl` that contain the last losses. A line has some hundred bytes.
+const END: u64 = 64 * 1024;
 
 impl Runs {
     /// The runs among these folders and right below them.
@@ -89,33 +89,30 @@ impl Run {
         let steps = settings.and_then(|text| Settings::from_toml(&text, &folder.display().to_string()).ok()).map(|settings| settings.steps);
         let mut run =
             Run { folder: folder.to_owned(), status: Status::Stopped, step: 0, steps, loss: None, held_out: None, age: f64::INFINITY };
-        for line in tail(&folder.join(METRICS)).unwrap_or_default().split(|&byte| byte == b'\n') {
-            match serde_json::from_slice::<Line>(line) {
-                Ok(Line::Train(train)) => (run.step, run.loss) = (train.step, Some(train.loss)),
-                Ok(Line::HeldOut { step, evaluation, .. }) => (run.step, run.held_out) = (step, Some(evaluation.loss)),
-                // The first one is cut off, and the last one of a killed run may be.
-                Err(_) => {}
+        let mut last = LastEvaluation::Missing;
+        // The first line may be incomplete, and a damaged file is shown as far as it can be read.
+        for line in Tail::from_end(folder, END).read().unwrap_or_default().lines.into_iter().flatten() {
+            run.step = line.step();
+            last = last.after(&line);
+            if let Line::Train(train) = line {
+                run.loss = Some(train.loss);
             }
+        }
+        if let LastEvaluation::Finite(_, evaluation) = last {
+            run.held_out = Some(evaluation.loss);
         }
         let written = |name: &str| std::fs::metadata(folder.join(name)).and_then(|data| data.modified()).ok();
         let newest = [METRICS, "settings.toml", "checkpoints"].into_iter().filter_map(written).max();
         run.age = newest.map_or(0.0, |time| SystemTime::now().duration_since(time).map_or(0.0, |age| age.as_secs_f64()));
-        run.status = match Some(run.step) == steps {
-            true => Status::Finished,
-            false if is_locked(folder) => Status::Running,
-            false => Status::Stopped,
+        let (finished, diverged) = (Some(run.step) == steps, matches!(last, LastEvaluation::NotFinite(_)));
+        run.status = match () {
+            () if finished && !diverged => Status::Finished,
+            () if !finished && is_locked(folder) => Status::Running,
+            () if diverged => Status::Diverged,
+            () => Status::Stopped,
         };
         run
     }
-}
-
-fn tail(path: &Path) -> std::io::Result<Vec<u8>> {
-    let mut file = File::open(path)?;
-    let length = file.metadata()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
-    let mut bytes = Vec::new();
-    file.take(TAIL).read_to_end(&mut bytes)?;
-    Ok(bytes)
 }
 
 /// Removes what a run has written into its folder, so that another can begin there; what else lies there stays. Nothing where there is no run.
@@ -154,6 +151,7 @@ impl Documented for Runs {
         for run in &self.runs {
             let status = match run.status {
                 Status::Finished => "finished",
+                Status::Diverged => "diverged",
                 Status::Running => "running",
                 Status::Stopped => "stopped",
             };
@@ -163,7 +161,10 @@ impl Documented for Runs {
                 Cell::Count(run.step),
                 Cell::maybe(run.steps, Cell::Count),
                 Cell::maybe(run.loss, |loss| Cell::Number(loss, 4)),
-                Cell::maybe(run.held_out, |loss| Cell::Number(loss, 4)),
+                match run.status {
+                    Status::Diverged => Cell::text("not finite"),
+                    _ => Cell::maybe(run.held_out, |loss| Cell::Number(loss, 4)),
+                },
                 Cell::text(duration(run.age)),
             ]);
         }
@@ -173,6 +174,8 @@ impl Documented for Runs {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use super::*;
 
     #[test]
@@ -195,6 +198,10 @@ mod tests {
         make("a", &settings.to_toml(), &format!("{long}{}", line(settings.steps, 2.5)));
         let held = make("b", &settings.to_toml(), &format!("{}{{\"kind\":\"train\",\"st", line(7, 3.5)));
         make("c", "this is no settings file", "\u{0}\n");
+        let held_out = |step: u64, found: &str| format!("{{\"kind\":\"held_out\",\"step\":{step},\"time\":0.0,{found}}}\n");
+        let (good, bad) = ("\"tokens\":1,\"loss\":2.0,\"perplexity\":7.4", "\"loss\":null,\"finite\":false");
+        let diverged = [held_out(5, good), line(settings.steps, 2.5), held_out(settings.steps, bad)].concat();
+        make("d", &settings.to_toml(), &diverged);
         std::fs::create_dir(folder.path().join("no-run")).expect("a folder");
         let lock = File::create(held.join("run.lock")).expect("a file");
         lock.lock().expect("a lock");
@@ -205,6 +212,9 @@ mod tests {
         assert_eq!(seen[0], (Status::Finished, settings.steps, steps, Some(2.5)));
         assert_eq!(seen[1], (Status::Running, 7, steps, Some(3.5)));
         assert_eq!(seen[2], (Status::Stopped, 0, None, None));
+        assert_eq!((seen[3], found[3].held_out), ((Status::Diverged, settings.steps, steps, Some(2.5)), None), "never the loss of step 5");
+        let text = Runs { runs: vec![found[3].clone()] }.document().to_terminal(&termwise_report::Terminal::default());
+        assert!(text.contains("diverged") && text.contains("not finite") && !text.contains("2.0000"), "{text}");
         drop(lock);
         let one = Runs::list(std::slice::from_ref(&held)).expect("a run");
         assert_eq!((one.runs.len(), one.runs[0].status), (1, Status::Stopped));

@@ -87,7 +87,6 @@ kinds! {
     termwise_papers::separation::Separation,
     termwise_train::Evaluated,
     termwise_train::Outcome,
-    termwise_train::nonfinite::Replay,
     termwise_train::runs::Runs,
     termwise_train::sweep::Summary,
 }

@@ -7,7 +7,7 @@ use clap::Args;
 use termwise_lab::bench::peak_gflops;
 use termwise_train::progress::Display;
 use termwise_train::settings::{Layer, Settings};
-use termwise_train::{RunOptions, Start, nonfinite, run as runs};
+use termwise_train::{RunOptions, Start, run as runs};
 
 use super::settings::AllSettings;
 use super::source::{cache_folder, prepare_with_progress};
@@ -29,7 +29,6 @@ Examples:
   termwise train --recipe paper --data \"hf://datasets/HuggingFaceFW/fineweb/data/CC-MAIN-2024-51/*.parquet\"
   termwise train --resume runs/first
   termwise train --resume runs/first --steps 5000
-  termwise train --replay runs/first/nonfinite-step-1234
   mpirun -n 4 termwise train --model tiny         four processes share each step (a build with --features mpi)
   termwise train --engine torch --model small-test --data corpus/
 
@@ -45,14 +44,11 @@ pub struct TrainArgs {
     #[arg(long, default_value = "runs", value_name = "DIR")]
     pub runs: PathBuf,
     /// Begin anew where the folder holds a run already, which is removed
-    #[arg(long, conflicts_with_all = ["resume", "replay"])]
+    #[arg(long, conflicts_with = "resume")]
     pub overwrite: bool,
     /// Continue a run from its newest good checkpoint, or from exactly this checkpoint
     #[arg(long, value_name = "RUN_OR_CHECKPOINT", num_args = 0..=1, default_missing_value = "")]
     pub resume: Option<PathBuf>,
-    /// Repeat a step that was not finite, from the folder that it left
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["resume", "config"])]
-    pub replay: Option<PathBuf>,
     /// Folder for tokenized text [default: termwise in the user's cache]
     #[arg(long, value_name = "DIR")]
     pub cache: Option<PathBuf>,
@@ -73,11 +69,6 @@ pub struct TrainArgs {
 }
 
 pub fn run(args: &TrainArgs, threads: Option<usize>, context: &mut Context) -> Result<Exit, Failure> {
-    if let Some(folder) = &args.replay {
-        let replay = nonfinite::replay(folder)?;
-        context.print(&replay, args.json, false)?;
-        return Ok(Exit::passed(replay.same()));
-    }
     context.join()?;
     let quiet = args.quiet || context.is_silent();
     let mut layers = args.config.iter().map(Layer::read).collect::<Result<Vec<_>, _>>()?;

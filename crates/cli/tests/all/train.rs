@@ -1,4 +1,4 @@
-//! `termwise train`: flags and files, resuming, replaying, and what is refused.
+//! `termwise train`: flags and files, resuming, steps that are not finite, and refusals.
 
 use std::fs;
 
@@ -109,17 +109,17 @@ fn what_cannot_be_is_refused_in_one_sentence() {
 }
 
 #[test]
-fn a_step_that_was_not_finite_is_replayed() {
+fn a_step_that_is_not_finite_ends_the_run_with_a_diagnosis() {
     let place = Place::new();
     // Learning rates of this size throw the weights out of float32 at once.
-    let failed =
-        place.train(&["--name", "a", "--lr", "1e30", "--clip", "0"]).assert().code(1).stderr(contains("--replay")).get_output().clone();
+    let failed = place.train(&["--name", "a", "--lr", "1e30", "--clip", "0"]).assert().code(1).get_output().clone();
     let text = String::from_utf8_lossy(&failed.stderr).into_owned();
-    let folder = text.split("--replay ").nth(1).and_then(|rest| rest.split('`').next()).expect("the folder is named").to_owned();
-    let replayed = place.command(&["train", "--replay", &folder]).assert();
-    let text =
-        String::from_utf8_lossy(&replayed.get_output().stdout).into_owned() + &String::from_utf8_lossy(&replayed.get_output().stderr);
-    assert!(text.contains("the same again") || text.contains("saved without weights"), "{text}");
-    place.command(&["train", "--replay", "absent"]).assert().code(1).stderr(contains("absent"));
-    place.command(&["train", "--replay", &folder, "--resume", "runs/a"]).assert().code(2).stderr(contains("cannot be used with"));
+    let file = text.trim_end().rsplit("; the diagnosis is in ").next().expect("the file is named").to_owned();
+    let diagnosis: serde_json::Value = serde_json::from_slice(&fs::read(place.path(&file)).expect("the diagnosis")).expect("JSON");
+    let step = diagnosis["step"].as_u64().expect("a step");
+    assert!(
+        file == format!("runs/a/nonfinite-step-{step}/diagnosis.json") && text.contains(&format!("step {step}: the loss is ")),
+        "{text}"
+    );
+    place.command(&["train", "--replay", "runs/a"]).assert().code(2).stderr(contains("--replay"));
 }

@@ -97,7 +97,7 @@ pub struct Loaded {
 /// `extra` are further files by name, such as a tokenizer.
 pub fn write(folder: &Path, learner: &dyn Learner, state: &State, settings: &Settings, extra: &[(String, Vec<u8>)]) -> Result<()> {
     create_folder(folder)?;
-    let mut names = learner.write_model(folder, true)?;
+    let mut names = learner.write_model(folder)?;
     learner.write_moments(folder)?;
     let text = serde_json::to_vec_pretty(state).map_err(Error::json(folder.join(STATE)))?;
     write_synced(&folder.join(STATE), &text)?;

@@ -1,12 +1,4 @@
-//! A loss or gradient that is not finite: where it came from, and a folder from which the step can be repeated.
-//!
-//! ```text
-//! nonfinite-step-N/
-//!     config.json  model.safetensors    the model before the step
-//!     batch.json                        the batches of the step
-//!     settings.toml                     the settings of the run
-//!     diagnosis.json                    what was found
-//! ```
+//! A loss or gradient that is not finite: where it came from, recorded in `nonfinite-step-N/diagnosis.json` of the run's folder.
 
 mod probe;
 
@@ -18,10 +10,8 @@ use termwise_attention::Mode;
 use termwise_llama::{Model, Options, Params};
 
 use crate::error::{Error, Result};
-use crate::learner::Learner;
-use crate::settings::Settings;
-use crate::step::{Computed, Cut, Gradients};
-use termwise_base::files::{beside, create_folder, sync_folder, write_synced};
+use crate::step::{Computed, Gradients};
+use termwise_base::files::write_whole;
 use termwise_data::Rows;
 
 pub use probe::Origin;
@@ -179,91 +169,12 @@ fn first_bad(model: &Model, values: &Params, backward: bool) -> Option<Place> {
     Some(Place { tensor: name.clone(), index, layer, head, value: value.to_string() })
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct SavedRows {
-    rows: usize,
-    time: usize,
-    ids: Vec<u32>,
-    labels: Vec<i32>,
-    lengths: Vec<usize>,
-}
-
-/// Saves a step that could not be made into `nonfinite-step-N` of a run's folder; what an earlier attempt left there is replaced.
-pub fn save(folder: &Path, learner: &dyn Learner, parts: &[Rows], settings: &Settings, diagnosis: &Diagnosis) -> Result<PathBuf> {
+/// Writes the diagnosis of step N to `nonfinite-step-N/diagnosis.json` in a run's folder and returns the path. An earlier one is replaced.
+pub fn save(folder: &Path, diagnosis: &Diagnosis) -> Result<PathBuf> {
     let place = folder.join(format!("nonfinite-step-{}", diagnosis.step));
-    let part = beside(&place, "part");
-    for old in [&part, &place] {
-        match std::fs::remove_dir_all(old) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("remove the older", old)(error)),
-            _ => {}
-        }
-    }
-    create_folder(&part)?;
-    let rows: Vec<SavedRows> = parts
-        .iter()
-        .map(|r| SavedRows { rows: r.rows, time: r.time, ids: r.ids.clone(), labels: r.labels.clone(), lengths: r.lengths.clone() })
-        .collect();
-    let json = |name: &str, bytes: serde_json::Result<Vec<u8>>| -> Result<()> {
-        let path = part.join(name);
-        Ok(write_synced(&path, &bytes.map_err(Error::json(&path))?)?)
-    };
-    json("batch.json", serde_json::to_vec(&rows))?;
-    json("diagnosis.json", serde_json::to_vec_pretty(diagnosis))?;
-    write_synced(&part.join("settings.toml"), settings.to_toml().as_bytes())?;
-    // Weights that are no numbers cannot be written as weights; the diagnosis says which.
-    learner.write_model(&part, diagnosis.weight.is_none())?;
-    sync_folder(&part)?;
-    std::fs::rename(&part, &place).map_err(Error::io("put in place", &place))?;
-    sync_folder(folder)?;
-    Ok(place)
-}
-
-/// A step that was repeated.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Replay {
-    /// What was found when the run stopped.
-    pub before: Diagnosis,
-    /// What was found now; `None` where everything was finite.
-    pub now: Option<Diagnosis>,
-}
-
-impl Replay {
-    /// Whether both are the same in every detail.
-    pub fn same(&self) -> bool {
-        self.now.as_ref() == Some(&self.before)
-    }
-}
-
-/// Repeats a step that [`save`] has written, up to the update that was not made.
-pub fn replay(folder: impl AsRef<Path>) -> Result<Replay> {
-    let folder = folder.as_ref();
-    let read = |name: &str| {
-        let path = folder.join(name);
-        std::fs::read(&path).map_err(Error::io("read", path))
-    };
-    let before: Diagnosis = serde_json::from_slice(&read("diagnosis.json")?).map_err(Error::json(folder.join("diagnosis.json")))?;
-    let saved: Vec<SavedRows> = serde_json::from_slice(&read("batch.json")?).map_err(Error::json(folder.join("batch.json")))?;
-    if let Some(place) = &before.weight {
-        let problem = format!("the weight {place}, so the step was saved without weights; resume from the checkpoint before it");
-        return Err(Error::NoCheckpoint { folder: folder.into(), problem });
-    }
-    let model = Model::read(folder)?;
-    let parts: Vec<Rows> = saved
-        .into_iter()
-        .map(|SavedRows { rows, time, ids, labels, lengths }| Rows { rows, time, ids, labels, lengths, ..Rows::default() })
-        .collect();
-    let Some(first) = parts.first() else {
-        return Err(Error::NoCheckpoint { folder: folder.into(), problem: "batch.json holds no batch".into() });
-    };
-    let options = Options { mode: before.mode.parse()?, ..Options::default() };
-    let text = std::fs::read_to_string(folder.join("settings.toml")).unwrap_or_default();
-    // Folders of earlier builds, and of settings that cannot be read any more, are of one micro-batch.
-    let micro_batches = Settings::from_checkpoint(&text, "").map_or(1, |settings| settings.micro_batches);
-    let cut = Cut { batch: first.rows, length: first.time, accumulate: parts.len(), micro_batches };
-    let cut = if cut.is_even() { cut } else { Cut { micro_batches: 1, ..cut } };
-    let mut gradients = Gradients::new(&model, cut, options, (0, 1))?;
-    let computed = gradients.whole(&model.params, &parts)?;
-    let now = (!computed.is_finite()).then(|| diagnose(&model, Some(&gradients), &computed, &parts, before.step));
-    Ok(Replay { before, now })
+    let path = place.join("diagnosis.json");
+    std::fs::create_dir_all(&place).map_err(Error::io("create", &place))?;
+    let text = serde_json::to_vec_pretty(diagnosis).map_err(Error::json(&path))?;
+    write_whole(&path, &text)?;
+    Ok(path)
 }

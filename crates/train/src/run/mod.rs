@@ -8,7 +8,7 @@
 //!     events.out.tfevents.*     the same for TensorBoard
 //!     checkpoints/step-N/       see [`crate::checkpoint`]
 //!     warnings.log              what was unusual
-//!     nonfinite-step-N/         see [`crate::nonfinite`]
+//!     nonfinite-step-N/         the diagnosis of a step that was not finite: [`crate::nonfinite`]
 //! ```
 //!
 //! Batch i of a run is batch i of its source under its seed, whatever happened before, and every sum has a fixed order: a run that was killed
@@ -105,8 +105,11 @@ pub struct Outcome {
     pub checkpoint: PathBuf,
     /// Mean loss of the last logged steps, where any was made.
     pub loss: Option<f64>,
-    /// The last evaluation, where any was made.
+    /// The last evaluation of this session; absent if there was none or its loss was not finite.
     pub held_out: Option<Evaluation>,
+    /// Whether the loss of the last evaluation was not finite.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub diverged: bool,
     /// The best held-out loss.
     pub best: Option<Best>,
     /// Updates that were skipped.

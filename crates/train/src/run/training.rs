@@ -59,6 +59,8 @@ impl Writer {
 struct Last {
     loss: Option<f64>,
     held_out: Option<Evaluation>,
+    /// Whether the loss of the last evaluation was not finite.
+    diverged: bool,
     denominator_told: bool,
     /// Time spent in steps since the last line, and tokens in it.
     window: (Duration, u64),
@@ -205,15 +207,15 @@ impl<'a> Training<'a> {
             self.progress.warn(step, &format!("{diagnosis}; the update is skipped"));
             return Ok(());
         }
-        let folder = match nonfinite::save(&self.options.folder, &*self.learner, parts, self.settings, &diagnosis) {
-            Ok(folder) => Some(folder),
+        let file = match nonfinite::save(&self.options.folder, &diagnosis) {
+            Ok(file) => Some(file),
             Err(error) => {
-                self.progress.warn(step, &format!("the step could not be saved: {error}"));
+                self.progress.warn(step, &format!("the diagnosis could not be saved: {error}"));
                 None
             }
         };
         self.progress.warn(step, &diagnosis.to_string());
-        Err(Error::NonFinite { diagnosis: Box::new(diagnosis), folder })
+        Err(Error::NonFinite { diagnosis: Box::new(diagnosis), file })
     }
 
     /// Goes on to the next step.
@@ -292,9 +294,11 @@ impl<'a> Training<'a> {
             self.progress.warn(step, "there is no held-out data to evaluate on");
             return Ok(());
         }
-        if !evaluation.loss.is_finite() || !evaluation.perplexity.is_finite() {
+        self.last.diverged = !evaluation.loss.is_finite();
+        if self.last.diverged {
+            self.last.held_out = None;
             self.progress.warn(step, &format!("the held-out loss is {}", evaluation.loss));
-            return Ok(());
+            return self.note(Line::HeldOut { step, time: now(), evaluation: None });
         }
         self.progress.held_out(step, &evaluation);
         self.state.held_out = Some(evaluation.loss);
@@ -302,7 +306,7 @@ impl<'a> Training<'a> {
             self.state.best = Some(Best { step, loss: evaluation.loss });
         }
         self.last.held_out = Some(evaluation);
-        self.note(Line::HeldOut { step, time: now(), evaluation })
+        self.note(Line::HeldOut { step, time: now(), evaluation: Some(evaluation) })
     }
 
     /// Writes a checkpoint, unless this step has one: a stop may come right after one that was due.
@@ -339,6 +343,7 @@ impl<'a> Training<'a> {
             checkpoint: self.checkpoint.clone().unwrap_or_default(),
             loss: self.last.loss,
             held_out: self.last.held_out,
+            diverged: self.last.diverged,
             best: self.state.best,
             skipped: self.state.skipped,
             warnings: self.progress.count,

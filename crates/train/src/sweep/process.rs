@@ -2,8 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,6 +15,7 @@ use super::plan::Job;
 use super::record::Metrics;
 use super::schedule::{Control, Outcome, Runner};
 use crate::error::{Error, Result};
+use crate::metrics::{LastEvaluation, Line, Tail, Train};
 use crate::run::{LOCKED, STOPPED, is_locked};
 
 /// How often processes are looked at.
@@ -102,7 +102,7 @@ impl Runner for ProcessRunner {
         if !self.wait_for_folder(control)? {
             return Ok(Outcome::Stopped);
         }
-        let mut metrics = Tail::new(control.folder);
+        let mut metrics = Latest::new(control.folder);
         let mut child = Ending(self.command(control)?.spawn().map_err(Error::io("start", self.name()))?);
         let mut asked: Option<Instant> = None;
         let mut terminated = false;
@@ -136,7 +136,7 @@ impl Runner for ProcessRunner {
         // Both may have been asked at once, by whoever shuts the machine down; then this one is a moment late to ask.
         let stopped = control.stop.load(Ordering::Relaxed) || status.code() == Some(STOPPED.into());
         Ok(match (status.success(), complete) {
-            (true, true) => Outcome::Finished(metrics.last),
+            (true, true) => metrics.outcome(steps),
             _ if stopped => Outcome::Stopped,
             // Somebody else was quicker to take the folder; that says nothing about the run.
             _ if status.code() == Some(LOCKED.into()) => return Err(Error::RunLocked { folder: control.folder.into() }),
@@ -189,48 +189,47 @@ fn reason(status: ExitStatus, log: &Path) -> String {
     }
 }
 
-/// Reads what is appended to `metrics.jsonl`, and keeps the last value of everything.
-struct Tail {
-    path: PathBuf,
-    offset: u64,
+/// The latest metrics of a run.
+struct Latest {
+    tail: Tail,
     /// Steps done.
     step: Option<u64>,
-    last: Metrics,
+    train: Option<Train>,
+    held_out: LastEvaluation,
 }
 
-impl Tail {
-    fn new(folder: &Path) -> Tail {
-        Tail { path: folder.join("metrics.jsonl"), offset: 0, step: None, last: Metrics::new() }
+impl Latest {
+    fn new(folder: &Path) -> Latest {
+        Latest { tail: Tail::new(folder), step: None, train: None, held_out: LastEvaluation::Missing }
     }
 
-    /// What cannot be read now may be there the next time.
+    /// A file that cannot be read now may be readable the next time.
     fn read(&mut self) {
-        let Ok(mut file) = File::open(&self.path) else { return };
-        if file.metadata().is_ok_and(|meta| meta.len() < self.offset) {
-            // A run that is continued cuts off what came after its checkpoint.
-            *self = Tail { path: std::mem::take(&mut self.path), offset: 0, step: None, last: Metrics::new() };
+        let Ok(appended) = self.tail.read() else { return };
+        if appended.restarted {
+            (self.step, self.train, self.held_out) = (None, None, LastEvaluation::Missing);
         }
-        let mut bytes = Vec::new();
-        if file.seek(SeekFrom::Start(self.offset)).and_then(|_| file.read_to_end(&mut bytes)).is_err() {
-            return;
-        }
-        let complete = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
-        self.offset += complete as u64;
-        for line in bytes[..complete].split(|&byte| byte == b'\n') {
-            if let Ok(line) = serde_json::from_slice::<Value>(line) {
-                self.add(&line);
+        for line in appended.lines.into_iter().flatten() {
+            self.step = Some(line.step());
+            self.held_out = self.held_out.after(&line);
+            if let Line::Train(train) = line {
+                self.train = Some(train);
             }
         }
     }
 
-    fn add(&mut self, line: &Value) {
-        if let Some(step) = line.get("step").and_then(Value::as_u64) {
-            self.step = Some(step);
+    /// Of a run that made all its steps. An evaluation counts only if it was made at the last step.
+    fn outcome(&self, steps: u64) -> Outcome {
+        let mut metrics = Metrics::new();
+        let mut add = |name: &str, value: serde_json::Result<Value>| value.iter().for_each(|value| flatten(name, value, &mut metrics));
+        self.train.iter().for_each(|train| add("train", serde_json::to_value(train)));
+        match (self.held_out, self.held_out.at(steps)) {
+            (_, Ok(evaluation)) => add("held_out", serde_json::to_value(evaluation)),
+            (LastEvaluation::NotFinite(_), Err(reason)) => return Outcome::Failed(reason),
+            // Without evaluations a sweep may compare training losses.
+            (_, Err(_)) => {}
         }
-        let kind = line.get("kind").and_then(Value::as_str).unwrap_or("run").to_string();
-        // A number that is missing this time, such as a loss that is not finite, must not stay what it was.
-        self.last.retain(|name, _| !name.starts_with(&format!("{kind}.")));
-        flatten(&kind, line, &mut self.last);
+        Outcome::Finished(metrics)
     }
 }
 

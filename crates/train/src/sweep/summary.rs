@@ -50,9 +50,9 @@ impl std::fmt::Display for Statistic {
 pub struct Group {
     /// Axes and their values, without the seed.
     pub point: Point,
-    /// Runs that finished.
+    /// Runs that finished with a finite metric.
     pub finished: usize,
-    /// Runs that failed, or finished without a finite number for the metric.
+    /// Runs that failed, or finished without a finite metric.
     pub failed: usize,
     /// Runs that have not ended.
     pub open: usize,
@@ -140,9 +140,9 @@ fn group(point: Point, members: &[&State], metric: &str) -> Group {
     for member in members {
         match member {
             State::Ended(Record { status: Status::Finished { metrics }, .. }) => {
-                group.finished += 1;
-                if !metrics.contains_key(metric) {
-                    group.failed += 1;
+                match metrics.contains_key(metric) {
+                    true => group.finished += 1,
+                    false => group.failed += 1,
                 }
                 for (name, &x) in metrics {
                     numbers.entry(name).or_default().push(x);
@@ -189,7 +189,12 @@ fn run_row(plan: &Plan, job: &Job, state: &State) -> RunRow {
         State::Open => ("open", String::new(), Metrics::new()),
         State::Equal(earlier) => ("equal", plan.jobs[*earlier].hash.clone(), Metrics::new()),
         State::Ended(Record { status: Status::Failed { reason }, .. }) => ("failed", reason.clone(), Metrics::new()),
-        State::Ended(Record { status: Status::Finished { metrics }, .. }) => ("finished", String::new(), metrics.clone()),
+        State::Ended(Record { status: Status::Finished { metrics }, .. }) if metrics.contains_key(&plan.metric) => {
+            ("finished", String::new(), metrics.clone())
+        }
+        State::Ended(Record { status: Status::Finished { metrics }, .. }) => {
+            ("failed", format!("no finite {} at its end", plan.metric), metrics.clone())
+        }
     };
     let build = if let State::Ended(record) = state { record.made_by() } else { String::new() };
     RunRow { hash: job.hash.clone(), point: point(plan, job, |_| true), status: status.into(), note, build, metrics }

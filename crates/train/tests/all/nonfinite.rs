@@ -1,22 +1,31 @@
-//! Losses and gradients that are not finite: no update, a diagnosis, and a step that can be repeated.
+//! Losses and gradients that are not finite: no update, and a diagnosis.
 
 use crate::common;
 
 use std::fs;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::{Walk, options, run, settings, timeless, weights};
 use termwise_data::{Rows, Source};
 use termwise_llama::weights::WriteOptions;
 use termwise_llama::{Model, Options};
 use termwise_train::metrics::Line;
-use termwise_train::nonfinite::{Diagnosis, Origin, diagnose, replay};
+use termwise_train::nonfinite::{Diagnosis, Origin, diagnose};
+use termwise_train::runs::{Runs, Status};
 use termwise_train::step::Gradients;
 use termwise_train::{Error, Settings, Start, train};
 
-fn stopped(settings: &Settings, folder: &Path) -> (Diagnosis, std::path::PathBuf) {
+/// The diagnosis of a run that stops, which is also in its folder.
+fn stopped(settings: &Settings, folder: &Path) -> Diagnosis {
     match train(settings, &Walk::default(), &options(folder, Start::Fresh)) {
-        Err(Error::NonFinite { diagnosis, folder }) => (*diagnosis, folder.expect("a saved step")),
+        Err(Error::NonFinite { diagnosis, file }) => {
+            let file = file.expect("a file");
+            assert_eq!(file, folder.join(format!("nonfinite-step-{}", diagnosis.step)).join("diagnosis.json"));
+            let saved: Diagnosis = serde_json::from_slice(&fs::read(file).expect("a diagnosis")).expect("JSON");
+            assert_eq!(saved, *diagnosis);
+            saved
+        }
         other => panic!("expected a run that stops, found {other:?}"),
     }
 }
@@ -43,19 +52,15 @@ fn huge(_: f32) -> f32 {
 }
 
 #[test]
-fn a_loss_that_is_not_finite_stops_before_the_update_and_can_be_repeated() {
+fn a_loss_that_is_not_finite_stops_before_the_update() {
     let folder = tempfile::tempdir().expect("a folder");
     let settings = changed(folder.path(), "", &[("model.layers.1.mlp.up_proj.weight", huge)]);
     let run = folder.path().join("run");
-    let (diagnosis, saved) = stopped(&settings, &run);
+    let diagnosis = stopped(&settings, &run);
     assert_eq!(diagnosis.step, 1);
     assert_eq!(diagnosis.forward, Some(Origin::Mlp(1)), "{diagnosis}");
     assert!(diagnosis.weight.is_none() && diagnosis.gradient.is_some());
-    assert_eq!(saved, run.join("nonfinite-step-1"));
-    let [before, after] = [folder.path().join("start"), saved.clone()].map(|f| fs::read(f.join("model.safetensors")).expect("weights"));
-    assert!(before == after, "the weights are those before the update");
-    let again = replay(&saved).expect("a replay");
-    assert!(again.same(), "{again:?}");
+    assert!(!run.join("checkpoints/step-00000001").exists());
     assert!(fs::read_to_string(run.join("warnings.log")).expect("warnings").contains("the MLP of layer 1"));
 }
 
@@ -63,10 +68,10 @@ fn a_loss_that_is_not_finite_stops_before_the_update_and_can_be_repeated() {
 fn the_layer_is_found_in_attention_too() {
     let folder = tempfile::tempdir().expect("a folder");
     let settings = changed(folder.path(), "attention = \"softmax\"", &[("model.layers.0.self_attn.v_proj.weight", huge)]);
-    let (diagnosis, _) = stopped(&settings, &folder.path().join("run"));
+    let diagnosis = stopped(&settings, &folder.path().join("run"));
     assert_eq!(diagnosis.forward, Some(Origin::Attention(0)), "{diagnosis}");
     let settings = changed(folder.path(), "attention = \"softmax\"", &[("lm_head.weight", huge)]);
-    let (diagnosis, _) = stopped(&settings, &folder.path().join("second"));
+    let diagnosis = stopped(&settings, &folder.path().join("second"));
     assert_eq!(diagnosis.forward, Some(Origin::Ends), "{diagnosis}");
 }
 
@@ -82,10 +87,9 @@ fn a_state_that_grows_without_bound_is_named_with_step_layer_and_head() {
     let start = folder.path().join("start");
     fs::create_dir_all(&start).expect("a folder");
     model.write(&start, &WriteOptions::default()).expect("a model");
-    let (diagnosis, saved) = stopped(&settings(&format!("{more}\nfrom = '{}'", start.display())), &folder.path().join("run"));
+    let diagnosis = stopped(&settings(&format!("{more}\nfrom = '{}'", start.display())), &folder.path().join("run"));
     assert_eq!((diagnosis.step, diagnosis.forward, diagnosis.head), (1, Some(Origin::Attention(1)), Some(1)), "{diagnosis}");
     assert!(diagnosis.to_string().contains("the attention of layer 1 is the first that is not finite, in head 1"), "{diagnosis}");
-    assert!(replay(saved).expect("a replay").same());
 }
 
 #[test]
@@ -93,10 +97,9 @@ fn a_norm_that_overflows_stops_the_run_though_the_loss_is_finite() {
     let folder = tempfile::tempdir().expect("a folder");
     // Logits as before, but the gradient of the last norm is 10²² times larger.
     let changes: [Change; 2] = [("lm_head.weight", |x| x * 1e22), ("model.norm.weight", |x| x * 1e-22)];
-    let (diagnosis, saved) = stopped(&changed(folder.path(), "", &changes), &folder.path().join("run"));
+    let diagnosis = stopped(&changed(folder.path(), "", &changes), &folder.path().join("run"));
     assert!(diagnosis.loss.parse::<f64>().is_ok_and(f64::is_finite) && diagnosis.norm == "inf", "{diagnosis}");
     assert!(diagnosis.forward.is_none() && diagnosis.gradient.is_none() && diagnosis.to_string().contains("overflows"), "{diagnosis}");
-    assert!(replay(saved).expect("a replay").same());
 }
 
 #[test]
@@ -153,9 +156,10 @@ fn skipped_updates_are_counted_and_change_nothing_else() {
     let folder = tempfile::tempdir().expect("a folder");
     let broken = changed(folder.path(), "skip_nonfinite = 3", &[("model.layers.1.mlp.up_proj.weight", huge)]);
     let place = folder.path().join("run");
-    let (diagnosis, saved) = stopped(&broken, &place);
+    let diagnosis = stopped(&broken, &place);
     assert_eq!(diagnosis.step, 4, "three steps are skipped, the fourth is not");
-    let [before, after] = [folder.path().join("start"), saved].map(|f| fs::read(f.join("model.safetensors")).expect("weights"));
+    let checkpoint = place.join("checkpoints/step-00000003");
+    let [before, after] = [folder.path().join("start"), checkpoint].map(|f| fs::read(f.join("model.safetensors")).expect("weights"));
     assert!(before == after);
     // The checkpoint of step 3 carries the count: a resumed run skips no more.
     match train(&broken, &Walk::default(), &options(&place, Start::Resume)) {
@@ -195,13 +199,12 @@ impl Source for Poisoned {
     }
 }
 
-#[test]
-fn a_skipped_step_has_no_norm_in_the_metrics_rather_than_a_false_one() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let start = folder.path().join("start");
+/// Settings of a run that starts from a model whose loss is not finite for rows with [`POISON`], and finite for all others.
+fn overflows_on_poison(folder: &Path, more: &str) -> Settings {
+    let start = folder.join("start");
     fs::create_dir_all(&start).expect("a folder");
-    let small = "attention = \"softmax\"\nsteps = 4\nlr = 0.0\nskip_nonfinite = 1\nlog_every = 2";
-    let mut model = Model::fresh(settings(small).config(common::VOCABULARY).expect("a configuration"), 1).expect("a model");
+    let small = format!("attention = \"softmax\"\nsteps = 4\nlr = 0.0\n{more}");
+    let mut model = Model::fresh(settings(&small).config(common::VOCABULARY).expect("a configuration"), 1).expect("a model");
     // Component 0 is that token's alone, through the attention of layer 0 as well, and the MLP behind it overflows on it.
     let mut change = |name: &str, change: &dyn Fn(usize, &mut [f32])| {
         let values = model.params.get_mut(name).expect("a parameter");
@@ -217,8 +220,56 @@ fn a_skipped_step_has_no_norm_in_the_metrics_rather_than_a_false_one() {
         change(&format!("model.layers.0.mlp.{name}.weight"), &|_, values| values[0] = 5e18);
     }
     model.write(&start, &WriteOptions::default()).expect("a model");
+    settings(&format!("{small}\nfrom = '{}'", start.display()))
+}
+
+/// [`Poisoned`], with held-out data that have that token in the second evaluation.
+#[derive(Debug, Default)]
+struct SecondEvaluation(AtomicUsize);
+
+impl Source for SecondEvaluation {
+    fn vocabulary(&self) -> usize {
+        common::VOCABULARY
+    }
+
+    fn fingerprint(&self) -> String {
+        "second evaluation".into()
+    }
+
+    fn train(&self, seed: u64, _: u64, rows: usize, time: usize, out: &mut Rows) -> termwise_data::Result<()> {
+        Poisoned.train(seed, 0, rows, time, out)
+    }
+
+    fn held_out(&self, index: u64, rows: usize, time: usize, out: &mut Rows) -> termwise_data::Result<bool> {
+        let earlier = if index == 0 { self.0.fetch_add(1, Ordering::SeqCst) } else { 0 };
+        Poisoned.train(9, if earlier == 1 { 1 } else { 0 }, rows, time, out)?;
+        Ok(index < 1)
+    }
+}
+
+#[test]
+fn an_evaluation_that_is_not_finite_is_recorded_and_replaces_the_one_before() {
+    let folder = tempfile::tempdir().expect("a folder");
     let place = folder.path().join("run");
-    let settings = settings(&format!("{small}\nfrom = '{}'", start.display()));
+    let settings = overflows_on_poison(folder.path(), "eval_every = 2");
+    let outcome = train(&settings, &SecondEvaluation::default(), &options(&place, Start::Fresh)).expect("a run");
+    assert!(outcome.finished && outcome.diverged && outcome.held_out.is_none(), "{outcome:?}");
+    assert_eq!(outcome.best.map(|best| best.step), Some(2));
+    let losses: Vec<(u64, bool)> = timeless(&place)
+        .into_iter()
+        .filter_map(|line| if let Line::HeldOut { step, evaluation, .. } = line { Some((step, evaluation.is_some())) } else { None })
+        .collect();
+    assert_eq!(losses, [(2, true), (4, false)]);
+    let text = fs::read_to_string(place.join("metrics.jsonl")).expect("metrics");
+    assert!(text.trim_end().ends_with(r#""loss":null,"finite":false}"#), "{text}");
+    assert_eq!(Runs::list(&[place]).expect("a run").runs[0].status, Status::Diverged);
+}
+
+#[test]
+fn a_skipped_step_has_no_norm_in_the_metrics_rather_than_a_false_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = folder.path().join("run");
+    let settings = overflows_on_poison(folder.path(), "skip_nonfinite = 1\nlog_every = 2");
     let outcome = train(&settings, &Poisoned, &options(&place, Start::Fresh)).expect("a run");
     assert_eq!((outcome.step, outcome.skipped), (4, 1));
     let lines = timeless(&place);

@@ -21,30 +21,66 @@ fn state(script: &str, stop: &AtomicBool, observe: &mut dyn FnMut(&Event)) -> St
     run(&plan(""), folder.path(), &runner, &ONE, stop, observe).expect("a sweep").remove(0)
 }
 
+/// A command that appends a line of training.
+fn trained(step: u64, loss: f64) -> String {
+    let line = format!(r#"{{"kind":"train","step":{step},"time":0,"loss":{loss:?},"lr":0.1,"tokens":1,"tokens_per_second":9.0}}"#);
+    format!("echo '{line}' >> \"$F/metrics.jsonl\"")
+}
+
+/// A command that appends an evaluation.
+fn evaluated(step: u64, found: &str) -> String {
+    format!(r#"echo '{{"kind":"held_out","step":{step},"time":0,{found}}}' >> "$F/metrics.jsonl""#)
+}
+
+const MEASURED: &str = r#""tokens":90,"loss":2.75,"perplexity":15.6,"recall":{"loss":0.5,"tokens":9}"#;
+const NOT_FINITE: &str = r#""loss":null,"finite":false"#;
+
 #[test]
 fn the_last_numbers_of_a_process_are_its_outcome() {
-    let script = r#"echo '{"kind":"train","step":5,"loss":3.0}' > "$F/metrics.jsonl"
-        echo '{"kind":"train","step":10,"loss":2.5,"lr":0.1}' >> "$F/metrics.jsonl"
-        echo '{"kind":"held_out","step":10,"loss":2.75,"recall":{"loss":0.5,"tokens":9}}' >> "$F/metrics.jsonl""#;
-    let state = state(script, &AtomicBool::new(false), &mut |_| {});
-    let expected = [("held_out.loss", 2.75), ("held_out.recall.loss", 0.5), ("train.loss", 2.5)];
+    let script = [trained(5, 3.0), trained(10, 2.5), evaluated(10, MEASURED)].join("\n");
+    let state = state(&script, &AtomicBool::new(false), &mut |_| {});
+    let expected = [
+        ("held_out.loss", 2.75),
+        ("held_out.perplexity", 15.6),
+        ("held_out.recall.loss", 0.5),
+        ("train.loss", 2.5),
+        ("train.tokens_per_second", 9.0),
+    ];
     let State::Ended(Record { status: Status::Finished { metrics }, .. }) = &state else { panic!("{state:?}") };
     assert_eq!(*metrics, expected.map(|(name, x)| (name.to_string(), x)).into());
 }
 
 #[test]
+fn an_earlier_evaluation_never_stands_for_the_last_one() {
+    let outcome = |end: &[String]| {
+        let script = [&[trained(5, 3.0), evaluated(5, MEASURED), trained(10, 2.5)], end].concat().join("\n");
+        match state(&script, &AtomicBool::new(false), &mut |_| {}) {
+            State::Ended(record) => record.status,
+            other => panic!("{other:?}"),
+        }
+    };
+    let reason = "diverged: the held-out loss at step 10 is not finite".to_owned();
+    assert_eq!(outcome(&[evaluated(10, NOT_FINITE)]), Status::Failed { reason });
+    // A line that is lost: no number rather than that of step 5.
+    let Status::Finished { metrics } = outcome(&[]) else { panic!("it finished") };
+    assert!(metrics.keys().all(|name| !name.starts_with("held_out")) && metrics["train.loss"] == 2.5, "{metrics:?}");
+}
+
+#[test]
 fn a_process_that_fails_says_why() {
-    let failed = |script| match state(script, &AtomicBool::new(false), &mut |_| {}) {
+    let failed = |script: &str| match state(script, &AtomicBool::new(false), &mut |_| {}) {
         State::Ended(Record { status: Status::Failed { reason }, .. }) => reason,
         other => panic!("{other:?}"),
     };
     assert_eq!(failed("echo training; echo 'error: no such file' >&2; exit 1"), "no such file");
     assert!(failed("exit 3").contains("exit status: 3"));
-    assert_eq!(failed(r#"echo '{"kind":"train","step":4,"loss":3.0}' > "$F/metrics.jsonl""#), "ended after step 4 of 10");
+    assert_eq!(failed(&trained(4, 3.0)), "ended after step 4 of 10");
 }
 
-/// A line of metrics, by which a process is known to have begun.
-const BEGUN: &str = r#"echo '{"kind":"train","step":4,"loss":3.0}' > "$F/metrics.jsonl""#;
+/// Appends a line of metrics, by which a process is known to have begun.
+fn begun() -> String {
+    trained(4, 3.0)
+}
 
 /// Where a run stands whose process was asked to stop once it had begun, and what it wrote into the file `said`.
 fn stopped(script: &str) -> (State, String) {
@@ -66,13 +102,13 @@ const WAIT: &str = "while true; do sleep 0.05; done";
 
 #[test]
 fn a_process_is_asked_to_stop_by_the_end_of_its_input() {
-    assert_eq!(stopped(&format!("{BEGUN}; cat; echo asked > $F/said; exit 130")), (State::Open, "asked\n".into()));
+    assert_eq!(stopped(&format!("{}; cat; echo asked > $F/said; exit 130", begun())), (State::Open, "asked\n".into()));
 }
 
 #[test]
 fn a_process_that_does_not_stop_is_terminated_and_then_killed() {
-    assert_eq!(stopped(&format!("trap 'echo terminated > $F/said; exit 1' TERM; {BEGUN}")), (State::Open, "terminated\n".into()));
-    assert_eq!(stopped(&format!("trap 'echo refused >> $F/said' TERM; {BEGUN}")), (State::Open, "refused\n".into()));
+    assert_eq!(stopped(&format!("trap 'echo terminated > $F/said; exit 1' TERM; {}", begun())), (State::Open, "terminated\n".into()));
+    assert_eq!(stopped(&format!("trap 'echo refused >> $F/said' TERM; {}", begun())), (State::Open, "refused\n".into()));
 }
 
 #[test]
@@ -83,7 +119,7 @@ fn a_process_that_was_stopped_by_somebody_else_can_go_on() {
 #[test]
 fn a_locked_folder_is_waited_for_and_is_no_failure_of_the_run() {
     let folder = tempfile::tempdir().expect("a folder");
-    let line = BEGUN.replace("\"step\":4", "\"step\":10");
+    let line = trained(10, 3.0);
     let short = Duration::from_millis(100);
     let runner = |script: &str| ProcessRunner::new([program(folder.path(), script)], Arc::default());
     let plan = plan("");
@@ -114,7 +150,7 @@ fn a_locked_folder_is_waited_for_and_is_no_failure_of_the_run() {
 #[test]
 fn a_run_that_has_begun_is_resumed() {
     let folder = tempfile::tempdir().expect("a folder");
-    let line = r#"echo '{"kind":"train","step":10,"loss":1.0}' > "$F/metrics.jsonl""#;
+    let line = trained(10, 1.0);
     let script = format!(
         "echo \"$@\" >> \"$F/arguments\"; if [ -e \"$F/settings.toml\" ]; then {line}; else touch \"$F/settings.toml\"; exit 1; fi"
     );

@@ -20,7 +20,9 @@ fn numbers_are_those_found_by_hand() {
     let first = summary.groups[0].metrics["loss"];
     assert!((first.mean - 5.0).abs() < 1e-12 && (first.deviation.expect("of three") - 13f64.sqrt()).abs() < 1e-12, "{first:?}");
     assert_eq!(first.to_string(), "5.0000 ± 3.6056");
-    assert_eq!((summary.groups[2].finished, summary.groups[2].failed, summary.groups[2].metrics["loss"].count), (3, 1, 2));
+    assert_eq!((summary.groups[2].finished, summary.groups[2].failed, summary.groups[2].metrics["loss"].count), (2, 1, 2));
+    let diverged = &summary.runs[7];
+    assert_eq!((diverged.status.as_str(), diverged.note.as_str()), ("failed", "no finite loss at its end"), "{diverged:?}");
     assert_eq!(summary.groups[8].metrics.len(), 0);
 
     // The gate never finished; the third rate of softmax has a lower mean and a failure.
