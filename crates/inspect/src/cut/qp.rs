@@ -33,13 +33,15 @@ pub struct Solution {
     pub equation: f64,
 }
 
-const ITERATIONS: usize = 60;
-/// Of residuals and of λ·slack, in units of the numbers that they are made of.
+const ITERATIONS: usize = 100;
+/// Of residuals and of λ·slack, in units of the numbers that they are made of: iterations end there.
 const TOLERANCE: f64 = 1e-11;
+/// The same for a point that is returned.
+const ACCEPTED: f64 = 1e-8;
 
 impl Program {
-    /// The solution from a starting point that need not be feasible; `None` where no solution was approached, which for a feasible
-    /// program means numbers beyond float64.
+    /// The solution from a starting point that need not be feasible. Every point that is returned meets the conditions for a solution to
+    /// [`ACCEPTED`]; `None` if none was found, because the program is infeasible or unbounded or its numbers are beyond float64.
     pub fn solve(&self, start: &[f64]) -> Option<Solution> {
         let (n, m) = (self.gradient.len(), self.bounds.len());
         let k = n + usize::from(self.equation.is_some());
@@ -49,7 +51,12 @@ impl Program {
         let mut multipliers = vec![size.min(1.0); m];
         let mut nu = 0.0;
         let (mut matrix, mut right) = (vec![0.0; k * k], vec![0.0; k]);
+        let mut best: Option<(f64, Solution)> = None;
         for _ in 0..ITERATIONS {
+            let error = self.error(&x, &multipliers, nu);
+            if best.as_ref().is_none_or(|(least, _)| error < *least) {
+                best = Some((error, Solution { x: x.clone(), multipliers: multipliers.clone(), equation: nu }));
+            }
             let dual = self.dual_residual(&x, &multipliers, nu);
             let primal: Vec<f64> = (0..m).map(|i| self.row(i, &x) - slack[i] - self.bounds[i]).collect();
             let equation = self.equation.as_ref().map_or(0.0, |(a, b)| dot(a, &x) - b);
@@ -70,7 +77,7 @@ impl Program {
                 if k > n {
                     right[n] = -equation;
                 }
-                let solved = factors.solve(&right);
+                let solved = factors.refined(&matrix, &right);
                 let (dx, dnu) = (solved[..n].to_vec(), if k > n { -solved[n] } else { 0.0 });
                 let ds: Vec<f64> = (0..m).map(|i| self.row(i, &dx) + primal[i]).collect();
                 let dl: Vec<f64> = (0..m).map(|i| (target(i) - multipliers[i] * slack[i] - multipliers[i] * ds[i]) / slack[i]).collect();
@@ -92,9 +99,27 @@ impl Program {
             advance(&mut multipliers, &dl);
             nu += length * dnu;
         }
-        let scale = x.iter().fold(1.0f64, |scale, x| scale.max(x.abs()));
-        let met = (0..m).all(|i| self.row(i, &x) - self.bounds[i] >= -1e-9 * scale);
-        (met && x.iter().all(|x| x.is_finite())).then_some(Solution { x, multipliers, equation: nu })
+        let error = self.error(&x, &multipliers, nu);
+        let best = best.filter(|(least, _)| *least <= error).unwrap_or((error, Solution { x, multipliers, equation: nu }));
+        Some(best).filter(|(error, _)| *error <= ACCEPTED).map(|(_, solution)| solution)
+    }
+
+    /// The largest violation of the conditions for a solution: stationarity and λ·slack in units of H and g, equation and inequalities in units of their own
+    /// numbers; NaN counts as infinite. The units of stationarity do not grow with x, so the points of an unbounded program never meet it.
+    fn error(&self, x: &[f64], multipliers: &[f64], nu: f64) -> f64 {
+        let size = self.hessian.iter().chain(&self.gradient).fold(1e-300f64, |size, h| size.max(h.abs()));
+        let largest = |values: &[f64]| values.iter().fold(0.0f64, |largest, value| largest.max(value.abs()));
+        let reach = largest(x).max(1.0);
+        let mut errors: Vec<f64> = self.dual_residual(x, multipliers, nu).iter().map(|residual| residual.abs() / size).collect();
+        if let Some((a, b)) = &self.equation {
+            errors.push((dot(a, x) - b).abs() / (largest(a) * reach).max(b.abs()).max(1e-300));
+        }
+        for (i, (lambda, bound)) in multipliers.iter().zip(&self.bounds).enumerate() {
+            let slack = self.row(i, x) - bound;
+            let unit = (largest(&self.rows[i * x.len()..][..x.len()]) * reach).max(bound.abs()).max(1e-300);
+            errors.extend([-slack / unit, -lambda / size, lambda * slack.abs() / (size * reach)]);
+        }
+        errors.iter().fold(0.0, |worst: f64, &error| if error.is_nan() { f64::INFINITY } else { worst.max(error) })
     }
 
     fn row(&self, i: usize, x: &[f64]) -> f64 {
@@ -174,6 +199,17 @@ impl Factors {
             }
         }
         size.is_finite().then_some(Factors { lu: a, order })
+    }
+
+    /// As [`Factors::solve`], with one step of iterative refinement: λ/slack makes matrices ill-conditioned near the solution.
+    fn refined(&self, matrix: &[f64], right: &[f64]) -> Vec<f64> {
+        let mut x = self.solve(right);
+        let residual: Vec<f64> = matrix.chunks_exact(right.len()).zip(right).map(|(row, right)| right - dot(row, &x)).collect();
+        let correction = self.solve(&residual);
+        if correction.iter().all(|value| value.is_finite()) {
+            x.iter_mut().zip(correction).for_each(|(x, correction)| *x += correction);
+        }
+        x
     }
 
     fn solve(&self, right: &[f64]) -> Vec<f64> {
