@@ -143,6 +143,8 @@ fn what_a_hub_sends_never_leads_out_of_the_cache() {
     }
     assert_eq!(files(Path::new(&folder.path(""))), before, "nothing was written anywhere");
     // More bytes than announced are not taken.
-    let error = ask(Answers { beyond: 1000, ..Answers::default() }, "home-d").map(|source| text(source).len());
-    assert!(error.is_err(), "{error:?}");
+    let error = ask(Answers { beyond: 1000, ..Answers::default() }, "home-d").map(|source| text(source).len()).expect_err("too long");
+    assert!(error.contains("the answers are not as long as announced"), "{error}");
+    let kept = files(Path::new(&folder.path("home-d")));
+    assert!(kept.iter().all(|path| !path.contains("/snapshots/") && !path.ends_with("/blobs/abc123")), "{kept:?}");
 }

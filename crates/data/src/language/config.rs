@@ -32,6 +32,8 @@ pub struct LanguageConfig {
     pub question_rate: f64,
     /// Documents held out.
     pub held_out: usize,
+    /// Number of the first of them: other numbers are other documents, for instance to choose a learning rate on.
+    pub held_out_from: usize,
     /// Which language of this kind it is: which words follow which.
     pub dialect: u32,
     /// U: facts that are stated once more, with any value, after all are stated and before the first question; the last value counts.
@@ -54,6 +56,7 @@ impl Default for LanguageConfig {
             fact_rate: 0.8,
             question_rate: 0.8,
             held_out: 256,
+            held_out_from: 0,
             dialect: 1,
             updates: 0,
             gap: 0,
@@ -75,6 +78,7 @@ impl LanguageConfig {
             ("branching", self.branching, 1, largest),
             ("length", self.length, 1, largest),
             ("held_out", self.held_out, 0, largest),
+            ("held_out_from", self.held_out_from, 0, largest),
             ("updates", self.updates, 0, largest),
             ("gap", self.gap, 0, largest),
         ] {

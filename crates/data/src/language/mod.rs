@@ -136,6 +136,7 @@ impl Source for Language {
         // Every setting, so that a change of defaults is a change too. Dials that came later are left out where they do nothing: data of
         // earlier builds keep their name.
         let text = format!("language 1: {:?}", self.config()).replace(", updates: 0", "").replace(", gap: 0", "");
+        let text = text.replace(", held_out_from: 0", "");
         blake3::hash(text.as_bytes()).to_hex()[..16].to_string()
     }
 
@@ -150,11 +151,11 @@ impl Source for Language {
 
     fn held_out(&self, index: u64, rows: usize, time: usize, out: &mut Rows) -> Result<bool> {
         let first = index.saturating_mul(self.documents(rows, time)?);
-        let end = self.config().held_out as u64;
-        if first >= end {
+        let (from, count) = (self.config().held_out_from as u64, self.config().held_out as u64);
+        if first >= count {
             return Ok(false);
         }
-        self.fill(Stream::HeldOut, first, end, rows, time, out);
+        self.fill(Stream::HeldOut, from + first, from + count, rows, time, out);
         Ok(true)
     }
 

@@ -262,6 +262,17 @@ fn held_out_documents_come_once_and_are_not_for_training() {
     assert_eq!(documents.len(), 7);
     assert_eq!(documents, collect(2, 64));
     assert_eq!(documents, collect(3, 32));
+    let mut out = Rows::default();
+    // The same documents by their numbers, and none of them beyond.
+    let shifted = super::tests::language("length=32 facts=3 held_out=5 held_out_from=4");
+    assert!(
+        shifted.held_out(0, 5, 32, &mut out).expect("a batch") && !shifted.held_out(1, 5, 32, &mut Rows::default()).expect("an answer")
+    );
+    let own: Vec<&[u32]> = out.ids.chunks(32).collect();
+    assert!(
+        (4..7).all(|number| own[number - 4] == documents[number].0)
+            && own[3..].iter().all(|ids| documents.iter().all(|(other, _)| other != ids))
+    );
     let training = batch(&language, 0, 0, 100);
     assert!(training.ids.chunks(32).all(|ids| documents.iter().all(|(other, _)| other != ids)));
     let none = super::tests::language("held_out=0");
@@ -273,7 +284,7 @@ fn held_out_documents_come_once_and_are_not_for_training() {
 fn dialects_and_dials_change_the_fingerprint() {
     let print = |text: &str| language(text).fingerprint();
     assert_eq!(print(""), print("facts=12"));
-    for text in ["facts=11", "dialect=2", "question_rate=0.3", "held_out=3", "updates=1", "gap=1"] {
+    for text in ["facts=11", "dialect=2", "question_rate=0.3", "held_out=3", "held_out_from=3", "updates=1", "gap=1"] {
         assert_ne!(print(""), print(text), "{text}");
     }
     // Pinned: runs are resumed by it. It is that of builds before `updates` and `gap`.

@@ -38,7 +38,7 @@ impl Language {
     pub fn question(&self, number: u64) -> Result<Option<Question>> {
         let length = self.config().length;
         let (mut ids, mut labels, mut recall) = (vec![0; length], vec![0; length], vec![false; length]);
-        let document = Stream::HeldOut.document(number % (self.config().held_out as u64).max(1));
+        let document = Stream::HeldOut.document(self.config().held_out_from as u64 + number % (self.config().held_out as u64).max(1));
         self.grammar.write(document, &mut ids, &mut labels, &mut recall);
         let Some(at) = recall.iter().position(|&recall| recall) else { return Ok(None) };
         let tokenizer = self.tokenizer()?;

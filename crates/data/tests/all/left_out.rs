@@ -4,26 +4,43 @@ use crate::support;
 
 use support::*;
 
+/// One line that names the source and the feature.
+fn is_left_out(error: &termwise_data::Error, asked: &str, feature: &str) {
+    let text = error.to_string();
+    assert!(text.contains(&format!("`{asked}`")) && text.contains(&format!("`cargo build --release --features {feature}`")), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+}
+
+#[test]
+fn the_error_names_the_source_and_the_feature() {
+    let error = termwise_data::Error::LeftOut { asked: "d.parquet".into(), support: "Parquet files", feature: "parquet" };
+    is_left_out(&error, "d.parquet", "parquet");
+}
+
 #[test]
 fn what_is_left_out_is_named_with_the_way_to_get_it() {
     let folder = Folder::new();
     folder.write("d.parquet", "PAR1");
-    folder.write("d.jsonl.zst", "");
+    folder.write("d.jsonl.zst", "not Zstandard");
     let (parquet, zst) = (folder.path("d.parquet"), folder.path("d.jsonl.zst"));
     let hub = "hf://datasets/owner/name/*".to_string();
     for (asked, feature, there) in
         [(parquet, "parquet", cfg!(feature = "parquet")), (zst, "zstd", cfg!(feature = "zstd")), (hub, "hub", cfg!(feature = "hub"))]
     {
-        if there {
+        // A build with the hub would ask it.
+        if there && feature == "hub" {
             continue;
         }
         let config = termwise_data::DataConfig { sources: vec![asked.clone()], ..Default::default() };
-        let error = prepare(&folder, &config).unwrap_err().to_string();
-        assert!(error.contains(&asked) && error.contains(&format!("cargo build --release --features {feature}`")), "{error}");
-        assert_eq!(error.lines().count(), 1, "{error}");
+        let error = prepare(&folder, &config).unwrap_err();
+        match (there, &error) {
+            // A build with the feature reads the file, and finds it damaged.
+            (true, termwise_data::Error::LeftOut { .. }) => panic!("{error}"),
+            (true, _) => assert!(error.to_string().contains(&asked), "{error}"),
+            (false, _) => is_left_out(&error, &asked, feature),
+        }
     }
     if !cfg!(feature = "hub") {
-        let error = termwise_data::hub::folder("hf://owner/name").unwrap_err().to_string();
-        assert!(error.contains("`hf://owner/name`") && error.contains("--features hub`"), "{error}");
+        is_left_out(&termwise_data::hub::folder("hf://owner/name").unwrap_err(), "hf://owner/name", "hub");
     }
 }
