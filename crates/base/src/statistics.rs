@@ -1,15 +1,37 @@
-//! What intervals of means need.
+//! Student's t distribution, for confidence intervals and tests of means, and Holm's correction.
 
-/// The 0.975 quantile of Student's distribution with ν ≥ 1 degrees of freedom, to about 12 digits.
+/// The 0.975 quantile of Student's t distribution with `df` ≥ 1 degrees of freedom, to about 12 digits.
 ///
-/// P(|T| > t) = I_x(ν/2, 1/2) with x = ν/(ν + t²); x is found by halving.
-pub fn student(freedom: f64) -> f64 {
+/// P(|T| > t) = I_x(df/2, 1/2) with x = df/(df + t²); x is found by bisection.
+pub fn t_quantile_975(df: f64) -> f64 {
     let (mut low, mut high) = (0.0f64, 1.0f64);
     for _ in 0..200 {
         let middle = 0.5 * (low + high);
-        *(if incomplete_beta(0.5 * freedom, 0.5, middle) < 0.05 { &mut low } else { &mut high }) = middle;
+        *(if incomplete_beta(0.5 * df, 0.5, middle) < 0.05 { &mut low } else { &mut high }) = middle;
     }
-    (freedom * (1.0 - low) / low).sqrt()
+    (df * (1.0 - low) / low).sqrt()
+}
+
+/// P(|T| > |t|), the two-sided p-value of t with `df` ≥ 1 degrees of freedom.
+pub fn t_two_sided(t: f64, df: f64) -> f64 {
+    match t.abs() {
+        0.0 => 1.0,
+        t if t.is_finite() => incomplete_beta(0.5 * df, 0.5, df / (df + t * t)),
+        _ => 0.0,
+    }
+}
+
+/// Holm's step-down adjustment of the p-values of one family. A hypothesis is rejected at level α where its adjusted value is at most α; the
+/// probability of any false rejection in the family is then at most α.
+pub fn holm(p: &[f64]) -> Vec<f64> {
+    let mut order: Vec<usize> = (0..p.len()).collect();
+    order.sort_by(|&i, &j| p[i].total_cmp(&p[j]));
+    let (mut adjusted, mut largest) = (vec![1.0; p.len()], 0.0f64);
+    for (rank, &i) in order.iter().enumerate() {
+        largest = largest.max((p.len() - rank) as f64 * p[i]).min(1.0);
+        adjusted[i] = largest;
+    }
+    adjusted
 }
 
 /// The regularised incomplete beta function I_x(a, b) for 0 < x < 1 by its continued fraction (NIST's Digital Library of Mathematical
@@ -36,9 +58,44 @@ fn incomplete_beta(a: f64, b: f64, x: f64) -> f64 {
 mod tests {
     use super::*;
 
+    /// Tables of textbooks, to their three decimals.
+    #[test]
+    fn quantiles_are_those_of_the_tables() {
+        for (df, expected) in [
+            (1.0, 12.706),
+            (2.0, 4.303),
+            (3.0, 3.182),
+            (4.0, 2.776),
+            (5.0, 2.571),
+            (10.0, 2.228),
+            (20.0, 2.086),
+            (60.0, 2.000),
+            (120.0, 1.980),
+        ] {
+            let found = t_quantile_975(df);
+            assert!((found - expected).abs() < 5.1e-4, "t({df}) = {found}, not {expected}");
+            assert!((t_two_sided(found, df) - 0.05).abs() < 1e-12 && (t_two_sided(-found, df) - 0.05).abs() < 1e-12);
+        }
+        // t(1) is the Cauchy distribution: P(|T| > t) = 1 − 2·atan(t)/π.
+        for t in [0.1, 1.0, 3.0, 1e6] {
+            let expected = 1.0 - 2.0 * f64::atan(t) / std::f64::consts::PI;
+            assert!((t_two_sided(t, 1.0) - expected).abs() < 1e-12, "{t}");
+        }
+        assert_eq!((t_two_sided(0.0, 3.0), t_two_sided(f64::INFINITY, 3.0)), (1.0, 0.0));
+    }
+
+    /// The example of `statsmodels.stats.multitest.multipletests(p, method="holm")`, by hand: 4·0.01, 3·0.02, then the largest so far, 2·0.03.
+    #[test]
+    fn holm_steps_down() {
+        let close = |found: Vec<f64>, expected: &[f64]| found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-15);
+        assert!(close(holm(&[0.04, 0.01, 0.03, 0.02]), &[0.06, 0.04, 0.06, 0.06]), "{:?}", holm(&[0.04, 0.01, 0.03, 0.02]));
+        assert!(close(holm(&[1.0, 0.001, 1.0]), &[1.0, 0.003, 1.0]));
+        assert!(holm(&[]).is_empty());
+    }
+
     /// Numbers of `scipy.stats` 1.17.1.
     #[test]
-    fn quantiles_are_students() {
+    fn quantiles_are_those_of_scipy() {
         // t.ppf(0.975, nu)
         for (freedom, expected) in [
             (1.0, 12.706204736174694),
@@ -52,7 +109,7 @@ mod tests {
             (198.5, 1.9719869338407243),
             (1e4, 1.960201239890626),
         ] {
-            let found = student(freedom);
+            let found = t_quantile_975(freedom);
             assert!((found / expected - 1.0).abs() < 1e-11, "t({freedom}) = {found}, not {expected}");
         }
     }

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize};
-use termwise_base::statistics::student;
+use termwise_base::statistics::t_quantile_975;
 use termwise_llama::Model;
 
 use crate::assemble::Bench;
@@ -205,7 +205,7 @@ impl Verdict {
 
 /// Student's 95 % interval of a mean of so many; `None` for fewer than three.
 fn interval(mean: f64, error: Option<f64>, count: usize) -> Option<(f64, f64)> {
-    let half = student((count.max(2) - 1) as f64) * error.filter(|_| count >= 3)?;
+    let half = t_quantile_975((count.max(2) - 1) as f64) * error.filter(|_| count >= 3)?;
     Some((mean - half, mean + half))
 }
 

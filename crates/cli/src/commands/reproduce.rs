@@ -20,7 +20,7 @@ use crate::progress::Bar;
 /// Reproduce the experiments of two papers and some of our own, with a verdict for every claim
 ///
 /// Without data, network or GPU: small models are trained on the built-in language, several seeds each, and every claim of the papers is
-/// decided by a rule that is stated beforehand. Finished runs are never run twice, so the command can be broken off and started again.
+/// decided by a rule that is written to claims.json before the first run. Finished runs are never run twice, so the command can be interrupted and restarted.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -36,7 +36,7 @@ Experiments:
   overwrite, parity         orders 1 to 3, with and without write rule and decay, in equal states
   distance                  window, sink and far orders against a longer window of equal bytes
 
-Verdicts compare means over seeds with their standard deviations; results.json has every number with the folder of its run.")]
+A verdict needs every seed; a claim with a failed or unfinished run is undecided. results.json has every number with the folder of its run.")]
 pub struct ReproduceArgs {
     /// Experiments, or all
     #[arg(value_name = "EXPERIMENT", default_value = "all")]

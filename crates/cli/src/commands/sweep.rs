@@ -133,15 +133,15 @@ pub fn run(args: &SweepArgs, context: &mut Context) -> Result<Exit, Failure> {
     if !args.list && !args.quiet {
         tell(&format!("written: {}", folder.join("summary.json").display()));
     }
-    let finished: Vec<_> = summary.runs.iter().filter(|run| run.status == "finished").collect();
-    if !finished.is_empty() && finished.iter().all(|run| !run.metrics.contains_key(&plan.metric)) {
-        let there: BTreeSet<&str> = finished.iter().flat_map(|run| run.metrics.keys()).map(String::as_str).collect();
+    let measured: Vec<_> = summary.runs.iter().filter(|run| !run.metrics.is_empty()).collect();
+    if !measured.is_empty() && measured.iter().all(|run| !run.metrics.contains_key(&plan.metric)) {
+        let there: BTreeSet<&str> = measured.iter().flat_map(|run| run.metrics.keys()).map(String::as_str).collect();
         let there = there.into_iter().collect::<Vec<_>>().join(", ");
         let problem = format!("no run has measured the metric `{}`, by which runs are compared; measured were {there}", plan.metric);
         return Err(Error::Sweep { path: args.file.clone(), problem }.into());
     }
     let done = |state: &State| match state {
-        State::Ended(record) => matches!(record.status, Status::Finished { .. }),
+        State::Ended(record) => matches!(&record.status, Status::Finished { metrics } if metrics.contains_key(&plan.metric)),
         State::Equal(_) => true,
         State::Open => false,
     };

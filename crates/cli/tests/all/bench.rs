@@ -6,10 +6,19 @@ use serde_json::Value;
 
 use crate::support::{json, termwise};
 
-fn is_speed(speed: &Value) {
-    for key in ["ms", "gflops", "share_of_peak"] {
-        assert!(speed[key].as_f64().is_some_and(|x| x > 0.0), "{key} in {speed}");
-    }
+fn number(value: &Value, key: &str) -> f64 {
+    value[key].as_f64().unwrap_or_else(|| panic!("no {key} in {value}"))
+}
+
+fn close(found: f64, expected: f64) -> bool {
+    (found / expected - 1.0).abs() < 1e-9
+}
+
+/// Time and rates that agree with each other and with the machine; 10⁶ operations.
+fn operations(speed: &Value, machine: &Value) -> f64 {
+    let (ms, gflops) = (number(speed, "ms"), number(speed, "gflops"));
+    assert!(ms > 0.0 && close(number(speed, "share_of_peak"), gflops / number(machine, "peak_gflops")), "{speed}");
+    gflops * ms
 }
 
 fn is_machine(machine: &Value, threads: u64) {
@@ -26,9 +35,12 @@ fn attention_measures_every_variant_and_softmax() {
     let rows = found["rows"].as_array().expect("rows");
     let variants: Vec<&str> = rows.iter().filter_map(|row| row["variant"].as_str()).collect();
     assert_eq!(variants, ["softmax", "norm", "exp over=sum,floor=1 rope=off"].repeat(2));
-    for row in rows {
-        is_speed(&row["forward"]);
-        is_speed(&row["forward_backward"]);
+    for (at, row) in rows.iter().enumerate() {
+        let [forward, both] = ["forward", "forward_backward"].map(|pass| operations(&row[pass], &found["machine"]));
+        assert!(both > 1.5 * forward, "a backward pass costs more than half a forward pass: {row}");
+        // Softmax comes first at each shape.
+        let against = number(&row["forward"], "ms") / number(&rows[at / 3 * 3]["forward"], "ms");
+        assert!(close(number(row, "forward_against_softmax"), against), "{row}");
         assert_eq!((&row["kv_heads"], &row["head_dim"]), (&Value::from(1), &Value::from(8)));
     }
     assert_eq!(rows[0]["forward_against_softmax"], 1.0);
@@ -44,7 +56,9 @@ fn gemm_measures_three_products() {
     is_machine(&found["machine"], 1);
     let rows = found["rows"].as_array().expect("rows");
     assert_eq!(rows.len(), 3);
-    rows.iter().for_each(is_speed);
+    for row in rows {
+        assert!(close(operations(row, &found["machine"]), 2.0 * 9.0 * 5.0 * 7.0 / 1e6), "{row}");
+    }
 }
 
 #[test]
@@ -61,7 +75,8 @@ fn step_measures_a_whole_model() {
     let sizes = ["--vocab", "17", "--hidden", "8", "--heads", "2", "--layers", "1", "--mlp", "12", "--batch", "2", "--length", "5"];
     let arguments = [&["bench", "step"], &sizes[..], &["--repeat", "2", "--attention", "gate"]].concat();
     let found = json(&[&arguments[..], &["--json"]].concat());
-    is_speed(&found);
+    operations(&found, &found["machine"]);
+    assert!(close(number(&found, "tokens_per_s") * number(&found, "ms"), 1e3 * 2.0 * 5.0), "{found}");
     let gate: termwise_attention::Variant = "gate".parse().expect("a preset");
     assert_eq!(found["attention"], gate.to_string());
     // Matrices: q, k, v, o 8×8, gate 2×8, MLP 3·8·12, head 17×8.

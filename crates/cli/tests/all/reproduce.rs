@@ -130,7 +130,7 @@ fn one_seed_gives_no_verdict() {
     let place = folder.path().display().to_string();
     let found = json(&["reproduce", "e7", "--scale", "test", "--seeds", "1", "--out", &place, "--json"]);
     let claim = &found["experiments"][0]["tasks"][0]["claims"][0];
-    assert_eq!(claim["verdict"], "not_visible");
+    assert_eq!(claim["verdict"], "undecided");
     assert!(claim["note"].as_str().is_some_and(|note| note.contains("one seed")));
 }
 

@@ -44,6 +44,20 @@ fn a_run_that_fails_is_told_and_retried_when_asked() {
 }
 
 #[test]
+fn a_finished_run_without_a_finite_metric_has_failed() {
+    let place = Place::new();
+    file(&place, "", "seed = [1, 2]");
+    let said = place.command(&["sweep", "s.toml", "--out", "o", "--json"]).assert().success().get_output().clone();
+    let summary: serde_json::Value = serde_json::from_slice(&said.stdout).expect("JSON");
+    let record = place.path("o/runs").join(format!("{}.json", summary["runs"][0]["hash"].as_str().expect("a hash")));
+    let mut found: serde_json::Value = serde_json::from_slice(&fs::read(&record).expect("a record")).expect("JSON");
+    found["metrics"].as_object_mut().expect("metrics").remove("held_out.loss").expect("a loss");
+    fs::write(&record, found.to_string()).expect("a file");
+    let said = place.command(&["sweep", "s.toml", "--out", "o"]).assert().code(1);
+    said.stdout(contains("✗ run").and(contains("no finite held_out.loss at its end")));
+}
+
+#[test]
 fn a_metric_that_no_run_has_is_an_error() {
     let place = Place::new();
     file(&place, "metric = \"held_out.los\"", "seed = [1]");

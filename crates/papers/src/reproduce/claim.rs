@@ -1,32 +1,48 @@
-//! Claims and the rules that decide them. The rules are stated before anything is run.
+//! Claims and the rules that decide them. [`super::declaration`] writes them to a file before the first run.
 //!
-//! Every rule compares means over seeds, with each other or with a fixed number. A difference counts only where its 95 % confidence interval ([`Difference`]: paired by seed, or
-//! Welch's) is above 0 and it is larger than both standard deviations and than a stated minimum. With fewer than two seeds on a side there
-//! is no standard deviation, and so no verdict; nor is there one where a run of a side failed, since those that are left would be a choice.
+//! Every rule compares means over seeds, with each other or with a fixed number. A difference counts only if its 95 % confidence interval
+//! ([`Difference`]: paired by seed, or Welch's) is above 0 and it is larger than both standard deviations and than a stated minimum.
+//!
+//! A verdict needs every declared seed of every side: the seeds that remain after a failure would be a selection. It also needs two seeds,
+//! for a standard deviation. Otherwise the claim is undecided, and the reason names the runs.
+//!
+//! Claims of one experiment are one family: [`correct`] applies Holm's correction to them.
 
 use serde::{Deserialize, Serialize};
 
+use termwise_base::statistics::holm;
+
 use super::interval::{Difference, Numbers};
 
-/// What a claim comes to.
+/// The level of every test.
+const LEVEL: f64 = 0.05;
+
+/// The outcome of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     /// The rule holds.
     Reproduced,
     /// The numbers decide neither way.
-    NotVisible,
+    #[serde(alias = "not_visible")]
+    Inconclusive,
     /// The opposite holds.
     Contradicted,
+    /// Runs that the rule needs failed or have not finished; the note of the decision gives the reason.
+    Undecided,
 }
 
 impl Verdict {
+    /// In the order in which they are counted.
+    pub const ALL: [Verdict; 4] = [Verdict::Reproduced, Verdict::Inconclusive, Verdict::Contradicted, Verdict::Undecided];
+
     /// As it is printed.
     pub fn name(self) -> &'static str {
         match self {
             Verdict::Reproduced => "reproduced",
-            Verdict::NotVisible => "not visible at this scale",
+            Verdict::Inconclusive => "inconclusive",
             Verdict::Contradicted => "contradicted",
+            Verdict::Undecided => "undecided",
         }
     }
 }
@@ -44,8 +60,9 @@ pub enum Rule {
         /// The smallest difference that counts, in nats.
         least: f64,
     },
-    /// The two differ by at most a share of the gap between two others. Reproduced where the whole interval of the difference is within that
-    /// margin, contradicted where the difference is above the margin and counts; not visible where the gap itself does not count.
+    /// The two differ by at most a share of the gap between two others, the margin. Reproduced if the whole interval of the difference is within the
+    /// margin that the lower end of the gap's interval gives. Contradicted if the whole interval is beyond the margin that its upper end gives, and
+    /// the difference is larger than both standard deviations. Inconclusive if the gap itself does not count.
     Equal {
         /// One of two.
         one: String,
@@ -74,13 +91,31 @@ pub enum Rule {
     },
 }
 
-/// What a variant came to over its seeds.
+/// The runs of a variant.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Side {
-    /// Of the runs that finished.
+    /// Declared runs, one per seed.
+    pub declared: usize,
+    /// The metric of the runs that finished.
     pub numbers: Numbers,
-    /// Runs that failed.
-    pub failed: usize,
+    /// Seeds of the runs that failed, and why.
+    pub failed: Vec<(u64, String)>,
+}
+
+impl Side {
+    /// Why there is no verdict about this variant, if there is none.
+    fn undecided(&self, name: &str) -> Option<String> {
+        let open = self.declared.saturating_sub(self.numbers.len() + self.failed.len());
+        let failed = self.failed.iter().map(|(seed, reason)| format!("seed {seed} of {name} failed ({reason})"));
+        let open = (open > 0).then(|| format!("{open} of {} runs of {name} have not finished", self.declared));
+        let reasons: Vec<String> = failed.chain(open).collect();
+        match self.declared {
+            0 => Some(format!("no run of {name} has been started")),
+            _ if !reasons.is_empty() => Some(reasons.join("; ")),
+            1 => Some(format!("one seed of {name}, so no standard deviation to compare with")),
+            _ => None,
+        }
+    }
 }
 
 /// Something that the paper found, as a rule.
@@ -100,8 +135,8 @@ impl Rule {
                 "{high} − {low} must be above {least} nats and above both standard deviations, and its 95 % interval above 0; the same the other way round contradicts"
             ),
             Rule::Equal { one, other, low, high, share } => format!(
-                "the 95 % interval of {one} − {other} must lie within ±{:.0} % of {high} − {low}; a difference that is above that margin, its own interval and both standard deviations contradicts",
-                100.0 * share
+                "the 95 % interval of {one} − {other} must lie within ±{share:.0} % of {high} − {low}, taken at the lower end of its own 95 % interval; an interval that lies beyond {share:.0} % of the upper end, with a difference above both standard deviations, contradicts",
+                share = 100.0 * share
             ),
             Rule::Below { one, bound } => {
                 format!("the 95 % interval of {one} must lie below {bound} nats; one that lies above contradicts")
@@ -130,43 +165,42 @@ impl Rule {
         }
     }
 
-    /// Decides by what each variant came to over its seeds.
-    pub fn decide(&self, numbers: &dyn Fn(&str) -> Side) -> Decision {
-        let mut sides = Vec::new();
-        for name in self.sides() {
-            let Side { numbers, failed } = numbers(name);
-            match numbers.len() {
-                0 => return Decision::open(format!("no finished run of {name}")),
-                count if failed > 0 => return Decision::open(format!("{failed} of {} runs of {name} failed", failed + count)),
-                1 => return Decision::open(format!("one seed of {name}, so no standard deviation to compare with")),
-                _ => sides.push(numbers),
-            }
+    /// Decides by the runs of each variant.
+    pub fn decide(&self, side: &dyn Fn(&str) -> Side) -> Decision {
+        let found: Vec<(&str, Side)> = self.sides().into_iter().map(|name| (name, side(name))).collect();
+        let mut reasons: Vec<String> = found.iter().filter_map(|(name, side)| side.undecided(name)).collect();
+        reasons.dedup();
+        if !reasons.is_empty() {
+            return Decision::undecided(reasons.join("; "));
         }
+        let sides: Vec<Numbers> = found.into_iter().map(|(_, side)| side.numbers).collect();
         match *self {
             Rule::Lower { least, .. } => {
                 let gap = Difference::of(&sides[1], &sides[0]);
                 let verdict = match () {
                     () if gap.counts(least) => Verdict::Reproduced,
                     () if gap.reversed().counts(least) => Verdict::Contradicted,
-                    () => Verdict::NotVisible,
+                    () => Verdict::Inconclusive,
                 };
-                Decision { verdict, note: String::new(), difference: Some(gap), margin: Some(least) }
+                Decision { difference: Some(gap), margin: Some(least), p: Some(gap.p_value()), ..Decision::new(verdict) }
             }
             Rule::Equal { share, .. } => {
                 let difference = Difference::of(&sides[0], &sides[1]);
                 let gap = Difference::of(&sides[3], &sides[2]);
+                let decision = Decision { difference: Some(difference), gap: Some(gap), ..Decision::new(Verdict::Inconclusive) };
                 if !gap.counts(0.0) {
                     let note = format!("the gap to compare with, {gap}, does not itself count");
-                    return Decision { verdict: Verdict::NotVisible, note, difference: Some(difference), margin: None };
+                    return Decision { note, p: Some(1.0), ..decision };
                 }
-                let margin = share * gap.value;
-                let size = Difference { value: difference.value.abs(), ..difference };
+                let [least, most] = [-gap.half_interval, gap.half_interval].map(|end| share * (gap.value + end));
+                let size = difference.value.abs();
                 let verdict = match () {
-                    () if size.value + size.half_interval <= margin => Verdict::Reproduced,
-                    () if size.counts(margin) => Verdict::Contradicted,
-                    () => Verdict::NotVisible,
+                    () if size + difference.half_interval <= least => Verdict::Reproduced,
+                    () if size - difference.half_interval > most && size > difference.deviation => Verdict::Contradicted,
+                    () => Verdict::Inconclusive,
                 };
-                Decision { verdict, note: String::new(), difference: Some(difference), margin: Some(margin) }
+                let p = difference.p_against(share, gap, verdict != Verdict::Contradicted);
+                Decision { verdict, margin: Some(least), p: Some(p), ..decision }
             }
             Rule::Below { bound, .. } | Rule::Above { bound, .. } => {
                 let above = Difference::from(bound, &sides[0]);
@@ -174,9 +208,9 @@ impl Rule {
                 let verdict = match () {
                     () if expected.value > expected.half_interval => Verdict::Reproduced,
                     () if -expected.value > expected.half_interval => Verdict::Contradicted,
-                    () => Verdict::NotVisible,
+                    () => Verdict::Inconclusive,
                 };
-                Decision { verdict, note: String::new(), difference: Some(above), margin: Some(bound) }
+                Decision { difference: Some(above), margin: Some(bound), p: Some(above.p_value()), ..Decision::new(verdict) }
             }
         }
     }
@@ -185,19 +219,69 @@ impl Rule {
 /// A verdict and the numbers behind it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
-    /// What it comes to.
+    /// The verdict of this claim alone.
     pub verdict: Verdict,
-    /// Why there is none, where the rule had nothing to compare.
+    /// The verdict after Holm's correction over the claims of the experiment; absent if the claim is not tested over seeds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub corrected: Option<Verdict>,
+    /// The smallest level at which the difference would decide.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p: Option<f64>,
+    /// Why there is no verdict, or the numbers of a claim that is decided by closed forms.
     pub note: String,
     /// The difference that decides: upper less lower, or one less the other.
     pub difference: Option<Difference>,
-    /// What it was compared with, in nats.
+    /// The gap of which the margin is a share.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gap: Option<Difference>,
+    /// The number that it was compared with, in nats.
     pub margin: Option<f64>,
 }
 
 impl Decision {
-    /// No verdict, and why.
-    pub fn open(note: String) -> Decision {
-        Decision { verdict: Verdict::NotVisible, note, difference: None, margin: None }
+    /// Without numbers.
+    pub fn new(verdict: Verdict) -> Decision {
+        Decision { verdict, corrected: None, p: None, note: String::new(), difference: None, gap: None, margin: None }
+    }
+
+    /// No verdict, and the reason.
+    pub fn undecided(note: String) -> Decision {
+        Decision { note, ..Decision::new(Verdict::Undecided) }
+    }
+}
+
+/// Holm's correction over the claims of one experiment that are tested over seeds. Claims without a verdict count as tested, so that a failure
+/// never makes the correction of the others weaker.
+pub fn correct(family: &mut [&mut Decision]) {
+    let decides = |decision: &Decision| matches!(decision.verdict, Verdict::Reproduced | Verdict::Contradicted);
+    let p: Vec<f64> = family.iter().map(|decision| decision.p.filter(|_| decides(decision)).unwrap_or(1.0)).collect();
+    for (decision, adjusted) in family.iter_mut().zip(holm(&p)) {
+        let kept = !decides(decision) || adjusted <= LEVEL;
+        decision.corrected = Some(if kept { decision.verdict } else { Verdict::Inconclusive });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holm_counts_every_claim_of_the_family() {
+        let decision = |verdict, p| Decision { p, ..Decision::new(verdict) };
+        let mut family = [
+            decision(Verdict::Reproduced, Some(0.02)),
+            decision(Verdict::Contradicted, Some(0.001)),
+            decision(Verdict::Undecided, None),
+            // Its difference is small, so it is inconclusive whatever its p-value.
+            decision(Verdict::Inconclusive, Some(1e-9)),
+        ];
+        correct(&mut family.iter_mut().collect::<Vec<_>>());
+        let corrected: Vec<Verdict> = family.iter().filter_map(|decision| decision.corrected).collect();
+        // 3 · 0.02 is above 0.05; with two claims in the family it would not be.
+        assert_eq!(corrected, [Verdict::Inconclusive, Verdict::Contradicted, Verdict::Undecided, Verdict::Inconclusive]);
+        assert_eq!(family[0].verdict, Verdict::Reproduced, "the verdict of the claim alone stays");
+        let mut two = [decision(Verdict::Reproduced, Some(0.02)), decision(Verdict::Contradicted, Some(0.001))];
+        correct(&mut two.iter_mut().collect::<Vec<_>>());
+        assert_eq!(two[0].corrected, Some(Verdict::Reproduced));
     }
 }

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use termwise_train::eval::Part;
-use termwise_train::metrics::{self, Line};
-use termwise_train::sweep::{Job, Metrics, State, Status};
+use termwise_train::eval::{Evaluation, Part};
+use termwise_train::metrics::{self, LastEvaluation, Line};
+use termwise_train::sweep::{Job, State, Status};
 
 use super::claim::{Claim, Decision};
 use super::experiment::{Experiment, TUNING_SEED, Task, Variant};
@@ -45,50 +45,60 @@ fn run(job: &Job, state: &State, folder: &Path) -> Result<Run, Error> {
         curve: Vec::new(),
         train: Vec::new(),
     };
-    read_metrics(&job.path(folder, ""), &mut run)?;
+    let (_, last) = read_metrics(&job.path(folder, ""), &mut run)?;
+    if run.status == "finished" {
+        // The number that decides is that of the declared last step; an earlier evaluation never stands for it.
+        let steps = job.settings.get("steps").and_then(toml::Value::as_integer).unwrap_or(0).max(0) as u64;
+        match last.at(steps) {
+            Ok(evaluation) => run.held_out = Some(evaluation),
+            Err(reason) => (run.status, run.note, run.held_out) = ("failed".into(), reason, None),
+        }
+    }
     Ok(run)
 }
 
-/// Fills in what the folder of a run says, if there is one; the last step.
-pub fn read_metrics(folder: &Path, run: &mut Run) -> Result<u64, Error> {
+/// Fills in the metrics in the folder of a run, if there are any; the last step and the last evaluation.
+pub fn read_metrics(folder: &Path, run: &mut Run) -> Result<(u64, LastEvaluation), Error> {
     let lines = if folder.join(metrics::METRICS).is_file() { metrics::read(folder)? } else { Vec::new() };
-    let last = lines.last().map_or(0, Line::step);
+    let last = lines.iter().fold(LastEvaluation::Missing, LastEvaluation::after);
+    let step = lines.last().map_or(0, Line::step);
     for line in lines {
         match line {
             Line::Train(train) => run.train.push((train.step, train.loss)),
-            Line::HeldOut { step, evaluation, .. } => {
+            Line::HeldOut { step, evaluation: Some(evaluation), .. } => {
                 let part = |part: Option<Part>| part.map(|part| part.loss);
                 let (recall, rest, beyond) = (part(evaluation.recall), part(evaluation.rest), part(evaluation.beyond));
                 run.curve.push(CurvePoint { step, loss: evaluation.loss, recall, rest, beyond });
-                run.held_out = Some(evaluation);
             }
+            Line::HeldOut { evaluation: None, .. } => {}
         }
     }
-    Ok(last)
+    run.held_out = if let LastEvaluation::Finite(_, evaluation) = last { Some(evaluation) } else { None };
+    Ok((step, last))
 }
 
 /// One experiment by the runs that are finished; [`super::Results::decide`] decides its claims.
-pub fn outcome(index: usize, experiment: &Experiment, schedule: &Schedule, states: &[State]) -> Result<Outcome, Error> {
+pub fn outcome(index: usize, experiment: &Experiment, schedule: &Schedule, runs: &[Run]) -> Result<Outcome, Error> {
     let tasks = experiment.tasks.iter().enumerate().map(|(t, task)| {
         let variants = experiment.variants.iter().enumerate().map(|(v, variant)| {
             let jobs: Vec<usize> = schedule.of(index, t, v).map(|place| place.job).collect();
-            let mut outcome = variant_outcome(task, variant, &jobs, schedule, states)?;
+            let mut outcome = variant_outcome(task, variant, &jobs, schedule, runs)?;
             outcome.rate = schedule.of(index, t, v).find_map(|place| place.rate);
             outcome.tuning = schedule.tuning(index, t, v).map(|place| place.job).collect();
             Ok(outcome)
         });
         let variants = variants.collect::<Result<Vec<_>, Error>>()?;
         let claims = experiment.claims.iter().map(undecided).collect();
-        Ok(TaskOutcome { task: task.name.clone(), metric: task.metric, variants, claims })
+        Ok(TaskOutcome { task: task.name.clone(), metric: task.metric, separate_tuning: !task.rates.is_empty(), variants, claims })
     });
     let tasks = tasks.collect::<Result<Vec<_>, Error>>()?;
     Ok(Outcome { id: experiment.id, question: experiment.question.into(), paper: experiment.paper.into(), tasks })
 }
 
-fn variant_outcome(task: &Task, variant: &Variant, jobs: &[usize], schedule: &Schedule, states: &[State]) -> Result<VariantOutcome, Error> {
-    let finished: Vec<&Metrics> = jobs.iter().filter_map(|&job| finished(&states[job])).collect();
-    let summary = |name: &str| {
-        let numbers: Vec<f64> = finished.iter().filter_map(|metrics| metrics.get(name).copied()).collect();
+fn variant_outcome(task: &Task, variant: &Variant, jobs: &[usize], schedule: &Schedule, runs: &[Run]) -> Result<VariantOutcome, Error> {
+    let own = || jobs.iter().map(|&job| &runs[job]);
+    let summary = |of: &dyn Fn(&Evaluation) -> Option<f64>| {
+        let numbers: Vec<f64> = own().filter(|run| run.status == "finished").filter_map(|run| of(run.held_out.as_ref()?)).collect();
         Summary::of(&numbers)
     };
     let kept = jobs.first().map(|&job| kept(&schedule.plan.jobs[job])).transpose()?;
@@ -97,18 +107,18 @@ fn variant_outcome(task: &Task, variant: &Variant, jobs: &[usize], schedule: &Sc
         state_bytes: kept.map(|kept| kept.bytes),
         state_numbers: kept.map(|kept| kept.numbers),
         constant_state: kept.is_some_and(|kept| kept.constant),
-        numbers: jobs.iter().filter_map(|&job| number(&schedule.plan.jobs[job], &states[job], task.metric.key())).collect(),
-        metric: summary(task.metric.key()),
-        loss: summary("held_out.loss"),
-        recall: summary("held_out.recall.loss"),
-        rest: summary("held_out.rest.loss"),
-        excess: summary("held_out.excess.all"),
-        within: summary("held_out.within.loss"),
-        beyond: summary("held_out.beyond.loss"),
+        numbers: own().filter_map(|run| run.number(task.metric)).collect(),
+        metric: summary(&|found| task.metric.of(found)),
+        loss: summary(&|found| Some(found.loss)),
+        recall: summary(&|found| Some(found.recall?.loss)),
+        rest: summary(&|found| Some(found.rest?.loss)),
+        excess: summary(&|found| Some(found.excess?.all)),
+        within: summary(&|found| Some(found.within?.loss)),
+        beyond: summary(&|found| Some(found.beyond?.loss)),
         rate: None,
         tuning: Vec::new(),
         runs: jobs.to_vec(),
-        failed: jobs.iter().filter(|&&job| failed(&states[job])).count(),
+        failed: own().filter(|run| run.status == "failed").count(),
     })
 }
 
@@ -118,29 +128,11 @@ fn kept(job: &Job) -> Result<plan::Kept, Error> {
     Ok(plan::kept(&settings.config(settings.vocab.max(2))?, settings.length as u64))
 }
 
-fn finished(state: &State) -> Option<&Metrics> {
-    match state {
-        State::Ended(record) => match &record.status {
-            Status::Finished { metrics } => Some(metrics),
-            Status::Failed { .. } => None,
-        },
-        State::Open | State::Equal(_) => None,
-    }
-}
-
-fn failed(state: &State) -> bool {
-    matches!(state, State::Ended(record) if matches!(record.status, Status::Failed { .. }))
-}
-
-fn number(job: &Job, state: &State, key: &str) -> Option<(u64, f64)> {
-    Some((seed(job), *finished(state)?.get(key)?))
-}
-
 fn seed(job: &Job) -> u64 {
     job.settings.get("seed").and_then(toml::Value::as_integer).unwrap_or(0) as u64
 }
 
 fn undecided(claim: &Claim) -> ClaimOutcome {
-    let decision = Decision::open(String::new());
+    let decision = Decision::undecided(String::new());
     ClaimOutcome { text: claim.text.clone(), rule: Some(claim.rule.clone()), stated: claim.rule.describe(), also: Vec::new(), decision }
 }

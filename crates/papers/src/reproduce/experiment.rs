@@ -130,7 +130,8 @@ pub struct Task {
     pub words: &'static str,
     /// What is compared.
     pub metric: Metric,
-    /// Learning rates of which each variant gets the one that is best for it with [`TUNING_SEED`]; where empty, all have that of the base.
+    /// Learning rates of which each variant gets the one that is best for it with [`TUNING_SEED`], on other held-out documents than those of the
+    /// comparison; if empty, all have that of the base. Only for built-in data.
     pub rates: Vec<f64>,
 }
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use termwise_report::{Block, Document, Section, counted};
-use termwise_train::metrics::METRICS;
+use termwise_train::metrics::{LastEvaluation, METRICS};
 use termwise_train::provenance;
 use termwise_train::settings::keys;
 use toml::{Table, Value};
@@ -76,7 +76,7 @@ pub fn of_folders(folders: &[PathBuf], out: &Path) -> Result<Document, Error> {
 fn section(metric: Metric, groups: &[(String, Vec<usize>)], runs: &[Run]) -> Section {
     let colours = figures::Colours::of(groups.iter().map(|(name, _)| name.as_str()));
     let variants = groups.iter().map(|(name, members)| variant(name, members, runs, metric)).collect();
-    let task = TaskOutcome { task: "held-out data".into(), metric, variants, claims: Vec::new() };
+    let task = TaskOutcome { task: "held-out data".into(), metric, separate_tuning: false, variants, claims: Vec::new() };
     let (short, heading) = match metric {
         Metric::Loss => ("loss", "Loss"),
         Metric::Recall => ("recall", "Recall"),
@@ -117,7 +117,7 @@ fn variant(name: &str, members: &[usize], runs: &[Run], metric: Metric) -> Varia
         rate: None,
         tuning: Vec::new(),
         runs: members.to_vec(),
-        failed: 0,
+        failed: members.iter().filter(|&&run| runs[run].status == "diverged").count(),
     }
 }
 
@@ -164,9 +164,11 @@ fn read(path: &Path, out: &Path) -> Result<Found, Error> {
         curve: Vec::new(),
         train: Vec::new(),
     };
-    let last = collect::read_metrics(path, &mut run)?;
-    if last >= number("steps") {
-        run.status = "finished".into();
+    let (step, last) = collect::read_metrics(path, &mut run)?;
+    match last {
+        LastEvaluation::NotFinite(_) => (run.status, run.note) = ("diverged".into(), last.at(number("steps")).err().unwrap_or_default()),
+        _ if step >= number("steps") => run.status = "finished".into(),
+        _ => {}
     }
     Ok(Found { settings, text, run })
 }

@@ -64,19 +64,30 @@ pub struct LayerTerms {
     pub order_for_one_percent: Option<usize>,
 }
 
-/// Looks into the newest checkpoint of every finished softmax run on the built-in language; `None` where there is none.
+/// Looks into the newest checkpoint of every softmax run on the built-in language; `None` if there is no such run. The claims need all of them.
 pub fn look(tasks: &[Task], runs: &[Run], out: &Path) -> Result<Option<Inside>, Error> {
     let language = |run: &&Run| tasks.iter().any(|task| task.name == run.task && task.metric == Metric::Recall);
-    let mut models = Vec::new();
-    for run in
-        runs.iter().filter(language).filter(|run| run.status == "finished" && run.attention.split(' ').next() == Some(super::SOFTMAX))
-    {
-        let Some(checkpoint) = newest(&format!("{}/checkpoints", run.folder), out) else { continue };
-        let layers = layers(&out.join(&checkpoint))?;
-        models.push(ModelTerms { task: run.task.clone(), seed: run.seed, checkpoint, layers });
+    let softmax = |run: &&Run| run.attention.split(' ').next() == Some(super::SOFTMAX);
+    let (mut models, mut missing) = (Vec::new(), Vec::new());
+    for run in runs.iter().filter(language).filter(softmax) {
+        let checkpoint = newest(&format!("{}/checkpoints", run.folder), out);
+        let reason = match (run.status.as_str(), checkpoint) {
+            ("finished", Some(checkpoint)) => {
+                let layers = layers(&out.join(&checkpoint))?;
+                models.push(ModelTerms { task: run.task.clone(), seed: run.seed, checkpoint, layers });
+                continue;
+            }
+            ("finished", None) => "has no checkpoint".to_owned(),
+            ("failed", _) => format!("failed ({})", run.note),
+            _ => "has not finished".into(),
+        };
+        missing.push(format!("seed {} on {} {reason}", run.seed, run.task));
     }
-    let claims = vec![dominated(&models), needed(&models)];
-    Ok((!models.is_empty()).then_some(Inside { models, claims }))
+    let mut claims = vec![dominated(&models), needed(&models)];
+    if !missing.is_empty() {
+        claims.iter_mut().for_each(|claim| claim.decision = Decision::undecided(missing.join("; ")));
+    }
+    Ok((!models.is_empty() || !missing.is_empty()).then_some(Inside { models, claims }))
 }
 
 /// Names end with the step in eight digits, so the last by name is the newest.
@@ -116,12 +127,12 @@ fn terms(layer: &LayerSpectrum, at: Option<usize>) -> LayerTerms {
 
 fn decided(text: &str, stated: &str, holds: &[bool], note: String) -> ClaimOutcome {
     let verdict = match holds {
-        [] => Verdict::NotVisible,
+        [] => Verdict::Undecided,
         holds if holds.iter().all(|&holds| holds) => Verdict::Reproduced,
         holds if holds.iter().all(|&holds| !holds) => Verdict::Contradicted,
-        _ => Verdict::NotVisible,
+        _ => Verdict::Inconclusive,
     };
-    let decision = Decision { verdict, note, difference: None, margin: None };
+    let decision = Decision { note, ..Decision::new(verdict) };
     ClaimOutcome { text: text.into(), rule: None, stated: stated.into(), also: Vec::new(), decision }
 }
 
@@ -217,6 +228,9 @@ impl Inside {
 
     /// Figure and table for a page.
     pub fn blocks(&self) -> Vec<Block> {
+        if self.models.is_empty() {
+            return Vec::new();
+        }
         let caption = "mean over models, and smallest to largest".into();
         vec![
             Block::Figure { name: "e6-terms".into(), figure: self.figure(), caption },
@@ -255,11 +269,11 @@ mod tests {
 
     #[test]
     fn every_layer_and_every_model_count() {
-        use Verdict::{Contradicted, NotVisible, Reproduced};
+        use Verdict::{Contradicted, Inconclusive, Reproduced, Undecided};
         assert_eq!(verdicts(&[model(&[(2, 0.2), (9, 0.01)]), model(&[(5, 0.11), (3, 0.0)])]), [Reproduced, Reproduced]);
         // One layer below order 2, one model without a head that is harmed.
-        assert_eq!(verdicts(&[model(&[(2, 0.2), (1, 0.3)]), model(&[(5, 0.1), (3, 0.0)])]), [NotVisible, NotVisible]);
+        assert_eq!(verdicts(&[model(&[(2, 0.2), (1, 0.3)]), model(&[(5, 0.1), (3, 0.0)])]), [Inconclusive, Inconclusive]);
         assert_eq!(verdicts(&[model(&[(1, 0.1)]), model(&[(0, 0.05)])]), [Contradicted, Contradicted]);
-        assert_eq!(verdicts(&[]), [NotVisible, NotVisible]);
+        assert_eq!(verdicts(&[]), [Undecided, Undecided]);
     }
 }

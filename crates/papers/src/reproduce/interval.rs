@@ -13,7 +13,7 @@
 //! with t the 0.975 quantile of Student's distribution. No variances are pooled: sides whose deviations are 0.06 and 1.5 are common here.
 
 use serde::{Deserialize, Serialize};
-use termwise_base::statistics::student;
+use termwise_base::statistics::{t_quantile_975, t_two_sided};
 use termwise_train::sweep::Statistic;
 
 /// A number for each seed.
@@ -61,7 +61,7 @@ impl Difference {
         if a.iter().map(|pair| pair.0).eq(b.iter().map(|pair| pair.0)) {
             let (_, variance) = moments(a.iter().zip(&b).map(|((_, a), (_, b))| a - b));
             let freedom = (a.len() - 1) as f64;
-            let half_interval = student(freedom) * (variance / a.len() as f64).sqrt();
+            let half_interval = t_quantile_975(freedom) * (variance / a.len() as f64).sqrt();
             return Difference { value, half_interval, method: Method::Paired, freedom, deviation };
         }
         let (v_a, v_b) = (of_a.1 / a.len() as f64, of_b.1 / b.len() as f64);
@@ -69,20 +69,37 @@ impl Difference {
         let shares = v_a * v_a / (a.len() - 1) as f64 + v_b * v_b / (b.len() - 1) as f64;
         // Without any variance there is no interval to have degrees of freedom.
         let freedom = if shares > 0.0 { v * v / shares } else { (a.len() + b.len() - 2) as f64 };
-        Difference { value, half_interval: student(freedom) * v.sqrt(), method: Method::Welch, freedom, deviation }
+        Difference { value, half_interval: t_quantile_975(freedom) * v.sqrt(), method: Method::Welch, freedom, deviation }
     }
 
     /// Of a mean from a fixed number; the side has at least two seeds.
     pub fn from(bound: f64, a: &Numbers) -> Difference {
         let (mean, variance) = moments(a.iter().map(|&(_, x)| x));
         let freedom = (a.len() - 1) as f64;
-        let half_interval = student(freedom) * (variance / a.len() as f64).sqrt();
+        let half_interval = t_quantile_975(freedom) * (variance / a.len() as f64).sqrt();
         Difference { value: mean - bound, half_interval, method: Method::OneSample, freedom, deviation: variance.sqrt() }
     }
 
     /// Second less first.
     pub fn reversed(self) -> Difference {
         Difference { value: -self.value, ..self }
+    }
+
+    /// The standard error of the value.
+    fn error(self) -> f64 {
+        self.half_interval / t_quantile_975(self.freedom)
+    }
+
+    /// The two-sided p-value of the hypothesis that the value is 0.
+    pub fn p_value(self) -> f64 {
+        p_value(self.value.abs(), self.error(), self.freedom)
+    }
+
+    /// The smallest level at which all of this interval is beyond a share of another difference, with the interval of both; the whole interval is within where
+    /// `within` is set.
+    pub fn p_against(self, share: f64, gap: Difference, within: bool) -> f64 {
+        let distance = self.value.abs() - share * gap.value;
+        p_value(if within { -distance } else { distance }, self.error() + share * gap.error(), self.freedom.min(gap.freedom))
     }
 
     /// Whether the interval is above 0 and the value above `least` and both standard deviations.
@@ -111,6 +128,15 @@ fn signed(x: f64) -> String {
         0.0 => "0.000".into(),
         x if x < 0.0 => format!("−{:.3}", -x),
         x => format!("+{x:.3}"),
+    }
+}
+
+/// Of a distance that would be 0 or less under the hypothesis.
+fn p_value(distance: f64, error: f64, freedom: f64) -> f64 {
+    match () {
+        () if distance <= 0.0 => 1.0,
+        () if error == 0.0 => 0.0,
+        () => t_two_sided(distance / error, freedom),
     }
 }
 

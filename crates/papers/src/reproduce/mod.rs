@@ -19,6 +19,7 @@
 //!
 //! # The folder of results
 //! ```text
+//! claims.json          claims, rules, seeds and settings, written before the first run
 //! index.html           what was asked and found, with figures and tables (also as files in figures/ and tables/)
 //! results.json         everything that was found: `Results`
 //! runs/                the runs, as in the folder of a sweep
@@ -26,6 +27,7 @@
 
 mod claim;
 mod collect;
+mod declaration;
 mod environment;
 mod experiment;
 mod figures;
@@ -47,9 +49,10 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use termwise_train::provenance::Provenance;
-use termwise_train::sweep::{self, Event, Plan, Runner, State, Status};
+use termwise_train::sweep::{self, Event, Plan, Runner, State};
 
 pub use claim::{Claim, Decision, Rule, Side, Verdict};
+pub use declaration::{Declaration, FILE as CLAIMS_FILE};
 pub use environment::Environment;
 pub use experiment::{Experiment, Id, Metric, TUNING_SEED, Task, Variant};
 pub use folders::of_folders;
@@ -138,6 +141,7 @@ pub fn run(
     std::fs::create_dir_all(&options.out).map_err(termwise_llama::Error::io("create", &options.out))?;
     let theorems = declared.theorems.iter().map(|&id| theorem::compute(id, options.scale));
     let theorems = theorems.collect::<Result<Vec<_>, Error>>()?.into_iter().flatten().collect();
+    let declarations = declaration::record(&declared.experiments, options.seeds.unwrap_or(options.scale.seeds()), &options.out)?;
     let only = options.rerun_other_builds.then(|| options.provenance.clone());
     let (parallel, others) = (options.threads, options.others);
     let how = sweep::Options { parallel, threads: options.threads, retry: options.retry, skip_equal: false, only, others };
@@ -146,10 +150,11 @@ pub fn run(
     let mut states = go(&schedule.plan)?;
     if schedule.waiting > 0 {
         // Learning rates that are chosen by what has ended; the runs before are in the same places of the plan.
-        schedule = schedule.with_rates(&declared.experiments, &states)?;
+        schedule = schedule.with_rates(&declared.experiments, &collect::runs(&schedule, &states, &options.out)?)?;
         states = go(&schedule.plan)?;
     }
-    let results = results_of(options, &Declared { schedule, ..declared.clone() }, &states, theorems, start)?;
+    let mut results = results_of(options, &Declared { schedule, ..declared.clone() }, &states, theorems, start)?;
+    results.declarations = declarations;
     let _alone = sweep::writing_alone(&options.out);
     results.write(&options.out)?;
     page::write(&results, &options.out)?;
@@ -159,25 +164,35 @@ pub fn run(
 fn results_of(options: &Options, declared: &Declared, states: &[State], theorems: Vec<Theorem>, start: Instant) -> Result<Results, Error> {
     let Declared { experiments, schedule, left_out, .. } = declared;
     let runs = collect::runs(schedule, states, &options.out)?;
-    let outcome = |(index, experiment)| collect::outcome(index, experiment, schedule, states);
+    let outcome = |(index, experiment)| collect::outcome(index, experiment, schedule, &runs);
     let experiments = experiments.iter().enumerate().map(outcome).collect::<Result<Vec<_>, Error>>()?;
-    let ended = states.iter().filter_map(|state| if let State::Ended(record) = state { Some(record) } else { None });
-    let finished = |record: &&sweep::Record| matches!(record.status, Status::Finished { .. });
+    let of_status = |status: &'static str| runs.iter().filter(move |run| run.status == status);
     let timing = Timing {
         seconds: start.elapsed().as_secs_f64(),
-        run_seconds: ended.clone().filter(finished).map(|record| record.seconds).sum(),
+        run_seconds: of_status("finished").map(|run| run.seconds).sum(),
         parallel: options.threads,
-        runs: states.len(),
-        finished: ended.clone().filter(finished).count(),
-        failed: ended.filter(|record| !finished(record)).count(),
+        runs: runs.len(),
+        finished: of_status("finished").count(),
+        failed: of_status("failed").count(),
     };
     let left_out = left_out.iter().map(|(id, reason)| LeftOut { id: *id, reason: reason.clone() }).collect();
     let inside = declared.experiments.iter().find(|experiment| experiment.id == Id::E6);
     let inside = inside.map(|experiment| inside::look(&experiment.tasks, &runs, &options.out)).transpose()?.flatten();
     let environment = Environment::here(options.provenance.clone());
-    let note = String::new();
-    let mut results =
-        Results { format: FORMAT, note, scale: options.scale, environment, timing, experiments, inside, theorems, left_out, runs };
+    let (note, declarations) = (String::new(), Vec::new());
+    let mut results = Results {
+        format: FORMAT,
+        note,
+        scale: options.scale,
+        environment,
+        timing,
+        declarations,
+        experiments,
+        inside,
+        theorems,
+        left_out,
+        runs,
+    };
     results.decide();
     Ok(results)
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use termwise_report::{Block, Cell, Document, Documented, Section, Table, Tone};
 use termwise_train::provenance;
 
+use super::declaration::{Declaration, FILE as CLAIMS_FILE};
 use super::figures;
 use super::interval::Numbers;
 use super::results::{ClaimOutcome, Outcome, Results, Run, Summary, TaskOutcome};
@@ -67,7 +68,7 @@ fn without_missing(results: &Results, folder: &Path) -> Results {
 fn badge(verdict: Verdict, claim: String) -> Block {
     let tone = match verdict {
         Verdict::Reproduced => Tone::Good,
-        Verdict::NotVisible => Tone::Open,
+        Verdict::Inconclusive | Verdict::Undecided => Tone::Open,
         Verdict::Contradicted => Tone::Bad,
     };
     Block::badge(tone, verdict.name(), claim)
@@ -79,8 +80,6 @@ fn verdicts(claims: &[ClaimOutcome]) -> impl Iterator<Item = Block> {
 
 /// The story in three pictures with a sentence each; what was claimed and decided folds away below it.
 fn lead(results: &Results) -> Vec<Block> {
-    let [reproduced, not_visible, contradicted] =
-        [Verdict::Reproduced, Verdict::NotVisible, Verdict::Contradicted].map(|verdict| results.count(verdict));
     let timing = &results.timing;
     let of_papers = of_papers(results);
     let mut blocks = vec![Block::Text(if of_papers { ABOUT_PAPERS } else { ABOUT_OWN }.into())];
@@ -96,9 +95,11 @@ fn lead(results: &Results) -> Vec<Block> {
             .filter_map(|(name, figure, sentence)| Some(Block::Figure { name: name.into(), figure: figure?, caption: sentence.into() })),
     );
     blocks.push(Block::Text(format!(
-        "**{} claims: {reproduced} reproduced, {not_visible} not visible at this scale, {contradicted} contradicted.** Claims that several \
-         experiments share are counted once. {} of {} runs finished, {:.0} s of computing, {} at a time.",
-        reproduced + not_visible + contradicted,
+        "**{} claims: {}.** With Holm's correction within each experiment: {}. Claims that several experiments share are counted once. {} of {} \
+         runs finished, {:.0} s of computing, {} at a time.",
+        results.distinct().len(),
+        counts(|verdict| results.count(verdict)),
+        counts(|verdict| results.count_corrected(verdict)),
         timing.finished,
         timing.runs,
         timing.run_seconds,
@@ -120,7 +121,7 @@ fn lead(results: &Results) -> Vec<Block> {
         let claim_text = format!("**{}**{place} {}", ids.join(", "), claim.with_numbers());
         decided.push(badge(claim.decision.verdict, claim_text));
     }
-    decided.push(Block::Text(format!("{WHAT_COUNTS} The rule of each claim stands in its section.")));
+    decided.push(Block::Text(format!("{} {WHAT_COUNTS} The section of each claim states its rule.", fixed_in_advance(results))));
     blocks.push(Block::Fold { summary: "What was claimed, and what became of it".into(), blocks: decided });
     blocks
 }
@@ -138,29 +139,68 @@ const MEMORY: &str =
     "**What it costs.** A cache grows with the context and is shown at the length of training; a state is the same at any length";
 
 /// How claims over seeds are decided.
-const WHAT_COUNTS: &str = "Rules were stated before anything was run. Runs with the same seed see the same data and start from the same \
-    weights, so differences are taken seed by seed (paired t); where seeds differ, Welch's interval for unequal variances is used. Variances are \
-    never pooled.";
+const WHAT_COUNTS: &str = "A verdict needs every declared seed: a run that failed or whose last evaluation was not finite leaves its claims \
+    undecided. Runs with the same seed see the same data and start from the same weights, so differences are taken seed by seed (paired t); if \
+    seeds differ, Welch's interval for unequal variances is used. Variances are never pooled. Holm's correction treats the claims of an \
+    experiment, over all its tasks, as one family.";
+
+/// `16 reproduced, 7 inconclusive, 0 contradicted, 0 undecided`
+fn counts(count: impl Fn(Verdict) -> usize) -> String {
+    Verdict::ALL.map(|verdict| format!("{} {}", count(verdict), verdict.name())).join(", ")
+}
+
+/// Whether claims, rules, seeds and settings were written before the runs, and whether they changed.
+fn fixed_in_advance(results: &Results) -> String {
+    if results.experiments.is_empty() {
+        return String::new();
+    }
+    if results.declarations.is_empty() {
+        return "This file does not record whether claims and rules were fixed before the runs.".into();
+    }
+    let named = |declaration: &Declaration| {
+        format!("{} (blake3 {})", declaration.experiment.name().to_uppercase(), declaration.hash.chars().take(12).collect::<String>())
+    };
+    let (before, after): (Vec<&Declaration>, Vec<&Declaration>) = results.declarations.iter().partition(|found| found.is_in_advance());
+    let mut text = Vec::new();
+    if !before.is_empty() {
+        let names: Vec<String> = before.iter().map(|declaration| named(declaration)).collect();
+        text.push(format!(
+            "Claims, rules, seeds and settings were written to {CLAIMS_FILE} before the first run had ended and have not changed since: {}.",
+            names.join(", ")
+        ));
+    }
+    for declaration in after {
+        let how = if declaration.changed { "changed" } else { "written" };
+        let runs = termwise_report::counted(declaration.ended_before, "run");
+        text.push(format!("**Those of {} were {how} after {runs} in this folder had ended.**", named(declaration)));
+    }
+    text.join(" ")
+}
 
 /// Claims that a reader takes in at the top of a page. Where there are more, they are counted, and only those that were not reproduced are
 /// listed.
 const AT_ONCE: usize = 30;
 
 fn tally(results: &Results) -> Table {
-    let columns = ["", "reproduced", "not visible at this scale", "contradicted"];
+    let columns = ["", "claims", "reproduced", "inconclusive", "contradicted", "undecided", "reproduced (Holm)", "contradicted (Holm)"];
     let mut table = Table::new("Claims by experiment; those that were not reproduced follow, all of them stand in their sections", columns);
     let mut ids: Vec<Id> = results.claims().map(|(id, _, _)| id).collect();
     ids.dedup();
     for id in ids {
-        let count = |verdict| results.claims().filter(|(other, _, claim)| *other == id && claim.decision.verdict == verdict).count();
-        let counts =
-            [Verdict::Reproduced, Verdict::NotVisible, Verdict::Contradicted].map(|verdict| Cell::Number(count(verdict) as f64, 0));
-        table.rows.push([Cell::text(id.name().to_uppercase())].into_iter().chain(counts).collect());
+        let own: Vec<&ClaimOutcome> = results.claims().filter(|(other, _, _)| *other == id).map(|(_, _, claim)| claim).collect();
+        table.rows.push(tally_row(id.name().to_uppercase(), &own));
     }
-    let once =
-        [Verdict::Reproduced, Verdict::NotVisible, Verdict::Contradicted].map(|verdict| Cell::Number(results.count(verdict) as f64, 0));
-    table.rows.push([Cell::text("each once")].into_iter().chain(once).collect());
+    let once: Vec<&ClaimOutcome> = results.distinct().into_iter().map(|(_, _, claim)| claim).collect();
+    table.rows.push(tally_row("each once".into(), &once));
     table
+}
+
+fn tally_row(name: String, claims: &[&ClaimOutcome]) -> Vec<Cell> {
+    let raw = |verdict| claims.iter().filter(|claim| claim.decision.verdict == verdict).count();
+    let corrected = |verdict| claims.iter().filter(|claim| claim.decision.corrected.unwrap_or(claim.decision.verdict) == verdict).count();
+    let holm = [Verdict::Reproduced, Verdict::Contradicted].map(corrected);
+    let counts = [claims.len()].into_iter().chain(Verdict::ALL.map(raw)).chain(holm).map(|count| Cell::Number(count as f64, 0));
+    [Cell::text(name)].into_iter().chain(counts).collect()
 }
 
 fn experiment(outcome: &Outcome, results: &Results) -> Section {
@@ -254,7 +294,12 @@ fn rates(task: &TaskOutcome, runs: &[Run]) -> Option<Table> {
         return None;
     }
     let columns = ["variant".to_owned()].into_iter().chain(all.iter().map(|rate| format!("lr {rate}"))).chain(["chosen".to_owned()]);
-    let title = format!("{}: how each learning rate was chosen, by {} with one run of another seed", task.task, task.metric.short());
+    let data = match task.separate_tuning {
+        true => "on other held-out documents",
+        false => "on the held-out data that variants are compared on as well",
+    };
+    let title =
+        format!("{}: how each learning rate was chosen, by {} with one run of another seed, {data}", task.task, task.metric.short());
     let mut table = Table::new(title, columns.collect::<Vec<_>>());
     for outcome in &task.variants {
         let cell = |rate: &f64| {
@@ -354,6 +399,14 @@ fn conditions(results: &Results) -> Section {
              write rule and far orders 0..2, so that these learn within the time; a rate is chosen by one run"
                 .into(),
         );
+        if results
+            .experiments
+            .iter()
+            .flat_map(|outcome| &outcome.tasks)
+            .any(|task| !task.separate_tuning && task.variants.iter().any(|one| one.rate.is_some()))
+        {
+            list.push("these rates were chosen on the held-out data that decide the claims, with another seed".into());
+        }
     }
     if matches!(results.scale, Scale::Minute | Scale::Laptop) && of_a_paper {
         list.push(

@@ -8,7 +8,8 @@ use termwise_train::eval::Evaluation;
 use termwise_train::provenance::{self, Provenance};
 use termwise_train::sweep::Statistic;
 
-use super::claim::{Decision, Rule, Side, Verdict};
+use super::claim::{self, Decision, Rule, Side, Verdict};
+use super::declaration::Declaration;
 use super::environment::Environment;
 use super::experiment::{Id, Metric, Variant};
 use super::inside::Inside;
@@ -36,6 +37,9 @@ pub struct Results {
     pub environment: Environment,
     /// For how long.
     pub timing: Timing,
+    /// When the claims of the experiments were fixed; empty in files of earlier versions, which do not record it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub declarations: Vec<Declaration>,
     /// By training.
     pub experiments: Vec<Outcome>,
     /// Inside the softmax models, where E6 was asked for.
@@ -95,6 +99,9 @@ pub struct TaskOutcome {
     pub task: String,
     /// What was compared; lower is better.
     pub metric: Metric,
+    /// Whether learning rates were chosen on other held-out data than those that variants are compared on.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub separate_tuning: bool,
     /// Each variant over its seeds.
     pub variants: Vec<VariantOutcome>,
     /// Each claim.
@@ -205,12 +212,16 @@ impl ClaimOutcome {
             text += &format!(": {} = {difference}", rule.compared());
             match self.decision.margin {
                 Some(margin) if matches!(rule, Rule::Equal { .. }) => text += &format!(", margin ±{margin:.3}"),
+                None if matches!(rule, Rule::Equal { .. }) => {}
                 _ => text += &format!(", larger standard deviation {:.3}", difference.deviation),
             }
         }
-        match self.decision.note.as_str() {
-            "" => text,
-            note => format!("{text}: {note}"),
+        if !self.decision.note.is_empty() {
+            text += &format!(": {}", self.decision.note);
+        }
+        match (self.decision.corrected, self.decision.p) {
+            (Some(corrected), Some(p)) if p < 1.0 => text + &format!(" (p = {p:.2e}; with Holm's correction {})", corrected.name()),
+            _ => text,
         }
     }
 
@@ -250,7 +261,7 @@ pub struct Run {
     /// Which builds made it; empty where that is not known.
     #[serde(default)]
     pub provenance: Vec<Provenance>,
-    /// The last evaluation.
+    /// The last evaluation, of a finished run that at its last step; absent if it was not finite.
     pub held_out: Option<Evaluation>,
     /// Held-out loss and loss on recall tokens by step.
     pub curve: Vec<CurvePoint>,
@@ -278,7 +289,7 @@ impl Run {
     /// Its seed and its number, if it finished.
     pub fn number(&self, metric: Metric) -> Option<(u64, f64)> {
         let found = self.held_out.filter(|_| self.status == "finished")?;
-        Some((self.seed, metric.of(&found)?))
+        Some((self.seed, metric.of(&found).filter(|number| number.is_finite())?))
     }
 }
 
@@ -336,6 +347,12 @@ impl Results {
         self.distinct().iter().filter(|(_, _, claim)| claim.decision.verdict == verdict).count()
     }
 
+    /// The same with Holm's correction within each experiment.
+    pub fn count_corrected(&self, verdict: Verdict) -> usize {
+        let of = |claim: &ClaimOutcome| claim.decision.corrected.unwrap_or(claim.decision.verdict);
+        self.distinct().iter().filter(|(_, _, claim)| of(claim) == verdict).count()
+    }
+
     /// Decides every claim over seeds by its rule, and notes which experiments share it.
     pub fn decide(&mut self) {
         for task in self.experiments.iter_mut().flat_map(|outcome| &mut outcome.tasks) {
@@ -346,16 +363,24 @@ impl Results {
                 let numbers: Vec<f64> = outcome.numbers.iter().map(|&(_, number)| number).collect();
                 outcome.metric = Summary::of(&numbers);
             }
-            let variants = &task.variants;
+            let (variants, runs) = (&task.variants, &self.runs);
             let side = |name: &str| {
-                let found = variants.iter().find(|outcome| outcome.variant.name == name);
-                found.map_or(Side::default(), |found| Side { numbers: found.numbers.clone(), failed: found.failed })
+                let Some(found) = variants.iter().find(|outcome| outcome.variant.name == name) else { return Side::default() };
+                let numbers = found.numbers.clone();
+                let failed = |run: &&Run| run.status != "open" && !numbers.iter().any(|(seed, _)| *seed == run.seed);
+                let reason = |run: &Run| if run.note.is_empty() { "no finite metric at its last step".into() } else { run.note.clone() };
+                let failed = found.runs.iter().filter_map(|&run| runs.get(run)).filter(failed).map(|run| (run.seed, reason(run))).collect();
+                Side { declared: found.runs.len(), numbers, failed }
             };
             for claim in &mut task.claims {
                 if let Some(rule) = &claim.rule {
                     (claim.stated, claim.decision) = (rule.describe(), rule.decide(&side));
                 }
             }
+        }
+        for outcome in &mut self.experiments {
+            let tested = outcome.tasks.iter_mut().flat_map(|task| &mut task.claims).filter(|claim| claim.rule.is_some());
+            claim::correct(&mut tested.map(|claim| &mut claim.decision).collect::<Vec<_>>());
         }
         let others = |found: &(Id, Option<&str>, &ClaimOutcome)| {
             self.claims().filter(|other| same(other, found) && other.0 != found.0).map(|(id, _, _)| id).collect::<Vec<Id>>()

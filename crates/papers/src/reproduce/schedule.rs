@@ -1,15 +1,20 @@
 //! From declarations to runs: every combination of task, variant and seed, shared ones once.
 //!
 //! Where a task has several learning rates there are two rounds: first every variant at every rate with one seed, then every variant
-//! at its own best rate with other seeds.
+//! at its own best rate with other seeds. The first round is evaluated on other held-out documents than the second, so no rate is chosen on the data
+//! that decide the claims.
 
 use std::collections::HashMap;
 
-use termwise_train::sweep::{Axis, Job, Plan, State, Status, TrainingSchema};
+use termwise_train::sweep::{Axis, Job, Plan, TrainingSchema};
 use toml::Value;
 
 use super::experiment::{Experiment, TUNING_SEED, Task, Variant};
+use super::results::Run;
 use crate::Error;
+
+/// The first held-out document on which learning rates are chosen, beyond those of every task.
+const TUNING_DOCUMENTS: usize = 1 << 20;
 
 /// The runs of some experiments.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,14 +73,14 @@ impl Schedule {
 
     /// With the runs of variants whose learning rate is chosen by what has ended: the one with the smallest metric of the task among the runs that
     /// finished. A variant with an open run waits, and so does one none of whose runs finished.
-    pub fn with_rates(&self, experiments: &[Experiment], states: &[State]) -> Result<Schedule, Error> {
+    pub fn with_rates(&self, experiments: &[Experiment], runs: &[Run]) -> Result<Schedule, Error> {
         let mut schedule = self.clone();
         schedule.waiting = 0;
         let mut chosen = HashMap::new();
         for (e, experiment) in experiments.iter().enumerate() {
             for (t, task) in experiment.tasks.iter().enumerate().filter(|(_, task)| !task.rates.is_empty()) {
                 for v in 0..experiment.variants.len() {
-                    match self.best_rate(e, t, v, task, states) {
+                    match self.best_rate(e, t, v, task, runs) {
                         Some(rate) => _ = chosen.insert((e, t, v), rate),
                         None => schedule.waiting += self.seeds,
                     }
@@ -90,12 +95,14 @@ impl Schedule {
         Ok(schedule)
     }
 
-    fn best_rate(&self, experiment: usize, task: usize, variant: usize, of: &Task, states: &[State]) -> Option<f64> {
+    fn best_rate(&self, experiment: usize, task: usize, variant: usize, of: &Task, runs: &[Run]) -> Option<f64> {
         let mut best: Option<(f64, f64)> = None;
         for place in self.tuning(experiment, task, variant) {
-            let State::Ended(record) = &states[place.job] else { return None };
-            let Status::Finished { metrics } = &record.status else { continue };
-            let found = place.rate.zip(metrics.get(of.metric.key()).copied());
+            let run = &runs[place.job];
+            if run.status == "open" {
+                return None;
+            }
+            let found = place.rate.zip(run.number(of.metric).map(|(_, number)| number));
             best = match (best, found) {
                 (Some(best), Some(found)) if found.1 < best.1 => Some(found),
                 (None, found) => found,
@@ -160,6 +167,10 @@ fn job(task: &Task, variant: &Variant, rate: Option<f64>, seed: usize) -> Result
     asked.insert("seed".into(), Value::Integer(seed as i64));
     if let Some(rate) = rate {
         asked.insert("lr".into(), Value::Float(rate));
+        if seed == TUNING_SEED {
+            let language = asked.get("language").and_then(Value::as_str).unwrap_or_default();
+            asked.insert("language".into(), Value::String(format!("{language} held_out_from={TUNING_DOCUMENTS}")));
+        }
     }
     let lr = rate.map_or(Value::String("the task's".into()), Value::Float);
     let point = vec![Value::String(task.name.clone()), Value::String(variant.name.clone()), lr, Value::Integer(seed as i64)];

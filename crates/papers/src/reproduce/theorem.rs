@@ -90,14 +90,14 @@ enum Side {
 }
 
 fn decided(text: &str, stated: String, verdict: Verdict, note: String) -> ClaimOutcome {
-    let decision = Decision { verdict, note, difference: None, margin: None };
+    let decision = Decision { note, ..Decision::new(verdict) };
     ClaimOutcome { text: text.into(), rule: None, stated, also: Vec::new(), decision }
 }
 
 /// At the largest n.
 fn bound(points: &[Point], network: Network, text: &str, side: Side) -> ClaimOutcome {
     let last = points.iter().filter(|point| point.network == network).max_by_key(|point| point.setting.n);
-    let Some(point) = last else { return decided(text, String::new(), Verdict::NotVisible, "no such point".into()) };
+    let Some(point) = last else { return decided(text, String::new(), Verdict::Undecided, "no such point".into()) };
     let (n, exact, share) = (point.setting.n, point.exact, point.share);
     let holds = |succeeds: bool| if succeeds { exact >= SUCCEEDS } else { exact <= FAILS };
     let (expected, stated) = match side {
@@ -107,7 +107,7 @@ fn bound(points: &[Point], network: Network, text: &str, side: Side) -> ClaimOut
     let verdict = match () {
         () if holds(expected) => Verdict::Reproduced,
         () if holds(!expected) => Verdict::Contradicted,
-        () => Verdict::NotVisible,
+        () => Verdict::Inconclusive,
     };
     let note = format!("{exact:.3} in closed form, {:.3} of {} draws at n = {n}", share.success, share.draws);
     decided(text, stated, verdict, note)
@@ -150,7 +150,7 @@ fn grows(bridge: &[BridgePoint]) -> ClaimOutcome {
     let verdict = match () {
         () if rising == rows.len() => Verdict::Reproduced,
         () if falling => Verdict::Contradicted,
-        () => Verdict::NotVisible,
+        () => Verdict::Inconclusive,
     };
     let taylor = rows.iter().filter(|row| row[0].series == Series::Taylor).map(|row| {
         let list: Vec<String> = row.iter().map(|point| point.order.map_or("none".into(), |order| order.to_string())).collect();
@@ -168,7 +168,7 @@ fn logarithmic(bridge: &[BridgePoint]) -> ClaimOutcome {
     let ratios: Vec<f64> = rows.iter().filter_map(ratio).collect();
     let (low, high) = ratios.iter().fold((f64::INFINITY, 0.0f64), |(low, high), &x| (low.min(x), high.max(x)));
     let inside = ratios.len() == rows.len() && low >= RATIO.0 && high <= RATIO.1;
-    let verdict = if inside { Verdict::Reproduced } else { Verdict::NotVisible };
+    let verdict = if inside { Verdict::Reproduced } else { Verdict::Inconclusive };
     let stated = format!("at the largest n every order is {} to {} times ln n / ln(1 + a₁)", RATIO.0, RATIO.1);
     decided("orders grow like ln n / ln(1 + a₁)", stated, verdict, format!("{low:.2} to {high:.2} times"))
 }
