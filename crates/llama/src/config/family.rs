@@ -295,9 +295,13 @@ impl Kind {
         self.traits().model_type
     }
 
-    /// Takes the keys that name a family.
+    /// Takes the keys that name a family, with or without the prefix of another attention.
     pub(super) fn read(keys: &mut Keys) -> Result<Kind> {
-        let of = |name: &Value, of: fn(Kind) -> &'static str| Kind::ALL.into_iter().find(|kind| name == of(*kind));
+        let of = |name: &Value, of: fn(Kind) -> &'static str| {
+            let name = name.as_str()?;
+            let plain = name.strip_prefix(OWN_TYPE).or(name.strip_prefix(OWN_CLASS)).unwrap_or(name);
+            Kind::ALL.into_iter().find(|kind| plain == of(*kind))
+        };
         match (keys.value("model_type"), keys.value("architectures")) {
             (Some(model_type), _) => of(&model_type, Kind::model_type).ok_or_else(|| unknown("model_type", &model_type)),
             (None, Some(architectures)) => match architectures.as_array().map(Vec::as_slice) {
@@ -309,6 +313,12 @@ impl Kind {
         }
     }
 }
+
+/// Before the `model_type` of a model whose attention is not that of its family. Readers that do not know termwise refuse it; under the family's name they would
+/// compute softmax without a word.
+const OWN_TYPE: &str = "termwise_";
+/// The same for the class in `architectures`.
+const OWN_CLASS: &str = "Termwise";
 
 fn unknown(key: &str, found: &Value) -> Error {
     let advice = "supported model types: \"llama\", \"mistral\", \"qwen2\", \"qwen3\", \"smollm3\", \"olmo2\", \"phi3\", \"gemma2\", \
@@ -469,17 +479,20 @@ impl Family {
         Ok(Family { kind, qkv_bias, output_bias: attention_bias, mlp_bias, parallel, activation, logit_cap, local_rope, attention })
     }
 
-    /// The keys by which other tools know a configuration of this family.
-    pub(super) fn write(&self) -> Vec<(&'static str, Value)> {
+    /// The keys by which other tools know a configuration of this family, or know that they do not: where the attention is another one.
+    pub(super) fn write(&self, own_attention: bool) -> Vec<(&'static str, Value)> {
         let traits = self.kind.traits();
+        let (class, model_type) = match own_attention {
+            true => (format!("{OWN_CLASS}{}", traits.class), format!("{OWN_TYPE}{}", traits.model_type)),
+            false => (traits.class.to_owned(), traits.model_type.to_owned()),
+        };
         let activation = match self.activation {
             Activation::Silu => "silu",
             Activation::GeluTanh => "gelu_pytorch_tanh",
             Activation::Gelu => "gelu",
         };
         let act_key = if traits.scaled_embedding { "hidden_activation" } else { "hidden_act" };
-        let mut keys =
-            vec![("architectures", json!([traits.class])), ("model_type", json!(traits.model_type)), (act_key, json!(activation))];
+        let mut keys = vec![("architectures", json!([class])), ("model_type", json!(model_type)), (act_key, json!(activation))];
         match traits.biases {
             Biases::Asked => keys.push(("attention_bias", json!(self.output_bias))),
             Biases::AskedInputs => keys.push(("use_qkv_bias", json!(self.qkv_bias))),

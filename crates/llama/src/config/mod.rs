@@ -93,8 +93,8 @@ impl Config {
         Config::from_json_str(&text, &path.display().to_string())
     }
 
-    /// What Hugging Face's tools read as a Llama, and [`Config::from_json_str`] as this configuration.
-    /// `attention_variant` is written only where some head has not the attention of its family.
+    /// What Hugging Face's tools read as a model of its family, and [`Config::from_json_str`] as this configuration.
+    /// Where some head has not the attention of its family, `attention_variant` is written, with a `model_type` of its own that other tools refuse.
     pub fn to_json_string(&self) -> String {
         format!("{:#}\n", Value::Object(write::to_map(self)))
     }

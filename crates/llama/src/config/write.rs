@@ -6,6 +6,8 @@ use super::{Config, Kind, rope};
 
 pub(super) fn to_map(config: &Config) -> Map<String, Value> {
     let mut map = config.other.clone();
+    let (attention, (layers, heads)) = (config.attention_json(), (config.num_hidden_layers, config.num_attention_heads));
+    let own_attention = attention != config.family.attention().to_json(layers, heads);
     let eos = match config.eos_token_id.as_slice() {
         [] => Value::Null,
         [one] => json!(one),
@@ -28,7 +30,7 @@ pub(super) fn to_map(config: &Config) -> Map<String, Value> {
         ("eos_token_id", eos),
         ("initializer_range", json!(config.initializer_range)),
     ];
-    map.extend(entries.into_iter().chain(config.family.write()).map(|(key, value)| (key.to_owned(), value)));
+    map.extend(entries.into_iter().chain(config.family.write(own_attention)).map(|(key, value)| (key.to_owned(), value)));
     if let Some(dtype) = &config.torch_dtype {
         map.insert("torch_dtype".into(), json!(dtype));
     }
@@ -51,8 +53,7 @@ pub(super) fn to_map(config: &Config) -> Map<String, Value> {
         parameters["partial_rotary_factor"] = json!(factor);
         map.insert("rope_parameters".into(), parameters);
     }
-    let (attention, (layers, heads)) = (config.attention_json(), (config.num_hidden_layers, config.num_attention_heads));
-    if attention != config.family.attention().to_json(layers, heads) {
+    if own_attention {
         map.insert("attention_variant".into(), attention);
     }
     map

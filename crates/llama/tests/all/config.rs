@@ -310,6 +310,18 @@ fn what_is_written_is_what_other_tools_read() {
     gate.set_attention(variant("gate")).unwrap();
     let written: Value = serde_json::from_str(&gate.to_json_string()).unwrap();
     assert_eq!(written["attention_variant"], json!(variant("gate").to_string()));
+    // A reader that does not know termwise must not take it for a Llama.
+    assert_eq!((&written["model_type"], &written["architectures"]), (&json!("termwise_llama"), &json!(["TermwiseLlamaForCausalLM"])));
+    assert_eq!(Config::from_json_str(&gate.to_json_string(), "the test").unwrap(), gate);
+    // By its class alone, and as files were written before: the same model.
+    for model_type in [Value::Null, json!("llama")] {
+        let mut older = written.clone();
+        older["model_type"] = model_type;
+        assert_eq!(Config::from_json_str(&older.to_string(), "the test").unwrap(), gate);
+    }
+    gate.set_attention(variant("softmax")).unwrap();
+    assert_eq!(gate, config);
+    assert_eq!(gate.to_json_string(), config.to_json_string());
 
     let layer = json!({"default": "softmax", "heads": {"0": "gate", "1": "gate", "5": "norm"}});
     let map = json!({"default": "softmax", "layers": {"1": "norm", "2": "norm", "3": layer}});
