@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -74,18 +75,33 @@ class Layer:
         self.kv_heads = heads if kv_heads is None else kv_heads
         self.value_dim = dim if value_dim is None else value_dim
         self.rope = rope
-        one = isinstance(variant, (str, Variant))
-        self._core = _core.Layer([variant] if one else list(variant), heads, self.kv_heads, dim, self.value_dim, rope)
+        key = _key(variant)
+        self._core = _core.Layer([key] if isinstance(key, (str, Variant)) else list(key), heads, self.kv_heads, dim, self.value_dim, rope)
+        self._rebuild: tuple[Any, ...] = (_layer_again, (key, heads, self.kv_heads, dim, self.value_dim, rope))
         self._read_extras()
+        _warn_denominators(self)
 
     @classmethod
-    def _of(cls, core: _core.Layer) -> Layer:
-        """A layer of a model, whose rope may be more than a base."""
+    def _of(cls, config: str, index: int, positions: int | None = None, core: _core.Layer | None = None) -> Layer:
+        """A layer of the model of a ``config.json`` for texts of that many positions, whose rope may be more than a base."""
+        if core is None:
+            core = (_core.layers_of_config(config) if positions is None else _core.model_of_config(config, positions)[1])[index]
         layer = cls.__new__(cls)
         layer._core, layer.rope = core, None
-        layer.heads, layer.kv_heads, layer.dim, layer.value_dim = core.sizes
+        layer._rebuild = (cls._of, (config, index, positions))
+        layer.heads, layer.kv_heads, layer.dim, layer.value_dim = layer._core.sizes
         layer._read_extras()
         return layer
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._rebuild
+
+    def __copy__(self) -> Layer:
+        return self
+
+    def __deepcopy__(self, _: Any) -> Layer:
+        # A value: nothing of it changes.
+        return self
 
     def _read_extras(self) -> None:
         specs = self._core.extras
@@ -116,8 +132,8 @@ class Layer:
         return [extras[name] for name in known]
 
     def _call(self, q: Any, k: Any, v: Any, extras: Mapping[str, Any], lengths: Any, documents: Any) -> tuple[Any, ...]:
-        q, k, v = np.asarray(q), np.asarray(k), np.asarray(v)
-        values = [np.asarray(x) for x in self._extras(extras)]
+        q, k, v = _aligned(q), _aligned(k), _aligned(v)
+        values = [_aligned(x) for x in self._extras(extras)]
         return q, k, v, values, _sizes("lengths", lengths), _sizes("documents", documents)
 
     def forward(
@@ -136,7 +152,7 @@ class Layer:
         """y ``[batch, time, heads, value_dim]``; arguments as for :func:`attention`."""
         call = self._call(q, k, v, extras, lengths, documents)
         y = np.empty((*call[0].shape[:2], self.heads, self.value_dim), call[0].dtype) if out is None else out
-        self._core.forward(call, y, None, self._fused(engine), mode)
+        _warn_nonpositive(self, self._core.forward(call, y, None, self._fused(engine), mode))
         return y
 
     __call__ = forward
@@ -158,7 +174,7 @@ class Layer:
         call = self._call(q, k, v, extras, lengths, documents)
         names = ["q", "k", "v", *(extra.name for extra in self.extras)]
         grads = [np.zeros(x.shape, call[0].dtype) for x in (*call[:3], *call[3])]
-        self._core.backward(call, None, np.asarray(dy), grads, self._fused(engine), mode)
+        self._core.backward(call, None, _aligned(dy), grads, self._fused(engine), mode)
         return dict(zip(names, grads, strict=True))
 
     def state(self, batch: int = 1, *, cache: bool = False) -> State:
@@ -178,6 +194,40 @@ class Layer:
             case "reference":
                 return False
         raise ValueError(f"an engine is 'auto', 'fused' or 'reference', found {engine!r}")
+
+
+def _key(variant: Any) -> Any:
+    """One variant, or a tuple of those of all heads."""
+    if isinstance(variant, (str, Variant)):
+        return variant
+    if not isinstance(variant, Sequence):
+        raise TypeError(f"a variant is a text such as 'taylor=0..4 norm=l2', a Variant, or one for each head, found {type(variant).__name__}")
+    return tuple(variant)
+
+
+def _aligned(x: Any) -> NDArray[Any]:
+    """The array itself, or a copy where its memory is not aligned."""
+    array = np.asarray(x)
+    return array if array.flags.aligned else array.copy()
+
+
+def _warn_denominators(layer: Layer) -> None:
+    for text in dict.fromkeys(text for variant in layer.variants for text in variant.warnings if "denominator" in text):
+        warnings.warn(f"{layer!r}: {text}", RuntimeWarning, stacklevel=3)
+
+
+def _warn_nonpositive(layer: Layer, found: tuple[int, int, int, float] | None) -> None:
+    if found is not None:
+        row, head, position, value = found
+        warnings.warn(
+            f"{layer!r}: the denominator of batch row {row}, head {head}, position {position} is {value:.3g}, not positive: the output has no meaning there",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def _layer_again(variant: Any, heads: int, kv_heads: int, dim: int, value_dim: int, rope: float | None) -> Layer:
+    return Layer(variant, heads=heads, kv_heads=kv_heads, dim=dim, value_dim=value_dim, rope=rope)
 
 
 def _sizes(name: str, values: Any) -> list[int] | None:
@@ -205,13 +255,22 @@ class State:
     def __init__(self, layer: Layer, core: Any) -> None:
         self.layer, self._core = layer, core
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _state_again, (self.layer, self._core.to_bytes(), self.batch, self._core.is_cache)
+
+    def __copy__(self) -> State:
+        return self.copy()
+
+    def __deepcopy__(self, _: Any) -> State:
+        return self.copy()
+
     def extend(
         self, q: ArrayLike, k: ArrayLike, v: ArrayLike, *, lengths: ArrayLike | None = None, mode: str = "auto", **extras: ArrayLike
     ) -> NDArray[np.float32]:
         """Takes some positions of every row in, and gives y for each."""
         call = self.layer._call(q, k, v, extras, lengths, None)
         y = np.empty((*call[0].shape[:2], self.layer.heads, self.layer.value_dim), np.float32)
-        self._core.extend(call, y, mode)
+        _warn_nonpositive(self.layer, self._core.extend(call, y, mode))
         return y
 
     def step(self, q: ArrayLike, k: ArrayLike, v: ArrayLike, *, lengths: ArrayLike | None = None, **extras: ArrayLike) -> NDArray[np.float32]:
@@ -266,6 +325,10 @@ class State:
         return f"<State of {self.layer!r}: {self.batch} rows, {self.bytes} bytes>"
 
 
+def _state_again(layer: Layer, content: bytes, batch: int, cache: bool) -> State:
+    return State(layer, layer._core.state_of_bytes(content, batch, cache))
+
+
 @lru_cache(maxsize=64)
 def _layer(variants: Any, heads: int, kv_heads: int, dim: int, value_dim: int, rope: float | None) -> Layer:
     return Layer(variants, heads=heads, kv_heads=kv_heads, dim=dim, value_dim=value_dim, rope=rope)
@@ -277,8 +340,7 @@ def layer_for(shapes: Sequence[tuple[int, ...]], variant: Variants, rope: float 
         if len(shape) != 4 or 0 in shape:
             raise ValueError(f"{name} has shape {tuple(shape)}, expected [batch, time, heads, dimension], none of them 0")
     q, k, v = shapes
-    key = variant if isinstance(variant, (str, Variant)) else tuple(variant)
-    return _layer(key, q[2], k[2], q[3], v[3], rope)
+    return _layer(_key(variant), q[2], k[2], q[3], v[3], rope)
 
 
 def attention(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from . import _core
-from ._progress import Progress, watched
+from ._core import Variant
+from ._progress import Progress, dumps, watched
 from ._results import Result
 
 #: What starts this program again, for the runs of a sweep.
@@ -23,7 +26,12 @@ def _path(path: str | os.PathLike[str] | None) -> str | None:
 def _list(value: Any) -> list[Any]:
     if value is None:
         return []
-    return [value] if isinstance(value, (str, int, float)) else list(value)
+    return [value] if isinstance(value, (str, int, float, np.generic, os.PathLike, Variant)) else list(value)
+
+
+def _whole(value: Any) -> list[Any]:
+    """Whole numbers, which may be written as 1e4."""
+    return [int(x) if isinstance(x, float) and x.is_integer() else x for x in _list(value)]
 
 
 def train(
@@ -32,6 +40,7 @@ def train(
     runs: str | os.PathLike[str] = "runs",
     resume: bool = False,
     overwrite: bool = False,
+    init_from: str | os.PathLike[str] | None = None,
     cache: str | os.PathLike[str] | None = None,
     progress: Progress = True,
     **settings: Any,
@@ -39,17 +48,20 @@ def train(
     """Trains a model, ``termwise train`` with its flags as keywords: ``train("first", model="tiny", attention="norm conv=3", steps=200)``.
 
     folder: of the run; without it one in ``runs`` with a name made from the settings.
+    init_from: a model to start from, as :func:`load` takes it; the flag ``--from``.
     resume: go on from the newest checkpoint.
     progress: a function that gets every line of ``metrics.jsonl`` as a dict, as it is written; or True for a bar of tqdm.
 
     Ctrl-C finishes the step and writes a checkpoint before it is raised; so does an exception of ``progress``. Resumed, a run goes on bit for bit.
     """
+    if init_from is not None:
+        settings["from"] = os.fspath(_core.find_model(os.fspath(init_from)))
     options = {
         "settings": {key: _list(value) if key == "data" else value for key, value in settings.items() if value is not None},
         "folder": _path(folder), "runs": os.fspath(runs), "resume": resume, "overwrite": overwrite, "cache": _path(cache),
     }  # fmt: skip
     with watched(progress, "steps", settings.get("steps")) as callback:
-        return Result(_core.train(json.dumps(options), callback))
+        return Result(_core.train(dumps(options), callback))
 
 
 def sweep(
@@ -77,7 +89,7 @@ def sweep(
         "retry": retry, "skip_equal": skip_equal, "again": AGAIN,
     }  # fmt: skip
     with watched(progress, "runs") as callback:
-        return Result(_core.run_sweep(json.dumps(options), callback))
+        return Result(_core.run_sweep(dumps(options), callback))
 
 
 def reproduce(
@@ -99,7 +111,7 @@ def reproduce(
         "again": AGAIN,
     }  # fmt: skip
     with watched(progress, "runs") as callback:
-        return Result(_core.run_reproduce(json.dumps(options), callback))
+        return Result(_core.run_reproduce(dumps(options), callback))
 
 
 def separation(
@@ -121,11 +133,11 @@ def separation(
     ``d``, readouts ``m`` and spikes ``a1``; with ``bridge`` the smallest order that succeeds, against ``n``.
     """
     options = {
-        "networks": _list(networks), "n": [int(x) for x in _list(n)], "d": _list(d), "m": _list(m), "a1": [float(x) for x in _list(a1)],
+        "networks": _list(networks), "n": _whole(n), "d": _whole(d), "m": _whole(m), "a1": [float(x) for x in _list(a1)],
         "cross": cross, "bridge": bridge, "draws": draws, "seed": seed,
     }  # fmt: skip
     with watched(progress, "points") as callback:
-        return Result(_core.run_separation(json.dumps(options), callback))
+        return Result(_core.run_separation(dumps(options), callback))
 
 
 def _call(command: str, model: str | os.PathLike[str] | None, flags: Mapping[str, Any], progress: Progress) -> Result:
@@ -136,7 +148,12 @@ def _call(command: str, model: str | os.PathLike[str] | None, flags: Mapping[str
         for one in [value] if isinstance(value, (str, os.PathLike)) else _list(value):
             words.append(flag if one is True else f"{flag}={str(one).lower() if one is False else one}")
     with watched(progress, command) as callback:
-        return Result(_core.call(words, callback))
+        try:
+            return Result(_core.call(words, callback))
+        except ValueError as error:
+            # Flags are keywords here.
+            text = re.sub(r"(?<![\w-])--([a-z][a-z-]*)", lambda flag: flag[1].replace("-", "_"), str(error))
+            raise ValueError(text) from None
 
 
 def convert(

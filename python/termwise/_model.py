@@ -13,7 +13,7 @@ import numpy as np
 from . import _core
 from ._attention import VariantLike, _sizes
 from ._core import Variant
-from ._progress import Progress, watched
+from ._progress import Progress, dumps, watched
 from ._results import Result
 
 if TYPE_CHECKING:
@@ -125,9 +125,12 @@ class Model:
 
     def loss(self, tokens: Text | ArrayLike, labels: ArrayLike | None = None, *, lengths: ArrayLike | None = None) -> float:
         """Mean cross-entropy in nats per token."""
-        return self._losses(tokens, labels, lengths)[1]
+        _, total, count = self._losses(tokens, labels, lengths)
+        if not count:
+            raise ValueError("no token is predicted: a loss needs a text of at least two tokens, or labels other than -100")
+        return total / count
 
-    def _losses(self, tokens: Any, labels: Any, lengths: Any) -> tuple[NDArray[np.float64], float]:
+    def _losses(self, tokens: Any, labels: Any, lengths: Any) -> tuple[NDArray[np.float64], float, int]:
         ids, sizes = self._ids(tokens, lengths)
         if labels is None:
             wanted = np.full(ids.shape, -100, np.int64)
@@ -138,7 +141,7 @@ class Model:
             wanted = np.asarray(labels).reshape(ids.shape)
         total, count, each = self._core.loss(ids, wanted.astype(np.int32).ravel().tolist(), sizes)
         losses = np.where(wanted == -100, np.nan, np.array(each).reshape(ids.shape))
-        return losses, total / count if count else float("nan")
+        return losses, total, count
 
     def generate(
         self,
@@ -173,7 +176,7 @@ class Model:
         }  # fmt: skip
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         callback = None if on_text is None else lambda event: on_text(json.loads(event)["text"])
-        written, failed = self._core.generate(prompts, json.dumps(options), callback)
+        written, failed = self._core.generate(prompts, dumps(options), callback)
         texts: list[str | None] = [None] * len(prompts)
         for one in map(json.loads, written):
             texts[one["index"]] = one["text"]
@@ -204,7 +207,7 @@ class Model:
         reads = self._reads(data, ids, length, settings)
         options = {"tokens": tokens, "queries": queries, "seed": seed, "max_order": max_order}
         with watched(progress, "layers") as callback:
-            return Result(self._core.spectrum(json.dumps(reads), json.dumps(options), callback))
+            return Result(self._core.spectrum(dumps(reads), dumps(options), callback))
 
     def cut(
         self,
@@ -236,7 +239,7 @@ class Model:
         }  # fmt: skip
         reads = self._reads(data, None, length, settings)
         with watched(progress, "cut") as callback:
-            return Result(self._core.cut(json.dumps(reads), json.dumps(options), callback))
+            return Result(self._core.cut(dumps(reads), dumps(options), callback))
 
     @staticmethod
     def _reads(data: Text | None, ids: list[int] | None, length: int | None, settings: dict[str, Any]) -> dict[str, Any]:

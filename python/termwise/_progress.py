@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
+from ._core import Variant
+
 #: A function that gets every event; True for a bar, False for nothing.
 Progress = bool | Callable[[dict[str, Any]], None]
+
+
+def dumps(value: Any) -> str:
+    """JSON of arguments, with the types that Python code has: paths, variants, NumPy's numbers and arrays."""
+
+    def plain(one: Any) -> Any:
+        if isinstance(one, (np.generic, np.ndarray)):
+            return one.tolist()
+        if isinstance(one, os.PathLike):
+            return os.fspath(one)
+        if isinstance(one, Variant):
+            return str(one)
+        raise TypeError(f"an argument cannot be used: {one!r} is a {type(one).__name__}")
+
+    return json.dumps(value, default=plain)
 
 
 @contextmanager

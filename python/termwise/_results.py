@@ -5,17 +5,19 @@ from __future__ import annotations
 import html
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from . import _core
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class Result:
+class Result(Mapping[str, Any]):
     """What was found: a mapping for programs, a page for people.
 
     A notebook shows the page with its figures, a terminal its tables. Values are reached by key, or by a dotted path, which goes through lists
@@ -33,6 +35,9 @@ class Result:
         self._core = core
         self._values: dict[str, Any] = json.loads(core.json())
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self.to_json(),)
+
     @property
     def kind(self) -> str:
         """What it is, in one word."""
@@ -49,10 +54,6 @@ class Result:
 
     def __len__(self) -> int:
         return len(self._values)
-
-    def keys(self) -> Any:
-        """Names of its values."""
-        return self._values.keys()
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, as ``termwise show`` reads it again; numbers that are not finite are None."""
@@ -93,6 +94,11 @@ class Result:
         # The page has styles of its own, which a frame keeps apart from those of the notebook.
         page = html.escape(self.to_html(), quote=True)
         return f'<iframe srcdoc="{page}" style="width: 100%; height: 40em; border: 1px solid #8884" loading="lazy"></iframe>'
+
+
+def _again(text: str) -> Result:
+    """The result of a JSON that :meth:`Result.to_json` gave."""
+    return Result(_core.Found.of_json(text))
 
 
 def _at(value: Any, path: list[str], whole: str) -> Any:

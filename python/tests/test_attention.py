@@ -1,6 +1,7 @@
 """Arrays through every engine, against formulas written down here and against each other."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -111,6 +112,34 @@ def test_modes_lengths_and_documents():
     assert rms(parts[0, 20:], second[0]) < 1e-5
 
 
+def unaligned(x):
+    """The same values one byte further."""
+    memory = np.zeros(x.nbytes + 1, np.uint8)
+    shifted = memory[1:].view(x.dtype).reshape(x.shape) if memory.ctypes.data % 4 == 0 else memory[:-1].view(x.dtype).reshape(x.shape)
+    shifted[...] = x
+    assert not shifted.flags.aligned
+    return shifted
+
+
+def test_unaligned_arrays_are_copied():
+    x = np.random.default_rng(0).standard_normal((2, 5, 2, 4), dtype=np.float32)
+    assert np.array_equal(attention(unaligned(x), x, unaligned(x)), attention(x, x, x))
+    assert np.array_equal(attention_grad(x, x, unaligned(x), unaligned(x))["k"], attention_grad(x, x, x, x)["k"])
+
+
+def test_denominators_that_are_not_positive_are_warned_of():
+    x = np.random.default_rng(0).standard_normal((1, 30, 2, 8), dtype=np.float32)
+    with pytest.warns(RuntimeWarning, match="odd"):
+        layer = Layer("taylor=0..1", heads=2, dim=8)
+    with pytest.warns(RuntimeWarning, match=r"denominator of batch row 0, head \d, position \d+ is -"):
+        layer(4 * x, -x, x)
+    with pytest.warns(RuntimeWarning, match="denominator of batch row 0"):
+        layer.state().extend(4 * x, -x, x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attention(x, x, x, "taylor=0..2")
+
+
 @pytest.mark.parametrize(
     "change, error, words",
     [
@@ -132,7 +161,10 @@ def test_modes_lengths_and_documents():
         (lambda a: a.update(documents=[0, 3]), ValueError, "boundaries"),
         (lambda a: a.update(mode="chunks"), ValueError, "chunk"),
         (lambda a: a.update(engine="cuda"), ValueError, "'fused' or 'reference'"),
-        (lambda a: a.update(variant=3), TypeError, ""),
+        (lambda a: a.update(variant=3), TypeError, "found int"),
+        (lambda a: a.update(variant=None), TypeError, "found NoneType"),
+        (lambda a: a.update(lengths=[1, -1]), ValueError, "whole numbers"),
+        (lambda a: a.update(out=unaligned(a["q"])), ValueError, "y is not aligned"),
         (lambda a: a.update(out=a["q"]), ValueError, "shares memory"),
         (lambda a: a.update(out=np.zeros((2, 5, 2, 3), np.float32)), ValueError, "y has shape"),
     ],

@@ -1,8 +1,12 @@
 """Models on disk, and long work; against the program where it has the same numbers."""
 
+import copy
 import json
+import pickle
+import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -46,7 +50,9 @@ def test_texts(model, tmp_path):
     assert model.generate(["Once upon a time", "The dog"], max_tokens=20)[0] == text
     drawn = {model.generate("Once", max_tokens=12, temperature=1.0, seed=seed) for seed in range(4)}
     assert len(drawn) > 1
-    assert model.generate("Once upon a time", max_tokens=20, stop="there") in text.split("there")[0]
+    assert "there" in text
+    assert model.generate("Once upon a time", max_tokens=20, stop="there") == text.split("there")[0]
+    assert model.generate("Once upon a time", max_tokens=20, stop=["never written", "there"]) == text.split("there")[0]
     with pytest.raises(ValueError, match="temperature"):
         model.generate("a", temperature=-1)
     assert len(model.generate("Once", max_tokens=5, order=4)) > 0
@@ -101,12 +107,21 @@ def test_a_spectrum_is_that_of_the_program(model, stories, book, tmp_path):
     assert by_text["text"]["windows"] == 1
 
 
-def test_a_cut(model, book, tmp_path):
+def test_a_cut_is_that_of_the_program(model, stories, book, tmp_path):
     found = model.cut(
         str(book), orders=[2, 4], coefficients=["taylor"], layers=False, length=128, batch=2, batches=6, queries=64, progress=False,
         cache=tmp_path / "cache", budget=None,
     )  # fmt: skip
-    assert found.kind == "cut" and len(found.to_dict()) > 3
+    flags = ["--orders", "2,4", "--coefficients", "taylor", "--no-map", "--no-plan", "--length", "128", "--batch", "2", "--batches", "6", "--queries", "64"]
+    words = ["cut", str(stories), "--data", str(book), *flags, "--cache", str(tmp_path / "cache"), "--json", "--quiet"]
+    printed = subprocess.run([sys.executable, "-m", "termwise", *words], capture_output=True, text=True)
+    assert printed.returncode == 0, printed.stderr
+    theirs = json.loads(printed.stdout)
+    assert found.kind == theirs["kind"] == "cut" and found["finished"]
+    assert (found["uncut"], found["curves"]) == (theirs["uncut"], theirs["curves"])
+    assert [(curve["coefficients"], [point["order"] for point in curve["points"]]) for curve in found["curves"]] == [("taylor", [2, 4])]
+    # Two terms are far from the exponential of these scores.
+    assert 1 < found["uncut"]["loss"] < 3 and found["curves"][0]["points"][0]["loss"] > found["uncut"]["loss"] + 1
 
 
 def test_training_sweeps_and_papers(tmp_path):
@@ -132,8 +147,81 @@ def test_training_sweeps_and_papers(tmp_path):
 
 
 def test_what_is_not_there_says_why(tmp_path):
-    with pytest.raises((ValueError, OSError), match="nowhere"):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
         termwise.load(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        termwise.train(tmp_path / "run", init_from=tmp_path / "nowhere", steps=1)
+
+
+def copied(stories, folder):
+    shutil.copytree(stories, folder)
+    return {name: (folder / name).read_bytes() for name in ("tokenizer.json", "config.json")}
+
+
+@pytest.mark.parametrize("loaded, saved", [("./m", "m"), ("m", "./m"), ("m", "ABSOLUTE"), ("ABSOLUTE", "m"), ("m", "link"), ("link", "m"), ("m", "m"), ("n/../m", "m")])
+def test_a_model_is_saved_onto_itself(stories, tmp_path, monkeypatch, loaded, saved):
+    monkeypatch.chdir(tmp_path)
+    before = copied(stories, tmp_path / "m")
+    (tmp_path / "n").mkdir()
+    (tmp_path / "link").symlink_to("m")
+    place = {"ABSOLUTE": str(tmp_path / "m")}
+    model = termwise.load(place.get(loaded, loaded))
+    expected = model.logits([[1, 2, 3]])
+    model.save(place.get(saved, saved))
+    assert (tmp_path / "m" / "tokenizer.json").read_bytes() == before["tokenizer.json"]
+    again = termwise.load("m")
+    assert again.encode("Once") == model.encode("Once") and np.array_equal(again.logits([[1, 2, 3]]), expected)
+    # Another attention over the model that it was read from.
+    model.with_order(4).save(place.get(saved, saved))
+    assert str(termwise.load("m").variants[0][0]).startswith("taylor=0..4")
+    assert (tmp_path / "m" / "tokenizer.json").read_bytes() == before["tokenizer.json"]
+
+
+@pytest.mark.parametrize("link", ["symlink_to", "hardlink_to"])
+def test_links_to_the_files_of_a_model_are_never_emptied(stories, tmp_path, link):
+    before = copied(stories, tmp_path / "m")
+    (tmp_path / "other").mkdir()
+    for name in before:
+        getattr(tmp_path / "other" / name, link)(tmp_path / "m" / name)
+    termwise.load(tmp_path / "m").with_order(4).save(tmp_path / "other")
+    for folder in ("m", "other"):
+        assert (tmp_path / folder / "tokenizer.json").read_bytes() == before["tokenizer.json"]
+    assert termwise.load(tmp_path / "other").encode("Once") == termwise.load(tmp_path / "m").encode("Once")
+
+
+def test_a_loss_of_nothing_is_refused(model):
+    with pytest.raises(ValueError, match="at least two tokens"):
+        model.loss([[1]])
+    with pytest.raises(ValueError, match="-100"):
+        model.loss([[1, 2]], [[-100, -100]])
+    assert np.isnan(model.losses([[1]])).all()
+
+
+def test_arguments_are_those_of_python_code(tmp_path, book):
+    whole = np.int64(2)
+    run = termwise.train(tmp_path / "run", model="tiny", attention=termwise.Variant("norm"), steps=whole, lr=np.float64(1e-3), progress=False)
+    assert run["step"] == 2 and "norm" in (tmp_path / "run" / "settings.toml").read_text()
+    after = termwise.train(tmp_path / "after", init_from=tmp_path / "run", steps=whole, progress=False)
+    assert after["finished"]
+    with pytest.raises(ValueError, match="zero or more"):
+        termwise.train(tmp_path / "bad", model="tiny", steps=-1, progress=False)
+    with pytest.raises(TypeError, match="object"):
+        termwise.train(tmp_path / "bad", model="tiny", steps=object(), progress=False)
+    assert termwise.separation("softmax", n=np.int64(100), draws=np.int32(50), progress=False)["points"][0]["n"] == 100
+    with pytest.raises(ValueError):
+        termwise.separation("softmax", n=100.5, draws=50, progress=False)
+    with pytest.raises(ValueError) as raised:
+        termwise.convert(tmp_path / "run", book, keyss=3)
+    assert "keyss" in str(raised.value) and "--" not in str(raised.value)
+
+
+def test_results_are_mappings_that_can_be_copied():
+    found = termwise.separation("softmax", n=100, draws=50, progress=False)
+    assert isinstance(found, Mapping) and dict(found.items()) == dict(found) and found.get("nothing", 3) == 3
+    for again in (pickle.loads(pickle.dumps(found)), copy.deepcopy(found)):
+        assert again.to_json() == found.to_json() and repr(again) == repr(found) and again.kind == found.kind
+    described = termwise.Variant("taylor=0..4 norm=l2").describe()
+    assert isinstance(described, termwise.Result) and "taylor=0..4" in repr(described) and "object at" not in repr(described)
 
 
 def test_ids_are_checked(model):

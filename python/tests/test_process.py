@@ -159,3 +159,53 @@ def test_results_do_not_depend_on_the_process():
     )
     other = np.frombuffer(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout, np.float32)
     assert rms(other.reshape(x.shape), attention(x, x, x)) == 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="NOT RUN: needs signals")
+@pytest.mark.parametrize("interrupt", [False, True])
+def test_a_panic_in_training_is_an_exception(tmp_path, interrupt):
+    """Ranks that bring nothing make the training loop panic: the call ends, with an Exception."""
+    code = """
+import json, signal, sys, time, termwise
+from termwise import _core
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+class Nobody:
+    rank, size = 1, 2
+
+    def gather(self, own):
+        print("asked", flush=True)
+        time.sleep(float(sys.argv[2]))
+        return []
+
+    def abort(self, code):
+        pass
+
+options = {"settings": {"model": "tiny", "steps": 2, "engine": "torch"}, "folder": sys.argv[1], "runs": "runs", "resume": False, "overwrite": False, "cache": None}
+try:
+    _core.train(json.dumps(options), None, (lambda *_: None, Nobody()))
+except Exception as error:
+    print(type(error).__name__, error)
+except KeyboardInterrupt:
+    print("KeyboardInterrupt")
+"""
+    words = [sys.executable, "-c", code, str(tmp_path / "run"), "1" if interrupt else "0"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    try:
+        assert process.stdout.readline() == "asked\n"
+        if interrupt:
+            process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert "panicked" in errors
+    assert out.startswith("RuntimeError internal error:" if not interrupt else ("KeyboardInterrupt", "RuntimeError")), out
+
+
+def test_counts_are_checked():
+    with pytest.raises(ValueError, match="found -1"):
+        termwise.set_threads(-1)
+    layer = termwise.Layer("taylor=0..2", heads=np.int64(2), dim=4)
+    for call in (lambda: layer.state(-1), lambda: termwise.Layer("softmax", heads=-2, dim=4), lambda: layer.state(2).select([-1])):
+        with pytest.raises(ValueError, match="found -"):
+            call()

@@ -1,5 +1,8 @@
 """States against whole passes."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 from conftest import inputs, rms
@@ -72,8 +75,38 @@ def test_what_cannot_be_says_why(tmp_path):
         state.step(*[np.ones((2, 2, 2, 4), np.float32)] * 3)
     with pytest.raises(TypeError, match="float32"):
         state.step(*[x.astype(np.float64)] * 3)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="q has 1 batch rows, expected 2 as in the state"):
         state.step(x[:1], x[:1], x[:1])
-    with pytest.raises(OSError, match="nowhere"):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
         layer.load_state(tmp_path / "nowhere")
+    state.save(tmp_path / "state")
+    with pytest.raises(ValueError, match="taylor=0..4"):
+        Layer("taylor=0..4", heads=2, dim=4).load_state(tmp_path / "state", 2)
     assert state.positions == [0, 0]
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_layers_and_states_are_copied_and_pickled(cache):
+    layer = Layer(["taylor=0..2", "softmax"], heads=2, dim=4, rope=100.0)
+    q, k, v, _ = inputs(layer, batch=2, time=9)
+    state = layer.state(2, cache=cache)
+    state.extend(q[:, :8], k[:, :8], v[:, :8])
+    others = [pickle.loads(pickle.dumps(state)), copy.deepcopy(state), copy.copy(state)]
+    last = [x[:, 8:] for x in (q, k, v)]
+    expected = state.step(*last)
+    for other in others:
+        assert other.positions == [8, 8] and repr(other.layer) == repr(layer)
+        assert np.array_equal(other.step(*last), expected)
+    again = pickle.loads(pickle.dumps(layer))
+    assert repr(again) == repr(layer) and np.array_equal(again(q, k, v), layer(q, k, v))
+
+
+def test_what_cannot_be_compressed_is_an_exception():
+    """Whatever goes wrong, ``except Exception`` catches it."""
+    state = Layer("softmax", heads=2, dim=4).state()
+    for text in ["taylor=0..2 cap=5", "taylor=0..2 clamp=3", "softmax", "norm", "taylor=0..2 window=4"]:
+        layer = Layer(text, heads=2, dim=4)
+        try:
+            state.compress(layer)
+        except Exception as error:
+            assert isinstance(error, (ValueError, RuntimeError))

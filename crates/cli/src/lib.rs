@@ -21,6 +21,7 @@ mod progress;
 mod ranks;
 
 pub use build::here as provenance;
+pub use commands::show::found;
 pub use host::{Failed, Found, Host, Tell, call};
 
 use std::ffi::OsString;

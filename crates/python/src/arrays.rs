@@ -38,6 +38,9 @@ enum Held<R: Number> {
 fn buffer<R: Number>(name: &str, array: &Bound<'_, PyAny>) -> PyResult<PyBuffer<R>> {
     PyBuffer::get(array).map_err(|_| {
         let found = array.getattr("dtype").map_or_else(|_| array.get_type().to_string(), |dtype| dtype.to_string());
+        if found == R::NAME {
+            return PyValueError::new_err(format!("{name} is not aligned in memory: give a copy of it"));
+        }
         PyTypeError::new_err(format!(
             "{name} is {found}, and the others are {}: give all arrays one dtype, float32 or float64, in the machine's byte order",
             R::NAME

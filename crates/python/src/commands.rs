@@ -162,10 +162,19 @@ fn told<T>(folder: &Path, watch: &Watch, work: impl FnOnce() -> T) -> T {
                 std::thread::sleep(Duration::from_millis(50));
             }
         });
-        let result = work();
-        over.store(true, Ordering::Release);
-        result
+        // Also where the work panics: the scope waits for the thread.
+        let _end = SetOnDrop(&over);
+        work()
     })
+}
+
+/// Sets a flag however a scope is left.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
 }
 
 fn event(plan: &Plan, event: &Event) -> Value {

@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use serde_json::{Value, json};
@@ -165,7 +166,13 @@ impl TorchLearner {
     fn put(&self, kind: &str, name: &str, values: &[f32]) -> Result<()> {
         self.call(|object| {
             let room = object.call_method1("room", (name,))?;
-            Output::<f32>::new(name, &room)?.values().copy_from_slice(values);
+            let mut to = Output::<f32>::new(name, &room)?;
+            let found = to.values().len();
+            if found != values.len() {
+                return Err(PyValueError::new_err(format!("{name} has {} values, found room for {found}", values.len())));
+            }
+            to.values().copy_from_slice(values);
+            drop(to);
             object.call_method1("put", (kind, name, room)).map(drop)
         })
     }
@@ -181,8 +188,8 @@ impl TorchLearner {
                     found.push((label, shape, flat::<f32>(object.py(), name, &object.call_method1("tensor", (*kind, name))?)?));
                 }
             }
-            let tensors = found.iter().map(|(name, shape, values)| Tensor { name, shape, data: values.values() });
-            written = weights::write_file(path, tensors, &WriteOptions::default());
+            let tensors: Vec<Tensor> = found.iter().map(|(name, shape, values)| Tensor { name, shape, data: values.values() }).collect();
+            written = object.py().detach(|| weights::write_file(path, tensors, &WriteOptions::default()));
             Ok(())
         })?;
         Ok(written?)

@@ -10,7 +10,7 @@ use termwise_attention::{
 };
 
 use crate::arrays::{Flat, Number, Output, Tensor, apart, flat};
-use crate::errors::attention;
+use crate::errors::{Count, attention};
 use crate::threads::compute;
 use crate::variant::Variant;
 
@@ -173,12 +173,13 @@ impl Layer {
     #[pyo3(signature = (variants, heads, kv_heads, dim, value_dim, rope))]
     fn new(
         variants: Vec<Bound<'_, PyAny>>,
-        heads: usize,
-        kv_heads: usize,
-        dim: usize,
-        value_dim: usize,
+        heads: Count,
+        kv_heads: Count,
+        dim: Count,
+        value_dim: Count,
         rope: Option<f64>,
     ) -> PyResult<Layer> {
+        let [heads, kv_heads, dim, value_dim] = [heads, kv_heads, dim, value_dim].map(|Count(count)| count);
         let mut variants = variants.iter().map(Variant::of).collect::<PyResult<Vec<_>>>()?;
         let mut sizes = Planned::new(heads, kv_heads, dim).value_dim(value_dim);
         match rope {
@@ -318,13 +319,18 @@ impl Layer {
     }
 
     /// The empty state of that many batch rows: of constant size where that is possible unless a cache is asked for.
-    fn state(&self, batch: usize, cache: bool) -> PyResult<crate::state::State> {
-        crate::state::State::new(self.inner.clone(), batch, cache)
+    fn state(&self, py: Python<'_>, batch: Count, cache: bool) -> PyResult<crate::state::State> {
+        crate::state::State::new(py, &self.inner, batch.0, cache)
+    }
+
+    /// A state from the bytes of a file.
+    fn state_of_bytes(&self, py: Python<'_>, bytes: &[u8], batch: usize, cache: bool) -> PyResult<crate::state::State> {
+        crate::state::State::of_bytes(py, &self.inner, bytes, batch, cache)
     }
 
     /// A state from a file.
-    fn load_state(&self, path: std::path::PathBuf, batch: usize, cache: bool) -> PyResult<crate::state::State> {
-        crate::state::State::read(self.inner.clone(), &path, batch, cache)
+    fn load_state(&self, py: Python<'_>, path: std::path::PathBuf, batch: Count, cache: bool) -> PyResult<crate::state::State> {
+        crate::state::State::read(py, &self.inner, &path, batch.0, cache)
     }
 }
 

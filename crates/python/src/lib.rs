@@ -27,6 +27,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<variant::Variant>()?;
     m.add_function(wrap_pyfunction!(threads::get_threads, m)?)?;
     m.add_function(wrap_pyfunction!(threads::set_threads, m)?)?;
+    m.add_function(wrap_pyfunction!(model::find_model, m)?)?;
     m.add_function(wrap_pyfunction!(model::layers_of_config, m)?)?;
     m.add_function(wrap_pyfunction!(model::load_model, m)?)?;
     m.add_function(wrap_pyfunction!(model::model_of_config, m)?)?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use pyo3::buffer::PyBuffer;
-use pyo3::exceptions::{PyInterruptedError, PyValueError};
+use pyo3::exceptions::{PyFileNotFoundError, PyInterruptedError, PyValueError};
 use pyo3::prelude::*;
 use serde::Deserialize;
 use serde_json::json;
@@ -21,7 +21,7 @@ use termwise_train::resolve;
 use termwise_train::source::{cache_folder, open_for_model};
 
 use crate::arrays::Output;
-use crate::errors::{runtime, value};
+use crate::errors::{Count, runtime, value};
 use crate::layer::Layer;
 use crate::result::Found;
 use crate::threads::{compute, supervise};
@@ -41,10 +41,25 @@ pub struct Model {
 /// The model of this name; see [`resolve`].
 #[pyfunction]
 pub fn load_model(py: Python<'_>, name: Option<&str>, tokenizer: Option<&str>) -> PyResult<Model> {
-    let folder = resolve::model(name).map_err(value)?.folder;
+    let folder = resolved(name)?;
     let inner = compute(py, || Llama::read(&folder))?.map_err(value)?;
     let tokenizer = own_tokenizer(&folder, tokenizer, &inner.config).map(Arc::new);
     Ok(Model { inner: Arc::new(inner), folder, tokenizer })
+}
+
+/// The folder of the model of this name.
+fn resolved(name: Option<&str>) -> PyResult<PathBuf> {
+    let found = resolve::model(name).map_err(|error| match error {
+        termwise_train::Error::NoModel { .. } => PyFileNotFoundError::new_err(error.to_string()),
+        _ => value(error),
+    })?;
+    Ok(found.folder)
+}
+
+/// [`resolved`] for the package.
+#[pyfunction]
+pub fn find_model(name: &str) -> PyResult<PathBuf> {
+    resolved(Some(name))
 }
 
 /// The attention of every layer of a `config.json`.
@@ -210,7 +225,8 @@ impl Model {
     }
 
     /// This model with every exp cut to its series up to this order.
-    fn with_order(&self, order: usize) -> PyResult<Model> {
+    fn with_order(&self, order: Count) -> PyResult<Model> {
+        let Count(order) = order;
         let map = cut_all(&self.inner.config, order).map_err(value)?;
         let inner = self.inner.with_attention(map).map_err(value)?;
         Ok(Model { inner: Arc::new(inner), folder: self.folder.clone(), tokenizer: self.tokenizer.clone() })
@@ -218,12 +234,20 @@ impl Model {
 
     fn save(&self, folder: PathBuf) -> PyResult<()> {
         std::fs::create_dir_all(&folder)?;
-        self.inner.write(&folder, &WriteOptions::default()).map_err(value)?;
+        // Read first: the folder may be the model's own under another name, and files may be links.
+        let mut companions = Vec::new();
         for name in ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"] {
             let from = self.folder.join(name);
-            if from.is_file() && from != folder.join(name) {
-                std::fs::copy(from, folder.join(name))?;
+            if from.is_file() {
+                companions.push((folder.join(name), std::fs::read(from)?));
             }
+        }
+        self.inner.write(&folder, &WriteOptions::default()).map_err(value)?;
+        for (to, bytes) in companions {
+            if std::fs::read(&to).is_ok_and(|found| found == bytes) {
+                continue;
+            }
+            termwise_base::files::write_whole(&to, &bytes).map_err(value)?;
         }
         Ok(())
     }

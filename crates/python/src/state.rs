@@ -2,11 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
+use pyo3::exceptions::{PyFileNotFoundError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 use termwise_attention::{FusedOptions, Layer as Planned, Memory, Mode, State as Kept};
 
 use crate::arrays::Output;
-use crate::errors::attention;
+use crate::errors::{Count, attention, runtime, value};
 use crate::layer::{Call, Given, Layer, nonpositive};
 use crate::threads::compute;
 
@@ -21,12 +23,22 @@ fn memory(cache: bool) -> Memory {
 }
 
 impl State {
-    pub fn new(layer: Planned, batch: usize, cache: bool) -> PyResult<State> {
-        Ok(State { inner: layer.state_with(batch, memory(cache)).map_err(attention)? })
+    pub fn new(py: Python<'_>, layer: &Planned, batch: usize, cache: bool) -> PyResult<State> {
+        Ok(State { inner: compute(py, || layer.state_with(batch, memory(cache)))?.map_err(attention)? })
     }
 
-    pub fn read(layer: Planned, path: &Path, batch: usize, cache: bool) -> PyResult<State> {
-        Ok(State { inner: Kept::load(path, &layer, batch, memory(cache)).map_err(attention)? })
+    pub fn read(py: Python<'_>, layer: &Planned, path: &Path, batch: usize, cache: bool) -> PyResult<State> {
+        if !path.exists() {
+            return Err(PyFileNotFoundError::new_err(format!("{}: there is no such file", path.display())));
+        }
+        let read = compute(py, || Kept::load(path, layer, batch, memory(cache)))?;
+        // A file that is there and does not fit the layer.
+        Ok(State { inner: read.map_err(value)? })
+    }
+
+    pub fn of_bytes(py: Python<'_>, layer: &Planned, bytes: &[u8], batch: usize, cache: bool) -> PyResult<State> {
+        let mut read = compute(py, || Kept::from_bytes(bytes, Path::new("the state"), &[(layer, memory(cache))], batch))?.map_err(value)?;
+        Ok(State { inner: read.pop().expect("one layer was asked for") })
     }
 }
 
@@ -44,6 +56,12 @@ impl State {
         let layer = self.inner.layer().clone();
         let (call, mut y) = (Call::<f32>::new(py, &layer, &given)?, Output::<f32>::new("y", y)?);
         let (batch, time) = call.sizes(&Layer::of(layer.clone()), "y", &y)?;
+        if batch != self.inner.batch() {
+            let own = self.inner.batch();
+            return Err(PyValueError::new_err(format!(
+                "q has {batch} batch rows, expected {own} as in the state: make a state with layer.state({batch}), or choose rows with state.select"
+            )));
+        }
         call.apart([&y])?;
         let state = &mut self.inner;
         let report = compute(py, || {
@@ -56,17 +74,25 @@ impl State {
         Ok(nonpositive(report.map_err(attention)?))
     }
 
-    fn save(&self, path: PathBuf) -> PyResult<()> {
-        self.inner.save(&path).map_err(attention)
+    fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        compute(py, || self.inner.save(&path))?.map_err(attention)
     }
 
-    fn select(&self, rows: Vec<usize>) -> PyResult<State> {
-        Ok(State { inner: self.inner.select(&rows).map_err(attention)? })
+    /// What [`State::save`] writes.
+    fn to_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let bytes = compute(py, || Kept::to_bytes(std::slice::from_ref(&self.inner)))?.map_err(runtime)?;
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    fn select(&self, py: Python<'_>, rows: Vec<Count>) -> PyResult<State> {
+        let rows: Vec<usize> = rows.into_iter().map(|Count(row)| row).collect();
+        Ok(State { inner: compute(py, || self.inner.select(&rows))?.map_err(attention)? })
     }
 
     /// A cache of a softmax becomes the state of this layer, whose kernels are its series cut.
-    fn compress(&mut self, layer: &Layer) -> PyResult<()> {
-        self.inner.compress(&layer.inner).map(drop).map_err(attention)
+    fn compress(&mut self, py: Python<'_>, layer: &Layer) -> PyResult<()> {
+        let state = &mut self.inner;
+        compute(py, || state.compress(&layer.inner).map(drop))?.map_err(attention)
     }
 
     fn copy(&self) -> State {
@@ -85,6 +111,12 @@ impl State {
     #[getter]
     fn batch(&self) -> usize {
         self.inner.batch()
+    }
+
+    /// Whether a cache was asked for.
+    #[getter]
+    fn is_cache(&self) -> bool {
+        self.inner.memory() == Memory::Cache
     }
 
     #[getter]

@@ -1,5 +1,7 @@
 //! Threads to compute on, and long work that Ctrl-C can end.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +13,7 @@ use rayon::ThreadPool;
 use serde_json::Value;
 use termwise_base::threads;
 
-use crate::errors::runtime;
+use crate::errors::{Count, runtime};
 
 struct Pool {
     process: u32,
@@ -43,7 +45,8 @@ pub fn get_threads() -> usize {
 
 /// Compute on this many threads from now on; calls under way go on as they are.
 #[pyfunction]
-pub fn set_threads(count: usize) -> PyResult<()> {
+pub fn set_threads(count: Count) -> PyResult<()> {
+    let Count(count) = count;
     if !(1..=1024).contains(&count) {
         return Err(pyo3::exceptions::PyValueError::new_err(format!("from 1 to 1024 threads are possible, found {count}")));
     }
@@ -55,10 +58,16 @@ pub fn set_threads(count: usize) -> PyResult<()> {
     Ok(())
 }
 
-/// Runs `work` on the pool, without the interpreter's lock.
+/// Runs `work` on the pool, without the interpreter's lock; a panic is a RuntimeError.
 pub fn compute<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> PyResult<T> {
     let pool = pool()?;
-    Ok(py.detach(|| pool.install(work)))
+    py.detach(|| catch_unwind(AssertUnwindSafe(|| pool.install(work)))).map_err(panicked)
+}
+
+/// A panic as an exception that `except Exception` catches.
+fn panicked(panic: Box<dyn Any + Send>) -> PyErr {
+    let text = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
+    PyRuntimeError::new_err(format!("internal error: {}; this is a bug in termwise, please report it", text.unwrap_or("a panic")))
 }
 
 /// What long work can do: tell how far it is, and see whether it should end.
@@ -123,8 +132,7 @@ pub fn supervise<T: Send>(
                 raised.get_or_insert(error);
             }
         }
-        let result =
-            py.detach(|| worker.join()).map_err(|_| PyRuntimeError::new_err("the work panicked; this is a bug, please report it"))?;
+        let result = py.detach(|| worker.join()).map_err(panicked)?;
         match raised {
             Some(error) => Err(error),
             None => result,

@@ -7,6 +7,7 @@ use termwise_lab::variants::{Described, describe};
 
 use crate::errors::{attention, value};
 use crate::result::Found;
+use crate::threads::compute;
 
 /// One attention: a choice of parts.
 #[pyclass(frozen, from_py_object, module = "termwise")]
@@ -124,8 +125,10 @@ impl Variant {
         termwise_lab::export::torch(&self.0, &format!("termwise {}", env!("CARGO_PKG_VERSION"))).map_err(value)
     }
 
-    fn describe(&self) -> PyResult<Found> {
-        let described = describe(&[&self.0.to_string()], Default::default()).map_err(value)?;
-        Ok(Found::of(&Described { sizes: Default::default(), variants: described }))
+    /// What it is made of, its formula, and what it costs.
+    fn describe<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let described = compute(py, || describe(&[&self.0.to_string()], Default::default()))?.map_err(value)?;
+        let found = Found::of(&Described { sizes: Default::default(), variants: described });
+        py.import("termwise._results")?.getattr("Result")?.call1((found,))
     }
 }

@@ -112,6 +112,18 @@ pub fn run(args: &ShowArgs, context: &mut Context) -> Result<Exit, Failure> {
     Ok(context.out.write_all(shown.as_bytes()).map(Exit::done)?)
 }
 
+/// The result of a JSON text that a command gave.
+///
+/// # Errors
+/// What is wrong with the text, in a sentence.
+pub fn found(text: &str) -> Result<crate::host::Found, String> {
+    let value: Value = serde_json::from_str(text).map_err(|error| format!("it is not JSON: {error}"))?;
+    let named = kind_of(&value).map_err(|error| error.to_string())?;
+    let kind = KINDS.iter().find(|kind| **kind == named).copied().unwrap_or("");
+    let document = document(value).map_err(|error| error.to_string())?;
+    Ok(crate::host::Found { kind, json: text.into(), document })
+}
+
 /// The one result in a folder.
 fn inside(folder: &Path) -> Result<PathBuf, Failure> {
     let entries = std::fs::read_dir(folder).map_err(files::Error::io("read", folder))?;
