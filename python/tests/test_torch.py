@@ -1,6 +1,10 @@
 """The operators of PyTorch: against the reference, and in everything that PyTorch does with operators."""
 
+import copy
+import gc
+import io
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -152,11 +156,42 @@ def test_two_forwards_before_one_backward():
     second.sum().backward()
 
 
-def test_second_derivatives_are_refused():
+@pytest.mark.parametrize("engine", ["auto", "reference", "torch"])
+@pytest.mark.parametrize("text", ["softmax", "taylor=0..2"])
+def test_second_derivatives_are_refused(text, engine):
     q = torch.randn(1, 4, 1, 4, requires_grad=True, dtype=torch.float64)
-    (grad,) = torch.autograd.grad((attention(q, q, q) ** 2).sum(), q, create_graph=True)
+    (grad,) = torch.autograd.grad((attention(q, q, q, text, engine=engine) ** 2).sum(), q, create_graph=True)
     with pytest.raises(RuntimeError):
         grad.sum().backward()
+
+
+def test_modules_are_copied_and_pickled(stories):
+    for module, x in (
+        (termwise.torch.Attention(32, 4, variant="taylor=0..2 out", rope=100.0), torch.randn(2, 7, 32)),
+        (termwise.torch.Model.load(stories), torch.tensor([[1, 2, 3]])),
+    ):
+        file = io.BytesIO()
+        torch.save(module, file)
+        file.seek(0)
+        averaged = torch.optim.swa_utils.AveragedModel(module).module
+        for again in (copy.deepcopy(module), pickle.loads(pickle.dumps(module)), torch.load(file, weights_only=False), averaged):
+            assert again is not module and torch.equal(again(x), module(x))
+
+
+def test_layers_that_are_gone_are_forgotten(stories):
+    before = len(termwise.torch._attention._registered)
+    layers = [Layer("softmax", heads=2, dim=4) for _ in range(5)]
+    assert len({termwise.torch._attention.register(layer) for layer in layers * 2}) == 5
+    assert len(termwise.torch._attention._registered) == before + 5
+    del layers
+    gc.collect()
+    assert len(termwise.torch._attention._registered) == before
+
+
+def test_denominators_that_are_not_positive_are_warned_of():
+    x = torch.randn(1, 30, 2, 8)
+    with pytest.warns(RuntimeWarning, match="denominator of batch row 0"):
+        attention(4 * x, -x, x, "taylor=0..1")
 
 
 @pytest.mark.parametrize("text", [*termwise.presets(), "softmax in out post decay=mamba conv=4 over=sum,sink qk_norm=rms"])
@@ -188,7 +223,13 @@ def test_a_module_for_every_variant(text):
         (lambda a: a.update(q=a["q"].to_sparse()), TypeError, "to_dense"),
         (lambda a: a.update(variant="softmax out"), TypeError, "out_gate"),
         (lambda a: a.update(variant="softmax out", out_gate=torch.zeros(2, 5, 3)), ValueError, "out_gate has shape (2, 5, 3), expected (2, 5, 2)"),
-        (lambda a: a.update(lengths=[9, 9]), ValueError, "length 9"),
+        (lambda a: a.update(lengths=[9, 9]), ValueError, "from 0 to 5 positions, found [9, 9]"),
+        (lambda a: a.update(lengths=[5, -1]), ValueError, "from 0 to 5 positions, found [5, -1]"),
+        (lambda a: a.update(lengths=[4.7, 3.2]), ValueError, "whole numbers"),
+        (lambda a: a.update(lengths=torch.tensor([4.7, 3.2])), ValueError, "whole numbers"),
+        (lambda a: a.update(scale=1.0), TypeError, "'softmax scale=0.5'"),
+        (lambda a: a.update(is_causal=True), TypeError, "always causal"),
+        (lambda a: a.update(variant=None), TypeError, "found NoneType"),
         (lambda a: a.update(lengths=[1]), ValueError, "lengths"),
         (lambda a: a.update(engine="cuda"), ValueError, "'torch'"),
         (lambda a: a.update(mode="chunks"), ValueError, "chunk"),
@@ -200,6 +241,11 @@ def test_what_cannot_be_says_why(change, error, words):
     with pytest.raises(error) as raised:
         attention(**given)
     assert words in str(raised.value)
+
+
+def test_sizes_of_a_module_are_checked():
+    with pytest.raises(ValueError, match="hidden=30 is not a multiple of heads=4"):
+        termwise.torch.Attention(30, 4)
 
 
 @pytest.mark.parametrize("text", VARIANTS.values())

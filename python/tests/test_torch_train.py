@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from safetensors.torch import load_file
 
 from termwise.torch import dry_run
 from termwise.torch.model import Model
-from termwise.torch.train.__main__ import main
+from termwise.torch.train.__main__ import _flags, main
 from termwise.torch.train.collective import Collective
 from termwise.torch.train.learner import Batch, How, Learner
 
@@ -229,6 +230,28 @@ def test_a_run_that_cannot_be_says_why(tmp_path, capfd):
     assert "softmaxx" in capfd.readouterr().err and not (tmp_path / "run").exists()
     with_torch(file, "--folder", tmp_path / "run")
     assert main(["--device", "cpu", "--quiet", str(file), "--folder", str(tmp_path / "run")]) != 0
+
+
+def test_flags_are_those_of_the_program(tmp_path, monkeypatch):
+    """As ``--help`` has them: a value after its flag or behind an equals sign, with spaces or without, before files or after them."""
+    monkeypatch.chdir(tmp_path)
+    file = write(tmp_path, "")
+    small = ["--batch", "2", "--length", "64", "--log-every", "1"]
+    for number, words in enumerate(
+        [
+            [str(file), "--steps", "3", "--attention", "taylor=0..4 norm=l2"],
+            [str(file), "--steps=3", "--attention=taylor=0..4 norm=l2"],
+            ["--steps=3", str(file), "--attention", "taylor=0..4 norm=l2"],
+        ]
+    ):
+        run = tmp_path / f"run{number}"
+        with_torch(*words, *small, "--folder", run)
+        settings = tomllib.loads((run / "settings.toml").read_text())
+        assert (settings["steps"], settings["batch"]) == (3, 2)
+        assert termwise.Variant(settings["attention"]) == termwise.Variant("taylor=0..4 norm=l2")
+    assert _flags(["a.toml", "--tie", "--steps", "3", "--name", "2024-01-01", "--lr=1e-3", "b.toml"]) == (
+        ["a.toml", "b.toml"], {"tie": True, "steps": 3, "name": "2024-01-01", "lr": 1e-3},
+    )  # fmt: skip
 
 
 def test_the_papers_models_on_the_meta_device_and_cut_down(tmp_path):

@@ -4,35 +4,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from itertools import count
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 
-from .._attention import PAD, Layer, Variants, _layer
+from .._attention import PAD, Layer, Variants, _layer, _warn_nonpositive
 from .._core import Variant
 from .engine import attend
 
+#: Arguments of scaled_dot_product_attention, and what stands for them here.
+_ELSEWHERE = {
+    "scale": "the variant has it, as in 'softmax scale=0.5'",
+    "is_causal": "attention is always causal",
+    "attn_mask": "attention is causal, with windows by the variant and padding by lengths",
+    "dropout_p": "weights are not dropped",
+    "enable_gqa": "k and v with fewer heads than q are grouped without it",
+}
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 #: Layers with a rope that is more than a base, by a name that the operator is given in the place of a variant.
-_registered: dict[str, Layer] = {}
+_registered: WeakValueDictionary[str, Layer] = WeakValueDictionary()
+_numbers = count()
 
 
 def register(layer: Layer) -> str:
-    """A name for a layer that stands for its variants and its rope."""
+    """A name for a layer that stands for its variants and its rope, as long as the layer is there."""
     known = next((key for key, other in _registered.items() if other is layer), None)
-    key = known or f"layer={len(_registered)}"
+    key = known or f"layer={next(_numbers)}"
     _registered[key] = layer
     return key
 
 
-@lru_cache(maxsize=64)
 def _find(variant: str, heads: int, kv_heads: int, dim: int, value_dim: int, rope: float | None) -> Layer:
-    if variant in _registered:
-        return _registered[variant]
+    if (layer := _registered.get(variant)) is not None:
+        return layer
     variants = tuple(variant.split("|"))
     return _layer(variants[0] if len(variants) == 1 else variants, heads, kv_heads, dim, value_dim, rope)
 
@@ -97,7 +106,7 @@ def _attention(
     y = torch.empty((*q.shape[:3], v.shape[3]), dtype=dtype)
     saved = [torch.empty(shape, dtype=torch.float32) for shape in _saved_shapes(q, v, saves)]
     given = _given(q, k, v, extras, lengths, dtype)
-    layer._core.forward(given, y.numpy(), [x.numpy() for x in saved] if saves else None, not reference, mode)
+    _warn_nonpositive(layer, layer._core.forward(given, y.numpy(), [x.numpy() for x in saved] if saves else None, not reference, mode))
     return y.to(q.dtype), *saved
 
 
@@ -192,6 +201,8 @@ def attention(
     given = {"q": q, "k": k, "v": v, **extras}
     for name, x in given.items():
         if not isinstance(x, Tensor):
+            if name in _ELSEWHERE:
+                raise TypeError(f"attention has no argument {name!r}: {_ELSEWHERE[name]}")
             raise TypeError(f"{name} is a {type(x).__name__}, not a tensor: use termwise.attention for arrays, or torch.as_tensor")
         if x.device != q.device:
             raise ValueError(f"q is on {q.device} and {name} on {x.device}: move them to one device")
@@ -207,7 +218,7 @@ def attention(
     if q.shape[:2] != k.shape[:2] or k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3]:
         shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
         raise ValueError(f"q, k and v have shapes {shapes}, expected [batch, time, heads, dim] and twice [batch, time, kv_heads, …]: tensors are not transposed here")
-    text = str(variant) if isinstance(variant, (str, Variant)) else "|".join(str(one) for one in variant)
+    text = _text(variant)
     fused, refusal, known = _facts(text, *_sizes(q, k, v), rope)
     if len(known) != len(extras) or any(name not in extras for name, *_ in known):
         _complain(text, *_sizes(q, k, v), rope, tuple(extras))
@@ -221,7 +232,7 @@ def attention(
             raise ValueError(f"{name} is calibrated, not trained, and has no gradient: give it with .detach()")
         values.append(x.to(q.dtype) if q.dtype in (torch.float32, torch.float64) else x)
     if lengths is not None:
-        lengths = torch.as_tensor(lengths, dtype=torch.int64, device="cpu")
+        lengths = _lengths(lengths, *q.shape[:2])
     if engine not in ("auto", "fused", "reference", "torch"):
         raise ValueError(f"an engine is 'auto', 'fused', 'reference' or 'torch', found {engine!r}")
     train = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *values))
@@ -236,6 +247,25 @@ def attention(
         raise ValueError(f"{text!r} has a part that only the reference computes so far: use engine='auto'")
     reference = engine == "reference" or not fused
     return torch.ops.termwise.attention(q, k, v, values, lengths, text, rope, mode, reference, train)[0]
+
+
+def _text(variant: Variants) -> str:
+    """The operators' own form: texts joined by a bar."""
+    if isinstance(variant, (str, Variant)):
+        return str(variant)
+    if not isinstance(variant, Sequence):
+        raise TypeError(f"a variant is a text such as 'taylor=0..4 norm=l2', a Variant, or one for each head, found {type(variant).__name__}")
+    return "|".join(str(one) for one in variant)
+
+
+def _lengths(lengths: Tensor | Sequence[int], batch: int, time: int) -> Tensor:
+    found = torch.as_tensor(lengths, device="cpu")
+    if found.shape != (batch,) or found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
+        raise ValueError(f"lengths are whole numbers [batch], here {batch} of them, found shape {tuple(found.shape)} of {found.dtype}")
+    # Compiled code cannot ask for values.
+    if not torch.compiler.is_compiling() and (bool((found < 0).any()) or bool((found > time).any())):
+        raise ValueError(f"lengths are from 0 to {time} positions, found {found.tolist()}")
+    return found.to(torch.int64)
 
 
 def _add_extras(module: nn.Module, layer: Layer, hidden: int, make: dict[str, Any]) -> None:
@@ -289,6 +319,8 @@ class Attention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if dim is None and hidden % heads:
+            raise ValueError(f"hidden={hidden} is not a multiple of heads={heads}: change one of them, or give dim")
         dim = hidden // heads if dim is None else dim
         self.layer = Layer(variant, heads=heads, kv_heads=kv_heads, dim=dim, rope=rope)
         self.variant = str(variant) if isinstance(variant, (str, Variant)) else tuple(str(one) for one in variant)

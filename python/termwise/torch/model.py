@@ -141,7 +141,7 @@ class Model(nn.Module):
         self.outline = Outline.read(text)
         # Tensors come in the order of a checkpoint; layers are modules of their own, so that they can be spread over devices one by one.
         self.model = nn.Module()
-        self.model.layers = nn.ModuleList(Block(self.outline, Layer._of(core), mode) for core in layers)
+        self.model.layers = nn.ModuleList(Block(self.outline, Layer._of(config, index, positions, core), mode) for index, core in enumerate(layers))
         for name, shape, _ in self.outline.tensors:
             _grow(self, name, shape, device)
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from . import states
 from .kernels import log_bound, weight, without_autocast
@@ -380,7 +381,9 @@ class _Sums(torch.autograd.Function):
         ctx.mark_non_differentiable(found[2])
         return found
 
+    # Blocks are differentiated from their inputs alone: a second derivative would lack most of its terms.
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dtotal: Tensor, dz: Tensor, _: Tensor) -> Any:  # type: ignore[override]
         # Asked for once: activation checkpointing computes them again for each question.
         saved = ctx.saved_tensors

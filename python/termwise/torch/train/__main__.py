@@ -22,9 +22,11 @@ def _arguments(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         prog="termwise.torch.train",
         description="Trains a model with PyTorch, as `termwise train` does with its own engine: same settings, data, schedule, metrics, folder and checkpoints.",
-        epilog="Other flags are those of `termwise train`, such as --steps 5000 or --attention norm.",
+        usage="%(prog)s [SETTINGS …] [flags]",
+        epilog="SETTINGS are TOML files, later ones above earlier ones. Other flags are those of `termwise train`, such as --steps 5000 or --attention norm.",
+        # What is not named here in full is a flag of `termwise train`.
+        allow_abbrev=False,
     )
-    parser.add_argument("settings", nargs="*", type=Path, help="TOML files with settings, later ones above earlier ones")
     parser.add_argument("--folder", type=Path, help="of the run; without it one in --runs with a name made from the settings")
     parser.add_argument("--resume", nargs="?", const="", help="go on from the newest good checkpoint, or from exactly this one")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of runs")
@@ -36,6 +38,7 @@ def _arguments(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--checkpoint-activations", action="store_true", help="compute every block again in the backward pass instead of keeping what it needs")
     parser.add_argument("--compile", action="store_true", help="compile blocks with torch.compile, all but the sums of attention")
     parser.add_argument("--shard", action="store_true", help="spread parameters, gradients and moments over all processes (FSDP), for models beyond one device")
+    # Without positional words: argparse would take the value of a flag that it does not know for one.
     return parser.parse_known_args(words)
 
 
@@ -51,22 +54,27 @@ def _device(named: str | None) -> torch.device:
     return found
 
 
-def _flags(words: list[str]) -> dict[str, Any]:
-    """Flags of `termwise train` as settings: ``--batch 8 --attention norm --tie``."""
+def _flags(words: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """Files, and flags of `termwise train` as settings: ``settings.toml --batch 8 --attention norm --tie``. A word after a flag is its value."""
+    files: list[str] = []
     found: dict[str, Any] = {}
     while words:
         word, *words = words
         if not word.startswith("--"):
-            raise SystemExit(f"error: {word!r} is no flag")
-        name, _, text = word[2:].partition("=")
-        if not text and words and not words[0].startswith("--"):
+            files.append(word)
+            continue
+        name, given, text = word[2:].partition("=")
+        if not given and words and not words[0].startswith("--"):
             text, *words = words
         try:
-            value = tomllib.loads(f"x = {text or 'true'}")["x"]
+            value = tomllib.loads(f"x = {text if given or text else 'true'}")["x"]
         except tomllib.TOMLDecodeError:
             value = text
+        if not isinstance(value, (bool, int, float, str, list, dict)):
+            # A word that looks like a date.
+            value = text
         found[name.replace("-", "_")] = value
-    return found
+    return files, found
 
 
 class _Lines:
@@ -98,9 +106,10 @@ def main(words: list[str] | None = None) -> int:
     start(device)
     collective = Collective()
     shown = collective.rank == 0 and not given.quiet
+    files, settings = _flags(others)
     options = {
-        "settings": {**_flags(others), "engine": "torch"},
-        "files": [os.fspath(file) for file in given.settings],
+        "settings": {**settings, "engine": "torch"},
+        "files": files,
         "folder": None if given.folder is None else os.fspath(given.folder),
         "runs": os.fspath(given.runs),
         "resume": given.resume is not None,
