@@ -7,23 +7,26 @@ Everything that touches transformers' internals is in this file. Tested with tra
     termwise.hf.use(model, "softmax window=256 sinks=4")
 
 It works with every causal model whose attention goes through transformers' attention interface (GPT-2, GPT-NeoX, OPT, Llama, Qwen, Gemma, Phi, …), by an
-attention function and a mask function under one name. Models with a position bias, such as ALiBi, are refused.
+attention function and a mask function under one name. Other models are refused: one token is computed, and the attention of every layer must have gone through
+termwise. Also refused are position biases such as ALiBi, packed texts (by ``position_ids`` or ``cu_seq_lens``), and caches of fixed size.
 
 Models that termwise has written load with ``AutoModelForCausalLM.from_pretrained`` once this module is imported, whatever their family and their
-variants. ``generate`` keeps states of ours in transformers' cache, for them and for models that :func:`use` has changed.
+variants; without it, transformers refuses those with a variant of their own. ``generate`` keeps states of ours in transformers' cache, for them and for models that
+:func:`use` has changed.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin, DynamicLayer
+from transformers import CONFIG_MAPPING, AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.masking_utils import causal_mask_function
 
 from . import _core
 from ._attention import Layer, State, VariantLike, Variants, _layer
@@ -38,24 +41,45 @@ NAME = "termwise"
 
 #: What is being measured, while it is.
 _meter: Any = None
-_vocabulary = "token ids, or a text with its tokenizer"
+#: Modules whose attention was computed here, while that is checked.
+_seen: set[torch.nn.Module] | None = None
 
 
 def _mask(
     batch_size: int,
     q_length: int,
     kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Tensor] = causal_mask_function,
     attention_mask: Tensor | None = None,
     use_vmap: bool = False,
+    device: Any = None,
     **_: Any,
 ) -> Tensor | None:
     """Which keys are no padding, [batch, keys]; None where none is. Windows come to the attention function by themselves."""
-    if use_vmap:
-        raise ValueError("termwise computes causal attention with windows; this model asks for a mask of another kind (packed texts, or images)")
+    start = int(q_offset)
+    if start + q_length != kv_offset + kv_length:
+        raise ValueError(
+            f"the cache has room for {kv_offset + kv_length} positions and {start + q_length} are there: termwise cannot use a cache of fixed size; "
+            "leave cache_implementation out, or give a DynamicCache"
+        )
+    if use_vmap or not (mask_function is causal_mask_function or _is_causal(mask_function, batch_size, start, q_length, device)):
+        raise ValueError(
+            "termwise computes causal attention with windows, and the model asks for a mask of another kind: packed texts (position_ids that begin again), chunks, "
+            "or images; give each text a row of its own"
+        )
     if attention_mask is None:
         return None
     seen = attention_mask[:, -kv_length:].bool()
     return None if bool(seen.all()) else seen
+
+
+def _is_causal(mask_function: Callable[..., Tensor], batch: int, start: int, time: int, device: Any) -> bool:
+    """Whether each position sees the one before it, and not the one after it: where texts or chunks begin again it does not."""
+    t = torch.arange(max(start, 1), start + time, device=device)[None]
+    row = torch.arange(batch, device=device)[:, None]
+    return bool(mask_function(row, torch.zeros_like(row), t, t - 1).all()) and not bool(mask_function(row, torch.zeros_like(row), t - 1, t).any())
 
 
 def _padding(seen: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,7 +89,7 @@ def _padding(seen: Tensor) -> tuple[Tensor, Tensor]:
     last = time - seen.flip(1).int().argmax(1)
     if not bool(((last - first == lengths) | (lengths == 0)).all()):
         raise ValueError("the mask has holes: padding may stand before a text or after it, not inside")
-    return lengths, (torch.arange(time)[None] + first[:, None]) % time
+    return lengths, (torch.arange(time, device=seen.device)[None] + first[:, None]) % time
 
 
 def _moved(x: Tensor, shift: Tensor) -> Tensor:
@@ -92,6 +116,29 @@ def _variant(module: torch.nn.Module, scaling: float, dim: int, sliding: int | N
     return tuple(map(completed, getattr(module, "_termwise", None) or ("softmax",)))
 
 
+def _with_sink(text: str) -> str:
+    """The variant with a sink in its denominator, as gpt-oss has."""
+    words = text.split()
+    over = next((i for i, word in enumerate(words) if word.startswith("over=")), None)
+    if over is None:
+        return f"{text} over=sum,sink"
+    parts = words[over].removeprefix("over=").split(",")
+    if parts[0] != "sum":
+        raise ValueError(f"the model adds a sink to the sum of weights, and {text!r} has {words[over]}: use a variant with over=sum")
+    if "sink" not in parts:
+        words[over] += ",sink"
+    return " ".join(words)
+
+
+def _refuse_packed(cu_seq_lens: Any) -> None:
+    if cu_seq_lens is not None:
+        raise ValueError("packed texts (cu_seq_lens_q) cannot be given to termwise: give each text a row of its own")
+
+
+def _array(x: Tensor) -> Any:
+    return x.detach().float().cpu().numpy()
+
+
 def _attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -105,6 +152,7 @@ def _attention(
     is_causal: bool | None = None,
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """q [batch, heads, time, dim], k and v [batch, kv_heads, keys, dim], as transformers has them; y [batch, time, heads, dim]."""
@@ -115,8 +163,12 @@ def _attention(
         raise ValueError(f"termwise has no dropout of weights, and {type(module).__name__} asks for {dropout}: set the config's attention dropout to 0")
     if attention_mask is not None and attention_mask.ndim != 2:
         raise ValueError("termwise computes causal attention with windows; a mask of four dimensions cannot be given to it")
+    _refuse_packed(cu_seq_lens_q)
+    if _seen is not None:
+        _seen.add(module)
     batch, heads, time, dim = query.shape
-    held, keys = getattr(module, "_held", None), key.shape[2]
+    # Taken from the module, so that it keeps no state after the call.
+    held, keys = module.__dict__.pop("_held", None), key.shape[2]
     if held is None and time < keys:
         # Positions before were asked earlier; nothing is asked of them now.
         query = torch.cat([query.new_zeros(batch, heads, keys - time, dim), query], 2)
@@ -126,7 +178,7 @@ def _attention(
     texts = _variant(module, scaling, dim, sliding_window if shows else None, softcap)
     extras = {}
     if s_aux is not None:
-        texts = tuple(f"{text} over=sum,sink" for text in texts)
+        texts = tuple(map(_with_sink, texts))
         extras["sink"] = s_aux
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     lengths = shift = None
@@ -140,8 +192,8 @@ def _attention(
     lengths = None if lengths is None else lengths.clamp(min=1)
     if _meter is not None:
         layer = _layer(variant, heads, k.shape[2], dim, v.shape[3], None)
-        given = [x.detach().float().numpy() for x in (q, k, v)]
-        _meter.see(module.layer_idx, layer._core, (*given, [x.detach().float().numpy() for x in extras.values()], None if lengths is None else lengths.tolist(), None))
+        given = [_array(x) for x in (q, k, v)]
+        _meter.see(module.layer_idx, layer._core, (*given, [_array(x) for x in extras.values()], None if lengths is None else lengths.tolist(), None))
     y = attention(q, k, v, variant, lengths=lengths, **extras)
     if shift is not None:
         y = _moved_back(y, shift)
@@ -162,17 +214,19 @@ class StateLayer(CacheLayerMixin):
         self.is_initialized = True
         self.state: State | None = None
         self.seen = 0
+        #: Positions were computed with gradients, which a state does not carry, and were not taken in.
+        self.skipped = False
 
     @classmethod
     def of(cls, cache: Any, index: int) -> StateLayer | None:
         """That of a cache, put there if nothing was kept in that layer yet; None where the cache keeps keys, or is of another kind."""
-        if not isinstance(cache, DynamicCache):
+        if type(cache) is not DynamicCache:
             return None
         while len(cache.layers) <= index:
             cache.layers.append(DynamicLayer())
         held = cache.layers[index]
         if not isinstance(held, cls):
-            if held.get_seq_length() > 0:
+            if type(held) not in (DynamicLayer, DynamicSlidingWindowLayer) or held.get_seq_length() > 0:
                 return None
             held = cache.layers[index] = cls()
         return held
@@ -180,15 +234,27 @@ class StateLayer(CacheLayerMixin):
     def extend(self, layer: Layer, x: tuple[Tensor, ...], extras: Mapping[str, Tensor], lengths: Tensor | None) -> Tensor:
         """Takes positions in, [batch, time, heads, dim], and gives y for each."""
         batch, time = x[0].shape[:2]
+        self._refuse_skipped()
         if lengths is not None and time > 1 and bool((lengths == 0).any()):
             raise ValueError("a row has nothing but padding: leave it out")
         if self.state is None:
             self.state = layer.state(batch)
-        arrays = [t.detach().float().numpy() for t in x]
-        own = {name: t.detach().float().numpy() for name, t in extras.items()}
+        arrays = [_array(t) for t in x]
+        own = {name: _array(t) for name, t in extras.items()}
         y = self.state.extend(*arrays, lengths=None if lengths is None else lengths.tolist(), **own)
         self.seen += time
-        return torch.from_numpy(y).to(x[0].dtype)
+        return torch.from_numpy(y).to(x[0])
+
+    def skip(self, time: int) -> None:
+        """Positions were computed with gradients and are not taken in: the cache cannot be continued."""
+        if self.seen and not self.skipped:
+            raise ValueError("a state carries no gradients: continue a text under torch.no_grad(), or compute the whole text with use_cache=False")
+        self._refuse_skipped()
+        self.seen, self.skipped = self.seen + time, True
+
+    def _refuse_skipped(self) -> None:
+        if self.skipped:
+            raise ValueError("this cache was made while gradients were computed, which states do not carry: compute the text before under torch.no_grad()")
 
     def _select(self, rows: list[int]) -> None:
         if self.state is not None and rows != list(range(self.state.batch)):
@@ -214,7 +280,7 @@ class StateLayer(CacheLayerMixin):
     def prefetch(self) -> None: ...
 
     def reset(self) -> None:
-        self.state, self.seen = None, 0
+        self.state, self.seen, self.skipped = None, 0, False
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove:
@@ -237,7 +303,9 @@ def _hold(module: torch.nn.Module, _: Any, kwargs: dict[str, Any]) -> None:
     # GPT-NeoX and some of its kin call it layer_past.
     cache = kwargs.get("past_key_values", kwargs.get("layer_past"))
     ours = module.config._attn_implementation == NAME and not torch.is_grad_enabled()
-    module._held = StateLayer.of(cache, module.layer_idx) if cache is not None and ours else None
+    held = StateLayer.of(cache, module.layer_idx) if cache is not None and ours else None
+    if held is not None:
+        module.__dict__["_held"] = held
 
 
 class TermwiseAttention:
@@ -250,7 +318,7 @@ class TermwiseAttention:
         super().__init__(config, layer_idx)  # type: ignore[call-arg]
         # The mask then comes as padding.
         config._attn_implementation = NAME
-        self.layer = Layer._of(_core.layers_of_config(config.to_json_string(use_diff=False))[layer_idx])
+        self.layer = Layer._of(config.to_json_string(use_diff=False), layer_idx)
         self.key = register(self.layer)
         # Norms of q and k are the variant's own.
         for name in ("q_norm", "k_norm"):
@@ -272,11 +340,15 @@ class TermwiseAttention:
         position_embeddings: Any = None,
         attention_mask: Tensor | None = None,
         past_key_values: Any = None,
+        position_ids: Tensor | None = None,
+        cu_seq_lens_q: Tensor | None = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
         batch, time = hidden_states.shape[:2]
         lengths = shift = None
         x = hidden_states
+        _refuse_packed(cu_seq_lens_q)
+        _check_positions(position_ids, attention_mask)
         if attention_mask is not None:
             if attention_mask.ndim != 2:
                 raise ValueError("a mask of four dimensions cannot be given to an attention of termwise; give one of padding, [batch, time]")
@@ -286,14 +358,15 @@ class TermwiseAttention:
         extras = _extras_of(self, self.layer, x)  # type: ignore[arg-type]
         if self.less_one:
             extras = {name: value + 1 if name in ("q_norm", "k_norm") else value for name, value in extras.items()}
-        if past_key_values is None:
+        held = None if past_key_values is None else StateLayer.of(past_key_values, self.layer_idx)
+        if past_key_values is not None and held is None:
+            raise ValueError(f"a {type(past_key_values).__name__} cannot hold states: leave past_key_values and cache_implementation out")
+        if held is not None and torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
+            held.skip(time)
+            held = None
+        if held is None:
             y = attention(q, k, v, self.key, lengths=None if lengths is None else lengths.clamp(min=1), **extras)
         else:
-            held = StateLayer.of(past_key_values, self.layer_idx)
-            if held is None:
-                raise ValueError(f"a {type(past_key_values).__name__} cannot hold states: leave past_key_values and cache_implementation out")
-            if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
-                raise ValueError("states carry no gradients: train with use_cache=False, or generate under torch.no_grad()")
             y = held.extend(self.layer, (q, k, v), extras, lengths)
         y = y.reshape(batch, time, -1)
         if shift is not None:
@@ -301,34 +374,84 @@ class TermwiseAttention:
         return self.o_proj(y), None
 
 
-#: Modules of the families that termwise writes, and what their attention is called.
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)  # type: ignore[misc]
+        self.key = register(self.layer)
+
+
+def _check_positions(position_ids: Tensor | None, attention_mask: Tensor | None) -> None:
+    """Positions are counted here, and rotated by the distance alone: those that are given must count in the same way."""
+    if position_ids is None or position_ids.ndim != 2 or position_ids.shape[1] < 2:
+        return
+    jumps = position_ids.diff(dim=1) != 1
+    if attention_mask is not None:
+        own = attention_mask[:, -position_ids.shape[1] :].bool()
+        jumps = jumps & own[:, 1:] & own[:, :-1]
+    if bool(jumps.any()):
+        raise ValueError("position_ids must grow by one within a text: packed texts and other positions cannot be given to an attention of termwise")
+
+
+class TermwiseModel:
+    """A causal model of a family with :class:`TermwiseAttention` in every layer."""
+
+    attention_class: Any
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)  # type: ignore[call-arg]
+        for index, layer in enumerate(self.model.layers):  # type: ignore[attr-defined]
+            layer.self_attn = self.attention_class(config, index)
+        self.post_init()  # type: ignore[attr-defined]
+
+
+#: The families that termwise writes: ``model_type``, module, and how names of its classes begin.
 FAMILIES = {
-    "llama": "LlamaAttention",
-    "mistral": "MistralAttention",
-    "qwen2": "Qwen2Attention",
-    "qwen3": "Qwen3Attention",
-    "smollm3": "SmolLM3Attention",
-    "olmo2": "Olmo2Attention",
-    "phi3": "Phi3Attention",
-    "gemma2": "Gemma2Attention",
-    "gemma3": "Gemma3Attention",
+    "llama": ("llama", "Llama"),
+    "mistral": ("mistral", "Mistral"),
+    "qwen2": ("qwen2", "Qwen2"),
+    "qwen3": ("qwen3", "Qwen3"),
+    "smollm3": ("smollm3", "SmolLM3"),
+    "olmo2": ("olmo2", "Olmo2"),
+    "phi3": ("phi3", "Phi3"),
+    "gemma2": ("gemma2", "Gemma2"),
+    "gemma3_text": ("gemma3", "Gemma3"),
 }
 
 
-def _extend_family(family: str, name: str) -> None:
-    """Layers of a family ask its module for this name when they are made; where the configuration has a variant, they get ours."""
-    module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
-    own = getattr(module, name)
-    ours = type(f"Termwise{name}", (TermwiseAttention, own), {"less_one": family.startswith("gemma")})
+def _register_family(model_type: str, place: str, prefix: str) -> None:
+    """Classes for ``termwise_{model_type}``, under their names in this module; those of transformers stay as they are."""
+    module, config = importlib.import_module(f"transformers.models.{place}.modeling_{place}"), CONFIG_MAPPING[model_type]
 
-    def made(config: Any, layer_idx: int) -> torch.nn.Module:
-        return (own if getattr(config, "attention_variant", None) is None else ours)(config, layer_idx)
+    def make(name: str, bases: tuple[type, ...], **members: Any) -> Any:
+        globals()[name] = made = type(name, bases, {"__module__": __name__, **members})
+        return made
 
-    setattr(module, name, made)
+    own = make(f"Termwise{config.__name__}", (config,), model_type=f"termwise_{model_type}")
+    attention_class = make(f"Termwise{prefix}Attention", (TermwiseAttention, getattr(module, f"{prefix}Attention")), less_one=place.startswith("gemma"))
+    causal = getattr(module, f"{prefix}ForCausalLM")
+    model = make(f"Termwise{prefix}ForCausalLM", (TermwiseModel, causal), config_class=own, attention_class=attention_class)
+    AutoConfig.register(own.model_type, own)
+    AutoModelForCausalLM.register(own, model)
+
+    # Files that were written under the family's own model_type, with a variant.
+    class Kind(type(config)):  # type: ignore[misc]
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, config)
+
+    class Either(config, metaclass=Kind):  # type: ignore[misc, valid-type]
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            return config(*args, **kwargs)
+
+        @classmethod
+        def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+            if config_dict.get("attention_variant") is None:
+                return config.from_dict(config_dict, **kwargs)
+            return own.from_dict({**config_dict, "model_type": own.model_type}, **kwargs)
+
+    AutoConfig.register(model_type, Either, exist_ok=True)
 
 
-for _family, _name in FAMILIES.items():
-    _extend_family(_family, _name)
+for _type, (_place, _prefix) in FAMILIES.items():
+    _register_family(_type, _place, _prefix)
 
 
 def _attentions(model: PreTrainedModel) -> dict[int, torch.nn.Module]:
@@ -340,6 +463,11 @@ def _attentions(model: PreTrainedModel) -> dict[int, torch.nn.Module]:
             found.setdefault(index, module)
     if not found:
         raise ValueError(f"no attention with a layer_idx was found in {type(model).__name__}")
+    if any(isinstance(module, TermwiseAttention) for module in found.values()):
+        raise ValueError(
+            f"this {type(model).__name__} has variants of its own, which termwise.hf does not change or measure: "
+            "use termwise.load(folder) with its with_attention, cut and spectrum"
+        )
     return found
 
 
@@ -348,6 +476,9 @@ def use(model: PreTrainedModel, variant: Variants | Mapping[int, Variants] | Non
 
     Only variants that read nothing beyond q, k and v; q and k come as the model has prepared them, rotated. The model's own scale of scores stays unless the variant has one. Training
     works; so does generation, with states of ours in transformers' cache: of constant size where the variant allows it. Layers that are not named keep softmax.
+
+    Raises ValueError, and changes nothing, where some layer does not take its attention from transformers' interface. ``save_pretrained`` is refused until ``use(model, None)``:
+    variants are not part of what it writes.
     """
     modules = _attentions(model)
     by_layer: Mapping[int, Any] = variant if isinstance(variant, Mapping) else dict.fromkeys(modules, variant)
@@ -363,29 +494,87 @@ def use(model: PreTrainedModel, variant: Variants | Mapping[int, Variants] | Non
             if not Variant(one).has_no_extras:
                 raise ValueError(f"{one!r} reads more than q, k and v, and the model has no weights for that: leave gates and parameters out")
         texts[index] = tuple(str(Variant(one)) for one in each)
-    model.set_attn_implementation(NAME)
+    before = {index: getattr(module, "_termwise", None) for index, module in modules.items()}
+    implementation = model.config._attn_implementation
+    try:
+        for index, module in modules.items():
+            module._termwise = texts.get(index)
+        _switch(model, modules)
+    except BaseException:
+        for index, module in modules.items():
+            module._termwise = before[index]
+        model.set_attn_implementation(implementation)
+        raise
     for index, module in modules.items():
-        module._termwise = texts.get(index)
         if getattr(module, "_hook", None) is not None:
             module._hook.remove()
         # What only the reference computes has no state: all positions are computed for each token.
         states = all(Variant(text).reference_only is None for text in texts.get(index, ()))
         module._hook = module.register_forward_pre_hook(_hold, with_kwargs=True) if states else None
-        module._held = None
+    model.__dict__.pop("save_pretrained", None)
+    if texts:
+        model.__dict__["save_pretrained"] = _Save(model)
     return model
+
+
+class _Save:
+    """In the place of ``save_pretrained`` of a model with another attention: its folder would load as the model that it was before."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.model.config._attn_implementation == NAME:
+            raise ValueError(
+                "the variants of termwise.hf.use are not part of a saved model, which would load with its own attention: call use(model, None) before saving, "
+                "and use(model, variant) after loading"
+            )
+        return type(self.model).save_pretrained(self.model, *args, **kwargs)
+
+
+@contextmanager
+def _evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Without dropout, and afterwards as before."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _switch(model: PreTrainedModel, modules: Mapping[int, torch.nn.Module]) -> None:
+    """Our attention in every layer; computes one token, and raises where a layer did not use it."""
+    global _seen
+    model.set_attn_implementation(NAME)
+    missing = {} if model.config._attn_implementation == NAME else dict(modules)
+    if not missing and model.device.type != "meta":
+        _seen = set()
+        try:
+            with torch.no_grad(), _evaluating(model):
+                model(input_ids=torch.zeros((1, 1), dtype=torch.long, device=model.device), use_cache=False)
+            missing = {index: module for index, module in modules.items() if module not in _seen}
+        finally:
+            _seen = None
+    if missing:
+        classes = ", ".join(sorted({type(module).__name__ for module in missing.values()}))
+        raise ValueError(
+            f"{len(missing)} of {len(modules)} layers of this {type(model).__name__} ({classes}) do not take their attention from transformers' attention interface: "
+            "termwise cannot take its place"
+        )
 
 
 @contextmanager
 def _switched(model: PreTrainedModel) -> Iterator[None]:
     """With our attention, and afterwards as before."""
-    before, training = model.config._attn_implementation, model.training
-    model.set_attn_implementation(NAME)
-    model.eval()
+    before = model.config._attn_implementation
     try:
-        yield
+        _switch(model, _attentions(model))
+        with _evaluating(model):
+            yield
     finally:
         model.set_attn_implementation(before)
-        model.train(training)
 
 
 def _windows(model: PreTrainedModel, text: Any, tokenizer: Any, length: int | None, tokens: int) -> list[Tensor]:
@@ -393,7 +582,10 @@ def _windows(model: PreTrainedModel, text: Any, tokenizer: Any, length: int | No
         if tokenizer is None:
             raise ValueError("a text needs the model's tokenizer: give tokenizer=…, or token ids")
         text = tokenizer(text)["input_ids"]
-    ids = torch.as_tensor(text, dtype=torch.long).flatten()[:tokens]
+    ids = torch.as_tensor(text)
+    if ids.is_floating_point() and ids.numel():
+        raise ValueError(f"token ids are whole numbers, found {ids.dtype}")
+    ids = ids.to("cpu", torch.long).flatten()[:tokens]
     if ids.numel() == 0:
         raise ValueError("there is no text to look at")
     most = getattr(model.config, "max_position_embeddings", None) or 1024
@@ -454,7 +646,7 @@ def cut(
         total = count = 0.0
         for window in windows:
             logits = model(input_ids=window[None].to(model.device), use_cache=False).logits[0, :-1].double()
-            total += torch.nn.functional.cross_entropy(logits, window[1:], reduction="sum").item()
+            total += torch.nn.functional.cross_entropy(logits, window[1:].to(logits.device), reduction="sum").item()
             count += len(window) - 1
         return total / count
 

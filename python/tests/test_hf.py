@@ -1,6 +1,13 @@
 """Models of transformers, made from tiny random configurations."""
 
+import copy
+import gc
+import io
+import json
 import os
+import pickle
+import subprocess
+import sys
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -336,9 +343,244 @@ def test_saved_models_train(saved):
     model.zero_grad()
     model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
-    with pytest.raises(ValueError, match="use_cache=False"):
-        model(input_ids=ids, use_cache=True)
+    expected = [p.grad.clone() for p in model.parameters() if p.requires_grad]
+    # With a cache, as transformers asks for one unless told otherwise: the same gradients, and a cache that cannot be continued.
     model.zero_grad()
+    found = model(input_ids=ids, labels=ids)
+    found.loss.backward()
+    assert all(rms(p.grad, other) < 1e-5 for p, other in zip((p for p in model.parameters() if p.requires_grad), expected, strict=True))
+    assert found.past_key_values.get_seq_length() == 20
+    with torch.no_grad(), pytest.raises(ValueError, match="made while gradients were computed"):
+        model(input_ids=ids[:, :1], past_key_values=found.past_key_values)
+    with torch.no_grad():
+        cache = model(input_ids=ids).past_key_values
+    with pytest.raises(ValueError, match="carries no gradients"):
+        model(input_ids=ids[:, :1], past_key_values=cache)
+    model.zero_grad()
+
+
+OUTSIDE = {
+    "falcon": {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": False},
+    "gptj": {"vocab_size": 100, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 128},
+    "bloom": {"vocab_size": 100, "hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "mpt": {"vocab_size": 100, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 128},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OUTSIDE)
+def test_models_beyond_the_interface_are_refused(kind, ids):
+    """Nothing that would have no effect succeeds, and the model stays as it was."""
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **OUTSIDE[kind])).eval()
+    with torch.no_grad():
+        expected = model(input_ids=ids, use_cache=False).logits
+    for call in (lambda: hf.use(model, "taylor=0..2"), lambda: hf.use(model, None), lambda: hf.cut(model, ids[0]), lambda: hf.spectrum(model, ids[0])):
+        with pytest.raises(ValueError, match="2 of 2 layers .*Attention|no attention with a layer_idx"):
+            call()
+    with torch.no_grad():
+        assert torch.equal(model(input_ids=ids, use_cache=False).logits, expected)
+
+
+def test_a_layer_that_does_not_use_the_interface_is_found(ids):
+    model = made("llama")
+
+    class Other(torch.nn.Module):
+        layer_idx = 1
+
+        def forward(self, hidden_states, **_):
+            return hidden_states, None
+
+    class OtherAttention(Other):
+        pass
+
+    model.model.layers[1].self_attn = OtherAttention()
+    for call in (lambda: hf.use(model, "softmax"), lambda: hf.cut(model, ids[0]), lambda: hf.spectrum(model, ids[0])):
+        with pytest.raises(ValueError, match=r"1 of 2 layers of this LlamaForCausalLM \(OtherAttention\)"):
+            call()
+        assert model.config._attn_implementation == "eager" and not hasattr(model.model.layers[0].self_attn, "_hook")
+
+
+def test_models_with_variants_of_their_own_are_refused(saved, ids):
+    _, model = saved
+    for call in (lambda: hf.use(model, "softmax"), lambda: hf.cut(model, ids[0]), lambda: hf.spectrum(model, ids[0])):
+        with pytest.raises(ValueError, match="variants of its own"):
+            call()
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+@pytest.mark.parametrize("prompt", [40, 6])
+def test_caches_of_fixed_size_are_exact_or_refused(kind, prompt, ids):
+    """Those of a window that is full hold the keys of the positions before, in order, and nothing else."""
+    ids = ids[:, :prompt]
+    options = {"max_new_tokens": 8, "do_sample": False}
+    model = made(kind)
+    model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
+    expected = model.generate(ids, **options)
+    set_alone = copy.deepcopy(model)
+    set_alone.set_attn_implementation("termwise")
+    for one in (hf.use(model, None), set_alone):
+        assert torch.equal(one.generate(ids, **options), expected)
+        if kind == "mistral" and prompt == 40:
+            assert torch.equal(one.generate(ids, cache_implementation="static", **options), expected)
+        else:
+            with pytest.raises(ValueError, match="cache of fixed size"):
+                one.generate(ids, cache_implementation="static", **options)
+        assert torch.equal(one.generate(ids, **options), expected)
+
+
+def test_packed_texts_are_refused(ids, saved):
+    positions = torch.cat([torch.arange(20), torch.arange(20)])[None].expand(2, -1)
+    model = made("llama")
+    with torch.no_grad():
+        plain, packed = (model(input_ids=ids, position_ids=p, use_cache=False).logits for p in (None, positions))
+        assert rms(packed, plain) > 1e-2
+        hf.use(model, None)
+        with pytest.raises(ValueError, match="packed texts"):
+            model(input_ids=ids, position_ids=positions, use_cache=False)
+        with pytest.raises(ValueError, match="packed texts"):
+            model(input_ids=ids, cu_seq_lens_q=torch.tensor([0, 20, 40]), use_cache=False)
+        assert rms(model(input_ids=ids, position_ids=torch.arange(40)[None] + 7, use_cache=False).logits, plain) < 1e-4
+        own, few = saved[1], 3 + ids % 27
+        expected = own(input_ids=few, use_cache=False).logits
+        assert rms(own(input_ids=few, position_ids=torch.arange(40)[None] + 7, use_cache=False).logits, expected) < 1e-5
+        for more in ({"position_ids": positions}, {"position_ids": 2 * torch.arange(40)[None], "attention_mask": torch.ones_like(ids)}, {"cu_seq_lens_q": torch.tensor([0, 20, 40])}):
+            with pytest.raises(ValueError, match="packed texts"):
+                own(input_ids=few, use_cache=False, **more)
+
+
+def test_chunks_of_a_mask_are_refused(ids):
+    from transformers.masking_utils import chunked_causal_mask_function
+
+    model = made("llama")
+    mask = chunked_causal_mask_function(16, torch.zeros(2, dtype=torch.long))
+    assert hf._mask(2, 16, 16, mask_function=mask) is None
+    with pytest.raises(ValueError, match="another kind"):
+        hf._mask(2, 17, 17, mask_function=mask)
+    with pytest.raises(ValueError, match="another kind"):
+        hf._mask(2, 1, 17, q_offset=16, mask_function=mask)
+
+
+def test_a_variant_is_not_lost_by_saving(ids, tmp_path):
+    model = hf.use(made("llama"), "softmax window=4")
+    with pytest.raises(ValueError, match="not part of a saved model"):
+        model.save_pretrained(tmp_path / "lost")
+    assert not (tmp_path / "lost").exists()
+    again = copy.deepcopy(model)
+    with pytest.raises(ValueError, match="not part of a saved model"):
+        again.save_pretrained(tmp_path / "lost")
+    with torch.no_grad():
+        assert torch.equal(*(one(input_ids=ids, use_cache=False).logits for one in (model, again)))
+    hf.use(model, None).save_pretrained(tmp_path / "plain")
+    again.set_attn_implementation("sdpa")
+    again.save_pretrained(tmp_path / "also")
+    with torch.no_grad():
+        expected = model(input_ids=ids, use_cache=False).logits
+        for name in ("plain", "also"):
+            loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name).eval()
+            assert rms(loaded(input_ids=ids, use_cache=False).logits, expected) < 1e-5
+
+
+def test_sinks_of_a_model_with_every_denominator(ids):
+    model = made("gpt_oss")
+    with torch.no_grad():
+        expected = model(input_ids=ids, use_cache=False).logits
+        for text in ("softmax", "exp over=sum", "exp over=sum,sink"):
+            if text == "exp over=sum,sink":
+                with pytest.raises(ValueError, match="no weights for that"):
+                    hf.use(model, text)
+                continue
+            hf.use(model, text)
+            assert rms(model(input_ids=ids, use_cache=False).logits, expected) < 1e-5
+        before = [getattr(layer.self_attn, "_termwise") for layer in model.model.layers]
+        with pytest.raises(ValueError, match="over=length.*use a variant with over=sum"):
+            hf.use(model, "taylor=0..2 over=length")
+        assert before == [getattr(layer.self_attn, "_termwise") for layer in model.model.layers]
+        assert rms(model(input_ids=ids, use_cache=False).logits, expected) < 1e-5
+
+
+def test_models_keep_nothing_after_a_text(saved, ids):
+    for model in (hf.use(made("llama"), "taylor=0..2"), saved[1]):
+        model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
+        few = 3 + ids % 27
+        text = model.generate(few, max_new_tokens=4, do_sample=False)
+        assert not any("_held" in module.__dict__ for module in model.modules())
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(file, weights_only=False)):
+            assert torch.equal(again.generate(few, max_new_tokens=4, do_sample=False), text)
+    count = len(termwise.torch._attention._registered)
+    del again
+    gc.collect()
+    assert len(termwise.torch._attention._registered) <= count
+
+
+def test_modes_of_training_stay_as_they_were(ids):
+    model = made("llama").train()
+    model.model.layers[0].eval()
+    before = [module.training for module in model.modules()]
+    hf.use(model, "softmax")
+    hf.cut(model, ids[0], orders=(2,))
+    assert [module.training for module in model.modules()] == before
+
+
+def test_classes_of_transformers_stay_as_they_are(stories, tmp_path):
+    """Plain models are what they are without termwise: their classes, their files, copies and pickles."""
+    from transformers.models.llama import modeling_llama
+
+    assert isinstance(modeling_llama.LlamaAttention, type) and modeling_llama.LlamaAttention.__module__ == modeling_llama.__name__
+    model = made("llama")
+    assert type(model.config) is transformers.LlamaConfig and isinstance(model.config, transformers.CONFIG_MAPPING["llama"])
+    assert type(model) is transformers.LlamaForCausalLM and isinstance(model.model.layers[0].self_attn, modeling_llama.LlamaAttention)
+    torch.save(model, tmp_path / "model.pt")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(stories)
+    assert type(loaded) is transformers.LlamaForCausalLM and type(loaded.config) is transformers.LlamaConfig
+    assert type(transformers.CONFIG_MAPPING["llama"]()) is transformers.LlamaConfig
+
+
+PLAIN = """
+import sys, transformers
+try:
+    transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])
+except ValueError as error:
+    print("refused:", error)
+"""
+
+
+def test_without_termwise_a_variant_is_refused_and_softmax_is_read(stories, tmp_path):
+    native = termwise.load(stories)
+    native.save(tmp_path / "plain")
+    native.with_attention("taylor=0..4 norm=l2").save(tmp_path / "own")
+    assert json.loads((tmp_path / "own" / "config.json").read_text())["model_type"] == "termwise_llama"
+    for name, said in (("plain", ""), ("own", "termwise_llama")):
+        done = subprocess.run([sys.executable, "-c", PLAIN, str(tmp_path / name)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("refused:") == bool(said) and said in done.stdout
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "own").eval()
+    assert type(model).__name__ == "TermwiseLlamaForCausalLM" and type(model.config) is hf.TermwiseLlamaConfig
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "own")("Once")["input_ids"] == transformers.AutoTokenizer.from_pretrained(stories)("Once")["input_ids"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_older_files_of_every_family_load(family, families, tmp_path):
+    """Those with a variant under the family's own ``model_type``."""
+    native = termwise.load(families / family).with_attention("taylor=0..2")
+    native.save(tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    config = json.loads(file.read_text())
+    config["model_type"] = config["model_type"].removeprefix("termwise_")
+    config["architectures"] = [name.removeprefix("Termwise") for name in config["architectures"]]
+    file.write_text(json.dumps(config))
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
+    ids = np.random.default_rng(0).integers(3, native.config["vocab_size"], (2, 30))
+    with torch.no_grad():
+        found = model(input_ids=torch.tensor(ids), use_cache=False).logits
+        assert rms(found, native.logits(ids)) < 1e-5 and np.array_equal(termwise.load(tmp_path / "model").logits(ids), native.logits(ids))
+        # Written again, it has the type of its own.
+        model.save_pretrained(tmp_path / "again")
+        again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again").eval()
+        assert torch.equal(again(input_ids=torch.tensor(ids), use_cache=False).logits, found)
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["model_type"].startswith("termwise_")
+    assert np.array_equal(termwise.load(tmp_path / "again").logits(ids), native.logits(ids))
 
 
 def test_the_tutorial(tmp_path, monkeypatch, capsys):
