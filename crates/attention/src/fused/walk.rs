@@ -40,7 +40,7 @@ pub(super) fn run(l: &Layout, inputs: &Inputs<f32>, w: &mut CallScratch, state: 
         .iter()
         .enumerate()
         .filter(|(index, _)| walks(l, &plan.groups[index % groups]))
-        .map(|(index, store)| len_for(l, &plan.groups[index % groups], state.bases[index % groups].as_deref(), store.receiving()));
+        .map(|(index, store)| scratch_len(l, &plan.groups[index % groups], state.bases[index % groups].as_deref(), store.receiving()));
     w.tasks.ensure(scratch.max().unwrap_or(0))?;
     let [mut u, mut z, mut rho] = std::mem::take(&mut w.walk);
     let (sources, tasks, bases) = (Sources::new(l, inputs, w), &w.tasks, &state.bases);
@@ -100,13 +100,8 @@ fn padded(n: usize) -> usize {
     n.next_multiple_of(PAD)
 }
 
-/// Values of scratch memory, from an empty state.
-pub(super) fn len(l: &Layout, group: &StateGroup, basis: Option<&Basis>) -> usize {
-    len_for(l, group, basis, l.shape.time)
-}
-
 /// Values of scratch memory for at most so many keys.
-fn len_for(l: &Layout, group: &StateGroup, basis: Option<&Basis>, keys: usize) -> usize {
+fn scratch_len(l: &Layout, group: &StateGroup, basis: Option<&Basis>, keys: usize) -> usize {
     let heads = group.heads.len();
     let far = group.far.as_ref().map_or(0, |far| l.classes[far.class].width);
     let pool = group.places.map_or(0, |places| PoolScratch::len(places, keys, l.shape.d, l.ep, heads));
