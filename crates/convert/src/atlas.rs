@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use termwise_attention::View;
 use termwise_llama::{Config, Model};
 use termwise_report::{Block, Cell, Document, Documented, Figure, HeatMap, Names, Section, Shade, Table, Unit};
@@ -230,6 +231,15 @@ impl Atlas {
 
 impl Documented for Atlas {
     const KIND: &'static str = "atlas";
+
+    fn validate(&self, _: &Value) -> Result<(), String> {
+        let per_layer = self.heads.iter().take_while(|head| head.layer == 0).count().max(1);
+        let ordered = self.heads.iter().enumerate().all(|(i, head)| (head.layer, head.head) == (i / per_layer, i % per_layer));
+        if !ordered || !self.heads.len().is_multiple_of(per_layer) {
+            return Err("its heads are not listed by layer and head, with as many heads in each layer".into());
+        }
+        Ok(())
+    }
 
     fn document(&self) -> Document {
         let Atlas { contexts, length, sinks, near, .. } = self;

@@ -20,6 +20,16 @@ pub trait Documented: Serialize + DeserializeOwned {
 
     /// All of it for people.
     fn document(&self) -> Document;
+
+    /// Checks what a file's types do not: ranges of indices, lengths of lists, divisors. [`read`] calls it, so that [`Documented::document`] can rely on it for
+    /// files that people have edited. `raw` is the JSON object, for fields of earlier builds that were removed.
+    ///
+    /// # Errors
+    /// The problem, as the end of a sentence.
+    fn validate(&self, raw: &Value) -> Result<(), String> {
+        let _ = raw;
+        Ok(())
+    }
 }
 
 #[derive(Serialize)]
@@ -67,7 +77,10 @@ pub fn read<T: Documented>(mut value: Value) -> Result<T, Error> {
     if let Some(fields) = value.as_object_mut() {
         fields.retain(|name, _| !["kind", "version", "made_by"].contains(&name.as_str()));
     }
-    serde_json::from_value(value).map_err(|source| Error::Fields { kind: T::KIND, source })
+    let wrong = |source| Error::Fields { kind: T::KIND, source };
+    let result = T::deserialize(&value).map_err(wrong)?;
+    result.validate(&value).map_err(|problem| wrong(serde::de::Error::custom(problem)))?;
+    Ok(result)
 }
 
 /// Writes `KIND.json` and the document with its figures and tables, see [`Document::write`]; gives the path of the page.
@@ -116,4 +129,57 @@ pub fn reads_again<T: Documented>(result: &T) {
     let again: T = read(serde_json::from_str(&text).expect("JSON")).unwrap_or_else(|error| panic!("{error}\n{text}"));
     assert_eq!(again.document().to_html(), result.document().to_html());
     assert_eq!(to_json(&again, None), text);
+}
+
+/// Panics if reading or rendering panics on an edited form of this result's JSON. Every number is replaced by smaller and larger ones, every array is emptied,
+/// shortened and lengthened, one edit at a time; of more than `most` edits every nth is tried. For tests.
+pub fn survives_edits<T: Documented>(result: &T, most: usize) {
+    /// Names the edit if it panics.
+    struct Edit<'a>(&'a str, &'a Value);
+    impl Drop for Edit<'_> {
+        fn drop(&mut self) {
+            if std::thread::panicking() {
+                eprintln!("{} = {}", self.0, self.1);
+            }
+        }
+    }
+    fn edits(value: &Value, path: &str, all: &mut Vec<(String, Value)>) {
+        match value {
+            Value::Number(number) if number.is_f64() => {
+                all.extend([0.0.into(), (-1.0).into(), 1e308.into(), Value::Null].map(|edit| (path.to_owned(), edit)));
+            }
+            Value::Number(number) => {
+                let next = number.as_u64().map_or(1, |number| number.saturating_add(1));
+                all.extend([0, 1, next, 1 << 20, 1 << 40, u64::MAX].map(|edit| (path.to_owned(), edit.into())));
+                all.push((path.to_owned(), (-1).into()));
+            }
+            Value::Array(items) => {
+                all.push((path.to_owned(), Value::Array(Vec::new())));
+                if let Some((last, others)) = items.split_last() {
+                    let longer: Vec<Value> = items.iter().chain([last]).cloned().collect();
+                    all.extend([others.to_vec(), longer].map(|edit| (path.to_owned(), edit.into())));
+                }
+                items.iter().enumerate().for_each(|(i, item)| edits(item, &format!("{path}/{i}"), all));
+            }
+            Value::Object(fields) => {
+                fields.iter().filter(|(name, _)| *name != "version").for_each(|(name, field)| edits(field, &format!("{path}/{name}"), all));
+            }
+            _ => {}
+        }
+    }
+    let whole: Value = serde_json::from_str(&to_json(result, None)).expect("JSON");
+    let mut all = Vec::new();
+    edits(&whole, "", &mut all);
+    let step = all.len().div_ceil(most.max(1)).max(1);
+    for (path, edit) in all.iter().step_by(step) {
+        let mut edited = whole.clone();
+        // Keys of maps may contain a slash; those are left as they are.
+        let Some(place) = edited.pointer_mut(path) else { continue };
+        *place = edit.clone();
+        let _named = Edit(path, edit);
+        if let Ok(found) = read::<T>(edited) {
+            let document = found.document();
+            let _ = (document.to_html(), document.to_markdown());
+        }
+    }
 }

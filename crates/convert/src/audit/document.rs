@@ -1,11 +1,26 @@
 //! The audit as a page.
 
+use serde_json::Value;
 use termwise_report::{Block, Cell, Document, Documented, Figure, HeatMap, Names, Panel, Section, Shade, Table, Tone, Unit};
 
 use super::{Audit, Share};
 
+/// Heads of a model at most.
+const MOST_HEADS: usize = 1 << 20;
+
 impl Documented for Audit {
     const KIND: &'static str = "audit";
+
+    fn validate(&self, _: &Value) -> Result<(), String> {
+        let heads = self.shares.iter().map(|share| share.head).max().map_or(0, |head| head.saturating_add(1));
+        if let Some(share) = self.shares.iter().find(|share| share.layer >= self.layers) {
+            return Err(format!("it has a share of layer {}, and {} layers", share.layer, self.layers));
+        }
+        if self.layers.saturating_mul(heads) > MOST_HEADS {
+            return Err(format!("it has {} layers of {heads} heads; results have at most {MOST_HEADS} heads", self.layers));
+        }
+        Ok(())
+    }
 
     fn document(&self) -> Document {
         let facts = vec![

@@ -1,5 +1,6 @@
 //! The frontier as a page.
 
+use serde_json::Value;
 use termwise_report::{
     Axis, Block, Cell, Chart, Document, Documented, Figure, Layer, Line, Panel, SERIES, Scale, Section, Table, Tone, Unit, thousands,
 };
@@ -8,8 +9,22 @@ use super::best::Bound;
 use super::{Frontier, METHODS, Point};
 use crate::meter::BUCKETS;
 
+/// No context is longer, and sums over contexts do not overflow.
+const MOST_POSITIONS: u64 = 1 << 40;
+
 impl Documented for Frontier {
     const KIND: &'static str = "frontier";
+
+    fn validate(&self, _: &Value) -> Result<(), String> {
+        let sums = || self.points.iter().flat_map(|point| &point.contexts);
+        if sums().any(|buckets| buckets.len() > BUCKETS.len()) {
+            return Err(format!("a context has more than {} buckets of positions", BUCKETS.len()));
+        }
+        if sums().flatten().any(|sums| sums.count > MOST_POSITIONS) {
+            return Err(format!("a bucket has more than {MOST_POSITIONS} positions"));
+        }
+        Ok(())
+    }
 
     fn document(&self) -> Document {
         let texts: Vec<String> = self
@@ -117,6 +132,14 @@ impl Frontier {
         let mut keys: Vec<u64> = points.iter().map(|point| point.keys).collect();
         keys.sort_unstable();
         keys.dedup();
+        // In the order of this build's methods, then those of earlier builds.
+        let known = METHODS.iter().map(|method| method.name).filter(|name| points.iter().any(|point| point.method == *name));
+        let mut methods: Vec<&str> = known.collect();
+        for point in &points {
+            if !methods.contains(&point.method.as_str()) {
+                methods.push(&point.method);
+            }
+        }
         let names = ["method".to_owned()].into_iter().chain(keys.iter().map(|keys| format!("{keys} keys")));
         let mut losses = Table::new("Rise of the loss in nats per token ± standard error over contexts", names.clone());
         let mut kls = Table::new("KL to the original in nats per token ± standard error over contexts", names);
@@ -124,14 +147,11 @@ impl Frontier {
             Some(error) => Cell::text(format!("{mean:.4} ± {error:.4}")),
             None => Cell::Number(mean, 4),
         };
-        for method in METHODS {
-            let own = |keys: u64| points.iter().find(|point| point.method == method.name && point.keys == keys);
-            if keys.iter().all(|&keys| own(keys).is_none()) {
-                continue;
-            }
+        for method in &methods {
+            let own = |keys: u64| points.iter().find(|point| point.method == *method && point.keys == keys);
             let row = |value: fn(&Point) -> (f64, Option<f64>)| {
                 let cells = keys.iter().map(|&keys| own(keys).map_or(Cell::Empty, |point| cell(value(point))));
-                [Cell::text(method.name)].into_iter().chain(cells).collect::<Vec<Cell>>()
+                [Cell::text(*method)].into_iter().chain(cells).collect::<Vec<Cell>>()
             };
             losses.rows.push(row(Point::rise));
             kls.rows.push(row(Point::kl));
@@ -145,24 +165,22 @@ impl Frontier {
             buckets.rows.push(first.into_iter().chain(point.buckets().iter().map(|sums| Cell::Number(sums.rise(), 4))).collect());
         }
         // Colours are counted among those that are drawn; where there are more of these than colours, dashed lines and whole ones apart.
-        let many = METHODS.iter().filter(|method| points.iter().any(|point| point.method == method.name)).count() >= SERIES;
+        let many = methods.len() >= SERIES;
         let mut drawn = [0; 2];
-        let mut line = |method: &super::Method| {
-            let own = points.iter().filter(|point| point.method == method.name);
+        let line = |method: &&str| {
+            let own = points.iter().filter(|point| point.method == *method);
             let mut points: Vec<(f64, f64)> = own.map(|point| (point.bytes as f64, point.rise().0)).collect();
-            if points.is_empty() {
-                return None;
-            }
             points.sort_by(|a, b| a.0.total_cmp(&b.0));
-            let color = &mut drawn[usize::from(many && method.per_head)];
+            let per_head = method.ends_with("by head");
+            let color = &mut drawn[usize::from(many && per_head)];
             *color += 1;
-            Some(Layer::Line(Line { name: method.name.into(), color: *color, dashed: !method.per_head, points }))
+            Layer::Line(Line { name: (*method).into(), color: *color, dashed: !per_head, points })
         };
         let chart = Chart {
             title: "Rise of the loss against bytes".into(),
             x: Axis::new("kept between tokens", Scale::Log, Unit::Bytes),
             y: Axis::new("nats per token", Scale::Linear, Unit::Number),
-            layers: METHODS.iter().filter_map(&mut line).collect(),
+            layers: methods.iter().map(line).collect(),
         };
         let panels: Vec<Panel> = vec![chart.into()];
         let description = "Rise of the loss against the bytes of the memory, one line for each method.".into();

@@ -1,5 +1,6 @@
 //! A plan for people.
 
+use serde_json::Value;
 use termwise_report::{Block, Cell, Document, Documented, Section, Table, Unit, counted, duration, thousands};
 
 use super::{BreakEven, Column, Cost, Fits, Plan, Shared, TrainingTime};
@@ -9,8 +10,34 @@ type Row<'a> = (&'a str, &'a dyn Fn(&Column) -> Cell);
 /// A way to compute: a name for files, one for people, and what it costs.
 type Mode = (&'static str, &'static str, fn(&Column) -> Option<Cost>);
 
+/// Sizes of which sums and products do not overflow.
+const LARGEST: u64 = 1 << 50;
+
 impl Documented for Plan {
     const KIND: &'static str = "plan";
+
+    fn validate(&self, _: &Value) -> Result<(), String> {
+        if self.hardware.is_empty() || self.columns.is_empty() {
+            return Err("it has no hardware or no columns".into());
+        }
+        if self.chunk == 0 {
+            return Err("its chunk is 0".into());
+        }
+        let counted = self.columns.iter().flat_map(|column| {
+            let (counts, even) = (&column.counts, &column.break_even);
+            let rows = [counts.state, counts.ring, counts.cache, counts.cache_columns, counts.tile];
+            rows.into_iter().chain([even.memory, even.decode, even.chunk, even.auto].into_iter().flatten())
+        });
+        if let Some(number) = counted.chain([self.context, self.batch, self.chunk]).find(|number| *number > LARGEST) {
+            return Err(format!("it counts {number}, and sizes of plans are at most {LARGEST}"));
+        }
+        let within = |(part, whole): (u64, u64)| part <= whole;
+        let counts = self.columns.iter().map(|column| &column.counts);
+        if !counts.flat_map(|c| [(c.endless_cache, c.cache), (c.endless_columns, c.cache_columns), (c.endless_tile, c.tile)]).all(within) {
+            return Err("a part of its cache is larger than the whole".into());
+        }
+        Ok(())
+    }
 
     fn document(&self) -> Document {
         let mut lead = vec![self.facts()];

@@ -249,5 +249,6 @@ fn what_is_read_again_says_the_same() {
     ] {
         let plan = plan(&options).expect("a plan");
         termwise_report::reads_again(&plan);
+        termwise_report::survives_edits(&plan, 4000);
     }
 }

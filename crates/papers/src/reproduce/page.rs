@@ -26,6 +26,14 @@ impl Documented for Results {
     fn document(&self) -> Document {
         page(self, None)
     }
+
+    fn validate(&self, _: &serde_json::Value) -> Result<(), String> {
+        let variants = self.experiments.iter().flat_map(|experiment| &experiment.tasks).flat_map(|task| &task.variants);
+        match variants.flat_map(|outcome| outcome.runs.iter().chain(&outcome.tuning)).find(|run| **run >= self.runs.len()) {
+            Some(run) => Err(format!("a variant names run {run} of {}", self.runs.len())),
+            None => Ok(()),
+        }
+    }
 }
 
 /// The page; settings of runs are read from the folder where they are there, and runs that are not there are not linked.
@@ -423,4 +431,27 @@ fn conditions(results: &Results) -> Section {
     );
     list.extend((!results.note.is_empty()).then(|| results.note.clone()));
     Section { heading: "Machine, time and conditions".into(), blocks: vec![Block::List(list)] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn edited_results_are_refused_or_shown() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results/laptop/results.json");
+        let text = std::fs::read_to_string(file).expect("results");
+        let mut value: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        // A page of three experiments takes less time.
+        value["experiments"].as_array_mut().expect("experiments").truncate(3);
+        let results: Results = termwise_report::read(value).expect("results");
+        termwise_report::survives_edits(&results, 300);
+        let places = results.experiments.iter().flat_map(|experiment| &experiment.tasks).flat_map(|task| &task.variants);
+        let last = places.flat_map(|outcome| &outcome.runs).max().expect("runs");
+        let mut none = results.clone();
+        none.runs.truncate(*last);
+        let saved = serde_json::from_str(&termwise_report::to_json(&none, None)).expect("JSON");
+        let error = termwise_report::read::<Results>(saved).err().expect("a run is missing").to_string();
+        assert!(error.contains(&format!("names run {last} of {last}")), "{error}");
+    }
 }
