@@ -249,8 +249,32 @@ fn a_saved_model_has_the_same_loss() {
     assert!(save(&mut outcome.model, &map, &to, &to, true).is_err());
     // Another model is replaced only where that was asked for.
     let held = save(&mut outcome.model, &map, &from, &to, false).expect_err("a model is there").to_string();
-    assert!(held.contains("holds a model already") && held.contains("--overwrite"), "{held}");
+    assert!(held.contains("contains a model") && held.contains("--overwrite"), "{held}");
+    std::fs::write(to.join("conversion.json"), "{}").expect("a record of a model that is replaced");
     save(&mut outcome.model, &map, &from, &to, true).expect("replaced");
+    assert!(!to.join("conversion.json").exists());
+    // The settings of training are next to the weights of a saved model: it is not a run.
+    std::fs::write(to.join("settings.toml"), "").expect("a file");
+    save(&mut outcome.model, &map, &from, &to, true).expect("replaced");
+    // Folders of runs and checkpoints are never written to, other folders with files on request.
+    for (name, file, always) in [
+        ("a", "settings.toml", true),
+        ("b", "checkpoints/x", true),
+        ("c", "metrics.jsonl", true),
+        ("d", "manifest.json", true),
+        ("e", "notes", false),
+    ] {
+        let place = folder.path().join(name);
+        std::fs::create_dir_all(place.join(file).parent().expect("a folder")).expect("a folder");
+        std::fs::write(place.join(file), "kept").expect("a file");
+        let refused = |overwrite: bool| super::check_place(&from, &place, overwrite).err().map(|error| error.to_string());
+        assert!(
+            refused(false).is_some_and(|error| error.contains("--overwrite") != always && error.contains(name)),
+            "{file}: {:?}",
+            refused(false)
+        );
+        assert_eq!(refused(true).is_some(), always, "{file}");
+    }
     let chunked = termwise_llama::Options { mode: termwise_attention::Mode::Chunk(Some(8)), ..Default::default() };
     let (in_chunks, _) = evaluate_with(&read, &texts.evaluation, WINDOWS, 0, chunked, &termwise_train::collective::Alone).expect("a loss");
     assert!((in_chunks.loss - loss).abs() < 1e-3, "{} {loss}", in_chunks.loss);
