@@ -12,7 +12,7 @@ use termwise_base::rng::Rng;
 use termwise_llama::{Model, Observed, Options};
 
 use crate::atlas::HeadSums;
-use crate::journal::digest;
+use crate::journal::{Sealed, digest, seal, unseal};
 use crate::kinds::{SINKS, is_convertible};
 use crate::{Error, Tell};
 
@@ -47,6 +47,20 @@ pub struct Gathered {
     pub keys: Vec<KeyRanges>,
     /// By layer and head.
     pub heads: Vec<HeadSums>,
+}
+
+impl Gathered {
+    /// The statistics in a file; `None` if there is no such file, or another build wrote it.
+    fn read(path: &Path) -> Result<Option<Gathered>, Error> {
+        let Ok(text) = std::fs::read_to_string(path) else { return Ok(None) };
+        match unseal(&text) {
+            Sealed::Whole(object) => Ok(serde_json::from_str(&object).ok()),
+            Sealed::Broken => Err(Error::Asked(format!(
+                "{} was edited: its checksum is missing or does not match; remove the file to calibrate again",
+                path.display()
+            ))),
+        }
+    }
 }
 
 /// The queries of a context that are looked at: the same ones in every pass and head, one of each part of the context.
@@ -112,9 +126,15 @@ pub fn gather(model: &Model, contexts: &[Vec<u32>], file: Option<&Path>, stop: &
         )));
     }
     let identity = digest(&format!("{} {contexts:?} {NEAR} {QUERIES} {SINKS}", identity(model)));
-    let known = file.and_then(|path| serde_json::from_slice::<Gathered>(&std::fs::read(path).ok()?).ok());
-    let mut all = known.filter(|known| known.identity == identity).unwrap_or_else(|| Gathered {
-        identity,
+    let fits = |known: &Gathered| {
+        known.identity == identity
+            && known.contexts <= contexts.len()
+            && (known.keys.len(), known.heads.len()) == (layers * g, layers * h)
+            && known.keys.iter().all(|keys| keys.low.len() == d && keys.high.len() == d)
+    };
+    let known = file.map(Gathered::read).transpose()?.flatten().filter(fits);
+    let mut all = known.unwrap_or_else(|| Gathered {
+        identity: identity.clone(),
         contexts: 0,
         keys: vec![KeyRanges::new(d); layers * g],
         heads: vec![HeadSums::default(); layers * h],
@@ -150,7 +170,7 @@ pub fn gather(model: &Model, contexts: &[Vec<u32>], file: Option<&Path>, stop: &
         })?;
         all.contexts = index + 1;
         if let Some(path) = file {
-            write_whole(path, &serde_json::to_vec(&all).unwrap_or_default())?;
+            write_whole(path, seal(&serde_json::to_string(&all).unwrap_or_default()).as_bytes())?;
         }
     }
     Ok(all)

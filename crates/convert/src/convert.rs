@@ -5,8 +5,9 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use termwise_base::files::create_folder;
-use termwise_llama::Model;
+use termwise_llama::{Config, Model};
 use termwise_report::{Block, Cell, Document, Documented, Figure, HeatMap, Names, Section, Shade, Table, Unit, thousands};
 
 use crate::allocate::{Offer, allocate};
@@ -16,8 +17,9 @@ use crate::calibrate::{Gathered, gather};
 use crate::errors::{self, Errors};
 use crate::journal::{Journal, digest};
 use crate::kinds::{Family, Kind, key_bytes};
-use crate::meter::{ByPosition, Reference, whole};
+use crate::meter::{ByPosition, Reference, known, whole};
 use crate::ranges::QuantRanges;
+use crate::record::LAST_WITH_FAR_STATES;
 use crate::sensitivity::{self, PROBE, Removal};
 use crate::{Error, Tell, Texts};
 
@@ -71,6 +73,14 @@ pub struct Prepared {
     pub errors: Errors,
     /// What the model loses with each kv head at the probe.
     pub removals: Vec<Removal>,
+    /// Bytes of all layers besides the memories of their KV heads.
+    pub overhead: u64,
+}
+
+/// Bytes that the states of all layers take besides the memories of their KV heads: positions, score bounds and running sums. They are those of empty states.
+pub fn overhead(config: &Config) -> Result<u64, Error> {
+    let layers = config.attention_layers(1)?;
+    layers.iter().map(|layer| -> Result<u64, Error> { Ok(layer.state(1)?.bytes() as u64) }).sum()
 }
 
 impl Prepared {
@@ -90,8 +100,15 @@ impl Prepared {
         let place = |name: &str| folder.map(|folder| folder.join(name));
         let gathered = gather(model, contexts, place("calibration.json").as_deref(), stop, tell)?;
         let ranges = QuantRanges::new(&model.config, &gathered, contexts.iter().map(Vec::len).max().unwrap_or(0), positions)?;
+        let overhead = overhead(&model.config)?;
         if families.is_empty() {
-            return Ok(Prepared { gathered, ranges, errors: Errors { kinds: Vec::new(), values: Vec::new() }, removals: Vec::new() });
+            return Ok(Prepared {
+                overhead,
+                gathered,
+                ranges,
+                errors: Errors { kinds: Vec::new(), values: Vec::new() },
+                removals: Vec::new(),
+            });
         }
         let mut journal = Journal::open(place("journal.jsonl").as_deref())?;
         let mut kinds: Vec<Kind> = vec![Kind::window(PROBE)];
@@ -102,11 +119,12 @@ impl Prepared {
         // The last context, as far as errors were not measured on it.
         let probe: Vec<u32> = contexts.last().map_or(Vec::new(), |context| context[..PROBE_LENGTH.min(context.len())].to_vec());
         let removals = sensitivity::measure(model, &ranges, &[probe], &mut journal, stop, tell)?;
-        Ok(Prepared { gathered, ranges, errors, removals })
+        Ok(Prepared { gathered, ranges, errors, removals, overhead })
     }
 
-    /// The best choice of these families within so many bytes for the whole model.
+    /// The best choice of these families within so many bytes for the whole model, its overhead included.
     pub fn choose(&self, families: &[Family], d: usize, bytes: u64) -> Option<Vec<Kind>> {
+        let bytes = bytes.checked_sub(self.overhead)?;
         let wanted = |kind: &Kind| families.iter().any(|family| SIZES.iter().any(|&size| family.of(size) == *kind));
         let columns: Vec<usize> = (0..self.errors.kinds.len()).filter(|&column| wanted(&self.errors.kinds[column])).collect();
         let kinds: Vec<Kind> = columns.iter().map(|&column| self.errors.kinds[column]).collect();
@@ -180,9 +198,26 @@ pub struct Measured {
     pub kl: f64,
 }
 
-/// Bytes of the whole model with these kinds.
-pub fn bytes_of(kinds: &[Kind], d: usize) -> u64 {
-    kinds.iter().map(|kind| kind.bytes(d)).sum()
+/// Bytes of the whole model with these kinds and this overhead.
+pub fn bytes_of(kinds: &[Kind], d: usize, overhead: u64) -> u64 {
+    kinds.iter().map(|kind| kind.bytes(d)).sum::<u64>() + overhead
+}
+
+/// Refuses a budget that the smallest memory of these families exceeds.
+pub fn check_budget(config: &Config, families: &[Family], budget: Budget) -> Result<(), Error> {
+    let (units, d) = ((config.num_hidden_layers * config.num_key_value_heads) as u64, config.head_dim);
+    let bytes = match budget {
+        Budget::Bytes(bytes) => bytes,
+        Budget::Keys(keys) => keys.saturating_mul(key_bytes(d) * units),
+        Budget::Loss(_) => return Ok(()),
+    };
+    let least = families.iter().map(|family| family.of(SIZES[0]).bytes(d)).min().unwrap_or(0) * units + overhead(config)?;
+    if bytes < least {
+        return Err(Error::Asked(format!(
+            "the budget is {bytes} bytes, and the smallest memory of {units} KV heads takes {least}; allow more"
+        )));
+    }
+    Ok(())
 }
 
 /// Chooses kinds for a budget. For a share of the loss: the fewest bytes, among powers of two and what lies between, by the loss on contexts that were fitted to.
@@ -197,15 +232,12 @@ pub fn choose(
 ) -> Result<Vec<Kind>, Error> {
     let config = &model.config;
     let (units, d) = ((config.num_hidden_layers * config.num_key_value_heads) as u64, config.head_dim);
-    let within = |bytes: u64| {
-        let least = || families.iter().map(|family| family.of(SIZES[0]).bytes(d)).min().unwrap_or(0) * units;
-        prepared.choose(families, d, bytes).ok_or_else(|| {
-            Error::Asked(format!("{bytes} bytes are asked for, and the smallest memory of {units} kv heads takes {}; allow more", least()))
-        })
-    };
+    check_budget(config, families, budget)?;
+    let too_small = |bytes: u64| Error::Asked(format!("the budget of {bytes} bytes is too small; allow more"));
+    let within = |bytes: u64| prepared.choose(families, d, bytes).ok_or_else(|| too_small(bytes));
     let share = match budget {
         Budget::Bytes(bytes) => return within(bytes),
-        Budget::Keys(keys) => return within(keys * key_bytes(d) * units),
+        Budget::Keys(keys) => return within(keys.saturating_mul(key_bytes(d) * units)),
         Budget::Loss(share) => share,
     };
     let references: Vec<Reference> =
@@ -257,7 +289,7 @@ pub fn evaluate(
                 return Err(Error::Stopped);
             }
             let key = digest(&format!("evaluation {identity} {context:?}"));
-            let found: ByPosition = match journal.get(&key) {
+            let found: ByPosition = match known(journal, &key, context) {
                 Some(known) => known,
                 None => {
                     let found = Reference::new(model, context)?.compare(converted)?;
@@ -284,6 +316,27 @@ pub fn evaluate(
 
 impl Documented for Conversion {
     const KIND: &'static str = "conversion";
+
+    fn validate(&self, raw: &Value) -> Result<(), String> {
+        let kinds = raw.get("kinds").and_then(Value::as_array);
+        let far = |kind: &Value| kind.get("far").and_then(Value::as_str).is_some_and(|far| far != "none");
+        for (used, part) in [
+            (kinds.is_some_and(|kinds| kinds.iter().any(far)), "far states were"),
+            (raw.get("tuning").is_some(), "distillation (--tune) was"),
+        ] {
+            if used {
+                return Err(format!(
+                    "{part} removed; the last commit with support is {LAST_WITH_FAR_STATES}; convert the original model again"
+                ));
+            }
+        }
+        let heads = self.layers.checked_mul(self.kv_heads);
+        if heads != Some(self.kinds.len()) || self.kinds.is_empty() {
+            let (layers, kv_heads, kinds) = (self.layers, self.kv_heads, self.kinds.len());
+            return Err(format!("it has {kinds} kinds for {layers} layers of {kv_heads} KV heads; they must be as many"));
+        }
+        Ok(())
+    }
 
     fn document(&self) -> Document {
         let megabytes = |bytes: u64| format!("{:.2} MB", bytes as f64 / 1e6);
@@ -319,7 +372,7 @@ impl Documented for Conversion {
             unit: Unit::Number,
         };
         let panels = vec![
-            map("Exact keys, log2", &|kind| ((kind.window + kind.chosen) as f64).log2()).into(),
+            map("Exact keys, log2", &|kind| (kind.window as f64 + kind.chosen as f64).log2()).into(),
             map("Bits", &|kind| f64::from(kind.bits)).into(),
         ];
         let mut counts: Vec<(String, usize)> = Vec::new();

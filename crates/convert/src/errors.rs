@@ -91,9 +91,12 @@ pub fn measure(
     };
     let mut values = vec![0.0; layers * g * kinds.len()];
     let mut missing: Vec<Vec<u32>> = Vec::new();
+    // A value for each KV head.
+    let known = |journal: &Journal, context: &[u32], layer: usize, kind: &Kind| {
+        journal.get::<Vec<f64>>(&key(context, layer, kind)).filter(|found| found.len() == g)
+    };
     for context in contexts {
-        let known = |layer: usize, kind: &Kind| journal.get::<Vec<f64>>(&key(context, layer, kind)).filter(|found| found.len() == g);
-        if (0..layers).any(|layer| kinds.iter().any(|kind| known(layer, kind).is_none())) {
+        if (0..layers).any(|layer| kinds.iter().any(|kind| known(journal, context, layer, kind).is_none())) {
             missing.push(context.clone());
         }
     }
@@ -103,7 +106,7 @@ pub fn measure(
         let gram = grams(model, layer)?;
         let whole: f64 = squares(seen.y, width, &gram, w).iter().sum();
         let own = &seen.attention.heads()[0];
-        let unknown: Vec<&Kind> = kinds.iter().filter(|kind| journal.get::<Vec<f64>>(&key(context, layer, kind)).is_none()).collect();
+        let unknown: Vec<&Kind> = kinds.iter().filter(|kind| known(journal, context, layer, kind).is_none()).collect();
         // Kinds side by side: a layer has few kv heads, and some kinds take one position after another.
         let found = unknown.par_iter().with_max_len(1).map(|kind| -> Result<Vec<f64>, Error> {
             let heads = (0..h).map(|_| kind.variant(own)).collect::<Result<Vec<_>, Error>>()?;
@@ -127,7 +130,7 @@ pub fn measure(
     for context in contexts {
         for layer in 0..layers {
             for (column, kind) in kinds.iter().enumerate() {
-                let found: Vec<f64> = journal.get(&key(context, layer, kind)).unwrap_or_default();
+                let found = known(journal, context, layer, kind).unwrap_or_default();
                 for (kv_head, error) in found.iter().enumerate() {
                     values[(layer * g + kv_head) * kinds.len() + column] += error / contexts.len() as f64;
                 }

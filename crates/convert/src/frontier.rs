@@ -11,16 +11,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize};
 use termwise_base::statistics::t_quantile_975;
-use termwise_llama::Model;
+use termwise_llama::{Config, Model};
 
 use crate::assemble::Bench;
-use crate::convert::{Prepared, bytes_of};
+use crate::convert::{Prepared, SIZES, bytes_of, overhead};
 use crate::journal::{Journal, digest};
 use crate::kinds::{Family, Kind, key_bytes};
-use crate::meter::{ByPosition, Reference, Sums, whole};
+use crate::meter::{ByPosition, Reference, Sums, known, whole};
 use crate::{Error, Tell, Texts};
 
 pub use best::{Best, Saving};
+
+/// Budgets are smaller, keys per KV head.
+const MOST_KEYS: u64 = 1 << 30;
 
 /// A way to choose memories within a budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,7 +117,31 @@ impl Method {
         if self.per_head {
             return prepared.choose(self.families, d, bytes);
         }
-        Some(vec![self.families[0].largest(d, bytes / units as u64)?; units])
+        Some(vec![self.families[0].largest(d, bytes.checked_sub(prepared.overhead)? / units as u64)?; units])
+    }
+
+    /// The smallest budget, in keys per KV head, within which one of these methods fits.
+    pub fn least_keys(methods: &[&Method], config: &Config) -> Result<u64, Error> {
+        let (units, d) = ((config.num_hidden_layers * config.num_key_value_heads) as u64, config.head_dim);
+        let smallest = |method: &&Method| {
+            let keys = if method.per_head { SIZES[0] } else { 1 };
+            method.families.iter().map(|family| family.of(keys).bytes(d)).min()
+        };
+        let least = methods.iter().filter_map(smallest).min().unwrap_or(0) * units + overhead(config)?;
+        Ok(least.div_ceil(key_bytes(d) * units))
+    }
+
+    /// Refuses budgets within which none of these methods fits.
+    pub fn check_budgets(methods: &[&Method], keys: &[u64], config: &Config) -> Result<(), Error> {
+        let least = Method::least_keys(methods, config)?;
+        match keys.iter().find(|&&keys| !(least..MOST_KEYS).contains(&keys)) {
+            Some(keys) if *keys < least => Err(Error::Asked(format!(
+                "--keys {keys} is too small: the smallest memory of these methods takes {least} keys per KV head; use --keys {least} or more"
+            ))),
+            Some(keys) => Err(Error::Asked(format!("--keys {keys} is too large: budgets are below {MOST_KEYS} keys per KV head"))),
+            None if keys.is_empty() => Err(Error::Asked(format!("there is no budget; name some with --keys, from {least} on"))),
+            None => Ok(()),
+        }
     }
 }
 
@@ -272,6 +299,7 @@ pub fn run(
     let config = &model.config;
     let (units, d) = (config.num_hidden_layers * config.num_key_value_heads, config.head_dim);
     let methods = Method::named(&options.methods)?;
+    Method::check_budgets(&methods, &options.keys, config)?;
     let (mut plans, mut too_small): (Vec<(&Method, u64, Vec<Kind>)>, _) = (Vec::new(), Vec::new());
     for &keys in &options.keys {
         let bytes = keys * key_bytes(d) * units as u64;
@@ -305,7 +333,7 @@ pub fn run(
     };
     for text in &texts.evaluation {
         for (method, keys, kinds) in &plans {
-            let (bytes, text) = (bytes_of(kinds, d), text.name.clone());
+            let (bytes, text) = (bytes_of(kinds, d, prepared.overhead), text.name.clone());
             result.points.push(Point { method: method.name.into(), keys: *keys, bytes, text, contexts: Vec::new() });
         }
     }
@@ -313,7 +341,7 @@ pub fn run(
     let key = |kinds: &[Kind], context: &[u32]| digest(&format!("frontier {} {kinds:?} {context:?}", prepared.ranges.identity_for(kinds)));
     // Only what is still to be measured takes time.
     let all = texts.evaluation.iter().flat_map(|text| &text.contexts).flat_map(|context| plans.iter().map(move |plan| (plan, context)));
-    let total = all.filter(|((_, _, kinds), context)| journal.get::<ByPosition>(&key(kinds, context)).is_none()).count() as u64;
+    let total = all.filter(|((_, _, kinds), context)| known(&journal, &key(kinds, context), context).is_none()).count() as u64;
     let mut bench = Bench::default();
     let mut done = 0;
     for index in 0..most {
@@ -322,7 +350,7 @@ pub fn run(
             let mut reference = None;
             for (at, (method, keys, kinds)) in plans.iter().enumerate() {
                 let key = key(kinds, context);
-                let found: ByPosition = match journal.get(&key) {
+                let found: ByPosition = match known(&journal, &key, context) {
                     Some(known) => known,
                     None => {
                         if stop.load(Ordering::Relaxed) {

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use termwise_llama::{Model, Options, Session};
 
 use crate::Error;
+use crate::journal::Journal;
 
 /// Rows of logits at once: enough that a product reads the vocabulary's weights few times.
 const ROWS: usize = 512;
@@ -62,6 +63,16 @@ impl Sums {
 
 /// By bucket of positions, as many as the context reaches.
 pub type ByPosition = Vec<Sums>;
+
+/// The sums of a context that a journal has under this key, if they are as many as such a context has.
+pub(crate) fn known(journal: &Journal, key: &str, context: &[u32]) -> Option<ByPosition> {
+    journal.get(key).filter(|found: &ByPosition| found.len() == buckets(context.len().saturating_sub(1)))
+}
+
+/// Buckets that so many positions reach.
+fn buckets(positions: usize) -> usize {
+    BUCKETS.iter().filter(|&&first| first < positions).count()
+}
 
 /// All positions together.
 pub fn whole(buckets: &[Sums]) -> Sums {
@@ -147,8 +158,7 @@ impl Reference {
         let (v, count) = (self.vocabulary, self.losses.len());
         let mut session = session(model, &self.ids)?;
         let mut logits = vec![0.0f32; ROWS.min(count) * v];
-        let reached = BUCKETS.iter().filter(|&&first| first < count).count();
-        let mut found = vec![Sums::default(); reached];
+        let mut found = vec![Sums::default(); buckets(count)];
         for first in (0..count).step_by(ROWS) {
             let last = (first + ROWS).min(count);
             let block = &mut logits[..(last - first) * v];

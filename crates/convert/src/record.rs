@@ -1,4 +1,4 @@
-//! What a conversion chose, beside the model that it wrote: an audit compares the model with it.
+//! The choices of a conversion, in the folder of the converted model: an audit compares the model with them.
 
 use std::path::Path;
 
@@ -23,6 +23,9 @@ pub struct Record {
     pub bytes: u64,
     /// A digest of the tensors that were added.
     pub tensors: String,
+    /// A digest of all other fields; absent in records of earlier builds, whose bytes leave out the overhead of layers.
+    #[serde(default)]
+    pub checksum: Option<String>,
 }
 
 /// A digest of the tensors that a model has and its original has not.
@@ -60,7 +63,14 @@ pub(crate) fn variants(model: &Model) -> Vec<Vec<String>> {
 impl Record {
     /// Of a model as it is written.
     pub fn new(name: &str, model: &Model, original: &Model, bytes: u64) -> Record {
-        Record { original: name.into(), heads: variants(model), bytes, tensors: added(model, original) }
+        let mut record = Record { original: name.into(), heads: variants(model), bytes, tensors: added(model, original), checksum: None };
+        record.checksum = Some(record.digest());
+        record
+    }
+
+    /// Of all fields but the checksum.
+    fn digest(&self) -> String {
+        digest(&format!("{:?} {:?} {} {:?}", self.original, self.heads, self.bytes, self.tensors))
     }
 
     /// Writes it into the model's folder.
@@ -71,22 +81,31 @@ impl Record {
     /// The record in a model's folder; `None` if there is none. Refuses records of conversions with parts that were removed.
     pub fn read(folder: &Path) -> Result<Option<Record>, Error> {
         let path = folder.join(FILE);
-        let Ok(bytes) = std::fs::read(&path) else { return Ok(None) };
+        let bytes = match std::fs::read(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            read => read.map_err(termwise_base::files::Error::io("read", &path))?,
+        };
         let record: Record = serde_json::from_slice(&bytes).map_err(|error| {
             Error::Asked(format!("{} is not a record of a conversion ({error}); convert again, or remove it", path.display()))
         })?;
         refuse_removed(&record.heads)?;
+        if record.checksum.as_ref().is_some_and(|checksum| *checksum != record.digest()) {
+            let path = path.display();
+            return Err(Error::Asked(format!("{path} was edited: its checksum does not match; convert the original model again")));
+        }
         Ok(Some(record))
     }
 
-    /// Heads whose variant is another than the record's: layer, head, what the record says and what the model has.
+    /// Heads whose variant differs from the record's, and heads that only one of the two has: layer, head, the record's variant and the model's, empty if absent.
     pub fn other_heads(&self, model: &Model) -> Vec<(usize, usize, String, String)> {
+        let own = variants(model);
         let mut other = Vec::new();
-        for (layer, own) in variants(model).into_iter().enumerate() {
-            for (head, own) in own.into_iter().enumerate() {
-                let said = self.heads.get(layer).and_then(|heads| heads.get(head)).cloned().unwrap_or_default();
-                if said != own {
-                    other.push((layer, head, said, own));
+        for layer in 0..own.len().max(self.heads.len()) {
+            let [model, record] = [&own, &self.heads].map(|heads| heads.get(layer).map(Vec::as_slice).unwrap_or_default());
+            for head in 0..model.len().max(record.len()) {
+                let of = |heads: &[String]| heads.get(head).cloned().unwrap_or_default();
+                if of(model) != of(record) {
+                    other.push((layer, head, of(record), of(model)));
                 }
             }
         }

@@ -11,7 +11,7 @@ use crate::assemble::Bench;
 use crate::errors::Errors;
 use crate::journal::{Journal, digest};
 use crate::kinds::Kind;
-use crate::meter::{ByPosition, Reference, whole};
+use crate::meter::{Reference, known, whole};
 use crate::ranges::QuantRanges;
 use crate::{Error, Tell};
 
@@ -45,8 +45,7 @@ pub fn measure(
         let key = |unit: usize| digest(&format!("sensitivity {} {context:?} {unit} {probe:?}", ranges.identity));
         let mut reference = None;
         for (unit, removal) in removals.iter_mut().enumerate() {
-            let known: Option<ByPosition> = journal.get(&key(unit));
-            let found = match known {
+            let found = match known(journal, &key(unit), context) {
                 Some(known) => known,
                 None => {
                     if stop.load(Ordering::Relaxed) {

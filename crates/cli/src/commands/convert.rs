@@ -94,6 +94,8 @@ pub fn run(args: &ConvertArgs, context: &mut Context) -> Result<Exit, Failure> {
     let out = args.output.out.clone();
     let (mut model, conversion, attention, record) = context.pool()?.install(|| -> Result<_, Failure> {
         let model = Model::read(folder)?;
+        // Before the calibration, which takes long.
+        convert::check_budget(&model.config, ALL, budget)?;
         let (data, texts) = args.texts.cut(folder, &args.data, &model.config, args.contexts)?;
         let tell = &mut |done: u64, of: u64, what: &str| bar.at(done, of, what);
         let prepared = Prepared::new(&model, (&texts.calibration, model.config.max_position_embeddings), ALL, out.as_deref(), &stop, tell)?;
@@ -105,7 +107,7 @@ pub fn run(args: &ConvertArgs, context: &mut Context) -> Result<Exit, Failure> {
         let measured = convert::evaluate(&model, &converted, &texts, &mut journal, &identity, &stop, tell)?;
         let config = &model.config;
         let (units, d) = ((config.num_hidden_layers * config.num_key_value_heads) as u64, config.head_dim);
-        let bytes = convert::bytes_of(&kinds, d);
+        let bytes = convert::bytes_of(&kinds, d, prepared.overhead);
         let conversion = Conversion {
             model: args.model.clone().unwrap_or_else(|| folder.display().to_string()),
             data,

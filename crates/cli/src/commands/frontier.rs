@@ -57,12 +57,14 @@ pub fn run(args: &FrontierArgs, context: &mut Context) -> Result<Exit, Failure> 
     let (out, made_by) = (args.output.out.clone(), context.provenance.clone());
     let frontier = context.pool()?.install(|| -> Result<Frontier, Failure> {
         let model = Model::read(folder)?;
+        let methods = Method::named(&args.methods)?;
+        // Before the calibration, which takes long.
+        Method::check_budgets(&methods, &args.keys, &model.config)?;
         let (_, texts) = args.texts.cut(folder, &args.data, &model.config, args.contexts)?;
         if let Some(folder) = &out {
             create_folder(folder)?;
         }
         let tell = &mut |done: u64, of: u64, what: &str| bar.at(done, of, what);
-        let methods = Method::named(&args.methods)?;
         let families = Method::families(&methods);
         let prepared = Prepared::new(&model, (&texts.calibration, texts.length()), &families, out.as_deref(), &stop, tell)?;
         let journal = out.as_ref().map(|folder| folder.join("frontier.jsonl"));

@@ -4,6 +4,7 @@ mod bench;
 mod browser;
 mod chromium;
 mod compose;
+mod convert;
 mod cut;
 mod data;
 mod docs;

@@ -6,8 +6,9 @@ use termwise_lab::plan::count::{Attention, Sizes};
 use termwise_llama::generate::{Decoder, DecoderOptions};
 use termwise_llama::{Engine, Model, Options};
 
-use super::{BESIDES, Between, Check};
+use super::{Between, Check};
 use crate::Error;
+use crate::convert::overhead;
 
 /// Logits may differ by so much of the largest, by rounding.
 const ROUNDING: f64 = 2e-3;
@@ -139,10 +140,11 @@ fn step(model: &Arc<Model>, ids: &[u32], expected: &[f32], between: Between) -> 
 }
 
 /// Bytes of the memory of all layers once every window is full.
-fn full_bytes(model: &Model) -> u64 {
+fn full_bytes(model: &Model) -> Result<u64, Error> {
     let config = &model.config;
     let sizes = Sizes { kv_heads: config.num_key_value_heads, d: config.head_dim };
-    (0..config.num_hidden_layers).map(|layer| Attention::of_layer(&config.heads(layer), sizes).kept_bytes(0) + BESIDES).sum()
+    let memories: u64 = (0..config.num_hidden_layers).map(|layer| Attention::of_layer(&config.heads(layer), sizes).kept_bytes(0)).sum();
+    Ok(memories + overhead(config)?)
 }
 
 /// A prompt in parts of several lengths and tokens after it against the whole text at once; and the bytes that they keep, where they can be computed.
@@ -168,7 +170,7 @@ pub fn tokens(
     };
     let Stepped { prompts, tokens, bytes, grown, endless } = found;
     // Windows that are longer than the text still fill.
-    let full = full_bytes(model);
+    let full = full_bytes(model)?;
     let constant = endless && (grown == 0 || (bytes + grown) as u64 <= full);
     let text = match (constant, grown) {
         (true, 0) => format!("{bytes} bytes, which do not grow"),

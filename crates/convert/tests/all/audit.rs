@@ -10,14 +10,14 @@ use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use termwise_convert::Error;
 use termwise_convert::audit::{Audit, Options, audit};
-use termwise_convert::convert::bytes_of;
+use termwise_convert::convert::overhead;
 use termwise_convert::kinds::Kind;
 use termwise_convert::record::Record;
 use termwise_llama::Model;
 use termwise_llama::generate::{Decoder, Saved};
 use termwise_llama::weights::WriteOptions;
 
-use crate::support::{LENGTH, contexts, converted, model, prepared};
+use crate::support::{LENGTH, contexts, converted, model, prepared, promised};
 
 const CHOSEN: Kind = Kind { window: 12, sinks: 4, chosen: 12, fade: false, bits: 32 };
 
@@ -49,7 +49,7 @@ fn healthy_models_pass() {
     let window = Kind::window(24);
     for kind in [CHOSEN, Kind { bits: 8, ..CHOSEN }, Kind { bits: 4, ..CHOSEN }, window, Kind { bits: 8, ..window }] {
         let healthy = converted(&model, &prepared.ranges, kind);
-        let record = Record::new("m", &healthy, &model, bytes_of(&[kind; 4], 16));
+        let record = Record::new("m", &healthy, &model, promised(&model, kind));
         let found = check(&model, &healthy, Some(&record), &mut nothing);
         assert!(found.passed(), "{kind:?}: {:#?}", found.checks);
         assert_eq!(found.shares.len(), 8);
@@ -59,6 +59,7 @@ fn healthy_models_pass() {
             assert_eq!(share.chosen.is_some(), kind.chosen > 0);
         }
         termwise_report::reads_again(&found);
+        termwise_report::survives_edits(&found, 300);
     }
     // A window that is longer than the text still fills at its end, and no further than it may.
     let filling = converted(&model, &prepared.ranges, Kind::window(2 * LENGTH));
@@ -78,7 +79,7 @@ fn faults_in_the_folder_are_found() {
     let healthy = converted(&model, &prepared.ranges, CHOSEN);
     let folder = tempfile::tempdir().expect("a folder");
     let audited = |faulty: &Model| {
-        let record = Record::new("m", &healthy, &model, bytes_of(&[CHOSEN; 4], 16));
+        let record = Record::new("m", &healthy, &model, promised(&model, CHOSEN));
         record.write(folder.path()).expect("a record");
         faulty.write(folder.path(), &WriteOptions::default()).expect("a model");
         let (read, record) = (Model::read(folder.path()).expect("a model"), Record::read(folder.path()).expect("a record"));
@@ -89,6 +90,71 @@ fn faults_in_the_folder_are_found() {
     // A window that is one key shorter than what was chosen: every computation agrees, and predictions hardly differ.
     let short = converted(&model, &prepared.ranges, Kind { window: 11, ..CHOSEN });
     assert_eq!(failed(&audited(&short)), ["memory is the recorded one"]);
+
+    // One weight of the original that was changed.
+    let mut changed = healthy.clone();
+    changed.params.get_mut("model.layers.1.mlp.down_proj.weight").expect("a weight")[3] += 0.01;
+    let found = audited(&changed);
+    assert_eq!(failed(&found), ["weights"]);
+    assert!(
+        found.checks.iter().any(|check| check.found.contains("1 tensors") && check.found.contains("`model.layers.1.mlp.down_proj.weight`"))
+    );
+}
+
+#[test]
+fn records_are_compared_head_by_head_and_byte_by_byte() {
+    let model = model();
+    let prepared = prepared(&model, None);
+    let eight = Kind { bits: 8, ..CHOSEN };
+    let healthy = converted(&model, &prepared.ranges, eight);
+    let record = Record::new("m", &healthy, &model, promised(&model, eight));
+    let failed_with = |record: &Record, model: &Model, original: &Model| {
+        failed(&check(original, model, Some(record), &mut nothing)).into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(failed_with(&record, &healthy, &model), [""; 0]);
+    // A layer and a head that only the record has.
+    let mut longer = record.clone();
+    longer.heads.push(vec!["softmax window=4".into()]);
+    assert_eq!(failed_with(&longer, &healthy, &model), ["memory is the recorded one"]);
+    let mut wider = record.clone();
+    wider.heads[1].push("softmax window=4".into());
+    assert_eq!(failed_with(&wider, &healthy, &model), ["memory is the recorded one"]);
+    // One byte less than it takes: there is no slack.
+    assert_eq!(failed_with(&Record { bytes: record.bytes - 1, ..record.clone() }, &healthy, &model), ["bytes are those of the record"]);
+    // Earlier builds recorded the memories alone, and had no checksum.
+    let before = Record { bytes: record.bytes - overhead(&model.config).expect("states"), checksum: None, ..record.clone() };
+    assert_eq!(failed_with(&before, &healthy, &model), [""; 0]);
+    // Ranges of keys that were changed.
+    let mut other = healthy.clone();
+    let name = other.params.iter().map(|(entry, _)| entry.spec.name.clone()).find(|name| name.contains(".codes.")).expect("a range");
+    other.params.get_mut(&name).expect("a range").iter_mut().for_each(|x| *x *= 1.001);
+    assert_eq!(failed_with(&record, &other, &model), ["added tensors"]);
+}
+
+#[test]
+fn edited_records_and_removed_parts_are_refused() {
+    let model = model();
+    let prepared = prepared(&model, None);
+    let healthy = converted(&model, &prepared.ranges, CHOSEN);
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("conversion.json");
+    let record = Record::new("m", &healthy, &model, promised(&model, CHOSEN));
+    record.write(folder.path()).expect("a record");
+    assert_eq!(Record::read(folder.path()).expect("a record"), Some(record.clone()));
+    let text = std::fs::read_to_string(&path).expect("text");
+    let refused = |text: String| {
+        std::fs::write(&path, text).expect("an edit");
+        Record::read(folder.path()).expect_err("it is refused").to_string()
+    };
+    for (from, to) in [(record.bytes.to_string(), (record.bytes + 8).to_string()), ("window=12".into(), "window=13".into())] {
+        let error = refused(text.replace(&from, &to));
+        assert!(error.contains("conversion.json was edited"), "{error}");
+    }
+    // A far state of an earlier build: the message names the part and the last commit that has it.
+    let error = refused(text.replace("chosen=12", "far(taylor=0..2,coef=learned scale=1 dim=4)"));
+    assert!(error.contains("far states") && error.contains("12bd7e8") && error.contains("layer 0, head 0"), "{error}");
+    std::fs::remove_file(&path).expect("removed");
+    assert_eq!(Record::read(folder.path()).expect("no record"), None);
 }
 
 /// Changes the tensors of a saved memory whose names end like this, and signs the file anew: what it holds is then as trustworthy as what a decoder wrote.
@@ -150,7 +216,7 @@ fn faults_of_the_memory_are_found() {
     let prepared = prepared(&model, None);
     let kind = CHOSEN;
     let healthy = converted(&model, &prepared.ranges, kind);
-    let record = Record::new("m", &healthy, &model, bytes_of(&[kind; 4], 16));
+    let record = Record::new("m", &healthy, &model, promised(&model, kind));
     // A file that is signed anew and not changed is no fault.
     assert!(tampered(&model, &healthy, &record, ".received", |_| {}).is_empty());
 
@@ -160,7 +226,7 @@ fn faults_of_the_memory_are_found() {
     let text = &contexts(2, 9)[0];
     for kind in [kind, Kind { bits: 8, ..kind }, Kind { bits: 4, ..kind }] {
         let healthy = converted(&model, &prepared.ranges, kind);
-        let record = Record::new("m", &healthy, &model, bytes_of(&[kind; 4], 16));
+        let record = Record::new("m", &healthy, &model, promised(&model, kind));
         let found = check(&model, &healthy, Some(&record), &mut |t, decoder| {
             if t == LENGTH / 2 + 8 {
                 decoder.save(0, &Saved { tokens: text[..t].to_vec(), draws: 0 }, &path)?;

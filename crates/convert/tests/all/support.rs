@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicBool;
 
 use termwise_base::rng::Rng;
 use termwise_convert::assemble::assemble;
-use termwise_convert::convert::Prepared;
+use termwise_convert::convert::{Prepared, bytes_of, overhead};
 use termwise_convert::frontier::{ALL, Method};
 use termwise_convert::kinds::{Family, Kind};
 use termwise_convert::ranges::QuantRanges;
@@ -41,4 +41,9 @@ pub fn families() -> Vec<Family> {
 
 pub fn converted(model: &Model, ranges: &QuantRanges, kind: Kind) -> Model {
     assemble(model, ranges, &[Some(kind); 4]).unwrap_or_else(|error| panic!("{kind:?}: {error}"))
+}
+
+/// Bytes of the model with this kind in all KV heads.
+pub fn promised(model: &Model, kind: Kind) -> u64 {
+    bytes_of(&[kind; 4], 16, overhead(&model.config).expect("states"))
 }
