@@ -169,14 +169,14 @@ def convert(
     progress: Progress = True,
     **settings: Any,
 ) -> Result:
-    """Gives a trained model constant memory, for each kv head what it needs: ``convert("path/to/llama", "book.txt", keys=128, save="small")``, then ``load("small")``.
+    """Replace a model's KV cache with fixed-size memory, allocated per KV head under a byte budget: ``convert("path/to/llama", "book.txt", keys=128, save="small")``, then ``load("small")``.
 
     model: as :func:`load` takes it.
-    data: texts; the first half of each is fitted to, the second measured.
-    bytes, keys, loss: one of them is the budget: what one text may keep (``"8MB"``), the same in keys and values of float32 for each kv head, or by how much the loss may rise
+    data: texts; the first half of each is used for calibration, the second is measured.
+    bytes, keys, loss: one of them is the budget: the bytes of one text's state (``"8MB"``), which is never exceeded; the same in float32 keys and values per KV head; or the rise of the loss
     (``"+1%"``).
-    save: where the converted model is written.
-    folder: for the report, and for what is finished, from which the same call goes on.
+    save: folder for the converted model. A folder that is not empty needs ``overwrite``; folders of runs and checkpoints are refused.
+    folder: for the report, and for finished measurements, from which the same call resumes.
     settings: further flags of ``termwise convert``: contexts, length, calibration, calibration_contexts, calibration_length, cache, and those of data.
     """
     flags = {"data": data, "bytes": bytes, "keys": keys, "loss": loss, "save": save, "overwrite": overwrite or None, "out": folder, **settings}

@@ -174,6 +174,9 @@ def converted(stories, book, tmp_path_factory):
 def test_a_converted_model(converted, stories, book):
     folder, found, events, place = converted
     assert found.kind == "conversion" and events and events[-1]["done"] <= events[-1]["of"]
+    heads = found["layers"] * found["kv_heads"]
+    assert len(found["kinds"]) == heads and found["keys"] <= 24 and {kind["bits"] for kind in found["kinds"]} <= {32, 8, 4}
+    assert [text["contexts"] for text in found["measured"]] == [2] and found["measured"][0]["kl"] > 0
     assert (place / "report" / "conversion.json").is_file() and "termwise" in found["made_by"]["command"]
     model, original = termwise.load(folder), termwise.load(stories)
     texts = {str(variant) for layer in model.variants for variant in layer}
@@ -197,7 +200,9 @@ def test_commands_are_those_of_the_program(converted, stories, book):
     folder, _, _, place = converted
     shared = {"length": 256, "contexts": 2, "cache": place / "cache", "progress": False}
     checked = termwise.audit(folder, stories, book, **shared)
-    assert checked.kind == "audit"
+    passed = {check["name"]: check["passed"] for check in checked["checks"]}
+    held = ("weights", "memory is the recorded one", "added tensors", "bytes are those of the record", "token by token", "memory is constant")
+    assert checked.kind == "audit" and all(passed[name] for name in held), passed
     cutting = {"calibration_contexts": 2, "calibration_length": 256}
     seen = termwise.atlas(stories, [str(book)], cache=place / "cache", progress=False, **cutting)
     flags = ["--data", str(book), "--calibration-contexts", "2", "--calibration-length", "256", "--cache", str(place / "cache"), "--json", "--quiet"]
@@ -206,7 +211,10 @@ def test_commands_are_those_of_the_program(converted, stories, book):
     theirs = json.loads(printed.stdout)
     assert theirs["heads"] == seen["heads"] and theirs["kind"] == seen.kind
     compared = termwise.frontier(stories, book, keys=32, methods=["window", "chosen"], **shared, **cutting)
-    assert compared.kind == "frontier" and compared.figures()
+    assert compared.kind == "frontier" and compared["finished"] and compared.figures()
+    assert {point["method"] for point in compared["points"]} == {"window", "chosen"}
+    budget = 32 * compared["key_bytes"] * compared["kv_heads"]
+    assert all(len(point["contexts"]) == 2 and 0.8 * budget < point["bytes"] <= budget for point in compared["points"])
 
 
 def test_commands_say_what_is_wrong(stories, book, tmp_path):
@@ -214,6 +222,13 @@ def test_commands_say_what_is_wrong(stories, book, tmp_path):
         termwise.convert(stories, book, progress=False)
     with pytest.raises(ValueError, match="nonsense"):
         termwise.atlas(stories, book, nonsense=3, progress=False)
+    with pytest.raises(ValueError, match="--keys 1 is too small"):
+        termwise.frontier(stories, book, keys=1, progress=False)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "settings.toml").write_text("mine")
+    with pytest.raises((ValueError, RuntimeError), match="folder of a run"):
+        termwise.convert(stories, book, keys=24, save=tmp_path / "run", overwrite=True, progress=False)
+    assert (tmp_path / "run" / "settings.toml").read_text() == "mine"
     with pytest.raises((ValueError, RuntimeError, OSError), match="nowhere"):
         termwise.atlas(tmp_path / "nowhere", book, progress=False)
 
