@@ -26,7 +26,7 @@ use crate::context::{Context, Output};
 use crate::error::{Exit, Failure};
 use crate::progress::{Bar, stop_on_interrupt};
 
-/// Replace a model's KV cache with fixed-size memory, allocated per KV head under a byte budget
+/// Replace a model's KV cache with fixed-size memory under a byte budget
 ///
 /// Measures on calibration text the error of each KV head with each kind of memory and the effect of each KV head on the predictions. Then chooses one kind for
 /// each KV head: the length of its window, heavy hitters (keys with the most accumulated attention), and 32, 8 or 4 bits. Every other command reads the model
