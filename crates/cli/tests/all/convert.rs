@@ -85,7 +85,7 @@ fn models_are_not_saved_over_runs_or_other_files() {
     fs::create_dir(folder.path().join("notes")).expect("a folder");
     fs::write(folder.path().join("notes/a"), "mine").expect("a file");
     let (run, checkpoint, notes) = (at("run"), at("run/checkpoints/step-00000010"), at("notes"));
-    for (command, more) in [("convert", &["--keys", "24"][..]), ("cut", &["--orders", "2", "--no-map"])] {
+    for (command, more) in [("convert", &["--keys", "24"][..]), ("cut", &["--orders", "2", "--no-map"][..])] {
         let saved = |to: &str, overwrite: &[&str]| {
             let own =
                 [command, &at("model"), "--data", &at("a.txt"), "--cache", &at("cache"), "--length", "96", "--save", to].map(String::from);
