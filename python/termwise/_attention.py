@@ -212,7 +212,7 @@ def _aligned(x: Any) -> NDArray[Any]:
 
 
 def _warn_denominators(layer: Layer) -> None:
-    for text in dict.fromkeys(text for variant in layer.variants for text in variant.warnings if "denominator" in text):
+    for text in dict.fromkeys(text for variant in layer.variants for text in variant.warnings if "negative" in text and "denominator" in text):
         warnings.warn(f"{layer!r}: {text}", RuntimeWarning, stacklevel=3)
 
 

@@ -236,7 +236,7 @@ def test_flags_are_those_of_the_program(tmp_path, monkeypatch):
     """As ``--help`` has them: a value after its flag or behind an equals sign, with spaces or without, before files or after them."""
     monkeypatch.chdir(tmp_path)
     file = write(tmp_path, "")
-    small = ["--batch", "2", "--length", "64", "--log-every", "1"]
+    small = ["--batch", "2", "--log-every", "1"]
     for number, words in enumerate(
         [
             [str(file), "--steps", "3", "--attention", "taylor=0..4 norm=l2"],
