@@ -73,8 +73,10 @@ class Model:
         return self._core.parameters
 
     def __repr__(self) -> str:
-        config = self.config
-        return f"<Model {self.folder.name}: {config['num_hidden_layers']} layers, {self.parameters:,} parameters>"
+        config, name = self.config, self.folder.name
+        if self.folder.parent.name == "checkpoints":
+            name = f"{self.folder.parent.parent.name}, {name}"
+        return f"<Model {name}: {config['num_hidden_layers']} layers, {self.parameters:,} parameters>"
 
     def with_attention(self, variant: VariantLike) -> Model:
         """This model with another attention in all heads, where its weights suffice."""

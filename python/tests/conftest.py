@@ -1,4 +1,4 @@
-"""What the tests share. What cannot run says so; TERMWISE_REQUIRE=torch,hf,shared turns that into a failure."""
+"""What the tests share. What cannot run says so; TERMWISE_REQUIRE=torch,hf,shared or =all turns that into a failure."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ def need(name: str, there: bool, why: str) -> None:
     """Skips where something is not there, or fails where it is required."""
     if there:
         return
-    if name in os.environ.get("TERMWISE_REQUIRE", "").split(","):
+    if {name, "all"} & set(os.environ.get("TERMWISE_REQUIRE", "").split(",")):
         pytest.fail(f"{name} is required: {why}")
     # Also while a file is read, which then is skipped as a whole.
     pytest.skip(f"NOT RUN, {name}: {why}", allow_module_level=True)
