@@ -16,13 +16,13 @@ pub fn summary(took: Took, config: &Config, constant: bool, memory: MemoryPolicy
     let rate = |tokens: usize, time: Duration| three(tokens as f64 / time.as_secs_f64().max(1e-9));
     let constant = constant || switched == config.num_hidden_layers;
     let windowed = (0..config.num_hidden_layers).any(|layer| config.heads(layer).iter().any(|variant| variant.window.is_some()));
-    let kind = match constant {
-        true if windowed => "which grows until windows are full",
-        true => "a state of constant size",
-        false => "keys and values",
+    let kind = match (constant, windowed) {
+        (true, true) => "which grows until windows are full",
+        (true, false) => "a state of constant size",
+        (false, _) => "keys and values",
     };
     let mut text = if failed > 0 { format!("{} failed; ", counted(failed, "prompt")) } else { String::new() };
-    text += &format!("{} read, {} a second", counted(read, "token"), rate(read, reading));
+    let _ = write!(text, "{} read, {} a second", counted(read, "token"), rate(read, reading));
     let _ = write!(text, "; {} written, {} a second", thousands(written), rate(written, writing));
     let _ = writeln!(text, "; {} bytes of memory after {} tokens, {kind}", thousands(state_bytes), thousands(position));
     if let MemoryPolicy::SwitchToState(order) = memory {
