@@ -83,75 +83,130 @@ pub fn read_at(file: &File, offset: u64, out: &mut [u8]) -> std::io::Result<()> 
 /// A child that another thread starts holds a copy of every lock until it begins its own program, also of one that has just been given back: what looks taken is
 /// looked at again for a moment.
 pub fn lock(path: &Path) -> Result<Option<File>> {
-    let file = File::create(path).map_err(Error::io("create", path))?;
     for pause in [1, 4, 20, 75, 0] {
+        let file = File::create(path).map_err(Error::io("create", path))?;
         match file.try_lock() {
-            Ok(()) => return Ok(Some(file)),
-            Err(fs::TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(pause)),
+            // The file may have been moved or removed with its folder since it was opened: then the lock protects nothing.
+            Ok(()) if is_at(&file, path).map_err(Error::io("lock", path))? => return Ok(Some(file)),
+            Ok(()) | Err(fs::TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(pause)),
             Err(fs::TryLockError::Error(error)) => return Err(Error::io("lock", path)(error)),
         }
     }
     Ok(None)
 }
 
-/// A file that is written and flushed to the disk beside its destination, where [`Staged::publish`] puts it. Dropped unpublished, it is gone.
+/// How a path is written.
+enum Output {
+    /// To a temporary file next to this regular file, which it then replaces. Symbolic links are resolved.
+    Replace(PathBuf),
+    /// Through the open device, pipe or file descriptor: it cannot be replaced, and must not be.
+    Direct(File),
+}
+
+impl Output {
+    fn of(path: &Path) -> std::io::Result<Output> {
+        match fs::metadata(path) {
+            Ok(found) if found.is_dir() => return Err(ErrorKind::IsADirectory.into()),
+            Ok(found) if !found.is_file() => return File::options().write(true).open(path).map(Output::Direct),
+            _ => {}
+        }
+        let mut target = path.to_owned();
+        for _ in 0..MAX_LINKS {
+            let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            if folder.canonicalize().is_ok_and(|folder| folder.starts_with("/proc")) {
+                // A descriptor of this process, such as /dev/stdout redirected to a file. Its own output comes after what is there.
+                return File::options().append(true).open(path).map(Output::Direct);
+            }
+            match fs::read_link(&target) {
+                Ok(next) => target = folder.join(next),
+                Err(_) => return Ok(Output::Replace(target)),
+            }
+        }
+        Err(std::io::Error::new(ErrorKind::InvalidInput, format!("it is a chain of more than {MAX_LINKS} symbolic links")))
+    }
+}
+
+/// As many as Linux follows.
+const MAX_LINKS: usize = 40;
+
+/// A file that is written and flushed to the disk next to its destination, where [`Staged::publish`] puts it. Dropped unpublished, it is removed.
 ///
-/// Until then it has the same name every time, so that a process that is killed leaves one file at most, which the next replaces. Whoever
-/// writes the same file meanwhile waits.
+/// A symbolic link keeps its place: the file that it leads to is replaced. Devices, pipes and file descriptors are written directly.
+///
+/// The temporary file always has the same name, so a process that is killed leaves at most one, which the next writer replaces. Concurrent writers
+/// of one file wait for each other.
 #[derive(Debug)]
 pub struct Staged {
-    file: File,
-    path: PathBuf,
-    published: bool,
+    /// The temporary file, which holds a lock, and the file that it replaces; `None` where the destination was written directly.
+    part: Option<(File, PathBuf)>,
 }
 
 impl Staged {
-    /// Writes what will become `path`.
+    /// Writes the future content of `path`.
     pub fn write<E: From<Error>>(
         path: &Path,
         content: impl FnOnce(&mut dyn Write) -> std::result::Result<(), E>,
     ) -> std::result::Result<Staged, E> {
-        let file = open_part(path).map_err(Error::io("create", path))?;
-        let staged = Staged { file, path: path.into(), published: false };
-        let mut writer = BufWriter::with_capacity(1 << 20, &staged.file);
-        content(&mut writer)?;
-        writer.flush().map_err(Error::io("write", path))?;
-        drop(writer);
-        staged.file.sync_all().map_err(Error::io("flush to disk", path))?;
-        Ok(staged)
+        match Output::of(path).map_err(Error::io("write", path))? {
+            Output::Direct(file) => {
+                fill(&file, path, content)?;
+                Ok(Staged { part: None })
+            }
+            Output::Replace(target) => {
+                let file = open_part(&target).map_err(Error::io("create", path))?;
+                let staged = Staged { part: Some((file, target)) };
+                if let Some((file, _)) = &staged.part {
+                    fill(file, path, content)?;
+                    file.sync_all().map_err(Error::io("flush to disk", path))?;
+                }
+                Ok(staged)
+            }
+        }
     }
 
-    /// Puts the file in place of whatever was there.
+    /// Puts the file in place of an earlier one.
     pub fn publish(mut self) -> Result<()> {
-        fs::rename(beside(&self.path, PART), &self.path).map_err(Error::io("put in place", &self.path))?;
-        self.published = true;
-        sync_folder(self.path.parent().unwrap_or(Path::new("")))
+        let Some((_file, target)) = &self.part else { return Ok(()) };
+        fs::rename(beside(target, PART), target).map_err(Error::io("put in place", target))?;
+        let folder = target.parent().unwrap_or(Path::new("")).to_owned();
+        self.part = None;
+        sync_folder(&folder)
     }
 }
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        if !self.published {
+        if let Some((_file, target)) = &self.part {
             // Room on a full disk; the error that matters is another one.
-            let _ = fs::remove_file(beside(&self.path, PART));
+            let _ = fs::remove_file(beside(target, PART));
         }
     }
 }
 
+fn fill<E: From<Error>>(
+    file: &File,
+    path: &Path,
+    content: impl FnOnce(&mut dyn Write) -> std::result::Result<(), E>,
+) -> std::result::Result<(), E> {
+    let mut writer = BufWriter::with_capacity(1 << 20, file);
+    content(&mut writer)?;
+    Ok(writer.flush().map_err(Error::io("write", path))?)
+}
+
 const PART: &str = "part";
 
-/// The file beside `path`, empty and locked.
+/// The temporary file next to `path`, empty and locked.
 fn open_part(path: &Path) -> std::io::Result<File> {
     let part = beside(path, PART);
     loop {
-        // What is in it stays until the lock is held: it may be somebody else's.
+        // Not truncated before the lock is held: another process may be writing it.
         let file = File::options().write(true).create(true).truncate(false).open(&part)?;
         match file.lock() {
             // A file system that has no locks.
             Err(error) if error.kind() == ErrorKind::Unsupported => {}
             locked => locked?,
         }
-        // Who held the lock has put the file in place or removed it meanwhile.
+        // The process that held the lock may have renamed or removed the file.
         if is_at(&file, &part)? {
             file.set_len(0)?;
             return Ok(file);
@@ -174,7 +229,7 @@ fn is_at(file: &File, path: &Path) -> std::io::Result<bool> {
     }
 }
 
-/// Writes a file that appears whole or not at all, in place of whatever was there.
+/// Writes a file that appears whole or not at all, in place of an earlier one; as [`Staged`] through links, and directly to devices and pipes.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     Staged::write(path, |out| out.write_all(bytes).map_err(Error::io("write", path)))?.publish()
 }
@@ -258,6 +313,64 @@ mod tests {
         assert_eq!((fs::read(&path).expect("a file"), names().len()), (b"old".to_vec(), 2));
         drop(staged);
         assert_eq!((fs::read(&path).expect("a file"), names().len()), (b"old".to_vec(), 1));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn symbolic_links_keep_their_place_and_their_target_is_written() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        fs::create_dir(at("other")).expect("a folder");
+        fs::write(at("other/file"), "old").expect("a file");
+        // Relative to its own folder, by another link, and to a file that does not exist yet.
+        for (link, target) in [("one", "other/file"), ("two", "one"), ("new", "other/absent")] {
+            std::os::unix::fs::symlink(target, at(link)).expect("a link");
+        }
+        for (link, file) in [("one", "other/file"), ("two", "other/file"), ("new", "other/absent")] {
+            write_whole(&at(link), link.as_bytes()).expect("written");
+            assert!(fs::symlink_metadata(at(link)).expect("a link").is_symlink(), "{link}");
+            assert_eq!(fs::read(at(file)).expect("a file"), link.as_bytes());
+        }
+        assert_eq!(fs::read_dir(at("other")).expect("a folder").count(), 2, "no temporary file is left");
+        std::os::unix::fs::symlink("round", at("round")).expect("a link");
+        assert!(write_whole(&at("round"), b"x").expect_err("a loop").to_string().contains("round"));
+        assert!(write_whole(&at("other"), b"x").is_err_and(|error| error.source.kind() == ErrorKind::IsADirectory));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn pipes_and_descriptors_are_written_directly() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let pipe = folder.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo").success());
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| fs::read(&pipe).expect("a pipe"));
+            write_whole(&pipe, b"through").expect("written");
+            assert_eq!(reader.join().expect("read"), b"through");
+        });
+        assert!(!fs::symlink_metadata(&pipe).expect("a pipe").is_file());
+        // A descriptor of a regular file, as /dev/stdout is after `> file`.
+        let path = folder.path().join("file");
+        fs::write(&path, "before ").expect("a file");
+        let file = File::options().append(true).open(&path).expect("a file");
+        let descriptor = format!("/dev/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+        if Path::new(&descriptor).exists() {
+            write_whole(Path::new(&descriptor), b"after").expect("written");
+            assert_eq!(fs::read(&path).expect("a file"), b"before after");
+            assert!(is_at(&file, &path).expect("a file"), "it is the same file");
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_lock_file_that_was_moved_away_is_not_locked() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, moved) = (folder.path().join("lock"), folder.path().join("moved"));
+        let held = lock(&path).expect("a lock").expect("free");
+        fs::rename(&path, &moved).expect("moved");
+        let other = lock(&path).expect("a lock").expect("another file");
+        assert!(is_at(&other, &path).expect("a file") && is_at(&held, &moved).expect("a file"));
+        assert!(lock(&path).expect("a lock").is_none());
     }
 
     /// Locks belong to open files: threads wait for each other as processes do.
