@@ -9,6 +9,9 @@ use super::remote::{self as hub, Hub, OFFLINE, silent};
 use crate::error::{Error, Result};
 use crate::sources::{ENDINGS, SourceFile};
 
+/// How often all files are fetched until they belong to one revision.
+const ATTEMPTS: usize = 3;
+
 /// The files of `hf://datasets/<owner>/<name>[@<revision>]/<glob>`, sorted by name, fetched where the cache does not hold them.
 ///
 /// The hub is asked which files match, so that a cache with half of them is never taken for the whole. With `HF_HUB_OFFLINE` set, those
@@ -44,13 +47,24 @@ fn matches(pattern: &Pattern, name: &str) -> bool {
     pattern.matches_with(name, MatchOptions { require_literal_separator: true, ..MatchOptions::new() })
 }
 
+/// All files of one snapshot. Where the hub has a newer revision than the cache, fetching the first missing file moves the revision forward, and those found in the
+/// cache before are fetched again.
 fn fetched(cache: &Cache, repo: &Repo, pattern: &Pattern) -> std::result::Result<Vec<SourceFile>, String> {
     let hub = Hub::new(cache, repo, false)?;
-    let mut names = hub.names().map_err(silent)?;
-    names.retain(|name| matches(pattern, name) && SourceFile::new(name).is_some());
-    names.sort();
-    let fetch = |name: &String| hub.get(name).map_err(|error| format!("{name} cannot be fetched: {error}"));
-    names.iter().map(|name| Ok(SourceFile::new(fetch(name)?).ok_or("the cache holds it under another name")?)).collect()
+    for _ in 0..ATTEMPTS {
+        let mut names = hub.names().map_err(silent)?;
+        names.retain(|name| matches(pattern, name) && SourceFile::new(name).is_some());
+        names.sort();
+        let fetch = |name: &String| hub.get(name).map_err(|error| format!("{name} cannot be fetched: {error}"));
+        let paths = names.iter().map(fetch).collect::<std::result::Result<Vec<_>, _>>()?;
+        let snapshot = |(path, name): (&PathBuf, &String)| path.ancestors().nth(Path::new(name).components().count()).map(Path::to_owned);
+        let mut snapshots = paths.iter().zip(&names).map(snapshot);
+        let first = snapshots.next();
+        if snapshots.all(|other| first.as_ref() == Some(&other)) {
+            return paths.into_iter().map(|path| SourceFile::new(path).ok_or("the cache holds it under another name".into())).collect();
+        }
+    }
+    Err("the data set changed while it was fetched; try again, or name a revision: hf://datasets/<owner>/<name>@<revision>/<glob>".into())
 }
 
 /// The files of the snapshot to which the revision points.
