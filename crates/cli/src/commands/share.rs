@@ -71,7 +71,8 @@ impl ShareArgs {
         let here = std::env::current_dir().map_err(files::Error::io("find", "the current folder"))?;
         let program: Vec<OsString> = context.again()?;
         let jobs = self.jobs.unwrap_or(what.open.clamp(1, JOBS));
-        let script = script(what, jobs, &self.sbatch, &here, &[&program[..], arguments].concat(), context.threads);
+        let script =
+            script(what, jobs, &self.sbatch, &here, &[&program[..], arguments].concat(), context.threads).map_err(Failure::usage)?;
         create_folder(what.folder)?;
         let path = what.folder.join("submit.sbatch");
         write_whole(&path, script.as_bytes())?;
@@ -107,16 +108,23 @@ pub fn without_submitting(arguments: &[OsString]) -> Vec<OsString> {
     kept
 }
 
-fn script(what: &Submitted, jobs: usize, options: &[String], here: &Path, words: &[OsString], threads: usize) -> String {
+fn script(what: &Submitted, jobs: usize, options: &[String], here: &Path, words: &[OsString], threads: usize) -> Result<String, String> {
     let quoted = |text: &str| {
         let plain = !text.is_empty() && text.chars().all(|c| c.is_alphanumeric() || "-_=./:,+@%".contains(c));
         if plain { text.to_owned() } else { format!("'{}'", text.replace('\'', "'\\''")) }
     };
     let command: Vec<String> = words.iter().map(|word| quoted(&word.to_string_lossy())).collect();
     let folder: PathBuf = std::path::absolute(what.folder).unwrap_or_else(|_| what.folder.into());
+    // Slurm replaces its own patterns in names of files.
+    let log = folder.to_string_lossy().replace('%', "%%") + "/slurm-%A-%a.log";
+    let named = [("the name of the sweep", what.name), ("the folder", log.as_str())];
+    let mut lines = named.into_iter().chain(options.iter().map(|option| ("--sbatch", option.as_str())));
+    if let Some((name, text)) = lines.find(|(_, text)| text.contains(['\n', '\r'])) {
+        return Err(format!("{name} is {text:?}, but a line of a Slurm script cannot contain a line break; leave it out"));
+    }
     let gpu = if what.gpu { "#SBATCH --gpus-per-task=1\n" } else { "" };
     let more: String = options.iter().map(|option| format!("#SBATCH {option}\n")).collect();
-    format!(
+    Ok(format!(
         "#!/bin/bash
 # {name}: {open} runs by {jobs} jobs that share one folder. Each job takes the next run that nobody has, and takes up those of jobs that died,
 # so that it does not matter which of them start, how fast they are or how long they live. Submit it again to go on.
@@ -140,10 +148,10 @@ exec srun {command}
         open = what.open,
         job = quoted(&format!("termwise-{}", what.name)),
         last = jobs.max(1) - 1,
-        log = folder.join("slurm-%A-%a.log").display(),
+        log = quoted(&log),
         here = quoted(&here.to_string_lossy()),
         command = command.join(" "),
-    )
+    ))
 }
 
 #[cfg(test)]
@@ -168,9 +176,11 @@ mod tests {
         let kept = without_submitting(&words.map(OsString::from));
         assert_eq!(kept, ["--threads", "4", "sweep", "a b.toml", "--retry"].map(OsString::from));
         let what = Submitted { name: "a b", folder: Path::new("/sweeps/a b"), open: 12, gpu: false };
-        let text = script(&what, 3, &["--partition=x".into()], Path::new("/home/it's"), &kept, 4);
+        let text = script(&what, 3, &["--partition=x".into()], Path::new("/home/it's"), &kept, 4).expect("a script");
         for line in [
             "#SBATCH --array=0-2",
+            "#SBATCH --output='/sweeps/a b/slurm-%A-%a.log'",
+            "#SBATCH --job-name='termwise-a b'",
             "#SBATCH --partition=x",
             "#SBATCH --signal=USR1@120",
             "cd '/home/it'\\''s'",
@@ -179,5 +189,12 @@ mod tests {
             assert!(text.lines().any(|own| own == line), "{line}:\n{text}");
         }
         assert!(!text.contains("gpus"));
+        let percent = Submitted { folder: Path::new("/sweeps/50%A"), ..what };
+        let text = script(&percent, 3, &[], Path::new("/"), &kept, 4).expect("a script");
+        assert!(text.contains("#SBATCH --output=/sweeps/50%%A/slurm-%A-%a.log\n"), "{text}");
+        for (folder, option) in [("/a\nrm -r b", "--x"), ("/a", "--x\nrm -r b"), ("/a", "--x\r")] {
+            let what = Submitted { name: "a", folder: Path::new(folder), open: 1, gpu: false };
+            assert!(script(&what, 1, &[option.into()], Path::new("/"), &kept, 4).expect_err(option).contains("line break"));
+        }
     }
 }
