@@ -82,3 +82,37 @@ fn what_cannot_be_swept_is_said() {
     place.command(&["sweep", "absent.toml"]).assert().code(1).stderr(contains("absent.toml"));
     assert!(!place.path("sweeps").exists());
 }
+
+#[test]
+fn runs_on_changed_text_are_not_compared_with_earlier_ones() {
+    let place = Place::new();
+    file(&place, "", "lr = [0.001]");
+    place.command(&["sweep", "s.toml", "--out", "o"]).assert().success();
+    let text = fs::read_to_string(place.path("text.txt")).expect("a text");
+    fs::write(place.path("text.txt"), text.replace("miles", "steps")).expect("a file");
+    file(&place, "", "lr = [0.001, 0.003]");
+    let refused = place.command(&["sweep", "s.toml", "--out", "o"]).assert().code(1);
+    refused.stderr(contains("runs on different data cannot be compared").and(contains("1 finished run")).and(contains("--out")));
+    place.command(&["sweep", "s.toml", "--out", "o", "--list"]).assert().success().stdout(contains("open"));
+    place.command(&["sweep", "s.toml", "--out", "other"]).assert().success();
+    fs::write(place.path("text.txt"), text).expect("a file");
+    place.command(&["sweep", "s.toml", "--out", "o"]).assert().success();
+}
+
+#[test]
+fn a_run_that_another_process_works_on_does_not_end_the_sweep() {
+    let place = Place::new();
+    file(&place, "", "lr = [0.001, 0.003]");
+    let list = place.command(&["sweep", "s.toml", "--out", "o", "--list", "--json"]).assert().success().get_output().stdout.clone();
+    let list: serde_json::Value = serde_json::from_slice(&list).expect("JSON");
+    let hash = list["runs"][0]["hash"].as_str().expect("a hash").to_owned();
+    let folder = place.path("o/runs").join(hash);
+    fs::create_dir_all(&folder).expect("a folder");
+    let lock = fs::File::create(folder.join("run.lock")).expect("a file");
+    lock.lock().expect("a lock");
+    place.command(&["sweep", "s.toml", "--out", "o", "--no-wait"]).assert().code(1);
+    let list = ["sweep", "s.toml", "--out", "o", "--list"];
+    place.command(&list).assert().success().stdout(contains("finished").and(contains("open")));
+    drop(lock);
+    place.command(&["sweep", "s.toml", "--out", "o"]).assert().success();
+}

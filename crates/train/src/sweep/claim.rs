@@ -1,7 +1,7 @@
 //! Who runs what: several processes, on one machine or many, share the folder of a sweep without one lock for all of it.
 //!
-//! A process that begins a run creates `runs/HASH.claim-N`, which fails where the file is there already, on network file systems too. It says host and process, and is
-//! written anew every few seconds, its heartbeat. The claim with the largest N counts. One whose process is known to be dead, or whose heartbeat has not been seen for
+//! A process that begins a run creates `runs/HASH.claim-N`, which fails where the file is there already, on network file systems too. It identifies the process, and is
+//! rewritten every few seconds, its heartbeat. The claim with the largest N counts. One whose process is known to be dead, or whose heartbeat has not been seen for
 //! some time, is taken over by creating the next N; whoever finds a larger N than its own has lost the run and stops it. Times are never compared between machines.
 
 use std::collections::HashMap;
@@ -33,29 +33,53 @@ impl Timing {
         Timing { heartbeat: Duration::from_secs(10), dead_after: Duration::from_secs(120), look: Duration::from_millis(500) };
 }
 
-/// Who has claimed a run.
+/// The process that has claimed a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Who {
     pub host: String,
     pub pid: u32,
+    /// The running system and its PID namespace, within which a pid means one process. Host names are not enough: containers may share one.
+    #[serde(default)]
+    pub namespace: Option<String>,
+    /// When the process started, in ticks since the system did: pids are used again.
+    #[serde(default)]
+    pub started: Option<u64>,
 }
 
 impl Who {
     fn here() -> Who {
-        Who { host: host(), pid: std::process::id() }
+        let pid = std::process::id();
+        Who { host: host(), pid, namespace: namespace(), started: started(pid) }
     }
 
-    /// Whether the process is known to be gone. Of other machines nothing is known.
+    /// Whether the process is known to have ended. Nothing is known of processes in another namespace, nor of claims by earlier builds: their heartbeat decides.
     fn is_gone(&self, here: &Who) -> bool {
-        self.host == here.host && self.pid != here.pid && !is_alive(self.pid)
+        if self.namespace.is_none() || self.namespace != here.namespace || self.pid == here.pid && self.started == here.started {
+            return false;
+        }
+        !is_alive(self.pid) || self.started.is_some() && started(self.pid).is_some_and(|started| Some(started) != self.started)
     }
 }
 
-/// The name of this machine; in a container that of the container, whose processes have numbers of their own.
+/// The name of this machine, for people.
 fn host() -> String {
     let named = std::env::var("HOSTNAME").ok().filter(|name| !name.is_empty());
     let read = || fs::read_to_string("/proc/sys/kernel/hostname").ok().map(|text| text.trim().to_owned());
     read().or(named).unwrap_or_else(|| "unknown".into())
+}
+
+/// The boot of the system and the PID namespace of this process; `None` if the system does not report them.
+fn namespace() -> Option<String> {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let namespace = fs::read_link("/proc/self/ns/pid").ok()?;
+    Some(format!("{} {}", boot.trim(), namespace.display()))
+}
+
+/// When a process of this namespace started.
+fn started(pid: u32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name of the program, in parentheses, may contain anything; the start is the 20th field after it.
+    text.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
 fn is_alive(pid: u32) -> bool {
@@ -273,7 +297,8 @@ mod tests {
         Timing { heartbeat: Duration::from_millis(5), dead_after: Duration::from_millis(60), look: Duration::from_millis(5) };
 
     fn claims(folder: &Path, host: &str, pid: u32) -> Claims {
-        Claims { here: Who { host: host.into(), pid }, ..Claims::new(folder.into(), QUICK) }
+        let namespace = Some(format!("boot of {host}"));
+        Claims { here: Who { host: host.into(), pid, namespace, started: None }, ..Claims::new(folder.into(), QUICK) }
     }
 
     fn take(claims: &mut Claims) -> Option<Claim> {
@@ -324,5 +349,34 @@ mod tests {
         child.wait().expect("an end");
         assert!(take(&mut claims(folder.path(), "y", 1)).is_none(), "another machine does not know");
         take(&mut claims(folder.path(), "x", std::process::id())).expect("it is dead").release();
+    }
+
+    /// Two containers with one host name, each of which has a process of this number.
+    #[cfg(unix)]
+    #[test]
+    fn a_process_of_another_namespace_is_not_taken_for_dead() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut child = std::process::Command::new("true").spawn().expect("a process");
+        child.wait().expect("an end");
+        let of = |namespace: Option<&str>, pid| {
+            let here = Who { host: "x".into(), pid, namespace: namespace.map(str::to_owned), started: None };
+            Claims { here, ..Claims::new(folder.path().into(), QUICK) }
+        };
+        for namespace in [Some("boot pid:[1]"), None] {
+            let claim = take(&mut of(namespace, child.id())).expect("nobody has it");
+            assert!(take(&mut of(Some("boot pid:[2]"), std::process::id())).is_none(), "{namespace:?}");
+            claim.release();
+        }
+        take(&mut of(Some("boot pid:[1]"), child.id())).expect("nobody has it");
+        take(&mut of(Some("boot pid:[1]"), std::process::id())).expect("it is dead").release();
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_number_that_is_used_again_is_another_process() {
+        let here = Who::here();
+        assert!(here.namespace.is_some() && here.started.is_some());
+        let earlier = Who { started: Some(1), ..here.clone() };
+        assert!(earlier.is_gone(&here) && !here.is_gone(&here));
     }
 }

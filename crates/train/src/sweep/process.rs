@@ -10,13 +10,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use termwise_data::Prepare;
 
 use super::plan::Job;
 use super::record::Metrics;
 use super::schedule::{Control, Outcome, Runner};
 use crate::error::{Error, Result};
 use crate::metrics::{LastEvaluation, Line, Tail, Train};
-use crate::run::{LOCKED, STOPPED, is_locked};
+use crate::run::{LOCKED, STOPPED};
+use crate::settings::{Layer, Settings};
+use crate::source::cache_folder;
 
 /// How often processes are looked at.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -50,22 +53,6 @@ impl ProcessRunner {
         ProcessRunner { patience: [terminate, kill], ..self }
     }
 
-    /// Waits for another process to leave the folder: one of a sweep that was killed writes its checkpoint there. False where this process
-    /// is asked to stop meanwhile, an error where the other one stays.
-    fn wait_for_folder(&self, control: &Control) -> Result<bool> {
-        let begun = Instant::now();
-        while is_locked(control.folder) {
-            if control.stop.load(Ordering::Relaxed) {
-                return Ok(false);
-            }
-            if begun.elapsed() > self.patience[0] + self.patience[1] {
-                return Err(Error::RunLocked { folder: control.folder.into() });
-            }
-            thread::sleep(PAUSE);
-        }
-        Ok(true)
-    }
-
     fn name(&self) -> &Path {
         self.program.first().map_or(Path::new(""), Path::new)
     }
@@ -97,11 +84,14 @@ impl ProcessRunner {
 }
 
 impl Runner for ProcessRunner {
+    fn fingerprint(&self, job: &Job) -> Option<String> {
+        let settings = Settings::resolve(&[Layer::new(job.settings.clone(), "the sweep").ok()?]).ok()?;
+        // Where the data cannot be opened, the run reports it.
+        Some(settings.open_source(&cache_folder(None), &Prepare::default()).ok()?.fingerprint())
+    }
+
     fn run(&self, job: &Job, control: &Control) -> Result<Outcome> {
         let steps = job.settings.get("steps").and_then(toml::Value::as_integer).unwrap_or(0).max(0) as u64;
-        if !self.wait_for_folder(control)? {
-            return Ok(Outcome::Stopped);
-        }
         let mut metrics = Latest::new(control.folder);
         let mut child = Ending(self.command(control)?.spawn().map_err(Error::io("start", self.name()))?);
         let mut asked: Option<Instant> = None;
@@ -138,8 +128,7 @@ impl Runner for ProcessRunner {
         Ok(match (status.success(), complete) {
             (true, true) => metrics.outcome(steps),
             _ if stopped => Outcome::Stopped,
-            // Somebody else was quicker to take the folder; that says nothing about the run.
-            _ if status.code() == Some(LOCKED.into()) => return Err(Error::RunLocked { folder: control.folder.into() }),
+            _ if status.code() == Some(LOCKED.into()) => Outcome::Locked,
             (true, false) => Outcome::Failed(format!("ended after step {} of {steps}", metrics.step.unwrap_or(0))),
             (false, _) => Outcome::Failed(reason(status, control.log)),
         })

@@ -40,6 +40,9 @@ pub struct Record {
     /// Which builds made it; empty where that is not known.
     #[serde(default)]
     pub provenance: Vec<Provenance>,
+    /// Fingerprint of the data that it was trained on; absent if it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<String>,
     /// How.
     #[serde(flatten)]
     pub status: Status,

@@ -1,5 +1,6 @@
 //! Runs side by side within a budget of threads, each continued where it was left; beside other processes in the same folder.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,13 +10,17 @@ use std::time::{Duration, Instant};
 
 use super::claim::{self, Claim, Claims, Held, Timing};
 use super::duplicates::earlier_equals;
-use super::plan::{Job, Plan};
+use super::plan::{self, Job, Plan};
 use super::progress::{Progress, Tracker};
 use super::record::{Metrics, Record, Status};
 use super::shard::Shard;
+use crate::checkpoint::{Checkpoints, read_state};
 use crate::error::{Error, Result};
 use crate::provenance::{self, Provenance};
+use crate::run::is_locked;
+use crate::settings::keys::{self, Effect};
 use termwise_base::files::{self, beside, write_whole};
+use termwise_report::counted;
 
 /// Longer than anybody writes a summary.
 const WRITING: Duration = Duration::from_secs(60);
@@ -25,6 +30,11 @@ pub trait Runner: Sync {
     /// Runs a job to its end, from where it was left if its folder has something of it. An error is for what is wrong beyond this
     /// job, and ends the sweep; a job that fails by itself is an [`Outcome`].
     fn run(&self, job: &Job, control: &Control) -> Result<Outcome>;
+
+    /// The fingerprint of the data that a job would be trained on now, if it is known.
+    fn fingerprint(&self, _job: &Job) -> Option<String> {
+        None
+    }
 }
 
 /// How a call of a [`Runner`] ended.
@@ -36,6 +46,8 @@ pub enum Outcome {
     Stopped,
     /// It failed, and why.
     Failed(String),
+    /// Another process is working in its folder, which says nothing about the run. It is tried again later.
+    Locked,
 }
 
 /// What a runner is given beside the job.
@@ -169,6 +181,7 @@ pub fn run(
         State::Equal(_) => false,
     };
     let queue: Vec<usize> = (0..states.len()).filter(|&index| wanted(&states[index])).collect();
+    same_data(plan, folder, &states, &queue, runner)?;
     let parallel = options.parallel.clamp(1, options.threads.max(1)).min(queue.len());
     let threads = (options.threads / parallel.max(1)).max(1);
     for (index, state) in states.iter_mut().enumerate() {
@@ -196,8 +209,8 @@ pub fn run(
                     let work = || -> Result<()> {
                         while !stop.load(Ordering::Relaxed) && !broken.load(Ordering::Relaxed) {
                             let next = board.lock().unwrap_or_else(PoisonError::into_inner).next(&tell)?;
-                            let (index, claim) = match next {
-                                Next::Run(index, claim) => (index, claim),
+                            let (index, claim, before) = match next {
+                                Next::Run(index, claim, before) => (index, claim, before),
                                 Next::Wait if options.others.wait => {
                                     thread::sleep(options.others.timing.look);
                                     continue;
@@ -209,7 +222,16 @@ pub fn run(
                             let done = run_one(&plan.jobs[index], folder, runner, threads, own, &|message| tell(index, message));
                             held.drop_claim(&claim);
                             claim.release();
-                            tell(index, Message::Left(done?));
+                            let ended = match done? {
+                                Ran::Ended(record) => Some(record),
+                                Ran::Stopped => None,
+                                Ran::Locked => {
+                                    board.lock().unwrap_or_else(PoisonError::into_inner).left.push((index, before));
+                                    thread::sleep(options.others.timing.look);
+                                    None
+                                }
+                            };
+                            tell(index, Message::Left(ended));
                         }
                         Ok(())
                     };
@@ -245,6 +267,8 @@ pub fn run(
         }
         workers.into_iter().try_for_each(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     })?;
+    // It may have changed meanwhile.
+    same_data(plan, folder, &states, &[], runner)?;
     Ok(states)
 }
 
@@ -262,7 +286,8 @@ struct Board<'a> {
 
 /// What a worker does next.
 enum Next {
-    Run(usize, Claim),
+    /// With the record that it had at the beginning.
+    Run(usize, Claim, Option<Record>),
     /// Others have begun what is left.
     Wait,
     Nothing,
@@ -295,7 +320,9 @@ impl<'a> Board<'a> {
                 tell(index, Message::Left(Some(record)));
                 continue;
             }
-            let Some(claim) = self.claims.take(&job.hash, &listing)? else {
+            // A process that works in its folder has no claim if its sweep was killed or if it is not part of one.
+            let claim = if is_locked(&job.path(self.folder, "")) { None } else { self.claims.take(&job.hash, &listing)? };
+            let Some(claim) = claim else {
                 at += 1;
                 continue;
             };
@@ -305,10 +332,10 @@ impl<'a> Board<'a> {
                 tell(index, Message::Left(Some(record)));
                 continue;
             }
-            if before.is_some_and(|record| matches!(record.status, Status::Finished { .. })) {
+            if before.as_ref().is_some_and(|record| matches!(record.status, Status::Finished { .. })) {
                 remove(job, self.folder)?;
             }
-            return Ok(Next::Run(index, claim));
+            return Ok(Next::Run(index, claim, before));
         }
         if self.left.len() != self.told {
             self.told = self.left.len();
@@ -329,7 +356,16 @@ enum Message {
     Left(Option<Record>),
 }
 
-fn run_one(job: &Job, folder: &Path, runner: &dyn Runner, threads: usize, stop: Stop, tell: &dyn Fn(Message)) -> Result<Option<Record>> {
+/// How a worker left a run.
+enum Ran {
+    Ended(Record),
+    /// It can be continued, or another process has taken it over.
+    Stopped,
+    /// Another process is working in its folder.
+    Locked,
+}
+
+fn run_one(job: &Job, folder: &Path, runner: &dyn Runner, threads: usize, stop: Stop, tell: &dyn Fn(Message)) -> Result<Ran> {
     let settings = job.path(folder, "toml");
     write_whole(&settings, job.settings.to_string().as_bytes())?;
     tell(Message::Started);
@@ -339,16 +375,63 @@ fn run_one(job: &Job, folder: &Path, runner: &dyn Runner, threads: usize, stop: 
     let control = Control { folder: &run_folder, settings: &settings, log: &log, threads, stop, report: &report };
     let outcome = runner.run(job, &control)?;
     let status = match outcome {
-        Outcome::Stopped => return Ok(None),
-        // Whoever has taken it over says how it ended.
-        _ if stop.own.load(Ordering::Relaxed) => return Ok(None),
+        Outcome::Stopped => return Ok(Ran::Stopped),
+        Outcome::Locked => return Ok(Ran::Locked),
+        // The process that has taken it over records how it ends.
+        _ if stop.own.load(Ordering::Relaxed) => return Ok(Ran::Stopped),
         Outcome::Failed(reason) => Status::Failed { reason },
         Outcome::Finished(metrics) => Status::Finished { metrics: metrics.into_iter().filter(|(_, x)| x.is_finite()).collect() },
     };
-    let provenance = provenance::read(&run_folder);
-    let record = Record { hash: job.hash.clone(), seconds: start.elapsed().as_secs_f64(), provenance, status };
+    let (provenance, data) = (provenance::read(&run_folder), data_of(&run_folder));
+    let record = Record { hash: job.hash.clone(), seconds: start.elapsed().as_secs_f64(), provenance, data, status };
     record.write(folder, job)?;
-    Ok(Some(record))
+    Ok(Ran::Ended(record))
+}
+
+/// Fingerprint of the data of a run, by its newest checkpoint.
+fn data_of(run: &Path) -> Option<String> {
+    let checkpoints = Checkpoints::new(run.join("checkpoints")).list().ok()?;
+    checkpoints.iter().rev().find_map(|(_, path)| read_state(path).ok()).map(|state| state.source).filter(|source| !source.is_empty())
+}
+
+/// Refuses to mix runs on different data: those that are finished, and those of the queue, which would be trained on the data as it is now. Only runs with equal settings
+/// of data are compared.
+fn same_data(plan: &Plan, folder: &Path, states: &[State], queue: &[usize], runner: &dyn Runner) -> Result<()> {
+    let of_data = |key: &str| keys::find(key).is_some_and(|key| key.effect == Effect::Data);
+    let group = |job: &Job| {
+        let settings = job.settings.iter().filter(|(key, _)| of_data(key)).map(|(key, value)| (key.clone(), value.clone()));
+        plan::hash(&settings.collect())
+    };
+    // Of each group: how many finished runs have a fingerprint.
+    let mut groups: BTreeMap<String, BTreeMap<String, usize>> = BTreeMap::new();
+    for (job, state) in plan.jobs.iter().zip(states) {
+        if let State::Ended(record @ Record { status: Status::Finished { .. }, .. }) = state
+            && let Some(data) = record.data.clone().or_else(|| data_of(&job.path(folder, "")))
+        {
+            *groups.entry(group(job)).or_default().entry(data).or_default() += 1;
+        }
+    }
+    let mut current: BTreeMap<String, Option<String>> = BTreeMap::new();
+    for job in queue.iter().map(|&index| &plan.jobs[index]) {
+        let name = group(job);
+        if groups.contains_key(&name) {
+            current.entry(name).or_insert_with(|| runner.fingerprint(job));
+        }
+    }
+    for (name, found) in groups {
+        let now = current.remove(&name).flatten().filter(|now| !found.contains_key(now));
+        if found.len() == 1 && now.is_none() {
+            continue;
+        }
+        let mut list: Vec<String> = found.iter().map(|(data, runs)| format!("{data} ({})", counted(*runs, "finished run"))).collect();
+        list.extend(now.map(|now| format!("{now} (the data as it is now)")));
+        let problem = format!(
+            "runs on different data cannot be compared; the fingerprints of their data are {}; restore the data that the finished runs were trained on, or run the sweep in another folder with --out",
+            list.join(", ")
+        );
+        return Err(Error::Sweep { path: folder.into(), problem });
+    }
+    Ok(())
 }
 
 /// Forgets a run. Its folder leaves its name first, so that half a run is never taken up again.

@@ -117,34 +117,37 @@ fn a_process_that_was_stopped_by_somebody_else_can_go_on() {
 }
 
 #[test]
-fn a_locked_folder_is_waited_for_and_is_no_failure_of_the_run() {
+fn a_locked_folder_is_waited_for_while_other_runs_go_on() {
     let folder = tempfile::tempdir().expect("a folder");
     let line = trained(10, 3.0);
-    let short = Duration::from_millis(100);
-    let runner = |script: &str| ProcessRunner::new([program(folder.path(), script)], Arc::default());
-    let plan = plan("");
+    let runner = ProcessRunner::new([program(folder.path(), &line)], Arc::default());
+    let plan = plan("[axes]
+seed = [1, 2, 3]");
     let run_folder = plan.jobs[0].path(folder.path(), "");
     std::fs::create_dir_all(&run_folder).expect("a folder");
-    let sweep = |runner: ProcessRunner| run(&plan, folder.path(), &runner, &ONE, &AtomicBool::new(false), &mut |_| {});
-    let record = || states(&plan, folder.path(), false).expect("states").remove(0);
-
     let lock = std::fs::File::create(run_folder.join("run.lock")).expect("a lock");
     lock.lock().expect("a lock");
-    let error = sweep(runner(&line).with_patience(short, short)).expect_err("another process stays");
-    assert!(matches!(error, Error::RunLocked { .. }), "{error}");
-    assert_eq!(record(), State::Open);
-    // It came between.
-    let other = tempfile::tempdir().expect("a folder");
-    let error = run(&plan, other.path(), &runner("exit 75"), &ONE, &AtomicBool::new(false), &mut |_| {}).expect_err("locked");
-    assert!(matches!(error, Error::RunLocked { .. }), "{error}");
-    assert_eq!(states(&plan, other.path(), false).expect("states"), [State::Open]);
-
+    let finished = |state: &State| matches!(state, State::Ended(Record { status: Status::Finished { .. }, .. }));
+    let others = Others { wait: false, ..Others::USUAL };
+    let states = go(&plan, folder.path(), &runner, Options { others, ..ONE });
+    assert_eq!(states.iter().map(finished).collect::<Vec<_>>(), [false, true, true]);
+    assert_eq!(states[0], State::Open);
     let leaving = std::thread::spawn(move || {
-        std::thread::sleep(3 * short);
+        std::thread::sleep(Duration::from_millis(300));
         drop(lock);
     });
-    assert!(matches!(&sweep(runner(&line)).expect("a sweep")[0], State::Ended(Record { status: Status::Finished { .. }, .. })));
+    assert!(go(&plan, folder.path(), &runner, ONE).iter().all(finished));
     leaving.join().expect("a thread");
+}
+
+#[test]
+fn a_run_whose_folder_was_locked_meanwhile_is_tried_again() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let line = BEGUN.replace("\"step\":4", "\"step\":10");
+    let script = format!("if [ -e \"$F/twice\" ]; then {line}; else touch \"$F/twice\"; exit 75; fi");
+    let runner = ProcessRunner::new([program(folder.path(), &script)], Arc::default());
+    let states = go(&plan("[axes]\nseed = [1, 2]"), folder.path(), &runner, ONE);
+    assert!(states.iter().all(|state| matches!(state, State::Ended(Record { status: Status::Finished { .. }, .. }))), "{states:?}");
 }
 
 #[test]

@@ -242,3 +242,42 @@ fn finished_runs_of_other_builds_are_known_and_made_again_when_asked() {
     go(&plan, folder.path(), &again, Options { only: Some(new.clone()), ..ONE });
     assert_eq!(again.count(), 8);
 }
+
+#[test]
+fn runs_on_different_data_are_not_mixed() {
+    /// Trains on data that can change.
+    struct Changing(Mutex<&'static str>);
+    impl Runner for Changing {
+        fn run(&self, _: &Job, control: &Control) -> Result<Outcome> {
+            let checkpoint = control.folder.join("checkpoints/step-00000010");
+            std::fs::create_dir_all(&checkpoint).expect("a folder");
+            let state = crate::checkpoint::State { source: (*self.0.lock().expect("a lock")).into(), ..Default::default() };
+            std::fs::write(checkpoint.join("state.json"), serde_json::to_vec(&state).expect("JSON")).expect("a file");
+            Ok(loss(1.0))
+        }
+
+        fn fingerprint(&self, _: &Job) -> Option<String> {
+            Some((*self.0.lock().expect("a lock")).into())
+        }
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let runner = Changing(Mutex::new("first"));
+    let (one, two) = (plan("[axes]\nseed = [1]"), plan("[axes]\nseed = [1, 2]"));
+    let other = plan("[base.data]\nwidth = 3\n[axes]\nseed = [3]");
+    let sweep = |plan: &Plan| run(plan, folder.path(), &runner, &ONE, &AtomicBool::new(false), &mut |_| {});
+    assert!(matches!(&sweep(&one).expect("a sweep")[0], State::Ended(record) if record.data.as_deref() == Some("first")));
+    *runner.0.lock().expect("a lock") = "second";
+    let error = sweep(&two).expect_err("other data").to_string();
+    assert!(error.contains("first (1 finished run), second (the data as it is now)") && error.contains("--out"), "{error}");
+    assert_eq!(states(&two, folder.path(), false).expect("states")[1], State::Open, "nothing was trained");
+    // Runs that are finished, and runs with other settings of data, are not concerned.
+    sweep(&one).expect("nothing to train");
+    sweep(&other).expect("other settings");
+    // Records of earlier builds have no fingerprint; their runs do.
+    let path = one.jobs[0].path(folder.path(), "json");
+    let text = std::fs::read_to_string(&path).expect("a record");
+    std::fs::write(&path, text.lines().filter(|line| !line.contains("\"data\"")).collect::<String>()).expect("a record");
+    sweep(&two).expect_err("other data");
+    *runner.0.lock().expect("a lock") = "first";
+    assert_eq!(sweep(&two).expect("the same data again").len(), 2);
+}
