@@ -50,6 +50,7 @@ def train(
     folder: of the run; without it one in ``runs`` with a name made from the settings.
     init_from: a model to start from, as :func:`load` takes it; the flag ``--from``.
     resume: go on from the newest checkpoint.
+    overwrite: replace the run in ``folder``; it is kept until the new run has its first checkpoint.
     progress: a function that gets every line of ``metrics.jsonl`` as a dict, as it is written; or True for a bar of tqdm.
 
     Ctrl-C finishes the step and writes a checkpoint before it is raised; so does an exception of ``progress``. Resumed, a run goes on bit for bit.

@@ -124,6 +124,19 @@ def test_a_cut_is_that_of_the_program(model, stories, book, tmp_path):
     assert 1 < found["uncut"]["loss"] < 3 and found["curves"][0]["points"][0]["loss"] > found["uncut"]["loss"] + 1
 
 
+def test_overwrite_keeps_the_old_run_until_the_new_one_has_a_checkpoint(tmp_path):
+    old = termwise.train(tmp_path / "run", model="tiny", steps=2, log_every=1, progress=False)
+    before = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
+    # Too short for the built-in data, which is known only when the first batch is drawn.
+    with pytest.raises(RuntimeError, match="length"):
+        termwise.train(tmp_path / "run", model="tiny", steps=2, length=8, overwrite=True, progress=False)
+    assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*")) == before
+    events = []
+    new = termwise.train(tmp_path / "run", steps=3, log_every=1, overwrite=True, progress=events.append, **{"from": old["checkpoint"]})
+    assert new["step"] == 3 and [event["step"] for event in events if event["kind"] == "train"] == [1, 2, 3]
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
 def test_training_sweeps_and_papers(tmp_path):
     events = []
     run = termwise.train(tmp_path / "run", model="tiny", steps=6, log_every=2, eval_every=6, progress=events.append)

@@ -111,10 +111,10 @@ pub fn train(
         let (folder, start) = match &checkpoint {
             Some(path) => runs::resume_at(path).map_err(training)?,
             None if resume => runs::resume_at(&named()?).map_err(training)?,
-            None => (named()?, Start::Fresh),
+            None => (named()?, if overwrite { Start::Replace } else { Start::Fresh }),
         };
         let settings =
-            if start == Start::Fresh { Settings::resolve(&above) } else { runs::resumed_settings(&folder, &above) }.map_err(training)?;
+            if start.is_new() { Settings::resolve(&above) } else { runs::resumed_settings(&folder, &above) }.map_err(training)?;
         let source = settings.open_source(&cache_folder(cache.as_deref()), &Prepare::default()).map_err(training)?;
         let display = match remarks {
             true => Display::To(Arc::new(|event| {
@@ -136,10 +136,6 @@ pub fn train(
             engine,
             ..usual
         };
-        if overwrite {
-            // As late as can be: what cannot begin must not remove anything.
-            termwise_train::runs::remove(&folder).map_err(training)?;
-        }
         let outcome = told(&folder, watch, || train_run(&settings, source.as_ref(), &options)).map_err(training)?;
         Ok(Found::of(&outcome))
     })

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use termwise_train::metrics::{Line, Tail};
 use termwise_train::run::is_locked;
+use termwise_train::runs::is_hidden;
 
 use crate::Error;
 
@@ -164,8 +165,8 @@ fn runs_below(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) {
     }
     let mut below: Vec<PathBuf> = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
     below.sort();
-    // A link could lead in circles or out of the folder.
-    for path in below.iter().filter(|path| path.symlink_metadata().is_ok_and(|data| data.is_dir())) {
+    // A link could lead in circles or out of the folder; a hidden folder is a run that is being replaced.
+    for path in below.iter().filter(|path| path.symlink_metadata().is_ok_and(|data| data.is_dir()) && !is_hidden(path)) {
         runs_below(path, depth - 1, found);
     }
 }

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use termwise_report::{Block, Cell, Document, Documented, Section, Table, Tone, thousands};
 
 use crate::eval::{Evaluation, Excess, Part, Windows};
+use crate::progress::perplexity;
 use crate::run::Outcome;
 use crate::sweep::{Point, Statistic, Summary};
 
@@ -43,7 +44,7 @@ fn facts_of(evaluation: &Evaluation) -> Vec<(String, String)> {
     let Evaluation { loss, bits_per_byte, recall, rest, excess, within, beyond, .. } = *evaluation;
     let bits = bits_per_byte.map_or(String::new(), |bits| format!(", {bits:.4} bits per byte"));
     // From the loss: a JSON file has no infinity.
-    let mut facts = vec![("loss".to_owned(), format!("{loss:.4}, perplexity {:.3}{bits}", loss.exp()))];
+    let mut facts = vec![("loss".to_owned(), format!("{loss:.4}, perplexity {}{bits}", perplexity(loss.exp())))];
     let above = |of: Option<f64>| of.map_or(String::new(), |above| format!(", {above:.4} above the best possible"));
     let part = |part: Part, excess: Option<f64>| format!("{:.4} over {} tokens{}", part.loss, thousands(part.tokens), above(excess));
     let excess = excess.unwrap_or(Excess { all: f64::NAN, recall: None, rest: None });
@@ -62,9 +63,10 @@ impl Documented for Outcome {
 
     fn document(&self) -> Document {
         let Outcome { folder, step, finished, checkpoint, loss, held_out, diverged, best, skipped, warnings, tokens_per_second } = self;
-        let (tone, label) = match (diverged, finished) {
-            (true, _) => (Tone::Bad, "diverged"),
-            (false, true) => (Tone::Good, "finished"),
+        let (tone, label) = match (*finished, *diverged) {
+            (true, true) => (Tone::Bad, "finished, but diverged"),
+            (false, true) => (Tone::Bad, "stopped, diverged"),
+            (true, false) => (Tone::Good, "finished"),
             (false, false) => (Tone::Open, "stopped"),
         };
         let mut facts = Vec::new();

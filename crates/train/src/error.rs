@@ -125,10 +125,16 @@ pub enum Error {
         differences: Vec<crate::settings::Difference>,
     },
     /// A run's folder that holds one already.
-    #[error("{} holds a run already; continue it with --resume, begin anew with --overwrite, or choose another name", folder.display())]
+    #[error(
+        "{} holds a run already; continue it with --resume, replace it with --overwrite, or choose another name{}",
+        folder.display(),
+        replaces.as_ref().map_or(String::new(), |old| format!("; the run that it replaces is kept in {} until its first checkpoint", old.display()))
+    )]
     RunExists {
         /// The folder.
         folder: PathBuf,
+        /// The run that it replaces, if it has no checkpoint yet.
+        replaces: Option<PathBuf>,
     },
     /// A run's folder that another process works in.
     #[error("another process is working in {}; wait for it to end, or choose another name", folder.display())]

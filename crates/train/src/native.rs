@@ -37,7 +37,7 @@ impl Native {
         memory::check(&config, settings.batch, settings.length, COPIES, config.num_hidden_layers)?;
         let model = match settings.from.is_empty() {
             true => Model::fresh(config, settings.seed)?,
-            false => Model::with_weights(config, &Weights::open(&settings.from)?)?,
+            false => Model::with_weights(config, &Weights::open(crate::run::locate(&settings.from))?)?,
         };
         let optimizer = AdamW::new(&model.params, settings.adamw())?;
         Ok(Native { model, optimizer, gradients: None, longer: None })

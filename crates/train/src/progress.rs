@@ -102,10 +102,15 @@ impl Progress {
     }
 }
 
+/// A perplexity with three digits after the point, or in scientific notation if it is large.
+pub fn perplexity(value: f64) -> String {
+    if value < 1e6 { format!("{value:.3}") } else { format!("{value:.3e}") }
+}
+
 /// An evaluation in one line.
 pub fn describe(evaluation: &Evaluation) -> String {
-    let Evaluation { loss, perplexity, bits_per_byte, recall, rest, excess, within, beyond, .. } = evaluation;
-    let mut text = format!("held-out loss {loss:.4}, perplexity {perplexity:.3}");
+    let Evaluation { loss, bits_per_byte, recall, rest, excess, within, beyond, .. } = evaluation;
+    let mut text = format!("held-out loss {loss:.4}, perplexity {}", perplexity(evaluation.perplexity));
     if let Some(bits) = bits_per_byte {
         text += &format!(", {bits:.4} bits per byte");
     }

@@ -14,6 +14,7 @@ use termwise_base::nearest;
 
 use crate::checkpoint::{Checkpoints, MANIFEST, read_state};
 use crate::error::{Error, Result};
+use crate::runs::is_hidden;
 use crate::settings::presets;
 
 /// Where `termwise train` puts runs unless told otherwise.
@@ -65,6 +66,11 @@ pub fn model_in(runs: &Path, asked: Option<&str>) -> Result<Named> {
     for place in places {
         match checkpoint(&place)? {
             Some((folder, which)) => return Ok(Named { taken: Some(format!("{}, {which}", folder.display())), folder }),
+            None if let Some(old) = place.parent().and_then(crate::run::replaced_by) => tried.push(format!(
+                "{} contains no complete checkpoint; the run that it replaces is kept in {} until then",
+                place.display(),
+                old.display()
+            )),
             None if place.is_dir() => tried.push(format!("{} holds no complete checkpoint", place.display())),
             None => tried.push(format!("{} is no folder", place.display())),
         }
@@ -99,7 +105,8 @@ fn newest(runs: &Path) -> Result<Named> {
 
 /// When its newest checkpoint was written, the run, and its folder of checkpoints.
 fn runs_in(runs: &Path) -> Vec<(SystemTime, PathBuf, PathBuf)> {
-    let entries = std::fs::read_dir(runs).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    let entries =
+        std::fs::read_dir(runs).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).filter(|path| !is_hidden(path));
     let run = |run: PathBuf| {
         let checkpoints = run.join("checkpoints");
         let written = |path: &Path| path.join(MANIFEST).metadata().and_then(|file| file.modified()).ok();

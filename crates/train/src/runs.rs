@@ -8,8 +8,7 @@ use termwise_report::{Block, Cell, Document, Documented, Table, duration};
 
 use crate::error::{Error, Result};
 use crate::metrics::{LastEvaluation, Line, METRICS, Tail};
-use crate::progress::WARNINGS;
-use crate::run::{is_locked, lock};
+use crate::run::is_locked;
 use crate::settings::Settings;
 
 /// Runs, the newest last.
@@ -69,7 +68,7 @@ impl Runs {
             }
             for entry in std::fs::read_dir(folder).map_err(Error::io("read the folder", folder))? {
                 let path = entry.map_err(Error::io("read the folder", folder))?.path();
-                if is_run(&path) {
+                if is_run(&path) && !is_hidden(&path) {
                     runs.push(Run::look(&path));
                 }
             }
@@ -81,6 +80,11 @@ impl Runs {
 
 fn is_run(folder: &Path) -> bool {
     folder.join("settings.toml").is_file()
+}
+
+/// Whether a folder is hidden, as a run is while it is being replaced.
+pub fn is_hidden(folder: &Path) -> bool {
+    folder.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
 }
 
 impl Run {
@@ -113,30 +117,6 @@ impl Run {
         };
         run
     }
-}
-
-/// Removes what a run has written into its folder, so that another can begin there; what else lies there stays. Nothing where there is no run.
-///
-/// # Errors
-/// [`Error::RunLocked`] where a process works on it.
-pub fn remove(folder: &Path) -> Result<()> {
-    if !is_run(folder) {
-        return Ok(());
-    }
-    let _lock = lock(folder)?;
-    // Without its settings it is no run any more, whatever else is left of it after a power cut.
-    let file = folder.join("settings.toml");
-    std::fs::remove_file(&file).map_err(Error::io("remove", &file))?;
-    for entry in std::fs::read_dir(folder).map_err(Error::io("read the folder", folder))? {
-        let path = entry.map_err(Error::io("read the folder", folder))?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let known = [METRICS, WARNINGS, "checkpoints"].contains(&name.as_str());
-        if known || name.starts_with("events.out.tfevents") || name.starts_with("nonfinite-step-") {
-            let removed = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
-            removed.map_err(Error::io("remove", &path))?;
-        }
-    }
-    Ok(())
 }
 
 impl Documented for Runs {
@@ -221,15 +201,8 @@ mod tests {
         termwise_report::reads_again(&one);
         assert!(Runs::list(&[folder.path().join("missing")]).is_err());
 
-        // What is not the run's stays, and a run that goes on is left alone.
-        std::fs::write(held.join("notes.txt"), "mine").expect("written");
-        std::fs::create_dir_all(held.join("checkpoints/step-00000007")).expect("a folder");
-        let lock = File::create(held.join("run.lock")).expect("a file");
-        lock.lock().expect("a lock");
-        assert!(matches!(remove(&held), Err(Error::RunLocked { .. })) && held.join("settings.toml").is_file());
-        drop(lock);
-        remove(&held).expect("nobody works there");
-        let left = || std::fs::read_dir(&held).expect("a folder").filter_map(|entry| Some(entry.ok()?.file_name()));
-        assert!(left().all(|name| name == "notes.txt" || name == "run.lock") && held.join("notes.txt").is_file());
+        // A run that is being replaced.
+        std::fs::rename(&held, folder.path().join(".b.replaced")).expect("another name");
+        assert_eq!(Runs::list(&[folder.path().to_owned()]).expect("a folder").runs.len(), 2);
     }
 }

@@ -11,7 +11,7 @@ use crate::error::{Exit, Failure};
 
 /// Print a settings file for `termwise train --config`, every setting with what it means
 ///
-/// Flags and files change settings as they do for `termwise train`; what is printed says every value.
+/// Flags and files change settings as for `termwise train`; 0 stands for another setting's value.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -29,6 +29,6 @@ pub struct ConfigArgs {
 pub fn run(args: &ConfigArgs, context: &mut Context) -> Result<Exit, Failure> {
     let mut layers = args.config.iter().map(Layer::read).collect::<Result<Vec<_>, _>>()?;
     layers.push(args.settings.layer(None)?);
-    let text = format!("# Settings for `termwise train --config FILE`.\n\n{}", Settings::resolve(&layers)?.to_toml());
+    let text = format!("# Settings for `termwise train --config FILE`.\n\n{}", Settings::resolve(&layers)?.with_zeros(&layers).to_toml());
     Ok(context.out.write_all(text.as_bytes()).map(Exit::done)?)
 }

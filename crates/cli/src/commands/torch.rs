@@ -44,6 +44,7 @@ pub fn run(args: &TrainArgs, settings: &Settings, (folder, start): (&Path, &Star
     command.arg(file.path()).arg("--folder").arg(folder);
     match start {
         Start::Fresh => &mut command,
+        Start::Replace => command.arg("--overwrite"),
         Start::Resume => command.arg("--resume"),
         Start::At(checkpoint) => command.arg("--resume").arg(checkpoint),
     };
@@ -60,9 +61,6 @@ pub fn run(args: &TrainArgs, settings: &Settings, (folder, start): (&Path, &Star
     // A group of its own: Ctrl-C in the terminal reaches this process alone, which hands it on once.
     #[cfg(unix)]
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
-    if args.overwrite {
-        termwise_train::runs::remove(folder)?;
-    }
     let kill = Arc::new(AtomicBool::new(false));
     let flag = kill.clone();
     let stop = stop_or("waiting for the step and a checkpoint", move || flag.store(true, Ordering::Relaxed));

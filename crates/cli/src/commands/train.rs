@@ -27,7 +27,7 @@ Examples:
   termwise train --model tiny --attention norm --steps 2000
   termwise train --data corpus/ --tokenizer tokenizer.json --model small-test --name first
   termwise train --recipe paper --data \"hf://datasets/HuggingFaceFW/fineweb/data/CC-MAIN-2024-51/*.parquet\"
-  termwise train --resume runs/first
+  termwise train --resume first
   termwise train --resume runs/first --steps 5000
   mpirun -n 4 termwise train --model tiny         four processes share each step (a build with --features mpi)
   termwise train --engine torch --model small-test --data corpus/
@@ -43,10 +43,10 @@ pub struct TrainArgs {
     /// Folder of runs
     #[arg(long, default_value = "runs", value_name = "DIR")]
     pub runs: PathBuf,
-    /// Begin anew where the folder holds a run already, which is removed
+    /// Replace a run of this name; it is kept until the new run has its first checkpoint
     #[arg(long, conflicts_with = "resume")]
     pub overwrite: bool,
-    /// Continue a run from its newest good checkpoint, or from exactly this checkpoint
+    /// Continue a run (folder or name) from its newest good checkpoint, or from this checkpoint
     #[arg(long, value_name = "RUN_OR_CHECKPOINT", num_args = 0..=1, default_missing_value = "")]
     pub resume: Option<PathBuf>,
     /// Folder for tokenized text [default: termwise in the user's cache]
@@ -74,9 +74,9 @@ pub fn run(args: &TrainArgs, threads: Option<usize>, context: &mut Context) -> R
     let mut layers = args.config.iter().map(Layer::read).collect::<Result<Vec<_>, _>>()?;
     layers.push(args.settings.layer(threads)?);
     let (folder, start) = place(args, &layers)?;
-    let mut settings = if start == Start::Fresh { Settings::resolve(&layers)? } else { runs::resumed_settings(&folder, &layers)? };
+    let mut settings = if start.is_new() { Settings::resolve(&layers)? } else { runs::resumed_settings(&folder, &layers)? };
     let collective = context.ranks.collective.clone();
-    if is_rank() && start == Start::Fresh && !layers.iter().any(|layer| layer.has("micro_batches")) {
+    if is_rank() && start.is_new() && !layers.iter().any(|layer| layer.has("micro_batches")) {
         settings.micro_batches = settings.micro_batches_for(collective.size());
     }
     if settings.engine == "torch" {
@@ -105,10 +105,6 @@ pub fn run(args: &TrainArgs, threads: Option<usize>, context: &mut Context) -> R
         collective,
         ..RunOptions::new(&folder)
     };
-    if args.overwrite && !context.is_silent() {
-        // As late as can be: what cannot begin must not remove anything.
-        termwise_train::runs::remove(&folder)?;
-    }
     let outcome = runs::train(&settings, source.as_ref(), &options)?;
     // What moves goes before anything is printed.
     drop(options);
@@ -131,8 +127,13 @@ fn place(args: &TrainArgs, layers: &[Layer]) -> termwise_train::Result<(PathBuf,
         }
     };
     match &args.resume {
-        None => Ok((named()?, Start::Fresh)),
+        None => Ok((named()?, if args.overwrite { Start::Replace } else { Start::Fresh })),
         Some(path) if path.as_os_str().is_empty() => Ok((named()?, Start::Resume)),
-        Some(path) => runs::resume_at(path),
+        Some(path) => {
+            // A name alone may be that of a run, as for other commands.
+            let named = args.runs.join(path);
+            let by_name = !path.exists() && path.components().count() == 1 && named.is_dir();
+            runs::resume_at(if by_name { &named } else { path })
+        }
     }
 }

@@ -14,6 +14,8 @@ mod eval;
 mod generate;
 mod golden_curve;
 mod help;
+mod outputs;
+mod overwrite;
 mod plan;
 mod play;
 #[cfg(all(unix, feature = "mpi"))]

@@ -38,6 +38,9 @@ fn a_run_is_resumed_by_folder_and_by_checkpoint() {
     assert_eq!(steps("runs/a"), steps("runs/whole"));
     let weights = |run: &str| fs::read(place.path(run).join("checkpoints/step-00000009/model.safetensors")).expect("weights");
     assert_eq!(weights("runs/a"), weights("runs/whole"));
+    // By name alone, as other commands find runs.
+    place.command(&["train", "--resume", "a"]).assert().success().stderr(contains("resuming at step 9"));
+    place.command(&["train", "--resume", "none"]).assert().code(1).stderr(contains("no run to resume"));
     place.command(&["train", "--resume", "runs/none"]).assert().code(1).stderr(contains("no run to resume"));
     place.command(&["train", "--resume", "runs/a", "--lr", "0.5"]).assert().code(1).stderr(contains("with other settings"));
 }
@@ -106,6 +109,44 @@ fn what_cannot_be_is_refused_in_one_sentence() {
         assert!(!text.contains("panicked"), "{arguments:?}: {text}");
     }
     assert!(!place.path("runs").exists() || fs::read_dir(place.path("runs")).expect("a listing").next().is_none());
+}
+
+#[test]
+fn a_run_that_diverges_is_reported() {
+    let place = Place::new();
+    let words = ["--name", "a", "--lr", "50", "--clip", "0", "--steps", "20"];
+    let output = place.train(&words).assert().success().stdout(contains("finished, but diverged")).get_output().clone();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("training diverged") && text.contains("reduce --lr"), "{text}");
+    // ln 257, of bytes and the end of a document.
+    assert!(text.contains("a uniform prediction has 5.549"), "{text}");
+    assert!(text.split(|c: char| !c.is_ascii_digit()).all(|digits| digits.len() < 20), "{text}");
+    assert!(fs::read_to_string(place.path("runs/a/warnings.log")).expect("warnings").contains("diverged"));
+    place.train(&["--name", "b"]).assert().success().stdout(contains("diverged").not());
+}
+
+#[test]
+fn a_warmup_beyond_the_last_step_is_reported() {
+    let place = Place::new();
+    let said = contains("the warmup of 100 steps is longer than the run of 6");
+    place.train(&["--name", "a", "--warmup", "100"]).assert().success().stderr(said.clone());
+    place.train(&["--name", "b", "--warmup", "6"]).assert().success().stderr(said.not());
+}
+
+#[test]
+fn a_printed_configuration_can_be_edited() {
+    let place = Place::new();
+    let print = |words: &[&str]| {
+        let output = place.command(&[&["config"], words].concat()).assert().success().get_output().stdout.clone();
+        String::from_utf8(output).expect("text")
+    };
+    let text = print(&[]).replace("steps = 800", "steps = 60").replace("heads = 4\n", "heads = 2\n");
+    let settings = termwise_train::Settings::from_toml(&text, "the file").expect("settings");
+    assert_eq!((settings.steps, settings.horizon, settings.kv_heads, settings.head_dim), (60, 60, 2, 32));
+    // A value that was asked for is kept.
+    let asked: toml::Table = print(&["--horizon", "900", "--kv-heads", "1"]).parse().expect("TOML");
+    assert_eq!((asked["horizon"].as_integer(), asked["kv_heads"].as_integer()), (Some(900), Some(1)));
+    assert!(print(&["--recipe", "paper"]).contains("horizon = 1000000"));
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use termwise_report::{Block, Document, Section, counted};
 use termwise_train::metrics::{LastEvaluation, METRICS};
 use termwise_train::provenance;
+use termwise_train::runs::is_hidden;
 use termwise_train::settings::keys;
 use toml::{Table, Value};
 
@@ -131,7 +132,7 @@ fn runs_in(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     for place in [folder.to_owned(), folder.join("runs")] {
         if place.is_dir() {
             let entries = std::fs::read_dir(&place).map_err(termwise_llama::Error::io("read", &place))?;
-            runs.extend(entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| is_run(path)));
+            runs.extend(entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| is_run(path) && !is_hidden(path)));
         }
     }
     runs.sort();

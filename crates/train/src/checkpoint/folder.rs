@@ -137,6 +137,11 @@ impl Checkpoints {
         Ok(())
     }
 
+    /// Whether there is a checkpoint whose files have the right sizes.
+    pub fn has_complete(&self) -> Result<bool> {
+        Ok(self.list()?.iter().any(|(_, path)| manifest::looks_complete(path)))
+    }
+
     /// The newest good checkpoint, and what is wrong with newer ones; `None` where there is no checkpoint at all.
     /// An error where there are some and none is good.
     pub fn newest(&self) -> Result<Option<Found>> {

@@ -31,6 +31,12 @@ use termwise_base::files::{create_folder, read_text, sync_folder, write_synced};
 pub use folder::{Checkpoints, Found};
 pub use manifest::{MANIFEST, verify};
 
+/// The smallest folder that counts as complete.
+#[cfg(test)]
+pub(crate) fn write_empty_manifest(folder: &Path) -> Result<()> {
+    manifest::write(folder, &[])
+}
+
 /// Name of the file with the state.
 pub const STATE: &str = "state.json";
 /// Name of the file with the settings.

@@ -9,12 +9,14 @@
 //!     checkpoints/step-N/       see [`crate::checkpoint`]
 //!     warnings.log              what was unusual
 //!     nonfinite-step-N/         the diagnosis of a step that was not finite: [`crate::nonfinite`]
+//! runs/.<name>.replaced/        the run that this one replaces, until its first checkpoint
 //! ```
 //!
 //! Batch i of a run is batch i of its source under its seed, whatever happened before, and every sum has a fixed order: a run that was killed
 //! and resumed ends with the same bytes as one that was not, on any number of threads and, of a run that is cut into micro-batches, of processes:
 //! see [`crate::collective`]. Rank 0 alone touches the folder; the others read the checkpoint that it names, so that all see the same files.
 
+mod replace;
 mod training;
 
 use std::fs::File;
@@ -36,8 +38,12 @@ use crate::provenance::{self, Provenance};
 use crate::settings::keys::Effect;
 use crate::settings::{Layer, Settings};
 use termwise_base::files::{self, create_folder, read_text, write_whole};
-use termwise_data::Source;
+use termwise_data::{Rows, Source};
 
+pub(crate) use replace::locate;
+pub use replace::replaced_by;
+
+use replace::Replacement;
 use training::{Training, Writer};
 
 /// Where a run begins.
@@ -46,10 +52,19 @@ pub enum Start {
     /// At step 0, in a folder without a run.
     #[default]
     Fresh,
+    /// At step 0, in place of the run in the folder, if there is one. It is kept until the new run has a checkpoint, and put back if that fails before.
+    Replace,
     /// At the newest good checkpoint; at step 0 where a run was killed before its first.
     Resume,
     /// At this checkpoint and no other.
     At(PathBuf),
+}
+
+impl Start {
+    /// Whether the run begins at step 0 with the settings that were asked for, not with those of its folder.
+    pub fn is_new(&self) -> bool {
+        matches!(self, Start::Fresh | Start::Replace)
+    }
 }
 
 /// How a run is made; nothing here changes its results.
@@ -107,7 +122,7 @@ pub struct Outcome {
     pub loss: Option<f64>,
     /// The last evaluation of this session; absent if there was none or its loss was not finite.
     pub held_out: Option<Evaluation>,
-    /// Whether the loss of the last evaluation was not finite.
+    /// Whether the last loss is not finite, or far above that of the first step or of a uniform prediction.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub diverged: bool,
     /// The best held-out loss.
@@ -172,68 +187,105 @@ pub fn train(settings: &Settings, source: &dyn Source, options: &RunOptions) -> 
     }
     let threads = if settings.threads == 0 { std::thread::available_parallelism().map_or(1, usize::from) } else { settings.threads };
     let pool = termwise_base::threads::pool(threads)?;
-    pool.install(|| if options.collective.rank() == 0 { first(settings, source, options) } else { other(settings, source, options) })
+    pool.install(|| match options.collective.rank() {
+        0 => run_rank0(settings, source, options),
+        _ => run_worker(settings, source, options),
+    })
+}
+
+/// How far a start has come when it fails.
+#[derive(Default)]
+struct Reached {
+    /// The folder contains nothing but the work of this process.
+    alone: bool,
+    /// The other ranks know where to begin.
+    told: bool,
+    /// A step was made that a resumed run can build on, or left a folder to look at.
+    stepped: bool,
 }
 
 /// Rank 0: it holds the folder's lock.
-fn first(settings: &Settings, source: &dyn Source, options: &RunOptions) -> Result<Outcome> {
+fn run_rank0(settings: &Settings, source: &dyn Source, options: &RunOptions) -> Result<Outcome> {
     let folder = &options.folder;
-    let new = !folder.exists();
-    let mut done = false;
-    // Others wait for a word, also where there is nothing to begin with.
-    let mut told = false;
-    let outcome = create_folder(folder).map_err(Error::from).and_then(|()| lock(folder)).and_then(|_lock| {
-        let outcome = locked(settings, source, options, &mut done, &mut told);
-        if !done && options.start == Start::Fresh && outcome.as_ref().is_err_and(|error| !matches!(error, Error::RunExists { .. })) {
-            undo(folder, new);
-        }
-        outcome
-    });
-    if outcome.is_err() && !told {
-        // The error that matters is this one.
+    let mut reached = Reached::default();
+    let mut created = false;
+    let mut start = || -> Result<Outcome> {
+        replace::recover_missing(folder)?;
+        created = !folder.exists();
+        create_folder(folder)?;
+        // Held until the end.
+        let (_lock, recovered) = replace::recover(folder, lock(folder)?, options.start == Start::Replace)?;
+        with_lock(settings, source, options, recovered, &mut reached)
+    };
+    let outcome = start();
+    if outcome.is_err() && reached.alone && !reached.stepped {
+        undo(folder, created);
+    }
+    if outcome.is_err() && !reached.told {
+        // Others wait for a word, even if there is nothing to begin with. The error that matters is this one.
         let _ = options.collective.broadcast(&mut Vec::new());
     }
     outcome
 }
 
-/// As [`train`], with the folder's lock held. `done` is set once a step was made that a resumed run can build on, `told` once the other
-/// ranks know where to begin.
-fn locked(settings: &Settings, source: &dyn Source, options: &RunOptions, done: &mut bool, told: &mut bool) -> Result<Outcome> {
+/// As [`train`], with the folder's lock held.
+fn with_lock(
+    settings: &Settings,
+    source: &dyn Source,
+    options: &RunOptions,
+    recovered: replace::Recovered,
+    reached: &mut Reached,
+) -> Result<Outcome> {
     let folder = &options.folder.clone();
+    let replaces = match (&options.start, holds_run(folder)?) {
+        (Start::Fresh, true) => return Err(Error::RunExists { folder: folder.clone(), replaces: recovered.replaced }),
+        (Start::Replace, held) => held,
+        _ => false,
+    };
+    reached.alone = options.start.is_new() && !replaces;
     let checkpoints = Checkpoints::new(folder.join("checkpoints"));
-    let mut warnings = checkpoints.clean()?;
+    let mut warnings = recovered.warnings;
+    if !options.start.is_new() {
+        warnings.extend(checkpoints.clean()?);
+    }
     let (begin, further) = begin(settings, source, options, &checkpoints)?;
     warnings.extend(further);
     if begin.checkpoint.is_none() {
         let config = &begin.learner.model().config;
         let heads: Vec<_> = (0..config.num_hidden_layers).flat_map(|layer| config.heads(layer)).collect();
         warnings.extend(termwise_llama::generate::warnings(&heads));
+        // Some data are refused only when they are read.
+        source.train(settings.seed, 0, settings.batch, settings.length, &mut Rows::default())?;
     }
-    write_whole(&folder.join(SETTINGS), settings.to_toml().as_bytes())?;
     let mut options = options.clone();
+    let replacement = match (replaces, recovered.replaced) {
+        (true, _) => Some(Replacement::begin(folder, &settings.to_toml(), &options.provenance)?),
+        (false, Some(_)) => Some(Replacement::resume(folder)?),
+        (false, None) => None,
+    };
+    write_whole(&folder.join(SETTINGS), settings.to_toml().as_bytes())?;
     options.files.push((provenance::FILE.into(), provenance::note(folder, &options.provenance)?));
-    let writer = Writer::open(folder, checkpoints, begin.state.step)?;
-    *told = true;
-    let mut word = serde_json::to_vec(&Word { checkpoint: begin.checkpoint.clone() }).map_err(Error::json(folder))?;
-    options.collective.broadcast(&mut word)?;
+    let writer = Writer::open(folder, checkpoints, begin.state.step, replacement)?;
+    reached.told = true;
+    let mut message = serde_json::to_vec(&StartMessage { checkpoint: begin.checkpoint.clone() }).map_err(Error::json(folder))?;
+    options.collective.broadcast(&mut message)?;
     let mut training = Training::new(settings, source, &options, Some(writer), begin, warnings)?;
-    let outcome = training.run();
-    // A step that is not finite leaves a folder to look at.
-    *done = training.done() > 0 || matches!(outcome, Err(Error::NonFinite { .. }));
+    let outcome = training.run().map_err(|error| training.failed(error));
+    reached.stepped = training.done() > 0 || matches!(outcome, Err(Error::NonFinite { .. }));
     outcome
 }
 
-/// What rank 0 tells the others: where to begin.
+/// Rank 0 to the others: where to begin.
 #[derive(Serialize, Deserialize)]
-struct Word {
+struct StartMessage {
     checkpoint: Option<PathBuf>,
 }
 
 /// Another rank: it reads what rank 0 names, and writes nothing.
-fn other(settings: &Settings, source: &dyn Source, options: &RunOptions) -> Result<Outcome> {
-    let mut word = Vec::new();
-    options.collective.broadcast(&mut word)?;
-    let Ok(Word { checkpoint }) = serde_json::from_slice(&word) else { return Err(Error::FirstRank) };
+fn run_worker(settings: &Settings, source: &dyn Source, options: &RunOptions) -> Result<Outcome> {
+    let mut message = Vec::new();
+    options.collective.broadcast(&mut message)?;
+    let Ok(StartMessage { checkpoint }) = serde_json::from_slice(&message) else { return Err(Error::FirstRank) };
     let begin = match checkpoint {
         None => fresh(settings, source)?,
         Some(path) => {
@@ -245,18 +297,31 @@ fn other(settings: &Settings, source: &dyn Source, options: &RunOptions) -> Resu
     Training::new(settings, source, &options, None, begin, Vec::new())?.run()
 }
 
-/// Removes what a run has made that was refused before its first step, so that the corrected command can begin. In a folder that was there
-/// before, only what makes it a run.
-fn undo(folder: &Path, new: bool) {
-    let ours = |name: &str| {
-        [SETTINGS, provenance::FILE].contains(&name) || new && ([METRICS, LOCK, WARNINGS].contains(&name) || name.contains(".tfevents."))
-    };
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    for entry in entries.filter(|entry| entry.file_name().to_str().is_some_and(ours)) {
-        // What cannot be removed is in nobody's way but that of the next attempt, which will say so.
-        let _ = std::fs::remove_file(entry.path());
+/// Whether a file or folder with this name in the folder of a run is part of the run.
+fn is_run_file(name: &str) -> bool {
+    let files = [SETTINGS, provenance::FILE, METRICS, metrics::LATER, WARNINGS, LOCK, replace::MARKER, "checkpoints"];
+    // Temporary files of those.
+    let own = name.strip_prefix('.').and_then(|name| name.strip_suffix(".part")).unwrap_or(name);
+    files.contains(&own) || name.contains(".tfevents.") || own.starts_with("nonfinite-step-")
+}
+
+/// Whether a folder contains a run, or part of one.
+fn holds_run(folder: &Path) -> Result<bool> {
+    let entries = std::fs::read_dir(folder).map_err(Error::io("list", folder))?;
+    Ok(entries.flatten().any(|entry| entry.file_name().to_str().is_some_and(|name| name != LOCK && is_run_file(name))))
+}
+
+/// Removes the files of a run that was refused before its first step, so the corrected command can begin; other files stay. The settings are
+/// removed last: until then it is a run, which can be resumed.
+fn undo(folder: &Path, created: bool) {
+    let mut paths: Vec<PathBuf> = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    paths.retain(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(is_run_file));
+    paths.sort_by_key(|path| path.ends_with(SETTINGS));
+    for path in paths {
+        // A file that cannot be removed is only in the way of the next attempt, which reports it.
+        let _ = std::fs::remove_file(path);
     }
-    if new {
+    if created {
         // Only if nothing else is in it.
         let _ = std::fs::remove_dir(folder);
     }
@@ -290,12 +355,9 @@ struct Begin {
 
 fn begin(settings: &Settings, source: &dyn Source, options: &RunOptions, checkpoints: &Checkpoints) -> Result<(Begin, Vec<String>)> {
     let found = match &options.start {
-        Start::Fresh if options.folder.join(SETTINGS).exists() => {
-            return Err(Error::RunExists { folder: options.folder.clone() });
-        }
-        Start::Fresh => None,
+        Start::Fresh | Start::Replace => None,
         Start::Resume => match checkpoints.newest()? {
-            None => return Ok((fresh(settings, source)?, again(&options.folder)?)),
+            None => return Ok((fresh(settings, source)?, restart_warnings(&options.folder)?)),
             found => found,
         },
         Start::At(path) => Some(checkpoints.exactly(path)?),
@@ -314,9 +376,9 @@ fn begin(settings: &Settings, source: &dyn Source, options: &RunOptions, checkpo
     Ok((Begin { learner, state, checkpoint: Some(path) }, warnings))
 }
 
-/// A run without checkpoints begins again, which is right where it was killed before its first; what it says then. Where it must have had
-/// one it is an error.
-fn again(folder: &Path) -> Result<Vec<String>> {
+/// Warnings of a run without checkpoints that restarts at step 0, which is right if it was killed before its first checkpoint. An error if it must
+/// have had one.
+fn restart_warnings(folder: &Path) -> Result<Vec<String>> {
     let last = metrics::last_step(folder)?;
     let every = if folder.join(SETTINGS).is_file() { resumed_settings(folder, &[])?.checkpoint_every } else { 0 };
     if every > 0 && last > every {

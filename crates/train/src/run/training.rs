@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::replace::Replacement;
 use super::{Begin, Outcome, RunOptions};
 use crate::checkpoint::{Best, Checkpoints, State};
 use crate::clip;
@@ -44,19 +45,23 @@ pub(super) struct Writer {
     metrics: Metrics,
     /// Lines of metrics that could not be read.
     unreadable: usize,
+    /// The run that this one replaces is kept until the first checkpoint.
+    replacement: Option<Replacement>,
 }
 
 impl Writer {
     /// Cuts the metrics back to this step.
-    pub(super) fn open(folder: &Path, checkpoints: Checkpoints, step: u64) -> Result<Writer> {
+    pub(super) fn open(folder: &Path, checkpoints: Checkpoints, step: u64, replacement: Option<Replacement>) -> Result<Writer> {
         let (metrics, unreadable) = Metrics::open(folder, step)?;
-        Ok(Writer { checkpoints, metrics, unreadable })
+        Ok(Writer { checkpoints, metrics, unreadable, replacement })
     }
 }
 
 /// What is shown and reported, and never goes into a checkpoint.
 #[derive(Default)]
 struct Last {
+    /// Of step 1, if this session made it.
+    first: Option<f64>,
     loss: Option<f64>,
     held_out: Option<Evaluation>,
     /// Whether the loss of the last evaluation was not finite.
@@ -102,6 +107,13 @@ impl<'a> Training<'a> {
             let text = format!("the learning rate has fallen at step {} and stays there until step {}", settings.horizon, settings.steps);
             progress.warn(state.step, &text);
         }
+        if settings.warmup > settings.steps && state.step == 0 {
+            let (warmup, steps) = (settings.warmup, settings.steps);
+            let text = format!(
+                "the warmup of {warmup} steps is longer than the run of {steps}: the learning rate never reaches `lr`; reduce --warmup or train longer"
+            );
+            progress.warn(state.step, &text);
+        }
         if let Some(path) = &checkpoint {
             progress.say(&format!("resuming at step {} from {}", state.step, path.display()));
         }
@@ -128,6 +140,26 @@ impl<'a> Training<'a> {
     /// Steps done in all.
     pub(super) fn done(&self) -> u64 {
         self.state.step
+    }
+
+    /// Puts back the run that this one replaces, if it has failed before its first checkpoint. A step that was not finite is kept next to it.
+    pub(super) fn failed(&mut self, error: Error) -> Error {
+        let Some(replacement) = self.writer.as_mut().and_then(|writer| writer.replacement.as_mut()) else { return error };
+        let keep = matches!(error, Error::NonFinite { folder: Some(_), .. });
+        let kept = replacement.revert(keep).unwrap_or_else(|problem| {
+            let text = format!(
+                "the run that was to be replaced could not be put back: {problem}; the next `termwise train` in this folder does so"
+            );
+            self.progress.say(&format!("warning: {text}"));
+            None
+        });
+        match (error, kept) {
+            (Error::NonFinite { diagnosis, folder: Some(saved) }, Some(kept)) => {
+                let folder = saved.file_name().map(|name| kept.join(name));
+                Error::NonFinite { diagnosis, folder }
+            }
+            (error, _) => error,
+        }
     }
 
     pub(super) fn run(&mut self) -> Result<Outcome> {
@@ -221,6 +253,9 @@ impl<'a> Training<'a> {
     /// Goes on to the next step.
     fn count(&mut self, computed: &Computed) {
         let state = &mut self.state;
+        if state.step == 0 {
+            self.last.first = Some(computed.loss).filter(|loss| loss.is_finite());
+        }
         state.step += 1;
         state.updates = self.learner.updates();
         state.data_index += self.settings.accumulate as u64;
@@ -315,10 +350,13 @@ impl<'a> Training<'a> {
             return Ok(());
         }
         self.learner.collect()?;
-        if let Some(Writer { checkpoints, metrics, .. }) = &self.writer {
+        if let Some(Writer { checkpoints, metrics, replacement, .. }) = &mut self.writer {
             // Metrics first: what a checkpoint has passed must be in them.
             metrics.sync()?;
             let path = checkpoints.save(&*self.learner, &self.state, self.settings, &self.options.files)?;
+            if let Some(Err(error)) = replacement.as_mut().map(Replacement::commit) {
+                self.progress.warn(self.state.step, &format!("the replaced run could not be removed completely: {error}"));
+            }
             checkpoints.prune(self.state.step, self.settings.keep)?;
             self.checkpoint = Some(path);
         }
@@ -333,6 +371,7 @@ impl<'a> Training<'a> {
         if let Some(writer) = &self.writer {
             writer.metrics.finish(self.state.step)?;
         }
+        let diverged = self.last.diverged || self.diverged();
         // Whoever ends before rank 0 has written what it has to would end it, too.
         self.collective.barrier()?;
         let (time, tokens) = self.last.session;
@@ -343,7 +382,7 @@ impl<'a> Training<'a> {
             checkpoint: self.checkpoint.clone().unwrap_or_default(),
             loss: self.last.loss,
             held_out: self.last.held_out,
-            diverged: self.last.diverged,
+            diverged,
             best: self.state.best,
             skipped: self.state.skipped,
             warnings: self.progress.count,
@@ -351,6 +390,25 @@ impl<'a> Training<'a> {
         })
     }
 }
+
+impl Training<'_> {
+    /// Whether the last loss is far above that of the first step, or of a prediction that knows nothing; a warning if so.
+    fn diverged(&mut self) -> bool {
+        let last = self.last.held_out.map(|evaluation| evaluation.loss).filter(|_| self.state.held_out.is_some()).or(self.last.loss);
+        let uniform = (self.source.vocabulary() as f64).ln();
+        let expected = self.last.first.map_or(uniform, |first| first.min(uniform));
+        let Some(loss) = last.filter(|&loss| self.state.step >= self.settings.steps && loss > expected + DIVERGED) else { return false };
+        let first = self.last.first.map_or(String::new(), |first| format!(", that of step 1 was {first:.4}"));
+        let text = format!(
+            "training diverged: the last loss is {loss:.4}, a uniform prediction has {uniform:.4} (the logarithm of the vocabulary){first}; reduce --lr, or increase --warmup"
+        );
+        self.progress.warn(self.state.step, &text);
+        true
+    }
+}
+
+/// So many nats above where a run began, a loss is not the noise of small batches.
+const DIVERGED: f64 = 1.0;
 
 /// What ranks must have in common before they begin.
 fn agree_on_run(collective: &dyn Collective, settings: &Settings, source: &dyn Source, options: &RunOptions, state: &State) -> Result<()> {
@@ -399,7 +457,7 @@ mod tests {
         let options = RunOptions { display: Display::Silent, ..RunOptions::new(folder.path()) };
         let begin = super::super::fresh(&settings, source.as_ref()).expect("a model");
         let checkpoints = Checkpoints::new(folder.path().join("checkpoints"));
-        let writer = Writer::open(folder.path(), checkpoints.clone(), 0).expect("a folder");
+        let writer = Writer::open(folder.path(), checkpoints.clone(), 0, None).expect("a folder");
         let mut training = Training::new(&settings, source.as_ref(), &options, Some(writer), begin, Vec::new()).expect("a training");
         let file = |step| std::fs::metadata(checkpoints.place(step).join("manifest.json")).map(|file| (file.ino(), file.mtime_nsec()));
         training.save().expect("a checkpoint");

@@ -83,7 +83,7 @@ impl Layer {
 
 /// Sizes and attention of the model in a folder.
 fn sizes_of(folder: &str) -> Result<Table> {
-    let config = Config::read(folder)?;
+    let config = Config::read(crate::run::locate(folder))?;
     let attention = Value::try_from(config.attention_json()).map_err(|_| Error::Internal("an attention map that is no TOML"))?;
     let sizes = [
         ("hidden", config.hidden_size),

@@ -77,6 +77,23 @@ impl Settings {
         }
     }
 
+    /// Restores the zeros that stand for another setting's value, for a file that is meant to be edited: a changed number of steps then also
+    /// changes the horizon.
+    #[must_use]
+    pub fn with_zeros(mut self, layers: &[Layer]) -> Settings {
+        let given = |key: &str| layers.iter().rev().find_map(|layer| layer.table.get(key)).and_then(Value::as_integer).unwrap_or(0);
+        if given("kv_heads") == 0 {
+            self.kv_heads = 0;
+        }
+        if given("head_dim") == 0 {
+            self.head_dim = 0;
+        }
+        if given("horizon") == 0 {
+            self.horizon = 0;
+        }
+        self
+    }
+
     /// How the rows of a step are cut.
     pub fn cut(&self) -> Cut {
         let &Settings { batch, length, accumulate, micro_batches, .. } = self;

@@ -12,7 +12,7 @@ impl Settings {
         if self.from.is_empty() {
             return self.sized_config(vocabulary);
         }
-        let config = Config { torch_dtype: Some("float32".into()), ..Config::read(&self.from)? };
+        let config = Config { torch_dtype: Some("float32".into()), ..Config::read(crate::run::locate(&self.from))? };
         let sizes = [
             ("hidden", self.hidden, config.hidden_size),
             ("mlp", self.mlp, config.intermediate_size),

@@ -6,5 +6,6 @@ mod eval;
 mod kill;
 mod nonfinite;
 mod ranks;
+mod replace;
 mod run;
 mod settings;

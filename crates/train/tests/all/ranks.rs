@@ -20,7 +20,7 @@ fn each<T: Send>(ranks: usize, work: impl Fn(Arc<Thread>) -> T + Sync) -> Vec<T>
     })
 }
 
-fn together(ranks: usize, settings: &Settings, folder: &Path, start: Start) -> Vec<Result<Outcome>> {
+pub fn together(ranks: usize, settings: &Settings, folder: &Path, start: Start) -> Vec<Result<Outcome>> {
     each(ranks, |rank| train(settings, &Walk::default(), &RunOptions { collective: rank, ..options(folder, start.clone()) }))
 }
 

@@ -30,7 +30,7 @@ def _arguments(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--folder", type=Path, help="of the run; without it one in --runs with a name made from the settings")
     parser.add_argument("--resume", nargs="?", const="", help="go on from the newest good checkpoint, or from exactly this one")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of runs")
-    parser.add_argument("--overwrite", action="store_true", help="begin anew where the folder holds a run already, which is removed")
+    parser.add_argument("--overwrite", action="store_true", help="replace a run in the folder; it is kept until the new run has its first checkpoint")
     parser.add_argument("--cache", type=Path, help="folder for tokenized text")
     parser.add_argument("--quiet", action="store_true", help="neither progress nor remarks")
     parser.add_argument("--device", help="cuda, cpu, mps, …; without it the accelerator that PyTorch finds, or the processor")
@@ -115,7 +115,7 @@ def main(words: list[str] | None = None) -> int:
         "resume": given.resume is not None,
         # A run in the place of a checkpoint is the run.
         "checkpoint": given.resume or None,
-        "overwrite": given.overwrite and collective.rank == 0,
+        "overwrite": given.overwrite,
         "cache": None if given.cache is None else os.fspath(given.cache),
         "remarks": shown,
     }
