@@ -6,10 +6,10 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 use termwise_report::{Block, Cell, Document, Documented, Table, duration};
 
+use crate::checkpoint::SETTINGS;
 use crate::error::{Error, Result};
 use crate::metrics::{LastEvaluation, Line, METRICS, Tail};
 use crate::run::is_locked;
-use crate::settings::Settings;
 
 /// Runs, the newest last.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -23,6 +23,9 @@ pub struct Runs {
 pub struct Run {
     /// The folder.
     pub folder: PathBuf,
+    /// The variant of all heads and layers, as in its settings.
+    #[serde(default)]
+    pub attention: Option<String>,
     /// Whether it goes on.
     pub status: Status,
     /// Steps done, as far as they were logged.
@@ -51,27 +54,41 @@ pub enum Status {
     Stopped,
 }
 
+impl Status {
+    /// Of a run that has logged a step, with its steps in all and whether its last evaluation was not finite.
+    pub fn of(folder: &Path, step: Option<u64>, steps: Option<u64>, diverged: bool) -> Status {
+        let finished = step.is_some() && step == steps;
+        match () {
+            () if finished && !diverged => Status::Finished,
+            () if !finished && is_locked(folder) => Status::Running,
+            () if diverged => Status::Diverged,
+            () => Status::Stopped,
+        }
+    }
+
+    /// As one word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Status::Finished => "finished",
+            Status::Diverged => "diverged",
+            Status::Running => "running",
+            Status::Stopped => "stopped",
+        }
+    }
+}
+
 /// Bytes at the end of `metrics.jsonl` that contain the last losses. A line has some hundred bytes.
 const END: u64 = 64 * 1024;
 
 impl Runs {
-    /// The runs among these folders and right below them.
+    /// The runs in these folders, as [`find`] finds them.
     ///
     /// # Errors
-    /// Where a folder cannot be read. A run that is damaged is listed with what can be read of it.
+    /// If a folder cannot be read. A damaged run is listed with everything that can be read of it.
     pub fn list(folders: &[PathBuf]) -> Result<Runs> {
         let mut runs = Vec::new();
         for folder in folders {
-            if is_run(folder) {
-                runs.push(Run::look(folder));
-                continue;
-            }
-            for entry in std::fs::read_dir(folder).map_err(Error::io("read the folder", folder))? {
-                let path = entry.map_err(Error::io("read the folder", folder))?.path();
-                if is_run(&path) && !is_hidden(&path) {
-                    runs.push(Run::look(&path));
-                }
-            }
+            runs.extend(find(folder).map_err(Error::io("read the folder", folder))?.iter().map(|path| Run::look(path)));
         }
         runs.sort_by(|a, b| b.age.total_cmp(&a.age).then_with(|| a.folder.cmp(&b.folder)));
         Ok(Runs { runs })
@@ -79,7 +96,46 @@ impl Runs {
 }
 
 fn is_run(folder: &Path) -> bool {
-    folder.join("settings.toml").is_file()
+    folder.join(SETTINGS).is_file()
+}
+
+/// Levels below a folder that are searched for runs: `runs/NAME`, `sweeps/NAME/RUN`, and one more.
+const DEPTH: usize = 3;
+
+/// The folders of runs in a folder, sorted: itself if it is a run, or those up to three levels below. Links, hidden folders and folders inside a run
+/// are not searched. Subfolders that cannot be read are skipped.
+///
+/// # Errors
+/// If the folder itself cannot be read.
+pub fn find(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
+    fn below(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
+        if is_run(folder) {
+            found.push(folder.into());
+        } else if depth > 0 {
+            for entry in std::fs::read_dir(folder)?.flatten() {
+                // The kind of the entry itself: a link could lead in circles or out of the folder.
+                let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+                if is_folder && !entry.file_name().as_encoded_bytes().starts_with(b".") {
+                    let _ = below(&entry.path(), depth - 1, found);
+                }
+            }
+        }
+        Ok(())
+    }
+    let mut found = Vec::new();
+    below(folder, DEPTH, &mut found)?;
+    found.sort();
+    Ok(found)
+}
+
+/// The saved settings of a run, read leniently: settings of other builds are kept, and a file that cannot be read gives an empty table.
+pub fn saved_settings(folder: &Path) -> toml::Table {
+    std::fs::read_to_string(folder.join(SETTINGS)).unwrap_or_default().parse().unwrap_or_default()
+}
+
+/// Steps in all according to the saved settings.
+pub fn steps_of(settings: &toml::Table) -> Option<u64> {
+    settings.get("steps")?.as_integer()?.try_into().ok()
 }
 
 /// Whether a folder is hidden, as a run is while it is being replaced.
@@ -89,10 +145,17 @@ pub fn is_hidden(folder: &Path) -> bool {
 
 impl Run {
     fn look(folder: &Path) -> Run {
-        let settings = std::fs::read_to_string(folder.join("settings.toml")).ok();
-        let steps = settings.and_then(|text| Settings::from_toml(&text, &folder.display().to_string()).ok()).map(|settings| settings.steps);
-        let mut run =
-            Run { folder: folder.to_owned(), status: Status::Stopped, step: 0, steps, loss: None, held_out: None, age: f64::INFINITY };
+        let settings = saved_settings(folder);
+        let mut run = Run {
+            folder: folder.to_owned(),
+            attention: settings.get("attention").and_then(toml::Value::as_str).map(str::to_owned),
+            status: Status::Stopped,
+            step: 0,
+            steps: steps_of(&settings),
+            loss: None,
+            held_out: None,
+            age: f64::INFINITY,
+        };
         let mut last = LastEvaluation::Missing;
         // The first line may be incomplete, and a damaged file is shown as far as it can be read.
         for line in Tail::from_end(folder, END).read().unwrap_or_default().lines.into_iter().flatten() {
@@ -106,15 +169,9 @@ impl Run {
             run.held_out = Some(evaluation.loss);
         }
         let written = |name: &str| std::fs::metadata(folder.join(name)).and_then(|data| data.modified()).ok();
-        let newest = [METRICS, "settings.toml", "checkpoints"].into_iter().filter_map(written).max();
+        let newest = [METRICS, SETTINGS, "checkpoints"].into_iter().filter_map(written).max();
         run.age = newest.map_or(0.0, |time| SystemTime::now().duration_since(time).map_or(0.0, |age| age.as_secs_f64()));
-        let (finished, diverged) = (Some(run.step) == steps, matches!(last, LastEvaluation::NotFinite(_)));
-        run.status = match () {
-            () if finished && !diverged => Status::Finished,
-            () if !finished && is_locked(folder) => Status::Running,
-            () if diverged => Status::Diverged,
-            () => Status::Stopped,
-        };
+        run.status = Status::of(folder, Some(run.step), run.steps, matches!(last, LastEvaluation::NotFinite(_)));
         run
     }
 }
@@ -127,17 +184,12 @@ impl Documented for Runs {
             let text = "There are no runs here; `termwise train` makes one.";
             return Document { title: String::new(), lead: vec![Block::text(text)], sections: Vec::new() };
         }
-        let mut table = Table::new("", ["run", "status", "step", "of", "loss", "held-out", "age"]);
+        let mut table = Table::new("", ["run", "attention", "status", "step", "of", "loss", "held-out", "age"]);
         for run in &self.runs {
-            let status = match run.status {
-                Status::Finished => "finished",
-                Status::Diverged => "diverged",
-                Status::Running => "running",
-                Status::Stopped => "stopped",
-            };
             table.rows.push(vec![
                 Cell::code(run.folder.display().to_string()),
-                Cell::text(status),
+                Cell::maybe(run.attention.as_deref(), Cell::code),
+                Cell::text(run.status.name()),
                 Cell::Count(run.step),
                 Cell::maybe(run.steps, Cell::Count),
                 Cell::maybe(run.loss, |loss| Cell::Number(loss, 4)),
@@ -157,6 +209,30 @@ mod tests {
     use std::fs::File;
 
     use super::*;
+    use crate::settings::Settings;
+
+    #[test]
+    fn runs_are_found_up_to_three_levels_below() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let make = |name: &str| {
+            let run = folder.path().join(name);
+            std::fs::create_dir_all(&run).expect("a folder");
+            std::fs::write(run.join(SETTINGS), "steps = 3\nattention = \"taylor=0..2\"\nunknown = 1\n").expect("written");
+            run
+        };
+        let expected = ["a", "play/b", "sweeps/book/c"].map(make);
+        for name in ["a/checkpoints/step-00000003", "1/2/3/4", ".a.removed"] {
+            make(name);
+        }
+        #[cfg(unix)]
+        std::os::unix::fs::symlink(folder.path(), folder.path().join("link")).expect("a link");
+        assert_eq!(find(folder.path()).expect("a folder"), expected);
+        assert_eq!(find(&expected[1]).expect("a run"), expected[1..2]);
+        let listed = Runs::list(&[folder.path().to_owned()]).expect("a folder");
+        assert_eq!(listed.runs.len(), 3);
+        assert!(listed.runs.iter().all(|run| (run.attention.as_deref(), run.steps) == (Some("taylor=0..2"), Some(3))));
+        assert!(listed.document().to_html().contains("taylor=0..2"));
+    }
 
     #[test]
     fn runs_are_listed_with_what_can_be_read() {

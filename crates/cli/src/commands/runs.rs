@@ -16,7 +16,7 @@ Examples:
   termwise runs sweeps/recall/runs
   termwise runs --json | jq '.runs[] | select(.status == \"stopped\") | .folder'")]
 pub struct RunsArgs {
-    /// Folders that are runs or hold runs
+    /// Folders of runs; searched up to three levels below
     #[arg(value_name = "DIR", default_value = "runs")]
     pub folders: Vec<PathBuf>,
     #[command(flatten)]
