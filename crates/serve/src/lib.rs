@@ -2,10 +2,12 @@
 //!
 //! - [`live`]: the metrics of all runs, read as they grow;
 //! - [`look`]: attention and memory of a run's model on a text;
-//! - [`server`]: the page and what it asks for, to this machine alone and to those who have the token.
+//! - [`server`]: the page and its requests, for this machine alone and with a token;
+//! - `http`: the HTTP server below it, with limits on sizes, times and connections.
 //!
 //! Nothing is written. Runs are called by names that the server has found itself, so that no request names a path.
 
+mod http;
 pub mod live;
 pub mod look;
 pub mod server;

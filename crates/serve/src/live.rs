@@ -1,51 +1,57 @@
-//! Runs as they grow: each file of metrics is read once, and from then on only what was added.
+//! Runs as they grow. Each poll reads the metrics that were added and the settings that changed.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use serde::Serialize;
+use termwise_train::checkpoint::SETTINGS;
 use termwise_train::metrics::{Line, Tail};
-use termwise_train::run::is_locked;
-use termwise_train::runs::is_hidden;
+use termwise_train::runs::{Status, find, saved_settings, steps_of};
 
 use crate::Error;
 
-const SETTINGS: &str = "settings.toml";
-/// How deep below the folder runs are looked for: `runs/NAME`, `sweeps/NAME/RUN`, and one more.
-const DEPTH: usize = 3;
-/// How often new runs are looked for; those that are known are read at every request.
-const AGAIN: Duration = Duration::from_millis(400);
+/// How often the folder is searched for new and removed runs. Known runs are read at every request.
+const SEARCH_INTERVAL: Duration = Duration::from_millis(400);
+/// Last bytes of the metrics that are compared, so that a file in place of another is noticed.
+const TAIL: usize = 256;
 
 /// The runs of a folder, as far as they have been read.
 #[derive(Debug)]
 pub struct Live {
     folder: PathBuf,
     runs: BTreeMap<String, Watched>,
-    /// Counts refreshes that found something new; whoever has seen one asks for what came after.
+    /// Counts refreshes that found changes. A client sends the last revision that it has seen.
     revision: u64,
-    looked: Option<Instant>,
+    /// Revision of the last removal of a run.
+    removed: u64,
+    searched: Option<Instant>,
 }
 
 #[derive(Debug)]
 struct Watched {
     path: PathBuf,
-    tail: Tail,
-    /// Grows when metrics were cut back: whoever has older points forgets them.
+    metrics: Tail,
+    /// Revision of the first point. Clients drop points of other generations.
     generation: u64,
+    settings_file: Option<Stamp>,
     settings: BTreeMap<String, String>,
     steps: Option<u64>,
-    status: &'static str,
+    /// Revision of the last change of settings.
+    settings_changed: u64,
+    status: Status,
     /// The last step, and whether the loss of the last evaluation was not finite.
     last: Option<u64>,
     diverged: bool,
     curves: [Vec<Point>; 3],
     tokens_per_second: Option<f64>,
     changed: u64,
-    begun: u64,
 }
 
-/// Loss of training, loss on held-out data, loss on its recall tokens.
+/// Length, time and identity of a file or folder: if these are equal, so is its content.
+pub(crate) type Stamp = (u64, Option<SystemTime>, u64);
+
+/// Training loss, held-out loss, loss on the recall tokens of held-out data.
 const CURVES: [&str; 3] = ["train", "held_out", "recall"];
 
 #[derive(Clone, Copy, Debug)]
@@ -55,18 +61,21 @@ struct Point {
     revision: u64,
 }
 
-/// What is new.
+/// Changes since a revision.
 #[derive(Debug, Serialize)]
 pub struct News {
-    /// To ask with the next time.
+    /// The revision to send with the next request.
     pub revision: u64,
-    /// How many runs there are in all.
+    /// Number of runs.
     pub count: usize,
-    /// Those of which something is new.
+    /// Names of all runs, if some were removed. Clients drop the others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub names: Option<Vec<String>>,
+    /// Runs with changes.
     pub runs: Vec<RunNews>,
 }
 
-/// What is new of a run.
+/// Changes of a run.
 #[derive(Debug, Serialize)]
 pub struct RunNews {
     /// Its path below the folder.
@@ -77,9 +86,9 @@ pub struct RunNews {
     pub steps: Option<u64>,
     /// Of the last line.
     pub tokens_per_second: Option<f64>,
-    /// Points of other generations are to be forgotten.
+    /// Clients drop points of other generations.
     pub generation: u64,
-    /// Where the asker does not know them yet.
+    /// If they changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub settings: Option<BTreeMap<String, String>>,
     /// New points by curve: steps and values.
@@ -87,10 +96,10 @@ pub struct RunNews {
 }
 
 impl Live {
-    /// Reads all that is there.
+    /// Reads all runs of a folder.
     pub fn open(folder: &Path) -> Result<Live, Error> {
-        std::fs::read_dir(folder).map_err(|source| Error::Folder { path: folder.into(), source })?;
-        let mut live = Live { folder: folder.into(), runs: BTreeMap::new(), revision: 0, looked: None };
+        find(folder).map_err(|source| Error::Folder { path: folder.into(), source })?;
+        let mut live = Live { folder: folder.into(), runs: BTreeMap::new(), revision: 0, removed: 0, searched: None };
         live.refresh();
         Ok(live)
     }
@@ -100,27 +109,24 @@ impl Live {
         self.runs.get(name).map(|run| run.path.as_path())
     }
 
-    /// Numbers that are kept.
+    /// Number of runs.
+    pub fn count(&self) -> usize {
+        self.runs.len()
+    }
+
+    /// Number of stored points.
     pub fn points(&self) -> usize {
         self.runs.values().flat_map(|run| &run.curves).map(Vec::len).sum()
     }
 
-    /// Reads what was added. A run that cannot be read is left as it was.
+    /// Reads changes. A run that cannot be read stays as it was.
     pub fn refresh(&mut self) {
-        let next = self.revision + 1;
-        let mut new = false;
-        if self.looked.is_none_or(|looked| looked.elapsed() > AGAIN) {
-            let mut found = Vec::new();
-            runs_below(&self.folder, DEPTH, &mut found);
-            self.runs.retain(|_, run| found.contains(&run.path));
-            for path in found {
-                let below = path.strip_prefix(&self.folder).unwrap_or(&path).display().to_string();
-                let name =
-                    if below.is_empty() { path.file_name().map_or("run".into(), |n| n.to_string_lossy().into_owned()) } else { below };
-                self.runs.entry(name).or_insert_with(|| Watched::new(path, next));
-            }
-            self.looked = Some(Instant::now());
+        if self.searched.is_none_or(|searched| searched.elapsed() > SEARCH_INTERVAL) {
+            self.search();
+            self.searched = Some(Instant::now());
         }
+        let next = self.revision + 1;
+        let mut new = self.removed == next;
         for run in self.runs.values_mut() {
             new |= run.refresh(next);
         }
@@ -129,17 +135,34 @@ impl Live {
         }
     }
 
-    /// What came after a revision; everything after 0.
+    /// Adds new runs and drops removed ones.
+    fn search(&mut self) {
+        let next = self.revision + 1;
+        // The folder itself may be gone.
+        let found = find(&self.folder).unwrap_or_default();
+        let before = self.runs.len();
+        self.runs.retain(|_, run| found.binary_search(&run.path).is_ok());
+        if self.runs.len() < before {
+            self.removed = next;
+        }
+        for path in found {
+            let below = path.strip_prefix(&self.folder).unwrap_or(&path).display().to_string();
+            let name = if below.is_empty() { path.file_name().map_or("run".into(), |n| n.to_string_lossy().into_owned()) } else { below };
+            self.runs.entry(name).or_insert_with(|| Watched::new(path, next));
+        }
+    }
+
+    /// Changes after a revision; everything after 0.
     pub fn since(&self, revision: u64) -> News {
         let changed = self.runs.iter().filter(|(_, run)| run.changed > revision);
         let runs = changed
             .map(|(name, run)| RunNews {
                 name: name.clone(),
-                status: run.status,
+                status: run.status.name(),
                 steps: run.steps,
                 tokens_per_second: run.tokens_per_second,
                 generation: run.generation,
-                settings: (run.begun > revision).then(|| run.settings.clone()),
+                settings: (run.settings_changed > revision).then(|| run.settings.clone()),
                 points: CURVES
                     .into_iter()
                     .zip(&run.curves)
@@ -151,96 +174,102 @@ impl Live {
                     .collect(),
             })
             .collect();
-        News { revision: self.revision, count: self.runs.len(), runs }
+        let names = (self.removed > revision).then(|| self.runs.keys().cloned().collect());
+        News { revision: self.revision, count: self.runs.len(), names, runs }
     }
 }
 
-fn runs_below(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) {
-    if folder.join(SETTINGS).is_file() {
-        found.push(folder.into());
-        return;
-    }
-    if depth == 0 {
-        return;
-    }
-    let mut below: Vec<PathBuf> = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
-    below.sort();
-    // A link could lead in circles or out of the folder; a hidden folder is a run that is being replaced.
-    for path in below.iter().filter(|path| path.symlink_metadata().is_ok_and(|data| data.is_dir()) && !is_hidden(path)) {
-        runs_below(path, depth - 1, found);
-    }
+pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
+    let data = std::fs::metadata(path).ok()?;
+    #[cfg(unix)]
+    let identity = std::os::unix::fs::MetadataExt::ino(&data);
+    #[cfg(not(unix))]
+    let identity = 0;
+    Some((data.len(), data.modified().ok(), identity))
 }
 
 impl Watched {
     fn new(path: PathBuf, revision: u64) -> Watched {
-        let text = std::fs::read_to_string(path.join(SETTINGS)).unwrap_or_default();
-        let table: toml::Table = text.parse().unwrap_or_default();
-        let steps = table.get("steps").and_then(toml::Value::as_integer).and_then(|steps| steps.try_into().ok());
-        let plain = |value: &toml::Value| match value {
-            toml::Value::String(text) => text.clone(),
-            other => other.to_string(),
-        };
-        let settings = table.iter().map(|(key, value)| (key.clone(), plain(value))).collect();
-        let (changed, begun) = (revision, revision);
-        let (generation, status) = (0, "stopped");
         Watched {
-            tail: Tail::new(&path),
+            metrics: Tail::new(&path),
             path,
-            generation,
-            settings,
-            steps,
-            status,
+            generation: revision,
+            settings_file: None,
+            settings: BTreeMap::new(),
+            steps: None,
+            settings_changed: revision,
+            status: Status::Stopped,
             last: None,
             diverged: false,
             curves: Default::default(),
             tokens_per_second: None,
-            changed,
-            begun,
+            changed: revision,
         }
     }
 
-    /// Whether anything is new.
+    /// Whether anything changed.
     fn refresh(&mut self, revision: u64) -> bool {
         let mut new = self.changed == revision;
-        if let Ok(appended) = self.tail.read() {
-            if appended.restarted {
-                (self.generation, self.curves, self.last, self.diverged) = (self.generation + 1, Default::default(), None, false);
-            }
-            for line in appended.lines.into_iter().flatten() {
-                new = true;
-                let step = line.step();
-                self.last = Some(step);
-                let mut add = |curve: usize, value: f64| self.curves[curve].push(Point { step, value, revision });
-                match line {
-                    Line::Train(train) => {
-                        add(0, train.loss);
-                        self.tokens_per_second = Some(train.tokens_per_second);
-                    }
-                    Line::HeldOut { evaluation, .. } => {
-                        self.diverged = evaluation.is_none();
-                        if let Some(evaluation) = evaluation {
-                            add(1, evaluation.loss);
-                            if let Some(recall) = evaluation.recall {
-                                add(2, recall.loss);
-                            }
-                        }
-                    }
-                }
-            }
-        }
-        let finished = self.last.is_some() && self.last == self.steps;
-        let status = match () {
-            () if finished && !self.diverged => "finished",
-            () if !finished && is_locked(&self.path) => "running",
-            () if self.diverged => "diverged",
-            () => "stopped",
-        };
+        new |= self.refresh_settings(revision);
+        // A file that cannot be read is tried again at the next refresh.
+        new |= self.refresh_metrics(revision).unwrap_or(false);
+        let status = Status::of(&self.path, self.last, self.steps, self.diverged);
         new |= status != self.status;
         self.status = status;
         if new {
             self.changed = revision;
         }
         new
+    }
+
+    /// Whether the settings were read again: a run was resumed with other settings, or another run is in its place.
+    fn refresh_settings(&mut self, revision: u64) -> bool {
+        let found = stamp(&self.path.join(SETTINGS));
+        if found.is_none() || found == self.settings_file {
+            return false;
+        }
+        self.settings_file = found;
+        let table = saved_settings(&self.path);
+        let plain = |value: &toml::Value| match value {
+            toml::Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        self.steps = steps_of(&table);
+        self.settings = table.iter().map(|(key, value)| (key.clone(), plain(value))).collect();
+        self.settings_changed = revision;
+        true
+    }
+
+    /// Reads the lines that were added, or all of them if the file is another one. Whether anything changed.
+    fn refresh_metrics(&mut self, revision: u64) -> termwise_train::Result<bool> {
+        let appended = self.metrics.read()?;
+        if appended.restarted {
+            (self.generation, self.curves, self.tokens_per_second) = (revision, Default::default(), None);
+            (self.last, self.diverged) = (None, false);
+        }
+        let mut new = appended.restarted;
+        for line in appended.lines.into_iter().flatten() {
+            new = true;
+            let step = line.step();
+            self.last = Some(step);
+            let mut add = |curve: usize, value: f64| self.curves[curve].push(Point { step, value, revision });
+            match line {
+                Line::Train(train) => {
+                    add(0, train.loss);
+                    self.tokens_per_second = Some(train.tokens_per_second);
+                }
+                Line::HeldOut { evaluation, .. } => {
+                    self.diverged = evaluation.is_none();
+                    if let Some(evaluation) = evaluation {
+                        add(1, evaluation.loss);
+                        if let Some(recall) = evaluation.recall {
+                            add(2, recall.loss);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(new)
     }
 }
 
@@ -277,14 +306,14 @@ mod tests {
         file.write_all(line(3, 2.0).as_bytes()).expect("written");
         live.refresh();
         let third = live.since(second.revision);
-        assert_eq!((third.runs[0].status, third.runs[0].generation), ("finished", 0));
+        assert_eq!((third.runs[0].status, third.runs[0].generation), ("finished", first.runs[0].generation));
         assert_eq!(live.points(), 3);
 
         std::fs::write(run.join("new"), line(1, 3.0)).expect("a file");
         std::fs::rename(run.join("new"), run.join(METRICS)).expect("renamed");
         live.refresh();
         let cut = live.since(third.revision);
-        assert_eq!((cut.runs[0].generation, cut.runs[0].status), (1, "stopped"));
+        assert!(cut.runs[0].generation > first.runs[0].generation && cut.runs[0].status == "stopped");
         assert_eq!(cut.runs[0].points["train"], (vec![1], vec![3.0]), "points of the new generation, all of them");
         let mut file = std::fs::OpenOptions::new().append(true).open(run.join(METRICS)).expect("a file");
         let bad = "{\"kind\":\"held_out\",\"step\":3,\"time\":1.0,\"loss\":null,\"finite\":false}\n";
@@ -294,6 +323,85 @@ mod tests {
         assert_eq!(diverged.runs[0].status, "diverged");
         assert!(!diverged.runs[0].points.contains_key("held_out"), "no point where the loss is not finite");
         assert!(Live::open(&folder.path().join("missing")).is_err());
+    }
+
+    /// Of a run that is watched: a file is written, and time passes, so that the folder is searched again.
+    fn refreshed(live: &mut Live) -> News {
+        let before = live.revision;
+        live.searched = None;
+        live.refresh();
+        live.since(before)
+    }
+
+    #[test]
+    fn settings_and_steps_are_read_again_when_they_change() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let run = folder.path().join("a");
+        std::fs::create_dir(&run).expect("a folder");
+        std::fs::write(run.join(SETTINGS), "steps = 30\nlr = 0.01\n").expect("a file");
+        std::fs::write(run.join(METRICS), line(30, 2.0)).expect("a file");
+        let mut live = Live::open(folder.path()).expect("a folder");
+        let first = live.since(0);
+        assert_eq!((first.runs[0].steps, first.runs[0].status), (Some(30), "finished"));
+        assert!(refreshed(&mut live).runs.is_empty(), "nothing changed");
+
+        // Resumed with more steps.
+        std::fs::write(run.join(SETTINGS), "steps = 90\nlr = 0.01\n").expect("a file");
+        let resumed = refreshed(&mut live);
+        assert_eq!((resumed.runs[0].steps, resumed.runs[0].status), (Some(90), "stopped"));
+        assert_eq!(resumed.runs[0].settings.as_ref().map(|settings| settings["steps"].as_str()), Some("90"));
+        assert!(resumed.runs[0].points.is_empty(), "its points are known");
+        std::fs::write(run.join(METRICS), line(30, 2.0) + &line(90, 1.5)).expect("a file");
+        let done = refreshed(&mut live);
+        assert_eq!((done.runs[0].status, &done.runs[0].points["train"]), ("finished", &(vec![90], vec![1.5])));
+
+        // Another run in its place, whose metrics are longer than those that were read, in the same file.
+        std::fs::write(run.join(SETTINGS), "steps = 30\nlr = 0.5\n").expect("a file");
+        std::fs::write(run.join(METRICS), (10..=20).map(|step| line(step, 7.0)).collect::<String>()).expect("a file");
+        let other = refreshed(&mut live);
+        assert_eq!(other.runs[0].settings.as_ref().map(|settings| settings["lr"].as_str()), Some("0.5"));
+        assert_eq!((other.runs[0].steps, other.runs[0].status), (Some(30), "stopped"));
+        assert!(other.runs[0].generation > done.runs[0].generation);
+        assert_eq!(other.runs[0].points["train"], ((10..=20).collect(), vec![7.0; 11]), "no points of the run before");
+
+        // Without metrics yet.
+        std::fs::remove_file(run.join(METRICS)).expect("removed");
+        let empty = refreshed(&mut live);
+        assert!(empty.runs[0].generation > other.runs[0].generation && empty.runs[0].points.is_empty());
+        assert_eq!(live.points(), 0);
+    }
+
+    #[test]
+    fn removed_runs_are_reported() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for name in ["a", "b"] {
+            std::fs::create_dir(folder.path().join(name)).expect("a folder");
+            std::fs::write(folder.path().join(name).join(SETTINGS), "steps = 3\n").expect("a file");
+            std::fs::write(folder.path().join(name).join(METRICS), line(1, 3.0)).expect("a file");
+        }
+        let mut live = Live::open(folder.path()).expect("a folder");
+        let first = live.since(0);
+        assert_eq!((first.count, first.names), (2, None));
+        std::fs::remove_dir_all(folder.path().join("a")).expect("removed");
+        let news = refreshed(&mut live);
+        assert_eq!((news.count, news.names, news.runs.len()), (1, Some(vec!["b".to_owned()]), 0));
+        assert_eq!(refreshed(&mut live).names, None, "reported once");
+        assert_eq!(live.since(first.revision).names, Some(vec!["b".to_owned()]), "also to a client that asks late");
+        assert!(live.path("a").is_none());
+
+        // Removed and made again between two requests of a client: the client drops the points that it has.
+        let before = live.revision;
+        let generation = first.runs[1].generation;
+        std::fs::remove_dir_all(folder.path().join("b")).expect("removed");
+        refreshed(&mut live);
+        std::fs::create_dir(folder.path().join("b")).expect("a folder");
+        std::fs::write(folder.path().join("b").join(SETTINGS), "steps = 3\n").expect("a file");
+        refreshed(&mut live);
+        let again = live.since(before);
+        assert!(again.runs[0].name == "b" && again.runs[0].generation > generation && again.runs[0].settings.is_some());
+
+        std::fs::remove_dir_all(folder.path()).expect("removed");
+        assert_eq!((refreshed(&mut live).count, live.since(0).runs.len()), (0, 0), "the folder is gone");
     }
 
     #[cfg(unix)]

@@ -9,12 +9,16 @@ use termwise_llama::Model;
 use termwise_train::resolve;
 use termwise_train::source::language_of;
 
+use crate::live::{Stamp, stamp};
+
 /// Tokens of a text that are looked at.
 pub const MOST: usize = 512;
 
-/// A model that was looked into, kept for the next question.
+/// The model of the last request, kept for the next one.
 pub struct Opened {
     folder: PathBuf,
+    /// Of the folder: an overwritten run has other checkpoints under the same names.
+    stamp: Option<Stamp>,
     model: Model,
     tokenizer: Tokenizer,
 }
@@ -35,10 +39,11 @@ pub struct Answer {
 }
 
 impl Opened {
-    /// The best checkpoint of the run in a folder; the one that is open where it is still that.
+    /// The best checkpoint of the run in a folder; `before` if it is still that one.
     pub fn of_run(run: &Path, before: Option<Opened>) -> Result<Opened, String> {
         let folder = resolve::model(Some(&run.display().to_string())).map_err(|error| error.to_string())?.folder;
-        if let Some(before) = before.filter(|before| before.folder == folder) {
+        let stamp = stamp(&folder);
+        if let Some(before) = before.filter(|before| before.folder == folder && before.stamp == stamp) {
             return Ok(before);
         }
         let tokenizer = if folder.join("tokenizer.json").is_file() {
@@ -47,7 +52,7 @@ impl Opened {
             Ok(Tokenizer::bytes())
         };
         let (model, tokenizer) = (Model::read(&folder).map_err(|error| error.to_string())?, tokenizer.map_err(|error| error.to_string())?);
-        Ok(Opened { folder, model, tokenizer })
+        Ok(Opened { folder, stamp, model, tokenizer })
     }
 
     /// A text that the model can say something about: a question of its language, or a line.

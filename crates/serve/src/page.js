@@ -27,17 +27,22 @@
         run.smoothed = null;
       }
     }
+    // Names of all runs come when some were removed.
+    if (news.names) {
+      const known = new Set(news.names);
+      for (const name of runs.keys()) if (!known.has(name)) { runs.delete(name); state.shown.delete(name); }
+    }
     state.revision = news.revision;
   }
 
   async function poll() {
     try {
       const began = performance.now(), news = await (await ask("/news", [["since", state.revision]])).json();
-      const before = runs.size;
+      const before = [...runs.keys()].join("\n");
       take(news);
-      if (news.runs.length) {
+      if (news.runs.length || news.names) {
         if (!state.touched) state.shown = new Set([...runs.values()].slice(-AT_FIRST).map((run) => run.name));
-        if (runs.size !== before) choices();
+        if ([...runs.keys()].join("\n") !== before || news.runs.some((run) => run.settings)) choices();
         rows();
         draw();
         document.body.dataset.drawn = String(performance.now() - began);
@@ -146,7 +151,7 @@
     $("colour").replaceChildren(element("option", { value: "" }, "run"), ...varied().map((key) => element("option", { value: key }, key)));
     $("colour").value = chosen;
     $("look-run").replaceChildren(...[...runs.keys()].map((name) => element("option", { value: name }, name)));
-    if (look) $("look-run").value = look;
+    if (runs.has(look)) $("look-run").value = look;
   }
 
   // ---- Inside a model -------------------------------------------------------------------------------------------------------------------

@@ -1,43 +1,39 @@
-//! The page and what it asks for.
+//! The page and its requests.
 //!
 //! ```text
 //! GET /?token=T                                            the page
-//! GET /news?token=T&since=N                                what came after revision N, as JSON
+//! GET /news?token=T&since=N                                changes after revision N, as JSON
 //! GET /look?token=T&run=NAME&text=…&layer=&head=&query=&order=    attention and memory, as JSON
 //! GET /export?token=T&run=NAME&run=…                       a page of these runs as one file
 //! ```
 //!
-//! Whoever asks must name this machine as host, must not come from a page of another origin, and must have the token. Answers say that they are
-//! for this page alone, and are kept nowhere.
+//! A request must name this machine as host, must not come from a page of another origin, and must have the token. Answers are marked as
+//! not to be cached, framed or read by other origins.
 
+use std::net::TcpListener;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
 
 use serde::Serialize;
 use termwise_inspect::look::Request as LookRequest;
 use termwise_report::{FIGURES, ScriptedPage, style_sheet};
-use tiny_http::{Header, Method, Request, Response};
 
 use crate::Error;
+use crate::http::{self, Answer, Handler, Request, lock};
 use crate::live::Live;
 use crate::look::Opened;
 
-/// Set from outside, it ends the server.
+/// The flag that ends the server.
 pub type Stop = AtomicBool;
 
 const SCRIPT: &str = include_str!("page.js");
 const BODY: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
-/// Threads that answer: a look into a model must not hold up the curves.
-const THREADS: usize = 3;
-/// Bytes of an address, which holds a text to look at.
-const LONGEST: usize = 64 * 1024;
 
-/// A server that listens, and what it serves.
+/// A listening server with the runs that it shows.
 pub struct Server {
-    http: tiny_http::Server,
+    listener: TcpListener,
     port: u16,
     token: String,
     live: Mutex<Live>,
@@ -45,40 +41,24 @@ pub struct Server {
     page: String,
 }
 
-/// What is answered.
-struct Answer {
-    status: u16,
-    kind: &'static str,
-    body: Vec<u8>,
-    /// A name under which it is to be saved.
-    file: Option<&'static str>,
-}
-
-impl Answer {
-    fn json(value: &impl Serialize) -> Answer {
-        let body = serde_json::to_vec(value).expect("texts, numbers and lists are always valid JSON");
-        Answer { status: 200, kind: "application/json", body, file: None }
-    }
-
-    fn refused(status: u16, reason: &str) -> Answer {
-        Answer { status, kind: "text/plain; charset=utf-8", body: format!("{reason}\n").into_bytes(), file: None }
-    }
+fn json(value: &impl Serialize) -> Answer {
+    let body = serde_json::to_vec(value).expect("texts, numbers and lists are always valid JSON");
+    Answer { status: 200, kind: "application/json", body, file: None }
 }
 
 impl Server {
     /// Reads the runs of a folder and listens on a port of this machine; port 0 is any that is free.
     pub fn open(folder: &Path, port: u16) -> Result<Server, Error> {
         let live = Live::open(folder)?;
-        let refuse = |reason: String| Error::Port { port, reason };
-        let http = tiny_http::Server::http(("127.0.0.1", port)).map_err(|error| refuse(error.to_string()))?;
-        let port = http.server_addr().to_ip().map(|address| address.port()).ok_or_else(|| refuse("it has no address".into()))?;
+        let (listener, address) = http::listen(port).map_err(|error| Error::Port { port, reason: error.to_string() })?;
+        let port = address.port();
         let mut bytes = [0u8; 16];
         getrandom::fill(&mut bytes).map_err(|error| Error::Random(error.to_string()))?;
         let token = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         let style = style_sheet() + STYLE;
         let page =
             ScriptedPage { title: "termwise: runs", body: BODY, style: &style, data: "{}", scripts: &[FIGURES, SCRIPT], connects: true };
-        Ok(Server { http, port, token, live: Mutex::new(live), opened: Mutex::new(None), page: page.to_html() })
+        Ok(Server { listener, port, token, live: Mutex::new(live), opened: Mutex::new(None), page: page.to_html() })
     }
 
     /// Where the page is, with the token.
@@ -88,83 +68,12 @@ impl Server {
 
     /// How many runs there are.
     pub fn runs(&self) -> usize {
-        lock(&self.live).since(u64::MAX).count
+        lock(&self.live).count()
     }
 
-    /// Answers until it is told to stop.
+    /// Answers requests until `stop` is set.
     pub fn run(&self, stop: &Stop) {
-        std::thread::scope(|scope| {
-            for _ in 0..THREADS {
-                scope.spawn(|| {
-                    while !stop.load(Ordering::Relaxed) {
-                        // Who has gone away needs no answer.
-                        if let Ok(Some(request)) = self.http.recv_timeout(Duration::from_millis(200)) {
-                            let answer = self.answer(&request);
-                            let _ = request.respond(response(answer));
-                        }
-                    }
-                });
-            }
-        });
-    }
-
-    fn answer(&self, request: &Request) -> Answer {
-        if let Some(refused) = self.refused(request) {
-            return refused;
-        }
-        let (path, query) = parts(request.url());
-        let first = |name: &str| query.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
-        match path {
-            "/" => Answer { status: 200, kind: "text/html; charset=utf-8", body: self.page.clone().into_bytes(), file: None },
-            "/news" => {
-                let since = first("since").and_then(|text| text.parse().ok()).unwrap_or(0);
-                let mut live = lock(&self.live);
-                live.refresh();
-                let news = live.since(since);
-                // Not while writing, so that others can ask.
-                drop(live);
-                Answer::json(&news)
-            }
-            "/look" => {
-                let number = |name: &str| first(name).and_then(|text| text.parse().ok()).unwrap_or(0);
-                let ask =
-                    LookRequest { layer: number("layer"), head: number("head"), query: number("query"), order: number("order").min(64) };
-                self.look(first("run").unwrap_or_default(), first("text"), ask)
-            }
-            "/export" => self.export(query.iter().filter(|(key, _)| key == "run").map(|(_, value)| value.as_str())),
-            _ => Answer::refused(404, "there is no such page"),
-        }
-    }
-
-    /// Why a request is not answered.
-    fn refused(&self, request: &Request) -> Option<Answer> {
-        let header = |name: &'static str| {
-            request.headers().iter().find(|header| header.field.equiv(name)).map(|header| header.value.as_str().to_owned())
-        };
-        if !matches!(request.method(), Method::Get | Method::Head) {
-            return Some(Answer::refused(405, "only GET is answered; nothing can be changed here"));
-        }
-        if request.url().len() > LONGEST {
-            return Some(Answer::refused(414, "the address is too long"));
-        }
-        // A name that leads here from elsewhere, so that a foreign page could read answers.
-        let hosts = [format!("127.0.0.1:{}", self.port), format!("localhost:{}", self.port)];
-        if !header("Host").is_some_and(|host| hosts.contains(&host)) {
-            return Some(Answer::refused(403, "this is a page of this machine, and was asked for by another name"));
-        }
-        let own = |origin: &String| hosts.iter().any(|host| *origin == format!("http://{host}"));
-        let foreign = header("Origin").is_some_and(|origin| !own(&origin));
-        // A link that leads here is "none" or "cross-site" with a navigation; scripts of other pages are neither.
-        let site = header("Sec-Fetch-Site").unwrap_or_else(|| "none".into());
-        if foreign || !["none", "same-origin"].contains(&site.as_str()) {
-            return Some(Answer::refused(403, "pages of another origin are not answered"));
-        }
-        let (_, query) = parts(request.url());
-        let given = query.iter().find(|(key, _)| key == "token").map_or("", |(_, token)| token.as_str());
-        if !same(given.as_bytes(), self.token.as_bytes()) {
-            return Some(Answer::refused(403, "the token is missing or wrong; use the address that `termwise serve` has printed"));
-        }
-        None
+        http::serve(&self.listener, self, stop);
     }
 
     fn look(&self, run: &str, text: Option<&str>, ask: LookRequest) -> Answer {
@@ -176,7 +85,7 @@ impl Server {
         };
         let text = text.map_or_else(|| model.example(), str::to_owned);
         let answer = match model.answer(&text, ask) {
-            Ok(found) => Answer::json(&serde_json::json!({"text": text, "found": found})),
+            Ok(found) => json(&serde_json::json!({"text": text, "found": found})),
             Err(reason) => Answer::refused(422, &reason),
         };
         *opened = Some(model);
@@ -197,26 +106,55 @@ impl Server {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What a thread left behind that panicked is still a list of runs.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn response(answer: Answer) -> Response<std::io::Cursor<Vec<u8>>> {
-    let mut response = Response::from_data(answer.body).with_status_code(answer.status);
-    let mut fields = vec![
-        ("Content-Type", answer.kind.to_owned()),
-        ("Cache-Control", "no-store".into()),
-        ("X-Content-Type-Options", "nosniff".into()),
-        ("X-Frame-Options", "DENY".into()),
-        ("Referrer-Policy", "no-referrer".into()),
-        ("Cross-Origin-Resource-Policy", "same-origin".into()),
-    ];
-    fields.extend(answer.file.map(|name| ("Content-Disposition", format!("attachment; filename=\"{name}\""))));
-    for (name, value) in fields {
-        response.add_header(Header::from_bytes(name, value).expect("fields are plain ASCII"));
+impl Handler for Server {
+    fn check(&self, request: &Request) -> Result<(), Answer> {
+        if !["GET", "HEAD"].contains(&request.method.as_str()) {
+            return Err(Answer::refused(405, "only GET is answered; nothing can be changed here"));
+        }
+        // Another name that leads here would let a page of that name read the answers.
+        let hosts = [format!("127.0.0.1:{}", self.port), format!("localhost:{}", self.port)];
+        let own_host = |host: &[u8]| hosts.iter().any(|own| own.as_bytes() == host);
+        if request.values("Host").count() != 1 || !request.values("Host").all(own_host) {
+            return Err(Answer::refused(403, "this is a page of this machine, and was asked for by another name"));
+        }
+        let own_origin = |origin: &[u8]| origin.strip_prefix(b"http://").is_some_and(own_host);
+        // A link that leads here is "none" or "cross-site" with a navigation; scripts of other pages are neither.
+        let own_site = |site: &[u8]| [&b"none"[..], b"same-origin"].contains(&site);
+        if !request.values("Origin").all(own_origin) || !request.values("Sec-Fetch-Site").all(own_site) {
+            return Err(Answer::refused(403, "pages of another origin are not answered"));
+        }
+        let (_, query) = parts(&request.target);
+        let given = query.iter().find(|(key, _)| key == "token").map_or("", |(_, token)| token.as_str());
+        if !same(given.as_bytes(), self.token.as_bytes()) {
+            return Err(Answer::refused(403, "the token is missing or wrong; use the address that `termwise serve` has printed"));
+        }
+        Ok(())
     }
-    response
+
+    fn answer(&self, request: &Request) -> Answer {
+        let (path, query) = parts(&request.target);
+        let first = |name: &str| query.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
+        match path {
+            "/" => Answer { status: 200, kind: "text/html; charset=utf-8", body: self.page.clone().into_bytes(), file: None },
+            "/news" => {
+                let since = first("since").and_then(|text| text.parse().ok()).unwrap_or(0);
+                let mut live = lock(&self.live);
+                live.refresh();
+                let news = live.since(since);
+                // The lock is not held while the answer is written.
+                drop(live);
+                json(&news)
+            }
+            "/look" => {
+                let number = |name: &str| first(name).and_then(|text| text.parse().ok()).unwrap_or(0);
+                let ask =
+                    LookRequest { layer: number("layer"), head: number("head"), query: number("query"), order: number("order").min(64) };
+                self.look(first("run").unwrap_or_default(), first("text"), ask)
+            }
+            "/export" => self.export(query.iter().filter(|(key, _)| key == "run").map(|(_, value)| value.as_str())),
+            _ => Answer::refused(404, "there is no such page"),
+        }
+    }
 }
 
 /// In a time that does not say how much of it is right.

@@ -118,10 +118,14 @@ pub fn now() -> f64 {
 #[derive(Clone, Debug)]
 pub struct Tail {
     path: PathBuf,
-    /// Bytes that have been read, and of which file.
+    /// Bytes that have been read, of which file, and the last of them.
     offset: u64,
     file: u64,
+    end: Vec<u8>,
 }
+
+/// Bytes before the offset that tell whether a file is still the one that was read.
+const COMPARED: usize = 128;
 
 /// The complete lines that were appended since the last call of [`Tail::read`].
 #[derive(Debug, Default)]
@@ -135,7 +139,7 @@ pub struct Appended {
 impl Tail {
     /// From the first line of a run's metrics.
     pub fn new(folder: &Path) -> Tail {
-        Tail { path: folder.join(METRICS), offset: 0, file: 0 }
+        Tail { path: folder.join(METRICS), offset: 0, file: 0, end: Vec::new() }
     }
 
     /// From so many bytes before the end. The first line may then be incomplete and unreadable.
@@ -151,13 +155,18 @@ impl Tail {
     pub fn read(&mut self) -> Result<Appended> {
         let mut appended = Appended::default();
         let mut file = match File::open(&self.path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(appended),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                (appended.restarted, self.offset) = (self.offset > 0, 0);
+                self.end.clear();
+                return Ok(appended);
+            }
             other => other.map_err(Error::io("read", &self.path))?,
         };
         let data = file.metadata().map_err(Error::io("read", &self.path))?;
-        if self.offset > 0 && (data.len() < self.offset || identity(&data) != self.file) {
-            // Resuming a run removes the lines after its checkpoint.
+        // Resuming a run removes the lines after its checkpoint, and another run may take its place.
+        if self.offset > 0 && !(identity(&data) == self.file && self.is_continued_by(&mut file).map_err(Error::io("read", &self.path))?) {
             (self.offset, appended.restarted) = (0, true);
+            self.end.clear();
         }
         self.file = identity(&data);
         let mut bytes = Vec::new();
@@ -165,8 +174,21 @@ impl Tail {
         read.map_err(Error::io("read", &self.path))?;
         bytes.truncate(bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end + 1));
         self.offset += bytes.len() as u64;
+        self.end.extend_from_slice(&bytes[bytes.len().saturating_sub(COMPARED)..]);
+        self.end.drain(..self.end.len().saturating_sub(COMPARED));
         appended.lines = bytes.split_inclusive(|&byte| byte == b'\n').map(serde_json::from_slice).collect();
         Ok(appended)
+    }
+
+    /// Whether a file contains the bytes that were read last, at their place.
+    fn is_continued_by(&self, file: &mut File) -> std::io::Result<bool> {
+        if file.metadata()?.len() < self.offset {
+            return Ok(false);
+        }
+        file.seek(SeekFrom::Start(self.offset - self.end.len() as u64))?;
+        let mut found = vec![0; self.end.len()];
+        file.read_exact(&mut found)?;
+        Ok(found == self.end)
     }
 }
 

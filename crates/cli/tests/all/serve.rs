@@ -153,6 +153,53 @@ fn only_this_machine_this_page_and_the_token_are_answered() {
 }
 
 #[test]
+fn runs_and_serve_list_the_same_runs() {
+    let place = Place::new();
+    for name in ["a", "play/b", "play/c", "sweeps/book/d"] {
+        run(&place.path("runs").join(name), "taylor=0..2", &[3.0, 2.0]);
+    }
+    let listed = support::termwise(&["runs", &place.at("runs"), "--json"]).assert().success().get_output().stdout.clone();
+    let listed: Value = serde_json::from_slice(&listed).expect("JSON");
+    let below = |run: &Value| Path::new(run["folder"].as_str().expect("text")).strip_prefix(place.path("runs")).expect("below").to_owned();
+    let mut names: Vec<_> = listed["runs"].as_array().expect("runs").iter().map(below).collect();
+    names.sort();
+    let served = Served::start(&place.path("runs"));
+    let news = |since: &Value| -> Value {
+        let answer = served.get(&format!("/news?since={since}")).1;
+        serde_json::from_str(answer.split_once("\r\n\r\n").expect("a body").1).expect("JSON")
+    };
+    let first = news(&json!(0));
+    let served_names: Vec<_> =
+        first["runs"].as_array().expect("runs").iter().map(|run| Path::new(run["name"].as_str().expect("text")).to_owned()).collect();
+    assert_eq!((served_names.len(), &served_names), (4, &names));
+    let printed = support::termwise(&["runs", &place.at("runs")]).assert().success().get_output().stdout.clone();
+    assert!(String::from_utf8_lossy(&printed).contains("taylor=0..2"));
+
+    // Resumed with more steps, and removed.
+    let settings = place.path("runs/a/settings.toml");
+    std::fs::write(&settings, std::fs::read_to_string(&settings).expect("a file").replace("100", "900")).expect("a file");
+    std::fs::remove_dir_all(place.path("runs/play")).expect("removed");
+    // New and removed folders are looked for at intervals.
+    std::thread::sleep(Duration::from_millis(500));
+    let second = news(&first["revision"]);
+    assert_eq!(second["names"], json!(["a", "sweeps/book/d"]), "{second}");
+    assert_eq!((&second["runs"][0]["name"], &second["runs"][0]["steps"]), (&json!("a"), &json!(900)), "{second}");
+}
+
+#[test]
+fn the_model_of_an_overwritten_run_is_read_again() {
+    let place = Place::new();
+    place.train(&["--name", "a", "--seed", "1"]).assert().success();
+    let served = Served::start(&place.path("runs"));
+    let look = || served.get("/look?run=a&text=Tom+walked&query=9");
+    let (status, first) = look();
+    assert!(status == 200 && look().1 == first, "{first}");
+    place.train(&["--name", "a", "--seed", "2", "--overwrite"]).assert().success();
+    let (status, second) = look();
+    assert!(status == 200 && second != first, "the weights of the model before");
+}
+
+#[test]
 fn it_listens_on_this_machine_alone() {
     let place = Place::new();
     std::fs::create_dir(place.path("runs")).expect("a folder");
@@ -211,6 +258,19 @@ fn curves_grow_names_stay_text_and_models_are_looked_into() {
     browser.evaluate("[...document.querySelectorAll('#runs th button')].find((b) => b.textContent.startsWith('loss')).click()");
     let first = browser.evaluate("document.querySelector('#runs tbody tr').dataset.run");
     assert_eq!(first, evil, "2.25 is the smaller loss");
+
+    // A run that is removed leaves the table and the list.
+    let gone = place.path("runs/gone");
+    run(&gone, "softmax", &[9.0]);
+    wait(
+        &mut browser,
+        "document.querySelectorAll('#runs tbody tr').length === 3 && document.querySelectorAll('#look-run option').length === 3",
+    );
+    std::fs::remove_dir_all(gone).expect("removed");
+    wait(
+        &mut browser,
+        "document.querySelectorAll('#runs tbody tr').length === 2 && document.querySelectorAll('#look-run option').length === 2",
+    );
 
     // Inside the model that was trained.
     browser.evaluate("document.getElementById('look-run').value = 'real'; document.getElementById('look-text').value = 'Tom walked'; document.getElementById('look').requestSubmit();");
