@@ -1,4 +1,4 @@
-"""What the tests share. What cannot run says so; TERMWISE_REQUIRE=torch,hf,shared or =all turns that into a failure."""
+"""Shared parts of the tests. Tests that cannot run are skipped with a reason; TERMWISE_REQUIRE=torch,shared (or all) turns a skip into a failure."""
 
 import os
 from pathlib import Path
@@ -11,10 +11,11 @@ SHARED = ROOT.parent / "shared"
 
 
 def need(name: str, there: bool, why: str) -> None:
-    """Skips where something is not there, or fails where it is required."""
+    """Skip if something is missing, or fail if it is required."""
     if there:
         return
-    if {name, "all"} & set(os.environ.get("TERMWISE_REQUIRE", "").split(",")):
+    required = {word.strip() for word in os.environ.get("TERMWISE_REQUIRE", "").split(",")}
+    if required & {name, "all"}:
         pytest.fail(f"{name} is required: {why}")
     # Also while a file is read, which then is skipped as a whole.
     pytest.skip(f"NOT RUN, {name}: {why}", allow_module_level=True)

@@ -2,13 +2,15 @@
 
 use std::process::Command;
 
-use termwise_unrun::{REQUIRE, need, shared};
+use termwise_unrun::{REQUIRE, compiled_out, need, shared};
 
 /// Not a test by itself: what the other starts as a process of its own.
 #[test]
 #[ignore = "started by the other test"]
 fn child() {
     assert_eq!(need("flowers", "flower", Some(3)), Some(3));
+    compiled_out("flowers", true, &["#[test]\n"]);
+    compiled_out("bees", false, &["#[test]\n#[test]\n"]);
     let Some(_) = shared("no such folder") else { return };
     unreachable!("it is not there");
 }
@@ -26,14 +28,23 @@ fn a_skip_is_said_past_the_harness_kept_and_fails_where_it_is_required() {
     };
     let (passed, said, _) = run("flowers");
     assert!(passed && said.contains("SKIPPED skips child: no ../shared/no such folder"), "{said}");
-    for required in ["shared", "browser, shared", "all"] {
+    assert!(said.contains("SKIPPED skips child: 2 tests compiled out without the feature bees"), "{said}");
+    for (required, reason) in [
+        ("shared", "no ../shared/no such folder"),
+        ("browser, shared", "no ../shared/no such folder"),
+        ("bees", "tests compiled out without the feature bees"),
+        ("all", "tests compiled out without the feature bees"),
+    ] {
         let (passed, _, out) = run(required);
-        assert!(!passed && out.contains("and there is no ../shared/no such folder"), "{required}: {out}");
+        assert!(!passed && out.contains(reason), "{required}: {out}");
     }
     // The child's command is this process, whose own record is another: it is left alone.
     let own = std::env::current_exe().expect("this test");
     let folder = own.parent().and_then(|deps| deps.parent()).expect("target/debug").join("skipped-tests");
     let record = folder.join(std::process::id().to_string());
-    assert_eq!(std::fs::read_to_string(&record).expect("a record"), "skips child: no ../shared/no such folder\n");
+    let bees = "2\tskips child: 2 tests compiled out without the feature bees\n";
+    // Once by each run up to its failure.
+    let folder = "1\tskips child: no ../shared/no such folder\n";
+    assert_eq!(std::fs::read_to_string(&record).expect("a record"), [bees, folder, bees, bees].concat());
     std::fs::remove_file(record).expect("a file");
 }

@@ -31,3 +31,8 @@ mod sweep;
 mod train;
 mod variants;
 mod verify;
+
+#[test]
+fn tests_of_missing_features_are_counted() {
+    termwise_unrun::compiled_out("mpi", cfg!(all(unix, feature = "mpi")), &[include_str!("ranks.rs")]);
+}
