@@ -225,3 +225,30 @@ fn listed(plan: &Plan, states: &[State]) -> Table {
     }
     table
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finished_runs_of_other_builds_are_named() {
+        let here = crate::build::here(&[]);
+        let mut older = here.clone();
+        older.build.version = "0.0.1".into();
+        let finished = |provenance| Record {
+            hash: "0123456789".into(),
+            seconds: 1.0,
+            provenance,
+            status: Status::Finished { metrics: Default::default() },
+        };
+        let (own, other, failed) = (
+            finished(vec![here.clone()]),
+            finished(vec![older.clone()]),
+            Record { status: Status::Failed { reason: String::new() }, ..finished(vec![older]) },
+        );
+        assert_eq!(mixed(&[("0123456789", &own), ("aaaaaaaaaa", &failed)], &here), None);
+        let warning = mixed(&[("0123456789", &own), ("abcdef0123", &other)], &here).expect("another build");
+        assert!(warning.contains("0.0.1") && warning.contains("1 run (abcdef)") && !warning.contains("012345 "), "{warning}");
+        assert!(warning.contains("--rerun-other-builds"), "{warning}");
+    }
+}

@@ -120,5 +120,5 @@ fn runs_say_which_build_made_them() {
     at(here, &["eval", "runs/first/checkpoints/step-00000004"]).success();
     at(here, &["report", "runs/first"]).success();
     let page = std::fs::read_to_string(here.join("report/index.html")).expect("a page");
-    assert!(page.contains("build unknown"));
+    assert!(page.contains("build unknown") && page.contains("Made by termwise "), "builds of the runs and of the page");
 }

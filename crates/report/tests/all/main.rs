@@ -2,6 +2,7 @@
 
 mod figure;
 mod page;
+mod result;
 mod sample;
 mod svg;
 mod terminal;

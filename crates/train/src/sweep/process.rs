@@ -238,3 +238,22 @@ fn flatten(name: &str, value: &Value, out: &mut Metrics) {
         _ => {}
     }
 }
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use rustix::process::{Pid, test_kill_process};
+
+    #[test]
+    fn a_process_does_not_outlive_a_panic_here() {
+        let child = Command::new("sleep").arg("600").spawn().expect("a process");
+        let pid = Pid::from_child(&child);
+        assert_eq!(test_kill_process(pid), Ok(()));
+        let caught = std::panic::catch_unwind(move || {
+            let _child = Ending(child);
+            panic!("an error in the sweep");
+        });
+        assert!(caught.is_err());
+        assert_eq!(test_kill_process(pid), Err(rustix::io::Errno::SRCH), "it was killed and waited for");
+    }
+}
