@@ -13,8 +13,6 @@ use crate::Error;
 
 /// How often the folder is searched for new and removed runs. Known runs are read at every request.
 const SEARCH_INTERVAL: Duration = Duration::from_millis(400);
-/// Last bytes of the metrics that are compared, so that a file in place of another is noticed.
-const TAIL: usize = 256;
 
 /// The runs of a folder, as far as they have been read.
 #[derive(Debug)]

@@ -121,8 +121,10 @@ fn a_locked_folder_is_waited_for_while_other_runs_go_on() {
     let folder = tempfile::tempdir().expect("a folder");
     let line = trained(10, 3.0);
     let runner = ProcessRunner::new([program(folder.path(), &line)], Arc::default());
-    let plan = plan("[axes]
-seed = [1, 2, 3]");
+    let plan = plan(
+        "[axes]
+seed = [1, 2, 3]",
+    );
     let run_folder = plan.jobs[0].path(folder.path(), "");
     std::fs::create_dir_all(&run_folder).expect("a folder");
     let lock = std::fs::File::create(run_folder.join("run.lock")).expect("a lock");
