@@ -145,7 +145,7 @@ impl<'a> Training<'a> {
     /// Puts back the run that this one replaces, if it has failed before its first checkpoint. A step that was not finite is kept next to it.
     pub(super) fn failed(&mut self, error: Error) -> Error {
         let Some(replacement) = self.writer.as_mut().and_then(|writer| writer.replacement.as_mut()) else { return error };
-        let keep = matches!(error, Error::NonFinite { folder: Some(_), .. });
+        let keep = matches!(error, Error::NonFinite { file: Some(_), .. });
         let kept = replacement.revert(keep).unwrap_or_else(|problem| {
             let text = format!(
                 "the run that was to be replaced could not be put back: {problem}; the next `termwise train` in this folder does so"
@@ -154,9 +154,9 @@ impl<'a> Training<'a> {
             None
         });
         match (error, kept) {
-            (Error::NonFinite { diagnosis, folder: Some(saved) }, Some(kept)) => {
-                let folder = saved.file_name().map(|name| kept.join(name));
-                Error::NonFinite { diagnosis, folder }
+            (Error::NonFinite { diagnosis, file: Some(saved) }, Some(kept)) => {
+                let file = saved.strip_prefix(&self.options.folder).map(|name| kept.join(name)).ok();
+                Error::NonFinite { diagnosis, file }
             }
             (error, _) => error,
         }

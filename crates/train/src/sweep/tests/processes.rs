@@ -145,7 +145,7 @@ seed = [1, 2, 3]",
 #[test]
 fn a_run_whose_folder_was_locked_meanwhile_is_tried_again() {
     let folder = tempfile::tempdir().expect("a folder");
-    let line = BEGUN.replace("\"step\":4", "\"step\":10");
+    let line = trained(10, 3.0);
     let script = format!("if [ -e \"$F/twice\" ]; then {line}; else touch \"$F/twice\"; exit 75; fi");
     let runner = ProcessRunner::new([program(folder.path(), &script)], Arc::default());
     let states = go(&plan("[axes]\nseed = [1, 2]"), folder.path(), &runner, ONE);
