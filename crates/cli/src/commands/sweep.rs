@@ -239,6 +239,7 @@ mod tests {
             hash: "0123456789".into(),
             seconds: 1.0,
             provenance,
+            data: None,
             status: Status::Finished { metrics: Default::default() },
         };
         let (own, other, failed) = (
