@@ -10,7 +10,7 @@
 //! `feature=elu`) and `key=value` settings. What is left out has its default: `exp`, `over=sum`, RoPE on, nothing else.
 //! `denominator=` is another name of `over=`. `far(…)` holds the words of a second kernel, for keys that are neither in the window nor sinks; nothing
 //! passes from outside into its parentheses.
-//! The name of a preset stands for its words, and further words change it. Parentheses and braces may stand for `=`:
+//! The name of a preset stands for its words, and further words change all of it but the kernel. Parentheses and braces may stand for `=`:
 //! `taylor{0..4}`, `power(2)`. Printing gives the words in a fixed order with defaults left out, except the kernel and
 //! the denominator; parsing that gives the same variant.
 
@@ -406,6 +406,7 @@ fn read(text: &str) -> Result<Variant, Error> {
     }
     let mut variant = Variant::default();
     let mut seen: Vec<(&str, Range<usize>)> = Vec::new();
+    let mut base: Option<(&str, Kernel)> = None;
     // A preset first, wherever it stands, so that the other words change it.
     for span in &words {
         if let Some(preset) = presets::find(&text[span.clone()]) {
@@ -413,6 +414,7 @@ fn read(text: &str) -> Result<Variant, Error> {
                 return fail(span.clone(), format!("a second preset after `{other}`: only one can be the starting point"), None);
             }
             variant = preset.parts();
+            base = Some((preset.name, variant.kernel.clone()));
             seen.push((preset.name, span.clone()));
         }
     }
@@ -456,6 +458,11 @@ fn read(text: &str) -> Result<Variant, Error> {
         if let Err((problem, help)) = applied {
             return fail(span.clone(), problem, help);
         }
+        if let Some((preset, kernel)) = base.as_ref().filter(|(_, kernel)| *kernel != variant.kernel) {
+            let problem = format!("`{word}` contradicts the preset `{preset}`, whose kernel is `{}`", kernel_text(kernel));
+            let help = format!("keep one of them, or write the parts out: `{variant}`");
+            return fail(span.clone(), problem, Some(help));
+        }
     }
     Ok(variant)
 }
@@ -466,6 +473,11 @@ impl fmt::Display for Variant {
     }
 }
 
+fn kernel_text(kernel: &Kernel) -> String {
+    let (word, args) = (kernel.info().word, kernel.args());
+    if args.is_empty() { word.to_string() } else { format!("{word}={args}") }
+}
+
 /// The words of a variant, or those of them that can stand in `far(…)`.
 struct Words<'a> {
     variant: &'a Variant,
@@ -474,11 +486,7 @@ struct Words<'a> {
 
 impl fmt::Display for Words<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let args = self.variant.kernel.args();
-        match args.is_empty() {
-            true => f.write_str(self.variant.kernel.info().word)?,
-            false => write!(f, "{}={args}", self.variant.kernel.info().word)?,
-        }
+        f.write_str(&kernel_text(&self.variant.kernel))?;
         for key in KEYS.iter().filter(|key| key.far || !self.far) {
             match (key.write)(self.variant) {
                 Some(value) if key.bare == Some(value.as_str()) => write!(f, " {}", key.word)?,

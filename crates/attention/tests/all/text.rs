@@ -265,6 +265,18 @@ fn misspelt_words_get_a_suggestion() {
 }
 
 #[test]
+fn a_preset_keeps_its_kernel() {
+    for text in ["taylor=0..2 softmax", "softmax taylor=0..2", "gated_softmax norm=rms power=2", "linear_elu feature=relu"] {
+        let error = error(text);
+        assert!(error.problem.contains("contradicts the preset"), "{text}: {}", error.problem);
+        let help = error.help.unwrap_or_default();
+        let whole = help.split('`').nth(1).unwrap_or_default();
+        assert!(whole.parse::<Variant>().is_ok(), "{text}: {help}");
+    }
+    assert_eq!(parse("exp softmax"), parse("softmax"));
+}
+
+#[test]
 fn errors_point_at_the_word() {
     for (text, word) in [
         ("exp over=sum nrm=l2", "nrm=l2"),
