@@ -143,7 +143,7 @@ def test_training_sweeps_and_papers(tmp_path):
     assert run["finished"] and run["step"] == 6 and run.kind == "run"
     assert {event["kind"] for event in events} >= {"train"} and any(event.get("step") == 6 for event in events)
     model = termwise.load(tmp_path / "run")
-    assert model.parameters > 0 and len(model.generate("k3 v7 ? k3", max_tokens=1)) > 0
+    assert repr(model).startswith("<Model run, step-00000006:") and model.parameters > 0 and len(model.generate("k3 v7 ? k3", max_tokens=1)) > 0
     with pytest.raises(ValueError, match="steps"):
         termwise.train(tmp_path / "other", step=3)
     plan = {"base": {"model": "tiny", "steps": 3}, "axes": {"attention": ["softmax", "norm"], "seed": [1]}}
@@ -218,6 +218,8 @@ def test_arguments_are_those_of_python_code(tmp_path, book):
     assert after["finished"]
     with pytest.raises(ValueError, match="zero or more"):
         termwise.train(tmp_path / "bad", model="tiny", steps=-1, progress=False)
+    with pytest.raises(RuntimeError, match="nowhere.txt"):
+        termwise.train(tmp_path / "bad", model="tiny", data=tmp_path / "nowhere.txt", steps=1, progress=False)
     with pytest.raises(TypeError, match="object"):
         termwise.train(tmp_path / "bad", model="tiny", steps=object(), progress=False)
     assert termwise.separation("softmax", n=np.int64(100), draws=np.int32(50), progress=False)["points"][0]["n"] == 100

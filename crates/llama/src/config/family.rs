@@ -315,7 +315,7 @@ impl Kind {
 }
 
 /// Before the `model_type` of a model whose attention is not that of its family. Readers that do not know termwise refuse it; under the family's name they would
-/// compute softmax without a word.
+/// compute softmax without a warning.
 const OWN_TYPE: &str = "termwise_";
 /// The same for the class in `architectures`.
 const OWN_CLASS: &str = "Termwise";
