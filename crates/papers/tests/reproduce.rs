@@ -642,3 +642,21 @@ fn verdicts_of_earlier_versions_are_read() {
     assert_eq!(serde_json::from_str::<Verdict>("\"not_visible\"").expect("a verdict"), Verdict::Inconclusive);
     assert_eq!(serde_json::to_string(&Verdict::Inconclusive).expect("JSON"), "\"inconclusive\"");
 }
+
+#[test]
+fn a_report_on_run_folders_shows_a_run_that_diverged() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let line = |step: u64, loss: Option<f64>| {
+        let evaluation = loss.map(|loss| Evaluation { tokens: 9, loss, perplexity: 3.0, ..Evaluation::default() });
+        serde_json::to_string(&Line::HeldOut { step, time: 0.0, evaluation }).expect("JSON") + "\n"
+    };
+    for (seed, last) in [(1, Some(1.25)), (2, None)] {
+        let run = folder.path().join(seed.to_string());
+        std::fs::create_dir(&run).expect("a folder");
+        std::fs::write(run.join("settings.toml"), format!("attention = \"softmax\"\nseed = {seed}\nsteps = 10\n")).expect("a file");
+        std::fs::write(run.join(METRICS), line(5, Some(1.5)) + &line(10, last)).expect("a file");
+    }
+    let page = reproduce::of_folders(&[folder.path().into()], folder.path()).unwrap_or_else(|error| panic!("{error}")).to_markdown();
+    let row = page.lines().find(|line| line.starts_with("| softmax |")).unwrap_or_else(|| panic!("{page}"));
+    assert!(row.contains("1.250") && row.contains("diverged") && !row.contains("1.500") && !row.contains("1.375"), "{row}");
+}

@@ -167,7 +167,9 @@ fn read(path: &Path, out: &Path) -> Result<Found, Error> {
     };
     let (step, last) = collect::read_metrics(path, &mut run)?;
     match last {
-        LastEvaluation::NotFinite(_) => (run.status, run.note) = ("diverged".into(), last.at(number("steps")).err().unwrap_or_default()),
+        LastEvaluation::NotFinite(at) => {
+            (run.status, run.note) = ("diverged".into(), format!("the held-out loss at step {at} is not finite"));
+        }
         _ if step >= number("steps") => run.status = "finished".into(),
         _ => {}
     }
