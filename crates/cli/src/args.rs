@@ -45,8 +45,11 @@ Examples:
   termwise generate path/to/model --prompt Once   write text with a model
   termwise spectrum path/to/model --data book.txt how many terms of the series its heads need
 
-`termwise help COMMAND` says more about each. Exit codes: 0 done, 1 failed or a check missed, 2 usage, 3 some of several prompts failed, 75 another process is at work in the folder, 130 interrupted with what is
+`termwise help COMMAND` says more about each. Exit codes: 0 done, 1 failed or a check missed, 2 arguments that cannot be used (a named file or model that is missing included), 3 some of several prompts failed, 75 another process is at work in the folder, 130 interrupted with what is
 finished kept. Environment: NO_COLOR, COLUMNS, HF_HOME and HF_HUB_OFFLINE for the hub, XDG_CACHE_HOME for tokenized text.";
+
+/// Heading of the options that every command has.
+const GLOBAL: &str = "Global options";
 
 /// Softmax attention taken apart, term by term.
 #[derive(Debug, Parser)]
@@ -59,10 +62,10 @@ finished kept. Environment: NO_COLOR, COLUMNS, HF_HOME and HF_HUB_OFFLINE for th
 )]
 pub struct Cli {
     /// Threads to compute on [default: all cores]
-    #[arg(long, global = true, value_name = "N", value_parser = size(1024))]
+    #[arg(long, global = true, value_name = "N", value_parser = size(1024), help_heading = GLOBAL)]
     pub threads: Option<usize>,
     /// When to colour
-    #[arg(long, global = true, value_enum, value_name = "WHEN", default_value_t, hide_possible_values = true, hide_default_value = true)]
+    #[arg(long, global = true, value_enum, value_name = "WHEN", default_value_t, hide_possible_values = true, hide_default_value = true, help_heading = GLOBAL)]
     pub color: Color,
     #[command(subcommand)]
     pub command: Command,
@@ -158,6 +161,8 @@ pub fn command() -> clap::Command {
 
 fn aliased(command: clap::Command) -> clap::Command {
     let command = command.mut_args(|arg| {
+        // `--order -1` is a value out of range, not an unknown flag.
+        let arg = if arg.get_long().is_some() && arg.get_action().takes_values() { arg.allow_negative_numbers(true) } else { arg };
         let found = ALIASES.iter().find(|(name, _)| arg.get_long() == Some(name));
         found.map_or(arg.clone(), |(_, names)| arg.aliases(*names))
     });
@@ -170,8 +175,9 @@ pub(crate) fn size(most: u64) -> RangedU64ValueParser<usize> {
 }
 
 /// An order at which a series may be cut.
-pub(crate) fn order() -> RangedU64ValueParser<usize> {
-    RangedU64ValueParser::new().range(..=termwise_attention::parts::kernel::taylor::MAX_ORDER as u64)
+pub(crate) fn order() -> fn(&str) -> Result<usize, String> {
+    const MOST: usize = termwise_attention::parts::kernel::taylor::MAX_ORDER;
+    |text| text.parse().ok().filter(|&order| order <= MOST).ok_or_else(|| format!("it must be a whole number from 0 to {MOST}"))
 }
 
 pub const LARGE: u64 = 1 << 20;

@@ -4,7 +4,7 @@ use std::io;
 
 use termwise_train::run::{LOCKED, STOPPED};
 
-/// An exit code, see the head of the library.
+/// An exit code. An input that is named and missing is a usage error in every command: a model, a text, a settings file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
     Success = 0,
@@ -62,11 +62,11 @@ macro_rules! failures {
 
 failures! {
     termwise_attention: |_| Exit::Usage,
-    termwise_base::files: |_| Exit::Failure,
+    termwise_base::files: |error| usage(error.source.kind() == io::ErrorKind::NotFound),
     termwise_base::threads: |_| Exit::Failure,
     termwise_convert: of_conversion,
-    termwise_data: |_| Exit::Failure,
-    termwise_generate: |_| Exit::Failure,
+    termwise_data: |error| usage(error.is_usage()),
+    termwise_generate: |error| usage(error.is_usage()),
     termwise_lab: |error| usage(error.is_usage()),
     termwise_llama: |_| Exit::Failure,
     termwise_report: |_| Exit::Failure,

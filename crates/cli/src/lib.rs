@@ -6,7 +6,7 @@
 //! Exit codes:
 //! - 0: it is done;
 //! - 1: something failed while working, or a check missed;
-//! - 2: what was asked for makes no sense, by the arguments or by what they name;
+//! - 2: the arguments cannot be used: unknown or contradictory ones, or a named model, text or settings file that is missing or unsuitable;
 //! - 3: some of several results failed, and the others are complete: prompts of `generate`;
 //! - 75: another process is at work in the same folder;
 //! - 130: it was interrupted, and what was finished by then can be taken up again.

@@ -233,7 +233,7 @@ impl Bar {
             }
             Event::Step(step) => self.line.set_position(step),
             Event::Logged { train: Train { step, loss, lr, grad_norm, tokens_per_second: speed, .. }, left, share } => {
-                let share = share.map_or(String::new(), |share| format!(", {:.0} % of peak", 100.0 * share));
+                let share = share.map_or(String::new(), |share| format!(", {:.0} % of peak FLOP/s", 100.0 * share));
                 if !self.line.is_hidden() {
                     return self.line.set_message(format!("loss {loss:.4}, {speed:.0} tokens/s{share}"));
                 }

@@ -96,6 +96,15 @@ impl From<files::Error> for Error {
 }
 
 impl Error {
+    /// Whether the arguments are at fault: they contradict each other, or name an input that does not exist or cannot be used.
+    pub fn is_usage(&self) -> bool {
+        match self {
+            Error::DataSetting { .. } | Error::DataSource { .. } | Error::LeftOut { .. } => true,
+            Error::Io { source, .. } => source.kind() == std::io::ErrorKind::NotFound,
+            _ => false,
+        }
+    }
+
     /// For what needs a feature that is off.
     #[allow(dead_code, reason = "with all features on, nothing is left out")]
     pub(crate) fn left_out(asked: impl Into<String>, support: &'static str, feature: &'static str) -> Error {

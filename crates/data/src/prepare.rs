@@ -10,14 +10,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
+use memchr::memmem;
 use rayon::prelude::*;
 use tempfile::TempDir;
 
-use super::config::DataConfig;
+use super::config::{DataConfig, Documents};
 use super::shards::{self, Document, Expected};
-use super::sources::{self, Piece, SourceFile};
+use super::sources::{self, Format, Piece, SourceFile};
 use super::tokenizer::Tokenizer;
-use super::tokens::{MANIFEST, Manifest, Tokens, shard_name};
+use super::tokens::{MANIFEST, Manifest, Tokens, Unsplit, shard_name};
 use crate::error::{Error, Result};
 
 /// Text tokenized at a time.
@@ -40,6 +41,8 @@ pub struct Prepare<'a> {
     pub verify: bool,
     /// Called from time to time while shards are built.
     pub progress: &'a dyn Fn(&Progress),
+    /// Called with each warning about the text, whether it is tokenized now or was before.
+    pub warn: &'a dyn Fn(&str),
     /// Tokens of a full shard.
     pub shard_tokens: usize,
 }
@@ -47,7 +50,7 @@ pub struct Prepare<'a> {
 /// Shards are reused, verified, and built silently.
 impl Default for Prepare<'_> {
     fn default() -> Self {
-        Prepare { rebuild: false, verify: true, progress: &|_| {}, shard_tokens: SHARD }
+        Prepare { rebuild: false, verify: true, progress: &|_| {}, warn: &|_| {}, shard_tokens: SHARD }
     }
 }
 
@@ -79,7 +82,11 @@ pub fn prepare(config: &DataConfig, cache: &Path, how: &Prepare) -> Result<(Toke
     if how.rebuild || !folder.join(MANIFEST).exists() {
         build(config, &tokenizer, &files, fingerprint, file_bytes, &folder, how)?;
     }
-    Ok((tokenizer, Tokens::open(&folder, how.verify)?))
+    let tokens = Tokens::open(&folder, how.verify)?;
+    if let Some(unsplit) = &tokens.manifest().unsplit {
+        (how.warn)(&unsplit.to_string());
+    }
+    Ok((tokenizer, tokens))
 }
 
 /// A hash of all that decides the shards, and the bytes of the files.
@@ -127,11 +134,15 @@ fn build(
         Err(error) => Box::new(std::iter::once(Err(error))),
     });
 
+    // Only text files are split by a separator, and only those that are not split in another way.
+    let whole = config.documents == Documents::File && files.iter().all(|file| file.format == Format::Text);
+    let mut separators = if whole { separators(tokenizer)? } else { Vec::new() };
     let mut chunk = next_chunk(&mut pieces)?;
     while !chunk.is_empty() {
         // Files are read while the chunk before is tokenized.
         let (encoded, next) = rayon::join(|| encode(tokenizer, &chunk, config.special_tokens), || next_chunk(&mut pieces));
         for (piece, ids) in chunk.iter().zip(encoded) {
+            separators.iter_mut().for_each(|(finder, count)| *count += within(&piece.text, finder));
             writer.add(piece, ids?, tokenizer)?;
         }
         let Totals { documents, tokens, bytes } = writer.totals;
@@ -153,6 +164,11 @@ fn build(
         documents: totals.documents,
         tokens: totals.tokens,
         bytes: totals.bytes,
+        unsplit: separators
+            .into_iter()
+            .filter(|(_, count)| *count > 0)
+            .max_by_key(|(_, count)| *count)
+            .map(|(finder, count)| Unsplit { separator: String::from_utf8_lossy(finder.needle()).into_owned(), count }),
         files: files.iter().map(|file| file.path.clone()).collect(),
         shards,
     };
@@ -211,6 +227,26 @@ fn publish(staging: TempDir, folder: &Path, replace: bool) -> Result<()> {
         Err(_) if folder.join(MANIFEST).exists() => Ok(()),
         Err(error) => Err(Error::io("put in place", folder)(error)),
     }
+}
+
+/// Texts that usually separate documents: `<|endoftext|>` and the tokenizer's own end of a document, each with a count of 0.
+fn separators(tokenizer: &Tokenizer) -> Result<Vec<(memmem::Finder<'static>, u64)>> {
+    let own = tokenizer.decode(&[tokenizer.end()], false)?;
+    let mut texts = vec!["<|endoftext|>".to_owned()];
+    texts.extend(Some(own.trim().to_owned()).filter(|own| !own.is_empty() && *own != texts[0]));
+    Ok(texts.into_iter().map(|text| (memmem::Finder::new(text.as_bytes()).into_owned(), 0)).collect())
+}
+
+/// How often a separator occurs with text on both sides.
+fn within(text: &str, finder: &memmem::Finder) -> u64 {
+    let blank = |part: &[u8]| part.trim_ascii().is_empty();
+    let (bytes, length) = (text.as_bytes(), finder.needle().len());
+    let mut places: Vec<usize> = finder.find_iter(bytes).collect();
+    if places.last().is_some_and(|&last| blank(&bytes[last + length..])) {
+        places.pop();
+    }
+    let first = places.first().is_some_and(|&first| blank(&bytes[..first]));
+    places.len() as u64 - u64::from(first)
 }
 
 /// Documents up to about [`CHUNK`] bytes; none at the end.

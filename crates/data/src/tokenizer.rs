@@ -61,6 +61,17 @@ impl Tokenizer {
             };
         }
         let path = if Path::new(name).is_dir() { Path::new(name).join("tokenizer.json") } else { name.into() };
+        if !path.exists() {
+            // Hub names, such as gpt2 or owner/name, have no ending.
+            let hub = match Path::new(name).extension() {
+                None if name.matches('/').count() < 2 && !name.starts_with(['.', '/']) => {
+                    "; for a model of the Hugging Face hub, download its tokenizer.json, or name the model as hf://OWNER/NAME, which includes its tokenizer"
+                }
+                _ => "",
+            };
+            let problem = format!("there is no such file; name a tokenizer.json, a directory that contains one, or `bytes`{hub}");
+            return Err(Error::io("read the tokenizer", name)(std::io::Error::new(std::io::ErrorKind::NotFound, problem)));
+        }
         let file = files::read(&path, LARGEST).map_err(Error::io("read the tokenizer", &path))?;
         Tokenizer::of_json(name, &file, end)
     }

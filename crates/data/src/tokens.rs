@@ -33,10 +33,34 @@ pub struct Manifest {
     pub tokens: u64,
     /// Bytes of text.
     pub bytes: u64,
+    /// Separators found inside documents of text files; absent where there are none, and in data sets of earlier builds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unsplit: Option<Unsplit>,
     /// Files that were read, in order.
     pub files: Vec<PathBuf>,
     /// Hash of each shard.
     pub shards: Vec<String>,
+}
+
+/// A document separator that occurs inside documents, which were therefore not split at it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unsplit {
+    /// The separator, such as `<|endoftext|>`.
+    pub separator: String,
+    /// How often it occurs with text on both sides.
+    pub count: u64,
+}
+
+impl std::fmt::Display for Unsplit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Unsplit { separator, count } = self;
+        let times = termwise_report::counted(*count, "time");
+        write!(
+            f,
+            "the text contains `{separator}` {times} inside documents, and each file is read as one document; \
+             split it with --documents \"separator:{separator}\""
+        )
+    }
 }
 
 /// Name of a shard's file.

@@ -20,5 +20,16 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Whether the arguments are at fault.
+    pub fn is_usage(&self) -> bool {
+        match self {
+            Error::Data(error) => error.is_usage(),
+            Error::Prompt { error, .. } => error.is_usage(),
+            _ => false,
+        }
+    }
+}
+
 /// Results of this crate.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -97,14 +97,15 @@ impl From<termwise_llama::Error> for Error {
 impl Error {
     /// Whether the user's own words are at fault, as against a failure while working.
     pub fn is_usage(&self) -> bool {
-        matches!(
-            self,
+        match self {
             Error::Attention(_)
-                | Error::ShapeText { .. }
-                | Error::Sizes(_)
-                | Error::Unknown { .. }
-                | Error::Size { .. }
-                | Error::Export { .. }
-        )
+            | Error::ShapeText { .. }
+            | Error::Sizes(_)
+            | Error::Unknown { .. }
+            | Error::Size { .. }
+            | Error::Export { .. } => true,
+            Error::Train(error) => error.is_usage(),
+            _ => false,
+        }
     }
 }

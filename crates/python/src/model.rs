@@ -356,7 +356,9 @@ impl Model {
                     (ids.chunks(length).map(<[u32]>::to_vec).collect(), Vec::new())
                 }
                 None => {
-                    let opened = open_for_model(&self.folder, &reads.data, false, &cache_folder(reads.cache.as_deref())).map_err(value)?;
+                    let opened =
+                        open_for_model(&self.folder, &reads.data, false, &cache_folder(reads.cache.as_deref()), &Default::default())
+                            .map_err(value)?;
                     let length = reads.length.unwrap_or(self.usual_length(opened.trained));
                     (spectrum::windows(opened.source.as_ref(), length, options.tokens).map_err(value)?, opened.data)
                 }
@@ -386,7 +388,8 @@ impl Model {
             cut::check_place(&self.folder, place, options.overwrite).map_err(value)?;
         }
         supervise(py, callback, |watch| {
-            let opened = open_for_model(&self.folder, &reads.data, false, &cache_folder(reads.cache.as_deref())).map_err(value)?;
+            let opened = open_for_model(&self.folder, &reads.data, false, &cache_folder(reads.cache.as_deref()), &Default::default())
+                .map_err(value)?;
             let length = reads.length.unwrap_or(self.usual_length(opened.trained));
             let windows = Windows { batch: options.batch, length, stride: length };
             let texts = Texts::split(opened.source.as_ref(), None, windows, options.batches).map_err(value)?;
@@ -403,7 +406,12 @@ impl Model {
                 journal: None,
                 collective: std::sync::Arc::new(termwise_train::collective::Alone),
             };
-            let about = Report { model: self.folder.display().to_string(), data: opened.data.clone(), ..Report::default() };
+            let about = Report {
+                model: self.folder.display().to_string(),
+                data: opened.data.clone(),
+                layout: opened.layout.clone(),
+                ..Report::default()
+            };
             let mut outcome = cut::run((*self.inner).clone(), &texts, &how, &watch.stop, about, &mut |_, progress| {
                 watch.tell(json!({ "done": progress.done, "of": progress.total, "now": progress.now }));
             })

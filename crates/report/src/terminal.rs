@@ -96,7 +96,10 @@ impl Terminal {
                 out
             }
             Block::Details { summary, blocks } => {
-                let mut out = self.hang(if self.details { "▾ " } else { "▸ " }, &words(summary));
+                let mut out = match self.details {
+                    true => self.hang("▾ ", &words(summary)),
+                    false => self.hang("▸ ", &words(&format!("{summary} (print it with `--details`)"))),
+                };
                 if self.details {
                     out.push('\n');
                     self.blocks(blocks, &mut out);

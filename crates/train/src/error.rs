@@ -240,15 +240,17 @@ impl Error {
     /// Whether what was asked for makes no sense: settings and names of models are the user's own words, wherever they stand.
     pub fn is_usage(&self) -> bool {
         use termwise_llama::Error as Model;
-        matches!(
-            self,
+        match self {
             Error::Attention(_)
-                | Error::NoModel { .. }
-                | Error::Setting { .. }
-                | Error::Toml { .. }
-                | Error::UnknownSetting { .. }
-                | Error::Model(Model::Attention(_) | Model::AttentionEntry { .. })
-        )
+            | Error::NoModel { .. }
+            | Error::Setting { .. }
+            | Error::Toml { .. }
+            | Error::UnknownSetting { .. }
+            | Error::Model(Model::Attention(_) | Model::AttentionEntry { .. }) => true,
+            Error::Io { source, .. } => source.kind() == std::io::ErrorKind::NotFound,
+            Error::Data(error) => error.is_usage(),
+            _ => false,
+        }
     }
 
     /// For `map_err`: names what was attempted and on which file.

@@ -51,6 +51,10 @@ pub fn model_in(runs: &Path, asked: Option<&str>) -> Result<Named> {
     if path.is_file() && path.with_file_name(CONFIG).is_file() {
         return Ok(Named { folder: path.parent().unwrap_or(Path::new("")).to_owned(), taken: None });
     }
+    if path.is_file() {
+        let hint = format!("name a directory with a {CONFIG}; text is given with --data, as in `termwise train --data {name}`");
+        return Err(Error::NoModel { asked: name.into(), tried: vec!["it is a file".into()], hint });
+    }
     if path.join(CONFIG).is_file() {
         return Ok(Named { folder: path.to_owned(), taken: None });
     }
@@ -199,6 +203,10 @@ mod tests {
             assert!(text.replace('\\', "/").contains(part), "{text}");
         }
         assert!(error("tiny").contains("tiny is a preset, which has sizes but no weights"), "{}", error("tiny"));
+        let book = folder.path().join("book.txt");
+        fs::write(&book, "text").expect("a file");
+        let text = error(&book.display().to_string());
+        assert!(text.contains("it is a file") && text.contains("train --data"), "{text}");
         fs::create_dir_all(runs.join("begun/checkpoints")).expect("a folder");
         assert!(error("begun").contains("holds no complete checkpoint"), "{}", error("begun"));
     }

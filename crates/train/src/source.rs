@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use termwise_data::Result as DataResult;
 use termwise_data::language::Language;
 use termwise_data::prepare::{Prepare, prepare};
-use termwise_data::{Builtin, DataConfig, Rows, Source, TextSource, Tokenizer, tokens::Tokens};
+use termwise_data::{Builtin, DataConfig, Layout, Rows, Source, TextSource, Tokenizer, tokens::Tokens};
 
 use crate::error::{Error, Result};
 use crate::settings::{Layer, Settings};
@@ -66,7 +66,12 @@ impl Settings {
     pub fn open_whole(&self, cache: &Path, how: &Prepare) -> Result<Option<WholeText>> {
         let Some(config) = self.data_config()? else { return Ok(None) };
         let (tokenizer, tokens) = prepare(&config, cache, how)?;
-        Ok(Some(WholeText { tokenizer, tokens }))
+        if config.layout == Layout::Padded && tokens.documents() == 1 {
+            let problem = "= padded reads one document per row, and the text is a single document; \
+                use --layout packed, or split the text with --documents";
+            return Err(termwise_data::Error::DataSetting { key: "layout", problem: problem.into() }.into());
+        }
+        Ok(Some(WholeText { tokenizer, tokens, layout: config.layout }))
     }
 
     /// The tokenizer's files, for [`crate::RunOptions::files`].
@@ -90,34 +95,32 @@ impl Settings {
     }
 }
 
-/// All tokens of a text in order, as held-out data: every token is asked for once, ends of documents included.
+/// All documents of a text in order, as held-out data. Packed: every token is a label once, ends of documents included. Padded: one document
+/// per row, from its beginning; tokens beyond the row are left out.
 #[derive(Debug)]
 pub struct WholeText {
     tokenizer: Tokenizer,
     tokens: Tokens,
+    layout: Layout,
 }
 
-impl Source for WholeText {
-    fn vocabulary(&self) -> usize {
-        self.tokenizer.vocabulary()
-    }
-
-    fn fingerprint(&self) -> String {
-        let mut hasher = blake3::Hasher::new();
-        self.tokens.manifest().shards.iter().for_each(|hash| _ = hasher.update(hash.as_bytes()));
-        hasher.finalize().to_hex()[..16].to_string()
-    }
-
-    fn train(&self, _: u64, _: u64, _: usize, _: usize, _: &mut Rows) -> DataResult<()> {
-        Err(termwise_data::Error::Internal("text to evaluate on has no training batches"))
-    }
-
-    fn held_out(&self, index: u64, rows: usize, time: usize, out: &mut Rows) -> DataResult<bool> {
-        out.reset(rows, time);
-        let (length, end) = (self.tokens.len(), self.tokenizer.end());
-        let Some(first) = index.checked_mul((rows * time) as u64).filter(|&first| first < length) else { return Ok(false) };
+impl WholeText {
+    fn bytes_of(&self, ids: &[u32]) -> u64 {
         let weights = self.tokenizer.bytes_of_tokens();
-        let mut window = vec![end; time + 1];
+        ids.iter().map(|&id| u64::from(weights[id as usize])).sum()
+    }
+
+    /// Fills a row with a window: each token's label is its successor.
+    fn put(&self, out: &mut Rows, row: usize, window: &[u32]) {
+        let (first, count) = (row * out.time, window.len() - 1);
+        out.ids[first..first + count].copy_from_slice(&window[..count]);
+        out.labels[first..first + count].iter_mut().zip(&window[1..]).for_each(|(label, &id)| *label = id as i32);
+    }
+
+    fn packed(&self, index: u64, out: &mut Rows) -> DataResult<bool> {
+        let (rows, time, length) = (out.rows, out.time, self.tokens.len());
+        let Some(first) = index.checked_mul((rows * time) as u64).filter(|&first| first < length) else { return Ok(false) };
+        let mut window = vec![self.tokenizer.end(); time + 1];
         for row in 0..rows {
             let start = first + (row * time) as u64;
             if start >= length {
@@ -128,13 +131,58 @@ impl Source for WholeText {
                 0 => self.tokens.read(0, &mut window[1..=count])?,
                 _ => self.tokens.read(start - 1, &mut window[..=count])?,
             }
-            for t in 0..count {
-                out.ids[row * time + t] = window[t];
-                out.labels[row * time + t] = window[t + 1] as i32;
-                out.bytes += u64::from(weights[window[t + 1] as usize]);
-            }
+            self.put(out, row, &window[..=count]);
+            out.bytes += self.bytes_of(&window[1..=count]);
         }
         Ok(true)
+    }
+
+    fn padded(&self, index: u64, out: &mut Rows) -> DataResult<bool> {
+        let (rows, documents) = (out.rows as u64, self.tokens.documents());
+        let Some(first) = index.checked_mul(rows).filter(|&first| first < documents) else { return Ok(false) };
+        out.lengths.resize(out.rows, 1);
+        // Where the tokenizer begins no document, the end of one stands before each.
+        let begins = self.tokens.manifest().begins;
+        for document in first..(first + rows).min(documents) {
+            let (row, start) = ((document - first) as usize, self.tokens.start(document)?);
+            let whole = self.tokens.document(document)?;
+            let count = (whole.end - start).min(out.time as u64 + u64::from(begins)) as usize;
+            let mut ids = vec![self.tokenizer.end(); count + usize::from(!begins)];
+            self.tokens.read(start, &mut ids[usize::from(!begins)..])?;
+            self.put(out, row, &ids);
+            out.lengths[row] = (ids.len() - 1).max(1);
+            // A document that fits counts with all its bytes.
+            out.bytes += if start + count as u64 == whole.end { whole.bytes } else { self.bytes_of(&ids[1..]) };
+        }
+        Ok(true)
+    }
+}
+
+impl Source for WholeText {
+    fn vocabulary(&self) -> usize {
+        self.tokenizer.vocabulary()
+    }
+
+    fn fingerprint(&self) -> String {
+        let mut hasher = blake3::Hasher::new();
+        self.tokens.manifest().shards.iter().for_each(|hash| _ = hasher.update(hash.as_bytes()));
+        if self.layout == Layout::Padded {
+            hasher.update(b"padded");
+        }
+        hasher.finalize().to_hex()[..16].to_string()
+    }
+
+    fn train(&self, _: u64, _: u64, _: usize, _: usize, _: &mut Rows) -> DataResult<()> {
+        Err(termwise_data::Error::Internal("text to evaluate on has no training batches"))
+    }
+
+    fn held_out(&self, index: u64, rows: usize, time: usize, out: &mut Rows) -> DataResult<bool> {
+        out.reset(rows, time);
+        match self.layout {
+            _ if rows == 0 || time == 0 => Ok(false),
+            Layout::Packed => self.packed(index, out),
+            Layout::Padded => self.padded(index, out),
+        }
     }
 }
 
@@ -164,6 +212,8 @@ pub struct Opened {
     pub data: Vec<String>,
     /// Whether it is only the held-out part of it.
     pub held_out_only: bool,
+    /// How documents become windows.
+    pub layout: String,
     /// Positions of a window in training, where the folder is a checkpoint of a run.
     pub trained: Option<usize>,
 }
@@ -189,15 +239,15 @@ pub fn layers_of_model(folder: &Path, settings: &toml::Table) -> Result<(Vec<Lay
 
 /// All of the data that the settings name; where they name none, the held-out part of what the checkpoint was trained on. A folder's own tokenizer
 /// is used where no other is named.
-pub fn open_for_model(folder: &Path, settings: &toml::Table, held_out_only: bool, cache: &Path) -> Result<Opened> {
+pub fn open_for_model(folder: &Path, settings: &toml::Table, held_out_only: bool, cache: &Path, how: &Prepare) -> Result<Opened> {
     let (mut layers, trained) = layers_of_model(folder, settings)?;
     layers.push(Layer::new(settings.clone(), PLACE)?);
     let resolved = Settings::resolve(&layers)?;
     let held_out_only = held_out_only || !settings.contains_key("data");
-    let whole = if held_out_only { None } else { resolved.open_whole(cache, &Prepare::default())? };
+    let whole = if held_out_only { None } else { resolved.open_whole(cache, how)? };
     let source: Box<dyn Source> = match whole {
         Some(whole) => Box::new(whole),
-        None => resolved.open_source(cache, &Prepare::default())?,
+        None => resolved.open_source(cache, how)?,
     };
-    Ok(Opened { source, held_out_only, trained: trained.then_some(resolved.length), data: resolved.data })
+    Ok(Opened { source, held_out_only, trained: trained.then_some(resolved.length), data: resolved.data, layout: resolved.layout })
 }

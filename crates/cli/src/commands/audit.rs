@@ -10,7 +10,7 @@ use termwise_inspect::spectrum::windows;
 use termwise_llama::Model;
 
 use super::settings::DataSettings;
-use super::source::{cache_folder, model_folder, open_for_model, tokenizer_of};
+use super::source::{cache_folder, model_folder, open_packed, tokenizer_of};
 use crate::context::{Context, Output};
 use crate::error::{Exit, Failure};
 use crate::progress::{Bar, stop_on_interrupt};
@@ -64,7 +64,7 @@ pub fn run(args: &AuditArgs, context: &mut Context) -> Result<Exit, Failure> {
         let (model, against) = (Arc::new(Model::read(&folder)?), Arc::new(Model::read(&original)?));
         // A model without one is asked for no facts.
         let tokenizer = tokenizer_of(&original)?;
-        let opened = open_for_model(&original, &args.data, false, &cache_folder(args.cache.as_deref()))?;
+        let opened = open_packed(&original, &args.data, None, &cache_folder(args.cache.as_deref()), args.output.quiet)?;
         let length = args.length.unwrap_or(against.config.max_position_embeddings.min(super::WINDOW));
         let mut contexts = windows(opened.source.as_ref(), length, (args.contexts * length) as u64)?;
         contexts.truncate(args.contexts);

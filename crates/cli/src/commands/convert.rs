@@ -96,7 +96,7 @@ pub fn run(args: &ConvertArgs, context: &mut Context) -> Result<Exit, Failure> {
         let model = Model::read(folder)?;
         // Before the calibration, which takes long.
         convert::check_budget(&model.config, ALL, budget)?;
-        let (data, texts) = args.texts.cut(folder, &args.data, &model.config, args.contexts)?;
+        let (data, texts) = args.texts.cut(folder, &args.data, &model.config, args.contexts, args.output.quiet)?;
         let tell = &mut |done: u64, of: u64, what: &str| bar.at(done, of, what);
         let prepared = Prepared::new(&model, (&texts.calibration, model.config.max_position_embeddings), ALL, out.as_deref(), &stop, tell)?;
         let kinds = convert::choose(&model, &prepared, ALL, &texts.calibration, budget, &stop, tell)?;
@@ -174,7 +174,7 @@ pub fn atlas(args: &AtlasArgs, context: &mut Context) -> Result<Exit, Failure> {
     let bar = Bar::new(args.output.quiet);
     let atlas = context.pool()?.install(|| -> Result<Atlas, Failure> {
         let model = Model::read(folder)?;
-        let (data, texts) = args.texts.cut(folder, &args.data, &model.config, 0)?;
+        let (data, texts) = args.texts.cut(folder, &args.data, &model.config, 0, args.output.quiet)?;
         let tell = &mut |done: u64, of: u64, what: &str| bar.at(done, of, what);
         let gathered = gather(&model, &texts.calibration, None, &stop, tell)?;
         let length = texts.calibration.first().map_or(0, Vec::len);

@@ -16,7 +16,7 @@ use termwise_train::tell::tell;
 
 use super::WINDOW;
 use super::settings::DataSettings;
-use super::source::{cache_folder, layers_of_model, model_folder};
+use super::source::{cache_folder, layers_of_model, model_folder, warn_beyond_context, warning};
 use crate::context::{Context, Output};
 use crate::error::{Exit, Failure};
 use crate::progress::{Bar, stop_on_interrupt};
@@ -37,8 +37,8 @@ Examples:
   termwise generate cut-model --prompt Once          writes with the states of the plan
   termwise eval path/to/llama --data book.txt --order 4   equals Taylor's point at order 4 where --calibration is given
 
-A model that was trained on single documents should be judged on them: --layout padded takes one document a window, nine of ten unless
---held-out says otherwise. Joined text may cross their ends, where such a model does badly and a cut can even lower the loss.
+A model that was trained on single documents should be evaluated on them: --layout padded takes one document per window. Windows of packed text
+cross the ends of documents, where such a model predicts badly and a cut can even lower the loss.
 
 With --out results are written as they come (cut.json, losses.jsonl; at the end index.html with figures and tables); Ctrl-C leaves what is finished, and the same command
 goes on from there.")]
@@ -126,10 +126,10 @@ pub fn run(args: &CutArgs, context: &mut Context) -> Result<Exit, Failure> {
     }
     let (settings, trained) = settings(folder, args, &[])?;
     let cache = cache_folder(args.cache.as_deref());
-    let data = open(&settings, &cache, args.data.has("data"))?;
+    let data = open(&settings, &cache, args.data.has("data"), quiet)?;
     let own = match args.calibration.is_empty() {
         true => None,
-        false => Some(open(&self::settings(folder, args, &args.calibration)?.0, &cache, true)?),
+        false => Some(open(&self::settings(folder, args, &args.calibration)?.0, &cache, true, quiet)?),
     };
     let stop = stop_on_interrupt("finishing this measurement");
     let bar = Bar::new(quiet);
@@ -139,6 +139,7 @@ pub fn run(args: &CutArgs, context: &mut Context) -> Result<Exit, Failure> {
         let model = Model::read(folder)?;
         let usual = if trained { settings.length } else { model.config.max_position_embeddings.min(WINDOW) };
         let length = args.length.unwrap_or(usual);
+        warn_beyond_context(length, trained.then_some(settings.length), &model.config, quiet);
         let windows = Windows { batch: args.batch, length, stride: length };
         let texts = Texts::split(data.as_ref(), own.as_deref(), windows, args.batches.unwrap_or(0))?;
         if let Some(folder) = args.output.out.as_ref().filter(|_| !silent) {
@@ -162,6 +163,7 @@ pub fn run(args: &CutArgs, context: &mut Context) -> Result<Exit, Failure> {
         let about = Report {
             model: folder.display().to_string(),
             data: settings.data.clone(),
+            layout: settings.layout.clone(),
             calibration: (!args.calibration.is_empty()).then(|| args.calibration.join(", ")),
             ..Report::default()
         };
@@ -198,15 +200,9 @@ fn save(model: &Path, args: &CutArgs, mut outcome: Outcome, to: &Path) -> Result
     Ok(cut::save(&mut outcome.model, &attention, model, to, args.overwrite)?)
 }
 
-/// With documents apart, the share of them that is used: the settings hold something back for training, of which there is none here.
-const SHARE: f64 = 0.9;
-
 /// The settings of the data, or of other sources read in the same way; and whether the model is a checkpoint of a run.
 fn settings(model: &Path, args: &CutArgs, sources: &[String]) -> termwise_train::Result<(Settings, bool)> {
     let (mut layers, trained) = layers_of_model(model, &args.data)?;
-    if args.data.has("data") {
-        layers.push(Layer::new(toml::Table::from_iter([("held_out".to_owned(), toml::Value::Float(SHARE))]), "cut")?);
-    }
     layers.push(args.data.layer()?);
     if !sources.is_empty() {
         let list = toml::Value::Array(sources.iter().cloned().map(toml::Value::String).collect());
@@ -215,13 +211,11 @@ fn settings(model: &Path, args: &CutArgs, sources: &[String]) -> termwise_train:
     Ok((Settings::resolve(&layers)?, trained))
 }
 
-/// Of data named here all text in one stream, or with `--layout padded` documents apart; of a run's own data what it held out.
-fn open(settings: &Settings, cache: &Path, named: bool) -> termwise_train::Result<Box<dyn Source>> {
-    if named
-        && settings.layout != "padded"
-        && let Some(whole) = settings.open_whole(cache, &Prepare::default())?
-    {
+/// All of the data that are named here; of a run's own data the held-out part.
+fn open(settings: &Settings, cache: &Path, named: bool, quiet: bool) -> termwise_train::Result<Box<dyn Source>> {
+    let how = Prepare { warn: &warning(quiet), ..Prepare::default() };
+    if named && let Some(whole) = settings.open_whole(cache, &how)? {
         return Ok(Box::new(whole));
     }
-    settings.open_source(cache, &Prepare::default())
+    settings.open_source(cache, &how)
 }

@@ -6,10 +6,11 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use termwise_data::{Builtin, DataConfig, Documents, Prepare, Prepared, Progress, Rows, Source, TextSource, Tokenizer};
+use termwise_report::Documented;
 use termwise_train::settings::{Layer, Settings};
 
 use super::settings::DataSettings;
-use super::source::cache_folder;
+use super::source::{cache_folder, warning};
 use crate::context::{Context, Output};
 use crate::error::{Exit, Failure};
 use crate::progress::Bar;
@@ -72,7 +73,7 @@ impl DataArgs {
     fn text(&self, config: &DataConfig, quiet: bool) -> termwise_data::Result<TextSource> {
         let bar = Bar::new(quiet);
         let progress = |progress: &Progress| bar.at(progress.read, progress.file_bytes, "bytes tokenized");
-        let how = Prepare { rebuild: self.rebuild, progress: &progress, ..Prepare::default() };
+        let how = Prepare { rebuild: self.rebuild, progress: &progress, warn: &warning(quiet), ..Prepare::default() };
         TextSource::prepare(config, &cache_folder(self.cache.as_deref()), &how)
     }
 }
@@ -158,6 +159,7 @@ pub fn run(command: &DataCommand, context: &mut Context) -> Result<Exit, Failure
 fn show(args: &ShowArgs, context: &mut Context) -> Result<(), Failure> {
     let settings = args.data.settings()?;
     let (builtin, text);
+    let mut about = None;
     let (source, tokenizer, usual): (&dyn Source, &Tokenizer, usize) = match (settings.builtin()?, settings.data_config()?) {
         (Some(source), _) => {
             builtin = (source.tokenizer()?, source);
@@ -165,9 +167,14 @@ fn show(args: &ShowArgs, context: &mut Context) -> Result<(), Failure> {
         }
         (None, config) => {
             text = args.data.text(&config.unwrap_or_default(), false)?;
+            about = Some(Prepared::new(&text));
             (&text, text.tokenizer(), 256)
         }
     };
+    if let Some(prepared) = about.filter(|_| !args.json) {
+        context.print_document(&prepared.document(), false)?;
+        writeln!(context.out)?;
+    }
     // Elsewhere labels are the text itself, a token further on.
     let labelled = matches!(settings.builtin()?, Some(Builtin::Parity(_)));
     let (length, out) = (args.length.unwrap_or(usual), &mut context.out);

@@ -8,10 +8,9 @@ use termwise_llama::generate::{cut, warnings};
 use termwise_llama::{Model, Options};
 use termwise_train::Evaluated;
 use termwise_train::eval::{Windows, evaluate_with};
-use termwise_train::tell::tell;
 
 use super::settings::DataSettings;
-use super::source::{Opened, cache_folder, model_folder, open_for_model};
+use super::source::{Opened, cache_folder, model_folder, open_for_model, warn_beyond_context, warning};
 use crate::context::{Context, Output};
 use crate::error::{Exit, Failure};
 
@@ -71,13 +70,9 @@ pub fn run(args: &EvalArgs, context: &mut Context) -> Result<Exit, Failure> {
     context.join()?;
     let quiet = args.output.quiet || context.is_silent();
     let folder = model_folder(args.model.as_deref(), quiet)?;
-    let opened = open_for_model(&folder, &args.data, args.held_out_only, &cache_folder(args.cache.as_deref()))?;
-    let Opened { source, data, held_out_only, trained } = opened;
-    let remark = |text: &str| {
-        if !quiet {
-            tell(&format!("warning: {text}"));
-        }
-    };
+    let opened = open_for_model(&folder, &args.data, args.held_out_only, &cache_folder(args.cache.as_deref()), quiet)?;
+    let Opened { source, data, held_out_only, trained, .. } = opened;
+    let remark = warning(quiet);
     let collective = context.ranks.collective.clone();
     let (windows, (evaluation, nonpositive)) = context.pool()?.install(|| -> Result<_, Failure> {
         let mut model = Model::read(&folder)?;
@@ -90,6 +85,7 @@ pub fn run(args: &EvalArgs, context: &mut Context) -> Result<Exit, Failure> {
         let heads: Vec<Variant> = (0..model.config.num_hidden_layers).flat_map(|layer| model.config.heads(layer)).collect();
         warnings(&heads).iter().for_each(|warning| remark(&warning.to_string()));
         let length = args.length.unwrap_or(trained.unwrap_or(model.config.max_position_embeddings.min(super::WINDOW)));
+        warn_beyond_context(length, trained, &model.config, quiet);
         let options = Options { mode: args.mode, ..Options::default() };
         let windows = Windows { batch: args.batch, length, stride: args.stride.unwrap_or(length) };
         Ok((windows, evaluate_with(&model, source.as_ref(), windows, args.batches.unwrap_or(0), options, &*collective)?))

@@ -60,7 +60,7 @@ pub fn run(args: &FrontierArgs, context: &mut Context) -> Result<Exit, Failure> 
         let methods = Method::named(&args.methods)?;
         // Before the calibration, which takes long.
         Method::check_budgets(&methods, &args.keys, &model.config)?;
-        let (_, texts) = args.texts.cut(folder, &args.data, &model.config, args.contexts)?;
+        let (_, texts) = args.texts.cut(folder, &args.data, &model.config, args.contexts, args.output.quiet)?;
         if let Some(folder) = &out {
             create_folder(folder)?;
         }

@@ -8,7 +8,7 @@ use termwise_llama::Model;
 
 use super::WINDOW;
 use super::settings::DataSettings;
-use super::source::{cache_folder, model_folder, open_for_model};
+use super::source::{cache_folder, model_folder, open_for_model, warn_beyond_context};
 use crate::context::{Context, Output};
 use crate::error::{Exit, Failure};
 use crate::progress::Bar;
@@ -91,9 +91,11 @@ pub fn run(args: &SpectrumArgs, context: &mut Context) -> Result<Exit, Failure> 
     let pool = context.pool()?;
     // Before the text is tokenized, which may take long.
     let model = pool.install(|| Model::read(&folder))?;
-    let opened = open_for_model(&folder, &args.data, args.held_out_only, &cache_folder(args.cache.as_deref()))?;
+    spectrum::check_kernels(&model)?;
+    let opened = open_for_model(&folder, &args.data, args.held_out_only, &cache_folder(args.cache.as_deref()), quiet)?;
     let usual = opened.trained.unwrap_or(model.config.max_position_embeddings.min(WINDOW));
     let windows = spectrum::windows(opened.source.as_ref(), args.length.unwrap_or(usual), args.tokens)?;
+    warn_beyond_context(windows.iter().map(Vec::len).max().unwrap_or(0), opened.trained, &model.config, quiet);
     let options = Options { orders: (0..=args.max_order).step_by(2).collect(), rows: args.queries, seed: args.seed, ..Options::default() };
     let bar = Bar::new(quiet);
     let collective = context.ranks.collective.clone();

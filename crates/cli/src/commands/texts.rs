@@ -8,7 +8,7 @@ use termwise_data::Source;
 use termwise_llama::Config;
 
 use super::settings::DataSettings;
-use super::source::cache_folder;
+use super::source::{cache_folder, open_packed};
 use crate::error::Failure;
 
 /// Which texts, and how they are cut.
@@ -36,7 +36,14 @@ const LENGTH: usize = 2048;
 
 impl TextArgs {
     /// The names of the texts, and their contexts, of which so many of each text are evaluated.
-    pub fn cut(&self, folder: &Path, data: &DataSettings, config: &Config, contexts: usize) -> Result<(Vec<String>, Texts), Failure> {
+    pub fn cut(
+        &self,
+        folder: &Path,
+        data: &DataSettings,
+        config: &Config,
+        contexts: usize,
+        quiet: bool,
+    ) -> Result<(Vec<String>, Texts), Failure> {
         let list = |table: &toml::Table| -> Vec<String> {
             let values = table.get("data").and_then(toml::Value::as_array).into_iter().flatten();
             values.filter_map(|value| value.as_str().map(str::to_owned)).collect()
@@ -50,9 +57,7 @@ impl TextArgs {
         let cache = cache_folder(self.cache.as_deref());
         let mut sources: Vec<Box<dyn Source>> = Vec::new();
         for path in &all {
-            let mut table = data.table().clone();
-            table.insert("data".into(), toml::Value::Array(vec![toml::Value::String(path.clone())]));
-            sources.push(termwise_train::source::open_for_model(folder, &table, false, &cache)?.source);
+            sources.push(open_packed(folder, data, Some(path), &cache, quiet)?.source);
         }
         let texts: Vec<Named> = all
             .iter()

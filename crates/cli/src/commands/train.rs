@@ -4,9 +4,13 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
+use termwise_data::Source;
 use termwise_lab::bench::peak_gflops;
+use termwise_llama::Layout;
+use termwise_report::{counted, thousands};
 use termwise_train::progress::Display;
 use termwise_train::settings::{Layer, Settings};
+use termwise_train::tell::tell;
 use termwise_train::{RunOptions, Start, run as runs};
 
 use super::settings::AllSettings;
@@ -87,6 +91,10 @@ pub fn run(args: &TrainArgs, threads: Option<usize>, context: &mut Context) -> R
     let early = if context.is_silent() { None } else { Some(prepare()?) };
     collective.barrier()?;
     let source = early.map_or_else(prepare, Ok)?;
+    // A run that is resumed has been introduced.
+    if !quiet && start == Start::Fresh {
+        introduce(&settings, source.as_ref(), &folder)?;
+    }
     let stop = stop_on_interrupt(match collective.size() > 1 {
         false => "finishing the step and writing a checkpoint",
         true => "finishing the step and writing a checkpoint, unless a rank is lost: then the newest checkpoint is the last",
@@ -110,6 +118,35 @@ pub fn run(args: &TrainArgs, threads: Option<usize>, context: &mut Context) -> R
     drop(options);
     context.print(&outcome, args.json, false)?;
     Ok(if outcome.finished { Exit::Success } else { Exit::Interrupted })
+}
+
+/// Prints what is about to be trained: model, attention, data, tokens and folder.
+fn introduce(settings: &Settings, source: &dyn Source, folder: &Path) -> Result<(), Failure> {
+    let config = settings.config(source.vocabulary())?;
+    let attention = match config.uniform_attention() {
+        Some(attention) => attention.to_string(),
+        None => "different between layers or heads".into(),
+    };
+    let per_step = settings.batch.saturating_mul(settings.length).saturating_mul(settings.accumulate) as u64;
+    tell(&format!(
+        "model      {} parameters: {}, width {}, {}, {} tokens in the vocabulary\n\
+         attention  {attention}\n\
+         data       {}\n\
+         training   {} of {} tokens, {} tokens in all; peak learning rate {}\n\
+         directory  {}",
+        thousands(Layout::new(&config)?.len()),
+        counted(config.num_hidden_layers, "layer"),
+        config.hidden_size,
+        counted(config.num_attention_heads, "head"),
+        thousands(config.vocab_size),
+        settings.data.join(", "),
+        counted(settings.steps, "step"),
+        thousands(per_step),
+        thousands(per_step.saturating_mul(settings.steps)),
+        settings.lr,
+        folder.display(),
+    ));
+    Ok(())
 }
 
 /// A name that stands for a folder within that of all runs.

@@ -37,6 +37,26 @@ fn default_commands_compose() {
     assert!(words.len() >= 7 && words[words.len() - 3] == "?" && words[words.len() - 2].starts_with('k'), "{output}");
     asked.stderr(contains("of runs/first, the only run in runs/").and(contains("held-out document 1 asks for k")));
     at(here, &["generate", "first", "--prompt", "k1 v2 k3 v0 ? k1", "--max-tokens", "1", "--quiet"]).success().stderr("");
+    // The answer is the first token after the question, however many follow.
+    let mut differ = false;
+    for seed in ["1", "2", "3", "4"] {
+        let answer = |tokens: &str| {
+            let asked = at(here, &["generate", "--seed", seed, "--temperature", "2", "--ignore-end", "--max-tokens", tokens]).success();
+            let output = String::from_utf8(asked.get_output().stdout.clone()).expect("text");
+            (
+                output.split_whitespace().next_back().expect("a word").to_owned(),
+                String::from_utf8_lossy(&asked.get_output().stderr).into_owned(),
+            )
+        };
+        let ((first, _), (last, verdict)) = (answer("1"), answer("6"));
+        assert!(verdict.contains(&format!("the model answers {first}: ")), "{first} {last} {verdict}");
+        differ |= first != last;
+    }
+    assert!(differ, "the last token was always the first");
+    // A question of one's own is printed and answered by one token.
+    let own = at(here, &["generate", "first", "--prompt", "k1 v2 k3 v0 ? k1", "--ignore-end"]).success().get_output().stdout.clone();
+    let own = String::from_utf8(own).expect("text");
+    assert!(own.starts_with("k1 v2 k3 v0 ? k1 ") && own.split_whitespace().count() == 7, "{own}");
     at(here, &["generate", "--prompt", "? cat"]).failure().stderr(contains("no token for `cat`"));
 
     at(here, &["eval"]).success().stdout(contains("held-out tokens").and(contains("recall")));

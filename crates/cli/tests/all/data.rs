@@ -20,10 +20,34 @@ fn text_is_prepared_once_and_shown_as_a_run_sees_it() {
     place.command(&prepare[..7]).assert().success().stdout(contains("60 documents in 1 file,"));
     assert_eq!(entries(), before, "found again");
     let show = ["data", "show", "text.txt", "--documents", "line", "--held-out", "0.2", "--batch", "1", "--length", "40"];
-    place.command(&show).assert().success().stdout(contains("batch 0, row 0").and(contains("walked")));
+    place
+        .command(&show)
+        .assert()
+        .success()
+        .stdout(contains("60 documents in 1 file").and(contains("tokens")).and(contains("batch 0, row 0")).and(contains("walked")));
     let rows = place.command(&[&show[..], &["--json"]].concat()).assert().success().get_output().stdout.clone();
     let rows: serde_json::Value = serde_json::from_slice(&rows).expect("JSON");
     assert_eq!(rows["ids"][0].as_array().map(Vec::len), Some(40));
+}
+
+#[test]
+fn separators_inside_a_document_are_warned_of() {
+    let place = Place::new();
+    let document = |number: usize| format!("Once there were {number} cats.\n<|endoftext|>\n");
+    fs::write(place.path("stories.txt"), (0..30).map(document).collect::<String>()).expect("a file");
+    // The last separator has nothing behind it; tokens that were cached carry the same warning.
+    for _ in 0..2 {
+        let warned = place.command(&["data", "prepare", "stories.txt"]).assert().success();
+        warned.stderr(contains("`<|endoftext|>` 29 times").and(contains("--documents \"separator:<|endoftext|>\"")));
+    }
+    let split = ["data", "prepare", "stories.txt", "--documents", "separator:<|endoftext|>"];
+    place.command(&split).assert().success().stderr(contains("warning").not());
+    place.command(&["data", "prepare", "stories.txt", "--quiet"]).assert().success().stderr("");
+    fs::write(place.path("one.txt"), document(1)).expect("a file");
+    place.command(&["data", "prepare", "one.txt"]).assert().success().stderr(contains("warning").not());
+    place.train(&["--name", "a", "--data", "stories.txt"]).assert().success().stderr(contains("29 times"));
+    place.command(&["eval", "a", "--data", "stories.txt"]).assert().success().stderr(contains("29 times"));
+    place.command(&["spectrum", "a", "--data", "stories.txt"]).assert().success().stderr(contains("29 times"));
 }
 
 #[test]
@@ -32,21 +56,22 @@ fn what_cannot_be_prepared_is_said() {
     fs::write(place.path("equal.txt"), "the same line\n".repeat(50)).expect("a file");
     fs::write(place.path("text.bin"), "x").expect("a file");
     for (code, arguments, said) in [
-        (1, &["absent.txt"][..], "there is no such file or folder"),
-        (1, &["text.bin"], "its name does not say what it is"),
+        (2, &["absent.txt"][..], "there is no such file or folder"),
+        (2, &["text.bin"], "its name does not say what it is"),
         (2, &["text.txt", "--held-out", "1.5"], "held_out"),
-        (1, &["equal.txt", "--documents", "line", "--held-out", "0.1"], "equal documents are held out together"),
-        (1, &["text.txt", "--tokenizer", "absent.json"], "absent.json"),
-        (1, &["hf://datasets/../x/*"], if cfg!(feature = "hub") { "write it as hf://datasets/" } else { "which this build leaves out" }),
+        (2, &["equal.txt", "--documents", "line", "--held-out", "0.1"], "equal documents are held out together"),
+        (2, &["text.txt", "--tokenizer", "absent.json"], "absent.json"),
+        (2, &["text.txt", "--tokenizer", "gpt2"], "hf://OWNER/NAME"),
+        (2, &["hf://datasets/../x/*"], if cfg!(feature = "hub") { "write it as hf://datasets/" } else { "which this build leaves out" }),
     ] {
         place.command(&[&["data", "prepare"], arguments].concat()).assert().code(code).stderr(contains(said));
     }
     #[cfg(unix)]
     {
         assert!(std::process::Command::new("mkfifo").arg(place.path("pipe.txt")).status().expect("mkfifo").success());
-        place.command(&["data", "prepare", "pipe.txt"]).assert().code(1).stderr(contains("neither a regular file nor a folder"));
+        place.command(&["data", "prepare", "pipe.txt"]).assert().code(2).stderr(contains("neither a regular file nor a folder"));
         std::os::unix::fs::symlink("loop.txt", place.path("loop.txt")).expect("a link");
-        place.command(&["data", "prepare", "loop.txt"]).assert().code(1).stderr(contains("it cannot be read"));
+        place.command(&["data", "prepare", "loop.txt"]).assert().code(2).stderr(contains("it cannot be read"));
     }
 }
 

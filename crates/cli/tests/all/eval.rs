@@ -1,5 +1,6 @@
 //! `termwise eval`: a run's own data, other data, and what is refused.
 
+use predicates::prelude::*;
 use predicates::str::contains;
 
 use crate::support::Place;
@@ -25,6 +26,29 @@ fn a_checkpoint_is_evaluated_on_its_own_and_on_other_data() {
     place.command(&["eval", model, "--data", "other.txt", "--attention", "norm"]).assert().success();
 }
 
+/// Every document is a row of its own, of which all tokens count.
+#[test]
+fn padded_layout_reads_one_document_per_row() {
+    let place = Place::new();
+    place.train(&["--name", "a", "--quiet"]).assert().success();
+    let read = |command: &str, layout: &str, more: &[&str]| {
+        let words = [command, "a", "--data", "text.txt", "--documents", "line", "--layout", layout, "--length", "64", "--json"];
+        let assert = place.command(&[&words[..], more].concat()).assert().success();
+        let warned = assert.stderr(contains("windows have").and(contains("trained on at most 16")));
+        serde_json::from_slice::<serde_json::Value>(&warned.get_output().stdout).expect("JSON")
+    };
+    let text = std::fs::read_to_string(place.path("text.txt")).expect("a file");
+    let (packed, padded) = (read("eval", "packed", &[]), read("eval", "padded", &[]));
+    // The bytes of each line and the end of its document.
+    assert_eq!((&packed["tokens"], &padded["tokens"]), (&text.len().into(), &text.len().into()));
+    assert_ne!(packed["loss"], padded["loss"]);
+    let longest = text.lines().map(|line| line.len() + 1).max().expect("lines");
+    let (packed, padded) = (read("spectrum", "packed", &["--tokens", "9999"]), read("spectrum", "padded", &["--tokens", "9999"]));
+    assert_eq!(padded["text"]["windows"], text.lines().count());
+    assert_eq!(padded["text"]["length"], longest);
+    assert_ne!(packed["layers"], padded["layers"]);
+}
+
 #[test]
 fn what_cannot_be_evaluated_is_said() {
     let place = Place::new();
@@ -37,7 +61,9 @@ fn what_cannot_be_evaluated_is_said() {
         (&["eval", model, "--order", "300000000"], 2, "150"),
         (&["eval", model, "--batch", "65536", "--length", "1048576"], 1, "need at least"),
         (&["eval", model, "--attention", "{\"0\": \"softmax\"}"], 2, "one attention for all heads"),
-        (&["eval", model, "--data", "absent.txt"], 1, "no such file"),
+        (&["eval", model, "--data", "absent.txt"], 2, "no such file"),
+        (&["eval", model, "--data", "text.txt", "--layout", "padded"], 2, "single document"),
+        (&["eval", "text.txt", "--data", "text.txt"], 2, "it is a file"),
     ] {
         place.command(arguments).assert().code(code).stderr(contains(said));
     }

@@ -108,7 +108,7 @@ fn batches_and_single_prompts_write_the_same() {
         // Texts as text: in order, each the same as in JSON.
         let plain_file = folder.path().join("prompts.txt");
         std::fs::write(&plain_file, prompts.join("\n")).expect("written");
-        let arguments = ["generate", model, "--prompts", text_of(&plain_file), "--seed", "7", "--max-tokens", "20"];
+        let arguments = ["generate", model, "--prompts", text_of(&plain_file), "--seed", "7", "--max-tokens", "20", "--no-echo"];
         let text = output(&[&arguments[..], &sampling].concat());
         let expected: Vec<String> = all.iter().map(|line| format!("{}\n", line["text"].as_str().expect("a text"))).collect();
         assert_eq!(text, expected.join("\n"));

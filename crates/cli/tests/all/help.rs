@@ -2,6 +2,7 @@
 
 use std::process::{Command, Stdio};
 
+use predicates::prelude::*;
 use predicates::str::contains;
 
 use crate::support::{Place, termwise};
@@ -42,6 +43,16 @@ fn every_command_has_help_with_its_flags_and_examples() {
 fn mistakes_are_named_with_what_was_meant() {
     termwise(&["trian"]).assert().code(2).stderr(contains("train"));
     termwise(&["train", "--stepps", "3"]).assert().code(2).stderr(contains("--steps"));
+    for command in ["generate", "eval"] {
+        termwise(&[command, "--order", "-1"])
+            .assert()
+            .code(2)
+            .stderr(contains("'-1'").and(contains("from 0 to 150")).and(contains("-- -1").not()));
+    }
+    termwise(&["train", "--attention", "{\"default\": \"nrom\"}"])
+        .assert()
+        .code(2)
+        .stderr(contains("did you mean `norm`?").and(contains("attention_variant").not()));
     termwise(&[]).assert().code(2).stderr(contains("Usage"));
     termwise(&["--version"]).assert().success().stdout(contains("termwise"));
     for count in ["18446744073709551615", "4294967296"] {

@@ -100,7 +100,7 @@ fn files_that_are_no_results_are_refused_in_one_sentence() {
     }
     let typed = termwise(&["variants", "soft\u{1b}[31mmax", "--col\u{7}or"]).assert().code(2).get_output().stderr.clone();
     assert!(!typed.contains(&0x1b) && !typed.contains(&7), "{}", String::from_utf8_lossy(&typed));
-    termwise(&["show", "absent.json"]).assert().code(1).stderr(contains("absent.json"));
+    termwise(&["show", "absent.json"]).assert().code(2).stderr(contains("absent.json"));
 }
 
 #[test]
@@ -141,5 +141,5 @@ fn runs_are_listed() {
     termwise(&["runs", &folder]).assert().success().stdout(contains("first").and(contains("stopped")));
     let found = crate::support::json(&["runs", &folder, "--json"]);
     assert_eq!((&found["kind"], &found["runs"][0]["steps"]), (&"runs".into(), &9.into()));
-    termwise(&["runs", "absent"]).assert().code(1).stderr(contains("absent"));
+    termwise(&["runs", "absent"]).assert().code(2).stderr(contains("absent"));
 }

@@ -76,12 +76,14 @@ fn a_model_is_measured_printed_and_drawn() {
 #[test]
 fn models_of_other_attentions_are_measured() {
     let place = Place::new();
-    for (i, attention) in ["gated_softmax", "norm", "taylor=0..4", "linear_cosine", "gated_softmax_decay"].into_iter().enumerate() {
+    for (i, attention) in ["gated_softmax", "norm", "taylor=0..4", "gated_softmax_decay"].into_iter().enumerate() {
         let model = place.model(&format!("model{i}"), &small(attention), &WriteOptions::default());
         let found = output(&["spectrum", &model, "--data", &place.text("text.txt"), "--cache", &place.text("cache"), "--json"]);
-        let cut = &found["layers"][1]["heads"][3]["cut"];
-        assert_eq!(cut.is_null(), attention == "linear_cosine", "{attention}");
+        assert!(found["layers"][1]["heads"][3]["cut"].is_object(), "{attention}");
     }
+    let linear = place.model("linear", &small("linear_cosine"), &WriteOptions::default());
+    let words = ["spectrum", &linear, "--data", &place.text("text.txt"), "--cache", &place.text("cache")];
+    termwise(&words).assert().code(2).stdout("").stderr(contains("needs an `exp` or `taylor` kernel").and(contains("`feature=l2")));
 }
 
 #[test]
@@ -216,8 +218,11 @@ fn mistakes_are_named() {
         (vec!["spectrum", &model], 2, "name some with --data"),
         (vec!["spectrum", &model, "--queries", "none"], 2, "`all` or a number"),
         (vec!["spectrum", &model, "--max-order", "7"], 2, "even number"),
-        (vec!["spectrum", &model, "--data", "absent.txt"], 1, "no such file"),
-        (vec!["spectrum", "hf://owner"], 1, if cfg!(feature = "hub") { "hf://<owner>/<name>" } else { "which this build leaves out" }),
+        (vec!["spectrum", &model, "--data", "absent.txt"], 2, "no such file"),
+        #[cfg(feature = "hub")]
+        (vec!["spectrum", "hf://owner"], 1, "hf://<owner>/<name>"),
+        #[cfg(not(feature = "hub"))]
+        (vec!["spectrum", "hf://owner"], 2, "which this build leaves out"),
     ] {
         termwise(&arguments).assert().code(code).stderr(contains(message));
     }

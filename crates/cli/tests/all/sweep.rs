@@ -79,7 +79,7 @@ fn what_cannot_be_swept_is_said() {
         fs::write(place.path("s.toml"), text).expect("a file");
         place.command(&["sweep", "s.toml", "--list"]).assert().code(1).stderr(contains(said));
     }
-    place.command(&["sweep", "absent.toml"]).assert().code(1).stderr(contains("absent.toml"));
+    place.command(&["sweep", "absent.toml"]).assert().code(2).stderr(contains("absent.toml"));
     assert!(!place.path("sweeps").exists());
 }
 

@@ -26,6 +26,22 @@ fn flags_stand_above_files_and_files_above_defaults() {
 }
 
 #[test]
+fn a_run_begins_with_what_is_trained() {
+    let place = Place::new();
+    let words = [
+        "parameters: 1 layer, width 16, 2 heads, 257 tokens",
+        "attention  exp over=sum",
+        "text.txt",
+        "6 steps of 32 tokens, 192 tokens",
+        "runs/a",
+    ];
+    let started = place.train(&["--name", "a"]).assert().success();
+    let text = String::from_utf8_lossy(&started.get_output().stderr).into_owned();
+    assert!(words.iter().all(|part| text.contains(part)), "{text}");
+    place.train(&["--name", "b", "--quiet"]).assert().success().stderr("");
+}
+
+#[test]
 fn a_run_is_resumed_by_folder_and_by_checkpoint() {
     let place = Place::new();
     // Of training alone: a run that ended at step 6 was evaluated there.
@@ -79,11 +95,11 @@ fn a_refused_start_leaves_nothing_behind() {
     let place = Place::new();
     // Too short for the built-in language, which is known only when the first batch is drawn.
     let small = ["train", "--layers", "1", "--hidden", "16", "--heads", "1", "--mlp", "16", "--batch", "2", "--name", "a", "--steps", "1"];
-    place.command(&[&small[..], &["--length", "64"]].concat()).assert().code(1).stderr(contains("length"));
+    place.command(&[&small[..], &["--length", "64"]].concat()).assert().code(2).stderr(contains("length"));
     assert!(!place.path("runs/a").exists(), "{:?}", fs::read_dir(place.path("runs/a")).map(Iterator::collect::<Vec<_>>));
     fs::create_dir_all(place.path("runs/a")).expect("a folder");
     fs::write(place.path("runs/a/notes.txt"), "mine").expect("a file");
-    place.command(&[&small[..], &["--length", "64"]].concat()).assert().code(1);
+    place.command(&[&small[..], &["--length", "64"]].concat()).assert().code(2);
     place.command(&[&small[..], &["--length", "128"]].concat()).assert().success();
     assert!(place.path("runs/a/notes.txt").is_file());
 }
@@ -101,7 +117,7 @@ fn what_cannot_be_is_refused_in_one_sentence() {
         (&["--batch", "16777216", "--length", "16777216"], 1, "need at least"),
         (&["--lr", "-1"], 2, "`lr` is -1"),
         (&["--nonsense"], 2, "--nonsense"),
-        (&["--config", "absent.toml"], 1, "absent.toml"),
+        (&["--config", "absent.toml"], 2, "absent.toml"),
         (&["--attention", "softmacks"], 2, "softmacks"),
     ] {
         let output = place.train(arguments).assert().code(code).stderr(contains(said)).get_output().clone();

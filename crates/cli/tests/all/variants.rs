@@ -65,7 +65,36 @@ fn variants_are_described_and_compared() {
 }
 
 #[test]
+fn two_variants_are_equal_or_not() {
+    let printed = |a: &str, b: &str| {
+        let output = termwise(&["variants", a, b]).env("COLUMNS", "160").assert().success().get_output().stdout.clone();
+        String::from_utf8(output).expect("text")
+    };
+    assert!(printed("softmax", "exp over=sum").contains("are equal: identical expression"));
+    assert!(printed("exp over=sum norm=l2", "norm").contains("are equal: equal up to eps"));
+    assert!(printed("softmax", "norm").contains("are not equal"));
+}
+
+/// A variant string next to the name of a preset is that preset.
+#[test]
+fn names_in_the_readme_are_those_of_presets() {
+    let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md")).expect("the README");
+    let mut count = 0;
+    for line in readme.lines().filter(|line| line.starts_with("| `") && line.contains("`, or `")) {
+        let texts: Vec<&str> = line.split('`').skip(1).step_by(2).take(2).collect();
+        let parsed: Vec<termwise_attention::Variant> = texts.iter().map(|text| text.parse().expect("a variant")).collect();
+        assert_eq!(parsed[0], parsed[1], "{line}");
+        count += 1;
+    }
+    assert!(count >= 3, "{count} rows");
+}
+
+#[test]
 fn mistakes_give_one_message_and_code_2() {
+    termwise(&["variants", "taylor=0..2 softmax"])
+        .assert()
+        .code(2)
+        .stderr(contains("`taylor=0..2` contradicts the preset `softmax`").and(contains("`taylor=0..2 over=sum`")));
     termwise(&["variants", "exp out sofmax"])
         .assert()
         .code(2)

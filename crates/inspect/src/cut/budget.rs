@@ -29,6 +29,9 @@ impl FromStr for Budget {
         let text = text.trim();
         let (number, unit) = text.strip_suffix('%').map_or((text, 1.0), |number| (number.trim(), 0.01));
         match number.parse::<f64>() {
+            Ok(x) if x >= 1.0 && unit == 1.0 => {
+                Err(format!("`{text}` would let the loss double; write {text}%, or a fraction below 1 such as 0.01"))
+            }
             Ok(x) if x.is_finite() && x >= 0.0 => Ok(Budget { share: x * unit }),
             _ => Err(format!("a budget is a part of the loss such as 1% or 0.01, found `{text}`")),
         }
@@ -145,7 +148,9 @@ mod tests {
     fn budgets() {
         assert_eq!("1%".parse(), Ok(Budget { share: 0.01 }));
         assert_eq!("0.02".parse(), Ok(Budget { share: 0.02 }));
-        assert!(["", "%", "-1%", "nan", "one"].iter().all(|text| text.parse::<Budget>().is_err()));
+        assert_eq!("150%".parse(), Ok(Budget { share: 1.5 }));
+        assert!("1".parse::<Budget>().is_err_and(|error| error.contains("write 1%")));
+        assert!(["", "%", "-1%", "nan", "one", "1", "2.5", "inf"].iter().all(|text| text.parse::<Budget>().is_err()));
     }
 
     /// Losses that add up: the plan keeps the limit, and nothing that is left would fit.

@@ -15,11 +15,22 @@ impl Documented for Report {
         let Report { layers, heads, kv_heads, cuttable, length, .. } = self;
         let mut facts = vec![(
             "model",
-            format!("{}: {}, H {heads}, G {kv_heads}; {} can be cut", self.model, counted(*layers, "layer"), counted(*cuttable, "head")),
+            format!(
+                "{}: {}, {} over {}; {} can be cut",
+                self.model,
+                counted(*layers, "layer"),
+                counted(*heads, "head"),
+                counted(*kv_heads, "KV head"),
+                counted(*cuttable, "head")
+            ),
         )];
         if let Some(tokens) = self.tokens {
             let [a, b, c] = [tokens.calibration, tokens.tuning, tokens.evaluation].map(thousands);
-            facts.push(("text", format!("windows of {length}; calibrated on {a} tokens, the plan tuned on {b}, losses on {c} others")));
+            let layout = if self.layout.is_empty() { String::new() } else { format!("{} ", self.layout) };
+            facts.push((
+                "text",
+                format!("{layout}windows of {length}; calibrated on {a} tokens, the plan tuned on {b}, losses on {c} others"),
+            ));
         }
         if let Some(uncut) = &self.uncut {
             let bits = uncut.bits_per_byte.map_or(String::new(), |bits| format!(", {bits:.4} bits per byte"));
@@ -34,7 +45,11 @@ impl Documented for Report {
         if !self.finished {
             lead.push(Block::badge(Tone::Open, "interrupted", "what is here is finished; the same command with --out goes on from there"));
         }
-        let mut sections = vec![Section::new("All layers cut", self.curve_blocks())];
+        let mut sections = Vec::new();
+        if !self.warnings.is_empty() {
+            sections.push(Section::new("Warnings", vec![Block::List(self.warnings.clone())]));
+        }
+        sections.push(Section::new("All layers cut", self.curve_blocks()));
         if let Some(map) = &self.map {
             let table = Block::table("one-layer", self.map_table(map));
             let details = Block::Details { summary: "Losses with one layer cut".into(), blocks: vec![table] };
@@ -43,9 +58,6 @@ impl Documented for Report {
         }
         if let Some(plan) = &self.plan {
             sections.push(Section::new("Plan", self.plan_blocks(plan)));
-        }
-        if !self.warnings.is_empty() {
-            sections.push(Section::new("To know", vec![Block::List(self.warnings.clone())]));
         }
         Document { title: format!("{name}: exp cut to a finite order"), lead, sections }
     }
@@ -114,7 +126,7 @@ impl Report {
         for row in &self.kept {
             let counts = [row.order, row.fitted, row.taylor].map(Cell::count);
             let errors = [row.kept_error, row.taylor_error].map(|error| Cell::Number(error, 3));
-            kept.rows.push(counts.into_iter().chain(errors).chain([Cell::text(format!("× {:.0e}", row.state_condition))]).collect());
+            kept.rows.push(counts.into_iter().chain(errors).chain([Cell::text(format!("× {}", factor(row.state_condition)))]).collect());
         }
         let mut blocks = vec![Block::figure("loss-by-order", self.curve_figure()), Block::table("loss-by-order", table)];
         // Losses that are finite although something went wrong on the way.
@@ -137,7 +149,9 @@ impl Report {
 
     fn plan_blocks(&self, plan: &Plan) -> Vec<Block> {
         let percent = 100.0 * (plan.budget - 1.0);
-        let mut text = format!("Loss at most {percent:.3} % above the uncut model's, at a context of {}.", thousands(self.context));
+        let percent = format!("{percent:.3}");
+        let percent = percent.trim_end_matches('0').trim_end_matches('.');
+        let mut text = format!("Loss at most {percent} % above the uncut model's, at a context of {}.", thousands(self.context));
         if plan.too_large > 0 {
             let all = plan.units * self.kept.len();
             text += &format!(
@@ -188,6 +202,11 @@ fn loss(found: &Measured) -> Cell {
     found.loss.map_or(Cell::text("not finite"), |loss| Cell::Number(loss, 4))
 }
 
+/// 6, 120, 3e4
+fn factor(x: f64) -> String {
+    if x < 1e4 { format!("{x:.0}") } else { format!("{x:.0e}") }
+}
+
 fn bytes(n: u64) -> String {
     Unit::Bytes.format(n as f64)
 }
@@ -223,9 +242,29 @@ mod tests {
             ..Report::default()
         };
         let text = report.document().to_terminal(&termwise_report::Terminal::default());
-        for words in ["not finite", "2.2500", "To know: a denominator of 0", "✓ within budget", "○ interrupted"] {
+        for words in
+            ["× 3e4", "at most 1 % above", "not finite", "2.2500", "To know: a denominator of 0", "✓ within budget", "○ interrupted"]
+        {
             assert!(text.contains(words), "{words}: {text}");
         }
         termwise_report::reads_again(&report);
+    }
+
+    #[test]
+    fn a_cut_that_lowers_the_loss_is_warned_of() {
+        let measured = |loss| Measured { loss: Some(loss), bits_per_byte: None, problem: None };
+        let report = |loss, layout: &str, data: &str| Report {
+            layout: layout.into(),
+            data: vec![data.into()],
+            uncut: Some(measured(2.0)),
+            map: Some(Map { coefficients: Choice::Taylor, orders: vec![2, 4], layers: vec![vec![measured(2.1), measured(loss)]] }),
+            ..Report::default()
+        };
+        let packed = report(1.9, "packed", "book.txt").gain().expect("a warning");
+        assert!(packed.contains("5.00 % (layer 0 at order 4)") && packed.contains("--layout padded"), "{packed}");
+        for other in [report(1.9, "padded", "book.txt"), report(1.9, "packed", "builtin")] {
+            assert!(other.gain().is_some_and(|text| text.contains("other text")));
+        }
+        assert_eq!(report(1.9999, "packed", "book.txt").gain(), None);
     }
 }

@@ -147,6 +147,7 @@ pub fn run(
     if let Some(budget) = options.budget {
         planned = work.plan(&calibration, &uncut, sizes, &orders, budget)?;
     }
+    work.report.warnings.extend(work.report.gain());
     work.report.finished = !work.stopped()?;
     work.say("done");
     let Work { report, meter, .. } = work;

@@ -13,6 +13,9 @@ pub struct Report {
     pub model: String,
     /// Its data, as they were asked for.
     pub data: Vec<String>,
+    /// How documents become windows: `packed` or `padded`.
+    #[serde(default)]
+    pub layout: String,
     /// Calibration text of its own, where there is any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibration: Option<String>,
@@ -157,10 +160,38 @@ pub struct PlannedCut {
     pub saved: u64,
 }
 
+/// A relative change of the loss above rounding and above the noise of equal models.
+const GAIN: f64 = 1e-3;
+
 impl Report {
     /// The points of a kind of coefficients.
     pub fn curve(&self, choice: Choice) -> Option<&Curve> {
         self.curves.iter().find(|curve| curve.coefficients == choice)
+    }
+
+    /// A warning where truncation lowers the loss by more than rounding: the text or its layout then decides the sign.
+    pub fn gain(&self) -> Option<String> {
+        let uncut = self.uncut_loss()?;
+        let curves = self.curves.iter().flat_map(|curve| {
+            let place = move |point: &Point| (format!("all layers at order {}, {}", point.order, curve.coefficients), point.measured.loss);
+            curve.points.iter().map(place)
+        });
+        let map = self.map.iter().flat_map(|map| {
+            let orders = |layer: usize| move |(order, found): (&usize, &Measured)| (format!("layer {layer} at order {order}"), found.loss);
+            map.layers.iter().enumerate().flat_map(move |(layer, row)| map.orders.iter().zip(row).map(orders(layer)))
+        });
+        let plan = self.plan.iter().map(|plan| ("the plan".to_owned(), plan.measured.as_ref().and_then(|found| found.loss)));
+        let found = curves.chain(map).chain(plan).filter_map(|(place, loss)| Some((place, loss? / uncut - 1.0)));
+        let (place, change) = found.min_by(|a, b| a.1.total_cmp(&b.1)).filter(|(_, change)| *change < -GAIN)?;
+        let built_in = self.data.iter().any(|name| name.starts_with("builtin"));
+        let cause = match self.layout.as_str() {
+            "packed" if !built_in => {
+                "windows of packed text cross the ends of documents, which can decide the sign: measure again with --layout padded, \
+                 and with --documents if files contain several documents"
+            }
+            _ => "the text can decide the sign: measure again on other text before you rely on it",
+        };
+        Some(format!("truncation lowers the loss by {:.2} % ({place}); {cause}", -100.0 * change))
     }
 
     /// The loss of the uncut model on the evaluation text.

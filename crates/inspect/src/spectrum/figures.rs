@@ -25,7 +25,7 @@ impl Spectrum {
         let most = self.orders.last().copied().unwrap_or(0) as f64;
         let value = |layer: &LayerSpectrum, head: usize| Some(layer.heads.get(head)?.cut.as_ref()?.order_for.one_percent? as f64);
         HeatMap {
-            title: format!("Order for an error of 1 % (struck out: more than {most})"),
+            title: format!("Order for an error of 1 % (struck out or ·: more than {most})"),
             x: Names::count("head", self.model.heads),
             y: Names::count("layer", self.layers.len()),
             values: self.layers.iter().map(|layer| (0..self.model.heads).map(|head| value(layer, head)).collect()).collect(),
@@ -113,17 +113,23 @@ impl Spectrum {
 
     /// The table of layers.
     pub fn table(&self) -> Table {
-        let columns =
-            ["layer", "dominant", "x ≥ 0", "x < 0", "score", "min", "max", "entropy", "10 %", "worst", "1 %", "worst", "0.1 %", "worst"];
         let most = self.orders.last().copied().unwrap_or(0);
+        let at_most = format!("at {most}");
+        let columns = [
+            "layer", "dominant", "x ≥ 0", "x < 0", "score", "min", "max", "entropy", "10 %", "worst", "1 %", "worst", "0.1 %", "worst",
+            &at_most, "worst",
+        ];
         let caption = format!(
             "Dominant orders (all scores as published, and by sign), scores (mean ± standard deviation, extremes over heads), entropy as a share of \
-             the possible, and the order at which the median and the worst head have an error of 10, 1 and 0.1 % (–: above {most})"
+             the possible, the order at which the median and the worst head have an error of 10, 1 and 0.1 %, and their error at order {most}"
         );
         let mut table = Table::new(caption, columns);
         for layer in &self.layers {
-            let order = |order: Option<usize>| order.map_or(Cell::Empty, |order| Cell::Number(order as f64, 0));
-            let dominant = |which: Which| order(layer.terms.as_ref().and_then(|terms| which(terms).dominant));
+            // The curve may still rise at the last order that is computed.
+            let dominant = |which: Which| match layer.terms.as_ref().and_then(|terms| which(terms).dominant) {
+                Some(order) if order + 1 == super::ORDERS => Cell::text(format!("≥ {order}")),
+                order => Cell::maybe(order, |order| Cell::Number(order as f64, 0)),
+            };
             let mut row = vec![Cell::Number(layer.layer as f64, 0)];
             row.extend(KINDS.map(|(_, _, which)| dominant(which)));
             let mean = |value: fn(&super::HeadSpectrum) -> f64| layer.mean(|head| Some(value(head))).unwrap_or(f64::NAN);
@@ -134,11 +140,46 @@ impl Spectrum {
             row.push(share.map_or(Cell::Empty, |share| Cell::Amount(share, Unit::Percent)));
             for over in layer.order_for().into_iter().flatten() {
                 let OverHeads { median, worst } = over;
+                let order = |order: Option<usize>| order.map_or(Cell::text(format!("> {most}")), |order| Cell::Number(order as f64, 0));
                 row.extend([order(median), order(worst)]);
             }
+            row.extend(layer.last_error().into_iter().flatten().map(|error| match error.is_finite() {
+                true => Cell::Amount(error, Unit::Percent),
+                false => Cell::text("overflow"),
+            }));
+            row.resize(16, Cell::Empty);
             table.rows.push(row);
         }
         table
+    }
+
+    /// The result in one sentence: the order that the median head needs for an error of 1 %, or its error at the highest order.
+    pub fn conclusion(&self) -> String {
+        let most = self.orders.last().copied().unwrap_or(0);
+        let cuts: Vec<_> = self.layers.iter().flat_map(|layer| &layer.heads).filter_map(|head| head.cut.as_ref()).collect();
+        let mut orders: Vec<Option<usize>> = cuts.iter().map(|cut| cut.order_for.one_percent).collect();
+        // `None` last: no order up to the highest is enough.
+        orders.sort_by_key(|order| order.unwrap_or(usize::MAX));
+        let beyond = orders.iter().filter(|order| order.is_none()).count();
+        let share = format!("{:.0} %", 100.0 * beyond as f64 / orders.len().max(1) as f64);
+        match orders.get(orders.len() / 2) {
+            None => "No head has a series that can be cut.".into(),
+            Some(Some(order)) if beyond == 0 => {
+                let worst = orders.last().copied().flatten().unwrap_or(most);
+                format!("The median head needs order {order} for an error of 1 %, the worst head order {worst}.")
+            }
+            Some(Some(order)) => {
+                format!("The median head needs order {order} for an error of 1 %; {share} of the heads need more than {most}.")
+            }
+            Some(None) => {
+                let mut errors: Vec<f64> = cuts.iter().map(|cut| cut.error.last().copied().flatten().unwrap_or(f64::INFINITY)).collect();
+                errors.sort_by(f64::total_cmp);
+                let median = errors[errors.len() / 2];
+                let median = if median.is_finite() { Unit::Percent.format(median) } else { "more than float64 holds".into() };
+                let heads = if beyond == orders.len() { "no head reaches".into() } else { format!("{share} of the heads do not reach") };
+                format!("At order {most} the median head still has an error of {median}; {heads} 1 % at any order up to {most}.")
+            }
+        }
     }
 
     /// How much was looked at, in one sentence.
@@ -215,13 +256,10 @@ impl Documented for Spectrum {
             ));
         }
         let facts = facts.into_iter().map(|(name, text)| (name.into(), text)).collect();
-        let lead = vec![Block::Facts(facts), Block::table("layers", self.table())];
+        let lead = vec![Block::Text(self.conclusion()), Block::Facts(facts), Block::table("layers", self.table())];
         let needed = match self.order_map().values.iter().flatten().any(Option::is_some) {
             true => vec![orders, error, Block::text(CUT)],
-            false => {
-                let none = format!("No head has an error of 1 % or less at an order up to {}.", self.orders.last().unwrap_or(&0));
-                vec![Block::Text(none), error, Block::text(CUT)]
-            }
+            false => vec![error, Block::text(CUT)],
         };
         Document {
             title: format!("Term spectrum of {name}"),
@@ -239,3 +277,55 @@ const CUT: &str = "The error is RMS(y_p − y)/RMS(y) over sampled rows and coor
 const MAGNITUDE: &str = "The magnitude of order n is the mean of |xⁿ/n!| over the visible pairs of a head, then over the heads of a layer. The \
     published metric differs in two things: it takes order 1 with its sign, and it divides by masked pairs too. It peaks at n ≈ |x|: large negative \
     scores, which do nothing in a softmax, inflate it, so that scores of either sign are shown apart.";
+
+#[cfg(test)]
+mod tests {
+    use super::super::*;
+
+    /// Heads with these orders for 1 % and these errors at order 32, in one layer; the largest term is the last.
+    fn spectrum(heads: &[(Option<usize>, Option<f64>)]) -> Spectrum {
+        let magnitudes = Magnitudes { log10: (0..ORDERS).map(|n| Some(n as f64)).collect(), dominant: Some(ORDERS - 1) };
+        let terms = Terms { all: magnitudes.clone(), positive: magnitudes.clone(), negative: magnitudes };
+        let head = |(head, &(order, error)): (usize, &(Option<usize>, Option<f64>))| HeadSpectrum {
+            head,
+            attention: "exp over=sum".into(),
+            pairs: 1,
+            positive: None,
+            scores: ScoreFacts { mean: 0.0, sd: 1.0, min: -1.0, max: 1.0 },
+            entropy: None,
+            terms: Some(terms.clone()),
+            cut: Some(CutFacts {
+                share: vec![None, None],
+                error: vec![None, error],
+                order_for: OrderFor { ten_percent: order, one_percent: order, tenth_percent: None },
+            }),
+        };
+        let heads: Vec<HeadSpectrum> = heads.iter().enumerate().map(head).collect();
+        Spectrum {
+            model: ModelFacts { name: "test".into(), parameters: 1, heads: heads.len(), kv_heads: heads.len(), head_dim: 4 },
+            text: TextFacts { data: vec!["book.txt".into()], windows: 1, length: 4, tokens: 4 },
+            rows: RowFacts { sampled: 4, of: 4, seed: 0 },
+            orders: vec![0, 32],
+            layers: vec![LayerSpectrum { layer: 0, terms: Some(terms), heads }],
+            timing: None,
+        }
+    }
+
+    #[test]
+    fn the_conclusion_comes_first_and_nothing_is_capped_silently() {
+        let text = |heads: &[(Option<usize>, Option<f64>)]| {
+            use termwise_report::Documented;
+            spectrum(heads).document().to_terminal(&termwise_report::Terminal { width: 160, ..Default::default() })
+        };
+        let some = [(Some(12), Some(0.001)), (Some(12), Some(0.001)), (None, Some(0.5))];
+        assert!(text(&some).contains("The median head needs order 12 for an error of 1 %; 33 % of the heads need more than 32."));
+        assert!(text(&some[..2]).contains("needs order 12 for an error of 1 %, the worst head order 12."));
+        let none = text(&[(None, Some(0.98)), (None, None)]);
+        let sentence = "At order 32 the median head still has an error of";
+        assert!(none.contains(sentence) && none.contains("no head reaches 1 % at any order up to 32."), "{none}");
+        for words in ["≥ 99", "> 32", "overflow"] {
+            assert!(none.contains(words), "{words}: {none}");
+        }
+        assert!(text(&[(None, Some(0.98))]).contains("98"), "the error at the highest order");
+    }
+}

@@ -27,6 +27,7 @@ mod windows;
 
 use std::time::Instant;
 
+use termwise_attention::Kernel;
 use termwise_llama::{Model, Observed, Options as SessionOptions};
 use termwise_train::collective::{Alone, Collective};
 
@@ -96,6 +97,7 @@ pub fn measure_with(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Spectrum, Error> {
     check(windows, options)?;
+    check_kernels(model)?;
     let config = &model.config;
     let (layers, vocabulary) = (config.num_hidden_layers, config.vocab_size);
     if let Some(id) = windows.iter().flatten().find(|&&id| id as usize >= vocabulary) {
@@ -183,6 +185,20 @@ fn exchange(collective: &dyn Collective, meter: &mut Meter, found: &mut Vec<(usi
         }
     }
     Ok(())
+}
+
+/// Refuses a model in which no head has an `exp` or `taylor` kernel: it has no terms to measure.
+pub fn check_kernels(model: &Model) -> Result<(), Error> {
+    let config = &model.config;
+    let mut heads = (0..config.num_hidden_layers).flat_map(|layer| config.heads(layer));
+    if heads.any(|head| matches!(head.kernel, Kernel::Exp(_) | Kernel::Taylor(_))) {
+        return Ok(());
+    }
+    let attention = config.attention.head(0, 0);
+    Err(Error::Sizes(format!(
+        "a spectrum needs an `exp` or `taylor` kernel, and no head of this model has one: its attention is `{attention}`; \
+         name another model, such as a run that was trained with softmax"
+    )))
 }
 
 fn check(windows: &[Vec<u32>], options: &Options) -> Result<(), Error> {

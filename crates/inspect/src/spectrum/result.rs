@@ -142,7 +142,7 @@ pub struct Terms {
 pub struct Magnitudes {
     /// log10 of the magnitude of each order, null where it is zero. Logarithms, because large scores leave the range of numbers.
     pub log10: Vec<Option<f64>>,
-    /// The order with the largest magnitude, the lowest of equals; null where there are no pairs.
+    /// The order with the largest magnitude, the lowest of equals; 99, the last that is computed, stands for 99 or more. Null where there are no pairs.
     pub dominant: Option<usize>,
 }
 
@@ -196,6 +196,15 @@ impl LayerSpectrum {
                 OverHeads { median: order(orders.len() / 2), worst: order(orders.len() - 1) }
             })
         })
+    }
+
+    /// The error at the highest order of the median and of the worst head that can be cut; `None` where there is none.
+    pub fn last_error(&self) -> Option<[f64; 2]> {
+        // Beyond float64 is worse than any number.
+        let last = |head: &HeadSpectrum| Some(head.cut.as_ref()?.error.last().copied()?.unwrap_or(f64::INFINITY));
+        let mut errors: Vec<f64> = self.heads.iter().filter_map(last).collect();
+        errors.sort_by(f64::total_cmp);
+        Some([*errors.get(errors.len() / 2)?, *errors.last()?])
     }
 
     /// Mean of a number over the heads that have it.

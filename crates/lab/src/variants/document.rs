@@ -1,5 +1,6 @@
 //! Presets, parts and single variants for people.
 
+use termwise_attention::Variant;
 use termwise_report::{Block, Cell, Document, Documented, Section, Table, Unit, thousands};
 
 use super::{Catalogue, Class, Described, Description, Relation, Sizes, Slot, State};
@@ -84,11 +85,30 @@ impl Documented for Described {
 
     fn document(&self) -> Document {
         let section = |one: &Description| Section::new(one.name.as_ref().unwrap_or(&one.expression), vec![self.facts(one)]);
-        Document { title: String::new(), lead: Vec::new(), sections: self.variants.iter().map(section).collect() }
+        Document { title: String::new(), lead: self.comparison(), sections: self.variants.iter().map(section).collect() }
     }
 }
 
 impl Described {
+    /// One sentence for each pair of variants: whether they are equal, and why.
+    fn comparison(&self) -> Vec<Block> {
+        let name = |one: &Description| format!("`{}`", one.name.as_ref().unwrap_or(&one.expression));
+        let mut sentences = Vec::new();
+        for (i, a) in self.variants.iter().enumerate() {
+            for b in &self.variants[i + 1..] {
+                let relation = match (a.expression.parse::<Variant>(), b.expression.parse::<Variant>()) {
+                    (Ok(a), Ok(b)) => Relation::between(&a, &b),
+                    _ => continue,
+                };
+                sentences.push(match relation {
+                    Some(relation) => format!("{} and {} are equal: {}.", name(a), name(b), relation.words()),
+                    None => format!("{} and {} are not equal: no identity turns one into the other.", name(a), name(b)),
+                });
+            }
+        }
+        if sentences.is_empty() { Vec::new() } else { vec![Block::List(sentences)] }
+    }
+
     fn facts(&self, one: &Description) -> Block {
         let Sizes { heads, kv_heads, head_dim: d, hidden } = self.sizes;
         let mut facts: Vec<(String, String)> = Vec::new();

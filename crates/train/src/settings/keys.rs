@@ -214,7 +214,7 @@ settings! {
         Mathematics micro_batches: usize = 1, "Parts of a step's rows whose gradients are added in a tree: as many processes can share it";
         Extent steps: u64 = 1000, "Updates in all";
         Mathematics seed: u64 = 1, "Seed of fresh weights and of the order of data";
-        Mathematics lr: f64 = 1e-3, "Peak learning rate";
+        Mathematics lr: f64 = 3e-3, "Peak learning rate";
         Mathematics warmup: u64 = 100, "Steps over which the learning rate rises from zero";
         Mathematics decay: Decay = "cosine", "How it falls afterwards: linear, cosine or constant";
         Mathematics horizon: u64 = 0, "Step at which the fall ends, beyond the last one if it should stop earlier; 0: steps";

@@ -66,7 +66,13 @@ impl Settings {
         // Expanding a map needs sizes that make sense.
         config.validate()?;
         let attention = serde_json::to_value(&self.attention).map_err(|_| Error::Internal("an attention map that is no JSON"))?;
-        config.set_attention_json(&attention)?;
+        config.set_attention_json(&attention).map_err(|error| match error {
+            // There the key is that of config.json.
+            termwise_llama::Error::AttentionEntry { place, source } => {
+                termwise_llama::Error::AttentionEntry { place: place.replacen("attention_variant", "attention", 1), source }
+            }
+            error => error,
+        })?;
         config.validate()?;
         Ok(config)
     }

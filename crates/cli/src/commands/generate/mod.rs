@@ -12,9 +12,10 @@ use termwise_generate::{Piece, Plan, Result, Writing, Written, prompts};
 use termwise_llama::generate::{Decoder, DecoderOptions, MemoryPolicy, Sampling, warnings};
 use termwise_llama::weights::FloatType;
 use termwise_llama::{Config, Model};
+use termwise_report::thousands;
 use termwise_train::tell::tell;
 
-use super::source::{language_of, model_folder};
+use super::source::{language_of, model_folder, warning};
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 
@@ -26,7 +27,7 @@ use crate::error::{Exit, Failure};
 #[command(after_help = "\
 Examples:
   termwise generate                                                    ask the newest run in runs/
-  termwise generate runs/first --prompt \"k3 v7 k9 v1 ? k3\"            of the built-in language: two facts, and a question
+  termwise generate runs/first --prompt \"k3 v7 k9 v1 ? k3\"            built-in language: two facts and a question; one token answers it
   termwise generate path/to/model --prompt \"Once upon a time\"
   termwise generate path/to/model --prompt Once --temperature 0.8 --top-p 0.9 --seed 7 --stop \"\\n\\n\"
   termwise generate path/to/model --prompt Once --order 4              softmax cut to four orders: memory of constant size
@@ -50,7 +51,7 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "FILE")]
     pub prompts: Option<PathBuf>,
     /// Tokens to write at most for each prompt; 0 only reads
-    /// [default: 256, or 1 for a question of the built-in language]
+    /// [default: 256, or 1 for a prompt of the built-in language that ends with a question]
     #[arg(long, value_name = "N")]
     pub max_tokens: Option<usize>,
     /// What logits are divided by; 0 takes the most probable token
@@ -113,9 +114,12 @@ pub struct GenerateArgs {
     /// Token that ends a text, where the tokenizer calls it by an unusual name
     #[arg(long, value_name = "TOKEN")]
     pub end_of_document: Option<String>,
-    /// Print the prompt before what follows it
+    /// Begin `text` with the prompt in --json as well; printed text always does, unless --no-echo is given
     #[arg(long)]
     pub echo: bool,
+    /// Print only the generated text, without the prompt
+    #[arg(long, conflicts_with = "echo")]
+    pub no_echo: bool,
     /// Print a line of JSON for each prompt
     #[arg(long)]
     pub json: bool,
@@ -172,6 +176,8 @@ fn work(args: &GenerateArgs, folder: &Path, language: Option<&Language>, show: &
     // Nothing to go on from: a model of the built-in language is asked something.
     let asks = args.prompt.is_none() && args.prompts.is_none() && args.load_state.is_none();
     let question = language.filter(|_| asks).map(|language| language.question(args.seed)).transpose()?.flatten();
+    // One token answers a question; a longer text after it is noise.
+    let answered = question.is_some() || language.is_some() && args.prompt.as_deref().is_some_and(ends_with_question);
     let prompts = match (&args.prompts, &question) {
         (Some(path), _) => prompts::read(path)?,
         (None, Some(question)) => vec![question.text.clone()],
@@ -210,10 +216,10 @@ fn work(args: &GenerateArgs, folder: &Path, language: Option<&Language>, show: &
     }
     let plan = Plan {
         sampling,
-        max_tokens: args.max_tokens.unwrap_or(if question.is_some() { 1 } else { 256 }),
+        max_tokens: args.max_tokens.unwrap_or(if answered { 1 } else { 256 }),
         stops: args.stop.iter().filter(|stop| !stop.is_empty()).cloned().collect(),
         ends: if args.ignore_end { Vec::new() } else { ends(&config, &tokenizer) },
-        echo: args.echo || question.is_some(),
+        echo: args.echo || question.is_some() || !args.json && !args.no_echo,
         load: args.load_state.clone(),
         save: args.save_state.clone(),
     };
@@ -226,7 +232,8 @@ fn work(args: &GenerateArgs, folder: &Path, language: Option<&Language>, show: &
         }
         Piece::End(written) => {
             begun = false;
-            answer = written.text.split_whitespace().next_back().map(str::to_owned);
+            let after = written.text.strip_prefix(written.prompt).unwrap_or(written.text);
+            answer = after.split_whitespace().next().map(str::to_owned);
             show(if args.json { json_line(&written) } else { apart(written.index, prompts.len()).to_owned() })
         }
         Piece::Failed(failed) => {
@@ -235,6 +242,13 @@ fn work(args: &GenerateArgs, folder: &Path, language: Option<&Language>, show: &
             !std::mem::take(&mut begun) || args.json || show(apart(failed.index, prompts.len()).to_owned())
         }
     })?;
+    if took.position > config.max_position_embeddings {
+        warning(args.quiet)(&format!(
+            "the text has {} tokens, and the model was trained on at most {}; tokens beyond are extrapolated",
+            thousands(took.position),
+            thousands(config.max_position_embeddings)
+        ));
+    }
     let judged = question.map_or(String::new(), |question| judged(&question, answer.as_deref(), args.seed));
     let exit = match took.failed {
         0 => Exit::Success,
@@ -253,13 +267,20 @@ fn json_line(written: &Written) -> String {
     serde_json::to_string(written).expect("texts and whole numbers are JSON") + "\n"
 }
 
-/// What the document says about a question that the model was asked.
+/// Whether the last words of a prompt are a question of the built-in language, as in `? k3`.
+fn ends_with_question(prompt: &str) -> bool {
+    let mut words = prompt.split_whitespace().rev();
+    let key = words.next().and_then(|word| word.strip_prefix('k')).is_some_and(|number| number.parse::<u64>().is_ok());
+    key && words.next() == Some("?")
+}
+
+/// Compares the first token after a question with the fact that the document states.
 fn judged(question: &Question, answer: Option<&str>, number: u64) -> String {
     let Question { key, answer: stated, .. } = question;
     let verdict = match answer {
         Some(answer) if answer == stated => format!("the model answers {answer}: right"),
         Some(answer) => format!("the model answers {answer}: wrong"),
-        // With --json or without a token to write.
+        // With --max-tokens 0.
         None => return String::new(),
     };
     format!(
@@ -294,4 +315,15 @@ fn tokenizer(args: &GenerateArgs, folder: &Path, language: Option<&Language>, co
 /// Tokens that end a text: the model's, or else the tokenizer's.
 fn ends(config: &Config, tokenizer: &Tokenizer) -> Vec<u32> {
     if config.eos_token_id.is_empty() { vec![tokenizer.end()] } else { config.eos_token_id.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_that_ends_with_a_key_is_a_question() {
+        assert!(ends_with_question("k3 v7 k9 v1 ? k3") && ends_with_question(" ? k12\n"));
+        assert!(!["", "k3", "? v3", "k3 v7 ?", "? king", "what? k3"].iter().any(|prompt| ends_with_question(prompt)));
+    }
 }

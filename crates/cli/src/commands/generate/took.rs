@@ -13,7 +13,11 @@ use termwise_report::{counted, thousands, three};
 /// For standard error.
 pub fn summary(took: Took, config: &Config, constant: bool, memory: MemoryPolicy) -> String {
     let Took { failed, read, reading, written, writing, state_bytes, switched, position, largest_score } = took;
-    let rate = |tokens: usize, time: Duration| three(tokens as f64 / time.as_secs_f64().max(1e-9));
+    // A rate of one token is noise.
+    let rate = |tokens: usize, time: Duration| match tokens {
+        0 | 1 => String::new(),
+        _ => format!(" at {} tokens/s", thousands((tokens as f64 / time.as_secs_f64().max(1e-9)).round() as u64)),
+    };
     let constant = constant || switched == config.num_hidden_layers;
     let windowed = (0..config.num_hidden_layers).any(|layer| config.heads(layer).iter().any(|variant| variant.window.is_some()));
     let kind = match (constant, windowed) {
@@ -22,22 +26,28 @@ pub fn summary(took: Took, config: &Config, constant: bool, memory: MemoryPolicy
         (false, _) => "keys and values",
     };
     let mut text = if failed > 0 { format!("{} failed; ", counted(failed, "prompt")) } else { String::new() };
-    let _ = write!(text, "{} read, {} a second", counted(read, "token"), rate(read, reading));
-    let _ = write!(text, "; {} written, {} a second", thousands(written), rate(written, writing));
+    let _ = write!(text, "{} read{}", counted(read, "token"), rate(read, reading));
+    let _ = write!(text, "; {} written{}", thousands(written), rate(written, writing));
     let _ = writeln!(text, "; {} bytes of memory after {} tokens, {kind}", thousands(state_bytes), thousands(position));
     if let MemoryPolicy::SwitchToState(order) = memory {
-        let _ = writeln!(text, "{switched} of {} layers went on with the state of order {order}", config.num_hidden_layers);
+        let _ = writeln!(text, "{switched} of {} layers switched to the state of order {order}", config.num_hidden_layers);
+        if switched == 0 {
+            text += "the cache stayed smaller than that state; write a longer text or use a lower --order\n";
+        }
     }
     if let MemoryPolicy::Truncate(order) | MemoryPolicy::SwitchToState(order) = memory
         && (switched > 0 || matches!(memory, MemoryPolicy::Truncate(_)))
         && let Ok(cut) = Truncation::new(order, largest_score)
     {
-        let bound = cut.of_sum();
-        let _ = writeln!(
-            text,
-            "no score exceeded {}: order {order} moves the output of a softmax head by at most {bound:.2e} of the largest value vector",
-            three(largest_score)
-        );
+        let (score, bound) = (three(largest_score), cut.of_sum());
+        // An output and its truncation are both means of value vectors: 2 bounds any error.
+        let _ = match bound < 2.0 {
+            true => writeln!(
+                text,
+                "largest score {score}: truncation at order {order} changes the output of a softmax head by at most {bound:.2e} times the largest value vector"
+            ),
+            false => writeln!(text, "largest score {score}: too large for a useful bound on the truncation error at order {order}"),
+        };
     }
     text
 }
