@@ -328,7 +328,7 @@ fn a_command_that_is_broken_off_goes_on_and_decides_by_what_is_there() {
     for text in [
         "Norm coincides with softmax",
         "seed 4 of Gate failed (the loss is not finite)",
-        "With Holm&#39;s correction",
+        "correction within each experiment",
         "Rule: the 95 % interval of Norm − softmax must lie within ±10 % of linear ELU − softmax",
         "(paired by seed, t(3))",
         &second.runs[0].folder,
