@@ -71,7 +71,7 @@ fn a_refused_run_leaves_the_old_one() {
     for (arguments, said) in [
         // Too short for the built-in language, which is known only when the first batch is drawn.
         (&["--length", "8"][..], "length"),
-        (&["--length", "1000000", "--data", "text.txt"], "length"),
+        (&["--length", "1000000", "--data", "text.txt"], "a row asks for 1000000"),
         (&["--length", "16", "--data", "text.txt", "--vocab", "3"], "vocab"),
         (&["--length", "16", "--data", "text.txt", "--from", "cut"], "model.safetensors"),
         (&["--length", "16777216", "--batch", "16777216"], "need at least"),

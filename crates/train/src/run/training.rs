@@ -155,7 +155,9 @@ impl<'a> Training<'a> {
         });
         match (error, kept) {
             (Error::NonFinite { diagnosis, file: Some(saved) }, Some(kept)) => {
-                let file = saved.strip_prefix(&self.options.folder).map(|name| kept.join(name)).ok();
+                // nonfinite-step-N/diagnosis.json
+                let step = saved.parent().and_then(Path::file_name);
+                let file = step.zip(saved.file_name()).map(|(step, name)| kept.join(step).join(name));
                 Error::NonFinite { diagnosis, file }
             }
             (error, _) => error,

@@ -70,10 +70,11 @@ fn a_run_without_any_good_checkpoint_is_refused() {
 fn the_newest_and_the_best_are_kept_and_leftovers_go() {
     let folder = tempfile::tempdir().expect("a folder");
     let inside = folder.path().join("checkpoints");
+    run(&settings("steps = 1"), folder.path(), Start::Fresh);
     fs::create_dir_all(inside.join(".step-00000005.part")).expect("a leftover");
     fs::create_dir_all(inside.join(".step-00000001.old")).expect("a leftover");
     fs::create_dir_all(inside.join("notes")).expect("something else");
-    run(&settings("steps = 1"), folder.path(), Start::Fresh);
+    run(&settings("steps = 1"), folder.path(), Start::Resume);
     assert!(!inside.join(".step-00000005.part").exists() && !inside.join(".step-00000001.old").exists());
 
     let checkpoints = Checkpoints::new(&inside);
