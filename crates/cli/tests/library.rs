@@ -32,6 +32,6 @@ fn sweeps_start_runs_by_the_words_that_they_are_given() {
         serde_json::from_str(&fs::read_to_string(place.path("o/summary.json")).expect("a file")).expect("JSON");
     let command = summary["made_by"]["command"].as_str().expect("text");
     assert!(command.starts_with("'a caller' --threads 1 sweep "), "{command}");
-    assert_eq!(termwise::run(words(&["termwise", "sweep", &place.at("absent.toml")]), None), 1);
+    assert_eq!(termwise::run(words(&["termwise", "sweep", &place.at("absent.toml")]), None), 2);
     assert_eq!(termwise::run(words(&["termwise", "train", "--no-such-flag"]), None), 2);
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::model::architecture::Architecture;
+use crate::model::architecture::{Architecture, LM_HEAD};
 use crate::ops::{self, Buffer, pieces};
 
 /// A tensor that a model has.
@@ -103,7 +103,7 @@ impl Layout {
         let mut by_name: HashMap<_, _> = entries.iter().enumerate().map(|(index, entry)| (entry.spec.name.clone(), index)).collect();
         if config.tie_word_embeddings {
             // The embedding is the first tensor.
-            by_name.insert(format!("{}.weight", config.family.kind().traits().names.lm_head), 0);
+            by_name.insert(LM_HEAD.into(), 0);
         }
         let len = entries.last().map_or(0, |entry| entry.range().end.next_multiple_of(16));
         Ok(Layout { entries, by_name, len, architecture })

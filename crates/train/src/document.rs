@@ -200,7 +200,10 @@ mod tests {
         };
         let diverged = Outcome { held_out: None, diverged: true, finished: true, ..outcome.clone() };
         let text = diverged.document().to_terminal(&termwise_report::Terminal::default());
-        assert!(text.starts_with("✗ diverged: after step 7") && text.contains("the loss of the last evaluation is not finite"), "{text}");
+        assert!(
+            text.starts_with("✗ finished, but diverged: after step 7") && text.contains("the loss of the last evaluation is not finite"),
+            "{text}"
+        );
         termwise_report::reads_again(&diverged);
         let text = outcome.document().to_terminal(&termwise_report::Terminal::default());
         assert!(text.starts_with("○ stopped: after step 7") && text.ends_with("\n  termwise train --resume runs/x\n"), "{text}");

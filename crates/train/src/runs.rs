@@ -279,6 +279,6 @@ mod tests {
 
         // A run that is being replaced.
         std::fs::rename(&held, folder.path().join(".b.replaced")).expect("another name");
-        assert_eq!(Runs::list(&[folder.path().to_owned()]).expect("a folder").runs.len(), 2);
+        assert_eq!(Runs::list(&[folder.path().to_owned()]).expect("a folder").runs.len(), 3);
     }
 }

@@ -137,11 +137,11 @@ pub fn random_case<R: Real>(shape: Shape, steadiness: f64, rng: &mut Rng) -> Cas
     random_case_of(shape, steadiness, |variant| variant.naive_only().is_none() && writes_steadily(variant, &shape), rng)
 }
 
-/// Whether what a write rule writes stays bounded, so that float32 can hold it over many positions: w(k·k)·β ≤ 2 for unit keys. With one
-/// dimension such keys are signs, and gradients of what they come from are rounding.
+/// Whether a write rule stays bounded, so that float32 can represent its state over many positions: w(k·k)·β ≤ 2 for unit keys, which a
+/// projection does not keep. With one dimension such keys are signs, and the gradients of their inputs are rounding.
 fn writes_steadily(variant: &Variant, shape: &Shape) -> bool {
     let bounded = |rule: Delta| rule.scale > 0.0 && variant.kernel.value(rule.scale) * rule.range <= 2.0;
-    variant.write.is_none_or(|rule| shape.d > 1 && variant.kernel.map() == Map::Identity && bounded(rule))
+    variant.write.is_none_or(|rule| shape.d > 1 && variant.dim.is_none() && variant.kernel.map() == Map::Identity && bounded(rule))
 }
 
 /// A random layer of all that the naive engine computes.

@@ -99,7 +99,7 @@ fn what_a_tokenizer_cannot_do_is_said() {
     for count in huge {
         place.command(&["tokenizer", "train", "text.txt", "--vocab", count]).assert().code(2).stderr(contains("16777216"));
     }
-    place.command(&["tokenizer", "train", "text.txt", "--vocab", "100"]).assert().code(1).stderr(contains("too small"));
+    place.command(&["tokenizer", "train", "text.txt", "--vocab", "100"]).assert().code(2).stderr(contains("too small"));
     let text = place.command(&["tokenizer", "encode", "bytes"]).write_stdin([0xff]).assert().code(1);
     text.stderr(contains("cannot read standard input").and(contains("write").not()));
     place.command(&["tokenizer", "decode", "bytes", "300"]).assert().code(1).stderr(contains("cannot decode 300"));

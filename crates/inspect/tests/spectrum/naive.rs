@@ -204,21 +204,31 @@ fn every_kind_of_attention_agrees_with_plain_loops() {
         "taylor=0..3 over=length out",
         "taylor=0,1,3,coef=2.0:0.5:0.25 over=length norm=layer",
         "taylor=0..4 decay=softplus",
-        "linear_elu",
-        "linear_relu",
-        "linear_cosine",
-        "power=2",
-        "power=3 over=length",
         "softmax window=5",
         "softmax window=4 sinks=2 cap=0.7",
         "exp over=sum,sink window=9 qk_norm=rms",
         "exp window=12 sinks=20 decay=softplus post=silu,channel",
         "taylor=0..4 window=6 sinks=1 decay=softplus",
-        "linear_elu window=7",
     ] {
         // Orders up to 24: beyond, plain sums of negative scores would cancel in the loops themselves.
         let options = Options { orders: (0..=24).step_by(2).collect(), ..all_rows() };
         check(&quoted(attention), 2, 0.25, &windows, &options);
+    }
+    // Next to a head with a series, the others are measured as well.
+    for attention in ["linear_elu", "linear_relu", "linear_cosine", "power=2", "power=3 over=length", "linear_elu window=7"] {
+        let map = format!(r#"{{"default": "{attention}", "layers": {{"0": {{"heads": {{"3": "softmax"}}}}}}}}"#);
+        let options = Options { orders: (0..=24).step_by(2).collect(), ..all_rows() };
+        check(&map, 4, 0.25, &windows, &options);
+    }
+}
+
+#[test]
+fn a_model_without_a_series_is_refused() {
+    for attention in ["linear_elu", "power=2"] {
+        let error = termwise_inspect::spectrum::measure(&model(&quoted(attention), 2, 0.25), &texts(&[9]), &all_rows(), &mut |_| {})
+            .expect_err("no series")
+            .to_string();
+        assert!(error.contains("needs an `exp` or `taylor` kernel"), "{error}");
     }
 }
 

@@ -54,7 +54,8 @@ fn random_text(rng: &mut Rng) -> String {
         words.push(format!("clamp={:?}", rng.pick(&[0.3, 1.0, 5.0])));
     }
     words.extend(rng.chance(0.15).then(|| format!("cap={:?}", rng.pick(&[1.0, 5.0]))));
-    words.extend(rng.chance(0.15).then(|| format!("dim={}", rng.pick(&[1, 2]))));
+    // Projected keys are not of unit length.
+    words.extend((!write && rng.chance(0.15)).then(|| format!("dim={}", rng.pick(&[1, 2]))));
     if rng.chance(0.35) {
         words.push(format!("scale={:?}", rng.pick(&[1.0, 0.4, 0.7])));
     }

@@ -70,7 +70,6 @@ pub(crate) struct Traits {
 #[derive(Clone, Copy)]
 pub(crate) struct Names {
     pub embedding: &'static str,
-    pub lm_head: &'static str,
     pub final_norm: &'static str,
     /// Prefix of a layer's number.
     pub layers: &'static str,
@@ -86,7 +85,6 @@ pub(crate) struct Names {
 
 const LLAMA_NAMES: Names = Names {
     embedding: "model.embed_tokens",
-    lm_head: "lm_head",
     final_norm: "model.norm",
     layers: "model.layers",
     attention: "self_attn",
@@ -264,7 +262,6 @@ impl Kind {
                 class: "GPTNeoXForCausalLM",
                 names: Names {
                     embedding: "gpt_neox.embed_in",
-                    lm_head: "embed_out",
                     final_norm: "gpt_neox.final_layer_norm",
                     layers: "gpt_neox.layers",
                     attention: "attention",

@@ -105,6 +105,8 @@ impl Config {
             ["attention_variant", "bos_token_id", "eos_token_id", "initializer_range", "max_position_embeddings", "torch_dtype"];
         let mut map = write::to_map(self);
         map.retain(|key, _| !OTHERS.contains(&key.as_str()) && !self.other.contains_key(key));
+        // Under the family's own name, whatever the attention.
+        map.extend(self.family.write(false).into_iter().map(|(key, value)| (key.to_owned(), value)));
         map
     }
 

@@ -20,6 +20,9 @@ use crate::error::{Error, Result};
 use crate::ops::activation::Activation;
 use crate::params::{Entry, ParamInit, ParamRole, ParamSpec};
 
+/// The name of the output projection.
+pub(crate) const LM_HEAD: &str = "lm_head.weight";
+
 /// Tensors begin at multiples of 64 bytes, a cache line and the widest vector.
 const ALIGNMENT: usize = 64 / size_of::<f32>();
 
@@ -184,11 +187,7 @@ impl Architecture {
         }
         let norm = tensors.norm(names.final_norm.into(), c, &norm)?;
         tensors.role = ParamRole::LmHead;
-        let lm_head = if config.tie_word_embeddings {
-            embedding.clone()
-        } else {
-            tensors.add(names.lm_head.to_owned() + ".weight", &[v, c], ParamInit::Normal)?
-        };
+        let lm_head = if config.tie_word_embeddings { embedding.clone() } else { tensors.add(LM_HEAD, &[v, c], ParamInit::Normal)? };
         let embedding_scale = if traits.scaled_embedding { (c as f64).sqrt() as f32 } else { 1.0 };
         let (activation, logit_cap) = (config.family.activation(), config.family.logit_cap().map(|cap| cap as f32));
         let interleaved = traits.interleaved.then_some((h, config.head_dim));

@@ -12,9 +12,9 @@ use termwise_base::nearest;
 
 use super::header::{Entry, Header};
 use super::{INDEX_FILE, SINGLE_FILE, unravel};
-use crate::config::Kind;
 use crate::error::{Error, NAMES_LISTED, Result};
 use crate::json::{self, show};
+use crate::model::architecture::LM_HEAD;
 use crate::params::{ParamRole, ParamSpec};
 
 /// Tensors in one safetensors file or in the shards of an index.
@@ -51,7 +51,7 @@ impl Checkpoint {
     pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint> {
         let path = path.as_ref();
         let (single, index) = (path.join(SINGLE_FILE), path.join(INDEX_FILE));
-        if single.is_file() {
+        let mut checkpoint = if single.is_file() {
             Self::open_single(&single)
         } else if index.is_file() {
             Self::open_index(&index)
@@ -61,7 +61,14 @@ impl Checkpoint {
             Self::open_index(path)
         } else {
             Self::open_single(path)
+        }?;
+        // Published GPT-NeoX and Pythia files have another name for the output projection.
+        if !checkpoint.tensors.contains_key(LM_HEAD)
+            && let Some(head) = checkpoint.tensors.remove("embed_out.weight")
+        {
+            checkpoint.tensors.insert(LM_HEAD.into(), head);
         }
+        Ok(checkpoint)
     }
 
     fn open_single(path: &Path) -> Result<Checkpoint> {
@@ -193,7 +200,7 @@ impl Checkpoint {
     fn find_differences(&self, specs: &[ParamSpec]) -> Result<()> {
         let missing: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).filter(|name| !self.tensors.contains_key(*name)).collect();
         if !missing.is_empty() {
-            let hint = if missing.len() == 1 && is_lm_head(missing[0]) {
+            let hint = if missing == [LM_HEAD] {
                 "if the model's output is its embedding, set `tie_word_embeddings` to true in the configuration"
             } else {
                 "use the configuration that belongs to these weights, attention variant included"
@@ -205,7 +212,7 @@ impl Checkpoint {
         // Published Pythia files also contain the causal mask.
         let harmless = |name: &str, entry: &Entry| {
             let buffers = [".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias"];
-            buffers.iter().any(|suffix| name.ends_with(suffix)) || (is_lm_head(name) && Some(&entry.shape) == embedding)
+            buffers.iter().any(|suffix| name.ends_with(suffix)) || (name == LM_HEAD && Some(&entry.shape) == embedding)
         };
         let unexpected = self.tensors.iter().filter(|(name, at)| !expected.contains_key(name.as_str()) && !harmless(name, &at.entry));
         let unexpected: Vec<&str> = unexpected.map(|(name, _)| name.as_str()).collect();
@@ -245,10 +252,6 @@ const FLOATS: &str = "F32, F16, BF16 or F64";
 
 fn is_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::F64)
-}
-
-fn is_lm_head(name: &str) -> bool {
-    Kind::ALL.into_iter().any(|kind| name.strip_suffix(".weight") == Some(kind.traits().names.lm_head))
 }
 
 fn first(names: &[&str]) -> Vec<String> {

@@ -44,7 +44,8 @@ pub fn loss_and_grad(model: &Model, batch: &Batch, rows: usize, engine: Engine) 
 
 /// All logits of a batch of B rows.
 pub fn logits(model: &Model, ids: &[u32], lengths: Option<&[usize]>, rows: usize, engine: Engine) -> Vec<f32> {
-    let mut session = model.session(rows, ids.len() / rows, Options { engine, ..Options::default() }).expect("a session");
+    let options = Options { engine, forward_only: true, ..Options::default() };
+    let mut session = model.session(rows, ids.len() / rows, options).expect("a session");
     session.run(&model.params, ids, lengths).expect("a run");
     let mut logits = vec![f32::NAN; ids.len() * model.config.vocab_size];
     session.logits(&model.params, 0..ids.len(), &mut logits).expect("logits");

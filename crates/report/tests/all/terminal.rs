@@ -68,7 +68,7 @@ to know     a long text that has to be
 
   termwise train --steps 5
 
-▸ All runs
+▸ All runs (print it with `--details`)
 ";
     let terminal = Terminal { width: 40, ..Terminal::default() };
     assert_eq!(small().to_terminal(&terminal), expected);
