@@ -375,7 +375,7 @@ pub(super) fn runs_made_by(builds: &[(String, usize)]) -> String {
     let list: Vec<String> = builds.iter().map(|(name, count)| format!("{count} by {name}")).collect();
     match builds {
         [] => "no run is finished".into(),
-        [(name, _)] => format!("all finished runs were made by build {name}"),
+        [(name, _)] => format!("build of all finished runs: {name}"),
         _ => format!("**runs of several builds are mixed here, and their numbers may differ: {}**", list.join("; ")),
     }
 }
