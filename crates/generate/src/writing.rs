@@ -190,8 +190,8 @@ impl<'a> Writing<'a> {
                 }
             }
             let begun = Instant::now();
-            for row in 0..self.jobs.len() {
-                tokens[row] = match self.next_token(row) {
+            for (row, token) in tokens.iter_mut().enumerate() {
+                *token = match self.next_token(row) {
                     Ok(token) => token,
                     Err(error) => {
                         self.fail_row(row, error);

@@ -176,6 +176,9 @@ impl Model {
     }
 }
 
+/// Texts as JSON, and the index and error of each prompt that failed.
+type Generated = (Vec<String>, Vec<(usize, String)>);
+
 #[pymethods]
 impl Model {
     /// Its `config.json`.
@@ -293,13 +296,7 @@ impl Model {
 
     /// What follows each prompt, as JSON, and the number and error of each prompt that failed; the callback gets pieces of the text whose
     /// turn it is.
-    fn generate(
-        &self,
-        py: Python<'_>,
-        prompts: Vec<String>,
-        options: &str,
-        callback: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<(Vec<String>, Vec<(usize, String)>)> {
+    fn generate(&self, py: Python<'_>, prompts: Vec<String>, options: &str, callback: Option<&Bound<'_, PyAny>>) -> PyResult<Generated> {
         let options: Writes = parsed(options)?;
         let tokenizer = self.own_tokenizer()?;
         let config = &self.inner.config;

@@ -139,7 +139,10 @@ pub fn survives_edits<T: Documented>(result: &T, most: usize) {
     impl Drop for Edit<'_> {
         fn drop(&mut self) {
             if std::thread::panicking() {
-                eprintln!("{} = {}", self.0, self.1);
+                #[allow(clippy::print_stderr, reason = "only tests run this")]
+                {
+                    eprintln!("{} = {}", self.0, self.1);
+                }
             }
         }
     }

@@ -42,16 +42,18 @@ pub(super) fn to_map(config: &Config) -> Map<String, Value> {
         map.insert("rope_parameters".into(), json!({"full_attention": full, "sliding_attention": sliding}));
     }
     let factor = config.partial_rotary_factor;
-    if config.family.kind().traits().defaults.rotary.is_some_and(|default| default != 1.0 || factor != 1.0) {
+    if let Some(default) = config.family.kind().traits().defaults.rotary {
         // Old readers know keys of their own, new ones an object.
         let old: &[_] = match config.family.kind() {
             Kind::GptNeoX => &[("rotary_pct", factor), ("rotary_emb_base", config.rope_theta)],
             _ => &[("partial_rotary_factor", factor)],
         };
         map.extend(old.iter().map(|(key, value)| (key.to_string(), json!(value))));
-        let mut parameters = rope::parameters(config.rope_theta, config.rope_scaling.as_ref());
-        parameters["partial_rotary_factor"] = json!(factor);
-        map.insert("rope_parameters".into(), parameters);
+        if default != 1.0 || factor != 1.0 {
+            let mut parameters = rope::parameters(config.rope_theta, config.rope_scaling.as_ref());
+            parameters["partial_rotary_factor"] = json!(factor);
+            map.insert("rope_parameters".into(), parameters);
+        }
     }
     if own_attention {
         map.insert("attention_variant".into(), attention);

@@ -299,10 +299,7 @@ impl Decoder {
             return Err(error);
         }
         let mut failures = Vec::new();
-        for row in 0..self.rows.len() {
-            if tokens[row].is_none() {
-                continue;
-            }
+        for (row, _) in tokens.iter().enumerate().filter(|(_, token)| token.is_some()) {
             let stepped = self.rows[row].error.take().map_or(Ok(()), Err).and_then(|()| self.switch(row));
             if let Err(error) = stepped {
                 self.rows[row].failed = true;

@@ -50,7 +50,7 @@ impl Pass<'_> {
             let [base, x] = residuals.get_disjoint_mut([from, to]).expect("at least two residuals");
             let (base, x) = (&base[..m * c], &mut x[..m * c]);
             match next {
-                Some(next) if *parallel && i % 2 == 0 => {
+                Some(next) if *parallel && i.is_multiple_of(2) => {
                     rmsnorm::add(base, h, x, c);
                     next.forward(weights, base, h, &mut inverses[to][..m]);
                 }

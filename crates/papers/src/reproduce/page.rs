@@ -451,7 +451,7 @@ mod tests {
         let mut none = results.clone();
         none.runs.truncate(*last);
         let saved = serde_json::from_str(&termwise_report::to_json(&none, None)).expect("JSON");
-        let error = termwise_report::read::<Results>(saved).err().expect("a run is missing").to_string();
+        let error = termwise_report::read::<Results>(saved).map(drop).expect_err("a run is missing").to_string();
         assert!(error.contains(&format!("names run {last} of {last}")), "{error}");
     }
 }

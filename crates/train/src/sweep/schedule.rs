@@ -210,7 +210,7 @@ pub fn run(
                         while !stop.load(Ordering::Relaxed) && !broken.load(Ordering::Relaxed) {
                             let next = board.lock().unwrap_or_else(PoisonError::into_inner).next(&tell)?;
                             let (index, claim, before) = match next {
-                                Next::Run(index, claim, before) => (index, claim, before),
+                                Next::Run(index, claim, before) => (index, claim, before.map(|before| *before)),
                                 Next::Wait if options.others.wait => {
                                     thread::sleep(options.others.timing.look);
                                     continue;
@@ -287,7 +287,7 @@ struct Board<'a> {
 /// What a worker does next.
 enum Next {
     /// With the record that it had at the beginning.
-    Run(usize, Claim, Option<Record>),
+    Run(usize, Claim, Option<Box<Record>>),
     /// Others have begun what is left.
     Wait,
     Nothing,
@@ -335,7 +335,7 @@ impl<'a> Board<'a> {
             if before.as_ref().is_some_and(|record| matches!(record.status, Status::Finished { .. })) {
                 remove(job, self.folder)?;
             }
-            return Ok(Next::Run(index, claim, before));
+            return Ok(Next::Run(index, claim, before.map(Box::new)));
         }
         if self.left.len() != self.told {
             self.told = self.left.len();

@@ -49,7 +49,7 @@ fn random_program(rng: &mut Rng, case: usize) -> Program {
     let (inside, rows, weights) = (numbers(n), numbers(m * n), numbers(rank));
     let bounds = (0..m).map(|i| dot(&rows[i * n..][..n], &inside) - 0.3).collect();
     let a = numbers(n);
-    let equation = (case % 3 > 0).then(|| (a.clone(), dot(&a, &inside)));
+    let equation = (!case.is_multiple_of(3)).then(|| (a.clone(), dot(&a, &inside)));
     let gradient = (0..n).map(|i| -(0..rank).map(|k| factor[k * n + i] * weights[k]).sum::<f64>() * 2.0).collect();
     Program { hessian, gradient, equation, rows, bounds }
 }
