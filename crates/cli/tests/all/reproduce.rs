@@ -39,7 +39,7 @@ fn a_reproduction_is_run_decided_and_taken_up_again() {
         "8 of 8 runs finished",
         "(paired by seed, t(1))",
         "Rule: Gate − softmax must be above 0.04 nats",
-        "all finished runs were made by build",
+        "build of all finished runs:",
         "E6 ",
     ] {
         assert!(text.contains(words), "{words}: {text}");
