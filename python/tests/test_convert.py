@@ -222,7 +222,7 @@ def test_commands_say_what_is_wrong(stories, book, tmp_path):
         termwise.convert(stories, book, progress=False)
     with pytest.raises(ValueError, match="nonsense"):
         termwise.atlas(stories, book, nonsense=3, progress=False)
-    with pytest.raises(ValueError, match="--keys 1 is too small"):
+    with pytest.raises(ValueError, match="keys 1 is too small"):
         termwise.frontier(stories, book, keys=1, progress=False)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "settings.toml").write_text("mine")

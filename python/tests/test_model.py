@@ -128,7 +128,7 @@ def test_overwrite_keeps_the_old_run_until_the_new_one_has_a_checkpoint(tmp_path
     old = termwise.train(tmp_path / "run", model="tiny", steps=2, log_every=1, progress=False)
     before = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
     # Too short for the built-in data, which is known only when the first batch is drawn.
-    with pytest.raises(RuntimeError, match="length"):
+    with pytest.raises(ValueError, match="length"):
         termwise.train(tmp_path / "run", model="tiny", steps=2, length=8, overwrite=True, progress=False)
     assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*")) == before
     events = []
@@ -218,7 +218,7 @@ def test_arguments_are_those_of_python_code(tmp_path, book):
     assert after["finished"]
     with pytest.raises(ValueError, match="zero or more"):
         termwise.train(tmp_path / "bad", model="tiny", steps=-1, progress=False)
-    with pytest.raises(RuntimeError, match="nowhere.txt"):
+    with pytest.raises(ValueError, match="nowhere.txt"):
         termwise.train(tmp_path / "bad", model="tiny", data=tmp_path / "nowhere.txt", steps=1, progress=False)
     with pytest.raises(TypeError, match="object"):
         termwise.train(tmp_path / "bad", model="tiny", steps=object(), progress=False)

@@ -62,7 +62,7 @@ def test_a_state_of_other_angles_is_refused(tmp_path):
     state.extend(q, k, v)
     state.save(tmp_path / "state.safetensors")
     assert layers[0].load_state(tmp_path / "state.safetensors").positions == [5]
-    with pytest.raises(OSError, match="rotary frequency 1 of layer 0 is 0.01"):
+    with pytest.raises(ValueError, match="rotary frequency 1 of layer 0 is 0.01"):
         layers[1].load_state(tmp_path / "state.safetensors")
 
 
