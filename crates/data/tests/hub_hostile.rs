@@ -3,7 +3,7 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -32,19 +32,7 @@ impl Default for Answers {
 }
 
 fn answer(stream: TcpStream, answers: &Answers) -> Option<()> {
-    let mut reader = BufReader::new(stream.try_clone().ok()?);
-    let (mut line, mut from, mut to) = (String::new(), 0usize, usize::MAX);
-    reader.read_line(&mut line).ok()?;
-    loop {
-        let mut header = String::new();
-        reader.read_line(&mut header).ok()?;
-        if header.trim().is_empty() {
-            break;
-        }
-        if let Some((a, b)) = header.to_lowercase().trim().strip_prefix("range: bytes=").and_then(|range| range.split_once('-')) {
-            (from, to) = (a.parse().ok()?, b.parse().unwrap_or(usize::MAX));
-        }
-    }
+    let (line, from, to) = request(&stream)?;
     let mut out = stream;
     if line.contains("/api/") {
         let body = serde_json::json!({"siblings": [{"rfilename": answers.name}], "sha": answers.commit}).to_string();

@@ -4,7 +4,7 @@
 mod support;
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
@@ -21,19 +21,7 @@ struct Revision {
 }
 
 fn answer(stream: TcpStream, now: &Mutex<Revision>) -> Option<()> {
-    let mut reader = BufReader::new(stream.try_clone().ok()?);
-    let (mut line, mut from, mut to) = (String::new(), 0usize, usize::MAX);
-    reader.read_line(&mut line).ok()?;
-    loop {
-        let mut header = String::new();
-        reader.read_line(&mut header).ok()?;
-        if header.trim().is_empty() {
-            break;
-        }
-        if let Some((a, b)) = header.to_lowercase().trim().strip_prefix("range: bytes=").and_then(|range| range.split_once('-')) {
-            (from, to) = (a.parse().ok()?, b.parse().unwrap_or(usize::MAX));
-        }
-    }
+    let (line, from, to) = request(&stream)?;
     let mut out = stream;
     let mut now = now.lock().ok()?;
     if now.restless {

@@ -115,7 +115,7 @@ pub fn find(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
             for entry in std::fs::read_dir(folder)?.flatten() {
                 // The kind of the entry itself: a link could lead in circles or out of the folder.
                 let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
-                if is_folder && !entry.file_name().as_encoded_bytes().starts_with(b".") {
+                if is_folder && !is_hidden(&entry.path()) {
                     let _ = below(&entry.path(), depth - 1, found);
                 }
             }

@@ -90,3 +90,23 @@ pub fn shards(cache: &str) -> BTreeMap<PathBuf, Vec<u8>> {
 pub fn shared() -> Option<PathBuf> {
     termwise_unrun::shared("data")
 }
+
+/// The first line of an HTTP request to a local stand-in for the hub, and the first and last byte that it asks for.
+#[cfg(feature = "hub")]
+pub fn request(stream: &std::net::TcpStream) -> Option<(String, usize, usize)> {
+    use std::io::BufRead;
+    let mut reader = std::io::BufReader::new(stream.try_clone().ok()?);
+    let (mut line, mut from, mut to) = (String::new(), 0usize, usize::MAX);
+    reader.read_line(&mut line).ok()?;
+    loop {
+        let mut header = String::new();
+        reader.read_line(&mut header).ok()?;
+        if header.trim().is_empty() {
+            break;
+        }
+        if let Some((a, b)) = header.to_lowercase().trim().strip_prefix("range: bytes=").and_then(|range| range.split_once('-')) {
+            (from, to) = (a.parse().ok()?, b.parse().unwrap_or(usize::MAX));
+        }
+    }
+    Some((line, from, to))
+}

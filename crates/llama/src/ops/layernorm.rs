@@ -60,7 +60,7 @@ pub fn backward(
     }
 }
 
-/// Σ f(i) / width over the coordinates of a row.
+/// The mean of a row.
 #[inline(always)]
 fn mean<S: Simd>(simd: S, x: &[f32]) -> f32 {
     let mut sum = simd.splat(0.0);
