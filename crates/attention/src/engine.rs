@@ -1,4 +1,4 @@
-//! What every engine that computes a batch is: forward, backward, and what passes from one to the other.
+//! The interface of batch engines: forward, backward, and the sums that a forward pass saves.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,38 +7,38 @@ use crate::{Buffer, Error, Grads, Inputs, Real, Report};
 
 /// An attention ready to run on one shape: the naive and the fused engines have the same signature.
 pub trait Attention<R: Real> {
-    /// y [B, T, H, e] from the inputs; keeps nothing.
+    /// y [B, T, H, e] from the inputs; saves nothing.
     fn infer(&mut self, inputs: &Inputs<R>, y: &mut [R]) -> Result<Report, Error>;
 
-    /// y [B, T, H, e] from the inputs, and what [`Attention::backward`] needs.
+    /// y [B, T, H, e] from the inputs, and the sums that [`Attention::backward`] reads.
     fn forward(&mut self, inputs: &Inputs<R>, y: &mut [R]) -> Result<Saved, Error>;
 
-    /// Adds the gradients of Σ y·dy to `grads`; `saved` is what `forward` of this engine returned for these inputs.
+    /// Adds the gradients of Σ y·dy to `grads`; `saved` is the result of `forward` of this engine for these inputs.
     fn backward(&mut self, inputs: &Inputs<R>, saved: &Saved, dy: &[R], grads: &mut Grads<R>) -> Result<(), Error>;
 }
 
-/// What a forward pass leaves for its backward pass: as many as one likes may wait at the same time. Memory goes back to the engine when
-/// this is dropped, and serves its next forward pass.
+/// The saved sums of a forward pass, for its backward pass. Any number may exist at the same time. Dropping one returns its memory to the engine
+/// for the next forward pass.
 #[derive(Debug)]
 #[must_use = "a forward pass without a backward pass is `infer`, which keeps nothing"]
 pub struct Saved {
     pub(crate) report: Report,
     pub(crate) rows: SavedRows,
-    home: Arc<Home>,
+    pool: Arc<SavedBufferPool>,
 }
 
-/// The sums of every row: U [B, H, T, ep], z and ρ [B, H, T]. Empty where an engine computes them anew.
+/// The sums of every row: U [B, H, T, ep], z and ρ [B, H, T]. Empty if the engine recomputes them.
 #[derive(Debug, Default)]
 pub(crate) struct SavedRows {
     pub u: Buffer,
     pub z: Buffer,
     pub rho: Buffer,
-    /// Boundaries of documents and lengths of rows in the pass; empty where it had none.
+    /// Boundaries of documents and lengths of rows in the pass; empty if it had none.
     partition: [Vec<usize>; 2],
 }
 
 impl SavedRows {
-    /// Keeps how these inputs divide their rows.
+    /// Stores the documents and lengths of these inputs.
     pub fn keep_partition<R: Real>(&mut self, inputs: &Inputs<R>) {
         for (own, given) in self.partition.iter_mut().zip(inputs.partition()) {
             own.clear();
@@ -46,12 +46,12 @@ impl SavedRows {
         }
     }
 
-    /// Refuses inputs that divide their rows in another way than those of the forward pass.
+    /// Refuses inputs whose documents or lengths differ from those of the forward pass.
     pub fn check_partition<R: Real>(&self, inputs: &Inputs<R>) -> Result<(), Error> {
         if inputs.partition() == self.partition.each_ref().map(Vec::as_slice) { Ok(()) } else { Err(Error::SavedPartition) }
     }
 
-    /// The sums of these of the B·T positions, of H heads; by head within them.
+    /// The sums of a range of the B·T positions, of H heads.
     pub fn part(&self, at: &Range<usize>, heads: usize) -> [&[f32]; 3] {
         [&self.u, &self.z, &self.rho].map(|x| {
             let row = x.len() / self.z.len().max(1) * heads;
@@ -59,7 +59,7 @@ impl SavedRows {
         })
     }
 
-    /// The same, to be written.
+    /// The same, mutable.
     pub fn part_mut(&mut self, at: &Range<usize>, heads: usize) -> [&mut [f32]; 3] {
         let count = self.z.len().max(1);
         [&mut self.u, &mut self.z, &mut self.rho].map(|x| {
@@ -69,34 +69,34 @@ impl SavedRows {
     }
 }
 
-/// The memory of an engine for what it saves.
+/// Buffers of an engine for saved sums, reused across passes.
 #[derive(Debug, Default)]
-pub(crate) struct Home(Mutex<Vec<SavedRows>>);
+pub(crate) struct SavedBufferPool(Mutex<Vec<SavedRows>>);
 
-impl Home {
-    /// Memory that is free, or new.
+impl SavedBufferPool {
+    /// A free buffer, or a new one.
     pub fn take(&self) -> SavedRows {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
     }
 
-    /// What a pass saw and saved.
-    pub fn saved(self: &Arc<Home>, report: Report, rows: SavedRows) -> Saved {
-        Saved { report, rows, home: self.clone() }
+    /// The result of a pass.
+    pub fn saved(self: &Arc<SavedBufferPool>, report: Report, rows: SavedRows) -> Saved {
+        Saved { report, rows, pool: self.clone() }
     }
 
-    /// Refuses what another engine saved.
-    pub fn check(self: &Arc<Home>, saved: &Saved) -> Result<(), Error> {
-        if Arc::ptr_eq(self, &saved.home) { Ok(()) } else { Err(Error::Saved) }
+    /// Refuses sums that another engine saved.
+    pub fn check(self: &Arc<SavedBufferPool>, saved: &Saved) -> Result<(), Error> {
+        if Arc::ptr_eq(self, &saved.pool) { Ok(()) } else { Err(Error::Saved) }
     }
 }
 
 impl Saved {
-    /// What the forward pass saw.
+    /// The report of the forward pass.
     pub fn report(&self) -> Report {
         self.report
     }
 
-    /// Bytes held.
+    /// Bytes of memory.
     pub fn bytes(&self) -> usize {
         self.rows.u.bytes() + self.rows.z.bytes() + self.rows.rho.bytes()
     }
@@ -105,7 +105,7 @@ impl Saved {
 impl Drop for Saved {
     fn drop(&mut self) {
         let rows = std::mem::take(&mut self.rows);
-        self.home.0.lock().unwrap_or_else(PoisonError::into_inner).push(rows);
+        self.pool.0.lock().unwrap_or_else(PoisonError::into_inner).push(rows);
     }
 }
 
@@ -114,15 +114,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_of_dropped_passes_is_used_again() {
-        let (home, other) = (Arc::new(Home::default()), Arc::new(Home::default()));
-        let mut rows = home.take();
+    fn dropped_passes_return_their_memory() {
+        let (pool, other) = (Arc::new(SavedBufferPool::default()), Arc::new(SavedBufferPool::default()));
+        let mut rows = pool.take();
         rows.u.ensure(100).expect("memory");
         let at = rows.u.as_ptr();
-        let saved = home.saved(Report::default(), rows);
-        assert!(home.take().u.is_empty(), "what is in use is not handed out");
-        assert_eq!((home.check(&saved), other.check(&saved), saved.bytes()), (Ok(()), Err(Error::Saved), 400));
+        let saved = pool.saved(Report::default(), rows);
+        assert!(pool.take().u.is_empty(), "memory in use is not handed out");
+        assert_eq!((pool.check(&saved), other.check(&saved), saved.bytes()), (Ok(()), Err(Error::Saved), 400));
         drop(saved);
-        assert_eq!(home.take().u.as_ptr(), at);
+        assert_eq!(pool.take().u.as_ptr(), at);
     }
 }

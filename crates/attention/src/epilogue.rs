@@ -1,32 +1,33 @@
-//! From a row's weighted sum u to its output: y = P · N(O · u / D), and back.
+//! The epilogue of a row: y = P · N(O · u / D) from its weighted sum u, and its backward pass.
 //!
 //! All engines finish their rows here. u and z arrive with the log scale ρ of their row taken out: true values are u·e^ρ and z·e^ρ, ρ the
 //! running maximum that was subtracted from the scores of exp, or what was taken out of the weights of a polynomial; 0 where nothing was.
 
-use crate::kernels::score_rows::Rescale;
 use crate::parts::norm::{NormGrads, NormParams};
-use crate::real::dot;
 use crate::{Real, Variant};
+use termwise_kernels::real::dot;
 
-/// What one row's epilogue needs besides the sum over keys.
+/// The inputs of one row's epilogue in addition to the sum over keys.
 #[derive(Clone, Copy)]
 pub struct Row<'a, R> {
-    /// e^−ρ·Σ_s M·w; read where the denominator sums.
+    /// e^−ρ·Σ_s M·w; read if the denominator sums.
     pub z: R,
-    /// S_t, keys that the position sees.
+    /// S_t, the number of keys that the position sees.
     pub count: R,
     /// ρ, the log scale.
     pub rho: R,
-    /// O_t, 1 where there is no output gate.
+    /// O_t, 1 without an output gate.
     pub out: R,
-    /// P_t: one number, or one for each value; not read where there is no post gate.
+    /// P_t: one number, or one per channel; not read without a post gate.
     pub post: Post<'a, R>,
-    /// e^{b−ρ} of a sum with a sink; 0 elsewhere.
+    /// e^{b−ρ} of a sum with a sink, otherwise 0.
     pub sink: R,
     /// γ [e], or empty.
     pub weight: &'a [R],
     /// β [e], or empty.
     pub bias: &'a [R],
+    /// Whether the norm receives ρ ([`Variant::norm_restores_scale`]).
+    pub norm_reads_scale: bool,
 }
 
 /// A post gate at one position.
@@ -34,7 +35,7 @@ pub struct Row<'a, R> {
 pub enum Post<'a, R> {
     /// One number for the head.
     One(R),
-    /// One for each value [e].
+    /// One per channel [e].
     Each(&'a [R]),
 }
 
@@ -56,8 +57,8 @@ impl<'a, R: Real> Row<'a, R> {
     }
 
     #[inline(always)]
-    fn norm_params(&self, variant: &Variant) -> NormParams<'a, R> {
-        let log_scale = if variant.norm_restores_scale() { self.rho } else { R::zero() };
+    fn norm_params(&self) -> NormParams<'a, R> {
+        let log_scale = if self.norm_reads_scale { self.rho } else { R::zero() };
         NormParams { weight: self.weight, bias: self.bias, log_scale }
     }
 }
@@ -70,7 +71,7 @@ pub fn forward<R: Real>(variant: &Variant, row: Row<R>, u: &[R], y: &mut [R]) ->
     for (y, &u) in y.iter_mut().zip(u) {
         *y = u * factor;
     }
-    variant.norm.forward(y, row.norm_params(variant));
+    variant.norm.forward(y, row.norm_params());
     if variant.post_gate.is_some() {
         gate(y, row.post);
     }
@@ -88,11 +89,12 @@ pub struct FarSums<'a> {
     pub log: f32,
 }
 
-/// U and z over near keys, multiplied by e^`near`, become those of the row. Returns ρ: the largest log of both and of a sink, or 0 where nothing cancels it.
+/// U and z over near keys, multiplied by e^`near`, become those of the row. Returns ρ: the largest log of both and of a sink, or 0 if the sums
+/// have no log scale.
 #[inline(always)]
-pub fn join(variant: &Variant, u: &mut [f32], z: &mut f32, near: f32, far: Option<FarSums>, sink: Option<f32>) -> f32 {
+pub fn join(has_log_scale: bool, u: &mut [f32], z: &mut f32, near: f32, far: Option<FarSums>, sink: Option<f32>) -> f32 {
     let logs = [Some(near), far.map(|far| far.log), sink];
-    let rho = if variant.rescale() == Rescale::None { 0.0 } else { logs.into_iter().flatten().fold(f32::NEG_INFINITY, f32::max) };
+    let rho = if has_log_scale { logs.into_iter().flatten().fold(f32::NEG_INFINITY, f32::max) } else { 0.0 };
     let keep = (near - rho).exp();
     if keep != 1.0 {
         u.iter_mut().for_each(|u| *u *= keep);
@@ -114,11 +116,11 @@ fn gate<R: Real>(y: &mut [R], post: Post<R>) {
     }
 }
 
-/// dy [e] becomes du at the u [e] that entered `forward`; dγ and dβ are added to. `scratch` [2e] may hold anything; afterwards its second
-/// half holds dP_t [e] where there is one for each value.
+/// dy [e] becomes du at the u [e] that entered `forward`; dγ and dβ are added to. `scratch` [2e] is overwritten; its second half
+/// becomes dP_t [e] of a post gate per channel.
 #[inline(always)]
 pub fn backward<R: Real>(variant: &Variant, row: Row<R>, u: &[R], dy: &mut [R], scratch: &mut [R], grads: NormGrads<R>) -> RowGrads<R> {
-    let params = row.norm_params(variant);
+    let params = row.norm_params();
     let denominator = row.denominator(variant);
     let factor = row.out / denominator;
     let (x, normed) = scratch[..2 * u.len()].split_at_mut(u.len());

@@ -80,3 +80,12 @@ impl fmt::Display for TextError {
         }
     }
 }
+
+impl From<termwise_kernels::Error> for Error {
+    fn from(error: termwise_kernels::Error) -> Error {
+        match error {
+            termwise_kernels::Error::Memory { values, bytes } => Error::Memory { values, bytes },
+            other => Error::Shape(other.to_string()),
+        }
+    }
+}

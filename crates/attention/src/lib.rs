@@ -9,11 +9,10 @@
 //!
 //! ```text
 //!                  ┌─ layer.fused(B, T)         tiles with vector instructions, float32, memory linear in T        ┐
-//! Layer ───────────┼─ layer.naive::<f64>(B, T)  the formula in plain loops                                         ├─ Attention
-//!                  ├─ layer.recurrent(B, T, L)  the recurrence in plain loops                                      ┘
-//!                  └─ layer.state(B)            what is kept between tokens: one token at a time
+//! Layer ───────────┼─ layer.naive::<f64>(B, T)  the formula in plain loops: the reference                          ┴─ Attention
+//!                  └─ layer.state(B)            recurrent state or KV cache: one token at a time
 //!
-//! a batch   Inputs { q, k, v, extras } ─ forward ─► y, Saved       Inputs, Saved, dy ─ backward ─► Grads
+//! a batch   Inputs { q, k, v, aux } ─ forward ─► y, Saved       Inputs, Saved, dy ─ backward ─► Grads
 //!           check ─► gates, prepare ─► tiles or chunks ─► epilogue          the same stages in reverse
 //!
 //! a token   Inputs (one position) ─ State::step ─► y
@@ -22,47 +21,45 @@
 //! a prompt  Inputs ─ Fused::extend(State) ─► y: the stages of a batch, from the state and into it
 //! ```
 //!
+//! Start with [`naive::softmax_as_rnn`]: softmax attention as a sum of recurrent networks, one per Taylor order, in plain loops. The example
+//! `softmax_as_rnn` prints its parallel and recurrent forms next to each other.
+//!
 //! Results of the fused engine and of states are bit-identical for any number of threads.
 //!
 //! Legend: B batch, T positions, H heads, G kv heads, d head dimension of q and k, e of v; q, k, v, y are [B, T, heads, dimension]. More in
 //! `docs/glossary.md`; how the engine works in `docs/engine.md`.
+#![forbid(unsafe_code)]
 
-mod buffer;
-pub mod combinatorics;
 mod engine;
 mod epilogue;
 mod error;
 mod fused;
-mod kernels;
 mod layer;
 pub mod naive;
 pub mod operations;
 pub mod parts;
-mod real;
 pub mod state;
-mod task_scratch;
 mod tensors;
 pub mod variant;
 
-pub use buffer::Buffer;
 pub use engine::{Attention, Saved};
 pub use error::{Error, TextError};
 pub use fused::{Fused, FusedOptions, Mode, Scratch, break_even};
-pub use kernels::basis::{Basis, MAX_ROWS};
-pub use kernels::score_rows::Rescale;
-pub use kernels::simd;
-pub use layer::{ExtraSpec, Init, Layer, LayerSizes, Memory, Source};
+pub use layer::{AuxSpec, Init, Layer, LayerSizes, Source, StateKind};
 pub use naive::Reference;
-pub use naive::recurrent::Recurrent;
 pub use naive::view::View;
 pub use parts::decay::Decay;
 pub use parts::denominator::Denominator;
+pub use parts::distance::KeyRange;
 pub use parts::kernel::Kernel;
 pub use parts::kernel::feature::Map;
 pub use parts::norm::Norm;
 pub use parts::qk_norm::QkNorm;
 pub use parts::rope::{Rope, RopeScaling};
-pub use real::{Real, relative_rms};
 pub use state::{State, Truncation};
-pub use tensors::{Extra, Extras, Grads, Inputs, Nonpositive, Report, Rows, Shape};
-pub use variant::{Variant, Weighing, presets};
+pub use tensors::{AuxKind, AuxTensor, AuxTensors, Grads, Inputs, Nonpositive, Report, Rows, Shape};
+pub use termwise_kernels::basis::{Basis, MAX_ROWS};
+pub use termwise_kernels::real::relative_rms;
+pub use termwise_kernels::score_rows::Rescale;
+pub use termwise_kernels::{Buffer, Real, combinatorics, simd};
+pub use variant::{ScoreFn, Variant, presets};

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use safetensors::{Dtype, SafeTensors};
 
-use crate::{Error, Extra, Shape, Variant};
+use crate::{AuxKind, AuxTensor, Error, Shape, Variant};
 
 /// A reference case, read and checked.
 #[derive(Clone, Debug)]
@@ -38,7 +38,7 @@ enum Form {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Input {
-    extra: Extra,
+    aux: AuxKind,
     tensor: &'static str,
     form: Form,
 }
@@ -50,19 +50,19 @@ pub fn left_out(name: &str) -> Option<&'static str> {
 
 /// The text of an operation with these sizes, and its inputs beyond q, k and v.
 fn known(name: &str, size: impl Fn(&str) -> Result<usize, String>) -> Result<(String, Vec<Input>), String> {
-    let plain = |extra, tensor| Input { extra, tensor, form: Form::Plain };
-    let beta = Input { extra: Extra::Beta, tensor: "beta", form: Form::Sigmoid(2.0) };
-    let sums = Input { extra: Extra::DecayGate, tensor: "c", form: Form::RunningSum };
-    let decay = plain(Extra::DecayGate, "g");
+    let plain = |aux, tensor| Input { aux, tensor, form: Form::Plain };
+    let beta = Input { aux: AuxKind::Beta, tensor: "beta", form: Form::Sigmoid(2.0) };
+    let sums = Input { aux: AuxKind::DecayGate, tensor: "c", form: Form::RunningSum };
+    let decay = plain(AuxKind::DecayGate, "g");
     Ok(match name {
         "window" => (format!("exp window={}", size("window")?), vec![]),
         "window_sinks" => (format!("exp window={} sinks={}", size("window")?, size("sinks")?), vec![]),
         "window_sinks_far_taylor2" => (format!("exp window={} sinks={} far(taylor=0..2)", size("window")?, size("sinks")?), vec![]),
         "window_decay" => (format!("exp window={} decay=given", size("window")?), vec![decay]),
         "softcap" => ("exp cap=5".into(), vec![]),
-        "qk_norm" => ("exp qk_norm=rms".into(), vec![plain(Extra::QNorm, "gq"), plain(Extra::KNorm, "gk")]),
-        "sink_learned" => ("exp over=sum,sink".into(), vec![plain(Extra::Sink, "b")]),
-        "vector_gate" => ("exp post=sigmoid,channel".into(), vec![plain(Extra::PostGate, "gate")]),
+        "qk_norm" => ("exp qk_norm=rms".into(), vec![plain(AuxKind::QNorm, "gq"), plain(AuxKind::KNorm, "gk")]),
+        "sink_learned" => ("exp over=sum,sink".into(), vec![plain(AuxKind::Sink, "b")]),
+        "vector_gate" => ("exp post=sigmoid,channel".into(), vec![plain(AuxKind::PostGate, "gate")]),
         "channel_decay" => ("feature=identity over=none decay=given,channel".into(), vec![decay]),
         "channel_decay_taylor2" => ("taylor=0..2 over=none decay=given,channel".into(), vec![decay]),
         "delta" => ("feature=identity over=none write=delta,2".into(), vec![beta]),
@@ -71,11 +71,12 @@ fn known(name: &str, size: impl Fn(&str) -> Result<usize, String>) -> Result<(St
         "delta_exp" => ("exp scale=1 over=none write=delta,2 decay=given".into(), vec![beta, sums]),
         "delta_taylor2_decay" => ("taylor=0..2 scale=1 over=none write=delta,2 decay=given".into(), vec![beta, sums]),
         "dim_taylor2" => {
-            (format!("taylor=0..2 dim={} over=sum,eps=1e-6", size("dim")?), vec![plain(Extra::DimQ, "wq"), plain(Extra::DimK, "wk")])
+            (format!("taylor=0..2 dim={} over=sum,eps=1e-6", size("dim")?), vec![plain(AuxKind::DimQ, "wq"), plain(AuxKind::DimK, "wk")])
         }
         "hedgehog" => {
-            let inputs = [(Extra::FeatureQ, "wq"), (Extra::FeatureQBias, "bq"), (Extra::FeatureK, "wk"), (Extra::FeatureKBias, "bk")];
-            ("feature=hedgehog scale=1".into(), inputs.map(|(extra, tensor)| plain(extra, tensor)).into())
+            let inputs =
+                [(AuxKind::FeatureQ, "wq"), (AuxKind::FeatureQBias, "bq"), (AuxKind::FeatureK, "wk"), (AuxKind::FeatureKBias, "bk")];
+            ("feature=hedgehog scale=1".into(), inputs.map(|(aux, tensor)| plain(aux, tensor)).into())
         }
         name => return Err(left_out(name).map_or(format!("no part computes an operation `{name}`"), String::from)),
     })
@@ -115,11 +116,11 @@ impl Operation {
             tensors.insert(name.to_string(), values.collect::<Vec<f64>>());
         }
         let layer = crate::Layer::new(heads, kv_heads, shape.d).value_dim(shape.e).variant(&variant).map_err(|error| error.to_string())?;
-        let extra =
-            |input: &Input| layer.extras().iter().find(|spec| spec.extra == input.extra).map_or(0, |spec| spec.values(shape.rows()));
+        let aux =
+            |input: &Input| layer.aux_specs().iter().find(|spec| spec.aux == input.aux.into()).map_or(0, |spec| spec.values(shape.rows()));
         let [q, k, v] = shape.widths().map(|width| width * shape.rows());
         let own = [("q", q), ("k", k), ("v", v), ("y", shape.outputs())].into_iter();
-        for (tensor, length) in own.chain(inputs.iter().map(|input| (input.tensor, extra(input)))) {
+        for (tensor, length) in own.chain(inputs.iter().map(|input| (input.tensor, aux(input)))) {
             for tensor in [tensor.to_string(), format!("d{tensor}")] {
                 let found = tensors.get(&tensor).ok_or_else(|| format!("there is no tensor `{tensor}`"))?.len();
                 if found != length {
@@ -136,8 +137,8 @@ impl Operation {
     }
 
     /// What the variant reads beyond q, k and v.
-    pub fn extras(&self) -> Vec<(Extra, Vec<f64>)> {
-        self.inputs.iter().map(|input| (input.extra, self.input(input))).collect()
+    pub fn aux_tensors(&self) -> Vec<(AuxTensor, Vec<f64>)> {
+        self.inputs.iter().map(|input| (input.aux.into(), self.input(input))).collect()
     }
 
     fn input(&self, input: &Input) -> Vec<f64> {
@@ -150,8 +151,8 @@ impl Operation {
     }
 
     /// The file's name of the gradient of an input, and the gradient itself from that of the input; `None` where there is no such input.
-    pub fn gradient(&self, extra: Extra, found: &[f64]) -> Option<(String, Vec<f64>)> {
-        let input = self.inputs.iter().find(|input| input.extra == extra)?;
+    pub fn gradient(&self, aux: AuxTensor, found: &[f64]) -> Option<(String, Vec<f64>)> {
+        let input = self.inputs.iter().find(|input| aux == input.aux.into())?;
         let given = self.tensor(input.tensor);
         let gradient = match input.form {
             Form::Plain => found.to_vec(),

@@ -2,10 +2,11 @@
 //!
 //! Legend: B batch, T positions, H heads, G key-value heads (H a multiple of G), d head dimension of q and k, e of v.
 
+use std::fmt::{self, Write as _};
 use std::ops::Range;
 
-use crate::kernels::disjoint::{Axes, Axis, Disjoint};
-use crate::{Error, Real};
+use crate::{Error, KeyRange, Real};
+use termwise_kernels::disjoint::{Axes, Axis, Disjoint};
 
 /// Sizes of one attention call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +51,11 @@ impl Shape {
         }
     }
 
+    /// Heads and dimension of q, k and v.
+    pub(crate) fn rows_of_heads(&self) -> [[usize; 2]; 3] {
+        [[self.heads, self.d], [self.kv_heads, self.d], [self.kv_heads, self.e]]
+    }
+
     /// H / G, query heads that share one kv head.
     pub fn group(&self) -> usize {
         self.heads / self.kv_heads
@@ -75,17 +81,17 @@ impl Shape {
     }
 }
 
-/// An input beyond q, k and v that some part of a variant asks for.
+/// The kind of an auxiliary tensor: an input beyond q, k and v that some part of a variant reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
-pub enum Extra {
+pub enum AuxKind {
     /// Input gate before its sigmoid, [B, T, G].
     InGate,
     /// Output gate before its nonlinearity, [B, T, H].
     OutGate,
-    /// Post gate before its nonlinearity, [B, T, H], or [B, T, H, e] by channel.
+    /// Post gate before its nonlinearity, [B, T, H], or [B, T, H, e] per channel.
     PostGate,
-    /// Decay gate before its nonlinearity, [B, T, H], or [B, T, H, channels of a score] by channel.
+    /// Decay gate before its nonlinearity, [B, T, H], or [B, T, H, channels of a score] per channel.
     DecayGate,
     /// β of the write rule before its sigmoid, [B, T, G].
     Beta,
@@ -123,118 +129,144 @@ pub enum Extra {
     FeatureK,
     /// b of the learned features of k, [G, n].
     FeatureKBias,
-    /// The middle of the codes of keys by channel, [G, d]. It has no gradient.
+    /// The centre of the quantization range of keys per channel, [G, d]. It has no gradient.
     CodeCentre,
-    /// Half the range of the codes of keys by channel, [G, d]. It has no gradient.
+    /// Half the width of the quantization range of keys per channel, [G, d]. It has no gradient.
     CodeRange,
-    /// [`Extra::Coefficients`] of far keys.
-    FarCoefficients,
-    /// [`Extra::DimQ`] of far keys.
-    FarDimQ,
-    /// [`Extra::DimK`] of far keys.
-    FarDimK,
-    /// [`Extra::FeatureQ`] of far keys.
-    FarFeatureQ,
-    /// [`Extra::FeatureQBias`] of far keys.
-    FarFeatureQBias,
-    /// [`Extra::FeatureK`] of far keys.
-    FarFeatureK,
-    /// [`Extra::FeatureKBias`] of far keys.
-    FarFeatureKBias,
 }
 
-impl Extra {
+impl AuxKind {
     /// Every kind, in the order in which models list their parameters.
-    pub const ALL: [Extra; 31] = [
-        Extra::InGate,
-        Extra::OutGate,
-        Extra::PostGate,
-        Extra::DecayGate,
-        Extra::Beta,
-        Extra::DecayRate,
-        Extra::QNorm,
-        Extra::KNorm,
-        Extra::NormWeight,
-        Extra::NormBias,
-        Extra::NormConst,
-        Extra::Sink,
-        Extra::Coefficients,
-        Extra::ConvQ,
-        Extra::ConvK,
-        Extra::ConvV,
-        Extra::DimQ,
-        Extra::DimK,
-        Extra::FeatureQ,
-        Extra::FeatureQBias,
-        Extra::FeatureK,
-        Extra::FeatureKBias,
-        Extra::CodeCentre,
-        Extra::CodeRange,
-        Extra::FarCoefficients,
-        Extra::FarDimQ,
-        Extra::FarDimK,
-        Extra::FarFeatureQ,
-        Extra::FarFeatureQBias,
-        Extra::FarFeatureK,
-        Extra::FarFeatureKBias,
+    pub const ALL: [AuxKind; 24] = [
+        AuxKind::InGate,
+        AuxKind::OutGate,
+        AuxKind::PostGate,
+        AuxKind::DecayGate,
+        AuxKind::Beta,
+        AuxKind::DecayRate,
+        AuxKind::QNorm,
+        AuxKind::KNorm,
+        AuxKind::NormWeight,
+        AuxKind::NormBias,
+        AuxKind::NormConst,
+        AuxKind::Sink,
+        AuxKind::Coefficients,
+        AuxKind::ConvQ,
+        AuxKind::ConvK,
+        AuxKind::ConvV,
+        AuxKind::DimQ,
+        AuxKind::DimK,
+        AuxKind::FeatureQ,
+        AuxKind::FeatureQBias,
+        AuxKind::FeatureK,
+        AuxKind::FeatureKBias,
+        AuxKind::CodeCentre,
+        AuxKind::CodeRange,
     ];
 
-    /// The tensors with which a class of keys is weighed: those of near keys and those of far keys.
-    pub const BY_CLASS: [(Extra, Extra); 7] = [
-        (Extra::Coefficients, Extra::FarCoefficients),
-        (Extra::DimQ, Extra::FarDimQ),
-        (Extra::DimK, Extra::FarDimK),
-        (Extra::FeatureQ, Extra::FarFeatureQ),
-        (Extra::FeatureQBias, Extra::FarFeatureQBias),
-        (Extra::FeatureK, Extra::FarFeatureK),
-        (Extra::FeatureKBias, Extra::FarFeatureKBias),
-    ];
-
-    /// The same tensor of far keys; itself where near and far keys share it.
-    pub fn of_far(self) -> Extra {
-        Extra::BY_CLASS.iter().find(|(near, _)| *near == self).map_or(self, |&(_, far)| far)
+    /// The tensor of this kind that the near or the far branch reads: the same one unless each branch has its own.
+    pub fn of(self, range: KeyRange) -> AuxTensor {
+        AuxTensor { kind: self, range: if self.is_per_branch() { range } else { KeyRange::Near } }
     }
 
-    /// The same tensor of near keys, and whether this is one of far keys.
-    pub fn of_near(self) -> (Extra, bool) {
-        Extra::BY_CLASS.iter().find(|(_, far)| *far == self).map_or((self, false), |&(near, _)| (near, true))
+    /// Whether the near and the far branch each have a tensor of this kind.
+    pub fn is_per_branch(self) -> bool {
+        use AuxKind::{Coefficients, DimK, DimQ, FeatureK, FeatureKBias, FeatureQ, FeatureQBias};
+        matches!(self, Coefficients | DimQ | DimK | FeatureQ | FeatureQBias | FeatureK | FeatureKBias)
+    }
+}
+
+/// An auxiliary tensor: its kind, and the branch that reads it.
+///
+/// Its `Display` form is its Python keyword, such as `in_gate` or `far_coefficients`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AuxTensor {
+    /// Its kind.
+    pub kind: AuxKind,
+    /// The branch that reads it; near if both branches do.
+    pub range: KeyRange,
+}
+
+impl AuxTensor {
+    /// Every auxiliary tensor, in the order in which models list their parameters: those of the far branch are last.
+    pub fn all() -> impl Iterator<Item = AuxTensor> {
+        let of = |range| AuxKind::ALL.into_iter().map(move |kind| AuxTensor { kind, range });
+        of(KeyRange::Near).chain(of(KeyRange::Far).filter(|aux| aux.kind.is_per_branch()))
     }
 
-    /// True for gate logits, which a model projects from its hidden state at every position; false for parameters proper.
+    /// True for gate logits, which a model projects from its hidden state at every position; false for parameters.
     pub fn is_gate_logits(self) -> bool {
-        matches!(self, Extra::InGate | Extra::OutGate | Extra::PostGate | Extra::DecayGate | Extra::Beta)
+        matches!(self.kind, AuxKind::InGate | AuxKind::OutGate | AuxKind::PostGate | AuxKind::DecayGate | AuxKind::Beta)
     }
 }
 
-/// One value for each [`Extra`], present or not.
+impl From<AuxKind> for AuxTensor {
+    /// The tensor of the near branch, or of both branches.
+    fn from(kind: AuxKind) -> AuxTensor {
+        kind.of(KeyRange::Near)
+    }
+}
+
+impl fmt::Display for AuxTensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.range.is_far() {
+            f.write_str("far_")?;
+        }
+        for (i, c) in format!("{:?}", self.kind).char_indices() {
+            if c.is_uppercase() && i > 0 {
+                f.write_char('_')?;
+            }
+            f.write_char(c.to_ascii_lowercase())?;
+        }
+        Ok(())
+    }
+}
+
+/// One value for each [`AuxTensor`], present or not.
 #[derive(Clone, Debug)]
-pub struct Extras<T>([Option<T>; Extra::ALL.len()]);
+pub struct AuxTensors<T>([[Option<T>; AuxKind::ALL.len()]; KeyRange::ALL.len()]);
 
-impl<T> Default for Extras<T> {
+impl<T> Default for AuxTensors<T> {
     fn default() -> Self {
-        Extras(std::array::from_fn(|_| None))
+        AuxTensors(std::array::from_fn(|_| std::array::from_fn(|_| None)))
     }
 }
 
-impl<T> Extras<T> {
+impl<T> AuxTensors<T> {
+    fn place(aux: AuxTensor) -> (usize, usize) {
+        (aux.range as usize, aux.kind as usize)
+    }
+
     /// The value, if present.
-    pub fn get(&self, extra: Extra) -> Option<&T> {
-        self.0[extra as usize].as_ref()
+    pub fn get(&self, aux: impl Into<AuxTensor>) -> Option<&T> {
+        let (range, kind) = Self::place(aux.into());
+        self.0[range][kind].as_ref()
     }
 
     /// The value, if present, to be changed.
-    pub fn get_mut(&mut self, extra: Extra) -> Option<&mut T> {
-        self.0[extra as usize].as_mut()
+    pub fn get_mut(&mut self, aux: impl Into<AuxTensor>) -> Option<&mut T> {
+        let (range, kind) = Self::place(aux.into());
+        self.0[range][kind].as_mut()
     }
 
-    /// Puts a value in place.
-    pub fn set(&mut self, extra: Extra, value: T) {
-        self.0[extra as usize] = Some(value);
+    /// Sets a value.
+    pub fn set(&mut self, aux: impl Into<AuxTensor>, value: T) {
+        let (range, kind) = Self::place(aux.into());
+        self.0[range][kind] = Some(value);
     }
 
-    /// The values that are present.
-    pub fn iter(&self) -> impl Iterator<Item = (Extra, &T)> {
-        Extra::ALL.into_iter().filter_map(|extra| Some((extra, self.get(extra)?)))
+    /// The values that are present, in the order of [`AuxTensor::all`].
+    pub fn iter(&self) -> impl Iterator<Item = (AuxTensor, &T)> {
+        AuxTensor::all().filter_map(|aux| Some((aux, self.get(aux)?)))
+    }
+
+    /// The values that are present, to be changed.
+    fn iter_mut(&mut self) -> impl Iterator<Item = (AuxTensor, &mut T)> {
+        let ranges = KeyRange::ALL.into_iter().zip(&mut self.0);
+        ranges.flat_map(|(range, values)| {
+            let kinds = AuxKind::ALL.into_iter().zip(values);
+            kinds.filter_map(move |(kind, value)| Some((AuxTensor { kind, range }, value.as_mut()?)))
+        })
     }
 }
 
@@ -305,7 +337,7 @@ impl<'a, R, T: AsRef<[R]> + ?Sized> From<&'a T> for Rows<'a, R> {
 #[derive(Clone, Debug)]
 pub struct Inputs<'a, R> {
     pub(crate) x: [Rows<'a, R>; 3],
-    pub(crate) extras: Extras<&'a [R]>,
+    pub(crate) aux_tensors: AuxTensors<&'a [R]>,
     pub(crate) lengths: Option<&'a [usize]>,
     documents: Option<&'a [usize]>,
 }
@@ -313,7 +345,7 @@ pub struct Inputs<'a, R> {
 impl<'a, R> Inputs<'a, R> {
     /// q [B, T, H, d], k [B, T, G, d] and v [B, T, G, e].
     pub fn new(q: impl Into<Rows<'a, R>>, k: impl Into<Rows<'a, R>>, v: impl Into<Rows<'a, R>>) -> Inputs<'a, R> {
-        Inputs { x: [q.into(), k.into(), v.into()], extras: Extras::default(), lengths: None, documents: None }
+        Inputs { x: [q.into(), k.into(), v.into()], aux_tensors: AuxTensors::default(), lengths: None, documents: None }
     }
 
     /// q, k and v side by side in one tensor [B·T, H·d + G·d + G·e], whose widths are those of [`crate::Layer::widths`].
@@ -321,20 +353,20 @@ impl<'a, R> Inputs<'a, R> {
         let (firsts, stride) = packed_places(widths);
         Inputs {
             x: firsts.map(|first| Rows::strided(qkv.get(first..).unwrap_or_default(), stride)),
-            extras: Extras::default(),
+            aux_tensors: AuxTensors::default(),
             lengths: None,
             documents: None,
         }
     }
 
     /// With all gate logits and parameters that the variants ask for.
-    pub fn extras(self, extras: Extras<&'a [R]>) -> Inputs<'a, R> {
-        Inputs { extras, ..self }
+    pub fn with_aux(self, aux_tensors: AuxTensors<&'a [R]>) -> Inputs<'a, R> {
+        Inputs { aux_tensors, ..self }
     }
 
     /// With one of them.
-    pub fn with(mut self, extra: Extra, values: &'a [R]) -> Inputs<'a, R> {
-        self.extras.set(extra, values);
+    pub fn with(mut self, aux: impl Into<AuxTensor>, values: &'a [R]) -> Inputs<'a, R> {
+        self.aux_tensors.set(aux, values);
         self
     }
 
@@ -366,13 +398,13 @@ impl<'a, R> Inputs<'a, R> {
     }
 
     /// A gate's logits or a parameter, where it was given.
-    pub fn get(&self, extra: Extra) -> Option<&'a [R]> {
-        self.extras.get(extra).copied()
+    pub fn get(&self, aux: impl Into<AuxTensor>) -> Option<&'a [R]> {
+        self.aux_tensors.get(aux).copied()
     }
 
     /// An input that the variant asks for.
-    pub(crate) fn extra(&self, extra: Extra) -> &'a [R] {
-        self.get(extra).expect("presence of every extra is checked before an engine runs")
+    pub(crate) fn aux(&self, aux: impl Into<AuxTensor>) -> &'a [R] {
+        self.get(aux).expect("presence of every auxiliary tensor is checked before an engine runs")
     }
 
     /// Positions of a batch row that count.
@@ -380,14 +412,14 @@ impl<'a, R> Inputs<'a, R> {
         self.lengths.map_or(shape.time, |lengths| lengths[row])
     }
 
-    /// Checks that every tensor is there and as long as the shape and the extras' lengths say, so that engines may index without
+    /// Checks that every tensor is there and as long as the shape and the aux_tensors' lengths say, so that engines may index without
     /// care; lengths of rows from `shortest` on are possible.
-    pub(crate) fn check(&self, shape: &Shape, extras: impl Iterator<Item = (Extra, usize)>, shortest: usize) -> Result<(), Error> {
+    pub(crate) fn check(&self, shape: &Shape, aux_tensors: impl Iterator<Item = (AuxTensor, usize)>, shortest: usize) -> Result<(), Error> {
         for ((x, name), width) in self.x.iter().zip(TENSORS).zip(shape.widths()) {
             x.check(name, shape.rows(), width)?;
         }
-        for (extra, expected) in extras {
-            check_length(format_args!("{extra:?}"), expected, self.get(extra).map_or(0, |values| values.len()))?;
+        for (aux, expected) in aux_tensors {
+            check_length(format_args!("{aux}"), expected, self.get(aux).map_or(0, |values| values.len()))?;
         }
         if let Some(lengths) = self.lengths {
             check_length(format_args!("lengths"), shape.batch, lengths.len())?;
@@ -451,11 +483,11 @@ impl<'a, R> Inputs<'a, R> {
     fn part(&self, at: &Range<usize>, shape: &Shape) -> Inputs<'a, R> {
         let mut widths = shape.widths().into_iter();
         let x = self.x.map(|x| x.part(at, widths.next().expect("three tensors")));
-        let mut extras = Extras::default();
-        for (extra, &values) in self.extras.iter() {
-            extras.set(extra, &values[positions_of(extra, at, shape, values.len())]);
+        let mut aux_tensors = AuxTensors::default();
+        for (aux, &values) in self.aux_tensors.iter() {
+            aux_tensors.set(aux, &values[positions_of(aux, at, shape, values.len())]);
         }
-        Inputs { x, extras, lengths: None, documents: None }
+        Inputs { x, aux_tensors, lengths: None, documents: None }
     }
 }
 
@@ -463,7 +495,7 @@ impl<'a, R> Inputs<'a, R> {
 #[derive(Debug)]
 pub struct Grads<'a, R> {
     x: GradRows<'a, R>,
-    pub(crate) extras: Extras<&'a mut [R]>,
+    pub(crate) aux_tensors: AuxTensors<&'a mut [R]>,
 }
 
 #[derive(Debug)]
@@ -475,28 +507,28 @@ enum GradRows<'a, R> {
 impl<'a, R> Grads<'a, R> {
     /// Of q [B, T, H, d], k [B, T, G, d] and v [B, T, G, e].
     pub fn new(q: &'a mut [R], k: &'a mut [R], v: &'a mut [R]) -> Grads<'a, R> {
-        Grads { x: GradRows::Apart([q, k, v]), extras: Extras::default() }
+        Grads { x: GradRows::Apart([q, k, v]), aux_tensors: AuxTensors::default() }
     }
 
     /// Of q, k and v side by side in one tensor, as in [`Inputs::packed`].
     pub fn packed(qkv: &'a mut [R], widths: [usize; 3]) -> Grads<'a, R> {
-        Grads { x: GradRows::Packed(qkv, widths), extras: Extras::default() }
+        Grads { x: GradRows::Packed(qkv, widths), aux_tensors: AuxTensors::default() }
     }
 
     /// With one for every gate logit and parameter that the variants ask for.
-    pub fn extras(self, extras: Extras<&'a mut [R]>) -> Grads<'a, R> {
-        Grads { extras, ..self }
+    pub fn with_aux(self, aux_tensors: AuxTensors<&'a mut [R]>) -> Grads<'a, R> {
+        Grads { aux_tensors, ..self }
     }
 
     /// With one of them.
-    pub fn with(mut self, extra: Extra, values: &'a mut [R]) -> Grads<'a, R> {
-        self.extras.set(extra, values);
+    pub fn with(mut self, aux: impl Into<AuxTensor>, values: &'a mut [R]) -> Grads<'a, R> {
+        self.aux_tensors.set(aux, values);
         self
     }
 
     /// Where the gradient of an input goes that the variant asks for.
-    pub(crate) fn extra(&mut self, extra: Extra) -> &mut [R] {
-        self.extras.get_mut(extra).expect("presence of every extra is checked before an engine runs")
+    pub(crate) fn aux(&mut self, aux: impl Into<AuxTensor>) -> &mut [R] {
+        self.aux_tensors.get_mut(aux).expect("presence of every auxiliary tensor is checked before an engine runs")
     }
 
     /// Those of some of the B·T positions, and of all parameters.
@@ -509,14 +541,12 @@ impl<'a, R> Grads<'a, R> {
             }
             GradRows::Packed(x, widths) => GradRows::Packed(&mut x[rows(widths.iter().sum())], *widths),
         };
-        let mut extras = Extras::default();
-        for (extra, values) in Extra::ALL.into_iter().zip(&mut self.extras.0) {
-            if let Some(values) = values {
-                let own = positions_of(extra, at, shape, values.len());
-                extras.set(extra, &mut values[own]);
-            }
+        let mut aux_tensors = AuxTensors::default();
+        for (aux, values) in self.aux_tensors.iter_mut() {
+            let own = positions_of(aux, at, shape, values.len());
+            aux_tensors.set(aux, &mut values[own]);
         }
-        Grads { x, extras }
+        Grads { x, aux_tensors }
     }
 
     /// Row `row` of the gradient of tensor `which` (0 q, 1 k, 2 v).
@@ -557,7 +587,7 @@ impl<'a, R> Grads<'a, R> {
     }
 
     /// Checks that there is a place for every gradient.
-    pub(crate) fn check(&self, shape: &Shape, extras: impl Iterator<Item = (Extra, usize)>) -> Result<(), Error> {
+    pub(crate) fn check(&self, shape: &Shape, aux_tensors: impl Iterator<Item = (AuxTensor, usize)>) -> Result<(), Error> {
         let (rows, widths) = (shape.rows(), shape.widths());
         match &self.x {
             GradRows::Apart(x) => {
@@ -570,17 +600,17 @@ impl<'a, R> Grads<'a, R> {
             }
             GradRows::Packed(x, _) => check_rows("gradient of q, k and v", rows, widths.iter().sum(), None, x.len())?,
         }
-        for (extra, expected) in extras {
-            check_length(format_args!("gradient of {extra:?}"), expected, self.extras.get(extra).map_or(0, |values| values.len()))?;
+        for (aux, expected) in aux_tensors {
+            check_length(format_args!("gradient of {aux}"), expected, self.aux_tensors.get(aux).map_or(0, |values| values.len()))?;
         }
         Ok(())
     }
 }
 
-/// Where some of the B·T positions lie in an extra of `len` values: all of a parameter.
-fn positions_of(extra: Extra, at: &Range<usize>, shape: &Shape, len: usize) -> Range<usize> {
+/// Where some of the B·T positions lie in an aux of `len` values: all of a parameter.
+fn positions_of(aux: AuxTensor, at: &Range<usize>, shape: &Shape, len: usize) -> Range<usize> {
     let columns = len / shape.rows();
-    if extra.is_gate_logits() { at.start * columns..at.end * columns } else { 0..len }
+    if aux.is_gate_logits() { at.start * columns..at.end * columns } else { 0..len }
 }
 
 const TENSORS: [&str; 3] = ["q", "k", "v"];

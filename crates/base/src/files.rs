@@ -1,24 +1,25 @@
-//! Files and folders that appear whole or not at all, and files that are read whole.
+//! Atomic file writes, bounded reads, file locks, and the I/O error of all crates.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufWriter, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A file or folder that cannot be read or written.
+/// An I/O error with the action and the path. The error types of other crates wrap it.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action} {}: {source}", path.display())]
 pub struct Error {
-    /// What was attempted.
+    /// The action that failed, a verb phrase such as "read".
     pub action: &'static str,
-    /// The file or folder.
+    /// The file or directory.
     pub path: PathBuf,
-    /// Why it failed.
+    /// The cause.
     pub source: std::io::Error,
 }
 
 impl Error {
-    /// For `map_err`: names what was attempted and on which file.
+    /// For `map_err`: adds the action and the path.
     pub fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Error {
         let path = path.into();
         move |source| Error { action, path, source }
@@ -28,21 +29,21 @@ impl Error {
 /// Results of this module.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// More than any configuration, index or list of settings has.
+/// Maximum size of a text file in bytes, larger than any configuration, index or list of settings.
 pub const TEXT: u64 = 64 << 20;
 
-/// Reads a file of at most `most` bytes. Only a regular one: others, such as pipes and /dev/zero, may never end.
+/// Reads a regular file of at most `most` bytes. Pipes and devices are refused: /dev/zero has no end.
 pub fn read(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
-    // Before it is opened, which already waits where it is a pipe.
+    // Checked before opening: opening a pipe blocks.
     let kind = fs::metadata(path)?.file_type();
     if !kind.is_file() {
-        let what = if kind.is_dir() { "it is a folder" } else { "it is no regular file" };
+        let what = if kind.is_dir() { "it is a directory" } else { "it is not a regular file" };
         return Err(std::io::Error::new(ErrorKind::InvalidInput, what));
     }
     read_any(path, most)
 }
 
-/// As [`read`] for a file that a user names, which may be a pipe.
+/// Like [`read`], but accepts pipes and devices.
 pub fn read_any(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
@@ -52,24 +53,24 @@ pub fn read_any(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
     }
 }
 
-/// What was read, as text.
+/// Decodes UTF-8.
 pub fn text(bytes: Vec<u8>) -> std::io::Result<String> {
     String::from_utf8(bytes)
         .map_err(|error| std::io::Error::new(ErrorKind::InvalidData, format!("it is not UTF-8 text ({})", error.utf8_error())))
 }
 
-/// Reads the text of a regular file of at most [`TEXT`] bytes.
+/// Reads a regular UTF-8 file of at most [`TEXT`] bytes.
 pub fn read_text(path: &Path) -> std::io::Result<String> {
     text(read(path, TEXT)?)
 }
 
-/// Reads exactly these bytes of an open file, which other threads may read at the same time.
+/// Reads exactly `out.len()` bytes at an offset. Several threads may read the same file at once.
 pub fn read_at(file: &File, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
     #[cfg(unix)]
     return std::os::unix::fs::FileExt::read_exact_at(file, out, offset);
     #[cfg(not(unix))]
     {
-        // Another handle on the same file has the same position, so that only this thread may use it meanwhile.
+        // Handles of one file share its position, so reads are serialised.
         static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
         let _one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let mut file = file;
@@ -78,15 +79,15 @@ pub fn read_at(file: &File, offset: u64, out: &mut [u8]) -> std::io::Result<()> 
     }
 }
 
-/// Takes a lock that the operating system frees however the process ends; `None` where another process holds it.
+/// Takes an advisory lock, which the operating system releases when the process ends. Returns `None` if another process has it.
 ///
-/// A child that another thread starts holds a copy of every lock until it begins its own program, also of one that has just been given back: what looks taken is
-/// looked at again for a moment.
+/// A forked child has a copy of every lock until it executes its program, even of a lock that was just released. A lock that appears taken is therefore
+/// retried for 100 ms.
 pub fn lock(path: &Path) -> Result<Option<File>> {
     for pause in [1, 4, 20, 75, 0] {
         let file = File::create(path).map_err(Error::io("create", path))?;
         match file.try_lock() {
-            // The file may have been moved or removed with its folder since it was opened: then the lock protects nothing.
+            // If the file was moved or removed after it was opened, the lock has no effect.
             Ok(()) if is_at(&file, path).map_err(Error::io("lock", path))? => return Ok(Some(file)),
             Ok(()) | Err(fs::TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(pause)),
             Err(fs::TryLockError::Error(error)) => return Err(Error::io("lock", path)(error)),
@@ -95,11 +96,11 @@ pub fn lock(path: &Path) -> Result<Option<File>> {
     Ok(None)
 }
 
-/// How a path is written.
+/// How an output path is written.
 enum Output {
-    /// To a temporary file next to this regular file, which it then replaces. Symbolic links are resolved.
+    /// To a temporary file in the same directory, which then replaces this regular file. Symbolic links are resolved.
     Replace(PathBuf),
-    /// Through the open device, pipe or file descriptor: it cannot be replaced, and must not be.
+    /// Directly to an open device, pipe or file descriptor, which cannot be replaced.
     Direct(File),
 }
 
@@ -114,7 +115,7 @@ impl Output {
         for _ in 0..MAX_LINKS {
             let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
             if folder.canonicalize().is_ok_and(|folder| folder.starts_with("/proc")) {
-                // A descriptor of this process, such as /dev/stdout redirected to a file. Its own output comes after what is there.
+                // A file descriptor of this process, such as /dev/stdout redirected to a file: append.
                 return File::options().append(true).open(path).map(Output::Direct);
             }
             match fs::read_link(&target) {
@@ -126,23 +127,27 @@ impl Output {
     }
 }
 
-/// As many as Linux follows.
+/// Maximum number of symbolic links that Linux follows.
 const MAX_LINKS: usize = 40;
 
-/// A file that is written and flushed to the disk next to its destination, where [`Staged::publish`] puts it. Dropped unpublished, it is removed.
+/// An atomic write: a temporary file that is written and synced to disk in the directory of its destination. [`Staged::publish`] renames it to the
+/// destination. It is removed if it is dropped before.
 ///
-/// A symbolic link keeps its place: the file that it leads to is replaced. Devices, pipes and file descriptors are written directly.
+/// A symbolic link is kept, and its target is replaced. Devices, pipes and file descriptors are written directly.
 ///
-/// The temporary file always has the same name, so a process that is killed leaves at most one, which the next writer replaces. Concurrent writers
-/// of one file wait for each other.
+/// The name of the temporary file is fixed, unlike that of `tempfile::NamedTempFile`: a killed process leaves at most one file, which the next writer
+/// reuses. A process killed repeatedly while it writes checkpoints would otherwise fill the disk. Concurrent writers of one file wait for each other.
 #[derive(Debug)]
 pub struct Staged {
-    /// The temporary file, which holds a lock, and the file that it replaces; `None` where the destination was written directly.
+    /// The locked temporary file and its destination; `None` if the destination was written directly.
     part: Option<(File, PathBuf)>,
 }
 
 impl Staged {
-    /// Writes the future content of `path`.
+    /// Writes the content to a temporary file, or directly if `path` is not a regular file.
+    ///
+    /// # Errors
+    /// If a file cannot be created, written or synced, or `content` fails.
     pub fn write<E: From<Error>>(
         path: &Path,
         content: impl FnOnce(&mut dyn Write) -> std::result::Result<(), E>,
@@ -164,7 +169,10 @@ impl Staged {
         }
     }
 
-    /// Puts the file in place of an earlier one.
+    /// Renames the temporary file to the destination and syncs the directory.
+    ///
+    /// # Errors
+    /// If the file cannot be renamed or the directory cannot be synced.
     pub fn publish(mut self) -> Result<()> {
         let Some((_file, target)) = &self.part else { return Ok(()) };
         fs::rename(beside(target, PART), target).map_err(Error::io("put in place", target))?;
@@ -177,7 +185,7 @@ impl Staged {
 impl Drop for Staged {
     fn drop(&mut self) {
         if let Some((_file, target)) = &self.part {
-            // Room on a full disk; the error that matters is another one.
+            // Frees space on a full disk. The original error is reported, not this one.
             let _ = fs::remove_file(beside(target, PART));
         }
     }
@@ -195,18 +203,18 @@ fn fill<E: From<Error>>(
 
 const PART: &str = "part";
 
-/// The temporary file next to `path`, empty and locked.
+/// Opens and locks the temporary file of `path`, and truncates it.
 fn open_part(path: &Path) -> std::io::Result<File> {
     let part = beside(path, PART);
     loop {
-        // Not truncated before the lock is held: another process may be writing it.
+        // Truncated only under the lock: another process may be writing it.
         let file = File::options().write(true).create(true).truncate(false).open(&part)?;
         match file.lock() {
-            // A file system that has no locks.
+            // The file system does not support locks.
             Err(error) if error.kind() == ErrorKind::Unsupported => {}
             locked => locked?,
         }
-        // The process that held the lock may have renamed or removed the file.
+        // The previous owner of the lock may have renamed or removed the file.
         if is_at(&file, &part)? {
             file.set_len(0)?;
             return Ok(file);
@@ -229,25 +237,25 @@ fn is_at(file: &File, path: &Path) -> std::io::Result<bool> {
     }
 }
 
-/// Writes a file that appears whole or not at all, in place of an earlier one; as [`Staged`] through links, and directly to devices and pipes.
+/// Replaces a file atomically, see [`Staged`].
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     Staged::write(path, |out| out.write_all(bytes).map_err(Error::io("write", path)))?.publish()
 }
 
-/// Writes a file and flushes it to the disk.
+/// Writes a file and syncs it to disk. Not atomic.
 pub fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut file = File::create(path).map_err(Error::io("create", path))?;
     file.write_all(bytes).map_err(Error::io("write", path))?;
     file.sync_all().map_err(Error::io("flush to disk", path))
 }
 
-/// A hidden name in the same folder.
+/// The path `.name.ending` in the directory of `path`.
 pub fn beside(path: &Path, ending: &str) -> PathBuf {
     let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     path.with_file_name(format!(".{name}.{ending}"))
 }
 
-/// A rename outlives a power cut only once its folder is on the disk.
+/// Syncs a directory: a rename is durable only after that.
 pub fn sync_folder(folder: &Path) -> Result<()> {
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     if cfg!(unix) {
@@ -256,9 +264,41 @@ pub fn sync_folder(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Creates a folder and those around it.
+/// Creates a directory and its parents.
 pub fn create_folder(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).map_err(Error::io("create the folder", folder))
+}
+
+/// A safetensors file, given without metadata, with these metadata in the order of their keys: equal contents give equal bytes.
+pub fn with_metadata(file: &[u8], metadata: &BTreeMap<String, String>) -> Vec<u8> {
+    const LEN: usize = size_of::<u64>();
+    let content = file.get(LEN..).unwrap_or_default();
+    let header_len = file.first_chunk::<LEN>().map_or(0, |len| u64::from_le_bytes(*len) as usize);
+    let (header, tensors) = content.split_at(header_len.min(content.len()));
+    let entries: Vec<String> = metadata.iter().map(|(key, value)| format!("{}:{}", json_string(key), json_string(value))).collect();
+    let tensor_entries = header.trim_ascii().strip_prefix(b"{").unwrap_or(b"}");
+    let mut new = format!("{{\"__metadata__\":{{{}}}{}", entries.join(","), if tensor_entries == b"}" { "" } else { "," }).into_bytes();
+    new.extend_from_slice(tensor_entries);
+    new.resize(new.len().next_multiple_of(LEN), b' ');
+    let mut whole = Vec::with_capacity(LEN + new.len() + tensors.len());
+    whole.extend((new.len() as u64).to_le_bytes());
+    whole.extend(new);
+    whole.extend(tensors);
+    whole
+}
+
+/// A text as a JSON string.
+fn json_string(text: &str) -> String {
+    let mut json = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => json.extend(['\\', c]),
+            c if c < ' ' => json.push_str(&format!("\\u{:04x}", c as u32)),
+            c => json.push(c),
+        }
+    }
+    json.push('"');
+    json
 }
 
 #[cfg(test)]
@@ -272,7 +312,7 @@ mod tests {
         std::fs::write(&path, "abc").expect("a file");
         assert_eq!(read(&path, 3).expect("a file"), b"abc");
         assert!(read(&path, 2).expect_err("too long").to_string().contains("more than 2 bytes"));
-        assert!(read(folder.path(), 3).expect_err("a folder").to_string().contains("a folder"));
+        assert!(read(folder.path(), 3).expect_err("a folder").to_string().contains("a directory"));
         assert!(read(&folder.path().join("none"), 3).is_err_and(|error| error.kind() == ErrorKind::NotFound));
         std::fs::write(&path, b"a\xff").expect("a file");
         assert!(read_text(&path).expect_err("no text").to_string().contains("not UTF-8"));
@@ -280,16 +320,17 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn what_may_never_end_is_refused() {
+    fn pipes_and_devices_are_not_read() {
         let folder = tempfile::tempdir().expect("a folder");
         let pipe = folder.path().join("pipe");
         assert!(std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo").success());
         let zero = folder.path().join("zero");
         std::os::unix::fs::symlink("/dev/zero", &zero).expect("a link");
         for path in [pipe, zero] {
-            assert!(read_text(&path).expect_err("no file").to_string().contains("no regular file"));
+            assert!(read_text(&path).expect_err("no file").to_string().contains("not a regular file"));
         }
     }
+
     #[test]
     fn files_appear_whole_or_not_at_all() {
         let folder = tempfile::tempdir().expect("a folder");
@@ -300,7 +341,7 @@ mod tests {
             names.sort();
             names
         };
-        // What a killed process left, longer than what comes.
+        // The file of a killed process, longer than the new content.
         fs::write(beside(&path, PART), "left behind").expect("a file");
         write_whole(&path, b"old").expect("written");
         assert_eq!((fs::read(&path).expect("a file"), names().len()), (b"old".to_vec(), 1));
@@ -322,7 +363,7 @@ mod tests {
         let at = |name: &str| folder.path().join(name);
         fs::create_dir(at("other")).expect("a folder");
         fs::write(at("other/file"), "old").expect("a file");
-        // Relative to its own folder, by another link, and to a file that does not exist yet.
+        // A relative link, a link to a link, and a link to a file that does not exist.
         for (link, target) in [("one", "other/file"), ("two", "one"), ("new", "other/absent")] {
             std::os::unix::fs::symlink(target, at(link)).expect("a link");
         }
@@ -349,7 +390,7 @@ mod tests {
             assert_eq!(reader.join().expect("read"), b"through");
         });
         assert!(!fs::symlink_metadata(&pipe).expect("a pipe").is_file());
-        // A descriptor of a regular file, as /dev/stdout is after `> file`.
+        // A descriptor of a regular file, such as /dev/stdout after `> file`.
         let path = folder.path().join("file");
         fs::write(&path, "before ").expect("a file");
         let file = File::options().append(true).open(&path).expect("a file");
@@ -373,9 +414,23 @@ mod tests {
         assert!(lock(&path).expect("a lock").is_none());
     }
 
-    /// Locks belong to open files: threads wait for each other as processes do.
     #[test]
-    fn who_writes_the_same_file_waits() {
+    fn metadata_are_written_in_the_order_of_their_keys() {
+        let file = |header: &str| [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), b"data"].concat();
+        let metadata = BTreeMap::from([("b", "1\n\"x\""), ("a", "\\é")].map(|(key, value)| (key.to_string(), value.to_string())));
+        let found = with_metadata(&file("{\"t\":{}}  "), &metadata);
+        let header = r#"{"__metadata__":{"a":"\\é","b":"1\u000a\"x\""},"t":{}}"#;
+        assert_eq!(
+            found,
+            file(&format!("{header:<width$}", width = header.chars().count() + header.len().next_multiple_of(8) - header.len()))
+        );
+        let empty = with_metadata(&file("{}"), &BTreeMap::new());
+        assert_eq!(empty, file(r#"{"__metadata__":{}}     "#));
+    }
+
+    /// Locks belong to open files, so threads wait for each other like processes.
+    #[test]
+    fn concurrent_writers_of_one_file_wait() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("file");
         let content = |writer: u8| vec![writer; 100_000];
@@ -385,7 +440,7 @@ mod tests {
                 scope.spawn(move || {
                     for _ in 0..10 {
                         let written = Staged::write::<Error>(path, |out| {
-                            // In pieces that would be mixed with others'.
+                            // In parts, which would be interleaved without a lock.
                             content(writer)
                                 .chunks(7_000)
                                 .try_for_each(|piece| out.write_all(piece).and_then(|()| out.flush()))

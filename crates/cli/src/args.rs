@@ -1,22 +1,21 @@
-//! What can be written on the command line.
+//! Parsing of the command line.
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
 
 use clap::builder::RangedU64ValueParser;
-use clap::{CommandFactory, Parser, Subcommand};
-use termwise_report::Terminal;
+use clap::{Arg, ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::commands::audit::AuditArgs;
 use crate::commands::bench::BenchArgs;
+use crate::commands::completions::{CompletionsArgs, ManArgs};
 use crate::commands::config::ConfigArgs;
-use crate::commands::convert::{AtlasArgs, ConvertArgs};
-use crate::commands::cut::CutArgs;
 use crate::commands::data::DataCommand;
+use crate::commands::demo::DemoArgs;
 use crate::commands::eval::EvalArgs;
 use crate::commands::export::ExportCommand;
-use crate::commands::frontier::FrontierArgs;
 use crate::commands::generate::GenerateArgs;
-use crate::commands::manual::{CompletionsArgs, ManArgs};
+use crate::commands::kv::{AtlasArgs, AuditArgs, ConvertArgs, FrontierArgs, KvCommand};
 use crate::commands::plan::PlanArgs;
-use crate::commands::play::PlayArgs;
 use crate::commands::report::ReportArgs;
 use crate::commands::reproduce::ReproduceArgs;
 use crate::commands::runs::RunsArgs;
@@ -27,44 +26,42 @@ use crate::commands::spectrum::SpectrumArgs;
 use crate::commands::sweep::SweepArgs;
 use crate::commands::tokenizer::TokenizerCommand;
 use crate::commands::train::TrainArgs;
+use crate::commands::truncate::TruncateArgs;
 use crate::commands::variants::VariantsArgs;
 use crate::commands::verify::VerifyArgs;
-use crate::context::{Color, width};
+use crate::context::Color;
 
+/// What `termwise --help-all` adds to `termwise --help`.
 const EXAMPLES: &str = "\
 Examples:
-  termwise reproduce                              why softmax attention is more expressive, within five minutes
-  termwise play                                   a page on which you take the terms of softmax away
-  termwise variants                               every preset and every part to build variants from
-  termwise variants \"taylor=0..4 norm=l2\" norm    what these two are, what they cost, whether they are equal
-  termwise verify                                 check that this build computes what it says
-  termwise bench attention --variants softmax,norm,\"taylor=0..4\"
-  termwise plan paper-small                       what a model will cost, and when a state beats a cache
-  termwise train --attention \"norm conv=3\"        train a small model on the built-in language
-  termwise train --data corpus.txt --model tiny   or on text of your own
-  termwise generate path/to/model --prompt Once   write text with a model
-  termwise spectrum path/to/model --data book.txt how many terms of the series its heads need
+  termwise reproduce                              experiments of two papers, in a few minutes
+  termwise demo                                   interactive demo in one HTML file
+  termwise variants \"taylor=0..4 norm=l2\" norm    compare two variants
+  termwise plan paper-small                       cost of a model before training
+  termwise train --attention \"norm conv=3\"        train on synthetic associative recall
+  termwise train --data corpus.txt --model tiny   train on text
+  termwise generate path/to/model --prompt Once   generate text
+  termwise spectrum path/to/model --data book.txt number of Taylor terms that each head needs
 
-`termwise help COMMAND` says more about each. Exit codes: 0 done, 1 failed or a check missed, 2 arguments that cannot be used (a named file or model that is missing included), 3 some of several prompts failed, 75 another process is at work in the folder, 130 interrupted with what is
-finished kept. Environment: NO_COLOR, COLUMNS, HF_HOME and HF_HUB_OFFLINE for the hub, XDG_CACHE_HOME for tokenized text.";
+Exit codes:
+  0 success   1 failure, or a check failed   2 unusable arguments, or a missing file or model
+  3 some of several prompts failed   75 another process uses the folder   130 interrupted; finished work is kept
+
+Environment: NO_COLOR, COLUMNS; HF_HOME, HF_HUB_OFFLINE (hub); XDG_CACHE_HOME (tokenized text)";
 
 /// Heading of the options that every command has.
 const GLOBAL: &str = "Global options";
+/// Prints help with all settings.
+const HELP_ALL: &str = "help-all";
 
-/// Softmax attention taken apart, term by term.
+/// Softmax attention as a Taylor series, each order a recurrent network
 #[derive(Debug, Parser)]
-#[command(
-    name = "termwise",
-    version = crate::build::version(),
-    long_version = crate::build::long_version(),
-    after_help = EXAMPLES,
-    max_term_width = 120
-)]
+#[command(name = "termwise", version = crate::build::version(), long_version = crate::build::long_version(), max_term_width = 120)]
 pub struct Cli {
-    /// Threads to compute on [default: all cores]
+    /// Threads [default: all cores]
     #[arg(long, global = true, value_name = "N", value_parser = size(1024), help_heading = GLOBAL)]
     pub threads: Option<usize>,
-    /// When to colour
+    /// Colored output: auto, always or never
     #[arg(long, global = true, value_enum, value_name = "WHEN", default_value_t, hide_possible_values = true, hide_default_value = true, help_heading = GLOBAL)]
     pub color: Color,
     #[command(subcommand)]
@@ -74,25 +71,22 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Reproduce(ReproduceArgs),
-    Play(PlayArgs),
+    #[command(alias = "play")]
+    Demo(DemoArgs),
     Variants(VariantsArgs),
-    Separation(Box<SeparationArgs>),
     Train(Box<TrainArgs>),
     Sweep(SweepArgs),
     Eval(Box<EvalArgs>),
     Generate(Box<GenerateArgs>),
-    Report(ReportArgs),
     Runs(RunsArgs),
+    Report(ReportArgs),
     Serve(ServeArgs),
-    Config(Box<ConfigArgs>),
     Spectrum(Box<SpectrumArgs>),
-    Cut(Box<CutArgs>),
-    Atlas(Box<AtlasArgs>),
-    Convert(Box<ConvertArgs>),
-    Frontier(Box<FrontierArgs>),
-    Audit(Box<AuditArgs>),
+    #[command(alias = "cut")]
+    Truncate(Box<TruncateArgs>),
+    #[command(subcommand)]
+    Kv(KvCommand),
     Plan(Box<PlanArgs>),
-    Show(ShowArgs),
     #[command(subcommand)]
     Export(Box<ExportCommand>),
     #[command(subcommand)]
@@ -102,29 +96,47 @@ pub enum Command {
     Verify(VerifyArgs),
     Bench(BenchArgs),
     Completions(CompletionsArgs),
+    // Names of earlier versions. Help does not list them.
+    #[command(hide = true)]
+    Separation(Box<SeparationArgs>),
+    #[command(hide = true)]
+    Config(Box<ConfigArgs>),
+    #[command(hide = true)]
+    Show(ShowArgs),
+    #[command(hide = true)]
     Man(ManArgs),
+    #[command(hide = true)]
+    Convert(Box<ConvertArgs>),
+    #[command(hide = true)]
+    Frontier(Box<FrontierArgs>),
+    #[command(hide = true)]
+    Audit(Box<AuditArgs>),
+    #[command(hide = true)]
+    Atlas(Box<AtlasArgs>),
 }
 
-/// Commands by what they are for, as help lists them.
+/// Commands by purpose, in the order of help.
 const GROUPS: [(&str, &[&str]); 5] = [
-    ("Learn", &["reproduce", "play", "variants", "separation"]),
-    ("Train", &["train", "sweep", "eval", "generate", "report", "runs", "serve", "config"]),
-    ("Inspect", &["spectrum", "cut", "atlas", "convert", "frontier", "audit", "plan", "show", "export"]),
+    ("Learn", &["reproduce", "demo", "variants"]),
+    ("Train", &["train", "sweep", "eval", "generate", "runs", "report", "serve"]),
+    ("Inspect", &["spectrum", "truncate", "kv", "plan", "export"]),
     ("Data", &["data", "tokenizer"]),
-    ("Developer", &["verify", "bench", "completions", "man"]),
+    ("Develop", &["verify", "bench", "completions"]),
 ];
 
-/// Names that people bring along from other programs, for every command that has such a flag.
+/// Names of the same options in other programs and in earlier versions, for every command that has the flag.
 const ALIASES: &[(&str, &[&str])] = &[
     ("accumulate", &["gradient-accumulation-steps"]),
     ("adam-eps", &["adam-epsilon"]),
     ("batch", &["batch-size"]),
     ("beta1", &["adam-beta1"]),
     ("beta2", &["adam-beta2"]),
+    ("builtin-options", &["language"]),
     ("clip", &["grad-clip", "max-grad-norm"]),
     ("data", &["dataset"]),
     ("eval-batches", &["eval-iters"]),
     ("eval-every", &["eval-interval", "eval-steps"]),
+    ("final-lr-ratio", &["final-lr"]),
     ("head-dim", &["d-head"]),
     ("heads", &["n-head", "n-heads", "num-heads", "num-attention-heads"]),
     ("hidden", &["n-embd", "hidden-size", "d-model"]),
@@ -141,32 +153,50 @@ const ALIASES: &[(&str, &[&str])] = &[
     ("warmup", &["warmup-iters", "warmup-steps"]),
 ];
 
-/// The parser: every command, with aliases, and help by groups.
-pub fn command() -> clap::Command {
-    let mut command = aliased(Cli::command());
-    let terminal = Terminal { width: width().min(120), ..Terminal::default() };
-    let mut listed = String::new();
-    for (group, names) in GROUPS {
-        listed += &format!("{group}:\n");
-        for name in names {
-            let about = command.find_subcommand(name).and_then(|command| command.get_about()).map(ToString::to_string);
-            listed += &terminal.text(&format!("  {name:<13}"), &about.unwrap_or_default());
-        }
-        listed.push('\n');
-    }
-    command = command
-        .help_template(format!("{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{listed}Options:\n{{options}}{{after-help}}"));
-    command
+/// Parses the words of a command line. `--help-all` is `--help` with every setting.
+pub fn parse(args: &[OsString]) -> Result<Cli, clap::Error> {
+    let wanted = format!("--{HELP_ALL}");
+    let all = args.iter().take_while(|word| *word != "--").any(|word| *word == *wanted);
+    let help = OsString::from("--help");
+    let words = args.iter().map(|word| if *word == *wanted { &help } else { word });
+    let matches = command(all).try_get_matches_from(words)?;
+    Cli::from_arg_matches(&matches)
 }
 
-fn aliased(command: clap::Command) -> clap::Command {
-    let command = command.mut_args(|arg| {
+/// The parser: every command, with aliases; help lists rare settings only if `all` is set.
+pub fn command(all: bool) -> clap::Command {
+    let command = prepared(Cli::command(), all);
+    let mut listed = String::new();
+    for (group, names) in GROUPS {
+        for (i, name) in names.iter().enumerate() {
+            let about = command.find_subcommand(name).and_then(|command| command.get_about()).map(ToString::to_string);
+            let _ = writeln!(listed, "{:<9}{name:<13}{}", if i == 0 { group } else { "" }, about.unwrap_or_default());
+        }
+    }
+    let options = match all {
+        true => format!("Options:\n{{options}}\n\n{EXAMPLES}"),
+        false => "Options: --threads N, --color WHEN, --version; COMMAND --help, --help-all".to_owned(),
+    };
+    command.help_template(format!("{{about}}\n{{usage-heading}} {{usage}}\n\n{listed}{options}"))
+}
+
+fn prepared(command: clap::Command, all: bool) -> clap::Command {
+    let mut rare = false;
+    let mut command = command.mut_args(|arg| {
         // `--order -1` is a value out of range, not an unknown flag.
         let arg = if arg.get_long().is_some() && arg.get_action().takes_values() { arg.allow_negative_numbers(true) } else { arg };
+        // Rare options are marked as hidden from short help.
+        let is_rare = arg.is_hide_short_help_set() && !arg.is_hide_set();
+        rare |= is_rare;
+        let arg = if is_rare { arg.hide(!all).hide_short_help(false) } else { arg };
         let found = ALIASES.iter().find(|(name, _)| arg.get_long() == Some(name));
         found.map_or(arg.clone(), |(_, names)| arg.aliases(*names))
     });
-    command.mut_subcommands(aliased)
+    if rare {
+        let flag = Arg::new(HELP_ALL).long(HELP_ALL).action(ArgAction::SetTrue).help("Print help with all settings").help_heading(GLOBAL);
+        command = command.arg(flag);
+    }
+    command.mut_subcommands(|command| prepared(command, all))
 }
 
 /// From 1 to that many.
@@ -184,16 +214,14 @@ pub const LARGE: u64 = 1 << 20;
 
 #[cfg(test)]
 mod tests {
-    use clap::FromArgMatches;
-
     use super::*;
 
     #[test]
     fn the_parser_is_sound_and_every_command_is_in_a_group() {
-        command().debug_assert();
+        command(false).debug_assert();
         let grouped: Vec<&str> = GROUPS.iter().flat_map(|(_, names)| names.iter().copied()).collect();
         let all: Vec<String> =
-            command().get_subcommands().map(|command| command.get_name().to_owned()).filter(|name| name != "help").collect();
+            command(false).get_subcommands().filter(|own| !own.is_hide_set()).map(|own| own.get_name().to_owned()).collect();
         assert_eq!(all, grouped);
     }
 
@@ -204,7 +232,7 @@ mod tests {
             longs.extend(command.get_arguments().filter_map(|arg| arg.get_long()).map(str::to_owned));
             command.get_subcommands().for_each(|command| collect(command, longs));
         }
-        collect(&command(), &mut longs);
+        collect(&command(false), &mut longs);
         for (name, aliases) in ALIASES {
             assert!(longs.iter().any(|long| long == name), "--{name}");
             assert!(aliases.iter().all(|alias| longs.iter().all(|long| long != alias)), "--{name}");
@@ -263,7 +291,7 @@ mod tests {
         for page in pages {
             for words in commands_of(&std::fs::read_to_string(&page).unwrap_or_default()) {
                 count += 1;
-                let parsed = command().try_get_matches_from(&words).and_then(|matches| Cli::from_arg_matches(&matches));
+                let parsed = parse(&words.iter().map(Into::into).collect::<Vec<_>>());
                 assert!(
                     parsed.is_ok(),
                     "{}: {}\n{}",
@@ -278,7 +306,7 @@ mod tests {
 
     #[test]
     fn every_command_and_flag_is_explained() {
-        let mut waiting = vec![command()];
+        let mut waiting = vec![command(true)];
         while let Some(command) = waiting.pop() {
             let name = command.get_name().to_owned();
             assert!(command.get_about().is_some(), "{name} has no help");

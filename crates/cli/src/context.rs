@@ -1,10 +1,12 @@
-//! What commands share: where results go, and what they are computed on.
+//! What commands share: output, threads, ranks and provenance.
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 
 use clap::{Args, ValueEnum};
+use termwise_analysis::request::Monitor;
 use termwise_base::provenance::Provenance;
 use termwise_base::{files, threads};
 use termwise_report::{Document, Documented, Terminal, to_json, write};
@@ -13,6 +15,7 @@ use termwise_train::tell::tell;
 use crate::args::Cli;
 use crate::error::{Exit, Failure};
 use crate::host::Found;
+use crate::progress::{Bar, stop_on_interrupt};
 use crate::ranks::Ranks;
 
 /// Characters of a line where nothing says how many there are.
@@ -23,7 +26,7 @@ const WIDEST: usize = 160;
 /// When to colour.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Color {
-    /// On a terminal, unless NO_COLOR is set
+    /// If standard output is a terminal and NO_COLOR is not set
     #[default]
     Auto,
     /// Always
@@ -32,20 +35,20 @@ pub enum Color {
     Never,
 }
 
-/// Where a result goes. Nothing is written without --out.
+/// Where a result is printed or written.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Output")]
 pub struct Output {
-    /// Print JSON, which `termwise show` renders again
+    /// Print JSON, which `termwise report` renders
     #[arg(long)]
     pub json: bool,
-    /// Write the result into this folder: JSON, a page, figures and tables
+    /// Write an HTML report, JSON, figures and tables into this folder
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Neither progress nor remarks on standard error
+    /// Suppress progress and warnings
     #[arg(long, short)]
     pub quiet: bool,
-    /// Print what pages fold away, too
+    /// Also print sections that are collapsed in the HTML report
     #[arg(long)]
     pub details: bool,
 }
@@ -123,6 +126,23 @@ impl<'a> Context<'a> {
         Ok(threads::pool(self.threads)?)
     }
 
+    /// Runs a long computation on the threads of this command, with progress on standard error. With `stopping`, signals ask it to stop and this
+    /// text is printed. Returns its result and whether it was asked to stop.
+    pub fn compute<T: Send, E: Into<Failure> + Send>(
+        &self,
+        quiet: bool,
+        stopping: Option<&'static str>,
+        work: impl FnOnce(&Monitor) -> Result<T, E> + Send,
+    ) -> Result<(T, bool), Failure> {
+        let stop = stopping.map(stop_on_interrupt).unwrap_or_default();
+        let bar = Bar::new(quiet);
+        let (progress, message) = (|done, of, what: &str| bar.at(done, of, what), |text: &str| bar.tell(text));
+        let monitor = Monitor { stop: &stop, progress: &progress, message: &message };
+        let found = self.pool()?.install(|| work(&monitor)).map_err(Into::into)?;
+        drop(bar);
+        Ok((found, stop.load(Ordering::Relaxed)))
+    }
+
     /// Prints a result, and writes it where that was asked for.
     pub fn emit<T: Documented>(&mut self, result: &T, output: &Output) -> Result<(), Failure> {
         if self.is_silent() {
@@ -147,8 +167,19 @@ impl<'a> Context<'a> {
                 Ok(())
             }
             true => Ok(self.out.write_all(to_json(result, Some(&self.provenance)).as_bytes())?),
-            false => self.print_document(&result.document(), details),
+            false if details => self.print_document(&result.document(), true),
+            false => self.print_brief(&result.summary()),
         }
+    }
+
+    /// Prints the first lines of a document, and how to see the rest.
+    pub fn print_brief(&mut self, document: &Document) -> Result<(), Failure> {
+        let (text, left_out) = document.to_terminal_brief(&self.terminal);
+        self.out.write_all(text.as_bytes())?;
+        if left_out > 0 {
+            writeln!(self.out, "({left_out} more lines: --details)")?;
+        }
+        Ok(())
     }
 
     /// Prints what the JSON of a result looks like.

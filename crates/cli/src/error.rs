@@ -21,7 +21,12 @@ impl Exit {
         Exit::Success
     }
 
-    /// Whether everything that was checked holds.
+    /// Whether the work was interrupted.
+    pub fn stopped(stopped: bool) -> Exit {
+        if stopped { Exit::Interrupted } else { Exit::Success }
+    }
+
+    /// Whether all checks passed.
     pub fn passed(passed: bool) -> Exit {
         if passed { Exit::Success } else { Exit::Failure }
     }
@@ -50,10 +55,10 @@ impl From<io::Error> for Failure {
 }
 
 macro_rules! failures {
-    ($($($library:ident)::+: $exit:expr,)*) => {$(
-        impl From<$($library::)+Error> for Failure {
-            fn from(error: $($library::)+Error) -> Failure {
-                let exit: fn(&$($library::)+Error) -> Exit = $exit;
+    ($($error:ty => $exit:expr,)*) => {$(
+        impl From<$error> for Failure {
+            fn from(error: $error) -> Failure {
+                let exit: fn(&$error) -> Exit = $exit;
                 Failure::Library(error.to_string(), exit(&error))
             }
         }
@@ -61,16 +66,16 @@ macro_rules! failures {
 }
 
 failures! {
-    termwise_attention: |_| Exit::Usage,
-    termwise_base::files: |error| usage(error.source.kind() == io::ErrorKind::NotFound),
-    termwise_base::threads: |_| Exit::Failure,
-    termwise_convert: of_conversion,
-    termwise_data: |error| usage(error.is_usage()),
-    termwise_generate: |error| usage(error.is_usage()),
-    termwise_lab: |error| usage(error.is_usage()),
-    termwise_llama: |_| Exit::Failure,
-    termwise_report: |_| Exit::Failure,
-    termwise_serve: |_| Exit::Failure,
+    termwise_attention::Error => |_| Exit::Usage,
+    termwise_base::files::Error => |error| usage(error.source.kind() == io::ErrorKind::NotFound),
+    termwise_base::threads::Error => |_| Exit::Failure,
+    termwise_analysis::kv::Error => of_conversion,
+    termwise_data::Error => |error| usage(error.is_usage()),
+    termwise_model::GenerateError => |error| usage(error.is_usage()),
+    termwise_analysis::Error => |error| usage(error.is_usage()),
+    termwise_model::Error => |_| Exit::Failure,
+    termwise_report::Error => |_| Exit::Failure,
+    termwise_experiments::serve::Error => |_| Exit::Failure,
 }
 
 impl From<termwise_train::Error> for Failure {
@@ -93,9 +98,9 @@ fn of_training(error: &termwise_train::Error) -> Exit {
 }
 
 /// What was stopped is kept.
-fn of_conversion(error: &termwise_convert::Error) -> Exit {
+fn of_conversion(error: &termwise_analysis::kv::Error) -> Exit {
     match error {
-        termwise_convert::Error::Stopped => Exit::Interrupted,
+        termwise_analysis::kv::Error::Stopped => Exit::Interrupted,
         error => usage(error.is_usage()),
     }
 }

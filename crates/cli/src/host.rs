@@ -7,10 +7,9 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use clap::FromArgMatches;
 use termwise_report::Document;
 
-use crate::args::{self, Cli};
+use crate::args;
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 
@@ -67,8 +66,7 @@ impl Drop for Forget {
 pub fn call(args: &[OsString], host: Arc<Host>) -> Result<Found, Failed> {
     HOST.set(Some(host));
     let _forget = Forget;
-    let parsed = args::command().try_get_matches_from(args).and_then(|matches| Cli::from_arg_matches(&matches));
-    let cli = parsed.map_err(|error| {
+    let cli = args::parse(args).map_err(|error| {
         let text = error.render().to_string();
         let message = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ").to_owned();
         Failed { message, is_usage: true }

@@ -27,7 +27,6 @@ pub use host::{Failed, Found, Host, Tell, call};
 use std::ffi::OsString;
 use std::io::{self, Write};
 
-use clap::FromArgMatches;
 use termwise_train::tell::{draw, readable, tell};
 
 use args::{Cli, Command};
@@ -62,8 +61,7 @@ fn fail(message: &str, exit: Exit) -> Exit {
 }
 
 fn ended(args: Vec<OsString>, again: Option<Vec<OsString>>) -> Result<Exit, Failure> {
-    let parsed = args::command().try_get_matches_from(&args).and_then(|matches| Cli::from_arg_matches(&matches));
-    let cli = match parsed {
+    let cli = match args::parse(&args) {
         Ok(cli) => cli,
         Err(error) => {
             if error.use_stderr() {
@@ -90,20 +88,21 @@ fn command(cli: Cli, context: &mut Context) -> Result<Exit, Failure> {
         Command::Verify(args) => commands::verify::run(&args, context),
         Command::Bench(args) => commands::bench::run(&args, context),
         Command::Plan(args) => commands::plan::run(&args, context),
-        Command::Play(args) => commands::play::run(&args, context),
+        Command::Demo(args) => commands::demo::run(&args, context),
         Command::Separation(args) => commands::separation::run(&args, context),
         Command::Spectrum(args) => commands::spectrum::run(&args, context),
-        Command::Cut(args) => commands::cut::run(&args, context),
-        Command::Atlas(args) => commands::convert::atlas(&args, context),
-        Command::Convert(args) => commands::convert::run(&args, context),
-        Command::Audit(args) => commands::audit::run(&args, context),
-        Command::Frontier(args) => commands::frontier::run(&args, context),
+        Command::Truncate(args) => commands::truncate::run(&args, context),
+        Command::Kv(command) => commands::kv::run(&command, context),
+        Command::Atlas(args) => commands::kv::atlas(&args, context),
+        Command::Convert(args) => commands::kv::convert(&args, context),
+        Command::Audit(args) => commands::kv::audit(&args, context),
+        Command::Frontier(args) => commands::kv::frontier(&args, context),
         Command::Show(args) => commands::show::run(&args, context),
         Command::Runs(args) => commands::runs::run(&args, context),
         Command::Serve(args) => commands::serve::run(&args, context),
         Command::Config(args) => commands::config::run(&args, context),
-        Command::Completions(args) => commands::manual::completions(&args, context),
-        Command::Man(args) => commands::manual::man(&args, context),
+        Command::Completions(args) => commands::completions::run(&args, context),
+        Command::Man(args) => commands::completions::man(&args, context),
         Command::Reproduce(args) => commands::reproduce::run(&args, context),
         Command::Train(args) => commands::train::run(&args, cli.threads, context),
         Command::Eval(args) => commands::eval::run(&args, context),

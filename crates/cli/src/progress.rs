@@ -247,6 +247,13 @@ impl Bar {
         }
     }
 
+    /// A line for logs; nothing if a progress bar shows the same.
+    pub fn log_line(&self, text: &str) {
+        if self.line.is_hidden() {
+            self.tell(text);
+        }
+    }
+
     /// A remark that stays, above the line that moves.
     pub fn tell(&self, text: &str) {
         if !self.quiet {

@@ -9,15 +9,8 @@ use termwise_base::files;
 #[non_exhaustive]
 pub enum Error {
     /// A file that cannot be read or written.
-    #[error("cannot {action} {}: {source}", path.display())]
-    Io {
-        /// What was attempted.
-        action: &'static str,
-        /// The file or folder.
-        path: PathBuf,
-        /// Why it failed.
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Io(#[from] files::Error),
     /// A setting of the data that cannot be.
     #[error("data: `{key}` {problem}")]
     DataSetting {
@@ -88,19 +81,12 @@ pub enum Error {
 /// Results of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-impl From<files::Error> for Error {
-    fn from(error: files::Error) -> Error {
-        let files::Error { action, path, source } = error;
-        Error::Io { action, path, source }
-    }
-}
-
 impl Error {
     /// Whether the arguments are at fault: they contradict each other, or name an input that does not exist or cannot be used.
     pub fn is_usage(&self) -> bool {
         match self {
             Error::DataSetting { .. } | Error::DataSource { .. } | Error::LeftOut { .. } => true,
-            Error::Io { source, .. } => source.kind() == std::io::ErrorKind::NotFound,
+            Error::Io(error) => error.source.kind() == std::io::ErrorKind::NotFound,
             _ => false,
         }
     }
@@ -113,7 +99,7 @@ impl Error {
 
     /// For `map_err`: names what was attempted and on which file.
     pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Error {
-        let path = path.into();
-        move |source| Error::Io { action, path, source }
+        let with_source = files::Error::io(action, path);
+        move |source| with_source(source).into()
     }
 }

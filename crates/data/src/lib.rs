@@ -2,6 +2,7 @@
 //!
 //! A [`Source`] is a pure function from (seed, index) to a batch: the position in the data is a number, so that a run
 //! resumes exactly and any batch can be looked at again.
+#![forbid(unsafe_code)]
 
 pub mod bpe;
 mod builtin;

@@ -7,8 +7,8 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
 use termwise_data::hub::folder;
-use termwise_llama::weights::WriteOptions;
-use termwise_llama::{Config, Model};
+use termwise_model::weights::WriteOptions;
+use termwise_model::{Config, Model};
 
 type Files = BTreeMap<String, Vec<u8>>;
 
@@ -101,7 +101,7 @@ fn models_are_fetched_once_and_then_found() {
     single.insert("README.md".into(), b"not asked for".to_vec());
     single.insert("tokenizer.json".into(), b"{}".to_vec());
     repos.insert("owner/single".to_owned(), single);
-    let sharded = files(&WriteOptions { max_shard_bytes: Some(512), ..WriteOptions::default() });
+    let sharded = files(&WriteOptions::default().max_shard_bytes(Some(512)));
     assert!(sharded.len() > 4, "{:?}", sharded.keys());
     repos.insert("owner/sharded".to_owned(), sharded.clone());
     let mut torn = sharded;

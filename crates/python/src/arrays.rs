@@ -4,7 +4,7 @@
 //! NumPy's own functions, whoever changes an input in another thread meanwhile gets numbers that are a mixture.
 
 use pyo3::buffer::{Element, PyBuffer};
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use termwise_attention::{Real, Rows};
 
@@ -39,7 +39,7 @@ fn buffer<R: Number>(name: &str, array: &Bound<'_, PyAny>) -> PyResult<PyBuffer<
     PyBuffer::get(array).map_err(|_| {
         let found = array.getattr("dtype").map_or_else(|_| array.get_type().to_string(), |dtype| dtype.to_string());
         if found == R::NAME {
-            return PyValueError::new_err(format!("{name} is not aligned in memory: give a copy of it"));
+            return crate::errors::input(format!("{name} is not aligned in memory: give a copy of it"));
         }
         PyTypeError::new_err(format!(
             "{name} is {found}, and the others are {}: give all arrays one dtype, float32 or float64, in the machine's byte order",
@@ -143,7 +143,7 @@ impl<R: Number> Output<R> {
     pub fn new(name: &str, array: &Bound<'_, PyAny>) -> PyResult<Output<R>> {
         let buffer = buffer::<R>(name, array)?;
         if buffer.readonly() || !buffer.is_c_contiguous() {
-            return Err(PyValueError::new_err(format!("{name} is written to: give an array that is contiguous and not read-only")));
+            return Err(crate::errors::input(format!("{name} is written to: give an array that is contiguous and not read-only")));
         }
         Ok(Output(buffer))
     }
@@ -174,7 +174,7 @@ pub fn apart<'a, R: Number + 'a>(
     let read = read.map(|values| (values.as_ptr() as usize, values.as_ptr() as usize + size_of_val(values)));
     let shared = |(from, to): (usize, usize)| written.iter().any(|&(first, last)| from < last && first < to);
     if written.windows(2).any(|pair| pair[0].1 > pair[1].0) || read.filter(|(from, to)| from < to).any(shared) {
-        return Err(PyValueError::new_err("an array that is written shares memory with another one: give outputs arrays of their own"));
+        return Err(crate::errors::input("an array that is written shares memory with another one: give outputs arrays of their own"));
     }
     Ok(())
 }

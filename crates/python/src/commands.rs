@@ -6,13 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use pyo3::exceptions::{PyBlockingIOError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use termwise_data::Prepare;
-use termwise_papers::reproduce::{self, Id, Scale};
-use termwise_papers::separation::{Bridge, Network, RECONSTRUCTION, Reference, Separation, Setting, Sweep};
+use termwise_experiments::reproduce::{self, Id, Scale};
+use termwise_experiments::separation::{Bridge, Network, RECONSTRUCTION, Reference, Separation, Setting, Sweep};
 use termwise_train::metrics::Tail;
 use termwise_train::progress::Display;
 use termwise_train::settings::{Layer, Settings};
@@ -26,14 +25,14 @@ use crate::result::{Found, provenance};
 use crate::threads::{Watch, compute, get_threads, supervise};
 
 fn parsed<T: for<'a> Deserialize<'a>>(text: &str) -> PyResult<T> {
-    serde_json::from_str(text).map_err(|error| PyValueError::new_err(format!("an argument cannot be used: {error}")))
+    serde_json::from_str(text).map_err(|error| crate::errors::input(format!("an argument cannot be used: {error}")))
 }
 
 /// What the caller has said wrong, or work that failed.
 fn training(error: Error) -> PyErr {
     match error {
         Error::Sweep { .. } => value(error),
-        Error::RunLocked { .. } => PyBlockingIOError::new_err(error.to_string()),
+        Error::RunLocked { .. } => crate::errors::busy(error.to_string()),
         _ if error.is_usage() => value(error),
         _ => runtime(error),
     }
@@ -57,8 +56,8 @@ pub fn call(py: Python<'_>, words: Vec<OsString>, callback: Option<&Bound<'_, Py
             tell: Box::new(move |done, of, what| tell(json!({ "done": done, "of": of, "now": what }))),
         };
         let failed = |failed: termwise::Failed| match failed.is_usage {
-            true => PyValueError::new_err(failed.message),
-            false => PyRuntimeError::new_err(failed.message),
+            true => crate::errors::input(failed.message),
+            false => crate::errors::failed(failed.message),
         };
         termwise::call(&args, Arc::new(host)).map(Found::from).map_err(failed)
     })
@@ -253,7 +252,7 @@ pub fn run_reproduce(py: Python<'_>, options: &str, callback: Option<&Bound<'_, 
     let options: ReproduceOptions = parsed(options)?;
     let scales = [Scale::Test, Scale::Minute, Scale::Laptop];
     let scale = scales.into_iter().find(|scale| scale.name() == options.scale);
-    let scale = scale.ok_or_else(|| PyValueError::new_err(format!("a scale is \"minute\" or \"laptop\", found {:?}", options.scale)))?;
+    let scale = scale.ok_or_else(|| crate::errors::input(format!("a scale is \"minute\" or \"laptop\", found {:?}", options.scale)))?;
     let usual = reproduce::Options::new(scale);
     let how = reproduce::Options {
         ids: Id::parse(&options.experiments).map_err(value)?,
@@ -311,7 +310,7 @@ pub fn run_separation(py: Python<'_>, options: &str, callback: Option<&Bound<'_,
             let one = |name: &str, list: &[usize]| match *list {
                 [] => Ok(None),
                 [one] => Ok(Some(one)),
-                _ => Err(PyValueError::new_err(format!("the bridge goes over n and a1 alone: give one {name}, not {}", list.len()))),
+                _ => Err(crate::errors::input(format!("the bridge goes over n and a1 alone: give one {name}, not {}", list.len()))),
             };
             let bridge = Bridge {
                 n: if n.is_empty() { usual.n } else { n },
@@ -339,6 +338,6 @@ pub fn run_separation(py: Python<'_>, options: &str, callback: Option<&Bound<'_,
 /// All presets and parts.
 #[pyfunction]
 pub fn catalogue(py: Python<'_>) -> PyResult<Found> {
-    let all = compute(py, || termwise_lab::variants::catalogue(Default::default()))?;
+    let all = compute(py, || termwise_analysis::variants::catalogue(Default::default()))?;
     Ok(Found::of(&all.map_err(value)?))
 }

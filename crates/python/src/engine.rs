@@ -5,13 +5,12 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use serde_json::{Value, json};
 use termwise_data::Rows;
-use termwise_llama::weights::{self, Tensor, WriteOptions};
-use termwise_llama::{Config, Layout, Model};
+use termwise_model::weights::{self, NamedTensor, WriteOptions};
+use termwise_model::{Config, Model, ParamLayout};
 use termwise_train::checkpoint::OPTIMIZER;
 use termwise_train::eval::Sums;
 use termwise_train::learner::{Engine, Learner, operations};
@@ -169,7 +168,7 @@ impl TorchLearner {
             let mut to = Output::<f32>::new(name, &room)?;
             let found = to.values().len();
             if found != values.len() {
-                return Err(PyValueError::new_err(format!("{name} has {} values, found room for {found}", values.len())));
+                return Err(crate::errors::input(format!("{name} has {} values, found room for {found}", values.len())));
             }
             to.values().copy_from_slice(values);
             drop(to);
@@ -188,7 +187,8 @@ impl TorchLearner {
                     found.push((label, shape, flat::<f32>(object.py(), name, &object.call_method1("tensor", (*kind, name))?)?));
                 }
             }
-            let tensors: Vec<Tensor> = found.iter().map(|(name, shape, values)| Tensor { name, shape, data: values.values() }).collect();
+            let tensors: Vec<NamedTensor> =
+                found.iter().map(|(name, shape, values)| NamedTensor { name, shape, data: values.values() }).collect();
             written = object.py().detach(|| weights::write_file(path, tensors, &WriteOptions::default()));
             Ok(())
         })?;
@@ -244,7 +244,7 @@ impl Learner for TorchLearner {
     }
 
     fn operations(&self, settings: &Settings) -> f64 {
-        Layout::new(&self.config).map_or(0.0, |layout| operations(&layout, &self.config, settings))
+        ParamLayout::new(&self.config).map_or(0.0, |layout| operations(&layout, &self.config, settings))
     }
 
     fn diagnose(&self, computed: &Computed, _: &[Rows], step: u64) -> Diagnosis {

@@ -1,19 +1,52 @@
-//! Errors as exceptions: what was asked makes no sense (ValueError), a file or the system failed (OSError), no memory (MemoryError), or the work
-//! failed (RuntimeError). The message is that of the library.
+//! Library errors as Python exceptions: the classes of `termwise._errors`, which are also `ValueError`, `OSError`, `MemoryError` or
+//! `RuntimeError`. The message is that of the library.
 
 use std::error::Error;
 
-use pyo3::exceptions::{PyFileNotFoundError, PyMemoryError, PyOSError, PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
+use pyo3::types::PyType;
 
-/// The system call at the root of it, if there is one, as an exception with the message of `error`.
+/// An exception of this class of `termwise._errors`.
+fn exception(class: &str, message: String) -> PyErr {
+    Python::attach(|py| {
+        let class =
+            py.import("termwise._errors").and_then(|module| module.getattr(class)).and_then(|class| Ok(class.cast_into::<PyType>()?));
+        match class {
+            Ok(class) => PyErr::from_type(class, message),
+            Err(_) => PyRuntimeError::new_err(message),
+        }
+    })
+}
+
+/// An argument that cannot be used.
+pub fn input(message: impl Into<String>) -> PyErr {
+    exception("InputError", message.into())
+}
+
+/// A file that does not exist.
+pub fn missing(message: impl Into<String>) -> PyErr {
+    exception("MissingFileError", message.into())
+}
+
+/// A run that another process is working on.
+pub fn busy(message: impl Into<String>) -> PyErr {
+    exception("BusyError", message.into())
+}
+
+/// Work that failed.
+pub fn failed(message: impl Into<String>) -> PyErr {
+    exception("RunError", message.into())
+}
+
+/// The system call that caused an error, if there is one, as an exception with the message of `error`.
 fn of_system(error: &(dyn Error + 'static)) -> Option<PyErr> {
     let mut next = Some(error);
     while let Some(cause) = next {
         if let Some(cause) = cause.downcast_ref::<std::io::Error>() {
             return Some(match cause.kind() {
-                std::io::ErrorKind::NotFound => PyFileNotFoundError::new_err(error.to_string()),
-                _ => PyOSError::new_err(error.to_string()),
+                std::io::ErrorKind::NotFound => missing(error.to_string()),
+                _ => exception("FileError", error.to_string()),
             });
         }
         next = cause.source();
@@ -21,23 +54,23 @@ fn of_system(error: &(dyn Error + 'static)) -> Option<PyErr> {
     None
 }
 
-/// What was asked makes no sense, unless a system call stands at the root of it.
+/// An argument that cannot be used, unless a system call caused it.
 pub fn value(error: impl Error + 'static) -> PyErr {
-    of_system(&error).unwrap_or_else(|| PyValueError::new_err(error.to_string()))
+    of_system(&error).unwrap_or_else(|| input(error.to_string()))
 }
 
-/// The work failed.
+/// Work that failed.
 pub fn runtime(error: impl Error + 'static) -> PyErr {
-    of_system(&error).unwrap_or_else(|| PyRuntimeError::new_err(error.to_string()))
+    of_system(&error).unwrap_or_else(|| failed(error.to_string()))
 }
 
-/// Of `termwise-attention`.
+/// Errors of `termwise-attention`.
 pub fn attention(error: termwise_attention::Error) -> PyErr {
     use termwise_attention::Error as E;
     match error {
-        E::Memory { .. } => PyMemoryError::new_err(error.to_string()),
-        E::File { .. } => PyOSError::new_err(error.to_string()),
-        _ => PyValueError::new_err(error.to_string()),
+        E::Memory { .. } => exception("OutOfMemoryError", error.to_string()),
+        E::File { .. } => exception("FileError", error.to_string()),
+        _ => input(error.to_string()),
     }
 }
 
@@ -49,11 +82,9 @@ impl FromPyObject<'_, '_> for Count {
 
     fn extract(any: Borrowed<'_, '_, PyAny>) -> PyResult<Count> {
         match any.extract::<i64>() {
-            Ok(count) => usize::try_from(count)
-                .map(Count)
-                .map_err(|_| PyValueError::new_err(format!("a whole number from 0 on is expected, found {count}"))),
+            Ok(count) => usize::try_from(count).map(Count).map_err(|_| input(format!("a non-negative integer is expected, found {count}"))),
             Err(error) if error.is_instance_of::<PyTypeError>(any.py()) => Err(error),
-            Err(_) => Err(PyValueError::new_err(format!("a whole number from 0 on is expected, found {}", any.repr()?))),
+            Err(_) => Err(input(format!("a non-negative integer is expected, found {}", any.repr()?))),
         }
     }
 }

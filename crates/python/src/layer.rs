@@ -2,11 +2,12 @@
 
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use termwise_attention::{
-    Attention, Extra, Extras, Fused, FusedOptions, Grads, Init, Inputs, Layer as Planned, Mode, Report, Rope, Saved, Scratch, Source,
+    Attention, AuxTensor, AuxTensors, Fused, FusedOptions, Grads, Init, Inputs, Layer as Planned, Mode, Report, Rope, Saved, Scratch,
+    Source,
 };
 
 use crate::arrays::{Flat, Number, Output, Tensor, apart, flat};
@@ -31,18 +32,6 @@ type Nonpositive = Option<(usize, usize, usize, f64)>;
 pub struct Layer {
     pub inner: Planned,
     engines: Mutex<Vec<(Sizes, Fused)>>,
-}
-
-/// The name of an extra as a keyword: `InGate` is `in_gate`.
-pub fn keyword(extra: Extra) -> String {
-    let mut name = String::new();
-    for c in format!("{extra:?}").chars() {
-        if c.is_uppercase() && !name.is_empty() {
-            name.push('_');
-        }
-        name.extend(c.to_lowercase());
-    }
-    name
 }
 
 impl Layer {
@@ -80,7 +69,7 @@ impl Layer {
         for ((name, found), (heads, dim)) in shapes.into_iter().zip(expected) {
             if shape.is_none() || *found != [batch, time, heads, dim] {
                 let place = if batch * time == 0 { "batch, time".to_owned() } else { format!("{batch}, {time}") };
-                return Err(PyValueError::new_err(format!(
+                return Err(crate::errors::input(format!(
                     "{name} has shape {found:?}, expected [{place}, {heads}, {dim}]: tensors are [batch, time, heads, dimension]"
                 )));
             }
@@ -92,7 +81,7 @@ impl Layer {
 /// The arrays that a call reads.
 pub struct Call<R: Number> {
     x: Vec<Tensor<R>>,
-    extras: Vec<(Extra, Flat<R>)>,
+    extras: Vec<(AuxTensor, Flat<R>)>,
     lengths: Option<Vec<usize>>,
     documents: Option<Vec<usize>>,
 }
@@ -111,20 +100,20 @@ pub struct Given<'py>(
 impl<R: Number> Call<R> {
     pub fn new(py: Python<'_>, layer: &Planned, given: &Given<'_>) -> PyResult<Call<R>> {
         let Given(q, k, v, extras, lengths, documents) = given;
-        let specs = layer.extras();
+        let specs = layer.aux_specs();
         if extras.len() != specs.len() {
-            return Err(PyValueError::new_err(format!("the layer reads {} extras, found {}", specs.len(), extras.len())));
+            return Err(crate::errors::input(format!("the layer reads {} extras, found {}", specs.len(), extras.len())));
         }
         let x = [("q", q), ("k", k), ("v", v)].into_iter().map(|(name, x)| Tensor::rows(py, name, x)).collect::<PyResult<_>>()?;
         let extras =
-            specs.iter().zip(extras).map(|(spec, x)| Ok((spec.extra, flat(py, &keyword(spec.extra), x)?))).collect::<PyResult<_>>()?;
+            specs.iter().zip(extras).map(|(spec, x)| Ok((spec.aux, flat(py, &spec.aux.to_string(), x)?))).collect::<PyResult<_>>()?;
         Ok(Call { x, extras, lengths: lengths.clone(), documents: documents.clone() })
     }
 
     pub fn inputs(&self) -> Inputs<'_, R> {
-        let mut extras = Extras::default();
+        let mut extras = AuxTensors::default();
         self.extras.iter().for_each(|(extra, values)| extras.set(*extra, values.values()));
-        let inputs = Inputs::new(self.x[0].as_rows(), self.x[1].as_rows(), self.x[2].as_rows()).extras(extras);
+        let inputs = Inputs::new(self.x[0].as_rows(), self.x[1].as_rows(), self.x[2].as_rows()).with_aux(extras);
         inputs.lengths(self.lengths.as_deref()).documents(self.documents.as_deref())
     }
 
@@ -213,18 +202,12 @@ impl Layer {
         crate::parts::of_layer(&self.inner).to_string()
     }
 
-    /// Whether the fused engine computes all its parts.
-    #[getter]
-    fn is_fused(&self) -> bool {
-        self.inner.heads().iter().all(|variant| variant.naive_only().is_none())
-    }
-
     /// What it reads beyond q, k and v: name, name in checkpoints, whether logits, shape of a parameter or outputs of a projection, start, trained, bias.
     #[getter]
     fn extras<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
-        let spec = |spec: &termwise_attention::ExtraSpec| {
+        let spec = |spec: &termwise_attention::AuxSpec| {
             let found = PyDict::new(py);
-            found.set_item("name", keyword(spec.extra))?;
+            found.set_item("name", spec.aux.to_string())?;
             found.set_item("tensor", spec.name)?;
             found.set_item("trained", spec.trained)?;
             match &spec.source {
@@ -247,7 +230,7 @@ impl Layer {
             }
             Ok(found)
         };
-        self.inner.extras().iter().map(spec).collect()
+        self.inner.aux_specs().iter().map(spec).collect()
     }
 
     /// y from the inputs, and where asked for what `backward` needs: U, z and ρ of the fused engine.
@@ -382,9 +365,9 @@ impl Layer {
     ) -> PyResult<()> {
         let (call, dy) = (Call::<R>::new(py, &self.inner, given)?, Tensor::<R>::rows(py, "the gradient of y", dy)?);
         self.batch_and_time(call.shapes(("the gradient of y", dy.shape())))?;
-        let specs = self.inner.extras();
+        let specs = self.inner.aux_specs();
         if grads.len() != 3 + specs.len() {
-            return Err(PyValueError::new_err(format!("{} gradients are computed, found places for {}", 3 + specs.len(), grads.len())));
+            return Err(crate::errors::input(format!("{} gradients are computed, found places for {}", 3 + specs.len(), grads.len())));
         }
         let mut grads = grads.iter().map(|x| Output::<R>::new("a gradient", x)).collect::<PyResult<Vec<_>>>()?;
         call.apart(&grads)?;
@@ -403,7 +386,7 @@ impl Layer {
             let [q, k, v] = x else { unreachable!("three of them") };
             let mut grads = Grads::new(q.values(), k.values(), v.values());
             for (spec, place) in specs.iter().zip(extras) {
-                grads = grads.with(spec.extra, place.values());
+                grads = grads.with(spec.aux, place.values());
             }
             run(&call, dy, &mut grads)
         })?;

@@ -1,8 +1,7 @@
 //! Spectra of models that another program runs.
 
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use termwise_inspect::spectrum::{Meter as Sums, ModelFacts, Options, RowChoice};
+use termwise_analysis::spectrum::{Meter as Sums, ModelFacts, Options, RowChoice};
 
 use crate::errors::value;
 use crate::layer::{Call, Given, Layer};
@@ -17,7 +16,7 @@ pub struct Meter {
 
 impl Meter {
     fn sums(&mut self) -> PyResult<&mut Sums> {
-        self.inner.as_mut().ok_or_else(|| PyValueError::new_err("this spectrum is finished"))
+        self.inner.as_mut().ok_or_else(|| crate::errors::input("this spectrum is finished"))
     }
 }
 
@@ -55,7 +54,7 @@ impl Meter {
         head_dim: usize,
         data: Vec<String>,
     ) -> PyResult<Found> {
-        let sums = self.inner.take().ok_or_else(|| PyValueError::new_err("this spectrum is finished"))?;
+        let sums = self.inner.take().ok_or_else(|| crate::errors::input("this spectrum is finished"))?;
         Ok(Found::of(&sums.finish(ModelFacts { name, parameters, heads, kv_heads, head_dim }, data)))
     }
 }

@@ -5,17 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use pyo3::buffer::PyBuffer;
-use pyo3::exceptions::{PyFileNotFoundError, PyInterruptedError, PyValueError};
+use pyo3::exceptions::PyInterruptedError;
 use pyo3::prelude::*;
 use serde::Deserialize;
 use serde_json::json;
+use termwise_analysis::spectrum::{self, Options as SpectrumOptions, RowChoice};
+use termwise_analysis::truncate::{self as cut, Choice, Options as CutOptions, Report, Texts};
 use termwise_data::Tokenizer;
-use termwise_generate::{Piece, Plan, Writing};
-use termwise_inspect::cut::{self, Choice, Options as CutOptions, Report, Texts};
-use termwise_inspect::spectrum::{self, Options as SpectrumOptions, RowChoice};
-use termwise_llama::generate::{Decoder, DecoderOptions, MemoryPolicy, Sampling, cut as cut_all};
-use termwise_llama::weights::WriteOptions;
-use termwise_llama::{Batch, Config, Model as Llama, Objective, Options};
+use termwise_model::decode::{Decoder, DecoderOptions, MemoryPolicy, SamplingOptions, truncate_attention};
+use termwise_model::generate::{GenerationEvent, GenerationOptions, TextGenerator};
+use termwise_model::weights::WriteOptions;
+use termwise_model::{Batch, Config, Model as Llama, Objective, SessionOptions};
 use termwise_train::eval::Windows;
 use termwise_train::resolve;
 use termwise_train::source::{cache_folder, open_for_model};
@@ -50,7 +50,7 @@ pub fn load_model(py: Python<'_>, name: Option<&str>, tokenizer: Option<&str>) -
 /// The folder of the model of this name.
 fn resolved(name: Option<&str>) -> PyResult<PathBuf> {
     let found = resolve::model(name).map_err(|error| match error {
-        termwise_train::Error::NoModel { .. } => PyFileNotFoundError::new_err(error.to_string()),
+        termwise_train::Error::NoModel { .. } => crate::errors::missing(error.to_string()),
         _ => value(error),
     })?;
     Ok(found.folder)
@@ -98,7 +98,7 @@ fn ids(py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<(Vec<u32>, usize, u
     let buffer = PyBuffer::<u32>::get(array)?;
     match *buffer.shape() {
         [batch, time] if batch * time > 0 => Ok((buffer.to_vec(py)?, batch, time)),
-        ref other => Err(PyValueError::new_err(format!("token ids are [batch, time], none of them 0, found shape {other:?}"))),
+        ref other => Err(crate::errors::input(format!("token ids are [batch, time], none of them 0, found shape {other:?}"))),
     }
 }
 
@@ -159,12 +159,12 @@ struct Cut {
 }
 
 fn parsed<T: for<'a> Deserialize<'a>>(text: &str) -> PyResult<T> {
-    serde_json::from_str(text).map_err(|error| PyValueError::new_err(format!("an argument cannot be used: {error}")))
+    serde_json::from_str(text).map_err(|error| crate::errors::input(format!("an argument cannot be used: {error}")))
 }
 
 impl Model {
     fn own_tokenizer(&self) -> PyResult<&Tokenizer> {
-        self.tokenizer.as_deref().map_err(|problem| PyValueError::new_err(problem.clone()))
+        self.tokenizer.as_deref().map_err(|problem| crate::errors::input(problem.clone()))
     }
 
     fn usual_length(&self, trained: Option<usize>) -> usize {
@@ -193,7 +193,7 @@ impl Model {
         let mut out = Output::<f32>::new(name, out)?;
         if out.values().len() != found.len() {
             let found = found.len();
-            return Err(PyValueError::new_err(format!("{name} has {found} values, found room for {}", out.values().len())));
+            return Err(crate::errors::input(format!("{name} has {found} values, found room for {}", out.values().len())));
         }
         out.values().copy_from_slice(found);
         Ok(())
@@ -230,7 +230,7 @@ impl Model {
     /// This model with every exp cut to its series up to this order.
     fn with_order(&self, order: Count) -> PyResult<Model> {
         let Count(order) = order;
-        let map = cut_all(&self.inner.config, order).map_err(value)?;
+        let map = truncate_attention(&self.inner.config, order).map_err(value)?;
         let inner = self.inner.with_attention(map).map_err(value)?;
         Ok(Model { inner: Arc::new(inner), folder: self.folder.clone(), tokenizer: self.tokenizer.clone() })
     }
@@ -268,7 +268,7 @@ impl Model {
         let ((ids, batch, time), mut out) = (self::ids(py, ids)?, Output::<f32>::new("logits", out)?);
         let model = &self.inner;
         compute(py, || {
-            let mut session = model.session(batch, time, Options { forward_only: true, ..Options::default() })?;
+            let mut session = model.session(batch, time, SessionOptions::default().forward_only(true))?;
             session.run(&model.params, &ids, lengths.as_deref())?;
             session.logits(&model.params, 0..batch * time, out.values())
         })?
@@ -286,12 +286,12 @@ impl Model {
         let (ids, batch, time) = self::ids(py, ids)?;
         let model = &self.inner;
         compute(py, || {
-            let mut session = model.session(batch, time, Options { forward_only: true, ..Options::default() })?;
-            let batch = Batch { ids: &ids, labels: &labels, lengths: lengths.as_deref(), tokens: None };
+            let mut session = model.session(batch, time, SessionOptions::default().forward_only(true))?;
+            let batch = Batch::new(&ids, &labels).lengths(lengths.as_deref());
             let loss = session.loss(&model.params, &batch)?;
             Ok((loss.sum, loss.count, session.token_losses().to_vec()))
         })?
-        .map_err(|error: termwise_llama::Error| value(error))
+        .map_err(|error: termwise_model::Error| value(error))
     }
 
     /// What follows each prompt, as JSON, and the number and error of each prompt that failed; the callback gets pieces of the text whose
@@ -300,36 +300,38 @@ impl Model {
         let options: Writes = parsed(options)?;
         let tokenizer = self.own_tokenizer()?;
         let config = &self.inner.config;
-        let sampling = Sampling {
-            temperature: options.temperature,
-            top_k: options.top_k,
-            top_p: options.top_p,
-            min_p: options.min_p,
-            repetition_penalty: options.repetition_penalty,
-            seed: options.seed,
-        };
+        let sampling = SamplingOptions::default()
+            .temperature(options.temperature)
+            .top_k(options.top_k)
+            .top_p(options.top_p)
+            .min_p(options.min_p)
+            .repetition_penalty(options.repetition_penalty)
+            .seed(options.seed);
         sampling.validate().map_err(value)?;
-        let decoding = DecoderOptions {
-            rows: options.batch.clamp(1, prompts.len().max(1)),
-            memory: options.order.map_or(MemoryPolicy::Auto, MemoryPolicy::Truncate),
-            beyond_context: options.beyond_context,
-            ..DecoderOptions::default()
-        };
+        let decoding = DecoderOptions::default()
+            .rows(options.batch.clamp(1, prompts.len().max(1)))
+            .memory(options.order.map_or(MemoryPolicy::Auto, MemoryPolicy::Truncate))
+            .beyond_context(options.beyond_context);
         let ends = match () {
             () if options.ignore_end => Vec::new(),
             () if config.eos_token_id.is_empty() => vec![tokenizer.end()],
             () => config.eos_token_id.clone(),
         };
-        let plan = Plan { sampling, max_tokens: options.max_tokens, stops: options.stop, ends, echo: options.echo, load: None, save: None };
+        let generation = GenerationOptions::default()
+            .sampling(sampling)
+            .max_tokens(options.max_tokens)
+            .stop_strings(options.stop)
+            .end_tokens(ends)
+            .echo(options.echo);
         supervise(py, callback, |watch| {
             let decoder = Decoder::new(self.inner.clone(), decoding).map_err(value)?;
             let (mut written, mut failed) = (Vec::new(), Vec::new());
-            let writing = Writing::new(config, decoder, tokenizer, plan, &prompts);
+            let writing = TextGenerator::new(config, decoder, tokenizer, generation, &prompts);
             let done = writing.run(&mut |piece| {
                 match piece {
-                    Piece::More(text) => watch.tell(json!({ "text": text })),
-                    Piece::End(end) => written.push(serde_json::to_string(&end).expect("texts and whole numbers are JSON")),
-                    Piece::Failed(one) => failed.push((one.index, one.error.to_string())),
+                    GenerationEvent::Text(text) => watch.tell(json!({ "text": text })),
+                    GenerationEvent::Finished(end) => written.push(serde_json::to_string(&end).expect("texts and whole numbers are JSON")),
+                    GenerationEvent::Failed(one) => failed.push((one.index, one.error.to_string())),
                 }
                 !watch.stop.load(Ordering::Relaxed)
             });
@@ -373,7 +375,7 @@ impl Model {
 
     fn cut(&self, py: Python<'_>, reads: &str, options: &str, callback: Option<&Bound<'_, PyAny>>) -> PyResult<Found> {
         let (reads, options): (Reads, Cut) = (parsed(reads)?, parsed(options)?);
-        let refuse = |problem: String| PyValueError::new_err(problem);
+        let refuse = |problem: String| crate::errors::input(problem);
         let coefficients = options
             .coefficients
             .iter()

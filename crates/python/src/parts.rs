@@ -1,19 +1,19 @@
 //! The parts of a layer and of a model as plain data, for engines that are written elsewhere: PyTorch's reads them, so that nobody else parses variants.
 
 use serde_json::{Value, json};
+use termwise_analysis::parts::Parts;
 use termwise_attention::{Layer, Variant};
-use termwise_lab::parts::Parts;
-use termwise_llama::config::Kind;
-use termwise_llama::{Config, Layout};
+use termwise_model::config::ModelFamily;
+use termwise_model::{Config, ParamLayout};
 
 /// What a model computes around attention, its sizes, and every tensor with its shape and whether it is a matrix. Where norms stand and what is one tensor
 /// follows from the names of the tensors.
-pub fn of_config(config: &Config) -> termwise_llama::Result<Value> {
-    let layout = Layout::new(config)?;
-    if matches!(config.family.kind(), Kind::GptNeoX | Kind::StableLm) {
+pub fn of_config(config: &Config) -> termwise_model::Result<Value> {
+    let layout = ParamLayout::new(config)?;
+    if matches!(config.family.kind(), ModelFamily::GptNeoX | ModelFamily::StableLm) {
         let advice = "the PyTorch engine has no LayerNorm and no parallel residual; use the native engine";
         let found = format!("\"{}\"", config.family.kind().model_type());
-        return Err(termwise_llama::Error::Unsupported { key: "model_type".into(), found, advice });
+        return Err(termwise_model::Error::Unsupported { key: "model_type".into(), found, advice });
     }
     let tensors: Vec<Value> = layout.entries().iter().map(|entry| json!([entry.spec.name, entry.spec.shape, entry.is_matrix()])).collect();
     let has = |name: &str| layout.find(&format!("model.layers.0.{name}.weight")).is_ok();
@@ -22,11 +22,11 @@ pub fn of_config(config: &Config) -> termwise_llama::Result<Value> {
         (false, true) => (["", "post_attention_layernorm"], ["", "post_feedforward_layernorm"]),
         (_, false) => (["input_layernorm", ""], ["post_attention_layernorm", ""]),
     };
-    let gemma = matches!(config.family.kind(), Kind::Gemma2 | Kind::Gemma3);
+    let gemma = matches!(config.family.kind(), ModelFamily::Gemma2 | ModelFamily::Gemma3);
     let written: Value = serde_json::from_str(&config.to_json_string()).unwrap_or_default();
     let activation = [&written["hidden_activation"], &written["hidden_act"]].into_iter().find_map(Value::as_str);
     // Gemma 2 has the cap where its file does not say otherwise.
-    let usual = (config.family.kind() == Kind::Gemma2).then_some(30.0);
+    let usual = (config.family.kind() == ModelFamily::Gemma2).then_some(30.0);
     let logit_cap = written.get("final_logit_softcapping").map_or(usual, Value::as_f64).filter(|_| gemma);
     Ok(json!({
         "layers": config.num_hidden_layers,

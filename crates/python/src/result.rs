@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use termwise_base::provenance::Provenance;
 use termwise_report::{Block, Document, Documented, Terminal, to_json};
@@ -42,7 +41,7 @@ impl Found {
     /// A result from its JSON.
     #[staticmethod]
     fn of_json(text: &str) -> PyResult<Found> {
-        termwise::found(text).map(Found::from).map_err(|problem| PyValueError::new_err(format!("a result cannot be read: {problem}")))
+        termwise::found(text).map(Found::from).map_err(|problem| crate::errors::input(format!("a result cannot be read: {problem}")))
     }
 
     fn json(&self) -> &str {

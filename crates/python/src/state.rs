@@ -2,10 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use pyo3::exceptions::{PyFileNotFoundError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use termwise_attention::{FusedOptions, Layer as Planned, Memory, Mode, State as Kept};
+use termwise_attention::{FusedOptions, Layer as Planned, Mode, State as Kept, StateKind};
 
 use crate::arrays::Output;
 use crate::errors::{Count, attention, runtime, value};
@@ -18,8 +17,8 @@ pub struct State {
     inner: Kept,
 }
 
-fn memory(cache: bool) -> Memory {
-    if cache { Memory::Cache } else { Memory::Natural }
+fn memory(cache: bool) -> StateKind {
+    if cache { StateKind::Cache } else { StateKind::Auto }
 }
 
 impl State {
@@ -29,7 +28,7 @@ impl State {
 
     pub fn read(py: Python<'_>, layer: &Planned, path: &Path, batch: usize, cache: bool) -> PyResult<State> {
         if !path.exists() {
-            return Err(PyFileNotFoundError::new_err(format!("{}: there is no such file", path.display())));
+            return Err(crate::errors::missing(format!("{}: there is no such file", path.display())));
         }
         let read = compute(py, || Kept::load(path, layer, batch, memory(cache)))?;
         // A file that is there and does not fit the layer.
@@ -58,7 +57,7 @@ impl State {
         let (batch, time) = call.sizes(&Layer::of(layer.clone()), "y", &y)?;
         if batch != self.inner.batch() {
             let own = self.inner.batch();
-            return Err(PyValueError::new_err(format!(
+            return Err(crate::errors::input(format!(
                 "q has {batch} batch rows, expected {own} as in the state: make a state with layer.state({batch}), or choose rows with state.select"
             )));
         }
@@ -116,7 +115,7 @@ impl State {
     /// Whether a cache was asked for.
     #[getter]
     fn is_cache(&self) -> bool {
-        self.inner.memory() == Memory::Cache
+        self.inner.memory() == StateKind::Cache
     }
 
     #[getter]

@@ -7,7 +7,6 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use rayon::ThreadPool;
 use serde_json::Value;
@@ -48,7 +47,7 @@ pub fn get_threads() -> usize {
 pub fn set_threads(count: Count) -> PyResult<()> {
     let Count(count) = count;
     if !(1..=1024).contains(&count) {
-        return Err(pyo3::exceptions::PyValueError::new_err(format!("from 1 to 1024 threads are possible, found {count}")));
+        return Err(crate::errors::input(format!("from 1 to 1024 threads are possible, found {count}")));
     }
     let new = Pool { process: std::process::id(), threads: count, pool: Arc::new(threads::pool(count).map_err(runtime)?) };
     let old = POOL.lock().unwrap_or_else(PoisonError::into_inner).replace(new);
@@ -67,7 +66,7 @@ pub fn compute<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> PyRe
 /// A panic as an exception that `except Exception` catches.
 fn panicked(panic: Box<dyn Any + Send>) -> PyErr {
     let text = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
-    PyRuntimeError::new_err(format!("internal error: {}; this is a bug in termwise, please report it", text.unwrap_or("a panic")))
+    crate::errors::failed(format!("internal error: {}; this is a bug in termwise, please report it", text.unwrap_or("a panic")))
 }
 
 /// What long work can do: tell how far it is, and see whether it should end.

@@ -2,8 +2,8 @@
 
 use pyo3::basic::CompareOp;
 use pyo3::prelude::*;
+use termwise_analysis::variants::{Described, describe};
 use termwise_attention::{Variant as Parts, presets};
-use termwise_lab::variants::{Described, describe};
 
 use crate::errors::{attention, value};
 use crate::result::Found;
@@ -97,12 +97,6 @@ impl Variant {
         self.0.rope
     }
 
-    /// The part that only the reference computes so far, if there is one.
-    #[getter]
-    fn reference_only(&self) -> Option<&'static str> {
-        self.0.naive_only()
-    }
-
     /// The part that has no backward pass, if there is one.
     #[getter]
     fn inference_only(&self) -> Option<&'static str> {
@@ -112,7 +106,7 @@ impl Variant {
     /// Whether nothing beyond q, k and v is read.
     #[getter]
     fn has_no_extras(&self) -> bool {
-        termwise_attention::Extra::ALL.into_iter().all(|extra| !self.0.needs(extra))
+        termwise_attention::AuxTensor::all().all(|aux| !self.0.needs(aux))
     }
 
     #[pyo3(signature = (dim, value_dim=None))]
@@ -122,7 +116,7 @@ impl Variant {
 
     /// Source of a PyTorch module that computes it, and needs nothing of termwise.
     fn to_torch(&self) -> PyResult<String> {
-        termwise_lab::export::torch(&self.0, &format!("termwise {}", env!("CARGO_PKG_VERSION"))).map_err(value)
+        termwise_analysis::export::torch(&self.0, &format!("termwise {}", env!("CARGO_PKG_VERSION"))).map_err(value)
     }
 
     /// What it is made of, its formula, and what it costs.

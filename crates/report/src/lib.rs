@@ -55,6 +55,7 @@
 //! };
 //! assert!(page.to_html().contains("2.83"));
 //! ```
+#![forbid(unsafe_code)]
 
 mod chart;
 mod colour;
@@ -103,4 +104,5 @@ pub use number::{counted, duration, nan, thousands, three};
 pub use result::{Documented, kind_of, made_by, read, reads_again, survives_edits, tagged_schema, to_json, write};
 pub use scale::{Scale, Unit};
 pub use table::{Cell, Table};
+pub use terminal::BRIEF_LINES;
 pub use text::Terminal;

@@ -21,6 +21,11 @@ pub trait Documented: Serialize + DeserializeOwned {
     /// All of it for people.
     fn document(&self) -> Document;
 
+    /// What a command prints unless details are requested.
+    fn summary(&self) -> Document {
+        self.document()
+    }
+
     /// Checks what a file's types do not: ranges of indices, lengths of lists, divisors. [`read`] calls it, so that [`Documented::document`] can rely on it for
     /// files that people have edited. `raw` is the JSON object, for fields of earlier builds that were removed.
     ///

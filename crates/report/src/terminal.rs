@@ -28,6 +28,25 @@ impl Document {
     }
 }
 
+/// Lines that a command prints at most unless details are requested.
+pub const BRIEF_LINES: usize = 25;
+
+impl Document {
+    /// The beginning of the document in at most [`BRIEF_LINES`] lines, cut between two blocks if possible, and the number of lines left out. One
+    /// line is kept free for a note.
+    pub fn to_terminal_brief(&self, terminal: &Terminal) -> (String, usize) {
+        let whole = self.to_terminal(terminal);
+        let lines: Vec<&str> = whole.lines().collect();
+        if lines.len() < BRIEF_LINES {
+            return (whole, 0);
+        }
+        let most = &lines[..BRIEF_LINES - 1];
+        let gap = most.iter().rposition(|line| line.trim().is_empty()).filter(|gap| *gap > BRIEF_LINES / 2);
+        let kept = &most[..gap.unwrap_or(most.len())];
+        (kept.join("\n") + "\n", lines.len() - kept.len())
+    }
+}
+
 impl Terminal {
     fn heading(&self, text: &str, rule: char, out: &mut String) {
         let words: Vec<_> = words(text).into_iter().map(|word| word.into_iter().map(|(_, text)| (Style::Bold, text)).collect()).collect();

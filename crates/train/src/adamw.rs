@@ -10,9 +10,9 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 use termwise_attention::simd::{Simd, Task, dispatch};
-use termwise_llama::Params;
-use termwise_llama::ops::pieces::PIECE;
-use termwise_llama::params::Entry;
+use termwise_model::Params;
+use termwise_model::ops::chunks::CHUNK_LEN;
+use termwise_model::params::ParamEntry;
 
 /// What an AdamW is set to.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,7 +51,7 @@ pub struct AdamW {
 
 impl AdamW {
     /// No step taken yet, for parameters of this layout.
-    pub fn new(params: &Params, config: AdamWConfig) -> termwise_llama::Result<AdamW> {
+    pub fn new(params: &Params, config: AdamWConfig) -> termwise_model::Result<AdamW> {
         Ok(AdamW { config, first: params.zeros_like()?, second: params.zeros_like()?, steps: 0 })
     }
 
@@ -79,10 +79,10 @@ impl AdamW {
                 eps: eps as f32,
             };
             (
-                params.values_mut()[run.range.clone()].par_chunks_mut(PIECE),
-                grads.values()[run.range.clone()].par_chunks(PIECE),
-                self.first.values_mut()[run.range.clone()].par_chunks_mut(PIECE),
-                self.second.values_mut()[run.range.clone()].par_chunks_mut(PIECE),
+                params.values_mut()[run.range.clone()].par_chunks_mut(CHUNK_LEN),
+                grads.values()[run.range.clone()].par_chunks(CHUNK_LEN),
+                self.first.values_mut()[run.range.clone()].par_chunks_mut(CHUNK_LEN),
+                self.second.values_mut()[run.range.clone()].par_chunks_mut(CHUNK_LEN),
             )
                 .into_par_iter()
                 .for_each(|(w, g, m, v)| dispatch(Step { w, g, m, v, numbers }));
@@ -97,8 +97,8 @@ struct Run {
 }
 
 /// Runs of parameters that decay alike, so that hundreds of small parameters do not mean hundreds of parallel calls.
-fn decay_runs(entries: &[Entry], matrices_only: bool) -> impl Iterator<Item = Run> {
-    let decays = move |entry: &Entry| !matrices_only || entry.is_matrix();
+fn decay_runs(entries: &[ParamEntry], matrices_only: bool) -> impl Iterator<Item = Run> {
+    let decays = move |entry: &ParamEntry| !matrices_only || entry.is_matrix();
     entries.chunk_by(move |a, b| decays(a) == decays(b)).filter_map(move |run| {
         let (first, last) = (run.first()?, run.last()?);
         Some(Run { range: first.offset..last.range().end, decays: decays(first) })

@@ -2,26 +2,21 @@
 
 use std::path::PathBuf;
 
+use termwise_base::files;
+
 /// The errors of this crate. Each says what was asked, what was found and what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A file that cannot be read or written.
-    #[error("cannot {action} {}: {source}", path.display())]
-    Io {
-        /// What was attempted.
-        action: &'static str,
-        /// The file or folder.
-        path: PathBuf,
-        /// Why it failed.
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Io(#[from] files::Error),
     /// The data.
     #[error(transparent)]
     Data(#[from] termwise_data::Error),
     /// The model.
     #[error(transparent)]
-    Model(#[from] termwise_llama::Error),
+    Model(#[from] termwise_model::Error),
     /// Attention.
     #[error(transparent)]
     Attention(#[from] termwise_attention::Error),
@@ -34,7 +29,7 @@ pub enum Error {
         /// Which batch, from 0.
         batch: u64,
         /// The first denominator of an attention that was not positive.
-        denominator: Option<termwise_llama::model::Nonpositive>,
+        denominator: Option<termwise_model::NonpositiveDenominator>,
     },
     /// A text that is not TOML, or not of the right shape.
     #[error("{place}: {source}")]
@@ -229,17 +224,10 @@ fn gigabytes(bytes: u64) -> String {
 /// Results of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-impl From<termwise_base::files::Error> for Error {
-    fn from(error: termwise_base::files::Error) -> Error {
-        let termwise_base::files::Error { action, path, source } = error;
-        Error::Io { action, path, source }
-    }
-}
-
 impl Error {
     /// Whether what was asked for makes no sense: settings and names of models are the user's own words, wherever they stand.
     pub fn is_usage(&self) -> bool {
-        use termwise_llama::Error as Model;
+        use termwise_model::Error as Model;
         match self {
             Error::Attention(_)
             | Error::NoModel { .. }
@@ -247,7 +235,7 @@ impl Error {
             | Error::Toml { .. }
             | Error::UnknownSetting { .. }
             | Error::Model(Model::Attention(_) | Model::AttentionEntry { .. }) => true,
-            Error::Io { source, .. } => source.kind() == std::io::ErrorKind::NotFound,
+            Error::Io(error) => error.source.kind() == std::io::ErrorKind::NotFound,
             Error::Data(error) => error.is_usage(),
             _ => false,
         }
@@ -255,8 +243,8 @@ impl Error {
 
     /// For `map_err`: names what was attempted and on which file.
     pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Error {
-        let path = path.into();
-        move |source| Error::Io { action, path, source }
+        let with_source = files::Error::io(action, path);
+        move |source| with_source(source).into()
     }
 
     /// For `map_err`: names the file that is not valid JSON.

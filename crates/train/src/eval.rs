@@ -6,8 +6,8 @@
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
-use termwise_llama::model::Nonpositive;
-use termwise_llama::{Model, Objective, Options, Params, Session};
+use termwise_model::NonpositiveDenominator;
+use termwise_model::{Model, Objective, Params, Session, SessionOptions};
 
 use crate::collective::{Alone, Collective};
 use crate::error::{Error, Result};
@@ -78,7 +78,7 @@ pub struct Sums {
     beyond: Sum,
     bytes: u64,
     /// The first.
-    nonpositive: Option<Nonpositive>,
+    nonpositive: Option<NonpositiveDenominator>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -183,7 +183,7 @@ impl Sums {
     }
 
     /// The first denominator of an attention that was not positive.
-    pub fn nonpositive(&self) -> Option<Nonpositive> {
+    pub fn nonpositive(&self) -> Option<NonpositiveDenominator> {
         self.nonpositive
     }
 
@@ -216,7 +216,7 @@ pub struct Windows {
 
 /// Evaluates a model on the held-out batches of a source, at most `limit` batches where that is not 0.
 pub fn evaluate(model: &Model, source: &dyn Source, windows: Windows, limit: u64) -> Result<Evaluation> {
-    Ok(evaluate_with(model, source, windows, limit, Options::default(), &Alone)?.0)
+    Ok(evaluate_with(model, source, windows, limit, SessionOptions::default(), &Alone)?.0)
 }
 
 /// As [`evaluate`], computed as the options say, and the first denominator of an attention that was not positive. Ranks share the batches; the
@@ -226,9 +226,9 @@ pub fn evaluate_with(
     source: &dyn Source,
     windows: Windows,
     limit: u64,
-    options: Options,
+    options: SessionOptions,
     collective: &dyn Collective,
-) -> Result<(Evaluation, Option<Nonpositive>)> {
+) -> Result<(Evaluation, Option<NonpositiveDenominator>)> {
     let Windows { batch, length, stride } = windows;
     let bad = |key: &str, found: usize, expected: String| Error::Setting {
         place: String::new(),
@@ -247,7 +247,7 @@ pub fn evaluate_with(
         return Err(bad("vocabulary of the data", source.vocabulary(), expected));
     }
     // No gradients are needed, and the parameters are there already.
-    let options = Options { forward_only: true, ..options };
+    let options = options.forward_only(true);
     crate::memory::check(&model.config, batch, length, 0, 1)?;
     let mut session = model.session(batch, length, options)?;
     let (mut index, mut sliding) = (0, Sliding::default());

@@ -12,8 +12,8 @@ use crate::nonfinite::Diagnosis;
 use crate::settings::Settings;
 use crate::step::Computed;
 use termwise_data::{Rows, Source};
-use termwise_llama::params::ParamRole;
-use termwise_llama::{Config, Layout, Model};
+use termwise_model::params::ParamRole;
+use termwise_model::{Config, Model, ParamLayout};
 
 /// A model that learns. One step is [`Learner::gradient`], [`Learner::reduce`], [`Learner::norm`], [`Learner::update`], in this order; every rank
 /// makes the same calls and holds the same parameters after each update.
@@ -82,7 +82,7 @@ pub fn read(folder: &Path, settings: &Settings, state: &State) -> Result<Box<Nat
 }
 
 /// Operations of a step: 6·tokens·numbers in matrices besides the embedding, and attention.
-pub fn operations(layout: &Layout, config: &Config, settings: &Settings) -> f64 {
+pub fn operations(layout: &ParamLayout, config: &Config, settings: &Settings) -> f64 {
     let matrices = layout.entries().iter().filter(|entry| entry.is_matrix() && entry.spec.role != ParamRole::Embedding);
     let numbers: usize = matrices.map(|entry| entry.spec.len()).sum();
     let rows = (settings.batch * settings.accumulate) as f64;

@@ -1,4 +1,5 @@
 //! Training of Llamas: settings, data, the step, evaluation, and runs that can be killed at any moment and resumed bit for bit.
+#![forbid(unsafe_code)]
 
 pub mod adamw;
 pub mod checkpoint;

@@ -1,7 +1,7 @@
 //! Whether a model and its batches fit into the machine, asked before they are made.
 
-use termwise_llama::generate::available_memory;
-use termwise_llama::{Config, Layout};
+use termwise_model::decode::available_memory;
+use termwise_model::{Config, ParamLayout};
 
 use crate::error::{Error, Result};
 
@@ -26,7 +26,7 @@ fn least(config: &Config, batch: usize, length: usize, copies: u128, layers: usi
     let heads = wide(config.num_attention_heads).saturating_add(wide(config.num_key_value_heads)).saturating_mul(wide(config.head_dim));
     let width = heads.saturating_add(wide(config.intermediate_size)).saturating_add(wide(config.hidden_size)).saturating_mul(2);
     let positions = wide(batch).saturating_mul(wide(length));
-    let parameters = wide(Layout::new(config)?.len()).saturating_mul(copies);
+    let parameters = wide(ParamLayout::new(config)?.len()).saturating_mul(copies);
     Ok(positions.saturating_mul(width).saturating_mul(wide(layers)).saturating_add(parameters).saturating_mul(4))
 }
 
@@ -40,7 +40,7 @@ mod tests {
         let config = Config::from_json_str(text, "test").expect("valid");
         check(&config, 2, 16, 4, 4).expect("a few kB");
         // 2·(2·64 + 40 + 64) numbers of each position in each of 4 layers.
-        let parameters = Layout::new(&config).expect("a layout").len() as u128;
+        let parameters = ParamLayout::new(&config).expect("a layout").len() as u128;
         assert_eq!(least(&config, 2, 16, 3, 4).expect("a count"), 4 * (3 * parameters + 4 * 32 * 2 * 232));
         for (batch, length) in [(1 << 30, 1 << 20), (usize::MAX, usize::MAX)] {
             let error = check(&config, batch, length, 4, 4).expect_err("no machine has it").to_string();

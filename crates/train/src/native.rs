@@ -3,8 +3,8 @@
 use std::fmt;
 use std::path::Path;
 
-use termwise_llama::weights::{self, Checkpoint as Weights, Tensor, WriteOptions};
-use termwise_llama::{Model, Options, Params, Session};
+use termwise_model::weights::{self, Checkpoint as Weights, NamedTensor, WriteOptions};
+use termwise_model::{Model, Params, Session};
 
 use crate::checkpoint::OPTIMIZER;
 use crate::collective::Collective;
@@ -82,7 +82,7 @@ impl Learner for Native {
         self.gradients = Some(Gradients::new(&self.model, settings.cut(), settings.options()?, ranks)?);
         if let Some(length) = settings.eval_length {
             memory::check(config, settings.batch, length, 0, 1)?;
-            let options = Options { forward_only: true, ..settings.options()? };
+            let options = settings.options()?.forward_only(true);
             self.longer = Some((settings.length, self.model.session(settings.batch, length, options)?));
         }
         Ok(())
@@ -141,7 +141,7 @@ impl Learner for Native {
             .iter()
             .flat_map(|(kind, params)| params.iter().map(move |(e, data)| (format!("{kind}.{}", e.spec.name), &e.spec.shape[..], data)))
             .collect();
-        let tensors = named.iter().map(|(name, shape, data)| Tensor { name, shape, data });
+        let tensors = named.iter().map(|(name, shape, data)| NamedTensor { name, shape, data });
         Ok(weights::write_file(folder.join(OPTIMIZER), tensors, &WriteOptions::default())?)
     }
 }

@@ -2,13 +2,13 @@
 
 use rayon::prelude::*;
 use termwise_attention::simd::{Simd, Task, dispatch};
-use termwise_llama::Params;
-use termwise_llama::ops::pieces::PIECE;
+use termwise_model::Params;
+use termwise_model::ops::chunks::CHUNK_LEN;
 
 /// ‖g‖ over all parameters together: float32 within pieces of fixed size, float64 over the pieces in order. NaN and infinity pass through.
 pub fn gradient_norm(grads: &Params) -> f64 {
     // Gaps between parameters hold zeros and add nothing.
-    let sums: Vec<f64> = grads.values().par_chunks(PIECE).map(|piece| dispatch(Squares(piece)) as f64).collect();
+    let sums: Vec<f64> = grads.values().par_chunks(CHUNK_LEN).map(|piece| dispatch(Squares(piece)) as f64).collect();
     sums.iter().sum::<f64>().sqrt()
 }
 

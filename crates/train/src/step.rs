@@ -5,8 +5,8 @@
 
 use std::ops::Range;
 
-use termwise_llama::model::Nonpositive;
-use termwise_llama::{Batch, Model, Objective, Options, Params, Session};
+use termwise_model::NonpositiveDenominator;
+use termwise_model::{Batch, Model, Objective, Params, Session, SessionOptions};
 
 use crate::collective::{Alone, Collective, Tree, tree};
 use crate::error::{Error, Result};
@@ -57,7 +57,7 @@ pub struct Gradients {
     /// Buffers of the model.
     session: Session,
     /// How it computes.
-    options: Options,
+    options: SessionOptions,
     cut: Cut,
     /// Sums of nodes of the tree, of this rank and in its order, and room to compute them. The first becomes the whole gradient.
     sums: Vec<Params>,
@@ -72,7 +72,7 @@ pub struct Gradients {
 struct MicroLoss {
     sum: f64,
     bad_batch: Option<usize>,
-    nonpositive: Option<Nonpositive>,
+    nonpositive: Option<NonpositiveDenominator>,
 }
 
 /// What a step's gradient came to.
@@ -85,7 +85,7 @@ pub struct Computed {
     /// Norm of the gradient.
     pub norm: f64,
     /// The first denominator of an attention that was not positive.
-    pub nonpositive: Option<Nonpositive>,
+    pub nonpositive: Option<NonpositiveDenominator>,
     /// The batch of the step, of those that are accumulated, whose loss is not finite.
     pub bad_batch: Option<usize>,
 }
@@ -99,17 +99,17 @@ impl Computed {
 
 impl Gradients {
     /// Room for the micro-batches of one of several ranks.
-    pub fn new(model: &Model, cut: Cut, options: Options, (rank, ranks): (usize, usize)) -> Result<Gradients> {
+    pub fn new(model: &Model, cut: Cut, options: SessionOptions, (rank, ranks): (usize, usize)) -> Result<Gradients> {
         let tree = Tree { leaves: cut.micro_batches };
         let nodes = tree.nodes(tree.share(rank, ranks));
         let room = nodes.iter().enumerate().map(|(place, node)| place + tree::depth(node)).max().unwrap_or(1);
-        let sums = (0..room).map(|_| model.params.zeros_like()).collect::<termwise_llama::Result<_>>()?;
+        let sums = (0..room).map(|_| model.params.zeros_like()).collect::<termwise_model::Result<_>>()?;
         let session = model.session(cut.rows(), cut.length, options)?;
         Ok(Gradients { session, options, cut, sums, nodes, losses: Vec::new(), tokens: 0 })
     }
 
     /// How the model computes.
-    pub fn options(&self) -> Options {
+    pub fn options(&self) -> SessionOptions {
         self.options
     }
 
@@ -212,14 +212,14 @@ impl MicroLoss {
 }
 
 /// A denominator as it is sent to other ranks.
-pub(crate) fn words_of(found: Option<Nonpositive>) -> [u64; 6] {
+pub(crate) fn words_of(found: Option<NonpositiveDenominator>) -> [u64; 6] {
     found.map_or([0; 6], |at| [1, at.layer as u64, at.head as u64, at.row as u64, at.position as u64, at.value.to_bits()])
 }
 
 /// Read back.
-pub(crate) fn of_words([flag, layer, head, row, position, value]: [u64; 6]) -> Option<Nonpositive> {
+pub(crate) fn of_words([flag, layer, head, row, position, value]: [u64; 6]) -> Option<NonpositiveDenominator> {
     let [layer, head, row, position] = [layer, head, row, position].map(|n| n as usize);
-    (flag == 1).then(|| Nonpositive { layer, head, row, position, value: f64::from_bits(value) })
+    (flag == 1).then(|| NonpositiveDenominator { layer, head, row, position, value: f64::from_bits(value) })
 }
 
 /// A batch as the model takes it.
@@ -231,12 +231,12 @@ pub(crate) fn batch_of(rows: &Rows, tokens: Option<usize>) -> Batch<'_> {
 pub(crate) fn part_of(rows: &Rows, part: Range<usize>, tokens: Option<usize>) -> Batch<'_> {
     let lengths = (!rows.lengths.is_empty()).then(|| &rows.lengths[part.clone()]);
     let positions = part.start * rows.time..part.end * rows.time;
-    Batch { ids: &rows.ids[positions.clone()], labels: &rows.labels[positions], lengths, tokens }
+    Batch::new(&rows.ids[positions.clone()], &rows.labels[positions]).lengths(lengths).tokens(tokens)
 }
 
 /// The same with the row that it has in the whole batch.
-pub(crate) fn within_batch(found: Option<Nonpositive>, first: usize) -> Option<Nonpositive> {
-    found.map(|at| Nonpositive { row: first + at.row, ..at })
+pub(crate) fn within_batch(found: Option<NonpositiveDenominator>, first: usize) -> Option<NonpositiveDenominator> {
+    found.map(|at| NonpositiveDenominator { row: first + at.row, ..at })
 }
 
 /// Whether the label at this place of [B, T] is asked for.
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn losses_are_sent_whole() {
-        let at = Nonpositive { layer: 1, head: 2, row: 3, position: 4, value: f64::NEG_INFINITY };
+        let at = NonpositiveDenominator { layer: 1, head: 2, row: 3, position: 4, value: f64::NEG_INFINITY };
         for loss in [
             MicroLoss { sum: f64::NAN, bad_batch: Some(0), nonpositive: Some(at) },
             MicroLoss { sum: 1.5, bad_batch: None, nonpositive: None },

@@ -1,6 +1,6 @@
 //! What the tests of this crate share.
 
-use termwise_llama::{Config, Model, Params};
+use termwise_model::{Config, Model, Params};
 
 /// A model with parameters of every kind, larger than a piece of parallel work.
 pub fn model() -> Model {

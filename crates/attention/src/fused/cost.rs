@@ -1,13 +1,13 @@
-//! What a mode costs: arithmetic counted, over rates measured once.
+//! Cost model of the modes: counted arithmetic divided by measured rates.
 //!
-//! Nanoseconds of one thread for a position of a head, forward and backward together, less what both modes share:
+//! Nanoseconds of one thread per position and head, forward plus backward, without the cost that both modes share:
 //!
 //! ```text
 //! parallel   T/2 · key                 key = (8d + 6e) / RATE + WEIGHT           scores twice, dq, dk and weighted sums, dP, dv
 //! chunk      L/2 · key + N · row       row = (6 + 2σ)·e / RATE + (8 + 4σ)·e / (RATE · heads that share a state) + MONOMIAL
 //! ```
 //!
-//! σ = 1 − 1/splits: the share of time whose states are computed beforehand. Chunks win from T = L + 2·N·row/key on. With a window these are the costs of far keys, and chunks win W later: near keys cost the same in
+//! σ = 1 − 1/splits is the share of time whose states are computed in advance. Chunks win from T = L + 2·N·row/key on. With a window these are the costs of far keys, and chunks win W later: near keys cost the same in
 //! both. Measured on one
 //! machine with AVX-512 (`termwise bench chunk`): only the ratios of the three numbers matter, and those
 //! differ little between machines, since all of it is arithmetic in the caches. Predicted and measured, four heads, d = e:
@@ -15,8 +15,8 @@
 
 use crate::fused::mode::Mode;
 use crate::fused::plan::splits;
-use crate::kernels::{PAD, TILE};
 use crate::{Error, Layer, Shape, Variant};
+use termwise_kernels::{PAD, TILE};
 
 /// Floating-point operations of products in a nanosecond.
 const RATE: f64 = 165.0;
@@ -27,10 +27,10 @@ const MONOMIAL: f64 = 2.0;
 /// The highest order that is run in chunks without being asked for: float32 monomials of higher ones lose negative scores to
 /// cancellation, where parallel mode sums in float64.
 const HIGHEST: usize = 8;
-/// Rows of a state up to which chunks are half a tile long: then what happens within a chunk costs more than the state.
+/// Rows of a state up to which chunks are half a tile long, since the scores within a chunk then cost more than the state.
 const SMALL: usize = TILE;
 
-/// The largest state of a head in bytes for which chunks are thought of.
+/// The largest state of a head, in bytes, that can run in chunks.
 const MAX_STATE: u128 = 1 << 30;
 
 /// Whether a head can have a state, of all keys or of far keys: a polynomial of the score, without clamp, whose monomials fit into memory.
@@ -43,7 +43,7 @@ fn key(variant: &Variant, shape: &Shape) -> f64 {
     (8 * d + 6 * shape.e) as f64 / RATE + WEIGHT
 }
 
-/// Positions of which a query meets the keys one by one in either mode.
+/// Positions whose keys a query scores one by one in either mode.
 fn window(variant: &Variant) -> usize {
     variant.window.unwrap_or(0)
 }
@@ -65,7 +65,7 @@ fn chunk_length(heads: &[Variant], able: &[bool], shape: &Shape) -> usize {
     if most <= SMALL as u128 && able.iter().all(|able| *able) { TILE / 2 } else { TILE }
 }
 
-/// Whether chunks of this length are thought to be faster for a head than parallel mode.
+/// Whether the model predicts chunks of this length to be faster for a head than parallel mode.
 fn chunks_win(variant: &Variant, shape: &Shape, length: usize) -> bool {
     let saved = shape.time.saturating_sub(length).saturating_sub(window(variant)) as f64 / 2.0 * key(variant, shape);
     let orders = variant.remembered().and_then(|weighing| weighing.kernel.polynomial());
@@ -77,7 +77,7 @@ fn chunks_win(variant: &Variant, shape: &Shape, length: usize) -> bool {
 /// shape's time is not read.
 pub fn break_even(variant: &Variant, shape: Shape) -> Option<usize> {
     let length = chunk_length(std::slice::from_ref(variant), &[true], &shape);
-    // Splits grow with T at first and then stay, so that the answer may only move once.
+    // The number of splits grows with T and then stays constant, so the result changes at most once.
     let mut time = length + 1;
     for _ in 0..4 {
         let at = Shape { time, ..shape };
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn some_heads_never_run_in_chunks_by_themselves() {
+    fn auto_runs_large_and_infinite_states_in_parallel() {
         for text in ["softmax", "taylor=0..2 clamp=5", "taylor=0..12", "taylor=0..8"] {
             assert_eq!(break_even(&variant(text), Shape { d: 64, ..SHAPE }), None, "{text}");
         }
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mixed_layer_chooses_by_head() {
+    fn auto_chooses_per_head() {
         let layer = layer(SHAPE, &["softmax", "taylor=0..2", "taylor=0..4", "taylor=1"]);
         let (length, chunked) = plan(&layer, &Shape { time: 2000, ..SHAPE }, Mode::Auto).expect("possible").expect("chunks");
         assert_eq!((length, chunked), (TILE, vec![false, true, false, true]));

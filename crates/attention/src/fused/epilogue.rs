@@ -2,14 +2,74 @@
 
 use rayon::prelude::*;
 
-use crate::epilogue::{self, RowGrads};
-use crate::fused::gates::Gates;
-use crate::fused::plan::Layout;
-use crate::fused::scratch::CallScratch;
-use crate::kernels::disjoint::{Block, Blocks};
-use crate::kernels::simd::{Simd, Task, dispatch};
+use crate::epilogue::{self, Post, Row, RowGrads};
+use crate::fused::call::Call;
+use crate::fused::heap_bytes::scratch_memory;
+use crate::fused::plan::{CallPlan, Head};
+use crate::fused::prepare::gates::{GateGrads, Gates};
 use crate::parts::norm::NormGrads;
-use crate::{Inputs, Report};
+use crate::{AuxKind, Buffer, Error, Grads, Report, Shape};
+use termwise_kernels::disjoint::{Block, Blocks};
+use termwise_kernels::simd::{Simd, Task, dispatch};
+
+scratch_memory! {
+    /// Sums over keys of heads evaluated sequentially.
+    SumBuffers {
+        /// U [N, T, ep]
+        u: Buffer,
+        /// z and ρ [N, T]
+        z: Buffer,
+        rho: Buffer,
+    }
+}
+
+scratch_memory! {
+    /// Gradients of the sums over keys, and of the parameters of the norm.
+    EpilogueGrads {
+        /// dU [branches, N, T, ep]
+        du: Buffer,
+        /// dz [branches, N, T]
+        dz: Buffer,
+        /// Of γ, β and the sink b per head [N, 2e + 1].
+        dnorm: Buffer,
+    }
+}
+
+impl SumBuffers {
+    pub fn ensure(&mut self, l: &CallPlan) -> Result<(), Error> {
+        let rows = l.head_count() * l.shape.time;
+        self.u.ensure(rows * l.ep)?;
+        self.z.ensure(rows)?;
+        Ok(self.rho.ensure(rows)?)
+    }
+}
+
+impl EpilogueGrads {
+    pub fn ensure(&mut self, l: &CallPlan) -> Result<(), Error> {
+        let (n, s) = (l.head_count(), &l.shape);
+        self.du.ensure(l.branches() * n * s.time * l.ep)?;
+        self.dz.ensure(l.branches() * n * s.time)?;
+        Ok(self.dnorm.ensure(n * (2 * s.e + 1))?)
+    }
+
+    /// Adds the gradients of sinks and of the norms' parameters to those of the call.
+    pub fn add_parameters(&self, l: &CallPlan, grads: &mut Grads<f32>) {
+        let s = l.shape;
+        for (n, dnorm) in self.dnorm.chunks_exact(2 * s.e + 1).enumerate() {
+            let variant = &l.heads[n % s.heads].variant;
+            let (dweight, rest) = dnorm.split_at(s.e);
+            let (dbias, dsink) = rest.split_at(s.e);
+            if variant.needs(AuxKind::Sink) {
+                grads.aux(AuxKind::Sink)[n % s.heads] += dsink[0];
+            }
+            for (aux, from) in [(AuxKind::NormWeight, dweight), (AuxKind::NormBias, dbias)] {
+                if variant.needs(aux) {
+                    grads.aux(aux).iter_mut().zip(from).for_each(|(d, &g)| *d += g);
+                }
+            }
+        }
+    }
+}
 
 /// The sums of some consecutive rows: U [rows, ep], z and ρ [rows].
 pub struct RowSums<'a> {
@@ -27,9 +87,37 @@ pub struct Outputs<'a, 'b> {
     pub row: usize,
 }
 
+impl<'a> Gates<'a> {
+    /// The parameters of the epilogue in row t of head n = (b, h).
+    #[inline(always)]
+    fn row(&self, plan: &CallPlan, n: usize, t: usize, z: f32, rho: f32) -> Row<'a, f32> {
+        let h = n % plan.shape.heads;
+        let Head { variant, norm_reads_scale, .. } = &plan.heads[h];
+        let at = n * plan.shape.time + t;
+        Row {
+            z,
+            count: variant.visible(self.positions[n / plan.shape.heads] + t) as f32,
+            rho,
+            out: if variant.out_gate.is_some() { self.out[at] } else { 1.0 },
+            post: match &variant.post_gate {
+                Some(gate) if gate.by_channel() => {
+                    let Shape { time, heads, e, .. } = plan.shape;
+                    Post::Each(&self.post_channels[((n / heads * time + t) * heads + h) * e..][..e])
+                }
+                Some(_) => Post::One(self.post[at]),
+                None => Post::One(1.0),
+            },
+            sink: self.scaled_sink(variant, h, rho),
+            weight: if variant.norm.has_weight() { self.norm_weight } else { &[] },
+            bias: if variant.norm.has_bias() { self.norm_bias } else { &[] },
+            norm_reads_scale: *norm_reads_scale,
+        }
+    }
+}
+
 /// y of the rows from position `first` on, of which those up to `counted` count.
 #[inline(always)]
-pub fn forward(l: &Layout, gates: &Gates, (b, h): (usize, usize), positions: [usize; 3], sums: &RowSums, to: Outputs) -> Report {
+pub fn forward(l: &CallPlan, gates: &Gates, (b, h): (usize, usize), positions: [usize; 3], sums: &RowSums, to: Outputs) -> Report {
     let ([first, counted, last], s, variant) = (positions, l.shape, &l.heads[h].variant);
     let mut report = Report::default();
     for (i, t) in (first..last).enumerate() {
@@ -38,7 +126,7 @@ pub fn forward(l: &Layout, gates: &Gates, (b, h): (usize, usize), positions: [us
             y.fill(0.0);
             continue;
         }
-        let row = gates.row(l, h, b * s.heads + h, t, sums.z[i], sums.rho[i]);
+        let row = gates.row(l, b * s.heads + h, t, sums.z[i], sums.rho[i]);
         let denominator = epilogue::forward(variant, row, &sums.u[i * l.ep..][..s.e], y);
         if variant.denominator.sums() {
             report.see((b, h, t), denominator, sums.rho[i]);
@@ -47,21 +135,19 @@ pub fn forward(l: &Layout, gates: &Gates, (b, h): (usize, usize), positions: [us
     report
 }
 
-/// dU, dz and the gradients of gates and norm, from dy.
-pub fn backward(l: &Layout, inputs: &Inputs<f32>, saved: [&[f32]; 3], dy: &[f32], w: &mut CallScratch) {
-    let (s, n) = (l.shape, l.head_count());
-    let [mut du, mut dz, mut dnorm, mut dout, mut dpost, mut dpost_channels] =
-        [&mut w.du, &mut w.dz, &mut w.dnorm, &mut w.dout, &mut w.dpost, &mut w.dpost_channels].map(std::mem::take);
-    let gates = &Gates::new(inputs, w);
-    let own = (&mut du[..n * s.time * l.ep], &mut dz[..n * s.time]);
-    let rows =
-        own.0.par_chunks_exact_mut(s.time * l.ep).zip(own.1.par_chunks_exact_mut(s.time)).zip(dnorm.par_chunks_exact_mut(2 * s.e + 1));
-    let rows = rows.zip(Blocks::pieces(&mut dout, n).par()).zip(Blocks::pieces(&mut dpost, n).par());
-    let rows = rows.zip(Blocks::pieces(&mut dpost_channels, n).par());
+/// dU, dz and the gradients of gates and norm, from dy and the saved sums U, z and ρ.
+pub fn backward(call: &Call, gates: &Gates, saved: [&[f32]; 3], dy: &[f32], to: &mut EpilogueGrads, to_gates: &mut GateGrads) {
+    let (l, s, n) = (call.plan, call.plan.shape, call.plan.head_count());
+    let EpilogueGrads { du, dz, dnorm } = to;
+    let GateGrads { dout, dpost, dpost_channels, .. } = to_gates;
+    let (du, dz) = (&mut du[..n * s.time * l.ep], &mut dz[..n * s.time]);
+    let rows = du.par_chunks_exact_mut(s.time * l.ep).zip(dz.par_chunks_exact_mut(s.time)).zip(dnorm.par_chunks_exact_mut(2 * s.e + 1));
+    let rows = rows.zip(Blocks::pieces(dout, n).par()).zip(Blocks::pieces(dpost, n).par());
+    let rows = rows.zip(Blocks::pieces(dpost_channels, n).par());
     rows.enumerate().with_max_len(1).for_each(|(n, (((((du, dz), dnorm), mut dout), mut dpost), mut channels))| {
-        let len = inputs.length(n / s.heads, &s);
+        let len = call.length(n / s.heads);
         dispatch(BackwardHead {
-            layout: l,
+            plan: l,
             gates,
             saved,
             dy,
@@ -75,12 +161,11 @@ pub fn backward(l: &Layout, inputs: &Inputs<f32>, saved: [&[f32]; 3], dy: &[f32]
             dpost_channels: channels.piece(),
         });
     });
-    (w.du, w.dz, w.dnorm, w.dout, w.dpost, w.dpost_channels) = (du, dz, dnorm, dout, dpost, dpost_channels);
 }
 
 /// One head of one batch row.
 struct BackwardHead<'a> {
-    layout: &'a Layout,
+    plan: &'a CallPlan,
     gates: &'a Gates<'a>,
     /// U, z and ρ.
     saved: [&'a [f32]; 3],
@@ -101,7 +186,7 @@ impl Task for BackwardHead<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
-        let (l, s, n) = (self.layout, self.layout.shape, self.n);
+        let (l, s, n) = (self.plan, self.plan.shape, self.n);
         let (b, h, [u, z, rho]) = (n / s.heads, n % s.heads, self.saved);
         let variant = &l.heads[h].variant;
         let mut scratch = [0.0f32; 512];
@@ -116,7 +201,7 @@ impl Task for BackwardHead<'_> {
             let mut grads = RowGrads { z: 0.0, out: 0.0, post: 0.0 };
             if t < self.len {
                 row.copy_from_slice(&self.dy[((b * s.time + t) * s.heads + h) * s.e..][..s.e]);
-                let input = self.gates.row(l, h, n, t, z[at], rho[at]);
+                let input = self.gates.row(l, n, t, z[at], rho[at]);
                 let norm = NormGrads {
                     weight: if variant.norm.has_weight() { &mut *dweight } else { &mut [] },
                     bias: if variant.norm.has_bias() { &mut *dbias } else { &mut [] },

@@ -24,10 +24,9 @@ pub enum Mode {
     /// Every query looks at every key before it: time grows with T².
     #[default]
     Parallel,
-    /// Keys before the chunk of this length are met through their state: time grows with T. Without a length the engine takes
-    /// one. Heads without a finite state run in parallel; at least one must have it.
+    /// Queries read the keys before their chunk from a state: time grows with T. Without a length the engine chooses one. Heads without a finite state run in parallel; at least one must have it.
     Chunk(Option<usize>),
-    /// The cheaper of the two, head by head, by a cost model.
+    /// The cheaper of the two per head, by a cost model.
     Auto,
 }
 
@@ -78,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_and_back() {
+    fn mode_strings_round_trip() {
         for mode in [Mode::Parallel, Mode::Chunk(None), Mode::Chunk(Some(7)), Mode::Auto] {
             assert_eq!(mode.to_string().parse(), Ok(mode));
         }

@@ -1,34 +1,33 @@
-//! What a call is cut into, and where things lie: tiles, padded rows, splits of time, and the places of heads in the scratch memory.
+//! The plan of a call: tiles, padded rows, splits of time, and offsets of heads in the scratch memory.
 
-use std::ops::{Deref, Range};
+use std::ops::Range;
 use std::sync::Arc;
 
-use crate::kernels::basis::Basis;
-use crate::kernels::score_rows::Rescale;
-use crate::kernels::{PAD, TILE};
-use crate::layer::{self, Class};
+pub(in crate::fused) use crate::layer::Head;
+use crate::layer::KeyTransform;
 use crate::parts::distance::Distance;
 use crate::parts::gate::PostGate;
-use crate::{Error, Inputs, Kernel, Layer, Memory, Shape};
+use crate::{Error, Inputs, Kernel, KeyRange, Layer, Shape, StateKind};
+use termwise_kernels::basis::Basis;
+use termwise_kernels::score_rows::Rescale;
+use termwise_kernels::{PAD, TILE};
 
-/// Tasks that the backward pass is cut into at least, in its first round. A constant and not the number of threads, since it decides the
-/// order of sums.
+/// Minimum number of tasks in the first round of the backward pass. It is not the number of threads, since it fixes the order of sums.
 const TASKS: usize = 64;
-/// Tasks that chunks are cut into at least. Fewer, since chunks are equally long and every cut costs: the state at its place has
-/// to be computed beforehand.
+/// Minimum number of tasks in chunk mode. It is smaller, since chunks are equally long and the state at each boundary is computed in advance.
 const SPLITS: usize = 8;
 
-/// The same where values are written one after another: that comes first and has no splits, so that these would mostly compute states twice.
+/// The same with a write rule, which runs first and without splits: more splits would mostly compute states twice.
 const WRITTEN_SPLITS: usize = 2;
 
-/// Parts of time that run at once, of a batch row with so many chunks; `written` where a write rule comes before.
+/// Splits of a batch row with this many chunks; `written` if a write rule runs before.
 pub fn splits(shape: &Shape, chunks: usize, written: bool) -> usize {
     let wanted = if written { WRITTEN_SPLITS } else { SPLITS };
     wanted.div_ceil(shape.batch * shape.kv_heads).min(chunks)
 }
 
-/// Time cut into parts of whole tiles, each time from 0 to the end.
-pub(crate) struct Cuts {
+/// Boundaries that divide time into parts of whole tiles, from 0 to the end.
+pub(crate) struct TimeParts {
     /// In tiles.
     pub tiles: Vec<usize>,
     /// In positions, up to T.
@@ -39,10 +38,10 @@ pub(crate) struct Cuts {
     pub numbers: Vec<usize>,
 }
 
-impl Cuts {
-    fn new(tiles: Vec<usize>, tile: usize, time: usize) -> Cuts {
+impl TimeParts {
+    fn new(tiles: Vec<usize>, tile: usize, time: usize) -> TimeParts {
         let padded: Vec<usize> = tiles.iter().map(|at| at * tile).collect();
-        Cuts { positions: padded.iter().map(|&at| at.min(time)).collect(), numbers: (0..tiles.len()).collect(), padded, tiles }
+        TimeParts { positions: padded.iter().map(|&at| at.min(time)).collect(), numbers: (0..tiles.len()).collect(), padded, tiles }
     }
 
     /// Parts.
@@ -59,52 +58,31 @@ impl Cuts {
 /// Rows of q or k that one task norms.
 pub const NORMED_ROWS: usize = 64;
 
-/// One head, ready to run.
-pub(crate) struct Head {
-    plan: layer::Head,
-    /// Its kernel, with learned coefficients taken in.
-    pub kernel: Kernel,
-    /// a_n of its polynomial, with learned coefficients taken in; empty where it is none.
-    pub coefficients: Vec<f64>,
-    /// How rows are kept within float32. States have no log scale, hence chunks have none.
-    pub rescale: Rescale,
-    /// Whether it has a state from chunk to chunk instead of looking at all keys.
-    pub chunked: bool,
-}
-
-impl Deref for Head {
-    type Target = layer::Head;
-
-    fn deref(&self) -> &layer::Head {
-        &self.plan
-    }
-}
-
 /// Heads that run in chunks and share a state; see [`crate::layer::StateGroup`].
 pub(crate) struct ChunkGroup {
-    /// Whether its state holds far keys alone.
-    pub far: bool,
-    /// The distance from which on keys are in the state, and the tiles by which they enter it later than without a window.
+    /// The branch whose keys its state contains: far keys only, or all keys.
+    pub range: KeyRange,
+    /// The distance beyond which keys are in the state, and the number of tiles by which they enter later than without a window.
     pub distance: Distance,
     pub lag: usize,
     /// Its kv head.
     pub g: usize,
     /// Its heads.
     pub heads: Vec<usize>,
-    /// The class of its keys.
-    pub class: usize,
+    /// Index of the key transform of its keys.
+    pub key_transform: usize,
     /// The monomials of its kernel.
     pub basis: Arc<Basis>,
     /// Whether a denominator needs z.
     pub sums: bool,
-    /// Whether its heads (then only one) have a decay, of all rows alike or by channel.
+    /// Whether its head has a decay, one for all rows or per channel. A group with a decay has one head.
     pub decays: bool,
     pub channels: bool,
     /// Whether keys have weights, the same for all its heads.
     pub weighs_keys: bool,
-    /// Where its state lies among those of its kv head.
+    /// Offset of its state among those of its kv head.
     pub at: usize,
-    /// Values of its state: H [N, ep], then z [N] where there is one, in whole vectors.
+    /// Values of its state: H [N, ep], then z [N] if a denominator sums, padded to whole vectors.
     pub len: usize,
 }
 
@@ -112,27 +90,27 @@ pub(crate) struct ChunkGroup {
 fn chunk_groups(layer: &Layer, heads: &[Head], far: &[Option<Head>], tile: usize, ep: usize) -> Result<(Vec<ChunkGroup>, usize), Error> {
     let (mut groups, mut at, mut most): (Vec<ChunkGroup>, usize, usize) = (Vec::new(), 0, 0);
     let chunked = |h: usize| heads[h].chunked || far[h].as_ref().is_some_and(|far| far.chunked);
-    for group in layer.state_plan(Memory::Natural).groups.iter().filter(|group| chunked(group.heads[0])) {
-        let Some((class, moments)) = group.remembered() else { continue };
-        let basis = layer.basis(class, &moments.orders)?;
+    for group in layer.state_plan(StateKind::Auto).groups.iter().filter(|group| chunked(group.heads[0])) {
+        let Some((transform, spec)) = group.remembered() else { continue };
+        let basis = layer.basis(transform, &spec.orders)?;
         let rows = basis.rows();
-        let len = rows * ep + if moments.sums { rows.next_multiple_of(PAD) } else { 0 };
+        let len = rows * ep + if spec.sums { rows.next_multiple_of(PAD) } else { 0 };
         // Groups are in the order of their heads, hence of their kv heads.
         at = if groups.last().is_some_and(|last| last.g == group.g) { at } else { 0 };
-        let (far, distance) = (group.moments.is_none(), group.distance);
-        let lag = if far { (distance.window - 1).div_ceil(tile) } else { 0 };
+        let (range, distance) = (if group.recurrent.is_none() { KeyRange::Far } else { KeyRange::Near }, group.distance);
+        let lag = if range.is_far() { (distance.window - 1).div_ceil(tile) } else { 0 };
         groups.push(ChunkGroup {
-            far,
+            range,
             distance,
             lag,
             g: group.g,
             heads: group.heads.clone(),
-            class,
+            key_transform: transform,
             basis,
-            sums: moments.sums,
-            decays: moments.decays,
-            channels: moments.channels,
-            weighs_keys: moments.weighs_keys,
+            sums: spec.sums,
+            decays: spec.decays,
+            channels: spec.channels,
+            weighs_keys: spec.weighs_keys,
             at,
             len,
         });
@@ -142,50 +120,52 @@ fn chunk_groups(layer: &Layer, heads: &[Head], far: &[Option<Head>], tile: usize
     Ok((groups, most))
 }
 
-/// Sizes and offsets of one attention in its scratch memory.
-pub(crate) struct Layout {
-    /// What it computes.
+/// The plan of calls of one shape: heads, sizes, tiles and offsets in the scratch memory.
+pub(crate) struct CallPlan {
+    /// The layer.
     pub layer: Layer,
     /// Sizes of the call.
     pub shape: Shape,
-    /// One for each head: how it weighs its near keys, which are all where there is no window.
+    /// The near branch of each head, which sees all keys without a window.
     pub heads: Vec<Head>,
-    /// How it weighs its far keys, where it sees any.
+    /// The far branch of each head that has one.
     pub far: Vec<Option<Head>>,
-    /// Ways in which keys are prepared.
-    pub classes: Vec<Class>,
+    /// The key transforms of the layer.
+    pub key_transforms: Vec<KeyTransform>,
     /// Positions of a tile, at most [`TILE`].
     pub tile: usize,
-    /// Those in whole vectors.
+    /// The same padded to whole vectors.
     pub pitch: usize,
     /// T in tiles.
     pub tiles: usize,
     /// Where tiles start, and T.
-    pub tile_cuts: Vec<usize>,
-    /// The most numbers of q and k that meet in a score, and those in whole vectors.
+    pub tile_bounds: Vec<usize>,
+    /// The largest width of prepared q and k, and the same padded to whole vectors.
     pub width: usize,
     pub dp: usize,
-    /// e in whole vectors.
+    /// e padded to whole vectors.
     pub ep: usize,
     /// Width of the short convolution, 0 for none.
     pub taps: usize,
     /// Parts of time in the backward pass of heads that see all keys; none where there is no such head.
-    pub parts: Cuts,
-    /// The heads that have a state, by what they share.
+    pub parts: TimeParts,
+    /// The heads that run in chunks, grouped by the state that they share.
     pub groups: Vec<ChunkGroup>,
     /// Tiles of a chunk.
     pub chunk_tiles: usize,
-    /// Parts of time whose chunks run at once; 0 where no head runs in chunks.
+    /// Parts of time whose chunks run in parallel; 0 if no head runs in chunks.
     pub splits: usize,
     /// The same as cuts.
-    pub split_cuts: Cuts,
+    pub split_parts: TimeParts,
     /// When keys enter states, for each lag.
-    pub lags: Vec<(usize, Cuts)>,
+    pub lags: Vec<(usize, TimeParts)>,
     /// Values of the states of a kv head, at most.
     pub state_len: usize,
+    /// a_n/α! of each head that runs in chunks, per row of its basis; empty for the others.
+    pub factors: Vec<Vec<f32>>,
 }
 
-impl Layout {
+impl CallPlan {
     /// Values of q and of k that are normed: those of each of the layer's sources, [sources, B, T, heads·d].
     pub fn normed_lens(&self) -> [usize; 2] {
         let [q, k, _] = self.shape.widths();
@@ -197,67 +177,62 @@ impl Layout {
         if self.layer.qk_norm().is_some() { self.shape.rows().div_ceil(NORMED_ROWS) * 2 * self.shape.widths()[0] } else { 0 }
     }
 
-    /// Plans a call. `chunk` gives the length of chunks and says which heads use them.
-    pub fn new(layer: &Layer, shape: Shape, chunk: Option<(usize, &[bool])>) -> Result<Layout, Error> {
-        // The heads that run in chunks have a state of all keys, or of far keys alone.
-        let head = |h: usize, plan: &layer::Head, remembered: bool| {
-            let chunked = remembered && !plan.variant.is_walked() && chunk.is_some_and(|(_, chunked)| chunked[h]);
-            Head {
-                plan: plan.clone(),
-                kernel: plan.kernel.clone(),
-                coefficients: plan.kernel.polynomial().into_iter().flatten().map(|(_, a)| a).collect(),
-                rescale: if chunked { Rescale::None } else { plan.rescale },
-                chunked,
-            }
+    /// Plans a call. `chunk` is the length of chunks and the heads that use them.
+    pub fn new(layer: &Layer, shape: Shape, chunk: Option<(usize, &[bool])>) -> Result<CallPlan, Error> {
+        // The heads that run in chunks have a state of all keys, or of far keys alone. States have no log scale, so chunks have none.
+        let head = |h: usize, branch: &Head, remembered: bool| {
+            let chunked = remembered && !branch.variant.is_sequential() && chunk.is_some_and(|(_, chunked)| chunked[h]);
+            Head { chunked, rescale: if chunked { Rescale::None } else { branch.rescale }, ..branch.clone() }
         };
         let far: Vec<Option<Head>> =
-            layer.far_plans().iter().enumerate().map(|(h, plan)| plan.as_ref().map(|plan| head(h, plan, true))).collect();
+            layer.far_plans().iter().enumerate().map(|(h, branch)| branch.as_ref().map(|branch| head(h, branch, true))).collect();
         let heads: Vec<Head> =
-            layer.head_plans().iter().enumerate().map(|(h, plan)| head(h, plan, plan.variant.window.is_none())).collect();
+            layer.head_plans().iter().enumerate().map(|(h, branch)| head(h, branch, branch.variant.window.is_none())).collect();
         // A chunk is a whole number of tiles; one of 200 positions is two tiles of 100.
         let chunk = chunk.map_or(TILE, |(length, _)| length.clamp(1, shape.time));
         let chunk_tiles = chunk.div_ceil(TILE);
         let tile = chunk.div_ceil(chunk_tiles);
         let tiles = shape.time.div_ceil(tile);
-        let width = layer.classes().iter().map(|class| class.width).max().unwrap_or(shape.d);
+        let width = layer.classes().iter().map(|transform| transform.width).max().unwrap_or(shape.d);
         let (dp, ep) = (width.next_multiple_of(PAD), shape.e.next_multiple_of(PAD));
         let (groups, state_len) = chunk_groups(layer, &heads, &far, tile, ep)?;
         let pairs = shape.batch * shape.kv_heads;
         let parts = if heads.iter().any(|head| !head.chunked) { TASKS.div_ceil(pairs).min(tiles) } else { 0 };
-        let mut layout = Layout {
+        let mut plan = CallPlan {
             layer: layer.clone(),
             shape,
             heads,
             far,
-            classes: layer.classes().to_vec(),
+            key_transforms: layer.classes().to_vec(),
             tile,
             pitch: tile.next_multiple_of(PAD),
             tiles,
-            tile_cuts: (0..=tiles).map(|i| (i * tile).min(shape.time)).collect(),
+            tile_bounds: (0..=tiles).map(|i| (i * tile).min(shape.time)).collect(),
             width,
             dp,
             ep,
             taps: layer.taps(),
-            parts: Cuts::new((0..=parts).map(|i| i * tiles / parts.max(1)).collect(), tile, shape.time),
+            parts: TimeParts::new((0..=parts).map(|i| i * tiles / parts.max(1)).collect(), tile, shape.time),
             splits: match groups.is_empty() {
                 true => 0,
                 // States of splits are added up with one factor for all rows.
                 false if layer.decays_by_channel() => 1,
                 false => splits(&shape, tiles.div_ceil(chunk_tiles), layer.writes()),
             },
-            split_cuts: Cuts::new(vec![0], tile, shape.time),
+            split_parts: TimeParts::new(vec![0], tile, shape.time),
             lags: Vec::new(),
             groups,
             chunk_tiles,
             state_len,
+            factors: Vec::new(),
         };
-        let ends = (0..layout.splits).map(|split| (layout.split(split).end * chunk_tiles).min(tiles));
-        layout.split_cuts = Cuts::new(std::iter::once(0).chain(ends).collect(), tile, shape.time);
-        layout.lags = layout.find_lags();
-        // The states of all splits must be addressable, too.
-        let states =
-            layout.splits.max(1).checked_mul(pairs).and_then(|n| n.checked_mul(state_len)).filter(|&n| n <= isize::MAX as usize / 4);
-        states.map(|_| layout).ok_or(Error::Memory { values: usize::MAX, bytes: 4 })
+        let ends = (0..plan.splits).map(|split| (plan.split(split).end * chunk_tiles).min(tiles));
+        plan.split_parts = TimeParts::new(std::iter::once(0).chain(ends).collect(), tile, shape.time);
+        plan.lags = plan.find_lags();
+        plan.factors = plan.find_factors();
+        // The states of all splits must be addressable.
+        let states = plan.splits.max(1).checked_mul(pairs).and_then(|n| n.checked_mul(state_len)).filter(|&n| n <= isize::MAX as usize / 4);
+        states.map(|_| plan).ok_or(Error::Memory { values: usize::MAX, bytes: 4 })
     }
 
     /// Positions for which there are rows: T, and the last tile in whole vectors.
@@ -270,58 +245,58 @@ impl Layout {
         self.shape.batch * self.shape.heads
     }
 
-    /// Number of prepared kv heads: classes × B × G.
+    /// Number of prepared kv heads: key transforms × B × G.
     pub fn kv_count(&self) -> usize {
-        self.classes.len() * self.shape.batch * self.shape.kv_heads
+        self.key_transforms.len() * self.shape.batch * self.shape.kv_heads
     }
 
-    /// Index of kv head g of batch row b in a class.
-    pub fn kv_index(&self, class: usize, b: usize, g: usize) -> usize {
-        (class * self.shape.batch + b) * self.shape.kv_heads + g
+    /// Index of kv head g of batch row b in a key transform.
+    pub fn kv_index(&self, transform: usize, b: usize, g: usize) -> usize {
+        (transform * self.shape.batch + b) * self.shape.kv_heads + g
     }
 
-    /// How head h weighs its near or its far keys, which it has.
-    pub fn pass(&self, h: usize, far: bool) -> &Head {
+    /// The near or the far branch of head h.
+    pub fn branch(&self, h: usize, range: KeyRange) -> &Head {
         match &self.far[h] {
-            Some(head) if far => head,
+            Some(head) if range.is_far() => head,
             _ => &self.heads[h],
         }
     }
 
-    /// How often queries are prepared: for near keys, and for far keys where any head sees them.
-    pub fn passes(&self) -> usize {
+    /// Number of branches: 2 if any head sees far keys.
+    pub fn branches(&self) -> usize {
         1 + self.far.iter().any(Option::is_some) as usize
     }
 
-    /// Every way in which head h weighs keys.
-    pub fn passes_of(&self, h: usize) -> impl Iterator<Item = &Head> {
+    /// The branches of head h.
+    pub fn branches_of(&self, h: usize) -> impl Iterator<Item = &Head> {
         std::iter::once(&self.heads[h]).chain(&self.far[h])
     }
 
-    /// Values of the tensors with which any class is prepared, of one head; 0 where all are plain.
+    /// Parameters of projections and learned features per head, at most; 0 if no key transform has any.
     pub fn tensor_len(&self) -> usize {
-        self.classes.iter().map(|class| class.tensor_len(self.shape.d)).max().unwrap_or(0)
+        self.key_transforms.iter().map(|transform| transform.tensor_len(self.shape.d)).max().unwrap_or(0)
     }
 
-    /// Whether any head takes one position after another.
-    pub fn has_walked_heads(&self) -> bool {
-        self.heads.iter().any(|head| head.variant.is_walked())
+    /// Whether any head is evaluated sequentially.
+    pub fn has_sequential_heads(&self) -> bool {
+        self.heads.iter().any(|head| head.variant.is_sequential())
     }
 
-    /// Whether a kv head has keys of this class.
-    pub fn group_has_class(&self, g: usize, class: usize) -> bool {
+    /// Whether a kv head has keys of this key transform.
+    pub fn group_has_transform(&self, g: usize, transform: usize) -> bool {
         let group = self.shape.group();
-        (g * group..(g + 1) * group).flat_map(|h| self.passes_of(h)).any(|head| head.class == class)
+        (g * group..(g + 1) * group).flat_map(|h| self.branches_of(h)).any(|head| head.key_transform == transform)
     }
 
     /// Learned coefficients of each head that has any, for near or for far keys.
-    pub fn learned(&self, far: bool) -> usize {
-        self.layer.learned(far)
+    pub fn learned(&self, range: KeyRange) -> usize {
+        self.layer.learned(range)
     }
 
     /// Whether head h has a state from chunk to chunk, of all keys or of far keys.
     pub fn runs_in_chunks(&self, h: usize) -> bool {
-        self.passes_of(h).any(|head| head.chunked)
+        self.branches_of(h).any(|head| head.chunked)
     }
 
     /// The first tile whose keys are not in the state of far keys before a chunk, with this lag.
@@ -334,20 +309,20 @@ impl Layout {
         self.frontier(chunk, lag)..((chunk + 1) * self.chunk_tiles).min(self.tiles).saturating_sub(lag)
     }
 
-    /// The first position that meets the keys of this tile in a state of far keys.
+    /// The first position that reads the keys of this tile from a state of far keys.
     pub fn met_in_state_from(&self, tile: usize, lag: usize) -> usize {
         ((tile + lag) / self.chunk_tiles + 1) * self.chunk_len()
     }
 
-    /// The lags of all groups, each once, with the parts of time whose keys enter states in each split; the last has also those that enter none.
-    fn find_lags(&self) -> Vec<(usize, Cuts)> {
+    /// The distinct lags of all groups, with the parts of time whose keys enter states in each split. The last part also has the keys that enter none.
+    fn find_lags(&self) -> Vec<(usize, TimeParts)> {
         let mut lags: Vec<usize> = self.groups.iter().map(|group| group.lag).collect();
         lags.sort_unstable();
         lags.dedup();
         let cuts = |lag: usize| {
-            let mut tiles: Vec<usize> = self.split_cuts.tiles.iter().map(|&at| at.saturating_sub(lag)).collect();
+            let mut tiles: Vec<usize> = self.split_parts.tiles.iter().map(|&at| at.saturating_sub(lag)).collect();
             tiles.iter_mut().last().into_iter().for_each(|end| *end = self.tiles);
-            (lag, Cuts::new(tiles, self.tile, self.shape.time))
+            (lag, TimeParts::new(tiles, self.tile, self.shape.time))
         };
         lags.into_iter().map(cuts).collect()
     }
@@ -357,7 +332,7 @@ impl Layout {
         self.tiles.div_ceil(self.chunk_tiles)
     }
 
-    /// Positions of a chunk, of which those from T or a row's length on do not count.
+    /// Positions of a chunk, including padding.
     pub fn chunk_len(&self) -> usize {
         self.chunk_tiles * self.tile
     }
@@ -378,21 +353,20 @@ impl Layout {
         (tile / self.chunk_tiles + 1) * self.chunk_len()
     }
 
-    /// a_n/α! of each head that runs in chunks, by row of its basis; empty for the others.
-    pub fn factors(&self) -> Vec<Vec<f32>> {
+    fn find_factors(&self) -> Vec<Vec<f32>> {
         let mut factors = vec![Vec::new(); self.heads.len()];
         for (group, h) in self.groups.iter().flat_map(|group| group.heads.iter().map(move |&h| (group, h))) {
-            fill_factors(&mut factors[h], group, &self.pass(h, group.far).coefficients);
+            fill_factors(&mut factors[h], group, &self.branch(h, group.range).coefficients);
         }
         factors
     }
 
-    /// Takes the learned coefficients of a call in.
-    pub fn bind(&mut self, inputs: &Inputs<f32>, factors: &mut [Vec<f32>]) {
+    /// Binds the learned coefficients of a call.
+    pub fn bind(&mut self, inputs: &Inputs<f32>) {
         for h in 0..self.heads.len() {
-            self.layer.bind(h, inputs, &mut self.heads[h].kernel);
+            self.layer.bind(h, KeyRange::Near, inputs, &mut self.heads[h].kernel);
             if let Some(far) = &mut self.far[h] {
-                self.layer.bind_far(h, inputs, &mut far.kernel);
+                self.layer.bind(h, KeyRange::Far, inputs, &mut far.kernel);
             }
         }
         for head in self.heads.iter_mut().chain(self.far.iter_mut().flatten()).filter(|head| head.learned > 0) {
@@ -400,8 +374,9 @@ impl Layout {
                 head.coefficients.iter_mut().zip(taylor.orders()).for_each(|(a, &n)| *a = taylor.coefficient(n));
             }
         }
-        for (group, &h) in self.groups.iter().flat_map(|group| group.heads.iter().map(move |h| (group, h))) {
-            let head = self.pass(h, group.far);
+        let CallPlan { groups, heads, far, factors, .. } = self;
+        for (group, &h) in groups.iter().flat_map(|group| group.heads.iter().map(move |h| (group, h))) {
+            let head = far[h].as_ref().filter(|_| group.range.is_far()).unwrap_or(&heads[h]);
             if head.learned > 0 {
                 fill_factors(&mut factors[h], group, &head.coefficients);
             }
@@ -418,7 +393,17 @@ impl Layout {
         self.parts.count() > 0
     }
 
-    /// Whether any head has a post gate by channel.
+    /// Whether any head runs in chunks.
+    pub fn has_chunked_heads(&self) -> bool {
+        !self.groups.is_empty()
+    }
+
+    /// Whether any head sees far keys.
+    pub fn has_far_keys(&self) -> bool {
+        self.far.iter().any(Option::is_some)
+    }
+
+    /// Whether any head has a post gate per channel.
     pub fn has_post_channels(&self) -> bool {
         self.heads.iter().any(|head| head.variant.post_gate.as_ref().is_some_and(PostGate::by_channel))
     }
@@ -445,15 +430,15 @@ mod tests {
         for time in [1, 64, 65, 1000, 32_768] {
             let shape = Shape { batch: 1, time, heads: 2, kv_heads: 1, d: 8, e: 8 };
             let layer = |text: &str| crate::Layer::new(2, 1, 8).variant(text).expect("possible");
-            let layout = Layout::new(&layer("exp rope=off"), shape, None).expect("possible");
-            let covered: Vec<usize> = (0..layout.parts.count()).flat_map(|part| layout.parts.tiles(part)).collect();
-            assert_eq!(covered, (0..layout.tiles).collect::<Vec<_>>(), "T = {time}");
+            let plan = CallPlan::new(&layer("exp rope=off"), shape, None).expect("possible");
+            let covered: Vec<usize> = (0..plan.parts.count()).flat_map(|part| plan.parts.tiles(part)).collect();
+            assert_eq!(covered, (0..plan.tiles).collect::<Vec<_>>(), "T = {time}");
             for length in [1, 7, 64, 200, 300, 100_000] {
-                let layout = Layout::new(&layer("taylor=0..2 rope=off"), shape, Some((length, &[true; 2]))).expect("possible");
-                let covered: Vec<usize> = (0..layout.splits).flat_map(|s| layout.split(s)).flat_map(|c| layout.tiles_of(c)).collect();
-                assert_eq!(covered, (0..layout.tiles).collect::<Vec<_>>(), "T = {time}, chunks of {length}");
-                assert_eq!((layout.tile_cuts.len(), layout.split_cuts.positions.last()), (layout.tiles + 1, Some(&time)));
-                assert!(layout.tile <= TILE && layout.tiles * layout.tile >= time && layout.tp() >= time);
+                let plan = CallPlan::new(&layer("taylor=0..2 rope=off"), shape, Some((length, &[true; 2]))).expect("possible");
+                let covered: Vec<usize> = (0..plan.splits).flat_map(|s| plan.split(s)).flat_map(|c| plan.tiles_of(c)).collect();
+                assert_eq!(covered, (0..plan.tiles).collect::<Vec<_>>(), "T = {time}, chunks of {length}");
+                assert_eq!((plan.tile_bounds.len(), plan.split_parts.positions.last()), (plan.tiles + 1, Some(&time)));
+                assert!(plan.tile <= TILE && plan.tiles * plan.tile >= time && plan.tp() >= time);
             }
         }
     }

@@ -1,17 +1,18 @@
-//! What a forward pass leaves, in memory of the caller: for those whose automatic differentiation keeps tensors itself.
+//! Saved sums in memory of the caller, for frameworks whose automatic differentiation stores tensors itself.
 
 use crate::tensors::check_length;
 use crate::{Error, Fused, Inputs, Saved};
 
 impl Saved {
-    /// The sums of all rows, U [B, H, T, e in whole vectors], z and ρ [B, H, T]; empty where an engine computes them anew.
+    /// The sums of all rows: U [B, H, T, padded e], z and ρ [B, H, T]. Empty if the engine recomputes them.
     pub fn values(&self) -> [&[f32]; 3] {
         [&self.rows.u, &self.rows.z, &self.rows.rho]
     }
 }
 
 impl Fused {
-    /// What a forward pass with these inputs left, from its [`Saved::values`]: of this engine, or of another of the same layer, sizes and mode.
+    /// The saved sums of a forward pass with these inputs, from its [`Saved::values`]. The pass may be of another engine of the same layer, sizes and
+    /// mode.
     pub fn saved_from(&self, inputs: &Inputs<f32>, values: [&[f32]; 3]) -> Result<Saved, Error> {
         let mut saved = self.new_saved()?;
         let rows = &mut saved.rows;

@@ -2,10 +2,20 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::buffer::resize;
-use crate::fused::plan::Layout;
-use crate::task_scratch::TaskScratch;
-use crate::{Buffer, Error, Rope};
+use crate::Error;
+use crate::fused::call::InitialState;
+use crate::fused::chunks::{self, SplitStates};
+use crate::fused::delta::{self, DeltaGrads, DeltaScratch};
+use crate::fused::epilogue::{EpilogueGrads, SumBuffers};
+use crate::fused::gradients::TileGrads;
+use crate::fused::heap_bytes::{HeapBytes, scratch_memory};
+use crate::fused::plan::CallPlan;
+use crate::fused::prepare::channel_decay::{self, ChannelDecayGrads, ChannelDecayScratch};
+use crate::fused::prepare::gates::{GateGrads, GateScratch};
+use crate::fused::prepare::{self, PrepareGrads, PreparedRows, PreparedValues, RowTables};
+use crate::fused::tiles;
+use crate::fused::tiles::forward::TileScratch;
+use termwise_kernels::task_scratch::TaskScratch;
 
 /// A handle to scratch memory. Clones share it: give the same one to all layers that run one after another. Calls that run at the same
 /// time each get memory of their own.
@@ -17,7 +27,7 @@ impl Scratch {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs f with memory that nobody else uses. No lock is held meanwhile: f may run tasks on any thread pool.
+    /// Runs f with exclusive memory. No lock is held while f runs, so f may run tasks on any thread pool.
     pub(super) fn with<T>(&self, f: impl FnOnce(&mut CallScratch) -> T) -> T {
         let mut own = self.free().pop().unwrap_or_default();
         let result = f(&mut own);
@@ -25,275 +35,127 @@ impl Scratch {
         result
     }
 
-    /// Bytes held by all memory that is not in use at this moment.
+    /// Bytes of all memory that no running call uses.
     pub fn bytes(&self) -> usize {
-        self.free().iter().map(CallScratch::bytes).sum()
+        self.free().iter().map(HeapBytes::heap_bytes).sum()
     }
 }
 
-/// What a call continues from, besides the memory of keys; zero and empty where it continues from nothing.
-#[derive(Default)]
-pub(super) struct InitialState {
-    /// Whether there is one.
-    pub given: bool,
-    /// Running sums of the gates [B, G] and [B, H], and of the decays [B, H].
-    pub in_gate: Vec<f64>,
-    pub out_gate: Vec<f64>,
-    pub post_gate: Vec<f64>,
-    pub decay: Vec<f64>,
-    /// c of the position before [N].
-    pub log_decay: Vec<f64>,
-    /// Positions before [B].
-    pub positions: Vec<usize>,
-    /// Inputs before the first position that filters reach, [B, heads, w − 1, dimension] of q, k and v; empty without an initial state.
-    pub tails: [Buffer; 3],
-}
-
-/// Declares the memory of a call from one list, so that nothing held is left uncounted.
-macro_rules! call_scratch {
-    ($($(#[$doc:meta])* $name:ident: $kind:ty),+ $(,)?) => {
-        /// Buffers by name. N stands for (b, h), K for a prepared kv head.
-        #[derive(Default)]
-        pub(super) struct CallScratch {
-            $($(#[$doc])* pub $name: $kind,)+
-            /// The rope that the angles belong to, and for how many positions there are any.
-            pub angles_of: Option<(Rope, usize)>,
-            pub initial: InitialState,
-            /// Memory of single tasks, by thread.
-            pub tasks: TaskScratch,
-        }
-
-        impl CallScratch {
-            fn bytes(&self) -> usize {
-                let i = &self.initial;
-                let sums = [&i.in_gate, &i.out_gate, &i.post_gate, &i.decay, &i.log_decay];
-                let initial = sums.map(|sums| 8 * sums.capacity()).iter().sum::<usize>() + 8 * i.positions.capacity() + i.tails.held();
-                let angles = self.angles_of.as_ref().map_or(0, |(rope, _)| 8 * rope.frequencies().len());
-                0 $(+ self.$name.held())+ + initial + angles + self.tasks.bytes()
-            }
-        }
-    };
-}
-
-/// Memory that can be counted.
-trait Held {
-    fn held(&self) -> usize;
-}
-
-impl Held for Buffer {
-    fn held(&self) -> usize {
-        self.bytes()
+scratch_memory! {
+    /// The memory of a call: one struct per stage.
+    CallScratch {
+        initial: InitialState,
+        tables: RowTables,
+        rows: PreparedRows,
+        values: PreparedValues,
+        gates: GateScratch,
+        channel_decay: ChannelDecayScratch,
+        delta: DeltaScratch,
+        tiles: TileScratch,
+        states: SplitStates,
+        sequential: SumBuffers,
+        grads: CallGrads,
+        /// Memory of single tasks, per thread.
+        tasks: TaskScratch,
     }
 }
 
-impl<const N: usize> Held for [Buffer; N] {
-    fn held(&self) -> usize {
-        self.iter().map(Buffer::bytes).sum()
+scratch_memory! {
+    /// Gradients per stage of the backward pass.
+    CallGrads {
+        epilogue: EpilogueGrads,
+        tiles: TileGrads,
+        delta: DeltaGrads,
+        channel_decay: ChannelDecayGrads,
+        prepare: PrepareGrads,
+        gates: GateGrads,
     }
 }
 
-impl<T, const N: usize> Held for [Vec<T>; N] {
-    fn held(&self) -> usize {
-        self.iter().map(Held::held).sum()
-    }
+/// Values of task memory that any stage of a forward pass needs.
+fn forward_task_len(l: &CallPlan) -> usize {
+    let lens = [prepare::task_len(l), channel_decay::task_len(l), delta::task_len(l, false)];
+    lens.into_iter().fold(tiles::forward::task_len(l).max(chunks::run::task_len(l, false)), usize::max)
 }
 
-impl<T> Held for Vec<T> {
-    fn held(&self) -> usize {
-        size_of::<T>() * self.capacity()
-    }
-}
-
-call_scratch! {
-    /// Prepared queries [passes, N, Tp, dp], scaled.
-    q: Buffer,
-    /// Prepared keys [K, Tp, dp], and transposed by tile [K, tiles, width, pitch].
-    k: Buffer,
-    kt: Buffer,
-    /// Prepared values [K, Tp, ep], and transposed by tile [K, tiles, e, pitch].
-    v: Buffer,
-    vt: Buffer,
-    /// Angles [T, pairs], or [B, T, pairs] where batch rows start at positions of their own.
-    cos: Buffer,
-    sin: Buffer,
-    /// Filters of the short convolution with the channel last, [heads, w, dimension] for q, k and v.
-    taps: [Buffer; 3],
-    /// Normed rows of q and k, [sources, B, T, heads·d], where heads have such a norm.
-    normed: [Buffer; 2],
-    /// U [N, T, ep], z and ρ [N, T] of heads that walk.
-    walk: [Buffer; 3],
-    /// Gate factors [B, G, T] and [N, T].
-    in_gate: Buffer,
-    out_gate: Buffer,
-    post_gate: Buffer,
-    /// Factors of post gates by channel [B, T, H, e].
-    post_channels: Buffer,
-    /// Weights of keys [N, Tp].
-    key_weights: Buffer,
-    /// c of the decay [N, Tp], and by channel [N, Tp, d].
-    decay: Vec<f64>,
-    channel_decay: Vec<f64>,
-    /// Keys transposed by tile, relative to the last position of their block [K, tiles, width, pitch], where decays are by channel.
-    kb: Buffer,
-    /// β of the write rules [K, T], and what is left of values before it [K, Tp, ep].
-    beta: Buffer,
-    kept: Buffer,
-    /// Logits of one gate of each head [N, T].
-    logits: Buffer,
-    /// The largest |score| of each tile of queries that sees a cache [N, tiles].
-    largest: Buffer,
-    /// States at the start of each split, or their gradients at its end [B, G, splits, state_len].
-    states: Buffer,
-
-    /// Gradients of the sums over keys, [passes, N, T, ep] and [passes, N, T].
-    du: Buffer,
-    dz: Buffer,
-    /// Gradients of prepared tensors, shaped like them; of queries [passes, N, T, dp].
-    dq: Buffer,
-    dk: Buffer,
-    dv: Buffer,
-    /// Gradients of gate factors [N, T], which become those of their logits; of the input gate once for each head.
-    din: Buffer,
-    dout: Buffer,
-    dpost: Buffer,
-    /// Gradients of the factors of post gates by channel [N, T, e].
-    dpost_channels: Buffer,
-    /// Gradients of key weights and, from queries and from keys, of c [N, Tp]; the logits of the decay [N, T], m_h and rates of decay [N], coefficients
-    /// of near and of far keys [parts or splits, N, orders].
-    dkey_weights: Buffer,
-    ddecay_queries: Vec<f64>,
-    ddecay_keys: Vec<f64>,
-    ddecay_logits: Buffer,
-    dconst: Buffer,
-    drate: Buffer,
-    dlearned: [Vec<f64>; 2],
-    /// Gradients of the logits of decays by channel [N, d, T], and of c of one of them [N, T].
-    dchannels: Buffer,
-    dchannel_sums: Vec<f64>,
-    /// What keys that read for a write rule have of the gradients of keys [K, Tp, dp], where decays are by channel.
-    dreaders: Buffer,
-    /// What the write rules give: gradients of β and of c [K, T], of coefficients [K, orders].
-    dbeta: Buffer,
-    ddecay_write: Vec<f64>,
-    dlearned_write: Vec<f64>,
-    /// Gradients of γ, β and b by head [N, 2e + 1], and of filters by batch row and head.
-    dnorm: Buffer,
-    dtaps: [Buffer; 3],
-    /// Gradients of normed rows.
-    dnormed: [Buffer; 2],
-    /// Gradients of the tensors that prepare queries [N, passes, values] and keys [B, G, classes, values].
-    dtensors: [Buffer; 2],
-    /// Room for going back through norms of q and k.
-    norm_room: Buffer,
+/// Values of task memory that any stage of a backward pass needs.
+fn backward_task_len(l: &CallPlan) -> usize {
+    let lens = [tiles::backward::tiles_len(l), chunks::run::task_len(l, true), delta::task_len(l, true)];
+    lens.into_iter().fold(forward_task_len(l), usize::max)
 }
 
 impl CallScratch {
-    /// Sizes for the forward pass of a call, which continues nothing unless told so afterwards.
-    pub fn ensure_forward(&mut self, l: &Layout) -> Result<(), Error> {
-        let s = &l.shape;
-        let (n, kv, tp) = (l.head_count(), l.kv_count(), l.tp());
-        let i = &mut self.initial;
-        i.given = false;
-        i.tails.iter_mut().try_for_each(|tail| tail.ensure(0))?;
-        resize(&mut i.positions, s.batch)?;
-        i.positions.fill(0);
-        resize(&mut i.in_gate, s.batch * s.kv_heads)?;
-        i.in_gate.fill(0.0);
-        let channels = l.layer.decay_channels();
-        for (sums, width) in [(&mut i.out_gate, 1), (&mut i.post_gate, 1), (&mut i.decay, channels), (&mut i.log_decay, channels)] {
-            resize(sums, n * width)?;
-            sums.fill(0.0);
-        }
-        self.kt.ensure(kv * l.tiles * l.width * l.pitch)?;
-        self.v.ensure(kv * tp * l.ep)?;
-        if l.layer.decays_by_channel() {
-            self.k.ensure(kv * tp * l.dp)?;
-            self.kb.ensure(kv * l.tiles * l.width * l.pitch)?;
-            resize(&mut self.channel_decay, n * tp * s.d)?;
-        }
-        if l.layer.rotates() {
-            // Angles that have to move are gone, also where there turns out to be no memory for them.
-            if self.cos.bytes().min(self.sin.bytes()) / size_of::<f32>() < s.time * l.layer.rotary_pairs() {
-                self.angles_of = None;
-            }
-            self.cos.ensure(s.time * l.layer.rotary_pairs())?;
-            self.sin.ensure(s.time * l.layer.rotary_pairs())?;
-        }
-        for (buffer, channels) in self.taps.iter_mut().zip(s.widths()) {
-            buffer.ensure(channels * l.taps)?;
-        }
-        for (buffer, len) in self.normed.iter_mut().zip(l.normed_lens()) {
-            buffer.ensure(len)?;
-        }
-        let gates = l.has_gates() as usize;
-        self.in_gate.ensure(gates * s.batch * s.kv_heads * s.time)?;
-        self.out_gate.ensure(gates * n * s.time)?;
-        self.post_gate.ensure(gates * n * s.time)?;
-        self.post_channels.ensure(l.has_post_channels() as usize * n * s.time * s.e)?;
-        self.key_weights.ensure(gates * n * tp)?;
-        resize(&mut self.decay, gates * n * tp)?;
-        self.logits.ensure(gates * n * s.time)?;
-        self.largest.ensure(n * l.tiles)?;
-        self.states.ensure(if l.splits > 1 { s.batch * s.kv_heads * l.splits * l.state_len } else { 0 })
+    /// Sizes for the forward pass of a call that starts a sequence.
+    pub fn ensure_forward(&mut self, l: &CallPlan) -> Result<(), Error> {
+        self.initial.ensure(l)?;
+        self.tables.ensure(l)?;
+        self.rows.ensure(l)?;
+        self.values.ensure(l)?;
+        self.gates.ensure(l)?;
+        self.channel_decay.ensure(l)?;
+        self.delta.ensure(l)?;
+        self.tiles.ensure(l)?;
+        self.states.ensure(l)?;
+        Ok(self.tasks.ensure(forward_task_len(l))?)
     }
 
-    /// Sizes for the backward pass.
-    pub fn ensure_backward(&mut self, l: &Layout) -> Result<(), Error> {
-        let s = &l.shape;
-        let (n, kv, tp) = (l.head_count(), l.kv_count(), l.tp());
-        let passes = l.passes();
-        self.q.ensure(passes * n * tp * l.dp)?;
-        self.k.ensure(kv * tp * l.dp)?;
-        self.vt.ensure(kv * l.tiles * s.e * l.pitch)?;
-        self.du.ensure(passes * n * s.time * l.ep)?;
-        self.dz.ensure(passes * n * s.time)?;
-        self.dq.ensure(passes * n * s.time * l.dp)?;
-        self.dk.ensure(kv * tp * l.dp)?;
-        self.dv.ensure(kv * tp * l.ep)?;
-        let gates = l.has_gates() as usize;
-        for buffer in [&mut self.din, &mut self.dout, &mut self.dpost, &mut self.ddecay_logits] {
-            buffer.ensure(gates * n * s.time)?;
-        }
-        self.dkey_weights.ensure(gates * n * tp)?;
-        let decays = l.heads.iter().any(|head| head.variant.decay.is_some()) as usize;
-        resize(&mut self.ddecay_queries, decays * n * tp)?;
-        resize(&mut self.ddecay_keys, decays * n * tp)?;
-        self.dpost_channels.ensure(l.has_post_channels() as usize * n * s.time * s.e)?;
-        self.dconst.ensure(gates * n)?;
-        self.drate.ensure(gates * n)?;
-        for (far, dlearned) in [false, true].into_iter().zip(&mut self.dlearned) {
-            resize(dlearned, l.parts.count().max(l.splits) * n * l.learned(far))?;
-        }
-        self.dnorm.ensure(n * (2 * s.e + 1))?;
-        for (buffer, channels) in self.dtaps.iter_mut().zip(s.widths()) {
-            buffer.ensure(s.batch * channels * l.taps)?;
-        }
-        self.norm_room.ensure(l.norm_room())?;
-        for (buffer, len) in self.dnormed.iter_mut().zip(l.normed_lens()) {
-            buffer.ensure(len)?;
-        }
-        let [queries, keys] = &mut self.dtensors;
-        queries.ensure(n * passes * l.tensor_len())?;
-        keys.ensure(kv * l.tensor_len())
+    /// Sizes for the backward pass, beyond those of the forward pass.
+    pub fn ensure_backward(&mut self, l: &CallPlan) -> Result<(), Error> {
+        self.rows.ensure_backward(l)?;
+        self.values.ensure_backward(l)?;
+        self.delta.ensure_backward(l)?;
+        let CallGrads { epilogue, tiles, delta, channel_decay, prepare, gates } = &mut self.grads;
+        epilogue.ensure(l)?;
+        tiles.ensure(l)?;
+        delta.ensure(l)?;
+        channel_decay.ensure(l)?;
+        prepare.ensure(l)?;
+        gates.ensure(l)?;
+        Ok(self.tasks.ensure(backward_task_len(l))?)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use termwise_kernels::buffer::resize;
+
     use super::*;
 
     #[test]
-    fn calls_at_the_same_time_have_memory_of_their_own() {
+    fn concurrent_calls_have_separate_memory() {
         let scratch = Scratch::default();
         scratch.with(|a| {
-            a.q.ensure(10).expect("memory");
+            a.rows.q.ensure(10).expect("memory");
             scratch.with(|b| {
-                assert!(b.q.is_empty());
-                b.q.ensure(20).expect("memory");
-                resize(&mut b.decay, 7).expect("memory");
+                assert!(b.rows.q.is_empty());
+                b.rows.q.ensure(20).expect("memory");
+                resize(&mut b.gates.decay, 7).expect("memory");
             });
-            assert_eq!(a.q.len(), 10);
+            assert_eq!(a.rows.q.len(), 10);
         });
         assert_eq!(scratch.bytes(), 40 + 80 + 56);
+    }
+
+    #[test]
+    fn softmax_needs_no_memory_of_other_stages() {
+        use crate::{Attention, FusedOptions, Grads, Inputs, Layer};
+
+        let scratch = Scratch::default();
+        let layer = Layer::new(2, 1, 4).variant("exp rope=off").expect("possible");
+        let mut engine = layer.fused_with(1, 3, FusedOptions::default().scratch(&scratch)).expect("possible");
+        let (q, kv, mut y) = ([0.1; 24], [0.2; 12], [0.0; 24]);
+        let inputs = Inputs::new(&q, &kv, &kv);
+        let saved = engine.forward(&inputs, &mut y).expect("possible");
+        let (mut dq, mut dk, mut dv) = ([0.0; 24], [0.0; 12], [0.0; 12]);
+        engine.backward(&inputs, &saved, &[1.0; 24], &mut Grads::new(&mut dq, &mut dk, &mut dv)).expect("possible");
+        scratch.with(|w| {
+            let CallGrads { epilogue, tiles, delta, channel_decay, prepare, gates } = &w.grads;
+            assert!([epilogue.heap_bytes(), tiles.heap_bytes(), w.rows.heap_bytes(), w.values.heap_bytes()].iter().all(|&bytes| bytes > 0));
+            let unused = [delta.heap_bytes(), channel_decay.heap_bytes(), prepare.heap_bytes(), gates.heap_bytes()];
+            assert_eq!(unused, [0; 4]);
+            let unused = [w.delta.heap_bytes(), w.channel_decay.heap_bytes(), w.states.heap_bytes(), w.sequential.heap_bytes()];
+            assert_eq!(unused, [0; 4]);
+            assert!(w.gates.key_weights.is_empty() && w.gates.decay.is_empty() && w.gates.out_gate.is_empty());
+        });
     }
 }

@@ -1,12 +1,12 @@
 //! From rows after RoPE to the vectors of a score, and back: a projection, learned features, φ; k' = φ(A·k), q' = scale·φ(A·q).
 
-use crate::kernels::simd::{Simd, Task};
-use crate::layer::{Class, Head};
-use crate::parts::bits::Channels;
+use crate::layer::{Head, KeyTransform};
 use crate::parts::kernel::feature::Map;
 use crate::parts::kernel::hedgehog;
-use crate::real::dot;
-use crate::{Extra, Inputs};
+use crate::parts::quantize::QuantRange;
+use crate::{AuxKind, Inputs};
+use termwise_kernels::real::dot;
+use termwise_kernels::simd::{Simd, Task};
 
 /// How the rows of one head of q or k become those of a class.
 #[derive(Clone, Copy)]
@@ -34,8 +34,8 @@ impl<'a> FeatureGrads<'a> {
         FeatureGrads { matrix: &mut [], weight: &mut [], bias: &mut [] }
     }
 
-    /// Divides values up, [`Class::tensor_len`] of them.
-    pub fn of(class: &Class, d: usize, values: &'a mut [f32]) -> FeatureGrads<'a> {
+    /// Divides values up, [`KeyTransform::tensor_len`] of them.
+    pub fn of(class: &KeyTransform, d: usize, values: &'a mut [f32]) -> FeatureGrads<'a> {
         let [matrix, weight, bias] = class.tensor_lens(d);
         let (matrix, rest) = values.split_at_mut(matrix);
         let (weight, rest) = rest.split_at_mut(weight);
@@ -43,7 +43,7 @@ impl<'a> FeatureGrads<'a> {
     }
 }
 
-impl Class {
+impl KeyTransform {
     /// Values of the tensors of one head: A, W and b.
     pub fn tensor_lens(&self, d: usize) -> [usize; 3] {
         let n = self.dim.unwrap_or(d);
@@ -57,17 +57,17 @@ impl Class {
     }
 
     /// The centre and range of the codes of a kv head, where there are any.
-    pub fn channels_of<'a>(&self, inputs: &Inputs<'a, f32>, d: usize, g: usize) -> Option<Channels<'a>> {
+    pub fn channels_of<'a>(&self, inputs: &Inputs<'a, f32>, d: usize, g: usize) -> Option<QuantRange<'a>> {
         self.bits?;
-        let of = |extra| &inputs.extra(extra)[g * d..][..d];
-        Some(Channels { centre: of(Extra::CodeCentre), range: of(Extra::CodeRange) })
+        let of = |aux| &inputs.aux(aux)[g * d..][..d];
+        Some(QuantRange { centre: of(AuxKind::CodeCentre), range: of(AuxKind::CodeRange) })
     }
 
-    fn own<'a>(&self, inputs: &Inputs<'a, f32>, there: bool, extra: Extra, head: usize, len: usize) -> &'a [f32] {
-        if there { &inputs.extra(self.tensor(extra))[head * len..][..len] } else { &[] }
+    fn own<'a>(&self, inputs: &Inputs<'a, f32>, there: bool, aux: AuxKind, head: usize, len: usize) -> &'a [f32] {
+        if there { &inputs.aux(self.tensor(aux))[head * len..][..len] } else { &[] }
     }
 
-    fn features<'a>(&self, inputs: &Inputs<'a, f32>, d: usize, head: usize, tensors: [Extra; 3]) -> Features<'a> {
+    fn features<'a>(&self, inputs: &Inputs<'a, f32>, d: usize, head: usize, tensors: [AuxKind; 3]) -> Features<'a> {
         let [matrix, weight, bias] = self.tensor_lens(d);
         let [dim, feature, feature_bias] = tensors;
         Features {
@@ -84,12 +84,12 @@ impl Class {
 
     /// Of the keys of a kv head.
     pub fn of_keys<'a>(&self, inputs: &Inputs<'a, f32>, d: usize, g: usize) -> Features<'a> {
-        self.features(inputs, d, g, [Extra::DimK, Extra::FeatureK, Extra::FeatureKBias])
+        self.features(inputs, d, g, [AuxKind::DimK, AuxKind::FeatureK, AuxKind::FeatureKBias])
     }
 
     /// Of the queries of head h.
     pub fn of_queries<'a>(&self, inputs: &Inputs<'a, f32>, d: usize, head: &Head, h: usize) -> Features<'a> {
-        let features = self.features(inputs, d, h, [Extra::DimQ, Extra::FeatureQ, Extra::FeatureQBias]);
+        let features = self.features(inputs, d, h, [AuxKind::DimQ, AuxKind::FeatureQ, AuxKind::FeatureQBias]);
         Features { scale: head.scale, ..features }
     }
 }

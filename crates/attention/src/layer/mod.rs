@@ -1,28 +1,29 @@
 //! A layer of attention as a value: heads, sizes, rope, what it reads beyond q, k and v, and which heads share keys and states. Checked
 //! and planned once; all engines work from it.
 
-mod extras;
+mod aux_tensors;
 mod features;
+mod gates;
+mod rows;
 mod state_groups;
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::kernels::basis::Basis;
-use crate::kernels::score_rows::Rescale;
 use crate::parts::kernel::feature::Map;
 use crate::parts::kernel::taylor::MAX_ORDER;
 use crate::parts::qk_norm::QkNorm;
 use crate::parts::write::Delta;
-use crate::{Error, Extra, Grads, Inputs, Kernel, Real, Rope, Shape, Variant, Weighing};
+use crate::{AuxKind, AuxTensor, Error, Grads, Inputs, Kernel, KeyRange, Real, Rope, ScoreFn, Shape, Variant};
+use termwise_kernels::basis::Basis;
+use termwise_kernels::score_rows::Rescale;
 
-pub use crate::layer::extras::{ExtraSpec, Init, Source};
+pub use crate::layer::aux_tensors::{AuxSpec, Init, Source};
 pub(crate) use crate::layer::features::{FeatureGrads, Features};
-pub use crate::layer::state_groups::Memory;
-pub(crate) use crate::layer::state_groups::{Places, StateGroup, StatePlan};
-
-/// Heads that can share chosen keys.
-pub(crate) const MOST_CHOOSING: usize = 64;
+pub(crate) use crate::layer::gates::{GateInputs, gather};
+pub(crate) use crate::layer::rows::{HeadRows, RowSources, Tensor, channels_last};
+pub use crate::layer::state_groups::StateKind;
+pub(crate) use crate::layer::state_groups::{CacheLayout, StateGroup, StatePlan};
 
 /// A layer of attention. Clones are cheap: they share what was checked and planned.
 ///
@@ -48,8 +49,8 @@ struct Plan {
     variants: Vec<Variant>,
     heads: Vec<Head>,
     far: Vec<Option<Head>>,
-    classes: Vec<Class>,
-    extras: Vec<ExtraSpec>,
+    classes: Vec<KeyTransform>,
+    aux_specs: Vec<AuxSpec>,
     natural: StatePlan,
     cache: StatePlan,
     /// Those asked for so far: the large ones take memory, and not every engine needs them.
@@ -69,7 +70,7 @@ pub struct LayerSizes {
 
 /// How keys and values are prepared; heads that agree in it share the result.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Class {
+pub(crate) struct KeyTransform {
     /// RoPE on q and k.
     pub rope: bool,
     /// Short convolution on q, k and v.
@@ -86,8 +87,8 @@ pub(crate) struct Class {
     pub dim: Option<usize>,
     /// The bits of codes of keys and values, and the sinks that have none.
     pub bits: Option<(u32, usize)>,
-    /// Whether the tensors that it reads are those of far keys; false where it reads none.
-    pub far: bool,
+    /// The branch whose tensors it reads; near if it reads none.
+    pub range: KeyRange,
     /// Numbers of q and k that meet in a score.
     pub width: usize,
     /// Which of the layer's write rules turns values into what is written, where there is one.
@@ -105,10 +106,10 @@ struct Writing {
     own: Option<usize>,
 }
 
-impl Class {
+impl KeyTransform {
     /// q and k of dimension d as they are.
-    pub fn plain(d: usize) -> Class {
-        Class {
+    pub fn plain(d: usize) -> KeyTransform {
+        KeyTransform {
             rope: false,
             conv: false,
             norm: false,
@@ -117,16 +118,16 @@ impl Class {
             hedgehog: false,
             dim: None,
             bits: None,
-            far: false,
+            range: KeyRange::Near,
             width: d,
             write: None,
         }
     }
 
-    /// How a variant prepares the keys of a class that it weighs like this.
-    fn of(variant: &Variant, weighing: &Weighing, far: bool, d: usize) -> Class {
+    /// The transform of keys of a variant for one of its branches.
+    fn of(variant: &Variant, weighing: &ScoreFn, range: KeyRange, d: usize) -> KeyTransform {
         let hedgehog = weighing.kernel.has_learned_map();
-        Class {
+        KeyTransform {
             rope: variant.rope,
             conv: variant.conv.is_some(),
             norm: variant.qk_norm.is_some(),
@@ -135,29 +136,29 @@ impl Class {
             hedgehog,
             dim: weighing.dim,
             bits: variant.bits.map(|bits| (bits, variant.sinks.unwrap_or(0))),
-            far: far && (hedgehog || weighing.dim.is_some()),
+            range: if hedgehog || weighing.dim.is_some() { range } else { KeyRange::Near },
             width: weighing.score_dim(d),
             write: None,
         }
     }
 
-    /// A tensor of near keys, or the same of far keys: whichever this class reads.
-    pub fn tensor(&self, extra: Extra) -> Extra {
-        if self.far { extra.of_far() } else { extra }
+    /// The tensor of this kind that this transform reads.
+    pub fn tensor(&self, kind: AuxKind) -> AuxTensor {
+        kind.of(self.range)
     }
 }
 
-/// What engines ask of a head, besides its parts: how it weighs its near keys, or its far keys.
+/// One branch of a head: how it weighs its near keys, or its far keys. Facts that engines read per row are computed once.
 #[derive(Clone, Debug)]
 pub(crate) struct Head {
     /// Its parts.
     pub variant: Variant,
-    /// Whether this is how far keys are weighed.
-    pub far: bool,
+    /// The branch of the variant.
+    pub range: KeyRange,
     /// w
     pub kernel: Kernel,
-    /// Index of its [`Class`].
-    pub class: usize,
+    /// Index of its [`KeyTransform`].
+    pub key_transform: usize,
     /// What q·k is multiplied by.
     pub scale: f32,
     /// Soft cap of scores.
@@ -170,6 +171,14 @@ pub(crate) struct Head {
     pub weighs_keys: bool,
     /// Learned coefficients.
     pub learned: usize,
+    /// a_n of its polynomial; empty for other kernels. A plan of a call binds learned coefficients here and in [`Head::kernel`].
+    pub coefficients: Vec<f64>,
+    /// Whether the sums of the head have a common log scale ρ, since a denominator or norm cancels it.
+    pub has_log_scale: bool,
+    /// Whether the norm receives ρ, since no denominator cancels it.
+    pub norm_reads_scale: bool,
+    /// Whether it reads earlier chunks through a state instead of looking at all keys; false outside of the plan of a call.
+    pub chunked: bool,
 }
 
 impl Head {
@@ -237,42 +246,46 @@ impl LayerSizes {
                 }
             }
         }
-        if let Some(variant) = variants.iter().find(|variant| variant.chosen.is_some()).filter(|_| shape.group() > MOST_CHOOSING) {
-            let reason =
-                format!("at most {MOST_CHOOSING} heads can choose the keys that they share, and {} share a kv head here", shape.group());
-            return Err(Error::Combination { variant: variant.to_string(), reason });
-        }
-        let extras = extras::layer_extras(&variants, &shape)?;
-        let (mut classes, mut writings): (Vec<Class>, Vec<Writing>) = (Vec::new(), Vec::new());
-        let mut head = |h: usize, variant: &Variant, weighing: Weighing, far: bool| {
+        let aux_specs = aux_tensors::layer_aux_specs(&variants, &shape)?;
+        let (mut classes, mut writings): (Vec<KeyTransform>, Vec<Writing>) = (Vec::new(), Vec::new());
+        let mut head = |h: usize, variant: &Variant, weighing: &ScoreFn, range: KeyRange| {
             let write = variant.write.map(|rule| {
-                let own = (variant.decay.is_some() || variant.learned() > 0).then_some(h % shape.group());
-                let writing = Writing { rule, kernel: variant.kernel.clone(), cap: variant.cap, clamp: variant.clamp, own };
+                let own = (variant.decay.is_some() || variant.near.learned() > 0).then_some(h % shape.group());
+                let writing = Writing { rule, kernel: variant.near.kernel.clone(), cap: variant.near.cap, clamp: variant.near.clamp, own };
                 index_of(&mut writings, writing)
             });
             let channels = variant.decays_by_channel().then_some(h % shape.group());
-            let index = index_of(&mut classes, Class { channels, write, ..Class::of(variant, &weighing, far, d) });
+            let index = index_of(&mut classes, KeyTransform { channels, write, ..KeyTransform::of(variant, weighing, range, d) });
             Head {
-                far,
-                class: index,
+                range,
+                key_transform: index,
                 scale: weighing.scale_for(d) as f32,
                 cap: weighing.cap.map(|c| c as f32),
                 clamp: weighing.clamp.map_or(f32::INFINITY, |c| c as f32),
                 rescale: if variant.rescale() == Rescale::None { Rescale::None } else { weighing.kernel.rescale() },
                 weighs_keys: variant.in_gate.is_some() || variant.denominator.key_side(),
                 learned: weighing.learned(),
-                kernel: weighing.kernel,
+                coefficients: weighing.kernel.polynomial().into_iter().flatten().map(|(_, a)| a).collect(),
+                has_log_scale: variant.rescale() != Rescale::None,
+                norm_reads_scale: variant.norm_restores_scale(),
+                chunked: false,
+                kernel: weighing.kernel.clone(),
                 variant: variant.clone(),
             }
         };
-        let heads: Vec<Head> = variants.iter().enumerate().map(|(h, variant)| head(h, variant, variant.near(), false)).collect();
-        let far: Vec<Option<Head>> =
-            variants.iter().enumerate().map(|(h, variant)| variant.far.clone().map(|weighing| head(h, variant, weighing, true))).collect();
+        let heads: Vec<Head> = variants.iter().enumerate().map(|(h, variant)| head(h, variant, &variant.near, KeyRange::Near)).collect();
+        let far: Vec<Option<Head>> = variants
+            .iter()
+            .enumerate()
+            .map(|(h, variant)| variant.far.as_ref().map(|weighing| head(h, variant, weighing, KeyRange::Far)))
+            .collect();
         let class_of: Vec<(usize, Option<usize>)> =
-            heads.iter().zip(&far).map(|(near, far)| (near.class, far.as_ref().map(|far| far.class))).collect();
+            heads.iter().zip(&far).map(|(near, far)| (near.key_transform, far.as_ref().map(|far| far.key_transform))).collect();
         let plan = |memory| StatePlan::new(&variants, &class_of, &shape, memory);
-        let (natural, cache) = (plan(Memory::Natural), plan(Memory::Cache));
-        Ok(Layer { plan: Arc::new(Plan { sizes: self, variants, heads, far, classes, extras, natural, cache, bases: Mutex::default() }) })
+        let (natural, cache) = (plan(StateKind::Auto), plan(StateKind::Cache));
+        Ok(Layer {
+            plan: Arc::new(Plan { sizes: self, variants, heads, far, classes, aux_specs, natural, cache, bases: Mutex::default() }),
+        })
     }
 }
 
@@ -309,9 +322,9 @@ impl Layer {
         self.plan.sizes.rope.as_ref()
     }
 
-    /// The inputs that it reads beyond q, k and v, in the order of [`Extra::ALL`].
-    pub fn extras(&self) -> &[ExtraSpec] {
-        &self.plan.extras
+    /// The inputs that it reads beyond q, k and v, in the order of [`AuxTensor::all`].
+    pub fn aux_specs(&self) -> &[AuxSpec] {
+        &self.plan.aux_specs
     }
 
     /// Values in a row of q, k and v: H·d, G·d, G·e.
@@ -351,7 +364,7 @@ impl Layer {
     }
 
     /// Ways in which keys are prepared.
-    pub(crate) fn classes(&self) -> &[Class] {
+    pub(crate) fn classes(&self) -> &[KeyTransform] {
         &self.plan.classes
     }
 
@@ -376,7 +389,7 @@ impl Layer {
     }
 
     /// Which of these a class reads.
-    pub(crate) fn norm_source(&self, class: Class) -> Option<usize> {
+    pub(crate) fn norm_source(&self, class: KeyTransform) -> Option<usize> {
         if class.norm { self.norm_sources().position(|conv| conv == class.conv) } else { None }
     }
 
@@ -400,17 +413,16 @@ impl Layer {
         self.plan.classes.iter().any(|class| class.write.is_some())
     }
 
-    /// Learned coefficients of each head that has any, for near or for far keys.
-    pub(crate) fn learned(&self, far: bool) -> usize {
-        let all = self.plan.heads.iter().filter(|_| !far).chain(self.plan.far.iter().flatten().filter(|_| far));
-        all.map(|head| head.learned).max().unwrap_or(0)
+    /// The largest number of learned coefficients of a head in this branch.
+    pub(crate) fn learned(&self, range: KeyRange) -> usize {
+        self.plan.variants.iter().filter_map(|variant| Some(variant.score_fn(range)?.learned())).max().unwrap_or(0)
     }
 
     /// Which heads share a state or a cache.
-    pub(crate) fn state_plan(&self, memory: Memory) -> &StatePlan {
+    pub(crate) fn state_plan(&self, memory: StateKind) -> &StatePlan {
         match memory {
-            Memory::Natural => &self.plan.natural,
-            Memory::Cache => &self.plan.cache,
+            StateKind::Auto => &self.plan.natural,
+            StateKind::Cache => &self.plan.cache,
         }
     }
 
@@ -426,64 +438,36 @@ impl Layer {
         Ok(basis)
     }
 
-    /// Takes the learned coefficients of head h into its kernel, where it has any.
-    pub(crate) fn bind<R: Real>(&self, h: usize, inputs: &Inputs<R>, kernel: &mut Kernel) {
-        let count = self.plan.heads[h].learned;
+    /// Sets the learned coefficients of the kernel of head h in this branch, if it has any.
+    pub(crate) fn bind<R: Real>(&self, h: usize, range: KeyRange, inputs: &Inputs<R>, kernel: &mut Kernel) {
+        let count = self.plan.variants[h].score_fn(range).map_or(0, ScoreFn::learned);
         if count > 0 {
-            bind(kernel, &inputs.extra(Extra::Coefficients)[h * count..][..count]);
+            let learned = &inputs.aux(AuxKind::Coefficients.of(range))[h * count..][..count];
+            let mut wide = [0.0; MAX_ORDER + 1];
+            wide.iter_mut().zip(learned).for_each(|(wide, a)| *wide = a.wide());
+            kernel.bind(&wide[..count]);
         }
     }
 
-    /// Takes the learned coefficients of head h for far keys into their kernel, where it has any.
-    pub(crate) fn bind_far<R: Real>(&self, h: usize, inputs: &Inputs<R>, kernel: &mut Kernel) {
-        let count = self.plan.variants[h].far.as_ref().map_or(0, |far| far.learned());
-        if count > 0 {
-            bind(kernel, &inputs.extra(Extra::FarCoefficients)[h * count..][..count]);
-        }
-    }
-
-    /// Refuses, for engines other than the naive one, what that one alone computes so far.
-    pub(crate) fn check_fused(&self) -> Result<(), Error> {
-        match self.heads().iter().find_map(|variant| Some((variant, variant.naive_only()?))) {
-            Some((variant, part)) => Err(Error::Combination {
-                variant: variant.to_string(),
-                reason: format!("`{part}` is computed by the naive engine alone so far; use that one, or leave `{part}` out"),
-            }),
-            None => Ok(()),
-        }
-    }
-
-    /// Refuses variants that are for inference alone: heavy hitters (`chosen`) and quantized caches (`bits`) have no gradients.
+    /// Checks that every head has a backward pass: heavy hitters (`chosen`) and quantized caches (`bits`) are inference-only.
     pub fn check_trainable(&self) -> Result<(), Error> {
-        match self.heads().iter().find_map(|variant| Some((variant, variant.inference_only()?))) {
-            Some((variant, part)) => Err(Error::Combination {
-                variant: variant.to_string(),
-                reason: format!("`{part}` is inference-only and has no backward pass; train without `{part}`"),
-            }),
-            None => Ok(()),
-        }
+        self.heads().iter().try_for_each(Variant::validate_for_training)
     }
 
-    fn extra_lengths(&self, shape: &Shape) -> impl Iterator<Item = (Extra, usize)> {
+    fn aux_lengths(&self, shape: &Shape) -> impl Iterator<Item = (AuxTensor, usize)> {
         let rows = shape.rows();
-        self.plan.extras.iter().map(move |spec| (spec.extra, spec.values(rows)))
+        self.plan.aux_specs.iter().map(move |spec| (spec.aux, spec.values(rows)))
     }
 
     /// Checks the inputs of a call; rows may be as short as `shortest`.
     pub(crate) fn check<R>(&self, shape: &Shape, inputs: &Inputs<R>, shortest: usize) -> Result<(), Error> {
-        inputs.check(shape, self.extra_lengths(shape), shortest)
+        inputs.check(shape, self.aux_lengths(shape), shortest)
     }
 
     /// Checks the places for the gradients of a call.
     pub(crate) fn check_grads<R>(&self, shape: &Shape, grads: &Grads<R>) -> Result<(), Error> {
-        grads.check(shape, self.extra_lengths(shape))
+        grads.check(shape, self.aux_lengths(shape))
     }
-}
-
-fn bind<R: Real>(kernel: &mut Kernel, learned: &[R]) {
-    let mut wide = [0.0; MAX_ORDER + 1];
-    wide.iter_mut().zip(learned).for_each(|(wide, a)| *wide = a.wide());
-    kernel.bind(&wide[..learned.len()]);
 }
 
 impl From<&Variant> for Variant {

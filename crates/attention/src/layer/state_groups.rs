@@ -1,44 +1,54 @@
-//! State groups: heads that can share what is kept of past keys.
+//! State groups: heads that share a recurrent state or a KV cache.
 //!
-//! Where the kernel is a polynomial of the score, the past is a state of constant size,
+//! If the kernel is a polynomial of the score, past keys are a recurrent state of constant size,
 //!
 //! ```text
 //! H = Σ_s e^{c − c_s} · K(k_s) (κ_s·v_s)ᵀ  [N, e]        z = Σ_s e^{c − c_s} · K(k_s)  [N]
 //! ```
 //!
-//! elsewhere it is a cache of keys and values. Kernels, scales and coefficients act on the query's side, so heads of one kv head share
-//! a state where keys are prepared alike, the orders are the same, and none has a decay or a weight of its own for each key.
+//! otherwise a KV cache, with a window a ring buffer. Kernels, scales and coefficients act on the query's side, so heads of one kv head share a
+//! recurrent state if their keys have the same preparation and orders, and no head has its own decay or key weights.
 
-use crate::parts::chosen::Chosen;
 use crate::parts::distance::Distance;
-use crate::{Shape, Variant};
+use crate::parts::heavy_hitters::HeavyHitters;
+use crate::{ScoreFn, Shape, Variant};
 
-/// What a layer may keep of past keys.
+/// The kind of memory for past keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Memory {
-    /// A state of constant size where the kernel has a finite map and no clamp, a cache elsewhere.
-    Natural,
-    /// A cache of keys and values everywhere.
+pub enum StateKind {
+    /// A recurrent state if the kernel has a finite feature map and no clamp, otherwise a cache.
+    Auto,
+    /// A cache for every head.
     Cache,
 }
 
-/// How the exact keys of a variant are kept.
+/// The layout of a windowed KV cache: sinks, a ring of the last keys, heavy hitters.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Places {
+pub(crate) struct CacheLayout {
     pub distance: Distance,
-    pub chosen: Option<Chosen>,
+    /// Whether keys are rows after RoPE, without weights or decays per key.
+    pub plain: bool,
+    pub heavy_hitters: Option<HeavyHitters>,
+    /// Bits of a quantized number; `None` for float32.
     pub bits: Option<u32>,
 }
 
-impl Places {
-    /// `None` where the variant's exact keys have no memory of a fixed size.
-    pub fn of(variant: &Variant) -> Option<Places> {
-        variant.is_pooled().then(|| Places { distance: variant.distance(), chosen: variant.chosen, bits: variant.bits })
+impl CacheLayout {
+    /// `None` without a window, or if far keys stay in the cache.
+    pub fn of(variant: &Variant) -> Option<CacheLayout> {
+        let finite = variant.far.as_ref().is_none_or(ScoreFn::has_finite_map);
+        (variant.window.is_some() && finite).then(|| CacheLayout {
+            distance: variant.distance(),
+            plain: variant.is_pooled(),
+            heavy_hitters: variant.chosen,
+            bits: variant.bits,
+        })
     }
 
     /// S + W + N
-    pub fn count(self) -> usize {
-        self.distance.sinks.saturating_add(self.distance.window).saturating_add(self.chosen.map_or(0, |chosen| chosen.keys))
+    pub fn places(self) -> usize {
+        let heavy_hitters = self.heavy_hitters.map_or(0, |heavy_hitters| heavy_hitters.keys);
+        self.distance.sinks.saturating_add(self.distance.window).saturating_add(heavy_hitters)
     }
 }
 
@@ -49,60 +59,60 @@ pub(crate) struct StateGroup {
     pub g: usize,
     /// The query heads that read it.
     pub heads: Vec<usize>,
-    /// Index of the way in which its keys are prepared.
+    /// Index of the transform of its keys.
     pub class: usize,
-    /// What the state is made of; `None` for a cache.
-    pub moments: Option<Moments>,
-    /// Which keys a cache holds.
+    /// The content of its recurrent state; `None` for a cache.
+    pub recurrent: Option<RecurrentSpec>,
+    /// The keys of its cache.
     pub distance: Distance,
-    /// Beside a cache: what keys become when they leave its window.
+    /// In addition to a cache: the keys that have left its window.
     pub far: Option<Far>,
-    /// How exact keys are kept, where that takes memory of a fixed size; in a cache elsewhere.
-    pub places: Option<Places>,
+    /// The layout of its windowed cache; `None` for a cache of all keys and for a recurrent state.
+    pub layout: Option<CacheLayout>,
 }
 
-/// How far keys are kept.
+/// The memory of far keys.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Far {
-    /// Index of the way in which they are prepared.
+    /// Index of their transform.
     pub class: usize,
-    /// Of what their state is made; `None` where they stay in the cache.
-    pub moments: Option<Moments>,
+    /// The content of their recurrent state; `None` if they stay in the cache.
+    pub recurrent: Option<RecurrentSpec>,
 }
 
 impl StateGroup {
-    /// The state of constant size that it has, of all keys or of far keys, and how these are prepared.
-    pub fn remembered(&self) -> Option<(usize, &Moments)> {
-        match (&self.moments, &self.far) {
-            (Some(moments), _) => Some((self.class, moments)),
-            (None, Some(Far { class, moments: Some(moments) })) => Some((*class, moments)),
+    /// Its recurrent state, of all keys or of far keys, and the index of their transform.
+    pub fn remembered(&self) -> Option<(usize, &RecurrentSpec)> {
+        match (&self.recurrent, &self.far) {
+            (Some(recurrent), _) => Some((self.class, recurrent)),
+            (None, Some(Far { class, recurrent: Some(recurrent) })) => Some((*class, recurrent)),
             _ => None,
         }
     }
 }
 
-/// The content of a state H, z.
+/// The content of a recurrent state H, z.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Moments {
+pub(crate) struct RecurrentSpec {
     /// Orders of its monomials, ascending.
     pub orders: Vec<usize>,
-    /// Whether there is a z, for a denominator that sums.
+    /// Whether it has z, for a denominator that sums.
     pub sums: bool,
     /// Whether keys have weights, the same for all heads of the group.
     pub weighs_keys: bool,
-    /// Whether it decays, all rows alike or by channel; its group then has one head.
+    /// Whether it decays, per head or per channel; its group then has one head.
     pub decays: bool,
     pub channels: bool,
-    /// Whether the weights of keys are of one head alone; its group then has one head.
+    /// Whether each head has its own key weights; its group then has one head.
     pub own_weights: bool,
 }
 
-impl Moments {
-    /// The state of the keys that a variant remembers by a finite map.
-    fn of(variant: &Variant) -> Option<Moments> {
+impl RecurrentSpec {
+    /// The recurrent state of a variant whose kernel, or far kernel, has a finite feature map.
+    fn of(variant: &Variant) -> Option<RecurrentSpec> {
         let weighing = variant.remembered()?;
         let polynomial = weighing.kernel.polynomial().filter(|_| weighing.has_finite_map())?;
-        Some(Moments {
+        Some(RecurrentSpec {
             orders: polynomial.into_iter().map(|(n, _)| n).collect(),
             sums: variant.denominator.sums(),
             weighs_keys: variant.in_gate.is_some() || variant.denominator.key_side(),
@@ -112,7 +122,7 @@ impl Moments {
         })
     }
 
-    /// Whether another head can have the same.
+    /// Whether several heads can share it.
     fn can_be_shared(&self) -> bool {
         !self.decays && !self.channels && !self.own_weights
     }
@@ -128,22 +138,22 @@ pub(crate) struct StatePlan {
 
 impl StatePlan {
     /// The one plan of state groups: of all heads, whose near and far keys are prepared by these classes.
-    pub fn new(heads: &[Variant], classes: &[(usize, Option<usize>)], shape: &Shape, memory: Memory) -> StatePlan {
+    pub fn new(heads: &[Variant], classes: &[(usize, Option<usize>)], shape: &Shape, memory: StateKind) -> StatePlan {
         let mut groups: Vec<StateGroup> = Vec::new();
         let mut group_of = Vec::with_capacity(heads.len());
         for (h, (variant, &(class, far))) in heads.iter().zip(classes).enumerate() {
             let (g, state) =
-                (h / shape.group(), if memory == Memory::Natural || variant.is_walked() { Moments::of(variant) } else { None });
-            let shared = state.as_ref().is_none_or(Moments::can_be_shared);
-            // Far keys that stay keys are never forgotten.
+                (h / shape.group(), if memory == StateKind::Auto || variant.is_sequential() { RecurrentSpec::of(variant) } else { None });
+            let shared = state.as_ref().is_none_or(RecurrentSpec::can_be_shared);
+            // Far keys without a recurrent state stay in the cache.
             let distance = if far.is_some() && state.is_none() { Distance::ALL } else { variant.distance() };
-            let (moments, far) = match far {
-                Some(class) => (None, Some(Far { class, moments: state })),
+            let (recurrent, far) = match far {
+                Some(class) => (None, Some(Far { class, recurrent: state })),
                 None => (state, None),
             };
-            let keeps_far = far.as_ref().is_some_and(|far| far.moments.is_none());
-            let places = if keeps_far { None } else { Places::of(variant) };
-            let group = StateGroup { g, heads: Vec::new(), class, moments, distance, far, places };
+            let keeps_far = far.as_ref().is_some_and(|far| far.recurrent.is_none());
+            let layout = if keeps_far { None } else { CacheLayout::of(variant) };
+            let group = StateGroup { g, heads: Vec::new(), class, recurrent, distance, far, layout };
             let known = groups.iter().position(|other| shared && group == StateGroup { heads: Vec::new(), ..other.clone() });
             let index = known.unwrap_or(groups.len());
             if known.is_none() {
@@ -161,7 +171,7 @@ mod tests {
     use super::*;
     use crate::{Layer, Rope};
 
-    fn groups(texts: [&str; 4], memory: Memory) -> Vec<Vec<usize>> {
+    fn groups(texts: [&str; 4], memory: StateKind) -> Vec<Vec<usize>> {
         let rope = Rope::new(4, 100.0, None).expect("a rope");
         let layer = Layer::new(4, 2, 4).rope(rope).heads(texts).unwrap_or_else(|error| panic!("{error}"));
         layer.state_plan(memory).groups.iter().map(|group| group.heads.clone()).collect()
@@ -169,7 +179,7 @@ mod tests {
 
     #[test]
     fn heads_share_what_has_the_same_content() {
-        let natural = |texts| groups(texts, Memory::Natural);
+        let natural = |texts| groups(texts, StateKind::Auto);
         assert_eq!(natural(["taylor=0..2"; 4]), [vec![0, 1], vec![2, 3]]);
         // Scales, coefficients and the kind of polynomial act on the query's side.
         assert_eq!(natural(["taylor=0..2", "taylor=0..2,coef=1:2:3 scale=2", "taylor=2", "power=2"]), [vec![0, 1], vec![2, 3]]);
@@ -180,6 +190,6 @@ mod tests {
             assert_eq!(natural([own; 4]), [vec![0], vec![1], vec![2], vec![3]], "{own}");
         }
         assert_eq!(natural(["softmax", "exp clamp=2 decay=linear", "taylor=0..2 clamp=3", "exp over=position"]), [vec![0, 1], vec![2, 3]]);
-        assert_eq!(groups(["taylor=0..2", "softmax", "taylor=0..2", "exp rope=off"], Memory::Cache), [vec![0, 1], vec![2], vec![3]]);
+        assert_eq!(groups(["taylor=0..2", "softmax", "taylor=0..2", "exp rope=off"], StateKind::Cache), [vec![0, 1], vec![2], vec![3]]);
     }
 }

@@ -1,51 +1,59 @@
-//! The formula computed plainly: what every faster engine is compared with.
+//! The reference engine: the formula of all parts in plain loops, with gradients. Faster engines are compared with it.
+//!
+//! Start with [`softmax_as_rnn`], which states softmax attention and its recurrent form without further parts. The reference engine computes
+//! the following steps, each in its own file:
 //!
 //! ```text
-//! q, k, v ← silu(conv(·))                      where there is a short convolution
-//! q, k    ← rope(norm(·))                      where there is a norm of q and k, and RoPE
-//! q, k    ← φ(A·(·))                           of near and of far keys each, where there is a projection
-//! x_ts    = min( cap( scale · Σ_i q_ti·k_si·exp(c_ti − c_si) ), clamp )         the exponential with a decay by channel
-//! M_ts    = exp(c_t − c_s)
-//! w_ts    = w(x_ts)                                                            near or far by the distance of s
-//! u_t     = v_t,  or  β_t·( v_t − Σ_{s<t} M_ts · w(x̂_ts) · u_s )               x̂ = scale_k·k_t·k_s
-//! U_t     = Σ_{s visible} M_ts · w_ts · I_s · κ_s · u_s                        κ_s = S_s^−σ(m) with the `position` denominator, else 1
-//! z_t     = Σ_{s visible} M_ts · w_ts  (+ e^b)
-//! y_t     = P_t ⊙ N( O_t · U_t / D(z_t, S_t) )
+//! prepare    q, k, v ← silu(conv(·)),   q, k ← rope(norm(·))                       each if the variant has it
+//! features   q, k    ← φ(A·(·))                                                     separately for the near and the far branch
+//! gates      I_s, O_t, P_t, β_t,   κ_s = S_s^−σ(m) with the `position` denominator, else 1
+//! decay      M_ts    = exp(c_t − c_s)
+//! branch     x_ts    = min( cap( scale · Σ_i q_ti·k_si·exp(c_ti − c_si) ), clamp )  the exponential with a decay per channel
+//!            w_ts    = w(x_ts)                                                      near or far, by the distance t − s
+//! delta      u_t     = v_t,  or  β_t·( v_t − Σ_{s<t} M_ts · w(x̂_ts) · u_s )         x̂ = scale_k·k_t·k_s
+//! this file  U_t     = Σ_{s visible} M_ts · w_ts · I_s · κ_s · u_s
+//!            z_t     = Σ_{s visible} M_ts · w_ts  (+ e^b)
+//! epilogue   y_t     = P_t ⊙ N( O_t · U_t / D(z_t, S_t) )
 //! ```
 //!
-//! Row by row with explicit loops, memory linear in T. Where the parts allow it, the row maximum ρ of all classes is taken out of the weights;
-//! y does not depend on ρ, so it is a constant in the backward pass.
+//! Rows are computed one after another, so memory is linear in T. If the parts allow it, the row maximum ρ is subtracted from the logarithms of
+//! the weights. y does not depend on ρ, so ρ is a constant in the backward pass.
 
-mod chosen;
-mod class;
-pub(crate) mod head;
+mod branch;
+mod decay;
+mod delta;
+mod features;
+mod gates;
+mod head;
+mod head_slice;
+mod heavy_hitters;
 mod prepare;
-pub mod recurrent;
+pub mod recurrence;
+pub mod softmax_as_rnn;
 pub mod view;
 
 use std::marker::PhantomData;
-
 use std::sync::Arc;
 
-use crate::engine::Home;
-use crate::naive::class::Score;
-use crate::naive::head::{Head, HeadGrads, add_scaled, backward_heads};
+use crate::engine::SavedBufferPool;
+use crate::naive::branch::Score;
+use crate::naive::head::{Head, HeadGrads};
 use crate::parts::norm::NormGrads;
-use crate::real::dot;
-use crate::{Attention, Error, Grads, Inputs, Layer, Real, Report, Saved, Shape, epilogue};
+use crate::{Attention, AuxTensor, Error, Grads, Inputs, Layer, Real, Report, Saved, Shape, epilogue};
+use termwise_kernels::real::dot;
 
-/// The naive computation, in float64 or float32. Saves nothing: `backward` computes each row anew.
+/// The reference engine, in float64 or float32. It saves no intermediate results: `backward` recomputes each row.
 pub struct Reference<R: Real> {
     layer: Layer,
     shape: Shape,
-    home: Arc<Home>,
+    saved_buffers: Arc<SavedBufferPool>,
     real: PhantomData<R>,
 }
 
 impl Layer {
-    /// The naive engine for B rows of T positions, in float64 or float32.
+    /// The reference engine for B rows of T positions, in float64 or float32.
     pub fn naive<R: Real>(&self, batch: usize, time: usize) -> Result<Reference<R>, Error> {
-        Ok(Reference { layer: self.clone(), shape: self.shape(batch, time)?, home: Arc::default(), real: PhantomData })
+        Ok(Reference { layer: self.clone(), shape: self.shape(batch, time)?, saved_buffers: Arc::default(), real: PhantomData })
     }
 }
 
@@ -59,18 +67,8 @@ impl<R: Real> Attention<R> for Reference<R> {
         for (at, shape, inputs) in inputs.each_document(&self.shape) {
             let y = &mut y[at.start * heads * e..at.end * heads * e];
             let mut found = Report::default();
-            for (b, h) in (0..shape.batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
-                let head = Head::gather(&self.layer, &inputs, &shape, b, h);
-                let mut scores = Vec::with_capacity(head.length);
-                let (u, mut sum) = (head.written(), vec![R::zero(); e]);
-                for t in 0..head.length {
-                    let (z, rho) = head.sums(t, &u, &mut scores, &mut sum);
-                    let row = &mut y[head.at_query.index(t) * e..][..e];
-                    let denominator = epilogue::forward(&head.variant, head.row(t, z, rho), &sum, row);
-                    if head.variant.denominator.sums() {
-                        found.see((b, h, t), denominator, rho);
-                    }
-                }
+            for (b, h) in batch_heads(&shape) {
+                Head::new(&self.layer, &inputs, &shape, b, h).forward((b, h), y, &mut found);
             }
             report = report.or(found.of_document(at.start, &self.shape));
         }
@@ -80,99 +78,103 @@ impl<R: Real> Attention<R> for Reference<R> {
     fn forward(&mut self, inputs: &Inputs<R>, y: &mut [R]) -> Result<Saved, Error> {
         self.layer.check_trainable()?;
         let report = self.infer(inputs, y)?;
-        Ok(self.home.saved(report, self.home.take()))
+        Ok(self.saved_buffers.saved(report, self.saved_buffers.take()))
     }
 
     fn backward(&mut self, inputs: &Inputs<R>, saved: &Saved, dy: &[R], grads: &mut Grads<R>) -> Result<(), Error> {
-        self.home.check(saved)?;
-        backward_heads(&self.layer, &self.shape, inputs, dy, grads, |inputs, shape, (b, h), dy, grads| {
-            Head::gather(&self.layer, inputs, shape, b, h).backward(dy, grads);
-        })
+        self.saved_buffers.check(saved)?;
+        self.layer.check(&self.shape, inputs, 1)?;
+        self.layer.check_grads(&self.shape, grads)?;
+        self.shape.check_outputs("gradient of y", dy.len())?;
+        self.layer.check_trainable()?;
+        let width = self.shape.heads * self.shape.e;
+        for (at, shape, inputs) in inputs.each_document(&self.shape) {
+            let (dy, mut grads) = (&dy[at.start * width..at.end * width], grads.part(&at, &self.shape));
+            for (b, h) in batch_heads(&shape) {
+                Head::new(&self.layer, &inputs, &shape, b, h).backward(dy, &mut grads);
+            }
+        }
+        Ok(())
     }
 }
 
+/// Every pair of a batch row and a head.
+fn batch_heads(shape: &Shape) -> impl Iterator<Item = (usize, usize)> + use<> {
+    let Shape { batch, heads, .. } = *shape;
+    (0..batch).flat_map(move |b| (0..heads).map(move |h| (b, h)))
+}
+
+/// The sums over the keys of one row, scaled by e^−ρ.
+struct RowSums<R> {
+    scores: Vec<Score<R>>,
+    rho: R,
+    /// U_t [e]
+    u: Vec<R>,
+    /// z_t
+    z: R,
+}
+
 impl<R: Real> Head<'_, R> {
-    /// u [length, e]: the values, or what the write rule makes of them, row after row.
-    fn written(&self) -> Vec<R> {
-        let mut u = Vec::with_capacity(self.length * self.e);
-        for t in 0..self.length {
-            let mut row = self.v.row(t).to_vec();
-            if let Some(&beta) = self.beta.get(t) {
-                for score in self.key_scores(t) {
-                    add_scaled(&mut row, -self.near.weight(&score), &u[score.s * self.e..][..self.e]);
-                }
-                row.iter_mut().for_each(|u| *u *= beta);
-            }
-            u.extend(row);
-        }
-        u
-    }
-
-    /// The scores of key t with all earlier keys.
-    fn key_scores(&self, t: usize) -> impl Iterator<Item = Score<R>> {
-        (0..t).map(move |s| self.near.key_score(t, s, self.key_scale(), self.log_decay(t, s)))
-    }
-
-    /// U_t into `sum`; returns z_t and ρ.
-    fn sums(&self, t: usize, u: &[R], scores: &mut Vec<Score<R>>, sum: &mut [R]) -> (R, R) {
-        let rho = self.scores(t, 0..t + 1, None, scores);
-        let mut z = R::zero();
-        sum.fill(R::zero());
-        for score in scores {
+    fn row_sums(&self, t: usize, u: &[R]) -> RowSums<R> {
+        let (scores, rho) = self.scores(t);
+        let mut sums = RowSums { scores, rho, u: vec![R::zero(); self.e], z: R::zero() };
+        for score in &sums.scores {
             let (s, weight) = (score.s, self.weight(score));
-            z += weight;
-            add_scaled(sum, weight * self.in_gate[s] * self.key_weights[s], &u[s * self.e..][..self.e]);
+            sums.z += weight;
+            add_scaled(&mut sums.u, weight * self.gates.input[s] * self.gates.key_weights[s], &u[s * self.e..][..self.e]);
         }
-        (z, rho)
+        sums
+    }
+
+    fn forward(&self, (b, h): (usize, usize), y: &mut [R], report: &mut Report) {
+        let u = self.written();
+        for t in 0..self.length {
+            let sums = self.row_sums(t, &u);
+            let y = &mut y[self.query.index(t) * self.e..][..self.e];
+            let denominator = epilogue::forward(&self.variant, self.row(t, sums.z, sums.rho), &sums.u, y);
+            if self.variant.denominator.sums() {
+                report.see((b, h, t), denominator, sums.rho);
+            }
+        }
     }
 
     fn backward(&self, dy: &[R], grads: &mut Grads<R>) {
-        let (variant, length, e) = (&self.variant, self.length, self.e);
+        let e = self.e;
         let mut g = HeadGrads::new(self);
-        let zeros = |n: usize| vec![R::zero(); n];
-        let (u, mut du) = (self.written(), zeros(length * e));
-        let (mut scores, mut sum, mut scratch) = (Vec::with_capacity(length), zeros(e), zeros(2 * e));
-        for t in 0..length {
-            let (z, rho) = self.sums(t, &u, &mut scores, &mut sum);
-            let mut dsum = dy[self.at_query.index(t) * e..][..e].to_vec();
+        let u = self.written();
+        let mut du = vec![R::zero(); self.length * e];
+        let mut scratch = vec![R::zero(); 2 * e];
+        for t in 0..self.length {
+            let sums = self.row_sums(t, &u);
+            let mut dsum = dy[self.query.index(t) * e..][..e].to_vec();
             let norm_grads = NormGrads { weight: &mut g.norm_weight, bias: &mut g.norm_bias };
-            let row = epilogue::backward(variant, self.row(t, z, rho), &sum, &mut dsum, &mut scratch, norm_grads);
-            g.take_row(t, &row, &scratch[e..], self.scaled_sink(rho));
-            for score in &scores {
+            let row = epilogue::backward(&self.variant, self.row(t, sums.z, sums.rho), &sums.u, &mut dsum, &mut scratch, norm_grads);
+            self.row_backward(t, sums.rho, &row, &scratch[e..], &mut g);
+            for score in &sums.scores {
                 let (s, weight) = (score.s, self.weight(score));
                 let along = dot(&dsum, &u[s * e..][..e]);
-                let factor = self.in_gate[s] * self.key_weights[s];
+                let factor = self.gates.input[s] * self.gates.key_weights[s];
                 add_scaled(&mut du[s * e..][..e], weight * factor, &dsum);
-                g.in_gate[s] += weight * self.key_weights[s] * along;
-                g.key_weights[s] += weight * self.in_gate[s] * along;
+                g.gates.input[s] += weight * self.gates.key_weights[s] * along;
+                g.gates.key_weights[s] += weight * self.gates.input[s] * along;
                 self.pair_backward(t, score, along * factor + row.z, &mut g);
             }
         }
         self.written_backward(&u, du, &mut g);
-        self.finish(g, grads);
+        self.inputs_backward(g, grads);
     }
+}
 
-    /// From du to the gradients of v, and of β and k where there is a write rule: the last row first, since it reads those before.
-    fn written_backward(&self, u: &[R], mut du: Vec<R>, g: &mut HeadGrads<R>) {
-        let e = self.e;
-        for t in (0..self.length).rev() {
-            let mut residual = du[t * e..][..e].to_vec();
-            if let Some(&beta) = self.beta.get(t) {
-                let scores: Vec<Score<R>> = self.key_scores(t).collect();
-                let mut kept = self.v.row(t).to_vec();
-                scores.iter().for_each(|score| add_scaled(&mut kept, -self.near.weight(score), &u[score.s * e..][..e]));
-                g.beta[t] += dot(&residual, &kept);
-                residual.iter_mut().for_each(|r| *r *= beta);
-                for score in &scores {
-                    let s = score.s;
-                    let dweight = -dot(&residual, &u[s * e..][..e]);
-                    add_scaled(&mut du[s * e..][..e], -self.near.weight(score), &residual);
-                    let log = self.near.key_pair_backward(t, score, self.key_scale(), dweight, &mut g.near).wide();
-                    g.log_decay[t] += log;
-                    g.log_decay[s] -= log;
-                }
-            }
-            add_scaled(&mut g.v[t * e..][..e], R::one(), &residual);
-        }
+/// to ← to + factor·from
+fn add_scaled<R: Real>(to: &mut [R], factor: R, from: &[R]) {
+    for (to, &from) in to.iter_mut().zip(from) {
+        *to += factor * from;
+    }
+}
+
+/// Adds values to the gradient of an auxiliary tensor, from entry `start` on.
+fn add_to<R: Real>(grads: &mut Grads<R>, aux: impl Into<AuxTensor>, start: usize, values: &[R]) {
+    if let Some(to) = grads.aux_tensors.get_mut(aux).filter(|_| !values.is_empty()) {
+        add_scaled(&mut to[start..][..values.len()], R::one(), values);
     }
 }

@@ -1,14 +1,15 @@
-//! One head of one batch row as the formula sees it, for those who look inside: prepared queries, keys and values in float64.
+//! One head of one batch row for analysis: prepared queries, keys and values in float64.
 
 use std::ops::Range;
 
 use crate::epilogue::{self, Post, Row};
-use crate::naive::head::{Head, count};
+use crate::naive::gates::count;
+use crate::naive::head::Head;
 use crate::parts::cap;
 use crate::parts::gate::PostGate;
-use crate::{Error, Extra, Inputs, Layer, Variant};
+use crate::{AuxKind, Error, Inputs, Layer, Variant};
 
-/// What the rows of a head read, after convolution, RoPE, φ and gates:
+/// The inputs of a head after convolution, RoPE, φ and gates:
 ///
 /// ```text
 /// x_ts = min( cap(q_t·k_s), clamp )                  score; scale is part of q
@@ -17,11 +18,11 @@ use crate::{Error, Extra, Inputs, Layer, Variant};
 /// y_t  = P_t ⊙ N( O_t · u_t / D(z_t, S_t) )          finish
 /// ```
 ///
-/// s is seen by t where s ≤ t and s is not [hidden](View::hidden) between the sinks and the window.
+/// Position t attends to s if s ≤ t and s is not [hidden](View::hidden) between the sinks and the window.
 ///
 /// Values are those of the float32 inputs; conversions to float64 are exact.
 pub struct View {
-    /// The head's variant, learned coefficients in place.
+    /// The variant of the head with learned coefficients inserted.
     pub variant: Variant,
     /// Positions that are not padding.
     pub length: usize,
@@ -38,19 +39,19 @@ pub struct View {
     /// c_t, all zero without decay.
     pub log_decay: Vec<f64>,
     out: Vec<f64>,
-    /// One for each position, or [length, e].
+    /// One per position, or [length, e].
     post: Vec<f64>,
     /// b of a sum with a sink.
     sink: Option<f64>,
-    /// γ and β of the norm, empty where it has none.
+    /// γ and β of the norm, empty if it has none.
     weight: Vec<f64>,
     bias: Vec<f64>,
 }
 
-/// The first part that changes weights or outputs in a way that a view of so many positions does not show.
-fn unseen(variant: &Variant, length: usize) -> Option<&'static str> {
+/// The first part of the variant that a view of this many positions does not support.
+fn unsupported_part(variant: &Variant, length: usize) -> Option<&'static str> {
     [
-        // A window that holds the whole text leaves no key to the far kernel.
+        // A window that covers the whole sequence leaves no key to the far branch.
         (variant.far.is_some() && variant.window.is_some_and(|window| window < length), "far"),
         (variant.chosen.is_some() && variant.window.is_some_and(|window| window < length), "chosen"),
         (variant.write.is_some(), "write"),
@@ -69,18 +70,16 @@ impl View {
         if row >= batch || head >= shape.heads {
             return Err(Error::Shape(format!("row {row} and head {head} are not among {batch} rows and {} heads", shape.heads)));
         }
-        layer.check_fused()?;
-        let own = Head::gather(layer, inputs, &shape, row, head);
+        let own = Head::new(layer, inputs, &shape, row, head);
         let wide = |values: &[f32]| values.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
-        let parameter = |extra| if own.variant.needs(extra) { wide(inputs.extra(extra)) } else { Vec::new() };
+        let parameter = |aux| if own.variant.needs(aux) { wide(inputs.aux(aux)) } else { Vec::new() };
         let (d, e, length) = (own.near.q.width, own.e, own.length);
-        if let Some(part) = unseen(&own.variant, length) {
-            let reason =
-                format!("a look inside a head does not know `{part}` so far, and would show other weights than it has; leave `{part}` out");
+        if let Some(part) = unsupported_part(&own.variant, length) {
+            let reason = format!("a view of a head does not support `{part}`; remove `{part}`");
             return Err(Error::Combination { variant: own.variant.to_string(), reason });
         }
-        let scale = own.variant.scale_for(shape.d);
-        let factors = own.in_gate.iter().zip(&own.key_weights).map(|(&gate, &key)| f64::from(gate) * f64::from(key));
+        let scale = own.variant.near.scale_for(shape.d);
+        let factors = own.gates.input.iter().zip(&own.gates.key_weights).map(|(&gate, &key)| f64::from(gate) * f64::from(key));
         Ok(View {
             length,
             d,
@@ -88,22 +87,22 @@ impl View {
             q: (0..length).flat_map(|t| own.near.q.row(t)).map(|&x| scale * f64::from(x)).collect(),
             k: (0..length).flat_map(|s| own.near.k.row(s)).map(|&x| f64::from(x)).collect(),
             v: factors.enumerate().flat_map(|(s, factor)| own.v.row(s).iter().map(move |&x| factor * f64::from(x))).collect(),
-            out: wide(&own.out_gate),
-            post: wide(&own.post_gate),
-            sink: own.variant.denominator.has_sink().then(|| f64::from(inputs.extra(Extra::Sink)[head])),
-            weight: parameter(Extra::NormWeight),
-            bias: parameter(Extra::NormBias),
+            out: wide(&own.gates.output),
+            post: wide(&own.gates.post),
+            sink: own.variant.denominator.has_sink().then(|| f64::from(inputs.aux(AuxKind::Sink)[head])),
+            weight: parameter(AuxKind::NormWeight),
+            bias: parameter(AuxKind::NormBias),
             log_decay: own.log_decay,
             variant: own.variant,
         })
     }
 
-    /// The keys up to t that position t does not see: those between the sinks and the window.
+    /// The keys up to t that are not visible from t: those between the sinks and the window.
     pub fn hidden(&self, t: usize) -> Range<usize> {
         self.variant.distance().far(t)
     }
 
-    /// The keys that it sees, ascending.
+    /// The keys that are visible from t, in ascending order.
     pub fn seen(&self, t: usize) -> impl Iterator<Item = usize> + use<> {
         self.variant.distance().near(t)
     }
@@ -111,15 +110,15 @@ impl View {
     /// x from q·k: the soft cap, then the clamp. NaN stays NaN.
     #[inline(always)]
     pub fn score(&self, product: f64) -> f64 {
-        let x = self.variant.cap.map_or(product, |c| cap::value(product, c));
-        match self.variant.clamp {
+        let x = self.variant.near.cap.map_or(product, |c| cap::value(product, c));
+        match self.variant.near.clamp {
             Some(clamp) if x > clamp => clamp,
             _ => x,
         }
     }
 
-    /// y_t [e] from u_t [e] and z_t, by `variant`, which may differ from the head's own in its kernel. Both sums have the
-    /// log scale ρ taken out: their true values are u·e^ρ and z·e^ρ. Returns D·e^−ρ.
+    /// y_t [e] from u_t [e] and z_t of `variant`, whose kernel may differ from that of the head. Both sums are scaled by
+    /// e^−ρ: their true values are u·e^ρ and z·e^ρ. Returns D·e^−ρ.
     pub fn finish(&self, variant: &Variant, t: usize, z: f64, rho: f64, u: &[f64], y: &mut [f64]) -> f64 {
         let by_channel = self.variant.post_gate.as_ref().is_some_and(PostGate::by_channel);
         let row = Row {
@@ -131,6 +130,7 @@ impl View {
             sink: self.sink.map_or(0.0, |b| (b - rho).exp()),
             weight: &self.weight,
             bias: &self.bias,
+            norm_reads_scale: variant.norm_restores_scale(),
         };
         epilogue::forward(variant, row, u, y)
     }
@@ -139,31 +139,30 @@ impl View {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Attention, Extras, Rope};
+    use crate::{Attention, AuxTensor, AuxTensors, Rope};
 
     #[test]
-    fn what_a_view_does_not_show_is_refused() {
+    fn unsupported_parts_are_rejected() {
         let (q, kv) = ([0.1; 5 * 2 * 4], [0.2; 5 * 4]);
-        let look = |text: &str| {
+        let view = |text: &str| {
             let layer = Layer::new(2, 1, 4).variant(&*format!("{text} rope=off")).expect("possible");
             let numbers = [0.0; 64];
-            let mut extras = Extras::default();
-            layer.extras().iter().for_each(|spec| extras.set(spec.extra, &numbers[..spec.values(5)]));
-            View::new(&layer, 1, 5, &Inputs::new(&q, &kv, &kv).extras(extras), 0, 0).map(drop)
+            let mut aux_tensors = AuxTensors::default();
+            layer.aux_specs().iter().for_each(|spec| aux_tensors.set(spec.aux, &numbers[..spec.values(5)]));
+            View::new(&layer, 1, 5, &Inputs::new(&q, &kv, &kv).with_aux(aux_tensors), 0, 0).map(drop)
         };
         for (text, part) in [
             ("exp window=4 far(taylor=0..2)", "`far`"),
             ("power=1 over=none write=delta", "`write`"),
             ("power=1 over=none decay=sigmoid,channel", "`decay=…,channel`"),
         ] {
-            assert!(look(text).is_err_and(|error| error.to_string().contains(part)), "{text}");
+            assert!(view(text).is_err_and(|error| error.to_string().contains(part)), "{text}");
         }
-        assert_eq!(look("exp window=5 far(taylor=0..2)"), Ok(()));
+        assert_eq!(view("exp window=5 far(taylor=0..2)"), Ok(()));
     }
 
-    /// Sums over a view's rows are the naive attention.
     #[test]
-    fn a_view_has_all_that_the_formula_needs() {
+    fn sums_over_a_view_match_naive_attention() {
         let numbers = |n: usize, seed: usize| (0..n).map(|i| ((i * 7 + seed * 13) % 23) as f32 / 11.5 - 1.0).collect::<Vec<f32>>();
         for text in [
             "softmax",
@@ -177,12 +176,12 @@ mod tests {
         ] {
             let layer = Layer::new(4, 2, 6).rope(Rope::new(6, 100.0, None).expect("a rope")).variant(text).expect("possible");
             let (q, kv) = (numbers(2 * 7 * 4 * 6, 1), numbers(2 * 7 * 2 * 6, 2));
-            let data: Vec<(Extra, Vec<f32>)> =
-                layer.extras().iter().enumerate().map(|(i, spec)| (spec.extra, numbers(spec.values(14), 3 + i))).collect();
-            let mut extras = Extras::default();
-            data.iter().for_each(|(extra, values)| extras.set(*extra, &values[..]));
+            let data: Vec<(AuxTensor, Vec<f32>)> =
+                layer.aux_specs().iter().enumerate().map(|(i, spec)| (spec.aux, numbers(spec.values(14), 3 + i))).collect();
+            let mut aux_tensors = AuxTensors::default();
+            data.iter().for_each(|(aux, values)| aux_tensors.set(*aux, &values[..]));
             let lengths = [7, 5];
-            let inputs = Inputs::new(&q, &kv, &kv).extras(extras).lengths(&lengths[..]);
+            let inputs = Inputs::new(&q, &kv, &kv).with_aux(aux_tensors).lengths(&lengths[..]);
             let mut expected = vec![0.0f32; 2 * 7 * 4 * 6];
             layer.naive::<f32>(2, 7).expect("an engine").infer(&inputs, &mut expected).expect("a pass");
             for (row, head) in [(0, 0), (0, 3), (1, 1)] {
@@ -193,7 +192,7 @@ mod tests {
                     assert_eq!(view.seen(t).count() + view.hidden(t).len(), t + 1);
                     for s in view.seen(t) {
                         let x = view.score((0..view.d).map(|i| view.q[t * view.d + i] * view.k[s * view.d + i]).sum::<f64>());
-                        let weight = (view.log_decay[t] - view.log_decay[s]).exp() * view.variant.kernel.value(x);
+                        let weight = (view.log_decay[t] - view.log_decay[s]).exp() * view.variant.near.kernel.value(x);
                         z += weight;
                         (0..view.e).for_each(|i| u[i] += weight * view.v[s * view.e + i]);
                     }

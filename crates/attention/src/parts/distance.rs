@@ -1,8 +1,27 @@
-//! Distance classes: keys with t − s < W (the window) and keys with s < S (the sinks) are near, all others far
+//! Near and far keys: keys with t − s < W (the window) and keys with s < S (the sinks) are near, all others far
 
 use std::ops::Range;
 
-use crate::kernels::score_rows::Visible;
+use termwise_kernels::score_rows::Visible;
+
+/// One of the two branches of a variant: keys in the window and sinks, or all other keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum KeyRange {
+    /// Keys in the window, and sinks; all keys of a variant without a window.
+    Near,
+    /// Keys outside the window.
+    Far,
+}
+
+impl KeyRange {
+    /// Both branches.
+    pub const ALL: [KeyRange; 2] = [KeyRange::Near, KeyRange::Far];
+
+    /// Whether it is the far branch.
+    pub fn is_far(self) -> bool {
+        self == KeyRange::Far
+    }
+}
 
 /// A window and its sinks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,7 +33,7 @@ pub struct Distance {
 }
 
 impl Distance {
-    /// Everything is near.
+    /// All keys are near.
     pub const ALL: Distance = Distance { window: usize::MAX, sinks: 0 };
 
     /// Whether position t sees key s ≤ t with the near kernel.
@@ -55,7 +74,7 @@ impl Distance {
         Distance { sinks: self.sinks.saturating_sub(first), ..self }
     }
 
-    /// The near keys of position t: the sinks that the window does not hold, then the window.
+    /// The near keys of position t: the sinks outside the window, then the window.
     pub fn near(self, t: usize) -> impl DoubleEndedIterator<Item = usize> + Clone {
         let far = self.far(t);
         (0..far.start).chain(far.end..t + 1)
@@ -67,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_key_belongs_to_one_class() {
+    fn every_key_is_near_or_far() {
         for (window, sinks) in [(1, 0), (1, 2), (3, 0), (3, 2), (3, 9), (9, 1), (usize::MAX, 0)] {
             let distance = Distance { window, sinks };
             for t in 0..8 {

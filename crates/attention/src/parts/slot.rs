@@ -1,19 +1,19 @@
-//! What a part is, and the macro that turns a list of parts into a slot of the formula.
+//! The trait of parts, and the macro that declares a slot of the formula from a list of parts.
 
 use std::fmt::Debug;
 
-/// What a part tells about itself; help, docs and tests iterate over these.
+/// The description of a part, for help, documentation and tests.
 #[derive(Debug)]
 pub struct Info {
-    /// The word in a variant's text.
+    /// Its word in a variant string.
     pub word: &'static str,
     /// How it is written, arguments included.
     pub usage: &'static str,
     /// Its formula in the symbols of the legend.
     pub formula: &'static str,
-    /// One sentence for people.
+    /// One sentence.
     pub about: &'static str,
-    /// Texts of this part that are valid, for docs and tests.
+    /// Valid values, for documentation and tests.
     pub examples: &'static [&'static str],
 }
 
@@ -22,7 +22,7 @@ pub trait Part: Sized + Clone + PartialEq + Debug {
     /// Its description.
     const INFO: Info;
 
-    /// Reads the arguments that follow the word; the error says what was expected.
+    /// Parses the arguments that follow the word; the error states what was expected.
     fn parse(args: &str) -> Result<Self, String>;
 
     /// The arguments as `parse` reads them; empty for a bare word.
@@ -34,7 +34,7 @@ pub(crate) fn no_args(word: &str, args: &str) -> Result<(), String> {
     if args.is_empty() { Ok(()) } else { Err(format!("`{word}` takes no argument, found `{args}`")) }
 }
 
-/// A number that must be finite and, where asked, positive.
+/// Parses a finite number, which must be positive if `positive` is set.
 pub(crate) fn number(what: &str, text: &str, positive: bool) -> Result<f64, String> {
     match text.trim().parse::<f64>() {
         Ok(x) if x.is_finite() && (!positive || x > 0.0) => Ok(x),
@@ -42,7 +42,7 @@ pub(crate) fn number(what: &str, text: &str, positive: bool) -> Result<f64, Stri
     }
 }
 
-/// A number as short as it can be read back: `5`, `0.0001`, `1e-8`.
+/// The shortest form of a number that parses to the same value: `5`, `0.0001`, `1e-8`.
 pub(crate) fn short(x: f64) -> String {
     let (plain, scientific) = (x.to_string(), format!("{x:e}"));
     if scientific.len() < plain.len() { scientific } else { plain }

@@ -1,15 +1,15 @@
 //! What the tests of the parts share: differences, and the checks that every part of a slot must pass.
 
-use crate::kernels::score_rows::UNSCALED_LOG_LIMIT;
-use crate::kernels::simd::{Isa, Simd, Task, dispatch_on};
 use crate::parts::decay::{DecayParams, DecayPart};
 use crate::parts::denominator::DenominatorPart;
 use crate::parts::gate::GatePart;
 use crate::parts::kernel::KernelPart;
-use crate::parts::kernel::taylor::factorial;
 use crate::parts::norm::{NormGrads, NormParams, NormPart};
 use crate::parts::qk_norm::QkNormPart;
 use crate::parts::slot::Part;
+use termwise_kernels::combinatorics::factorial;
+use termwise_kernels::score_rows::UNSCALED_LOG_LIMIT;
+use termwise_kernels::simd::{Isa, Simd, Task, dispatch_on};
 
 /// df/dx by the four-point rule.
 pub fn derivative(f: impl Fn(f64) -> f64, x: f64) -> f64 {

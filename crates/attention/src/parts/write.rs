@@ -1,7 +1,7 @@
 //! The write rule `delta`: u_t = β_t·(v_t − Σ_{s<t} M_ts·w(x̂_ts)·u_s), x̂_ts = scale_k·k_t·k_s, β = r·σ(W·h + b)
 //!
-//! What is written is the value without what the state already answers to its key. One β per kv head and position: the write belongs to keys
-//! and values, so that heads of one kv head can share what is written.
+//! The write rule stores the difference between the value and the prediction of the state for its key. β is one number per kv head and
+//! position, so heads of one kv head share the written values.
 
 use crate::Real;
 use crate::parts::gate::sigmoid::{sigmoid, slope_from_value};
@@ -12,7 +12,7 @@ use crate::parts::slot::{Info, number, short};
 pub struct Delta {
     /// r, the upper end of β: 1, or up to 2.
     pub range: f64,
-    /// scale_k, what k·k is multiplied by.
+    /// scale_k, the factor of k·k.
     pub scale: f64,
 }
 
@@ -22,11 +22,11 @@ impl Delta {
         word: "delta",
         usage: "write=delta[,R][,scale=X]",
         formula: "u_t = β_t·(v_t − Σ_{s<t} M_ts·w(X·k_t·k_s)·u_s), β = R·σ(W·h + b)",
-        about: "The delta rule: what the state already answers to a key is taken back before the value is written; R = 1 unless given, up to 2.",
+        about: "The delta rule: the prediction of the state for a key is subtracted before the value is written; R = 1 unless given, up to 2.",
         examples: &["delta", "delta,2", "delta,scale=0.5", "delta,2,scale=0.5"],
     };
 
-    /// Reads what follows the word.
+    /// Parses the arguments that follow the word.
     pub fn parse(args: &str) -> Result<Delta, String> {
         let mut delta = Delta { range: 1.0, scale: 1.0 };
         let (mut range, mut scale) = (None, None);
@@ -41,11 +41,11 @@ impl Delta {
         delta.scale = scale.unwrap_or(delta.scale);
         match delta.range {
             r if r > 0.0 && r <= 2.0 => Ok(delta),
-            r => Err(format!("β lies between 0 and R, and above 2 every write overshoots: R is 1 or 2, at most 2, found {r}")),
+            r => Err(format!("β is between 0 and R, and above 2 every write overshoots: R is at most 2, found {r}")),
         }
     }
 
-    /// What `parse` reads.
+    /// The arguments as `parse` reads them.
     pub fn args(&self) -> String {
         let range = (self.range != 1.0).then(|| short(self.range));
         let scale = (self.scale != 1.0).then(|| format!("scale={}", short(self.scale)));

@@ -1,12 +1,11 @@
-//! From a cache to moments: Σ_s M_ts·K(k_s)·v'_sᵀ over the keys that are kept.
+//! From a KV cache to a recurrent state: Σ_s M_ts·K(k_s)·v'_sᵀ over the keys of the cache.
 
-use crate::kernels::simd::dispatch;
-use crate::layer::Class;
-use crate::state::memory::{Add, GroupMemory, State};
+use crate::layer::KeyTransform;
+use crate::state::memory::{EnteringKey, GroupMemory, State};
 use crate::{Error, Layer, Variant};
 
 impl State {
-    /// Compresses every cache into the moments of this layer's variants: what stepping them from the start would have left, up to rounding.
+    /// Compresses every cache into the recurrent state of this layer's variants: the state after stepping them from the start, up to rounding.
     /// Keys and values must be prepared alike, so a variant may differ from the head's present one in its kernel, scale, clamp,
     /// denominator and norm, but not in φ, RoPE, convolution, gates, decay, or in weighing keys by their position; nor, with a write rule, in its kernel.
     /// Refuses variants without a finite map; the state is then unchanged. Frees the caches.
@@ -17,12 +16,12 @@ impl State {
                 format!("a state of {:?} cannot become one of {:?}: sizes and rope must be the same", self.shape, compressed.shape);
             return Err(Error::Shape(reason));
         }
-        let class = |layer: &Layer, head: usize| Class { write: None, ..layer.classes()[layer.head_plans()[head].class] };
+        let class = |layer: &Layer, head: usize| KeyTransform { write: None, ..layer.classes()[layer.head_plans()[head].key_transform] };
         for (head, (old, new)) in self.heads().iter().zip(layer.heads()).enumerate() {
             let same_class = class(&self.layer, head) == class(layer, head);
             let reason = match () {
                 _ if old.window.is_some() || new.window.is_some() => "a window keeps its own keys, and forgets others".to_string(),
-                _ if !new.near().has_finite_map() => "it has no finite map".to_string(),
+                _ if !new.near.has_finite_map() => "it has no finite map".to_string(),
                 _ if !same_class || !prepared_alike(old, new) => {
                     format!("keys and values were kept for `{old}`, which prepares them differently")
                 }
@@ -33,38 +32,35 @@ impl State {
         }
         compressed.steps = self.steps.clone();
         let plan = layer.state_plan(compressed.memory);
-        for (index, store) in compressed.stores.iter_mut().enumerate() {
+        for (index, store) in compressed.groups.iter_mut().enumerate() {
             let (b, place) = (index / plan.groups.len(), index % plan.groups.len());
             let (head, basis) = (plan.groups[place].heads[0], compressed.bases[place].as_deref());
-            let (from, column) = self.plan().group_of[head];
-            let before = &self.stores[b * self.plan().groups.len() + from];
+            let (from, index_in_group) = self.plan().group_of[head];
+            let before = &self.groups[b * self.plan().groups.len() + from];
             store.key_norm = before.key_norm;
             match (&before.memory, &mut store.memory, basis) {
-                (GroupMemory::Cache(cache), GroupMemory::Moments { h, z }, Some(basis)) => {
-                    let column = &cache.columns[column];
+                (GroupMemory::Cache(cache), GroupMemory::Recurrent { h, z }, Some(basis)) => {
+                    let per_key = &cache.per_key[index_in_group];
                     let last = self.steps.log_decay[b * self.shape.heads + head];
-                    let (mut key, mut lower_orders, mut rows) =
-                        (vec![0.0; cache.d], vec![0.0; basis.lower_order_rows()], vec![0.0; basis.rows()]);
+                    let (mut key, mut scratch) = (vec![0.0; cache.d], vec![0.0; EnteringKey::scratch_len(basis)]);
                     for s in 0..cache.len {
                         cache.key(s, &mut key);
-                        let decay = column.decay.get(s).map_or(1.0, |c| (last - c).exp() as f32);
-                        let weight = column.weights.get(s).map_or(1.0, |w| *w) * decay;
-                        basis.of_one(&key, &mut lower_orders, &mut rows);
-                        dispatch(Add { h, z, rows: &rows, value: cache.value(s), weight, decay });
+                        let (weight, decay) = (per_key.weight(s), per_key.decay(s, last));
+                        EnteringKey { key: &key, value: cache.value(s), weight, decay }.enter(basis, h, z, &mut scratch);
                     }
                 }
-                (GroupMemory::Moments { h, z }, GroupMemory::Moments { h: to, z: to_z }, Some(basis)) => {
+                (GroupMemory::Recurrent { h, z }, GroupMemory::Recurrent { h: to, z: to_z }, Some(basis)) => {
                     let same = self.bases[from].as_ref().is_some_and(|old| (old.orders(), old.d()) == (basis.orders(), basis.d()));
                     if !same || (z.is_empty() && !to_z.is_empty()) {
                         let (old, variant) = (&self.heads()[head], layer.heads()[head].to_string());
-                        let reason = format!("head {head} has moments of `{old}` already, which are not those of this variant");
+                        let reason = format!("head {head} already has the recurrent state of `{old}`, which is not that of this variant");
                         return Err(Error::Combination { variant, reason });
                     }
                     to.copy_from_slice(h);
                     let n = to_z.len();
                     to_z.copy_from_slice(&z[..n]);
                 }
-                _ => unreachable!("all variants have moments"),
+                _ => unreachable!("all variants have a recurrent state"),
             }
         }
         *self = compressed;
@@ -75,7 +71,7 @@ impl State {
 fn prepared_alike(a: &Variant, b: &Variant) -> bool {
     let preparing = |v: &Variant| (v.rope, v.conv, v.qk_norm.clone(), v.denominator.key_side());
     // What a write rule has written depends on the kernel by which it read.
-    let written = |v: &Variant| v.write.map(|rule| (rule, v.kernel.clone(), v.cap, v.clamp));
+    let written = |v: &Variant| v.write.map(|rule| (rule, v.near.kernel.clone(), v.near.cap, v.near.clamp));
     preparing(a) == preparing(b)
         && written(a) == written(b)
         && a.in_gate == b.in_gate

@@ -1,29 +1,44 @@
 //! States in a safetensors file, one layer after the other.
 //!
-//! Metadata: `format` = `termwise state 1`, `layers`, and for layer i `layer.i.heads` (the variants, one per line), `layer.i.memory`
-//! (`natural` or `cache`), `layer.i.shape` (`batch heads kv_heads d e`), `layer.i.positions` (one per batch row) and, where a head rotates,
-//! `layer.i.rope` (the factor of q and k, then the rotary frequencies). Files of earlier versions without `rope` are refused for such layers.
-//! Tensors below `layer.i.`, row b, state group u: `row.b.unit.u.h` [N, e] and `.z` [N], or `.keys` [positions, d] and `.values` [positions, e] with
-//! `.head.j.weights` and `.head.j.decay` [positions] where the j-th head of the group has them; `.far.h` and `.far.z` of far keys beside them, keys then with those
-//! of far queries behind; `.mean.sum` (float64) of keys whose mean is followed; `row.b.unit.u.key_norm` [1]; and what else passes from token to token,
-//! `carry.*`. The keys of a window are in the order of their places (see the pool), codes as bytes `.codes.i.keys` and so on, `.received` of keys that are chosen by it.
-//! float32, but running sums float64. Rows of H are in the order of [`crate::Basis`].
+//! Metadata, in the order of their keys: `format` = `termwise state 1`, `layers`, and for layer i
 //!
-//! What is loaded is bit for bit what was saved. A file is written beside its place and then moved there, so that an interrupted
-//! save leaves an earlier file as it was. Nothing in a file is trusted: every size must be the one that the variants ask for, and caches grow only
-//! by rows that the file really holds.
+//! | key | value |
+//! |---|---|
+//! | `layer.i.heads` | the variants, one per line |
+//! | `layer.i.memory` | `natural` or `cache` |
+//! | `layer.i.shape` | `batch heads kv_heads d e` |
+//! | `layer.i.positions` | one per batch row |
+//! | `layer.i.rope` | if a head rotates: the factor of q and k, then the rotary frequencies. Files of earlier versions without it are refused. |
+//!
+//! Tensors below `layer.i.row.b.unit.u.`, for batch row b and state group u:
+//!
+//! | name | value |
+//! |---|---|
+//! | `key_norm` [1] | the largest norm of a key |
+//! | `h` [N, e], `z` [N] | a recurrent state; rows of H in the order of [`crate::Basis`] |
+//! | `keys` [n, d], `values` [n, e] | a cache, in the order of positions; keys for near queries, then for far queries |
+//! | `head.j.weights`, `head.j.decay` [n] | per key, if the j-th head of the group has them |
+//! | `far.h`, `far.z` | the recurrent state of far keys |
+//! | `codes.c.keys`, `.values`, `.scales` | block c of a quantized cache, as bytes |
+//! | `received` | the accumulated attention per place, with heavy hitters |
+//!
+//! The cache of a window whose heads have no data per key is in the order of its places. `layer.i.carry.*` are the running sums of gates and decays
+//! and the last inputs of the short convolution. All numbers are float32, running sums float64.
+//!
+//! Loading restores the saved state bit for bit, and equal states give equal bytes. A file is written next to its place and then moved there, so an
+//! interrupted save leaves an earlier file as it was. Every size is checked against the variants, and caches grow only by rows that the file contains.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use safetensors::{Dtype, SafeTensorError, SafeTensors, View};
-use termwise_base::files::{self, write_whole};
+use termwise_base::files::{self, with_metadata, write_whole};
 
-use crate::state::cache::Cache;
+use crate::state::kv_cache::KvCache;
 use crate::state::memory::{GroupMemory, State};
-use crate::state::pool::Pool;
-use crate::{Error, Layer, Memory, Rope, Shape, Variant};
+use crate::state::ring::RingKvCache;
+use crate::{Error, Layer, Rope, Shape, StateKind, Variant};
 
 const FORMAT: &str = "termwise state 1";
 
@@ -35,14 +50,15 @@ enum Values<'a> {
     /// Rows of which the first so many values count.
     Rows(&'a [f32], usize, usize),
     /// The keys of a cache, as rows.
-    Keys(&'a Cache),
-    /// The keys or the values of a pool that are float32, as rows in the order of places.
-    PoolKeys(&'a Pool),
-    PoolRows(&'a Pool),
+    Keys(&'a KvCache),
+    /// The keys or the values of these places of a ring, in float32.
+    KeysOfRing(&'a RingKvCache, Vec<usize>),
+    RowsOfRing(&'a RingKvCache, Vec<usize>),
     Codes(&'a [u8]),
-    /// low and step of the codes of values.
+    /// low and step of quantized values.
     Scales(&'a [[f32; 2]]),
-    Wide(&'a [f64]),
+    Narrow(Vec<f32>),
+    Wide(Cow<'a, [f64]>),
 }
 
 struct Tensor<'a> {
@@ -74,20 +90,21 @@ impl View for Tensor<'_> {
                     key.iter().for_each(|x| bytes.extend(x.to_le_bytes()));
                 }
             }
-            Values::PoolKeys(pool) => {
-                let mut key = vec![0.0f32; pool.d];
-                for place in 0..pool.float_len() {
-                    pool.key(place, None, &mut key);
+            Values::KeysOfRing(ring, places) => {
+                let mut key = vec![0.0f32; ring.d];
+                for &place in places {
+                    ring.key(place, None, &mut key);
                     key.iter().for_each(|x| bytes.extend(x.to_le_bytes()));
                 }
             }
-            Values::PoolRows(pool) => {
-                let mut value = vec![0.0f32; pool.ep];
-                for place in 0..pool.float_len() {
-                    pool.value(place, &mut value);
-                    value[..pool.e].iter().for_each(|x| bytes.extend(x.to_le_bytes()));
+            Values::RowsOfRing(ring, places) => {
+                let mut value = vec![0.0f32; ring.ep];
+                for &place in places {
+                    ring.value(place, &mut value);
+                    value[..ring.e].iter().for_each(|x| bytes.extend(x.to_le_bytes()));
                 }
             }
+            Values::Narrow(values) => values.iter().for_each(|x| bytes.extend(x.to_le_bytes())),
             Values::Codes(codes) => bytes.extend_from_slice(codes),
             Values::Scales(scales) => scales.iter().flatten().for_each(|x| bytes.extend(x.to_le_bytes())),
             Values::Wide(values) => values.iter().for_each(|x| bytes.extend(x.to_le_bytes())),
@@ -118,7 +135,7 @@ impl State {
 
     /// What [`State::save_layers`] writes.
     pub fn to_bytes(layers: &[State]) -> Result<Vec<u8>, SafeTensorError> {
-        let mut metadata = HashMap::from([("format".to_string(), FORMAT.to_string()), ("layers".to_string(), layers.len().to_string())]);
+        let mut metadata = BTreeMap::from([("format".to_string(), FORMAT.to_string()), ("layers".to_string(), layers.len().to_string())]);
         let mut tensors = Vec::new();
         for (i, state) in layers.iter().enumerate() {
             for (key, value) in state.description() {
@@ -130,24 +147,24 @@ impl State {
             }
             tensors.extend(state.tensors().into_iter().map(|(name, tensor)| (format!("layer.{i}.{name}"), tensor)));
         }
-        safetensors::serialize(tensors, Some(metadata))
+        Ok(with_metadata(&safetensors::serialize(tensors, None)?, &metadata))
     }
 
     /// The state of B rows of this layer with this kind of memory, from a file with one layer. Refuses files of anything else.
-    pub fn load(path: &Path, layer: &Layer, batch: usize, memory: Memory) -> Result<State, Error> {
+    pub fn load(path: &Path, layer: &Layer, batch: usize, memory: StateKind) -> Result<State, Error> {
         let mut layers = State::load_layers(path, &[(layer, memory)], batch)?;
         Ok(layers.pop().expect("one layer was asked for"))
     }
 
     /// The states of B rows of the layers of a model, each with its kind of memory.
-    pub fn load_layers(path: &Path, layers: &[(&Layer, Memory)], batch: usize) -> Result<Vec<State>, Error> {
+    pub fn load_layers(path: &Path, layers: &[(&Layer, StateKind)], batch: usize) -> Result<Vec<State>, Error> {
         // Not mapped: a file that is cut while it is read must be an error, and not the end of the process.
         let bytes = files::read(path, u64::MAX - 1).map_err(|error| unreadable(path, &error))?;
         State::from_bytes(&bytes, path, layers, batch)
     }
 
     /// As [`State::load_layers`], of the bytes of a file; `path` is for messages.
-    pub fn from_bytes(bytes: &[u8], path: &Path, layers: &[(&Layer, Memory)], batch: usize) -> Result<Vec<State>, Error> {
+    pub fn from_bytes(bytes: &[u8], path: &Path, layers: &[(&Layer, StateKind)], batch: usize) -> Result<Vec<State>, Error> {
         let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| unreadable(path, &error))?;
         let metadata = header.metadata().clone().unwrap_or_default();
         let tensors = SafeTensors::deserialize(bytes).map_err(|error| unreadable(path, &error))?;
@@ -171,7 +188,7 @@ impl State {
                 Some(parsed) => state.steps.positions = parsed,
                 None => return Err(file_error(path, format!("layer {i} has no {} positions, found `{positions}`", batch))),
             }
-            state.fill(&Source { path, tensors: &tensors, layer: i })?;
+            state.fill(&Source { path, tensors: &tensors, layer: i, e: state.shape.e })?;
             states.push(state);
         }
         Ok(states)
@@ -182,8 +199,8 @@ impl State {
         let texts: Vec<String> = self.heads().iter().map(Variant::to_string).collect();
         let positions: Vec<String> = self.steps.positions.iter().map(usize::to_string).collect();
         let memory = match self.memory {
-            Memory::Natural => "natural",
-            Memory::Cache => "cache",
+            StateKind::Auto => "natural",
+            StateKind::Cache => "cache",
         };
         [
             ("shape", format!("{batch} {heads} {kv_heads} {d} {e}")),
@@ -198,12 +215,12 @@ impl State {
         let mut add = |name: String, shape: &[usize], values| tensors.push((name, Tensor { shape: shape.to_vec(), values }));
         let flat = |values| Values::Rows(values, 1, 1);
         let e = self.shape.e;
-        for (index, store) in self.stores.iter().enumerate() {
+        for (index, state) in self.groups.iter().enumerate() {
             let name = group_name(index, self.bases.len());
-            add(format!("{name}.key_norm"), &[1], flat(std::slice::from_ref(&store.key_norm)));
-            match &store.memory {
-                GroupMemory::Moments { h, z } => {
-                    let ep = e.next_multiple_of(crate::kernels::PAD);
+            add(format!("{name}.key_norm"), &[1], flat(std::slice::from_ref(&state.key_norm)));
+            match &state.memory {
+                GroupMemory::Recurrent { h, z } => {
+                    let ep = e.next_multiple_of(termwise_kernels::PAD);
                     add(format!("{name}.h"), &[h.len() / ep, e], Values::Rows(h, ep, e));
                     if !z.is_empty() {
                         add(format!("{name}.z"), &[z.len()], flat(z));
@@ -212,40 +229,58 @@ impl State {
                 GroupMemory::Cache(cache) => {
                     add(format!("{name}.keys"), &[cache.len, cache.d], Values::Keys(cache));
                     add(format!("{name}.values"), &[cache.len, e], Values::Rows(&cache.values[..cache.len * cache.ep], cache.ep, e));
-                    for (j, column) in cache.columns.iter().enumerate() {
-                        if !column.weights.is_empty() {
-                            add(format!("{name}.head.{j}.weights"), &[cache.len], flat(&column.weights));
+                    for (j, per_key) in cache.per_key.iter().enumerate() {
+                        if !per_key.weights.is_empty() {
+                            add(format!("{name}.head.{j}.weights"), &[cache.len], flat(&per_key.weights));
                         }
-                        if !column.decay.is_empty() {
-                            add(format!("{name}.head.{j}.decay"), &[cache.len], Values::Wide(&column.decay));
+                        if !per_key.log_decay.is_empty() {
+                            add(format!("{name}.head.{j}.decay"), &[cache.len], Values::Wide(per_key.log_decay.as_slice().into()));
                         }
                     }
                 }
-                GroupMemory::Pool(pool) => {
-                    add(format!("{name}.keys"), &[pool.float_len(), pool.d], Values::PoolKeys(pool));
-                    add(format!("{name}.values"), &[pool.float_len(), e], Values::PoolRows(pool));
-                    for (i, (keys, values, scales)) in pool.code_parts().enumerate() {
+                GroupMemory::Ring(ring) => {
+                    let places: Vec<usize> = match ring.layout.plain {
+                        true => (0..ring.float_len(ring.next)).collect(),
+                        false => ring.layout.positions(ring.next).map(|position| ring.layout.place(position)).collect(),
+                    };
+                    let len = places.len();
+                    for (j, per_key) in ring.per_key.iter().enumerate() {
+                        if !per_key.weights.is_empty() {
+                            let weights = places.iter().map(|&place| per_key.weights[place]).collect();
+                            add(format!("{name}.head.{j}.weights"), &[len], Values::Narrow(weights));
+                        }
+                        if !per_key.log_decay.is_empty() {
+                            let log_decay: Vec<f64> = places.iter().map(|&place| per_key.log_decay[place]).collect();
+                            add(format!("{name}.head.{j}.decay"), &[len], Values::Wide(log_decay.into()));
+                        }
+                    }
+                    add(format!("{name}.keys"), &[len, ring.d], Values::KeysOfRing(ring, places.clone()));
+                    add(format!("{name}.values"), &[len, e], Values::RowsOfRing(ring, places));
+                    for (i, (keys, values, scales)) in ring.code_blocks().enumerate() {
                         add(format!("{name}.codes.{i}.keys"), &[keys.len()], Values::Codes(keys));
                         add(format!("{name}.codes.{i}.values"), &[values.len()], Values::Codes(values));
                         add(format!("{name}.codes.{i}.scales"), &[scales.len(), 2], Values::Scales(scales));
                     }
-                    if pool.places.chosen.is_some() {
-                        add(format!("{name}.received"), &[pool.len()], flat(&pool.received[..pool.len()]));
+                    if ring.layout.heavy_hitters.is_some() {
+                        add(format!("{name}.received"), &[ring.len()], flat(&ring.accumulated_attention[..ring.len()]));
                     }
                 }
             }
         }
-        for (index, store) in self.stores.iter().enumerate() {
-            let (name, ep) = (group_name(index, self.bases.len()), e.next_multiple_of(crate::kernels::PAD));
-            if let Some(far) = store.far.as_ref().filter(|far| !far.h.is_empty()) {
+        for (index, state) in self.groups.iter().enumerate() {
+            let (name, ep) = (group_name(index, self.bases.len()), e.next_multiple_of(termwise_kernels::PAD));
+            if let Some(far) = state.far.as_ref().filter(|far| !far.h.is_empty()) {
                 add(format!("{name}.far.h"), &[far.h.len() / ep, e], Values::Rows(&far.h, ep, e));
                 if !far.z.is_empty() {
                     add(format!("{name}.far.z"), &[far.z.len()], flat(&far.z));
                 }
             }
         }
-        for (tail, word) in self.steps.tails.iter().zip(["q", "k", "v"]).filter(|(tail, _)| !tail.is_empty()) {
-            add(format!("carry.tail.{word}"), &[tail.len()], flat(tail));
+        for ((tail, word), [_, dim]) in self.steps.tails.iter().zip(["q", "k", "v"]).zip(self.shape.rows_of_heads()) {
+            if !tail.is_empty() {
+                let rows = (0..tail.len()).map(|at| tail[tail_index(at, dim, self.steps.width)]).collect();
+                add(format!("carry.tail.{word}"), &[tail.len()], Values::Narrow(rows));
+            }
         }
         let steps = &self.steps;
         for (word, sums) in [
@@ -255,7 +290,7 @@ impl State {
             ("decay", &steps.decay),
             ("log_decay", &steps.log_decay),
         ] {
-            add(format!("carry.{word}"), &[sums.len()], Values::Wide(sums));
+            add(format!("carry.{word}"), &[sums.len()], Values::Wide(sums.as_slice().into()));
         }
         add("carry.scores".into(), &[steps.scores.len()], flat(&steps.scores));
         tensors
@@ -265,64 +300,34 @@ impl State {
     fn fill(&mut self, source: &Source) -> Result<(), Error> {
         let (e, groups) = (self.shape.e, self.bases.len());
         let plan = self.layer.state_plan(self.memory);
-        for (index, store) in self.stores.iter_mut().enumerate() {
+        for (index, state) in self.groups.iter_mut().enumerate() {
             let name = group_name(index, groups);
-            source.narrow(&format!("{name}.key_norm"), &[1], |_, x| store.key_norm = x)?;
-            if let Some(far) = store.far.as_mut().filter(|far| !far.h.is_empty()) {
-                let ep = e.next_multiple_of(crate::kernels::PAD);
+            source.narrow(&format!("{name}.key_norm"), &[1], |_, x| state.key_norm = x)?;
+            if let Some(far) = state.far.as_mut().filter(|far| !far.h.is_empty()) {
+                let ep = e.next_multiple_of(termwise_kernels::PAD);
                 source.narrow(&format!("{name}.far.h"), &[far.h.len() / ep, e], |i, x| far.h[i / e * ep + i % e] = x)?;
                 if !far.z.is_empty() {
                     source.narrow(&format!("{name}.far.z"), &[far.z.len()], |i, x| far.z[i] = x)?;
                 }
             }
-            match &mut store.memory {
-                GroupMemory::Moments { h, z } => {
-                    let ep = e.next_multiple_of(crate::kernels::PAD);
+            let heads: Vec<&Variant> = plan.groups[index % groups].heads.iter().map(|&head| &self.layer.heads()[head]).collect();
+            match &mut state.memory {
+                GroupMemory::Recurrent { h, z } => {
+                    let ep = e.next_multiple_of(termwise_kernels::PAD);
                     source.narrow(&format!("{name}.h"), &[h.len() / ep, e], |i, x| h[i / e * ep + i % e] = x)?;
                     if !z.is_empty() {
                         source.narrow(&format!("{name}.z"), &[z.len()], |i, x| z[i] = x)?;
                     }
                 }
-                GroupMemory::Pool(pool) => {
-                    pool.resume(self.steps.positions[index / groups], |floats, d| {
-                        let (mut keys, mut values) = (Vec::new(), Vec::new());
-                        source.narrow(&format!("{name}.keys"), &[floats, d], |_, x| keys.push(x))?;
-                        source.narrow(&format!("{name}.values"), &[floats, e], |_, x| values.push(x))?;
-                        Ok((keys, values))
-                    })?;
-                    for (i, (keys, values, scales)) in pool.code_parts_mut().enumerate() {
-                        keys.copy_from_slice(source.bytes(&format!("{name}.codes.{i}.keys"), Dtype::U8, &[keys.len()])?);
-                        values.copy_from_slice(source.bytes(&format!("{name}.codes.{i}.values"), Dtype::U8, &[values.len()])?);
-                        source.narrow(&format!("{name}.codes.{i}.scales"), &[scales.len(), 2], |at, x| scales[at / 2][at % 2] = x)?;
-                    }
-                    if pool.places.chosen.is_some() {
-                        let len = pool.len();
-                        source.narrow(&format!("{name}.received"), &[len], |i, x| pool.received[i] = x)?;
-                    }
-                }
-                GroupMemory::Cache(cache) => {
-                    let (d, position) = (cache.d, self.steps.positions[index / groups]);
-                    let len = source.rows(&format!("{name}.keys")).filter(|&len| cache.may_hold(len, position)).unwrap_or(position);
-                    let (mut keys, mut values) = (Vec::new(), Vec::new());
-                    source.narrow(&format!("{name}.keys"), &[len, d], |_, x| keys.push(x))?;
-                    source.narrow(&format!("{name}.values"), &[len, e], |_, x| values.push(x))?;
-                    cache.reserve(len)?;
-                    cache.forgotten = position - len;
-                    keys.chunks_exact(d).zip(values.chunks_exact(e)).for_each(|(key, value)| cache.push(key, &[], value));
-                    for (j, (column, &head)) in cache.columns.iter_mut().zip(&plan.groups[index % groups].heads).enumerate() {
-                        let variant = &self.layer.heads()[head];
-                        if len > 0 && (variant.in_gate.is_some() || variant.denominator.key_side()) {
-                            source.narrow(&format!("{name}.head.{j}.weights"), &[len], |_, x| column.weights.push(x))?;
-                        }
-                        if len > 0 && variant.decays_by_head() {
-                            source.wide(&format!("{name}.head.{j}.decay"), len, |_, x| column.decay.push(x))?;
-                        }
-                    }
-                }
+                GroupMemory::Ring(ring) => source.ring(&name, ring, self.steps.positions[index / groups], &heads)?,
+                GroupMemory::Cache(cache) => source.cache(&name, cache, self.steps.positions[index / groups], &heads)?,
             }
         }
-        for (tail, word) in self.steps.tails.iter_mut().zip(["q", "k", "v"]).filter(|(tail, _)| !tail.is_empty()) {
-            source.narrow(&format!("carry.tail.{word}"), &[tail.len()], |i, x| tail[i] = x)?;
+        let width = self.steps.width;
+        for ((tail, word), [_, dim]) in self.steps.tails.iter_mut().zip(["q", "k", "v"]).zip(self.shape.rows_of_heads()) {
+            if !tail.is_empty() {
+                source.narrow(&format!("carry.tail.{word}"), &[tail.len()], |at, x| tail[tail_index(at, dim, width)] = x)?;
+            }
         }
         let steps = &mut self.steps;
         for (word, sums) in [
@@ -337,6 +342,14 @@ impl State {
         let scores = &mut steps.scores;
         source.narrow("carry.scores", &[scores.len()], |i, x| scores[i] = x)
     }
+}
+
+/// Files store the last inputs of the short convolution as [B, channels, w − 1], states as [B, heads, w − 1, dimension]: the index in a state of an
+/// index in a file.
+fn tail_index(at: usize, dim: usize, width: usize) -> usize {
+    let (kept, size) = (width - 1, dim * (width - 1));
+    let (head, channel, t) = (at / size, at % size / kept, at % kept);
+    head * size + t * dim + channel
 }
 
 fn group_name(index: usize, groups: usize) -> String {
@@ -396,6 +409,8 @@ struct Source<'a> {
     path: &'a Path,
     tensors: &'a SafeTensors<'a>,
     layer: usize,
+    /// Values of a row of v.
+    e: usize,
 }
 
 impl Source<'_> {
@@ -413,6 +428,81 @@ impl Source<'_> {
     /// The rows of a tensor.
     fn rows(&self, name: &str) -> Option<usize> {
         self.tensors.tensor(&format!("layer.{}.{name}", self.layer)).ok()?.shape().first().copied()
+    }
+
+    /// A cache of all keys before position `next`.
+    fn cache(&self, name: &str, cache: &mut KvCache, next: usize, heads: &[&Variant]) -> Result<(), Error> {
+        let (keys, values) = (self.matrix(&format!("{name}.keys"), [next, cache.d])?, self.values(name, next)?);
+        cache.reserve(next)?;
+        keys.chunks_exact(cache.d).zip(values.chunks_exact(self.e)).for_each(|(key, value)| cache.push(key, value));
+        self.per_key(name, next, heads, |head, row, weight, log_decay| cache.per_key[head].set(row, weight, log_decay))
+    }
+
+    /// A windowed cache at position `next`.
+    fn ring(&self, name: &str, ring: &mut RingKvCache, next: usize, heads: &[&Variant]) -> Result<(), Error> {
+        let (keys_name, layout) = (format!("{name}.keys"), ring.layout);
+        let len = if layout.plain { ring.float_len(next) } else { self.rows(&keys_name).unwrap_or(0) };
+        let Some(skipped) = (if layout.plain { Some(0) } else { ring.skipped_positions(len, next) }) else {
+            let problem = format!("`{keys_name}` has {len} rows, which cannot be the keys of a window at position {next}");
+            return Err(file_error(self.path, problem));
+        };
+        // Rows are in the order of places, or of positions; of the latter there may be more than the window.
+        let place = |row: usize| {
+            let position = if row < layout.distance.sinks { row } else { row + skipped };
+            let is_kept = row < layout.distance.sinks || next - position <= layout.distance.window;
+            if layout.plain { Some(row) } else { is_kept.then(|| layout.place(position)) }
+        };
+        let (keys, values) = (self.matrix(&keys_name, [len, ring.d])?, self.values(name, len)?);
+        ring.resume(next)?;
+        for (row, (key, value)) in keys.chunks_exact(ring.d).zip(values.chunks_exact(self.e)).enumerate() {
+            if let Some(place) = place(row) {
+                ring.write(place, key, value, None);
+            }
+        }
+        self.per_key(name, len, heads, |head, row, weight, log_decay| {
+            if let Some(place) = place(row) {
+                ring.per_key[head].set(place, weight, log_decay);
+            }
+        })?;
+        for (i, (keys, values, scales)) in ring.code_blocks_mut().enumerate() {
+            keys.copy_from_slice(self.bytes(&format!("{name}.codes.{i}.keys"), Dtype::U8, &[keys.len()])?);
+            values.copy_from_slice(self.bytes(&format!("{name}.codes.{i}.values"), Dtype::U8, &[values.len()])?);
+            self.narrow(&format!("{name}.codes.{i}.scales"), &[scales.len(), 2], |at, x| scales[at / 2][at % 2] = x)?;
+        }
+        if layout.heavy_hitters.is_some() {
+            let len = ring.len();
+            self.narrow(&format!("{name}.received"), &[len], |i, x| ring.accumulated_attention[i] = x)?;
+        }
+        Ok(())
+    }
+
+    /// Weights and log decays per key of all heads of a group that have them, row by row.
+    fn per_key(
+        &self,
+        name: &str,
+        len: usize,
+        heads: &[&Variant],
+        mut set: impl FnMut(usize, usize, Option<f32>, Option<f64>),
+    ) -> Result<(), Error> {
+        for (j, variant) in heads.iter().enumerate().filter(|_| len > 0) {
+            if variant.in_gate.is_some() || variant.denominator.key_side() {
+                self.narrow(&format!("{name}.head.{j}.weights"), &[len], |row, x| set(j, row, Some(x), None))?;
+            }
+            if variant.decays_by_head() {
+                self.wide(&format!("{name}.head.{j}.decay"), len, |row, x| set(j, row, None, Some(x)))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn values(&self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
+        self.matrix(&format!("{name}.values"), [len, self.e])
+    }
+
+    fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Vec<f32>, Error> {
+        let mut values = Vec::new();
+        self.narrow(name, &shape, |_, x| values.push(x))?;
+        Ok(values)
     }
 
     fn narrow(&self, name: &str, shape: &[usize], mut take: impl FnMut(usize, f32)) -> Result<(), Error> {

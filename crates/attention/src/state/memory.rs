@@ -1,25 +1,26 @@
-//! What a layer keeps between tokens.
+//! The state of a layer between tokens.
 //!
-//! A state has a memory for each state group of each batch row. Where the kernel is a polynomial it holds moments, H [N, ep] and, where
-//! the denominator sums, z [N]; elsewhere a cache of keys and values.
+//! Each state group of each batch row has a memory. If the kernel is a polynomial it is a recurrent state, H [N, ep] and, if the denominator sums,
+//! z [N]. Otherwise it is a KV cache: of all keys, or of the keys of a window.
 
 use std::sync::Arc;
 
-use crate::kernels::PAD;
-use crate::kernels::basis::Basis;
-use crate::kernels::score_rows::Rescale;
-use crate::kernels::simd::{Simd, Task, dispatch};
 use crate::layer::{StateGroup, StatePlan};
-use crate::state::cache::{Cache, Sums};
-use crate::state::pool::Pool;
+use crate::state::block::QuerySums;
+use crate::state::kv_cache::KvCache;
+use crate::state::ring::RingKvCache;
 use crate::state::step_state::StepState;
 use crate::state::token::Token;
-use crate::task_scratch::TaskScratch;
-use crate::{Buffer, Error, Kernel, Layer, Memory, Shape, Variant};
+use crate::{Buffer, Error, Kernel, Layer, Shape, StateKind, Variant};
+use termwise_kernels::PAD;
+use termwise_kernels::basis::Basis;
+use termwise_kernels::score_rows::Rescale;
+use termwise_kernels::simd::{Simd, Task, dispatch};
+use termwise_kernels::task_scratch::TaskScratch;
 
 /// The memory of one layer, for all its batch rows and heads, in float32.
 ///
-/// Built empty; [`State::step`] takes one token in. The size of moments does not change, caches grow with the tokens.
+/// Built empty; [`State::step`] processes one token. A recurrent state and the cache of a window have a fixed size, other caches grow with the tokens.
 ///
 /// ```
 /// use termwise_attention::{Inputs, Layer};
@@ -38,27 +39,27 @@ use crate::{Buffer, Error, Kernel, Layer, Memory, Shape, Variant};
 #[derive(Clone, Debug)]
 pub struct State {
     pub(crate) layer: Layer,
-    /// Kernels, with learned coefficients taken in.
+    /// Kernels with their learned coefficients, per head.
     pub(crate) kernels: Vec<Kernel>,
     pub(crate) far_kernels: Vec<Option<Kernel>>,
-    /// With one position.
+    /// The shape of a token.
     pub(crate) shape: Shape,
-    pub(crate) memory: Memory,
-    /// Of each state group; `None` for caches.
+    pub(crate) memory: StateKind,
+    /// Per state group; `None` without a recurrent state.
     pub(crate) bases: Vec<Option<Arc<Basis>>>,
-    /// Of each head, for its queries and, where it has a write rule, for keys that read.
+    /// Per head, for its queries, and for the keys of a write rule.
     pub(crate) tables: Vec<Table>,
     pub(crate) key_tables: Vec<Table>,
     /// [B, groups]
-    pub(crate) stores: Vec<Store>,
+    pub(crate) groups: Vec<GroupState>,
     pub(crate) steps: StepState,
     pub(crate) token: Token,
     pub(crate) tasks: TaskScratch,
 }
 
-/// The memory of one state group of one batch row.
+/// The state of one state group of one batch row, and the results of its last token.
 #[derive(Clone, Debug)]
-pub(crate) struct Store {
+pub(crate) struct GroupState {
     pub memory: GroupMemory,
     /// The largest ‖k‖ of prepared keys so far.
     pub key_norm: f32,
@@ -66,62 +67,86 @@ pub(crate) struct Store {
     pub u: Vec<f32>,
     /// The last z and ρ of each head.
     pub rows: Vec<HeadSums>,
-    /// Scratch for the sums of a cache.
-    pub sums: Vec<Sums>,
-    /// Beside a cache: far keys.
-    pub far: Option<FarMemory>,
+    /// Scratch memory for the sums over a cache.
+    pub sums: Vec<QuerySums>,
+    /// In addition to a cache: far keys.
+    pub far: Option<FarState>,
 }
 
-impl Store {
-    /// Makes room for so many keys more.
+impl GroupState {
+    /// Makes room for `more` keys.
     pub fn reserve(&mut self, more: usize) -> Result<(), Error> {
         match &mut self.memory {
-            GroupMemory::Moments { .. } => Ok(()),
+            GroupMemory::Recurrent { .. } => Ok(()),
             GroupMemory::Cache(cache) => cache.reserve(more),
-            GroupMemory::Pool(pool) => pool.reserve(more),
+            GroupMemory::Ring(ring) => ring.reserve(more),
         }
-    }
-
-    /// Places of a pool that keep what their keys received.
-    pub fn receiving(&self) -> usize {
-        if let GroupMemory::Pool(pool) = &self.memory { pool.received.len() } else { 0 }
     }
 
     /// H and z, of all keys or of far keys.
-    pub fn moments(&self) -> Option<(&Buffer, &Buffer)> {
+    pub fn recurrent(&self) -> Option<(&Buffer, &Buffer)> {
         match (&self.memory, &self.far) {
-            (GroupMemory::Moments { h, z }, _) | (_, Some(FarMemory { h, z, .. })) => Some((h, z)),
+            (GroupMemory::Recurrent { h, z }, _) | (_, Some(FarState { h, z, .. })) => Some((h, z)),
             _ => None,
         }
     }
 
-    /// The same, to be changed.
-    pub fn moments_mut(&mut self) -> Option<(&mut Buffer, &mut Buffer)> {
+    /// As [`GroupState::recurrent`], mutable.
+    pub fn recurrent_mut(&mut self) -> Option<(&mut Buffer, &mut Buffer)> {
         match (&mut self.memory, &mut self.far) {
-            (GroupMemory::Moments { h, z }, _) | (_, Some(FarMemory { h, z, .. })) => Some((h, z)),
+            (GroupMemory::Recurrent { h, z }, _) | (_, Some(FarState { h, z, .. })) => Some((h, z)),
             _ => None,
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        let memory = match &self.memory {
+            GroupMemory::Recurrent { h, z } => h.bytes() + z.bytes(),
+            GroupMemory::Cache(cache) => cache.bytes(),
+            GroupMemory::Ring(ring) => ring.bytes(),
+        };
+        memory + self.far.as_ref().map_or(0, |far| far.h.bytes() + far.z.bytes())
+    }
+
+    fn clear(&mut self) {
+        self.key_norm = 0.0;
+        if let Some((h, z)) = self.recurrent_mut() {
+            h.fill(0.0);
+            z.fill(0.0);
+        }
+        match &mut self.memory {
+            GroupMemory::Recurrent { .. } => {}
+            GroupMemory::Cache(cache) => cache.clear(),
+            GroupMemory::Ring(ring) => ring.clear(),
         }
     }
 }
 
-/// The far keys of a state group: H [N, ep] and z [N], empty where they stay in the cache; and the last U [heads of the group, ep] over them.
+/// Past keys of a state group.
 #[derive(Clone, Debug)]
-pub(crate) struct FarMemory {
+pub(crate) enum GroupMemory {
+    /// The recurrent state of a kernel with a finite feature map.
+    Recurrent {
+        /// [N, ep]
+        h: Buffer,
+        /// [N], or empty.
+        z: Buffer,
+    },
+    /// All keys and values.
+    Cache(KvCache),
+    /// The keys and values of a window.
+    Ring(RingKvCache),
+}
+
+/// The recurrent state of far keys, H [N, ep] and z [N], both empty if far keys stay in the cache; and the last U [heads of the group, ep] over them.
+#[derive(Clone, Debug)]
+pub(crate) struct FarState {
     pub h: Buffer,
     pub z: Buffer,
     pub u: Vec<f32>,
 }
 
-impl FarMemory {
-    /// A key enters, with the weight and the decay that it has by now.
-    pub fn enter(&mut self, basis: &Basis, key: &[f32], value: &[f32], weight: f32, decay: f32) {
-        let (mut lower_orders, mut rows) = (vec![0.0; basis.lower_order_rows()], vec![0.0; basis.rows()]);
-        basis.of_one(key, &mut lower_orders, &mut rows);
-        dispatch(Add { h: &mut self.h, z: &mut self.z, rows: &rows, value, weight: weight * decay, decay });
-    }
-}
-
-/// What a state group gives for one of its heads besides U.
+/// Results of a state group for one of its heads besides U.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HeadSums {
     pub z: f32,
@@ -130,75 +155,49 @@ pub(crate) struct HeadSums {
     pub largest: f32,
 }
 
-/// a_n/α! of each row of a head's basis, without a_n where that is learned; empty for caches.
+/// a_n/α! of each row of a head's basis, without a_n if that is learned; empty for caches.
 pub(crate) type Table = Arc<Vec<f32>>;
-
-#[derive(Clone, Debug)]
-pub(crate) enum GroupMemory {
-    Moments {
-        /// [N, ep]
-        h: Buffer,
-        /// [N], or empty.
-        z: Buffer,
-    },
-    Cache(Cache),
-    Pool(Pool),
-}
 
 impl Layer {
     /// The empty state of B batch rows: of constant size where that is possible, a cache elsewhere.
     pub fn state(&self, batch: usize) -> Result<State, Error> {
-        self.state_with(batch, Memory::Natural)
+        self.state_with(batch, StateKind::Auto)
     }
 
     /// The empty state of B batch rows, of this kind.
-    pub fn state_with(&self, batch: usize, memory: Memory) -> Result<State, Error> {
-        self.check_fused()?;
+    pub fn state_with(&self, batch: usize, memory: StateKind) -> Result<State, Error> {
         let shape = self.shape(batch, 1)?;
         let plan = self.state_plan(memory);
-        let basis = |group: &StateGroup| group.remembered().map(|(class, moments)| self.basis(class, &moments.orders)).transpose();
+        let basis = |group: &StateGroup| group.remembered().map(|(class, spec)| self.basis(class, &spec.orders)).transpose();
         let bases: Vec<Option<Arc<Basis>>> = plan.groups.iter().map(basis).collect::<Result<_, _>>()?;
         let ep = shape.e.next_multiple_of(PAD);
         let classes = self.classes();
-        let store = |(group, basis): (&StateGroup, &Option<Arc<Basis>>)| -> Result<Store, Error> {
-            let moments = || -> Result<(Buffer, Buffer), Error> {
-                match (basis, group.remembered()) {
-                    (Some(basis), Some((_, moments))) => {
-                        Ok((Buffer::zeros(basis.rows() * ep)?, Buffer::zeros(if moments.sums { basis.rows() } else { 0 })?))
-                    }
-                    _ => Ok((Buffer::default(), Buffer::default())),
-                }
-            };
+        let group_state = |(group, basis): (&StateGroup, &Option<Arc<Basis>>)| -> Result<GroupState, Error> {
             let heads = group.heads.len();
-            let mut far = None;
-            let memory = if group.moments.is_some() {
-                let (h, z) = moments()?;
-                GroupMemory::Moments { h, z }
-            } else if let Some(places) = group.places {
-                if group.far.is_some() {
-                    let (h, z) = moments()?;
-                    far = Some(FarMemory { h, z, u: vec![0.0; heads * ep] });
+            let (h, z) = match (basis, group.remembered()) {
+                (Some(basis), Some((_, spec))) => {
+                    (Buffer::zeros(basis.rows() * ep)?, Buffer::zeros(if spec.sums { basis.rows() } else { 0 })?)
                 }
-                GroupMemory::Pool(Pool::new(shape.d, shape.e, ep, places))
-            } else {
-                let near = classes[group.class].width;
-                let own = group.far.as_ref().filter(|far| far.class != group.class).map_or(0, |far| classes[far.class].width);
-                let mut cache = Cache::new(near + own, ep, heads, group.distance);
-                if let Some(kind) = &group.far {
-                    let (h, z) = moments()?;
-                    far = Some(FarMemory { h, z, u: vec![0.0; heads * ep] });
-                    (cache.far_row, cache.far_in_state) = (if own > 0 { near } else { 0 }, kind.moments.is_some());
-                }
-                GroupMemory::Cache(cache)
+                _ => (Buffer::default(), Buffer::default()),
             };
-            let (rows, sums) = (vec![HeadSums::default(); heads], vec![Sums::new(Rescale::None, None); heads]);
-            Ok(Store { memory, key_norm: 0.0, u: vec![0.0; heads * ep], rows, sums, far })
+            let (memory, far) = match (&group.recurrent, group.layout) {
+                (Some(_), _) => (GroupMemory::Recurrent { h, z }, None),
+                (None, layout) => {
+                    let memory = match layout {
+                        Some(layout) => GroupMemory::Ring(RingKvCache::new(group, classes, [shape.e, ep], layout)),
+                        None => GroupMemory::Cache(KvCache::of_group(group, classes, ep)),
+                    };
+                    (memory, group.far.is_some().then(|| FarState { h, z, u: vec![0.0; heads * ep] }))
+                }
+            };
+            let (rows, sums) = (vec![HeadSums::default(); heads], vec![QuerySums::new(Rescale::None, None); heads]);
+            Ok(GroupState { memory, key_norm: 0.0, u: vec![0.0; heads * ep], rows, sums, far })
         };
-        // What every row has takes the most: where it cannot be had, neither can the rows themselves.
+        // Allocated first: its size grows with the batch, and a batch that is too large fails here.
         let (steps, token) = (StepState::new(self, &shape)?, Token::new(self, &shape)?);
-        let stores = (0..batch).flat_map(|_| plan.groups.iter().zip(&bases).map(store)).collect::<Result<_, _>>()?;
+        let groups = (0..batch).flat_map(|_| plan.groups.iter().zip(&bases).map(group_state)).collect::<Result<_, _>>()?;
         Ok(State {
-            kernels: self.heads().iter().map(|variant| variant.kernel.clone()).collect(),
+            kernels: self.heads().iter().map(|variant| variant.near.kernel.clone()).collect(),
             far_kernels: self.far_plans().iter().map(|far| far.as_ref().map(|far| far.kernel.clone())).collect(),
             layer: self.clone(),
             steps,
@@ -208,7 +207,7 @@ impl Layer {
             tables: tables(self, plan, &bases, |_| Some(1.0)),
             key_tables: tables(self, plan, &bases, |variant| Some(variant.write?.scale)),
             bases,
-            stores,
+            groups,
             tasks: TaskScratch::default(),
         })
     }
@@ -231,7 +230,7 @@ impl State {
     }
 
     /// What it was asked to consist of.
-    pub fn memory(&self) -> Memory {
+    pub fn memory(&self) -> StateKind {
         self.memory
     }
 
@@ -242,13 +241,7 @@ impl State {
 
     /// Bytes of all memories and of what else is kept, from the buffers that hold them.
     pub fn bytes(&self) -> usize {
-        let memory = |store: &Store| match &store.memory {
-            GroupMemory::Moments { h, z } => h.bytes() + z.bytes(),
-            GroupMemory::Cache(cache) => cache.bytes(),
-            GroupMemory::Pool(pool) => pool.bytes(),
-        };
-        let far = |store: &Store| store.far.as_ref().map_or(0, |far| far.h.bytes() + far.z.bytes());
-        self.stores.iter().map(|store| memory(store) + far(store)).sum::<usize>() + self.steps.bytes()
+        self.groups.iter().map(GroupState::bytes).sum::<usize>() + self.steps.bytes()
     }
 
     /// Whether its size does not grow with the tokens.
@@ -266,36 +259,12 @@ impl State {
 
     /// Forgets everything: as newly built. Memory stays allocated.
     pub fn clear(&mut self) {
-        for store in &mut self.stores {
-            store.key_norm = 0.0;
-            if let Some(far) = &mut store.far {
-                far.h.fill(0.0);
-                far.z.fill(0.0);
-            }
-            match &mut store.memory {
-                GroupMemory::Moments { h, z } => {
-                    h.fill(0.0);
-                    z.fill(0.0);
-                }
-                GroupMemory::Cache(cache) => cache.clear(),
-                GroupMemory::Pool(pool) => pool.clear(),
-            }
-        }
+        self.groups.iter_mut().for_each(GroupState::clear);
         self.steps.clear();
     }
 
     pub(crate) fn plan(&self) -> &StatePlan {
         self.layer.state_plan(self.memory)
-    }
-
-    /// The cache of a head and the head's place in it.
-    pub(crate) fn cache_of(&self, b: usize, h: usize) -> Option<(&Cache, usize)> {
-        let plan = self.plan();
-        let (group, column) = plan.group_of[h];
-        match &self.stores[b * plan.groups.len() + group].memory {
-            GroupMemory::Cache(cache) => Some((cache, column)),
-            GroupMemory::Moments { .. } | GroupMemory::Pool(_) => None,
-        }
     }
 }
 
@@ -328,14 +297,36 @@ fn tables(layer: &Layer, plan: &StatePlan, bases: &[Option<Arc<Basis>>], scale: 
     tables
 }
 
-/// H += weight·K·vᵀ, z += decay·K.
-pub(crate) struct Add<'a> {
-    pub h: &'a mut [f32],
-    pub z: &'a mut [f32],
-    pub rows: &'a [f32],
+/// A key that enters a recurrent state: its weight, and its decay since its position.
+pub(crate) struct EnteringKey<'a> {
+    pub key: &'a [f32],
+    /// [ep]
     pub value: &'a [f32],
     pub weight: f32,
     pub decay: f32,
+}
+
+impl EnteringKey<'_> {
+    /// Values of scratch memory that [`EnteringKey::enter`] takes.
+    pub fn scratch_len(basis: &Basis) -> usize {
+        basis.lower_order_rows() + basis.rows()
+    }
+
+    /// H += weight·decay·K·vᵀ, z += decay·K.
+    pub fn enter(&self, basis: &Basis, h: &mut [f32], z: &mut [f32], scratch: &mut [f32]) {
+        let (lower_orders, rows) = scratch.split_at_mut(basis.lower_order_rows());
+        let rows = &mut rows[..basis.rows()];
+        basis.of_one(self.key, lower_orders, rows);
+        dispatch(Add { entering: self, h, z, rows });
+    }
+}
+
+/// [`EnteringKey::enter`] with the monomials of the key.
+struct Add<'a> {
+    entering: &'a EnteringKey<'a>,
+    h: &'a mut [f32],
+    z: &'a mut [f32],
+    rows: &'a [f32],
 }
 
 impl Task for Add<'_> {
@@ -343,10 +334,11 @@ impl Task for Add<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
-        for (h, &k) in self.h.chunks_exact_mut(self.value.len()).zip(self.rows) {
-            let k = k * self.weight;
-            h.iter_mut().zip(self.value).for_each(|(h, &v)| *h += k * v);
+        let EnteringKey { value, weight, decay, .. } = *self.entering;
+        for (h, &k) in self.h.chunks_exact_mut(value.len()).zip(self.rows) {
+            let k = k * (weight * decay);
+            h.iter_mut().zip(value).for_each(|(h, &v)| *h += k * v);
         }
-        self.z.iter_mut().zip(self.rows).for_each(|(z, &k)| *z += self.decay * k);
+        self.z.iter_mut().zip(self.rows).for_each(|(z, &k)| *z += decay * k);
     }
 }

@@ -6,24 +6,28 @@
 //! y_t = P_t · N( O_t · Q(q_t)ᵀ·H_t / D_t ),            D_t from Q(q_t)ᵀ·z_t, or S_t, or 1
 //! ```
 //!
-//! Scales and coefficients act on the query's side, so that one state serves every choice of them.
+//! Scales and coefficients act on the query's side, so one state serves every choice of them.
 //!
-//! [`crate::naive::Recurrent`] computes the form plainly, with gradients, in float64 or float32; [`State`] is what a
-//! layer keeps between tokens, and takes one token at a time with vector instructions. Kernels without a finite map keep a cache
-//! of keys and values in the same type. [`State::compress`] compresses a cache into moments, [`Truncation`] bounds what that costs exp, and
-//! [`State::save`] and [`State::load`] keep states in files.
+//! [`crate::naive::recurrence`] computes the recurrence of one head in plain float64 loops. [`State`] is the state of a layer between tokens; it processes
+//! one token at a time with vector instructions. Kernels without a finite feature map have a KV cache in the same type, windows a ring buffer.
+//! [`State::compress`] compresses a cache into a recurrent state, [`Truncation`] bounds the error of that for exp, and [`State::save`] and
+//! [`State::load`] store states in files.
 //!
-//! Legend: α a multi-index, N rows (monomials), H [N, e] and z [N] the moments, M_ts = exp(c_t − c_s) the decay, κ the weight of the `position`
+//! Legend: α a multi-index, N rows (monomials), H [N, e] and z [N] the recurrent state, M_ts = exp(c_t − c_s) the decay, κ the weight of the `position`
 //! denominator, ep e in whole vectors.
 
-pub(crate) mod cache;
+pub(crate) mod block;
+mod cache_step;
 mod compress;
 mod file;
+pub(crate) mod group_context;
+pub(crate) mod kv_cache;
 pub(crate) mod memory;
-pub(crate) mod pool;
-pub(crate) mod pool_step;
+mod recurrent_step;
+pub(crate) mod ring;
+pub(crate) mod ring_step;
 mod select;
-mod step;
+pub(crate) mod step;
 mod step_state;
 mod token;
 mod truncate;

@@ -1,9 +1,9 @@
-//! Some batch rows of a state.
+//! Selection of batch rows.
 
 use crate::{Error, State};
 
 impl State {
-    /// The state of these batch rows, in this order. A row may come more than once, as when beams part.
+    /// The state of these batch rows, in this order. A row may occur several times, as in beam search.
     pub fn select(&self, rows: &[usize]) -> Result<State, Error> {
         let batch = self.batch();
         if let Some(row) = rows.iter().find(|&&row| row >= batch) {
@@ -23,8 +23,8 @@ impl State {
         for sums in [&mut steps.in_gate, &mut steps.out_gate, &mut steps.post_gate, &mut steps.decay, &mut steps.log_decay] {
             *sums = of(sums, batch, rows);
         }
-        (selected.steps, selected.stores) = (steps, of(&self.stores, batch, rows));
-        // Learned coefficients are taken in by then.
+        (selected.steps, selected.groups) = (steps, of(&self.groups, batch, rows));
+        // With their learned coefficients.
         (selected.kernels, selected.far_kernels) = (self.kernels.clone(), self.far_kernels.clone());
         Ok(selected)
     }
@@ -45,7 +45,7 @@ mod tests {
                     labels.iter().flat_map(|b| (0..width).map(move |i| number(b * 1000 + t * 50 + salt + i))).collect::<Vec<f32>>()
                 };
                 let mut all: Vec<Vec<f32>> = [8, 4, 4].into_iter().enumerate().map(|(i, width)| of(width, 10 * i)).collect();
-                all.extend(layer.extras().iter().map(|spec| match spec.extra.is_gate_logits() {
+                all.extend(layer.aux_specs().iter().map(|spec| match spec.aux.is_gate_logits() {
                     true => of(spec.values(1), 40),
                     false => (0..spec.values(1)).map(number).collect(),
                 }));
@@ -54,8 +54,8 @@ mod tests {
             let step = |state: &mut crate::State, t: usize, labels: &[usize]| -> Result<Vec<f32>, Error> {
                 let (all, mut y) = (token(t, labels), vec![0.0; labels.len() * 8]);
                 let mut inputs = Inputs::new(&all[0], &all[1], &all[2]);
-                for (spec, values) in layer.extras().iter().zip(&all[3..]) {
-                    inputs = inputs.with(spec.extra, values);
+                for (spec, values) in layer.aux_specs().iter().zip(&all[3..]) {
+                    inputs = inputs.with(spec.aux, values);
                 }
                 state.step(&inputs, &mut y)?;
                 Ok(y)

@@ -1,15 +1,14 @@
-//! What passes from token to token besides the memory of keys: position, tails of the short convolution, running sums.
+//! The state between tokens besides keys: position, last inputs of the short convolution, running sums of gates and decays.
 
-use crate::buffer::resize;
-use crate::parts::gate::sigmoid::sigmoid;
-use crate::{Error, Layer, Shape};
+use crate::{Error, Inputs, Layer, Shape};
+use termwise_kernels::buffer::resize;
 
 /// The numbers of all batch rows. Everything is zero before the first position.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct StepState {
     /// Positions seen, [B].
     pub positions: Vec<usize>,
-    /// The last width − 1 inputs of the short convolution over q, k and v, [B, channels, width − 1], oldest first.
+    /// The last width − 1 inputs of the short convolution over q, k and v, [B, heads, width − 1, dimension], oldest first.
     pub tails: [Vec<f32>; 3],
     /// Running sums of the input gates, [B, G].
     pub in_gate: Vec<f64>,
@@ -63,31 +62,27 @@ impl StepState {
         size_of::<usize>() * self.positions.len() + 4 * narrow + 8 * wide.map(Vec::len).iter().sum::<usize>()
     }
 
-    /// One position of the short convolution over tensor `which` (0 q, 1 k, 2 v) of one batch row: x and y [channels], taps
-    /// [channels, width]. The tail moves on by one.
-    pub fn convolve(&mut self, which: usize, row: usize, x: &[f32], taps: &[f32], y: &mut [f32]) {
-        let kept = self.width - 1;
-        let tail = &mut self.tails[which][row * x.len() * kept..][..x.len() * kept];
-        for (channel, (&x, y)) in x.iter().zip(y).enumerate() {
-            let tail = &mut tail[channel * kept..][..kept];
-            let (last, earlier) = taps[channel * self.width..][..self.width].split_last().expect("a filter has a tap");
-            let sum = earlier.iter().zip(&*tail).map(|(tap, x)| tap * x).sum::<f32>() + last * x;
-            *y = sum * sigmoid(sum);
-            if kept > 0 {
-                tail.copy_within(1.., 0);
-                tail[kept - 1] = x;
+    /// Moves past one token: its inputs enter the tails, positions advance.
+    pub fn advance(&mut self, inputs: &Inputs<f32>, shape: &Shape) {
+        for b in (0..shape.batch).filter(|&b| inputs.length(b, shape) > 0) {
+            for (which, [heads, dim]) in shape.rows_of_heads().into_iter().enumerate() {
+                self.keep_tail(which, b, [heads, dim], std::iter::once(inputs.x[which].row(b, heads * dim)));
             }
+            self.positions[b] += 1;
         }
     }
 
-    /// Takes the inputs of some positions of one batch row, [channels] each, into the tail of tensor `which`, without computing anything.
-    pub fn keep_tail<'a>(&mut self, which: usize, row: usize, channels: usize, inputs: impl Iterator<Item = &'a [f32]>) {
-        let kept = self.width.saturating_sub(1);
-        let tail = &mut self.tails[which][row * channels * kept..][..channels * kept];
+    /// Shifts the inputs of some positions of one batch row, [heads, dimension] each, into the tail of tensor `which` (0 q, 1 k, 2 v).
+    pub fn keep_tail<'a>(&mut self, which: usize, row: usize, [heads, dim]: [usize; 2], inputs: impl Iterator<Item = &'a [f32]>) {
+        let size = self.width.saturating_sub(1) * dim;
+        if size == 0 {
+            return;
+        }
+        let tail = &mut self.tails[which][row * heads * size..][..heads * size];
         for x in inputs {
-            for (tail, &x) in tail.chunks_exact_mut(kept.max(1)).zip(x) {
-                tail.copy_within(1.., 0);
-                tail[kept - 1] = x;
+            for (tail, x) in tail.chunks_exact_mut(size).zip(x.chunks_exact(dim)) {
+                tail.copy_within(dim.., 0);
+                tail[size - dim..].copy_from_slice(x);
             }
         }
     }
@@ -96,31 +91,18 @@ impl StepState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parts::conv;
     use crate::parts::testing::numbers;
 
     #[test]
-    fn a_convolution_token_by_token() {
-        for width in [1, 2, 5] {
-            let shape = Shape { batch: 2, time: 1, heads: 1, kv_heads: 1, d: 3, e: 2 };
-            let layer = Layer::new(1, 1, 3).value_dim(2).variant(&*format!("exp rope=off conv={width}")).expect("possible");
-            let mut steps = StepState::new(&layer, &shape).expect("memory");
-            let mut other = steps.clone();
-            let narrow = |n, seed| numbers(n, seed).into_iter().map(|x| x as f32).collect::<Vec<f32>>();
-            let (x, taps) = (narrow(8 * 2, 1), narrow(2 * width, 2));
-            let mut y = vec![0.0; 16];
-            for t in 0..8 {
-                steps.convolve(2, 1, &x[t * 2..][..2], &taps, &mut y[t * 2..][..2]);
-            }
-            for channel in 0..2 {
-                let column = |x: &[f32]| x.iter().skip(channel).step_by(2).copied().collect::<Vec<f32>>();
-                let mut whole = vec![0.0; 8];
-                conv::forward(&column(&x), &taps[channel * width..][..width], &mut whole);
-                column(&y).iter().zip(&whole).for_each(|(a, b)| assert!((a - b).abs() < 1e-6));
-            }
-            other.keep_tail(2, 1, 2, x[..6].chunks_exact(2));
-            other.keep_tail(2, 1, 2, x[6..].chunks_exact(2));
-            assert_eq!(steps, other);
-        }
+    fn a_tail_contains_the_last_inputs_of_each_head() {
+        let shape = Shape { batch: 2, time: 1, heads: 2, kv_heads: 2, d: 3, e: 2 };
+        let layer = Layer::new(2, 2, 3).value_dim(2).variant("exp rope=off conv=3").expect("possible");
+        let mut steps = StepState::new(&layer, &shape).expect("memory");
+        let x: Vec<f32> = numbers(8 * 4, 1).into_iter().map(|x| x as f32).collect();
+        steps.keep_tail(2, 1, [2, 2], x[..6 * 4].chunks_exact(4));
+        steps.keep_tail(2, 1, [2, 2], x[6 * 4..].chunks_exact(4));
+        let row = |t: usize, head: usize| &x[t * 4 + head * 2..][..2];
+        assert_eq!(steps.tails[2][8..], [row(6, 0), row(7, 0), row(6, 1), row(7, 1)].concat());
+        assert!(steps.tails[2][..8].iter().all(|x| *x == 0.0));
     }
 }

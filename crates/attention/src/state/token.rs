@@ -1,19 +1,21 @@
-//! What a token is before it meets the memory: angles, convolutions, gates and decays, each going on from the token before.
+//! The part of a token that all state groups read: angles, norms of q and k, gates and decays, each continued from the token before.
 
-use crate::buffer::resize;
-use crate::parts::denominator::position::key_weight;
+use crate::layer::{GateInputs, Head, RowSources, Tensor, channels_last};
 use crate::parts::gate::PostGate;
+use crate::parts::qk_norm::QkNorm;
 use crate::state::step_state::StepState;
-use crate::{Error, Extra, Inputs, Layer, Shape};
+use crate::{AuxKind, Error, Inputs, Layer, Shape};
+use termwise_kernels::buffer::resize;
+use termwise_kernels::simd::{Simd, Task, dispatch};
 
-/// What all state groups of a step read, computed before them: angles, filtered inputs, gates.
+/// Computed once per token, before the state groups.
 #[derive(Clone, Debug)]
 pub(crate) struct Token {
     /// Angles [B, pairs], empty without RoPE.
     pub cos: Vec<f32>,
     pub sin: Vec<f32>,
-    /// q, k and v after the short convolution, empty without.
-    pub filtered: [Vec<f32>; 3],
+    /// Filters of the short convolution over q, k and v, channel last [heads, w, dimension]; empty without.
+    pub taps: [Vec<f32>; 3],
     /// q and k after their norm, [sources, B, channels], empty without.
     pub normed: [Vec<f32>; 2],
     /// O and P [B, H].
@@ -40,12 +42,15 @@ impl Token {
             Ok(values)
         };
         let half = layer.rotary_pairs();
+        let mut taps: [Vec<f32>; 3] = Default::default();
+        for (taps, channels) in taps.iter_mut().zip(shape.widths()) {
+            resize(taps, channels * layer.taps())?;
+        }
         let (sources, [all_q, all_k, _]) = (layer.norm_sources().count(), shape.widths());
-        let [q, k, v] = shape.widths().map(|channels| if layer.taps() > 0 { channels } else { 0 });
         Ok(Token {
             cos: of(half, 0.0)?,
             sin: of(half, 0.0)?,
-            filtered: [of(q, 0.0)?, of(k, 0.0)?, of(v, 0.0)?],
+            taps,
             normed: [of(sources * all_q, 0.0)?, of(sources * all_k, 0.0)?],
             out: of(h, 1.0)?,
             post: of(h, 1.0)?,
@@ -58,69 +63,103 @@ impl Token {
 }
 
 impl Token {
-    /// Angles, convolutions, gates and decays of this token.
+    /// Computes angles, norms, gates and decays of this token.
     pub fn prepare(&mut self, layer: &Layer, shape: &Shape, inputs: &Inputs<f32>, steps: &mut StepState) {
-        let Shape { batch, heads: h, kv_heads: g, e, .. } = *shape;
-        let (token, heads) = (self, layer.heads());
-        for b in (0..batch).filter(|&b| inputs.length(b, shape) > 0) {
-            if let Some(rope) = layer.rope().filter(|_| !token.cos.is_empty()) {
-                let half = token.cos.len() / batch;
-                rope.angles(steps.positions[b], &mut token.cos[b * half..][..half], &mut token.sin[b * half..][..half]);
+        if steps.width > 0 {
+            for (i, (kind, dim)) in
+                [(AuxKind::ConvQ, shape.d), (AuxKind::ConvK, shape.d), (AuxKind::ConvV, shape.e)].into_iter().enumerate()
+            {
+                channels_last(inputs.aux(kind), dim, steps.width, &mut self.taps[i]);
             }
-            if steps.width > 0 {
-                for (which, (extra, channels)) in [Extra::ConvQ, Extra::ConvK, Extra::ConvV].into_iter().zip(shape.widths()).enumerate() {
-                    let filtered = &mut token.filtered[which][b * channels..][..channels];
-                    steps.convolve(which, b, inputs.x[which].row(b, channels), inputs.extra(extra), filtered);
-                }
+        }
+        for b in (0..shape.batch).filter(|&b| inputs.length(b, shape) > 0) {
+            if let Some(rope) = layer.rope().filter(|_| !self.cos.is_empty()) {
+                let pairs = self.cos.len() / shape.batch;
+                rope.angles(steps.positions[b], &mut self.cos[b * pairs..][..pairs], &mut self.sin[b * pairs..][..pairs]);
             }
-            if let Some(norm) = layer.qk_norm() {
-                for (which, (extra, channels)) in [Extra::QNorm, Extra::KNorm].into_iter().zip(shape.widths()).enumerate() {
-                    let weight = if norm.has_weight() { inputs.extra(extra) } else { &[] };
-                    for (source, conv) in layer.norm_sources().enumerate() {
-                        let from = if conv { &token.filtered[which][b * channels..] } else { inputs.x[which].row(b, channels) };
-                        let normed = &mut token.normed[which][(source * batch + b) * channels..][..channels];
-                        normed.copy_from_slice(&from[..channels]);
-                        normed.chunks_exact_mut(if norm.over_heads() { channels } else { shape.d }).for_each(|x| norm.forward(x, weight));
-                    }
-                }
+            if layer.head_plans().iter().any(Head::has_gates) {
+                self.gates(layer, GateInputs { inputs, shape: *shape, b, before: steps.positions[b] }, steps);
             }
-            for kv_head in 0..g {
-                let at = b * g + kv_head;
-                let group = &heads[kv_head * (h / g)..(kv_head + 1) * (h / g)];
-                if let Some(gate) = group.iter().find_map(|variant| variant.in_gate.as_ref()) {
-                    token.in_gate[at] = inputs.extra(Extra::InGate)[at];
-                    gate.forward(&mut token.in_gate[at..=at], &mut steps.in_gate[at]);
-                }
+        }
+        if let Some(norm) = layer.qk_norm() {
+            let mut normed = std::mem::take(&mut self.normed);
+            dispatch(NormRows { sources: self.rows(layer, shape, inputs, steps), norm, normed: &mut normed });
+            self.normed = normed;
+        }
+    }
+
+    /// The rows of this token. Norms of q and k must have been computed.
+    pub fn rows<'a>(&'a self, layer: &'a Layer, shape: &Shape, inputs: &'a Inputs<'a, f32>, steps: &'a StepState) -> RowSources<'a> {
+        let pairs = self.cos.len() / shape.batch;
+        RowSources {
+            layer,
+            shape: *shape,
+            inputs,
+            pairs,
+            width: steps.width,
+            cos: &self.cos,
+            sin: &self.sin,
+            angle_stride: pairs,
+            taps: self.taps.each_ref().map(|taps| &taps[..]),
+            tails: steps.tails.each_ref().map(|tail| &tail[..]),
+            normed: self.normed.each_ref().map(|rows| &rows[..]),
+            positions: &steps.positions,
+        }
+    }
+
+    /// Gates, key weights and decays of one batch row.
+    fn gates(&mut self, layer: &Layer, row: GateInputs, steps: &mut StepState) {
+        let (Shape { heads, kv_heads, d, e, .. }, b, group) = (row.shape, row.b, row.shape.group());
+        for (h, head) in layer.head_plans().iter().enumerate() {
+            let (variant, at, pair) = (&head.variant, b * heads + h, b * kv_heads + h / group);
+            if h % group == 0
+                && let Some(gate) = layer.heads()[h..h + group].iter().find_map(|variant| variant.in_gate.as_ref())
+            {
+                row.input_gate(gate, h / group, &mut self.in_gate[pair..=pair], &mut steps.in_gate[pair]);
             }
-            for (head, variant) in heads.iter().enumerate() {
-                let at = b * h + head;
-                if let Some(gate) = &variant.out_gate {
-                    token.out[at] = inputs.extra(Extra::OutGate)[at];
-                    gate.forward(&mut token.out[at..=at], &mut steps.out_gate[at]);
+            if let Some(gate) = &variant.out_gate {
+                row.output_gate(gate, h, &mut self.out[at..=at], &mut steps.out_gate[at]);
+            }
+            match &variant.post_gate {
+                Some(gate) if gate.by_channel() => {
+                    let logits = &row.inputs.aux(AuxKind::PostGate)[at * e..][..e];
+                    GateInputs::post_channels(gate, logits, &mut self.post_channels[at * e..][..e]);
                 }
-                match &variant.post_gate {
-                    Some(PostGate::Shared(_)) => token.post[at] = token.out[at],
-                    Some(gate) => {
-                        let (factors, dim) = if gate.by_channel() { (&mut token.post_channels, e) } else { (&mut token.post, 1) };
-                        let factors = &mut factors[at * dim..][..dim];
-                        factors.copy_from_slice(&inputs.extra(Extra::PostGate)[at * dim..][..dim]);
-                        gate.forward(factors, &mut steps.post_gate[at]);
-                    }
-                    None => {}
-                }
-                if let Some(decay) = &variant.decay {
-                    let width = if decay.by_channel() { shape.d } else { 1 };
-                    for at in at * width..(at + 1) * width {
-                        let mut c = [0.0];
-                        let logits = if decay.has_logits() { &inputs.extra(Extra::DecayGate)[at..=at] } else { &[] };
-                        decay.forward(logits, variant.decay_params(inputs, head), &mut c, &mut steps.decay[at]);
-                        token.decay[at] = (c[0] - steps.log_decay[at]).exp() as f32;
-                        steps.log_decay[at] = c[0];
-                    }
-                }
-                token.key_weights[at] = if variant.in_gate.is_some() { token.in_gate[b * g + head / (h / g)] } else { 1.0 };
-                if variant.denominator.key_side() {
-                    token.key_weights[at] *= key_weight(inputs.extra(Extra::NormConst)[head], variant.visible(steps.positions[b]) as f32);
+                Some(gate) => row.post_gate(gate, h, &self.out[at..=at], &mut self.post[at..=at], &mut steps.post_gate[at]),
+                None => {}
+            }
+            row.key_weights(head, h, &self.in_gate[pair..=pair], &mut self.key_weights[at..=at]);
+            let channels = if variant.decays_by_channel() { d } else { usize::from(variant.decays_by_head()) };
+            for channel in 0..channels {
+                let (at, mut c) = (at * channels + channel, [0.0]);
+                row.decay((head, h, channel), &mut [0.0], &mut c, &mut steps.decay[at]);
+                self.decay[at] = (c[0] - steps.log_decay[at]).exp() as f32;
+                steps.log_decay[at] = c[0];
+            }
+        }
+    }
+}
+
+/// The norms of q and k of all batch rows, into `normed` [sources, B, heads·d].
+struct NormRows<'a> {
+    sources: RowSources<'a>,
+    norm: &'a QkNorm,
+    normed: &'a mut [Vec<f32>; 2],
+}
+
+impl Task for NormRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let NormRows { sources: rows, norm, normed } = self;
+        let tensors = [(Tensor::Q, AuxKind::QNorm), (Tensor::K, AuxKind::KNorm)];
+        for ((normed, (tensor, kind)), width) in normed.iter_mut().zip(tensors).zip(rows.shape.widths()) {
+            let weight = if norm.has_weight() { rows.inputs.aux(kind) } else { &[] };
+            for (source, conv) in rows.layer.norm_sources().enumerate() {
+                for b in (0..rows.shape.batch).filter(|&b| rows.inputs.length(b, &rows.shape) > 0) {
+                    let row = &mut normed[(source * rows.shape.batch + b) * width..][..width];
+                    rows.normed_row(simd, (tensor, conv), (norm, weight), [b, 0], row);
                 }
             }
         }

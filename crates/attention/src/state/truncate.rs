@@ -16,8 +16,9 @@
 //! Without a sum, U = Σ w_s·v_s, each weight is off by |ρ_s − 1| ≤ max(1 − a, b − 1) of itself, and so
 //! ‖U' − U‖ ≤ max(1 − a, b − 1) · Σ_s w_s·‖v_s‖.
 
-use crate::parts::kernel::taylor::{Taylor, factorial};
+use crate::parts::kernel::taylor::Taylor;
 use crate::{Error, Kernel, Variant};
+use termwise_kernels::combinatorics::factorial;
 
 /// How far an exponential cut at an even order can be off, for scores that are known to stay within a bound.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -86,14 +87,14 @@ impl Variant {
     /// which leave no finite map.
     pub fn truncated(&self, p: usize) -> Result<Variant, Error> {
         let impossible = |reason: String| Err(Error::Combination { variant: self.to_string(), reason });
-        if !matches!(self.kernel, Kernel::Exp(_)) {
+        if !matches!(self.near.kernel, Kernel::Exp(_)) {
             return impossible(format!("only `exp` can be cut at order {p}: this kernel has a finite number of orders already"));
         }
-        if self.clamp.is_some() {
+        if self.near.clamp.is_some() {
             return impossible(format!("a clamped score has no finite map, so it cannot be cut at order {p}; leave the clamp out"));
         }
         match Taylor::up_to(p) {
-            Ok(taylor) => Ok(Variant { kernel: Kernel::Taylor(taylor), ..self.clone() }),
+            Ok(taylor) => Ok(self.clone().with_kernel(Kernel::Taylor(taylor))),
             Err(reason) => impossible(reason),
         }
     }

@@ -1,11 +1,11 @@
-//! Several documents in one batch row: each as if it were alone.
+//! Several documents packed into one batch row: each gives the results of a separate call.
 
 use termwise_attention::{Attention, Error, Grads, Inputs, Mode, Real, Report, Scratch, relative_rms};
 
 use crate::support::combos::random_case;
 use crate::support::{Case, Name, Rng, Tensors, grads_of, layer, oracle, same_isa, shape};
 
-/// Documents of every size around tiles, and rows that start with a boundary.
+/// Boundaries of documents shorter and longer than a tile.
 fn boundaries(batch: usize, time: usize) -> Vec<usize> {
     let within = [0, 1, 4, time / 3, time / 3 + 1, time - 2].into_iter().filter(|&at| at < time);
     let mut all: Vec<usize> = (0..batch).flat_map(|b| within.clone().map(move |at| b * time + at)).chain([batch * time]).collect();
@@ -14,11 +14,11 @@ fn boundaries(batch: usize, time: usize) -> Vec<usize> {
     all
 }
 
-/// One document as a case of its own.
+/// One document as a separate case.
 fn alone<R: Real>(case: &Case<R>, start: usize, end: usize) -> Case<R> {
     let rows = case.shape.batch * case.shape.time;
     let cut = |x: &[R]| x[x.len() / rows * start..x.len() / rows * end].to_vec();
-    let by_position = |name: &Name| !matches!(name, Name::Extra(extra) if !extra.is_gate_logits());
+    let by_position = |name: &Name| !matches!(name, Name::AuxTensor(aux) if !aux.is_gate_logits());
     let tensors = case.tensors.iter().map(|(name, x)| (*name, if by_position(name) { cut(x) } else { x.clone() })).collect();
     Case {
         shape: shape(1, end - start, case.shape.heads, case.shape.kv_heads, case.shape.d, case.shape.e),
@@ -28,7 +28,7 @@ fn alone<R: Real>(case: &Case<R>, start: usize, end: usize) -> Case<R> {
     }
 }
 
-/// y, what the pass saw, and gradients of a call with documents.
+/// y, the report and the gradients of a call with documents.
 fn packed<R: Real>(case: &Case<R>, documents: &[usize], engine: &mut impl Attention<R>) -> (Vec<R>, Report, Tensors<R>) {
     let inputs = case.inputs().documents(documents);
     let mut y = vec![R::nan(); case.dy.len()];
@@ -42,7 +42,7 @@ fn packed<R: Real>(case: &Case<R>, documents: &[usize], engine: &mut impl Attent
     (y, report, gradients)
 }
 
-/// The same from one call for each document: outputs and gradients by position one after another, those of parameters added up.
+/// The same from one call per document: outputs and gradients per position are concatenated, gradients of parameters are added.
 fn apart<R: Real, E: Attention<R>>(case: &Case<R>, documents: &[usize], engine: impl Fn(&Case<R>) -> E) -> (Vec<R>, Tensors<R>) {
     let mut y = Vec::new();
     let mut gradients: Tensors<R> = case.tensors.iter().map(|(name, _)| (*name, Vec::new())).collect();
@@ -52,7 +52,7 @@ fn apart<R: Real, E: Attention<R>>(case: &Case<R>, documents: &[usize], engine: 
         y.extend(own.forward(&mut engine).0);
         for ((name, all), (_, one)) in gradients.iter_mut().zip(own.backward(&mut engine)) {
             match name {
-                Name::Extra(extra) if !extra.is_gate_logits() && !all.is_empty() => {
+                Name::AuxTensor(aux) if !aux.is_gate_logits() && !all.is_empty() => {
                     all.iter_mut().zip(one).for_each(|(all, one)| *all += one)
                 }
                 _ => all.extend(one),
@@ -63,7 +63,7 @@ fn apart<R: Real, E: Attention<R>>(case: &Case<R>, documents: &[usize], engine: 
 }
 
 #[track_caller]
-fn compare<R: Real>(found: &(Vec<R>, Report, Tensors<R>), expected: &(Vec<R>, Tensors<R>), bound: f64, label: &str) {
+fn compare<A: Real, B: Real>(found: &(Vec<A>, Report, Tensors<A>), expected: &(Vec<B>, Tensors<B>), bound: f64, label: &str) {
     let off = relative_rms(&found.0, &expected.0);
     assert!(off <= bound, "{label}: outputs differ by {off:e}");
     for ((name, found), (_, expected)) in found.2.iter().zip(&expected.1) {
@@ -74,7 +74,7 @@ fn compare<R: Real>(found: &(Vec<R>, Report, Tensors<R>), expected: &(Vec<R>, Te
     }
 }
 
-/// Between them, everything that starts anew with a document.
+/// Together these variants have every part that restarts with a document.
 const TEXTS: [&str; 12] = [
     "softmax",
     "exp over=sum decay=softplus in out=cumulative",
@@ -91,7 +91,7 @@ const TEXTS: [&str; 12] = [
 ];
 
 #[test]
-fn documents_do_not_see_each_other() {
+fn documents_do_not_attend_to_each_other() {
     let _isa = same_isa();
     let mut rng = Rng(71);
     let scratch = Scratch::default();
@@ -103,7 +103,7 @@ fn documents_do_not_see_each_other() {
                 let Ok(mut engine) = case.fused(mode, &scratch) else { continue };
                 let expected = apart(&case, &documents, |case| case.fused(mode, &scratch).expect("possible"));
                 compare(&packed(&case, &documents, &mut engine), &expected, 1e-6, &format!("{mode} {case}"));
-                // Without documents the same engine sees the whole row again.
+                // Without documents the same engine computes the whole row.
                 let whole = case.forward(&mut engine).0;
                 assert_eq!(whole, case.forward(&mut case.fused(mode, &scratch).expect("possible")).0, "{case}");
             }
@@ -112,7 +112,8 @@ fn documents_do_not_see_each_other() {
 }
 
 #[test]
-fn the_naive_engines_agree_with_a_formula_for_each_document() {
+fn naive_engine_and_chunks_match_the_formula_per_document() {
+    let _isa = same_isa();
     let mut rng = Rng(72);
     for text in TEXTS {
         let shape = shape(2, 21, 4, 2, 6, 5);
@@ -121,7 +122,7 @@ fn the_naive_engines_agree_with_a_formula_for_each_document() {
         let (y, _, gradients) = packed(&case, &documents, &mut case.naive());
         let expected: Vec<f64> = documents.windows(2).flat_map(|pair| oracle::forward(&alone(&case, pair[0], pair[1]), None).y).collect();
         assert!(relative_rms(&y, &expected) < 1e-12, "{case}");
-        // One number of each tensor against a central difference of the formula.
+        // One entry of each tensor against a central difference of the formula.
         let loss = |case: &Case<f64>| documents.windows(2).map(|pair| oracle::loss(&alone(case, pair[0], pair[1]), None)).sum::<f64>();
         for (name, gradient) in &gradients {
             let i = rng.below(gradient.len());
@@ -135,14 +136,15 @@ fn the_naive_engines_agree_with_a_formula_for_each_document() {
             assert!((difference - gradient[i]).abs() < 1e-7 * scale, "{case}: {name:?}[{i}] {difference} {}", gradient[i]);
         }
         if case.heads[0].state_rows(shape.d).is_some() {
-            let found = packed(&case, &documents, &mut case.recurrent(3));
-            compare(&found, &(y, gradients), 1e-10, &format!("recurrent {case}"));
+            let narrow = case.cast::<f32>();
+            let mut engine = narrow.fused(Mode::Chunk(Some(3)), &Scratch::default()).expect("a finite state");
+            compare(&packed(&narrow, &documents, &mut engine), &(y, gradients), 1e-4, &format!("chunks {case}"));
         }
     }
 }
 
 #[test]
-fn random_layers() {
+fn random_layers_match_separate_calls_per_document() {
     let _isa = same_isa();
     let mut rng = Rng(73);
     let mut compared = 0;
@@ -154,7 +156,7 @@ fn random_layers() {
         let documents = boundaries(case.shape.batch, case.shape.time);
         let scratch = Scratch::default();
         let expected = apart(&case, &documents, |case| case.fused(Mode::Parallel, &scratch).expect("possible"));
-        // The first positions of a document may have no weight at all, and 0/0 is no number to compare.
+        // The weights of the first positions of a document may all be zero, which gives NaN.
         if expected.0.iter().any(|y| y.is_nan()) {
             continue;
         }
@@ -165,7 +167,7 @@ fn random_layers() {
 }
 
 #[test]
-fn packed_rows_and_reports_have_their_places() {
+fn packed_rows_and_reports_use_row_positions() {
     let _isa = same_isa();
     let shape = shape(2, 10, 2, 1, 4, 4);
     let mut rng = Rng(74);
@@ -200,7 +202,8 @@ fn packed_rows_and_reports_have_their_places() {
 }
 
 #[test]
-fn boundaries_that_are_none_are_refused() {
+fn invalid_boundaries_are_rejected() {
+    let _isa = same_isa();
     let shape = shape(2, 5, 1, 1, 4, 4);
     let case = Case::<f32>::random(&layer("softmax", &shape), shape, None, 1.0, &mut Rng(75));
     let mut y = vec![0.0; case.dy.len()];
@@ -219,7 +222,8 @@ fn boundaries_that_are_none_are_refused() {
 }
 
 #[test]
-fn backward_wants_the_documents_and_lengths_of_forward() {
+fn backward_requires_the_documents_and_lengths_of_forward() {
+    let _isa = same_isa();
     let shape = shape(2, 5, 1, 1, 4, 4);
     let case = Case::<f32>::random(&layer("softmax", &shape), shape, None, 1.0, &mut Rng(76));
     let mut engine = case.fused(Mode::Parallel, &Scratch::default()).expect("possible");

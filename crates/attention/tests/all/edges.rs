@@ -1,7 +1,6 @@
-//! Inputs and sizes at the edges: values that are not finite, windows and heavy hitters without end, many heads over one kv head, states
-//! that belong to something else.
+//! Edge cases of inputs and sizes: values that are not finite, very large windows, many query heads per KV head, states of another layer.
 
-use termwise_attention::{Attention, Error, FusedOptions, Inputs, Layer, Memory, Mode, Rope, RopeScaling, State};
+use termwise_attention::{Attention, Error, FusedOptions, Inputs, Layer, Mode, Rope, RopeScaling, State, StateKind};
 
 use crate::support::same_isa;
 
@@ -19,7 +18,7 @@ fn inputs(layer: &Layer, time: usize) -> [Vec<f32>; 3] {
     })
 }
 
-/// y of every position, one at a time.
+/// y of every position, computed token by token.
 fn stepped(layer: &Layer, [q, k, v]: &[Vec<f32>; 3], time: usize) -> Result<(State, Vec<f32>), Error> {
     let (mut state, [a, b, c]) = (layer.state(1)?, layer.widths());
     let mut y = vec![0.0; q.len()];
@@ -31,7 +30,7 @@ fn stepped(layer: &Layer, [q, k, v]: &[Vec<f32>; 3], time: usize) -> Result<(Sta
     Ok((state, y))
 }
 
-/// y of all positions at once.
+/// y of all positions in one call.
 fn at_once(layer: &Layer, [q, k, v]: &[Vec<f32>; 3], time: usize, mode: Mode) -> Result<Vec<f32>, Error> {
     let mut y = vec![0.0; q.len()];
     layer.fused_with(1, time, FusedOptions::default().mode(mode))?.infer(&Inputs::new(q, k, v), &mut y)?;
@@ -45,7 +44,8 @@ fn close(a: &[f32], b: &[f32], what: &str) {
 }
 
 #[test]
-fn a_cap_has_no_state_to_compress_into() -> Result<(), Error> {
+fn a_cache_with_a_soft_cap_cannot_be_compressed() -> Result<(), Error> {
+    let _isa = same_isa();
     let layer = Layer::new(2, 1, 4).variant("softmax rope=off")?;
     let (mut state, _) = stepped(&layer, &inputs(&layer, 5), 5)?;
     for text in ["taylor=0..2 cap=5 rope=off", "power=2 cap=3 rope=off", "taylor=0..2 clamp=5 rope=off"] {
@@ -57,11 +57,11 @@ fn a_cap_has_no_state_to_compress_into() -> Result<(), Error> {
 }
 
 #[test]
-fn any_number_of_heads_may_share_a_window() -> Result<(), Error> {
+fn many_query_heads_share_one_windowed_cache() -> Result<(), Error> {
     let _isa = same_isa();
     for text in ["exp window=4 far(taylor=0..1) rope=off", "exp window=4 rope=off", "exp window=4 bits=8 rope=off", "softmax rope=off"] {
         let layer = Layer::new(300, 1, 8).variant(text)?;
-        if !layer.extras().is_empty() {
+        if !layer.aux_specs().is_empty() {
             continue;
         }
         let all = inputs(&layer, 9);
@@ -71,7 +71,7 @@ fn any_number_of_heads_may_share_a_window() -> Result<(), Error> {
 }
 
 #[test]
-fn windows_and_heavy_hitters_grow_with_the_keys() -> Result<(), Error> {
+fn memory_of_large_windows_grows_with_the_stored_keys() -> Result<(), Error> {
     let _isa = same_isa();
     let softmax = Layer::new(2, 1, 4).variant("softmax rope=off")?;
     let all = inputs(&softmax, 300);
@@ -90,7 +90,7 @@ fn windows_and_heavy_hitters_grow_with_the_keys() -> Result<(), Error> {
         // 300 keys in blocks of 128: keys and values padded to 16, what they received.
         assert!(state.bytes() < 384 * (4 + 16 + 1) * 4 + 4096, "{text}: {} bytes", state.bytes());
         assert!(layer.heads()[0].window_bytes(4, 4).is_some_and(|most| most > state.bytes()), "{text}");
-        // Memory that is kept after clearing serves shorter texts.
+        // Memory kept by `clear` is reused for shorter sequences.
         state.clear();
         let mut y = vec![0.0; 8];
         state.step(&Inputs::new(&all[0][..8], &all[1][..4], &all[2][..4]), &mut y)?;
@@ -100,7 +100,8 @@ fn windows_and_heavy_hitters_grow_with_the_keys() -> Result<(), Error> {
 }
 
 #[test]
-fn a_score_that_is_not_a_number_stays_in_the_bound() -> Result<(), Error> {
+fn nan_scores_are_kept_in_the_largest_score() -> Result<(), Error> {
+    let _isa = same_isa();
     let rope = Rope::new(4, 100.0, None)?;
     for text in ["softmax", "softmax window=3", "exp window=3 far(taylor=0..2)", "taylor=0..2", "exp window=2 chosen=2"] {
         let layer = Layer::new(2, 1, 4).rope(rope.clone()).variant(text)?;
@@ -111,7 +112,7 @@ fn a_score_that_is_not_a_number_stays_in_the_bound() -> Result<(), Error> {
         let bounds = [0, 1].map(|head| state.largest_score(0, head).unwrap_or(0.0));
         assert!(bounds.iter().all(|bound| bound.is_nan()), "{text}, stepped: {bounds:?}");
         let mut state = layer.state(1)?;
-        let mut engine = layer.fused_with(1, 20, FusedOptions::default().continues(Memory::Natural))?;
+        let mut engine = layer.fused_with(1, 20, FusedOptions::default().continues(StateKind::Auto))?;
         for half in 0..2 {
             let mut y = vec![0.0; 20 * 8];
             let of = |x: &[f32]| x[half * x.len() / 2..][..x.len() / 2].to_vec();
@@ -125,7 +126,7 @@ fn a_score_that_is_not_a_number_stays_in_the_bound() -> Result<(), Error> {
 }
 
 #[test]
-fn a_value_that_is_not_finite_changes_the_rows_that_see_it_alone() -> Result<(), Error> {
+fn nonfinite_values_change_only_the_rows_that_attend_to_them() -> Result<(), Error> {
     let _isa = same_isa();
     let time = 300;
     for (text, seen) in [
@@ -136,7 +137,7 @@ fn a_value_that_is_not_finite_changes_the_rows_that_see_it_alone() -> Result<(),
         ("exp window=5 decay=linear rope=off", 5),
     ] {
         let layer = Layer::new(2, 1, 4).variant(text)?;
-        if !layer.extras().is_empty() {
+        if !layer.aux_specs().is_empty() {
             continue;
         }
         let clean = inputs(&layer, time);
@@ -155,7 +156,7 @@ fn a_value_that_is_not_finite_changes_the_rows_that_see_it_alone() -> Result<(),
                     for (t, (found, expected)) in found.chunks(8).zip(expected.chunks(8)).enumerate() {
                         let sees = t >= at && (at < sinks || t - at < seen);
                         let what = format!("{text}, {mode}: row {t}, {value} at {at}");
-                        // The other coordinates of the values are as they were.
+                        // The other columns of the values are unchanged.
                         assert_eq!((found[0].to_bits(), found[2].to_bits()), (expected[0].to_bits(), expected[2].to_bits()), "{what}");
                         assert_eq!(found[1].is_finite() && found[5].is_finite(), !sees, "{what}");
                         assert!(sees || found[1].to_bits() == expected[1].to_bits(), "{what}");
@@ -168,7 +169,8 @@ fn a_value_that_is_not_finite_changes_the_rows_that_see_it_alone() -> Result<(),
 }
 
 #[test]
-fn states_of_other_angles_are_refused() -> Result<(), Error> {
+fn states_of_another_rope_are_rejected() -> Result<(), Error> {
+    let _isa = same_isa();
     let path = std::env::temp_dir().join(format!("termwise-{}-angles.safetensors", std::process::id()));
     let layer = |rope: Rope, text: &str| Layer::new(2, 1, 4).rope(rope).variant(text);
     let rope = |theta: f64, scaling: Option<RopeScaling>| Rope::new(4, theta, scaling.as_ref());
@@ -176,29 +178,29 @@ fn states_of_other_angles_are_refused() -> Result<(), Error> {
         let own = layer(rope(10_000.0, None)?, text)?;
         let (state, _) = stepped(&own, &inputs(&own, 6), 6)?;
         state.save(&path)?;
-        State::load(&path, &own, 1, Memory::Natural)?;
+        State::load(&path, &own, 1, StateKind::Auto)?;
         for (other, word) in [
             (rope(500_000.0, None)?, "rotary frequency 1 of layer 0 is 0.01, asked for is 0.00141"),
             (rope(10_000.0, Some(RopeScaling::Linear { factor: 4.0 }))?, "rotary frequency 0 of layer 0 is 1, asked for is 0.25"),
         ] {
-            let error = State::load(&path, &layer(other, text)?, 1, Memory::Natural).expect_err("other angles").to_string();
+            let error = State::load(&path, &layer(other, text)?, 1, StateKind::Auto).expect_err("other angles").to_string();
             assert!(error.contains(word) && error.contains("theta"), "{error}");
         }
-        // A file of an earlier version has no record of them.
+        // Files of earlier versions do not record the frequencies.
         let bytes = std::fs::read(&path).expect("a file");
         let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).expect("a header");
         let mut metadata = header.metadata().clone().expect("metadata");
         metadata.remove("layer.0.rope").expect("recorded");
         let tensors = safetensors::SafeTensors::deserialize(&bytes).expect("tensors");
         std::fs::write(&path, safetensors::serialize(tensors.iter(), Some(metadata)).expect("bytes")).expect("written");
-        let error = State::load(&path, &own, 1, Memory::Natural).expect_err("no record").to_string();
+        let error = State::load(&path, &own, 1, StateKind::Auto).expect_err("no record").to_string();
         assert!(error.contains("earlier versions") && error.contains("save the state again"), "{error}");
     }
-    // Without rotation there is nothing to compare.
+    // Without RoPE there are no frequencies to compare.
     let plain = |theta| layer(rope(theta, None)?, "softmax rope=off");
     let own = plain(100.0)?;
     stepped(&own, &inputs(&own, 6), 6)?.0.save(&path)?;
-    State::load(&path, &plain(200.0)?, 1, Memory::Natural)?;
+    State::load(&path, &plain(200.0)?, 1, StateKind::Auto)?;
     std::fs::remove_file(&path).expect("removed");
     Ok(())
 }

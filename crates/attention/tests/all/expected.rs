@@ -1,9 +1,9 @@
-//! What float32 can be held to: relative RMS errors of 1e-5 for outputs and 1e-4 for gradients, or four times what the naive float32
-//! computation has where a case is worse conditioned than that. Once in a thousand random layers the naive one is lucky, and weights
-//! that nearly cancel are off by more in every other order of summation: there parallel mode, which has tests of its own,
-//! says what can be had. Twice its error counts, but never more than ten times the bound without it.
+//! Error bounds of float32 computations: relative RMS errors of 1e-5 for outputs and 1e-4 for gradients, or four times the error of the naive
+//! float32 computation for cases that are worse conditioned. In about one random layer in a thousand the naive error is small by chance while
+//! any other order of summation has a larger one. The bound is then twice the error of parallel mode, which has its own tests, but at most
+//! ten times the other bound.
 
-use termwise_attention::{Attention, Extra, Mode, Real, Report, Scratch, relative_rms};
+use termwise_attention::{Attention, AuxKind, Mode, Real, Report, Scratch, relative_rms};
 
 use crate::support::{Case, Name, Tensors};
 
@@ -25,7 +25,7 @@ impl<R> Results<R> {
     }
 }
 
-/// What an engine makes of a case, forward and backward.
+/// Outputs, report and gradients of an engine.
 pub fn run<R: Real>(case: &Case<R>, mut engine: impl Attention<R>) -> Results<R> {
     let (y, report) = case.forward(&mut engine);
     Results { y, report, gradients: case.backward(&mut engine) }
@@ -35,7 +35,7 @@ pub fn reference<R: Real>(case: &Case<R>) -> Results<R> {
     run(case, case.naive())
 }
 
-/// The engine in this mode.
+/// Results of the fused engine in this mode.
 pub fn fused(case: &Case<f32>, scratch: &Scratch, mode: Mode) -> Results<f32> {
     run(case, case.fused(mode, scratch).unwrap_or_else(|error| panic!("{case}: {error}")))
 }
@@ -48,23 +48,23 @@ pub struct Expected {
     wide: Results<f64>,
     pub narrow: Results<f32>,
     parallel: Option<Results<f32>>,
-    /// What may be left of a gradient that is zero by construction, at dy of size 1.
+    /// Absolute bound for a gradient that is zero by construction, for dy of size 1.
     floor: f64,
 }
 
 impl Expected {
-    /// For what chunks and states compute.
+    /// Bounds for chunk mode and states.
     pub fn of(case: &Case<f32>) -> Expected {
         let parallel = fused(case, &Scratch::default(), Mode::Parallel);
         Expected { wide: reference(&case.cast()), narrow: reference(case), parallel: Some(parallel), floor: 1e-5 }
     }
 
-    /// For parallel mode itself.
+    /// Bounds for parallel mode.
     pub fn of_parallel(case: &Case<f32>) -> Expected {
         Expected { wide: reference(&case.cast()), narrow: reference(case), parallel: None, floor: 2e-5 }
     }
 
-    /// The bound where parallel mode is off by so much.
+    /// The bound, given the error of parallel mode.
     fn allowed(&self, bound: f64, parallel: impl Fn(&Results<f32>) -> f64) -> f64 {
         self.parallel.as_ref().map_or(bound, |found| bound.max((2.0 * parallel(found)).min(10.0 * bound)))
     }
@@ -76,7 +76,7 @@ impl Expected {
 
     #[track_caller]
     fn outputs_within(&self, y: &[f32], bound: f64, label: &str) {
-        // Outputs that are zero by construction, such as those of a power of the distance to the mean of one key, are rounding alone.
+        // Outputs that are zero by construction consist of rounding errors only.
         let off = |y: &[f32]| if rms(&self.wide.y) < 1e-6 { rms(y) } else { relative_rms(y, &self.wide.y) };
         let bound = self.allowed(bound.max(4.0 * off(&self.narrow.y)), |parallel| off(&parallel.y));
         let error = off(y);
@@ -95,16 +95,15 @@ impl Expected {
         self.outputs_within(&found.y, outputs, label);
         for (i, (name, found)) in found.gradients.iter().enumerate() {
             let expected = &wide.gradients[i].1;
-            // Zero by construction or but for eps, such as a gate's before a norm or any before the norm of one value:
-            // what is left is rounding, held to an absolute bound.
+            // Zero by construction or up to eps, such as the gradient of a gate before a norm: rounding errors with an absolute bound.
             let scale = rms(expected);
             let floor = if scale < 1e-3 { self.floor * rms(&wide.gradients[2].1).max(1.0) } else { 0.0 };
             let off = |x: &[f32]| x.iter().zip(expected).map(|(x, e)| (x.wide() - e).powi(2)).sum::<f64>().sqrt() / (x.len() as f64).sqrt();
-            // Of one number per head or so, which sums over all positions and may nearly cancel, the size says little about its rounding.
+            // A gradient with few entries is a sum over all positions that may nearly cancel: its size does not bound its rounding error.
             let (gradients, floor) = if expected.len() < 16 { (3.0 * gradients, 3.0 * floor) } else { (gradients, floor) };
-            // A rate of decay has the sum of what all its gates have: their size says what rounding can leave of it.
-            let gates = wide.gradients.iter().find(|(other, _)| *other == Name::Extra(Extra::DecayGate));
-            let terms = gates.filter(|_| *name == Name::Extra(Extra::DecayRate));
+            // The gradient of a decay rate is a sum over the gradients of its gates: their size bounds its rounding error.
+            let gates = wide.gradients.iter().find(|(other, _)| *other == Name::aux(AuxKind::DecayGate));
+            let terms = gates.filter(|_| *name == Name::aux(AuxKind::DecayRate));
             let terms = terms.map_or(0.0, |(_, x)| rms(x) * (x.len() as f64 / expected.len() as f64).sqrt());
             let bound = (gradients * scale.max(terms)).max(4.0 * off(&narrow.gradients[i].1)).max(floor);
             let bound = self.allowed(bound, |parallel| off(&parallel.gradients[i].1));

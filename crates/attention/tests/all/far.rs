@@ -1,13 +1,14 @@
-//! Near and far keys, projections in float32 against the reference in float64: tiles, chunks, token by token, and any split over them.
+//! Near and far branches and projections in float32 against the reference in float64: tiles, chunks, token by token, and any split of a
+//! sequence among them.
 
 use std::ops::Range;
 
-use termwise_attention::{FusedOptions, Layer, Memory, Mode, Scratch, Shape, State, Variant, relative_rms};
+use termwise_attention::{FusedOptions, Layer, Mode, Scratch, Shape, State, StateKind, Variant, relative_rms};
 
 use crate::expected::{Expected, assert_same_bits, fused};
 use crate::support::{Case, Name, Rng, layer, on_every_isa, same_isa, shape};
 
-/// What between them has every part of near and far keys; windows are put in their places.
+/// Together these variants have every part of the near and the far branch; each window is filled in.
 const TEXTS: [&str; 20] = [
     "exp WINDOW far(taylor=0..2)",
     "exp WINDOW far(taylor=0..2 dim=3)",
@@ -42,7 +43,7 @@ const WHOLE: [&str; 4] = [
 fn texts(window: usize, sinks: usize) -> Vec<String> {
     let words = if sinks > 0 { format!("window={window} sinks={sinks}") } else { format!("window={window}") };
     let texts = TEXTS.iter().map(|text| text.replace("WINDOW", &words));
-    texts.filter(|text| text.parse::<Variant>().is_ok_and(|variant| variant.naive_only().is_none())).collect()
+    texts.filter(|text| text.parse::<Variant>().is_ok()).collect()
 }
 
 fn lengths_for(shape: &Shape) -> Option<Vec<usize>> {
@@ -58,7 +59,7 @@ fn chunked(case: &Case<f32>) -> bool {
 }
 
 #[test]
-fn tiles_and_chunks_equal_the_reference() {
+fn tiles_and_chunks_match_the_reference() {
     let _isa = same_isa();
     let scratch = Scratch::default();
     let mut rng = Rng(61);
@@ -83,9 +84,9 @@ fn tiles_and_chunks_equal_the_reference() {
     assert!(in_chunks > 200, "only {in_chunks} in chunks");
 }
 
-/// Windows that end anywhere in a tile, on one and on several tiles away, with sinks before and after their ends.
+/// Windows that end inside a tile, at a tile boundary and several tiles away, with sinks before and after their ends.
 #[test]
-fn windows_end_anywhere() {
+fn windows_of_any_size_match_the_reference() {
     let _isa = same_isa();
     let scratch = Scratch::default();
     let mut rng = Rng(62);
@@ -103,7 +104,7 @@ fn windows_end_anywhere() {
 }
 
 #[test]
-fn every_instruction_set() {
+fn every_instruction_set_matches_the_reference() {
     let mut rng = Rng(63);
     for text in texts(11, 2).into_iter().chain(WHOLE.map(String::from)) {
         let case = case(&text, shape(1, 70, 2, 1, 6, 12), &mut rng);
@@ -117,7 +118,7 @@ fn every_instruction_set() {
 }
 
 #[test]
-fn any_number_of_threads_gives_the_same_bits() {
+fn results_are_bit_identical_for_any_thread_count() {
     let _isa = same_isa();
     let mut rng = Rng(64);
     let pools = [1, 2, 3].map(|n| rayon::ThreadPoolBuilder::new().num_threads(n).build().expect("threads can be started"));
@@ -140,15 +141,15 @@ fn part(case: &Case<f32>, range: &Range<usize>) -> Case<f32> {
         (0..batch).flat_map(|b| &x[(b * time + range.start) * width..(b * time + range.end) * width]).copied().collect::<Vec<f32>>()
     };
     let tensor = |(name, x): &(Name, Vec<f32>)| match name {
-        Name::Extra(extra) if !extra.is_gate_logits() => (*name, x.clone()),
+        Name::AuxTensor(aux) if !aux.is_gate_logits() => (*name, x.clone()),
         _ => (*name, cut(x)),
     };
     let tensors = case.tensors.iter().map(tensor).collect();
     Case { shape: Shape { time: range.len(), ..case.shape }, tensors, lengths: None, dy: cut(&case.dy), ..case.clone() }
 }
 
-/// A case without lengths in stretches: single steps, or calls of so many positions in this mode.
-fn continued(case: &Case<f32>, stretches: &[(usize, Option<Mode>)], memory: Memory) -> (Vec<f32>, State) {
+/// A case without lengths, split into single steps and calls of this many positions in this mode.
+fn continued(case: &Case<f32>, stretches: &[(usize, Option<Mode>)], memory: StateKind) -> (Vec<f32>, State) {
     let (mut state, width) = (case.state(memory), case.shape.heads * case.shape.e);
     let mut y = vec![f32::NAN; case.dy.len()];
     let mut at = 0;
@@ -192,7 +193,7 @@ const STRETCHES: [&[(usize, Option<Mode>)]; 5] = [
 ];
 
 #[test]
-fn states_equal_the_reference() {
+fn states_match_the_reference() {
     let _isa = same_isa();
     let mut rng = Rng(65);
     for (shape, window, sinks) in [
@@ -204,7 +205,7 @@ fn states_equal_the_reference() {
         for text in texts(window, sinks).into_iter().chain(WHOLE.map(String::from)) {
             let case = Case { lengths: None, ..case(&text, shape, &mut rng) };
             let expected = Expected::of(&case);
-            for memory in [Memory::Natural, Memory::Cache] {
+            for memory in [StateKind::Auto, StateKind::Cache] {
                 for stretches in STRETCHES {
                     let (y, _) = continued(&case, stretches, memory);
                     expected.compare_outputs(&y, &format!("{memory:?} {stretches:?} {case}"));
@@ -214,9 +215,9 @@ fn states_equal_the_reference() {
     }
 }
 
-/// With w = 1 everywhere and values of 1, y counts the keys seen: t + 1, to the last bit.
+/// With w = 1 and values of 1, y is exactly the number of visible keys: t + 1.
 #[test]
-fn every_key_is_seen_once() {
+fn every_key_is_counted_once() {
     let _isa = same_isa();
     let mut rng = Rng(66);
     let shape = shape(1, 400, 2, 1, 2, 3);
@@ -233,7 +234,7 @@ fn every_key_is_seen_once() {
         for mode in [Mode::Parallel, Mode::Chunk(Some(1)), Mode::Chunk(Some(50)), Mode::Chunk(Some(128)), Mode::Chunk(Some(300))] {
             check(&fused(&case, &Scratch::default(), mode).y, mode.to_string());
         }
-        for memory in [Memory::Natural, Memory::Cache] {
+        for memory in [StateKind::Auto, StateKind::Cache] {
             for stretches in STRETCHES {
                 check(&continued(&case, stretches, memory).0, format!("{memory:?} {stretches:?}"));
             }
@@ -242,7 +243,7 @@ fn every_key_is_seen_once() {
 }
 
 #[test]
-fn the_same_kernel_for_far_keys_is_full_attention() {
+fn equal_near_and_far_kernels_give_full_attention() {
     let _isa = same_isa();
     let mut rng = Rng(67);
     let shape = shape(1, 200, 4, 2, 8, 6);
@@ -260,7 +261,7 @@ fn the_same_kernel_for_far_keys_is_full_attention() {
 }
 
 #[test]
-fn a_window_as_long_as_the_text_is_none() {
+fn a_window_as_long_as_the_sequence_has_no_effect() {
     let _isa = same_isa();
     let mut rng = Rng(68);
     let shape = shape(1, 150, 2, 1, 8, 6);
@@ -270,15 +271,15 @@ fn a_window_as_long_as_the_text_is_none() {
         for classes in ["window=150", "window=1000 far(taylor=0..2)", "window=3 sinks=150 far(power=2)", "window=150 far(exp cap=2)"] {
             let near = Case { heads: layer(&format!("{text} {classes}"), &shape), ..whole.clone() };
             assert_same_bits(&fused(&near, &Scratch::default(), Mode::Parallel), &alone, &near.to_string());
-            let (y, _) = continued(&near, &[(1, None)], Memory::Natural);
-            let (exact, _) = continued(&whole, &[(1, None)], Memory::Cache);
+            let (y, _) = continued(&near, &[(1, None)], StateKind::Auto);
+            let (exact, _) = continued(&whole, &[(1, None)], StateKind::Cache);
             assert_eq!(y, exact, "{near}");
         }
     }
 }
 
 #[test]
-fn heads_may_differ() {
+fn heads_with_different_windows_match_the_reference() {
     let _isa = same_isa();
     let mut rng = Rng(69);
     let shape = shape(2, 150, 4, 2, 6, 5);
@@ -296,26 +297,26 @@ fn heads_may_differ() {
         let whole = Case { lengths: None, ..case };
         let expected = Expected::of(&whole);
         for stretches in STRETCHES {
-            expected.compare_outputs(&continued(&whole, stretches, Memory::Natural).0, &format!("{stretches:?} {whole}"));
+            expected.compare_outputs(&continued(&whole, stretches, StateKind::Auto).0, &format!("{stretches:?} {whole}"));
         }
     }
 }
 
 #[test]
-fn generation_takes_constant_memory_and_files_carry_it() {
+fn decoding_uses_constant_memory_and_states_can_be_saved() {
     let _isa = same_isa();
     let mut rng = Rng(70);
     let folder = std::env::temp_dir().join(format!("termwise-far-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
     for text in ["exp window=20 sinks=3 far(taylor=0..2 dim=2) decay=softplus in", "taylor=0..2", "exp window=9 far(exp)"] {
         let mut case = Case { lengths: None, ..case(text, shape(1, 500, 2, 1, 4, 5), &mut rng) };
-        let early = continued(&part(&case, &(0..200)), &[(1, None)], Memory::Natural).1;
-        let late = continued(&case, &[(1, None)], Memory::Natural).1;
+        let early = continued(&part(&case, &(0..200)), &[(1, None)], StateKind::Auto).1;
+        let late = continued(&case, &[(1, None)], StateKind::Auto).1;
         assert_eq!(early.bytes() == late.bytes(), early.is_constant(), "{text}: {} and {} bytes", early.bytes(), late.bytes());
         assert_eq!(early.is_constant(), !text.contains("far(exp)"));
         let path = folder.join("state.safetensors");
         early.save(&path).unwrap_or_else(|error| panic!("{error}"));
-        let mut loaded = State::load(&path, &case.layer(), 1, Memory::Natural).unwrap_or_else(|error| panic!("{error}"));
+        let mut loaded = State::load(&path, &case.layer(), 1, StateKind::Auto).unwrap_or_else(|error| panic!("{error}"));
         let mut kept = early.clone();
         for t in 200..260 {
             let own = part(&case, &(t..t + 1));
@@ -333,21 +334,21 @@ fn generation_takes_constant_memory_and_files_carry_it() {
             kept.step(&part(&case, &(t..t + 1)).inputs(), &mut y).unwrap_or_else(|error| panic!("{error}"));
             again.extend(y);
         }
-        assert_eq!(again, continued(&case, &[(1, None)], Memory::Natural).0, "{text}: cleared is new");
+        assert_eq!(again, continued(&case, &[(1, None)], StateKind::Auto).0, "{text}: cleared is new");
     }
     std::fs::remove_dir_all(&folder).expect("a folder");
 }
 
 #[test]
-fn what_cannot_be_is_said() {
+fn unsupported_combinations_are_rejected_with_a_reason() {
     let said = |text: &str, d: usize| {
         let layer = Layer::new(2, 1, d).variant(&*format!("{text} rope=off"));
         layer.and_then(|layer| layer.fused_with(1, 8, FusedOptions::default()).map(drop)).expect_err(text).to_string()
     };
-    assert!(said("exp window=0", 4).contains("holds no key"));
-    assert!(said("taylor=0..2 dim=5", 4).contains("more than the head dimension 4"));
-    assert!(said("exp window=3 far(taylor=0..2 dim=9)", 4).contains("more than the head dimension 4"));
-    // A far kernel without a finite map keeps its keys, and says so.
+    assert!(said("exp window=0", 4).contains("contains no key"));
+    assert!(said("taylor=0..2 dim=5", 4).contains("larger than the head dimension 4"));
+    assert!(said("exp window=3 far(taylor=0..2 dim=9)", 4).contains("larger than the head dimension 4"));
+    // A far kernel without a finite feature map stores its keys.
     let endless: Variant = "exp window=3 far(exp)".parse().expect("a variant");
     assert!(endless.warnings().iter().any(|warning| warning.contains("keeps all keys")), "{:?}", endless.warnings());
     let layer = Layer::new(2, 1, 4).variant("exp window=3 far(exp) rope=off").expect("a layer");

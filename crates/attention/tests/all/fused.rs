@@ -1,21 +1,20 @@
 //! The fused engine in float32 against the reference in float64: every preset and random layers, odd shapes, every
 //! instruction set, any number of threads.
 //!
-//! Bounds are relative RMS errors: 1e-5 for outputs, 1e-4 for gradients. Some layers are worse conditioned than that in
-//! float32, whoever computes them: sums that nearly cancel, powers of large scores, norms of short vectors. There the naive
-//! float32 computation says what can be had, and the engine may be four times as far off.
+//! Bounds are relative RMS errors: 1e-5 for outputs, 1e-4 for gradients. Some layers are worse conditioned in float32: sums that nearly cancel,
+//! powers of large scores, norms of short vectors. For them the bound is four times the error of the naive float32 computation.
 
-use termwise_attention::{Mode, Scratch, Shape};
+use termwise_attention::{Mode, Scratch, Shape, presets};
 
 use crate::expected::{self, Expected, Results, assert_same_bits};
 use crate::support::combos::random_case;
-use crate::support::{Case, Name, Rng, layer, on_every_isa, presets_of_every_engine, same_isa, shape};
+use crate::support::{Case, Name, Rng, layer, on_every_isa, same_isa, shape};
 
 fn fused(case: &Case<f32>, scratch: &Scratch) -> Results<f32> {
     expected::fused(case, scratch, Mode::Parallel)
 }
 
-/// d is odd in some shapes, where RoPE cannot be.
+/// RoPE requires an even d, which some shapes do not have.
 fn without_rope(text: &str, shape: &Shape) -> String {
     if shape.d % 2 == 1 && !text.contains("rope") { format!("{text} rope=off") } else { text.to_string() }
 }
@@ -24,9 +23,9 @@ fn lengths_for(shape: &Shape) -> Option<Vec<usize>> {
     (shape.batch > 1).then(|| (0..shape.batch).map(|b| if b == 0 { shape.time.div_ceil(2) } else { shape.time }).collect())
 }
 
-/// Windows and sinks that end anywhere in a tile, on one and on several tiles away.
+/// Windows and sinks that end inside a tile, at a tile boundary and several tiles away.
 #[test]
-fn windows_of_any_size() {
+fn windows_of_any_size_match_the_reference() {
     let _isa = same_isa();
     let scratch = Scratch::default();
     let mut rng = Rng(17);
@@ -44,7 +43,7 @@ fn windows_of_any_size() {
 }
 
 #[test]
-fn every_preset_at_many_shapes() {
+fn every_preset_matches_the_reference_at_many_shapes() {
     let _isa = same_isa();
     let scratch = Scratch::default();
     let mut rng = Rng(11);
@@ -62,14 +61,14 @@ fn every_preset_at_many_shapes() {
         shape(1, 33, 1, 1, 256, 256),
         shape(1, 70, 1, 1, 128, 80),
     ];
-    for preset in presets_of_every_engine() {
+    for preset in presets::all() {
         for shape in shapes {
             let heads = layer(&without_rope(preset.text, &shape), &shape);
-            // With one dimension the norm of a key is its sign: gradients of what comes before it are rounding.
+            // In one dimension the normalized key is its sign: gradients before the norm are rounding errors.
             if shape.d == 1 && heads[0].qk_norm.is_some() {
                 continue;
             }
-            // Twice the spread takes scores beyond the clamp of 5.
+            // Twice the standard deviation gives scores beyond the clamp of 5.
             let case = Case::<f32>::random(&heads, shape, lengths_for(&shape), 2.0, &mut rng);
             Expected::of_parallel(&case).compare(&fused(&case, &scratch), &case.to_string());
         }
@@ -77,7 +76,7 @@ fn every_preset_at_many_shapes() {
 }
 
 #[test]
-fn random_layers_with_mixed_heads() {
+fn random_layers_with_mixed_heads_match_the_reference() {
     let _isa = same_isa();
     let scratch = Scratch::default();
     let mut rng = Rng(12);
@@ -85,7 +84,7 @@ fn random_layers_with_mixed_heads() {
     for _ in 0..120 {
         let (heads, kv_heads) = rng.pick(&[(1, 1), (4, 2), (6, 3), (4, 1)]);
         let time = rng.pick(&[1, 2, 17, 64, 100, 127, 128, 129, 150]);
-        // Not e = 1 or 2: norms of so few values are all but signs, and their gradients rounding divided by a small difference.
+        // Not e = 1 or 2: norms of so few values are nearly signs, and their gradients are rounding errors divided by a small difference.
         let (d, e) = (rng.pick(&[1, 2, 7, 16, 24, 32]), rng.pick(&[5, 16, 20, 48]));
         let case = random_case::<f32>(shape(rng.pick(&[1, 2]), time, heads, kv_heads, d, e), 0.02, &mut rng);
         mixed += case.heads.iter().any(|variant| *variant != case.heads[0]) as usize;
@@ -95,11 +94,11 @@ fn random_layers_with_mixed_heads() {
 }
 
 #[test]
-fn every_instruction_set() {
+fn every_instruction_set_matches_the_reference() {
     let scratch = Scratch::default();
     let mut rng = Rng(13);
     let mut cases = Vec::new();
-    for preset in presets_of_every_engine() {
+    for preset in presets::all() {
         let shape = shape(1, 70, 2, 1, 20, 12);
         cases.push(Case::<f32>::random(&layer(preset.text, &shape), shape, None, 2.0, &mut rng));
     }
@@ -113,11 +112,11 @@ fn every_instruction_set() {
 }
 
 #[test]
-fn any_number_of_threads_gives_the_same_bits() {
+fn results_are_bit_identical_for_any_thread_count() {
     let _isa = same_isa();
     let mut rng = Rng(14);
     let mut cases = Vec::new();
-    for preset in presets_of_every_engine() {
+    for preset in presets::all() {
         let shape = shape(2, 150, 4, 2, 16, 12);
         cases.push(Case::<f32>::random(&layer(preset.text, &shape), shape, lengths_for(&shape), 1.0, &mut rng));
     }
@@ -136,7 +135,7 @@ fn any_number_of_threads_gives_the_same_bits() {
     }
     let pools = [1, 2, 3, 7].map(|n| rayon::ThreadPoolBuilder::new().num_threads(n).build().expect("threads can be started"));
     for case in &cases {
-        // Every pool has its own scratch, and the first case of another shape has left something in it.
+        // Every pool has its own scratch memory, which contains values from the first case of another shape.
         let results = pools.each_ref().map(|pool| pool.install(|| fused(case, &Scratch::default())));
         for (pool, other) in pools.iter().zip(&results).skip(1) {
             assert_same_bits(&results[0], other, &format!("{case} with {} threads", pool.current_num_threads()));
@@ -145,7 +144,7 @@ fn any_number_of_threads_gives_the_same_bits() {
 }
 
 #[test]
-fn scratch_memory_carries_nothing_over() {
+fn results_do_not_depend_on_previous_scratch_contents() {
     let _isa = same_isa();
     let mut rng = Rng(15);
     let scratch = Scratch::default();
@@ -155,7 +154,7 @@ fn scratch_memory_carries_nothing_over() {
     for (_, tensor) in &mut poison.tensors {
         tensor.fill(f32::NAN);
     }
-    for preset in presets_of_every_engine() {
+    for preset in presets::all() {
         let shape = shape(1, 70, 4, 2, 16, 9);
         let case = Case::<f32>::random(&layer(preset.text, &shape), shape, Some(vec![67]), 1.0, &mut rng);
         let fresh = fused(&case, &Scratch::default());
@@ -172,7 +171,7 @@ fn padding_is_neither_read_nor_written() {
     let _isa = same_isa();
     let scratch = Scratch::default();
     let mut rng = Rng(16);
-    for preset in presets_of_every_engine() {
+    for preset in presets::all() {
         let shape = shape(2, 70, 4, 2, 8, 6);
         let lengths = vec![41, 70];
         let mut case = Case::<f32>::random(&layer(preset.text, &shape), shape, Some(lengths), 1.0, &mut rng);
@@ -189,7 +188,7 @@ fn padding_is_neither_read_nor_written() {
 }
 
 #[test]
-fn long_scores_do_not_overflow() {
+fn large_scores_do_not_overflow() {
     let _isa = same_isa();
     let scratch = Scratch::default();
     let mut rng = Rng(17);
@@ -226,7 +225,7 @@ fn polynomials_beyond_float32_do_not_overflow() {
             let label = format!("{} {case}", isa.name());
             let found = fused(&case, &scratch);
             assert!(found.y.iter().all(|y| y.is_finite()), "{label}");
-            // Scores in the hundreds are right to 1e-5 in float32, and a weight's relative error is that of its score times its order.
+            // Scores in the hundreds have an error of 1e-5 in float32, and the relative error of a weight is that of its score times its order.
             expected.compare_within(&found, 2e-4, 2e-3, &label);
             assert_eq!(found.place(), None, "{label}");
         });

@@ -1,20 +1,20 @@
-//! Gradients of the reference against differences of an independent forward pass, float64.
+//! Gradients of the reference against central differences of an independent forward pass in float64.
 
 use std::collections::BTreeSet;
 
 use termwise_attention::presets;
-use termwise_attention::variant::text::KEYS;
+use termwise_attention::variant::string::KEYS;
 use termwise_attention::{Kernel, Shape, relative_rms};
 
 use crate::support::combos::{random_naive_case, small_shape};
 use crate::support::oracle::{self, loss};
 use crate::support::{Case, Name, Rng, layer, shape};
 
-/// What one case contributed.
+/// Counts for one case.
 #[derive(Default)]
 struct Tally {
     entries: usize,
-    /// Entries for which the first step crossed a kink.
+    /// Entries whose first step crossed a kink.
     finer: usize,
 }
 
@@ -31,7 +31,7 @@ fn difference(case: &mut Case<f64>, tensor: usize, i: usize, h: f64, frozen: &[f
 }
 
 /// Compares forward and every entry of every gradient. Clamp, relu, elu, floors and the cumulative gate have kinks; a step that
-/// crosses one says nothing about the slope, so such an entry is tried again with finer steps, which rarely reach it.
+/// crosses one does not approximate the slope, so such an entry is repeated with smaller steps, which rarely reach it.
 /// A wrong gradient agrees with none of them.
 fn check(mut case: Case<f64>) -> Tally {
     let label = case.to_string();
@@ -43,8 +43,8 @@ fn check(mut case: Case<f64>) -> Tally {
     let gradients = case.backward(&mut engine);
     let mut tally = Tally::default();
     for (tensor, (name, gradient)) in gradients.iter().enumerate() {
-        if let Name::Extra(extra) = name
-            && case.layer().extras().iter().any(|spec| spec.extra == *extra && !spec.trained)
+        if let Name::AuxTensor(aux) = name
+            && case.layer().aux_specs().iter().any(|spec| spec.aux == *aux && !spec.trained)
         {
             assert!(gradient.iter().all(|&g| g == 0.0), "{label}: {name:?} is calibrated and has a gradient");
             continue;
@@ -78,10 +78,10 @@ fn check_all(cases: impl Iterator<Item = Case<f64>>) {
 }
 
 #[test]
-fn of_every_preset() {
+fn gradients_of_every_preset_match_differences() {
     let mut rng = Rng(1);
     check_all(presets::all().iter().flat_map(|preset| {
-        // The wider spread takes scores beyond the clamp of 5.
+        // The larger standard deviation gives scores beyond the clamp of 5.
         let shapes = [(shape(2, 5, 4, 2, 4, 3), 3.0, Some(vec![5, 3])), (shape(1, 1, 1, 1, 2, 2), 1.0, None)];
         shapes.map(|(shape, spread, lengths)| steady(preset.text, shape, lengths, spread, &mut rng))
     }));
@@ -97,7 +97,7 @@ fn steady(text: &str, shape: Shape, lengths: Option<Vec<usize>>, spread: f64, rn
     }
 }
 
-/// 400 layers in four tests, so that they share the cores. Together the hundred of one test must hold every part.
+/// 400 layers in four tests, which run in parallel. The hundred layers of each test must have every part.
 fn random_quarter(seed: u64) {
     let mut rng = Rng(seed);
     let mut words = BTreeSet::new();
@@ -119,27 +119,27 @@ fn random_quarter(seed: u64) {
 }
 
 #[test]
-fn of_random_layers_1() {
+fn gradients_of_random_layers_match_differences_1() {
     random_quarter(100);
 }
 
 #[test]
-fn of_random_layers_2() {
+fn gradients_of_random_layers_match_differences_2() {
     random_quarter(200);
 }
 
 #[test]
-fn of_random_layers_3() {
+fn gradients_of_random_layers_match_differences_3() {
     random_quarter(300);
 }
 
 #[test]
-fn of_random_layers_4() {
+fn gradients_of_random_layers_match_differences_4() {
     random_quarter(400);
 }
 
 #[test]
-fn are_added_and_leave_padding_alone() {
+fn gradients_accumulate_and_ignore_padding() {
     let mut rng = Rng(5);
     let shape = shape(2, 6, 4, 2, 4, 3);
     let heads = layer("exp clamp=1 over=sum in out post decay=softplus norm=layer conv=3", &shape);
@@ -155,7 +155,7 @@ fn are_added_and_leave_padding_alone() {
     }
     let (row, from) = (shape.heads * shape.e, 4 * shape.heads * shape.e);
     assert!(y[from..6 * row].iter().all(|&y| y == 0.0), "outputs of padding are zero");
-    // What lies in the padding must not be read: not even NaN there changes anything.
+    // Padding is not read: NaN there changes nothing.
     for (name, per_row) in [(Name::Q, 16), (Name::K, 8), (Name::V, 6)] {
         case.get_mut(name)[4 * per_row..6 * per_row].fill(f64::NAN);
     }

@@ -1,12 +1,12 @@
-//! What must hold between variants, whatever their numbers: causality, cancellation under norms, orders and their limit.
+//! Identities between variants for any inputs: causality, cancellation under norms, convergence of the orders to softmax.
 
+use termwise_attention::combinatorics::factorial;
 use termwise_attention::combinatorics::monomials;
-use termwise_attention::parts::kernel::taylor::factorial;
 use termwise_attention::presets;
-use termwise_attention::{Attention, Extra, Memory, Mode, Real, Reference, Scratch, Shape, Variant, relative_rms};
+use termwise_attention::{Attention, AuxKind, AuxTensor, Mode, Real, Reference, Scratch, Shape, StateKind, Variant, relative_rms};
 
 use crate::support::combos::{random_case, random_case_of, random_naive_case};
-use crate::support::{Case, Name, Rng, layer, same_isa, shape, stepped};
+use crate::support::{Case, Name, Rng, layer, oracle, same_isa, shape, stepped};
 
 fn reference(case: &Case<f64>) -> Reference<f64> {
     case.naive()
@@ -20,11 +20,11 @@ fn max_difference(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |max, x| if x <= max { max } else { x })
 }
 
-/// New numbers in every tensor that has a time axis, from position t on.
+/// New values from position t on in every tensor that has a time axis.
 fn change_from<R: Real>(case: &mut Case<R>, t: usize, rng: &mut Rng) {
     let (batch, time) = (case.shape.batch, case.shape.time);
     for (name, values) in &mut case.tensors {
-        if !matches!(name, Name::Extra(extra) if !extra.is_gate_logits()) {
+        if !matches!(name, Name::AuxTensor(aux) if !aux.is_gate_logits()) {
             let width = values.len() / (batch * time);
             for row in values.chunks_exact_mut(time * width) {
                 row[t * width..].iter_mut().for_each(|x| *x = R::of(3.0 * rng.normal()));
@@ -46,21 +46,18 @@ fn check_causality<R: Real>(mut case: Case<R>, engine: &mut impl Attention<R>, r
         assert_eq!(before[rows.clone()], after[rows.clone()], "{case}: tokens from {t} on change earlier outputs");
         later |= before[rows.end..(b + 1) * time * width] != after[rows.end..(b + 1) * time * width];
     }
-    // Behind the end of a row nothing is read.
+    // Nothing is read after the end of a row.
     assert!(later || case.lengths.is_some(), "{case}: later tokens change nothing at all");
 }
 
 #[test]
-fn later_tokens_never_change_an_earlier_bit() {
+fn later_tokens_do_not_change_earlier_outputs() {
     let _isa = same_isa();
     let mut rng = Rng(21);
     for preset in presets::all() {
         let small = shape(2, 9, 2, 1, 4, 3);
         let case = Case::<f64>::random(&layer(preset.text, &small), small, None, 1.0, &mut rng);
         check_causality(case.clone(), &mut reference(&case), &mut rng);
-        if preset.parts().naive_only().is_some() {
-            continue;
-        }
         let large = shape(1, 140, 2, 1, 8, 6);
         let case = Case::<f32>::random(&layer(preset.text, &large), large, None, 2.0, &mut rng);
         let mut fused = case.fused(Mode::Parallel, &Scratch::default()).unwrap_or_else(|error| panic!("{error}"));
@@ -76,7 +73,7 @@ fn later_tokens_never_change_an_earlier_bit() {
     }
 }
 
-/// A case of another variant with the same numbers where both have a tensor.
+/// A case of another variant with the same values in the tensors that both have.
 fn like(case: &Case<f64>, text: &str, rng: &mut Rng) -> Case<f64> {
     let mut other = Case::random(&layer(text, &case.shape), case.shape, case.lengths.clone(), 1.0, rng);
     for (name, values) in &mut other.tensors {
@@ -88,7 +85,7 @@ fn like(case: &Case<f64>, text: &str, rng: &mut Rng) -> Case<f64> {
     other
 }
 
-/// Values so large that the eps of a norm is nothing beside them.
+/// Values so large that the eps of a norm is negligible.
 fn large_values(text: &str, shape: Shape, rng: &mut Rng) -> Case<f64> {
     let mut case = Case::random(&layer(text, &shape), shape, None, 1.0, rng);
     case.get_mut(Name::V).iter_mut().for_each(|v| *v *= 1e6);
@@ -121,7 +118,7 @@ fn scale_free_norms_cancel_denominators_and_output_gates() {
                 assert_eq!(a, b, "{text} and {plain} are one class");
                 if changed.contains("out") {
                     let gradients = other.backward(&mut reference(&other));
-                    let gate = &gradients.iter().find(|(name, _)| *name == Name::Extra(Extra::OutGate)).expect("has a gate").1;
+                    let gate = &gradients.iter().find(|(name, _)| *name == Name::aux(AuxKind::OutGate)).expect("has a gate").1;
                     assert!(gate.iter().all(|g| g.abs() < 1e-8), "{text}: a gate that cancels has a gradient");
                 }
             }
@@ -130,9 +127,10 @@ fn scale_free_norms_cancel_denominators_and_output_gates() {
 }
 
 /// Equal canonical forms give equal outputs and the other way round, over random pairs that share their parameters.
-/// The parts are chosen so that each makes a difference unless it cancels: clamps bite, eps and floors are large.
+/// The parts are chosen such that each changes the output unless it cancels: small clamps, large eps and floors.
 #[test]
-fn canonical_forms_are_equal_where_outputs_are() {
+fn canonical_forms_are_equal_exactly_for_equal_outputs() {
+    let _isa = same_isa();
     let mut rng = Rng(23);
     let shape = shape(1, 6, 2, 1, 4, 5);
     let mut equal = 0;
@@ -165,11 +163,11 @@ fn canonical_forms_are_equal_where_outputs_are() {
         let (a, b) = (draw(&mut rng), draw(&mut rng));
         let (va, vb): (Variant, Variant) = (layer(&a, &shape)[0].clone(), layer(&b, &shape)[0].clone());
         let same = va.canonical() == vb.canonical();
-        // Unequal pairs are the rule; a share of them is enough.
+        // Most pairs are unequal; a fraction of them is enough.
         if !same && !rng.chance(0.1) {
             continue;
         }
-        // A sum of either sign can have one sign in all rows of a case, and a clamp can bite everywhere: a few cases tell.
+        // A sum of either sign can have one sign in all rows of a case, and a clamp can apply everywhere: several cases decide.
         let error = (0..8)
             .map(|_| {
                 let case = large_values(&a, shape, &mut rng);
@@ -184,7 +182,7 @@ fn canonical_forms_are_equal_where_outputs_are() {
 }
 
 #[test]
-fn sums_of_products_do_not_change_when_q_is_scaled() {
+fn normalized_feature_attention_is_invariant_to_the_scale_of_q() {
     let mut rng = Rng(24);
     let shape = shape(1, 8, 2, 1, 16, 4);
     for text in ["feature=relu over=sum", "feature=identity over=sum", "power=2 over=sum", "feature=relu over=none norm=l2"] {
@@ -202,7 +200,7 @@ fn sums_of_products_do_not_change_when_q_is_scaled() {
 
 /// With scores |x| ≤ r, orders 0..p leave a remainder of at most e^r·r^{p+1}/(p+1)! in every weight.
 #[test]
-fn prefixes_approach_softmax_at_the_rate_of_the_remainder() {
+fn taylor_polynomials_converge_to_softmax_at_the_rate_of_the_remainder() {
     let mut rng = Rng(25);
     let shape = shape(1, 24, 2, 1, 8, 6);
     let case = Case::<f64>::random(&layer("softmax", &shape), shape, None, 1.0, &mut rng);
@@ -229,7 +227,7 @@ fn tensor_power(x: &[f64], n: usize) -> Vec<f64> {
     (0..n).fold(vec![1.0], |power, _| power.iter().flat_map(|a| x.iter().map(move |b| a * b)).collect())
 }
 
-/// Φ_n: each distinct monomial once, weighed by √(n!/α!).
+/// Φ_n: each distinct monomial once, weighted by √(n!/α!).
 fn packed_power(x: &[f64], n: usize) -> Vec<f64> {
     fn walk(x: &[f64], n: usize, product: f64, out: &mut Vec<f64>) {
         match x {
@@ -268,7 +266,7 @@ fn powers_are_products_of_tensor_powers() {
     }
 }
 
-/// Every tensor that a variant asks for acts on the loss, in every head and position that can; the exceptions are exact zeros.
+/// Every auxiliary tensor affects the loss in every head and position where it can; the exceptions are exact zeros.
 #[test]
 fn every_parameter_that_can_have_a_gradient_has_one() {
     let mut rng = Rng(27);
@@ -280,8 +278,12 @@ fn every_parameter_that_can_have_a_gradient_has_one() {
             // The last decay signal is shifted out, the first row of a softmax has one weight, relu and the floor of
             // the cumulative gate switch entries off.
             let least = match name {
-                Name::Extra(Extra::OutGate) if preset.text.contains("norm=l2 ") || preset.text.ends_with("norm=l2") => 0.0,
-                Name::Q | Name::K | Name::Extra(_) => 0.3,
+                Name::AuxTensor(AuxTensor { kind: AuxKind::OutGate, .. })
+                    if preset.text.contains("norm=l2 ") || preset.text.ends_with("norm=l2") =>
+                {
+                    0.0
+                }
+                Name::Q | Name::K | Name::AuxTensor(_) => 0.3,
                 Name::V => 0.6,
             };
             assert!(alive >= least, "{}: only {alive} of the gradient of {name:?} is not zero", preset.name);
@@ -290,12 +292,12 @@ fn every_parameter_that_can_have_a_gradient_has_one() {
 }
 
 #[test]
-fn a_denominator_that_is_not_positive_is_reported() {
+fn nonpositive_denominators_are_reported() {
     let mut rng = Rng(28);
     let shape = shape(2, 12, 2, 1, 4, 3);
     let case = Case::<f64>::random(&layer("feature=identity over=sum rope=off", &shape), shape, None, 1.0, &mut rng);
     let found = case.forward(&mut reference(&case)).1.nonpositive.expect("a sum of products changes sign");
-    // The first by batch row, head and position, found here by the plain sum.
+    // The first by batch row, head and position, determined from the sum of weights.
     let sum = |b: usize, h: usize, t: usize| {
         let q = &case.get(Name::Q)[((b * 12 + t) * 2 + h) * 4..][..4];
         let k = |s: usize| &case.get(Name::K)[(b * 12 + s) * 4..][..4];
@@ -311,22 +313,23 @@ fn a_denominator_that_is_not_positive_is_reported() {
     }
 }
 
-/// The same tensors in a layer of other variants; tensors of far keys that the case has not are those of near keys.
+/// The same tensors in a layer of other variants; missing tensors of the far branch are those of the near branch.
 fn with_heads(case: &Case<f64>, change: impl Fn(&mut Variant)) -> Case<f64> {
     let mut other = case.clone();
     other.heads.iter_mut().for_each(change);
     let known = |name: &Name| case.tensors.iter().find(|(other, _)| other == name);
     other.tensors = case.tensors[..3].to_vec();
-    for spec in other.layer().extras() {
-        let name = Name::Extra(spec.extra);
-        let (_, values) = known(&name).or(known(&Name::Extra(spec.extra.of_near().0))).expect("a tensor of the case");
+    for spec in other.layer().aux_specs() {
+        let name = Name::AuxTensor(spec.aux);
+        let (_, values) = known(&name).or(known(&Name::AuxTensor(AuxTensor::from(spec.aux.kind)))).expect("a tensor of the case");
         other.tensors.push((name, values.clone()));
     }
     other
 }
 
 #[test]
-fn a_window_or_sinks_that_hold_all_keys_change_no_bit() {
+fn windows_or_sinks_that_cover_all_keys_are_bit_identical_to_none() {
+    let _isa = same_isa();
     let mut rng = Rng(29);
     for _ in 0..80 {
         let shape = shape(2, 9, 4, 2, 4, 3);
@@ -344,23 +347,26 @@ fn a_window_or_sinks_that_hold_all_keys_change_no_bit() {
 }
 
 #[test]
-fn far_keys_with_the_same_kernel_are_full_attention() {
+fn equal_near_and_far_kernels_give_full_attention_and_its_gradients() {
     let mut rng = Rng(30);
     for _ in 0..80 {
-        let fits = |variant: &Variant| variant.window.is_none() && variant.write.is_none();
+        let per_channel = |variant: &Variant| variant.decay.as_ref().is_some_and(|decay| decay.by_channel());
+        let fits = |variant: &Variant| variant.window.is_none() && variant.write.is_none() && !per_channel(variant);
         let case = random_case_of::<f64>(shape(2, 9, 4, 2, 4, 3), 0.05, fits, &mut rng);
         let expected = (output(&case), case.backward(&mut reference(&case)));
         for (window, sinks) in [(1, None), (3, Some(2)), (2, Some(1)), (12, None)] {
             let other = with_heads(&case, |variant| {
-                (variant.window, variant.sinks, variant.far) = (Some(window), sinks, Some(variant.near()));
+                (variant.window, variant.sinks, variant.far) = (Some(window), sinks, Some(variant.near.clone()));
             });
             assert!(relative_rms(&output(&other), &expected.0) < 1e-12, "{other}");
-            // Tensors of both classes share the gradient between them.
+            // The gradient is split between the tensors of both branches.
             let gradients = other.backward(&mut reference(&other));
             for (name, expected) in &expected.1 {
                 let mut sum = vec![0.0; expected.len()];
                 for (other, gradient) in &gradients {
-                    if other == name || matches!((other, name), (Name::Extra(far), Name::Extra(near)) if far.of_near() == (*near, true)) {
+                    if other == name
+                        || matches!((other, name), (Name::AuxTensor(far), Name::AuxTensor(near)) if far.range.is_far() && near == &AuxTensor::from(far.kind))
+                    {
                         sum.iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g);
                     }
                 }
@@ -374,7 +380,7 @@ fn far_keys_with_the_same_kernel_are_full_attention() {
 fn written(text: &str, time: usize, d: usize, logit: f64, rng: &mut Rng) -> Case<f64> {
     let shape = shape(1, time, 1, 1, d, 3);
     let mut case = Case::<f64>::random(&layer(text, &shape), shape, None, 1.0, rng);
-    case.get_mut(Name::Extra(Extra::Beta)).fill(logit);
+    case.get_mut(Name::aux(AuxKind::Beta)).fill(logit);
     for key in case.get_mut(Name::K).chunks_exact_mut(d) {
         let norm = key.iter().map(|k| k * k).sum::<f64>().sqrt();
         key.iter_mut().for_each(|k| *k /= norm);
@@ -382,16 +388,13 @@ fn written(text: &str, time: usize, d: usize, logit: f64, rng: &mut Rng) -> Case
     case
 }
 
-/// Outputs of all engines that are faster than the naive ones, in float32: in parallel, in chunks where there is a finite state, token by token.
+/// Outputs of the float32 engines: parallel, in chunks if there is a finite state, and token by token.
 fn outputs_in_float32(case: &Case<f64>) -> Vec<Vec<f64>> {
     let case = case.cast::<f32>();
-    if case.heads[0].naive_only().is_some() {
-        return Vec::new();
-    }
     let finite = case.heads[0].state_rows(case.shape.d).is_some();
     let modes = [Mode::Parallel].into_iter().chain(finite.then_some(Mode::Chunk(Some(2))));
     let fused = modes.map(|mode| case.forward(&mut case.fused(mode, &Scratch::default()).expect("possible")).0);
-    let steps = [Memory::Natural, Memory::Cache].map(|memory| stepped(&case, &mut case.state(memory)).0);
+    let steps = [StateKind::Auto, StateKind::Cache].map(|memory| stepped(&case, &mut case.state(memory)).0);
     fused.chain(steps).map(|y| y.into_iter().map(f64::from).collect()).collect()
 }
 
@@ -399,18 +402,20 @@ fn outputs_in_float32(case: &Case<f64>) -> Vec<Vec<f64>> {
 const ONE: f64 = 1e4;
 
 #[test]
-fn a_beta_of_zero_writes_nothing() {
+fn delta_rule_with_zero_beta_writes_nothing() {
+    let _isa = same_isa();
     let mut rng = Rng(31);
     for text in ["power=1", "power=2 decay=mamba", "taylor=0..2", "exp", "feature=elu decay=given,channel"] {
         let case = written(&format!("{text} write=delta over=none rope=off"), 7, 4, -ONE, &mut rng);
         assert!(output(&case).iter().all(|&y| y == 0.0), "{text}");
         assert!(outputs_in_float32(&case).iter().flatten().all(|&y| y == 0.0), "{text}");
-        assert!(text == "exp" || case.forward(&mut case.recurrent(2)).0.iter().all(|&y| y == 0.0), "{text}");
+        assert!(oracle::recurrent(&case).iter().flat_map(|found| &found.y).all(|&y| y == 0.0), "{text}");
     }
 }
 
 #[test]
-fn orthonormal_keys_are_written_plainly() {
+fn delta_rule_with_orthonormal_keys_is_plain_attention() {
+    let _isa = same_isa();
     let mut rng = Rng(32);
     for text in ["power=1", "power=2", "power=3", "feature=identity decay=softplus", "power=2 decay=sigmoid,channel", "power=1 over=length"]
     {
@@ -429,17 +434,18 @@ fn orthonormal_keys_are_written_plainly() {
 }
 
 #[test]
-fn a_key_that_is_written_twice_keeps_the_second_value() {
+fn delta_rule_replaces_the_value_of_a_repeated_key() {
     let mut rng = Rng(33);
     let mut case = written("feature=identity scale=1 over=none write=delta rope=off", 5, 4, ONE, &mut rng);
-    // Unit vectors of powers of two, so that nothing is rounded; the key of 0 comes again at 3.
+    // Unit vectors of powers of two, so nothing is rounded; position 3 repeats the key of position 0.
     let keys = [0, 1, 2, 0, 3].map(|axis| (0..4).map(|i| (i == axis) as usize as f64).collect::<Vec<f64>>()).concat();
     case.get_mut(Name::K).copy_from_slice(&keys);
     case.get_mut(Name::Q).copy_from_slice(&keys[..4].repeat(5));
     let values = case.get(Name::V).to_vec();
-    // In float32 the values are rounded, and nothing else is.
+    // In float32 only the values are rounded.
     let narrow = |y: Vec<f64>| (y, 1e-7);
-    let all = [output(&case), case.forward(&mut case.recurrent(1)).0].map(|y| (y, 1e-15));
+    let recurrent = oracle::recurrent(&case).expect("a polynomial kernel").y;
+    let all = [output(&case), recurrent].map(|y| (y, 1e-15));
     for (y, bound) in all.into_iter().chain(outputs_in_float32(&case).into_iter().map(narrow)) {
         for (t, y) in y.chunks_exact(3).enumerate() {
             let last = if t < 3 { 0 } else { 3 };
@@ -447,7 +453,7 @@ fn a_key_that_is_written_twice_keeps_the_second_value() {
             assert!(error <= bound, "at {t}: off by {error:e}");
         }
     }
-    // Without the rule both add up.
+    // Without the delta rule both values are added.
     let plain = like(&case, "feature=identity scale=1 over=none rope=off", &mut rng);
     let sums: Vec<f64> = (0..3).map(|i| values[i] + values[9 + i]).collect();
     assert!(max_difference(&output(&plain)[9..12], &sums) < 1e-15);

@@ -1,6 +1,6 @@
-//! Tensors of a wrong length are refused by name, before anything is computed; both engines alike.
+//! Tensors of a wrong length are rejected by name before any computation, by both engines.
 
-use termwise_attention::{Attention, Error, Extras, Grads, Inputs, Layer, Mode, Rope, Rows, Scratch, Shape};
+use termwise_attention::{Attention, AuxTensors, Error, Grads, Inputs, Layer, Mode, Rope, Rows, Scratch, Shape};
 
 use crate::support::{Case, Name, Rng, layer, planned, same_isa, shape};
 
@@ -26,13 +26,14 @@ fn example() -> Case<f32> {
 }
 
 #[test]
-fn every_short_input_is_named() {
+fn errors_name_every_input_that_is_too_short() {
+    let _isa = same_isa();
     let case = example();
     for (i, (name, _)) in case.tensors.iter().enumerate() {
         let mut short = case.clone();
         short.tensors[i].1.pop();
         let expected = match name {
-            Name::Extra(extra) => format!("{extra:?}"),
+            Name::AuxTensor(aux) => aux.to_string(),
             name => format!("{name:?}").to_lowercase(),
         };
         for mut engine in engines(&case) {
@@ -44,12 +45,12 @@ fn every_short_input_is_named() {
 }
 
 #[test]
-fn missing_extras_lengths_rope_and_outputs() {
+fn missing_auxiliary_tensors_and_invalid_lengths_rope_and_outputs_are_rejected() {
     let mut case = example();
     let mut y = vec![0.0; case.dy.len()];
     for mut engine in engines(&case) {
-        let inputs = case.inputs().extras(Extras::default());
-        assert!(refused(engine.forward(&inputs, &mut y)).contains("InGate"));
+        let inputs = case.inputs().with_aux(AuxTensors::default());
+        assert!(refused(engine.forward(&inputs, &mut y)).contains("in_gate"));
         assert!(refused(engine.forward(&case.inputs(), &mut y[1..])).starts_with("y: "));
     }
     for lengths in [vec![3], vec![0, 3], vec![3, 4]] {
@@ -61,7 +62,8 @@ fn missing_extras_lengths_rope_and_outputs() {
 }
 
 #[test]
-fn gradients_need_room() {
+fn gradients_of_a_wrong_length_are_rejected() {
+    let _isa = same_isa();
     let case = example();
     let lengths: Vec<usize> = case.tensors.iter().map(|(_, x)| x.len()).collect();
     for missing in 0..case.tensors.len() {
@@ -69,13 +71,13 @@ fn gradients_need_room() {
         for mut engine in engines(&case) {
             let (first, rest) = buffers.split_at_mut(3);
             let [q, k, v] = first else { unreachable!("three buffers") };
-            let mut extras = Extras::default();
+            let mut aux_tensors = AuxTensors::default();
             for ((name, _), buffer) in case.tensors[3..].iter().zip(rest) {
-                if let Name::Extra(extra) = name {
-                    extras.set(*extra, &mut buffer[..]);
+                if let Name::AuxTensor(aux) = name {
+                    aux_tensors.set(*aux, &mut buffer[..]);
                 }
             }
-            let mut grads = Grads::new(q, k, v).extras(extras);
+            let mut grads = Grads::new(q, k, v).with_aux(aux_tensors);
             let saved = engine.forward(&case.inputs(), &mut vec![0.0; case.dy.len()]).expect("possible");
             let message = refused(engine.backward(&case.inputs(), &saved, &case.dy, &mut grads));
             assert!(message.starts_with("gradient of "), "{message}");
@@ -84,7 +86,7 @@ fn gradients_need_room() {
 }
 
 #[test]
-fn impossible_shapes_and_layers() {
+fn invalid_shapes_and_layers_are_rejected() {
     let good = shape(1, 2, 2, 1, 4, 4);
     for bad in [
         Shape { kv_heads: 0, ..good },
@@ -100,7 +102,6 @@ fn impossible_shapes_and_layers() {
     for (batch, time) in [(0, 1), (1, 0), (usize::MAX, usize::MAX), (1 << 40, 1 << 40), (1, usize::MAX / 2)] {
         assert!(matches!(possible.naive::<f64>(batch, time), Err(Error::Shape(_))), "{batch} {time}");
         assert!(matches!(possible.fused(batch, time), Err(Error::Shape(_))), "{batch} {time}");
-        assert!(matches!(possible.recurrent::<f32>(batch, time, 4), Err(Error::Shape(_))), "{batch} {time}");
         assert!(matches!(possible.state(batch), Err(Error::Shape(_) | Error::Memory { .. })) || batch == 1, "{batch}");
     }
     assert!(planned(&layer("softmax", &shape(1, 2, 3, 1, 4, 4)), &good).is_err());
@@ -108,9 +109,9 @@ fn impossible_shapes_and_layers() {
     assert!(planned(&mixed, &good).is_err());
 }
 
-/// q, k and v side by side in one tensor, and rows with something between them, give the same bits as three tensors.
+/// q, k and v packed into one tensor, and rows with gaps between them, give bit-identical results to three tensors.
 #[test]
-fn strided_inputs_and_gradients() {
+fn strided_inputs_and_gradients_are_bit_identical() {
     let _isa = same_isa();
     let mut case = example();
     case.lengths = Some(vec![3, 2]);
@@ -129,18 +130,18 @@ fn strided_inputs_and_gradients() {
         padded.push(wide);
         first += width;
     }
-    let extras = || {
-        let mut extras = Extras::default();
+    let aux_tensors = || {
+        let mut aux_tensors = AuxTensors::default();
         for (name, values) in &case.tensors {
-            if let Name::Extra(extra) = name {
-                extras.set(*extra, &values[..]);
+            if let Name::AuxTensor(aux) = name {
+                aux_tensors.set(*aux, &values[..]);
             }
         }
-        extras
+        aux_tensors
     };
-    let packed = Inputs::packed(&qkv, widths).extras(extras()).lengths(case.lengths.as_deref());
+    let packed = Inputs::packed(&qkv, widths).with_aux(aux_tensors()).lengths(case.lengths.as_deref());
     let rows_of = |i: usize| Rows::strided(&padded[i], widths[i] + 3);
-    let apart = Inputs::new(rows_of(0), rows_of(1), rows_of(2)).extras(extras()).lengths(case.lengths.as_deref());
+    let apart = Inputs::new(rows_of(0), rows_of(1), rows_of(2)).with_aux(aux_tensors()).lengths(case.lengths.as_deref());
     for mut engine in engines(&case) {
         let expected = case.forward(&mut *engine).0;
         let expected_grads = case.backward(&mut *engine);
@@ -152,8 +153,8 @@ fn strided_inputs_and_gradients() {
             let mut dqkv = vec![0.0; rows * stride];
             let mut grads = Grads::packed(&mut dqkv, widths);
             for ((name, _), gradient) in case.tensors.iter().zip(&mut gradients) {
-                if let Name::Extra(extra) = name {
-                    grads = grads.with(*extra, gradient);
+                if let Name::AuxTensor(aux) = name {
+                    grads = grads.with(*aux, gradient);
                 }
             }
             engine.backward(inputs, &saved, &case.dy, &mut grads).expect("possible");
@@ -167,9 +168,9 @@ fn strided_inputs_and_gradients() {
             gradients[3..].iter().zip(&expected_grads[3..]).for_each(|(found, (_, expected))| assert_eq!(found, expected));
         }
         let mut y = vec![0.0; expected.len()];
-        assert!(refused(engine.infer(&Inputs::packed(&qkv[1..], widths).extras(extras()), &mut y)).contains("v ("));
+        assert!(refused(engine.infer(&Inputs::packed(&qkv[1..], widths).with_aux(aux_tensors()), &mut y)).contains("v ("));
         assert!(
-            refused(engine.infer(&Inputs::new(&parts[0], &parts[1], Rows::strided(&parts[2], 1)).extras(extras()), &mut y))
+            refused(engine.infer(&Inputs::new(&parts[0], &parts[1], Rows::strided(&parts[2], 1)).with_aux(aux_tensors()), &mut y))
                 .contains("apart")
         );
         let mut short = vec![0.0; rows * stride - 1];
@@ -181,7 +182,7 @@ fn strided_inputs_and_gradients() {
     }
 }
 
-/// Two forward passes may wait for their backward passes; what another engine saved is refused.
+/// Two forward passes may precede their backward passes; the saved pass of another engine is rejected.
 #[test]
 fn saved_passes_are_independent() {
     let _isa = same_isa();
@@ -210,9 +211,10 @@ fn saved_passes_are_independent() {
     }
 }
 
-/// Memory of a dropped pass serves the next one.
+/// The memory of a dropped pass is reused by the next one.
 #[test]
-fn saved_memory_comes_back() {
+fn memory_of_saved_passes_is_reused() {
+    let _isa = same_isa();
     let case = example();
     let mut engine = case.fused(Mode::Parallel, &Scratch::default()).expect("possible");
     let mut y = vec![0.0; case.dy.len()];
@@ -223,9 +225,9 @@ fn saved_memory_comes_back() {
     assert_eq!(engine.forward(&case.inputs(), &mut y).expect("possible").bytes(), bytes);
 }
 
-/// Engines that share scratch memory may run at the same time, from tasks of one pool.
+/// Engines that share scratch memory may run concurrently, as tasks of one thread pool.
 #[test]
-fn shared_scratch_does_not_lock() {
+fn shared_scratch_memory_does_not_deadlock() {
     let _isa = same_isa();
     use rayon::prelude::*;
     let shape = shape(1, 300, 2, 1, 8, 8);

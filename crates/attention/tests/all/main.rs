@@ -1,6 +1,7 @@
-//! All tests of the crate that need no process of their own, as one program: what they share is compiled and linked once.
+//! All integration tests that can share a process, as one binary: support code is compiled and linked once.
 
 mod chunk;
+mod combinations;
 mod documents;
 mod edges;
 mod expected;
@@ -11,9 +12,10 @@ mod identities;
 mod inputs;
 mod modules;
 mod operations;
-mod pool;
 mod recurrent;
 mod recurrent_files;
+mod ring;
+
 #[path = "../support/mod.rs"]
 mod support;
 mod text;

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Which module uses which, among those that lie beside each other.
+/// Dependencies among the modules of one folder.
 type Graph = BTreeMap<String, BTreeSet<String>>;
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
@@ -35,7 +35,7 @@ fn module(path: &Path) -> Vec<String> {
     parts
 }
 
-/// Paths that follow `start`, with groups in braces taken apart.
+/// Paths that follow `start`, with groups in braces expanded.
 fn paths(code: &str, start: &str) -> Vec<Vec<String>> {
     let mut all = Vec::new();
     for (at, _) in code.match_indices(start) {
@@ -70,17 +70,17 @@ fn expand<'a>(mut text: &'a str, before: &mut Vec<String>, all: &mut Vec<Vec<Str
             _ => {
                 all.push(before.clone());
                 before.truncate(depth);
-                // An item may have another name here.
+                // Skip a renamed import.
                 return text.trim_start().strip_prefix("as ").map_or(text, |rest| &rest[rest.find([',', '}', ';']).unwrap_or(0)..]);
             }
         }
     }
 }
 
-/// For each folder, which of its files and folders uses which.
+/// The dependencies among the files and folders of each folder.
 fn graphs(files: &[(Vec<String>, String)]) -> BTreeMap<Vec<String>, Graph> {
     let modules: BTreeSet<&Vec<String>> = files.iter().map(|(module, _)| module).collect();
-    // What the crate's root offers under another name: the module that it comes from.
+    // Reexports of the crate root, with the module that defines them.
     let root = files.iter().find(|(module, _)| module.is_empty()).map_or("", |(_, code)| code);
     let offered: BTreeMap<String, Vec<String>> =
         paths(root, "pub use ").into_iter().filter_map(|path| Some((path.last()?.clone(), path))).collect();
@@ -95,7 +95,7 @@ fn graphs(files: &[(Vec<String>, String)]) -> BTreeMap<Vec<String>, Graph> {
                 to.pop();
             }
             let common = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
-            // What stands in a folder's own file is the common ground of what lies in it.
+            // The `mod.rs` of a folder may be used by all modules in it.
             if common < from.len() && common < to.len() {
                 graphs.entry(from[..common].to_vec()).or_default().entry(from[common].clone()).or_default().insert(to[common].clone());
             }
@@ -104,9 +104,9 @@ fn graphs(files: &[(Vec<String>, String)]) -> BTreeMap<Vec<String>, Graph> {
     graphs
 }
 
-/// A way from a module back to itself.
+/// A path from a module back to itself.
 fn cycle(graph: &Graph) -> Option<Vec<String>> {
-    fn walk(graph: &Graph, at: &str, way: &mut Vec<String>, done: &mut BTreeSet<String>) -> Option<Vec<String>> {
+    fn visit(graph: &Graph, at: &str, way: &mut Vec<String>, done: &mut BTreeSet<String>) -> Option<Vec<String>> {
         if let Some(start) = way.iter().position(|other| other == at) {
             return Some(way[start..].iter().cloned().chain([at.to_string()]).collect());
         }
@@ -114,12 +114,12 @@ fn cycle(graph: &Graph) -> Option<Vec<String>> {
             return None;
         }
         way.push(at.to_string());
-        let found = graph.get(at).into_iter().flatten().find_map(|next| walk(graph, next, way, done));
+        let found = graph.get(at).into_iter().flatten().find_map(|next| visit(graph, next, way, done));
         way.pop();
         found
     }
     let mut done = BTreeSet::new();
-    graph.keys().find_map(|start| walk(graph, start, &mut Vec::new(), &mut done))
+    graph.keys().find_map(|start| visit(graph, start, &mut Vec::new(), &mut done))
 }
 
 fn crate_files() -> Vec<(PathBuf, String)> {
@@ -134,18 +134,18 @@ fn crate_files() -> Vec<(PathBuf, String)> {
 }
 
 #[test]
-fn no_module_uses_one_that_uses_it() {
+fn modules_have_no_cyclic_dependencies() {
     let files: Vec<_> = crate_files().into_iter().map(|(path, text)| (module(&path), code(&text))).collect();
     assert!(files.len() > 50, "{} files", files.len());
     let graphs = graphs(&files);
-    assert!(graphs[&vec![]]["fused"].contains("layer") && graphs[&vec!["fused".to_string()]]["prefill"].contains("plan"));
+    assert!(graphs[&vec![]]["fused"].contains("layer") && graphs[&vec!["fused".to_string()]]["decode"].contains("plan"));
     for (folder, graph) in graphs {
         assert_eq!(cycle(&graph), None, "in `{}`", folder.join("::"));
     }
 }
 
 #[test]
-fn cycles_are_found() {
+fn cyclic_dependencies_are_detected() {
     let file = |path: &str, text: &str| (module(Path::new(path)), code(text));
     let files = |last: &str| {
         vec![
@@ -165,10 +165,12 @@ fn cycles_are_found() {
 }
 
 #[test]
-fn unsafe_code_stands_in_kernels() {
-    for (path, text) in crate_files().iter().filter(|(path, _)| !path.starts_with("kernels")) {
-        // Memory from the system.
-        let named = path == Path::new("buffer.rs");
-        assert!(named || !code(text).contains("unsafe"), "unsafe code in {}", path.display());
+fn there_is_no_unsafe_code() {
+    for (path, text) in crate_files() {
+        assert!(
+            !code(&text).replace("unsafe_code", "").contains("unsafe"),
+            "unsafe code in {}: it belongs in the kernels crate",
+            path.display()
+        );
     }
 }

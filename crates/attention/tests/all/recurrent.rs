@@ -1,43 +1,29 @@
-//! The recurrent form against the reference: naive chunks of any length with all gradients, and the state token by token.
+//! The recurrent form against the reference: chunk mode with all gradients, the state token by token, and the recurrence of
+//! `naive::recurrence` as an independent oracle.
 
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
-use termwise_attention::parts::kernel::Sign;
 use termwise_attention::presets;
-use termwise_attention::{Attention, Inputs, Memory, Mode, Nonpositive, Real, Scratch, Shape, Variant, relative_rms};
+use termwise_attention::{Attention, Inputs, Mode, Nonpositive, Real, Scratch, Shape, StateKind, Variant, relative_rms};
 
-use crate::expected::{Results, place, reference, rms, run};
+use crate::expected::{Expected, Results, fused, place, reference};
 use crate::support::combos::{random_case, random_case_of, small_shape};
-use crate::support::{Case, Name, Rng, layer, on_every_isa, planned, presets_of_every_engine, same_isa, shape, state_of, stepped, token};
+use crate::support::{Case, Name, Rng, layer, on_every_isa, oracle, same_isa, shape, state_of, stepped, token};
 
-fn chunked<R: Real>(case: &Case<R>, chunk: usize) -> Results<R> {
-    run(case, case.recurrent(chunk))
-}
-
-/// Outputs and gradients within these relative bounds. A gradient that is zero by construction is rounding alone, held to
-/// the bound at the size of the gradient of v, or to one.
-#[track_caller]
-fn compare<R: Real>(found: &Results<R>, expected: &Results<f64>, outputs: f64, gradients: f64, label: &str) {
-    let error = relative_rms(&found.y, &expected.y);
-    assert!(error < outputs, "{label}: outputs differ by {error:e}");
-    for ((name, found), (_, wide)) in found.gradients.iter().zip(&expected.gradients) {
-        let difference: Vec<f64> = found.iter().zip(wide).map(|(a, b)| a.wide() - b).collect();
-        let floor = rms(&expected.gradients[2].1).max(1.0);
-        let (error, bound) = (rms(&difference), gradients * rms(wide).max(floor));
-        assert!(error <= bound, "{label}: gradients of {name:?} differ by {error:e}, bound {bound:e}");
-    }
+fn chunked(case: &Case<f32>, chunk: usize) -> Results<f32> {
+    fused(case, &Scratch::default(), Mode::Chunk(Some(chunk)))
 }
 
 fn finite(variant: &Variant) -> bool {
-    variant.clamp.is_none() && variant.cap.is_none() && variant.window.is_none() && variant.kernel.polynomial().is_some()
+    variant.near.clamp.is_none() && variant.near.cap.is_none() && variant.window.is_none() && variant.near.kernel.polynomial().is_some()
 }
 
-/// Whether what is kept does not grow with the positions: a state, a window, or both.
+/// Whether the memory per head does not grow with the number of positions: a state, a window, or both.
 fn bounded(variant: &Variant) -> bool {
     variant.remembered().is_none_or(|weighing| weighing.has_finite_map())
 }
 
-/// Every preset with a finite map, and what the presets leave out.
+/// Every preset with a finite feature map, and combinations of parts that no preset has.
 fn finite_texts() -> Vec<String> {
     let more = [
         "taylor=0..2",
@@ -57,11 +43,11 @@ fn finite_texts() -> Vec<String> {
         "taylor=0..2 over=sum,eps=1 decay=sigmoid,4,channel",
         "power=2 write=delta over=none qk_norm=l2 decay=mamba,channel",
     ];
-    let presets = presets_of_every_engine().filter(|preset| finite(&preset.parts())).map(|preset| preset.text.to_string());
+    let presets = presets::all().iter().filter(|preset| finite(&preset.parts())).map(|preset| preset.text.to_string());
     presets.chain(more.map(String::from)).collect()
 }
 
-/// What the presets with states leave out: windows, far states, write rules.
+/// Presets and further combinations with bounded memory: windows, far states, write rules.
 fn bounded_texts() -> Vec<String> {
     let more = [
         "exp window=3 over=sum,sink",
@@ -83,90 +69,80 @@ fn bounded_texts() -> Vec<String> {
         "feature=elu write=delta,scale=0.3 over=none out post=out",
         "feature=hedgehog write=delta over=none conv=2 decay=given",
         "taylor=0..2 dim=2 write=delta,scale=0.2 over=none qk_norm=rms,all",
-        "exp window=2 far(taylor=0..2) decay=given,channel norm=rms qk_norm=l2",
     ];
     let presets = presets::all().iter().filter(|preset| bounded(&preset.parts()) && !finite_texts().contains(&preset.text.to_string()));
     presets.map(|preset| preset.text.to_string()).chain(more.map(String::from)).collect()
 }
 
-#[test]
-fn chunks_of_all_that_is_bounded_are_the_reference_in_float64() {
-    let mut rng = Rng(43);
-    for text in bounded_texts() {
-        for shape in [shape(1, 1, 1, 1, 2, 3), shape(2, 7, 4, 2, 2, 3), shape(1, 11, 2, 1, 4, 1)] {
-            let lengths = (shape.batch > 1).then(|| vec![5, shape.time]);
-            let case = Case::<f64>::random(&layer(&text, &shape), shape, lengths, 1.0, &mut rng);
-            let expected = reference(&case);
-            for chunk in [1, 3, shape.time, shape.time + 4] {
-                let found = chunked(&case, chunk);
-                compare(&found, &expected, 1e-11, 1e-11, &format!("{case} chunk {chunk}"));
-                assert_eq!(found.place(), expected.place());
-            }
-        }
-    }
-    let mut states = 0;
-    for _ in 0..150 {
-        let case = random_case_of::<f64>(small_shape(&mut rng), 0.05, bounded, &mut rng);
-        let (expected, chunk) = (reference(&case), 1 + rng.below(4));
-        compare(&chunked(&case, chunk), &expected, 1e-10, 1e-10, &format!("{case} chunk {chunk}"));
-        states += case.heads[0].remembered().is_some() as usize;
-    }
-    assert!(states > 50, "only {states} cases have a state");
+/// y of the recurrence, compared with the reference in float64; whether the recurrence supports the case.
+#[track_caller]
+fn check_recurrence(case: &Case<f64>, bound: f64) -> bool {
+    let Some(found) = oracle::recurrent(case) else { return false };
+    let error = relative_rms(&found.y, &reference(case).y);
+    let bound = bound.max(1e-14 * found.condition);
+    assert!(error < bound, "{case}: outputs of the recurrence differ by {error:e}, bound {bound:e}");
+    true
 }
 
 #[test]
-fn chunks_of_any_length_are_the_reference_in_float64() {
+fn recurrence_matches_the_reference_in_float64() {
+    let _isa = same_isa();
     let mut rng = Rng(41);
-    let shapes = [shape(1, 1, 1, 1, 2, 3), shape(2, 7, 4, 2, 2, 3), shape(1, 10, 2, 1, 4, 5)];
+    let mut supported = 0;
     for text in finite_texts() {
-        for shape in shapes {
-            // 80 terms are too many for more than two dimensions.
-            if text.contains("0..79") && shape.d > 2 {
+        for shape in [shape(1, 1, 1, 1, 2, 3), shape(2, 7, 4, 2, 2, 3), shape(1, 10, 2, 1, 4, 5)] {
+            let lengths = (shape.batch > 1).then(|| vec![5, shape.time]);
+            let case = Case::<f64>::random(&layer(&text, &shape), shape, lengths, 1.0, &mut rng);
+            supported += check_recurrence(&case, 1e-12) as usize;
+        }
+    }
+    assert!(supported > 40, "the recurrence supports only {supported} cases");
+}
+
+#[test]
+fn chunks_of_any_length_match_the_reference() {
+    let _isa = same_isa();
+    let mut rng = Rng(43);
+    // Monomials of high order overflow the precision of float32.
+    let texts: Vec<String> = finite_texts().into_iter().chain(bounded_texts()).filter(|text| !text.contains("0..79")).collect();
+    let mut states = 0;
+    for text in texts {
+        for shape in [shape(1, 1, 1, 1, 2, 3), shape(2, 7, 4, 2, 2, 3), shape(1, 11, 2, 1, 4, 5)] {
+            let lengths = (shape.batch > 1).then(|| vec![5, shape.time]);
+            let case = Case::<f32>::random(&layer(&text, &shape), shape, lengths, 0.7, &mut rng);
+            if case.layer().check_trainable().is_err() {
                 continue;
             }
-            let lengths = (shape.batch > 1).then(|| vec![5, shape.time]);
-            let case = Case::<f64>::random(&layer(&text, &shape), shape, lengths, 1.0, &mut rng);
-            let expected = reference(&case);
+            let expected = Expected::of(&case);
+            if case.heads[0].remembered().is_none() {
+                continue;
+            }
             for chunk in [1, 3, shape.time, shape.time + 4] {
-                let found = chunked(&case, chunk);
-                compare(&found, &expected, 1e-12, 1e-12, &format!("{case} chunk {chunk}"));
-                assert_eq!(found.place(), expected.place());
+                expected.compare(&chunked(&case, chunk), &format!("{case} chunk {chunk}"));
+                states += 1;
             }
         }
     }
+    assert!(states > 400, "only {states} cases have a state");
 }
 
-/// Every variant with a finite map in place of those without: what float32 can do for the others is seen from the same layer.
-fn made_finite(case: &Case<f32>) -> Case<f32> {
-    let mut case = case.clone();
-    for variant in &mut case.heads {
-        (variant.clamp, variant.cap, variant.window, variant.sinks, variant.far) = (None, None, None, None, None);
-        if !finite(variant) {
-            variant.kernel = "taylor=0..2".parse::<Variant>().expect("a variant").kernel;
-        }
+/// Bounds on the float32 error per head: 1e-5, or for a worse conditioned head eight times the error of another float32 computation. For a
+/// recurrent state that is chunk mode, since sums over monomials cancel where sums over keys do not: products of monomials are as large as
+/// (Σ_i |q_i·k_i|)^n, however small (q·k)^n is.
+fn narrow_bounds(case: &Case<f32>, memory: StateKind) -> Vec<f64> {
+    let wide = reference(&case.cast::<f64>()).y;
+    let errors = |engine: &mut dyn Attention<f32>| head_errors(&case.shape, &case.forward(engine).0, &wide);
+    let mut bounds = errors(&mut case.naive());
+    if memory == StateKind::Auto
+        && let Ok(mut chunks) = case.fused(Mode::Chunk(Some(1)), &Scratch::default())
+    {
+        bounds.iter_mut().zip(errors(&mut chunks)).for_each(|(bound, chunks)| *bound = bound.max(chunks.min(MAX_STATE_ERROR)));
     }
-    case
+    bounds.into_iter().map(|error| 1e-5f64.max(8.0 * error)).collect()
 }
 
-/// What float32 can be held to for each head: 1e-5, or where a head is worse conditioned than that whoever computes it, eight
-/// times the error of the naive computation of the same form. Moments cancel where sums over keys do not: their products of
-/// monomials are as large as (Σ_i |q_i·k_i|)^n, however small (q·k)^n is.
-fn narrow_bounds(case: &Case<f32>, memory: Memory) -> Vec<f64> {
-    let errors = |case: &Case<f32>, mut engine: Box<dyn Attention<f32>>| {
-        let mut y = vec![f32::NAN; case.dy.len()];
-        engine.infer(&case.inputs(), &mut y).unwrap_or_else(|error| panic!("{case}: {error}"));
-        head_errors(&case.shape, &y, &reference(&case.cast::<f64>()).y)
-    };
-    let mut bounds = errors(case, Box::new(case.naive()));
-    if memory == Memory::Natural {
-        let own = made_finite(case);
-        let moments = errors(&own, Box::new(own.recurrent(1)));
-        for ((bound, moments), variant) in bounds.iter_mut().zip(moments).zip(&case.heads) {
-            *bound = if finite(variant) { bound.max(moments) } else { *bound };
-        }
-    }
-    bounds.into_iter().map(|naive| 1e-5f64.max(8.0 * naive)).collect()
-}
+/// No state is allowed a larger relative error than eight times this, however badly conditioned.
+const MAX_STATE_ERROR: f64 = 1e-3;
 
 /// Relative errors of the outputs of each head.
 fn head_errors(shape: &Shape, found: &[f32], expected: &[f64]) -> Vec<f64> {
@@ -179,9 +155,9 @@ fn head_errors(shape: &Shape, found: &[f32], expected: &[f64]) -> Vec<f64> {
 #[track_caller]
 fn check_steps(case: &Case<f32>) {
     let expected = reference(&case.cast::<f64>());
-    for memory in [Memory::Natural, Memory::Cache] {
+    for memory in [StateKind::Auto, StateKind::Cache] {
         let large = |variant: &Variant| variant.state_rows(case.shape.d).is_some_and(|rows| rows > 100_000);
-        if memory == Memory::Natural && case.heads.iter().any(large) {
+        if memory == StateKind::Auto && case.heads.iter().any(large) {
             continue;
         }
         let mut state = case.state(memory);
@@ -195,12 +171,13 @@ fn check_steps(case: &Case<f32>) {
 }
 
 #[test]
-fn steps_are_the_reference_in_float32() {
+fn steps_match_the_reference_in_float32() {
+    let _isa = same_isa();
     let mut rng = Rng(42);
     let shapes =
         [shape(1, 1, 1, 1, 2, 3), shape(2, 7, 4, 2, 2, 20), shape(1, 40, 6, 2, 6, 5), shape(1, 9, 2, 2, 4, 70), shape(1, 140, 2, 1, 4, 17)];
-    let cached = presets_of_every_engine().filter(|preset| !finite(&preset.parts())).map(|preset| preset.text.to_string());
-    for text in finite_texts().into_iter().chain(cached) {
+    let cached = presets::all().iter().filter(|preset| !finite(&preset.parts())).map(|preset| preset.text.to_string());
+    for text in finite_texts().into_iter().chain(bounded_texts()).chain(cached) {
         for shape in shapes {
             let lengths = (shape.batch > 1).then(|| vec![5, shape.time]);
             let case = Case::<f32>::random(&layer(&text, &shape), shape, lengths, 1.0, &mut rng);
@@ -210,13 +187,14 @@ fn steps_are_the_reference_in_float32() {
 }
 
 #[test]
-fn caches_hold_polynomials_beyond_float32() {
+fn caches_evaluate_polynomials_that_overflow_float32() {
+    let _isa = same_isa();
     let mut rng = Rng(43);
     for text in ["taylor=0..80", "taylor=0..80 over=none norm=l2", "taylor=0..60 decay=softplus", "power=40 over=sum"] {
         let shape = shape(1, 140, 2, 1, 16, 8);
         let case = Case::<f32>::random(&layer(text, &shape), shape, None, 40.0, &mut rng);
-        assert!(!reference(&case).y.iter().all(|y| y.is_finite()), "{case}: plain float32 would do");
-        let (y, _) = stepped(&case, &mut case.state(Memory::Cache));
+        assert!(!reference(&case).y.iter().all(|y| y.is_finite()), "{case}: the naive engine in float32 is finite");
+        let (y, _) = stepped(&case, &mut case.state(StateKind::Cache));
         let error = relative_rms(&y, &reference(&case.cast::<f64>()).y);
         assert!(error < 2e-4, "{case}: off by {error:e}");
     }
@@ -235,46 +213,29 @@ fn random_finite<R: Real>(seed: u64) -> Case<R> {
     }
 }
 
-/// Norms of one or two values are all but signs: their gradients are rounding divided by small differences.
-fn looseness(shape: &Shape) -> f64 {
-    if shape.e < 3 { 100.0 } else { 1.0 }
-}
-
-/// Weights that change sign may cancel in float32 to any degree, and sums over monomials do so sooner than sums over keys.
-fn may_cancel(variant: &Variant) -> bool {
-    let compared = variant.denominator.sums() || variant.norm.scale_free();
-    let orders = variant.kernel.polynomial().unwrap_or_default();
-    compared && variant.kernel.sign() == Sign::Mixed && orders.iter().any(|&(n, _)| n > 1)
-}
-
 proptest! {
-    // Fixed: once in thousands of layers rounding is amplified beyond any bound that would still find mistakes.
+    // A fixed seed: about one random layer in a thousand amplifies rounding beyond any useful bound.
     #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, rng_seed: RngSeed::Fixed(7), ..ProptestConfig::default() })]
 
     #[test]
-    fn random_layers_in_chunks_in_float64(seed: u64, chunk in 1usize..8) {
-        let case = random_finite::<f64>(seed);
-        let expected = reference(&case);
-        compare(&chunked(&case, chunk), &expected, 1e-12, 1e-12 * looseness(&case.shape), &case.to_string());
+    fn random_layers_by_recurrence_in_float64(seed: u64) {
+        check_recurrence(&random_finite::<f64>(seed), 1e-12);
     }
 
     #[test]
-    fn random_layers_in_chunks_in_float32(seed: u64, chunk in 1usize..8) {
-        let case = random_finite::<f32>(seed);
-        prop_assume!(!case.heads.iter().any(may_cancel));
-        let (expected, naive) = (reference(&case.cast::<f64>()), reference(&case));
-        let found = chunked(&case, chunk);
-        let off = |y: &[f32]| relative_rms(y, &expected.y);
-        prop_assert!(off(&found.y) < 1e-5f64.max(8.0 * off(&naive.y)), "{case}: {:e}", off(&found.y));
-        for (((name, found), (_, wide)), (_, naive)) in found.gradients.iter().zip(&expected.gradients).zip(&naive.gradients) {
-            let off = |x: &[f32]| rms(&x.iter().zip(wide).map(|(a, b)| a.wide() - b).collect::<Vec<f64>>());
-            let bound = (1e-4 * looseness(&case.shape) * rms(wide).max(rms(&expected.gradients[2].1)).max(1.0)).max(8.0 * off(naive));
-            prop_assert!(off(found) <= bound, "{case}: gradients of {name:?} differ by {:e}, bound {bound:e}", off(found));
-        }
+    fn random_layers_with_bounded_memory_in_chunks(seed: u64, chunk in 1usize..8) {
+        let _isa = same_isa();
+        let mut rng = Rng(seed);
+        let shape = small_shape(&mut rng);
+        let low = |variant: &Variant| variant.near.kernel.polynomial().is_none_or(|orders| orders.iter().all(|(n, _)| *n <= 5));
+        let state = |variant: &Variant| bounded(variant) && variant.remembered().is_some() && low(variant);
+        let case = random_case_of::<f32>(Shape { e: shape.e.max(3), ..shape }, 0.05, state, &mut rng);
+        Expected::of(&case).compare_outputs(&chunked(&case, chunk).y, &format!("{case} chunk {chunk}"));
     }
 
     #[test]
     fn random_layers_step_by_step(seed: u64) {
+        let _isa = same_isa();
         let mut rng = Rng(seed);
         let (heads, kv_heads) = rng.pick(&[(1, 1), (4, 2), (6, 1), (5, 1)]);
         let time = rng.pick(&[1, 2, 17, 131]);
@@ -283,8 +244,23 @@ proptest! {
     }
 }
 
+/// The states of the two heads have different sizes, and the room for both is that of the larger one.
 #[test]
-fn every_instruction_set_and_any_number_of_threads() {
+fn delta_rule_with_channel_decay_in_chunks_next_to_a_larger_state() {
+    let _isa = same_isa();
+    let shape = shape(1, 7, 2, 2, 6, 3);
+    let texts = ["taylor=0..2 rope=off", "feature=identity scale=1 write=delta over=none decay=sigmoid,4,channel qk_norm=l2 rope=off"];
+    for texts in [texts, [texts[1], texts[0]]] {
+        let heads: Vec<Variant> = texts.iter().map(|text| text.parse().expect("a variant")).collect();
+        let case = Case::<f32>::random(&heads, shape, None, 1.0, &mut Rng(61));
+        for chunk in [1, 3, 7] {
+            Expected::of(&case).compare_outputs(&chunked(&case, chunk).y, &format!("{case} chunk {chunk}"));
+        }
+    }
+}
+
+#[test]
+fn steps_match_on_every_instruction_set_and_are_bit_identical_for_any_thread_count() {
     let mut rng = Rng(43);
     // Large enough for several threads.
     let shape = shape(2, 3, 6, 3, 16, 40);
@@ -303,7 +279,7 @@ fn every_instruction_set_and_any_number_of_threads() {
         let _isa = same_isa();
         let outputs = [1, 2, 5].map(|threads| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads can be started");
-            let run = || stepped(&case, &mut case.state(Memory::Natural)).0;
+            let run = || stepped(&case, &mut case.state(StateKind::Auto)).0;
             pool.install(run).iter().map(|y| y.to_bits()).collect::<Vec<u32>>()
         });
         assert!(outputs.iter().all(|other| *other == outputs[0]), "{case}");
@@ -311,7 +287,8 @@ fn every_instruction_set_and_any_number_of_threads() {
 }
 
 #[test]
-fn packed_products_are_products_of_full_tensor_powers() {
+fn distinct_monomials_give_the_products_of_full_tensor_powers() {
+    let _isa = same_isa();
     let mut rng = Rng(44);
     for d in 1..=4 {
         for n in 0..=6 {
@@ -335,13 +312,14 @@ fn packed_products_are_products_of_full_tensor_powers() {
 }
 
 #[test]
-fn heads_share_what_they_can_and_sizes_are_those_of_the_buffers() {
+fn heads_with_equal_keys_share_one_state() {
+    let _isa = same_isa();
     let shape = shape(2, 1, 4, 2, 4, 16);
     let bytes = |texts: [&str; 4], memory| {
         let heads = texts.map(|text| text.parse::<Variant>().expect("a variant"));
         state_of(&heads, &shape, memory).expect("possible").bytes()
     };
-    let natural = |texts| bytes(texts, Memory::Natural) - bytes(["softmax"; 4], Memory::Natural);
+    let natural = |texts| bytes(texts, StateKind::Auto) - bytes(["softmax"; 4], StateKind::Auto);
     // Two batch rows, two kv heads, 15 rows of 16 and one more for z.
     let unit = 15 * 17 * 4;
     assert_eq!(natural(["taylor=0..2"; 4]), 4 * unit);
@@ -349,11 +327,12 @@ fn heads_share_what_they_can_and_sizes_are_those_of_the_buffers() {
     assert_eq!(natural(["taylor=0..2 decay=softplus"; 4]), 8 * unit);
     assert_eq!(natural(["taylor=0..2 over=none"; 4]), 4 * 15 * 16 * 4);
     assert_eq!(natural(["taylor=0..2", "taylor=0..2 rope=off", "taylor=0..2", "taylor=0..2 in"]), 8 * unit);
-    assert!(state_of(&layer("taylor=0..79", &shape), &Shape { d: 64, ..shape }, Memory::Natural).is_err());
+    assert!(state_of(&layer("taylor=0..79", &shape), &Shape { d: 64, ..shape }, StateKind::Auto).is_err());
 }
 
 #[test]
-fn a_denominator_that_is_not_positive_is_named_by_its_absolute_position() {
+fn nonpositive_denominators_are_reported_with_their_absolute_position() {
+    let _isa = same_isa();
     let shape = shape(2, 6, 4, 2, 2, 3);
     let heads = layer("taylor=0..1 rope=off scale=1", &shape);
     let mut case = Case::<f32>::random(&heads, shape, None, 0.01, &mut Rng(45));
@@ -361,20 +340,20 @@ fn a_denominator_that_is_not_positive_is_named_by_its_absolute_position() {
     case.get_mut(Name::K).fill(1.0);
     case.get_mut(Name::Q).fill(0.0);
     case.get_mut(Name::Q)[((6 + 4) * 4 + 2) * 2] = -20.0;
-    for memory in [Memory::Natural, Memory::Cache] {
+    for memory in [StateKind::Auto, StateKind::Cache] {
         let (y, report) = stepped(&case, &mut state_of(&heads, &shape, memory).expect("possible"));
         assert_eq!(report.nonpositive, Some(Nonpositive { row: 1, head: 2, position: 4, value: -95.0 }));
         assert!(y.iter().all(|y| y.is_finite()));
     }
     for chunk in [1, 2, 6] {
-        assert_eq!(chunked(&case.cast::<f64>(), chunk).place(), Some((1, 2, 4)));
+        assert_eq!(chunked(&case, chunk).place(), Some((1, 2, 4)));
     }
     case.get_mut(Name::K)[3] = f32::NAN;
-    let (_, report) = stepped(&case, &mut state_of(&heads, &shape, Memory::Natural).expect("possible"));
+    let (_, report) = stepped(&case, &mut state_of(&heads, &shape, StateKind::Auto).expect("possible"));
     assert_eq!(place(&report), Some((0, 2, 0)), "NaN is not positive");
 }
 
-/// Every engine reports the true denominator: also where rows have a log scale, and where float32 has overflowed.
+/// Every engine reports the true denominator, even if rows have a log scale or float32 overflows.
 #[test]
 fn all_engines_report_the_same_denominator() {
     let _isa = same_isa();
@@ -388,20 +367,20 @@ fn all_engines_report_the_same_denominator() {
         assert!(expected.value < 0.0, "{text}");
         let mut found = vec![reference(&case).report, chunked(&case, 2).report];
         found.push(case.forward(&mut case.fused(Mode::Parallel, &Scratch::default()).expect("possible")).1);
-        found.extend([Memory::Natural, Memory::Cache].map(|memory| stepped(&case, &mut case.state(memory)).1));
+        found.extend([StateKind::Auto, StateKind::Cache].map(|memory| stepped(&case, &mut case.state(memory)).1));
         for (engine, report) in found.iter().enumerate() {
-            let found = report.nonpositive.unwrap_or_else(|| panic!("{text}: engine {engine} saw nothing"));
+            let found = report.nonpositive.unwrap_or_else(|| panic!("{text}: engine {engine} reports nothing"));
             assert_eq!((found.row, found.head, found.position), (0, 0, 0), "{text}");
             assert!((found.value / expected.value - 1.0).abs() < 1e-3, "{text}, engine {engine}: {} for {}", found.value, expected.value);
         }
     }
-    // What is infinite or no number is not positive, whoever computes it.
+    // An infinite denominator and NaN are reported as not positive by every engine.
     for size in [f32::INFINITY, f32::NAN] {
         let mut case = Case::<f32>::random(&layer("power=2 scale=1 rope=off", &shape), shape, None, 1.0, &mut Rng(48));
         case.get_mut(Name::Q).fill(size);
         let mut found = vec![reference(&case).report, chunked(&case, 2).report];
         found.push(case.forward(&mut case.fused(Mode::Parallel, &Scratch::default()).expect("possible")).1);
-        found.extend([Memory::Natural, Memory::Cache].map(|memory| stepped(&case, &mut case.state(memory)).1));
+        found.extend([StateKind::Auto, StateKind::Cache].map(|memory| stepped(&case, &mut case.state(memory)).1));
         for (engine, report) in found.iter().enumerate() {
             let value = report.nonpositive.map(|found| (found.position, found.value.is_finite()));
             assert_eq!(value, Some((0, false)), "engine {engine} at {size}");
@@ -410,18 +389,14 @@ fn all_engines_report_the_same_denominator() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_steps_are_rejected() {
     let _isa = same_isa();
     let shape = shape(1, 4, 2, 1, 4, 4);
-    for text in ["softmax", "taylor=0..2 clamp=5"] {
-        assert!(planned(&layer(text, &shape), &shape).and_then(|layer| layer.recurrent::<f64>(1, 4, 2)).is_err());
-    }
-    assert!(planned(&layer("taylor=0..2", &shape), &shape).and_then(|layer| layer.recurrent::<f64>(1, 4, 0)).is_err());
     let heads = layer("taylor=0..2", &shape);
     let case = Case::<f32>::random(&heads, shape, None, 1.0, &mut Rng(46));
-    let mut state = state_of(&heads, &shape, Memory::Natural).expect("possible");
+    let mut state = state_of(&heads, &shape, StateKind::Auto).expect("possible");
     let mut y = vec![0.0; 8];
-    // Four positions where one is asked for.
+    // Four positions instead of one.
     assert!(state.step(&case.inputs(), &mut y).is_err());
     let one = token(&case, 0);
     assert!(state.step(&one.inputs(), &mut y[..7]).is_err());

@@ -1,8 +1,10 @@
-//! States on disk, caches folded into moments, and the bound of a cut exponential.
+//! Saved states, caches compressed into recurrent states, and the error bound of truncated softmax.
 
 use std::path::PathBuf;
 
-use termwise_attention::{Error, Memory, Shape, State, Truncation, Variant, relative_rms};
+use safetensors::SafeTensors;
+use termwise_attention::{Error, Shape, State, StateKind, Truncation, Variant, relative_rms};
+use termwise_base::files::with_metadata;
 
 use crate::support::{Case, Name, Rng, layer, planned, same_isa, shape, state_of};
 
@@ -12,13 +14,13 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// Position t of every row, as a case whose time is one.
+/// Position t of every row as a case with one position.
 fn token(case: &Case<f32>, t: usize) -> Case<f32> {
     let Shape { batch, time, heads, e, .. } = case.shape;
     let mut one = case.clone();
     one.shape.time = 1;
     for (name, x) in &mut one.tensors {
-        if !matches!(name, Name::Extra(extra) if !extra.is_gate_logits()) {
+        if !matches!(name, Name::AuxTensor(aux) if !aux.is_gate_logits()) {
             let width = x.len() / (batch * time);
             *x = (0..batch).flat_map(|b| x[(b * time + t) * width..][..width].to_vec()).collect();
         }
@@ -33,14 +35,7 @@ fn step(case: &Case<f32>, state: &mut State, t: usize) -> Vec<f32> {
     y
 }
 
-/// A file behind its header, whose metadata have no order.
-fn tensor_bytes(path: &std::path::Path) -> Vec<u8> {
-    let bytes = std::fs::read(path).expect("readable");
-    let header = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
-    bytes[8 + header..].to_vec()
-}
-
-const TEXTS: [&str; 10] = [
+const TEXTS: [&str; 15] = [
     "taylor=0..3 over=sum",
     "taylor=0..2 over=length in out=cumulative decay=softplus conv=3 norm=layer",
     "softmax",
@@ -51,17 +46,22 @@ const TEXTS: [&str; 10] = [
     "exp over=none write=delta,scale=0.3 qk_norm=l2 decay=softplus",
     "power=2 over=none write=delta,scale=0.8 qk_norm=l2 decay=mamba,channel conv=2",
     "exp over=sum decay=mamba,channel",
+    "exp window=3 sinks=1 decay=softplus in",
+    "exp window=3 decay=mamba,channel",
+    "feature=elu window=2 sinks=2 far(taylor=0..2 dim=2) over=sum",
+    "exp window=2 far(taylor=0..2 dim=1) decay=softplus",
+    "exp window=2 sinks=1 bits=8",
 ];
 
 #[test]
-fn what_is_loaded_is_what_was_saved_bit_for_bit() {
+fn loaded_states_are_bit_identical_to_saved_states() {
     let _isa = same_isa();
     let (folder, mut rng) = (folder("round"), Rng(51));
     let shape = shape(2, 9, 4, 2, 6, 5);
     for text in TEXTS {
         let heads = layer(text, &shape);
         let case = Case::<f32>::random(&heads, shape, None, 1.0, &mut rng);
-        for memory in [Memory::Natural, Memory::Cache] {
+        for memory in [StateKind::Auto, StateKind::Cache] {
             for saved_at in [0, 4] {
                 let mut state = state_of(&heads, &shape, memory).expect("possible");
                 (0..saved_at).for_each(|t| drop(step(&case, &mut state, t)));
@@ -77,7 +77,7 @@ fn what_is_loaded_is_what_was_saved_bit_for_bit() {
                 }
                 let again = folder.join("again.safetensors");
                 state.save(&path).and_then(|()| loaded.save(&again)).expect("files can be written");
-                assert!(tensor_bytes(&path) == tensor_bytes(&again), "{text} {memory:?}");
+                assert!(std::fs::read(&path).ok() == std::fs::read(&again).ok(), "{text} {memory:?}: equal states give equal bytes");
                 assert!(!folder.join(".state.safetensors.part").exists());
             }
         }
@@ -85,14 +85,51 @@ fn what_is_loaded_is_what_was_saved_bit_for_bit() {
     std::fs::remove_dir_all(folder).expect("the folder can be removed");
 }
 
+/// Earlier versions removed keys from the cache of a window in whole blocks.
 #[test]
-fn a_file_of_another_variant_or_size_is_refused_by_naming_both() {
+fn a_file_with_more_keys_than_the_window_restores_the_window() {
+    let _isa = same_isa();
+    let (folder, shape) = (folder("more"), shape(2, 9, 4, 2, 6, 5));
+    let path = folder.join("state.safetensors");
+    for (all, windowed) in [
+        ("exp decay=softplus in", "exp window=3 sinks=1 decay=softplus in"),
+        ("exp decay=mamba,channel", "exp window=4 decay=mamba,channel"),
+        ("feature=elu over=length decay=sigmoid clamp=3", "feature=elu over=length decay=sigmoid clamp=3 window=2"),
+    ] {
+        let (all, heads) = (layer(all, &shape), layer(windowed, &shape));
+        let case = Case::<f32>::random(&heads, shape, None, 1.0, &mut Rng(54));
+        let mut state = state_of(&heads, &shape, StateKind::Auto).expect("possible");
+        let mut whole = state_of(&all, &shape, StateKind::Cache).expect("possible");
+        for t in 0..6 {
+            step(&case, &mut state, t);
+            step(&Case { heads: all.clone(), ..case.clone() }, &mut whole, t);
+        }
+        state.save(&path).expect("a file can be written");
+        let (_, header) = SafeTensors::read_metadata(&std::fs::read(&path).expect("readable")).expect("a header");
+        let metadata = header.metadata().clone().unwrap_or_default().into_iter().collect();
+        let bytes = State::to_bytes(&[whole]).expect("possible");
+        let tensors: Vec<_> = SafeTensors::deserialize(&bytes).expect("tensors").tensors();
+        let file = with_metadata(&safetensors::serialize(tensors, None).expect("possible"), &metadata);
+        std::fs::write(&path, file).expect("a file can be written");
+        let mut loaded = State::load(&path, &planned(&heads, &shape).expect("possible"), 2, StateKind::Auto)
+            .unwrap_or_else(|error| panic!("{windowed}: {error}"));
+        for t in 6..shape.time {
+            let (a, b) = (step(&case, &mut state, t), step(&case, &mut loaded, t));
+            assert_eq!(a, b, "{windowed} at {t}");
+        }
+    }
+    std::fs::remove_dir_all(folder).expect("the folder can be removed");
+}
+
+#[test]
+fn files_of_another_variant_or_size_are_rejected_and_both_are_named() {
+    let _isa = same_isa();
     let folder = folder("refuse");
     let path = folder.join("state.safetensors");
     let shape = shape(1, 5, 2, 1, 4, 5);
     let heads = layer("taylor=0..2", &shape);
     let case = Case::<f32>::random(&heads, shape, None, 1.0, &mut Rng(52));
-    let mut state = state_of(&heads, &shape, Memory::Natural).expect("possible");
+    let mut state = state_of(&heads, &shape, StateKind::Auto).expect("possible");
     step(&case, &mut state, 0);
     state.save(&path).expect("a file can be written");
     let refusal =
@@ -102,12 +139,12 @@ fn a_file_of_another_variant_or_size_is_refused_by_naming_both() {
             other => panic!("{:?}", other.map(|_| ())),
         };
     let names = |problem: String, words: [&str; 2]| assert!(words.iter().all(|word| problem.contains(word)), "{problem}");
-    names(refusal(&layer("taylor=0..3", &shape), shape, Memory::Natural), ["taylor=0..2 over=sum", "taylor=0..3 over=sum"]);
-    names(refusal(&heads, Shape { d: 6, ..shape }, Memory::Natural), ["1 2 1 4 5", "1 2 1 6 5"]);
-    names(refusal(&heads, Shape { batch: 2, ..shape }, Memory::Natural), ["1 2 1 4 5", "2 2 1 4 5"]);
-    names(refusal(&heads, shape, Memory::Cache), ["natural", "cache"]);
+    names(refusal(&layer("taylor=0..3", &shape), shape, StateKind::Auto), ["taylor=0..2 over=sum", "taylor=0..3 over=sum"]);
+    names(refusal(&heads, Shape { d: 6, ..shape }, StateKind::Auto), ["1 2 1 4 5", "1 2 1 6 5"]);
+    names(refusal(&heads, Shape { batch: 2, ..shape }, StateKind::Auto), ["1 2 1 4 5", "2 2 1 4 5"]);
+    names(refusal(&heads, shape, StateKind::Cache), ["natural", "cache"]);
     let planned = planned(&heads, &shape).expect("possible");
-    let two = State::load_layers(&path, &[(&planned, Memory::Natural); 2], 1);
+    let two = State::load_layers(&path, &[(&planned, StateKind::Auto); 2], 1);
     names(two.map(|_| ()).expect_err("one layer is no two").to_string(), ["`1`", "`2`"]);
 
     let bytes = std::fs::read(&path).expect("readable");
@@ -133,30 +170,31 @@ fn a_file_of_another_variant_or_size_is_refused_by_naming_both() {
     spoilt.push(longer);
     for (i, file) in spoilt.iter().enumerate() {
         std::fs::write(&path, file).expect("a file can be written");
-        match State::load(&path, &planned, 1, Memory::Natural) {
+        match State::load(&path, &planned, 1, StateKind::Auto) {
             Err(Error::File { .. }) => {}
-            // Another position is another state, but a possible one.
+            // Another position gives another valid state.
             Ok(state) if file.len() == bytes.len() => assert_eq!(state.position(0), Some(9), "file {i}"),
             other => panic!("file {i}: {:?}", other.map(|_| ())),
         }
     }
-    assert!(matches!(State::load(&folder.join("nothing"), &planned, 1, Memory::Natural), Err(Error::File { .. })));
+    assert!(matches!(State::load(&folder.join("nothing"), &planned, 1, StateKind::Auto), Err(Error::File { .. })));
     assert!(matches!(state.save(&folder.join("no/such/folder")), Err(Error::File { .. })));
 
-    // A cache whose file claims more positions than it has rows.
-    let cached = state_of(&heads, &shape, Memory::Cache).expect("possible");
+    // The file of a cache with more positions than rows.
+    let cached = state_of(&heads, &shape, StateKind::Cache).expect("possible");
     cached.save(&path).expect("a file can be written");
     let bytes = std::fs::read(&path).expect("readable");
     let at = bytes.windows(13).position(|w| w == b"positions\":\"0").expect("positions are there") + 12;
     let mut claim = bytes.clone();
     claim[at] = b'7';
     std::fs::write(&path, &claim).expect("a file can be written");
-    names(State::load(&path, &planned, 1, Memory::Cache).map(|_| ()).expect_err("no rows").to_string(), ["[0, 4]", "[7, 4]"]);
+    names(State::load(&path, &planned, 1, StateKind::Cache).map(|_| ()).expect_err("no rows").to_string(), ["[0, 4]", "[7, 4]"]);
     std::fs::remove_dir_all(folder).expect("the folder can be removed");
 }
 
 #[test]
-fn a_folded_cache_is_the_state_stepped_from_the_start() {
+fn a_compressed_cache_equals_the_state_after_all_steps() {
+    let _isa = same_isa();
     let mut rng = Rng(53);
     let shape = shape(2, 150, 4, 2, 4, 6);
     for (before, after) in [
@@ -169,8 +207,8 @@ fn a_folded_cache_is_the_state_stepped_from_the_start() {
     ] {
         let (old, new) = (layer(before, &shape), layer(after, &shape));
         let case = Case::<f32>::random(&new, shape, None, 1.0, &mut rng);
-        let mut cache = state_of(&old, &shape, Memory::Cache).expect("possible");
-        let mut state = state_of(&new, &shape, Memory::Natural).expect("possible");
+        let mut cache = state_of(&old, &shape, StateKind::Cache).expect("possible");
+        let mut state = state_of(&new, &shape, StateKind::Auto).expect("possible");
         for t in 0..140 {
             step(&case, &mut cache, t);
             step(&case, &mut state, t);
@@ -185,7 +223,7 @@ fn a_folded_cache_is_the_state_stepped_from_the_start() {
         }
     }
     let refused = |before: &str, after: &str| {
-        state_of(&layer(before, &shape), &shape, Memory::Cache)
+        state_of(&layer(before, &shape), &shape, StateKind::Cache)
             .expect("possible")
             .compress(&planned(&layer(after, &shape), &shape).expect("possible"))
     };
@@ -196,12 +234,12 @@ fn a_folded_cache_is_the_state_stepped_from_the_start() {
             && refused("power=1 over=none", "power=1 write=delta over=none").is_err()
     );
     assert!(refused("softmax", "taylor=0..2 in").is_err() && refused("softmax", "feature=relu").is_err());
-    let mut moments = state_of(&layer("taylor=0..2", &shape), &shape, Memory::Natural).expect("possible");
+    let mut moments = state_of(&layer("taylor=0..2", &shape), &shape, StateKind::Auto).expect("possible");
     assert!(moments.compress(&planned(&layer("taylor=0..3", &shape), &shape).expect("possible")).is_err());
     assert_eq!(moments.heads(), layer("taylor=0..2", &shape), "a refusal changes nothing");
 }
 
-/// y of softmax, and of softmax cut at order p, in float64, with the largest |score| and the largest ‖v‖.
+/// y of softmax and of softmax truncated at order p in float64, with the largest |score| and the largest ‖v‖.
 fn cut_errors(p: usize, spread: f64, rng: &mut Rng) -> (f64, f64) {
     let shape = shape(1, 40, 1, 1, 4, 6);
     let softmax: Variant = "softmax rope=off".parse().expect("a variant");
@@ -221,7 +259,8 @@ fn cut_errors(p: usize, spread: f64, rng: &mut Rng) -> (f64, f64) {
 }
 
 #[test]
-fn the_bound_of_a_cut_exponential_holds_and_is_not_idle() {
+fn the_truncation_bound_is_valid_and_tight() {
+    let _isa = same_isa();
     let mut rng = Rng(54);
     let mut closest: f64 = 0.0;
     for p in [0, 2, 4, 8, 12] {
@@ -245,14 +284,15 @@ fn the_bound_of_a_cut_exponential_holds_and_is_not_idle() {
 }
 
 #[test]
-fn a_state_knows_a_bound_of_its_scores() {
+fn states_record_the_largest_score() {
+    let _isa = same_isa();
     let shape = shape(1, 30, 2, 1, 4, 5);
     let mut rng = Rng(55);
     for text in ["softmax", "exp rope=off scale=-2", "taylor=0..2 scale=-0.7", "taylor=0..2 rope=off conv=2", "feature=relu"] {
         let heads = layer(text, &shape);
         let case = Case::<f32>::random(&heads, shape, None, 1.0, &mut rng);
-        let mut state = state_of(&heads, &shape, Memory::Natural).expect("possible");
-        let mut cache = state_of(&heads, &shape, Memory::Cache).expect("possible");
+        let mut state = state_of(&heads, &shape, StateKind::Auto).expect("possible");
+        let mut cache = state_of(&heads, &shape, StateKind::Cache).expect("possible");
         for t in 0..30 {
             step(&case, &mut state, t);
             step(&case, &mut cache, t);
@@ -274,7 +314,7 @@ fn a_state_knows_a_bound_of_its_scores() {
     let mut case = Case::<f32>::random(&opposed, shape, None, 1.0, &mut rng);
     case.get_mut(Name::Q).fill(1.0);
     case.get_mut(Name::K).fill(-3.0);
-    let mut state = state_of(&opposed, &shape, Memory::Natural).expect("possible");
+    let mut state = state_of(&opposed, &shape, StateKind::Auto).expect("possible");
     step(&case, &mut state, 0);
     assert_eq!(state.largest_score(0, 1), Some(12.0));
 }

@@ -1,9 +1,9 @@
-//! The text form: what is printed parses to the same, and whatever is written gets an answer that helps.
+//! Variant strings: printing and parsing are inverse, and errors are helpful.
 
 use proptest::prelude::*;
 use termwise_attention::parts::gate::{InGate, OutGate, PostGate};
 use termwise_attention::presets;
-use termwise_attention::variant::text::KEYS;
+use termwise_attention::variant::string::KEYS;
 use termwise_attention::{Decay, Denominator, Error, Kernel, Norm, QkNorm, TextError, Variant};
 
 fn parse(text: &str) -> Variant {
@@ -17,7 +17,7 @@ fn error(text: &str) -> TextError {
     }
 }
 
-/// Words and fragments that occur in variants, so that random texts come close to valid ones.
+/// Words and fragments of variant strings, so random strings are nearly valid.
 fn fragment() -> impl Strategy<Value = String> {
     let keys = KEYS.iter().map(|key| key.word.to_string());
     let parts = KEYS
@@ -34,7 +34,7 @@ fn fragment() -> impl Strategy<Value = String> {
     prop::sample::select(keys.chain(parts).chain(names).chain(rest).collect::<Vec<_>>())
 }
 
-/// A valid variant as text, in any order of words.
+/// A valid variant string with its words in any order.
 fn variant_text() -> impl Strategy<Value = String> {
     let kernel = prop_oneof![
         Just("exp".to_string()),
@@ -140,7 +140,7 @@ fn variant_text() -> impl Strategy<Value = String> {
             words.join(" ")
         },
     );
-    // Combinations that make no sense are another test's.
+    // Invalid combinations have a separate test.
     words.prop_filter("possible", |text| !matches!(text.parse::<Variant>(), Err(Error::Combination { .. })))
 }
 
@@ -153,7 +153,7 @@ proptest! {
         let printed = variant.to_string();
         prop_assert_eq!(&parse(&printed), &variant, "{} printed as {}", text, printed);
         prop_assert_eq!(parse(&printed).to_string(), printed);
-        // What else can be said about any variant must not panic either.
+        // Other descriptions of a variant must not panic either.
         prop_assert!(!variant.formula().is_empty());
         prop_assert_eq!(variant.canonical().canonical(), variant.canonical());
         variant.warnings();
@@ -161,7 +161,7 @@ proptest! {
     }
 
     #[test]
-    fn separators_and_brackets_may_vary(text in variant_text()) {
+    fn separators_and_brackets_are_interchangeable(text in variant_text()) {
         let variant = parse(&text);
         let words: Vec<&str> = text.split_whitespace().collect();
         prop_assert_eq!(&parse(&words.join("  ")), &variant);
@@ -176,7 +176,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_panics_and_errors_point_into_it(text in prop_oneof![any::<String>(), prop::collection::vec(fragment(), 0..8).prop_map(|parts| parts.concat())]) {
+    fn parsing_never_panics_and_errors_have_valid_positions(text in prop_oneof![any::<String>(), prop::collection::vec(fragment(), 0..8).prop_map(|parts| parts.concat())]) {
         match text.parse::<Variant>() {
             Ok(variant) => prop_assert_eq!(parse(&variant.to_string()), variant),
             Err(Error::Text(error)) => {
@@ -194,12 +194,12 @@ fn every_example_of_every_part_parses() {
     for info in Kernel::PARTS {
         for example in info.examples {
             let text = if example.is_empty() { info.word.to_string() } else { format!("{}={example}", info.word) };
-            assert_eq!(parse(&text).kernel.info().word, info.word, "{text}");
+            assert_eq!(parse(&text).near.kernel.info().word, info.word, "{text}");
         }
     }
     for key in KEYS {
         for example in key.parts.iter().flat_map(|info| info.examples) {
-            // `post=out` needs an output gate to use again, and a write rule has no sum.
+            // `post=out` requires an output gate, and a write rule has no sum denominator.
             let gate = match (key.word, *example) {
                 ("post", "out") => " out",
                 ("write", _) => " over=none",
@@ -213,7 +213,7 @@ fn every_example_of_every_part_parses() {
 }
 
 #[test]
-fn every_part_has_a_word_of_its_own() {
+fn every_part_has_a_unique_word() {
     for slot in
         [Kernel::PARTS, Denominator::PARTS, InGate::PARTS, OutGate::PARTS, PostGate::PARTS, Decay::PARTS, Norm::PARTS, QkNorm::PARTS]
     {
@@ -316,7 +316,7 @@ fn errors_point_at_the_word() {
 }
 
 #[test]
-fn impossible_combinations_say_why() {
+fn invalid_combinations_are_rejected_with_a_reason() {
     for text in [
         "exp post=out",
         "exp conv=0",
@@ -344,12 +344,12 @@ fn impossible_combinations_say_why() {
 }
 
 #[test]
-fn far_keys_have_words_of_their_own() {
+fn the_far_branch_has_its_own_words() {
     let text = "exp window=64 sinks=4 far(taylor=0..2 dim=4) over=sum";
     let variant = parse("softmax sinks=4 window=64 far(dim=4+taylor=0..2)");
     assert_eq!(variant.to_string(), text);
     let far = variant.far.clone().expect("a far kernel");
-    assert_eq!((far.dim, far.scale_for(64), variant.scale_for(64), far.score_dim(64)), (Some(4), 0.5, 0.125, 4));
+    assert_eq!((far.dim, far.scale_for(64), variant.near.scale_for(64), far.score_dim(64)), (Some(4), 0.5, 0.125, 4));
     assert_eq!(parse("softmax window=64 far(exp)").canonical(), parse("softmax"));
     assert_ne!(parse("softmax window=64 far(exp scale=1)").canonical(), parse("softmax"));
     assert_eq!(parse("streaming window=off sinks=off"), parse("softmax"));
@@ -357,10 +357,15 @@ fn far_keys_have_words_of_their_own() {
 }
 
 #[test]
-fn keys_may_have_other_names() {
+fn long_forms_of_keys_parse_to_the_same_variant() {
     let read = |text: &str| text.parse::<termwise_attention::Variant>().unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(read("exp denominator=length").to_string(), "exp over=length");
     assert_eq!(read("taylor=0..2 denominator(sum,eps=1)"), read("taylor=0..2 over=sum,eps=1"));
+    for (long, printed) in [("heavy_hitters=2", "chosen=2"), ("heavy_hitters=2,fade=8", "chosen=2,fade=8"), ("kv_bits=8", "bits=8")] {
+        let variant = read(&format!("exp window=4 {long}"));
+        assert_eq!(variant, read(&format!("exp window=4 {printed}")));
+        assert!(variant.to_string().contains(&format!(" {printed} ")), "{variant}");
+    }
     let twice = "exp over=sum denominator=length".parse::<termwise_attention::Variant>();
     assert!(twice.is_err_and(|error| error.to_string().contains("both set the over")));
 }

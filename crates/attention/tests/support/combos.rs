@@ -1,11 +1,11 @@
-//! Random layers: every part with every other, mixed heads included.
+//! Random layers with all combinations of parts, including mixed heads.
 
 use termwise_attention::parts::write::Delta;
 use termwise_attention::{Error, Map, Norm, Real, Shape, Variant};
 
 use super::{Case, Rng, oracle, shape};
 
-/// A text that may be a variant, mostly is one; `rope` says whether the head dimension allows it.
+/// A variant string that is valid in most cases; `rope` is whether the head dimension allows RoPE.
 fn random_text(rope: bool, rng: &mut Rng) -> String {
     let kernel = rng.pick(&[
         "exp",
@@ -32,7 +32,7 @@ fn random_text(rope: bool, rng: &mut Rng) -> String {
     let mut words = vec![kernel.to_string()];
     let write = rng.chance(0.15);
     if write {
-        // Keys of unit length: others make what is written grow from position to position.
+        // Keys of unit length: with longer ones the written values grow from position to position.
         words = vec![
             rng.pick(&["exp", "taylor=0..2", "taylor=0..3,coef=learned", "power=1", "power=2", "feature=identity", "feature=elu"]).into(),
         ];
@@ -97,7 +97,7 @@ fn random_text(rope: bool, rng: &mut Rng) -> String {
     words.join(" ")
 }
 
-/// One variant for each head: the same for all, or mixed as far as they can share their tensors. `fits` says which variants may be there.
+/// One variant per head: the same for all, or mixed as far as they can share their tensors. `fits` accepts the variants.
 fn random_heads(shape: &Shape, fits: impl Fn(&Variant) -> bool, rng: &mut Rng) -> Vec<Variant> {
     let rope = shape.d.is_multiple_of(2);
     let mixed = rng.chance(0.4);
@@ -121,7 +121,7 @@ fn random_heads(shape: &Shape, fits: impl Fn(&Variant) -> bool, rng: &mut Rng) -
     heads
 }
 
-/// Sizes small enough for derivatives entry by entry.
+/// Sizes small enough for central differences of every entry.
 pub fn small_shape(rng: &mut Rng) -> Shape {
     let (heads, kv_heads) = rng.pick(&[(1, 1), (2, 1), (2, 2), (4, 2), (3, 1)]);
     shape(rng.pick(&[1, 1, 2]), rng.pick(&[1, 2, 3, 4, 5, 7]), heads, kv_heads, rng.pick(&[1, 2, 3, 4, 6]), rng.pick(&[1, 2, 3, 5]))
@@ -131,25 +131,27 @@ pub fn random_lengths(shape: &Shape, rng: &mut Rng) -> Option<Vec<usize>> {
     rng.chance(0.4).then(|| (0..shape.batch).map(|_| 1 + rng.below(shape.time)).collect())
 }
 
-/// A random layer that every engine computes, with inputs at which no sum of weights nearly cancels: there the output is as steep as 1/x at zero
-/// and neither differences nor float32 say anything.
+/// A random layer that every engine supports, with inputs for which no sum of weights nearly cancels. Near cancellation neither central
+/// differences nor float32 are accurate.
 pub fn random_case<R: Real>(shape: Shape, steadiness: f64, rng: &mut Rng) -> Case<R> {
-    random_case_of(shape, steadiness, |variant| variant.naive_only().is_none() && writes_steadily(variant, &shape), rng)
+    random_case_of(shape, steadiness, |variant| writes_steadily(variant, &shape), rng)
 }
 
 /// Whether a write rule stays bounded, so that float32 can represent its state over many positions: w(k·k)·β ≤ 2 for unit keys, which a
 /// projection does not keep. With one dimension such keys are signs, and the gradients of their inputs are rounding.
 fn writes_steadily(variant: &Variant, shape: &Shape) -> bool {
-    let bounded = |rule: Delta| rule.scale > 0.0 && variant.kernel.value(rule.scale) * rule.range <= 2.0;
-    variant.write.is_none_or(|rule| shape.d > 1 && variant.dim.is_none() && variant.kernel.map() == Map::Identity && bounded(rule))
+    let bounded = |rule: Delta| rule.scale > 0.0 && variant.near.kernel.value(rule.scale) * rule.range <= 2.0;
+    variant
+        .write
+        .is_none_or(|rule| shape.d > 1 && variant.near.dim.is_none() && variant.near.kernel.map() == Map::Identity && bounded(rule))
 }
 
-/// A random layer of all that the naive engine computes.
+/// A random layer that the naive engine supports.
 pub fn random_naive_case<R: Real>(shape: Shape, steadiness: f64, rng: &mut Rng) -> Case<R> {
     random_case_of(shape, steadiness, |_| true, rng)
 }
 
-/// A random layer of variants that fit.
+/// A random layer of accepted variants.
 pub fn random_case_of<R: Real>(shape: Shape, steadiness: f64, fits: impl Fn(&Variant) -> bool, rng: &mut Rng) -> Case<R> {
     loop {
         let heads = random_heads(&shape, &fits, rng);

@@ -1,4 +1,4 @@
-//! Cases: a layer of variants with random inputs, and ways to run an engine on them.
+//! Test cases: a layer of variants with random inputs, and functions that run an engine on them.
 #![allow(dead_code, reason = "each test binary uses its own share")]
 
 pub mod combos;
@@ -6,22 +6,21 @@ pub mod oracle;
 
 use std::sync::{RwLock, RwLockReadGuard};
 
-use termwise_attention::presets::{self, Preset};
 use termwise_attention::simd::{self, Isa};
 use termwise_attention::{
-    Attention, Decay, Error, Extra, Extras, Fused, FusedOptions, Grads, Inputs, Layer, Memory, Mode, Nonpositive, Real, Recurrent,
-    Reference, Report, Rope, Saved, Scratch, Shape, State, Variant,
+    Attention, AuxKind, AuxTensor, AuxTensors, Decay, Error, Fused, FusedOptions, Grads, Inputs, Layer, Mode, Nonpositive, Real, Reference,
+    Report, Rope, Saved, Scratch, Shape, State, StateKind, Variant,
 };
 
-/// The instruction set is chosen for the whole process.
+/// The instruction set is a setting of the whole process.
 static ISA: RwLock<()> = RwLock::new(());
 
-/// Nobody chooses another instruction set while this is held: for tests that compare bits.
+/// Keeps the instruction set fixed while the guard exists, for tests that compare bits.
 pub fn same_isa() -> RwLockReadGuard<'static, ()> {
     ISA.read().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Runs with each instruction set of this machine, while no test relies on one of them.
+/// Runs with each instruction set of this machine while no other test requires a fixed one.
 pub fn on_every_isa(mut run: impl FnMut(Isa)) {
     struct Before(Isa);
     impl Drop for Before {
@@ -37,7 +36,7 @@ pub fn on_every_isa(mut run: impl FnMut(Isa)) {
     }
 }
 
-/// SplitMix64: small, and the same everywhere.
+/// The SplitMix64 generator.
 #[derive(Clone)]
 pub struct Rng(pub u64);
 
@@ -78,13 +77,19 @@ pub enum Name {
     Q,
     K,
     V,
-    Extra(Extra),
+    AuxTensor(AuxTensor),
 }
 
-/// Values under their names; q, k and v come first.
+impl Name {
+    pub fn aux(aux: impl Into<AuxTensor>) -> Name {
+        Name::AuxTensor(aux.into())
+    }
+}
+
+/// Named tensors; q, k and v come first.
 pub type Tensors<R> = Vec<(Name, Vec<R>)>;
 
-/// A layer of variants with everything that one call reads.
+/// A layer of variants with all inputs of one call.
 #[derive(Clone)]
 pub struct Case<R> {
     pub heads: Vec<Variant>,
@@ -96,7 +101,7 @@ pub struct Case<R> {
 }
 
 impl<R: Real> Case<R> {
-    /// Standard normal inputs, with q `spread` times as large.
+    /// Standard normal inputs; q has standard deviation `spread`.
     pub fn random(heads: &[Variant], shape: Shape, lengths: Option<Vec<usize>>, spread: f64, rng: &mut Rng) -> Case<R> {
         let Shape { batch, time, heads: h, kv_heads: g, d, e } = shape;
         let rows = batch * time;
@@ -106,27 +111,27 @@ impl<R: Real> Case<R> {
             (Name::K, normals(rows * g * d, 0.0, 1.0)),
             (Name::V, normals(rows * g * e, 0.0, 1.0)),
         ];
-        for spec in planned(heads, &shape).expect("a possible layer").extras() {
+        for spec in planned(heads, &shape).expect("a possible layer").aux_specs() {
             let n = spec.values(rows);
-            let (mean, spread) = match spec.extra {
-                Extra::NormWeight | Extra::Coefficients | Extra::FarCoefficients | Extra::QNorm | Extra::KNorm => (1.0, 0.3),
-                Extra::NormBias => (0.0, 0.3),
-                // A given decay is the log of what stays at each step.
-                Extra::DecayGate if heads.iter().any(|head| matches!(head.decay, Some(Decay::GivenDecay(_)))) => (-0.3, 0.2),
-                Extra::DecayRate => (-1.0, 0.3),
-                // Most keys are within, some are not.
-                Extra::CodeCentre => (0.0, 0.1),
-                Extra::CodeRange => (2.5, 0.1),
-                Extra::ConvQ | Extra::ConvK | Extra::ConvV => (0.4, 0.6),
+            let (mean, spread) = match spec.aux.kind {
+                AuxKind::NormWeight | AuxKind::Coefficients | AuxKind::QNorm | AuxKind::KNorm => (1.0, 0.3),
+                AuxKind::NormBias => (0.0, 0.3),
+                // A given decay is the log of the factor per step.
+                AuxKind::DecayGate if heads.iter().any(|head| matches!(head.decay, Some(Decay::GivenDecay(_)))) => (-0.3, 0.2),
+                AuxKind::DecayRate => (-1.0, 0.3),
+                // Most keys are within the range of quantization, some are not.
+                AuxKind::CodeCentre => (0.0, 0.1),
+                AuxKind::CodeRange => (2.5, 0.1),
+                AuxKind::ConvQ | AuxKind::ConvK | AuxKind::ConvV => (0.4, 0.6),
                 _ => (0.0, 1.0),
             };
-            tensors.push((Name::Extra(spec.extra), normals(n, mean, spread)));
+            tensors.push((Name::AuxTensor(spec.aux), normals(n, mean, spread)));
         }
         let dy = normals(rows * h * e, 0.0, 1.0);
         Case { heads: heads.to_vec(), shape, tensors, lengths, rope: Rope::new(d, 100.0, None).expect("a possible theta"), dy }
     }
 
-    /// The same numbers in another type.
+    /// The same values in another type.
     pub fn cast<S: Real>(&self) -> Case<S> {
         let cast = |x: &[R]| x.iter().map(|x| S::of(x.wide())).collect::<Vec<S>>();
         Case {
@@ -148,14 +153,14 @@ impl<R: Real> Case<R> {
     }
 
     pub fn inputs(&self) -> Inputs<'_, R> {
-        let mut extras = Extras::default();
+        let mut aux_tensors = AuxTensors::default();
         for (name, values) in &self.tensors {
-            if let Name::Extra(extra) = name {
-                extras.set(*extra, &values[..]);
+            if let Name::AuxTensor(aux) = name {
+                aux_tensors.set(*aux, &values[..]);
             }
         }
         let (q, k, v) = (self.get(Name::Q), self.get(Name::K), self.get(Name::V));
-        Inputs::new(q, k, v).extras(extras).lengths(self.lengths.as_deref())
+        Inputs::new(q, k, v).with_aux(aux_tensors).lengths(self.lengths.as_deref())
     }
 
     pub fn layer(&self) -> Layer {
@@ -168,24 +173,20 @@ impl<R: Real> Case<R> {
         self.layer().naive(self.shape.batch, self.shape.time).unwrap_or_else(|error| panic!("{self}: {error}"))
     }
 
-    pub fn recurrent(&self, chunk: usize) -> Recurrent<R> {
-        self.layer().recurrent(self.shape.batch, self.shape.time, chunk).unwrap_or_else(|error| panic!("{self}: {error}"))
-    }
-
     pub fn fused(&self, mode: Mode, scratch: &Scratch) -> Result<Fused, Error> {
         self.layer().fused_with(self.shape.batch, self.shape.time, FusedOptions::default().mode(mode).scratch(scratch))
     }
 
-    pub fn continuing(&self, memory: Memory, mode: Mode, scratch: &Scratch) -> Result<Fused, Error> {
+    pub fn continuing(&self, memory: StateKind, mode: Mode, scratch: &Scratch) -> Result<Fused, Error> {
         let options = FusedOptions::default().mode(mode).scratch(scratch).continues(memory);
         self.layer().fused_with(self.shape.batch, self.shape.time, options)
     }
 
-    pub fn state(&self, memory: Memory) -> State {
+    pub fn state(&self, memory: StateKind) -> State {
         self.layer().state_with(self.shape.batch, memory).unwrap_or_else(|error| panic!("{self}: {error}"))
     }
 
-    /// y, written over NaN.
+    /// y, computed into a buffer of NaN.
     pub fn forward(&self, engine: &mut (impl Attention<R> + ?Sized)) -> (Vec<R>, Report) {
         let mut y = vec![R::nan(); self.dy.len()];
         let report = engine.infer(&self.inputs(), &mut y).unwrap_or_else(|error| panic!("{self}: {error}"));
@@ -216,24 +217,24 @@ impl<R: Real> Case<R> {
         gradients
     }
 
-    /// A number for each of its numbers, all the same.
+    /// Tensors of the same shapes, filled with one value.
     pub fn tensors_of(&self, value: R) -> Tensors<R> {
         self.tensors.iter().map(|(name, x)| (*name, vec![value; x.len()])).collect()
     }
 }
 
-/// Where gradients go: tensors by name, of which q, k and v come first.
+/// Gradients that are written to these tensors.
 pub fn grads_of<R: Real>(tensors: &mut Tensors<R>) -> Grads<'_, R> {
     let mut slices = tensors.iter_mut();
     let mut next = || slices.next().map(|(_, x)| &mut x[..]).expect("q, k and v come first");
     let (q, k, v) = (next(), next(), next());
-    let mut extras = Extras::default();
+    let mut aux_tensors = AuxTensors::default();
     for (name, values) in slices {
-        if let Name::Extra(extra) = name {
-            extras.set(*extra, &mut values[..]);
+        if let Name::AuxTensor(aux) = name {
+            aux_tensors.set(*aux, &mut values[..]);
         }
     }
-    Grads::new(q, k, v).extras(extras)
+    Grads::new(q, k, v).with_aux(aux_tensors)
 }
 
 impl<R> std::fmt::Display for Case<R> {
@@ -244,7 +245,7 @@ impl<R> std::fmt::Display for Case<R> {
     }
 }
 
-/// Position t of a case whose time is one.
+/// Position t as a case with one position.
 pub fn token(case: &Case<f32>, t: usize) -> Case<f32> {
     let Shape { batch, time, heads, e, .. } = case.shape;
     let mut one = case.clone();
@@ -255,7 +256,7 @@ pub fn token(case: &Case<f32>, t: usize) -> Case<f32> {
         (0..batch).flat_map(|b| &x[(b * time + t) * width..][..width]).copied().collect::<Vec<f32>>()
     };
     for (name, x) in &mut one.tensors {
-        if !matches!(name, Name::Extra(extra) if !extra.is_gate_logits()) {
+        if !matches!(name, Name::AuxTensor(aux) if !aux.is_gate_logits()) {
             *x = cut(x);
         }
     }
@@ -263,7 +264,7 @@ pub fn token(case: &Case<f32>, t: usize) -> Case<f32> {
     one
 }
 
-/// A case fed to a state token by token; rows stand still behind their length.
+/// Runs a state over a case token by token; rows stop at their length.
 pub fn stepped(case: &Case<f32>, state: &mut State) -> (Vec<f32>, Report) {
     let Shape { batch, time, heads, e, .. } = case.shape;
     let mut y = vec![0.0; case.dy.len()];
@@ -294,25 +295,20 @@ pub fn shape(batch: usize, time: usize, heads: usize, kv_heads: usize, d: usize,
     Shape { batch, time, heads, kv_heads, d, e }
 }
 
-/// A layer of these heads with the rope of all cases.
+/// A layer of these heads with the RoPE of all cases.
 pub fn planned(heads: &[Variant], shape: &Shape) -> Result<Layer, Error> {
     let rope = Rope::new(shape.d, 100.0, None)?;
     Layer::new(shape.heads, shape.kv_heads, shape.d).value_dim(shape.e).rope(rope).heads(heads)
 }
 
 /// An empty state of such a layer.
-pub fn state_of(heads: &[Variant], shape: &Shape, memory: Memory) -> Result<State, Error> {
+pub fn state_of(heads: &[Variant], shape: &Shape, memory: StateKind) -> Result<State, Error> {
     planned(heads, shape)?.state_with(shape.batch, memory)
 }
 
 /// The same variant for every head. A preset's `dim` may be more than the head dimension of a test.
 pub fn layer(text: &str, shape: &Shape) -> Vec<Variant> {
     let mut variant: Variant = text.parse().unwrap_or_else(|error| panic!("{error}"));
-    variant.dim = variant.dim.map(|dim| dim.min(shape.d));
+    variant.near.dim = variant.near.dim.map(|dim| dim.min(shape.d));
     vec![variant; shape.heads]
-}
-
-/// The presets that every engine computes.
-pub fn presets_of_every_engine() -> impl Iterator<Item = &'static Preset> {
-    presets::all().iter().filter(|preset| preset.parts().naive_only().is_none())
 }

@@ -1,19 +1,18 @@
 //! `termwise bench`.
 
 use clap::{Args, Subcommand};
+use termwise_analysis::bench::{AttentionOptions, ChunkOptions, DecodeOptions, GemmOptions, StepOptions, parse_shapes};
+use termwise_analysis::variants::split_list;
+use termwise_analysis::{Error, bench};
 use termwise_attention::simd::{self, Isa};
-use termwise_lab::bench::{AttentionOptions, ChunkOptions, DecodeOptions, GemmOptions, StepOptions, parse_shapes};
-use termwise_lab::variants::split_list;
-use termwise_lab::{Error, bench};
 
 use crate::args::{LARGE, size};
 use crate::context::{Context, Output};
 use crate::error::{Exit, Failure};
 
-/// Measure speed, beside what the machine can do
+/// Measure speed
 ///
-/// First measures the machine: float32 multiply-adds that stay in registers, and reading from memory. Times are the best of several
-/// repetitions.
+/// First measures the peak of the machine: float32 multiply-adds in registers, and memory reads. Times are the best of several repetitions.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     /// Instruction set of our own vector code: portable, avx2 or avx512 [default: the widest that the machine has]. Matrix products of

@@ -1,4 +1,4 @@
-//! `termwise config`.
+//! `termwise train --print-config`; `termwise config` is its earlier name.
 
 use std::path::PathBuf;
 
@@ -9,9 +9,7 @@ use super::settings::AllSettings;
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 
-/// Print a settings file for `termwise train --config`, every setting with what it means
-///
-/// Flags and files change settings as for `termwise train`; 0 stands for another setting's value.
+/// Print a settings file (earlier name of `termwise train --print-config`)
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -19,7 +17,7 @@ Examples:
   termwise config --recipe paper --model paper-small --lr 3e-4 > paper.toml
   termwise train --config settings.toml")]
 pub struct ConfigArgs {
-    /// TOML file with settings to begin with; may be given several times
+    /// TOML file with settings; may be repeated
     #[arg(long, value_name = "FILE")]
     pub config: Vec<PathBuf>,
     #[command(flatten)]
@@ -27,8 +25,13 @@ pub struct ConfigArgs {
 }
 
 pub fn run(args: &ConfigArgs, context: &mut Context) -> Result<Exit, Failure> {
-    let mut layers = args.config.iter().map(Layer::read).collect::<Result<Vec<_>, _>>()?;
-    layers.push(args.settings.layer(None)?);
+    print(&args.config, &args.settings, context)
+}
+
+/// Prints the settings of these files and flags as a file.
+pub(super) fn print(files: &[PathBuf], settings: &AllSettings, context: &mut Context) -> Result<Exit, Failure> {
+    let mut layers = files.iter().map(Layer::read).collect::<Result<Vec<_>, _>>()?;
+    layers.push(settings.layer(None)?);
     let text = format!("# Settings for `termwise train --config FILE`.\n\n{}", Settings::resolve(&layers)?.with_zeros(&layers).to_toml());
     Ok(context.out.write_all(text.as_bytes()).map(Exit::done)?)
 }

@@ -15,7 +15,7 @@ use crate::context::{Context, Output};
 use crate::error::{Exit, Failure};
 use crate::progress::Bar;
 
-/// Tokenize text for training, or look at what a run will see
+/// Tokenize and inspect training data
 #[derive(Debug, Subcommand)]
 pub enum DataCommand {
     Prepare(PrepareArgs),
@@ -104,8 +104,8 @@ pub struct PrepareArgs {
 #[command(after_help = "\
 Examples:
   termwise data show
-  termwise data show --language \"facts=3 keys=8 length=32\" --batch 1
-  termwise data show --language \"facts=3 updates=2 gap=8 length=48\" --batch 1
+  termwise data show --builtin-options \"facts=3 keys=8 length=32\" --batch 1
+  termwise data show --builtin-options \"facts=3 updates=2 gap=8 length=48\" --batch 1
   termwise data show --data builtin:parity --batch 1 --length 24
   termwise data show tinyshakespeare.txt --seed 1 --index 0 --batch 2 --length 200
   termwise data show tinyshakespeare.txt --held-out-batch --index 3

@@ -3,15 +3,15 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use termwise_analysis::export;
 use termwise_attention::Variant;
 use termwise_base::files;
-use termwise_lab::export;
 use termwise_train::tell::tell;
 
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 
-/// Write a variant as code that needs nothing of termwise
+/// Export a variant as a PyTorch module
 #[derive(Debug, Subcommand)]
 pub enum ExportCommand {
     Torch(TorchArgs),

@@ -1,18 +1,15 @@
-//! Commands, each with a file of its own: arguments, and a call of a library.
+//! One file per command: arguments, one call of a library, one result.
 
-pub mod audit;
 pub mod bench;
+pub mod completions;
 pub mod config;
-pub mod convert;
-pub mod cut;
 pub mod data;
+pub mod demo;
 pub mod eval;
 pub mod export;
-pub mod frontier;
 pub mod generate;
-pub mod manual;
+pub mod kv;
 pub mod plan;
-pub mod play;
 pub mod reference;
 pub mod report;
 pub mod reproduce;
@@ -25,14 +22,11 @@ pub mod show;
 pub mod source;
 pub mod spectrum;
 pub mod sweep;
-pub mod texts;
 pub mod tokenizer;
 pub mod torch;
 pub mod train;
+pub mod truncate;
 pub mod variants;
 pub mod verify;
 
 use crate::args::size;
-
-/// Positions of a window where neither the user nor a run says.
-const WINDOW: usize = 1024;

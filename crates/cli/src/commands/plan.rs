@@ -1,15 +1,16 @@
 //! `termwise plan`.
 
 use clap::Args;
-use termwise_lab::plan::{self, Network, Options, parse_bytes, parse_count};
+use termwise_analysis::plan::{self, Network, Options, parse_bytes, parse_count};
 
 use crate::context::{Context, Output};
 use crate::error::{Exit, Failure};
 
-/// Say what a model will cost before running it
+/// Estimate memory, operations and time of a model
 ///
-/// Parameters; operations, bytes and time per token in each mode; state against KV cache and the contexts at which they are even; the order that
-/// fits a memory; training time and memory. Counts are exact, times follow from the machine's peaks and assumptions that are printed.
+/// Parameters; operations, bytes and time per token in each mode; state against KV cache and their break-even context; the highest order
+/// that fits into memory; training time and memory. Counts are exact. Times follow from the peak performance of the machine and printed
+/// assumptions.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -22,40 +23,40 @@ Examples:
 Models: tiny, small-test, medium-test, paper-small, paper-deep, paper-large; or a folder with a config.json, a run, a checkpoint, hf://OWNER/NAME.
 Hardware: here (measured), a100, h100, rtx4090, m2-ultra, xeon-8480 (by data sheet), or all.")]
 pub struct PlanArgs {
-    /// A preset's name, a folder of a model, a run, a checkpoint, or hf://OWNER/NAME[@REVISION]
+    /// Preset, model folder, run, checkpoint or hf://OWNER/NAME[@REVISION]
     #[arg(value_name = "MODEL")]
     pub model: String,
-    /// Preset or expression for every head [default: the model's own]
+    /// Preset or variant string for every head [default: that of the model]
     #[arg(long, value_name = "VARIANT")]
     pub attention: Option<String>,
-    /// Tokens of context [default: what the model was made for]
+    /// Context length [default: that of the model]
     #[arg(long, value_name = "N", value_parser = parse_count)]
     pub context: Option<u64>,
-    /// Rows computed together
+    /// Rows per batch
     #[arg(long, default_value = "1", value_name = "N", value_parser = parse_count)]
     pub batch: u64,
-    /// Positions of a chunk [default: 128]
+    /// Chunk length [default: 128]
     #[arg(long, value_name = "N", value_parser = parse_count)]
     pub chunk: Option<u64>,
-    /// Memory that has to hold states or caches, as in 2GiB [default: the machine's, if its data sheet says]
+    /// Memory for states or caches, as in 2GiB [default: that of the hardware]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub memory: Option<u64>,
-    /// Tokens to train on, as in 5B [default: 20 a parameter]
+    /// Training tokens, as in 5B [default: 20 per parameter]
     #[arg(long, value_name = "N", value_parser = parse_count)]
     pub train_tokens: Option<u64>,
-    /// Tokens in the vocabulary [default: the model's; of presets 32,000 for the paper's, 257 for others]
+    /// Vocabulary size [default: that of the model; 32,000 for paper presets, 257 for others]
     #[arg(long, value_name = "N", value_parser = crate::args::size(1 << 24))]
     pub vocab: Option<usize>,
-    /// Machine; may be given several times, and the first is the one that times of modes are for [default: here]
+    /// Hardware; may be repeated, times per mode are for the first [default: here]
     #[arg(long, value_name = "NAME")]
     pub hardware: Vec<String>,
-    /// Processes that share a step of training over a network
+    /// Processes that share a training step over a network
     #[arg(long, value_name = "N", value_parser = parse_count)]
     pub ranks: Option<u64>,
-    /// Bytes a second of that network, out of each process
+    /// Network bandwidth per process, in bytes per second
     #[arg(long, value_name = "SIZE", default_value = "1.25GB", value_parser = parse_bytes, requires = "ranks")]
     pub network: u64,
-    /// Microseconds until a message has arrived
+    /// Network latency in microseconds
     #[arg(long, value_name = "X", default_value_t = 50.0, value_parser = parse_latency, requires = "ranks")]
     pub latency: f64,
     #[command(flatten)]

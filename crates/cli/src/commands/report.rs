@@ -1,39 +1,55 @@
 //! `termwise report`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use termwise_base::files::write_whole;
-use termwise_papers::reproduce::{self, Results};
+use termwise_experiments::reproduce::{self, Results};
+use termwise_report::Documented;
+use termwise_train::runs::Runs;
 
+use super::show::{self, Format, ShowArgs};
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 
-/// Make a page with figures and tables from runs, or from a file of results
+/// Make an HTML report of runs, or render a saved result
 ///
-/// Runs that differ by seed alone are taken together: curves with bands, means with deviations. The page is one HTML file; figures lie
-/// beside it as SVG, PNG and CSV. A results.json of `termwise reproduce` is decided and shown again by the rules of this program.
+/// Runs that differ only in their seed are grouped: curves with bands, means with deviations. The report is one HTML file; figures are
+/// written next to it as SVG, PNG and CSV. The verdicts of a results.json of `termwise reproduce` are decided again by the rules of this
+/// version. Any other saved result (--json or --out of a command) is printed, or written with --out.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   termwise report runs/first runs/second
   termwise report sweeps/recall --out report
-  termwise report runs reproduce/minute
-  termwise report reproduce/minute/results.json --markdown results.md")]
+  termwise report reproduce/minute/results.json --markdown results.md
+  termwise report results/spectrum.json --format markdown > spectrum.md
+  termwise plan tiny --json | termwise report - --format html > plan.html")]
 pub struct ReportArgs {
-    /// Folders of runs, of sweeps, or that hold runs; or one results.json
-    #[arg(value_name = "RUNS", required = true)]
+    /// Folders of runs, sweeps or parents of runs; or one saved result: a JSON file, its folder, or - for standard input
+    #[arg(value_name = "RUNS_OR_RESULT", required = true)]
     pub runs: Vec<PathBuf>,
-    /// Folder of the page [default: report, and none with --markdown]
+    /// Folder of the report [default for runs: report]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Write text, verdicts and tables as one Markdown file, without figures
+    /// Write text, verdicts and tables to one Markdown file, without figures
     #[arg(long, value_name = "FILE")]
     pub markdown: Option<PathBuf>,
+    /// Print a saved result in this format
+    #[arg(long, value_enum, value_name = "FORMAT", conflicts_with_all = ["out", "markdown"])]
+    pub format: Option<Format>,
+    /// Also print sections that are collapsed in the HTML report
+    #[arg(long)]
+    pub details: bool,
 }
 
-/// Writes the page and says where it is.
 pub fn run(args: &ReportArgs, context: &mut Context) -> Result<Exit, Failure> {
+    if let [file] = &args.runs[..]
+        && (args.format.is_some() || args.markdown.is_none() && is_saved_result(file))
+    {
+        let (format, out) = (args.format.unwrap_or_default(), args.out.clone());
+        return show::run(&ShowArgs { file: file.clone(), format, out, details: args.details }, context);
+    }
     let folder = args.out.clone().or_else(|| args.markdown.is_none().then(|| "report".into()));
     let links = folder.clone().or_else(|| Some(args.markdown.as_ref()?.parent()?.to_owned())).unwrap_or_default();
     let page = match &args.runs[..] {
@@ -48,4 +64,16 @@ pub fn run(args: &ReportArgs, context: &mut Context) -> Result<Exit, Failure> {
         writeln!(context.out, "{}", page.write(folder)?.display())?;
     }
     Ok(Exit::Success)
+}
+
+/// Whether this is a saved result that is printed: not one of `reproduce`, whose report is written, and not a folder of runs.
+fn is_saved_result(file: &Path) -> bool {
+    match file {
+        _ if file == Path::new("-") => true,
+        _ if file.is_dir() => {
+            let runs = Runs::list(&[file.to_owned()]).is_ok_and(|found| !found.runs.is_empty());
+            !runs && show::inside(file).is_ok()
+        }
+        _ => file.exists() && show::kind(file).is_none_or(|kind| kind != Results::KIND),
+    }
 }

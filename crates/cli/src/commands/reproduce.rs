@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
 use clap::{Args, ValueEnum};
-use termwise_papers::Error;
-use termwise_papers::reproduce::{self, Declared, FILE, Id, Options, Scale, paper};
+use termwise_experiments::Error;
+use termwise_experiments::reproduce::{self, Declared, FILE, Id, Options, Scale, paper};
 use termwise_report::{counted, duration};
 use termwise_train::sweep::{Event, Plan, ProcessRunner, State, Status};
 use termwise_train::tell::tell;
@@ -17,60 +17,60 @@ use crate::context::Context;
 use crate::error::{Exit, Failure};
 use crate::progress::Bar;
 
-/// Reproduce the experiments of two papers and some of our own, with a verdict for every claim
+/// Reproduce the experiments of two papers, with verdicts
 ///
-/// Without data, network or GPU: small models are trained on the built-in language, several seeds each, and every claim of the papers is
-/// decided by a rule that is written to claims.json before the first run. Finished runs are never run twice, so the command can be interrupted and restarted.
+/// Needs no data, network or GPU. Small models are trained on synthetic associative recall with several seeds. Every claim is decided by a
+/// rule that is written to claims.json before the first run. Finished runs are reused, so the command can be interrupted and restarted.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  termwise reproduce                                    everything, within five minutes on two cores
+  termwise reproduce                                    everything, in about five minutes on two cores
   termwise reproduce e4 e7 --seeds 5
-  termwise reproduce --scale laptop --data corpus.txt   about an hour; E1, E3 and E4 on your own text as well
-  termwise reproduce --scale paper                      say what the paper's own runs would cost, and write their settings
+  termwise reproduce --scale laptop --data corpus.txt   about an hour; E1, E3 and E4 also on your own text
+  termwise reproduce --scale paper                      estimate the cost of the paper's runs, and write their settings
 
 Experiments:
   e1 softmax, Norm, Gate    e2 wider and longer       e3 linear attentions    e4 orders of the series    e5 ablations
   e6 term spectrum          e7 the series as softmax  separation, bridge      the theorem of the second paper
-  At scale laptop also, each variant with a learning rate of its own:
-  overwrite, parity         orders 1 to 3, with and without write rule and decay, in equal states
-  distance                  window, sink and far orders against a longer window of equal bytes
+  Only at scale laptop, with a tuned learning rate per variant:
+  overwrite, parity         orders 1 to 3, with and without write rule and decay, at equal state size
+  distance                  window, sink and far orders against a longer window at equal bytes
 
 A verdict needs every seed; a claim with a failed or unfinished run is undecided. results.json has every number with the folder of its run.")]
 pub struct ReproduceArgs {
-    /// Experiments, or all
+    /// Experiments
     #[arg(value_name = "EXPERIMENT", default_value = "all")]
     pub experiments: Vec<String>,
-    /// How much to spend
+    /// Compute budget
     #[arg(long, value_enum, default_value_t = Size::Minute)]
     pub scale: Size,
-    /// Text to train on as well, at scale laptop; at scale paper instead of FineWeb; may be repeated
+    /// Text to train on in addition (laptop) or instead of FineWeb (paper); may be repeated
     #[arg(long, value_name = "FILE", num_args = 1..)]
     pub data: Vec<String>,
-    /// Seeds of every run [default: minute 4, laptop 3, paper 1]
+    /// Seeds per run [default: minute 4, laptop 3, paper 1]
     #[arg(long, value_name = "N", value_parser = size(1000))]
     pub seeds: Option<usize>,
-    /// Folder of results [default: reproduce/ and the scale]
+    /// Folder of results [default: reproduce/SCALE]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Run again what failed
+    /// Rerun failed runs
     #[arg(long)]
     pub retry: bool,
-    /// Run again what another build of this program finished, instead of mixing its results with new ones
+    /// Rerun runs that another build has finished
     #[arg(long)]
     pub rerun_other_builds: bool,
-    /// Really train the paper's models; without it --scale paper only says what they would cost
+    /// With --scale paper: train the models instead of estimating their cost
     #[arg(long)]
     pub run_paper: bool,
     #[command(flatten)]
     pub share: ShareArgs,
-    /// Print JSON, which `termwise show` renders again
+    /// Print JSON, which `termwise report` renders
     #[arg(long)]
     pub json: bool,
-    /// Neither progress nor remarks on standard error
+    /// Suppress progress and warnings
     #[arg(long, short)]
     pub quiet: bool,
-    /// Print what pages fold away, too
+    /// Also print sections that are collapsed in the HTML report
     #[arg(long)]
     pub details: bool,
 }
@@ -78,14 +78,14 @@ pub struct ReproduceArgs {
 /// [`Scale`] on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Size {
-    /// A few steps that show nothing
+    /// A few steps, for tests
     #[value(hide = true)]
     Test,
     /// At most five minutes on two cores
     Minute,
     /// At most two hours on two cores
     Laptop,
-    /// The paper's models and data: says what they cost
+    /// The paper's models and data
     Paper,
 }
 
@@ -142,7 +142,7 @@ pub fn run(args: &ReproduceArgs, context: &mut Context) -> Result<Exit, Failure>
     let (stop, kill) = interrupts();
     remark(&announcement(&options, &declared));
     if options.scale == Scale::Minute && !options.data.is_empty() {
-        remark("note: --data is used at scale laptop and paper; this scale has no time for text");
+        remark("note: --data is used at scale laptop and paper only");
     }
     let bar = Bar::new(args.quiet);
     let runner = ProcessRunner::new(context.again()?, kill);
@@ -151,12 +151,12 @@ pub fn run(args: &ReproduceArgs, context: &mut Context) -> Result<Exit, Failure>
     let results = results?;
     context.print(&results, args.json, args.details)?;
     if results.environment.debug {
-        remark("note: this program was compiled for debugging; `cargo run --release` is faster");
+        remark("note: this is a debug build; `cargo run --release` is faster");
     }
     if results.builds().len() > 1 {
-        remark("warning: runs of several builds are mixed here; --rerun-other-builds runs those of others again");
+        remark("warning: these are runs of several builds; --rerun-other-builds reruns those of other builds");
     }
-    remark(&format!("written: {}, {}", options.out.join(FILE).display(), options.out.join("index.html").display()));
+    remark(&format!("written: {}, {}", options.out.join("index.html").display(), options.out.join(FILE).display()));
     Ok(match results.is_complete() {
         true => Exit::Success,
         false if stop.load(Ordering::Relaxed) => Exit::Interrupted,
@@ -174,7 +174,7 @@ fn announcement(options: &Options, declared: &Declared) -> String {
     format!("{names} at scale {scale}: {many} with {seeds} each{waiting}, {at_once} at a time, in {}", options.out.display())
 }
 
-/// A line for each run that ends, and one that moves.
+/// A line for each run that fails or stops, and a progress bar. Logs have a line for each run that ends.
 fn show(bar: &Bar, plan: &Plan, event: &Event) {
     let (index, line) = match event {
         Event::Progress(progress) => return bar.runs(progress),
@@ -188,7 +188,8 @@ fn show(bar: &Bar, plan: &Plan, event: &Event) {
                 let recall = number("held_out.recall.loss").map_or(String::new(), |x| format!(", on recall tokens {x}"));
                 let beyond = number("held_out.beyond.loss").map_or(String::new(), |x| format!(", beyond the length of training {x}"));
                 let loss = number("held_out.loss").unwrap_or("not measured".into());
-                (index, format!("loss {loss}{recall}{beyond}, {}", duration(record.seconds)))
+                let line = format!("loss {loss}{recall}{beyond}, {}", duration(record.seconds));
+                return bar.log_line(&format!("{}: {line}", plan.name(&plan.jobs[*index])));
             }
         },
     };

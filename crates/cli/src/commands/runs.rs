@@ -8,7 +8,9 @@ use termwise_train::runs::Runs;
 use crate::context::{Context, Output};
 use crate::error::{Exit, Failure};
 
-/// List runs: how far they are, their loss, whether they are finished
+/// List training runs
+///
+/// Attention, steps, loss and status of every run, newest last.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -16,7 +18,7 @@ Examples:
   termwise runs sweeps/recall/runs
   termwise runs --json | jq '.runs[] | select(.status == \"stopped\") | .folder'")]
 pub struct RunsArgs {
-    /// Folders of runs; searched up to three levels below
+    /// Folders of runs, searched three levels deep
     #[arg(value_name = "DIR", default_value = "runs")]
     pub folders: Vec<PathBuf>,
     #[command(flatten)]

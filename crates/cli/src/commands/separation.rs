@@ -1,8 +1,8 @@
 //! `termwise separation`.
 
 use clap::Args;
-use termwise_papers::Error;
-use termwise_papers::separation::{Bridge, DRAWS, Network, Point, RECONSTRUCTION, Reference, Separation, Setting, Sweep};
+use termwise_experiments::Error;
+use termwise_experiments::separation::{Bridge, DRAWS, Network, Point, RECONSTRUCTION, Reference, Separation, Setting, Sweep};
 
 use crate::context::{Context, Output};
 use crate::error::{Exit, Failure};

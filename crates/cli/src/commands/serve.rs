@@ -3,29 +3,29 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use termwise_experiments::serve::Server;
 use termwise_report::counted;
-use termwise_serve::Server;
 use termwise_train::tell::tell;
 
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 use crate::progress::stop_on_interrupt;
 
-/// Watch the runs in a folder in a browser, while they train
+/// Watch training runs in a browser
 ///
-/// A page on this machine alone: curves that grow, runs to compare, sort and filter by their settings, and the attention and memory of a run's
-/// model on a text. It is reached only by the address that is printed, which holds a token. Nothing is written. Ctrl-C ends it.
+/// Live loss curves; runs can be compared, sorted and filtered by settings; attention and memory of a model on a text. The server listens on
+/// this machine only, under the printed address, which contains a token. It writes nothing. Ctrl-C stops it.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   termwise serve
   termwise serve sweeps/recall --port 8000
-  ssh -L 8000:127.0.0.1:8000 machine termwise serve runs --port 8000     from elsewhere")]
+  ssh -L 8000:127.0.0.1:8000 machine termwise serve runs --port 8000     from another machine")]
 pub struct ServeArgs {
-    /// Folder of runs, of sweeps, or a run
+    /// Folder of runs or sweeps, or a run
     #[arg(default_value = "runs", value_name = "RUNS")]
     pub folder: PathBuf,
-    /// Port of this machine [default: one that is free]
+    /// Port [default: a free one]
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub port: u16,
 }

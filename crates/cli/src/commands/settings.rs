@@ -1,9 +1,13 @@
 //! Flags for the settings of `termwise_train`, made from the one list that also reads files.
 
+use std::path::Path;
+
 use clap::builder::ValueParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches};
+use termwise_analysis::request::TextOptions;
 use termwise_train::settings::Layer;
 use termwise_train::settings::keys::{DATA, KEYS, Key, Kind};
+use termwise_train::settings::presets;
 use toml::{Table, Value};
 
 /// Where flags come from, in messages.
@@ -34,14 +38,9 @@ impl DataSettings {
         Layer::new(self.0.clone(), PLACE)
     }
 
-    /// Under the names of the settings.
-    pub fn table(&self) -> &Table {
-        &self.0
-    }
-
-    /// Whether this flag was given.
-    pub fn has(&self, key: &str) -> bool {
-        self.0.contains_key(key)
+    /// Text for an analysis.
+    pub fn text(&self, cache: Option<&Path>) -> TextOptions {
+        TextOptions { settings: self.0.clone(), cache: cache.map(Path::to_owned), ..TextOptions::default() }
     }
 }
 
@@ -52,6 +51,20 @@ fn every() -> impl Iterator<Item = &'static Key> {
 fn of_data() -> impl Iterator<Item = &'static Key> {
     KEYS.iter().filter(|key| key.group == DATA)
 }
+
+/// The flag of a setting, with its default in help. Rare ones are listed by `--help-all` only.
+fn training_flag(key: &'static Key) -> Arg {
+    let help = presets::default_of(key.name).map_or(key.help.to_owned(), |value| format!("{} [default: {value}]", key.help));
+    flag(key).help(help).hide_short_help(!key.is_common())
+}
+
+/// The flag of a setting of data for commands that read a model. Defaults come from the model.
+fn data_flag(key: &'static Key) -> Arg {
+    flag(key).hide_short_help(!COMMON_FOR_MODELS.contains(&key.name))
+}
+
+/// Settings of data that commands which read a model list in `--help`.
+const COMMON_FOR_MODELS: [&str; 4] = ["data", "tokenizer", "documents", "layout"];
 
 fn flag(key: &'static Key) -> Arg {
     let kind = key.kind;
@@ -64,7 +77,7 @@ fn flag(key: &'static Key) -> Arg {
         Kind::List => ("PATH", ArgAction::Append),
         Kind::Attention => ("VARIANT", ArgAction::Set),
     };
-    let arg = Arg::new(key.name).long(key.name.replace('_', "-")).help(key.help).help_heading(key.group);
+    let arg = Arg::new(key.name).long(key.shown().replace('_', "-")).help(key.help).help_heading(key.group);
     let arg = arg.value_name(name).action(action).value_parser(ValueParser::from(parse)).allow_negative_numbers(true);
     if kind == Kind::Switch { arg.num_args(0..=1).require_equals(true).default_missing_value("true") } else { arg }
 }
@@ -87,7 +100,7 @@ fn collect(matches: &ArgMatches, keys: impl Iterator<Item = &'static Key>) -> Ta
 }
 
 macro_rules! flags {
-    ($type:ident, $keys:ident) => {
+    ($type:ident, $keys:ident, $flag:ident) => {
         impl FromArgMatches for $type {
             fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
                 Ok($type(collect(matches, $keys())))
@@ -101,7 +114,7 @@ macro_rules! flags {
 
         impl clap::Args for $type {
             fn augment_args(command: Command) -> Command {
-                command.args($keys().map(flag))
+                command.args($keys().map($flag))
             }
 
             fn augment_args_for_update(command: Command) -> Command {
@@ -111,5 +124,5 @@ macro_rules! flags {
     };
 }
 
-flags!(AllSettings, every);
-flags!(DataSettings, of_data);
+flags!(AllSettings, every, training_flag);
+flags!(DataSettings, of_data, data_flag);

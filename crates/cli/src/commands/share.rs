@@ -20,22 +20,22 @@ const JOBS: usize = 16;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Several processes")]
 pub struct ShareArgs {
-    /// This is process K of N: begin with every N-th run, then help others [default: by Slurm, Open MPI, PMI or Kubernetes]
+    /// Process K of N: start with every N-th run, then take over remaining ones [default: from Slurm, Open MPI, PMI or Kubernetes]
     #[arg(long, value_name = "K/N")]
     pub shard: Option<Shard>,
-    /// End when nothing is left to begin, instead of waiting for runs of other processes to take up those of dead ones
+    /// Exit when no unclaimed run is left
     #[arg(long)]
     pub no_wait: bool,
-    /// Write a script with which a scheduler starts several processes, and submit it
+    /// Write a job script for a scheduler and submit it
     #[arg(long, value_enum, value_name = "SCHEDULER")]
     pub submit: Option<Scheduler>,
-    /// With --submit: only write the script and print it
+    /// With --submit: write and print the script only
     #[arg(long, requires = "submit")]
     pub dry_run: bool,
-    /// With --submit: processes [default: as many as runs are open, at most 16]
+    /// With --submit: jobs [default: number of unfinished runs, at most 16]
     #[arg(long, requires = "submit", value_name = "N", value_parser = size(100_000))]
     pub jobs: Option<usize>,
-    /// With --submit: a further option of sbatch, as in --sbatch=--partition=long; may be repeated
+    /// With --submit: option of sbatch, as in --sbatch=--partition=long; may be repeated
     #[arg(long, requires = "submit", value_name = "OPTION", allow_hyphen_values = true)]
     pub sbatch: Vec<String>,
 }

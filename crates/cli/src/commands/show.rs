@@ -1,4 +1,4 @@
-//! `termwise show`.
+//! Rendering of saved results, for `termwise report`; `termwise show` is its earlier name.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -13,9 +13,9 @@ use termwise_train::tell::tell;
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 
-/// Render a result again: what a command printed with --json or wrote with --out
+/// Render a saved result (earlier name of `termwise report`)
 ///
-/// Tables and texts are those that the command prints, heat maps included; charts are in pages and folders.
+/// Tables and text are those that the command prints. Charts are in HTML reports and folders.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -24,28 +24,28 @@ Examples:
   termwise plan tiny --json | termwise show - --format html > plan.html
   termwise show spectrum.json --out page")]
 pub struct ShowArgs {
-    /// A JSON file, the folder that holds one, or - for standard input
+    /// A JSON file, its folder, or - for standard input
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
     /// What to print
     #[arg(long, value_enum, default_value_t, value_name = "FORMAT")]
     pub format: Format,
-    /// Write a page with its figures and tables into this folder instead of printing
+    /// Write an HTML report with figures and tables into this folder instead of printing
     #[arg(long, value_name = "DIR", conflicts_with = "format")]
     pub out: Option<PathBuf>,
-    /// Print what pages fold away, too
+    /// Also print sections that are collapsed in the HTML report
     #[arg(long)]
     pub details: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// As commands print it
+    /// Plain text
     #[default]
     Terminal,
-    /// Figures are named, and written with --out
+    /// Markdown without figures
     Markdown,
-    /// One page that needs nothing else
+    /// One self-contained HTML file
     Html,
 }
 
@@ -53,11 +53,12 @@ macro_rules! kinds {
     ($($result:ty,)*) => {
         const KINDS: &[&str] = &[$(<$result>::KIND),*];
 
-        /// The document of whatever kind of result it is.
-        fn document(value: Value) -> Result<Document, Error> {
+        /// The document of a result of any kind, and its summary.
+        fn documents(value: Value) -> Result<(Document, Document), Error> {
             let kind = kind_of(&value)?.to_owned();
             $(if kind == <$result>::KIND {
-                return Ok(read::<$result>(value)?.document());
+                let result = read::<$result>(value)?;
+                return Ok((result.document(), result.summary()));
             })*
             Err(Error::Foreign { found: Some(kind) })
         }
@@ -65,26 +66,26 @@ macro_rules! kinds {
 }
 
 kinds! {
-    termwise_convert::atlas::Atlas,
-    termwise_convert::audit::Audit,
-    termwise_convert::convert::Conversion,
-    termwise_convert::frontier::Frontier,
+    termwise_analysis::kv::atlas::Atlas,
+    termwise_analysis::kv::audit::Audit,
+    termwise_analysis::kv::convert::Conversion,
+    termwise_analysis::kv::frontier::Frontier,
     termwise_data::Prepared,
     termwise_data::bpe::BpeReport,
-    termwise_inspect::cut::Report,
-    termwise_inspect::spectrum::Spectrum,
-    termwise_lab::bench::AttentionBench,
-    termwise_lab::bench::ChunkBench,
-    termwise_lab::bench::DecodeBench,
-    termwise_lab::bench::GemmBench,
-    termwise_lab::bench::StepBench,
-    termwise_lab::plan::Plan,
-    termwise_lab::variants::Catalogue,
-    termwise_lab::variants::Described,
-    termwise_lab::verify::Verification,
-    termwise_papers::reproduce::Results,
-    termwise_papers::reproduce::paper::PaperPlan,
-    termwise_papers::separation::Separation,
+    termwise_analysis::truncate::Report,
+    termwise_analysis::spectrum::Spectrum,
+    termwise_analysis::bench::AttentionBench,
+    termwise_analysis::bench::ChunkBench,
+    termwise_analysis::bench::DecodeBench,
+    termwise_analysis::bench::GemmBench,
+    termwise_analysis::bench::StepBench,
+    termwise_analysis::plan::Plan,
+    termwise_analysis::variants::Catalogue,
+    termwise_analysis::variants::Described,
+    termwise_analysis::verify::Verification,
+    termwise_experiments::reproduce::Results,
+    termwise_experiments::reproduce::paper::PaperPlan,
+    termwise_experiments::separation::Separation,
     termwise_train::Evaluated,
     termwise_train::Outcome,
     termwise_train::runs::Runs,
@@ -96,7 +97,7 @@ pub fn run(args: &ShowArgs, context: &mut Context) -> Result<Exit, Failure> {
     let wrong = |problem: String| Failure::usage(format!("cannot show {name}: {problem}"));
     let value = serde_json::from_str(&text).map_err(|error| wrong(format!("it is not JSON: {error}")))?;
     let made_by = made_by(&value);
-    let mut document = document(value).map_err(|error| wrong(error.to_string()))?;
+    let (mut document, summary) = documents(value).map_err(|error| wrong(error.to_string()))?;
     if let Some(made_by) = &made_by {
         document = document.made_by(made_by);
     }
@@ -105,7 +106,8 @@ pub fn run(args: &ShowArgs, context: &mut Context) -> Result<Exit, Failure> {
         return Ok(Exit::Success);
     }
     let shown = match args.format {
-        Format::Terminal => return context.print_document(&document, args.details).map(Exit::done),
+        Format::Terminal if args.details => return context.print_document(&document, true).map(Exit::done),
+        Format::Terminal => return context.print_brief(&summary).map(Exit::done),
         Format::Markdown => document.to_markdown(),
         Format::Html => document.to_html(),
     };
@@ -120,12 +122,12 @@ pub fn found(text: &str) -> Result<crate::host::Found, String> {
     let value: Value = serde_json::from_str(text).map_err(|error| format!("it is not JSON: {error}"))?;
     let named = kind_of(&value).map_err(|error| error.to_string())?;
     let kind = KINDS.iter().find(|kind| **kind == named).copied().unwrap_or("");
-    let document = document(value).map_err(|error| error.to_string())?;
+    let (document, _) = documents(value).map_err(|error| error.to_string())?;
     Ok(crate::host::Found { kind, json: text.into(), document })
 }
 
-/// The one result in a folder.
-fn inside(folder: &Path) -> Result<PathBuf, Failure> {
+/// The only result in a folder.
+pub(super) fn inside(folder: &Path) -> Result<PathBuf, Failure> {
     let entries = std::fs::read_dir(folder).map_err(files::Error::io("read", folder))?;
     let mut found: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| is_result(path)).collect();
     found.sort();
@@ -144,9 +146,13 @@ fn inside(folder: &Path) -> Result<PathBuf, Failure> {
 }
 
 fn is_result(path: &Path) -> bool {
-    let json = || serde_json::from_str::<Value>(&files::read_text(path).ok()?).ok();
-    path.extension().is_some_and(|ending| ending == "json")
-        && json().is_some_and(|value| kind_of(&value).is_ok_and(|kind| KINDS.contains(&kind)))
+    path.extension().is_some_and(|ending| ending == "json") && kind(path).is_some_and(|kind| KINDS.contains(&kind.as_str()))
+}
+
+/// The kind of result in a JSON file.
+pub(super) fn kind(path: &Path) -> Option<String> {
+    let value = serde_json::from_str::<Value>(&files::read_text(path).ok()?).ok()?;
+    kind_of(&value).ok().map(str::to_owned)
 }
 
 /// What the file holds, and its name.

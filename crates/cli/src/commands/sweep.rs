@@ -21,17 +21,17 @@ use crate::progress::{Bar, stop_or};
 /// What runs are compared by where the file does not say.
 const METRIC: &str = "held_out.loss";
 
-/// Train every combination of some settings, and compare
+/// Train every combination of settings
 ///
-/// The file names a base and axes; every combination of the axes' values is one run. Runs that are finished are never run twice, so a
-/// sweep can be broken off, extended and started again.
+/// The file contains base settings and axes. Every combination of axis values is one run. Finished runs are reused, so a sweep can be
+/// interrupted, extended and restarted.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   termwise sweep recall.toml --list
   termwise sweep recall.toml --parallel 4
   termwise sweep recall.toml --retry --skip-equal
-  termwise sweep recall.toml --submit slurm --dry-run       the script of an array of jobs, to read and to change
+  termwise sweep recall.toml --submit slurm --dry-run       print the job script
 
 A file:
   metric = \"held_out.recall.loss\"     # the smaller the better [default: held_out.loss]
@@ -45,37 +45,40 @@ A file:
   lr = [1e-3, 3e-3, 1e-2]
   seed = [1, 2, 3]
 
-Means and standard deviations are over seeds. Ctrl-C, SIGTERM and SIGUSR1 let every run write a checkpoint; the same command goes on from there. It may be started several times in one folder, on several machines: each process takes runs that nobody has.")]
+Means and standard deviations are over seeds. Ctrl-C, SIGTERM and SIGUSR1 let every run write a checkpoint; the same command resumes. Several processes, also on several machines, can share a folder: each takes unclaimed runs.")]
 pub struct SweepArgs {
-    /// TOML file with a base and axes
+    /// TOML file with base settings and axes
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// Folder of the sweep [default: sweeps/ and the file's name]
+    /// Folder of the sweep [default: sweeps/FILE]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Runs at a time; threads are divided among them
+    /// Concurrent runs; they share the threads
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = size(1024))]
     pub parallel: usize,
-    /// Run again what failed
+    /// Rerun failed runs
     #[arg(long)]
     pub retry: bool,
-    /// Leave out runs whose attention has the same output as that of an earlier one
+    /// Skip runs whose attention is mathematically equal to that of an earlier run
     #[arg(long)]
     pub skip_equal: bool,
-    /// Run again what another build of this program finished, instead of mixing its results with new ones
+    /// Rerun runs that another build has finished
     #[arg(long)]
     pub rerun_other_builds: bool,
-    /// Only say which runs there are and how they stand
+    /// List runs and their status, without training
     #[arg(long)]
     pub list: bool,
     #[command(flatten)]
     pub share: ShareArgs,
-    /// Print JSON, which `termwise show` renders again
+    /// Print JSON, which `termwise report` renders
     #[arg(long)]
     pub json: bool,
-    /// Neither progress nor remarks on standard error
+    /// Suppress progress and warnings
     #[arg(long, short)]
     pub quiet: bool,
+    /// Also print sections that are collapsed in the HTML report
+    #[arg(long)]
+    pub details: bool,
 }
 
 /// Ends well where every run is finished.
@@ -122,14 +125,17 @@ pub fn run(args: &SweepArgs, context: &mut Context) -> Result<Exit, Failure> {
     let summary = Summary::new(&plan, &states);
     if args.list && !args.json {
         let table = Document { title: String::new(), lead: vec![Block::table("runs", listed(&plan, &states))], sections: Vec::new() };
-        context.print_document(&table, false)?;
+        match args.details {
+            true => context.print_document(&table, true)?,
+            false => context.print_brief(&table)?,
+        }
         return Ok(Exit::Success);
     }
     if !args.list {
         let _alone = sweep::writing_alone(&folder);
         summary.write(&folder, &here)?;
     }
-    context.print(&summary, args.json, false)?;
+    context.print(&summary, args.json, args.details)?;
     if !args.list && !args.quiet {
         tell(&format!("written: {}", folder.join("summary.json").display()));
     }
@@ -181,7 +187,7 @@ fn mixed(records: &[(&str, &Record)], here: &Provenance) -> Option<String> {
 
 /// What is said while others work.
 pub(super) fn waiting(runs: usize) -> String {
-    format!("waiting for {} of other processes, to take up those of dead ones; --no-wait ends here", counted(runs, "run"))
+    format!("waiting for {} of other processes; --no-wait exits instead", counted(runs, "run"))
 }
 
 /// The first Ctrl-C asks runs to stop, the second does not wait for them.

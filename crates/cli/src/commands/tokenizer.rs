@@ -13,7 +13,7 @@ use super::data::TextArgs;
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 
-/// Learn a tokenizer, or see what one does
+/// Train and apply tokenizers
 #[derive(Debug, Subcommand)]
 pub enum TokenizerCommand {
     Train(TrainArgs),
@@ -21,9 +21,9 @@ pub enum TokenizerCommand {
     Decode(DecodeArgs),
 }
 
-/// Learn a byte-level BPE tokenizer from text
+/// Train a byte-level BPE tokenizer on text
 ///
-/// Writes a tokenizer.json that Hugging Face's library reads too.
+/// Writes a tokenizer.json in the Hugging Face format.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -32,10 +32,10 @@ Examples:
 pub struct TrainArgs {
     #[command(flatten)]
     pub text: TextArgs,
-    /// Tokens in all, special ones and the 256 bytes included
+    /// Vocabulary size, including special tokens and the 256 bytes
     #[arg(long, default_value_t = 8192, value_name = "N", value_parser = super::size(1 << 24))]
     pub vocab: usize,
-    /// Special token; may be given several times, the first gets the id 0
+    /// Special token; may be repeated, the first has id 0
     #[arg(long = "special", default_value = "<|endoftext|>", value_name = "TOKEN")]
     pub special_tokens: Vec<String>,
     /// Pairs that occur less often are not merged

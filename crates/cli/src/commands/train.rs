@@ -4,9 +4,9 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
+use termwise_analysis::bench::peak_gflops;
 use termwise_data::Source;
-use termwise_lab::bench::peak_gflops;
-use termwise_llama::Layout;
+use termwise_model::ParamLayout;
 use termwise_report::{counted, thousands};
 use termwise_train::progress::Display;
 use termwise_train::settings::{Layer, Settings};
@@ -15,7 +15,7 @@ use termwise_train::{RunOptions, Start, run as runs};
 
 use super::settings::AllSettings;
 use super::source::{cache_folder, prepare_with_progress};
-use super::torch;
+use super::{config, torch};
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 use crate::progress::{Bar, stop_on_interrupt, stop_with_input};
@@ -23,8 +23,8 @@ use crate::ranks::is_rank;
 
 /// Train a model
 ///
-/// Everything is decided by settings: flags, above files given with --config, above defaults. The run's folder keeps them all, its
-/// metrics (metrics.jsonl, and events for TensorBoard), and checkpoints that Hugging Face's tools open.
+/// Flags override files given with --config, which override defaults. The run's folder contains all settings, metrics (metrics.jsonl and
+/// TensorBoard events) and checkpoints in the Hugging Face format.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -33,15 +33,16 @@ Examples:
   termwise train --recipe paper --data \"hf://datasets/HuggingFaceFW/fineweb/data/CC-MAIN-2024-51/*.parquet\"
   termwise train --resume first
   termwise train --resume runs/first --steps 5000
+  termwise train --print-config > settings.toml
   mpirun -n 4 termwise train --model tiny         four processes share each step (a build with --features mpi)
   termwise train --engine torch --model small-test --data corpus/
 
-Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 finish the step, write a checkpoint and end with exit code 130; a second Ctrl-C ends at once. However a run ends, resumed it goes on bit for bit.")]
+Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 finish the step, write a checkpoint and exit with code 130. A second Ctrl-C exits at once. A resumed run is bit-identical to an uninterrupted one.")]
 pub struct TrainArgs {
-    /// TOML file with settings, under the names of the flags with _ for -; may be given several times
+    /// TOML file with settings; may be repeated
     #[arg(long, value_name = "FILE")]
     pub config: Vec<PathBuf>,
-    /// Name of the run [default: made from model, attention and a hash of the settings]
+    /// Name of the run [default: model, attention and a hash of the settings]
     #[arg(long, value_name = "NAME", value_parser = name)]
     pub name: Option<String>,
     /// Folder of runs
@@ -50,22 +51,25 @@ pub struct TrainArgs {
     /// Replace a run of this name; it is kept until the new run has its first checkpoint
     #[arg(long, conflicts_with = "resume")]
     pub overwrite: bool,
-    /// Continue a run (folder or name) from its newest good checkpoint, or from this checkpoint
+    /// Resume a run (folder or name) from its newest valid checkpoint, or from this checkpoint
     #[arg(long, value_name = "RUN_OR_CHECKPOINT", num_args = 0..=1, default_missing_value = "")]
     pub resume: Option<PathBuf>,
     /// Folder for tokenized text [default: termwise in the user's cache]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", hide_short_help = true)]
     pub cache: Option<PathBuf>,
-    /// With --engine torch: processes on this machine, started by torchrun
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = super::size(1024))]
+    /// With --engine torch: processes, started by torchrun
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = super::size(1024), hide_short_help = true)]
     pub processes: usize,
     /// Stop as after Ctrl-C when standard input ends: a run that another process has started does not outlive it
     #[arg(long, hide = true)]
     pub stop_with_input: bool,
-    /// Neither progress nor remarks on standard error
+    /// Print a settings file with every setting and exit
+    #[arg(long)]
+    pub print_config: bool,
+    /// Suppress progress and warnings
     #[arg(long, short)]
     pub quiet: bool,
-    /// Print JSON, which `termwise show` renders again
+    /// Print JSON, which `termwise report` renders
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -73,6 +77,9 @@ pub struct TrainArgs {
 }
 
 pub fn run(args: &TrainArgs, threads: Option<usize>, context: &mut Context) -> Result<Exit, Failure> {
+    if args.print_config {
+        return config::print(&args.config, &args.settings, context);
+    }
     context.join()?;
     let quiet = args.quiet || context.is_silent();
     let mut layers = args.config.iter().map(Layer::read).collect::<Result<Vec<_>, _>>()?;
@@ -134,7 +141,7 @@ fn introduce(settings: &Settings, source: &dyn Source, folder: &Path) -> Result<
          data       {}\n\
          training   {} of {} tokens, {} tokens in all; peak learning rate {}\n\
          directory  {}",
-        thousands(Layout::new(&config)?.len()),
+        thousands(ParamLayout::new(&config)?.len()),
         counted(config.num_hidden_layers, "layer"),
         config.hidden_size,
         counted(config.num_attention_heads, "head"),

@@ -1,40 +1,40 @@
 //! `termwise variants`.
 
 use clap::Args;
-use termwise_lab::variants::{Described, Sizes, catalogue, describe};
+use termwise_analysis::variants::{Described, Sizes, catalogue, describe};
 
 use crate::args::{LARGE, size};
 use crate::context::{Context, Output};
 use crate::error::{Exit, Failure};
 
-/// List attention variants: presets, the parts they are made of, costs, and which are equal
+/// List or compare attention variants
 ///
-/// Without arguments: all presets by class of equal outputs, and all parts. With names or expressions: each in detail, compared with all
-/// presets and with each other.
+/// Without arguments: all presets, grouped by equal output, and all parts. With names or variant strings: cost and parts of each, and
+/// whether it equals a preset or another argument.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   termwise variants
   termwise variants gated_softmax
-  termwise variants \"exp over=sum norm=l2\" \"exp over=length out norm=l2\"
+  termwise variants \"exp denominator=sum norm=l2\" \"exp denominator=length out norm=l2\"
   termwise variants --json | jq '.presets[].name'
 
-An expression is a list of words in any order: a kernel (exp, taylor=0..4, power=2, feature=elu) and settings such as over=length,
-out, norm=rms, rope=off. A preset's name stands for its words, and further words change it: \"gated_softmax norm=rms\".")]
+A variant string is a list of words in any order: a kernel (exp, taylor=0..4, power=2, feature=elu) and parts such as denominator=length,
+out, norm=rms, rope=off. A preset expands to its words; further words override them: \"gated_softmax norm=rms\".")]
 pub struct VariantsArgs {
-    /// Presets or expressions to describe
-    #[arg(value_name = "NAME_OR_EXPRESSION")]
+    /// Presets or variant strings
+    #[arg(value_name = "VARIANT")]
     pub variants: Vec<String>,
-    /// Head dimension d for which states and parameters are counted
+    /// Head dimension, for the size of states and parameters
     #[arg(long, default_value_t = 64, value_name = "N", value_parser = size(256))]
     pub head_dim: usize,
-    /// Heads H of a layer
+    /// Query heads per layer
     #[arg(long, default_value_t = 16, value_name = "N", value_parser = size(4096))]
     pub heads: usize,
-    /// Key-value heads G of a layer [default: as many as heads]
+    /// Key-value heads per layer [default: same as heads]
     #[arg(long, value_name = "N", value_parser = size(4096))]
     pub kv_heads: Option<usize>,
-    /// Width of the hidden state, from which gates are projected
+    /// Hidden size, for the size of gate projections
     #[arg(long, default_value_t = 1024, value_name = "N", value_parser = size(LARGE))]
     pub hidden: usize,
     #[command(flatten)]

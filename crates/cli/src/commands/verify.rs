@@ -5,17 +5,17 @@ use std::path::PathBuf;
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
-use termwise_lab::verify::{self, Identity, Verification};
+use termwise_analysis::verify::{self, Identity, Verification};
 
 use crate::args::LARGE;
 use crate::context::{Context, Output};
 use crate::error::{Exit, Failure};
 use crate::progress::Bar;
 
-/// Check that this build computes what it says
+/// Check this build against reference results
 ///
-/// Runs the identities of the algebra on every preset and on random combinations of parts, and compares whole models with reference files.
-/// The exit code is 1 if any case misses; --details prints a line for each.
+/// Checks algebraic identities on every preset and on random combinations of parts, and compares whole models with reference files. The
+/// exit code is 1 if any case fails. --details prints one line per case.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -26,16 +26,16 @@ Examples:
 A reference file is a .safetensors file with the weights of a small model, tokens, and the logits, loss and gradients to compare with;
 its metadata states the sizes and the attention.")]
 pub struct VerifyArgs {
-    /// Folder with reference files; may be given several times
+    /// Folder with reference files; may be repeated
     #[arg(long, value_name = "DIR")]
     pub golden: Vec<PathBuf>,
     /// Seed of the random cases
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
-    /// Random combinations of parts for each check, besides all presets
+    /// Random combinations of parts per check, in addition to all presets
     #[arg(long, default_value_t = 20, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(..=LARGE))]
     pub cases: usize,
-    /// Run this check alone; may be given several times
+    /// Run only this check; may be repeated
     #[arg(long, value_name = "CHECK")]
     pub only: Vec<Check>,
     #[command(flatten)]

@@ -82,5 +82,5 @@ fn step_measures_a_whole_model() {
     // Matrices: q, k, v, o 8×8, gate 2×8, MLP 3·8·12, head 17×8.
     assert_eq!(found["matrix_parameters"], 4 * 64 + 16 + 288 + 136);
     assert!(found["times"]["stages"].as_array().is_some_and(|stages| stages.len() > 5));
-    termwise(&arguments).assert().success().stdout(contains("tokens/s").and(contains("AdamW")));
+    termwise(&[&arguments[..], &["--details"]].concat()).assert().success().stdout(contains("tokens/s").and(contains("AdamW")));
 }

@@ -29,7 +29,7 @@ const BACKGROUND: &str = "getComputedStyle(document.body).backgroundColor";
 
 #[test]
 fn the_report_opens_without_network_on_phone_and_desk() {
-    let Some(program) = termwise_unrun::need("browser", "Chromium", chromium::find()) else { return };
+    let Some(program) = termwise_base::test_skip::need("browser", "Chromium", chromium::find()) else { return };
     let folder = tempfile::tempdir().expect("a folder");
     let out = folder.path().join("report");
     let termwise = env!("CARGO_BIN_EXE_termwise");
@@ -150,7 +150,7 @@ fn answers(browser: &mut Browser) {
 /// A figure that is shown as it is printed exchanges its picture for one by ratios, where there is one.
 #[test]
 fn a_heat_map_has_a_log_switch() {
-    let Some(program) = termwise_unrun::need("browser", "Chromium", chromium::find()) else { return };
+    let Some(program) = termwise_base::test_skip::need("browser", "Chromium", chromium::find()) else { return };
     let map = |title: &str, values: [f64; 3]| {
         let map = HeatMap {
             title: title.into(),
@@ -183,7 +183,7 @@ fn a_heat_map_has_a_log_switch() {
 /// The tests above can fail: a page that asks for something and complains is noticed.
 #[test]
 fn requests_and_errors_are_noticed() {
-    let Some(program) = termwise_unrun::need("browser", "Chromium", chromium::find()) else { return };
+    let Some(program) = termwise_base::test_skip::need("browser", "Chromium", chromium::find()) else { return };
     let folder = tempfile::tempdir().expect("a folder");
     let page = folder.path().join("bad.html");
     std::fs::write(&page, "<h1>x</h1><img src='http://example.invalid/a.png'><script>console.error('oh'); missing()</script>")

@@ -61,7 +61,7 @@ fn default_commands_compose() {
 
     at(here, &["eval"]).success().stdout(contains("held-out tokens").and(contains("recall")));
     at(here, &["spectrum", "--json"]).success().stdout(contains("\"layers\""));
-    at(here, &["cut", "--orders", "2", "--batch", "2"]).success().stdout(contains("order"));
+    at(here, &["truncate", "--orders", "2", "--batch", "2"]).success().stdout(contains("order"));
     at(here, &["report", "runs/first"]).success();
     at(here, &["plan", "first", "--hardware", "a100"]).success().stdout(contains("first"));
     at(here, &["data", "show"]).success().stdout(contains("? k").and(contains("<|endoftext|>")));

@@ -6,7 +6,7 @@ use std::path::Path;
 use predicates::prelude::*;
 use predicates::str::contains;
 use serde_json::Value;
-use termwise_llama::{Config, Model};
+use termwise_model::{Config, Model};
 
 use crate::support::{json, termwise};
 

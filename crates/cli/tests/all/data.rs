@@ -113,7 +113,7 @@ fn what_a_tokenizer_cannot_do_is_said() {
         assert!(text.contains("not a tokenizer.json") && !text.contains("panicked"), "{text}");
     }
     fs::create_dir_all(place.path("folder/tokenizer.json")).expect("a folder");
-    place.command(&["tokenizer", "encode", "folder", "hi"]).assert().code(1).stderr(contains("it is a folder"));
+    place.command(&["tokenizer", "encode", "folder", "hi"]).assert().code(1).stderr(contains("it is a directory"));
 }
 
 #[test]

@@ -96,15 +96,15 @@ fn every_page_is_in_the_summary_and_names_nothing_that_a_user_does_not_have() {
 fn the_reference_is_that_of_this_program() {
     let folder = tempfile::tempdir().expect("a folder");
     let out = folder.path().to_str().expect("a plain path");
-    support::termwise(&["man", "--markdown", "--out", out]).env_remove("COLUMNS").assert().success();
-    for name in ["commands.md", "settings.md", "parts.md"] {
+    support::termwise(&["completions", "man", "--markdown", "--out", out]).env_remove("COLUMNS").assert().success();
+    for name in ["commands.md", "settings.md", "parts.md", "combinations.md"] {
         let made = std::fs::read_to_string(folder.path().join(name)).expect("a page");
         let kept = std::fs::read_to_string(root().join("docs/reference").join(name)).unwrap_or_default();
         assert!(made.len() > 1000 && !made.contains("CARGO"), "{name}");
         let differs = made.lines().zip(kept.lines()).find(|(a, b)| a != b);
         assert!(
             made == kept,
-            "docs/reference/{name} is not that of this program ({differs:?}); write it again: termwise man --markdown --out docs/reference"
+            "docs/reference/{name} is not that of this program ({differs:?}); regenerate it: termwise completions man --markdown --out docs/reference"
         );
     }
 }

@@ -60,7 +60,7 @@ fn what_cannot_be_evaluated_is_said() {
         (&["eval", model, "--order", "18446744073709551615"], 2, "150"),
         (&["eval", model, "--order", "300000000"], 2, "150"),
         (&["eval", model, "--batch", "65536", "--length", "1048576"], 1, "need at least"),
-        (&["eval", model, "--attention", "{\"0\": \"softmax\"}"], 2, "one attention for all heads"),
+        (&["eval", model, "--attention", "{\"0\": \"softmax\"}"], 2, "one variant for all heads"),
         (&["eval", model, "--data", "absent.txt"], 2, "no such file"),
         (&["eval", model, "--data", "text.txt", "--layout", "padded"], 2, "single document"),
         (&["eval", "text.txt", "--data", "text.txt"], 2, "it is a file"),

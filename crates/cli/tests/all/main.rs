@@ -1,12 +1,13 @@
 //! All tests of the crate that need no process of their own, as one program: what they share is compiled and linked once.
 
 mod bench;
+mod brief;
 mod browser;
 mod chromium;
 mod compose;
 mod convert;
-mod cut;
 mod data;
+mod demo;
 mod docs;
 #[cfg(unix)]
 mod endings;
@@ -17,7 +18,6 @@ mod help;
 mod outputs;
 mod overwrite;
 mod plan;
-mod play;
 #[cfg(all(unix, feature = "mpi"))]
 mod ranks;
 mod reproduce;
@@ -29,10 +29,11 @@ mod spectrum;
 mod support;
 mod sweep;
 mod train;
+mod truncate;
 mod variants;
 mod verify;
 
 #[test]
 fn tests_of_missing_features_are_counted() {
-    termwise_unrun::compiled_out("mpi", cfg!(all(unix, feature = "mpi")), &[include_str!("ranks.rs")]);
+    termwise_base::test_skip::compiled_out("mpi", cfg!(all(unix, feature = "mpi")), &[include_str!("ranks.rs")]);
 }

@@ -52,7 +52,7 @@ fn outputs_go_through_links_pipes_and_devices() {
     let made = Command::new("mknod").arg(&device).args(["c", "1", "3"]).output().is_ok_and(|output| output.status.success());
     // Some containers create the node and refuse to open it.
     let usable = made && fs::File::options().write(true).open(&device).is_ok();
-    if termwise_unrun::need("device", "permission to create a device node", usable.then_some(())).is_none() {
+    if termwise_base::test_skip::need("device", "permission to create a device node", usable.then_some(())).is_none() {
         return;
     }
     for (name, mut command) in writing("null") {

@@ -7,7 +7,8 @@ use crate::support::{json, termwise};
 
 #[test]
 fn a_preset_is_planned_in_a_table() {
-    let arguments = ["plan", "paper-small", "--hardware", "a100", "--hardware", "rtx4090", "--memory", "2GiB", "--train-tokens", "5B"];
+    let arguments =
+        ["plan", "paper-small", "--hardware", "a100", "--hardware", "rtx4090", "--memory", "2GiB", "--train-tokens", "5B", "--details"];
     termwise(&arguments).assert().success().stdout(
         contains("275M (275,293,184)")
             .and(predicates::str::is_match(r"memory: state = cache +– +1,089 +24,327").expect("a pattern"))

@@ -9,7 +9,7 @@ use crate::support::Place;
 /// `mpirun` with this many ranks of the program; the test is skipped where there is none.
 fn ranks(place: &Place, count: usize, arguments: &[&str]) -> Option<Command> {
     let found = Command::new("mpirun").arg("--version").output().is_ok_and(|output| output.status.success());
-    termwise_unrun::need("mpi", "mpirun", found.then_some(()))?;
+    termwise_base::test_skip::need("mpi", "mpirun", found.then_some(()))?;
     let mut command = Command::new("mpirun");
     command.args(["-n", &count.to_string()]).arg(assert_cmd::cargo::cargo_bin("termwise")).args(["--threads", "1"]).args(arguments);
     command.current_dir(place.path("")).env("XDG_CACHE_HOME", place.path("cache"));

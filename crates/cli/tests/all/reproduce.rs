@@ -29,7 +29,7 @@ fn a_reproduction_is_run_decided_and_taken_up_again() {
     let folder = tempfile::tempdir().expect("a folder");
     let out = folder.path().join("results");
     let place = out.display().to_string();
-    let arguments = ["reproduce", "e1", "e6", "--scale", "test", "--seeds", "2", "--out", &place];
+    let arguments = ["reproduce", "e1", "e6", "--scale", "test", "--seeds", "2", "--out", &place, "--details"];
     let run = termwise(&arguments).assert().success().stderr(contains("e1, e6 at scale test: 8 runs with 2 seeds each"));
     // Lines are broken by the width.
     let words_of = |output: &[u8]| String::from_utf8_lossy(output).split_whitespace().collect::<Vec<_>>().join(" ");
@@ -45,13 +45,17 @@ fn a_reproduction_is_run_decided_and_taken_up_again() {
         assert!(text.contains(words), "{words}: {text}");
     }
     // Shown again, the same, and by which build it was made.
-    let shown = termwise(&["show", &place]).assert().success();
+    let shown = termwise(&["show", &place, "--details"]).assert().success();
     let rest = shown.get_output().stdout.strip_prefix(&run.get_output().stdout[..]).expect("the same");
     assert!(words_of(rest).starts_with("Made by termwise "), "{}", words_of(rest));
     let markdown = folder.path().join("results.md").display().to_string();
     termwise(&["report", &out.join("results.json").display().to_string(), "--markdown", &markdown]).assert().success();
     let markdown = std::fs::read_to_string(&markdown).expect("a page");
     assert!(markdown.contains("Norm − softmax = ") && markdown.contains("Rule: ") && !markdown.contains("figures/"), "{markdown}");
+    // Without details: the verdicts per experiment, in one screen.
+    let brief = termwise(&arguments[..arguments.len() - 1]).env("COLUMNS", "100").assert().success();
+    let brief = String::from_utf8_lossy(&brief.get_output().stdout).into_owned();
+    assert!(brief.lines().count() <= 25 && brief.contains("Verdicts per experiment") && brief.contains("E6"), "{brief}");
     // What another build finished is named.
     let record = records(&out)[0].0.clone();
     let path = out.join("runs").join(&record);
@@ -59,7 +63,7 @@ fn a_reproduction_is_run_decided_and_taken_up_again() {
     let mut other: Value = serde_json::from_str(&text).expect("JSON");
     other["provenance"][0]["commit"] = "0123456789abcdef".into();
     std::fs::write(&path, other.to_string()).expect("a record");
-    let mixed = termwise(&arguments).assert().success().stderr(contains("--rerun-other-builds runs those of others again"));
+    let mixed = termwise(&arguments).assert().success().stderr(contains("--rerun-other-builds reruns those of other builds"));
     let text = words_of(&mixed.get_output().stdout);
     for words in ["runs of several builds are mixed here", "1 by", "0123456789ab"] {
         assert!(text.contains(words), "{words}: {text}");
@@ -139,7 +143,10 @@ fn the_paper_is_planned_and_not_run() {
     let folder = tempfile::tempdir().expect("a folder");
     let place = folder.path().display().to_string();
     let arguments = ["reproduce", "e1", "e2", "--scale", "paper", "--out", &place];
-    termwise(&arguments).assert().success().stdout(contains("not started").and(contains("275,293,184")).and(contains("A100")));
+    termwise(&[&arguments[..], &["--details"]].concat())
+        .assert()
+        .success()
+        .stdout(contains("not started").and(contains("275,293,184")).and(contains("A100")));
     let plan = json(&[&arguments[..], &["--json"]].concat());
     let runs = plan["runs"].as_array().expect("runs");
     assert_eq!(runs.len(), 12);

@@ -7,7 +7,7 @@ use crate::support::{json, termwise};
 
 #[test]
 fn without_arguments_the_reference_figures_are_compared() {
-    termwise(&["separation", "--draws", "1000"]).assert().success().stdout(
+    termwise(&["separation", "--draws", "1000", "--details"]).assert().success().stdout(
         contains("A reconstruction")
             .and(contains("checked by algebra and simulation,"))
             .and(predicates::str::is_match(r"linear +3(\.0)? +150 +15 +0\.48 +0\.4789").expect("a pattern"))
@@ -38,12 +38,12 @@ fn files_are_written() {
     let folder = tempfile::tempdir().expect("a folder");
     let out = folder.path().join("out").display().to_string();
     let read = |name: &str| std::fs::read_to_string(folder.path().join("out").join(name)).expect("a file");
-    let arguments = ["separation", "--bridge", "--n", "100,1000", "--a1", "1,0.011", "--draws", "100", "--out", &out];
+    let arguments = ["separation", "--bridge", "--n", "100,1000", "--a1", "1,0.011", "--draws", "100", "--out", &out, "--details"];
     termwise(&arguments).assert().success().stdout(contains("Smallest order").and(contains("none")));
     let csv = read("tables/bridge.csv");
     assert!(csv.lines().count() == 5 && csv.lines().all(|line| line.split(',').count() == 10), "{csv}");
     assert!(read("figures/bridge.svg").contains("power p alone") && read("index.html").contains("Smallest order"));
-    termwise(&["separation", "--n", "10,100", "--cross", "--draws", "100", "--out", &out])
+    termwise(&["separation", "--n", "10,100", "--cross", "--draws", "100", "--out", &out, "--details"])
         .assert()
         .success()
         .stdout(contains("cross-attention"));

@@ -30,6 +30,8 @@ fn what_is_shown_again_is_what_was_printed() {
             let shown = String::from_utf8_lossy(&shown.get_output().stdout).into_owned();
             // And then who made it, which whoever has just typed the command knows.
             let printed = printed(&[arguments, &["--details"]].concat(), columns);
+            let reported = termwise(&["report", "-", "--details"]).env("COLUMNS", columns).write_stdin(json.clone()).assert().success();
+            assert_eq!(String::from_utf8_lossy(&reported.get_output().stdout), shown, "{arguments:?}");
             let made_by = shown.strip_prefix(&printed).unwrap_or_else(|| panic!("{arguments:?}:\n{shown}\n{printed}"));
             let made_by = made_by.split_whitespace().collect::<Vec<_>>().join(" ");
             assert!(made_by.starts_with(concat!("Made by termwise ", env!("CARGO_PKG_VERSION"), " (")), "{made_by}");
@@ -50,8 +52,9 @@ fn a_result_has_three_forms() {
     let [html, markdown] = ["html", "markdown"].map(|format| printed(&["show", &out, "--format", format], "80"));
     assert!(html.starts_with("<!DOCTYPE html>") && html.contains("<svg") && !html.contains("figures/"));
     assert_eq!(markdown, fs::read_to_string(folder.path().join("plan/summary.md")).expect("a summary"));
+    assert_eq!(printed(&["report", &out, "--format", "html"], "80"), html);
     let again = folder.path().join("again").display().to_string();
-    termwise(&["show", &out, "--out", &again]).assert().success().stdout("");
+    termwise(&["report", &out, "--out", &again]).assert().success().stdout("");
     let read = |name: &str, file: &str| fs::read(folder.path().join(name).join(file)).expect("a file");
     for file in ["index.html", "figures/state-or-cache.svg", "tables/memory.csv"] {
         assert_eq!(read("plan", file), read("again", file), "{file}");
@@ -106,8 +109,10 @@ fn files_that_are_no_results_are_refused_in_one_sentence() {
 #[test]
 fn completions_and_manual_pages_know_every_command() {
     for shell in ["bash", "zsh", "fish"] {
-        termwise(&["completions", shell]).assert().success().stdout(contains("separation").and(contains("train-tokens")));
+        termwise(&["completions", shell]).assert().success().stdout(contains("spectrum").and(contains("train-tokens")));
     }
+    termwise(&["completions", "man", "train"]).assert().success().stdout(contains(".TH").and(contains("beta1")));
+    termwise(&["completions", "bash", "--out", "x"]).assert().code(2).stderr(contains("completions man"));
     termwise(&["man"]).assert().success().stdout(contains("termwise\\-spectrum").or(contains("spectrum")));
     termwise(&["man", "bench", "gemm"]).assert().success().stdout(contains(".TH").and(contains("repeat")));
     termwise(&["man", "trian"]).assert().code(2).stderr(contains("train"));

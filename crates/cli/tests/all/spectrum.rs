@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use predicates::prelude::*;
 use predicates::str::contains;
 use serde_json::{Value, json};
-use termwise_llama::weights::WriteOptions;
-use termwise_llama::{Config, Model};
+use termwise_model::weights::WriteOptions;
+use termwise_model::{Config, Model};
 
 use crate::support::{json as output, termwise};
 
@@ -52,7 +52,7 @@ fn a_model_is_measured_printed_and_drawn() {
     let arguments = ["spectrum", &model, "--data", &data, "--cache", &cache, "--tokens", "200", "--queries", "20"];
     let folder = place.path("out");
     let out = folder.display().to_string();
-    termwise(&[&arguments[..], &["--out", &out]].concat()).assert().success().stdout(
+    termwise(&[&arguments[..], &["--out", &out, "--details"]].concat()).assert().success().stdout(
         contains("Term spectrum of tiny")
             .and(contains("2 layers, 4 heads over 2 kv heads of 4"))
             .and(contains("80 of 256 rows, drawn with seed 1"))
@@ -94,7 +94,7 @@ fn the_schema_is_printed() {
 
 #[test]
 fn a_real_model_on_its_own_text() {
-    let Some(shared) = termwise_unrun::shared("data") else { return };
+    let Some(shared) = termwise_base::test_skip::shared("data") else { return };
     let place = Place::new();
     let (model, data) = (shared.join("stories260K").display().to_string(), shared.join("tinystories-2MiB.txt").display().to_string());
     let arguments = [
@@ -131,7 +131,7 @@ fn edit(folder: &Path, change: impl FnOnce(&mut serde_json::Map<String, Value>))
 fn broken_and_foreign_folders_are_named_in_one_sentence() {
     type Break = fn(&Path);
     let cases: [(&str, bool, Break, &str); 17] = [
-        ("absent", false, |folder| fs::remove_dir_all(folder).expect("removed"), "there is no model"),
+        ("absent", false, |folder| fs::remove_dir_all(folder).expect("removed"), "no model"),
         ("no config", false, |folder| fs::remove_file(folder.join("config.json")).expect("removed"), "config.json"),
         ("config is no JSON", false, |folder| fs::write(folder.join("config.json"), "{").expect("a file"), "config.json"),
         (
@@ -152,13 +152,13 @@ fn broken_and_foreign_folders_are_named_in_one_sentence() {
             "unknown rope",
             false,
             |folder| edit(folder, |config| _ = config.insert("rope_scaling".into(), json!({"rope_type": "ntk", "factor": 4.0}))),
-            "RoPE can be",
+            "supported RoPE types",
         ),
         (
             "quantised",
             false,
             |folder| edit(folder, |config| _ = config.insert("quantization_config".into(), json!({"bits": 4}))),
-            "not quantised",
+            "not quantized",
         ),
         ("wrong width", false, |folder| edit(folder, |config| _ = config.insert("intermediate_size".into(), json!(24))), "[24, 16]"),
         ("more layers", false, |folder| edit(folder, |config| _ = config.insert("num_hidden_layers".into(), json!(3))), "model.layers.2"),
@@ -190,8 +190,7 @@ fn broken_and_foreign_folders_are_named_in_one_sentence() {
     let place = Place::new();
     let model = small("softmax");
     for (name, sharded, damage, message) in cases {
-        let options =
-            if sharded { WriteOptions { max_shard_bytes: Some(4096), ..WriteOptions::default() } } else { WriteOptions::default() };
+        let options = if sharded { WriteOptions::default().max_shard_bytes(Some(4096)) } else { WriteOptions::default() };
         let folder = place.model(name, &model, &options);
         damage(Path::new(&folder));
         let run = termwise(&["spectrum", &folder, "--data", &place.text("text.txt")]).assert().failure().get_output().clone();

@@ -30,7 +30,7 @@ fn every_combination_is_run_once_and_compared() {
     for name in ["runs.csv", "summary.csv", "best.csv", "summary.json"] {
         assert!(place.path("o").join(name).is_file(), "{name}");
     }
-    place.command(&["show", "o"]).assert().success().stdout(contains("held_out.loss").and(contains("Made by")));
+    place.command(&["show", "o", "--details"]).assert().success().stdout(contains("held_out.loss").and(contains("Made by")));
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn what_cannot_be_swept_is_said() {
         ("[axes]\nlr = 3", "give a list"),
         ("axis = 3", "axis"),
         ("[base]\nmlp = 4294967296", "mlp"),
-        ("[base]\nattention = '{\"a\": 1}'", "one attention for all heads"),
+        ("[base]\nattention = '{\"a\": 1}'", "one variant for all heads"),
     ] {
         fs::write(place.path("s.toml"), text).expect("a file");
         place.command(&["sweep", "s.toml", "--list"]).assert().code(1).stderr(contains(said));

@@ -9,8 +9,7 @@ use crate::support::{json, termwise};
 
 #[test]
 fn every_command_has_help_with_examples() {
-    for command in
-        [&[][..], &["variants"], &["verify"], &["bench", "attention"], &["bench", "gemm"], &["bench", "step"], &["show"], &["runs"]]
+    for command in [&["variants"][..], &["verify"], &["bench", "attention"], &["bench", "gemm"], &["bench", "step"], &["report"], &["runs"]]
     {
         for arguments in [[command, &["--help"]].concat(), [&["help"], command].concat()] {
             termwise(&arguments).assert().success().stdout(contains("Examples:").and(contains("Usage: termwise")));
@@ -19,7 +18,7 @@ fn every_command_has_help_with_examples() {
     let help = termwise(&["--help"]).env("COLUMNS", "80").assert().success().get_output().stdout.clone();
     let help = String::from_utf8(help).expect("text");
     let place = |words: &str| help.find(words).unwrap_or_else(|| panic!("no {words} in {help}"));
-    assert!(place("Learn:") < place("  variants ") && place("Train:") < place("  runs ") && place("  runs ") < place("Inspect:"));
+    assert!(place("Learn ") < place("  variants ") && place("Train ") < place("  runs ") && place("  runs ") < place("Inspect "));
     termwise(&["bench", "--help"]).assert().success().stdout(contains("attention").and(contains("gemm")).and(contains("step")));
     termwise(&["--version"]).assert().success().stdout(contains(env!("CARGO_PKG_VERSION")));
 }
@@ -37,10 +36,14 @@ fn every_preset_and_part_is_listed() {
         }
     }
     let parts: usize = all["slots"].as_array().expect("slots").iter().map(|slot| slot["parts"].as_array().map_or(0, Vec::len)).sum();
-    let known = termwise_attention::variant::text::KEYS.iter().map(|key| key.parts.len()).sum::<usize>();
+    let known = termwise_attention::variant::string::KEYS.iter().map(|key| key.parts.len()).sum::<usize>();
     assert_eq!(parts, known + termwise_attention::Kernel::PARTS.len());
 
-    let text = termwise(&["variants"]).assert().success();
+    let brief = termwise(&["variants"]).env("COLUMNS", "100").assert().success();
+    let brief = String::from_utf8_lossy(&brief.get_output().stdout).into_owned();
+    let words: Vec<&str> = brief.split([' ', ',', '\n']).collect();
+    assert!(expected.iter().all(|name| words.contains(name)), "{brief}");
+    let text = termwise(&["variants", "--details"]).assert().success();
     let text = String::from_utf8_lossy(&text.get_output().stdout).into_owned();
     for name in expected {
         let listed = |line: &str| line.trim_start() == name || line.trim_start().starts_with(&format!("{name} "));
@@ -99,7 +102,7 @@ fn mistakes_give_one_message_and_code_2() {
         .assert()
         .code(2)
         .stdout("")
-        .stderr("error: `sofmax` is no part, key or preset\n  exp out sofmax\n          ^^^^^^ did you mean `softmax`?\n");
+        .stderr("error: `sofmax` is not a part, key or preset\n  exp out sofmax\n          ^^^^^^ did you mean `softmax`?\n");
     termwise(&["bench", "attention", "--variants", "softmax,nrom"]).assert().code(2).stderr(contains("did you mean `norm`?"));
     termwise(&["bench", "attention", "--shapes", "8x4"]).assert().code(2).stderr(contains("`8x4` is not a shape"));
     termwise(&["bench", "step", "--hidden", "30", "--heads", "4"]).assert().code(2).stderr(contains("cannot be shared by 4 heads"));

@@ -83,9 +83,7 @@ fn another_attention_in_the_metadata_is_found() {
 fn files_that_cannot_be_read_are_misses_with_a_reason() {
     let Some((folder, file)) = copied("softmax.safetensors") else { return };
     let bytes = std::fs::read(&file).expect("the copy");
-    for (length, expected) in
-        [(bytes.len() - 4, "truncated"), (100, "not a complete safetensors file"), (3, "not a complete safetensors file")]
-    {
+    for (length, expected) in [(bytes.len() - 4, "truncated"), (100, "incomplete safetensors file"), (3, "incomplete safetensors file")] {
         std::fs::write(&file, &bytes[..length]).expect("the copy is written");
         verify(folder.path()).code(1).stdout(contains("MISS: softmax.safetensors").and(contains(expected)));
     }

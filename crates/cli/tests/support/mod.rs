@@ -20,7 +20,7 @@ pub fn json(arguments: &[&str]) -> serde_json::Value {
 
 /// The reference files; the test is skipped where there are none.
 pub fn golden() -> Option<PathBuf> {
-    termwise_unrun::shared("golden")
+    termwise_base::test_skip::shared("golden")
 }
 
 /// A folder with a text to train on, and runs of a very small model in it.
@@ -63,7 +63,10 @@ impl Place {
 
     /// `termwise train` with the small settings.
     pub fn train(&self, arguments: &[&str]) -> Command {
-        std::fs::write(self.path("small.toml"), self.settings("steps = 6")).expect("a file");
+        // Written once: another process may be reading it.
+        if !self.path("small.toml").exists() {
+            std::fs::write(self.path("small.toml"), self.settings("steps = 6")).expect("a file");
+        }
         self.command(&[&["train", "--config", "small.toml"], arguments].concat())
     }
 

@@ -194,7 +194,7 @@ fn files_of(asked: &str) -> Result<Vec<SourceFile>> {
     };
     let mut files = Vec::new();
     for path in paths {
-        let path = path.map_err(|error| Error::Io { action: "read", path: error.path().into(), source: error.into() })?;
+        let path = path.map_err(|error| Error::io("read", error.path().to_owned())(error.into()))?;
         if path.is_file() {
             files.extend(SourceFile::new(path));
         }

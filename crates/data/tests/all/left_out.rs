@@ -49,8 +49,8 @@ fn what_is_left_out_is_named_with_the_way_to_get_it() {
 fn tests_of_missing_features_are_counted() {
     let hub = [include_str!("../hub.rs"), include_str!("../hub_models.rs"), include_str!("../hub_hostile.rs")];
     let parquet = [include_str!("parquet.rs"), include_str!("../fuzz.rs"), include_str!("../../src/sources/parquet.rs")];
-    termwise_unrun::compiled_out("hub", cfg!(feature = "hub"), &hub);
-    termwise_unrun::compiled_out("parquet", cfg!(feature = "parquet"), &parquet);
+    termwise_base::test_skip::compiled_out("hub", cfg!(feature = "hub"), &hub);
+    termwise_base::test_skip::compiled_out("parquet", cfg!(feature = "parquet"), &parquet);
     // Compressed files are a part of several tests.
-    let _ = termwise_unrun::need("zstd", "feature zstd, for the part about .zst files", cfg!(feature = "zstd").then_some(()));
+    let _ = termwise_base::test_skip::need("zstd", "feature zstd, for the part about .zst files", cfg!(feature = "zstd").then_some(()));
 }

@@ -88,7 +88,7 @@ pub fn shards(cache: &str) -> BTreeMap<PathBuf, Vec<u8>> {
 
 /// The folder of shared material; the test is skipped where it is missing.
 pub fn shared() -> Option<PathBuf> {
-    termwise_unrun::shared("data")
+    termwise_base::test_skip::shared("data")
 }
 
 /// The first line of an HTTP request to a local stand-in for the hub, and the first and last byte that it asks for.

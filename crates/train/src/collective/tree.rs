@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 use termwise_attention::simd::{Simd, Task, dispatch};
-use termwise_llama::ops::pieces::PIECE;
+use termwise_model::ops::chunks::CHUNK_LEN;
 
 /// A binary tree over this many leaves; the left half of a node has a power of two of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +68,7 @@ fn combine(node: Range<usize>, nodes: &[Range<usize>], values: &mut [f32], len: 
 
 /// x ← x + y
 pub(crate) fn add(x: &mut [f32], y: &[f32]) {
-    x.par_chunks_mut(PIECE).zip(y.par_chunks(PIECE)).for_each(|(x, y)| dispatch(Add(x, y)));
+    x.par_chunks_mut(CHUNK_LEN).zip(y.par_chunks(CHUNK_LEN)).for_each(|(x, y)| dispatch(Add(x, y)));
 }
 
 struct Add<'a>(&'a mut [f32], &'a [f32]);

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use termwise_attention::Mode;
-use termwise_llama::{Model, Options, Params};
+use termwise_model::{Model, Params, SessionOptions};
 
 use crate::error::{Error, Result};
 use crate::step::{Computed, Gradients};
@@ -123,7 +123,7 @@ impl fmt::Display for Diagnosis {
 
 /// Finds out what was not finite. `computed` is what [`Gradients`] have just said of these batches.
 pub fn diagnose(model: &Model, gradients: Option<&Gradients>, computed: &Computed, parts: &[Rows], step: u64) -> Diagnosis {
-    let options = gradients.map_or(Options::default(), Gradients::options);
+    let options = gradients.map_or(SessionOptions::default(), Gradients::options);
     let denominator = computed.nonpositive.map(|n| Denominator {
         layer: n.layer,
         head: n.head,
@@ -155,7 +155,7 @@ fn first_bad(model: &Model, values: &Params, backward: bool) -> Option<Place> {
     let entries: Vec<_> = values.iter().collect();
     let bad = |&(entry, data): &(_, &[f32])| data.iter().position(|x| !x.is_finite()).map(|index| (entry, index, data[index]));
     let found = if backward { entries.iter().rev().find_map(bad) } else { entries.iter().find_map(bad) };
-    let (entry, index, value): (&termwise_llama::params::Entry, usize, f32) = found?;
+    let (entry, index, value): (&termwise_model::params::ParamEntry, usize, f32) = found?;
     let name = &entry.spec.name;
     let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()?.parse().ok());
     let columns = entry.spec.shape.get(1).copied().unwrap_or(1).max(1);

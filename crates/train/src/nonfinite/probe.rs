@@ -3,8 +3,8 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use termwise_llama::config::AttentionMap;
-use termwise_llama::{Model, Observed, Options};
+use termwise_model::config::AttentionMap;
+use termwise_model::{Model, ObservedAttention, SessionOptions};
 
 use crate::error::Result;
 use crate::step::batch_of;
@@ -33,7 +33,7 @@ impl fmt::Display for Origin {
 }
 
 /// The first place where this batch is not finite; `None` where all of it is.
-pub(super) fn origin(model: &Model, rows: &Rows, options: Options) -> Result<Option<Origin>> {
+pub(super) fn origin(model: &Model, rows: &Rows, options: SessionOptions) -> Result<Option<Origin>> {
     let layers = model.config.num_hidden_layers;
     if finite(&first_layers(model, layers, true)?, rows, options)? {
         return Ok(None);
@@ -45,7 +45,7 @@ pub(super) fn origin(model: &Model, rows: &Rows, options: Options) -> Result<Opt
         if finite(&first_layers(model, middle, true)?, rows, options)? { good = middle } else { bad = middle }
     }
     let layer = bad - 1;
-    if layer == 0 && !finite(&without_layer(model)?, rows, Options::default())? {
+    if layer == 0 && !finite(&without_layer(model)?, rows, SessionOptions::default())? {
         return Ok(Some(Origin::Ends));
     }
     let attention_is_good = finite(&first_layers(model, bad, false)?, rows, options)?;
@@ -53,12 +53,12 @@ pub(super) fn origin(model: &Model, rows: &Rows, options: Options) -> Result<Opt
 }
 
 /// The first head of this layer whose output is not finite. Where in the text is not known: a tile of keys reaches queries before them, with weight zero.
-pub(super) fn head(model: &Model, rows: &Rows, options: Options, layer: usize) -> Result<Option<usize>> {
+pub(super) fn head(model: &Model, rows: &Rows, options: SessionOptions, layer: usize) -> Result<Option<usize>> {
     let short = first_layers(model, layer + 1, false)?;
     let mut session = short.session(rows.rows, rows.time, options)?;
     let mut found = None;
     let batch = batch_of(rows, None);
-    session.observe(&short.params, batch.ids, batch.lengths, &mut |seen: Observed| {
+    session.observe(&short.params, batch.ids, batch.lengths, &mut |seen: ObservedAttention| {
         if seen.layer == layer {
             // y is [B, T, H, e].
             let bad = seen.y.chunks(seen.shape.e).enumerate().filter(|(_, y)| y.iter().any(|x| !x.is_finite()));
@@ -103,8 +103,8 @@ fn without_layer(model: &Model) -> Result<Model> {
     Ok(ends)
 }
 
-fn finite(model: &Model, rows: &Rows, options: Options) -> Result<bool> {
-    use termwise_llama::Objective;
+fn finite(model: &Model, rows: &Rows, options: SessionOptions) -> Result<bool> {
+    use termwise_model::Objective;
     let mut session = model.session(rows.rows, rows.time, options)?;
     Ok(session.loss(&model.params, &batch_of(rows, None))?.sum.is_finite())
 }

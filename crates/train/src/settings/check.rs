@@ -1,15 +1,15 @@
 //! What values are possible.
 
-use termwise_llama::Options;
+use termwise_model::SessionOptions;
 
 use super::{Settings, bad};
 use crate::error::Result;
 
 impl Settings {
     /// How the model is computed.
-    pub fn options(&self) -> Result<Options> {
+    pub fn options(&self) -> Result<SessionOptions> {
         let unknown = |error: termwise_attention::Error| bad("mode", &self.mode, error.to_string());
-        Ok(Options { mode: self.mode.parse().map_err(unknown)?, ..Options::default() })
+        Ok(SessionOptions::default().mode(self.mode.parse().map_err(unknown)?))
     }
 
     /// Checks that every value is possible. A model to start from is not looked at.
@@ -78,10 +78,8 @@ impl Settings {
         }
         let config = self.sized_config(self.vocab.max(1))?;
         let mut heads = (0..config.num_hidden_layers).flat_map(|layer| config.heads(layer));
-        match heads.find_map(|variant| variant.inference_only().map(|part| (part, variant))) {
-            Some((part, variant)) => {
-                Err(bad("attention", variant, format!("`{part}` is inference-only and has no gradients; train without it")))
-            }
+        match heads.find_map(|variant| Some((variant.training_refusal()?, variant))) {
+            Some((reason, variant)) => Err(bad("attention", variant, reason)),
             None => Ok(()),
         }
     }

@@ -10,7 +10,7 @@ use super::keys::{self, Effect};
 impl Settings {
     /// The settings that change what is computed and differ between the two.
     pub fn differences(&self, other: &Settings) -> Vec<Difference> {
-        self.differing(other, Effect::Mathematics)
+        self.differing(other, Effect::Computation)
     }
 
     /// The settings of this effect that differ between the two.

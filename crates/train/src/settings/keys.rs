@@ -78,38 +78,83 @@ pub struct Key {
     pub effect: Effect,
 }
 
-/// What another value of a setting changes.
+/// Effect of changing a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// What is computed: a run cannot be resumed with such a change.
-    Mathematics,
-    /// Where data come from: a run can be resumed if the data are the same, by their fingerprint.
+    /// Changes the computation: a run cannot be resumed with another value.
+    Computation,
+    /// Changes where data come from: a run can be resumed if the data have the same fingerprint.
     Data,
-    /// How far a run goes: one that is resumed may go further.
-    Extent,
-    /// By which arithmetic: a run can be resumed with another, and is the same up to rounding.
+    /// Changes the number of steps: a resumed run may train longer.
+    Duration,
+    /// Changes the arithmetic: a run can be resumed with another value and is the same up to rounding.
     Rounding,
-    /// What is measured or put up with on the way. The weights are the same, what is known about them is not.
-    Watching,
-    /// Nothing that a run leaves behind, or only what the settings that it stands for change.
-    Nothing,
+    /// Changes what is evaluated or tolerated. The weights are the same.
+    Evaluation,
+    /// Changes nothing in the results of a run, or only through other settings.
+    None,
 }
 
 impl Effect {
     /// Whether runs with different values compute something different from the first step on.
     pub fn is_computed(self) -> bool {
-        matches!(self, Effect::Mathematics | Effect::Data)
+        matches!(self, Effect::Computation | Effect::Data)
     }
 
     /// Whether the weights at the end of a run may depend on it.
     pub fn on_weights(self) -> bool {
-        self.is_computed() || matches!(self, Effect::Extent | Effect::Rounding)
+        self.is_computed() || matches!(self, Effect::Duration | Effect::Rounding)
     }
 }
 
-/// The setting of this name.
+/// The setting with this key or alias.
 pub fn find(name: &str) -> Option<&'static Key> {
+    let name = ALIASES.iter().find(|(alias, _)| *alias == name).map_or(name, |(_, key)| key);
     KEYS.iter().find(|key| key.name == name)
+}
+
+/// All keys and aliases.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    KEYS.iter().map(|key| key.name).chain(ALIASES.iter().map(|(alias, _)| *alias))
+}
+
+/// Clearer names of keys. Files and flags accept both. Files are written with the key, because hashes that identify runs contain it.
+pub const ALIASES: [(&str, &str); 2] = [("final_lr_ratio", "final_lr"), ("builtin_options", "language")];
+
+/// Settings that `--help` lists; `--help-all` lists all of them.
+pub const COMMON: [&str; 20] = [
+    "recipe",
+    "model",
+    "from",
+    "hidden",
+    "heads",
+    "layers",
+    "attention",
+    "data",
+    "tokenizer",
+    "held_out",
+    "batch",
+    "length",
+    "steps",
+    "seed",
+    "lr",
+    "warmup",
+    "weight_decay",
+    "eval_every",
+    "checkpoint_every",
+    "engine",
+];
+
+impl Key {
+    /// The name that help shows: the alias if there is one.
+    pub fn shown(&self) -> &'static str {
+        ALIASES.iter().find(|(_, key)| *key == self.name).map_or(self.name, |(alias, _)| alias)
+    }
+
+    /// Whether `--help` lists it.
+    pub fn is_common(&self) -> bool {
+        COMMON.contains(&self.name)
+    }
 }
 
 /// Heading of the settings of data.
@@ -174,71 +219,71 @@ macro_rules! settings {
 
 settings! {
     "Training" {
-        Nothing recipe: String = _, "Named settings to begin with: default, language or paper; other keys change them";
+        None recipe: String = _, "Named settings to start from: default, language or paper";
     }
     "Model" {
-        Nothing model: String = "tiny", "Sizes by name: tiny, small-test, medium-test, paper-small, paper-large or paper-deep";
-        Mathematics from: String = "", "Folder of a model to start from; its sizes hold, and its attention unless another is given";
-        Mathematics hidden: usize = _, "Width of the hidden state";
-        Mathematics mlp: usize = _, "Width inside the MLP";
-        Mathematics heads: usize = _, "Query heads of a layer";
-        Mathematics kv_heads: usize = _, "Key-value heads of a layer; 0: as many as heads";
-        Mathematics layers: usize = _, "Layers";
-        Mathematics head_dim: usize = _, "Width of a head; 0: hidden / heads";
-        Mathematics vocab: usize = 0, "Tokens in the vocabulary; 0: as many as the data has";
-        Mathematics tie: bool = false, "Use the embedding as output projection too";
-        Mathematics rope_theta: f64 = 10000.0, "Base of the rotary frequencies";
-        Mathematics norm_eps: f64 = 1e-5, "eps of the RMSNorms";
-        Mathematics init_std: f64 = 0.02, "Standard deviation of fresh weights";
-        Mathematics attention: Value = "softmax", "Attention of every head: a preset, an expression, or a map by layer and head in JSON";
+        None model: String = "tiny", "Model sizes by name: tiny, small-test, medium-test, paper-small, paper-large or paper-deep";
+        Computation from: String = "", "Model folder to start from: its weights, sizes and attention";
+        Computation hidden: usize = _, "Hidden size";
+        Computation mlp: usize = _, "Intermediate size of the MLP";
+        Computation heads: usize = _, "Query heads per layer";
+        Computation kv_heads: usize = _, "Key-value heads per layer; 0: same as heads";
+        Computation layers: usize = _, "Layers";
+        Computation head_dim: usize = _, "Head dimension; 0: hidden / heads";
+        Computation vocab: usize = 0, "Vocabulary size; 0: that of the data";
+        Computation tie: bool = false, "Tie the embedding and the output projection";
+        Computation rope_theta: f64 = 10000.0, "Base of the rotary frequencies";
+        Computation norm_eps: f64 = 1e-5, "Epsilon of RMSNorm";
+        Computation init_std: f64 = 0.02, "Standard deviation of initial weights";
+        Computation attention: Value = "softmax", "Attention of every head: preset, variant string, or JSON map per layer and head";
     }
     "Data" {
-        Data data: Vec<String> = ["builtin"], "Files, folders, globs and hf://datasets/…; or builtin, the language with known entropy, or builtin:parity; may be repeated";
-        Data language: String = "", "Dials of built-in data, such as \"facts=20 keys=128\"";
-        Data tokenizer: String = "bytes", "bytes, a tokenizer.json, or a folder that holds one";
+        Data data: Vec<String> = ["builtin"], "Files, folders, globs, hf://datasets/…, builtin (associative recall) or builtin:parity; may be repeated";
+        Data language: String = "", "Options of builtin data, as in \"facts=20 keys=128\"";
+        Data tokenizer: String = "bytes", "bytes, a tokenizer.json, or a folder that contains one";
         #[serde(skip_serializing_if = "Option::is_none")]
-        Data end_of_document: Option<String> = _, "Token that ends a document; where absent the tokenizer's own";
-        Data special_tokens: bool = true, "Let the tokenizer add what its template says to each document";
-        Data field: String = "text", "Field of JSON lines or column of parquet files that holds the text";
-        Data documents: String = "file", "How text files are cut: file, line, blank-line or separator:<text>";
+        Data end_of_document: Option<String> = _, "Token that ends a document; default: the tokenizer's own";
+        Data special_tokens: bool = true, "Add the special tokens of the tokenizer's template to each document";
+        Data field: String = "text", "Field of JSON lines or column of Parquet files that contains the text";
+        Data documents: String = "file", "How text files are split into documents: file, line, blank-line or separator:TEXT";
         #[serde(skip_serializing_if = "Option::is_none")]
-        Data held_out: Option<f64> = _, "Share of documents held out; where absent 0.001, or 0.1 of few documents";
-        Data split_seed: u64 = 0, "Seed that decides what is held out";
-        Data layout: String = "packed", "packed: documents joined and cut into rows; padded: one document a row";
+        Data held_out: Option<f64> = _, "Fraction of documents held out; default: 0.001, or 0.1 if there are few documents";
+        Data split_seed: u64 = 0, "Seed of the held-out split";
+        Data layout: String = "packed", "packed: documents are joined and split into rows; padded: one document per row";
     }
     "Training" {
-        Mathematics batch: usize = 16, "Rows computed at once";
-        Mathematics length: usize = 256, "Positions of a row";
-        Mathematics accumulate: usize = 1, "Batches whose gradients make one update";
+        Computation batch: usize = 16, "Rows per batch";
+        Computation length: usize = 256, "Positions per row";
+        Computation accumulate: usize = 1, "Batches per update (gradient accumulation)";
         #[serde(skip_serializing_if = "is_one")]
-        Mathematics micro_batches: usize = 1, "Parts of a step's rows whose gradients are added in a tree: as many processes can share it";
-        Extent steps: u64 = 1000, "Updates in all";
-        Mathematics seed: u64 = 1, "Seed of fresh weights and of the order of data";
-        Mathematics lr: f64 = 3e-3, "Peak learning rate";
-        Mathematics warmup: u64 = 100, "Steps over which the learning rate rises from zero";
-        Mathematics decay: Decay = "cosine", "How it falls afterwards: linear, cosine or constant";
-        Mathematics horizon: u64 = 0, "Step at which the fall ends, beyond the last one if it should stop earlier; 0: steps";
-        Mathematics final_lr: f64 = 0.1, "Share of the peak at which the fall ends";
-        Mathematics beta1: f64 = 0.9, "AdamW's memory of the first moment";
-        Mathematics beta2: f64 = 0.95, "AdamW's memory of the second moment";
-        Mathematics adam_eps: f64 = 1e-8, "AdamW's eps";
-        Mathematics weight_decay: f64 = 0.1, "AdamW's weight decay";
-        Mathematics decay_matrices_only: bool = true, "Leave norms, biases and constants without weight decay";
-        Mathematics clip: f64 = 1.0, "Largest norm of the gradient; 0: not clipped";
-        Mathematics clip_gated_only: bool = false, "Clip only where some head has a gate, as the paper did";
+        Computation micro_batches: usize = 1, "Parts of a step whose gradients are added in a tree; up to that many processes can share it";
+        Duration steps: u64 = 1000, "Updates";
+        Computation seed: u64 = 1, "Seed of initial weights and data order";
+        Computation lr: f64 = 3e-3, "Peak learning rate";
+        Computation warmup: u64 = 100, "Warmup steps";
+        Computation decay: Decay = "cosine", "Learning-rate decay after warmup: linear, cosine or constant";
+        Computation horizon: u64 = 0, "Step at which the decay ends; 0: steps";
+        Computation final_lr: f64 = 0.1, "Final learning rate as a fraction of the peak";
+        Computation beta1: f64 = 0.9, "AdamW beta1";
+        Computation beta2: f64 = 0.95, "AdamW beta2";
+        Computation adam_eps: f64 = 1e-8, "AdamW epsilon";
+        Computation weight_decay: f64 = 0.1, "AdamW weight decay";
+        Computation decay_matrices_only: bool = true, "Exclude norms, biases and scalars from weight decay";
+        Computation clip: f64 = 1.0, "Largest gradient norm; 0: no clipping";
+        Computation clip_gated_only: bool = false, "Clip only models with a gate, as in the paper";
     }
     "Run" {
-        Watching eval_every: u64 = 100, "Steps between evaluations on held-out data; 0: never";
-        Watching eval_batches: u64 = 16, "Batches of an evaluation; 0: all held-out data";
+        Evaluation eval_every: u64 = 100, "Steps between evaluations on held-out data; 0: never";
+        Evaluation eval_batches: u64 = 16, "Batches per evaluation; 0: all held-out data";
         #[serde(skip_serializing_if = "Option::is_none")]
-        Watching eval_length: Option<usize> = _, "Positions of a row in evaluations, beyond those of training; where absent the length";
-        Nothing checkpoint_every: u64 = 500, "Steps between checkpoints; 0: only at the end";
-        Nothing keep: usize = 2, "Newest checkpoints to keep, besides the one with the best held-out loss";
-        Nothing log_every: u64 = 10, "Steps between lines of metrics.jsonl";
+        Evaluation eval_length: Option<usize> = _, "Positions per row in evaluations; default: the length";
+        None checkpoint_every: u64 = 500, "Steps between checkpoints; 0: only at the end";
+        None keep: usize = 2, "Newest checkpoints to keep, in addition to the best one";
+        None log_every: u64 = 10, "Steps between lines of metrics.jsonl";
         #[serde(skip_serializing_if = "is_native")]
-        Rounding engine: String = "native", "What computes: native, or torch, which needs Python with PyTorch; the same up to rounding";
-        Mathematics mode: String = "parallel", "How attention is computed: parallel, chunk, chunk=LENGTH or auto; the same up to rounding";
-        Nothing threads: usize = 0, "Threads to compute on; 0: all cores. Results are the same for any number";
-        Watching skip_nonfinite: u64 = 0, "Updates that may be skipped for a loss or gradient that is not finite";
+        Rounding engine: String = "native", "native, or torch, which needs Python with PyTorch; the same up to rounding";
+        Computation mode: String = "parallel", "How attention is computed: parallel, chunk, chunk=LENGTH or auto; the same up to rounding";
+        None threads: usize = 0, "Threads; 0: all cores. Results do not depend on the number";
+        Evaluation skip_nonfinite: u64 = 0, "Updates that may be skipped because the loss or gradient is not finite";
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use termwise_base::files;
 use termwise_base::nearest;
-use termwise_llama::Config;
+use termwise_model::Config;
 use toml::{Table, Value};
 
 use super::{bad, keys, presets};
@@ -54,12 +54,14 @@ impl Layer {
         let mut own = Table::new();
         for (name, value) in &table {
             let unknown = || {
-                let suggestion = nearest(name, keys::KEYS.iter().map(|key| key.name)).map(str::to_owned);
+                let suggestion = nearest(name, keys::names()).map(str::to_owned);
                 Error::UnknownSetting { place: place.into(), key: name.clone(), suggestion }
             };
             let key = keys::find(name).ok_or_else(unknown)?;
             let wrong = || bad(name, value, format!("it must be {}", key.kind.expected())).at(place);
-            own.insert(name.clone(), key.kind.accept(value).ok_or_else(wrong)?);
+            if own.insert(key.name.to_owned(), key.kind.accept(value).ok_or_else(wrong)?).is_some() {
+                return Err(bad(name, value, format!("it is given twice, as `{}` and as `{}`", key.name, key.shown())).at(place));
+            }
         }
         let mut layer = Layer { place: place.into(), table: Table::new(), of_run };
         if let Some(recipe) = own.get("recipe").and_then(Value::as_str) {

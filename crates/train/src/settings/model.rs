@@ -1,6 +1,6 @@
 //! The model that settings describe.
 
-use termwise_llama::Config;
+use termwise_model::Config;
 
 use super::{Settings, bad};
 use crate::error::{Error, Result};
@@ -68,8 +68,8 @@ impl Settings {
         let attention = serde_json::to_value(&self.attention).map_err(|_| Error::Internal("an attention map that is no JSON"))?;
         config.set_attention_json(&attention).map_err(|error| match error {
             // There the key is that of config.json.
-            termwise_llama::Error::AttentionEntry { place, source } => {
-                termwise_llama::Error::AttentionEntry { place: place.replacen("attention_variant", "attention", 1), source }
+            termwise_model::Error::AttentionEntry { place, source } => {
+                termwise_model::Error::AttentionEntry { place: place.replacen("attention_variant", "attention", 1), source }
             }
             error => error,
         })?;

@@ -70,6 +70,25 @@ pub(super) fn recipe(name: &str) -> Result<Table> {
     Ok(text.parse().expect("the recipes above are valid TOML"))
 }
 
+/// The default of a setting, for help: `3e-3; 1e-2 without --data` where the recipe `language` has another one.
+pub fn default_of(name: &str) -> Option<String> {
+    let table = |text: &str| -> Table { text.parse().expect("the recipes above are valid TOML") };
+    let tiny = model("tiny").ok()?;
+    let usual = table(DEFAULT).get(name).or(tiny.get(name)).and_then(shown)?;
+    let builtin = table(LANGUAGE).get(name).and_then(shown).filter(|builtin| *builtin != usual);
+    Some(builtin.map_or(usual.clone(), |builtin| format!("{usual}; {builtin} without --data")))
+}
+
+/// A value as it is typed on the command line; `None` for an empty one.
+fn shown(value: &toml::Value) -> Option<String> {
+    let text = match value {
+        toml::Value::String(text) => text.clone(),
+        toml::Value::Array(items) => items.iter().filter_map(toml::Value::as_str).collect::<Vec<_>>().join(" "),
+        other => other.to_string(),
+    };
+    (!text.is_empty()).then_some(text)
+}
+
 /// The sizes of a model.
 pub(super) fn model(name: &str) -> Result<Table> {
     let unknown = || unknown("model", name, MODELS.iter().map(|model| model.0));

@@ -12,7 +12,7 @@ pub struct TrainingSchema;
 
 impl Schema for TrainingSchema {
     fn keys(&self) -> Vec<String> {
-        keys::KEYS.iter().filter(|key| key.name != "threads").map(|key| key.name.to_string()).collect()
+        keys::names().filter(|name| *name != "threads").map(str::to_owned).collect()
     }
 
     fn resolve(&self, asked: &Table) -> std::result::Result<Table, String> {
@@ -25,7 +25,7 @@ impl Schema for TrainingSchema {
     }
 
     fn decides(&self, key: &str) -> bool {
-        keys::find(key).is_none_or(|key| key.effect != Effect::Nothing)
+        keys::find(key).is_none_or(|key| key.effect != Effect::None)
     }
 
     /// Multiply-adds of training, up to a constant: matrices, the output over a vocabulary of a few hundred, and pairs of positions.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use common::{Walk, options, run, settings, weights};
 use proptest::prelude::*;
-use termwise_llama::Model;
+use termwise_model::Model;
 use termwise_train::checkpoint::{self, Checkpoints, Loaded};
 use termwise_train::{Error, Settings, Start, train};
 

@@ -4,7 +4,7 @@ use crate::common;
 
 use common::settings;
 use termwise_data::{Result, Rows, Source};
-use termwise_llama::{Batch, Model, Objective, Options};
+use termwise_model::{Batch, Model, Objective, SessionOptions};
 use termwise_train::eval::{Windows, evaluate};
 
 /// One text of 50 tokens, cut wherever it is asked to be.
@@ -53,7 +53,7 @@ fn by_hand(model: &Model, begin: impl Fn(usize) -> usize) -> f64 {
         let ids: Vec<u32> = (begin(at)..=at).map(token).collect();
         let mut labels = vec![-100; ids.len()];
         labels[ids.len() - 1] = token(at + 1) as i32;
-        let mut session = model.session(1, ids.len(), Options::default()).expect("a session");
+        let mut session = model.session(1, ids.len(), SessionOptions::default()).expect("a session");
         session.loss(&model.params, &Batch::new(&ids, &labels)).expect("a loss").sum
     };
     (0..TOKENS).map(loss).sum::<f64>() / TOKENS as f64

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::{Walk, options, run, settings, timeless, weights};
 use termwise_data::{Rows, Source};
-use termwise_llama::weights::WriteOptions;
-use termwise_llama::{Model, Options};
+use termwise_model::weights::WriteOptions;
+use termwise_model::{Model, SessionOptions};
 use termwise_train::metrics::Line;
 use termwise_train::nonfinite::{Diagnosis, Origin, diagnose};
 use termwise_train::runs::{Runs, Status};
@@ -106,7 +106,7 @@ fn a_norm_that_overflows_stops_the_run_though_the_loss_is_finite() {
 fn the_first_gradient_that_is_not_finite_is_named_with_layer_and_head() {
     let settings = settings("");
     let model = Model::fresh(settings.config(common::VOCABULARY).expect("a configuration"), 1).expect("a model");
-    let mut gradients = Gradients::new(&model, settings.cut(), Options::default(), (0, 1)).expect("room");
+    let mut gradients = Gradients::new(&model, settings.cut(), SessionOptions::default(), (0, 1)).expect("room");
     let mut rows = Rows::default();
     Walk::default().train(1, 0, 4, 16, &mut rows).expect("a batch");
     let mut computed = gradients.whole(&model.params, std::slice::from_ref(&rows)).expect("a gradient");

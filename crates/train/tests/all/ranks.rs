@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use crate::common::{Walk, options, run, settings, timeless, weights};
 use crate::eval::Stream;
-use termwise_llama::{Model, Options};
+use termwise_model::{Model, SessionOptions};
 use termwise_train::collective::threads::{Thread, team};
 use termwise_train::eval::{Windows, evaluate, evaluate_with};
 use termwise_train::{Collective, Error, Outcome, Result, RunOptions, Settings, Start, train};
@@ -136,7 +136,7 @@ fn an_evaluation_is_the_same_on_any_number_of_ranks() {
         let expected = evaluate(&model, &Walk::default(), windows, limit).expect("an evaluation");
         for ranks in [2, 3, 5] {
             let found = each(ranks, |rank| {
-                evaluate_with(&model, &Walk::default(), windows, limit, Options::default(), &*rank).expect("an evaluation").0
+                evaluate_with(&model, &Walk::default(), windows, limit, SessionOptions::default(), &*rank).expect("an evaluation").0
             });
             assert!(found.iter().all(|found| *found == expected), "{ranks} ranks: {found:?}");
         }
@@ -144,6 +144,6 @@ fn an_evaluation_is_the_same_on_any_number_of_ranks() {
     // Overlapping windows are made one after another by each rank.
     let (model, windows) = (crate::eval::model(), Windows { batch: 2, length: 8, stride: 3 });
     let expected = evaluate(&model, &Stream, windows, 0).expect("an evaluation");
-    let found = each(3, |rank| evaluate_with(&model, &Stream, windows, 0, Options::default(), &*rank).expect("an evaluation").0);
+    let found = each(3, |rank| evaluate_with(&model, &Stream, windows, 0, SessionOptions::default(), &*rank).expect("an evaluation").0);
     assert!(found.iter().all(|found| *found == expected));
 }

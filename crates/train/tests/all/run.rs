@@ -6,7 +6,7 @@ use std::fs;
 
 use common::{Walk, options, run, settings, timeless, weights};
 use termwise_data::{Rows, Source};
-use termwise_llama::{Batch, Model, Objective, Options};
+use termwise_model::{Batch, Model, Objective, SessionOptions};
 use termwise_train::eval::Sums;
 use termwise_train::metrics::Line;
 use termwise_train::step::{Cut, Gradients};
@@ -187,7 +187,7 @@ fn two_accumulated_batches_are_one_of_twice_the_size() {
     };
     let gradients = |batch, accumulate| {
         let cut = Cut { batch, accumulate, ..settings.cut() };
-        Gradients::new(&model, cut, Options::default(), (0, 1)).expect("room")
+        Gradients::new(&model, cut, SessionOptions::default(), (0, 1)).expect("room")
     };
     let (mut large, mut small) = (gradients(8, 1), gradients(4, 2));
     let one = large.whole(&model.params, &[rows(0, 8)]).expect("a gradient");
@@ -205,7 +205,7 @@ fn an_evaluation_is_over_all_tokens_and_its_parts_add_up() {
     let found = outcome.held_out.expect("an evaluation");
     // The same by hand, in batches of another size.
     let model = Model::read(&outcome.checkpoint).expect("a model");
-    let mut session = model.session(1, 16, Options::default()).expect("a session");
+    let mut session = model.session(1, 16, SessionOptions::default()).expect("a session");
     let (mut sums, mut rows) = (Sums::default(), Rows::default());
     let mut by_hand = (0.0, 0);
     for index in 0..12 {
@@ -222,11 +222,11 @@ fn an_evaluation_is_over_all_tokens_and_its_parts_add_up() {
     assert!((found.bits_per_byte.expect("text") - mean / 2f64.ln() / 2.0).abs() < 1e-6);
     let (recall, rest) = (found.recall.expect("marks"), found.rest.expect("marks"));
     // Marks go by the place in a batch of four rows; in each row's padding they do not count.
-    let mut session = model.session(4, 16, Options::default()).expect("a session");
+    let mut session = model.session(4, 16, SessionOptions::default()).expect("a session");
     let (mut marked, mut count) = (0.0, 0);
     for index in 0..3 {
         Walk::default().held_out(index, 4, 16, &mut rows).expect("a batch");
-        session.loss(&model.params, &Batch { lengths: Some(&[14; 4]), ..Batch::new(&rows.ids, &rows.labels) }).expect("a loss");
+        session.loss(&model.params, &Batch::new(&rows.ids, &rows.labels).lengths(Some(&[14; 4]))).expect("a loss");
         for at in (0..64).filter(|at| at % 7 == 0 && at % 16 < 14) {
             (marked, count) = (marked + session.token_losses()[at], count + 1);
         }
@@ -358,11 +358,11 @@ fn evaluations_may_be_longer_than_training() {
     assert!(plain.held_out.is_some_and(|plain| plain.within.is_none() && plain.tokens == 3 * 4 * 14));
     let read = Model::read(&longer.checkpoint).expect("a model");
     // Token by token, from a session of its own.
-    let mut session = read.session(4, 40, Options::default()).expect("a session");
+    let mut session = read.session(4, 40, SessionOptions::default()).expect("a session");
     let (mut rows, mut sums) = (Rows::default(), [0.0; 2]);
     for index in 0..3 {
         assert!(Walk::default().held_out(index, 4, 40, &mut rows).expect("a batch"));
-        let batch = Batch { ids: &rows.ids, labels: &rows.labels, lengths: Some(&rows.lengths), tokens: None };
+        let batch = Batch::new(&rows.ids, &rows.labels).lengths(Some(&rows.lengths));
         session.loss(&read.params, &batch).expect("a loss");
         for (at, loss) in session.token_losses().iter().enumerate().filter(|(at, _)| at % 40 < 38) {
             sums[usize::from(at % 40 >= 16)] += loss;

@@ -1,125 +1,16 @@
-//! The rows of one head: what convolution, RoPE and features make of them, packed into tiles, and back from gradients.
+//! The prepared rows of one head packed into tiles, and the backward pass of their preparation.
 
-use crate::kernels::TILE;
-use crate::kernels::disjoint::Block;
-use crate::kernels::simd::{Simd, Task};
-use crate::kernels::transpose;
-use crate::layer::{Class, FeatureGrads, Features};
-use crate::parts::bits::{self, Channels};
-use crate::parts::rope::{rotate, rotate_back};
-
-/// Rows of one head in a [B, T, heads, dimension] tensor, and what happens to them.
-#[derive(Clone, Copy)]
-pub struct HeadRows<'a> {
-    /// From the head's first value in its batch row on.
-    pub x: &'a [f32],
-    /// From one row to the next.
-    pub stride: usize,
-    /// d or e
-    pub dim: usize,
-    /// Pairs of coordinates that RoPE rotates.
-    pub pairs: usize,
-    /// Angles [T, pairs], empty without RoPE.
-    pub cos: &'a [f32],
-    /// Angles [T, pairs], empty without RoPE.
-    pub sin: &'a [f32],
-    /// Filters [w, dimension], empty without convolution.
-    pub taps: &'a [f32],
-    /// The inputs before the first position that the filters reach, oldest first [w − 1, dimension]; empty where there are none.
-    pub tail: &'a [f32],
-    /// What follows RoPE.
-    pub features: Features<'a>,
-    /// The codes that rows become.
-    pub codes: Option<Codes<'a>>,
-}
-
-/// Rows as their codes have them.
-#[derive(Clone, Copy)]
-pub struct Codes<'a> {
-    pub bits: u32,
-    /// The first row that has codes.
-    pub from: usize,
-    /// Of keys; values have a scale for each row.
-    pub channels: Option<Channels<'a>>,
-}
-
-impl Codes<'_> {
-    fn round(&self, row: &mut [f32]) {
-        match self.channels {
-            Some(channels) => bits::round_key(self.bits, channels, row),
-            None => bits::round_value(self.bits, row),
-        }
-    }
-}
+use crate::layer::{FeatureGrads, HeadRows, KeyTransform};
+use crate::parts::rope::rotate_back;
+use termwise_kernels::TILE;
+use termwise_kernels::disjoint::Block;
+use termwise_kernels::simd::{Simd, Task};
+use termwise_kernels::transpose;
 
 impl HeadRows<'_> {
+    /// Adds the gradient of row t, from that of the prepared row, to those of the inputs and of the parameters of the features.
     #[inline(always)]
-    fn raw(&self, t: usize) -> &[f32] {
-        &self.x[t * self.stride..t * self.stride + self.dim]
-    }
-
-    /// The convolution at t before its SiLU, into `sum` [dimension].
-    #[inline(always)]
-    fn filtered(&self, t: usize, sum: &mut [f32]) {
-        let w = self.taps.len() / self.dim;
-        sum.fill(0.0);
-        let first = (w - 1).saturating_sub(t);
-        if !self.tail.is_empty() {
-            for j in 0..first {
-                let taps = &self.taps[j * self.dim..(j + 1) * self.dim];
-                for ((sum, &tap), &x) in sum.iter_mut().zip(taps).zip(&self.tail[(t + j) * self.dim..]) {
-                    *sum += tap * x;
-                }
-            }
-        }
-        for j in first..w {
-            let taps = &self.taps[j * self.dim..(j + 1) * self.dim];
-            for ((sum, &tap), &x) in sum.iter_mut().zip(taps).zip(self.raw(t + j + 1 - w)) {
-                *sum += tap * x;
-            }
-        }
-    }
-
-    /// Row t up to φ, into `row` [dimension].
-    #[inline(always)]
-    pub fn before_map<S: Simd>(&self, simd: S, t: usize, row: &mut [f32]) {
-        if self.taps.is_empty() {
-            row.copy_from_slice(self.raw(t));
-        } else {
-            self.filtered(t, row);
-            for i in (0..row.len()).step_by(S::LANES) {
-                let x = simd.load_at(row, i);
-                simd.store_at(row, i, simd.mul(x, simd.sigmoid(x)));
-            }
-        }
-        if !self.cos.is_empty() {
-            let half = self.pairs;
-            rotate(row, &self.cos[t * half..][..half], &self.sin[t * half..][..half]);
-        }
-        if let Some(codes) = self.codes.filter(|codes| t >= codes.from) {
-            codes.round(row);
-        }
-    }
-
-    /// Row t, prepared, into `row`, whose values after its width become zero.
-    #[inline(always)]
-    pub fn forward<S: Simd>(&self, simd: S, t: usize, row: &mut [f32]) {
-        let (row, padding) = row.split_at_mut(self.features.width);
-        if self.features.only_scales() {
-            self.before_map(simd, t, row);
-            self.features.scale_row(row);
-        } else {
-            let mut buffer = [0.0f32; 256];
-            let x = &mut buffer[..self.dim];
-            self.before_map(simd, t, x);
-            self.features.forward(simd, x, row);
-        }
-        padding.fill(0.0);
-    }
-
-    /// Adds the gradient of row t, from that of the prepared row, to the rows of `dx`, to those of the filter and of other tensors.
-    #[inline(always)]
-    fn backward<S: Simd>(&self, simd: S, t: usize, row: &mut [f32], dx: &mut Block<f32>, dtaps: &mut [f32], to: FeatureGrads) {
+    fn backward<S: Simd>(&self, simd: S, t: usize, row: &mut [f32], to: &mut InputGrads, features: FeatureGrads) {
         let mut own;
         let row = if self.features.only_scales() {
             self.features.scale_row(row);
@@ -129,15 +20,16 @@ impl HeadRows<'_> {
             let x = &mut x[..self.dim];
             own = [0.0f32; 256];
             self.before_map(simd, t, x);
-            self.features.backward(simd, x, row, &mut own[..self.dim], to);
+            self.features.backward(simd, x, row, &mut own[..self.dim], features);
             &mut own[..self.dim]
         };
-        self.before_map_backward(simd, t, row, dx, dtaps);
+        self.before_map_backward(simd, t, row, to);
     }
 
     /// Adds the gradient of row t, from that of the row up to φ, which it changes.
     #[inline(always)]
-    fn before_map_backward<S: Simd>(&self, simd: S, t: usize, row: &mut [f32], dx: &mut Block<f32>, dtaps: &mut [f32]) {
+    fn before_map_backward<S: Simd>(&self, simd: S, t: usize, row: &mut [f32], to: &mut InputGrads) {
+        let InputGrads { dx, dtaps } = to;
         if !self.cos.is_empty() {
             let half = self.pairs;
             rotate_back(row, &self.cos[t * half..][..half], &self.sin[t * half..][..half]);
@@ -174,7 +66,7 @@ impl HeadRows<'_> {
     }
 }
 
-/// [`HeadRows::fill`], compiled once for all who call it.
+/// [`HeadRows::fill`], compiled once for all callers.
 struct Fill<'a> {
     side: HeadRows<'a>,
     first: usize,
@@ -190,7 +82,7 @@ impl Task for Fill<'_> {
     fn run<S: Simd>(self, simd: S) {
         let side = &self.side;
         for (t, row) in (self.first..).zip(self.rows.chunks_exact_mut(self.padded)) {
-            // Rows of one head lie too far apart for the machine to foresee.
+            // The stride of rows is too large for the hardware prefetcher.
             let ahead = side.x.as_ptr().wrapping_add((t + 8) * side.stride);
             for line in (0..side.dim).step_by(16) {
                 simd.prefetch(ahead.wrapping_add(line));
@@ -200,11 +92,11 @@ impl Task for Fill<'_> {
     }
 }
 
-/// Packs a whole kv head: by rows [Tp, padded], by transposed tiles [tiles, columns, pitch], or both; an empty slice is not wanted.
+/// Packs a whole kv head: by rows [Tp, padded], by transposed tiles [tiles, columns, pitch], or both; an empty slice is skipped.
 pub struct Pack<'a> {
     pub side: HeadRows<'a>,
     pub time: usize,
-    /// Positions of a tile, and in whole vectors.
+    /// Positions of a tile, and the same padded to whole vectors.
     pub tile: usize,
     pub pitch: usize,
     pub padded: usize,
@@ -212,7 +104,7 @@ pub struct Pack<'a> {
     pub columns: usize,
     pub rows: &'a mut [f32],
     pub transposed: &'a mut [f32],
-    /// Scratch for one tile of rows [pitch, padded], where they are not wanted themselves.
+    /// Memory for one tile of rows [pitch, padded], if `rows` is empty.
     pub local: &'a mut [f32],
 }
 
@@ -226,7 +118,7 @@ impl Task for Pack<'_> {
             let rows: &mut [f32] = if self.rows.is_empty() {
                 &mut self.local[..pitch * padded]
             } else {
-                // Rows after the tile are those of the next, written twice where a tile is not whole vectors.
+                // Rows past the tile belong to the next one, which overwrites them.
                 &mut self.rows[first * padded..][..pitch * padded]
             };
             self.side.fill(simd, first, self.time, rows, padded);
@@ -256,18 +148,24 @@ pub fn transpose_tile<S: Simd>(simd: S, rows: &[f32], padded: usize, columns: &m
     }
 }
 
-/// The gradients of one head's rows before the norm, rows `stride` apart, become those of its inputs.
-pub struct Unfilter<'a> {
+/// Where the gradients of the inputs of one head are added.
+pub struct InputGrads<'a> {
+    /// Rows of q, k or v.
+    pub dx: Block<'a, f32>,
+    /// Convolution filters, laid out like [`HeadRows::taps`].
+    pub dtaps: &'a mut [f32],
+}
+
+/// Backward pass through the short convolution, from the gradients of one head's rows before the norm, which are `stride` apart.
+pub struct ConvBackward<'a> {
     pub side: HeadRows<'a>,
     pub len: usize,
     pub from: &'a [f32],
     pub stride: usize,
-    pub to: Block<'a, f32>,
-    /// Of the filters, laid out like [`HeadRows::taps`].
-    pub dtaps: &'a mut [f32],
+    pub to: InputGrads<'a>,
 }
 
-impl Task for Unfilter<'_> {
+impl Task for ConvBackward<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -276,26 +174,24 @@ impl Task for Unfilter<'_> {
         let row = &mut buffer[..self.side.dim];
         for t in 0..self.len {
             row.copy_from_slice(&self.from[t * self.stride..][..self.side.dim]);
-            self.side.before_map_backward(simd, t, row, &mut self.to, self.dtaps);
+            self.side.before_map_backward(simd, t, row, &mut self.to);
         }
     }
 }
 
-/// The gradients of the prepared rows of one head [T, padded] become those of its inputs.
-pub struct Unpack<'a> {
+/// Backward pass from the prepared rows of one head [T, padded] to its inputs.
+pub struct UnpackBackward<'a> {
     pub side: HeadRows<'a>,
-    pub class: Class,
+    pub transform: KeyTransform,
     pub len: usize,
     pub rows: &'a mut [f32],
     pub padded: usize,
-    pub to: Block<'a, f32>,
-    /// Of the filters, laid out like [`HeadRows::taps`].
-    pub dtaps: &'a mut [f32],
-    /// Of the tensors of the class; empty where it reads none.
+    pub to: InputGrads<'a>,
+    /// Gradients of the tensors of the key transform; empty if it reads none.
     pub tensors: &'a mut [f32],
 }
 
-impl Task for Unpack<'_> {
+impl Task for UnpackBackward<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -303,9 +199,9 @@ impl Task for Unpack<'_> {
         for (t, row) in self.rows.chunks_exact_mut(self.padded).take(self.len).enumerate() {
             let tensors = match self.tensors.is_empty() {
                 true => FeatureGrads::none(),
-                false => FeatureGrads::of(&self.class, self.side.dim, self.tensors),
+                false => FeatureGrads::of(&self.transform, self.side.dim, self.tensors),
             };
-            self.side.backward(simd, t, &mut row[..self.side.features.width], &mut self.to, self.dtaps, tensors);
+            self.side.backward(simd, t, &mut row[..self.side.features.width], &mut self.to, tensors);
         }
     }
 }

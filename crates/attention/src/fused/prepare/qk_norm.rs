@@ -1,32 +1,22 @@
-//! Norms of q and k ahead of the tiles: one pass over the rows of all heads, since a norm may run over all of them, before RoPE and φ turn the
-//! rows of single heads.
+//! QK norm: one pass over the rows of all heads before RoPE and φ, since a norm may run over all heads.
 //!
 //! Forward: rows, with or without the short convolution, normed, [B, T, heads·d]. Backward: the gradients of these become those of the rows before the
 //! norm, in place; the gradients of weights are summed over pieces of rows, then over pieces in order.
 
 use rayon::prelude::*;
 
-use crate::fused::plan::{Layout, NORMED_ROWS as ROWS};
-use crate::fused::prepare::{Sources, Tensor};
-use crate::kernels::simd::{Simd, Task, dispatch};
+use crate::fused::plan::NORMED_ROWS as ROWS;
+use crate::layer::{RowSources, Tensor};
 use crate::parts::qk_norm::QkNorm;
-use crate::{Extra, Inputs};
+use crate::{AuxKind, Inputs};
+use termwise_kernels::simd::{Simd, Task, dispatch};
 
-/// The two tensors that are normed, with their weights.
-pub const NORMED: [(Tensor, Extra); 2] = [(Tensor::Q, Extra::QNorm), (Tensor::K, Extra::KNorm)];
+/// The normed tensors and their weights.
+pub const NORMED: [(Tensor, AuxKind); 2] = [(Tensor::Q, AuxKind::QNorm), (Tensor::K, AuxKind::KNorm)];
 
-/// Where the norm of a tensor has its weights.
-pub fn weights<'a>(norm: &QkNorm, inputs: &Inputs<'a, f32>, extra: Extra) -> &'a [f32] {
-    if norm.has_weight() { inputs.extra(extra) } else { &[] }
-}
-
-/// A row of all heads of one tensor, after the short convolution or as it is.
-#[inline(always)]
-fn row_of<S: Simd>(simd: S, l: &Layout, sources: &Sources, (tensor, conv): (Tensor, bool), at: usize, row: &mut [f32]) {
-    let (b, t) = (at / l.shape.time, at % l.shape.time);
-    for (head, row) in row.chunks_exact_mut(l.shape.d).enumerate() {
-        sources.before_norm(l, (tensor, conv), b, head).before_map(simd, t, row);
-    }
+/// The weights of the norm of a tensor; empty if it has none.
+pub fn weights<'a>(norm: &QkNorm, inputs: &Inputs<'a, f32>, aux: AuxKind) -> &'a [f32] {
+    if norm.has_weight() { inputs.aux(aux) } else { &[] }
 }
 
 /// The width of a norm: that of a head, or of the row.
@@ -34,9 +24,8 @@ fn width(norm: &QkNorm, d: usize, row: usize) -> usize {
     if norm.over_heads() { row } else { d }
 }
 
-struct Forward<'a> {
-    l: &'a Layout,
-    sources: &'a Sources<'a>,
+struct NormForward<'a> {
+    sources: &'a RowSources<'a>,
     of: (Tensor, bool),
     norm: &'a QkNorm,
     weight: &'a [f32],
@@ -44,34 +33,32 @@ struct Forward<'a> {
     rows: &'a mut [f32],
 }
 
-impl Task for Forward<'_> {
+impl Task for NormForward<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let all = self.l.shape.widths()[self.of.0 as usize];
-        for (at, row) in (self.first..).zip(self.rows.chunks_exact_mut(all)) {
-            row_of(simd, self.l, self.sources, self.of, at, row);
-            row.chunks_exact_mut(width(self.norm, self.l.shape.d, all)).for_each(|x| self.norm.forward(x, self.weight));
+        let shape = &self.sources.shape;
+        for (at, row) in (self.first..).zip(self.rows.chunks_exact_mut(shape.widths()[self.of.0 as usize])) {
+            self.sources.normed_row(simd, self.of, (self.norm, self.weight), [at / shape.time, at % shape.time], row);
         }
     }
 }
 
 /// Normed rows of q or k, [sources, B, T, heads·d].
-pub fn forward(l: &Layout, inputs: &Inputs<f32>, sources: &Sources, (tensor, extra): (Tensor, Extra), normed: &mut [f32]) {
-    let Some(norm) = l.layer.qk_norm() else { return };
-    let (all, weight) = (l.shape.widths()[tensor as usize], weights(norm, inputs, extra));
-    for (conv, normed) in l.layer.norm_sources().zip(normed.chunks_exact_mut(l.shape.rows() * all)) {
+pub fn forward(sources: &RowSources, (tensor, aux): (Tensor, AuxKind), normed: &mut [f32]) {
+    let RowSources { layer, shape, inputs, .. } = *sources;
+    let Some(norm) = layer.qk_norm() else { return };
+    let (all, weight) = (shape.widths()[tensor as usize], weights(norm, inputs, aux));
+    for (conv, normed) in layer.norm_sources().zip(normed.chunks_exact_mut(shape.rows() * all)) {
         normed.par_chunks_mut(ROWS * all).enumerate().for_each(|(piece, rows)| {
-            dispatch(Forward { l, sources, of: (tensor, conv), norm, weight, first: piece * ROWS, rows });
+            dispatch(NormForward { sources, of: (tensor, conv), norm, weight, first: piece * ROWS, rows });
         });
     }
 }
 
-struct Backward<'a> {
-    l: &'a Layout,
-    inputs: &'a Inputs<'a, f32>,
-    sources: &'a Sources<'a>,
+struct NormBackward<'a> {
+    sources: &'a RowSources<'a>,
     of: (Tensor, bool),
     norm: &'a QkNorm,
     weight: &'a [f32],
@@ -82,18 +69,18 @@ struct Backward<'a> {
     dweight: &'a mut [f32],
 }
 
-impl Task for Backward<'_> {
+impl Task for NormBackward<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let shape = &self.l.shape;
+        let RowSources { shape, inputs, .. } = self.sources;
         let all = shape.widths()[self.of.0 as usize];
         let width = width(self.norm, shape.d, all);
         for (at, gradient) in (self.first..).zip(self.gradients.chunks_exact_mut(all)) {
-            // What lies behind the end of a text may be anything, and counts for nothing.
-            if at % shape.time < self.inputs.length(at / shape.time, shape) {
-                row_of(simd, self.l, self.sources, self.of, at, self.x);
+            // Padding has no gradient.
+            if at % shape.time < inputs.length(at / shape.time, shape) {
+                self.sources.row_before_norm(simd, self.of, at / shape.time, at % shape.time, self.x);
                 for (x, gradient) in self.x.chunks_exact(width).zip(gradient.chunks_exact_mut(width)) {
                     self.norm.backward(x, self.weight, gradient, self.dweight);
                 }
@@ -104,24 +91,17 @@ impl Task for Backward<'_> {
 
 /// Gradients of normed rows [B, T, heads·d] of one source become those of the rows before the norm; those of the weights are added to
 /// `dweight`, piece by piece.
-pub fn backward(
-    l: &Layout,
-    inputs: &Inputs<f32>,
-    sources: &Sources,
-    (of, extra): ((Tensor, bool), Extra),
-    gradients: &mut [f32],
-    dweight: &mut [f32],
-    room: &mut [f32],
-) {
-    let Some(norm) = l.layer.qk_norm() else { return };
-    let (all, weight) = (l.shape.widths()[of.0 as usize], weights(norm, inputs, extra));
+pub fn backward(sources: &RowSources, (of, aux): ((Tensor, bool), AuxKind), gradients: &mut [f32], dweight: &mut [f32], room: &mut [f32]) {
+    let RowSources { layer, shape, inputs, .. } = *sources;
+    let Some(norm) = layer.qk_norm() else { return };
+    let (all, weight) = (shape.widths()[of.0 as usize], weights(norm, inputs, aux));
     let pieces = gradients.len().div_ceil(ROWS * all);
     let room = &mut room[..pieces * (all + weight.len())];
     room.fill(0.0);
     gradients.par_chunks_mut(ROWS * all).zip(room.par_chunks_exact_mut(all + weight.len())).enumerate().for_each(
         |(piece, (gradients, room))| {
             let (x, dweight) = room.split_at_mut(all);
-            dispatch(Backward { l, inputs, sources, of, norm, weight, first: piece * ROWS, gradients, x, dweight });
+            dispatch(NormBackward { sources, of, norm, weight, first: piece * ROWS, gradients, x, dweight });
         },
     );
     for partial in room.chunks_exact(all + weight.len()) {

@@ -1,10 +1,10 @@
 //! w(x) = e^x
 
 use crate::Real;
-use crate::kernels::score_rows::{BackwardRow, ForwardRow, Rescale, ScoreKernel};
-use crate::kernels::simd::Simd;
 use crate::parts::kernel::{KernelPart, Sign};
 use crate::parts::slot::{Info, unit_part};
+use termwise_kernels::score_rows::{BackwardRow, ForwardRow, Rescale, ScoreKernel};
+use termwise_kernels::simd::Simd;
 
 unit_part! {
     /// The exponential.

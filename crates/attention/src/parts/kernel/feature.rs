@@ -3,12 +3,12 @@
 use termwise_base::nearest;
 
 use crate::Real;
-use crate::kernels::score_rows::ScoreKernel;
-use crate::kernels::simd::Simd;
 use crate::parts::kernel::{KernelPart, Sign};
 use crate::parts::norm::l2::{L2, unit_backward};
 use crate::parts::norm::{NormParams, NormPart};
 use crate::parts::slot::{Info, Part};
+use termwise_kernels::score_rows::ScoreKernel;
+use termwise_kernels::simd::Simd;
 
 /// φ: what q and k become before their product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! φ(x) = softmax([2(Wx + b), −2(Wx + b)]): learned features, twice as many as coordinates
 
 use crate::Real;
-use crate::real::dot;
+use termwise_kernels::real::dot;
 
 /// The weights of one head: W [n, n] and b [n].
 #[derive(Clone, Copy)]

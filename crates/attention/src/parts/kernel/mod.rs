@@ -7,11 +7,11 @@ pub mod power;
 pub mod taylor;
 
 use crate::Real;
-use crate::combinatorics::monomials;
-use crate::kernels::score_rows::{BackwardRow, CoefficientRow, ForwardRow, Rescale, ScoreKernel};
-use crate::kernels::simd::{Simd, Task};
 use crate::parts::kernel::feature::Map;
 use crate::parts::slot::{Part, slot};
+use termwise_kernels::combinatorics::monomials;
+use termwise_kernels::score_rows::{BackwardRow, CoefficientRow, ForwardRow, Rescale, ScoreKernel};
+use termwise_kernels::simd::{Simd, Task};
 
 /// Which signs a kernel's weights can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

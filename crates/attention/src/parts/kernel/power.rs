@@ -1,11 +1,12 @@
 //! w(x) = x^p
 
 use crate::Real;
-use crate::kernels::score_rows::{Rescale, SCALED_FROM, ScoreKernel, UNSCALED_LOG_LIMIT};
-use crate::kernels::simd::{Simd, Task};
-use crate::parts::kernel::taylor::{MAX_ORDER, factorial, pair_from};
+use crate::parts::kernel::taylor::{MAX_ORDER, pair_from};
 use crate::parts::kernel::{KernelPart, Sign};
 use crate::parts::slot::{Info, Part};
+use termwise_kernels::combinatorics::factorial;
+use termwise_kernels::score_rows::{Rescale, SCALED_FROM, ScoreKernel, UNSCALED_LOG_LIMIT};
+use termwise_kernels::simd::{Simd, Task};
 
 /// One power of the score.
 #[derive(Clone, Debug, PartialEq)]

@@ -3,7 +3,7 @@
 use crate::Real;
 use crate::parts::norm::{NormGrads, NormParams, NormPart};
 use crate::parts::slot::{Info, unit_part};
-use crate::real::dot;
+use termwise_kernels::real::dot;
 
 /// Smallest norm that is divided by.
 pub(crate) const FLOOR: f64 = 1e-12;

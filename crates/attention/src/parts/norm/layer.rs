@@ -4,7 +4,7 @@ use crate::Real;
 use crate::parts::norm::rms::eps_without_scale;
 use crate::parts::norm::{NormGrads, NormParams, NormPart};
 use crate::parts::slot::{Info, unit_part};
-use crate::real::{dot, sum_of, sum_of3};
+use termwise_kernels::real::{dot, sum_of, sum_of3};
 
 const EPS: f64 = 1e-5;
 

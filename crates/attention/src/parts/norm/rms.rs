@@ -3,7 +3,7 @@
 use crate::Real;
 use crate::parts::norm::{NormGrads, NormParams, NormPart};
 use crate::parts::slot::{Info, unit_part};
-use crate::real::{dot, sum_of3};
+use termwise_kernels::real::{dot, sum_of3};
 
 /// The float32 machine epsilon, as PyTorch's RMSNorm takes it.
 const EPS: f64 = 1.1920929e-7;

@@ -4,7 +4,7 @@ use crate::Real;
 use crate::parts::norm::l2::{floor, unit_backward};
 use crate::parts::norm::{NormGrads, NormParams, NormPart};
 use crate::parts::slot::{Info, unit_part};
-use crate::real::dot;
+use termwise_kernels::real::dot;
 
 unit_part! {
     /// The Euclidean norm brought to the head dimension.

@@ -3,7 +3,7 @@
 use crate::Real;
 use crate::parts::qk_norm::QkNormPart;
 use crate::parts::slot::{Info, Part, number, short};
-use crate::real::{dot, sum_of3};
+use termwise_kernels::real::{dot, sum_of3};
 
 /// The eps of most families.
 const EPS: f64 = 1e-6;

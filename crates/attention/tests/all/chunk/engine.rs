@@ -1,14 +1,14 @@
-//! Forward and backward in chunks.
+//! Forward and backward passes in chunk mode.
 
 use proptest::prelude::*;
-use termwise_attention::{FusedOptions, Mode, Scratch, Shape, Variant, relative_rms};
+use termwise_attention::{FusedOptions, Mode, Scratch, Shape, Variant, presets, relative_rms};
 
 use crate::chunk::random_layers;
 use crate::expected::{Expected, assert_same_bits, fused};
 use crate::support::combos::random_case;
-use crate::support::{Case, Name, Rng, layer, on_every_isa, planned, presets_of_every_engine, same_isa, shape};
+use crate::support::{Case, Name, Rng, layer, on_every_isa, planned, same_isa, shape};
 
-/// Variants that between them have every part that chunks must carry.
+/// Together these variants have every part that is carried between chunks.
 const TEXTS: [&str; 24] = [
     "taylor=0..2 over=sum",
     "taylor=0..2 over=sum,floor=1 decay=softplus in out",
@@ -44,13 +44,13 @@ fn lengths_for(shape: &Shape) -> Option<Vec<usize>> {
     (shape.batch > 1).then(|| (0..shape.batch).map(|b| if b == 0 { shape.time.div_ceil(2) } else { shape.time }).collect())
 }
 
-/// Small weights keep powers of scores apart from rounding.
+/// Small queries keep powers of scores well above rounding errors.
 fn case(heads: &[Variant], shape: Shape, rng: &mut Rng) -> Case<f32> {
     Case::random(heads, shape, lengths_for(&shape), 0.7, rng)
 }
 
 #[test]
-fn any_length_of_chunk_equals_the_reference() {
+fn chunks_of_any_length_match_the_reference() {
     let _isa = same_isa();
     let scratch = Scratch::default();
     let mut rng = Rng(31);
@@ -66,17 +66,19 @@ fn any_length_of_chunk_equals_the_reference() {
 }
 
 #[test]
-fn every_preset_with_a_finite_state() {
+fn every_preset_with_a_finite_state_matches_the_reference() {
     let _isa = same_isa();
     let scratch = Scratch::default();
     let mut rng = Rng(32);
     let mut names = Vec::new();
-    for preset in presets_of_every_engine() {
+    for preset in presets::all() {
         for shape in [shape(1, 1, 1, 1, 16, 16), shape(2, 65, 4, 2, 32, 16), shape(2, 129, 6, 3, 16, 32), shape(1, 257, 2, 1, 64, 64)] {
             let heads = layer(preset.text, &shape);
             if !finite(&heads[0], &shape) {
                 assert!(
-                    heads[0].window.is_some() || heads[0].clamp.is_some() || heads[0].state_rows(shape.d).is_none_or(|rows| rows > 10_000),
+                    heads[0].window.is_some()
+                        || heads[0].near.clamp.is_some()
+                        || heads[0].state_rows(shape.d).is_none_or(|rows| rows > 10_000),
                     "{}",
                     preset.text
                 );
@@ -98,7 +100,7 @@ proptest! {
     #![proptest_config(random_layers(120))]
 
     #[test]
-    fn random_layers_with_mixed_heads(
+    fn random_layers_with_mixed_heads_match_the_reference(
         seed in any::<u64>(), length in 1usize..150, time in 1usize..180, dims in (1usize..9, 3usize..34), heads in 0usize..4, batch in 1usize..3,
     ) {
         let _isa = same_isa();
@@ -106,8 +108,8 @@ proptest! {
         let (h, g) = [(1, 1), (4, 2), (6, 3), (4, 1)][heads];
         let shape = shape(batch, time, h, g, dims.0, dims.1);
         // Orders whose float32 monomials cancel no worse than the naive sum at scores of this size.
-        let low = |variant: &Variant| variant.kernel.polynomial().is_none_or(|orders| orders.iter().all(|(n, _)| *n <= 5));
-        // With one dimension a power of the query is a factor of the row, which such a norm cancels: its gradient is all rounding.
+        let low = |variant: &Variant| variant.near.kernel.polynomial().is_none_or(|orders| orders.iter().all(|(n, _)| *n <= 5));
+        // In one dimension a power of the query is a factor of the row, which such a norm cancels: its gradient is a rounding error.
         let felt = |variant: &Variant| shape.d > 1 || !variant.norm.scale_free();
         let case = loop {
             let case = random_case::<f32>(shape, 0.05, &mut rng);
@@ -122,7 +124,7 @@ proptest! {
 }
 
 #[test]
-fn every_instruction_set() {
+fn every_instruction_set_matches_the_reference() {
     let mut rng = Rng(33);
     for text in TEXTS {
         let shape = shape(1, 70, 4, 2, 5, 12);
@@ -139,7 +141,7 @@ fn every_instruction_set() {
 }
 
 #[test]
-fn any_number_of_threads_gives_the_same_bits() {
+fn results_are_bit_identical_for_any_thread_count() {
     let _isa = same_isa();
     let mut rng = Rng(34);
     let pools = [1, 2, 3].map(|n| rayon::ThreadPoolBuilder::new().num_threads(n).build().expect("threads can be started"));
@@ -155,7 +157,7 @@ fn any_number_of_threads_gives_the_same_bits() {
 }
 
 #[test]
-fn later_tokens_leave_earlier_outputs_alone() {
+fn later_tokens_do_not_change_earlier_outputs() {
     let _isa = same_isa();
     let mut rng = Rng(35);
     for text in TEXTS {
@@ -176,7 +178,7 @@ fn later_tokens_leave_earlier_outputs_alone() {
 }
 
 #[test]
-fn scratch_memory_and_padding_carry_nothing_over() {
+fn results_do_not_depend_on_scratch_contents_or_padding() {
     let _isa = same_isa();
     let mut rng = Rng(36);
     let scratch = Scratch::default();
@@ -202,15 +204,15 @@ fn scratch_memory_and_padding_carry_nothing_over() {
 }
 
 #[test]
-fn strong_decay_over_a_long_time() {
+fn strong_decay_over_long_sequences() {
     let _isa = same_isa();
     let mut rng = Rng(37);
     for text in ["taylor=0..2 over=sum decay=softplus", "power=2 over=length decay=softplus norm=l2", "taylor=0..2 over=none decay=linear"]
     {
         let shape = shape(1, 4000, 1, 1, 4, 5);
         let mut case = Case::<f32>::random(&layer(text, &shape), shape, None, 0.7, &mut rng);
-        // c falls to −12 000 or rises and falls by tens: far outside of what exp can hold.
-        for (i, g) in case.get_mut(Name::Extra(termwise_attention::Extra::DecayGate)).iter_mut().enumerate() {
+        // c falls to −12,000 or varies by tens: far outside the range of exp in float32.
+        for (i, g) in case.get_mut(Name::aux(termwise_attention::AuxKind::DecayGate)).iter_mut().enumerate() {
             *g += if text.contains("softplus") { 3.0 } else { 60.0 * (i as f32 / 300.0).sin() };
         }
         let expected = Expected::of(&case);
@@ -222,9 +224,9 @@ fn strong_decay_over_a_long_time() {
     }
 }
 
-/// Channels that forget within a position, beside others that hardly do: no exponent may leave float32 on the way.
+/// Channels that decay within one position next to channels that hardly decay: no exponent may overflow float32.
 #[test]
-fn strong_decay_by_channel() {
+fn strong_decay_per_channel() {
     let _isa = same_isa();
     let mut rng = Rng(38);
     let shape = shape(2, 150, 2, 1, 5, 6);
@@ -235,7 +237,7 @@ fn strong_decay_by_channel() {
     ] {
         let mut case = case(&layer(text, &shape), shape, &mut rng);
         let steps = [-200.0, -30.0, -1.0, -1e-3, 0.0];
-        let gates = case.get_mut(Name::Extra(termwise_attention::Extra::DecayGate));
+        let gates = case.get_mut(Name::aux(termwise_attention::AuxKind::DecayGate));
         gates.iter_mut().enumerate().for_each(|(i, gate)| *gate = steps[i % 5] * (1.0 + 0.3 * gate.abs()));
         let expected = Expected::of(&case);
         for length in [1, 16, 50, 150] {
@@ -245,7 +247,7 @@ fn strong_decay_by_channel() {
 }
 
 #[test]
-fn a_nonpositive_denominator_is_named_in_every_mode() {
+fn nonpositive_denominators_are_reported_in_every_mode() {
     let _isa = same_isa();
     let mut rng = Rng(38);
     let shape = shape(2, 90, 2, 1, 4, 4);
@@ -259,7 +261,7 @@ fn a_nonpositive_denominator_is_named_in_every_mode() {
 }
 
 #[test]
-fn what_cannot_run_in_chunks_says_so() {
+fn variants_without_a_finite_state_are_rejected_in_chunk_mode() {
     let shape = shape(1, 300, 2, 1, 64, 64);
     let engine = |texts: [&str; 2], mode| {
         let heads = texts.map(|text| text.parse::<Variant>().expect("a variant"));
@@ -268,7 +270,7 @@ fn what_cannot_run_in_chunks_says_so() {
     for texts in [["softmax"; 2], ["taylor=0..2 clamp=5"; 2], ["softmax_taylor_80terms"; 2]] {
         let found = engine(texts, Mode::Chunk(None));
         assert!(found.is_err_and(|error| error.to_string().contains("finite state")), "{texts:?}");
-        let auto = engine(texts, Mode::Auto).expect("auto always can");
+        let auto = engine(texts, Mode::Auto).expect("auto accepts every variant");
         assert_eq!(auto.mode_taken(), Mode::Parallel);
     }
     assert!(engine(["taylor=1"; 2], Mode::Chunk(Some(0))).is_err());
@@ -278,7 +280,7 @@ fn what_cannot_run_in_chunks_says_so() {
 }
 
 #[test]
-fn order_three_at_dimension_64_stays_within_memory() {
+fn order_three_at_dimension_64_matches_parallel_mode() {
     let _isa = same_isa();
     let shape = shape(1, 150, 1, 1, 64, 64);
     let mut rng = Rng(39);

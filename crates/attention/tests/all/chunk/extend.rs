@@ -1,9 +1,9 @@
-//! Sequences continued from a state: any split of positions over calls, modes and single steps gives the whole.
+//! Sequences continued from a state: any split into calls, modes and single steps gives the result of one call.
 
 use std::ops::Range;
 
 use proptest::prelude::*;
-use termwise_attention::{Extra, Memory, Mode, Scratch, State, Variant};
+use termwise_attention::{AuxKind, Mode, Scratch, State, StateKind, Variant};
 
 use crate::chunk::random_layers;
 use crate::expected::Expected;
@@ -40,7 +40,7 @@ const TEXTS: [&str; 27] = [
     "exp window=5 sinks=3 over=sum decay=given,channel",
 ];
 
-/// The positions of each batch row in these ranges, padded with NaN behind the shorter ones.
+/// These ranges of positions of each batch row; shorter ones are padded with NaN.
 fn part(case: &Case<f32>, ranges: &[Range<usize>]) -> Case<f32> {
     let time = ranges.iter().map(Range::len).max().expect("a batch row");
     let cut = |x: &[f32]| {
@@ -53,7 +53,7 @@ fn part(case: &Case<f32>, ranges: &[Range<usize>]) -> Case<f32> {
         out
     };
     let tensor = |(name, x): &(Name, Vec<f32>)| match name {
-        Name::Extra(extra) if !extra.is_gate_logits() => (*name, x.clone()),
+        Name::AuxTensor(aux) if !aux.is_gate_logits() => (*name, x.clone()),
         _ => (*name, cut(x)),
     };
     Case {
@@ -66,7 +66,7 @@ fn part(case: &Case<f32>, ranges: &[Range<usize>]) -> Case<f32> {
     }
 }
 
-/// Puts the outputs of a part in their places.
+/// Copies the outputs of a part to their positions.
 fn place(case: &Case<f32>, ranges: &[Range<usize>], from: &[f32], y: &mut [f32]) {
     let width = case.shape.heads * case.shape.e;
     let time = ranges.iter().map(Range::len).max().expect("a batch row");
@@ -82,8 +82,8 @@ enum By {
     Step,
 }
 
-/// Runs the case in stretches of so many positions, each in its way; None is a step of one.
-fn run(case: &Case<f32>, stretches: &[(usize, By)], memory: Memory) -> (Vec<f32>, State) {
+/// Runs the case in stretches of this many positions, each with its own method.
+fn run(case: &Case<f32>, stretches: &[(usize, By)], memory: StateKind) -> (Vec<f32>, State) {
     let scratch = Scratch::default();
     let mut state = case.state(memory);
     let mut y = vec![f32::NAN; case.dy.len()];
@@ -119,9 +119,9 @@ fn chunk_mode(case: &Case<f32>, length: usize) -> Mode {
     if case.heads.iter().any(finite) { Mode::Chunk(Some(length)) } else { Mode::Auto }
 }
 
-/// Blocks of 128 keys leave the cache, whatever the window, and it stays as small as it says.
+/// Keys leave the cache in blocks of 128 for any window, and its size is as reported.
 #[test]
-fn caches_forget_what_no_query_sees() {
+fn caches_drop_keys_outside_every_window() {
     let _isa = same_isa();
     let mut rng = Rng(47);
     let shape = shape(1, 700, 2, 1, 2, 2);
@@ -139,24 +139,24 @@ fn caches_forget_what_no_query_sees() {
             vec![(130, parallel), (1, By::Step), (300, parallel), (269, By::Step)],
             vec![(650, parallel), (50, By::Step)],
         ] {
-            let (y, state) = run(&case, &stretches, Memory::Natural);
+            let (y, state) = run(&case, &stretches, StateKind::Auto);
             expected.compare_outputs(&y, &format!("{stretches:?} {case}"));
             let keys = (window + sinks + 127usize).next_multiple_of(128);
-            // Keys, values in whole vectors, and a weight and a decay for each head, which grow like any list.
+            // Keys, values in whole vectors, and a weight and a decay per head, which grow like a `Vec`.
             assert!(state.bytes() <= keys * (4 * (2 + 16) + 2 * 2 * (4 + 8)) + 2000, "{text}: {} bytes for {keys} keys", state.bytes());
         }
     }
 }
 
 #[test]
-fn every_split_is_the_whole() {
+fn every_split_matches_one_call() {
     let _isa = same_isa();
     let mut rng = Rng(41);
     let shape = shape(2, 40, 4, 2, 6, 5);
     for text in TEXTS {
         let case = Case::<f32>::random(&layer(text, &shape), shape, None, 0.8, &mut rng);
         let expected = Expected::of(&case);
-        for memory in [Memory::Natural, Memory::Cache] {
+        for memory in [StateKind::Auto, StateKind::Cache] {
             for split in 0..=shape.time {
                 let chunks = By::Extend(chunk_mode(&case, 7));
                 for (first, second) in [(By::Extend(Mode::Parallel), chunks), (chunks, By::Step), (By::Step, By::Extend(Mode::Parallel))] {
@@ -173,13 +173,13 @@ proptest! {
     #![proptest_config(random_layers(60))]
 
     #[test]
-    fn random_layers_in_random_stretches(seed in any::<u64>(), time in 1usize..200, cache in any::<bool>()) {
+    fn random_layers_in_random_stretches_match_the_reference(seed in any::<u64>(), time in 1usize..200, cache in any::<bool>()) {
         let _isa = same_isa();
         let mut rng = Rng(seed);
         let (h, g) = rng.pick(&[(1, 1), (4, 2), (4, 1)]);
         let shape = shape(rng.pick(&[1, 2]), time, h, g, rng.pick(&[1, 2, 5, 8]), rng.pick(&[5, 16, 20]));
-        let low = |variant: &Variant| variant.kernel.polynomial().is_none_or(|orders| orders.iter().all(|(n, _)| *n <= 5));
-        // Drawn without lengths: behind one, sums that cancel are not avoided.
+        let low = |variant: &Variant| variant.near.kernel.polynomial().is_none_or(|orders| orders.iter().all(|(n, _)| *n <= 5));
+        // Without lengths: cancelling sums are not excluded after the end of a row.
         let case = loop {
             let case = random_case::<f32>(shape, 0.05, &mut rng);
             if case.lengths.is_none() && case.heads.iter().all(low) {
@@ -199,20 +199,20 @@ proptest! {
             stretches.push((count, by));
             left -= count;
         }
-        let (y, _) = run(&case, &stretches, if cache { Memory::Cache } else { Memory::Natural });
+        let (y, _) = run(&case, &stretches, if cache { StateKind::Cache } else { StateKind::Auto });
         Expected::of(&case).compare_outputs(&y, &format!("{stretches:?} {case}"));
     }
 }
 
 #[test]
-fn the_state_is_that_of_stepping() {
+fn extending_gives_the_state_of_stepping() {
     let _isa = same_isa();
     let mut rng = Rng(42);
-    // Time is cut into spans here: one kv head and many chunks.
+    // Time is split into spans: one KV head and many chunks.
     let shape = shape(1, 300, 2, 1, 6, 5);
     for text in TEXTS {
         let case = Case::<f32>::random(&layer(text, &shape), shape, None, 0.8, &mut rng);
-        for memory in [Memory::Natural, Memory::Cache] {
+        for memory in [StateKind::Auto, StateKind::Cache] {
             let (_, stepped) = run(&case, &[(shape.time, By::Step)], memory);
             for mode in [Mode::Parallel, chunk_mode(&case, 16)] {
                 let (_, state) = run(&case, &[(101, By::Extend(mode)), (shape.time, By::Extend(mode))], memory);
@@ -222,15 +222,15 @@ fn the_state_is_that_of_stepping() {
                         (state.largest_score(0, head).expect("a head"), stepped.largest_score(0, head).expect("a head"));
                     assert!((found - expected).abs() < 1e-5 * expected, "{case}: largest score {found}, {expected} by stepping");
                 }
-                // The next outputs say whether all the rest is the same, long after its beginning.
+                // The next outputs show whether the states are equal.
                 let next = Case::<f32>::random(&case.heads, termwise_attention::Shape { time: 1, ..shape }, None, 0.8, &mut rng.clone());
                 let [a, b] = [state.clone(), stepped.clone()].map(|mut state| {
                     let mut tokens = next.tensors.clone();
                     for (name, x) in &mut tokens {
-                        if let Name::Extra(extra) = name
-                            && !extra.is_gate_logits()
+                        if let Name::AuxTensor(aux) = name
+                            && !aux.is_gate_logits()
                         {
-                            x.clone_from(&case.get(Name::Extra(*extra)).to_vec());
+                            x.clone_from(&case.get(Name::AuxTensor(*aux)).to_vec());
                         }
                     }
                     let token = Case {
@@ -253,7 +253,7 @@ fn the_state_is_that_of_stepping() {
 }
 
 #[test]
-fn batch_rows_go_on_from_their_own_positions() {
+fn batch_rows_resume_at_their_own_positions() {
     let _isa = same_isa();
     let mut rng = Rng(43);
     let shape = shape(2, 60, 4, 2, 6, 5);
@@ -261,12 +261,12 @@ fn batch_rows_go_on_from_their_own_positions() {
         let case = Case::<f32>::random(&layer(text, &shape), shape, None, 0.8, &mut rng);
         let expected = Expected::of(&case);
         for mode in [Mode::Parallel, chunk_mode(&case, 8)] {
-            let mut state = case.state(Memory::Natural);
+            let mut state = case.state(StateKind::Auto);
             let mut y = vec![f32::NAN; case.dy.len()];
             for ranges in [[0..5, 0..23], [5..32, 23..24], [32..60, 24..60]] {
                 let own = part(&case, &ranges);
                 let mut out = vec![f32::NAN; own.dy.len()];
-                let mut fused = own.continuing(Memory::Natural, mode, &Scratch::default()).expect("possible");
+                let mut fused = own.continuing(StateKind::Auto, mode, &Scratch::default()).expect("possible");
                 fused.extend(&mut state, &own.inputs(), &mut out).unwrap_or_else(|error| panic!("{case}: {error}"));
                 place(&case, &ranges, &out, &mut y);
             }
@@ -277,7 +277,7 @@ fn batch_rows_go_on_from_their_own_positions() {
 }
 
 #[test]
-fn any_number_of_threads_gives_the_same_bits() {
+fn results_are_bit_identical_for_any_thread_count() {
     let _isa = same_isa();
     let mut rng = Rng(44);
     let shape = shape(1, 300, 2, 1, 6, 5);
@@ -285,13 +285,13 @@ fn any_number_of_threads_gives_the_same_bits() {
     for text in TEXTS {
         let case = Case::<f32>::random(&layer(text, &shape), shape, None, 0.8, &mut rng);
         let stretches = [(130, By::Extend(Mode::Parallel)), (1, By::Step), (200, By::Extend(chunk_mode(&case, 16)))];
-        let results = pools.each_ref().map(|pool| pool.install(|| run(&case, &stretches, Memory::Natural).0));
+        let results = pools.each_ref().map(|pool| pool.install(|| run(&case, &stretches, StateKind::Auto).0));
         assert!(results.iter().all(|y| y.iter().zip(&results[0]).all(|(a, b)| a.to_bits() == b.to_bits())), "{case}");
     }
 }
 
 #[test]
-fn positions_are_named_from_the_beginning() {
+fn reported_positions_count_from_the_start_of_the_sequence() {
     let _isa = same_isa();
     let shape = shape(1, 20, 1, 1, 2, 2);
     for text in ["taylor=0..1 over=sum rope=off", "taylor=0..1 clamp=9 over=sum rope=off"] {
@@ -299,10 +299,10 @@ fn positions_are_named_from_the_beginning() {
         case.get_mut(Name::Q)[17 * 2..18 * 2].fill(-100.0);
         case.get_mut(Name::K).fill(1.0);
         let scratch = Scratch::default();
-        let mut state = case.state(Memory::Natural);
+        let mut state = case.state(StateKind::Auto);
         for range in [0..6, 6..20] {
             let own = part(&case, std::slice::from_ref(&range));
-            let mut fused = own.continuing(Memory::Natural, Mode::Parallel, &scratch).expect("possible");
+            let mut fused = own.continuing(StateKind::Auto, Mode::Parallel, &scratch).expect("possible");
             let report = fused.extend(&mut state, &own.inputs(), &mut vec![0.0; own.dy.len()]).expect("possible");
             assert_eq!(report.nonpositive.map(|at| at.position), range.contains(&17).then_some(17));
         }
@@ -310,20 +310,20 @@ fn positions_are_named_from_the_beginning() {
 }
 
 #[test]
-fn a_state_of_another_layer_is_refused() {
+fn states_of_another_layer_are_rejected() {
     let here = shape(1, 5, 2, 1, 4, 4);
     let case = Case::<f32>::random(&layer("taylor=0..2 in", &here), here, None, 1.0, &mut Rng(46));
-    assert!(case.inputs().get(Extra::InGate).is_some());
-    let mut fused = case.continuing(Memory::Natural, Mode::Parallel, &Scratch::default()).expect("possible");
+    assert!(case.inputs().get(AuxKind::InGate).is_some());
+    let mut fused = case.continuing(StateKind::Auto, Mode::Parallel, &Scratch::default()).expect("possible");
     let mut y = vec![0.0; case.dy.len()];
     for (text, other) in
         [("taylor=0..3 in", here), ("taylor=0..2 in", shape(1, 5, 2, 2, 4, 4)), ("taylor=0..2 in", shape(2, 5, 2, 1, 4, 4))]
     {
-        let mut state = state_of(&layer(text, &other), &other, Memory::Natural).expect("a state");
+        let mut state = state_of(&layer(text, &other), &other, StateKind::Auto).expect("a state");
         assert!(fused.extend(&mut state, &case.inputs(), &mut y).is_err_and(|error| error.to_string().contains("another layer")), "{text}");
         assert_eq!(state.position(0), Some(0));
     }
-    let mut state = case.state(Memory::Natural);
+    let mut state = case.state(StateKind::Auto);
     assert!(fused.extend(&mut state, &case.inputs(), &mut y[1..]).is_err());
     assert!(fused.extend(&mut state, &case.inputs(), &mut y).is_ok());
 }

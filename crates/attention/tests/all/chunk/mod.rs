@@ -6,8 +6,8 @@ mod extend;
 
 use proptest::test_runner::{Config, RngSeed};
 
-/// So many random cases, the same at every run: among thousands some layer is always worse conditioned than any bound foresees. Other
-/// ones are drawn with `PROPTEST_RNG_SEED` set to a number.
+/// This many random cases from a fixed seed: among thousands of layers some are worse conditioned than any bound allows. Set
+/// `PROPTEST_RNG_SEED` to a number for other cases.
 fn random_layers(cases: u32) -> Config {
     let seed = std::env::var("PROPTEST_RNG_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(4);
     Config { cases, failure_persistence: None, rng_seed: RngSeed::Fixed(seed), ..Config::default() }

@@ -1,6 +1,6 @@
 //! `termwise generate`.
 
-mod took;
+mod summary;
 
 use std::path::{Path, PathBuf};
 
@@ -8,10 +8,10 @@ use clap::Args;
 use termwise_attention::{Mode, Variant};
 use termwise_data::Tokenizer;
 use termwise_data::language::{Language, Question};
-use termwise_generate::{Piece, Plan, Result, Writing, Written, prompts};
-use termwise_llama::generate::{Decoder, DecoderOptions, MemoryPolicy, Sampling, warnings};
-use termwise_llama::weights::FloatType;
-use termwise_llama::{Config, Model};
+use termwise_model::decode::{Decoder, DecoderOptions, MemoryPolicy, SamplingOptions, warnings};
+use termwise_model::generate::{Completion, GenerationEvent, GenerationOptions, Result, TextGenerator, prompts};
+use termwise_model::weights::FloatType;
+use termwise_model::{Config, Model};
 use termwise_report::thousands;
 use termwise_train::tell::tell;
 
@@ -19,125 +19,123 @@ use super::source::{language_of, model_folder, warning};
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 
-/// Write text with a model
+/// Generate text with a model
 ///
-/// Text goes to standard output as it is written, and what it took to standard error. Softmax keeps all keys and values; attention with a
-/// finite map keeps a state of constant size, however long the text.
+/// Text is printed to standard output as it is generated; speed and memory are printed to standard error. Softmax keeps all keys and
+/// values. Attention with a finite feature map keeps a state of constant size.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  termwise generate                                                    ask the newest run in runs/
-  termwise generate runs/first --prompt \"k3 v7 k9 v1 ? k3\"            built-in language: two facts and a question; one token answers it
+  termwise generate                                                    the newest run in runs/
+  termwise generate runs/first --prompt \"k3 v7 k9 v1 ? k3\"            builtin data: two facts and a question
   termwise generate path/to/model --prompt \"Once upon a time\"
   termwise generate path/to/model --prompt Once --temperature 0.8 --top-p 0.9 --seed 7 --stop \"\\n\\n\"
-  termwise generate path/to/model --prompt Once --order 4              softmax cut to four orders: memory of constant size
-  termwise generate path/to/model --prompt Once --order 4 --switch     exact until that is smaller, then cut
+  termwise generate path/to/model --prompt Once --order 4              softmax truncated at order 4: constant memory
+  termwise generate path/to/model --prompt Once --order 4 --switch     exact until the state is smaller, then truncated
   termwise generate path/to/model --prompt Once --weights bf16         half the memory for weights, up to twice as fast
-  termwise generate path/to/model --prompts prompts.jsonl --json       many prompts, a line of JSON for each
+  termwise generate path/to/model --prompts prompts.jsonl --json       many prompts, one line of JSON each
   termwise generate path/to/model --prompt Once --save-state once.safetensors
-  termwise generate path/to/model --load-state once.safetensors        goes on where that ended
+  termwise generate path/to/model --load-state once.safetensors        resume from a saved state
 
-Tokens are chosen as Hugging Face does: repetition penalty, temperature, top-k, top-p, min-p, in this order.
-What a prompt gets depends on its own seed alone, not on the others: prompt number n, from 0, has the seed --seed + n.
-A prompt that fails is reported on standard error, and the other texts are finished. The exit code is 3 if some prompts failed, 1 if all did.")]
+Sampling follows Hugging Face: repetition penalty, temperature, top-k, top-p, min-p, in this order. Prompt number n, counted from 0, uses
+the seed --seed + n, so its output does not depend on the other prompts. Failed prompts are reported on standard error. The exit code is 3
+if some prompts failed, 1 if all did.")]
 pub struct GenerateArgs {
-    /// A folder of a model, a run, a checkpoint, or hf://OWNER/NAME[@REVISION] [default: the newest run in runs/]
+    /// Model folder, run, checkpoint or hf://OWNER/NAME[@REVISION] [default: the newest run in runs/]
     #[arg(value_name = "MODEL")]
     pub model: Option<String>,
-    /// Text to go on from [default: the beginning of a text; of the built-in language a document with a question]
+    /// Prompt [default: an empty one; on builtin data a held-out document with a question]
     #[arg(long, value_name = "TEXT", conflicts_with = "prompts", allow_hyphen_values = true)]
     pub prompt: Option<String>,
-    /// File of prompts: one a line, or .jsonl with a text `prompt` in each line
+    /// File of prompts: one per line, or .jsonl with a field `prompt`
     #[arg(long, value_name = "FILE")]
     pub prompts: Option<PathBuf>,
-    /// Tokens to write at most for each prompt; 0 only reads
-    /// [default: 256, or 1 for a prompt of the built-in language that ends with a question]
+    /// Largest number of new tokens per prompt; 0 reads the prompt only [default: 256, or 1 for a question on builtin data]
     #[arg(long, value_name = "N")]
     pub max_tokens: Option<usize>,
-    /// What logits are divided by; 0 takes the most probable token
+    /// Sampling temperature; 0: greedy
     #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
     pub temperature: f64,
-    /// Keep only the N most probable tokens; 0: all
+    /// Top-k sampling; 0: off
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub top_k: usize,
-    /// Keep the most probable tokens that have this probability together
+    /// Top-p (nucleus) sampling; 1: off
     #[arg(long, default_value_t = 1.0, value_name = "P", allow_negative_numbers = true)]
     pub top_p: f64,
-    /// Drop tokens below this share of the largest probability
+    /// Min-p sampling: smallest probability relative to the largest; 0: off
     #[arg(long, default_value_t = 0.0, value_name = "P", allow_negative_numbers = true)]
     pub min_p: f64,
-    /// Factor against tokens of the prompt and of what was written
+    /// Repetition penalty; 1: off
     #[arg(long, default_value_t = 1.0, value_name = "X", allow_negative_numbers = true)]
     pub repetition_penalty: f64,
-    /// Seed of what is drawn
+    /// Sampling seed
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
-    /// End before this text, of which nothing is printed; may be given several times
+    /// Stop before this text; may be repeated
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub stop: Vec<String>,
-    /// Go on after the token that ends a text
+    /// Continue after the end-of-text token
     #[arg(long)]
     pub ignore_end: bool,
-    /// Cut every exp kernel to the series up to this order, whose memory has constant size
+    /// Truncate every exp kernel at this order, for constant memory
     #[arg(long, value_name = "P", value_parser = crate::args::order())]
     pub order: Option<usize>,
-    /// Keep all keys and values until the state of --order is smaller, then go on with that
+    /// Keep keys and values until the state of --order is smaller, then switch to it
     #[arg(long, requires = "order")]
     pub switch: bool,
-    /// Give all heads this attention, where the weights of the model suffice
+    /// Replace the attention of all heads by this variant
     #[arg(long, value_name = "VARIANT")]
     pub attention: Option<Variant>,
-    /// How weights are held while writing: float32, or bfloat16, which is up to twice as fast and rounds each to 8 bits of precision
+    /// Type of the weights: float32, or bfloat16, which is up to twice as fast with 8 bits of precision
     #[arg(long, default_value = "float32", value_name = "TYPE")]
     pub weights: FloatType,
-    /// How prompts are read: parallel, chunk, chunk=LENGTH or auto
+    /// How prompts are processed: parallel, chunk, chunk=LENGTH or auto
     #[arg(long, default_value = "auto", value_name = "MODE")]
     pub mode: Mode,
-    /// Positions of a prompt that are read at once
-    #[arg(long, default_value_t = 256, value_name = "N", value_parser = super::size(1 << 16))]
-    pub window: usize,
-    /// Let keys and values go beyond the context that the model was made for
+    /// Prompt tokens per prefill chunk: larger chunks are faster and need larger buffers
+    #[arg(long, alias = "window", default_value_t = 256, value_name = "N", value_parser = super::size(1 << 16))]
+    pub prefill_chunk: usize,
+    /// Allow more tokens than the context of the model
     #[arg(long)]
     pub beyond_context: bool,
-    /// Prompts of --prompts that are written at once
+    /// Prompts of --prompts per batch
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = super::size(4096))]
     pub batch: usize,
-    /// Write what the model remembers at the end to a file
+    /// Save the decoding state to this file
     #[arg(long, value_name = "FILE", conflicts_with = "prompts")]
     pub save_state: Option<PathBuf>,
-    /// Go on from such a file; --prompt, if given, follows what was there
+    /// Resume from a saved decoding state; --prompt is appended
     #[arg(long, value_name = "FILE", conflicts_with = "prompts")]
     pub load_state: Option<PathBuf>,
-    /// `bytes`, a tokenizer.json, or a folder that holds one [default: the model's own]
+    /// bytes, a tokenizer.json, or a folder that contains one [default: that of the model]
     #[arg(long, value_name = "TOKENIZER")]
     pub tokenizer: Option<String>,
-    /// Token that ends a text, where the tokenizer calls it by an unusual name
+    /// End-of-text token [default: that of the tokenizer]
     #[arg(long, value_name = "TOKEN")]
     pub end_of_document: Option<String>,
-    /// Begin `text` with the prompt in --json as well; printed text always does, unless --no-echo is given
+    /// With --json: include the prompt in `text`
     #[arg(long)]
     pub echo: bool,
     /// Print only the generated text, without the prompt
     #[arg(long, conflicts_with = "echo")]
     pub no_echo: bool,
-    /// Print a line of JSON for each prompt
+    /// Print one line of JSON per prompt
     #[arg(long)]
     pub json: bool,
-    /// Print neither warnings nor what it took
+    /// Suppress warnings, speed and memory
     #[arg(long, short)]
     pub quiet: bool,
 }
 
 impl GenerateArgs {
-    fn sampling(&self) -> Sampling {
-        Sampling {
-            temperature: self.temperature,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            repetition_penalty: self.repetition_penalty,
-            seed: self.seed,
-        }
+    fn sampling(&self) -> SamplingOptions {
+        SamplingOptions::default()
+            .temperature(self.temperature)
+            .top_k(self.top_k)
+            .top_p(self.top_p)
+            .min_p(self.min_p)
+            .repetition_penalty(self.repetition_penalty)
+            .seed(self.seed)
     }
 
     fn memory(&self) -> MemoryPolicy {
@@ -169,7 +167,7 @@ pub fn run(args: &GenerateArgs, context: &mut Context) -> std::result::Result<Ex
     })
 }
 
-/// What it took, for standard error, and how to end.
+/// The summary for standard error, and the exit code.
 fn work(args: &GenerateArgs, folder: &Path, language: Option<&Language>, show: &mut dyn FnMut(String) -> bool) -> Result<(String, Exit)> {
     let sampling = args.sampling();
     sampling.validate()?;
@@ -186,20 +184,17 @@ fn work(args: &GenerateArgs, folder: &Path, language: Option<&Language>, show: &
     if let Some(path) = &args.save_state {
         // Before anything is written: a text that cannot be saved in the end would be lost.
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        std::fs::read_dir(folder).map_err(|source| termwise_data::Error::Io {
-            action: "write the state to",
-            path: path.clone(),
-            source,
-        })?;
+        std::fs::read_dir(folder)
+            .map_err(termwise_base::files::Error::io("write the state to", path))
+            .map_err(termwise_data::Error::from)?;
     }
-    let options = DecoderOptions {
-        rows: args.batch.min(prompts.len()),
-        window: args.window,
-        mode: args.mode,
-        memory: args.memory(),
-        weights: args.weights,
-        beyond_context: args.beyond_context,
-    };
+    let options = DecoderOptions::default()
+        .rows(args.batch.min(prompts.len()))
+        .prefill_chunk(args.prefill_chunk)
+        .mode(args.mode)
+        .memory(args.memory())
+        .weights(args.weights)
+        .beyond_context(args.beyond_context);
     let decoder = match &args.attention {
         None => Decoder::open(folder, options)?,
         Some(attention) => Decoder::new(Model::read(folder)?.with_attention(attention.clone())?, options)?,
@@ -207,55 +202,54 @@ fn work(args: &GenerateArgs, folder: &Path, language: Option<&Language>, show: &
     let config = decoder.config().clone();
     let tokenizer = tokenizer(args, folder, language, &config)?;
     if !args.quiet {
-        let order = args.order.map(|order| termwise_llama::generate::cut(&config, order)).transpose()?;
+        let order = args.order.map(|order| termwise_model::decode::truncate_attention(&config, order)).transpose()?;
         let map = order.as_ref().unwrap_or(&config.attention);
         let heads = (0..config.num_hidden_layers).flat_map(|layer| map.heads(layer, config.num_attention_heads));
         for warning in warnings(&heads.collect::<Vec<_>>()) {
             tell(&format!("warning: {warning}"));
         }
     }
-    let plan = Plan {
-        sampling,
-        max_tokens: args.max_tokens.unwrap_or(if answered { 1 } else { 256 }),
-        stops: args.stop.iter().filter(|stop| !stop.is_empty()).cloned().collect(),
-        ends: if args.ignore_end { Vec::new() } else { ends(&config, &tokenizer) },
-        echo: args.echo || question.is_some() || !args.json && !args.no_echo,
-        load: args.load_state.clone(),
-        save: args.save_state.clone(),
-    };
+    let generation = GenerationOptions::default()
+        .sampling(sampling)
+        .max_tokens(args.max_tokens.unwrap_or(if answered { 1 } else { 256 }))
+        .stop_strings(args.stop.iter().filter(|stop| !stop.is_empty()).cloned().collect())
+        .end_tokens(if args.ignore_end { Vec::new() } else { end_tokens(&config, &tokenizer) })
+        .echo(args.echo || question.is_some() || !args.json && !args.no_echo)
+        .load_state(args.load_state.clone())
+        .save_state(args.save_state.clone());
     let (constant, memory) = (decoder.is_constant(), decoder.memory());
     let (mut answer, mut begun) = (None, false);
-    let took = Writing::new(&config, decoder, &tokenizer, plan, &prompts).run(&mut |piece| match piece {
-        Piece::More(text) => {
+    let stats = TextGenerator::new(&config, decoder, &tokenizer, generation, &prompts).run(&mut |event| match event {
+        GenerationEvent::Text(text) => {
             begun = true;
             args.json || show(text.to_owned())
         }
-        Piece::End(written) => {
+        GenerationEvent::Finished(written) => {
             begun = false;
             let after = written.text.strip_prefix(written.prompt).unwrap_or(written.text);
             answer = after.split_whitespace().next().map(str::to_owned);
             show(if args.json { json_line(&written) } else { apart(written.index, prompts.len()).to_owned() })
         }
-        Piece::Failed(failed) => {
+        GenerationEvent::Failed(failed) => {
             tell(&format!("error: {}", failed.error));
             // What was written before the failure is a text of its own.
             !std::mem::take(&mut begun) || args.json || show(apart(failed.index, prompts.len()).to_owned())
         }
     })?;
-    if took.position > config.max_position_embeddings {
+    if stats.position > config.max_position_embeddings {
         warning(args.quiet)(&format!(
             "the text has {} tokens, and the model was trained on at most {}; tokens beyond are extrapolated",
-            thousands(took.position),
+            thousands(stats.position),
             thousands(config.max_position_embeddings)
         ));
     }
     let judged = question.map_or(String::new(), |question| judged(&question, answer.as_deref(), args.seed));
-    let exit = match took.failed {
+    let exit = match stats.failed {
         0 => Exit::Success,
         failed if failed < prompts.len() => Exit::Partial,
         _ => Exit::Failure,
     };
-    Ok((judged + &took::summary(took, &config, constant, memory), exit))
+    Ok((judged + &summary::summary(stats, &config, constant, memory), exit))
 }
 
 /// What follows a text: those of several prompts are set apart by an empty line.
@@ -263,7 +257,7 @@ fn apart(index: usize, prompts: usize) -> &'static str {
     if index + 1 < prompts { "\n\n" } else { "\n" }
 }
 
-fn json_line(written: &Written) -> String {
+fn json_line(written: &Completion) -> String {
     serde_json::to_string(written).expect("texts and whole numbers are JSON") + "\n"
 }
 
@@ -312,8 +306,8 @@ fn tokenizer(args: &GenerateArgs, folder: &Path, language: Option<&Language>, co
     }
 }
 
-/// Tokens that end a text: the model's, or else the tokenizer's.
-fn ends(config: &Config, tokenizer: &Tokenizer) -> Vec<u32> {
+/// The end-of-text tokens: those of the model, else that of the tokenizer.
+fn end_tokens(config: &Config, tokenizer: &Tokenizer) -> Vec<u32> {
     if config.eos_token_id.is_empty() { vec![tokenizer.end()] } else { config.eos_token_id.clone() }
 }
 

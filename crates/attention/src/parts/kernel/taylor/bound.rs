@@ -1,7 +1,7 @@
 //! How large a series can become.
 
-use crate::kernels::score_rows::UNSCALED_LOG_LIMIT;
 use crate::parts::kernel::taylor::Taylor;
+use termwise_kernels::score_rows::UNSCALED_LOG_LIMIT;
 
 impl Taylor {
     /// log Σ|a_n|·|x|^n/n!, which bounds log |w| for all scores up to |x|.

@@ -1,8 +1,8 @@
 //! Vectors whose lanes are computed in float64, by plain arithmetic that compiles to vectors of float64. What rows seldom need is a
 //! function of its own, so that it is compiled once and not at every place.
 
-use crate::kernels::simd::{Simd, Task};
 use crate::parts::kernel::taylor::prefix::prefixes;
+use termwise_kernels::simd::{Simd, Task};
 
 #[inline(always)]
 pub(super) fn beyond<S: Simd>(simd: S, x: S::V, low: f32, high: f32) -> bool {

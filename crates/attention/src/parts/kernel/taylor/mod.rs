@@ -11,12 +11,13 @@ mod prefix;
 mod text;
 
 use crate::Real;
-use crate::kernels::score_rows::{CoefficientRow, Rescale, SCALED_FROM, ScoreKernel};
-use crate::kernels::simd::{Simd, Task};
 pub(super) use crate::parts::kernel::taylor::lanes::pair_from;
 use crate::parts::kernel::taylor::lanes::{Wide, beyond, lanes_from, replace_beyond};
 use crate::parts::kernel::taylor::prefix::{exponential_range, prefix};
 use crate::parts::kernel::{KernelPart, Sign};
+use termwise_kernels::combinatorics::factorial;
+use termwise_kernels::score_rows::{CoefficientRow, Rescale, SCALED_FROM, ScoreKernel};
+use termwise_kernels::simd::{Simd, Task};
 
 /// The highest order: 1/n! is still a normal float64 there.
 pub const MAX_ORDER: usize = 150;
@@ -320,11 +321,6 @@ impl ScoreKernel for Taylor {
         let w = simd.exp(simd.sub(x, simd.splat(rho)));
         (replace_beyond(simd, x, w, (low, high), self.degree(), factor), replace_beyond(simd, x, w, (low, high), self.degree() - 1, factor))
     }
-}
-
-/// n!
-pub fn factorial(n: usize) -> f64 {
-    (1..=n).fold(1.0, |product, i| product * i as f64)
 }
 
 #[cfg(test)]

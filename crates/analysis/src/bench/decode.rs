@@ -1,0 +1,215 @@
+//! One token at a time: a step of the recurrent state beside a plain sweep over as many bytes, and time by position.
+
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use termwise_attention::simd::{Simd, Task, dispatch};
+use termwise_attention::{Buffer, Shape, Variant};
+
+use super::{Machine, timed};
+use crate::layer::Layer;
+use termwise_base::rng::Rng;
+use termwise_base::threads;
+
+use crate::Error;
+
+/// Bytes that one repetition reads and writes at least: short steps are repeated, so that the clock does not count.
+const BYTES: usize = 64 << 20;
+/// Tokens that a point of the curve is measured on.
+const TOKENS: usize = 64;
+
+/// A variant at a head dimension, as in `taylor=0..2@64`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecodeCase {
+    /// Of every head.
+    pub variant: Variant,
+    /// d = e
+    pub head_dim: usize,
+}
+
+impl FromStr for DecodeCase {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<DecodeCase, Error> {
+        let (variant, dim) = text.rsplit_once('@').unwrap_or((text, "64"));
+        let bad =
+            || Error::Sizes(format!("`{text}` ends in `@{dim}`, but a head dimension is a number from 1 to 256, as in taylor=0..2@64"));
+        let head_dim = dim.trim().parse().ok().filter(|d| (1..=256).contains(d)).ok_or_else(bad)?;
+        Ok(DecodeCase { variant: variant.trim().parse()?, head_dim })
+    }
+}
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct DecodeOptions {
+    /// Variants with their head dimensions.
+    pub cases: Vec<DecodeCase>,
+    /// Heads, each with a state of its own.
+    pub heads: usize,
+    /// The last position of the curve of time by position; 0 for none.
+    pub positions: usize,
+    /// The last position at which a cache is measured: to get there takes time that grows with its square.
+    pub cache_positions: usize,
+    /// Threads.
+    pub threads: usize,
+    /// Repetitions, of which the best counts.
+    pub repeat: usize,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct DecodeBench {
+    /// Who computed it.
+    pub engine: String,
+    /// What the machine can do.
+    pub machine: Machine,
+    /// One for each case.
+    pub rows: Vec<DecodeRow>,
+    /// Time by position, for the first case and for a cache of keys and values.
+    pub curve: Vec<CurvePoint>,
+}
+
+/// One step of one case.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct DecodeRow {
+    /// Its text form.
+    pub variant: String,
+    /// d = e
+    pub head_dim: usize,
+    /// H
+    pub heads: usize,
+    /// From the real buffers.
+    pub state_bytes: usize,
+    /// Microseconds a token.
+    pub us: f64,
+    /// Microseconds of one thread that reads, changes and writes as many bytes.
+    pub sweep_us: f64,
+    /// 10⁹ bytes a second, read and written.
+    pub gb_per_s: f64,
+    /// Of the plain sweep.
+    pub sweep_gb_per_s: f64,
+    /// The plain sweep's time over that of the step.
+    pub share_of_sweep: f64,
+}
+
+/// Time of a token at a position.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CurvePoint {
+    /// What is kept.
+    pub variant: String,
+    /// Tokens before it.
+    pub position: usize,
+    /// Microseconds a token.
+    pub us: f64,
+    /// Bytes kept at this position.
+    pub bytes: usize,
+}
+
+/// Measures every case, then the curve.
+pub fn decode(options: &DecodeOptions) -> Result<DecodeBench, Error> {
+    let pool = threads::pool(options.threads)?;
+    pool.install(|| {
+        let machine = Machine::measure();
+        let rows = options.cases.iter().map(|case| row(case, options)).collect::<Result<_, _>>()?;
+        let mut curve = Vec::new();
+        if let Some(first) = options.cases.first().filter(|_| options.positions > 0) {
+            curve.extend(by_position(&first.variant, first.head_dim, options.heads, options.positions)?);
+            curve.extend(by_position(&Variant::default(), first.head_dim, options.heads, options.positions.min(options.cache_positions))?);
+        }
+        Ok(DecodeBench { engine: "termwise".into(), machine, rows, curve })
+    })
+}
+
+fn shape(heads: usize, d: usize) -> Shape {
+    Shape { batch: 1, time: 1, heads, kv_heads: heads, d, e: d }
+}
+
+/// Small inputs, so that sums of a million tokens stay finite.
+fn token(variant: &Variant, shape: Shape) -> Result<Layer<f32>, Error> {
+    Ok(Layer::uniform(variant, shape, 0.1, &mut Rng::new(1))?)
+}
+
+fn row(case: &DecodeCase, options: &DecodeOptions) -> Result<DecodeRow, Error> {
+    let shape = shape(options.heads, case.head_dim);
+    let layer = token(&case.variant, shape)?;
+    let mut state = layer.state()?;
+    let state_bytes = state.bytes();
+    if !state.is_constant() {
+        return Err(Error::Sizes(format!(
+            "`{}` has no finite state, so that its steps are not of one size; see --positions",
+            case.variant
+        )));
+    }
+    let mut plain = Buffer::zeros(state_bytes.div_ceil(size_of::<f32>())).map_err(termwise_attention::Error::from)?;
+    let mut y = vec![0.0; layer.dy.len()];
+    let inputs = layer.inputs();
+    let steps = (BYTES / state_bytes).max(1);
+    let (mut step, mut sweep) = (f64::INFINITY, f64::INFINITY);
+    for _ in 0..=options.repeat {
+        let mut result = Ok(());
+        let time = timed(|| result = (0..steps).try_for_each(|_| state.step(&inputs, &mut y).map(drop)));
+        result?;
+        step = step.min(time.as_secs_f64() / steps as f64);
+        let time = timed(|| (0..steps).for_each(|_| dispatch(ReadModifyWrite(&mut plain))));
+        sweep = sweep.min(time.as_secs_f64() / steps as f64);
+        state.clear();
+    }
+    let speed = |seconds: f64| 2.0 * state_bytes as f64 / seconds.max(1e-12) / 1e9;
+    Ok(DecodeRow {
+        variant: case.variant.to_string(),
+        head_dim: case.head_dim,
+        heads: options.heads,
+        state_bytes,
+        us: step * 1e6,
+        sweep_us: sweep * 1e6,
+        gb_per_s: speed(step),
+        sweep_gb_per_s: speed(sweep),
+        share_of_sweep: sweep / step,
+    })
+}
+
+/// At 1, 10, 100, … and the last position.
+fn by_position(variant: &Variant, d: usize, heads: usize, last: usize) -> Result<Vec<CurvePoint>, Error> {
+    let shape = shape(heads, d);
+    let layer = token(variant, shape)?;
+    let mut state = layer.state()?;
+    let (inputs, mut y) = (layer.inputs(), vec![0.0; layer.dy.len()]);
+    let mut positions: Vec<usize> = (0..).map_while(|n| 10usize.checked_pow(n)).take_while(|&position| position < last).collect();
+    positions.push(last);
+    let mut points = Vec::new();
+    for position in positions {
+        while state.position(0) < Some(position) {
+            state.step(&inputs, &mut y)?;
+        }
+        let bytes = state.bytes();
+        let mut best = f64::INFINITY;
+        for _ in 0..TOKENS {
+            let mut result = Ok(());
+            let time = timed(|| result = state.step(&inputs, &mut y).map(drop));
+            result?;
+            best = best.min(time.as_secs_f64());
+        }
+        points.push(CurvePoint { variant: variant.to_string(), position, us: best * 1e6, bytes });
+    }
+    Ok(points)
+}
+
+/// Reads, changes and writes every value.
+struct ReadModifyWrite<'a>(&'a mut [f32]);
+
+impl Task for ReadModifyWrite<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let add = simd.splat(1e-3);
+        let whole = self.0.len() / (4 * S::LANES) * (4 * S::LANES);
+        let (values, rest) = self.0.split_at_mut(whole);
+        for at in (0..whole).step_by(4 * S::LANES) {
+            for part in 0..4 {
+                let i = at + part * S::LANES;
+                simd.store_at(values, i, simd.add(simd.load_at(values, i), add));
+            }
+        }
+        rest.iter_mut().for_each(|value| *value += 1e-3);
+    }
+}

@@ -1,0 +1,228 @@
+//! A training step: loss, gradient and AdamW.
+
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use termwise_attention::Variant;
+use termwise_model::config::{AttentionMap, Config};
+use termwise_model::params::ParamRole;
+use termwise_model::{Batch, Model, Objective, SessionOptions};
+use termwise_model::{Stage, StageTiming};
+use termwise_train::{AdamW, AdamWConfig, clip, gradient_norm};
+
+use super::attention::{WITH_BACKWARD, attention_flops};
+use super::{Machine, Speed};
+use termwise_base::rng::Rng;
+use termwise_base::threads;
+
+use crate::Error;
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct StepOptions {
+    /// V
+    pub vocab: usize,
+    /// Width.
+    pub hidden: usize,
+    /// H
+    pub heads: usize,
+    /// G; as many as heads where absent.
+    pub kv_heads: Option<usize>,
+    /// Layers.
+    pub layers: usize,
+    /// Width inside the MLP.
+    pub mlp: usize,
+    /// B
+    pub batch: usize,
+    /// T
+    pub length: usize,
+    /// In every head.
+    pub attention: Variant,
+    /// Threads.
+    pub threads: usize,
+    /// Steps that are measured, of which the best counts.
+    pub repeat: usize,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct StepBench {
+    /// Who computed it.
+    pub engine: String,
+    /// What the machine can do.
+    pub machine: Machine,
+    /// How operations are counted.
+    pub flop_count: String,
+    /// The attention of every head.
+    pub attention: String,
+    /// V
+    pub vocab: usize,
+    /// Width.
+    pub hidden: usize,
+    /// H
+    pub heads: usize,
+    /// G
+    pub kv_heads: usize,
+    /// Layers.
+    pub layers: usize,
+    /// Width inside the MLP.
+    pub mlp: usize,
+    /// B
+    pub batch: usize,
+    /// T
+    pub length: usize,
+    /// Numbers in all parameters.
+    pub parameters: usize,
+    /// Numbers in the matrices that every token is multiplied by.
+    pub matrix_parameters: usize,
+    /// A whole step, the best.
+    #[serde(flatten)]
+    pub speed: Speed,
+    /// A whole step, the median.
+    pub median_ms: f64,
+    /// The loss before the first step and after the last.
+    pub losses: [f64; 2],
+    /// Where the time goes, on average.
+    pub times: StepTimes,
+}
+
+/// Where the time of a step goes, in milliseconds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct StepTimes {
+    /// Stages of the model.
+    pub stages: Vec<StageTime>,
+    /// Gradients set to zero.
+    pub zero_ms: f64,
+    /// Their norm, for clipping.
+    pub norm_ms: f64,
+    /// AdamW.
+    pub optimizer_ms: f64,
+}
+
+/// One stage of the model.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct StageTime {
+    /// Its name.
+    pub stage: String,
+    /// Going forward.
+    pub forward_ms: f64,
+    /// Going backward.
+    pub backward_ms: f64,
+}
+
+/// Steps that are not measured: they touch memory for the first time.
+const WARM_UP: usize = 2;
+
+/// Measures training steps of a fresh model on random tokens.
+pub fn step(options: &StepOptions) -> Result<StepBench, Error> {
+    let config = config(options)?;
+    let pool = threads::pool(options.threads)?;
+    pool.install(|| measure(options, config))
+}
+
+fn config(options: &StepOptions) -> Result<Config, Error> {
+    let StepOptions { vocab, hidden, heads, kv_heads, layers, mlp, length, ref attention, .. } = *options;
+    if heads == 0 || !hidden.is_multiple_of(heads) {
+        return Err(Error::Sizes(format!("a width of {hidden} cannot be shared by {heads} heads: make it a multiple")));
+    }
+    let config = Config {
+        family: Default::default(),
+        vocab_size: vocab,
+        hidden_size: hidden,
+        intermediate_size: mlp,
+        num_hidden_layers: layers,
+        num_attention_heads: heads,
+        num_key_value_heads: kv_heads.unwrap_or(heads),
+        head_dim: hidden / heads,
+        rms_norm_eps: 1e-5,
+        rope_theta: 10_000.0,
+        rope_scaling: None,
+        partial_rotary_factor: 1.0,
+        tie_word_embeddings: false,
+        max_position_embeddings: length,
+        bos_token_id: None,
+        eos_token_id: Vec::new(),
+        initializer_range: 0.02,
+        torch_dtype: None,
+        attention: AttentionMap::from(attention.clone()),
+        other: Default::default(),
+    };
+    config.validate().map_err(|error| Error::Sizes(error.to_string()))?;
+    Ok(config)
+}
+
+fn measure(options: &StepOptions, config: Config) -> Result<StepBench, Error> {
+    let StepOptions { vocab, hidden, heads, layers, mlp, batch, length, .. } = *options;
+    let (repeat, tokens) = (options.repeat.max(1), batch * length);
+    let kv_heads = config.num_key_value_heads;
+    let head_dim = config.head_dim;
+    let mut model = Model::fresh(config, 1)?;
+    let mut session = model.session(batch, length, SessionOptions::default())?;
+    let machine = Machine::measure();
+    let mut grads = model.params.zeros_like()?;
+    let mut optimizer = AdamW::new(&model.params, AdamWConfig::default())?;
+    let mut rng = Rng::new(1);
+    let ids: Vec<u32> = (0..tokens).map(|_| rng.below(vocab) as u32).collect();
+    let labels: Vec<i32> = (0..tokens).map(|_| rng.below(vocab) as i32).collect();
+
+    let mut times = Vec::new();
+    let (mut zero, mut norm, mut update) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
+    let mut losses = [f64::NAN; 2];
+    for step in 0..WARM_UP + repeat {
+        if step == WARM_UP {
+            (zero, norm, update) = Default::default();
+            times.clear();
+            session.timing.reset();
+        }
+        let start = Instant::now();
+        grads.set_zero();
+        let zeroed = Instant::now();
+        let loss = session.loss_and_grad(&model.params, &Batch::new(&ids, &labels), &mut grads)?;
+        let computed = Instant::now();
+        let scale = clip(gradient_norm(&grads), 1.0);
+        let measured = Instant::now();
+        optimizer.step(&mut model.params, &grads, 1e-3, scale);
+        let end = Instant::now();
+        times.push(end - start);
+        zero += zeroed - start;
+        norm += measured - computed;
+        update += end - measured;
+        losses = [if step == 0 { loss.mean() } else { losses[0] }, loss.mean()];
+    }
+    times.sort();
+
+    let entries = model.params.layout().entries();
+    let matrices = entries.iter().filter(|entry| entry.is_matrix() && entry.spec.role != ParamRole::Embedding);
+    let matrix_parameters: usize = matrices.map(|entry| entry.spec.len()).sum();
+    let attention = layers as f64 * attention_flops(batch, heads, length, head_dim);
+    let flops = 6.0 * (tokens * matrix_parameters) as f64 + WITH_BACKWARD * attention;
+    let each = |total: Duration| total.as_secs_f64() * 1e3 / repeat as f64;
+    Ok(StepBench {
+        engine: "termwise".into(),
+        flop_count: "6·B·T·N, N = numbers in matrices without the embedding, + 3.5·layers·4·B·H·d·T(T+1)/2 for attention".into(),
+        attention: options.attention.to_string(),
+        vocab,
+        hidden,
+        heads,
+        kv_heads,
+        layers,
+        mlp,
+        batch,
+        length,
+        parameters: entries.iter().map(|entry| entry.spec.len()).sum(),
+        matrix_parameters,
+        speed: Speed::new(times[0], flops, Some(tokens), &machine),
+        median_ms: times[times.len() / 2].as_secs_f64() * 1e3,
+        losses,
+        times: StepTimes { stages: stages(&session.timing, each), zero_ms: each(zero), norm_ms: each(norm), optimizer_ms: each(update) },
+        machine,
+    })
+}
+
+fn stages(timing: &StageTiming, each: impl Fn(Duration) -> f64) -> Vec<StageTime> {
+    let time = |stage: Stage| {
+        let (forward, backward) = timing.spent(stage);
+        StageTime { stage: stage.name().to_owned(), forward_ms: each(forward), backward_ms: each(backward) }
+    };
+    Stage::ALL.into_iter().map(time).collect()
+}

@@ -1,0 +1,313 @@
+//! How each head uses what lies behind it: the atlas.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use termwise_attention::View;
+use termwise_model::{Config, Model};
+use termwise_report::{Block, Cell, Document, Documented, Figure, HeatMap, Names, Section, Shade, Table, Unit};
+
+use crate::kv::assemble::assemble;
+use crate::kv::calibrate::{Gathered, NEAR};
+use crate::kv::journal::{Journal, digest};
+use crate::kv::kinds::{Kind, SINKS};
+use crate::kv::ranges::QuantRanges;
+use crate::kv::recall::{self, Facts};
+use crate::kv::sensitivity::{self, PROBE};
+use crate::kv::{Error, Tell};
+
+/// Sums over the sampled queries of a head.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HeadSums {
+    rows: f64,
+    /// Of attention: sinks, far keys, and the distance that it looks back.
+    sink: f64,
+    far: f64,
+    distance: f64,
+    /// Rows with at least two far keys, the spread of their scores, the largest above their mean, and the far keys that hold half of the far mass.
+    far_rows: f64,
+    spread: f64,
+    largest: f64,
+    half: f64,
+}
+
+impl HeadSums {
+    /// Adds query t.
+    pub fn add(&mut self, view: &View, t: usize) {
+        let d = view.d;
+        let q = &view.q[t * d..][..d];
+        let scores: Vec<f64> = view.k[..(t + 1) * d].chunks_exact(d).map(|k| q.iter().zip(k).map(|(q, k)| q * k).sum()).collect();
+        let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = scores.iter().map(|x| (x - most).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        let sinks = SINKS.min(t + 1);
+        let far = sinks..(t + 1).saturating_sub(NEAR).max(sinks);
+        self.rows += 1.0;
+        self.sink += weights[..sinks].iter().sum::<f64>() / sum;
+        self.far += weights[far.clone()].iter().sum::<f64>() / sum;
+        self.distance += weights.iter().enumerate().map(|(s, w)| w * (t - s) as f64).sum::<f64>() / sum;
+        if far.len() >= 2 {
+            let (n, scores) = (far.len() as f64, &scores[far.clone()]);
+            let mean = scores.iter().sum::<f64>() / n;
+            self.far_rows += 1.0;
+            self.spread += (scores.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / n).sqrt();
+            self.largest += scores.iter().copied().fold(f64::NEG_INFINITY, f64::max) - mean;
+            let mut sorted = weights[far.clone()].to_vec();
+            sorted.sort_by(|a, b| b.total_cmp(a));
+            let all: f64 = sorted.iter().sum();
+            let mut held = 0.0;
+            let count = sorted.iter().take_while(|w| {
+                let before = held;
+                held += **w;
+                before < 0.5 * all
+            });
+            self.half += count.count() as f64 / n;
+        }
+    }
+}
+
+/// One head.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HeadFacts {
+    /// From 0.
+    pub layer: usize,
+    /// From 0.
+    pub head: usize,
+    /// Share of its attention on the first keys.
+    pub sink_mass: f64,
+    /// Share of its attention on keys that are neither the first nor the last.
+    pub far_mass: f64,
+    /// How far it looks back, tokens.
+    pub look_back: f64,
+    /// Standard deviation of the scores of far keys within a row.
+    pub far_spread: f64,
+    /// The largest of them above their mean.
+    pub far_largest: f64,
+    /// Share of the far keys that holds half of the far mass.
+    pub half_of_far: f64,
+    /// What its kv head's memory cut down to a short window does to the model: KL in nats per token; absent where it was not measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kl: Option<f64>,
+    /// The rise of the loss, in nats per token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rise: Option<f64>,
+    /// The share of facts beyond that window that are still found, of those that the original finds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recall: Option<f64>,
+}
+
+/// Between a fact and its question, tokens.
+const RECALL_DISTANCE: usize = 192;
+
+/// How many facts, and without how many kv heads.
+#[derive(Clone, Copy, Debug)]
+pub struct Recalls {
+    /// Facts that the original finds, at most.
+    pub facts: usize,
+    /// kv heads, those whose removal does the most.
+    pub heads: usize,
+}
+
+/// All heads of a model on a text.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Atlas {
+    /// The model, as it was asked for.
+    pub model: String,
+    /// The text.
+    pub data: Vec<String>,
+    /// Contexts and their length.
+    pub contexts: usize,
+    /// Tokens of each.
+    pub length: usize,
+    /// Keys at the start that count as sinks, and last ones that count as near.
+    pub sinks: usize,
+    /// The others are far.
+    pub near: usize,
+    /// Facts by which recall was measured.
+    #[serde(default)]
+    pub facts: usize,
+    /// By layer and head.
+    pub heads: Vec<HeadFacts>,
+}
+
+impl Atlas {
+    /// From what a pass gathered.
+    pub fn new(model: &str, data: Vec<String>, config: &Config, gathered: &Gathered, length: usize) -> Atlas {
+        let heads = gathered.heads.iter().enumerate().map(|(index, sums)| {
+            let (rows, far) = (sums.rows.max(1.0), sums.far_rows.max(1.0));
+            HeadFacts {
+                layer: index / config.num_attention_heads,
+                head: index % config.num_attention_heads,
+                sink_mass: sums.sink / rows,
+                far_mass: sums.far / rows,
+                look_back: sums.distance / rows,
+                far_spread: sums.spread / far,
+                far_largest: sums.largest / far,
+                half_of_far: sums.half / far,
+                kl: None,
+                rise: None,
+                recall: None,
+            }
+        });
+        let heads = heads.collect();
+        Atlas { model: model.into(), data, contexts: gathered.contexts, length, sinks: SINKS, near: NEAR, facts: 0, heads }
+    }
+
+    /// Adds what the model loses with the memory of each kv head: KL and loss on a context, and facts that it no longer finds, asked for where the loss of
+    /// memory does the most to predictions, since each question is a text of its own.
+    pub fn add_removals(
+        &mut self,
+        model: &Arc<Model>,
+        (gathered, context): (&Gathered, &[u32]),
+        recall: Option<(Facts, Recalls)>,
+        journal: &mut Journal,
+        stop: &AtomicBool,
+        tell: Tell,
+    ) -> Result<(), Error> {
+        // A window in float32 needs no tensors.
+        let ranges = QuantRanges::none(&gathered.identity);
+        let removals = sensitivity::measure(model, &ranges, &[context.to_vec()], journal, stop, tell)?;
+        let (h, g) = (model.config.num_attention_heads, model.config.num_key_value_heads);
+        let unit = |head: &HeadFacts| head.layer * g + head.head / (h / g);
+        for head in &mut self.heads {
+            let removal = removals[unit(head)];
+            (head.kl, head.rise) = (Some(removal.kl), Some(removal.rise));
+        }
+        let Some((mut facts, recalls)) = recall else { return Ok(()) };
+        tell(0, recalls.heads as u64, "facts that the original finds");
+        let questions = facts.found_by(&mut recall::decoder(model)?, RECALL_DISTANCE, recalls.facts)?;
+        self.facts = questions.len();
+        let mut order: Vec<usize> = (0..removals.len()).collect();
+        order.sort_by(|&a, &b| removals[b].kl.total_cmp(&removals[a].kl));
+        order.truncate(if questions.is_empty() { 0 } else { recalls.heads });
+        for (done, &cut) in order.iter().enumerate() {
+            if stop.load(Ordering::Relaxed) {
+                return Err(Error::Stopped);
+            }
+            let mut kinds = vec![None; removals.len()];
+            kinds[cut] = Some(Kind::window(PROBE));
+            let key = digest(&format!("recall {} {cut} {RECALL_DISTANCE} {recalls:?}", ranges.identity));
+            let found: usize = match journal.get(&key) {
+                Some(known) => known,
+                None => {
+                    let mut decoder = recall::decoder(&Arc::new(assemble(model, &ranges, &kinds)?))?;
+                    let mut found = 0;
+                    for question in &questions {
+                        found += usize::from(question.is_found(facts.tokenizer(), &mut decoder)?);
+                    }
+                    journal.put(&key, &format!("facts without the memory of kv head {cut}"), &found);
+                    found
+                }
+            };
+            let share = found as f64 / questions.len() as f64;
+            self.heads.iter_mut().filter(|head| unit(head) == cut).for_each(|head| head.recall = Some(share));
+            tell(done as u64 + 1, order.len() as u64, "facts without the memory of a kv head");
+        }
+        Ok(())
+    }
+
+    fn map(&self, title: &str, shade: Shade, value: fn(&HeadFacts) -> Option<f64>) -> HeatMap {
+        let layers = self.heads.iter().map(|head| head.layer + 1).max().unwrap_or(0);
+        let per_layer = self.heads.len() / layers.max(1);
+        HeatMap {
+            title: title.into(),
+            x: Names::count("head", per_layer),
+            y: Names::count("layer", layers),
+            values: self.heads.chunks(per_layer.max(1)).map(|row| row.iter().map(value).collect()).collect(),
+            shade,
+            range: None,
+            unit: Unit::Number,
+        }
+    }
+
+    fn median(&self, value: fn(&HeadFacts) -> f64) -> f64 {
+        let mut values: Vec<f64> = self.heads.iter().map(value).collect();
+        values.sort_by(f64::total_cmp);
+        values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+    }
+}
+
+impl Documented for Atlas {
+    const KIND: &'static str = "atlas";
+
+    fn validate(&self, _: &Value) -> Result<(), String> {
+        let per_layer = self.heads.iter().take_while(|head| head.layer == 0).count().max(1);
+        let ordered = self.heads.iter().enumerate().all(|(i, head)| (head.layer, head.head) == (i / per_layer, i % per_layer));
+        if !ordered || !self.heads.len().is_multiple_of(per_layer) {
+            return Err("its heads are not listed by layer and head, with as many heads in each layer".into());
+        }
+        Ok(())
+    }
+
+    fn document(&self) -> Document {
+        let Atlas { contexts, length, sinks, near, .. } = self;
+        let mut facts = vec![
+            ("model".to_owned(), self.model.clone()),
+            ("text".to_owned(), format!("{}; {contexts} contexts of {length} tokens", self.data.join(", "))),
+            ("far".to_owned(), format!("all keys but the first {sinks} and the last {near}")),
+            (
+                "median head".to_owned(),
+                format!(
+                    "{:.3} of its attention on far keys, {:.3} on the first; looks back {:.0} tokens; far scores have a standard deviation of {:.2}, their largest is {:.1} above their mean, and half of the far mass lies on {:.1} % of the far keys",
+                    self.median(|head| head.far_mass),
+                    self.median(|head| head.sink_mass),
+                    self.median(|head| head.look_back),
+                    self.median(|head| head.far_spread),
+                    self.median(|head| head.far_largest),
+                    100.0 * self.median(|head| head.half_of_far),
+                ),
+            ),
+        ];
+        if self.heads.iter().any(|head| head.kl.is_some()) {
+            let text = format!("its kv head keeps the first {sinks} and the last {PROBE} keys: KL and rise of the loss, nats per token");
+            facts.push(("removal of a head".to_owned(), text));
+        }
+        if self.facts > 0 {
+            let text = format!(
+                "share of {} facts {RECALL_DISTANCE} tokens back, which the original finds, that are found without a kv head's memory",
+                self.facts
+            );
+            facts.push(("recall".to_owned(), text));
+        }
+        let mut panels = vec![
+            self.map("Attention on far keys", Shade::Linear, |head| Some(head.far_mass)).into(),
+            self.map("Attention on the first keys", Shade::Linear, |head| Some(head.sink_mass)).into(),
+            self.map("Spread of far scores", Shade::Linear, |head| Some(head.far_spread)).into(),
+        ];
+        if self.heads.iter().any(|head| head.kl.is_some()) {
+            panels.push(self.map("KL when the kv head keeps a short window", Shade::Linear, |head| head.kl).into());
+            panels.push(self.map("Rise of the loss", Shade::Linear, |head| head.rise).into());
+        }
+        if self.heads.iter().any(|head| head.recall.is_some()) {
+            panels.push(self.map("Facts found without the kv head's memory", Shade::Linear, |head| head.recall).into());
+        }
+        let figure = Figure { title: "Heads".into(), description: "Layers by heads.".into(), panels };
+        let columns =
+            ["layer", "head", "far mass", "sink mass", "look-back", "far spread", "far largest", "half of far on", "KL", "loss", "recall"];
+        let mut table = Table::new("Every head", columns);
+        for head in &self.heads {
+            table.rows.push(vec![
+                Cell::count(head.layer),
+                Cell::count(head.head),
+                Cell::Number(head.far_mass, 3),
+                Cell::Number(head.sink_mass, 3),
+                Cell::Number(head.look_back, 0),
+                Cell::Number(head.far_spread, 2),
+                Cell::Number(head.far_largest, 1),
+                Cell::Number(head.half_of_far, 3),
+                Cell::maybe(head.kl, |kl| Cell::Number(kl, 5)),
+                Cell::maybe(head.rise, |rise| Cell::Number(rise, 5)),
+                Cell::maybe(head.recall, |recall| Cell::Number(recall, 2)),
+            ]);
+        }
+        let details = Block::Details { summary: "Every head".into(), blocks: vec![Block::table("heads", table)] };
+        let name = self.model.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+        Document {
+            title: format!("{name}: what its heads look back at"),
+            lead: vec![Block::Facts(facts)],
+            sections: vec![Section::new("Heads", vec![Block::figure("heads", figure), details])],
+        }
+    }
+}

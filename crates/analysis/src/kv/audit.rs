@@ -1,0 +1,336 @@
+//! Whether a converted model matches its record: a verdict for each check, by a rule that is printed with it.
+//!
+//! ```text
+//! record       variants and bytes are those that the conversion wrote down
+//! ways         the same text by the plain formula, at once, as a prompt in parts, token by token
+//! shares       contributions of sinks, window and chosen keys to each head's output
+//! parts        predictions with each of these switched off, compared with the original's
+//! generation   greedy continuations, by the original's own judgement
+//! recall       facts at distances inside and beyond the window, by generation, where the original finds them
+//! ```
+
+mod document;
+mod generation;
+mod shares;
+mod ways;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde::{Deserialize, Serialize};
+use termwise_attention::Variant;
+use termwise_data::Tokenizer;
+use termwise_model::config::AttentionMap;
+use termwise_model::decode::Decoder;
+use termwise_model::{Config, Model};
+
+use crate::kv::convert::overhead;
+use crate::kv::meter::{Reference, Sums, whole};
+use crate::kv::recall::{self, Facts};
+use crate::kv::record::{self, Record};
+use crate::kv::{Error, Tell};
+
+pub use crate::kv::recall::Recall;
+pub use generation::Generation;
+pub(crate) use generation::continuation;
+pub use shares::Share;
+
+/// A part that changes predictions by less does nothing, nats per token.
+const NOTHING: f64 = 1e-6;
+/// One check.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Check {
+    /// What is checked.
+    pub name: String,
+    /// When it holds.
+    pub rule: String,
+    /// What was found.
+    pub found: String,
+    /// Whether that is as it should be; absent where there was nothing to check.
+    pub passed: Option<bool>,
+}
+
+impl Check {
+    pub(crate) fn new(name: &str, rule: &str, found: String, passed: Option<bool>) -> Check {
+        Check { name: name.into(), rule: rule.into(), found, passed }
+    }
+}
+
+/// A part of the memory, switched off.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Part {
+    /// Which.
+    pub name: String,
+    /// Heads that have it.
+    pub heads: usize,
+    /// Loss and KL to the original without it, nats per token.
+    pub loss: f64,
+    /// KL(original ‖ without it).
+    pub kl: f64,
+    /// KL(converted ‖ without it): how much it does at all.
+    pub change: f64,
+}
+
+/// All checks.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Audit {
+    /// The converted model.
+    pub model: String,
+    /// The original.
+    pub against: String,
+    /// Contexts and their length.
+    pub contexts: usize,
+    /// Tokens of each.
+    pub length: usize,
+    /// Loss of the original, nats per token.
+    pub original: f64,
+    /// Loss of the converted model.
+    pub loss: f64,
+    /// KL(original ‖ converted).
+    pub kl: f64,
+    /// Layers, for maps.
+    pub layers: usize,
+    /// By layer and head.
+    pub shares: Vec<Share>,
+    /// What each part is worth.
+    pub parts: Vec<Part>,
+    /// Greedy continuations.
+    pub generation: Option<Generation>,
+    /// Facts by task and distance.
+    pub recall: Vec<Recall>,
+    /// In the order in which they were made.
+    pub checks: Vec<Check>,
+}
+
+impl Audit {
+    /// Whether no check failed.
+    pub fn passed(&self) -> bool {
+        self.checks.iter().all(|check| check.passed != Some(false))
+    }
+}
+
+/// What may be done to a decoder before it reads the token at a position. Nothing, but in tests of the audit itself.
+pub type Between<'a> = &'a mut dyn FnMut(usize, &mut Decoder) -> Result<(), Error>;
+
+/// What to check with besides the contexts.
+pub struct Options<'a> {
+    /// What the conversion wrote down.
+    pub record: Option<&'a Record>,
+    /// For facts in words; none are asked for without it.
+    pub tokenizer: Option<&'a Tokenizer>,
+    /// Facts of each task and distance.
+    pub facts: usize,
+    /// Tokens of each continuation.
+    pub tokens: usize,
+    /// Between tokens.
+    pub between: Between<'a>,
+}
+
+/// The variants of all heads, changed one by one; how many were.
+fn changed(config: &Config, change: impl Fn(&Variant) -> Option<Variant>) -> (AttentionMap, usize) {
+    let (mut map, mut count) = (config.attention.clone(), 0);
+    for layer in 0..config.num_hidden_layers {
+        for (head, own) in config.heads(layer).iter().enumerate() {
+            if let Some(other) = change(own) {
+                map.set_head(layer, head, other);
+                count += 1;
+            }
+        }
+    }
+    (map, count)
+}
+
+const PARTS: [&str; 4] = ["sinks", "windows", "chosen keys", "codes"];
+
+/// The variant without a part; `None` where it has none. A window of one key is none.
+fn without(variant: &Variant, part: &str) -> Option<Variant> {
+    let own = variant.clone();
+    match part {
+        "sinks" => variant.sinks.map(|_| own.with_sinks(None)),
+        "windows" => variant.window.filter(|window| *window > 1).map(|_| own.with_window(1)),
+        "chosen keys" => variant.chosen.map(|_| own.with_chosen(None)),
+        "codes" => variant.bits.map(|_| own.with_bits(None)),
+        _ => None,
+    }
+}
+
+/// Makes all checks on these contexts.
+pub fn audit(
+    model: &Arc<Model>,
+    original: &Arc<Model>,
+    contexts: &[Vec<u32>],
+    options: Options,
+    stop: &AtomicBool,
+    tell: Tell,
+) -> Result<Audit, Error> {
+    let Some(first) = contexts.first().filter(|ids| ids.len() > 1) else {
+        return Err(Error::Asked("there is no text to check with; name some with --data".into()));
+    };
+    record::refuse_removed(&record::variants(model))?;
+    let Options { record, tokenizer, facts, tokens, between } = options;
+    let mut audit = Audit { contexts: contexts.len(), length: first.len(), layers: model.config.num_hidden_layers, ..Audit::default() };
+    let had = PARTS.iter().filter(|part| changed(&model.config, |variant| without(variant, part)).1 > 0).count();
+    let asked = if tokenizer.is_some() { recall::distances(first.len()).len() * 2 } else { 0 };
+    let all = (4 + contexts.len() * (had + 2) + asked) as u64;
+    let mut done = 0;
+    let mut step = |what: &str| -> Result<(), Error> {
+        tell(done, all, what);
+        done += 1;
+        if stop.load(Ordering::Relaxed) { Err(Error::Stopped) } else { Ok(()) }
+    };
+    audit.checks.push(same_weights(model, original));
+    audit.checks.extend(recorded(model, original, record));
+    step("the formula")?;
+    let (uncoded, coded) = changed(&model.config, |variant| without(variant, "codes"));
+    let uncoded = (coded > 0).then(|| smaller(model, uncoded)).transpose()?;
+    let at_once = ways::at_once(model, first)?;
+    let limit = ways::Limit::new(uncoded.as_ref(), first, &at_once)?;
+    drop(uncoded);
+    audit.checks.push(ways::formula(model, first, limit)?);
+    step("token by token")?;
+    let (checks, bytes) = ways::tokens(model, first, &at_once, limit, between)?;
+    audit.checks.extend(checks);
+    if let (Some(record), Some(bytes)) = (record, bytes) {
+        // Earlier builds recorded the memories of KV heads alone.
+        let most = record.bytes + if record.checksum.is_some() { 0 } else { overhead(&original.config)? };
+        audit.checks.push(Check::new(
+            "bytes are those of the record",
+            "no more than recorded",
+            format!("{bytes} bytes, recorded {}", record.bytes),
+            Some(bytes as u64 <= most),
+        ));
+    }
+    step("shares of outputs")?;
+    drop(at_once);
+    audit.shares = shares::measure(model, first)?;
+    audit.checks.extend(shares::checks(&audit.shares));
+
+    // Each part switched off, on every context.
+    let (mut sums, mut own) = (vec![(Sums::default(), Sums::default()); PARTS.len()], Sums::default());
+    let mut counts = [0; PARTS.len()];
+    for ids in contexts {
+        step("the original")?;
+        let reference = Reference::new(original, ids)?;
+        step("the converted model")?;
+        let converted = match Reference::new(model, ids) {
+            Err(Error::NoNumbers(t)) => {
+                let found = format!("at position {t} of a text there are none, so that nothing else can be said of it");
+                audit.checks.push(Check::new("predictions are numbers", "everywhere", found, Some(false)));
+                return Ok(audit);
+            }
+            found => found?,
+        };
+        own.add(&whole(&reference.compare(model)?));
+        for (at, name) in PARTS.iter().enumerate() {
+            let (map, count) = changed(&model.config, |variant| without(variant, name));
+            counts[at] = count;
+            if count == 0 {
+                continue;
+            }
+            step(&format!("without {name}"))?;
+            let without = smaller(model, map)?;
+            sums[at].0.add(&whole(&reference.compare(&without)?));
+            sums[at].1.add(&whole(&converted.compare(&without)?));
+        }
+    }
+    let mean = |sum: f64| sum / own.count.max(1) as f64;
+    (audit.original, audit.loss, audit.kl) = (mean(own.original), mean(own.loss), own.mean_kl());
+    for ((name, (from_original, from_own)), heads) in PARTS.iter().zip(&sums).zip(counts).filter(|(_, heads)| *heads > 0) {
+        let part = Part {
+            name: (*name).into(),
+            heads,
+            loss: from_original.loss / from_original.count.max(1) as f64,
+            kl: from_original.mean_kl(),
+            change: from_own.mean_kl(),
+        };
+        // Codes are there for their bytes, and may cost a little.
+        let worth = *name == "codes" || part.kl > audit.kl;
+        // What is read beyond the window does nothing in a text that is no longer than that.
+        let beyond = |own: &Variant| !matches!(*name, "windows" | "codes") && own.window.is_some_and(|window| window >= audit.length);
+        let reached = changed(&model.config, |own| without(own, name).filter(|_| !beyond(own))).1;
+        let found = match (part.change > NOTHING, worth) {
+            (false, _) if reached == 0 => {
+                format!("windows hold all of these {} tokens: {name} can only be checked on longer text", audit.length)
+            }
+            (false, _) => format!("{} heads have {name}, and without them nothing changes: they do nothing", part.heads),
+            (true, false) => format!("without {name} the KL to the original falls from {:.5} to {:.5}: they do harm", audit.kl, part.kl),
+            (true, true) => format!("without {name} the KL to the original goes from {:.5} to {:.5}", audit.kl, part.kl),
+        };
+        let rule = match *name {
+            "codes" => "predictions change without them",
+            _ => "predictions change without them, and move away from the original's",
+        };
+        audit.checks.push(Check::new(
+            &format!("{name} do their work"),
+            rule,
+            found,
+            (reached > 0 || part.change > NOTHING).then_some(part.change > NOTHING && worth),
+        ));
+        audit.parts.push(part);
+    }
+    step("greedy continuations")?;
+    match generation::measure(model, original, contexts, tokens) {
+        Ok(generation) => {
+            audit.checks.extend(generation.as_ref().map(|generation| generation::check(generation, audit.kl)));
+            audit.generation = generation;
+        }
+        Err(Error::Model(error)) => audit.checks.push(generation::refused(&error)),
+        Err(error) => return Err(error),
+    }
+    if let Some(tokenizer) = tokenizer {
+        let mut asked = Facts::new(tokenizer, contexts, first.len(), facts);
+        audit.checks.push(match asked.ask(&mut recall::decoder(original)?, &mut recall::decoder(model)?, &mut step) {
+            Ok(found) => {
+                audit.recall = found;
+                recall::check(&audit.recall, recall::smallest_window(&model.config))
+            }
+            Err(Error::Model(error)) => recall::refused(&error),
+            Err(error) => return Err(error),
+        });
+    }
+    Ok(audit)
+}
+
+/// The model with another attention that needs no more tensors than it has.
+fn smaller(model: &Model, map: AttentionMap) -> Result<Model, Error> {
+    Ok(model.with_attention(map)?)
+}
+
+/// Whether the model has all weights of the original, unchanged.
+fn same_weights(model: &Model, original: &Model) -> Check {
+    let differs = |name: &str, values: &[f32]| model.params.get(name).map_or(true, |own| own != values);
+    let other: Vec<&str> = original
+        .params
+        .iter()
+        .filter(|(entry, values)| differs(&entry.spec.name, values))
+        .map(|(entry, _)| entry.spec.name.as_str())
+        .collect();
+    let found = match other.first() {
+        None => "all weights of the original are unchanged".to_owned(),
+        Some(first) => format!("{} tensors of the original are missing or changed, the first of them `{first}`", other.len()),
+    };
+    Check::new("weights", "equal to the original's", found, Some(other.is_empty()))
+}
+
+/// Variants and added tensors against what the conversion wrote down.
+fn recorded(model: &Model, original: &Model, record: Option<&Record>) -> Vec<Check> {
+    let (name, rule) = ("memory is the recorded one", "every head has the variant that the conversion wrote down");
+    let Some(record) = record else {
+        return vec![Check::new(name, rule, "the model's folder has no record of a conversion".into(), None)];
+    };
+    let other = record.other_heads(model);
+    let found = match other.first() {
+        None => "every head has the memory that was chosen for it".to_owned(),
+        Some((layer, head, said, own)) => {
+            let or_none = |variant: &str| if variant.is_empty() { "no such head".to_owned() } else { format!("`{variant}`") };
+            let (own, said) = (or_none(own), or_none(said));
+            format!("{} heads differ from the record; the first is layer {layer}, head {head}: {own}, recorded {said}", other.len())
+        }
+    };
+    let same = record.same_tensors(model, original);
+    let tensors = if same { "as they were written" } else { "missing or changed since they were written" };
+    vec![
+        Check::new(name, rule, found, Some(other.is_empty())),
+        Check::new("added tensors", "as they were written", tensors.into(), Some(same)),
+    ]
+}

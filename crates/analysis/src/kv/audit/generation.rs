@@ -1,0 +1,122 @@
+//! Greedy continuations of real text, by the original's own judgement: log-likelihood of given text can hide what a model writes itself.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use termwise_model::Model;
+use termwise_model::decode::{Decoder, DecoderOptions};
+
+use super::Check;
+use crate::kv::Error;
+use crate::kv::meter::Reference;
+
+const NAME: &str = "what it writes";
+const RULE: &str =
+    "the original's loss on the converted model's text exceeds that on its own by at most 1 nat per token and twice the KL on given text";
+/// Prompts at most.
+const PROMPTS: usize = 4;
+/// The original may find the converted model's text less likely than its own by so much, nats per token, besides twice the KL on given text.
+const ALLOWED: f64 = 1.0;
+
+/// What two models write.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Generation {
+    /// Prompts, their length, and tokens after each.
+    pub prompts: usize,
+    /// Tokens.
+    pub prompt: usize,
+    /// Tokens.
+    pub tokens: usize,
+    /// Tokens until the two part, on average.
+    pub agree: f64,
+    /// Share of tokens at which both would write the same after the original's own text.
+    pub same: f64,
+    /// The original's loss on what it writes itself, nats per token.
+    pub own: f64,
+    /// Its loss on what the converted model writes.
+    pub converted: f64,
+}
+
+/// The index of the largest; of equals the first.
+fn largest(logits: &[f32]) -> u32 {
+    let mut best = 0;
+    for (i, x) in logits.iter().enumerate() {
+        if *x > logits[best] {
+            best = i;
+        }
+    }
+    best as u32
+}
+
+/// What a model writes after a prompt, always the most likely token.
+pub(crate) fn continuation(decoder: &mut Decoder, prompt: &[u32], tokens: usize) -> Result<Vec<u32>, Error> {
+    decoder.clear(0)?;
+    decoder.prefill(0, prompt)?;
+    let mut written = Vec::with_capacity(tokens);
+    for _ in 0..tokens {
+        let token = largest(decoder.logits(0)?);
+        written.push(token);
+        decoder.step(&[Some(token)])?;
+    }
+    Ok(written)
+}
+
+/// The first halves of contexts, continued by both; `None` where contexts are too short.
+pub fn measure(model: &Arc<Model>, original: &Arc<Model>, contexts: &[Vec<u32>], tokens: usize) -> Result<Option<Generation>, Error> {
+    let prompt = contexts.first().map_or(0, |ids| ids.len() / 2);
+    let prompts: Vec<&[u32]> = contexts.iter().filter(|ids| ids.len() / 2 == prompt).take(PROMPTS).map(|ids| &ids[..prompt]).collect();
+    let room = original.config.max_position_embeddings.saturating_sub(prompt);
+    let tokens = tokens.min(room);
+    if prompt == 0 || tokens == 0 || prompts.is_empty() {
+        return Ok(None);
+    }
+    let mut decoders =
+        [Decoder::new(original.clone(), DecoderOptions::default())?, Decoder::new(model.clone(), DecoderOptions::default())?];
+    let (mut agree, mut same, mut losses) = (0.0, 0.0, [0.0; 2]);
+    for prompt in &prompts {
+        let own = continuation(&mut decoders[0], prompt, tokens)?;
+        let other = continuation(&mut decoders[1], prompt, tokens)?;
+        agree += own.iter().zip(&other).take_while(|(a, b)| a == b).count() as f64;
+        // The converted model after the original's own words.
+        decoders[1].clear(0)?;
+        decoders[1].prefill(0, prompt)?;
+        for &token in &own {
+            same += f64::from(largest(decoders[1].logits(0)?) == token);
+            decoders[1].step(&[Some(token)])?;
+        }
+        for (loss, written) in losses.iter_mut().zip([&own, &other]) {
+            let text: Vec<u32> = prompt.iter().chain(written).copied().collect();
+            *loss += Reference::new(original, &text)?.losses[prompt.len() - 1..].iter().sum::<f64>();
+        }
+    }
+    let count = prompts.len() as f64;
+    let all = count * tokens as f64;
+    Ok(Some(Generation {
+        prompts: prompts.len(),
+        prompt,
+        tokens,
+        agree: agree / count,
+        same: same / all,
+        own: losses[0] / all,
+        converted: losses[1] / all,
+    }))
+}
+
+/// What a model writes may not be much worse than its predictions of given text say.
+pub fn check(found: &Generation, kl: f64) -> Check {
+    let more = found.converted - found.own;
+    let text = format!(
+        "the original's loss is {:.3} on its own continuations and {:.3} on the converted model's; they agree for {:.1} of {} tokens, and at {:.1} % of tokens after the same text",
+        found.own,
+        found.converted,
+        found.agree,
+        found.tokens,
+        100.0 * found.same
+    );
+    Check::new(NAME, RULE, text, Some(more <= ALLOWED + 2.0 * kl))
+}
+
+/// Where the model could not be run.
+pub fn refused(error: &termwise_model::Error) -> Check {
+    Check::new(NAME, RULE, format!("it writes nothing: {error}"), Some(false))
+}

@@ -1,0 +1,187 @@
+//! The same text in all the ways in which it can be computed.
+
+use std::sync::Arc;
+
+use crate::plan::count::{Attention, Sizes};
+use termwise_model::decode::{Decoder, DecoderOptions};
+use termwise_model::{AttentionEngine, Model, SessionOptions};
+
+use super::{Between, Check};
+use crate::kv::Error;
+use crate::kv::convert::overhead;
+
+/// Logits may differ by so much of the largest, by rounding.
+const ROUNDING: f64 = 2e-3;
+/// With codes, which rounding can turn into the next ones, at most positions by so much, or by what codes themselves change, whichever is more.
+const CODES: f64 = 2e-2;
+/// Of positions.
+const MOST: f64 = 0.9;
+/// Positions that the plain formula computes.
+const PLAIN: usize = 192;
+/// Positions that are compared otherwise: logits of all of them are held.
+const LONG: usize = 1024;
+/// Lengths of the parts of a prompt.
+const LENGTHS: [usize; 3] = [16, 64, 144];
+
+const RULE: &str = "logits differ by less than 2e-3 of the largest; where keys are codes, which rounding can turn into the next ones, at nine of ten positions by less than 2e-2, or than leaving the codes out changes";
+
+/// The largest difference of two rows of logits, relative to the largest of the first.
+fn difference(expected: &[f32], found: &[f32]) -> f64 {
+    let size = expected.iter().fold(0.0f32, |size, x| size.max(x.abs()));
+    let worst = expected.iter().zip(found).fold(0.0f32, |worst, (a, b)| worst.max((a - b).abs()));
+    // What is not a number is no agreement.
+    if found.iter().all(|x| x.is_finite()) { f64::from(worst) / f64::from(size.max(f32::MIN_POSITIVE)) } else { f64::INFINITY }
+}
+
+fn logits(model: &Model, ids: &[u32], engine: AttentionEngine) -> Result<Vec<f32>, Error> {
+    let mut session = model.session(1, ids.len(), SessionOptions::default().engine(engine).forward_only(true))?;
+    session.run(&model.params, ids, None)?;
+    let mut logits = vec![0.0; ids.len() * model.config.vocab_size];
+    session.logits(&model.params, 0..ids.len(), &mut logits)?;
+    Ok(logits)
+}
+
+/// The logits of a text at once, as far as it is compared with other ways.
+pub fn at_once(model: &Model, ids: &[u32]) -> Result<Vec<f32>, Error> {
+    logits(model, &ids[..LONG.min(ids.len())], AttentionEngine::Fused)
+}
+
+/// The differences of all rows.
+fn differences(expected: &[f32], found: &[f32], v: usize) -> Vec<f64> {
+    expected.chunks_exact(v).zip(found.chunks_exact(v)).map(|(a, b)| difference(a, b)).collect()
+}
+
+/// The value that nine of ten do not exceed.
+fn at_most_positions(mut differences: Vec<f64>) -> f64 {
+    differences.sort_by(f64::total_cmp);
+    let at = ((differences.len() as f64 * MOST) as usize).min(differences.len().saturating_sub(1));
+    differences.get(at).copied().unwrap_or(0.0)
+}
+
+/// What rounding may change.
+#[derive(Clone, Copy, Debug)]
+pub enum Limit {
+    /// At every position.
+    Everywhere,
+    /// With codes: at most positions.
+    Mostly(f64),
+}
+
+impl Limit {
+    /// `uncoded` is the model without codes, where it has any.
+    pub fn new(uncoded: Option<&Model>, ids: &[u32], expected: &[f32]) -> Result<Limit, Error> {
+        let Some(uncoded) = uncoded else { return Ok(Limit::Everywhere) };
+        let change = at_most_positions(differences(expected, &at_once(uncoded, ids)?, uncoded.config.vocab_size));
+        // What is not a number is no measure.
+        Ok(Limit::Mostly(if change.is_finite() { CODES.max(change) } else { CODES }))
+    }
+
+    /// The difference that counts, and whether it is rounding.
+    fn judge(self, differences: Vec<f64>) -> (f64, bool) {
+        match self {
+            Limit::Everywhere => {
+                let worst = differences.into_iter().fold(0.0, f64::max);
+                (worst, worst < ROUNDING)
+            }
+            Limit::Mostly(limit) => {
+                let counts = at_most_positions(differences);
+                (counts, counts < limit)
+            }
+        }
+    }
+}
+
+/// The engine against the plain formula.
+pub fn formula(model: &Model, ids: &[u32], limit: Limit) -> Result<Check, Error> {
+    let ids = &ids[..PLAIN.min(ids.len())];
+    let plain = logits(model, ids, AttentionEngine::Reference)?;
+    let fused = logits(model, ids, AttentionEngine::Fused)?;
+    let (worst, same) = limit.judge(differences(&plain, &fused, model.config.vocab_size));
+    let found = format!("logits of {} positions differ by at most {worst:.1e} of the largest", ids.len());
+    Ok(Check::new("a text at once follows the formula", RULE, found, Some(same)))
+}
+
+/// The differences of prompts in parts and of tokens, the bytes that are kept, whether that stays so.
+struct Stepped {
+    prompts: [Vec<f64>; LENGTHS.len()],
+    tokens: Vec<f64>,
+    bytes: usize,
+    grown: usize,
+    endless: bool,
+}
+
+fn step(model: &Arc<Model>, ids: &[u32], expected: &[f32], between: Between) -> Result<Stepped, Error> {
+    let v = model.config.vocab_size;
+    let row = |t: usize| &expected[t * v..(t + 1) * v];
+    let prompt = ids.len() / 2;
+    let mut found = Stepped { prompts: Default::default(), tokens: Vec::new(), bytes: 0, grown: 0, endless: false };
+    let mut decoder = Decoder::new(model.clone(), DecoderOptions::default().prefill_chunk(64))?;
+    for (differences, length) in found.prompts.iter_mut().zip(LENGTHS) {
+        decoder.clear(0)?;
+        let mut end = 0;
+        for part in ids[..prompt].chunks(length) {
+            decoder.prefill(0, part)?;
+            end += part.len();
+            differences.push(difference(row(end - 1), decoder.logits(0)?));
+        }
+    }
+    for (t, &token) in ids.iter().enumerate().skip(prompt) {
+        between(t, &mut decoder)?;
+        decoder.step(&[Some(token)])?;
+        found.tokens.push(difference(row(t), decoder.logits(0)?));
+        let now = decoder.state_bytes(0)?;
+        if t == prompt + (ids.len() - prompt) / 2 {
+            found.bytes = now;
+        }
+        found.grown = now.saturating_sub(found.bytes);
+    }
+    found.endless = decoder.remaining_context(0)?.is_none();
+    Ok(found)
+}
+
+/// Bytes of the memory of all layers once every window is full.
+fn full_bytes(model: &Model) -> Result<u64, Error> {
+    let config = &model.config;
+    let sizes = Sizes { kv_heads: config.num_key_value_heads, d: config.head_dim };
+    let memories: u64 = (0..config.num_hidden_layers).map(|layer| Attention::of_layer(&config.heads(layer), sizes).kept_bytes(0)).sum();
+    Ok(memories + overhead(config)?)
+}
+
+/// A prompt in parts of several lengths and tokens after it against the whole text at once; and the bytes that they keep, where they can be computed.
+pub fn tokens(
+    model: &Arc<Model>,
+    ids: &[u32],
+    expected: &[f32],
+    limit: Limit,
+    between: Between,
+) -> Result<(Vec<Check>, Option<usize>), Error> {
+    let ids = &ids[..LONG.min(ids.len())];
+    let name = "token by token";
+    let found = match step(model, ids, expected, between) {
+        Ok(found) => found,
+        Err(Error::Model(error)) => return Ok((vec![Check::new(name, RULE, format!("the engine gives up: {error}"), Some(false))], None)),
+        Err(error) => return Err(error),
+    };
+    let agreement = |name: &str, differences: &[Vec<f64>]| {
+        let judged: Vec<(f64, bool)> = differences.iter().map(|differences| limit.judge(differences.clone())).collect();
+        let words: Vec<String> = judged.iter().map(|(worst, _)| format!("{worst:.1e}")).collect();
+        let found = format!("logits differ from those of the text at once by at most {} of the largest", words.join(", "));
+        Check::new(name, RULE, found, Some(judged.iter().all(|(_, same)| *same)))
+    };
+    let Stepped { prompts, tokens, bytes, grown, endless } = found;
+    // Windows that are longer than the text still fill.
+    let full = full_bytes(model)?;
+    let constant = endless && (grown == 0 || (bytes + grown) as u64 <= full);
+    let text = match (constant, grown) {
+        (true, 0) => format!("{bytes} bytes, which do not grow"),
+        (true, _) => format!("{} bytes, and at most {full} once all windows are full", bytes + grown),
+        _ => format!("{bytes} bytes, and {grown} more in the last quarter of the text"),
+    };
+    let rule = "no byte more after three quarters of the text, or not more than full windows take; and no end of the context";
+    let checks = vec![
+        agreement(&format!("a prompt in parts of {LENGTHS:?}"), &prompts),
+        agreement(name, &[tokens]),
+        Check::new("memory is constant", rule, text, Some(constant)),
+    ];
+    Ok((checks, Some(bytes)))
+}

@@ -1,0 +1,411 @@
+//! From a model and text to a model whose memory is constant, within a budget.
+
+use std::path::Path;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use termwise_base::files::create_folder;
+use termwise_model::{Config, Model};
+use termwise_report::{Block, Cell, Document, Documented, Figure, HeatMap, Names, Section, Shade, Table, Unit, thousands};
+
+use crate::kv::allocate::{Offer, allocate};
+use crate::kv::assemble::assemble;
+use crate::kv::atlas::Atlas;
+use crate::kv::calibrate::{Gathered, gather};
+use crate::kv::errors::{self, Errors};
+use crate::kv::journal::{Journal, digest};
+use crate::kv::kinds::{Family, Kind, key_bytes};
+use crate::kv::meter::{ByPosition, Reference, known, whole};
+use crate::kv::ranges::QuantRanges;
+use crate::kv::record::LAST_WITH_FAR_STATES;
+use crate::kv::sensitivity::{self, PROBE, Removal};
+use crate::kv::{Error, Tell, Texts};
+
+/// Exact keys that a kv head may have, besides sinks.
+pub const SIZES: [usize; 9] = [4, 16, 32, 64, 128, 256, 512, 1024, 2048];
+/// Contexts by which errors of outputs are measured.
+const ERROR_CONTEXTS: usize = 2;
+/// Tokens of the context by which sensitivities are measured.
+pub const PROBE_LENGTH: usize = 1024;
+
+/// What a converted model may keep, or may lose.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Budget {
+    /// Bytes of the whole model.
+    Bytes(u64),
+    /// Keys and values in float32 for each kv head, on average.
+    Keys(u64),
+    /// The share by which the loss may rise, by text that is not evaluated.
+    Loss(f64),
+}
+
+/// A share such as `+1%`.
+#[derive(Clone, Copy, Debug)]
+pub struct Share(pub f64);
+
+impl FromStr for Share {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Share, String> {
+        let number = text.trim().trim_start_matches('+');
+        let share = match number.strip_suffix('%') {
+            Some(percent) => percent.parse::<f64>().map(|percent| percent / 100.0),
+            None => number.parse(),
+        };
+        share
+            .ok()
+            .filter(|share| share.is_finite() && *share > 0.0)
+            .map(Share)
+            .ok_or_else(|| format!("a rise such as +1% is expected, found `{text}`"))
+    }
+}
+
+/// All that choosing needs to know of a model.
+pub struct Prepared {
+    /// What heads look at.
+    pub gathered: Gathered,
+    /// Tensors of quantized kinds.
+    pub ranges: QuantRanges,
+    /// What kinds do to outputs.
+    pub errors: Errors,
+    /// What the model loses with each kv head at the probe.
+    pub removals: Vec<Removal>,
+    /// Bytes of all layers besides the memories of their KV heads.
+    pub overhead: u64,
+}
+
+/// Bytes that the states of all layers take besides the memories of their KV heads: positions, score bounds and running sums. They are those of empty states.
+pub fn overhead(config: &Config) -> Result<u64, Error> {
+    let layers = config.attention_layers(1)?;
+    layers.iter().map(|layer| -> Result<u64, Error> { Ok(layer.state(1)?.bytes() as u64) }).sum()
+}
+
+impl Prepared {
+    /// Calibrates, and measures these families of memories, unless there are none; for texts of so many positions. With a folder, finished measurements are
+    /// kept there.
+    pub fn new(
+        model: &Model,
+        (contexts, positions): (&[Vec<u32>], usize),
+        families: &[Family],
+        folder: Option<&Path>,
+        stop: &AtomicBool,
+        tell: Tell,
+    ) -> Result<Prepared, Error> {
+        if let Some(folder) = folder {
+            create_folder(folder)?;
+        }
+        let place = |name: &str| folder.map(|folder| folder.join(name));
+        let gathered = gather(model, contexts, place("calibration.json").as_deref(), stop, tell)?;
+        let ranges = QuantRanges::new(&model.config, &gathered, contexts.iter().map(Vec::len).max().unwrap_or(0), positions)?;
+        let overhead = overhead(&model.config)?;
+        if families.is_empty() {
+            return Ok(Prepared {
+                overhead,
+                gathered,
+                ranges,
+                errors: Errors { kinds: Vec::new(), values: Vec::new() },
+                removals: Vec::new(),
+            });
+        }
+        let mut journal = Journal::open(place("journal.jsonl").as_deref())?;
+        let mut kinds: Vec<Kind> = vec![Kind::window(PROBE)];
+        kinds.extend(families.iter().flat_map(|family| SIZES.map(|size| family.of(size))));
+        let mut seen = std::collections::HashSet::new();
+        kinds.retain(|kind| seen.insert(*kind));
+        let errors = errors::measure(model, &ranges, &contexts[..ERROR_CONTEXTS.min(contexts.len())], &kinds, &mut journal, stop, tell)?;
+        // The last context, as far as errors were not measured on it.
+        let probe: Vec<u32> = contexts.last().map_or(Vec::new(), |context| context[..PROBE_LENGTH.min(context.len())].to_vec());
+        let removals = sensitivity::measure(model, &ranges, &[probe], &mut journal, stop, tell)?;
+        Ok(Prepared { gathered, ranges, errors, removals, overhead })
+    }
+
+    /// The best choice of these families within so many bytes for the whole model, its overhead included.
+    pub fn choose(&self, families: &[Family], d: usize, bytes: u64) -> Option<Vec<Kind>> {
+        let bytes = bytes.checked_sub(self.overhead)?;
+        let wanted = |kind: &Kind| families.iter().any(|family| SIZES.iter().any(|&size| family.of(size) == *kind));
+        let columns: Vec<usize> = (0..self.errors.kinds.len()).filter(|&column| wanted(&self.errors.kinds[column])).collect();
+        let kinds: Vec<Kind> = columns.iter().map(|&column| self.errors.kinds[column]).collect();
+        let sizes: Vec<u64> = kinds.iter().map(|kind| kind.bytes(d)).collect();
+        let ratios = sensitivity::ratios(&self.removals, &self.errors);
+        let costs: Vec<f64> = ratios
+            .iter()
+            .enumerate()
+            .flat_map(|(unit, ratio)| columns.iter().map(move |&column| (unit, column, ratio)))
+            .map(|(unit, column, ratio)| ratio * self.errors.get(unit, column))
+            .collect();
+        let choice = allocate(&Offer { kinds: &kinds, bytes: &sizes, costs: &costs }, bytes)?;
+        Some(choice.into_iter().map(|kind| kinds[kind]).collect())
+    }
+
+    /// The atlas, with what was measured of each kv head.
+    pub fn atlas(&self, name: &str, data: Vec<String>, model: &Model, length: usize) -> Atlas {
+        let mut atlas = Atlas::new(name, data, &model.config, &self.gathered, length);
+        let (h, g) = (model.config.num_attention_heads, model.config.num_key_value_heads);
+        for head in &mut atlas.heads {
+            let removal = self.removals.get(head.layer * g + head.head / (h / g));
+            (head.kl, head.rise) = (removal.map(|removal| removal.kl), removal.map(|removal| removal.rise));
+        }
+        atlas
+    }
+}
+
+/// What a conversion did.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Conversion {
+    /// The model, as it was asked for.
+    pub model: String,
+    /// The text.
+    pub data: Vec<String>,
+    /// What was asked for.
+    pub budget: Budget,
+    /// Bytes that one text keeps between tokens, from the counter that knows the buffers.
+    pub bytes: u64,
+    /// The same in keys and values in float32 for each kv head.
+    pub keys: f64,
+    /// What a cache of all keys takes at the model's context.
+    pub cache_bytes: u64,
+    /// The model's context.
+    pub context: usize,
+    /// Layers and kv heads.
+    pub layers: usize,
+    /// Of each layer.
+    pub kv_heads: usize,
+    /// By layer and kv head.
+    pub kinds: Vec<Kind>,
+    /// Tokens that were fitted to.
+    pub calibration_tokens: usize,
+    /// On text that was used neither for calibration nor for allocation.
+    pub measured: Vec<Measured>,
+}
+
+/// The converted model beside the original on one text.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// The text.
+    pub text: String,
+    /// Tokens of a context.
+    pub length: usize,
+    /// Contexts.
+    pub contexts: usize,
+    /// Loss of the original, nats per token.
+    pub original: f64,
+    /// Loss of the converted model.
+    pub loss: f64,
+    /// KL(original ‖ converted), nats per token.
+    pub kl: f64,
+}
+
+/// Bytes of the whole model with these kinds and this overhead.
+pub fn bytes_of(kinds: &[Kind], d: usize, overhead: u64) -> u64 {
+    kinds.iter().map(|kind| kind.bytes(d)).sum::<u64>() + overhead
+}
+
+/// Refuses a budget that the smallest memory of these families exceeds.
+pub fn check_budget(config: &Config, families: &[Family], budget: Budget) -> Result<(), Error> {
+    let (units, d) = ((config.num_hidden_layers * config.num_key_value_heads) as u64, config.head_dim);
+    let bytes = match budget {
+        Budget::Bytes(bytes) => bytes,
+        Budget::Keys(keys) => keys.saturating_mul(key_bytes(d) * units),
+        Budget::Loss(_) => return Ok(()),
+    };
+    let least = families.iter().map(|family| family.of(SIZES[0]).bytes(d)).min().unwrap_or(0) * units + overhead(config)?;
+    if bytes < least {
+        return Err(Error::Asked(format!(
+            "the budget is {bytes} bytes, and the smallest memory of {units} KV heads takes {least}; allow more"
+        )));
+    }
+    Ok(())
+}
+
+/// Chooses kinds for a budget. For a share of the loss: the fewest bytes, among powers of two and what lies between, by the loss on contexts that were fitted to.
+pub fn choose(
+    model: &Model,
+    prepared: &Prepared,
+    families: &[Family],
+    contexts: &[Vec<u32>],
+    budget: Budget,
+    stop: &AtomicBool,
+    tell: Tell,
+) -> Result<Vec<Kind>, Error> {
+    let config = &model.config;
+    let (units, d) = ((config.num_hidden_layers * config.num_key_value_heads) as u64, config.head_dim);
+    check_budget(config, families, budget)?;
+    let too_small = |bytes: u64| Error::Asked(format!("the budget of {bytes} bytes is too small; allow more"));
+    let within = |bytes: u64| prepared.choose(families, d, bytes).ok_or_else(|| too_small(bytes));
+    let share = match budget {
+        Budget::Bytes(bytes) => return within(bytes),
+        Budget::Keys(keys) => return within(keys.saturating_mul(key_bytes(d) * units)),
+        Budget::Loss(share) => share,
+    };
+    let references: Vec<Reference> =
+        contexts.iter().take(ERROR_CONTEXTS).map(|ids| Reference::new(model, ids)).collect::<Result<_, _>>()?;
+    let rise = |kinds: &[Kind]| -> Result<f64, Error> {
+        let kinds: Vec<Option<Kind>> = kinds.iter().copied().map(Some).collect();
+        let converted = assemble(model, &prepared.ranges, &kinds)?;
+        let mut sums = crate::kv::meter::Sums::default();
+        for reference in &references {
+            sums.add(&whole(&reference.compare(&converted)?));
+        }
+        Ok((sums.loss - sums.original) / sums.original.max(f64::MIN_POSITIVE))
+    };
+    let (mut low, mut high) = (16.0f64, 2048.0f64);
+    let mut best = within((high as u64) * key_bytes(d) * units)?;
+    for round in 0..8 {
+        if stop.load(Ordering::Relaxed) {
+            return Err(Error::Stopped);
+        }
+        tell(round, 8, "looking for the fewest bytes");
+        let middle = (low * high).sqrt();
+        match prepared.choose(families, d, middle as u64 * key_bytes(d) * units) {
+            Some(kinds) if rise(&kinds)? <= share => {
+                best = kinds;
+                high = middle;
+            }
+            _ => low = middle,
+        }
+    }
+    Ok(best)
+}
+
+/// Measures the converted model on the evaluation texts.
+pub fn evaluate(
+    model: &Model,
+    converted: &Model,
+    texts: &Texts,
+    journal: &mut Journal,
+    identity: &str,
+    stop: &AtomicBool,
+    tell: Tell,
+) -> Result<Vec<Measured>, Error> {
+    let all: usize = texts.evaluation.iter().map(|text| text.contexts.len()).sum();
+    let (mut done, mut measured) = (0, Vec::new());
+    for text in &texts.evaluation {
+        let mut sums = crate::kv::meter::Sums::default();
+        for context in &text.contexts {
+            if stop.load(Ordering::Relaxed) {
+                return Err(Error::Stopped);
+            }
+            let key = digest(&format!("evaluation {identity} {context:?}"));
+            let found: ByPosition = match known(journal, &key, context) {
+                Some(known) => known,
+                None => {
+                    let found = Reference::new(model, context)?.compare(converted)?;
+                    journal.put(&key, &text.name, &found);
+                    found
+                }
+            };
+            sums.add(&whole(&found));
+            done += 1;
+            tell(done, all as u64, "evaluating");
+        }
+        let mean = |sum: f64| sum / sums.count.max(1) as f64;
+        measured.push(Measured {
+            text: text.name.clone(),
+            length: text.contexts.first().map_or(0, Vec::len),
+            contexts: text.contexts.len(),
+            original: mean(sums.original),
+            loss: mean(sums.loss),
+            kl: mean(sums.kl),
+        });
+    }
+    Ok(measured)
+}
+
+impl Documented for Conversion {
+    const KIND: &'static str = "conversion";
+
+    fn validate(&self, raw: &Value) -> Result<(), String> {
+        let kinds = raw.get("kinds").and_then(Value::as_array);
+        let far = |kind: &Value| kind.get("far").and_then(Value::as_str).is_some_and(|far| far != "none");
+        for (used, part) in [
+            (kinds.is_some_and(|kinds| kinds.iter().any(far)), "far states were"),
+            (raw.get("tuning").is_some(), "distillation (--tune) was"),
+        ] {
+            if used {
+                return Err(format!(
+                    "{part} removed; the last commit with support is {LAST_WITH_FAR_STATES}; convert the original model again"
+                ));
+            }
+        }
+        let heads = self.layers.checked_mul(self.kv_heads);
+        if heads != Some(self.kinds.len()) || self.kinds.is_empty() {
+            let (layers, kv_heads, kinds) = (self.layers, self.kv_heads, self.kinds.len());
+            return Err(format!("it has {kinds} kinds for {layers} layers of {kv_heads} KV heads; they must be as many"));
+        }
+        Ok(())
+    }
+
+    fn document(&self) -> Document {
+        let megabytes = |bytes: u64| format!("{:.2} MB", bytes as f64 / 1e6);
+        let facts = vec![
+            ("model".to_owned(), format!("{}: {} layers, {} kv heads each", self.model, self.layers, self.kv_heads)),
+            ("text".to_owned(), format!("{}; fitted to {} tokens", self.data.join(", "), thousands(self.calibration_tokens as u64))),
+            (
+                "keeps".to_owned(),
+                format!("{} between tokens, whatever the length: {:.1} keys for each kv head", megabytes(self.bytes), self.keys),
+            ),
+            ("instead of".to_owned(), format!("{} for all keys of {} tokens", megabytes(self.cache_bytes), thousands(self.context as u64))),
+        ];
+        let columns = ["text", "contexts", "length", "original", "converted", "rise", "KL"];
+        let mut table = Table::new("On text that was neither fitted to nor chosen by, nats per token", columns);
+        for found in &self.measured {
+            table.rows.push(vec![
+                Cell::text(&found.text),
+                Cell::count(found.contexts),
+                Cell::count(found.length),
+                Cell::Number(found.original, 4),
+                Cell::Number(found.loss, 4),
+                Cell::Number(found.loss - found.original, 4),
+                Cell::Number(found.kl, 4),
+            ]);
+        }
+        let map = |title: &str, value: &dyn Fn(&Kind) -> f64| HeatMap {
+            title: title.into(),
+            x: Names::count("kv head", self.kv_heads),
+            y: Names::count("layer", self.layers),
+            values: self.kinds.chunks(self.kv_heads.max(1)).map(|row| row.iter().map(|kind| Some(value(kind))).collect()).collect(),
+            shade: Shade::Linear,
+            range: None,
+            unit: Unit::Number,
+        };
+        let panels = vec![
+            map("Exact keys, log2", &|kind| (kind.window as f64 + kind.chosen as f64).log2()).into(),
+            map("Bits", &|kind| f64::from(kind.bits)).into(),
+        ];
+        let mut counts: Vec<(String, usize)> = Vec::new();
+        for kind in &self.kinds {
+            match counts.iter_mut().find(|(label, _)| *label == kind.label()) {
+                Some((_, count)) => *count += 1,
+                None => counts.push((kind.label(), 1)),
+            }
+        }
+        counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+        let mut kinds = Table::new("Kinds of memory", ["kind", "kv heads"]);
+        kinds.rows.extend(counts.into_iter().map(|(label, count)| vec![Cell::text(label), Cell::count(count)]));
+        let figure = Figure { title: "What each kv head keeps".into(), description: "Layers by kv heads.".into(), panels };
+        let name = self.model.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+        let sections = vec![
+            Section::new("What it costs", vec![Block::table("losses", table)]),
+            Section::new("What each kv head keeps", vec![Block::figure("kinds", figure), Block::table("kinds", kinds)]),
+        ];
+        Document { title: format!("{name} with constant memory"), lead: vec![Block::Facts(facts)], sections }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_read_as_people_write_them() {
+        for (text, share) in [("+1%", 0.01), ("1%", 0.01), ("0.02", 0.02), ("+0.5%", 0.005)] {
+            assert!(text.parse::<Share>().is_ok_and(|found| (found.0 - share).abs() < 1e-12), "{text}");
+        }
+        for text in ["", "x", "-1%", "0", "nan"] {
+            assert!(text.parse::<Share>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,487 @@
+//! Loss and KL against bytes, for every way to choose memories that there is, on the same contexts.
+//!
+//! The rule, stated beforehand: at a budget, one method is better than another if the 95 % interval (Student's) of the mean over contexts of the difference of
+//! their losses lies on one side of zero; there is no verdict with fewer than three contexts.
+
+mod best;
+mod document;
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde::{Deserialize, Serialize};
+use termwise_base::statistics::t_quantile_975;
+use termwise_model::{Config, Model};
+
+use crate::kv::assemble::Bench;
+use crate::kv::convert::{Prepared, SIZES, bytes_of, overhead};
+use crate::kv::journal::{Journal, digest};
+use crate::kv::kinds::{Family, Kind, key_bytes};
+use crate::kv::meter::{ByPosition, Reference, Sums, known, whole};
+use crate::kv::{Error, Tell, Texts};
+
+pub use best::{Best, Saving};
+
+/// Budgets are smaller, keys per KV head.
+const MOST_KEYS: u64 = 1 << 30;
+
+/// A way to choose memories within a budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Method {
+    /// In tables.
+    pub name: &'static str,
+    /// What kv heads may have.
+    families: &'static [Family],
+    /// Whether each has its own share; else all have the same, of the first family.
+    per_head: bool,
+    /// Whether several ideas come together, as against one idea alone.
+    combined: bool,
+}
+
+impl Method {
+    /// One idea, the same for all heads.
+    const fn one(name: &'static str, families: &'static [Family]) -> Method {
+        Method { name, families, per_head: false, combined: false }
+    }
+
+    /// Several ideas, the same for all heads.
+    const fn several(name: &'static str, families: &'static [Family]) -> Method {
+        Method { name, families, per_head: false, combined: true }
+    }
+
+    /// Several ideas, and a choice for each kv head.
+    const fn by_head(name: &'static str, families: &'static [Family]) -> Method {
+        Method { name, families, per_head: true, combined: true }
+    }
+}
+
+const WINDOW: Family = Family::WINDOW;
+const CHOSEN: Family = Family { chosen: true, ..WINDOW };
+const LATELY: Family = Family { fade: true, ..CHOSEN };
+const BITS8: Family = Family { bits: 8, ..WINDOW };
+const BITS4: Family = Family { bits: 4, ..WINDOW };
+const BITS8_CHOSEN: Family = Family { chosen: true, ..BITS8 };
+const BITS4_CHOSEN: Family = Family { chosen: true, ..BITS4 };
+
+/// The families that `convert` chooses from.
+pub const ALL: &[Family] = &[WINDOW, CHOSEN, BITS8, BITS8_CHOSEN, BITS4, BITS4_CHOSEN];
+
+/// The methods, single ideas first.
+pub const METHODS: &[Method] = &[
+    Method::one("window", &[WINDOW]),
+    Method { per_head: true, ..Method::one("window by head", &[WINDOW]) },
+    Method::one("chosen", &[CHOSEN]),
+    Method::one("chosen lately", &[LATELY]),
+    Method::one("8 bits", &[BITS8]),
+    Method::one("4 bits", &[BITS4]),
+    Method::several("8 bits + chosen", &[BITS8_CHOSEN]),
+    Method::several("4 bits + chosen", &[BITS4_CHOSEN]),
+    Method::by_head("chosen by head", &[WINDOW, CHOSEN]),
+    Method::by_head("8 bits by head", &[BITS8, BITS8_CHOSEN]),
+    Method::by_head("everything by head", ALL),
+];
+
+/// Which pairs of methods are compared: the first is claimed to be better than the second.
+pub const PAIRS: &[(&str, &str)] = &[
+    ("window by head", "window"),
+    ("chosen", "window"),
+    ("8 bits", "window"),
+    ("4 bits + chosen", "4 bits"),
+    ("everything by head", "8 bits by head"),
+    ("everything by head", "8 bits + chosen"),
+];
+
+impl Method {
+    /// The methods of these names, all where there is none.
+    pub fn named(names: &[String]) -> Result<Vec<&'static Method>, Error> {
+        if let Some(unknown) = names.iter().find(|name| METHODS.iter().all(|method| method.name != **name)) {
+            let all: Vec<&str> = METHODS.iter().map(|method| method.name).collect();
+            return Err(Error::Asked(format!("there is no method `{unknown}`; there are: {}", all.join(", "))));
+        }
+        Ok(METHODS.iter().filter(|method| names.is_empty() || names.iter().any(|name| name == method.name)).collect())
+    }
+
+    /// The kinds that these need to know the errors of: none where all heads have the same.
+    pub fn families(methods: &[&Method]) -> Vec<Family> {
+        let mut all: Vec<Family> = Vec::new();
+        for family in methods.iter().filter(|method| method.per_head).flat_map(|method| method.families) {
+            if !all.contains(family) {
+                all.push(*family);
+            }
+        }
+        all
+    }
+
+    /// The kinds of all kv heads within so many bytes; `None` where nothing fits.
+    pub fn choose(&self, prepared: &Prepared, units: usize, d: usize, bytes: u64) -> Option<Vec<Kind>> {
+        if self.per_head {
+            return prepared.choose(self.families, d, bytes);
+        }
+        Some(vec![self.families[0].largest(d, bytes.checked_sub(prepared.overhead)? / units as u64)?; units])
+    }
+
+    /// The smallest budget, in keys per KV head, within which one of these methods fits.
+    pub fn least_keys(methods: &[&Method], config: &Config) -> Result<u64, Error> {
+        let (units, d) = ((config.num_hidden_layers * config.num_key_value_heads) as u64, config.head_dim);
+        let smallest = |method: &&Method| {
+            let keys = if method.per_head { SIZES[0] } else { 1 };
+            method.families.iter().map(|family| family.of(keys).bytes(d)).min()
+        };
+        let least = methods.iter().filter_map(smallest).min().unwrap_or(0) * units + overhead(config)?;
+        Ok(least.div_ceil(key_bytes(d) * units))
+    }
+
+    /// Refuses budgets within which none of these methods fits.
+    pub fn check_budgets(methods: &[&Method], keys: &[u64], config: &Config) -> Result<(), Error> {
+        let least = Method::least_keys(methods, config)?;
+        match keys.iter().find(|&&keys| !(least..MOST_KEYS).contains(&keys)) {
+            Some(keys) if *keys < least => Err(Error::Asked(format!(
+                "--keys {keys} is too small: the smallest memory of these methods takes {least} keys per KV head; use --keys {least} or more"
+            ))),
+            Some(keys) => Err(Error::Asked(format!("--keys {keys} is too large: budgets are below {MOST_KEYS} keys per KV head"))),
+            None if keys.is_empty() => Err(Error::Asked(format!("there is no budget; name some with --keys, from {least} on"))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// One method at one budget on one text.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// The method.
+    pub method: String,
+    /// The budget, keys in float32 for each kv head.
+    pub keys: u64,
+    /// Bytes of the model's memory.
+    pub bytes: u64,
+    /// The text.
+    pub text: String,
+    /// By context, and by bucket of positions.
+    pub contexts: Vec<ByPosition>,
+}
+
+impl Point {
+    /// Mean rise of the loss over contexts, and its standard error where there are several.
+    pub fn rise(&self) -> (f64, Option<f64>) {
+        mean_and_error(&self.contexts.iter().map(|buckets| whole(buckets).rise()).collect::<Vec<_>>())
+    }
+
+    /// Mean KL over contexts, and its standard error.
+    pub fn kl(&self) -> (f64, Option<f64>) {
+        mean_and_error(&self.contexts.iter().map(|buckets| whole(buckets).mean_kl()).collect::<Vec<_>>())
+    }
+
+    /// Sums over contexts by bucket.
+    pub fn buckets(&self) -> Vec<Sums> {
+        let count = self.contexts.iter().map(Vec::len).max().unwrap_or(0);
+        let mut all = vec![Sums::default(); count];
+        self.contexts.iter().for_each(|buckets| all.iter_mut().zip(buckets).for_each(|(all, one)| all.add(one)));
+        all
+    }
+}
+
+/// Two methods at one budget.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Comparison {
+    /// Said to be better.
+    pub a: String,
+    /// Than this.
+    pub b: String,
+    /// The budget.
+    pub keys: u64,
+    /// Contexts of all texts that both have.
+    pub contexts: usize,
+    /// Mean of loss(a) − loss(b) over contexts, and its 95 % interval where there are at least three.
+    pub difference: f64,
+    /// The interval.
+    pub interval: Option<(f64, f64)>,
+    /// By the rule.
+    pub verdict: Verdict,
+}
+
+/// What the rule says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// The first is better.
+    Better,
+    /// It is worse.
+    Worse,
+    /// Neither can be said.
+    Open,
+}
+
+impl Verdict {
+    fn of(interval: Option<(f64, f64)>) -> Verdict {
+        match interval {
+            Some((_, high)) if high < 0.0 => Verdict::Better,
+            Some((low, _)) if low > 0.0 => Verdict::Worse,
+            _ => Verdict::Open,
+        }
+    }
+
+    /// In tables.
+    fn word(self) -> &'static str {
+        match self {
+            Verdict::Better => "better",
+            Verdict::Worse => "worse",
+            Verdict::Open => "open",
+        }
+    }
+}
+
+/// Student's 95 % interval of a mean of so many; `None` for fewer than three.
+fn interval(mean: f64, error: Option<f64>, count: usize) -> Option<(f64, f64)> {
+    let half = t_quantile_975((count.max(2) - 1) as f64) * error.filter(|_| count >= 3)?;
+    Some((mean - half, mean + half))
+}
+
+/// Everything, filled in as it is measured.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Frontier {
+    /// The model, as it was asked for.
+    pub model: String,
+    /// Tokens of a context.
+    pub length: usize,
+    /// Texts, contexts asked for of each, and whether other parts of it were fitted to.
+    pub texts: Vec<(String, usize, bool)>,
+    /// Tokens that were fitted to.
+    pub calibration_tokens: usize,
+    /// Bytes of one key and value, and kv heads: budgets are in these.
+    pub key_bytes: u64,
+    /// Of the model.
+    pub kv_heads: usize,
+    /// Loss of the original by text, nats per token.
+    pub original: Vec<f64>,
+    /// What was measured.
+    pub points: Vec<Point>,
+    /// By the rule.
+    pub comparisons: Vec<Comparison>,
+    /// The best combination against the best single idea.
+    #[serde(default)]
+    pub best: Vec<Best>,
+    /// Bytes at equal loss.
+    #[serde(default)]
+    pub savings: Vec<Saving>,
+    /// Budgets that a method does not fit into.
+    #[serde(default)]
+    pub too_small: Vec<(String, u64)>,
+    /// What methods keep, for tables: the method, the budget and the kind of all heads where that is one.
+    #[serde(default)]
+    pub kinds: Vec<(String, u64, String)>,
+    /// Whether everything that was asked for is here.
+    pub finished: bool,
+}
+
+/// What to do.
+pub struct Options<'a> {
+    /// Keys in float32 for each kv head.
+    pub keys: Vec<u64>,
+    /// Names of methods; all where empty.
+    pub methods: Vec<String>,
+    /// Where measurements are kept.
+    pub journal: Option<&'a Path>,
+}
+
+/// Measures; `show` gets every state of the result. Contexts come in turn from all texts, and each is finished with all methods before the next, so that what
+/// there is can be compared at any time.
+#[allow(clippy::too_many_arguments, reason = "what is measured, how, and who hears of it")]
+pub fn run(
+    model: &Model,
+    prepared: &Prepared,
+    texts: &Texts,
+    options: &Options,
+    about: Frontier,
+    stop: &AtomicBool,
+    tell: Tell,
+    show: &mut dyn FnMut(&Frontier),
+) -> Result<Frontier, Error> {
+    let config = &model.config;
+    let (units, d) = (config.num_hidden_layers * config.num_key_value_heads, config.head_dim);
+    let methods = Method::named(&options.methods)?;
+    Method::check_budgets(&methods, &options.keys, config)?;
+    let (mut plans, mut too_small): (Vec<(&Method, u64, Vec<Kind>)>, _) = (Vec::new(), Vec::new());
+    for &keys in &options.keys {
+        let bytes = keys * key_bytes(d) * units as u64;
+        for &method in &methods {
+            match method.choose(prepared, units, d, bytes) {
+                Some(kinds) => plans.push((method, keys, kinds)),
+                None => too_small.push((method.name.to_owned(), keys)),
+            }
+        }
+    }
+    // Plans with the same tensors one after another: weights are then copied once.
+    let tensors = |kinds: &[Kind]| -> Vec<bool> {
+        kinds.chunks(config.num_key_value_heads).map(|layer| layer.iter().any(|kind| kind.bits < 32)).collect()
+    };
+    plans.sort_by_cached_key(|(_, _, kinds)| tensors(kinds));
+    let mut journal = Journal::open(options.journal)?;
+    let mut result = Frontier {
+        length: texts.evaluation.first().and_then(|text| text.contexts.first()).map_or(0, Vec::len),
+        texts: texts.evaluation.iter().map(|text| (text.name.clone(), text.contexts.len(), text.calibrated)).collect(),
+        key_bytes: key_bytes(d),
+        kv_heads: units,
+        original: vec![f64::NAN; texts.evaluation.len()],
+        points: Vec::new(),
+        too_small,
+        kinds: plans
+            .iter()
+            .filter(|(_, _, kinds)| kinds.iter().all(|kind| *kind == kinds[0]))
+            .map(|(method, keys, kinds)| (method.name.to_owned(), *keys, kinds[0].label()))
+            .collect(),
+        ..about
+    };
+    for text in &texts.evaluation {
+        for (method, keys, kinds) in &plans {
+            let (bytes, text) = (bytes_of(kinds, d, prepared.overhead), text.name.clone());
+            result.points.push(Point { method: method.name.into(), keys: *keys, bytes, text, contexts: Vec::new() });
+        }
+    }
+    let most = texts.evaluation.iter().map(|text| text.contexts.len()).max().unwrap_or(0);
+    let key = |kinds: &[Kind], context: &[u32]| digest(&format!("frontier {} {kinds:?} {context:?}", prepared.ranges.identity_for(kinds)));
+    // Only what is still to be measured takes time.
+    let all = texts.evaluation.iter().flat_map(|text| &text.contexts).flat_map(|context| plans.iter().map(move |plan| (plan, context)));
+    let total = all.filter(|((_, _, kinds), context)| known(&journal, &key(kinds, context), context).is_none()).count() as u64;
+    let mut bench = Bench::default();
+    let mut done = 0;
+    for index in 0..most {
+        for (place, text) in texts.evaluation.iter().enumerate().filter(|(_, text)| index < text.contexts.len()) {
+            let context = &text.contexts[index];
+            let mut reference = None;
+            for (at, (method, keys, kinds)) in plans.iter().enumerate() {
+                let key = key(kinds, context);
+                let found: ByPosition = match known(&journal, &key, context) {
+                    Some(known) => known,
+                    None => {
+                        if stop.load(Ordering::Relaxed) {
+                            result.compare();
+                            show(&result);
+                            return Ok(result);
+                        }
+                        let reference = match &reference {
+                            Some(reference) => reference,
+                            None => reference.insert(Reference::new(model, context)?),
+                        };
+                        let kinds: Vec<Option<Kind>> = kinds.iter().copied().map(Some).collect();
+                        let found = reference.compare(bench.assemble(model, &prepared.ranges, &kinds)?)?;
+                        journal.put(&key, &format!("{}, {keys} keys, {} {index}", method.name, text.name), &found);
+                        done += 1;
+                        tell(done, total, &format!("{} at {keys} keys", method.name));
+                        found
+                    }
+                };
+                result.points[place * plans.len() + at].contexts.push(found);
+            }
+            let all: Vec<Sums> = (0..=index).filter_map(|i| Some(whole(result.points[place * plans.len()].contexts.get(i)?))).collect();
+            let (loss, count) = all.iter().fold((0.0, 0), |(loss, count), sums| (loss + sums.original, count + sums.count));
+            result.original[place] = loss / count.max(1) as f64;
+            result.compare();
+            show(&result);
+        }
+    }
+    result.finished = true;
+    result.compare();
+    show(&result);
+    Ok(result)
+}
+
+impl Frontier {
+    /// Applies the rule to what there is.
+    pub fn compare(&mut self) {
+        let keys = self.budgets();
+        self.comparisons.clear();
+        for &(a, b) in PAIRS {
+            for &keys in &keys {
+                let of = |name: &str, text: &str| {
+                    self.points.iter().find(|point| point.method == name && point.keys == keys && point.text == text)
+                };
+                let mut differences = Vec::new();
+                for (text, ..) in &self.texts {
+                    let (Some(a), Some(b)) = (of(a, text), of(b, text)) else { continue };
+                    differences.extend(a.contexts.iter().zip(&b.contexts).map(|(a, b)| whole(a).rise() - whole(b).rise()));
+                }
+                if differences.is_empty() {
+                    continue;
+                }
+                let (difference, error) = mean_and_error(&differences);
+                let interval = interval(difference, error, differences.len());
+                let verdict = Verdict::of(interval);
+                self.comparisons.push(Comparison {
+                    a: a.into(),
+                    b: b.into(),
+                    keys,
+                    contexts: differences.len(),
+                    difference,
+                    interval,
+                    verdict,
+                });
+            }
+        }
+        self.best = best::best(self);
+        self.savings = best::savings(self);
+    }
+
+    /// Rises of the loss of a method at a budget, by context, of all texts one after another; `None` where a text has none of it.
+    fn rises(&self, method: &str, keys: u64) -> Option<Vec<f64>> {
+        let mut all = Vec::new();
+        for (text, ..) in &self.texts {
+            let point = self.points.iter().find(|point| point.method == method && point.keys == keys && point.text == *text)?;
+            all.extend(point.contexts.iter().map(|buckets| whole(buckets).rise()));
+        }
+        Some(all)
+    }
+
+    /// The budgets, ascending.
+    fn budgets(&self) -> Vec<u64> {
+        let mut keys: Vec<u64> = self.points.iter().map(|point| point.keys).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        keys
+    }
+}
+
+/// The mean and its standard error, where there are at least two.
+fn mean_and_error(values: &[f64]) -> (f64, Option<f64>) {
+    let n = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / n.max(1.0);
+    let error = (values.len() > 1).then(|| (values.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / (n - 1.0) / n).sqrt());
+    (mean, error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point(method: &str, losses: &[f64]) -> Point {
+        let contexts = losses.iter().map(|&loss| vec![Sums { count: 10, loss: 10.0 * loss, original: 0.0, kl: 0.0 }]).collect();
+        Point { method: method.into(), keys: 64, bytes: 1, text: "t".into(), contexts }
+    }
+
+    #[test]
+    fn verdicts_follow_the_rule() {
+        let compare = |a: &[f64], b: &[f64]| {
+            let points = vec![point("chosen", a), point("window", b)];
+            let mut frontier = Frontier { texts: vec![("t".into(), 9, true)], points, ..Frontier::default() };
+            frontier.compare();
+            frontier.comparisons.into_iter().find(|comparison| comparison.a == "chosen" && comparison.b == "window").expect("a comparison")
+        };
+        let found = compare(&[1.0, 2.0, 3.0, 4.0], &[1.1, 2.11, 3.09, 4.1]);
+        assert_eq!(found.verdict, Verdict::Better);
+        // Paired: contexts differ by far more than methods do.
+        assert!(
+            (found.difference + 0.1).abs() < 1e-9 && found.interval.is_some_and(|(low, high)| low < -0.1 && high > -0.1 && high < -0.08)
+        );
+        assert_eq!(compare(&[1.1, 2.11, 3.09], &[1.0, 2.0, 3.0]).verdict, Verdict::Worse);
+        assert_eq!(compare(&[1.0, 2.0], &[1.1, 2.1]).verdict, Verdict::Open);
+        assert_eq!(compare(&[1.0, 2.0, 3.0], &[1.1, 1.9, 3.1]).verdict, Verdict::Open);
+    }
+
+    #[test]
+    fn every_method_that_is_compared_exists() {
+        // Names are given in a list.
+        assert!(METHODS.iter().all(|method| !method.name.contains(',')));
+        for (a, b) in PAIRS {
+            assert!([a, b].iter().all(|name| METHODS.iter().any(|method| method.name == **name)), "{a} {b}");
+        }
+    }
+}

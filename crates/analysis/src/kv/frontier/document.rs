@@ -1,0 +1,197 @@
+//! The frontier as a page.
+
+use serde_json::Value;
+use termwise_report::{
+    Axis, Block, Cell, Chart, Document, Documented, Figure, Layer, Line, Panel, SERIES, Scale, Section, Table, Tone, Unit, thousands,
+};
+
+use super::best::Bound;
+use super::{Frontier, METHODS, Point};
+use crate::kv::meter::BUCKETS;
+
+/// No context is longer, and sums over contexts do not overflow.
+const MOST_POSITIONS: u64 = 1 << 40;
+
+impl Documented for Frontier {
+    const KIND: &'static str = "frontier";
+
+    fn validate(&self, _: &Value) -> Result<(), String> {
+        let sums = || self.points.iter().flat_map(|point| &point.contexts);
+        if sums().any(|buckets| buckets.len() > BUCKETS.len()) {
+            return Err(format!("a context has more than {} buckets of positions", BUCKETS.len()));
+        }
+        if sums().flatten().any(|sums| sums.count > MOST_POSITIONS) {
+            return Err(format!("a bucket has more than {MOST_POSITIONS} positions"));
+        }
+        Ok(())
+    }
+
+    fn document(&self) -> Document {
+        let texts: Vec<String> = self
+            .texts
+            .iter()
+            .zip(&self.original)
+            .map(|((name, contexts, calibrated), loss)| {
+                let seen = if *calibrated { "other parts of it were fitted to" } else { "never fitted to" };
+                format!("{name}: up to {contexts} contexts, {seen}; loss of the original {loss:.4}")
+            })
+            .collect();
+        let facts = vec![
+            ("model".to_owned(), self.model.clone()),
+            ("contexts".to_owned(), format!("{} tokens; fitted to {} tokens", self.length, thousands(self.calibration_tokens as u64))),
+            (
+                "budgets".to_owned(),
+                format!("keys and values in float32 for each of {} kv heads, {} bytes each; bytes are those of the buffers", self.kv_heads, self.key_bytes),
+            ),
+            (
+                "rule".to_owned(),
+                "better or worse if the 95 % interval of the mean over contexts of the paired difference of losses lies on one side of zero; at least three contexts".to_owned(),
+            ),
+        ];
+        let mut lead = vec![Block::Facts(facts), Block::List(texts)];
+        if !self.finished {
+            lead.push(Block::badge(Tone::Open, "unfinished", "what is here is measured; the same command goes on from there"));
+        }
+        let mut sections = vec![Section::new("Verdicts", self.verdict_blocks()), Section::new("The best of each side", self.best_blocks())];
+        for (text, ..) in &self.texts {
+            sections.push(Section::new(format!("Loss and KL on {text}"), self.text_blocks(text)));
+        }
+        let name = self.model.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+        Document { title: format!("{name}: what constant memory costs"), lead, sections }
+    }
+}
+
+impl Frontier {
+    fn verdict_blocks(&self) -> Vec<Block> {
+        let columns = ["said to be better", "than", "keys", "contexts", "difference of losses", "95 % interval", "verdict"];
+        let mut table = Table::new("Difference of losses in nats per token, over contexts of all texts; negative is better", columns);
+        for found in &self.comparisons {
+            table.rows.push(vec![
+                Cell::text(&found.a),
+                Cell::text(&found.b),
+                Cell::count(found.keys),
+                Cell::count(found.contexts),
+                Cell::Number(found.difference, 4),
+                Cell::maybe(found.interval, |(low, high)| Cell::text(format!("{low:+.4} … {high:+.4}"))),
+                Cell::text(found.verdict.word()),
+            ]);
+        }
+        vec![Block::table("verdicts", table)]
+    }
+
+    /// The best combination against the best single idea, and bytes at equal loss.
+    fn best_blocks(&self) -> Vec<Block> {
+        let names = |list: &[(String, usize)]| {
+            let words: Vec<String> = list.iter().map(|(name, count)| format!("{name} ({count})")).collect();
+            words.join(", ")
+        };
+        let columns = ["keys", "contexts", "best combination", "best single idea", "difference of losses", "95 % interval", "verdict"];
+        let title = "The best combination against the best single idea, each chosen for a context by the mean over all others (for how many contexts)";
+        let mut best = Table::new(title, columns);
+        for found in &self.best {
+            best.rows.push(vec![
+                Cell::count(found.keys),
+                Cell::count(found.contexts),
+                Cell::text(names(&found.combinations)),
+                Cell::text(names(&found.singles)),
+                Cell::Number(found.difference, 4),
+                Cell::maybe(found.interval, |(low, high)| Cell::text(format!("{low:+.4} … {high:+.4}"))),
+                Cell::text(found.verdict.word()),
+            ]);
+        }
+        let title = "Bytes saved at equal loss: the other's curve interpolated in log bytes; intervals over 1,000 draws of contexts, in which the best are chosen anew on the same contexts";
+        let mut savings = Table::new(title, ["method", "against", "keys", "bytes saved", "95 % interval"]);
+        let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+        for found in &self.savings {
+            let bound = match found.bound {
+                Some(Bound::AtLeast) => "at least ",
+                Some(Bound::AtMost) => "at most ",
+                None => "",
+            };
+            savings.rows.push(vec![
+                Cell::text(&found.a),
+                Cell::text(&found.b),
+                Cell::count(found.keys),
+                Cell::text(format!("{bound}{}", percent(found.share))),
+                Cell::maybe(found.interval, |(low, high)| Cell::text(format!("{} … {}", percent(low), percent(high)))),
+            ]);
+        }
+        let mut kinds = Table::new("What uniform methods keep", ["method", "keys", "each kv head"]);
+        kinds.rows.extend(self.kinds.iter().map(|(method, keys, kind)| vec![Cell::text(method), Cell::count(*keys), Cell::text(kind)]));
+        let mut blocks = vec![Block::table("best", best), Block::table("savings", savings)];
+        if !self.too_small.is_empty() {
+            let words: Vec<String> = self.too_small.iter().map(|(method, keys)| format!("{method} at {keys} keys")).collect();
+            blocks.push(Block::List(vec![format!("does not fit: {}", words.join(", "))]));
+        }
+        blocks.push(Block::Details { summary: "What uniform methods keep".into(), blocks: vec![Block::table("kinds", kinds)] });
+        blocks
+    }
+
+    fn text_blocks(&self, text: &str) -> Vec<Block> {
+        let points: Vec<&Point> = self.points.iter().filter(|point| point.text == text && !point.contexts.is_empty()).collect();
+        let mut keys: Vec<u64> = points.iter().map(|point| point.keys).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        // In the order of this build's methods, then those of earlier builds.
+        let known = METHODS.iter().map(|method| method.name).filter(|name| points.iter().any(|point| point.method == *name));
+        let mut methods: Vec<&str> = known.collect();
+        for point in &points {
+            if !methods.contains(&point.method.as_str()) {
+                methods.push(&point.method);
+            }
+        }
+        let names = ["method".to_owned()].into_iter().chain(keys.iter().map(|keys| format!("{keys} keys")));
+        let mut losses = Table::new("Rise of the loss in nats per token ± standard error over contexts", names.clone());
+        let mut kls = Table::new("KL to the original in nats per token ± standard error over contexts", names);
+        let cell = |(mean, error): (f64, Option<f64>)| match error {
+            Some(error) => Cell::text(format!("{mean:.4} ± {error:.4}")),
+            None => Cell::Number(mean, 4),
+        };
+        for method in &methods {
+            let own = |keys: u64| points.iter().find(|point| point.method == *method && point.keys == keys);
+            let row = |value: fn(&Point) -> (f64, Option<f64>)| {
+                let cells = keys.iter().map(|&keys| own(keys).map_or(Cell::Empty, |point| cell(value(point))));
+                [Cell::text(*method)].into_iter().chain(cells).collect::<Vec<Cell>>()
+            };
+            losses.rows.push(row(Point::rise));
+            kls.rows.push(row(Point::kl));
+        }
+        let reached = points.iter().map(|point| point.buckets().len()).max().unwrap_or(0);
+        let columns = ["method".to_owned(), "keys".into(), "bytes".into()].into_iter();
+        let columns = columns.chain(BUCKETS[..reached].iter().map(|first| format!("from {first}")));
+        let mut buckets = Table::new("Rise of the loss by position", columns);
+        for point in &points {
+            let first = [Cell::text(&point.method), Cell::count(point.keys), Cell::bytes(point.bytes)];
+            buckets.rows.push(first.into_iter().chain(point.buckets().iter().map(|sums| Cell::Number(sums.rise(), 4))).collect());
+        }
+        // Colours are counted among those that are drawn; where there are more of these than colours, dashed lines and whole ones apart.
+        let many = methods.len() >= SERIES;
+        let mut drawn = [0; 2];
+        let line = |method: &&str| {
+            let own = points.iter().filter(|point| point.method == *method);
+            let mut points: Vec<(f64, f64)> = own.map(|point| (point.bytes as f64, point.rise().0)).collect();
+            points.sort_by(|a, b| a.0.total_cmp(&b.0));
+            let per_head = method.ends_with("by head");
+            let color = &mut drawn[usize::from(many && per_head)];
+            *color += 1;
+            Layer::Line(Line { name: (*method).into(), color: *color, dashed: !per_head, points })
+        };
+        let chart = Chart {
+            title: "Rise of the loss against bytes".into(),
+            x: Axis::new("kept between tokens", Scale::Log, Unit::Bytes),
+            y: Axis::new("nats per token", Scale::Linear, Unit::Number),
+            layers: methods.iter().map(line).collect(),
+        };
+        let panels: Vec<Panel> = vec![chart.into()];
+        let description = "Rise of the loss against the bytes of the memory, one line for each method.".into();
+        let figure = Figure { title: format!("What constant memory costs on {text}"), description, panels };
+        let anchor: String = text.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' }).collect();
+        let details = Block::Details { summary: "By position".into(), blocks: vec![Block::table(format!("positions-{anchor}"), buckets)] };
+        vec![
+            Block::figure(format!("loss-{anchor}"), figure),
+            Block::table(format!("loss-{anchor}"), losses),
+            Block::table(format!("kl-{anchor}"), kls),
+            details,
+        ]
+    }
+}

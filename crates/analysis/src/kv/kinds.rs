@@ -1,0 +1,151 @@
+//! The kinds of memory that a KV head can have.
+
+use crate::plan::count::{Attention, Sizes};
+use serde::{Deserialize, Serialize};
+use termwise_attention::Variant;
+
+use crate::kv::Error;
+
+/// Keys at the start that every kind keeps.
+pub const SINKS: usize = 4;
+/// Time constant, in queries, of accumulated attention that fades.
+pub const FADE: usize = 64;
+
+/// A memory: the first keys, the last ones and heavy hitters between them, in so many bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Kind {
+    /// W
+    pub window: usize,
+    /// S
+    pub sinks: usize,
+    /// N
+    pub chosen: usize,
+    /// Whether accumulated attention fades.
+    pub fade: bool,
+    /// Bits of keys and values; 32 for float32.
+    pub bits: u32,
+}
+
+impl Kind {
+    /// A window and the usual sinks in float32.
+    pub fn window(window: usize) -> Kind {
+        Kind { window, sinks: SINKS, bits: 32, ..Kind::default() }
+    }
+
+    /// The attention of a head that is a plain softmax so far.
+    pub fn variant(&self, own: &Variant) -> Result<Variant, Error> {
+        if !is_convertible(own) {
+            return Err(Error::Asked(format!("`{own}` is not softmax over all keys: its memory cannot be replaced")));
+        }
+        let mut text = format!("{own} window={}", self.window.max(1));
+        if self.sinks > 0 {
+            text += &format!(" sinks={}", self.sinks);
+        }
+        if self.chosen > 0 {
+            text += &format!(" chosen={}", self.chosen);
+            if self.fade {
+                text += &format!(",fade={FADE}");
+            }
+        }
+        if self.bits < 32 {
+            text += &format!(" bits={}", self.bits);
+        }
+        Ok(text.parse()?)
+    }
+
+    /// Bytes that one KV head of dimension d keeps, from the counter that knows the buffers.
+    pub fn bytes(&self, d: usize) -> u64 {
+        let variant = self.variant(&Variant::default()).expect("a kind is a variant of softmax");
+        let counted = Attention::of_layer(&[variant], Sizes { kv_heads: 1, d });
+        if counted.growth() > 0 { u64::MAX } else { counted.kept_bytes(0) }
+    }
+
+    /// For tables.
+    pub fn label(&self) -> String {
+        let mut words = vec![format!("window {}", self.window)];
+        if self.chosen > 0 {
+            words.push(format!("{} chosen{}", self.chosen, if self.fade { " lately" } else { "" }));
+        }
+        if self.bits < 32 {
+            words.push(format!("{} bits", self.bits));
+        }
+        words.join(", ")
+    }
+}
+
+/// Whether a head's memory can be replaced: a softmax over all keys, whose keys are kept as they are.
+pub fn is_convertible(own: &Variant) -> bool {
+    own.window.is_none() && own.far.is_none() && own.clone().with_window(1).is_pooled() && own.near.kernel == Variant::default().near.kernel
+}
+
+/// Bytes of one key and value of dimension d in float32: the unit of budgets in keys.
+pub fn key_bytes(d: usize) -> u64 {
+    8 * d as u64
+}
+
+/// Memories that differ in their number of keys alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Family {
+    /// Whether half of the keys are heavy hitters.
+    pub chosen: bool,
+    /// Whether accumulated attention fades.
+    pub fade: bool,
+    /// Bits.
+    pub bits: u32,
+}
+
+impl Family {
+    /// A window and nothing else.
+    pub const WINDOW: Family = Family { chosen: false, fade: false, bits: 32 };
+
+    /// Its member with so many keys besides the sinks.
+    pub fn of(self, keys: usize) -> Kind {
+        let chosen = if self.chosen { keys / 2 } else { 0 };
+        Kind { window: (keys - chosen).max(1), sinks: SINKS, chosen, fade: self.fade && chosen > 0, bits: self.bits }
+    }
+
+    /// Its largest member for heads of dimension d within so many bytes; `None` if not even the smallest fits.
+    pub fn largest(self, d: usize, bytes: u64) -> Option<Kind> {
+        let fits = |keys: usize| self.of(keys).bytes(d) <= bytes;
+        if !fits(1) {
+            return None;
+        }
+        let (mut low, mut high) = (1, 2);
+        while high < 1 << 24 && fits(high) {
+            (low, high) = (high, 2 * high);
+        }
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            if fits(middle) { low = middle } else { high = middle }
+        }
+        Some(self.of(low))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_are_variants_within_their_budget() {
+        let own = Variant::default();
+        for bits in [32, 8, 4] {
+            for (chosen, fade) in [(false, false), (true, false), (true, true)] {
+                let family = Family { chosen, fade, bits };
+                for keys in [1, 2, 64, 333] {
+                    let kind = family.of(keys);
+                    let variant = kind.variant(&own).unwrap_or_else(|error| panic!("{kind:?}: {error}"));
+                    assert_eq!(variant.to_string().parse::<Variant>().as_ref(), Ok(&variant));
+                    assert!(!is_convertible(&variant));
+                }
+                for budget in [64u64, 512] {
+                    let bytes = budget * key_bytes(64);
+                    let kind = family.largest(64, bytes).expect("it fits");
+                    assert!(kind.bytes(64) <= bytes && kind.bytes(64) > bytes * 9 / 10, "{kind:?} {} of {bytes}", kind.bytes(64));
+                }
+            }
+        }
+        assert!(Family::WINDOW.largest(64, 100).is_none());
+        assert!(is_convertible(&own) && !is_convertible(&"taylor=0..2".parse().expect("a variant")));
+    }
+}

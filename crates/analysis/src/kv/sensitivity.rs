@@ -1,0 +1,82 @@
+//! What the error of one kv head does to the model's predictions: the KL with that head alone on a short window, measured.
+//!
+//! Errors of outputs mislead: heads differ by orders of magnitude in what the rest of the model makes of them. The ratio of measured KL to output error at
+//! one kind turns the errors of all kinds into KL. Ratios are kept within a factor of the median, since a small error measured small says little.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use termwise_model::Model;
+
+use crate::kv::assemble::Bench;
+use crate::kv::errors::Errors;
+use crate::kv::journal::{Journal, digest};
+use crate::kv::kinds::Kind;
+use crate::kv::meter::{Reference, known, whole};
+use crate::kv::ranges::QuantRanges;
+use crate::kv::{Error, Tell};
+
+/// The window of the head that is measured.
+pub const PROBE: usize = 32;
+/// How far a ratio may be from the median.
+const GUARD: f64 = 30.0;
+
+/// What the model loses with the memory of one kv head, nats per token.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Removal {
+    /// KL(original ‖ without it).
+    pub kl: f64,
+    /// Rise of the loss.
+    pub rise: f64,
+}
+
+/// KL and rise of the loss in nats per token for each kv head, on these contexts.
+pub fn measure(
+    model: &Model,
+    ranges: &QuantRanges,
+    contexts: &[Vec<u32>],
+    journal: &mut Journal,
+    stop: &AtomicBool,
+    tell: Tell,
+) -> Result<Vec<Removal>, Error> {
+    let units = model.config.num_hidden_layers * model.config.num_key_value_heads;
+    let probe = Kind::window(PROBE);
+    let (mut removals, mut bench) = (vec![Removal::default(); units], Bench::default());
+    for (index, context) in contexts.iter().enumerate() {
+        let key = |unit: usize| digest(&format!("sensitivity {} {context:?} {unit} {probe:?}", ranges.identity));
+        let mut reference = None;
+        for (unit, removal) in removals.iter_mut().enumerate() {
+            let found = match known(journal, &key(unit), context) {
+                Some(known) => known,
+                None => {
+                    if stop.load(Ordering::Relaxed) {
+                        return Err(Error::Stopped);
+                    }
+                    let reference = match &reference {
+                        Some(reference) => reference,
+                        None => reference.insert(Reference::new(model, context)?),
+                    };
+                    let mut kinds = vec![None; units];
+                    kinds[unit] = Some(probe);
+                    let found = reference.compare(bench.assemble(model, ranges, &kinds)?)?;
+                    journal.put(&key(unit), &format!("sensitivity of kv head {unit}"), &found);
+                    found
+                }
+            };
+            removal.kl += whole(&found).mean_kl() / contexts.len() as f64;
+            removal.rise += whole(&found).rise() / contexts.len() as f64;
+            tell((index * units + unit + 1) as u64, (contexts.len() * units) as u64, "what heads do to predictions");
+        }
+    }
+    Ok(removals)
+}
+
+/// KL by output error at the probe for each kv head, within bounds.
+pub fn ratios(removals: &[Removal], errors: &Errors) -> Vec<f64> {
+    let Some(column) = errors.kinds.iter().position(|kind| *kind == Kind::window(PROBE)) else { return vec![1.0; removals.len()] };
+    let raw: Vec<f64> =
+        removals.iter().enumerate().map(|(unit, removal)| removal.kl.max(0.0) / errors.get(unit, column).max(1e-12)).collect();
+    let mut sorted: Vec<f64> = raw.iter().copied().filter(|ratio| *ratio > 0.0).collect();
+    sorted.sort_by(f64::total_cmp);
+    let median = sorted.get(sorted.len() / 2).copied().unwrap_or(1.0);
+    raw.iter().map(|ratio| ratio.clamp(median / GUARD, median * GUARD)).collect()
+}

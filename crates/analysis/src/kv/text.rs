@@ -1,0 +1,101 @@
+//! Contexts of text, and which of them are fitted to.
+
+use crate::spectrum::windows;
+use serde::{Deserialize, Serialize};
+use termwise_data::Source;
+
+use crate::kv::Error;
+
+/// One kind of text, in contexts that know nothing of each other.
+#[derive(Clone, Debug)]
+pub struct Text {
+    /// What people call it.
+    pub name: String,
+    /// Whether other contexts of it were fitted to.
+    pub calibrated: bool,
+    /// Tokens of each context.
+    pub contexts: Vec<Vec<u32>>,
+}
+
+/// What is fitted to, and what is evaluated.
+#[derive(Clone, Debug)]
+pub struct Texts {
+    /// Contexts to fit and choose by.
+    pub calibration: Vec<Vec<u32>>,
+    /// Contexts to measure.
+    pub evaluation: Vec<Text>,
+}
+
+/// A text and what it is for.
+pub struct Named<'a> {
+    /// What people call it.
+    pub name: String,
+    /// Its tokens.
+    pub source: &'a dyn Source,
+    /// Whether its first half is fitted to.
+    pub fitted: bool,
+    /// Whether it is evaluated.
+    pub evaluated: bool,
+}
+
+/// How texts are cut.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Cutting {
+    /// Tokens of a context that is evaluated.
+    pub length: usize,
+    /// Contexts of each text that are evaluated.
+    pub contexts: usize,
+    /// Tokens of a context that is fitted to.
+    pub calibration_length: usize,
+    /// Contexts that are fitted to, over all texts.
+    pub calibration_contexts: usize,
+}
+
+impl Texts {
+    /// Tokens of the longest context that is evaluated.
+    pub fn length(&self) -> usize {
+        self.evaluation.iter().flat_map(|text| &text.contexts).map(Vec::len).max().unwrap_or(0)
+    }
+
+    /// Of texts that are fitted to the first part serves that, and contexts from the second half on are evaluated; of the others contexts from the first on.
+    pub fn cut(sources: &[Named], cutting: Cutting) -> Result<Texts, Error> {
+        let Cutting { length, contexts, calibration_length, calibration_contexts } = cutting;
+        let fitted_texts = sources.iter().filter(|source| source.fitted).count();
+        if fitted_texts == 0 {
+            return Err(Error::Asked(
+                "there is no text to fit to; name some with --calibration, or leave it out to use all of --data".into(),
+            ));
+        }
+        let mut texts = Texts { calibration: Vec::new(), evaluation: Vec::new() };
+        let each = calibration_contexts.div_ceil(fitted_texts);
+        for Named { name, source, fitted, evaluated } in sources {
+            let contexts = if *evaluated { contexts } else { 0 };
+            let needed = (each * calibration_length * *fitted as usize + contexts * length) as u64;
+            let all = windows(*source, length, 4 * needed.max(1 << 20))?;
+            let all: Vec<Vec<u32>> = all.into_iter().filter(|context| context.len() == length).collect();
+            let (first, skip) = if *fitted {
+                (windows(*source, calibration_length, (each * calibration_length) as u64)?, all.len() / 2)
+            } else {
+                (Vec::new(), 0)
+            };
+            let first: Vec<Vec<u32>> = first.into_iter().filter(|context| context.len() == calibration_length).take(each).collect();
+            let used = first.len() * calibration_length;
+            if *fitted && (first.len() < each || used > skip * length) || all.len() - skip < contexts.min(1) {
+                return Err(Error::Asked(format!(
+                    "{name} has {} contexts of {length} tokens; the first half is fitted to ({each} contexts of {calibration_length}) and the second evaluated: name more text, or shorter contexts",
+                    all.len()
+                )));
+            }
+            texts.calibration.extend(first);
+            if contexts > 0 {
+                // Spread over what there is, so that one chapter does not decide.
+                let rest = &all[skip..];
+                let count = contexts.min(rest.len());
+                let chosen = (0..count).map(|i| rest[i * rest.len() / count].clone()).collect();
+                texts.evaluation.push(Text { name: name.clone(), calibrated: *fitted, contexts: chosen });
+            }
+        }
+        texts.calibration.truncate(calibration_contexts);
+        Ok(texts)
+    }
+}

@@ -1,0 +1,289 @@
+//! Operations and bytes of attention, counted.
+//!
+//! ```text
+//! pair       a query meets a key: q·k and w·v                          2·(d + e) operations
+//! update     H += K(k)·vᵀ, z += K(k), and with decay H ← m·H            2·N·(e + s), 3·N·(e + s) with decay, and the monomials of k
+//! query      Q(q)ᵀ·H and Q(q)ᵀ·z                                       2·N·(e + s), the monomials of q and their N factors
+//! parallel   T(T+1)/2 pairs
+//! chunk      pairs within chunks of L, T − L queries of the state, T updates
+//! recurrent  one update and one query a token
+//! window     W + S pairs a token in every mode; far keys are those of the lines above
+//! cache      T pairs for the token at position T
+//! ```
+//!
+//! Bytes are those of the engine's buffers: values in whole vectors of 16 numbers, caches in blocks of 128 tokens. A test compares them
+//! with [`termwise_attention::State`]. Left out are some dozens of bytes per head that a layer carries besides, and room that the columns of
+//! gates and decays have to spare as they grow.
+//!
+//! N monomials are kept, s = 1 where the denominator sums. A multiply-add is two operations; a monomial of order 2 or above is one
+//! multiplication, made from one of the order below. RoPE, gates, norms and the evaluation of w are not counted: they grow with
+//! d or with pairs by far smaller factors.
+
+use std::iter::Sum;
+
+use serde::{Deserialize, Serialize};
+use termwise_attention::MAX_ROWS;
+use termwise_attention::combinatorics::monomials;
+use termwise_attention::parts::heavy_hitters::HeavyHitters;
+use termwise_attention::{Map, ScoreFn, Variant};
+
+const FLOAT: u64 = 4;
+const DOUBLE: u64 = 8;
+/// Rows of values are whole vectors.
+const PAD: usize = 16;
+/// Tokens by which caches grow.
+const BLOCK: u64 = 128;
+/// Positions of a tile of the fused engine, and of a chunk unless told otherwise.
+pub const TILE: usize = 128;
+
+/// Sizes of a layer's attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// G
+    pub kv_heads: usize,
+    /// d = e
+    pub d: usize,
+}
+
+/// What attention costs, summed over heads and layers. All are linear in the context, so that sums are exact.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Attention {
+    /// Operations where every query meets one key.
+    pub pair: f64,
+    /// The same for heads without a finite state alone.
+    pub endless_pair: f64,
+    /// Operations for which one token enters the states.
+    pub update: f64,
+    /// Operations with which the queries of one token read the states.
+    pub query: f64,
+    /// float32 numbers in the states of one batch row, as the buffers hold them.
+    pub state: u64,
+    /// The same, once for every head that reads them.
+    pub state_reads: u64,
+    /// Bytes of keys and values that a cache of every head grows by with a token.
+    pub cache: u64,
+    /// The same for heads without a finite state alone.
+    pub endless_cache: u64,
+    /// Bytes that gates and decays add to `cache`, without blocks.
+    pub cache_columns: u64,
+    /// The same for heads without a finite state alone.
+    pub endless_columns: u64,
+    /// Operations with which the queries of one token meet the keys of their windows.
+    #[serde(default)]
+    pub window: f64,
+    /// float32 numbers that windows and their sinks keep in one batch row, at their full size.
+    #[serde(default)]
+    pub ring: u64,
+    /// Bytes of keys and values that the queries of a tile read for each key before them.
+    pub tile: u64,
+    /// The same for heads without a finite state alone.
+    pub endless_tile: u64,
+}
+
+/// What memory is the same for all heads that agree in it: those of one kv head share it.
+#[derive(Clone, PartialEq)]
+struct Unit {
+    kv_head: usize,
+    rope: bool,
+    conv: bool,
+    map: Map,
+    dim: Option<usize>,
+    /// Window and sinks, and how else exact keys are kept.
+    exact: Option<(usize, usize)>,
+    kept: (Option<HeavyHitters>, Option<u32>),
+    moments: Option<Moments>,
+}
+
+#[derive(Clone, PartialEq)]
+struct Moments {
+    orders: Vec<usize>,
+    sums: bool,
+    in_gate: bool,
+    /// The head that has a decay or key weights of its own, and shares with nobody.
+    owner: Option<usize>,
+}
+
+/// The orders of the state of all keys, or of far keys; `None` where there is none, or none that the engine would build.
+fn finite_orders(weighing: &ScoreFn, d: usize) -> Option<Vec<usize>> {
+    let polynomial = weighing.kernel.polynomial().filter(|_| weighing.has_finite_map())?;
+    let orders: Vec<usize> = polynomial.into_iter().map(|(n, _)| n).collect();
+    let rows = (0..=*orders.last()?).fold(0u128, |sum, n| sum.saturating_add(monomials(weighing.score_dim(d), n)));
+    (rows <= MAX_ROWS as u128).then_some(orders)
+}
+
+impl Attention {
+    /// One layer whose heads have these variants.
+    pub fn of_layer(heads: &[Variant], sizes: Sizes) -> Attention {
+        let Sizes { kv_heads, d } = sizes;
+        let group = heads.len() / kv_heads.max(1);
+        let mut sum = Attention::default();
+        let mut units: Vec<Unit> = Vec::new();
+        let mut caches: Vec<Unit> = Vec::new();
+        let mut rings: Vec<Unit> = Vec::new();
+        for (h, variant) in heads.iter().enumerate() {
+            let (decays, key_side) = (variant.decay.is_some(), variant.denominator.key_side());
+            let remembered = variant.remembered();
+            let moments = remembered.as_ref().and_then(|weighing| finite_orders(weighing, d)).map(|orders| Moments {
+                orders,
+                sums: variant.denominator.sums(),
+                in_gate: variant.in_gate.is_some(),
+                owner: (decays || key_side).then_some(h),
+            });
+            let (kv_head, rope, conv, map) = (h / group.max(1), variant.rope, variant.conv.is_some(), variant.near.kernel.map());
+            let exact = variant.window.map(|window| (window, variant.sinks.unwrap_or(0)));
+            let kept = (variant.chosen, variant.bits);
+            let unit = Unit { kv_head, rope, conv, map, dim: variant.near.dim, exact, kept, moments };
+            let add = |list: &mut Vec<Unit>, unit: Unit| {
+                let first = !list.contains(&unit);
+                if first {
+                    list.push(unit);
+                }
+                first
+            };
+
+            let padded = d.next_multiple_of(PAD);
+            let width = variant.kept_width(d);
+            let row = FLOAT * (width + padded) as u64;
+            let own_row = FLOAT * u64::from(variant.in_gate.is_some() || key_side) + DOUBLE * u64::from(decays);
+            if let Some((window, sinks)) = exact {
+                sum.window += 2.0 * (variant.near.score_dim(d) + d) as f64 * (window as f64 + sinks as f64);
+                let far_keeps_keys = variant.far.is_some() && unit.moments.is_none();
+                let own = Unit { moments: unit.moments.clone().filter(|moments| moments.owner.is_some()), ..unit.clone() };
+                if let Some(bytes) = variant.window_bytes(d, d).filter(|_| !far_keeps_keys) {
+                    let shared = if add(&mut rings, own) { (bytes as u64).div_ceil(FLOAT) } else { 0 };
+                    let per_head = (own_row / FLOAT).saturating_mul((window as u64).saturating_add(sinks as u64));
+                    sum.ring = sum.ring.saturating_add(shared).saturating_add(per_head);
+                }
+            }
+            // Windows without far keys are all that there is.
+            let Some(weighing) = &remembered else { continue };
+            let pair = 2.0 * (weighing.score_dim(d) + d) as f64;
+            sum.pair += pair;
+            sum.tile += FLOAT * (weighing.score_dim(d) + d) as u64;
+            let shared = add(&mut caches, Unit { moments: None, exact: None, ..unit.clone() });
+            sum.cache += if shared { row } else { 0 };
+            sum.cache_columns += own_row;
+            let Some(moments) = &unit.moments else {
+                sum.endless_pair += pair;
+                sum.endless_tile += FLOAT * (weighing.score_dim(d) + d) as u64;
+                sum.endless_cache += if add(&mut units, unit) { row } else { 0 };
+                sum.endless_columns += own_row;
+                continue;
+            };
+            let rows = variant.state_rows(d).unwrap_or(0);
+            let size = rows as u64 * (d as u64 + u64::from(moments.sums));
+            let held = size + rows as u64 * (padded - d) as u64;
+            let highest = moments.orders.last().copied().unwrap_or(0);
+            let built = (2..=highest).map(|n| monomials(weighing.score_dim(d), n) as f64).sum::<f64>();
+            sum.query += 2.0 * size as f64 + built + rows as f64;
+            sum.state_reads += held;
+            if add(&mut units, unit) {
+                sum.state += held;
+                sum.update += if decays { 3.0 } else { 2.0 } * size as f64 + built;
+            }
+        }
+        sum
+    }
+
+    /// Whether some head has a finite state.
+    pub fn has_state(&self) -> bool {
+        self.state > 0
+    }
+
+    /// Bytes of states, of windows at their full size, and of what still grows, after T tokens.
+    pub fn kept_bytes(&self, context: u64) -> u64 {
+        self.state.saturating_add(self.ring).saturating_mul(FLOAT).saturating_add(grown(self.endless_cache, self.endless_columns, context))
+    }
+
+    /// Bytes of a cache for every head after T tokens.
+    pub fn cache_bytes(&self, context: u64) -> u64 {
+        grown(self.cache, self.cache_columns, context)
+    }
+
+    /// Bytes that a cache of every head grows by with a token, on average.
+    pub fn cache_growth(&self) -> u64 {
+        self.cache + self.cache_columns
+    }
+
+    /// The same for heads without a finite state alone; 0 where what is kept has constant size.
+    pub fn growth(&self) -> u64 {
+        self.endless_cache + self.endless_columns
+    }
+
+    /// A token of a prompt of T in parallel mode, on average.
+    pub fn parallel(&self, context: u64) -> Work {
+        let keys = (context as f64 + 1.0) / 2.0;
+        Work { flops: self.pair * keys + self.window, bytes: self.tile as f64 * keys / TILE.min(context as usize).max(1) as f64 }
+    }
+
+    /// A token of a prompt of T in chunks of L, on average; heads without a state run in parallel.
+    pub fn chunk(&self, context: u64, length: u64) -> Work {
+        let (t, l) = (context.max(1), length.clamp(1, context.max(1)));
+        let (whole, rest) = (t / l, t % l);
+        let pairs = |n: u64| n as f64 * (n as f64 + 1.0) / 2.0;
+        let near = whole as f64 * pairs(l) + pairs(rest);
+        let far = (t - l) as f64;
+        let all = t as f64;
+        let chunks = t.div_ceil(l) as f64;
+        let flops =
+            self.endless_pair * pairs(t) + (self.pair - self.endless_pair) * near + self.query * far + (self.update + self.window) * all;
+        // A chunk's update reads and writes the states; its queries read them once for each head.
+        let moved = FLOAT as f64 * (2.0 * self.state as f64 * chunks + self.state_reads as f64 * (chunks - 1.0));
+        let tiles = self.endless_tile as f64 * pairs(t) / TILE.min(t as usize) as f64
+            + (self.tile - self.endless_tile) as f64 * near / TILE.min(l as usize) as f64;
+        Work { flops: flops / all, bytes: (moved + tiles) / all }
+    }
+
+    /// The token at position T, with states where heads have them.
+    pub fn recurrent(&self, context: u64) -> Work {
+        let t = context as f64;
+        Work {
+            flops: self.update + self.query + self.window + self.endless_pair * t,
+            bytes: FLOAT as f64 * (2.0 * self.state as f64 + self.ring as f64) + self.growth() as f64 * t,
+        }
+    }
+
+    /// The token at position T, with a cache for every head.
+    pub fn cached(&self, context: u64) -> Work {
+        let ring = FLOAT as f64 * self.ring as f64;
+        Work { flops: self.pair * context as f64 + self.window, bytes: self.cache_growth() as f64 * context as f64 + ring }
+    }
+}
+
+impl Sum for Attention {
+    fn sum<I: Iterator<Item = Attention>>(layers: I) -> Attention {
+        layers.fold(Attention::default(), |a, b| Attention {
+            pair: a.pair + b.pair,
+            endless_pair: a.endless_pair + b.endless_pair,
+            update: a.update + b.update,
+            query: a.query + b.query,
+            state: a.state.saturating_add(b.state),
+            state_reads: a.state_reads.saturating_add(b.state_reads),
+            cache: a.cache + b.cache,
+            endless_cache: a.endless_cache + b.endless_cache,
+            cache_columns: a.cache_columns + b.cache_columns,
+            endless_columns: a.endless_columns + b.endless_columns,
+            tile: a.tile + b.tile,
+            endless_tile: a.endless_tile + b.endless_tile,
+            window: a.window + b.window,
+            ring: a.ring.saturating_add(b.ring),
+        })
+    }
+}
+
+/// Bytes of a cache after that many tokens: keys and values in whole blocks, and columns.
+fn grown(rows: u64, columns: u64, context: u64) -> u64 {
+    rows.saturating_mul(context.next_multiple_of(BLOCK)).saturating_add(columns.saturating_mul(context))
+}
+
+/// Operations, and bytes between memory and processor if caches hold a tile or a chunk and no more.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Work {
+    /// Floating-point operations.
+    pub flops: f64,
+    /// Bytes read and written.
+    pub bytes: f64,
+}
+
+#[cfg(test)]
+mod tests;

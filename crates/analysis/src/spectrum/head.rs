@@ -1,0 +1,169 @@
+//! One head: its rows in blocks, and what their sums say.
+
+use std::f64::consts::LN_10;
+
+use rayon::prelude::*;
+use termwise_attention::{Inputs, Layer, Shape, View};
+
+use super::block::{Head, NotFinite};
+use super::lanes::LANES;
+use super::result::{CutFacts, EntropyFacts, HeadSpectrum, LayerSpectrum, Magnitudes, OrderFor, ScoreFacts, Terms};
+use super::series::Cuts;
+use super::sums::Sums;
+use super::{ORDERS, Options};
+use crate::Error;
+
+/// What was found of a head so far.
+#[derive(Clone, Debug, Default)]
+pub struct Found {
+    sums: Sums,
+    /// With learned coefficients in place.
+    attention: String,
+    cuts: Option<Cuts>,
+}
+
+impl Found {
+    /// Adds a window to those before.
+    pub fn merge(&mut self, other: Found) {
+        self.sums.merge(&other.sums);
+        // What another rank has found is sums alone; this rank knows the rest from its own windows.
+        if !other.attention.is_empty() {
+            self.attention = other.attention;
+            self.cuts = other.cuts;
+        }
+    }
+
+    /// The sums of a window, as they are sent to other ranks.
+    pub fn to_words(&self) -> Vec<u64> {
+        self.sums.to_words()
+    }
+
+    /// Reads one back and goes on behind it; `None` where it is not whole.
+    pub fn of_words(words: &mut &[u64]) -> Option<Found> {
+        Some(Found { sums: Sums::of_words(words)?, ..Found::default() })
+    }
+}
+
+/// Why a head could not be looked at.
+pub enum Failure {
+    View(termwise_attention::Error),
+    Scores(NotFinite),
+}
+
+impl Failure {
+    /// The error, with the place that it belongs to.
+    pub fn within(self, layer: usize, head: usize, window: usize) -> Error {
+        match self {
+            Failure::View(error) => error.into(),
+            Failure::Scores(NotFinite { query, key }) => Error::Score { layer, head, window, query, key },
+        }
+    }
+}
+
+/// Looks at the rows of head `at.1` of batch row `at.0`.
+pub fn look(
+    layer: &Layer,
+    inputs: &Inputs<f32>,
+    shape: &Shape,
+    at: (usize, usize),
+    rows: &[usize],
+    options: &Options,
+) -> Result<Found, Failure> {
+    let view = View::new(layer, shape.batch, shape.time, inputs, at.0, at.1).map_err(Failure::View)?;
+    let cuts = Cuts::new(&view.variant.near.kernel, &options.orders);
+    let head = Head { view: &view, cuts: cuts.as_ref(), tile: options.tiles.keys.next_multiple_of(LANES) };
+    let blocks: Vec<&[usize]> = rows.chunks(options.tiles.rows).collect();
+    let results: Vec<Result<Sums, NotFinite>> = blocks.par_iter().map(|rows| head.block(rows)).collect();
+    let mut sums = Sums::default();
+    for result in results {
+        sums.merge(&result.map_err(Failure::Scores)?);
+    }
+    Ok(Found { sums, attention: view.variant.to_string(), cuts })
+}
+
+/// What the sums of a layer's heads say.
+pub fn conclude(layer: usize, heads: Vec<Found>, options: &Options) -> LayerSpectrum {
+    let logs: Vec<Option<[Logs; 3]>> = heads.iter().map(Found::logs).collect();
+    let over_heads = |which: usize| {
+        let own: Vec<&Logs> =
+            logs.iter().flatten().map(|logs| &logs[which]).filter(|logs| logs.iter().any(|log| log.is_finite())).collect();
+        let mean = |n: usize| ln_sum(own.iter().map(|logs| logs[n])) - (own.len().max(1) as f64).ln();
+        magnitudes(&std::array::from_fn(mean))
+    };
+    let any = logs.iter().any(Option::is_some);
+    let terms = any.then(|| Terms { all: over_heads(0), positive: over_heads(1), negative: over_heads(2) });
+    let heads = heads.iter().zip(&logs).enumerate().map(|(head, (found, logs))| found.conclude(head, logs.as_ref(), options));
+    LayerSpectrum { layer, terms, heads: heads.collect() }
+}
+
+/// ln of the magnitude of each order, −∞ for zero.
+type Logs = [f64; ORDERS];
+
+impl Found {
+    /// Of all pairs, and of those with either sign.
+    fn logs(&self) -> Option<[Logs; 3]> {
+        let cuts = self.cuts.as_ref()?;
+        let Sums { positive, negative, .. } = &self.sums;
+        let (above, below) = (positive.ln_sums(), negative.ln_sums());
+        let coefficient: Logs = std::array::from_fn(|n| cuts.coefficient(n).abs().ln());
+        let mean = |count: u64, sum: &dyn Fn(usize) -> f64| -> Logs {
+            std::array::from_fn(|n| if count == 0 { f64::NEG_INFINITY } else { sum(n) + coefficient[n] - (count as f64).ln() })
+        };
+        Some([
+            mean(positive.count() + negative.count(), &|n| ln_sum([above[n], below[n]].into_iter())),
+            mean(positive.count(), &|n| above[n]),
+            mean(negative.count(), &|n| below[n]),
+        ])
+    }
+
+    fn conclude(&self, head: usize, logs: Option<&[Logs; 3]>, options: &Options) -> HeadSpectrum {
+        let Sums { scores, positive, entropy, .. } = &self.sums;
+        let rows = |sum: f64, count: u64| (count > 0).then(|| sum / count as f64);
+        HeadSpectrum {
+            head,
+            attention: self.attention.clone(),
+            pairs: scores.count,
+            positive: self.cuts.is_some().then(|| positive.count() as f64 / scores.count.max(1) as f64),
+            scores: ScoreFacts { mean: scores.mean, sd: scores.deviation(), min: scores.min, max: scores.max },
+            entropy: rows(entropy.nats, entropy.rows).map(|nats| EntropyFacts { nats, share: rows(entropy.shares, entropy.choices) }),
+            terms: logs.map(|[all, above, below]| Terms { all: magnitudes(all), positive: magnitudes(above), negative: magnitudes(below) }),
+            cut: self.cuts.as_ref().map(|cuts| self.cut(cuts, options)),
+        }
+    }
+
+    /// Orders from the degree of a polynomial on are the polynomial itself.
+    fn cut(&self, cuts: &Cuts, options: &Options) -> CutFacts {
+        let Sums { shares, errors, outputs, rows, .. } = &self.sums;
+        let index = |p: &usize| cuts.orders().iter().position(|own| own == p);
+        let finite = |x: f64| Some(x).filter(|x| x.is_finite());
+        let share = |p: &usize| index(p).map_or(Some(1.0), |at| finite(shares[at] / *rows as f64));
+        let error = |p: &usize| index(p).map_or(Some(0.0), |at| finite((errors[at] / outputs).sqrt()));
+        let error: Vec<Option<f64>> = options.orders.iter().map(error).collect();
+        let order_for = |bound: f64| {
+            let good = error.iter().position(|error| error.is_some_and(|error| error <= bound));
+            good.map(|at| options.orders[at])
+        };
+        CutFacts {
+            share: options.orders.iter().map(share).collect(),
+            order_for: OrderFor { ten_percent: order_for(0.1), one_percent: order_for(0.01), tenth_percent: order_for(0.001) },
+            error,
+        }
+    }
+}
+
+fn magnitudes(logs: &Logs) -> Magnitudes {
+    let mut dominant = None;
+    let mut most = f64::NEG_INFINITY;
+    for (n, &log) in logs.iter().enumerate() {
+        if log > most {
+            (dominant, most) = (Some(n), log);
+        }
+    }
+    Magnitudes { log10: logs.iter().map(|log| log.is_finite().then_some(log / LN_10)).collect(), dominant }
+}
+
+/// ln Σ e^l.
+fn ln_sum(logs: impl Iterator<Item = f64> + Clone) -> f64 {
+    let most = logs.clone().fold(f64::NEG_INFINITY, f64::max);
+    if most == f64::NEG_INFINITY { most } else { most + logs.map(|log| (log - most).exp()).sum::<f64>().ln() }
+}

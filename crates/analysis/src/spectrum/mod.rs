@@ -1,0 +1,221 @@
+//! How large the terms of the exponential series are inside a model, and how many of them its heads need.
+//!
+//! With x the score of a pair, a query t and a key s ≤ t, over the sampled rows of each head:
+//!
+//! - magnitude of order n: mean over visible pairs of |a_n·x^n/n!|, n = 0..99. This is the published metric but for two things: absolute
+//!   values are taken at every order, and pairs that the mask hides are not counted. It peaks at n ≈ |x|, so that large negative scores,
+//!   which do nothing in a softmax, inflate it: the same over x ≥ 0 and x < 0 apart stands beside it. A layer has the mean over its heads;
+//! - entropy: mean over rows of −Σ p ln p, p = M·w/Σ M·w, and the same divided by ln S_t;
+//! - share of order p: mean over rows of Σ_s M·w_p / Σ_s M·w, w_p(x) = Σ_{n≤p} a_n·x^n/n!;
+//! - error of order p: RMS(y_p − y)/RMS(y) over rows and coordinates, y_p the head's output with w_p in the place of w, and with its own
+//!   denominator, gates, decay and norm.
+//!
+//! Activations are those of the model's float32 forward pass; everything after is float64. Memory is linear in the length. Results are
+//! bit-identical for any number of threads and ranks.
+
+mod block;
+mod figures;
+mod head;
+mod lanes;
+mod meter;
+mod powers;
+mod request;
+mod result;
+mod series;
+mod sums;
+mod windows;
+
+use std::time::Instant;
+
+use termwise_attention::Kernel;
+use termwise_model::{Model, ObservedAttention, SessionOptions};
+use termwise_train::collective::{Alone, Collective};
+
+use crate::Error;
+use head::Found;
+pub use meter::Meter;
+pub use request::{Request, of_model};
+pub use result::*;
+pub use series::MAX_CUT;
+pub use windows::{RowChoice, sample, windows};
+
+/// Orders whose magnitude is measured.
+pub const ORDERS: usize = 100;
+/// Tokens of windows that run through the model together.
+const TOKENS_AT_ONCE: usize = 4096;
+
+/// What is measured, and how.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    /// Even orders at which series are cut, ascending, at most [`MAX_CUT`].
+    pub orders: Vec<usize>,
+    /// Which rows are looked at.
+    pub rows: RowChoice,
+    /// Seed of their choice.
+    pub seed: u64,
+    /// How the work is cut up; changes no result beyond rounding.
+    pub tiles: Tiles,
+}
+
+/// Sizes of the pieces of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tiles {
+    /// Rows of a block.
+    pub rows: usize,
+    /// Keys of a tile.
+    pub keys: usize,
+}
+
+impl Default for Options {
+    /// Orders 0, 2, …, 32; 256 rows of each window, so that the analysis takes about as long as the forward pass at any length.
+    fn default() -> Options {
+        // Weights of 18 orders, 16 rows and 128 keys take 300 KB: the second cache of a core.
+        let tiles = Tiles { rows: 16, keys: 128 };
+        Options { orders: (0..=32).step_by(2).collect(), rows: RowChoice::Sampled(256), seed: 0, tiles }
+    }
+}
+
+/// How far a measurement is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Layers of batches that are done.
+    pub done: u64,
+    /// All of them.
+    pub of: u64,
+}
+
+/// The spectrum of a model on windows of tokens, none of them empty. Names of model and data are left to the caller.
+pub fn measure(model: &Model, windows: &[Vec<u32>], options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Spectrum, Error> {
+    measure_with(model, windows, options, &Alone, progress)
+}
+
+/// As [`measure`]; ranks share the batches of windows. Rank 0 has the result, the same for any number of them.
+pub fn measure_with(
+    model: &Model,
+    windows: &[Vec<u32>],
+    options: &Options,
+    collective: &dyn Collective,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Spectrum, Error> {
+    check(windows, options)?;
+    check_kernels(model)?;
+    let config = &model.config;
+    let (layers, vocabulary) = (config.num_hidden_layers, config.vocab_size);
+    if let Some(id) = windows.iter().flatten().find(|&&id| id as usize >= vocabulary) {
+        return Err(Error::Sizes(format!("the text has the token {id}, the model knows {vocabulary}; use the model's own tokenizer")));
+    }
+    let began = Instant::now();
+    let length = windows.iter().map(Vec::len).max().unwrap_or(1);
+    let batch = (TOKENS_AT_ONCE / length).clamp(1, windows.len());
+    let mut session = model.session(batch, length, SessionOptions::default().forward_only(true))?;
+    // Angles are looked up once for all heads and rows.
+    let plans = config.attention_layers(length)?;
+    let mut meter = Meter::new(options.clone())?;
+    let mut state = Progress { done: 0, of: (windows.len().div_ceil(batch) * layers) as u64 };
+    progress(state);
+    let (mut forward, mut failure, mut ids) = (0.0, None, vec![0; batch * length]);
+    let (rank, ranks) = (collective.rank(), collective.size());
+    let groups = windows.len().div_ceil(batch);
+    // What this rank has found in a batch, in the order in which it is added.
+    let mut found: Vec<(usize, usize, Found)> = Vec::new();
+    for (index, group) in windows.chunks(batch).enumerate() {
+        if ranks > 1 && index % ranks != rank {
+            meter.begin(&group.iter().map(Vec::len).collect::<Vec<_>>());
+            state.done += layers as u64;
+            if index % ranks == ranks - 1 || index + 1 == groups {
+                exchange(collective, &mut meter, &mut found)?;
+            }
+            continue;
+        }
+        ids.fill(0);
+        // Rows without a window run as one position of padding and are not looked at.
+        let mut lengths = vec![1; batch];
+        for (row, window) in group.iter().enumerate() {
+            ids[row * length..][..window.len()].copy_from_slice(window);
+            lengths[row] = window.len();
+        }
+        meter.begin(&lengths[..group.len()]);
+        let lengths = lengths.iter().any(|&own| own < length).then_some(&lengths[..]);
+        let (start, mut away) = (Instant::now(), 0.0);
+        session.observe(&model.params, &ids, lengths, &mut |ObservedAttention { layer, shape, inputs, .. }| {
+            let start = Instant::now();
+            if failure.is_none() {
+                match meter.look(layer, &plans[layer], &shape, inputs) {
+                    Ok(own) if ranks == 1 => own.into_iter().for_each(|(head, own)| meter.add(layer, head, own)),
+                    Ok(own) => found.extend(own.into_iter().map(|(head, own)| (layer, head, own))),
+                    Err(error) => failure = Some(error),
+                }
+            }
+            state.done += 1;
+            progress(state);
+            away += start.elapsed().as_secs_f64();
+        })?;
+        forward += start.elapsed().as_secs_f64() - away;
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        if ranks > 1 && (index % ranks == ranks - 1 || index + 1 == groups) {
+            exchange(collective, &mut meter, &mut found)?;
+        }
+    }
+    let facts = ModelFacts {
+        name: String::new(),
+        parameters: config.parameter_count()? as u64,
+        heads: config.num_attention_heads,
+        kv_heads: config.num_key_value_heads,
+        head_dim: config.head_dim,
+    };
+    let spectrum = meter.finish(facts, Vec::new());
+    Ok(Spectrum { timing: Some(Timing { forward, analysis: began.elapsed().as_secs_f64() - forward }), ..spectrum })
+}
+
+/// Adds what all ranks have found in a batch each, in the order of batches.
+fn exchange(collective: &dyn Collective, meter: &mut Meter, found: &mut Vec<(usize, usize, Found)>) -> Result<(), Error> {
+    let own: Vec<u64> = found.iter().flat_map(|(layer, head, own)| [vec![*layer as u64, *head as u64], own.to_words()].concat()).collect();
+    let mut own_found = std::mem::take(found).into_iter();
+    for (rank, words) in collective.gather_words(&own)?.iter().enumerate() {
+        if rank == collective.rank() {
+            own_found.by_ref().for_each(|(layer, head, own)| meter.add(layer, head, own));
+            continue;
+        }
+        let mut rest = &words[..];
+        while let Some((&[layer, head], behind)) = rest.split_first_chunk() {
+            rest = behind;
+            let found = Found::of_words(&mut rest).ok_or_else(|| Error::Sizes(format!("what rank {rank} has sent is not whole")))?;
+            meter.add(layer as usize, head as usize, found);
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a model in which no head has an `exp` or `taylor` kernel: it has no terms to measure.
+pub fn check_kernels(model: &Model) -> Result<(), Error> {
+    let config = &model.config;
+    let mut heads = (0..config.num_hidden_layers).flat_map(|layer| config.heads(layer));
+    if heads.any(|head| matches!(head.near.kernel, Kernel::Exp(_) | Kernel::Taylor(_))) {
+        return Ok(());
+    }
+    let attention = config.attention.head(0, 0);
+    Err(Error::Sizes(format!(
+        "a spectrum needs an `exp` or `taylor` kernel, and no head of this model has one: its attention is `{attention}`; \
+         name another model, such as a run that was trained with softmax"
+    )))
+}
+
+fn check(windows: &[Vec<u32>], options: &Options) -> Result<(), Error> {
+    if windows.is_empty() || windows.iter().any(Vec::is_empty) {
+        return Err(Error::Sizes("there is no text to look at: a spectrum needs at least one token".into()));
+    }
+    check_options(options)
+}
+
+fn check_options(options: &Options) -> Result<(), Error> {
+    let Options { orders, rows, tiles, .. } = options;
+    if !orders.is_sorted_by(|a, b| a < b) || orders.iter().any(|&p| p % 2 == 1 || p > MAX_CUT) {
+        return Err(Error::Sizes(format!("orders to cut at are even, ascend and end at {MAX_CUT} at most, found {orders:?}")));
+    }
+    if *rows == RowChoice::Sampled(0) || tiles.rows == 0 || tiles.keys == 0 {
+        return Err(Error::Sizes("rows to sample, rows of a block and keys of a tile must be at least 1".into()));
+    }
+    Ok(())
+}

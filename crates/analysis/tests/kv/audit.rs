@@ -1,0 +1,247 @@
+//! An audit has nothing to say of a healthy model, and finds each fault that is put into one: into the model's folder, or, since the engine has none of these, into the memory
+//! of a decoder between two tokens.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+use termwise_analysis::kv::Error;
+use termwise_analysis::kv::audit::{Audit, Options, audit};
+use termwise_analysis::kv::convert::overhead;
+use termwise_analysis::kv::kinds::Kind;
+use termwise_analysis::kv::record::Record;
+use termwise_model::Model;
+use termwise_model::decode::{Decoder, SavedSequence};
+use termwise_model::weights::WriteOptions;
+
+use crate::support::{LENGTH, contexts, converted, model, prepared, promised};
+
+const CHOSEN: Kind = Kind { window: 12, sinks: 4, chosen: 12, fade: false, bits: 32 };
+
+fn check(
+    original: &Model,
+    converted: &Model,
+    record: Option<&Record>,
+    between: &mut dyn FnMut(usize, &mut Decoder) -> Result<(), Error>,
+) -> Audit {
+    let never = AtomicBool::new(false);
+    let options = Options { record, tokenizer: None, facts: 0, tokens: 12, between };
+    let (converted, original) = (Arc::new(converted.clone()), Arc::new(original.clone()));
+    audit(&converted, &original, &contexts(2, 9), options, &never, &mut |_, _, _| {}).expect("an audit")
+}
+
+/// Names of the checks that fail.
+fn failed(audit: &Audit) -> Vec<&str> {
+    audit.checks.iter().filter(|check| check.passed == Some(false)).map(|check| check.name.as_str()).collect()
+}
+
+fn nothing(_: usize, _: &mut Decoder) -> Result<(), Error> {
+    Ok(())
+}
+
+#[test]
+fn healthy_models_pass() {
+    let model = model();
+    let prepared = prepared(&model, None);
+    let window = Kind::window(24);
+    for kind in [CHOSEN, Kind { bits: 8, ..CHOSEN }, Kind { bits: 4, ..CHOSEN }, window, Kind { bits: 8, ..window }] {
+        let healthy = converted(&model, &prepared.ranges, kind);
+        let record = Record::new("m", &healthy, &model, promised(&model, kind));
+        let found = check(&model, &healthy, Some(&record), &mut nothing);
+        assert!(found.passed(), "{kind:?}: {:#?}", found.checks);
+        assert_eq!(found.shares.len(), 8);
+        for share in &found.shares {
+            let parts = [share.sinks, share.window, share.chosen];
+            assert!((parts.iter().flatten().sum::<f64>() - 1.0).abs() < 1e-6, "{share:?}");
+            assert_eq!(share.chosen.is_some(), kind.chosen > 0);
+        }
+        termwise_report::reads_again(&found);
+        termwise_report::survives_edits(&found, 300);
+    }
+    // A window that is longer than the text still fills at its end, and no further than it may.
+    let filling = converted(&model, &prepared.ranges, Kind::window(2 * LENGTH));
+    let found = check(&model, &filling, None, &mut nothing);
+    assert_eq!(failed(&found), [""; 0], "{:#?}", found.checks);
+    let memory = found.checks.iter().find(|check| check.name == "memory is constant").expect("a check of the memory");
+    assert!(memory.found.contains("once all windows are full"), "{}", memory.found);
+    // The original itself grows, and is no conversion.
+    let found = check(&model, &model, None, &mut nothing);
+    assert_eq!(failed(&found), ["memory is constant"]);
+}
+
+#[test]
+fn faults_in_the_folder_are_found() {
+    let model = model();
+    let prepared = prepared(&model, None);
+    let healthy = converted(&model, &prepared.ranges, CHOSEN);
+    let folder = tempfile::tempdir().expect("a folder");
+    let audited = |faulty: &Model| {
+        let record = Record::new("m", &healthy, &model, promised(&model, CHOSEN));
+        record.write(folder.path()).expect("a record");
+        faulty.write(folder.path(), &WriteOptions::default()).expect("a model");
+        let (read, record) = (Model::read(folder.path()).expect("a model"), Record::read(folder.path()).expect("a record"));
+        check(&model, &read, record.as_ref(), &mut nothing)
+    };
+    assert!(audited(&healthy).passed());
+
+    // A window that is one key shorter than what was chosen: every computation agrees, and predictions hardly differ.
+    let short = converted(&model, &prepared.ranges, Kind { window: 11, ..CHOSEN });
+    assert_eq!(failed(&audited(&short)), ["memory is the recorded one"]);
+
+    // One weight of the original that was changed.
+    let mut changed = healthy.clone();
+    changed.params.get_mut("model.layers.1.mlp.down_proj.weight").expect("a weight")[3] += 0.01;
+    let found = audited(&changed);
+    assert_eq!(failed(&found), ["weights"]);
+    assert!(
+        found.checks.iter().any(|check| check.found.contains("1 tensors") && check.found.contains("`model.layers.1.mlp.down_proj.weight`"))
+    );
+}
+
+#[test]
+fn records_are_compared_head_by_head_and_byte_by_byte() {
+    let model = model();
+    let prepared = prepared(&model, None);
+    let eight = Kind { bits: 8, ..CHOSEN };
+    let healthy = converted(&model, &prepared.ranges, eight);
+    let record = Record::new("m", &healthy, &model, promised(&model, eight));
+    let failed_with = |record: &Record, model: &Model, original: &Model| {
+        failed(&check(original, model, Some(record), &mut nothing)).into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(failed_with(&record, &healthy, &model), [""; 0]);
+    // A layer and a head that only the record has.
+    let mut longer = record.clone();
+    longer.heads.push(vec!["softmax window=4".into()]);
+    assert_eq!(failed_with(&longer, &healthy, &model), ["memory is the recorded one"]);
+    let mut wider = record.clone();
+    wider.heads[1].push("softmax window=4".into());
+    assert_eq!(failed_with(&wider, &healthy, &model), ["memory is the recorded one"]);
+    // One byte less than it takes: there is no slack.
+    assert_eq!(failed_with(&Record { bytes: record.bytes - 1, ..record.clone() }, &healthy, &model), ["bytes are those of the record"]);
+    // Earlier builds recorded the memories alone, and had no checksum.
+    let before = Record { bytes: record.bytes - overhead(&model.config).expect("states"), checksum: None, ..record.clone() };
+    assert_eq!(failed_with(&before, &healthy, &model), [""; 0]);
+    // Ranges of keys that were changed.
+    let mut other = healthy.clone();
+    let name = other.params.iter().map(|(entry, _)| entry.spec.name.clone()).find(|name| name.contains(".codes.")).expect("a range");
+    other.params.get_mut(&name).expect("a range").iter_mut().for_each(|x| *x *= 1.001);
+    assert_eq!(failed_with(&record, &other, &model), ["added tensors"]);
+}
+
+#[test]
+fn edited_records_and_removed_parts_are_refused() {
+    let model = model();
+    let prepared = prepared(&model, None);
+    let healthy = converted(&model, &prepared.ranges, CHOSEN);
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("conversion.json");
+    let record = Record::new("m", &healthy, &model, promised(&model, CHOSEN));
+    record.write(folder.path()).expect("a record");
+    assert_eq!(Record::read(folder.path()).expect("a record"), Some(record.clone()));
+    let text = std::fs::read_to_string(&path).expect("text");
+    let refused = |text: String| {
+        std::fs::write(&path, text).expect("an edit");
+        Record::read(folder.path()).expect_err("it is refused").to_string()
+    };
+    for (from, to) in [(record.bytes.to_string(), (record.bytes + 8).to_string()), ("window=12".into(), "window=13".into())] {
+        let error = refused(text.replace(&from, &to));
+        assert!(error.contains("conversion.json was edited"), "{error}");
+    }
+    // A far state of an earlier build: the message names the part and the last commit that has it.
+    let error = refused(text.replace("chosen=12", "far(taylor=0..2,coef=learned scale=1 dim=4)"));
+    assert!(error.contains("far states") && error.contains("12bd7e8") && error.contains("layer 0, head 0"), "{error}");
+    std::fs::remove_file(&path).expect("removed");
+    assert_eq!(Record::read(folder.path()).expect("no record"), None);
+}
+
+/// Changes the tensors of a saved memory whose names end like this, and signs the file anew: what it holds is then as trustworthy as what a decoder wrote.
+fn forge(path: &Path, end: &str, change: impl Fn(&mut [u8])) -> usize {
+    let bytes = std::fs::read(path).expect("a file");
+    let (_, header) = SafeTensors::read_metadata(&bytes).expect("a header");
+    let mut metadata: HashMap<String, String> = header.metadata().clone().expect("metadata");
+    let tensors = SafeTensors::deserialize(&bytes).expect("tensors");
+    let mut all: Vec<(String, safetensors::Dtype, Vec<usize>, Vec<u8>)> =
+        tensors.iter().map(|(name, tensor)| (name.to_owned(), tensor.dtype(), tensor.shape().to_vec(), tensor.data().to_vec())).collect();
+    all.sort_by(|a, b| a.0.cmp(&b.0));
+    let mut count = 0;
+    for (_, _, _, data) in all.iter_mut().filter(|(name, ..)| name.ends_with(end)) {
+        change(data);
+        count += 1;
+    }
+    // The hash as the decoder makes it.
+    let mut hasher = blake3::Hasher::new();
+    let mut add = |part: &[u8]| {
+        hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
+    };
+    metadata.remove("blake3");
+    let mut entries: Vec<_> = metadata.iter().collect();
+    entries.sort();
+    entries.iter().for_each(|(key, value)| [key, value].iter().for_each(|text| add(text.as_bytes())));
+    for (name, dtype, shape, data) in &all {
+        add(name.as_bytes());
+        add(format!("{dtype:?} {shape:?}").as_bytes());
+        add(data);
+    }
+    metadata.insert("blake3".into(), hasher.finalize().to_hex().to_string());
+    let views: Vec<(&str, TensorView)> = all
+        .iter()
+        .map(|(name, dtype, shape, data)| (name.as_str(), TensorView::new(*dtype, shape.clone(), data).expect("a tensor")))
+        .collect();
+    std::fs::write(path, safetensors::serialize(views, Some(metadata)).expect("a file")).expect("a file");
+    count
+}
+
+/// Saves the memory at a position, changes the file and goes on from it.
+fn tampered(model: &Model, converted: &Model, record: &Record, end: &str, change: impl Fn(&mut [u8])) -> Vec<String> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("state.safetensors");
+    let text = &contexts(2, 9)[0];
+    let found = check(model, converted, Some(record), &mut |t, decoder| {
+        if t == LENGTH * 5 / 8 {
+            decoder.save(0, &SavedSequence::new(text[..t].to_vec(), 0), &path)?;
+            assert!(forge(&path, end, &change) > 0, "no tensor ends in {end}");
+            decoder.load(0, &path)?;
+        }
+        Ok(())
+    });
+    failed(&found).into_iter().map(str::to_owned).collect()
+}
+
+#[test]
+fn faults_of_the_memory_are_found() {
+    let model = model();
+    let prepared = prepared(&model, None);
+    let kind = CHOSEN;
+    let healthy = converted(&model, &prepared.ranges, kind);
+    let record = Record::new("m", &healthy, &model, promised(&model, kind));
+    // A file that is signed anew and not changed is no fault.
+    assert!(tampered(&model, &healthy, &record, ".received", |_| {}).is_empty());
+
+    // A stale state: what was saved some tokens ago is gone on from. With codes, too, where rounding is given more room.
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("state.safetensors");
+    let text = &contexts(2, 9)[0];
+    for kind in [kind, Kind { bits: 8, ..kind }, Kind { bits: 4, ..kind }] {
+        let healthy = converted(&model, &prepared.ranges, kind);
+        let record = Record::new("m", &healthy, &model, promised(&model, kind));
+        let found = check(&model, &healthy, Some(&record), &mut |t, decoder| {
+            if t == LENGTH / 2 + 8 {
+                decoder.save(0, &SavedSequence::new(text[..t].to_vec(), 0), &path)?;
+            }
+            if t == LENGTH / 2 + 24 {
+                decoder.load(0, &path)?;
+            }
+            Ok(())
+        });
+        assert_eq!(failed(&found), ["token by token"], "{kind:?}: {:#?}", found.checks);
+    }
+
+    // Keys evicted in the wrong order: what chosen keys received, upside down, so that the best go first.
+    let upside_down = |data: &mut [u8]| {
+        data.as_chunks_mut::<4>().0.iter_mut().for_each(|bytes| *bytes = (1.0 / (1e-3 + f32::from_le_bytes(*bytes))).to_le_bytes());
+    };
+    assert_eq!(tampered(&model, &healthy, &record, ".received", upside_down), ["token by token"]);
+}

@@ -1,0 +1,198 @@
+//! The experiments of two papers (arXiv 2507.23632, arXiv 2310.11685), and first questions about windows and write rules, declared, run and
+//! decided.
+//!
+//! An [`Experiment`] says what is asked, what the paper found, which runs there are and which [`Claim`]s decide, each with a [`Rule`] that is
+//! stated beforehand. A [`Schedule`] is all runs of some experiments, shared ones once, as the plan of a sweep: finished runs are never
+//! run twice, and a command that is broken off goes on where it was. [`Results`] is what was found, every number with the folder of its
+//! run.
+//!
+//! ```
+//! use termwise_experiments::reproduce::{Id, Options, Scale, declare};
+//!
+//! let options = Options { ids: vec![Id::E1, Id::E4], ..Options::new(Scale::Minute) };
+//! let declared = declare(&options)?;
+//! assert_eq!(declared.experiments[0].variants[0].name, "softmax");
+//! // Softmax and linear attention belong to both and are run once for each seed.
+//! assert_eq!(declared.schedule.plan.jobs.len(), 4 * (4 + 5));
+//! # Ok::<(), termwise_experiments::Error>(())
+//! ```
+//!
+//! # The folder of results
+//! ```text
+//! claims.json          claims, rules, seeds and settings, written before the first run
+//! index.html           what was asked and found, with figures and tables (also as files in figures/ and tables/)
+//! results.json         everything that was found: `Results`
+//! runs/                the runs, as in the folder of a sweep
+//! ```
+
+mod claim;
+mod collect;
+mod declaration;
+mod environment;
+mod experiment;
+mod figures;
+mod folders;
+mod inside;
+mod interval;
+mod list;
+mod page;
+pub mod paper;
+mod results;
+mod scale;
+mod schedule;
+pub mod scripts;
+mod second_half;
+mod theorem;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use termwise_train::provenance::Provenance;
+use termwise_train::sweep::{self, Event, Plan, Runner, State};
+
+pub use claim::{Claim, Decision, Rule, Side, Verdict};
+pub use declaration::{Declaration, FILE as CLAIMS_FILE};
+pub use environment::Environment;
+pub use experiment::{Experiment, Id, Metric, TUNING_SEED, Task, Variant};
+pub use folders::of_folders;
+pub use inside::{Inside, LayerTerms, ModelTerms};
+pub use interval::{Difference, Method, Numbers};
+pub use list::{LINEAR, SOFTMAX};
+pub use page::page;
+pub use results::{ClaimOutcome, CurvePoint, FILE, FORMAT, LeftOut, Outcome, Results, Run, Summary, TaskOutcome, Timing, VariantOutcome};
+pub use scale::{PAPER_DATA, Scale};
+pub use schedule::{Place, Schedule};
+pub use theorem::Theorem;
+
+use crate::Error;
+
+/// What to reproduce.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Which experiments.
+    pub ids: Vec<Id>,
+    /// How large.
+    pub scale: Scale,
+    /// Text to train on beside the built-in language, where the scale has time for it.
+    pub data: Vec<String>,
+    /// Seeds of every run; the scale's own number where absent.
+    pub seeds: Option<usize>,
+    /// Folder of results.
+    pub out: PathBuf,
+    /// Cores: as many runs side by side, each on one.
+    pub threads: usize,
+    /// Whether runs that failed are run again.
+    pub retry: bool,
+    /// Whether finished runs of other builds are run again.
+    pub rerun_other_builds: bool,
+    /// Which build this is.
+    pub provenance: Provenance,
+    /// Other processes that share the runs.
+    pub others: sweep::Others,
+}
+
+impl Options {
+    /// Everything at this scale.
+    pub fn new(scale: Scale) -> Options {
+        let out = Path::new("reproduce").join(scale.name());
+        let threads = termwise_base::threads::available();
+        let (retry, rerun_other_builds, provenance) = (false, false, Provenance::default());
+        let (ids, others) = (Id::ALL.into(), sweep::Others::USUAL);
+        Options { ids, scale, data: Vec::new(), seeds: None, out, threads, retry, rerun_other_builds, provenance, others }
+    }
+}
+
+/// What will be run, and what will not.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Declared {
+    /// Those that train.
+    pub experiments: Vec<Experiment>,
+    /// Those that are computed.
+    pub theorems: Vec<Id>,
+    /// Their runs.
+    pub schedule: Schedule,
+    /// Names of those that are left out, and why.
+    pub left_out: Vec<(Id, String)>,
+}
+
+/// Resolves what was asked for into runs.
+pub fn declare(options: &Options) -> Result<Declared, Error> {
+    let experiments = list::experiments(&options.ids, options.scale, &options.data);
+    let schedule = Schedule::new(&experiments, options.seeds.unwrap_or(options.scale.seeds()))?;
+    let asked = |id: &Id| options.ids.contains(id);
+    let theorems: Vec<Id> = [Id::Separation, Id::Bridge].into_iter().filter(asked).collect();
+    let missing = |id: &&Id| !theorems.contains(id) && !experiments.iter().any(|experiment| experiment.id == **id);
+    let left_out = options.ids.iter().filter(missing).map(|&id| (id, list::why_left_out(id, options.scale))).collect();
+    Ok(Declared { experiments, theorems, schedule, left_out })
+}
+
+/// Runs what is not finished, where learning rates are chosen in two rounds, decides every claim by what is, and writes `results.json` and `index.html`.
+///
+/// After `stop` some runs are open; the same call goes on from there. What happens is told with the plan that its indices are of.
+pub fn run(
+    options: &Options,
+    declared: &Declared,
+    runner: &dyn Runner,
+    stop: &AtomicBool,
+    observe: &mut dyn FnMut(&Plan, &Event),
+) -> Result<Results, Error> {
+    let start = Instant::now();
+    std::fs::create_dir_all(&options.out).map_err(termwise_model::Error::io("create", &options.out))?;
+    let theorems = declared.theorems.iter().map(|&id| theorem::compute(id, options.scale));
+    let theorems = theorems.collect::<Result<Vec<_>, Error>>()?.into_iter().flatten().collect();
+    let declarations = declaration::record(&declared.experiments, options.seeds.unwrap_or(options.scale.seeds()), &options.out)?;
+    let only = options.rerun_other_builds.then(|| options.provenance.clone());
+    let (parallel, others) = (options.threads, options.others);
+    let how = sweep::Options { parallel, threads: options.threads, retry: options.retry, skip_equal: false, only, others };
+    let mut schedule = declared.schedule.clone();
+    let mut go = |plan: &Plan| sweep::run(plan, &options.out, runner, &how, stop, &mut |event| observe(plan, event));
+    let mut states = go(&schedule.plan)?;
+    if schedule.waiting > 0 {
+        // Learning rates that are chosen by what has ended; the runs before are in the same places of the plan.
+        schedule = schedule.with_rates(&declared.experiments, &collect::runs(&schedule, &states, &options.out)?)?;
+        states = go(&schedule.plan)?;
+    }
+    let mut results = results_of(options, &Declared { schedule, ..declared.clone() }, &states, theorems, start)?;
+    results.declarations = declarations;
+    let _alone = sweep::writing_alone(&options.out);
+    results.write(&options.out)?;
+    page::write(&results, &options.out)?;
+    Ok(results)
+}
+
+fn results_of(options: &Options, declared: &Declared, states: &[State], theorems: Vec<Theorem>, start: Instant) -> Result<Results, Error> {
+    let Declared { experiments, schedule, left_out, .. } = declared;
+    let runs = collect::runs(schedule, states, &options.out)?;
+    let outcome = |(index, experiment)| collect::outcome(index, experiment, schedule, &runs);
+    let experiments = experiments.iter().enumerate().map(outcome).collect::<Result<Vec<_>, Error>>()?;
+    let of_status = |status: &'static str| runs.iter().filter(move |run| run.status == status);
+    let timing = Timing {
+        seconds: start.elapsed().as_secs_f64(),
+        run_seconds: of_status("finished").map(|run| run.seconds).sum(),
+        parallel: options.threads,
+        runs: runs.len(),
+        finished: of_status("finished").count(),
+        failed: of_status("failed").count(),
+    };
+    let left_out = left_out.iter().map(|(id, reason)| LeftOut { id: *id, reason: reason.clone() }).collect();
+    let inside = declared.experiments.iter().find(|experiment| experiment.id == Id::E6);
+    let inside = inside.map(|experiment| inside::look(&experiment.tasks, &runs, &options.out)).transpose()?.flatten();
+    let environment = Environment::here(options.provenance.clone());
+    let (note, declarations) = (String::new(), Vec::new());
+    let mut results = Results {
+        format: FORMAT,
+        note,
+        scale: options.scale,
+        environment,
+        timing,
+        declarations,
+        experiments,
+        inside,
+        theorems,
+        left_out,
+        runs,
+    };
+    results.decide();
+    Ok(results)
+}

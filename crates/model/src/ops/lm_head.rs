@@ -1,0 +1,172 @@
+//! The output projection fused with the cross-entropy loss: logits = cap(h Wᵀ) for h [M, C] and W [V, C]. Some models apply the soft cap
+//! cap(x) = c·tanh(x/c), whose derivative is 1 − (cap(x)/c)².
+//!
+//! Only [`ROWS`] rows of logits are in memory at a time. A block of logits is replaced by its gradient in place, multiplied into dW and dh, and
+//! overwritten by the next block.
+
+use rayon::prelude::*;
+use termwise_attention::simd::{Simd, Task, dispatch};
+
+use super::cross_entropy::{self, IGNORE};
+use super::{Buffer, zeros};
+use crate::error::Result;
+use termwise_kernels::gemm::{Matrix, Write, product};
+
+/// Rows per block of logits. Smaller blocks read and write dW more often; larger blocks do not fit into the cache.
+pub const ROWS: usize = 256;
+
+/// Buffers for one block of logits.
+pub struct LmHead {
+    /// [min(M, ROWS), V] with row stride `step`.
+    logits: Buffer,
+    /// A copy of the capped logits, from which the derivative of the cap is computed. Empty without a cap.
+    capped: Buffer,
+    cap: Option<f32>,
+    vocabulary: usize,
+    /// V + 16. Many vocabulary sizes are powers of two; the padding avoids cache set conflicts between rows.
+    step: usize,
+}
+
+/// The targets of a loss with gradient.
+#[derive(Clone, Copy)]
+pub struct Targets<'a> {
+    /// The label of each row, or [`IGNORE`]. [M]
+    pub labels: &'a [i32],
+    /// Weight of the loss of one row.
+    pub scale: f32,
+}
+
+impl LmHead {
+    /// Buffers for up to M rows and a vocabulary of V tokens.
+    pub fn new(rows: usize, vocabulary: usize, cap: Option<f32>) -> Result<LmHead> {
+        let step = vocabulary.saturating_add(16);
+        let block = |rows: usize| zeros("a block of logits", rows.min(ROWS), step);
+        Ok(LmHead { logits: block(rows)?, capped: block(if cap.is_some() { rows } else { 0 })?, cap, vocabulary, step })
+    }
+
+    /// Writes the loss of each row to `losses` [M]. Rows with the label [`IGNORE`] have loss zero.
+    pub fn forward(&mut self, h: &[f32], weight: &[f32], labels: &[i32], losses: &mut [f64]) {
+        let LmHead { vocabulary, step, cap, .. } = *self;
+        let width = weight.len() / vocabulary;
+        for ((h, labels), losses) in h.chunks(ROWS * width).zip(labels.chunks(ROWS)).zip(losses.chunks_mut(ROWS)) {
+            let logits = &mut self.logits[..labels.len() * step];
+            product(logits, step, Write::Replace, Matrix::new(h, labels.len(), width), Matrix::new(weight, vocabulary, width).transposed());
+            (logits.par_chunks_mut(step), labels, losses).into_par_iter().for_each(|(row, &label, loss)| {
+                let row = &mut row[..vocabulary];
+                soft_cap(row, cap);
+                *loss = if label == IGNORE { 0.0 } else { cross_entropy::forward(row, label as usize) };
+            });
+        }
+    }
+
+    /// As [`LmHead::forward`]; also adds the gradient of `scale`·Σ losses to `dweight` and overwrites h by its gradient.
+    pub fn backward(&mut self, h: &mut [f32], weight: &[f32], targets: Targets, dweight: &mut [f32], losses: &mut [f64]) {
+        let Targets { labels, scale } = targets;
+        let LmHead { vocabulary, step, cap, .. } = *self;
+        let width = weight.len() / vocabulary;
+        for ((h, labels), losses) in h.chunks_mut(ROWS * width).zip(labels.chunks(ROWS)).zip(losses.chunks_mut(ROWS)) {
+            if labels.iter().all(|&label| label == IGNORE) {
+                h.fill(0.0);
+                losses.fill(0.0);
+                continue;
+            }
+            let rows = labels.len();
+            let logits = &mut self.logits[..rows * step];
+            product(logits, step, Write::Replace, Matrix::new(h, rows, width), Matrix::new(weight, vocabulary, width).transposed());
+            if let Some(cap) = cap {
+                let capped = &mut self.capped[..rows * step];
+                (logits.par_chunks_mut(step), capped.par_chunks_mut(step)).into_par_iter().for_each(|(row, capped)| {
+                    soft_cap(row, Some(cap));
+                    capped.copy_from_slice(row);
+                });
+            }
+            (logits.par_chunks_mut(step), labels, losses).into_par_iter().for_each(|(row, &label, loss)| {
+                let row = &mut row[..vocabulary];
+                if label == IGNORE {
+                    row.fill(0.0);
+                    *loss = 0.0;
+                } else {
+                    *loss = cross_entropy::backward(row, label as usize, scale);
+                }
+            });
+            if let Some(cap) = cap {
+                let capped = &self.capped[..rows * step];
+                (logits.par_chunks_mut(step), capped.par_chunks(step)).into_par_iter().for_each(|(row, capped)| {
+                    row.iter_mut().zip(capped).for_each(|(g, y)| *g *= 1.0 - (y / cap) * (y / cap));
+                });
+            }
+            let dlogits = Matrix::strided(logits, rows, vocabulary, step);
+            product(dweight, width, Write::Add, dlogits.transposed(), Matrix::new(h, rows, width));
+            product(h, width, Write::Replace, dlogits, Matrix::new(weight, vocabulary, width));
+        }
+    }
+}
+
+/// Replaces logits x by c·tanh(x/c) if there is a cap c.
+pub fn soft_cap(logits: &mut [f32], cap: Option<f32>) {
+    if let Some(cap) = cap {
+        dispatch(SoftCap { logits, cap });
+    }
+}
+
+struct SoftCap<'a> {
+    logits: &'a mut [f32],
+    cap: f32,
+}
+
+impl Task for SoftCap<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        // tanh(x) = 2σ(2x) − 1. The cancellation near zero is below the rounding error of the largest logits.
+        let (to, cap, twice) = (simd.splat(2.0 / self.cap), simd.splat(self.cap), simd.splat(2.0 * self.cap));
+        for i in (0..self.logits.len()).step_by(S::LANES) {
+            let s = simd.sigmoid(simd.mul(simd.load_at(self.logits, i), to));
+            simd.store_at(self.logits, i, simd.sub(simd.mul(twice, s), cap));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::{assert_close, assert_gradient, numbers};
+
+    /// The loss of each row.
+    fn naive(h: &[f64], w: &[f64], labels: &[i32], c: usize, cap: Option<f32>) -> Vec<f64> {
+        let row = |h: &[f64], label: i32| {
+            let x = w.chunks(c).map(|w| w.iter().zip(h).map(|(a, b)| a * b).sum::<f64>());
+            let x: Vec<f64> = x.map(|x| cap.map_or(x, |cap| cap as f64 * (x / cap as f64).tanh())).collect();
+            if label == IGNORE { 0.0 } else { x.iter().map(|x| x.exp()).sum::<f64>().ln() - x[label as usize] }
+        };
+        h.chunks(c).zip(labels).map(|(h, &label)| row(h, label)).collect()
+    }
+
+    #[test]
+    fn loss_and_gradients_match_float64_over_several_blocks() {
+        let (c, v) = (3, 5);
+        let rows = [1, 7, ROWS, ROWS + 3, 2 * ROWS + 1];
+        for (m, cap) in rows.into_iter().flat_map(|m| [(m, None), (m, Some(0.75))]) {
+            let (h, w) = (numbers(m * c, 1), numbers(v * c, 2));
+            let wide = |x: &[f32]| x.iter().map(|&x| x as f64).collect::<Vec<_>>();
+            let labels: Vec<i32> =
+                (0..m).map(|i| if i % 4 == 1 || (ROWS..ROWS + 3).contains(&i) { IGNORE } else { (i * i) as i32 % v as i32 }).collect();
+            let expected = naive(&wide(&h), &wide(&w), &labels, c, cap);
+            let mut head = LmHead::new(m, v, cap).expect("room");
+            let mut losses = vec![f64::NAN; m];
+            head.forward(&h, &w, &labels, &mut losses);
+            let narrow = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<_>>();
+            assert_close(&narrow(&losses), &expected, 1e-6, "losses");
+            let (mut dh, mut dw, scale) = (h.clone(), vec![0.0; v * c], 0.3);
+            losses.fill(f64::NAN);
+            head.backward(&mut dh, &w, Targets { labels: &labels, scale }, &mut dw, &mut losses);
+            assert_close(&narrow(&losses), &expected, 1e-6, "losses while training");
+            let scales = vec![scale; m];
+            assert_gradient(&dw, &w, &scales, |w| naive(&wide(&h), w, &labels, c, cap), "dw");
+            if m < 10 {
+                assert_gradient(&dh, &h, &scales, |h| naive(h, &wide(&w), &labels, c, cap), "dh");
+            }
+        }
+    }
+}
