@@ -1,8 +1,8 @@
 """Tiny models of families that termwise reads, with what Hugging Face transformers computes from them, as cases for its test.
 
     python bench/families.py FOLDER
-    TERMWISE_FAMILIES=FOLDER cargo test -p termwise-llama --test all other_families
-    cargo run -p termwise-llama --example copy -- FOLDER COPIES
+    TERMWISE_FAMILIES=FOLDER cargo test -p termwise-model --test all other_families
+    cargo run -p termwise-model --example copy -- FOLDER COPIES
     python bench/families.py FOLDER --written COPIES     # what termwise wrote of each, read by transformers
 
 Each case is a folder with `config.json`, `model.safetensors` and `expected.safetensors`: `ids` [B, T], `logits`, `loss` (mean cross-entropy of the

@@ -18,15 +18,23 @@ when they are asked for.
 from ._attention import Extra, Layer, State, attention, attention_grad
 from ._commands import atlas, audit, convert, frontier, reproduce, separation, sweep, train
 from ._core import Variant, __version__, get_threads, set_threads
+from ._errors import BusyError, Error, FileError, InputError, MissingFileError, OutOfMemoryError, RunError
 from ._model import GenerationError, Model, load
 from ._results import Result
 
 __all__ = [
+    "BusyError",
+    "Error",
     "Extra",
+    "FileError",
     "GenerationError",
+    "InputError",
     "Layer",
+    "MissingFileError",
     "Model",
+    "OutOfMemoryError",
     "Result",
+    "RunError",
     "State",
     "Variant",
     "__version__",

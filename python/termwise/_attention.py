@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _core
+from ._errors import InputError
 from ._core import Variant
 
 if TYPE_CHECKING:
@@ -187,13 +188,11 @@ class Layer:
 
     def _fused(self, engine: str) -> bool:
         match engine:
-            case "auto":
-                return self._core.is_fused
-            case "fused":
+            case "auto" | "fused":
                 return True
             case "reference":
                 return False
-        raise ValueError(f"an engine is 'auto', 'fused' or 'reference', found {engine!r}")
+        raise InputError(f"an engine is 'auto', 'fused' or 'reference', found {engine!r}")
 
 
 def _key(variant: Any) -> Any:
@@ -235,7 +234,7 @@ def _sizes(name: str, values: Any) -> list[int] | None:
         return None
     array = np.asarray(values)
     if array.ndim != 1 or array.dtype.kind not in "iu" or (array < 0).any():
-        raise ValueError(f"{name} are whole numbers in one dimension, found shape {array.shape} of {array.dtype}")
+        raise InputError(f"{name} are whole numbers in one dimension, found shape {array.shape} of {array.dtype}")
     return array.tolist()
 
 
@@ -276,7 +275,7 @@ class State:
     def step(self, q: ArrayLike, k: ArrayLike, v: ArrayLike, *, lengths: ArrayLike | None = None, **extras: ArrayLike) -> NDArray[np.float32]:
         """One position; rows of length 0 stand still."""
         if np.shape(q)[1:2] != (1,):
-            raise ValueError(f"a step takes one position, [batch, 1, heads, dimension], found shape {np.shape(q)}: use extend for more")
+            raise InputError(f"a step takes one position, [batch, 1, heads, dimension], found shape {np.shape(q)}: use extend for more")
         return self.extend(q, k, v, lengths=lengths, **extras)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -338,7 +337,7 @@ def layer_for(shapes: Sequence[tuple[int, ...]], variant: Variants, rope: float 
     """The layer that fits q, k and v of these shapes; made once."""
     for name, shape in zip("qkv", shapes, strict=True):
         if len(shape) != 4 or 0 in shape:
-            raise ValueError(f"{name} has shape {tuple(shape)}, expected [batch, time, heads, dimension], none of them 0")
+            raise InputError(f"{name} has shape {tuple(shape)}, expected [batch, time, heads, dimension], none of them 0")
     q, k, v = shapes
     return _layer(_key(variant), q[2], k[2], q[3], v[3], rope)
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from . import _core
 from ._core import Variant
+from ._errors import InputError
 from ._progress import Progress, dumps, watched
 from ._results import Result
 
@@ -83,7 +84,7 @@ def sweep(
     own = isinstance(plan, Mapping)
     if folder is None:
         if own:
-            raise ValueError("a plan that is no file has no name: say which folder the sweep is kept in")
+            raise InputError("a plan that is no file has no name: say which folder the sweep is kept in")
         folder = os.path.join("sweeps", os.path.splitext(os.path.basename(os.fspath(plan)))[0])
     options = {
         "file": None if own else os.fspath(plan), "plan": dict(plan) if own else None, "folder": os.fspath(folder), "parallel": parallel,
@@ -154,7 +155,7 @@ def _call(command: str, model: str | os.PathLike[str] | None, flags: Mapping[str
         except ValueError as error:
             # Flags are keywords here.
             text = re.sub(r"(?<![\w-])--([a-z][a-z-]*)", lambda flag: flag[1].replace("-", "_"), str(error))
-            raise ValueError(text) from None
+            raise InputError(text) from None
 
 
 def convert(
@@ -178,7 +179,7 @@ def convert(
     (``"+1%"``).
     save: folder for the converted model. A folder that is not empty needs ``overwrite``; folders of runs and checkpoints are refused.
     folder: for the report, and for finished measurements, from which the same call resumes.
-    settings: further flags of ``termwise convert``: contexts, length, calibration, calibration_contexts, calibration_length, cache, and those of data.
+    settings: further flags of ``termwise kv convert``: contexts, length, calibration, calibration_contexts, calibration_length, cache, and those of data.
     """
     flags = {"data": data, "bytes": bytes, "keys": keys, "loss": loss, "save": save, "overwrite": overwrite or None, "out": folder, **settings}
     return _call("convert", model, flags, progress)
@@ -201,7 +202,7 @@ def frontier(
     methods: those to compare; without any, all.
     contexts: of each text, that are measured.
     folder: keeps every measurement as it comes; the same call goes on from there.
-    settings: further flags of ``termwise frontier``: length, calibration, calibration_contexts, calibration_length, cache, and those of data.
+    settings: further flags of ``termwise kv frontier``: length, calibration, calibration_contexts, calibration_length, cache, and those of data.
     """
     flags = {"data": data, "keys": keys, "methods": methods, "contexts": contexts, "out": folder, **settings}
     return _call("frontier", model, flags, progress)
@@ -222,7 +223,7 @@ def audit(
 
     contexts, length: how many texts, and of how many tokens.
     folder: for the report.
-    settings: further flags of ``termwise audit``: cache, and those of data.
+    settings: further flags of ``termwise kv audit``: cache, and those of data.
     """
     flags = {"against": against, "data": data, "contexts": contexts, "length": length, "out": folder, **settings}
     return _call("audit", model, flags, progress)
@@ -239,6 +240,6 @@ def atlas(
     """What every head of a model looks back at: far keys, first keys, how far, and how their scores spread: ``atlas("path/to/llama", "book.txt")``.
 
     folder: for the report.
-    settings: further flags of ``termwise atlas``: calibration_contexts, calibration_length, cache, and those of data.
+    settings: further flags of ``termwise kv atlas``: calibration_contexts, calibration_length, cache, and those of data.
     """
     return _call("atlas", model, {"data": data, "out": folder, **settings}, progress)

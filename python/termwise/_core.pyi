@@ -62,10 +62,6 @@ class Variant:
         """Whether it rotates q and k where rotary frequencies are given."""
 
     @property
-    def reference_only(self) -> str | None:
-        """The part that only the reference computes so far."""
-
-    @property
     def inference_only(self) -> str | None:
         """The part that has no backward pass, if there is one."""
 
@@ -93,8 +89,6 @@ class Layer:
     def sizes(self) -> tuple[int, int, int, int]: ...
     @property
     def parts(self) -> str: ...
-    @property
-    def is_fused(self) -> bool: ...
     @property
     def extras(self) -> list[dict[str, Any]]: ...
     def forward(self, given: _Given, y: Any, saved: Sequence[Any] | None, fused: bool, mode: str) -> _Nonpositive: ...

@@ -13,6 +13,7 @@ import numpy as np
 from . import _core
 from ._attention import VariantLike, _sizes
 from ._core import Variant
+from ._errors import InputError
 from ._progress import Progress, dumps, watched
 from ._results import Result
 
@@ -31,7 +32,7 @@ def load(model: str | os.PathLike[str] | None = None, *, tokenizer: str | os.Pat
     return Model(_core.load_model(None if model is None else os.fspath(model), named))
 
 
-class GenerationError(ValueError):
+class GenerationError(InputError):
     """Some prompts of :meth:`Model.generate` failed; the others were finished.
 
     texts: the text of each prompt, None for those that failed.
@@ -109,7 +110,7 @@ class Model:
         if ids.ndim == 1:
             ids = ids[None]
         if ids.dtype.kind not in "iu" or ids.ndim != 2 or (ids < 0).any() or (ids >= 2**32).any():
-            raise ValueError(f"token ids are whole numbers from 0 on, [batch, time] or [time], found shape {ids.shape} of {ids.dtype}")
+            raise InputError(f"token ids are whole numbers from 0 on, [batch, time] or [time], found shape {ids.shape} of {ids.dtype}")
         return np.ascontiguousarray(ids, np.uint32), _sizes("lengths", lengths)
 
     def logits(self, tokens: Text | ArrayLike, *, lengths: ArrayLike | None = None) -> NDArray[np.float32]:
@@ -129,7 +130,7 @@ class Model:
         """Mean cross-entropy in nats per token."""
         _, total, count = self._losses(tokens, labels, lengths)
         if not count:
-            raise ValueError("no token is predicted: a loss needs a text of at least two tokens, or labels other than -100")
+            raise InputError("no token is predicted: a loss needs a text of at least two tokens, or labels other than -100")
         return total / count
 
     def _losses(self, tokens: Any, labels: Any, lengths: Any) -> tuple[NDArray[np.float64], float, int]:

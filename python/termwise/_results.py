@@ -1,4 +1,4 @@
-"""What was found, for programs and for people."""
+"""Results of analyses, trainings and experiments."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _core
+from ._errors import InputError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
 class Result(Mapping[str, Any]):
-    """What was found: a mapping for programs, a page for people.
+    """A result: a mapping with attribute access, and a report with figures.
 
-    A notebook shows the page with its figures, a terminal its tables. Values are reached by key, or by a dotted path, which goes through lists
-    as well: ``result.to_numpy("layers.heads.entropy.nats")`` is an array [layers, heads].
+    A notebook shows the HTML report, a terminal its tables. Values are accessed by key or attribute. A dotted path reaches through lists:
+    ``result.to_numpy("layers.heads.entropy.nats")`` is an array [layers, heads].
 
+    Examples
+    --------
     >>> import termwise
-    >>> found = termwise.separation(networks="softmax", n=100, draws=50)
-    >>> found.kind, found["points"][0]["n"]
-    ('separation', 100)
-    >>> found.to_numpy("points.n")
+    >>> result = termwise.separation(networks="softmax", n=100, draws=50)
+    >>> result.kind, result["points"][0]["n"], len(result.points)
+    ('separation', 100, 1)
+    >>> result.to_numpy("points.n")
     array([100.])
     """
 
@@ -38,9 +41,18 @@ class Result(Mapping[str, Any]):
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self.to_json(),)
 
+    def __getattr__(self, name: str) -> Any:
+        values = self.__dict__.get("_values", {})
+        if name in values:
+            return values[name]
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}; its keys are {', '.join(values)}")
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._values]
+
     @property
     def kind(self) -> str:
-        """What it is, in one word."""
+        """Kind of result, such as ``"spectrum"``."""
         return self._core.kind
 
     def __getitem__(self, key: str) -> Any:
@@ -56,48 +68,62 @@ class Result(Mapping[str, Any]):
         return len(self._values)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, as ``termwise show`` reads it again; numbers that are not finite are None."""
+        """All values as a dict. Numbers that are not finite are None."""
         return json.loads(self._core.json())
 
     def to_json(self) -> str:
-        """The same as text."""
+        """JSON, which ``termwise report`` renders."""
         return self._core.json()
 
     def to_numpy(self, path: str) -> NDArray[np.float64]:
-        """The numbers at a dotted path, lists becoming dimensions; what is absent is NaN."""
+        """The numbers at a dotted path. Lists become dimensions; missing numbers are NaN."""
         found = _at(self._values, path.split("."), path)
         try:
             return np.array(_numbers(found), dtype=np.float64)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{path!r} of this {self.kind} is no array of numbers: {error}") from None
+            raise InputError(f"{path!r} of this {self.kind} is not an array of numbers: {error}") from None
+
+    def to_pandas(self, path: str) -> Any:
+        """A pandas DataFrame of the list of records at a dotted path, such as ``result.to_pandas("points")``. Nested records become dotted columns."""
+        import pandas
+
+        found = _at(self._values, path.split("."), path)
+        if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+            raise InputError(f"{path!r} of this {self.kind} is not a list of records")
+        return pandas.json_normalize(found)
 
     def figures(self) -> dict[str, str]:
-        """SVG of all figures, by name."""
+        """All figures as SVG, by name."""
         return dict(self._core.figures())
 
     def to_html(self) -> str:
-        """One page that needs nothing else."""
+        """The report as one self-contained HTML page."""
         return self._core.html()
 
     def to_markdown(self) -> str:
-        """Texts and tables."""
+        """Text and tables of the report as Markdown."""
         return self._core.markdown()
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Writes the JSON, the page, and every figure and table on its own; gives the path of the page."""
+        """Write JSON, the HTML report, and every figure and table into a folder. Returns the path of the report."""
         return Path(self._core.write(os.fspath(folder)))
 
     def __repr__(self) -> str:
         return self._core.text(100).rstrip("\n")
 
+    def _repr_markdown_(self) -> str:
+        return self.to_markdown()
+
     def _repr_html_(self) -> str:
-        # The page has styles of its own, which a frame keeps apart from those of the notebook.
+        # A frame isolates the styles of the report from those of the notebook. It grows with its content, up to three quarters of the screen.
         page = html.escape(self.to_html(), quote=True)
-        return f'<iframe srcdoc="{page}" style="width: 100%; height: 40em; border: 1px solid #8884" loading="lazy"></iframe>'
+        resize = "this.style.height = Math.min(this.contentDocument.documentElement.scrollHeight + 2, 0.75 * screen.height) + 'px'"
+        style = "width: 100%; height: 20em; border: 1px solid #8884; box-sizing: border-box"
+        return f'<iframe srcdoc="{page}" style="{style}" onload="{resize}"></iframe>'
 
 
 def _again(text: str) -> Result:
-    """The result of a JSON that :meth:`Result.to_json` gave."""
+    """Rebuild a result from the JSON of :meth:`Result.to_json`."""
     return Result(_core.Found.of_json(text))
 
 
@@ -110,7 +136,7 @@ def _at(value: Any, path: list[str], whole: str) -> Any:
         if path[0] not in value:
             raise KeyError(f"{whole!r}: there is no {path[0]!r} among {', '.join(value)}")
         return _at(value[path[0]], path[1:], whole)
-    raise KeyError(f"{whole!r}: {path[0]!r} is asked of {value!r}")
+    raise KeyError(f"{whole!r}: {value!r} has no {path[0]!r}")
 
 
 def _numbers(value: Any) -> Any:

@@ -1,18 +1,18 @@
-"""Models of transformers: their spectra, and other attentions in their place.
+"""Taylor spectra of Transformers models, and other attention variants in them.
 
-Everything that touches transformers' internals is in this file. Tested with transformers 5.23.
+All code that touches internals of Transformers is in this file. Tested with Transformers 5.23.
 
     import termwise.hf
     termwise.hf.spectrum(model, text, tokenizer=tokenizer)
-    termwise.hf.use(model, "softmax window=256 sinks=4")
+    with termwise.hf.using(model, "softmax window=256 sinks=4"):
+        model.generate(...)
 
-It works with every causal model whose attention goes through transformers' attention interface (GPT-2, GPT-NeoX, OPT, Llama, Qwen, Gemma, Phi, …), by an
-attention function and a mask function under one name. Other models are refused: one token is computed, and the attention of every layer must have gone through
-termwise. Also refused are position biases such as ALiBi, packed texts (by ``position_ids`` or ``cu_seq_lens``), and caches of fixed size.
+Every causal model whose attention goes through the attention interface of Transformers is supported (GPT-2, GPT-NeoX, OPT, Llama, Qwen, Gemma, Phi, ...). Other models are
+refused: one token is computed, and the attention of every layer must have gone through termwise. Also refused are position biases such as ALiBi, packed sequences (by
+``position_ids`` or ``cu_seq_lens``), and caches of fixed size.
 
-Models that termwise has written load with ``AutoModelForCausalLM.from_pretrained`` once this module is imported, whatever their family and their
-variants; without it, transformers refuses those with a variant of their own. ``generate`` keeps states of ours in transformers' cache, for them and for models that
-:func:`use` has changed.
+Models written by termwise load with ``AutoModelForCausalLM.from_pretrained`` once this module is imported. Models with a variant of their own have their own ``model_type``,
+so Transformers refuses them if this module is not imported. ``generate`` stores recurrent states in the cache of Transformers, for them and for models changed by :func:`use`.
 """
 
 from __future__ import annotations
@@ -31,13 +31,16 @@ from transformers.masking_utils import causal_mask_function
 from . import _core
 from ._attention import Layer, State, VariantLike, Variants, _layer
 from ._core import Variant
+from ._errors import InputError
 from ._results import Result
 from .torch import attention
 from .torch._attention import _add_extras, _extras_of, register
 
-__all__ = ["cut", "spectrum", "use"]
+__all__ = ["cut", "restore", "spectrum", "truncate", "use", "using"]
 
 NAME = "termwise"
+#: Key of a config with the variant strings of each layer, None for softmax.
+KEY = "termwise_attention"
 
 #: What is being measured, while it is.
 _meter: Any = None
@@ -60,12 +63,12 @@ def _mask(
     """Which keys are no padding, [batch, keys]; None where none is. Windows come to the attention function by themselves."""
     start = int(q_offset)
     if start + q_length != kv_offset + kv_length:
-        raise ValueError(
+        raise InputError(
             f"the cache has room for {kv_offset + kv_length} positions and {start + q_length} are there: termwise cannot use a cache of fixed size; "
             "leave cache_implementation out, or give a DynamicCache"
         )
     if use_vmap or not (mask_function is causal_mask_function or _is_causal(mask_function, batch_size, start, q_length, device)):
-        raise ValueError(
+        raise InputError(
             "termwise computes causal attention with windows, and the model asks for a mask of another kind: packed texts (position_ids that begin again), chunks, "
             "or images; give each text a row of its own"
         )
@@ -88,7 +91,7 @@ def _padding(seen: Tensor) -> tuple[Tensor, Tensor]:
     lengths, first = seen.sum(1), seen.int().argmax(1)
     last = time - seen.flip(1).int().argmax(1)
     if not bool(((last - first == lengths) | (lengths == 0)).all()):
-        raise ValueError("the mask has holes: padding may stand before a text or after it, not inside")
+        raise InputError("the mask has holes: padding may stand before a text or after it, not inside")
     return lengths, (torch.arange(time, device=seen.device)[None] + first[:, None]) % time
 
 
@@ -113,7 +116,13 @@ def _variant(module: torch.nn.Module, scaling: float, dim: int, sliding: int | N
         words = text.split()
         return " ".join(words + [f"{key}={x}" for key, x in own.items() if x and not any(word.startswith(f"{key}=") for word in words)])
 
-    return tuple(map(completed, getattr(module, "_termwise", None) or ("softmax",)))
+    return tuple(map(completed, _recorded(module) or ("softmax",)))
+
+
+def _recorded(module: torch.nn.Module) -> tuple[str, ...] | None:
+    """The variant strings of a layer, as :func:`use` has recorded them in the config."""
+    layers = getattr(getattr(module, "config", None), KEY, None)
+    return None if layers is None or layers[module.layer_idx] is None else tuple(layers[module.layer_idx])
 
 
 def _with_sink(text: str) -> str:
@@ -124,7 +133,7 @@ def _with_sink(text: str) -> str:
         return f"{text} over=sum,sink"
     parts = words[over].removeprefix("over=").split(",")
     if parts[0] != "sum":
-        raise ValueError(f"the model adds a sink to the sum of weights, and {text!r} has {words[over]}: use a variant with over=sum")
+        raise InputError(f"the model adds a sink to the sum of weights, and {text!r} has {words[over]}: use a variant with over=sum")
     if "sink" not in parts:
         words[over] += ",sink"
     return " ".join(words)
@@ -132,7 +141,7 @@ def _with_sink(text: str) -> str:
 
 def _refuse_packed(cu_seq_lens: Any) -> None:
     if cu_seq_lens is not None:
-        raise ValueError("packed texts (cu_seq_lens_q) cannot be given to termwise: give each text a row of its own")
+        raise InputError("packed texts (cu_seq_lens_q) cannot be given to termwise: give each text a row of its own")
 
 
 def _array(x: Tensor) -> Any:
@@ -158,14 +167,17 @@ def _attention(
     """q [batch, heads, time, dim], k and v [batch, kv_heads, keys, dim], as transformers has them; y [batch, time, heads, dim]."""
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if not causal or position_bias is not None:
-        raise ValueError(f"{type(module).__name__} is not causal attention without a position bias: termwise cannot take its place")
+        raise InputError(f"{type(module).__name__} is not causal attention without a position bias: termwise cannot take its place")
     if dropout:
-        raise ValueError(f"termwise has no dropout of weights, and {type(module).__name__} asks for {dropout}: set the config's attention dropout to 0")
+        raise InputError(f"termwise has no dropout of weights, and {type(module).__name__} asks for {dropout}: set the config's attention dropout to 0")
     if attention_mask is not None and attention_mask.ndim != 2:
-        raise ValueError("termwise computes causal attention with windows; a mask of four dimensions cannot be given to it")
+        raise InputError("termwise computes causal attention with windows; a mask of four dimensions cannot be given to it")
     _refuse_packed(cu_seq_lens_q)
     if _seen is not None:
         _seen.add(module)
+    elif "_termwise_hook" not in module.__dict__:
+        # A model that was loaded with a recorded variant: states are stored from the next text on.
+        _install(module)
     batch, heads, time, dim = query.shape
     # Taken from the module, so that it keeps no state after the call.
     held, keys = module.__dict__.pop("_held", None), key.shape[2]
@@ -236,7 +248,7 @@ class StateLayer(CacheLayerMixin):
         batch, time = x[0].shape[:2]
         self._refuse_skipped()
         if lengths is not None and time > 1 and bool((lengths == 0).any()):
-            raise ValueError("a row has nothing but padding: leave it out")
+            raise InputError("a row has nothing but padding: leave it out")
         if self.state is None:
             self.state = layer.state(batch)
         arrays = [_array(t) for t in x]
@@ -248,13 +260,13 @@ class StateLayer(CacheLayerMixin):
     def skip(self, time: int) -> None:
         """Positions were computed with gradients and are not taken in: the cache cannot be continued."""
         if self.seen and not self.skipped:
-            raise ValueError("a state carries no gradients: continue a text under torch.no_grad(), or compute the whole text with use_cache=False")
+            raise InputError("a state carries no gradients: continue a text under torch.no_grad(), or compute the whole text with use_cache=False")
         self._refuse_skipped()
         self.seen, self.skipped = self.seen + time, True
 
     def _refuse_skipped(self) -> None:
         if self.skipped:
-            raise ValueError("this cache was made while gradients were computed, which states do not carry: compute the text before under torch.no_grad()")
+            raise InputError("this cache was made while gradients were computed, which states do not carry: compute the text before under torch.no_grad()")
 
     def _select(self, rows: list[int]) -> None:
         if self.state is not None and rows != list(range(self.state.batch)):
@@ -284,7 +296,7 @@ class StateLayer(CacheLayerMixin):
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove:
-            raise ValueError(f"a state cannot go back by {abs(tokens_to_remove)} positions: generate without an assistant")
+            raise InputError(f"a state cannot go back by {abs(tokens_to_remove)} positions: generate without an assistant")
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._select(beam_idx.tolist())
@@ -351,7 +363,7 @@ class TermwiseAttention:
         _check_positions(position_ids, attention_mask)
         if attention_mask is not None:
             if attention_mask.ndim != 2:
-                raise ValueError("a mask of four dimensions cannot be given to an attention of termwise; give one of padding, [batch, time]")
+                raise InputError("a mask of four dimensions cannot be given to an attention of termwise; give one of padding, [batch, time]")
             lengths, shift = _padding(attention_mask[:, -time:])
             x = _moved(x, shift)
         q, k, v = self._project(x)
@@ -360,7 +372,7 @@ class TermwiseAttention:
             extras = {name: value + 1 if name in ("q_norm", "k_norm") else value for name, value in extras.items()}
         held = None if past_key_values is None else StateLayer.of(past_key_values, self.layer_idx)
         if past_key_values is not None and held is None:
-            raise ValueError(f"a {type(past_key_values).__name__} cannot hold states: leave past_key_values and cache_implementation out")
+            raise InputError(f"a {type(past_key_values).__name__} cannot hold states: leave past_key_values and cache_implementation out")
         if held is not None and torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
             held.skip(time)
             held = None
@@ -388,7 +400,7 @@ def _check_positions(position_ids: Tensor | None, attention_mask: Tensor | None)
         own = attention_mask[:, -position_ids.shape[1] :].bool()
         jumps = jumps & own[:, 1:] & own[:, :-1]
     if bool(jumps.any()):
-        raise ValueError("position_ids must grow by one within a text: packed texts and other positions cannot be given to an attention of termwise")
+        raise InputError("position_ids must grow by one within a text: packed texts and other positions cannot be given to an attention of termwise")
 
 
 class TermwiseModel:
@@ -462,74 +474,136 @@ def _attentions(model: PreTrainedModel) -> dict[int, torch.nn.Module]:
         if index is not None and any(word in type(module).__name__ for word in ("Attention", "Attn")):
             found.setdefault(index, module)
     if not found:
-        raise ValueError(f"no attention with a layer_idx was found in {type(model).__name__}")
+        raise InputError(f"no attention with a layer_idx was found in {type(model).__name__}")
     if any(isinstance(module, TermwiseAttention) for module in found.values()):
-        raise ValueError(
+        raise InputError(
             f"this {type(model).__name__} has variants of its own, which termwise.hf does not change or measure: "
             "use termwise.load(folder) with its with_attention, cut and spectrum"
         )
     return found
 
 
+def _install(module: torch.nn.Module) -> None:
+    """Stores states instead of keys while text is generated, and keeps the implementation in files that are written."""
+    _uninstall(module)
+    module.__dict__["_termwise_hook"] = module.register_forward_pre_hook(_hold, with_kwargs=True)
+    module.config.attn_implementation = NAME
+
+
+def _uninstall(module: torch.nn.Module) -> None:
+    hook = module.__dict__.pop("_termwise_hook", None)
+    if hook is not None:
+        hook.remove()
+    config = getattr(module, "config", None)
+    if config is not None:
+        config.__dict__.pop("attn_implementation", None)
+
+
 def use(model: PreTrainedModel, variant: Variants | Mapping[int, Variants] | None) -> PreTrainedModel:
-    """Lets a variant take over the attention of a loaded model: the same in all heads, one for each head, or for each layer by its index. None gives back softmax.
+    """Replace the attention of a loaded model.
 
-    Only variants that read nothing beyond q, k and v; q and k come as the model has prepared them, rotated. The model's own scale of scores stays unless the variant has one. Training
-    works; so does generation, with states of ours in transformers' cache: of constant size where the variant allows it. Layers that are not named keep softmax.
+    The variant is recorded in the config: ``save_pretrained`` writes it, ``from_pretrained`` restores it, and loading the folder without ``import termwise.hf`` fails.
+    Training and ``generate`` work. ``generate`` stores states in the cache of Transformers, of constant size if the variant allows it.
 
-    Raises ValueError, and changes nothing, where some layer does not take its attention from transformers' interface. ``save_pretrained`` is refused until ``use(model, None)``:
-    variants are not part of what it writes.
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal model whose attention goes through the attention interface of Transformers.
+    variant : str, Variant, sequence, mapping or None
+        One variant for all heads, a sequence with one per head, or a mapping from layer index to either. Layers that are not named use softmax. None is softmax in all layers.
+        The variant must not read inputs beyond q, k and v. q and k are used as the model has prepared them, rotated. The scale of the model applies unless the variant has one.
+
+    Returns
+    -------
+    PreTrainedModel
+        The same model.
+
+    Raises
+    ------
+    ValueError
+        If a layer does not take its attention from the interface. The model is unchanged then.
     """
     modules = _attentions(model)
     by_layer: Mapping[int, Any] = variant if isinstance(variant, Mapping) else dict.fromkeys(modules, variant)
     unknown = set(by_layer) - set(modules)
     if unknown:
-        raise ValueError(f"there is no layer {min(unknown)}: the model has {len(modules)}, counted from 0")
-    texts = {}
+        raise InputError(f"there is no layer {min(unknown)}: the model has {len(modules)}, counted from 0")
+    layers: list[list[str] | None] = [None] * (max(modules) + 1)
     for index, own in by_layer.items():
         if own is None:
             continue
         each: list[VariantLike] = [own] if isinstance(own, (str, Variant)) else list(own)
         for one in each:
             if not Variant(one).has_no_extras:
-                raise ValueError(f"{one!r} reads more than q, k and v, and the model has no weights for that: leave gates and parameters out")
-        texts[index] = tuple(str(Variant(one)) for one in each)
-    before = {index: getattr(module, "_termwise", None) for index, module in modules.items()}
-    implementation = model.config._attn_implementation
+                raise InputError(f"{one!r} reads inputs beyond q, k and v, and the model has no weights for them: leave out gates and parameters")
+        layers[index] = [str(Variant(one)) for one in each]
+    before = _record(model, modules)
     try:
-        for index, module in modules.items():
-            module._termwise = texts.get(index)
+        _set_layers(modules, layers)
         _switch(model, modules)
     except BaseException:
-        for index, module in modules.items():
-            module._termwise = before[index]
-        model.set_attn_implementation(implementation)
+        _put_back(model, modules, before)
         raise
-    for index, module in modules.items():
-        if getattr(module, "_hook", None) is not None:
-            module._hook.remove()
-        # What only the reference computes has no state: all positions are computed for each token.
-        states = all(Variant(text).reference_only is None for text in texts.get(index, ()))
-        module._hook = module.register_forward_pre_hook(_hold, with_kwargs=True) if states else None
-    model.__dict__.pop("save_pretrained", None)
-    if texts:
-        model.__dict__["save_pretrained"] = _Save(model)
+    for module in modules.values():
+        _install(module)
+    model.__dict__.setdefault("_termwise_before", before[0])
     return model
 
 
-class _Save:
-    """In the place of ``save_pretrained`` of a model with another attention: its folder would load as the model that it was before."""
+def restore(model: PreTrainedModel) -> PreTrainedModel:
+    """Undo :func:`use`: the model computes its own attention again, with the implementation that it had before."""
+    modules = _attentions(model)
+    before = model.__dict__.pop("_termwise_before", None)
+    if before is None or before == NAME:
+        before = "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"
+    if model.config._attn_implementation == NAME:
+        _put_back(model, modules, (before, None))
+    return model
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.model.config._attn_implementation == NAME:
-            raise ValueError(
-                "the variants of termwise.hf.use are not part of a saved model, which would load with its own attention: call use(model, None) before saving, "
-                "and use(model, variant) after loading"
-            )
-        return type(self.model).save_pretrained(self.model, *args, **kwargs)
+@contextmanager
+def using(model: PreTrainedModel, variant: Variants | Mapping[int, Variants] | None) -> Iterator[PreTrainedModel]:
+    """:func:`use` within a ``with`` block. Afterwards the model is as before.
+
+        with termwise.hf.using(model, "taylor=0..4"):
+            loss = model(ids, labels=ids).loss
+    """
+    modules = _attentions(model)
+    before, first = _record(model, modules), model.__dict__.get("_termwise_before")
+    try:
+        yield use(model, variant)
+    finally:
+        _put_back(model, modules, before)
+        if before[0] != NAME:
+            model.__dict__.pop("_termwise_before", None)
+        elif first is not None:
+            model.__dict__["_termwise_before"] = first
+
+
+def _record(model: PreTrainedModel, modules: Mapping[int, torch.nn.Module]) -> tuple[str, Any]:
+    """The implementation of a model's attention, and its recorded variants."""
+    return model.config._attn_implementation, getattr(getattr(next(iter(modules.values())), "config", None), KEY, None)
+
+
+def _set_layers(modules: Mapping[int, torch.nn.Module], layers: Any) -> None:
+    """Record the variants of all layers, or remove the record. Modules without a config do not use the interface, and :func:`_switch` refuses them."""
+    for module in modules.values():
+        config = getattr(module, "config", None)
+        if config is not None and layers is not None:
+            setattr(config, KEY, layers)
+        elif config is not None:
+            config.__dict__.pop(KEY, None)
+
+
+def _put_back(model: PreTrainedModel, modules: Mapping[int, torch.nn.Module], before: tuple[str, Any]) -> None:
+    implementation, layers = before
+    _set_layers(modules, layers)
+    for module in modules.values():
+        _uninstall(module)
+    model.set_attn_implementation(implementation)
+    if implementation == NAME:
+        for module in modules.values():
+            _install(module)
 
 
 @contextmanager
@@ -559,7 +633,7 @@ def _switch(model: PreTrainedModel, modules: Mapping[int, torch.nn.Module]) -> N
             _seen = None
     if missing:
         classes = ", ".join(sorted({type(module).__name__ for module in missing.values()}))
-        raise ValueError(
+        raise InputError(
             f"{len(missing)} of {len(modules)} layers of this {type(model).__name__} ({classes}) do not take their attention from transformers' attention interface: "
             "termwise cannot take its place"
         )
@@ -567,27 +641,28 @@ def _switch(model: PreTrainedModel, modules: Mapping[int, torch.nn.Module]) -> N
 
 @contextmanager
 def _switched(model: PreTrainedModel) -> Iterator[None]:
-    """With our attention, and afterwards as before."""
-    before = model.config._attn_implementation
+    """Compute attention with termwise within a ``with`` block. Afterwards the model is as before."""
+    modules = _attentions(model)
+    before = _record(model, modules)
     try:
-        _switch(model, _attentions(model))
+        _switch(model, modules)
         with _evaluating(model):
             yield
     finally:
-        model.set_attn_implementation(before)
+        _put_back(model, modules, before)
 
 
 def _windows(model: PreTrainedModel, text: Any, tokenizer: Any, length: int | None, tokens: int) -> list[Tensor]:
     if isinstance(text, str):
         if tokenizer is None:
-            raise ValueError("a text needs the model's tokenizer: give tokenizer=…, or token ids")
+            raise InputError("a text needs the model's tokenizer: give tokenizer=…, or token ids")
         text = tokenizer(text)["input_ids"]
     ids = torch.as_tensor(text)
     if ids.is_floating_point() and ids.numel():
-        raise ValueError(f"token ids are whole numbers, found {ids.dtype}")
+        raise InputError(f"token ids are whole numbers, found {ids.dtype}")
     ids = ids.to("cpu", torch.long).flatten()[:tokens]
     if ids.numel() == 0:
-        raise ValueError("there is no text to look at")
+        raise InputError("there is no text to look at")
     most = getattr(model.config, "max_position_embeddings", None) or 1024
     return list(ids.split(length or min(1024, most)))
 
@@ -628,7 +703,7 @@ def spectrum(
 
 
 @torch.no_grad()
-def cut(
+def truncate(
     model: PreTrainedModel,
     text: str | Sequence[int] | Tensor,
     *,
@@ -637,10 +712,31 @@ def cut(
     length: int | None = None,
     tokens: int = 4096,
 ) -> dict[int | None, float]:
-    """Mean loss in nats per token with every exp cut to its series up to each order, and under None that of the model as it is."""
+    """Loss of a model whose exp is truncated to its Taylor series.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal model, as for :func:`use`.
+    text : str, sequence of int or Tensor
+        A text with its tokenizer, or token ids.
+    orders : sequence of int
+        Highest orders to evaluate.
+    tokenizer : optional
+        The tokenizer of the model, if ``text`` is a string.
+    length : int, optional
+        Tokens per context. Default: the context length of the model, at most 1024.
+    tokens : int
+        Tokens to read at most.
+
+    Returns
+    -------
+    dict
+        Mean loss in nats per token by order. The key None is the model without truncation.
+    """
     windows = [window for window in _windows(model, text, tokenizer, length, tokens) if len(window) > 1]
     if not windows:
-        raise ValueError("a loss needs at least two tokens")
+        raise InputError("a loss needs at least two tokens")
 
     def loss() -> float:
         total = count = 0.0
@@ -651,16 +747,18 @@ def cut(
         return total / count
 
     modules = _attentions(model)
-    before = {index: getattr(module, "_termwise", None) for index, module in modules.items()}
+    before = _record(model, modules)
     found: dict[int | None, float] = {}
     with _switched(model):
         try:
             found[None] = loss()
             for order in orders:
-                for module in modules.values():
-                    module._termwise = (f"taylor=0..{order}",)
+                _set_layers(modules, [[f"taylor=0..{order}"]] * (max(modules) + 1))
                 found[order] = loss()
         finally:
-            for index, module in modules.items():
-                module._termwise = before[index]
+            _put_back(model, modules, (NAME, before[1]))
     return found
+
+
+#: The former name of :func:`truncate`.
+cut = truncate

@@ -5,7 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
-from conftest import gradient_error, inputs, random_variants, rms
+from conftest import ROOT, gradient_error, inputs, random_variants, rms
 
 import termwise
 from termwise import Layer, Variant, attention, attention_grad
@@ -68,6 +68,40 @@ def test_float32_is_the_reference(text):
     for name, gradient in layer.grad(q, k, v, dy.astype(np.float32), **extras).items():
         assert gradient.shape == gradients[name].shape
         assert gradient_error(name, gradient, gradients) < 5e-5, name
+
+
+def accepted_pairs():
+    """Variant strings of the pairs that docs/reference/combinations.md marks as working, with the parts that they require."""
+    lines = (ROOT / "docs" / "reference" / "combinations.md").read_text().splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ") and "`" in line]
+    required = {"sinks": ["window=3"], "chosen": ["window=3"], "bits": ["window=3"], "far": ["window=3"], "write": ["over=none", "qk_norm=l2"]}
+
+    def key(word):
+        return word.replace("(", "=").split("=")[0]
+
+    for i, row in enumerate(rows):
+        for j in range(i + 1, len(rows)):
+            if row[2 + j] != "+":
+                continue
+            words = [row[1].strip("`"), rows[j][1].strip("`")]
+            needs = [word for own in words for word in (["out"] if own == "post=out" else required.get(key(own), []))]
+            for word in needs:
+                if all(key(word) != key(other) for other in words):
+                    words.append(word)
+            yield " ".join(words)
+
+
+def test_every_accepted_pair_of_parts_is_the_reference():
+    pairs = list(accepted_pairs())
+    assert len(pairs) > 300
+    for text in pairs:
+        layer = Layer(text, heads=2, kv_heads=1, dim=4, value_dim=3, rope=100.0)
+        q, k, v, extras = inputs(layer, batch=1, time=7)
+        if "code_range" in extras:
+            extras["code_range"] = np.full_like(extras["code_range"], 2.5)
+        wide = [x.astype(np.float64) for x in (q, k, v)]
+        expected = layer(*wide, **{name: x.astype(np.float64) for name, x in extras.items()})
+        assert rms(layer(q, k, v, **extras), expected) < 1e-4, text
 
 
 def test_gradients_are_differences():

@@ -79,7 +79,7 @@ def test_every_architecture(kind, ids):
     found = hf.spectrum(model, ids[0], max_order=8)
     assert found.to_numpy("layers.heads.scores.max").shape == (2, 4)
     assert found["model"]["parameters"] == sum(p.numel() for p in model.parameters())
-    losses = hf.cut(model, ids[0], orders=(0, 30))
+    losses = hf.truncate(model, ids[0], orders=(0, 30))
     assert abs(losses[30] - losses[None]) < 1e-3 and losses[0] != losses[None]
     # What stands there afterwards is what stood there before.
     with torch.no_grad():
@@ -166,7 +166,7 @@ def test_variants_take_over(ids):
         assert rms(mixed, plain) > 1e-5
         hf.use(model, {1: ["softmax", "softmax", "taylor=0..30", "softmax"]})
         assert rms(model(input_ids=ids, use_cache=False).logits, plain) < 1e-5
-    with pytest.raises(ValueError, match="no weights for that"):
+    with pytest.raises(ValueError, match="no weights for them"):
         hf.use(model, "softmax out")
     with pytest.raises(ValueError, match="no layer 7"):
         hf.use(model, {7: "softmax"})
@@ -231,7 +231,7 @@ def test_chosen_keys_take_over(text, ids):
     assert with_states.past_key_values.layers[0].state.is_constant
     with pytest.raises(ValueError, match="`chosen` is inference-only"):
         model(input_ids=ids, labels=ids, use_cache=False)
-    with pytest.raises(ValueError, match="no weights for that"):
+    with pytest.raises(ValueError, match="no weights for them"):
         hf.use(model, "softmax window=8 bits=8")
 
 
@@ -372,7 +372,7 @@ def test_models_beyond_the_interface_are_refused(kind, ids):
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **OUTSIDE[kind])).eval()
     with torch.no_grad():
         expected = model(input_ids=ids, use_cache=False).logits
-    for call in (lambda: hf.use(model, "taylor=0..2"), lambda: hf.use(model, None), lambda: hf.cut(model, ids[0]), lambda: hf.spectrum(model, ids[0])):
+    for call in (lambda: hf.use(model, "taylor=0..2"), lambda: hf.use(model, None), lambda: hf.truncate(model, ids[0]), lambda: hf.spectrum(model, ids[0])):
         with pytest.raises(ValueError, match="2 of 2 layers .*Attention|no attention with a layer_idx"):
             call()
     with torch.no_grad():
@@ -392,15 +392,15 @@ def test_a_layer_that_does_not_use_the_interface_is_found(ids):
         pass
 
     model.model.layers[1].self_attn = OtherAttention()
-    for call in (lambda: hf.use(model, "softmax"), lambda: hf.cut(model, ids[0]), lambda: hf.spectrum(model, ids[0])):
+    for call in (lambda: hf.use(model, "softmax"), lambda: hf.truncate(model, ids[0]), lambda: hf.spectrum(model, ids[0])):
         with pytest.raises(ValueError, match=r"1 of 2 layers of this LlamaForCausalLM \(OtherAttention\)"):
             call()
-        assert model.config._attn_implementation == "eager" and not hasattr(model.model.layers[0].self_attn, "_hook")
+        assert model.config._attn_implementation == "eager" and not model.model.layers[0].self_attn._forward_pre_hooks
 
 
 def test_models_with_variants_of_their_own_are_refused(saved, ids):
     _, model = saved
-    for call in (lambda: hf.use(model, "softmax"), lambda: hf.cut(model, ids[0]), lambda: hf.spectrum(model, ids[0])):
+    for call in (lambda: hf.use(model, "softmax"), lambda: hf.truncate(model, ids[0]), lambda: hf.spectrum(model, ids[0])):
         with pytest.raises(ValueError, match="variants of its own"):
             call()
 
@@ -458,24 +458,61 @@ def test_chunks_of_a_mask_are_refused(ids):
         hf._mask(2, 1, 17, q_offset=16, mask_function=mask)
 
 
-def test_a_variant_is_not_lost_by_saving(ids, tmp_path):
-    model = hf.use(made("llama"), "softmax window=4")
-    with pytest.raises(ValueError, match="not part of a saved model"):
-        model.save_pretrained(tmp_path / "lost")
-    assert not (tmp_path / "lost").exists()
-    again = copy.deepcopy(model)
-    with pytest.raises(ValueError, match="not part of a saved model"):
-        again.save_pretrained(tmp_path / "lost")
+def test_a_variant_is_recorded_in_saved_models(ids, tmp_path):
+    model = made("llama")
     with torch.no_grad():
-        assert torch.equal(*(one(input_ids=ids, use_cache=False).logits for one in (model, again)))
-    hf.use(model, None).save_pretrained(tmp_path / "plain")
-    again.set_attn_implementation("sdpa")
-    again.save_pretrained(tmp_path / "also")
+        plain = model(input_ids=ids, use_cache=False).logits
+    hf.use(model, {0: "softmax window=4", 1: "taylor=0..2"})
     with torch.no_grad():
         expected = model(input_ids=ids, use_cache=False).logits
-        for name in ("plain", "also"):
-            loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name).eval()
-            assert rms(loaded(input_ids=ids, use_cache=False).logits, expected) < 1e-5
+        text = model.generate(ids[:, :8], max_new_tokens=6, do_sample=False)
+    assert rms(expected, plain) > 1e-3
+    for one, name in ((model, "first"), (copy.deepcopy(model), "copied")):
+        one.save_pretrained(tmp_path / name)
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        assert config["attn_implementation"] == "termwise" and [len(layer) for layer in config["termwise_attention"]] == [1, 1]
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name).eval()
+        with torch.no_grad():
+            assert rms(loaded(input_ids=ids, use_cache=False).logits, expected) < 1e-6
+            assert torch.equal(loaded.generate(ids[:, :8], max_new_tokens=6, do_sample=False), text)
+        # Saved again, the record is still there.
+        loaded.save_pretrained(tmp_path / f"{name} again")
+        again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / f"{name} again").eval()
+        with torch.no_grad():
+            assert rms(again(input_ids=ids, use_cache=False).logits, expected) < 1e-6
+    hf.restore(model).save_pretrained(tmp_path / "plain")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "plain").eval()
+    assert not {"attn_implementation", "termwise_attention"} & set(json.loads((tmp_path / "plain" / "config.json").read_text()))
+    with torch.no_grad():
+        assert rms(model(input_ids=ids, use_cache=False).logits, plain) < 1e-6
+        assert rms(loaded(input_ids=ids, use_cache=False).logits, plain) < 1e-5
+
+
+def test_a_recorded_variant_does_not_load_without_termwise(tmp_path):
+    hf.use(made("llama"), "taylor=0..2").save_pretrained(tmp_path / "model")
+    code = "import sys, transformers\ntransformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])"
+    found = subprocess.run([sys.executable, "-c", code, str(tmp_path / "model")], capture_output=True, text=True)
+    assert found.returncode != 0 and "termwise" in found.stderr
+
+
+def test_using_leaves_the_model_as_it_was(ids):
+    model = made("llama")
+    hooks = [dict(layer.self_attn._forward_pre_hooks) for layer in model.model.layers]
+    with torch.no_grad():
+        plain = model(input_ids=ids, use_cache=False).logits
+        with hf.using(model, "taylor=0..2") as same:
+            assert same is model
+            cut = model(input_ids=ids, use_cache=False).logits
+            with hf.using(model, "softmax window=4"):
+                assert rms(model(input_ids=ids, use_cache=False).logits, cut) > 1e-3
+            assert torch.equal(model(input_ids=ids, use_cache=False).logits, cut)
+        assert torch.equal(model(input_ids=ids, use_cache=False).logits, plain)
+        with pytest.raises(RuntimeError, match="on the way"), hf.using(model, "taylor=0..2"):
+            raise RuntimeError("on the way")
+        assert torch.equal(model(input_ids=ids, use_cache=False).logits, plain)
+    assert model.config._attn_implementation == "eager" and not hasattr(model.config, "termwise_attention")
+    assert hooks == [dict(layer.self_attn._forward_pre_hooks) for layer in model.model.layers]
+    assert "_termwise_before" not in model.__dict__
 
 
 def test_sinks_of_a_model_with_every_denominator(ids):
@@ -484,15 +521,15 @@ def test_sinks_of_a_model_with_every_denominator(ids):
         expected = model(input_ids=ids, use_cache=False).logits
         for text in ("softmax", "exp over=sum", "exp over=sum,sink"):
             if text == "exp over=sum,sink":
-                with pytest.raises(ValueError, match="no weights for that"):
+                with pytest.raises(ValueError, match="no weights for them"):
                     hf.use(model, text)
                 continue
             hf.use(model, text)
             assert rms(model(input_ids=ids, use_cache=False).logits, expected) < 1e-5
-        before = [getattr(layer.self_attn, "_termwise") for layer in model.model.layers]
+        before = model.config.termwise_attention
         with pytest.raises(ValueError, match="over=length.*use a variant with over=sum"):
             hf.use(model, "taylor=0..2 over=length")
-        assert before == [getattr(layer.self_attn, "_termwise") for layer in model.model.layers]
+        assert before == model.config.termwise_attention
         assert rms(model(input_ids=ids, use_cache=False).logits, expected) < 1e-5
 
 
@@ -518,7 +555,7 @@ def test_modes_of_training_stay_as_they_were(ids):
     model.model.layers[0].eval()
     before = [module.training for module in model.modules()]
     hf.use(model, "softmax")
-    hf.cut(model, ids[0], orders=(2,))
+    hf.truncate(model, ids[0], orders=(2,))
     assert [module.training for module in model.modules()] == before
 
 

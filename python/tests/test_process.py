@@ -199,7 +199,7 @@ except KeyboardInterrupt:
     finally:
         process.kill()
     assert "panicked" in errors
-    assert out.startswith("RuntimeError internal error:" if not interrupt else ("KeyboardInterrupt", "RuntimeError")), out
+    assert out.startswith("RunError internal error:" if not interrupt else ("KeyboardInterrupt", "RunError")), out
 
 
 def test_counts_are_checked():

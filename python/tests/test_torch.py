@@ -21,7 +21,7 @@ except ImportError:
     need("torch", False, "PyTorch is not installed")
 
 import termwise.torch
-from termwise.torch import attention
+from termwise.torch import Attention, attention
 
 SIZES = {"heads": 4, "kv_heads": 2, "dim": 16, "value_dim": 5, "rope": 100.0}
 
@@ -78,13 +78,77 @@ def test_opcheck(dtype, lengths):
     text = "softmax out norm=rms"
     given = tensors(Layer(text, **SIZES), dtype, time=7)
     q, k, v, *extras = given.values()
-    arguments = (q, k, v, extras, lengths, text, 100.0, "auto", False, True)
+    arguments = (q, k, v, extras, lengths, None, text, 100.0, "auto", False, True)
     torch.library.opcheck(torch.ops.termwise.attention.default, arguments)
     y, *saved = torch.ops.termwise.attention(*arguments)
     plain = [x.detach() for x in (q, k, v)]
-    backward = (*plain, [x.detach() for x in extras], lengths, [x.detach() for x in saved], torch.ones_like(y), text, 100.0, "auto", False)
+    backward = (*plain, [x.detach() for x in extras], lengths, None, [x.detach() for x in saved], torch.ones_like(y), text, 100.0, "auto", False)
     # The backward operator has no gradient of its own.
     torch.library.opcheck(torch.ops.termwise.attention_backward.default, backward)
+
+
+@pytest.mark.parametrize("engine", ["auto", "torch", "reference"])
+@pytest.mark.parametrize("text", ["softmax out", "taylor=0..2 decay=softplus norm=l2", "gated_deltanet"])
+def test_packed_sequences_are_computed_separately(engine, text):
+    layer = Layer(text, **SIZES)
+    given = tensors(layer, torch.float32, batch=1, time=19)
+    logits = {"q", "k", "v", *(extra.name for extra in layer.extras if extra.logits)}
+    bounds = [0, 1, 8, 19]
+
+    def part(start, end):
+        return {name: x[:, start:end] if name in logits else x for name, x in given.items()}
+
+    y = attention(**given, variant=text, rope=100.0, cu_seqlens=torch.tensor(bounds), engine=engine)
+    parts = torch.cat([attention(**part(*pair), variant=text, rope=100.0) for pair in zip(bounds, bounds[1:])], 1)
+    assert rms(y.detach(), parts.detach()) < 1e-5
+    for name, x in given.items():
+        a, b = (torch.autograd.grad((z * z).sum(), x, retain_graph=True)[0] for z in (y, parts))
+        assert torch.allclose(a, b, rtol=1e-3, atol=1e-4), name
+
+
+def test_boundaries_of_packed_sequences_are_checked():
+    x = torch.randn(1, 5, 2, 4)
+    for bounds, words in (([0, 3], "increase from 0 to 5"), ([1, 5], "increase"), ([0, 3, 3, 5], "increase"), ([0.0, 5.0], "integers")):
+        with pytest.raises(ValueError, match=words):
+            attention(x, x, x, cu_seqlens=bounds)
+    with pytest.raises(ValueError, match="batch of 1"):
+        attention(x.expand(2, -1, -1, -1), x.expand(2, -1, -1, -1), x.expand(2, -1, -1, -1), cu_seqlens=[0, 5])
+    with pytest.raises(ValueError, match="give one of them"):
+        attention(x, x, x, cu_seqlens=[0, 5], lengths=[5])
+
+
+@pytest.mark.parametrize("text", ["softmax", "taylor=0..2 out", "gated_deltanet"])
+def test_states_continue_a_sequence(text):
+    layer = Layer(text, **SIZES)
+    given = {name: x.detach() for name, x in tensors(layer, torch.float32, time=9).items()}
+    logits = {"q", "k", "v", *(extra.name for extra in layer.extras if extra.logits)}
+
+    def part(start, end):
+        return {name: x[:, start:end] if name in logits else x for name, x in given.items()}
+
+    whole = attention(**given, variant=text, rope=100.0)
+    first, state = attention(**part(0, 4), variant=text, rope=100.0, output_final_state=True)
+    rest = attention(**part(4, 9), variant=text, rope=100.0, initial_state=state)
+    assert state.positions == [4, 4] and rms(torch.cat([first, rest], 1), whole) < 1e-5
+    with pytest.raises(ValueError, match="a state has no gradients"):
+        attention(**{**given, "q": given["q"].requires_grad_()}, variant=text, output_final_state=True)
+
+
+def test_a_trained_module_decodes():
+    module = Attention(16, 2, variant="taylor=0..2 out conv=3", rope=100.0)
+    x = torch.randn(2, 7, 16)
+    expected, state = module(x), None
+    for t in range(7):
+        y, state = module.step(x[:, t : t + 1], state)
+        assert rms(y, expected[:, t : t + 1].detach()) < 1e-5
+    assert state.is_constant and state.positions == [7, 7]
+
+
+def test_scale():
+    q, k, v = torch.randn(3, 1, 6, 2, 4)
+    assert torch.equal(attention(q, k, v, scale=0.25), attention(q, k, v, "softmax scale=0.25"))
+    with pytest.raises(ValueError, match="has a scale of its own"):
+        attention(q, k, v, "softmax scale=0.5", scale=0.25)
 
 
 def test_no_copies_of_contiguous_float32(monkeypatch):
@@ -93,8 +157,6 @@ def test_no_copies_of_contiguous_float32(monkeypatch):
     real = termwise._attention._layer("softmax", 4, 4, 16, 16, None)
 
     class Spy:
-        is_fused = True
-
         def forward(self, given, *rest):
             seen.append([x.__array_interface__["data"][0] for x in given[:3]])
             return real._core.forward(given, *rest)
@@ -225,11 +287,11 @@ def test_a_module_for_every_variant(text):
         (lambda a: a.update(q=a["q"].to_sparse()), TypeError, "to_dense"),
         (lambda a: a.update(variant="softmax out"), TypeError, "out_gate"),
         (lambda a: a.update(variant="softmax out", out_gate=torch.zeros(2, 5, 3)), ValueError, "out_gate has shape (2, 5, 3), expected (2, 5, 2)"),
-        (lambda a: a.update(lengths=[9, 9]), ValueError, "from 0 to 5 positions, found [9, 9]"),
-        (lambda a: a.update(lengths=[5, -1]), ValueError, "from 0 to 5 positions, found [5, -1]"),
-        (lambda a: a.update(lengths=[4.7, 3.2]), ValueError, "whole numbers"),
-        (lambda a: a.update(lengths=torch.tensor([4.7, 3.2])), ValueError, "whole numbers"),
-        (lambda a: a.update(scale=1.0), TypeError, "'softmax scale=0.5'"),
+        (lambda a: a.update(lengths=[9, 9]), ValueError, "from 0 to 5, found [9, 9]"),
+        (lambda a: a.update(lengths=[5, -1]), ValueError, "from 0 to 5, found [5, -1]"),
+        (lambda a: a.update(lengths=[4.7, 3.2]), ValueError, "integers"),
+        (lambda a: a.update(lengths=torch.tensor([4.7, 3.2])), ValueError, "integers"),
+        (lambda a: a.update(attn_mask=True), TypeError, "padding is given by lengths"),
         (lambda a: a.update(is_causal=True), TypeError, "always causal"),
         (lambda a: a.update(variant=None), TypeError, "found NoneType"),
         (lambda a: a.update(lengths=[1]), ValueError, "lengths"),

@@ -28,7 +28,7 @@ MORE = [
     "taylor=0..2,coef=learned write=delta,scale=0.3 over=length qk_norm=l2",
     "exp write=delta,scale=0.2 over=none qk_norm=l2 decay=softplus norm=rms",
     "power=2 decay=sigmoid,16,channel window=7 over=length",
-    "exp decay=sigmoid,channel window=5 far(taylor=0..2) cap=3",
+    "exp decay=sigmoid window=5 far(taylor=0..2) cap=3",
     "taylor=0..3 norm=layer over=none",
     "taylor=0..12 norm=l2 over=none",
     "taylor=0..2,5,coef=1:0.5:0.2:0.1 clamp=2 over=length",

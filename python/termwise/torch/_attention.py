@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from itertools import count
-from typing import Any
+from collections.abc import Mapping, Sequence
+from itertools import count, pairwise
+from typing import Any, Literal, overload
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 
-from .._attention import PAD, Layer, Variants, _layer, _warn_nonpositive
+from .._attention import PAD, Layer, State, Variants, _layer, _warn_nonpositive
 from .._core import Variant
+from .._errors import InputError
 from .engine import attend
 
-#: Arguments of scaled_dot_product_attention, and what stands for them here.
+#: Arguments of scaled_dot_product_attention, and their equivalents here.
 _ELSEWHERE = {
-    "scale": "the variant has it, as in 'softmax scale=0.5'",
     "is_causal": "attention is always causal",
-    "attn_mask": "attention is causal, with windows by the variant and padding by lengths",
+    "attn_mask": "attention is causal; a window is part of the variant, and padding is given by lengths",
     "dropout_p": "weights are not dropped",
     "enable_gqa": "k and v with fewer heads than q are grouped without it",
 }
+#: Engines of :func:`attention`.
+Engine = Literal["auto", "fused", "reference", "torch"]
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -47,13 +49,13 @@ def _find(variant: str, heads: int, kv_heads: int, dim: int, value_dim: int, rop
 
 
 @torch.compiler.assume_constant_result
-def _facts(variant: str, heads: int, kv_heads: int, dim: int, value_dim: int, rope: float | None) -> tuple[bool, str | None, tuple[Any, ...]]:
-    """What compiled code may know of a layer: whether it is fused, why it has no backward pass, and of each extra its name, whether it is logits, whether it is trained,
+def _facts(variant: str, heads: int, kv_heads: int, dim: int, value_dim: int, rope: float | None) -> tuple[str | None, tuple[Any, ...]]:
+    """What compiled code may know of a layer: why it has no backward pass, and of each extra its name, whether it is logits, whether it is trained,
     its shape."""
     layer = _find(variant, heads, kv_heads, dim, value_dim, rope)
     without = ((own, own.inference_only) for own in layer.variants)
     refusal = next((f"{str(own)!r}: `{part}` is inference-only and has no backward pass; compute under torch.no_grad(), or train without `{part}`" for own, part in without if part), None)
-    return layer._core.is_fused, refusal, tuple((extra.name, extra.logits, extra.trained, extra.shape) for extra in layer.extras)
+    return refusal, tuple((extra.name, extra.logits, extra.trained, extra.shape) for extra in layer.extras)
 
 
 @torch.compiler.disable
@@ -71,9 +73,10 @@ def _array(x: Tensor, dtype: torch.dtype) -> Any:
     return x.detach().to(dtype).numpy()
 
 
-def _given(q: Tensor, k: Tensor, v: Tensor, extras: Sequence[Tensor], lengths: Tensor | None, dtype: torch.dtype) -> tuple[Any, ...]:
+def _given(q: Tensor, k: Tensor, v: Tensor, extras: Sequence[Tensor], spans: Sequence[Tensor | None], dtype: torch.dtype) -> tuple[Any, ...]:
+    """Arguments of the extension. ``spans`` are lengths and the starts of documents."""
     arrays = [_array(x, dtype) for x in (q, k, v)]
-    return *arrays, [_array(x, dtype) for x in extras], None if lengths is None else lengths.tolist(), None
+    return *arrays, [_array(x, dtype) for x in extras], *(None if x is None else x.tolist() for x in spans)
 
 
 def _working(q: Tensor) -> torch.dtype:
@@ -94,24 +97,25 @@ def _attention(
     v: Tensor,
     extras: Sequence[Tensor],
     lengths: Tensor | None,
+    cu_seqlens: Tensor | None,
     variant: str,
     rope: float | None,
     mode: str,
     reference: bool,
     saves: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """y, and if asked for what the backward pass needs: U, z and ρ of every row; the reference computes all anew."""
+    """y, and U, z and ρ of every row if the backward pass needs them. The reference saves nothing."""
     layer, dtype = _find(variant, *_sizes(q, k, v), rope), _working(q)
     saves = saves and not reference and dtype == torch.float32
     y = torch.empty((*q.shape[:3], v.shape[3]), dtype=dtype)
     saved = [torch.empty(shape, dtype=torch.float32) for shape in _saved_shapes(q, v, saves)]
-    given = _given(q, k, v, extras, lengths, dtype)
+    given = _given(q, k, v, extras, (lengths, cu_seqlens), dtype)
     _warn_nonpositive(layer, layer._core.forward(given, y.numpy(), [x.numpy() for x in saved] if saves else None, not reference, mode))
     return y.to(q.dtype), *saved
 
 
 @_attention.register_fake
-def _(q, k, v, extras, lengths, variant, rope, mode, reference, saves):  # type: ignore[no-untyped-def]
+def _(q, k, v, extras, lengths, cu_seqlens, variant, rope, mode, reference, saves):  # type: ignore[no-untyped-def]
     saves = saves and not reference and q.dtype != torch.float64
     saved = [q.new_empty(shape, dtype=torch.float32) for shape in _saved_shapes(q, v, saves)]
     return q.new_empty((*q.shape[:3], v.shape[3])), *saved
@@ -124,6 +128,7 @@ def _attention_backward(
     v: Tensor,
     extras: Sequence[Tensor],
     lengths: Tensor | None,
+    cu_seqlens: Tensor | None,
     saved: Sequence[Tensor],
     dy: Tensor,
     variant: str,
@@ -135,68 +140,111 @@ def _attention_backward(
     layer, dtype = _find(variant, *_sizes(q, k, v), rope), _working(q)
     inputs = (q, k, v, *extras)
     grads = [torch.zeros(x.shape, dtype=dtype) for x in inputs]
-    given = _given(q, k, v, extras, lengths, dtype)
+    given = _given(q, k, v, extras, (lengths, cu_seqlens), dtype)
     kept = [x.detach().numpy() for x in saved] if saved[0].numel() else None
     layer._core.backward(given, kept, _array(dy, dtype), [x.numpy() for x in grads], not reference, mode)
     return [grad.to(x.dtype) for grad, x in zip(grads, inputs, strict=True)]
 
 
 @_attention_backward.register_fake
-def _(q, k, v, extras, lengths, saved, dy, variant, rope, mode, reference):  # type: ignore[no-untyped-def]
+def _(q, k, v, extras, lengths, cu_seqlens, saved, dy, variant, rope, mode, reference):  # type: ignore[no-untyped-def]
     return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, *extras)]
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, extras, lengths, ctx.variant, ctx.rope, ctx.mode, ctx.reference, _ = inputs
-    ctx.save_for_backward(q, k, v, lengths, *output[1:], *extras)
+    q, k, v, extras, lengths, cu_seqlens, ctx.variant, ctx.rope, ctx.mode, ctx.reference, _ = inputs
+    ctx.save_for_backward(q, k, v, lengths, cu_seqlens, *output[1:], *extras)
 
 
 def _backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
-    q, k, v, lengths, *rest = ctx.saved_tensors
+    q, k, v, lengths, cu_seqlens, *rest = ctx.saved_tensors
     saved, extras = rest[:3], rest[3:]
     grads = torch.ops.termwise.attention_backward(
-        q, k, v, extras, lengths, saved, dy.contiguous(), ctx.variant, ctx.rope, ctx.mode, ctx.reference
+        q, k, v, extras, lengths, cu_seqlens, saved, dy.contiguous(), ctx.variant, ctx.rope, ctx.mode, ctx.reference
     )
-    return *grads[:3], grads[3:], None, None, None, None, None, None
+    return *grads[:3], grads[3:], *[None] * 7
 
 
 _attention.register_autograd(_backward, setup_context=_setup)
 
 
+# Not traced: the engine plans blocks in Python from sizes and variant strings, and its autograd functions recompute blocks in the backward pass.
 @torch.compiler.disable
-def _attend(
-    text: str,
-    sizes: tuple[int, int, int, int],
-    rope: float | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    names: tuple[str, ...],
-    values: Sequence[Tensor],
-    lengths: Tensor | None,
-    mode: str,
-) -> Tensor:
-    return attend(_find(text, *sizes, rope), q, k, v, dict(zip(names, values, strict=True)), lengths=lengths, mode=mode)
+def _attend(key: tuple[Any, ...], x: tuple[Tensor, ...], extras: Mapping[str, Tensor], spans: tuple[Tensor | None, Tensor | None], mode: str) -> Tensor:
+    """The engine of plain PyTorch operations, one document at a time. ``key`` are the arguments of :func:`_find`."""
+    layer, (q, k, v), (lengths, cu_seqlens) = _find(*key), x, spans
+    if cu_seqlens is None:
+        return attend(layer, q, k, v, extras, lengths=lengths, mode=mode)
+    logits = {extra.name for extra in layer.extras if extra.logits}
+
+    def document(start: int, end: int) -> Tensor:
+        own = {name: x[:, start:end] if name in logits else x for name, x in extras.items()}
+        return attend(layer, q[:, start:end], k[:, start:end], v[:, start:end], own, mode=mode)
+
+    return torch.cat([document(*pair) for pair in pairwise(cu_seqlens.tolist())], 1)
 
 
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, variant: Variants = "softmax", *, output_final_state: Literal[False] = False, **options: Any) -> Tensor: ...
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, variant: Variants = "softmax", *, output_final_state: Literal[True], **options: Any) -> tuple[Tensor, State]: ...
 def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     variant: Variants = "softmax",
     *,
+    scale: float | None = None,
     rope: float | None = None,
     lengths: Tensor | Sequence[int] | None = None,
-    engine: str = "auto",
+    cu_seqlens: Tensor | Sequence[int] | None = None,
+    initial_state: State | None = None,
+    output_final_state: bool = False,
+    engine: Engine = "auto",
     mode: str = "auto",
     **extras: Tensor,
-) -> Tensor:
-    """Causal attention of any variant, as :func:`termwise.attention`, with gradients.
+) -> Tensor | tuple[Tensor, State]:
+    """Causal attention of any variant, with gradients.
 
-    q is [batch, time, heads, dim], k and v have [batch, time, kv_heads, …]. Note the order: that of ``torch.nn.functional`` has heads before time.
+    Parameters
+    ----------
+    q : Tensor
+        Queries [batch, time, heads, dim]. In ``torch.nn.functional`` heads come before time.
+    k, v : Tensor
+        Keys [batch, time, kv_heads, dim] and values [batch, time, kv_heads, value_dim].
+    variant : str, Variant or sequence
+        A variant such as ``"taylor=0..4 norm=l2"``, or one per head.
+    scale : float, optional
+        Factor of the scores, if the variant has no ``scale``. Default: ``1 / sqrt(dim)``.
+    rope : float, optional
+        Base of the rotary frequencies. Without it q and k are not rotated.
+    lengths : sequence of int, optional
+        Length of each batch row. Later positions are padding, and their output is zero.
+    cu_seqlens : sequence of int, optional
+        Boundaries of packed sequences ``[0, ..., time]``, as in flash-attn and flash-linear-attention. The batch must be 1.
+    initial_state : State, optional
+        The state to continue from, which stays unchanged. States have no gradients: call it under ``torch.no_grad()``.
+    output_final_state : bool
+        Also return the state after the last position.
+    engine : {"auto", "fused", "reference", "torch"}
+        ``"fused"`` and ``"reference"`` are the engines of the extension, for CPU tensors. ``"torch"`` uses PyTorch operations on any device; it has first derivatives only.
+        ``"auto"`` uses the extension if it can.
+    mode : str
+        ``"parallel"``, ``"chunk"``, ``"chunk=64"`` or ``"auto"``.
+    **extras : Tensor
+        Gate logits and parameters of the variant by name; :attr:`termwise.Layer.extras` lists them.
 
-    engine: ``"fused"`` and ``"reference"`` are those of the extension, for tensors on the processor; ``"torch"`` is plain torch operations on any device; ``"auto"`` takes the
-    extension's where it can.
+    Returns
+    -------
+    Tensor or (Tensor, State)
+        Outputs [batch, time, heads, value_dim], and the state if ``output_final_state``.
+
+    Examples
+    --------
+    >>> import torch, termwise.torch
+    >>> q = k = v = torch.randn(1, 6, 2, 8)
+    >>> termwise.torch.attention(q, k, v, "taylor=0..4 norm=l2").shape
+    torch.Size([1, 6, 2, 8])
     """
     given = {"q": q, "k": k, "v": v, **extras}
     for name, x in given.items():
@@ -205,7 +253,7 @@ def attention(
                 raise TypeError(f"attention has no argument {name!r}: {_ELSEWHERE[name]}")
             raise TypeError(f"{name} is a {type(x).__name__}, not a tensor: use termwise.attention for arrays, or torch.as_tensor")
         if x.device != q.device:
-            raise ValueError(f"q is on {q.device} and {name} on {x.device}: move them to one device")
+            raise InputError(f"q is on {q.device} and {name} on {x.device}: move them to one device")
         if x.dtype not in _FLOATS:
             raise TypeError(f"{name} is {x.dtype}: convert it to float32, bfloat16, float16 or float64")
         if x.layout != torch.strided:
@@ -214,58 +262,98 @@ def attention(
         raise TypeError(f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}: convert them to one dtype")
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim != 4 or 0 in x.shape:
-            raise ValueError(f"{name} has shape {tuple(x.shape)}, expected [batch, time, heads, dimension], none of them 0")
+            raise InputError(f"{name} has shape {tuple(x.shape)}, expected [batch, time, heads, dimension], none of them 0")
     if q.shape[:2] != k.shape[:2] or k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3]:
         shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
-        raise ValueError(f"q, k and v have shapes {shapes}, expected [batch, time, heads, dim] and twice [batch, time, kv_heads, …]: tensors are not transposed here")
-    text = _text(variant)
-    fused, refusal, known = _facts(text, *_sizes(q, k, v), rope)
+        raise InputError(f"q, k and v have shapes {shapes}, expected [batch, time, heads, dim] and twice [batch, time, kv_heads, …]: tensors are not transposed here")
+    text = _text(variant) if scale is None else _scaled(_text(variant), float(scale))
+    key = (text, *_sizes(q, k, v), rope)
+    refusal, known = _facts(*key)
     if len(known) != len(extras) or any(name not in extras for name, *_ in known):
-        _complain(text, *_sizes(q, k, v), rope, tuple(extras))
+        _complain(*key, tuple(extras))
     values = []
     for name, logits, trained, shape in known:
         x = extras[name]
         expected = (*q.shape[:2], *shape) if logits else shape
         if x.numel() != math.prod(expected) or (logits and x.shape[:2] != q.shape[:2]):
-            raise ValueError(f"{name} has shape {tuple(x.shape)}, expected {tuple(expected)}")
+            raise InputError(f"{name} has shape {tuple(x.shape)}, expected {tuple(expected)}")
         if not trained and x.requires_grad:
-            raise ValueError(f"{name} is calibrated, not trained, and has no gradient: give it with .detach()")
+            raise InputError(f"{name} is calibrated, not trained, and has no gradient: give it with .detach()")
         values.append(x.to(q.dtype) if q.dtype in (torch.float32, torch.float64) else x)
     if lengths is not None:
         lengths = _lengths(lengths, *q.shape[:2])
+    if cu_seqlens is not None:
+        cu_seqlens = _boundaries(cu_seqlens, *q.shape[:2])
+        if lengths is not None:
+            raise InputError("lengths and cu_seqlens both describe the sequences: give one of them")
     if engine not in ("auto", "fused", "reference", "torch"):
-        raise ValueError(f"an engine is 'auto', 'fused', 'reference' or 'torch', found {engine!r}")
+        raise InputError(f"engine must be 'auto', 'fused', 'reference' or 'torch', found {engine!r}")
     train = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *values))
     if train and refusal:
-        raise ValueError(refusal)
+        raise InputError(refusal)
+    names = tuple(name for name, *_ in known)
+    if initial_state is not None or output_final_state:
+        if train or cu_seqlens is not None or engine not in ("auto", "fused"):
+            raise InputError("a state has no gradients and is computed by the fused engine: call attention under torch.no_grad(), without cu_seqlens and engine")
+        y, state = _continue(key, (q, k, v), dict(zip(names, values, strict=True)), lengths, initial_state)
+        return (y, state) if output_final_state else y
     here = q.device.type in ("cpu", "meta")
     if engine in ("fused", "reference") and not here:
-        raise ValueError(f"q is on {q.device}, and engine={engine!r} computes on the processor: use engine='torch', or move tensors with .cpu()")
+        raise InputError(f"q is on {q.device}, and engine={engine!r} computes on the CPU: use engine='torch', or move tensors with .cpu()")
     if engine == "torch" or not here:
-        return _attend(text, _sizes(q, k, v), rope, q, k, v, tuple(name for name, *_ in known), values, lengths, mode)
-    if engine == "fused" and not fused:
-        raise ValueError(f"{text!r} has a part that only the reference computes so far: use engine='auto'")
-    reference = engine == "reference" or not fused
-    return torch.ops.termwise.attention(q, k, v, values, lengths, text, rope, mode, reference, train)[0]
+        return _attend(key, (q, k, v), dict(zip(names, values, strict=True)), (lengths, cu_seqlens), mode)
+    return torch.ops.termwise.attention(q, k, v, values, lengths, cu_seqlens, text, rope, mode, engine == "reference", train)[0]
+
+
+@torch.compiler.disable
+def _continue(key: tuple[Any, ...], x: tuple[Tensor, ...], extras: Mapping[str, Tensor], lengths: Tensor | None, state: State | None) -> tuple[Tensor, State]:
+    """The outputs from a state on, and the state after them. The state is computed on the CPU in float32."""
+    state = _find(*key).state(x[0].shape[0]) if state is None else state.copy()
+    arrays = [t.detach().float().cpu().numpy() for t in x]
+    own = {name: t.detach().float().cpu().numpy() for name, t in extras.items()}
+    y = state.extend(*arrays, lengths=None if lengths is None else lengths.tolist(), **own)
+    return torch.from_numpy(y).to(x[0]), state
+
+
+def _scaled(text: str, scale: float) -> str:
+    for one in text.split("|"):
+        if any(word.startswith("scale=") for word in one.split()):
+            raise InputError(f"{one!r} has a scale of its own: leave out scale={scale!r}")
+    return "|".join(f"{one} scale={scale!r}" for one in text.split("|"))
 
 
 def _text(variant: Variants) -> str:
-    """The operators' own form: texts joined by a bar."""
+    """The form that operators take: variant strings joined by a bar."""
     if isinstance(variant, (str, Variant)):
         return str(variant)
     if not isinstance(variant, Sequence):
-        raise TypeError(f"a variant is a text such as 'taylor=0..4 norm=l2', a Variant, or one for each head, found {type(variant).__name__}")
+        raise TypeError(f"a variant is a string such as 'taylor=0..4 norm=l2', a Variant, or one for each head, found {type(variant).__name__}")
     return "|".join(str(one) for one in variant)
 
 
+def _whole(name: str, values: Tensor | Sequence[int], shape: tuple[int, ...] | None = None) -> Tensor:
+    found = torch.as_tensor(values, device="cpu")
+    if found.ndim != 1 or (shape is not None and found.shape != shape) or found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
+        expected = "one dimension" if shape is None else f"shape {shape}"
+        raise InputError(f"{name} must be integers of {expected}, found shape {tuple(found.shape)} of {found.dtype}")
+    return found.to(torch.int64)
+
+
 def _lengths(lengths: Tensor | Sequence[int], batch: int, time: int) -> Tensor:
-    found = torch.as_tensor(lengths, device="cpu")
-    if found.shape != (batch,) or found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
-        raise ValueError(f"lengths are whole numbers [batch], here {batch} of them, found shape {tuple(found.shape)} of {found.dtype}")
+    found = _whole("lengths", lengths, (batch,))
     # Compiled code cannot ask for values.
     if not torch.compiler.is_compiling() and (bool((found < 0).any()) or bool((found > time).any())):
-        raise ValueError(f"lengths are from 0 to {time} positions, found {found.tolist()}")
-    return found.to(torch.int64)
+        raise InputError(f"lengths must be from 0 to {time}, found {found.tolist()}")
+    return found
+
+
+def _boundaries(cu_seqlens: Tensor | Sequence[int], batch: int, time: int) -> Tensor:
+    found = _whole("cu_seqlens", cu_seqlens)
+    if batch != 1:
+        raise InputError(f"cu_seqlens needs a batch of 1, found {batch}: concatenate the sequences along time")
+    if not torch.compiler.is_compiling() and (len(found) < 2 or found[0] != 0 or found[-1] != time or bool((found.diff() <= 0).any())):
+        raise InputError(f"cu_seqlens must increase from 0 to {time}, found {found.tolist()}")
+    return found
 
 
 def _add_extras(module: nn.Module, layer: Layer, hidden: int, make: dict[str, Any]) -> None:
@@ -320,7 +408,7 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         if dim is None and hidden % heads:
-            raise ValueError(f"hidden={hidden} is not a multiple of heads={heads}: change one of them, or give dim")
+            raise InputError(f"hidden={hidden} is not a multiple of heads={heads}: change one of them, or give dim")
         dim = hidden // heads if dim is None else dim
         self.layer = Layer(variant, heads=heads, kv_heads=kv_heads, dim=dim, rope=rope)
         self.variant = str(variant) if isinstance(variant, (str, Variant)) else tuple(str(one) for one in variant)
@@ -332,15 +420,35 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(heads * dim, hidden, bias=bias, **make)
         _add_extras(self, self.layer, hidden, make)
 
-    def forward(self, x: Tensor, lengths: Tensor | Sequence[int] | None = None) -> Tensor:
-        """[batch, time, hidden]; positions from a row's length on are padding."""
-        batch, time, _ = x.shape
-        heads, kv, dim = self.layer.heads, self.layer.kv_heads, self.layer.dim
-        q = self.q_proj(x).view(batch, time, heads, dim)
-        k = self.k_proj(x).view(batch, time, kv, dim)
-        v = self.v_proj(x).view(batch, time, kv, dim)
-        y = attention(q, k, v, self.variant, rope=self.layer.rope, lengths=lengths, **_extras_of(self, self.layer, x))
-        return self.o_proj(y.reshape(batch, time, heads * dim))
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v, [batch, time, heads, dim]."""
+        heads, kv_heads, dim = self.layer.heads, self.layer.kv_heads, self.layer.dim
+        shape = x.shape[:2]
+        return self.q_proj(x).view(*shape, heads, dim), self.k_proj(x).view(*shape, kv_heads, dim), self.v_proj(x).view(*shape, kv_heads, dim)
+
+    def forward(self, x: Tensor, lengths: Tensor | Sequence[int] | None = None, cu_seqlens: Tensor | Sequence[int] | None = None) -> Tensor:
+        """Outputs [batch, time, hidden] of hidden states x; ``lengths`` and ``cu_seqlens`` as for :func:`attention`."""
+        y = attention(*self._project(x), self.variant, rope=self.layer.rope, lengths=lengths, cu_seqlens=cu_seqlens, **_extras_of(self, self.layer, x))
+        return self.o_proj(y.flatten(2))
+
+    @torch.no_grad()
+    def step(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Decode: outputs of the positions x [batch, time, hidden] after a state, and the state after them.
+
+        The state has constant size if the variant has a recurrent form; otherwise it is a KV cache. Without a state the text begins. The given state stays unchanged.
+
+        >>> import torch
+        >>> from termwise.torch import Attention
+        >>> layer, x = Attention(16, 2, variant="taylor=0..2"), torch.randn(1, 5, 16)
+        >>> y, state = layer.step(x[:, :4])
+        >>> y, state = layer.step(x[:, 4:], state)
+        >>> torch.allclose(y, layer(x)[:, 4:], atol=1e-5), state.positions
+        (True, [5])
+        """
+        y, state = attention(
+            *self._project(x), self.variant, rope=self.layer.rope, initial_state=state, output_final_state=True, **_extras_of(self, self.layer, x)
+        )
+        return self.o_proj(y.flatten(2)), state
 
     def extra_repr(self) -> str:
         return f"{self.layer!r}"
