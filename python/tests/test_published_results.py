@@ -1,0 +1,145 @@
+"""Numbers in tables of README.md and docs/ equal those computed from the result files in docs/results."""
+
+import json
+import math
+import statistics
+
+import pytest
+from conftest import ROOT
+
+# 97.5 % quantile of Student's t with 2 degrees of freedom: three seeds.
+T_QUANTILE = 4.302652729911275
+
+
+def rows(page: str, header: str) -> dict[str, list[str]]:
+    """The cells of each row of the table whose header line starts with `header`, by the first cell."""
+    lines = (ROOT / page).read_text().splitlines()
+    starts = [number for number, line in enumerate(lines) if line.startswith(header)]
+    assert len(starts) == 1, f"{page} has {len(starts)} tables that start with {header!r}"
+    found = {}
+    for line in lines[starts[0] + 2 :]:
+        if not line.startswith("|"):
+            break
+        name, *cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        found[name] = cells
+    return found
+
+
+def results(name: str) -> dict:
+    return json.loads((ROOT / "docs" / "results" / name).read_text())
+
+
+def laptop(task: str) -> dict[str, dict]:
+    """The variants of the experiments on softmax, Norm, Gate and Taylor orders, by name."""
+    experiments = [found for found in results("laptop/results.json")["experiments"] if found["id"] in ("e1", "e4")]
+    tasks = [found for experiment in experiments for found in experiment["tasks"] if found["task"] == task]
+    return {variant["name"]: variant for found in tasks for variant in found["variants"]}
+
+
+def mean(variant: dict) -> str:
+    """As stored: single seeds of this file are rounded, so recomputed means can differ in the last digit."""
+    summary = variant["recall"] or variant["loss"]
+    return f"{summary['mean']:.3f} ± {summary['deviation']:.3f}"
+
+
+def interval(variant: dict, reference: dict) -> str:
+    """95 % interval of the difference paired by seed."""
+    reference = dict(reference["numbers"])
+    differences = [value - reference[seed] for seed, value in variant["numbers"]]
+    middle, half = statistics.mean(differences), T_QUANTILE * statistics.stdev(differences) / math.sqrt(len(differences))
+    return f"{middle - half:+.3f} to {middle + half:+.3f}".replace("-", "−")
+
+
+def size(bytes_: float) -> str:
+    unit, name = next((unit, name) for unit, name in [(1e9, "GB"), (1e6, "MB"), (1e3, "KB")] if bytes_ >= unit)
+    return f"{bytes_ / unit:.3g} {name}"
+
+
+README_VARIANTS = {
+    "softmax": "softmax",
+    "Norm: L2 norm, no denominator": "Norm",
+    "Gate: output gate, divided by length": "Gate",
+    "Taylor orders 0..10": "orders 0..10",
+    "Taylor orders 0..4": "orders 0..4",
+    "Taylor orders 0..2": "orders 0..2",
+    "linear attention, ELU + 1": "linear ELU",
+}
+
+
+def test_losses_in_the_readme():
+    variants, table = laptop("sotu.txt"), rows("README.md", "| attention | held-out loss")
+    assert table.keys() == README_VARIANTS.keys()
+    for label, (loss, difference, state) in table.items():
+        variant = variants[README_VARIANTS[label]]
+        assert (loss, state) == (mean(variant), size(variant["state_bytes"])), label
+        if difference not in ("", "not a declared claim"):
+            assert difference == interval(variant, variants["softmax"]), label
+
+
+def test_losses_at_laptop_scale():
+    table = rows("docs/results-laptop.md", "| attention | recall | tinyshakespeare")
+    assert len(table) == 9
+    for label, cells in table.items():
+        for task, cell in zip(["language", "tinyshakespeare.txt", "sotu.txt"], cells, strict=False):
+            variant = laptop(task)["linear ELU" if label.startswith("linear") else label]
+            assert cell == mean(variant), (label, task)
+            assert cells[3] == size(variant["state_bytes"]), (label, task)
+
+
+def rises(file: str) -> dict[str, list[str]]:
+    """Rise of the loss by method, one value per budget: the mean over texts of the means over contexts."""
+    points = results(file)["points"]
+    found = {}
+    for method in {point["method"] for point in points}:
+        budgets = sorted({point["keys"] for point in points})
+        found[method] = []
+        for keys in budgets:
+            texts = [point["contexts"] for point in points if point["method"] == method and point["keys"] == keys]
+            found[method].append(f"{statistics.mean(statistics.mean(map(rise, contexts)) for contexts in texts):.3f}")
+    return found
+
+
+def rise(context: list[dict]) -> float:
+    return sum(part["loss"] - part["original"] for part in context) / sum(part["count"] for part in context)
+
+
+METHODS = {
+    "sliding window, 4 attention sinks": "window",
+    "window, 4 sinks": "window",
+    "window per head": "window by head",
+    "half window, half heavy hitters": "chosen",
+    "4-bit window": "4 bits",
+    "8-bit window": "8 bits",
+    "8-bit window, 4 sinks": "8 bits",
+    "8-bit, half heavy hitters": "8 bits + chosen",
+    "8-bit kinds per head": "8 bits by head",
+    "choice per KV head": "everything by head",
+    "choice per head of all kinds": "everything by head",
+}
+
+
+@pytest.mark.parametrize(
+    ("page", "header", "file", "count"),
+    [
+        ("README.md", "| memory | N = 64 |", "convert/frontier.json", 3),
+        ("docs/results-kv-memory.md", "| memory | N = 64 (2.9 MB)", "convert/frontier.json", 7),
+        ("docs/results-kv-memory.md", "| memory | N = 64 | N = 128 |", "convert/frontier-8192.json", 4),
+    ],
+)
+def test_rise_of_the_loss_with_fixed_size_memory(page, header, file, count):
+    expected, table = rises(file), rows(page, header)
+    assert len(table) == count
+    for label, cells in table.items():
+        assert cells == expected[METHODS[label]], label
+
+
+def test_verdict_counts():
+    """The counts of the generated pages, which another test compares with the result files."""
+    for page, generated in [("docs/results-laptop.md", "laptop"), ("docs/results-write-rules.md", "second-half")]:
+        table = rows(page, "| verdicts |")
+        counts = rows(f"docs/results/{generated}/results.md", "|  | claims |")["each once"]
+        claims, reproduced, inconclusive, contradicted, _, holm_reproduced, holm_contradicted = counts
+        assert table[f"{claims} claims"] == [reproduced, inconclusive, contradicted]
+        corrected = table["with Holm's correction within each experiment"]
+        assert (corrected[0], corrected[2]) == (holm_reproduced, holm_contradicted)
+        assert sum(map(int, corrected)) == int(claims)
