@@ -51,7 +51,7 @@ def test_compressed():
     last = [x[:, 29:] for x in (q, k, v)]
     assert rms(state.step(*last), cache.step(*last)) < 1e-2
     assert state.is_constant and not cache.is_constant
-    with pytest.raises(ValueError, match="no finite map"):
+    with pytest.raises(ValueError, match="no finite feature map"):
         cache.compress(Layer("taylor=0..8 cap=5", heads=2, dim=4))
 
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::{Buffer, Error, Grads, Inputs, Real, Report};
 
-/// An attention ready to run on one shape: the naive and the fused engines have the same signature.
+/// An attention engine for one shape. The naive and the fused engines have the same interface.
 pub trait Attention<R: Real> {
     /// y [B, T, H, e] from the inputs; saves nothing.
     fn infer(&mut self, inputs: &Inputs<R>, y: &mut [R]) -> Result<Report, Error>;
@@ -20,7 +20,7 @@ pub trait Attention<R: Real> {
 /// The saved sums of a forward pass, for its backward pass. Any number may exist at the same time. Dropping one returns its memory to the engine
 /// for the next forward pass.
 #[derive(Debug)]
-#[must_use = "a forward pass without a backward pass is `infer`, which keeps nothing"]
+#[must_use = "use `infer` for a forward pass without a backward pass"]
 pub struct Saved {
     pub(crate) report: Report,
     pub(crate) rows: SavedRows,
@@ -46,7 +46,7 @@ impl SavedRows {
         }
     }
 
-    /// Refuses inputs whose documents or lengths differ from those of the forward pass.
+    /// Rejects inputs whose documents or lengths differ from those of the forward pass.
     pub fn check_partition<R: Real>(&self, inputs: &Inputs<R>) -> Result<(), Error> {
         if inputs.partition() == self.partition.each_ref().map(Vec::as_slice) { Ok(()) } else { Err(Error::SavedPartition) }
     }
@@ -84,7 +84,7 @@ impl SavedBufferPool {
         Saved { report, rows, pool: self.clone() }
     }
 
-    /// Refuses sums that another engine saved.
+    /// Rejects sums that another engine saved.
     pub fn check(self: &Arc<SavedBufferPool>, saved: &Saved) -> Result<(), Error> {
         if Arc::ptr_eq(self, &saved.pool) { Ok(()) } else { Err(Error::Saved) }
     }

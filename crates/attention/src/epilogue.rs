@@ -1,7 +1,7 @@
 //! The epilogue of a row: y = P · N(O · u / D) from its weighted sum u, and its backward pass.
 //!
-//! All engines finish their rows here. u and z arrive with the log scale ρ of their row taken out: true values are u·e^ρ and z·e^ρ, ρ the
-//! running maximum that was subtracted from the scores of exp, or what was taken out of the weights of a polynomial; 0 where nothing was.
+//! All engines finish their rows here. u and z have the log scale ρ of their row removed: the true values are u·e^ρ and z·e^ρ. ρ is the
+//! running maximum subtracted from the scores of exp, or the log scale of the weights of a polynomial; otherwise 0.
 
 use crate::parts::norm::{NormGrads, NormParams};
 use crate::{Real, Variant};
@@ -39,14 +39,14 @@ pub enum Post<'a, R> {
     Each(&'a [R]),
 }
 
-/// Gradients of the numbers that entered a row's epilogue.
+/// Gradients of the inputs of a row's epilogue.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RowGrads<R> {
     /// dz
     pub z: R,
     /// dO_t
     pub out: R,
-    /// dP_t, where that is one number; where the post gate is the output gate once more, this is its second contribution.
+    /// dP_t, if it is a single number; if the post gate is the output gate, this is its second contribution.
     pub post: R,
 }
 

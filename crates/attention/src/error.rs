@@ -1,69 +1,69 @@
-//! What can be wrong with an attention: its text, its parts, its tensors.
+//! Errors in variants, shapes and tensors.
 
 use std::fmt;
 
-/// The errors of this crate. Each says what was asked, what was found and what to do.
+/// Errors of this crate. Each states the request, the finding and the remedy.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A text that is not a variant.
+    /// An invalid variant string.
     #[error("{0}")]
     Text(TextError),
-    /// Parts that cannot stand together.
+    /// Parts that cannot be combined.
     #[error("`{variant}` is not possible: {reason}")]
     Combination {
         /// The variant as written by [`crate::Variant`]'s `Display`.
         variant: String,
-        /// Why, and what to do.
+        /// The reason and the remedy.
         reason: String,
     },
-    /// Sizes that no engine can run.
+    /// Sizes that no engine supports.
     #[error("impossible shape: {0}")]
     Shape(String),
-    /// A tensor of another length than the shape says, or one that is missing.
+    /// A missing tensor, or one of the wrong length.
     #[error("{tensor}: expected {expected} values, found {found}")]
     Tensor {
-        /// Which tensor.
+        /// The tensor.
         tensor: String,
-        /// Values that the shape asks for.
+        /// Expected number of values.
         expected: usize,
-        /// Values that were given.
+        /// Number of values found.
         found: usize,
     },
-    /// Memory that the system does not have.
+    /// Memory that cannot be allocated.
     #[error("no memory for {values} values of {bytes} bytes each: make batch, time, heads or the orders of a state smaller")]
     Memory {
-        /// Values asked for.
+        /// Number of values requested.
         values: usize,
-        /// Bytes of each.
+        /// Bytes per value.
         bytes: usize,
     },
-    /// What a forward pass saved, given to another engine.
-    #[error("what was saved belongs to another engine: give `backward` what `forward` of the same engine returned for the same inputs")]
+    /// Saved sums of another engine.
+    #[error("the saved sums belong to another engine: pass `backward` the result of `forward` of the same engine for the same inputs")]
     Saved,
-    /// What a forward pass saved, given back with other documents or lengths.
-    #[error("the forward pass had other documents or lengths: give `backward` the inputs that `forward` had")]
+    /// Saved sums of a pass with other documents or lengths.
+    #[error("the forward pass had other documents or lengths: pass `backward` the inputs of `forward`")]
     SavedPartition,
-    /// A file that cannot be written, or is not what was asked for.
+    /// A file that cannot be written, or has unexpected content.
     #[error("{path}: {problem}")]
     File {
-        /// Where.
+        /// The path.
         path: String,
-        /// What was asked, what was found, what to do.
+        /// The request, the finding and the remedy.
         problem: String,
     },
 }
 
-/// A text that is not a variant, with the place and the nearest valid word.
+/// An invalid variant string, with the position and the nearest valid word.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TextError {
-    /// The whole text.
+    /// The complete string.
     pub text: String,
     /// Byte range of the offending word.
     pub span: std::ops::Range<usize>,
-    /// What is wrong with it.
+    /// The problem.
     pub problem: String,
-    /// What to write instead.
+    /// The suggestion.
     pub help: Option<String>,
 }
 

@@ -1,11 +1,11 @@
-//! Attention as a small algebra of parts, computed exactly and fast.
+//! Attention as an algebra of parts, with a float64 reference and a fast float32 engine.
 //!
 //! ```text
 //! y_t = P_t ⊙ N( O_t · (1/D_t) · Σ_{s visible from t}  M_ts · w_c(x_ts) · I_s · u_s ),   x_ts = cap( scale · q_t·k_s ),   u = v, or by a write rule
 //! ```
 //!
-//! A [`Variant`] is one choice of parts, read from a text such as `taylor=0..4 norm=l2`. A [`Layer`] is a value: heads with their variants,
-//! sizes, rope, what it reads beyond q, k and v, and which heads share keys and states; checked and planned once. Engines are made of it:
+//! A [`Variant`] is one choice of parts, parsed from a variant string such as `taylor=0..4 norm=l2`. A [`Layer`] is a validated plan: heads with their
+//! variants, sizes, RoPE, auxiliary inputs, and the heads that share keys and states. It builds the engines:
 //!
 //! ```text
 //!                  ┌─ layer.fused(B, T)         tiles with vector instructions, float32, memory linear in T        ┐
@@ -16,7 +16,7 @@
 //!           check ─► gates, prepare ─► tiles or chunks ─► epilogue          the same stages in reverse
 //!
 //! a token   Inputs (one position) ─ State::step ─► y
-//!           check ─► gates, prepare ─► for each state group: read and update its moments, or its cache ─► epilogue
+//!           check ─► gates, prepare ─► for each state group: read and update its recurrent state, or its cache ─► epilogue
 //!
 //! a prompt  Inputs ─ Fused::extend(State) ─► y: the stages of a batch, from the state and into it
 //! ```
@@ -26,8 +26,8 @@
 //!
 //! Results of the fused engine and of states are bit-identical for any number of threads.
 //!
-//! Legend: B batch, T positions, H heads, G kv heads, d head dimension of q and k, e of v; q, k, v, y are [B, T, heads, dimension]. More in
-//! `docs/glossary.md`; how the engine works in `docs/engine.md`.
+//! Legend: B batch, T positions, H heads, G kv heads, d head dimension of q and k, e of v; q, k, v, y are [B, T, heads, dimension]. See also
+//! `docs/glossary.md`. The engine is described in `docs/engine.md`.
 #![forbid(unsafe_code)]
 
 mod engine;

@@ -1,8 +1,8 @@
-//! Reference cases of single operations: files that hold inputs, output and gradients of one variant, in float64.
+//! Reference cases of single operations: files with inputs, output and gradients of one variant, in float64.
 //!
-//! A file's metadata names its operation and its sizes. Each operation is a variant here; tensors of the file become inputs under the names
-//! that the parts give them, and gradients of inputs become those of the file's tensors: a file may hold β where a variant reads its logit, or the
-//! running sum c where it reads its steps.
+//! The metadata of a file name its operation and sizes. Each operation corresponds to a variant. Tensors of the file become inputs under the names
+//! that the parts use, and gradients of inputs become those of the file's tensors: a file may contain β if a variant reads its logit, or the
+//! running sum c if it reads the steps.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,12 +11,12 @@ use safetensors::{Dtype, SafeTensors};
 
 use crate::{AuxKind, AuxTensor, Error, Shape, Variant};
 
-/// A reference case, read and checked.
+/// A validated reference case.
 #[derive(Clone, Debug)]
 pub struct Operation {
     /// Its name.
     pub name: String,
-    /// Its formula in words, as the file says it.
+    /// Its formula, as stated in the file.
     pub about: String,
     /// Its sizes.
     pub shape: Shape,
@@ -26,13 +26,13 @@ pub struct Operation {
     tensors: BTreeMap<String, Vec<f64>>,
 }
 
-/// How a tensor of a file becomes an input.
+/// How a tensor of a file is converted to an input.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Form {
     Plain,
-    /// The file holds r·σ(input).
+    /// The file contains r·σ(input).
     Sigmoid(f64),
-    /// The file holds the running sum of the input.
+    /// The file contains the running sum of the input.
     RunningSum,
 }
 
@@ -43,12 +43,12 @@ struct Input {
     form: Form,
 }
 
-/// Why an operation of the reference cases is not there, if it is known and left out.
+/// The reason why a known operation of the reference cases is not supported.
 pub fn left_out(name: &str) -> Option<&'static str> {
-    (name == "log_linear").then_some("log-linear attention weighs keys by Fenwick levels of their distance, and no part does that so far")
+    (name == "log_linear").then_some("log-linear attention weights keys by Fenwick levels of their distance, which no part supports")
 }
 
-/// The text of an operation with these sizes, and its inputs beyond q, k and v.
+/// The variant string of an operation with these sizes, and its auxiliary inputs.
 fn known(name: &str, size: impl Fn(&str) -> Result<usize, String>) -> Result<(String, Vec<Input>), String> {
     let plain = |aux, tensor| Input { aux, tensor, form: Form::Plain };
     let beta = Input { aux: AuxKind::Beta, tensor: "beta", form: Form::Sigmoid(2.0) };
@@ -83,7 +83,7 @@ fn known(name: &str, size: impl Fn(&str) -> Result<usize, String>) -> Result<(St
 }
 
 impl Operation {
-    /// Reads a file and checks that it has every tensor, in the right sizes.
+    /// Reads a file and checks that it has every tensor with the expected size.
     pub fn read(path: &Path) -> Result<Operation, Error> {
         let fail = |problem: String| Error::File { path: path.display().to_string(), problem };
         let bytes = std::fs::read(path).map_err(|error| fail(error.to_string()))?;
@@ -91,12 +91,12 @@ impl Operation {
     }
 
     fn from_bytes(bytes: &[u8]) -> Result<Operation, String> {
-        let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| format!("it is no safetensors file: {error}"))?;
+        let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| format!("it is not a safetensors file: {error}"))?;
         let metadata: BTreeMap<String, String> = header.metadata().clone().unwrap_or_default().into_iter().collect();
         let size = |name: &str| match metadata.get(name).map(|value| (value, value.parse::<usize>())) {
             Some((_, Ok(size))) => Ok(size),
-            Some((value, Err(_))) => Err(format!("the metadata's `{name}` is `{value}`, which is no size")),
-            None => Err(format!("the metadata lacks `{name}`; a reference case states its sizes there")),
+            Some((value, Err(_))) => Err(format!("the metadata's `{name}` is `{value}`, which is not a size")),
+            None => Err(format!("the metadata lacks `{name}`; reference cases have their sizes there")),
         };
         let name = metadata.get("operation").ok_or("the metadata names no `operation`")?.clone();
         let heads = size("heads")?;
@@ -106,7 +106,7 @@ impl Operation {
         let (text, inputs) = known(&name, size)?;
         let variant: Variant = format!("{text} rope=off").parse().map_err(|error: Error| error.to_string())?;
 
-        let file = SafeTensors::deserialize(bytes).map_err(|error| format!("it is no safetensors file: {error}"))?;
+        let file = SafeTensors::deserialize(bytes).map_err(|error| format!("it is not a safetensors file: {error}"))?;
         let mut tensors = BTreeMap::new();
         for (name, view) in file.iter() {
             if view.dtype() != Dtype::F64 {
@@ -124,7 +124,7 @@ impl Operation {
             for tensor in [tensor.to_string(), format!("d{tensor}")] {
                 let found = tensors.get(&tensor).ok_or_else(|| format!("there is no tensor `{tensor}`"))?.len();
                 if found != length {
-                    return Err(format!("tensor `{tensor}` has {found} values, the metadata's sizes ask for {length}"));
+                    return Err(format!("tensor `{tensor}` has {found} values, the sizes in the metadata require {length}"));
                 }
             }
         }
@@ -136,7 +136,7 @@ impl Operation {
         self.tensors.get(name).map_or(&[], |values| values)
     }
 
-    /// What the variant reads beyond q, k and v.
+    /// The auxiliary inputs of the variant.
     pub fn aux_tensors(&self) -> Vec<(AuxTensor, Vec<f64>)> {
         self.inputs.iter().map(|input| (input.aux.into(), self.input(input))).collect()
     }
@@ -150,7 +150,7 @@ impl Operation {
         }
     }
 
-    /// The file's name of the gradient of an input, and the gradient itself from that of the input; `None` where there is no such input.
+    /// The gradient of an input, converted to that of the file's tensor, with its name in the file; `None` if there is no such input.
     pub fn gradient(&self, aux: AuxTensor, found: &[f64]) -> Option<(String, Vec<f64>)> {
         let input = self.inputs.iter().find(|input| aux == input.aux.into())?;
         let given = self.tensor(input.tensor);
@@ -162,13 +162,13 @@ impl Operation {
         Some((format!("d{}", input.tensor), gradient))
     }
 
-    /// The same head one position before, in a tensor [B, T, H].
+    /// The index of the same head at the previous position, in a tensor [B, T, H].
     fn before(&self, i: usize) -> Option<usize> {
         let row = self.shape.time * self.shape.heads;
         i.checked_sub(self.shape.heads).filter(|before| before / row == i / row)
     }
 
-    /// The same head one position later.
+    /// The index of the same head at the next position.
     fn after(&self, i: usize) -> Option<usize> {
         let row = self.shape.time * self.shape.heads;
         Some(i + self.shape.heads).filter(|after| after / row == i / row)
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_file_is_said() {
+    fn invalid_files_are_reported() {
         let sizes = [("batch", "1"), ("time", "2"), ("heads", "1"), ("d", "2"), ("e", "3"), ("window", "2")];
         let tensors = [("q", 4), ("dq", 4), ("k", 4), ("dk", 4), ("v", 6), ("dv", 6), ("y", 6), ("dy", 6)];
         let named = |name: &'static str| [&[("operation", name)][..], &sizes].concat();

@@ -1,4 +1,4 @@
-//! What goes into an attention and what comes out: shapes, tensors, gradients.
+//! Inputs and outputs of attention: shapes, tensors, gradients.
 //!
 //! Legend: B batch, T positions, H heads, G key-value heads (H a multiple of G), d head dimension of q and k, e of v.
 
@@ -11,9 +11,9 @@ use termwise_kernels::disjoint::{Axes, Axis, Disjoint};
 /// Sizes of one attention call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// B, rows of the batch.
+    /// B, batch size.
     pub batch: usize,
-    /// T, positions in a row.
+    /// T, sequence length.
     pub time: usize,
     /// H, query heads.
     pub heads: usize,
@@ -26,8 +26,8 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Checks what every engine relies on: nothing empty, H a multiple of G, head dimensions up to 256, and no tensor that an engine
-    /// makes of it beyond what memory can address.
+    /// Checks the requirements of all engines: no empty dimension, H a multiple of G, head dimensions up to 256, and no tensor
+    /// of an engine exceeds the address space.
     pub fn validate(&self) -> Result<(), Error> {
         let Shape { batch, time, heads, kv_heads, d, e } = *self;
         if batch == 0 || time == 0 || heads == 0 || kv_heads == 0 {
@@ -39,15 +39,15 @@ impl Shape {
             )));
         }
         if !(1..=256).contains(&d) || !(1..=256).contains(&e) {
-            return Err(Error::Shape(format!("head dimensions must lie between 1 and 256, found d = {d}, e = {e}")));
+            return Err(Error::Shape(format!("head dimensions must be between 1 and 256, found d = {d}, e = {e}")));
         }
-        // Engines pad positions to tiles and dimensions to vectors, and keep a tensor once for each way of preparing it (at most H)
-        // and for each task (at most a few dozen): with these factors included, no later product can overflow.
+        // Engines pad positions to tiles and dimensions to vectors, and store a tensor once per preparation (at most H)
+        // and per task (at most a few dozen): with these factors included, no later product can overflow.
         let padded =
             time.checked_add(256).and_then(|time| time.checked_mul(batch)?.checked_mul(heads)?.checked_mul(heads)?.checked_mul(256));
         match padded.and_then(|values| values.checked_mul(64 * size_of::<f64>())) {
             Some(bytes) if bytes <= isize::MAX as usize => Ok(()),
-            _ => Err(Error::Shape(format!("batch {batch}, time {time} and heads {heads} together are beyond what memory can address"))),
+            _ => Err(Error::Shape(format!("batch {batch}, time {time} and heads {heads} together exceed the address space"))),
         }
     }
 
@@ -111,7 +111,7 @@ pub enum AuxKind {
     Sink,
     /// Learned a_n, [H, number of orders], orders ascending.
     Coefficients,
-    /// Short convolution over q, [H·d, width]; the last tap is the present position.
+    /// Short convolution over q, [H·d, width]; the last tap is the current position.
     ConvQ,
     /// Short convolution over k, [G·d, width].
     ConvK,
@@ -243,7 +243,7 @@ impl<T> AuxTensors<T> {
         self.0[range][kind].as_ref()
     }
 
-    /// The value, if present, to be changed.
+    /// Mutable access to the value, if present.
     pub fn get_mut(&mut self, aux: impl Into<AuxTensor>) -> Option<&mut T> {
         let (range, kind) = Self::place(aux.into());
         self.0[range][kind].as_mut()
@@ -260,7 +260,7 @@ impl<T> AuxTensors<T> {
         AuxTensor::all().filter_map(|aux| Some((aux, self.get(aux)?)))
     }
 
-    /// The values that are present, to be changed.
+    /// Mutable access to the values that are present.
     fn iter_mut(&mut self) -> impl Iterator<Item = (AuxTensor, &mut T)> {
         let ranges = KeyRange::ALL.into_iter().zip(&mut self.0);
         ranges.flat_map(|(range, values)| {
@@ -270,11 +270,11 @@ impl<T> AuxTensors<T> {
     }
 }
 
-/// A tensor of rows, one for each batch row and position, that lie equally far apart: a tensor of its own, or some columns of a larger one.
+/// A tensor of rows, one per batch row and position, with a constant stride: a separate tensor, or columns of a larger one.
 #[derive(Debug)]
 pub struct Rows<'a, R> {
     values: &'a [R],
-    /// From one row to the next; `None` where rows follow each other.
+    /// Stride of rows; `None` if they are contiguous.
     stride: Option<usize>,
 }
 
@@ -287,17 +287,17 @@ impl<R> Clone for Rows<'_, R> {
 impl<R> Copy for Rows<'_, R> {}
 
 impl<'a, R> Rows<'a, R> {
-    /// Rows `stride` values apart, the first at the start of `values`.
+    /// Rows with this stride, the first at the start of `values`.
     pub fn strided(values: &'a [R], stride: usize) -> Rows<'a, R> {
         Rows { values, stride: Some(stride) }
     }
 
-    /// The values from the first row on, with all that lies between rows.
+    /// The values from the first row on, including those between rows.
     pub fn values(&self) -> &'a [R] {
         self.values
     }
 
-    /// From one row to the next, for rows of `width` values.
+    /// Stride of rows of `width` values.
     pub fn stride(&self, width: usize) -> usize {
         self.stride.unwrap_or(width)
     }
@@ -330,9 +330,9 @@ impl<'a, R, T: AsRef<[R]> + ?Sized> From<&'a T> for Rows<'a, R> {
 /// use termwise_attention::Inputs;
 ///
 /// let (q, k, v) = ([0.0f32; 8], [0.0; 4], [0.0; 4]);
-/// let apart = Inputs::new(&q, &k, &v).lengths(&[1][..]);
+/// let separate = Inputs::new(&q, &k, &v).lengths(&[1][..]);
 /// let together = Inputs::packed(&[0.0f32; 16], [8, 4, 4]);
-/// # let _ = (apart, together);
+/// # let _ = (separate, together);
 /// ```
 #[derive(Clone, Debug)]
 pub struct Inputs<'a, R> {
@@ -348,7 +348,7 @@ impl<'a, R> Inputs<'a, R> {
         Inputs { x: [q.into(), k.into(), v.into()], aux_tensors: AuxTensors::default(), lengths: None, documents: None }
     }
 
-    /// q, k and v side by side in one tensor [B·T, H·d + G·d + G·e], whose widths are those of [`crate::Layer::widths`].
+    /// q, k and v concatenated in one tensor [B·T, H·d + G·d + G·e], whose widths are those of [`crate::Layer::widths`].
     pub fn packed(qkv: &'a [R], widths: [usize; 3]) -> Inputs<'a, R> {
         let (firsts, stride) = packed_places(widths);
         Inputs {
@@ -359,25 +359,25 @@ impl<'a, R> Inputs<'a, R> {
         }
     }
 
-    /// With all gate logits and parameters that the variants ask for.
+    /// Adds all gate logits and parameters that the variants need.
     pub fn with_aux(self, aux_tensors: AuxTensors<&'a [R]>) -> Inputs<'a, R> {
         Inputs { aux_tensors, ..self }
     }
 
-    /// With one of them.
+    /// Adds one of them.
     pub fn with(mut self, aux: impl Into<AuxTensor>, values: &'a [R]) -> Inputs<'a, R> {
         self.aux_tensors.set(aux, values);
         self
     }
 
-    /// With the positions that count in each batch row, [B]; later ones are padding: their keys are not seen, their outputs are zero.
+    /// Adds the number of valid positions in each batch row, [B]; later ones are padding: their keys are masked, their outputs are zero.
     pub fn lengths(self, lengths: impl Into<Option<&'a [usize]>>) -> Inputs<'a, R> {
         Inputs { lengths: lengths.into(), ..self }
     }
 
-    /// With several documents in a batch row that do not see each other: where each starts among the B·T positions, and B·T at the end, as
-    /// `cu_seqlens` elsewhere. Positions, convolution, decays and all sums start anew with each. A document lies within one batch row; padding
-    /// is a document like others.
+    /// Adds several documents per batch row that do not attend to each other: the start of each among the B·T positions, and B·T at the end, like
+    /// `cu_seqlens` elsewhere. Positions, convolution, decays and all sums restart with each. A document is within one batch row; padding
+    /// is also a document.
     pub fn documents(self, boundaries: impl Into<Option<&'a [usize]>>) -> Inputs<'a, R> {
         Inputs { documents: boundaries.into(), ..self }
     }
@@ -397,23 +397,23 @@ impl<'a, R> Inputs<'a, R> {
         self.x[2]
     }
 
-    /// A gate's logits or a parameter, where it was given.
+    /// A gate's logits or a parameter, if given.
     pub fn get(&self, aux: impl Into<AuxTensor>) -> Option<&'a [R]> {
         self.aux_tensors.get(aux).copied()
     }
 
-    /// An input that the variant asks for.
+    /// An input that the variant needs.
     pub(crate) fn aux(&self, aux: impl Into<AuxTensor>) -> &'a [R] {
         self.get(aux).expect("presence of every auxiliary tensor is checked before an engine runs")
     }
 
-    /// Positions of a batch row that count.
+    /// Number of valid positions of a batch row.
     pub(crate) fn length(&self, row: usize, shape: &Shape) -> usize {
         self.lengths.map_or(shape.time, |lengths| lengths[row])
     }
 
-    /// Checks that every tensor is there and as long as the shape and the aux_tensors' lengths say, so that engines may index without
-    /// care; lengths of rows from `shortest` on are possible.
+    /// Checks that every tensor is present and has the expected length, so engines may index without
+    /// checks. Lengths of rows must be at least `shortest`.
     pub(crate) fn check(&self, shape: &Shape, aux_tensors: impl Iterator<Item = (AuxTensor, usize)>, shortest: usize) -> Result<(), Error> {
         for ((x, name), width) in self.x.iter().zip(TENSORS).zip(shape.widths()) {
             x.check(name, shape.rows(), width)?;
@@ -426,7 +426,7 @@ impl<'a, R> Inputs<'a, R> {
             let possible = shortest..=shape.time;
             if let Some((row, length)) = lengths.iter().enumerate().find(|(_, length)| !possible.contains(length)) {
                 let time = shape.time;
-                return Err(Error::Shape(format!("batch row {row} has length {length}: {shortest} to {time} positions are possible here")));
+                return Err(Error::Shape(format!("batch row {row} has length {length}: it must be from {shortest} to {time}")));
             }
         }
         self.check_documents(shape)
@@ -437,34 +437,34 @@ impl<'a, R> Inputs<'a, R> {
         let ascend = documents.windows(2).all(|pair| pair[0] < pair[1]);
         if documents.first() != Some(&0) || documents.last() != Some(&rows) || !ascend {
             return Err(Error::Shape(format!(
-                "boundaries of documents ascend from 0 to the {rows} positions of the call, found {documents:?}"
+                "boundaries of documents must ascend from 0 to the {rows} positions of the call, found {documents:?}"
             )));
         }
         if self.lengths.is_some() {
-            return Err(Error::Shape("rows have lengths or documents, not both: make padding a document of its own".into()));
+            return Err(Error::Shape("rows have lengths or documents, not both: make padding a separate document".into()));
         }
         match (1..shape.batch).map(|row| row * shape.time).find(|start| documents.binary_search(start).is_err()) {
             Some(start) => {
-                Err(Error::Shape(format!("a document lies within one batch row: {start}, where a row starts, must be a boundary")))
+                Err(Error::Shape(format!("a document must be within one batch row: {start}, the start of a row, must be a boundary")))
             }
             None => Ok(()),
         }
     }
 
-    /// Boundaries of documents and lengths of rows; empty where there are none.
+    /// Boundaries of documents and lengths of rows; empty if there are none.
     pub(crate) fn partition(&self) -> [&[usize]; 2] {
         [self.documents, self.lengths].map(Option::unwrap_or_default)
     }
 
-    /// Refuses documents, where positions continue what came before.
+    /// Rejects documents if the call continues from a state.
     pub(crate) fn check_no_documents(&self) -> Result<(), Error> {
         match self.documents {
-            Some(_) => Err(Error::Shape("several documents cannot continue one state: begin a state for each".into())),
+            Some(_) => Err(Error::Shape("several documents cannot continue from one state: use one state per document".into())),
             None => Ok(()),
         }
     }
 
-    /// The documents of a call, each as a call of its own: its positions among the B·T, its shape and its inputs. The whole call where it has none.
+    /// The documents of a call, each as a separate call: its positions among the B·T, its shape and its inputs. The complete call if it has none.
     pub(crate) fn each_document(&self, shape: &Shape) -> impl Iterator<Item = (Range<usize>, Shape, Inputs<'a, R>)> + use<'a, R>
     where
         R: Clone,
@@ -491,7 +491,7 @@ impl<'a, R> Inputs<'a, R> {
     }
 }
 
-/// Where the gradients go, shaped like the inputs. They are added to what is there.
+/// Destination of the gradients, shaped like the inputs. Gradients are added to the existing values.
 #[derive(Debug)]
 pub struct Grads<'a, R> {
     x: GradRows<'a, R>,
@@ -510,28 +510,28 @@ impl<'a, R> Grads<'a, R> {
         Grads { x: GradRows::Apart([q, k, v]), aux_tensors: AuxTensors::default() }
     }
 
-    /// Of q, k and v side by side in one tensor, as in [`Inputs::packed`].
+    /// Of q, k and v concatenated in one tensor, as in [`Inputs::packed`].
     pub fn packed(qkv: &'a mut [R], widths: [usize; 3]) -> Grads<'a, R> {
         Grads { x: GradRows::Packed(qkv, widths), aux_tensors: AuxTensors::default() }
     }
 
-    /// With one for every gate logit and parameter that the variants ask for.
+    /// Adds one for every gate logit and parameter that the variants need.
     pub fn with_aux(self, aux_tensors: AuxTensors<&'a mut [R]>) -> Grads<'a, R> {
         Grads { aux_tensors, ..self }
     }
 
-    /// With one of them.
+    /// Adds one of them.
     pub fn with(mut self, aux: impl Into<AuxTensor>, values: &'a mut [R]) -> Grads<'a, R> {
         self.aux_tensors.set(aux, values);
         self
     }
 
-    /// Where the gradient of an input goes that the variant asks for.
+    /// The gradient of an input that the variant needs.
     pub(crate) fn aux(&mut self, aux: impl Into<AuxTensor>) -> &mut [R] {
         self.aux_tensors.get_mut(aux).expect("presence of every auxiliary tensor is checked before an engine runs")
     }
 
-    /// Those of some of the B·T positions, and of all parameters.
+    /// The gradients of some of the B·T positions, and of all parameters.
     pub(crate) fn part(&mut self, at: &Range<usize>, shape: &Shape) -> Grads<'_, R> {
         let rows = |width: usize| at.start * width..at.end * width;
         let x = match &mut self.x {
@@ -561,7 +561,7 @@ impl<'a, R> Grads<'a, R> {
         }
     }
 
-    /// Rows of the gradients of q, k and v for many tasks, each with heads of its own in one batch row.
+    /// Rows of the gradients of q, k and v for several tasks, each with its own heads in one batch row.
     pub(crate) fn columns(&mut self, shape: &Shape) -> [Disjoint<'_, R>; 3] {
         let Shape { batch, time, heads, kv_heads, d, e } = *shape;
         let axes = |stride: usize, heads: usize, dim: usize| Axes {
@@ -586,7 +586,7 @@ impl<'a, R> Grads<'a, R> {
         }
     }
 
-    /// Checks that there is a place for every gradient.
+    /// Checks that there is a destination for every gradient.
     pub(crate) fn check(&self, shape: &Shape, aux_tensors: impl Iterator<Item = (AuxTensor, usize)>) -> Result<(), Error> {
         let (rows, widths) = (shape.rows(), shape.widths());
         match &self.x {
@@ -607,7 +607,7 @@ impl<'a, R> Grads<'a, R> {
     }
 }
 
-/// Where some of the B·T positions lie in an aux of `len` values: all of a parameter.
+/// The range of some of the B·T positions in an auxiliary tensor of `len` values: all of a parameter.
 fn positions_of(aux: AuxTensor, at: &Range<usize>, shape: &Shape, len: usize) -> Range<usize> {
     let columns = len / shape.rows();
     if aux.is_gate_logits() { at.start * columns..at.end * columns } else { 0..len }
@@ -615,22 +615,22 @@ fn positions_of(aux: AuxTensor, at: &Range<usize>, shape: &Shape, len: usize) ->
 
 const TENSORS: [&str; 3] = ["q", "k", "v"];
 
-/// Where q, k and v start in a row that holds them side by side, and the length of such a row.
+/// Offsets of q, k and v in a concatenated row, and the length of the row.
 fn packed_places([q, k, v]: [usize; 3]) -> ([usize; 3], usize) {
     ([0, q, q.saturating_add(k)], q.saturating_add(k).saturating_add(v))
 }
 
-/// Checks that `rows` rows of `width` values, `stride` apart, are `found` values, of which those after the last row may be missing.
+/// Checks that `rows` rows of `width` values with this stride have `found` values; values after the last row may be missing.
 fn check_rows(tensor: &str, rows: usize, width: usize, stride: Option<usize>, found: usize) -> Result<(), Error> {
     let Some(stride) = stride else { return check_length(format_args!("{tensor}"), rows * width, found) };
     if stride < width {
-        return Err(Error::Shape(format!("rows of {tensor} have {width} values and lie only {stride} apart")));
+        return Err(Error::Shape(format!("rows of {tensor} have {width} values and a stride of only {stride}")));
     }
     let wanted = (rows - 1).checked_mul(stride).and_then(|before| before.checked_add(width));
     match wanted {
         Some(wanted) if (wanted..=wanted + stride - width).contains(&found) => Ok(()),
         wanted => {
-            Err(Error::Tensor { tensor: format!("{tensor} ({rows} rows, {stride} apart)"), expected: wanted.unwrap_or(usize::MAX), found })
+            Err(Error::Tensor { tensor: format!("{tensor} ({rows} rows, stride {stride})"), expected: wanted.unwrap_or(usize::MAX), found })
         }
     }
 }
@@ -640,16 +640,16 @@ pub(crate) fn check_length(tensor: std::fmt::Arguments, expected: usize, found: 
     if expected == found { Ok(()) } else { Err(Error::Tensor { tensor: tensor.to_string(), expected, found }) }
 }
 
-/// What one forward pass saw that a caller may want to act on.
+/// Numerical findings of a forward pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Report {
-    /// The first (lowest batch row, head, position) denominator that was not positive, where the variant divides by a sum.
+    /// The first (lowest batch row, head, position) denominator that was not positive, if the variant divides by a sum.
     pub nonpositive: Option<Nonpositive>,
 }
 
 impl Report {
-    /// Takes in a denominator D·e^−ρ of a row, where the variant divides by a sum.
+    /// Checks a denominator D·e^−ρ of a row, if the variant divides by a sum.
     pub(crate) fn see<R: Real>(&mut self, (row, head, position): (usize, usize, usize), scaled: R, rho: R) {
         if let Some(value) = not_positive(scaled, rho)
             && self.nonpositive.is_none_or(|first| (row, head, position) < (first.row, first.head, first.position))
@@ -658,7 +658,7 @@ impl Report {
         }
     }
 
-    /// That of a document which starts at this one of the B·T positions, as one of the whole call.
+    /// Converts the report of a document that starts at this one of the B·T positions to one of the complete call.
     pub(crate) fn of_document(mut self, start: usize, shape: &Shape) -> Report {
         if let Some(at) = &mut self.nonpositive {
             (at.row, at.position) = (at.row + start / shape.time, at.position + start % shape.time);
@@ -666,7 +666,7 @@ impl Report {
         self
     }
 
-    /// The earlier of two.
+    /// The earlier of two reports.
     pub(crate) fn or(mut self, other: Report) -> Report {
         let place = |report: &Report| report.nonpositive.map(|at| (at.row, at.head, at.position));
         if place(&self).is_none() || place(&other).is_some_and(|other| Some(other) < place(&self)) {
@@ -676,7 +676,7 @@ impl Report {
     }
 }
 
-/// D where it is not a positive finite number, from D·e^−ρ.
+/// D if it is not a positive finite number, from D·e^−ρ.
 fn not_positive<R: Real>(scaled: R, rho: R) -> Option<f64> {
     let sound = scaled > R::zero() && scaled < R::infinity();
     (!sound).then(|| if scaled == R::zero() { 0.0 } else { scaled.wide() * rho.wide().exp() })

@@ -32,7 +32,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// Maximum size of a text file in bytes, larger than any configuration, index or list of settings.
 pub const TEXT: u64 = 64 << 20;
 
-/// Reads a regular file of at most `most` bytes. Pipes and devices are refused: /dev/zero has no end.
+/// Reads a regular file of at most `most` bytes. Pipes and devices are rejected: /dev/zero has no end.
 pub fn read(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
     // Checked before opening: opening a pipe blocks.
     let kind = fs::metadata(path)?.file_type();
@@ -175,7 +175,7 @@ impl Staged {
     /// If the file cannot be renamed or the directory cannot be synced.
     pub fn publish(mut self) -> Result<()> {
         let Some((_file, target)) = &self.part else { return Ok(()) };
-        fs::rename(beside(target, PART), target).map_err(Error::io("put in place", target))?;
+        fs::rename(hidden_sibling(target, PART), target).map_err(Error::io("replace", target))?;
         let folder = target.parent().unwrap_or(Path::new("")).to_owned();
         self.part = None;
         sync_folder(&folder)
@@ -186,7 +186,7 @@ impl Drop for Staged {
     fn drop(&mut self) {
         if let Some((_file, target)) = &self.part {
             // Frees space on a full disk. The original error is reported, not this one.
-            let _ = fs::remove_file(beside(target, PART));
+            let _ = fs::remove_file(hidden_sibling(target, PART));
         }
     }
 }
@@ -205,7 +205,7 @@ const PART: &str = "part";
 
 /// Opens and locks the temporary file of `path`, and truncates it.
 fn open_part(path: &Path) -> std::io::Result<File> {
-    let part = beside(path, PART);
+    let part = hidden_sibling(path, PART);
     loop {
         // Truncated only under the lock: another process may be writing it.
         let file = File::options().write(true).create(true).truncate(false).open(&part)?;
@@ -250,7 +250,7 @@ pub fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
 }
 
 /// The path `.name.ending` in the directory of `path`.
-pub fn beside(path: &Path, ending: &str) -> PathBuf {
+pub fn hidden_sibling(path: &Path, ending: &str) -> PathBuf {
     let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     path.with_file_name(format!(".{name}.{ending}"))
 }
@@ -269,7 +269,7 @@ pub fn create_folder(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).map_err(Error::io("create the folder", folder))
 }
 
-/// A safetensors file, given without metadata, with these metadata in the order of their keys: equal contents give equal bytes.
+/// Adds metadata, in key order, to a safetensors file that has none. Equal contents give equal bytes.
 pub fn with_metadata(file: &[u8], metadata: &BTreeMap<String, String>) -> Vec<u8> {
     const LEN: usize = size_of::<u64>();
     let content = file.get(LEN..).unwrap_or_default();
@@ -287,7 +287,7 @@ pub fn with_metadata(file: &[u8], metadata: &BTreeMap<String, String>) -> Vec<u8
     whole
 }
 
-/// A text as a JSON string.
+/// A string as a JSON string literal.
 fn json_string(text: &str) -> String {
     let mut json = String::from("\"");
     for c in text.chars() {
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn files_appear_whole_or_not_at_all() {
+    fn files_are_replaced_atomically() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("file");
         let names = || {
@@ -342,7 +342,7 @@ mod tests {
             names
         };
         // The file of a killed process, longer than the new content.
-        fs::write(beside(&path, PART), "left behind").expect("a file");
+        fs::write(hidden_sibling(&path, PART), "left behind").expect("a file");
         write_whole(&path, b"old").expect("written");
         assert_eq!((fs::read(&path).expect("a file"), names().len()), (b"old".to_vec(), 1));
         let failed = Staged::write(&path, |out| {
@@ -358,7 +358,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn symbolic_links_keep_their_place_and_their_target_is_written() {
+    fn symbolic_links_are_kept_and_their_target_is_replaced() {
         let folder = tempfile::tempdir().expect("a folder");
         let at = |name: &str| folder.path().join(name);
         fs::create_dir(at("other")).expect("a folder");
@@ -404,7 +404,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_lock_file_that_was_moved_away_is_not_locked() {
+    fn a_lock_on_a_renamed_file_has_no_effect() {
         let folder = tempfile::tempdir().expect("a folder");
         let (path, moved) = (folder.path().join("lock"), folder.path().join("moved"));
         let held = lock(&path).expect("a lock").expect("free");

@@ -1,12 +1,12 @@
-//! What all crates need, once.
+//! Utilities shared by all crates.
 //!
-//! - [`rng`]: random numbers that are the same on every machine;
-//! - [`files`]: files that appear whole or not at all, and reading that ends;
-//! - [`provenance`]: which build made something;
-//! - [`statistics`]: Student's distribution;
+//! - [`rng`]: random numbers, reproducible across machines;
+//! - [`files`]: atomic writes, bounded reads and file locks;
+//! - [`provenance`]: the build, machine and command of a result;
+//! - [`statistics`]: Student's t distribution and Holm's correction;
 //! - [`test_skip`]: reports tests that cannot run;
-//! - [`threads`]: pools of a stated size;
-//! - [`nearest`]: the word that was probably meant.
+//! - [`threads`]: thread pools of a given size;
+//! - [`nearest`]: suggestions for misspelled names.
 #![forbid(unsafe_code)]
 
 pub mod files;

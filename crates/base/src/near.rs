@@ -1,6 +1,6 @@
-//! Words that were probably meant.
+//! Suggestions for misspelled names.
 
-/// The closest of `words` to `word`, if any is close enough to be what was meant.
+/// The closest of `words` to `word`, or `None` if none is similar enough to be a suggestion.
 pub fn nearest<'a>(word: &str, words: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let lower = word.to_lowercase();
     words

@@ -1,19 +1,19 @@
-//! Which build of the program made something, where, and by which command.
+//! The build, machine and command that produced a result.
 
 use std::ffi::OsString;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A build of the program. The default is one that nothing is known of.
+/// A build of the program. The default is an unknown build.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Build {
-    /// Of the program; empty where it is unknown.
+    /// Version of the program; empty if unknown.
     pub version: String,
-    /// The commit that it was built from; absent outside a repository.
+    /// Git commit of the build; `None` outside a repository.
     #[serde(default)]
     pub commit: Option<String>,
-    /// Whether files differed from that commit.
+    /// Whether the working tree differed from that commit.
     #[serde(default)]
     pub modified: bool,
 }
@@ -30,16 +30,16 @@ impl fmt::Display for Build {
     }
 }
 
-/// Where something comes from. The default is nothing known.
+/// The origin of a result. The default is an unknown origin.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Provenance {
-    /// Which build.
+    /// The build.
     #[serde(flatten)]
     pub build: Build,
-    /// The instruction set that it used; numbers differ between them in the last digits.
+    /// The instruction set used. Results differ between instruction sets in the last digits.
     #[serde(default)]
     pub instructions: String,
-    /// As the processor calls itself; empty where the system does not say.
+    /// The processor's model name; empty if unknown.
     #[serde(default, alias = "cpu")]
     pub processor: String,
     /// The command line, quoted for a shell.
@@ -48,24 +48,24 @@ pub struct Provenance {
 }
 
 impl Provenance {
-    /// This process of this build with these instructions, called by these words.
+    /// The provenance of this process, with its build, instruction set and command line.
     pub fn here(build: Build, instructions: &str, words: &[OsString]) -> Provenance {
         let command = words.iter().map(|word| quoted(&word.to_string_lossy())).collect::<Vec<_>>().join(" ");
         Provenance { build, instructions: instructions.into(), processor: processor(), command }
     }
 
-    /// Whether the two compute the same numbers, as far as one can tell: build and instruction set are the same.
+    /// Whether both have the same build and instruction set, and so should compute the same values.
     pub fn agrees(&self, other: &Provenance) -> bool {
         self.build == other.build && self.instructions == other.instructions
     }
 
-    /// The build, and the instruction set where it is known: `0.1.0 (be16063c5a12) avx512`.
+    /// The build, followed by the instruction set if known: `0.1.0 (be16063c5a12) avx512`.
     pub fn name(&self) -> String {
         format!("{} {}", self.build, self.instructions).trim_end().to_owned()
     }
 }
 
-/// The names of these builds, each once; `build unknown` for none.
+/// The distinct names of these builds; `build unknown` for an empty list.
 pub fn names(all: &[Provenance]) -> String {
     let mut names: Vec<String> = Vec::new();
     for name in all.iter().map(Provenance::name) {
@@ -76,7 +76,7 @@ pub fn names(all: &[Provenance]) -> String {
     if names.is_empty() { Build::default().to_string() } else { names.join(", then ") }
 }
 
-/// The processor's name; empty where the system does not say.
+/// The processor's model name; empty if unknown.
 pub fn processor() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let mut pairs = text.lines().filter_map(|line| line.split_once(':'));
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn words_can_be_pasted_into_a_shell() {
+    fn commands_are_quoted_for_a_shell() {
         assert_eq!(["a=b", "x y", "it's", ""].map(quoted), ["a=b", "'x y'", "'it'\\''s'", "''"]);
     }
 }

@@ -1,9 +1,9 @@
-//! Random numbers that are the same on every machine for the same seed.
+//! Random numbers, identical on every machine for the same seed.
 
-/// 2^64 over the golden ratio: what the state of SplitMix64 grows by.
+/// 2^64 divided by the golden ratio: the increment of SplitMix64.
 pub const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The finalizer of SplitMix64 (Steele, Lea and Flood 2014): every bit of the result depends on all bits of z.
+/// The finalizer of SplitMix64 (Steele, Lea and Flood 2014): every output bit depends on every bit of z.
 pub fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -15,12 +15,12 @@ pub fn mix(mut z: u64) -> u64 {
 pub struct Rng(u64);
 
 impl Rng {
-    /// The sequence of this seed.
+    /// A generator with this seed.
     pub fn new(seed: u64) -> Rng {
         Rng(seed)
     }
 
-    /// Another sequence, a function of this seed and the name alone: cases do not depend on which others run before them.
+    /// A generator that depends only on the seed and the name, so cases do not depend on the order in which they run.
     pub fn named(seed: u64, name: &str) -> Rng {
         let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ byte as u64).wrapping_mul(0x0000_0100_0000_01b3));
         let mut rng = Rng(seed ^ hash);
@@ -33,7 +33,7 @@ impl Rng {
         mix(self.0)
     }
 
-    /// Uniform between 0 and 1, neither included.
+    /// Uniform on (0, 1), both ends excluded.
     pub fn unit(&mut self) -> f64 {
         ((self.bits() >> 11) as f64 + 0.5) / (1u64 << 53) as f64
     }
@@ -43,7 +43,7 @@ impl Rng {
         (-2.0 * self.unit().ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos()
     }
 
-    /// Below n, which is small beside 2^64.
+    /// Uniform on 0..n, for n much smaller than 2^64.
     pub fn below(&mut self, n: usize) -> usize {
         (self.bits() % n as u64) as usize
     }
@@ -53,7 +53,7 @@ impl Rng {
         self.unit() < p
     }
 
-    /// One of the choices, of which there is at least one.
+    /// One of the choices, drawn uniformly. `choices` must not be empty.
     pub fn pick<T: Clone>(&mut self, choices: &[T]) -> T {
         choices[self.below(choices.len())].clone()
     }
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn names_give_sequences_of_their_own() {
+    fn names_give_independent_sequences() {
         assert_eq!(Rng::named(1, "a").bits(), Rng::named(1, "a").bits());
         assert_ne!(Rng::named(1, "a").bits(), Rng::named(1, "b").bits());
         assert_ne!(Rng::named(1, "a").bits(), Rng::named(2, "a").bits());

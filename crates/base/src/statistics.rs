@@ -21,7 +21,7 @@ pub fn t_two_sided(t: f64, df: f64) -> f64 {
     }
 }
 
-/// Holm's step-down adjustment of the p-values of one family. A hypothesis is rejected at level α where its adjusted value is at most α; the
+/// Holm's step-down adjustment of the p-values of one family. A hypothesis is rejected at level α if its adjusted p-value is at most α. The
 /// probability of any false rejection in the family is then at most α.
 pub fn holm(p: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..p.len()).collect();
@@ -34,13 +34,13 @@ pub fn holm(p: &[f64]) -> Vec<f64> {
     adjusted
 }
 
-/// The regularised incomplete beta function I_x(a, b) for 0 < x < 1 by its continued fraction (NIST's Digital Library of Mathematical
-/// Functions, 8.17.22), which converges quickly for x < (a + 1)/(a + b + 2); beyond it I_x(a, b) = 1 − I_{1−x}(b, a).
+/// The regularised incomplete beta function I_x(a, b) for 0 < x < 1 by its continued fraction (NIST Digital Library of Mathematical
+/// Functions, 8.17.22). It converges quickly for x < (a + 1)/(a + b + 2). Above that, I_x(a, b) = 1 − I_{1−x}(b, a).
 fn incomplete_beta(a: f64, b: f64, x: f64) -> f64 {
     if x > (a + 1.0) / (a + b + 2.0) {
         return 1.0 - incomplete_beta(b, a, 1.0 - x);
     }
-    // From the innermost term outwards; 200 terms are enough for any a below 10 000.
+    // From the innermost term outwards. 200 terms are enough for any a below 10 000.
     let fraction = (1..=200).rev().fold(1.0, |rest, term| {
         let m = f64::from(term / 2);
         let numerator = if term % 2 == 0 {
@@ -58,9 +58,9 @@ fn incomplete_beta(a: f64, b: f64, x: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// Tables of textbooks, to their three decimals.
+    /// Textbook tables with three decimals.
     #[test]
-    fn quantiles_are_those_of_the_tables() {
+    fn quantiles_match_textbook_tables() {
         for (df, expected) in [
             (1.0, 12.706),
             (2.0, 4.303),
@@ -93,9 +93,9 @@ mod tests {
         assert!(holm(&[]).is_empty());
     }
 
-    /// Numbers of `scipy.stats` 1.17.1.
+    /// Reference values from `scipy.stats` 1.17.1.
     #[test]
-    fn quantiles_are_those_of_scipy() {
+    fn quantiles_match_scipy() {
         // t.ppf(0.975, nu)
         for (freedom, expected) in [
             (1.0, 12.706204736174694),

@@ -1,21 +1,21 @@
 //! Reports tests that cannot run.
 //!
-//! Some tests need a file, a program or a feature that is not always there: the material in `../shared`, a browser, a build with `hub`. If it is missing,
-//! the test ends at once, a line is printed to standard error past the harness's capture, and the line is stored in `target/…/skipped-tests/`, in a file of
-//! the test command. Tests that were compiled out are reported and counted by [`compiled_out`]. The last test of the workspace, this crate's own, prints
-//! all lines and the number of tests.
+//! Some tests need a file, a program or a feature that may be unavailable: the reference data in `../shared`, a browser, a build with `hub`. If it is missing,
+//! the test returns early. A line is printed to standard error, bypassing the test harness's capture, and is also stored in `target/…/skipped-tests/`, in one
+//! file per test command. Tests that were compiled out are reported and counted by [`compiled_out`]. The last test of the workspace, in this crate, prints
+//! all lines and the number of skipped tests.
 //!
-//! With `TERMWISE_REQUIRE=shared,hub` a skip for one of these needs is a failure, with `TERMWISE_REQUIRE=all` every skip. The Python tests read the
-//! variable in the same way.
+//! With `TERMWISE_REQUIRE=shared,hub` a skip for one of these needs is a failure. With `TERMWISE_REQUIRE=all` every skip is a failure. The Python tests read
+//! the same variable.
 
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Needs for which tests must not be skipped, separated by commas, or `all`.
+/// Environment variable: comma-separated needs for which tests must not be skipped, or `all`.
 pub const REQUIRE: &str = "TERMWISE_REQUIRE";
 
-/// A file or folder of the material beside the checkout; where it is missing the test is skipped:
+/// A file or directory of the reference data next to the checkout. If it is missing, the test is skipped:
 /// `let Some(folder) = termwise_base::test_skip::shared("golden") else { return };`
 #[must_use]
 pub fn shared(path: &str) -> Option<PathBuf> {
@@ -23,7 +23,7 @@ pub fn shared(path: &str) -> Option<PathBuf> {
     need("shared", &format!("../shared/{path}"), whole.exists().then_some(whole))
 }
 
-/// The thing that a test needs, if it is there. `need` is the word for [`REQUIRE`], `what` describes it.
+/// Returns the resource that a test needs, or reports a skip. `need` is the name used in [`REQUIRE`]; `what` describes the resource.
 ///
 /// # Panics
 /// If it is missing and required.
@@ -35,8 +35,8 @@ pub fn need<T>(need: &str, what: &str, found: Option<T>) -> Option<T> {
     found
 }
 
-/// Reports the tests of these sources that were compiled out, if the feature is not enabled. A source that does not mention the feature, or begins with
-/// `#![cfg(feature = …)]`, is compiled out as a whole; of another one, the items with `#[cfg(feature = …)]`.
+/// Reports the tests of these sources that were compiled out, if the feature is not enabled. A source that does not mention the feature, or that begins with
+/// `#![cfg(feature = …)]`, counts as a whole. In any other source, items with `#[cfg(feature = …)]` count.
 ///
 /// # Panics
 /// If the feature is required.
@@ -73,7 +73,7 @@ fn skip(need: &str, tests: usize, reason: &str) {
     let _ = keep(&format!("{tests}\t{line}"));
 }
 
-/// The number of tests that this test command has skipped so far, and a line for each skip. The record is removed.
+/// Returns the number of tests that this test command has skipped so far, with one line per skip. Removes the record.
 pub fn take_skipped() -> (usize, Vec<String>) {
     let path = record();
     let text = std::fs::read_to_string(&path).unwrap_or_default();
@@ -88,11 +88,11 @@ pub fn take_skipped() -> (usize, Vec<String>) {
 fn keep(line: &str) -> std::io::Result<()> {
     let path = record();
     std::fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
-    // In one call, since several tests may write at once.
+    // In one call: several tests may write concurrently.
     OpenOptions::new().create(true).append(true).open(path)?.write_all(line.as_bytes())
 }
 
-/// The file of this test command: all of its programs have the same parent.
+/// The file of this test command. All of its test programs have the same parent process.
 fn record() -> PathBuf {
     let program = std::env::current_exe().unwrap_or_default();
     // …/debug/deps/NAME-HASH

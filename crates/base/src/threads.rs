@@ -1,23 +1,23 @@
-//! Thread pools of a stated size: commands run inside one, and nothing is set for the whole process.
+//! Thread pools of a given size. Commands run inside one; no process-wide setting is changed.
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-/// The system gave no threads.
+/// The threads could not be started.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot start {threads} threads: {source}; ask for fewer with --threads")]
+#[error("cannot start {threads} threads: {source}; request fewer with --threads")]
 pub struct Error {
-    /// How many were asked for.
+    /// Number of threads requested.
     pub threads: usize,
-    /// What the pool says.
+    /// The cause.
     pub source: rayon::ThreadPoolBuildError,
 }
 
-/// Cores that this process may use.
+/// Number of cores available to this process.
 pub fn available() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// A pool of that many threads.
+/// A pool with this many threads.
 pub fn pool(threads: usize) -> Result<ThreadPool, Error> {
     ThreadPoolBuilder::new().num_threads(threads).build().map_err(|source| Error { threads, source })
 }

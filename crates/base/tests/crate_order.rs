@@ -1,8 +1,8 @@
-//! A crate depends only on crates that come before it. Dev-dependencies are free.
+//! A crate depends only on crates that come before it. Dev-dependencies are not restricted.
 
 use std::path::Path;
 
-/// All crates of the workspace, in dependency order, by folder and package name.
+/// All crates of the workspace in dependency order: directory and package name.
 const ORDER: [(&str, &str); 11] = [
     ("base", "termwise-base"),
     ("kernels", "termwise-kernels"),

@@ -1,10 +1,10 @@
-//! Skips are said, kept and counted, or fail where they are required.
+//! Skipped tests are reported, recorded and counted. A required test that is skipped fails.
 
 use std::process::Command;
 
 use termwise_base::test_skip::{REQUIRE, compiled_out, need, shared};
 
-/// Not a test by itself: what the other starts as a process of its own.
+/// Started as a separate process by the other test.
 #[test]
 #[ignore = "started by the other test"]
 fn child() {
@@ -16,7 +16,7 @@ fn child() {
 }
 
 #[test]
-fn a_skip_is_said_past_the_harness_kept_and_fails_where_it_is_required() {
+fn a_skip_is_reported_and_recorded_and_fails_if_required() {
     let run = |require: &str| {
         let this = std::env::current_exe().expect("this test");
         let output = Command::new(this).args(["--exact", "child", "--ignored"]).env(REQUIRE, require).output().expect("a process");
@@ -38,12 +38,12 @@ fn a_skip_is_said_past_the_harness_kept_and_fails_where_it_is_required() {
         let (passed, _, out) = run(required);
         assert!(!passed && out.contains(reason), "{required}: {out}");
     }
-    // The child's command is this process, whose own record is another: it is left alone.
+    // The child's test command is this process. This process has a separate record, which is not modified.
     let own = std::env::current_exe().expect("this test");
     let folder = own.parent().and_then(|deps| deps.parent()).expect("target/debug").join("skipped-tests");
     let record = folder.join(std::process::id().to_string());
     let bees = "2\tskips child: 2 tests compiled out without the feature bees\n";
-    // Once by each run up to its failure.
+    // One line per run, up to its failure.
     let folder = "1\tskips child: no ../shared/no such folder\n";
     assert_eq!(std::fs::read_to_string(&record).expect("a record"), [bees, folder, bees, bees].concat());
     std::fs::remove_file(record).expect("a file");

@@ -10,7 +10,7 @@ use termwise_analysis::request::Monitor;
 use termwise_base::provenance::Provenance;
 use termwise_base::{files, threads};
 use termwise_report::{Document, Documented, Terminal, to_json, write};
-use termwise_train::tell::tell;
+use termwise_train::log::tell;
 
 use crate::args::Cli;
 use crate::error::{Exit, Failure};

@@ -27,7 +27,7 @@ pub use host::{Failed, Found, Host, Tell, call};
 use std::ffi::OsString;
 use std::io::{self, Write};
 
-use termwise_train::tell::{draw, readable, tell};
+use termwise_train::log::{draw, readable, tell};
 
 use args::{Cli, Command};
 use context::Context;

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use termwise_report::duration;
+use termwise_train::log::tell;
 use termwise_train::metrics::Train;
 use termwise_train::progress::{Event, describe};
 use termwise_train::sweep::Progress;
-use termwise_train::tell::tell;
 
 use crate::error::Exit;
 use crate::host::{Host, host};

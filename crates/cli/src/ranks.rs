@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use termwise_train::collective::{Alone, Collective};
-use termwise_train::tell::tell;
+use termwise_train::log::tell;
 
 use crate::error::Failure;
 

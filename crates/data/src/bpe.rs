@@ -1,4 +1,4 @@
-//! Learning a tokenizer from text: byte-level BPE, as GPT-2 has it.
+//! Training of byte-level BPE tokenizers, as in GPT-2.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use super::config::DataConfig;
 use super::sources;
 use crate::error::{Error, Result};
 
-/// Most tokens that can be learned: the library makes room for all before it has seen a text.
+/// Maximum vocabulary size: the library allocates all of it before reading any text.
 const MOST: usize = 1 << 24;
 
-/// What tokenizer is learned.
+/// Settings for training a tokenizer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BpeConfig {
-    /// Tokens in all, special ones and the 256 bytes included.
+    /// Vocabulary size, including special tokens and the 256 bytes.
     pub vocabulary: usize,
-    /// Tokens that no text is turned into by merging; they come first in the vocabulary. One of them should end documents.
+    /// Special tokens, first in the vocabulary. One of them should be an end-of-document token.
     pub special_tokens: Vec<String>,
     /// Pairs that occur less often are not merged.
     pub min_frequency: u64,
@@ -34,10 +34,10 @@ impl Default for BpeConfig {
     }
 }
 
-/// What was learned.
+/// Result of training a tokenizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct BpeReport {
-    /// Tokens; fewer than asked for where the text has no more pairs.
+    /// Vocabulary size; smaller than requested if the text has no more pairs.
     pub vocabulary: usize,
     /// Documents read.
     pub documents: u64,
@@ -45,16 +45,16 @@ pub struct BpeReport {
     pub bytes: u64,
 }
 
-/// Learns a tokenizer from the documents of `data` and writes a `tokenizer.json` that Hugging Face's library reads too; the file appears
-/// whole or not at all. Of `data` only sources, field and documents count. The result is the same for any number of threads.
+/// Trains a tokenizer on the documents of `data` and writes a `tokenizer.json` in Hugging Face format, atomically.
+/// Only sources, field and documents of `data` are used. The result is the same for any number of threads.
 pub fn train(data: &DataConfig, config: &BpeConfig, path: &Path) -> Result<BpeReport> {
     let least = 256 + config.special_tokens.len();
     if config.vocabulary < least {
-        let problem = format!("of {} is too small: the bytes and special tokens alone are {least}", config.vocabulary);
+        let problem = format!("of {} is too small: bytes and special tokens need {least}", config.vocabulary);
         return Err(Error::DataSetting { key: "vocabulary", problem });
     }
     if config.vocabulary > MOST {
-        let problem = format!("of {} is too large: at most {MOST} tokens can be learned", config.vocabulary);
+        let problem = format!("of {} is too large: the maximum is {MOST}", config.vocabulary);
         return Err(Error::DataSetting { key: "vocabulary", problem });
     }
     let files = sources::files(data)?;
@@ -65,7 +65,7 @@ pub fn train(data: &DataConfig, config: &BpeConfig, path: &Path) -> Result<BpeRe
     });
     let wrong = |error: &dyn std::fmt::Display| Error::Tokenizer {
         name: path.display().to_string(),
-        problem: format!("cannot be learned: {error}"),
+        problem: format!("cannot be trained: {error}"),
     };
 
     let mut builder = BpeTrainerBuilder::new();
@@ -80,7 +80,7 @@ pub fn train(data: &DataConfig, config: &BpeConfig, path: &Path) -> Result<BpeRe
         .with_decoder(Some(ByteLevel::default()));
     let mut tokenizer = tokenizer.build().map_err(|error| wrong(&error))?;
 
-    // The library takes texts, not results: an error ends them and is looked at afterwards.
+    // The library takes an iterator of strings, not of results: an error ends it and is checked afterwards.
     let (mut failed, mut documents, mut bytes) = (None, 0, 0);
     let texts = pieces.map_while(|piece| match piece {
         Ok(piece) => {
@@ -99,7 +99,7 @@ pub fn train(data: &DataConfig, config: &BpeConfig, path: &Path) -> Result<BpeRe
     }
     trained.map_err(|error| wrong(&error))?;
     if documents == 0 {
-        return Err(Error::DataSource { asked: data.sources.join(", "), problem: "there is no text in it".into() });
+        return Err(Error::DataSource { asked: data.sources.join(", "), problem: "it contains no text".into() });
     }
     let text = tokenizer.to_string(true).map_err(|error| wrong(&error))?;
     files::write_whole(path, text.as_bytes())?;

@@ -1,4 +1,4 @@
-//! What data a run learns from.
+//! Data settings.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,36 +7,36 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// Text to learn from: where it is, how it is cut into documents and tokens, and what is held out.
+/// Text data: its sources, how it is split into documents and tokens, and the held-out split.
 ///
-/// The first six settings decide the tokens on disk; the others are applied to them and cost no rebuild.
+/// The first six settings determine the tokens on disk. The others are applied afterwards and need no rebuild.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataConfig {
-    /// Files, folders, globs and `hf://datasets/<owner>/<name>[@<revision>]/<glob>`, read in this order. Folders are searched
-    /// through and through for names ending in `.txt`, `.jsonl`, `.ndjson`, `.json` (each also with `.gz` or `.zst`) and `.parquet`,
-    /// in the order of their names. A file named twice is read once.
+    /// Files, directories, globs and `hf://datasets/<owner>/<name>[@<revision>]/<glob>`, read in this order. Directories are searched
+    /// recursively for names ending in `.txt`, `.jsonl`, `.ndjson`, `.json` (each also with `.gz` or `.zst`) and `.parquet`,
+    /// sorted by name. A file named twice is read once.
     pub sources: Vec<String>,
-    /// `bytes`, a `tokenizer.json`, or a folder that holds one.
+    /// `bytes`, a `tokenizer.json`, or a directory that contains one.
     pub tokenizer: String,
-    /// The token that ends every document; where not given, the tokenizer's own, found by its usual names. `bytes` has one beyond
-    /// the 256.
+    /// The end-of-document token. Default: the tokenizer's own, found by its usual names. `bytes` has one after
+    /// the 256 bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub end_of_document: Option<String>,
-    /// Whether the tokenizer adds to each document what its own template says, such as `<s>` in front.
+    /// Whether the tokenizer's template is applied to each document, such as a leading `<s>`.
     pub special_tokens: bool,
-    /// The field of JSON lines, or the column of parquet files, that holds the text.
+    /// The field of JSON lines, or the column of Parquet files, that contains the text.
     pub field: String,
-    /// How text files are cut into documents.
+    /// How text files are split into documents.
     pub documents: Documents,
-    /// Share held out, from 0 to below 1: that share of the documents, at least one, chosen by a hash of their text, so that copies
-    /// of one document stay on one side. A text that is one single document has its last tokens held out instead: of n tokens,
-    /// the first ⌊(1 − share)·n⌋ are for training. Where not given: 0.001 if that is at least ten documents, otherwise 0.1.
+    /// Held-out fraction, from 0 to below 1: this fraction of the documents, at least one, chosen by a hash of their text, so copies
+    /// of a document are in the same split. If the text is a single document, its last tokens are held out: of n tokens,
+    /// the first ⌊(1 − fraction)·n⌋ are for training. Default: 0.001 if that is at least ten documents, otherwise 0.1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub held_out: Option<f64>,
-    /// Which documents are held out is decided with this seed, whatever the seed of the run.
+    /// Seed for the choice of held-out documents, independent of the run's seed.
     pub split_seed: u64,
-    /// How documents become rows.
+    /// How documents are arranged in rows.
     pub layout: Layout,
 }
 
@@ -57,37 +57,37 @@ impl Default for DataConfig {
 }
 
 impl DataConfig {
-    /// Whether the settings make sense by themselves; files are not looked at.
+    /// Validates the settings without accessing files.
     pub fn check(&self) -> Result<()> {
         let refuse = |key, problem: &str| Err(Error::DataSetting { key, problem: problem.into() });
         if self.sources.is_empty() {
-            return refuse("sources", "is empty; name files, folders, globs or hf://datasets/…");
+            return refuse("sources", "is empty; name files, directories, globs or hf://datasets/…");
         }
         if self.held_out.is_some_and(|share| !(0.0..1.0).contains(&share)) {
             return refuse("held_out", "must be at least 0 and below 1");
         }
         if self.field.is_empty() {
-            return refuse("field", "is empty; name the field or column that holds the text");
+            return refuse("field", "is empty; name the field or column that contains the text");
         }
         if matches!(&self.documents, Documents::Separator(separator) if separator.is_empty()) {
-            return refuse("documents", "has an empty separator; give the text between two documents");
+            return refuse("documents", "has an empty separator; give the string between two documents");
         }
         Ok(())
     }
 }
 
-/// How a text file is cut into documents. Documents without text are left out.
+/// How a text file is split into documents. Empty documents are dropped.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Documents {
     /// The file is one document.
     #[default]
     File,
-    /// Every line is one, without its line break.
+    /// Every line is a document, without its line break.
     Line,
-    /// Lines without text separate them; line breaks at their ends do not belong to them.
+    /// Blank lines separate documents; line breaks at their ends are dropped.
     BlankLine,
-    /// This text separates them; line breaks beside it belong to neither.
+    /// This string separates documents; line breaks next to it are dropped.
     Separator(String),
 }
 
@@ -101,7 +101,7 @@ impl FromStr for Documents {
             ("line", _) => Ok(Documents::Line),
             ("blank-line", _) => Ok(Documents::BlankLine),
             (_, Some(separator)) if !separator.is_empty() => Ok(Documents::Separator(separator.into())),
-            _ => Err(format!("`{text}` is no way to cut documents; use file, line, blank-line or separator:<text>")),
+            _ => Err(format!("`{text}` is not a way to split documents; use file, line, blank-line or separator:<text>")),
         }
     }
 }
@@ -117,14 +117,14 @@ impl fmt::Display for Documents {
     }
 }
 
-/// How documents become rows.
+/// How documents are arranged in rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Layout {
-    /// Documents joined, each with its end, and cut into windows of T. In an epoch windows come in a random order, each once.
+    /// Documents are concatenated, each with its end-of-document token, and split into windows of T. Every epoch visits all windows once in random order.
     #[default]
     Packed,
-    /// One document a row, cut off after T tokens, padded on the right; drawn with replacement.
+    /// One document per row, truncated after T tokens, padded on the right; drawn with replacement.
     Padded,
 }
 
@@ -136,7 +136,7 @@ impl FromStr for Layout {
         match text {
             "packed" => Ok(Layout::Packed),
             "padded" => Ok(Layout::Padded),
-            _ => Err(format!("`{text}` is no layout of rows; use packed or padded")),
+            _ => Err(format!("`{text}` is not a row layout; use packed or padded")),
         }
     }
 }

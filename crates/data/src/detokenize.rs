@@ -1,27 +1,27 @@
-//! Tokens to text as they come: whole characters only.
+//! Streaming detokenization: only complete characters are returned.
 
 use crate::{Result, Tokenizer};
 
-/// Tokens whose text depends on those before them are decoded together with so many.
+/// Number of preceding tokens that are decoded together with new ones, since text may depend on them.
 const CONTEXT: usize = 4;
-/// Bytes of a character that is not complete yet: what three of them decode to is held back.
+/// Incomplete characters: replacement characters at the end that are withheld.
 const INCOMPLETE: usize = 3;
-/// Tokens after which a window begins anew, should nothing in it ever become a whole character.
+/// Maximum number of tokens in a window, in case it never decodes to a complete character.
 const LONGEST: usize = 64;
 
-/// The text of one stream of tokens.
+/// Decodes one stream of tokens.
 ///
-/// A token can be part of a character, and some tokenizers write a space in front of a token only where another comes before it. So a
-/// window of tokens is decoded together, and of its text only what is new is given.
+/// A token can be part of a character, and some tokenizers write a space before a token only if another token precedes it. Therefore a
+/// window of tokens is decoded together, and only the new part of its text is returned.
 pub struct Text<'t> {
     tokenizer: &'t Tokenizer,
     window: Vec<u32>,
-    /// Bytes of the window's text that were given already.
+    /// Bytes of the window's text that were already returned.
     given: usize,
 }
 
 impl<'t> Text<'t> {
-    /// A stream that follows these tokens, whose own text is not given.
+    /// A stream after these tokens, whose own text is not returned.
     pub fn after(tokenizer: &'t Tokenizer, before: &[u32]) -> Result<Text<'t>> {
         let mut text = Text { tokenizer, window: Vec::with_capacity(2 * LONGEST), given: 0 };
         let before = before.iter().copied().filter(|&token| (token as usize) < tokenizer.vocabulary());
@@ -31,9 +31,9 @@ impl<'t> Text<'t> {
         Ok(text)
     }
 
-    /// The text that this token completes, perhaps none.
+    /// The text that this token completes; may be empty.
     pub fn push(&mut self, token: u32) -> Result<String> {
-        // A model's vocabulary can be padded beyond its tokenizer's; those tokens have no text.
+        // A model's vocabulary may be padded beyond that of its tokenizer; those tokens have no text.
         if token as usize >= self.tokenizer.vocabulary() {
             return Ok(String::new());
         }
@@ -49,7 +49,7 @@ impl<'t> Text<'t> {
         Ok(new)
     }
 
-    /// What was held back.
+    /// The withheld text.
     pub fn finish(&mut self) -> Result<String> {
         let text = self.decode()?;
         let rest = text.get(self.given..).unwrap_or_default().to_owned();
@@ -62,7 +62,7 @@ impl<'t> Text<'t> {
     }
 }
 
-/// Bytes of a text before the replacements at its end that further tokens could turn into a character.
+/// Length of a string without the replacement characters at its end that further tokens may complete.
 fn whole(text: &str) -> usize {
     let mut end = text.len();
     for _ in 0..INCOMPLETE {
@@ -90,21 +90,21 @@ mod tests {
     }
 
     #[test]
-    fn characters_come_whole() {
+    fn only_complete_characters_are_returned() {
         let (given, rest) = pieces(&bytes("aé€😀z"), &bytes("before"));
         assert_eq!(given, ["a", "", "é", "", "", "€", "", "", "", "😀", "z"]);
         assert_eq!(rest, "");
     }
 
     #[test]
-    fn what_is_no_text_is_replaced_and_nothing_is_lost() {
+    fn invalid_bytes_are_replaced_and_nothing_is_lost() {
         let tokens = [&[0xff, 0x41, 0xe2, 0x82][..], &bytes("b😀")].concat();
         let (given, rest) = pieces(&tokens, &[]);
         let all = given.concat() + &rest;
         assert_eq!(all, "\u{fffd}A\u{fffd}b😀");
         let (given, rest) = pieces(&[0xe2, 0x82], &[]);
         assert_eq!((given.concat(), rest), (String::new(), "\u{fffd}".into()));
-        // A long run of bytes that never become text, then text.
+        // Many bytes that never become text, then text.
         let tokens = [vec![0xff; 300], bytes("end")].concat();
         let (given, rest) = pieces(&tokens, &[]);
         let all = given.concat() + &rest;
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_of_documents_and_tokens_beyond_the_tokenizer_leave_nothing() {
+    fn end_tokens_and_tokens_beyond_the_vocabulary_have_no_text() {
         let (given, rest) = pieces(&[65, 256, 300, 66], &[256]);
         assert_eq!((given.concat(), rest.as_str()), ("AB".to_string(), ""));
     }

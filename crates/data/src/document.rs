@@ -1,4 +1,4 @@
-//! Text made ready, and tokenizers learned, for people.
+//! Documents about tokenized data and trained tokenizers.
 
 use serde::{Deserialize, Serialize};
 use termwise_report::{Block, Document, Documented, counted, thousands};
@@ -6,37 +6,37 @@ use termwise_report::{Block, Document, Documented, counted, thousands};
 use crate::bpe::BpeReport;
 use crate::{Source, TextSource};
 
-/// Text that was tokenized.
+/// Tokenized data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Prepared {
-    /// Of files, tokenizer and settings.
+    /// Fingerprint of files, tokenizer and settings.
     pub fingerprint: String,
-    /// Files.
+    /// Number of files.
     pub files: usize,
-    /// Documents in them.
+    /// Number of documents.
     pub documents: u64,
-    /// Tokens of all documents.
+    /// Number of tokens.
     pub tokens: u64,
-    /// Bytes of their text.
+    /// Number of bytes of text.
     pub bytes: u64,
-    /// The quotient of the two.
+    /// Bytes per token.
     pub bytes_per_token: f64,
-    /// Tokens that there are.
+    /// Vocabulary size.
     pub vocabulary: usize,
-    /// Tokens to train on.
+    /// Training tokens.
     pub train_tokens: u64,
-    /// Share of documents, or of the only one, that is held out.
+    /// Held-out fraction of the documents, or of a single document.
     pub held_out_share: f64,
-    /// Documents held out.
+    /// Held-out documents.
     pub held_out_documents: usize,
-    /// Their tokens.
+    /// Held-out tokens.
     pub held_out_tokens: u64,
-    /// Their bytes.
+    /// Held-out bytes.
     pub held_out_bytes: u64,
 }
 
 impl Prepared {
-    /// What a source holds.
+    /// Statistics of a source.
     pub fn new(source: &TextSource) -> Prepared {
         let manifest = source.tokens().manifest();
         Prepared {
@@ -64,7 +64,7 @@ impl Documented for Prepared {
         let facts = [
             ("text", format!("{} in {}, {} bytes", counted(self.documents, "document"), counted(self.files, "file"), n(self.bytes))),
             ("tokens", format!("{} of {}, {:.3} bytes per token", n(self.tokens), thousands(self.vocabulary), self.bytes_per_token)),
-            ("to train on", format!("{} tokens", n(self.train_tokens))),
+            ("training", format!("{} tokens", n(self.train_tokens))),
             (
                 "held out",
                 format!(
@@ -86,7 +86,7 @@ impl Documented for BpeReport {
     fn document(&self) -> Document {
         let facts = [
             ("tokens", thousands(self.vocabulary)),
-            ("learned from", format!("{}, {} bytes", counted(self.documents, "document"), thousands(self.bytes))),
+            ("trained on", format!("{}, {} bytes", counted(self.documents, "document"), thousands(self.bytes))),
         ];
         Document { title: String::new(), lead: vec![Block::Facts(facts.map(|(name, text)| (name.into(), text)).into())], sections: vec![] }
     }

@@ -1,79 +1,79 @@
-//! What can go wrong with data.
+//! Errors of this crate.
 
 use std::path::PathBuf;
 
 use termwise_base::files;
 
-/// The errors of this crate. Each says what was asked, what was found and what to do.
+/// Errors of this crate. Each states the request, the finding and the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A file that cannot be read or written.
+    /// A file cannot be read or written.
     #[error(transparent)]
     Io(#[from] files::Error),
-    /// A setting of the data that cannot be.
+    /// An invalid data setting.
     #[error("data: `{key}` {problem}")]
     DataSetting {
         /// Its key in the configuration.
         key: &'static str,
-        /// What is wrong with it and what to do.
+        /// The problem and the remedy.
         problem: String,
     },
-    /// A source that names no usable files.
+    /// A source without usable files.
     #[error("source `{asked}`: {problem}")]
     DataSource {
-        /// As the configuration names it.
+        /// As written in the configuration.
         asked: String,
-        /// What is wrong with it and what to do.
+        /// The problem and the remedy.
         problem: String,
     },
-    /// A model of the hub that cannot be had.
+    /// A model that cannot be fetched from the hub.
     #[error("model `{asked}`: {problem}")]
     HubModel {
-        /// As the user named it.
+        /// As the user wrote it.
         asked: String,
-        /// What is wrong with it and what to do.
+        /// The problem and the remedy.
         problem: String,
     },
-    /// Something that this build was made without.
-    #[error("`{asked}` needs {support}, which this build leaves out; `cargo build --release --features {feature}` makes one that has it")]
+    /// A feature that this build does not include.
+    #[error("`{asked}` needs {support}, which this build does not include; rebuild with `cargo build --release --features {feature}`")]
     LeftOut {
-        /// As the user named it.
+        /// As the user wrote it.
         asked: String,
-        /// What is missing.
+        /// The missing support.
         support: &'static str,
-        /// The feature that brings it.
+        /// The feature that enables it.
         feature: &'static str,
     },
-    /// Something inside a file of documents.
+    /// An invalid document in a file.
     #[error("{}, {unit} {number}: {problem}", path.display())]
     Document {
         /// The file.
         path: PathBuf,
-        /// What is counted: lines, rows.
+        /// The unit of the position: line or row.
         unit: &'static str,
-        /// Which one, from 1.
+        /// The position, from 1.
         number: u64,
-        /// What is wrong there.
+        /// The problem.
         problem: String,
     },
-    /// A tokenizer that cannot be used, or text it cannot take.
+    /// A tokenizer that cannot be used, or text that it cannot encode.
     #[error("tokenizer {name}: {problem}")]
     Tokenizer {
         /// `bytes` or its file.
         name: String,
-        /// What is wrong and what to do.
+        /// The problem and the remedy.
         problem: String,
     },
-    /// Tokens on disk that cannot be trusted.
-    #[error("{}: {problem}; delete the folder or ask for a rebuild", path.display())]
+    /// Invalid tokens on disk.
+    #[error("{}: {problem}; delete the directory or rebuild it with --rebuild", path.display())]
     Shard {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
-    /// A part of the program that ended without an answer.
+    /// A part of the program ended without a result.
     #[error("internal error: {0}")]
     Internal(&'static str),
 }
@@ -82,7 +82,7 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// Whether the arguments are at fault: they contradict each other, or name an input that does not exist or cannot be used.
+    /// Whether the arguments are invalid: they contradict each other, or name an input that does not exist or cannot be used.
     pub fn is_usage(&self) -> bool {
         match self {
             Error::DataSetting { .. } | Error::DataSource { .. } | Error::LeftOut { .. } => true,
@@ -91,13 +91,13 @@ impl Error {
         }
     }
 
-    /// For what needs a feature that is off.
-    #[allow(dead_code, reason = "with all features on, nothing is left out")]
+    /// For requests that need a disabled feature.
+    #[allow(dead_code, reason = "unused if all features are enabled")]
     pub(crate) fn left_out(asked: impl Into<String>, support: &'static str, feature: &'static str) -> Error {
         Error::LeftOut { asked: asked.into(), support, feature }
     }
 
-    /// For `map_err`: names what was attempted and on which file.
+    /// For `map_err`: adds the action and the path.
     pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Error {
         let with_source = files::Error::io(action, path);
         move |source| with_source(source).into()

@@ -1,7 +1,7 @@
-//! Text in, batches out.
+//! Data: tokenization of text, and batches for training and evaluation.
 //!
-//! A [`Source`] is a pure function from (seed, index) to a batch: the position in the data is a number, so that a run
-//! resumes exactly and any batch can be looked at again.
+//! A [`Source`] is a pure function from (seed, index) to a batch. The position in the data is a number, so a run
+//! resumes exactly and any batch can be recomputed.
 #![forbid(unsafe_code)]
 
 pub mod bpe;
@@ -34,27 +34,27 @@ pub use prepare::{Prepare, Progress};
 pub use text::TextSource;
 pub use tokenizer::Tokenizer;
 
-/// One batch of rows of T positions, reused from step to step.
+/// A batch of rows of T positions, reused across steps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rows {
-    /// B
+    /// B, batch size.
     pub rows: usize,
-    /// T
+    /// T, sequence length.
     pub time: usize,
     /// Tokens [B, T].
     pub ids: Vec<u32>,
-    /// What is asked for at each, [B, T]: the token that follows, but for parity; −100 where nothing is.
+    /// Labels [B, T]: the next token, except for parity; −100 for positions without a label.
     pub labels: Vec<i32>,
-    /// Positions that count in each row, [B]; empty where all do.
+    /// Number of valid positions in each row, [B]; empty if all are.
     pub lengths: Vec<usize>,
-    /// Whether a label is a recall token, [B, T]; empty where the source does not mark them.
+    /// Whether a label is a recall token, [B, T]; empty if the source does not mark them.
     pub recall: Vec<bool>,
-    /// Bytes of text that the counted labels stand for; 0 where the source is not text.
+    /// Bytes of text of the labels; 0 if the source is not text.
     pub bytes: u64,
 }
 
 impl Rows {
-    /// Makes room for B rows of T positions, everything masked out.
+    /// Resizes to B rows of T positions without labels.
     pub fn reset(&mut self, rows: usize, time: usize) {
         self.rows = rows;
         self.time = time;
@@ -68,29 +68,29 @@ impl Rows {
     }
 }
 
-/// Where batches come from.
+/// A source of batches.
 pub trait Source: Send + Sync + fmt::Debug {
-    /// Number of different tokens: ids are below it.
+    /// Vocabulary size: token ids are below it.
     fn vocabulary(&self) -> usize;
 
-    /// A short hash of all that decides its batches besides seed, index, B and T.
+    /// A short hash of everything that determines its batches except seed, index, B and T.
     fn fingerprint(&self) -> String;
 
-    /// Training batch `index` of this seed, of `rows` rows of `time` positions. Always the same for the same arguments.
+    /// Training batch `index` for this seed, with `rows` rows of `time` positions. Equal arguments give equal batches.
     fn train(&self, seed: u64, index: u64, rows: usize, time: usize, out: &mut Rows) -> Result<()>;
 
-    /// Held-out batch `index`, in order, every held-out token asked for once; false past the end. The last batch may have
-    /// rows that are masked out entirely.
+    /// Held-out batch `index`, in order; every held-out token is a label once. Returns false past the end. The last batch may have
+    /// rows without labels.
     fn held_out(&self, index: u64, rows: usize, time: usize, out: &mut Rows) -> Result<bool>;
 
-    /// The loss of the best possible predictor in nats per token, where it is known: over all tokens, over recall tokens
+    /// The loss of the optimal predictor in nats per token, if known: over all tokens, over recall tokens
     /// and over the others.
     fn best_loss(&self) -> Option<BestLoss> {
         None
     }
 }
 
-/// Known entropy of a source, in nats per token.
+/// The known entropy of a source, in nats per token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BestLoss {
     /// Over all tokens.

@@ -1,8 +1,8 @@
-//! Documents to tokens on disk, once.
+//! Tokenization of documents to shards on disk.
 //!
-//! Documents are read in order, tokenized in parallel, and written in order, so that shards are the same for any number of threads. A data set
-//! lies in a folder named by the fingerprint of all it was made from; it is built beside that folder and renamed into place, so that
-//! it is there whole or not at all, and two builders do not disturb each other.
+//! Documents are read in order, tokenized in parallel, and written in order, so shards are the same for any number of threads. A data set
+//! is stored in a directory named by the fingerprint of its inputs. It is built in a temporary directory and renamed, so
+//! it is always complete, and concurrent builders do not interfere.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -21,29 +21,29 @@ use super::tokenizer::Tokenizer;
 use super::tokens::{MANIFEST, Manifest, Tokens, Unsplit, shard_name};
 use crate::error::{Error, Result};
 
-/// Text tokenized at a time.
+/// Bytes of text tokenized at a time.
 const CHUNK: usize = 8 << 20;
-/// Tokens of a full shard.
+/// Number of tokens in a full shard.
 const SHARD: usize = 1 << 26;
 
-/// How folders begin in which data sets are built, and the file in them that their builder holds locked.
+/// Prefix of the directories in which data sets are built, and the file in them that their builder locks.
 const BUILDING: &str = ".building-";
 const LOCK: &str = ".lock";
-/// After this time a folder without a lock belongs to nobody.
+/// After this time, a directory without a lock is abandoned.
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// How data are prepared.
+/// Options of tokenization.
 #[derive(Clone, Copy)]
 pub struct Prepare<'a> {
-    /// Build the shards even where they are there.
+    /// Rebuild the shards even if they exist.
     pub rebuild: bool,
-    /// Compare the hash of every byte of the shards before using them.
+    /// Verify the hash of every byte of the shards before use.
     pub verify: bool,
-    /// Called from time to time while shards are built.
+    /// Called regularly while shards are built.
     pub progress: &'a dyn Fn(&Progress),
-    /// Called with each warning about the text, whether it is tokenized now or was before.
+    /// Called with each warning about the text, whether it is tokenized now or was tokenized before.
     pub warn: &'a dyn Fn(&str),
-    /// Tokens of a full shard.
+    /// Number of tokens in a full shard.
     pub shard_tokens: usize,
 }
 
@@ -54,12 +54,12 @@ impl Default for Prepare<'_> {
     }
 }
 
-/// How far building has come.
+/// Progress of building.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes of all files, as they are on disk.
+    /// Total bytes of all files on disk.
     pub file_bytes: u64,
-    /// Bytes read of them.
+    /// Bytes read.
     pub read: u64,
     /// Documents so far.
     pub documents: u64,
@@ -69,10 +69,10 @@ pub struct Progress {
     pub bytes: u64,
 }
 
-/// The tokens of the sources: those in `cache` if they were made from the same, otherwise built and put there.
+/// The tokens of the sources, from `cache` if it contains them for the same inputs; otherwise they are built and stored there.
 ///
-/// The same means: files of the same paths, sizes and times of change, the same tokenizer file, the same settings, the same format. Tokens that are
-/// there but damaged are an error unless `rebuild` is asked for.
+/// Same inputs means: files of the same paths, sizes and modification times, the same tokenizer file, the same settings, the same format. Damaged
+/// tokens are an error unless `rebuild` is set.
 pub fn prepare(config: &DataConfig, cache: &Path, how: &Prepare) -> Result<(Tokenizer, Tokens)> {
     config.check()?;
     let tokenizer = Tokenizer::open(&config.tokenizer, config.end_of_document.as_deref())?;
@@ -89,10 +89,10 @@ pub fn prepare(config: &DataConfig, cache: &Path, how: &Prepare) -> Result<(Toke
     Ok((tokenizer, tokens))
 }
 
-/// A hash of all that decides the shards, and the bytes of the files.
+/// A hash of everything that determines the shards, and the total bytes of the files.
 fn fingerprint(config: &DataConfig, tokenizer: &Tokenizer, files: &[SourceFile]) -> Result<(blake3::Hash, u64)> {
     let mut hasher = blake3::Hasher::new();
-    // Each part with its length: no two lists of parts give the same bytes.
+    // Each item with its length, so the encoding is injective.
     let mut add = |part: &[u8]| {
         hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
     };
@@ -134,12 +134,12 @@ fn build(
         Err(error) => Box::new(std::iter::once(Err(error))),
     });
 
-    // Only text files are split by a separator, and only those that are not split in another way.
+    // Only text files are split at a separator, and only those that are not split otherwise.
     let whole = config.documents == Documents::File && files.iter().all(|file| file.format == Format::Text);
     let mut separators = if whole { separators(tokenizer)? } else { Vec::new() };
     let mut chunk = next_chunk(&mut pieces)?;
     while !chunk.is_empty() {
-        // Files are read while the chunk before is tokenized.
+        // The next chunk is read while the previous one is tokenized.
         let (encoded, next) = rayon::join(|| encode(tokenizer, &chunk, config.special_tokens), || next_chunk(&mut pieces));
         for (piece, ids) in chunk.iter().zip(encoded) {
             separators.iter_mut().for_each(|(finder, count)| *count += within(&piece.text, finder));
@@ -152,7 +152,7 @@ fn build(
 
     let (totals, shards) = writer.finish()?;
     if totals.documents == 0 {
-        return Err(Error::DataSource { asked: config.sources.join(", "), problem: "there is no text in it".into() });
+        return Err(Error::DataSource { asked: config.sources.join(", "), problem: "it contains no text".into() });
     }
     let manifest = Manifest {
         version: shards::VERSION,
@@ -175,61 +175,61 @@ fn build(
     let path = staging.path().join(MANIFEST);
     let text = serde_json::to_vec_pretty(&manifest).map_err(|error| Error::io("write", &path)(error.into()))?;
     std::fs::write(&path, text).map_err(Error::io("write", &path))?;
-    // In this order: with a lock that nobody holds it would be taken for a leftover.
+    // In this order: an unlocked lock file would make it look abandoned.
     let path = staging.path().join(LOCK);
     std::fs::remove_file(&path).map_err(Error::io("remove", &path))?;
     drop(lock);
     publish(staging, folder, how.rebuild)
 }
 
-/// A folder in the cache to build in, with the lock that says that somebody does; what builders that were killed have left is removed.
+/// Creates a locked directory to build in, and removes those left by builders that were killed.
 fn stage(cache: &Path) -> Result<(TempDir, File)> {
-    // One at a time, by the folder's own lock: nobody looks for locks between the making of a folder and that of its lock. Where folders have no
-    // locks, nothing is removed.
+    // One process at a time, by locking the cache directory: no other process checks locks between the creation of a directory and of its lock. If
+    // directories cannot be locked, nothing is removed.
     let turn = File::open(cache).and_then(|folder| folder.lock().map(|()| folder));
     let entries = std::fs::read_dir(cache).map_err(Error::io("list", cache))?.filter_map(|entry| Some(entry.ok()?.path()));
     for left in entries
         .filter(|path| turn.is_ok() && path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(BUILDING)))
     {
         let busy = |file: File| matches!(file.try_lock(), Err(std::fs::TryLockError::WouldBlock));
-        // Without a lock its builder is just publishing it, or is of an earlier version; it may be gone a moment later.
+        // Without a lock file its builder is about to publish it, or is an earlier version; it may disappear.
         let is_left = match File::open(left.join(LOCK)) {
             Ok(file) => !busy(file),
             Err(_) => std::fs::metadata(&left).and_then(|meta| meta.modified()).is_ok_and(|at| at.elapsed().is_ok_and(|age| age > DAY)),
         };
         if is_left {
-            // In nobody's way if it cannot be removed.
+            // Harmless if it cannot be removed.
             let _ = std::fs::remove_dir_all(&left);
         }
     }
-    let staging = tempfile::Builder::new().prefix(BUILDING).tempdir_in(cache).map_err(Error::io("create a folder in", cache))?;
+    let staging = tempfile::Builder::new().prefix(BUILDING).tempdir_in(cache).map_err(Error::io("create a directory in", cache))?;
     let path = staging.path().join(LOCK);
     let lock = File::create(&path).map_err(Error::io("create", &path))?;
     lock.lock().map_err(Error::io("lock", &path))?;
     Ok((staging, lock))
 }
 
-/// Puts the finished folder in place.
+/// Renames the finished directory to its final name.
 fn publish(staging: TempDir, folder: &Path, replace: bool) -> Result<()> {
     for place in [staging.path().join(MANIFEST), staging.path().to_owned()] {
         File::open(&place).and_then(|file| file.sync_all()).map_err(Error::io("flush to disk", &place))?;
     }
-    // What is there without a manifest is no data set; what is there with one was finished by somebody else meanwhile, from the same.
+    // A directory without a manifest is not a data set. One with a manifest was finished by another process from the same inputs.
     if folder.exists() && (replace || !folder.join(MANIFEST).exists()) {
-        std::fs::remove_dir_all(folder).map_err(Error::io("remove the older", folder))?;
+        std::fs::remove_dir_all(folder).map_err(Error::io("remove the old directory", folder))?;
     }
     match std::fs::rename(staging.path(), folder) {
         Ok(()) => {
-            // Renamed away: there is nothing left to clean up.
+            // It was renamed, so there is nothing to remove.
             let _ = staging.keep();
             Ok(())
         }
         Err(_) if folder.join(MANIFEST).exists() => Ok(()),
-        Err(error) => Err(Error::io("put in place", folder)(error)),
+        Err(error) => Err(Error::io("replace", folder)(error)),
     }
 }
 
-/// Texts that usually separate documents: `<|endoftext|>` and the tokenizer's own end of a document, each with a count of 0.
+/// Common document separators: `<|endoftext|>` and the tokenizer's own end-of-document token, each with a count of 0.
 fn separators(tokenizer: &Tokenizer) -> Result<Vec<(memmem::Finder<'static>, u64)>> {
     let own = tokenizer.decode(&[tokenizer.end()], false)?;
     let mut texts = vec!["<|endoftext|>".to_owned()];
@@ -249,7 +249,7 @@ fn within(text: &str, finder: &memmem::Finder) -> u64 {
     places.len() as u64 - u64::from(first)
 }
 
-/// Documents up to about [`CHUNK`] bytes; none at the end.
+/// Documents of up to about [`CHUNK`] bytes; empty at the end.
 fn next_chunk(pieces: &mut (impl Iterator<Item = Result<Piece>> + Send)) -> Result<Vec<Piece>> {
     let (mut chunk, mut bytes) = (Vec::new(), 0);
     while bytes < CHUNK {
@@ -272,7 +272,7 @@ struct Totals {
     bytes: u64,
 }
 
-/// Collects the tokens of one shard after the other.
+/// Writes tokens to consecutive shards.
 struct Writer {
     folder: PathBuf,
     vocabulary: u64,
@@ -283,7 +283,7 @@ struct Writer {
     tokens: Vec<u8>,
     hashes: Vec<String>,
     totals: Totals,
-    /// The document that has begun.
+    /// The current document.
     hasher: blake3::Hasher,
     bytes: u64,
     weight: u64,
@@ -312,7 +312,7 @@ impl Writer {
     fn add(&mut self, piece: &Piece, mut ids: Vec<u32>, tokenizer: &Tokenizer) -> Result<()> {
         self.hasher.update(piece.text.as_bytes());
         self.bytes += piece.text.len() as u64;
-        // A template may add the end itself, to every piece.
+        // A template may add the end-of-document token itself, to every piece.
         if ids.last() == Some(&tokenizer.end()) {
             ids.pop();
         }

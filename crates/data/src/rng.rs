@@ -1,20 +1,20 @@
-//! Random numbers and permutations in which every element is computed from its index.
+//! Random numbers and permutations with random access by index.
 
 use termwise_base::rng::{GOLDEN, mix};
 
-/// A number in which every bit depends on all of the words.
+/// A hash in which every bit depends on all of the words.
 pub(super) fn hash(words: &[u64]) -> u64 {
     words.iter().fold(0x243f_6a88_85a3_08d3, |state: u64, &word| mix((state ^ word).wrapping_add(GOLDEN)))
 }
 
-/// A number below `n` > 0 from 64 random bits; the bias is below n/2^64.
+/// A number below `n` > 0 from 64 random bits, with a bias below n/2^64.
 pub(super) fn below(bits: u64, n: u64) -> u64 {
     ((bits as u128 * n as u128) >> 64) as u64
 }
 
-/// Element `index` < `n` of a random permutation of 0..n, one for each key.
+/// Element `index` < `n` of a random permutation of 0..n that depends on the key.
 ///
-/// A Feistel network permutes the next power of four; what falls beyond n is permuted again until it does not.
+/// A Feistel network permutes the next power of four; results beyond n are permuted again.
 pub(super) fn permuted(key: u64, n: u64, index: u64) -> u64 {
     debug_assert!(index < n);
     if n <= 1 {
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_index_comes_once() {
+    fn every_index_occurs_once() {
         for n in [1, 2, 3, 4, 5, 16, 17, 100, 1000, 4097] {
             let mut seen: Vec<u64> = (0..n).map(|i| permuted(7, n, i)).collect();
             assert!(n < 5 || !seen.is_sorted(), "the permutation of {n} does nothing");
@@ -50,17 +50,17 @@ mod tests {
     }
 
     #[test]
-    fn keys_give_unrelated_orders_without_fixed_places() {
+    fn keys_give_unrelated_permutations_without_fixed_points() {
         let order = |key| (0..1000).map(|i| permuted(key, 1000, i)).collect::<Vec<_>>();
         assert_ne!(order(1), order(2));
-        // Each place should hold each value about equally often: mean over keys of the first element is near the middle.
+        // Each position should have each value about equally often: the mean of the first element over keys is near the middle.
         let mean = (0..2000).map(|key| permuted(key, 1000, 0)).sum::<u64>() as f64 / 2000.0;
         assert!((mean - 499.5).abs() < 30.0, "{mean}");
     }
 
     #[test]
-    fn numbers_are_pinned() {
-        // A change of these digits changes the batches of every run.
+    fn values_are_pinned() {
+        // A change of these values changes the batches of every run.
         assert_eq!((hash(&[1, 2, 3]), permuted(1, 1000, 0), below(1 << 63, 10)), PINNED);
     }
 

@@ -1,8 +1,8 @@
-//! Tokens on disk: shards of one stream.
+//! The binary format of token shards.
 //!
-//! A shard is a header of 128 bytes, a table of the documents that end in it and its tokens, all little-endian:
+//! A shard consists of a header of 128 bytes, a table of the documents that end in it, and its tokens, all little-endian:
 //!
-//! | bytes | what |
+//! | bytes | content |
 //! |---|---|
 //! | 0..8 | `TWTOKENS` |
 //! | 8..12 | version, 1 |
@@ -10,18 +10,18 @@
 //! | 16..24 | tokens |
 //! | 24..32 | documents that end here |
 //! | 32..40 | vocabulary; every token is below it |
-//! | 40..44 | number of the shard, from 0 |
+//! | 40..44 | index of the shard, from 0 |
 //! | 44..64 | zero |
 //! | 64..96 | BLAKE3 of bytes 0..64 and of all bytes from 128 on |
-//! | 96..128 | fingerprint of what the stream was made from |
+//! | 96..128 | fingerprint of the inputs of the stream |
 //! | 128.. | for each document: end within this shard in tokens, bytes of text, weight, hash of its text; u64 each |
 //! | then | tokens |
 //!
-//! A document may begin in one shard and end in a later one. Reading checks every length against the file before using it and allocates
-//! nothing that depends on the file's content.
+//! A document may begin in one shard and end in a later one. Reading checks every length against the file size before using it and makes
+//! no allocation that depends on the content of the file.
 //!
-//! Shards are read and not mapped into memory: a file that is cut off while a training uses it is an error then, where to touch a map
-//! beyond the end of its file ends the process (SIGBUS).
+//! Shards are read, not memory-mapped: if a file is truncated while in use, a read returns an error, while an access to a map
+//! beyond the end of its file terminates the process (SIGBUS).
 
 use std::fs::File;
 use std::io::{ErrorKind, Seek, SeekFrom, Write};
@@ -32,22 +32,22 @@ use termwise_base::files::read_at;
 
 use crate::error::{Error, Result};
 
-/// Version of the format.
+/// Format version.
 pub const VERSION: u32 = 1;
 const MAGIC: &[u8; 8] = b"TWTOKENS";
 const HEADER: usize = 128;
 const RECORD: usize = 32;
-/// Records of the table that are read at once: they are mostly asked for in order.
+/// Number of table records read at once: they are mostly accessed in order.
 const BLOCK: usize = 512;
 
 /// A document in a stream of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Document {
-    /// Where it ends, exclusive, its end token included.
+    /// Its end in the stream, exclusive, including its end-of-document token.
     pub end: u64,
     /// Bytes of its text.
     pub bytes: u64,
-    /// Σ over its tokens of the bytes that each stands for, as the tokenizer says; near `bytes`.
+    /// Σ over its tokens of the bytes of each according to the tokenizer; close to `bytes`.
     pub weight: u64,
     /// Hash of its text.
     pub hash: u64,
@@ -63,22 +63,22 @@ pub struct Shard {
     tokens: u64,
     documents: u64,
     vocabulary: u64,
-    /// The records that were read last, and the number of the first.
+    /// The records read last, and the index of the first.
     block: Mutex<(usize, Vec<u8>)>,
 }
 
-/// What a shard must be to belong to a stream.
+/// Expected properties of a shard of a stream.
 #[derive(Clone, Copy, Debug)]
 pub struct Expected<'a> {
-    /// Its number.
+    /// Its index.
     pub number: u32,
-    /// Tokens are below this.
+    /// Vocabulary size.
     pub vocabulary: u64,
-    /// What the stream was made from.
+    /// Fingerprint of the stream's inputs.
     pub fingerprint: &'a [u8; 32],
 }
 
-/// Writes a shard of tokens, which are little-endian with 2 or 4 bytes each; the hash that it bears.
+/// Writes a shard of little-endian tokens with 2 or 4 bytes each. Returns the hash in its header.
 pub(super) fn write(path: &Path, expected: Expected, wide: bool, documents: &[Document], tokens: &[u8]) -> Result<[u8; 32]> {
     let width = if wide { 4 } else { 2 };
     let mut header = [0; HEADER];
@@ -108,10 +108,10 @@ impl Shard {
     /// Opens a shard and checks its header and table; with `verify` also the hash of all its bytes.
     pub fn open(path: &Path, expected: Expected, verify: bool) -> Result<Shard> {
         let file = File::open(path).map_err(Error::io("open the tokens in", path))?;
-        let length = file.metadata().map_err(Error::io("look at", path))?.len();
+        let length = file.metadata().map_err(Error::io("read the size of", path))?.len();
         let refuse = |problem: String| Error::Shard { path: path.into(), problem };
         if length < HEADER as u64 {
-            return Err(refuse(format!("cut off: a shard has at least {HEADER} bytes, this file has {length}")));
+            return Err(refuse(format!("truncated: a shard has at least {HEADER} bytes, this file has {length}")));
         }
         let mut header = [0; HEADER];
         read_at(&file, 0, &mut header).map_err(Error::io("read the tokens in", path))?;
@@ -120,12 +120,12 @@ impl Shard {
         for index in 0..shard.documents as usize {
             let end = shard.document(index)?.end;
             if end < last || end > shard.tokens {
-                return Err(refuse("damaged: its documents do not follow one another".into()));
+                return Err(refuse("damaged: its documents are not consecutive".into()));
             }
             last = end;
         }
         if verify && shard.hash_of_content(&header).map_err(Error::io("read the tokens in", path))? != shard.hash {
-            return Err(refuse("damaged: its bytes are not those that were written".into()));
+            return Err(refuse("damaged: the checksum differs".into()));
         }
         Ok(shard)
     }
@@ -146,15 +146,13 @@ impl Shard {
         let length =
             (|| tokens.checked_mul(width.into())?.checked_add(documents.checked_mul(RECORD as u64)?)?.checked_add(HEADER as u64))();
         if length != Some(bytes) {
-            return Err(format!(
-                "cut off or damaged: its header speaks of {tokens} tokens and {documents} documents, it has {bytes} bytes"
-            ));
+            return Err(format!("truncated or damaged: its header states {tokens} tokens and {documents} documents, it has {bytes} bytes"));
         }
         if header[44..64].iter().any(|&byte| byte != 0) {
-            return Err("damaged: its header holds something where there should be nothing".into());
+            return Err("damaged: reserved bytes of its header are not zero".into());
         }
         if word(40) != expected.number || vocabulary != expected.vocabulary || &header[96..] != expected.fingerprint {
-            return Err("not of this stream: number, vocabulary or fingerprint are others".into());
+            return Err("not a shard of this stream: index, vocabulary or fingerprint differ".into());
         }
         let hash = header[64..96].try_into().unwrap_or_default();
         Ok(Shard { path, file, hash, wide: width == 4, tokens, documents, vocabulary, block: Mutex::default() })
@@ -170,7 +168,7 @@ impl Shard {
         self.documents
     }
 
-    /// Document `index` of those that end here; its end counts from the start of this shard.
+    /// Document `index` of those that end here; its end is relative to the start of this shard.
     pub fn document(&self, index: usize) -> Result<Document> {
         let mut block = self.block.lock().unwrap_or_else(PoisonError::into_inner);
         let (first, records) = &mut *block;
@@ -189,12 +187,12 @@ impl Shard {
 
     fn bytes(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         read_at(&self.file, offset as u64, out).map_err(|error| match error.kind() {
-            ErrorKind::UnexpectedEof => Error::Shard { path: self.path.clone(), problem: "cut off while it was in use".into() },
+            ErrorKind::UnexpectedEof => Error::Shard { path: self.path.clone(), problem: "truncated while it was in use".into() },
             _ => Error::io("read the tokens in", &self.path)(error),
         })
     }
 
-    /// Tokens from `start` on into `out`. A token beyond the vocabulary, which only damage can have put there, is an error.
+    /// Reads tokens from `start` on into `out`. A token beyond the vocabulary, which indicates damage, is an error.
     pub fn read(&self, start: usize, out: &mut [u32]) -> Result<()> {
         let width = if self.wide { 4 } else { 2 };
         let mut bytes = vec![0; out.len() * width];

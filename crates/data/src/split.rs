@@ -1,4 +1,4 @@
-//! Which documents are held out.
+//! The split into training and held-out documents.
 
 use termwise_report::counted;
 
@@ -6,10 +6,10 @@ use super::rng;
 use super::tokens::Tokens;
 use crate::error::{Error, Result};
 
-/// A sequence made of stretches of a longer one.
+/// A sequence made of ranges of a longer one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Stretches {
-    /// (place in this sequence, place in the longer one) at which each stretch begins.
+    /// (position in this sequence, position in the longer one) of the start of each range.
     begins: Vec<(u64, u64)>,
     len: u64,
 }
@@ -27,7 +27,7 @@ impl Stretches {
         self.len
     }
 
-    /// Where place `at` < len is in the longer sequence, and how many places follow there before the next stretch, itself included.
+    /// Position of element `at` < len in the longer sequence, and the number of elements up to the end of its range, itself included.
     pub(super) fn find(&self, at: u64) -> (u64, u64) {
         let next = self.begins.partition_point(|&(place, _)| place <= at);
         let (place, start) = self.begins[next - 1];
@@ -39,22 +39,22 @@ impl Stretches {
 /// A document, or part of one, of the held-out stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Held {
-    /// Where it ends in the held-out stream.
+    /// Its end in the held-out stream.
     pub(super) end: u64,
     /// Bytes of its text.
     pub(super) bytes: u64,
-    /// Σ of what its tokens say they stand for.
+    /// Σ over its tokens of their bytes according to the tokenizer.
     pub(super) weight: u64,
 }
 
-/// Training and held-out parts of a data set. Its size grows with what is held out only.
+/// The training and held-out parts of a data set. Its memory grows only with the held-out part.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Split {
-    /// The share that was asked for, or the default.
+    /// The requested held-out fraction, or the default.
     pub(super) share: f64,
     pub(super) train: Stretches,
     pub(super) held: Stretches,
-    /// Numbers of the documents for training.
+    /// Indices of the training documents.
     pub(super) train_documents: Stretches,
     pub(super) held_documents: Vec<Held>,
     /// Whether the end of a single document is held out.
@@ -71,18 +71,16 @@ impl Split {
             (true, _) => Split::of(tokens, share, &choose(tokens, share, seed)?)?,
         };
         if split.train.len() == 0 {
-            // The shortest digits that say the number: 1e-300 has no 300 zeros.
+            // The shortest decimal form: 1e-300 must not have 300 zeros.
             let share = if share < 1e-4 { format!("{share:e}") } else { share.to_string() };
-            let equal =
-                if split.tail { "" } else { ", and equal documents are held out together, so that nothing held out was trained on" };
-            let problem =
-                format!("= {share} leaves nothing to train on: {}, {} tokens{equal}", counted(documents, "document"), tokens.len());
+            let equal = if split.tail { "" } else { ", and equal documents are held out together, so no held-out document is trained on" };
+            let problem = format!("= {share} leaves no training data: {}, {} tokens{equal}", counted(documents, "document"), tokens.len());
             return Err(Error::DataSetting { key: "held_out", problem });
         }
         Ok(split)
     }
 
-    /// With these documents, sorted, held out.
+    /// Holds out these documents, which are sorted.
     fn of(tokens: &Tokens, share: f64, chosen: &[u64]) -> Result<Split> {
         let mut split = Split { share, ..Split::default() };
         let mut next = 0;
@@ -99,10 +97,10 @@ impl Split {
         Ok(split)
     }
 
-    /// With the last tokens of a single document held out.
+    /// Holds out the last tokens of a single document.
     fn tail(tokens: &Tokens, share: f64, weights: &[u32]) -> Result<Split> {
         let document = tokens.document(0)?;
-        // The end of the document is none of its tokens.
+        // The end-of-document token is not counted.
         let cut = ((document.end - 1) as f64 * (1.0 - share)) as u64;
         let mut split = Split { share, tail: true, ..Split::default() };
         split.train.push(0, cut);
@@ -121,12 +119,12 @@ impl Split {
     }
 }
 
-/// `bytes` · `part` / `whole`, rounded down; `bytes` for the whole.
+/// `bytes` · `part` / `whole`, rounded down.
 pub(super) fn proportion(bytes: u64, part: u64, whole: u64) -> u64 {
     if whole == 0 { 0 } else { (bytes as u128 * part as u128 / whole as u128) as u64 }
 }
 
-/// The documents with the smallest hashes: the share, at least one. Documents of equal text have equal hashes, so all or none is chosen.
+/// The documents with the smallest hashes: the requested fraction, at least one. Documents with equal text have equal hashes, so either all or none are chosen.
 fn choose(tokens: &Tokens, share: f64, seed: u64) -> Result<Vec<u64>> {
     let documents = tokens.documents();
     let count = ((documents as f64 * share).round() as usize).clamp(1, documents as usize - 1);

@@ -10,29 +10,29 @@ use super::tokens::Tokens;
 use super::{Rows, Source, rng};
 use crate::error::{Error, Result};
 
-/// Between two places of the held-out stream at which bytes are known without counting.
+/// Distance between positions of the held-out stream with precomputed byte counts.
 const MARK: u64 = 4096;
 
 /// Text as a source of batches.
 ///
-/// Packed: a training row is a window of T tokens and the one after. In an epoch all windows that begin at multiples of T after a random offset
-/// come once, in random order; fewer than 2T tokens at the two ends of the stream are left out, others in each epoch. The
-/// held-out stream is cut into windows in order; before its first token stands the end of a document, or the last token for training where the
-/// end of a single document is held out. Every held-out token is asked for once, ends of documents included.
+/// Packed: a training row is a window of T tokens and the next token. In an epoch, all windows that start at multiples of T after a random offset
+/// occur once, in random order. Fewer than 2T tokens at the two ends of the stream are dropped, different ones in each epoch. The
+/// held-out stream is split into windows in order. Its first token is preceded by an end-of-document token, or by the last training token if the
+/// end of a single document is held out. Every held-out token is a label once, including ends of documents.
 ///
-/// Padded: a row is the beginning of a document, training documents drawn with replacement, held-out ones in order. It begins with the
-/// tokenizer's own beginning, which is not asked for, or else with the end of a document. Tokens beyond T are cut off,
-/// held-out ones too; every other held-out token is asked for once.
+/// Padded: a row is the beginning of a document. Training documents are drawn with replacement, held-out documents are in order. A row begins with the
+/// tokenizer's begin-of-document token, which is not a label, or else with an end-of-document token. Tokens beyond T are dropped,
+/// including held-out ones; every other held-out token is a label once.
 ///
-/// Bytes of held-out batches add up to the bytes of the held-out documents exactly (of what is asked for, where documents are cut off);
-/// within a document they follow what each token stands for. Bytes of training batches are what the tokens stand for.
+/// Bytes of held-out batches add up exactly to the bytes of the held-out documents (of the labels, if documents are truncated).
+/// Within a document they are distributed by the bytes of each token. Bytes of training batches are those of the tokens.
 #[derive(Debug)]
 pub struct TextSource {
     tokenizer: Tokenizer,
     tokens: Tokens,
     split: Split,
     layout: Layout,
-    /// Bytes of held-out text before every [`MARK`]th token, and the document in which it is.
+    /// Bytes of held-out text before every [`MARK`]th token, and its document.
     marks: Vec<Mark>,
     fingerprint: String,
 }
@@ -40,14 +40,14 @@ pub struct TextSource {
 #[derive(Clone, Copy, Debug)]
 struct Mark {
     document: usize,
-    /// Weight within the document so far.
+    /// Token bytes within the document so far.
     weight: u64,
-    /// Bytes of the documents before.
+    /// Bytes of the preceding documents.
     bytes: u64,
 }
 
 impl TextSource {
-    /// Tokenizes the sources into `cache`, or finds them there, and splits them.
+    /// Tokenizes the sources into `cache`, unless it already contains them, and splits them.
     pub fn prepare(config: &DataConfig, cache: &Path, how: &Prepare) -> Result<TextSource> {
         let (tokenizer, tokens) = prepare(config, cache, how)?;
         TextSource::new(config, tokenizer, tokens)
@@ -56,7 +56,7 @@ impl TextSource {
     fn new(config: &DataConfig, tokenizer: Tokenizer, tokens: Tokens) -> Result<TextSource> {
         let split = Split::new(&tokens, config.held_out, config.split_seed, tokenizer.bytes_of_tokens())?;
         if config.layout == Layout::Padded && tokens.documents() == 1 {
-            let problem = "= padded needs several documents, the text is one; use packed, or cut it with `documents`".into();
+            let problem = "= padded needs several documents, and the text is one; use packed, or split it with `documents`".into();
             return Err(Error::DataSetting { key: "layout", problem });
         }
         let mut hasher = blake3::Hasher::new();
@@ -80,22 +80,22 @@ impl TextSource {
         &self.tokens
     }
 
-    /// Share held out: as asked for, or the default.
+    /// Held-out fraction: as requested, or the default.
     pub fn held_out_share(&self) -> f64 {
         self.split.share
     }
 
-    /// Tokens for training.
+    /// Number of training tokens.
     pub fn train_tokens(&self) -> u64 {
         self.split.train.len()
     }
 
-    /// Tokens held out.
+    /// Number of held-out tokens.
     pub fn held_out_tokens(&self) -> u64 {
         self.split.held.len()
     }
 
-    /// Documents held out; 1 where the end of a single document is.
+    /// Number of held-out documents; 1 if the end of a single document is held out.
     pub fn held_out_documents(&self) -> usize {
         self.split.held_documents.len()
     }
@@ -131,7 +131,7 @@ impl TextSource {
         Ok(marks)
     }
 
-    /// Takes a mark at `start` of the held-out stream to `end`.
+    /// Advances a mark from `start` to `end` of the held-out stream.
     fn advance(&self, mark: &mut Mark, mut start: u64, end: u64) -> Result<()> {
         let mut ids = Vec::new();
         while start < end {
@@ -147,7 +147,7 @@ impl TextSource {
         Ok(())
     }
 
-    /// Bytes of text before place `at` of the held-out stream.
+    /// Bytes of text before position `at` of the held-out stream.
     fn bytes_before(&self, at: u64) -> Result<u64> {
         let Some(&(mut mark)) = self.marks.get((at / MARK) as usize) else { return Ok(self.held_out_bytes()) };
         self.advance(&mut mark, at - at % MARK, at)?;
@@ -158,10 +158,10 @@ impl TextSource {
     fn train_packed(&self, seed: u64, index: u64, out: &mut Rows) -> Result<()> {
         let (stream, time) = (&self.split.train, out.time as u64);
         if stream.len() <= time {
-            let problem = format!("hold {} tokens for training, a row asks for {time} and one more; use shorter rows", stream.len());
+            let problem = format!("have {} training tokens, and a row needs {time} and one more; use shorter rows", stream.len());
             return Err(Error::DataSetting { key: "sources", problem });
         }
-        // One window less than would fit leaves room for the offset.
+        // One window less than would fit leaves space for the offset.
         let windows = (stream.len() / time).saturating_sub(1).max(1);
         let offsets = stream.len() - windows * time;
         let mut window = vec![0; out.time + 1];
@@ -208,7 +208,7 @@ impl TextSource {
         Ok(token[0])
     }
 
-    /// Fills a row with a document at `start..end` of the stream; the tokens asked for.
+    /// Fills a row with the document at `start..end` of the stream. Returns the number of labels.
     fn put_document(&self, out: &mut Rows, row: usize, start: u64, end: u64) -> Result<Vec<u32>> {
         let begins = self.tokens.manifest().begins;
         let count = (end - start).min(out.time as u64 + u64::from(begins)) as usize;
@@ -240,7 +240,7 @@ impl TextSource {
             let Held { end, bytes, weight } = documents[number];
             let (start, _) = self.split.held.find(begin);
             let asked = self.put_document(out, row, start, start + (end - begin))?;
-            // A document that fits is counted whole, whatever its tokens say.
+            // All bytes of a document that fits are counted, whatever the sum over its tokens.
             let whole = asked.len() as u64 + u64::from(self.tokens.manifest().begins) == end - begin;
             out.bytes += if whole { bytes } else { proportion(bytes, self.weight(&asked), weight) };
         }

@@ -1,4 +1,4 @@
-//! Text to tokens and back.
+//! Tokenizers: text to tokens and back.
 
 use std::cell::Cell;
 use std::fmt;
@@ -12,22 +12,22 @@ use tokenizers::{ModelWrapper, Tokenizer as HuggingFace};
 
 use crate::error::{Error, Result};
 
-/// Names that tokenizers give to the token that ends a document, in the order in which they are looked for.
+/// Common names of end-of-document tokens, in search order.
 const ENDS: [&str; 9] =
     ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|end▁of▁sentence|>", "<|im_end|>", "[EOS]", "[SEP]"];
 
-/// Largest tokenizer.json that is read; the largest in use have some 30 MB.
+/// Maximum size of a tokenizer.json; the largest in use have about 30 MB.
 const LARGEST: u64 = 1 << 30;
-/// Ids from here on are taken for damage: room for every id up to the largest is needed.
+/// Token ids from here on are considered damaged: memory is needed for every id up to the largest.
 const MOST_IDS: u64 = 1 << 24;
 
-/// A text may grow by this factor in all that a tokenizer replaces in it. Those in use make three bytes of a space.
+/// Maximum factor by which the replacements of a tokenizer may lengthen a text. Those in use replace a space by three bytes.
 const MOST_GROWTH: f64 = 256.0;
 
-/// Turns text into tokens and tokens into text. Usable from many threads.
+/// Converts between text and tokens. Usable from several threads.
 pub struct Tokenizer {
     kind: Kind,
-    /// `bytes`, or the file.
+    /// `bytes`, or the file name.
     name: String,
     end: u32,
     vocabulary: usize,
@@ -41,28 +41,28 @@ enum Kind {
 }
 
 impl Tokenizer {
-    /// A token for each of the 256 bytes and one, 256, that ends a document.
+    /// One token per byte, and the token 256, which ends a document.
     pub fn bytes() -> Tokenizer {
         let mut bytes = vec![1; 257];
         bytes[256] = 0;
         Tokenizer { kind: Kind::Bytes, name: "bytes".into(), end: 256, vocabulary: 257, hash: "bytes-1".into(), bytes }
     }
 
-    /// `bytes`, a Hugging Face `tokenizer.json`, or a folder that holds one. `end` is the token that ends documents; where not
-    /// given, it is looked for by its usual names.
+    /// `bytes`, a Hugging Face `tokenizer.json`, or a directory that contains one. `end` is the end-of-document token. Default:
+    /// the first of its usual names.
     ///
-    /// Truncation and padding that the file may ask for are switched off: documents are tokenized whole.
+    /// Truncation and padding in the file are disabled: documents are tokenized completely.
     pub fn open(name: &str, end: Option<&str>) -> Result<Tokenizer> {
         let refuse = |problem: String| Error::Tokenizer { name: name.into(), problem };
         if name == "bytes" {
             return match end {
                 None => Ok(Tokenizer::bytes()),
-                Some(_) => Err(refuse("it ends documents with its own token 256; leave `end_of_document` out".into())),
+                Some(_) => Err(refuse("its end-of-document token is 256; remove `end_of_document`".into())),
             };
         }
         let path = if Path::new(name).is_dir() { Path::new(name).join("tokenizer.json") } else { name.into() };
         if !path.exists() {
-            // Hub names, such as gpt2 or owner/name, have no ending.
+            // Hub names, such as gpt2 or owner/name, have no extension.
             let hub = match Path::new(name).extension() {
                 None if name.matches('/').count() < 2 && !name.starts_with(['.', '/']) => {
                     "; for a model of the Hugging Face hub, download its tokenizer.json, or name the model as hf://OWNER/NAME, which includes its tokenizer"
@@ -76,19 +76,19 @@ impl Tokenizer {
         Tokenizer::of_json(name, &file, end)
     }
 
-    /// Of the content of a `tokenizer.json`.
+    /// Parses the content of a `tokenizer.json`.
     pub fn of_json(name: &str, file: &[u8], end: Option<&str>) -> Result<Tokenizer> {
         let refuse = |problem: String| Error::Tokenizer { name: name.into(), problem };
-        let not_one = |error: &dyn fmt::Display| refuse(format!("not a tokenizer.json of Hugging Face: {error}"));
+        let not_one = |error: &dyn fmt::Display| refuse(format!("not a tokenizer.json in Hugging Face format: {error}"));
         let description: Value = serde_json::from_slice(file).map_err(|error| not_one(&error))?;
         if let Some(id) = largest_id(&description).filter(|&id| id >= MOST_IDS) {
-            return Err(refuse(format!("it gives a token the id {id}; ids below {MOST_IDS} can be used")));
+            return Err(refuse(format!("it has a token with the id {id}; ids must be below {MOST_IDS}")));
         }
         for part in ["normalizer", "pre_tokenizer", "decoder"] {
             let growth = growth(&description[part]);
             if growth > MOST_GROWTH {
                 return Err(refuse(format!(
-                    "its {part} may make a text {growth:.0} times as long by what it replaces; up to {MOST_GROWTH} times can be used"
+                    "its {part} may make a text {growth:.0} times as long by its replacements; the maximum is {MOST_GROWTH} times"
                 )));
             }
         }
@@ -101,9 +101,9 @@ impl Tokenizer {
         let inner = inner.map_err(|error| not_one(&error))?;
         let vocabulary = inner.get_vocab(true).into_values().max().map_or(0, |last| last as usize + 1);
         let end = match end {
-            Some(end) => inner.token_to_id(end).ok_or_else(|| refuse(format!("it has no token `{end}` to end documents with")))?,
+            Some(end) => inner.token_to_id(end).ok_or_else(|| refuse(format!("it has no token `{end}`")))?,
             None => ENDS.iter().find_map(|end| inner.token_to_id(end)).ok_or_else(|| {
-                refuse(format!("no token that ends documents is known ({} are not in it); name it in `end_of_document`", ENDS.join(", ")))
+                refuse(format!("no end-of-document token was found (tried {}); name it in `end_of_document`", ENDS.join(", ")))
             })?,
         };
         let bytes = bytes_of_tokens(&inner, &description, vocabulary);
@@ -111,43 +111,43 @@ impl Tokenizer {
         Ok(Tokenizer { kind: Kind::HuggingFace(Box::new(inner)), name: name.into(), end, vocabulary, hash, bytes })
     }
 
-    /// `bytes`, or the file as it was named.
+    /// `bytes`, or the file as the user named it.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// One more than the largest token.
+    /// The largest token id plus one.
     pub fn vocabulary(&self) -> usize {
         self.vocabulary
     }
 
-    /// The token that ends a document.
+    /// The end-of-document token.
     pub fn end(&self) -> u32 {
         self.end
     }
 
-    /// Changes whenever the tokenizer's file does.
+    /// A hash of the tokenizer's file.
     pub fn hash(&self) -> &str {
         &self.hash
     }
 
-    /// Whether text begins with a token of the tokenizer's own, such as `<s>`, when special tokens are asked for.
+    /// Whether text starts with a special token, such as `<s>`, if special tokens are added.
     pub fn begins(&self) -> Result<bool> {
         let (with, without) = (self.encode("a", true)?, self.encode("a", false)?);
         Ok(with.first() != without.first())
     }
 
-    /// The tokens of a text, with what the tokenizer's template adds if `special`. The end of the document is not added.
+    /// The tokens of a text, with the tokenizer's template if `special`. The end-of-document token is not added.
     pub fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>> {
         match &self.kind {
             Kind::Bytes => Ok(text.bytes().map(u32::from).collect()),
             Kind::HuggingFace(inner) => {
-                // Others make words of parts.
+                // Other tokenizers split unknown words.
                 let whole = matches!(inner.get_model(), ModelWrapper::WordLevel(_));
                 let unknown = || text.split_whitespace().find(|word| whole && inner.token_to_id(word).is_none());
                 let encoding = guarded(|| inner.encode_fast(text, special)).map_err(|error| match unknown() {
                     Some(word) => self.error(format!(
-                        "cannot encode: it has no token for `{word}` ({error}); `termwise data show` prints text of the built-in language"
+                        "cannot encode: it has no token for `{word}` ({error}); `termwise data show` prints text of the synthetic language"
                     )),
                     None => self.error(format!("cannot encode: {error}")),
                 })?;
@@ -156,7 +156,7 @@ impl Tokenizer {
         }
     }
 
-    /// The text of tokens; special ones, the end of a document among them, leave nothing if `skip_special`. Bytes that are not UTF-8
+    /// The text of tokens. With `skip_special`, special tokens such as the end-of-document token are omitted. Bytes that are not UTF-8
     /// become `U+FFFD`.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
         if let Some(id) = ids.iter().find(|&&id| id as usize >= self.vocabulary) {
@@ -179,8 +179,8 @@ impl Tokenizer {
         }
     }
 
-    /// How many bytes of text each token stands for, [vocabulary]: exact for `bytes` and byte-level tokenizers; for others, what the
-    /// token says, from which text differs where it was normalized. Special tokens stand for none.
+    /// Number of text bytes of each token, [vocabulary]: exact for `bytes` and byte-level tokenizers. For others it is the length of the
+    /// token, which differs from the text if it was normalized. Special tokens have 0 bytes.
     pub fn bytes_of_tokens(&self) -> &[u32] {
         &self.bytes
     }
@@ -196,7 +196,7 @@ impl fmt::Debug for Tokenizer {
     }
 }
 
-/// Runs code of the library, which panics over some damaged files; the panic becomes an error, and prints nothing.
+/// Runs library code, which panics on some damaged files. A panic becomes an error without output.
 fn guarded<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> tokenizers::Result<T> {
     thread_local!(static GUARDED: Cell<bool> = const { Cell::new(false) });
     static SILENCED: Once = Once::new();
@@ -209,17 +209,16 @@ fn guarded<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> tokenizers::Resul
         }));
     });
     GUARDED.set(true);
-    // Nothing that is looked at after a panic is shared: the file's bytes and the tokenizer are only read.
+    // No state is shared after a panic: the file's bytes and the tokenizer are only read.
     let result = panic::catch_unwind(AssertUnwindSafe(work));
     GUARDED.set(false);
     result.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
-        Err(format!("the tokenizers library gives up on it: {}", text.unwrap_or("without a reason").lines().next().unwrap_or_default())
-            .into())
+        Err(format!("the tokenizers library panicked: {}", text.unwrap_or("no message").lines().next().unwrap_or_default()).into())
     })
 }
 
-/// The largest id that a tokenizer.json gives to a token.
+/// The largest token id in a tokenizer.json.
 fn largest_id(description: &Value) -> Option<u64> {
     let vocabulary = &description["model"]["vocab"];
     let named = vocabulary.as_object().into_iter().flat_map(|map| map.values()).filter_map(Value::as_u64);
@@ -227,17 +226,17 @@ fn largest_id(description: &Value) -> Option<u64> {
     named.chain(added).max()
 }
 
-/// How many times as long a text can become by what a normalizer or decoder replaces in it, or puts in front of it.
+/// The maximum factor by which the replacements or prefixes of a normalizer or decoder can lengthen a text.
 fn growth(part: &Value) -> f64 {
     let list = ["normalizers", "pretokenizers", "decoders"].into_iter().filter_map(|name| part[name].as_array()).flatten();
     let pattern = |kind: &str| part["pattern"][kind].as_str();
     let own = match (part["content"].as_str(), pattern("String"), pattern("Regex")) {
         (Some(content), Some(text), _) => (content.len() as f64 / text.len().max(1) as f64).max(1.0),
-        // It may match the empty text between all bytes, which stay.
+        // It may match the empty string between all bytes, which are kept.
         (Some(content), None, Some(_)) => content.len() as f64 + 1.0,
         _ => 1.0,
     };
-    // A text in front of others counts for itself: of one byte it makes so many.
+    // A prefix is applied to at least one byte.
     let front = part["prepend"].as_str().map_or(1.0, |text| text.len() as f64 + 1.0);
     list.map(growth).product::<f64>() * own * front
 }
@@ -264,7 +263,7 @@ fn bytes_of_tokens(inner: &HuggingFace, description: &Value, vocabulary: usize) 
     bytes
 }
 
-/// Whether a part of a tokenizer, or one in its sequence, is of this type.
+/// Whether a component of a tokenizer, or one in its sequence, has this type.
 fn mentions(part: &Value, kind: &str) -> bool {
     match part {
         Value::Object(map) => map.get("type").is_some_and(|found| found == kind) || map.values().any(|part| mentions(part, kind)),

@@ -8,32 +8,32 @@ use serde::{Deserialize, Serialize};
 use super::shards::{Document, Expected, Shard};
 use crate::error::{Error, Result};
 
-/// Name of the file that is written last and makes a folder of shards a data set.
+/// Name of the manifest, which is written last and makes a directory of shards a data set.
 pub(super) const MANIFEST: &str = "dataset.json";
 
-/// What a folder of shards says about itself.
+/// The manifest of a directory of shards.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// Version of the shards.
+    /// Format version of the shards.
     pub version: u32,
-    /// Hash of all that it was made from: files, settings, tokenizer, version.
+    /// Hash of all inputs: files, settings, tokenizer, version.
     pub fingerprint: String,
-    /// Tokenizer as it was named, and the hash of its file.
+    /// The tokenizer's name, and the hash of its file.
     pub tokenizer: (String, String),
-    /// Number of different tokens.
+    /// Vocabulary size.
     pub vocabulary: u64,
-    /// The token that ends documents.
+    /// The end-of-document token.
     pub end: u32,
-    /// Whether documents begin with a token of the tokenizer's own.
+    /// Whether documents start with a special token of the tokenizer.
     pub begins: bool,
-    /// Documents.
+    /// Number of documents.
     pub documents: u64,
-    /// Tokens, ends of documents included.
+    /// Number of tokens, including ends of documents.
     pub tokens: u64,
     /// Bytes of text.
     pub bytes: u64,
-    /// Separators found inside documents of text files; absent where there are none, and in data sets of earlier builds.
+    /// Separators found inside documents of text files; absent if there are none, and in data sets of earlier builds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unsplit: Option<Unsplit>,
     /// Files that were read, in order.
@@ -42,7 +42,7 @@ pub struct Manifest {
     pub shards: Vec<String>,
 }
 
-/// A document separator that occurs inside documents, which were therefore not split at it.
+/// A document separator that occurs inside documents, which were not split at it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unsplit {
     /// The separator, such as `<|endoftext|>`.
@@ -68,7 +68,7 @@ pub(super) fn shard_name(number: usize) -> String {
     format!("tokens-{number:05}.bin")
 }
 
-/// A data set: its documents, one after the other, as one stream of tokens.
+/// A data set: its documents as one stream of tokens.
 #[derive(Debug)]
 pub struct Tokens {
     manifest: Manifest,
@@ -80,8 +80,8 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// Opens the data set in a folder. With `verify` all bytes are hashed and compared, in parallel; without, only lengths, headers and
-    /// tables of documents are checked.
+    /// Opens the data set in a directory. With `verify`, all bytes are hashed and compared, in parallel; otherwise only lengths, headers and
+    /// document tables are checked.
     pub fn open(folder: &Path, verify: bool) -> Result<Tokens> {
         let path = folder.join(MANIFEST);
         let damaged = |problem: String| Error::Shard { path: path.clone(), problem };
@@ -94,10 +94,10 @@ impl Tokens {
             let shard = Shard::open(&path, expected, verify)?;
             match blake3::Hash::from(shard.hash()).to_hex().as_str() == hash {
                 true => Ok(shard),
-                false => Err(Error::Shard { path, problem: format!("not the shard that {MANIFEST} speaks of") }),
+                false => Err(Error::Shard { path, problem: format!("not the shard listed in {MANIFEST}") }),
             }
         };
-        // Collected before the first error is looked for, so that it does not depend on the number of threads.
+        // All results are collected before the first error is returned, so the error does not depend on the number of threads.
         let shards: Vec<Result<Shard>> = manifest.shards.par_iter().enumerate().map(open).collect();
         let shards = shards.into_iter().collect::<Result<Vec<Shard>>>()?;
         let sums = |count: fn(&Shard) -> u64| {
@@ -109,7 +109,7 @@ impl Tokens {
         let tokens = Tokens { manifest, shards, starts, firsts };
         let (total, documents) = (tokens.len(), tokens.documents());
         if total != tokens.manifest.tokens || documents != tokens.manifest.documents || documents == 0 {
-            return Err(damaged(format!("its shards hold {total} tokens and {documents} documents, which is not what it says")));
+            return Err(damaged(format!("its shards contain {total} tokens and {documents} documents, which does not match")));
         }
         if tokens.document(documents - 1)?.end != total {
             return Err(damaged("damaged: the last document does not end with the last token".into()));
@@ -117,7 +117,7 @@ impl Tokens {
         Ok(tokens)
     }
 
-    /// What the folder says about itself.
+    /// The manifest.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -127,7 +127,7 @@ impl Tokens {
         self.starts[self.shards.len()]
     }
 
-    /// Never: a data set has a document.
+    /// Always false: a data set has at least one document.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -137,19 +137,19 @@ impl Tokens {
         self.firsts[self.shards.len()]
     }
 
-    /// Document `index`, which must be one; its end counts from the start of the stream.
+    /// Document `index`, which must exist; its end is relative to the start of the stream.
     pub fn document(&self, index: u64) -> Result<Document> {
         let shard = self.firsts.partition_point(|&first| first <= index) - 1;
         let document = self.shards[shard].document((index - self.firsts[shard]) as usize)?;
         Ok(Document { end: self.starts[shard] + document.end, ..document })
     }
 
-    /// Where document `index` starts; for the number of documents, the end of the stream.
+    /// The start of document `index`; for the number of documents, the end of the stream.
     pub fn start(&self, index: u64) -> Result<u64> {
         if index == 0 { Ok(0) } else { Ok(self.document(index - 1)?.end) }
     }
 
-    /// Tokens from `start` on, which must be there, into `out`.
+    /// Reads tokens from `start` on, which must exist, into `out`.
     pub fn read(&self, mut start: u64, mut out: &mut [u32]) -> Result<()> {
         while !out.is_empty() {
             let shard = self.starts.partition_point(|&first| first <= start) - 1;

@@ -1,8 +1,8 @@
-//! Damaged files: an error or documents, never a panic, never more memory than the file justifies.
+//! Damaged files: an error or documents, never a panic, and bounded memory.
 //!
-//! The bound, counted by the allocator of this program: reading holds at no time more than 64 times the bytes of the file plus 8 MiB, of which
-//! the buffers of readers and decompressors are the most. In parquet files a page states its size before it is decompressed, and the library
-//! reserves that much: up to 1024 times the bytes of the file.
+//! The bound, measured by this program's allocator: reading never allocates more than 64 times the size of the file plus 8 MiB, mostly
+//! buffers of readers and decompressors. In Parquet files a page states its size before it is decompressed, and the library
+//! allocates that much: up to 1024 times the size of the file.
 
 mod support;
 
@@ -18,7 +18,7 @@ use termwise_data::sources::SourceFile;
 use termwise_data::tokens::Tokens;
 use termwise_data::{DataConfig, Documents, Prepare, TextSource};
 
-/// Counts what a thread has allocated, and its peak.
+/// Counts the allocations of a thread, and their peak.
 struct Counting;
 
 thread_local! {
@@ -27,24 +27,24 @@ thread_local! {
 }
 
 fn count(bytes: i64) {
-    // Threads that are ending have nothing to count in.
+    // Threads that are ending have no counters.
     let _ = NOW.try_with(|now| {
         now.set(now.get() + bytes);
         let _ = PEAK.try_with(|peak| peak.set(peak.get().max(now.get())));
     });
 }
 
-// SAFETY: everything is left to the system's allocator; counting does not allocate.
+// SAFETY: all calls are forwarded to the system allocator; counting does not allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as i64);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller's guarantees are forwarded.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
         count(-(layout.size() as i64));
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller's guarantees are forwarded.
         unsafe { System.dealloc(place, layout) }
     }
 }
@@ -52,7 +52,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Peak of what `run` allocates on this thread.
+/// Peak of the allocations of `run` on this thread.
 fn peak<T>(run: impl FnOnce() -> T) -> (T, i64) {
     let before = NOW.get();
     PEAK.set(before);
@@ -66,7 +66,7 @@ fn check_peak(name: &str, file: usize, peak: i64) {
     assert!(peak <= most, "{name}: {peak} bytes allocated for a file of {file}");
 }
 
-/// What happens to a file.
+/// A modification of a file.
 #[derive(Clone, Debug)]
 enum Damage {
     Flip(Vec<(prop::sample::Index, u8)>),
@@ -157,7 +157,7 @@ proptest! {
         let names = readable(&["d.jsonl", "d.jsonl.gz", "d.jsonl.zst"]);
         let name = names[kind % names.len()];
         read(name, &damage.apply(compress(name, &lines())), &Documents::File);
-        // Damage before compressing reaches the parsers behind the checksums.
+        // Damage before compression reaches the parsers behind the checksums.
         read(name, &compress(name, &damage.apply(lines())), &Documents::File);
         let rule = [Documents::File, Documents::Line, Documents::BlankLine, Documents::Separator("\"}".into())][rule].clone();
         read("t.txt", &damage.apply(lines()), &rule);
@@ -183,7 +183,7 @@ proptest! {
             let _ = tokens.read(0, &mut ids);
             (0..tokens.documents()).for_each(|document| _ = tokens.document(document));
         }
-        // Whatever is there, asking for a rebuild repairs it.
+        // A rebuild repairs any damage.
         TextSource::prepare(&config, Path::new(&cache), &Prepare { rebuild: true, ..Prepare::default() }).unwrap();
     }
 }
@@ -200,16 +200,16 @@ proptest! {
     }
 }
 
-/// What chance finds seldom: sizes that fill all the bits they have.
+/// Rare in random tests: sizes with all bits set.
 #[cfg(feature = "parquet")]
 #[test]
-fn parquet_files_with_large_numbers_anywhere_reserve_no_more_than_they_may() {
+fn parquet_files_with_large_sizes_anywhere_have_bounded_allocations() {
     let file = parquet(parquet::basic::Compression::SNAPPY);
     for at in 0..file.len() {
         for (cut, number) in [(1, &[0xfe, 0xff, 0xff, 0xff, 0x0f][..]), (2, &[0xfe, 0xff, 0xff, 0xff, 0x0f]), (1, &[0xfe, 0xff, 0x7f])] {
             let mut large = file.clone();
             large.splice(at..(at + cut).min(file.len()), number.iter().copied());
-            // The footer's length, where it was in the footer that something was put in.
+            // The length of the footer, if the insertion was in the footer.
             let end = large.len();
             let footer = u32::from_le_bytes(file[file.len() - 8..][..4].try_into().unwrap()) as usize;
             if at > file.len() - 8 - footer && at < file.len() - 8 {

@@ -1,4 +1,4 @@
-//! Data sets of the hub, from a cache that lies on disk.
+//! Hub data sets from a cache on disk.
 #![cfg(feature = "hub")]
 
 mod support;
@@ -11,7 +11,7 @@ fn ask(folder: &Folder, source: &str) -> Result<TextSource, String> {
     prepare(folder, &config).map_err(|error| error.to_string())
 }
 
-/// One test, because it changes the environment of the whole program.
+/// A single test, because it changes the environment of the process.
 #[test]
 fn cached_data_sets_are_found_offline() {
     let folder = Folder::new();
@@ -42,9 +42,9 @@ fn cached_data_sets_are_found_offline() {
     assert_eq!(tokens("hf://datasets/owner/name@def456/*.txt"), "d");
 
     let error = ask(&folder, "hf://datasets/owner/name/*.parquet").unwrap_err();
-    assert!(error.contains("HF_HUB_OFFLINE is set and the cache in") && error.contains("holds no file that matches"), "{error}");
+    assert!(error.contains("HF_HUB_OFFLINE is set and the cache in") && error.contains("contains no matching file"), "{error}");
     let error = ask(&folder, "hf://datasets/owner/other/*.parquet").unwrap_err();
-    assert!(error.contains("does not hold it; fetch it once without HF_HUB_OFFLINE"), "{error}");
+    assert!(error.contains("does not contain it; fetch it once without HF_HUB_OFFLINE"), "{error}");
     for wrong in ["hf://owner/name/*", "hf://datasets/name/*", "hf://datasets/../name/*", "hf://datasets/a/b@../x", "hf://datasets/a/b/"] {
         let error = ask(&folder, wrong).unwrap_err();
         assert!(error.contains("write it as hf://datasets/<owner>/<name>"), "{wrong}: {error}");

@@ -1,4 +1,4 @@
-//! A hub that is not to be trusted: whatever it sends, nothing is written outside of the cache.
+//! A malicious hub: whatever it sends, nothing is written outside of the cache.
 #![cfg(feature = "hub")]
 
 mod support;
@@ -13,15 +13,15 @@ use termwise_data::{DataConfig, TextSource};
 
 const CONTENT: &[u8] = b"these bytes come from the hub\n";
 
-/// What the hub answers.
+/// The responses of the hub.
 #[derive(Clone)]
 struct Answers {
     name: String,
     tag: String,
     commit: String,
-    /// Bytes of the content that an answer gives at most.
+    /// Maximum bytes of the content per response.
     most: usize,
-    /// Bytes that follow the content.
+    /// Bytes after the content.
     beyond: usize,
 }
 
@@ -54,7 +54,7 @@ fn answer(stream: TcpStream, answers: &Answers) -> Option<()> {
     out.write_all(body).ok()
 }
 
-/// Every file below a folder.
+/// Every file below a directory.
 fn files(folder: &Path) -> Vec<String> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -65,9 +65,9 @@ fn files(folder: &Path) -> Vec<String> {
     found
 }
 
-/// One test, because it changes the environment of the whole program.
+/// A single test, because it changes the environment of the process.
 #[test]
-fn what_a_hub_sends_never_leads_out_of_the_cache() {
+fn a_malicious_hub_cannot_write_outside_of_the_cache() {
     let folder = Folder::new();
     let answers = Arc::new(Mutex::new(Answers::default()));
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -95,7 +95,7 @@ fn what_a_hub_sends_never_leads_out_of_the_cache() {
         source.tokens().read(0, &mut tokens).unwrap();
         source.tokenizer().decode(&tokens, true).unwrap().into_bytes()
     };
-    // An honest one, at once, and one that gives ten bytes at a time.
+    // An honest hub, with full responses and with ten bytes at a time.
     assert_eq!(text(ask(Answers::default(), "home-a").unwrap()), CONTENT);
     assert_eq!(text(ask(Answers { most: 10, ..Answers::default() }, "home-b").unwrap()), CONTENT);
     let pointer = folder.path("home-b/hub/datasets--o--n/snapshots/c0ffee/data/a.txt");
@@ -104,7 +104,7 @@ fn what_a_hub_sends_never_leads_out_of_the_cache() {
     #[cfg(unix)]
     assert_eq!(std::fs::read_link(&pointer).unwrap(), Path::new("../../../blobs/abc123"));
 
-    // Everything else; a file that exists must be as it was.
+    // Malicious ones; existing files must be unchanged.
     let victim = folder.write("victim.txt", "mine");
     let deep = format!("{}victim.txt", "../".repeat(5));
     let absolute = folder.path("victim.txt");
@@ -124,15 +124,15 @@ fn what_a_hub_sends_never_leads_out_of_the_cache() {
         let what = format!("{} {} {}", answers.name, answers.tag, answers.commit);
         let error = ask(answers, "home-c").map(|source| text(source).len()).expect_err(&what);
         assert!(
-            error.contains("lie outside") || error.contains("cannot be a name in the cache") || error.contains("no file"),
+            error.contains("be outside") || error.contains("is not a valid name in the cache") || error.contains("no file"),
             "{i} {what}: {error}"
         );
         assert_eq!(std::fs::read_to_string(&victim).unwrap(), "mine", "{what}");
     }
     assert_eq!(files(Path::new(&folder.path(""))), before, "nothing was written anywhere");
-    // More bytes than announced are not taken.
+    // More bytes than announced are rejected.
     let error = ask(Answers { beyond: 1000, ..Answers::default() }, "home-d").map(|source| text(source).len()).expect_err("too long");
-    assert!(error.contains("the answers are not as long as announced"), "{error}");
+    assert!(error.contains("the responses do not have the announced length"), "{error}");
     let kept = files(Path::new(&folder.path("home-d")));
     assert!(kept.iter().all(|path| !path.contains("/snapshots/") && !path.ends_with("/blobs/abc123")), "{kept:?}");
 }

@@ -1,4 +1,4 @@
-//! Models of the hub, from a server on this machine and from the cache.
+//! Hub models from a local server and from the cache.
 #![cfg(feature = "hub")]
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use termwise_model::{Config, Model};
 
 type Files = BTreeMap<String, Vec<u8>>;
 
-/// A hub with two repositories at commit `c0ffee`, which counts what it gives.
+/// A hub with two repositories at commit `c0ffee`, which records its requests.
 #[derive(Clone, Default)]
 struct Hub {
     repos: Arc<BTreeMap<String, Files>>,
@@ -92,9 +92,9 @@ fn files(options: &WriteOptions) -> Files {
     entries.map(|path| (path.file_name().expect("a name").to_string_lossy().into_owned(), std::fs::read(&path).expect("a file"))).collect()
 }
 
-/// One test, because it changes the environment of the whole program.
+/// A single test, because it changes the environment of the process.
 #[test]
-fn models_are_fetched_once_and_then_found() {
+fn models_are_fetched_once_and_then_cached() {
     let home = tempfile::tempdir().expect("a folder");
     let mut repos = BTreeMap::new();
     let mut single = files(&WriteOptions::default());
@@ -130,7 +130,7 @@ fn models_are_fetched_once_and_then_found() {
     assert!(!hub.asked.lock().expect("a list").iter().any(|path| path.contains("README")));
 
     let error = |name: &str| folder(name).expect_err("refused").to_string();
-    let torn = folder("hf://owner/torn").expect("what there is");
+    let torn = folder("hf://owner/torn").expect("the fetched files");
     assert!(Model::read(&torn).expect_err("a shard is missing").to_string().contains(&shard));
     assert!(error("hf://owner/pickled").contains("neither model.safetensors nor model.safetensors.index.json"));
     assert!(error("hf://owner/empty").contains("no config.json"));
@@ -145,6 +145,6 @@ fn models_are_fetched_once_and_then_found() {
     unsafe { std::env::set_var("HF_HUB_OFFLINE", "1") };
     let before = hub.asked.lock().expect("a list").len();
     assert!(Model::read(folder("hf://owner/sharded").expect("cached")).is_ok());
-    assert!(error("hf://owner/absent").contains("does not hold it; fetch it once without HF_HUB_OFFLINE"));
-    assert_eq!(hub.asked.lock().expect("a list").len(), before, "nobody is asked");
+    assert!(error("hf://owner/absent").contains("does not contain it; fetch it once without HF_HUB_OFFLINE"));
+    assert_eq!(hub.asked.lock().expect("a list").len(), before, "no request is sent");
 }

@@ -1,4 +1,4 @@
-//! A data set that changes on the hub: all files that are read belong to one revision.
+//! A data set that changes on the hub: all files are read from one revision.
 #![cfg(feature = "hub")]
 
 mod support;
@@ -16,7 +16,7 @@ use termwise_data::DataConfig;
 struct Revision {
     commit: String,
     files: BTreeMap<String, String>,
-    /// Each answer is of another commit.
+    /// Each response is of another commit.
     restless: bool,
 }
 
@@ -48,7 +48,7 @@ fn answer(stream: TcpStream, now: &Mutex<Revision>) -> Option<()> {
     out.write_all(body).ok()
 }
 
-/// One test, because it changes the environment of the whole program.
+/// A single test, because it changes the environment of the process.
 #[test]
 fn files_of_a_data_set_belong_to_one_revision() {
     let folder = Folder::new();
@@ -80,7 +80,7 @@ fn files_of_a_data_set_belong_to_one_revision() {
     // A file is added, and the cached one has changed.
     assert_eq!(ask("c2", &[("a", "new a"), ("b", "new b")], false).unwrap(), "new a\nnew b\n");
     assert_eq!(ask("c2", &[("a", "new a"), ("b", "new b")], false).unwrap(), "new a\nnew b\n");
-    // A hub that never settles is reported.
+    // A hub that changes constantly is reported.
     let error = ask("c3", &[("a", "x"), ("b", "y"), ("c", "z")], true).unwrap_err();
     assert!(error.contains("changed while it was fetched"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Reads every model in the folders below one folder and writes it below another: what another tool can check termwise's files with.
+//! Reads every model in the subdirectories of one directory and writes it to another, so that other tools can check the written files.
 //!
 //! `cargo run -p termwise-model --example copy -- FROM TO`
 
@@ -8,7 +8,7 @@ use termwise_model::Model;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut folders = std::env::args_os().skip(1).map(PathBuf::from);
-    let (Some(from), Some(to)) = (folders.next(), folders.next()) else { return Err("two folders are needed: from, and to".into()) };
+    let (Some(from), Some(to)) = (folders.next(), folders.next()) else { return Err("two directories are required: FROM and TO".into()) };
     for entry in std::fs::read_dir(from)? {
         let folder = entry?.path();
         if let (true, Some(name)) = (folder.join("config.json").is_file(), folder.file_name()) {

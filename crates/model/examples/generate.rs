@@ -1,10 +1,10 @@
-//! Writes tokens with a cache of keys and values, and with a state of constant size.
+//! Generates tokens with a KV cache and with a recurrent state of constant size.
 //!
 //! ```text
 //! cargo run --release -p termwise-model --example generate [FOLDER]
 //! ```
 //!
-//! FOLDER holds a model in Hugging Face's form; without one, a tiny model with random weights is made.
+//! FOLDER contains a model in Hugging Face format. Without it, a tiny model with random weights is used.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! A few steps of gradient descent on one batch: the loss of a tiny model goes down.
+//! A few steps of gradient descent on one batch: the loss of a tiny model decreases.
 //!
 //! ```text
 //! cargo run --release -p termwise-model --example train_step
@@ -10,7 +10,7 @@ fn main() -> Result<()> {
     let text = r#"{"vocab_size": 16, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
         "attention_variant": "taylor=0..4 norm=l2"}"#;
     let mut model = Model::fresh(Config::from_json_str(text, "tiny")?, 1)?;
-    // Two rows of 12 tokens that count, and the token that follows each.
+    // Two rows of 12 tokens, and the token that follows each.
     let ids: Vec<u32> = (0..24).map(|i| i * 3 % 16).collect();
     let labels: Vec<i32> = ids.iter().map(|&id| (id as i32 + 3) % 16).collect();
     let batch = Batch::new(&ids, &labels);

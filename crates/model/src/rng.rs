@@ -68,7 +68,7 @@ mod tests {
     use crate::ops::testing::with_threads;
 
     #[test]
-    fn numbers_fill_the_unit_interval_evenly() {
+    fn numbers_are_uniform_on_the_unit_interval() {
         let n = 100_000;
         let mut counts = [0; 20];
         for i in 0..n {
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_are_not_related() {
+    fn neighbouring_numbers_are_uncorrelated() {
         let n = 100_000;
         let product = |f: &dyn Fn(u64) -> (f64, f64)| (0..n).map(f).map(|(a, b)| (a - 0.5) * (b - 0.5)).sum::<f64>() / n as f64 * 12.0;
         assert!(product(&|i| (IndexedRng::new(1).unit(i), IndexedRng::new(1).unit(i + 1))).abs() < 0.02);

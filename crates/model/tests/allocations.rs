@@ -1,4 +1,4 @@
-//! A step of the decoder takes no memory from the system.
+//! A decoding step does not allocate.
 
 mod common;
 
@@ -11,20 +11,20 @@ use termwise_model::decode::{Decoder, DecoderOptions, Sampler, SamplingOptions};
 struct Counting;
 
 thread_local! {
-    /// Of this thread alone: the program that runs tests allocates on its own.
+    /// Allocations of this thread only: the test harness also allocates.
     static COUNT: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: every call goes to the system's allocator as it came.
+// SAFETY: all calls are forwarded to the system allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.set(COUNT.get() + 1);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -46,10 +46,10 @@ fn steps_allocate_nothing() {
                 let token = sampler.sample(decoder.logits(0).expect("a row"));
                 decoder.step(&[Some(token), None, Some(token)]).expect("a step");
             };
-            // The first steps make room for what later ones use again.
+            // The first steps allocate buffers that later ones reuse.
             (0..3).for_each(|_| step(&mut decoder));
             let before = COUNT.get();
-            // A cache has room for 128 positions at once.
+            // A cache grows by 128 positions at a time.
             (0..100).for_each(|_| step(&mut decoder));
             assert_eq!(COUNT.get() - before, 0, "{attention}");
         }

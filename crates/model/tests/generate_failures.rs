@@ -5,7 +5,7 @@ use termwise_model::decode::{Decoder, DecoderOptions, SamplingOptions};
 use termwise_model::generate::{GenerationEvent, GenerationOptions, GenerationStats, TextGenerator};
 use termwise_model::{Config, Model};
 
-/// A model of bytes that computes NaN from the byte `z` on.
+/// A byte-level model that computes NaN from the byte `z` on.
 fn model() -> Model {
     let text = r#"{"vocab_size": 257, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "initializer_range": 0.4, "max_position_embeddings": 64, "attention_variant": "taylor=0..2"}"#;
@@ -15,7 +15,7 @@ fn model() -> Model {
     model
 }
 
-/// The text or the error of each prompt, in the order in which they are shown.
+/// The text or the error of each prompt, in the order in which they are reported.
 fn write(model: &Model, prompts: &[String], rows: usize) -> (Vec<Result<String, String>>, GenerationStats) {
     let tokenizer = Tokenizer::open("bytes", None).expect("a tokenizer");
     let decoder = Decoder::new(model.clone(), DecoderOptions::default().rows(rows)).expect("a decoder");
@@ -40,14 +40,14 @@ fn write(model: &Model, prompts: &[String], rows: usize) -> (Vec<Result<String, 
 }
 
 #[test]
-fn one_bad_prompt_of_forty_costs_one_text() {
+fn one_failing_prompt_of_forty_loses_one_completion() {
     let mut model = model();
-    // No text writes the byte by itself.
+    // No completion generates the byte by itself.
     let z = usize::from(b'z');
     model.params.get_mut("lm_head.weight").expect("listed")[z * 32..(z + 1) * 32].fill(0.0);
     let mut prompts: Vec<String> = (0..40).map(|n| format!("prompt number {n}")).collect();
     let (good, _) = write(&model, &prompts, 8);
-    // Some texts may draw the byte all the same: they fail alike in all batches.
+    // Some completions may still sample the byte: they fail equally in all batches.
     let before = good.iter().filter(|text| text.is_err()).count();
     assert!(before < 20, "{good:?}");
     prompts[17] = "a zebra".into();
@@ -60,7 +60,7 @@ fn one_bad_prompt_of_forty_costs_one_text() {
         for index in (0..40).filter(|&index| index != 17) {
             match (&found[index], &good[index]) {
                 (Ok(found), Ok(good)) => assert_eq!(found, good, "{rows} rows, prompt {index}"),
-                // Rows are numbered by their place in the batch.
+                // Rows are numbered by their index in the batch.
                 (Err(found), Err(good)) => assert_eq!(found.split('|').next(), good.split('|').next()),
                 other => panic!("{rows} rows, prompt {index}: {other:?}"),
             }

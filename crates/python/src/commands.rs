@@ -118,7 +118,7 @@ pub fn train(
         let display = match remarks {
             true => Display::To(Arc::new(|event| {
                 if let termwise_train::progress::Event::Remark(text) = event {
-                    termwise_train::tell::tell(text);
+                    termwise_train::log::tell(text);
                 }
             })),
             false => Display::Silent,

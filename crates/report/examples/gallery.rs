@@ -1,4 +1,4 @@
-//! Writes a page with one of everything: `cargo run -p termwise-report --example gallery -- FOLDER`.
+//! Writes an HTML report with every kind of figure and table: `cargo run -p termwise-report --example gallery -- FOLDER`.
 
 #[path = "../tests/all/sample/mod.rs"]
 mod sample;

@@ -1,4 +1,4 @@
-//! Charts: two axes and what is drawn between them.
+//! Charts: two axes and the layers drawn between them.
 
 use crate::draw::{Anchor, Drawing, Face, Look};
 use crate::labels::{self, Label, Rectangle};
@@ -6,128 +6,128 @@ use crate::layout::{self, LEADING, LEFT, PLOT_HEIGHT, PLOT_WIDTH};
 use crate::scale::{Domain, Scale, Unit};
 use crate::{font, rules};
 
-/// One pair of axes and what is drawn between them.
+/// A pair of axes with layers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chart {
-    /// In one line or a few.
+    /// The title; wrapped if long.
     pub title: String,
-    /// From left to right; as wide as the values.
+    /// The horizontal axis, covering all values.
     pub x: Axis,
-    /// From bottom to top.
+    /// The vertical axis.
     pub y: Axis,
-    /// Later ones above earlier ones.
+    /// Drawn in order; later layers cover earlier ones.
     pub layers: Vec<Layer>,
 }
 
-/// What a direction means.
+/// An axis of a chart.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Axis {
-    /// Empty where title and unit say it.
+    /// The label; empty for none.
     pub label: String,
-    /// How values are spread.
+    /// Linear or logarithmic.
     pub scale: Scale,
-    /// What values are.
+    /// The unit of the values.
     pub unit: Unit,
 }
 
-/// Something drawn in a chart.
+/// A layer of a chart.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Layer {
-    /// A series.
+    /// A line.
     Line(Line),
-    /// A point with a name.
+    /// A labelled point.
     Mark(Mark),
-    /// What lies around a line, such as the seeds of a mean.
+    /// An area around a line, such as the range over seeds.
     Band(Band),
-    /// A series whose points are not joined.
+    /// Points that are not connected.
     Points(Points),
-    /// A height to compare with.
+    /// A horizontal reference line.
     Rule(Rule),
-    /// What a line is the mean of.
+    /// The individual runs whose mean a line shows.
     Runs(Runs),
 }
 
-/// Points joined in their order. A point that has no place on the axes is a gap.
+/// Points connected in order. A point outside the domain of the axes is a gap.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Line {
-    /// In the legend, once for all charts with the same name; empty for none.
+    /// Legend entry, shared by all layers of the figure with the same name; empty for none.
     pub name: String,
-    /// One of six, counted from 0, which is for what others are compared with; further numbers begin anew.
+    /// Index of a colour. There are six; larger indices wrap around. Colour 0 is for the baseline.
     pub color: usize,
-    /// Whether it has gaps, as the second of two ways to the same end.
+    /// Whether the line is dashed.
     pub dashed: bool,
     /// (x, y)
     pub points: Vec<(f64, f64)>,
 }
 
-/// A point worth a name, such as where two lines meet.
+/// A labelled point, such as the intersection of two lines.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mark {
-    /// Its place.
+    /// x coordinate.
     pub x: f64,
-    /// Its place.
+    /// y coordinate.
     pub y: f64,
-    /// Written beside it.
+    /// The label next to the point.
     pub label: String,
-    /// That of a [`Line`].
+    /// Colour index, as in [`Line`].
     pub color: usize,
 }
 
-/// An area from low to high, translucent and without an entry in the legend. A place that lacks a value is a gap.
+/// A translucent area from low to high, without a legend entry. A missing value is a gap.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Band {
-    /// That of its line.
+    /// Name of its line.
     pub name: String,
-    /// That of its line.
+    /// Colour index of its line.
     pub color: usize,
     /// (x, low, high)
     pub points: Vec<(f64, f64, f64)>,
 }
 
-/// Markers in a colour and a shape of their own.
+/// Unconnected markers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Points {
-    /// In the legend; empty for none.
+    /// Legend entry; empty for none.
     pub name: String,
-    /// As in [`Line`]; each colour has a shape of its own.
+    /// Colour index, as in [`Line`]. Each colour has its own marker shape.
     pub color: usize,
     /// In any order.
     pub points: Vec<Point>,
 }
 
-/// One of [`Points`].
+/// A marker of [`Points`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Point {
-    /// Its place.
+    /// x coordinate.
     pub x: f64,
-    /// Its place.
+    /// y coordinate.
     pub y: f64,
-    /// Ends of a whisker.
+    /// Ends of the error bar.
     pub interval: Option<(f64, f64)>,
-    /// Written beside it where there is room, and shown when it is pointed at; empty for none.
+    /// Shown as a tooltip, and next to the point if there is room; empty for none.
     pub name: String,
 }
 
-/// The single runs behind a line: a dot at the end of each; pages draw them whole where they are asked to, and leave some out.
+/// The individual runs behind a line, each drawn as a dot at its last point. Interactive reports can draw them completely and hide some.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Runs {
-    /// That of its line.
+    /// Name of the line.
     pub name: String,
-    /// That of its line.
+    /// Colour index of the line.
     pub color: usize,
-    /// What each is called, such as `seed 1`, and its points.
+    /// The name of each run, such as `seed 1`, and its points.
     pub runs: Vec<(String, Vec<(f64, f64)>)>,
 }
 
-/// A horizontal line from one end of the chart to the other.
+/// A horizontal reference line across the chart.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
-    /// Its height, on the axis of values.
+    /// Position on the value axis.
     pub y: f64,
-    /// Written on it; empty for none.
+    /// The label; empty for none.
     pub label: String,
-    /// As in [`Line`].
+    /// Colour index, as in [`Line`].
     pub color: usize,
 }
 
@@ -143,25 +143,25 @@ impl Axis {
 }
 
 impl Point {
-    /// Without name or whisker.
+    /// A point without a label or error bar.
     pub fn new(x: f64, y: f64) -> Point {
         Point { x, y, interval: None, name: String::new() }
     }
 
-    /// With a whisker.
+    /// Adds an error bar.
     pub fn within(mut self, low: f64, high: f64) -> Point {
         self.interval = Some((low, high));
         self
     }
 
-    /// With a name.
+    /// Adds a label.
     pub fn named(mut self, name: impl Into<String>) -> Point {
         self.name = name.into();
         self
     }
 }
 
-/// The plot's place in the figure.
+/// Position of the plot area in the figure.
 pub struct Frame {
     pub x: Domain,
     pub y: Domain,
@@ -177,7 +177,7 @@ impl Frame {
         Some(self.bottom - self.y.place(y)? * PLOT_HEIGHT)
     }
 
-    /// The same within the plot: where something begins that is cut off by an end of the axis.
+    /// Like `place`, but clamped to the plot area.
     pub fn clipped(&self, y: f64) -> f64 {
         let low = if y > 0.0 { 1.0 } else { 0.0 };
         self.bottom - self.y.place(y).unwrap_or(low).clamp(0.0, 1.0) * PLOT_HEIGHT
@@ -199,7 +199,7 @@ impl Chart {
         places.retain(|&(x, y)| self.x.has_place(x) && self.y.has_place(y));
         let rules: Vec<&Rule> =
             self.layers.iter().filter_map(|layer| if let Layer::Rule(rule) = layer { Some(rule) } else { None }).collect();
-        // Lines reach the ends; markers keep away from them.
+        // Lines reach the ends of the axis; markers keep a margin.
         let apart = self.layers.iter().any(|layer| matches!(layer, Layer::Points(_)));
         let x = Domain::around(self.x.scale, places.iter().map(|place| place.0), apart);
         let y =
@@ -232,7 +232,7 @@ impl Chart {
         }
     }
 
-    /// Names of marks and points, above everything else and beside each other.
+    /// Labels of marks and points, above all layers and without overlap.
     fn draw_labels(&self, drawing: &mut Drawing, frame: &Frame) {
         let mut named: Vec<(usize, &str, (f64, f64), bool)> = Vec::new();
         for layer in &self.layers {
@@ -259,7 +259,7 @@ impl Chart {
     }
 }
 
-/// Grid lines and numbers at the left.
+/// Grid lines and tick labels of the vertical axis.
 pub fn value_axis(drawing: &mut Drawing, axis: &Axis, domain: &Domain, bottom: f64) {
     let ticks = domain.ticks(7);
     for (tick, text) in ticks.iter().zip(axis.unit.ticks(&ticks)) {

@@ -1,28 +1,28 @@
-//! Colours, light and dark, and the way from values to colours.
+//! Colours of the light and dark themes, and colour maps.
 
 /// Red, green and blue.
 pub type Rgb = [u8; 3];
 
-/// Colours of series; further ones begin anew.
+/// Number of series colours; further series reuse them.
 pub const SERIES: usize = 9;
 
-/// On which background a picture is drawn.
+/// The theme of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Theme {
     /// Dark on white.
     #[default]
     Light,
-    /// Light on nearly black.
+    /// Light on near-black.
     Dark,
 }
 
-/// What a theme consists of.
+/// The colours of a theme.
 pub struct Colours {
     pub background: Rgb,
     pub text: Rgb,
     pub quiet: Rgb,
     pub grid: Rgb,
-    /// The first is for what others are compared with.
+    /// Series colours; the first is for the baseline.
     pub series: [Rgb; SERIES],
 }
 
@@ -85,22 +85,22 @@ pub fn code([r, g, b]: Rgb) -> String {
     format!("#{r:02x}{g:02x}{b:02x}")
 }
 
-/// A colour for a share of 0 to 1: from a dark violet through blue and green to a light yellow, evenly in lightness.
+/// Sequential colour map on 0 to 1: dark violet, blue, green, light yellow, with uniform lightness steps.
 pub fn sequential(share: f64) -> Rgb {
     let t = if share.is_finite() { share.clamp(0.0, 1.0) } else { 0.0 };
-    // As strong as a screen shows at every lightness, without the bends that its limits would make.
+    // The largest chroma that sRGB can show at every lightness, without kinks at the gamut boundary.
     let away = 2.0 * t - 1.0;
     let chroma = 0.105 + away * away * if t < 0.5 { 0.015 } else { 0.06 };
     oklch(0.24 + 0.70 * t, chroma, 310.0 - 205.0 * t.powf(1.15))
 }
 
-/// A colour for a share of −1 to 1: blue, nearly white, orange; equal shares on both sides are equally light.
+/// Diverging colour map on −1 to 1: blue, near-white, orange, symmetric in lightness.
 pub fn diverging(share: f64) -> Rgb {
     let t = if share.is_finite() { share.clamp(-1.0, 1.0) } else { 0.0 };
     oklch(0.96 - 0.5 * t.abs(), 0.125 * t.abs().powf(0.9), if t < 0.0 { 255.0 } else { 50.0 })
 }
 
-/// Lightness from 0 to 1 as the eye sees it, strength and angle; strength is lowered until the screen can show it.
+/// OKLCH (lightness, chroma, hue) to sRGB. Chroma is reduced until the colour is in gamut.
 fn oklch(lightness: f64, chroma: f64, hue: f64) -> Rgb {
     let (sin, cos) = hue.to_radians().sin_cos();
     let linear = |chroma: f64| {
@@ -124,7 +124,7 @@ fn oklch(lightness: f64, chroma: f64, hue: f64) -> Rgb {
     })
 }
 
-/// Relative luminance by the web's accessibility guidelines, 0 to 1.
+/// WCAG relative luminance, 0 to 1.
 pub fn luminance(rgb: Rgb) -> f64 {
     let [r, g, b] = rgb.map(|c| {
         let c = f64::from(c) / 255.0;
@@ -133,7 +133,7 @@ pub fn luminance(rgb: Rgb) -> f64 {
     0.2126 * r + 0.7152 * g + 0.0722 * b
 }
 
-/// Whether white is easier to read on it than black.
+/// Whether white text has a higher contrast on this colour than black text.
 pub fn is_dark(rgb: Rgb) -> bool {
     let l = luminance(rgb) + 0.05;
     1.05 / l > l / 0.05
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn text_and_series_stand_out_from_the_background() {
+    fn text_and_series_have_enough_contrast() {
         for theme in [Theme::Light, Theme::Dark] {
             let colours = theme.colours();
             for color in colours.series.into_iter().chain([colours.text, colours.quiet]) {
@@ -159,13 +159,13 @@ mod tests {
         }
     }
 
-    /// CIE lightness, a formula other than the one the colours are made with.
+    /// CIE lightness: independent of the OKLCH formula that makes the colours.
     fn lightness(rgb: Rgb) -> f64 {
         let y = luminance(rgb);
         if y <= 0.008856 { 903.3 * y } else { 116.0 * y.cbrt() - 16.0 }
     }
 
-    /// What an eye without green cones sees, by Viénot, Brettel and Mollon (1999), in linear light.
+    /// Simulated deuteranopia (Viénot, Brettel and Mollon 1999), in linear light.
     fn deuteranope([r, g, b]: Rgb) -> Rgb {
         let linear = |c: u8| (f64::from(c) / 255.0).powf(2.2);
         let coded = |c: f64| (c.clamp(0.0, 1.0).powf(1.0 / 2.2) * 255.0).round() as u8;
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn larger_values_are_lighter_for_every_eye_and_in_even_steps() {
+    fn the_sequential_map_is_monotonic_and_uniform_in_lightness() {
         let colours: Vec<Rgb> = (0..=100).map(|i| sequential(i as f64 / 100.0)).collect();
         for seen in [colours.clone(), colours.iter().map(|&c| deuteranope(c)).collect()] {
             assert!(seen.windows(2).all(|w| luminance(w[0]) < luminance(w[1]) + 1e-9), "{seen:?}");
@@ -188,12 +188,12 @@ mod tests {
             (diverging(t - 0.01), diverging(t))
         }));
         let far = |(a, b): (Rgb, Rgb)| a.into_iter().zip(b).map(|(a, b)| a.abs_diff(b)).max();
-        assert!(both.map(far).max() <= Some(Some(9)), "no bend is to be seen");
+        assert!(both.map(far).max() <= Some(Some(9)), "no visible kink");
         assert_eq!((sequential(-3.0), sequential(f64::NAN), sequential(7.0)), (colours[0], colours[0], colours[100]));
     }
 
     #[test]
-    fn signs_differ_and_sizes_do_not() {
+    fn the_diverging_map_is_symmetric() {
         for i in 1..=10 {
             let t = f64::from(i) / 10.0;
             let (below, above) = (diverging(-t), diverging(t));
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_can_be_read_on_every_colour() {
+    fn text_is_readable_on_every_colour() {
         for i in -100..=100 {
             let t = f64::from(i) / 100.0;
             for color in [sequential(t.abs()), diverging(t)] {

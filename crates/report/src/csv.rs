@@ -1,16 +1,16 @@
-//! Values for other programs: comma-separated, one a line.
+//! CSV output, one value per row.
 
 use crate::chart::{Chart, Layer};
 use crate::dot_plot::DotPlot;
 use crate::figure::{Figure, Panel};
 use crate::heat::HeatMap;
 
-/// Lines of fields, quoted where need be.
+/// Rows of fields, quoted if necessary.
 #[derive(Default)]
 pub struct Csv(String);
 
 impl Csv {
-    /// One line.
+    /// Appends a row.
     pub fn line(&mut self, fields: impl IntoIterator<Item = impl AsRef<str>>) {
         for (i, field) in fields.into_iter().enumerate() {
             if i > 0 {
@@ -28,13 +28,13 @@ impl Csv {
         self.0.push('\n');
     }
 
-    /// All lines.
+    /// The CSV text.
     pub fn finish(self) -> String {
         self.0
     }
 }
 
-/// As few digits as give the same number again; nothing for what is not one.
+/// The shortest decimal form that parses to the same value; empty for NaN and infinity.
 pub fn number(value: f64) -> String {
     match value {
         v if !v.is_finite() => String::new(),
@@ -44,8 +44,8 @@ pub fn number(value: f64) -> String {
 }
 
 impl Figure {
-    /// Every value in a line of its own, with all its digits: `panel,row,column,value` where all panels are heat maps, else
-    /// `panel,series,x,y,low,high`, where rows of a heat map are series. What is not a number is left empty.
+    /// One row per value, at full precision: `panel,row,column,value` if all panels are heat maps, otherwise
+    /// `panel,series,x,y,low,high`, with each row of a heat map as a series. NaN and infinity are empty fields.
     pub fn to_csv(&self) -> String {
         let mut csv = Csv::default();
         let maps = !self.panels.is_empty() && self.panels.iter().all(|panel| matches!(panel, Panel::HeatMap(_)));

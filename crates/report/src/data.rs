@@ -1,4 +1,4 @@
-//! The values of a figure as the scripts of a page read them.
+//! The values of a figure, as the script of an HTML report reads them.
 
 use serde::Serialize;
 
@@ -7,7 +7,7 @@ use crate::dot_plot::DotPlot;
 use crate::figure::{Figure, Panel};
 use crate::scale::{Scale, Unit};
 
-/// A figure; without panels where it is shown as it is printed.
+/// A figure. It has no panels if the script shows its static SVG.
 #[derive(Serialize)]
 pub struct FigureData<'a> {
     title: &'a str,
@@ -33,7 +33,7 @@ struct AxisData<'a> {
     unit: &'static str,
 }
 
-/// Numbers that are not finite become `null`.
+/// Values that are NaN or infinite become `null`.
 #[derive(Default, Serialize)]
 struct Series<'a> {
     name: &'a str,
@@ -83,7 +83,7 @@ struct RuleData<'a> {
 
 impl<'a> FigureData<'a> {
     pub fn new(figure: &'a Figure) -> FigureData<'a> {
-        // Rows of long names and heat maps are read best as they are printed.
+        // Horizontal dot plots and heat maps are shown as static SVG.
         let panel = |panel: &'a Panel| match panel {
             Panel::Chart(chart) => Some(of_chart(chart)),
             Panel::DotPlot(plot) if plot.in_columns() => Some(of_dot_plot(plot)),
@@ -92,7 +92,7 @@ impl<'a> FigureData<'a> {
         FigureData { title: &figure.title, panels: figure.panels.iter().map(panel).collect() }
     }
 
-    /// Whether it is shown as it is printed.
+    /// Whether the figure is shown as static SVG.
     pub fn is_still(&self) -> bool {
         self.panels.is_none()
     }
@@ -108,7 +108,7 @@ fn axis(axis: &Axis) -> AxisData<'_> {
     AxisData { label: &axis.label, log: axis.scale == Scale::Log, unit }
 }
 
-/// A line, its band and its runs are one series, by their name.
+/// A line, its band and its runs form one series, matched by name.
 fn of_chart(chart: &Chart) -> PanelData<'_> {
     let mut series: Vec<Series> = Vec::new();
     let mut rules = Vec::new();
@@ -120,7 +120,7 @@ fn of_chart(chart: &Chart) -> PanelData<'_> {
         });
         &mut series[at]
     }
-    // Lines first: a band lies where its line has points.
+    // Lines first: a band is defined at the points of its line.
     for layer in chart.layers.iter().filter(|layer| matches!(layer, Layer::Line(_))) {
         let Layer::Line(line) = layer else { continue };
         let (x, y) = line.points.iter().copied().unzip();
@@ -128,7 +128,7 @@ fn of_chart(chart: &Chart) -> PanelData<'_> {
         if to.x.is_empty() {
             (to.x, to.y, to.dashed) = (x, y, line.dashed);
         } else {
-            // Another piece of the same line.
+            // Another segment of the same line.
             to.x.push(f64::NAN);
             to.y.push(f64::NAN);
             to.x.extend(x);

@@ -1,96 +1,96 @@
-//! Documents: texts, figures and tables, rendered for a terminal, as Markdown and as one HTML file that needs nothing else.
+//! Documents: text, figures and tables, rendered for a terminal, as Markdown and as a self-contained HTML file.
 
 use termwise_base::provenance::Provenance;
 
 use crate::figure::Figure;
 use crate::table::Table;
 
-/// What a result says to people.
+/// A result in readable form.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Document {
-    /// Its name, at the top and in the window's bar.
+    /// The title, also of the browser window.
     pub title: String,
-    /// What comes before the table of contents.
+    /// Blocks before the table of contents.
     pub lead: Vec<Block>,
-    /// With headings, listed in the table of contents.
+    /// Sections, listed in the table of contents.
     pub sections: Vec<Section>,
 }
 
-/// A part of a [`Document`].
+/// A section of a [`Document`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Section {
-    /// In one line.
+    /// The heading, one line.
     pub heading: String,
-    /// From top to bottom.
+    /// The content in order.
     pub blocks: Vec<Block>,
 }
 
-/// Something in a document. Texts may hold `` `code` ``, `**bold**` and `[words](address)`; all else is taken as it is.
+/// A block of a document. Text may contain `` `code` ``, `**bold**` and `[words](address)`; everything else is literal.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Block {
     /// A paragraph.
     Text(String),
-    /// A list of texts.
+    /// A list of paragraphs.
     List(Vec<String>),
-    /// Names and a text for each.
+    /// A definition list: terms and descriptions.
     Facts(Vec<(String, String)>),
-    /// A figure; several in a row stand beside each other where there is room. A terminal shows heat maps alone.
+    /// A figure. Consecutive figures are laid out side by side if there is room. A terminal shows only heat maps.
     Figure {
-        /// Of its files and its anchor: short, such as `loss-by-order`.
+        /// Name of its files and its anchor: short, such as `loss-by-order`.
         name: String,
-        /// The picture.
+        /// The figure.
         figure: Figure,
-        /// A text below it; empty for none.
+        /// The caption; empty for none.
         caption: String,
     },
     /// A table.
     Table {
-        /// Of its file and its anchor.
+        /// Name of its file and its anchor.
         name: String,
         /// The table.
         table: Table,
     },
-    /// A statement and what became of it.
+    /// A statement with a verdict.
     Badge {
-        /// Whether that is good.
+        /// Colour of the verdict.
         tone: Tone,
-        /// What became of it, in a word or a few.
+        /// The verdict, a few words.
         label: String,
-        /// The statement, a text.
+        /// The statement, with markup.
         text: String,
     },
-    /// Lines as they are typed.
+    /// A code block.
     Code(String),
-    /// What a page folds away and text shows.
+    /// A section collapsed in the HTML report and shown in text formats.
     Fold {
-        /// In one line, on pages alone.
+        /// The summary line, only in HTML.
         summary: String,
-        /// From top to bottom.
+        /// The content in order.
         blocks: Vec<Block>,
     },
-    /// What is seen only when it is asked for.
+    /// A section collapsed in every format unless details are requested.
     Details {
-        /// In one line.
+        /// The summary line.
         summary: String,
-        /// From top to bottom.
+        /// The content in order.
         blocks: Vec<Block>,
     },
 }
 
-/// What a [`Block::Badge`] looks like.
+/// The colour of a [`Block::Badge`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tone {
-    /// As it should be, or as it was said.
+    /// As expected or as claimed.
     Good,
-    /// Neither.
+    /// Undecided.
     Open,
-    /// The opposite.
+    /// The opposite of the expectation.
     Bad,
 }
 
 impl Tone {
-    /// Told apart by more than colour.
+    /// A symbol, so that verdicts are distinguishable without colour.
     pub(crate) fn sign(self) -> char {
         match self {
             Tone::Good => '✓',
@@ -101,7 +101,7 @@ impl Tone {
 }
 
 impl Document {
-    /// Whether there is a figure anywhere.
+    /// Whether the document contains a figure.
     pub(crate) fn has_figures(&self) -> bool {
         fn any(blocks: &[Block]) -> bool {
             blocks.iter().any(|block| match block {
@@ -113,7 +113,7 @@ impl Document {
         any(&self.lead) || self.sections.iter().any(|section| any(&section.blocks))
     }
 
-    /// With a line at its end that says which build made it, and how.
+    /// Appends a line with the build and the command.
     #[must_use]
     pub fn made_by(mut self, made_by: &Provenance) -> Document {
         let Provenance { build, instructions, processor, command } = made_by;
@@ -130,7 +130,7 @@ impl Block {
         Block::Text(text.into())
     }
 
-    /// A table with the name of its file.
+    /// A table with its file name.
     pub fn table(name: impl Into<String>, table: Table) -> Block {
         Block::Table { name: name.into(), table }
     }
@@ -140,14 +140,14 @@ impl Block {
         Block::Figure { name: name.into(), figure, caption: String::new() }
     }
 
-    /// A statement and what became of it.
+    /// A statement with a verdict.
     pub fn badge(tone: Tone, label: impl Into<String>, text: impl Into<String>) -> Block {
         Block::Badge { tone, label: label.into(), text: text.into() }
     }
 }
 
 impl Section {
-    /// A heading and what stands below it.
+    /// A section with this heading and content.
     pub fn new(heading: impl Into<String>, blocks: Vec<Block>) -> Section {
         Section { heading: heading.into(), blocks }
     }

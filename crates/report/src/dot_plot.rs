@@ -6,64 +6,64 @@ use crate::layout::{self, EDGE, LEADING, LEFT, PLOT_HEIGHT, PLOT_WIDTH, RIGHT, W
 use crate::scale::Domain;
 use crate::{draw, font, rules};
 
-/// Means with whiskers, one place for each category and one marker there for each series.
+/// Means with error bars: one position per category, one marker per series and category.
 ///
-/// Categories stand below the x axis where their names fit there, else each has a row of its own.
+/// Categories are on the x axis if their names fit; otherwise each has a row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DotPlot {
-    /// In one line or a few.
+    /// The title; wrapped if long.
     pub title: String,
-    /// What categories are; empty where the title says it.
+    /// Label of the category axis; empty for none.
     pub label: String,
-    /// From left to right or from top to bottom.
+    /// Names of the categories, left to right or top to bottom.
     pub categories: Vec<String>,
-    /// What is measured.
+    /// The value axis.
     pub value: Axis,
-    /// Beside each other in every category.
+    /// The series, next to each other in every category.
     pub series: Vec<Steps>,
-    /// Of each category, where categories and not series have colours; else empty.
+    /// Colour index of each category, if colours encode categories and not series; otherwise empty.
     pub colors: Vec<usize>,
-    /// Values to compare with.
+    /// Reference lines.
     pub rules: Vec<Rule>,
 }
 
 /// A series of a [`DotPlot`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Steps {
-    /// In the legend; empty for none.
+    /// Legend entry; empty for none.
     pub name: String,
-    /// As in [`crate::Line`].
+    /// Colour index, as in [`crate::Line`].
     pub color: usize,
-    /// One for each category; none is a gap.
+    /// One value per category; `None` is a gap.
     pub values: Vec<Option<Estimate>>,
 }
 
-/// A mean and how far it can be trusted.
+/// A mean with an interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
-    /// Where the marker stands.
+    /// Position of the marker.
     pub mean: f64,
-    /// Where the whisker begins.
+    /// Lower end of the error bar.
     pub low: f64,
-    /// Where it ends.
+    /// Upper end of the error bar.
     pub high: f64,
 }
 
 impl Estimate {
-    /// A mean and its standard deviation on both sides.
+    /// A mean ± one standard deviation.
     pub fn with_deviation(mean: f64, deviation: f64) -> Estimate {
         Estimate { mean, low: mean - deviation, high: mean + deviation }
     }
 
-    /// A value without a whisker.
+    /// A value without an error bar.
     pub fn exact(mean: f64) -> Estimate {
         Estimate { mean, low: mean, high: mean }
     }
 }
 
-/// Of a row, where categories are rows.
+/// Height of a row, if categories are rows.
 const ROW: f64 = 26.0;
-/// Of the ends of a whisker, to each side.
+/// Half length of the caps of an error bar.
 const CAP: f64 = 5.0;
 
 impl DotPlot {
@@ -72,7 +72,7 @@ impl DotPlot {
         self.categories.iter().all(|name| font::width(name, Face::TickX) + 3.0 <= column)
     }
 
-    /// Of all series and categories.
+    /// The means of all series and categories.
     pub(crate) fn means(&self) -> impl Iterator<Item = f64> {
         self.series.iter().flat_map(|steps| &steps.values).flatten().map(|estimate| estimate.mean)
     }
@@ -86,7 +86,7 @@ impl DotPlot {
         }
     }
 
-    /// Rows and, above them, room for names of rules.
+    /// Height of the rows and of the labels of reference lines above them.
     fn rows_height(&self) -> f64 {
         ROW * self.categories.len() as f64 + if self.rules.is_empty() { 0.0 } else { LEADING }
     }
@@ -188,7 +188,7 @@ impl DotPlot {
         self.colors.get(category).copied().unwrap_or(steps.color)
     }
 
-    /// Calls with every series, its colour, category, place along the categories and value.
+    /// Calls the function with every series, its colour, category, position along the category axis and value.
     fn each(&self, room: f64, mut draw: impl FnMut(&Steps, usize, &str, f64, &Estimate)) {
         let apart = (room / (self.series.len() + 1) as f64).min(14.0);
         for (i, name) in self.categories.iter().enumerate() {

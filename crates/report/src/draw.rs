@@ -1,21 +1,21 @@
-//! What a figure consists of before it is written: shapes with a look and texts with a face.
+//! A drawing: shapes and text with styles, before they are written to a file format.
 //!
-//! SVG and PNG are made from the same list, so that they show the same picture.
+//! SVG and PNG are made from the same list and therefore show the same picture.
 
 use crate::colour::Rgb;
 
-/// Shapes and texts, later ones above earlier ones.
+/// Shapes and text; later ones cover earlier ones.
 pub struct Drawing {
     pub width: f64,
     pub height: f64,
     pub items: Vec<Item>,
 }
 
-/// A place: pixels from the left and from the top.
+/// A position in pixels from the top left corner.
 pub type Place = (f64, f64);
 
 pub enum Item {
-    /// A part that belongs together, with a class or none.
+    /// A group, with or without a class.
     Open(&'static str),
     Close,
     Shape {
@@ -31,7 +31,7 @@ pub enum Item {
     },
 }
 
-/// Which side of a text its place is.
+/// Horizontal alignment of text relative to its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Anchor {
     Start,
@@ -39,7 +39,7 @@ pub enum Anchor {
     End,
 }
 
-/// What a shape is; numbers are colours of series.
+/// The style of a shape. Integers are colour indices of series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
     Grid,
@@ -54,7 +54,7 @@ pub enum Look {
     Blank,
 }
 
-/// What a text is.
+/// The style of text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Face {
     Title,
@@ -64,14 +64,14 @@ pub enum Face {
     TickX,
     TickY,
     Mark(usize),
-    /// A number on a colour, black or white.
+    /// A value in a heat map cell, black or white.
     Cell {
         white: bool,
     },
 }
 
 impl Face {
-    /// Pixels, and whether it is bold.
+    /// Font size in pixels, and whether it is bold.
     pub fn font(self) -> (f64, bool) {
         match self {
             Face::Title => (16.0, true),
@@ -87,12 +87,12 @@ impl Face {
 pub enum Step {
     Move(Place),
     Line(Place),
-    /// A dot at the pen, seen where nothing joins it.
+    /// A dot at the current point, visible if nothing is connected to it.
     Dot,
     Close,
 }
 
-/// An outline.
+/// A path.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Path(pub Vec<Step>);
 
@@ -105,7 +105,7 @@ impl Path {
         Path(segments.iter().flat_map(|&(from, to)| [Step::Move(from), Step::Line(to)]).collect())
     }
 
-    /// A closed one; nothing where there are no corners.
+    /// A closed polygon; empty if there are no corners.
     pub fn polygon(corners: &[Place]) -> Path {
         let mut steps = Vec::with_capacity(corners.len() + 1);
         for (i, &corner) in corners.iter().enumerate() {
@@ -121,7 +121,7 @@ impl Path {
         Path::polygon(&[(x, y), (x + width, y), (x + width, y + height), (x, y + height)])
     }
 
-    /// A circle as a polygon whose corners nobody sees at this size.
+    /// A circle as a polygon with enough corners for its size.
     pub fn circle((x, y): Place, radius: f64) -> Path {
         const CORNERS: usize = 24;
         let corner = |i: usize| {
@@ -145,7 +145,7 @@ impl Drawing {
         self.items.push(Item::Close);
     }
 
-    /// A shape; its title is shown when it is pointed at.
+    /// Adds a shape with a tooltip.
     pub fn path(&mut self, look: Look, path: Path, title: Option<&str>) {
         let title = title.filter(|title| !title.is_empty()).map(String::from);
         self.items.push(Item::Shape { look, path, title });
@@ -162,7 +162,7 @@ impl Drawing {
     }
 }
 
-/// The marker of a series: every colour has a shape, so that it can be told without its colour.
+/// The marker of a series. Each colour has its own shape, so series are distinguishable without colour.
 pub fn marker(drawing: &mut Drawing, color: usize, (x, y): Place, title: Option<&str>) {
     let polygon = |corners: &[Place]| Path::polygon(&corners.iter().map(|(a, b)| (x + a, y + b)).collect::<Vec<_>>());
     let path = match color % crate::colour::SERIES {

@@ -1,4 +1,4 @@
-//! What pages with scripts need: data and code that lie in the page itself, under a policy that lets nothing else run.
+//! Self-contained pages with scripts: inline data and code under a content security policy that blocks everything else.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -12,31 +12,31 @@ pub fn base64(bytes: &[u8]) -> String {
     STANDARD.encode(bytes)
 }
 
-/// A value as JSON that can stand in a `<script type="application/json">`: no `<` that could end it, and nothing that XML reads otherwise.
+/// Serializes a value as JSON for a `<script type="application/json">`. `<` and characters that are special in XML are escaped.
 pub fn json_for_script(value: &impl Serialize) -> String {
-    let text = serde_json::to_string(value).expect("texts, numbers and lists are always valid JSON");
+    let text = serde_json::to_string(value).expect("strings, numbers and lists are always valid JSON");
     text.replace('<', "\\u003c").replace('&', "\\u0026").replace('\u{2028}', "\\u2028").replace('\u{2029}', "\\u2029")
 }
 
-/// One HTML file with its style, data and scripts inside. A browser lets these scripts and this style act, by their hashes, and nothing else,
-/// and fetches nothing.
+/// A self-contained HTML file with inline style, data and scripts. Its content security policy allows only these scripts and this style, by hash,
+/// and no requests.
 #[derive(Clone, Debug, Default)]
 pub struct ScriptedPage<'a> {
-    /// In the title bar.
+    /// The page title.
     pub title: &'a str,
-    /// What stands in the body, as HTML.
+    /// The body as HTML.
     pub body: &'a str,
-    /// A style sheet.
+    /// The style sheet.
     pub style: &'a str,
-    /// Read by the scripts under the id `data`; made by [`json_for_script`].
+    /// JSON that the scripts read from the element with the id `data`; made by [`json_for_script`].
     pub data: &'a str,
-    /// Run one after the other, once the body is there.
+    /// Scripts, run in order after the body is parsed.
     pub scripts: &'a [&'a str],
-    /// Whether the scripts may ask the server that the page came from.
+    /// Whether the scripts may send requests to the page's own server.
     pub connects: bool,
 }
 
-/// What a browser may do on a page with these scripts and these styles.
+/// The content security policy for these scripts and styles.
 pub(crate) fn policy(scripts: &[&str], styles: &str, connects: bool) -> String {
     let hashes: Vec<String> = scripts.iter().map(|script| hash(script)).collect();
     let scripts = if hashes.is_empty() { "'none'".into() } else { hashes.join(" ") };
@@ -73,13 +73,13 @@ mod tests {
     #[test]
     fn known_values() {
         assert_eq!(base64(b"any carnal pleas"), "YW55IGNhcm5hbCBwbGVhcw==");
-        // The example of the specification of content security policies.
+        // The example of the content security policy specification.
         assert_eq!(hash("doSomething();"), format!("'sha256-{}'", "RFWPLDbv2BY+rCkDzsE+0fr8ylGr2R2faWMhq4lfEQc="));
         assert_eq!(json_for_script(&"</script>\u{2028}"), "\"\\u003c/script>\\u2028\"");
     }
 
     #[test]
-    fn nothing_but_what_is_there_may_act() {
+    fn the_policy_allows_only_the_inline_scripts_and_styles() {
         let page = ScriptedPage { title: "<a>", body: "<p>x</p>", style: "p{}", data: "1", scripts: &["let x;"], connects: false };
         let html = page.to_html();
         assert!(html.contains(&hash("let x;")) && html.contains(&hash("p{}")) && html.contains("connect-src 'none'"), "{html}");

@@ -1,4 +1,4 @@
-//! Figures: panels below each other with one legend.
+//! Figures: panels in a column with one legend.
 
 use crate::chart::{Axis, Chart};
 use crate::colour::Theme;
@@ -11,18 +11,18 @@ use crate::legend::Legend;
 use crate::scale::Scale;
 use crate::{png, style, svg};
 
-/// Panels under a title, with one legend for all.
+/// Panels under one title with a shared legend.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Figure {
-    /// In one line or a few.
+    /// The title; wrapped if long.
     pub title: String,
-    /// What is to be seen, for those who cannot see it.
+    /// Alternative text for screen readers.
     pub description: String,
     /// From top to bottom.
     pub panels: Vec<Panel>,
 }
 
-/// One picture of a figure; made from what it holds with `into()`.
+/// One panel of a figure; made with `into()`.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Panel {
@@ -30,7 +30,7 @@ pub enum Panel {
     Chart(Chart),
     /// Means with whiskers over categories.
     DotPlot(DotPlot),
-    /// Values as colours, in rows and columns.
+    /// A heat map.
     HeatMap(HeatMap),
 }
 
@@ -61,7 +61,7 @@ impl Panel {
         }
     }
 
-    /// The same by ratios, where a page shows it as it is printed and that says more: values that are not negative and lie far apart.
+    /// The same panel on a log scale, if an interactive report shows it as static SVG and its values are nonnegative and span at least a factor of ten.
     fn in_log(&self) -> Option<Panel> {
         match self {
             Panel::DotPlot(plot) if !plot.in_columns() && plot.value.scale == Scale::Linear && far_apart(plot.means()) => {
@@ -84,7 +84,7 @@ impl Panel {
     }
 }
 
-/// Whether ratios say more about these values than differences: none is negative, and the greatest is ten times the least or more.
+/// Whether a log scale is useful: no value is negative, and the largest is at least ten times the smallest.
 fn far_apart(values: impl Iterator<Item = f64>) -> bool {
     let values: Vec<f64> = values.filter(|value| value.is_finite()).collect();
     let positive = values.iter().copied().filter(|value| *value > 0.0);
@@ -93,7 +93,7 @@ fn far_apart(values: impl Iterator<Item = f64>) -> bool {
 }
 
 impl Figure {
-    /// The figure with its dot plots and heat maps by ratios, for a page that lets its reader choose; `None` where that would say no more.
+    /// The figure with dot plots and heat maps on a log scale, for the log switch of an interactive report; `None` if a log scale is not useful.
     pub(crate) fn in_log(&self) -> Option<Figure> {
         let panels: Vec<Option<Panel>> = self.panels.iter().map(Panel::in_log).collect();
         let any = panels.iter().any(Option::is_some);
@@ -101,7 +101,7 @@ impl Figure {
         any.then(|| Figure { panels, ..self.clone() })
     }
 
-    /// The charts among the panels.
+    /// The panels that are charts.
     pub fn charts(&self) -> impl Iterator<Item = &Chart> {
         self.panels.iter().filter_map(|panel| match panel {
             Panel::Chart(chart) => Some(chart),
@@ -109,22 +109,22 @@ impl Figure {
         })
     }
 
-    /// The figure as an SVG document of its own, light or dark as its reader prefers.
+    /// The figure as a standalone SVG document that follows the reader's light or dark preference.
     pub fn to_svg(&self) -> String {
         svg::document(&self.drawing(), &self.title, &self.description, Some(&style::sheet()))
     }
 
-    /// The figure for a page that has [`style::sheet`] once for all.
+    /// The figure as SVG for an HTML page that includes [`style::sheet`].
     pub(crate) fn to_inline_svg(&self) -> String {
         svg::document(&self.drawing(), &self.title, &self.description, None)
     }
 
-    /// The same picture on white as a PNG file, `scale` pixels for each of the SVG; its font is part of the program.
+    /// The figure as a PNG file on white, with `scale` pixels per SVG pixel. The font is embedded in the program.
     pub fn to_png(&self, scale: f64) -> Vec<u8> {
         self.to_png_in(Theme::Light, scale)
     }
 
-    /// The same in either theme. Scales are kept within what a picture can be: 0.1 to 8, and no side beyond 16,384 pixels.
+    /// The figure as a PNG file in a theme. `scale` is clamped to 0.1 to 8, and the larger side to 16,384 pixels.
     pub fn to_png_in(&self, theme: Theme, scale: f64) -> Vec<u8> {
         png::encode(&self.drawing(), theme, scale)
     }

@@ -1,6 +1,6 @@
 "use strict";
-// Figures that answer: values under the pointer, entries of the legend that isolate their series, zoom by dragging, a log axis, single runs
-// beside their mean. Drawn on canvas from the data of the page; the SVG that they stand for stays for print.
+// Interactive figures: tooltips, legend entries that isolate their series, zoom by dragging, a log axis, individual runs
+// next to their mean. Drawn on canvas from the data of the report; the static SVG is kept for print.
 const Figures = (() => {
   const SERIES = 9;
   const UNITS = {
@@ -11,7 +11,7 @@ const Figures = (() => {
   };
   const HEIGHT = 260, PAD = { left: 58, right: 14, top: 10, bottom: 26 };
 
-  /** A value with its unit, at most so many significant digits. */
+  /** A value with its unit, at most this many significant digits. */
   function format(unit, value, digits = 6) {
     if (!Number.isFinite(value)) return "none";
     const units = UNITS[unit] ?? UNITS.number, size = Math.abs(value);
@@ -65,7 +65,7 @@ const Figures = (() => {
     return high >= 0 && Math.abs(list[high] - x) < Math.abs(list[low] - x) ? high : low;
   };
 
-  /** Mean and ends of some runs at every x that all of them have a value for. */
+  /** Mean and range of some runs at every x for which all of them have a value. */
   function together(runs) {
     const by = new Map();
     for (const { x, y } of runs) x.forEach((x, i) => { if (Number.isFinite(y[i])) (by.get(x) ?? by.set(x, []).get(x)).push(y[i]); });
@@ -78,7 +78,7 @@ const Figures = (() => {
   }
 
   class Plot {
-    /** `shown(series, run)` says whether to draw it; both are names. */
+    /** `shown(series, run)` returns whether to draw it; both are names. */
     constructor(host, spec, { shown = () => true, label = "" } = {}) {
       Object.assign(this, { host, spec, shown, label, zoom: null, log: spec.y.log, single: false, only: null, cursor: null });
       this.base = element("canvas", { "aria-hidden": "true" });
@@ -95,7 +95,7 @@ const Figures = (() => {
       if (this.positive()) button("Log", (b) => { this.log = !this.log; b.setAttribute("aria-pressed", String(this.log)); }, this.log);
       if (spec.series.some((s) => s.runs?.length > 1)) button("Single runs", (b) => { this.single = !this.single; b.setAttribute("aria-pressed", String(this.single)); }, false);
       this.back = button("Whole range", () => { this.zoom = null; });
-      this.legend = element("div", { class: "legend", role: "group", "aria-label": "Series: choose one to see it alone" });
+      this.legend = element("div", { class: "legend", role: "group", "aria-label": "Series: select one to isolate it" });
       host.replaceChildren(this.legend, this.tools, element("div", { class: "plot" }, this.base, this.over, this.tip), this.say);
       this.listen();
       new ResizeObserver(() => this.draw()).observe(this.over.parentNode);
@@ -106,7 +106,7 @@ const Figures = (() => {
       return values.length > 1 && values.every((y) => y >= 0) && values.some((y) => y > 0);
     }
 
-    /** New data; what was chosen stays. */
+    /** New data; the selection is kept. */
     set(spec) { this.spec = spec; this.draw(); }
 
     entries() {
@@ -117,7 +117,7 @@ const Figures = (() => {
 
     isShown(s) { return (this.only === null || s.name === this.only || !s.name) && this.shown(s.name, null); }
 
-    /** What is drawn: with runs that were left out, means are those of the others. */
+    /** The drawn series: if runs are hidden, means are over the others. */
     visible() {
       return this.spec.series.filter((s) => this.isShown(s)).map((s) => {
         if (!s.runs?.length) return s;
@@ -174,7 +174,7 @@ const Figures = (() => {
       this.over.setAttribute("aria-label", this.describe(list));
       if (!domain) {
         context.fillStyle = quiet;
-        context.fillText("Nothing is chosen.", PAD.left, HEIGHT / 2);
+        context.fillText("No series is selected.", PAD.left, HEIGHT / 2);
         return this.drawOver();
       }
       const map = (low, high, log, from, to) => (value) => {
@@ -243,7 +243,7 @@ const Figures = (() => {
           context.stroke();
         }
         context.setLineDash([]);
-        // The end of every run, so that the spread is seen and not only its ends.
+        // The end of every run, to show the distribution and not only its range.
         if (s.runs?.length > 1) for (const run of s.runs) this.dot(context, X(run.x.at(-1)), Y(run.y.at(-1)), 2.5, card);
         for (const p of s.points ?? []) {
           context.strokeStyle = context.fillStyle = colourOf(p.color ?? s.color);
@@ -321,7 +321,7 @@ const Figures = (() => {
       return `${this.label}. ${said}. Arrow keys read values, plus and minus zoom.`;
     }
 
-    /** What stands at one x: name, colour and text of every series, nearest to the pointer first. */
+    /** Values at one x: name, colour and text of every series, nearest to the pointer first. */
     at(x) {
       const rows = [];
       for (const s of this.list) {
@@ -437,13 +437,13 @@ const Figures = (() => {
     }
   }
 
-  // ---- A page of figures ----------------------------------------------------------------------------------------------------------------
+  // ---- Reports with figures ----------------------------------------------------------------------------------------------------------------
 
   const plots = [], left = new Set();
   const key = (series, run) => `${series}\n${run ?? ""}`;
   const shown = (series, run) => !left.has(key(series, null)) && (run === null || !left.has(key(series, run)));
 
-  /** Values of heat maps and of all that is not drawn again: what its title says, at once. */
+  /** Tooltips of heat maps and other static SVG, from their titles. */
   function tips(figure) {
     const tip = element("div", { class: "tip", hidden: "" });
     figure.append(tip);
@@ -460,7 +460,7 @@ const Figures = (() => {
     figure.addEventListener("pointerleave", () => { tip.hidden = true; });
   }
 
-  /** A figure that is shown as it is printed, by differences or by ratios. */
+  /** A figure shown as static SVG, on a linear or log scale. */
   function logSwitch(figure) {
     const other = figure.querySelector(":scope > .in-log"), still = figure.querySelector(":scope > svg");
     if (!other) return;
@@ -473,7 +473,7 @@ const Figures = (() => {
     still.before(element("div", { class: "tools" }, button));
   }
 
-  /** Check boxes for all runs of all figures, which add and remove them everywhere. */
+  /** Check boxes for all runs, which show and hide them in all figures. */
   function table(into, figures) {
     const runs = new Map();
     for (const { panels } of figures) for (const { series } of panels) for (const s of series) {
@@ -497,7 +497,7 @@ const Figures = (() => {
         element("td", {}, ...[...labels].map((label) => box(name, label, label))));
     }));
     const head = element("thead", {}, element("tr", {}, element("th", {}, "variant"), element("th", {}, "runs")));
-    into.append(element("details", { class: "choose" }, element("summary", {}, "Choose the runs that figures show"), element("div", { class: "scroll" }, element("table", {}, head, body))));
+    into.append(element("details", { class: "choose" }, element("summary", {}, "Select runs"), element("div", { class: "scroll" }, element("table", {}, head, body))));
   }
 
   function enhance() {

@@ -1,4 +1,4 @@
-//! Pages with their figures and tables as files.
+//! Reports as a directory: HTML with figures and tables as separate files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,58 +9,58 @@ use crate::document::Document;
 use crate::html::{Asset, Renderer};
 use crate::markdown::markdown;
 
-/// What can go wrong in writing and in reading again.
+/// Errors in writing a report or reading a result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A folder or file could not be written.
-    #[error("cannot write {}: {source}; choose a folder that can be written to and has room", path.display())]
+    /// A directory or file could not be written.
+    #[error("cannot write {}: {source}; choose a writable directory with free space", path.display())]
     Write {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// A value that is no result, or none of the kind that was asked for.
-    #[error("{}; a result of termwise is a JSON object that begins with \"kind\", as commands print with --json and write with --out",
-        found.as_ref().map_or("it does not say what it is".into(), |kind| format!("it is of the kind `{}`", crate::text::clean(kind))))]
+    /// The value is not a result, or is a result of another kind.
+    #[error("{}; a termwise result is a JSON object with the key \"kind\", as commands print with --json and write with --out",
+        found.as_ref().map_or("it has no \"kind\"".into(), |kind| format!("it is of the kind `{}`", crate::text::clean(kind))))]
     Foreign {
-        /// What it says it is.
+        /// The kind that was found.
         found: Option<String>,
     },
-    /// A result in another form.
+    /// A result with another format version.
     #[error(
-        "it is version {found} of `{kind}`, and this program reads version {known}; use the program that wrote it, or run its command again"
+        "it is version {found} of `{kind}`, and this program reads version {known}; read it with the program that wrote it, or rerun its command"
     )]
     Version {
-        /// What it is.
+        /// The kind.
         kind: &'static str,
-        /// Of the file.
+        /// Version of the file.
         found: u64,
-        /// Of this program.
+        /// Version that this program reads.
         known: u32,
     },
-    /// A result with fields that are missing or wrong.
-    #[error("it says that it is a `{kind}`, but {source}")]
+    /// A result with missing or invalid fields.
+    #[error("it has the kind `{kind}` but is invalid: {source}")]
     Fields {
-        /// What it says it is.
+        /// The kind.
         kind: &'static str,
-        /// Why it is not.
+        /// The problem.
         source: serde_json::Error,
     },
 }
 
-/// Pixels of PNG files for each of the figure: sharp on paper and on fine screens.
+/// PNG pixels per SVG pixel, for print and high-resolution screens.
 const SCALE: f64 = 2.0;
 
 impl Document {
-    /// Writes `index.html`, and beside it `figures/NAME.svg`, `.png`, `.csv` and `.vl.json` (Vega-Lite) and `tables/NAME.csv`, to which it leads, and `summary.md`.
-    /// The page itself needs none of them. Existing files of these names are replaced.
+    /// Writes `index.html` with links to `figures/NAME.svg`, `.png`, `.csv` and `.vl.json` (Vega-Lite), `tables/NAME.csv` and `summary.md` in the same directory.
+    /// The HTML report works without them. Existing files of these names are replaced.
     ///
-    /// Gives the path of the page.
+    /// Returns the path of the HTML report.
     ///
     /// # Errors
-    /// [`Error::Write`] if the folder or a file cannot be written; the page is written last.
+    /// [`Error::Write`] if the directory or a file cannot be written. The HTML report is written last.
     pub fn write(&self, folder: &Path) -> Result<PathBuf, Error> {
         let (html, assets) = Renderer::render(self, true);
         make(folder)?;

@@ -1,4 +1,4 @@
-//! The font: DejaVu Sans, which is part of the program. SVG leaves the choice to its reader but is laid out by this one, which is wide.
+//! The embedded font, DejaVu Sans. SVG uses the reader's font, but the layout is computed with this one, which is wide.
 
 use std::sync::LazyLock;
 
@@ -9,14 +9,14 @@ use crate::draw::Face;
 static REGULAR: LazyLock<Option<Font<'static>>> = LazyLock::new(|| Font::parse(dejavu::sans::regular(), 0).ok());
 static BOLD: LazyLock<Option<Font<'static>>> = LazyLock::new(|| Font::parse(dejavu::sans::bold(), 0).ok());
 
-/// Of a character whose width is not known, as a share of the font's size.
+/// Width of an unknown character, as a fraction of the font size.
 const CHARACTER: f64 = 0.6;
 
 fn font(bold: bool) -> Option<&'static Font<'static>> {
     if bold { BOLD.as_ref() } else { REGULAR.as_ref() }
 }
 
-/// That of a character; of U+FFFD where there is none.
+/// The glyph of a character; that of U+FFFD if the font has none.
 fn glyph(font: &Font, c: char) -> Option<GlyphId> {
     font.glyph_index(c).or_else(|| font.glyph_index('\u{fffd}'))
 }
@@ -26,13 +26,13 @@ fn advance(c: char, size: f64, bold: bool) -> f64 {
     known.map_or(CHARACTER, |(advance, em)| f64::from(advance) / f64::from(em)) * size
 }
 
-/// Pixels that a text takes.
+/// Width of a string in pixels.
 pub fn width(text: &str, face: Face) -> f64 {
     let (size, bold) = face.font();
     text.chars().map(|c| advance(c, size, bold)).sum()
 }
 
-/// Draws the outlines of a text from a place on, pixels down and right.
+/// Emits the outlines of a string starting at a position, in pixels right and down.
 pub fn outline(text: &str, face: Face, (mut x, y): (f64, f64), builder: &mut dyn OutlineBuilder) {
     let (size, bold) = face.font();
     let Some(font) = font(bold) else { return };
@@ -45,7 +45,7 @@ pub fn outline(text: &str, face: Face, (mut x, y): (f64, f64), builder: &mut dyn
     }
 }
 
-/// Moves and turns outlines, whose y grows upwards.
+/// Translates and flips glyph outlines, whose y axis points up.
 struct Placed<'a> {
     builder: &'a mut dyn OutlineBuilder,
     x: f64,
@@ -85,7 +85,7 @@ impl OutlineBuilder for Placed<'_> {
     }
 }
 
-/// A text that takes at most that many pixels, its end cut off where need be.
+/// The string, truncated to at most this many pixels.
 pub fn fit(text: &str, face: Face, room: f64) -> String {
     if width(text, face) <= room {
         return text.into();
@@ -102,7 +102,7 @@ pub fn fit(text: &str, face: Face, room: f64) -> String {
     format!("{}…", kept.trim_end())
 }
 
-/// A text in lines of at most that many pixels; a word that is longer is broken.
+/// The string, wrapped at this many pixels. Longer words are broken.
 pub fn wrap(text: &str, face: Face, room: f64) -> Vec<String> {
     let (size, bold) = face.font();
     let mut lines: Vec<(String, f64)> = Vec::new();
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_character_of_the_projects_texts_has_an_outline() {
+    fn every_character_used_in_the_project_has_a_glyph() {
         let texts = "AZaz09 äéß ΑΩαω Σρμσλτ µ−×±≤≥⌊⌋⌈⌉⁰¹²³⁴⁵⁶⁷⁸⁹⁻₀₁₂₃₄₅₆₇₈₉√·→∞≈…–∑∂‖✓✗○";
         for bold in [false, true] {
             let font = font(bold).expect("the font can be read");
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_fit_where_they_are_told_to() {
+    fn wrapped_and_truncated_strings_fit() {
         let text = "a long text of many words and one_word_that_is_very_long_indeed_and_does_not_fit";
         let lines = wrap(text, Face::Body, 120.0);
         assert!(lines.iter().all(|line| !line.is_empty() && width(line, Face::Body) <= 120.0), "{lines:?}");

@@ -1,61 +1,61 @@
-//! Heat maps: values as colours, in rows and columns.
+//! Heat maps.
 
 use crate::scale::Unit;
 
-/// Values as colours, with a bar that says which is which.
+/// A matrix of values as colours, with a colour bar.
 ///
-/// Cells say their value when they are pointed at, and show it where it fits.
+/// Cells have their value as a tooltip, and as text if it fits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HeatMap {
-    /// In one line or a few.
+    /// The title; wrapped if long.
     pub title: String,
-    /// Columns, from left to right.
+    /// Column names, left to right.
     pub x: Names,
-    /// Rows, from top to bottom.
+    /// Row names, top to bottom.
     pub y: Names,
-    /// Rows of values, a value for each column; `None`, or a value without a place on the scale, is struck through.
+    /// One row per row name, one value per column. `None`, or a value outside the domain of the scale, is struck through.
     pub values: Vec<Vec<Option<f64>>>,
-    /// How values become colours.
+    /// The colour map.
     pub shade: Shade,
-    /// Values at the ends of the colours, for maps that are to be compared or that hold what is too small to matter; values beyond have the
-    /// colour of the end. `None` for the least and the greatest value.
+    /// Values at the ends of the colour map; values outside are clamped. Set it to compare several maps or to hide
+    /// negligible values. `None` uses the smallest and the largest value.
     pub range: Option<(f64, f64)>,
-    /// What values are.
+    /// The unit of the values.
     pub unit: Unit,
 }
 
-/// The names along one side of a [`HeatMap`]; as many of them are written as there is room for.
+/// The row or column names of a [`HeatMap`]. As many are drawn as fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Names {
-    /// What they are names of, such as `layer`.
+    /// The label of the axis, such as `layer`.
     pub label: String,
-    /// One for each row or column.
+    /// One name per row or column.
     pub names: Vec<String>,
 }
 
-/// How values become colours.
+/// A colour map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shade {
-    /// From dark to light by differences.
+    /// Dark to light, linear.
     Linear,
-    /// From dark to light by ratios; zero and below have no place.
+    /// Dark to light, logarithmic; only for positive values.
     Log,
-    /// Blue below zero, white at it, orange above, equally far on both sides.
+    /// Blue for negative, white for zero, orange for positive, symmetric about zero.
     Diverging,
 }
 
 impl Names {
-    /// Names in their order.
+    /// Names in order.
     pub fn new<N: Into<String>>(label: impl Into<String>, names: impl IntoIterator<Item = N>) -> Names {
         Names { label: label.into(), names: names.into_iter().map(Into::into).collect() }
     }
 
-    /// 0, 1, 2 and so on.
+    /// The names 0, 1, 2, ….
     pub fn count(label: impl Into<String>, count: usize) -> Names {
         Names::new(label, (0..count).map(|i| i.to_string()))
     }
 
-    /// That of a row or column; its number where it has none.
+    /// The name at an index; the index itself if there is none.
     pub(crate) fn get(&self, i: usize) -> String {
         self.names.get(i).cloned().unwrap_or_else(|| i.to_string())
     }

@@ -1,4 +1,4 @@
-//! How heat maps are drawn.
+//! Drawing of heat maps.
 
 use crate::colour::{self, Rgb};
 use crate::draw::{Anchor, Drawing, Face, Look, Path};
@@ -7,25 +7,25 @@ use crate::heat::{HeatMap, Names, Shade};
 use crate::layout::{self, LEADING, RIGHT, WIDTH};
 use crate::scale::{Domain, Scale};
 
-/// Rows share this height, each within bounds that can be told apart and pointed at.
+/// Total height shared by the rows, and bounds of a row's height.
 const ROWS: f64 = 360.0;
 const ROW: (f64, f64) = (7.0, 26.0);
-/// Cells at least this large have a gap between them.
+/// Minimum size of cells that are drawn with a gap.
 const GAPPED: f64 = 10.0;
-/// A cell with a number is at least this high.
+/// Minimum height of a cell with a number.
 const NUMBERED: f64 = 14.0;
-/// Of the bar of colours: its height, and steps from end to end.
+/// Height of the colour bar, and its number of steps.
 const BAR: f64 = 10.0;
 const STEPS: usize = 60;
 
-/// From values to colours.
+/// Maps values to colours.
 pub struct Shades {
     shade: Shade,
     domain: Domain,
 }
 
 impl Shades {
-    /// For these values; `None` where none has a place.
+    /// For the values of this map; `None` if no value is in the domain of the scale.
     pub fn of(map: &HeatMap) -> Option<Shades> {
         let scale = if map.shade == Shade::Log { Scale::Log } else { Scale::Linear };
         let held = map.values.iter().flatten().flatten().copied().filter(|value| value.is_finite());
@@ -47,12 +47,12 @@ impl Shades {
         Some(Shades { shade: map.shade, domain })
     }
 
-    /// 0 to 1 along the bar.
+    /// Position along the colour bar, 0 to 1.
     pub fn share(&self, value: f64) -> Option<f64> {
         self.domain.place(value).filter(|_| value.is_finite()).map(|share| share.clamp(0.0, 1.0))
     }
 
-    /// The least and the greatest value that have a place of their own.
+    /// The smallest and largest values of the colour map.
     pub fn ends(&self) -> (f64, f64) {
         self.domain.ends()
     }
@@ -63,7 +63,7 @@ impl Shades {
 }
 
 impl HeatMap {
-    /// Rows and columns, whether or not they have names.
+    /// Number of rows and columns, including unnamed ones.
     pub(crate) fn size(&self) -> (usize, usize) {
         let columns = self.values.iter().map(Vec::len).max().unwrap_or(0);
         (self.values.len().max(self.y.names.len()), columns.max(self.x.names.len()))
@@ -83,7 +83,7 @@ impl HeatMap {
         layout::heading_height(&self.title, &self.y.label) + self.plot_height() + names + bar + 8.0
     }
 
-    /// The value at a place, if there is one.
+    /// The value at a position, if any.
     pub(crate) fn value(&self, row: usize, column: usize) -> Option<f64> {
         self.values.get(row)?.get(column).copied().flatten().filter(|value| value.is_finite())
     }
@@ -156,7 +156,7 @@ impl HeatMap {
         }
     }
 
-    /// Colours from the least to the greatest value, with numbers below.
+    /// The colour bar with tick labels.
     fn draw_bar(&self, drawing: &mut Drawing, (left, top): (f64, f64), width: f64, shades: &Shades) {
         drawing.open("cells");
         let step = width / STEPS as f64;
@@ -180,7 +180,7 @@ fn named(names: &Names, i: usize) -> String {
     if names.label.is_empty() { name } else { format!("{} {name}", names.label) }
 }
 
-/// Every how many names one is written, where each takes the room of `needed`: a round number.
+/// Draw every n-th name only, if each needs the width `needed`: n is a round number.
 fn spacing(count: usize, needed: f64) -> usize {
     let round = (0..).flat_map(|power| [1, 2, 5].map(|m| m * 10usize.pow(power)));
     round.take(12).find(|&every| every as f64 >= needed).unwrap_or(count).max(1)

@@ -1,4 +1,4 @@
-//! Heat maps for the terminal.
+//! Heat maps in the terminal.
 
 use unicode_width::UnicodeWidthStr;
 
@@ -6,14 +6,14 @@ use crate::heat::HeatMap;
 use crate::heat_draw::Shades;
 use crate::text::clean;
 
-/// From the least to the greatest.
+/// From the smallest to the largest value.
 const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-/// What has no place.
+/// A missing value.
 const GAP: char = '·';
 
 impl HeatMap {
-    /// Rows of numbers where they fit into a line of that many characters, else rows of blocks ▁ to █, the columns in several parts
-    /// where need be; names of columns stand above, every fifth for blocks.
+    /// Rows of numbers if they fit into a line of this many characters, otherwise rows of blocks ▁ to █. Blocks are split into several parts
+    /// if necessary. Column names are above the values, for blocks every fifth name.
     pub fn to_text(&self, width: usize) -> String {
         let mut out = String::new();
         if !self.title.is_empty() {
@@ -40,7 +40,7 @@ impl HeatMap {
         out
     }
 
-    /// Names of columns and values, all equally wide; `None` where they do not fit.
+    /// Column names and values, all of the same width; `None` if they do not fit.
     fn numbers(&self, rows: usize, columns: usize, room: usize) -> Option<Vec<String>> {
         let mut lines: Vec<Vec<String>> = vec![(0..columns).map(|column| clean(&self.x.get(column))).collect()];
         let shown = |row, column| self.value(row, column).map_or(GAP.to_string(), |value| self.unit.brief(value));
@@ -66,11 +66,11 @@ impl HeatMap {
             out.push('\n');
         }
         let (low, high) = shades.ends();
-        let scale = if self.shade == crate::Shade::Log { ", by ratios" } else { "" };
+        let scale = if self.shade == crate::Shade::Log { ", log scale" } else { "" };
         *out += &format!("▁ {} to █ {}{scale}; {GAP} none\n", self.unit.format(low), self.unit.format(high));
     }
 
-    /// Names of columns above their places, as many as do not touch.
+    /// Column names above their columns, without overlap.
     fn ruler(&self, part: std::ops::Range<usize>) -> String {
         let (mut line, mut free) = (String::new(), 0);
         for (place, column) in part.clone().enumerate().filter(|(_, column)| column % 5 == 0) {

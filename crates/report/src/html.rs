@@ -1,4 +1,4 @@
-//! How pages become HTML.
+//! Rendering of documents as HTML.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -13,53 +13,53 @@ use crate::style;
 use crate::svg::escape;
 use crate::table::Table;
 
-/// The page's own style sheet.
+/// The style sheet of HTML reports.
 const SHEET: &str = include_str!("document.css");
 
-/// The script that makes figures answer, `Figures`; XML reads it as text, too.
+/// The script of interactive figures, `Figures`. It is also valid as XML text.
 pub const FIGURES: &str = concat!("//<![CDATA[\n", include_str!("figures.js"), "//]]>\n");
 
-/// The style sheet of pages, for those that are written by hand.
+/// The style sheet of HTML reports, for pages with other content.
 pub fn style_sheet() -> String {
     SHEET.replace('\n', "") + &style::variables()
 }
 
-/// What the script reads: figures by the anchors of their places.
+/// The data of the script: figures by anchor.
 #[derive(Serialize)]
 struct Data<'a> {
     figures: BTreeMap<&'a str, FigureData<'a>>,
 }
 
-/// What a page shows that can be a file as well, with its name.
+/// A figure or table that is also written as a file, with its name.
 pub enum Asset<'a> {
     Figure(String, &'a Figure),
     Table(String, &'a Table),
 }
 
-/// A page in the making.
+/// State of the renderer.
 pub struct Renderer<'a> {
     out: String,
-    /// Anchors that are taken.
+    /// Anchors in use.
     ids: HashSet<String>,
     /// Anchors of figures.
     figures: Vec<(String, &'a Figure)>,
     assets: Vec<Asset<'a>>,
-    /// Whether figures and tables lie beside the page.
+    /// Whether figures and tables are also written as files.
     files: bool,
 }
 
 impl Document {
-    /// The page as one HTML file that asks for nothing else: no script, no font, no picture from elsewhere. Its own script makes figures answer;
-    /// without it and on paper they are pictures.
+    /// The document as one self-contained HTML file, without external scripts, fonts or images. Figures are interactive;
+    /// without JavaScript and in print they are static SVG.
     pub fn to_html(&self) -> String {
         Renderer::render(self, false).0
     }
 }
 
 impl<'a> Renderer<'a> {
-    /// The page and what lies beside it, in the order of the page.
+    /// The HTML and the separate files, in document order.
     pub fn render(page: &'a Document, files: bool) -> (String, Vec<Asset<'a>>) {
-        // Of the script, which fills them.
+        // Anchors of the script, which fills these elements.
         let taken = ["data", "choose"].map(String::from);
         let mut r = Renderer { out: String::new(), ids: taken.into(), figures: Vec::new(), assets: Vec::new(), files };
         let title = escape(&page.title);
@@ -67,7 +67,7 @@ impl<'a> Renderer<'a> {
         r.out += "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\"/><meta name=\"color-scheme\" content=\"light dark\"/>\n";
         let script: &[&str] = if page.has_figures() { &[FIGURES] } else { &[] };
         let sheet = style_sheet() + &style::sheet();
-        // Nothing is fetched and nothing else runs, even where a text would make a browser do so.
+        // Nothing is fetched and no other script runs, even if a string contains markup.
         r.out +=
             &format!("<meta http-equiv=\"Content-Security-Policy\" content=\"{}\"/>\n", embed::policy(script, &embed::hash(&sheet), false));
         r.out += &format!("<title>{title}</title>\n<style>{sheet}</style></head>\n");
@@ -101,7 +101,7 @@ impl<'a> Renderer<'a> {
         (r.out, r.assets)
     }
 
-    /// An anchor that is not taken yet.
+    /// A unique anchor.
     fn id(&mut self, wanted: &str) -> String {
         let numbered = |n: u32| if n == 1 { wanted.to_string() } else { format!("{wanted}-{n}") };
         let id = (1..).map(numbered).find(|id| !self.ids.contains(id)).unwrap_or_default();
@@ -109,7 +109,7 @@ impl<'a> Renderer<'a> {
         id
     }
 
-    /// Figures that follow each other stand in one box.
+    /// Consecutive figures share a box.
     fn blocks(&mut self, blocks: &'a [Block]) {
         for run in blocks.chunk_by(|a, b| matches!((a, b), (Block::Figure { .. }, Block::Figure { .. }))) {
             if matches!(run[0], Block::Figure { .. }) {
@@ -173,7 +173,7 @@ impl<'a> Renderer<'a> {
         let id = self.id(&format!("figure-{}", slug(name)));
         let file = id.trim_start_matches("figure-").to_string();
         self.out += &format!("<figure id=\"{id}\">{}", figure.to_inline_svg());
-        // What a script cannot draw again, it can exchange.
+        // The script toggles between the two forms of a figure that it cannot redraw.
         if let Some(log) = figure.in_log().filter(|_| FigureData::new(figure).is_still()) {
             self.out += &format!("<div class=\"in-log\" hidden=\"\">{}</div>", log.to_inline_svg());
         }
@@ -196,7 +196,7 @@ impl<'a> Renderer<'a> {
         self.assets.push(Asset::Table(file, table));
     }
 
-    /// A text and, where there are files, the way to them.
+    /// A caption and, if files are written, links to them.
     fn caption(&mut self, text: &str, files: &[(String, String)]) {
         let links: Vec<String> = files.iter().map(|(kind, path)| markup::link(kind, path)).collect();
         let links = if self.files { format!("<span class=\"files\">{}</span>", links.join(" · ")) } else { String::new() };
@@ -206,7 +206,7 @@ impl<'a> Renderer<'a> {
     }
 }
 
-/// Small letters, digits and dashes, for anchors and files.
+/// Lower-case letters, digits and dashes, for anchors and file names.
 fn slug(text: &str) -> String {
     let text = markup::plain(text).to_ascii_lowercase();
     let words: Vec<&str> = text.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty()).collect();

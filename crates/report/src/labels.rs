@@ -1,16 +1,16 @@
-//! Where the names of points are written, so that none covers another.
+//! Placement of point labels without overlap.
 
 /// Radius of a point.
 pub const DOT: f64 = 4.5;
-/// Between a point and its name.
+/// Distance between a point and its label.
 const GAP: f64 = 7.0;
-/// Of a name above its base line, and of a row of names.
+/// Height of a label above its baseline, and distance between rows of labels.
 const ASCENT: f64 = 10.0;
 const ROW: f64 = 15.0;
-/// Rows that a name may lie away from its point.
+/// Maximum distance of a label from its point, in rows.
 const ROWS: usize = 8;
 
-/// A part of the picture; y grows downwards.
+/// A rectangle; y grows downwards.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rectangle {
     pub left: f64,
@@ -29,14 +29,14 @@ impl Rectangle {
     }
 }
 
-/// A place for a name.
+/// The position of a label.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Label {
-    /// Its end where it goes leftwards, else its start.
+    /// Its right end if it is right-aligned, otherwise its left end.
     pub x: f64,
-    /// Its base line.
+    /// Its baseline.
     pub y: f64,
-    /// Whether it ends at x.
+    /// Whether it is right-aligned.
     pub leftwards: bool,
 }
 
@@ -47,9 +47,9 @@ impl Label {
     }
 }
 
-/// A name for each point (x, y, width of its name), within the plot and apart from points and earlier names where there is room; and whether there is.
+/// Places a label for each point (x, y, label width) inside the plot, without covering points and earlier labels if there is room. Also returns whether there was room.
 ///
-/// The first choice is above and left: where a rising line crosses a flat one, nothing is drawn there, nor below and right.
+/// The first choice is above left. At the intersection of a rising and a flat line, this area is empty, as is the area below right.
 pub fn place(points: &[(f64, f64, f64)], plot: Rectangle) -> Vec<(Label, bool)> {
     let dots = points.iter().map(|&(x, y, _)| Rectangle { left: x - DOT, right: x + DOT, top: y - DOT, bottom: y + DOT });
     let mut taken: Vec<Rectangle> = dots.collect();
@@ -83,7 +83,7 @@ mod tests {
     const PLOT: Rectangle = Rectangle { left: 68.0, right: 498.0, top: 100.0, bottom: 300.0 };
 
     #[test]
-    fn names_lie_inside_and_apart() {
+    fn labels_are_inside_the_plot_and_do_not_overlap() {
         let crowded = [(110.0, 285.0, 34.0), (125.0, 280.0, 40.0), (140.0, 278.0, 40.0), (160.0, 270.0, 47.0), (70.0, 110.0, 30.0)];
         let labels = place(&crowded, PLOT);
         let rooms: Vec<Rectangle> = labels.iter().zip(&crowded).map(|((label, _), point)| label.room(point.2)).collect();
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_without_room_is_still_written() {
+    fn a_label_without_room_is_still_drawn() {
         let labels = place(&vec![(300.0, 200.0, 400.0); 40], PLOT);
         assert!(labels.len() == 40 && labels.iter().all(|label| label.0.x.is_finite()) && !labels[39].1);
     }

@@ -1,16 +1,16 @@
-//! How layers of charts are drawn.
+//! Drawing of chart layers.
 
 use crate::chart::{Band, Chart, Frame, Layer, Line, Mark, Points, Runs};
 use crate::draw::{self, Drawing, Look, Path, Place, Step};
 use crate::{labels, rules};
 
-/// Of the ends of a whisker, to each side.
+/// Half length of the caps of an error bar.
 const CAP: f64 = 6.0;
-/// Radius of the dot of a run.
+/// Radius of the dot at the end of a run.
 const SMALL: f64 = 2.75;
 
 impl Layer {
-    /// What the axes have to hold; a rule has a height alone.
+    /// Values that the axes must include. A rule has only a y value.
     pub(crate) fn places(&self) -> Vec<(f64, f64)> {
         match self {
             Layer::Line(line) => line.points.clone(),
@@ -25,7 +25,7 @@ impl Layer {
         }
     }
 
-    /// Where it is drawn, closely enough to keep names away from it.
+    /// Sampled positions of the layer, used to keep labels away from it.
     pub(crate) fn trace(&self, frame: &Frame) -> Vec<Place> {
         let places: Vec<Option<Place>> = self.places().into_iter().map(|(x, y)| frame.place(x, y)).collect();
         if let Layer::Line(_) = self {
@@ -59,7 +59,7 @@ impl Line {
             let place = frame.place(x, y);
             match place {
                 Some(place) if drawing_now => steps.push(Step::Line(place)),
-                // So that a point without neighbours is seen: its round ends are a dot.
+                // A point without neighbours is drawn as a dot by its round line caps.
                 Some(place) => steps.extend([Step::Move(place), Step::Dot]),
                 None => {}
             }
@@ -104,13 +104,13 @@ impl Points {
 }
 
 impl Runs {
-    /// What each is called, and where it ends.
+    /// The name and last point of each run.
     pub(crate) fn ends(&self) -> impl Iterator<Item = (&str, (f64, f64))> {
         self.runs.iter().filter_map(|(name, points)| Some((name.as_str(), *points.last()?)))
     }
 
     fn draw(&self, drawing: &mut Drawing, chart: &Chart, frame: &Frame) {
-        // One alone is its line.
+        // A single run coincides with its line.
         for (name, (x, y)) in self.ends().filter(|_| self.runs.len() > 1) {
             let Some(place) = frame.place(x, y) else { continue };
             let title = format!("{}, {name}: {}", self.name, chart.y.unit.exact(y));
@@ -120,7 +120,7 @@ impl Runs {
 }
 
 impl Mark {
-    /// The point and a line down to the axis.
+    /// The point, and a vertical line to the axis.
     fn draw(&self, drawing: &mut Drawing, frame: &Frame) {
         let Some((x, y)) = frame.place(self.x, self.y) else { return };
         drawing.segment(Look::Drop(self.color), (x, y), (x, frame.bottom));

@@ -1,4 +1,4 @@
-//! The legend: one sample and name for all that is drawn under that name.
+//! The legend: one entry per series name.
 
 use crate::chart::Layer;
 use crate::draw::{self, Anchor, Drawing, Face, Look, Path};
@@ -6,7 +6,7 @@ use crate::figure::Panel;
 use crate::font;
 use crate::layout::{EDGE, LEADING, WIDTH};
 
-/// Samples and names of all series, in rows.
+/// Legend entries in rows.
 pub struct Legend<'a> {
     entries: Vec<Entry<'a>>,
 }
@@ -20,7 +20,7 @@ struct Entry<'a> {
     row: usize,
 }
 
-/// Of a sample and the gap after it.
+/// Width of a sample, and of a sample with the gap after it.
 const SAMPLE: f64 = 24.0;
 const INDENT: f64 = 32.0;
 
@@ -46,7 +46,7 @@ impl<'a> Legend<'a> {
         legend
     }
 
-    /// A line, or markers where there is none.
+    /// Adds an entry with a line sample, or a marker if there is no line.
     fn add(&mut self, name: &'a str, color: usize, line: Option<Look>) {
         let marker = line.is_none();
         if let Some(entry) = self.entries.iter_mut().find(|entry| entry.name == name) {

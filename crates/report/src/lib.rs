@@ -1,20 +1,20 @@
-//! Results as documents, pictures and tables.
+//! Figures, tables and documents for results.
 //!
-//! A [`Figure`] has panels: a [`Chart`] of lines, bands, points and rules, a [`DotPlot`] of means over categories, a [`HeatMap`]. It is
-//! written as SVG, PNG, CSV and Vega-Lite. A [`Table`] is written as HTML, CSV, Markdown and text, a heat map as text as well. A [`Document`] puts them
-//! together, for a [`Terminal`], as Markdown, as one HTML file, or as a folder with each of them beside it. A [`Documented`] result has a
-//! document, and JSON that says what it is.
+//! A [`Figure`] consists of panels: a [`Chart`] of lines, bands, points and rules, a [`DotPlot`] of means over categories, or a [`HeatMap`]. It is
+//! written as SVG, PNG, CSV and Vega-Lite. A [`Table`] is written as HTML, CSV, Markdown and text. A [`Document`] combines figures, tables and text. It
+//! is rendered for a [`Terminal`], as Markdown, as one HTML file, or as a directory with separate files. A [`Documented`] result has a
+//! document and a JSON form with its kind and version.
 //!
-//! Notable choices:
-//! - one list of shapes and texts becomes both SVG and PNG, with one table of looks for both, so that they show the same;
-//! - colours of SVG are CSS classes with a light and a dark form, chosen by `prefers-color-scheme`; heat maps have the same colours in both;
-//! - SVG names fonts that its reader may have; widths are those of DejaVu Sans, which is wide, and which PNG is written in;
-//! - panels stand below each other in a narrow column, so that a figure can be read on a telephone;
-//! - nothing can fail but writing to a folder: a value that has no place leaves a gap, a panel without values says so;
-//! - on a page figures answer, with one script that the page's policy names by its hash: values under the pointer, zoom, log axes, single runs;
-//!   without scripts and on paper they are the SVG;
-//! - nothing in a text can act on a terminal, a browser or Markdown;
-//! - the same figure, table or document gives the same bytes.
+//! Design:
+//! - SVG and PNG are made from one list of shapes and one table of styles, so they show the same picture;
+//! - SVG colours are CSS classes with a light and a dark form, chosen by `prefers-color-scheme`; heat maps have the same colours in both;
+//! - the layout uses the widths of DejaVu Sans, a wide font; PNG files are rendered with it, SVG files with the reader's font;
+//! - panels are stacked in a narrow column, so a figure is readable on a phone;
+//! - only writing files can fail: a value outside the domain leaves a gap, and a panel without values shows a message;
+//! - figures in HTML reports are interactive (tooltips, zoom, log axes, individual runs), with one script whose hash is in the content security policy;
+//!   without JavaScript and in print they are static SVG;
+//! - strings are escaped for terminals, HTML and Markdown;
+//! - output is deterministic: equal inputs give equal bytes.
 //!
 //! ```
 //! use termwise_report::{Axis, Band, Block, Cell, Chart, Figure, HeatMap, Layer, Line, Names, Document, Scale, Section, Shade, Table, Unit};
@@ -43,7 +43,7 @@
 //! let mut table = Table::new("Mean ± standard deviation", ["variant", "loss"]);
 //! table.rows.push(vec![Cell::code("taylor=0..4"), Cell::MeanSd(2.83, 0.01, 2)]);
 //! let page = Document {
-//!     title: "What was seen".into(),
+//!     title: "Results".into(),
 //!     lead: vec![Block::Text("All numbers are from **this machine**.".into())],
 //!     sections: vec![Section {
 //!         heading: "Loss".into(),

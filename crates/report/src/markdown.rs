@@ -1,4 +1,4 @@
-//! Pages and tables as Markdown, to be kept beside other text or pasted into it.
+//! Documents and tables as Markdown.
 
 use crate::document::{Block, Document};
 use crate::html::{Asset, Renderer};
@@ -6,19 +6,19 @@ use crate::markup;
 use crate::table::{Cell, Table};
 
 impl Document {
-    /// The page with its figures as pictures from `figures/`. What the page shows only when it is asked for is left to it, and so are
-    /// the places that cells of tables lead to.
+    /// The document as Markdown with its figures as images from `figures/`. Collapsed sections and the link targets of table cells
+    /// are omitted.
     pub fn to_markdown(&self) -> String {
         markdown(self, &Renderer::render(self, true).1)
     }
 
-    /// The page in one file: text, verdicts and tables.
+    /// The document as Markdown without figures: text, verdicts and tables.
     pub fn to_markdown_without_figures(&self) -> String {
         markdown(self, &[])
     }
 }
 
-/// [`Document::to_markdown`] with the names of the files beside the page.
+/// [`Document::to_markdown`] with the names of the written files.
 pub fn markdown(page: &Document, assets: &[Asset]) -> String {
     let mut out = format!("# {}\n", markup::markdown(&page.title));
     blocks(&page.lead, assets, &mut out);
@@ -32,7 +32,7 @@ pub fn markdown(page: &Document, assets: &[Asset]) -> String {
 fn blocks(list: &[Block], assets: &[Asset], out: &mut String) {
     let mut in_list = false;
     for block in list {
-        // Badges that follow each other are one list.
+        // Consecutive badges form one list.
         let badge = matches!(block, Block::Badge { .. });
         let file = |figure| {
             assets.iter().find_map(|asset| match asset {
@@ -74,7 +74,7 @@ fn blocks(list: &[Block], assets: &[Asset], out: &mut String) {
 }
 
 impl Table {
-    /// The table with its caption above it, numbers at the right.
+    /// The table with its caption above it, numbers right-aligned.
     pub fn to_markdown(&self) -> String {
         let mut out = String::new();
         if !self.caption.is_empty() {
@@ -94,7 +94,7 @@ impl Table {
     }
 }
 
-/// Without what would end a cell.
+/// Escapes characters that would end a cell.
 fn cell(text: &str) -> String {
     one_line(text).replace('|', "\\|")
 }
@@ -109,7 +109,7 @@ mod tests {
     use crate::{Figure, Section};
 
     #[test]
-    fn tables_keep_their_cells_apart() {
+    fn table_cells_are_escaped() {
         let mut table = Table::new("by *order*", ["variant", "loss"]);
         table.rows.push(vec![Cell::code("a|b"), Cell::MeanSd(1.0, 0.25, 2)]);
         table.rows.push(vec![Cell::text("<x>\n[y]"), Cell::Empty]);
@@ -118,13 +118,13 @@ mod tests {
     }
 
     #[test]
-    fn pages_lead_to_the_files_that_are_written() {
+    fn markdown_links_to_the_written_files() {
         let figure = |title: &str| Block::Figure {
             name: "loss".into(),
             figure: Figure { title: title.into(), description: String::new(), panels: Vec::new() },
             caption: String::new(),
         };
-        let verdict = |claim: &str| Block::badge(crate::Tone::Open, "not visible", claim);
+        let verdict = |claim: &str| Block::badge(crate::Tone::Open, "inconclusive", claim);
         let hidden = Block::Details { summary: "more".into(), blocks: vec![Block::Code("hidden".into())] };
         let page = Document {
             title: "Seen".into(),
@@ -134,10 +134,10 @@ mod tests {
                 Section { heading: "Hidden".into(), blocks: vec![hidden] },
             ],
         };
-        let expected = "# Seen\n\n**all** `a*b` [c](d)\n\n- *not visible*: one\n- *not visible*: two\n\n## First\n\n\
+        let expected = "# Seen\n\n**all** `a*b` [c](d)\n\n- *inconclusive*: one\n- *inconclusive*: two\n\n## First\n\n\
             ![A](figures/loss.png)\n\n![B](figures/loss-2.png)\n";
         assert_eq!(page.to_markdown(), expected);
-        let without = "# Seen\n\n**all** `a*b` [c](d)\n\n- *not visible*: one\n- *not visible*: two\n\n## First\n";
+        let without = "# Seen\n\n**all** `a*b` [c](d)\n\n- *inconclusive*: one\n- *inconclusive*: two\n\n## First\n";
         assert_eq!(page.to_markdown_without_figures(), without);
     }
 }

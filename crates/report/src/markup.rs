@@ -1,8 +1,8 @@
-//! The little markup of texts: `` `code` ``, `**bold**` and `[words](address)`; all else is taken as it is.
+//! Inline markup: `` `code` ``, `**bold**` and `[words](address)`; everything else is literal.
 
 use crate::svg::escape;
 
-/// A part of a text with one look.
+/// A span of text with one style.
 pub enum Piece<'a> {
     Plain(&'a str),
     Code(&'a str),
@@ -10,7 +10,7 @@ pub enum Piece<'a> {
     Link(&'a str, &'a str),
 }
 
-/// The text as HTML.
+/// Converts markup to HTML.
 pub fn html(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for piece in pieces(text) {
@@ -24,7 +24,7 @@ pub fn html(text: &str) -> String {
     out
 }
 
-/// The text as Markdown.
+/// Converts markup to Markdown.
 pub fn markdown(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for piece in pieces(text) {
@@ -39,7 +39,7 @@ pub fn markdown(text: &str) -> String {
     out
 }
 
-/// Text in which Markdown finds nothing to act on.
+/// Escapes Markdown's special characters.
 pub fn escape_markdown(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -51,7 +51,7 @@ pub fn escape_markdown(text: &str) -> String {
     out
 }
 
-/// The text without markup.
+/// Removes markup.
 pub fn plain(text: &str) -> String {
     let words = |piece| match piece {
         Piece::Plain(text) | Piece::Code(text) => text.to_string(),
@@ -60,16 +60,16 @@ pub fn plain(text: &str) -> String {
     pieces(text).into_iter().map(words).collect()
 }
 
-/// Words that lead somewhere; words alone where the address is not one that only leads there.
+/// A link, or only its text if the address is not allowed.
 pub fn link(words: &str, address: &str) -> String {
     if leads(address) { format!("<a href=\"{}\">{words}</a>", escape(address)) } else { words.into() }
 }
 
-/// Whether an address is a place: on this page, beside it or on the web.
+/// Whether an address is a fragment, a relative path or a web address.
 fn leads(address: &str) -> bool {
     let scheme = address.find(':').filter(|end| address.find(['/', '?', '#']).is_none_or(|other| *end < other));
     let web = |end: usize| ["http", "https", "mailto"].contains(&address[..end].to_ascii_lowercase().as_str());
-    // Browsers ignore some of these before a scheme.
+    // Browsers ignore some of these characters before a scheme.
     !address.is_empty() && !address.contains(|c: char| c.is_control() || c.is_whitespace()) && scheme.is_none_or(web)
 }
 
@@ -86,7 +86,7 @@ pub fn pieces(text: &str) -> Vec<Piece<'_>> {
             at += end;
             start = at;
         } else {
-            // The three are one byte long.
+            // The three delimiters are one byte long.
             at += 1;
         }
     }
@@ -96,7 +96,7 @@ pub fn pieces(text: &str) -> Vec<Piece<'_>> {
     pieces
 }
 
-/// The piece that begins a text, and its length.
+/// The span at the start of a string, and its length.
 fn piece(text: &str) -> Option<(Piece<'_>, usize)> {
     if let Some(rest) = text.strip_prefix('`') {
         let end = rest.find('`').filter(|&end| end > 0)?;
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn markup_becomes_elements_and_all_else_is_escaped() {
+    fn markup_is_rendered_and_everything_else_is_escaped() {
         assert_eq!(html("a `b<c` **d & e** [f](#g)"), "a <code>b&lt;c</code> <strong>d &amp; e</strong> <a href=\"#g\">f</a>");
         assert_eq!(html("[`taylor`](figures/a.svg?b=1&c)"), "<a href=\"figures/a.svg?b=1&amp;c\"><code>taylor</code></a>");
         assert_eq!(html("2 * 3 ** 4, `open, [x] (y), []()"), "2 * 3 ** 4, `open, [x] (y), []()");
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn only_places_are_led_to() {
+    fn links_to_other_schemes_are_dropped() {
         for bad in ["javascript:alert(1)", "JaVaScRiPt:1", "data:text/html,x", "java\tscript:1", " javascript:1", "vbscript:x", ""] {
             assert!(!leads(bad) && !link("w", bad).contains("href"), "{bad}");
         }

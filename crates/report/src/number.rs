@@ -1,4 +1,4 @@
-//! Numbers as people read them.
+//! Number formatting.
 
 use serde::{Deserialize, Deserializer};
 
@@ -17,18 +17,18 @@ pub fn thousands(n: impl TryInto<u64>) -> String {
     out
 }
 
-/// 1 document, 139,425 documents: of what has a plural in s.
+/// 1 document, 139,425 documents. For nouns with a plural in -s.
 pub fn counted(n: impl TryInto<u64>, what: &str) -> String {
     let n = n.try_into().unwrap_or(u64::MAX);
     format!("{} {what}{}", thousands(n), if n == 1 { "" } else { "s" })
 }
 
-/// Three significant digits for numbers that people compare: 1234, 123, 12.3, 1.23, 0.123.
+/// Three significant digits: 1234, 123, 12.3, 1.23, 0.123.
 pub fn three(x: f64) -> String {
     format!("{x:.*}", digits(x))
 }
 
-/// Digits after the point in [`three`].
+/// Number of decimals that [`three`] prints.
 pub(crate) fn digits(x: f64) -> usize {
     match x.abs() {
         x if x >= 100.0 => 0,
@@ -62,7 +62,7 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
-/// For `deserialize_with`: JSON writes numbers that are not finite as `null`, which is read as NaN.
+/// For `deserialize_with`: reads `null` as NaN. JSON writes NaN and infinity as `null`.
 pub fn nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_read_well() {
+    fn numbers_are_formatted() {
         assert_eq!([0_u64, 999, 1000, 139_425, 1_234_567].map(thousands), ["0", "999", "1,000", "139,425", "1,234,567"]);
         assert_eq!([1234.5, 99.94, 1.234, 0.01].map(three), ["1234", "99.9", "1.23", "0.010"]);
         let day = 86_400.0;
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn one_is_not_many() {
+    fn counts_have_singular_and_plural() {
         let counts = [0, 1, 2, 1_000].map(|n: u64| counted(n, "document"));
         assert_eq!(counts, ["0 documents", "1 document", "2 documents", "1,000 documents"]);
     }

@@ -1,4 +1,4 @@
-//! Drawings as PNG files.
+//! Rendering of drawings as PNG.
 
 use tiny_skia::{Color, FillRule, LineCap, LineJoin, Paint, PathBuilder, Pixmap, Stroke, StrokeDash, Transform};
 use ttf_parser::OutlineBuilder;
@@ -8,10 +8,10 @@ use crate::draw::{Anchor, Drawing, Face, Item, Look, Path, Place, Step};
 use crate::font;
 use crate::style::HALO;
 
-/// Pixels of a side at most.
+/// Maximum side length in pixels.
 const MOST: f64 = 16_384.0;
 
-/// The picture; empty only if memory for its pixels cannot be had.
+/// The PNG file; empty only if its pixels cannot be allocated.
 pub fn encode(drawing: &Drawing, theme: Theme, scale: f64) -> Vec<u8> {
     let scale = if scale.is_finite() { scale.clamp(0.1, 8.0) } else { 1.0 };
     let scale = scale.min(MOST / drawing.width.max(drawing.height).max(1.0));
@@ -54,7 +54,7 @@ impl Canvas {
                 Step::Move((x, y)) => builder.move_to(x as f32, y as f32),
                 Step::Line((x, y)) => builder.line_to(x as f32, y as f32),
                 Step::Dot => {
-                    // As long as nothing, but not nothing: a line of no length has no ends.
+                    // Not exactly zero: a line of length zero has no caps.
                     if let Some(pen) = builder.last_point() {
                         builder.line_to(pen.x + 0.01, pen.y);
                     }
@@ -97,7 +97,7 @@ impl Canvas {
     }
 }
 
-/// Outlines of a font as outlines of a picture.
+/// Converts font outlines to paths.
 struct Glyphs(PathBuilder);
 
 impl OutlineBuilder for Glyphs {

@@ -1,4 +1,4 @@
-//! Results: values with one form for programs, JSON that says what it is, and one for people, a document.
+//! Results: values with a JSON form for programs and a document for people.
 
 use std::path::{Path, PathBuf};
 
@@ -10,24 +10,24 @@ use termwise_base::provenance::Provenance;
 use crate::document::Document;
 use crate::folder::Error;
 
-/// What a command found. Its JSON is an object with `kind`, `version` and, from a command, `made_by` before its own
-/// fields, so that it can be shown again.
+/// The result of a command. Its JSON form is an object with `kind`, `version` and, if a command wrote it, `made_by` before its own
+/// fields, so it can be rendered again.
 pub trait Documented: Serialize + DeserializeOwned {
-    /// In one word, which is also the name of its file.
+    /// One word, also the name of its file.
     const KIND: &'static str;
-    /// Grows with every change after which older files cannot be read.
+    /// Incremented with every change after which older files cannot be read.
     const VERSION: u32 = 1;
 
-    /// All of it for people.
+    /// The complete document.
     fn document(&self) -> Document;
 
-    /// What a command prints unless details are requested.
+    /// The document that a command prints unless details are requested.
     fn summary(&self) -> Document {
         self.document()
     }
 
-    /// Checks what a file's types do not: ranges of indices, lengths of lists, divisors. [`read`] calls it, so that [`Documented::document`] can rely on it for
-    /// files that people have edited. `raw` is the JSON object, for fields of earlier builds that were removed.
+    /// Checks constraints that the field types do not: index ranges, list lengths, divisors. [`read`] calls it, so [`Documented::document`] can rely on it for
+    /// files edited by hand. `raw` is the JSON object, for fields of earlier builds that were removed.
     ///
     /// # Errors
     /// The problem, as the end of a sentence.
@@ -47,29 +47,29 @@ struct Tagged<'a, T> {
     result: &'a T,
 }
 
-/// A result as indented JSON with a line break at the end; numbers that are not finite are `null`.
+/// A result as indented JSON with a final newline. NaN and infinity are `null`.
 pub fn to_json<T: Documented>(result: &T, made_by: Option<&Provenance>) -> String {
     let tagged = Tagged { kind: T::KIND, version: T::VERSION, made_by, result };
     serde_json::to_string_pretty(&tagged).expect("results have names as keys, and writing to a string cannot fail") + "\n"
 }
 
-/// What a file says that it is.
+/// The kind of a result file.
 ///
 /// # Errors
-/// [`Error::Foreign`] where it says nothing.
+/// [`Error::Foreign`] if the value has no kind.
 pub fn kind_of(value: &Value) -> Result<&str, Error> {
     value.get("kind").and_then(Value::as_str).ok_or(Error::Foreign { found: None })
 }
 
-/// Which build a file says that it is from.
+/// The provenance recorded in a result file.
 pub fn made_by(value: &Value) -> Option<Provenance> {
     Provenance::deserialize(value.get("made_by")?).ok()
 }
 
-/// The result in a JSON value.
+/// Reads a result from a JSON value.
 ///
 /// # Errors
-/// [`Error::Foreign`] for another kind, [`Error::Version`] for another version, [`Error::Fields`] where fields are missing or wrong.
+/// [`Error::Foreign`] for another kind, [`Error::Version`] for another version, [`Error::Fields`] if fields are missing or invalid.
 pub fn read<T: Documented>(mut value: Value) -> Result<T, Error> {
     let kind = kind_of(&value)?;
     if kind != T::KIND {
@@ -88,10 +88,10 @@ pub fn read<T: Documented>(mut value: Value) -> Result<T, Error> {
     Ok(result)
 }
 
-/// Writes `KIND.json` and the document with its figures and tables, see [`Document::write`]; gives the path of the page.
+/// Writes `KIND.json` and the document with its figures and tables, see [`Document::write`]. Returns the path of the HTML report.
 ///
 /// # Errors
-/// [`Error::Write`] if the folder or a file cannot be written.
+/// [`Error::Write`] if the directory or a file cannot be written.
 pub fn write<T: Documented>(result: &T, folder: &Path, made_by: Option<&Provenance>) -> Result<PathBuf, Error> {
     crate::folder::make(folder)?;
     let path = folder.join(format!("{}.json", T::KIND));
@@ -103,7 +103,7 @@ pub fn write<T: Documented>(result: &T, folder: &Path, made_by: Option<&Provenan
     }
 }
 
-/// The JSON schema of what [`to_json`] writes, from that of the fields.
+/// The JSON schema of the output of [`to_json`], from the schema of the fields.
 pub fn tagged_schema<T: Documented>(mut schema: Value) -> Value {
     let tags = [("kind", T::KIND.into()), ("version", Value::from(T::VERSION))];
     if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
@@ -125,10 +125,10 @@ pub fn tagged_schema<T: Documented>(mut schema: Value) -> Value {
     schema
 }
 
-/// For tests: written and read again, a result has the same document and the same JSON.
+/// For tests: a result that is written and read has the same document and the same JSON.
 ///
 /// # Panics
-/// Where it has not.
+/// If they differ.
 pub fn reads_again<T: Documented>(result: &T) {
     let text = to_json(result, None);
     let again: T = read(serde_json::from_str(&text).expect("JSON")).unwrap_or_else(|error| panic!("{error}\n{text}"));
@@ -136,10 +136,10 @@ pub fn reads_again<T: Documented>(result: &T) {
     assert_eq!(to_json(&again, None), text);
 }
 
-/// Panics if reading or rendering panics on an edited form of this result's JSON. Every number is replaced by smaller and larger ones, every array is emptied,
-/// shortened and lengthened, one edit at a time; of more than `most` edits every nth is tried. For tests.
+/// For tests: panics if reading or rendering panics on an edited form of this result's JSON. Every number is replaced by smaller and larger ones, and every
+/// array is emptied, shortened and lengthened, one edit at a time. Of more than `most` edits, every n-th is tried.
 pub fn survives_edits<T: Documented>(result: &T, most: usize) {
-    /// Names the edit if it panics.
+    /// Prints the edit if it panics.
     struct Edit<'a>(&'a str, &'a Value);
     impl Drop for Edit<'_> {
         fn drop(&mut self) {
@@ -181,7 +181,7 @@ pub fn survives_edits<T: Documented>(result: &T, most: usize) {
     let step = all.len().div_ceil(most.max(1)).max(1);
     for (path, edit) in all.iter().step_by(step) {
         let mut edited = whole.clone();
-        // Keys of maps may contain a slash; those are left as they are.
+        // Keys that contain a slash are not edited.
         let Some(place) = edited.pointer_mut(path) else { continue };
         *place = edit.clone();
         let _named = Edit(path, edit);

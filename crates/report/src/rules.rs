@@ -1,17 +1,17 @@
-//! Heights to compare with, and where their names are written.
+//! Reference lines and the placement of their labels.
 
 use crate::chart::{Frame, Rule};
 use crate::draw::{Anchor, Drawing, Face, Look, Path, Place};
 use crate::font;
 use crate::layout::{LEFT, PLOT_HEIGHT, PLOT_WIDTH};
 
-/// Between places that stand for a line: less than a letter.
+/// Sampling distance along a line: less than a character.
 const FINE: f64 = 4.0;
-/// Of a name: from its line to its base, and its height.
+/// Distance of a label from its line, and its height.
 const GAP: f64 = 6.0;
 const HEIGHT: f64 = 12.0;
 
-/// Places along a line through these.
+/// Sampled positions along a polyline.
 pub fn trace(points: &[Place]) -> Vec<Place> {
     let mut places = points.to_vec();
     for pair in points.windows(2) {
@@ -30,7 +30,7 @@ impl Rule {
     }
 }
 
-/// Names of rules, each above or below its line where it covers least of what is drawn.
+/// Labels of rules, each above or below its line at the position that covers the fewest drawn points.
 pub fn draw_labels(drawing: &mut Drawing, frame: &Frame, rules: &[&Rule], mut taken: Vec<Place>) {
     for y in rules.iter().filter_map(|rule| frame.height(rule.y)) {
         taken.extend(trace(&[(LEFT, y), (LEFT + PLOT_WIDTH, y)]));
@@ -45,10 +45,10 @@ pub fn draw_labels(drawing: &mut Drawing, frame: &Frame, rules: &[&Rule], mut ta
             let outside = base > frame.bottom - 3.0 || base - HEIGHT < frame.bottom - PLOT_HEIGHT - 12.0;
             taken.iter().filter(inside).count() + if outside { 1_000_000 } else { 0 }
         };
-        // From the right, where most lines have come to rest, to the left.
+        // From right to left: most lines are flat at the right end.
         let starts = (0..=8).map(|i| LEFT + (PLOT_WIDTH - width) * (1.0 - f64::from(i) / 8.0));
         let places = starts.flat_map(|x| [(x, y - GAP), (x, y + GAP + HEIGHT - 2.0)]);
-        // The first of equals.
+        // The first of equal candidates.
         let Some((x, base)) = places.min_by_key(covered) else { continue };
         drawing.text(face, Anchor::Start, (x, base), &text);
         taken.extend(trace(&[(x, base), (x + width, base)]));

@@ -1,15 +1,15 @@
-//! Axes: from values to places, and the values that are written beside them.
+//! Axes: mapping of values to positions, and tick labels.
 
-/// How values are spread along an axis.
+/// Scale of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
-    /// Equal differences are equally long.
+    /// Linear.
     Linear,
-    /// Equal ratios are equally long; values of zero and below have no place.
+    /// Logarithmic; only for positive values.
     Log,
 }
 
-/// What values are, for the numbers beside an axis.
+/// Unit of the values, for tick labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// 1, 10, 1k, 1M, 1B
@@ -18,22 +18,22 @@ pub enum Unit {
     Bytes,
     /// µs, ms, s
     Seconds,
-    /// Shares: 0.25 is 25 %.
+    /// Fractions: 0.25 is 25 %.
     Percent,
 }
 
 impl Unit {
-    /// A value as it is written beside an axis: at most three significant digits.
+    /// A value with at most three significant digits, for tick labels.
     pub fn format(self, value: f64) -> String {
         self.digits(value, 3)
     }
 
-    /// A value as it is written where there is room: at most six significant digits.
+    /// A value with at most six significant digits, for tooltips.
     pub(crate) fn exact(self, value: f64) -> String {
         self.digits(value, 6)
     }
 
-    /// A value as it is written where there is little room: at most two significant digits, small ones as powers of ten.
+    /// A value with at most two significant digits, small values as powers of ten.
     pub(crate) fn brief(self, value: f64) -> String {
         if self == Unit::Number && value != 0.0 && value.abs() < 0.0095 {
             let text = format!("{:.0e}", value.abs());
@@ -42,7 +42,7 @@ impl Unit {
         self.digits(value, 2)
     }
 
-    /// Values beside one axis, with as many digits as tell them apart.
+    /// Tick labels of one axis, with enough digits to be distinct.
     pub(crate) fn ticks(self, ticks: &[f64]) -> Vec<String> {
         let enough = |digits: &usize| ticks.iter().all(|&tick| self.digits(tick, *digits) == self.digits(tick, digits + 4));
         let digits = (3..9).find(enough).unwrap_or(9);
@@ -65,7 +65,7 @@ impl Unit {
             return "none".into();
         }
         let size = value.abs();
-        // Values just below a unit because of rounding belong to it.
+        // Values just below a unit because of rounding are written in that unit.
         let (unit, name) = units.iter().copied().find(|(unit, _)| size >= unit * 0.9995).unwrap_or(units[units.len() - 1]);
         let sign = if value < 0.0 { "−" } else { "" };
         let scaled = size / unit;
@@ -94,7 +94,7 @@ fn powers(text: String) -> String {
     }
 }
 
-/// Numbers of one unit with as many digits after the point each, zero aside; `None` where units differ.
+/// Numbers of one unit with the same number of decimals, except zero; `None` if the units differ.
 fn equally_long(texts: &[String]) -> Option<Vec<String>> {
     let is_digit = |c: char| c.is_ascii_digit() || c == '.' || c == '−';
     let split = |text: &String| text.split_at(text.find(|c| !is_digit(c)).unwrap_or(text.len())).0.len();
@@ -113,12 +113,12 @@ fn equally_long(texts: &[String]) -> Option<Vec<String>> {
     Some(parts.iter().map(|(number, unit)| if *number == "0" { format!("0{unit}") } else { padded(number) + unit }).collect())
 }
 
-/// Without zeros that say nothing.
+/// Removes trailing zeros.
 fn trimmed(number: &str) -> &str {
     if number.contains('.') { number.trim_end_matches('0').trim_end_matches('.') } else { number }
 }
 
-/// A scale with its ends.
+/// A scale with its limits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Domain {
     scale: Scale,
@@ -127,12 +127,12 @@ pub struct Domain {
 }
 
 impl Domain {
-    /// With these ends, which have a place and differ.
+    /// With these limits, which are in the domain and differ.
     pub fn between(scale: Scale, low: f64, high: f64) -> Domain {
         Domain { scale, low, high }
     }
 
-    /// Around these values, those that have no place left out; `None` where none has one.
+    /// Around these values, ignoring values outside the domain; `None` if none is left.
     pub fn around(scale: Scale, values: impl Iterator<Item = f64>, padded: bool) -> Option<Domain> {
         let has_place = |value: &f64| value.is_finite() && (scale == Scale::Linear || *value > 0.0);
         let (low, high) = values.filter(has_place).fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), x| (low.min(x), high.max(x)));
@@ -159,19 +159,19 @@ impl Domain {
                 } else {
                     0.0
                 };
-                // Amounts that start at zero keep it as their end.
+                // Nonnegative amounts keep zero as their lower limit.
                 let floor = if low >= 0.0 && low < high / 4.0 { 0.0 } else { (low - room).max(f64::MIN / 2.0) };
                 bounded(floor, (high + room).min(f64::MAX / 2.0))
             }
         })
     }
 
-    /// The least and the greatest value.
+    /// The limits.
     pub fn ends(&self) -> (f64, f64) {
         (self.low, self.high)
     }
 
-    /// Where a value lies between the ends, 0 to 1; `None` where it has no place.
+    /// Position of a value between the limits, 0 to 1; `None` if it is outside the domain.
     pub fn place(&self, value: f64) -> Option<f64> {
         let share = match self.scale {
             Scale::Linear => (value - self.low) / (self.high - self.low),
@@ -181,7 +181,7 @@ impl Domain {
         share.is_finite().then_some(share)
     }
 
-    /// About `most` round values between the ends, ascending: at most that many but one.
+    /// About `most` round values between the limits, ascending; at most `most` + 1.
     pub fn ticks(&self, most: usize) -> Vec<f64> {
         match self.scale {
             Scale::Linear => self.linear_ticks(most),
@@ -218,7 +218,7 @@ impl Domain {
         let step = [1.0, 2.0, 5.0, 10.0].map(|m| m * power).into_iter().find(|&step| step >= raw * 0.999_999).unwrap_or(raw);
         let (first, last) = ((self.low / step - 1e-9).ceil(), (self.high / step + 1e-9).floor());
         let count = (last - first) as usize + 1;
-        // A range too narrow for its numbers gives steps that do not move.
+        // In a range that is too narrow for floating point, steps do not advance.
         (0..count.min(64)).map(|i| (first + i as f64) * step + 0.0).collect()
     }
 }
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_short_and_have_units() {
+    fn tick_labels_are_short_and_have_units() {
         let number = |x| Unit::Number.format(x);
         assert_eq!([0.0, 1.0, 1000.0, 2.5e6, 1e9, 0.25, 999.9999].map(number), ["0", "1", "1k", "2.5M", "1B", "0.25", "1k"]);
         let bytes = |x| Unit::Bytes.format(x);
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_beside_one_axis_can_be_told_apart() {
+    fn tick_labels_of_one_axis_are_distinct() {
         let ticks = |unit: Unit, values: &[f64]| unit.ticks(values).join(" ");
         assert_eq!(ticks(Unit::Number, &[2.8, 3.0, 3.2]), "2.8 3.0 3.2");
         assert_eq!(ticks(Unit::Number, &[1.58, 1.585, 1.59]), "1.580 1.585 1.590");
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn domains_hold_their_values_and_leave_out_what_has_no_place() {
+    fn domains_cover_the_values_and_ignore_those_outside_the_scale() {
         let values = [f64::NAN, 5.0, f64::INFINITY, 0.0, -1.0, 50.0];
         let d = Domain::around(Scale::Log, values.into_iter(), true).expect("two values");
         assert!(d.low < 5.0 && d.low > 0.0 && d.high > 50.0 && d.high.is_finite());

@@ -1,25 +1,25 @@
-//! Looks and faces as the style sheet of an SVG and as paint; both from the same table.
+//! Styles of shapes and text as CSS for SVG and as paint for PNG, from one table.
 
 use crate::colour::{self, Colours, Rgb, SERIES, Theme};
 use crate::draw::{Face, Look};
 
-/// How a shape is painted in a theme.
+/// Fill and stroke of a shape in a theme.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Paint {
     pub fill: Option<Rgb>,
-    /// Of the fill.
+    /// Opacity of the fill.
     pub opacity: f64,
     pub stroke: Option<Rgb>,
     pub width: f64,
     pub dash: Option<(f64, f64)>,
-    /// Round ends and corners.
+    /// Round caps and joins.
     pub round: bool,
-    /// Edges on whole pixels, so that neighbours leave no seam.
+    /// Edges snapped to pixels, so adjacent shapes have no seam.
     pub crisp: bool,
 }
 
 impl Look {
-    /// Empty where the paint is written with the shape.
+    /// The CSS class; empty if the paint is written as attributes.
     pub fn class(self) -> String {
         match self {
             Look::Grid => "grid".into(),
@@ -53,7 +53,7 @@ impl Look {
     }
 }
 
-/// Of the edge around texts that lie on lines.
+/// Width of the halo around text over lines.
 pub const HALO: f64 = 4.0;
 
 impl Face {
@@ -84,7 +84,7 @@ impl Face {
     }
 }
 
-/// The style sheet of figures; every rule is for what lies in an element of the class `termwise`.
+/// The style sheet of figures. Every rule applies only inside an element of the class `termwise`.
 pub fn sheet() -> String {
     let mut css = String::from(
         "svg.termwise{max-width:100%;height:auto}\
@@ -105,7 +105,7 @@ pub fn sheet() -> String {
     css
 }
 
-/// The colours of series as variables of a page, for what is drawn on canvas.
+/// Series colours as CSS variables, for drawing on a canvas.
 pub fn variables() -> String {
     let of = |theme: Theme| {
         let series = theme.colours().series.iter().enumerate().map(|(i, color)| format!("--s{i}:{};", colour::code(*color)));
@@ -114,7 +114,7 @@ pub fn variables() -> String {
     format!("{}@media (prefers-color-scheme:dark){{{}}}", of(Theme::Light), of(Theme::Dark))
 }
 
-/// Every look that has a class, with its selector.
+/// Every style with a class, with its selector.
 fn looks() -> Vec<(String, Look)> {
     let mut looks = vec![Look::Grid, Look::Axis, Look::Blank];
     for color in 0..SERIES {
@@ -137,7 +137,7 @@ fn faces() -> Vec<(String, Face)> {
     faces
 }
 
-/// Colours alone for the dark theme: the rest is the same.
+/// Only colours for the dark theme: everything else is the same.
 fn look_rule(paint: &Paint, theme: Theme) -> String {
     let dash = paint.dash.map(|(on, off)| format!("stroke-dasharray:{on} {off};")).unwrap_or_default();
     if paint.dash == Some((6.0, 5.0)) {

@@ -1,11 +1,11 @@
-//! Writing XML: elements that end, text that is escaped; and drawings as SVG.
+//! XML writing with escaping, and rendering of drawings as SVG.
 
 use std::fmt::{Display, Write};
 
 use crate::colour;
 use crate::draw::{Anchor, Drawing, Item, Look, Path, Step};
 
-/// A drawing with its name and description; without a style sheet for a page that has one.
+/// A drawing with its title and description, with or without an inline style sheet.
 pub fn document(drawing: &Drawing, title: &str, description: &str, sheet: Option<&str>) -> String {
     let mut svg = Svg::default();
     let (width, height) = (Px(drawing.width), Px(drawing.height));
@@ -86,7 +86,7 @@ fn outline(path: &Path) -> String {
     d
 }
 
-/// A document in the making.
+/// An XML writer.
 #[derive(Default)]
 struct Svg {
     out: String,
@@ -103,7 +103,7 @@ impl Svg {
         self.out.push_str("/>\n");
     }
 
-    /// An element with text alone.
+    /// An element with text content.
     fn text(&mut self, name: &'static str, attributes: Attributes, text: &str) {
         self.start(name, attributes);
         self.out.push('>');
@@ -113,14 +113,14 @@ impl Svg {
         self.out.push_str(">\n");
     }
 
-    /// Begins an element; what follows is in it until [`Svg::close`].
+    /// Opens an element; following elements are nested in it until [`Svg::close`].
     fn open(&mut self, name: &'static str, attributes: Attributes) {
         self.start(name, attributes);
         self.out.push_str(">\n");
         self.open.push(name);
     }
 
-    /// Ends the element that was begun last.
+    /// Closes the innermost open element.
     fn close(&mut self) {
         if let Some(name) = self.open.pop() {
             self.out.push_str("</");
@@ -129,7 +129,7 @@ impl Svg {
         }
     }
 
-    /// The text, with everything ended.
+    /// The XML, with all elements closed.
     fn finish(mut self) -> String {
         while !self.open.is_empty() {
             self.close();
@@ -147,7 +147,7 @@ impl Svg {
     }
 }
 
-/// A coordinate: a hundredth of a pixel is finer than anything seen.
+/// A coordinate, rounded to a hundredth of a pixel.
 struct Px(f64);
 
 impl Display for Px {
@@ -157,7 +157,7 @@ impl Display for Px {
     }
 }
 
-/// Text for content and attributes; characters that XML cannot hold become U+FFFD.
+/// Escapes text for content and attributes. Characters that XML does not allow become U+FFFD.
 pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,4 +1,4 @@
-//! Tables for pages, for other programs and for the terminal.
+//! Tables for HTML, CSV and the terminal.
 
 use crate::csv::{self, Csv};
 use crate::markup;
@@ -6,51 +6,51 @@ use crate::number::{digits, thousands};
 use crate::scale::Unit;
 use crate::svg::escape;
 
-/// Rows of cells under the names of columns.
+/// Rows of cells under column names.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Table {
-    /// In one line or a few; may hold markup, see [`crate::Block::Text`].
+    /// The caption; may contain markup, see [`crate::Block::Text`].
     pub caption: String,
     /// Names of columns.
     pub columns: Vec<String>,
-    /// Rows; one that is shorter than the columns ends in empty cells.
+    /// Rows. Missing cells at the end of a row are empty.
     pub rows: Vec<Vec<Cell>>,
 }
 
-/// What a table holds at one place.
+/// A table cell.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Cell {
-    /// Nothing, shown as a dash.
+    /// Empty, shown as a dash.
     Empty,
-    /// Words.
+    /// Text.
     Text(String),
-    /// Words as they are typed, such as the name of a variant.
+    /// Code, such as a variant string.
     Code(String),
-    /// A whole number: 139,425.
+    /// An integer: 139,425.
     Count(u64),
-    /// A number with so many digits after the point.
+    /// A number with this many decimals.
     Number(f64, usize),
-    /// A number as [`Unit`] writes it.
+    /// A number formatted by [`Unit`].
     Amount(f64, Unit),
-    /// A mean, its standard deviation and digits after the point: 1.583 ± 0.004.
+    /// A mean, its standard deviation and the number of decimals: 1.583 ± 0.004.
     MeanSd(f64, f64, usize),
-    /// Words that lead to another place: `#anchor`, a relative path or an address of the web.
+    /// A link: its text and an `#anchor`, a relative path or a web address.
     Link(String, String),
 }
 
 impl Cell {
-    /// Words as they are.
+    /// A text cell.
     pub fn text(text: impl Into<String>) -> Cell {
         Cell::Text(text.into())
     }
 
-    /// Words as they are typed.
+    /// A code cell.
     pub fn code(text: impl Into<String>) -> Cell {
         Cell::Code(text.into())
     }
 
-    /// A whole number.
+    /// An integer cell.
     pub fn count(n: impl TryInto<u64>) -> Cell {
         n.try_into().map_or(Cell::Empty, Cell::Count)
     }
@@ -60,17 +60,17 @@ impl Cell {
         Cell::Number(x, digits(x))
     }
 
-    /// Bytes.
+    /// A number of bytes.
     pub fn bytes(n: impl TryInto<u64>) -> Cell {
         n.try_into().map_or(Cell::Empty, |n| Cell::Amount(n as f64, Unit::Bytes))
     }
 
-    /// What may be absent.
+    /// An optional value; empty for `None`.
     pub fn maybe<T>(value: Option<T>, cell: impl FnOnce(T) -> Cell) -> Cell {
         value.map_or(Cell::Empty, cell)
     }
 
-    /// As it is shown where there is text alone.
+    /// The cell as plain text.
     pub(crate) fn shown(&self) -> String {
         match self {
             Cell::Empty => NONE.into(),
@@ -90,10 +90,10 @@ impl Cell {
     }
 }
 
-/// In place of what is not there.
+/// Shown in an empty cell.
 pub(crate) const NONE: &str = "–";
 
-/// A number with that many digits after its point, with the sign that numbers have in print.
+/// A number with this many decimals and a typographic minus sign.
 fn decimal(value: f64, digits: usize) -> String {
     if !value.is_finite() {
         return NONE.into();
@@ -112,7 +112,7 @@ impl Table {
         Table { caption: caption.into(), columns: columns.into_iter().map(Into::into).collect(), rows: Vec::new() }
     }
 
-    /// Columns that have a name or a cell.
+    /// Number of columns, named or not.
     pub(crate) fn width(&self) -> usize {
         self.rows.iter().map(Vec::len).max().unwrap_or(0).max(self.columns.len())
     }
@@ -125,13 +125,13 @@ impl Table {
         self.columns.get(column).map_or("", String::as_str)
     }
 
-    /// Whether a column has numbers and nothing else: it ends where they end.
+    /// Whether a column contains only numbers and is right-aligned.
     pub(crate) fn is_numeric(&self, column: usize) -> bool {
         let mut cells = (0..self.rows.len()).map(|row| self.cell(row, column)).filter(|cell| **cell != Cell::Empty).peekable();
         cells.peek().is_some() && cells.all(Cell::is_number)
     }
 
-    /// The table for a page.
+    /// The table as HTML.
     pub fn to_html(&self) -> String {
         let class = |column| if self.is_numeric(column) { " class=\"number\"" } else { "" };
         let mut out = String::from("<table>");
@@ -164,7 +164,7 @@ impl Table {
         out + "</tbody></table>"
     }
 
-    /// Every value with all its digits. A column with deviations becomes two, the second with `std` after its name.
+    /// Every value at full precision. A column with standard deviations becomes two; the second has `std` after its name.
     pub fn to_csv(&self) -> String {
         let has_sd = |column: usize| (0..self.rows.len()).any(|row| matches!(self.cell(row, column), Cell::MeanSd(..)));
         let mut csv = Csv::default();

@@ -1,4 +1,4 @@
-//! Documents for the terminal.
+//! Documents in the terminal.
 
 use unicode_width::UnicodeWidthStr;
 
@@ -7,7 +7,7 @@ use crate::figure::Panel;
 use crate::text::{Style, Terminal, clean, plain_words, words};
 
 impl Document {
-    /// The document as lines that are no wider than the terminal, but for what is to be typed. Charts are left to the other forms.
+    /// The document in lines that fit the terminal, except for code. Charts are omitted.
     pub fn to_terminal(&self, terminal: &Terminal) -> String {
         let mut out = String::new();
         if !self.title.is_empty() {
@@ -17,7 +17,7 @@ impl Document {
         for section in &self.sections {
             let mut blocks = String::new();
             terminal.blocks(&section.blocks, &mut blocks);
-            // Where there are charts alone nothing is left.
+            // A section that contains only charts is omitted.
             if !blocks.is_empty() {
                 out += if out.is_empty() { "" } else { "\n" };
                 terminal.heading(&section.heading, '─', &mut out);
@@ -28,7 +28,7 @@ impl Document {
     }
 }
 
-/// Lines that a command prints at most unless details are requested.
+/// Maximum number of lines that a command prints unless details are requested.
 pub const BRIEF_LINES: usize = 25;
 
 impl Document {
@@ -56,7 +56,7 @@ impl Terminal {
         *out += &format!("{}\n{}\n", lines.join("\n"), self.styled(&rule.to_string().repeat(width), Style::Dim));
     }
 
-    /// An empty line before each block but the first, and between badges none.
+    /// An empty line before each block except the first, and none between badges.
     fn blocks(&self, blocks: &[Block], out: &mut String) {
         let mut before = None;
         for block in blocks {

@@ -1,18 +1,18 @@
-//! Words and tables for the terminal: nothing is wider than it, and nothing in a text can act on it.
+//! Text and tables in the terminal: lines fit its width, and control characters are removed.
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use crate::markup::{self, Piece};
 use crate::table::{Cell, Table};
 
-/// What a terminal shows.
+/// Properties of a terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terminal {
-    /// Characters of a line.
+    /// Line width in characters.
     pub width: usize,
-    /// Whether to colour. Without the colours the text is the same.
+    /// Whether to use colours. The text is the same without them.
     pub color: bool,
-    /// Whether to show what documents fold away.
+    /// Whether to show collapsed sections.
     pub details: bool,
 }
 
@@ -22,7 +22,7 @@ impl Default for Terminal {
     }
 }
 
-/// What a word looks like.
+/// The style of a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
     Plain,
@@ -48,10 +48,10 @@ impl Style {
     }
 }
 
-/// Letters between two spaces.
+/// Text between two spaces.
 pub type Word = Vec<(Style, String)>;
 
-/// The words of a text with markup.
+/// The words of a string with markup.
 pub fn words(text: &str) -> Vec<Word> {
     let mut words = vec![Word::new()];
     spans(text, Style::Plain, &mut words);
@@ -59,7 +59,7 @@ pub fn words(text: &str) -> Vec<Word> {
     words
 }
 
-/// The words of a text without.
+/// The words of a string without markup.
 pub fn plain_words(text: &str, style: Style) -> Vec<Word> {
     clean(text).split_whitespace().map(|word| vec![(style, word.to_owned())]).collect()
 }
@@ -72,7 +72,7 @@ fn spans(text: &str, style: Style, words: &mut Vec<Word>) {
             Piece::Bold(text) => spans(text, Style::Bold, words),
             Piece::Link(text, address) => {
                 spans(text, style, words);
-                // A place on the page or beside it is no place here.
+                // An anchor or a relative path cannot be opened from a terminal.
                 if address.starts_with("http") {
                     push(&format!(" ({address})"), style, words);
                 }
@@ -97,7 +97,7 @@ fn width_of(word: &Word) -> usize {
 }
 
 impl Terminal {
-    /// Words in lines of at most that width; a word that is longer is broken.
+    /// Wraps words at this width. Longer words are broken.
     pub(crate) fn wrap(&self, words: &[Word], width: usize) -> Vec<String> {
         self.lines(words, width).iter().map(|line| self.paint(line)).collect()
     }
@@ -140,7 +140,7 @@ impl Terminal {
         line.iter().map(|(style, text)| self.styled(text, *style)).collect()
     }
 
-    /// Text in a colour.
+    /// A string in a colour.
     pub(crate) fn styled(&self, text: &str, style: Style) -> String {
         match style.code().filter(|_| self.color && !text.trim().is_empty()) {
             Some(code) => format!("\x1b[{code}m{text}\x1b[0m"),
@@ -148,7 +148,7 @@ impl Terminal {
         }
     }
 
-    /// A text with markup in lines, the first behind a mark and the others under it.
+    /// Wrapped text with markup. The first line has a prefix, the others are indented by its width.
     pub fn text(&self, mark: &str, text: &str) -> String {
         self.hang(mark, &words(text))
     }
@@ -164,14 +164,14 @@ impl Terminal {
         out + "\n"
     }
 
-    /// Columns with two spaces between them, numbers at the right; no line ends in spaces. What is too wide is broken into lines within its
-    /// column; where even that does not fit, further columns stand below, beside the first one again.
+    /// Columns separated by two spaces, numbers right-aligned, without trailing spaces. Cells that are too wide are wrapped within their
+    /// column. If that does not fit, the remaining columns follow below, with the first column repeated.
     pub fn table(&self, table: &Table) -> String {
         let mut out = String::new();
         if !table.caption.is_empty() {
             out += &format!("{}\n\n", self.wrap(&words(&table.caption), self.width).join("\n"));
         }
-        // A column of remarks without a name and without any remark is none.
+        // An unnamed column without any content is omitted.
         let shown = |column: &Column| column.widths[0] > 0;
         let columns: Vec<Column> = (0..table.width()).map(|column| Column::new(table, column)).filter(shown).collect();
         let widths = fit(&columns, self.width);
@@ -193,7 +193,7 @@ impl Terminal {
                 let mut text = String::new();
                 let mut owed = 0;
                 for (cell, &i) in cells.iter().zip(shown) {
-                    // Names of columns stand at the bottom, cells at the top.
+                    // Column names are aligned at the bottom, cells at the top.
                     let at = if row == 0 { (line + cell.len()).checked_sub(height) } else { Some(line) };
                     let empty = Word::new();
                     let content = at.and_then(|at| cell.get(at)).unwrap_or(&empty);
@@ -218,7 +218,7 @@ impl Terminal {
     }
 }
 
-/// Characters without colours.
+/// Display width without escape sequences.
 fn console_width(text: &str) -> usize {
     let mut inside = false;
     let seen = |c: &char| {
@@ -231,16 +231,16 @@ fn console_width(text: &str) -> usize {
 
 /// Spaces between columns.
 const GAP: usize = 2;
-/// A column of words is not made narrower for the sake of others.
+/// A text column is not made narrower than this for other columns.
 const NARROW: usize = 14;
 
-/// A column as words, the name first.
+/// A column as words, with its name first.
 struct Column {
     cells: Vec<Vec<Word>>,
     numeric: bool,
-    /// With its name in one line, and with its name in as many as it has words.
+    /// Width with its name on one line, and with its name wrapped at every word.
     widths: [usize; 2],
-    /// The longest word.
+    /// Length of the longest word.
     word: usize,
 }
 
@@ -262,12 +262,12 @@ impl Column {
     }
 }
 
-/// Widths of columns that fit where they can.
+/// Column widths that fit, if possible.
 fn fit(columns: &[Column], width: usize) -> Vec<usize> {
     let gaps = GAP * columns.len().saturating_sub(1);
     let total = |widths: &[usize]| widths.iter().sum::<usize>() + gaps;
     let mut widths: Vec<usize> = columns.iter().map(|column| column.widths[0]).collect();
-    // Names of columns take several lines before words in cells do.
+    // Column names are wrapped before words in cells are.
     while total(&widths) > width {
         let Some(wide) = (0..columns.len()).filter(|&i| widths[i] > columns[i].widths[1]).max_by_key(|&i| widths[i] - columns[i].widths[1])
         else {
@@ -275,7 +275,7 @@ fn fit(columns: &[Column], width: usize) -> Vec<usize> {
         };
         widths[wide] -= 1;
     }
-    // Then words do, whole ones first.
+    // Then cells are wrapped, between words first.
     for whole in [true, false] {
         let least = |i: usize| if whole { columns[i].word.max(NARROW) } else { NARROW };
         while total(&widths) > width {
@@ -285,7 +285,7 @@ fn fit(columns: &[Column], width: usize) -> Vec<usize> {
         }
     }
     if total(&widths) > width {
-        // Columns will stand below each other, and any of them has to fit beside the first.
+        // Columns will be stacked, and each of them has to fit next to the first.
         widths[0] = widths[0].min(width / 2);
         let room = width.saturating_sub(widths[0] + GAP);
         widths[1..].iter_mut().for_each(|w| *w = (*w).min(room));
@@ -294,7 +294,7 @@ fn fit(columns: &[Column], width: usize) -> Vec<usize> {
     widths
 }
 
-/// Columns that stand beside each other, the first one every time.
+/// Groups of columns that fit side by side, each starting with the first column.
 fn parts(widths: &[usize], width: usize) -> Vec<Vec<usize>> {
     let mut parts = vec![vec![0]];
     let mut used = widths.first().copied().unwrap_or(0);
@@ -310,13 +310,13 @@ fn parts(widths: &[usize], width: usize) -> Vec<Vec<usize>> {
 }
 
 impl Table {
-    /// The table without colours, see [`Terminal`].
+    /// The table as plain text, see [`Terminal`].
     pub fn to_text(&self, width: usize) -> String {
         Terminal { width, ..Terminal::default() }.table(self)
     }
 }
 
-/// Without characters that a terminal would act on, or that show letters in another order than they stand.
+/// Removes control characters and characters that change the text direction.
 pub fn clean(text: &str) -> String {
     let acts = |c: char| c.width().is_none() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     text.chars().map(|c| if matches!(c, '\n' | '\t' | '\r') { ' ' } else { c }).filter(|&c| !acts(c)).collect()

@@ -1,4 +1,4 @@
-//! Figures for other tools that draw: Vega-Lite, version 5, with their values inside.
+//! Figures as Vega-Lite 5 specifications with inline values.
 
 use serde_json::{Value, json};
 
@@ -12,7 +12,7 @@ use crate::scale::Scale;
 const SCHEMA: &str = "https://vega.github.io/schema/vega-lite/v5.json";
 
 impl Figure {
-    /// The figure as a Vega-Lite specification: panels below each other, each with its values.
+    /// The figure as a Vega-Lite specification: stacked panels, each with its values.
     pub fn to_vega_lite(&self) -> Value {
         let panels: Vec<Value> = self
             .panels
@@ -23,13 +23,13 @@ impl Figure {
                 Panel::HeatMap(map) => of_map(map),
             })
             .collect();
-        // Panels may have other series.
+        // Panels may have different series.
         let resolve = json!({"scale": {"color": "independent"}});
         json!({"$schema": SCHEMA, "title": self.title, "description": self.description, "resolve": resolve, "vconcat": panels})
     }
 }
 
-/// Finite numbers; `null` for all others.
+/// A finite number; `null` for NaN and infinity.
 fn number(value: f64) -> Value {
     if value.is_finite() { json!(value) } else { Value::Null }
 }
@@ -40,7 +40,7 @@ fn axis(axis: &Axis, field: &str) -> Value {
     json!({"field": field, "type": "quantitative", "title": title, "scale": scale})
 }
 
-/// Names and colours of series, so that a name has the colour of the other figures.
+/// Names and colours of series: a name has the same colour in all formats.
 fn colours(names: &[(&str, usize)]) -> Value {
     let colours = Theme::Light.colours();
     let domain: Vec<&str> = names.iter().map(|(name, _)| *name).collect();

@@ -14,51 +14,51 @@ use termwise_model::Params;
 use termwise_model::ops::chunks::CHUNK_LEN;
 use termwise_model::params::ParamEntry;
 
-/// What an AdamW is set to.
+/// AdamW hyperparameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWConfig {
-    /// β₁, memory of the first moment.
+    /// β₁, decay rate of the first moment.
     pub beta1: f64,
-    /// β₂, memory of the second moment.
+    /// β₂, decay rate of the second moment.
     pub beta2: f64,
-    /// Added to √v.
+    /// ε, added to √v.
     pub eps: f64,
-    /// Part of a weight that a step at learning rate 1 would remove.
+    /// Weight decay coefficient.
     pub weight_decay: f64,
-    /// Leave norms, biases and constants without decay.
+    /// Exclude norms, biases and scalars from weight decay.
     pub decay_matrices_only: bool,
 }
 
-/// PyTorch's defaults, with decay on matrices only.
+/// PyTorch's defaults, with weight decay on matrices only.
 impl Default for AdamWConfig {
     fn default() -> AdamWConfig {
         AdamWConfig { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01, decay_matrices_only: true }
     }
 }
 
-/// The optimizer's state. A step is one pass over weights, gradients and both moments, bit-identical for any number of threads.
+/// Optimizer state. A step is one pass over weights, gradients and both moments, bit-identical for any number of threads.
 #[derive(Clone, Debug)]
 pub struct AdamW {
-    /// Settings, which may change between steps.
+    /// Hyperparameters; may change between steps.
     pub config: AdamWConfig,
     /// First moments.
     pub first: Params,
     /// Second moments.
     pub second: Params,
-    /// Steps taken.
+    /// Number of steps taken.
     pub steps: u64,
 }
 
 impl AdamW {
-    /// No step taken yet, for parameters of this layout.
+    /// Zero moments for parameters of this layout.
     pub fn new(params: &Params, config: AdamWConfig) -> termwise_model::Result<AdamW> {
         Ok(AdamW { config, first: params.zeros_like()?, second: params.zeros_like()?, steps: 0 })
     }
 
-    /// One step at this learning rate on `grads` times `scale` (see [`crate::clip`]; 1 leaves them as they are).
+    /// One step at this learning rate with the gradients `grads` · `scale` (see [`crate::clip`]).
     ///
     /// # Panics
-    /// When `params` or `grads` have another layout than the state.
+    /// If the layout of `params` or `grads` differs from that of the moments.
     pub fn step(&mut self, params: &mut Params, grads: &Params, learning_rate: f64, scale: f64) {
         let len = self.first.values().len();
         assert!(params.values().len() == len && grads.values().len() == len, "parameters, gradients and moments differ in layout");
@@ -90,13 +90,13 @@ impl AdamW {
     }
 }
 
-/// Neighbours in the buffer that decay alike.
+/// A contiguous range of the buffer with the same weight decay.
 struct Run {
     range: Range<usize>,
     decays: bool,
 }
 
-/// Runs of parameters that decay alike, so that hundreds of small parameters do not mean hundreds of parallel calls.
+/// Contiguous ranges with the same weight decay. They are merged: hundreds of small parameters would otherwise need hundreds of parallel calls.
 fn decay_runs(entries: &[ParamEntry], matrices_only: bool) -> impl Iterator<Item = Run> {
     let decays = move |entry: &ParamEntry| !matrices_only || entry.is_matrix();
     entries.chunk_by(move |a, b| decays(a) == decays(b)).filter_map(move |run| {
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
     use crate::testing::{filled, model, with_threads};
 
-    /// The formula of the module, plainly, in float64.
+    /// The update formula in scalar float64.
     struct Scalar {
         w: f64,
         m: f64,
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_match_float64_with_decay_on_the_parameters_that_ask_for_it() {
+    fn steps_match_a_float64_reference_with_selective_weight_decay() {
         for matrices_only in [true, false] {
             let config = AdamWConfig { beta1: 0.8, beta2: 0.95, eps: 1e-3, weight_decay: 0.3, decay_matrices_only: matrices_only };
             let mut params = model().params;
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_step_is_the_learning_rate_towards_the_sign() {
+    fn the_first_step_has_the_size_of_the_learning_rate() {
         // By hand: m = 0.1·g, v = 0.001·g², both unbiased to g and g², so the step is lr·g/(|g| + eps) = lr·sign(g).
         let mut params = model().params;
         let before = params.clone();
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn gaps_stay_zero_and_bits_do_not_depend_on_threads() {
+    fn padding_stays_zero_and_results_do_not_depend_on_threads() {
         let run = |threads| {
             with_threads(threads, || {
                 let mut params = model().params;

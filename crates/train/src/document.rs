@@ -1,4 +1,4 @@
-//! Evaluations, ends of runs and sweeps for people.
+//! Documents of evaluations, finished runs and sweeps.
 
 use serde::{Deserialize, Serialize};
 use termwise_report::{Block, Cell, Document, Documented, Section, Table, Tone, thousands};
@@ -8,19 +8,19 @@ use crate::progress::perplexity;
 use crate::run::Outcome;
 use crate::sweep::{Point, Statistic, Summary};
 
-/// A model on a text.
+/// The evaluation of a model on data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Evaluated {
-    /// As it was asked for.
+    /// The model as requested.
     pub model: String,
-    /// As they were asked for.
+    /// The data as requested.
     pub data: Vec<String>,
-    /// Whether only their held-out part was used.
+    /// Whether only the held-out split was used.
     pub held_out_only: bool,
-    /// How it was read.
+    /// Window length and stride.
     #[serde(flatten)]
     pub windows: Windows,
-    /// What was measured.
+    /// The measurements.
     #[serde(flatten)]
     pub evaluation: Evaluation,
 }
@@ -43,7 +43,7 @@ impl Documented for Evaluated {
 fn facts_of(evaluation: &Evaluation) -> Vec<(String, String)> {
     let Evaluation { loss, bits_per_byte, recall, rest, excess, within, beyond, .. } = *evaluation;
     let bits = bits_per_byte.map_or(String::new(), |bits| format!(", {bits:.4} bits per byte"));
-    // From the loss: a JSON file has no infinity.
+    // Computed from the loss: a JSON file has no infinity.
     let mut facts = vec![("loss".to_owned(), format!("{loss:.4}, perplexity {}{bits}", perplexity(loss.exp())))];
     let above = |of: Option<f64>| of.map_or(String::new(), |above| format!(", {above:.4} above the best possible"));
     let part = |part: Part, excess: Option<f64>| format!("{:.4} over {} tokens{}", part.loss, thousands(part.tokens), above(excess));
@@ -93,7 +93,7 @@ impl Documented for Outcome {
         fact("checkpoint", checkpoint.display().to_string());
         let mut lead = vec![Block::badge(tone, label, format!("after step {step}")), Block::Facts(facts)];
         let (text, command) = match finished {
-            true => ("Generate from it (eval, spectrum, cut and report take the same name):", "generate"),
+            true => ("Generate text with it (eval, spectrum, truncate and report accept the same name):", "generate"),
             false => ("Continue with:", "train --resume"),
         };
         lead.extend([Block::text(text), Block::Code(format!("termwise {command} {}", folder.display()))]);
@@ -142,7 +142,7 @@ impl Summary {
                 Some(false) => "no difference beyond the standard deviation over seeds".into(),
                 None => format!("{:.4} behind, with one seed", best.behind),
             };
-            let edge = if best.at_edge { "the best rate is at the edge; try further ones" } else { "" };
+            let edge = if best.at_edge { "the best learning rate is at the edge of the grid; extend the grid" } else { "" };
             let remark = [behind.as_str(), edge].into_iter().filter(|note| !note.is_empty()).collect::<Vec<_>>().join("; ");
             let rate = Cell::maybe(best.learning_rate.as_ref(), Cell::text);
             table.rows.push(vec![Cell::text(words(&best.point, &all)), rate, statistic(&best.metric), Cell::text(remark)]);
@@ -158,7 +158,7 @@ fn statistic(of: &Statistic) -> Cell {
     }
 }
 
-/// The values on the axes that have several.
+/// The values on the axes with several values.
 fn words(point: &Point, all: &[&Point]) -> String {
     let several = |key: &str, value: &str| all.iter().copied().flatten().any(|(k, v)| k == key && v != value);
     let words: Vec<String> = point.iter().filter(|(key, value)| several(key, value)).map(|(key, value)| format!("{key}={value}")).collect();
@@ -171,7 +171,7 @@ mod tests {
     use crate::sweep::{Best, Group, RunRow};
 
     #[test]
-    fn what_is_read_again_says_the_same() {
+    fn documents_survive_a_json_round_trip() {
         let evaluation = Evaluation {
             tokens: 1000,
             loss: 800.0,

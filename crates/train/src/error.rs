@@ -1,218 +1,218 @@
-//! What can go wrong in training.
+//! Errors of this crate.
 
 use std::path::PathBuf;
 
 use termwise_base::files;
 
-/// The errors of this crate. Each says what was asked, what was found and what to do.
+/// Errors of this crate. Each states the request, the finding and the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A file that cannot be read or written.
+    /// A file cannot be read or written.
     #[error(transparent)]
     Io(#[from] files::Error),
-    /// The data.
+    /// An error in the data.
     #[error(transparent)]
     Data(#[from] termwise_data::Error),
-    /// The model.
+    /// An error in the model.
     #[error(transparent)]
     Model(#[from] termwise_model::Error),
-    /// Attention.
+    /// An error in attention.
     #[error(transparent)]
     Attention(#[from] termwise_attention::Error),
-    /// A loss that is no number while a model is evaluated.
+    /// A loss that is NaN or infinite during evaluation.
     #[error(
-        "the loss of batch {batch} is not finite{}; the weights or the attention cannot take this text",
+        "the loss of batch {batch} is not finite{}; check the weights, or use an attention variant that is stable on this data",
         denominator.map_or(String::new(), |at| format!(": {at}"))
     )]
     EvaluationNotFinite {
-        /// Which batch, from 0.
+        /// Index of the batch, from 0.
         batch: u64,
-        /// The first denominator of an attention that was not positive.
+        /// The first attention denominator that was not positive.
         denominator: Option<termwise_model::NonpositiveDenominator>,
     },
-    /// A text that is not TOML, or not of the right shape.
+    /// A string that is not TOML, or has the wrong structure.
     #[error("{place}: {source}")]
     Toml {
-        /// The file or whatever else holds it.
+        /// The file or other origin.
         place: String,
-        /// What is wrong with it.
+        /// The problem.
         source: Box<toml::de::Error>,
     },
-    /// A setting that does not exist.
+    /// An unknown setting.
     #[error("{place} has the unknown key `{key}`{}", suggestion.as_ref().map_or("; `termwise train --help` lists all".into(), |s| format!("; did you mean `{s}`?")))]
     UnknownSetting {
-        /// The file or whatever else holds it.
+        /// The file or other origin.
         place: String,
         /// The key.
         key: String,
-        /// The one that was probably meant.
+        /// The most similar key.
         suggestion: Option<String>,
     },
-    /// A setting's value that cannot be.
+    /// An invalid value of a setting.
     #[error("{}`{key}` is {found}, but {expected}", if place.is_empty() { String::new() } else { format!("{place}: ") })]
     Setting {
-        /// The file or whatever else holds it.
+        /// The file or other origin.
         place: String,
         /// The key.
         key: String,
         /// Its value.
         found: String,
-        /// What it has to be.
+        /// The requirement.
         expected: String,
     },
-    /// A text that is not JSON, or not of the right shape.
+    /// A string that is not JSON, or has the wrong structure.
     #[error("{}: {source}", path.display())]
     Json {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         source: serde_json::Error,
     },
-    /// A file of a checkpoint that is not as it was written.
+    /// A damaged checkpoint file.
     #[error("the checkpoint is damaged: {}: {problem}", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
-    /// A checkpoint that was asked for and is damaged, though another one is good.
-    #[error("{error}; the newest good checkpoint before it is {}: resume from that one, or give only the run's folder", good.display())]
+    /// The requested checkpoint is damaged, but an earlier one is valid.
+    #[error("{error}; the newest valid checkpoint before it is {}; resume from that one, or name only the run's directory", good.display())]
     OlderIsGood {
-        /// What is wrong with the one that was asked for.
+        /// The problem of the requested checkpoint.
         error: Box<Error>,
-        /// One that is good.
+        /// The valid checkpoint.
         good: PathBuf,
     },
     /// Nothing to resume from.
     #[error("{}: {problem}", folder.display())]
     NoCheckpoint {
-        /// The run's folder.
+        /// The run's directory.
         folder: PathBuf,
-        /// What was found and what to do.
+        /// The finding and the remedy.
         problem: String,
     },
-    /// Settings under which a checkpoint was not made.
+    /// Settings that differ from those of the checkpoint.
     #[error(
-        "cannot resume {} with other settings, since the result would belong to neither:\n  {}\nleave these out, or start a new run",
+        "cannot resume {} with different settings:\n  {}\nremove these settings, or start a new run",
         checkpoint.display(), .differences.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n  ")
     )]
     SettingsDiffer {
         /// The checkpoint.
         checkpoint: PathBuf,
-        /// What differs.
+        /// The differences.
         differences: Vec<crate::settings::Difference>,
     },
-    /// Data with which a checkpoint was not made.
+    /// Data that differ from those of the checkpoint.
     #[error(
-        "cannot resume {}: its data had the fingerprint {found}, the data now has {asked}; restore what it was trained on, or start a new run{}",
+        "cannot resume {}: its training data had the fingerprint {found}, the current data has {asked}; restore the original data, or start a new run{}",
         checkpoint.display(), .differences.iter().map(|difference| format!("\n  {difference}")).collect::<String>()
     )]
     DataDiffers {
         /// The checkpoint.
         checkpoint: PathBuf,
-        /// Fingerprint of the data at hand.
+        /// Fingerprint of the current data.
         asked: String,
         /// Fingerprint in the checkpoint.
         found: String,
-        /// Settings of data that differ.
+        /// Data settings that differ.
         differences: Vec<crate::settings::Difference>,
     },
-    /// A run's folder that holds one already.
+    /// A directory that already contains a run.
     #[error(
-        "{} holds a run already; continue it with --resume, replace it with --overwrite, or choose another name{}",
+        "{} already contains a run; continue it with --resume, replace it with --overwrite, or choose another name{}",
         folder.display(),
-        replaces.as_ref().map_or(String::new(), |old| format!("; the run that it replaces is kept in {} until its first checkpoint", old.display()))
+        replaces.as_ref().map_or(String::new(), |old| format!("; the replaced run is kept in {} until the first checkpoint", old.display()))
     )]
     RunExists {
-        /// The folder.
+        /// The directory.
         folder: PathBuf,
-        /// The run that it replaces, if it has no checkpoint yet.
+        /// The replaced run, if there is no checkpoint yet.
         replaces: Option<PathBuf>,
     },
-    /// A run's folder that another process works in.
+    /// A run that is in use by another process.
     #[error("another process is working in {}; wait for it to end, or choose another name", folder.display())]
     RunLocked {
-        /// The folder.
+        /// The directory.
         folder: PathBuf,
     },
-    /// A model and batches that do not fit into memory.
+    /// The model and its batches do not fit into memory.
     #[error(
-        "the model and batches of {batch} × {length} tokens need at least {}, and {} of memory can be had; take a smaller model, batch or length",
+        "the model and batches of {batch} × {length} tokens need at least {}, and {} of memory is available; use a smaller model, batch or length",
         gigabytes(*needed), gigabytes(*available)
     )]
     Memory {
-        /// Rows.
+        /// Batch size.
         batch: usize,
-        /// Positions of a row.
+        /// Sequence length.
         length: usize,
-        /// Bytes that they need at least.
+        /// Bytes needed at least.
         needed: u64,
-        /// Bytes that the system has.
+        /// Bytes available.
         available: u64,
     },
-    /// A pool of threads that cannot be had.
+    /// Threads could not be started.
     #[error(transparent)]
     Threads(#[from] termwise_base::threads::Error),
     /// A loss or gradient that is NaN or infinite.
     #[error("{diagnosis}; the update was not made{}", .file.as_ref().map_or(String::new(), |file| format!("; the diagnosis is in {}", file.display())))]
     NonFinite {
-        /// The origin, as far as it is known.
+        /// The origin, as far as known.
         diagnosis: Box<crate::nonfinite::Diagnosis>,
-        /// The file of the diagnosis.
+        /// Path of the diagnosis.
         file: Option<PathBuf>,
     },
-    /// A sweep that cannot be run, or a record of one that cannot be read.
+    /// An invalid sweep, or an unreadable record of one.
     #[error("{}: {problem}", path.display())]
     Sweep {
-        /// Its file or folder.
+        /// Its file or directory.
         path: PathBuf,
-        /// What is wrong and what to do.
+        /// The problem and the remedy.
         problem: String,
     },
-    /// A model that is not where its name could lead.
+    /// A model name that cannot be resolved.
     #[error("{}: {}; {hint}", if asked.is_empty() { "no model was named".into() } else { format!("there is no model `{asked}`") }, tried.join("; "))]
     NoModel {
-        /// As it was asked for; empty where it was not.
+        /// The requested name; empty if none was given.
         asked: String,
-        /// What was looked for.
+        /// The places that were searched.
         tried: Vec<String>,
-        /// What to do.
+        /// The remedy.
         hint: String,
     },
-    /// A rank that ended while others worked with it.
-    #[error("rank {rank} has ended, and the others with it; resume from the newest checkpoint, with any number of ranks")]
+    /// A rank ended before the others.
+    #[error("rank {rank} has terminated, so all ranks stop; resume from the newest checkpoint with any number of ranks")]
     RankLost {
-        /// Which.
+        /// Index of the rank.
         rank: usize,
     },
-    /// MPI as it cannot be used.
+    /// MPI is not usable.
     #[error("MPI cannot be used: {problem}")]
     Mpi {
-        /// Why.
+        /// The problem.
         problem: String,
     },
-    /// What rank 0 has said already.
-    #[error("rank 0 could not go on")]
+    /// Rank 0 failed and has already printed its error.
+    #[error("rank 0 failed; see its error message")]
     FirstRank,
-    /// Ranks that do not work on the same.
-    #[error("the ranks do not work on the same run, since {what} differs: {}", .found.join(", "))]
+    /// Ranks with different settings or data.
+    #[error("the ranks do not have the same run: {what} differs: {}", .found.join(", "))]
     RanksDiffer {
-        /// In what.
+        /// The quantity that differs.
         what: &'static str,
-        /// What each has.
+        /// Its value on each rank.
         found: Vec<String>,
     },
-    /// Another engine that failed; it has said where.
+    /// Another engine failed and has reported where.
     #[error("the {engine} engine failed: {problem}")]
     Engine {
         /// Its name in settings.
         engine: &'static str,
-        /// What it said.
+        /// Its error message.
         problem: String,
     },
-    /// A part of the program that ended without an answer.
+    /// A part of the program ended without a result.
     #[error("internal error: {0}")]
     Internal(&'static str),
 }
@@ -225,7 +225,7 @@ fn gigabytes(bytes: u64) -> String {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// Whether what was asked for makes no sense: settings and names of models are the user's own words, wherever they stand.
+    /// Whether the request is invalid: settings and model names are user input, wherever they are stored.
     pub fn is_usage(&self) -> bool {
         use termwise_model::Error as Model;
         match self {
@@ -241,19 +241,19 @@ impl Error {
         }
     }
 
-    /// For `map_err`: names what was attempted and on which file.
+    /// For `map_err`: adds the action and the path.
     pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Error {
         let with_source = files::Error::io(action, path);
         move |source| with_source(source).into()
     }
 
-    /// For `map_err`: names the file that is not valid JSON.
+    /// For `map_err`: adds the path of the file that is not valid JSON.
     pub(crate) fn json(path: impl Into<PathBuf>) -> impl FnOnce(serde_json::Error) -> Error {
         let path = path.into();
         move |source| Error::Json { path, source }
     }
 
-    /// A setting's error, with the place where it stands.
+    /// Adds the origin to an error about a setting.
     pub(crate) fn at(self, place: &str) -> Error {
         match self {
             Error::Setting { key, found, expected, .. } => Error::Setting { place: place.into(), key, found, expected },

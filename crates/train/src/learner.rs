@@ -1,4 +1,4 @@
-//! What training sees of an engine: gradients, updates, losses, and files for checkpoints. Parameters and moments live where the engine lives.
+//! The interface of training engines: gradients, updates, losses and checkpoint files. The engine owns parameters and moments.
 
 use std::path::Path;
 
@@ -15,54 +15,54 @@ use termwise_data::{Rows, Source};
 use termwise_model::params::ParamRole;
 use termwise_model::{Config, Model, ParamLayout};
 
-/// A model that learns. One step is [`Learner::gradient`], [`Learner::reduce`], [`Learner::norm`], [`Learner::update`], in this order; every rank
-/// makes the same calls and holds the same parameters after each update.
+/// A trainable model. One step calls [`Learner::gradient`], [`Learner::reduce`], [`Learner::norm`] and [`Learner::update`], in this order. Every rank
+/// makes the same calls and has the same parameters after each update.
 pub trait Learner: std::fmt::Debug {
-    /// Makes room for the batches of these settings, as one of these ranks. Before it, there are only parameters and moments.
+    /// Allocates buffers for the batches of these settings on this rank. Before, there are only parameters and moments.
     fn prepare(&mut self, settings: &Settings, collective: &dyn Collective) -> Result<()>;
 
-    /// The gradient of the mean loss over all tokens of a step's batches, as far as this rank computes it.
+    /// Computes this rank's share of the gradient of the mean loss over all tokens of a step's batches.
     fn gradient(&mut self, batches: &[Rows]) -> Result<()>;
 
-    /// Adds up what all ranks have found; the loss, the same on all of them. Its norm is still to be taken.
+    /// Adds the gradients of all ranks and returns the loss, the same on all ranks. The norm is not computed yet.
     fn reduce(&mut self, collective: &dyn Collective) -> Result<Computed>;
 
-    /// The norm of the whole gradient; not finite where a value of it is not.
+    /// The norm of the complete gradient; NaN or infinite if any value is.
     fn norm(&self) -> Result<f64>;
 
     /// One update at this learning rate with the gradient times `scale`.
     fn update(&mut self, learning_rate: f64, scale: f64) -> Result<()>;
 
-    /// Updates made so far.
+    /// Number of updates so far.
     fn updates(&self) -> u64;
 
     /// The losses of a batch.
     fn loss(&mut self, rows: &Rows) -> Result<Sums>;
 
-    /// Whether all ranks have to measure every batch, since none has the whole model.
+    /// Whether all ranks must evaluate every batch because none has the complete model.
     fn measures_together(&self) -> bool {
         false
     }
 
-    /// Operations of a step.
+    /// Floating-point operations of a step.
     fn operations(&self, settings: &Settings) -> f64;
 
-    /// What was not finite in the step that was just reduced; `step` counts from 1.
+    /// Diagnoses the NaN or infinity in the step that was just reduced; `step` counts from 1.
     fn diagnose(&self, computed: &Computed, batches: &[Rows], step: u64) -> Diagnosis;
 
-    /// Brings together what is spread over ranks; every rank calls it before rank 0 writes.
+    /// Gathers parameters that are sharded over ranks. Every rank calls it before rank 0 writes.
     fn collect(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// Writes the model into a folder that is there, as Hugging Face's tools read it, flushed to the disk; the names of its files.
+    /// Writes the model in Hugging Face format to an existing directory, syncs it to disk and returns the file names.
     fn write_model(&self, folder: &Path) -> Result<Vec<&'static str>>;
 
-    /// Writes the moments into `optimizer.safetensors` of a folder that is there, flushed to the disk.
+    /// Writes the moments to `optimizer.safetensors` in an existing directory and syncs it to disk.
     fn write_moments(&self, folder: &Path) -> Result<()>;
 }
 
-/// Another engine than the native one: it takes over a model and its moments, fresh or from a checkpoint, and gives them back for checkpoints.
+/// An engine other than the native one. It takes over a model and its moments, new or from a checkpoint, and returns them for checkpoints.
 pub trait Engine: std::fmt::Debug + Send + Sync {
     /// Its name in settings.
     fn name(&self) -> &'static str;
@@ -71,17 +71,17 @@ pub trait Engine: std::fmt::Debug + Send + Sync {
     fn adopt(&self, model: Model, optimizer: AdamW, settings: &Settings) -> Result<Box<dyn Learner>>;
 }
 
-/// A model that has not learned yet.
+/// A new, untrained model.
 pub fn fresh(settings: &Settings, source: &dyn Source) -> Result<Box<Native>> {
     Ok(Box::new(Native::fresh(settings, source.vocabulary())?))
 }
 
-/// The model and the moments of a checkpoint.
+/// The model and the optimizer state of a checkpoint.
 pub fn read(folder: &Path, settings: &Settings, state: &State) -> Result<Box<Native>> {
     Ok(Box::new(Native::read(folder, settings.adamw(), state.updates)?))
 }
 
-/// Operations of a step: 6·tokens·numbers in matrices besides the embedding, and attention.
+/// Floating-point operations of a step: 6·tokens·(matrix parameters without the embedding), and attention.
 pub fn operations(layout: &ParamLayout, config: &Config, settings: &Settings) -> f64 {
     let matrices = layout.entries().iter().filter(|entry| entry.is_matrix() && entry.spec.role != ParamRole::Embedding);
     let numbers: usize = matrices.map(|entry| entry.spec.len()).sum();

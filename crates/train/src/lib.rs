@@ -1,4 +1,4 @@
-//! Training of Llamas: settings, data, the step, evaluation, and runs that can be killed at any moment and resumed bit for bit.
+//! Training of Llama models: settings, data, the training step, evaluation, and runs that can be killed at any time and resumed bit for bit.
 #![forbid(unsafe_code)]
 
 pub mod adamw;
@@ -8,6 +8,7 @@ mod document;
 pub mod error;
 pub mod eval;
 pub mod learner;
+pub mod log;
 mod memory;
 pub mod metrics;
 pub mod native;
@@ -25,7 +26,6 @@ pub mod source;
 pub mod spikes;
 pub mod step;
 pub mod sweep;
-pub mod tell;
 pub mod tensorboard;
 #[cfg(test)]
 mod testing;

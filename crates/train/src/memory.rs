@@ -1,15 +1,15 @@
-//! Whether a model and its batches fit into the machine, asked before they are made.
+//! Checks in advance whether a model and its batches fit into memory.
 
 use termwise_model::decode::available_memory;
 use termwise_model::{Config, ParamLayout};
 
 use crate::error::{Error, Result};
 
-/// More than any machine has, for systems that do not say what they have.
+/// Assumed memory of systems that do not report theirs: larger than any machine.
 const MOST: u128 = 1 << 46;
 
-/// Refuses what cannot fit: `copies` of all parameters, and the activations of `layers` layers over B·T positions. Only what is surely needed is
-/// counted, so that nothing is refused that could be.
+/// Returns an error if memory is certainly insufficient for `copies` of all parameters and the activations of `layers` layers over B·T positions. This is
+/// a lower bound, so nothing that fits is rejected.
 pub(crate) fn check(config: &Config, batch: usize, length: usize, copies: u128, layers: usize) -> Result<()> {
     let available = available_memory().unwrap_or(MOST);
     let needed = least(config, batch, length, copies, layers)?;
@@ -20,7 +20,7 @@ pub(crate) fn check(config: &Config, batch: usize, length: usize, copies: u128, 
     Err(Error::Memory { batch, length, needed: narrow(needed), available: narrow(available) })
 }
 
-/// 4 bytes for each of: parameters; queries, keys, values, output, gate, up, two residuals of each layer.
+/// 4 bytes for each of: parameters; queries, keys, values, output, gate, up and two residuals of each layer.
 fn least(config: &Config, batch: usize, length: usize, copies: u128, layers: usize) -> Result<u128> {
     let wide = |n: usize| n as u128;
     let heads = wide(config.num_attention_heads).saturating_add(wide(config.num_key_value_heads)).saturating_mul(wide(config.head_dim));
@@ -35,11 +35,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_fit_is_refused_in_one_sentence() {
+    fn models_that_cannot_fit_are_rejected_in_one_line() {
         let text = r#"{"vocab_size": 29, "hidden_size": 64, "intermediate_size": 40, "num_hidden_layers": 4, "num_attention_heads": 8}"#;
         let config = Config::from_json_str(text, "test").expect("valid");
         check(&config, 2, 16, 4, 4).expect("a few kB");
-        // 2·(2·64 + 40 + 64) numbers of each position in each of 4 layers.
+        // 2·(2·64 + 40 + 64) values per position in each of 4 layers.
         let parameters = ParamLayout::new(&config).expect("a layout").len() as u128;
         assert_eq!(least(&config, 2, 16, 3, 4).expect("a count"), 4 * (3 * parameters + 4 * 32 * 2 * 232));
         for (batch, length) in [(1 << 30, 1 << 20), (usize::MAX, usize::MAX)] {

@@ -1,7 +1,7 @@
-//! `metrics.jsonl`: one line of JSON for each logged step and each evaluation, and the same as TensorBoard events.
+//! `metrics.jsonl`: one JSON line per logged step and per evaluation. The same values are written as TensorBoard events.
 //!
-//! After a resume the file is cut back to the step of the checkpoint, so that every step stands in it once. What is cut off waits in
-//! `metrics.later.jsonl` until it is made again, or until a later checkpoint is resumed: then it is put back. The event file is written anew.
+//! On resume, the file is truncated to the step of the checkpoint, so every step occurs once. The removed lines are kept in
+//! `metrics.later.jsonl` until their steps are repeated, or until a later checkpoint is resumed, which restores them. The event file is rewritten.
 
 use std::collections::HashSet;
 use std::fs::{File, Metadata, OpenOptions};
@@ -16,12 +16,12 @@ use crate::eval::Evaluation;
 use crate::tensorboard::Events;
 use termwise_base::files::write_whole;
 
-/// Name of the file.
+/// Name of the metrics file.
 pub const METRICS: &str = "metrics.jsonl";
-/// Name of the file with lines that lie beyond the checkpoint from which a run was resumed.
+/// Name of the file with lines beyond the checkpoint from which a run was resumed.
 pub const LATER: &str = "metrics.later.jsonl";
 
-/// One line.
+/// One line of metrics.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Line {
@@ -39,7 +39,7 @@ pub enum Line {
     },
 }
 
-/// An evaluation, or the record that its loss was not finite. Neither is the default for the other: a line that is neither is unreadable.
+/// An evaluation, or the record of a loss that was NaN or infinite. Neither is the default: any other line is an error.
 mod measured {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -71,21 +71,21 @@ pub struct Train {
     pub step: u64,
     /// Seconds since 1970.
     pub time: f64,
-    /// Mean loss of the steps since the line before, in nats per token.
+    /// Mean loss of the steps since the previous line, in nats per token.
     pub loss: f64,
     /// Learning rate of this step.
     pub lr: f64,
-    /// Norm of this step's gradient before clipping; absent where it is not finite, since JSON has no such number. The step was skipped then.
+    /// Gradient norm of this step before clipping. Absent if it is NaN or infinite, which JSON cannot represent; the step was then skipped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grad_norm: Option<f64>,
-    /// Tokens seen so far that counted.
+    /// Tokens seen so far that contribute to the loss.
     pub tokens: u64,
-    /// Since the line before, evaluations and checkpoints not counted.
+    /// Throughput since the previous line, without evaluations and checkpoints.
     pub tokens_per_second: f64,
-    /// Whether a step since the line before was a spike (see [`crate::spikes`]).
+    /// Whether a step since the previous line was a loss spike (see [`crate::spikes`]).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub spike: bool,
-    /// Updates skipped so far.
+    /// Number of updates skipped so far.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub skipped: u64,
 }
@@ -103,7 +103,7 @@ impl Line {
         }
     }
 
-    /// The same for a line and what it is when it is made again.
+    /// Equal for a line and its repetition after a resume.
     fn key(&self) -> (u64, bool) {
         (self.step(), matches!(self, Line::Train(_)))
     }
@@ -118,13 +118,13 @@ pub fn now() -> f64 {
 #[derive(Clone, Debug)]
 pub struct Tail {
     path: PathBuf,
-    /// Bytes that have been read, of which file, and the last of them.
+    /// Number of bytes read, identity of the file, and the last bytes read.
     offset: u64,
     file: u64,
     end: Vec<u8>,
 }
 
-/// Bytes before the offset that tell whether a file is still the one that was read.
+/// Number of bytes before the offset that are compared to detect a replaced file.
 const COMPARED: usize = 128;
 
 /// The complete lines that were appended since the last call of [`Tail::read`].
@@ -137,12 +137,12 @@ pub struct Appended {
 }
 
 impl Tail {
-    /// From the first line of a run's metrics.
+    /// Starts at the first line of a run's metrics.
     pub fn new(folder: &Path) -> Tail {
         Tail { path: folder.join(METRICS), offset: 0, file: 0, end: Vec::new() }
     }
 
-    /// From so many bytes before the end. The first line may then be incomplete and unreadable.
+    /// Starts this many bytes before the end. The first line may then be incomplete and unreadable.
     pub fn from_end(folder: &Path, bytes: u64) -> Tail {
         let mut tail = Tail::new(folder);
         if let Ok(data) = tail.path.metadata() {
@@ -180,7 +180,7 @@ impl Tail {
         Ok(appended)
     }
 
-    /// Whether a file contains the bytes that were read last, at their place.
+    /// Whether a file contains the last bytes read at the same offset.
     fn is_continued_by(&self, file: &mut File) -> std::io::Result<bool> {
         if file.metadata()?.len() < self.offset {
             return Ok(false);
@@ -203,10 +203,10 @@ fn identity(_: &Metadata) -> u64 {
     0
 }
 
-/// Lines of a file, each with its bytes, and how many could not be read.
+/// Lines of a file with their bytes, and the number of unreadable lines.
 type Kept = (Vec<(Line, Vec<u8>)>, usize);
 
-/// Every complete line of a file, which need not exist, with its bytes: a resumed run keeps them unchanged.
+/// Every complete line of a file with its bytes, which a resumed run keeps unchanged. The file need not exist.
 fn read_lines(path: &Path) -> Result<Kept> {
     let text = match std::fs::read(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
@@ -222,7 +222,7 @@ fn read_lines(path: &Path) -> Result<Kept> {
     Ok((lines, unreadable))
 }
 
-/// Makes a file hold these lines, and nothing is done where it does; without lines there is no file.
+/// Writes a file with these lines, unless it already has them. Without lines the file is removed.
 fn write_lines(path: &Path, lines: &[(Line, Vec<u8>)]) -> Result<()> {
     let bytes: Vec<u8> = lines.iter().flat_map(|(_, bytes)| bytes.iter().copied()).collect();
     match std::fs::read(path) {
@@ -233,12 +233,12 @@ fn write_lines(path: &Path, lines: &[(Line, Vec<u8>)]) -> Result<()> {
     }
 }
 
-/// The last step of a run's metrics; 0 where there are none.
+/// The last step of a run's metrics; 0 if there are none.
 pub fn last_step(folder: &Path) -> Result<u64> {
     Ok(read_lines(&folder.join(METRICS))?.0.iter().map(|(line, _)| line.step()).max().unwrap_or(0))
 }
 
-/// The metrics of a run, open for more.
+/// The metrics of a run, open for appending.
 #[derive(Debug)]
 pub struct Metrics {
     file: File,
@@ -248,21 +248,21 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Opens the metrics of a run's folder with the lines up to `step`; how many lines were not readable, which happens to the last
-    /// one when a run is killed.
+    /// Opens the metrics of a run with the lines up to `step`. Also returns the number of unreadable lines. The last line is unreadable
+    /// if a run was killed while writing it.
     pub fn open(folder: &Path, step: u64) -> Result<(Metrics, usize)> {
         let (path, later) = (folder.join(METRICS), folder.join(LATER));
         let (mut lines, unreadable) = read_lines(&path)?;
         let before = lines.len();
         let mut beyond: Vec<_> = lines.extract_if(.., |(line, _)| line.step() > step).collect();
         let last = lines.iter().map(|(line, _)| line.step()).max().unwrap_or(0);
-        // Of what waits, that which was cut off just now is newer.
+        // The lines removed just now are newer than those already set aside.
         let newer: HashSet<_> = beyond.iter().map(|(line, _)| line.key()).collect();
         let mut waiting = read_lines(&later)?.0;
         waiting.retain(|(line, _)| line.step() > last && !newer.contains(&line.key()));
         waiting.append(&mut beyond);
         waiting.sort_by_key(|(line, _)| line.step());
-        // In this order a line is in one file or the other whenever the process is killed.
+        // In this order, a line is in one of the two files whenever the process is killed.
         write_lines(&later, &waiting)?;
         let restored: Vec<_> = waiting.extract_if(.., |(line, _)| line.step() <= step).collect();
         if lines.len() != before || !restored.is_empty() || unreadable > 0 {
@@ -278,7 +278,7 @@ impl Metrics {
         Ok((Metrics { file, path, later, events }, unreadable))
     }
 
-    /// Lines up to this step stand in the metrics again, and wait no longer.
+    /// Discards set-aside lines up to this step, which are now in the metrics.
     pub fn finish(&self, step: u64) -> Result<()> {
         let mut waiting = read_lines(&self.later)?.0;
         waiting.retain(|(line, _)| line.step() > step);
@@ -294,7 +294,7 @@ impl Metrics {
         point(&mut self.events, line)
     }
 
-    /// Flushes to the disk; a checkpoint must not be there before its metrics are.
+    /// Syncs to disk. Metrics must be durable before their checkpoint.
     pub fn sync(&self) -> Result<()> {
         self.file.sync_all().map_err(Error::io("flush to disk", &self.path))
     }
@@ -307,7 +307,7 @@ fn point(events: &mut Events, line: &Line) -> Result<()> {
             values.extend(grad_norm.map(|norm| ("gradient_norm", norm)));
             events.scalars(*time, *step, &values)
         }
-        // TensorBoard has no point where the loss is not finite.
+        // A loss that is NaN or infinite is not written to TensorBoard.
         Line::HeldOut { evaluation: None, .. } => Ok(()),
         Line::HeldOut { step, time, evaluation: Some(evaluation) } => {
             let mut values = vec![("loss/held_out", evaluation.loss), ("perplexity/held_out", evaluation.perplexity)];
@@ -324,17 +324,17 @@ fn point(events: &mut Events, line: &Line) -> Result<()> {
 /// All complete lines of a run's metrics.
 ///
 /// # Errors
-/// Where the file does not exist, or a line of it cannot be read.
+/// If the file does not exist, or a line of it cannot be read.
 pub fn read(folder: &Path) -> Result<Vec<Line>> {
     let mut tail = Tail::new(folder);
     tail.path.metadata().map_err(Error::io("read", &tail.path))?;
     tail.read()?.lines.into_iter().map(|line| line.map_err(Error::json(&tail.path))).collect()
 }
 
-/// The end of a run, as the line of its last evaluation describes it.
+/// The last evaluation of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LastEvaluation {
-    /// There was none.
+    /// There was no evaluation.
     Missing,
     /// The loss at this step was NaN or infinite.
     NotFinite(u64),
@@ -343,7 +343,7 @@ pub enum LastEvaluation {
 }
 
 impl LastEvaluation {
-    /// After one more line.
+    /// The last evaluation after one more line.
     pub fn after(self, line: &Line) -> LastEvaluation {
         match line {
             Line::Train(_) => self,
@@ -352,10 +352,10 @@ impl LastEvaluation {
         }
     }
 
-    /// The evaluation of a run of so many steps, which is the one at its last step.
+    /// The evaluation at the last step of a run with this many steps.
     ///
     /// # Errors
-    /// The reason why the run has none.
+    /// The reason why there is no such evaluation.
     pub fn at(self, steps: u64) -> std::result::Result<Evaluation, String> {
         match self {
             LastEvaluation::Finite(step, evaluation) if step == steps => Ok(evaluation),
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_that_is_not_finite_is_a_line_of_its_own() {
+    fn nan_and_infinite_losses_are_recorded() {
         let line = held_out(7, None);
         assert_eq!(text(&line), "{\"kind\":\"held_out\",\"step\":7,\"time\":1.0,\"loss\":null,\"finite\":false}\n");
         for line in [line, held_out(8, Some(2.0)), train(9)] {
@@ -440,14 +440,14 @@ mod tests {
         assert!(!second.restarted);
         assert_eq!(steps(second), [2]);
         assert!(tail.read().expect("a file").lines.is_empty());
-        // From the end: only what follows.
+        // From the end: only new lines.
         let mut late = Tail::from_end(folder.path(), 0);
         append("damaged\n");
         append(&text(&train(3)));
         let found = late.read().expect("a file").lines;
         assert!(matches!(&found[..], [Err(_), Ok(line)] if line.step() == 3), "{found:?}");
         assert!(read(folder.path()).is_err(), "a damaged line is not skipped");
-        // A file in its place that is no shorter.
+        // Replaced by a file that is not shorter.
         let new = folder.path().join("new");
         std::fs::write(&new, (1..9).map(|step| text(&train(step))).collect::<String>()).expect("a file");
         std::fs::rename(&new, &path).expect("renamed");

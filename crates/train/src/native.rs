@@ -1,4 +1,4 @@
-//! The engine of this program as a [`Learner`].
+//! The native engine as a [`Learner`].
 
 use std::fmt;
 use std::path::Path;
@@ -18,20 +18,20 @@ use crate::step::{Computed, Gradients};
 use crate::{AdamW, AdamWConfig, gradient_norm};
 use termwise_data::Rows;
 
-/// A Llama, AdamW's moments, and room for batches.
+/// A Llama model, AdamW moments, and buffers for batches.
 pub struct Native {
     model: Model,
     optimizer: AdamW,
     gradients: Option<Gradients>,
-    /// Positions of a row in training, and room for rows of evaluations that are longer.
+    /// Sequence length in training, and buffers for longer sequences in evaluation.
     longer: Option<(usize, Session)>,
 }
 
-/// Of all parameters: weights, gradient, two moments.
+/// Copies of all parameters: weights, gradient, two moments.
 const COPIES: u128 = 4;
 
 impl Native {
-    /// With fresh weights, or those of the model to start from.
+    /// With new weights, or with those of the model to start from.
     pub fn fresh(settings: &Settings, vocabulary: usize) -> Result<Native> {
         let config = settings.config(vocabulary)?;
         memory::check(&config, settings.batch, settings.length, COPIES, config.num_hidden_layers)?;
@@ -43,14 +43,14 @@ impl Native {
         Ok(Native { model, optimizer, gradients: None, longer: None })
     }
 
-    /// From the files of a checkpoint.
+    /// Reads the files of a checkpoint.
     pub fn read(folder: &Path, config: AdamWConfig, updates: u64) -> Result<Native> {
         let model = Model::read(folder)?;
         let optimizer = read_moments(&folder.join(OPTIMIZER), &model.params, config, updates)?;
         Ok(Native { model, optimizer, gradients: None, longer: None })
     }
 
-    /// The model as it is trained so far.
+    /// The current model.
     pub fn model(&self) -> &Model {
         &self.model
     }
@@ -61,7 +61,7 @@ impl Native {
     }
 
     fn room(&mut self) -> Result<(&Model, &mut Gradients)> {
-        let gradients = self.gradients.as_mut().ok_or(Error::Internal("a learner was asked before it was prepared"))?;
+        let gradients = self.gradients.as_mut().ok_or(Error::Internal("a learner was used before it was prepared"))?;
         Ok((&self.model, gradients))
     }
 }
@@ -75,7 +75,7 @@ impl fmt::Debug for Native {
 impl Learner for Native {
     fn prepare(&mut self, settings: &Settings, collective: &dyn Collective) -> Result<()> {
         let config = &self.model.config;
-        // Weights and moments are there already.
+        // Weights and moments are already allocated.
         memory::check(config, settings.batch, settings.length, 1, config.num_hidden_layers)?;
         self.optimizer.config = settings.adamw();
         let ranks = (collective.rank(), collective.size());

@@ -1,5 +1,5 @@
-//! Batches prepared on a thread of their own while the step before them is computed. What is in a batch depends on its index alone, so the
-//! results are those of preparing it in place.
+//! Prefetching of batches on a separate thread during the previous step. The content of a batch depends only on its index, so
+//! prefetching does not change results.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::Scope;
@@ -15,7 +15,7 @@ pub(crate) struct Prefetch<T> {
 }
 
 impl<T: Default + Send + 'static> Prefetch<T> {
-    /// Calls `fill` with 0, 1, 2… on a thread of `scope` until it says false or fails, one ahead of the reader. The thread ends once
+    /// Calls `fill` with 0, 1, 2… on a thread of `scope` until it returns false or fails, one ahead of the reader. The thread ends when
     /// the prefetch is dropped.
     pub(crate) fn start<'scope, 'env, F>(scope: &'scope Scope<'scope, 'env>, mut fill: F) -> Prefetch<T>
     where
@@ -40,7 +40,7 @@ impl<T: Default + Send + 'static> Prefetch<T> {
         Prefetch { ready, used, ended: false }
     }
 
-    /// The next one.
+    /// The next item.
     pub(crate) fn next(&mut self) -> Result<Option<T>> {
         if self.ended {
             return Ok(None);
@@ -50,9 +50,9 @@ impl<T: Default + Send + 'static> Prefetch<T> {
         next
     }
 
-    /// Gives back what is not needed any more, to be filled again.
+    /// Returns a buffer for reuse.
     pub(crate) fn reuse(&self, item: T) {
-        // A full channel or an ended thread only means that the buffer is freed instead.
+        // If the channel is full or the thread has ended, the buffer is freed.
         let _ = self.used.try_send(item);
     }
 }

@@ -1,4 +1,4 @@
-//! What a run says while it works: events for whoever shows them, and a file of warnings.
+//! Progress of a run: events for displays, and a file of warnings.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -9,38 +9,38 @@ use std::sync::Arc;
 use crate::eval::Evaluation;
 use crate::metrics::{Train, now};
 
-/// Name of the file with warnings.
+/// Name of the warnings file.
 pub const WARNINGS: &str = "warnings.log";
 
-/// What happens during a run.
+/// An event of a run.
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
-    /// It begins after so many steps of so many.
+    /// The run starts after this many of its steps.
     Begun(u64, u64),
-    /// So many steps are done.
+    /// This many steps are done.
     Step(u64),
-    /// What was logged.
+    /// A line of metrics was logged.
     Logged {
-        /// Mean values since the last.
+        /// Mean values since the previous line.
         train: &'a Train,
-        /// Seconds that the rest will take at this pace.
+        /// Estimated remaining seconds.
         left: f64,
-        /// Of what the machine can do at most, where that is known.
+        /// Fraction of the machine's peak throughput, if known.
         share: Option<f64>,
     },
     /// An evaluation after this step.
     HeldOut(u64, &'a Evaluation),
-    /// Something to tell, such as a warning.
+    /// A message, such as a warning.
     Remark(&'a str),
 }
 
-/// Who is told.
+/// Receiver of events.
 #[derive(Clone, Default)]
 pub enum Display {
-    /// Nobody.
+    /// None.
     #[default]
     Silent,
-    /// This function.
+    /// A callback.
     To(Arc<dyn Fn(&Event) + Send + Sync>),
 }
 
@@ -53,9 +53,9 @@ impl fmt::Debug for Display {
 pub(crate) struct Progress {
     display: Display,
     steps: u64,
-    /// Of rank 0.
+    /// Whether this is rank 0.
     warnings: Option<PathBuf>,
-    /// Operations of a step and what the machine can do in a second.
+    /// Operations of a step, and peak operations per second of the machine.
     share: Option<(f64, f64)>,
     pub(crate) count: usize,
 }
@@ -91,23 +91,23 @@ impl Progress {
         self.emit(Event::Remark(text));
     }
 
-    /// Tells it and keeps it in the file of warnings.
+    /// Emits a warning and appends it to the warnings file.
     pub(crate) fn warn(&mut self, step: u64, text: &str) {
         self.count += 1;
         self.say(&format!("warning: {text}"));
         let Some(path) = &self.warnings else { return };
         let file = OpenOptions::new().create(true).append(true).open(path);
-        // A warning that cannot be kept must not end a run that goes well.
+        // A failure to write the warnings file must not stop the run.
         let _ = file.and_then(|mut file| writeln!(file, "{:.3} step {step}: {text}", now()));
     }
 }
 
-/// A perplexity with three digits after the point, or in scientific notation if it is large.
+/// A perplexity with three decimals, or in scientific notation if it is large.
 pub fn perplexity(value: f64) -> String {
     if value < 1e6 { format!("{value:.3}") } else { format!("{value:.3e}") }
 }
 
-/// An evaluation in one line.
+/// An evaluation as one line.
 pub fn describe(evaluation: &Evaluation) -> String {
     let Evaluation { loss, bits_per_byte, recall, rest, excess, within, beyond, .. } = evaluation;
     let mut text = format!("held-out loss {loss:.4}, perplexity {}", perplexity(evaluation.perplexity));

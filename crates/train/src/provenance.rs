@@ -1,7 +1,7 @@
-//! Which builds worked on a run.
+//! The builds that worked on a run.
 //!
-//! A run's folder keeps `provenance.json`: one entry for the command that began it, and another for each build or instruction set that
-//! took it up again. Checkpoints have a copy, outside their manifest: what a model computes does not depend on it.
+//! A run's directory contains `provenance.json`: one entry for the command that started the run, and one for each build or instruction set that
+//! resumed it. Checkpoints have a copy, which is not in their manifest because it does not affect the computation.
 
 use std::path::Path;
 
@@ -10,15 +10,15 @@ pub use termwise_base::provenance::{Build, Provenance, names};
 
 use crate::error::{Error, Result};
 
-/// Name of the file in folders of runs and checkpoints.
+/// Name of the file in run and checkpoint directories.
 pub const FILE: &str = "provenance.json";
 
-/// Where the content of a folder comes from; nothing where it does not say, as those of earlier builds.
+/// The provenance of a directory; empty if it has none, as with earlier builds.
 pub fn read(folder: &Path) -> Vec<Provenance> {
     files::read(&folder.join(FILE), files::TEXT).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
 }
 
-/// Notes in the folder of a run who works on it now, unless the last to do so agrees with it. What is there in the end as bytes.
+/// Appends this build to the provenance of a run, unless the last entry agrees with it. Returns the content of the file.
 pub(crate) fn note(folder: &Path, now: &Provenance) -> Result<Vec<u8>> {
     let mut all = read(folder);
     if !all.last().is_some_and(|last| last.agrees(now)) {
@@ -40,7 +40,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_keeps_the_command_that_began_it_and_every_further_build() {
+    fn provenance_keeps_the_first_command_and_every_new_build() {
         let folder = tempfile::tempdir().expect("a folder");
         note(folder.path(), &made_by("a", "begin")).expect("written");
         note(folder.path(), &made_by("a", "resume")).expect("written");

@@ -1,10 +1,10 @@
-//! What a user may call a model: one answer for every command.
+//! Resolution of model names, the same for every command.
 //!
 //! ```text
 //! (nothing)                       the newest run in `runs/`
 //! hf://owner/name[@revision]      the hub, through its cache
-//! path/to/model                   a folder with a config.json: a checkpoint, or any Llama in Hugging Face's form
-//! runs/first, first               a run: its checkpoint with the best held-out loss, or the last where none was measured
+//! path/to/model                   a directory with a config.json: a checkpoint, or any Llama model in Hugging Face format
+//! runs/first, first               a run: its checkpoint with the best held-out loss, or the last one if none was measured
 //! ```
 
 use std::path::{Path, PathBuf};
@@ -17,16 +17,16 @@ use crate::error::{Error, Result};
 use crate::runs::is_hidden;
 use crate::settings::presets;
 
-/// Where `termwise train` puts runs unless told otherwise.
+/// Default directory of `termwise train` for runs.
 pub const RUNS: &str = "runs";
 const CONFIG: &str = "config.json";
 
 /// A model on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
-    /// With a `config.json` and weights.
+    /// A directory with a `config.json` and weights.
     pub folder: PathBuf,
-    /// Which one was taken, where the name alone does not say.
+    /// Description of the selected checkpoint, if the name does not identify it.
     pub taken: Option<String>,
 }
 
@@ -35,12 +35,12 @@ pub fn hub_config(asked: &str) -> Result<PathBuf> {
     Ok(termwise_data::hub::config(asked)?)
 }
 
-/// The model of this name, or of the newest run in `runs/` where there is none.
+/// The model of this name; without a name, that of the newest run in `runs/`.
 pub fn model(asked: Option<&str>) -> Result<Named> {
     model_in(Path::new(RUNS), asked)
 }
 
-/// [`model`] with another folder of runs.
+/// [`model`] with another directory of runs.
 pub fn model_in(runs: &Path, asked: Option<&str>) -> Result<Named> {
     let Some(name) = asked else { return newest(runs) };
     if name.starts_with("hf://") {
@@ -58,8 +58,8 @@ pub fn model_in(runs: &Path, asked: Option<&str>) -> Result<Named> {
     if path.join(CONFIG).is_file() {
         return Ok(Named { folder: path.to_owned(), taken: None });
     }
-    tried.push(format!("{} is no file", path.join(CONFIG).display()));
-    // A run, its folder of checkpoints, or its name alone.
+    tried.push(format!("{} does not exist", path.join(CONFIG).display()));
+    // A run, its directory of checkpoints, or only its name.
     let mut places = vec![path.join("checkpoints")];
     if path.file_name().is_some_and(|last| last == "checkpoints") {
         places.push(path.to_owned());
@@ -71,12 +71,12 @@ pub fn model_in(runs: &Path, asked: Option<&str>) -> Result<Named> {
         match checkpoint(&place)? {
             Some((folder, which)) => return Ok(Named { taken: Some(format!("{}, {which}", folder.display())), folder }),
             None if let Some(old) = place.parent().and_then(crate::run::replaced_by) => tried.push(format!(
-                "{} contains no complete checkpoint; the run that it replaces is kept in {} until then",
+                "{} contains no complete checkpoint; the replaced run is kept in {} until then",
                 place.display(),
                 old.display()
             )),
-            None if place.is_dir() => tried.push(format!("{} holds no complete checkpoint", place.display())),
-            None => tried.push(format!("{} is no folder", place.display())),
+            None if place.is_dir() => tried.push(format!("{} contains no complete checkpoint", place.display())),
+            None => tried.push(format!("{} is not a directory", place.display())),
         }
     }
     let presets = || presets::MODELS.iter().map(|model| model.0);
@@ -85,7 +85,7 @@ pub fn model_in(runs: &Path, asked: Option<&str>) -> Result<Named> {
     } else {
         let known: Vec<String> = runs_in(runs).into_iter().map(|(_, run, _)| run.display().to_string()).collect();
         let close = nearest(name, known.iter().map(String::as_str)).map(|close| format!("did you mean {close}? "));
-        format!("{}name a folder with a {CONFIG}, a run, a checkpoint or hf://OWNER/NAME", close.unwrap_or_default())
+        format!("{}name a directory with a {CONFIG}, a run, a checkpoint or hf://OWNER/NAME", close.unwrap_or_default())
     };
     Err(Error::NoModel { asked: name.into(), tried, hint })
 }
@@ -98,7 +98,7 @@ fn newest(runs: &Path) -> Result<Named> {
         let tried = vec![format!("no run in {}/ has a checkpoint", runs.display())];
         return Err(Error::NoModel { asked: String::new(), tried, hint: "name one, or train one with `termwise train`".into() });
     };
-    let (folder, which) = checkpoint(&checkpoints)?.ok_or(Error::Internal("a run lost its checkpoints while it was looked at"))?;
+    let (folder, which) = checkpoint(&checkpoints)?.ok_or(Error::Internal("the checkpoints of a run were removed while it was read"))?;
     let of = if count == 1 {
         format!("the only run in {}/", runs.display())
     } else {
@@ -107,7 +107,7 @@ fn newest(runs: &Path) -> Result<Named> {
     Ok(Named { taken: Some(format!("{} of {}, {of}", which, run.display())), folder })
 }
 
-/// When its newest checkpoint was written, the run, and its folder of checkpoints.
+/// Time of the newest checkpoint, the run, and its directory of checkpoints.
 fn runs_in(runs: &Path) -> Vec<(SystemTime, PathBuf, PathBuf)> {
     let entries =
         std::fs::read_dir(runs).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).filter(|path| !is_hidden(path));
@@ -120,7 +120,7 @@ fn runs_in(runs: &Path) -> Vec<(SystemTime, PathBuf, PathBuf)> {
     entries.filter_map(run).collect()
 }
 
-/// The best checkpoint of a run, or its last, and which that is.
+/// The best or last checkpoint of a run, with a description.
 fn checkpoint(checkpoints: &Path) -> Result<Option<(PathBuf, String)>> {
     let list = Checkpoints::new(checkpoints).list()?;
     let complete = list.into_iter().filter(|(_, path)| path.join(MANIFEST).is_file() && path.join(CONFIG).is_file());
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
     use crate::checkpoint::{STATE, State};
 
-    /// A folder that looks like a checkpoint.
+    /// A minimal checkpoint.
     fn write(runs: &Path, run: &str, step: u64, held_out: Option<f64>) -> PathBuf {
         let folder = runs.join(run).join(format!("checkpoints/step-{step:08}"));
         fs::create_dir_all(&folder).expect("a folder");
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn every_name_of_a_run_leads_to_its_best_checkpoint() {
+    fn every_name_of_a_run_resolves_to_its_best_checkpoint() {
         let folder = tempfile::tempdir().expect("a folder");
         let runs = folder.path().join("runs");
         let best = write(&runs, "first", 10, Some(1.0));
@@ -164,7 +164,7 @@ mod tests {
             assert_eq!(found.folder, best, "{}", name.display());
             assert!(found.taken.expect("said").contains("the best checkpoint, step 10 with held-out loss 1.0000"));
         }
-        // A checkpoint is itself, and so is its configuration.
+        // A checkpoint resolves to itself, and so does its configuration.
         for name in [last.clone(), last.join(CONFIG)] {
             assert_eq!(model_in(&runs, name.to_str()).expect("a checkpoint"), Named { folder: last.clone(), taken: None });
         }
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_name_the_newest_run_is_taken_and_named() {
+    fn without_a_name_the_newest_run_is_selected_and_reported() {
         let folder = tempfile::tempdir().expect("a folder");
         let runs = folder.path().join("runs");
         let error = model_in(&runs, None).expect_err("no runs").to_string();
@@ -193,13 +193,18 @@ mod tests {
     }
 
     #[test]
-    fn errors_say_what_was_tried() {
+    fn errors_list_the_searched_places() {
         let folder = tempfile::tempdir().expect("a folder");
         let runs = folder.path().join("runs");
         write(&runs, "first", 1, None);
         let error = |name: &str| model_in(&runs, Some(name)).expect_err("no model").to_string();
         let text = error("frist");
-        for part in ["`frist`", "frist/config.json is no file", "frist/checkpoints is no folder", "runs/frist/checkpoints is no folder"] {
+        for part in [
+            "`frist`",
+            "frist/config.json does not exist",
+            "frist/checkpoints is not a directory",
+            "runs/frist/checkpoints is not a directory",
+        ] {
             assert!(text.replace('\\', "/").contains(part), "{text}");
         }
         assert!(error("tiny").contains("tiny is a preset, which has sizes but no weights"), "{}", error("tiny"));
@@ -208,6 +213,6 @@ mod tests {
         let text = error(&book.display().to_string());
         assert!(text.contains("it is a file") && text.contains("train --data"), "{text}");
         fs::create_dir_all(runs.join("begun/checkpoints")).expect("a folder");
-        assert!(error("begun").contains("holds no complete checkpoint"), "{}", error("begun"));
+        assert!(error("begun").contains("contains no complete checkpoint"), "{}", error("begun"));
     }
 }

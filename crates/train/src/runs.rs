@@ -1,4 +1,4 @@
-//! Runs in a folder: how far they are, and how well they do.
+//! Status and results of the runs in a directory.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -11,51 +11,51 @@ use crate::error::{Error, Result};
 use crate::metrics::{LastEvaluation, Line, METRICS, Tail};
 use crate::run::is_locked;
 
-/// Runs, the newest last.
+/// Runs, newest last.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Runs {
-    /// Each.
+    /// The runs.
     pub runs: Vec<Run>,
 }
 
-/// A run's folder, as it is seen from outside.
+/// The state of a run's directory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Run {
-    /// The folder.
+    /// The directory.
     pub folder: PathBuf,
     /// The variant of all heads and layers, as in its settings.
     #[serde(default)]
     pub attention: Option<String>,
-    /// Whether it goes on.
+    /// Its status.
     pub status: Status,
-    /// Steps done, as far as they were logged.
+    /// Steps done, as logged.
     pub step: u64,
-    /// Steps in all; absent where its settings cannot be read.
+    /// Total steps; absent if its settings cannot be read.
     pub steps: Option<u64>,
-    /// The last loss of training.
+    /// The last training loss.
     pub loss: Option<f64>,
-    /// The loss of the last evaluation on held-out data; absent if there was none or it was not finite.
+    /// The held-out loss of the last evaluation; absent if there was none or it was NaN or infinite.
     pub held_out: Option<f64>,
-    /// Seconds since it last wrote something.
+    /// Seconds since the last write.
     pub age: f64,
 }
 
-/// Whether a run goes on.
+/// The status of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
     /// All steps are done.
     Finished,
-    /// No process works on it, and the loss of its last evaluation was not finite.
+    /// No process works on it, and the loss of its last evaluation was NaN or infinite.
     Diverged,
     /// A process works on it.
     Running,
-    /// It can be resumed.
+    /// It is incomplete and can be resumed.
     Stopped,
 }
 
 impl Status {
-    /// Of a run that has logged a step, with its steps in all and whether its last evaluation was not finite.
+    /// The status of a run with logged steps, from its total steps and whether its last evaluation was NaN or infinite.
     pub fn of(folder: &Path, step: Option<u64>, steps: Option<u64>, diverged: bool) -> Status {
         let finished = step.is_some() && step == steps;
         match () {
@@ -77,14 +77,14 @@ impl Status {
     }
 }
 
-/// Bytes at the end of `metrics.jsonl` that contain the last losses. A line has some hundred bytes.
+/// Number of bytes at the end of `metrics.jsonl` that contain the last losses. A line has a few hundred bytes.
 const END: u64 = 64 * 1024;
 
 impl Runs {
-    /// The runs in these folders, as [`find`] finds them.
+    /// The runs in these directories, see [`find`].
     ///
     /// # Errors
-    /// If a folder cannot be read. A damaged run is listed with everything that can be read of it.
+    /// If a directory cannot be read. A damaged run is listed with everything that can be read.
     pub fn list(folders: &[PathBuf]) -> Result<Runs> {
         let mut runs = Vec::new();
         for folder in folders {
@@ -99,21 +99,21 @@ fn is_run(folder: &Path) -> bool {
     folder.join(SETTINGS).is_file()
 }
 
-/// Levels below a folder that are searched for runs: `runs/NAME`, `sweeps/NAME/RUN`, and one more.
+/// Search depth below a directory: `runs/NAME`, `sweeps/NAME/RUN`, and one more.
 const DEPTH: usize = 3;
 
-/// The folders of runs in a folder, sorted: itself if it is a run, or those up to three levels below. Links, hidden folders and folders inside a run
-/// are not searched. Subfolders that cannot be read are skipped.
+/// The run directories in a directory, sorted: itself if it is a run, otherwise those up to three levels below. Links, hidden directories and directories
+/// inside a run are not searched. Unreadable subdirectories are skipped.
 ///
 /// # Errors
-/// If the folder itself cannot be read.
+/// If the directory itself cannot be read.
 pub fn find(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     fn below(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
         if is_run(folder) {
             found.push(folder.into());
         } else if depth > 0 {
             for entry in std::fs::read_dir(folder)?.flatten() {
-                // The kind of the entry itself: a link could lead in circles or out of the folder.
+                // The type of the entry itself: a link may be circular or leave the directory.
                 let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
                 if is_folder && !is_hidden(&entry.path()) {
                     let _ = below(&entry.path(), depth - 1, found);
@@ -128,17 +128,17 @@ pub fn find(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The saved settings of a run, read leniently: settings of other builds are kept, and a file that cannot be read gives an empty table.
+/// The saved settings of a run, parsed leniently: unknown settings are kept, and an unreadable file gives an empty table.
 pub fn saved_settings(folder: &Path) -> toml::Table {
     std::fs::read_to_string(folder.join(SETTINGS)).unwrap_or_default().parse().unwrap_or_default()
 }
 
-/// Steps in all according to the saved settings.
+/// Total steps in the saved settings.
 pub fn steps_of(settings: &toml::Table) -> Option<u64> {
     settings.get("steps")?.as_integer()?.try_into().ok()
 }
 
-/// Whether a folder is hidden, as a run is while it is being replaced.
+/// Whether a directory is hidden, as is a run that is being replaced.
 pub fn is_hidden(folder: &Path) -> bool {
     folder.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
 }
@@ -157,7 +157,7 @@ impl Run {
             age: f64::INFINITY,
         };
         let mut last = LastEvaluation::Missing;
-        // The first line may be incomplete, and a damaged file is shown as far as it can be read.
+        // The first line may be incomplete. A damaged file is read as far as possible.
         for line in Tail::from_end(folder, END).read().unwrap_or_default().lines.into_iter().flatten() {
             run.step = line.step();
             last = last.after(&line);
@@ -181,7 +181,7 @@ impl Documented for Runs {
 
     fn document(&self) -> Document {
         if self.runs.is_empty() {
-            let text = "There are no runs here; `termwise train` makes one.";
+            let text = "No runs found; start one with `termwise train`.";
             return Document { title: String::new(), lead: vec![Block::text(text)], sections: Vec::new() };
         }
         let mut table = Table::new("", ["run", "attention", "status", "step", "of", "loss", "held-out", "age"]);
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_listed_with_what_can_be_read() {
+    fn damaged_runs_are_listed() {
         let folder = tempfile::tempdir().expect("a folder");
         let make = |name: &str, settings: &str, metrics: &str| {
             let run = folder.path().join(name);
@@ -253,7 +253,7 @@ mod tests {
         let long: String = (1..settings.steps).map(|step| line(step, 3.0)).collect();
         make("a", &settings.to_toml(), &format!("{long}{}", line(settings.steps, 2.5)));
         let held = make("b", &settings.to_toml(), &format!("{}{{\"kind\":\"train\",\"st", line(7, 3.5)));
-        make("c", "this is no settings file", "\u{0}\n");
+        make("c", "this is not a settings file", "\u{0}\n");
         let held_out = |step: u64, found: &str| format!("{{\"kind\":\"held_out\",\"step\":{step},\"time\":0.0,{found}}}\n");
         let (good, bad) = ("\"tokens\":1,\"loss\":2.0,\"perplexity\":7.4", "\"loss\":null,\"finite\":false");
         let diverged = [held_out(5, good), line(settings.steps, 2.5), held_out(settings.steps, bad)].concat();

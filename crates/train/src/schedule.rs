@@ -1,22 +1,22 @@
-//! The learning rate of each step.
+//! The learning rate schedule.
 
 use serde::{Deserialize, Serialize};
 
-/// How the learning rate falls after the warm-up.
+/// Decay of the learning rate after the warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Decay {
-    /// In a straight line.
+    /// Linear.
     Linear,
-    /// Along half a cosine.
+    /// Cosine.
     Cosine,
-    /// Not at all.
+    /// Constant.
     Constant,
 }
 
-/// Warm-up in a straight line, then a fall to a share of the peak.
+/// Linear warm-up, then decay to a fraction of the peak.
 ///
-/// For the update with index s, counted from 0, with W steps of warm-up and horizon H:
+/// For the update with index s from 0, with W warm-up steps and horizon H:
 ///
 /// ```text
 /// s < W:   peak · (s + 1)/W
@@ -24,15 +24,15 @@ pub enum Decay {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Schedule {
-    /// The highest learning rate.
+    /// Peak learning rate.
     pub peak: f64,
-    /// W
+    /// W, number of warm-up steps.
     pub warmup: u64,
-    /// f
+    /// f, shape of the decay.
     pub decay: Decay,
-    /// H, which may lie beyond the last step of a run.
+    /// H, which may exceed the number of steps of a run.
     pub horizon: u64,
-    /// Share of the peak at the horizon and beyond.
+    /// Final learning rate as a fraction of the peak, at the horizon and beyond.
     pub last: f64,
 }
 
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn the_papers_schedule_ends_at_0_91_of_its_peak() {
+    fn the_schedule_of_the_paper_ends_at_0_91_of_its_peak() {
         let schedule = Schedule { peak: 1e-4, warmup: 10_000, decay: Decay::Linear, horizon: 1_000_000, last: 0.0 };
         near(schedule.rate(0) * 1e4, 1e-4);
         near(schedule.rate(4_999) * 1e4, 0.5);

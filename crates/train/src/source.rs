@@ -1,4 +1,4 @@
-//! The data that settings name.
+//! The data named by settings.
 
 use std::path::{Path, PathBuf};
 
@@ -11,21 +11,21 @@ use crate::error::{Error, Result};
 use crate::settings::{Layer, Settings};
 use termwise_base::files::read_text;
 
-/// Where settings come from, in messages.
+/// Source of the settings in messages.
 const PLACE: &str = "the arguments";
 
-/// Files beside a `tokenizer.json` that other tools look for.
+/// Files next to a `tokenizer.json` that other tools read.
 const TOKENIZER_FILES: [&str; 4] = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"];
 
 impl Settings {
-    /// The text that the settings name; `None` where data are built in.
+    /// The text data named by the settings; `None` for built-in data.
     pub fn data_config(&self) -> Result<Option<DataConfig>> {
         let is_builtin = |name: &String| name == Builtin::NAME || name.starts_with("builtin:");
         if let Some(name) = self.data.iter().find(|name| is_builtin(name)) {
             let expected = match (&self.data[..], Builtin::NAMES.contains(&name.as_str())) {
                 ([_], true) => return Ok(None),
-                (_, true) => format!("`{name}` stands alone; a file of this name is ./{name}"),
-                (_, false) => format!("built-in data are {}; a file of this name is ./{name}", Builtin::NAMES.join(" and ")),
+                (_, true) => format!("`{name}` cannot be combined with other data; for a file of this name, write ./{name}"),
+                (_, false) => format!("built-in data are {}; for a file of this name, write ./{name}", Builtin::NAMES.join(" and ")),
             };
             return Err(Error::Setting { place: String::new(), key: "data".into(), found: format!("{:?}", self.data), expected });
         }
@@ -45,7 +45,7 @@ impl Settings {
         Ok(Some(config))
     }
 
-    /// The built-in data of these settings; `None` where it is text.
+    /// The built-in data of these settings; `None` for text.
     pub fn builtin(&self) -> Result<Option<Builtin>> {
         match (self.data_config()?, &self.data[..]) {
             (None, [name]) => Ok(Builtin::open(name, &self.language)?),
@@ -53,16 +53,16 @@ impl Settings {
         }
     }
 
-    /// Opens the data, text tokenized into `cache` if it is not there yet.
+    /// Opens the data. Text is tokenized into `cache` unless it is already there.
     pub fn open_source(&self, cache: &Path, how: &Prepare) -> Result<Box<dyn Source>> {
         Ok(match (self.builtin()?, self.data_config()?) {
             (Some(builtin), _) => Box::new(builtin),
             (None, Some(config)) => Box::new(TextSource::prepare(&config, cache, how)?),
-            (None, None) => return Err(Error::Internal("data are neither text nor built in")),
+            (None, None) => return Err(Error::Internal("the data is neither text nor built in")),
         })
     }
 
-    /// All text that the settings name, in order, nothing split off; `None` where data are built in.
+    /// All text named by the settings, in order and without a split; `None` for built-in data.
     pub fn open_whole(&self, cache: &Path, how: &Prepare) -> Result<Option<WholeText>> {
         let Some(config) = self.data_config()? else { return Ok(None) };
         let (tokenizer, tokens) = prepare(&config, cache, how)?;
@@ -95,8 +95,8 @@ impl Settings {
     }
 }
 
-/// All documents of a text in order, as held-out data. Packed: every token is a label once, ends of documents included. Padded: one document
-/// per row, from its beginning; tokens beyond the row are left out.
+/// All documents in order, as held-out data. Packed: every token is a label once, including ends of documents. Padded: one document
+/// per row, from its beginning; tokens beyond the row are dropped.
 #[derive(Debug)]
 pub struct WholeText {
     tokenizer: Tokenizer,
@@ -110,7 +110,7 @@ impl WholeText {
         ids.iter().map(|&id| u64::from(weights[id as usize])).sum()
     }
 
-    /// Fills a row with a window: each token's label is its successor.
+    /// Fills a row with a window: the label of each token is the next token.
     fn put(&self, out: &mut Rows, row: usize, window: &[u32]) {
         let (first, count) = (row * out.time, window.len() - 1);
         out.ids[first..first + count].copy_from_slice(&window[..count]);
@@ -141,7 +141,7 @@ impl WholeText {
         let (rows, documents) = (out.rows as u64, self.tokens.documents());
         let Some(first) = index.checked_mul(rows).filter(|&first| first < documents) else { return Ok(false) };
         out.lengths.resize(out.rows, 1);
-        // Where the tokenizer begins no document, the end of one stands before each.
+        // If the tokenizer has no begin-of-document token, an end-of-document token precedes each document.
         let begins = self.tokens.manifest().begins;
         for document in first..(first + rows).min(documents) {
             let (row, start) = ((document - first) as usize, self.tokens.start(document)?);
@@ -151,7 +151,7 @@ impl WholeText {
             self.tokens.read(start, &mut ids[usize::from(!begins)..])?;
             self.put(out, row, &ids);
             out.lengths[row] = (ids.len() - 1).max(1);
-            // A document that fits counts with all its bytes.
+            // All bytes of a document that fits are counted.
             out.bytes += if start + count as u64 == whole.end { whole.bytes } else { self.bytes_of(&ids[1..]) };
         }
         Ok(true)
@@ -173,7 +173,7 @@ impl Source for WholeText {
     }
 
     fn train(&self, _: u64, _: u64, _: usize, _: usize, _: &mut Rows) -> DataResult<()> {
-        Err(termwise_data::Error::Internal("text to evaluate on has no training batches"))
+        Err(termwise_data::Error::Internal("evaluation text has no training batches"))
     }
 
     fn held_out(&self, index: u64, rows: usize, time: usize, out: &mut Rows) -> DataResult<bool> {
@@ -186,14 +186,14 @@ impl Source for WholeText {
     }
 }
 
-/// The folder that was asked for, or `termwise` in the user's cache.
+/// The given directory, or `termwise` in the user's cache directory.
 pub fn cache_folder(asked: Option<&Path>) -> PathBuf {
     let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let user = || variable("XDG_CACHE_HOME").or_else(|| variable("LOCALAPPDATA")).or_else(|| Some(variable("HOME")?.join(".cache")));
     asked.map(Path::to_owned).or_else(|| Some(user()?.join("termwise"))).unwrap_or_else(|| ".termwise-cache".into())
 }
 
-/// The built-in language that a checkpoint was trained on; `None` where it was something else, or nothing is said.
+/// The synthetic language on which a checkpoint was trained; `None` for other or unknown data.
 pub fn language_of(folder: &Path) -> Result<Option<Language>> {
     let saved = folder.join("settings.toml");
     if !saved.is_file() {
@@ -204,21 +204,21 @@ pub fn language_of(folder: &Path) -> Result<Option<Language>> {
     Ok(builtin.and_then(|builtin| if let Builtin::Language(language) = builtin { Some(language) } else { None }))
 }
 
-/// Text for a model that exists.
+/// Evaluation text for an existing model.
 pub struct Opened {
-    /// Its held-out batches are the text.
+    /// Source whose held-out batches are the text.
     pub source: Box<dyn Source>,
-    /// As the settings name it.
+    /// The data as named in the settings.
     pub data: Vec<String>,
-    /// Whether it is only the held-out part of it.
+    /// Whether it is only the held-out split.
     pub held_out_only: bool,
-    /// How documents become windows.
+    /// How documents are arranged in windows.
     pub layout: String,
-    /// Positions of a window in training, where the folder is a checkpoint of a run.
+    /// Sequence length in training, if the directory is a checkpoint of a run.
     pub trained: Option<usize>,
 }
 
-/// What a model's folder says about data and tokenizer, to lay these settings above; and whether it is a checkpoint of a run.
+/// Settings for data and tokenizer from a model's directory, with these settings above them; and whether it is a checkpoint of a run.
 pub fn layers_of_model(folder: &Path, settings: &toml::Table) -> Result<(Vec<Layer>, bool)> {
     let saved = folder.join("settings.toml");
     let mut layers = Vec::new();
@@ -227,7 +227,7 @@ pub fn layers_of_model(folder: &Path, settings: &toml::Table) -> Result<(Vec<Lay
         let text = read_text(&saved).map_err(Error::io("read", &saved))?;
         layers.push(Layer::of_run(&text, &saved.display().to_string())?);
     } else if !settings.contains_key("data") {
-        let expected = "this folder says nothing about data; name some with --data, or builtin".into();
+        let expected = "this model's directory names no data; pass --data FILE or --data builtin".into();
         return Err(Error::Setting { place: String::new(), key: "data".into(), found: "absent".into(), expected });
     }
     if !settings.contains_key("tokenizer") && folder.join("tokenizer.json").exists() {
@@ -237,8 +237,8 @@ pub fn layers_of_model(folder: &Path, settings: &toml::Table) -> Result<(Vec<Lay
     Ok((layers, trained))
 }
 
-/// All of the data that the settings name; where they name none, the held-out part of what the checkpoint was trained on. A folder's own tokenizer
-/// is used where no other is named.
+/// All data named by the settings. If they name none, the held-out split of the data on which the checkpoint was trained. The directory's own tokenizer
+/// is the default.
 pub fn open_for_model(folder: &Path, settings: &toml::Table, held_out_only: bool, cache: &Path, how: &Prepare) -> Result<Opened> {
     let (mut layers, trained) = layers_of_model(folder, settings)?;
     layers.push(Layer::new(settings.clone(), PLACE)?);

@@ -1,8 +1,8 @@
-//! Spikes of the loss, found by a rule: a loss above the running mean by more than six running standard deviations.
+//! Loss spike detection: a loss above the running mean by more than six running standard deviations.
 //!
-//! Mean and variance are exponential averages over about fifty steps, m ← m + (x − m)/50, v ← (1 − 1/50)·(v + (x − m)²/50). Nothing is called a
-//! spike before fifty steps have been seen, nor below a rise of 0.05 nats, and a spike itself does not enter the averages with more than
-//! the height at which it was noticed, so that a second one is noticed as well.
+//! Mean and variance are exponential averages over about fifty steps, m ← m + (x − m)/50, v ← (1 − 1/50)·(v + (x − m)²/50). There are no spikes
+//! in the first fifty steps, and a spike must exceed the mean by at least 0.05 nats. In the averages, a spike is clamped to
+//! the detection threshold, so that a second spike is also detected.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,12 +20,12 @@ pub struct Spikes {
 }
 
 impl Spikes {
-    /// Takes the next loss and says whether it is a spike.
+    /// Adds the next loss and returns whether it is a spike.
     pub fn is_spike(&mut self, loss: f64) -> bool {
         let limit = self.mean + (DEVIATIONS * self.variance.sqrt()).max(LEAST);
         let spike = self.count >= STEPS as u64 && loss > limit;
         let loss = if spike { limit } else { loss };
-        // The first steps weigh the same each.
+        // The first steps have equal weights.
         let share = 1.0 / STEPS.min(self.count as f64 + 1.0);
         let change = loss - self.mean;
         self.mean += share * change;
@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn a_jump_is_a_spike_and_noise_is_none() {
+    fn a_jump_is_a_spike_and_noise_is_not() {
         let mut spikes = Spikes::default();
         for i in 0..500 {
             let loss = 3.0 + 0.2 * noise(i) + 5.0 * (-(i as f64) / 40.0).exp();
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn the_beginning_is_never_a_spike() {
+    fn there_are_no_spikes_in_the_first_steps() {
         let mut spikes = Spikes::default();
         assert!(!(0..20).any(|i| spikes.is_spike(if i == 10 { 100.0 } else { 1.0 })));
     }

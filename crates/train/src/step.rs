@@ -1,7 +1,7 @@
-//! The gradient of one step, over one batch or several.
+//! The gradient of one step with gradient accumulation.
 //!
-//! The rows of a step, those of all its batches, are cut into micro-batches, neighbours and as many in each. Their gradients are added in a
-//! [`Tree`], so that each rank can compute some of them and the sum has the same bytes. With one micro-batch, batches add up one after another.
+//! The rows of all batches of a step are split into micro-batches of equal size. Their gradients are added in a
+//! [`Tree`], so ranks can share them and the sum has the same bytes. With one micro-batch, batches are added sequentially.
 
 use std::ops::Range;
 
@@ -13,33 +13,33 @@ use crate::error::{Error, Result};
 use crate::eval::Sums;
 use termwise_data::Rows;
 
-/// How the rows of a step are cut.
+/// The split of a step into micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// Rows of a batch.
+    /// Rows per batch.
     pub batch: usize,
-    /// Positions of a row.
+    /// Positions per row.
     pub length: usize,
-    /// Batches of a step.
+    /// Batches per step.
     pub accumulate: usize,
-    /// Micro-batches of a step: a divisor of `accumulate`, or `accumulate` times a divisor of `batch`.
+    /// Micro-batches per step: a divisor of `accumulate`, or `accumulate` times a divisor of `batch`.
     pub micro_batches: usize,
 }
 
 impl Cut {
-    /// Whether micro-batches have as many rows each, and none has parts of two batches.
+    /// Whether all micro-batches have the same number of rows and none has rows of two batches.
     pub fn is_even(self) -> bool {
         let Cut { batch, accumulate, micro_batches, .. } = self;
         let whole = micro_batches > 0 && accumulate.is_multiple_of(micro_batches);
         whole || micro_batches.is_multiple_of(accumulate) && micro_batches > 0 && batch.is_multiple_of(micro_batches / accumulate)
     }
 
-    /// Rows that run through the model at once.
+    /// Rows per forward pass.
     fn rows(self) -> usize {
         self.batch / (self.micro_batches / self.accumulate).max(1)
     }
 
-    /// The batches of a micro-batch, and the rows of each.
+    /// The batches of a micro-batch, and its rows in each.
     fn place(self, micro_batch: usize) -> (Range<usize>, Range<usize>) {
         let Cut { batch, accumulate, micro_batches, .. } = self;
         if micro_batches <= accumulate {
@@ -52,16 +52,16 @@ impl Cut {
     }
 }
 
-/// A session, and gradients that add up.
+/// A session with accumulated gradients.
 pub struct Gradients {
     /// Buffers of the model.
     session: Session,
-    /// How it computes.
+    /// Computation options.
     options: SessionOptions,
     cut: Cut,
-    /// Sums of nodes of the tree, of this rank and in its order, and room to compute them. The first becomes the whole gradient.
+    /// Sums of this rank's tree nodes, in order, and scratch buffers to compute them. The first becomes the complete gradient.
     sums: Vec<Params>,
-    /// What lies there.
+    /// The nodes whose sums are stored there.
     nodes: Vec<Range<usize>>,
     losses: Vec<MicroLoss>,
     tokens: u64,
@@ -75,30 +75,30 @@ struct MicroLoss {
     nonpositive: Option<NonpositiveDenominator>,
 }
 
-/// What a step's gradient came to.
+/// Loss and gradient statistics of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Computed {
     /// Mean loss over all tokens of all batches, in nats.
     pub loss: f64,
-    /// Tokens that counted.
+    /// Tokens that contribute to the loss.
     pub tokens: u64,
-    /// Norm of the gradient.
+    /// Gradient norm.
     pub norm: f64,
-    /// The first denominator of an attention that was not positive.
+    /// The first attention denominator that was not positive.
     pub nonpositive: Option<NonpositiveDenominator>,
-    /// The batch of the step, of those that are accumulated, whose loss is not finite.
+    /// The accumulated batch of the step whose loss is NaN or infinite.
     pub bad_batch: Option<usize>,
 }
 
 impl Computed {
-    /// Whether an update may be made with it.
+    /// Whether loss and gradient norm are finite.
     pub fn is_finite(&self) -> bool {
         self.loss.is_finite() && self.norm.is_finite()
     }
 }
 
 impl Gradients {
-    /// Room for the micro-batches of one of several ranks.
+    /// Allocates buffers for the micro-batches of one of several ranks.
     pub fn new(model: &Model, cut: Cut, options: SessionOptions, (rank, ranks): (usize, usize)) -> Result<Gradients> {
         let tree = Tree { leaves: cut.micro_batches };
         let nodes = tree.nodes(tree.share(rank, ranks));
@@ -108,22 +108,22 @@ impl Gradients {
         Ok(Gradients { session, options, cut, sums, nodes, losses: Vec::new(), tokens: 0 })
     }
 
-    /// How the model computes.
+    /// Computation options.
     pub fn options(&self) -> SessionOptions {
         self.options
     }
 
-    /// The gradient, once it is reduced.
+    /// The gradient, after the reduction.
     pub fn gradient(&self) -> &Params {
         &self.sums[0]
     }
 
-    /// The same, to be changed.
+    /// Mutable access to the gradient.
     pub fn gradient_mut(&mut self) -> &mut Params {
         &mut self.sums[0]
     }
 
-    /// The gradient of the mean loss over all tokens of `batches` together, as far as it comes from this rank's micro-batches.
+    /// Computes the share of this rank's micro-batches in the gradient of the mean loss over all tokens of `batches`.
     pub fn compute(&mut self, params: &Params, batches: &[Rows]) -> Result<()> {
         let tokens: usize = batches.iter().map(counted).sum();
         self.tokens = tokens as u64;
@@ -134,7 +134,7 @@ impl Gradients {
         Ok(())
     }
 
-    /// The sum of a node's leaves, into the place `at`; places behind it are used.
+    /// The sum of a node's leaves, into the slot `at`. Later slots are scratch.
     fn node(&mut self, node: Range<usize>, at: usize, params: &Params, batches: &[Rows], tokens: usize) -> Result<()> {
         if node.len() > 1 {
             let middle = tree::middle(&node);
@@ -160,7 +160,7 @@ impl Gradients {
         Ok(())
     }
 
-    /// The gradient and the loss of all ranks. The norm is still to be taken.
+    /// Reduces gradient and loss over all ranks. The norm is not computed yet.
     pub fn reduce(&mut self, collective: &dyn Collective) -> Result<Computed> {
         let mut losses = std::mem::take(&mut self.losses);
         if collective.size() > 1 {
@@ -170,25 +170,25 @@ impl Gradients {
             losses = collective.gather_words(&own)?.concat().as_chunks().0.iter().map(MicroLoss::of_words).collect();
         }
         if losses.len() != self.cut.micro_batches {
-            return Err(Error::Internal("ranks do not cover the micro-batches of a step"));
+            return Err(Error::Internal("the ranks do not cover all micro-batches of a step"));
         }
         let loss = losses.iter().map(|loss| loss.sum).sum::<f64>() / self.tokens.max(1) as f64;
         let nonpositive = losses.iter().find_map(|loss| loss.nonpositive);
         let bad_batch = losses.iter().find_map(|loss| loss.bad_batch);
-        // The buffer is kept.
+        // The buffer is reused.
         losses.clear();
         self.losses = losses;
         Ok(Computed { loss, tokens: self.tokens, norm: f64::NAN, nonpositive, bad_batch })
     }
 
-    /// Both, where this is the only process, with the norm.
+    /// Gradient, reduction and norm for a single process.
     pub fn whole(&mut self, params: &Params, batches: &[Rows]) -> Result<Computed> {
         self.compute(params, batches)?;
         let computed = self.reduce(&Alone)?;
         Ok(Computed { norm: crate::gradient_norm(self.gradient()), ..computed })
     }
 
-    /// The losses of a batch of as many rows as in training.
+    /// The losses of a batch with the row count of training.
     pub fn loss(&mut self, params: &Params, rows: &Rows) -> Result<Sums> {
         let mut sums = Sums::default();
         let at_once = self.cut.rows();
@@ -211,18 +211,18 @@ impl MicroLoss {
     }
 }
 
-/// A denominator as it is sent to other ranks.
+/// Encodes a denominator for other ranks.
 pub(crate) fn words_of(found: Option<NonpositiveDenominator>) -> [u64; 6] {
     found.map_or([0; 6], |at| [1, at.layer as u64, at.head as u64, at.row as u64, at.position as u64, at.value.to_bits()])
 }
 
-/// Read back.
+/// Decodes [`words_of`].
 pub(crate) fn of_words([flag, layer, head, row, position, value]: [u64; 6]) -> Option<NonpositiveDenominator> {
     let [layer, head, row, position] = [layer, head, row, position].map(|n| n as usize);
     (flag == 1).then(|| NonpositiveDenominator { layer, head, row, position, value: f64::from_bits(value) })
 }
 
-/// A batch as the model takes it.
+/// A batch in the form that the model takes.
 pub(crate) fn batch_of(rows: &Rows, tokens: Option<usize>) -> Batch<'_> {
     part_of(rows, 0..rows.rows, tokens)
 }
@@ -234,18 +234,18 @@ pub(crate) fn part_of(rows: &Rows, part: Range<usize>, tokens: Option<usize>) ->
     Batch::new(&rows.ids[positions.clone()], &rows.labels[positions]).lengths(lengths).tokens(tokens)
 }
 
-/// The same with the row that it has in the whole batch.
+/// The same with its row index in the complete batch.
 pub(crate) fn within_batch(found: Option<NonpositiveDenominator>, first: usize) -> Option<NonpositiveDenominator> {
     found.map(|at| NonpositiveDenominator { row: first + at.row, ..at })
 }
 
-/// Whether the label at this place of [B, T] is asked for.
+/// Whether the label at this index of [B, T] contributes to the loss.
 pub(crate) fn counts(rows: &Rows, at: usize) -> bool {
     let within = rows.lengths.get(at / rows.time.max(1)).is_none_or(|&length| at % rows.time < length);
     within && rows.labels[at] >= 0
 }
 
-/// How many labels are asked for.
+/// Number of labels that contribute to the loss.
 pub(crate) fn counted(rows: &Rows) -> usize {
     (0..rows.labels.len()).filter(|&at| counts(rows, at)).count()
 }
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_are_sent_whole() {
+    fn losses_round_trip_through_words() {
         let at = NonpositiveDenominator { layer: 1, head: 2, row: 3, position: 4, value: f64::NEG_INFINITY };
         for loss in [
             MicroLoss { sum: f64::NAN, bad_batch: Some(0), nonpositive: Some(at) },

@@ -1,4 +1,4 @@
-//! TensorBoard's event files: records of protocol buffers, each with masked CRC-32C of its length and of its bytes.
+//! TensorBoard event files: protocol buffer records, each with masked CRC-32C checksums of its length and its bytes.
 
 use std::fs::File;
 use std::io::Write;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
-/// An event file that grows.
+/// An event file, open for appending.
 #[derive(Debug)]
 pub struct Events {
     file: File,
@@ -14,15 +14,15 @@ pub struct Events {
 }
 
 impl Events {
-    /// A new file in `folder`, in place of those of earlier sessions. It begins with the word that everything seen before is void, so that a
-    /// TensorBoard that is watching starts over.
+    /// Creates a file in `folder` and removes those of earlier sessions. Its first record marks a restart, so a
+    /// running TensorBoard discards earlier points.
     pub fn create(folder: &Path, seconds: f64) -> Result<Events> {
         let old = std::fs::read_dir(folder).map_err(Error::io("list", folder))?.filter_map(|entry| entry.ok());
         let old: Vec<PathBuf> = old.filter(|entry| entry.file_name().to_string_lossy().contains(".tfevents.")).map(|e| e.path()).collect();
         for path in old {
             std::fs::remove_file(&path).map_err(Error::io("remove the older", &path))?;
         }
-        // Nanoseconds, since a session may follow another within a second.
+        // Nanoseconds: two sessions may start within one second.
         let path = folder.join(format!("events.out.tfevents.{:019}.termwise", (seconds * 1e9) as u64));
         let file = File::create(&path).map_err(Error::io("create", &path))?;
         let mut events = Events { file, path };
@@ -35,7 +35,7 @@ impl Events {
         Ok(events)
     }
 
-    /// One point for each tag.
+    /// Appends one point per tag.
     pub fn scalars(&mut self, seconds: f64, step: u64, values: &[(&str, f64)]) -> Result<()> {
         let mut summary = Vec::new();
         for (tag, value) in values {
@@ -90,7 +90,7 @@ fn masked(crc: u32) -> u32 {
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// Castagnoli's polynomial, reflected, bit by bit: events are small and few.
+/// Bitwise CRC with the reflected Castagnoli polynomial: events are small and few.
 fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0u32, |crc, &byte| (0..8).fold(crc ^ byte as u32, |crc, _| crc >> 1 ^ if crc & 1 == 1 { 0x82f6_3b78 } else { 0 }))
 }
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn records_have_lengths_checksums_and_the_points() {
+    fn records_have_lengths_checksums_and_points() {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("events.out.tfevents.1.old"), "x").expect("a file");
         let mut events = Events::create(folder.path(), 12.5).expect("an event file");

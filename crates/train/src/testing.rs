@@ -1,15 +1,15 @@
-//! What the tests of this crate share.
+//! Shared test utilities.
 
 use termwise_model::{Config, Model, Params};
 
-/// A model with parameters of every kind, larger than a piece of parallel work.
+/// A model with parameters of every kind, larger than one unit of parallel work.
 pub fn model() -> Model {
     let text = r#"{"model_type": "llama", "vocab_size": 300, "hidden_size": 60, "intermediate_size": 100, "num_hidden_layers": 2,
         "num_attention_heads": 3, "head_dim": 10, "rms_norm_eps": 1e-5, "max_position_embeddings": 64, "attention_variant": "gated_softmax"}"#;
     Model::fresh(Config::from_json_str(text, "test").expect("a configuration"), 1).expect("a model")
 }
 
-/// Values between −1 and 1 for every parameter, zero in the gaps.
+/// Values between −1 and 1 for every parameter, zero in the padding.
 pub fn filled(params: &Params, seed: u64) -> Params {
     let mut filled = params.zeros_like().expect("memory");
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -23,7 +23,7 @@ pub fn filled(params: &Params, seed: u64) -> Params {
     filled
 }
 
-/// Runs in a pool of its own.
+/// Runs in a separate thread pool.
 pub fn with_threads<R: Send>(threads: usize, run: impl FnOnce() -> R + Send) -> R {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool of threads").install(run)
 }

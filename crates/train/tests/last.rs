@@ -1,4 +1,4 @@
-//! Cargo runs the tests of packages in the order of their names, so this one comes last and can list the tests that the others skipped.
+//! Cargo tests packages in alphabetical order, so this test runs last and can list the tests that were skipped.
 
 use std::io::Write;
 
@@ -10,6 +10,6 @@ fn skipped_tests_are_listed() {
         text = format!("\n{count} tests were skipped or compiled out ({}=all makes that a failure):\n", termwise_base::test_skip::REQUIRE);
         skipped.iter().for_each(|line| text += &format!("  {line}\n"));
     }
-    // Past the harness, which captures the output of tests that pass.
+    // Bypasses the harness, which captures the output of passing tests.
     let _ = std::io::stderr().write_all(text.as_bytes());
 }

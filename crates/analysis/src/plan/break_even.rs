@@ -1,24 +1,24 @@
-//! Contexts from which a state is worth it.
+//! Break-even contexts of recurrent states and KV caches.
 
 use serde::{Deserialize, Serialize};
 
 use super::count::{Attention, Work};
 use super::hardware::Hardware;
 
-/// Tokens of context; absent where there is no state, or where a cache stays better for ever.
+/// Break-even context lengths in tokens; absent without a state, or if a cache is always better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BreakEven {
-    /// At which a cache is as large as the state, to the nearest token; its blocks of 128 tokens are not rounded up.
+    /// Where a cache has the size of the state, to the nearest token; its blocks of 128 tokens are not rounded up.
     pub memory: Option<u64>,
-    /// From which on a token with the state takes no longer than with a cache, attention alone.
+    /// From which a decoding step with the state is not slower than with a cache, for attention only.
     pub decode: Option<u64>,
-    /// From which on a prompt in chunks takes no longer than in parallel, attention alone.
+    /// From which prefill in chunks is not slower than in parallel mode, for attention only.
     pub chunk: Option<u64>,
-    /// From which on this engine trains in chunks by itself (`auto`): rates measured forward and backward; for one variant alone.
+    /// From which [`Mode::Auto`](termwise_attention::Mode::Auto) trains in chunks, by rates measured forward and backward; only if all heads have one variant.
     pub auto: Option<u64>,
 }
 
-/// No context is longer.
+/// Upper bound of contexts.
 const LONGEST: u64 = 1 << 40;
 
 impl BreakEven {
@@ -31,14 +31,14 @@ impl BreakEven {
         BreakEven {
             memory: (saved > 0).then(|| (4.0 * counts.state as f64 / saved as f64).round() as u64),
             decode: first(|t| no_longer(counts.recurrent(t), counts.cached(t))),
-            // A prompt within one chunk is computed in parallel, and leaves a state behind as well.
+            // A prompt within one chunk is computed in parallel and also produces a state.
             chunk: first(|t| t > chunk && no_longer(counts.chunk(t, chunk), counts.parallel(t))),
             auto,
         }
     }
 }
 
-/// The least number for which this holds; it must hold for all larger ones too.
+/// The smallest number for which a monotonic predicate is true.
 fn first(holds: impl Fn(u64) -> bool) -> Option<u64> {
     let (mut low, mut high) = (0, 1);
     while !holds(high) {
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_is_found_whatever_it_is() {
+    fn the_smallest_number_is_found() {
         for n in [1, 2, 3, 4, 5, 1000, 1089, LONGEST] {
             assert_eq!(first(|t| t >= n), Some(n));
         }

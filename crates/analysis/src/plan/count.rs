@@ -1,23 +1,23 @@
-//! Operations and bytes of attention, counted.
+//! Operation and byte counts of attention.
 //!
 //! ```text
-//! pair       a query meets a key: q·k and w·v                          2·(d + e) operations
+//! pair       a query and a key: q·k and w·v                            2·(d + e) operations
 //! update     H += K(k)·vᵀ, z += K(k), and with decay H ← m·H            2·N·(e + s), 3·N·(e + s) with decay, and the monomials of k
 //! query      Q(q)ᵀ·H and Q(q)ᵀ·z                                       2·N·(e + s), the monomials of q and their N factors
 //! parallel   T(T+1)/2 pairs
 //! chunk      pairs within chunks of L, T − L queries of the state, T updates
-//! recurrent  one update and one query a token
-//! window     W + S pairs a token in every mode; far keys are those of the lines above
+//! recurrent  one update and one query per token
+//! window     W + S pairs per token in every mode; far keys are counted as above
 //! cache      T pairs for the token at position T
 //! ```
 //!
-//! Bytes are those of the engine's buffers: values in whole vectors of 16 numbers, caches in blocks of 128 tokens. A test compares them
-//! with [`termwise_attention::State`]. Left out are some dozens of bytes per head that a layer carries besides, and room that the columns of
-//! gates and decays have to spare as they grow.
+//! Bytes are those of the engine's buffers: values are padded to vectors of 16 numbers, caches to blocks of 128 tokens. A test compares them
+//! with [`termwise_attention::State`]. Not included are a few dozen bytes per head of other state, and the spare capacity of growing
+//! columns of gates and decays.
 //!
-//! N monomials are kept, s = 1 where the denominator sums. A multiply-add is two operations; a monomial of order 2 or above is one
-//! multiplication, made from one of the order below. RoPE, gates, norms and the evaluation of w are not counted: they grow with
-//! d or with pairs by far smaller factors.
+//! N is the number of monomials; s = 1 if the denominator sums. A multiply-add is two operations; a monomial of order 2 or above is one
+//! multiplication with one of the order below. RoPE, gates, norms and the evaluation of w are not counted: they grow with
+//! d or with pairs by much smaller factors.
 
 use std::iter::Sum;
 
@@ -29,11 +29,11 @@ use termwise_attention::{Map, ScoreFn, Variant};
 
 const FLOAT: u64 = 4;
 const DOUBLE: u64 = 8;
-/// Rows of values are whole vectors.
+/// Rows of values are padded to whole vectors.
 const PAD: usize = 16;
-/// Tokens by which caches grow.
+/// Cache growth in tokens.
 const BLOCK: u64 = 128;
-/// Positions of a tile of the fused engine, and of a chunk unless told otherwise.
+/// Positions of a tile of the fused engine, and the default length of a chunk.
 pub const TILE: usize = 128;
 
 /// Sizes of a layer's attention.
@@ -45,42 +45,42 @@ pub struct Sizes {
     pub d: usize,
 }
 
-/// What attention costs, summed over heads and layers. All are linear in the context, so that sums are exact.
+/// Costs of attention, summed over heads and layers. All are linear in the context, so sums are exact.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Attention {
-    /// Operations where every query meets one key.
+    /// Operations of every query with one key.
     pub pair: f64,
-    /// The same for heads without a finite state alone.
+    /// The same only for heads without a finite state.
     pub endless_pair: f64,
-    /// Operations for which one token enters the states.
+    /// Operations of updating the states by one token.
     pub update: f64,
-    /// Operations with which the queries of one token read the states.
+    /// Operations of reading the states by the queries of one token.
     pub query: f64,
-    /// float32 numbers in the states of one batch row, as the buffers hold them.
+    /// float32 values in the states of one batch row, including padding.
     pub state: u64,
-    /// The same, once for every head that reads them.
+    /// The same, counted once per head that reads them.
     pub state_reads: u64,
-    /// Bytes of keys and values that a cache of every head grows by with a token.
+    /// Bytes of keys and values per token, with a cache for every head.
     pub cache: u64,
-    /// The same for heads without a finite state alone.
+    /// The same only for heads without a finite state.
     pub endless_cache: u64,
-    /// Bytes that gates and decays add to `cache`, without blocks.
+    /// Bytes of gates and decays per token in addition to `cache`, without blocks.
     pub cache_columns: u64,
-    /// The same for heads without a finite state alone.
+    /// The same only for heads without a finite state.
     pub endless_columns: u64,
-    /// Operations with which the queries of one token meet the keys of their windows.
+    /// Operations of the queries of one token with the keys of their windows.
     #[serde(default)]
     pub window: f64,
-    /// float32 numbers that windows and their sinks keep in one batch row, at their full size.
+    /// float32 values of full windows and sinks in one batch row.
     #[serde(default)]
     pub ring: u64,
-    /// Bytes of keys and values that the queries of a tile read for each key before them.
+    /// Bytes of keys and values that the queries of a tile read per earlier key.
     pub tile: u64,
-    /// The same for heads without a finite state alone.
+    /// The same only for heads without a finite state.
     pub endless_tile: u64,
 }
 
-/// What memory is the same for all heads that agree in it: those of one kv head share it.
+/// The properties in which heads of one kv head must agree to share memory.
 #[derive(Clone, PartialEq)]
 struct Unit {
     kv_head: usize,
@@ -88,7 +88,7 @@ struct Unit {
     conv: bool,
     map: Map,
     dim: Option<usize>,
-    /// Window and sinks, and how else exact keys are kept.
+    /// Window and sinks, and the other properties of the windowed cache.
     exact: Option<(usize, usize)>,
     kept: (Option<HeavyHitters>, Option<u32>),
     moments: Option<Moments>,
@@ -99,11 +99,11 @@ struct Moments {
     orders: Vec<usize>,
     sums: bool,
     in_gate: bool,
-    /// The head that has a decay or key weights of its own, and shares with nobody.
+    /// The head that has its own decay or key weights and cannot share.
     owner: Option<usize>,
 }
 
-/// The orders of the state of all keys, or of far keys; `None` where there is none, or none that the engine would build.
+/// The orders of the state of all keys or of far keys; `None` without one, or if it is larger than the engine supports.
 fn finite_orders(weighing: &ScoreFn, d: usize) -> Option<Vec<usize>> {
     let polynomial = weighing.kernel.polynomial().filter(|_| weighing.has_finite_map())?;
     let orders: Vec<usize> = polynomial.into_iter().map(|(n, _)| n).collect();
@@ -155,7 +155,7 @@ impl Attention {
                     sum.ring = sum.ring.saturating_add(shared).saturating_add(per_head);
                 }
             }
-            // Windows without far keys are all that there is.
+            // Windows without far keys are the complete memory.
             let Some(weighing) = &remembered else { continue };
             let pair = 2.0 * (weighing.score_dim(d) + d) as f64;
             sum.pair += pair;
@@ -185,12 +185,12 @@ impl Attention {
         sum
     }
 
-    /// Whether some head has a finite state.
+    /// Whether any head has a finite state.
     pub fn has_state(&self) -> bool {
         self.state > 0
     }
 
-    /// Bytes of states, of windows at their full size, and of what still grows, after T tokens.
+    /// Bytes of states, full windows, and growing caches after T tokens.
     pub fn kept_bytes(&self, context: u64) -> u64 {
         self.state.saturating_add(self.ring).saturating_mul(FLOAT).saturating_add(grown(self.endless_cache, self.endless_columns, context))
     }
@@ -200,23 +200,23 @@ impl Attention {
         grown(self.cache, self.cache_columns, context)
     }
 
-    /// Bytes that a cache of every head grows by with a token, on average.
+    /// Average cache growth per token in bytes, with a cache for every head.
     pub fn cache_growth(&self) -> u64 {
         self.cache + self.cache_columns
     }
 
-    /// The same for heads without a finite state alone; 0 where what is kept has constant size.
+    /// The same only for heads without a finite state; 0 if the memory has constant size.
     pub fn growth(&self) -> u64 {
         self.endless_cache + self.endless_columns
     }
 
-    /// A token of a prompt of T in parallel mode, on average.
+    /// Average cost per token of a prompt of T tokens in parallel mode.
     pub fn parallel(&self, context: u64) -> Work {
         let keys = (context as f64 + 1.0) / 2.0;
         Work { flops: self.pair * keys + self.window, bytes: self.tile as f64 * keys / TILE.min(context as usize).max(1) as f64 }
     }
 
-    /// A token of a prompt of T in chunks of L, on average; heads without a state run in parallel.
+    /// Average cost per token of a prompt of T tokens in chunks of L; heads without a state run in parallel mode.
     pub fn chunk(&self, context: u64, length: u64) -> Work {
         let (t, l) = (context.max(1), length.clamp(1, context.max(1)));
         let (whole, rest) = (t / l, t % l);
@@ -227,14 +227,14 @@ impl Attention {
         let chunks = t.div_ceil(l) as f64;
         let flops =
             self.endless_pair * pairs(t) + (self.pair - self.endless_pair) * near + self.query * far + (self.update + self.window) * all;
-        // A chunk's update reads and writes the states; its queries read them once for each head.
+        // The update of a chunk reads and writes the states; its queries read them once per head.
         let moved = FLOAT as f64 * (2.0 * self.state as f64 * chunks + self.state_reads as f64 * (chunks - 1.0));
         let tiles = self.endless_tile as f64 * pairs(t) / TILE.min(t as usize) as f64
             + (self.tile - self.endless_tile) as f64 * near / TILE.min(l as usize) as f64;
         Work { flops: flops / all, bytes: (moved + tiles) / all }
     }
 
-    /// The token at position T, with states where heads have them.
+    /// Cost of the token at position T, with states for heads that have them.
     pub fn recurrent(&self, context: u64) -> Work {
         let t = context as f64;
         Work {
@@ -243,7 +243,7 @@ impl Attention {
         }
     }
 
-    /// The token at position T, with a cache for every head.
+    /// Cost of the token at position T, with a cache for every head.
     pub fn cached(&self, context: u64) -> Work {
         let ring = FLOAT as f64 * self.ring as f64;
         Work { flops: self.pair * context as f64 + self.window, bytes: self.cache_growth() as f64 * context as f64 + ring }
@@ -271,12 +271,12 @@ impl Sum for Attention {
     }
 }
 
-/// Bytes of a cache after that many tokens: keys and values in whole blocks, and columns.
+/// Bytes of a cache after this many tokens: keys and values in whole blocks, and columns.
 fn grown(rows: u64, columns: u64, context: u64) -> u64 {
     rows.saturating_mul(context.next_multiple_of(BLOCK)).saturating_add(columns.saturating_mul(context))
 }
 
-/// Operations, and bytes between memory and processor if caches hold a tile or a chunk and no more.
+/// Operations, and bytes between memory and processor if processor caches contain only a tile or a chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Work {
     /// Floating-point operations.

@@ -1,16 +1,16 @@
-//! A plan for people.
+//! The document of a plan.
 
 use serde_json::Value;
 use termwise_report::{Block, Cell, Document, Documented, Section, Table, Unit, counted, duration, thousands};
 
 use super::{BreakEven, Column, Cost, Fits, Plan, Shared, TrainingTime};
 
-/// A row of a table: its name, and what it says of a column.
+/// A table row: its name, and its cell per column.
 type Row<'a> = (&'a str, &'a dyn Fn(&Column) -> Cell);
-/// A way to compute: a name for files, one for people, and what it costs.
+/// A mode: its file name, its title, and its cost.
 type Mode = (&'static str, &'static str, fn(&Column) -> Option<Cost>);
 
-/// Sizes of which sums and products do not overflow.
+/// Maximum size for which sums and products do not overflow.
 const LARGEST: u64 = 1 << 50;
 
 impl Documented for Plan {
@@ -29,12 +29,12 @@ impl Documented for Plan {
             rows.into_iter().chain([even.memory, even.decode, even.chunk, even.auto].into_iter().flatten())
         });
         if let Some(number) = counted.chain([self.context, self.batch, self.chunk]).find(|number| *number > LARGEST) {
-            return Err(format!("it counts {number}, and sizes of plans are at most {LARGEST}"));
+            return Err(format!("it has the size {number}, and the maximum is {LARGEST}"));
         }
         let within = |(part, whole): (u64, u64)| part <= whole;
         let counts = self.columns.iter().map(|column| &column.counts);
         if !counts.flat_map(|c| [(c.endless_cache, c.cache), (c.endless_columns, c.cache_columns), (c.endless_tile, c.tile)]).all(within) {
-            return Err("a part of its cache is larger than the whole".into());
+            return Err("a part of its cache is larger than the cache".into());
         }
         Ok(())
     }
@@ -43,7 +43,7 @@ impl Documented for Plan {
         let mut lead = vec![self.facts()];
         lead.extend(self.fits.iter().map(|fits| Block::Text(fit(fits, self.batch))));
         Document {
-            title: format!("What {} will cost", self.short_name()),
+            title: format!("Cost estimate of {}", self.short_name()),
             lead,
             sections: vec![
                 Section::new("State and KV cache", self.modes()),
@@ -121,7 +121,7 @@ impl Plan {
             let even = |column: &Column, of: fn(&BreakEven) -> Option<u64>| Cell::maybe(of(&column.break_even), Cell::Count);
             table(
                 "break-even",
-                "Even at a context of",
+                "Break-even context",
                 &[
                     ("memory: state = cache", &|column| even(column, |even| even.memory)),
                     ("decoding: state = cache", &|column| even(column, |even| even.decode)),
@@ -151,25 +151,25 @@ impl Plan {
             let time =
                 |time: &&TrainingTime| Cell::text(format!("{}{}", duration(time.seconds), if time.mode == "chunk" { " c" } else { "" }));
             let memory = Cell::maybe(own.first(), |time| Cell::bytes(time.memory));
-            let note = if own.first().is_some_and(|time| time.too_large) { "more than it has" } else { "" };
+            let note = if own.first().is_some_and(|time| time.too_large) { "exceeds its memory" } else { "" };
             table
                 .rows
                 .push(std::iter::once(Cell::code(&machine.name)).chain(own.iter().map(time)).chain([memory, Cell::text(note)]).collect());
         }
         let mut blocks = vec![Block::Text(text), Block::table("training", table)];
         if training.times.iter().any(|time| time.mode == "chunk") {
-            blocks.push(Block::text("c: in chunks, which are cheaper there."));
+            blocks.push(Block::text("c: chunk mode, which is faster there."));
         }
         if let Some(Shared { network, bytes, seconds, steps }) = &self.network {
             let text = format!(
-                "A step of {} ranks at {} a second and {} latency: each sends {}, which takes {}.",
+                "A step of {} ranks at {} per second and {} latency: each sends {}, which takes {}.",
                 thousands(network.ranks),
                 Unit::Bytes.format(network.bandwidth),
                 Unit::Seconds.format(network.latency),
                 Unit::Bytes.format(*bytes as f64),
                 Unit::Seconds.format(*seconds)
             );
-            let mut table = Table::new("", ["on", "a step alone", "a step of all", "times as fast"]);
+            let mut table = Table::new("", ["on", "step, one rank", "step, all ranks", "speedup"]);
             for step in steps {
                 let time = |seconds| Cell::Amount(seconds, Unit::Seconds);
                 table.rows.push(vec![Cell::code(&step.hardware), time(step.alone), time(step.shared), Cell::Number(step.speedup, 2)]);
@@ -190,8 +190,8 @@ fn fit(fits: &Fits, batch: u64) -> String {
     let high = fits.order.is_some_and(|order| order > 8);
     let high = if high { " Above order 8, float32 states lose negative scores to cancellation." } else { "" };
     format!(
-        "Into {} fit states{rows} of {} (beside the {} of weights: {}), or a cache of {} tokens (beside the weights: {}). Even orders alone are \
-         looked at: odd ones can turn negative.{high}",
+        "In {}: states{rows} of {} (with the {} of weights: {}), or a cache of {} tokens (with the weights: {}). Only even orders are \
+         considered: weights of odd orders can be negative.{high}",
         asked(fits.memory),
         order(fits.order),
         Unit::Bytes.format(fits.weights as f64),
@@ -206,7 +206,7 @@ fn number(x: f64) -> String {
     Unit::Number.format(x)
 }
 
-/// In the units of whoever asked: 2 GiB, 80 GB
+/// In the units of the request: 2 GiB, 80 GB.
 fn asked(n: u64) -> String {
     match n {
         n if n >= 1 << 30 && n.is_multiple_of(1 << 30) => format!("{} GiB", thousands(n >> 30)),

@@ -1,22 +1,22 @@
-//! State against cache as a picture.
+//! The figure of a plan: state and cache over context.
 
 use termwise_report::{Axis, Chart, Figure, Layer, Line, Mark, Panel, Scale, Unit, thousands};
 
 use super::count::Work;
 use super::{Column, Plan};
 
-/// Points of a line for each factor of ten.
+/// Points of a line per factor of ten.
 const DENSITY: f64 = 16.0;
-/// Contexts begin here at the latest.
+/// Contexts start here or below.
 const FIRST: f64 = 10.0;
-/// Contexts end here at the earliest.
+/// Contexts end here or above.
 const LONG: f64 = 1e5;
-/// States of a figure at most: there are as many colours beside that of the cache.
+/// Maximum number of states in a figure: the number of colours besides that of the cache.
 const SHOWN: usize = 5;
 
 impl Plan {
-    /// Bytes kept, time per token of decoding and time per token of a prompt against the context, for a cache and for every state, with
-    /// break-evens marked; times on the first machine.
+    /// Bytes of memory, time per decoded token and time per prompt token over the context, for a cache and for every state, with
+    /// break-evens marked; times are for the first machine.
     pub fn figure(&self) -> Figure {
         let states: Vec<(usize, &Column)> =
             self.columns.iter().filter(|column| column.counts.has_state()).take(SHOWN).enumerate().map(|(i, c)| (i + 1, c)).collect();
@@ -28,13 +28,13 @@ impl Plan {
         let batch = self.batch as f64;
         let seconds = |attention: Work, rows: f64| machine.seconds(self.model.matrices(rows)) + machine.seconds(attention);
 
-        // Lines, without the steps of a cache's blocks.
+        // Straight lines, without the steps of a cache's blocks.
         let kept = |c: &Column, t: f64| (c.counts.kept_bytes(0) as f64 + c.counts.growth() as f64 * t) * batch;
         let cached = |c: &Column, t: f64| c.counts.cache_growth() as f64 * t * batch;
         let step = |c: &Column, t: f64| seconds(c.counts.recurrent(t as u64), batch);
         let cached_step = |c: &Column, t: f64| seconds(c.counts.cached(t as u64), batch);
         let parallel = |c: &Column, t: f64| seconds(c.counts.parallel(t as u64), batch * t);
-        // Whole chunks, lest the last one draw teeth; none where a prompt is not longer than one.
+        // Whole chunks, so the last one does not cause jumps; none if a prompt is not longer than one.
         let chunked = |c: &Column, t: f64| match (t as u64).next_multiple_of(self.chunk) {
             whole if whole > self.chunk => seconds(c.counts.chunk(whole, self.chunk), batch * whole as f64),
             _ => f64::NAN,
@@ -61,13 +61,13 @@ impl Plan {
         Figure { title: format!("{}: KV cache or constant state{rows}", self.short_name()), description: self.description(&states), panels }
     }
 
-    /// The last part of a path.
+    /// The last component of a path.
     pub(super) fn short_name(&self) -> &str {
         let name = self.model.name.trim_end_matches('/');
         name.rsplit('/').next().unwrap_or(name)
     }
 
-    /// From [`FIRST`] or less to beyond every break-even, in equal ratios; break-evens themselves among them.
+    /// From [`FIRST`] or less to beyond every break-even, in equal ratios, including the break-evens.
     fn contexts(&self, states: &[(usize, &Column)]) -> Vec<f64> {
         let evens = states.iter().flat_map(|(_, c)| [c.break_even.memory, c.break_even.decode, c.break_even.chunk]).flatten();
         let evens: Vec<f64> = evens.map(|t| t as f64).filter(|t| (1.0..=1e8).contains(t)).collect();
@@ -83,7 +83,7 @@ impl Plan {
 
     fn description(&self, states: &[(usize, &Column)]) -> String {
         let mut text = format!(
-            "Three charts over the context in tokens. The cache of {} grows in proportion to it, states stay as they are. ",
+            "Three charts over the context in tokens. The cache of {} grows in proportion to it, states have constant size. ",
             self.model.name
         );
         for (_, column) in states {
@@ -96,7 +96,7 @@ impl Plan {
     }
 }
 
-/// What states are compared with: in the third chart, keys that are all at hand.
+/// The baseline: a KV cache, and parallel mode in the third chart.
 const CACHE: &str = "KV cache / parallel";
 
 type Curve<'a> = &'a dyn Fn(&Column, f64) -> f64;

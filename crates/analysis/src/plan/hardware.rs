@@ -1,4 +1,4 @@
-//! What computes: this machine by measurement, others by their data sheets.
+//! Hardware: this machine by measurement, others by their data sheets.
 
 use serde::{Deserialize, Serialize};
 use termwise_base::{nearest, threads};
@@ -8,41 +8,41 @@ use super::count::Work;
 use crate::Error;
 use crate::bench::Machine;
 
-/// A machine and how much of its peaks is assumed to be reached.
+/// A machine, and the fractions of its peaks that are assumed to be reached.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Hardware {
-    /// As it is asked for.
+    /// Its name in options.
     pub name: String,
-    /// In full.
+    /// Its full name.
     pub title: String,
-    /// Floating-point operations a second at most, dense, in `precision`.
+    /// Peak floating-point operations per second, dense, in `precision`.
     pub peak_flops: f64,
-    /// What matrix products are computed in; weights, states and caches are float32 in any case.
+    /// Precision of matrix products; weights, states and caches are always float32.
     pub precision: String,
-    /// Bytes a second between memory and processor at most.
+    /// Peak memory bandwidth in bytes per second.
     pub bandwidth: f64,
-    /// Bytes of memory; absent where not stated.
+    /// Bytes of memory; absent if not stated.
     pub memory: Option<u64>,
-    /// Share of the peak that training and prefill are assumed to reach.
+    /// Fraction of the peak that training and prefill are assumed to reach.
     pub compute_share: f64,
-    /// Share of the bandwidth that decoding is assumed to reach.
+    /// Fraction of the bandwidth that decoding is assumed to reach.
     pub bandwidth_share: f64,
-    /// Where the figures come from.
+    /// Source of the figures.
     pub source: String,
 }
 
 /// The name of this machine.
 pub const HERE: &str = "here";
-/// The name that stands for all.
+/// The name for all machines.
 const ALL: &str = "all";
-/// Of this machine's peak in registers: a training step of a small model reached 0.60 (width 256, 4 layers), larger products more,
-/// and longer contexts less.
+/// Fraction of this machine's peak in registers: a training step of a small model reached 0.60 (width 256, 4 layers); larger products reach
+/// more, longer contexts less.
 const HERE_COMPUTE: f64 = 0.55;
-/// Of this machine's bandwidth as measured by reading: writing is slower.
+/// Fraction of this machine's measured read bandwidth: writing is slower.
 const HERE_BANDWIDTH: f64 = 0.8;
-/// Of a data sheet's operations: what training runs report whose models are large enough to fill the machine.
+/// Fraction of a data sheet's operations, as reported for training runs of models that are large enough to fill the machine.
 const SHEET_COMPUTE: f64 = 0.4;
-/// Of a data sheet's bandwidth.
+/// Fraction of a data sheet's bandwidth.
 const SHEET_BANDWIDTH: f64 = 0.7;
 
 const GB: u64 = 1_000_000_000;
@@ -106,8 +106,8 @@ const SHEETS: [Sheet; 5] = [
 ];
 
 impl Hardware {
-    /// The machines of these names, in their order; `all` stands for every one, and none for this machine.
-    /// This machine is measured on that many threads, for about half a second.
+    /// The machines of these names in order; `all` means every machine, an empty list this machine.
+    /// This machine is measured on this many threads, for about half a second.
     pub fn find(names: &[String], threads: usize) -> Result<Vec<Hardware>, Error> {
         let known = || [HERE].into_iter().chain(SHEETS.iter().map(|sheet| sheet.name));
         let mut wanted: Vec<&str> = Vec::new();
@@ -154,22 +154,22 @@ impl Hardware {
         }
     }
 
-    /// Bytes of an activation that training keeps.
+    /// Bytes of an activation that training stores.
     pub fn activation_bytes(&self) -> u64 {
         if self.precision == "bfloat16" { 2 } else { 4 }
     }
 
-    /// Seconds for this work: operations or bytes, whichever take longer.
+    /// Seconds for this work: the maximum of compute time and memory time.
     pub fn seconds(&self, work: Work) -> f64 {
         self.compute_seconds(work.flops).max(self.memory_seconds(work.bytes))
     }
 
-    /// Seconds for operations alone.
+    /// Compute time in seconds.
     pub fn compute_seconds(&self, flops: f64) -> f64 {
         flops / (self.peak_flops * self.compute_share)
     }
 
-    /// Seconds for bytes alone.
+    /// Memory time in seconds.
     pub fn memory_seconds(&self, bytes: f64) -> f64 {
         bytes / (self.bandwidth * self.bandwidth_share)
     }

@@ -1,8 +1,8 @@
-//! What a model will cost before anything is run: parameters, operations and bytes per token in each mode, state against cache,
-//! break-even contexts, the order that fits a memory, and training.
+//! Cost estimates of a model before a run: parameters, operations and bytes per token in each mode, state and cache sizes,
+//! break-even contexts, the order that fits into memory, and training time.
 //!
-//! Counts are exact by the formulas of `count.rs`; times follow from them and from a machine's peaks with stated shares
-//! ([`Hardware`]). Everything that is assumed is listed in [`Plan::assumptions`].
+//! Counts are exact, by the formulas of `count.rs`. Times follow from them and from a machine's peaks with stated fractions
+//! ([`Hardware`]). All assumptions are listed in [`Plan::assumptions`].
 //!
 //! ```
 //! use termwise_analysis::plan::{Options, plan};
@@ -41,30 +41,30 @@ pub use training::{Training, TrainingTime};
 use crate::Error;
 use count::TILE;
 
-/// What to plan.
+/// Options of a plan.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// A preset's name, or a folder with a `config.json`.
+    /// A preset's name, or a directory with a `config.json`.
     pub model: String,
-    /// A variant for all heads; the model's own where absent.
+    /// A variant for all heads; default: that of the model.
     pub attention: Option<String>,
-    /// V, for presets; 32,000 for those of the paper and 257 for others where absent.
+    /// V, for presets; default: 32,000 for those of the paper, otherwise 257.
     pub vocabulary: Option<usize>,
-    /// T; what the model was made for where absent.
+    /// T; default: the context length of the model.
     pub context: Option<u64>,
-    /// Positions of a chunk; the engine's tile where absent.
+    /// Positions of a chunk; default: the engine's tile.
     pub chunk: Option<u64>,
-    /// B, rows that are computed together.
+    /// B, number of rows computed together.
     pub batch: u64,
-    /// Bytes that states or caches may take; the first machine's memory where absent.
+    /// Bytes for states or caches; default: the first machine's memory.
     pub memory: Option<u64>,
-    /// Tokens to train on; 20 a parameter where absent.
+    /// Training tokens; default: 20 per parameter.
     pub tokens: Option<u64>,
-    /// Machines by name; this one where there is none. Times of modes are for the first.
+    /// Machines by name; default: this one. Times of modes are for the first.
     pub hardware: Vec<String>,
-    /// Threads on which this machine is measured.
+    /// Threads for the measurement of this machine.
     pub threads: usize,
-    /// A network over which ranks share a step of training.
+    /// A network over which ranks share a training step.
     pub network: Option<Network>,
 }
 
@@ -86,7 +86,7 @@ impl Default for Options {
     }
 }
 
-/// What a model will cost.
+/// The cost estimate of a model.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Plan {
     /// Sizes and parameters.
@@ -99,16 +99,16 @@ pub struct Plan {
     pub chunk: u64,
     /// Machines; times of modes and break-evens are for the first.
     pub hardware: Vec<Hardware>,
-    /// The model's attention, and beside an exponential the orders that it can be cut at.
+    /// The model's attention, and for an exponential also its truncations.
     pub columns: Vec<Column>,
-    /// What fits into the memory, where one is known.
+    /// What fits into memory, if its size is known.
     pub fits: Option<Fits>,
     /// Training on each machine.
     pub training: Training,
-    /// The same on several of them.
+    /// Training with several ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<Shared>,
-    /// Everything that is assumed, one sentence each.
+    /// All assumptions, one sentence each.
     pub assumptions: Vec<String>,
 }
 
@@ -119,25 +119,25 @@ pub struct Column {
     pub label: String,
     /// The attention of all heads, or `mixed`.
     pub attention: String,
-    /// What a user should know before choosing it.
+    /// Warnings of the variant.
     pub warnings: Vec<String>,
-    /// Bytes kept between tokens for all rows at the context: states, and caches of heads that have none.
+    /// Bytes between tokens for all rows at the context: states, and caches of heads without a state.
     pub state_bytes: u64,
     /// Bytes of a cache for every head at the context, all rows.
     pub cache_bytes: u64,
-    /// Whether what is kept does not grow.
+    /// Whether the memory has constant size.
     pub constant: bool,
-    /// A token of a prompt of T, on average, in parallel mode.
+    /// Average cost per token of a prompt of T in parallel mode.
     pub parallel: Cost,
-    /// The same in chunks; absent where no head has a finite state.
+    /// The same in chunks; absent if no head has a finite state.
     pub chunk: Option<Cost>,
-    /// The token at position T with states; absent where no head has one.
+    /// Cost of the token at position T with states; absent if no head has one.
     pub recurrent: Option<Cost>,
-    /// The token at position T with a cache for every head.
+    /// Cost of the token at position T with a cache for every head.
     pub cached: Cost,
-    /// Contexts from which a state is worth it.
+    /// Break-even contexts.
     pub break_even: BreakEven,
-    /// What attention costs at any context.
+    /// Costs of attention at any context.
     pub counts: Attention,
 }
 
@@ -146,34 +146,34 @@ pub struct Column {
 pub struct Cost {
     /// Operations of the whole model.
     pub flops: f64,
-    /// Of these, attention's.
+    /// Operations of attention.
     pub attention_flops: f64,
     /// Bytes between memory and processor, of the whole model.
     pub bytes: f64,
-    /// Of these, attention's.
+    /// Bytes of attention.
     pub attention_bytes: f64,
-    /// On the first machine: matrices, then attention.
+    /// Seconds on the first machine: matrices, then attention.
     pub seconds: f64,
 }
 
-/// What fits into a memory, for all layers, heads and rows.
+/// What fits into memory, for all layers, heads and rows.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Fits {
-    /// Bytes that there are.
+    /// Bytes available.
     pub memory: u64,
     /// Bytes of the float32 weights.
     pub weights: u64,
-    /// The highest even order p for which states of 0..p fit if nothing else is there.
+    /// The highest even order p for which states of 0..p fit, without other data in memory.
     pub order: Option<usize>,
-    /// The same beside the weights.
+    /// The same with the weights in memory.
     pub order_beside_weights: Option<usize>,
-    /// Tokens of context for which a cache fits if nothing else is there.
+    /// Tokens of context for which a cache fits, without other data in memory.
     pub cache_tokens: u64,
-    /// The same beside the weights.
+    /// The same with the weights in memory.
     pub cache_tokens_beside_weights: u64,
 }
 
-/// Orders shown beside an exponential, where the engine has room for their states.
+/// Orders shown for an exponential, if the engine supports their states.
 const ORDERS: [usize; 4] = [2, 3, 4, 6];
 
 /// Plans a model.
@@ -193,7 +193,7 @@ pub fn plan(options: &Options) -> Result<Plan, Error> {
     let cuts = if has_exponential(&config) { &ORDERS[..] } else { &[] };
     for &order in cuts {
         let column = model::cut(&config, order).map(|cut| place.column(&cut, format!("0..{order}")));
-        // Orders beyond the engine's room would show a cache again.
+        // Orders whose states the engine does not support would show a cache again.
         columns.extend(column.filter(|column| column.counts.has_state() && column.counts.endless_pair < columns[0].counts.pair));
     }
     let fits = options.memory.or(hardware[0].memory).map(|memory| place.fits(&config, &columns[0].counts, memory));
@@ -204,24 +204,24 @@ pub fn plan(options: &Options) -> Result<Plan, Error> {
     }
     let network = options.network.map(|network| network::share(network, &place, &training));
     if network.is_some() {
-        let text = "network: every rank computes as many tokens and makes the whole update; gradients are float32, and nothing is computed while they are sent";
+        let text = "network: every rank computes the same number of tokens and the whole update; gradients are float32, and communication does not overlap with computation";
         assumptions.push(text.to_owned());
     }
     Ok(Plan { context, batch, chunk, columns, fits, training, network, assumptions, hardware, model })
 }
 
-/// What decoding keeps between tokens.
+/// Memory between decoded tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kept {
-    /// States, and caches of heads that have none, of all layers, for one row.
+    /// Bytes of states, and of caches of heads without a state, of all layers, for one row.
     pub bytes: u64,
-    /// Numbers of the formula in them, without what rounding up to whole vectors adds.
+    /// Number of float32 values in them, without padding.
     pub numbers: u64,
-    /// Whether that does not grow with the context.
+    /// Whether it does not grow with the context.
     pub constant: bool,
 }
 
-/// What a model keeps at this context.
+/// The memory of a model at this context.
 pub fn kept(config: &Config, context: u64) -> Kept {
     let counts = model::attention(config);
     let d = config.head_dim;
@@ -231,7 +231,7 @@ pub fn kept(config: &Config, context: u64) -> Kept {
     let mut numbers = 0u64;
     for heads in (0..config.num_hidden_layers).map(|layer| config.heads(layer)) {
         for group in heads.chunks(config.num_attention_heads / config.num_key_value_heads) {
-            // Heads of one kv head with the same variant share what they keep.
+            // Heads of one kv head with the same variant share memory.
             let first = |(h, variant): &(usize, &Variant)| !group[..*h].contains(variant);
             numbers = group.iter().enumerate().filter(first).fold(numbers, |sum, (_, variant)| sum.saturating_add(of_head(variant)));
         }
@@ -239,7 +239,7 @@ pub fn kept(config: &Config, context: u64) -> Kept {
     Kept { bytes: counts.kept_bytes(context), numbers, constant: counts.growth() == 0 }
 }
 
-/// The kernel's word, of a series its orders alone.
+/// The kernel's word; for a series its orders.
 fn own_label(config: &Config) -> String {
     let Some(variant) = config.uniform_attention() else { return "mixed".into() };
     let text = variant.to_string();
@@ -251,7 +251,7 @@ fn has_exponential(config: &Config) -> bool {
     (0..config.num_hidden_layers).any(|layer| config.heads(layer).iter().any(|variant| matches!(variant.near.kernel, Kernel::Exp(_))))
 }
 
-/// What all columns share.
+/// Values shared by all columns.
 struct Place<'a> {
     model: &'a Model,
     context: u64,
@@ -261,7 +261,7 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// All positions of all rows.
+    /// Total positions of all rows.
     fn tokens_a_step(&self) -> u64 {
         self.batch.saturating_mul(self.context)
     }
@@ -292,7 +292,7 @@ impl Place<'_> {
         self.cost(attention, self.batch as f64 * self.context as f64)
     }
 
-    /// A token of its own: matrices are read once for all rows.
+    /// A single token: matrices are read once for all rows.
     fn token(&self, attention: Work) -> Cost {
         self.cost(attention, self.batch as f64)
     }
@@ -313,7 +313,7 @@ impl Place<'_> {
         let beside = memory.saturating_sub(weights);
         let needs = |order: usize| {
             let counts = model::attention(&model::cut(config, order)?);
-            // Where the engine has no room, heads fall back to caches, which grow.
+            // If a state is too large for the engine, heads fall back to caches, which grow.
             (counts.endless_pair <= own.endless_pair && counts.has_state())
                 .then(|| counts.kept_bytes(self.context).saturating_mul(self.batch))
         };
@@ -338,8 +338,8 @@ fn assumptions(place: &Place, options: &Options, training: &Training) -> Vec<Str
             "weights, states and caches are float32; decoding reads the weights once for {} and a state is read and written once per token",
             if place.batch == 1 { "every token".into() } else { format!("{} rows", place.batch) }
         ),
-        format!("caches of the processor hold one tile of {TILE} positions or one chunk of {}, and no more", place.chunk),
-        "time is that of operations or of bytes, whichever is longer, for matrices and attention one after the other".to_owned(),
+        format!("processor caches contain only one tile of {TILE} positions or one chunk of {}", place.chunk),
+        "time is the maximum of compute time and memory time, added for matrices and attention".to_owned(),
     ];
     for hardware in &training.hardware {
         let Hardware { name, title, precision, compute_share, bandwidth_share, source, .. } = hardware;
@@ -350,11 +350,11 @@ fn assumptions(place: &Place, options: &Options, training: &Training) -> Vec<Str
         ));
     }
     if training.hardware.iter().any(|hardware| hardware.name != hardware::HERE) {
-        list.push("shares of data sheets hold for models large enough to fill the machine; small ones reach far less".to_owned());
+        list.push("fractions of data sheet peaks apply to models large enough to fill the machine; small models reach far less".to_owned());
     }
     list.extend(training.assumptions.iter().cloned());
     if options.vocabulary.is_none() && termwise_train::settings::presets::MODELS.iter().any(|model| model.0 == options.model) {
-        list.push(format!("a preset says no vocabulary: {} tokens are assumed", place.model.vocabulary));
+        list.push(format!("a preset has no vocabulary size: {} tokens are assumed", place.model.vocabulary));
     }
     list
 }

@@ -1,4 +1,4 @@
-//! The model that is planned: a preset's sizes, or a folder's configuration.
+//! The planned model: the sizes of a preset, or a configuration file.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use crate::Error;
 /// Sizes and parameters of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Model {
-    /// As it was asked for.
+    /// The model as requested.
     pub name: String,
     /// Its attention, or `mixed`.
     pub attention: String,
@@ -34,26 +34,26 @@ pub struct Model {
     pub kv_heads: usize,
     /// d
     pub head_dim: usize,
-    /// Numbers in all parameters.
+    /// Number of parameters.
     pub parameters: u64,
-    /// The same by what they are for; kinds that the model has none of are left out.
+    /// The same per role; roles without parameters are omitted.
     pub parameters_by_kind: Vec<Kind>,
-    /// Numbers that every token is multiplied by: all matrices, the embedding only where it is the output projection too.
+    /// Parameters that multiply every token: all matrices, the embedding only if it is also the output projection.
     pub multiplied: u64,
-    /// Numbers of a token that training keeps for the way back, float32 or bfloat16.
+    /// Activations per token that training stores for the backward pass, float32 or bfloat16.
     pub activations: u64,
 }
 
-/// Parameters of one kind.
+/// Parameters of one role.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kind {
-    /// What they are for.
+    /// The role.
     pub kind: String,
-    /// How many numbers.
+    /// Number of parameters.
     pub count: u64,
 }
 
-/// A preset, a `config.json`, or whatever else [`resolve::model`] finds; of a model on the hub the configuration alone is fetched. Presets of the paper have its vocabulary and length; others are for bytes.
+/// A preset, a `config.json`, or any name that [`resolve::model`] accepts. Of a model on the hub, only the configuration is fetched. Presets of the paper have its vocabulary and length; others are for bytes.
 pub fn find(name: &str, vocabulary: Option<usize>) -> Result<Config, Error> {
     if presets::MODELS.iter().any(|model| model.0 == name) {
         let paper = name.starts_with("paper-");
@@ -72,7 +72,7 @@ pub fn find(name: &str, vocabulary: Option<usize>) -> Result<Config, Error> {
                 let known = || presets::MODELS.iter().map(|model| model.0);
                 let suggestion = nearest(name, known()).map(str::to_owned);
                 let known = format!(
-                    "{}, a folder with a config.json, a run, a checkpoint, or hf://OWNER/NAME (tried: {})",
+                    "{}, a directory with a config.json, a run, a checkpoint, or hf://OWNER/NAME (tried: {})",
                     known().collect::<Vec<_>>().join(", "),
                     tried.join("; ")
                 );
@@ -89,13 +89,13 @@ pub fn find(name: &str, vocabulary: Option<usize>) -> Result<Config, Error> {
     Ok(config)
 }
 
-/// The tokenizer of Llama 2.
+/// Vocabulary size of the Llama 2 tokenizer.
 const PAPER_VOCABULARY: usize = 32_000;
-/// 256 bytes and the end of a document.
+/// 256 bytes and the end-of-document token.
 const BYTES: usize = 257;
 
 impl Model {
-    /// What the configuration says.
+    /// From a configuration.
     pub fn new(name: &str, config: &Config) -> Result<Model, Error> {
         let mut kinds =
             ["embedding", "attention", "attention extras", "mlp", "norms", "output"].map(|kind| Kind { kind: kind.into(), count: 0 });
@@ -127,7 +127,7 @@ impl Model {
         })
     }
 
-    /// Everything but attention for one of `rows` tokens that are computed together: matrices are read once for all of them, and
+    /// Cost outside attention for one of `rows` tokens that are computed together: matrices are read once for all of them, and
     /// every activation is written and read once.
     pub fn matrices(&self, rows: f64) -> Work {
         let bytes = 4.0 * self.multiplied as f64 / rows + 8.0 * self.activations as f64;
@@ -135,7 +135,7 @@ impl Model {
     }
 }
 
-/// The place among the kinds, and whether tokens are multiplied by it.
+/// Index of the role, and whether it multiplies every token.
 fn kind_of(spec: &ParamSpec) -> (usize, bool) {
     match spec.role {
         ParamRole::Embedding => (0, false),
@@ -147,7 +147,7 @@ fn kind_of(spec: &ParamSpec) -> (usize, bool) {
     }
 }
 
-/// Numbers a token for the way back: in each layer two residuals, q, k, v, y, gate and up; the last residual. Norms keep one each.
+/// Activations per token for the backward pass: in each layer two residuals, q, k, v, y, gate and up; the final residual. Norms store one value each.
 fn activations(config: &Config) -> u64 {
     let Config { hidden_size: c, intermediate_size: i, num_attention_heads: h, num_key_value_heads: g, head_dim: d, .. } = *config;
     let layer = 2 * (c + 1) + 2 * (h + g) * d + 2 * i;
@@ -160,14 +160,14 @@ pub fn shape(config: &Config, batch: u64) -> Shape {
     Shape { batch: batch as usize, time: 1, heads, kv_heads, d, e: d }
 }
 
-/// What attention costs in all layers.
+/// Costs of attention in all layers.
 pub fn attention(config: &Config) -> Attention {
     let sizes = Sizes { kv_heads: config.num_key_value_heads, d: config.head_dim };
     (0..config.num_hidden_layers).map(|layer| Attention::of_layer(&config.heads(layer), sizes)).sum()
 }
 
-/// The model cut at order p as `generate --order` cuts it; `None` where no head has an exponential. A clamp stays, and such a head keeps
-/// its cache.
+/// The model truncated at order p like `generate --order`; `None` if no head has an exponential. A clamp is kept, and such a head has a
+/// cache.
 pub fn cut(config: &Config, order: usize) -> Option<Config> {
     let attention = termwise_model::decode::truncate_attention(config, order).ok()?;
     Some(Config { attention, ..config.clone() })

@@ -1,7 +1,7 @@
-//! A step of training that ranks share over a network.
+//! A training step shared by ranks over a network.
 //!
-//! Each of R ranks computes its part of a step's tokens, sends 2·(R − 1)/R gradients of float32 (to each rank the part that this sums, then what it has summed to
-//! all), and makes the whole update. Nothing is computed while gradients are on their way.
+//! Each of R ranks computes its part of a step's tokens, sends 2·(R − 1)/R float32 gradients (reduce-scatter, then all-gather),
+//! and makes the whole update. Communication does not overlap with computation.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,25 +11,25 @@ use super::{Model, Place};
 /// A network.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Network {
-    /// R, processes that share a step.
+    /// R, number of ranks.
     pub ranks: u64,
-    /// Bytes a second out of each of them, and as many into it.
+    /// Bandwidth per rank in bytes per second, in each direction.
     pub bandwidth: f64,
-    /// Seconds until a message of no length has arrived.
+    /// Latency of a message in seconds.
     pub latency: f64,
 }
 
-/// What a step costs over a network.
+/// The cost of a step over a network.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Shared {
     /// The network.
     #[serde(flatten)]
     pub network: Network,
-    /// Bytes that each rank sends in a step, and receives.
+    /// Bytes that each rank sends and receives per step.
     pub bytes: u64,
-    /// Seconds that this takes.
+    /// Seconds for communication.
     pub seconds: f64,
-    /// For every machine, with the model's own attention.
+    /// Per machine, with the model's own attention.
     pub steps: Vec<SharedStep>,
 }
 
@@ -40,20 +40,20 @@ pub struct SharedStep {
     pub hardware: String,
     /// Seconds of a step on one machine.
     pub alone: f64,
-    /// Seconds of a step on all ranks: what each computes, the network, the update.
+    /// Seconds of a step on all ranks: computation, communication, update.
     pub shared: f64,
-    /// How many times as fast that is.
+    /// Speedup.
     pub speedup: f64,
 }
 
-/// Values that are summed at a time: [`termwise_train::collective`].
+/// Values summed at a time: [`termwise_train::collective`].
 const BLOCK: f64 = (1 << 22) as f64;
 
 pub(super) fn share(network: Network, place: &Place, training: &Training) -> Shared {
     let ranks = network.ranks.max(1) as f64;
     let Model { parameters, .. } = *place.model;
     let bytes = if network.ranks < 2 { 0.0 } else { 2.0 * 4.0 * parameters as f64 * (ranks - 1.0) / ranks };
-    // A message to and from each other rank for each block, and losses and stops by way of a tree.
+    // A message to and from each other rank per block; losses and stop requests in a tree.
     let messages =
         if network.ranks < 2 { 0.0 } else { 2.0 * (ranks - 1.0) * (parameters as f64 / BLOCK).ceil() + 3.0 * ranks.log2().ceil() };
     let seconds = bytes / network.bandwidth + messages * network.latency;
@@ -79,12 +79,12 @@ mod tests {
     }
 
     #[test]
-    fn a_network_costs_what_it_carries() {
+    fn communication_time_matches_the_bytes() {
         let (endless, parameters) = (f64::INFINITY, 275e6);
-        // Nothing to send, nothing to gain.
+        // A single rank sends nothing and has no speedup.
         let one = shared(1, 1e9, 1e-3);
         assert!((one.bytes, one.seconds) == (0, 0.0) && (one.steps[0].speedup - 1.0).abs() < 1e-12, "{one:?}");
-        // Without a network's cost, all but the update is shared.
+        // With a free network, everything but the update is shared.
         let ideal = shared(4, endless, 0.0);
         assert!(ideal.steps[0].speedup > 3.5 && ideal.steps[0].speedup < 4.0, "{ideal:?}");
         // 2·4·P·3/4 bytes.

@@ -1,4 +1,4 @@
-//! Sizes of memory and numbers of tokens as text.
+//! Parsing of byte sizes and token counts.
 
 use crate::Error;
 
@@ -20,7 +20,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, Error> {
     parse(text, &BYTES).ok_or_else(|| Error::Size { text: text.into(), expected: "bytes such as 2GiB, 500MB or 4096" })
 }
 
-/// A number of things: `300B`, `20M`, `2.5e9`, `4096`.
+/// A count: `300B`, `20M`, `2.5e9`, `4096`.
 pub fn parse_count(text: &str) -> Result<u64, Error> {
     parse(text, &COUNTS).ok_or_else(|| Error::Size { text: text.into(), expected: "a positive number such as 4096, 20M or 2.5B" })
 }
@@ -30,7 +30,7 @@ fn parse(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let unit = units.iter().find_map(|&(name, size)| Some((lower.strip_suffix(name)?, size)));
     let (number, unit) = unit.unwrap_or((&lower, 1));
     let value = number.trim().parse::<f64>().ok()? * unit as f64;
-    // Beyond this a float64 would round, and nothing is that large.
+    // Larger numbers are not exact in float64.
     (value >= 1.0 && value <= (1u64 << 53) as f64).then_some(value as u64)
 }
 
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_and_mistakes_named() {
+    fn sizes_are_parsed_and_mistakes_reported() {
         for (text, bytes) in
             [("2GiB", 2 << 30), ("500 MB", 500_000_000), ("1.5kb", 1500), ("4096", 4096), ("7b", 7), (" 1 TiB ", 1 << 40), ("1e3", 1000)]
         {

@@ -10,7 +10,7 @@ fn column<'a>(plan: &'a Plan, label: &str) -> &'a Column {
     plan.columns.iter().find(|column| column.label == label).unwrap_or_else(|| panic!("no {label}"))
 }
 
-/// A model with one layer and one head of that size.
+/// A model with one layer and one head of this size.
 fn one_head(folder: &tempfile::TempDir, d: usize) -> String {
     let config = format!(
         r#"{{"model_type": "llama", "vocab_size": 10, "hidden_size": {d}, "intermediate_size": 8, "num_hidden_layers": 1,
@@ -22,7 +22,7 @@ fn one_head(folder: &tempfile::TempDir, d: usize) -> String {
 }
 
 #[test]
-fn states_and_break_evens_of_the_specification() {
+fn states_and_break_evens_match_the_specification() {
     let folder = tempfile::tempdir().expect("a folder");
     let plan = planned(&one_head(&folder, 64), |_| {});
     let labels: Vec<&str> = plan.columns.iter().map(|column| column.label.as_str()).collect();
@@ -45,7 +45,7 @@ fn states_and_break_evens_of_the_specification() {
 }
 
 #[test]
-fn parameters_of_the_paper() {
+fn parameters_match_the_paper() {
     let small = planned("paper-small", |_| {});
     assert_eq!(small.model.parameters, 2 * 32_000 * 1024 + 20 * (4 * 1024 * 1024 + 3 * 1024 * 2048 + 2 * 1024) + 1024);
     assert_eq!((small.model.parameters as f64 / 1e6).round(), 275.0);
@@ -64,9 +64,9 @@ fn parameters_of_the_paper() {
     assert_eq!(small.model.multiplied, small.model.parameters - 32_768_000 - 41 * 1024);
 }
 
-/// Every matrix of a model multiplied in plain loops.
+/// Every matrix of a model in plain loops.
 #[test]
-fn operations_of_matrices_are_those_of_plain_loops() {
+fn operations_of_matrices_match_plain_loops() {
     let folder = tempfile::tempdir().expect("a folder");
     let config = r#"{"model_type": "llama", "vocab_size": 11, "hidden_size": 12, "intermediate_size": 7, "num_hidden_layers": 3, "head_dim": 4,
         "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "tie_word_embeddings": TIED}"#;
@@ -103,16 +103,16 @@ fn break_evens_separate_the_slower_from_the_faster() {
         assert!(seconds(counts.recurrent(decode - 1)) > seconds(counts.cached(decode - 1)));
         assert!(seconds(counts.chunk(chunk, plan.chunk)) <= seconds(counts.parallel(chunk)));
         assert!(seconds(counts.chunk(chunk - 1, plan.chunk)) > seconds(counts.parallel(chunk - 1)));
-        // Bytes decide on this machine, and a state is read and written where a cache is read.
+        // This machine is memory-bound, and a state is read and written while a cache is only read.
         assert!((decode as f64 / memory as f64 - 2.0).abs() < 0.01, "{memory} {decode}");
     }
-    // The engine's own, with measured rates, is not far from counting.
+    // The engine's own break-even, with measured rates, is close to the count.
     let even = &column(&plan, "0..2").break_even;
     assert!(even.auto.is_some_and(|auto| (2_000..20_000).contains(&auto)), "{even:?}");
 }
 
 #[test]
-fn rows_share_weights_and_keep_states_of_their_own() {
+fn rows_share_weights_but_not_states() {
     let (one, eight) = (planned("paper-small", |_| {}), planned("paper-small", |options| options.batch = 8));
     let [a, b] = [&one, &eight].map(|plan| column(plan, "0..2"));
     assert_eq!((8 * a.state_bytes, 8 * a.cache_bytes), (b.state_bytes, b.cache_bytes));
@@ -141,9 +141,9 @@ fn the_order_that_fits_is_the_highest() {
     assert_eq!(fits(state + tight.weights, 1).order_beside_weights, Some(4));
     assert_eq!((tight.cache_tokens, fits(8 * state, 8).cache_tokens), (2573, 2573));
     assert_eq!(fits(1, 1).cache_tokens_beside_weights, 0);
-    // Only what the engine would build.
+    // Only states that the engine supports.
     assert!(fits(1 << 50, 1).order.is_some_and(|order| (8..40).contains(&order)));
-    // Feature maps have no orders to choose from.
+    // Feature maps have no orders.
     let feature = planned(&name, |options| (options.attention, options.memory) = (Some("feature=elu".into()), Some(1 << 30)));
     assert_eq!((feature.columns.len(), feature.fits.and_then(|fits| fits.order)), (1, None));
 }
@@ -159,7 +159,7 @@ fn training_follows_from_operations_and_parameters() {
     assert_eq!(times.len(), 2 * plan.columns.len());
     let exp = &times[0];
     assert_eq!((exp.hardware.as_str(), exp.column.as_str(), exp.mode.as_str()), ("a100", "exp", "parallel"));
-    // 6 times the matrices and 3.5 times 4·H·d·(T+1)/2 a layer.
+    // 6 times the matrices and 3.5 times 4·H·d·(T+1)/2 per layer.
     let flops = 6.0 * plan.model.multiplied as f64 + 3.5 * 20.0 * 4.0 * 1024.0 * 1025.0 / 2.0;
     assert_eq!(exp.flops_a_token, flops);
     let optimizer = 28.0 * plan.model.parameters as f64 / (2039e9 * 0.7) / (36.0 * 1024.0);
@@ -176,10 +176,10 @@ fn training_follows_from_operations_and_parameters() {
 }
 
 #[test]
-fn attention_can_be_exchanged_and_mistakes_are_named() {
+fn attention_can_be_replaced_and_mistakes_are_reported() {
     let plan = planned("tiny", |options| options.attention = Some("gated_softmax clamp=off".into()));
     assert_eq!(plan.columns[1].attention, plan.columns[0].attention.replace("exp", "taylor=0..2"));
-    // A clamped series has no finite state, and `generate --order` keeps the clamp: there is nothing to show.
+    // A clamped series has no finite state, and `generate --order` keeps the clamp: there are no truncations to show.
     let clamped = planned("tiny", |options| options.attention = Some("gated_softmax".into()));
     assert_eq!((clamped.columns.len(), clamped.fits.and_then(|fits| fits.order)), (1, None));
     assert_eq!(planned("tiny", |options| options.attention = Some("taylor=0..5 norm=l2".into())).columns[0].label, "0..5");
@@ -202,7 +202,7 @@ fn plan_error(options: &Options) -> String {
 }
 
 #[test]
-fn extreme_numbers_are_only_large() {
+fn extreme_sizes_do_not_overflow() {
     let plan = planned("paper-deep", |options| {
         (options.context, options.batch) = (Some(1 << 53), 1 << 53);
         options.tokens = Some(1 << 53);
@@ -223,7 +223,7 @@ fn the_figure_shows_every_state_and_break_even() {
     }
     let figure = plan.figure();
     assert_eq!(figure.charts().count(), 3);
-    // The lines cross where they are marked.
+    // The lines cross at the marks.
     let chart = figure.charts().next().expect("three");
     let points = |index: usize| match &chart.layers[index] {
         termwise_report::Layer::Line(line) => line.points.clone(),
@@ -236,7 +236,7 @@ fn the_figure_shows_every_state_and_break_even() {
 }
 
 #[test]
-fn what_is_read_again_says_the_same() {
+fn plans_survive_a_json_round_trip() {
     for options in [
         Options { model: "paper-small".into(), hardware: vec!["a100".into(), "rtx4090".into()], ..Options::default() },
         Options {

@@ -1,4 +1,4 @@
-//! How long training takes, and in how much memory.
+//! Time and memory of training.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,13 +7,13 @@ use super::{Column, Hardware, Model, Place};
 /// Training on a number of tokens.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Training {
-    /// How many.
+    /// Number of tokens.
     pub tokens: u64,
-    /// Tokens of a step: all positions of all rows.
+    /// Tokens per step: all positions of all rows.
     pub tokens_a_step: u64,
     /// Bytes of weights, gradients and AdamW's two moments, float32.
     pub parameter_bytes: u64,
-    /// For every machine and column.
+    /// Per machine and column.
     pub times: Vec<TrainingTime>,
     #[serde(skip)]
     pub(super) hardware: Vec<Hardware>,
@@ -28,32 +28,32 @@ pub struct TrainingTime {
     pub hardware: String,
     /// The column's label.
     pub column: String,
-    /// `parallel` or `chunk`, whichever is faster there.
+    /// `parallel` or `chunk`, whichever is faster.
     pub mode: String,
-    /// Operations a token.
+    /// Operations per token.
     pub flops_a_token: f64,
-    /// Tokens a second.
+    /// Tokens per second.
     pub tokens_a_second: f64,
-    /// For all tokens.
+    /// Seconds for all tokens.
     pub seconds: f64,
     /// Bytes of parameters and of a step's activations.
     pub memory: u64,
-    /// Whether that is more than the machine has.
+    /// Whether that exceeds the machine's memory.
     pub too_large: bool,
 }
 
-/// Operations forward and backward over those forward, for matrices: one product forward, two backward.
+/// Ratio of forward plus backward to forward operations of matrices: one product forward, two backward.
 const MATRICES: f64 = 3.0;
-/// The same for attention: two products a pair forward, five backward, since scores or states are computed again.
+/// The same for attention: two products per pair forward, five backward, since scores or states are recomputed.
 const ATTENTION: f64 = 3.5;
 /// Weights, gradient, and two moments.
 const COPIES: u64 = 4;
 /// AdamW reads these four and writes three of them.
 const OPTIMIZER_PASSES: f64 = 7.0;
-/// Tokens a parameter where no number is given.
+/// Default number of tokens per parameter.
 const TOKENS_A_PARAMETER: u64 = 20;
 
-/// Bytes that an update moves.
+/// Bytes moved by an update.
 pub(super) fn optimizer_bytes(model: &Model) -> f64 {
     OPTIMIZER_PASSES * 4.0 * model.parameters as f64
 }
@@ -90,13 +90,13 @@ pub(super) fn plan(place: &Place, columns: &[Column], hardware: &[Hardware], tok
     }
     let mut assumptions = vec![
         format!(
-            "training: 6 operations per token and number in a matrix, {ATTENTION} times the forward pass for attention, in the cheaper mode"
+            "training: 6 operations per token and matrix parameter, {ATTENTION} times the forward pass for attention, in the faster mode"
         ),
-        "training: AdamW moves 28 bytes a parameter and step; weights, gradients and moments are float32".to_owned(),
-        "training: activations are kept for the way back, without recomputing layers, in the machine's own precision".to_owned(),
+        "training: AdamW moves 28 bytes per parameter and step; weights, gradients and moments are float32".to_owned(),
+        "training: activations are stored for the backward pass, without recomputation, in the machine's precision".to_owned(),
     ];
     if asked.is_none() {
-        assumptions.push(format!("training: {TOKENS_A_PARAMETER} tokens a parameter, since no number was given"));
+        assumptions.push(format!("training: {TOKENS_A_PARAMETER} tokens per parameter, the default"));
     }
     Training { tokens, tokens_a_step, parameter_bytes, times, hardware: hardware.to_vec(), assumptions }
 }

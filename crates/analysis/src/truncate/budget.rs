@@ -1,9 +1,9 @@
-//! Which kv heads to cut at which order so that the loss stays within a budget.
+//! The choice of kv heads and truncation orders under a loss budget.
 //!
-//! A cache goes only when all query heads of a kv head are cut, so a kv head with its query heads is one unit; its coefficients sit outside
-//! the state, so each query head has its own. A cut whose state is not smaller than the cache is not proposed. Each cut is
-//! measured alone; in the order of loss per byte saved they are then put together, in runs that double while the budget holds and
-//! halve where it does not.
+//! A cache can be dropped only if all query heads of a kv head are truncated, so a kv head with its query heads is one unit. Coefficients are not part
+//! of the state, so each query head has its own. A truncation whose state is not smaller than the cache is not proposed. Each truncation is
+//! measured separately. They are then combined in the order of loss per byte saved, in groups that double while the budget is met and
+//! halve otherwise.
 
 use std::str::FromStr;
 
@@ -15,10 +15,10 @@ use super::choice::{Calibration, Choice};
 use super::report::PlannedCut;
 use crate::Error;
 
-/// By how much the loss may rise.
+/// The maximum rise of the loss.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Budget {
-    /// As a part of the uncut loss: 0.01 is 1 %.
+    /// Relative to the loss of the original model: 0.01 is 1 %.
     pub share: f64,
 }
 
@@ -33,12 +33,12 @@ impl FromStr for Budget {
                 Err(format!("`{text}` would let the loss double; write {text}%, or a fraction below 1 such as 0.01"))
             }
             Ok(x) if x.is_finite() && x >= 0.0 => Ok(Budget { share: x * unit }),
-            _ => Err(format!("a budget is a part of the loss such as 1% or 0.01, found `{text}`")),
+            _ => Err(format!("a budget is a fraction of the loss such as 1% or 0.01, found `{text}`")),
         }
     }
 }
 
-/// The cuts that save bytes at a context, not yet measured (their increase is NaN), and how many others do not.
+/// The truncations that save bytes at a context, not yet measured (their increase is NaN), and the number of those that do not.
 pub fn candidates(
     attention: &AttentionMap,
     calibration: &Calibration,
@@ -69,25 +69,25 @@ pub fn candidates(
     Ok((cuts, too_large))
 }
 
-/// Puts a cut into a map.
+/// Applies a truncation to a map.
 pub fn apply(map: &mut AttentionMap, calibration: &Calibration, sizes: Heads, cut: &PlannedCut) -> Result<(), Error> {
     let group = sizes.group();
     (cut.kv_head * group..(cut.kv_head + 1) * group)
         .try_for_each(|head| calibration.cut(map, cut.layer, head, cut.order, Choice::Calibrated))
 }
 
-/// A map with all these cuts.
+/// A map with all these truncations.
 pub fn applied(attention: &AttentionMap, calibration: &Calibration, sizes: Heads, cuts: &[PlannedCut]) -> Result<AttentionMap, Error> {
     let mut map = attention.clone();
     cuts.iter().try_for_each(|cut| apply(&mut map, calibration, sizes, cut))?;
     Ok(map)
 }
 
-/// The cuts that stay within a budget, and their loss. `loss` measures cuts together; `None` from it means that they have none that is
-/// finite. Begins with `uncut`, the loss of no cut.
+/// The truncations within a budget, and their loss. `loss` measures truncations together; `None` means that the loss is NaN or
+/// infinite. `uncut` is the loss without truncation.
 ///
-/// The budget is counted from the lowest loss seen, so that a cut that lowers the loss earns nothing that others may spend: what it gains on
-/// this text it may not gain on another.
+/// The budget is relative to the lowest loss seen: a truncation that lowers the loss does not increase the budget of others, since it may
+/// not lower the loss on other text.
 pub fn choose(
     mut candidates: Vec<PlannedCut>,
     uncut: f64,
@@ -95,7 +95,7 @@ pub fn choose(
     mut loss: impl FnMut(&[PlannedCut]) -> Result<Option<f64>, Error>,
 ) -> Result<(Vec<PlannedCut>, f64), Error> {
     candidates.retain(|cut| cut.increase.is_finite());
-    // A cut that lowers the loss comes before all others; among equals the one that saves more.
+    // Truncations that lower the loss come first; among equal ones the one that saves more.
     let price = |cut: &PlannedCut| cut.increase.max(0.0) / cut.saved as f64;
     candidates.sort_by(|a, b| price(a).total_cmp(&price(b)).then(b.saved.cmp(&a.saved)));
     let mut chosen: Vec<PlannedCut> = Vec::new();
@@ -123,7 +123,7 @@ pub fn choose(
     Ok((chosen, reached))
 }
 
-/// Cuts with more added; a kv head that is there twice keeps the cut that saves more.
+/// Adds truncations; if a kv head occurs twice, the truncation that saves more is kept.
 fn with(chosen: &[PlannedCut], more: &[PlannedCut]) -> Vec<PlannedCut> {
     let mut all = chosen.to_vec();
     for cut in more {
@@ -153,9 +153,9 @@ mod tests {
         assert!(["", "%", "-1%", "nan", "one", "1", "2.5", "inf"].iter().all(|text| text.parse::<Budget>().is_err()));
     }
 
-    /// Losses that add up: the plan keeps the limit, and nothing that is left would fit.
+    /// Additive losses: the plan meets the limit, and no remaining truncation would fit.
     #[test]
-    fn the_limit_is_kept_and_used() {
+    fn the_limit_is_met_and_used() {
         let candidates: Vec<PlannedCut> = (0..40).map(|i| cut(i, 2, 0.001 * ((i * 7) % 40) as f64, 100 + (i as u64 * 13) % 50)).collect();
         let mut calls = 0;
         for share in [0.0, 0.01, 0.1, 0.5, 2.0] {
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_cut_gains_no_other_may_spend() {
+    fn gains_of_one_truncation_do_not_increase_the_budget() {
         let candidates = vec![cut(0, 2, -0.1, 50), cut(1, 2, 0.05, 50), cut(2, 2, 0.005, 50)];
         let sum = |cuts: &[PlannedCut]| 1.0 + cuts.iter().map(|cut| cut.increase).sum::<f64>();
         let (chosen, reached) = choose(candidates, 1.0, Budget { share: 0.01 }, |cuts| Ok(Some(sum(cuts)))).expect("no errors here");
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_has_one_order_and_what_is_not_finite_has_none() {
+    fn a_head_has_one_order_and_infinite_losses_are_rejected() {
         let candidates = vec![cut(0, 4, 0.001, 10), cut(0, 2, 0.002, 50), cut(1, 2, f64::NAN, 90), cut(2, 2, 0.5, 60)];
         let (chosen, _) = choose(candidates.clone(), 1.0, Budget { share: 1.0 }, |_| Ok(Some(1.5))).expect("no errors here");
         assert_eq!(chosen.iter().map(|cut| (cut.layer, cut.order)).collect::<Vec<_>>(), [(0, 2), (2, 2)]);

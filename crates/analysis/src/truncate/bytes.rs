@@ -1,4 +1,4 @@
-//! Bytes that heads keep between tokens, by the one counter that there is: that of `termwise plan`, here by kv head.
+//! Bytes between tokens per kv head, with the counter of `termwise plan`.
 
 use crate::plan::count::{Attention, Sizes};
 use termwise_attention::Variant;
@@ -18,30 +18,30 @@ pub struct Heads {
 }
 
 impl Heads {
-    /// Of this configuration.
+    /// From a configuration.
     pub fn of(config: &Config) -> Heads {
         let Config { num_hidden_layers: layers, num_attention_heads: heads, num_key_value_heads: kv_heads, head_dim: d, .. } = *config;
         Heads { layers, heads, kv_heads, d }
     }
 
-    /// Query heads of a kv head.
+    /// Number of query heads per kv head.
     pub fn group(&self) -> usize {
         self.heads / self.kv_heads
     }
 
-    /// Keys and values of one kv head after that many tokens.
+    /// Bytes of keys and values of one kv head after this many tokens.
     pub fn cache(&self, context: u64) -> u64 {
         self.count(&[Variant::default()]).cache_bytes(context)
     }
 
-    /// The state of one kv head cut at order p; `None` where it is more than the engine would build.
+    /// Bytes of the state of one kv head truncated at order p; `None` if the engine does not support it.
     pub fn state(&self, order: usize, sums: bool) -> Option<u64> {
         let over = if sums { "sum" } else { "length" };
         let variant: Variant = format!("taylor=0..{order} over={over}").parse().ok()?;
         Some(self.count(&[variant])).filter(Attention::has_state).map(|counts| counts.kept_bytes(0))
     }
 
-    /// What a unit of query heads keeps after that many tokens: one state for each different order, a cache if any head has none.
+    /// Bytes of a group of query heads after this many tokens: one state per distinct order, and a cache if any head has no state.
     pub fn unit(&self, heads: &[Variant], context: u64) -> u64 {
         self.count(heads).kept_bytes(context)
     }
@@ -51,7 +51,7 @@ impl Heads {
         Attention::of_layer(heads, Sizes { kv_heads: 1, d: self.d })
     }
 
-    /// What a whole model keeps.
+    /// Bytes of a whole model.
     pub fn model(&self, config: &Config, context: u64) -> u64 {
         (0..self.layers)
             .flat_map(|layer| config.heads(layer).chunks(self.group()).map(|unit| self.unit(unit, context)).collect::<Vec<_>>())
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
     use termwise_attention::{AuxKind, AuxTensors, Inputs, Layer, Rope, Shape, StateKind};
 
-    /// What the buffers hold, less what a layer without any memory of keys carries.
+    /// Bytes of the buffers, minus those of a layer without any memory of keys.
     fn real(heads: &[Variant], shape: Shape, tokens: usize) -> u64 {
         let sizes = Layer::new(shape.heads, shape.kv_heads, shape.d).rope(Rope::new(shape.d, 1e4, None).expect("a rope"));
         let mut state = sizes.clone().heads(heads).and_then(|layer| layer.state(1)).expect("a state");
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_those_of_real_buffers() {
+    fn bytes_match_actual_buffers() {
         let parse = |text: &str| text.parse::<Variant>().expect("a variant");
         for d in [4, 8, 16, 20] {
             let sizes = Heads { layers: 1, heads: 4, kv_heads: 2, d };
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_rows_are_no_state() {
+    fn states_with_too_many_rows_are_not_supported() {
         let sizes = Heads { layers: 1, heads: 1, kv_heads: 1, d: 128 };
         assert!(sizes.state(2, true).is_some() && sizes.state(8, true).is_none() && sizes.state(150, true).is_none());
     }

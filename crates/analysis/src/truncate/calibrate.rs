@@ -1,8 +1,8 @@
-//! From text to coefficients: three passes over the calibration text, for the scores that heads have, for the outputs that they give, and to
-//! judge.
+//! Calibration of coefficients in three passes over the calibration text: for the distribution of scores, for the outputs, and for
+//! validation.
 //!
-//! Every fourth window is held back from the fits and decides, head by head, between the fit and Taylor's series: by the
-//! outputs that each gives there, computed by the formula itself.
+//! Every fourth window is a validation window, excluded from the fits. It decides per head between the fit and the Taylor series, by the error of
+//! the outputs, computed by the formula.
 
 use rayon::prelude::*;
 use termwise_attention::parts::kernel::taylor::{Coefficients, Taylor};
@@ -20,27 +20,27 @@ use super::text::Split;
 use crate::Error;
 use termwise_base::rng::Rng;
 
-/// Bytes that sampled rows of all heads may take.
+/// Maximum bytes of the sampled rows of all heads.
 const ROOM: usize = 1 << 30;
 /// Bins of the histogram of scores.
 const BINS: usize = 256;
-/// One window in so many is held back.
+/// One in this many windows is a validation window.
 const HELD_BACK: u64 = 4;
 
-/// How to calibrate.
+/// Options of calibration.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Orders, ascending.
     pub orders: Vec<usize>,
-    /// Sampled queries of each head.
+    /// Sampled queries per head.
     pub rows: usize,
-    /// Fit each layer on what the layers below give once they are cut, order by order.
+    /// Fit each layer on the outputs of the truncated layers below, order by order.
     pub sequential: bool,
     /// Windows.
     pub windows: Windows,
 }
 
-/// What a pass over the text knows of a head.
+/// Statistics of the scores of a head.
 #[derive(Clone, Debug)]
 struct Scores {
     count: f64,
@@ -58,14 +58,14 @@ impl Scores {
     }
 }
 
-/// A head's rows.
+/// The sampled rows of a head.
 #[derive(Clone, Debug)]
 struct Collected {
     rows: Rows,
     histogram: Vec<f64>,
 }
 
-/// Fits every head that has an exponential without clamp. `tick` is called after each pass and each layer of fits.
+/// Fits every head with an exponential and no clamp. `tick` is called after each pass and each layer of fits.
 pub fn calibrate(model: &mut Model, text: &Split, settings: &Settings, tick: &mut dyn FnMut()) -> Result<Calibration, Error> {
     let (layers, per_layer) = (model.config.num_hidden_layers, model.config.num_attention_heads);
     if !settings.sequential {
@@ -104,7 +104,7 @@ fn calibrate_layers(
 ) -> Result<Calibration, Error> {
     let (count, per_layer) = (model.config.num_hidden_layers, model.config.num_attention_heads);
     let Some(&highest) = orders.iter().max() else {
-        return Err(Error::Sizes("there is no order to cut at; name some with --orders".into()));
+        return Err(Error::Sizes("no truncation order was given; name some with --orders".into()));
     };
     let cuttable: Vec<bool> = (0..count)
         .flat_map(|layer| model.config.heads(layer).iter().map(can_cut).map(|can| can && layers.contains(&layer)).collect::<Vec<_>>())
@@ -130,7 +130,7 @@ fn calibrate_layers(
         .map(|scores| scores.map(|scores| (Interval::around(scores.low, scores.high), sixteenth(scores.sum / scores.count))))
         .collect();
 
-    // With a single window there is nothing to hold back.
+    // With a single window there is no validation window.
     let windows = settings.windows.batch as u64 * text.batches();
     let held_back = |window: u64| windows < HELD_BACK || window % HELD_BACK == HELD_BACK - 1;
     let mut collected: Vec<Option<Collected>> = vec![None; cuttable.len()];
@@ -177,18 +177,18 @@ fn calibrate_layers(
     Ok(Calibration { heads, per_layer })
 }
 
-/// Passes over the text that [`calibrate`] makes, with the fits.
+/// Number of calls of `tick` in [`calibrate`].
 pub fn ticks(settings: &Settings, layers: usize) -> u64 {
     if settings.sequential { 4 * (settings.orders.len() * layers) as u64 } else { 4 }
 }
 
-/// Which queries of a window are looked at: the same in every pass.
+/// The sampled queries of a window, the same in every pass.
 struct Sampling {
     every: u64,
 }
 
 impl Sampling {
-    /// The first query of a window sees one key, whatever the kernel.
+    /// The first query of a window sees one key, so it does not depend on the kernel.
     fn queries(&self, window: u64, length: usize) -> impl Iterator<Item = usize> {
         let every = self.every;
         (1..length).filter(move |&t| Rng::new((window << 32) ^ t as u64).bits().is_multiple_of(every))
@@ -198,14 +198,14 @@ impl Sampling {
 /// A window of the text.
 #[derive(Clone, Copy)]
 struct At {
-    /// Counted over all batches.
+    /// Index over all batches.
     window: u64,
-    /// Positions that count.
+    /// Number of valid positions.
     length: usize,
 }
 
-/// Runs the model over the text and shows each of the chosen heads of each window to `look`, on all threads; `keep` takes what it
-/// returns, in a fixed order.
+/// Runs the model over the text and calls `look` for each of the selected heads of each window, on all threads; `keep` receives the
+/// results in a fixed order.
 fn pass<T: Send>(
     model: &Model,
     text: &Split,
@@ -255,14 +255,14 @@ fn pass<T: Send>(
     Ok(())
 }
 
-/// All orders of one head, each begun from the one below; not yet judged.
+/// Fits all orders of one head, each starting from the one below; not yet validated.
 fn fit_head(collected: &Collected, (interval, mean): &(Interval, f64), orders: &[usize]) -> HeadFit {
     let mut ascending = orders.to_vec();
     ascending.sort_unstable();
     let mut head = HeadFit { interval: *interval, orders: Vec::new() };
     let mut below: Option<Vec<f64>> = None;
     for order in ascending {
-        // Taylor's series around zero and around the mean score.
+        // Taylor series around zero and around the mean score.
         let plain = |middle: f64| {
             let series = Kernel::Taylor(Taylor::up_to(order).ok()?);
             Some(interval.interpolate(order, |x| series.value(x - middle)))
@@ -281,7 +281,7 @@ fn fit_head(collected: &Collected, (interval, mean): &(Interval, f64), orders: &
     head
 }
 
-/// Mean Σ|terms| of a state over mean weight, for scores distributed like these.
+/// Mean Σ|terms| of a state divided by the mean weight, for scores of this distribution.
 fn state_condition(series: &Taylor, interval: &Interval, histogram: &[f64]) -> f64 {
     let kernel = Kernel::Taylor(series.clone());
     let (mut terms, mut weights) = (0.0, 0.0);

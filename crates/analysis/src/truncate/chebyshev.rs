@@ -1,4 +1,4 @@
-//! Polynomials in Chebyshev's basis, T_n((x − middle)/half): well-conditioned on the interval where a head's scores lie.
+//! Polynomials in the Chebyshev basis, T_n((x − middle)/half): well-conditioned on the interval of a head's scores.
 
 use termwise_attention::combinatorics::factorial;
 
@@ -7,7 +7,7 @@ use termwise_attention::combinatorics::factorial;
 pub struct Interval {
     /// Its middle.
     pub middle: f64,
-    /// Half its width, above zero.
+    /// Half its width, positive.
     pub half: f64,
 }
 
@@ -15,16 +15,16 @@ impl Interval {
     /// From the lowest to the highest score; the middle is a multiple of 1/16.
     pub fn around(low: f64, high: f64) -> Interval {
         let middle = sixteenth((low + high) / 2.0);
-        // A head whose scores are all the same still needs a width.
+        // An interval of equal scores still needs a width.
         Interval { middle, half: (high - middle).max(middle - low).max(1e-3) }
     }
 
-    /// T_0..T_p at x, as many as there is room for.
+    /// T_0..T_p at x, as many as `out` has elements.
     pub fn values(&self, x: f64, out: &mut [f64]) {
         chebyshev((x - self.middle) / self.half, out);
     }
 
-    /// P(x) from its coefficients, by Clenshaw's recurrence.
+    /// P(x) from its coefficients, by the Clenshaw recurrence.
     pub fn evaluate(&self, c: &[f64], x: f64) -> f64 {
         let u = (x - self.middle) / self.half;
         let (mut b1, mut b2) = (0.0, 0.0);
@@ -52,7 +52,7 @@ impl Interval {
         (0..=p).map(|n| (n..=p).rev().fold(0.0, |sum, m| a[m] - sum * self.middle / (m - n + 1) as f64)).collect()
     }
 
-    /// The coefficients of a polynomial of degree p that is known by its values: interpolation at Chebyshev's nodes.
+    /// The coefficients of a polynomial of degree p from its values: interpolation at Chebyshev nodes.
     pub fn interpolate(&self, p: usize, f: impl Fn(f64) -> f64) -> Vec<f64> {
         let n = p + 1;
         let angle = |j: usize| (j as f64 + 0.5) * std::f64::consts::PI / n as f64;
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn three_ways_to_the_same_polynomial() {
+    fn three_evaluations_agree() {
         let interval = Interval::around(-5.3, 9.1);
         assert_eq!(interval.middle * 16.0, (interval.middle * 16.0).round());
         assert!(interval.middle - interval.half <= -5.3 && interval.middle + interval.half >= 9.1);

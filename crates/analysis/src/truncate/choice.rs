@@ -1,4 +1,4 @@
-//! The two kinds of coefficients, and a model with some of its heads cut.
+//! The two kinds of coefficients, and models with truncated heads.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,18 +14,18 @@ use super::chebyshev::Interval;
 use super::rows::scores;
 use crate::Error;
 
-/// Where the coefficients of a cut exponential come from.
+/// The coefficients of a truncated exponential.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Choice {
     /// a_n = 1.
     Taylor,
-    /// Fitted to the head's output on calibration text; Taylor's where they are better on held-back text.
+    /// Fitted to the head's output on calibration text; Taylor coefficients if they are better on validation text.
     Calibrated,
 }
 
 impl Choice {
-    /// All of them.
+    /// Both.
     pub const ALL: [Choice; 2] = [Choice::Taylor, Choice::Calibrated];
 
     /// Its name.
@@ -57,23 +57,23 @@ impl FromStr for Choice {
 pub struct OrderFit {
     /// p
     pub order: usize,
-    /// Relative error of the head's output on text that was held back from the fit: Taylor's, fitted. Infinite where there is none.
+    /// Relative error of the head's output on validation text: Taylor, fitted. Infinite if undefined.
     pub errors: [f64; 2],
-    /// Which of the two `calibrated` is.
+    /// Which of the two `calibrated` uses.
     pub kept: Choice,
     /// The fitted series.
     pub series: Option<Taylor>,
-    /// For each of the two, mean Σ|terms| over mean weight when a state sums it in powers of x: how many times it amplifies rounding.
+    /// For each of the two, mean Σ|terms| divided by mean weight if a state sums it in powers of x: the amplification of rounding errors.
     pub conditions: [f64; 2],
 }
 
 impl OrderFit {
-    /// The error of what was kept.
+    /// The error of the selected coefficients.
     pub fn error(&self) -> f64 {
         self.errors[self.kept as usize]
     }
 
-    /// How many times a state amplifies rounding with what was kept.
+    /// The amplification of rounding errors in a state with the selected coefficients.
     pub fn state_condition(&self) -> f64 {
         self.conditions[self.kept as usize]
     }
@@ -82,7 +82,7 @@ impl OrderFit {
 /// One head.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HeadFit {
-    /// The scores that it had.
+    /// The interval of its scores.
     pub interval: Interval,
     /// By order, ascending.
     pub orders: Vec<OrderFit>,
@@ -96,7 +96,7 @@ impl HeadFit {
         self.candidate(order, kind, fit.series.as_ref()).ok_or_else(|| format!("order {order} has no {kind} series in float64"))
     }
 
-    /// The series of a kind, where `Calibrated` is the fit itself.
+    /// The series of a kind, where `Calibrated` means the fit.
     pub(super) fn candidate(&self, order: usize, kind: Choice, fitted: Option<&Taylor>) -> Option<Taylor> {
         match kind {
             Choice::Taylor => Taylor::up_to(order).ok(),
@@ -104,7 +104,7 @@ impl HeadFit {
         }
     }
 
-    /// Σ ‖y‖² of these queries of a window, then for every order Σ ‖y' − y‖² of both kinds, by the formula itself.
+    /// Σ ‖y‖² of these queries of a window, then for every order Σ ‖y' − y‖² of both kinds, by the formula.
     pub(super) fn squared_errors(&self, view: &View, queries: impl Iterator<Item = usize>) -> Vec<f64> {
         let own = |fit: &OrderFit| Choice::ALL.map(|kind| self.candidate(fit.order, kind, fit.series.as_ref()).map(Kernel::Taylor));
         let kernels: Vec<Option<Kernel>> = self.orders.iter().flat_map(own).collect();
@@ -126,7 +126,7 @@ impl HeadFit {
         sums
     }
 
-    /// Takes the sums of [`HeadFit::squared_errors`] over all text held back; of equal errors the simplest kind is kept.
+    /// Selects coefficients from the sums of [`HeadFit::squared_errors`] over all validation text; of equal errors the simpler kind.
     pub(super) fn judge(&mut self, sums: &[f64]) {
         let size = sums.first().copied().unwrap_or(0.0).max(f64::MIN_POSITIVE);
         for (i, fit) in self.orders.iter_mut().enumerate() {
@@ -140,7 +140,7 @@ impl HeadFit {
     }
 }
 
-/// y_t of a head with this kernel; whether its denominator is one to divide by.
+/// y_t of a head with this kernel, and whether its denominator is positive.
 fn output(view: &View, t: usize, scores: &[(usize, f64)], kernel: &Kernel, y: &mut [f64]) -> bool {
     let variant = view.variant.clone().with_kernel(kernel.clone());
     let rho = if variant.shifts() { scores.iter().map(|&(_, x)| x).fold(f64::NEG_INFINITY, f64::max) } else { 0.0 };
@@ -157,7 +157,7 @@ fn output(view: &View, t: usize, scores: &[(usize, f64)], kernel: &Kernel, y: &m
 /// The fits of a model's heads.
 #[derive(Clone, Debug, Default)]
 pub struct Calibration {
-    /// [layers, heads]; `None` where a head has no exponential that can be cut.
+    /// [layers, heads]; `None` if a head has no exponential that can be truncated.
     pub heads: Vec<Option<HeadFit>>,
     /// H
     pub per_layer: usize,
@@ -169,12 +169,12 @@ impl Calibration {
         self.heads.get(layer * self.per_layer + head)?.as_ref()
     }
 
-    /// Heads that can be cut.
+    /// Number of heads that can be truncated.
     pub fn cuttable(&self) -> usize {
         self.heads.iter().flatten().count()
     }
 
-    /// How many heads of an order kept each kind: Taylor, fitted.
+    /// Number of heads of an order that use each kind: Taylor, fitted.
     pub fn kept(&self, order: usize) -> [usize; 2] {
         let fits = self.heads.iter().flatten().flat_map(|head| &head.orders).filter(|fit| fit.order == order);
         let mut counts = [0; 2];
@@ -182,7 +182,7 @@ impl Calibration {
         counts
     }
 
-    /// Cuts a head of a map, if it can be.
+    /// Truncates a head of a map, if possible.
     pub fn cut(&self, map: &mut AttentionMap, layer: usize, head: usize, order: usize, choice: Choice) -> Result<(), Error> {
         let Some(fit) = self.head(layer, head) else { return Ok(()) };
         let variant = map.head(layer, head).clone();
@@ -192,7 +192,7 @@ impl Calibration {
         Ok(())
     }
 
-    /// The attention of a model with these layers cut.
+    /// The attention of a model with these layers truncated.
     pub fn cut_layers(
         &self,
         config: &Config,
@@ -210,7 +210,7 @@ impl Calibration {
     }
 }
 
-/// Whether a head has an exponential that can be cut to a finite state.
+/// Whether a head has an exponential that can be truncated to a finite state.
 pub fn can_cut(variant: &Variant) -> bool {
     matches!(variant.near.kernel, Kernel::Exp(_)) && variant.near.clamp.is_none()
 }

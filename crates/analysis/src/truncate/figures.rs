@@ -1,4 +1,4 @@
-//! What cutting costs and saves, as a page with figures and tables.
+//! The report of a truncation, with figures and tables.
 
 use termwise_report::{
     Axis, Block, Cell, Chart, Document, Documented, Figure, HeatMap, Layer, Line, Names, Panel, Rule, Scale, Section, Shade, Table, Tone,
@@ -16,7 +16,7 @@ impl Documented for Report {
         let mut facts = vec![(
             "model",
             format!(
-                "{}: {}, {} over {}; {} can be cut",
+                "{}: {}, {} over {}; {} can be truncated",
                 self.model,
                 counted(*layers, "layer"),
                 counted(*heads, "head"),
@@ -35,26 +35,30 @@ impl Documented for Report {
         if let Some(uncut) = &self.uncut {
             let bits = uncut.bits_per_byte.map_or(String::new(), |bits| format!(", {bits:.4} bits per byte"));
             let loss = uncut.loss.map_or("not finite".into(), |loss| format!("{loss:.4}"));
-            facts.push(("uncut", format!("loss {loss}{bits}")));
+            facts.push(("original", format!("loss {loss}{bits}")));
         }
         facts.push((
             "kept",
-            format!("{} between tokens by the uncut model at a context of {}", bytes(self.cache_bytes), thousands(self.context)),
+            format!("{} between tokens for the original model at a context of {}", bytes(self.cache_bytes), thousands(self.context)),
         ));
         let mut lead = vec![Block::Facts(facts.into_iter().map(|(name, text)| (name.into(), text)).collect())];
         if !self.finished {
-            lead.push(Block::badge(Tone::Open, "interrupted", "what is here is finished; the same command with --out goes on from there"));
+            lead.push(Block::badge(
+                Tone::Open,
+                "interrupted",
+                "this report contains the finished measurements; rerun the command with --out to resume",
+            ));
         }
         let mut sections = Vec::new();
         if !self.warnings.is_empty() {
             sections.push(Section::new("Warnings", vec![Block::List(self.warnings.clone())]));
         }
-        sections.push(Section::new("All layers cut", self.curve_blocks()));
+        sections.push(Section::new("All layers truncated", self.curve_blocks()));
         if let Some(map) = &self.map {
             let table = Block::table("one-layer", self.map_table(map));
-            let details = Block::Details { summary: "Losses with one layer cut".into(), blocks: vec![table] };
+            let details = Block::Details { summary: "Losses with one layer truncated".into(), blocks: vec![table] };
             let figure = self.map_figure().map(|figure| Block::figure("one-layer", figure));
-            sections.push(Section::new("One layer cut", figure.into_iter().chain([details]).collect()));
+            sections.push(Section::new("One layer truncated", figure.into_iter().chain([details]).collect()));
         }
         if let Some(plan) = &self.plan {
             sections.push(Section::new("Plan", self.plan_blocks(plan)));
@@ -74,15 +78,15 @@ impl Documented for Report {
 }
 
 impl Report {
-    /// Loss against order and against bytes, for each kind of coefficients, with the uncut model to compare.
+    /// Loss over order and over bytes, for each kind of coefficients, with the original model as the baseline.
     pub fn curve_figure(&self) -> Figure {
         let order = |point: &Point| Some(point.order as f64);
         let bytes = |point: &Point| point.state_bytes.map(|bytes| bytes as f64);
         let panels: Vec<Panel> = vec![
             self.chart("Loss against order", Axis::new("order", Scale::Linear, Unit::Number), &order).into(),
-            self.chart("Loss against what is kept between tokens", Axis::new("", Scale::Log, Unit::Bytes), &bytes).into(),
+            self.chart("Loss against memory between tokens", Axis::new("", Scale::Log, Unit::Bytes), &bytes).into(),
         ];
-        Figure { title: "Every layer cut".into(), description: self.description(), panels }
+        Figure { title: "All layers truncated".into(), description: self.description(), panels }
     }
 
     fn chart(&self, title: &str, x: Axis, at: &dyn Fn(&Point) -> Option<f64>) -> Chart {
@@ -98,7 +102,7 @@ impl Report {
         Chart { title: title.into(), x, y: Axis::new("nats per token", Scale::Linear, Unit::Number), layers }
     }
 
-    /// The rise of the loss with one layer cut, by layer and order.
+    /// The rise of the loss with one layer truncated, per layer and order.
     pub fn map_figure(&self) -> Option<Figure> {
         let (map, uncut) = (self.map.as_ref()?, self.uncut_loss()?);
         let rise = |found: Option<&Measured>| Some(found?.loss? - uncut);
@@ -112,8 +116,8 @@ impl Report {
             range: None,
             unit: Unit::Number,
         };
-        let description = format!("Rise of the loss with one layer cut, {} layers by {} orders.", map.layers.len(), map.orders.len());
-        Some(Figure { title: "One layer cut".into(), description, panels: vec![heat.into()] })
+        let description = format!("Rise of the loss with one layer truncated, {} layers by {} orders.", map.layers.len(), map.orders.len());
+        Some(Figure { title: "One layer truncated".into(), description, panels: vec![heat.into()] })
     }
 
     fn curve_blocks(&self) -> Vec<Block> {
@@ -132,16 +136,16 @@ impl Report {
         }
         let columns = ["order", "fitted", "Taylor's", "error", "Taylor's error", "rounding in a state"];
         let mut kept =
-            Table::new("Calibrated heads: which coefficients they kept, and the median error of their output on text held back", columns);
+            Table::new("Calibrated heads: selected coefficients, and the median error of their output on validation text", columns);
         for row in &self.kept {
             let counts = [row.order, row.fitted, row.taylor].map(Cell::count);
             let errors = [row.kept_error, row.taylor_error].map(|error| Cell::Number(error, 3));
             kept.rows.push(counts.into_iter().chain(errors).chain([Cell::text(format!("× {}", factor(row.state_condition)))]).collect());
         }
         let mut blocks = vec![Block::figure("loss-by-order", self.curve_figure()), Block::table("loss-by-order", table)];
-        // Losses that are finite although something went wrong on the way.
+        // Finite losses of runs with a problem.
         let doubtful = all().filter(|found| found.loss.is_some()).find_map(|found| found.problem.as_ref());
-        blocks.extend(doubtful.map(|problem| Block::Text(format!("To know: {problem}"))));
+        blocks.extend(doubtful.map(|problem| Block::Text(format!("Warning: {problem}"))));
         if !self.kept.is_empty() {
             blocks.push(Block::table("kept", kept));
         }
@@ -150,7 +154,7 @@ impl Report {
 
     fn map_table(&self, map: &Map) -> Table {
         let orders = map.orders.iter().map(|order| format!("order {order}"));
-        let mut table = Table::new("Loss in nats per token with one layer cut", ["layer".to_owned()].into_iter().chain(orders));
+        let mut table = Table::new("Loss in nats per token with one layer truncated", ["layer".to_owned()].into_iter().chain(orders));
         for (layer, row) in map.layers.iter().enumerate() {
             table.rows.push([Cell::Number(layer as f64, 0)].into_iter().chain(row.iter().map(loss)).collect());
         }
@@ -161,18 +165,18 @@ impl Report {
         let percent = 100.0 * (plan.budget - 1.0);
         let percent = format!("{percent:.3}");
         let percent = percent.trim_end_matches('0').trim_end_matches('.');
-        let mut text = format!("Loss at most {percent} % above the uncut model's, at a context of {}.", thousands(self.context));
+        let mut text = format!("Loss at most {percent} % above the original model, at a context of {}.", thousands(self.context));
         if plan.too_large > 0 {
             let all = plan.units * self.kept.len();
             text += &format!(
-                " {} of {all} cuts (kv head and order) would need a state that is not smaller than the cache at this context, and are not proposed.",
+                " {} of {all} truncations (kv head and order) need a state that is not smaller than the cache at this context and are not proposed.",
                 plan.too_large
             );
         }
         if plan.cuts.is_empty() {
-            return vec![Block::Text(text), Block::badge(Tone::Open, "no cuts", "nothing can be cut within this budget")];
+            return vec![Block::Text(text), Block::badge(Tone::Open, "no truncations", "no kv head can be truncated within this budget")];
         }
-        let mut table = Table::new("Kv heads to cut", ["layer", "kv head", "order", "rise alone", "saves"]);
+        let mut table = Table::new("KV heads to truncate", ["layer", "kv head", "order", "rise alone", "saves"]);
         for cut in &plan.cuts {
             let place = [cut.layer, cut.kv_head, cut.order].map(Cell::count);
             table.rows.push(place.into_iter().chain([Cell::Number(cut.increase, 4), Cell::bytes(cut.saved)]).collect());
@@ -183,7 +187,7 @@ impl Report {
     }
 
     fn description(&self) -> String {
-        let mut text = format!("Loss of {} with exp cut to a finite order in every layer. ", self.model);
+        let mut text = format!("Loss of {} with exp truncated to a finite order in every layer. ", self.model);
         for curve in &self.curves {
             let loss = |point: &Point| point.measured.loss.map_or("not finite".into(), |loss| format!("{loss:.4}"));
             let points = curve.points.iter().map(|point| format!("order {}: {}", point.order, loss(point)));
@@ -194,7 +198,7 @@ impl Report {
 }
 
 impl Plan {
-    /// In a sentence: how many kv heads, what it costs on either text, what it saves.
+    /// One sentence: the number of kv heads, the loss on both texts, the bytes saved.
     pub fn summary(&self, uncut: Option<f64>) -> String {
         let rise = |loss: f64, uncut: f64| format!("{loss:.4} ({:+.2} %)", 100.0 * (loss / uncut - 1.0));
         let (cuts, units) = (self.cuts.len(), self.units);
@@ -227,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_read_again_says_the_same() {
+    fn reports_survive_a_json_round_trip() {
         let measured = |loss| Measured { loss, bits_per_byte: Some(1.5), problem: Some("a denominator of 0".into()) };
         let point = |order, loss| Point { order, state_bytes: Some(1000), measured: measured(loss) };
         let report = Report {
@@ -253,7 +257,7 @@ mod tests {
         };
         let text = report.document().to_terminal(&termwise_report::Terminal::default());
         for words in
-            ["× 3e4", "at most 1 % above", "not finite", "2.2500", "To know: a denominator of 0", "✓ within budget", "○ interrupted"]
+            ["× 3e4", "at most 1 % above", "not finite", "2.2500", "Warning: a denominator of 0", "✓ within budget", "○ interrupted"]
         {
             assert!(text.contains(words), "{words}: {text}");
         }
@@ -261,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_that_lowers_the_loss_is_warned_of() {
+    fn a_truncation_that_lowers_the_loss_causes_a_warning() {
         let measured = |loss| Measured { loss: Some(loss), bits_per_byte: None, problem: None };
         let report = |loss, layout: &str, data: &str| Report {
             layout: layout.into(),

@@ -1,37 +1,37 @@
-//! The polynomial of order p with which a head's output is nearest to its own.
+//! Fit of a polynomial of order p to the output of a head.
 //!
 //! ```text
 //! minimise  Σ_t ‖y'_t − y_t‖²   over c     subject to   mean weight 1,   P(x) ≥ floor where scores may occur
 //! ```
 //!
-//! Gauss and Newton's steps, each a quadratic program of p + 1 unknowns, with Levenberg's damping; a step that does not lower the error is not
-//! taken, so the result is never worse on its own rows than what it starts from. For even p the polynomial is held above zero on the whole
-//! line, so that no score, seen or not, makes a denominator vanish; odd orders cannot be, and are held so on the scores seen and a margin.
+//! Gauss–Newton steps, each a quadratic program with p + 1 unknowns, with Levenberg damping. A step that does not lower the error is
+//! rejected, so the result is never worse on its rows than the start. For even p the polynomial is constrained to be positive on the real
+//! line, so no score makes a denominator vanish. For odd orders this is impossible; they are constrained on the observed scores and a margin.
 
 use super::chebyshev::{Interval, chebyshev};
 use super::qp::Program;
 use super::rows::{Kind, Rows};
 
-/// What P(x) stays above, in units of the mean weight.
+/// Lower bound of P(x), in units of the mean weight.
 const FLOOR: f64 = 1e-4;
-/// What the leading coefficient of even orders stays above: with less, the lowest point could be so far away that rounding hides it.
+/// Lower bound of the leading coefficient of even orders: with a smaller one, the minimum could be so far away that rounding hides it.
 const LEAD: f64 = 1e-7;
-/// Half the margin beyond the scores seen, in units of half their range, for odd orders.
+/// Half the margin beyond the observed scores, in units of half their range, for odd orders.
 const MARGIN: f64 = 0.5;
 const STEPS: usize = 24;
-/// How often the grid is made finer where it has to be.
+/// Maximum number of grid refinements.
 const ROUNDS: usize = 6;
-/// Relative decrease of the squared error below which it is done.
+/// Relative decrease of the squared error at which the iteration stops.
 const ENOUGH: f64 = 1e-5;
 
-/// Fits order p to rows, from the best of some polynomials of at most that order. `None` where there are no rows.
+/// Fits order p to rows, starting from the best of some polynomials of at most that order. `None` if there are no rows.
 pub fn fit(rows: &Rows, order: usize, starts: &[Vec<f64>]) -> Option<Vec<f64>> {
     if rows.is_empty() {
         return None;
     }
     let n = order + 1;
     let sums = rows.mean_sums(n);
-    // Where sizes cancel the mean weight is made 1: the mean sum over the mean number of keys.
+    // If sizes cancel, the mean weight is normalized to 1: the mean sum divided by the mean number of keys.
     let unit: Option<Vec<f64>> = (rows.kind == Kind::Ratio).then(|| sums.iter().map(|sum| sum / sums[0].abs().max(1e-300)).collect());
     let constant = std::iter::once(vec![1.0]);
     let mut candidates: Vec<(f64, Vec<f64>)> = constant
@@ -50,14 +50,14 @@ pub fn fit(rows: &Rows, order: usize, starts: &[Vec<f64>]) -> Option<Vec<f64>> {
     let mut constraints = Constraints::new(order, if rows.kind == Kind::Ratio { FLOOR } else { 0.0 });
     let fitted = candidates.into_iter().take(2).map(|(error, c)| {
         let mut best = descend(rows, c, error, unit.as_deref(), &constraints);
-        // Between the points of the grid it may dip below the floor: the deepest points of the dips join the grid.
+        // Between grid points it may fall below the floor: the minima are added to the grid.
         for _ in 0..ROUNDS {
             if !constraints.tighten(&best.1) {
                 break;
             }
             best = descend(rows, best.1, best.0, unit.as_deref(), &constraints);
         }
-        // What rounding leaves below the floor is lifted.
+        // A remaining violation from rounding is removed by an offset.
         let lift = constraints.missing(&best.1);
         if lift > 0.0 {
             best.1[0] += lift;
@@ -68,11 +68,11 @@ pub fn fit(rows: &Rows, order: usize, starts: &[Vec<f64>]) -> Option<Vec<f64>> {
     fitted.filter(|(error, _)| error.is_finite()).min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, c)| c)
 }
 
-/// Steps from c for as long as they help.
+/// Steps from c while they lower the error.
 fn descend(rows: &Rows, mut c: Vec<f64>, mut error: f64, unit: Option<&[f64]>, constraints: &Constraints) -> (f64, Vec<f64>) {
     let n = c.len();
     let mut damping = if unit.is_some() { 1e-3 } else { 0.0 };
-    // A start below the floor somewhere is left however small its error.
+    // A start that violates the floor is left however small its error.
     let mut allowed = constraints.met(&c);
     for _ in 0..STEPS {
         let (gradient, mut normal) = rows.model(&c);
@@ -110,7 +110,7 @@ fn descend(rows: &Rows, mut c: Vec<f64>, mut error: f64, unit: Option<&[f64]>, c
     (error, c)
 }
 
-/// P ≥ floor at points of the line, scaled so that each row has length 1, and a leading coefficient that is not negative.
+/// P ≥ floor at points of the real line, scaled so that each row has length 1, and a nonnegative leading coefficient.
 struct Constraints {
     order: usize,
     floor: f64,
@@ -126,7 +126,7 @@ impl Constraints {
             let last = constraints.rows.len();
             constraints.rows.resize(last + order + 1, 0.0);
             constraints.rows[last + order] = 1.0;
-            // Strictly above zero: at zero the degree would fall to an odd one, and far below the floor somewhere.
+            // Strictly positive: at zero the degree would become odd, and P would fall below the floor.
             constraints.bounds.push(LEAD);
         }
         constraints
@@ -145,13 +145,13 @@ impl Constraints {
         self.rows.chunks_exact(c.len()).zip(&self.bounds).all(|(row, bound)| value(row) >= bound - 1e-9)
     }
 
-    /// How much P lacks to half the floor at its lowest point.
+    /// Violation of half the floor by P at its minimum.
     fn missing(&self, c: &[f64]) -> f64 {
         let lowest = valleys(c).into_iter().map(|(_, value)| value).fold(f64::INFINITY, f64::min);
         (0.5 * self.floor - lowest).max(0.0)
     }
 
-    /// Adds the lowest point of every valley below half the floor; whether there was one.
+    /// Adds every local minimum below half the floor; returns whether there was one.
     fn tighten(&mut self, c: &[f64]) -> bool {
         let low: Vec<f64> = valleys(c).into_iter().filter(|(_, value)| *value < 0.5 * self.floor).map(|(u, _)| u).collect();
         low.iter().for_each(|&u| self.add(u));
@@ -159,7 +159,7 @@ impl Constraints {
     }
 }
 
-/// The lowest points of P between higher ones, and the ends: where, and how high.
+/// The local minima of P, and the ends: position and value.
 fn valleys(c: &[f64]) -> Vec<(f64, f64)> {
     let unit = Interval { middle: 0.0, half: 1.0 };
     let points = line(c.len() - 1, 50);
@@ -167,7 +167,7 @@ fn valleys(c: &[f64]) -> Vec<(f64, f64)> {
     let last = points.len() - 1;
     let lowest = |i: &usize| (*i == 0 || values[*i] <= values[i - 1]) && (*i == last || values[*i] <= values[i + 1]);
     let refine = |i: usize| {
-        // Golden section between the neighbours.
+        // Golden-section search between the neighbours.
         let (mut a, mut b) = (points[i.saturating_sub(1)], points[(i + 1).min(last)]);
         let mut best = (points[i], values[i]);
         for _ in 0..40 {
@@ -183,7 +183,7 @@ fn valleys(c: &[f64]) -> Vec<(f64, f64)> {
     (0..points.len()).filter(lowest).map(refine).collect()
 }
 
-/// Points in the order of the line, `density` for each order in the interval from −1 to 1, dense at its ends; for even orders on the whole
+/// Points in ascending order, `density` per order in the interval from −1 to 1, dense at its ends; for even orders on the whole
 /// line, u = 1/s outside; for odd ones within the margin.
 fn line(order: usize, density: usize) -> Vec<f64> {
     let (even, n) = (order.is_multiple_of(2), order + 1);
@@ -196,7 +196,7 @@ fn line(order: usize, density: usize) -> Vec<f64> {
     left.chain(inside).chain(right).collect()
 }
 
-/// The least value of P where scores were seen.
+/// The minimum of P on the observed scores.
 pub fn lowest(interval: &Interval, c: &[f64]) -> f64 {
     let points = 64 * c.len();
     let at = |i: usize| interval.middle + interval.half * (std::f64::consts::PI * i as f64 / points as f64).cos();

@@ -1,4 +1,4 @@
-//! Losses of one model with different attentions, by [`termwise_train::eval::evaluate_with`]; what was measured once is not measured again.
+//! Losses of one model with different attentions, by [`termwise_train::eval::evaluate_with`], cached in a journal.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -18,12 +18,12 @@ use super::report::Measured;
 use super::text::Split;
 use crate::Error;
 
-/// A model that is measured.
+/// A model whose losses are measured.
 pub struct Meter {
     model: Model,
     own: AttentionMap,
     windows: Windows,
-    /// Of the weights and of all of the configuration but its attention.
+    /// Hash of the weights and of the configuration without its attention.
     identity: String,
     known: HashMap<String, Measured>,
     journal: Option<File>,
@@ -39,7 +39,7 @@ struct Entry {
 }
 
 impl Meter {
-    /// Measures this model in such windows; ranks share them. Losses are read from the journal where it has them, and added to it, by rank 0.
+    /// Measures this model in these windows, shared by ranks. Losses are read from the journal if present; rank 0 adds new ones.
     pub fn new(model: Model, windows: Windows, journal: Option<&Path>, collective: Arc<dyn Collective>) -> Result<Meter, Error> {
         let mut hasher = blake3::Hasher::new();
         for values in model.params.values().chunks(1 << 14) {
@@ -65,10 +65,10 @@ impl Meter {
             let failed = termwise_model::Error::io("write", path);
             meter.journal = Some(OpenOptions::new().create(true).append(true).open(path).map_err(failed)?);
         }
-        // All ranks know the same, so that all measure the same.
+        // All ranks have the same journal, so all measure the same.
         meter.collective.broadcast(&mut lines)?;
         for line in lines.split(|&byte| byte == b'\n') {
-            // A line that was cut off when the program ended is measured again.
+            // A line that was truncated when the program ended is measured again.
             if let Ok(Entry { key, measured }) = serde_json::from_slice(line) {
                 meter.known.insert(key, measured);
             }
@@ -86,12 +86,12 @@ impl Meter {
         &mut self.model
     }
 
-    /// The same, nothing else left.
+    /// Returns the model.
     pub fn into_model(self) -> Model {
         self.model
     }
 
-    /// The loss on this text with this attention, which must need no weights beyond those of the model. A loss that is not finite is a
+    /// The loss on this text with this attention, which must not need additional weights. A NaN or infinite loss is a
     /// measurement, not an error.
     pub fn measure(&mut self, attention: &AttentionMap, text: &Split) -> Result<Measured, Error> {
         self.model.config.set_attention(attention.clone())?;
@@ -108,7 +108,7 @@ impl Meter {
             && let Some(journal) = &mut self.journal
         {
             let line = serde_json::to_string(&Entry { key, measured: measured.clone() }).unwrap_or_default();
-            // A journal that cannot be written only means that a second run measures again.
+            // If the journal cannot be written, a second run measures again.
             let _ = writeln!(journal, "{line}");
         }
         Ok(measured)
@@ -125,7 +125,7 @@ impl Meter {
             Ok((evaluation, nonpositive)) => Ok(Measured {
                 loss: Some(evaluation.loss),
                 bits_per_byte: evaluation.bits_per_byte,
-                problem: nonpositive.map(|at| format!("{at}, the first that is not positive")),
+                problem: nonpositive.map(|at| format!("{at}, the first nonpositive one")),
             }),
             Err(error @ TrainError::EvaluationNotFinite { .. }) => {
                 Ok(Measured { loss: None, bits_per_byte: None, problem: Some(error.to_string()) })

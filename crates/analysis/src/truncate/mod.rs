@@ -1,9 +1,9 @@
-//! What cutting exp to a finite order costs and saves.
+//! Truncation of exp to a finite order: loss and memory.
 //!
-//! Two kinds of coefficients at the same order and the same state ([`Choice`]): Taylor's, and fitted to a head's output on calibration text. For each, the loss of the model with every layer cut; then one layer at a time; then a
-//! plan, kv head by kv head, that stays within a budget. Fits, plans and what is reported are on different text.
+//! Two kinds of coefficients at the same order and state ([`Choice`]): Taylor, and fitted to a head's output on calibration text. For each, the loss of the model with every layer truncated; then with one layer at a time; then a
+//! plan per kv head within a budget. Fits, plans and reported losses use different text.
 //!
-//! Results are handed on as they come, and losses kept in a journal, so that work that was interrupted is not done again.
+//! Results are reported as they are measured, and losses are cached in a journal, so an interrupted run resumes.
 
 pub mod budget;
 pub mod bytes;
@@ -43,60 +43,60 @@ use meter::Meter;
 use text::Tokens;
 use work::Work;
 
-/// What to do.
+/// Options of a truncation.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Orders, in any order.
     pub orders: Vec<usize>,
     /// Kinds of coefficients for the curves.
     pub coefficients: Vec<Choice>,
-    /// Kind of coefficients of the map; the best of the curves where absent.
+    /// Coefficients of the map; default: the best of the curves.
     pub map: Option<Choice>,
-    /// Whether to draw the map.
+    /// Whether to measure one layer at a time.
     pub draw_map: bool,
-    /// What the loss may rise by; no plan where absent.
+    /// The maximum rise of the loss; `None`: no plan.
     pub budget: Option<Budget>,
-    /// Tokens of context at which bytes are counted; what the model was made for where absent.
+    /// Context length at which bytes are counted; default: that of the model.
     pub context: Option<u64>,
-    /// Sampled queries of each head.
+    /// Sampled queries per head.
     pub rows: usize,
-    /// Calibrate each layer on what the cut ones below it give.
+    /// Calibrate each layer on the outputs of the truncated layers below it.
     pub sequential: bool,
     /// Windows.
     pub windows: Windows,
-    /// Where losses are kept from one run to the next.
+    /// Directory of the journal.
     pub journal: Option<PathBuf>,
-    /// The ranks that share the text; each calibrates on all of its part of it.
+    /// The ranks that share the text; each calibrates on its part of it.
     pub collective: Arc<dyn Collective>,
 }
 
-/// How far the work is.
+/// Progress of the measurements.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {
-    /// Pieces of work done.
+    /// Measurements done.
     pub done: u64,
-    /// Pieces of work in all, as far as is known.
+    /// Total measurements, as far as known.
     pub total: u64,
-    /// What is being done.
+    /// The current measurement.
     pub now: &'a str,
 }
 
-/// What came of it.
+/// The result of a truncation.
 pub struct Outcome {
-    /// For people and files.
+    /// The report.
     pub report: Report,
     /// Coefficients of every head.
     pub calibration: Calibration,
     /// The model's own attention.
     pub uncut: AttentionMap,
-    /// The attention of the plan, where there is one with cuts.
+    /// The attention of the plan, if it truncates any head.
     pub planned: Option<AttentionMap>,
     /// The model.
     pub model: Model,
 }
 
-/// Cuts, measures and plans. `tell` gets every state of the report and the progress; once `stop` is set the work ends after the piece at
-/// hand, with what there is.
+/// Truncates, measures and plans. `tell` receives every state of the report and the progress. After `stop` is set, the run ends after the
+/// current measurement with the results so far.
 pub fn run(
     model: Model,
     texts: &Texts,
@@ -138,7 +138,7 @@ pub fn run(
         total: 1 + calibrate::ticks(&settings, sizes.layers) + (options.coefficients.len() * orders.len()) as u64,
     };
     work.total += if options.draw_map { (sizes.layers * orders.len()) as u64 } else { 0 };
-    let first = work.measure("the uncut model", &uncut, &texts.evaluation)?;
+    let first = work.measure("the original model", &uncut, &texts.evaluation)?;
     work.report.uncut = Some(first);
     let calibration = work.calibrate(&settings, &orders)?;
     work.curves(&calibration, &uncut, sizes, &orders, &options.coefficients)?;

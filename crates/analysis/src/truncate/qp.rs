@@ -1,7 +1,7 @@
-//! Small dense quadratic programs, by a primal-dual interior-point method (Mehrotra's predictor and corrector).
+//! Small dense quadratic programs, by a primal-dual interior-point method (Mehrotra's predictor-corrector).
 //!
 //! ```text
-//! minimise ½·xᵀHx + gᵀx   subject to   a·x = b   (where there is such an equation)   and   Cx ≥ d
+//! minimise ½·xᵀHx + gᵀx   subject to   a·x = b   (if there is an equation)   and   Cx ≥ d
 //!
 //! at the solution, with λ ≥ 0 for the inequalities and ν for the equation:
 //! Hx + g − Cᵀλ − ν·a = 0,   a·x = b,   Cx ≥ d,   λ_i·(Cx − d)_i = 0
@@ -22,7 +22,7 @@ pub struct Program {
     pub bounds: Vec<f64>,
 }
 
-/// What solves it.
+/// A solution.
 #[derive(Clone, Debug)]
 pub struct Solution {
     /// x
@@ -34,14 +34,14 @@ pub struct Solution {
 }
 
 const ITERATIONS: usize = 100;
-/// Of residuals and of λ·slack, in units of the numbers that they are made of: iterations end there.
+/// Tolerance of residuals and of λ·slack, relative to their terms, at which iterations end.
 const TOLERANCE: f64 = 1e-11;
-/// The same for a point that is returned.
+/// The same for an accepted solution.
 const ACCEPTED: f64 = 1e-8;
 
 impl Program {
-    /// The solution from a starting point that need not be feasible. Every point that is returned meets the conditions for a solution to
-    /// [`ACCEPTED`]; `None` if none was found, because the program is infeasible or unbounded or its numbers are beyond float64.
+    /// The solution from a starting point that need not be feasible. Every returned point satisfies the optimality conditions to
+    /// [`ACCEPTED`]; `None` if none was found, because the program is infeasible or unbounded or exceeds float64.
     pub fn solve(&self, start: &[f64]) -> Option<Solution> {
         let (n, m) = (self.gradient.len(), self.bounds.len());
         let k = n + usize::from(self.equation.is_some());
@@ -91,7 +91,7 @@ impl Program {
             if dx.iter().chain(&ds).chain(&dl).any(|value| !value.is_finite()) {
                 break;
             }
-            // One length for both sides: where H couples them, two lengths need not converge.
+            // One step length for both sides: if H couples them, two lengths need not converge.
             let length = (0.99 * longest(&slack, &ds).min(longest(&multipliers, &dl))).min(1.0);
             let advance = |values: &mut [f64], step: &[f64]| values.iter_mut().zip(step).for_each(|(value, step)| *value += length * step);
             advance(&mut x, &dx);
@@ -104,8 +104,8 @@ impl Program {
         Some(best).filter(|(error, _)| *error <= ACCEPTED).map(|(_, solution)| solution)
     }
 
-    /// The largest violation of the conditions for a solution: stationarity and λ·slack in units of H and g, equation and inequalities in units of their own
-    /// numbers; NaN counts as infinite. The units of stationarity do not grow with x, so the points of an unbounded program never meet it.
+    /// The largest violation of the optimality conditions: stationarity and λ·slack relative to H and g, equation and inequalities relative to their own
+    /// terms; NaN counts as infinite. The scale of stationarity does not grow with x, so points of an unbounded program never satisfy it.
     fn error(&self, x: &[f64], multipliers: &[f64], nu: f64) -> f64 {
         let size = self.hessian.iter().chain(&self.gradient).fold(1e-300f64, |size, h| size.max(h.abs()));
         let largest = |values: &[f64]| values.iter().fold(0.0f64, |largest, value| largest.max(value.abs()));
@@ -166,7 +166,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// How far one can go from positive values in this direction before one of them is zero; at most 1/0.99, a full step.
+/// The largest step in this direction from positive values that keeps them nonnegative; at most 1/0.99, a full step.
 fn longest(values: &[f64], step: &[f64]) -> f64 {
     values.iter().zip(step).filter(|(_, step)| **step < 0.0).map(|(value, step)| -value / step).fold(1.0 / 0.99, f64::min)
 }
@@ -184,7 +184,7 @@ impl Factors {
         for column in 0..k {
             let pivot = (column..k).max_by(|&i, &j| a[i * k + column].abs().total_cmp(&a[j * k + column].abs()))?;
             if a[pivot * k + column].abs().is_nan() || a[pivot * k + column] == 0.0 {
-                // A direction that nothing decides: a little of the identity decides for zero.
+                // A singular direction: a small multiple of the identity regularizes it.
                 a[column * k + column] = 1e-14 * size.max(f64::MIN_POSITIVE);
             } else if pivot != column {
                 (0..k).for_each(|j| a.swap(pivot * k + j, column * k + j));
@@ -201,7 +201,7 @@ impl Factors {
         size.is_finite().then_some(Factors { lu: a, order })
     }
 
-    /// As [`Factors::solve`], with one step of iterative refinement: λ/slack makes matrices ill-conditioned near the solution.
+    /// Like [`Factors::solve`], with one step of iterative refinement: λ/slack makes matrices ill-conditioned near the solution.
     fn refined(&self, matrix: &[f64], right: &[f64]) -> Vec<f64> {
         let mut x = self.solve(right);
         let residual: Vec<f64> = matrix.chunks_exact(right.len()).zip(right).map(|(row, right)| right - dot(row, &x)).collect();

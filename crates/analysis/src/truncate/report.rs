@@ -1,4 +1,4 @@
-//! What `cut` found, as it is written to `cut.json`.
+//! The result of `truncate`, as written to `cut.json`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -6,64 +6,64 @@ use serde::{Deserialize, Serialize};
 use super::choice::Choice;
 use super::text::Tokens;
 
-/// Everything, filled in as it is measured.
+/// All results, filled in as they are measured.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Report {
-    /// The model, as it was asked for.
+    /// The model as requested.
     pub model: String,
-    /// Its data, as they were asked for.
+    /// The data as requested.
     pub data: Vec<String>,
-    /// How documents become windows: `packed` or `padded`.
+    /// How documents are arranged in windows: `packed` or `padded`.
     #[serde(default)]
     pub layout: String,
-    /// Calibration text of its own, where there is any.
+    /// Separate calibration text, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibration: Option<String>,
-    /// Windows computed at once.
+    /// Windows per batch.
     pub batch: usize,
-    /// Positions of a window.
+    /// Positions per window.
     pub length: usize,
-    /// Tokens of each part of the text.
+    /// Tokens of each split of the text.
     pub tokens: Option<Tokens>,
-    /// Whether layers were calibrated one after the other, each on what the cut ones below it give.
+    /// Whether layers were calibrated sequentially, each on the outputs of the truncated layers below.
     pub sequential: bool,
-    /// Layers.
+    /// Number of layers.
     pub layers: usize,
-    /// Query heads of a layer.
+    /// Query heads per layer.
     pub heads: usize,
-    /// Key-value heads of a layer.
+    /// Key-value heads per layer.
     pub kv_heads: usize,
-    /// Heads with an exponential that can be cut, in all layers.
+    /// Number of heads in all layers that can be truncated.
     pub cuttable: usize,
-    /// Tokens of context that bytes are counted at.
+    /// Context length at which bytes are counted.
     pub context: u64,
-    /// Bytes kept between tokens by the uncut model at that context.
+    /// Bytes between tokens of the original model at that context.
     pub cache_bytes: u64,
-    /// The model as it is, on the evaluation text.
+    /// The original model on the evaluation text.
     pub uncut: Option<Measured>,
-    /// All layers cut.
+    /// All layers truncated.
     pub curves: Vec<Curve>,
-    /// How many heads of `calibrated` kept which coefficients.
+    /// Number of heads of `calibrated` per kind of coefficients.
     pub kept: Vec<Kept>,
-    /// One layer cut at a time.
+    /// One layer truncated at a time.
     pub map: Option<Map>,
-    /// Which heads to cut, and at which order.
+    /// Heads to truncate, and their orders.
     pub plan: Option<Plan>,
-    /// What a user should know.
+    /// Warnings.
     pub warnings: Vec<String>,
-    /// Whether everything that was asked for is here.
+    /// Whether all requested measurements are complete.
     pub finished: bool,
 }
 
-/// A loss that was measured.
+/// A measured loss.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Measured {
-    /// Cross-entropy in nats per token; absent where it is not finite.
+    /// Cross-entropy in nats per token; absent if NaN or infinite.
     pub loss: Option<f64>,
-    /// Bits for each byte of text, where the data are text and the loss is finite.
+    /// Bits per byte, if the data are text and the loss is finite.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bits_per_byte: Option<f64>,
-    /// The first denominator that was not positive, or what else went wrong.
+    /// The first nonpositive denominator, or another problem.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
@@ -71,81 +71,81 @@ pub struct Measured {
 /// One kind of coefficients over the orders.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Curve {
-    /// Which.
+    /// The kind.
     pub coefficients: Choice,
-    /// By order.
+    /// Points by order.
     pub points: Vec<Point>,
 }
 
-/// One order.
+/// The loss at one order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Point {
     /// p
     pub order: usize,
-    /// Bytes kept between tokens by the cut model at the context; absent where the engine would not build such a state.
+    /// Bytes between tokens of the truncated model at the context; absent if the engine does not support such a state.
     pub state_bytes: Option<u64>,
     /// Its loss.
     #[serde(flatten)]
     pub measured: Measured,
 }
 
-/// Which coefficients the heads of `calibrated` have at an order, by text that was held back from the fit.
+/// The coefficients that the heads of `calibrated` have at an order, selected on validation text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Kept {
     /// p
     pub order: usize,
-    /// Heads with fitted ones.
+    /// Heads with fitted coefficients.
     pub fitted: usize,
-    /// Heads with Taylor's.
+    /// Heads with Taylor coefficients.
     pub taylor: usize,
-    /// Relative error of the heads' outputs, the median over heads: Taylor's.
+    /// Median relative error of the heads' outputs with Taylor coefficients.
     #[serde(deserialize_with = "termwise_report::nan")]
     pub taylor_error: f64,
-    /// Of what was kept.
+    /// The same with the selected coefficients.
     #[serde(deserialize_with = "termwise_report::nan")]
     pub kept_error: f64,
-    /// The largest factor by which a state amplifies rounding when it sums what was kept in powers of the score.
+    /// The largest amplification of rounding errors in a state that sums the selected series in powers of the score.
     #[serde(deserialize_with = "termwise_report::nan")]
     pub state_condition: f64,
 }
 
-/// One layer cut at a time.
+/// Losses with one layer truncated at a time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Map {
-    /// With these coefficients.
+    /// The coefficients.
     pub coefficients: Choice,
     /// Orders, ascending.
     pub orders: Vec<usize>,
-    /// By layer, then by order; layers that come to an end early were not finished.
+    /// Per layer, then per order; shorter rows are unfinished.
     pub layers: Vec<Vec<Measured>>,
 }
 
-/// Cuts that stay within a budget.
+/// Truncations within a budget.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Plan {
-    /// What the loss may rise to, as a factor of the uncut one.
+    /// Maximum loss as a factor of the original loss.
     pub budget: f64,
-    /// Loss of the uncut model on the tuning text.
+    /// Loss of the original model on the tuning text.
     pub tuning_uncut: f64,
-    /// Loss with the plan there.
+    /// Loss with the plan on the tuning text.
     pub tuning_loss: f64,
-    /// The cuts.
+    /// The truncations.
     pub cuts: Vec<PlannedCut>,
-    /// Kv heads in all.
+    /// Total number of kv heads.
     pub units: usize,
-    /// Pairs of kv head and order whose state would not be smaller than the cache at this context; these are not proposed.
+    /// Pairs of kv head and order whose state is not smaller than the cache at this context; these are not proposed.
     pub too_large: usize,
-    /// Bytes between tokens without any cut.
+    /// Bytes between tokens of the original model.
     pub bytes_before: u64,
     /// Bytes with the plan.
     pub bytes_after: u64,
-    /// The plan on the evaluation text.
+    /// Loss with the plan on the evaluation text.
     pub measured: Option<Measured>,
-    /// Whether the budget is kept there too.
+    /// Whether the budget is also met there.
     pub within_budget: Option<bool>,
 }
 
-/// All query heads of one kv head cut at one order.
+/// All query heads of one kv head truncated at one order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PlannedCut {
     /// Layer.
@@ -154,13 +154,13 @@ pub struct PlannedCut {
     pub kv_head: usize,
     /// p
     pub order: usize,
-    /// Rise of the loss on the tuning text with this cut alone.
+    /// Rise of the loss on the tuning text with this truncation alone.
     pub increase: f64,
     /// Bytes that it saves at the context.
     pub saved: u64,
 }
 
-/// A relative change of the loss above rounding and above the noise of equal models.
+/// Relative change of the loss that exceeds rounding and the noise between equal models.
 const GAIN: f64 = 1e-3;
 
 impl Report {
@@ -169,7 +169,7 @@ impl Report {
         self.curves.iter().find(|curve| curve.coefficients == choice)
     }
 
-    /// A warning where truncation lowers the loss by more than rounding: the text or its layout then decides the sign.
+    /// A warning if truncation lowers the loss by more than rounding: the text or its layout then determines the sign.
     pub fn gain(&self) -> Option<String> {
         let uncut = self.uncut_loss()?;
         let curves = self.curves.iter().flat_map(|curve| {
@@ -189,12 +189,12 @@ impl Report {
                 "windows of packed text cross the ends of documents, which can decide the sign: measure again with --layout padded, \
                  and with --documents if files contain several documents"
             }
-            _ => "the text can decide the sign: measure again on other text before you rely on it",
+            _ => "the text can determine the sign: measure again on other text before relying on it",
         };
         Some(format!("truncation lowers the loss by {:.2} % ({place}); {cause}", -100.0 * change))
     }
 
-    /// The loss of the uncut model on the evaluation text.
+    /// The loss of the original model on the evaluation text.
     pub fn uncut_loss(&self) -> Option<f64> {
         self.uncut.as_ref()?.loss
     }

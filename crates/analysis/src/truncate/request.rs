@@ -46,13 +46,13 @@ pub struct Request {
     pub batch: usize,
     /// Largest number of batches; 0: all.
     pub batches: u64,
-    /// Folder of finished measurements. A later call resumes from them.
+    /// Directory of finished measurements. A later call resumes from them.
     pub journal: Option<PathBuf>,
-    /// Folder of the truncated model.
+    /// Directory of the truncated model.
     pub save: Option<PathBuf>,
     /// Truncate all layers of the saved model at this order, calibrated, instead of following the plan.
     pub save_order: Option<usize>,
-    /// Replace a model in that folder.
+    /// Replace a model in that directory.
     pub overwrite: bool,
     /// Ranks that share the evaluation. Rank 0 writes files.
     pub collective: Arc<dyn Collective>,

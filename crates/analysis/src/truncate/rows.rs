@@ -1,21 +1,21 @@
-//! What the fit of a head knows of its text: for each sampled query, how the output depends on the polynomial.
+//! Data for the fit of a head: for each sampled query, how the output depends on the polynomial.
 //!
 //! With the basis b_0..b_p, U_n = Σ_s M_s·b_n(x_s)·v_s and z_n = Σ_s M_s·b_n(x_s), the polynomial Σ c_n·b_n gives
 //!
 //! ```text
 //! under a sum          y' = Σ c_n·U_n / Σ c_n·z_n        y' − y = Σ c_n·(U_n − z_n·y) / Σ c_n·z_n      y = Σ e^x·v / Σ e^x
 //! under a norm         the direction of Σ c_n·U_n        the same with y = û, the true direction, and z_n = U_n·û
-//! where size matters   Σ c_n·U_n                         Σ c_n·U_n − U
+//! if size matters      Σ c_n·U_n                         Σ c_n·U_n − U
 //! ```
 //!
-//! So of each query only z and the products of the residuals R_n = U_n − z_n·y with each other are kept, and squared errors for any
+//! Therefore only z and the products of the residuals R_n = U_n − z_n·y with each other are stored per query, and squared errors of any
 //! polynomial follow from them.
 
 use termwise_attention::{Denominator, Rescale, Variant, View};
 
 use super::chebyshev::Interval;
 
-/// What the polynomial's output is compared by.
+/// How the polynomial's output is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A common factor of the weights cancels.
@@ -25,7 +25,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Of a variant with an exponential kernel.
+    /// For a variant with an exponential kernel.
     pub fn of(variant: &Variant) -> Kind {
         let plain = matches!(&variant.denominator, Denominator::Sum(sum) if sum.floor.is_none() && sum.eps.is_none())
             && !variant.denominator.has_sink();
@@ -36,37 +36,37 @@ impl Kind {
 /// Sampled queries of one head.
 #[derive(Clone, Debug)]
 pub struct Rows {
-    /// What they compare by.
+    /// How they are compared.
     pub kind: Kind,
     /// Highest order of the basis.
     pub order: usize,
     /// [rows, p + 1]
     z: Vec<f64>,
-    /// Products of residuals, the lower triangle by rows, [rows, w(w + 1)/2], w = p + 1, and one more for U where size matters.
+    /// Products of residuals, the lower triangle by rows, [rows, w(w + 1)/2], w = p + 1, and one more for U if size matters.
     products: Vec<f64>,
     /// Σ ‖y‖² of all rows.
     size: f64,
 }
 
 impl Rows {
-    /// None yet.
+    /// An empty collection.
     pub fn new(kind: Kind, order: usize) -> Rows {
         Rows { kind, order, z: Vec::new(), products: Vec::new(), size: 0.0 }
     }
 
-    /// Takes the rows of another collection of the same kind and order in.
+    /// Appends the rows of another collection of the same kind and order.
     pub fn append(&mut self, other: &Rows) {
         self.z.extend_from_slice(&other.z);
         self.products.extend_from_slice(&other.products);
         self.size += other.size;
     }
 
-    /// How many.
+    /// Number of rows.
     pub fn len(&self) -> usize {
         self.z.len() / (self.order + 1)
     }
 
-    /// Whether there is none.
+    /// Whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.z.is_empty()
     }
@@ -88,18 +88,18 @@ impl Rows {
         (&self.z[i * n..][..n], &self.products[i * triangle..][..triangle])
     }
 
-    /// Takes query t of a head in.
+    /// Adds query t of a head.
     pub fn add(&mut self, view: &View, t: usize, interval: &Interval) {
         self.add_as(view, t, interval, f64::exp);
     }
 
-    /// The same for another kernel than exp.
+    /// The same for a kernel other than exp.
     pub(super) fn add_as(&mut self, view: &View, t: usize, interval: &Interval, w: impl Fn(f64) -> f64) {
         let (n, e) = (self.order + 1, view.e);
         let scores = scores(view, t);
         let highest = scores.iter().map(|&(_, x)| x).fold(f64::NEG_INFINITY, f64::max);
         let rho = if self.kind == Kind::Ratio && view.variant.near.kernel.rescale() == Rescale::SubtractMax { highest } else { 0.0 };
-        // The true sums in the frame of ρ, and those of the basis.
+        // The true sums with their log scale ρ, and those of the basis.
         let (mut u, mut z) = (vec![0.0; e], 0.0);
         let (mut moments, mut sums, mut values) = (vec![0.0; n * e], vec![0.0; n], vec![0.0; n]);
         for &(s, x) in &scores {
@@ -139,7 +139,7 @@ impl Rows {
                 row.iter_mut().zip(&u).for_each(|(row, y)| *row -= sum * y);
             }
         }
-        // Gates and denominators scale what is left.
+        // Gates and denominators scale the residual.
         let factor = size * size / square(&u).max(f64::MIN_POSITIVE);
         if !factor.is_finite() || sums.iter().any(|sum| !sum.is_finite()) {
             return;
@@ -152,7 +152,7 @@ impl Rows {
         self.size += size * size;
     }
 
-    /// √(Σ ‖y' − y‖² / Σ ‖y‖²) with the polynomial Σ c_n·b_n, whose degree may be below the highest; infinite where a denominator is not
+    /// √(Σ ‖y' − y‖² / Σ ‖y‖²) with the polynomial Σ c_n·b_n, whose degree may be below the highest; infinite if a denominator is not
     /// positive.
     pub fn error(&self, c: &[f64]) -> f64 {
         (self.squared(c) / self.size.max(f64::MIN_POSITIVE)).sqrt()
@@ -181,7 +181,7 @@ impl Rows {
         (0..n).map(|k| self.z.iter().skip(k).step_by(self.order + 1).sum::<f64>() / rows).collect()
     }
 
-    /// Gauss and Newton's model of Σ ‖y' − y‖² at c: half its gradient, and JᵀJ [n, n]. Exact where size matters.
+    /// Gauss–Newton model of Σ ‖y' − y‖² at c: half its gradient, and JᵀJ [n, n]. Exact if size matters.
     pub fn model(&self, c: &[f64]) -> (Vec<f64>, Vec<f64>) {
         let n = c.len();
         let (mut gradient, mut normal) = (vec![0.0; n], vec![0.0; n * n]);
@@ -217,7 +217,7 @@ impl Rows {
     }
 }
 
-/// x_ts of query t against all keys s that it sees, with s.
+/// x_ts of query t with all visible keys s, with s.
 pub fn scores(view: &View, t: usize) -> Vec<(usize, f64)> {
     let d = view.d;
     let q = &view.q[t * d..][..d];
@@ -225,7 +225,7 @@ pub fn scores(view: &View, t: usize) -> Vec<(usize, f64)> {
     view.seen(t).map(|s| (s, view.score(product(s)))).collect()
 }
 
-/// cᵀGc from a lower triangle; with U, that of (c, −1) with a gap between where c is shorter than the basis.
+/// cᵀGc from a lower triangle; with U, that of (c, −1) with zeros in between if c is shorter than the basis.
 fn quadratic(products: &[f64], c: &[f64], target: bool, order: usize) -> f64 {
     let triangle = |i: usize| &products[i * (i + 1) / 2..][..i + 1];
     let mut sum = 0.0;

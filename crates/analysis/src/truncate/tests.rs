@@ -8,7 +8,7 @@ use termwise_data::{Rows, Source};
 use termwise_model::Config;
 use termwise_train::eval::{evaluate, evaluate_with};
 
-/// Tokens in which some follow others, in batches.
+/// Batches of tokens with some structure.
 #[derive(Debug)]
 struct Words {
     batches: u64,
@@ -45,7 +45,7 @@ impl Source for Words {
 
 const WINDOWS: Windows = Windows { batch: 2, length: 24, stride: 24 };
 
-/// A model with scores of some spread, untrained.
+/// An untrained model with scores of this spread.
 fn model(spread: f64) -> Model {
     let text = format!(
         r#"{{"model_type": "llama", "vocab_size": 24, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
@@ -82,7 +82,7 @@ fn go(model: Model, words: &Words, options: &Options) -> Outcome {
 }
 
 #[test]
-fn text_is_cut_into_three_that_share_nothing() {
+fn text_is_split_into_three_disjoint_parts() {
     for batches in [3, 4, 7, 16, 33] {
         let words = Words { batches };
         let texts = texts(&words);
@@ -103,9 +103,9 @@ fn text_is_cut_into_three_that_share_nothing() {
     assert!(Texts::split(&Words { batches: 2 }, None, WINDOWS, 0).is_err_and(|error| error.to_string().contains("at least 3")));
 }
 
-/// Every loss is what `eval` says of the same model on the same text.
+/// Every loss equals that of `eval` for the same model on the same text.
 #[test]
-fn losses_are_those_of_eval() {
+fn losses_match_eval() {
     let words = Words { batches: 12 };
     let texts = texts(&words);
     let plain = model(0.4);
@@ -127,12 +127,12 @@ fn losses_are_those_of_eval() {
     let map = outcome.report.map.as_ref().expect("a map");
     let one = outcome.calibration.cut_layers(&plain.config, [1], 2, map.coefficients).expect("a map");
     assert_eq!(map.layers[1][0].loss, Some(eval(&plain.with_attention(one).expect("a model"))));
-    assert_eq!(outcome.model.config.attention, plain.config.attention, "the model is as it was");
+    assert_eq!(outcome.model.config.attention, plain.config.attention, "the model is unchanged");
     assert!(outcome.report.finished);
 }
 
 #[test]
-fn a_plan_keeps_its_budget_and_counts_its_bytes() {
+fn a_plan_meets_its_budget_and_counts_its_bytes() {
     let words = Words { batches: 12 };
     let texts = texts(&words);
     for share in [0.0, 0.002, 0.05] {
@@ -153,7 +153,7 @@ fn a_plan_keeps_its_budget_and_counts_its_bytes() {
             .flat_map(|layer| cut.config.heads(layer).chunks(2).map(|unit| unit.to_vec()).collect::<Vec<_>>())
             .filter(|unit| is_cut(unit))
             .count();
-        assert_eq!(units, plan.cuts.len(), "whole kv heads are cut");
+        assert_eq!(units, plan.cuts.len(), "whole kv heads are truncated");
     }
     // The state of order 8 has 495 rows of 17 numbers padded to 17, a cache 128 tokens of 20: it is not proposed, and order 2 is.
     let wide = Options { orders: vec![2, 8], context: Some(8), budget: Some(Budget { share: 10.0 }), draw_map: false, ..options() };
@@ -171,15 +171,15 @@ fn is_cut(unit: &[Variant]) -> bool {
     cut > 0
 }
 
-/// With wide scores a fit is far better than Taylor's series, head by head and in the end.
+/// For widely spread scores a fit is far better than the Taylor series, per head and overall.
 #[test]
-fn calibration_is_never_worse_where_it_was_judged() {
+fn calibration_is_never_worse_on_validation_text() {
     let words = Words { batches: 16 };
     let outcome = go(model(1.0), &words, &Options { orders: vec![2, 4, 8], draw_map: false, budget: None, ..options() });
     for head in outcome.calibration.heads.iter().flatten() {
         for fit in &head.orders {
             assert!(fit.errors.iter().all(|error| fit.error() <= *error) && fit.error().is_finite(), "{fit:?}");
-            // Weights are positive, so that outputs are means of values: no error can be far above 1.
+            // Weights are positive, so outputs are means of values, and no error can be far above 1.
             assert!(fit.errors.iter().all(|error| *error < 10.0), "{fit:?}");
         }
     }
@@ -193,10 +193,10 @@ fn calibration_is_never_worse_where_it_was_judged() {
 }
 
 #[test]
-fn a_loss_that_is_not_finite_is_a_point() {
+fn a_nan_or_infinite_loss_is_a_point() {
     let words = Words { batches: 6 };
     let wild = Options { orders: vec![2, 60], coefficients: vec![Choice::Taylor], draw_map: false, budget: None, ..options() };
-    // Scores of ten millions, whose powers not even float64 holds.
+    // Scores of ten million, whose powers overflow even float64.
     let outcome = go(model(1000.0), &words, &wild);
     let points = &outcome.report.curves[0].points;
     assert!(points[0].measured.loss.is_some());
@@ -204,7 +204,7 @@ fn a_loss_that_is_not_finite_is_a_point() {
 }
 
 #[test]
-fn an_interrupted_run_goes_on_from_its_journal() {
+fn an_interrupted_run_resumes_from_its_journal() {
     let folder = tempfile::tempdir().expect("a folder");
     let journal = folder.path().join("losses.jsonl");
     let lines = || std::fs::read_to_string(&journal).expect("a journal").lines().count();
@@ -216,14 +216,14 @@ fn an_interrupted_run_goes_on_from_its_journal() {
         told += 1;
         stop.store(report.curves.iter().any(|curve| curve.points.len() == 1), std::sync::atomic::Ordering::Relaxed);
     });
-    let partial = outcome.expect("what there is").report;
+    let partial = outcome.expect("a partial result").report;
     assert!(!partial.finished && partial.uncut.is_some() && told > 3);
     assert!(partial.curves.iter().map(|curve| curve.points.len()).sum::<usize>() < 6);
     let before = lines();
     let whole = go(model(0.5), &words, &options).report;
     let after = lines();
     assert!(whole.finished && after > before && before >= 2);
-    assert_eq!(go(model(0.5), &words, &options).report, whole, "a third time nothing is measured");
+    assert_eq!(go(model(0.5), &words, &options).report, whole, "the third run measures nothing");
     assert_eq!(lines(), after);
     let other = go(model(0.6), &words, &options).report;
     let expected = evaluate(&model(0.6), &texts(&words).evaluation, WINDOWS, 0).expect("a loss").loss;
@@ -247,16 +247,16 @@ fn a_saved_model_has_the_same_loss() {
     assert_eq!(outcome.report.curve(Choice::Calibrated).and_then(|curve| curve.points[1].measured.loss), Some(loss));
     assert!(to.join("tokenizer.json").is_file());
     assert!(save(&mut outcome.model, &map, &to, &to, true).is_err());
-    // Another model is replaced only where that was asked for.
+    // Another model is replaced only on request.
     let held = save(&mut outcome.model, &map, &from, &to, false).expect_err("a model is there").to_string();
     assert!(held.contains("contains a model") && held.contains("--overwrite"), "{held}");
     std::fs::write(to.join("conversion.json"), "{}").expect("a record of a model that is replaced");
     save(&mut outcome.model, &map, &from, &to, true).expect("replaced");
     assert!(!to.join("conversion.json").exists());
-    // The settings of training are next to the weights of a saved model: it is not a run.
+    // The training settings are next to the weights of a saved model: it is not a run.
     std::fs::write(to.join("settings.toml"), "").expect("a file");
     save(&mut outcome.model, &map, &from, &to, true).expect("replaced");
-    // Folders of runs and checkpoints are never written to, other folders with files on request.
+    // Directories of runs and checkpoints are never written to, other non-empty directories only on request.
     for (name, file, always) in [
         ("a", "settings.toml", true),
         ("b", "checkpoints/x", true),
@@ -280,9 +280,9 @@ fn a_saved_model_has_the_same_loss() {
     assert!((in_chunks.loss - loss).abs() < 1e-3, "{} {loss}", in_chunks.loss);
 }
 
-/// Ranks, here threads, share the text that is evaluated on; what they say is what one says.
+/// Ranks, here threads, share the evaluation; the result does not depend on their number.
 #[test]
-fn any_number_of_ranks_says_the_same() {
+fn results_do_not_depend_on_the_number_of_ranks() {
     use termwise_train::collective::threads::team;
     let words = Words { batches: 9 };
     let folder = tempfile::tempdir().expect("a folder");
@@ -303,5 +303,5 @@ fn any_number_of_ranks_says_the_same() {
         assert!(found.iter().all(|found| *found == report(&alone)), "{ranks} ranks");
     }
     let lines = |name: &str| std::fs::read_to_string(folder.path().join(name)).expect("a journal").lines().count();
-    assert_eq!(lines("shared"), lines("alone"), "rank 0 alone writes, and all know what is written there");
+    assert_eq!(lines("shared"), lines("alone"), "only rank 0 writes, and all ranks read it");
 }

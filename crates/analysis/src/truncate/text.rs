@@ -1,4 +1,4 @@
-//! Stretches of text: what is calibrated on, tuned on and evaluated on are different batches.
+//! Splits of the text: calibration, tuning and evaluation use different batches.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -7,7 +7,7 @@ use termwise_train::eval::Windows;
 
 use crate::Error;
 
-/// Some of the held-out batches of a source, counted in batches of one size.
+/// A range of the held-out batches of a source.
 #[derive(Clone, Debug)]
 pub struct Split<'a> {
     source: &'a dyn Source,
@@ -16,17 +16,17 @@ pub struct Split<'a> {
 }
 
 impl<'a> Split<'a> {
-    /// All batches of a source, at most `limit` where that is not 0.
+    /// All batches of a source, at most `limit` unless it is 0.
     pub fn whole(source: &'a dyn Source, windows: Windows, limit: u64) -> Result<Split<'a>, Error> {
         Ok(Split { source, first: 0, count: batches(source, windows, limit)? })
     }
 
-    /// Some of its batches.
+    /// A range of its batches.
     pub fn part(&self, first: u64, count: u64) -> Split<'a> {
         Split { source: self.source, first: self.first + first, count: count.min(self.count.saturating_sub(first)) }
     }
 
-    /// How many.
+    /// Number of batches.
     pub fn batches(&self) -> u64 {
         self.count
     }
@@ -42,7 +42,7 @@ impl Source for Split<'_> {
     }
 
     fn train(&self, _: u64, _: u64, _: usize, _: usize, _: &mut Rows) -> DataResult<()> {
-        Err(DataError::Internal("text to evaluate on has no training batches"))
+        Err(DataError::Internal("evaluation text has no training batches"))
     }
 
     fn held_out(&self, index: u64, rows: usize, time: usize, out: &mut Rows) -> DataResult<bool> {
@@ -58,7 +58,7 @@ impl Source for Split<'_> {
     }
 }
 
-/// How many held-out batches a source has, up to `limit` where that is not 0: by doubling and halving, since any batch can be asked for.
+/// The number of held-out batches of a source, at most `limit` unless it is 0, by doubling and bisection.
 fn batches(source: &dyn Source, windows: Windows, limit: u64) -> Result<u64, Error> {
     let mut rows = Rows::default();
     let mut has = |index: u64| source.held_out(index, windows.batch, windows.length, &mut rows);
@@ -68,7 +68,7 @@ fn batches(source: &dyn Source, windows: Windows, limit: u64) -> Result<u64, Err
         step = step.saturating_mul(2);
     }
     let (mut low, mut high) = (step / 2, step.min(most));
-    // All before `low` are there, none from `high` on, or `high` is as many as are wanted.
+    // All batches below `low` exist, none from `high` on, or `high` is the limit.
     while low < high {
         let middle = low + (high - low) / 2;
         if has(middle)? { low = middle + 1 } else { high = middle }
@@ -76,25 +76,25 @@ fn batches(source: &dyn Source, windows: Windows, limit: u64) -> Result<u64, Err
     Ok(low)
 }
 
-/// What is calibrated on, tuned on and evaluated on.
+/// The splits for calibration, tuning and evaluation.
 #[derive(Clone, Debug)]
 pub struct Texts<'a> {
-    /// Coefficients are fitted to it.
+    /// Coefficients are fitted on it.
     pub calibration: Split<'a>,
-    /// Plans are chosen by it.
+    /// Plans are chosen on it.
     pub tuning: Split<'a>,
-    /// Everything that is reported is measured on it.
+    /// Reported losses are measured on it.
     pub evaluation: Split<'a>,
-    /// Whether calibration and tuning have text of their own, and evaluation all of the data.
+    /// Whether calibration and tuning have separate text, and evaluation all of the data.
     pub separate: bool,
 }
 
-/// Batches beyond this do not make a fit better.
+/// More tokens do not improve a fit.
 const CALIBRATION_TOKENS: u64 = 65_536;
 
 impl<'a> Texts<'a> {
-    /// The data cut into three, first to last: a quarter, at most 65,536 tokens, to calibrate; a quarter to tune; the rest. With calibration
-    /// text of its own that is cut into two, and all data are evaluated on. At most `limit` batches in all where that is not 0.
+    /// The data split into three, in order: a quarter, at most 65,536 tokens, for calibration; a quarter for tuning; the rest. Separate
+    /// calibration text is split into two, and all data are for evaluation. At most `limit` batches in total unless it is 0.
     pub fn split(data: &'a dyn Source, calibration: Option<&'a dyn Source>, windows: Windows, limit: u64) -> Result<Texts<'a>, Error> {
         let enough = (CALIBRATION_TOKENS / (windows.batch * windows.length).max(1) as u64).max(1);
         let whole = Split::whole(data, windows, limit)?;
@@ -105,7 +105,7 @@ impl<'a> Texts<'a> {
         let needed = if own { 2 } else { 3 };
         if from.batches() < needed || whole.batches() == 0 {
             return Err(Error::Sizes(format!(
-                "the text makes {} batches of {} windows of {} tokens, and at least {needed} are needed to calibrate, tune and evaluate on different text; name more data, or use a smaller --batch or --length",
+                "the text has {} batches of {} windows of {} tokens, and at least {needed} are needed for calibration, tuning and evaluation on different text; name more data, or use a smaller --batch or --length",
                 from.batches().min(whole.batches()),
                 windows.batch,
                 windows.length
@@ -121,15 +121,15 @@ impl<'a> Texts<'a> {
 /// Tokens of each split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Tokens {
-    /// Fitted to.
+    /// For calibration.
     pub calibration: u64,
-    /// Chosen by.
+    /// For tuning.
     pub tuning: u64,
-    /// Reported on.
+    /// For evaluation.
     pub evaluation: u64,
 }
 
-/// Tokens that the batches of a split ask for.
+/// Number of labels in the batches of a split.
 pub fn tokens(split: &Split, windows: Windows) -> Result<u64, Error> {
     let mut rows = Rows::default();
     let mut sum = 0;

@@ -1,4 +1,4 @@
-//! The pieces of work, one after the other.
+//! The measurements in order.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -14,7 +14,7 @@ use super::report::{Curve, Kept, Map, Measured, Plan, Point, Report};
 use super::text::{Split, Texts};
 use crate::Error;
 
-/// A state that amplifies rounding by more than this loses more than a hundredth of its result in float32.
+/// A state that amplifies rounding errors by more than this has a relative error above one percent in float32.
 const ILL_CONDITIONED: f64 = 1e5;
 
 pub(super) struct Work<'a, 'b> {
@@ -28,7 +28,7 @@ pub(super) struct Work<'a, 'b> {
 }
 
 impl Work<'_, '_> {
-    /// Whether any rank was asked to stop.
+    /// Whether any rank received a stop request.
     pub fn stopped(&self) -> Result<bool, Error> {
         Ok(self.meter.collective().agree(self.stop.load(Ordering::Relaxed))?)
     }
@@ -53,18 +53,18 @@ impl Work<'_, '_> {
         })?;
         self.report.cuttable = calibration.cuttable();
         if self.report.cuttable == 0 {
-            return Err(Error::Sizes("no head of this model has an exponential without clamp, so there is nothing to cut".into()));
+            return Err(Error::Sizes("no head of this model has an exponential without clamp, so there is nothing to truncate".into()));
         }
         let all = self.report.layers * self.report.heads;
         if self.report.cuttable < all {
             let left = all - self.report.cuttable;
-            self.report.warnings.push(format!("{left} of {all} heads have no exponential, or a clamp, and are left as they are"));
+            self.report.warnings.push(format!("{left} of {all} heads have no exponential, or a clamp, and are not truncated"));
         }
         for &order in orders {
             let kept = kept(&calibration, order);
             if kept.state_condition > ILL_CONDITIONED {
                 self.report.warnings.push(format!(
-                    "order {order}: a state sums powers of the score, which amplifies rounding up to {:.0e} times here; below about {ILL_CONDITIONED:.0e} float32 keeps a hundredth. Losses are of the parallel form in float64; `generate` may differ from it",
+                    "order {order}: a state sums powers of the score, which amplifies rounding errors up to {:.0e} times here; up to about {ILL_CONDITIONED:.0e} the float32 error is below one percent. Losses are those of the parallel form in float64; `generate` may differ",
                     kept.state_condition
                 ));
             }
@@ -73,7 +73,7 @@ impl Work<'_, '_> {
         Ok(calibration)
     }
 
-    /// Every layer cut, order by order, so that the kinds stand beside each other early.
+    /// All layers truncated, order by order, so both kinds can be compared early.
     pub fn curves(
         &mut self,
         calibration: &Calibration,
@@ -101,7 +101,7 @@ impl Work<'_, '_> {
         Ok(())
     }
 
-    /// One layer cut at a time.
+    /// One layer truncated at a time.
     pub fn map(&mut self, calibration: &Calibration, orders: &[usize], choice: Option<Choice>) -> Result<(), Error> {
         let coefficients = choice.or_else(|| best(&self.report)).unwrap_or(Choice::Calibrated);
         self.report.map = Some(Map { coefficients, orders: orders.to_vec(), layers: Vec::new() });
@@ -122,7 +122,7 @@ impl Work<'_, '_> {
         Ok(())
     }
 
-    /// The attention of the plan, where it has cuts.
+    /// The attention of the plan, if it truncates any head.
     pub fn plan(
         &mut self,
         calibration: &Calibration,
@@ -134,7 +134,7 @@ impl Work<'_, '_> {
         let context = self.report.context;
         let (mut candidates, too_large) = budget::candidates(uncut, calibration, sizes, orders, context)?;
         self.total += candidates.len() as u64 + 8;
-        let before = self.measure("the uncut model on tuning text", uncut, &self.texts.tuning)?;
+        let before = self.measure("the original model on tuning text", uncut, &self.texts.tuning)?;
         let Some(uncut_loss) = before.loss else { return Ok(None) };
         for candidate in &mut candidates {
             if self.stopped()? {
@@ -150,7 +150,7 @@ impl Work<'_, '_> {
                 return Ok(None);
             }
             let map = budget::applied(uncut, calibration, sizes, cuts)?;
-            Ok(self.measure(&format!("{} cuts together", cuts.len()), &map, &self.texts.tuning)?.loss)
+            Ok(self.measure(&format!("{} truncations together", cuts.len()), &map, &self.texts.tuning)?.loss)
         })?;
         let bytes_before = self.report.cache_bytes;
         let saved: u64 = cuts.iter().map(|cut| cut.saved).sum();
@@ -178,7 +178,7 @@ impl Work<'_, '_> {
     }
 }
 
-/// The kind of coefficients with the lowest sum of losses over the orders that all have.
+/// The kind of coefficients with the lowest sum of losses over the common orders.
 fn best(report: &Report) -> Option<Choice> {
     let sum = |curve: &Curve| curve.points.iter().map(|point| point.measured.loss.unwrap_or(f64::INFINITY)).sum::<f64>();
     report.curves.iter().filter(|curve| !curve.points.is_empty()).min_by(|a, b| sum(a).total_cmp(&sum(b))).map(|curve| curve.coefficients)

@@ -1,10 +1,10 @@
-//! Which variants are equal, and why.
+//! Classes of equal variants.
 
 use serde::{Deserialize, Serialize};
 use termwise_attention::Variant;
 use termwise_attention::presets;
 
-/// Presets whose outputs are equal.
+/// Presets with equal outputs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Class {
     /// A letter.
@@ -13,7 +13,7 @@ pub struct Class {
     pub canonical: String,
     /// The presets, in the order of their list.
     pub members: Vec<String>,
-    /// Why they are equal; absent where there is but one.
+    /// Why they are equal; absent for a single preset.
     pub relation: Option<Relation>,
 }
 
@@ -23,9 +23,9 @@ pub struct Class {
 pub enum Relation {
     /// The same parts under two names.
     Identical,
-    /// Other parts that are the same function, such as `power=1` and `feature=identity`.
+    /// Different parts that are the same function, such as `power=1` and `feature=identity`.
     SameFunction,
-    /// A scale-free norm cancels what differs.
+    /// A scale-free norm cancels the difference.
     UpToEps,
 }
 
@@ -43,7 +43,7 @@ impl Relation {
         }
     }
 
-    /// In words.
+    /// As a phrase.
     pub fn words(self) -> &'static str {
         match self {
             Relation::Identical => "identical expression",
@@ -58,7 +58,7 @@ impl Relation {
 pub struct Equal {
     /// The preset's name or the expression.
     pub name: String,
-    /// Why.
+    /// The reason.
     pub relation: Relation,
 }
 
@@ -100,12 +100,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_go_on_after_the_alphabet() {
+    fn labels_continue_after_the_alphabet() {
         assert_eq!([0, 25, 26, 51, 52, 701, 702].map(label), ["A", "Z", "AA", "AZ", "BA", "ZZ", "AAA"]);
     }
 
     #[test]
-    fn relations_say_why() {
+    fn relations_are_detected() {
         let between = |a: &str, b: &str| Relation::between(&a.parse().expect("a variant"), &b.parse().expect("a variant"));
         assert_eq!(between("softmax", "exp over=sum"), Some(Relation::Identical));
         assert_eq!(between("power=1 over=length", "feature=identity over=length"), Some(Relation::SameFunction));

@@ -1,9 +1,9 @@
-//! The page of combinations: which two parts work together, and why the others are refused.
+//! The table of combinations: which parts can be combined, and why others are rejected.
 
 use termwise_attention::variant::combinations::{BASE_KERNELS, SLOT_VALUES, SlotValue, accepted, combine};
 use termwise_report::{Block, Cell, Document, Section, Table};
 
-/// The matrix of all pairs of slot values, with the reasons of refusal.
+/// The matrix of all pairs of slot values, with the reasons of rejections.
 pub fn combinations() -> Document {
     let mut reasons: Vec<String> = Vec::new();
     let columns = ["", "part"].map(String::from).into_iter().chain((1..=SLOT_VALUES.len()).map(|column| column.to_string()));
@@ -35,7 +35,7 @@ pub fn combinations() -> Document {
     }
 }
 
-/// Why a pair is refused with the exponential kernel, or with its own.
+/// Why a pair is rejected with the exponential kernel, or with its own.
 fn refusal(first: &SlotValue, second: &SlotValue) -> Option<String> {
     accepted(&combine(first, second, BASE_KERNELS[0])).err()
 }
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_matrix_is_symmetric_and_every_refusal_has_a_reason() {
+    fn the_matrix_is_symmetric_and_every_rejection_has_a_reason() {
         let page = combinations();
         let Some(Block::Table { table, .. }) = page.lead.last() else { panic!("a matrix") };
         assert_eq!(table.rows.len(), SLOT_VALUES.len());

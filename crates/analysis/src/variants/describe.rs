@@ -1,4 +1,4 @@
-//! One variant, described.
+//! Description of a variant.
 
 use serde::{Deserialize, Serialize};
 use termwise_attention::parts::write::Delta;
@@ -18,7 +18,7 @@ pub struct Sizes {
     pub kv_heads: usize,
     /// d, of q, k and v.
     pub head_dim: usize,
-    /// Width of the hidden state from which gates are projected.
+    /// Hidden size, from which gates are projected.
     pub hidden: usize,
 }
 
@@ -28,10 +28,10 @@ impl Default for Sizes {
     }
 }
 
-/// A variant and what follows from it.
+/// A variant and its properties.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Description {
-    /// The preset's name, if it was asked for by one.
+    /// The preset's name, if it was requested by name.
     pub name: Option<String>,
     /// Its parts.
     pub expression: String,
@@ -41,17 +41,17 @@ pub struct Description {
     pub canonical: String,
     /// The label of the presets with the same output, if there are any.
     pub class: Option<String>,
-    /// Other presets, and other variants asked for, with the same output.
+    /// Other presets, and other requested variants, with the same output.
     pub equal_to: Vec<Equal>,
-    /// Tensors that one layer has beyond those of a Llama.
+    /// Tensors of one layer beyond those of a Llama.
     pub added: Vec<Added>,
-    /// Numbers in them.
+    /// Number of values in them.
     pub added_count: usize,
-    /// What has to be kept from token to token.
+    /// Memory between tokens.
     pub state: State,
-    /// What a user should know before spending time on it.
+    /// Warnings.
     pub warnings: Vec<String>,
-    /// What a reader of the paper should know; empty where the parts say it all.
+    /// A remark for readers of the paper; empty for none.
     pub note: String,
 }
 
@@ -62,31 +62,31 @@ pub struct Added {
     pub name: String,
     /// Its shape.
     pub shape: Vec<usize>,
-    /// Its numbers.
+    /// Number of values.
     pub count: usize,
 }
 
-/// What one head keeps from token to token while it writes text.
+/// Memory of one head between tokens during decoding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum State {
-    /// No finite feature map: the keys and values of all tokens, 2·d numbers each.
+    /// No finite feature map: the keys and values of all tokens, 2·d values each.
     KvCache,
     /// A state of constant size.
     Recurrent {
-        /// float32 numbers of the formula, those of the denominator included.
+        /// float32 values of the formula, including the denominator.
         floats: u64,
-        /// Bytes of the buffers that hold them; absent where the engine would build none.
+        /// Bytes of the buffers; absent if the engine does not support the state.
         bytes: Option<u64>,
-        /// Tokens at which a KV cache takes as many bytes.
+        /// Number of tokens at which a KV cache has the same size.
         break_even_tokens: u64,
     },
-    /// A finite state with more than 2^64 numbers, which nothing can hold.
+    /// A finite state with more than 2^64 values.
     BeyondMemory,
 }
 
 impl State {
-    /// Numbers in a recurrent state that can be counted.
+    /// Number of values in a recurrent state, if it can be counted.
     pub fn floats(&self) -> Option<u64> {
         match self {
             State::Recurrent { floats, .. } => Some(*floats),
@@ -101,14 +101,14 @@ impl State {
         let bytes = (counts.growth() == 0).then(|| counts.kept_bytes(0));
         let even = match (bytes, counts.cache_growth()) {
             (Some(bytes), growth @ 1..) => bytes as f64 / growth as f64,
-            // A window alone is what such a cache would keep.
+            // A window alone is the complete memory.
             _ => floats as f64 / (2 * d) as f64,
         };
         State::Recurrent { floats, bytes, break_even_tokens: even.round() as u64 }
     }
 }
 
-/// Each of these names or expressions, compared with all presets and with each other.
+/// Describes these names or expressions, compared with all presets and with each other.
 pub fn describe(texts: &[&str], sizes: Sizes) -> Result<Vec<Description>, Error> {
     let variants = texts.iter().map(|text| text.parse::<Variant>()).collect::<Result<Vec<_>, _>>()?;
     let classes = of_presets();

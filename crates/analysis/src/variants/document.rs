@@ -1,4 +1,4 @@
-//! Presets, parts and single variants for people.
+//! Documents of presets, parts and single variants.
 
 use termwise_attention::Variant;
 use termwise_report::{Block, Cell, Document, Documented, Section, Table, Unit, thousands};
@@ -30,7 +30,7 @@ impl Documented for Catalogue {
              keeps, KV where that grows by 2·d per token; even is the tokens at which a KV cache is as large."
         );
         let presets_text = format!(
-            "{names} names in {classes} classes. A class has a letter: all in it give equal outputs. Those with the same number too have the same \
+            "{names} names in {classes} classes. A class has a letter; its presets have equal outputs. Those with the same number also have the same \
              expression; the others are equal up to eps, by the scale-free norm."
         );
         let parts = "A variant is a kernel and settings in any order, as in `exp over=length out norm=l2`.";
@@ -63,7 +63,7 @@ impl Documented for Catalogue {
     }
 }
 
-/// The presets of a class by expression, numbered where there are several.
+/// The presets of a class by expression, numbered if there are several.
 fn groups<'a>(class: &Class, presets: &'a [Description]) -> Vec<(String, Vec<&'a Description>)> {
     let mut groups: Vec<Vec<&Description>> = Vec::new();
     for preset in presets.iter().filter(|preset| preset.class.as_ref() == Some(&class.label)) {
@@ -106,7 +106,7 @@ impl Documented for Described {
 }
 
 impl Described {
-    /// One sentence for each pair of variants: whether they are equal, and why.
+    /// One sentence per pair of variants: whether they are equal, and why.
     fn comparison(&self) -> Vec<Block> {
         let name = |one: &Description| format!("`{}`", one.name.as_ref().unwrap_or(&one.expression));
         let mut sentences = Vec::new();
@@ -118,7 +118,7 @@ impl Described {
                 };
                 sentences.push(match relation {
                     Some(relation) => format!("{} and {} are equal: {}.", name(a), name(b), relation.words()),
-                    None => format!("{} and {} are not equal: no identity turns one into the other.", name(a), name(b)),
+                    None => format!("{} and {} are not equal: no identity relates them.", name(a), name(b)),
                 });
             }
         }
@@ -161,11 +161,11 @@ impl Described {
             match &one.state {
                 State::KvCache => format!("no finite state; a KV cache grows by {} floats per token and head", 2 * d),
                 State::Recurrent { floats, bytes, break_even_tokens: even } => {
-                    let bytes = bytes.map_or("more than the engine builds".into(), |bytes| Unit::Bytes.format(bytes as f64));
+                    let bytes = bytes.map_or("more than the engine supports".into(), |bytes| Unit::Bytes.format(bytes as f64));
                     let (floats, even) = (thousands(*floats), thousands(*even));
                     format!("{floats} floats per head (d {d}), {bytes}, as much as a KV cache takes at {even} tokens")
                 }
-                State::BeyondMemory => "finite but beyond 2^64 floats per head; a KV cache is always smaller".into(),
+                State::BeyondMemory => "finite but more than 2^64 floats per head; a KV cache is always smaller".into(),
             },
         );
         one.warnings.iter().for_each(|warning| fact("warning", warning.clone()));
@@ -179,7 +179,7 @@ mod tests {
     use crate::variants::{catalogue, describe};
 
     #[test]
-    fn what_is_read_again_says_the_same() {
+    fn documents_survive_a_json_round_trip() {
         let all = catalogue(Sizes::default()).expect("presets are possible");
         let texts = ["taylor=0..3", "exp over=sum norm=l2", "gated_softmax"];
         let some = Described { sizes: all.sizes, variants: describe(&texts, all.sizes).expect("possible") };

@@ -1,13 +1,13 @@
-//! Lists of variants in one text.
+//! Lists of variants in one string.
 
 use termwise_attention::Variant;
 use termwise_attention::presets;
 
 use crate::Error;
 
-/// The variants of a list such as `softmax,norm,exp over=sum,floor=1`, each with its text; `all` stands for every preset.
+/// The variants of a list such as `softmax,norm,exp over=sum,floor=1`, each with its variant string; `all` means every preset.
 ///
-/// A comma also separates the arguments of a part: what is no variant by itself belongs to the one before it.
+/// A comma also separates the arguments of a part: an item that is not a variant belongs to the previous one.
 pub fn split_list(list: &str) -> Result<Vec<(String, Variant)>, Error> {
     if list.trim() == "all" {
         return Ok(presets::all().iter().map(|preset| (preset.name.to_string(), preset.parts())).collect());
@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn a_misspelt_name_is_the_error_whatever_stands_before_it() {
+    fn a_misspelled_name_is_the_error_at_any_position() {
         for list in ["sofmax,norm", "norm,sofmax"] {
             let error = split_list(list).expect_err("no variant").to_string();
             assert!(error.contains("`sofmax`") && error.contains("did you mean `softmax`?"), "{error}");

@@ -1,4 +1,4 @@
-//! Presets and parts: what each is, what it adds to a model, what state it carries, and which are equal.
+//! Catalogue of presets and parts: descriptions, added parameters, states, and equalities.
 //!
 //! ```
 //! use termwise_analysis::variants::{Sizes, describe};
@@ -27,12 +27,12 @@ use termwise_attention::presets;
 
 use crate::Error;
 
-/// The formula that every variant is a case of.
+/// The general formula.
 pub const FORMULA: &str = "\
 y_t = P_t ⊙ N( O_t · (1/D_t) · Σ_{s visible from t} M_ts · w(x_ts) · I_s · u_s )
 x_ts = cap(scale · q_t·k_s),  u_t = v_t or β_t·(v_t − Σ_{s<t} M_ts·w(k_t·k_s)·u_s)";
 
-/// Variants that were asked for.
+/// Requested variants.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Described {
     /// The sizes for which parameters and states are counted.
@@ -41,10 +41,10 @@ pub struct Described {
     pub variants: Vec<Description>,
 }
 
-/// Everything there is to choose from.
+/// All presets and parts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Catalogue {
-    /// The formula that every variant is a case of.
+    /// The general formula.
     pub formula: String,
     /// The sizes for which parameters and states are counted.
     pub sizes: Sizes,
@@ -52,7 +52,7 @@ pub struct Catalogue {
     pub presets: Vec<Description>,
     /// Presets with equal outputs, in the order of their first member.
     pub classes: Vec<Class>,
-    /// The slots of the formula with the parts that fit there.
+    /// The slots of the formula with their parts.
     pub slots: Vec<Slot>,
 }
 
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_differ_in_name_alone_share_a_class_and_norms_join_more() {
+    fn aliases_share_a_class_and_norms_merge_classes() {
         let all = catalogue(Sizes::default()).expect("presets are possible");
         let find = |name: &str| all.presets.iter().find(|preset| preset.name.as_deref() == Some(name)).expect("a preset");
         let relation = |a: &str, b: &str| find(a).equal_to.iter().find(|equal| equal.name == b).map(|equal| equal.relation);
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_are_counted_by_what_they_keep() {
+    fn windows_are_counted_by_their_memory() {
         let [window, far, delta] =
             &describe(&["softmax window=64", "softmax window=64 far(taylor=0..1)", "deltanet"], Sizes::default()).expect("possible")[..]
         else {
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn variants_that_are_asked_for_together_are_compared() {
+    fn requested_variants_are_compared() {
         let found = describe(&["exp over=sum norm=l2", "exp over=length norm=l2", "softmax"], Sizes::default()).expect("possible");
         assert!(found[0].equal_to.iter().any(|equal| equal.name == "exp over=length norm=l2" && equal.relation == Relation::UpToEps));
         assert!(found[0].equal_to.iter().any(|equal| equal.name == "norm"));

@@ -1,4 +1,4 @@
-//! The slots of the formula and the parts that fit there, from the registries of the algebra.
+//! The slots of the formula and their parts, from the registries of the algebra.
 
 use serde::{Deserialize, Serialize};
 use termwise_attention::Kernel;
@@ -8,15 +8,15 @@ use termwise_attention::variant::string::{KEYS, Key};
 /// A slot of the formula.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Slot {
-    /// The key in a variant's text; `kernel` for the kernel, which has none.
+    /// The key in a variant string; `kernel` for the kernel, which has none.
     pub key: String,
-    /// What it sets.
+    /// Its meaning.
     pub about: String,
-    /// Whether the bare key can stand alone.
+    /// Whether the bare key is valid.
     pub bare: bool,
-    /// Whether `key=off` removes what a preset set.
+    /// Whether `key=off` removes the part of a preset.
     pub off: bool,
-    /// What fits; empty where the value is a number or a switch.
+    /// Its parts; empty if the value is a number or a switch.
     pub parts: Vec<PartInfo>,
 }
 
@@ -25,19 +25,19 @@ pub struct Slot {
 pub struct PartInfo {
     /// Its word.
     pub word: String,
-    /// How it is written.
+    /// Its syntax.
     pub usage: String,
     /// Its formula.
     pub formula: String,
     /// One sentence.
     pub about: String,
-    /// Arguments that can be given.
+    /// Valid arguments.
     pub examples: Vec<String>,
 }
 
 /// Every slot, the kernel first.
 pub fn slots() -> Vec<Slot> {
-    let about = "w, what a score becomes before it weighs a value".into();
+    let about = "w, the weight as a function of the score".into();
     let kernel = Slot { key: "kernel".into(), about, bare: false, off: false, parts: infos(Kernel::PARTS) };
     let slot =
         |key: &Key| Slot { key: key.word.into(), about: key.about.into(), bare: key.bare.is_some(), off: key.off, parts: infos(key.parts) };

@@ -38,7 +38,7 @@ impl InitialState {
     }
 }
 
-/// What every stage of one call reads. N is (batch row, head); K is (key transform, batch row, kv head).
+/// Inputs of every stage of a call. N is (batch row, head); K is (key transform, batch row, kv head).
 #[derive(Clone, Copy)]
 pub(in crate::fused) struct Call<'a> {
     pub plan: &'a CallPlan,
@@ -61,7 +61,7 @@ impl Call<'_> {
 #[derive(Clone, Copy)]
 pub(in crate::fused) struct PastKeys<'a> {
     pub state: &'a State,
-    /// [B, groups]; empty where the state has no ring.
+    /// [B, groups]; empty if the state has no ring.
     pub contiguous: &'a [KvCache],
 }
 

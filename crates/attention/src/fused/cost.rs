@@ -7,10 +7,10 @@
 //! chunk      L/2 · key + N · row       row = (6 + 2σ)·e / RATE + (8 + 4σ)·e / (RATE · heads that share a state) + MONOMIAL
 //! ```
 //!
-//! σ = 1 − 1/splits is the share of time whose states are computed in advance. Chunks win from T = L + 2·N·row/key on. With a window these are the costs of far keys, and chunks win W later: near keys cost the same in
-//! both. Measured on one
-//! machine with AVX-512 (`termwise bench chunk`): only the ratios of the three numbers matter, and those
-//! differ little between machines, since all of it is arithmetic in the caches. Predicted and measured, four heads, d = e:
+//! σ = 1 − 1/splits is the fraction of time whose states are computed in advance. Chunks are faster from T = L + 2·N·row/key on. With a window these are
+//! the costs of far keys, and chunks are faster W positions later: near keys cost the same in both modes. The three constants were measured on one
+//! machine with AVX-512 (`termwise bench chunk`). Only their ratios matter, and those
+//! differ little between machines, since all of it is arithmetic in the caches. Predicted and measured break-even T, four heads, d = e:
 //! orders 0..2 at d = 16: 527 and 550; d = 32: 1,561 and 1,700; d = 64: 5,498 and 5,800; orders 0..3 at d = 16: 2,654 and 3,300.
 
 use crate::fused::mode::Mode;
@@ -18,14 +18,14 @@ use crate::fused::plan::splits;
 use crate::{Error, Layer, Shape, Variant};
 use termwise_kernels::{PAD, TILE};
 
-/// Floating-point operations of products in a nanosecond.
+/// Floating-point operations of matrix products per nanosecond.
 const RATE: f64 = 165.0;
-/// Nanoseconds for a weight: kernel, decay, masks, and their gradients.
+/// Nanoseconds per weight: kernel, decay, masks, and their gradients.
 const WEIGHT: f64 = 1.44;
-/// Nanoseconds for a monomial: building it three times, and its gradient.
+/// Nanoseconds per monomial: computing it three times, and its gradient.
 const MONOMIAL: f64 = 2.0;
-/// The highest order that is run in chunks without being asked for: float32 monomials of higher ones lose negative scores to
-/// cancellation, where parallel mode sums in float64.
+/// The highest order for which [`Mode::Auto`] chooses chunks: with higher orders, float32 monomials lose negative scores to
+/// cancellation, while parallel mode sums in float64.
 const HIGHEST: usize = 8;
 /// Rows of a state up to which chunks are half a tile long, since the scores within a chunk then cost more than the state.
 const SMALL: usize = TILE;
@@ -43,12 +43,12 @@ fn key(variant: &Variant, shape: &Shape) -> f64 {
     (8 * d + 6 * shape.e) as f64 / RATE + WEIGHT
 }
 
-/// Positions whose keys a query scores one by one in either mode.
+/// Positions whose keys a query scores individually in either mode.
 fn window(variant: &Variant) -> usize {
     variant.window.unwrap_or(0)
 }
 
-/// Nanoseconds of the state for a position, with chunks of this length; the head has a finite state.
+/// Nanoseconds of the state per position with chunks of this length. The head has a finite state.
 fn state(variant: &Variant, shape: &Shape, length: usize) -> f64 {
     let rows = variant.state_rows(shape.d).map_or(f64::INFINITY, |rows| rows as f64);
     let own = variant.decay.is_some() || variant.denominator.key_side();
@@ -58,14 +58,14 @@ fn state(variant: &Variant, shape: &Shape, length: usize) -> f64 {
     rows * (((6.0 + 2.0 * early) * e + (8.0 + 4.0 * early) * e / shared) / RATE + MONOMIAL)
 }
 
-/// The length of chunks that is taken where none is given: a tile, or half of one where all states are small.
+/// The default length of chunks: a tile, or half of one if all states are small.
 fn chunk_length(heads: &[Variant], able: &[bool], shape: &Shape) -> usize {
     let rows = |variant: &Variant| variant.state_rows(shape.d).unwrap_or(0);
     let most = heads.iter().zip(able).filter(|(_, able)| **able).map(|(variant, _)| rows(variant)).max().unwrap_or(0);
     if most <= SMALL as u128 && able.iter().all(|able| *able) { TILE / 2 } else { TILE }
 }
 
-/// Whether the model predicts chunks of this length to be faster for a head than parallel mode.
+/// Whether the cost model predicts that chunks of this length are faster for a head than parallel mode.
 fn chunks_win(variant: &Variant, shape: &Shape, length: usize) -> bool {
     let saved = shape.time.saturating_sub(length).saturating_sub(window(variant)) as f64 / 2.0 * key(variant, shape);
     let orders = variant.remembered().and_then(|weighing| weighing.kernel.polynomial());
@@ -73,7 +73,7 @@ fn chunks_win(variant: &Variant, shape: &Shape, length: usize) -> bool {
     low && finite(variant, shape.d, shape.e) && state(variant, shape, length) < saved
 }
 
-/// The number of positions from which on [`Mode::Auto`] runs a layer of such heads in chunks; `None` where it never does. The
+/// The number of positions from which on [`Mode::Auto`] runs a layer of such heads in chunks; `None` if it never does. The
 /// shape's time is not read.
 pub fn break_even(variant: &Variant, shape: Shape) -> Option<usize> {
     let length = chunk_length(std::slice::from_ref(variant), &[true], &shape);
@@ -90,7 +90,7 @@ pub fn break_even(variant: &Variant, shape: Shape) -> Option<usize> {
     chunks_win(variant, &Shape { time, ..shape }, length).then_some(time)
 }
 
-/// The length of chunks and the heads that use them; `None` where all run in parallel.
+/// The length of chunks and the heads that use them; `None` if all run in parallel.
 pub fn plan(layer: &Layer, shape: &Shape, mode: Mode) -> Result<Option<(usize, Vec<bool>)>, Error> {
     let heads = layer.heads();
     let able: Vec<bool> = heads.iter().map(|variant| finite(variant, shape.d, shape.e)).collect();
@@ -134,7 +134,7 @@ mod tests {
         {
             let shape = Shape { d, e: d, ..SHAPE };
             let layer = layer(shape, &[text; 4]);
-            let time = break_even(&layer.heads()[0], shape).expect("chunks win somewhere");
+            let time = break_even(&layer.heads()[0], shape).expect("there is a break-even");
             let taken = |time| plan(&layer, &Shape { time, ..shape }, Mode::Auto).expect("auto always can").is_some();
             assert!(!taken(time - 1) && taken(time) && taken(4 * time), "{text} at d = {d}: {time}");
         }

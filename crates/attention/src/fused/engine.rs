@@ -66,7 +66,7 @@ impl Layer {
         self.fused_with(batch, time, FusedOptions::default())
     }
 
-    /// As [`Layer::fused`], with these options.
+    /// Like [`Layer::fused`], with these options.
     pub fn fused_with(&self, batch: usize, time: usize, options: FusedOptions) -> Result<Fused, Error> {
         let shape = self.shape(batch, time)?;
         let FusedOptions { mode, scratch, continues } = options;

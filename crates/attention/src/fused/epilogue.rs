@@ -78,7 +78,7 @@ pub struct RowSums<'a> {
     pub rho: &'a mut [f32],
 }
 
-/// Where the outputs of a task's rows go.
+/// Destination of the outputs of a task's rows.
 pub struct Outputs<'a, 'b> {
     /// [heads of the task, rows of the task, e]
     pub y: &'a mut Block<'b, f32>,

@@ -72,7 +72,7 @@ impl TileGrads {
         }
     }
 
-    /// Of queries and keys, in the order [B, G, parts]; the parts of queries are turned: that of the first keys is part `turn`.
+    /// Gradients of queries and keys in the order [B, G, parts]; the parts of queries are rotated: that of the first keys is part `turn`.
     pub fn places<'a>(
         &'a mut self,
         l: &CallPlan,
@@ -97,12 +97,12 @@ impl TileGrads {
         }
     }
 
-    /// Of queries alone.
+    /// Only of queries.
     pub fn queries<'a>(&'a mut self, l: &CallPlan, cuts: &'a TimeParts) -> impl IndexedParallelIterator<Item = QueryGrads<'a>> {
         queries(l, cuts, 0, &mut self.dq, &mut self.ddecay_queries, &mut self.dlearned)
     }
 
-    /// Of keys alone.
+    /// Only of keys.
     pub fn keys<'a>(&'a mut self, l: &CallPlan, cuts: &'a TimeParts) -> impl IndexedParallelIterator<Item = KeyGrads<'a>> {
         keys(l, cuts, &mut self.dk, &mut self.dv, &mut self.dkey_weights, &mut self.ddecay_keys)
     }

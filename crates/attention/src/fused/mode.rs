@@ -1,4 +1,4 @@
-//! How an attention is computed: all keys at once, or in chunks with a state between them.
+//! Computation modes: all keys at once, or in chunks with a state between them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use termwise_base::nearest;
 use crate::Error;
 use crate::error::TextError;
 
-/// A way to compute; the results are the same up to rounding.
+/// A computation mode. Results are the same up to rounding.
 ///
 /// ```
 /// use termwise_attention::Mode;
@@ -21,10 +21,10 @@ use crate::error::TextError;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mode {
-    /// Every query looks at every key before it: time grows with T².
+    /// Every query scores every key before it: O(T²).
     #[default]
     Parallel,
-    /// Queries read the keys before their chunk from a state: time grows with T. Without a length the engine chooses one. Heads without a finite state run in parallel; at least one must have it.
+    /// Queries read the keys before their chunk from a state: O(T). Without a length the engine chooses one. Heads without a finite state run in parallel mode; at least one head must have one.
     Chunk(Option<usize>),
     /// The cheaper of the two per head, by a cost model.
     Auto,
@@ -42,7 +42,7 @@ const WORDS: [(&str, Mode); 6] = [
 impl FromStr for Mode {
     type Err = Error;
 
-    /// `parallel`, `chunk`, `chunk=LENGTH` or `auto`. Names used elsewhere: `fused_chunk` is `chunk`; `recurrent` and
+    /// `parallel`, `chunk`, `chunk=LENGTH` or `auto`. Aliases: `fused_chunk` is `chunk`; `recurrent` and
     /// `fused_recurrent` are chunks of one position.
     fn from_str(text: &str) -> Result<Mode, Error> {
         let fail =
@@ -51,12 +51,12 @@ impl FromStr for Mode {
             let length = length.parse().ok().filter(|&length: &usize| length > 0);
             return length
                 .map(|length| Mode::Chunk(Some(length)))
-                .ok_or_else(|| fail("the length of a chunk is a whole number from 1 on, as in `chunk=64`".into(), None));
+                .ok_or_else(|| fail("the length of a chunk must be a whole number of at least 1, as in `chunk=64`".into(), None));
         }
         let known = WORDS.iter().find(|(word, _)| *word == text).map(|(_, mode)| *mode);
         known.ok_or_else(|| {
             let help = nearest(text, WORDS.map(|(word, _)| word)).map(|word| format!("did you mean `{word}`?"));
-            fail("a mode is `parallel`, `chunk`, `chunk=LENGTH` or `auto`".into(), help)
+            fail("a mode must be `parallel`, `chunk`, `chunk=LENGTH` or `auto`".into(), help)
         })
     }
 }

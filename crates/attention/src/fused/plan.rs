@@ -44,7 +44,7 @@ impl TimeParts {
         TimeParts { positions: padded.iter().map(|&at| at.min(time)).collect(), numbers: (0..tiles.len()).collect(), padded, tiles }
     }
 
-    /// Parts.
+    /// Number of parts.
     pub fn count(&self) -> usize {
         self.tiles.len() - 1
     }
@@ -86,7 +86,7 @@ pub(crate) struct ChunkGroup {
     pub len: usize,
 }
 
-/// The groups of the heads that run in chunks, and the values of the states of a kv head, at most.
+/// The groups of the heads that run in chunks, and the maximum number of values of the states of a kv head.
 fn chunk_groups(layer: &Layer, heads: &[Head], far: &[Option<Head>], tile: usize, ep: usize) -> Result<(Vec<ChunkGroup>, usize), Error> {
     let (mut groups, mut at, mut most): (Vec<ChunkGroup>, usize, usize) = (Vec::new(), 0, 0);
     let chunked = |h: usize| heads[h].chunked || far[h].as_ref().is_some_and(|far| far.chunked);
@@ -138,7 +138,7 @@ pub(crate) struct CallPlan {
     pub pitch: usize,
     /// T in tiles.
     pub tiles: usize,
-    /// Where tiles start, and T.
+    /// Starts of the tiles, and T.
     pub tile_bounds: Vec<usize>,
     /// The largest width of prepared q and k, and the same padded to whole vectors.
     pub width: usize,
@@ -147,7 +147,7 @@ pub(crate) struct CallPlan {
     pub ep: usize,
     /// Width of the short convolution, 0 for none.
     pub taps: usize,
-    /// Parts of time in the backward pass of heads that see all keys; none where there is no such head.
+    /// Parts of time in the backward pass of heads that see all keys; empty if there is no such head.
     pub parts: TimeParts,
     /// The heads that run in chunks, grouped by the state that they share.
     pub groups: Vec<ChunkGroup>,
@@ -155,31 +155,31 @@ pub(crate) struct CallPlan {
     pub chunk_tiles: usize,
     /// Parts of time whose chunks run in parallel; 0 if no head runs in chunks.
     pub splits: usize,
-    /// The same as cuts.
+    /// The same as boundaries.
     pub split_parts: TimeParts,
-    /// When keys enter states, for each lag.
+    /// For each lag, when keys enter states.
     pub lags: Vec<(usize, TimeParts)>,
-    /// Values of the states of a kv head, at most.
+    /// Maximum number of values of the states of a kv head.
     pub state_len: usize,
     /// a_n/α! of each head that runs in chunks, per row of its basis; empty for the others.
     pub factors: Vec<Vec<f32>>,
 }
 
 impl CallPlan {
-    /// Values of q and of k that are normed: those of each of the layer's sources, [sources, B, T, heads·d].
+    /// Number of values of q and of k after the norm, for each of the layer's sources: [sources, B, T, heads·d].
     pub fn normed_lens(&self) -> [usize; 2] {
         let [q, k, _] = self.shape.widths();
         [q, k].map(|width| self.layer.norm_sources().count() * self.shape.rows() * width)
     }
 
-    /// Values that going back through norms of q and k needs: a row and a gradient of the weights for each piece.
+    /// Number of values that the backward pass of the QK norm needs: a row and a weight gradient for each piece.
     pub fn norm_room(&self) -> usize {
         if self.layer.qk_norm().is_some() { self.shape.rows().div_ceil(NORMED_ROWS) * 2 * self.shape.widths()[0] } else { 0 }
     }
 
     /// Plans a call. `chunk` is the length of chunks and the heads that use them.
     pub fn new(layer: &Layer, shape: Shape, chunk: Option<(usize, &[bool])>) -> Result<CallPlan, Error> {
-        // The heads that run in chunks have a state of all keys, or of far keys alone. States have no log scale, so chunks have none.
+        // Heads that run in chunks have a state of all keys, or of far keys. States have no log scale, so chunks have none.
         let head = |h: usize, branch: &Head, remembered: bool| {
             let chunked = remembered && !branch.variant.is_sequential() && chunk.is_some_and(|(_, chunked)| chunked[h]);
             Head { chunked, rescale: if chunked { Rescale::None } else { branch.rescale }, ..branch.clone() }
@@ -215,7 +215,7 @@ impl CallPlan {
             parts: TimeParts::new((0..=parts).map(|i| i * tiles / parts.max(1)).collect(), tile, shape.time),
             splits: match groups.is_empty() {
                 true => 0,
-                // States of splits are added up with one factor for all rows.
+                // States of splits are added with one factor for all rows.
                 false if layer.decays_by_channel() => 1,
                 false => splits(&shape, tiles.div_ceil(chunk_tiles), layer.writes()),
             },
@@ -235,7 +235,7 @@ impl CallPlan {
         states.map(|_| plan).ok_or(Error::Memory { values: usize::MAX, bytes: 4 })
     }
 
-    /// Positions for which there are rows: T, and the last tile in whole vectors.
+    /// Positions that have rows: T, with the last tile padded to whole vectors.
     pub fn tp(&self) -> usize {
         ((self.tiles - 1) * self.tile + self.pitch).next_multiple_of(PAD)
     }
@@ -273,7 +273,7 @@ impl CallPlan {
         std::iter::once(&self.heads[h]).chain(&self.far[h])
     }
 
-    /// Parameters of projections and learned features per head, at most; 0 if no key transform has any.
+    /// Maximum number of parameters of projections and learned features per head; 0 if no key transform has any.
     pub fn tensor_len(&self) -> usize {
         self.key_transforms.iter().map(|transform| transform.tensor_len(self.shape.d)).max().unwrap_or(0)
     }
@@ -294,7 +294,7 @@ impl CallPlan {
         self.layer.learned(range)
     }
 
-    /// Whether head h has a state from chunk to chunk, of all keys or of far keys.
+    /// Whether head h has a state between chunks, of all keys or of far keys.
     pub fn runs_in_chunks(&self, h: usize) -> bool {
         self.branches_of(h).any(|head| head.chunked)
     }

@@ -6,7 +6,7 @@ use crate::fused::prepare::gates::{GateScratch, Gates};
 use crate::fused::prepare::{PreparedRows, PreparedValues, RowTables};
 use crate::layer::RowSources;
 
-/// What tiles, chunks and the write rule read.
+/// Inputs of tiles, chunks and the write rule.
 #[derive(Clone, Copy)]
 pub(in crate::fused) struct Prepared<'a> {
     pub call: Call<'a>,

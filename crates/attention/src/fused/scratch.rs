@@ -17,8 +17,8 @@ use crate::fused::tiles;
 use crate::fused::tiles::forward::TileScratch;
 use termwise_kernels::task_scratch::TaskScratch;
 
-/// A handle to scratch memory. Clones share it: give the same one to all layers that run one after another. Calls that run at the same
-/// time each get memory of their own.
+/// A handle to scratch memory. Clones share it: pass the same one to all layers that run sequentially. Concurrent calls
+/// each get separate memory.
 #[derive(Clone, Default)]
 pub struct Scratch(Arc<Mutex<Vec<CallScratch>>>);
 

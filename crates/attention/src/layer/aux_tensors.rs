@@ -95,9 +95,9 @@ pub(crate) fn layer_aux_specs(heads: &[Variant], shape: &Shape) -> Result<Vec<Au
             let far = aux.range.is_far();
             let BranchSizes { orders, dim, features } = branches[far as usize];
             let taps = width.unwrap_or(0);
-            // PyTorch's start for a convolution: uniform within 1/√width.
+            // PyTorch's initialization of a convolution: uniform within ±1/√width.
             let conv = |channels: usize| parameter(vec![channels, 1, taps], Init::Uniform(1.0 / (taps as f64).sqrt()));
-            // Entries of variance 1/n keep the size of what they multiply.
+            // Entries of variance 1/n preserve the scale of their inputs.
             let matrix = |heads: usize, rows: usize, n: usize| parameter(vec![heads, rows, n], Init::Uniform((3.0 / n as f64).sqrt()));
             let norm = |heads: usize| parameter(vec![if norm_over_heads { heads * d } else { d }], Init::Constant(1.0));
             let zeros = |shape: Vec<usize>| parameter(shape, Init::Constant(0.0));
@@ -109,7 +109,7 @@ pub(crate) fn layer_aux_specs(heads: &[Variant], shape: &Shape) -> Result<Vec<Au
                     ("decay_gate_proj", "", projection(h * decay_channels, decay.as_ref().is_none_or(|part| part.has_bias())))
                 }
                 AuxKind::Beta => ("beta_proj", "", projection(g, true)),
-                // Gates of ½ then forget about 3% at each step.
+                // Gates of ½ then decay by about 3% per step.
                 AuxKind::DecayRate => ("decay_rate", "", parameter(vec![h], Init::Constant(-3.0))),
                 AuxKind::QNorm => ("q_norm.weight", "", norm(h)),
                 AuxKind::KNorm => ("k_norm.weight", "", norm(g)),
@@ -128,7 +128,7 @@ pub(crate) fn layer_aux_specs(heads: &[Variant], shape: &Shape) -> Result<Vec<Au
                 AuxKind::FeatureK => ("k_feature.weight", "far.k_feature.weight", matrix(g, features, features)),
                 AuxKind::FeatureKBias => ("k_feature.bias", "far.k_feature.bias", zeros(vec![g, features])),
                 AuxKind::CodeCentre => ("codes.centre", "", zeros(vec![g, d])),
-                // Wide enough for keys of models as they come; calibration makes it fit.
+                // Wide enough for typical keys; calibration fits it.
                 AuxKind::CodeRange => ("codes.range", "", parameter(vec![g, d], Init::Constant(8.0))),
             };
             let trained = !matches!(aux.kind, AuxKind::CodeCentre | AuxKind::CodeRange);
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_must_agree_on_what_they_share() {
+    fn heads_must_agree_on_shared_tensors() {
         for other in ["exp conv=4", "taylor=0..3,coef=learned conv=3", "exp decay=softplus"] {
             let mixed = heads(["exp conv=3 decay=linear", "taylor=0..2,coef=learned", other, "softmax"]);
             assert!(matches!(layer_aux_specs(&mixed, &SHAPE), Err(Error::Combination { .. })), "{other}");

@@ -1,4 +1,4 @@
-//! From rows after RoPE to the vectors of a score, and back: a projection, learned features, φ; k' = φ(A·k), q' = scale·φ(A·q).
+//! Features of q and k after RoPE, and their gradients: a projection, learned features, φ; k' = φ(A·k), q' = scale·φ(A·q).
 
 use crate::layer::{Head, KeyTransform};
 use crate::parts::kernel::feature::Map;
@@ -8,20 +8,20 @@ use crate::{AuxKind, Inputs};
 use termwise_kernels::real::dot;
 use termwise_kernels::simd::{Simd, Task};
 
-/// How the rows of one head of q or k become those of a class.
+/// The features of one head of q or k in one key transform.
 #[derive(Clone, Copy)]
 pub(crate) struct Features<'a> {
     map: Map,
-    /// What the result is multiplied by; 1 for keys.
+    /// The factor of the result; 1 for keys.
     scale: f32,
     /// A [dim, d], empty for none.
     matrix: &'a [f32],
     learned: Option<hedgehog::Weights<'a, f32>>,
-    /// Numbers of a row.
+    /// Number of values of a row.
     pub width: usize,
 }
 
-/// Where the gradients of the tensors of one head go; empty where it reads none.
+/// Destination of the gradients of the tensors of one head; empty if it reads none.
 pub(crate) struct FeatureGrads<'a> {
     pub matrix: &'a mut [f32],
     pub weight: &'a mut [f32],
@@ -34,7 +34,7 @@ impl<'a> FeatureGrads<'a> {
         FeatureGrads { matrix: &mut [], weight: &mut [], bias: &mut [] }
     }
 
-    /// Divides values up, [`KeyTransform::tensor_len`] of them.
+    /// Divides [`KeyTransform::tensor_len`] values into fields.
     pub fn of(class: &KeyTransform, d: usize, values: &'a mut [f32]) -> FeatureGrads<'a> {
         let [matrix, weight, bias] = class.tensor_lens(d);
         let (matrix, rest) = values.split_at_mut(matrix);
@@ -44,19 +44,19 @@ impl<'a> FeatureGrads<'a> {
 }
 
 impl KeyTransform {
-    /// Values of the tensors of one head: A, W and b.
+    /// Number of values of the tensors of one head: A, W and b.
     pub fn tensor_lens(&self, d: usize) -> [usize; 3] {
         let n = self.dim.unwrap_or(d);
         let learned = self.hedgehog as usize;
         [self.dim.map_or(0, |dim| dim * d), learned * n * n, learned * n]
     }
 
-    /// All of them.
+    /// Their total.
     pub fn tensor_len(&self, d: usize) -> usize {
         self.tensor_lens(d).iter().sum()
     }
 
-    /// The centre and range of the codes of a kv head, where there are any.
+    /// The quantization range of the keys of a kv head, if there is one.
     pub fn channels_of<'a>(&self, inputs: &Inputs<'a, f32>, d: usize, g: usize) -> Option<QuantRange<'a>> {
         self.bits?;
         let of = |aux| &inputs.aux(aux)[g * d..][..d];
@@ -105,12 +105,12 @@ fn add_scaled(to: &mut [f32], factor: f32, from: &[f32]) {
 }
 
 impl<'a> Features<'a> {
-    /// Rows of this many values as they are.
+    /// Rows of this many values, unchanged.
     pub fn none(width: usize) -> Features<'a> {
         Features { map: Map::Identity, scale: 1.0, matrix: &[], learned: None, width }
     }
 
-    /// Whether rows are at most scaled: their gradients then need nothing of the rows themselves.
+    /// Whether rows are at most scaled: their gradients then do not depend on the rows.
     #[inline(always)]
     pub fn only_scales(&self) -> bool {
         self.matrix.is_empty() && self.learned.is_none() && self.map == Map::Identity
@@ -140,14 +140,14 @@ impl<'a> Features<'a> {
         y
     }
 
-    /// The gradient of a prepared row [width] becomes that of x [d], in `dx`. Gradients of tensors are added to.
+    /// From the gradient of a prepared row [width] to that of x [d], in `dx`. Adds the gradients of the tensors.
     #[inline(always)]
     pub fn backward<S: Simd>(&self, simd: S, x: &[f32], row: &mut [f32], dx: &mut [f32], to: FeatureGrads) {
         simd.call(Backward { features: self, x, row, dx, to });
     }
 }
 
-/// [`Features::forward`], compiled once for all who call it.
+/// [`Features::forward`], compiled once for all callers.
 struct Forward<'a> {
     features: &'a Features<'a>,
     x: &'a [f32],
@@ -171,7 +171,7 @@ impl Task for Forward<'_> {
     }
 }
 
-/// [`Features::backward`], compiled once for all who call it.
+/// [`Features::backward`], compiled once for all callers.
 struct Backward<'a> {
     features: &'a Features<'a>,
     x: &'a [f32],

@@ -1,6 +1,6 @@
 //! Gate factors, key weights and decays of one batch row, for a call of T positions or for one token.
 //!
-//! Each gate continues from the running sum of the positions before, which moves to the last position of the row.
+//! Each gate continues from the running sum of the previous positions, which advances to the last position of the row.
 
 use crate::layer::Head;
 use crate::parts::decay::Decay;

@@ -1,5 +1,5 @@
-//! A layer of attention as a value: heads, sizes, rope, what it reads beyond q, k and v, and which heads share keys and states. Checked
-//! and planned once; all engines work from it.
+//! A layer of attention as a value: heads, sizes, RoPE, auxiliary inputs, and the heads that share keys and states. It is validated
+//! and planned once; all engines use it.
 
 mod aux_tensors;
 mod features;
@@ -25,7 +25,7 @@ pub(crate) use crate::layer::rows::{HeadRows, RowSources, Tensor, channels_last}
 pub use crate::layer::state_groups::StateKind;
 pub(crate) use crate::layer::state_groups::{CacheLayout, StateGroup, StatePlan};
 
-/// A layer of attention. Clones are cheap: they share what was checked and planned.
+/// A layer of attention. Clones are cheap: they share the plan.
 ///
 /// ```
 /// use termwise_attention::{Inputs, Layer, Rope};
@@ -53,13 +53,13 @@ struct Plan {
     aux_specs: Vec<AuxSpec>,
     natural: StatePlan,
     cache: StatePlan,
-    /// Those asked for so far: the large ones take memory, and not every engine needs them.
+    /// Bases requested so far: large ones take memory, and not every engine needs them.
     bases: Mutex<Vec<Arc<Basis>>>,
 }
 
 /// The sizes of a [`Layer`], which its variants complete.
 #[derive(Clone, Debug)]
-#[must_use = "a layer is complete with its variants: `.variant(…)` or `.heads(…)`"]
+#[must_use = "call `.variant(…)` or `.heads(…)` to complete the layer"]
 pub struct LayerSizes {
     heads: usize,
     kv_heads: usize,
@@ -68,7 +68,7 @@ pub struct LayerSizes {
     rope: Option<Rope>,
 }
 
-/// How keys and values are prepared; heads that agree in it share the result.
+/// The preparation of keys and values. Heads with the same preparation share the result.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct KeyTransform {
     /// RoPE on q and k.
@@ -79,35 +79,35 @@ pub(crate) struct KeyTransform {
     pub norm: bool,
     /// φ on q and k.
     pub map: Map,
-    /// The head's place in its group, where its keys decay by channels of its own.
+    /// Index of the head in its group, if its keys have their own decay per channel.
     pub channels: Option<usize>,
-    /// Learned features on q and k, ahead of φ.
+    /// Learned features on q and k, before φ.
     pub hedgehog: bool,
     /// q and k are projected to this many dimensions, after RoPE.
     pub dim: Option<usize>,
-    /// The bits of codes of keys and values, and the sinks that have none.
+    /// The bits of quantized keys and values, and the number of sinks, which are not quantized.
     pub bits: Option<(u32, usize)>,
     /// The branch whose tensors it reads; near if it reads none.
     pub range: KeyRange,
-    /// Numbers of q and k that meet in a score.
+    /// Dimension of the scalar product of a score.
     pub width: usize,
-    /// Which of the layer's write rules turns values into what is written, where there is one.
+    /// Index of the layer's write rule that replaces the values, if there is one.
     pub write: Option<usize>,
 }
 
-/// All that decides what a write rule writes for prepared keys and values.
+/// Everything that determines the written values for prepared keys and values.
 #[derive(PartialEq)]
 struct Writing {
     rule: Delta,
     kernel: Kernel,
     cap: Option<f64>,
     clamp: Option<f64>,
-    /// The head's place in its group, where a decay or learned coefficients are its own.
+    /// Index of the head in its group, if it has its own decay or learned coefficients.
     own: Option<usize>,
 }
 
 impl KeyTransform {
-    /// q and k of dimension d as they are.
+    /// q and k of dimension d, unchanged.
     pub fn plain(d: usize) -> KeyTransform {
         KeyTransform {
             rope: false,
@@ -124,7 +124,7 @@ impl KeyTransform {
         }
     }
 
-    /// The transform of keys of a variant for one of its branches.
+    /// The key transform of a variant for one of its branches.
     fn of(variant: &Variant, weighing: &ScoreFn, range: KeyRange, d: usize) -> KeyTransform {
         let hedgehog = weighing.kernel.has_learned_map();
         KeyTransform {
@@ -148,7 +148,7 @@ impl KeyTransform {
     }
 }
 
-/// One branch of a head: how it weighs its near keys, or its far keys. Facts that engines read per row are computed once.
+/// One branch of a head: the score function of its near or far keys. Values that engines read per row are precomputed.
 #[derive(Clone, Debug)]
 pub(crate) struct Head {
     /// Its parts.
@@ -159,13 +159,13 @@ pub(crate) struct Head {
     pub kernel: Kernel,
     /// Index of its [`KeyTransform`].
     pub key_transform: usize,
-    /// What q·k is multiplied by.
+    /// The factor of q·k.
     pub scale: f32,
     /// Soft cap of scores.
     pub cap: Option<f32>,
     /// Upper bound of scores.
     pub clamp: f32,
-    /// How these weights are kept within float32.
+    /// How these weights are rescaled for float32.
     pub rescale: Rescale,
     /// Whether keys have weights: an input gate or a position denominator.
     pub weighs_keys: bool,
@@ -177,7 +177,7 @@ pub(crate) struct Head {
     pub has_log_scale: bool,
     /// Whether the norm receives ρ, since no denominator cancels it.
     pub norm_reads_scale: bool,
-    /// Whether it reads earlier chunks through a state instead of looking at all keys; false outside of the plan of a call.
+    /// Whether it reads earlier chunks from a state instead of scoring all keys; false outside of the plan of a call.
     pub chunked: bool,
 }
 
@@ -190,29 +190,29 @@ impl Head {
 }
 
 impl LayerSizes {
-    /// With values of dimension e instead of d.
+    /// Sets the dimension e of values, if it differs from d.
     pub fn value_dim(self, e: usize) -> LayerSizes {
         LayerSizes { e, ..self }
     }
 
-    /// With rotary frequencies, for variants that rotate q and k.
+    /// Sets the rotary frequencies, for variants with RoPE.
     pub fn rope(self, rope: Rope) -> LayerSizes {
         LayerSizes { rope: Some(rope), ..self }
     }
 
-    /// The layer with the same variant in every head: a text, or a [`Variant`].
+    /// The layer with the same variant in every head: a variant string, or a [`Variant`].
     pub fn variant<V: TryInto<Variant>>(self, variant: V) -> Result<Layer, Error>
     where
         Error: From<V::Error>,
     {
         let variant = variant.try_into()?;
-        // Before a list of that many is made.
+        // Checked before a list of this length is allocated.
         Shape { batch: 1, time: 1, heads: self.heads, kv_heads: self.kv_heads, d: self.d, e: self.e }.validate()?;
         let heads = vec![variant; self.heads];
         self.plan(heads)
     }
 
-    /// The layer with a variant for each head: texts, or [`Variant`]s.
+    /// The layer with one variant per head: variant strings, or [`Variant`]s.
     pub fn heads<V: TryInto<Variant>>(self, heads: impl IntoIterator<Item = V>) -> Result<Layer, Error>
     where
         Error: From<V::Error>,
@@ -226,7 +226,7 @@ impl LayerSizes {
         let shape = Shape { batch: 1, time: 1, heads, kv_heads, d, e };
         shape.validate()?;
         if variants.len() != heads {
-            return Err(Error::Shape(format!("{heads} heads but {} variants: one for each head is needed", variants.len())));
+            return Err(Error::Shape(format!("{heads} heads but {} variants: give one per head", variants.len())));
         }
         variants.iter().try_for_each(|variant| variant.validate_for(&shape))?;
         if let Some(variant) = variants.iter().find(|variant| variant.rope) {
@@ -235,7 +235,7 @@ impl LayerSizes {
                 Some(rope) => {
                     let found = rope.frequencies().len();
                     return Err(Error::Shape(format!(
-                        "{found} rotary frequencies for a head dimension of {d}: give 1 to {}, one for each rotated pair of coordinates",
+                        "{found} rotary frequencies for a head dimension of {d}: give 1 to {}, one per rotated pair of coordinates",
                         d / 2
                     )));
                 }
@@ -289,7 +289,7 @@ impl LayerSizes {
     }
 }
 
-/// The place of a value in a list of different ones, which it joins where it is new.
+/// The index of a value in a list of distinct values; appends it if it is new.
 fn index_of<T: PartialEq>(known: &mut Vec<T>, value: T) -> usize {
     known.iter().position(|other| *other == value).unwrap_or_else(|| {
         known.push(value);
@@ -298,13 +298,13 @@ fn index_of<T: PartialEq>(known: &mut Vec<T>, value: T) -> usize {
 }
 
 impl Layer {
-    /// H query heads that read G kv heads (head h reads kv head h / (H / G)) of dimension d; [`LayerSizes`] takes the rest.
+    /// H query heads that read G kv heads (head h reads kv head h / (H / G)) of dimension d; see [`LayerSizes`] for the rest.
     #[allow(clippy::new_ret_no_self, reason = "a layer is complete with its variants")]
     pub fn new(heads: usize, kv_heads: usize, d: usize) -> LayerSizes {
         LayerSizes { heads, kv_heads, d, e: d, rope: None }
     }
 
-    /// The same sizes and rope with other variants, one for each head.
+    /// The same sizes and RoPE with other variants, one per head.
     pub fn with_heads<V: TryInto<Variant>>(&self, heads: impl IntoIterator<Item = V>) -> Result<Layer, Error>
     where
         Error: From<V::Error>,
@@ -317,12 +317,12 @@ impl Layer {
         &self.plan.variants
     }
 
-    /// The rotary frequencies, where it was given any.
+    /// The rotary frequencies, if given.
     pub fn rope(&self) -> Option<&Rope> {
         self.plan.sizes.rope.as_ref()
     }
 
-    /// The inputs that it reads beyond q, k and v, in the order of [`AuxTensor::all`].
+    /// The auxiliary inputs, in the order of [`AuxTensor::all`].
     pub fn aux_specs(&self) -> &[AuxSpec] {
         &self.plan.aux_specs
     }
@@ -338,14 +338,14 @@ impl Layer {
         self.plan.sizes.d
     }
 
-    /// The sizes of a call with B rows of T positions, if that is possible.
+    /// The shape of a call with B rows of T positions, if valid.
     pub fn shape(&self, batch: usize, time: usize) -> Result<Shape, Error> {
         let LayerSizes { heads, kv_heads, d, e, .. } = self.plan.sizes;
         let shape = Shape { batch, time, heads, kv_heads, d, e };
         shape.validate().map(|()| shape)
     }
 
-    /// Whether two are the same: sizes, rope and variants.
+    /// Whether two layers have the same sizes, RoPE and variants.
     pub fn is_same(&self, other: &Layer) -> bool {
         let sizes = |layer: &Layer| layer.shape(1, 1).ok();
         Arc::ptr_eq(&self.plan, &other.plan)
@@ -358,12 +358,12 @@ impl Layer {
         &self.plan.heads
     }
 
-    /// How each head weighs its far keys, where it sees any.
+    /// The far branch of each head that has one.
     pub(crate) fn far_plans(&self) -> &[Option<Head>] {
         &self.plan.far
     }
 
-    /// Ways in which keys are prepared.
+    /// The key transforms of the layer.
     pub(crate) fn classes(&self) -> &[KeyTransform] {
         &self.plan.classes
     }
@@ -383,27 +383,27 @@ impl Layer {
         self.plan.variants.iter().find_map(|variant| variant.conv).unwrap_or(0)
     }
 
-    /// What the norm of q and k is taken of: for each, whether of rows after the short convolution. Both where heads differ in it.
+    /// The inputs of the norm of q and k: for each, whether they are rows after the short convolution. Both if heads differ in it.
     pub(crate) fn norm_sources(&self) -> impl Iterator<Item = bool> + '_ {
         [false, true].into_iter().filter(|&conv| self.plan.classes.iter().any(|class| class.norm && class.conv == conv))
     }
 
-    /// Which of these a class reads.
+    /// Index of the source that a key transform reads.
     pub(crate) fn norm_source(&self, class: KeyTransform) -> Option<usize> {
         if class.norm { self.norm_sources().position(|conv| conv == class.conv) } else { None }
     }
 
-    /// The norm of q and k, on which all heads that have one agree.
+    /// The norm of q and k, which is the same for all heads that have one.
     pub(crate) fn qk_norm(&self) -> Option<&QkNorm> {
         self.plan.variants.iter().find_map(|variant| variant.qk_norm.as_ref())
     }
 
-    /// Whether any head has a decay by channel.
+    /// Whether any head has a decay per channel.
     pub(crate) fn decays_by_channel(&self) -> bool {
         self.plan.classes.iter().any(|class| class.channels.is_some())
     }
 
-    /// Numbers of a decay for each head and position.
+    /// Number of decay values per head and position.
     pub(crate) fn decay_channels(&self) -> usize {
         if self.decays_by_channel() { self.head_dim() } else { 1 }
     }
@@ -418,7 +418,7 @@ impl Layer {
         self.plan.variants.iter().filter_map(|variant| Some(variant.score_fn(range)?.learned())).max().unwrap_or(0)
     }
 
-    /// Which heads share a state or a cache.
+    /// The state groups.
     pub(crate) fn state_plan(&self, memory: StateKind) -> &StatePlan {
         match memory {
             StateKind::Auto => &self.plan.natural,
@@ -426,7 +426,7 @@ impl Layer {
         }
     }
 
-    /// The monomials of these orders of keys of a class, built once.
+    /// The monomials of these orders for the keys of a key transform, built once.
     pub(crate) fn basis(&self, class: usize, orders: &[usize]) -> Result<Arc<Basis>, Error> {
         let width = self.plan.classes[class].width;
         let mut bases = self.plan.bases.lock().unwrap_or_else(PoisonError::into_inner);
@@ -464,7 +464,7 @@ impl Layer {
         inputs.check(shape, self.aux_lengths(shape), shortest)
     }
 
-    /// Checks the places for the gradients of a call.
+    /// Checks the destinations of the gradients of a call.
     pub(crate) fn check_grads<R>(&self, shape: &Shape, grads: &Grads<R>) -> Result<(), Error> {
         grads.check(shape, self.aux_lengths(shape))
     }
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_parameters_are_reported() {
         let said = |layer: Result<Layer, Error>| layer.expect_err("impossible").to_string();
         assert!(said(Layer::new(4, 2, 4).variant("softmax")).contains(".rope("));
         assert!(
@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_no_memory_can_hold_are_refused() {
+    fn calls_beyond_the_address_space_are_rejected() {
         let layer = Layer::new(4, 2, 4).rope(rope()).variant("softmax").expect("possible");
         for (batch, time) in [(0, 1), (1, 0), (usize::MAX, 1), (1, usize::MAX), (1 << 32, 1 << 32), (1 << 50, 1)] {
             assert!(matches!(layer.shape(batch, time), Err(Error::Shape(_))), "{batch} {time}");
@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_are_the_same_by_what_they_compute() {
+    fn layers_are_compared_by_their_computation() {
         let layer = |sizes: LayerSizes, text: &str| sizes.variant(text).expect("possible");
         let a = layer(Layer::new(4, 2, 4).rope(rope()), "softmax");
         assert!(a.is_same(&a.clone()) && a.is_same(&layer(Layer::new(4, 2, 4).rope(rope()), "exp")));

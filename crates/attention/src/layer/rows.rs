@@ -115,7 +115,7 @@ impl<'a> RowSources<'a> {
         let (heads, dim) = [(s.heads, s.d), (s.kv_heads, s.d), (s.kv_heads, s.e)][i];
         let stride = self.inputs.x[i].stride(heads * dim);
         let rope = class.rope && tensor != Tensor::V;
-        // Normed rows have been through the convolution, if their class has one.
+        // Normed rows include the convolution, if their key transform has one.
         let normed = self.layer.norm_source(class).filter(|_| tensor != Tensor::V);
         let (x, stride) = match normed {
             Some(source) => (&self.normed[i][source * s.rows() * heads * dim..], heads * dim),

@@ -29,12 +29,12 @@ pub(crate) struct CacheLayout {
     /// Whether keys are rows after RoPE, without weights or decays per key.
     pub plain: bool,
     pub heavy_hitters: Option<HeavyHitters>,
-    /// Bits of a quantized number; `None` for float32.
+    /// Bits of a quantized value; `None` for float32.
     pub bits: Option<u32>,
 }
 
 impl CacheLayout {
-    /// `None` without a window, or if far keys stay in the cache.
+    /// `None` without a window, or if far keys are in the cache.
     pub fn of(variant: &Variant) -> Option<CacheLayout> {
         let finite = variant.far.as_ref().is_none_or(ScoreFn::has_finite_map);
         (variant.window.is_some() && finite).then(|| CacheLayout {
@@ -76,7 +76,7 @@ pub(crate) struct StateGroup {
 pub(crate) struct Far {
     /// Index of their transform.
     pub class: usize,
-    /// The content of their recurrent state; `None` if they stay in the cache.
+    /// The content of their recurrent state; `None` if they are in the cache.
     pub recurrent: Option<RecurrentSpec>,
 }
 
@@ -132,12 +132,12 @@ impl RecurrentSpec {
 #[derive(Clone, Debug)]
 pub(crate) struct StatePlan {
     pub groups: Vec<StateGroup>,
-    /// Of each head: its group, and its place among the heads of that group.
+    /// For each head: its group, and its index among the heads of that group.
     pub group_of: Vec<(usize, usize)>,
 }
 
 impl StatePlan {
-    /// The one plan of state groups: of all heads, whose near and far keys are prepared by these classes.
+    /// The state groups of all heads, whose near and far keys have these key transforms.
     pub fn new(heads: &[Variant], classes: &[(usize, Option<usize>)], shape: &Shape, memory: StateKind) -> StatePlan {
         let mut groups: Vec<StateGroup> = Vec::new();
         let mut group_of = Vec::with_capacity(heads.len());
@@ -145,7 +145,7 @@ impl StatePlan {
             let (g, state) =
                 (h / shape.group(), if memory == StateKind::Auto || variant.is_sequential() { RecurrentSpec::of(variant) } else { None });
             let shared = state.as_ref().is_none_or(RecurrentSpec::can_be_shared);
-            // Far keys without a recurrent state stay in the cache.
+            // Far keys without a recurrent state are in the cache.
             let distance = if far.is_some() && state.is_none() { Distance::ALL } else { variant.distance() };
             let (recurrent, far) = match far {
                 Some(class) => (None, Some(Far { class, recurrent: state })),
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_share_what_has_the_same_content() {
+    fn heads_with_equal_content_share_a_state() {
         let natural = |texts| groups(texts, StateKind::Auto);
         assert_eq!(natural(["taylor=0..2"; 4]), [vec![0, 1], vec![2, 3]]);
         // Scales, coefficients and the kind of polynomial act on the query's side.

@@ -1,12 +1,12 @@
-//! Short convolution: y_t = silu( Σ_j W_j · x_{t−w+1+j} ), causal, one filter a channel
+//! Short convolution: y_t = silu( Σ_j W_j · x_{t−w+1+j} ), causal, one filter per channel
 
 use crate::Real;
 use crate::parts::gate::sigmoid::sigmoid;
 
-/// The widest filter.
+/// The maximum filter width.
 pub const MAX_WIDTH: usize = 64;
 
-/// One channel over time: x [T] becomes y [T]; `taps` [w], the last for the present position.
+/// One channel over time: x [T] becomes y [T]; `taps` [w], the last for the current position.
 #[inline(always)]
 pub fn forward<R: Real>(x: &[R], taps: &[R], y: &mut [R]) {
     for (t, y) in y.iter_mut().enumerate() {
@@ -47,7 +47,7 @@ mod tests {
     use crate::parts::testing::{assert_all_close, assert_gradient, numbers};
 
     #[test]
-    fn the_last_tap_is_the_present_position() {
+    fn the_last_tap_is_the_current_position() {
         let mut y = [f64::NAN; 3];
         forward(&[1.0, 2.0, 3.0], &[10.0, 1.0], &mut y);
         let silu = |x: f64| x / (1.0 + (-x).exp());

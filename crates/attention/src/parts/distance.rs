@@ -26,7 +26,7 @@ impl KeyRange {
 /// A window and its sinks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Distance {
-    /// W, the position itself included.
+    /// W, including the position itself.
     pub window: usize,
     /// S
     pub sinks: usize,
@@ -36,7 +36,7 @@ impl Distance {
     /// All keys are near.
     pub const ALL: Distance = Distance { window: usize::MAX, sinks: 0 };
 
-    /// Whether position t sees key s ≤ t with the near kernel.
+    /// Whether key s ≤ t is near at position t.
     #[inline(always)]
     pub fn is_near(self, t: usize, s: usize) -> bool {
         t - s < self.window || s < self.sinks
@@ -48,7 +48,7 @@ impl Distance {
         self.sinks.min(end)..end
     }
 
-    /// The keys of the tile from `start` on, with so many keys, that position t ≥ start sees with the near kernel.
+    /// The keys of the tile of this length from `start` on that are near at position t ≥ start.
     #[inline(always)]
     pub fn visible(self, t: usize, start: usize, tile: usize) -> Visible {
         let until = (t + 1 - start).min(tile);
@@ -56,7 +56,7 @@ impl Distance {
         Visible { from: from.min(until), until, sinks: self.sinks.saturating_sub(start).min(until) }
     }
 
-    /// Those that position t ≥ start sees with the far kernel.
+    /// The keys of the tile that are far at position t ≥ start.
     #[inline(always)]
     pub fn far_visible(self, t: usize, start: usize, tile: usize) -> Visible {
         let far = self.far(t);
@@ -64,12 +64,12 @@ impl Distance {
         Visible { from: far.start.saturating_sub(start).min(until), until, sinks: 0 }
     }
 
-    /// The first position that sees no key of that tile with the near kernel.
+    /// The first position at which no key of the tile is near.
     pub fn seen_until(self, start: usize, tile: usize) -> usize {
         if start < self.sinks { usize::MAX } else { (start + tile - 1).saturating_add(self.window) }
     }
 
-    /// The same for positions that are counted from `first` on.
+    /// The same for positions that are counted from `first`.
     pub fn after(self, first: usize) -> Distance {
         Distance { sinks: self.sinks.saturating_sub(first), ..self }
     }

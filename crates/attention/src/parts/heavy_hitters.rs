@@ -4,11 +4,11 @@
 //! r_s ← e^{−1/L}·r_s + Σ_h w_ts / Σ_s' w_ts'        s' over the keys in the cache, h over the heads that share them; L = ∞ unless given
 //! ```
 //!
-//! A key that leaves the window takes a free place, or evicts the key with the smallest r if its own r is larger. Evicted keys are far.
-//! Without `fade` all queries since a key was written count equally (H2O). With `fade=L` about the last L queries count (a moving
+//! A key that leaves the window takes a free slot, or evicts the key with the smallest r if its own r is larger. Evicted keys are far.
+//! Without `fade` all queries since a key was written have equal weight (H2O). With `fade=L` about the last L queries count (a moving
 //! observation window, as in SnapKV).
 
-/// Heads of one kv head that can share heavy hitters.
+/// Maximum number of heads of one kv head that can share heavy hitters.
 pub(crate) const MAX_SHARING_HEADS: usize = 64;
 
 /// The number of heavy hitters and the time constant of their accumulated attention.
@@ -34,10 +34,10 @@ impl HeavyHitters {
         }
     }
 
-    /// Reads `N` or `N,fade=L`.
+    /// Parses `N` or `N,fade=L`.
     pub fn read(text: &str) -> Result<HeavyHitters, String> {
         let wrong =
-            || format!("`chosen` takes a number of keys and perhaps a fade, as in `chosen=32` or `chosen=32,fade=64`, found `{text}`");
+            || format!("`chosen` takes a number of keys and an optional fade, as in `chosen=32` or `chosen=32,fade=64`, found `{text}`");
         let (keys, fade) = match text.split_once(',') {
             Some((keys, fade)) => (keys, Some(fade.trim().strip_prefix("fade=").ok_or_else(wrong)?)),
             None => (text, None),
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_are_read_as_they_are_written() {
+    fn strings_round_trip() {
         for text in ["1", "32", "32,fade=64"] {
             assert_eq!(HeavyHitters::read(text).map(HeavyHitters::text), Ok(text.to_string()));
         }

@@ -1,18 +1,18 @@
-//! RoPE, Llama's half-split form: coordinates i and i + r/2 are rotated by the angle position·ω_i, for the first r coordinates of a head. A partial
-//! rotary embedding has r < d and leaves the other coordinates as they are.
+//! RoPE in Llama's half-split form: coordinates i and i + r/2 are rotated by the angle position·ω_i, for the first r coordinates of a head. A partial
+//! rotary embedding has r < d and does not change the other coordinates.
 
 use std::sync::Arc;
 
 use crate::{Error, Real};
 
-/// Rotary frequencies of a head. Clones share the table of angles; two are equal where their frequencies and factors are.
+/// Rotary frequencies of a head. Clones share the table of angles. Two are equal if their frequencies and factors are.
 #[derive(Clone, Debug)]
 pub struct Rope {
     /// ω_i [r/2]
     frequencies: Vec<f64>,
-    /// What rotated q and k are multiplied by.
+    /// Factor of rotated q and k.
     factor: f64,
-    /// cos and sin of the angles at the first positions, [positions, 2, r/2]; empty where they are computed each time.
+    /// cos and sin of the angles at the first positions, [positions, 2, r/2]; empty if they are computed on every call.
     table: Arc<[f64]>,
 }
 
@@ -22,7 +22,7 @@ impl PartialEq for Rope {
     }
 }
 
-/// How frequencies are stretched for contexts longer than the trained one.
+/// Scaling of the frequencies for contexts longer than the trained one.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     /// Positions divided by a factor.
@@ -41,50 +41,50 @@ pub enum RopeScaling {
         /// The context of the original training.
         original_context: f64,
     },
-    /// NTK-aware, for texts longer than the context: theta grows with their length, for all positions. Within the context nothing changes.
+    /// NTK-aware, for sequences longer than the context: theta grows with their length, for all positions. Within the context nothing changes.
     Dynamic {
-        /// How much a text of twice the context is stretched, less one.
+        /// The stretch of a sequence of twice the context, minus one.
         factor: f64,
         /// The context of the original training.
         original_context: f64,
     },
-    /// YaRN (arXiv 2309.00071): pairs that turn often in the original context are kept, those that turn rarely divided by the factor, a
-    /// linear ramp over the pairs between; q and k multiplied by a factor of their own.
+    /// YaRN (arXiv 2309.00071): high frequencies are kept, low frequencies are divided by the factor, with a
+    /// linear ramp over the pairs in between; q and k are multiplied by a separate factor.
     Yarn {
         /// The factor for long wavelengths.
         factor: f64,
-        /// Turns in the original context from which on a pair is kept.
+        /// Minimum rotations in the original context of a pair that is kept.
         beta_fast: f64,
-        /// Turns up to which a pair is stretched whole.
+        /// Maximum rotations of a pair that is divided by the full factor.
         beta_slow: f64,
         /// Whether the ramp begins and ends at whole pairs.
         truncate: bool,
         /// The context of the original training.
         original_context: f64,
-        /// What q and k are multiplied by; see [`RopeScaling::yarn_attention`].
+        /// Factor of q and k; see [`RopeScaling::yarn_attention`].
         attention_factor: f64,
     },
-    /// LongRoPE (arXiv 2402.13753): every frequency has a divisor of its own, and another one in texts longer than the original context, for
+    /// LongRoPE (arXiv 2402.13753): every frequency has its own divisor, and another one in sequences longer than the original context, for
     /// all of their positions.
     Long {
         /// Within the original context, [r/2].
         short_factor: Vec<f64>,
-        /// In longer texts, [r/2].
+        /// In longer sequences, [r/2].
         long_factor: Vec<f64>,
         /// The context of the original training.
         original_context: f64,
-        /// What q and k are multiplied by.
+        /// Factor of q and k.
         attention_factor: f64,
     },
 }
 
 impl RopeScaling {
-    /// The paper's factor of q and k for a stretch: 0.1·m·ln(factor) + 1.
+    /// The paper's factor of q and k for a scaling factor: 0.1·m·ln(factor) + 1.
     pub fn yarn_attention(factor: f64, m: f64) -> f64 {
         if factor > 1.0 { 0.1 * m * factor.ln() + 1.0 } else { 1.0 }
     }
 
-    /// The longest text whose frequencies are those of any shorter one, where there is such a bound.
+    /// The longest sequence whose frequencies equal those of any shorter one, if there is such a bound.
     pub fn fixed_up_to(&self) -> Option<f64> {
         match self {
             RopeScaling::Dynamic { original_context, .. } | RopeScaling::Long { original_context, .. } => Some(*original_context),
@@ -94,12 +94,12 @@ impl RopeScaling {
 }
 
 impl Rope {
-    /// ω_i = theta^{−2i/r}, stretched as asked, for texts within the original context. r is the head dimension, or less for a partial rotary embedding.
+    /// ω_i = theta^{−2i/r} with the scaling, for sequences within the original context. r is the head dimension, or less for a partial rotary embedding.
     pub fn new(r: usize, theta: f64, scaling: Option<&RopeScaling>) -> Result<Rope, Error> {
         Rope::for_length(r, theta, scaling, 0)
     }
 
-    /// As [`Rope::new`], for texts of this length, on which some stretchings depend.
+    /// Like [`Rope::new`], for sequences of this length, on which some scalings depend.
     pub fn for_length(r: usize, theta: f64, scaling: Option<&RopeScaling>, length: usize) -> Result<Rope, Error> {
         if !(theta.is_finite() && theta > 0.0) {
             return Err(Error::Shape(format!("rope theta must be a positive number, found {theta}")));
@@ -129,11 +129,11 @@ impl Rope {
                 }
                 Some(RopeScaling::Dynamic { factor, original_context }) => {
                     let more = factor * length.max(*original_context) / original_context - (factor - 1.0);
-                    // A single pair has frequency 1 whatever theta is.
+                    // A single pair has frequency 1 for any theta.
                     if r > 2 { plain(theta * more.powf(width / (width - 2.0)), i) } else { frequency }
                 }
                 Some(RopeScaling::Yarn { factor, beta_fast, beta_slow, truncate, original_context, .. }) => {
-                    // The pair, as a fraction, that turns this often in the original context.
+                    // The fractional pair that rotates this often in the original context.
                     let pair = |turns: f64| width * (original_context / (turns * std::f64::consts::TAU)).ln() / (2.0 * theta.ln());
                     let (mut low, mut high) = (pair(*beta_fast), pair(*beta_slow));
                     if *truncate {
@@ -163,12 +163,12 @@ impl Rope {
         &self.frequencies
     }
 
-    /// What rotated q and k are multiplied by.
+    /// Factor of rotated q and k.
     pub fn factor(&self) -> f64 {
         self.factor
     }
 
-    /// The same frequencies with the angles of the first positions kept, for those who turn many heads.
+    /// The same frequencies with a table of the angles of the first positions, to rotate many heads.
     pub fn with_table(mut self, positions: usize) -> Rope {
         let half = self.frequencies.len();
         let mut table = vec![0.0; positions * 2 * half];
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partial_rotation_leaves_the_other_coordinates() {
+    fn a_partial_rotation_does_not_change_other_coordinates() {
         let rope = Rope::new(2, 100.0, None).expect("a possible theta");
         let (mut cos, mut sin) = ([0.0f64], [0.0f64]);
         rope.angles(3, &mut cos, &mut sin);
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_changes_nothing() {
+    fn a_table_does_not_change_results() {
         let plain = Rope::new(6, 10_000.0, None).expect("a possible theta");
         let kept = plain.clone().with_table(5);
         for position in [0, 3, 4, 5, 90] {
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn products_depend_on_distance_alone() {
+    fn products_depend_only_on_distance() {
         let rope = Rope::new(6, 10_000.0, None).expect("a possible theta");
         let (q, k) = (numbers(6, 1), numbers(6, 2));
         let product = |t: usize, s: usize| {
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn stretched_frequencies() {
+    fn scaled_frequencies() {
         let plain = Rope::new(8, 500_000.0, None).expect("a possible theta");
         let halved = Rope::new(8, 500_000.0, Some(&RopeScaling::Linear { factor: 2.0 })).expect("a possible theta");
         for (a, b) in plain.frequencies().iter().zip(halved.frequencies()) {
@@ -284,7 +284,7 @@ mod tests {
         }
         let scaling = RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_context: 8192.0 };
         let llama = Rope::new(8, 500_000.0, Some(&scaling)).expect("a possible theta");
-        // Wavelengths: 6.3 and 167 are short, 4443 lies on the ramp, 118 143 is long.
+        // Wavelengths: 6.3 and 167 are short, 4443 is on the ramp, 118 143 is long.
         let ratios: Vec<f64> = llama.frequencies().iter().zip(plain.frequencies()).map(|(a, b)| a / b).collect();
         let short = (8192.0 * plain.frequencies()[2] / std::f64::consts::TAU - 1.0) / 3.0;
         assert_all_close(&ratios, &[1.0, 1.0, short + (1.0 - short) / 8.0, 0.125], 1e-12);

@@ -7,7 +7,7 @@ use std::fmt::Debug;
 pub struct Info {
     /// Its word in a variant string.
     pub word: &'static str,
-    /// How it is written, arguments included.
+    /// Its syntax, including arguments.
     pub usage: &'static str,
     /// Its formula in the symbols of the legend.
     pub formula: &'static str,
@@ -68,7 +68,7 @@ macro_rules! unit_part {
 }
 pub(crate) use unit_part;
 
-/// Declares a slot: an enum over its parts that forwards every listed method to the part it holds. To add a part,
+/// Declares a slot: an enum over its parts that forwards every listed method to its part. To add a part,
 /// write its file and add it to this list.
 macro_rules! slot {
     ($(#[$doc:meta])* $Slot:ident { $($module:ident::$Part:ident),+ $(,)? } $($methods:tt)*) => {
@@ -78,11 +78,11 @@ macro_rules! slot {
         pub enum $Slot { $($Part($module::$Part)),+ }
 
         impl $Slot {
-            /// The parts that fit here.
+            /// The parts of this slot.
             pub const PARTS: &'static [&'static $crate::parts::slot::Info] =
                 &[$(&<$module::$Part as $crate::parts::slot::Part>::INFO),+];
 
-            /// The part of that word with these arguments; `None` where no part has that word.
+            /// The part of this word with these arguments; `None` if no part has this word.
             pub fn parse(word: &str, args: &str) -> Option<Result<Self, String>> {
                 $(if word == <$module::$Part as $crate::parts::slot::Part>::INFO.word {
                     return Some(<$module::$Part as $crate::parts::slot::Part>::parse(args).map($Slot::$Part));
@@ -90,12 +90,12 @@ macro_rules! slot {
                 None
             }
 
-            /// The description of the part in place.
+            /// The description of the part.
             pub fn info(&self) -> &'static $crate::parts::slot::Info {
                 match self { $($Slot::$Part(_) => &<$module::$Part as $crate::parts::slot::Part>::INFO),+ }
             }
 
-            /// Its arguments as text.
+            /// Its arguments as a string.
             pub fn args(&self) -> String {
                 match self { $($Slot::$Part(part) => $crate::parts::slot::Part::args(part)),+ }
             }

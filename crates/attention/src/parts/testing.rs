@@ -1,4 +1,4 @@
-//! What the tests of the parts share: differences, and the checks that every part of a slot must pass.
+//! Shared test utilities of the parts: finite differences, and the checks that every part of a slot must pass.
 
 use crate::parts::decay::{DecayParams, DecayPart};
 use crate::parts::denominator::DenominatorPart;
@@ -11,7 +11,7 @@ use termwise_kernels::combinatorics::factorial;
 use termwise_kernels::score_rows::UNSCALED_LOG_LIMIT;
 use termwise_kernels::simd::{Isa, Simd, Task, dispatch_on};
 
-/// df/dx by the four-point rule.
+/// df/dx by a four-point finite difference.
 pub fn derivative(f: impl Fn(f64) -> f64, x: f64) -> f64 {
     let h = 1e-3;
     (8.0 * (f(x + h) - f(x - h)) - (f(x + 2.0 * h) - f(x - 2.0 * h))) / (12.0 * h)
@@ -29,7 +29,7 @@ pub fn assert_all_close(found: &[f64], expected: &[f64], tolerance: f64) {
     found.iter().zip(expected).for_each(|(&found, &expected)| assert_close(found, expected, tolerance));
 }
 
-/// `gradient` against differences of `loss` in every coordinate of x.
+/// Compares `gradient` with finite differences of `loss` in every coordinate of x.
 #[track_caller]
 pub fn assert_gradient(x: &[f64], gradient: &[f64], loss: impl Fn(&[f64]) -> f64) {
     assert_eq!(x.len(), gradient.len());
@@ -43,17 +43,17 @@ pub fn assert_gradient(x: &[f64], gradient: &[f64], loss: impl Fn(&[f64]) -> f64
     }
 }
 
-/// n numbers between −2 and 2 without a pattern.
+/// n pseudorandom numbers between −2 and 2.
 pub fn numbers(n: usize, seed: usize) -> Vec<f64> {
     (0..n).map(|i| (((i * 37 + seed * 101) as f64 * 12.9898).sin() * 43758.5453).fract() * 2.0).collect()
 }
 
-/// Every example parses and prints to something that parses to the same.
+/// Every example parses, and its printed form parses to the same value.
 #[track_caller]
 pub fn assert_examples<P: Part>() {
     assert!(!P::INFO.examples.is_empty() && !P::INFO.about.is_empty() && !P::INFO.formula.is_empty());
     for example in P::INFO.examples {
-        // Denominators, gates, decays and norms give their word with the arguments, kernels the arguments alone.
+        // Denominators, gates, decays and norms list their word with the arguments, kernels only the arguments.
         let args = match example.strip_prefix(P::INFO.word) {
             Some(rest) => rest.trim_start_matches(','),
             None => example,
@@ -67,7 +67,7 @@ fn pairing(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// Gradients of a norm, and that the log scale λ is the same as scaling x by e^λ.
+/// Gradients of a norm, and that the log scale λ is equivalent to scaling x by e^λ.
 pub fn check_norm<N: NormPart>(norm: &N) {
     assert_examples::<N>();
     for (e, lambda) in [(1, 0.0f64), (5, 0.0), (5, -3.0), (20, 2.5)] {
@@ -160,7 +160,7 @@ pub fn check_qk_norm<N: QkNormPart>(norm: &N) {
     }
 }
 
-/// Slope of a denominator, and that the log scale ρ is the same as a sum e^ρ times as large.
+/// Derivative of a denominator, and that the log scale ρ is equivalent to a sum multiplied by e^ρ.
 pub fn check_denominator<D: DenominatorPart>(denominator: &D, detached: bool) {
     for z in [0.2, 0.7, 1.6, 40.0] {
         for rho in [0.0, -2.0, 3.0] {
@@ -230,7 +230,7 @@ impl<K: KernelPart> Task for Scaled<'_, K> {
     }
 }
 
-/// A kernel whose rows are scaled: weights up to |x| = `reach` stay below 1 with the log scale of their bound, are right there, and need no
+/// A kernel with rescaled rows: weights up to |x| = `reach` stay below 1 with the log scale of their bound, are accurate, and need no
 /// log scale up to `unscaled_limit`.
 pub fn check_scaled<K: KernelPart>(kernel: &K, reach: f32) {
     let x: Vec<f32> = (-64..64).map(|i| i as f32 / 63.0 * reach).map(|x| x.clamp(-reach, reach)).collect();
@@ -245,7 +245,7 @@ pub fn check_scaled<K: KernelPart>(kernel: &K, reach: f32) {
         let [values, slopes] = dispatch_on(isa, Scaled { kernel, x: &x, rho });
         for (i, &x) in x.iter().enumerate() {
             let (w, slope) = (factor * kernel.value(x as f64), factor * kernel.slope(x as f64));
-            // The subnormal numbers of float32 are sparse.
+            // Subnormal float32 numbers are sparse.
             let close = |found: f32, expected: f64| (found as f64 - expected).abs() <= 2e-5 * expected.abs() + 1e-37;
             assert!(values[i].abs() < 1.001 && close(values[i], w), "{} {kernel:?} at {x}: {:e}, expected {w:e}", isa.name(), values[i]);
             assert!(close(slopes[i], slope), "{} {kernel:?} at {x}: slope {:e}, expected {slope:e}", isa.name(), slopes[i]);
@@ -253,7 +253,7 @@ pub fn check_scaled<K: KernelPart>(kernel: &K, reach: f32) {
     }
 }
 
-/// The vector forms on every instruction set against the float64 forms: |error| ≤ `bound`(x) for w and `bound_slope`(x) for w'.
+/// Compares the SIMD forms on every instruction set with the float64 forms: |error| ≤ `bound`(x) for w and `bound_slope`(x) for w'.
 pub fn check_vectors<K: KernelPart>(kernel: &K, x: &[f32], bound: impl Fn(f64) -> f64, bound_slope: impl Fn(f64) -> f64) {
     for isa in Isa::available() {
         let [values, again, slopes] = dispatch_on(isa, Vectors { kernel, x });

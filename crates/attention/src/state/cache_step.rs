@@ -78,7 +78,7 @@ fn attend<S: Simd>(
     }
 }
 
-/// v ← β·(v − Σ_s w(scale·k_t·k_s)·v_s): what a write rule appends instead of the value.
+/// v ← β·(v − Σ_s w(scale·k_t·k_s)·v_s): the value that a write rule appends.
 #[inline(always)]
 fn written_value<S: Simd>(simd: S, context: &GroupContext, cache: &KvCache, key: &[f32], value: &mut [f32], scratch: &mut [f32]) {
     let Some((rule, beta)) = context.write_rule() else { return };

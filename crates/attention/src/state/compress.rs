@@ -6,9 +6,9 @@ use crate::{Error, Layer, Variant};
 
 impl State {
     /// Compresses every cache into the recurrent state of this layer's variants: the state after stepping them from the start, up to rounding.
-    /// Keys and values must be prepared alike, so a variant may differ from the head's present one in its kernel, scale, clamp,
-    /// denominator and norm, but not in φ, RoPE, convolution, gates, decay, or in weighing keys by their position; nor, with a write rule, in its kernel.
-    /// Refuses variants without a finite map; the state is then unchanged. Frees the caches.
+    /// Keys and values must be prepared alike, so a variant may differ from the head's current one in its kernel, scale, clamp,
+    /// denominator and norm, but not in φ, RoPE, convolution, gates, decay, or in the position weights of keys; nor, with a write rule, in its kernel.
+    /// Rejects variants without a finite feature map; the state is then unchanged. Frees the caches.
     pub fn compress(&mut self, layer: &Layer) -> Result<(), Error> {
         let mut compressed = layer.state(self.shape.batch)?;
         if compressed.shape != self.shape || (layer.rotates() && self.layer.rope() != layer.rope()) {
@@ -20,10 +20,10 @@ impl State {
         for (head, (old, new)) in self.heads().iter().zip(layer.heads()).enumerate() {
             let same_class = class(&self.layer, head) == class(layer, head);
             let reason = match () {
-                _ if old.window.is_some() || new.window.is_some() => "a window keeps its own keys, and forgets others".to_string(),
-                _ if !new.near.has_finite_map() => "it has no finite map".to_string(),
+                _ if old.window.is_some() || new.window.is_some() => "the cache of a window does not contain all keys".to_string(),
+                _ if !new.near.has_finite_map() => "it has no finite feature map".to_string(),
                 _ if !same_class || !prepared_alike(old, new) => {
-                    format!("keys and values were kept for `{old}`, which prepares them differently")
+                    format!("keys and values were cached for `{old}`, which prepares them differently")
                 }
                 _ => continue,
             };
@@ -70,7 +70,7 @@ impl State {
 
 fn prepared_alike(a: &Variant, b: &Variant) -> bool {
     let preparing = |v: &Variant| (v.rope, v.conv, v.qk_norm.clone(), v.denominator.key_side());
-    // What a write rule has written depends on the kernel by which it read.
+    // The written values depend on the kernel with which the write rule reads.
     let written = |v: &Variant| v.write.map(|rule| (rule, v.near.kernel.clone(), v.near.cap, v.near.clamp));
     preparing(a) == preparing(b)
         && written(a) == written(b)

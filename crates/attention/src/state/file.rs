@@ -1,4 +1,4 @@
-//! States in a safetensors file, one layer after the other.
+//! States in a safetensors file, layer by layer.
 //!
 //! Metadata, in the order of their keys: `format` = `termwise state 1`, `layers`, and for layer i
 //!
@@ -8,7 +8,7 @@
 //! | `layer.i.memory` | `natural` or `cache` |
 //! | `layer.i.shape` | `batch heads kv_heads d e` |
 //! | `layer.i.positions` | one per batch row |
-//! | `layer.i.rope` | if a head rotates: the factor of q and k, then the rotary frequencies. Files of earlier versions without it are refused. |
+//! | `layer.i.rope` | if a head rotates: the factor of q and k, then the rotary frequencies. Files of earlier versions without it are rejected. |
 //!
 //! Tensors below `layer.i.row.b.unit.u.`, for batch row b and state group u:
 //!
@@ -20,13 +20,13 @@
 //! | `head.j.weights`, `head.j.decay` [n] | per key, if the j-th head of the group has them |
 //! | `far.h`, `far.z` | the recurrent state of far keys |
 //! | `codes.c.keys`, `.values`, `.scales` | block c of a quantized cache, as bytes |
-//! | `received` | the accumulated attention per place, with heavy hitters |
+//! | `received` | the accumulated attention per slot, with heavy hitters |
 //!
-//! The cache of a window whose heads have no data per key is in the order of its places. `layer.i.carry.*` are the running sums of gates and decays
-//! and the last inputs of the short convolution. All numbers are float32, running sums float64.
+//! The cache of a window whose heads have no data per key is in the order of its slots. `layer.i.carry.*` are the running sums of gates and decays
+//! and the last inputs of the short convolution. All values are float32, running sums float64.
 //!
-//! Loading restores the saved state bit for bit, and equal states give equal bytes. A file is written next to its place and then moved there, so an
-//! interrupted save leaves an earlier file as it was. Every size is checked against the variants, and caches grow only by rows that the file contains.
+//! Loading restores the saved state bit for bit, and equal states give equal bytes. Files are written atomically, so an
+//! interrupted save does not change an earlier file. Every size is checked against the variants, and caches grow only by rows that the file contains.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -45,13 +45,13 @@ const FORMAT: &str = "termwise state 1";
 /// Positions up to here are exact in float64, as RoPE needs them.
 const MAX_POSITION: usize = 1 << 53;
 
-/// Values on their way into a file.
+/// Values to be written to a file.
 enum Values<'a> {
-    /// Rows of which the first so many values count.
+    /// Rows, of which the first values are written.
     Rows(&'a [f32], usize, usize),
     /// The keys of a cache, as rows.
     Keys(&'a KvCache),
-    /// The keys or the values of these places of a ring, in float32.
+    /// The keys or the values of these slots of a ring, in float32.
     KeysOfRing(&'a RingKvCache, Vec<usize>),
     RowsOfRing(&'a RingKvCache, Vec<usize>),
     Codes(&'a [u8]),
@@ -133,7 +133,7 @@ impl State {
         write_whole(path, &bytes).map_err(|error| file_error(path, error.to_string()))
     }
 
-    /// What [`State::save_layers`] writes.
+    /// The bytes that [`State::save_layers`] writes.
     pub fn to_bytes(layers: &[State]) -> Result<Vec<u8>, SafeTensorError> {
         let mut metadata = BTreeMap::from([("format".to_string(), FORMAT.to_string()), ("layers".to_string(), layers.len().to_string())]);
         let mut tensors = Vec::new();
@@ -150,20 +150,20 @@ impl State {
         Ok(with_metadata(&safetensors::serialize(tensors, None)?, &metadata))
     }
 
-    /// The state of B rows of this layer with this kind of memory, from a file with one layer. Refuses files of anything else.
+    /// Reads the state of B rows of this layer with this kind of memory from a file with one layer. Rejects other files.
     pub fn load(path: &Path, layer: &Layer, batch: usize, memory: StateKind) -> Result<State, Error> {
         let mut layers = State::load_layers(path, &[(layer, memory)], batch)?;
-        Ok(layers.pop().expect("one layer was asked for"))
+        Ok(layers.pop().expect("one layer was requested"))
     }
 
-    /// The states of B rows of the layers of a model, each with its kind of memory.
+    /// Reads the states of B rows of the layers of a model, each with its kind of memory.
     pub fn load_layers(path: &Path, layers: &[(&Layer, StateKind)], batch: usize) -> Result<Vec<State>, Error> {
-        // Not mapped: a file that is cut while it is read must be an error, and not the end of the process.
+        // Not memory-mapped: a file that is truncated during the read must be an error and not terminate the process.
         let bytes = files::read(path, u64::MAX - 1).map_err(|error| unreadable(path, &error))?;
         State::from_bytes(&bytes, path, layers, batch)
     }
 
-    /// As [`State::load_layers`], of the bytes of a file; `path` is for messages.
+    /// Like [`State::load_layers`], from the bytes of a file; `path` is for messages.
     pub fn from_bytes(bytes: &[u8], path: &Path, layers: &[(&Layer, StateKind)], batch: usize) -> Result<Vec<State>, Error> {
         let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| unreadable(path, &error))?;
         let metadata = header.metadata().clone().unwrap_or_default();
@@ -296,7 +296,7 @@ impl State {
         tensors
     }
 
-    /// Takes all tensors of a file in; positions are known already.
+    /// Reads all tensors of a file; positions are already set.
     fn fill(&mut self, source: &Source) -> Result<(), Error> {
         let (e, groups) = (self.shape.e, self.bases.len());
         let plan = self.layer.state_plan(self.memory);
@@ -361,7 +361,7 @@ fn file_error(path: &Path, problem: String) -> Error {
 }
 
 fn unreadable(path: &Path, error: &dyn std::fmt::Display) -> Error {
-    file_error(path, format!("not a state that can be read: {error}"))
+    file_error(path, format!("not a valid state file: {error}"))
 }
 
 /// The factor of q and k, then the frequencies.
@@ -369,27 +369,27 @@ fn rope_numbers(rope: &Rope) -> impl Iterator<Item = f64> {
     std::iter::once(rope.factor()).chain(rope.frequencies().iter().copied())
 }
 
-/// Refuses keys that were rotated by other angles.
+/// Rejects keys that were rotated by other angles.
 fn check_rope(path: &Path, layer: usize, rope: &Rope, saved: Option<&String>) -> Result<(), Error> {
     let Some(saved) = saved else {
-        let problem = format!("it has no rotary frequencies of layer {layer}, as files of earlier versions: save the state again");
+        let problem = format!("it has no rotary frequencies of layer {layer}, like files of earlier versions: save the state again");
         return Err(file_error(path, problem));
     };
     let found: Vec<f64> = saved.split(' ').map(|number| number.parse().unwrap_or(f64::NAN)).collect();
     let asked: Vec<f64> = rope_numbers(rope).collect();
-    // Powers differ in their last bits from one mathematical library to another.
+    // Powers differ in their last bits between math libraries.
     let same = |(found, asked): (&f64, &f64)| (found - asked).abs() <= 1e-12 * asked.abs();
     if found.len() == asked.len() && found.iter().zip(&asked).all(same) {
         return Ok(());
     }
     let problem = match found.iter().zip(&asked).position(|pair| !same(pair)) {
-        Some(0) => format!("rotated queries and keys of layer {layer} are multiplied by {}, asked for is {}", found[0], asked[0]),
+        Some(0) => format!("rotated queries and keys of layer {layer} are multiplied by {}, expected {}", found[0], asked[0]),
         Some(i) => {
-            format!("rotary frequency {} of layer {layer} is {}, asked for is {}", i - 1, found[i], asked[i])
+            format!("rotary frequency {} of layer {layer} is {}, expected {}", i - 1, found[i], asked[i])
         }
-        None => format!("layer {layer} has {} rotary frequencies, asked for are {}", found.len() - 1, asked.len() - 1),
+        None => format!("layer {layer} has {} rotary frequencies, expected {}", found.len() - 1, asked.len() - 1),
     };
-    Err(file_error(path, format!("{problem}: load it with the theta and scaling of RoPE that it was saved with")))
+    Err(file_error(path, format!("{problem}: load it with the RoPE theta and scaling with which it was saved")))
 }
 
 fn expect(path: &Path, what: &str, asked: &str, found: &str) -> Result<(), Error> {
@@ -401,7 +401,10 @@ fn expect(path: &Path, what: &str, asked: &str, found: &str) -> Result<(), Error
         lines.dedup();
         lines.join("` | `")
     };
-    Err(file_error(path, format!("{what} is `{}`, asked for is `{}`: load it for what it was saved from", short(found), short(asked))))
+    Err(file_error(
+        path,
+        format!("{what} is `{}`, expected `{}`: load it with the layers from which it was saved", short(found), short(asked)),
+    ))
 }
 
 /// One layer of a file.
@@ -409,7 +412,7 @@ struct Source<'a> {
     path: &'a Path,
     tensors: &'a SafeTensors<'a>,
     layer: usize,
-    /// Values of a row of v.
+    /// Number of values of a row of v.
     e: usize,
 }
 
@@ -420,7 +423,7 @@ impl Source<'_> {
         let asked = format!("{dtype:?} {shape:?}");
         match self.tensors.tensor(&name) {
             Ok(view) if view.dtype() == dtype && view.shape() == shape => Ok(view.data()),
-            Ok(view) => Err(file_error(self.path, format!("`{name}` is {:?} {:?}, asked for is {asked}", view.dtype(), view.shape()))),
+            Ok(view) => Err(file_error(self.path, format!("`{name}` is {:?} {:?}, expected {asked}", view.dtype(), view.shape()))),
             Err(_) => Err(file_error(self.path, format!("`{name}`, {asked}, is missing"))),
         }
     }
@@ -446,7 +449,7 @@ impl Source<'_> {
             let problem = format!("`{keys_name}` has {len} rows, which cannot be the keys of a window at position {next}");
             return Err(file_error(self.path, problem));
         };
-        // Rows are in the order of places, or of positions; of the latter there may be more than the window.
+        // Rows are in the order of slots, or of positions; the latter may be more than the window.
         let place = |row: usize| {
             let position = if row < layout.distance.sinks { row } else { row + skipped };
             let is_kept = row < layout.distance.sinks || next - position <= layout.distance.window;

@@ -81,7 +81,7 @@ impl<'a> TokenRows<'a> {
     }
 }
 
-/// What a step of one state group of one batch row reads.
+/// Inputs of a step of one state group of one batch row.
 pub(crate) struct GroupContext<'a> {
     pub state: &'a State,
     pub inputs: &'a Inputs<'a, f32>,
@@ -91,7 +91,7 @@ pub(crate) struct GroupContext<'a> {
 }
 
 impl GroupContext<'_> {
-    /// How a head weighs near or far keys.
+    /// The score function of a head for near or far keys.
     pub fn head(&self, head: usize, far: bool) -> &Head {
         let layer = &self.state.layer;
         layer.far_plans()[head].as_ref().filter(|_| far).unwrap_or(&layer.head_plans()[head])

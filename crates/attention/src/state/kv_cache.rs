@@ -60,7 +60,7 @@ impl KvCache {
         self.per_key.resize_with(heads, PerKey::default);
     }
 
-    /// Makes room for `more` keys; grows by half at least, so copying costs a constant per key.
+    /// Allocates memory for `more` keys; grows by at least half, so copying has constant cost per key.
     pub fn reserve(&mut self, more: usize) -> Result<(), Error> {
         let capacity = (self.values.len() / (self.ep * BLOCK)).min(self.keys.len() / (self.d * BLOCK)) * BLOCK;
         let needed = self.len + more;
@@ -121,7 +121,7 @@ impl KvCache {
         KeyBlock { keys, pitch: BLOCK, values: &self.values[first * self.ep..], visible, per_key: &self.per_key[head], first }
     }
 
-    /// Appends a prepared key [d] and value [at least e], for which there is room.
+    /// Appends a prepared key [d] and value [at least e], for which memory is allocated.
     pub fn push(&mut self, key: &[f32], value: &[f32]) {
         let (block, lane) = (self.len / BLOCK, self.len % BLOCK);
         let keys = &mut self.keys[block * self.d * BLOCK..][..self.d * BLOCK];

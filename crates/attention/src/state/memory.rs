@@ -74,7 +74,7 @@ pub(crate) struct GroupState {
 }
 
 impl GroupState {
-    /// Makes room for `more` keys.
+    /// Allocates memory for `more` keys.
     pub fn reserve(&mut self, more: usize) -> Result<(), Error> {
         match &mut self.memory {
             GroupMemory::Recurrent { .. } => Ok(()),
@@ -91,7 +91,7 @@ impl GroupState {
         }
     }
 
-    /// As [`GroupState::recurrent`], mutable.
+    /// Like [`GroupState::recurrent`], mutable.
     pub fn recurrent_mut(&mut self) -> Option<(&mut Buffer, &mut Buffer)> {
         match (&mut self.memory, &mut self.far) {
             (GroupMemory::Recurrent { h, z }, _) | (_, Some(FarState { h, z, .. })) => Some((h, z)),
@@ -138,7 +138,7 @@ pub(crate) enum GroupMemory {
     Ring(RingKvCache),
 }
 
-/// The recurrent state of far keys, H [N, ep] and z [N], both empty if far keys stay in the cache; and the last U [heads of the group, ep] over them.
+/// The recurrent state of far keys, H [N, ep] and z [N], both empty if far keys are in the cache; and the last U [heads of the group, ep] over them.
 #[derive(Clone, Debug)]
 pub(crate) struct FarState {
     pub h: Buffer,
@@ -159,7 +159,7 @@ pub(crate) struct HeadSums {
 pub(crate) type Table = Arc<Vec<f32>>;
 
 impl Layer {
-    /// The empty state of B batch rows: of constant size where that is possible, a cache elsewhere.
+    /// The empty state of B batch rows: of constant size if possible, otherwise a cache.
     pub fn state(&self, batch: usize) -> Result<State, Error> {
         self.state_with(batch, StateKind::Auto)
     }
@@ -224,40 +224,40 @@ impl State {
         self.layer.heads()
     }
 
-    /// Batch rows.
+    /// Number of batch rows.
     pub fn batch(&self) -> usize {
         self.shape.batch
     }
 
-    /// What it was asked to consist of.
+    /// The requested kind of memory.
     pub fn memory(&self) -> StateKind {
         self.memory
     }
 
-    /// Positions that a batch row has seen; `None` where there is no such row.
+    /// Number of positions that a batch row has processed; `None` if there is no such row.
     pub fn position(&self, row: usize) -> Option<usize> {
         self.steps.positions.get(row).copied()
     }
 
-    /// Bytes of all memories and of what else is kept, from the buffers that hold them.
+    /// Bytes of all buffers.
     pub fn bytes(&self) -> usize {
         self.groups.iter().map(GroupState::bytes).sum::<usize>() + self.steps.bytes()
     }
 
-    /// Whether its size does not grow with the tokens.
+    /// Whether its size is independent of the number of tokens.
     pub fn is_constant(&self) -> bool {
         let groups = &self.plan().groups;
         self.bases.iter().zip(groups).all(|(basis, group)| basis.is_some() || group.distance.window < usize::MAX)
     }
 
-    /// A number that no score |x| of this head so far exceeds: the largest itself where keys are kept, elsewhere
-    /// |scale|·‖q‖·max ‖k‖, which is no smaller by the inequality of Cauchy and Schwarz. `None` where there is no such row or head.
+    /// An upper bound of all scores |x| of this head so far: the maximum itself if keys are cached, otherwise
+    /// |scale|·‖q‖·max ‖k‖ (Cauchy–Schwarz). `None` if there is no such row or head.
     pub fn largest_score(&self, row: usize, head: usize) -> Option<f64> {
         let score = self.steps.scores.get(row.checked_mul(self.shape.heads)?.checked_add(head)?);
         score.filter(|_| head < self.shape.heads).map(|&score| score as f64)
     }
 
-    /// Forgets everything: as newly built. Memory stays allocated.
+    /// Resets to the empty state. Memory remains allocated.
     pub fn clear(&mut self) {
         self.groups.iter_mut().for_each(GroupState::clear);
         self.steps.clear();
@@ -268,7 +268,7 @@ impl State {
     }
 }
 
-/// scale^n·a_n/α!, without a_n where that is learned, for each head with moments and a scale; heads with the same numbers share them.
+/// scale^n·a_n/α!, without a_n if it is learned, for each head with a recurrent state and a scale; heads with equal tables share them.
 fn tables(layer: &Layer, plan: &StatePlan, bases: &[Option<Arc<Basis>>], scale: impl Fn(&Variant) -> Option<f64>) -> Vec<Table> {
     let mut known: Vec<(&Kernel, f64, &Arc<Basis>, Table)> = Vec::new();
     let mut tables = Vec::with_capacity(plan.group_of.len());

@@ -7,7 +7,7 @@
 //!
 //! With a write rule the key reads before it writes, v' = β·(v − m_t·K̂_tᵀ·H_{t−1}): two passes over columns of H while they are in the CPU cache.
 //!
-//! The weight of the token itself is computed from its score: the sum over monomials rounds at the size of (Σ_i |q_i·k_i|)^n however small
+//! The weight of the token itself is computed from its score: the sum over monomials has rounding errors of the size of (Σ_i |q_i·k_i|)^n however small
 //! (q·k)^n is, and at the first positions it is the only key.
 
 use crate::state::group_context::{GroupContext, TokenRows, padded};

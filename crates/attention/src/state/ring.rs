@@ -1,12 +1,12 @@
-//! The windowed KV cache: sinks, a ring of the last W keys, and places for heavy hitters, in memory of a fixed size.
+//! The windowed KV cache: sinks, a ring of the last W keys, and slots for heavy hitters, in memory of a fixed size.
 //!
 //! ```text
-//! places     sinks 0..S · ring S..S + W, position s ≥ S at S + (s − S) mod W · heavy hitters S + W..S + W + N
-//! a block    keys transposed [d, places], values as rows [places, ep]; at most 128 places, allocated when the first of them is needed
-//! quantized  the sinks in float32; all others as codes: keys [d, places], values [places, e], and low and step of each value
+//! slots      sinks 0..S · ring S..S + W, position s ≥ S at S + (s − S) mod W · heavy hitters S + W..S + W + N
+//! a block    keys transposed [d, slots], values as rows [slots, ep]; at most 128 slots, allocated when the first of them is needed
+//! quantized  the sinks in float32; all others as codes: keys [d, slots], values [slots, e], and low and step of each value
 //! ```
 //!
-//! The occupied places are always the first ones. A query sees all of them.
+//! The occupied slots are always the first ones. A query sees all of them.
 
 use crate::layer::{CacheLayout, Features, KeyTransform, StateGroup};
 use crate::parts::distance::Distance;
@@ -21,13 +21,13 @@ use termwise_kernels::simd::Simd;
 const LOAD_PADDING: usize = 64;
 
 impl CacheLayout {
-    /// Places in float32, and quantized ones.
+    /// Number of float32 and of quantized slots.
     fn split(self) -> [usize; 2] {
         let floats = if self.bits.is_some() { self.distance.sinks } else { self.places() };
         [floats, self.places() - floats]
     }
 
-    /// Bytes of all places, for keys of d and values of e numbers, the latter padded to ep.
+    /// Bytes of all slots, for keys of d and values of e numbers, the latter padded to ep.
     pub fn bytes(self, d: usize, e: usize, ep: usize) -> usize {
         let [floats, codes] = self.split();
         let whole = |places: usize, block: &dyn Fn(usize) -> usize| {
@@ -43,7 +43,7 @@ impl CacheLayout {
         of_floats.saturating_add(of_codes).saturating_add(attention)
     }
 
-    /// Places that are allocated for this many keys: whole blocks, up to all places.
+    /// Number of slots allocated for this many keys: whole blocks, up to all slots.
     fn allocated(self, keys: usize) -> usize {
         keys.checked_next_multiple_of(BLOCK).map_or(self.places(), |made| made.min(self.places()))
     }
@@ -53,7 +53,7 @@ impl CacheLayout {
         if self.bits == Some(4) { n.div_ceil(2) } else { n }
     }
 
-    /// The place at which the key of a position is inserted.
+    /// The slot into which the key of a position is inserted.
     pub fn place(self, position: usize) -> usize {
         let Distance { window, sinks } = self.distance;
         if position < sinks { position } else { sinks + (position - sinks) % window }
@@ -81,12 +81,12 @@ pub(crate) struct RingKvCache {
     pub next: usize,
     /// Heavy hitters in the cache.
     pub kept: usize,
-    /// Places in float32, then quantized ones.
+    /// float32 slots, then quantized ones.
     floats: Vec<FloatBlock>,
     codes: Vec<CodeBlock>,
-    /// r of each place; empty without heavy hitters.
+    /// r of each slot; empty without heavy hitters.
     pub accumulated_attention: Vec<f32>,
-    /// Per head of the group, by place.
+    /// Per head of the group, by slot.
     pub per_key: Vec<PerKey>,
 }
 
@@ -110,7 +110,7 @@ pub(crate) struct RingScratch<'a> {
     /// One dequantized block, [d, BLOCK] and [BLOCK, ep]; empty without quantization.
     pub keys: &'a mut [f32],
     pub values: &'a mut [f32],
-    /// The weights of all allocated places, [heads, places], and ρ after each block, [heads, blocks]; empty without heavy hitters.
+    /// The weights of all allocated slots, [heads, slots], and ρ after each block, [heads, blocks]; empty without heavy hitters.
     pub weights: &'a mut [f32],
     pub rhos: &'a mut [f32],
 }
@@ -120,7 +120,7 @@ impl<'a> RingScratch<'a> {
     pub fn len(layout: CacheLayout, keys: usize, d: usize, ep: usize, heads: usize) -> usize {
         let codes = if layout.bits.is_some() { BLOCK * (d + ep) + LOAD_PADDING } else { 0 };
         let allocated = layout.allocated(keys);
-        // Float32 and quantized places each end with a partial block.
+        // float32 and quantized slots each end with a partial block.
         codes + if layout.heavy_hitters.is_some() { heads * (allocated + allocated.div_ceil(BLOCK) + 1) } else { 0 }
     }
 
@@ -191,7 +191,7 @@ impl RingKvCache {
         self.next - self.len()
     }
 
-    /// Makes room for `more` keys.
+    /// Allocates memory for `more` keys.
     pub fn reserve(&mut self, more: usize) -> Result<(), Error> {
         let all = self.len().saturating_add(more).min(self.layout.places());
         let [floats, codes] = self.layout.split();
@@ -222,7 +222,7 @@ impl RingKvCache {
         if self.codes.is_empty() { self.floats.len() } else { self.first_code_block() + self.codes.len() }
     }
 
-    /// The first place of a block, and how many of its places are occupied.
+    /// The first slot of a block, and the number of its occupied slots.
     #[inline(always)]
     pub fn block_places(&self, block: usize) -> (usize, usize) {
         let ([floats, _], first_code_block) = (self.layout.split(), self.first_code_block());
@@ -234,13 +234,13 @@ impl RingKvCache {
         (first, self.len().min(end).saturating_sub(first).min(BLOCK))
     }
 
-    /// The block of a place and its index in it; in the quantized blocks if the second is true.
+    /// The block of a slot and its index in it; in the quantized blocks if the second is true.
     fn find(&self, place: usize) -> (usize, bool, usize) {
         let [floats, _] = self.layout.split();
         if place < floats { (place / BLOCK, false, place % BLOCK) } else { ((place - floats) / BLOCK, true, (place - floats) % BLOCK) }
     }
 
-    /// The key at a place, into `key` [d].
+    /// The key in a slot, into `key` [d].
     pub fn key(&self, place: usize, range: Option<QuantRange>, key: &mut [f32]) {
         let (block, quantized, lane) = self.find(place);
         if !quantized {
@@ -256,7 +256,7 @@ impl RingKvCache {
         }
     }
 
-    /// The value at a place, into `value` [ep].
+    /// The value in a slot, into `value` [ep].
     pub fn value(&self, place: usize, value: &mut [f32]) {
         let (block, quantized, lane) = self.find(place);
         value[self.e..].fill(0.0);
@@ -270,7 +270,7 @@ impl RingKvCache {
         value[..self.e].iter_mut().enumerate().for_each(|(i, v)| *v = low + step * read_code(bits, row, i));
     }
 
-    /// Writes a key [d] and a value [≥ e] to a place that is allocated.
+    /// Writes a key [d] and a value [≥ e] to an allocated slot.
     pub fn write(&mut self, place: usize, key: &[f32], value: &[f32], range: Option<QuantRange>) {
         let (block, quantized, lane) = self.find(place);
         if !quantized {
@@ -295,7 +295,7 @@ impl RingKvCache {
         }
     }
 
-    /// Inserts the next key, for which there is room. An evicted key is left in `key_out` [d] and `value_out` [ep]; returns whether there is one.
+    /// Inserts the next key, for which memory is allocated. An evicted key is stored in `key_out` [d] and `value_out` [ep]; returns whether there is one.
     pub fn push(&mut self, (key, value): (&[f32], &[f32]), range: Option<QuantRange>, key_out: &mut [f32], value_out: &mut [f32]) -> bool {
         let (t, Distance { window, sinks }) = (self.next, self.layout.distance);
         let place = self.layout.place(t);
@@ -355,7 +355,7 @@ impl RingKvCache {
         }
     }
 
-    /// Dequantizes the first n places of a block into the scratch memory, if it is quantized.
+    /// Dequantizes the first n slots of a block into the scratch memory, if it is quantized.
     #[inline(always)]
     pub fn dequantize_block(&self, block: usize, n: usize, range: Option<QuantRange>, scratch: &mut RingScratch) {
         if let Some(block) = block.checked_sub(self.first_code_block()) {
@@ -392,7 +392,7 @@ impl RingKvCache {
         }
     }
 
-    /// The first n places of a quantized block in float32.
+    /// The first n slots of a quantized block in float32.
     #[inline(always)]
     fn dequantize(&self, block: usize, n: usize, range: Option<QuantRange>, to_keys: &mut [f32], to_values: &mut [f32]) {
         let (Some(bits), Some(range)) = (self.layout.bits, range) else { return };
@@ -409,14 +409,14 @@ impl RingKvCache {
         }
     }
 
-    /// Keys in the cache at a position: before the heavy hitters, and of these.
+    /// Number of keys in the cache at a position: without heavy hitters, and heavy hitters.
     fn len_at(&self, position: usize) -> (usize, usize) {
         let Distance { window, sinks } = self.layout.distance;
         let exact = position.min(sinks.saturating_add(window));
         (exact, (position - exact).min(self.layout.heavy_hitters.map_or(0, |heavy_hitters| heavy_hitters.keys)))
     }
 
-    /// Occupied places in float32 at a position.
+    /// Number of occupied float32 slots at a position.
     pub fn float_len(&self, position: usize) -> usize {
         let (exact, kept) = self.len_at(position);
         (exact + kept).min(self.layout.split()[0])
@@ -446,7 +446,7 @@ impl RingKvCache {
         self.codes.iter().map(|block| (&block.keys[..], &block.values[..], &block.scales[..]))
     }
 
-    /// As [`RingKvCache::code_blocks`], mutable.
+    /// Like [`RingKvCache::code_blocks`], mutable.
     pub fn code_blocks_mut(&mut self) -> impl Iterator<Item = (&mut [u8], &mut [u8], &mut [[f32; 2]])> {
         self.codes.iter_mut().map(|block| (&mut block.keys[..], &mut block.values[..], &mut block.scales[..]))
     }
@@ -483,7 +483,7 @@ fn write_code(bits: u32, codes: &mut [u8], at: usize, code: u8) {
 
 impl Variant {
     /// Bytes of the keys and values of a full windowed KV cache, for one kv head with keys of dimension d and values of dimension e. `None` without a
-    /// window, or if far keys stay in the cache. Weights and log decays per key are not included.
+    /// window, or if far keys are in the cache. Weights and log decays per key are not included.
     pub fn window_bytes(&self, d: usize, e: usize) -> Option<usize> {
         Some(CacheLayout::of(self)?.bytes(self.kept_width(d), e, e.next_multiple_of(termwise_kernels::PAD)))
     }

@@ -38,7 +38,7 @@ pub(crate) fn step<S: Simd>(simd: S, context: &GroupContext, rows: TokenRows, st
     }
     let place = ring.layout.place(ring.next);
     let evicted = ring.push((key, value), context.quant_range(), evicted_key, evicted_value);
-    // Heads with heavy hitters have no data per key; elsewhere the evicted key was at the place of the new one.
+    // Heads with heavy hitters have no data per key; otherwise the evicted key was in the slot of the new one.
     let (weight, decay) = (ring.per_key[0].weight(place), ring.per_key[0].decay(place, context.log_decay(group.heads[0])));
     for (&head, per_key) in group.heads.iter().zip(&mut ring.per_key) {
         context.set_per_key(head, place, per_key);

@@ -35,11 +35,11 @@ mod tests {
     use crate::{Error, Inputs, Layer, Rope};
 
     #[test]
-    fn rows_go_on_as_they_would_have() -> Result<(), Error> {
+    fn selected_rows_continue_unchanged() -> Result<(), Error> {
         for text in ["taylor=0..2 decay=softplus out=cumulative conv=3", "softmax window=4", "softmax in"] {
             let layer = Layer::new(2, 1, 4).rope(Rope::new(4, 100.0, None)?).variant(text)?;
             let number = |seed: usize| ((seed * 7919 + 13) % 101) as f32 / 101.0 - 0.5;
-            // Row b of a token is a function of a label of the row, so that it is the same wherever the row stands.
+            // Row b of a token depends only on a label of the row, so it is the same at any index.
             let token = |t: usize, labels: &[usize]| -> Vec<Vec<f32>> {
                 let of = |width: usize, salt: usize| {
                     labels.iter().flat_map(|b| (0..width).map(move |i| number(b * 1000 + t * 50 + salt + i))).collect::<Vec<f32>>()

@@ -3,7 +3,7 @@
 use crate::{Error, Inputs, Layer, Shape};
 use termwise_kernels::buffer::resize;
 
-/// The numbers of all batch rows. Everything is zero before the first position.
+/// The values of all batch rows. Everything is zero before the first position.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct StepState {
     /// Positions seen, [B].
@@ -16,9 +16,9 @@ pub(crate) struct StepState {
     pub out_gate: Vec<f64>,
     /// Running sums of the post gates, [B, H].
     pub post_gate: Vec<f64>,
-    /// Running sums of the decays, [B, H], or [B, H, d] by channel.
+    /// Running sums of the decays, [B, H], or [B, H, d] per channel.
     pub decay: Vec<f64>,
-    /// c of the last position, [B, H] or [B, H, d]: memories with a decay are as of then.
+    /// c of the last position, [B, H] or [B, H, d]: memories with a decay refer to it.
     pub log_decay: Vec<f64>,
     /// Bound of |x| over all scores so far, [B, H].
     pub scores: Vec<f32>,
@@ -45,7 +45,7 @@ impl StepState {
         Ok(new)
     }
 
-    /// Back to before the first position.
+    /// Resets to before the first position.
     pub fn clear(&mut self) {
         self.positions.fill(0);
         self.tails.iter_mut().for_each(|tail| tail.fill(0.0));
@@ -55,14 +55,14 @@ impl StepState {
         self.scores.fill(0.0);
     }
 
-    /// Bytes held.
+    /// Bytes of memory.
     pub fn bytes(&self) -> usize {
         let narrow = self.tails.iter().map(Vec::len).sum::<usize>() + self.scores.len();
         let wide = [&self.in_gate, &self.out_gate, &self.post_gate, &self.decay, &self.log_decay];
         size_of::<usize>() * self.positions.len() + 4 * narrow + 8 * wide.map(Vec::len).iter().sum::<usize>()
     }
 
-    /// Moves past one token: its inputs enter the tails, positions advance.
+    /// Advances by one token: its inputs enter the tails, positions increase.
     pub fn advance(&mut self, inputs: &Inputs<f32>, shape: &Shape) {
         for b in (0..shape.batch).filter(|&b| inputs.length(b, shape) > 0) {
             for (which, [heads, dim]) in shape.rows_of_heads().into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The part of a token that all state groups read: angles, norms of q and k, gates and decays, each continued from the token before.
+//! Values of a token that all state groups read: angles, norms of q and k, gates and decays, each continued from the previous token.
 
 use crate::layer::{GateInputs, Head, RowSources, Tensor, channels_last};
 use crate::parts::gate::PostGate;
@@ -21,13 +21,13 @@ pub(crate) struct Token {
     /// O and P [B, H].
     pub out: Vec<f32>,
     pub post: Vec<f32>,
-    /// P of post gates by channel [B, H, e].
+    /// P of post gates per channel [B, H, e].
     pub post_channels: Vec<f32>,
     /// I [B, G].
     pub in_gate: Vec<f32>,
     /// I·κ [B, H].
     pub key_weights: Vec<f32>,
-    /// m_t [B, H], or [B, H, d] by channel.
+    /// m_t [B, H], or [B, H, d] per channel.
     pub decay: Vec<f32>,
 }
 

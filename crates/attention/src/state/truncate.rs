@@ -1,44 +1,44 @@
-//! exp cut at order p: what it becomes, and how far its output can be off
+//! Truncation of exp at order p, with an error bound for the output
 //!
 //! Let w_p(x) = Σ_{n≤p} x^n/n! and ρ(x) = w_p(x)/e^x. Taylor's remainder in its integral form gives
 //!
 //! ```text
-//! ρ(x) = 1 − ∫_0^x s^p/p!·e^{−s} ds,  which for even p falls, so that |x| ≤ r means ρ(r) ≤ ρ(x) ≤ ρ(−r), and ρ(r) > 0.
+//! ρ(x) = 1 − ∫_0^x s^p/p!·e^{−s} ds,  which decreases for even p, so |x| ≤ r implies ρ(r) ≤ ρ(x) ≤ ρ(−r), and ρ(r) > 0.
 //! ```
 //!
-//! Softmax has y = Σ p_s·v_s, cut y' = Σ p_s·ρ_s·v_s / ρ̄ with ρ̄ = Σ p_s·ρ_s. Hence ‖y' − y‖ ≤ Σ p_s·|ρ_s/ρ̄ − 1| · max‖v_s‖, and the mean
-//! absolute deviation of numbers in [a, b] is at most 2(b − ρ̄)(ρ̄ − a)/(b − a), which over ρ̄ is largest at ρ̄ = √(ab):
+//! Softmax has y = Σ p_s·v_s, truncated y' = Σ p_s·ρ_s·v_s / ρ̄ with ρ̄ = Σ p_s·ρ_s. Hence ‖y' − y‖ ≤ Σ p_s·|ρ_s/ρ̄ − 1| · max‖v_s‖, and the mean
+//! absolute deviation of numbers in [a, b] is at most 2(b − ρ̄)(ρ̄ − a)/(b − a), which divided by ρ̄ is largest at ρ̄ = √(ab):
 //!
 //! ```text
 //! ‖y' − y‖ ≤ 2·(√b − √a)/(√b + √a) · max_s ‖v_s‖,      a = ρ(r), b = ρ(−r)
 //! ```
 //!
-//! Without a sum, U = Σ w_s·v_s, each weight is off by |ρ_s − 1| ≤ max(1 − a, b − 1) of itself, and so
+//! Without a sum, U = Σ w_s·v_s, each weight has a relative error |ρ_s − 1| ≤ max(1 − a, b − 1), and so
 //! ‖U' − U‖ ≤ max(1 − a, b − 1) · Σ_s w_s·‖v_s‖.
 
 use crate::parts::kernel::taylor::Taylor;
 use crate::{Error, Kernel, Variant};
 use termwise_kernels::combinatorics::factorial;
 
-/// How far an exponential cut at an even order can be off, for scores that are known to stay within a bound.
+/// Error bound of an exponential truncated at an even order, for scores within a bound.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Truncation {
     /// p
     pub order: usize,
-    /// r, which no |score| exceeds; see [`crate::State::largest_score`].
+    /// r, an upper bound of |score|; see [`crate::State::largest_score`].
     pub largest_score: f64,
-    /// 1 − ρ(r): the largest part of a weight that is missing.
+    /// 1 − ρ(r): the largest missing fraction of a weight.
     pub missing: f64,
-    /// ρ(−r) − 1: the largest part of a weight that is too much.
+    /// ρ(−r) − 1: the largest excess fraction of a weight.
     pub excess: f64,
 }
 
 impl Truncation {
-    /// For even p and scores |x| ≤ r. Odd orders change sign: weights may then be negative, and nothing can be promised.
+    /// For even p and scores |x| ≤ r. For odd orders weights may be negative, and there is no bound.
     pub fn new(order: usize, largest_score: f64) -> Result<Truncation, Error> {
         if order % 2 == 1 {
             return Err(Error::Shape(format!(
-                "the exponential cut at the odd order {order} has negative weights and no error bound; take order {} or {}",
+                "the exponential truncated at the odd order {order} has negative weights and no error bound; use order {} or {}",
                 order - 1,
                 order + 1
             )));
@@ -57,19 +57,19 @@ impl Truncation {
             }
             power *= r / (m + 1) as f64;
         }
-        // Rounded up: a bound must not fall short of itself. A score that is not a number has no bound.
+        // Rounded up, so it remains an upper bound. A NaN score has no bound.
         let up = |x: f64| if r.is_nan() { f64::INFINITY } else { x * (1.0 + 1e-12) };
         Ok(Truncation { order, largest_score: r, missing: up(missing).min(1.0), excess: up(excess) })
     }
 
-    /// With a sum denominator: the largest ‖y' − y‖ in units of the largest ‖v_s‖ seen. Never above 2.
+    /// With a sum denominator: the largest ‖y' − y‖ in units of the largest ‖v_s‖. At most 2.
     pub fn of_sum(&self) -> f64 {
         let (a, b) = ((1.0 - self.missing).sqrt(), (1.0 + self.excess).sqrt());
         if b.is_finite() { 2.0 * ((self.excess + self.missing) / ((b + a) * (b + a))) } else { 2.0 }
     }
 }
 
-/// Σ_{n>p} r^n/n!, each term from the one before by `ratio`.
+/// Σ_{n>p} r^n/n!, each term computed from the previous one by `ratio`.
 fn tail(p: usize, r: f64, ratio: impl Fn(usize) -> f64) -> f64 {
     let mut term = (1..=p + 1).fold(1.0, |term, n| term * r / n as f64);
     let mut sum = 0.0;
@@ -83,15 +83,17 @@ fn tail(p: usize, r: f64, ratio: impl Fn(usize) -> f64) -> f64 {
 }
 
 impl Variant {
-    /// This variant with the exponential cut at order p: taylor{0..p}, all else the same. Refuses other kernels, and clamps,
-    /// which leave no finite map.
+    /// This variant with the exponential truncated at order p: taylor{0..p}, otherwise unchanged. Rejects other kernels, and clamps,
+    /// which have no finite feature map.
     pub fn truncated(&self, p: usize) -> Result<Variant, Error> {
         let impossible = |reason: String| Err(Error::Combination { variant: self.to_string(), reason });
         if !matches!(self.near.kernel, Kernel::Exp(_)) {
-            return impossible(format!("only `exp` can be cut at order {p}: this kernel has a finite number of orders already"));
+            return impossible(format!("only `exp` can be truncated at order {p}: this kernel already has a finite number of orders"));
         }
         if self.near.clamp.is_some() {
-            return impossible(format!("a clamped score has no finite map, so it cannot be cut at order {p}; leave the clamp out"));
+            return impossible(format!(
+                "a clamped score has no finite feature map, so it cannot be truncated at order {p}; remove the clamp"
+            ));
         }
         match Taylor::up_to(p) {
             Ok(taylor) => Ok(self.clone().with_kernel(Kernel::Taylor(taylor))),
@@ -134,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_cut() {
+    fn truncatable_kernels() {
         let cut = |text: &str| text.parse::<Variant>().expect("a variant").truncated(4).map(|variant| variant.to_string());
         assert_eq!(cut("exp over=sum out"), Ok("taylor=0..4 over=sum out".into()));
         assert!(cut("exp clamp=5").is_err() && cut("taylor=0..2").is_err());

@@ -7,10 +7,10 @@ use crate::parts::kernel::taylor::{Coefficients, Taylor};
 use crate::{Denominator, Kernel, Map, Variant};
 
 impl Variant {
-    /// The simplest variant with the same output up to eps: two variants are equal in this sense if these are equal.
+    /// The simplest variant with the same output up to eps. Two variants have the same output if their canonical forms are equal.
     ///
     /// A scale-free norm cancels every positive factor of a row: the denominator (a sum only if it cannot change sign)
-    /// and the output gate. Kernels that are the same function are written in one way.
+    /// and the output gate. Equal kernels are written in one way.
     pub fn canonical(&self) -> Variant {
         let mut v = self.clone();
         // Branches with equal score functions are one, unless each has its own tensors.
@@ -39,8 +39,8 @@ impl Variant {
     }
 }
 
-/// Order n alone. Its 1/n! cancels under a plain sum, or under a norm with nothing between that compares it with a
-/// fixed number, with other weights or with itself; elsewhere x^n and x^n/n! are different attentions.
+/// A single order n. Its 1/n! cancels under a plain sum, or under a norm if nothing in between compares it with a
+/// constant, with other weights or with itself. Otherwise x^n and x^n/n! are different attentions.
 fn plain_order(n: usize, v: &Variant) -> Kernel {
     let alone = v.far.is_none() && v.write.is_none();
     let cancels = alone
@@ -63,14 +63,14 @@ mod tests {
     }
 
     #[test]
-    fn one_over_n_factorial_cancels_only_where_nothing_fixed_is_compared_with_it() {
+    fn one_over_n_factorial_cancels_only_without_constants() {
         let same = |a: &str, b: &str| variant(a).canonical() == variant(b).canonical();
         assert!(same("power=3 over=sum", "taylor=3 over=sum"));
         assert!(same("power=2 over=sum,eps=1 norm=l2", "taylor=2 over=length norm=l2"));
         assert!(same("power=1 over=length", "feature=identity over=length"));
         assert!(!same("power=3 over=length", "taylor=3 over=length"));
         assert!(!same("power=3 over=sum,eps=1", "taylor=3 over=sum,eps=1"));
-        // A sum of weights of either sign stays under the norm, and its eps decides where the sign turns.
+        // A sum of weights of either sign is kept under the norm, and its eps determines where the sign changes.
         assert!(!same("power=3 over=sum,eps=1 norm=l2", "taylor=3 over=sum,eps=1 norm=l2"));
         assert!(!same("taylor=3 over=sum norm=l2", "taylor=3 over=none norm=l2"));
         // The shared gate still acts after the norm.

@@ -9,7 +9,7 @@ pub struct SlotValue {
     pub slot: &'static str,
     /// The value as a word of a variant string.
     pub word: &'static str,
-    /// Words of other slots that it needs; a slot that the other value of a pair sets is left out.
+    /// Words of other slots that it needs; a slot that the other value of a pair sets is omitted.
     needs: &'static [(&'static str, &'static str)],
 }
 
@@ -53,7 +53,7 @@ const fn value(slot: &'static str, word: &'static str) -> SlotValue {
     SlotValue { slot, word, needs: &[] }
 }
 
-/// The kernels with which a pair that has no kernel is combined: one without and one with a finite feature map.
+/// The kernels with which a pair without a kernel is combined: one without and one with a finite feature map.
 pub const BASE_KERNELS: [&str; 2] = ["exp", "taylor=0..2"];
 
 /// The variant string of two values of different slots, on the base of this kernel.
@@ -67,7 +67,7 @@ pub fn combine(first: &SlotValue, second: &SlotValue, kernel: &str) -> String {
     words.iter().map(|(_, word)| *word).collect::<Vec<_>>().join(" ")
 }
 
-/// The variant of a combination, or the reason for which it is refused.
+/// The variant of a combination, or the reason for its rejection.
 pub fn accepted(variant_string: &str) -> Result<Variant, String> {
     variant_string.parse().map_err(|error| match error {
         Error::Combination { reason, .. } => reason,

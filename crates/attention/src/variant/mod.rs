@@ -92,7 +92,7 @@ impl Default for Variant {
     }
 }
 
-/// Defines methods that replace one field: a value, or `None` where the field is optional.
+/// Defines methods that replace one field: a value, or `None` if the field is optional.
 macro_rules! builders {
     ($($(#[$doc:meta])* $method:ident: $field:ident, $type:ty;)*) => {
         $($(#[$doc])* #[must_use] pub fn $method(mut self, $field: impl Into<$type>) -> Self {
@@ -118,7 +118,7 @@ impl Variant {
         Variant { near: near.into(), ..Variant::default() }
     }
 
-    /// Replaces the kernel of near keys; clamp, scale, cap and dim stay.
+    /// Replaces the kernel of near keys; clamp, scale, cap and dim are kept.
     #[must_use]
     pub fn with_kernel(mut self, kernel: Kernel) -> Variant {
         self.near.kernel = kernel;
@@ -168,12 +168,12 @@ impl Variant {
         }
     }
 
-    /// Which keys are near.
+    /// The range of near keys.
     pub fn distance(&self) -> Distance {
         Distance { window: self.window.unwrap_or(usize::MAX), sinks: self.sinks.unwrap_or(0) }
     }
 
-    /// S_t: how many keys position t sees.
+    /// S_t: number of keys visible at position t.
     pub fn visible(&self, t: usize) -> usize {
         let behind = self.distance().far(t).len();
         if self.far.is_some() { t + 1 } else { t + 1 - behind + behind.min(self.chosen.map_or(0, |chosen| chosen.keys)) }
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_maximum_is_subtracted_where_something_cancels_it() {
+    fn a_maximum_is_subtracted_if_it_cancels() {
         for (text, shifts, restores) in [
             ("exp over=sum", true, false),
             ("exp over=sum norm=l2", true, false),
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn warnings_name_what_can_go_wrong() {
+    fn warnings_name_numerical_risks() {
         for (text, expected) in [
             ("taylor=0..3 over=sum", "odd"),
             ("feature=relu over=sum", "zero"),
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn states_of_the_specification() {
+    fn state_sizes_match_the_specification() {
         assert_eq!(variant("taylor=0..2 over=sum").state_size(64, 64), Some(139_425));
         assert_eq!(variant("taylor=0..2 over=length").state_size(64, 64), Some(139_425 / 65 * 64));
         assert_eq!(variant("taylor=0..4 over=sum").state_size(16, 16), Some(82_365));

@@ -1,4 +1,4 @@
-//! The published names, and what they are made of.
+//! Presets: published names and their parts.
 
 use std::sync::OnceLock;
 
@@ -9,9 +9,9 @@ use crate::Variant;
 pub struct Preset {
     /// The name.
     pub name: &'static str,
-    /// Its parts in the text form.
+    /// Its variant string.
     pub text: &'static str,
-    /// What a reader of the paper should know; empty where the parts say it all.
+    /// A remark for readers of the paper; empty for none.
     pub note: &'static str,
 }
 
@@ -31,7 +31,7 @@ pub fn all() -> &'static [Preset] {
     PRESETS
 }
 
-/// The preset of that name.
+/// The preset of this name.
 pub fn find(name: &str) -> Option<&'static Preset> {
     static BY_NAME: OnceLock<std::collections::HashMap<&'static str, &'static Preset>> = OnceLock::new();
     BY_NAME.get_or_init(|| PRESETS.iter().map(|preset| (preset.name, preset)).collect()).get(name).copied()
@@ -78,16 +78,16 @@ static PRESETS: &[Preset] = &[
     preset("streaming", "exp window=1020 sinks=4 over=sum", "StreamingLLM (arXiv 2309.17453): the first 4 keys and the last 1,020"),
     preset("sink", "exp over=sum,sink", "gpt-oss (arXiv 2508.10925): softmax with a learned exp(b) in the denominator"),
     preset("qwen_gated", "exp over=sum post=sigmoid,channel", "gated attention (arXiv 2505.06708): softmax, each value of the output through a sigmoid gate"),
-    preset("based", "taylor=0..2 dim=16 over=sum,eps=1e-6 rope=off", "the linear layers of Based (arXiv 2402.18668); between them stand layers of `sliding_window window=64`"),
-    preset("retnet", "feature=identity over=none post=silu,channel decay=fixed norm=rms", "RetNet (arXiv 2307.08621): fixed decays, group norm, a SiLU gate; RoPE in the place of xPos"),
+    preset("based", "taylor=0..2 dim=16 over=sum,eps=1e-6 rope=off", "the linear layers of Based (arXiv 2402.18668); alternating with layers of `sliding_window window=64`"),
+    preset("retnet", "feature=identity over=none post=silu,channel decay=fixed norm=rms", "RetNet (arXiv 2307.08621): fixed decays, group norm, a SiLU gate; RoPE instead of xPos"),
     preset("forgetting", "exp over=sum decay=sigmoid rope=off", "Forgetting Transformer (arXiv 2503.02130): softmax with a forget gate"),
-    preset("gla", "feature=identity over=none post=silu,channel decay=sigmoid,16,channel norm=rms rope=off", "gated linear attention (arXiv 2312.06635): a forget gate for each channel"),
+    preset("gla", "feature=identity over=none post=silu,channel decay=sigmoid,16,channel norm=rms rope=off", "gated linear attention (arXiv 2312.06635): a forget gate per channel"),
     preset("mamba2", "feature=identity scale=1 over=none post=silu,channel decay=mamba norm=rms rope=off conv=4", "the attention form of Mamba-2 (arXiv 2405.21060), without its step size on v, its skip D, and with the norm before the gate"),
     preset("power_gated", "power=2 over=sum,eps=1e-6 decay=sigmoid rope=off", "power attention with a forget gate (arXiv 2507.04239)"),
-    preset("2mamba", "power=2 over=none decay=softplus norm=rms rope=off conv=4", "2Mamba (arXiv 2602.17363): order 2, softplus decay, short convolution; a norm in the place of the sum"),
+    preset("2mamba", "power=2 over=none decay=softplus norm=rms rope=off conv=4", "2Mamba (arXiv 2602.17363): order 2, softplus decay, short convolution; a norm instead of the sum"),
     preset("deltanet", "feature=identity write=delta over=none qk_norm=l2 norm=rms rope=off conv=4", "DeltaNet (arXiv 2406.06484): order 1 with the delta rule"),
     preset("gated_deltanet", "feature=identity write=delta over=none post=silu,channel decay=mamba qk_norm=l2 norm=rms rope=off conv=4", "Gated DeltaNet (arXiv 2412.06464): the delta rule with a decay"),
-    preset("kda", "feature=identity write=delta over=none post=sigmoid,channel decay=mamba,channel qk_norm=l2 norm=rms rope=off conv=4", "Kimi Delta Attention (arXiv 2510.26692): the delta rule with a decay by channel"),
+    preset("kda", "feature=identity write=delta over=none post=sigmoid,channel decay=mamba,channel qk_norm=l2 norm=rms rope=off conv=4", "Kimi Delta Attention (arXiv 2510.26692): the delta rule with a decay per channel"),
     preset("delta_order1", "power=1 write=delta over=none qk_norm=l2 norm=rms rope=off", "the delta rule on order 1; unit keys keep it stable for β up to 2"),
     preset("delta_order2", "power=2 write=delta over=none qk_norm=l2 norm=rms rope=off", "the delta rule on order 2, new here: as many keys as there are pairs of channels"),
     preset("delta_order3", "power=3 write=delta over=none qk_norm=l2 norm=rms rope=off", "the delta rule on order 3, new here"),
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_written_as_they_are_printed() {
+    fn preset_strings_are_in_printed_form() {
         for preset in all() {
             let words =
                 |text: &str| text.split(' ').map(|word| word.trim_end_matches(".0").to_string()).collect::<std::collections::BTreeSet<_>>();
@@ -119,8 +119,8 @@ mod tests {
     }
 
     #[test]
-    fn the_published_names_are_all_there() {
-        // Names of the published table that differ in name alone.
+    fn all_published_names_are_presets() {
+        // Published names that differ only in name.
         for (a, b) in [
             ("softmax_divs", "gated_softmax_no_gate_no_norm"),
             ("softmax_divS_gate", "softmax_divS_gatev2"),

@@ -59,7 +59,7 @@ impl ScoreFn {
         self.scale.unwrap_or(1.0 / (self.dim.unwrap_or(d) as f64).sqrt())
     }
 
-    /// How many numbers of q and k meet in a score, for head dimension d.
+    /// Dimension of the scalar product of a score, for head dimension d.
     pub fn score_dim(&self, d: usize) -> usize {
         let dim = self.dim.unwrap_or(d);
         if self.kernel.has_learned_map() { 2 * dim } else { dim }
@@ -70,18 +70,18 @@ impl ScoreFn {
         self.clamp.is_none() && self.cap.is_none() && self.kernel.polynomial().is_some()
     }
 
-    /// Whether keys are kept as they are for another kind of them.
+    /// Whether the other branch stores the same keys.
     fn prepares_like(&self, other: &ScoreFn) -> bool {
         let plain = |weighing: &ScoreFn| (weighing.dim.is_none() && !weighing.kernel.has_learned_map()).then(|| weighing.kernel.map());
         plain(self).is_some() && plain(self) == plain(other)
     }
 
-    /// Numbers of a key that is kept for near queries, and for these as far queries where that is another.
+    /// Number of values per cached key: for near queries, and for far queries if those differ.
     pub(super) fn kept_width(&self, far: Option<&ScoreFn>, d: usize) -> usize {
         self.score_dim(d) + far.filter(|far| !self.prepares_like(far)).map_or(0, |far| far.score_dim(d))
     }
 
-    /// Whether it is a function of the score alone: no weights of its own.
+    /// Whether it is a function of the score only, without parameters.
     pub(super) fn has_no_tensors(&self) -> bool {
         self.dim.is_none() && !self.kernel.has_learned_map() && self.learned() == 0
     }
@@ -94,7 +94,7 @@ impl ScoreFn {
         }
     }
 
-    /// Rows of the finite feature map for head dimension d; `None` where there is none.
+    /// Rows of the finite feature map for head dimension d; `None` if there is none.
     pub fn state_rows(&self, d: usize) -> Option<u128> {
         if !self.has_finite_map() {
             return None;

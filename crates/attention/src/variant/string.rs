@@ -393,7 +393,7 @@ fn read(text: &str) -> Result<Variant, Error> {
             return fail(span.clone(), "brackets are not balanced".into(), None);
         }
         if let Some(problem) = removed(word) {
-            return fail(span.clone(), problem, Some("leave it out, or use that version".into()));
+            return fail(span.clone(), problem, Some("remove it, or use that version".into()));
         }
         let (head, value) = head_and_value(word);
         let head = LONG_FORMS.iter().find(|(long, _)| *long == head).map_or(head, |(_, word)| word);

@@ -1,4 +1,4 @@
-//! The refusals of variants. A combination of parts that passes works in every engine: naive, fused in all modes, recurrent states and their
+//! Validation of variants. A combination of parts that passes works in every engine: naive, fused in all modes, recurrent states and their
 //! files, Python and checkpoints.
 
 use crate::parts::conv;
@@ -51,7 +51,7 @@ impl Variant {
     }
 }
 
-/// The first reason for which the parts cannot be combined, with a way out.
+/// The first reason for which the parts cannot be combined, with a remedy.
 fn refusal(v: &Variant) -> Option<String> {
     if let Some(reason) = out_of_range(v) {
         return Some(reason);
@@ -103,7 +103,7 @@ fn refusal(v: &Variant) -> Option<String> {
     rules.into_iter().find_map(|(refused, reason)| refused.then(|| reason.to_string()))
 }
 
-/// Numbers outside their range. A variant that was built by hand is held to the same ranges as a parsed one.
+/// Values outside their range. A variant built in code has the same ranges as a parsed one.
 fn out_of_range(v: &Variant) -> Option<String> {
     if let Some(width) = v.conv.filter(|width| !(1..=conv::MAX_WIDTH).contains(width)) {
         return Some(format!("a short convolution has a width from 1 to {}, found {width}", conv::MAX_WIDTH));
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_head_dimensions_are_refused_with_rope() {
+    fn odd_head_dimensions_are_rejected_with_rope() {
         let shape = Shape { batch: 1, time: 1, heads: 1, kv_heads: 1, d: 3, e: 3 };
         assert!(variant("exp").validate_for(&shape).is_err());
         assert_eq!(variant("exp rope=off").validate_for(&shape), Ok(()));
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_built_by_hand_are_held_to_their_ranges() {
+    fn parts_built_in_code_have_the_same_ranges() {
         for kernel in [Kernel::Power(Power { p: 1000 }), Kernel::Power(Power { p: 151 })] {
             assert!(Variant::new(kernel).validate().is_err());
         }
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn training_refuses_inference_only_parts() {
+    fn training_rejects_inference_only_parts() {
         for (text, key) in [("exp window=4 chosen=2", "`chosen`"), ("exp window=4 bits=8", "`bits`")] {
             let error = variant(text).validate_for_training().expect_err(text).to_string();
             assert!(error.contains(key) && error.contains("inference-only"), "{error}");

@@ -1,4 +1,4 @@
-//! Every pair of slot values is either refused with a reason, or every engine computes it.
+//! Every pair of slot values is either rejected with a reason, or every engine computes it.
 
 use std::path::Path;
 
@@ -32,7 +32,7 @@ fn has_finite_state(variant: &Variant) -> bool {
 }
 
 #[test]
-fn every_pair_of_parts_works_or_is_refused_with_a_reason() {
+fn every_pair_of_parts_works_or_is_rejected_with_a_reason() {
     let _isa = same_isa();
     let (scratch, mut rng) = (Scratch::default(), Rng(17));
     let (mut works, mut refused, mut chunked, mut trained) = (0, 0, 0, 0);

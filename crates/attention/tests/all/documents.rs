@@ -43,7 +43,7 @@ fn packed<R: Real>(case: &Case<R>, documents: &[usize], engine: &mut impl Attent
 }
 
 /// The same from one call per document: outputs and gradients per position are concatenated, gradients of parameters are added.
-fn apart<R: Real, E: Attention<R>>(case: &Case<R>, documents: &[usize], engine: impl Fn(&Case<R>) -> E) -> (Vec<R>, Tensors<R>) {
+fn separately<R: Real, E: Attention<R>>(case: &Case<R>, documents: &[usize], engine: impl Fn(&Case<R>) -> E) -> (Vec<R>, Tensors<R>) {
     let mut y = Vec::new();
     let mut gradients: Tensors<R> = case.tensors.iter().map(|(name, _)| (*name, Vec::new())).collect();
     for pair in documents.windows(2) {
@@ -101,7 +101,7 @@ fn documents_do_not_attend_to_each_other() {
             let documents = boundaries(shape.batch, shape.time);
             for mode in [Mode::Parallel, Mode::Chunk(Some(7)), Mode::Chunk(Some(100)), Mode::Auto] {
                 let Ok(mut engine) = case.fused(mode, &scratch) else { continue };
-                let expected = apart(&case, &documents, |case| case.fused(mode, &scratch).expect("possible"));
+                let expected = separately(&case, &documents, |case| case.fused(mode, &scratch).expect("possible"));
                 compare(&packed(&case, &documents, &mut engine), &expected, 1e-6, &format!("{mode} {case}"));
                 // Without documents the same engine computes the whole row.
                 let whole = case.forward(&mut engine).0;
@@ -155,7 +155,7 @@ fn random_layers_match_separate_calls_per_document() {
         case.lengths = None;
         let documents = boundaries(case.shape.batch, case.shape.time);
         let scratch = Scratch::default();
-        let expected = apart(&case, &documents, |case| case.fused(Mode::Parallel, &scratch).expect("possible"));
+        let expected = separately(&case, &documents, |case| case.fused(Mode::Parallel, &scratch).expect("possible"));
         // The weights of the first positions of a document may all be zero, which gives NaN.
         if expected.0.iter().any(|y| y.is_nan()) {
             continue;

@@ -1,4 +1,4 @@
-//! Edge cases of inputs and sizes: values that are not finite, very large windows, many query heads per KV head, states of another layer.
+//! Edge cases of inputs and sizes: NaN and infinity, very large windows, many query heads per KV head, states of another layer.
 
 use termwise_attention::{Attention, Error, FusedOptions, Inputs, Layer, Mode, Rope, RopeScaling, State, StateKind};
 
@@ -50,8 +50,8 @@ fn a_cache_with_a_soft_cap_cannot_be_compressed() -> Result<(), Error> {
     let (mut state, _) = stepped(&layer, &inputs(&layer, 5), 5)?;
     for text in ["taylor=0..2 cap=5 rope=off", "power=2 cap=3 rope=off", "taylor=0..2 clamp=5 rope=off"] {
         let error = state.compress(&layer.with_heads([text; 2])?).expect_err(text).to_string();
-        assert!(error.contains("no finite map"), "{error}");
-        assert_eq!((state.position(0), state.heads()), (Some(5), layer.heads()), "the state is as it was");
+        assert!(error.contains("no finite feature map"), "{error}");
+        assert_eq!((state.position(0), state.heads()), (Some(5), layer.heads()), "the state is unchanged");
     }
     state.compress(&layer.with_heads(["taylor=0..2 rope=off"; 2])?)
 }
@@ -87,7 +87,7 @@ fn memory_of_large_windows_grows_with_the_stored_keys() -> Result<(), Error> {
         close(&at_once(&layer, &all, 300, Mode::Auto)?, &expected, text);
         let (mut state, y) = stepped(&layer, &all, 300)?;
         close(&y, &expected, text);
-        // 300 keys in blocks of 128: keys and values padded to 16, what they received.
+        // 300 keys in blocks of 128: keys and values padded to 16, and the accumulated attention.
         assert!(state.bytes() < 384 * (4 + 16 + 1) * 4 + 4096, "{text}: {} bytes", state.bytes());
         assert!(layer.heads()[0].window_bytes(4, 4).is_some_and(|most| most > state.bytes()), "{text}");
         // Memory kept by `clear` is reused for shorter sequences.
@@ -180,8 +180,8 @@ fn states_of_another_rope_are_rejected() -> Result<(), Error> {
         state.save(&path)?;
         State::load(&path, &own, 1, StateKind::Auto)?;
         for (other, word) in [
-            (rope(500_000.0, None)?, "rotary frequency 1 of layer 0 is 0.01, asked for is 0.00141"),
-            (rope(10_000.0, Some(RopeScaling::Linear { factor: 4.0 }))?, "rotary frequency 0 of layer 0 is 1, asked for is 0.25"),
+            (rope(500_000.0, None)?, "rotary frequency 1 of layer 0 is 0.01, expected 0.00141"),
+            (rope(10_000.0, Some(RopeScaling::Linear { factor: 4.0 }))?, "rotary frequency 0 of layer 0 is 1, expected 0.25"),
         ] {
             let error = State::load(&path, &layer(other, text)?, 1, StateKind::Auto).expect_err("other angles").to_string();
             assert!(error.contains(word) && error.contains("theta"), "{error}");

@@ -111,7 +111,7 @@ fn random_quarter(seed: u64) {
     }));
     assert!(mixed >= 5, "only {mixed} layers mix their heads");
     let parts = KEYS.iter().flat_map(|key| key.parts).chain(Kernel::PARTS).map(|info| info.word);
-    // Bare words stand for the sigmoid, and no word for no norm. How exact keys are kept is in `pool`: a choice and codes are constants there.
+    // Bare words mean the sigmoid, and no word means no norm. Heavy hitters and quantization are tested in `ring`.
     let left_out = ["sigmoid", "chosen", "bits", "whole"];
     for word in KEYS.iter().map(|key| key.word).chain(parts).filter(|word| !left_out.contains(word)) {
         assert!(words.contains(word), "no random layer has `{word}`");

@@ -171,7 +171,7 @@ fn strided_inputs_and_gradients_are_bit_identical() {
         assert!(refused(engine.infer(&Inputs::packed(&qkv[1..], widths).with_aux(aux_tensors()), &mut y)).contains("v ("));
         assert!(
             refused(engine.infer(&Inputs::new(&parts[0], &parts[1], Rows::strided(&parts[2], 1)).with_aux(aux_tensors()), &mut y))
-                .contains("apart")
+                .contains("stride of only 1")
         );
         let mut short = vec![0.0; rows * stride - 1];
         let saved = engine.forward(&packed, &mut y).expect("possible");

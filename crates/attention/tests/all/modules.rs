@@ -1,10 +1,10 @@
-//! The modules can be read in an order: none uses one that uses it, neither among the folders of the crate nor among the files of a folder.
-//! And unsafe code stands where it may.
+//! Modules have no cyclic dependencies, neither among the directories of the crate nor among the files of a directory.
+//! Unsafe code is only in the kernels crate.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Dependencies among the modules of one folder.
+/// Dependencies among the modules of one directory.
 type Graph = BTreeMap<String, BTreeSet<String>>;
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
@@ -77,7 +77,7 @@ fn expand<'a>(mut text: &'a str, before: &mut Vec<String>, all: &mut Vec<Vec<Str
     }
 }
 
-/// The dependencies among the files and folders of each folder.
+/// The dependencies among the files and directories of each directory.
 fn graphs(files: &[(Vec<String>, String)]) -> BTreeMap<Vec<String>, Graph> {
     let modules: BTreeSet<&Vec<String>> = files.iter().map(|(module, _)| module).collect();
     // Reexports of the crate root, with the module that defines them.
@@ -95,7 +95,7 @@ fn graphs(files: &[(Vec<String>, String)]) -> BTreeMap<Vec<String>, Graph> {
                 to.pop();
             }
             let common = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
-            // The `mod.rs` of a folder may be used by all modules in it.
+            // The `mod.rs` of a directory may be used by all modules in it.
             if common < from.len() && common < to.len() {
                 graphs.entry(from[..common].to_vec()).or_default().entry(from[common].clone()).or_default().insert(to[common].clone());
             }

@@ -72,5 +72,5 @@ fn operations_match_the_reference_cases() {
         fast += 1;
     }
     assert!(computed > 10 && recurrent > 3 && fast > 10, "only {computed} operations, {recurrent} by recurrence, {fast} in all engines");
-    assert!(left_out <= 1, "{left_out} operations are left out");
+    assert!(left_out <= 1, "{left_out} operations are not supported");
 }

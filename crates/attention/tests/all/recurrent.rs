@@ -244,7 +244,7 @@ proptest! {
     }
 }
 
-/// The states of the two heads have different sizes, and the room for both is that of the larger one.
+/// The states of the two heads have different sizes, and scratch memory has the size of the larger one.
 #[test]
 fn delta_rule_with_channel_decay_in_chunks_next_to_a_larger_state() {
     let _isa = same_isa();

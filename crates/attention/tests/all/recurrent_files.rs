@@ -145,7 +145,7 @@ fn files_of_another_variant_or_size_are_rejected_and_both_are_named() {
     names(refusal(&heads, shape, StateKind::Cache), ["natural", "cache"]);
     let planned = planned(&heads, &shape).expect("possible");
     let two = State::load_layers(&path, &[(&planned, StateKind::Auto); 2], 1);
-    names(two.map(|_| ()).expect_err("one layer is no two").to_string(), ["`1`", "`2`"]);
+    names(two.map(|_| ()).expect_err("one layer is not two").to_string(), ["`1`", "`2`"]);
 
     let bytes = std::fs::read(&path).expect("readable");
     let header = 8 + u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
@@ -236,7 +236,7 @@ fn a_compressed_cache_equals_the_state_after_all_steps() {
     assert!(refused("softmax", "taylor=0..2 in").is_err() && refused("softmax", "feature=relu").is_err());
     let mut moments = state_of(&layer("taylor=0..2", &shape), &shape, StateKind::Auto).expect("possible");
     assert!(moments.compress(&planned(&layer("taylor=0..3", &shape), &shape).expect("possible")).is_err());
-    assert_eq!(moments.heads(), layer("taylor=0..2", &shape), "a refusal changes nothing");
+    assert_eq!(moments.heads(), layer("taylor=0..2", &shape), "a rejection changes nothing");
 }
 
 /// y of softmax and of softmax truncated at order p in float64, with the largest |score| and the largest ‖v‖.

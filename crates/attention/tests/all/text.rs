@@ -229,7 +229,7 @@ fn every_part_has_a_unique_word() {
     let count = heads.len();
     heads.sort_unstable();
     heads.dedup();
-    assert_eq!(heads.len(), count, "a word can stand for one thing only");
+    assert_eq!(heads.len(), count, "a word can have only one meaning");
 }
 
 #[test]
@@ -244,7 +244,7 @@ fn presets_print_as_their_parts() {
 }
 
 #[test]
-fn misspelt_words_get_a_suggestion() {
+fn misspelled_words_get_a_suggestion() {
     for (text, suggestion) in [
         ("sofmax", "softmax"),
         ("softmaxx", "softmax"),

@@ -1,5 +1,5 @@
 //! Test cases: a layer of variants with random inputs, and functions that run an engine on them.
-#![allow(dead_code, reason = "each test binary uses its own share")]
+#![allow(dead_code, reason = "each test binary uses some of it")]
 
 pub mod combos;
 pub mod oracle;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use clap_complete::Shell;
 use termwise_base::files;
-use termwise_train::tell::tell;
+use termwise_train::log::tell;
 
 use super::reference;
 use crate::args::command;

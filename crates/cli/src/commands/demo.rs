@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use clap::Args;
 use termwise_experiments::demo::{self, Demo, DemoOptions};
+use termwise_train::log::tell;
 use termwise_train::progress::Display;
-use termwise_train::tell::tell;
 
 use crate::context::Context;
 use crate::error::{Exit, Failure};

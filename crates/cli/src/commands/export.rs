@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use termwise_analysis::export;
 use termwise_attention::Variant;
 use termwise_base::files;
-use termwise_train::tell::tell;
+use termwise_train::log::tell;
 
 use crate::context::Context;
 use crate::error::{Exit, Failure};

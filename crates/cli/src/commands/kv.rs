@@ -9,7 +9,7 @@ use termwise_analysis::kv::{self, AtlasOptions, AuditOptions, ConvertOptions, Fr
 use termwise_analysis::plan::parse_bytes;
 use termwise_base::files::write_whole;
 use termwise_report::to_json;
-use termwise_train::tell::tell;
+use termwise_train::log::tell;
 
 use super::settings::DataSettings;
 use crate::context::{Context, Output};

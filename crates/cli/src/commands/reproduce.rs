@@ -7,8 +7,8 @@ use clap::{Args, ValueEnum};
 use termwise_experiments::Error;
 use termwise_experiments::reproduce::{self, Declared, FILE, Id, Options, Scale, paper};
 use termwise_report::{counted, duration};
+use termwise_train::log::tell;
 use termwise_train::sweep::{Event, Plan, ProcessRunner, State, Status};
-use termwise_train::tell::tell;
 
 use super::share::{ShareArgs, Submitted, without_submitting};
 use super::size;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use termwise_experiments::serve::Server;
 use termwise_report::counted;
-use termwise_train::tell::tell;
+use termwise_train::log::tell;
 
 use crate::context::Context;
 use crate::error::{Exit, Failure};

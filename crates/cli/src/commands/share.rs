@@ -6,8 +6,8 @@ use std::process::Command;
 
 use clap::{Args, ValueEnum};
 use termwise_base::files::{self, create_folder, write_whole};
+use termwise_train::log::tell;
 use termwise_train::sweep::{Others, Shard};
-use termwise_train::tell::tell;
 
 use super::size;
 use crate::context::Context;

@@ -7,8 +7,8 @@ use clap::{Args, ValueEnum};
 use serde_json::Value;
 use termwise_base::files;
 use termwise_report::{Document, Documented, Error, kind_of, made_by, read};
+use termwise_train::log::tell;
 use termwise_train::metrics::METRICS;
-use termwise_train::tell::tell;
 
 use crate::context::Context;
 use crate::error::{Exit, Failure};

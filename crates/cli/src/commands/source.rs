@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use termwise_data::{Prepare, Progress, Source};
+use termwise_train::log::tell;
 use termwise_train::resolve::{self, Named};
-use termwise_train::tell::tell;
 use termwise_train::{Result, Settings};
 
 pub use termwise_train::source::{cache_folder, language_of};

@@ -9,8 +9,8 @@ use clap::Args;
 use termwise_base::provenance::Provenance;
 use termwise_report::{Block, Cell, Document, Table, counted, duration};
 use termwise_train::Error;
+use termwise_train::log::tell;
 use termwise_train::sweep::{self, Event, Options, Plan, ProcessRunner, Record, State, Status, Summary, TrainingSchema};
-use termwise_train::tell::tell;
 
 use super::share::{ShareArgs, Submitted, without_submitting};
 use super::size;

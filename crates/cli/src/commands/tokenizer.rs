@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use termwise_base::files;
 use termwise_data::Tokenizer;
 use termwise_data::bpe::{self, BpeConfig};
-use termwise_train::tell::tell;
+use termwise_train::log::tell;
 
 use super::data::TextArgs;
 use crate::context::Context;

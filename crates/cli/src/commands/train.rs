@@ -8,9 +8,9 @@ use termwise_analysis::bench::peak_gflops;
 use termwise_data::Source;
 use termwise_model::ParamLayout;
 use termwise_report::{counted, thousands};
+use termwise_train::log::tell;
 use termwise_train::progress::Display;
 use termwise_train::settings::{Layer, Settings};
-use termwise_train::tell::tell;
 use termwise_train::{RunOptions, Start, run as runs};
 
 use super::settings::AllSettings;

@@ -56,20 +56,20 @@ fn what_cannot_be_prepared_is_said() {
     fs::write(place.path("equal.txt"), "the same line\n".repeat(50)).expect("a file");
     fs::write(place.path("text.bin"), "x").expect("a file");
     for (code, arguments, said) in [
-        (2, &["absent.txt"][..], "there is no such file or folder"),
-        (2, &["text.bin"], "its name does not say what it is"),
+        (2, &["absent.txt"][..], "no such file or directory"),
+        (2, &["text.bin"], "its file extension is unknown"),
         (2, &["text.txt", "--held-out", "1.5"], "held_out"),
         (2, &["equal.txt", "--documents", "line", "--held-out", "0.1"], "equal documents are held out together"),
         (2, &["text.txt", "--tokenizer", "absent.json"], "absent.json"),
         (2, &["text.txt", "--tokenizer", "gpt2"], "hf://OWNER/NAME"),
-        (2, &["hf://datasets/../x/*"], if cfg!(feature = "hub") { "write it as hf://datasets/" } else { "which this build leaves out" }),
+        (2, &["hf://datasets/../x/*"], if cfg!(feature = "hub") { "write it as hf://datasets/" } else { "which this build does not include" }),
     ] {
         place.command(&[&["data", "prepare"], arguments].concat()).assert().code(code).stderr(contains(said));
     }
     #[cfg(unix)]
     {
         assert!(std::process::Command::new("mkfifo").arg(place.path("pipe.txt")).status().expect("mkfifo").success());
-        place.command(&["data", "prepare", "pipe.txt"]).assert().code(2).stderr(contains("neither a regular file nor a folder"));
+        place.command(&["data", "prepare", "pipe.txt"]).assert().code(2).stderr(contains("neither a regular file nor a directory"));
         std::os::unix::fs::symlink("loop.txt", place.path("loop.txt")).expect("a link");
         place.command(&["data", "prepare", "loop.txt"]).assert().code(2).stderr(contains("it cannot be read"));
     }

@@ -150,7 +150,7 @@ fn a_saved_state_goes_on_as_if_nothing_had_happened() {
         .failure()
         .stderr(contains("exp over=sum").or(contains("taylor=0 over=sum")).and(contains("taylor=0..4 over=sum")));
     let other = byte_model("taylor=0..2");
-    termwise(&["generate", text_of(other.path()), "--load-state", state]).assert().failure().stderr(contains("asked for is"));
+    termwise(&["generate", text_of(other.path()), "--load-state", state]).assert().failure().stderr(contains("expected `"));
 }
 
 #[test]

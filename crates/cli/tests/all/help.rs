@@ -67,7 +67,7 @@ fn earlier_names_of_commands_and_flags_are_accepted() {
     std::fs::write(&file, "final_lr_ratio = 0.5\n").expect("written");
     assert_eq!(printed(&["--config", &file]), printed(&["--final-lr", "0.5"]));
     std::fs::write(&file, "final_lr_ratio = 0.5\nfinal_lr = 0.1\n").expect("written");
-    termwise(&["train", "--config", &file]).assert().code(2).stderr(contains("given twice"));
+    termwise(&["train", "--config", &file]).assert().code(2).stderr(contains("set twice"));
 }
 
 #[test]

@@ -36,7 +36,7 @@ fn the_new_run_takes_the_place_of_the_old_one() {
     place.train(&["--name", "a", "--lr", "0.001", "--steps", "9"]).assert().success();
     fs::write(place.path("runs/a/metrics.later.jsonl"), "{}\n").expect("a file");
     fs::write(place.path("runs/a/notes.txt"), "mine").expect("a file");
-    place.train(&["--name", "a", "--lr", "0.01"]).assert().code(1).stderr(contains("holds a run already").and(contains("--overwrite")));
+    place.train(&["--name", "a", "--lr", "0.01"]).assert().code(1).stderr(contains("already contains a run").and(contains("--overwrite")));
     place.train(&["--name", "a", "--lr", "0.01", "--overwrite"]).assert().success();
     place.train(&["--name", "b", "--lr", "0.01"]).assert().success();
     assert_eq!(names(&place.path("runs")), ["a", "b"]);
@@ -71,7 +71,7 @@ fn a_refused_run_leaves_the_old_one() {
     for (arguments, said) in [
         // Too short for the built-in language, which is known only when the first batch is drawn.
         (&["--length", "8"][..], "length"),
-        (&["--length", "1000000", "--data", "text.txt"], "a row asks for 1000000"),
+        (&["--length", "1000000", "--data", "text.txt"], "a row needs 1000000"),
         (&["--length", "16", "--data", "text.txt", "--vocab", "3"], "vocab"),
         (&["--length", "16", "--data", "text.txt", "--from", "cut"], "model.safetensors"),
         (&["--length", "16777216", "--batch", "16777216"], "need at least"),

@@ -127,7 +127,7 @@ fn what_goes_wrong_is_said_once() {
         let (good, _, err) =
             output(&mut ranks(&place, 2, &["train", "--quiet", "--config", &config, "--name", "twice"]).expect("mpirun is here"));
         if !good {
-            assert_eq!(err.matches("holds a run already").count(), 1, "{err}");
+            assert_eq!(err.matches("already contains a run").count(), 1, "{err}");
             return;
         }
     }

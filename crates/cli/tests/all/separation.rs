@@ -42,7 +42,7 @@ fn files_are_written() {
     termwise(&arguments).assert().success().stdout(contains("Smallest order").and(contains("none")));
     let csv = read("tables/bridge.csv");
     assert!(csv.lines().count() == 5 && csv.lines().all(|line| line.split(',').count() == 10), "{csv}");
-    assert!(read("figures/bridge.svg").contains("power p alone") && read("index.html").contains("Smallest order"));
+    assert!(read("figures/bridge.svg").contains("single power p") && read("index.html").contains("Smallest order"));
     termwise(&["separation", "--n", "10,100", "--cross", "--draws", "100", "--out", &out, "--details"])
         .assert()
         .success()
@@ -62,7 +62,7 @@ fn mistakes_are_named() {
         (vec!["--n", "100", "--d", "2"], "d = 2 cannot be"),
         (vec!["--m", "0"], "m = 0 cannot be"),
         (vec!["--b", "0.2", "--c", "0.9"], "b + c = 1"),
-        (vec!["--b", "-0.2"], "neither is negative"),
+        (vec!["--b", "-0.2"], "both must be nonnegative"),
         (vec!["--a0", "-1"], "a_0 = -1 cannot be"),
         (vec!["--a0", "0.5"], "below 0.1"),
         (vec!["--a1", "-1"], "a_1 = -1 cannot be"),

@@ -211,7 +211,7 @@ fn it_listens_on_this_machine_alone() {
     assert!(other("127.0.0.1").is_ok() && other("127.0.0.2").is_err());
     let missing = place.at("missing");
     let said = support::termwise(&["serve", &missing]).assert().failure().get_output().stderr.clone();
-    assert!(String::from_utf8_lossy(&said).contains("cannot read the folder of runs"));
+    assert!(String::from_utf8_lossy(&said).contains("cannot read the directory of runs"));
 }
 
 /// Until an expression is true in the page; whoever waits longer than this waits for nothing.

@@ -90,11 +90,11 @@ fn files_that_are_no_results_are_refused_in_one_sentence() {
     let file = folder.path().join("file.json").display().to_string();
     for (text, message) in [
         ("", "not JSON"),
-        ("[1, 2]", "does not say what it is"),
+        ("[1, 2]", "has no \"kind\""),
         ("{\"kind\": \"\\u001b[31mrecipe\"}", "of the kind"),
         ("{\"kind\": \"plan\"}", "version 0 of `plan`"),
         ("{\"kind\": \"plan\", \"version\": 99}", "version 99"),
-        ("{\"kind\": \"plan\", \"version\": 1, \"context\": \"x\"}", "says that it is a `plan`, but"),
+        ("{\"kind\": \"plan\", \"version\": 1, \"context\": \"x\"}", "has the kind `plan` but is invalid:"),
     ] {
         fs::write(&file, text).expect("written");
         let run = termwise(&["show", &file]).assert().code(2).stdout("").stderr(contains(message).and(contains("file.json")));

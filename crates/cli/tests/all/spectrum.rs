@@ -214,14 +214,14 @@ fn mistakes_are_named() {
     let model = place.model("tiny", &small("softmax"), &WriteOptions::default());
     for (arguments, code, message) in [
         (vec!["spectrum"], 2, "no model was named"),
-        (vec!["spectrum", &model], 2, "name some with --data"),
+        (vec!["spectrum", &model], 2, "pass --data"),
         (vec!["spectrum", &model, "--queries", "none"], 2, "`all` or a number"),
         (vec!["spectrum", &model, "--max-order", "7"], 2, "even number"),
         (vec!["spectrum", &model, "--data", "absent.txt"], 2, "no such file"),
         #[cfg(feature = "hub")]
         (vec!["spectrum", "hf://owner"], 1, "hf://<owner>/<name>"),
         #[cfg(not(feature = "hub"))]
-        (vec!["spectrum", "hf://owner"], 2, "which this build leaves out"),
+        (vec!["spectrum", "hf://owner"], 2, "which this build does not include"),
     ] {
         termwise(&arguments).assert().code(code).stderr(contains(message));
     }

@@ -69,7 +69,7 @@ fn a_metric_that_no_run_has_is_an_error() {
 fn what_cannot_be_swept_is_said() {
     let place = Place::new();
     for (text, said) in [
-        ("[axes]\nlearning = [1]", "no setting `learning`"),
+        ("[axes]\nlearning = [1]", "axis `learning` is not a setting"),
         ("[axes]\nlr = []", "has no values"),
         ("[axes]\nlr = 3", "give a list"),
         ("axis = 3", "axis"),

@@ -68,7 +68,7 @@ fn numbers_are_those_of_eval_and_the_saved_model_works() {
         .assert()
         .success()
         .stdout(contains("calibrated"))
-        .stdout(contains("One layer cut"))
+        .stdout(contains("One layer truncated"))
         .stdout(contains("\nPlan\n"));
     assert_eq!(lines(), before);
 }
@@ -88,7 +88,7 @@ fn what_cannot_be_done_is_said() {
     termwise(&["truncate", &model, "--data", &data, "--budget", "lots"]).assert().failure().code(2).stderr(contains("1%"));
     let small = ["--length", "16", "--batch", "4", "--cache", &cache, "--orders", "2", "--no-map", "--coefficients", "taylor"];
     let own = [&["truncate", &model, "--data", &data, "--no-plan", "--save", &model, "--save-order", "2"], &small[..]].concat();
-    termwise(&own).assert().failure().stderr(contains("own folder"));
+    termwise(&own).assert().failure().stderr(contains("directory of the model"));
 }
 
 /// Known losses of a trained model: Taylor's series gets worse with the order, since large negative scores have x^p/p! for a weight; fitted

@@ -1,4 +1,4 @@
-//! Data sets of the Hugging Face hub, through its ordinary cache.
+//! Hugging Face data sets, through the standard cache.
 
 use std::path::{Path, PathBuf};
 
@@ -9,13 +9,13 @@ use super::remote::{self as hub, Hub, OFFLINE, silent};
 use crate::error::{Error, Result};
 use crate::sources::{ENDINGS, SourceFile};
 
-/// How often all files are fetched until they belong to one revision.
+/// Maximum number of attempts to fetch all files from the same revision.
 const ATTEMPTS: usize = 3;
 
-/// The files of `hf://datasets/<owner>/<name>[@<revision>]/<glob>`, sorted by name, fetched where the cache does not hold them.
+/// The files of `hf://datasets/<owner>/<name>[@<revision>]/<glob>`, sorted by name, fetched if they are not cached.
 ///
-/// The hub is asked which files match, so that a cache with half of them is never taken for the whole. With `HF_HUB_OFFLINE` set, those
-/// of the cached snapshot that match are used.
+/// The hub provides the list of matching files, so an incomplete cache is never mistaken for the complete data set. With `HF_HUB_OFFLINE` set, the
+/// matching files of the cached snapshot are used.
 pub(super) fn files(asked: &str) -> Result<Vec<SourceFile>> {
     let refuse = |problem: String| Error::DataSource { asked: asked.into(), problem };
     let (repo, pattern) = parse(asked).ok_or_else(|| refuse("write it as hf://datasets/<owner>/<name>[@<revision>]/<glob>".into()))?;
@@ -26,9 +26,9 @@ pub(super) fn files(asked: &str) -> Result<Vec<SourceFile>> {
     if found.is_empty() {
         return Err(refuse(match offline {
             true => {
-                format!("{OFFLINE} is set and the cache in {} holds no file that matches and ends in {ENDINGS}", cache.path().display())
+                format!("{OFFLINE} is set and the cache in {} contains no matching file that ends in {ENDINGS}", cache.path().display())
             }
-            false => format!("no file of the data set matches that ends in {ENDINGS}"),
+            false => format!("no file of the data set matches and ends in {ENDINGS}"),
         }));
     }
     Ok(found)
@@ -42,12 +42,12 @@ fn parse(asked: &str) -> Option<(Repo, String)> {
     (!pattern.is_empty()).then(|| (repo, pattern.to_owned()))
 }
 
-/// A star stands for a name or a part of it, two stars for any folders.
+/// `*` matches within a path component, `**` matches any directories.
 fn matches(pattern: &Pattern, name: &str) -> bool {
     pattern.matches_with(name, MatchOptions { require_literal_separator: true, ..MatchOptions::new() })
 }
 
-/// All files of one snapshot. Where the hub has a newer revision than the cache, fetching the first missing file moves the revision forward, and those found in the
+/// All files of one snapshot. If the hub has a newer revision than the cache, fetching the first missing file updates the revision, and files found in the
 /// cache before are fetched again.
 fn fetched(cache: &Cache, repo: &Repo, pattern: &Pattern) -> std::result::Result<Vec<SourceFile>, String> {
     let hub = Hub::new(cache, repo, false)?;
@@ -61,13 +61,13 @@ fn fetched(cache: &Cache, repo: &Repo, pattern: &Pattern) -> std::result::Result
         let mut snapshots = paths.iter().zip(&names).map(snapshot);
         let first = snapshots.next();
         if snapshots.all(|other| first.as_ref() == Some(&other)) {
-            return paths.into_iter().map(|path| SourceFile::new(path).ok_or("the cache holds it under another name".into())).collect();
+            return paths.into_iter().map(|path| SourceFile::new(path).ok_or("the cache contains it under another name".into())).collect();
         }
     }
     Err("the data set changed while it was fetched; try again, or name a revision: hf://datasets/<owner>/<name>@<revision>/<glob>".into())
 }
 
-/// The files of the snapshot to which the revision points.
+/// The files of the snapshot of the revision.
 fn cached(cache: &Cache, repo: &Repo, pattern: &Pattern) -> std::result::Result<Vec<SourceFile>, String> {
     let snapshot = hub::snapshot(cache, repo)?;
     let mut names = Vec::new();
@@ -77,13 +77,13 @@ fn cached(cache: &Cache, repo: &Repo, pattern: &Pattern) -> std::result::Result<
     Ok(names.iter().filter_map(|name| SourceFile::new(snapshot.join(name))).collect())
 }
 
-/// Paths of the files below `folder`, as the hub writes them.
+/// Paths of the files below `folder`, with slashes as on the hub.
 fn list(folder: &Path, place: &str, names: &mut Vec<String>) -> std::io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let path: PathBuf = entry?.path();
         let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
         let name = format!("{place}{name}");
-        // A snapshot holds links to files; its folders are real ones.
+        // A snapshot contains links to files; its directories are not links.
         if path.is_file() {
             names.push(name);
         } else if path.is_dir() && !path.is_symlink() {

@@ -1,4 +1,4 @@
-//! Models and data sets of the Hugging Face hub, through its ordinary cache.
+//! Hugging Face models and data sets, through the standard cache.
 
 #[cfg(feature = "hub")]
 mod datasets;
@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use crate::error::Result;
 use crate::sources::SourceFile;
 
-/// The `config.json` of a model on the hub; its weights are not fetched.
+/// The `config.json` of a model on the hub. Its weights are not fetched.
 pub fn config(asked: &str) -> Result<PathBuf> {
     #[cfg(feature = "hub")]
     return remote::config(asked, asked.trim_start_matches("hf://"));
@@ -18,7 +18,7 @@ pub fn config(asked: &str) -> Result<PathBuf> {
     Err(left_out(asked))
 }
 
-/// The folder of a model: the path itself, or for `hf://<owner>/<name>[@<revision>]` where the hub's cache holds it, fetched if it is not there.
+/// The directory of a model: the path itself, or for `hf://<owner>/<name>[@<revision>]` its directory in the hub's cache, fetched if necessary.
 pub fn folder(asked: &str) -> Result<PathBuf> {
     match asked.strip_prefix("hf://") {
         None => Ok(PathBuf::from(asked)),

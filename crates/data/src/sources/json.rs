@@ -1,4 +1,4 @@
-//! JSON lines: one object a line, of which one field is the document.
+//! JSON Lines: one object per line, with the document in one field.
 
 use std::fmt;
 use std::io::BufRead;
@@ -10,7 +10,7 @@ use super::lines::Lines;
 use super::{Piece, Pieces};
 use crate::error::Result;
 
-/// The documents of a file of JSON lines. Lines without text and documents without text are left out.
+/// The documents of a JSON Lines file. Blank lines and empty documents are dropped.
 pub(super) fn documents(reader: Box<dyn BufRead + Send>, path: PathBuf, field: &str) -> Pieces {
     let (mut lines, field) = (Lines::new(reader, path), field.to_owned());
     let mut done = false;
@@ -30,7 +30,7 @@ pub(super) fn documents(reader: Box<dyn BufRead + Send>, path: PathBuf, field: &
     }))
 }
 
-/// The next document; without text where the line is blank; none at the end.
+/// The next document; empty if the line is blank; `None` at the end.
 fn next(lines: &mut Lines, field: &str) -> Result<Option<String>> {
     let Some(line) = lines.next()? else { return Ok(None) };
     let line = line.trim_ascii();
@@ -41,15 +41,15 @@ fn next(lines: &mut Lines, field: &str) -> Result<Option<String>> {
 }
 
 fn read(line: &[u8], field: &str) -> std::result::Result<String, String> {
-    // Checked by itself: serde_json does not look into strings it skips.
+    // Checked separately: serde_json does not validate strings that it skips.
     if let Err(error) = std::str::from_utf8(line) {
         return Err(format!("not UTF-8: byte 0x{:02x}; convert the file to UTF-8", line[error.valid_up_to()]));
     }
     let mut deserializer = serde_json::Deserializer::from_slice(line);
     let text = Field(field).deserialize(&mut deserializer).and_then(|text| deserializer.end().map(|()| text));
-    // serde_json counts lines from the start of what it was given, which here is one line.
+    // serde_json counts lines within its input, which here is one line.
     let text = text.map_err(|error| format!("{}, column {}", without_place(&error), error.column()))?;
-    text.ok_or_else(|| format!("the object has no field `{field}`; name the one that holds the text"))
+    text.ok_or_else(|| format!("the object has no field `{field}`; name the one that contains the text"))
 }
 
 fn without_place(error: &serde_json::Error) -> String {
@@ -57,7 +57,7 @@ fn without_place(error: &serde_json::Error) -> String {
     text.rsplit_once(" at line ").map_or(text.as_str(), |(message, _)| message).to_owned()
 }
 
-/// Takes the text of one field out of an object and skips the others.
+/// Extracts the string of one field of an object and skips the others.
 struct Field<'a>(&'a str);
 
 impl<'de> DeserializeSeed<'de> for Field<'_> {
@@ -72,7 +72,7 @@ impl<'de> Visitor<'de> for Field<'_> {
     type Value = Option<String>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("one JSON object a line")
+        f.write_str("one JSON object per line")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Option<String>, A::Error> {
@@ -88,7 +88,7 @@ impl<'de> Visitor<'de> for Field<'_> {
     }
 }
 
-/// A string, with the name of its field in complaints.
+/// A string, with the name of its field in error messages.
 struct Text<'a>(&'a str);
 
 impl<'de> DeserializeSeed<'de> for Text<'_> {

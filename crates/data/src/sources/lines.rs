@@ -9,11 +9,11 @@ use super::{LONGEST, PIECE, Piece, Pieces};
 use crate::config::Documents;
 use crate::error::{Error, Result};
 
-/// The lines of a file with their numbers.
+/// The lines of a file with their line numbers.
 pub(super) struct Lines {
     reader: Box<dyn BufRead + Send>,
     path: PathBuf,
-    /// Lines begun so far.
+    /// Lines started so far.
     number: u64,
     line: Vec<u8>,
 }
@@ -23,7 +23,7 @@ impl Lines {
         Lines { reader, path, number: 0, line: Vec::new() }
     }
 
-    /// The next line with its line break, or none at the end. A mark of byte order at the start of the file is left out.
+    /// The next line with its line break, or `None` at the end. A byte order mark at the start of the file is skipped.
     pub(super) fn next(&mut self) -> Result<Option<&[u8]>> {
         self.line.clear();
         let mut limited = (&mut self.reader).take(LONGEST as u64 + 1);
@@ -38,7 +38,7 @@ impl Lines {
         }
     }
 
-    /// A complaint about the line that was read last.
+    /// An error for the line that was read last.
     pub(super) fn error(&self, problem: String) -> Error {
         Error::Document { path: self.path.clone(), unit: "line", number: self.number, problem }
     }
@@ -46,12 +46,12 @@ impl Lines {
 
 pub(super) fn unreadable(error: std::io::Error) -> String {
     match error.kind() {
-        std::io::ErrorKind::UnexpectedEof => format!("the file ends too early ({error}); it was cut off or is still being written"),
+        std::io::ErrorKind::UnexpectedEof => format!("the file ends too early ({error}); it was truncated or is still being written"),
         _ => format!("cannot be read: {error}"),
     }
 }
 
-/// Text of these bytes of a file, which begin in line `line`.
+/// Decodes bytes of a file that start in line `line`.
 fn text(bytes: Vec<u8>, path: &Path, line: u64) -> Result<String> {
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
@@ -78,9 +78,9 @@ pub(super) fn documents(reader: Box<dyn BufRead + Send>, path: PathBuf, document
 struct Whole {
     reader: Box<dyn BufRead + Send>,
     path: PathBuf,
-    /// Read, but after the cut.
+    /// Bytes read after the end of the last piece.
     carry: Vec<u8>,
-    /// The line in which `carry` begins.
+    /// The line in which `carry` starts.
     line: u64,
     first: bool,
     done: bool,
@@ -108,7 +108,7 @@ impl Whole {
     }
 }
 
-/// Where to cut a long text: after its last line break, else before its last character.
+/// Where to split a long text: after its last line break, otherwise before its last character.
 fn cut(bytes: &[u8]) -> usize {
     match memchr::memrchr(b'\n', bytes) {
         Some(at) => at + 1,
@@ -135,15 +135,15 @@ enum Rule {
     Separator(Box<memmem::Finder<'static>>),
 }
 
-/// A file of several documents.
+/// A file with several documents.
 struct Cut {
     lines: Lines,
     rule: Rule,
-    /// Read, but not yet given out.
+    /// Bytes read but not yet returned.
     held: Vec<u8>,
-    /// The line in which `held` begins.
+    /// The line in which `held` starts.
     line: u64,
-    /// Before this, `held` has no separator.
+    /// `held` has no separator before this offset.
     searched: usize,
     done: bool,
 }
@@ -153,7 +153,7 @@ impl Cut {
         Cut { lines, rule, held: Vec::new(), line: 1, searched: 0, done: false }
     }
 
-    /// The next document, which may be without text, or none at the end.
+    /// The next document, which may be empty, or `None` at the end.
     fn document(&mut self) -> Result<Option<String>> {
         loop {
             if let Rule::Separator(finder) = &self.rule {
@@ -184,7 +184,7 @@ impl Cut {
         }
     }
 
-    /// The text of the first `end` bytes that are held, without line breaks at its ends; `rest` is held from now on.
+    /// The text of the first `end` bytes of `held`, without line breaks at its ends; `rest` remains.
     fn give(&mut self, end: usize, rest: Vec<u8>) -> Result<String> {
         let mut bytes = std::mem::replace(&mut self.held, rest);
         self.searched = 0;

@@ -1,9 +1,9 @@
-//! Documents out of files.
+//! Reading of documents from files.
 //!
-//! Notable choices:
-//! - everything streams: what is in memory is one piece of a document, one JSON line or one page of a parquet column;
-//! - the order of documents is that of the sources, then of the names of files, then of the file;
-//! - every complaint names the file and the line or row.
+//! Design:
+//! - everything is streamed: memory contains one piece of a document, one JSON line or one page of a Parquet column;
+//! - documents are ordered by source, then by file name, then by position in the file;
+//! - every error names the file and the line or row.
 
 mod json;
 mod lines;
@@ -21,38 +21,38 @@ use super::config::{DataConfig, Documents};
 use crate::error::{Error, Result};
 use crate::hub;
 
-/// A text file that is one document is taken apart into pieces of at most this many bytes, cut after a line break where there is one.
-/// Each is tokenized by itself.
+/// A text file that is one document is split into pieces of at most this many bytes, after a line break if possible.
+/// Each piece is tokenized separately.
 pub const PIECE: usize = 16 << 20;
-/// No line, and no document of a parquet file or between separators, may have more bytes than this.
+/// Maximum size of a line, and of a document in a Parquet file or between separators, in bytes.
 pub const LONGEST: usize = 256 << 20;
 
-/// A file that holds documents.
+/// A file with documents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceFile {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
-    /// What is in it.
+    /// Its format.
     pub format: Format,
-    /// How it is compressed, by its name.
+    /// Its compression, by file name.
     pub compression: Compression,
 }
 
-/// What is in a file, by its name.
+/// The format of a file, by file name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// `.txt`
     Text,
-    /// `.jsonl`, `.ndjson`, `.json`: an object a line.
+    /// `.jsonl`, `.ndjson`, `.json`: one object per line.
     JsonLines,
     /// `.parquet`
     Parquet,
 }
 
-/// How a file is compressed, by its name.
+/// The compression of a file, by file name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compression {
-    /// As it is.
+    /// Not compressed.
     None,
     /// `.gz`
     Gzip,
@@ -60,14 +60,14 @@ pub enum Compression {
     Zstd,
 }
 
-/// A part of a document, in order.
+/// A part of a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// Its text.
     pub text: String,
-    /// Whether it begins its document.
+    /// Whether it is the first of its document.
     pub first: bool,
-    /// Whether it ends its document.
+    /// Whether it is the last of its document.
     pub last: bool,
 }
 
@@ -77,13 +77,13 @@ impl Piece {
     }
 }
 
-/// The documents of one file, piece by piece; after an error there are no more.
+/// The documents of one file, in pieces. There are none after an error.
 pub type Pieces = Box<dyn Iterator<Item = Result<Piece>> + Send>;
 
 pub(crate) const ENDINGS: &str = ".txt, .jsonl, .ndjson, .json (each also with .gz or .zst) and .parquet";
 
 impl SourceFile {
-    /// A file by its name; none where the ending is not known.
+    /// A file by its name; `None` if the extension is unknown.
     pub fn new(path: impl Into<PathBuf>) -> Option<SourceFile> {
         let path = path.into();
         let name = path.file_name()?.to_str()?.to_ascii_lowercase();
@@ -101,7 +101,7 @@ impl SourceFile {
         Some(SourceFile { path, format, compression })
     }
 
-    /// Its documents. `read` counts the bytes of the file that were read.
+    /// Its documents. `read` counts the bytes read from the file.
     pub fn documents(&self, documents: &Documents, field: &str, read: &Arc<AtomicU64>) -> Result<Pieces> {
         let path = self.path.clone();
         Ok(match self.format {
@@ -144,14 +144,14 @@ impl<R: Read> Read for Counted<R> {
     }
 }
 
-/// All files that the sources name, in order, each once. Files of the hub are fetched into its cache.
+/// All files named by the sources, in order and without duplicates. Files of the hub are fetched into its cache.
 pub fn files(config: &DataConfig) -> Result<Vec<SourceFile>> {
     config.check()?;
     let mut found = Vec::new();
     let mut seen = HashSet::new();
     for asked in &config.sources {
         for file in files_of(asked)? {
-            // The same file by two names, such as a glob and a folder, would count double.
+            // The same file may be named twice, for instance by a glob and a directory.
             let same = file.path.canonicalize().map_err(Error::io("find", &file.path))?;
             if seen.insert(same) {
                 found.push(file);
@@ -170,21 +170,21 @@ fn files_of(asked: &str) -> Result<Vec<SourceFile>> {
     if path.is_file() {
         return match SourceFile::new(path) {
             Some(file) => Ok(vec![file]),
-            None => refuse(format!("its name does not say what it is; known are {ENDINGS}")),
+            None => refuse(format!("its file extension is unknown; supported are {ENDINGS}")),
         };
     }
     if path.is_dir() {
         let mut files = Vec::new();
         walk(path, &mut HashSet::new(), &mut files)?;
         return match files.is_empty() {
-            true => refuse(format!("the folder holds no file that ends in {ENDINGS}")),
+            true => refuse(format!("the directory contains no file that ends in {ENDINGS}")),
             false => Ok(files),
         };
     }
     if !asked.contains(['*', '?', '[']) {
         return refuse(match std::fs::metadata(path) {
-            Ok(_) => "it is neither a regular file nor a folder".into(),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => "there is no such file or folder".into(),
+            Ok(_) => "it is neither a regular file nor a directory".into(),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => "no such file or directory".into(),
             Err(error) => format!("it cannot be read: {error}"),
         });
     }
@@ -200,13 +200,13 @@ fn files_of(asked: &str) -> Result<Vec<SourceFile>> {
         }
     }
     if files.is_empty() {
-        return refuse(format!("no file matches that ends in {ENDINGS}"));
+        return refuse(format!("no file matches and ends in {ENDINGS}"));
     }
     files.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(files)
 }
 
-/// Files below a folder by name, folders followed through links but none entered twice; hidden ones are left out.
+/// Files below a directory, sorted by name. Symbolic links are followed, but no directory is visited twice; hidden entries are skipped.
 fn walk(folder: &Path, entered: &mut HashSet<PathBuf>, files: &mut Vec<SourceFile>) -> Result<()> {
     if !entered.insert(folder.canonicalize().map_err(Error::io("find", folder))?) {
         return Ok(());

@@ -1,4 +1,4 @@
-//! One column of a parquet file, a row a document.
+//! One column of a Parquet file, one document per row.
 
 mod claims;
 
@@ -18,10 +18,10 @@ use parquet::file::reader::{FileReader, SerializedFileReader};
 use super::{LONGEST, Piece, Pieces};
 use crate::error::{Error, Result};
 
-/// Documents read at a time.
+/// Number of documents read at a time.
 const ROWS: usize = 64;
 
-/// The documents of a column of byte arrays. Rows without text are left out; a null is an error.
+/// The documents of a byte array column. Empty rows are dropped; a null is an error.
 pub(super) fn documents(path: PathBuf, field: &str, read: Arc<AtomicU64>) -> Result<Pieces> {
     let file = File::open(&path).map_err(Error::io("open", &path))?;
     let bytes = file.metadata().map_err(Error::io("read", &path))?.len();
@@ -45,15 +45,15 @@ fn wrong(path: &Path, problem: String) -> Error {
 }
 
 thread_local! {
-    /// Whether a panic of this thread is about to be turned into an error.
+    /// Whether a panic of this thread is converted to an error.
     static GUARDED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The parquet crate still panics on some damaged files; here that is an error like any other, and nothing is printed. Panics of other
-/// threads, and of this one elsewhere, go to the hook that was there before.
+/// Converts panics of the parquet crate, which occur on some damaged files, to errors without output. Panics of other
+/// threads, and of this one elsewhere, go to the previous hook.
 fn guarded<T>(read: impl FnOnce() -> ParquetResult<T>) -> std::result::Result<T, String> {
     static HOOK: Once = Once::new();
-    // While a thread panics, its hook cannot be changed.
+    // The hook cannot be changed while a thread panics.
     if !std::thread::panicking() {
         HOOK.call_once(|| {
             let before = std::panic::take_hook();
@@ -74,7 +74,7 @@ fn guarded<T>(read: impl FnOnce() -> ParquetResult<T>) -> std::result::Result<T,
     }
 }
 
-/// The index of the column of this name, which must hold one byte array a row.
+/// The index of the column of this name, which must have one byte array per row.
 fn column(reader: &SerializedFileReader<File>, field: &str) -> std::result::Result<usize, String> {
     let schema = reader.metadata().file_metadata().schema_descr();
     let Some(index) = schema.columns().iter().position(|column| column.path().string() == field) else {
@@ -83,31 +83,31 @@ fn column(reader: &SerializedFileReader<File>, field: &str) -> std::result::Resu
     };
     let column = schema.column(index);
     if column.physical_type() != Type::BYTE_ARRAY {
-        return Err(format!("the column `{field}` holds {}, not text", column.physical_type()));
+        return Err(format!("the column `{field}` contains {}, not text", column.physical_type()));
     }
     if column.max_rep_level() > 0 {
-        return Err(format!("the column `{field}` holds lists, not one text a row"));
+        return Err(format!("the column `{field}` contains lists, not one string per row"));
     }
     Ok(index)
 }
 
 struct Column {
     path: PathBuf,
-    /// The file once more, to look at pages before the reader does, and its length.
+    /// A second handle of the file, to check pages before the reader does, and its length.
     file: File,
     bytes: u64,
     reader: SerializedFileReader<File>,
     index: usize,
-    /// Groups of rows opened so far.
+    /// Row groups opened so far.
     group: usize,
     rows: Option<Rows>,
-    /// Rows given out so far.
+    /// Rows returned so far.
     row: u64,
     texts: std::vec::IntoIter<ByteArray>,
     done: bool,
 }
 
-/// The rows of a group that are still to be read.
+/// The remaining rows of a row group.
 struct Rows {
     column: ColumnReaderImpl<ByteArrayType>,
     left: u64,
@@ -116,7 +116,7 @@ struct Rows {
 }
 
 impl Column {
-    /// Reads on until there are texts; false at the end.
+    /// Reads until there are strings; returns false at the end.
     fn fill(&mut self) -> std::result::Result<bool, String> {
         while self.texts.len() == 0 {
             let Some(rows) = self.rows.as_mut().filter(|rows| rows.left > 0) else {
@@ -128,7 +128,7 @@ impl Column {
                 claims::check_pages(&self.file, self.bytes, range, chunk.compression() != Compression::UNCOMPRESSED)?;
                 let column = guarded(|| self.reader.get_row_group(self.group)?.get_column_reader(self.index))?;
                 let ColumnReader::ByteArrayColumnReader(column) = column else {
-                    return Err("the column changes its type within the file".into());
+                    return Err("the type of the column changes within the file".into());
                 };
                 let left = u64::try_from(self.reader.metadata().row_group(self.group).num_rows());
                 let deepest = self.reader.metadata().file_metadata().schema_descr().column(self.index).max_def_level();
@@ -139,13 +139,13 @@ impl Column {
             let (mut levels, mut values) = (Vec::new(), Vec::new());
             let (records, found, _) = guarded(|| rows.column.read_records(ROWS, Some(&mut levels), None, &mut values))?;
             if records == 0 {
-                return Err(format!("{} rows are missing at the end of their group", rows.left));
+                return Err(format!("{} rows are missing at the end of their row group", rows.left));
             }
             if found != records || values.len() != records {
                 self.row += levels.iter().position(|&level| level < rows.deepest).unwrap_or(0) as u64;
-                return Err("the row holds no text (null)".into());
+                return Err("the row has no text (null)".into());
             }
-            rows.left = rows.left.checked_sub(records as u64).ok_or("a group has more rows than it says")?;
+            rows.left = rows.left.checked_sub(records as u64).ok_or("a row group has more rows than stated")?;
             self.texts = values.into_iter();
         }
         Ok(true)
@@ -189,7 +189,7 @@ impl Iterator for Column {
 mod tests {
     use super::*;
 
-    /// Not a test by itself: what the other one starts as a process of its own.
+    /// Started as a separate process by the other test.
     #[test]
     #[ignore = "started by the other test"]
     fn child() {

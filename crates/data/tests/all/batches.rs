@@ -1,4 +1,4 @@
-//! Training batches of text: windows in a random order, and documents one a row.
+//! Training batches of text: windows in random order, and one document per row.
 
 use crate::support;
 
@@ -8,9 +8,9 @@ use support::*;
 use termwise_data::{DataConfig, Documents, Layout, Rows, Source};
 
 #[test]
-fn an_epoch_asks_for_every_window_once_and_batches_are_pure() {
+fn an_epoch_has_every_window_once_and_batches_are_pure() {
     let folder = Folder::new();
-    // Every position has its own four letters.
+    // Every position has a unique sequence of four letters.
     let text: String = (0..5000).map(|i| format!("{i:04}")).collect();
     folder.write("t.txt", &text);
     let source = prepare(&folder, &DataConfig { held_out: Some(0.0), ..config(&folder, "") }).unwrap();
@@ -26,7 +26,7 @@ fn an_epoch_asks_for_every_window_once_and_batches_are_pure() {
             assert!(ids[1..].iter().zip(labels).all(|(&id, &label)| id as i32 == label));
             let window: Vec<u8> = ids.iter().map(|&id| id as u8).chain([labels[time - 1] as u8]).collect();
             let start = (0..text.len()).find(|&i| text.as_bytes()[i..].starts_with(&window)).expect("a window of the text");
-            assert!(starts.insert(start), "a window comes twice in epoch {epoch}");
+            assert!(starts.insert(start), "a window occurs twice in epoch {epoch}");
         }
         assert!(starts.iter().zip(starts.iter().skip(1)).all(|(a, b)| b - a == time), "windows overlap or leave gaps");
     }
@@ -44,14 +44,14 @@ fn an_epoch_asks_for_every_window_once_and_batches_are_pure() {
 }
 
 #[test]
-fn seed_and_epoch_each_decide_offset_and_order() {
+fn seed_and_epoch_determine_offset_and_order() {
     let folder = Folder::new();
     let text: String = (0..5000).map(|i| format!("{i:04}")).collect();
     folder.write("t.txt", &text);
     let source = prepare(&folder, &DataConfig { held_out: Some(0.0), ..config(&folder, "") }).unwrap();
     let time = 400;
     let windows = text.len() / time - 1;
-    // Where windows begin in an epoch, and the order in which they come.
+    // The starts of the windows of an epoch, and their order.
     let epoch = |seed: u64, epoch: usize| {
         let mut out = Rows::default();
         let starts: Vec<usize> = (epoch * windows..(epoch + 1) * windows)
@@ -72,7 +72,7 @@ fn seed_and_epoch_each_decide_offset_and_order() {
 }
 
 #[test]
-fn padded_rows_are_documents() {
+fn padded_rows_contain_one_document_each() {
     let folder = Folder::new();
     folder.write("t.txt", numbered(300));
     let config = DataConfig { documents: Documents::Line, layout: Layout::Padded, held_out: Some(0.2), ..config(&folder, "") };
@@ -125,7 +125,7 @@ fn padded_rows_are_documents() {
 }
 
 #[test]
-fn tokens_that_are_cut_off_while_they_are_in_use_are_an_error() {
+fn a_shard_truncated_while_in_use_is_an_error() {
     for layout in [Layout::Packed, Layout::Padded] {
         let folder = Folder::new();
         let lines: String = (0..4000).map(|i| format!("the theme of thesis {i}\n")).collect();
@@ -137,11 +137,11 @@ fn tokens_that_are_cut_off_while_they_are_in_use_are_an_error() {
         let cache = folder.path("cache");
         let shard = std::path::Path::new(&cache).join(shards(&cache).into_keys().next().unwrap());
         let file = std::fs::File::options().write(true).open(shard).unwrap();
-        // Nothing is left of its tokens, and little of its table. A file that is mapped would end the process with SIGBUS.
+        // No tokens and little of the table are left. With a memory map, the process would end with SIGBUS.
         file.set_len(8000).unwrap();
         for index in 0..200 {
             let error = source.train(1, index, 2, 64, &mut out).unwrap_err().to_string();
-            assert!(error.contains("cut off while it was in use"), "{error}");
+            assert!(error.contains("truncated while it was in use"), "{error}");
         }
     }
 }

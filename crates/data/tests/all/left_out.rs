@@ -1,4 +1,4 @@
-//! What a build leaves out, it says in one sentence.
+//! Missing features are reported in one sentence.
 
 use crate::support;
 
@@ -18,7 +18,7 @@ fn the_error_names_the_source_and_the_feature() {
 }
 
 #[test]
-fn what_is_left_out_is_named_with_the_way_to_get_it() {
+fn missing_features_are_reported_with_the_build_command() {
     let folder = Folder::new();
     folder.write("d.parquet", "PAR1");
     folder.write("d.jsonl.zst", "not Zstandard");
@@ -27,14 +27,14 @@ fn what_is_left_out_is_named_with_the_way_to_get_it() {
     for (asked, feature, there) in
         [(parquet, "parquet", cfg!(feature = "parquet")), (zst, "zstd", cfg!(feature = "zstd")), (hub, "hub", cfg!(feature = "hub"))]
     {
-        // A build with the hub would ask it.
+        // A build with the hub would send a request.
         if there && feature == "hub" {
             continue;
         }
         let config = termwise_data::DataConfig { sources: vec![asked.clone()], ..Default::default() };
         let error = prepare(&folder, &config).unwrap_err();
         match (there, &error) {
-            // A build with the feature reads the file, and finds it damaged.
+            // A build with the feature reads the file and finds it damaged.
             (true, termwise_data::Error::LeftOut { .. }) => panic!("{error}"),
             (true, _) => assert!(error.to_string().contains(&asked), "{error}"),
             (false, _) => is_left_out(&error, &asked, feature),
@@ -51,6 +51,6 @@ fn tests_of_missing_features_are_counted() {
     let parquet = [include_str!("parquet.rs"), include_str!("../fuzz.rs"), include_str!("../../src/sources/parquet.rs")];
     termwise_base::test_skip::compiled_out("hub", cfg!(feature = "hub"), &hub);
     termwise_base::test_skip::compiled_out("parquet", cfg!(feature = "parquet"), &parquet);
-    // Compressed files are a part of several tests.
+    // Compressed files are part of several tests.
     let _ = termwise_base::test_skip::need("zstd", "feature zstd, for the part about .zst files", cfg!(feature = "zstd").then_some(()));
 }

@@ -15,7 +15,7 @@ use termwise_data::{DataConfig, TextSource};
 
 const SCHEMA: &str = "message m { required int32 id; optional binary text (UTF8); }";
 
-/// A file of an id and a text a row, a group for each slice.
+/// A file with an id and a string per row, and a row group per slice.
 fn parquet(compression: Compression, groups: &[Vec<Option<&[u8]>>]) -> Vec<u8> {
     let schema = Arc::new(parse_message_type(SCHEMA).unwrap());
     let properties = Arc::new(WriterProperties::builder().set_compression(compression).build());
@@ -71,23 +71,23 @@ fn rows_are_documents() {
 }
 
 #[test]
-fn wrong_columns_are_named() {
+fn invalid_columns_are_reported() {
     let file = parquet(Compression::SNAPPY, &[vec![Some(b"a"), Some(b"b")]]);
     assert_eq!(complaint(&file, "body"), "source `FILE`: there is no column `body`; it has id, text");
-    assert_eq!(complaint(&file, "id"), "source `FILE`: the column `id` holds INT32, not text");
+    assert_eq!(complaint(&file, "id"), "source `FILE`: the column `id` contains INT32, not text");
 }
 
 #[test]
-fn wrong_rows_are_named() {
+fn invalid_rows_are_reported() {
     let rows: Vec<Option<&[u8]>> = (0..100).map(|i| if i == 77 { None } else { Some(&b"a"[..]) }).collect();
-    assert_eq!(complaint(&parquet(Compression::SNAPPY, &[rows]), "text"), "FILE, row 78: the row holds no text (null)");
+    assert_eq!(complaint(&parquet(Compression::SNAPPY, &[rows]), "text"), "FILE, row 78: the row has no text (null)");
     let rows: Vec<Option<&[u8]>> = (0..100).map(|i| if i == 70 { Some(&b"a\xff"[..]) } else { Some(&b"a"[..]) }).collect();
     let file = parquet(Compression::SNAPPY, &[vec![Some(b"a")], rows]);
     assert_eq!(complaint(&file, "text"), "FILE, row 72: not UTF-8 at byte 1 of the text");
 }
 
 #[test]
-fn files_that_were_cut_off_are_named() {
+fn truncated_files_are_reported() {
     let rows: Vec<Option<&[u8]>> = vec![Some(b"some text"); 50];
     let file = parquet(Compression::SNAPPY, &[rows.clone(), rows]);
     for cut in [0, 1, 7, 8, file.len() / 2, file.len() - 1] {

@@ -1,11 +1,11 @@
-//! What can be wrong with sources, and what is said about it.
+//! Invalid sources and their error messages.
 
 use crate::support;
 
 use support::*;
 use termwise_data::{DataConfig, Documents, TextSource};
 
-/// The texts of all documents.
+/// The text of all documents.
 fn texts(source: &TextSource) -> Vec<String> {
     let mut tokens = vec![0; source.tokens().len() as usize];
     source.tokens().read(0, &mut tokens).unwrap();
@@ -13,7 +13,7 @@ fn texts(source: &TextSource) -> Vec<String> {
     text.split_terminator("<|endoftext|>").map(str::to_owned).collect()
 }
 
-/// What is said when the file `name` with this content is the source; the file must be named.
+/// The error if the file `name` with this content is the source. It must name the file.
 fn complaint(name: &str, content: impl AsRef<[u8]>, change: impl Fn(&mut DataConfig)) -> String {
     let folder = Folder::new();
     let path = folder.write(name, content);
@@ -27,7 +27,7 @@ fn complaint(name: &str, content: impl AsRef<[u8]>, change: impl Fn(&mut DataCon
 }
 
 #[test]
-fn json_lines_in_all_clothes() {
+fn json_lines_with_any_line_ending_and_compression() {
     let lines = "\u{feff}{\"text\": \"ein\\u00e4\\n\", \"n\": [1, {\"text\": 2}]}\n\n{\"id\":7,\"text\":\"\"}\r\n{\"\\u0074ext\":\"zwei\"}";
     for name in readable(&["d.jsonl", "d.ndjson", "d.json", "d.jsonl.gz", "d.json.zst", "D.JSONL.GZ"]) {
         let folder = Folder::new();
@@ -50,14 +50,14 @@ fn the_field_can_be_chosen() {
 }
 
 #[test]
-fn broken_json_lines_are_named() {
+fn invalid_json_lines_are_reported() {
     let case = |lines: &str| complaint("d.jsonl", lines, |_| {});
     assert_eq!(case("{\"text\":\"a\"}\n{\"text\":\"b}\n"), "FILE, line 2: EOF while parsing a string, column 11");
     assert_eq!(
         case("{\"text\":\"a\"}\n\n{\"body\":\"b\"}\n"),
-        "FILE, line 3: the object has no field `text`; name the one that holds the text"
+        "FILE, line 3: the object has no field `text`; name the one that contains the text"
     );
-    assert!(case("[{\"text\":\"a\"}]").contains("line 1: invalid type: sequence, expected one JSON object a line"));
+    assert!(case("[{\"text\":\"a\"}]").contains("line 1: invalid type: sequence, expected one JSON object per line"));
     assert!(case("{\"text\":5}").contains("line 1: invalid type: integer `5`, expected text in the field `text`"));
     assert!(case("{\"text\":null}").contains("line 1: invalid type: null, expected text in the field `text`"));
     assert!(case("{\"text\":\"a\",\"text\":\"b\"}").contains("line 1: the field `text` occurs twice"));
@@ -69,19 +69,19 @@ fn broken_json_lines_are_named() {
 }
 
 #[test]
-fn broken_text_is_named() {
+fn invalid_utf8_is_reported() {
     let content = b"eins\nzwei\ndr\xe4i\n";
     assert!(complaint("t.txt", content, |_| {}).contains("FILE, line 3: not UTF-8: byte 0xe4; convert the file to UTF-8"));
     for documents in [Documents::Line, Documents::BlankLine, Documents::Separator("--".into())] {
         let error = complaint("t.txt", content, |config| config.documents = documents.clone());
         assert!(error.contains("FILE, line 3: not UTF-8"), "{documents}: {error}");
     }
-    // Cut within a character.
+    // Truncated within a character.
     assert!(complaint("t.txt", &"aé".as_bytes()[..2], |_| {}).contains("line 1: not UTF-8"));
 }
 
 #[test]
-fn files_that_were_cut_off_are_named() {
+fn truncated_files_are_reported() {
     let lines: String = (0..50_000).map(|i| format!("{{\"text\":\"{}\"}}\n", i * 7919 % 10007)).collect();
     for name in readable(&["d.jsonl.gz", "d.jsonl.zst", "t.txt.gz", "t.txt.zst"]) {
         let whole = compress(name, lines.as_bytes());
@@ -97,11 +97,11 @@ fn files_that_were_cut_off_are_named() {
     let mut damaged = compress("d.gz", lines.as_bytes());
     let middle = damaged.len() - 6;
     damaged[middle] ^= 1;
-    assert!(complaint("d.jsonl.gz", damaged, |_| {}).contains("cannot be read"), "the checksum is not looked at");
+    assert!(complaint("d.jsonl.gz", damaged, |_| {}).contains("cannot be read"), "the checksum is not verified");
 }
 
 #[test]
-fn sources_that_are_not_there_are_named() {
+fn missing_sources_are_reported() {
     let folder = Folder::new();
     folder.write("x.bin", "?");
     let case = |sources: &[&str]| {
@@ -109,18 +109,18 @@ fn sources_that_are_not_there_are_named() {
         prepare(&folder, &DataConfig { sources, ..DataConfig::default() }).unwrap_err().to_string()
     };
     assert!(case(&[]).contains("`sources` is empty"));
-    assert!(case(&["no.txt"]).contains("no.txt`: there is no such file or folder"));
+    assert!(case(&["no.txt"]).contains("no.txt`: no such file or directory"));
     assert!(case(&["*.txt"]).contains("*.txt`: no file matches"));
     assert!(case(&["[.txt"]).contains("not a valid glob"));
-    assert!(case(&["x.bin"]).contains("its name does not say what it is; known are .txt"));
-    assert!(case(&[""]).contains("the folder holds no file that ends in .txt"));
+    assert!(case(&["x.bin"]).contains("its file extension is unknown; supported are .txt"));
+    assert!(case(&[""]).contains("the directory contains no file that ends in .txt"));
     folder.write("blank.txt", "");
     folder.write("blank.jsonl", "\n \n{\"text\":\"\"}\n");
-    assert!(case(&["blank.txt", "blank.jsonl"]).contains("there is no text in it"));
+    assert!(case(&["blank.txt", "blank.jsonl"]).contains("it contains no text"));
 }
 
 #[test]
-fn folders_that_contain_themselves_end() {
+fn circular_links_are_not_followed_twice() {
     let folder = Folder::new();
     folder.write("a/t.txt", "text");
     #[cfg(unix)]
@@ -129,7 +129,7 @@ fn folders_that_contain_themselves_end() {
 }
 
 #[test]
-fn settings_are_checked() {
+fn invalid_settings_are_reported() {
     let folder = Folder::new();
     folder.write("t.txt", "text");
     let case = |change: &dyn Fn(&mut DataConfig)| {
@@ -140,16 +140,16 @@ fn settings_are_checked() {
     for share in [-0.1, 1.0, f64::NAN, f64::INFINITY] {
         assert_eq!(case(&|config| config.held_out = Some(share)), "data: `held_out` must be at least 0 and below 1");
     }
-    assert!(case(&|config| config.held_out = Some(0.9)).contains("leaves nothing to train on"));
+    assert!(case(&|config| config.held_out = Some(0.9)).contains("leaves no training data"));
     assert!(case(&|config| config.field.clear()).contains("`field` is empty"));
     assert!(case(&|config| config.documents = Documents::Separator(String::new())).contains("empty separator"));
     assert!(case(&|config| config.tokenizer = folder.path("t.txt")).contains("not a tokenizer.json"));
     assert!(case(&|config| config.tokenizer = folder.path("none.json")).contains("none.json"));
-    assert!(case(&|config| config.end_of_document = Some("</s>".into())).contains("leave `end_of_document` out"));
+    assert!(case(&|config| config.end_of_document = Some("</s>".into())).contains("remove `end_of_document`"));
 }
 
 #[test]
-fn settings_are_written_and_read() {
+fn settings_round_trip_through_toml() {
     let text = "sources = [\"a.txt\"]\ntokenizer = \"bytes\"\nspecial_tokens = true\nfield = \"text\"\nsplit_seed = 0\nlayout = \"padded\"\nheld_out = 0.1\n\n[documents]\nseparator = \"--\"\n";
     let config: DataConfig = toml::from_str(text).unwrap();
     assert_eq!((config.held_out, &config.documents), (Some(0.1), &Documents::Separator("--".into())));
@@ -165,11 +165,11 @@ fn settings_are_written_and_read() {
 }
 
 #[test]
-fn an_intact_shard_of_other_text_is_refused() {
+fn an_intact_shard_of_other_text_is_rejected() {
     let folder = Folder::new();
     let config = DataConfig { documents: Documents::Line, ..config(&folder, "") };
     let time = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
-    // Of the same length and age, so that all that is looked at before building is the same.
+    // Same length and modification time, so all checks before building agree.
     let build = |text: &str, cache: &str| {
         let path = folder.write("t.txt", text);
         std::fs::File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
@@ -182,11 +182,11 @@ fn an_intact_shard_of_other_text_is_refused() {
     assert_eq!(one.parent().unwrap().file_name(), other.parent().unwrap().file_name());
     std::fs::copy(&other, &one).unwrap();
     let error = build("one\ntwo\n", "cache-one").1.unwrap_err().to_string();
-    assert!(error.contains("not the shard that dataset.json speaks of"), "{error}");
+    assert!(error.contains("not the shard listed in dataset.json"), "{error}");
 }
 
 #[test]
-fn tokens_beyond_the_vocabulary_are_refused_though_hashes_are_not_compared() {
+fn tokens_beyond_the_vocabulary_are_rejected_without_verification() {
     use termwise_data::tokens::Tokens;
     let folder = Folder::new();
     folder.write("t.txt", "one\ntwo\n");
@@ -212,7 +212,7 @@ fn tokens_beyond_the_vocabulary_are_refused_though_hashes_are_not_compared() {
 }
 
 #[test]
-fn damaged_tokens_are_refused_and_rebuilt() {
+fn damaged_tokens_are_rejected_and_rebuilt() {
     use std::path::Path;
     use termwise_data::Prepare;
     let folder = Folder::new();
@@ -227,7 +227,7 @@ fn damaged_tokens_are_refused_and_rebuilt() {
     let refused = |content: &[u8]| {
         std::fs::write(&path, content).unwrap();
         let error = open(false).unwrap_err().to_string();
-        assert!(error.contains(path.to_str().unwrap()) && error.contains("ask for a rebuild"), "{error}");
+        assert!(error.contains(path.to_str().unwrap()) && error.contains("rebuild it with --rebuild"), "{error}");
     };
     for byte in 0..whole.len() {
         let mut damaged = whole.clone();
@@ -248,7 +248,7 @@ fn damaged_tokens_are_refused_and_rebuilt() {
     open(true).unwrap();
     std::fs::remove_file(&path).unwrap();
     assert!(open(false).unwrap_err().to_string().contains("tokens-00000.bin"));
-    // A folder without a manifest is no data set: it is built.
+    // A directory without a manifest is not a data set and is rebuilt.
     std::fs::remove_file(&manifest).unwrap();
     open(false).unwrap();
     assert_eq!(std::fs::read(&path).unwrap(), whole);

@@ -1,4 +1,4 @@
-//! Text from files to tokens, and what is held out.
+//! Tokenization of text files, and the held-out split.
 
 use crate::support;
 
@@ -15,13 +15,13 @@ fn all_tokens(source: &TextSource) -> Vec<u32> {
     tokens
 }
 
-/// The labels that held-out batches ask for, in order, with the token before each; and the bytes of all batches.
+/// The labels of the held-out batches in order, with the token before each; and the bytes of all batches.
 fn asked(source: &TextSource, rows: usize, time: usize) -> (Vec<(u32, u32)>, u64) {
     let (mut pairs, mut bytes, mut out) = (Vec::new(), 0, Rows::default());
     let mut index = 0;
     while source.held_out(index, rows, time, &mut out).unwrap() {
         assert_eq!((out.ids.len(), out.labels.len()), (rows * time, rows * time));
-        assert!(out.labels.iter().any(|&label| label != -100), "batch {index} asks for nothing");
+        assert!(out.labels.iter().any(|&label| label != -100), "batch {index} has no labels");
         pairs.extend(out.ids.iter().zip(&out.labels).filter(|&(_, &label)| label != -100).map(|(&id, &label)| (id, label as u32)));
         bytes += out.bytes;
         index += 1;
@@ -32,7 +32,7 @@ fn asked(source: &TextSource, rows: usize, time: usize) -> (Vec<(u32, u32)>, u64
 }
 
 #[test]
-fn bytes_go_to_disk_and_back() {
+fn byte_tokens_round_trip_through_shards() {
     let folder = Folder::new();
     folder.write("b.txt", "zwei\nZeilen");
     folder.write("a/x.txt", "eins");
@@ -52,7 +52,7 @@ fn bytes_go_to_disk_and_back() {
 }
 
 #[test]
-fn a_file_named_twice_counts_once_and_order_is_that_of_the_sources() {
+fn files_are_read_once_in_the_order_of_the_sources() {
     let folder = Folder::new();
     folder.write("a.txt", "A");
     folder.write("b.txt", "B");
@@ -62,7 +62,7 @@ fn a_file_named_twice_counts_once_and_order_is_that_of_the_sources() {
 }
 
 #[test]
-fn text_files_are_cut_into_documents() {
+fn text_files_are_split_into_documents() {
     let cases: [(Documents, &str, &[&str]); 7] = [
         (Documents::File, "a\n\nb\n", &["a\n\nb\n"]),
         (Documents::File, "\u{feff}a", &["a"]),
@@ -86,9 +86,9 @@ fn text_files_are_cut_into_documents() {
 }
 
 #[test]
-fn a_long_file_is_one_document_however_it_is_cut() {
+fn a_long_file_in_pieces_is_one_document() {
     let folder = Folder::new();
-    // Without a line break where the cut falls, with characters of two bytes across it; and with line breaks.
+    // Without a line break at the end of a piece, with characters of two bytes across it; and with line breaks.
     let text = "é".repeat(9 << 20) + &"Zeile\n".repeat(3 << 20);
     folder.write("t.txt", &text);
     let source = prepare(&folder, &config(&folder, "")).unwrap();
@@ -115,13 +115,13 @@ fn shards_are_the_same_for_any_number_of_threads() {
     assert_eq!(one.len(), 1);
     for threads in [2, 5] {
         let (files, _, source) = build(threads, 1 << 26);
-        assert!(files == one, "{threads} threads give other shards");
+        assert!(files == one, "{threads} threads give different shards");
         assert_eq!(source.fingerprint(), first.fingerprint());
     }
     // Documents that begin in one shard and end in another, or exactly at its end.
     let (many, cut, source) = build(3, 1_000_003);
     assert!(many.len() > 10);
-    assert!(cut == tokens, "cut into shards the tokens are others");
+    assert!(cut == tokens, "smaller shards change the tokens");
     for document in (0..source.tokens().documents()).step_by(997) {
         assert_eq!(source.tokens().document(document).unwrap(), first.tokens().document(document).unwrap());
     }
@@ -146,7 +146,7 @@ fn tokens_are_reused_until_something_changes() {
     let written =
         || std::fs::metadata(std::fs::read_dir(folder.path("cache")).unwrap().next().unwrap().unwrap().path()).unwrap().modified().unwrap();
     let time = written();
-    assert!(!run(&|_| {}, &how), "built again");
+    assert!(!run(&|_| {}, &how), "rebuilt");
     assert_eq!((written(), shards(&folder.path("cache"))), (time, before));
     assert!(!run(&|config| config.held_out = Some(0.5), &how), "the split costs a rebuild");
     assert!(!run(&|config| config.layout = Layout::Padded, &how), "the layout costs a rebuild");
@@ -158,7 +158,7 @@ fn tokens_are_reused_until_something_changes() {
     let file = std::fs::File::options().write(true).open(folder.path("u.txt")).unwrap();
     file.set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(2)).unwrap();
     assert!(run(&|_| {}, &how), "a change of equal length is not noticed");
-    // No half-built folder is left behind.
+    // No incomplete directory is left.
     let names = std::fs::read_dir(folder.path("cache")).unwrap().map(|entry| entry.unwrap().file_name());
     assert!(names.into_iter().all(|name| !name.to_string_lossy().starts_with('.')));
 }
@@ -197,10 +197,10 @@ fn shares_are_of_documents_and_at_least_one() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Held out and trained on are disjoint, together everything; every held-out token is asked for once, after the token before it; copies stay
-    /// on one side.
+    /// The splits are disjoint and together complete. Every held-out token is a label once, after the token before it. Copies are
+    /// in the same split.
     #[test]
-    fn documents_are_either_trained_on_or_held_out(
+    fn documents_are_either_for_training_or_held_out(
         texts in prop::collection::vec("[a-e]{1,6}", 2..40),
         share in 0.01f64..0.9,
         seed in any::<u64>(),
@@ -215,9 +215,9 @@ proptest! {
         let how = Prepare { shard_tokens, ..Prepare::default() };
         let source = match TextSource::prepare(&config, Path::new(&folder.path("cache")), &how) {
             Ok(source) => source,
-            // Copies of one document can be all there is on one side.
+            // One split may consist of copies of one document only.
             Err(error) => {
-                prop_assert!(error.to_string().contains("leaves nothing to train on"), "{error}");
+                prop_assert!(error.to_string().contains("leaves no training data"), "{error}");
                 return Ok(());
             }
         };
@@ -232,7 +232,7 @@ proptest! {
         let mut out = Rows::default();
         let train = source.train_tokens() as usize;
         if train > 1 {
-            // One window of everything but the last.
+            // One window of everything except the last token.
             source.train(0, 0, 1, train - 1, &mut out).unwrap();
             let mut train: Vec<u8> = out.ids.iter().map(|&id| if id == 256 { b'|' } else { id as u8 }).collect();
             prop_assert_eq!(out.labels[out.labels.len() - 1], 256);
@@ -240,7 +240,7 @@ proptest! {
             let train = String::from_utf8(train).unwrap();
             let train: Vec<&str> = train.split_terminator('|').collect();
             prop_assert!(train.iter().all(|text| !held.contains(text)), "{train:?} and {held:?} share a document");
-            // In order, each document of the corpus is the next of one side.
+            // In order, each document of the corpus is the next of one split.
             let (mut train, mut held) = (train.into_iter().peekable(), held.into_iter().peekable());
             for text in &texts {
                 prop_assert!(train.next_if_eq(&text.as_str()).is_some() || held.next_if_eq(&text.as_str()).is_some());
@@ -251,7 +251,7 @@ proptest! {
 }
 
 #[test]
-fn what_killed_builders_left_is_removed_and_what_others_build_is_not() {
+fn directories_of_killed_builders_are_removed_and_active_ones_kept() {
     let folder = Folder::new();
     folder.write("a.txt", numbered(50));
     let left = |name: &str| {
@@ -261,7 +261,7 @@ fn what_killed_builders_left_is_removed_and_what_others_build_is_not() {
         place
     };
     let (dead, busy, early) = (left(".building-dead"), left(".building-busy"), left(".building-early"));
-    // A builder that was killed has left its lock to nobody; one at work holds it; one without a lock may be about to publish.
+    // A killed builder has released its lock, an active one has it, and one without a lock file may be about to publish.
     std::fs::write(dead.join(".lock"), "").unwrap();
     let lock = std::fs::File::create(busy.join(".lock")).unwrap();
     lock.lock().unwrap();

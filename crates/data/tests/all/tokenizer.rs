@@ -1,4 +1,4 @@
-//! Tokenizers: bytes, those of Hugging Face, and ones learned here.
+//! Tokenizers: bytes, Hugging Face tokenizers, and trained ones.
 
 use crate::support;
 
@@ -25,7 +25,7 @@ fn config_of(folder: &Folder) -> DataConfig {
 }
 
 #[test]
-fn a_learned_tokenizer_is_loaded_and_loses_nothing() {
+fn a_trained_tokenizer_is_loaded_and_lossless() {
     let folder = Folder::new();
     let tokenizer = Tokenizer::open(&learn(&folder, 300, "tokenizer.json"), None).unwrap();
     assert_eq!(tokenizer.end(), 0);
@@ -38,13 +38,13 @@ fn a_learned_tokenizer_is_loaded_and_loses_nothing() {
         assert_eq!(bytes as usize, text.len(), "bytes of tokens");
     }
     assert!(tokenizer.encode(TEXT, true).unwrap().len() < TEXT.len() * 2 / 3, "nothing was merged");
-    // The folder that holds it names it too.
+    // Its directory also names it.
     assert_eq!(Tokenizer::open(&folder.path(""), None).unwrap().hash(), tokenizer.hash());
     assert!(!tokenizer.begins().unwrap());
 }
 
 #[test]
-fn learning_does_not_depend_on_threads() {
+fn training_does_not_depend_on_threads() {
     let folder = Folder::new();
     let learned = |threads: usize| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
@@ -54,22 +54,22 @@ fn learning_does_not_depend_on_threads() {
 }
 
 #[test]
-fn what_cannot_be_learned_is_said() {
+fn invalid_training_settings_are_reported() {
     let folder = Folder::new();
     folder.write("text/t.jsonl", "{\"text\":\"a\"}\n{");
     let path = folder.path("tokenizer.json");
     let learn = |vocabulary| {
         bpe::train(&config_of(&folder), &BpeConfig { vocabulary, ..BpeConfig::default() }, Path::new(&path)).unwrap_err().to_string()
     };
-    assert!(learn(256).contains("too small: the bytes and special tokens alone are 257"));
+    assert!(learn(256).contains("too small: bytes and special tokens need 257"));
     assert!(learn(300).contains("t.jsonl, line 2: "), "{}", learn(300));
     folder.write("text/t.jsonl", "\n");
-    assert!(learn(300).contains("there is no text in it"));
+    assert!(learn(300).contains("it contains no text"));
     assert!(!Path::new(&path).exists());
 }
 
 #[test]
-fn the_end_of_documents_can_be_named() {
+fn the_end_of_document_token_can_be_set() {
     let folder = Folder::new();
     folder.write("text/t.txt", TEXT);
     let path = folder.path("tokenizer.json");
@@ -81,7 +81,7 @@ fn the_end_of_documents_can_be_named() {
     assert_eq!(Tokenizer::open(&path, Some("<stop>")).unwrap().end(), 1);
 }
 
-/// A template that adds a beginning, truncation and padding, as files from elsewhere have them.
+/// A template with a begin-of-document token, truncation and padding, as in files from elsewhere.
 fn with_template(path: &str, special: &str) {
     let text = std::fs::read_to_string(path).unwrap();
     let mut value: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -97,7 +97,7 @@ fn with_template(path: &str, special: &str) {
 }
 
 #[test]
-fn templates_are_kept_truncation_and_padding_are_not() {
+fn templates_are_applied_but_truncation_and_padding_are_not() {
     let folder = Folder::new();
     let path = learn(&folder, 300, "tokenizer.json");
     with_template(&path, "<|endoftext|>");
@@ -108,7 +108,7 @@ fn templates_are_kept_truncation_and_padding_are_not() {
     assert_eq!(tokenizer.decode(&with, true).unwrap(), TEXT);
     assert_eq!(tokenizer.encode("e", true).unwrap().len(), 2);
 
-    // Padded rows then begin with that token, and do not ask for it.
+    // Padded rows then start with that token, which is not a label.
     folder.write("docs/d.txt", "the\nthe theme\nthesis");
     let data =
         DataConfig { tokenizer: path, documents: Documents::Line, layout: Layout::Padded, held_out: Some(0.4), ..config(&folder, "docs") };
@@ -148,7 +148,7 @@ fn bytes_of_held_out_batches_add_up_with_any_tokenizer() {
                 index += 1;
             }
             assert_eq!((sum, count), (source.held_out_bytes(), source.held_out_tokens()), "{tokenizer}");
-            assert!(ratio.1 < 2.0 * ratio.0, "bytes per token lie between {ratio:?} for {tokenizer}");
+            assert!(ratio.1 < 2.0 * ratio.0, "bytes per token are between {ratio:?} for {tokenizer}");
             let share = sum as f64 / source.tokens().manifest().bytes as f64;
             assert!((share - 0.02).abs() < 0.005, "{share} of the bytes of {tokenizer}");
         }
@@ -168,9 +168,9 @@ fn the_tokenizer_of_stories_encodes_its_prompt() {
     assert_eq!((tokenizer.vocabulary(), tokenizer.end(), tokenizer.begins().unwrap()), (512, 2, true));
 }
 
-/// Pinned with Hugging Face's own library, 0.23.3: ids of the first 40 addresses, `</s>` after each, as FNV-1a over them.
+/// Pinned with Hugging Face's tokenizers 0.23.3: ids of the first 40 addresses, `</s>` after each, as an FNV-1a hash.
 #[test]
-fn llama_2_tokens_are_those_of_hugging_face() {
+fn llama_2_tokens_match_hugging_face() {
     let Some(shared) = shared() else { return };
     let folder = Folder::new();
     let text = std::fs::read_to_string(shared.join("sotu.txt")).unwrap();
@@ -184,12 +184,12 @@ fn llama_2_tokens_are_those_of_hugging_face() {
 }
 
 #[test]
-fn shakespeare_is_split_as_others_do() {
+fn shakespeare_is_split_as_in_nanogpt() {
     let Some(shared) = shared() else { return };
     let folder = Folder::new();
     let sources = vec![shared.join("tinyshakespeare.txt").to_str().unwrap().to_owned()];
     let source = prepare(&folder, &DataConfig { sources, held_out: Some(0.1), ..DataConfig::default() }).unwrap();
-    // 1,115,394 characters: nanoGPT trains on the first 1,003,854 and holds out 111,540; here the end of the document is one more token.
+    // 1,115,394 characters: nanoGPT trains on the first 1,003,854 and holds out 111,540. Here the end-of-document token is one more.
     assert_eq!((source.train_tokens(), source.held_out_tokens(), source.held_out_bytes()), (1_003_854, 111_541, 111_540));
 }
 
@@ -203,13 +203,13 @@ fn a_damaged_tokenizer_is_an_error_in_one_sentence() {
         assert!(error.contains("bad.json") && error.lines().count() <= 3 && error.len() < 2000, "{error}");
         error
     };
-    // Cut off within each of its parts, the decoder among them, over which the library panics.
+    // Truncated within each of its components, including the decoder, on which the library panics.
     let ends: Vec<usize> =
         (1..60).map(|part| good.len() * part / 60).chain(good.match_indices("\"decoder\"").map(|(at, _)| at + 40)).collect();
     for end in ends {
         one_sentence(cut(end).unwrap_err().to_string());
     }
-    // Parts that the library does not know, or refuses by a panic.
+    // Components that the library does not know, or on which it panics.
     let mut value: serde_json::Value = serde_json::from_str(&good).unwrap();
     for part in ["decoder", "pre_tokenizer", "post_processor", "normalizer", "model"] {
         let before = value[part].take();
@@ -223,7 +223,7 @@ fn a_damaged_tokenizer_is_an_error_in_one_sentence() {
         }
         value[part] = before;
     }
-    // A template with a token that nothing explains: found at the first text.
+    // A template with an undefined token: detected at the first text.
     let template = serde_json::json!({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "[X]", "type_id": 0}},
         {"Sequence": {"id": "A", "type_id": 0}}], "pair": [{"Sequence": {"id": "A", "type_id": 0}}], "special_tokens": {}});
     let before = std::mem::replace(&mut value["post_processor"], template);
@@ -232,7 +232,7 @@ fn a_damaged_tokenizer_is_an_error_in_one_sentence() {
         Err(error) => one_sentence(error.to_string()),
     };
     value["post_processor"] = before;
-    // Ids for which there would have to be room for billions of tokens.
+    // Ids that would need memory for billions of tokens.
     for id in [u64::from(u32::MAX), 2_000_000_000, 1 << 24] {
         let mut huge = value.clone();
         huge["model"]["vocab"]["ü"] = id.into();
@@ -251,7 +251,7 @@ fn a_damaged_tokenizer_is_an_error_in_one_sentence() {
 }
 
 #[test]
-fn what_replaces_a_word_by_a_book_is_refused_before_it_reads_anything() {
+fn tokenizers_with_explosive_replacements_are_rejected() {
     let folder = Folder::new();
     let path = learn(&folder, 300, "tokenizer.json");
     let text = std::fs::read_to_string(&path).unwrap();
@@ -264,13 +264,13 @@ fn what_replaces_a_word_by_a_book_is_refused_before_it_reads_anything() {
         |pattern: serde_json::Value, content: &str| serde_json::json!({"type": "Replace", "pattern": pattern, "content": content});
     let sequence = |list: Vec<serde_json::Value>| serde_json::json!({"type": "Sequence", "normalizers": list});
     let word = |text: &str| serde_json::json!({"String": text});
-    // Alone each is harmless; four of them make 10^8 bytes of one.
+    // Each alone is harmless; four of them make 10^8 bytes from one.
     let bomb = sequence(vec![replace(word("a"), &"a".repeat(100)); 4]);
     for refused in [bomb, replace(serde_json::json!({"Regex": "x*"}), &"y".repeat(300))] {
         let error = with("normalizer", refused).expect_err("refused").to_string();
         assert!(error.contains("t.json") && error.contains("times as long"), "{error}");
     }
-    // As those in use do it.
+    // As in tokenizers in use.
     let usual = sequence(vec![replace(word(" "), "▁"), replace(serde_json::json!({"Regex": " {2,}"}), " "), replace(word("``"), "\"")]);
     assert_eq!(with("normalizer", usual).unwrap().encode("e", false).unwrap().len(), 1);
 }

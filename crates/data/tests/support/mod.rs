@@ -1,4 +1,4 @@
-//! Folders full of documents.
+//! Temporary directories with documents.
 #![allow(dead_code)]
 
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use termwise_data::Result;
 use termwise_data::{DataConfig, Prepare, TextSource};
 
-/// A folder of sources in a folder that is removed in the end; the cache lies beside the sources.
+/// A temporary directory with sources and a cache next to them.
 pub struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -18,7 +18,7 @@ impl Folder {
         folder
     }
 
-    /// A path beside the cache, or of a source.
+    /// The path of a source, or next to the cache.
     pub fn path(&self, name: &str) -> String {
         let below = if name.starts_with("cache") { "" } else { "sources" };
         self.0.path().join(below).join(name).to_str().unwrap().to_owned()
@@ -31,7 +31,7 @@ impl Folder {
         self.path(name)
     }
 
-    /// Compressed as the name says.
+    /// Compressed according to the name.
     pub fn write_compressed(&self, name: &str, content: &[u8]) -> String {
         self.write(name, compress(name, content))
     }
@@ -52,17 +52,17 @@ pub fn compress(name: &str, content: &[u8]) -> Vec<u8> {
     }
 }
 
-/// Those of the names that this build can read: `.zst` is a feature.
+/// The names that this build can read: `.zst` is a feature.
 pub fn readable<'a>(names: &[&'a str]) -> Vec<&'a str> {
     names.iter().copied().filter(|name| cfg!(feature = "zstd") || !name.ends_with(".zst")).collect()
 }
 
-/// Documents `<0>`, `<1>`, … of different lengths, one a line.
+/// Documents `<0>`, `<1>`, … of different lengths, one per line.
 pub fn numbered(count: usize) -> String {
     (0..count).map(|i| format!("<{i}>").repeat(1 + i % 7) + "\n").collect()
 }
 
-/// Everything at `name` among the sources.
+/// The source `name`.
 pub fn config(folder: &Folder, name: &str) -> DataConfig {
     DataConfig { sources: vec![folder.path(name)], ..DataConfig::default() }
 }
@@ -71,7 +71,7 @@ pub fn prepare(folder: &Folder, config: &DataConfig) -> Result<TextSource> {
     TextSource::prepare(config, Path::new(&folder.path("cache")), &Prepare::default())
 }
 
-/// The shards below a cache by name.
+/// The shards in a cache by name.
 pub fn shards(cache: &str) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut shards = BTreeMap::new();
     let folders = std::fs::read_dir(cache).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
@@ -86,12 +86,12 @@ pub fn shards(cache: &str) -> BTreeMap<PathBuf, Vec<u8>> {
     shards
 }
 
-/// The folder of shared material; the test is skipped where it is missing.
+/// The shared reference data; the test is skipped if it is missing.
 pub fn shared() -> Option<PathBuf> {
     termwise_base::test_skip::shared("data")
 }
 
-/// The first line of an HTTP request to a local stand-in for the hub, and the first and last byte that it asks for.
+/// The first line of an HTTP request to a local fake hub, and the first and last requested byte.
 #[cfg(feature = "hub")]
 pub fn request(stream: &std::net::TcpStream) -> Option<(String, usize, usize)> {
     use std::io::BufRead;

@@ -1,16 +1,16 @@
 "use strict";
-// The arithmetic of the page: a Llama with exchangeable attention, in float64, for one short text.
+// The model of the demo: a Llama with exchangeable attention, in float64, for one short text.
 //
-// It computes what the native engine computes, part by part: a test runs this file and the engine on the same models and texts and compares
-// every weight, output and probability. What it does not know it refuses by name.
+// It computes the same as the native engine: a test runs this file and the engine on the same models and texts and compares
+// every weight, output and probability. Unsupported parts are rejected by name.
 const Termwise = (() => {
   const MAX_ORDER = 150;
   const RMS_EPS = 1.1920929e-7;
   const FLOOR = 1e-12;
-  /** Words of the text form that the program knows and this page does not. */
+  /** Keys of variant strings that the demo does not support. */
   const ELSEWHERE = ["dim", "in", "out", "post"];
 
-  // ---- A variant from its text ----------------------------------------------------------------------------------------------------------
+  // ---- Parsing of variant strings ----------------------------------------------------------------------------------------------------------
 
   const fail = (message) => { throw new Error(message); };
   const number = (what, text) => {
@@ -29,13 +29,13 @@ const Termwise = (() => {
     for (const c of text) {
       if ("({".includes(c)) depth++;
       if (")}".includes(c)) depth--;
-      if (depth < 0) fail("a parenthesis is closed that was not opened");
+      if (depth < 0) fail("unmatched closing parenthesis");
       if (depth === 0 && /[\s+]/.test(c)) {
         if (word) words.push(word);
         word = "";
       } else word += c;
     }
-    if (depth > 0) fail("a parenthesis is not closed");
+    if (depth > 0) fail("unmatched opening parenthesis");
     if (word) words.push(word);
     return words;
   }
@@ -44,7 +44,7 @@ const Termwise = (() => {
   function headAndValue(word) {
     const open = word.search(/[({]/), equal = word.indexOf("=");
     if (open >= 0 && (equal < 0 || open < equal)) {
-      if (!/[)}]$/.test(word)) fail(`“${word}” goes on after its parenthesis`);
+      if (!/[)}]$/.test(word)) fail(`“${word}” has characters after its parenthesis`);
       return [word.slice(0, open), word.slice(open + 1, -1)];
     }
     return equal < 0 ? [word, null] : [word.slice(0, equal), word.slice(equal + 1)];
@@ -54,13 +54,13 @@ const Termwise = (() => {
     const list = new Set();
     for (const item of text.split(",").map((item) => item.trim()).filter(Boolean)) {
       if (item.startsWith("coef=")) {
-        if (item !== "coef=1") fail(`coefficients other than Taylor's are for the program, not for this page; leave “${item}” out`);
+        if (item !== "coef=1") fail(`the demo supports only Taylor coefficients; remove “${item}”`);
         continue;
       }
       const [first, last] = item.includes("..") ? item.split("..") : [item, item];
       const from = count("taylor", first, 0), to = count("taylor", last.replace(/^=/, ""), 0);
-      if (from > to) fail(`the range “${item}” runs backwards`);
-      if (to > MAX_ORDER) fail(`order ${to} is beyond ${MAX_ORDER}`);
+      if (from > to) fail(`the range “${item}” is descending`);
+      if (to > MAX_ORDER) fail(`order ${to} exceeds ${MAX_ORDER}`);
       for (let n = from; n <= to; n++) list.add(n);
     }
     if (!list.size) fail("“taylor” needs at least one order, as in “taylor=0..4”");
@@ -70,11 +70,11 @@ const Termwise = (() => {
   const MAPS = ["identity", "elu", "relu", "l2"];
   function kernel(head, value) {
     switch (head) {
-      case "exp": return value === null ? { kind: "exp" } : fail("“exp” takes nothing");
+      case "exp": return value === null ? { kind: "exp" } : fail("“exp” takes no argument");
       case "taylor": return orders(value ?? "");
       case "power": return { kind: "power", p: Math.min(count("power", value ?? "", 0), MAX_ORDER) };
       case "feature":
-        if (value === "hedgehog") fail("“feature=hedgehog” has weights of its own, which the models of this page do not have");
+        if (value === "hedgehog") fail("“feature=hedgehog” needs weights that the models of this demo do not have");
         return MAPS.includes(value) ? { kind: "feature", map: value } : fail(`“feature” takes one of ${MAPS.join(", ")}, found “${value}”`);
       default: return null;
     }
@@ -82,7 +82,7 @@ const Termwise = (() => {
 
   const plain = () => ({ kernel: { kind: "exp" }, clamp: null, scale: null, cap: null });
 
-  /** Takes one word in; gives false where it does not know it. */
+  /** Parses one word; returns false if it is unknown. */
   function weigh(to, head, value) {
     const own = kernel(head, value);
     if (own) to.kernel = own;
@@ -103,15 +103,15 @@ const Termwise = (() => {
         continue;
       }
       const slot = ["exp", "taylor", "power", "feature"].includes(key) ? "kernel" : key;
-      if (seen.has(slot)) fail(`“${word}” says the same thing a second time`);
+      if (seen.has(slot)) fail(`“${word}” sets the same part twice`);
       seen.add(slot);
       if (ELSEWHERE.includes(key)) {
         if (value === "off") continue;
-        fail(`“${key}” is for the program, not for this page`);
+        fail(`the demo does not support “${key}”`);
       }
       if (weigh(variant, key, value)) continue;
       const [first, ...rest] = (value ?? "").split(",");
-      const nothing = () => rest.length && fail(`“${key}=${first}” takes nothing more here, found “${rest.join(",")}”`);
+      const nothing = () => rest.length && fail(`“${key}=${first}” takes no further arguments here, found “${rest.join(",")}”`);
       switch (key) {
         case "window": case "sinks": variant[key] = value === "off" ? null : count(key, value ?? "", 1); break;
         case "far": {
@@ -135,7 +135,7 @@ const Termwise = (() => {
             if (option.startsWith("scale=")) variant.write.scale = number("scale", option.slice(6));
             else variant.write.range = number("write=delta", option);
           }
-          if (!(variant.write.range > 0 && variant.write.range <= 2)) fail("β reaches from 0 to 1 or 2");
+          if (!(variant.write.range > 0 && variant.write.range <= 2)) fail("the upper bound of β must be above 0 and at most 2");
           break;
         }
         case "over": {
@@ -144,7 +144,7 @@ const Termwise = (() => {
             for (const option of rest) {
               if (option.startsWith("floor=")) sum.floor = number("floor", option.slice(6));
               else if (option.startsWith("eps=")) sum.eps = number("eps", option.slice(4));
-              // It changes gradients alone.
+              // It affects only gradients.
               else if (option !== "detached") fail(`“over=sum” takes floor, eps and detached here, found “${option}”`);
             }
             variant.over = sum;
@@ -173,13 +173,13 @@ const Termwise = (() => {
           variant.rope = value === "on";
           break;
         case "conv": variant.conv = value === "off" ? null : count("conv", value ?? "", 1); break;
-        default: fail(`“${word}” is no word of an attention: try “taylor=0..4”, “window=8” or “decay=fixed”`);
+        default: fail(`“${word}” is not part of a variant string: try “taylor=0..4”, “window=8” or “decay=fixed”`);
       }
     }
     return variant;
   }
 
-  /** A variant from its text; throws a sentence where it cannot be. */
+  /** Parses a variant string; throws an error message if it is invalid. */
   function read(text, presets = {}) {
     const variant = parse(text, presets, {
       ...plain(), window: null, sinks: null, far: null, write: null, over: { kind: "sum", floor: null, eps: null }, decay: null,
@@ -188,15 +188,15 @@ const Termwise = (() => {
     if (variant.sinks !== null && variant.window === null) fail("with “sinks” alone a position would not see itself; add “window=8”");
     if (variant.far && variant.window === null) fail("without a window no key is far; add “window=8”");
     if (variant.write) {
-      if (variant.over.kind === "sum") fail("what the write rule leaves behind are differences, which have no sum to be divided by; write “over=none”");
-      if (variant.window !== null) fail("the write rule reads all earlier keys; leave the window out");
+      if (variant.over.kind === "sum") fail("the write rule stores differences of values, whose weights have no sum; write “over=none”");
+      if (variant.window !== null) fail("the write rule reads all earlier keys; remove the window");
     }
     return variant;
   }
 
   // ---- Kernels --------------------------------------------------------------------------------------------------------------------------
 
-  /** w(x) of everything but exp, whose rows are shifted. */
+  /** w(x) of all kernels except exp, whose rows are shifted. */
   function weight(kernel, x) {
     switch (kernel.kind) {
       case "exp": return Math.exp(x);
@@ -204,7 +204,7 @@ const Termwise = (() => {
       case "feature": return x;
       default: {
         const last = kernel.orders[kernel.orders.length - 1];
-        // A long series of a negative number loses all digits to cancellation, and is exp to more digits than there are.
+        // A long series at a negative score loses all digits to cancellation, and equals exp to float64 precision.
         if (x < 0 && kernel.orders.length === last + 1 && last > 8 * -x + 30) return Math.exp(x);
         let term = 1, sum = 0, next = 0;
         for (let n = 0; n <= last; n++) {
@@ -291,7 +291,7 @@ const Termwise = (() => {
     return out;
   }
 
-  /** What a variant asks of the weights that this model does not have; an empty text where they suffice. */
+  /** The weights that a variant needs and this model does not have; empty if there are none. */
   function missing(model, variant) {
     const has = (name) => model.tensors[`model.layers.0.self_attn.${name}`];
     const taps = has("q_conv1d.weight")?.shape[2] ?? null;
@@ -302,7 +302,7 @@ const Termwise = (() => {
     return "";
   }
 
-  /** One head: weights [T][T] of v as y before its norm has them, y, and what a memory is made of. */
+  /** One head: weights [T][T] of v before the norm, y, and the inputs of its memory. */
   function attend(q, k, v, variant, { head, decay, beta, normWeight }) {
     const T = q.length, d = q[0].length, e = v[0].length;
     const near = variant, far = variant.far;
@@ -325,7 +325,7 @@ const Termwise = (() => {
     const scaleFree = variant.norm !== "none";
     const shifts = (variant.over.kind === "sum" || scaleFree) && [near, far].some((weighing) => weighing?.kernel.kind === "exp");
 
-    // What is written for each key, as a sum of values: u = C·v.
+    // The written values as sums of values: u = C·v.
     const written = [];
     for (let t = 0; t < T; t++) {
       const row = new Array(T).fill(0);

@@ -1,4 +1,4 @@
-//! A model as the page holds it.
+//! A model as it is embedded in the demo.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::Error;
 #[derive(Serialize)]
 pub(super) struct Embedded {
     name: String,
-    /// What it was trained with.
+    /// Its training data.
     attention: String,
     config: Config,
     tensors: BTreeMap<String, Tensor>,
@@ -40,15 +40,15 @@ impl Embedded {
     pub fn new(name: &str, model: &Model, vocabulary: usize) -> Result<Embedded, Error> {
         let config = &model.config;
         let heads: Vec<String> = (0..config.num_hidden_layers).flat_map(|l| config.heads(l)).map(|head| head.to_string()).collect();
-        let refused = |what: String| Err(Error::Sizes(format!("the page cannot show the model `{name}`: {what}")));
+        let refused = |what: String| Err(Error::Sizes(format!("the demo cannot use the model `{name}`: {what}")));
         if heads.windows(2).any(|pair| pair[0] != pair[1]) {
             return refused("its heads have different attentions".into());
         }
         if config.family.kind() != ModelFamily::Llama || config.rope_scaling.is_some() {
-            return refused("it is no plain Llama".into());
+            return refused("it is not a plain Llama model".into());
         }
         if config.vocab_size != vocabulary {
-            return refused(format!("it has {} tokens and the page's language {vocabulary}", config.vocab_size));
+            return refused(format!("its vocabulary has {} tokens and that of the demo {vocabulary}", config.vocab_size));
         }
         let tensor = |shape: &[usize], data: &[f32]| {
             let bytes: Vec<u8> = data.iter().flat_map(|x| x.to_le_bytes()).collect();

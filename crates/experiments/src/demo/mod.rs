@@ -24,17 +24,17 @@ use termwise_train::{RunOptions, Start, train};
 use crate::Error;
 use embedded::Embedded;
 
-/// Forward pass and memories, as the tests run it, too.
+/// Forward pass and memories in JavaScript, which the tests also run.
 pub const ARITHMETIC: &str = include_str!("arithmetic.js");
 const SCRIPT: &str = include_str!("page.js");
 const STYLE: &str = include_str!("page.css");
 const BODY: &str = include_str!("page.html");
 
-/// Positions of a document, and of every text on the page.
+/// Length of documents and of every text in the demo.
 const LENGTH: usize = 32;
 const FACTS: usize = 6;
 
-/// One layer is enough: a short convolution brings a key beside its value, and one look finds it. Heads of 8 keep order 3 small enough to be drawn.
+/// One layer is enough: a short convolution combines a key with its value, and one attention step retrieves it. Heads of dimension 8 keep order 3 small enough to be drawn.
 const SETTINGS: &str = r#"
 recipe = "language"
 language = "length=32 facts=6 keys=16 values=16 words=8"
@@ -53,15 +53,15 @@ keep = 1
 log_every = 50
 "#;
 
-/// A model of the page: what it is called, and its attention.
+/// The models of the demo: name and attention.
 pub const MODELS: [(&str, &str); 3] = [
     ("softmax", "exp over=sum conv=3"),
     ("decay", "exp over=sum decay=softplus conv=3"),
-    // Unit keys, and ½ between them, so that w(k·k) stays below 2/β whatever the order.
+    // Unit keys with scale ½ between them, so w(k·k) stays below 2/β for any order.
     ("delta", "exp scale=4 write=delta,scale=0.5 over=none qk_norm=l2 norm=rms rope=off conv=3"),
 ];
 
-/// Keys, values and words by names that people remember.
+/// Readable names of keys, values and words.
 const KEYS: [&str; 16] = ["Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hal", "Ida", "Jon", "Kim", "Leo", "Mia", "Ned", "Ola", "Pia"];
 const VALUES: [&str; 16] =
     ["ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen", "ibis", "jay", "koi", "lynx", "mole", "newt", "owl", "pig"];
@@ -73,7 +73,7 @@ const EXAMPLE: &str = "Ada fox Ben owl Cleo cat Dan bee Eva koi Finn hen ? Cleo"
 pub struct DemoOptions {
     /// HTML file to write.
     pub out: PathBuf,
-    /// Folder of the training runs.
+    /// Directory of the training runs.
     pub runs: PathBuf,
     /// Training steps; default: 1500.
     pub steps: Option<usize>,
@@ -94,7 +94,7 @@ pub struct Demo {
     pub recall: Vec<(&'static str, f64)>,
 }
 
-/// Trains the models and writes the demo; `None` if `stop` was set first. `display` makes the display of each run.
+/// Trains the models and writes the demo; `None` if `stop` was set before. `display` makes the display of each run.
 ///
 /// # Errors
 /// If a run cannot be trained or resumed, or the file cannot be written.
@@ -126,26 +126,27 @@ pub fn run(options: &DemoOptions, stop: &Arc<AtomicBool>, display: &dyn Fn() -> 
     let mut made = format!("Made by termwise {} on {}.", options.provenance.build, options.provenance.instructions);
     if !recall.is_empty() {
         let losses: Vec<String> = recall.iter().map(|(name, loss)| format!("{name} {loss:.3}")).collect();
-        made += &format!(" Held-out loss on recall tokens, in nats: {}; guessing has {:.2}.", losses.join(", "), 16f64.ln());
+        made +=
+            &format!(" Held-out loss on recall tokens, in nats: {}; that of a uniform prediction is {:.2}.", losses.join(", "), 16f64.ln());
     }
     let html = page(&models, &made)?;
     write(&html, &options.out)?;
     Ok(Some(Demo { path: options.out.clone(), bytes: html.len(), recall }))
 }
 
-/// The settings of the model of this attention, with others above them.
+/// The settings of the model with this attention, overridden by others.
 pub fn settings(attention: &str, above: Option<Layer>) -> Result<Settings, Error> {
-    let attention = Layer::parse(&format!("attention = \"{attention}\""), "the page")?;
-    let layers = [Some(Layer::parse(SETTINGS, "the page")?), Some(attention), above];
+    let attention = Layer::parse(&format!("attention = \"{attention}\""), "the demo")?;
+    let layers = [Some(Layer::parse(SETTINGS, "the demo")?), Some(attention), above];
     Ok(Settings::resolve(&layers.into_iter().flatten().collect::<Vec<_>>())?)
 }
 
-/// What the scripts of the page read.
+/// Data of the scripts.
 #[derive(Serialize)]
 struct Data {
     models: Vec<Embedded>,
     language: Sizes,
-    /// Token by token.
+    /// The example, token by token.
     vocabulary: Vec<&'static str>,
     presets: serde_json::Map<String, serde_json::Value>,
     example: &'static str,
@@ -154,7 +155,7 @@ struct Data {
     made: String,
 }
 
-/// Tokens of each kind, in their order.
+/// Number of tokens of each kind, in order.
 #[derive(Serialize)]
 struct Sizes {
     marks: usize,
@@ -163,7 +164,7 @@ struct Sizes {
     values: usize,
 }
 
-/// What the scripts read, as JSON: these models, by the names of [`MODELS`], and a line on who made them.
+/// The data of the scripts as JSON: these models, by the names of [`MODELS`], and a provenance line.
 pub fn data(models: &[(&str, Model)], made: &str) -> Result<String, Error> {
     let config: LanguageConfig = settings(MODELS[0].1, None)?.language.parse()?;
     let language = Language::new(config)?;
@@ -176,7 +177,7 @@ pub fn data(models: &[(&str, Model)], made: &str) -> Result<String, Error> {
     Ok(json_for_script(&Data { models: named, language: sizes, vocabulary, presets, example: EXAMPLE, length: LENGTH, facts: FACTS, made }))
 }
 
-/// The page with these models.
+/// The HTML of the demo with these models.
 pub fn page(models: &[(&str, Model)], made: &str) -> Result<String, Error> {
     let data = data(models, made)?;
     let page = ScriptedPage {
@@ -190,7 +191,7 @@ pub fn page(models: &[(&str, Model)], made: &str) -> Result<String, Error> {
     Ok(page.to_html())
 }
 
-/// Writes the page.
+/// Writes the demo.
 pub fn write(html: &str, path: &Path) -> Result<(), Error> {
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         termwise_base::files::create_folder(folder).map_err(termwise_train::Error::from)?;

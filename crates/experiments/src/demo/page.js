@@ -1,5 +1,5 @@
 "use strict";
-// What the page shows of the arithmetic, and what its controls change. The state is one object, kept in the address.
+// The user interface of the demo. The state is one object, stored in the URL.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const models = data.models.map(Termwise.load);
@@ -41,7 +41,7 @@
     const kept = new URLSearchParams();
     for (const [key, short] of Object.entries(KEPT)) if (state[key] !== usual[key]) kept.set(short, state[key]);
     const hash = kept.toString();
-    // One entry in the history however far a slider moves.
+    // One history entry for any number of slider movements.
     history.replaceState(null, "", hash ? `#${hash}` : location.pathname + location.search);
   }
 
@@ -54,11 +54,11 @@
       return id;
     });
     if (!list.length) throw new Error("Write at least one word.");
-    if (list.length + 1 > data.length) throw new Error(`At most ${data.length - 1} words: the model has seen no longer text.`);
+    if (list.length + 1 > data.length) throw new Error(`At most ${data.length - 1} words: the model was trained on texts of this length.`);
     return [0, ...list];
   }
 
-  /** What the text says the answer is: the value that followed the last word's first mention. */
+  /** The correct answer: the value after the first mention of the last word. */
   function expected(list) {
     const asked = list.at(-1);
     if (!isKey(asked) || list.at(-2) !== 1) return null;
@@ -67,7 +67,7 @@
   }
 
   const named = (name) => models.find((model) => model.name === name);
-  /** The model and the words that the switches stand for, with these orders. */
+  /** The model and the variant string of the switches, with these orders. */
   function switched(order) {
     const model = named(state.write === "delta" ? "delta" : state.decay === "learned" ? "decay" : "softmax");
     const kernel = ORDERS[order] === "all" ? "exp" : `taylor=0..${ORDERS[order]}`;
@@ -79,13 +79,13 @@
     return { model, text: words.join(" ") };
   }
 
-  /** The model whose weights suffice for a text of one's own. */
+  /** The model that has the weights for a custom variant string. */
   function typed(text) {
     const variant = Termwise.read(text, data.presets);
     const model = models.find((model) => !Termwise.missing(model, variant) && (!variant.write || model.name === "delta"));
     if (!model) {
       const lack = models.map((model) => Termwise.missing(model, variant)).find(Boolean);
-      throw new Error(`No model of this page has weights for “${lack}”: train one with the program.`);
+      throw new Error(`No model of this demo has weights for “${lack}”; train one with `termwise train`.`);
     }
     return { model, text, variant };
   }
@@ -147,7 +147,7 @@
     add("line", { class: "here", x1: x(state.order), x2: x(state.order), y1: top, y2: H - bottom });
     add("polyline", { class: "line", points: points.map((p, i) => `${x(i).toFixed(1)},${y(p).toFixed(1)}`).join(" ") });
     points.forEach((p, i) => add("circle", { class: "dot", cx: x(i), cy: y(p), r: i === state.order ? 5 : 2.5 }));
-    into.replaceChildren(element("p", { class: "quiet" }, `Probability of “${vocabulary[right]}” by the highest order that is kept`), svg);
+    into.replaceChildren(element("p", { class: "quiet" }, `Probability of “${vocabulary[right]}” by highest order`), svg);
   }
 
   function tokens(list, all, cut, at) {
@@ -160,7 +160,7 @@
         made.style.height = `${100 * Math.abs(w) / most}%`;
         return made;
       };
-      const said = s > at ? "not read yet" : `${percent(a[s])} with all terms, ${percent(b[s])} chosen`;
+      const said = s > at ? "not yet read" : `${percent(a[s])} with all terms, ${percent(b[s])} chosen`;
       const name = s === 0 ? "start" : vocabulary[id];
       const button = element("button", { type: "button", "aria-pressed": String(s === at), class: s > at ? "later" : "", title: `${name}: ${said}` },
         element("span", { class: "bars", "aria-hidden": "true" }, ...(s > at ? [] : [bar(a[s]), bar(b[s])])),
@@ -170,12 +170,12 @@
     }));
     const negative = b.some((w) => w < 0);
     $("weights-problem").textContent = negative
-      ? "Striped bars are negative: a series that ends with an odd order can turn below zero, and a write rule takes back what was there." : "";
+      ? "Striped bars are negative: a series that ends with an odd order can be negative, and a write rule subtracts earlier values." : "";
   }
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const channels = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
-  /** Rows of numbers as coloured cells: one colour above zero, one below, none at it. */
+  /** Rows of numbers as coloured cells: one colour for positive, one for negative, none for zero. */
   function cells(rows, columns, most, label) {
     const canvas = element("canvas", { role: "img", "aria-label": label, width: Math.max(columns, 1), height: Math.max(rows.length, 1) });
     const context = canvas.getContext("2d"), image = context.createImageData(canvas.width, canvas.height);
@@ -212,9 +212,9 @@
         cells(transposed(now.matrix), now.terms.length, largest(end.matrix), `Memory of order ${n}: ${now.terms.length} by ${e} numbers, the largest ${largest(now.matrix).toPrecision(2)}`)));
     }
     const further = orders.filter((n) => n > DRAWN).length;
-    if (hasState && (further || endless)) parts.push(element("p", { class: "quiet" }, endless ? "… and so on without end." : `… and ${further} more: ${Math.round(rows).toLocaleString("en")} rows in all.`));
+    if (hasState && (further || endless)) parts.push(element("p", { class: "quiet" }, endless ? "… and infinitely many more." : `… and ${further} more: ${Math.round(rows).toLocaleString("en")} rows in all.`));
     $("states").replaceChildren(element("h3", {}, endless ? "Recurrent networks: the first four" : "Recurrent networks"), element("div", { class: "orders" }, ...parts));
-    if (!hasState) $("states").replaceChildren(element("h3", {}, "No state: what leaves the window is forgotten"));
+    if (!hasState) $("states").replaceChildren(element("h3", {}, "No state: keys that leave the window are dropped"));
 
     const cached = [];
     for (let s = 0; s <= read; s++) if (variant.window === null || keptInWindow(s)) cached.push([...head.k[s], ...head.v[s]]);
@@ -225,28 +225,28 @@
     const state_ = Math.round(rows) * (e + (variant.over.kind === "sum" ? 1 : 0)), cache = cached.length * 2 * d;
     const number = (n) => n.toLocaleString("en");
     $("memory-text").textContent = !hasState ? `A window keeps at most ${variant.window + (variant.sinks ?? 0)} words: ${number(cache)} numbers now.`
-      : endless ? `Softmax has every order, so no matrix of finite size holds it; the cache does, with ${number(cache)} numbers after ${read + 1} words, ${2 * d} more with each.`
-      : `${number(state_)} numbers, whether one word was read or a million. A cache has ${number((read + 1) * 2 * d)} now and reaches as many after ${number(Math.ceil(state_ / (2 * d)))} words.`;
+      : endless ? `Softmax has every order, so it has no state of finite size. The cache has ${number(cache)} numbers after ${read + 1} words, ${2 * d} more with each.`
+      : `${number(state_)} numbers, for any number of words. A cache has ${number((read + 1) * 2 * d)} now and reaches as many after ${number(Math.ceil(state_ / (2 * d)))} words.`;
     $("position").max = list.length - 1;
     $("position").value = read;
     $("position-text").textContent = `${read + 1} of ${list.length}`;
   }
 
   function sentence(list, right, all, cut, text) {
-    if (right === null) return "End the text with “?” and a name that it has mentioned, and the page says how sure the model is of the answer.";
+    if (right === null) return "End the text with “?” and a name that it has mentioned, to see the probability of the answer.";
     const p = cut.probabilities.at(-1)[right], whole = all.probabilities.at(-1)[right];
     const best = cut.probabilities.at(-1).reduce((best, p, id, row) => (p > row[best] ? id : best), 0);
     const order = ORDERS[state.order];
-    const what = state.variant ? `With “${text}”` : order === "all" ? "With all terms" : order === 0 ? "With order 0 alone, the mean of all values,"
+    const what = state.variant ? `With “${text}”` : order === "all" ? "With all terms" : order === 0 ? "With only order 0, the mean of all values,"
       : order === 1 ? "With orders 0 and 1, which is linear attention," : `With orders 0 to ${order}`;
     const right_ = `the answer “${vocabulary[right]}” has ${percent(p)}`;
     const looks = cut.layers.at(-1).map((head) => head.weights.at(-1)), most = looks.map((row) => Math.max(...row));
     const top = most.indexOf(Math.max(...most)), place = looks[top].indexOf(most[top]), fact = list.findIndex((id, i) => id === right && list[i - 1] === list.at(-1));
     const share = most[top] / looks[top].reduce((sum, w) => sum + Math.abs(w), 0);
-    const where = place - fact === 1 ? `, right behind “${vocabulary[list[fact - 1]]} ${vocabulary[right]}”` : place === fact ? ", which is the answer" : "";
-    const look = ` Head ${top + 1} looks most, by ${percent(share)}, at “${place === 0 ? "start" : vocabulary[list[place]]}”${where}.`;
-    const compare = state.variant || order !== "all" ? ` Trained with all terms the model has ${percent(whole)}.` : "";
-    return `${what} ${right_}${best === right ? "" : `; it would say “${vocabulary[best]}”`}.${look}${compare}`;
+    const where = place - fact === 1 ? `, directly after “${vocabulary[list[fact - 1]]} ${vocabulary[right]}”` : place === fact ? ", which is the answer" : "";
+    const look = ` Head ${top + 1} has its largest weight, ${percent(share)}, at “${place === 0 ? "start" : vocabulary[list[place]]}”${where}.`;
+    const compare = state.variant || order !== "all" ? ` With all terms, as trained, it has ${percent(whole)}.` : "";
+    return `${what} ${right_}${best === right ? "" : `; the most probable word is “${vocabulary[best]}”`}.${look}${compare}`;
   }
 
   function update() {
@@ -265,7 +265,7 @@
     if (state.read >= list.length) state.read = -1;
     const order = ORDERS[state.order];
     $("order").value = state.order;
-    const said = state.variant ? "as your text says" : order === "all" ? "all" : order === 0 ? "order 0" : `orders 0 to ${order}`;
+    const said = state.variant ? "custom" : order === "all" ? "all" : order === 0 ? "order 0" : `orders 0 to ${order}`;
     $("order-text").textContent = said;
     $("order").setAttribute("aria-valuetext", said);
     bars($("answer"), list, cut, right);
@@ -279,7 +279,7 @@
     [...$("heads").children].forEach((button, i) => button.setAttribute("aria-pressed", String(i === state.head)));
     if (document.activeElement !== $("variant")) $("variant").value = own.text;
     if (document.activeElement !== $("sentence")) $("sentence").value = state.text;
-    $("trained").textContent = `The weights in use were trained with “${own.model.attention}”. Everything else uses the same weights without training them again.`;
+    $("trained").textContent = `The weights in use were trained with “${own.model.attention}”. All variants use the same weights without retraining.`;
     document.body.dataset.ready = "yes";
     toAddress();
   }

@@ -1,8 +1,8 @@
-//! How many orders of the exponential softmax's success needs.
+//! The order of the exponential series that is needed to match the success of softmax.
 //!
-//! The rule: orders are looked at upwards from 0, and the first whose success probability in closed form reaches [`LEAST`] is taken. It
-//! does not depend on draws, which are reported beside it. Success does not grow with the order for ever: from
-//! (1 + a_0)^p ≈ n on, a power sees the spike of D_0 as well.
+//! Rule: orders are tried upwards from 0, and the first whose success probability in closed form reaches [`LEAST`] is taken. It
+//! does not depend on draws, which are reported in addition. Success does not increase with the order indefinitely: from
+//! (1 + a_0)^p ≈ n on, a power also detects the spike of D_0.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,18 +10,18 @@ use super::curve::check_draws;
 use super::{DRAWS, Network, Pair, Point, Setting, usual_m};
 use crate::Error;
 
-/// The success that an order has to reach.
+/// The required success probability.
 pub const LEAST: f64 = 0.9;
-/// The last order that is looked at.
+/// The highest order that is tried.
 pub const MOST: u32 = 4096;
 
-/// A network for each order.
+/// A family of networks, one per order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Series {
-    /// The exponential up to an order.
+    /// The exponential series up to an order.
     Taylor,
-    /// One power alone.
+    /// A single power.
     Power,
 }
 
@@ -29,7 +29,7 @@ impl Series {
     /// Both.
     pub const ALL: [Series; 2] = [Series::Taylor, Series::Power];
 
-    /// That of this order.
+    /// The network of this order.
     pub fn network(self, order: u32) -> Network {
         match self {
             Series::Taylor => Network::Taylor(order),
@@ -37,7 +37,7 @@ impl Series {
         }
     }
 
-    /// As in files.
+    /// Name in files.
     pub fn name(self) -> &'static str {
         match self {
             Series::Taylor => "taylor",
@@ -49,13 +49,13 @@ impl Series {
 /// The smallest order that reaches [`LEAST`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BridgePoint {
-    /// Of which networks.
+    /// The family of networks.
     pub series: Series,
-    /// Where.
+    /// The setting.
     pub setting: Setting,
-    /// ln n / ln(1 + a_1): from there on, a power gives row j3 half of all weight.
+    /// ln n / ln(1 + a_1): from this order on, a power gives row j3 half of the total weight.
     pub predicted: f64,
-    /// `None` where no order up to [`MOST`] reaches it.
+    /// `None` if no order up to [`MOST`] reaches it.
     pub order: Option<u32>,
     /// Success at this order.
     pub point: Option<Point>,
@@ -63,7 +63,7 @@ pub struct BridgePoint {
     pub below: Option<f64>,
 }
 
-/// The smallest orders over lists of a_1 and n.
+/// The smallest orders over grids of a_1 and n.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bridge {
     /// Rows.
@@ -72,11 +72,11 @@ pub struct Bridge {
     pub a1: Vec<f64>,
     /// Vectors of the readout, or [`usual_m`] of each n.
     pub m: Option<usize>,
-    /// The rest of a setting; its n, m and a_1 are not looked at.
+    /// The rest of a setting; its n, m and a_1 are ignored.
     pub rest: Setting,
-    /// Draws at the order that is found.
+    /// Number of draws at the selected order.
     pub draws: u64,
-    /// Of the draws.
+    /// Seed of the draws.
     pub seed: u64,
 }
 
@@ -89,7 +89,7 @@ impl Default for Bridge {
 }
 
 impl Bridge {
-    /// By a_1, then n, then series. Fails before anything is computed.
+    /// By a_1, then n, then series. Invalid settings fail before any computation.
     pub fn run(&self) -> Result<Vec<BridgePoint>, Error> {
         check_draws(self.draws)?;
         let setting = |a1, n| Setting { n, a1, m: self.m.unwrap_or_else(|| usual_m(n)), ..self.rest };
@@ -101,7 +101,7 @@ impl Bridge {
 }
 
 impl BridgePoint {
-    /// Looks for it by the rule above, then simulates that many draws there.
+    /// Finds the order by the rule above, then simulates this many draws.
     pub fn find(series: Series, setting: &Setting, draws: u64, seed: u64) -> Result<BridgePoint, Error> {
         let mut below = None;
         let mut order = None;

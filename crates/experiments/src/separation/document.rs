@@ -1,4 +1,4 @@
-//! Successes and orders for people.
+//! Document of success probabilities and orders.
 
 use serde::{Deserialize, Serialize};
 use termwise_report::{Block, Cell, Document, Documented, Section, Table, Tone, thousands};
@@ -6,17 +6,17 @@ use termwise_report::{Block, Cell, Document, Documented, Section, Table, Tone, t
 use super::{BridgePoint, Compared, ComparedOrder, FEW, LEAST, MOST, Point, Reference, Series, Setting, Verdict};
 use super::{bridge_figure, success_figure};
 
-/// What was computed.
+/// The results.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Separation {
-    /// What it rests on.
+    /// The basis of the statement.
     pub note: String,
-    /// Of the draws.
+    /// Seed of the draws.
     pub seed: u64,
-    /// The reference figures beside what is computed.
+    /// Comparison with the reference figures.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reference: Option<Reference>,
-    /// Successes.
+    /// Success probabilities.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub points: Vec<Point>,
     /// Smallest orders.
@@ -48,7 +48,7 @@ impl Documented for Separation {
             let heading = format!("Smallest order with a success of at least {LEAST}");
             sections.push(Section::new(heading, vec![Block::Text(text), Block::table("bridge", bridge(&self.bridge)), figure]));
         }
-        Document { title: "Softmax and linear attention, separated".into(), lead: vec![Block::Text(note)], sections }
+        Document { title: "Softmax/linear separation".into(), lead: vec![Block::Text(note)], sections }
     }
 }
 
@@ -58,10 +58,10 @@ fn common(setting: &Setting) -> String {
 }
 
 fn rule() -> String {
-    format!("Orders are looked at upwards from 0; the first whose probability in closed form reaches {LEAST} is taken, none beyond {MOST}.")
+    format!("Orders are tried upwards from 0 to {MOST}; the first whose probability in closed form reaches {LEAST} is taken.")
 }
 
-/// Exact probability, share of draws and its interval.
+/// Exact probability, success rate of the draws and its interval.
 fn shares(point: &Point) -> [Cell; 4] {
     [point.exact, point.share.success, point.share.low, point.share.high].map(|x| Cell::Number(x, 4))
 }
@@ -76,7 +76,7 @@ fn points(points: &[Point]) -> Table {
     table
 }
 
-/// As it was asked for.
+/// As requested.
 fn shortest(x: f64) -> Cell {
     let digits = x.to_string().split_once('.').map_or(0, |(_, digits)| digits.len());
     Cell::Number(x, digits)
@@ -149,9 +149,9 @@ fn of_reference(reference: &Reference, seed: u64) -> Vec<Section> {
     let [agrees, chance, differs] = [Verdict::Agrees, Verdict::Chance, Verdict::Differs].map(count);
     let tone = if differs == 0 { Tone::Good } else { Tone::Bad };
     let about = format!(
-        "Reference figures have two digits and an unknown number of draws: \"chance\" is outside the interval, or another order, but within what \
-         {FEW} draws give in 95 % of cases; with 300, 0.70 at m = 5 would differ. All 24 orders are met by m = ⌊log₂(n/0.01)⌋, which was found by \
-         looking for an m that fits them. exact is the probability in closed form."
+        "Reference figures have two digits and an unknown number of draws: \"chance\" is outside the interval, or another order, but within the \
+         95 % interval of {FEW} draws; with 300, 0.70 at m = 5 would differ. All 24 orders match with m = ⌊log₂(n/0.01)⌋, which was found by \
+         a search for an m that fits them. exact is the probability in closed form."
     );
     let verdict =
         Block::badge(tone, format!("{agrees} agree"), format!("with the reference figures, {chance} within chance, {differs} differ"));

@@ -1,12 +1,12 @@
 //! The success probability in closed form.
 //!
-//! F > 0 as soon as one y_i responds. Given the column of row j3, the y_i are independent, so with p_0 the probability that one responds on
+//! F > 0 if any y_i responds. Given the column of row j3, the y_i are independent. With p_0 the probability that one responds on
 //! D_0, and p_01 that it responds on either,
 //!
 //! P(success) = (1 − p_0)^m − (1 − p_01)^m.
 //!
-//! A response depends on three signs and on how many rows have −1. Columns of the identity have q or q + 1 rows, so this is a sum
-//! over two binomial counts; the response falls with the count, so that the inner sum is one value of a distribution function.
+//! A response depends on three signs and on the number of rows with −1. Columns of the identity have q or q + 1 rows, so this is a sum
+//! over two binomial counts. The response decreases with the count, so the inner sum is one value of a distribution function.
 
 use super::{Pair, Setting, Signs};
 
@@ -16,7 +16,7 @@ impl Pair {
         let Setting { n, d, .. } = self.setting;
         let (copies, extra) = self.setting.copies();
         let short = d - 2 - extra;
-        // Row j3 lies in a column with one row more, or in another.
+        // Row j3 is in a column with one more row, or in another.
         let long_rows = extra as u64 * (copies + 1);
         let mut probability = 0.0;
         if long_rows > 0 {
@@ -28,10 +28,10 @@ impl Pair {
         probability
     }
 
-    /// Given that row j3 shares its column with `own` rows, beside `long` columns of `copies` + 1 rows and `short` ones of `copies`.
+    /// Given that row j3 shares its column with `own` rows, with `long` other columns of `copies` + 1 rows and `short` ones of `copies`.
     fn given(&self, copies: u64, long: usize, short: usize, own: u64) -> f64 {
         let (long, short) = (binomial(long), binomial(short));
-        // At least how many of the short columns' distribution: P(count < k).
+        // Distribution function of the short columns: P(count < k).
         let below: Vec<f64> = std::iter::once(0.0)
             .chain(short.iter().scan(0.0, |sum, p| {
                 *sum += p;
@@ -57,7 +57,7 @@ impl Pair {
     }
 }
 
-/// Of a predicate that holds up to some number below `count` and then no more.
+/// The first index below `count` at which a monotonic predicate is false.
 fn first_false(count: usize, holds: impl Fn(usize) -> bool) -> usize {
     let (mut low, mut high) = (0, count);
     while low < high {

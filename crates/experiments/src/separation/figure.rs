@@ -1,10 +1,10 @@
-//! Success and orders as pictures.
+//! Figures of success probabilities and orders.
 
 use termwise_report::{Axis, Chart, Figure, Layer, Line, Mark, Scale, Unit};
 
 use super::{BridgePoint, LEAST, Network, Point, RECONSTRUCTION, Series};
 
-/// What a sweep goes over, in the order in which it is chosen for the axis.
+/// The variables of a sweep, in the order in which one is chosen for the axis.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Variable {
     N,
@@ -58,8 +58,8 @@ impl Variable {
     }
 }
 
-/// The shares of draws that are told apart, over n if there are several n, otherwise over a_1, m, d or the order; a line for each network and
-/// each value of what else varies. Lines go through the simulated shares; their intervals are in the points.
+/// The success rates over n if there are several n, otherwise over a_1, m, d or the order; one line per network and
+/// per value of the other variables. Lines connect the simulated rates; the points have intervals.
 pub fn success_figure(points: &[Point]) -> Figure {
     let axis = Variable::ALL.into_iter().find(|variable| variable.values(points).len() > 1).unwrap_or(Variable::N);
     let mut names: Vec<String> = Vec::new();
@@ -68,13 +68,13 @@ pub fn success_figure(points: &[Point]) -> Figure {
             names.push(name);
         }
     }
-    // The first colour is for what others are compared with.
+    // The first colour is for the baseline.
     names.sort_by_key(|name| !name.starts_with("softmax"));
     let first = !names.first().is_some_and(|name| name.starts_with("softmax")) as usize;
     let line = |(i, line_name): (usize, &String)| {
         let own = points.iter().filter(|point| name(point, axis, points) == *line_name);
         let places = own.flat_map(|point| match axis.of(point) {
-            // What has no order is the same at all of them.
+            // A network without an order is constant over orders.
             x if x.is_nan() => axis.values(points).iter().map(|&x| (x, point.share.success)).collect(),
             x => vec![(x, point.share.success)],
         });
@@ -92,7 +92,7 @@ pub fn success_figure(points: &[Point]) -> Figure {
     let chart = Chart {
         title: format!("Success against {}{fixed}", axis.symbol()),
         x: Axis { label: axis.label().into(), scale, unit: Unit::Number },
-        y: Axis { label: "share of draws with F = 0 on D₀ and F > 0 on D₁".into(), scale: Scale::Linear, unit: Unit::Number },
+        y: Axis { label: "fraction of draws with F = 0 on D₀ and F > 0 on D₁".into(), scale: Scale::Linear, unit: Unit::Number },
         layers,
     };
     let mut description = format!("This is {RECONSTRUCTION}. ");
@@ -106,11 +106,11 @@ pub fn success_figure(points: &[Point]) -> Figure {
             description += &format!("{name}: {:.2} at {symbol} = {from}, {:.2} at {symbol} = {to}. ", first.1, last.1);
         }
     }
-    let title = "Which networks tell a spike from none (a reconstruction)".into();
+    let title = "Success of networks in detecting the spike (a reconstruction)".into();
     Figure { title, description: description.trim_end().into(), panels: vec![chart.into()] }
 }
 
-/// The network and what else tells points with one place on the axis apart.
+/// The network and the other variables that distinguish points at one position of the axis.
 fn name(point: &Point, axis: Variable, points: &[Point]) -> String {
     let mut name = match point.network {
         Network::Power(_) if axis == Variable::Order => "power".to_owned(),
@@ -118,7 +118,7 @@ fn name(point: &Point, axis: Variable, points: &[Point]) -> String {
         network => network.to_string(),
     };
     for variable in [Variable::N, Variable::Spike, Variable::M, Variable::D] {
-        // m by its default follows n, and is then no variable of its own.
+        // The default m follows n, and is then not a separate variable.
         let varies = |other: &Point| other.setting.n == point.setting.n && variable.of(other) != variable.of(point);
         if variable != axis && points.iter().any(varies) {
             name += &format!(", {} = {}", variable.symbol(), Unit::Number.format(variable.of(point)));
@@ -127,7 +127,7 @@ fn name(point: &Point, axis: Variable, points: &[Point]) -> String {
     name
 }
 
-/// What is the same for all points.
+/// The variables with the same value for all points.
 fn fixed(points: &[Point], axis: Variable) -> String {
     let same = [Variable::N, Variable::Spike, Variable::D, Variable::M].into_iter().filter(|variable| *variable != axis);
     let text = same.filter_map(|variable| match variable.values(points).as_slice() {
@@ -137,7 +137,7 @@ fn fixed(points: &[Point], axis: Variable) -> String {
     text.collect()
 }
 
-/// Smallest orders with a success of at least [`LEAST`] against n, for each a_1, beside ln n / ln(1 + a_1).
+/// Smallest orders with a success of at least [`LEAST`] over n, for each a_1, with ln n / ln(1 + a_1).
 pub fn bridge_figure(points: &[BridgePoint]) -> Figure {
     let mut spikes: Vec<f64> = points.iter().map(|point| point.setting.a1).collect();
     spikes.sort_by(f64::total_cmp);
@@ -159,8 +159,8 @@ pub fn bridge_figure(points: &[BridgePoint]) -> Figure {
         let marks = taylor.last().map(|&(x, y)| Layer::Mark(Mark { x, y, label: format!("{y}"), color: 3 }));
         let lines = [
             Line { name: "ln n / ln(1 + a₁)".into(), color: 0, dashed: false, points: line(Series::Taylor, &|point| point.predicted) },
-            Line { name: "power p alone".into(), color: 2, dashed: false, points: power },
-            // Above the other: they often coincide.
+            Line { name: "single power p".into(), color: 2, dashed: false, points: power },
+            // Drawn last: they often coincide.
             Line { name: "Taylor, orders 0..p".into(), color: 3, dashed: true, points: taylor },
         ];
         Chart {
@@ -171,6 +171,6 @@ pub fn bridge_figure(points: &[BridgePoint]) -> Figure {
         }
     };
     let panels = spikes.into_iter().map(chart).map(Into::into).collect();
-    let title = "Orders of the exponential that success needs (a reconstruction)".into();
+    let title = "Order of the exponential series required for success (a reconstruction)".into();
     Figure { title, description: description.trim_end().into(), panels }
 }

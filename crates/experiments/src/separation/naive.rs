@@ -1,4 +1,4 @@
-//! F as it is defined: matrices of n × d and n × n, row by row. Takes time and memory in proportion to n²; [`Pair`](super::Pair) is tested
+//! F by definition: matrices of n × d and n × n, row by row. Time and memory are O(n²); [`Pair`](super::Pair) is tested
 //! against it.
 
 use super::output::SLACK;

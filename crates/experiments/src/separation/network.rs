@@ -1,4 +1,4 @@
-//! What becomes of a score, and the weights that follow.
+//! The networks: functions of the score, and their weights.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 
-/// Of powers and series.
+/// The highest order of powers and series.
 pub const HIGHEST: u32 = 1_000_000;
 
 /// u as a function of the score.
@@ -24,18 +24,18 @@ pub enum Network {
     Taylor(u32),
 }
 
-/// f of one query: what the keys weigh. All keys but row j3 weigh the same.
+/// f of one query: the weights of the keys. All keys except row j3 have the same weight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Weights {
-    /// On row j3.
+    /// Weight of row j3.
     pub spike: f64,
-    /// On each other row.
+    /// Weight of each other row.
     pub other: f64,
 }
 
 impl Network {
-    /// f for a query whose row sum is `query`·√ln n, where the keys' row sums are (1+a)·√ln n once and √ln n otherwise. Computed from the
-    /// logarithm of u's ratio, since u itself overflows.
+    /// f for a query whose row sum is `query`·√ln n, where one key has the row sum (1+a)·√ln n and the others √ln n. Computed from the
+    /// logarithm of the ratio of u, since u itself overflows.
     pub fn weights(self, n: u64, a: f64, query: f64) -> Weights {
         let x = query * (n as f64).ln();
         let ratio = match self {
@@ -44,13 +44,13 @@ impl Network {
             Network::Power(p) => p as f64 * a.ln_1p(),
             Network::Taylor(p) => ln_series(p, (1.0 + a) * x) - ln_series(p, x),
         };
-        // Dividing by the larger of the two keeps both in range: a ≥ 0 makes the ratio at least one.
+        // Dividing by the larger of the two keeps both in range: for a ≥ 0 the ratio is at least one.
         let other = (-ratio).exp();
         let sum = 1.0 + (n - 1) as f64 * other;
         Weights { spike: 1.0 / sum, other: other / sum }
     }
 
-    /// The order where there is one.
+    /// The order, if there is one.
     pub fn order(self) -> Option<u32> {
         match self {
             Network::Softmax => None,
@@ -59,7 +59,7 @@ impl Network {
         }
     }
 
-    /// One network, or with `taylor=2..5` all orders between.
+    /// One network, or with `taylor=2..5` all orders in between.
     pub fn list(text: &str) -> Result<Vec<Network>, Error> {
         let Some((name, orders)) = text.split_once('=') else { return Ok(vec![text.parse()?]) };
         let Some((first, last)) = orders.split_once("..") else { return Ok(vec![text.parse()?]) };
@@ -68,7 +68,7 @@ impl Network {
         match (first, last) {
             (Network::Power(p), Network::Power(q)) if p <= q => Ok((p..=q).map(Network::Power).collect()),
             (Network::Taylor(p), Network::Taylor(q)) if p <= q => Ok((p..=q).map(Network::Taylor).collect()),
-            _ => Err(Error::Sizes(format!("`{text}` holds no order: write the lower one first, as in taylor=2..5"))),
+            _ => Err(Error::Sizes(format!("`{text}` is an empty range: write the lower order first, as in taylor=2..5"))),
         }
     }
 }
@@ -85,7 +85,7 @@ pub(super) fn ln_series(p: u32, x: f64) -> f64 {
             term /= LARGE;
             scale += LARGE.ln();
         }
-        // Terms fall from k = x on, so that none of the rest would be seen.
+        // Terms decrease from k = x on, so the rest is negligible.
         if k as f64 > x && term < sum * 1e-20 {
             break;
         }
@@ -111,7 +111,7 @@ impl FromStr for Network {
         let (name, order) = text.split_once('=').map_or((text, None), |(name, order)| (name, Some(order)));
         let order = || match order.and_then(|order| order.parse().ok()) {
             Some(p) if p <= HIGHEST => Ok(p),
-            _ => Err(Error::Sizes(format!("`{text}` has no order: write a whole number up to {HIGHEST}, as in {name}=4"))),
+            _ => Err(Error::Sizes(format!("`{text}` has no valid order: write a whole number up to {HIGHEST}, as in {name}=4"))),
         };
         match name {
             "softmax" if name == text => Ok(Network::Softmax),

@@ -4,8 +4,8 @@
 //!
 //! (⟨c_j, y⟩ − τ) / √ln n = ±w·a + b·(1 − 2W) ± c − c − 0.1,
 //!
-//! where W is the weight on rows whose column of the identity has y = −1: w' for each such row, w for row j3. Nothing is subtracted that
-//! cancels: where b = 0.1 and all of y is +1, w·a is left to the last digit.
+//! where W is the weight on rows whose column of the identity has y = −1: w' for each such row, w for row j3. There is no
+//! cancellation: if b = 0.1 and all of y is +1, w·a is accurate to the last digit.
 
 use super::draw::bit;
 use super::{Draw, Network, Setting, Weights};
@@ -20,7 +20,7 @@ pub struct Pair {
     pub(super) setting: Setting,
     /// D_0 and D_1.
     pub(super) sides: [Side; 2],
-    /// Columns of the identity, and those of them that the copy that was cut off reaches.
+    /// Columns of the identity, and the number of them that the truncated copy reaches.
     classes: Vec<u64>,
     long: Vec<u64>,
 }
@@ -31,22 +31,22 @@ pub struct Side {
     a: f64,
     b: f64,
     c: f64,
-    /// Queries other than row j3, and how many there are.
+    /// Queries other than row j3, and their number.
     ordinary: (Weights, f64),
-    /// Row j3 as a query, unless it is like the others.
+    /// Row j3 as a query, unless it equals the others.
     spike: Option<Weights>,
 }
 
-/// What a vector y means for rows: all that F depends on.
+/// The signs of a vector y: everything that F depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signs {
     /// Whether the column of the spike has −1.
     pub spike: bool,
     /// Whether the constant column has −1.
     pub constant: bool,
-    /// Whether the identity's column of row j3 has −1.
+    /// Whether the identity column of row j3 has −1.
     pub own: bool,
-    /// Rows other than j3 whose column of the identity has −1.
+    /// Number of rows other than j3 whose column of the identity has −1.
     pub others: u64,
 }
 
@@ -77,7 +77,7 @@ impl Side {
 }
 
 impl Pair {
-    /// This network in this setting, if the setting makes sense.
+    /// This network in this setting, if the setting is valid.
     pub fn new(network: Network, setting: &Setting) -> Result<Pair, Error> {
         setting.check()?;
         let columns = |count: usize| {
@@ -124,7 +124,7 @@ impl Pair {
 }
 
 impl Setting {
-    /// Whole copies of the identity, and rows of the one that is cut off.
+    /// Complete copies of the identity, and rows of the truncated one.
     pub(super) fn copies(&self) -> (u64, usize) {
         let size = self.d as u64 - 2;
         (self.n / size, (self.n % size) as usize)

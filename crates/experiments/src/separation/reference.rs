@@ -1,23 +1,23 @@
-//! The reference figures of the reconstruction beside what is computed here.
+//! Comparison with the reference figures of the reconstruction.
 //!
-//! Reference figures are rounded to two digits and come from an unstated number of draws. A figure therefore agrees outright where it lies
-//! in the interval of the simulation, widened by its rounding; and it can be a matter of chance where it lies in the 95 % interval of
+//! Reference figures are rounded to two digits and come from an unstated number of draws. A figure agrees if it is
+//! in the interval of the simulation, widened by its rounding. It may be chance if it is in the 95 % interval of
 //! [`FEW`] draws around the probability in closed form.
 //!
-//! Five of the 24 orders differ with m = max(⌈ln(n/0.01)⌉, 15), by one each. All 24 are met by m = ⌊log₂(n/0.01)⌋ = 13, 16, 19, 23, but this
-//! m was found by looking for one that fits these orders: it shows that they are consistent with each other, not how they were made.
+//! With m = max(⌈ln(n/0.01)⌉, 15), five of the 24 orders differ, by one each. All 24 match with m = ⌊log₂(n/0.01)⌋ = 13, 16, 19, 23, but this
+//! m was found by a search for one that fits these orders: it shows that they are consistent with each other, not how they were made.
 
 use serde::{Deserialize, Serialize};
 
 use super::{BridgePoint, LEAST, Network, Pair, Point, Series, Setting, usual_m};
 use crate::Error;
 
-/// A few hundred draws. The choice matters, and was made with the figures at hand: with 300, 0.70 at m = 5 would differ.
+/// A few hundred draws. The choice matters and was made with the figures at hand: with 300, 0.70 at m = 5 would differ.
 pub const FEW: u64 = 200;
-/// Of two digits.
+/// Rounding of two digits.
 const ROUNDING: f64 = 0.005;
 
-/// Network, a_1, n, m (by [`usual_m`] where none is said), success.
+/// Network, a_1, n, m ([`usual_m`] if absent), success.
 const FIGURES: [(Network, f64, u64, Option<usize>, f64); 14] = [
     (Network::Softmax, 0.7, 1000, None, 0.98),
     (Network::Softmax, 3.0, 100, None, 0.99),
@@ -44,40 +44,40 @@ const ORDERS: [(u64, [[u32; 2]; 3]); 4] = [
 ];
 const SPIKES: [f64; 3] = [0.7, 1.0, 3.0];
 
-/// How a reference figure stands to what is computed.
+/// Agreement of a reference figure with the computation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
     /// Equal within the interval of the simulation and the figure's rounding.
     Agrees,
-    /// Outside of that, but within what [`FEW`] draws would give.
+    /// Outside of that, but within the interval of [`FEW`] draws.
     Chance,
     /// Neither.
     Differs,
 }
 
-/// A success that the reference states.
+/// A success probability of the reference.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Compared {
-    /// What the reference says.
+    /// The reference value.
     pub reference: f64,
-    /// How it stands to the point.
+    /// The agreement.
     pub verdict: Verdict,
-    /// What is computed.
+    /// The computed point.
     #[serde(flatten)]
     pub point: Point,
 }
 
-/// A smallest order that the reference states.
+/// A smallest order of the reference.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ComparedOrder {
-    /// What the reference says.
+    /// The reference value.
     pub reference: u32,
-    /// How it stands to the order that is found.
+    /// The agreement.
     pub verdict: Verdict,
     /// The success probability at the reference's order.
     pub at_reference: f64,
-    /// What is computed.
+    /// The computed point.
     #[serde(flatten)]
     pub found: BridgePoint,
 }
@@ -85,14 +85,14 @@ pub struct ComparedOrder {
 /// All reference figures.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reference {
-    /// Successes of softmax over a_1 and n, of linear over n, of softmax over m.
+    /// Success of softmax over a_1 and n, of linear over n, of softmax over m.
     pub figures: Vec<Compared>,
     /// By a_1, then n, then series.
     pub orders: Vec<ComparedOrder>,
 }
 
 impl Reference {
-    /// Computes every figure with that many draws.
+    /// Computes every figure with this many draws.
     pub fn run(draws: u64, seed: u64) -> Result<Reference, Error> {
         let compare = |&(network, a1, n, m, reference): &(Network, f64, u64, Option<usize>, f64)| {
             let setting = Setting { a1, m: m.unwrap_or_else(|| usual_m(n)), ..Setting::of(n) };
@@ -123,7 +123,7 @@ impl ComparedOrder {
         let exact = |order: u32| Ok::<f64, Error>(Pair::new(found.series.network(order), &found.setting)?.exact());
         let at_reference = exact(reference)?;
         let before = exact(reference.saturating_sub(1))?;
-        // Few draws may put the reference's order at or above the bar, and the one before it below.
+        // With few draws the reference's order may be at or above the threshold, and the order below it below.
         let chance = at_reference + noise(at_reference) >= LEAST && before - noise(before) < LEAST;
         let verdict = match found.order {
             Some(order) if order == reference => Verdict::Agrees,

@@ -4,11 +4,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 
-/// n is counted in float64.
+/// n is represented in float64.
 const LARGEST_N: u64 = 1 << 53;
 const LARGEST_D: usize = 1 << 16;
 const LARGEST_M: usize = 1 << 24;
-/// Above this, powers of 1 + a leave float64 even as logarithms of use.
+/// Above this, logarithms of powers of 1 + a are inaccurate in float64.
 const LARGEST_A: f64 = 1e6;
 
 /// D_0, D_1 and the readout.
@@ -24,11 +24,11 @@ pub struct Setting {
     pub a0: f64,
     /// The spike in D_1.
     pub a1: f64,
-    /// Of the identity.
+    /// Scale of the identity.
     pub b: f64,
-    /// Of the constant column; b + c = 1.
+    /// Scale of the constant column; b + c = 1.
     pub c: f64,
-    /// Whether the queries' row sums are all √ln n, as against those of the data themselves.
+    /// Whether the queries' row sums are all √ln n, instead of those of the data.
     pub cross: bool,
 }
 
@@ -38,7 +38,7 @@ pub fn usual_m(n: u64) -> usize {
 }
 
 impl Setting {
-    /// That of the reference figures at this n: a_0 = 0.01, a_1 = 0.7, b = 0.1, c = 0.9, d = 12, m by [`usual_m`], self-attention.
+    /// The setting of the reference figures at this n: a_0 = 0.01, a_1 = 0.7, b = 0.1, c = 0.9, d = 12, m by [`usual_m`], self-attention.
     pub fn of(n: u64) -> Setting {
         Setting { n, d: 12, m: usual_m(n), a0: 0.01, a1: 0.7, b: 0.1, c: 0.9, cross: false }
     }
@@ -48,34 +48,31 @@ impl Setting {
         (self.n as f64).ln().sqrt()
     }
 
-    /// Whether the definitions make sense with these numbers.
+    /// Checks that the values are valid.
     pub fn check(&self) -> Result<(), Error> {
         let Setting { n, d, m, a0, a1, b, c, .. } = *self;
         let say = |text: String| Err(Error::Sizes(text));
         if !(2..=LARGEST_N).contains(&n) {
-            return say(format!("n = {n} cannot be: scores are multiples of ln n, so that n is 2 or more, and at most 2^53"));
+            return say(format!("n = {n} is invalid: scores are multiples of ln n, so n must be 2 or more, and at most 2^53"));
         }
         if !(3..=LARGEST_D).contains(&d) {
-            return say(format!("d = {d} cannot be: a spike, an identity of size d − 2 and a constant need d from 3 to {LARGEST_D}"));
+            return say(format!("d = {d} is invalid: a spike, an identity of size d − 2 and a constant need d from 3 to {LARGEST_D}"));
         }
         if !(1..=LARGEST_M).contains(&m) {
-            return say(format!("m = {m} cannot be: the readout has from 1 to {LARGEST_M} vectors y_i"));
+            return say(format!("m = {m} is invalid: the readout has from 1 to {LARGEST_M} vectors y_i"));
         }
         if !(0.0..0.1).contains(&a0) {
-            return say(format!("a_0 = {a0} cannot be: the spike of D_0 is from 0 to below 0.1"));
+            return say(format!("a_0 = {a0} is invalid: the spike of D_0 must be from 0 to below 0.1"));
         }
         if !(a1 > a0 && a1 <= LARGEST_A) {
-            return say(format!("a_1 = {a1} cannot be: the spike of D_1 is above a_0 = {a0} and at most {LARGEST_A}"));
+            return say(format!("a_1 = {a1} is invalid: the spike of D_1 must be above a_0 = {a0} and at most {LARGEST_A}"));
         }
         if !(b >= 0.0 && c >= 0.0) {
-            return say(format!("b = {b} and c = {c} cannot be: neither is negative"));
+            return say(format!("b = {b} and c = {c} are invalid: both must be nonnegative"));
         }
-        // Decimal fractions that add up to one do so within this.
+        // Tolerance for decimal fractions that sum to one.
         if (b + c - 1.0).abs() > 1e-12 {
-            return say(format!(
-                "b = {b} and c = {c} add up to {} where the row sums need b + c = 1; give one of them and leave out the other",
-                b + c
-            ));
+            return say(format!("b = {b} and c = {c} sum to {}, but b + c = 1 is required; give only one of them", b + c));
         }
         Ok(())
     }

@@ -1,11 +1,11 @@
-//! The closed forms against the definitions, and the figures against the reference.
+//! Closed forms compared with the definitions, and figures with the reference.
 
 use super::*;
 use termwise_base::rng::Rng;
 use termwise_base::threads;
 use termwise_report::Documented;
 
-/// Any network; orders such that the plain computation stays in range.
+/// Any network; orders for which the plain computation is in range.
 fn network(rng: &mut Rng) -> Network {
     let order = rng.below(9) as u32;
     rng.pick(&[Network::Softmax, Network::Linear, Network::Power(order), Network::Taylor(order)])
@@ -32,7 +32,7 @@ fn closed_forms_equal_the_plain_computation() {
         let fast = Pair::new(network, &setting).expect("a setting").outputs(&draw);
         for (fast, a) in fast.into_iter().zip([setting.a0, setting.a1]) {
             let plain = naive::output(network, &setting, a, &draw);
-            // What the plain computation adds up before it subtracts τ; where little is left, its digits are gone.
+            // The sum of the plain computation before τ is subtracted; cancellation loses its digits.
             let summed = setting.n as f64 * setting.m as f64 * (1.1 + a) * setting.length();
             assert!((fast - plain).abs() <= 1e-14 * summed, "{network} {setting:?} {a}: {fast} {plain}");
             if plain > 1e-2 * summed {
@@ -47,7 +47,7 @@ fn closed_forms_equal_the_plain_computation() {
 }
 
 #[test]
-fn every_network_in_self_and_cross_attention_at_every_place_of_the_spike() {
+fn every_network_in_self_and_cross_attention_at_every_position_of_the_spike() {
     let networks = [Network::Softmax, Network::Linear, Network::Power(3), Network::Taylor(5)];
     for (network, cross) in networks.into_iter().flat_map(|network| [(network, false), (network, true)]) {
         // 23 rows in an identity of size 10: the last copy has three.
@@ -81,14 +81,14 @@ fn weights_have_the_stated_closed_forms() {
             close(of(Network::Power(7), query), spike((1.0 + a).powi(7)), "power");
             assert_eq!(of(Network::Power(1), query), of(Network::Linear, query));
             close(of(Network::Power(0), query), 1.0 / rows, "power 0");
-            // A series that is long enough is the exponential.
+            // A long series equals the exponential.
             close(of(Network::Taylor(2000), query), of(Network::Softmax, query), "taylor");
         }
     }
 }
 
 #[test]
-fn weights_stay_in_range_where_their_parts_overflow() {
+fn weights_stay_in_range_if_their_parts_overflow() {
     let networks = [Network::Softmax, Network::Linear, Network::Power(HIGHEST), Network::Taylor(HIGHEST), Network::Taylor(300)];
     for (network, n, a) in
         networks.into_iter().flat_map(|network| [(network, 1u64 << 53, 30.0), (network, 2, 0.0), (network, 1 << 40, 0.09)])
@@ -117,7 +117,7 @@ fn enumerated(network: Network, setting: &Setting) -> f64 {
         for signs in 0..1u32 << setting.d {
             let draw = Draw::of(j3, &[(0..setting.d).map(|k| signs >> k & 1 == 1).collect()]);
             let output = |a| naive::output(network, setting, a, &draw);
-            // Differences of rounding are not positive.
+            // Rounding differences are not positive.
             successes += (output(setting.a0) < 1e-9 && output(setting.a1) > 1e-9) as u64;
         }
     }
@@ -125,7 +125,7 @@ fn enumerated(network: Network, setting: &Setting) -> f64 {
 }
 
 #[test]
-fn the_probability_in_closed_form_is_that_of_all_cases() {
+fn the_closed_form_matches_an_enumeration_of_all_cases() {
     let mut rng = Rng::named(3, "all cases");
     let mut between = 0;
     for _ in 0..60 {
@@ -140,13 +140,13 @@ fn the_probability_in_closed_form_is_that_of_all_cases() {
 }
 
 #[test]
-fn simulated_shares_are_those_of_the_closed_form() {
+fn simulated_rates_match_the_closed_form() {
     let mut rng = Rng::named(8, "shares");
     let (mut inside, mut between) = (0, 0);
     for seed in 0..60 {
         let network = network(&mut rng);
         let mut setting = setting(&mut rng, 200);
-        // Beyond a word of signs, too.
+        // Also with more than one word of signs.
         setting.d = rng.pick(&[3, 12, 64, 65, 66, 130]);
         setting.b = rng.pick(&[0.09, 0.1, 0.12]);
         setting.c = 1.0 - setting.b;
@@ -161,19 +161,19 @@ fn simulated_shares_are_those_of_the_closed_form() {
 }
 
 #[test]
-fn threads_do_not_matter_and_seeds_do() {
+fn results_depend_on_the_seed_and_not_on_threads() {
     let pair = Pair::new(Network::Linear, &Setting { a1: 3.0, ..Setting::of(150) }).expect("a setting");
     let of = |count, seed| threads::pool(count).expect("a pool").install(|| pair.simulate(5000, seed));
     assert_eq!(of(1, 1), of(3, 1));
     assert_ne!(of(1, 1), of(1, 2));
-    // Draws are numbered, and no two are alike.
+    // Draws are indexed, and no two are equal.
     let setting = Setting::of(150);
     let draws: Vec<Draw> = (0..100).map(|index| Draw::new(&setting, 4, index)).collect();
     assert!(draws.iter().enumerate().all(|(i, draw)| *draw == Draw::new(&setting, 4, i as u64) && !draws[..i].contains(draw)));
 }
 
 #[test]
-fn intervals_are_wilsons() {
+fn intervals_are_wilson_intervals() {
     // Newcombe 1998, table I: 81 of 263, 15 of 148, 0 of 20, 1 of 29.
     for (successes, draws, low, high) in
         [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)]
@@ -195,7 +195,7 @@ fn reference_figures_are_reproduced() {
         assert_eq!(row.verdict, expected, "{what}");
         assert!((row.point.exact - row.point.share.success).abs() < 0.02, "{what}: {}", row.point.exact);
     }
-    // That is a close call: 300 draws would hardly give 0.70.
+    // This is close: 300 draws would rarely give 0.70.
     let five = reference.figures.iter().find(|row| row.point.setting.m == 5).expect("a figure at m = 5");
     assert!(five.point.exact - five.reference > 0.005 + 1.96 * (five.point.exact * (1.0 - five.point.exact) / 300.0).sqrt());
     let off: Vec<_> = reference.orders.iter().filter(|row| row.found.order != Some(row.reference)).collect();
@@ -207,7 +207,7 @@ fn reference_figures_are_reproduced() {
             (10_000, 0.7, Series::Power, Some(15)),
             (10_000, 1.0, Series::Power, Some(11)),
             (100_000, 1.0, Series::Taylor, Some(15)),
-            // Linear attention is the power of order 1, and its own reference at this place is 0.92.
+            // Linear attention is the power of order 1, whose reference here is 0.92.
             (100, 3.0, Series::Taylor, Some(1)),
             (100, 3.0, Series::Power, Some(1)),
         ]
@@ -246,13 +246,13 @@ fn the_bridge_grows_like_the_logarithm_of_n() {
         assert!((0.8..1.1).contains(&slope), "{orders:?}");
     }
     assert!(points.iter().all(|point| point.point.is_some_and(|point| point.exact >= LEAST) && point.below.is_some_and(|x| x < LEAST)));
-    // No order tells 0.011 from 0.01.
+    // No order distinguishes 0.011 from 0.01.
     let close = BridgePoint::find(Series::Power, &Setting { a1: 0.011, ..Setting::of(10) }, 10, 1).expect("a setting");
     assert_eq!((close.order, close.point, close.below), (None, None, None));
 }
 
 #[test]
-fn mistakes_are_named() {
+fn mistakes_are_reported() {
     let usual = Setting::of(100);
     for (setting, words) in [
         (Setting { n: 0, ..usual }, "n = 0"),
@@ -282,7 +282,7 @@ fn mistakes_are_named() {
 }
 
 #[test]
-fn results_can_be_read_back() {
+fn results_round_trip() {
     let sweep = Sweep { draws: 50, ..Sweep::over_n(vec![Network::Softmax, Network::Taylor(3)], vec![100, 1000], 1.0) };
     let mut heard = 0;
     let points = sweep.run(&mut |_, count| heard += count).expect("settings");
@@ -297,7 +297,7 @@ fn results_can_be_read_back() {
 }
 
 #[test]
-fn figures_hold_every_line() {
+fn figures_contain_every_line() {
     let points = Sweep { draws: 20, ..Sweep::over_n(vec![Network::Softmax, Network::Power(2)], vec![10, 100], 1.0) };
     let points = Sweep { d: vec![3, 12], ..points }.run(&mut |_, _| {}).expect("settings");
     let svg = success_figure(&points).to_svg();
@@ -312,13 +312,13 @@ fn figures_hold_every_line() {
         termwise_report::Layer::Line(line) if line.name == "softmax" => Some((line.color, line.points.len())),
         _ => None,
     });
-    // In the first colour, and level over all orders.
+    // In the first colour, and constant over all orders.
     assert_eq!(softmax, Some((0, 4)));
     assert!(!success_figure(&[]).to_svg().is_empty() && !bridge_figure(&[]).to_svg().is_empty());
 }
 
 #[test]
-fn what_is_read_again_says_the_same() {
+fn documents_survive_a_json_round_trip() {
     let points = Sweep { draws: 50, ..Sweep::over_n(vec![Network::Softmax, Network::Taylor(3)], vec![10, 100], 0.7) };
     let points = points.run(&mut |_, _| {}).expect("points");
     let bridge = Bridge { n: vec![100], a1: vec![1.0, 0.011], draws: 50, ..Bridge::default() }.run().expect("orders");

@@ -1,10 +1,10 @@
-//! A small HTTP/1.1 server for a page on this machine. Every read, write and wait has a limit.
+//! A small HTTP/1.1 server for a local page. Every read, write and wait has a limit.
 //!
-//! - One request per connection, in a thread of its own. The answer carries `Connection: close`; pipelined requests are discarded.
+//! - One request per connection, in its own thread. The response has `Connection: close`; pipelined requests are discarded.
 //! - The request line and the header fields together have at most [`MAX_HEAD_BYTES`] bytes and arrive within [`READ_TIME`].
-//! - Bodies are never read: nothing that is answered here has one.
+//! - Bodies are never read: no supported request has one.
 //! - At most [`MAX_CONNECTIONS`] are open. A new connection replaces the oldest one whose request has not been accepted yet.
-//! - A panic while a request is answered gives status 500 and ends nothing else.
+//! - A panic while handling a request gives status 500 and affects nothing else.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
@@ -14,19 +14,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Bytes of a request line together with its header fields.
+/// Maximum bytes of a request line with its header fields.
 pub const MAX_HEAD_BYTES: usize = 96 * 1024;
-/// Bytes of a request target, which contains a text to inspect.
+/// Maximum bytes of a request target, which contains a text to inspect.
 pub const MAX_TARGET_BYTES: usize = 64 * 1024;
-/// Header fields of a request.
+/// Maximum number of header fields.
 const MAX_FIELDS: usize = 64;
-/// Connections that are open at the same time.
+/// Maximum number of open connections.
 pub const MAX_CONNECTIONS: usize = 256;
-/// Time from the connection to the end of its header fields.
+/// Time limit from the connection to the end of its header fields.
 pub const READ_TIME: Duration = Duration::from_secs(5);
-/// Time to write an answer.
+/// Time limit for writing a response.
 const WRITE_TIME: Duration = Duration::from_secs(60);
-/// After an answer: closing while unread bytes wait resets the connection, and the client may lose the answer.
+/// Time limit after a response: closing with unread bytes resets the connection, and the client may lose the response.
 const DRAIN_TIME: Duration = Duration::from_millis(500);
 const DRAIN_BYTES: usize = 1024 * 1024;
 /// Interval at which the stop flag is read.
@@ -48,7 +48,7 @@ impl Request {
     }
 }
 
-/// An answer to a request.
+/// A response.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub status: u16,
@@ -59,7 +59,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// A refusal with its reason as plain text.
+    /// An error response with its reason as plain text.
     pub fn refused(status: u16, reason: &str) -> Answer {
         Answer { status, kind: "text/plain; charset=utf-8", body: format!("{reason}\n").into_bytes(), file: None }
     }
@@ -89,15 +89,15 @@ impl Answer {
     }
 }
 
-/// Answers requests.
+/// Handles requests.
 pub(crate) trait Handler: Sync {
-    /// The refusal of a request that may not be answered.
+    /// The error response to a request that is not allowed.
     fn check(&self, request: &Request) -> Result<(), Answer>;
-    /// The answer to a request that passed the check.
+    /// The response to a request that passed the check.
     fn answer(&self, request: &Request) -> Answer;
 }
 
-/// Open connections in the order in which they came.
+/// Open connections in order of arrival.
 #[derive(Default)]
 struct Connections {
     open: BTreeMap<u64, Connection>,
@@ -106,12 +106,12 @@ struct Connections {
 
 struct Connection {
     stream: Arc<TcpStream>,
-    /// Its request passed the check.
+    /// Whether its request passed the check.
     accepted: bool,
 }
 
 impl Connections {
-    /// Registers a connection. Closes the oldest one that is not accepted if there are too many, or returns `None` if all are.
+    /// Registers a connection. If there are too many, closes the oldest one that is not accepted, or returns `None` if all are.
     fn add(&mut self, stream: &Arc<TcpStream>) -> Option<u64> {
         if self.open.len() >= MAX_CONNECTIONS {
             let (&oldest, connection) = self.open.iter().find(|(_, connection)| !connection.accepted)?;
@@ -132,7 +132,7 @@ pub(crate) fn listen(port: u16) -> io::Result<(TcpListener, SocketAddr)> {
     Ok((listener, address))
 }
 
-/// Answers requests until `stop` is set.
+/// Handles requests until `stop` is set.
 pub(crate) fn serve(listener: &TcpListener, handler: &impl Handler, stop: &AtomicBool) {
     let connections = &Mutex::new(Connections::default());
     std::thread::scope(|scope| {
@@ -148,14 +148,14 @@ pub(crate) fn serve(listener: &TcpListener, handler: &impl Handler, stop: &Atomi
         });
         while !stop.load(Ordering::Relaxed) {
             let Ok((stream, _)) = listener.accept() else {
-                // Too many open files, for example: others may close theirs.
+                // For example too many open files: other connections may close.
                 std::thread::sleep(STOP_INTERVAL);
                 continue;
             };
             let stream = Arc::new(stream);
             let Some(id) = lock(connections).add(&stream) else { continue };
             let work = move || {
-                // A client that has closed its connection needs no answer.
+                // A client that has closed its connection needs no response.
                 let _ = converse(&stream, handler, || accept(connections, id));
                 lock(connections).open.remove(&id);
             };
@@ -173,7 +173,7 @@ fn accept(connections: &Mutex<Connections>, id: u64) {
     }
 }
 
-/// Reads a request, writes its answer and closes the connection.
+/// Reads a request, writes its response and closes the connection.
 fn converse(stream: &TcpStream, handler: &impl Handler, accept: impl FnOnce()) -> io::Result<()> {
     let answered = read_request(stream).and_then(|request| {
         let answer = || {
@@ -208,7 +208,7 @@ fn read_request(mut stream: &TcpStream) -> Result<Request, Answer> {
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
             Err(_) => return Err(late()),
         };
-        // Only from where the end can be: the whole is parsed once.
+        // Searches only the new bytes: the request is parsed once.
         let searched = bytes.len().saturating_sub(3);
         bytes.extend_from_slice(&chunk[..count]);
         let ended = |ending: &[u8]| bytes[searched..].windows(ending.len()).any(|window| window == ending);
@@ -223,7 +223,7 @@ fn read_request(mut stream: &TcpStream) -> Result<Request, Answer> {
 }
 
 fn target_too_long() -> Answer {
-    Answer::refused(414, &format!("the address has more than {MAX_TARGET_BYTES} bytes; ask about a shorter text"))
+    Answer::refused(414, &format!("the address has more than {MAX_TARGET_BYTES} bytes; use a shorter text"))
 }
 
 fn parse(bytes: &[u8]) -> Result<Request, Answer> {
@@ -258,7 +258,7 @@ fn write_all(mut stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Discards what the client still sends, up to a limit.
+/// Discards further bytes of the client, up to a limit.
 fn drain(mut stream: &TcpStream) -> io::Result<()> {
     let until = Instant::now() + DRAIN_TIME;
     let (mut chunk, mut left) = ([0; 8 * 1024], DRAIN_BYTES);
@@ -272,7 +272,7 @@ fn drain(mut stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Sets the time-out of a socket to the rest of a period; an error after its end.
+/// Sets the timeout of a socket to the rest of a period; an error after its end.
 fn set_time(until: Instant, set: impl FnOnce(Option<Duration>) -> io::Result<()>) -> io::Result<()> {
     match until.saturating_duration_since(Instant::now()) {
         Duration::ZERO => Err(ErrorKind::TimedOut.into()),
@@ -280,7 +280,7 @@ fn set_time(until: Instant, set: impl FnOnce(Option<Duration>) -> io::Result<()>
     }
 }
 
-/// The value of a mutex, even if a thread panicked while it held the lock.
+/// The value of a mutex, even if a thread panicked with the lock.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_ends_one_request_alone() {
+    fn a_panic_ends_only_one_request() {
         let (listener, address) = listen(0).expect("a port");
         let stop = AtomicBool::new(false);
         let ask = |target: &str| {
@@ -316,7 +316,7 @@ mod tests {
         };
         std::thread::scope(|scope| {
             let server = scope.spawn(|| serve(&listener, &Panics, &stop));
-            // More often than there are places for connections.
+            // More often than the maximum number of connections.
             for _ in 0..MAX_CONNECTIONS + 10 {
                 assert!(ask("/answer").starts_with("HTTP/1.1 500 "));
             }

@@ -1,4 +1,4 @@
-//! Runs as they grow. Each poll reads the metrics that were added and the settings that changed.
+//! Live metrics of runs. Each poll reads new lines of metrics and changed settings.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,15 +11,15 @@ use termwise_train::runs::{Status, find, saved_settings, steps_of};
 
 use crate::serve::Error;
 
-/// How often the folder is searched for new and removed runs. Known runs are read at every request.
+/// Interval at which the directory is searched for new and removed runs. Known runs are read at every request.
 const SEARCH_INTERVAL: Duration = Duration::from_millis(400);
 
-/// The runs of a folder, as far as they have been read.
+/// The runs of a directory, as read so far.
 #[derive(Debug)]
 pub struct Live {
     folder: PathBuf,
     runs: BTreeMap<String, Watched>,
-    /// Counts refreshes that found changes. A client sends the last revision that it has seen.
+    /// Number of refreshes that found changes. A client sends the last revision that it has seen.
     revision: u64,
     /// Revision of the last removal of a run.
     removed: u64,
@@ -38,7 +38,7 @@ struct Watched {
     /// Revision of the last change of settings.
     settings_changed: u64,
     status: Status,
-    /// The last step, and whether the loss of the last evaluation was not finite.
+    /// The last step, and whether the loss of the last evaluation was NaN or infinite.
     last: Option<u64>,
     diverged: bool,
     curves: [Vec<Point>; 3],
@@ -46,7 +46,7 @@ struct Watched {
     changed: u64,
 }
 
-/// Length, time and identity of a file or folder: if these are equal, so is its content.
+/// Length, time and identity of a file or directory. If they are equal, the content is considered equal.
 pub(crate) type Stamp = (u64, Option<SystemTime>, u64);
 
 /// Training loss, held-out loss, loss on the recall tokens of held-out data.
@@ -76,13 +76,13 @@ pub struct News {
 /// Changes of a run.
 #[derive(Debug, Serialize)]
 pub struct RunNews {
-    /// Its path below the folder.
+    /// Its path relative to the directory.
     pub name: String,
     /// Finished, diverged, running or stopped.
     pub status: &'static str,
-    /// Steps in all.
+    /// Total steps.
     pub steps: Option<u64>,
-    /// Of the last line.
+    /// Time of the last line.
     pub tokens_per_second: Option<f64>,
     /// Clients drop points of other generations.
     pub generation: u64,
@@ -94,7 +94,7 @@ pub struct RunNews {
 }
 
 impl Live {
-    /// Reads all runs of a folder.
+    /// Reads all runs of a directory.
     pub fn open(folder: &Path) -> Result<Live, Error> {
         find(folder).map_err(|source| Error::Folder { path: folder.into(), source })?;
         let mut live = Live { folder: folder.into(), runs: BTreeMap::new(), revision: 0, removed: 0, searched: None };
@@ -102,7 +102,7 @@ impl Live {
         Ok(live)
     }
 
-    /// The folder of a run by its name.
+    /// The directory of a run by its name.
     pub fn path(&self, name: &str) -> Option<&Path> {
         self.runs.get(name).map(|run| run.path.as_path())
     }
@@ -117,7 +117,7 @@ impl Live {
         self.runs.values().flat_map(|run| &run.curves).map(Vec::len).sum()
     }
 
-    /// Reads changes. A run that cannot be read stays as it was.
+    /// Reads changes. A run that cannot be read is unchanged.
     pub fn refresh(&mut self) {
         if self.searched.is_none_or(|searched| searched.elapsed() > SEARCH_INTERVAL) {
             self.search();
@@ -136,7 +136,7 @@ impl Live {
     /// Adds new runs and drops removed ones.
     fn search(&mut self) {
         let next = self.revision + 1;
-        // The folder itself may be gone.
+        // The directory itself may have been removed.
         let found = find(&self.folder).unwrap_or_default();
         let before = self.runs.len();
         self.runs.retain(|_, run| found.binary_search(&run.path).is_ok());
@@ -205,11 +205,11 @@ impl Watched {
         }
     }
 
-    /// Whether anything changed.
+    /// Returns whether anything changed.
     fn refresh(&mut self, revision: u64) -> bool {
         let mut new = self.changed == revision;
         new |= self.refresh_settings(revision);
-        // A file that cannot be read is tried again at the next refresh.
+        // A file that cannot be read is retried at the next refresh.
         new |= self.refresh_metrics(revision).unwrap_or(false);
         let status = Status::of(&self.path, self.last, self.steps, self.diverged);
         new |= status != self.status;
@@ -220,7 +220,7 @@ impl Watched {
         new
     }
 
-    /// Whether the settings were read again: a run was resumed with other settings, or another run is in its place.
+    /// Returns whether the settings were read again: a run was resumed with other settings, or replaced.
     fn refresh_settings(&mut self, revision: u64) -> bool {
         let found = stamp(&self.path.join(SETTINGS));
         if found.is_none() || found == self.settings_file {
@@ -238,7 +238,7 @@ impl Watched {
         true
     }
 
-    /// Reads the lines that were added, or all of them if the file is another one. Whether anything changed.
+    /// Reads the new lines, or all of them if the file was replaced. Returns whether anything changed.
     fn refresh_metrics(&mut self, revision: u64) -> termwise_train::Result<bool> {
         let appended = self.metrics.read()?;
         if appended.restarted {
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_added_is_read_once_and_what_is_cut_back_is_read_again() {
+    fn new_lines_are_read_once_and_truncated_files_are_read_again() {
         let folder = tempfile::tempdir().expect("a folder");
         let run = folder.path().join("sweep/a");
         std::fs::create_dir_all(&run).expect("a folder");
@@ -294,7 +294,7 @@ mod tests {
         assert_eq!(first.runs[0].points["train"], (vec![1], vec![3.0]));
         assert_eq!(first.runs[0].settings.as_ref().map(|s| s["attention"].as_str()), Some("softmax"));
         live.refresh();
-        assert!(live.since(first.revision).runs.is_empty(), "half a line is no news");
+        assert!(live.since(first.revision).runs.is_empty(), "an incomplete line is not reported");
 
         let mut file = std::fs::OpenOptions::new().append(true).open(run.join(METRICS)).expect("a file");
         file.write_all(&line(2, 2.5).as_bytes()["{\"kind\":\"tr".len()..]).expect("written");
@@ -319,11 +319,11 @@ mod tests {
         live.refresh();
         let diverged = live.since(cut.revision);
         assert_eq!(diverged.runs[0].status, "diverged");
-        assert!(!diverged.runs[0].points.contains_key("held_out"), "no point where the loss is not finite");
+        assert!(!diverged.runs[0].points.contains_key("held_out"), "no point if the loss is NaN or infinite");
         assert!(Live::open(&folder.path().join("missing")).is_err());
     }
 
-    /// Of a run that is watched: a file is written, and time passes, so that the folder is searched again.
+    /// Refreshes a watched run after a file was written, with enough time for a new search.
     fn refreshed(live: &mut Live) -> News {
         let before = live.revision;
         live.searched = None;
@@ -353,14 +353,14 @@ mod tests {
         let done = refreshed(&mut live);
         assert_eq!((done.runs[0].status, &done.runs[0].points["train"]), ("finished", &(vec![90], vec![1.5])));
 
-        // Another run in its place, whose metrics are longer than those that were read, in the same file.
+        // Replaced by another run, whose metrics are longer than those already read, in the same file.
         std::fs::write(run.join(SETTINGS), "steps = 30\nlr = 0.5\n").expect("a file");
         std::fs::write(run.join(METRICS), (10..=20).map(|step| line(step, 7.0)).collect::<String>()).expect("a file");
         let other = refreshed(&mut live);
         assert_eq!(other.runs[0].settings.as_ref().map(|settings| settings["lr"].as_str()), Some("0.5"));
         assert_eq!((other.runs[0].steps, other.runs[0].status), (Some(30), "stopped"));
         assert!(other.runs[0].generation > done.runs[0].generation);
-        assert_eq!(other.runs[0].points["train"], ((10..=20).collect(), vec![7.0; 11]), "no points of the run before");
+        assert_eq!(other.runs[0].points["train"], ((10..=20).collect(), vec![7.0; 11]), "no points of the previous run");
 
         // Without metrics yet.
         std::fs::remove_file(run.join(METRICS)).expect("removed");
@@ -384,10 +384,10 @@ mod tests {
         let news = refreshed(&mut live);
         assert_eq!((news.count, news.names, news.runs.len()), (1, Some(vec!["b".to_owned()]), 0));
         assert_eq!(refreshed(&mut live).names, None, "reported once");
-        assert_eq!(live.since(first.revision).names, Some(vec!["b".to_owned()]), "also to a client that asks late");
+        assert_eq!(live.since(first.revision).names, Some(vec!["b".to_owned()]), "also for a late client");
         assert!(live.path("a").is_none());
 
-        // Removed and made again between two requests of a client: the client drops the points that it has.
+        // Removed and recreated between two requests of a client: the client drops its points.
         let before = live.revision;
         let generation = first.runs[1].generation;
         std::fs::remove_dir_all(folder.path().join("b")).expect("removed");
@@ -399,7 +399,7 @@ mod tests {
         assert!(again.runs[0].name == "b" && again.runs[0].generation > generation && again.runs[0].settings.is_some());
 
         std::fs::remove_dir_all(folder.path()).expect("removed");
-        assert_eq!((refreshed(&mut live).count, live.since(0).runs.len()), (0, 0), "the folder is gone");
+        assert_eq!((refreshed(&mut live).count, live.since(0).runs.len()), (0, 0), "the directory was removed");
     }
 
     #[cfg(unix)]

@@ -11,22 +11,22 @@ use termwise_train::source::language_of;
 
 use crate::serve::live::{Stamp, stamp};
 
-/// Tokens of a text that are looked at.
+/// Maximum number of tokens of a text.
 pub const MOST: usize = 512;
 
-/// The model of the last request, kept for the next one.
+/// The model of the last request, cached for the next one.
 pub struct Opened {
     folder: PathBuf,
-    /// Of the folder: an overwritten run has other checkpoints under the same names.
+    /// Stamp of the directory: an overwritten run has other checkpoints under the same names.
     stamp: Option<Stamp>,
     model: Model,
     tokenizer: Tokenizer,
 }
 
-/// The answer.
+/// The response.
 #[derive(Debug, Serialize)]
 pub struct Answer {
-    /// Which checkpoint.
+    /// The checkpoint.
     pub model: String,
     /// The text, token by token.
     pub tokens: Vec<String>,
@@ -34,12 +34,12 @@ pub struct Answer {
     pub layers: usize,
     /// Heads of a layer.
     pub heads: usize,
-    /// What was asked for.
+    /// The requested view.
     pub look: HeadLook,
 }
 
 impl Opened {
-    /// The best checkpoint of the run in a folder; `before` if it is still that one.
+    /// The best checkpoint of the run in a directory; `before` if it is unchanged.
     pub fn of_run(run: &Path, before: Option<Opened>) -> Result<Opened, String> {
         let folder = resolve::model(Some(&run.display().to_string())).map_err(|error| error.to_string())?.folder;
         let stamp = stamp(&folder);
@@ -55,17 +55,17 @@ impl Opened {
         Ok(Opened { folder, stamp, model, tokenizer })
     }
 
-    /// A text that the model can say something about: a question of its language, or a line.
+    /// An example text: a question in the model's synthetic language, or a sentence.
     pub fn example(&self) -> String {
         let question = language_of(&self.folder).ok().flatten().and_then(|language| language.question(0).ok().flatten());
         question.map_or_else(|| "Once upon a time there was a little girl, and the little girl".into(), |question| question.text)
     }
 
-    /// What a head does with a text.
+    /// Attention and memory of a head on a text.
     pub fn answer(&self, text: &str, mut request: Request) -> Result<Answer, String> {
         let ids = self.tokenizer.encode(text, true).map_err(|error| error.to_string())?;
         if ids.is_empty() || ids.len() > MOST {
-            return Err(format!("the text has {} tokens; from 1 to {MOST} can be looked at", ids.len()));
+            return Err(format!("the text has {} tokens; it must have 1 to {MOST}", ids.len()));
         }
         request.query = request.query.min(ids.len() - 1);
         let token = |&id: &u32| self.tokenizer.decode(&[id], false).unwrap_or_else(|_| format!("[{id}]"));

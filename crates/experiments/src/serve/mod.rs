@@ -1,11 +1,11 @@
-//! A live page of the runs in a folder.
+//! A live dashboard of the runs in a directory.
 //!
 //! - [`live`]: the metrics of all runs, read as they grow;
 //! - [`look`]: attention and memory of a run's model on a text;
-//! - [`server`]: the page and its requests, for this machine alone and with a token;
+//! - [`server`]: the page and its requests, only for this machine and with a token;
 //! - `http`: the HTTP server below it, with limits on sizes, times and connections.
 //!
-//! Nothing is written. Runs are called by names that the server has found itself, so that no request names a path.
+//! Nothing is written. Requests use names of runs that the server has found itself, so no request contains a path.
 
 mod http;
 pub mod live;
@@ -14,27 +14,27 @@ pub mod server;
 
 pub use server::{Server, Stop};
 
-/// What can go wrong. Each says what was asked, what was found and what to do.
+/// Errors of the server. Each states the request, the finding and the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A folder that cannot be read.
-    #[error("cannot read the folder of runs {}: {source}; name a folder that is there, such as runs", path.display())]
+    /// A directory that cannot be read.
+    #[error("cannot read the directory of runs {}: {source}; name an existing directory, such as runs", path.display())]
     Folder {
-        /// Which.
+        /// The path.
         path: std::path::PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// A port that is not free.
-    #[error("cannot listen on port {port} of this machine: {reason}; choose another one with --port, or leave it out")]
+    /// A port that is not available.
+    #[error("cannot listen on port {port} of this machine: {reason}; choose another one with --port, or omit it")]
     Port {
-        /// Which.
+        /// The port.
         port: u16,
-        /// Why.
+        /// The cause.
         reason: String,
     },
     /// No random numbers for a token.
-    #[error("the system gives no random numbers for a token: {0}")]
+    #[error("cannot get random numbers for a token from the system: {0}")]
     Random(String),
 }

@@ -1,5 +1,5 @@
 "use strict";
-// The live page: asks for what is new, and shows it. Names and settings come from files and are only ever set as text.
+// The live dashboard: polls for changes and shows them. Names and settings come from files and are only set as text.
 (() => {
   const token = new URLSearchParams(location.search).get("token") ?? "";
   const { element, format } = Figures, $ = (id) => document.getElementById(id);
@@ -27,7 +27,7 @@
         run.smoothed = null;
       }
     }
-    // Names of all runs come when some were removed.
+    // The names of all runs are sent if some were removed.
     if (news.names) {
       const known = new Set(news.names);
       for (const name of runs.keys()) if (!known.has(name)) { runs.delete(name); state.shown.delete(name); }
@@ -48,17 +48,17 @@
         document.body.dataset.drawn = String(performance.now() - began);
       }
       const going = [...runs.values()].filter((run) => run.status === "running").length;
-      $("state").textContent = news.count ? `${news.count} runs, ${going} running.` : "There are no runs here yet; `termwise train` makes one.";
+      $("state").textContent = news.count ? `${news.count} runs, ${going} running.` : "No runs yet; start one with `termwise train`.";
       document.body.dataset.ready = "yes";
     } catch (error) {
-      $("state").textContent = `No answer: ${error.message}. The page tries again.`;
+      $("state").textContent = `No response: ${error.message}. Retrying.`;
     }
     setTimeout(poll, EVERY);
   }
 
   // ---- Curves ---------------------------------------------------------------------------------------------------------------------------
 
-  /** Running mean, its beginning without weight. */
+  /** Exponential moving average with bias correction. */
   function smooth({ x, y }, share) {
     if (!share) return { x, y };
     let sum = 0, weight = 0;
@@ -78,7 +78,7 @@
       series.push({ name: run.name, color, dashed: groups.get(group) >= 9, ...smooth(points, share) });
     }
     const spec = { title: "", x: { label: "step", log: false, unit: "number" }, y: { label: "", log: plot?.log ?? false, unit: "number" }, series, rules: [] };
-    if (plot) plot.set(spec); else plot = new Figures.Plot($("plot"), spec, { label: "Curves of the chosen runs" });
+    if (plot) plot.set(spec); else plot = new Figures.Plot($("plot"), spec, { label: "Curves of the selected runs" });
   }
 
   // ---- Table ----------------------------------------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@
   async function look() {
     const run = $("look-run").value;
     if (!run) return;
-    $("look-said").textContent = "Looking…";
+    $("look-said").textContent = "Loading…";
     const values = [["run", run], ["layer", $("look-layer").value], ["head", $("look-head").value], ["order", $("look-order").value], ["query", query]];
     if ($("look-text").value) values.push(["text", $("look-text").value]);
     try {
@@ -181,9 +181,9 @@
     const percent = (x) => format("percent", x, 3);
     $("look-tokens").replaceChildren(...tokens.map((token, s) => {
       const bar = (w) => { const made = element("i"); made.style.height = `${100 * Math.abs(w) / most}%`; return made; };
-      // Keys behind the position asked for and, with a window, those before it.
+      // Keys after the selected position and, with a window, those before it.
       const both = (seen.weights[s] ?? null) === null ? [] : [seen.weights[s], ...(seen.cut_weights ? [seen.cut_weights[s]] : [])];
-      const said = both.length ? both.map(percent).join(" and ") : "not seen";
+      const said = both.length ? both.map(percent).join(" and ") : "masked";
       const button = element("button", { type: "button", "aria-pressed": String(s === seen.query), title: said, "aria-label": `${token}: ${said}` },
         element("span", { class: "bars" }, ...both.map(bar)), element("span", { class: "text" }, token.trim() || "·"));
       button.addEventListener("click", () => { query = s; look(); });
@@ -198,9 +198,9 @@
       ...fact("cache of this head", format("bytes", seen.cache_bytes, 3)), ...fact(seen.window === null ? "state of these orders" : `memory of its ${seen.window} keys`, seen.state_bytes === null ? "none of finite size" : format("bytes", seen.state_bytes, 3)), ...fact("model", model));
     $("look-facts").replaceChildren(list);
     const { terms, cut } = found;
-    if (!terms || !cut) { $("look-spectrum").replaceChildren(element("p", { class: "quiet" }, "This kernel is no series: there is no spectrum.")); spectrum = null; return; }
+    if (!terms || !cut) { $("look-spectrum").replaceChildren(element("p", { class: "quiet" }, "This kernel is not a series, so it has no spectrum.")); spectrum = null; return; }
     const finite = (list) => list.map((x) => (x === null ? NaN : x));
-    const series = [{ name: "error of the output when cut", color: 1, x: seen.orders, y: finite(cut.error) }, { name: "share of the weight that is left", color: 2, dashed: true, x: seen.orders, y: finite(cut.share) }];
+    const series = [{ name: "error of the truncated output", color: 1, x: seen.orders, y: finite(cut.error) }, { name: "fraction of the remaining weight", color: 2, dashed: true, x: seen.orders, y: finite(cut.share) }];
     const spec = { title: "Spectrum", x: { label: "highest order", log: false, unit: "number" }, y: { label: "", log: true, unit: "percent" }, series, rules: [] };
     if (spectrum) spectrum.set(spec); else spectrum = new Figures.Plot($("look-spectrum"), spec, { label: "Spectrum of the head" });
   }

@@ -4,11 +4,11 @@
 //! GET /?token=T                                            the page
 //! GET /news?token=T&since=N                                changes after revision N, as JSON
 //! GET /look?token=T&run=NAME&text=…&layer=&head=&query=&order=    attention and memory, as JSON
-//! GET /export?token=T&run=NAME&run=…                       a page of these runs as one file
+//! GET /export?token=T&run=NAME&run=…                       an HTML report of these runs as one file
 //! ```
 //!
-//! A request must name this machine as host, must not come from a page of another origin, and must have the token. Answers are marked as
-//! not to be cached, framed or read by other origins.
+//! A request must have the Host header of this machine, must not come from a page of another origin, and must have the token. Responses
+//! must not be cached, framed or read by other origins.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -31,7 +31,7 @@ const SCRIPT: &str = include_str!("page.js");
 const BODY: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
 
-/// A listening server with the runs that it shows.
+/// A listening server with its runs.
 pub struct Server {
     listener: TcpListener,
     port: u16,
@@ -42,12 +42,12 @@ pub struct Server {
 }
 
 fn json(value: &impl Serialize) -> Answer {
-    let body = serde_json::to_vec(value).expect("texts, numbers and lists are always valid JSON");
+    let body = serde_json::to_vec(value).expect("strings, numbers and lists are always valid JSON");
     Answer { status: 200, kind: "application/json", body, file: None }
 }
 
 impl Server {
-    /// Reads the runs of a folder and listens on a port of this machine; port 0 is any that is free.
+    /// Reads the runs of a directory and listens on a port of this machine; port 0 is any free port.
     pub fn open(folder: &Path, port: u16) -> Result<Server, Error> {
         let live = Live::open(folder)?;
         let (listener, address) = http::listen(port).map_err(|error| Error::Port { port, reason: error.to_string() })?;
@@ -61,23 +61,23 @@ impl Server {
         Ok(Server { listener, port, token, live: Mutex::new(live), opened: Mutex::new(None), page: page.to_html() })
     }
 
-    /// Where the page is, with the token.
+    /// The address of the page, with the token.
     pub fn address(&self) -> String {
         format!("http://127.0.0.1:{}/?token={}", self.port, self.token)
     }
 
-    /// How many runs there are.
+    /// Number of runs.
     pub fn runs(&self) -> usize {
         lock(&self.live).count()
     }
 
-    /// Answers requests until `stop` is set.
+    /// Handles requests until `stop` is set.
     pub fn run(&self, stop: &Stop) {
         http::serve(&self.listener, self, stop);
     }
 
     fn look(&self, run: &str, text: Option<&str>, ask: LookRequest) -> Answer {
-        let Some(path) = lock(&self.live).path(run).map(Path::to_owned) else { return Answer::refused(404, "there is no such run") };
+        let Some(path) = lock(&self.live).path(run).map(Path::to_owned) else { return Answer::refused(404, "no such run") };
         let mut opened = lock(&self.opened);
         let model = match Opened::of_run(&path, opened.take()) {
             Ok(model) => model,
@@ -96,7 +96,7 @@ impl Server {
         let live = lock(&self.live);
         let paths: Option<Vec<_>> = runs.map(|run| live.path(run).map(Path::to_owned)).collect();
         drop(live);
-        let Some(paths) = paths.filter(|paths| !paths.is_empty()) else { return Answer::refused(404, "there is no such run") };
+        let Some(paths) = paths.filter(|paths| !paths.is_empty()) else { return Answer::refused(404, "no such run") };
         match crate::reproduce::of_folders(&paths, Path::new("")) {
             Ok(page) => {
                 Answer { status: 200, kind: "text/html; charset=utf-8", body: page.to_html().into_bytes(), file: Some("runs.html") }
@@ -109,19 +109,19 @@ impl Server {
 impl Handler for Server {
     fn check(&self, request: &Request) -> Result<(), Answer> {
         if !["GET", "HEAD"].contains(&request.method.as_str()) {
-            return Err(Answer::refused(405, "only GET is answered; nothing can be changed here"));
+            return Err(Answer::refused(405, "only GET is allowed; this server is read-only"));
         }
-        // Another name that leads here would let a page of that name read the answers.
+        // Another host name that resolves here would let a page of that name read the responses (DNS rebinding).
         let hosts = [format!("127.0.0.1:{}", self.port), format!("localhost:{}", self.port)];
         let own_host = |host: &[u8]| hosts.iter().any(|own| own.as_bytes() == host);
         if request.values("Host").count() != 1 || !request.values("Host").all(own_host) {
-            return Err(Answer::refused(403, "this is a page of this machine, and was asked for by another name"));
+            return Err(Answer::refused(403, "Host header not allowed; use the address that `termwise serve` has printed"));
         }
         let own_origin = |origin: &[u8]| origin.strip_prefix(b"http://").is_some_and(own_host);
-        // A link that leads here is "none" or "cross-site" with a navigation; scripts of other pages are neither.
+        // A link to this page is "none" or "cross-site" with a navigation; scripts of other pages are neither.
         let own_site = |site: &[u8]| [&b"none"[..], b"same-origin"].contains(&site);
         if !request.values("Origin").all(own_origin) || !request.values("Sec-Fetch-Site").all(own_site) {
-            return Err(Answer::refused(403, "pages of another origin are not answered"));
+            return Err(Answer::refused(403, "requests from pages of another origin are not allowed"));
         }
         let (_, query) = parts(&request.target);
         let given = query.iter().find(|(key, _)| key == "token").map_or("", |(_, token)| token.as_str());
@@ -141,7 +141,7 @@ impl Handler for Server {
                 let mut live = lock(&self.live);
                 live.refresh();
                 let news = live.since(since);
-                // The lock is not held while the answer is written.
+                // The lock is released before the response is written.
                 drop(live);
                 json(&news)
             }
@@ -152,12 +152,12 @@ impl Handler for Server {
                 self.look(first("run").unwrap_or_default(), first("text"), ask)
             }
             "/export" => self.export(query.iter().filter(|(key, _)| key == "run").map(|(_, value)| value.as_str())),
-            _ => Answer::refused(404, "there is no such page"),
+            _ => Answer::refused(404, "no such page"),
         }
     }
 }
 
-/// In a time that does not say how much of it is right.
+/// Compares in constant time.
 fn same(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |sum, (a, b)| sum | (a ^ b)) == 0
 }

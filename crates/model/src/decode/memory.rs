@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn states_larger_than_the_available_memory_are_refused() {
+    fn states_larger_than_the_available_memory_are_rejected() {
         let text = r#"{"vocab_size": 29, "hidden_size": 512, "intermediate_size": 40, "num_hidden_layers": 4, "num_attention_heads": 8}"#;
         let config = Config::from_json_str(text, "test").expect("valid");
         let options = DecoderOptions::default().memory(MemoryPolicy::Truncate(2));

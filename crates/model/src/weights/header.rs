@@ -134,7 +134,7 @@ pub(super) fn to_bytes<'a>(
 }
 
 fn as_json<T: serde::Serialize + ?Sized>(value: &T) -> String {
-    serde_json::to_string(value).expect("texts and numbers under text keys always have a JSON form")
+    serde_json::to_string(value).expect("strings and numbers under string keys always have a JSON form")
 }
 
 fn damaged(problem: String) -> Error {
@@ -207,12 +207,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_parsed_or_refused(bytes in vec(any::<u8>(), 0..200)) {
+        fn arbitrary_bytes_are_parsed_or_rejected(bytes in vec(any::<u8>(), 0..200)) {
             let _ = parse(&bytes);
         }
 
         #[test]
-        fn any_entries_are_parsed_or_refused(
+        fn arbitrary_entries_are_parsed_or_rejected(
             tensors in vec(r#""[a-c]":\{"dtype":"(F32|U8|F4)","shape":\[(0|[1-9][0-9]{0,18})?\],"data_offsets":\[0,[1-9][0-9]{0,18}\]\}"#, 0..3)
         ) {
             let json = format!("{{{}}}", tensors.join(","));
@@ -221,26 +221,26 @@ mod tests {
         }
 
         #[test]
-        fn valid_files_are_read_as_the_format_crate_reads_them(bytes in valid()) {
+        fn valid_files_match_the_safetensors_crate(bytes in valid()) {
             prop_assert!(ours(&bytes).is_some());
             prop_assert_eq!(ours(&bytes), theirs(&bytes));
         }
 
         #[test]
-        fn truncated_files_are_refused(bytes in valid(), keep in 0.0..1.0f64) {
+        fn truncated_files_are_rejected(bytes in valid(), keep in 0.0..1.0f64) {
             let keep = (bytes.len() as f64 * keep) as usize;
             prop_assert!(parse(&bytes[..keep]).is_err());
         }
 
         #[test]
-        fn flipped_bits_never_panic_and_are_judged_as_the_format_crate_does(mut bytes in valid(), place in 0.0..1.0f64, bit in 0..8u32) {
+        fn flipped_bits_never_panic_and_match_the_safetensors_crate(mut bytes in valid(), place in 0.0..1.0f64, bit in 0..8u32) {
             let place = (bytes.len() as f64 * place) as usize;
             bytes[place] ^= 1 << bit;
             prop_assert!(has_duplicate_name(&bytes) || ours(&bytes) == theirs(&bytes));
         }
 
         #[test]
-        fn written_headers_are_read_back(names in proptest::collection::btree_set("\\PC{1,8}", 1..5), shape in vec(0usize..5, 0..3)) {
+        fn written_headers_round_trip(names in proptest::collection::btree_set("\\PC{1,8}", 1..5), shape in vec(0usize..5, 0..3)) {
             let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
             let mut bytes = to_bytes(names.iter().map(|name| (name.as_str(), &shape[..])), Dtype::F16, &metadata).unwrap();
             prop_assert_eq!(bytes.len() % 8, 0);
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn an_overflowing_total_length_is_refused() {
+    fn an_overflowing_total_length_is_rejected() {
         let step = 1usize << 60;
         let tensors =
             (0..15).map(|i| format!(r#""t{i:02}":{{"dtype":"U8","shape":[{step}],"data_offsets":[{},{}]}}"#, i * step, (i + 1) * step));

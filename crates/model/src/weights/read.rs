@@ -294,7 +294,7 @@ fn shards_of(index: Value) -> Result<BTreeMap<String, BTreeSet<String>>> {
         let Value::String(shard) = shard else {
             return Err(Error::KeyType { key: format!("weight_map.{name}"), expected: "the name of a shard", found: show(shard) });
         };
-        // A backslash is a path separator on some systems, so it is refused on all.
+        // A backslash is a path separator on some systems, so it is rejected on all.
         let plain = matches!(Path::new(shard).components().collect::<Vec<_>>()[..], [Component::Normal(only)] if only == shard.as_str());
         if !plain || shard.contains('\\') || shard.contains('\0') {
             return Err(Error::ShardName { shard: shard.clone() });

@@ -28,7 +28,7 @@ pub struct NamedTensor<'a> {
 pub struct WriteOptions {
     /// The type of all tensors.
     pub dtype: FloatType,
-    /// The largest number of tensor bytes per file; `None` writes a single file. A larger tensor gets a file of its own.
+    /// The largest number of tensor bytes per file; `None` writes a single file. A larger tensor gets its own file.
     pub max_shard_bytes: Option<u64>,
     /// Metadata of the file. Other tools expect `format` to be `pt`.
     pub metadata: BTreeMap<String, String>,
@@ -74,7 +74,7 @@ pub fn write<'a>(folder: impl AsRef<Path>, tensors: impl IntoIterator<Item = Nam
     // Readers prefer the single file, so one from an earlier call would hide these shards.
     let stale = folder.join(SINGLE_FILE);
     match std::fs::remove_file(&stale) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove the older", stale)(error)),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove the old file", stale)(error)),
         _ => Ok(()),
     }
 }

@@ -1,4 +1,4 @@
-//! Configurations as people write them, right and wrong.
+//! Valid and invalid configurations.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -44,7 +44,7 @@ fn variant(text: &str) -> Variant {
 }
 
 #[test]
-fn defaults_are_those_of_hugging_face() {
+fn defaults_match_hugging_face() {
     let mut value = small();
     for key in
         ["num_key_value_heads", "rms_norm_eps", "rope_theta", "max_position_embeddings", "bos_token_id", "eos_token_id", "torch_dtype"]
@@ -70,7 +70,7 @@ fn explicit_values_are_read() {
 }
 
 #[test]
-fn rope_is_read_in_old_and_new_form() {
+fn rope_is_read_in_old_and_new_format() {
     let llama3 = RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_context: 8192.0 };
     let mut keys = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0});
     keys["original_max_position_embeddings"] = json!(8192);
@@ -93,7 +93,7 @@ fn rope_is_read_in_old_and_new_form() {
 }
 
 #[test]
-fn impossible_rope_is_refused() {
+fn invalid_rope_is_rejected() {
     refused(json!({"rope_scaling": {"rope_type": "ntk", "factor": 2}}), &["rope_scaling.rope_type", "\"ntk\"", "linear", "llama3", "yarn"]);
     refused(json!({"rope_scaling": {"rope_type": "yarn"}}), &["rope_scaling.factor", "missing"]);
     refused(json!({"rope_scaling": {"rope_type": "yarn", "factor": 2, "beta_fast": 1}}), &["beta_fast", "1", "beta_slow", "larger"]);
@@ -124,7 +124,7 @@ fn impossible_rope_is_refused() {
 }
 
 #[test]
-fn other_models_are_refused() {
+fn unsupported_models_are_rejected() {
     refused(json!({"model_type": "gpt2"}), &["model_type", "\"gpt2\"", "llama"]);
     refused(json!({"model_type": 3}), &["model_type", "3"]);
     refused(json!({"model_type": null, "architectures": ["GPT2LMHeadModel"]}), &["architectures", "GPT2LMHeadModel"]);
@@ -140,7 +140,7 @@ fn other_models_are_refused() {
 }
 
 #[test]
-fn qwen2_is_read_and_written_under_its_own_name() {
+fn qwen2_is_read_and_written_with_its_model_type() {
     let qwen2 = |changes: Value| {
         let mut config = with(json!({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}));
         changes.as_object().unwrap().iter().for_each(|(key, value)| config[key] = value.clone());
@@ -174,7 +174,7 @@ fn qwen2_is_read_and_written_under_its_own_name() {
 }
 
 #[test]
-fn a_llama_may_have_biases_in_its_attention() {
+fn llama_supports_attention_biases() {
     let config = read(&with(json!({"attention_bias": true})));
     let list = config.parameter_list().unwrap();
     let biases: Vec<&str> = list.iter().filter_map(|spec| spec.name.strip_prefix("model.layers.1.")?.strip_suffix(".bias")).collect();
@@ -186,7 +186,7 @@ fn a_llama_may_have_biases_in_its_attention() {
 }
 
 #[test]
-fn impossible_sizes_are_refused() {
+fn invalid_sizes_are_rejected() {
     for key in ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"] {
         refused(json!({key: null}), &[key, "missing"]);
         refused(json!({key: "64"}), &[key, "whole number", "\"64\""]);
@@ -209,7 +209,7 @@ fn impossible_sizes_are_refused() {
 }
 
 #[test]
-fn wrong_types_name_the_key() {
+fn type_errors_name_the_key() {
     refused(json!({"rms_norm_eps": "small"}), &["rms_norm_eps", "a number", "\"small\""]);
     refused(json!({"rms_norm_eps": -1}), &["rms_norm_eps", "-1"]);
     refused(json!({"initializer_range": -0.5}), &["initializer_range", "-0.5"]);
@@ -221,7 +221,7 @@ fn wrong_types_name_the_key() {
 }
 
 #[test]
-fn texts_that_are_no_configuration_are_refused() {
+fn invalid_files_are_rejected() {
     for (text, word) in
         [("", "JSON"), ("{", "JSON"), ("[]", "an object"), ("null", "an object"), (r#"{"a": 1, "a": 2}"#, "`a` occurs twice")]
     {
@@ -233,7 +233,7 @@ fn texts_that_are_no_configuration_are_refused() {
 }
 
 #[test]
-fn attention_is_read_by_layer_and_head() {
+fn attention_is_read_per_layer_and_head() {
     let layer = json!({"default": "gate", "heads": {"0": "taylor=0..4", "2-5": "norm"}});
     let map = json!({"default": "softmax", "layers": {"0": "taylor=0..4", "2-3": layer}});
     let config = read(&with(json!({"attention_variant": map})));
@@ -247,13 +247,13 @@ fn attention_is_read_by_layer_and_head() {
     assert_eq!(read(&with(json!({"attention_variant": "norm"}))).uniform_attention(), Some(&variant("norm")));
     assert_eq!(read(&with(json!({"attention_type": "softmax_divS_gatev2"}))).heads(3), vec![variant("gate"); 8]);
     read(&with(json!({"attention_type": "softmax_divS_gate", "attention_variant": "gate"})));
-    // Inherited defaults: softmax for the model, the model's for a layer.
+    // Inherited defaults: softmax for the model, the default of the model for a layer.
     let config = read(&with(json!({"attention_variant": {"layers": {"1": {"heads": {"7": "norm"}}}}})));
     assert_eq!((config.attention.head(1, 6), config.attention.head(1, 7)), (&variant("softmax"), &variant("norm")));
 }
 
 #[test]
-fn impossible_attention_is_refused() {
+fn invalid_attention_is_rejected() {
     let of = |value: Value| json!({"attention_variant": value});
     refused(of(json!("sofmax")), &["`attention_variant`", "softmax"]);
     refused(of(json!(3)), &["attention_variant", "a variant string or an object", "3"]);
@@ -275,7 +275,7 @@ fn impossible_attention_is_refused() {
 }
 
 #[test]
-fn attention_is_set_or_left_alone() {
+fn attention_is_set_or_unchanged_on_error() {
     let mut config = read(&small());
     config.set_attention(variant("norm")).unwrap();
     assert_eq!(config.uniform_attention(), Some(&variant("norm")));
@@ -298,7 +298,7 @@ fn attention_is_set_or_left_alone() {
 }
 
 #[test]
-fn what_is_written_is_what_other_tools_read() {
+fn written_files_are_read_by_other_tools() {
     let config = read(&with(json!({"pad_token_id": 0, "use_cache": true, "note": {"a": [1, 2.5]}})));
     let written: Value = serde_json::from_str(&config.to_json_string()).unwrap();
     for (key, value) in with(json!({"pad_token_id": 0, "use_cache": true, "note": {"a": [1, 2.5]}})).as_object().unwrap() {
@@ -310,10 +310,10 @@ fn what_is_written_is_what_other_tools_read() {
     gate.set_attention(variant("gate")).unwrap();
     let written: Value = serde_json::from_str(&gate.to_json_string()).unwrap();
     assert_eq!(written["attention_variant"], json!(variant("gate").to_string()));
-    // A reader that does not know termwise must not take it for a Llama.
+    // Other tools must not mistake it for a Llama model.
     assert_eq!((&written["model_type"], &written["architectures"]), (&json!("termwise_llama"), &json!(["TermwiseLlamaForCausalLM"])));
     assert_eq!(Config::from_json_str(&gate.to_json_string(), "the test").unwrap(), gate);
-    // By its class alone, and as files were written before: the same model.
+    // Identified only by its class, and as written by earlier builds: the same model.
     for model_type in [Value::Null, json!("llama")] {
         let mut older = written.clone();
         older["model_type"] = model_type;
@@ -333,7 +333,7 @@ fn what_is_written_is_what_other_tools_read() {
 }
 
 #[test]
-fn files_are_written_and_read() {
+fn files_round_trip() {
     let folder = tempfile::tempdir().unwrap();
     let config = read(&with(json!({"attention_variant": {"layers": {"1": "norm"}}, "eos_token_id": [2, 3]})));
     config.write(folder.path()).unwrap();
@@ -388,7 +388,7 @@ fn parameters_are_listed_in_order() {
 
 proptest! {
     #[test]
-    fn reading_what_was_written_gives_the_same_model(
+    fn written_configurations_round_trip(
         entries in proptest::collection::vec((0usize..4, prop::option::of(0usize..8), 0usize..4), 0..12),
         default in 0usize..4, theta in 1.0..1e6f64, eps in 1e-9..1e-3f64, factor in prop::option::of(0.1..64.0f64),
     ) {
@@ -414,7 +414,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_texts_never_panic(place in 0.0..1.0f64, byte in any::<char>()) {
+    fn damaged_files_never_panic(place in 0.0..1.0f64, byte in any::<char>()) {
         let map = json!({"layers": {"1": {"heads": {"2-5": "norm"}}}});
         let scaling = json!({"rope_type": "linear", "factor": 2.0});
         let text = with(json!({"attention_variant": map, "rope_scaling": scaling})).to_string();
@@ -438,12 +438,12 @@ fn attention_of(changes: Value) -> Vec<String> {
     let config = read(&with(changes));
     let written: Value = serde_json::from_str(&config.to_json_string()).unwrap();
     assert_eq!(read(&written), config);
-    assert_eq!(written.get("attention_variant"), None, "the family's own");
+    assert_eq!(written.get("attention_variant"), None, "the attention of the family");
     (0..4).map(|layer| config.heads(layer)[0].to_string()).collect()
 }
 
 #[test]
-fn the_keys_of_a_family_are_the_attention_of_each_layer() {
+fn family_keys_determine_the_attention_of_each_layer() {
     let (plain, near) = ("exp over=sum", "exp window=7 over=sum");
     assert_eq!(attention_of(json!({"model_type": "mistral", "sliding_window": null})), [plain; 4]);
     assert_eq!(attention_of(json!({"model_type": "mistral", "sliding_window": 7})), [near; 4]);
@@ -494,7 +494,7 @@ fn partial_rotary_embeddings_in_old_and_new_keys() {
 }
 
 #[test]
-fn keys_that_contradict_each_other_are_both_named() {
+fn contradicting_keys_are_both_named() {
     let full = json!(["full_attention", "sliding_attention", "full_attention", "full_attention"]);
     for (changes, words) in [
         (json!({"model_type": "qwen3", "layer_types": full, "use_sliding_window": false}), ["layer_types", "use_sliding_window"]),

@@ -1,4 +1,4 @@
-//! Rows of a batch that fail, and the rows beside them.
+//! Failing rows of a batch, and the rows next to them.
 
 use crate::common;
 
@@ -11,7 +11,7 @@ fn decoder(model: &Model, rows: usize) -> Decoder {
     Decoder::new(model.clone(), DecoderOptions::default().rows(rows)).expect("a decoder")
 }
 
-/// A model whose second layer has denominators that some tokens make negative, the more the larger the factor of its queries.
+/// A model whose second layer has denominators that become negative for some tokens, more often with a larger factor of its queries.
 fn fragile(factor: f32) -> Model {
     let mut config = tiny("softmax", 2, true).config;
     config.set_attention_json(&serde_json::json!({"layers": {"1": "taylor=0,1"}})).expect("a map");
@@ -21,14 +21,14 @@ fn fragile(factor: f32) -> Model {
     model
 }
 
-/// A model that computes NaN from token 7 on, without a denominator that could report it.
+/// A model that computes NaN from token 7 on, without a denominator that would report it.
 fn poisoned() -> Model {
     let mut model = tiny("taylor=0..2 over=length", 2, false);
     model.params.get_mut("model.embed_tokens.weight").expect("listed")[7 * 24..8 * 24].fill(f32::NAN);
     model
 }
 
-/// Four texts with the position at which each fails: the first and the third never do.
+/// Four sequences with the position at which each fails; the first and the third never do.
 fn texts(model: &Model) -> Option<Vec<(Vec<u32>, Option<usize>)>> {
     let (mut good, mut bad) = (Vec::new(), Vec::new());
     for seed in 1..150u64 {
@@ -50,7 +50,7 @@ fn texts(model: &Model) -> Option<Vec<(Vec<u32>, Option<usize>)>> {
 }
 
 #[test]
-fn rows_next_to_a_failed_row_are_as_if_they_were_alone() {
+fn rows_next_to_a_failed_row_are_unaffected() {
     let found = [1.0, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0, 20.0].into_iter().find_map(|factor| Some((fragile(factor), texts(&fragile(factor))?)));
     let (model, texts) = found.expect("a factor for which some texts fail and some do not");
     let run = |threads: usize| {
@@ -79,7 +79,7 @@ fn rows_next_to_a_failed_row_are_as_if_they_were_alone() {
             }
             let failed: Vec<usize> = (0..4).filter(|&row| texts[row].1.is_some()).collect();
             assert_eq!(failed.len(), failures.len());
-            // A failed row is refused until it is cleared, and then it is as new.
+            // A failed row is rejected until it is cleared; then it is like new.
             for &row in &failed {
                 let mut next = [None; 4];
                 next[row] = Some(1);
@@ -106,7 +106,7 @@ fn rows_next_to_a_failed_row_are_as_if_they_were_alone() {
 }
 
 #[test]
-fn logits_after_a_row_without_numbers_are_new() {
+fn logits_after_a_nan_row_are_fresh() {
     let model = poisoned();
     let mut batch = decoder(&model, 3);
     batch.prefill_rows(&[1, 2, 3, 4, 5, 6], &[2, 2, 2]).expect("prompts");
@@ -121,7 +121,7 @@ fn logits_after_a_row_without_numbers_are_new() {
             assert_eq!(alone.logits(0).expect("a row"), batch.logits(row).expect("a row"), "row {row} after step {step}");
         }
     }
-    // The call itself changes nothing where a token cannot be.
+    // A call with an invalid token changes nothing.
     let before = [batch.position(0).expect("a row"), batch.position(2).expect("a row")];
     assert!(batch.step_rows(&[Some(1), None, Some(29)]).is_err());
     assert_eq!(before, [batch.position(0).expect("a row"), batch.position(2).expect("a row")]);
@@ -143,7 +143,7 @@ fn prompts_next_to_a_failed_prompt_are_read() {
 }
 
 #[test]
-fn a_switch_that_no_layer_can_make_is_refused_at_construction() {
+fn a_switch_that_no_layer_supports_is_rejected_at_construction() {
     let memory = MemoryPolicy::SwitchToState(2);
     for attention in ["softmax window=8", "softmax window=8 sinks=2"] {
         let error = Decoder::new(tiny(attention, 2, true), DecoderOptions::default().memory(memory)).err();

@@ -1,4 +1,4 @@
-//! Tiny models of other families, made and computed elsewhere: logits, loss, every gradient, generation, and their files written back.
+//! Tiny models of other families with reference values from Transformers: logits, loss, every gradient, generation, and writing.
 
 use crate::common;
 
@@ -11,20 +11,20 @@ use termwise_model::decode::{Decoder, DecoderOptions};
 use termwise_model::weights::{self, Checkpoint, FloatType, NamedTensor, WriteOptions};
 use termwise_model::{AttentionEngine, Batch, Config, Model, SessionOptions};
 
-/// What may be left of gradients that are zero by construction: rounding is all there is.
+/// Bound of gradients that are zero by construction: rounding errors only.
 const ZERO: f64 = 1e-6;
 
 #[test]
-fn families_agree_with_their_reference() {
+fn families_match_the_reference() {
     let Some(folder) = termwise_base::test_skip::shared("families") else { return };
     agree_all(&folder);
 }
 
-/// Cases of the same form in any folder, such as those that `bench/families.py` makes.
+/// Cases of the same format in any directory, such as those made by `bench/families.py`.
 #[test]
-fn other_families_agree_with_their_reference() {
+fn other_families_match_the_reference() {
     let named = std::env::var_os("TERMWISE_FAMILIES");
-    let Some(folder) = termwise_base::test_skip::need("families", "folder of more families, which TERMWISE_FAMILIES would name", named)
+    let Some(folder) = termwise_base::test_skip::need("families", "directory of further families, named by TERMWISE_FAMILIES", named)
     else {
         return;
     };
@@ -81,7 +81,7 @@ fn agree(folder: &Path, problems: &mut Vec<String>) {
     survives_writing(folder, &model);
 }
 
-/// The most probable tokens with a cache are those of running the whole text again for each.
+/// Greedy decoding with a cache gives the same tokens as recomputing the whole sequence for each.
 fn generates_as_recomputed(name: &str, model: &Model, prompt: &[u32], total: usize) {
     let mut ids = prompt.to_vec();
     ids.resize(total, 0);
@@ -94,7 +94,7 @@ fn generates_as_recomputed(name: &str, model: &Model, prompt: &[u32], total: usi
     }
     let mut decoder = Decoder::new(model.clone(), DecoderOptions::default()).expect("a decoder");
     assert_eq!(common::greedy(&mut decoder, prompt, total), ids, "{name}: generated");
-    // bfloat16 is that of the rounded matrices: norms and biases stay as they are.
+    // bfloat16 gives the result of rounded matrices; norms and biases are unchanged.
     let half = DecoderOptions::default().weights(FloatType::Bf16);
     let mut decoder = Decoder::new(model.clone(), half).expect("a decoder");
     decoder.prefill(0, &ids).expect("a text");
@@ -108,14 +108,14 @@ fn generates_as_recomputed(name: &str, model: &Model, prompt: &[u32], total: usi
     assert!(error < 1e-4, "{name}, bfloat16: relative RMS {error:.1e}");
 }
 
-/// Written back, both files say the same, under the family's own names.
+/// Written files have the same content, under the names of the family.
 fn survives_writing(folder: &Path, model: &Model) {
     let copy = tempfile::tempdir().expect("a folder");
     model.write(copy.path(), &Default::default()).expect("written");
     let again = Model::read(copy.path()).expect("read");
     assert_eq!((&again.config, again.params.values()), (&model.config, model.params.values()));
     let [file, written] = [folder, copy.path()].map(|folder| Checkpoint::open(folder).expect("weights"));
-    assert!(file.names().eq(written.names()), "{}: other tensors", folder.display());
+    assert!(file.names().eq(written.names()), "{}: different tensors", folder.display());
     for name in file.names() {
         assert_eq!(file.bytes(name).expect("bytes"), written.bytes(name).expect("bytes"), "{}: {name}", folder.display());
     }

@@ -1,4 +1,4 @@
-//! Writing token by token: against a plain float64 Llama that computes everything anew, across splits, batches, files and memories.
+//! Decoding token by token, compared with a plain float64 Llama that recomputes everything, across splits, batches, files and memory policies.
 
 use crate::common;
 
@@ -9,7 +9,7 @@ use termwise_model::decode::{Decoder, DecoderOptions, MemoryPolicy, SavedSequenc
 use termwise_model::weights::FloatType;
 use termwise_model::{AttentionEngine, Config, Error, Model};
 
-/// Kernels with a state of constant size.
+/// Kernels with a recurrent state of constant size.
 const FINITE: [&str; 10] = [
     "taylor=0..2",
     "taylor=0..4 norm=l2",
@@ -22,7 +22,7 @@ const FINITE: [&str; 10] = [
     "taylor=0..2 over=position norm=layer rope=off",
     "feature=elu scale=1 decay=linear",
 ];
-/// Kernels that need all keys and values.
+/// Kernels with a KV cache.
 const CACHED: [&str; 6] = [
     "softmax",
     "gated_softmax",
@@ -36,7 +36,7 @@ fn options() -> DecoderOptions {
     DecoderOptions::default()
 }
 
-/// Logits after every token, the first `read` of them read at once.
+/// Logits after every token; the first `read` tokens are a prompt.
 fn all_logits(decoder: &mut Decoder, ids: &[u32], read: usize) -> Vec<f32> {
     decoder.clear(0).expect("cleared");
     decoder.prefill(0, &ids[..read]).expect("a prompt");
@@ -49,7 +49,7 @@ fn all_logits(decoder: &mut Decoder, ids: &[u32], read: usize) -> Vec<f32> {
 }
 
 #[test]
-fn float32_writes_what_float64_writes() {
+fn float32_decoding_matches_float64() {
     for attention in FINITE.into_iter().chain(CACHED) {
         let model = tiny(attention, 2, attention.len() % 2 == 0);
         let heads = |layer| model.config.heads(layer);
@@ -93,7 +93,7 @@ fn a_prompt_may_be_split_anywhere() {
 }
 
 #[test]
-fn rows_of_a_batch_are_as_if_they_were_alone() {
+fn rows_of_a_batch_are_independent() {
     for attention in ["taylor=0..2 out norm=rms", "softmax", "linear_elu"] {
         let model = tiny(attention, 2, true);
         let (time, lengths, ends) = (20, [20, 1, 0, 13], [9, 30, 20, 17]);
@@ -101,7 +101,7 @@ fn rows_of_a_batch_are_as_if_they_were_alone() {
         let mut batch = Decoder::new(model.clone(), options().rows(4)).expect("a decoder");
         batch.prefill_rows(&ids, &lengths).expect("prompts");
         let mut written: Vec<Vec<u32>> = vec![Vec::new(); 4];
-        // One row begins late, and each ends at its own time.
+        // One row starts late, and each ends at a different time.
         for step in 0..30 {
             if step == 5 {
                 batch.prefill(2, &ids[40..47]).expect("a late prompt");
@@ -155,7 +155,7 @@ fn bits_do_not_depend_on_the_number_of_threads() {
 }
 
 #[test]
-fn saved_and_loaded_goes_on_as_if_nothing_had_happened() {
+fn a_saved_and_loaded_state_continues_bit_identically() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("state.safetensors");
     let ids = tokens(40, 29, 1);
@@ -178,7 +178,7 @@ fn saved_and_loaded_goes_on_as_if_nothing_had_happened() {
 }
 
 #[test]
-fn files_of_something_else_are_refused_by_naming_both() {
+fn files_of_another_model_are_rejected_and_both_are_named() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("state.safetensors");
     let model = tiny("softmax", 2, true);
@@ -194,7 +194,7 @@ fn files_of_something_else_are_refused_by_naming_both() {
         let before = other.logits(0).expect("a row").to_vec();
         let error = other.load(0, &file).expect_err("refused").to_string();
         assert!(words.iter().all(|word| error.contains(word)), "{error}");
-        assert_eq!((other.position(0).expect("a row"), other.logits(0).expect("a row")), (1, &before[..]), "the row is as it was");
+        assert_eq!((other.position(0).expect("a row"), other.logits(0).expect("a row")), (1, &before[..]), "the row is unchanged");
     };
     let mut other = model.clone();
     other.params.get_mut("model.norm.weight").expect("listed")[3] += 1.0;
@@ -202,7 +202,7 @@ fn files_of_something_else_are_refused_by_naming_both() {
     refuse(&tiny("softmax", 4, true), MemoryPolicy::Auto, &["over 2", "over 4"]);
     refuse(&model, MemoryPolicy::Truncate(2), &["exp over=sum", "taylor=0..2 over=sum"]);
 
-    // Whatever decides the numbers is compared by its key.
+    // Every key that affects the computation is compared.
     let changed = |key: &str, value: serde_json::Value| {
         let mut json: serde_json::Value = serde_json::from_str(&model.config.to_json_string()).expect("JSON");
         json[key] = value;
@@ -215,7 +215,7 @@ fn files_of_something_else_are_refused_by_naming_both() {
     ] {
         refuse(&changed(key, value), MemoryPolicy::Auto, &["saved with another configuration", word]);
     }
-    // And nothing else is.
+    // Other keys are not compared.
     for (key, value) in
         [("initializer_range", serde_json::json!(0.5)), ("eos_token_id", serde_json::json!(3)), ("note", serde_json::json!("x"))]
     {
@@ -232,7 +232,7 @@ fn files_of_something_else_are_refused_by_naming_both() {
     assert!(matches!(decoder.load(1, &file), Err(Error::BatchValue { what: "row", .. })));
     let absent = decoder.load(0, folder.path().join("absent")).expect_err("absent").to_string();
     assert!(absent.contains("absent") && absent.contains("no such file"), "{absent}");
-    // Any value that is not as it was written is found, though it is a number like others.
+    // Any changed value is detected, even if it is a valid number.
     let good = std::fs::read(&file).expect("a file");
     let header = 8 + u64::from_le_bytes(good[..8].try_into().expect("eight bytes")) as usize;
     for at in (header..good.len()).step_by(((good.len() - header) / 40).max(1)) {
@@ -246,10 +246,10 @@ fn files_of_something_else_are_refused_by_naming_both() {
     assert_eq!(decoder.load(0, &file).expect("loaded"), saved);
 }
 
-/// Logits of `exact` up to where the state takes over, of `cut` from there on.
-/// Turning by hand against an oracle: the exact model's keys and values, met by the cut kernel from some position on.
+/// Logits of `exact` up to the switch, of `cut` from there on.
+/// Oracle for the switch: the exact model's keys and values, scored by the truncated kernel from some position on.
 #[test]
-fn bad_input_is_refused() {
+fn invalid_input_is_rejected() {
     let model = tiny("softmax", 2, true);
     let mut decoder = Decoder::new(model.clone(), options().rows(2)).expect("a decoder");
     assert!(matches!(decoder.prefill(0, &[]), Err(Error::EmptyPrompt)));
@@ -292,7 +292,7 @@ fn rows_that_do_not_exist_are_errors() {
     assert!(Decoder::new(tiny("softmax", 2, true), options().rows(1 << 50)).is_err());
 }
 
-/// The model whose matrices have the values that bfloat16 leaves of them.
+/// The model with matrices rounded to bfloat16.
 fn rounded(model: &Model) -> Model {
     let mut rounded = model.clone();
     let layout = model.params.layout().clone();
@@ -304,7 +304,7 @@ fn rounded(model: &Model) -> Model {
 }
 
 #[test]
-fn bfloat16_weights_write_what_their_values_in_float32_write() {
+fn bfloat16_weights_match_their_rounded_values_in_float32() {
     let half = options().weights(FloatType::Bf16);
     let folder = tempfile::tempdir().expect("a folder");
     for attention in ["softmax", "taylor=0..2,coef=learned decay=softplus conv=3", "taylor=0..2 in out post norm=rms"] {
@@ -315,7 +315,7 @@ fn bfloat16_weights_write_what_their_values_in_float32_write() {
             let mut exact = Decoder::new(model.clone(), options()).expect("a decoder");
             let mut copied = Decoder::new(model, half).expect("a decoder");
             let mut opened = Decoder::open(folder.path(), half).expect("a decoder");
-            // One token, few and many at once: each has its own products.
+            // One token, few and many at once: each has a separate matrix product.
             for read in [1, 20, 50] {
                 let ids = tokens(60, 29, read as u32);
                 let found = all_logits(&mut copied, &ids, read);

@@ -8,11 +8,11 @@ use termwise_attention::relative_rms;
 use termwise_model::weights::Checkpoint;
 use termwise_model::{AttentionEngine, Batch, Config, Model};
 
-/// What may be left of gradients that are zero by construction: rounding is all there is.
+/// Bound of gradients that are zero by construction: rounding errors only.
 const ZERO: f64 = 1e-6;
 
 #[test]
-fn every_published_case_agrees() {
+fn every_published_case_matches() {
     let Some(folder) = termwise_base::test_skip::shared("golden") else { return };
     let mut files: Vec<_> = std::fs::read_dir(folder).expect("the folder").map(|entry| entry.expect("an entry").path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "safetensors"));
@@ -62,7 +62,7 @@ fn compare(file: &Path, engine: AttentionEngine, problems: &mut Vec<String>) {
         let largest = expected.iter().fold(0.0, |max, x| x.abs().max(max)) as f64;
         let error = relative_rms(found, expected);
         let absolute = found.iter().zip(expected).fold(0.0, |max, (a, b)| (a - b).abs().max(max)) as f64;
-        // A scale-free norm cancels the gate before it up to its eps: what is left is a difference of numbers a thousand times larger.
+        // A scale-free norm cancels the gate before it up to its eps: the result is a difference of numbers a thousand times larger.
         let zero = largest < ZERO || scale_free && what.contains("out_gate_proj");
         let good = error <= 1e-4 || zero && absolute <= ZERO;
         if !good {

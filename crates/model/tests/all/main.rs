@@ -1,4 +1,4 @@
-//! All tests of the crate that need no process of their own, as one program: what they share is compiled and linked once.
+//! All tests of the crate that do not need their own process, as one executable: shared code is compiled and linked once.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,5 +1,5 @@
-//! What a model remembers while it writes: cut series, caches that turn into states, the end of a context, constant memory, and
-//! numbers that stop it.
+//! Memory during decoding: truncated series, caches that switch to states, the end of a context, constant memory, and
+//! NaN and infinity.
 
 use crate::common;
 
@@ -14,7 +14,7 @@ fn options() -> DecoderOptions {
 }
 
 #[test]
-fn a_cut_model_is_the_model_with_that_attention() {
+fn a_truncated_model_equals_the_model_with_that_attention() {
     let model = tiny("softmax", 2, true);
     for order in [0, 2, 4] {
         let mut config = model.config.clone();
@@ -29,7 +29,7 @@ fn a_cut_model_is_the_model_with_that_attention() {
         let mut decoder = Decoder::new(model.clone(), options().memory(MemoryPolicy::Truncate(order))).expect("a decoder");
         assert_eq!(greedy(&mut decoder, &prompt, 30), expected, "order {order}");
     }
-    // Heads that are not exp stay as they are.
+    // Heads without an exp kernel are unchanged.
     let mut mixed = model.config.clone();
     let map = serde_json::json!({"default": "softmax", "layers": {"1": {"heads": {"2": "linear_elu", "3": "exp clamp=5"}}}});
     mixed.set_attention_json(&map).expect("a map");
@@ -54,7 +54,7 @@ fn a_cut_model_is_the_model_with_that_attention() {
 }
 
 #[test]
-fn each_order_is_nearer_to_the_exact_model() {
+fn each_order_is_closer_to_the_exact_model() {
     let model = tiny("softmax", 2, true);
     let ids = tokens(40, 29, 1);
     let mut exact = Decoder::new(model.clone(), options()).expect("a decoder");
@@ -72,7 +72,7 @@ fn each_order_is_nearer_to_the_exact_model() {
 }
 
 #[test]
-fn a_cache_turns_into_a_state_once_that_is_smaller() {
+fn a_cache_switches_to_a_state_when_that_is_smaller() {
     let model = tiny("softmax", 2, true);
     let ids = tokens(400, 29, 1);
     let memory = MemoryPolicy::SwitchToState(4);
@@ -87,12 +87,12 @@ fn a_cache_turns_into_a_state_once_that_is_smaller() {
             decoder.step(&[Some(id)]).expect("a step");
         }
         if turned_at.is_none() {
-            assert_eq!(decoder.logits(0).expect("a row"), exact.logits(0).expect("a row"), "exact until it turns, position {position}");
+            assert_eq!(decoder.logits(0).expect("a row"), exact.logits(0).expect("a row"), "exact until the switch, position {position}");
             if decoder.switched_layers(0).expect("a row") == 2 {
                 turned_at = Some(position);
                 assert!(
                     before <= state && exact.state_bytes(0).expect("a row") > state,
-                    "turned when the cache became larger, position {position}"
+                    "switched when the cache became larger, position {position}"
                 );
             } else {
                 assert!(exact.state_bytes(0).expect("a row") <= state, "a cache larger than the state, position {position}");
@@ -107,18 +107,18 @@ fn a_cache_turns_into_a_state_once_that_is_smaller() {
     }
     let turned_at = turned_at.expect("a cache that grows must become larger than a state");
     assert!(exact.state_bytes(0).expect("a row") > state && turned_at < 399);
-    // What the second layer was given before differs, so its moments do; the first layer's are the same.
+    // The inputs of the second layer before the switch differ, so its state does; that of the first layer is the same.
     let mut plainly = Decoder::new(model.clone(), options().memory(MemoryPolicy::Truncate(4))).expect("a decoder");
     plainly.prefill(0, &ids).expect("a text");
     let wide: Vec<f64> = plainly.logits(0).expect("a row").iter().map(|&x| x as f64).collect();
-    assert!(relative_rms(cut_decoder.logits(0).expect("a row"), &wide) < TOLERANCE, "stepped and read");
-    assert!(relative_rms(decoder.logits(0).expect("a row"), &wide) < 0.05, "a cut of small scores is near the exact model");
+    assert!(relative_rms(cut_decoder.logits(0).expect("a row"), &wide) < TOLERANCE, "stepped and prefilled");
+    assert!(relative_rms(decoder.logits(0).expect("a row"), &wide) < 0.05, "truncation of small scores is close to the exact model");
     assert_eq!(decoder.remaining_context(0).expect("a row"), None);
 }
 
 #[test]
-fn what_follows_a_turn_is_attention_with_the_cut_kernel_over_exact_keys() {
-    // One layer: its keys and values do not depend on the kernel, so the cut model computed anew is the oracle.
+fn after_a_switch_attention_has_the_truncated_kernel_over_exact_keys() {
+    // One layer: its keys and values do not depend on the kernel, so the recomputed truncated model is the oracle.
     let text = r#"{"vocab_size": 29, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 4,
         "num_key_value_heads": 2, "initializer_range": 0.3, "max_position_embeddings": 4096}"#;
     let model = Model::fresh(Config::from_json_str(text, "one").expect("valid"), 5).expect("a model");
@@ -136,7 +136,7 @@ fn what_follows_a_turn_is_attention_with_the_cut_kernel_over_exact_keys() {
 }
 
 #[test]
-fn the_context_ends_where_keys_are_kept() {
+fn the_context_limit_applies_to_kv_caches() {
     let model = tiny("softmax", 2, true);
     let ids = tokens(70, 29, 1);
     let mut decoder = Decoder::new(model.clone(), options()).expect("a decoder");
@@ -154,7 +154,7 @@ fn the_context_ends_where_keys_are_kept() {
 }
 
 #[test]
-fn windows_take_memory_as_they_fill() {
+fn memory_of_windows_grows_as_they_fill() {
     let ids = tokens(40, 29, 1);
     let mut exact = Decoder::new(tiny("softmax", 2, true), options()).expect("a decoder");
     exact.prefill(0, &ids).expect("a prompt");
@@ -179,7 +179,7 @@ fn windows_take_memory_as_they_fill() {
 }
 
 #[test]
-fn long_texts_take_constant_memory() {
+fn long_sequences_take_constant_memory() {
     let model = tiny("taylor=0..2", 2, true);
     let mut decoder = Decoder::new(model.clone(), options().prefill_chunk(32)).expect("a decoder");
     decoder.prefill(0, &tokens(100, 29, 1)).expect("a prompt");
@@ -193,8 +193,8 @@ fn long_texts_take_constant_memory() {
 }
 
 #[test]
-fn a_denominator_that_is_not_positive_is_named() {
-    // The sum of 1 + x over keys reaches zero once scores are negative enough: large weights make them so.
+fn a_nonpositive_denominator_is_reported() {
+    // The sum of 1 + x over keys reaches zero if scores are negative enough, which large weights cause.
     let mut config = tiny("softmax", 2, true).config;
     config.set_attention_json(&serde_json::json!({"layers": {"1": "taylor=0,1"}})).expect("a map");
     let mut model = tiny("softmax", 2, true).with_attention(config.attention).expect("no further weights");
@@ -210,14 +210,14 @@ fn a_denominator_that_is_not_positive_is_named() {
     };
     assert_eq!((a.layer, b.layer), (1, 1));
     assert_eq!(variant, "taylor=0..1 over=sum");
-    // Reading reports the first head, stepping the first position.
+    // Prefill reports the first head, stepping the first position.
     assert!(a.position <= b.position && a.value <= 0.0, "{stepped}\n{read}");
     let text = stepped.to_string();
     assert!(text.contains(&format!("layer 1, head {}", a.head)) && text.contains(&format!("position {}", a.position)), "{text}");
 }
 
 #[test]
-fn a_logit_that_is_no_number_is_named() {
+fn a_nan_logit_is_reported() {
     let mut model = tiny("taylor=0..2 over=length", 2, true);
     model.params.get_mut("model.norm.weight").expect("listed")[0] = f32::INFINITY;
     let mut decoder = Decoder::new(model.clone(), options()).expect("a decoder");

@@ -18,7 +18,7 @@ const VARIANTS: [&str; 8] = [
 ];
 const ENGINES: [AttentionEngine; 2] = [AttentionEngine::Reference, AttentionEngine::Fused];
 
-/// Labels with some that do not count.
+/// Labels, some of them ignored.
 fn labels(ids: &[u32]) -> Vec<i32> {
     ids.iter().enumerate().map(|(i, &id)| if i % 5 == 2 { -100 } else { (id * 3 + 1) as i32 % 29 }).collect()
 }
@@ -33,7 +33,7 @@ fn gradients_match_finite_differences_of_the_loss() {
         for (kv_heads, tied) in [(4, false), (2, true)] {
             let mut model = tiny(attention, kv_heads, tied);
             if attention.ends_with("cumgate") {
-                // Away from the corner of max(1, Σ), where the loss has no slope.
+                // Away from the kink of max(1, Σ), where the loss is not differentiable.
                 for layer in 0..2 {
                     let name = format!("model.layers.{layer}.self_attn.out_gate_proj.bias");
                     model.params.get_mut(&name).expect("listed").iter_mut().for_each(|b| *b += 4.0);
@@ -42,7 +42,7 @@ fn gradients_match_finite_differences_of_the_loss() {
             let (_, grads) = loss_and_grad(&model, &batch, rows, AttentionEngine::Fused);
             let mut session = model.session(rows, time, SessionOptions::default()).expect("a session");
             for (entry, gradient) in grads.iter() {
-                // Along the gradient itself the loss changes most, so float32 sees the difference best: its slope there is ‖g‖.
+                // Along the gradient the loss changes most, which is the most accurate direction in float32: its slope is ‖g‖.
                 let norm = gradient.iter().map(|&g| (g as f64).powi(2)).sum::<f64>().sqrt();
                 if norm < 1e-4 {
                     continue;
@@ -57,10 +57,10 @@ fn gradients_match_finite_differences_of_the_loss() {
                     }
                     session.loss(&model.params, &batch).expect("a loss").mean()
                 };
-                // Four points: the cubic part of the loss cancels, so the step may be long enough for float32.
+                // Four points: the cubic term cancels, so the step may be large enough for float32.
                 let slope = (8.0 * (at(1.0) - at(-1.0)) - (at(2.0) - at(-2.0))) / (12.0 * step);
                 model.params = start;
-                // The second part is the rounding of the loss over the step.
+                // The second term is the rounding error of the loss divided by the step.
                 assert!(
                     (slope - norm).abs() < 1e-3 * norm + 1e-4,
                     "{attention}, {kv_heads} kv heads, {}: slope {slope:.6}, gradient {norm:.6}",
@@ -91,7 +91,7 @@ fn with_biases(family: &str) -> Model {
 }
 
 #[test]
-fn biases_have_the_gradients_of_finite_differences() {
+fn gradients_of_biases_match_finite_differences() {
     let (rows, time) = (2, 9);
     let ids = tokens(rows * time, 29, 1);
     let labels = labels(&ids);
@@ -105,7 +105,7 @@ fn biases_have_the_gradients_of_finite_differences() {
         for name in names {
             let gradient = grads.get(&name).expect("listed");
             let norm = gradient.iter().map(|&g| (g as f64).powi(2)).sum::<f64>().sqrt();
-            // A bias of k moves all scores of a query alike but for RoPE: its gradient is small, never zero.
+            // A bias of k shifts all scores of a query equally except for RoPE: its gradient is small but not zero.
             assert!(norm > 1e-5, "{family}: {name} has no gradient");
             let step = (0.01 / norm).min(0.05);
             let start = model.params.get(&name).expect("listed").to_vec();
@@ -127,7 +127,7 @@ fn every_parameter_has_a_gradient_at_the_first_step() {
         let model = tiny(attention, 2, false);
         let ids = tokens(24, 29, 1);
         let (_, grads) = loss_and_grad(&model, &Batch::new(&ids, &labels(&ids)), 2, AttentionEngine::Fused);
-        // A gate in front of a scale-free norm cancels: its gradient is zero by construction.
+        // A gate before a scale-free norm cancels: its gradient is zero by construction.
         let cancels = |name: &str| attention.contains("L2norm") && name.contains("out_gate") && !attention.contains("post");
         for (entry, gradient) in grads.iter().filter(|(entry, _)| !cancels(&entry.spec.name)) {
             assert!(gradient.iter().any(|&g| g != 0.0), "{attention}: {} has no gradient", entry.spec.name);
@@ -137,7 +137,7 @@ fn every_parameter_has_a_gradient_at_the_first_step() {
 }
 
 #[test]
-fn gradients_add_up_over_parts_of_a_batch() {
+fn gradients_accumulate_over_micro_batches() {
     let model = tiny("gated_softmax", 2, true);
     let ids = tokens(24, 29, 1);
     let labels = labels(&ids);
@@ -176,7 +176,7 @@ fn bits_do_not_depend_on_the_number_of_threads() {
     }
 }
 
-/// Large enough for products, norms and the head to be shared out among threads.
+/// Large enough for products, norms and the head to be split among threads.
 #[test]
 fn bits_do_not_depend_on_the_number_of_threads_at_a_larger_width() {
     let mut config = tiny("softmax", 2, false).config;
@@ -196,7 +196,7 @@ fn bits_do_not_depend_on_the_number_of_threads_at_a_larger_width() {
 }
 
 #[test]
-fn later_tokens_leave_earlier_logits_bit_identical() {
+fn later_tokens_do_not_change_earlier_logits() {
     let time = 40;
     let ids = tokens(time, 29, 1);
     for attention in VARIANTS {
@@ -244,7 +244,7 @@ fn padded_rows_equal_separate_runs() {
 }
 
 #[test]
-fn padding_sees_nothing() {
+fn padding_does_not_attend_to_the_sequence() {
     let (time, length) = (12, 7);
     let ids = tokens(time, 29, 1);
     let mut changed = ids.clone();
@@ -254,7 +254,7 @@ fn padding_sees_nothing() {
         for engine in ENGINES {
             let [before, after] = [&ids, &changed].map(|ids| logits(&model, ids, Some(&[length]), 1, engine));
             assert!(before[..29] != after[..29], "{attention}, {engine:?}: nothing changed");
-            assert!(before[length * 29..] == after[length * 29..], "{attention}, {engine:?}: padding saw the text");
+            assert!(before[length * 29..] == after[length * 29..], "{attention}, {engine:?}: padding attends to the sequence");
         }
     }
 }
@@ -308,7 +308,7 @@ fn a_tied_head_adds_its_gradient_to_the_embedding() {
 }
 
 #[test]
-fn the_two_engines_agree() {
+fn naive_and_fused_engines_agree() {
     let ids = tokens(2 * 33, 29, 1);
     let labels = labels(&ids);
     for attention in VARIANTS {
@@ -322,10 +322,10 @@ fn the_two_engines_agree() {
 }
 
 #[test]
-fn a_denominator_that_is_not_positive_is_named() {
+fn a_nonpositive_denominator_is_reported() {
     let mut model = tiny("softmax", 4, false);
     model.config.attention.set_layer(1, "feature=relu".parse().expect("a variant"));
-    // Without queries every feature of them is zero, and so is the sum.
+    // With zero queries all features are zero, and so is the sum.
     model.params.get_mut("model.layers.1.self_attn.q_proj.weight").expect("listed").fill(0.0);
     let ids = tokens(8, 29, 1);
     for engine in ENGINES {
@@ -337,10 +337,10 @@ fn a_denominator_that_is_not_positive_is_named() {
 }
 
 #[test]
-fn a_residual_whose_squares_overflow_is_normed_all_the_same() {
+fn a_residual_with_overflowing_squares_is_normalized() {
     let ids = tokens(18, 29, 1);
     let labels = labels(&ids);
-    // Beside such an embedding nothing that the layers add is seen, so its size does not matter.
+    // The contributions of the layers are negligible next to such an embedding, so its size does not matter.
     let loss = |size: f32| {
         let mut model = tiny("softmax", 4, false);
         model.params.get_mut("model.embed_tokens.weight").expect("listed").iter_mut().for_each(|x| *x *= size);
@@ -348,11 +348,11 @@ fn a_residual_whose_squares_overflow_is_normed_all_the_same() {
     };
     let (fits, overflows) = (loss(1e12), loss(1e25));
     assert!((fits - overflows).abs() < 1e-5 * fits, "{fits} {overflows}");
-    assert!((fits - 29f64.ln()).abs() > 1e-3, "a norm of zero would have the loss of guessing");
+    assert!((fits - 29f64.ln()).abs() > 1e-3, "a zero norm would give the loss of a uniform prediction");
 }
 
 #[test]
-fn impossible_batches_are_refused_with_their_place() {
+fn invalid_batches_are_rejected_with_their_position() {
     let model = tiny("softmax", 4, false);
     let mut session = model.session(2, 3, SessionOptions::default()).expect("a session");
     let good = [1, 2, 3, 4, 5, 6];
@@ -368,7 +368,7 @@ fn impossible_batches_are_refused_with_their_place() {
 }
 
 #[test]
-fn nothing_counted_leaves_gradients_alone() {
+fn a_batch_without_labels_does_not_change_gradients() {
     let model = tiny("softmax", 4, false);
     let ids = tokens(6, 29, 1);
     let (loss, grads) = loss_and_grad(&model, &Batch::new(&ids, &[-100; 6]), 2, AttentionEngine::Fused);
@@ -377,7 +377,7 @@ fn nothing_counted_leaves_gradients_alone() {
 }
 
 #[test]
-fn training_sessions_refuse_eviction_and_quantization() {
+fn training_sessions_reject_eviction_and_quantization() {
     for (text, part) in [("softmax window=4 chosen=2", "chosen"), ("softmax window=4 bits=8", "bits")] {
         let model = tiny(text, 2, false);
         for engine in [AttentionEngine::Fused, AttentionEngine::Reference] {
@@ -391,7 +391,7 @@ fn training_sessions_refuse_eviction_and_quantization() {
 }
 
 #[test]
-fn a_session_that_keeps_nothing_computes_the_same_bits() {
+fn forward_only_sessions_are_bit_identical() {
     // Layers with different gates share one set of buffers.
     let mixed = serde_json::json!({"layers": {"0": "gated_softmax", "1": {"heads": {"2": "exp over=length out"}}}});
     for (attention, map) in [("softmax", None), ("gated_softmax_decay", None), ("softmax", Some(mixed))] {
@@ -437,13 +437,13 @@ fn a_session_that_keeps_nothing_computes_the_same_bits() {
 }
 
 #[test]
-fn ranges_and_sizes_that_cannot_be_are_errors() {
+fn invalid_ranges_and_sizes_are_errors() {
     let model = tiny("softmax", 4, false);
     let mut session = model.session(2, 4, SessionOptions::default()).expect("a session");
     session.run(&model.params, &tokens(8, 29, 1), None).expect("a run");
     let mut logits = vec![0.0; 2 * 29];
     session.logits(&model.params, 6..8, &mut logits).expect("the last rows");
-    #[allow(clippy::reversed_empty_ranges, reason = "what is refused")]
+    #[allow(clippy::reversed_empty_ranges, reason = "the invalid range under test")]
     for rows in [10..12, 7..9, 8..10, 5..3, usize::MAX - 1..usize::MAX] {
         let error = session.logits(&model.params, rows.clone(), &mut logits).expect_err("refused").to_string();
         assert!(error.contains(&format!("{}..{}", rows.start, rows.end)) && error.contains('8'), "{error}");
@@ -457,7 +457,7 @@ fn ranges_and_sizes_that_cannot_be_are_errors() {
 }
 
 #[test]
-fn a_configuration_changed_after_its_parameters_were_made_is_refused() {
+fn a_configuration_changed_after_allocation_is_rejected() {
     let changes: [fn(&mut termwise_model::Config); 5] = [
         |config| config.hidden_size = 48,
         |config| config.num_hidden_layers = 1,
@@ -474,19 +474,19 @@ fn a_configuration_changed_after_its_parameters_were_made_is_refused() {
 }
 
 #[test]
-fn a_configuration_of_absurd_sizes_is_refused_before_memory_is_taken() {
+fn oversized_configurations_are_rejected_before_allocation() {
     let text = |vocabulary: u64, layers: usize| {
         format!(
             r#"{{"vocab_size": {vocabulary}, "hidden_size": 64, "intermediate_size": 8, "num_hidden_layers": {layers},
                 "num_attention_heads": 4}}"#
         )
     };
-    // Too many to address, and addressable but far beyond any machine: 72 PB.
+    // Too many to address, and addressable but larger than any machine: 72 PB.
     assert!(termwise_model::Config::from_json_str(&text(u64::MAX / 2, 2), "huge").is_err());
     let config = termwise_model::Config::from_json_str(&text(1 << 48, 2), "large").expect("addressable");
     let error = Model::zeros(config.clone()).expect_err("no such machine").to_string();
     assert!(error.contains("memory"), "{error}");
-    // Products of sizes are checked also where a family stores two matrices as one.
+    // Products of sizes are also checked if a family stores two matrices as one.
     for key in ["intermediate_size", "vocab_size", "hidden_size", "head_dim"] {
         let mut json = serde_json::json!({"model_type": "phi3", "vocab_size": 29, "hidden_size": 64, "intermediate_size": 8,
             "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4});
@@ -494,7 +494,7 @@ fn a_configuration_of_absurd_sizes_is_refused_before_memory_is_taken() {
         json[key] = serde_json::json!(u64::MAX - 1);
         assert!(termwise_model::Config::from_json_str(&json.to_string(), "phi3").is_err(), "{key}");
     }
-    // A file with other shapes is refused for these, without asking for memory.
+    // A file with other shapes is rejected without an allocation.
     let folder = tempfile::tempdir().expect("a folder");
     let small = Model::fresh(termwise_model::Config::from_json_str(&text(29, 1), "small").expect("valid"), 1).expect("a model");
     small.write(folder.path(), &Default::default()).expect("written");
@@ -517,7 +517,7 @@ fn logits_need_the_output_of_a_forward_pass() {
     assert_eq!(logits(&mut session).expect("after a loss"), expected);
     let mut grads = model.params.zeros_like().expect("memory");
     session.loss_and_grad(&model.params, &Batch::new(&ids, &labels), &mut grads).expect("gradients");
-    assert!(matches!(logits(&mut session), Err(Error::NoOutput)), "a backward pass has overwritten it");
+    assert!(matches!(logits(&mut session), Err(Error::NoOutput)), "overwritten by a backward pass");
     session.run(&model.params, &ids, None).expect("a run");
     assert_eq!(logits(&mut session).expect("after a run"), expected);
     assert!(session.run(&model.params, &[29; 8], None).is_err());

@@ -1,4 +1,4 @@
-//! A real trained model: its logits and what it writes.
+//! A trained model: its logits and its generated text.
 
 use crate::common;
 
@@ -7,7 +7,7 @@ use termwise_attention::relative_rms;
 use termwise_model::decode::{Decoder, DecoderOptions};
 use termwise_model::{AttentionEngine, Model, SessionOptions};
 
-/// The prompt and the most probable tokens after it, every token by running the model over the whole text.
+/// The prompt and its greedy continuation, recomputing the whole sequence for every token.
 fn recompute(model: &Model, prompt: &[u32], total: usize, engine: AttentionEngine) -> Vec<u32> {
     let mut session = model.session(1, total, SessionOptions::default().engine(engine)).expect("a session");
     let mut logits = vec![0.0; model.config.vocab_size];
@@ -22,7 +22,7 @@ fn recompute(model: &Model, prompt: &[u32], total: usize, engine: AttentionEngin
 }
 
 #[test]
-fn stories260k_says_what_it_said_elsewhere() {
+fn stories260k_matches_the_reference_completion() {
     let Some(folder) = termwise_base::test_skip::shared("data/stories260K") else { return };
     let model = Model::read(&folder).expect("the model");
     let text = std::fs::read_to_string(folder.join("expected.json")).expect("expected.json");
@@ -49,7 +49,7 @@ fn stories260k_says_what_it_said_elsewhere() {
 }
 
 #[test]
-fn a_model_written_and_read_again_is_the_same() {
+fn a_model_round_trips_through_files() {
     let Some(folder) = termwise_base::test_skip::shared("data/stories260K") else { return };
     let model = Model::read(&folder).expect("the model");
     let copy = tempfile::tempdir().expect("a folder");

@@ -1,4 +1,4 @@
-//! Weights read and written, whole and damaged.
+//! Reading and writing of weights, intact and damaged.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -47,7 +47,7 @@ fn with_dtype(dtype: FloatType) -> WriteOptions {
 }
 
 #[test]
-fn every_type_comes_back() {
+fn every_type_round_trips() {
     let data = values(12);
     for dtype in FloatType::ALL {
         let folder = tempdir().unwrap();
@@ -62,9 +62,9 @@ fn every_type_comes_back() {
     assert!("int8".parse::<FloatType>().unwrap_err().contains("float32, float16 or bfloat16"));
 }
 
-/// Values are read in pieces, the last of which is shorter.
+/// Values are read in chunks, the last of which is shorter.
 #[test]
-fn large_tensors_come_back() {
+fn large_tensors_round_trip() {
     let data: Vec<f32> = (0..600_001).map(|i| (i % 251) as f32 / 16.0).collect();
     for dtype in [FloatType::F32, FloatType::Bf16] {
         let folder = tempdir().unwrap();
@@ -76,7 +76,7 @@ fn large_tensors_come_back() {
 }
 
 #[test]
-fn a_file_that_is_cut_while_it_is_open_is_an_error() {
+fn a_file_truncated_while_open_is_an_error() {
     let folder = tempdir().unwrap();
     let data = vec![1.0; 100_000];
     let tensors =
@@ -106,7 +106,7 @@ fn float64_and_int64_are_read() {
 }
 
 #[test]
-fn reading_asks_for_the_right_tensor_and_buffer() {
+fn reading_checks_name_shape_and_buffer() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("some.safetensors");
     write_file(&path, [NamedTensor { name: "layer.weight", shape: &[2, 3], data: &values(6) }], &WriteOptions::default()).unwrap();
@@ -123,7 +123,7 @@ fn reading_asks_for_the_right_tensor_and_buffer() {
 }
 
 #[test]
-fn numbers_that_are_none_are_named() {
+fn nan_and_infinity_are_reported() {
     for (bad, word) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf"), (f32::NEG_INFINITY, "-inf")] {
         let folder = tempdir().unwrap();
         let mut data = values(6);
@@ -149,13 +149,13 @@ fn numbers_that_are_none_are_named() {
         write(folder.path(), [NamedTensor { name: "w", shape: &[1], data: &huge }], &with_dtype(FloatType::Bf16)),
         &["`w`", "bfloat16"],
     );
-    // The refused write left the earlier file and no other.
+    // The rejected write left the earlier file and no other.
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     assert_eq!(Checkpoint::open(folder.path()).unwrap().info("w").unwrap().shape, [2]);
 }
 
 #[test]
-fn damaged_files_are_refused() {
+fn damaged_files_are_rejected() {
     let folder = tempdir().unwrap();
     let damaged = |header: &str, data: usize, words: &[&str]| {
         let error = Checkpoint::open(file(&folder, header, &vec![0; data])).unwrap_err().to_string();
@@ -190,7 +190,7 @@ fn damaged_files_are_refused() {
 }
 
 #[test]
-fn places_without_weights_are_named() {
+fn paths_without_weights_are_reported() {
     let folder = tempdir().unwrap();
     refused(Checkpoint::open(folder.path()), &[&folder.path().display().to_string(), SINGLE_FILE, INDEX_FILE]);
     refused(Checkpoint::open(folder.path().join("x.safetensors")), &["x.safetensors", "no weights"]);
@@ -219,7 +219,7 @@ fn change_index(folder: &Path, change: impl Fn(&mut Value)) {
 fn shards_are_written_and_read() {
     let folder = tempdir().unwrap();
     write(folder.path(), [NamedTensor { name: "old", shape: &[1], data: &[1.0] }], &WriteOptions::default()).unwrap();
-    // Bytes: 12, 24, 36, 48, 60, 72, 84. Cut at 80: [12, 24, 36], [48], [60], [72], [84].
+    // Bytes: 12, 24, 36, 48, 60, 72, 84. Split at 80: [12, 24, 36], [48], [60], [72], [84].
     sharded(folder.path(), 80);
     let mut files: Vec<String> = std::fs::read_dir(folder.path()).unwrap().map(|f| f.unwrap().file_name().into_string().unwrap()).collect();
     files.sort();
@@ -237,14 +237,14 @@ fn shards_are_written_and_read() {
             assert_eq!(checkpoint.read(&name).unwrap(), (shape, data));
         }
     }
-    // A limit that everything fits in makes one file, and it is the one that is read.
+    // If everything fits within the limit, one file is written, and it is the one that is read.
     sharded(folder.path(), 336);
     assert!(folder.path().join(SINGLE_FILE).is_file());
     assert_eq!(Checkpoint::open(folder.path()).unwrap().path(), folder.path().join(SINGLE_FILE));
 }
 
 #[test]
-fn indices_that_lie_are_refused() {
+fn invalid_indices_are_rejected() {
     let folder = tempdir().unwrap();
     let path = folder.path();
     sharded(path, 80);
@@ -300,7 +300,7 @@ fn weights_and_configuration_that_disagree_are_reported() {
 
     let other = [spec("model.embed_tokens.weight", &[3, 4]), spec("model.norm.weight", &[3]), spec("lm_head.weight", &[4, 4])];
     refused(checkpoint.check(&other), &["model.safetensors", "`model.norm.weight`", "[3]", "[12]", "1 more"]);
-    // Another shape than the embedding's: not a copy of it.
+    // Another shape than that of the embedding: not a copy of it.
     refused(checkpoint.check(&[spec("model.embed_tokens.weight", &[4, 3]), norm.clone()]), &["1 tensor is not used", "`lm_head.weight`"]);
     refused(checkpoint.check(&[embedding.clone(), head.clone()]), &["1 tensor is not used", "`model.norm.weight`"]);
     let missing: Vec<ParamSpec> = (0..8).map(|i| spec(&format!("m{i}"), &[1])).collect();
@@ -312,7 +312,7 @@ fn weights_and_configuration_that_disagree_are_reported() {
 }
 
 #[test]
-fn tensors_that_cannot_be_written_are_refused() {
+fn tensors_that_cannot_be_written_are_rejected() {
     let folder = tempdir().unwrap();
     let write_all = |tensors: &[NamedTensor]| write(folder.path(), tensors.iter().copied(), &WriteOptions::default());
     let tensor = |name, shape, data| NamedTensor { name, shape, data };
@@ -328,7 +328,7 @@ fn tensors_that_cannot_be_written_are_refused() {
 
 #[cfg(unix)]
 #[test]
-fn written_files_are_as_readable_as_others() {
+fn written_files_have_default_permissions() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempdir().unwrap();
     write(folder.path(), [NamedTensor { name: "a", shape: &[1], data: &[1.0] }], &WriteOptions::default()).unwrap();
@@ -341,7 +341,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn any_tensors_come_back_from_any_shards(
+    fn arbitrary_tensors_round_trip_through_shards(
         sizes in proptest::collection::vec((0usize..6, 1usize..6), 1..10),
         most in prop::option::of(0u64..200),
         seed in any::<u32>(),
@@ -381,7 +381,7 @@ proptest! {
 }
 
 #[test]
-fn a_real_model_is_read() {
+fn a_trained_model_is_read() {
     let Some(folder) = termwise_base::test_skip::shared("data/stories260K") else { return };
     let specs = Config::read(&folder).unwrap().parameter_list().unwrap();
     let checkpoint = Checkpoint::open(&folder).unwrap();
@@ -403,7 +403,7 @@ fn a_real_model_is_read() {
 }
 
 #[test]
-fn reference_cases_hold_what_their_variants_ask_for() {
+fn reference_cases_contain_the_tensors_of_their_variants() {
     let Some(folder) = termwise_base::test_skip::shared("golden") else { return };
     let mut seen = 0;
     for entry in std::fs::read_dir(folder).unwrap() {

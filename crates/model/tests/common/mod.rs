@@ -1,13 +1,13 @@
-//! What the tests of whole models share.
+//! Shared utilities for tests of whole models.
 
-#![allow(dead_code, reason = "each test program uses its own part")]
+#![allow(dead_code, reason = "each test program uses some of it")]
 
 pub mod plain;
 
 use termwise_model::decode::Decoder;
 use termwise_model::{AttentionEngine, Batch, Config, Loss, Model, Objective, Params, SessionOptions};
 
-/// How far float32 logits may be from float64 ones: relative RMS.
+/// Tolerance of float32 logits relative to float64: relative RMS error.
 pub const TOLERANCE: f64 = 2e-5;
 
 /// A small model with this attention: 2 layers, width 24, 4 heads over `kv_heads`, vocabulary 29.
@@ -20,7 +20,7 @@ pub fn tiny(attention: &str, kv_heads: usize, tied: bool) -> Model {
     );
     let config = Config::from_json_str(&text, "tiny").expect("a valid configuration");
     let mut model = Model::fresh(config, 1).expect("a fresh model");
-    // Away from the values at which norms and gates start, where errors could cancel.
+    // Away from the initial values of norms and gates, where errors could cancel.
     let wobble = |i: usize| 0.1 * ((i * 37 % 101) as f32 / 50.0 - 1.0);
     let entries = model.params.layout().clone();
     for entry in entries.entries().iter().filter(|entry| !entry.is_matrix()) {
@@ -29,7 +29,7 @@ pub fn tiny(attention: &str, kv_heads: usize, tied: bool) -> Model {
     model
 }
 
-/// Tokens that repeat now and then.
+/// Tokens with some repetitions.
 pub fn tokens(n: usize, vocabulary: u32, seed: u32) -> Vec<u32> {
     (0..n as u32).map(|i| (i * i * 7 + i * 13 * seed + seed * 5 + 3) % vocabulary).collect()
 }
@@ -52,7 +52,7 @@ pub fn logits(model: &Model, ids: &[u32], lengths: Option<&[usize]>, rows: usize
     logits
 }
 
-/// The prompt and the most probable tokens after it.
+/// The prompt and its greedy continuation.
 pub fn greedy(decoder: &mut Decoder, prompt: &[u32], total: usize) -> Vec<u32> {
     decoder.prefill(0, prompt).expect("a prompt");
     let mut ids = prompt.to_vec();

@@ -17,7 +17,7 @@ fn norm(x: &[f64], w: &[f64], eps: f64) -> Vec<f64> {
     x.chunks(w.len()).flat_map(row).collect()
 }
 
-/// Logits [T, V] of a text, with the attention that `heads` gives each layer.
+/// Logits [T, V] of a sequence, with the attention that `heads` gives each layer.
 pub fn logits(model: &Model, heads: impl Fn(usize) -> Vec<Variant>, ids: &[u32]) -> Vec<f64> {
     let config = &model.config;
     let weight = |name: &str| model.params.get(name).expect(name).iter().map(|&x| x as f64).collect::<Vec<f64>>();
@@ -64,7 +64,7 @@ pub fn logits(model: &Model, heads: impl Fn(usize) -> Vec<Variant>, ids: &[u32])
     product(&norm(&x, &weight("model.norm.weight"), config.rms_norm_eps), &weight("lm_head.weight"), c)
 }
 
-/// The prompt and the most probable tokens after it, the whole text computed anew for each.
+/// The prompt and its greedy continuation, recomputing the whole sequence for each token.
 pub fn greedy(model: &Model, heads: impl Fn(usize) -> Vec<Variant> + Copy, prompt: &[u32], total: usize) -> Vec<u32> {
     let mut ids = prompt.to_vec();
     while ids.len() < total {
@@ -74,7 +74,7 @@ pub fn greedy(model: &Model, heads: impl Fn(usize) -> Vec<Variant> + Copy, promp
     ids
 }
 
-/// The first of the largest.
+/// The first index of the largest value.
 pub fn argmax<T: PartialOrd>(values: &[T]) -> u32 {
     (0..values.len()).fold(0, |best, i| if values[i] > values[best] { i } else { best }) as u32
 }

@@ -1,4 +1,4 @@
-//! Panels other than lines, and figures as values and pixels.
+//! Dot plots, points and heat maps, and figures as CSV and PNG.
 
 use crate::sample;
 
@@ -25,7 +25,7 @@ fn chart(layers: Vec<Layer>, scale: Scale) -> Chart {
     Chart { title: "chart".into(), x: axis(), y: axis(), layers }
 }
 
-/// Every figure of the sample page and some that are odd.
+/// Every figure of the sample report, and edge cases.
 fn all() -> Vec<Figure> {
     let map = HeatMap { values: vec![vec![Some(f64::NAN), None], vec![], vec![Some(f64::INFINITY)]], ..sample::heads() };
     vec![
@@ -44,7 +44,7 @@ fn all() -> Vec<Figure> {
 }
 
 #[test]
-fn all_that_is_drawn_can_be_read_and_lies_inside() {
+fn everything_drawn_is_valid_and_inside_the_figure() {
     for figure in all() {
         let text = figure.to_svg();
         assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
@@ -64,7 +64,7 @@ fn all_that_is_drawn_can_be_read_and_lies_inside() {
 }
 
 #[test]
-fn bands_lie_around_their_line_and_are_not_in_the_legend() {
+fn bands_enclose_their_line_and_are_not_in_the_legend() {
     let band = Band {
         name: "seeds".into(),
         color: 2,
@@ -85,7 +85,7 @@ fn bands_lie_around_their_line_and_are_not_in_the_legend() {
 }
 
 #[test]
-fn points_have_whiskers_names_and_shapes() {
+fn points_have_error_bars_labels_and_shapes() {
     let points = |color, y: f64| {
         let point = Point::new(1.0, y).within(y - 1.0, y + 1.0).named(format!("name {color}"));
         Layer::Points(Points { name: format!("series {color}"), color, points: vec![point, Point::new(2.0, y), Point::new(f64::NAN, y)] })
@@ -101,7 +101,7 @@ fn points_have_whiskers_names_and_shapes() {
     assert!(titles.contains(&"series 3, name 3: 1, 12"), "{titles:?}");
     let names: Vec<&str> = classed(&document, "mark").iter().filter_map(|n| n.text()).collect();
     assert_eq!(names, ["name 0", "name 1", "name 2", "name 3", "name 4", "name 5"]);
-    // A shape is its outline from its first corner on.
+    // A shape is its outline relative to its first corner.
     let shape = |node: &Node| {
         let p = numbers(node.attribute("d").expect("a path").trim_end_matches('z'));
         p.chunks(2).map(|c| (((c[0] - p[0]) * 10.0).round() as i64, ((c[1] - p[1]) * 10.0).round() as i64)).collect::<Vec<_>>()
@@ -111,7 +111,7 @@ fn points_have_whiskers_names_and_shapes() {
 }
 
 #[test]
-fn ladders_stand_in_columns_or_rows_and_rules_have_names() {
+fn dot_plots_have_columns_or_rows_and_rules_have_labels() {
     for (long, fixed) in [(false, 1), (true, 0)] {
         let text = sample::dot_plot(long).to_svg();
         let document = Document::parse(&text).expect("XML");
@@ -140,11 +140,11 @@ fn ladders_stand_in_columns_or_rows_and_rules_have_names() {
     let whiskers = classed(&document, "whisker");
     assert_eq!(whiskers.len(), 1, "a value without a spread has none");
     let axis = classed(&document, "axis").into_iter().map(|n| numbers(n.attribute("d").expect("a path"))[1]).next_back();
-    assert_eq!(Some(numbers(whiskers[0].attribute("d").expect("a path"))[1]), axis, "what is below a logarithm ends at the axis");
+    assert_eq!(Some(numbers(whiskers[0].attribute("d").expect("a path"))[1]), axis, "values outside the log scale end at the axis");
 }
 
 #[test]
-fn names_of_rules_keep_away_from_lines() {
+fn rule_labels_avoid_lines() {
     let flat = Line { name: "l".into(), color: 1, dashed: false, points: vec![(0.0, 9.0), (5.0, 3.1), (10.0, 3.1)] };
     let rule = Rule { y: 3.0, label: "a rule".into(), color: 0 };
     let text = of(chart(vec![Layer::Line(flat), Layer::Rule(rule)], Scale::Linear)).to_svg();
@@ -155,7 +155,7 @@ fn names_of_rules_keep_away_from_lines() {
 }
 
 #[test]
-fn cells_say_their_value_and_colours_follow_it() {
+fn cells_have_their_value_as_a_tooltip_and_a_matching_colour() {
     let map = HeatMap {
         title: "<map> & \"more\"".into(),
         x: Names::new("or<der", ["a&b", "c"]),
@@ -183,14 +183,14 @@ fn cells_say_their_value_and_colours_follow_it() {
             .map(|i| ((middle >> (8 * i) & 255) - (i64::from_str_radix(&other[1..], 16).expect("a colour") >> (8 * i) & 255)).abs())
             .sum::<i64>()
     };
-    assert!(near(bar[bar.len() / 2]) < 12, "half-way by ratios");
+    assert!(near(bar[bar.len() / 2]) < 12, "halfway on the log scale");
     let blank = classed(&document, "blank");
     assert_eq!(blank[0].first_element_child().and_then(|n| n.text()), Some("layer 1, or<der c: 0"));
-    // Numbers where they fit, and only there.
+    // Numbers only if they fit.
     assert_eq!(classed(&document, "cell").len(), 3);
     let large = of(sample::spectrum(40, 100)).to_svg();
     assert!(!large.contains("class=\"cell ") && large.len() < 600_000, "{}", large.len());
-    // Beyond the range is its end.
+    // Values outside the range are clamped.
     let text = of(HeatMap { range: Some((1e-2, 1.0)), ..map }).to_svg();
     let document = Document::parse(&text).expect("XML");
     let fills: Vec<&str> =
@@ -199,7 +199,7 @@ fn cells_say_their_value_and_colours_follow_it() {
 }
 
 #[test]
-fn values_come_back_from_csv() {
+fn csv_round_trips_values() {
     fn parse(text: &str) -> Vec<Vec<String>> {
         let (mut rows, mut field, mut row, mut quoted) = (vec![], String::new(), vec![], false);
         let mut chars = text.chars().peekable();
@@ -251,7 +251,7 @@ fn decode(bytes: &[u8]) -> (u32, u32, Vec<[u8; 4]>) {
 }
 
 #[test]
-fn pixels_show_what_the_drawing_has() {
+fn png_pixels_match_the_drawing() {
     for figure in all() {
         let text = figure.to_svg();
         let document = Document::parse(&text).expect("XML");
@@ -263,7 +263,7 @@ fn pixels_show_what_the_drawing_has() {
         if figure.title.is_empty() {
             continue;
         }
-        // Ink where the title stands, none beside it.
+        // Ink at the title, none next to it.
         let dark = |x: std::ops::Range<u32>, y: std::ops::Range<u32>| {
             y.flat_map(|y| x.clone().map(move |x| (y * width + x) as usize)).filter(|&i| pixels[i][0] < 100).count()
         };
@@ -291,14 +291,14 @@ fn pixels_have_the_colours_of_the_theme_and_of_cells() {
         let count = |pixels: &[[u8; 4]]| pixels.iter().filter(|p| **p == rgba).count();
         assert!(count(&light) > 300 && count(&dark) > 300, "{rgba:?}");
     }
-    // A point alone is a dot in both forms.
+    // An isolated point is a dot in both formats.
     let line = Line { name: String::new(), color: 1, dashed: false, points: vec![(1.0, 1.0), (f64::NAN, 1.0), (3.0, 2.0)] };
     let (.., pixels) = decode(&of(chart(vec![Layer::Line(line)], Scale::Linear)).to_png(4.0));
     assert!(pixels.iter().filter(|p| **p == [0x0b, 0x5f, 0xc0, 255]).count() > 80);
 }
 
 #[test]
-fn scales_beyond_reason_are_kept_within_it() {
+fn png_scales_are_clamped() {
     let figure = of(chart(vec![], Scale::Linear));
     for scale in [f64::NAN, f64::INFINITY, -1.0, 0.0, 1e9] {
         let (width, height, _) = decode(&figure.to_png(scale));

@@ -1,4 +1,4 @@
-//! Pages and tables as browsers and other programs read them.
+//! HTML reports and tables as browsers and other programs read them.
 
 use crate::sample;
 
@@ -6,7 +6,7 @@ use roxmltree::{Document as Parsed, Node, ParsingOptions};
 use termwise_report::{Axis, Block, Cell, Document, DotPlot, Estimate, Figure, HeatMap, Scale, Section, Shade, Steps, Table, Tone, Unit};
 
 fn parse(text: &str) -> Parsed<'_> {
-    // The document type is HTML's.
+    // The document type is that of HTML.
     Parsed::parse_with_options(text, ParsingOptions { allow_dtd: true, ..ParsingOptions::default() }).expect("well-formed")
 }
 
@@ -15,7 +15,7 @@ fn named<'a, 'i>(document: &'a Parsed<'i>, name: &str) -> Vec<Node<'a, 'i>> {
 }
 
 #[test]
-fn a_page_needs_nothing_but_itself() {
+fn an_html_report_is_self_contained() {
     let text = sample::page().to_html();
     assert!(!text.contains("http:") && !text.contains("https:") && !text.contains("url(") && !text.contains("@import"));
     assert!(!text.replace(termwise_report::FIGURES, "").contains("NaN") && text == sample::page().to_html());
@@ -37,15 +37,15 @@ fn a_page_needs_nothing_but_itself() {
     assert!(policy.starts_with("default-src 'none'; script-src 'sha256-") && !policy.contains("unsafe"), "{policy}");
     assert_eq!(named(&document, "style").len(), 1, "one sheet for all figures");
     assert_eq!((named(&document, "svg").len(), named(&document, "table").len(), named(&document, "section").len()), (10, 2, 6));
-    assert_eq!(text.matches("<div class=\"in-log\"").count(), 1, "nine figures, one of them by ratios, too");
-    // Links lead to places on the page, and no place has two.
+    assert_eq!(text.matches("<div class=\"in-log\"").count(), 1, "nine figures, one of them with a log form");
+    // Links point to anchors in the document, and anchors are unique.
     let ids: Vec<&str> = document.descendants().filter_map(|n| n.attribute("id")).collect();
     assert!(ids.iter().enumerate().all(|(i, id)| !ids[..i].contains(id)), "{ids:?}");
     for link in named(&document, "a") {
-        let target = link.attribute("href").and_then(|href| href.strip_prefix('#')).expect("a place on the page");
+        let target = link.attribute("href").and_then(|href| href.strip_prefix('#')).expect("an anchor in the document");
         assert!(ids.contains(&target), "{target}");
     }
-    // Every class rule of figures is bound to them.
+    // Every class rule of figures is scoped to figures.
     let css = named(&document, "style")[0].text().expect("rules").to_string();
     let figures = css.split_once("svg.termwise").expect("rules of figures").1;
     assert!(
@@ -67,11 +67,11 @@ fn a_page_needs_nothing_but_itself() {
         .filter(|n| n.attribute("class").is_some_and(|c| c.starts_with("badge")))
         .map(|n| n.descendants().filter(Node::is_text).filter_map(|t| t.text()).collect())
         .collect();
-    assert_eq!(badges, ["✓ reproduced", "○ not visible at this scale", "✗ contradicted"]);
+    assert_eq!(badges, ["✓ reproduced", "○ inconclusive at this scale", "✗ contradicted"]);
 }
 
 #[test]
-fn hostile_names_stay_text() {
+fn hostile_names_are_escaped() {
     let evil = "</title></style><script>alert(1)</script>\"'&\u{0}\u{1b}[31m";
     let mut table = Table::new(evil, [evil]);
     table.rows = vec![vec![Cell::text(evil)], vec![Cell::code(evil)], vec![Cell::Link(evil.into(), "javascript:alert(1)".into())]];
@@ -92,7 +92,7 @@ fn hostile_names_stay_text() {
     let page = Document { title: evil.into(), lead: vec![], sections };
     let text = page.to_html();
     let document = parse(&text);
-    // Data and script of the page, and nothing that a name has brought along.
+    // Only the data and script of the report, none from a name.
     assert!(named(&document, "script").len() == 2 && text.matches("<script").count() == 2 && !text.contains("href=\"java"));
     let data: serde_json::Value = serde_json::from_str(named(&document, "script")[0].text().expect("data")).expect("JSON");
     assert!(data["figures"].as_object().is_some_and(|all| all.values().all(|figure| figure["title"] == evil)), "{data}");
@@ -112,7 +112,7 @@ fn hostile_names_stay_text() {
 }
 
 #[test]
-fn a_folder_holds_all_that_its_page_leads_to() {
+fn a_report_directory_contains_all_linked_files() {
     let folder = tempfile::tempdir().expect("a folder");
     let index = sample::page().write(&folder.path().join("deep/er")).expect("written");
     let text = std::fs::read_to_string(&index).expect("a page");
@@ -133,7 +133,7 @@ fn a_folder_holds_all_that_its_page_leads_to() {
     let pictures: Vec<&str> =
         summary.lines().filter_map(|line| line.strip_suffix(')')?.split_once("](figures/")).map(|(_, file)| file).collect();
     assert!(!pictures.is_empty() && pictures.iter().all(|file| index.with_file_name("figures").join(file).is_file()), "{pictures:?}");
-    let blocked = sample::page().write(&index).expect_err("a file is no folder").to_string();
+    let blocked = sample::page().write(&index).expect_err("a file is not a directory").to_string();
     assert!(blocked.starts_with("cannot write ") && blocked.contains("index.html"), "{blocked}");
 }
 
@@ -168,14 +168,14 @@ fn tables_align_numbers_and_respect_wide_characters() {
 }
 
 #[test]
-fn heat_maps_fit_into_a_terminal() {
+fn heat_maps_fit_the_terminal() {
     let numbers = sample::heads().to_text(100);
     assert!(numbers.contains("layer \\ head") && numbers.contains(" 65 %") && numbers.lines().all(|line| line.chars().count() <= 100));
     let blocks = sample::spectrum(12, 100).to_text(60);
     assert!(blocks.lines().all(|line| line.chars().count() <= 60) && blocks.contains('█') && blocks.contains('·'), "{blocks}");
-    assert!(blocks.ends_with("▁ 1e-8 to █ 1, by ratios; · none\n"));
+    assert!(blocks.ends_with("▁ 1e-8 to █ 1, log scale; · none\n"));
     assert_eq!(blocks.matches("layer \\ order n").count(), 3, "{blocks}");
-    // Every name of a column stands over its column.
+    // Every column name is above its column.
     let ruler = blocks.lines().find(|line| line.contains("layer \\")).expect("names");
     let place = |name: &str| ruler.find(name).expect("a name");
     assert_eq!(place(" 20") - place(" 10"), 10);
@@ -184,9 +184,9 @@ fn heat_maps_fit_into_a_terminal() {
     assert!(narrow.lines().count() > 4);
 }
 
-/// Other tools draw the same: every value of a figure is in its Vega-Lite form, and what is not a number is absent.
+/// The Vega-Lite form contains every value of a figure; NaN and infinity are absent.
 #[test]
-fn figures_for_other_tools_hold_every_value() {
+fn vega_lite_contains_every_value() {
     let chart = termwise_report::Chart {
         title: "loss".into(),
         x: termwise_report::Axis::new("step", termwise_report::Scale::Linear, Unit::Number),
@@ -217,9 +217,9 @@ fn figures_for_other_tools_hold_every_value() {
     assert!(figure.to_csv().contains("\"a, seed 1\",2,1.25"), "{}", figure.to_csv());
 }
 
-/// What is shown as it is printed has a second picture by ratios where values lie far apart, and only there.
+/// A figure shown as static SVG has a second SVG on a log scale if its values span a wide range, and only then.
 #[test]
-fn figures_that_scripts_do_not_draw_bring_their_log_scale_along() {
+fn static_figures_include_their_log_form() {
     let map = |values: &[f64]| HeatMap { values: vec![values.iter().copied().map(Some).collect()], ..sample::heads() };
     let rows = |means: &[f64]| DotPlot {
         title: "recall".into(),
@@ -240,7 +240,7 @@ fn figures_that_scripts_do_not_draw_bring_their_log_scale_along() {
         (HeatMap { shade: Shade::Diverging, ..map(&[0.001, 0.5, 0.9]) }.into(), false),
         (rows(&[0.001, 0.3, 2.7]).into(), true),
         (rows(&[1.0, 2.0, 2.7]).into(), false),
-        // Columns are drawn again by the script, which has a log axis of its own.
+        // The script redraws columns with its own log axis.
         (columns(rows(&[0.001, 0.3, 2.7])).into(), false),
     ];
     for (index, (panel, wanted)) in cases.into_iter().enumerate() {
@@ -251,7 +251,7 @@ fn figures_that_scripts_do_not_draw_bring_their_log_scale_along() {
         let second = document.descendants().find(|n| n.attribute("class") == Some("in-log"));
         assert_eq!(second.is_some(), wanted, "case {index}");
         if let Some(second) = second {
-            assert_eq!(second.attribute("hidden"), Some(""), "without scripts there is one picture");
+            assert_eq!(second.attribute("hidden"), Some(""), "without scripts only one is shown");
             let picture = |node: Node| {
                 node.descendants().filter_map(|n| n.attribute("d").or(n.attribute("fill"))).map(str::to_owned).collect::<Vec<_>>()
             };

@@ -1,4 +1,4 @@
-//! Results as files.
+//! Result files.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! Figures as other programs read them.
+//! Figures as SVG.
 
 use roxmltree::{Document, Node};
 use termwise_report::{Axis, Chart, Figure, Layer, Line, Mark, Scale, Unit};
@@ -21,7 +21,7 @@ fn paths<'a, 'i>(document: &'a Document<'i>, class: &str) -> Vec<Node<'a, 'i>> {
     document.descendants().filter(has).collect()
 }
 
-/// The lines of charts, which have a title, as against their samples in the legend.
+/// The lines of charts, which have a title, without their samples in the legend.
 fn series<'a, 'i>(document: &'a Document<'i>) -> Vec<Node<'a, 'i>> {
     paths(document, "line").into_iter().filter(Node::has_children).collect()
 }
@@ -61,16 +61,16 @@ fn every_series_is_drawn_inside_the_plot_and_named() {
     for node in series(&document) {
         assert!(numbers(node).iter().all(|&x| (0.0..=view[2].max(view[3])).contains(&x)));
     }
-    // From left to right, and the cache from the bottom to the top.
+    // From left to right, and the cache from bottom to top.
     let cache = numbers(series(&document)[0]);
     let (first, last) = ((cache[0], cache[1]), (cache[cache.len() - 2], cache[cache.len() - 1]));
     assert!(first.0 < last.0 && first.1 > last.1 && last.0 <= view[2]);
-    // A power law is straight where both axes are logarithmic.
+    // A power law is a straight line on log-log axes.
     let half = |value: f64, first: f64, last: f64| ((value - first) / (last - first) - 0.5).abs() < 1e-3;
     assert!(half(cache[3], first.0, last.0) && half(cache[4], first.1, last.1));
     let flat = numbers(series(&document)[1]);
     assert_eq!(flat[1], flat[flat.len() - 1]);
-    // The mark lies on the flat line.
+    // The mark is on the flat line.
     let dot = paths(&document, "dot")[0];
     let heights: Vec<f64> = numbers(dot).chunks(2).map(|place| place[1]).collect();
     let (low, high) = heights.iter().fold((f64::MAX, 0f64), |(low, high), &y| (low.min(y), high.max(y)));
@@ -78,7 +78,7 @@ fn every_series_is_drawn_inside_the_plot_and_named() {
 }
 
 #[test]
-fn ticks_say_what_lies_there() {
+fn tick_labels_match_their_positions() {
     let text = figure(vec![line("a", 0, &[(1.0, 1e3), (1e6, 1e9)])], Scale::Log).to_svg();
     let document = Document::parse(&text).expect("XML");
     let ticks = |class: &str| paths(&document, class).iter().filter_map(|node| node.text()).collect::<Vec<_>>();
@@ -89,7 +89,7 @@ fn ticks_say_what_lies_there() {
 }
 
 #[test]
-fn values_without_a_place_are_gaps_and_charts_without_values_say_so() {
+fn values_outside_the_domain_are_gaps_and_empty_charts_show_a_message() {
     let wild = [(1.0, 1.0), (2.0, f64::NAN), (3.0, 3.0), (4.0, f64::INFINITY), (f64::NEG_INFINITY, 1.0), (5.0, 5.0), (6.0, 6.0)];
     for scale in [Scale::Linear, Scale::Log] {
         let text = figure(vec![line("a", 0, &wild), line("empty", 1, &[])], scale).to_svg();
@@ -125,7 +125,7 @@ fn long_legends_and_titles_take_several_rows() {
 }
 
 #[test]
-fn the_same_figure_gives_the_same_bytes() {
+fn svg_output_is_deterministic() {
     let make = || figure(vec![line("a", 0, &[(0.0, 0.1), (1.0, 0.2)])], Scale::Linear).to_svg();
     assert_eq!(make(), make());
 }

@@ -1,4 +1,4 @@
-//! Documents as a terminal shows them.
+//! Documents in the terminal.
 
 use crate::sample;
 
@@ -35,7 +35,7 @@ fn small() -> Document {
 }
 
 #[test]
-fn a_document_is_lines_that_fit() {
+fn documents_are_wrapped_to_the_terminal() {
     let expected = "\
 Seen
 ════
@@ -76,7 +76,7 @@ to know     a long text that has to be
     assert!(all.contains("▾ All runs\n\nhidden\n"), "{all}");
 }
 
-/// Everything between an escape and its `m` is a colour.
+/// Removes colour escape sequences, from the escape character to `m`.
 fn without_colours(text: &str) -> String {
     let mut parts = text.split('\x1b');
     let first = parts.next().unwrap_or_default().to_owned();
@@ -84,7 +84,7 @@ fn without_colours(text: &str) -> String {
 }
 
 #[test]
-fn colours_change_nothing_else() {
+fn colours_do_not_change_the_text() {
     for document in [small(), sample::page()] {
         for width in [30, 80, 120] {
             let plain = Terminal { width, color: false, details: true };
@@ -96,7 +96,7 @@ fn colours_change_nothing_else() {
 }
 
 #[test]
-fn nothing_is_wider_than_the_terminal_or_acts_on_it() {
+fn lines_fit_the_terminal_and_have_no_control_characters() {
     let evil = "\u{1b}[31m\u{7}a\u{202e}b\rc\u{9b}d</script>";
     let long = "x".repeat(500);
     let wide = "漢".repeat(100);
@@ -121,7 +121,7 @@ fn nothing_is_wider_than_the_terminal_or_acts_on_it() {
         for line in text.lines() {
             assert!(line.width() <= width && line.trim_end() == line, "{} of {width}: {line}", line.width());
         }
-        // Nothing is lost: all letters of a broken word are there, in each of the places that show it.
+        // No text is lost: all letters of a broken word are present wherever it is shown.
         assert!(text.matches('漢').count() >= 2 * (100 * 6), "{}", text.matches('漢').count());
     }
     assert_eq!(Document::default().to_terminal(&Terminal::default()), "");
@@ -129,7 +129,7 @@ fn nothing_is_wider_than_the_terminal_or_acts_on_it() {
 }
 
 #[test]
-fn columns_that_do_not_fit_stand_below_beside_the_first() {
+fn columns_that_do_not_fit_are_stacked_with_the_first_repeated() {
     let mut table = Table::new("", ["layer", "alpha", "beta", "gamma"]);
     table.rows.push(vec![Cell::Count(1), Cell::Count(1_000_000), Cell::Count(2_000_000), Cell::Count(3_000_000)]);
     let expected = "layer      alpha       beta\n─────  ─────────  ─────────\n    1  1,000,000  2,000,000\n\n\

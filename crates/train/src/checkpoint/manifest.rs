@@ -1,4 +1,4 @@
-//! The list of a checkpoint's files, by which damage is found.
+//! The manifest of a checkpoint: sizes and hashes of its files, to detect corruption.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,7 +14,7 @@ use termwise_base::files::write_synced;
 pub const MANIFEST: &str = "manifest.json";
 
 const FORMAT: &str = "termwise checkpoint 1";
-/// More than any manifest has; a damaged folder must not fill memory.
+/// Maximum size of a manifest in bytes: a damaged directory must not exhaust memory.
 const LONGEST: u64 = 1 << 20;
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -22,7 +22,7 @@ const LONGEST: u64 = 1 << 20;
 struct Manifest {
     format: String,
     files: BTreeMap<String, Entry>,
-    /// Hash of the list itself.
+    /// Hash of the list of files.
     hash: String,
 }
 
@@ -43,34 +43,34 @@ impl Manifest {
     }
 
     fn to_bytes(&self) -> Vec<u8> {
-        serde_json::to_vec_pretty(self).expect("texts and numbers are always valid JSON")
+        serde_json::to_vec_pretty(self).expect("strings and numbers are always valid JSON")
     }
 }
 
-/// Writes the manifest of these files of a folder.
+/// Writes the manifest of these files of a directory.
 pub(super) fn write(folder: &Path, names: &[&str]) -> Result<()> {
     let entries = names.iter().map(|&name| Ok((name.to_owned(), measure(&folder.join(name))?)));
     let manifest = Manifest::of(entries.collect::<Result<_>>()?);
     Ok(write_synced(&folder.join(MANIFEST), &manifest.to_bytes())?)
 }
 
-/// Checks that every file of a checkpoint is exactly as it was written. The error names the first that is not.
+/// Checks that every file of a checkpoint is unchanged. The error names the first file that differs.
 pub fn verify(folder: &Path) -> Result<()> {
     for (name, expected) in &read(folder)?.files {
         let path = folder.join(name);
-        // The length first: it costs nothing, and says more.
+        // The length first: it is cheap, and the error is more specific.
         let length = std::fs::metadata(&path).map_err(|error| damaged(path.clone(), format!("it cannot be read: {error}")))?.len();
         if length != expected.bytes {
             return Err(damaged(path, format!("it has {length} bytes, {} were written", expected.bytes)));
         }
         if measure(&path)?.blake3 != expected.blake3 {
-            return Err(damaged(path, "its content is not what was written"));
+            return Err(damaged(path, "its content was modified or damaged (the checksum differs)"));
         }
     }
     Ok(())
 }
 
-/// Whether a folder has a manifest and files of the right sizes; contents are not read.
+/// Whether a directory has a manifest and files of the expected sizes. Contents are not read.
 pub(super) fn looks_complete(folder: &Path) -> bool {
     let right = |(name, entry): (&String, &Entry)| std::fs::metadata(folder.join(name)).is_ok_and(|data| data.len() == entry.bytes);
     read(folder).is_ok_and(|manifest| manifest.files.iter().all(right))
@@ -80,17 +80,17 @@ fn read(folder: &Path) -> Result<Manifest> {
     let path = folder.join(MANIFEST);
     let length = std::fs::metadata(&path).map_err(|error| damaged(path.clone(), format!("it cannot be read: {error}")))?.len();
     if length > LONGEST {
-        return Err(damaged(path, format!("it has {length} bytes, which no manifest has")));
+        return Err(damaged(path, format!("it has {length} bytes, more than any manifest")));
     }
     let bytes = std::fs::read(&path).map_err(Error::io("read", &path))?;
     let manifest: Manifest = serde_json::from_slice(&bytes).map_err(|error| damaged(path.clone(), error.to_string()))?;
     let plain = |name: &str| matches!(Path::new(name).components().collect::<Vec<_>>()[..], [Component::Normal(only)] if only == name);
     if let Some(name) = manifest.files.keys().find(|name| !plain(name)) {
-        return Err(damaged(path, format!("`{name}` is not the name of a file in the folder")));
+        return Err(damaged(path, format!("`{name}` is not the name of a file in the directory")));
     }
-    // Written again, an intact manifest is the same byte for byte.
+    // Serialized again, an intact manifest is byte-identical.
     if Manifest::of(manifest.files).to_bytes() != bytes {
-        return Err(damaged(path, "its content is not what was written"));
+        return Err(damaged(path, "its content was modified or damaged (the checksum differs)"));
     }
     serde_json::from_slice(&bytes).map_err(|error| damaged(path, error.to_string()))
 }

@@ -1,17 +1,17 @@
-//! Checkpoints: folders that Hugging Face's tools open, with all that a run needs to go on bit for bit.
+//! Checkpoints: directories that Hugging Face tools can open, with everything needed to resume a run bit for bit.
 //!
 //! ```text
 //! checkpoints/step-00000500/
 //!     config.json  model.safetensors     the model
-//!     optimizer.safetensors              both moments of AdamW, `first.` and `second.` before each parameter's name
-//!     state.json                         step, position in the data and everything else that changes from step to step
+//!     optimizer.safetensors              both moments of AdamW, as `first.NAME` and `second.NAME` for each parameter
+//!     state.json                         step, position in the data and other training state
 //!     settings.toml                      the settings of the run
 //!     manifest.json                      size and BLAKE3 hash of every file above
-//!     provenance.json                    which builds made it: [`crate::provenance`]
+//!     provenance.json                    the builds that wrote it: [`crate::provenance`]
 //! ```
 //!
-//! A checkpoint is written into a hidden folder beside its place, flushed to the disk and renamed. It counts only if its manifest
-//! and every file are as they were written.
+//! A checkpoint is written to a hidden directory next to its destination, synced to disk and renamed. It is valid only if its manifest
+//! and every file are unchanged.
 
 mod folder;
 mod manifest;
@@ -31,7 +31,7 @@ use termwise_base::files::{create_folder, read_text, sync_folder, write_synced};
 pub use folder::{Checkpoints, Found};
 pub use manifest::{MANIFEST, verify};
 
-/// The smallest folder that counts as complete.
+/// The smallest directory that is a complete checkpoint.
 #[cfg(test)]
 pub(crate) fn write_empty_manifest(folder: &Path) -> Result<()> {
     manifest::write(folder, &[])
@@ -41,34 +41,34 @@ pub(crate) fn write_empty_manifest(folder: &Path) -> Result<()> {
 pub const STATE: &str = "state.json";
 /// Name of the file with the settings.
 pub const SETTINGS: &str = "settings.toml";
-/// Name of the file with the moments.
+/// Name of the file with the optimizer state.
 pub const OPTIMIZER: &str = "optimizer.safetensors";
 
-/// What changes from step to step besides weights and moments.
+/// Training state other than weights and moments.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
-    /// Steps done, skipped ones included.
+    /// Steps done, including skipped ones.
     pub step: u64,
-    /// Updates done, AdamW's count.
+    /// AdamW updates done.
     pub updates: u64,
-    /// Updates skipped because something was not finite.
+    /// Updates skipped because of a loss or gradient that was NaN or infinite.
     pub skipped: u64,
     /// The run's seed.
     pub seed: u64,
     /// Index of the next batch.
     pub data_index: u64,
-    /// Tokens seen that counted.
+    /// Tokens seen that contribute to the loss.
     pub tokens: u64,
     /// Sum of the losses since the last line of metrics.
     pub window_loss: f64,
     /// Steps since the last line of metrics.
     pub window_steps: u64,
-    /// Whether one of them was a spike.
+    /// Whether one of them was a loss spike.
     pub window_spike: bool,
-    /// What spikes of the loss are measured by.
+    /// State of the loss spike detector.
     pub spikes: Spikes,
-    /// Held-out loss at this step, where it was measured.
+    /// Held-out loss at this step, if it was measured.
     pub held_out: Option<f64>,
     /// The best held-out loss so far.
     pub best: Option<Best>,
@@ -78,7 +78,7 @@ pub struct State {
     pub source: String,
 }
 
-/// A held-out loss and when it was measured.
+/// A held-out loss and its step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Best {
@@ -88,19 +88,19 @@ pub struct Best {
     pub loss: f64,
 }
 
-/// What a checkpoint holds.
+/// The content of a checkpoint.
 #[derive(Debug)]
 pub struct Loaded {
-    /// The model and its moments.
+    /// The model and the optimizer state.
     pub learner: Box<Native>,
-    /// Where the run was.
+    /// The training state.
     pub state: State,
     /// The run's settings.
     pub settings: Settings,
 }
 
-/// Writes all files of a checkpoint into `folder`, which must not exist, manifest last, everything flushed to the disk.
-/// `extra` are further files by name, such as a tokenizer.
+/// Writes all files of a checkpoint to `folder`, which must not exist. The manifest is written last, and everything is synced to disk.
+/// `extra` are additional files by name, such as a tokenizer.
 pub fn write(folder: &Path, learner: &dyn Learner, state: &State, settings: &Settings, extra: &[(String, Vec<u8>)]) -> Result<()> {
     create_folder(folder)?;
     let mut names = learner.write_model(folder)?;
@@ -128,7 +128,7 @@ pub fn read(folder: &Path) -> Result<Loaded> {
     Ok(Loaded { learner: learner::read(folder, &settings, &state)?, state, settings })
 }
 
-/// The state in a checkpoint.
+/// Reads the training state of a checkpoint.
 pub fn read_state(folder: &Path) -> Result<State> {
     let path = folder.join(STATE);
     let text = read_text(&path).map_err(Error::io("read", &path))?;

@@ -1,7 +1,7 @@
-//! Several processes that train one model: who they are, and what they tell each other.
+//! Collective operations of several processes that train one model (data parallelism).
 //!
-//! Every process, a rank, holds all parameters and computes the gradient of some of a step's rows; [`Collective::sum`] adds what they have
-//! found along one fixed [`Tree`], so that the sum has the same bytes whatever the number of ranks. Rank 0 alone writes files.
+//! Every process (rank) has all parameters and computes the gradient of some of a step's rows. [`Collective::sum`] adds the gradients
+//! in the order of one fixed [`Tree`], so the sum has the same bytes for any number of ranks. Only rank 0 writes files.
 
 #[cfg(feature = "mpi")]
 pub mod mpi;
@@ -14,63 +14,63 @@ use std::ops::Range;
 use crate::error::Result;
 pub use tree::Tree;
 
-/// Values that are summed at a time, over all ranks: what a sum needs beside its operands stays small.
+/// Number of values summed at a time over all ranks: bounds the memory of a sum.
 const BLOCK: usize = 1 << 22;
 
-/// Ranks that work together. Every rank makes the same calls in the same order; a call returns once all have made it.
+/// A group of ranks. Every rank makes the same calls in the same order. A call returns after all ranks have made it.
 pub trait Collective: Debug + Send + Sync {
-    /// Which one this is, from 0.
+    /// Index of this rank, from 0.
     fn rank(&self) -> usize;
 
-    /// How many there are.
+    /// Number of ranks.
     fn size(&self) -> usize;
 
-    /// What each rank brought, in the order of ranks; for messages, not for gradients.
+    /// All-gather: the bytes of each rank, in rank order. For messages, not for gradients.
     fn gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>>;
 
-    /// What each rank brought, in the order of ranks. Numbers with a fraction go as their bits.
+    /// All-gather of 64-bit words, in rank order. Floating-point values are passed as their bits.
     fn gather_words(&self, own: &[u64]) -> Result<Vec<Vec<u64>>> {
         let bytes: Vec<u8> = own.iter().flat_map(|word| word.to_le_bytes()).collect();
         let words = |bytes: Vec<u8>| bytes.as_chunks::<8>().0.iter().map(|&word| u64::from_le_bytes(word)).collect();
         Ok(self.gather(&bytes)?.into_iter().map(words).collect())
     }
 
-    /// Sends to each rank its part of `out`, one after another of these lengths; receives from each so many values into `into`, likewise.
+    /// All-to-all: `out` contains the values for each rank, consecutive and with these lengths. `into` receives `expected` values from each rank.
     fn exchange(&self, out: &[f32], lengths: &[usize], into: &mut [f32], expected: &[usize]) -> Result<()>;
 
-    /// Each rank's part of `values`, one after another of these lengths, is given to all.
+    /// All-gather in place: `values` contains the part of each rank, consecutive and with these lengths. All ranks receive all parts.
     fn spread(&self, values: &mut [f32], lengths: &[usize]) -> Result<()>;
 
-    /// Ends every rank at once, after something that the others cannot know of. Where the ranks are threads, the others' next call fails.
+    /// Terminates every rank immediately, after a failure that the others cannot detect. If ranks are threads, the next call of the others fails.
     fn abort(&self, exit: u8);
 
-    /// What rank 0 has; it is replaced on the others.
+    /// Replaces the bytes on all ranks with those of rank 0.
     fn broadcast(&self, bytes: &mut Vec<u8>) -> Result<()> {
         let own = if self.rank() == 0 { std::mem::take(bytes) } else { Vec::new() };
         *bytes = self.gather(&own)?.swap_remove(0);
         Ok(())
     }
 
-    /// Returns once every rank is here.
+    /// Returns after every rank has called it.
     fn barrier(&self) -> Result<()> {
         self.gather(&[]).map(|_| ())
     }
 
-    /// Whether any rank was asked to stop: all of them do, after the same step.
+    /// Whether any rank received a request to stop. All ranks then stop after the same step.
     fn agree(&self, stop: bool) -> Result<bool> {
         Ok(self.size() > 1 && self.gather(&[u8::from(stop)])?.iter().any(|said| said[..] == [1]) || stop)
     }
 
-    /// The sum over all leaves of a tree, each a vector of the same length. `own` are the sums of [`Tree::nodes`] of this rank's leaves; the first is replaced by the
-    /// sum of all, on every rank. Each rank sums one part of every block of values and gives it to the others, so that it sends about twice
-    /// a vector's length, whatever the number of ranks.
+    /// All-reduce over the leaves of a tree, each a vector of the same length. `own` are the sums of [`Tree::nodes`] of this rank's leaves; the first is replaced by the
+    /// total on every rank. Each rank sums one part of every block of values and sends it to the others, so it sends about twice
+    /// the length of a vector for any number of ranks.
     fn sum(&self, tree: Tree, own: &mut [&mut [f32]]) -> Result<()> {
         let (rank, size) = (self.rank(), self.size());
         let nodes: Vec<Vec<Range<usize>>> = (0..size).map(|rank| tree.nodes(tree.share(rank, size))).collect();
         let places: Vec<Range<usize>> = nodes.iter().flatten().cloned().collect();
         let (mut out, mut into) = (Vec::new(), Vec::new());
         let len = own.first().map_or(0, |node| node.len());
-        // A rank without leaves has no operand, and as much room as the others for the sum.
+        // A rank without leaves has no operand but needs a buffer for the sum.
         for start in (0..len).step_by(BLOCK) {
             let block = (len - start).min(BLOCK);
             let lengths: Vec<usize> = (0..size).map(|rank| (rank + 1) * block / size - rank * block / size).collect();
@@ -95,7 +95,7 @@ pub trait Collective: Debug + Send + Sync {
     }
 }
 
-/// The only process.
+/// A single process.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Alone;
 
@@ -121,6 +121,6 @@ impl Collective for Alone {
         Ok(())
     }
 
-    /// There is nobody else to end.
+    /// There is no other rank.
     fn abort(&self, _: u8) {}
 }

@@ -1,4 +1,4 @@
-//! Ranks that are processes, started by `mpirun` or a scheduler, on one machine or many.
+//! Ranks as processes, started by `mpirun` or a scheduler, on one or several machines.
 
 use mpi::Threading;
 use mpi::collective::Root;
@@ -11,37 +11,37 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::Collective;
 use crate::error::{Error, Result};
 
-/// Most values of one call: counts are 32-bit numbers.
+/// Maximum number of values per call: MPI counts are 32-bit integers.
 const MOST: usize = i32::MAX as usize;
 
-/// MPI for as long as this lives; at its end every rank waits for the others. A process can have it once.
+/// An MPI environment. It is finalized on drop, where every rank waits for the others. It can be created once per process.
 pub struct Session {
     _universe: Universe,
     world: World,
 }
 
 impl Session {
-    /// Joins the ranks that were started with this process.
+    /// Initializes MPI.
     pub fn join() -> Result<Session> {
         let problem = |problem: &str| Error::Mpi { problem: problem.into() };
-        // Training runs on a thread of its own pool; calls never overlap.
+        // Training runs on a thread of its own pool. Calls never overlap.
         let (universe, threading) =
-            mpi::initialize_with_threading(Threading::Serialized).ok_or_else(|| problem("it was used in this process before"))?;
+            mpi::initialize_with_threading(Threading::Serialized).ok_or_else(|| problem("it was already initialized in this process"))?;
         if !matches!(threading, Threading::Serialized | Threading::Multiple) {
-            return Err(problem("this installation cannot be called from another thread than the first"));
+            return Err(problem("this installation does not support calls from other threads (MPI_THREAD_SERIALIZED)"));
         }
         let world = SimpleCommunicator::world();
         let world = World { rank: world.rank() as usize, size: world.size() as usize, one: Mutex::new(()) };
         Ok(Session { _universe: universe, world })
     }
 
-    /// All ranks. It must not be used after the session.
+    /// All ranks. It must not be used after the session is dropped.
     pub fn world(&self) -> World {
         World { rank: self.world.rank, size: self.world.size, one: Mutex::new(()) }
     }
 }
 
-/// All processes of an MPI program. A failure inside MPI ends all of them.
+/// All processes of an MPI program. A failure inside MPI terminates all of them.
 #[derive(Debug)]
 pub struct World {
     rank: usize,
@@ -50,17 +50,17 @@ pub struct World {
 }
 
 impl World {
-    /// Held during a call, since MPI was asked for calls that do not overlap.
+    /// Locks MPI for one call: calls must not overlap.
     fn alone(&self) -> MutexGuard<'_, ()> {
         self.one.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Counts and places of parts, one after another.
+/// Counts and offsets of consecutive parts.
 fn parts(lengths: &[usize]) -> Result<(Vec<i32>, Vec<i32>)> {
     let total: usize = lengths.iter().sum();
     if total > MOST {
-        return Err(Error::Mpi { problem: format!("a message has {total} values, more than its counts can say") });
+        return Err(Error::Mpi { problem: format!("a message has {total} values, more than a 32-bit count allows") });
     }
     let places = lengths.iter().scan(0, |at, &length| {
         *at += length;
@@ -78,7 +78,7 @@ impl Collective for World {
         self.size
     }
 
-    /// Every message has a byte before it: where Rust's empty slices point, MPI sees its mark for "in place".
+    /// Every message has a leading byte: the address of an empty Rust slice may equal the constant `MPI_IN_PLACE`.
     fn gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
         let _one = self.alone();
         let world = SimpleCommunicator::world();
@@ -135,7 +135,7 @@ impl Collective for World {
         Ok(())
     }
 
-    /// Ends this process, too.
+    /// Also terminates this process.
     fn abort(&self, exit: u8) {
         SimpleCommunicator::world().abort(exit.into());
     }

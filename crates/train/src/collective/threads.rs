@@ -1,11 +1,11 @@
-//! Ranks that are threads of one process: no speed is gained, and everything that several processes do can be tried in one.
+//! Ranks as threads of one process, for testing. There is no speedup.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::Collective;
 use crate::error::{Error, Result};
 
-/// One of several ranks. Once one is dropped, the calls of the others fail.
+/// One of several ranks. After one is dropped, calls of the others fail.
 #[derive(Debug)]
 pub struct Thread {
     rank: usize,
@@ -20,14 +20,14 @@ struct Team {
 
 #[derive(Debug)]
 struct State {
-    /// Of this round, by rank.
+    /// The messages of this round, by rank.
     brought: Vec<Option<Vec<u8>>>,
-    /// Complete, and how many have not taken it yet.
+    /// The complete round, and the number of ranks that have not read it yet.
     complete: Option<(Arc<Vec<Vec<u8>>>, usize)>,
     gone: Option<usize>,
 }
 
-/// So many ranks.
+/// A team of this many ranks.
 pub fn team(size: usize) -> Vec<Thread> {
     let state = State { brought: vec![None; size], complete: None, gone: None };
     let team = Arc::new(Team { state: Mutex::new(state), changed: Condvar::new() });
@@ -61,7 +61,7 @@ impl Collective for Thread {
 
     fn gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
         let mut state = self.state();
-        // Until everybody has left the round before.
+        // Wait until all ranks have left the previous round.
         while state.complete.is_some() && state.gone.is_none() {
             state = self.wait(state);
         }
@@ -138,14 +138,14 @@ mod tests {
                     })
                 })
                 .collect();
-            // Nobody leaves before all are done.
+            // No rank leaves before all are done.
             let done: Vec<_> = ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect();
             done.into_iter().map(|(found, _)| found).collect()
         })
     }
 
     #[test]
-    fn what_ranks_bring_arrives_in_their_order() {
+    fn gather_returns_messages_in_rank_order() {
         for found in each(3, |rank| {
             let mut word = if rank.rank() == 0 { b"go".to_vec() } else { Vec::new() };
             rank.broadcast(&mut word).expect("all are there");
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_over_ranks_is_the_sum_in_one_place_bit_for_bit() {
+    fn a_sum_over_ranks_is_bit_identical_to_a_local_sum() {
         let value = |leaf: usize, i: usize| ((leaf * 37 + i * 11) % 101) as f32 / 7.0 - 5.0;
         let len = super::super::BLOCK + 77;
         let tree = Tree { leaves: 6 };
@@ -168,7 +168,7 @@ mod tests {
                 let each_node = |node: &std::ops::Range<usize>| {
                     let leaves: Vec<_> = node.clone().map(|leaf| leaf..leaf + 1).collect();
                     let mut values: Vec<f32> = node.clone().flat_map(|leaf| (0..len).map(move |i| value(leaf, i))).collect();
-                    // A node is a tree of its own, moved to its place.
+                    // A node is a subtree at an offset.
                     let slot = Tree { leaves: node.len() }.combine(
                         &leaves.iter().map(|l| l.start - node.start..l.end - node.start).collect::<Vec<_>>(),
                         &mut values,
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_is_gone_ends_the_others() {
+    fn calls_fail_after_a_rank_has_ended() {
         let mut ranks = team(3);
         let gone = ranks.pop().expect("a rank");
         std::thread::scope(|scope| {

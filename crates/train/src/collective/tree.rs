@@ -1,4 +1,4 @@
-//! The order in which the gradients of a step's micro-batches are added: pairwise, in a binary tree that the number of leaves decides alone.
+//! The order in which micro-batch gradients are added: pairwise, in a binary tree that depends only on the number of leaves.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use termwise_attention::simd::{Simd, Task, dispatch};
 use termwise_model::ops::chunks::CHUNK_LEN;
 
-/// A binary tree over this many leaves; the left half of a node has a power of two of them.
+/// A binary tree over this many leaves. The size of the left subtree is a power of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tree {
     /// At least 1.
@@ -14,31 +14,31 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// The leaves of a rank: neighbours, as even as can be. A rank beyond the number of leaves has none.
+    /// The leaves of a rank: contiguous and as even as possible. A rank beyond the number of leaves has none.
     pub fn share(self, rank: usize, size: usize) -> Range<usize> {
         rank * self.leaves / size..(rank + 1) * self.leaves / size
     }
 
-    /// The largest nodes that lie within these leaves, in order.
+    /// The maximal subtrees within these leaves, in order.
     pub fn nodes(self, leaves: Range<usize>) -> Vec<Range<usize>> {
         let mut found = Vec::new();
         within(0..self.leaves, &leaves, &mut found);
         found
     }
 
-    /// Adds up what lies at these nodes, which together are all leaves, each a vector of `len` values in `values`, in their order. Says which of
-    /// the vectors has become the sum.
+    /// Adds the vectors of these nodes, which together cover all leaves, each with `len` values in `values`, in order. Returns the index of
+    /// the vector that contains the sum.
     pub fn combine(self, nodes: &[Range<usize>], values: &mut [f32], len: usize) -> usize {
         combine(0..self.leaves, nodes, values, len)
     }
 }
 
-/// Where the right half of a node begins.
+/// The first leaf of the right subtree.
 pub(crate) fn middle(node: &Range<usize>) -> usize {
     node.start + node.len().next_power_of_two() / 2
 }
 
-/// Vectors that are needed at a time to add up the leaves of a node one after another.
+/// Number of vectors needed at a time to add the leaves of a node sequentially.
 pub(crate) fn depth(node: &Range<usize>) -> usize {
     if node.len() <= 1 { 1 } else { depth(&(node.start..middle(node))).max(1 + depth(&(middle(node)..node.end))) }
 }
@@ -60,7 +60,7 @@ fn combine(node: Range<usize>, nodes: &[Range<usize>], values: &mut [f32], len: 
     let middle = middle(&node);
     let left = combine(node.start..middle, nodes, values, len);
     let right = combine(middle..node.end, nodes, values, len);
-    // Slots are in the order of leaves.
+    // Slots are in leaf order.
     let (front, back) = values.split_at_mut(right * len);
     add(&mut front[left * len..][..len], &back[..len]);
     left
@@ -89,7 +89,7 @@ impl Task for Add<'_> {
 mod tests {
     use super::*;
 
-    /// As text, so that the order of additions is seen.
+    /// As a string, which shows the order of additions.
     fn text(node: Range<usize>) -> String {
         match node.len() {
             1 => node.start.to_string(),
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_of_a_power_of_two_are_one_node_each_and_others_are_covered_once() {
+    fn shares_cover_every_leaf_once_and_powers_of_two_are_single_nodes() {
         let tree = Tree { leaves: 8 };
         for size in [1, 2, 4, 8] {
             for rank in 0..size {
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sum_has_the_same_bits_however_leaves_are_shared() {
+    fn the_sum_is_bit_identical_for_any_number_of_ranks() {
         let value = |leaf: usize, i: usize| ((leaf * 37 + i * 11) % 101) as f32 / 7.0 - 5.0;
         let len = 21;
         for leaves in [1, 2, 6, 8, 12] {

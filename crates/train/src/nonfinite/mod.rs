@@ -1,4 +1,4 @@
-//! A loss or gradient that is not finite: where it came from, recorded in `nonfinite-step-N/diagnosis.json` of the run's folder.
+//! Diagnosis of a NaN or infinite loss or gradient, saved as `nonfinite-step-N/diagnosis.json` in the run's directory.
 
 mod probe;
 
@@ -16,40 +16,40 @@ use termwise_data::Rows;
 
 pub use probe::Origin;
 
-/// What was found at a step that could not be made. Numbers are texts, since JSON has no NaN.
+/// The diagnosis of a step without an update. Values are strings because JSON has no NaN.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Diagnosis {
     /// The step, counted from 1.
     pub step: u64,
-    /// How attention was computed.
+    /// The computation mode of attention.
     #[serde(default = "parallel")]
     pub mode: String,
-    /// Its loss.
+    /// The loss.
     pub loss: String,
-    /// Norm of its gradient.
+    /// The gradient norm.
     pub norm: String,
-    /// The first batch of the step whose loss is not finite.
+    /// The first batch of the step whose loss is NaN or infinite.
     pub batch: Option<usize>,
-    /// The first denominator of an attention that was not positive.
+    /// The first attention denominator that was not positive.
     pub denominator: Option<Denominator>,
-    /// Where going forward the first value that is not finite appears.
+    /// The origin of the first NaN or infinity in the forward pass.
     pub forward: Option<Origin>,
-    /// Where that is an attention: the first of its heads, as when a state grows without bound.
+    /// If the origin is attention: its first head with NaN or infinity, for instance if a state grows without bound.
     #[serde(default)]
     pub head: Option<usize>,
-    /// A weight that is not finite.
+    /// A weight that is NaN or infinite.
     pub weight: Option<Place>,
-    /// The first gradient, in the order of the backward pass, that is not finite.
+    /// The first gradient, in the order of the backward pass, that is NaN or infinite.
     pub gradient: Option<Place>,
 }
 
-/// The only mode when folders did not yet say one.
+/// The mode of files from earlier builds, which did not record it.
 fn parallel() -> String {
     Mode::Parallel.to_string()
 }
 
-/// A denominator that was zero, negative or NaN.
+/// A denominator that is zero, negative or NaN.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Denominator {
@@ -61,11 +61,11 @@ pub struct Denominator {
     pub row: usize,
     /// Position.
     pub position: usize,
-    /// Its value.
+    /// The denominator.
     pub value: String,
 }
 
-/// A value in a parameter or its gradient.
+/// An element of a parameter or its gradient.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Place {
@@ -75,7 +75,7 @@ pub struct Place {
     pub index: usize,
     /// Layer, for parameters of layers.
     pub layer: Option<usize>,
-    /// Head, for parameters whose rows or columns belong to one; key-value head for keys and values.
+    /// Head, for parameters whose rows or columns belong to a head; the KV head for keys and values.
     pub head: Option<usize>,
     /// The value.
     pub value: String,
@@ -97,7 +97,7 @@ impl fmt::Display for Place {
 
 impl fmt::Display for Diagnosis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "step {}: the loss is {}, the norm of the gradient {}", self.step, self.loss, self.norm)?;
+        write!(f, "step {}: the loss is {}, the gradient norm is {}", self.step, self.loss, self.norm)?;
         if let Some(batch) = self.batch.filter(|&batch| batch > 0) {
             write!(f, "; first in batch {batch} of the step")?;
         }
@@ -108,20 +108,20 @@ impl fmt::Display for Diagnosis {
             write!(f, "; the weight {place}")?;
         }
         if let Some(origin) = &self.forward {
-            write!(f, "; going forward, {origin} is the first that is not finite")?;
+            write!(f, "; in the forward pass, {origin} is the first with NaN or infinity")?;
         }
         if let Some(head) = self.head {
             write!(f, ", in head {head}")?;
         }
         match &self.gradient {
-            Some(place) => write!(f, "; going backward, the gradient of {place}"),
-            None if self.batch.is_none() => write!(f, "; every gradient is finite, but the sum of their squares overflows"),
+            Some(place) => write!(f, "; in the backward pass, the gradient of {place}"),
+            None if self.batch.is_none() => write!(f, "; every gradient is finite, but the sum of squares overflows"),
             None => Ok(()),
         }
     }
 }
 
-/// Finds out what was not finite. `computed` is what [`Gradients`] have just said of these batches.
+/// Diagnoses a NaN or infinity. `computed` is the result of [`Gradients`] for these batches.
 pub fn diagnose(model: &Model, gradients: Option<&Gradients>, computed: &Computed, parts: &[Rows], step: u64) -> Diagnosis {
     let options = gradients.map_or(SessionOptions::default(), Gradients::options);
     let denominator = computed.nonpositive.map(|n| Denominator {
@@ -169,7 +169,7 @@ fn first_bad(model: &Model, values: &Params, backward: bool) -> Option<Place> {
     Some(Place { tensor: name.clone(), index, layer, head, value: value.to_string() })
 }
 
-/// Writes the diagnosis of step N to `nonfinite-step-N/diagnosis.json` in a run's folder and returns the path. An earlier one is replaced.
+/// Writes the diagnosis of step N to `nonfinite-step-N/diagnosis.json` in a run's directory and returns the path. Replaces an earlier one.
 pub fn save(folder: &Path, diagnosis: &Diagnosis) -> Result<PathBuf> {
     let place = folder.join(format!("nonfinite-step-{}", diagnosis.step));
     let path = place.join("diagnosis.json");

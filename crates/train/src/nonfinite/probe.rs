@@ -1,4 +1,4 @@
-//! Which layer is the first whose output is not finite: the model is run with its first layers only, then with its last layer's MLP taken away.
+//! Finds the first layer whose output is NaN or infinite: runs the model with only its first layers, then without the MLP of the last of them.
 
 use std::fmt;
 
@@ -10,11 +10,11 @@ use crate::error::Result;
 use crate::step::batch_of;
 use termwise_data::Rows;
 
-/// Where values stop being finite.
+/// The origin of a NaN or infinity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
-    /// The output of the embedding, or the last norm or output projection over it.
+    /// The embedding, the final norm or the output projection.
     Ends,
     /// The attention of this layer.
     Attention(usize),
@@ -32,13 +32,13 @@ impl fmt::Display for Origin {
     }
 }
 
-/// The first place where this batch is not finite; `None` where all of it is.
+/// The origin of the first NaN or infinity in this batch; `None` if all values are finite.
 pub(super) fn origin(model: &Model, rows: &Rows, options: SessionOptions) -> Result<Option<Origin>> {
     let layers = model.config.num_hidden_layers;
     if finite(&first_layers(model, layers, true)?, rows, options)? {
         return Ok(None);
     }
-    // What is not finite stays so in the residual: the first bad layer can be found by halving.
+    // NaN and infinity persist in the residual stream, so bisection finds the first layer.
     let (mut good, mut bad) = (0, layers);
     while bad - good > 1 {
         let middle = (good + bad) / 2;
@@ -52,7 +52,7 @@ pub(super) fn origin(model: &Model, rows: &Rows, options: SessionOptions) -> Res
     Ok(Some(if attention_is_good { Origin::Mlp(layer) } else { Origin::Attention(layer) }))
 }
 
-/// The first head of this layer whose output is not finite. Where in the text is not known: a tile of keys reaches queries before them, with weight zero.
+/// The first head of this layer whose output is NaN or infinite. The position is unknown: a tile of keys also affects earlier queries, with weight zero.
 pub(super) fn head(model: &Model, rows: &Rows, options: SessionOptions, layer: usize) -> Result<Option<usize>> {
     let short = first_layers(model, layer + 1, false)?;
     let mut session = short.session(rows.rows, rows.time, options)?;
@@ -68,7 +68,7 @@ pub(super) fn head(model: &Model, rows: &Rows, options: SessionOptions, layer: u
     Ok(found)
 }
 
-/// The model with its first `count` layers, the last of them with or without its MLP.
+/// The model with its first `count` layers. The last of them has its MLP only if `mlp` is set.
 fn first_layers(model: &Model, count: usize, mlp: bool) -> Result<Model> {
     let mut config = model.config.clone();
     let mut attention = AttentionMap::from(model.config.attention.default_variant().clone());
@@ -89,7 +89,7 @@ fn first_layers(model: &Model, count: usize, mlp: bool) -> Result<Model> {
     Ok(short)
 }
 
-/// One layer that adds nothing: embedding, last norm and output projection alone.
+/// A model with one layer that adds zero: embedding, final norm and output projection.
 fn without_layer(model: &Model) -> Result<Model> {
     let mut config = model.config.clone();
     config.attention = AttentionMap::default();

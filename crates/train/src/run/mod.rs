@@ -1,20 +1,20 @@
-//! A run: a folder, and the loop that fills it.
+//! A training run: its directory and the training loop.
 //!
 //! ```text
 //! runs/<name>/
 //!     settings.toml             every setting
-//!     provenance.json           which builds worked on it, and the command that began it: [`crate::provenance`]
+//!     provenance.json           the builds that worked on it, and its first command: [`crate::provenance`]
 //!     metrics.jsonl             see [`crate::metrics`]
 //!     events.out.tfevents.*     the same for TensorBoard
 //!     checkpoints/step-N/       see [`crate::checkpoint`]
-//!     warnings.log              what was unusual
-//!     nonfinite-step-N/         the diagnosis of a step that was not finite: [`crate::nonfinite`]
-//! runs/.<name>.replaced/        the run that this one replaces, until its first checkpoint
+//!     warnings.log              warnings
+//!     nonfinite-step-N/         the diagnosis of a NaN or infinity: [`crate::nonfinite`]
+//! runs/.<name>.replaced/        the run that this one replaces, until the first checkpoint
 //! ```
 //!
-//! Batch i of a run is batch i of its source under its seed, whatever happened before, and every sum has a fixed order: a run that was killed
-//! and resumed ends with the same bytes as one that was not, on any number of threads and, of a run that is cut into micro-batches, of processes:
-//! see [`crate::collective`]. Rank 0 alone touches the folder; the others read the checkpoint that it names, so that all see the same files.
+//! Batch i of a run depends only on i, the source and the seed, and every sum has a fixed order. A run that was killed and resumed therefore ends with
+//! the same bytes as an uninterrupted one, for any number of threads. With micro-batches this also holds for any number of processes:
+//! see [`crate::collective`]. Only rank 0 accesses the directory; the others read the checkpoint that it names, so all read the same files.
 
 mod replace;
 mod training;
@@ -46,52 +46,52 @@ pub use replace::replaced_by;
 use replace::Replacement;
 use training::{Training, Writer};
 
-/// Where a run begins.
+/// Where a run starts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Start {
-    /// At step 0, in a folder without a run.
+    /// At step 0, in a directory without a run.
     #[default]
     Fresh,
-    /// At step 0, in place of the run in the folder, if there is one. It is kept until the new run has a checkpoint, and put back if that fails before.
+    /// At step 0, replacing the run in the directory, if there is one. The old run is kept until the new run has a checkpoint, and restored if it fails before.
     Replace,
-    /// At the newest good checkpoint; at step 0 where a run was killed before its first.
+    /// At the newest valid checkpoint; at step 0 if a run was killed before its first checkpoint.
     Resume,
-    /// At this checkpoint and no other.
+    /// At exactly this checkpoint.
     At(PathBuf),
 }
 
 impl Start {
-    /// Whether the run begins at step 0 with the settings that were asked for, not with those of its folder.
+    /// Whether the run starts at step 0 with the requested settings, not with those in its directory.
     pub fn is_new(&self) -> bool {
         matches!(self, Start::Fresh | Start::Replace)
     }
 }
 
-/// How a run is made; nothing here changes its results.
+/// Options of a run that do not affect its results.
 #[derive(Clone, Debug)]
 pub struct RunOptions {
-    /// The run's folder.
+    /// The run's directory.
     pub folder: PathBuf,
-    /// Where it begins.
+    /// Where it starts.
     pub start: Start,
-    /// Who is told how it goes.
+    /// Receiver of progress events.
     pub display: Display,
-    /// Set from outside, it ends the run after the step at hand, with a checkpoint.
+    /// If set, the run ends after the current step with a checkpoint.
     pub stop: Arc<AtomicBool>,
-    /// What the machine can do at most, in operations a second, if progress should say the share of it.
+    /// The machine's peak operations per second, to show utilization.
     pub peak: Option<f64>,
-    /// Files to put into every checkpoint, such as a tokenizer.
+    /// Files to add to every checkpoint, such as a tokenizer.
     pub files: Vec<(String, Vec<u8>)>,
-    /// Which build this is, for the run's folder.
+    /// This build, recorded in the run's directory.
     pub provenance: Provenance,
     /// The ranks that share the work.
     pub collective: Arc<dyn Collective>,
-    /// What computes, where that is not the native engine.
+    /// The engine, if not the native one.
     pub engine: Option<Arc<dyn Engine>>,
 }
 
 impl RunOptions {
-    /// A fresh run in this folder.
+    /// A new run in this directory.
     pub fn new(folder: impl Into<PathBuf>) -> RunOptions {
         RunOptions {
             folder: folder.into(),
@@ -107,35 +107,35 @@ impl RunOptions {
     }
 }
 
-/// How a run ended.
+/// The result of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// The run's folder.
+    /// The run's directory.
     pub folder: PathBuf,
-    /// Steps done in all.
+    /// Total steps done.
     pub step: u64,
-    /// Whether that is all of them; otherwise the run was stopped and can be resumed.
+    /// Whether all steps are done; otherwise the run was stopped and can be resumed.
     pub finished: bool,
     /// The newest checkpoint.
     pub checkpoint: PathBuf,
-    /// Mean loss of the last logged steps, where any was made.
+    /// Mean loss of the last logged steps, if any.
     pub loss: Option<f64>,
-    /// The last evaluation of this session; absent if there was none or its loss was not finite.
+    /// The last evaluation of this session; absent if there was none or its loss was NaN or infinite.
     pub held_out: Option<Evaluation>,
-    /// Whether the last loss is not finite, or far above that of the first step or of a uniform prediction.
+    /// Whether the last loss is NaN, infinite, or far above that of the first step or of a uniform prediction.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub diverged: bool,
     /// The best held-out loss.
     pub best: Option<Best>,
-    /// Updates that were skipped.
+    /// Number of skipped updates.
     pub skipped: u64,
-    /// Warnings of this session.
+    /// Number of warnings in this session.
     pub warnings: usize,
-    /// Tokens a second over this session, evaluations and checkpoints not counted.
+    /// Tokens per second in this session, without evaluations and checkpoints.
     pub tokens_per_second: f64,
 }
 
-/// What a path to resume stands for: a run, or exactly one checkpoint within it.
+/// Resolves a path to resume: a run, or one checkpoint of a run.
 pub fn resume_at(path: &Path) -> Result<(PathBuf, Start)> {
     let whole = path.canonicalize().unwrap_or_else(|_| path.into());
     let place = whole.parent().filter(|folder| folder.file_name().is_some_and(|name| name == "checkpoints"));
@@ -147,13 +147,13 @@ pub fn resume_at(path: &Path) -> Result<(PathBuf, Start)> {
     }
     match place.and_then(Path::parent).filter(|run| run.join(SETTINGS).is_file()) {
         Some(run) => {
-            // As the user wrote it, where that is the same.
+            // As the user wrote it, if equivalent.
             let written = path.parent().and_then(Path::parent).filter(|written| written.canonicalize().is_ok_and(|written| written == run));
             Ok((written.unwrap_or(run).into(), Start::At(path.into())))
         }
         None => {
             let problem = format!(
-                "this is a checkpoint outside of its run, and to go on in it would change it; put it into the folder `checkpoints` of its run, \
+                "this is a checkpoint outside of its run, and resuming would modify it; move it to the directory `checkpoints` of its run, \
                  or start a new run from its weights with --from {}",
                 path.display()
             );
@@ -162,11 +162,11 @@ pub fn resume_at(path: &Path) -> Result<(PathBuf, Start)> {
     }
 }
 
-/// The settings of a run in a folder, with these above them. Use for [`Start::Resume`].
+/// The settings of the run in a directory, overridden by these. For [`Start::Resume`].
 pub fn resumed_settings(folder: &Path, above: &[Layer]) -> Result<Settings> {
     let path = folder.join(SETTINGS);
     if !path.is_file() {
-        let problem = "there is no settings.toml, so no run to resume; leave out --resume to start one".into();
+        let problem = "there is no settings.toml, so there is no run to resume; omit --resume to start one".into();
         return Err(Error::NoCheckpoint { folder: folder.into(), problem });
     }
     let text = read_text(&path).map_err(Error::io("read", &path))?;
@@ -175,14 +175,14 @@ pub fn resumed_settings(folder: &Path, above: &[Layer]) -> Result<Settings> {
     Settings::resolve(&layers)
 }
 
-/// Trains a model on `source` as the settings say. Where several ranks work together each calls this, with the same settings.
+/// Trains a model on `source`. With several ranks, each rank calls this with the same settings.
 ///
 /// # Errors
-/// [`Error::FirstRank`] on other ranks where rank 0 has failed and all know it. Any other error may be of one rank alone: who calls this then ends the others.
+/// [`Error::FirstRank`] on other ranks if rank 0 has failed and all ranks know it. Any other error may occur on one rank only; the caller must then end the others.
 pub fn train(settings: &Settings, source: &dyn Source, options: &RunOptions) -> Result<Outcome> {
     settings.validate()?;
     if settings.engine != options.engine.as_ref().map_or("native", |engine| engine.name()) {
-        let expected = "this engine is a program of its own, which `termwise train` starts".to_owned();
+        let expected = "this engine is a separate program, started by `termwise train`".to_owned();
         return Err(Error::Setting { place: String::new(), key: "engine".into(), found: settings.engine.clone(), expected });
     }
     let threads = if settings.threads == 0 { std::thread::available_parallelism().map_or(1, usize::from) } else { settings.threads };
@@ -193,18 +193,18 @@ pub fn train(settings: &Settings, source: &dyn Source, options: &RunOptions) -> 
     })
 }
 
-/// How far a start has come when it fails.
+/// Progress of a start when it fails.
 #[derive(Default)]
 struct Reached {
-    /// The folder contains nothing but the work of this process.
+    /// The directory contains only files of this process.
     alone: bool,
-    /// The other ranks know where to begin.
-    told: bool,
-    /// A step was made that a resumed run can build on, or left a folder to look at.
+    /// The other ranks have received the start message.
+    informed: bool,
+    /// A step was made that a resumed run can continue, or a diagnosis was written.
     stepped: bool,
 }
 
-/// Rank 0: it holds the folder's lock.
+/// Rank 0: locks the directory.
 fn run_rank0(settings: &Settings, source: &dyn Source, options: &RunOptions) -> Result<Outcome> {
     let folder = &options.folder;
     let mut reached = Reached::default();
@@ -213,7 +213,7 @@ fn run_rank0(settings: &Settings, source: &dyn Source, options: &RunOptions) -> 
         replace::recover_missing(folder)?;
         created = !folder.exists();
         create_folder(folder)?;
-        // Held until the end.
+        // Locked until the end.
         let (_lock, recovered) = replace::recover(folder, lock(folder)?, options.start == Start::Replace)?;
         with_lock(settings, source, options, recovered, &mut reached)
     };
@@ -221,14 +221,14 @@ fn run_rank0(settings: &Settings, source: &dyn Source, options: &RunOptions) -> 
     if outcome.is_err() && reached.alone && !reached.stepped {
         undo(folder, created);
     }
-    if outcome.is_err() && !reached.told {
-        // Others wait for a word, even if there is nothing to begin with. The error that matters is this one.
+    if outcome.is_err() && !reached.informed {
+        // Other ranks wait for a message even if the start fails. This error is returned.
         let _ = options.collective.broadcast(&mut Vec::new());
     }
     outcome
 }
 
-/// As [`train`], with the folder's lock held.
+/// [`train`] with the directory locked.
 fn with_lock(
     settings: &Settings,
     source: &dyn Source,
@@ -254,7 +254,7 @@ fn with_lock(
         let config = &begin.learner.model().config;
         let heads: Vec<_> = (0..config.num_hidden_layers).flat_map(|layer| config.heads(layer)).collect();
         warnings.extend(termwise_model::decode::warnings(&heads));
-        // Some data are refused only when they are read.
+        // Some data errors occur only on reading.
         source.train(settings.seed, 0, settings.batch, settings.length, &mut Rows::default())?;
     }
     let mut options = options.clone();
@@ -266,7 +266,7 @@ fn with_lock(
     write_whole(&folder.join(SETTINGS), settings.to_toml().as_bytes())?;
     options.files.push((provenance::FILE.into(), provenance::note(folder, &options.provenance)?));
     let writer = Writer::open(folder, checkpoints, begin.state.step, replacement)?;
-    reached.told = true;
+    reached.informed = true;
     let mut message = serde_json::to_vec(&StartMessage { checkpoint: begin.checkpoint.clone() }).map_err(Error::json(folder))?;
     options.collective.broadcast(&mut message)?;
     let mut training = Training::new(settings, source, &options, Some(writer), begin, warnings)?;
@@ -275,13 +275,13 @@ fn with_lock(
     outcome
 }
 
-/// Rank 0 to the others: where to begin.
+/// Message of rank 0 to the others: where to start.
 #[derive(Serialize, Deserialize)]
 struct StartMessage {
     checkpoint: Option<PathBuf>,
 }
 
-/// Another rank: it reads what rank 0 names, and writes nothing.
+/// Other ranks: read the checkpoint that rank 0 names, and write nothing.
 fn run_worker(settings: &Settings, source: &dyn Source, options: &RunOptions) -> Result<Outcome> {
     let mut message = Vec::new();
     options.collective.broadcast(&mut message)?;
@@ -297,56 +297,56 @@ fn run_worker(settings: &Settings, source: &dyn Source, options: &RunOptions) ->
     Training::new(settings, source, &options, None, begin, Vec::new())?.run()
 }
 
-/// Whether a file or folder with this name in the folder of a run is part of the run.
+/// Whether an entry of a run's directory is part of the run.
 fn is_run_file(name: &str) -> bool {
     let files = [SETTINGS, provenance::FILE, METRICS, metrics::LATER, WARNINGS, LOCK, replace::MARKER, "checkpoints"];
-    // Temporary files of those.
+    // Temporary files of these.
     let own = name.strip_prefix('.').and_then(|name| name.strip_suffix(".part")).unwrap_or(name);
     files.contains(&own) || name.contains(".tfevents.") || own.starts_with("nonfinite-step-")
 }
 
-/// Whether a folder contains a run, or part of one.
+/// Whether a directory contains a run or a part of one.
 fn holds_run(folder: &Path) -> Result<bool> {
     let entries = std::fs::read_dir(folder).map_err(Error::io("list", folder))?;
     Ok(entries.flatten().any(|entry| entry.file_name().to_str().is_some_and(|name| name != LOCK && is_run_file(name))))
 }
 
-/// Removes the files of a run that was refused before its first step, so the corrected command can begin; other files stay. The settings are
-/// removed last: until then it is a run, which can be resumed.
+/// Removes the files of a run that was rejected before its first step, so that the corrected command can start; other files are kept. The settings are
+/// removed last: until then the run can be resumed.
 fn undo(folder: &Path, created: bool) {
     let mut paths: Vec<PathBuf> = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
     paths.retain(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(is_run_file));
     paths.sort_by_key(|path| path.ends_with(SETTINGS));
     for path in paths {
-        // A file that cannot be removed is only in the way of the next attempt, which reports it.
+        // A file that cannot be removed is reported by the next attempt.
         let _ = std::fs::remove_file(path);
     }
     if created {
-        // Only if nothing else is in it.
+        // Only if it is empty.
         let _ = std::fs::remove_dir(folder);
     }
 }
 
-/// Exit code of a process whose run was asked to stop and left a checkpoint: what shells say of an interrupt.
+/// Exit code of a run that was stopped and left a checkpoint: that of an interrupt (SIGINT).
 pub const STOPPED: u8 = 130;
 
-/// Exit code of a process that found another one working in its run's folder: `EX_TEMPFAIL`, to be tried again.
+/// Exit code if another process is working in the run's directory: `EX_TEMPFAIL`, try again later.
 pub const LOCKED: u8 = 75;
 
 const LOCK: &str = "run.lock";
 
-/// Whether a process is working in the folder of a run at this moment.
+/// Whether a process is currently working in a run's directory.
 pub fn is_locked(folder: &Path) -> bool {
     let held = |file: File| matches!(file.try_lock_shared(), Err(std::fs::TryLockError::WouldBlock));
     File::open(folder.join(LOCK)).is_ok_and(held)
 }
 
-/// Held while a process works in a folder.
+/// Locked while a process works in a directory.
 pub(crate) fn lock(folder: &Path) -> Result<File> {
     files::lock(&folder.join(LOCK))?.ok_or_else(|| Error::RunLocked { folder: folder.into() })
 }
 
-/// What a session starts from.
+/// The initial state of a session.
 struct Begin {
     learner: Box<Native>,
     state: State,
@@ -376,19 +376,19 @@ fn begin(settings: &Settings, source: &dyn Source, options: &RunOptions, checkpo
     Ok((Begin { learner, state, checkpoint: Some(path) }, warnings))
 }
 
-/// Warnings of a run without checkpoints that restarts at step 0, which is right if it was killed before its first checkpoint. An error if it must
+/// Warnings for a run without checkpoints that restarts at step 0. That is correct if it was killed before its first checkpoint. An error if it must
 /// have had one.
 fn restart_warnings(folder: &Path) -> Result<Vec<String>> {
     let last = metrics::last_step(folder)?;
     let every = if folder.join(SETTINGS).is_file() { resumed_settings(folder, &[])?.checkpoint_every } else { 0 };
     if every > 0 && last > every {
         let problem = format!(
-            "its metrics go to step {last} and it wrote a checkpoint every {every} steps, but there is none; \
+            "its metrics end at step {last} and it wrote a checkpoint every {every} steps, but there is no checkpoint; \
              put the folder `checkpoints` back, or start a new run"
         );
         return Err(Error::NoCheckpoint { folder: folder.into(), problem });
     }
-    Ok(if last > 0 { vec![format!("there is no checkpoint; of {last} steps the run begins again")] } else { Vec::new() })
+    Ok(if last > 0 { vec![format!("there is no checkpoint; restarting at step 0 (metrics end at step {last})")] } else { Vec::new() })
 }
 
 fn fresh(settings: &Settings, source: &dyn Source) -> Result<Begin> {

@@ -1,19 +1,19 @@
-//! `train --overwrite`: a new run takes the place of an old one, and nothing of either is lost or mixed whenever the process is killed.
+//! `train --overwrite`: a new run replaces an old one. If the process is killed at any point, no run is lost and no files are mixed.
 //!
 //! ```text
 //! runs/NAME              the run
-//! runs/.NAME.replaced    during a replacement: first the new run, then, after both were exchanged, the old one
+//! runs/.NAME.replaced    during a replacement: first the new run, then, after the exchange, the old one
 //! ```
 //!
-//! The folder of the new run contains [`MARKER`] until its first checkpoint is complete, so both can be told apart at any time. Then the old run is removed;
-//! files in its folder that are not part of a run are moved to the new one. If the new run fails before, both are exchanged again.
+//! The directory of the new run contains [`MARKER`] until its first checkpoint is complete, so the two runs can be distinguished at any time. Then the old run
+//! is removed; files in its directory that are not part of a run are moved to the new one. If the new run fails before, the two are exchanged again.
 //!
 //! | `NAME` | `.NAME.replaced` | the process was killed | [`recover`] |
 //! |---|---|---|---|
 //! | old | new | before the exchange | removes the new run |
-//! | new, without checkpoint | old | before the first checkpoint | keeps both, or puts the old run back for another `--overwrite` |
-//! | new, with checkpoint | old | before or while the old run was removed | removes the old run |
-//! | absent | old | between two renames, on a file system that cannot exchange folders | puts the old run back |
+//! | new, without checkpoint | old | before the first checkpoint | keeps both, or restores the old run for another `--overwrite` |
+//! | new, with checkpoint | old | before or during the removal of the old run | removes the old run |
+//! | absent | old | between two renames, on a file system that cannot exchange directories | restores the old run |
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -22,45 +22,45 @@ use super::{is_run_file, lock};
 use crate::checkpoint::{Checkpoints, SETTINGS};
 use crate::error::{Error, Result};
 use crate::provenance::{self, Provenance};
-use termwise_base::files::{beside, sync_folder, write_synced};
+use termwise_base::files::{hidden_sibling, sync_folder, write_synced};
 
-/// In the folder of a run that replaces another one and has no checkpoint yet.
+/// File in the directory of a run that replaces another one and has no checkpoint yet.
 pub(super) const MARKER: &str = ".replaces";
 
 /// The old run.
 const REPLACED: &str = "replaced";
-/// The old run between two renames, on a file system that cannot exchange folders.
+/// The old run between two renames, on a file system that cannot exchange directories.
 const MOVING: &str = "moving";
-/// A folder that is being removed. It gets this name first, so that no part of a run is taken for a run.
+/// A directory that is being removed. It is renamed first, so a partially removed run is never mistaken for a run.
 const GONE: &str = "gone";
 
-/// A run that replaces another one. Unless [`Replacement::commit`] was called, it puts the old run back when it is dropped.
+/// A run that replaces another one. On drop, it restores the old run unless [`Replacement::commit`] was called.
 #[derive(Debug)]
 pub(super) struct Replacement {
     run: PathBuf,
-    /// Of the new run, held as long as the process works on it; the caller of [`Replacement::begin`] holds that of the old one.
+    /// Lock of the new run. The caller of [`Replacement::begin`] has the lock of the old one.
     _lock: Option<File>,
     state: State,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The old run is put back if the new one fails.
+    /// The old run is restored if the new one fails.
     Revertible,
-    /// A resumed run, whose first checkpoint completes the replacement that an earlier process began. If it fails, both runs are kept.
+    /// A resumed run, whose first checkpoint completes the replacement that an earlier process started. If it fails, both runs are kept.
     Pending,
-    /// The old run is removed, or was put back.
+    /// The old run was removed or restored.
     Settled,
 }
 
 impl Replacement {
-    /// Exchanges the run in `folder`, whose lock is held, for a new one that has only its settings and its provenance.
+    /// Exchanges the run in `folder`, whose lock is taken, for a new one with only its settings and provenance.
     pub(super) fn begin(folder: &Path, settings: &str, made_by: &Provenance) -> Result<Replacement> {
         let run = folder.canonicalize().map_err(Error::io("find", folder))?;
-        let staged = beside(&run, REPLACED);
+        let staged = hidden_sibling(&run, REPLACED);
         fs::create_dir(&staged).map_err(Error::io("create the folder", &staged))?;
         let prepare = || -> Result<File> {
-            let text = "This run replaces another one, which is kept in the folder that is named after it with the ending .replaced until the first checkpoint.\n";
+            let text = "This run replaces another one, which is kept in the directory .NAME.replaced until the first checkpoint.\n";
             write_synced(&staged.join(MARKER), text.as_bytes())?;
             let lock = lock(&staged)?;
             write_synced(&staged.join(SETTINGS), settings.as_bytes())?;
@@ -72,20 +72,20 @@ impl Replacement {
         match prepare() {
             Ok(lock) => Ok(Replacement { run, _lock: Some(lock), state: State::Revertible }),
             Err(error) => {
-                // The error that matters is this one; a folder that stays is removed by the next command.
+                // This error is returned. A directory that remains is removed by the next command.
                 let _ = remove_folder(&run, &staged);
                 Err(error)
             }
         }
     }
 
-    /// The replacement that [`recover`] has found in the folder of a run that is resumed.
+    /// The replacement that [`recover`] found in the directory of a resumed run.
     pub(super) fn resume(folder: &Path) -> Result<Replacement> {
         let run = folder.canonicalize().map_err(Error::io("find", folder))?;
         Ok(Replacement { run, _lock: None, state: State::Pending })
     }
 
-    /// Removes the old run, once the new one has a checkpoint. Later calls do nothing.
+    /// Removes the old run after the first checkpoint of the new one. Later calls do nothing.
     pub(super) fn commit(&mut self) -> Result<()> {
         match std::mem::replace(&mut self.state, State::Settled) {
             State::Settled => Ok(()),
@@ -93,7 +93,7 @@ impl Replacement {
         }
     }
 
-    /// Puts the old run back unless the new one counts. With `keep`, the new one stays in a folder next to it, which is returned.
+    /// Restores the old run unless the replacement is committed. With `keep`, the new run is kept in a directory next to it, whose path is returned.
     pub(super) fn revert(&mut self, keep: bool) -> Result<Option<PathBuf>> {
         match std::mem::replace(&mut self.state, State::Settled) {
             State::Settled | State::Pending => Ok(None),
@@ -104,30 +104,30 @@ impl Replacement {
 
 impl Drop for Replacement {
     fn drop(&mut self) {
-        // After an error or a panic. What fails here is done by the next command.
+        // After an error or a panic. The next command retries after a failure here.
         let _ = self.revert(false);
     }
 }
 
-/// The state of a folder after [`recover`].
+/// The state of a directory after [`recover`].
 #[derive(Debug, Default)]
 pub(super) struct Recovered {
-    /// The folder holds a run without a checkpoint that replaces the one in this folder.
+    /// The directory contains a run without a checkpoint that replaces the run in this directory.
     pub replaced: Option<PathBuf>,
-    /// What was done.
+    /// The actions taken.
     pub warnings: Vec<String>,
 }
 
-/// Puts back the run of a folder that does not exist, if it is found under a name that a replacement gives to it.
+/// Restores the run of a missing directory, if a replacement has renamed it.
 pub(super) fn recover_missing(folder: &Path) -> Result<()> {
     if folder.exists() {
         return Ok(());
     }
-    for hidden in [beside(folder, MOVING), beside(folder, REPLACED)] {
+    for hidden in [hidden_sibling(folder, MOVING), hidden_sibling(folder, REPLACED)] {
         if hidden.join(SETTINGS).is_file() && !is_marked(&hidden) {
             return match fs::rename(&hidden, folder) {
-                // Another process may have done so.
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::io("put in place", folder)(error)),
+                // Another process may have done it.
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::io("replace", folder)(error)),
                 _ => Ok(()),
             };
         }
@@ -135,16 +135,16 @@ pub(super) fn recover_missing(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Completes or reverts a replacement in this folder that was interrupted. `held` is the folder's lock; the lock of the run that is there in the end is returned. With
-/// `restore`, a new run without a checkpoint gives way to the old one.
+/// Completes or reverts an interrupted replacement in this directory. `held` is the directory's lock. Returns the lock of the remaining run. With
+/// `restore`, the old run is restored if the new run has no checkpoint.
 pub(super) fn recover(folder: &Path, held: File, restore: bool) -> Result<(File, Recovered)> {
     let run = folder.canonicalize().map_err(Error::io("find", folder))?;
-    // A path such as `/` is not next to anything.
+    // A path such as `/` has no parent.
     if run.file_name().is_none() {
         return Ok((held, Recovered::default()));
     }
-    let (replaced, moving) = (beside(&run, REPLACED), beside(&run, MOVING));
-    remove_if_there(&beside(&run, GONE))?;
+    let (replaced, moving) = (hidden_sibling(&run, REPLACED), hidden_sibling(&run, MOVING));
+    remove_if_there(&hidden_sibling(&run, GONE))?;
     if moving.exists() && !replaced.exists() {
         fs::rename(&moving, &replaced).map_err(Error::io("rename", &moving))?;
     }
@@ -166,7 +166,7 @@ pub(super) fn recover(folder: &Path, held: File, restore: bool) -> Result<(File,
             }
             let old = lock(&replaced)?;
             put_back(&run, false)?;
-            let text = "an earlier replacement of this run was interrupted before its first checkpoint; the old run was put back first";
+            let text = "an earlier replacement of this run was interrupted before its first checkpoint; the old run was restored first";
             return Ok((old, Recovered { replaced: None, warnings: vec![text.into()] }));
         }
     }
@@ -174,13 +174,13 @@ pub(super) fn recover(folder: &Path, held: File, restore: bool) -> Result<(File,
     Ok((held, found))
 }
 
-/// The run that the one in this folder replaces, if it has no checkpoint yet.
+/// The run that the one in this directory replaces, if the latter has no checkpoint yet.
 pub fn replaced_by(folder: &Path) -> Option<PathBuf> {
-    let replaced = beside(&folder.canonicalize().ok()?, REPLACED);
+    let replaced = hidden_sibling(&folder.canonicalize().ok()?, REPLACED);
     (is_marked(folder) && replaced.is_dir() && !is_marked(&replaced)).then_some(replaced)
 }
 
-/// Where a path is that may lie in a run that is being replaced, such as a checkpoint that the new run starts from.
+/// Resolves a path that may be in a run that is being replaced, such as a checkpoint to start from.
 pub(crate) fn locate(path: &str) -> PathBuf {
     let path = Path::new(path);
     if !path.exists() {
@@ -207,10 +207,10 @@ fn remove_marker(run: &Path) -> Result<()> {
     }
 }
 
-/// The new run counts: files that are not part of the old one move to it, then the old one is removed.
+/// Completes a replacement: files that are not part of the old run are moved to the new one, then the old one is removed.
 fn finish(run: &Path) -> Result<()> {
     remove_marker(run)?;
-    let replaced = beside(run, REPLACED);
+    let replaced = hidden_sibling(run, REPLACED);
     for entry in fs::read_dir(&replaced).map_err(Error::io("list", &replaced))? {
         let entry = entry.map_err(Error::io("list", &replaced))?;
         let name = entry.file_name();
@@ -219,7 +219,7 @@ fn finish(run: &Path) -> Result<()> {
         }
         let mut target = run.join(&name);
         while target.symlink_metadata().is_ok() {
-            // Of the same name as one that was put into the new folder.
+            // The new directory already has a file of this name.
             target.as_mut_os_string().push(".old");
         }
         fs::rename(entry.path(), &target).map_err(Error::io("move", entry.path()))?;
@@ -228,9 +228,9 @@ fn finish(run: &Path) -> Result<()> {
     remove_folder(run, &replaced)
 }
 
-/// Puts the old run back and removes the new one, or keeps it as `NAME.failed`.
+/// Restores the old run and removes the new one, or keeps it as `NAME.failed`.
 fn put_back(run: &Path, keep: bool) -> Result<Option<PathBuf>> {
-    let replaced = beside(run, REPLACED);
+    let replaced = hidden_sibling(run, REPLACED);
     exchange(run, &replaced)?;
     if !keep {
         return remove_folder(run, &replaced).map(|()| None);
@@ -244,9 +244,9 @@ fn put_back(run: &Path, keep: bool) -> Result<Option<PathBuf>> {
     Ok(Some(place))
 }
 
-/// Removes a folder next to a run.
+/// Removes a directory next to a run.
 fn remove_folder(run: &Path, folder: &Path) -> Result<()> {
-    let gone = beside(run, GONE);
+    let gone = hidden_sibling(run, GONE);
     remove_if_there(&gone)?;
     fs::rename(folder, &gone).map_err(Error::io("remove", folder))?;
     remove_if_there(&gone)
@@ -259,7 +259,7 @@ fn remove_if_there(folder: &Path) -> Result<()> {
     }
 }
 
-/// Exchanges the names of a run and of its hidden neighbour: atomically where the file system can, otherwise by three renames, from which [`recover`] finds its way.
+/// Exchanges the names of a run and its hidden sibling: atomically if the file system supports it, otherwise by three renames, from which [`recover`] can recover.
 fn exchange(run: &Path, hidden: &Path) -> Result<()> {
     #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
     {
@@ -278,10 +278,10 @@ fn exchange(run: &Path, hidden: &Path) -> Result<()> {
 }
 
 fn exchange_by_renames(run: &Path, hidden: &Path) -> Result<()> {
-    let moving = beside(run, MOVING);
+    let moving = hidden_sibling(run, MOVING);
     fs::rename(run, &moving).map_err(Error::io("rename", run))?;
     if let Err(error) = fs::rename(hidden, run) {
-        // The error that matters is this one; what fails now is done by the next command.
+        // This error is returned. The next command retries after a failure here.
         let _ = fs::rename(&moving, run);
         return Err(Error::io("rename", hidden)(error));
     }
@@ -299,7 +299,7 @@ mod tests {
     }
 
     impl Place {
-        /// An old run `a` with a file that is not part of it.
+        /// An old run `a` with a file that is not part of the run.
         fn new() -> Place {
             let place = Place { folder: tempfile::tempdir().expect("a folder") };
             place.write("a/settings.toml", "old");
@@ -352,7 +352,7 @@ mod tests {
             assert!(!is_marked(&self.at("a")));
         }
 
-        /// Nothing of the old run but the file that was not part of it.
+        /// Nothing of the old run except the file that was not part of it.
         fn assert_new(&self) {
             assert_eq!((self.names(), self.settings("a").as_str()), (vec!["a".to_owned()], "new"));
             let entries = fs::read_dir(self.at("a")).expect("a folder");
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn the_old_run_is_removed_after_the_first_checkpoint_and_put_back_before() {
+    fn the_old_run_is_removed_after_the_first_checkpoint_and_restored_before() {
         let place = Place::new();
         let replacement = place.begin();
         assert_eq!((place.settings("a").as_str(), place.settings(".a.replaced").as_str()), ("new", "old"));
@@ -382,16 +382,16 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_run_is_kept_next_to_the_old_one_if_asked() {
+    fn a_failed_run_is_kept_next_to_the_old_one_on_request() {
         let place = Place::new();
         for name in ["a.failed", "a.failed-2"] {
-            let kept = place.begin().revert(true).expect("put back").expect("kept");
+            let kept = place.begin().revert(true).expect("restored").expect("kept");
             assert_eq!((kept.file_name().expect("a name").to_str(), place.settings(name).as_str()), (Some(name), "new"));
             assert!(!is_marked(&kept) && place.settings("a") == "old");
         }
     }
 
-    /// Every state that a killed process can leave.
+    /// Every state in which a killed process can leave the directory.
     #[test]
     fn interrupted_replacements_are_recovered() {
         let killed = |place: &Place| std::mem::forget(place.begin());
@@ -420,7 +420,7 @@ mod tests {
         fs::remove_file(place.at("a/run.lock")).expect("the lock of the process");
         assert!(place.recover(false).replaced.is_some_and(|old| old.ends_with(".a.replaced")));
         assert_eq!((place.settings("a").as_str(), place.settings(".a.replaced").as_str()), ("new", "old"));
-        assert!(place.recover(true).warnings[0].contains("put back"));
+        assert!(place.recover(true).warnings[0].contains("restored"));
         place.assert_old();
         // The old run is removed by hand.
         killed(&place);
@@ -436,9 +436,9 @@ mod tests {
     }
 
     #[test]
-    fn file_systems_without_an_exchange_are_recovered_from_every_rename() {
+    fn three_rename_exchanges_are_recovered_at_every_point() {
         let rename = |place: &Place, from: &str, to: &str| fs::rename(place.at(from), place.at(to)).expect("renamed");
-        // The new run is put in place.
+        // The new run replaces the old one.
         for renames in 1..=3 {
             let place = Place::new();
             place.write(".a.replaced/.replaces", "");
@@ -451,7 +451,7 @@ mod tests {
             place.recover(true);
             place.assert_old();
         }
-        // The old run is put back.
+        // The old run is restored.
         for renames in 1..=3 {
             let place = Place::new();
             rename(&place, "a", ".a.replaced");

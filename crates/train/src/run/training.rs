@@ -1,4 +1,4 @@
-//! The loop.
+//! The training loop.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -30,7 +30,7 @@ pub(super) struct Training<'a> {
     clip: Option<f64>,
     learner: Box<dyn Learner>,
     state: State,
-    /// On rank 0.
+    /// Only on rank 0.
     writer: Option<Writer>,
     checkpoint: Option<PathBuf>,
     /// The step of that checkpoint.
@@ -39,37 +39,37 @@ pub(super) struct Training<'a> {
     last: Last,
 }
 
-/// What writes into the folder of a run.
+/// Output files of a run.
 pub(super) struct Writer {
     checkpoints: Checkpoints,
     metrics: Metrics,
-    /// Lines of metrics that could not be read.
+    /// Number of unreadable lines of metrics.
     unreadable: usize,
-    /// The run that this one replaces is kept until the first checkpoint.
+    /// The replaced run, kept until the first checkpoint.
     replacement: Option<Replacement>,
 }
 
 impl Writer {
-    /// Cuts the metrics back to this step.
+    /// Truncates the metrics to this step.
     pub(super) fn open(folder: &Path, checkpoints: Checkpoints, step: u64, replacement: Option<Replacement>) -> Result<Writer> {
         let (metrics, unreadable) = Metrics::open(folder, step)?;
         Ok(Writer { checkpoints, metrics, unreadable, replacement })
     }
 }
 
-/// What is shown and reported, and never goes into a checkpoint.
+/// State for display and reporting, not stored in checkpoints.
 #[derive(Default)]
 struct Last {
-    /// Of step 1, if this session made it.
+    /// Loss of step 1, if this session computed it.
     first: Option<f64>,
     loss: Option<f64>,
     held_out: Option<Evaluation>,
-    /// Whether the loss of the last evaluation was not finite.
+    /// Whether the loss of the last evaluation was NaN or infinite.
     diverged: bool,
     denominator_told: bool,
-    /// Time spent in steps since the last line, and tokens in it.
+    /// Time spent in steps since the last line of metrics, and tokens in it.
     window: (Duration, u64),
-    /// The same since the session began.
+    /// The same since the start of the session.
     session: (Duration, u64),
 }
 
@@ -99,12 +99,15 @@ impl<'a> Training<'a> {
         for warning in warnings {
             progress.warn(state.step, &warning);
         }
-        // The last line of a killed run is expected to be incomplete.
+        // The last line of a killed run is normally incomplete.
         if let Some(unreadable) = writer.as_ref().map(|writer| writer.unreadable).filter(|&lines| lines > 1) {
-            progress.warn(state.step, &format!("{unreadable} lines of metrics.jsonl were not readable and are gone"));
+            progress.warn(state.step, &format!("{unreadable} lines of metrics.jsonl were unreadable and were removed"));
         }
         if settings.steps > settings.horizon && state.step > 0 {
-            let text = format!("the learning rate has fallen at step {} and stays there until step {}", settings.horizon, settings.steps);
+            let text = format!(
+                "the learning rate decay ends at step {}; it is constant until the last step, {}",
+                settings.horizon, settings.steps
+            );
             progress.warn(state.step, &text);
         }
         if settings.warmup > settings.steps && state.step == 0 {
@@ -137,19 +140,17 @@ impl<'a> Training<'a> {
         })
     }
 
-    /// Steps done in all.
+    /// Total steps done.
     pub(super) fn done(&self) -> u64 {
         self.state.step
     }
 
-    /// Puts back the run that this one replaces, if it has failed before its first checkpoint. A step that was not finite is kept next to it.
+    /// Restores the replaced run if this one has failed before its first checkpoint. The diagnosis of a NaN or infinity is kept next to it.
     pub(super) fn failed(&mut self, error: Error) -> Error {
         let Some(replacement) = self.writer.as_mut().and_then(|writer| writer.replacement.as_mut()) else { return error };
         let keep = matches!(error, Error::NonFinite { file: Some(_), .. });
         let kept = replacement.revert(keep).unwrap_or_else(|problem| {
-            let text = format!(
-                "the run that was to be replaced could not be put back: {problem}; the next `termwise train` in this folder does so"
-            );
+            let text = format!("the replaced run could not be restored: {problem}; the next `termwise train` in this directory retries");
             self.progress.say(&format!("warning: {text}"));
             None
         });
@@ -196,7 +197,7 @@ impl<'a> Training<'a> {
         self.finish()
     }
 
-    /// One step: gradient, update, and what is due after it.
+    /// One step: gradient, update, and due evaluations, logs and checkpoints.
     fn step(&mut self, parts: &Parts, started: Instant) -> Result<()> {
         self.learner.gradient(parts)?;
         let mut computed = self.learner.reduce(self.collective)?;
@@ -228,12 +229,12 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
-    /// Stops, or counts a skipped update where the settings allow it.
+    /// Stops the run, or counts a skipped update if the settings allow it.
     fn refuse(&mut self, computed: &Computed, parts: &Parts) -> Result<()> {
         let step = self.state.step + 1;
         let skipped = self.state.skipped < self.settings.skip_nonfinite;
         if self.writer.is_none() {
-            // Rank 0 finds out why.
+            // Rank 0 writes the diagnosis.
             return if skipped { Ok(()) } else { Err(Error::FirstRank) };
         }
         let diagnosis = self.learner.diagnose(computed, parts, step);
@@ -252,7 +253,7 @@ impl<'a> Training<'a> {
         Err(Error::NonFinite { diagnosis: Box::new(diagnosis), file })
     }
 
-    /// Goes on to the next step.
+    /// Advances to the next step.
     fn count(&mut self, computed: &Computed) {
         let state = &mut self.state;
         if state.step == 0 {
@@ -272,12 +273,12 @@ impl<'a> Training<'a> {
         let before = state.spikes.mean();
         if state.spikes.is_spike(computed.loss) {
             state.window_spike = true;
-            let text = format!("the loss is {:.4}, a spike: its running mean is {before:.4}", computed.loss);
+            let text = format!("loss spike: the loss is {:.4}, its running mean {before:.4}", computed.loss);
             self.progress.warn(self.state.step, &text);
         }
         if let (Some(nonpositive), false) = (computed.nonpositive, self.last.denominator_told) {
             self.last.denominator_told = true;
-            let text = format!("{nonpositive}; the loss is finite, so training goes on; told once a session");
+            let text = format!("{nonpositive}; the loss is finite, so training continues; this warning is printed once per session");
             self.progress.warn(self.state.step, &text);
         }
     }
@@ -315,7 +316,7 @@ impl<'a> Training<'a> {
         let (source, learner) = (self.source, &mut self.learner);
         let (rank, ranks) = (collective.rank() as u64, collective.size() as u64);
         let (sums, _) = std::thread::scope(|scope| {
-            // Only what this rank measures.
+            // Only the share of this rank.
             let mut prefetch = Prefetch::start(scope, move |own, rows: &mut Rows| {
                 let index = own * ranks + rank;
                 Ok((eval_batches == 0 || index < eval_batches) && source.held_out(index, batch, length, rows)?)
@@ -346,14 +347,14 @@ impl<'a> Training<'a> {
         self.note(Line::HeldOut { step, time: now(), evaluation: Some(evaluation) })
     }
 
-    /// Writes a checkpoint, unless this step has one: a stop may come right after one that was due.
+    /// Writes a checkpoint, unless this step has one: a stop may follow directly after a scheduled checkpoint.
     fn save(&mut self) -> Result<()> {
         if self.saved == Some(self.state.step) {
             return Ok(());
         }
         self.learner.collect()?;
         if let Some(Writer { checkpoints, metrics, replacement, .. }) = &mut self.writer {
-            // Metrics first: what a checkpoint has passed must be in them.
+            // Metrics first: they must include all steps up to the checkpoint.
             metrics.sync()?;
             let path = checkpoints.save(&*self.learner, &self.state, self.settings, &self.options.files)?;
             if let Some(Err(error)) = replacement.as_mut().map(Replacement::commit) {
@@ -374,7 +375,7 @@ impl<'a> Training<'a> {
             writer.metrics.finish(self.state.step)?;
         }
         let diverged = self.last.diverged || self.diverged();
-        // Whoever ends before rank 0 has written what it has to would end it, too.
+        // A rank that ends before rank 0 has finished writing would also end rank 0.
         self.collective.barrier()?;
         let (time, tokens) = self.last.session;
         Ok(Outcome {
@@ -394,25 +395,25 @@ impl<'a> Training<'a> {
 }
 
 impl Training<'_> {
-    /// Whether the last loss is far above that of the first step, or of a prediction that knows nothing; a warning if so.
+    /// Whether the last loss is far above that of the first step or of a uniform prediction; emits a warning if so.
     fn diverged(&mut self) -> bool {
         let last = self.last.held_out.map(|evaluation| evaluation.loss).filter(|_| self.state.held_out.is_some()).or(self.last.loss);
         let uniform = (self.source.vocabulary() as f64).ln();
         let expected = self.last.first.map_or(uniform, |first| first.min(uniform));
         let Some(loss) = last.filter(|&loss| self.state.step >= self.settings.steps && loss > expected + DIVERGED) else { return false };
-        let first = self.last.first.map_or(String::new(), |first| format!(", that of step 1 was {first:.4}"));
+        let first = self.last.first.map_or(String::new(), |first| format!(", and the loss of step 1 was {first:.4}"));
         let text = format!(
-            "training diverged: the last loss is {loss:.4}, a uniform prediction has {uniform:.4} (the logarithm of the vocabulary){first}; reduce --lr, or increase --warmup"
+            "training diverged: the last loss is {loss:.4}, that of a uniform prediction is {uniform:.4} (ln of the vocabulary size){first}; reduce --lr, or increase --warmup"
         );
         self.progress.warn(self.state.step, &text);
         true
     }
 }
 
-/// So many nats above where a run began, a loss is not the noise of small batches.
+/// Increase over the initial loss, in nats, that exceeds the noise of small batches.
 const DIVERGED: f64 = 1.0;
 
-/// What ranks must have in common before they begin.
+/// Checks that all ranks have the same build, settings, data and step.
 fn agree_on_run(collective: &dyn Collective, settings: &Settings, source: &dyn Source, options: &RunOptions, state: &State) -> Result<()> {
     if collective.size() == 1 {
         return Ok(());
@@ -430,16 +431,16 @@ fn agree_on_run(collective: &dyn Collective, settings: &Settings, source: &dyn S
     same("the step", state.step.to_string())
 }
 
-/// Who shares a step.
+/// Describes how ranks share a step.
 fn shared(ranks: usize, micro_batches: usize) -> String {
     let idle = ranks.saturating_sub(micro_batches);
-    let mut text = format!("{ranks} ranks share {micro_batches} micro-batches a step");
+    let mut text = format!("{ranks} ranks share {micro_batches} micro-batches per step");
     if idle > 0 {
-        text += &format!(": {idle} of them have nothing to do; begin a run with --micro-batches {ranks} or more");
+        text += &format!(": {idle} of them are idle; start the run with --micro-batches {ranks} or more");
     } else if !micro_batches.is_multiple_of(ranks) {
-        text += ": some have one more than others, which wait for them; the result is the same";
+        text += ": some ranks have one more than others, which wait for them; the result is the same";
     }
-    text + ". If a rank is lost all end, and --resume goes on from the newest checkpoint with any number of ranks"
+    text + ". If a rank terminates, all ranks stop; --resume continues from the newest checkpoint with any number of ranks"
 }
 
 #[cfg(all(test, unix))]

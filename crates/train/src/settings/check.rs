@@ -1,4 +1,4 @@
-//! What values are possible.
+//! Validation of values.
 
 use termwise_model::SessionOptions;
 
@@ -6,13 +6,13 @@ use super::{Settings, bad};
 use crate::error::Result;
 
 impl Settings {
-    /// How the model is computed.
+    /// Computation options of the model.
     pub fn options(&self) -> Result<SessionOptions> {
         let unknown = |error: termwise_attention::Error| bad("mode", &self.mode, error.to_string());
         Ok(SessionOptions::default().mode(self.mode.parse().map_err(unknown)?))
     }
 
-    /// Checks that every value is possible. A model to start from is not looked at.
+    /// Checks every value. The model to start from is not opened.
     pub fn validate(&self) -> Result<()> {
         let positive = [
             ("batch", self.batch as u64, 1 << 24),
@@ -42,12 +42,16 @@ impl Settings {
             return Err(bad(key, value, format!("it must be at most {most}")));
         }
         if self.heads > 0 && self.head_dim.checked_mul(self.heads) != Some(self.hidden) && self.head_dim == self.hidden / self.heads {
-            return Err(bad("hidden", self.hidden, format!("{} heads do not divide it; change one of them or say head_dim", self.heads)));
+            return Err(bad(
+                "hidden",
+                self.hidden,
+                format!("it is not divisible by heads = {}; change one of them or set head_dim", self.heads),
+            ));
         }
         if !self.cut().is_even() {
             let (batch, accumulate) = (self.batch, self.accumulate);
             let expected = format!(
-                "it must cut {accumulate} batches of {batch} rows evenly: divide {accumulate}, or be {accumulate} times a divisor of {batch}"
+                "it must split {accumulate} batches of {batch} rows evenly: a divisor of {accumulate}, or {accumulate} times a divisor of {batch}"
             );
             return Err(bad("micro_batches", self.micro_batches, expected));
         }
@@ -69,12 +73,12 @@ impl Settings {
                 return Err(bad(key, value, "it must be zero or a positive number".into()));
             }
         }
-        // Zero moments would otherwise give 0/0.
+        // Otherwise zero moments would give 0/0.
         if self.adam_eps.is_nan() || (self.adam_eps as f32) < f32::MIN_POSITIVE {
             return Err(bad("adam_eps", self.adam_eps, "it must be positive in float32".into()));
         }
         if self.data.is_empty() {
-            return Err(bad("data", "[]", "it must name files, folders or builtin".into()));
+            return Err(bad("data", "[]", "it must name files, directories or builtin".into()));
         }
         let config = self.sized_config(self.vocab.max(1))?;
         let mut heads = (0..config.num_hidden_layers).flat_map(|layer| config.heads(layer));

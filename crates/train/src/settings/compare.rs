@@ -1,4 +1,4 @@
-//! Which settings differ, and names that follow from them.
+//! Differences between settings, and names derived from settings.
 
 use std::fmt;
 
@@ -8,12 +8,12 @@ use super::Settings;
 use super::keys::{self, Effect};
 
 impl Settings {
-    /// The settings that change what is computed and differ between the two.
+    /// The settings that affect the computation and differ.
     pub fn differences(&self, other: &Settings) -> Vec<Difference> {
         self.differing(other, Effect::Computation)
     }
 
-    /// The settings of this effect that differ between the two.
+    /// The settings of this effect that differ.
     pub(crate) fn differing(&self, other: &Settings, effect: Effect) -> Vec<Difference> {
         let (ours, theirs) = (self.table(), other.table());
         let show = |table: &Table, name| table.get(name).map_or("absent".into(), ToString::to_string);
@@ -21,7 +21,7 @@ impl Settings {
         differing.map(|key| Difference { key: key.name, asked: show(&ours, key.name), found: show(&theirs, key.name) }).collect()
     }
 
-    /// A hash of the settings that change what is computed or where data come from.
+    /// A hash of the settings that affect the computation or name the data.
     pub fn hash(&self) -> String {
         let table = self.table();
         let mut hasher = blake3::Hasher::new();
@@ -42,19 +42,19 @@ impl Settings {
     }
 }
 
-/// A setting that is asked for with one value and found with another.
+/// A setting whose requested value differs from that of the checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Difference {
     /// The key.
     pub key: &'static str,
-    /// What is asked for.
+    /// The requested value.
     pub asked: String,
-    /// What the checkpoint has.
+    /// The value in the checkpoint.
     pub found: String,
 }
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {} asked for, {} in the checkpoint", self.key, self.asked, self.found)
+        write!(f, "{}: {} requested, {} in the checkpoint", self.key, self.asked, self.found)
     }
 }

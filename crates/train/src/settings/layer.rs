@@ -1,4 +1,4 @@
-//! Settings as they come from one place: a file, flags, a run.
+//! Settings from one source: a file, flags or a run.
 
 use std::path::Path;
 
@@ -10,22 +10,22 @@ use toml::{Table, Value};
 use super::{bad, keys, presets};
 use crate::error::{Error, Result};
 
-/// Some settings and where they come from, for messages.
+/// Settings and their source, for messages.
 #[derive(Clone, Debug)]
 pub struct Layer {
     pub(super) place: String,
     pub(super) table: Table,
-    /// Whether a run has saved them.
+    /// Whether they were saved by a run.
     pub(super) of_run: bool,
 }
 
 impl Layer {
-    /// Whether it says something of this setting.
+    /// Whether this setting is given.
     pub fn has(&self, key: &str) -> bool {
         self.table.contains_key(key)
     }
 
-    /// Settings in a TOML text; `place` is the file as the user would name it.
+    /// Settings in a TOML string; `place` is the file name for messages.
     pub fn parse(text: &str, place: &str) -> Result<Layer> {
         let table = text.parse().map_err(|source| Error::Toml { place: place.into(), source: Box::new(source) })?;
         Layer::new(table, place)
@@ -38,14 +38,14 @@ impl Layer {
         Layer::parse(&text, &path.display().to_string())
     }
 
-    /// The settings that a run has saved. They say every size, so the model that it once started from is not looked at again, and need not be
-    /// there any more.
+    /// The settings saved by a run. They contain every size, so the model from which it started is not read again and may be
+    /// missing.
     pub fn of_run(text: &str, place: &str) -> Result<Layer> {
         let table = text.parse().map_err(|source| Error::Toml { place: place.into(), source: Box::new(source) })?;
         Layer::checked(table, place, true)
     }
 
-    /// Checked for keys that do not exist and values of another kind; presets it names are put beneath it.
+    /// Checks for unknown keys and wrong types. Adds the settings of presets that it names, with lower priority.
     pub fn new(table: Table, place: &str) -> Result<Layer> {
         Layer::checked(table, place, false)
     }
@@ -60,7 +60,7 @@ impl Layer {
             let key = keys::find(name).ok_or_else(unknown)?;
             let wrong = || bad(name, value, format!("it must be {}", key.kind.expected())).at(place);
             if own.insert(key.name.to_owned(), key.kind.accept(value).ok_or_else(wrong)?).is_some() {
-                return Err(bad(name, value, format!("it is given twice, as `{}` and as `{}`", key.name, key.shown())).at(place));
+                return Err(bad(name, value, format!("it is set twice, as `{}` and as `{}`", key.name, key.shown())).at(place));
             }
         }
         let mut layer = Layer { place: place.into(), table: Table::new(), of_run };
@@ -77,16 +77,16 @@ impl Layer {
         Ok(layer)
     }
 
-    /// Lays the table over this one.
+    /// Overrides this table with another.
     fn cover(&mut self, above: Table) {
         self.table.extend(above);
     }
 }
 
-/// Sizes and attention of the model in a folder.
+/// Sizes and attention of the model in a directory.
 fn sizes_of(folder: &str) -> Result<Table> {
     let config = Config::read(crate::run::locate(folder))?;
-    let attention = Value::try_from(config.attention_json()).map_err(|_| Error::Internal("an attention map that is no TOML"))?;
+    let attention = Value::try_from(config.attention_json()).map_err(|_| Error::Internal("an attention map cannot be written as TOML"))?;
     let sizes = [
         ("hidden", config.hidden_size),
         ("mlp", config.intermediate_size),

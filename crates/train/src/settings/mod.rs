@@ -1,7 +1,7 @@
-//! What a run is set to: flags and a TOML file with the same keys (see [`keys::KEYS`]).
+//! Settings of a run: flags and a TOML file with the same keys (see [`keys::KEYS`]).
 //!
-//! Settings are laid over each other: defaults, then files, then flags. A layer that names a `recipe` or a `model` brings what that
-//! stands for, and its own keys above it. What results says every value, so that a run's `settings.toml` means the same in any later
+//! Settings have priorities: defaults, then files, then flags. A layer that names a `recipe` or a `model` includes the settings
+//! of that preset, which its own keys override. The result contains every value, so a run's `settings.toml` means the same in any later
 //! version.
 
 mod check;
@@ -24,8 +24,8 @@ use crate::schedule::Schedule;
 use crate::step::Cut;
 
 impl Settings {
-    /// The defaults with these layers above them, later ones above earlier ones; the recipe `language` comes between where the layers
-    /// name no data, no model to start from and no recipe. What is returned is valid.
+    /// Merges these layers over the defaults; later layers override earlier ones. The recipe `language` is added if the layers
+    /// name no data, no model to start from and no recipe. The result is valid.
     pub fn resolve(layers: &[Layer]) -> Result<Settings> {
         let recipe = |name: &str| Layer::new(Table::from_iter([("recipe".to_owned(), Value::from(name))]), "the defaults");
         let mut table = recipe("default")?.table;
@@ -48,23 +48,23 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Whether these layers ask for a model to start from, rather than say where a run once started.
+    /// Whether these layers name a new model to start from. A saved run only records its own.
     fn starts_elsewhere(&self, layers: &[Layer]) -> bool {
         let asked = layers.iter().rev().find(|layer| layer.table.contains_key("from"));
         !self.from.is_empty() && asked.is_some_and(|layer| !layer.of_run)
     }
 
-    /// The settings in a TOML text; keys that are missing have their defaults.
+    /// The settings in a TOML string; missing keys have their defaults.
     pub fn from_toml(text: &str, place: &str) -> Result<Settings> {
         Settings::resolve(&[Layer::parse(text, place)?])
     }
 
-    /// The settings in a checkpoint.
+    /// The settings of a checkpoint.
     pub(crate) fn from_checkpoint(text: &str, place: &str) -> Result<Settings> {
         Settings::resolve(&[Layer::of_run(text, place)?])
     }
 
-    /// Replaces zeros that stand for another setting's value, so that a later change of that one does not change these.
+    /// Replaces zeros that mean "same as another setting", so later changes of that setting have no effect.
     fn fill(&mut self) {
         if self.kv_heads == 0 {
             self.kv_heads = self.heads;
@@ -77,7 +77,7 @@ impl Settings {
         }
     }
 
-    /// Restores the zeros that stand for another setting's value, for a file that is meant to be edited: a changed number of steps then also
+    /// Restores zeros that mean "same as another setting", for a file that will be edited: a change of the number of steps then also
     /// changes the horizon.
     #[must_use]
     pub fn with_zeros(mut self, layers: &[Layer]) -> Settings {
@@ -94,14 +94,14 @@ impl Settings {
         self
     }
 
-    /// How the rows of a step are cut.
+    /// The split of a step into micro-batches.
     pub fn cut(&self) -> Cut {
         let &Settings { batch, length, accumulate, micro_batches, .. } = self;
         Cut { batch, length, accumulate, micro_batches }
     }
 
-    /// Into how many micro-batches a step is cut where ranks share it and nothing else was asked for: 8, so that 1, 2, 4 and 8 ranks have as many each and
-    /// leave the same bytes; fewer where rows do not divide, and more for more ranks.
+    /// Default number of micro-batches for several ranks: 8, so that 1, 2, 4 and 8 ranks have equal shares and identical
+    /// results. It is smaller if the rows are not divisible, and larger for more ranks.
     pub fn micro_batches_for(&self, ranks: usize) -> usize {
         let even = |&micro_batches: &usize| Cut { micro_batches, ..self.cut() }.is_even();
         let most = ranks.next_power_of_two().max(8);
@@ -110,22 +110,22 @@ impl Settings {
         if power >= ranks { power } else { (ranks..=rows.min(1 << 16)).find(even).unwrap_or(power) }
     }
 
-    /// The learning rate.
+    /// The learning rate schedule.
     pub fn schedule(&self) -> Schedule {
         Schedule { peak: self.lr, warmup: self.warmup, decay: self.decay, horizon: self.horizon, last: self.final_lr }
     }
 
-    /// The optimizer.
+    /// The optimizer hyperparameters.
     pub fn adamw(&self) -> AdamWConfig {
         let Settings { beta1, beta2, adam_eps: eps, weight_decay, decay_matrices_only, .. } = *self;
         AdamWConfig { beta1, beta2, eps, weight_decay, decay_matrices_only }
     }
 
     fn table(&self) -> Table {
-        Table::try_from(self).expect("settings hold nothing that TOML cannot say")
+        Table::try_from(self).expect("settings contain only values that TOML can represent")
     }
 
-    /// Every setting, with headings; [`Settings::from_toml`] reads it back.
+    /// Every setting, with headings; [`Settings::from_toml`] parses it.
     pub fn to_toml(&self) -> String {
         let table = self.table();
         let mut text = String::new();

@@ -1,4 +1,4 @@
-//! The model that settings describe.
+//! The model configuration given by settings.
 
 use termwise_model::Config;
 
@@ -6,8 +6,8 @@ use super::{Settings, bad};
 use crate::error::{Error, Result};
 
 impl Settings {
-    /// The model that these settings describe, for data with that many tokens. What sizes do not say is that of the model to start from, if there
-    /// is one, which must be there and have these sizes.
+    /// The model configuration for data with this vocabulary size. Values without a setting are taken from the model to start from, if there
+    /// is one; it must exist and have the given sizes.
     pub fn config(&self, vocabulary: usize) -> Result<Config> {
         if self.from.is_empty() {
             return self.sized_config(vocabulary);
@@ -23,12 +23,12 @@ impl Settings {
             ("vocab", self.vocab_size(vocabulary)?, config.vocab_size),
         ];
         if let Some((key, asked, found)) = sizes.into_iter().find(|(_, asked, found)| asked != found) {
-            return Err(bad(key, asked, format!("the model in {} has {found}; leave the key out", self.from)));
+            return Err(bad(key, asked, format!("the model in {} has {found}; remove the key", self.from)));
         }
         self.with_attention(config)
     }
 
-    /// The model of these sizes.
+    /// The configuration with these sizes.
     pub(super) fn sized_config(&self, vocabulary: usize) -> Result<Config> {
         self.with_attention(Config {
             family: Default::default(),
@@ -57,17 +57,17 @@ impl Settings {
     fn vocab_size(&self, vocabulary: usize) -> Result<usize> {
         let vocab_size = if self.vocab == 0 { vocabulary } else { self.vocab };
         if vocab_size < vocabulary {
-            return Err(bad("vocab", vocab_size, format!("the data has {vocabulary} tokens; leave it at 0 or make it larger")));
+            return Err(bad("vocab", vocab_size, format!("the tokenizer has {vocabulary} tokens; set it to 0 or to a larger value")));
         }
         Ok(vocab_size)
     }
 
     fn with_attention(&self, mut config: Config) -> Result<Config> {
-        // Expanding a map needs sizes that make sense.
+        // Attention maps are expanded with these sizes.
         config.validate()?;
-        let attention = serde_json::to_value(&self.attention).map_err(|_| Error::Internal("an attention map that is no JSON"))?;
+        let attention = serde_json::to_value(&self.attention).map_err(|_| Error::Internal("an attention map cannot be written as JSON"))?;
         config.set_attention_json(&attention).map_err(|error| match error {
-            // There the key is that of config.json.
+            // The error names the key of config.json.
             termwise_model::Error::AttentionEntry { place, source } => {
                 termwise_model::Error::AttentionEntry { place: place.replacen("attention_variant", "attention", 1), source }
             }
@@ -77,14 +77,14 @@ impl Settings {
         Ok(config)
     }
 
-    /// Whether some head has a gate.
+    /// Whether any head has a gate.
     fn gated(&self) -> Result<bool> {
         let config = self.sized_config(self.vocab.max(1))?;
         let gated = |layer| config.heads(layer).iter().any(|v| v.in_gate.is_some() || v.out_gate.is_some() || v.post_gate.is_some());
         Ok((0..config.num_hidden_layers).any(gated))
     }
 
-    /// The largest norm of the gradient, if it is limited for this model.
+    /// The gradient clipping limit, if gradients of this model are clipped.
     pub fn clip_limit(&self) -> Result<Option<f64>> {
         let clips = self.clip > 0.0 && (!self.clip_gated_only || self.gated()?);
         Ok(clips.then_some(self.clip))

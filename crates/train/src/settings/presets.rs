@@ -1,11 +1,11 @@
-//! Named settings: sizes of models and recipes of training.
+//! Presets: model sizes and training recipes.
 
 use toml::Table;
 
 use super::keys::DEFAULT;
 use crate::error::{Error, Result};
 
-/// Sizes of models, smallest first: name, hidden, mlp, heads, layers.
+/// Model sizes, smallest first: name, hidden, mlp, heads, layers.
 pub const MODELS: [(&str, u32, u32, u32, u32); 6] = [
     ("tiny", 64, 128, 4, 2),
     ("small-test", 256, 512, 4, 4),
@@ -16,8 +16,8 @@ pub const MODELS: [(&str, u32, u32, u32, u32); 6] = [
     ("paper-large", 3072, 6144, 16, 20),
 ];
 
-/// The recipe of arXiv 2507.23632, in float32. The learning rate falls towards zero at a million steps and the run stops at a
-/// hundred thousand, so it ends at 0.91 of its peak. Gradients of gated models alone are clipped. Weight decay is PyTorch's, on
+/// The recipe of arXiv 2507.23632, in float32. The learning rate decays towards zero at 1,000,000 steps, but the run stops at
+/// 100,000 steps, at 0.91 of the peak. Only gradients of gated models are clipped. Weight decay is PyTorch's, on
 /// every parameter.
 const PAPER: &str = r#"
 model = "paper-small"
@@ -47,8 +47,8 @@ eval_every = 1000
 checkpoint_every = 1000
 "#;
 
-/// For the built-in language, taken where neither data nor a model to start from is given. The circuit that recalls facts forms late
-/// unless weights start at about 1/√width, the learning rate is high and a short convolution brings a key beside its value.
+/// For the synthetic associative-recall language; the default if neither data nor a model to start from is given. The recall circuit forms late
+/// unless weights are initialized at about 1/√width, the learning rate is high and a short convolution combines a key with its value.
 const LANGUAGE: &str = r#"
 model = "tiny"
 data = ["builtin"]
@@ -79,7 +79,7 @@ pub fn default_of(name: &str) -> Option<String> {
     Some(builtin.map_or(usual.clone(), |builtin| format!("{usual}; {builtin} without --data")))
 }
 
-/// A value as it is typed on the command line; `None` for an empty one.
+/// A value in command-line syntax; `None` if it is empty.
 fn shown(value: &toml::Value) -> Option<String> {
     let text = match value {
         toml::Value::String(text) => text.clone(),
@@ -99,8 +99,8 @@ pub(super) fn model(name: &str) -> Result<Table> {
 
 fn unknown<'a>(key: &str, name: &str, known: impl Iterator<Item = &'a str> + Clone) -> Error {
     let expected = match termwise_base::nearest(name, known.clone()) {
-        Some(nearest) => format!("there is none of this name; did you mean `{nearest}`?"),
-        None => format!("there is none of this name; known are {}", known.collect::<Vec<_>>().join(", ")),
+        Some(nearest) => format!("there is no preset of this name; did you mean `{nearest}`?"),
+        None => format!("there is no preset of this name; available: {}", known.collect::<Vec<_>>().join(", ")),
     };
     Error::Setting { place: String::new(), key: key.into(), found: format!("\"{name}\""), expected }
 }

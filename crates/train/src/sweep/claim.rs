@@ -1,8 +1,8 @@
-//! Who runs what: several processes, on one machine or many, share the folder of a sweep without one lock for all of it.
+//! Distribution of runs: several processes, on one or several machines, share the directory of a sweep without a global lock.
 //!
-//! A process that begins a run creates `runs/HASH.claim-N`, which fails where the file is there already, on network file systems too. It identifies the process, and is
-//! rewritten every few seconds, its heartbeat. The claim with the largest N counts. One whose process is known to be dead, or whose heartbeat has not been seen for
-//! some time, is taken over by creating the next N; whoever finds a larger N than its own has lost the run and stops it. Times are never compared between machines.
+//! A process that starts a run creates `runs/HASH.claim-N`, which fails if the file already exists, also on network file systems. The file identifies the process and is
+//! rewritten every few seconds (heartbeat). The claim with the largest N is valid. If its process is known to be dead, or its heartbeat has not changed for
+//! some time, another process takes over by creating the next N. A process that finds a larger N than its own has lost the run and stops it. Times are never compared between machines.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -16,19 +16,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// How processes that share a folder notice each other.
+/// Intervals with which processes that share a directory detect each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// Between two signs of life.
+    /// Heartbeat interval.
     pub heartbeat: Duration,
-    /// Without a sign of life for so long, a process of another machine counts as dead.
+    /// A process on another machine is considered dead after this time without a heartbeat.
     pub dead_after: Duration,
-    /// Between two looks at runs of others.
+    /// Polling interval for runs of other processes.
     pub look: Duration,
 }
 
 impl Timing {
-    /// Network file systems show a change after up to a minute.
+    /// Network file systems may show a change after up to a minute.
     pub const USUAL: Timing =
         Timing { heartbeat: Duration::from_secs(10), dead_after: Duration::from_secs(120), look: Duration::from_millis(500) };
 }
@@ -38,10 +38,10 @@ impl Timing {
 pub(super) struct Who {
     pub host: String,
     pub pid: u32,
-    /// The running system and its PID namespace, within which a pid means one process. Host names are not enough: containers may share one.
+    /// Boot and PID namespace of the system; a PID is unique within it. Host names are not enough: containers may share one.
     #[serde(default)]
     pub namespace: Option<String>,
-    /// When the process started, in ticks since the system did: pids are used again.
+    /// Start time of the process in ticks since boot: PIDs are reused.
     #[serde(default)]
     pub started: Option<u64>,
 }
@@ -52,7 +52,7 @@ impl Who {
         Who { host: host(), pid, namespace: namespace(), started: started(pid) }
     }
 
-    /// Whether the process is known to have ended. Nothing is known of processes in another namespace, nor of claims by earlier builds: their heartbeat decides.
+    /// Whether the process is known to have ended. For processes in another namespace and for claims of earlier builds this is unknown; their heartbeat decides.
     fn is_gone(&self, here: &Who) -> bool {
         if self.namespace.is_none() || self.namespace != here.namespace || self.pid == here.pid && self.started == here.started {
             return false;
@@ -61,24 +61,24 @@ impl Who {
     }
 }
 
-/// The name of this machine, for people.
+/// The host name, for messages.
 fn host() -> String {
     let named = std::env::var("HOSTNAME").ok().filter(|name| !name.is_empty());
     let read = || fs::read_to_string("/proc/sys/kernel/hostname").ok().map(|text| text.trim().to_owned());
     read().or(named).unwrap_or_else(|| "unknown".into())
 }
 
-/// The boot of the system and the PID namespace of this process; `None` if the system does not report them.
+/// The boot ID of the system and the PID namespace of this process; `None` if the system does not report them.
 fn namespace() -> Option<String> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let namespace = fs::read_link("/proc/self/ns/pid").ok()?;
     Some(format!("{} {}", boot.trim(), namespace.display()))
 }
 
-/// When a process of this namespace started.
+/// The start time of a process in this namespace.
 fn started(pid: u32) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name of the program, in parentheses, may contain anything; the start is the 20th field after it.
+    // The program name, in parentheses, may contain any character; the start time is the 20th field after it.
     text.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
@@ -86,7 +86,7 @@ fn is_alive(pid: u32) -> bool {
     #[cfg(unix)]
     {
         let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
-        // What cannot be asked may be alive: only a process that does not exist is gone.
+        // Only a process that does not exist is dead; one that cannot be queried may be alive.
         pid.is_none_or(|pid| rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH))
     }
     #[cfg(not(unix))]
@@ -96,12 +96,12 @@ fn is_alive(pid: u32) -> bool {
     }
 }
 
-/// The claims in a folder of runs, as this process sees them.
+/// The claims in a directory of runs, as seen by this process.
 pub(super) struct Claims {
     folder: PathBuf,
     timing: Timing,
     here: Who,
-    /// Last heartbeat of others' claims, and when it was first seen.
+    /// Last heartbeat of each claim of other processes, and when it was first seen.
     seen: HashMap<(String, u64), (SystemTime, Instant)>,
 }
 
@@ -112,7 +112,7 @@ struct Other {
     path: PathBuf,
 }
 
-/// What lies in the folder: the newest claim of each run, and which have ended.
+/// The content of the directory: the newest claim of each run, and the runs that have ended.
 #[derive(Default)]
 pub(super) struct Listing {
     claims: HashMap<String, Other>,
@@ -131,7 +131,7 @@ impl Claims {
         Claims { folder, timing, here: Who::here(), seen: HashMap::new() }
     }
 
-    /// One look at the folder for all runs.
+    /// Lists the directory once for all runs.
     pub fn list(&self) -> Result<Listing> {
         let mut listing = Listing::default();
         for entry in fs::read_dir(&self.folder).map_err(Error::io("list", &self.folder))? {
@@ -150,7 +150,7 @@ impl Claims {
         Ok(listing)
     }
 
-    /// Claims a run that nobody has, or whose process is dead; `None` where another one has it.
+    /// Claims a run that is unclaimed or whose process is dead; `None` if another process has it.
     pub fn take(&mut self, hash: &str, listing: &Listing) -> Result<Option<Claim>> {
         let other = listing.claims.get(hash);
         if other.is_some_and(|other| !self.is_dead(hash, other)) {
@@ -165,7 +165,7 @@ impl Claims {
         let text = serde_json::to_string(&self.here).expect("a name and a number") + "\n";
         file.write_all(text.as_bytes()).map_err(Error::io("write", &path))?;
         let claim = Claim { path, text, hash: hash.to_owned(), number, folder: self.folder.clone(), lost: Arc::default() };
-        // Somebody may have taken it in another way meanwhile: what this claim follows must still be there, and nothing above it.
+        // Another process may have claimed it concurrently: the previous claim must still exist, without one above it.
         let followed = other.is_none_or(|other| other.path.exists());
         if followed && !claim.is_lost()? {
             return Ok(Some(claim));
@@ -192,7 +192,7 @@ impl Claims {
     }
 }
 
-/// A run that this process has claimed.
+/// A run claimed by this process.
 #[derive(Clone, Debug)]
 pub(super) struct Claim {
     path: PathBuf,
@@ -204,7 +204,7 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// Set once another process has taken the run.
+    /// Set when another process has taken over the run.
     pub fn lost(&self) -> &AtomicBool {
         &self.lost
     }
@@ -214,9 +214,9 @@ impl Claim {
         Ok(above(self.number + 1))
     }
 
-    /// A sign of life; false where the run is lost.
+    /// Writes a heartbeat; returns false if the run is lost.
     fn beat(&self) -> bool {
-        // Written again in place, so that the time is that of the file system. What fails now may work the next time; that it is there at all says who has it.
+        // Rewritten in place, so its time is that of the file system. A failure here is retried at the next heartbeat; the existence of the file already marks the owner.
         let written = File::options().write(true).open(&self.path).and_then(|mut file| file.write_all(self.text.as_bytes()));
         let gone = written.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
         if gone || self.is_lost().unwrap_or(false) {
@@ -225,19 +225,19 @@ impl Claim {
         !self.lost.load(Ordering::Relaxed)
     }
 
-    /// Gives the run up, with what it was taken over from; the newest first, so that no older one counts meanwhile. Nothing where it is lost.
+    /// Releases the run and removes the claims that it superseded, newest first, so that no older claim becomes valid. Does nothing if the run is lost.
     pub fn release(self) {
         if !self.beat() {
             return;
         }
         for number in (0..=self.number).rev() {
-            // What cannot be removed counts as that of a dead process later.
+            // A file that cannot be removed is later treated as the claim of a dead process.
             let _ = fs::remove_file(self.folder.join(format!("{}.claim-{number}", self.hash)));
         }
     }
 }
 
-/// The claims that this process holds, kept alive by a thread.
+/// The claims of this process, kept alive by a thread.
 #[derive(Default)]
 pub(super) struct Held {
     claims: Mutex<Vec<Claim>>,
@@ -253,7 +253,7 @@ impl Held {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner).retain(|own| own.path != claim.path);
     }
 
-    /// Ends [`Held::keep_alive`] when dropped, also by a panic.
+    /// Ends [`Held::keep_alive`] on drop, also during a panic.
     pub fn until_dropped(&self) -> impl Drop {
         struct End<'a>(&'a AtomicBool);
         impl Drop for End<'_> {
@@ -264,7 +264,7 @@ impl Held {
         End(&self.over)
     }
 
-    /// Until the end.
+    /// Sends heartbeats until the end.
     pub fn keep_alive(&self, timing: Timing) {
         let mut last = Instant::now();
         while !self.over.load(Ordering::Relaxed) {
@@ -280,7 +280,7 @@ impl Held {
     }
 }
 
-/// Removes claims on a run that has ended, of processes that were killed between its record and their claim's end.
+/// Removes claims on a run that has ended, left by processes that were killed between writing the record and releasing the claim.
 pub(super) fn sweep_up(folder: &Path, hash: &str) {
     for number in 0.. {
         if fs::remove_file(folder.join(format!("{hash}.claim-{number}"))).is_err() {
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_claimed_once_and_given_up_whole() {
+    fn a_run_is_claimed_once_and_released() {
         let folder = tempfile::tempdir().expect("a folder");
         let (mut one, mut two) = (claims(folder.path(), "x", 1), claims(folder.path(), "y", 1));
         let claim = take(&mut one).expect("nobody has it");
@@ -318,43 +318,43 @@ mod tests {
     }
 
     #[test]
-    fn what_is_silent_for_long_is_taken_over_and_the_sleeper_notices() {
+    fn a_claim_without_a_heartbeat_is_taken_over_and_its_owner_notices() {
         let folder = tempfile::tempdir().expect("a folder");
         let (mut sleeper, mut other, mut third) =
             (claims(folder.path(), "x", 1), claims(folder.path(), "y", 1), claims(folder.path(), "z", 1));
         let claim = take(&mut sleeper).expect("nobody has it");
         let begun = Instant::now();
         while begun.elapsed() < 3 * QUICK.dead_after {
-            assert!(claim.beat() && take(&mut other).is_none(), "it lives");
+            assert!(claim.beat() && take(&mut other).is_none(), "it has a heartbeat");
             std::thread::sleep(QUICK.heartbeat);
         }
-        assert!(take(&mut other).is_none(), "silent for a moment only");
+        assert!(take(&mut other).is_none(), "the timeout has not passed");
         std::thread::sleep(2 * QUICK.dead_after);
-        let taken = take(&mut other).expect("it is silent");
+        let taken = take(&mut other).expect("the timeout has passed");
         assert!(take(&mut third).is_none(), "its heartbeat is new");
         assert!(!claim.beat() && claim.lost().load(Ordering::Relaxed));
         claim.release();
-        assert!(taken.beat(), "who has lost a run does not give up what is another's");
+        assert!(taken.beat(), "a process that lost a run does not release the claim of another");
         taken.release();
         assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0);
     }
 
     #[cfg(unix)]
     #[test]
-    fn a_dead_process_of_this_machine_is_known_at_once() {
+    fn a_dead_process_on_this_machine_is_detected_immediately() {
         let folder = tempfile::tempdir().expect("a folder");
         let mut child = std::process::Command::new("true").spawn().expect("a process");
         let mut dead = claims(folder.path(), "x", child.id());
         take(&mut dead).expect("nobody has it");
         child.wait().expect("an end");
-        assert!(take(&mut claims(folder.path(), "y", 1)).is_none(), "another machine does not know");
+        assert!(take(&mut claims(folder.path(), "y", 1)).is_none(), "on another machine this is unknown");
         take(&mut claims(folder.path(), "x", std::process::id())).expect("it is dead").release();
     }
 
-    /// Two containers with one host name, each of which has a process of this number.
+    /// Two containers with the same host name, each with a process of this PID.
     #[cfg(unix)]
     #[test]
-    fn a_process_of_another_namespace_is_not_taken_for_dead() {
+    fn a_process_in_another_namespace_is_not_considered_dead() {
         let folder = tempfile::tempdir().expect("a folder");
         let mut child = std::process::Command::new("true").spawn().expect("a process");
         child.wait().expect("an end");
@@ -373,7 +373,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_number_that_is_used_again_is_another_process() {
+    fn a_reused_pid_is_another_process() {
         let here = Who::here();
         assert!(here.namespace.is_some() && here.started.is_some());
         let earlier = Who { started: Some(1), ..here.clone() };

@@ -1,4 +1,4 @@
-//! Runs that compute the same under two names, found before time is spent on them.
+//! Detection of runs that compute the same under different names, before they are started.
 
 use std::collections::HashMap;
 
@@ -7,16 +7,16 @@ use toml::{Table, Value};
 
 use super::plan::{Job, Plan, Role, hash, plain};
 
-/// Two values of an attention axis that have the same output.
+/// Two values of an attention axis with the same output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Equality {
     /// The axis.
     pub key: String,
-    /// The value that stands first on the axis.
+    /// The earlier value on the axis.
     pub first: String,
-    /// The other.
+    /// The later value.
     pub other: String,
-    /// Whether they differ in nothing but their names; otherwise their outputs are equal up to eps.
+    /// Whether they are the same variant; otherwise their outputs are equal up to eps.
     pub identical: bool,
 }
 
@@ -43,7 +43,7 @@ pub fn equalities(plan: &Plan) -> Vec<Equality> {
     found
 }
 
-/// For each job the earlier one, if any, whose settings differ from its own only by an attention of the same output.
+/// For each job the earlier job, if any, whose settings differ only by an attention with the same output.
 pub(super) fn earlier_equals(jobs: &[Job]) -> Vec<Option<usize>> {
     let mut first: HashMap<String, usize> = HashMap::new();
     let known = |(index, job): (usize, &Job)| {
@@ -65,12 +65,12 @@ fn simplified_table(table: &Table) -> Table {
     table.iter().map(simplify).collect()
 }
 
-/// Every attention in a value, in its simplest form with the same output.
+/// Every variant in a value, in canonical form.
 fn simplified(value: &Value) -> Value {
     each_variant(value, &|variant| variant.canonical())
 }
 
-/// Every attention in a value, spelled out.
+/// Every variant in a value, fully expanded.
 fn parsed(value: &Value) -> Value {
     each_variant(value, &|variant| variant.clone())
 }

@@ -1,33 +1,33 @@
-//! Many runs from one file: a base and axes, every combination of the axes' values once.
+//! Sweeps: many runs from one file with a base and axes. Every combination of the axes' values is run once.
 //!
 //! ```toml
-//! metric = "held_out.loss"     # what learning rates and variants are compared by, the smaller the better
+//! metric = "held_out.loss"     # metric to compare, smaller is better
 //!
 //! [base]                       # any training settings, or the name of a file with them: base = "small.toml"
 //! steps = 1000
 //!
-//! [axes]                       # keys of the settings, dotted, or their last parts where that is enough
+//! [axes]                       # dotted setting keys, or their last components if unambiguous
 //! attention = ["softmax conv=3", "linear_elu conv=3"]
 //! lr = [1e-3, 3e-3]
 //! seed = [1, 2, 3]
 //! ```
 //!
-//! A [`Plan`] is the file with every combination resolved to complete settings. [`run()`] gives those that are not finished to a
-//! [`Runner`], several at a time. A run is known by a hash of its complete settings, so a sweep can be broken off, extended by
-//! further values and started again: what is finished is not run twice. [`Summary`] is the outcome: mean ± standard deviation over
-//! seeds, and the best learning rate of each combination of the other axes.
+//! A [`Plan`] is the file with every combination resolved to complete settings. [`run()`] passes unfinished runs to a
+//! [`Runner`], several at a time. A run is identified by a hash of its complete settings, so a sweep can be interrupted, extended by
+//! further values and restarted without repeating finished runs. [`Summary`] is the result: mean ± standard deviation over
+//! seeds, and the best learning rate for each combination of the other axes.
 //!
-//! # The folder of a sweep
+//! # Directory of a sweep
 //! ```text
 //! runs/<hash>.toml     complete settings of a run
-//! runs/<hash>/         its folder, the runner's own
-//! runs/<hash>.log      what its process printed
-//! runs/<hash>.json     how it ended, once it has: a [`Record`]
-//! runs/<hash>.claim-0  which process is at it: host, process, and by its time when that was last alive
-//! runs.csv             one line a run
-//! summary.csv          one line for runs that differ by seed alone
-//! best.csv             one line for runs that differ by seed and learning rate alone
-//! summary.json         all of it
+//! runs/<hash>/         directory of the run, owned by the runner
+//! runs/<hash>.log      output of its process
+//! runs/<hash>.json     its result, after it has ended: a [`Record`]
+//! runs/<hash>.claim-0  the process working on it: host and PID; the modification time is its heartbeat
+//! runs.csv             one line per run
+//! summary.csv          one line per group of runs that differ only in the seed
+//! best.csv             one line per group of runs that differ only in seed and learning rate
+//! summary.json         everything
 //! ```
 
 mod claim;

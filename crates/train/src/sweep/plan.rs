@@ -1,4 +1,4 @@
-//! From a file to a list of runs.
+//! Expansion of a sweep file to a list of runs.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -10,36 +10,36 @@ use toml::{Table, Value};
 
 use crate::error::{Error, Result};
 
-/// Most runs that a sweep may have: more is a mistake in the file.
+/// Maximum number of runs of a sweep: more indicates a mistake in the file.
 const MOST: usize = 100_000;
 
-/// What settings a run has.
+/// The settings of a run.
 pub trait Schema {
-    /// Every key there is, dotted.
+    /// All dotted keys.
     fn keys(&self) -> Vec<String>;
 
-    /// The complete settings for those asked for: checked, defaults filled in.
+    /// The complete settings for those requested: checked, with defaults.
     fn resolve(&self, asked: &Table) -> std::result::Result<Table, String>;
 
-    /// Whether a setting, by the first part of its key, decides the outcome of a run; the others do not count in its hash.
+    /// Whether a setting, given by the first component of its key, affects the result of a run. Other settings are not part of the hash.
     fn decides(&self, _key: &str) -> bool {
         true
     }
 
-    /// How long a run of these complete settings takes beside others, in any unit, for estimates.
+    /// Relative duration of a run with these complete settings, in any unit, for estimates.
     fn work(&self, _settings: &Table) -> f64 {
         1.0
     }
 }
 
-/// What an axis means for the summary, by the last part of its key.
+/// The role of an axis in the summary, by the last component of its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Runs that differ in it are repetitions.
+    /// A seed: runs that differ in it are repetitions.
     Seed,
-    /// The best of its values counts.
+    /// A learning rate: only the best value is reported.
     LearningRate,
-    /// An attention, whose equals are known.
+    /// An attention variant, for which duplicates are detected.
     Attention,
     /// Anything else.
     Other,
@@ -57,7 +57,7 @@ impl Role {
     }
 }
 
-/// A setting and the values it takes.
+/// A setting and its values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Axis {
     /// Its dotted key.
@@ -67,7 +67,7 @@ pub struct Axis {
 }
 
 impl Axis {
-    /// What it means for the summary.
+    /// Its role in the summary.
     pub fn role(&self) -> Role {
         Role::of(&self.key)
     }
@@ -76,39 +76,39 @@ impl Axis {
 /// One run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
-    /// 16 hexadecimal digits that stand for the settings that decide its outcome.
+    /// 16 hexadecimal digits: a hash of the settings that affect its result.
     pub hash: String,
     /// Its value on each axis.
     pub point: Vec<Value>,
     /// Complete settings.
     pub settings: Table,
-    /// How long it takes beside the plan's other runs, in any unit.
+    /// Duration relative to the plan's other runs, in any unit.
     pub work: f64,
 }
 
 impl Job {
-    /// The run of the settings asked for; `point` is its value on each axis of its plan.
+    /// The run with the requested settings; `point` is its value on each axis of its plan.
     pub fn new(asked: &Table, point: Vec<Value>, schema: &dyn Schema) -> std::result::Result<Job, String> {
         let settings = schema.resolve(asked)?;
         let decisive = settings.iter().filter(|(key, _)| schema.decides(key)).map(|(key, value)| (key.clone(), value.clone())).collect();
         Ok(Job { hash: hash(&decisive), point, work: schema.work(&settings), settings })
     }
 
-    /// A file of the run in the folder of a sweep: `toml`, `json` or `log`, or its own folder where the extension is empty.
+    /// A file of the run in the directory of a sweep: `toml`, `json` or `log`. An empty extension gives the run's directory.
     pub fn path(&self, folder: &Path, extension: &str) -> PathBuf {
         let name = if extension.is_empty() { self.hash.clone() } else { format!("{}.{extension}", self.hash) };
         folder.join("runs").join(name)
     }
 }
 
-/// A sweep: its axes and every run.
+/// A sweep: its axes and all runs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// In the order of their names.
+    /// Sorted by name.
     pub axes: Vec<Axis>,
-    /// What is compared, the smaller the better.
+    /// The metric to compare, smaller is better.
     pub metric: String,
-    /// Every combination, the last axis fastest; runs with the same complete settings once.
+    /// Every combination, the last axis fastest, without duplicates.
     pub jobs: Vec<Job>,
 }
 
@@ -129,13 +129,13 @@ enum Base {
 }
 
 impl Plan {
-    /// Reads the sweep of a file. `metric` is what is compared where the file does not say.
+    /// Reads a sweep file. `metric` is the default metric.
     pub fn read(path: &Path, schema: &dyn Schema, metric: &str) -> Result<Plan> {
         let text = files::read_any(path, files::TEXT).and_then(files::text).map_err(Error::io("read", path))?;
         Plan::parse(&text, path, schema, metric)
     }
 
-    /// The sweep of this text; `path` is where it stands: in messages, and to find the file of a base.
+    /// Parses a sweep; `path` is its file, for messages and to find the file of a base.
     pub fn parse(text: &str, path: &Path, schema: &dyn Schema, metric: &str) -> Result<Plan> {
         let refuse = |problem: String| Error::Sweep { path: path.into(), problem };
         let file: File = toml::from_str(text).map_err(|error| refuse(error.to_string().trim_end().into()))?;
@@ -159,12 +159,12 @@ impl Plan {
                 value => return Err(refuse(format!("the axis `{written}` is {value}; give a list of values"))),
             };
             if axes.iter().any(|axis| axis.key == key) {
-                return Err(refuse(format!("two axes are for `{key}`; write their values into one")));
+                return Err(refuse(format!("two axes set `{key}`; merge their values into one axis")));
             }
             axes.push(Axis { key, values });
         }
         let count = axes.iter().try_fold(1usize, |product, axis| product.checked_mul(axis.values.len())).filter(|&n| n <= MOST);
-        let count = count.ok_or_else(|| refuse(format!("more than {MOST} combinations; take out values or axes")))?;
+        let count = count.ok_or_else(|| refuse(format!("more than {MOST} combinations; remove values or axes")))?;
         let mut jobs: Vec<Job> = Vec::with_capacity(count);
         let mut known: HashSet<String> = HashSet::new();
         for index in 0..count {
@@ -182,7 +182,7 @@ impl Plan {
         Ok(Plan { axes, metric: file.metric.unwrap_or_else(|| metric.into()), jobs })
     }
 
-    /// A job in words: its value on each axis that has several.
+    /// A description of a job: its value on each axis with several values.
     pub fn name(&self, job: &Job) -> String {
         describe(&self.axes, &job.point)
     }
@@ -213,7 +213,7 @@ fn describe(axes: &[Axis], point: &[Value]) -> String {
     if words.is_empty() { "the base".into() } else { words.join(", ") }
 }
 
-/// A value as text, strings without quotes.
+/// A value as a string, strings without quotes.
 pub(super) fn plain(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -221,7 +221,7 @@ pub(super) fn plain(value: &Value) -> String {
     }
 }
 
-/// Axes may be written as `model.width = […]`, which TOML reads as a table within a table.
+/// Axes may be written as `model.width = […]`, which TOML parses as a nested table.
 fn flatten(table: Table, keys: &[String]) -> Vec<(String, Value)> {
     let mut flat = Vec::new();
     for (key, value) in table {
@@ -235,7 +235,7 @@ fn flatten(table: Table, keys: &[String]) -> Vec<(String, Value)> {
     flat
 }
 
-/// The key that is meant: itself, or the only one that ends with it.
+/// Resolves a key: itself, or the only key that ends with it.
 fn find_key(written: &str, keys: &[String]) -> std::result::Result<String, String> {
     if keys.iter().any(|key| key == written) {
         return Ok(written.into());
@@ -248,13 +248,13 @@ fn find_key(written: &str, keys: &[String]) -> std::result::Result<String, Strin
             let last = keys.iter().map(|key| key.rsplit('.').next().unwrap_or(key));
             let hint = match nearest(written, keys.iter().map(String::as_str).chain(last)) {
                 Some(close) => format!("did you mean `{close}`?"),
-                None => format!("there are {}", keys.join(", ")),
+                None => format!("available: {}", keys.join(", ")),
             };
-            Err(format!("there is no setting `{written}` for an axis; {hint}"))
+            Err(format!("the axis `{written}` is not a setting; {hint}"))
         }
         _ => {
             let meant: Vec<&str> = meant.iter().map(|key| key.as_str()).collect();
-            Err(format!("the axis `{written}` can be {}; write one of them", meant.join(" or ")))
+            Err(format!("the axis `{written}` is ambiguous; write {}", meant.join(" or ")))
         }
     }
 }
@@ -267,12 +267,12 @@ fn set(table: &mut Table, key: &str, value: Value) -> std::result::Result<(), St
         }
         Some((first, rest)) => match table.entry(first).or_insert_with(|| Value::Table(Table::new())) {
             Value::Table(inner) => set(inner, rest, value),
-            other => Err(format!("`{first}` is {other} in the base and an axis asks for `{key}`; make it a table")),
+            other => Err(format!("`{first}` is {other} in the base and an axis sets `{key}`; make it a table")),
         },
     }
 }
 
-/// Of all keys and values, in the order of their names.
+/// A hash of all keys and values, sorted by key.
 pub(super) fn hash(settings: &Table) -> String {
     let mut text = String::new();
     write_sorted(&Value::Table(settings.clone()), &mut text);
@@ -300,7 +300,7 @@ fn write_sorted(value: &Value, out: &mut String) {
             }
             out.push(']');
         }
-        // Not as TOML prints it, which is free to choose between quotes.
+        // Not TOML's own formatting, whose choice of quotes may change.
         Value::String(text) => out.push_str(&format!("{text:?}")),
         Value::Float(x) => out.push_str(&format!("{x:?}")),
         other => out.push_str(&other.to_string()),

@@ -1,4 +1,4 @@
-//! Runs as processes of their own.
+//! Runs as separate processes.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -21,19 +21,19 @@ use crate::run::{LOCKED, STOPPED};
 use crate::settings::{Layer, Settings};
 use crate::source::cache_folder;
 
-/// How often processes are looked at.
+/// Polling interval for processes.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How long a process that was asked to stop may take for its step and its checkpoint before it is terminated.
+/// Time that a process may take to finish its step and checkpoint after a stop request, before it is terminated.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How long a process that was terminated may take before it is killed.
+/// Time that a terminated process may take before it is killed.
 const LAST_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Trains each job in a process: `PROGRAM… --threads N train --quiet --stop-with-input --config SETTINGS`, and `--runs DIR --name NAME` or,
-/// where the folder holds a run already, `--resume FOLDER`. It is expected to write `metrics.jsonl` into the folder, and when its standard
-/// input ends to leave a checkpoint and end with the code [`STOPPED`]. The other end of that pipe is in this process: however this process
-/// ends, the others stop too, and can be resumed.
+/// Trains each job in a process: `PROGRAM… --threads N train --quiet --stop-with-input --config SETTINGS`, followed by `--runs DIR --name NAME`, or,
+/// if the directory already contains a run, by `--resume FOLDER`. The process must write `metrics.jsonl` to the directory. When its standard
+/// input is closed, it must write a checkpoint and exit with [`STOPPED`]. This process has the other end of that pipe, so child processes
+/// stop however this process ends, and can be resumed.
 #[derive(Debug)]
 pub struct ProcessRunner {
     program: Vec<OsString>,
@@ -42,7 +42,7 @@ pub struct ProcessRunner {
 }
 
 impl ProcessRunner {
-    /// Runs this program, which is called by one word or several. Once `kill` is set, processes that were asked to stop are not waited for any longer; without it they are
+    /// Runs this program, given as one or more words. After `kill` is set, stopped processes are not waited for. Otherwise they are
     /// terminated after [`PATIENCE`], and killed 10 s later.
     pub fn new(program: impl IntoIterator<Item = impl Into<OsString>>, kill: Arc<AtomicBool>) -> ProcessRunner {
         ProcessRunner { program: program.into_iter().map(Into::into).collect(), kill, patience: [PATIENCE, LAST_PATIENCE] }
@@ -76,7 +76,7 @@ impl ProcessRunner {
             command.env_remove(name);
         });
         command.stdin(Stdio::piped()).stdout(log).stderr(errors);
-        // A group of its own: Ctrl-C in the terminal reaches this process alone, which asks the other one to stop.
+        // A separate process group: Ctrl-C in the terminal reaches only this process, which then stops the other one.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         Ok(command)
@@ -86,7 +86,7 @@ impl ProcessRunner {
 impl Runner for ProcessRunner {
     fn fingerprint(&self, job: &Job) -> Option<String> {
         let settings = Settings::resolve(&[Layer::new(job.settings.clone(), "the sweep").ok()?]).ok()?;
-        // Where the data cannot be opened, the run reports it.
+        // If the data cannot be opened, the run reports it.
         Some(settings.open_source(&cache_folder(None), &Prepare::default()).ok()?.fingerprint())
     }
 
@@ -105,7 +105,7 @@ impl Runner for ProcessRunner {
                 asked = Some(Instant::now());
             }
             if let Some(since) = asked.map(|at| at.elapsed()) {
-                // In each case it may have ended by itself in the meantime.
+                // In each case the process may have ended in the meantime.
                 if self.kill.load(Ordering::Relaxed) || since > self.patience[0] + self.patience[1] {
                     let _ = child.0.kill();
                 } else if since > self.patience[0] && !terminated {
@@ -123,7 +123,7 @@ impl Runner for ProcessRunner {
         };
         metrics.read();
         let complete = metrics.step.is_some_and(|step| step >= steps);
-        // Both may have been asked at once, by whoever shuts the machine down; then this one is a moment late to ask.
+        // A system shutdown may stop both processes at once; this one may notice slightly later.
         let stopped = control.stop.load(Ordering::Relaxed) || status.code() == Some(STOPPED.into());
         Ok(match (status.success(), complete) {
             (true, true) => metrics.outcome(steps),
@@ -135,39 +135,39 @@ impl Runner for ProcessRunner {
     }
 }
 
-/// A process that does not outlive this value, not even after an error or a panic here.
+/// A process that is killed on drop, also after an error or a panic.
 struct Ending(Child);
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        // Nothing is left to do where it has ended.
+        // Nothing to do if it has ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Variables by which a process knows that `mpirun` has started it as one of several: those that it starts itself are none of them.
+/// Environment variables of `mpirun` that make a process a rank. They are removed for child processes.
 pub fn rank_variables() -> impl Iterator<Item = OsString> {
     let ours = |name: &str| ["OMPI_", "PMIX_", "PMI_", "MV2_", "PRTE_"].iter().any(|prefix| name.starts_with(prefix));
     std::env::vars_os().map(|(name, _)| name).filter(move |name| name.to_str().is_some_and(ours))
 }
 
-/// Asks a process to end at once, by SIGTERM where there is one.
+/// Requests the termination of a process, with SIGTERM if available.
 pub fn terminate(child: &mut Child) {
     #[cfg(unix)]
     {
         let pid = rustix::process::Pid::from_child(child);
-        // It may have ended by itself; the next look at it says so.
+        // It may have ended already; the next poll detects that.
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
     }
     #[cfg(not(unix))]
     {
-        // Without signals there is only this.
+        // Without signals, kill it.
         let _ = child.kill();
     }
 }
 
-/// What a process said at its end.
+/// The error message of a process that ended.
 fn reason(status: ExitStatus, log: &Path) -> String {
     let text = fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
@@ -181,7 +181,7 @@ fn reason(status: ExitStatus, log: &Path) -> String {
 /// The latest metrics of a run.
 struct Latest {
     tail: Tail,
-    /// Steps done.
+    /// Number of steps done.
     step: Option<u64>,
     train: Option<Train>,
     held_out: LastEvaluation,
@@ -192,7 +192,7 @@ impl Latest {
         Latest { tail: Tail::new(folder), step: None, train: None, held_out: LastEvaluation::Missing }
     }
 
-    /// A file that cannot be read now may be readable the next time.
+    /// A file that cannot be read now is retried.
     fn read(&mut self) {
         let Ok(appended) = self.tail.read() else { return };
         if appended.restarted {
@@ -207,7 +207,7 @@ impl Latest {
         }
     }
 
-    /// Of a run that made all its steps. An evaluation counts only if it was made at the last step.
+    /// The result of a run that completed all steps. Only an evaluation at the last step is used.
     fn outcome(&self, steps: u64) -> Outcome {
         let mut metrics = Metrics::new();
         let mut add = |name: &str, value: serde_json::Result<Value>| value.iter().for_each(|value| flatten(name, value, &mut metrics));
@@ -215,14 +215,14 @@ impl Latest {
         match (self.held_out, self.held_out.at(steps)) {
             (_, Ok(evaluation)) => add("held_out", serde_json::to_value(evaluation)),
             (LastEvaluation::NotFinite(_), Err(reason)) => return Outcome::Failed(reason),
-            // Without evaluations a sweep may compare training losses.
+            // Without evaluations, a sweep may compare training losses.
             (_, Err(_)) => {}
         }
         Outcome::Finished(metrics)
     }
 }
 
-/// Names of numbers that say nothing of how well a run went.
+/// Metrics that are not results.
 const LEFT_OUT: &[&str] = &["step", "time", "tokens", "lr"];
 
 /// Numbers of an object under dotted names.
@@ -245,7 +245,7 @@ mod tests {
     use rustix::process::{Pid, test_kill_process};
 
     #[test]
-    fn a_process_does_not_outlive_a_panic_here() {
+    fn a_panic_kills_the_child_process() {
         let child = Command::new("sleep").arg("600").spawn().expect("a process");
         let pid = Pid::from_child(&child);
         assert_eq!(test_kill_process(pid), Ok(()));

@@ -1,28 +1,28 @@
-//! How far a sweep is and how long it will take.
+//! Progress and remaining time of a sweep.
 
 use std::time::Duration;
 
 use super::record::{Record, Status};
 use super::schedule::State;
 
-/// How far a sweep is. Runs that are left out do not count.
+/// Progress of a sweep. Duplicates that are not run are not counted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Progress {
-    /// Runs in all.
+    /// Total number of runs.
     pub total: usize,
-    /// Finished, before or now.
+    /// Finished runs, including earlier sessions.
     pub finished: usize,
-    /// Failed, before or now, and not run again yet.
+    /// Failed runs, including earlier sessions, unless retried.
     pub failed: usize,
-    /// Under way.
+    /// Currently running.
     pub running: usize,
-    /// Share of all work done.
+    /// Fraction of all work done.
     pub fraction: f64,
-    /// Estimate for what is left, at the pace since the start; absent as long as nothing is done.
+    /// Estimated remaining time at the current pace; absent until some work is done.
     pub remaining: Option<Duration>,
 }
 
-/// Keeps count while runs report.
+/// Updates the progress as runs report.
 pub(super) struct Tracker {
     runs: Vec<Option<Run>>,
 }
@@ -30,11 +30,11 @@ pub(super) struct Tracker {
 #[derive(Clone, Copy)]
 struct Run {
     phase: Phase,
-    /// Beside other runs.
+    /// Work relative to other runs.
     work: f64,
-    /// Whether it is to be run in this session.
+    /// Whether it is run in this session.
     wanted: bool,
-    /// Done before this session; known from its first report.
+    /// Fraction done before this session; known from its first report.
     before: Option<f64>,
     done: f64,
 }
@@ -119,11 +119,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_estimate_counts_only_what_was_done_since_the_start() {
+    fn the_estimate_uses_only_work_of_this_session() {
         let states = [State::Open, State::Open, State::Equal(0)];
         let mut tracker = Tracker::new(&states, &[0, 1], |_| 1.0);
         assert_eq!(tracker.progress(Duration::from_secs(1)).remaining, None);
-        // Run 0 had done a half before; a quarter of a run in 10 s, and one and a quarter left.
+        // Half of run 0 was done before. A quarter of a run took 10 s, and one and a quarter remain.
         tracker.started(0);
         tracker.done(0, 0.5);
         assert_eq!(tracker.progress(Duration::from_secs(1)).remaining, None);
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_longer_run_counts_for_more() {
+    fn runs_are_weighted_by_their_work() {
         let mut tracker = Tracker::new(&[State::Open, State::Open], &[0, 1], |index| [1.0, 3.0][index]);
         tracker.started(0);
         tracker.done(0, 0.0);

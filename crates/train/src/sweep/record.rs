@@ -1,4 +1,4 @@
-//! How runs ended, on disk.
+//! Records of ended runs, on disk.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -11,51 +11,51 @@ use crate::error::{Error, Result};
 use crate::provenance::{self, Provenance};
 use termwise_base::files::{read_text, write_whole};
 
-/// What was measured at the end of a run, by name. Numbers that are not finite are left out.
+/// Final metrics of a run by name, without NaN and infinity.
 pub type Metrics = BTreeMap<String, f64>;
 
-/// How a run ended.
+/// The result of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "status", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Status {
-    /// To its end.
+    /// All steps were completed.
     Finished {
-        /// What was measured.
+        /// The metrics.
         metrics: Metrics,
     },
-    /// Before its end, by itself.
+    /// The run failed.
     Failed {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
-/// The end of a run.
+/// The record of a run that has ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// Of its complete settings.
+    /// Hash of its complete settings.
     pub hash: String,
-    /// What it took in the session that ended it.
+    /// Seconds in the session that ended it.
     pub seconds: f64,
-    /// Which builds made it; empty where that is not known.
+    /// The builds that worked on it; empty if unknown.
     #[serde(default)]
     pub provenance: Vec<Provenance>,
-    /// Fingerprint of the data that it was trained on; absent if it is not known.
+    /// Fingerprint of its training data; absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<String>,
-    /// How.
+    /// The result.
     #[serde(flatten)]
     pub status: Status,
 }
 
 impl Record {
-    /// Whether it is finished and was made by anything but this build alone.
+    /// Whether it is finished and another build than this one worked on it.
     pub fn is_of_another(&self, build: &Provenance) -> bool {
         let own = !self.provenance.is_empty() && self.provenance.iter().all(|made_by| made_by.agrees(build));
         matches!(self.status, Status::Finished { .. }) && !own
     }
 
-    /// Which builds made it, in words.
+    /// The builds that worked on it, as a string.
     pub fn made_by(&self) -> String {
         provenance::names(&self.provenance)
     }
@@ -69,8 +69,9 @@ impl Record {
             Err(error) => return Err(Error::io("read", path)(error)),
         };
         let refuse = |problem: String| Error::Sweep { path: path.clone(), problem };
-        let again = "delete the file to run it again";
-        let record: Record = serde_json::from_str(&text).map_err(|error| refuse(format!("is no record of a run ({error}); {again}")))?;
+        let again = "delete the file to rerun it";
+        let record: Record =
+            serde_json::from_str(&text).map_err(|error| refuse(format!("is not a valid record of a run ({error}); {again}")))?;
         if record.hash != job.hash {
             return Err(refuse(format!("is the record of run {}; {again}", record.hash)));
         }
@@ -78,7 +79,7 @@ impl Record {
     }
 
     pub(super) fn write(&self, folder: &Path, job: &Job) -> Result<()> {
-        let text = serde_json::to_string_pretty(self).expect("a record is numbers and text");
+        let text = serde_json::to_string_pretty(self).expect("a record contains only numbers and strings");
         Ok(write_whole(&job.path(folder, "json"), text.as_bytes())?)
     }
 }

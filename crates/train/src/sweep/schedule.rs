@@ -1,4 +1,4 @@
-//! Runs side by side within a budget of threads, each continued where it was left; beside other processes in the same folder.
+//! Parallel execution of runs within a thread budget. Interrupted runs are resumed. Several processes may share the directory.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,54 +19,54 @@ use crate::error::{Error, Result};
 use crate::provenance::{self, Provenance};
 use crate::run::is_locked;
 use crate::settings::keys::{self, Effect};
-use termwise_base::files::{self, beside, write_whole};
+use termwise_base::files::{self, hidden_sibling, write_whole};
 use termwise_report::counted;
 
-/// Longer than anybody writes a summary.
+/// Longer than writing a summary takes.
 const WRITING: Duration = Duration::from_secs(60);
 
-/// What runs one job.
+/// Executes jobs.
 pub trait Runner: Sync {
-    /// Runs a job to its end, from where it was left if its folder has something of it. An error is for what is wrong beyond this
-    /// job, and ends the sweep; a job that fails by itself is an [`Outcome`].
+    /// Runs a job to its end, resuming it if its directory already contains a run. An error concerns more than this
+    /// job and ends the sweep; a failure of the job itself is an [`Outcome`].
     fn run(&self, job: &Job, control: &Control) -> Result<Outcome>;
 
-    /// The fingerprint of the data that a job would be trained on now, if it is known.
+    /// The fingerprint of the data on which a job would be trained now, if known.
     fn fingerprint(&self, _job: &Job) -> Option<String> {
         None
     }
 }
 
-/// How a call of a [`Runner`] ended.
+/// The result of a call of a [`Runner`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     /// The run is finished.
     Finished(Metrics),
-    /// It was asked to stop, and can be continued.
+    /// It was stopped and can be resumed.
     Stopped,
-    /// It failed, and why.
+    /// It failed, with the reason.
     Failed(String),
-    /// Another process is working in its folder, which says nothing about the run. It is tried again later.
+    /// Another process is working in its directory. The run is retried later.
     Locked,
 }
 
-/// What a runner is given beside the job.
+/// Arguments of a runner besides the job.
 pub struct Control<'a> {
-    /// The folder of the run.
+    /// The directory of the run.
     pub folder: &'a Path,
     /// A file with its complete settings.
     pub settings: &'a Path,
-    /// A file for what it prints.
+    /// A file for its output.
     pub log: &'a Path,
-    /// Threads it may use.
+    /// Number of threads that it may use.
     pub threads: usize,
-    /// Whether it should stop, leaving what is needed to continue.
+    /// Set if the run should stop and remain resumable.
     pub stop: Stop<'a>,
-    /// To be told how much of the run is done, from 0 to 1; the first time with what was done before.
+    /// Callback for the fraction of the run that is done, from 0 to 1; the first call reports the fraction done before.
     pub report: &'a dyn Fn(f64),
 }
 
-/// Whether a run should stop: all of them, or this one, which another process has taken over.
+/// Stop request for all runs, or for this run because another process has taken it over.
 #[derive(Clone, Copy, Debug)]
 pub struct Stop<'a> {
     all: &'a AtomicBool,
@@ -74,77 +74,77 @@ pub struct Stop<'a> {
 }
 
 impl Stop<'_> {
-    /// Asks all runs to stop.
+    /// Requests all runs to stop.
     pub fn store(&self, stop: bool, order: Ordering) {
         self.all.store(stop, order);
     }
 
-    /// As that of the two.
+    /// Whether either flag is set.
     pub fn load(&self, order: Ordering) -> bool {
         self.all.load(order) || self.own.load(order)
     }
 }
 
-/// How a sweep is run.
+/// Options of a sweep.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Runs at a time; never more than threads.
+    /// Number of concurrent runs, at most the number of threads.
     pub parallel: usize,
-    /// Threads of all of them together.
+    /// Total number of threads.
     pub threads: usize,
-    /// Run again what failed.
+    /// Rerun failed runs.
     pub retry: bool,
-    /// Leave out runs that differ from an earlier one only by an attention of the same output.
+    /// Skip runs that differ from an earlier one only by an attention with the same output.
     pub skip_equal: bool,
-    /// Run again what is finished and was made by anything but this build.
+    /// Rerun finished runs of other builds.
     pub only: Option<Provenance>,
-    /// The other processes in the folder.
+    /// Other processes in the directory.
     pub others: Others,
 }
 
-/// Other processes that work in the same folder.
+/// Cooperation with other processes in the same directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Others {
-    /// Which of several this is, if that is known.
+    /// The shard of this process, if known.
     pub shard: Option<Shard>,
-    /// Wait for runs that others have begun, and take up those of dead ones; otherwise end when there is nothing left to begin.
+    /// Wait for runs that other processes have started, and take over those of dead processes. Otherwise end when no run is left to start.
     pub wait: bool,
-    /// How they notice each other.
+    /// Intervals and timeouts.
     pub timing: Timing,
 }
 
 impl Others {
-    /// None are expected, and all are heeded.
+    /// No other processes are expected, but their claims are respected.
     pub const USUAL: Others = Others { shard: None, wait: true, timing: Timing::USUAL };
 }
 
-/// Where a run stands.
+/// The state of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub enum State {
-    /// It has not ended, and may not have begun.
+    /// It has not ended, and may not have started.
     Open,
     /// It has ended.
     Ended(Record),
-    /// It is left out; this earlier run has the same output.
+    /// It is skipped; this earlier run has the same output.
     Equal(usize),
 }
 
-/// What happens during a sweep. Jobs are indices into the plan's.
+/// Events of a sweep. Jobs are indices into the plan.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// A run began, or was taken up again.
+    /// A run was started or resumed.
     Started(usize),
-    /// A run ended, here or in another process.
+    /// A run ended, in this or another process.
     Ended(usize, Record),
-    /// A run stopped and can be continued.
+    /// A run was stopped and can be resumed.
     Stopped(usize),
-    /// Nothing is left to begin; so many runs are under way in other processes.
+    /// No run is left to start; this many runs are in progress in other processes.
     Waiting(usize),
-    /// Something moved.
+    /// The progress changed.
     Progress(Progress),
 }
 
-/// Where every run of a plan stands, from the folder of its sweep, which need not exist.
+/// The state of every run of a plan, read from the directory of its sweep, which need not exist.
 pub fn states(plan: &Plan, folder: &Path, skip_equal: bool) -> Result<Vec<State>> {
     let equals = if skip_equal { earlier_equals(&plan.jobs) } else { vec![None; plan.jobs.len()] };
     let state = |(job, equal): (&Job, Option<usize>)| {
@@ -157,12 +157,12 @@ pub fn states(plan: &Plan, folder: &Path, skip_equal: bool) -> Result<Vec<State>
     plan.jobs.iter().zip(equals).map(state).collect()
 }
 
-/// Runs what is open, and what failed where asked for. Returns where every run stands afterwards: after `stop` some are open.
+/// Runs all open runs, and failed ones on request. Returns the state of every run; after `stop` some are open.
 ///
-/// Several processes may do so in one folder at a time, on several machines: each run is claimed by one of them (see [`Timing`]), and those of processes that
-/// died are taken up by others.
+/// Several processes, also on different machines, may call this in one directory. Each run is claimed by one process (see [`Timing`]); runs of dead
+/// processes are taken over by others.
 ///
-/// Errors end the sweep after the runs that are under way; what had ended is kept.
+/// Errors end the sweep after the current runs. Finished runs are kept.
 pub fn run(
     plan: &Plan,
     folder: &Path,
@@ -186,7 +186,7 @@ pub fn run(
     let threads = (options.threads / parallel.max(1)).max(1);
     for (index, state) in states.iter_mut().enumerate() {
         if queue.contains(&index) && made_again(state) {
-            // It counts as open until then.
+            // It is open until then.
             *state = State::Open;
         }
     }
@@ -202,7 +202,7 @@ pub fn run(
             .map(|_| {
                 let (send, board, broken, held) = (send.clone(), &board, &broken, &held);
                 scope.spawn(move || -> Result<()> {
-                    // The receiver lives as long as the workers do.
+                    // The receiver outlives the workers.
                     let tell = |index: usize, message: Message| {
                         let _ = send.send((index, message));
                     };
@@ -267,28 +267,28 @@ pub fn run(
         }
         workers.into_iter().try_for_each(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     })?;
-    // It may have changed meanwhile.
+    // It may have changed in the meantime.
     same_data(plan, folder, &states, &[], runner)?;
     Ok(states)
 }
 
-/// The runs that are left, and what others do of them.
+/// The remaining runs, and those claimed by other processes.
 struct Board<'a> {
     plan: &'a Plan,
     folder: &'a Path,
     runs: PathBuf,
     claims: Claims,
-    /// In the order of this process, each with the record that it had at the beginning: once it has another one, it was run.
+    /// In the order of this process, each with its record at the start: a different record means that it was rerun.
     left: Vec<(usize, Option<Record>)>,
-    /// Runs of others that were told last.
-    told: usize,
+    /// Runs of other processes that were reported last.
+    reported: usize,
 }
 
-/// What a worker does next.
+/// The next action of a worker.
 enum Next {
-    /// With the record that it had at the beginning.
+    /// Run a job, given with its record at the start.
     Run(usize, Claim, Option<Box<Record>>),
-    /// Others have begun what is left.
+    /// All remaining runs were started by other processes.
     Wait,
     Nothing,
 }
@@ -300,7 +300,7 @@ impl<'a> Board<'a> {
         let left = order.into_iter().map(before).collect::<Result<_>>()?;
         let runs = folder.join("runs");
         let claims = Claims::new(runs.clone(), options.others.timing);
-        Ok(Board { plan, folder, runs, claims, left, told: 0 })
+        Ok(Board { plan, folder, runs, claims, left, reported: 0 })
     }
 
     fn next(&mut self, tell: &dyn Fn(usize, Message)) -> Result<Next> {
@@ -309,7 +309,7 @@ impl<'a> Board<'a> {
         while at < self.left.len() {
             let (index, before) = &self.left[at];
             let (index, job) = (*index, &self.plan.jobs[*index]);
-            // Without a record it has not ended; a claim that was had is looked at again, since it may have ended in between.
+            // Without a record the run has not ended. A run with a claim is checked again, since it may have ended in between.
             let ended =
                 |before: &Option<Record>| Ok::<_, Error>(Record::read(self.folder, job)?.filter(|now| before.as_ref() != Some(now)));
             if listing.has_record(&job.hash)
@@ -320,7 +320,7 @@ impl<'a> Board<'a> {
                 tell(index, Message::Left(Some(record)));
                 continue;
             }
-            // A process that works in its folder has no claim if its sweep was killed or if it is not part of one.
+            // A process may work in the directory without a claim, if its sweep was killed or if it is not part of a sweep.
             let claim = if is_locked(&job.path(self.folder, "")) { None } else { self.claims.take(&job.hash, &listing)? };
             let Some(claim) = claim else {
                 at += 1;
@@ -337,10 +337,10 @@ impl<'a> Board<'a> {
             }
             return Ok(Next::Run(index, claim, before.map(Box::new)));
         }
-        if self.left.len() != self.told {
-            self.told = self.left.len();
-            if self.told > 0 {
-                tell(self.left[0].0, Message::Waiting(self.told));
+        if self.left.len() != self.reported {
+            self.reported = self.left.len();
+            if self.reported > 0 {
+                tell(self.left[0].0, Message::Waiting(self.reported));
             }
         }
         Ok(if self.left.is_empty() { Next::Nothing } else { Next::Wait })
@@ -348,20 +348,20 @@ impl<'a> Board<'a> {
 }
 
 enum Message {
-    /// So many runs are under way elsewhere.
+    /// This many runs are in progress in other processes.
     Waiting(usize),
     Started,
     Done(f64),
-    /// With its record if it ended.
+    /// With its record, if it ended.
     Left(Option<Record>),
 }
 
-/// How a worker left a run.
+/// How a worker finished with a run.
 enum Ran {
     Ended(Record),
-    /// It can be continued, or another process has taken it over.
+    /// It can be resumed, or another process has taken it over.
     Stopped,
-    /// Another process is working in its folder.
+    /// Another process is working in its directory.
     Locked,
 }
 
@@ -377,7 +377,7 @@ fn run_one(job: &Job, folder: &Path, runner: &dyn Runner, threads: usize, stop: 
     let status = match outcome {
         Outcome::Stopped => return Ok(Ran::Stopped),
         Outcome::Locked => return Ok(Ran::Locked),
-        // The process that has taken it over records how it ends.
+        // The process that has taken it over writes the record.
         _ if stop.own.load(Ordering::Relaxed) => return Ok(Ran::Stopped),
         Outcome::Failed(reason) => Status::Failed { reason },
         Outcome::Finished(metrics) => Status::Finished { metrics: metrics.into_iter().filter(|(_, x)| x.is_finite()).collect() },
@@ -388,21 +388,21 @@ fn run_one(job: &Job, folder: &Path, runner: &dyn Runner, threads: usize, stop: 
     Ok(Ran::Ended(record))
 }
 
-/// Fingerprint of the data of a run, by its newest checkpoint.
+/// Fingerprint of the data of a run, from its newest checkpoint.
 fn data_of(run: &Path) -> Option<String> {
     let checkpoints = Checkpoints::new(run.join("checkpoints")).list().ok()?;
     checkpoints.iter().rev().find_map(|(_, path)| read_state(path).ok()).map(|state| state.source).filter(|source| !source.is_empty())
 }
 
-/// Refuses to mix runs on different data: those that are finished, and those of the queue, which would be trained on the data as it is now. Only runs with equal settings
-/// of data are compared.
+/// Returns an error if runs on different data would be mixed: finished runs, and queued runs, which would be trained on the current data. Only runs with equal
+/// data settings are compared.
 fn same_data(plan: &Plan, folder: &Path, states: &[State], queue: &[usize], runner: &dyn Runner) -> Result<()> {
     let of_data = |key: &str| keys::find(key).is_some_and(|key| key.effect == Effect::Data);
     let group = |job: &Job| {
         let settings = job.settings.iter().filter(|(key, _)| of_data(key)).map(|(key, value)| (key.clone(), value.clone()));
         plan::hash(&settings.collect())
     };
-    // Of each group: how many finished runs have a fingerprint.
+    // Per group: number of finished runs per fingerprint.
     let mut groups: BTreeMap<String, BTreeMap<String, usize>> = BTreeMap::new();
     for (job, state) in plan.jobs.iter().zip(states) {
         if let State::Ended(record @ Record { status: Status::Finished { .. }, .. }) = state
@@ -424,9 +424,9 @@ fn same_data(plan: &Plan, folder: &Path, states: &[State], queue: &[usize], runn
             continue;
         }
         let mut list: Vec<String> = found.iter().map(|(data, runs)| format!("{data} ({})", counted(*runs, "finished run"))).collect();
-        list.extend(now.map(|now| format!("{now} (the data as it is now)")));
+        list.extend(now.map(|now| format!("{now} (the current data)")));
         let problem = format!(
-            "runs on different data cannot be compared; the fingerprints of their data are {}; restore the data that the finished runs were trained on, or run the sweep in another folder with --out",
+            "runs on different data cannot be compared; the fingerprints of their data are {}; restore the data of the finished runs, or run the sweep in another directory with --out",
             list.join(", ")
         );
         return Err(Error::Sweep { path: folder.into(), problem });
@@ -434,14 +434,14 @@ fn same_data(plan: &Plan, folder: &Path, states: &[State], queue: &[usize], runn
     Ok(())
 }
 
-/// Forgets a run. Its folder leaves its name first, so that half a run is never taken up again.
+/// Removes a run. Its directory is renamed first, so an incomplete run is never resumed.
 fn remove(job: &Job, folder: &Path) -> Result<()> {
     let unless_missing = |done: std::io::Result<()>, path: &Path| match done {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path)(error)),
         _ => Ok(()),
     };
     let run = job.path(folder, "");
-    let old = beside(&run, "old");
+    let old = hidden_sibling(&run, "old");
     unless_missing(fs::remove_dir_all(&old), &old)?;
     unless_missing(fs::rename(&run, &old), &run)?;
     for path in [job.path(folder, "json"), job.path(folder, "log")] {
@@ -450,8 +450,8 @@ fn remove(job: &Job, folder: &Path) -> Result<()> {
     unless_missing(fs::remove_dir_all(&old), &old)
 }
 
-/// Held while a process writes what several may write, such as the summary of a sweep; another one that writes is waited for. Where a file system has no locks
-/// there is nothing to hold.
+/// Runs with an exclusive lock on shared output, such as the summary of a sweep. Waits for other processes that write. Without file locks on
+/// the file system, it runs without a lock.
 pub fn writing_alone(folder: &Path) -> Option<fs::File> {
     let begun = Instant::now();
     loop {

@@ -19,7 +19,7 @@ impl Schema for TrainingSchema {
         let resolve = || Settings::resolve(&[Layer::new(asked.clone(), "the sweep")?]);
         let settings = resolve().map_err(|error| error.to_string())?;
         let mut table = Table::try_from(settings).map_err(|error| error.to_string())?;
-        // Each run has its share of the sweep's threads.
+        // Each run uses its share of the sweep's threads.
         table.remove("threads");
         Ok(table)
     }
@@ -28,7 +28,7 @@ impl Schema for TrainingSchema {
         keys::find(key).is_none_or(|key| key.effect != Effect::None)
     }
 
-    /// Multiply-adds of training, up to a constant: matrices, the output over a vocabulary of a few hundred, and pairs of positions.
+    /// Multiply-adds of training up to a constant: matrices, the output over a vocabulary of a few hundred, and pairs of positions.
     fn work(&self, settings: &Table) -> f64 {
         let number = |key: &str| settings.get(key).and_then(Value::as_integer).unwrap_or(1) as f64;
         let (hidden, length) = (number("hidden"), number("length"));
@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_known_by_what_decides_their_outcome() {
+    fn run_hashes_depend_only_on_settings_that_affect_results() {
         let hash = |base: &str| parse(&format!("[base]\n{base}")).unwrap_or_else(|error| panic!("{error}")).jobs[0].hash.clone();
         let plain = hash("");
         for base in ["threads = 3", "keep = 9", "log_every = 3", "checkpoint_every = 7", "recipe = \"language\"", "lr = 1e-2", "lr = 0.01"]
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_of_a_run_are_complete_and_read_back() {
+    fn settings_of_a_run_are_complete_and_round_trip() {
         let plan = parse("[axes]\nattention = [\"softmax conv=3\", \"norm\"]\nlr = [1e-3]\nseed = [1, 2]")
             .unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(plan.jobs.len(), 4);
@@ -75,13 +75,13 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn mistakes_are_reported() {
         for (text, expected) in [
             ("[axes]\natention = [\"norm\"]", "did you mean `attention`"),
             ("[axes]\nattention = [\"nrom\"]", "nrom"),
             ("[base]\nstepz = 3", "did you mean `steps`"),
             ("[axes]\nlr = [\"fast\"]", "lr"),
-            ("[axes]\nthreads = [1]", "no setting `threads`"),
+            ("[axes]\nthreads = [1]", "axis `threads` is not a setting"),
         ] {
             let error = parse(text).expect_err(text);
             assert!(error.contains(expected), "{text}: {error}");

@@ -1,18 +1,18 @@
-//! Which of several processes this is, for those that share the runs of a sweep.
+//! The index of this process among those that share a sweep.
 
 use std::str::FromStr;
 
-/// One of several processes: it begins with every so many-th run, and goes on with what others have not begun.
+/// One of N processes. It starts with every N-th run, then takes runs that others have not started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shard {
     /// From 0.
     pub index: usize,
-    /// How many there are; unknown where only the index is.
+    /// Number of processes; unknown if only the index is known.
     pub count: Option<usize>,
 }
 
 impl Shard {
-    /// What schedulers say in variables: Slurm's array and tasks, Open MPI, PMI, indexed jobs of Kubernetes. `None` where none of them has started
+    /// Reads the environment variables of schedulers: Slurm arrays and tasks, Open MPI, PMI, Kubernetes indexed jobs. `None` if none of them has started
     /// this process.
     pub fn of_environment(variable: impl Fn(&str) -> Option<String>) -> Option<Shard> {
         let number = |name: &str| variable(name)?.trim().parse::<usize>().ok();
@@ -26,19 +26,19 @@ impl Shard {
             Some(((number("SLURM_ARRAY_TASK_ID")?.checked_sub(first)?) / step, number("SLURM_ARRAY_TASK_COUNT")?.max(1)))
         };
         match (array(), pair) {
-            // Tasks of a job, each of which is one of an array.
+            // Tasks of a job that is part of an array.
             (Some((task, tasks)), Some((rank, ranks))) => Some(Shard { index: task * ranks + rank, count: Some(tasks * ranks) }),
             (Some((index, count)), None) | (None, Some((index, count))) => Some(Shard { index, count: Some(count) }),
             (None, None) => Some(Shard { index: number("JOB_COMPLETION_INDEX")?, count: None }),
         }
     }
 
-    /// The order in which this process looks at so many runs.
+    /// The order in which this process visits this many runs.
     pub(super) fn order(self, runs: &[usize]) -> Vec<usize> {
         let count = self.count.unwrap_or(runs.len()).max(1);
         let own = self.index % count;
         let (mut first, others): (Vec<usize>, Vec<usize>) = (0..runs.len()).partition(|place| place % count == own);
-        // After its own those that follow them: processes that are done early do not all help the same.
+        // After its own runs, those that follow them: processes that finish early then help different shards.
         let begin = others.iter().position(|&place| place > own).unwrap_or(0);
         first.extend(others[begin..].iter().chain(&others[..begin]));
         first.into_iter().map(|place| runs[place]).collect()
@@ -53,7 +53,7 @@ impl FromStr for Shard {
         let numbers = text.split_once('/').and_then(|(k, n)| Some((k.trim().parse().ok()?, n.trim().parse().ok()?)));
         match numbers {
             Some((k, n)) if (1..=n).contains(&k) => Ok(Shard { index: k - 1, count: Some(n) }),
-            _ => Err("a shard is K/N, from 1/N to N/N".into()),
+            _ => Err("a shard has the form K/N, from 1/N to N/N".into()),
         }
     }
 }
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn schedulers_are_understood() {
+    fn scheduler_variables_are_parsed() {
         assert_eq!(of(&[]), None);
         assert_eq!(of(&[("SLURM_PROCID", "3"), ("SLURM_NTASKS", "8")]), Some((3, Some(8))));
         assert_eq!(
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn every_process_sees_every_run_its_own_first() {
+    fn every_process_visits_all_runs_starting_with_its_own() {
         let runs: Vec<usize> = (10..17).collect();
         let order = |text: &str| text.parse::<Shard>().expect("a shard").order(&runs);
         assert_eq!(order("1/1"), runs);

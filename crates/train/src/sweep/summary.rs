@@ -1,4 +1,4 @@
-//! What a sweep shows.
+//! The summary of a sweep.
 
 use std::collections::BTreeMap;
 
@@ -8,22 +8,22 @@ use super::plan::{Job, Plan, Role, plain};
 use super::record::{Metrics, Record, Status};
 use super::schedule::State;
 
-/// Axes and their values as text.
+/// Axes and their values as strings.
 pub type Point = Vec<(String, String)>;
 
-/// A number over seeds.
+/// Mean and standard deviation over seeds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Statistic {
     /// Mean.
     pub mean: f64,
     /// Standard deviation with n − 1; absent for a single run.
     pub deviation: Option<f64>,
-    /// n
+    /// Number of runs.
     pub count: usize,
 }
 
 impl Statistic {
-    /// Of these numbers; `None` where there are none.
+    /// Of these values; `None` if there are none.
     pub fn of(numbers: &[f64]) -> Option<Statistic> {
         let count = numbers.len();
         if count == 0 {
@@ -45,7 +45,7 @@ impl std::fmt::Display for Statistic {
     }
 }
 
-/// Runs that differ by seed alone.
+/// Runs that differ only in the seed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Group {
     /// Axes and their values, without the seed.
@@ -56,7 +56,7 @@ pub struct Group {
     pub failed: usize,
     /// Runs that have not ended.
     pub open: usize,
-    /// Every number that finished runs have.
+    /// All metrics of finished runs.
     pub metrics: BTreeMap<String, Statistic>,
 }
 
@@ -65,53 +65,53 @@ pub struct Group {
 pub struct Best {
     /// Axes and their values, without seed and learning rate.
     pub point: Point,
-    /// The learning rate whose mean is the smallest, among those with the fewest failures; absent without such an axis.
+    /// The learning rate with the smallest mean among those with the fewest failures; absent without such an axis.
     pub learning_rate: Option<String>,
-    /// Whether it is the smallest or the largest of several: a better one may lie beyond.
+    /// Whether it is the smallest or largest of several: a better one may be outside the grid.
     pub at_edge: bool,
-    /// The metric there.
+    /// The metric at this learning rate.
     pub metric: Statistic,
-    /// Runs that failed there.
+    /// Failed runs at this learning rate.
     pub failed: usize,
-    /// Its mean less the smallest of all combinations.
+    /// Its mean minus the smallest mean of all combinations.
     pub behind: f64,
-    /// Whether that is more than both standard deviations; absent where one is not known.
+    /// Whether that difference exceeds both standard deviations; absent if one of them is unknown.
     #[serde(alias = "beyond_spread")]
     pub beyond_deviation: Option<bool>,
 }
 
-/// The end of one run, for tables.
+/// The result of one run, for tables.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunRow {
-    /// Of its settings.
+    /// Hash of its settings.
     pub hash: String,
     /// Axes and their values.
     pub point: Point,
     /// `finished`, `failed`, `open` or `equal`.
     pub status: String,
-    /// Why it failed, or what it equals.
+    /// The reason of a failure, or the run that it equals.
     pub note: String,
-    /// Which build made it; empty where it has not ended.
+    /// The builds that worked on it; empty if it has not ended.
     pub build: String,
-    /// What was measured.
+    /// Its metrics.
     pub metrics: Metrics,
 }
 
-/// The outcome of a sweep, as far as it is known.
+/// The results of a sweep so far.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// What is compared, the smaller the better.
+    /// The metric to compare, smaller is better.
     pub metric: String,
-    /// Combinations in the order of the plan.
+    /// Combinations in plan order.
     pub groups: Vec<Group>,
-    /// The smallest first.
+    /// Best first.
     pub best: Vec<Best>,
     /// Every run.
     pub runs: Vec<RunRow>,
 }
 
 impl Summary {
-    /// Of the runs of a plan, which stand as `states` say. A run that is left out counts as the one it equals.
+    /// The summary of a plan with these states. A skipped duplicate counts as the run that it equals.
     pub fn new(plan: &Plan, states: &[State]) -> Summary {
         let mut groups: Vec<(Point, Vec<&State>)> = Vec::new();
         for (job, state) in plan.jobs.iter().zip(states) {

@@ -1,4 +1,4 @@
-//! Summaries as files.
+//! Summary files.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,7 +11,7 @@ use termwise_base::provenance::Provenance;
 use termwise_report::{Csv, to_json};
 
 impl Summary {
-    /// Writes `runs.csv`, `summary.csv`, `best.csv` and `summary.json` into the folder of a sweep.
+    /// Writes `runs.csv`, `summary.csv`, `best.csv` and `summary.json` to the directory of a sweep.
     pub fn write(&self, folder: &Path, made_by: &Provenance) -> Result<()> {
         fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
         write_whole(&folder.join("runs.csv"), self.runs_csv().as_bytes())?;

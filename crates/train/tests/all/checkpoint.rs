@@ -1,4 +1,4 @@
-//! Checkpoints: damage is found and named, leftovers go, and the right ones are kept.
+//! Checkpoints: damage is detected and reported, temporary files are removed, and the newest and the best are kept.
 
 use crate::common;
 
@@ -18,7 +18,7 @@ fn newest(folder: &Path) -> PathBuf {
 }
 
 #[test]
-fn a_flipped_bit_in_any_file_is_found_and_the_older_checkpoint_is_used() {
+fn a_flipped_bit_in_any_file_is_detected_and_the_older_checkpoint_is_used() {
     let folder = tempfile::tempdir().expect("a folder");
     let settings = settings("");
     let whole = run(&settings, folder.path(), Start::Fresh);
@@ -27,7 +27,7 @@ fn a_flipped_bit_in_any_file_is_found_and_the_older_checkpoint_is_used() {
     for name in FILES {
         let path = place.join(name);
         let good = fs::read(&path).expect("a file");
-        // The first, the last and some between.
+        // The first, the last and some in between.
         for at in [0, good.len() / 3, good.len() / 2, good.len() - 1] {
             for bit in [0, 5] {
                 let mut bad = good.clone();
@@ -42,7 +42,7 @@ fn a_flipped_bit_in_any_file_is_found_and_the_older_checkpoint_is_used() {
         let text = error.to_string();
         assert!(matches!(error, Error::OlderIsGood { .. }) && text.contains(name) && text.contains("step-00000009"), "{text}");
         let resumed = run(&settings, folder.path(), Start::Resume);
-        assert!(resumed.warnings > 0, "what was skipped is told");
+        assert!(resumed.warnings > 0, "skipped checkpoints are reported");
         assert!(weights(&resumed) == expected, "{name}");
         checkpoint::verify(&place).expect("the damaged checkpoint is replaced");
     }
@@ -55,19 +55,19 @@ fn a_flipped_bit_in_any_file_is_found_and_the_older_checkpoint_is_used() {
 }
 
 #[test]
-fn a_run_without_any_good_checkpoint_is_refused() {
+fn a_run_without_a_valid_checkpoint_is_an_error() {
     let folder = tempfile::tempdir().expect("a folder");
     let settings = settings("");
     run(&settings, folder.path(), Start::Fresh);
     for (_, path) in Checkpoints::new(folder.path().join("checkpoints")).list().expect("checkpoints") {
         fs::write(path.join("state.json"), "{}").expect("damage");
     }
-    let error = train(&settings, &Walk::default(), &options(folder.path(), Start::Resume)).expect_err("nothing good");
+    let error = train(&settings, &Walk::default(), &options(folder.path(), Start::Resume)).expect_err("no valid checkpoint");
     assert!(matches!(error, Error::NoCheckpoint { .. }) && error.to_string().contains("state.json"), "{error}");
 }
 
 #[test]
-fn the_newest_and_the_best_are_kept_and_leftovers_go() {
+fn the_newest_and_the_best_are_kept_and_temporary_files_removed() {
     let folder = tempfile::tempdir().expect("a folder");
     let inside = folder.path().join("checkpoints");
     run(&settings("steps = 1"), folder.path(), Start::Fresh);
@@ -86,20 +86,20 @@ fn the_newest_and_the_best_are_kept_and_leftovers_go() {
         checkpoints.prune(step, 2).expect("room");
     }
     assert_eq!(steps(), [3, 6, 7], "two newest, and the earliest of the best");
-    // One that is not complete does not count among the newest.
+    // An incomplete checkpoint is not counted.
     fs::remove_file(checkpoints.place(7).join("manifest.json")).expect("a manifest");
     (state.step, state.held_out) = (8, None);
     checkpoints.save(&*learner, &state, &settings, &[]).expect("a checkpoint");
     checkpoints.prune(8, 2).expect("room");
     assert_eq!(steps(), [3, 6, 7, 8]);
-    // Later ones, of a run that goes on from an earlier one, are left alone.
+    // Later checkpoints, of a run resumed from an earlier one, are not removed.
     checkpoints.prune(3, 1).expect("room");
     assert_eq!(steps(), [3, 6, 7, 8]);
     assert!(inside.join("notes").is_dir());
 }
 
 #[test]
-fn a_checkpoint_is_a_model_that_others_can_read() {
+fn a_checkpoint_is_a_hugging_face_model() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut more = options(folder.path(), Start::Fresh);
     more.files = vec![("tokenizer.json".into(), b"{}".to_vec())];
@@ -107,7 +107,7 @@ fn a_checkpoint_is_a_model_that_others_can_read() {
     let model = Model::read(&outcome.checkpoint).expect("a model");
     assert_eq!(model.config.vocab_size, common::VOCABULARY);
     assert_eq!(fs::read(outcome.checkpoint.join("tokenizer.json")).expect("the tokenizer"), b"{}");
-    // It can be the start of another run.
+    // Another run can start from it.
     let from = settings(&format!("steps = 1\nfrom = '{}'\nlr = 0.0\nwarmup = 0", outcome.checkpoint.display()));
     let second = run(&from, &folder.path().join("second"), Start::Fresh);
     assert_eq!(fs::read(second.checkpoint.join("model.safetensors")).ok(), fs::read(outcome.checkpoint.join("model.safetensors")).ok());
@@ -134,15 +134,15 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_file_with_anything_in_it_never_panics(file in 0..FILES.len(), bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+    fn arbitrary_file_contents_never_panic(file in 0..FILES.len(), bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
         let folder = copy(&small_checkpoint().1);
         fs::write(folder.path().join(FILES[file]), bytes).expect("a file");
         prop_assert!(checkpoint::read(folder.path()).is_err());
     }
 
-    /// The readers behind the hashes must hold too: these files are consistent with their manifest.
+    /// Readers must also handle invalid content with valid hashes: these files match their manifest.
     #[test]
-    fn files_that_are_changed_before_hashing_never_panic(file in 0..FILES.len() - 1, edits in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
+    fn invalid_files_with_valid_hashes_never_panic(file in 0..FILES.len() - 1, edits in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
         let folder = copy(&small_checkpoint().1);
         let path = folder.path().join(FILES[file]);
         let mut bytes = fs::read(&path).expect("a file");
@@ -169,7 +169,7 @@ proptest! {
 }
 
 #[test]
-fn at_no_moment_of_a_write_is_the_only_checkpoint_lost() {
+fn a_kill_during_a_write_never_loses_the_only_checkpoint() {
     let folder = tempfile::tempdir().expect("a folder");
     let settings = settings("steps = 3\nkeep = 1");
     let place = run(&settings, folder.path(), Start::Fresh).checkpoint;
@@ -190,33 +190,33 @@ fn at_no_moment_of_a_write_is_the_only_checkpoint_lost() {
             fs::copy(place.join(name), to.join(name)).expect("a copy");
         }
     };
-    // Killed after the old one went and before the new one came; and after the new one came.
+    // Killed after the old one was renamed and before the new one was; and after both.
     copy(&part);
     fs::rename(&place, &old).expect("moved");
-    let told = checkpoints.clean().expect("clean");
-    assert_eq!((names(), told.len()), (vec!["step-00000003".to_owned()], 2), "{told:?}");
-    checkpoint::verify(&place).expect("it is whole");
+    let messages = checkpoints.clean().expect("clean");
+    assert_eq!((names(), messages.len()), (vec!["step-00000003".to_owned()], 2), "{messages:?}");
+    checkpoint::verify(&place).expect("it is complete");
     copy(&old);
     checkpoints.clean().expect("clean");
     assert_eq!(names(), ["step-00000003"]);
-    // Half of a new one does not count, the old one does.
+    // An incomplete new one is discarded, the old one is kept.
     copy(&part);
     fs::rename(&place, &old).expect("moved");
     fs::remove_file(part.join("manifest.json")).expect("a file");
     checkpoints.clean().expect("clean");
     assert_eq!(names(), ["step-00000003"]);
-    // What was being removed stays so.
+    // A removal that was started is completed.
     fs::rename(&place, &gone).expect("moved");
     assert!(checkpoints.clean().expect("clean")[0].contains("removed") && names().is_empty());
 }
 
 #[test]
-fn steps_are_compared_as_numbers() {
+fn steps_are_compared_numerically() {
     let folder = tempfile::tempdir().expect("a folder");
     run(&settings("steps = 1"), folder.path(), Start::Fresh);
     let checkpoints = Checkpoints::new(folder.path().join("checkpoints"));
     let Loaded { learner, mut state, settings } = checkpoint::read(&checkpoints.place(1)).expect("a checkpoint");
-    // One digit more than names have by default.
+    // One more digit than the default name width.
     for step in [99_999_998, 99_999_999, 100_000_000, 100_000_001] {
         (state.step, state.held_out) = (step, None);
         checkpoints.save(&*learner, &state, &settings, &[]).expect("a checkpoint");

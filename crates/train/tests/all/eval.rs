@@ -1,4 +1,4 @@
-//! Evaluation in windows: every token once, with the context that the stride promises.
+//! Evaluation in windows: every token is scored once, with the context that the stride implies.
 
 use crate::common;
 
@@ -7,7 +7,7 @@ use termwise_data::{Result, Rows, Source};
 use termwise_model::{Batch, Model, Objective, SessionOptions};
 use termwise_train::eval::{Windows, evaluate};
 
-/// One text of 50 tokens, cut wherever it is asked to be.
+/// A document of 50 tokens, split at any position.
 #[derive(Debug)]
 pub struct Stream;
 
@@ -47,7 +47,7 @@ pub fn model() -> Model {
     Model::fresh(config, 5).expect("a model")
 }
 
-/// The mean loss where token `at` is asked for with everything from `begin(at)` on before it.
+/// The mean loss if token `at` is predicted with the context from `begin(at)` on.
 fn by_hand(model: &Model, begin: impl Fn(usize) -> usize) -> f64 {
     let loss = |at: usize| {
         let ids: Vec<u32> = (begin(at)..=at).map(token).collect();
@@ -60,10 +60,10 @@ fn by_hand(model: &Model, begin: impl Fn(usize) -> usize) -> f64 {
 }
 
 #[test]
-fn windows_show_what_the_stride_promises() {
+fn windows_have_the_context_that_the_stride_implies() {
     let model = model();
     for (length, stride) in [(8, 8), (8, 3), (8, 1), (20, 7), (64, 64), (64, 5)] {
-        // A window begins with a piece of `stride` tokens and as many before it as fit.
+        // A window consists of `stride` new tokens and as many before them as fit.
         let expected = by_hand(&model, |at| (at / stride * stride).saturating_sub(length - stride));
         for batch in [1, 3] {
             let found = evaluate(&model, &Stream, Windows { batch, length, stride }, 0).expect("an evaluation");
@@ -76,7 +76,7 @@ fn windows_show_what_the_stride_promises() {
 }
 
 #[test]
-fn separate_documents_have_no_stride_and_impossible_windows_are_refused() {
+fn strides_are_rejected_for_separate_documents_and_invalid_windows() {
     let model = model();
     let evaluate = |source: &dyn Source, length, stride| evaluate(&model, source, Windows { batch: 2, length, stride }, 0);
     assert!(evaluate(&common::Walk::default(), 16, 16).is_ok());

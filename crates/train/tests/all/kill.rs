@@ -1,4 +1,4 @@
-//! Runs that are killed for real. TERMWISE_KILLS says how often, if a handful is not enough.
+//! Runs that are killed with SIGKILL. TERMWISE_KILLS sets the number of kills.
 #![cfg(unix)]
 
 use crate::common;
@@ -17,7 +17,7 @@ fn long(threads: u64) -> Settings {
     settings(&format!("steps = 400\ncheckpoint_every = 4\neval_every = 20\nlog_every = 1\nthreads = {threads}"))
 }
 
-/// Not a test by itself: what the others start as a process of its own.
+/// Started as a separate process by the other tests.
 #[test]
 #[ignore = "started by the other tests"]
 fn child() {
@@ -45,7 +45,7 @@ fn spawn(folder: &Path, threads: u64) -> Child {
 }
 
 #[test]
-fn killed_at_random_and_resumed_a_run_ends_with_the_same_bytes() {
+fn a_run_killed_at_random_and_resumed_ends_with_the_same_bytes() {
     let kills: u64 = std::env::var("TERMWISE_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(6);
     let folder = tempfile::tempdir().expect("a folder");
     let begun = Instant::now();
@@ -61,7 +61,7 @@ fn killed_at_random_and_resumed_a_run_ends_with_the_same_bytes() {
             random ^= random >> 7;
             random ^= random << 17;
             let mut child = spawn(&place, 1 + random % 3);
-            // From the very first moment to about half a run.
+            // From the very start to about half a run.
             let patience = length.mul_f64((random >> 11) as f64 / (1u64 << 53) as f64 * 0.5) + Duration::from_millis(5);
             std::thread::sleep(patience);
             if let Some(status) = child.try_wait().expect("a status") {
@@ -85,13 +85,13 @@ fn killed_at_random_and_resumed_a_run_ends_with_the_same_bytes() {
 }
 
 #[test]
-fn a_disk_without_room_is_named_and_the_older_checkpoint_stays() {
+fn a_full_disk_is_reported_and_the_older_checkpoint_kept() {
     let folder = tempfile::tempdir().expect("a folder");
     let place = folder.path().join("run");
     let small = settings("steps = 4");
     run(&small, &place, Start::Fresh);
     let before = run(&small, &place, Start::Resume);
-    // Files may not grow beyond 32 blocks, of 512 or 1024 bytes: writing fails in the middle as on a full disk.
+    // Files may not exceed 32 blocks of 512 or 1024 bytes: writing fails midway, as on a full disk.
     let script = "trap '' XFSZ; ulimit -f 32; exec \"$0\" --exact kill::full_child --ignored --nocapture";
     let output = command("sh", &place, 1).args(["-c", script, &this()]).output().expect("a process");
     let text = String::from_utf8_lossy(&output.stderr);
@@ -108,7 +108,7 @@ fn a_disk_without_room_is_named_and_the_older_checkpoint_stays() {
     assert_eq!((before.step, after.step), (4, 6));
 }
 
-/// As [`child`], two steps more than the run has.
+/// Like [`child`], with two more steps.
 #[test]
 #[ignore = "started by the other tests"]
 fn full_child() {

@@ -1,4 +1,4 @@
-//! Losses and gradients that are not finite: no update, and a diagnosis.
+//! NaN and infinite losses and gradients: no update, and a diagnosis.
 
 use crate::common;
 
@@ -16,7 +16,7 @@ use termwise_train::runs::{Runs, Status};
 use termwise_train::step::Gradients;
 use termwise_train::{Error, Settings, Start, train};
 
-/// The diagnosis of a run that stops, which is also in its folder.
+/// The diagnosis of a run that stops, which is also in its directory.
 fn stopped(settings: &Settings, folder: &Path) -> Diagnosis {
     match train(settings, &Walk::default(), &options(folder, Start::Fresh)) {
         Err(Error::NonFinite { diagnosis, file }) => {
@@ -30,10 +30,10 @@ fn stopped(settings: &Settings, folder: &Path) -> Diagnosis {
     }
 }
 
-/// A tensor's name, and what becomes of its values.
+/// A tensor's name, and a function that modifies its values.
 type Change<'a> = (&'a str, fn(f32) -> f32);
 
-/// Settings of a run that starts from a fresh model with some parameters changed.
+/// Settings of a run that starts from a new model with some parameters changed.
 fn changed(folder: &Path, more: &str, changes: &[Change]) -> Settings {
     let config = settings(more).config(common::VOCABULARY).expect("a configuration");
     let mut model = Model::fresh(config, 1).expect("a model");
@@ -52,7 +52,7 @@ fn huge(_: f32) -> f32 {
 }
 
 #[test]
-fn a_loss_that_is_not_finite_stops_before_the_update() {
+fn a_nan_or_infinite_loss_stops_before_the_update() {
     let folder = tempfile::tempdir().expect("a folder");
     let settings = changed(folder.path(), "", &[("model.layers.1.mlp.up_proj.weight", huge)]);
     let run = folder.path().join("run");
@@ -65,7 +65,7 @@ fn a_loss_that_is_not_finite_stops_before_the_update() {
 }
 
 #[test]
-fn the_layer_is_found_in_attention_too() {
+fn the_origin_is_also_found_in_attention() {
     let folder = tempfile::tempdir().expect("a folder");
     let settings = changed(folder.path(), "attention = \"softmax\"", &[("model.layers.0.self_attn.v_proj.weight", huge)]);
     let diagnosis = stopped(&settings, &folder.path().join("run"));
@@ -76,8 +76,8 @@ fn the_layer_is_found_in_attention_too() {
 }
 
 #[test]
-fn a_state_that_grows_without_bound_is_named_with_step_layer_and_head() {
-    // Keys of head 1, in layer 1, are too long for the write rule: what it takes away grows from token to token.
+fn an_unbounded_state_is_reported_with_step_layer_and_head() {
+    // Keys of head 1 in layer 1 are too long for the delta rule: the correction grows from token to token.
     let more = "attention = \"power=1 write=delta,2 over=none norm=rms rope=off\"";
     let config = settings(more).config(common::VOCABULARY).expect("a configuration");
     let mut model = Model::fresh(config, 1).expect("a model");
@@ -89,13 +89,13 @@ fn a_state_that_grows_without_bound_is_named_with_step_layer_and_head() {
     model.write(&start, &WriteOptions::default()).expect("a model");
     let diagnosis = stopped(&settings(&format!("{more}\nfrom = '{}'", start.display())), &folder.path().join("run"));
     assert_eq!((diagnosis.step, diagnosis.forward, diagnosis.head), (1, Some(Origin::Attention(1)), Some(1)), "{diagnosis}");
-    assert!(diagnosis.to_string().contains("the attention of layer 1 is the first that is not finite, in head 1"), "{diagnosis}");
+    assert!(diagnosis.to_string().contains("the attention of layer 1 is the first with NaN or infinity, in head 1"), "{diagnosis}");
 }
 
 #[test]
-fn a_norm_that_overflows_stops_the_run_though_the_loss_is_finite() {
+fn an_overflowing_gradient_norm_stops_the_run_despite_a_finite_loss() {
     let folder = tempfile::tempdir().expect("a folder");
-    // Logits as before, but the gradient of the last norm is 10²² times larger.
+    // The same logits, but the gradient of the final norm is 10²² times larger.
     let changes: [Change; 2] = [("lm_head.weight", |x| x * 1e22), ("model.norm.weight", |x| x * 1e-22)];
     let diagnosis = stopped(&changed(folder.path(), "", &changes), &folder.path().join("run"));
     assert!(diagnosis.loss.parse::<f64>().is_ok_and(f64::is_finite) && diagnosis.norm == "inf", "{diagnosis}");
@@ -103,14 +103,14 @@ fn a_norm_that_overflows_stops_the_run_though_the_loss_is_finite() {
 }
 
 #[test]
-fn the_first_gradient_that_is_not_finite_is_named_with_layer_and_head() {
+fn the_first_nan_or_infinite_gradient_is_reported_with_layer_and_head() {
     let settings = settings("");
     let model = Model::fresh(settings.config(common::VOCABULARY).expect("a configuration"), 1).expect("a model");
     let mut gradients = Gradients::new(&model, settings.cut(), SessionOptions::default(), (0, 1)).expect("room");
     let mut rows = Rows::default();
     Walk::default().train(1, 0, 4, 16, &mut rows).expect("a batch");
     let mut computed = gradients.whole(&model.params, std::slice::from_ref(&rows)).expect("a gradient");
-    // Head 2 of three, of width 8: rows 16 to 23 of the query's projection, columns of the output's.
+    // Head 2 of three, of width 8: rows 16 to 23 of the query projection, columns of the output projection.
     gradients.gradient_mut().get_mut("model.layers.0.self_attn.q_proj.weight").expect("a gradient")[17 * 24 + 5] = f32::NAN;
     computed.norm = f64::NAN;
     let place = diagnose(&model, Some(&gradients), &computed, &[rows.clone()], 7).gradient.expect("a place");
@@ -122,9 +122,9 @@ fn the_first_gradient_that_is_not_finite_is_named_with_layer_and_head() {
 }
 
 #[test]
-fn a_denominator_that_is_not_positive_is_named() {
+fn a_nonpositive_denominator_is_reported() {
     let folder = tempfile::tempdir().expect("a folder");
-    // Odd orders make weights negative; scores of this size make sums of them cross zero.
+    // Odd orders make weights negative; with scores of this size, their sums cross zero.
     let odd = "attention = \"taylor=1 over=sum\"\nlr = 0.0";
     let outcome = train(&settings(odd), &Walk::default(), &options(&folder.path().join("run"), Start::Fresh));
     let text = match outcome {
@@ -135,7 +135,7 @@ fn a_denominator_that_is_not_positive_is_named() {
 }
 
 #[test]
-fn what_a_variant_warns_of_is_told_when_a_run_begins() {
+fn warnings_of_a_variant_are_printed_at_the_start_of_a_run() {
     let folder = tempfile::tempdir().expect("a folder");
     for (text, expected) in
         [("taylor=0..2 write=delta,2 over=none qk_norm=l2 norm=rms", Some("the write rule grows without bound")), ("softmax", None)]
@@ -152,7 +152,7 @@ fn what_a_variant_warns_of_is_told_when_a_run_begins() {
 }
 
 #[test]
-fn skipped_updates_are_counted_and_change_nothing_else() {
+fn skipped_updates_are_counted_and_have_no_other_effect() {
     let folder = tempfile::tempdir().expect("a folder");
     let broken = changed(folder.path(), "skip_nonfinite = 3", &[("model.layers.1.mlp.up_proj.weight", huge)]);
     let place = folder.path().join("run");
@@ -161,14 +161,14 @@ fn skipped_updates_are_counted_and_change_nothing_else() {
     let checkpoint = place.join("checkpoints/step-00000003");
     let [before, after] = [folder.path().join("start"), checkpoint].map(|f| fs::read(f.join("model.safetensors")).expect("weights"));
     assert!(before == after);
-    // The checkpoint of step 3 carries the count: a resumed run skips no more.
+    // The checkpoint of step 3 contains the count: a resumed run skips no more.
     match train(&broken, &Walk::default(), &options(&place, Start::Resume)) {
         Err(Error::NonFinite { diagnosis, .. }) => assert_eq!(diagnosis.step, 4),
         other => panic!("expected a run that stops, found {other:?}"),
     }
 }
 
-/// [`Walk`], with one token that is in batch 1 and in no other.
+/// [`Walk`] with a token that occurs only in batch 1.
 #[derive(Debug)]
 struct Poisoned;
 
@@ -199,13 +199,13 @@ impl Source for Poisoned {
     }
 }
 
-/// Settings of a run that starts from a model whose loss is not finite for rows with [`POISON`], and finite for all others.
+/// Settings of a run that starts from a model whose loss is infinite or NaN for rows with [`POISON`], and finite for all others.
 fn overflows_on_poison(folder: &Path, more: &str) -> Settings {
     let start = folder.join("start");
     fs::create_dir_all(&start).expect("a folder");
     let small = format!("attention = \"softmax\"\nsteps = 4\nlr = 0.0\n{more}");
     let mut model = Model::fresh(settings(&small).config(common::VOCABULARY).expect("a configuration"), 1).expect("a model");
-    // Component 0 is that token's alone, through the attention of layer 0 as well, and the MLP behind it overflows on it.
+    // Component 0 is nonzero only for that token, also after the attention of layer 0, and the MLP after it overflows.
     let mut change = |name: &str, change: &dyn Fn(usize, &mut [f32])| {
         let values = model.params.get_mut(name).expect("a parameter");
         values.chunks_mut(24).enumerate().for_each(|(row, values)| change(row, values));
@@ -223,7 +223,7 @@ fn overflows_on_poison(folder: &Path, more: &str) -> Settings {
     settings(&format!("{small}\nfrom = '{}'", start.display()))
 }
 
-/// [`Poisoned`], with held-out data that have that token in the second evaluation.
+/// [`Poisoned`], with held-out data that contain the token in the second evaluation.
 #[derive(Debug, Default)]
 struct SecondEvaluation(AtomicUsize);
 
@@ -248,7 +248,7 @@ impl Source for SecondEvaluation {
 }
 
 #[test]
-fn an_evaluation_that_is_not_finite_is_recorded_and_replaces_the_one_before() {
+fn a_nan_or_infinite_evaluation_is_recorded_and_replaces_the_previous_one() {
     let folder = tempfile::tempdir().expect("a folder");
     let place = folder.path().join("run");
     let settings = overflows_on_poison(folder.path(), "eval_every = 2");
@@ -266,7 +266,7 @@ fn an_evaluation_that_is_not_finite_is_recorded_and_replaces_the_one_before() {
 }
 
 #[test]
-fn a_skipped_step_has_no_norm_in_the_metrics_rather_than_a_false_one() {
+fn a_skipped_step_has_no_gradient_norm_in_the_metrics() {
     let folder = tempfile::tempdir().expect("a folder");
     let place = folder.path().join("run");
     let settings = overflows_on_poison(folder.path(), "skip_nonfinite = 1\nlog_every = 2");
@@ -277,7 +277,7 @@ fn a_skipped_step_has_no_norm_in_the_metrics_rather_than_a_false_one() {
     assert!(matches!(norms[..], [None, Some(norm)] if norm > 0.0), "{lines:?}");
     let text = fs::read_to_string(place.join("metrics.jsonl")).expect("metrics");
     assert!(!text.lines().next().expect("a line").contains("grad_norm") && text.lines().count() == 2, "{text}");
-    // The same in TensorBoard's file: four tags, of which one has a single point.
+    // The same in the TensorBoard file: four tags, one of them with a single point.
     let events = fs::read_dir(&place).expect("a list").map(|entry| entry.expect("an entry").path());
     let events =
         fs::read(events.into_iter().find(|path| path.display().to_string().contains("tfevents")).expect("events")).expect("events");
@@ -286,7 +286,7 @@ fn a_skipped_step_has_no_norm_in_the_metrics_rather_than_a_false_one() {
 }
 
 #[test]
-fn a_run_without_trouble_is_the_same_whether_skipping_is_allowed_or_not() {
+fn skip_nonfinite_does_not_change_a_finite_run() {
     let folder = tempfile::tempdir().expect("a folder");
     let [a, b] = [0, 5].map(|skip| {
         let place = folder.path().join(skip.to_string());

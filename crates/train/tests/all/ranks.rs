@@ -1,4 +1,4 @@
-//! Several ranks that share a run, here threads: their number changes no byte of what is left behind.
+//! Several ranks, here threads, share a run: their number does not change any byte of the result.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use termwise_train::collective::threads::{Thread, team};
 use termwise_train::eval::{Windows, evaluate, evaluate_with};
 use termwise_train::{Collective, Error, Outcome, Result, RunOptions, Settings, Start, train};
 
-/// The same work on so many ranks, each of which is kept until all are done.
+/// The same work on this many ranks, all of which exist until all are done.
 fn each<T: Send>(ranks: usize, work: impl Fn(Arc<Thread>) -> T + Sync) -> Vec<T> {
     let ranks: Vec<Arc<Thread>> = team(ranks).into_iter().map(Arc::new).collect();
     std::thread::scope(|scope| {
@@ -27,7 +27,7 @@ pub fn together(ranks: usize, settings: &Settings, folder: &Path, start: Start) 
 fn first(outcomes: Vec<Result<Outcome>>) -> Outcome {
     let mut all = outcomes.into_iter().map(|outcome| outcome.expect("a run"));
     let first = all.next().expect("rank 0");
-    assert!(all.all(|other| (other.step, other.loss, other.best) == (first.step, first.loss, first.best)), "ranks know the same");
+    assert!(all.all(|other| (other.step, other.loss, other.best) == (first.step, first.loss, first.best)), "ranks agree");
     first
 }
 
@@ -53,13 +53,13 @@ fn any_number_of_ranks_leaves_the_same_bytes() {
 }
 
 #[test]
-fn micro_batches_are_the_same_mathematics() {
+fn micro_batches_give_the_same_gradient() {
     let folder = tempfile::tempdir().expect("a folder");
     let whole = run(&settings("steps = 6"), &folder.path().join("whole"), Start::Fresh);
     let cut = run(&settings("steps = 6\nmicro_batches = 4"), &folder.path().join("cut"), Start::Fresh);
     let [whole, cut] = [whole, cut].map(|outcome| outcome.loss.expect("a loss"));
     assert!((whole - cut).abs() < 1e-4 * whole, "{whole} {cut}");
-    // A run that was not cut says nothing of it: settings and names of earlier runs stay as they were.
+    // Without micro-batches the settings do not contain the key: settings and names of earlier runs are unchanged.
     assert!(!settings("").to_toml().contains("micro_batches") && settings("micro_batches = 4").to_toml().contains("micro_batches = 4"));
     assert_eq!(settings("micro_batches = 1").hash(), settings("").hash());
     for (ranks, batch, accumulate, expected) in
@@ -76,12 +76,12 @@ fn micro_batches_are_the_same_mathematics() {
 }
 
 #[test]
-fn a_run_goes_on_with_another_number_of_ranks() {
+fn a_run_is_resumed_with_another_number_of_ranks() {
     let folder = tempfile::tempdir().expect("a folder");
     let whole = settings("micro_batches = 4");
     let expected = weights(&run(&whole, &folder.path().join("whole"), Start::Fresh));
     let place = folder.path().join("parts");
-    // The last rank is asked to stop, as by a signal that reaches it alone: all end after the same step.
+    // Only the last rank receives a stop request, as from a signal: all end after the same step.
     let outcomes = each(4, |rank| {
         let stop = Arc::new(AtomicBool::new(rank.rank() == 3));
         train(&whole, &Walk::default(), &RunOptions { collective: rank, stop, ..options(&place, Start::Fresh) })
@@ -94,22 +94,22 @@ fn a_run_goes_on_with_another_number_of_ranks() {
 }
 
 #[test]
-fn what_one_rank_cannot_do_is_known_to_all() {
+fn a_failure_of_one_rank_reaches_all() {
     let folder = tempfile::tempdir().expect("a folder");
     let settings = settings("micro_batches = 4");
     run(&settings, folder.path(), Start::Fresh);
-    // Rank 0 finds a run there already.
+    // Rank 0 finds an existing run.
     let outcomes = together(3, &settings, folder.path(), Start::Fresh);
     assert!(matches!(outcomes[0], Err(Error::RunExists { .. })));
     assert!(outcomes[1..].iter().all(|outcome| matches!(outcome, Err(Error::FirstRank))), "{outcomes:?}");
-    // Ranks with other data, or other settings.
+    // Ranks with different data or settings.
     let place = folder.path().join("other");
     let outcomes = each(2, |rank| {
         let name = if rank.rank() == 0 { "a" } else { "b" };
         train(&settings, &Walk { name, ..Walk::default() }, &RunOptions { collective: rank, ..options(&place, Start::Fresh) })
     });
     assert!(outcomes.iter().all(|outcome| matches!(outcome, Err(Error::RanksDiffer { what: "the data", .. }))), "{outcomes:?}");
-    // Data that break on rank 1 alone, in the middle: the caller drops the rank, and the others end with what was saved.
+    // Data that fail midway on rank 1 only: the caller drops the rank, and the others end with the saved checkpoint.
     let place = folder.path().join("broken");
     let mut ranks = team(2);
     let (one, zero) = (ranks.pop().expect("rank 1"), ranks.pop().expect("rank 0"));
@@ -141,7 +141,7 @@ fn an_evaluation_is_the_same_on_any_number_of_ranks() {
             assert!(found.iter().all(|found| *found == expected), "{ranks} ranks: {found:?}");
         }
     }
-    // Overlapping windows are made one after another by each rank.
+    // Overlapping windows are computed sequentially by each rank.
     let (model, windows) = (crate::eval::model(), Windows { batch: 2, length: 8, stride: 3 });
     let expected = evaluate(&model, &Stream, windows, 0).expect("an evaluation");
     let found = each(3, |rank| evaluate_with(&model, &Stream, windows, 0, SessionOptions::default(), &*rank).expect("an evaluation").0);

@@ -1,4 +1,4 @@
-//! A run that replaces another one: the old one is lost only for a new one with a checkpoint.
+//! A run that replaces another one: the old one is removed only after the new one has a checkpoint.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use crate::common::{Walk, options, run, settings, weights};
 use crate::ranks::together;
 use termwise_train::{Error, RunOptions, Start, provenance, train};
 
-/// Every file below a folder with its content, but the lock.
+/// Every file below a directory with its content, except the lock.
 fn content(folder: &Path) -> Vec<(String, Vec<u8>)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path()) {
@@ -55,7 +55,7 @@ fn the_new_run_has_nothing_of_the_old_one() {
     expected.push("notes.txt".into());
     expected.sort();
     assert_eq!(names(&place), expected);
-    // Without a run, it is an ordinary start.
+    // Without an existing run, it is an ordinary start.
     assert!(run(&settings("steps = 1"), &folder.path().join("b"), Start::Replace).finished);
 }
 
@@ -70,14 +70,14 @@ fn a_run_that_fails_before_its_first_checkpoint_leaves_the_old_one() {
         train(&settings("steps = 9\ncheckpoint_every = 7"), &source, &options(&place, Start::Replace)).expect_err("the source breaks");
         assert_eq!((content(&place) == before, neighbours(folder.path())), (true, 1), "broken at batch {broken}");
     }
-    // After its first checkpoint, it counts.
+    // After its first checkpoint, the replacement is committed.
     let source = Walk { broken_from: Some(6), ..Walk::default() };
     train(&settings("steps = 9\ncheckpoint_every = 3"), &source, &options(&place, Start::Replace)).expect_err("the source breaks");
     assert_eq!((run(&settings("steps = 9\ncheckpoint_every = 3"), &place, Start::Resume).step, neighbours(folder.path())), (9, 1));
 }
 
 #[test]
-fn a_step_that_is_not_finite_is_kept_next_to_the_old_run() {
+fn the_diagnosis_of_a_failed_step_is_kept_next_to_the_old_run() {
     let folder = tempfile::tempdir().expect("a folder");
     let place = folder.path().join("a");
     run(&settings("steps = 4"), &place, Start::Fresh);
@@ -93,7 +93,7 @@ fn a_step_that_is_not_finite_is_kept_next_to_the_old_run() {
 }
 
 #[test]
-fn a_run_starts_from_a_checkpoint_of_the_run_that_it_replaces() {
+fn a_run_can_start_from_a_checkpoint_of_the_run_that_it_replaces() {
     let folder = tempfile::tempdir().expect("a folder");
     let source = run(&settings("steps = 4"), &folder.path().join("source"), Start::Fresh).checkpoint;
     let from = |checkpoint: &Path| settings(&format!("from = '{}'\nsteps = 3\nmicro_batches = 2", checkpoint.display()));

@@ -1,4 +1,4 @@
-//! Runs: the same bytes however they are made, and nothing lost on the way.
+//! Runs: byte-identical results for any number of threads and interruptions.
 
 use crate::common;
 
@@ -24,7 +24,7 @@ fn any_number_of_threads_gives_the_same_bytes() {
 }
 
 #[test]
-fn the_loss_falls_towards_the_best_possible() {
+fn the_loss_approaches_the_entropy() {
     let folder = tempfile::tempdir().expect("a folder");
     let outcome = run(&settings("steps = 150\neval_every = 50\nlog_every = 10"), folder.path(), Start::Fresh);
     let held_out = outcome.held_out.expect("an evaluation");
@@ -33,7 +33,7 @@ fn the_loss_falls_towards_the_best_possible() {
 }
 
 #[test]
-fn a_run_that_ends_at_any_step_and_is_resumed_ends_with_the_same_bytes() {
+fn a_run_interrupted_at_any_step_and_resumed_ends_with_the_same_bytes() {
     let folder = tempfile::tempdir().expect("a folder");
     let settings = settings("attention = \"softmax\"\naccumulate = 2");
     let whole = run(&settings, &folder.path().join("whole"), Start::Fresh);
@@ -69,10 +69,10 @@ fn a_stop_finishes_the_step_and_leaves_a_checkpoint() {
 }
 
 #[test]
-fn every_logged_step_stands_in_the_metrics_once() {
+fn every_logged_step_is_in_the_metrics_once() {
     let folder = tempfile::tempdir().expect("a folder");
     run(&settings(""), folder.path(), Start::Fresh);
-    // What a kill leaves behind: lines beyond the checkpoint, the last one incomplete.
+    // After a kill: lines beyond the checkpoint, the last one incomplete.
     let checkpoints = folder.path().join("checkpoints");
     fs::remove_dir_all(checkpoints.join("step-00000012")).expect("a checkpoint");
     let path = folder.path().join("metrics.jsonl");
@@ -86,7 +86,7 @@ fn every_logged_step_stands_in_the_metrics_once() {
 }
 
 #[test]
-fn metrics_say_the_loss_of_the_steps_they_cover() {
+fn metrics_contain_the_mean_loss_of_their_steps() {
     let folder = tempfile::tempdir().expect("a folder");
     let (single, double) = (folder.path().join("1"), folder.path().join("2"));
     run(&settings("log_every = 1"), &single, Start::Fresh);
@@ -99,14 +99,14 @@ fn metrics_say_the_loss_of_the_steps_they_cover() {
 }
 
 #[test]
-fn other_mathematics_is_refused_and_a_longer_run_is_not() {
+fn resuming_rejects_other_hyperparameters_and_accepts_more_steps() {
     let folder = tempfile::tempdir().expect("a folder");
     run(&settings("steps = 4"), folder.path(), Start::Fresh);
     let other = settings("steps = 4\nlr = 0.02\nbeta2 = 0.9\nlog_every = 1");
     let error = train(&other, &Walk::default(), &options(folder.path(), Start::Resume)).expect_err("another learning rate");
     let text = error.to_string();
     assert!(matches!(error, Error::SettingsDiffer { .. }), "{text}");
-    assert!(text.contains("lr: 0.02 asked for, 0.01") && text.contains("beta2") && !text.contains("log_every"), "{text}");
+    assert!(text.contains("lr: 0.02 requested, 0.01") && text.contains("beta2") && !text.contains("log_every"), "{text}");
 
     let data = Walk { name: "another", ..Walk::default() };
     let error = train(&settings("steps = 4"), &data, &options(folder.path(), Start::Resume)).expect_err("other data");
@@ -114,7 +114,7 @@ fn other_mathematics_is_refused_and_a_longer_run_is_not() {
 
     let longer = termwise_train::settings::Layer::parse("steps = 7\nthreads = 2\nlog_every = 1", "flags").expect("settings");
     let longer = termwise_train::run::resumed_settings(folder.path(), &[longer]).expect("settings");
-    assert_eq!(longer.horizon, 4, "the schedule stays what it was");
+    assert_eq!(longer.horizon, 4, "the schedule is unchanged");
     let outcome = run(&longer, folder.path(), Start::Resume);
     assert_eq!(outcome.step, 7);
     let whole = folder.path().join("whole");
@@ -123,7 +123,7 @@ fn other_mathematics_is_refused_and_a_longer_run_is_not() {
 }
 
 #[test]
-fn a_resumed_run_remembers_where_it_started_though_that_is_gone() {
+fn a_resumed_run_does_not_need_the_model_that_it_started_from() {
     let folder = tempfile::tempdir().expect("a folder");
     let start = folder.path().join("start");
     let config = settings("").config(common::VOCABULARY).expect("a configuration");
@@ -137,7 +137,7 @@ fn a_resumed_run_remembers_where_it_started_though_that_is_gone() {
         let settings = termwise_train::run::resumed_settings(place, &[above])?;
         train(&settings, &Walk::default(), &options(place, Start::Resume))
     };
-    // Ended before its first checkpoint: it starts from the same model again, not from fresh weights.
+    // Ended before its first checkpoint: it starts from the same model again, not from new weights.
     let place = folder.path().join("early");
     let broken = Walk { broken_from: Some(1), ..Walk::default() };
     train(&settings(&from), &broken, &options(&place, Start::Fresh)).expect_err("the source breaks");
@@ -172,10 +172,10 @@ fn a_folder_with_a_run_is_not_overwritten() {
 }
 
 #[test]
-fn two_accumulated_batches_are_one_of_twice_the_size() {
+fn two_accumulated_batches_equal_one_of_twice_the_size() {
     let settings = settings("");
     let model = Model::fresh(settings.config(common::VOCABULARY).expect("a configuration"), 3).expect("a model");
-    // Padding differs from row to row, so that a mean of means would differ.
+    // Padding differs between rows, so a mean of means would differ.
     let source = Walk::default();
     let rows = |index, count| {
         let mut rows = Rows::default();
@@ -203,7 +203,7 @@ fn an_evaluation_is_over_all_tokens_and_its_parts_add_up() {
     let folder = tempfile::tempdir().expect("a folder");
     let outcome = run(&settings("steps = 2"), folder.path(), Start::Fresh);
     let found = outcome.held_out.expect("an evaluation");
-    // The same by hand, in batches of another size.
+    // The same computed directly, in batches of another size.
     let model = Model::read(&outcome.checkpoint).expect("a model");
     let mut session = model.session(1, 16, SessionOptions::default()).expect("a session");
     let (mut sums, mut rows) = (Sums::default(), Rows::default());
@@ -221,7 +221,7 @@ fn an_evaluation_is_over_all_tokens_and_its_parts_add_up() {
     // Two bytes per token.
     assert!((found.bits_per_byte.expect("text") - mean / 2f64.ln() / 2.0).abs() < 1e-6);
     let (recall, rest) = (found.recall.expect("marks"), found.rest.expect("marks"));
-    // Marks go by the place in a batch of four rows; in each row's padding they do not count.
+    // Marks are by position in a batch of four rows; padding is not counted.
     let mut session = model.session(4, 16, SessionOptions::default()).expect("a session");
     let (mut marked, mut count) = (0.0, 0);
     for index in 0..3 {
@@ -239,7 +239,7 @@ fn an_evaluation_is_over_all_tokens_and_its_parts_add_up() {
 }
 
 #[test]
-fn chunks_train_like_all_keys_at_once() {
+fn chunk_mode_trains_like_parallel_mode() {
     let folder = tempfile::tempdir().expect("a folder");
     let text = |mode: &str| format!("steps = 30\nlog_every = 10\nattention = \"taylor=0..2\"\nmode = \"{mode}\"");
     let losses = |mode: &str| {
@@ -264,24 +264,24 @@ fn chunks_train_like_all_keys_at_once() {
 }
 
 #[test]
-fn going_back_and_forth_between_checkpoints_loses_no_metrics() {
+fn switching_between_checkpoints_loses_no_metrics() {
     let folder = tempfile::tempdir().expect("a folder");
     let settings = settings("keep = 10");
     let place = folder.path().join("run");
     let whole = run(&settings, &place, Start::Fresh);
     let lines = timeless(&place);
-    // Back to step 6, and stopped after the next step: the lines of 8 to 12 are cut off.
+    // Back to step 6 and stopped after the next step: the lines of steps 8 to 12 are removed.
     let stopping = options(&place, Start::At(place.join("checkpoints/step-00000006")));
     stopping.stop.store(true, std::sync::atomic::Ordering::Relaxed);
     let stopped = train(&settings, &Walk::default(), &stopping).expect("a run");
     assert_eq!(stopped.step, 7);
     assert_eq!(timeless(&place).last().map(Line::step), Some(6));
-    // Forward to step 12, whose metrics are there again.
+    // Forward to step 12, whose metrics are restored.
     let forward = run(&settings, &place, Start::Resume);
     assert_eq!(forward.step, 12);
     assert_eq!(timeless(&place), lines);
-    assert!(!place.join("metrics.later.jsonl").exists(), "nothing waits any more");
-    // Back again and on to the end: made again, each line stands there once.
+    assert!(!place.join("metrics.later.jsonl").exists(), "no lines are set aside");
+    // Back again and to the end: each repeated line is there once.
     let again = run(&settings, &place, Start::At(place.join("checkpoints/step-00000003")));
     assert!(weights(&again) == weights(&whole));
     assert_eq!(timeless(&place), lines);
@@ -299,21 +299,21 @@ fn metrics_survive_a_run_whose_checkpoints_are_gone() {
     assert!(matches!(error, Error::NoCheckpoint { .. }) && error.to_string().contains("put the folder"), "{error}");
     assert_eq!(fs::read(place.join("metrics.jsonl")).expect("metrics"), before);
 
-    // Killed before its first checkpoint there can be none, and what was measured waits until it is measured again.
+    // Killed before its first checkpoint: there are none, and the old metrics are set aside until their steps are repeated.
     let early = folder.path().join("early");
     let late = settings("checkpoint_every = 100");
     let source = Walk { broken_from: Some(7), ..Walk::default() };
     train(&late, &source, &options(&early, Start::Fresh)).expect_err("the source breaks");
     let source = Walk { broken_from: Some(1), ..Walk::default() };
     train(&late, &source, &options(&early, Start::Resume)).expect_err("the source breaks");
-    let waiting = fs::read_to_string(early.join("metrics.later.jsonl")).expect("what was measured");
+    let waiting = fs::read_to_string(early.join("metrics.later.jsonl")).expect("set-aside lines");
     assert!(waiting.contains("\"step\":6"), "{waiting}");
     let again = run(&late, &early, Start::Resume);
     assert!(again.finished && !early.join("metrics.later.jsonl").exists());
 }
 
 #[test]
-fn a_start_that_is_refused_leaves_nothing() {
+fn a_rejected_start_leaves_no_files() {
     let folder = tempfile::tempdir().expect("a folder");
     let place = folder.path().join("run");
     let broken = Walk { broken_from: Some(0), ..Walk::default() };
@@ -334,7 +334,7 @@ fn a_path_to_resume_is_a_run_or_a_checkpoint_in_one() {
     let at = |path: &std::path::Path| termwise_train::run::resume_at(path);
     assert_eq!(at(&place).expect("a run"), (place.clone(), Start::Resume));
     assert_eq!(at(&last).expect("a checkpoint"), (place.clone(), Start::At(last.clone())));
-    // One that is damaged is still named as one; what is wrong is said when it is read.
+    // A damaged checkpoint is still resolved; the damage is reported on reading.
     fs::remove_file(last.join("state.json")).expect("a file");
     assert_eq!(at(&last).expect("a checkpoint"), (place.clone(), Start::At(last)));
     let other = folder.path().join("other");
@@ -350,14 +350,14 @@ fn evaluations_may_be_longer_than_training() {
     let plain = run(&settings("checkpoint_every = 0"), &folder.path().join("plain"), Start::Fresh);
     let longer = run(&settings("checkpoint_every = 0\neval_length = 40"), &folder.path().join("longer"), Start::Fresh);
     let model = |outcome: &termwise_train::Outcome| fs::read(outcome.checkpoint.join("model.safetensors")).expect("weights");
-    assert!(model(&plain) == model(&longer), "what is looked at does not change what is learned");
+    assert!(model(&plain) == model(&longer), "evaluation does not change training");
     let found = longer.held_out.expect("an evaluation");
     let (within, beyond) = (found.within.expect("a part"), found.beyond.expect("a part"));
     // Three batches of four rows; two positions of each are padding.
     assert_eq!((within.tokens, beyond.tokens, found.tokens), (3 * 4 * 16, 3 * 4 * 22, 3 * 4 * 38));
     assert!(plain.held_out.is_some_and(|plain| plain.within.is_none() && plain.tokens == 3 * 4 * 14));
     let read = Model::read(&longer.checkpoint).expect("a model");
-    // Token by token, from a session of its own.
+    // Token by token, with a separate session.
     let mut session = read.session(4, 40, SessionOptions::default()).expect("a session");
     let (mut rows, mut sums) = (Rows::default(), [0.0; 2]);
     for index in 0..3 {

@@ -1,4 +1,4 @@
-//! Settings: layers, presets, messages, and anything at all in a file.
+//! Settings: layers, presets, messages, and arbitrary file contents.
 
 use proptest::prelude::*;
 use termwise_train::Settings;
@@ -12,11 +12,11 @@ fn resolve(texts: &[&str]) -> Result<Settings, termwise_train::Error> {
 }
 
 fn message(text: &str) -> String {
-    resolve(&[text]).expect_err("settings that cannot be").to_string()
+    resolve(&[text]).expect_err("invalid settings").to_string()
 }
 
 #[test]
-fn later_layers_are_above_earlier_ones_and_presets_beneath_their_layer() {
+fn later_layers_override_earlier_ones_and_presets_are_below_their_layer() {
     let settings = resolve(&["model = \"small-test\"\nbatch = 3\nmlp = 100", "batch = 5\nlr = 1"]).expect("settings");
     assert_eq!((settings.hidden, settings.mlp, settings.batch, settings.lr), (256, 100, 5, 1.0));
     let settings = resolve(&["hidden = 32", "model = \"small-test\""]).expect("settings");
@@ -26,7 +26,7 @@ fn later_layers_are_above_earlier_ones_and_presets_beneath_their_layer() {
 }
 
 #[test]
-fn the_papers_recipe_is_the_papers() {
+fn the_paper_recipe_matches_the_paper() {
     let paper = resolve(&["recipe = \"paper\""]).expect("settings");
     assert_eq!((paper.hidden, paper.mlp, paper.heads, paper.layers), (1024, 2048, 16, 20));
     assert_eq!((paper.batch, paper.length, paper.steps, paper.warmup, paper.horizon), (36, 1024, 100_000, 10_000, 1_000_000));
@@ -41,7 +41,7 @@ fn the_papers_recipe_is_the_papers() {
 }
 
 #[test]
-fn every_preset_resolves_and_every_setting_comes_back_from_its_text() {
+fn every_preset_resolves_and_settings_round_trip_through_toml() {
     let models = MODELS.iter().map(|model| format!("model = \"{}\"", model.0));
     let recipes = RECIPES.iter().map(|recipe| format!("recipe = \"{}\"\nend_of_document = \"x\"\nheld_out = 0.5", recipe.0));
     let map = "heads = 2\n[attention]\ndefault = \"softmax\"\nlayers = {\"0\" = {heads = {\"1\" = \"norm\"}}}".to_owned();
@@ -54,7 +54,7 @@ fn every_preset_resolves_and_every_setting_comes_back_from_its_text() {
 }
 
 #[test]
-fn names_and_hashes_follow_what_is_computed_and_nothing_else() {
+fn names_and_hashes_depend_only_on_the_computation() {
     let base = resolve(&[""]).expect("settings");
     assert!(base.name().starts_with("tiny-softmax-"), "{}", base.name());
     for free in ["steps = 800\nlog_every = 3", "threads = 7", "keep = 5\neval_every = 1\ncheckpoint_every = 0"] {
@@ -71,7 +71,7 @@ fn names_and_hashes_follow_what_is_computed_and_nothing_else() {
 }
 
 #[test]
-fn messages_say_what_was_found_and_what_to_do() {
+fn messages_state_the_value_and_the_requirement() {
     for (text, parts) in [
         ("hiden = 3", ["test.toml", "hiden", "did you mean `hidden`?"]),
         ("zzzz = 3", ["test.toml", "zzzz", "--help"]),
@@ -95,7 +95,7 @@ fn messages_say_what_was_found_and_what_to_do() {
 }
 
 #[test]
-fn flags_are_read_by_kind() {
+fn flags_are_parsed_by_type() {
     assert_eq!(Kind::Count.parse("10_000"), Some(10_000i64.into()));
     assert_eq!(Kind::Count.parse("-1"), None);
     assert_eq!(Kind::Number.parse("1e-4"), Some(1e-4.into()));
@@ -110,12 +110,12 @@ fn flags_are_read_by_kind() {
 }
 
 #[test]
-fn sizes_too_large_to_multiply_are_refused() {
+fn overflowing_sizes_are_rejected() {
     assert!(Settings::from_toml("hidden = 64\nheads = 4\nhead_dim = 4611686018427387904", "x").is_err());
 }
 
 #[test]
-fn inference_only_attention_is_refused() {
+fn inference_only_attention_is_rejected() {
     for (text, part) in [("softmax window=8 chosen=4", "chosen"), ("softmax window=8 bits=8", "bits")] {
         let error = Settings::from_toml(&format!("attention = \"{text}\""), "x").expect_err(text).to_string();
         assert!(error.contains(&format!("`{part}` is inference-only")), "{error}");
@@ -129,12 +129,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_text_is_settings_or_an_error(text in "\\PC{0,80}") {
+    fn arbitrary_toml_is_valid_or_an_error(text in "\\PC{0,80}") {
         let _ = Settings::from_toml(&text, "x");
     }
 
     #[test]
-    fn any_value_of_any_key_is_settings_or_an_error(
+    fn arbitrary_values_are_valid_or_an_error(
         pairs in proptest::collection::vec((0..KEYS.len(), prop_oneof![
             any::<i64>().prop_map(|n| n.to_string()),
             (0..40i64).prop_map(|n| n.to_string()),
@@ -146,7 +146,7 @@ proptest! {
     ) {
         let mut text = String::new();
         for (key, value) in pairs {
-            // A folder of that name would have to exist.
+            // A directory of that name would have to exist.
             if KEYS[key].name != "from" {
                 text += &format!("{} = {value}\n", KEYS[key].name);
             }

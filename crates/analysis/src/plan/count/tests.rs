@@ -10,7 +10,7 @@ fn layer(text: &str, heads: usize, kv_heads: usize, d: usize) -> Attention {
     Attention::of_layer(&vec![variant(text); heads], Sizes { kv_heads, d })
 }
 
-/// Operations of plain loops, one by one.
+/// Operations of plain loops, counted individually.
 #[derive(Default)]
 struct Loops {
     operations: u64,
@@ -27,7 +27,7 @@ impl Loops {
         (0..d).for_each(|_| self.multiply_add());
     }
 
-    /// All products x_i·x_j·… with i ≤ j ≤ … of these orders: how many, with one multiplication for each of order 2 or above.
+    /// All products x_i·x_j·… with i ≤ j ≤ … of these orders: their number, with one multiplication per product of order 2 or above.
     fn monomials(&mut self, d: usize, orders: &[usize]) -> usize {
         let highest = orders.iter().copied().max().unwrap_or(0);
         let mut level: Vec<usize> = vec![0];
@@ -57,7 +57,7 @@ impl Loops {
     }
 }
 
-/// text, its orders, columns, whether it decays
+/// Variant string, its orders, columns, whether it decays.
 fn cases() -> Vec<(&'static str, Vec<usize>, usize, bool)> {
     vec![
         ("taylor=0..2", vec![0, 1, 2], 5, false),
@@ -70,11 +70,11 @@ fn cases() -> Vec<(&'static str, Vec<usize>, usize, bool)> {
 }
 
 #[test]
-fn operations_are_those_of_plain_loops() {
+fn operations_match_plain_loops() {
     let (d, heads, kv_heads) = (4, 4, 2);
     for (text, orders, columns, decays) in cases() {
         let counts = layer(text, heads, kv_heads, d);
-        // A head that decays has a state of its own.
+        // A head with a decay has its own state.
         let units = if decays { heads } else { kv_heads };
         for (t, l) in [(1, 1), (7, 3), (9, 3), (5, 8), (12, 1)] {
             let (mut parallel, mut chunk) = (Loops::default(), Loops::default());
@@ -104,7 +104,7 @@ fn operations_are_those_of_plain_loops() {
 }
 
 #[test]
-fn heads_without_a_state_keep_their_cache_in_every_mode() {
+fn heads_without_a_state_have_a_cache_in_every_mode() {
     let (exp, series) = (variant("softmax"), variant("taylor=0..2"));
     let sizes = Sizes { kv_heads: 2, d: 4 };
     let mixed = Attention::of_layer(&[exp.clone(), exp.clone(), series.clone(), series.clone()], sizes);
@@ -116,9 +116,9 @@ fn heads_without_a_state_keep_their_cache_in_every_mode() {
     assert!((endless.chunk(10, 3).flops - endless.parallel(10).flops).abs() < 1e-9);
 }
 
-/// The bytes of real states: what a plan says, what is carried besides, and blocks of caches.
+/// Compares with the bytes of actual states, including other state and blocks of caches.
 #[test]
-fn memory_is_that_of_the_states_themselves() {
+fn memory_matches_actual_states() {
     const CASES: [(&str, usize, usize); 6] = [
         ("taylor=0..2", 4, 2),
         ("taylor=0..2 over=length", 4, 1),
@@ -140,7 +140,7 @@ fn memory_is_that_of_the_states_themselves() {
         assert!(!planned.has_state() || state.is_constant());
     }
     let d = 16;
-    // Two heads of a kv head that read different orders.
+    // Two heads of a kv head with different orders.
     let heads = [variant("taylor=0..2"), variant("taylor=0..1"), variant("taylor=0..2"), variant("softmax")];
     let planned = Attention::of_layer(&heads, Sizes { kv_heads: 2, d });
     assert_eq!(planned.state, (153 + 17 + 153) * 17);
@@ -148,9 +148,9 @@ fn memory_is_that_of_the_states_themselves() {
     assert_eq!(planned.cache, 2 * 4 * 2 * 16);
 }
 
-/// Windows, sinks and far states, once they are full.
+/// Windows, sinks and far states, when they are full.
 #[test]
-fn windows_take_what_they_hold() {
+fn memory_of_full_windows_matches_actual_states() {
     let carried = |shape: &Shape| 8 + shape.kv_heads * 8 + shape.heads * (4 * 8 + 4);
     for (text, heads, kv_heads) in [
         ("exp window=20", 4, 2),
@@ -182,18 +182,18 @@ fn windows_take_what_they_hold() {
 }
 
 #[test]
-fn states_that_no_engine_would_build_are_caches() {
+fn states_beyond_the_limit_of_the_engine_are_caches() {
     assert!(!layer("taylor=0..8", 1, 1, 64).has_state() && !layer("taylor=0..2 clamp=5", 1, 1, 64).has_state());
     assert!(!layer("taylor=0..150", 2, 1, 256).has_state());
     assert!(layer("taylor=0..4", 1, 1, 64).has_state());
 }
 
 #[test]
-fn bytes_follow_from_what_is_kept() {
+fn bytes_moved_match_the_memory() {
     let counts = layer("taylor=0..2", 4, 2, 64);
     assert_eq!(counts.recurrent(5).bytes, (2 * 2 * 139_425 * 4) as f64, "two states, read and written");
     assert_eq!(counts.cached(5).bytes, (5 * 2 * 2 * 64 * 4) as f64);
-    assert_eq!(layer("softmax in", 4, 2, 64).cache_growth(), 2 * 2 * 64 * 4 + 4 * 4, "a weight a head");
+    assert_eq!(layer("softmax in", 4, 2, 64).cache_growth(), 2 * 2 * 64 * 4 + 4 * 4, "one weight per head");
     assert_eq!(layer("softmax decay=softplus", 4, 2, 64).cache_growth(), 2 * 2 * 64 * 4 + 4 * 8);
     // One tile reads the keys of its own positions once.
     assert_eq!(counts.parallel(128).bytes, 4.0 * 512.0 * 64.5 / 128.0);

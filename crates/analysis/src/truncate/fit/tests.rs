@@ -53,7 +53,7 @@ fn gaussian(text: &str, spread: f64, mean: f64, order: usize) -> Trial {
     Trial { fitting: collect(&fitting), checking: collect(&checking), interval }
 }
 
-/// Taylor's series around a score.
+/// The Taylor series around a score.
 fn taylor(interval: &Interval, middle: f64, order: usize) -> Vec<f64> {
     let series = Kernel::Taylor(Taylor::up_to(order).expect("a series"));
     interval.interpolate(order, |x| series.value(x - middle))
@@ -61,7 +61,7 @@ fn taylor(interval: &Interval, middle: f64, order: usize) -> Vec<f64> {
 
 const SOFTMAX: &str = "exp scale=1 rope=off";
 
-/// The specification's trial, and a spread at which an unconstrained fit turns negative.
+/// The trial of the specification, and a spread at which an unconstrained fit becomes negative.
 #[test]
 fn gaussian_scores() {
     for (spread, order, taylors, fits) in [(1.0, 4, 0.137, 0.064), (1.0, 8, 0.0078, 0.0009), (2.0, 8, 0.155, 0.034), (4.0, 16, 0.50, 0.5)] {
@@ -79,9 +79,9 @@ fn gaussian_scores() {
     }
 }
 
-/// A head whose weights are a polynomial already: what is fitted to it is that polynomial, up to a factor.
+/// A head whose weights are already a polynomial: the fit is that polynomial, up to a factor.
 #[test]
-fn a_polynomial_is_found_again() {
+fn a_polynomial_is_recovered() {
     let text = "taylor=0..4,coef=2:1:1.5:0.5:1 scale=1 rope=off";
     let mut rng = Rng::new(5);
     let views: Vec<View> = (0..200)
@@ -108,7 +108,7 @@ fn a_polynomial_is_found_again() {
     assert!(rows.error(&lower) > 1e-3, "order 2 cannot be order 4");
 }
 
-/// A mean far from zero spoils Taylor's series around zero; the fit needs no help for it.
+/// A mean far from zero makes the Taylor series around zero inaccurate; the fit does not depend on it.
 #[test]
 fn a_mean_far_from_zero() {
     let trial = gaussian(SOFTMAX, 1.0, -6.0, 4);
@@ -119,7 +119,7 @@ fn a_mean_far_from_zero() {
     assert!(fitted < 0.1, "{fitted}");
 }
 
-/// Under a norm only the direction counts; where size matters, the size does.
+/// Under a norm only the direction matters; otherwise the size does too.
 #[test]
 fn other_denominators() {
     for text in
@@ -136,13 +136,13 @@ fn other_denominators() {
         let twice: Vec<f64> = taylor(&trial.interval, 0.0, 6).iter().map(|c| 2.0 * c).collect();
         trial.checking.error(&twice)
     };
-    assert!(doubled("exp scale=1 rope=off over=length") > 0.9, "twice the size is wrong by as much");
+    assert!(doubled("exp scale=1 rope=off over=length") > 0.9, "twice the size is a relative error of 1");
     assert!(doubled(SOFTMAX) < 0.1, "and cancels under a sum");
 }
 
-/// Errors from the products are those of the output itself.
+/// Errors from the products equal those of the output.
 #[test]
-fn errors_are_those_of_the_output() {
+fn errors_match_those_of_the_output() {
     let mut rng = Rng::new(7);
     let scores: Vec<f64> = (0..30).map(|_| 2.0 * rng.normal()).collect();
     let values: Vec<f64> = (0..90).map(|_| rng.normal()).collect();
@@ -166,7 +166,7 @@ fn errors_are_those_of_the_output() {
         let expected = (square(&off) / square(&exact)).sqrt();
         let mut rows = Rows::new(Kind::of(&view.variant), 5);
         rows.add(&view, view.length - 1, &interval);
-        // With eps the denominator of the cut is another one, which is not modelled: the sums are compared.
+        // With eps the denominator of the truncation differs, which is not modelled: the sums are compared.
         if text.contains("eps") {
             assert!(rows.kind == Kind::Size && rows.error(&c) > 0.0);
         } else {
@@ -175,9 +175,9 @@ fn errors_are_those_of_the_output() {
     }
 }
 
-/// The gradient of a step against differences of the error itself, where sizes cancel and where they matter.
+/// Compares the gradient of a step with differences of the error, if sizes cancel and if they matter.
 #[test]
-fn gradients_are_those_of_the_error() {
+fn gradients_match_differences_of_the_error() {
     for text in [SOFTMAX, "exp scale=1 rope=off over=none norm=l2", "exp scale=1 rope=off over=length"] {
         let trial = gaussian(text, 1.0, 0.0, 5);
         let c = taylor(&trial.interval, 0.5, 4);
@@ -200,9 +200,9 @@ fn gradients_are_those_of_the_error() {
     }
 }
 
-/// (u² − ¼)² less a little, whose valleys no grid meets; one far outside; and one whose end is the lowest.
+/// (u² − ¼)² minus a small number, whose minima are between grid points; one far outside; and one whose end is the minimum.
 #[test]
-fn valleys_are_found_between_the_points_of_a_grid() {
+fn minima_are_found_between_grid_points() {
     let unit = Interval { middle: 0.0, half: 1.0 };
     let two = unit.interpolate(4, |u| (u * u - 0.25).powi(2) - 1e-7);
     let found = valleys(&two);

@@ -1,7 +1,7 @@
 use super::*;
 use termwise_base::rng::Rng;
 
-/// The conditions that only a solution of a convex program meets.
+/// The conditions that only a solution of a convex program satisfies.
 fn assert_optimal(program: &Program, solution: &Solution) {
     let n = program.gradient.len();
     let reach = solution.x.iter().fold(1.0f64, |reach, x| reach.max(x.abs()));
@@ -39,7 +39,7 @@ fn by_hand() {
 }
 
 /// A feasible convex program with a solution: the constraints contain a ball around a point, and −g is in the range of H. Fewer factors than unknowns
-/// now and then make H singular.
+/// sometimes make H singular.
 fn random_program(rng: &mut Rng, case: usize) -> Program {
     let (n, m) = (1 + case % 9, (case * 7) % 60);
     let mut numbers = |count: usize| (0..count).map(|_| rng.normal()).collect::<Vec<f64>>();
@@ -55,7 +55,7 @@ fn random_program(rng: &mut Rng, case: usize) -> Program {
 }
 
 #[test]
-fn every_point_that_is_returned_meets_the_conditions_and_nearly_all_programs_are_solved() {
+fn returned_points_are_optimal_and_nearly_all_programs_are_solved() {
     let mut rng = Rng::new(3);
     let (count, mut solved, mut tight) = (4000, 0, 0);
     for case in 0..count {
@@ -70,7 +70,7 @@ fn every_point_that_is_returned_meets_the_conditions_and_nearly_all_programs_are
 }
 
 #[test]
-fn infeasible_programs_are_refused() {
+fn infeasible_programs_are_rejected() {
     // x ≥ 1 and x ≤ −1.
     let free = Program { hessian: vec![1.0], gradient: vec![0.0], equation: None, rows: vec![1.0, -1.0], bounds: vec![1.0, 1.0] };
     assert!(free.solve(&[0.0]).is_none());
@@ -85,8 +85,8 @@ fn infeasible_programs_are_refused() {
 }
 
 #[test]
-fn unbounded_programs_are_refused() {
-    // −x falls without end, alone, above a bound, and along a direction that H does not see.
+fn unbounded_programs_are_rejected() {
+    // −x is unbounded, alone, above a bound, and along a null direction of H.
     let line = |rows, bounds| Program { hessian: vec![0.0], gradient: vec![-1.0], equation: None, rows, bounds };
     assert!(line(vec![], vec![]).solve(&[0.0]).is_none());
     assert!(line(vec![1.0], vec![0.0]).solve(&[0.0]).is_none());

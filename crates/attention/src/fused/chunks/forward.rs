@@ -1,4 +1,4 @@
-//! Chunks, forward: one split of the chunks of one kv head.
+//! Chunk mode, forward: one split of the chunks of one kv head.
 
 use crate::fused::chunks::{GroupChunks, Split, StateValues};
 use crate::fused::epilogue::{Outputs, RowSums};
@@ -8,10 +8,10 @@ use termwise_kernels::disjoint::Block;
 use termwise_kernels::features::{FeatureTile, ReadState, Transpose};
 use termwise_kernels::simd::{Simd, Task};
 
-/// The chunks of one split, from the state at its start to y; the state moves to the split's end where that is wanted.
+/// Computes y of the chunks of one split from the state at its start. If requested, the state advances to the end of the split.
 pub struct ForwardSplit<'a, 'b> {
     pub of: Split<'a>,
-    /// U, z and ρ of the heads of the kv head in this split; empty where they are not saved.
+    /// U, z and ρ of the heads of the kv head in this split; empty if they are not saved.
     pub sums: [Block<'b, f32>; 3],
     /// y of the same rows.
     pub y: Block<'b, f32>,

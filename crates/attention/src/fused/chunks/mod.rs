@@ -42,7 +42,7 @@ impl SplitStates {
     }
 }
 
-/// What every pass over chunks reads.
+/// Inputs of every pass over chunks.
 #[derive(Clone, Copy)]
 pub struct Chunks<'a> {
     pub plan: &'a CallPlan,
@@ -396,7 +396,7 @@ impl<'a> GroupChunks<'a> {
         &self.chunks.prepared.v[(kv * l.tp() + tile * l.tile) * l.ep..][..l.tile * l.ep]
     }
 
-    /// κ of a tile, where keys have weights.
+    /// κ of a tile, if keys have weights.
     pub fn key_weights(&self, tile: usize) -> Option<&'a [f32]> {
         let h = self.group.heads[0];
         self.chunks.prepared.gates.tile_weights(self.chunks.plan, h, self.b * self.chunks.plan.shape.heads + h, tile)

@@ -15,7 +15,7 @@ use crate::fused::tiles::backward::{BackwardTiles, TileInputs, tiles_len};
 use termwise_kernels::disjoint::{Axes, Axis, Blocks, Disjoint};
 use termwise_kernels::simd::dispatch;
 
-/// The states of all splits [B, G, splits, state_len], one block for each; empty ones where they are not in memory.
+/// The states of all splits [B, G, splits, state_len], one block per split; empty blocks if they are not in memory.
 fn blocks<'a>(c: &Chunks<'a>, states: &'a mut [f32]) -> Blocks<'a, f32> {
     let (l, s) = (c.plan, c.plan.shape);
     if !c.has_states() {

@@ -56,7 +56,7 @@ impl Fused {
         })
     }
 
-    /// Refuses a state of another kind, layer or batch.
+    /// Rejects a state of another kind, layer or batch size.
     fn check_state(&self, state: &State, inputs: &Inputs<f32>) -> Result<(), Error> {
         let (plan, (_, continues)) = (&self.plans.whole.plan, &self.plans.options);
         let s = plan.shape;
@@ -216,7 +216,7 @@ struct NewKeys<'a> {
 }
 
 impl NewKeys<'_> {
-    /// The key of a position as a class prepares it, into `key` [width].
+    /// The key of a position as a key transform prepares it, into `key` [width].
     fn key(&self, class: usize, t: usize, key: &mut [f32]) {
         let l = self.l;
         if let Some(channels) = &self.channels {

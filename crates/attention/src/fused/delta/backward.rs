@@ -36,9 +36,9 @@ pub(in crate::fused) struct SolveBackward<'a> {
     /// [T] and [orders], zero at first.
     pub ddecay: &'a mut [f64],
     pub dlearned: &'a mut [f64],
-    /// Room for D, then for H.
+    /// Scratch for D, then for H.
     pub state: &'a mut [f32],
-    /// Room for two tiles.
+    /// Scratch for two tiles.
     pub tiles: &'a mut [f32],
     pub scratch: ChunkScratch<&'a mut [f32]>,
 }
@@ -163,13 +163,13 @@ impl<'a> SolveBackward<'a> {
         let ut = &self.ut[of * s.e * l.pitch..][..s.e * l.pitch];
         let mut dcolumns = [0.0; TILE];
         let mut slopes = [0.0; TILE];
-        // Of an earlier tile all keys are seen, of its own those before each row.
+        // Of an earlier tile all keys are visible, of its own those before each row.
         let seen = |r: usize| if diagonal { r } else { l.tile };
         let k = &self.k[first * l.dp..][..l.tile * l.dp];
         for start in (0..at.len()).step_by(ROWS) {
             let rows = start..(start + ROWS).min(at.len());
             let (most, m) = (seen(rows.end - 1), rows.len());
-            // The last key of a block is seen by none of its rows, but is among the columns that are read below.
+            // The last key of a block is visible to none of its rows, but is among the columns that are read below.
             let width = if diagonal { rows.end } else { l.tile }.next_multiple_of(PAD);
             let (x, dp) = (&mut x[start * TILE..], &mut dp[start * TILE..]);
             writer.scores(simd, &TileRows { tile, rows: rows.clone() }, &keys, width, x);
@@ -204,7 +204,7 @@ impl<'a> SolveBackward<'a> {
             let to = (&mut self.dk[(at.start + start) * l.dp..][..m * l.dp], l.dp);
             multiply::<S, true>(simd, [m, l.dp, most], (dp, TILE, 1), (k, l.dp), to);
         }
-        // dk_s += dXᵀ·k_t and g_s −= Lᵀ·λ; on the diagonal, keys from c0 on are seen by rows after them.
+        // dk_s += dXᵀ·k_t and g_s −= Lᵀ·λ; on the diagonal, keys from c0 on are visible to rows after them.
         let own = &self.k[at.start * l.dp..at.end * l.dp];
         let keys = if diagonal { at.len() } else { l.tile };
         for c0 in (0..keys).step_by(ROWS) {

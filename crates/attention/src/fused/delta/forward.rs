@@ -23,7 +23,7 @@ pub(in crate::fused) struct Solve<'a> {
     pub residuals: &'a mut [f32],
     /// Values written in earlier calls, and the index of the head in their group.
     pub cache: Option<(&'a KvCache, usize)>,
-    /// Room for H.
+    /// Scratch for H.
     pub state: &'a mut [f32],
     pub scratch: ChunkScratch<&'a mut [f32]>,
 }

@@ -54,7 +54,7 @@ struct Writer<'a> {
     h: usize,
     /// The state of its heads, if they run in chunks.
     group: Option<GroupChunks<'a>>,
-    /// H before the first position; empty where it is zero.
+    /// H before the first position; empty if it is zero.
     initial: &'a [f32],
 }
 
@@ -62,7 +62,7 @@ struct Writer<'a> {
 struct KeyTile<'a> {
     /// [width, pitch]
     kt: &'a [f32],
-    /// The values written for them [count, ep]; empty where only weights are computed.
+    /// The values written for them [count, ep]; empty if only weights are computed.
     written: &'a [f32],
     pitch: usize,
     count: usize,
@@ -131,7 +131,7 @@ impl<'a> Writer<'a> {
         if self.group.is_some() { self.length().div_ceil(self.plan().chunk_len()) } else { 1 }
     }
 
-    /// The tiles of a chunk that have positions which count.
+    /// The tiles of a chunk with positions that count.
     fn tiles(&self, chunk: usize) -> Range<usize> {
         let tiles = if self.group.is_some() { self.plan().tiles_of(chunk) } else { 0..self.plan().tiles };
         tiles.start..tiles.end.min(self.length().div_ceil(self.plan().tile))
@@ -154,7 +154,7 @@ impl<'a> Writer<'a> {
         self.head().variant.decays_by_head().then(|| &self.chunks.prepared.gates.decay[n * l.tp()..][..l.tp()])
     }
 
-    /// Numbers of a key.
+    /// Number of values of a key.
     fn width(&self) -> usize {
         self.plan().key_transforms[self.head().key_transform].width
     }
@@ -270,7 +270,7 @@ impl<'a> Writer<'a> {
         simd.call(AccumulateState { features, keep, rows, ep: l.ep, weights, h: state, z: &mut [], block });
     }
 
-    /// H from before a chunk to its end, where `u` [Tp, ep] is written; nothing without chunks.
+    /// Advances H from before a chunk to its end, with the values written in `u` [Tp, ep]; does nothing without chunks.
     #[inline(always)]
     fn absorb_written<S: Simd>(&self, simd: S, chunk: usize, u: &[f32], state: &mut [f32], scratch: &mut ChunkScratch<&mut [f32]>) {
         let (l, Some(group)) = (self.plan(), self.group) else { return };
@@ -339,7 +339,7 @@ fn weigh_rows(weights: &[f32], from: &[f32], to: &mut [f32], ep: usize) {
     to[weights.len() * ep..].fill(0.0);
 }
 
-/// Values of a state, at most.
+/// Maximum number of values of a state.
 fn state_len(l: &CallPlan) -> usize {
     l.groups.iter().map(|group| group.len).max().unwrap_or(0).next_multiple_of(PAD)
 }

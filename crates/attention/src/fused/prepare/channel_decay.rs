@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! keys of an earlier tile    relative to c', that of the last position of their tile:      (q_t ∘ e^{c_t − c'}) · (k_s ∘ e^{c' − c_s})
-//! keys of the same tile      the same by blocks of 16 keys, for the rows after each; within a block pair by pair
+//! keys of the same tile      the same in blocks of 16 keys, for the rows after each; pairwise within a block
 //! states                     queries relative to the position before their chunk, keys to the last of theirs; rows of H decay by the monomials of e^{c' − c}
-//! gradient                   dc_t = q_t ∘ dq_t − k_t ∘ dk_t, where a key that reads for a write rule is like a query
+//! gradient                   dc_t = q_t ∘ dq_t − k_t ∘ dk_t, where a key that reads for a write rule has the sign of a query
 //! ```
 
 use std::ops::Range;
@@ -26,7 +26,7 @@ use termwise_kernels::simd::{Simd, Task, dispatch};
 use termwise_kernels::tile_gemm::multiply;
 use termwise_kernels::{PAD, ROWS, TILE};
 
-/// Numbers of a row of q or k at most: other heads may have learned features, twice as many as channels.
+/// Maximum number of values of a row of q or k: other heads may have learned features, twice as many as channels.
 const WIDEST: usize = 528;
 
 /// Keys of a block.
@@ -169,7 +169,7 @@ fn add_hadamard(to: &mut [f32], a: &[f32], b: &[f32]) {
     to.iter_mut().zip(a.iter().zip(b)).for_each(|(to, (a, b))| *to += a * b);
 }
 
-/// Values of room that [`ChannelDecay::backward`] takes.
+/// Number of scratch values that [`ChannelDecay::backward`] takes.
 pub fn room_len(l: &CallPlan) -> usize {
     if l.layer.decays_by_channel() { 5 * TILE * l.dp } else { 0 }
 }
@@ -233,7 +233,7 @@ impl<'a> ChannelDecay<'a> {
         }
     }
 
-    /// Scores of rows with keys that were kept from earlier calls, relative to the position before the first.
+    /// Scores of rows with keys that were cached by earlier calls, relative to the position before the first.
     #[inline(always)]
     pub fn cached_scores<S: Simd>(&self, simd: S, of: ScoreRows, keys: (&[f32], usize)) {
         let first = of.rows.start;
@@ -362,13 +362,13 @@ pub struct ScoreRows<'a> {
     pub x: &'a mut [f32],
 }
 
-/// Gradients of rows of scores, and where those of queries and keys are added.
+/// Gradients of rows of scores, and the destination of those of queries and keys.
 pub struct ScoreRowGrads<'a> {
     /// Positions, at most TILE.
     pub rows: Range<usize>,
     /// Their queries [rows, dp].
     pub q: &'a [f32],
-    /// Gradients of scores [rows, TILE], zero for pairs that are not seen.
+    /// Gradients of scores [rows, TILE], zero for pairs that are masked.
     pub dx: &'a [f32],
     /// Gradients of queries [rows, dp] and of the keys of the tile [tile, dp].
     pub dq: &'a mut [f32],
@@ -410,7 +410,7 @@ impl Task for DecayedScoresBackward<'_> {
     }
 }
 
-/// Rows of a state times the monomials of e^{c' − c}; `room` has the rows of the basis and of its lower_orders.
+/// Rows of a state times the monomials of e^{c' − c}; `room` contains the rows of the basis and of its lower_orders.
 #[inline(always)]
 pub fn decay_state<S: Simd>(simd: S, basis: &Basis, [before, after]: [&[f64]; 2], h: &mut [f32], z: &mut [f32], room: &mut [f32]) {
     let mut factors = [0.0; WIDEST];

@@ -102,7 +102,7 @@ impl GateGrads {
     }
 }
 
-/// Factors from gates, and parameters of the norm; empty slices where a variant has none.
+/// Factors from gates, and parameters of the norm; empty slices if a variant has none.
 #[derive(Clone, Copy)]
 pub struct Gates<'a> {
     /// O and P [N, T]
@@ -142,13 +142,13 @@ impl<'a> Gates<'a> {
         }
     }
 
-    /// e^{b−ρ} of a sum with a sink, 0 elsewhere.
+    /// e^{b−ρ} of a sum with a sink, otherwise 0.
     #[inline(always)]
     pub fn scaled_sink(&self, variant: &Variant, h: usize, rho: f32) -> f32 {
         if variant.denominator.has_sink() { (self.sinks[h] - rho).exp() } else { 0.0 }
     }
 
-    /// ρ before the first key. A sink is as if it were a key: the running maximum starts with it.
+    /// ρ before the first key. A sink acts like a key: the running maximum starts with it.
     #[inline(always)]
     pub fn first_rho(&self, head: &Head, h: usize) -> f32 {
         if head.rescale == Rescale::SubtractMax && head.variant.denominator.has_sink() { self.sinks[h] } else { head.rescale.start() }
@@ -171,7 +171,7 @@ impl<'a> Gates<'a> {
     }
 }
 
-/// c of the keys of one tile, less the first of them, in float32; and that first.
+/// c of the keys of one tile minus the first of them, in float32; and that first.
 #[inline(always)]
 pub fn decay_columns(decay: &[f64], columns: &mut [f32; TILE]) -> f64 {
     let base = decay[0];
@@ -190,7 +190,7 @@ pub fn forward(call: &Call, to: &mut GateScratch) {
         post_channels_forward(l, inputs, post_channels);
     }
     let channels = l.layer.decay_channels();
-    // One task for each kv head of a batch row, with the heads of its group.
+    // One task per kv head of a batch row, with the heads of its group.
     let factors = in_gate.par_chunks_exact_mut(s.time).zip(out_gate.par_chunks_exact_mut(group * s.time));
     let factors = factors.zip(post_gate.par_chunks_exact_mut(group * s.time)).zip(key_weights.par_chunks_exact_mut(group * tp));
     let factors = factors.zip(decay.par_chunks_exact_mut(group * tp)).zip(logits.par_chunks_exact_mut(group * s.time));

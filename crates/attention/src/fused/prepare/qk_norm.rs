@@ -64,7 +64,7 @@ struct NormBackward<'a> {
     weight: &'a [f32],
     first: usize,
     gradients: &'a mut [f32],
-    /// Room for a row.
+    /// Scratch for a row.
     x: &'a mut [f32],
     dweight: &'a mut [f32],
 }

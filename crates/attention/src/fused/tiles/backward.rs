@@ -63,11 +63,11 @@ pub struct BackwardTiles<'a, 'b> {
     pub first_of_all: bool,
     pub to_queries: QueryGrads<'b>,
     pub to_keys: KeyGrads<'b>,
-    /// Room for its tiles, [`tiles_len`] values.
+    /// Scratch for its tiles, [`tiles_len`] values.
     pub room: &'a mut [f32],
 }
 
-/// ScoreTiles of one task: scores and their gradients [TILE, TILE], and the gradient of the values of one key tile [TILE, ep].
+/// Tiles of one task: scores and their gradients [TILE, TILE], and the gradient of the values of one key tile [TILE, ep].
 struct ScoreTiles<'a> {
     x: &'a mut [f32],
     dp: &'a mut [f32],
@@ -84,7 +84,7 @@ struct KeyTileRows {
     rows: Range<usize>,
 }
 
-/// Values that the tiles of one task take.
+/// Number of values that the tiles of one task take.
 pub fn tiles_len(l: &CallPlan) -> usize {
     2 * TILE * TILE + TILE * l.ep + room_len(l)
 }
@@ -197,7 +197,7 @@ impl BackwardTiles<'_, '_> {
             let diagonal = t0 == s0 && !far;
             let q = &c.q[(branch * l.tp() + t0) * l.dp..][..(t1 - t0) * l.dp];
             let du = &inputs.du[(branch * s.time + t0) * l.ep..][..(t1 - t0) * l.ep];
-            // Where the window of no row reaches the tile, its sinks alone are left.
+            // If the window of no row reaches the tile, only its sinks are left.
             let in_window = distance.visible(t0, s0, l.tile).from < l.tile;
             let keys_of = |r1: usize| match (diagonal, in_window) {
                 _ if far => distance.far_visible(t1 - 1, s0, l.tile).until,

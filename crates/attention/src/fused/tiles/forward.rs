@@ -90,11 +90,11 @@ pub struct ForwardTile<'a, 'b> {
     pub b: usize,
     pub h: usize,
     pub tile: usize,
-    /// VisibleKeys that it sees, all where there is no window.
+    /// The keys that it sees; all keys if there is no window.
     pub near: SeenKeys<'a>,
-    /// Its far keys, where it sees any.
+    /// Its far keys, if it sees any.
     pub far: Option<SeenKeys<'a>>,
-    /// VisibleKeys and values kept from earlier calls, all of which it sees.
+    /// Keys and values cached by earlier calls, all of which it sees.
     pub cached: Option<CachedKeys<'a>>,
     pub sums: RowSums<'a>,
     /// Memory for the sums over far keys.
@@ -126,7 +126,7 @@ impl<'a> CachedKeys<'a> {
         call.past?.of(b, h).map(|(cache, index)| CachedKeys { cache, index, largest })
     }
 
-    /// c of a block's keys less the first of them, that first, and the weights of its values, zero after the last key.
+    /// c of a block's keys minus the first of them, that first, and the weights of its values, zero after the last key.
     fn block(&self, block: usize, columns: &mut [f32; TILE], weights: &mut [f32; TILE]) -> f64 {
         const { assert!(BLOCK == TILE, "blocks of a cache are read like tiles") };
         let per_key = &self.cache.per_key[self.index];
@@ -152,10 +152,10 @@ impl Task for CallTile<'_, '_> {
     }
 }
 
-/// Which keys of a tile are seen.
+/// The visible keys of a tile.
 #[derive(Clone, Copy)]
 struct VisibleKeys<'a> {
-    /// The block of a cache and the position of the first row, or where the tile starts and how long it is.
+    /// The block of a cache and the position of the first row, or the start and length of the tile.
     place: KeyBlock<'a>,
     distance: Distance,
     range: KeyRange,
@@ -168,7 +168,7 @@ enum KeyBlock<'a> {
 }
 
 impl VisibleKeys<'_> {
-    /// Those that row r sees.
+    /// The keys visible to row r.
     #[inline(always)]
     fn row(self, r: usize) -> Visible {
         match (self.place, self.range) {
@@ -179,13 +179,13 @@ impl VisibleKeys<'_> {
         }
     }
 
-    /// Whether all of the rows see the same keys, from the first on.
+    /// Whether all of the rows see the same keys, starting with the first.
     fn all(self, rows: Range<usize>) -> bool {
         let (first, last) = (self.row(rows.start), self.row(rows.end - 1));
         first.until == last.until && last.from <= last.sinks
     }
 
-    /// How many from the first on any of the rows sees.
+    /// Number of keys, starting with the first, that any of the rows sees.
     #[inline(always)]
     fn rows(self, rows: Range<usize>) -> usize {
         let (first, last) = (self.row(rows.start), self.row(rows.end - 1));
@@ -193,7 +193,7 @@ impl VisibleKeys<'_> {
     }
 }
 
-/// Whether none is NaN or infinite: a maximum of integers, which vectorizes.
+/// Whether no value is NaN or infinite: a maximum of integers, which vectorizes.
 #[inline(always)]
 fn are_finite(values: &[f32]) -> bool {
     let mut largest = 0;
@@ -203,7 +203,7 @@ fn are_finite(values: &[f32]) -> bool {
     largest < f32::INFINITY.to_bits()
 }
 
-/// U (+)= W·V of one row [ep], of the keys that it sees alone.
+/// U (+)= W·V of one row [ep], only over its visible keys.
 #[inline(always)]
 fn multiply_seen<S: Simd>(simd: S, seen: Visible, weights: &[f32], v: &[f32], begun: bool, u: &mut [f32]) {
     let ep = u.len();
@@ -218,7 +218,7 @@ fn multiply_seen<S: Simd>(simd: S, seen: Visible, weights: &[f32], v: &[f32], be
     }
 }
 
-/// The queries of a tile: scratch for them, or prepared already.
+/// The queries of a tile: scratch for them, or prepared rows.
 pub enum TileQueries<'a> {
     Scratch(&'a mut [f32]),
     Prepared(&'a [f32]),
@@ -227,7 +227,7 @@ pub enum TileQueries<'a> {
 #[repr(align(64))]
 struct ScoreTile([f32; ROWS * TILE]);
 
-/// z of each row, spread over the lanes of a vector until the row is done.
+/// z of each row, spread over the lanes of a vector until the row is complete.
 #[repr(align(64))]
 struct LaneSums([[f32; 16]; TILE]);
 
@@ -280,7 +280,7 @@ impl Task for ForwardTile<'_, '_> {
             }
             let decay = head.variant.decays_by_head().then(|| &c.gates.decay[n * l.tp()..][..l.tp()]);
             let blocks = self.cached.as_ref().map_or(0, |cached| cached.cache.blocks());
-            // Near keys: tiles that contain sinks, and from the first on that the window of the first row reaches. Far keys: up to the last
+            // Near keys: tiles that contain sinks, and those from the first on that the window of the first row reaches. Far keys: up to the last
             // that the window of the last row has left.
             let (sinks, near, end) = match far {
                 false => {
@@ -312,8 +312,8 @@ impl Task for ForwardTile<'_, '_> {
                     }
                 }
                 let seen = VisibleKeys { place, distance: if matches!(place, KeyBlock::Cached(..)) { distance } else { relative }, range };
-                // A weight of zero times a value that is not finite is NaN: where some row does not see all keys, and a value is not
-                // finite, each row is multiplied by the values that it sees. Looked at once for all rows of the tile.
+                // A weight of zero times NaN or infinity is NaN. If a value is NaN or infinite and some row does not see all keys,
+                // each row is multiplied only by its visible values. Checked once for all rows of the tile.
                 let by_row = counted > first && !seen.all(first..counted) && !are_finite(&v[..seen.rows(first..counted) * l.ep]);
                 for r0 in (first..counted).step_by(ROWS) {
                     let r1 = (r0 + ROWS).min(counted);

@@ -45,7 +45,7 @@ pub fn backward(call: &Call, rho: &[f32], to: &mut EpilogueGrads) {
                 z[t] *= factor;
             }
         }
-        // Positions past the length of the row count for nothing.
+        // Positions past the length of the row are ignored.
         far_u.piece().iter_mut().skip(len * l.ep).for_each(|x| *x = 0.0);
         far_z.piece().iter_mut().skip(len).for_each(|x| *x = 0.0);
     });

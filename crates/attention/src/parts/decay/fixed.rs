@@ -5,13 +5,13 @@ use crate::parts::decay::{DecayParams, DecayPart};
 use crate::parts::slot::{Info, unit_part};
 
 unit_part! {
-    /// The decay of RetNet: fixed, slower from head to head.
+    /// The decay of RetNet: fixed, slower with each head.
     FixedDecay,
     Info {
         word: "fixed",
         usage: "decay=fixed",
         formula: "M_ts = (1 − 2^(−5−h))^(t−s), h = 0, 1, … the head",
-        about: "The decay of RetNet: nothing is learned, and each head remembers twice as long as the one before.",
+        about: "The decay of RetNet: not learned; the memory of each head is twice as long as that of the previous one.",
         examples: &["fixed"],
     }
 }
@@ -40,7 +40,7 @@ mod tests {
     use crate::parts::testing::{assert_all_close, check_decay};
 
     #[test]
-    fn each_head_has_its_own() {
+    fn each_head_has_its_own_decay() {
         check_decay(&FixedDecay);
         for (head, kept) in [(0, 1.0 - 1.0 / 32.0), (3, 1.0 - 1.0 / 256.0)] {
             let mut c = [f64::NAN; 2];

@@ -4,10 +4,10 @@ use crate::Real;
 use crate::parts::decay::{DecayParams, DecayPart, channel_only, channel_text};
 use crate::parts::slot::{Info, Part};
 
-/// The log decay of each step, as it is given.
+/// The log decay of each step as an input.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GivenDecay {
-    /// One number for each channel.
+    /// One number per channel.
     pub channel: bool,
 }
 
@@ -16,7 +16,7 @@ impl Part for GivenDecay {
         word: "given",
         usage: "decay=given[,channel]",
         formula: "M_ts = exp(c_t − c_s), c_t = Σ_{s≤t} g_s",
-        about: "The input is the log decay of each step itself, as the `g` of flash-linear-attention; for those who call the library.",
+        about: "The input is the log decay of each step, as `g` in flash-linear-attention; for library use.",
         examples: &["given", "given,channel"],
     };
 

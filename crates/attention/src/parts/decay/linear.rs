@@ -7,7 +7,7 @@ use crate::parts::slot::{Info, unit_part};
 const SLOWNESS: f64 = 1024.0;
 
 unit_part! {
-    /// The published decay: a linear gate, which may also grow.
+    /// The published decay: a linear gate, which may also exceed 1.
     LinearDecay,
     Info {
         word: "linear",

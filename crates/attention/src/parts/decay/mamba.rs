@@ -5,10 +5,10 @@ use crate::parts::decay::{DecayParams, DecayPart, channel_only, channel_text, so
 use crate::parts::gate::sigmoid::sigmoid;
 use crate::parts::slot::{Info, Part};
 
-/// A forgetting step whose size is learned per head.
+/// A decay with a learned rate per head.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct MambaDecay {
-    /// One gate for each channel.
+    /// One gate per channel.
     pub channel: bool,
 }
 
@@ -17,7 +17,7 @@ impl Part for MambaDecay {
         word: "mamba",
         usage: "decay=mamba[,channel]",
         formula: "M_ts = exp(c_t − c_s), c_t = −exp(a_h)·Σ_{s≤t} ln(1 + exp(W·h_s + b))",
-        about: "The decay of Mamba-2 and of Gated DeltaNet; by channel that of KDA.",
+        about: "The decay of Mamba-2 and of Gated DeltaNet; with `channel` that of KDA.",
         examples: &["mamba", "mamba,channel"],
     };
 

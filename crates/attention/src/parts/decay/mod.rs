@@ -1,6 +1,6 @@
-//! M_ts = exp(c_t − c_s), c a running sum of a gate: older keys count less.
+//! M_ts = exp(c_t − c_s), c a running sum of gate values: older keys have smaller weights.
 //!
-//! By channel, x_ts = Σ_c q_tc·k_sc·exp(c_t,c − c_s,c) instead: every monomial of a state decays by the product of its channels, and order 0
+//! Per channel: x_ts = Σ_c q_tc·k_sc·exp(c_t,c − c_s,c). Every monomial of a state decays by the product of its channels, and order 0
 //! does not decay.
 
 pub mod fixed;
@@ -13,16 +13,16 @@ pub mod softplus;
 use crate::Real;
 use crate::parts::slot::{Part, slot};
 
-/// What a decay reads besides logits.
+/// Inputs of a decay besides logits.
 #[derive(Clone, Copy, Debug)]
 pub struct DecayParams<R> {
     /// The query head.
     pub head: usize,
-    /// a_h, of decays with a learned rate.
+    /// a_h, for decays with a learned rate.
     pub rate: R,
 }
 
-/// What every decay provides, over the time axis of one head, or of one channel of it.
+/// The methods of a decay, over the time axis of one head or one channel.
 pub trait DecayPart: Part {
     /// Whether it reads logits.
     fn has_logits(&self) -> bool {
@@ -36,12 +36,12 @@ pub trait DecayPart: Part {
     fn has_rate(&self) -> bool {
         false
     }
-    /// Whether it has one gate for each channel of q and k.
+    /// Whether it has one gate per channel of q and k.
     fn by_channel(&self) -> bool {
         false
     }
-    /// c [T] from the logits g [T], which are empty where it reads none; float64, since only differences of c matter and c grows with T.
-    /// `sum` is what passes from one call to the next: zero before the first position.
+    /// c [T] from the logits g [T], which are empty if it reads none. float64, since only differences of c matter and c grows with T.
+    /// `sum` is carried from one call to the next: zero before the first position.
     fn forward<R: Real>(&self, g: &[R], p: DecayParams<R>, c: &mut [f64], sum: &mut f64);
     /// dg [T] from dc [T], and the gradient of the rate.
     fn backward<R: Real>(&self, g: &[R], p: DecayParams<R>, dc: &[f64], dg: &mut [R]) -> f64;
@@ -56,7 +56,7 @@ slot! {
     fn has_bias() -> bool;
     /// Whether a rate a_h is learned per head.
     fn has_rate() -> bool;
-    /// Whether it has one gate for each channel of q and k.
+    /// Whether it has one gate per channel of q and k.
     fn by_channel() -> bool;
     /// c from the logits.
     fn forward<R: Real>(g: &[R], p: DecayParams<R>, c: &mut [f64], sum: &mut f64);
@@ -70,7 +70,7 @@ fn softplus(x: f64) -> f64 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
 
-/// Reads the one option that decays by channel share.
+/// Parses the option `channel`, which the decays share.
 fn channel_only(word: &str, args: &str) -> Result<bool, String> {
     match args {
         "" => Ok(false),

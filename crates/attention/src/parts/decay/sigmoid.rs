@@ -8,9 +8,9 @@ use crate::parts::slot::{Info, Part, number, short};
 /// The log of a forget gate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SigmoidDecay {
-    /// D, which slows it.
+    /// D, the divisor.
     pub divisor: f64,
-    /// One gate for each channel.
+    /// One gate per channel.
     pub channel: bool,
 }
 

@@ -5,10 +5,10 @@ use crate::parts::decay::{DecayParams, DecayPart, channel_only, channel_text, so
 use crate::parts::gate::sigmoid::sigmoid;
 use crate::parts::slot::{Info, Part};
 
-/// A decay that only forgets.
+/// A decay with factors of at most 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SoftplusDecay {
-    /// One gate for each channel.
+    /// One gate per channel.
     pub channel: bool,
 }
 
@@ -17,7 +17,7 @@ impl Part for SoftplusDecay {
         word: "softplus",
         usage: "decay=softplus[,channel]",
         formula: "M_ts = exp(c_t − c_s), c_t = −Σ_{s≤t} ln(1 + exp(W·h_s))",
-        about: "A decay that only forgets.",
+        about: "A decay with factors of at most 1.",
         examples: &["softplus", "softplus,channel"],
     };
 

@@ -1,4 +1,4 @@
-//! D_t = S_t, the number of keys that position t sees
+//! D_t = S_t, the number of keys visible at position t
 
 use crate::Real;
 use crate::parts::denominator::DenominatorPart;
@@ -11,7 +11,7 @@ unit_part! {
         word: "length",
         usage: "over=length",
         formula: "D_t = S_t",
-        about: "The number of keys that position t sees.",
+        about: "The number of keys visible at position t.",
         examples: &["length"],
     }
 }
@@ -29,7 +29,7 @@ mod tests {
     use crate::parts::testing::{assert_examples, check_denominator};
 
     #[test]
-    fn the_count_alone() {
+    fn the_value_is_the_count() {
         assert_examples::<Length>();
         check_denominator(&Length, false);
         assert_eq!(Length.value(3.5, 7.0, -1.0), 7.0);

@@ -1,6 +1,6 @@
-//! D, the denominator: what the weighted sum over keys is divided by.
+//! D, the denominator of the weighted sum over keys.
 //!
-//! Sums arrive with a log scale ρ taken out: the true sum is z·e^ρ (docs/engine.md).
+//! Sums have a log scale ρ removed: the true sum is z·e^ρ (docs/engine.md).
 
 pub mod length;
 pub mod none;
@@ -10,14 +10,14 @@ pub mod sum;
 use crate::Real;
 use crate::parts::slot::{Part, slot};
 
-/// What every denominator provides.
+/// The methods of a denominator.
 pub trait DenominatorPart: Part {
-    /// Whether it divides by Σ_s w, so that a factor common to all weights of a row cancels.
+    /// Whether it divides by Σ_s w. A common factor of all weights of a row then cancels.
     #[inline(always)]
     fn sums(&self) -> bool {
         false
     }
-    /// Whether it weighs the keys instead of the row.
+    /// Whether it weights the keys instead of the row.
     #[inline(always)]
     fn key_side(&self) -> bool {
         false
@@ -44,7 +44,7 @@ slot! {
     Denominator { sum::Sum, length::Length, none::NoDenominator, position::Position }
     /// Whether it divides by Σ_s w.
     fn sums() -> bool;
-    /// Whether it weighs the keys instead of the row.
+    /// Whether it weights the keys instead of the row.
     fn key_side() -> bool;
     /// Whether a learned e^b is added to the sum.
     fn has_sink() -> bool;

@@ -1,4 +1,4 @@
-//! v_s / S_s^σ(m_h): the keys are weighed by their position, with an exponent learned per head
+//! v_s / S_s^σ(m_h): keys are weighted by their position, with an exponent learned per head
 
 use crate::Real;
 use crate::parts::denominator::DenominatorPart;
@@ -23,7 +23,7 @@ impl DenominatorPart for Position {
     }
 }
 
-/// S^−σ(m), S = number of keys visible at the key's own position.
+/// S^−σ(m), where S is the number of keys visible at the key's own position.
 #[inline(always)]
 pub fn key_weight<R: Real>(m: R, count: R) -> R {
     (-sigmoid(m) * count.ln()).exp()

@@ -7,13 +7,13 @@ use crate::parts::slot::{Info, Part, number, short};
 /// The sum of the weights of a row.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Sum {
-    /// The sum is not allowed below this.
+    /// Lower bound of the sum.
     pub floor: Option<f64>,
     /// Added to the sum.
     pub eps: Option<f64>,
-    /// No gradient flows through the sum.
+    /// Whether the sum has no gradient.
     pub detached: bool,
-    /// e^b is added to the sum, b learned per head: a key without a value. It arrives with the sum.
+    /// Whether e^b is added to the sum, b learned per head: a key without a value. It is included in z.
     pub sink: bool,
 }
 
@@ -22,7 +22,7 @@ impl Part for Sum {
         word: "sum",
         usage: "over=sum[,floor=X][,eps=X][,detached][,sink]",
         formula: "D_t = Σ_s M_ts·w_ts, with sink + exp(b_h), then max(D, floor), then + eps",
-        about: "The sum of the weights, as in softmax; `detached` keeps gradients out of it, `sink` adds a learned exp(b_h) (gpt-oss).",
+        about: "The sum of the weights, as in softmax; `detached` stops its gradient, `sink` adds a learned exp(b_h) (gpt-oss).",
         examples: &["sum", "sum,floor=1", "sum,floor=1,detached", "sum,detached,eps=1e-4", "sum,eps=1e-8", "sum,sink", "sum,eps=1e-8,sink"],
     };
 
@@ -77,7 +77,7 @@ impl DenominatorPart for Sum {
     }
 }
 
-/// A true value x with the log scale ρ taken out: x·e^{−ρ}.
+/// A true value x with the log scale ρ removed: x·e^{−ρ}.
 #[inline(always)]
 fn without_scale<R: Real>(x: f64, rho: R) -> R {
     R::of(x * (-rho.wide()).exp())

@@ -11,7 +11,7 @@ unit_part! {
         word: "cumulative",
         usage: "out=cumulative",
         formula: "O_t = 1 / max(1, Σ_{s≤t} exp(W·h_s + b))",
-        about: "A learned denominator that sees the keys but not the query.",
+        about: "A learned denominator that depends on the keys but not on the query.",
         examples: &["cumulative"],
     }
 }
@@ -19,7 +19,7 @@ unit_part! {
 impl GatePart for Cumulative {
     #[inline(always)]
     fn forward<R: Real>(&self, g: &mut [R], sum: &mut f64) {
-        // float64: the sum runs over all positions and must not stall once it is large.
+        // float64: the sum runs over all positions and must not stall when it is large.
         for g in g {
             *sum += g.wide().exp();
             *g = R::of(1.0 / sum.max(1.0));
@@ -29,7 +29,7 @@ impl GatePart for Cumulative {
     #[inline(always)]
     fn backward<R: Real>(&self, g: &[R], factor: &[R], dfactor: &mut [R]) {
         let mut dsum = 0.0;
-        // A factor of 1 is held by the floor (or stands exactly on it): no gradient.
+        // A factor of 1 is clamped by the floor (or exactly on it): no gradient.
         for ((d, &factor), &g) in dfactor.iter_mut().zip(factor).zip(g).rev() {
             if factor < R::one() {
                 dsum -= d.wide() * factor.wide() * factor.wide();

@@ -1,7 +1,7 @@
-//! I, O and P: gates that multiply a key's value or a query's output by a number computed from the hidden state.
+//! I, O and P: gates that multiply a key's value or a query's output by a factor computed from the hidden state.
 //!
-//! A gate reads logits g over the positions of one head and gives a factor for each. A post gate can have one for each value instead: it is then
-//! applied channel by channel.
+//! A gate maps logits g over the positions of one head to one factor per position. A post gate can have one factor per value instead,
+//! applied per channel.
 
 pub mod cumulative;
 pub mod shared;
@@ -11,16 +11,16 @@ pub mod silu;
 use crate::Real;
 use crate::parts::slot::{Part, slot};
 
-/// What every gate provides, over the whole time axis of one head.
+/// The methods of a gate, over the time axis of one head.
 pub trait GatePart: Part {
-    /// Whether it has one logit for each value of a head instead of one for the head.
+    /// Whether it has one logit per value of a head instead of one per head.
     #[inline(always)]
     fn by_channel(&self) -> bool {
         false
     }
-    /// g [T] becomes the factors [T]. `sum` is what passes from one call to the next: zero before the first position.
+    /// The factors [T] from g [T]. `sum` is carried from one call to the next: zero before the first position.
     fn forward<R: Real>(&self, g: &mut [R], sum: &mut f64);
-    /// dfactor [T] becomes dg [T]; `g` are the logits, `factor` what `forward` made of it.
+    /// dg [T] from dfactor [T]; `g` are the logits, `factor` the result of `forward`.
     fn backward<R: Real>(&self, g: &[R], factor: &[R], dfactor: &mut [R]);
 }
 
@@ -45,15 +45,15 @@ slot! {
 slot! {
     /// The gate after the norm.
     PostGate { sigmoid::PostSigmoid, silu::Silu, shared::Shared }
-    /// Whether it has one logit for each value of a head instead of one for the head.
+    /// Whether it has one logit per value of a head instead of one per head.
     fn by_channel() -> bool;
-    /// g becomes the factors; [`shared::Shared`] has no logits of its own and takes the output gate's factors as they are.
+    /// The factors from g; [`shared::Shared`] has no logits and uses the factors of the output gate.
     fn forward<R: Real>(g: &mut [R], sum: &mut f64);
     /// dfactor becomes dg.
     fn backward<R: Real>(g: &[R], factor: &[R], dfactor: &mut [R]);
 }
 
-/// Reads the one option that post gates share.
+/// Parses the option `channel`, which the post gates share.
 fn channel_only(word: &str, args: &str) -> Result<bool, String> {
     match args {
         "" => Ok(false),

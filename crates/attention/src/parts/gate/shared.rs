@@ -1,4 +1,4 @@
-//! P_t = O_t: the post gate is the output gate once more
+//! P_t = O_t: the post gate is the output gate applied again
 
 use crate::Real;
 use crate::parts::gate::GatePart;
@@ -11,7 +11,7 @@ unit_part! {
         word: "out",
         usage: "post=out",
         formula: "P_t = O_t",
-        about: "The output gate once more, after the norm, with the same weights.",
+        about: "The output gate applied again after the norm, with the same weights.",
         examples: &["out"],
     }
 }

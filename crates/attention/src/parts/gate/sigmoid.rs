@@ -11,7 +11,7 @@ unit_part! {
         word: "sigmoid",
         usage: "in or out",
         formula: "σ(W·h + b)",
-        about: "A number between 0 and 1 per head and position; what the bare words `in` and `out` mean.",
+        about: "A number between 0 and 1 per head and position; the meaning of the bare words `in` and `out`.",
         examples: &["sigmoid"],
     }
 }
@@ -30,10 +30,10 @@ impl GatePart for Sigmoid {
     }
 }
 
-/// The logistic gate after the norm: one number for each head, or one for each of its values.
+/// The logistic gate after the norm: one number per head, or one per value of a head.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PostSigmoid {
-    /// One gate for each value.
+    /// One gate per value.
     pub channel: bool,
 }
 

@@ -8,7 +8,7 @@ use crate::parts::slot::{Info, Part};
 /// The SiLU gate of GLA and Gated DeltaNet.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Silu {
-    /// One gate for each value.
+    /// One gate per value.
     pub channel: bool,
 }
 

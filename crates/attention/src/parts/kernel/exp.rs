@@ -37,7 +37,7 @@ impl KernelPart for Exp {
         x.exp()
     }
 
-    // Its rows are short work, in which a call would be felt.
+    // Rows are short, so the overhead of a call would be significant.
 
     #[inline(always)]
     fn forward_row<S: Simd>(&self, simd: S, row: ForwardRow) -> Option<(f32, f32)> {

@@ -10,7 +10,7 @@ use crate::parts::slot::{Info, Part};
 use termwise_kernels::score_rows::ScoreKernel;
 use termwise_kernels::simd::Simd;
 
-/// φ: what q and k become before their product.
+/// φ, the feature map of q and k.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Map {
     /// φ(x) = x
@@ -21,8 +21,8 @@ pub enum Map {
     Relu,
     /// φ(x) = x / max(‖x‖, 1e-12)
     L2,
-    /// φ(x) = softmax([2(Wx + b), −2(Wx + b)]), twice as wide as x: made by [`hedgehog`](super::hedgehog), whose weights are learned; as
-    /// a map in place it is the identity.
+    /// φ(x) = softmax([2(Wx + b), −2(Wx + b)]), twice as wide as x. Computed by [`hedgehog`](super::hedgehog) with learned weights; as
+    /// an in-place map it is the identity.
     Hedgehog,
 }
 
@@ -62,7 +62,7 @@ impl Map {
         }
     }
 
-    /// As [`Map::forward`], with vector instructions.
+    /// Like [`Map::forward`], with SIMD.
     #[inline(always)]
     pub fn forward_simd<S: Simd>(self, simd: S, x: &mut [f32]) {
         match self {
@@ -77,7 +77,7 @@ impl Map {
         }
     }
 
-    /// As [`Map::backward`], with vector instructions.
+    /// Like [`Map::backward`], with SIMD.
     #[inline(always)]
     pub fn backward_simd<S: Simd>(self, simd: S, x: &[f32], dphi: &mut [f32]) {
         match self {
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_misspelt_map_is_recognised() {
+    fn misspelled_maps_get_a_suggestion() {
         assert!(Feature::parse("relo").is_err_and(|error| error.contains("feature=relu")));
     }
 }

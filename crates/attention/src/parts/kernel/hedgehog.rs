@@ -25,7 +25,7 @@ pub fn forward<R: Real>(x: &[R], p: Weights<R>, phi: &mut [R]) {
     phi.iter_mut().for_each(|y| *y *= inverse);
 }
 
-/// Adds dx [n], dW and db, from dφ [2n] at the φ that `forward` made of x.
+/// Adds dx [n], dW and db, from dφ [2n] and φ, the result of `forward` for x.
 pub fn backward<R: Real>(x: &[R], p: Weights<R>, phi: &[R], dphi: &[R], dx: &mut [R], dweight: &mut [R], dbias: &mut [R]) {
     let n = x.len();
     let along = dot(phi, dphi);

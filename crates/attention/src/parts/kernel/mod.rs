@@ -1,4 +1,4 @@
-//! w, the kernel: what a score becomes before it weighs a value.
+//! w, the kernel: the weight of a value as a function of the score.
 
 pub mod exp;
 pub mod feature;
@@ -13,20 +13,20 @@ use termwise_kernels::combinatorics::monomials;
 use termwise_kernels::score_rows::{BackwardRow, CoefficientRow, ForwardRow, Rescale, ScoreKernel};
 use termwise_kernels::simd::{Simd, Task};
 
-/// Which signs a kernel's weights can have.
+/// The possible signs of a kernel's weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sign {
-    /// Above zero everywhere.
+    /// Positive.
     Positive,
-    /// Zero or above.
+    /// Nonnegative.
     Nonnegative,
     /// Either.
     Mixed,
 }
 
-/// What every kernel provides.
+/// The methods of a kernel.
 pub trait KernelPart: Part + ScoreKernel {
-    /// How its rows are rescaled, where a variant has something that cancels it: [`ScoreKernel::RESCALE`] or not at all.
+    /// How its rows are rescaled if a variant cancels the factor: [`ScoreKernel::RESCALE`] or none.
     fn rescale(&self) -> Rescale {
         Self::RESCALE
     }
@@ -34,19 +34,19 @@ pub trait KernelPart: Part + ScoreKernel {
     fn map(&self) -> Map {
         Map::Identity
     }
-    /// Whether q and k go through learned features before φ, which double their dimension.
+    /// Whether learned features, which double the dimension, are applied to q and k before φ.
     fn has_learned_map(&self) -> bool {
         false
     }
-    /// The signs that its weights can have.
+    /// The possible signs of its weights.
     fn sign(&self) -> Sign;
-    /// The orders n and coefficients a_n of w(x) = Σ_n a_n·x^n/n!, ascending; `None` where w is no polynomial.
+    /// The orders n and coefficients a_n of w(x) = Σ_n a_n·x^n/n!, ascending; `None` if w is not a polynomial.
     fn polynomial(&self) -> Option<Vec<(usize, f64)>>;
-    /// Rows of its finite feature map for head dimension d, one number for each order; `None` for an infinite map.
+    /// Rows of its finite feature map for head dimension d, per order; `None` for an infinite map.
     fn state_rows(&self, d: usize) -> Option<Vec<(usize, u128)>> {
         Some(self.polynomial()?.into_iter().map(|(n, _)| (n, monomials(d, n))).collect())
     }
-    /// ∂w/∂a_n for every learned number, at x.
+    /// ∂w/∂a_n for every learned coefficient, at x.
     fn learned_slopes(&self, _x: f64, _slopes: &mut [f64]) {}
 
     /// w(x)
@@ -54,8 +54,8 @@ pub trait KernelPart: Part + ScoreKernel {
     /// w'(x)
     fn slope<R: Real>(&self, x: R) -> R;
 
-    /// One row of a tile, forward: scores become weights. Here so that its loop is compiled for each kernel: as a function of its own, once
-    /// for all who call it, since rows in the midst of tiles make functions that take minutes to compile.
+    /// One row of a tile, forward: scores become weights. The loop is compiled here for each kernel, as a separate function and once
+    /// for all callers: inlined into tiles, functions would take minutes to compile.
     #[inline(always)]
     fn forward_row<S: Simd>(&self, simd: S, row: ForwardRow) -> Option<(f32, f32)> {
         simd.call(Forward(self, row))
@@ -65,7 +65,7 @@ pub trait KernelPart: Part + ScoreKernel {
     fn backward_row<S: Simd>(&self, simd: S, row: BackwardRow) -> f32 {
         simd.call(Backward(self, row))
     }
-    /// The gradients of its learned numbers over one row of a tile.
+    /// The gradients of its learned coefficients over one row of a tile.
     #[inline(always)]
     fn learned_row<S: Simd>(&self, _simd: S, _row: CoefficientRow, _grads: &mut [f64]) {}
 }
@@ -99,15 +99,15 @@ slot! {
     fn rescale() -> Rescale;
     /// φ, applied to q and k before their product.
     fn map() -> Map;
-    /// Whether q and k go through learned features before φ, which double their dimension.
+    /// Whether learned features, which double the dimension, are applied to q and k before φ.
     fn has_learned_map() -> bool;
-    /// The signs that its weights can have.
+    /// The possible signs of its weights.
     fn sign() -> Sign;
-    /// The orders n and coefficients a_n of w(x) = Σ_n a_n·x^n/n!, ascending; `None` where w is no polynomial.
+    /// The orders n and coefficients a_n of w(x) = Σ_n a_n·x^n/n!, ascending; `None` if w is not a polynomial.
     fn polynomial() -> Option<Vec<(usize, f64)>>;
-    /// Rows of its finite feature map for head dimension d by order; `None` for an infinite map.
+    /// Rows of its finite feature map for head dimension d per order; `None` for an infinite map.
     fn state_rows(d: usize) -> Option<Vec<(usize, u128)>>;
-    /// ∂w/∂a_n for every learned number, at x.
+    /// ∂w/∂a_n for every learned coefficient, at x.
     fn learned_slopes(x: f64, slopes: &mut [f64]);
     /// w(x)
     fn value<R: Real>(x: R) -> R;
@@ -121,22 +121,22 @@ slot! {
     fn forward_row<S: Simd>(simd: S, row: ForwardRow) -> Option<(f32, f32)>;
     /// One row of a tile, backward.
     fn backward_row<S: Simd>(simd: S, row: BackwardRow) -> f32;
-    /// The gradients of its learned numbers over one row of a tile.
+    /// The gradients of its learned coefficients over one row of a tile.
     fn learned_row<S: Simd>(simd: S, row: CoefficientRow, grads: &mut [f64]);
 }
 
 impl Kernel {
-    /// a_n of a series with its learned numbers taken in; of no meaning for other kernels, which have none.
+    /// a_n of a series with its bound learned coefficients; undefined for other kernels.
     pub(crate) fn coefficient(&self, n: usize) -> f64 {
         if let Kernel::Taylor(taylor) = self { taylor.coefficient(n) } else { 1.0 }
     }
 
-    /// Whether it is e^x, whose weights take a factor into their argument.
+    /// Whether it is e^x, whose weights can absorb a factor into the exponent.
     pub(crate) fn is_exp(&self) -> bool {
         matches!(self, Kernel::Exp(_))
     }
 
-    /// Takes learned numbers in, where it has any.
+    /// Binds learned coefficients, if it has any.
     pub fn bind(&mut self, learned: &[f64]) {
         if let Kernel::Taylor(taylor) = self {
             taylor.bind(learned);

@@ -128,7 +128,7 @@ mod tests {
         let x: Vec<f32> = (-240..=240).map(|i| i as f32 / 8.0).collect();
         for p in [0, 1, 2, 3, 6, 20] {
             let power = Power { p };
-            // One rounding a factor.
+            // One rounding per factor.
             let relative = p as f64 * f32::EPSILON as f64;
             check_vectors(&power, &x, |x| relative * power.value(x).abs(), |x| relative * power.slope(x).abs());
         }

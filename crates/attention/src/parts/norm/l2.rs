@@ -5,17 +5,17 @@ use crate::parts::norm::{NormGrads, NormParams, NormPart};
 use crate::parts::slot::{Info, unit_part};
 use termwise_kernels::real::dot;
 
-/// Smallest norm that is divided by.
+/// Lower bound of the norm.
 pub(crate) const FLOOR: f64 = 1e-12;
 
 unit_part! {
-    /// The Euclidean norm brought to one.
+    /// L2 normalization.
     L2,
     Info {
         word: "l2",
         usage: "norm=l2",
         formula: "N(x) = x / max(‖x‖, 1e-12)",
-        about: "Unit Euclidean length per head; takes the place of the denominator.",
+        about: "Unit Euclidean length per head; replaces the denominator.",
         examples: &["l2"],
     }
 }
@@ -37,13 +37,13 @@ impl NormPart for L2 {
     }
 }
 
-/// 1e-12 for x with its log scale λ taken out.
+/// 1e-12 for x with its log scale λ removed.
 #[inline(always)]
 pub(crate) fn floor<R: Real>(log_scale: R) -> R {
     if log_scale == R::zero() { R::of(FLOOR) } else { R::of((FLOOR.ln() - log_scale.wide()).exp()) }
 }
 
-/// dy becomes the gradient of factor·x/‖x‖.
+/// Replaces dy by the gradient of factor·x/‖x‖.
 #[inline(always)]
 pub(crate) fn unit_backward<R: Real>(x: &[R], log_scale: R, factor: R, dy: &mut [R]) {
     let norm = dot(x, x).sqrt();

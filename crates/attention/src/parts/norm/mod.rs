@@ -1,7 +1,7 @@
 //! N, the output norm: over the e values of one head at one position.
 //!
-//! A value arrives as x·e^λ. The log scale λ is what was taken out of the row's weights (of exp, its maximum) and that nothing
-//! has put back yet; the scale-free norms need it only for their eps.
+//! The true value is x·e^λ. The log scale λ was removed from the row's weights (for exp, the row maximum) and has not been
+//! restored; the scale-free norms need it only for their eps.
 
 pub mod l2;
 pub mod layer;
@@ -12,7 +12,7 @@ pub mod scaled_l2;
 use crate::Real;
 use crate::parts::slot::{Part, slot};
 
-/// What every norm provides.
+/// The methods of a norm.
 pub trait NormPart: Part {
     /// Whether N(c·x) = N(x) for c > 0, up to eps.
     #[inline(always)]
@@ -35,7 +35,7 @@ pub trait NormPart: Part {
     fn backward<R: Real>(&self, x: &[R], p: NormParams<R>, dy: &mut [R], grads: NormGrads<R>);
 }
 
-/// Parameters of a norm; empty slices where it has none.
+/// Parameters of a norm; empty slices if it has none.
 #[derive(Clone, Copy)]
 pub struct NormParams<'a, R> {
     /// γ [e]
@@ -46,7 +46,7 @@ pub struct NormParams<'a, R> {
     pub log_scale: R,
 }
 
-/// Gradients of the parameters of a norm; empty slices where it has none.
+/// Gradients of the parameters of a norm; empty slices if it has none.
 pub struct NormGrads<'a, R> {
     /// dγ [e]
     pub weight: &'a mut [R],
@@ -57,7 +57,7 @@ pub struct NormGrads<'a, R> {
 slot! {
     /// The output norm of a variant.
     Norm { none::NoNorm, l2::L2, scaled_l2::ScaledL2, rms::Rms, layer::Layer }
-    /// Whether positive factors in front of x cancel.
+    /// Whether positive factors of x cancel.
     fn scale_free() -> bool;
     /// Whether a γ is learned.
     fn has_weight() -> bool;

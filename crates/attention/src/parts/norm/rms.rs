@@ -5,7 +5,7 @@ use crate::parts::norm::{NormGrads, NormParams, NormPart};
 use crate::parts::slot::{Info, unit_part};
 use termwise_kernels::real::{dot, sum_of3};
 
-/// The float32 machine epsilon, as PyTorch's RMSNorm takes it.
+/// The float32 machine epsilon, as in PyTorch's RMSNorm.
 const EPS: f64 = 1.1920929e-7;
 
 unit_part! {
@@ -56,7 +56,7 @@ fn inverse_rms<R: Real>(x: &[R], log_scale: R) -> R {
     R::one() / (dot(x, x) / R::of(x.len() as f64) + eps_without_scale(EPS, log_scale)).sqrt()
 }
 
-/// eps as it acts on the mean square of a row that is short of its true value by e^λ.
+/// eps relative to the mean square of a row whose log scale λ was removed.
 #[inline(always)]
 pub(crate) fn eps_without_scale<R: Real>(eps: f64, log_scale: R) -> R {
     if log_scale == R::zero() { R::of(eps) } else { R::of((eps.ln() - 2.0 * log_scale.wide()).exp()) }

@@ -7,13 +7,13 @@ use crate::parts::slot::{Info, unit_part};
 use termwise_kernels::real::dot;
 
 unit_part! {
-    /// The Euclidean norm brought to the head dimension.
+    /// L2 normalization to the head dimension.
     ScaledL2,
     Info {
         word: "scaled_l2",
         usage: "norm=scaled_l2",
         formula: "N(x) = d·x / max(‖x‖, 1e-12)",
-        about: "As l2, times the head dimension.",
+        about: "Like l2, times the head dimension.",
         examples: &["scaled_l2"],
     }
 }
@@ -41,7 +41,7 @@ mod tests {
     use crate::parts::testing::{assert_all_close, check_norm};
 
     #[test]
-    fn length_of_the_dimension() {
+    fn length_equals_the_dimension() {
         let mut x = [3.0f64, -4.0];
         ScaledL2.forward(&mut x, NormParams { weight: &[], bias: &[], log_scale: 0.0 });
         assert_all_close(&x, &[1.2, -1.6], 1e-15);

@@ -13,7 +13,7 @@ unit_part! {
         word: "l2",
         usage: "qk_norm=l2",
         formula: "q, k ← x / max(‖x‖, 1e-12)",
-        about: "Queries and keys of unit length, as delta rules have them.",
+        about: "Queries and keys of unit length, as in delta rules.",
         examples: &["l2"],
     }
 }

@@ -1,6 +1,6 @@
-//! Norms of q and k, after the short convolution and before RoPE, as Qwen3 and OLMo-2 have it.
+//! Norms of q and k, after the short convolution and before RoPE, as in Qwen3 and OLMo-2.
 //!
-//! `NormPart` does the arithmetic: over the d values of a head, or over those of all heads at once.
+//! `NormPart` computes them: over the d values of a head, or over those of all heads.
 
 pub mod l2;
 pub mod rms;
@@ -9,7 +9,7 @@ use crate::Real;
 use crate::parts::norm::{NormGrads, NormParams};
 use crate::parts::slot::{Part, slot};
 
-/// What every norm of q and k provides.
+/// The methods of a norm of q and k.
 pub trait QkNormPart: Part {
     /// Whether weights are learned.
     fn has_weight(&self) -> bool;

@@ -11,7 +11,7 @@ const EPS: f64 = 1e-6;
 /// RMS norm of q and of k with learned weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QkRms {
-    /// Over all heads of a position at once, with weights [H·d] and [G·d], instead of [d] for every head.
+    /// Over all heads of a position, with weights [H·d] and [G·d], instead of [d] per head.
     pub all: bool,
     /// Added to the mean square.
     pub eps: f64,

@@ -13,7 +13,7 @@ use termwise_model::generate::{Completion, GenerationEvent, GenerationOptions, R
 use termwise_model::weights::FloatType;
 use termwise_model::{Config, Model};
 use termwise_report::thousands;
-use termwise_train::tell::tell;
+use termwise_train::log::tell;
 
 use super::source::{language_of, model_folder, warning};
 use crate::context::Context;

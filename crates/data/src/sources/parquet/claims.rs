@@ -1,24 +1,24 @@
-//! Numbers by which the parquet crate reserves memory, looked at before it does: sizes of pages, how many texts a dictionary has, and how many
-//! children a group of columns has. Memory that cannot be had ends the process.
+//! Checks sizes in Parquet files before the parquet crate allocates memory from them: page sizes, number of dictionary entries, and number of
+//! children of a column group. A failed allocation would terminate the process.
 //!
-//! They stand in structs of Thrift's compact protocol. A struct is a list of fields, each with a byte for its kind and the distance of its id to
-//! the one before, then its value, and ends with a zero. What is not readable here is not complained about: the crate's own reader, which comes
-//! next, cannot read it either.
+//! These are in structs of Thrift's compact protocol. A struct is a list of fields, each with a byte for its type and the difference of its id to
+//! the previous one, then its value; it ends with a zero byte. Invalid data are not reported here: the crate's own reader, which runs
+//! next, also rejects them.
 
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom};
 
-/// A page may hold this many times the bytes of its file, or [`SMALL`].
+/// Maximum size of a page relative to its file, unless it is at most [`SMALL`].
 const MULTIPLE: u64 = 1024;
-/// Bytes that any page may hold.
+/// Size in bytes that any page may have.
 const SMALL: u64 = 1 << 20;
-/// Groups of columns, or values of Thrift, within one another.
+/// Maximum nesting of column groups and of Thrift values.
 const DEEPEST: usize = 64;
 
-/// Refuses a footer whose columns are nested deeper than any table's, or whose groups have more children than the file has bytes.
+/// Rejects a footer whose columns are nested too deeply, or whose groups have more children than the file has bytes.
 pub(super) fn check_footer(file: &File, bytes: u64) -> Result<(), String> {
     let Some(mut footer) = footer(file, bytes) else { return Ok(()) };
-    // Children still to come of each group that encloses the next element, and children of the element at hand.
+    // Remaining children of each enclosing group, and children of the current element.
     let (mut open, mut children, mut problem) = (Vec::new(), 0, None);
     footer.structure(0, &mut Vec::new(), &mut |path, number| match (path, number) {
         // FileMetaData.schema.num_children
@@ -44,8 +44,8 @@ pub(super) fn check_footer(file: &File, bytes: u64) -> Result<(), String> {
     problem.map_or(Ok(()), Err)
 }
 
-/// Refuses a page that claims to hold more bytes than its file justifies, or more texts than its bytes. `start` and `length` are those of a
-/// column's chunk, which may be compressed.
+/// Rejects a page whose stated size is too large for its file, or that has more strings than its bytes allow. `start` and `length` are those of a
+/// column chunk, which may be compressed.
 pub(super) fn check_pages(file: &File, bytes: u64, (start, length): (u64, u64), compressed: bool) -> Result<(), String> {
     let most = bytes.saturating_mul(MULTIPLE).max(SMALL);
     let Some(mut chunk) = Input::new(file, start, length) else { return Ok(()) };
@@ -60,13 +60,13 @@ pub(super) fn check_pages(file: &File, bytes: u64, (start, length): (u64, u64), 
             _ => {}
         });
         if u64::try_from(held).is_ok_and(|held| held > most) {
-            let ways = "it is damaged, or has to be written with smaller pages";
-            return Err(format!("a page claims to hold {held} bytes, more than {MULTIPLE} times the file's {bytes}; {ways}"));
+            let ways = "it is damaged, or must be written with smaller pages";
+            return Err(format!("a page claims to contain {held} bytes, more than {MULTIPLE} times the file's {bytes}; {ways}"));
         }
-        // Each text of a dictionary has four bytes for its length.
+        // Each string of a dictionary has four bytes for its length.
         let room = if compressed { held } else { stored };
         if texts > room / 4 {
-            return Err(format!("a dictionary claims {texts} texts in {room} bytes; it is damaged"));
+            return Err(format!("a dictionary claims {texts} strings in {room} bytes; it is damaged"));
         }
         if header.and_then(|()| chunk.skip(u64::try_from(stored).ok()?)).is_none() {
             break;
@@ -84,17 +84,17 @@ fn footer(file: &File, bytes: u64) -> Option<Input> {
     Input::new(file, (bytes - 8).checked_sub(length)?, length)
 }
 
-/// Bytes of a stretch of a file.
+/// Bytes of a range of a file.
 struct Input {
     file: BufReader<File>,
     left: u64,
 }
 
-/// Told of every integer in a struct, and of the end of each struct (without a number); the path is the ids of the fields that lead there,
-/// without places in lists.
+/// Callback for every integer in a struct, and for the end of each struct (`None`). The path consists of the ids of the enclosing fields,
+/// without list indices.
 type See<'a> = dyn FnMut(&[i16], Option<i64>) + 'a;
 
-/// `None` stands for the end of the stretch, and for what is not Thrift.
+/// `None` means the end of the range, or invalid Thrift.
 impl Input {
     fn new(file: &File, start: u64, length: u64) -> Option<Input> {
         let mut file = BufReader::new(file.try_clone().ok()?);
@@ -114,7 +114,7 @@ impl Input {
         self.file.seek_relative(count.try_into().ok()?).ok()
     }
 
-    /// Seven bits a byte, the lowest first.
+    /// Variable-length integer: seven bits per byte, lowest first.
     fn varint(&mut self) -> Option<u64> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {
@@ -127,7 +127,7 @@ impl Input {
         None
     }
 
-    /// 0, −1, 1, −2, …
+    /// Zigzag encoding: 0, −1, 1, −2, …
     fn signed(&mut self) -> Option<i64> {
         self.varint().map(|value| (value >> 1) as i64 ^ -((value & 1) as i64))
     }
@@ -145,7 +145,7 @@ impl Input {
                 distance => id.checked_add(distance.into())?,
             };
             path.push(id);
-            // A boolean field is its kind, without a value.
+            // A boolean field has its value in its type.
             if !matches!(head & 15, 1 | 2) {
                 self.value(head & 15, depth + 1, path, see)?;
             }
@@ -170,7 +170,7 @@ impl Input {
                 let length = self.varint()?;
                 self.skip(length)
             }
-            // Lists and sets. Every element takes a byte at least, so a false count ends with the stretch.
+            // Lists and sets. Every element takes at least a byte, so a false count ends with the range.
             9 | 10 => {
                 let head = self.byte()?;
                 let count = if head >> 4 == 15 { self.varint()? } else { (head >> 4).into() };
@@ -212,14 +212,14 @@ mod tests {
         bytes
     }
 
-    /// An i32 one field after the last.
+    /// An i32 with the next field id.
     fn number(value: i64) -> Vec<u8> {
         let mut bytes = vec![0x15];
         bytes.extend(varint(((value << 1) ^ (value >> 63)) as u64));
         bytes
     }
 
-    /// PageHeader { type, uncompressed_page_size, compressed_page_size, data_page_header } with something of every kind, and the page.
+    /// PageHeader { type, uncompressed_page_size, compressed_page_size, data_page_header } with a value of every type, and the page.
     fn page(held: i64, stored: usize) -> Vec<u8> {
         let inner =
             [&[0x1c][..], &number(7), &[0x11, 0x12, 0x13, 9, 0x17], &[0; 8], &[0x18, 3, 1, 2, 3, 0x19, 0x21, 1, 0, 0x1b, 1, 0x35, 9, 8]];
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_may_not_claim_more_than_its_file_justifies() {
+    fn page_sizes_are_bounded_by_the_file_size() {
         let check = |content: &[u8]| {
             let (file, bytes) = file(content);
             check_pages(&file, bytes, (0, bytes), true)
@@ -236,22 +236,22 @@ mod tests {
         let small = SMALL as i64;
         assert_eq!(check(&[page(small, 100), page(small, 5)].concat()), Ok(()), "any page may be small");
         let error = check(&[page(small, 100), page(small + 1, 5)].concat()).expect_err("the second page is too large");
-        assert!(error.contains("claims to hold 1048577 bytes") && error.contains("smaller pages"), "{error}");
+        assert!(error.contains("claims to contain 1048577 bytes") && error.contains("smaller pages"), "{error}");
         let large = [page(i32::MAX.into(), 3 << 20), page(1, 1)].concat();
         assert_eq!(check(&large), Ok(()), "of a file this large");
         // A page's dictionary header is field 7.
         let dictionary = |held, texts| [&number(2)[..], &number(held), &number(9), &[0x4c], &number(texts), &[0, 0], &[0xaa; 9]].concat();
         assert_eq!(check(&dictionary(400, 100)), Ok(()));
-        assert!(check(&dictionary(400, 101)).expect_err("too many texts").contains("101 texts in 400 bytes"));
+        assert!(check(&dictionary(400, 101)).expect_err("too many strings").contains("101 strings in 400 bytes"));
         let (plain, bytes) = file(&dictionary(400, 3));
         assert!(check_pages(&plain, bytes, (0, bytes), false).expect_err("nine bytes that are not compressed").contains("in 9 bytes"));
-        // What is no page is left to the reader.
+        // Other data is passed to the reader.
         for wrong in [&[][..], &[0xff; 50], &[0x15], &[0x19; 5000], &number(0)] {
             assert_eq!(check(wrong), Ok(()));
         }
     }
 
-    /// A footer whose schema has elements with these numbers of children.
+    /// A footer whose schema elements have these numbers of children.
     fn schema(children: &[i64]) -> Vec<u8> {
         let elements =
             children.iter().flat_map(|&count| [&[0x48, 1, b'x'][..], &if count == 0 { vec![] } else { number(count) }, &[0]].concat());
@@ -263,13 +263,13 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_not_nested_without_end_nor_more_than_there_can_be() {
+    fn column_nesting_and_child_counts_are_bounded() {
         let check = |children: &[i64]| {
             let (file, bytes) = file(&schema(children));
             check_footer(&file, bytes)
         };
         assert_eq!(check(&[2, 0, 1, 0]), Ok(()));
-        // Side by side, not within one another.
+        // Siblings, not nested.
         assert_eq!(check(&[&[200][..], &[1, 0].repeat(200)].concat()), Ok(()));
         assert_eq!(check(&[&[1].repeat(DEEPEST)[..], &[0]].concat()), Ok(()));
         assert!(check(&[&[1].repeat(DEEPEST + 1)[..], &[0]].concat()).expect_err("too deep").contains("64 deep"));

@@ -17,7 +17,7 @@ fn plain(logits: &[f32], seen: &[u32], s: &SamplingOptions) -> Vec<f64> {
         *x /= s.temperature;
     }
     if s.top_k > 0 {
-        // Kept where fewer than k are larger.
+        // Kept if fewer than k are larger.
         let before = x.clone();
         for x in &mut x {
             if before.iter().filter(|&other| other > x).count() >= s.top_k {
@@ -46,7 +46,7 @@ fn plain(logits: &[f32], seen: &[u32], s: &SamplingOptions) -> Vec<f64> {
     softmax(&x)
 }
 
-/// What the sampler draws from, dense.
+/// The distribution that the sampler draws from, dense.
 fn filtered(logits: &[f32], seen: &[u32], s: SamplingOptions) -> Vec<f64> {
     let mut sampler = Sampler::new(s, logits.len()).expect("valid");
     sampler.mark_seen(seen);
@@ -60,18 +60,18 @@ fn filtered(logits: &[f32], seen: &[u32], s: SamplingOptions) -> Vec<f64> {
 }
 
 fn logits() -> impl Strategy<Value = Vec<f32>> {
-    // Few different values, so that many are equal; some lists with values far apart.
+    // Few distinct values, so many are equal; some lists have widely spread values.
     prop_oneof![prop::collection::vec((-8i8..8).prop_map(|x| x as f32 / 2.0), 1..40), prop::collection::vec(-30f32..30.0, 1..40)]
 }
 
 proptest! {
     #[test]
-    fn filters_do_what_their_definitions_say(
+    fn filters_match_their_definitions(
         logits in logits(),
         seen in prop::collection::vec(0u32..40, 0..6),
         temperature in 0.05f64..4.0,
         top_k in 0usize..12,
-        // Whole steps would meet sums of probabilities exactly, where rounding decides.
+        // Whole steps would hit cumulative probabilities exactly, where rounding decides.
         top_p in prop_oneof![Just(1.0), 0.0123f64..0.9987],
         min_p in prop_oneof![Just(0.0), 0.0123f64..0.9987],
         repetition_penalty in prop_oneof![Just(1.0), 0.3f64..3.0],
@@ -84,7 +84,7 @@ proptest! {
     }
 
     #[test]
-    fn greedy_is_the_first_of_the_largest_after_the_penalty(logits in logits(), seen in prop::collection::vec(0u32..40, 0..6), penalty in 0.3f64..3.0) {
+    fn greedy_takes_the_first_largest_logit_after_the_penalty(logits in logits(), seen in prop::collection::vec(0u32..40, 0..6), penalty in 0.3f64..3.0) {
         let mut sampler = Sampler::new(SamplingOptions::default().repetition_penalty(penalty), logits.len()).expect("valid");
         sampler.mark_seen(&seen);
         let s = SamplingOptions::default().temperature(1.0).repetition_penalty(penalty);
@@ -96,7 +96,7 @@ proptest! {
 }
 
 #[test]
-fn draws_have_the_probabilities_that_the_filters_leave() {
+fn draws_follow_the_filtered_distribution() {
     let logits = [1.0f32, 0.0, 2.0, -1.0, 1.5, -3.0];
     let s = SamplingOptions { temperature: 0.8, top_k: 5, top_p: 0.97, min_p: 0.05, repetition_penalty: 1.2, seed: 11 };
     let expected = plain(&logits, &[2], &s);
@@ -114,12 +114,12 @@ fn draws_have_the_probabilities_that_the_filters_leave() {
 }
 
 #[test]
-fn draws_are_a_function_of_seed_and_number() {
+fn draws_depend_on_seed_and_index() {
     let s = SamplingOptions::default().temperature(1.0).seed(4);
     let logits: Vec<f32> = (0..50).map(|i| (i % 7) as f32 / 3.0).collect();
     let mut one = Sampler::new(s, 50).expect("valid");
     let all: Vec<u32> = (0..20).map(|_| one.sample(&logits)).collect();
-    // Each draw is another: over many, tokens come as often as they are probable.
+    // Each draw differs: over many draws, token frequencies match their probabilities.
     let mut many = Sampler::new(s, 50).expect("valid");
     let (n, p) = (50_000, plain(&logits, &[], &s));
     let mut counts = [0.0; 50];
@@ -134,7 +134,7 @@ fn draws_are_a_function_of_seed_and_number() {
 }
 
 #[test]
-fn what_was_chosen_is_penalised_from_then_on() {
+fn sampled_tokens_are_penalized_afterwards() {
     let mut sampler = Sampler::new(SamplingOptions::default().repetition_penalty(3.0), 3).expect("valid");
     let logits = [2.0, 3.0, -1.0];
     assert_eq!([0; 3].map(|_| sampler.sample(&logits)), [1, 0, 1]);
@@ -143,7 +143,7 @@ fn what_was_chosen_is_penalised_from_then_on() {
 }
 
 #[test]
-fn impossible_numbers_are_refused() {
+fn invalid_options_are_rejected() {
     let s = SamplingOptions::default();
     for (bad, name) in [
         (s.temperature(-0.1), "temperature"),
@@ -161,7 +161,7 @@ fn impossible_numbers_are_refused() {
 }
 
 #[test]
-fn the_smallest_temperatures_and_the_largest_penalties_take_the_most_probable() {
+fn extreme_temperatures_and_penalties_take_the_most_probable_token() {
     let logits = [1.0, 3.0, -2.0, 2.9999998];
     for temperature in [1e-310, f64::MIN_POSITIVE, 1e-12] {
         let mut sampler = Sampler::new(SamplingOptions::default().temperature(temperature), 4).expect("valid");

@@ -1,6 +1,6 @@
-//! A page with one of everything, from made-up numbers.
+//! A report with every kind of block, from made-up values.
 
-// Each test file and the gallery use a part of it.
+// Each test file and the gallery use some of these functions.
 #![allow(dead_code)]
 
 use termwise_report::{
@@ -8,7 +8,7 @@ use termwise_report::{
     Shade, Steps, Table, Tone, Unit,
 };
 
-/// A number from 0 to 1 that looks like chance.
+/// A pseudorandom value from 0 to 1.
 pub fn noise(seed: u64) -> f64 {
     let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(0x1234_5678_9abc_def1);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -94,7 +94,7 @@ pub fn spectrum(layers: usize, orders: usize) -> HeatMap {
 
 pub fn heads() -> HeatMap {
     HeatMap {
-        title: "Σ over orders ≥ 4, by head".into(),
+        title: "Σ over orders ≥ 4, per head".into(),
         x: Names::count("head", 8),
         y: Names::count("layer", 12),
         values: (0..12).map(|l| (0..8).map(|h| (l + h != 9).then(|| noise(l * 31 + h * 17))).collect()).collect(),
@@ -106,8 +106,8 @@ pub fn heads() -> HeatMap {
 
 pub fn differences() -> HeatMap {
     HeatMap {
-        title: "Change of loss when a layer's orders are cut".into(),
-        x: Names::new("cut to", ["0..1", "0..2", "0..3", "0..4", "0..6"]),
+        title: "Change of loss when a layer's orders are truncated".into(),
+        x: Names::new("truncated to", ["0..1", "0..2", "0..3", "0..4", "0..6"]),
         y: Names::new("", ["embedding", "layer 0", "layer 1", "layer 2"]),
         values: (0..4).map(|l| (0..5).map(|h| Some(2.0 * noise(l * 13 + h * 7) - 1.0)).collect()).collect(),
         shade: Shade::Diverging,
@@ -130,7 +130,7 @@ pub fn scatter() -> Figure {
         Layer::Line(Line { name: "KV cache at 1,024 tokens".into(), color: 0, dashed: true, points: vec![(4e3, 2.68), (4e7, 2.68)] });
     let chart = Chart {
         title: "State against loss".into(),
-        x: Axis::new("state a sequence", Scale::Log, Unit::Bytes),
+        x: Axis::new("state per sequence", Scale::Log, Unit::Bytes),
         y: Axis::new("nats per token", Scale::Linear, Unit::Number),
         layers: vec![line, points("d = 16", 1, 0.0), points("d = 32", 2, 0.1), points("d = 64", 3, 0.25)],
     };
@@ -183,11 +183,11 @@ pub fn page() -> Document {
     let section = |heading: &str, blocks: Vec<Block>| Section { heading: heading.into(), blocks };
     let verdict = |tone, label: &str, claim: &str| Block::badge(tone, label, claim);
     Document {
-        title: "Softmax attention, term by term: what we see at small scale".into(),
+        title: "Softmax attention, term by term: small-scale results".into(),
         lead: vec![
             Block::Text("Every number below comes from runs on **this machine**; see [the ablations](#ablations). Variants are written as `taylor=0..4`: Σ over n ≤ 4 of xⁿ/n!.".into()),
             verdict(Tone::Good, "reproduced", "Loss falls with every order and meets softmax at **10**."),
-            verdict(Tone::Open, "not visible at this scale", "The norm takes the place of the denominator."),
+            verdict(Tone::Open, "inconclusive at this scale", "The norm takes the place of the denominator."),
             verdict(Tone::Bad, "contradicted", "Learned coefficients are always better than those of Taylor, at every order, in every layer and for every seed."),
         ],
         sections: vec![

@@ -1,4 +1,4 @@
-//! Sweeps of made-up programs.
+//! Sweeps with a fake program.
 
 mod plan;
 #[cfg(unix)]
@@ -16,7 +16,7 @@ use toml::{Table, Value};
 use super::*;
 use crate::error::{Error, Result};
 
-/// Settings of a made-up program.
+/// Settings of the fake program.
 struct Plain;
 
 impl Schema for Plain {
@@ -57,7 +57,7 @@ lr = [0.001, 0.003]
 seed = [1, 2]
 "#;
 
-/// Ends each job as a function says, and remembers which were run and with how many threads.
+/// Ends each job as a function decides, and records the jobs and their threads.
 struct Fake<F> {
     end: F,
     ran: Mutex<Vec<(String, usize)>>,

@@ -16,18 +16,18 @@ fn axes_expand_to_every_combination_once() {
 }
 
 #[test]
-fn equal_settings_are_one_run_however_they_are_written() {
+fn equal_settings_are_one_run_in_any_spelling() {
     assert_eq!(plan("[axes]\nseed = [1, 2, 1]").jobs.len(), 2);
     let hash = |text: &str| plan(text).jobs[0].hash.clone();
     assert_eq!(hash(""), hash("[axes]\nseed = [1]"));
     assert_eq!(hash("[base]\nseed = 3\nsteps = 4"), hash("[base]\nsteps = 4\nseed = 3"));
-    assert_eq!(hash("[base]\nlog = 3"), hash(""), "what does not decide the outcome does not count");
+    assert_eq!(hash("[base]\nlog = 3"), hash(""), "settings without effect on results are not hashed");
     assert_ne!(hash("[base]\nseed = 3"), hash(""));
     assert_ne!(hash("[base]\nname = \"a\"\n"), hash("[base]\nname = \"b\"\n"));
 }
 
 #[test]
-fn a_base_can_be_a_file_beside_the_sweep() {
+fn a_base_can_be_a_file_next_to_the_sweep() {
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::write(folder.path().join("base.toml"), "steps = 77").expect("a file");
     std::fs::write(folder.path().join("sweep.toml"), "base = \"base.toml\"\n[axes]\nseed = [5]").expect("a file");
@@ -36,11 +36,11 @@ fn a_base_can_be_a_file_beside_the_sweep() {
 }
 
 #[test]
-fn mistakes_in_the_file_are_named() {
+fn mistakes_in_the_file_are_reported() {
     for (text, expected) in [
         ("[axes]\natention = [\"softmax\"]", "did you mean `attention`"),
         ("[axes]\n\"optimizer.rl\" = [1]", "did you mean `optimizer.lr`"),
-        ("[axes]\nfoobarbaz = [1]", "there are steps"),
+        ("[axes]\nfoobarbaz = [1]", "available: steps"),
         ("[axes]\nwidth = [1]", "model.width or data.width"),
         ("[axes]\nseed = []", "at least one"),
         ("[axes]\nseed = 1", "a list"),

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Of the run that the arguments ask for.
+/// The directory of the run in the arguments.
 const FOLDER: &str = r#"if [ "$8" = --resume ]; then F="$9"; else F="$9/${11}"; fi; mkdir -p "$F""#;
 
-/// A program that stands for `termwise`: `$F` is the folder of the run.
+/// A fake `termwise`: `$F` is the directory of the run.
 fn program(folder: &Path, script: &str) -> PathBuf {
     let path = folder.join("program");
     std::fs::write(&path, format!("#!/bin/sh\n{FOLDER}\n{script}\n")).expect("a file");
@@ -21,13 +21,13 @@ fn state(script: &str, stop: &AtomicBool, observe: &mut dyn FnMut(&Event)) -> St
     run(&plan(""), folder.path(), &runner, &ONE, stop, observe).expect("a sweep").remove(0)
 }
 
-/// A command that appends a line of training.
+/// A command that appends a training line.
 fn trained(step: u64, loss: f64) -> String {
     let line = format!(r#"{{"kind":"train","step":{step},"time":0,"loss":{loss:?},"lr":0.1,"tokens":1,"tokens_per_second":9.0}}"#);
     format!("echo '{line}' >> \"$F/metrics.jsonl\"")
 }
 
-/// A command that appends an evaluation.
+/// A command that appends an evaluation line.
 fn evaluated(step: u64, found: &str) -> String {
     format!(r#"echo '{{"kind":"held_out","step":{step},"time":0,{found}}}' >> "$F/metrics.jsonl""#)
 }
@@ -36,7 +36,7 @@ const MEASURED: &str = r#""tokens":90,"loss":2.75,"perplexity":15.6,"recall":{"l
 const NOT_FINITE: &str = r#""loss":null,"finite":false"#;
 
 #[test]
-fn the_last_numbers_of_a_process_are_its_outcome() {
+fn the_last_metrics_of_a_process_are_its_result() {
     let script = [trained(5, 3.0), trained(10, 2.5), evaluated(10, MEASURED)].join("\n");
     let state = state(&script, &AtomicBool::new(false), &mut |_| {});
     let expected = [
@@ -51,7 +51,7 @@ fn the_last_numbers_of_a_process_are_its_outcome() {
 }
 
 #[test]
-fn an_earlier_evaluation_never_stands_for_the_last_one() {
+fn an_earlier_evaluation_never_replaces_the_last_one() {
     let outcome = |end: &[String]| {
         let script = [&[trained(5, 3.0), evaluated(5, MEASURED), trained(10, 2.5)], end].concat().join("\n");
         match state(&script, &AtomicBool::new(false), &mut |_| {}) {
@@ -61,13 +61,13 @@ fn an_earlier_evaluation_never_stands_for_the_last_one() {
     };
     let reason = "diverged: the held-out loss at step 10 is not finite".to_owned();
     assert_eq!(outcome(&[evaluated(10, NOT_FINITE)]), Status::Failed { reason });
-    // A line that is lost: no number rather than that of step 5.
+    // A lost line: no value rather than that of step 5.
     let Status::Finished { metrics } = outcome(&[]) else { panic!("it finished") };
     assert!(metrics.keys().all(|name| !name.starts_with("held_out")) && metrics["train.loss"] == 2.5, "{metrics:?}");
 }
 
 #[test]
-fn a_process_that_fails_says_why() {
+fn the_error_of_a_failed_process_is_recorded() {
     let failed = |script: &str| match state(script, &AtomicBool::new(false), &mut |_| {}) {
         State::Ended(Record { status: Status::Failed { reason }, .. }) => reason,
         other => panic!("{other:?}"),
@@ -77,12 +77,12 @@ fn a_process_that_fails_says_why() {
     assert_eq!(failed(&trained(4, 3.0)), "ended after step 4 of 10");
 }
 
-/// Appends a line of metrics, by which a process is known to have begun.
+/// Appends a line of metrics, which shows that the process has started.
 fn begun() -> String {
     trained(4, 3.0)
 }
 
-/// Where a run stands whose process was asked to stop once it had begun, and what it wrote into the file `said`.
+/// The state of a run whose process was stopped after it had started, and the content of its file `said`.
 fn stopped(script: &str) -> (State, String) {
     let folder = tempfile::tempdir().expect("a folder");
     let short = Duration::from_millis(300);
@@ -97,11 +97,11 @@ fn stopped(script: &str) -> (State, String) {
     (states.expect("a sweep").remove(0), said)
 }
 
-/// What a process does that pays no heed to its input: each wait is short, so that a shell can act on a signal.
+/// A process that ignores its input. Each wait is short, so a shell can handle a signal.
 const WAIT: &str = "while true; do sleep 0.05; done";
 
 #[test]
-fn a_process_is_asked_to_stop_by_the_end_of_its_input() {
+fn closing_the_input_stops_a_process() {
     assert_eq!(stopped(&format!("{}; cat; echo asked > $F/said; exit 130", begun())), (State::Open, "asked\n".into()));
 }
 
@@ -112,12 +112,12 @@ fn a_process_that_does_not_stop_is_terminated_and_then_killed() {
 }
 
 #[test]
-fn a_process_that_was_stopped_by_somebody_else_can_go_on() {
+fn a_process_stopped_externally_can_be_resumed() {
     assert_eq!(state("exit 130", &AtomicBool::new(false), &mut |_| {}), State::Open);
 }
 
 #[test]
-fn a_locked_folder_is_waited_for_while_other_runs_go_on() {
+fn a_locked_directory_is_retried_while_other_runs_proceed() {
     let folder = tempfile::tempdir().expect("a folder");
     let line = trained(10, 3.0);
     let runner = ProcessRunner::new([program(folder.path(), &line)], Arc::default());
@@ -143,7 +143,7 @@ seed = [1, 2, 3]",
 }
 
 #[test]
-fn a_run_whose_folder_was_locked_meanwhile_is_tried_again() {
+fn a_run_whose_directory_was_locked_is_retried() {
     let folder = tempfile::tempdir().expect("a folder");
     let line = trained(10, 3.0);
     let script = format!("if [ -e \"$F/twice\" ]; then {line}; else touch \"$F/twice\"; exit 75; fi");
@@ -153,7 +153,7 @@ fn a_run_whose_folder_was_locked_meanwhile_is_tried_again() {
 }
 
 #[test]
-fn a_run_that_has_begun_is_resumed() {
+fn a_run_that_has_started_is_resumed() {
     let folder = tempfile::tempdir().expect("a folder");
     let line = trained(10, 1.0);
     let script = format!(

@@ -3,7 +3,7 @@ use std::time::Duration;
 use super::*;
 
 #[test]
-fn finished_runs_are_not_run_again_even_if_the_sweep_grows() {
+fn finished_runs_are_not_repeated_in_an_extended_sweep() {
     let folder = tempfile::tempdir().expect("a folder");
     let first = fake(|_, _| loss(1.0));
     go(&plan(GRID), folder.path(), &first, ONE);
@@ -23,11 +23,11 @@ fn finished_runs_are_not_run_again_even_if_the_sweep_grows() {
 }
 
 #[test]
-fn a_sweep_that_was_stopped_goes_on_where_it_was() {
+fn a_stopped_sweep_resumes() {
     let folder = tempfile::tempdir().expect("a folder");
     let stop = AtomicBool::new(false);
     let ended = AtomicUsize::new(0);
-    // The fourth run is asked to stop in its midst.
+    // The fourth run is stopped midway.
     let first = fake(|_, control| {
         if ended.fetch_add(1, Ordering::SeqCst) == 3 {
             stop.store(true, Ordering::SeqCst);
@@ -37,7 +37,7 @@ fn a_sweep_that_was_stopped_goes_on_where_it_was() {
     let mut events = Vec::new();
     let states = run(&plan(GRID), folder.path(), &first, &ONE, &stop, &mut |event| events.push(event.clone())).expect("a sweep");
     assert_eq!(states.iter().filter(|state| matches!(state, State::Ended(_))).count(), 3);
-    assert_eq!(first.count(), 4, "nothing begins after a stop");
+    assert_eq!(first.count(), 4, "no run starts after a stop");
     assert!(events.contains(&Event::Stopped(3)));
     let last = events.iter().rev().find_map(|event| if let Event::Progress(progress) = event { Some(*progress) } else { None });
     let last = last.expect("progress");
@@ -50,7 +50,7 @@ fn a_sweep_that_was_stopped_goes_on_where_it_was() {
 }
 
 #[test]
-fn runs_that_fail_are_reported_and_retried_when_asked() {
+fn failed_runs_are_reported_and_retried_on_request() {
     let folder = tempfile::tempdir().expect("a folder");
     let plan = plan(GRID);
     let bad = fake(|job, _| if number(job, "seed") == 2.0 { Outcome::Failed("diverged".into()) } else { loss(1.0) });
@@ -60,18 +60,18 @@ fn runs_that_fail_are_reported_and_retried_when_asked() {
     assert!(summary.runs.iter().filter(|run| run.status == "failed").all(|run| run.note == "diverged"));
     let good = fake(|_, _| loss(1.0));
     go(&plan, folder.path(), &good, ONE);
-    assert_eq!(good.count(), 0, "not asked for");
+    assert_eq!(good.count(), 0, "not requested");
     let states = go(&plan, folder.path(), &good, Options { retry: true, ..ONE });
     assert_eq!(good.count(), 4);
     assert_eq!(Summary::new(&plan, &states).groups.iter().map(|group| group.finished).sum::<usize>(), 8);
 }
 
 #[test]
-fn threads_are_shared_by_runs_side_by_side() {
+fn concurrent_runs_share_the_threads() {
     let both = std::sync::Barrier::new(2);
     let folder = tempfile::tempdir().expect("a folder");
     let runner = fake(|_, _| {
-        // Ends only if two runs are under way together.
+        // Ends only if two runs are in progress concurrently.
         both.wait();
         loss(1.0)
     });
@@ -80,7 +80,7 @@ fn threads_are_shared_by_runs_side_by_side() {
     assert!(runner.ran.lock().expect("a lock").iter().all(|(_, threads)| *threads == 2));
     let folder = tempfile::tempdir().expect("a folder");
     let runner = fake(|_, _| {
-        // Long enough for others to begin, if there were any.
+        // Long enough for others to start, if there were any.
         std::thread::sleep(std::time::Duration::from_millis(20));
         loss(1.0)
     });
@@ -89,7 +89,7 @@ fn threads_are_shared_by_runs_side_by_side() {
 }
 
 #[test]
-fn an_error_beyond_one_run_ends_the_sweep_and_keeps_what_had_ended() {
+fn a_global_error_ends_the_sweep_and_keeps_finished_runs() {
     struct Breaks(AtomicUsize);
     impl Runner for Breaks {
         fn run(&self, _: &Job, _: &Control) -> Result<Outcome> {
@@ -107,17 +107,17 @@ fn an_error_beyond_one_run_ends_the_sweep_and_keeps_what_had_ended() {
     assert_eq!(states(&plan, folder.path(), false).expect("states").iter().filter(|state| **state != State::Open).count(), 1);
 }
 
-/// As [`ONE`], for processes that look at each other often.
+/// [`ONE`] with short polling intervals.
 fn quick(shard: &str) -> Options {
     let timing = Timing { heartbeat: Duration::from_millis(20), dead_after: Duration::from_millis(300), look: Duration::from_millis(10) };
     Options { others: Others { shard: shard.parse().ok(), wait: true, timing }, ..ONE }
 }
 
 #[test]
-fn several_processes_share_a_folder_and_every_run_is_made_once() {
+fn several_processes_share_a_directory_and_run_every_job_once() {
     let folder = tempfile::tempdir().expect("a folder");
     let plan = plan(GRID);
-    // The first two of each wait for each other: both work at the same time.
+    // The first two of each process wait for each other: both processes work concurrently.
     let both = std::sync::Barrier::new(2);
     let runners: Vec<_> = (0..2)
         .map(|_| {
@@ -147,7 +147,7 @@ fn several_processes_share_a_folder_and_every_run_is_made_once() {
 }
 
 #[test]
-fn runs_of_dead_processes_are_taken_up_and_those_of_others_left_alone_where_nobody_waits() {
+fn runs_of_dead_processes_are_taken_over_and_live_ones_are_skipped_without_waiting() {
     let folder = tempfile::tempdir().expect("a folder");
     let plan = plan(GRID);
     std::fs::create_dir_all(folder.path().join("runs")).expect("a folder");
@@ -170,12 +170,12 @@ fn runs_of_dead_processes_are_taken_up_and_those_of_others_left_alone_where_nobo
 }
 
 #[test]
-fn what_another_process_has_retried_is_not_retried_again() {
+fn runs_retried_by_another_process_are_not_retried_again() {
     let folder = tempfile::tempdir().expect("a folder");
     let plan = plan("");
     go(&plan, folder.path(), &fake(|_, _| Outcome::Failed("first".into())), ONE);
     let retry = || Options { retry: true, ..quick("1/1") };
-    // While one retries, the other has seen the same record and waits.
+    // While one process retries, the other has seen the same record and waits.
     let begun = std::sync::Barrier::new(2);
     let slow = fake(|_, _| {
         begun.wait();
@@ -192,7 +192,7 @@ fn what_another_process_has_retried_is_not_retried_again() {
 }
 
 #[test]
-fn damaged_records_are_named() {
+fn damaged_records_are_reported() {
     let folder = tempfile::tempdir().expect("a folder");
     let plan = plan("");
     go(&plan, folder.path(), &fake(|_, _| loss(1.0)), ONE);
@@ -203,15 +203,15 @@ fn damaged_records_are_named() {
 }
 
 #[test]
-fn finished_runs_of_other_builds_are_known_and_made_again_when_asked() {
+fn finished_runs_of_other_builds_are_detected_and_rerun_on_request() {
     use crate::provenance::{self, Build, Provenance};
     let build = |commit: &str| {
         let build = Build { version: "1".into(), commit: Some(commit.into()), modified: false };
         Provenance { build, instructions: "avx2".into(), ..Provenance::default() }
     };
-    /// As `termwise train` does; something of an earlier run in the folder would be taken up.
+    /// Like `termwise train`, which would resume an earlier run in the directory.
     fn made(job: &Job, control: &Control, by: &Provenance) -> Outcome {
-        assert!(!control.folder.exists(), "half a run of another build must not be taken up");
+        assert!(!control.folder.exists(), "an incomplete run of another build must not be resumed");
         std::fs::create_dir_all(control.folder).expect("a folder");
         provenance::note(control.folder, by).expect("written");
         loss(number(job, "seed"))
@@ -219,7 +219,7 @@ fn finished_runs_of_other_builds_are_known_and_made_again_when_asked() {
     let folder = tempfile::tempdir().expect("a folder");
     let plan = plan(GRID);
     let (old, new) = (build("a"), build("b"));
-    // Records of earlier versions say nothing: of another build, too.
+    // Records of earlier versions have no build and count as those of another build.
     let unknown = fake(|job, _| loss(number(job, "seed")));
     let first = super::plan(&GRID.replace("[1, 2]", "[1]"));
     go(&first, folder.path(), &unknown, ONE);
@@ -235,7 +235,7 @@ fn finished_runs_of_other_builds_are_known_and_made_again_when_asked() {
     assert_eq!(Summary::new(&plan, &states).runs.iter().filter(|run| run.build == "1 (a) avx2").count(), 4);
     let again = fake(|job, control| made(job, control, &new));
     go(&plan, folder.path(), &again, ONE);
-    assert_eq!(again.count(), 0, "not asked for");
+    assert_eq!(again.count(), 0, "not requested");
     let states = go(&plan, folder.path(), &again, Options { only: Some(new.clone()), ..ONE });
     assert_eq!(again.count(), 8);
     assert!(records(&states).iter().all(|record| !record.is_of_another(&new)));
@@ -245,7 +245,7 @@ fn finished_runs_of_other_builds_are_known_and_made_again_when_asked() {
 
 #[test]
 fn runs_on_different_data_are_not_mixed() {
-    /// Trains on data that can change.
+    /// Trains on data that may change.
     struct Changing(Mutex<&'static str>);
     impl Runner for Changing {
         fn run(&self, _: &Job, control: &Control) -> Result<Outcome> {
@@ -268,9 +268,9 @@ fn runs_on_different_data_are_not_mixed() {
     assert!(matches!(&sweep(&one).expect("a sweep")[0], State::Ended(record) if record.data.as_deref() == Some("first")));
     *runner.0.lock().expect("a lock") = "second";
     let error = sweep(&two).expect_err("other data").to_string();
-    assert!(error.contains("first (1 finished run), second (the data as it is now)") && error.contains("--out"), "{error}");
+    assert!(error.contains("first (1 finished run), second (the current data)") && error.contains("--out"), "{error}");
     assert_eq!(states(&two, folder.path(), false).expect("states")[1], State::Open, "nothing was trained");
-    // Runs that are finished, and runs with other settings of data, are not concerned.
+    // Finished runs, and runs with other data settings, are not affected.
     sweep(&one).expect("nothing to train");
     sweep(&other).expect("other settings");
     // Records of earlier builds have no fingerprint; their runs do.

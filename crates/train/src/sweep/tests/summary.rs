@@ -1,10 +1,10 @@
 use super::*;
 
 #[test]
-fn numbers_are_those_found_by_hand() {
+fn statistics_match_hand_computed_values() {
     let folder = tempfile::tempdir().expect("a folder");
     let plan = plan("[axes]\nattention = [\"softmax\", \"norm\", \"gate\"]\nlr = [0.001, 0.003, 0.01]\nseed = [1, 2, 3]");
-    // softmax: 2, 4, 9 at the first rate (mean 5, deviation √13), 1, 2, 3 at the second, and a seed diverges at the third.
+    // softmax: 2, 4, 9 at the first rate (mean 5, deviation √13), 1, 2, 3 at the second; one seed diverges at the third.
     let runner = fake(|job, _| {
         let (seed, lr) = (number(job, "seed"), number(job, "optimizer.lr"));
         match (job.settings["model"]["attention"].as_str(), lr) {
@@ -25,7 +25,7 @@ fn numbers_are_those_found_by_hand() {
     assert_eq!((diverged.status.as_str(), diverged.note.as_str()), ("failed", "no finite loss at its end"), "{diverged:?}");
     assert_eq!(summary.groups[8].metrics.len(), 0);
 
-    // The gate never finished; the third rate of softmax has a lower mean and a failure.
+    // The gate never finished. The third rate of softmax has a lower mean, but one failure.
     assert_eq!(summary.best.len(), 2);
     let [softmax, norm] = &summary.best[..] else { panic!("{:?}", summary.best) };
     assert_eq!((softmax.learning_rate.as_deref(), softmax.at_edge, softmax.metric.mean, softmax.behind), (Some("0.003"), false, 2.0, 0.0));
@@ -47,7 +47,7 @@ fn numbers_are_those_found_by_hand() {
 }
 
 #[test]
-fn text_with_commas_and_quotes_stays_one_cell() {
+fn strings_with_commas_and_quotes_are_one_csv_cell() {
     let folder = tempfile::tempdir().expect("a folder");
     let plan = plan("[axes]\nattention = [\"exp over=sum,eps=1\"]");
     let states = go(&plan, folder.path(), &fake(|_, _| Outcome::Failed("a \"bad\"\nend".into())), ONE);
@@ -57,7 +57,7 @@ fn text_with_commas_and_quotes_stays_one_cell() {
 }
 
 #[test]
-fn equal_variants_are_pointed_out_and_left_out_when_asked() {
+fn equal_variants_are_reported_and_skipped_on_request() {
     let text = "[axes]\nattention = [\"norm\", \"exp over=length out norm=l2\", \"softmax\", \"exp over=sum\", \"gate\"]\nseed = [1, 2]";
     let plan = plan(text);
     let found: Vec<String> = equalities(&plan).iter().map(ToString::to_string).collect();
@@ -75,8 +75,8 @@ fn equal_variants_are_pointed_out_and_left_out_when_asked() {
     assert_eq!(runner.count(), 6);
     assert_eq!(states[2..4], [State::Equal(0), State::Equal(1)]);
     let summary = Summary::new(&plan, &states);
-    assert_eq!(summary.groups[1].metrics, summary.groups[0].metrics, "its equal stands for it");
+    assert_eq!(summary.groups[1].metrics, summary.groups[0].metrics, "it has the metrics of its equal");
     assert_eq!((summary.runs[2].status.as_str(), &summary.runs[2].note), ("equal", &plan.jobs[0].hash));
     go(&plan, folder.path(), &runner, ONE);
-    assert_eq!(runner.count(), 10, "without the wish all are run");
+    assert_eq!(runner.count(), 10, "by default all are run");
 }

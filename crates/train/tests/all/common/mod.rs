@@ -1,4 +1,4 @@
-//! What the tests of runs share: a small source, small settings, and ways to compare runs.
+//! Shared utilities: a small source, small settings, and comparisons of runs.
 #![allow(dead_code)]
 
 use std::path::Path;
@@ -10,11 +10,11 @@ use termwise_train::{Outcome, RunOptions, Settings, Start, train};
 
 pub const VOCABULARY: usize = 23;
 
-/// Rows of a walk: the next token is the one before plus 1, 2 or 3. Row r of batch i is row i·B + r of the source, so that batches of
-/// another size hold the same rows. Every seventh label is marked as recall, every row's last two positions are padding.
+/// Rows of a random walk: the next token is the previous one plus 1, 2 or 3. Row r of batch i is row i·B + r of the source, so batches of
+/// another size contain the same rows. Every seventh label is marked as recall; the last two positions of every row are padding.
 #[derive(Debug, Default)]
 pub struct Walk {
-    /// Batches from this index on cannot be had.
+    /// Batches from this index on fail.
     pub broken_from: Option<u64>,
     /// Part of the fingerprint.
     pub name: &'static str,
@@ -74,7 +74,7 @@ impl Source for Walk {
     }
 }
 
-/// A model of a few thousand numbers, with gates, so that every kind of parameter is there.
+/// A model with a few thousand parameters, including gates, so every kind of parameter occurs.
 pub const SMALL: &str = r#"
 hidden = 24
 mlp = 40
@@ -106,14 +106,14 @@ pub fn run(settings: &Settings, folder: &Path, start: Start) -> Outcome {
     train(settings, &Walk::default(), &options(folder, start)).expect("a run")
 }
 
-/// The bytes that must not depend on how a run was made.
+/// The bytes that must not depend on how a run was executed.
 pub fn weights(outcome: &Outcome) -> Vec<Vec<u8>> {
     ["model.safetensors", "optimizer.safetensors", "state.json", "config.json"]
         .map(|name| std::fs::read(outcome.checkpoint.join(name)).expect("a file of a checkpoint"))
         .to_vec()
 }
 
-/// The metrics of a run without what depends on the clock.
+/// The metrics of a run without times.
 pub fn timeless(folder: &Path) -> Vec<Line> {
     let mut lines = metrics::read(folder).expect("metrics");
     for line in &mut lines {

@@ -1,4 +1,4 @@
-//! How large a series can become.
+//! Bounds of the magnitude of a series.
 
 use crate::parts::kernel::taylor::Taylor;
 use termwise_kernels::score_rows::UNSCALED_LOG_LIMIT;
@@ -9,7 +9,7 @@ impl Taylor {
         self.horner_magnitude(x).ln()
     }
 
-    /// The largest |x| whose weights are surely within e^[`UNSCALED_LOG_LIMIT`].
+    /// The largest |x| whose weights are guaranteed to be within e^[`UNSCALED_LOG_LIMIT`].
     pub(super) fn find_unscaled_limit(&self) -> f32 {
         let (mut low, mut high) = (0.0, 1e30);
         for _ in 0..200 {

@@ -1,5 +1,5 @@
-//! Vectors whose lanes are computed in float64, by plain arithmetic that compiles to vectors of float64. What rows seldom need is a
-//! function of its own, so that it is compiled once and not at every place.
+//! Vectors whose lanes are computed in float64, in plain arithmetic that compiles to float64 vectors. Rare cases are in a
+//! separate function, so they are compiled once and not inlined everywhere.
 
 use crate::parts::kernel::taylor::prefix::prefixes;
 use termwise_kernels::simd::{Simd, Task};
@@ -20,7 +20,7 @@ pub(in crate::parts) fn pair_from<S: Simd>(simd: S, (w, slope): ([f32; 16], [f32
     (lanes_from(simd, w), lanes_from(simd, slope))
 }
 
-/// w with the lanes beyond the bounds replaced by factor·Σ_{n≤p} x^n/n!. A lane's result depends on that lane alone.
+/// w with the lanes beyond the bounds replaced by factor·Σ_{n≤p} x^n/n!. The result of a lane depends only on that lane.
 #[inline(always)]
 pub(super) fn replace_beyond<S: Simd>(simd: S, x: S::V, w: S::V, bounds: (f32, f32), p: usize, factor: f64) -> S::V {
     lanes_from(simd, simd.call(Beyond { x: simd.to_array(x), w: simd.to_array(w), bounds, p, factor }))
@@ -40,7 +40,7 @@ impl Task for Beyond {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> [f32; 16] {
         let Beyond { x, mut w, bounds: (low, high), p, factor } = self;
-        // Lanes within the bounds are not asked for: zero costs nothing.
+        // Lanes within the bounds are not needed: zero costs nothing.
         let exact = prefixes(p, x.map(|x| if x < low || x > high { x as f64 } else { 0.0 }));
         for i in 0..16 {
             if x[i] < low || x[i] > high {
@@ -51,7 +51,7 @@ impl Task for Beyond {
     }
 }
 
-/// Value and slope by Horner in powers of x, times a factor.
+/// Value and derivative by Horner in powers of x, times a factor.
 pub(super) struct Wide<'a> {
     pub dense: &'a [f64],
     pub x: [f32; 16],

@@ -1,8 +1,8 @@
 //! w(x) = Σ_{n ∈ orders} a_n · x^n / n!
 //!
-//! Negative scores cancel: at x = −10 the terms of a long series reach 2.8e3 while their sum is 4.5e-5. So a series is
-//! summed in float32 only where that is harmless; a long plain series is exp itself where the two differ by less than
-//! rounding, and the rest is summed in float64.
+//! Negative scores cause cancellation: at x = −10 the terms of a long series reach 2.8e3 while their sum is 4.5e-5. A series is therefore
+//! summed in float32 only if that is accurate. A long plain series is computed as exp if the two differ by less than
+//! rounding, and all others are summed in float64.
 
 mod bound;
 mod lanes;
@@ -22,12 +22,12 @@ use termwise_kernels::simd::{Simd, Task};
 /// The highest order: 1/n! is still a normal float64 there.
 pub const MAX_ORDER: usize = 150;
 
-/// The numbers a_n in front of the terms.
+/// The coefficients a_n of the terms.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Coefficients {
-    /// Taylor's: a_n = 1.
+    /// Taylor coefficients: a_n = 1.
     Ones,
-    /// Given, one for each order.
+    /// Given, one per order.
     Given(Vec<f64>),
     /// Learned per head, starting at 1.
     Learned,
@@ -39,11 +39,11 @@ pub struct Taylor {
     /// Ascending.
     orders: Vec<usize>,
     coefficients: Coefficients,
-    /// a_n/n! for n = 0..=p, zero where an order is absent.
+    /// a_n/n! for n = 0..=p, zero for absent orders.
     dense: Vec<f64>,
     /// The same in float32, for [`Method::Narrow`].
     narrow: Vec<f32>,
-    /// The largest |x| with Σ|a_n|·|x|^n/n! not beyond e^40; of no meaning where rows have no ρ.
+    /// The largest |x| with Σ|a_n|·|x|^n/n! at most e^40; unused if rows have no ρ.
     unscaled_limit: f32,
     method: Method,
 }
@@ -71,12 +71,12 @@ impl Taylor {
             return Err("`taylor` needs at least one order, as in `taylor=0..4` or `taylor=1`".into());
         }
         if let Some(order) = orders.iter().find(|&&order| order > MAX_ORDER) {
-            return Err(format!("order {order} is beyond {MAX_ORDER}, the highest that float64 can hold"));
+            return Err(format!("order {order} exceeds {MAX_ORDER}, the highest that float64 can represent"));
         }
         if let Coefficients::Given(given) = &coefficients
             && given.len() != orders.len()
         {
-            return Err(format!("{} coefficients for {} orders: give one for each", given.len(), orders.len()));
+            return Err(format!("{} coefficients for {} orders: give one per order", given.len(), orders.len()));
         }
         let sorted = orders.is_sorted_by(|a, b| a < b);
         if !sorted {
@@ -102,12 +102,12 @@ impl Taylor {
         &self.orders
     }
 
-    /// The numbers in front of the terms.
+    /// The coefficients of the terms.
     pub fn coefficients(&self) -> &Coefficients {
         &self.coefficients
     }
 
-    /// Takes the numbers a_n in, one for each order.
+    /// Binds the coefficients a_n, one per order.
     pub fn bind(&mut self, learned: &[f64]) {
         let highest = *self.orders.last().expect("at least one order");
         self.dense.resize(highest + 1, 0.0);
@@ -121,7 +121,7 @@ impl Taylor {
         }
     }
 
-    /// a_n, zero where the order is absent.
+    /// a_n, zero for absent orders.
     pub(crate) fn coefficient(&self, n: usize) -> f64 {
         self.dense.get(n).map_or(0.0, |c| c * factorial(n))
     }
@@ -151,11 +151,11 @@ impl Taylor {
                 return Method::Exponential { low: low as f32, high: high as f32 };
             }
         }
-        // From 1/34! on, coefficients lie below the normal range of float32.
+        // From 1/34! on, coefficients are below the normal range of float32.
         if self.dense.iter().any(|c| *c != 0.0 && c.abs() < f32::MIN_POSITIVE as f64) {
             return Method::Wide;
         }
-        // Σ|terms| / |Σ terms| over the scores where terms still compete; beyond, the highest dominates.
+        // Σ|terms| / |Σ terms| over the scores where terms are comparable; beyond, the highest dominates.
         let reach = match self.coefficients {
             Coefficients::Given(_) => self.reach().max(2.0 * self.degree() as f64 + 4.0),
             _ => 2.0 * self.degree() as f64 + 4.0,
@@ -184,12 +184,12 @@ impl Taylor {
         Wide { dense: &self.dense, x: simd.to_array(x), factor }
     }
 
-    /// w(x) in float64 without cancellation, where that can be had.
+    /// w(x) in float64, without cancellation if possible.
     fn accurate(&self, x: f64) -> f64 {
         if self.is_prefix() { prefix(self.degree(), x) } else { self.horner(x) }
     }
 
-    /// w'(x) likewise.
+    /// w'(x), without cancellation if possible.
     fn accurate_slope(&self, x: f64) -> f64 {
         match self.degree() {
             0 => 0.0,

@@ -1,17 +1,17 @@
-//! How much the terms of a series cancel, and whether it stays positive.
+//! Condition number and positivity of a series.
 
 use crate::parts::kernel::taylor::Taylor;
 
-/// Samples of the whole line, for each order.
+/// Number of samples of the real line per order.
 const SAMPLES: usize = 64;
 
 impl Taylor {
-    /// Σ|terms|/|w| at x: how many times rounding is amplified when the series is summed in powers of x, as a state does.
+    /// Σ|terms|/|w| at x: the amplification of rounding errors when the series is summed in powers of x, as a state does.
     pub fn condition(&self, x: f64) -> f64 {
         self.horner_magnitude(x) / self.accurate(x).abs().max(f64::MIN_POSITIVE)
     }
 
-    /// |x| beyond which the highest order outweighs all others together (Fujiwara's bound of the roots).
+    /// |x| beyond which the highest order exceeds all others together (Fujiwara's bound of the roots).
     pub(super) fn reach(&self) -> f64 {
         let p = self.degree();
         let lead = self.dense[p].abs();
@@ -20,8 +20,8 @@ impl Taylor {
         if bound.is_finite() { 2.0 * bound } else { 2.0 * p as f64 + 4.0 }
     }
 
-    /// Whether w is above zero at samples of the whole line x = r·tan θ, on which w·cosᵖ θ is a trigonometric polynomial of degree p, and
-    /// at the lowest point between any three of them. Odd degrees never are.
+    /// Whether w is positive at samples of the real line x = r·tan θ, on which w·cosᵖ θ is a trigonometric polynomial of degree p, and
+    /// at the minimum between any three of them. Odd degrees never are.
     pub(super) fn is_positive(&self) -> bool {
         let p = self.degree();
         if p % 2 == 1 || self.dense[p] <= 0.0 {
@@ -29,7 +29,7 @@ impl Taylor {
         }
         let (count, scale) = (SAMPLES * (p + 1), (self.reach() / 2.0).max(f64::MIN_POSITIVE));
         let angle = |i: f64| (i / count as f64 - 0.5) * std::f64::consts::PI;
-        // With cosᵖ θ taken in, so that nothing overflows.
+        // Multiplied by cosᵖ θ, so nothing overflows.
         let value = |i: f64| {
             let (sin, cos) = angle(i).sin_cos();
             (0..=p).map(|n| self.dense[n] * scale.powi(n as i32) * sin.powi(n as i32) * cos.powi((p - n) as i32)).sum::<f64>()
@@ -45,7 +45,7 @@ impl Taylor {
     }
 }
 
-/// The least value between a and b of a function with one minimum there, by golden section.
+/// The minimum between a and b of a unimodal function, by golden-section search.
 fn lowest(f: impl Fn(f64) -> f64, mut a: f64, mut b: f64) -> f64 {
     const GOLDEN: f64 = 0.618_033_988_749_894_8;
     let mut least = f64::INFINITY;

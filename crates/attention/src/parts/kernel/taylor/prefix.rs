@@ -2,7 +2,7 @@
 
 use crate::parts::kernel::taylor::MAX_ORDER;
 
-/// Σ_{n≤p} x^n/n!: for scores in (−p−1, 0) as e^x less the remainder, whose terms shrink from the first on.
+/// Σ_{n≤p} x^n/n!: for scores in (−p−1, 0) as e^x minus the remainder, whose terms decrease from the first on.
 pub(super) fn prefix(p: usize, x: f64) -> f64 {
     if x >= 0.0 || -x >= (p + 1) as f64 {
         return (1..=p).rev().fold(1.0, |sum, n| 1.0 + sum * x / n as f64);
@@ -29,7 +29,7 @@ const INVERSE: [f64; 4 * MAX_ORDER] = {
     inverse
 };
 
-/// [`prefix`] of many scores: the same two formulas in plain arithmetic without branches, which compiles to vectors of float64.
+/// [`prefix`] of many scores: the same two formulas in branch-free arithmetic, which compiles to float64 vectors.
 #[inline(always)]
 pub(super) fn prefixes<const N: usize>(p: usize, x: [f64; N]) -> [f64; N] {
     let mut sums = [1.0; N];
@@ -62,7 +62,7 @@ pub(super) fn prefixes<const N: usize>(p: usize, x: [f64; N]) -> [f64; N] {
     sums
 }
 
-/// Terms of the remainder that count where it shrinks slowest: Π_{k≤K} (p+1)/(p+1+k) is below 1e-18 from about K = 9·√(p+1) + 20 on.
+/// Number of terms of the remainder that matter if it decreases slowest: Π_{k≤K} (p+1)/(p+1+k) is below 1e-18 from about K = 9·√(p+1) + 20 on.
 const fn tail(p: usize) -> usize {
     let mut root = 1;
     while root * root < p + 1 {
@@ -83,14 +83,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_scores_at_once_are_each_alone() {
+    fn vectorized_prefixes_match_scalar_ones() {
         for p in [1, 2, 9, 20, 79, MAX_ORDER] {
             let reach = 2.0 * p as f64 + 30.0;
             for i in -500..500 {
                 let x = reach * i as f64 / 500.0;
                 let [found, _] = prefixes(p, [x, 1.0]);
                 let expected = prefix(p, x);
-                // What is left of the cancellation at the lower end of each formula's range.
+                // The residual cancellation at the lower end of each formula's range.
                 let magnitude = prefix(p, x.abs()).min(expected.abs().max(x.exp()) * 1e3);
                 assert!((found - expected).abs() <= 1e-13 * magnitude, "order {p} at {x}: {found:e}, expected {expected:e}");
             }

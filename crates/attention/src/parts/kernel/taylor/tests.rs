@@ -67,7 +67,7 @@ fn learned_coefficients() {
 }
 
 #[test]
-fn conditions_count_what_cancels() {
+fn condition_numbers_measure_cancellation() {
     let given = Taylor::new(vec![0, 1, 2], Coefficients::Given(vec![3.0, -2.0, 10.0])).expect("valid");
     // At x = 1: 3 + 2 + 5 over 3 − 2 + 5.
     assert_close(given.condition(1.0), 10.0 / 6.0, 1e-15);
@@ -98,7 +98,7 @@ fn signs_of_given_coefficients() {
     // y² + 2by + c is positive for b² < c: 0.999² and 1.001² around 1.
     assert_eq!(sign("0..2,coef=1:1.998:2"), Sign::Positive);
     assert_eq!(sign("0..2,coef=1:2.002:2"), Sign::Mixed);
-    // (y − 5)²(y + 7)² ± a little, far from zero and far apart in size.
+    // (y − 5)²(y + 7)² ± a small number, far from zero and of very different size.
     let quartic = |shift: f64| format!("0..4,coef={}:{}:{}:24:24", 1225.0 + shift, -140.0, -132.0);
     assert_eq!(sign(&quartic(1e-3)), Sign::Positive);
     assert_eq!(sign(&quartic(-1e-3)), Sign::Mixed);
@@ -107,7 +107,7 @@ fn signs_of_given_coefficients() {
 }
 
 #[test]
-fn what_is_not_a_set_of_orders() {
+fn invalid_sets_of_orders_are_rejected() {
     assert!(Taylor::new(vec![], Coefficients::Ones).is_err());
     assert!(Taylor::new(vec![151], Coefficients::Ones).is_err());
     assert!(Taylor::new(vec![1, 2], Coefficients::Given(vec![1.0])).is_err());
@@ -132,10 +132,10 @@ fn signs() {
     }
 }
 
-/// Alone, e^x less its remainder has no cancellation for even p; for odd p there is one root, near which only the
-/// magnitude of what is subtracted bounds the error.
+/// e^x minus its remainder has no cancellation for even p. For odd p there is one root, near which only the
+/// magnitude of the subtracted terms bounds the error.
 #[test]
-fn prefixes_keep_negative_scores() {
+fn prefixes_are_accurate_for_negative_scores() {
     for p in [0, 1, 2, 3, 4, 7, 8, 12, 20, 31, 40, 60, 79] {
         for x in scores().into_iter().map(f64::from) {
             let (expected, magnitude) = precise_prefix(p, x);
@@ -155,9 +155,9 @@ fn a_long_prefix_is_the_exponential() {
     }
 }
 
-/// A prefix in float32 on every instruction set: 1e-6 relative to |w| where exp or float64 does the work. A short series is summed in
-/// float32, where rounding is relative to the largest terms, not to what is left of them: 4e-7 of Σ|terms|, which near
-/// the root of an odd series is all that can be said.
+/// A prefix in float32 on every instruction set: 1e-6 relative to |w| if exp or float64 is used. A short series is summed in
+/// float32, where rounding is relative to the largest terms, not to their sum: 4e-7 of Σ|terms|, the only bound near
+/// the root of an odd series.
 #[test]
 fn vectors_agree_with_float64() {
     for p in [1, 2, 4, 8, 12, 20, 40, 79] {
@@ -177,14 +177,14 @@ fn vectors_of_other_orders_agree_with_float64() {
         let taylor = Taylor::parse(text).expect("valid");
         let slopes =
             |x: f64| taylor.dense.iter().enumerate().skip(1).map(|(n, c)| n as f64 * c.abs() * x.abs().powi(n as i32 - 1)).sum::<f64>();
-        // Results below the smallest normal float32 keep fewer digits.
+        // Subnormal float32 results have fewer digits.
         let smallest = f32::MIN_POSITIVE as f64;
         check_vectors(&taylor, &scores(), |x| 1e-6 * taylor.horner_magnitude(x) + smallest, |x| 1e-6 * slopes(x) + smallest);
     }
 }
 
 #[test]
-fn a_nan_stays_one() {
+fn nan_propagates() {
     for p in [2, 20, 79] {
         let taylor = Taylor::up_to(p).expect("valid");
         assert!(taylor.value(f64::NAN).is_nan());

@@ -1,4 +1,4 @@
-//! The text form of a series.
+//! The series in a variant string.
 
 use crate::parts::kernel::taylor::{Coefficients, MAX_ORDER, Taylor};
 use crate::parts::slot::{Info, Part, number, short};
@@ -29,7 +29,7 @@ impl Part for Taylor {
             } else if let Some((first, last)) = item.split_once("..") {
                 let (first, last) = (order(first)?, order(last.trim_start_matches('='))?);
                 if first > last {
-                    return Err(format!("the range `{item}` runs backwards"));
+                    return Err(format!("the range `{item}` is descending"));
                 }
                 orders.extend(first..=last);
             } else {
@@ -53,7 +53,7 @@ impl Part for Taylor {
 }
 
 impl Taylor {
-    /// The orders alone, as in `0..2,5`.
+    /// Only the orders, as in `0..2,5`.
     pub(crate) fn orders_text(&self) -> String {
         let mut runs: Vec<(usize, usize)> = Vec::new();
         for &n in &self.orders {
