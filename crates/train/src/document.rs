@@ -93,7 +93,7 @@ impl Documented for Outcome {
         fact("checkpoint", checkpoint.display().to_string());
         let mut lead = vec![Block::badge(tone, label, format!("after step {step}")), Block::Facts(facts)];
         let (text, command) = match finished {
-            true => ("Generate from it (eval, spectrum, cut and report take the same name):", "generate"),
+            true => ("Generate from it (eval, spectrum, truncate and report take the same name):", "generate"),
             false => ("Continue with:", "train --resume"),
         };
         lead.extend([Block::text(text), Block::Code(format!("termwise {command} {}", folder.display()))]);
