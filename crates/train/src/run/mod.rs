@@ -16,6 +16,7 @@
 //! and resumed ends with the same bytes as one that was not, on any number of threads and, of a run that is cut into micro-batches, of processes:
 //! see [`crate::collective`]. Rank 0 alone touches the folder; the others read the checkpoint that it names, so that all see the same files.
 
+mod launch;
 mod replace;
 mod training;
 
@@ -40,6 +41,7 @@ use crate::settings::{Layer, Settings};
 use termwise_base::files::{self, create_folder, read_text, write_whole};
 use termwise_data::{Rows, Source};
 
+pub use launch::{PlannedRun, TrainRequest, check_name};
 pub(crate) use replace::locate;
 pub use replace::replaced_by;
 
