@@ -58,7 +58,7 @@ pub fn model_in(runs: &Path, asked: Option<&str>) -> Result<Named> {
     if path.join(CONFIG).is_file() {
         return Ok(Named { folder: path.to_owned(), taken: None });
     }
-    tried.push(format!("{} is no file", path.join(CONFIG).display()));
+    tried.push(format!("{} is not a file", path.join(CONFIG).display()));
     // A run, its folder of checkpoints, or its name alone.
     let mut places = vec![path.join("checkpoints")];
     if path.file_name().is_some_and(|last| last == "checkpoints") {
@@ -76,7 +76,7 @@ pub fn model_in(runs: &Path, asked: Option<&str>) -> Result<Named> {
                 old.display()
             )),
             None if place.is_dir() => tried.push(format!("{} holds no complete checkpoint", place.display())),
-            None => tried.push(format!("{} is no folder", place.display())),
+            None => tried.push(format!("{} is not a folder", place.display())),
         }
     }
     let presets = || presets::MODELS.iter().map(|model| model.0);
@@ -199,7 +199,9 @@ mod tests {
         write(&runs, "first", 1, None);
         let error = |name: &str| model_in(&runs, Some(name)).expect_err("no model").to_string();
         let text = error("frist");
-        for part in ["`frist`", "frist/config.json is no file", "frist/checkpoints is no folder", "runs/frist/checkpoints is no folder"] {
+        for part in
+            ["`frist`", "frist/config.json is not a file", "frist/checkpoints is not a folder", "runs/frist/checkpoints is not a folder"]
+        {
             assert!(text.replace('\\', "/").contains(part), "{text}");
         }
         assert!(error("tiny").contains("tiny is a preset, which has sizes but no weights"), "{}", error("tiny"));

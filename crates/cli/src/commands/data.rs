@@ -1,4 +1,4 @@
-//! `termwise data`: text made ready for training, and a look at it; flags that name text.
+//! `termwise data`, and flags that name text.
 
 use std::io;
 use std::path::PathBuf;
@@ -28,10 +28,10 @@ pub struct TextArgs {
     /// Files, folders, globs, or hf://datasets/OWNER/NAME[@REVISION]/GLOB; .txt, .jsonl (also .gz, .zst), .parquet
     #[arg(value_name = "SOURCE")]
     pub sources: Vec<String>,
-    /// Field of JSON lines or column of parquet files that holds the text
+    /// Field of JSON lines or column of parquet files that contains the text
     #[arg(long, default_value = "text", value_name = "NAME")]
     pub field: String,
-    /// How text files are cut into documents: file, line, blank-line or separator:TEXT
+    /// How text files are split into documents: file, line, blank-line or separator:TEXT
     #[arg(long, default_value = "file", value_name = "HOW")]
     pub documents: Documents,
 }
@@ -54,7 +54,7 @@ pub struct DataArgs {
     /// Folder for tokens [default: termwise in the user's cache folder]
     #[arg(long, value_name = "DIR")]
     pub cache: Option<PathBuf>,
-    /// Tokenize again even if tokens are there
+    /// Tokenize even if tokens are in the cache
     #[arg(long)]
     pub rebuild: bool,
 }
@@ -79,8 +79,8 @@ impl DataArgs {
 
 /// Tokenize text once, for all runs that use it
 ///
-/// Tokens are kept in the cache and found again as long as files, tokenizer and settings are the same; the share held out and the layout
-/// of rows may change freely.
+/// Tokens are kept in the cache and reused while files, tokenizer and settings are the same. The held-out share and the layout of rows may
+/// change.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -97,8 +97,8 @@ pub struct PrepareArgs {
 
 /// Print the rows of batches as text or as tokens
 ///
-/// Without a source, documents of the built-in language: facts such as `k12 v7`, words such as `w3`, and questions such as `? k12 v7`. With `--data
-/// builtin:parity`, bits, and the parity that is asked for after each.
+/// Without a source, documents of the synthetic associative-recall language: facts such as `k12 v7`, words such as `w3`, and questions such
+/// as `? k12 v7`. With `--data builtin:parity`, bits, and the parity after each.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -118,19 +118,19 @@ pub struct ShowArgs {
     /// Number of the first batch
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub index: u64,
-    /// Batches to show
+    /// Number of batches
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub count: u64,
-    /// Rows of the batch
+    /// Rows per batch
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = super::size(1 << 16))]
     pub batch: usize,
-    /// Tokens of a row [default: 256, a document of the built-in language, or 64 bits]
+    /// Tokens per row [default: 256, a document of the synthetic language, or 64 bits]
     #[arg(long, value_name = "N", value_parser = super::size(1 << 20))]
     pub length: Option<usize>,
-    /// A held-out batch instead of one for training
+    /// Held-out batches instead of training batches
     #[arg(long)]
     pub held_out_batch: bool,
-    /// One JSON line a batch: ids and labels [batch, length]; a label is the token that follows, -100 where none counts
+    /// One JSON line per batch: ids and labels [batch, length]; a label is the next token, or -100 if it does not count
     #[arg(long)]
     pub json: bool,
 }

@@ -87,7 +87,7 @@ fn every_command_calls_models_by_the_same_names() {
     for command in ["generate", "eval", "spectrum", "cut", "plan"] {
         let error = at(here, &[command, "frist"]).failure().get_output().stderr.clone();
         let error = String::from_utf8(error).expect("text");
-        assert!(error.contains("frist/config.json is no file") && error.contains("runs/frist/checkpoints is no folder"), "{error}");
+        assert!(error.contains("frist/config.json is not a file") && error.contains("runs/frist/checkpoints is not a folder"), "{error}");
     }
     at(here, &["generate", "tiny"]).failure().stderr(contains("a preset, which has sizes but no weights"));
     at(here, &["generate", "hf://no-owner"]).failure().stderr(contains("hf://no-owner"));
