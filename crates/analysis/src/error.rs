@@ -71,6 +71,17 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// Text generation.
+    #[error(transparent)]
+    Generate(Box<termwise_model::GenerateError>),
+    /// A file or folder without a result that can be shown.
+    #[error("cannot show {name}: {problem}")]
+    SavedResult {
+        /// The file or folder.
+        name: String,
+        /// The problem, as the end of a sentence.
+        problem: String,
+    },
     /// The system gave no threads.
     #[error(transparent)]
     Threads(#[from] termwise_base::threads::Error),
@@ -94,6 +105,12 @@ impl From<termwise_model::Error> for Error {
     }
 }
 
+impl From<termwise_model::GenerateError> for Error {
+    fn from(error: termwise_model::GenerateError) -> Error {
+        Error::Generate(Box::new(error))
+    }
+}
+
 impl Error {
     /// Whether the user's own words are at fault, as against a failure while working.
     pub fn is_usage(&self) -> bool {
@@ -103,8 +120,10 @@ impl Error {
             | Error::Sizes(_)
             | Error::Unknown { .. }
             | Error::Size { .. }
-            | Error::Export { .. } => true,
+            | Error::Export { .. }
+            | Error::SavedResult { .. } => true,
             Error::Train(error) => error.is_usage(),
+            Error::Generate(error) => error.is_usage(),
             _ => false,
         }
     }

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`variants`], [`parts`] | presets and parts: cost, equivalences, a variant as plain data |
 //! | [`evaluate`] | the loss of a model on text |
+//! | [`generate`] | text generated with a model by name |
 //! | [`spectrum`] | the Taylor terms inside a trained model, and the order that each head needs |
 //! | [`truncate`] | truncation of exp to a finite order: loss and memory |
 //! | [`look`] | one row of one attention head, with all terms and with the first terms only |
@@ -20,6 +21,7 @@ pub mod bench;
 pub mod error;
 pub mod evaluate;
 pub mod export;
+pub mod generate;
 pub mod kv;
 pub mod layer;
 pub mod look;

@@ -11,13 +11,13 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use termwise_data::Prepare;
 use termwise_experiments::reproduce::{self, Id, Scale};
-use termwise_experiments::separation::{Bridge, Network, RECONSTRUCTION, Reference, Separation, Setting, Sweep};
+use termwise_experiments::separation::{self, SeparationRequest};
 use termwise_train::metrics::Tail;
 use termwise_train::progress::Display;
-use termwise_train::settings::{Layer, Settings};
+use termwise_train::settings::Layer;
 use termwise_train::source::cache_folder;
-use termwise_train::sweep::{self, Event, Plan, ProcessRunner, Status, Summary, TrainingSchema};
-use termwise_train::{Error, RunOptions, Start, run as runs, train as train_run};
+use termwise_train::sweep::{self, Event, Plan, PlanSource, ProcessRunner, Status, SweepControl, SweepRequest};
+use termwise_train::{Error, PlannedRun, RunOptions, TrainRequest, train as train_run};
 
 use crate::engine::torch;
 use crate::errors::{runtime, value};
@@ -101,19 +101,11 @@ pub fn train(
         }
         let mut above = files.iter().map(Layer::read).collect::<Result<Vec<_>, _>>().map_err(training)?;
         above.push(Layer::new(settings, "the arguments").map_err(training)?);
-        let named = || -> PyResult<PathBuf> {
-            Ok(match &folder {
-                Some(folder) => folder.clone(),
-                None => runs.join(Settings::resolve(&above).map_err(training)?.name()),
-            })
-        };
-        let (folder, start) = match &checkpoint {
-            Some(path) => runs::resume_at(path).map_err(training)?,
-            None if resume => runs::resume_at(&named()?).map_err(training)?,
-            None => (named()?, if overwrite { Start::Replace } else { Start::Fresh }),
-        };
-        let settings =
-            if start.is_new() { Settings::resolve(&above) } else { runs::resumed_settings(&folder, &above) }.map_err(training)?;
+        let mut request = TrainRequest::new(above);
+        (request.runs, request.overwrite) = (runs, overwrite);
+        request.resume = checkpoint.or_else(|| resume.then(|| folder.clone().unwrap_or_default()));
+        request.folder = folder;
+        let PlannedRun { folder, start, settings, .. } = request.plan().map_err(training)?;
         let source = settings.open_source(&cache_folder(cache.as_deref()), &Prepare::default()).map_err(training)?;
         let display = match remarks {
             true => Display::To(Arc::new(|event| {
@@ -211,26 +203,21 @@ struct SweepOptions {
 #[pyfunction]
 pub fn run_sweep(py: Python<'_>, options: &str, callback: Option<&Bound<'_, PyAny>>) -> PyResult<Found> {
     let options: SweepOptions = parsed(options)?;
-    const METRIC: &str = "held_out.loss";
-    let plan = match (&options.file, &options.plan) {
-        (Some(file), _) => Plan::read(file, &TrainingSchema, METRIC),
-        (None, table) => Plan::parse(&table.clone().unwrap_or_default().to_string(), Path::new("the plan"), &TrainingSchema, METRIC),
+    let plan = match (options.file, options.plan) {
+        (Some(file), _) => PlanSource::File(file),
+        (None, table) => PlanSource::Text(table.unwrap_or_default().to_string()),
     };
-    let plan = plan.map_err(training)?;
+    let mut request = SweepRequest::new(plan);
+    request.folder = Some(options.folder);
+    (request.parallel, request.threads) = (options.parallel, get_threads());
+    (request.retry, request.skip_equal) = (options.retry, options.skip_equal);
+    request.respawn_argv = options.again.into_iter().map(OsString::from).collect();
+    request.provenance = provenance().clone();
+    request.read_plan().map_err(training)?;
     supervise(py, callback, |watch| {
-        let how = sweep::Options {
-            parallel: options.parallel,
-            threads: get_threads(),
-            retry: options.retry,
-            skip_equal: options.skip_equal,
-            only: None,
-            others: sweep::Others::USUAL,
-        };
-        let runner = ProcessRunner::new(options.again, watch.kill.clone());
-        let states = sweep::run(&plan, &options.folder, &runner, &how, &watch.stop, &mut |seen| watch.tell(event(&plan, seen)));
-        let summary = Summary::new(&plan, &states.map_err(training)?);
-        summary.write(&options.folder, provenance()).map_err(training)?;
-        Ok(Found::of(&summary))
+        let control = SweepControl { stop: watch.stop.clone(), kill: watch.kill.clone() };
+        let outcome = sweep::execute(&request, &control, &mut |plan, seen| watch.tell(event(plan, seen)));
+        Ok(Found::of(&outcome.map_err(training)?.summary))
     })
 }
 
@@ -292,46 +279,12 @@ struct SeparationOptions {
 #[pyfunction]
 pub fn run_separation(py: Python<'_>, options: &str, callback: Option<&Bound<'_, PyAny>>) -> PyResult<Found> {
     let SeparationOptions { networks, n, d, m, a1, cross, bridge, draws, seed } = parsed(options)?;
-    let mut kinds = Vec::new();
-    for text in &networks {
-        kinds.extend(Network::list(text).map_err(value)?);
-    }
+    let mut request = SeparationRequest::new();
+    (request.networks, request.n, request.d, request.m, request.a1) = (networks, n, d, m, a1);
+    (request.cross, request.bridge, request.draws, request.seed) = (cross, bridge, draws, seed);
     supervise(py, callback, |watch| {
-        let mut found = Separation { note: RECONSTRUCTION.into(), seed, reference: None, points: Vec::new(), bridge: Vec::new() };
-        let rest = Setting { cross, ..Setting::of(1000) };
-        fn or<T>(list: Vec<T>, usual: T) -> Vec<T> {
-            if list.is_empty() { vec![usual] } else { list }
-        }
-        let is_reference = [kinds.is_empty(), n.is_empty(), d.is_empty(), m.is_empty(), a1.is_empty(), !cross, !bridge];
-        if is_reference.into_iter().all(|open| open) {
-            found.reference = Some(Reference::run(draws, seed).map_err(value)?);
-        } else if bridge {
-            let usual = Bridge::default();
-            let one = |name: &str, list: &[usize]| match *list {
-                [] => Ok(None),
-                [one] => Ok(Some(one)),
-                _ => Err(crate::errors::input(format!("the bridge goes over n and a1 alone: give one {name}, not {}", list.len()))),
-            };
-            let bridge = Bridge {
-                n: if n.is_empty() { usual.n } else { n },
-                a1: if a1.is_empty() { usual.a1 } else { a1 },
-                m: one("m", &m)?,
-                rest: Setting { d: one("d", &d)?.unwrap_or(rest.d), ..rest },
-                draws,
-                seed,
-            };
-            found.bridge = bridge.run().map_err(value)?;
-        } else {
-            let kinds = if kinds.is_empty() { vec![Network::Softmax, Network::Linear] } else { kinds };
-            let sweep = Sweep { networks: kinds, n: or(n, rest.n), d: or(d, rest.d), m, a1: or(a1, rest.a1), rest, draws, seed };
-            let mut done = 0;
-            let points = sweep.run(&mut |_, of| {
-                done += 1;
-                watch.tell(json!({ "done": done, "of": of }));
-            });
-            found.points = points.map_err(value)?;
-        }
-        Ok(Found::of(&found))
+        let found = separation::run(&request, &mut |done, of| watch.tell(json!({ "done": done, "of": of })));
+        Ok(Found::of(&found.map_err(value)?))
     })
 }
 

@@ -6,6 +6,26 @@ pub type Rgb = [u8; 3];
 /// Number of series colours; further series reuse them.
 pub const SERIES: usize = 9;
 
+/// Colours of the sequential ramp.
+pub const RAMP: usize = 6;
+
+/// Colour numbers from here on are steps of the ramp.
+pub const RAMP_START: usize = 900;
+
+/// The colour number of step `step` of `of` ordered series, such as orders of a Taylor expansion: a sequential ramp from light to dark.
+pub fn ramp(step: usize, of: usize) -> usize {
+    let last = of.saturating_sub(1).max(1);
+    RAMP_START + (step.min(last) * (RAMP - 1) + last / 2) / last
+}
+
+/// The index of a colour number in the palette.
+pub fn index(color: usize) -> usize {
+    match color.checked_sub(RAMP_START) {
+        Some(step) => SERIES + step % RAMP,
+        None => color % SERIES,
+    }
+}
+
 /// The theme of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Theme {
@@ -22,8 +42,8 @@ pub struct Colours {
     pub text: Rgb,
     pub quiet: Rgb,
     pub grid: Rgb,
-    /// Series colours; the first is for the baseline.
-    pub series: [Rgb; SERIES],
+    /// Series colours, the first for the baseline, then the ramp.
+    pub series: [Rgb; SERIES + RAMP],
 }
 
 const fn hex(rgb: u32) -> Rgb {
@@ -45,6 +65,12 @@ const LIGHT: Colours = Colours {
         hex(0x00707c),
         hex(0xb3186d),
         hex(0x5d6a00),
+        hex(0xb25a00),
+        hex(0xbf3b33),
+        hex(0xae2a68),
+        hex(0x832c93),
+        hex(0x5130a3),
+        hex(0x1d2378),
     ],
 };
 const DARK: Colours = Colours {
@@ -62,6 +88,12 @@ const DARK: Colours = Colours {
         hex(0x4fd3de),
         hex(0xff85bd),
         hex(0xc2cf4e),
+        hex(0xc65f8c),
+        hex(0xe0706f),
+        hex(0xf08a55),
+        hex(0xf6ab4c),
+        hex(0xf8cc62),
+        hex(0xf5ee9e),
     ],
 };
 
@@ -76,7 +108,7 @@ impl Theme {
 
 impl Colours {
     pub fn of(&self, series: usize) -> Rgb {
-        self.series[series % SERIES]
+        self.series[index(series)]
     }
 }
 
@@ -157,6 +189,22 @@ mod tests {
                 assert!(contrast >= 4.5, "{color:?} on {:?}: {contrast:.2}", colours.background);
             }
         }
+    }
+
+    #[test]
+    fn the_ramp_is_ordered_by_contrast_and_never_meets_the_series() {
+        for theme in [Theme::Light, Theme::Dark] {
+            let colours = theme.colours();
+            let steps: Vec<f64> = (0..RAMP).map(|step| contrast(colours.of(ramp(step, RAMP)), colours.background)).collect();
+            assert!(steps.windows(2).all(|pair| pair[0] < pair[1]), "{steps:?}");
+            for (i, color) in colours.series.iter().enumerate() {
+                assert!(!colours.series[..i].contains(color), "{color:?}");
+            }
+        }
+        let chosen = |of| (0..of).map(|step| index(ramp(step, of)) - SERIES).collect::<Vec<_>>();
+        assert_eq!((chosen(1), chosen(2), chosen(5)), (vec![0], vec![0, 5], vec![0, 1, 3, 4, 5]));
+        assert_eq!(chosen(20).last(), Some(&5));
+        assert_eq!(index(10), 1, "other numbers repeat");
     }
 
     /// CIE lightness: independent of the OKLCH formula that makes the colours.

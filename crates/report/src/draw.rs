@@ -165,7 +165,7 @@ impl Drawing {
 /// The marker of a series. Each colour has its own shape, so series are distinguishable without colour.
 pub fn marker(drawing: &mut Drawing, color: usize, (x, y): Place, title: Option<&str>) {
     let polygon = |corners: &[Place]| Path::polygon(&corners.iter().map(|(a, b)| (x + a, y + b)).collect::<Vec<_>>());
-    let path = match color % crate::colour::SERIES {
+    let path = match crate::colour::index(color) % crate::colour::SERIES {
         0 => Path::circle((x, y), 4.5),
         1 => polygon(&[(-4.2, -4.2), (4.2, -4.2), (4.2, 4.2), (-4.2, 4.2)]),
         2 => polygon(&[(0.0, -5.6), (5.2, 3.9), (-5.2, 3.9)]),

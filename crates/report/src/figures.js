@@ -2,7 +2,11 @@
 // Interactive figures: tooltips, legend entries that isolate their series, zoom by dragging, a log axis, individual runs
 // next to their mean. Drawn on canvas from the data of the report; the static SVG is kept for print.
 const Figures = (() => {
-  const SERIES = 9;
+  // As in colour.rs: numbers from RAMP_START on are steps of a sequential ramp.
+  const SERIES = 9, RAMP = 6, RAMP_START = 900;
+  const indexOf = (color) => (color >= RAMP_START ? SERIES + ((color - RAMP_START) % RAMP) : color % SERIES);
+  // Lines of at most so many points have markers.
+  const FEW = 16;
   const UNITS = {
     number: [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"], [1, ""]],
     bytes: [[1e15, " PB"], [1e12, " TB"], [1e9, " GB"], [1e6, " MB"], [1e3, " KB"], [1, " B"]],
@@ -54,8 +58,8 @@ const Figures = (() => {
   };
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   let palette = null;
-  const colours = () => palette ??= { series: Array.from({ length: SERIES }, (_, i) => css(`--s${i}`)), text: css("--text"), quiet: css("--quiet"), edge: css("--edge"), card: css("--card") };
-  const colourOf = (color) => colours().series[color % SERIES];
+  const colours = () => palette ??= { series: Array.from({ length: SERIES + RAMP }, (_, i) => css(`--s${i}`)), text: css("--text"), quiet: css("--quiet"), edge: css("--edge"), card: css("--card") };
+  const colourOf = (color) => colours().series[indexOf(color)];
   const nearest = (list, x) => {
     let low = 0, high = list.length - 1;
     while (high - low > 1) {
@@ -92,7 +96,8 @@ const Figures = (() => {
         this.tools.append(made);
         return made;
       };
-      if (this.positive()) button("Log", (b) => { this.log = !this.log; b.setAttribute("aria-pressed", String(this.log)); }, this.log);
+      // Logarithms on a linear axis are not taken again.
+      if (this.positive() && !/^log/.test(spec.y.label)) button("Log", (b) => { this.log = !this.log; b.setAttribute("aria-pressed", String(this.log)); }, this.log);
       if (spec.series.some((s) => s.runs?.length > 1)) button("Single runs", (b) => { this.single = !this.single; b.setAttribute("aria-pressed", String(this.single)); }, false);
       this.back = button("Whole range", () => { this.zoom = null; });
       this.legend = element("div", { class: "legend", role: "group", "aria-label": "Series: select one to isolate it" });
@@ -204,9 +209,12 @@ const Figures = (() => {
         context.fillText(short, X(at), HEIGHT - 8);
       }
       context.save();
-      context.beginPath();
-      context.rect(PAD.left, 0, width - PAD.left - PAD.right + 1, HEIGHT - PAD.bottom + 3);
-      context.clip();
+      // Without zoom everything is inside, and markers at the ends stay whole.
+      if (this.zoom) {
+        context.beginPath();
+        context.rect(PAD.left, 0, width - PAD.left - PAD.right + 1, HEIGHT - PAD.bottom + 3);
+        context.clip();
+      }
       const path = (xs, ys) => {
         let joined = false;
         context.beginPath();
@@ -243,6 +251,11 @@ const Figures = (() => {
           context.stroke();
         }
         context.setLineDash([]);
+        if (s.x) {
+          // Points of a short line, and those without neighbours, which a line does not show.
+          const known = (i) => Number.isFinite(s.y[i]), few = s.x.length <= FEW;
+          for (let i = 0; i < s.x.length; i++) if (known(i) && (few || (!known(i - 1) && !known(i + 1)))) this.dot(context, X(s.x[i]), Y(s.y[i]), 3.5, card);
+        }
         // The end of every run, to show the distribution and not only its range.
         if (s.runs?.length > 1) for (const run of s.runs) this.dot(context, X(run.x.at(-1)), Y(run.y.at(-1)), 2.5, card);
         for (const p of s.points ?? []) {
@@ -262,25 +275,74 @@ const Figures = (() => {
       for (const rule of spec.rules ?? []) {
         const y = Y(rule.y);
         if (Number.isNaN(y)) continue;
-        context.strokeStyle = context.fillStyle = colourOf(rule.color);
+        context.strokeStyle = colourOf(rule.color);
         context.lineWidth = 1.25;
         context.setLineDash([7, 4]);
         context.beginPath();
         context.moveTo(PAD.left, y);
         context.lineTo(width - PAD.right, y);
         context.stroke();
-        context.setLineDash([]);
-        context.textAlign = "right";
-        context.fillText(rule.label, width - PAD.right, Math.max(y - 5, 11));
       }
-      context.textAlign = "left";
-      for (const s of list) for (const p of s.points ?? []) {
-        if (!p.name || spec.categories) continue;
-        context.fillStyle = colourOf(p.color ?? s.color);
-        const long = context.measureText(p.name).width, right = X(p.x) + 8 + long > width - PAD.right;
-        context.fillText(p.name, right ? X(p.x) - 8 - long : X(p.x) + 8, Y(p.y) + 4);
-      }
+      context.setLineDash([]);
+      this.drawNames(context, list);
       this.drawOver();
+    }
+
+    /** Names of points and rules, where they cover least of what is drawn and no other name. */
+    drawNames(context, list) {
+      const { spec, X, Y, width } = this, taken = [], drawn = [];
+      const high = 12, inside = (box) => box.left >= PAD.left && box.right <= width - 2 && box.top >= 0 && box.bottom <= HEIGHT - PAD.bottom;
+      const meets = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+      const free = (box) => inside(box) && !taken.some((other) => meets(box, other));
+      const write = (text, box, color) => {
+        taken.push(box);
+        context.textAlign = "left";
+        context.fillStyle = colourOf(color);
+        context.fillText(text, box.left, box.bottom - 2);
+      };
+      for (const s of list) {
+        // Places along a line, closer than a letter is wide.
+        let before = null;
+        (s.x ?? []).forEach((x, i) => {
+          const here = [X(x), Y(s.y[i])], known = here.every(Number.isFinite);
+          if (known) {
+            const parts = before ? Math.min(Math.ceil(Math.hypot(here[0] - before[0], here[1] - before[1]) / 4), 400) : 1;
+            for (let n = 1; n <= parts; n++) drawn.push(before ? [before[0] + ((here[0] - before[0]) * n) / parts, before[1] + ((here[1] - before[1]) * n) / parts] : here);
+          }
+          before = known ? here : null;
+        });
+        for (const p of s.points ?? []) {
+          const [x, y] = [X(p.x), Y(p.y)];
+          drawn.push([x, y]);
+          taken.push({ left: x - 4.5, right: x + 4.5, top: y - 4.5, bottom: y + 4.5 });
+        }
+      }
+      for (const s of list) for (const p of s.points ?? []) {
+        if (!p.name || spec.categories || !Number.isFinite(X(p.x)) || !Number.isFinite(Y(p.y))) continue;
+        const long = context.measureText(p.name).width, x = X(p.x), y = Y(p.y), choices = [];
+        // Beside the point, then in rows above and below it, on either side and in the middle.
+        for (let row = 0; row < 8; row++) for (const rows of row ? [-row, row] : [0]) {
+          const base = y + 6 + rows * (high + 3);
+          for (const left of [x + 8, x - 8 - long, ...(row ? [x - long / 2] : [])]) choices.push({ left, right: left + long, top: base - high, bottom: base });
+        }
+        // A name without room is shown when its point is pointed at.
+        const box = choices.find(free);
+        if (box) write(p.name, box, p.color ?? s.color);
+      }
+      for (const rule of spec.rules ?? []) {
+        const y = Y(rule.y), long = context.measureText(rule.label).width;
+        if (Number.isNaN(y) || !rule.label) continue;
+        const choices = [];
+        for (let i = 0; i <= 8; i++) for (const base of [y - 3, y + high + 3]) {
+          const left = width - PAD.right - long - ((width - PAD.left - PAD.right - long) * i) / 8;
+          choices.push({ left, right: left + long, top: base - high, bottom: base });
+        }
+        const others = (spec.rules ?? []).map((other) => Y(other.y)).filter((other) => other !== y);
+        const covered = (box) =>
+          drawn.filter(([a, b]) => a > box.left - 4 && a < box.right + 4 && b > box.top - 2 && b < box.bottom + 2).length +
+          others.filter((other) => other > box.top - 1 && other < box.bottom + 1).length + (free(box) ? 0 : 1e6);
+        write(rule.label, choices.reduce((best, box) => (covered(box) < covered(best) ? box : best)), rule.color);
+      }
     }
 
     dot(context, x, y, radius, edge) {
@@ -492,7 +554,7 @@ const Figures = (() => {
     };
     const body = element("tbody", {}, ...[...runs].map(([name, { color, labels }]) => {
       const sample = element("i", { class: "sample" });
-      sample.style.color = `var(--s${color % SERIES})`;
+      sample.style.color = `var(--s${indexOf(color)})`;
       return element("tr", {}, element("th", { scope: "row" }, box(name, null, element("span", {}, sample, name))),
         element("td", {}, ...[...labels].map((label) => box(name, label, label))));
     }));

@@ -91,7 +91,7 @@ mod text;
 mod vega;
 
 pub use chart::{Axis, Band, Chart, Layer, Line, Mark, Point, Points, Rule, Runs};
-pub use colour::{SERIES, Theme};
+pub use colour::{SERIES, Theme, ramp};
 pub use csv::Csv;
 pub use document::{Block, Document, Section, Tone};
 pub use dot_plot::{DotPlot, Estimate, Steps};

@@ -1,6 +1,6 @@
 //! Styles of shapes and text as CSS for SVG and as paint for PNG, from one table.
 
-use crate::colour::{self, Colours, Rgb, SERIES, Theme};
+use crate::colour::{self, Colours, RAMP, RAMP_START, Rgb, SERIES, Theme};
 use crate::draw::{Face, Look};
 
 /// Fill and stroke of a shape in a theme.
@@ -24,12 +24,12 @@ impl Look {
         match self {
             Look::Grid => "grid".into(),
             Look::Axis => "axis".into(),
-            Look::Line { color, dashed } => format!("line c{}{}", color % SERIES, if dashed { " dashed" } else { "" }),
-            Look::Band(color) => format!("band c{}", color % SERIES),
-            Look::Drop(color) => format!("drop c{}", color % SERIES),
-            Look::Dot(color) => format!("dot c{}", color % SERIES),
-            Look::Whisker(color) => format!("whisker c{}", color % SERIES),
-            Look::Rule(color) => format!("rule c{}", color % SERIES),
+            Look::Line { color, dashed } => format!("line c{}{}", colour::index(color), if dashed { " dashed" } else { "" }),
+            Look::Band(color) => format!("band c{}", colour::index(color)),
+            Look::Drop(color) => format!("drop c{}", colour::index(color)),
+            Look::Dot(color) => format!("dot c{}", colour::index(color)),
+            Look::Whisker(color) => format!("whisker c{}", colour::index(color)),
+            Look::Rule(color) => format!("rule c{}", colour::index(color)),
             Look::Blank => "blank".into(),
             Look::Cell(_) => String::new(),
         }
@@ -65,7 +65,7 @@ impl Face {
             Face::Quiet => "quiet".into(),
             Face::TickX => "quiet x".into(),
             Face::TickY => "quiet y".into(),
-            Face::Mark(color) => format!("mark c{}", color % SERIES),
+            Face::Mark(color) => format!("mark c{}", colour::index(color)),
             Face::Cell { white } => if white { "cell white" } else { "cell black" }.into(),
         }
     }
@@ -114,10 +114,15 @@ pub fn variables() -> String {
     format!("{}@media (prefers-color-scheme:dark){{{}}}", of(Theme::Light), of(Theme::Dark))
 }
 
+/// One number for each colour of the palette.
+fn palette() -> impl Iterator<Item = usize> {
+    (0..SERIES).chain((0..RAMP).map(|step| RAMP_START + step))
+}
+
 /// Every style with a class, with its selector.
 fn looks() -> Vec<(String, Look)> {
     let mut looks = vec![Look::Grid, Look::Axis, Look::Blank];
-    for color in 0..SERIES {
+    for color in palette() {
         looks.extend([Look::Line { color, dashed: false }, Look::Band(color), Look::Drop(color), Look::Dot(color)]);
         looks.extend([Look::Whisker(color), Look::Rule(color)]);
     }
@@ -132,7 +137,7 @@ fn looks() -> Vec<(String, Look)> {
 fn faces() -> Vec<(String, Face)> {
     let mut faces = vec![("text".into(), Face::Body), (".title".into(), Face::Title), (".chart".into(), Face::Heading)];
     faces.push((".quiet".into(), Face::Quiet));
-    faces.extend((0..SERIES).map(|color| (format!(".mark.c{color}"), Face::Mark(color))));
+    faces.extend(palette().map(|color| (format!(".mark.c{}", colour::index(color)), Face::Mark(color))));
     faces.extend([true, false].map(|white| (if white { ".white" } else { ".black" }.into(), Face::Cell { white })));
     faces
 }

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod adamw;
+pub mod batches;
 pub mod checkpoint;
 pub mod collective;
 mod document;
@@ -36,5 +37,5 @@ pub use document::Evaluated;
 pub use error::{Error, Result};
 pub use learner::{Engine, Learner};
 pub use norm::{clip, gradient_norm};
-pub use run::{Outcome, RunOptions, Start, train};
+pub use run::{Outcome, PlannedRun, RunOptions, Start, TrainRequest, train};
 pub use settings::Settings;

@@ -91,8 +91,8 @@ impl Spectrum {
             layers.push(Layer::Rule(Rule { y: bound, label: name.into(), color: 0 }));
         }
         Chart {
-            title: "Error of the output when the series is cut: median head of each layer, all heads as a band".into(),
-            x: Axis::new("highest order", Scale::Linear, Unit::Number),
+            title: "Error of the output of a truncated head: median head of each layer; band: all heads".into(),
+            x: Axis::new("truncation order", Scale::Linear, Unit::Number),
             y: Axis::new("RMS(y_p − y) / RMS(y)", Scale::Log, Unit::Percent),
             layers,
         }
@@ -111,18 +111,37 @@ impl Spectrum {
         Line { name: if dashed { format!("layer {}", layer.layer) } else { name }, color: group + 1, dashed, points }
     }
 
-    /// The table of layers.
-    pub fn table(&self) -> Table {
+    /// The orders that the heads of each layer need.
+    pub fn orders_table(&self) -> Table {
         let most = self.orders.last().copied().unwrap_or(0);
         let at_most = format!("at {most}");
-        let columns = [
-            "layer", "dominant", "x ≥ 0", "x < 0", "score", "min", "max", "entropy", "10 %", "worst", "1 %", "worst", "0.1 %", "worst",
-            &at_most, "worst",
-        ];
+        let columns = ["layer", "10 %", "worst", "1 %", "worst", "0.1 %", "worst", &at_most, "worst"];
         let caption = format!(
-            "Dominant orders (all scores as published, and by sign), scores (mean ± standard deviation, extremes over heads), entropy as a share of \
-             the possible, the order at which the median and the worst head have an error of 10, 1 and 0.1 %, and their error at order {most}"
+            "Order that the median and the worst head need for an error of 10, 1 and 0.1 % of their output, and their error at order {most}"
         );
+        let mut table = Table::new(caption, columns);
+        for layer in &self.layers {
+            let mut row = vec![Cell::Number(layer.layer as f64, 0)];
+            for over in layer.order_for().into_iter().flatten() {
+                let OverHeads { median, worst } = over;
+                let order = |order: Option<usize>| order.map_or(Cell::text(format!("> {most}")), |order| Cell::Number(order as f64, 0));
+                row.extend([order(median), order(worst)]);
+            }
+            row.extend(layer.last_error().into_iter().flatten().map(|error| match error.is_finite() {
+                true => Cell::Amount(error, Unit::Percent),
+                false => Cell::text("overflow"),
+            }));
+            row.resize(9, Cell::Empty);
+            table.rows.push(row);
+        }
+        table
+    }
+
+    /// Dominant orders, scores and entropy of each layer.
+    pub fn scores_table(&self) -> Table {
+        let columns = ["layer", "dominant", "x ≥ 0", "x < 0", "score", "min", "max", "entropy"];
+        let caption = "Dominant orders (all scores as published, and by sign), scores (mean ± standard deviation, extremes over heads), and \
+                       entropy relative to its maximum";
         let mut table = Table::new(caption, columns);
         for layer in &self.layers {
             // The curve may still rise at the last order that is computed.
@@ -138,16 +157,6 @@ impl Spectrum {
             row.push(Cell::Number(layer.heads.iter().map(|head| head.scores.max).fold(f64::NEG_INFINITY, f64::max), 1));
             let share = layer.mean(|head| head.entropy.and_then(|entropy| entropy.share));
             row.push(share.map_or(Cell::Empty, |share| Cell::Amount(share, Unit::Percent)));
-            for over in layer.order_for().into_iter().flatten() {
-                let OverHeads { median, worst } = over;
-                let order = |order: Option<usize>| order.map_or(Cell::text(format!("> {most}")), |order| Cell::Number(order as f64, 0));
-                row.extend([order(median), order(worst)]);
-            }
-            row.extend(layer.last_error().into_iter().flatten().map(|error| match error.is_finite() {
-                true => Cell::Amount(error, Unit::Percent),
-                false => Cell::text("overflow"),
-            }));
-            row.resize(16, Cell::Empty);
             table.rows.push(row);
         }
         table
@@ -197,6 +206,7 @@ impl Spectrum {
 impl Documented for Spectrum {
     const KIND: &'static str = "spectrum";
 
+    /// The conclusion and its figures first, then tables.
     fn document(&self) -> Document {
         let figure = |name: &str, title: String, description: &str, panels: Vec<termwise_report::Panel>| Block::Figure {
             name: name.into(),
@@ -222,7 +232,7 @@ impl Documented for Spectrum {
         );
         let error = figure(
             "error",
-            format!("{name}: what cutting costs"),
+            format!("{name}: truncation error"),
             "The relative error of the heads' outputs against the highest order that is kept.",
             vec![self.error_chart().into()],
         );
@@ -233,13 +243,40 @@ impl Documented for Spectrum {
             vec![self.order_map().into()],
         );
         let maps = Block::Details { summary: "Magnitudes as heat maps, layer by order".into(), blocks: maps.into() };
+        let reached = self.order_map().values.iter().flatten().any(Option::is_some);
+        let figures = [Some(error), reached.then_some(orders)].into_iter().flatten();
+        let lead = [Block::Text(self.conclusion())].into_iter().chain(figures).chain([self.facts()]).collect();
+        Document {
+            title: format!("Term spectrum of {name}"),
+            lead,
+            sections: vec![
+                Section::new("Orders that heads need", vec![Block::table("layers", self.orders_table()), Block::text(CUT)]),
+                Section::new(
+                    "Magnitude of terms",
+                    vec![Block::table("scores", self.scores_table()), magnitudes, Block::text(MAGNITUDE), maps],
+                ),
+            ],
+        }
+    }
+
+    /// The conclusion, and the orders that heads need.
+    fn summary(&self) -> Document {
+        let lead = vec![Block::Text(self.conclusion()), self.facts(), Block::table("layers", self.orders_table())];
+        let scores = Section::new("Magnitude of terms", vec![Block::table("scores", self.scores_table())]);
+        Document { title: format!("Term spectrum of {}", self.model.name), lead, sections: vec![scores] }
+    }
+}
+
+impl Spectrum {
+    /// Model, text and what was read.
+    fn facts(&self) -> Block {
         let model = &self.model;
         let kv = if model.kv_heads == model.heads { String::new() } else { format!(" over {}", counted(model.kv_heads, "kv head")) };
         let mut facts = vec![
             (
                 "model",
                 format!(
-                    "{} parameters, {}, {}{kv} of {}",
+                    "{} parameters, {}, {}{kv} of dimension {}",
                     thousands(model.parameters),
                     counted(self.layers.len(), "layer"),
                     counted(model.heads, "head"),
@@ -255,20 +292,7 @@ impl Documented for Spectrum {
                 format!("forward {forward:.2} s, analysis {analysis:.2} s: {:.2} forward passes", 1.0 + analysis / forward),
             ));
         }
-        let facts = facts.into_iter().map(|(name, text)| (name.into(), text)).collect();
-        let lead = vec![Block::Text(self.conclusion()), Block::Facts(facts), Block::table("layers", self.table())];
-        let needed = match self.order_map().values.iter().flatten().any(Option::is_some) {
-            true => vec![orders, error, Block::text(CUT)],
-            false => vec![error, Block::text(CUT)],
-        };
-        Document {
-            title: format!("Term spectrum of {name}"),
-            lead,
-            sections: vec![
-                Section::new("Orders that heads need", needed),
-                Section::new("Magnitude of terms", vec![magnitudes, Block::text(MAGNITUDE), maps]),
-            ],
-        }
+        Block::Facts(facts.into_iter().map(|(name, text)| (name.into(), text)).collect())
     }
 }
 
@@ -313,8 +337,8 @@ mod tests {
 
     #[test]
     fn the_conclusion_comes_first_and_nothing_is_capped_silently() {
+        use termwise_report::Documented;
         let text = |heads: &[(Option<usize>, Option<f64>)]| {
-            use termwise_report::Documented;
             spectrum(heads).document().to_terminal(&termwise_report::Terminal { width: 160, ..Default::default() })
         };
         let some = [(Some(12), Some(0.001)), (Some(12), Some(0.001)), (None, Some(0.5))];
@@ -323,6 +347,13 @@ mod tests {
         let none = text(&[(None, Some(0.98)), (None, None)]);
         let sentence = "At order 32 the median head still has an error of";
         assert!(none.contains(sentence) && none.contains("no head reaches 1 % at any order up to 32."), "{none}");
+        let document = spectrum(&some).document();
+        assert!(
+            matches!(document.lead[..2], [termwise_report::Block::Text(_), termwise_report::Block::Figure { .. }]),
+            "the figure is second"
+        );
+        let brief = spectrum(&some).summary().to_terminal(&termwise_report::Terminal { width: 100, ..Default::default() });
+        assert!(brief.lines().count() <= 25 && brief.contains("≥ 99"), "{brief}");
         for words in ["≥ 99", "> 32", "overflow"] {
             assert!(none.contains(words), "{words}: {none}");
         }

@@ -1,8 +1,8 @@
 //! The report of a truncation, with figures and tables.
 
 use termwise_report::{
-    Axis, Block, Cell, Chart, Document, Documented, Figure, HeatMap, Layer, Line, Names, Panel, Rule, Scale, Section, Shade, Table, Tone,
-    Unit, counted, thousands,
+    Axis, Block, Cell, Chart, Document, Documented, Figure, HeatMap, Layer, Line, Names, Rule, Scale, Section, Shade, Table, Tone, Unit,
+    counted, thousands,
 };
 
 use super::report::{Map, Measured, Plan, Point, Report};
@@ -41,7 +41,9 @@ impl Documented for Report {
             "kept",
             format!("{} between tokens for the original model at a context of {}", bytes(self.cache_bytes), thousands(self.context)),
         ));
-        let mut lead = vec![Block::Facts(facts.into_iter().map(|(name, text)| (name.into(), text)).collect())];
+        // The verdict first.
+        let mut lead = self.verdict();
+        lead.push(Block::Facts(facts.into_iter().map(|(name, text)| (name.into(), text)).collect()));
         if !self.finished {
             lead.push(Block::badge(
                 Tone::Open,
@@ -70,36 +72,51 @@ impl Documented for Report {
     fn summary(&self) -> Document {
         let mut document = self.document();
         let mut lead: Vec<Block> = self.warnings.iter().map(|warning| Block::badge(Tone::Open, "warning", warning)).collect();
-        lead.extend(self.plan.iter().flat_map(|plan| self.plan_blocks(plan)).filter(|block| matches!(block, Block::Badge { .. })));
+        let verdict = self.verdict();
+        let facts = document.lead.split_off(verdict.len());
+        lead.extend(verdict);
         lead.extend(self.curve_blocks().into_iter().find(|block| matches!(block, Block::Table { .. })));
-        lead.append(&mut document.lead);
+        lead.extend(facts);
         Document { lead, sections: Vec::new(), ..document }
     }
 }
 
 impl Report {
-    /// Loss over order and over bytes, for each kind of coefficients, with the original model as the baseline.
-    pub fn curve_figure(&self) -> Figure {
-        let order = |point: &Point| Some(point.order as f64);
-        let bytes = |point: &Point| point.state_bytes.map(|bytes| bytes as f64);
-        let panels: Vec<Panel> = vec![
-            self.chart("Loss against order", Axis::new("order", Scale::Linear, Unit::Number), &order).into(),
-            self.chart("Loss against memory between tokens", Axis::new("", Scale::Log, Unit::Bytes), &bytes).into(),
-        ];
-        Figure { title: "All layers truncated".into(), description: self.description(), panels }
+    /// The verdict on the plan, if there is a plan.
+    fn verdict(&self) -> Vec<Block> {
+        self.plan.iter().flat_map(|plan| self.plan_blocks(plan)).filter(|block| matches!(block, Block::Badge { .. })).collect()
     }
 
-    fn chart(&self, title: &str, x: Axis, at: &dyn Fn(&Point) -> Option<f64>) -> Chart {
+    /// Loss against order and against bytes, for each kind of coefficients, with the uncut model to compare.
+    pub fn curve_figures(&self) -> [Figure; 2] {
+        let order = |point: &Point| Some(point.order as f64);
+        let bytes = |point: &Point| point.state_bytes.map(|bytes| bytes as f64);
+        let figure =
+            |title: &str, chart: Chart| Figure { title: title.into(), description: self.description(), panels: vec![chart.into()] };
+        [
+            figure("All layers truncated: loss against order", self.chart(Axis::new("order", Scale::Linear, Unit::Number), &order)),
+            figure(
+                "All layers truncated: loss against memory",
+                self.chart(Axis::new("memory between tokens", Scale::Log, Unit::Bytes), &bytes),
+            ),
+        ]
+    }
+
+    /// Lines with a marker at each measured order.
+    fn chart(&self, x: Axis, at: &dyn Fn(&Point) -> Option<f64>) -> Chart {
         let place = |point: &Point| Some((at(point)?, point.measured.loss.unwrap_or(f64::NAN)));
-        let line = |curve: &super::Curve| Line {
-            name: curve.coefficients.to_string(),
-            color: curve.coefficients as usize + 1,
-            dashed: false,
-            points: curve.points.iter().filter_map(place).collect(),
-        };
-        let uncut = self.uncut_loss().map(|y| Layer::Rule(Rule { y, label: "uncut".into(), color: 0 }));
-        let layers = uncut.into_iter().chain(self.curves.iter().map(line).map(Layer::Line)).collect();
-        Chart { title: title.into(), x, y: Axis::new("nats per token", Scale::Linear, Unit::Number), layers }
+        let uncut = self.uncut_loss().map(|y| Layer::Rule(Rule { y, label: "not truncated".into(), color: 0 }));
+        let curves = self.curves.iter().flat_map(|curve| {
+            let (name, color) = (curve.coefficients.to_string(), curve.coefficients as usize + 1);
+            let points: Vec<(f64, f64)> = curve.points.iter().filter_map(place).collect();
+            let marks = points.iter().map(|&(x, y)| termwise_report::Point::new(x, y)).collect();
+            [
+                Layer::Line(Line { name: name.clone(), color, dashed: false, points }),
+                Layer::Points(termwise_report::Points { name, color, points: marks }),
+            ]
+        });
+        let layers = uncut.into_iter().chain(curves).collect();
+        Chart { title: "Loss".into(), x, y: Axis::new("nats per token", Scale::Linear, Unit::Number), layers }
     }
 
     /// The rise of the loss with one layer truncated, per layer and order.
@@ -142,7 +159,12 @@ impl Report {
             let errors = [row.kept_error, row.taylor_error].map(|error| Cell::Number(error, 3));
             kept.rows.push(counts.into_iter().chain(errors).chain([Cell::text(format!("× {}", factor(row.state_condition)))]).collect());
         }
-        let mut blocks = vec![Block::figure("loss-by-order", self.curve_figure()), Block::table("loss-by-order", table)];
+        let [by_order, by_memory] = self.curve_figures();
+        let mut blocks = vec![
+            Block::figure("loss-by-order", by_order),
+            Block::figure("loss-by-memory", by_memory),
+            Block::table("loss-by-order", table),
+        ];
         // Finite losses of runs with a problem.
         let doubtful = all().filter(|found| found.loss.is_some()).find_map(|found| found.problem.as_ref());
         blocks.extend(doubtful.map(|problem| Block::Text(format!("Warning: {problem}"))));

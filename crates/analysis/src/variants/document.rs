@@ -26,7 +26,7 @@ impl Documented for Catalogue {
             warnings.extend(first.warnings.iter().map(|warning| format!("**{label}**: {warning}")));
         }
         let counted = format!(
-            "Counted for H {heads}, G {kv_heads}, d {head_dim}, width {hidden}: adds are parameters added to a layer; state is the floats that a head \
+            "Counted for {heads} heads, {kv_heads} KV heads, head dimension {head_dim} and width {hidden}: adds are parameters added to a layer; state is the floats that a head \
              keeps, KV where that grows by 2·d per token; even is the tokens at which a KV cache is as large."
         );
         let presets_text = format!(
@@ -150,7 +150,7 @@ impl Described {
             match tensors.is_empty() {
                 true => "no parameters".into(),
                 false => format!(
-                    "{} parameters per layer (H {heads}, G {kv_heads}, d {d}, width {hidden}): {}",
+                    "{} parameters per layer ({heads} heads, {kv_heads} KV heads, head dimension {d}, width {hidden}): {}",
                     thousands(one.added_count),
                     tensors.join(", ")
                 ),

@@ -1,16 +1,16 @@
-//! `termwise data`: text made ready for training, and a look at it; flags that name text.
+//! `termwise data`, and flags that name text.
 
 use std::io;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use serde::Serialize;
-use termwise_data::{Builtin, DataConfig, Documents, Prepare, Prepared, Progress, Rows, Source, TextSource, Tokenizer};
+use termwise_data::{DataConfig, Documents, Prepare, Progress};
 use termwise_report::Documented;
+use termwise_train::batches::{self, BatchRequest, Batches};
 use termwise_train::settings::{Layer, Settings};
 
 use super::settings::DataSettings;
-use super::source::{cache_folder, warning};
+use super::source::warning;
 use crate::context::{Context, Output};
 use crate::error::{Exit, Failure};
 use crate::progress::Bar;
@@ -28,10 +28,10 @@ pub struct TextArgs {
     /// Files, folders, globs, or hf://datasets/OWNER/NAME[@REVISION]/GLOB; .txt, .jsonl (also .gz, .zst), .parquet
     #[arg(value_name = "SOURCE")]
     pub sources: Vec<String>,
-    /// Field of JSON lines or column of parquet files that holds the text
+    /// Field of JSON lines or column of parquet files that contains the text
     #[arg(long, default_value = "text", value_name = "NAME")]
     pub field: String,
-    /// How text files are cut into documents: file, line, blank-line or separator:TEXT
+    /// How text files are split into documents: file, line, blank-line or separator:TEXT
     #[arg(long, default_value = "file", value_name = "HOW")]
     pub documents: Documents,
 }
@@ -54,7 +54,7 @@ pub struct DataArgs {
     /// Folder for tokens [default: termwise in the user's cache folder]
     #[arg(long, value_name = "DIR")]
     pub cache: Option<PathBuf>,
-    /// Tokenize again even if tokens are there
+    /// Tokenize even if tokens are in the cache
     #[arg(long)]
     pub rebuild: bool,
 }
@@ -69,19 +69,18 @@ impl DataArgs {
         Settings::resolve(&layers)
     }
 
-    /// Tokenizes; says how far it is where standard error is a terminal.
-    fn text(&self, config: &DataConfig, quiet: bool) -> termwise_data::Result<TextSource> {
+    /// Calls with options that show progress on standard error.
+    fn with_progress<T>(&self, quiet: bool, work: impl FnOnce(&Prepare) -> T) -> T {
         let bar = Bar::new(quiet);
         let progress = |progress: &Progress| bar.at(progress.read, progress.file_bytes, "bytes tokenized");
-        let how = Prepare { rebuild: self.rebuild, progress: &progress, warn: &warning(quiet), ..Prepare::default() };
-        TextSource::prepare(config, &cache_folder(self.cache.as_deref()), &how)
+        work(&Prepare { rebuild: self.rebuild, progress: &progress, warn: &warning(quiet), ..Prepare::default() })
     }
 }
 
 /// Tokenize text once, for all runs that use it
 ///
-/// Tokens are kept in the cache and found again as long as files, tokenizer and settings are the same; the share held out and the layout
-/// of rows may change freely.
+/// Tokens are kept in the cache and reused while files, tokenizer and settings are the same. The held-out share and the layout of rows may
+/// change.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -98,8 +97,8 @@ pub struct PrepareArgs {
 
 /// Print the rows of batches as text or as tokens
 ///
-/// Without a source, documents of the built-in language: facts such as `k12 v7`, words such as `w3`, and questions such as `? k12 v7`. With `--data
-/// builtin:parity`, bits, and the parity that is asked for after each.
+/// Without a source, documents of the synthetic associative-recall language: facts such as `k12 v7`, words such as `w3`, and questions such
+/// as `? k12 v7`. With `--data builtin:parity`, bits, and the parity after each.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -119,37 +118,29 @@ pub struct ShowArgs {
     /// Number of the first batch
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub index: u64,
-    /// Batches to show
+    /// Number of batches
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub count: u64,
-    /// Rows of the batch
+    /// Rows per batch
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = super::size(1 << 16))]
     pub batch: usize,
-    /// Tokens of a row [default: 256, a document of the built-in language, or 64 bits]
+    /// Tokens per row [default: 256, a document of the synthetic language, or 64 bits]
     #[arg(long, value_name = "N", value_parser = super::size(1 << 20))]
     pub length: Option<usize>,
-    /// A held-out batch instead of one for training
+    /// Held-out batches instead of training batches
     #[arg(long)]
     pub held_out_batch: bool,
-    /// One JSON line a batch: ids and labels [batch, length]; a label is the token that follows, -100 where none counts
+    /// One JSON line per batch: ids and labels [batch, length]; a label is the next token, or -100 if it does not count
     #[arg(long)]
     pub json: bool,
-}
-
-/// One line of `data show --json`.
-#[derive(Debug, Serialize)]
-struct Shown<'a> {
-    index: u64,
-    ids: Vec<&'a [u32]>,
-    labels: Vec<&'a [i32]>,
 }
 
 pub fn run(command: &DataCommand, context: &mut Context) -> Result<Exit, Failure> {
     match command {
         DataCommand::Prepare(args) => {
-            let config = args.data.settings()?.data_config()?;
-            let config = config.ok_or_else(|| Failure::usage("built-in data need no tokens; name files, folders or globs"))?;
-            context.emit(&Prepared::new(&args.data.text(&config, args.output.quiet)?), &args.output)
+            let (settings, cache) = (args.data.settings()?, args.data.cache.as_deref());
+            let prepared = args.data.with_progress(args.output.quiet, |how| batches::prepare(&settings, cache, how))?;
+            context.emit(&prepared, &args.output)
         }
         DataCommand::Show(args) => show(args, context),
     }
@@ -157,65 +148,31 @@ pub fn run(command: &DataCommand, context: &mut Context) -> Result<Exit, Failure
 }
 
 fn show(args: &ShowArgs, context: &mut Context) -> Result<(), Failure> {
-    let settings = args.data.settings()?;
-    let (builtin, text);
-    let mut about = None;
-    let (source, tokenizer, usual): (&dyn Source, &Tokenizer, usize) = match (settings.builtin()?, settings.data_config()?) {
-        (Some(source), _) => {
-            builtin = (source.tokenizer()?, source);
-            (&builtin.1, &builtin.0, builtin.1.document().unwrap_or(64))
-        }
-        (None, config) => {
-            text = args.data.text(&config.unwrap_or_default(), false)?;
-            about = Some(Prepared::new(&text));
-            (&text, text.tokenizer(), 256)
-        }
-    };
-    if let Some(prepared) = about.filter(|_| !args.json) {
+    let (settings, cache) = (args.data.settings()?, args.data.cache.as_deref());
+    let mut request = BatchRequest::new();
+    (request.seed, request.rows, request.length, request.held_out) = (args.seed, args.batch, args.length, args.held_out_batch);
+    let batches = args.data.with_progress(false, |how| Batches::open(&settings, &request, cache, how))?;
+    if let Some(prepared) = batches.prepared.as_ref().filter(|_| !args.json) {
         context.print_document(&prepared.document(), false)?;
         writeln!(context.out)?;
     }
-    // Elsewhere labels are the text itself, a token further on.
-    let labelled = matches!(settings.builtin()?, Some(Builtin::Parity(_)));
-    let (length, out) = (args.length.unwrap_or(usual), &mut context.out);
-    let mut batch = Rows::default();
+    let out = &mut context.out;
     for index in (0..args.count).map_while(|more| args.index.checked_add(more)) {
-        if !args.held_out_batch {
-            source.train(args.seed, index, args.batch, length, &mut batch)?;
-        } else if !source.held_out(index, args.batch, length, &mut batch)? {
-            // Fewer than were asked for are what there is; none at all is an error.
-            return if index > args.index { Ok(()) } else { Err(beyond(source, args, length)?) };
-        }
-        let (ids, labels) = (batch.ids.chunks(length), batch.labels.chunks(length));
+        let Some(batch) = batches.get(index)? else {
+            // Fewer batches than requested are printed; none is an error.
+            return if index > args.index { Ok(()) } else { Err(Failure::usage(batches.missing(index)?)) };
+        };
         if args.json {
-            let shown = Shown { index, ids: ids.collect(), labels: labels.collect() };
-            serde_json::to_writer(&mut *out, &shown).map_err(io::Error::from)?;
+            serde_json::to_writer(&mut *out, &batch).map_err(io::Error::from)?;
             writeln!(out)?;
             continue;
         }
-        for (row, (ids, labels)) in ids.zip(labels).enumerate() {
-            // Up to padding; what is not asked for may stand between.
-            let shown = labels.iter().rposition(|&label| label != -100).map_or(0, |last| last + 1);
-            let asked = labels.iter().filter(|&&label| label != -100).count();
-            writeln!(out, "── batch {index}, row {row}, {asked} tokens asked for\n{}", tokenizer.decode(&ids[..shown], false)?)?;
-            if labelled {
-                let labels: Vec<u32> = labels.iter().filter_map(|&label| u32::try_from(label).ok()).collect();
-                writeln!(out, "asked for at each, the mark included:\n{}", tokenizer.decode(&labels, false)?)?;
+        for (row, shown) in batches.texts(&batch)?.into_iter().enumerate() {
+            writeln!(out, "── batch {index}, row {row}, {} tokens asked for\n{}", shown.labelled, shown.text)?;
+            if let Some(labels) = shown.labels {
+                writeln!(out, "asked for at each, the mark included:\n{labels}")?;
             }
         }
     }
     Ok(())
-}
-
-/// That there is no held-out batch of the number asked for, and which is the last.
-fn beyond(source: &dyn Source, args: &ShowArgs, length: usize) -> Result<Failure, Failure> {
-    let (mut count, mut batch) = (0, Rows::default());
-    while source.held_out(count, args.batch, length, &mut batch)? {
-        count += 1;
-    }
-    let found = match count {
-        0 => "nothing is held out".to_owned(),
-        _ => format!("of {} × {length} tokens each, the last is {}", args.batch, count - 1),
-    };
-    Ok(Failure::usage(format!("there is no held-out batch {}; {found}", args.index)))
 }

@@ -1,12 +1,9 @@
 //! `termwise report`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
-use termwise_base::files::write_whole;
-use termwise_experiments::reproduce::{self, Results};
-use termwise_report::Documented;
-use termwise_train::runs::Runs;
+use termwise_experiments::saved::{ReportOptions, is_saved_result, report};
 
 use super::show::{self, Format, ShowArgs};
 use crate::context::Context;
@@ -50,30 +47,11 @@ pub fn run(args: &ReportArgs, context: &mut Context) -> Result<Exit, Failure> {
         let (format, out) = (args.format.unwrap_or_default(), args.out.clone());
         return show::run(&ShowArgs { file: file.clone(), format, out, details: args.details }, context);
     }
-    let folder = args.out.clone().or_else(|| args.markdown.is_none().then(|| "report".into()));
-    let links = folder.clone().or_else(|| Some(args.markdown.as_ref()?.parent()?.to_owned())).unwrap_or_default();
-    let page = match &args.runs[..] {
-        [file] if file.is_file() => reproduce::page(&Results::read(file)?, file.parent()),
-        runs => reproduce::of_folders(runs, &links)?.made_by(&context.provenance),
-    };
-    if let Some(file) = &args.markdown {
-        write_whole(file, page.to_markdown_without_figures().as_bytes())?;
-        writeln!(context.out, "{}", file.display())?;
-    }
-    if let Some(folder) = &folder {
-        writeln!(context.out, "{}", page.write(folder)?.display())?;
+    let mut options = ReportOptions::new(args.runs.clone());
+    (options.out, options.markdown) = (args.out.clone(), args.markdown.clone());
+    options.provenance = context.provenance.clone();
+    for path in report(&options)?.written {
+        writeln!(context.out, "{}", path.display())?;
     }
     Ok(Exit::Success)
-}
-
-/// Whether this is a saved result that is printed: not one of `reproduce`, whose report is written, and not a folder of runs.
-fn is_saved_result(file: &Path) -> bool {
-    match file {
-        _ if file == Path::new("-") => true,
-        _ if file.is_dir() => {
-            let runs = Runs::list(&[file.to_owned()]).is_ok_and(|found| !found.runs.is_empty());
-            !runs && show::inside(file).is_ok()
-        }
-        _ => file.exists() && show::kind(file).is_none_or(|kind| kind != Results::KIND),
-    }
 }

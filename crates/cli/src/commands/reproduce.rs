@@ -5,12 +5,12 @@ use std::sync::atomic::Ordering;
 
 use clap::{Args, ValueEnum};
 use termwise_experiments::Error;
-use termwise_experiments::reproduce::{self, Declared, FILE, Id, Options, Scale, paper};
-use termwise_report::{counted, duration};
+use termwise_experiments::reproduce::{self, FILE, Id, Options, Scale, paper};
+use termwise_report::duration;
+use termwise_train::sweep::{Event, Plan, ProcessRunner, SlurmJob, State, Status, SweepControl};
 use termwise_train::log::tell;
-use termwise_train::sweep::{Event, Plan, ProcessRunner, State, Status};
 
-use super::share::{ShareArgs, Submitted, without_submitting};
+use super::share::ShareArgs;
 use super::size;
 use super::sweep::{interrupts, waiting};
 use crate::context::Context;
@@ -135,12 +135,12 @@ pub fn run(args: &ReproduceArgs, context: &mut Context) -> Result<Exit, Failure>
     if args.share.submit.is_some() {
         let states = termwise_train::sweep::states(&declared.schedule.plan, &options.out, false)?;
         let open = states.iter().filter(|state| matches!(state, State::Open)).count();
-        let name = format!("reproduce-{}", options.scale.name());
-        let what = Submitted { name: &name, folder: &options.out, open, gpu: false };
-        return args.share.submit(&what, &without_submitting(&context.words), context);
+        let mut job = SlurmJob::new();
+        (job.name, job.folder, job.open) = (format!("reproduce-{}", options.scale.name()), options.out.clone(), open);
+        return args.share.submit(job, context);
     }
-    let (stop, kill) = interrupts();
-    remark(&announcement(&options, &declared));
+    let SweepControl { stop, kill } = interrupts();
+    remark(&declared.announcement(&options));
     if options.scale == Scale::Minute && !options.data.is_empty() {
         remark("note: --data is used at scale laptop and paper only");
     }
@@ -162,16 +162,6 @@ pub fn run(args: &ReproduceArgs, context: &mut Context) -> Result<Exit, Failure>
         false if stop.load(Ordering::Relaxed) => Exit::Interrupted,
         false => Exit::Failure,
     })
-}
-
-/// What is about to be run.
-fn announcement(options: &Options, declared: &Declared) -> String {
-    let names: Vec<&str> = declared.experiments.iter().map(|experiment| experiment.id.name()).collect();
-    let (runs, waiting) = (declared.schedule.plan.jobs.len(), declared.schedule.waiting);
-    let (many, seeds) = (counted(runs, "run"), counted(options.seeds.unwrap_or(options.scale.seeds()), "seed"));
-    let (names, scale, at_once) = (names.join(", "), options.scale.name(), options.threads.min(runs.max(1)));
-    let waiting = if waiting == 0 { String::new() } else { format!(" and {waiting} more once learning rates are chosen") };
-    format!("{names} at scale {scale}: {many} with {seeds} each{waiting}, {at_once} at a time, in {}", options.out.display())
 }
 
 /// A line for each run that fails or stops, and a progress bar. Logs have a line for each run that ends.

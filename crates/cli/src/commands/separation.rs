@@ -2,7 +2,7 @@
 
 use clap::Args;
 use termwise_experiments::Error;
-use termwise_experiments::separation::{Bridge, DRAWS, Network, Point, RECONSTRUCTION, Reference, Separation, Setting, Sweep};
+use termwise_experiments::separation::{self, DRAWS, SeparationRequest};
 
 use crate::context::{Context, Output};
 use crate::error::{Exit, Failure};
@@ -76,86 +76,26 @@ fn whole(text: &str) -> Result<u64, Error> {
 }
 
 impl SeparationArgs {
-    /// What lists leave open. Sizes beyond usize cannot come out of `whole` on 64 bits, and are refused by the setting.
-    fn rest(&self) -> Setting {
-        let usual = Setting::of(1000);
-        let (b, c) = match (self.b, self.c) {
-            (None, None) => (usual.b, usual.c),
-            (Some(b), None) => (b, 1.0 - b),
-            (None, Some(c)) => (1.0 - c, c),
-            (Some(b), Some(c)) => (b, c),
-        };
-        Setting { a0: self.a0.unwrap_or(usual.a0), b, c, cross: self.cross, ..usual }
-    }
-
-    /// Whether nothing was said about networks and settings.
-    fn is_reference(&self) -> bool {
-        let lists = self.network.is_empty() && self.n.is_empty() && self.d.is_empty() && self.m.is_empty() && self.a1.is_empty();
-        lists && self.a0.is_none() && self.b.is_none() && self.c.is_none() && !self.cross && !self.bridge
-    }
-
-    fn sweep(&self) -> Result<Sweep, Error> {
-        let rest = self.rest();
-        let or = |list: &[u64], usual: u64| if list.is_empty() { vec![usual] } else { list.to_vec() };
-        let mut networks = Vec::new();
-        for text in &self.network {
-            networks.extend(Network::list(text)?);
-        }
-        if networks.is_empty() {
-            networks = vec![Network::Softmax, Network::Linear];
-        }
-        Ok(Sweep {
-            networks,
-            n: or(&self.n, rest.n),
-            d: or(&self.d, rest.d as u64).into_iter().map(|d| d as usize).collect(),
-            m: self.m.iter().map(|&m| m as usize).collect(),
-            a1: if self.a1.is_empty() { vec![rest.a1] } else { self.a1.clone() },
-            rest,
-            draws: self.draws,
-            seed: self.seed,
-        })
-    }
-
-    fn bridge(&self) -> Result<Bridge, Error> {
-        let usual = Bridge::default();
-        let one = |name: &str, list: &[u64]| match list {
-            [] => Ok(None),
-            [one] => Ok(Some(*one as usize)),
-            _ => Err(Error::Sizes(format!("the bridge goes over n and a_1 alone; give one --{name}, not {}", list.len()))),
-        };
-        let rest = self.rest();
-        Ok(Bridge {
-            n: if self.n.is_empty() { usual.n } else { self.n.clone() },
-            a1: if self.a1.is_empty() { usual.a1 } else { self.a1.clone() },
-            m: one("m", &self.m)?,
-            rest: Setting { d: one("d", &self.d)?.unwrap_or(rest.d), ..rest },
-            draws: self.draws,
-            seed: self.seed,
-        })
+    fn request(&self) -> SeparationRequest {
+        // Sizes beyond usize cannot come out of `whole` on 64 bits.
+        let sizes = |list: &[u64]| list.iter().map(|&size| size as usize).collect();
+        let mut request = SeparationRequest::new();
+        request.networks = self.network.clone();
+        request.n = self.n.clone();
+        (request.d, request.m) = (sizes(&self.d), sizes(&self.m));
+        request.a1 = self.a1.clone();
+        (request.a0, request.b, request.c) = (self.a0, self.b, self.c);
+        (request.cross, request.bridge) = (self.cross, self.bridge);
+        (request.draws, request.seed) = (self.draws, self.seed);
+        request.figures = self.output.out.is_some();
+        request
     }
 }
 
 /// Computes in the global pool.
 pub fn run(args: &SeparationArgs, context: &mut Context) -> Result<Exit, Failure> {
     let bar = Bar::new(args.output.quiet);
-    let mut done = 0;
-    let mut progress = |_: &Point, of: usize| {
-        done += 1;
-        bar.at(done, of as u64, "points");
-    };
-    let mut found = Separation { note: RECONSTRUCTION.into(), seed: args.seed, reference: None, points: Vec::new(), bridge: Vec::new() };
-    if args.is_reference() {
-        found.reference = Some(Reference::run(args.draws, args.seed)?);
-        if args.output.out.is_some() {
-            // What the figures of a page are drawn from.
-            found.points = Sweep { draws: args.draws, seed: args.seed, ..Sweep::theorem() }.run(&mut progress)?;
-            found.bridge = Bridge { draws: args.draws, seed: args.seed, ..Bridge::default() }.run()?;
-        }
-    } else if args.bridge {
-        found.bridge = args.bridge()?.run()?;
-    } else {
-        found.points = args.sweep()?.run(&mut progress)?;
-    }
+    let found = separation::run(&args.request(), &mut |done, of| bar.at(done, of, "points"))?;
     drop(bar);
     context.emit(&found, &args.output).map(Exit::done)
 }

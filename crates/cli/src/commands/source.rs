@@ -1,13 +1,12 @@
 //! Opening data for commands: where tokens are kept, and progress while they are made.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use termwise_data::{Prepare, Progress, Source};
 use termwise_train::log::tell;
-use termwise_train::resolve::{self, Named};
 use termwise_train::{Result, Settings};
 
-pub use termwise_train::source::{cache_folder, language_of};
+pub use termwise_train::source::cache_folder;
 
 use crate::progress::Bar;
 
@@ -25,13 +24,4 @@ pub fn warning(quiet: bool) -> impl Fn(&str) {
             tell(&format!("warning: {text}"));
         }
     }
-}
-
-/// The folder of a model by what the user calls it; says on standard error which was taken where the name does not.
-pub fn model_folder(asked: Option<&str>, quiet: bool) -> Result<PathBuf> {
-    let Named { folder, taken } = resolve::model(asked)?;
-    if let Some(taken) = taken.filter(|_| !quiet) {
-        tell(&format!("model: {taken}"));
-    }
-    Ok(folder)
 }

@@ -1,25 +1,19 @@
 //! `termwise sweep`.
 
-use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
-use termwise_base::provenance::Provenance;
-use termwise_report::{Block, Cell, Document, Table, counted, duration};
-use termwise_train::Error;
+use termwise_report::{counted, duration};
+use termwise_train::sweep::{self, Event, Plan, PlanSource, SlurmJob, State, Status, SweepControl, SweepRequest};
 use termwise_train::log::tell;
-use termwise_train::sweep::{self, Event, Options, Plan, ProcessRunner, Record, State, Status, Summary, TrainingSchema};
 
-use super::share::{ShareArgs, Submitted, without_submitting};
+use super::share::ShareArgs;
 use super::size;
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 use crate::progress::{Bar, stop_or};
-
-/// What runs are compared by where the file does not say.
-const METRIC: &str = "held_out.loss";
 
 /// Train every combination of settings
 ///
@@ -81,108 +75,65 @@ pub struct SweepArgs {
     pub details: bool,
 }
 
-/// Ends well where every run is finished.
+impl SweepArgs {
+    fn request(&self, context: &Context) -> Result<SweepRequest, Failure> {
+        let mut request = SweepRequest::new(PlanSource::File(self.file.clone()));
+        request.folder = self.out.clone();
+        (request.parallel, request.threads) = (self.parallel, context.threads);
+        (request.retry, request.skip_equal, request.rerun_other_builds) = (self.retry, self.skip_equal, self.rerun_other_builds);
+        request.others = self.share.others();
+        request.respawn_argv = context.again()?;
+        request.provenance = context.provenance.clone();
+        Ok(request)
+    }
+}
+
+/// Exits with 0 if every run is finished.
 pub fn run(args: &SweepArgs, context: &mut Context) -> Result<Exit, Failure> {
-    let plan = Plan::read(&args.file, &TrainingSchema, METRIC)?;
-    let folder = args.out.clone().unwrap_or_else(|| Path::new("sweeps").join(args.file.file_stem().unwrap_or_default()));
-    for equality in sweep::equalities(&plan).iter().filter(|_| !args.quiet) {
-        let hint = if args.skip_equal { "" } else { "; --skip-equal runs one of them" };
-        tell(&format!("note: {equality}{hint}"));
+    let request = args.request(context)?;
+    let remark = |text: &str| {
+        if !args.quiet {
+            tell(text);
+        }
+    };
+    for equality in request.equal_runs(&request.read_plan()?) {
+        remark(&format!("note: {equality}"));
     }
     if args.share.submit.is_some() {
-        let states = sweep::states(&plan, &folder, args.skip_equal)?;
-        let open = states.iter().filter(|state| matches!(state, State::Open)).count();
-        let gpu = plan.jobs.iter().any(|job| job.settings.get("engine").and_then(toml::Value::as_str) == Some("torch"));
-        let name = args.file.file_stem().unwrap_or_default().to_string_lossy();
-        let what = Submitted { name: &name, folder: &folder, open, gpu };
-        return args.share.submit(&what, &without_submitting(&context.words), context);
+        let found = sweep::list(&request)?;
+        let mut job = SlurmJob::new();
+        job.name = args.file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        job.folder = request.folder();
+        job.open = found.states.iter().filter(|state| matches!(state, State::Open)).count();
+        job.gpu = found.plan.jobs.iter().any(|job| job.settings.get("engine").and_then(toml::Value::as_str) == Some("torch"));
+        return args.share.submit(job, context);
     }
-    let here = context.provenance.clone();
-    let mut interrupted = false;
-    let states = if args.list {
-        sweep::states(&plan, &folder, args.skip_equal)?
-    } else {
-        let (stop, kill) = interrupts();
-        let runner = ProcessRunner::new(context.again()?, kill);
-        let options = Options {
-            parallel: args.parallel,
-            threads: context.threads,
-            retry: args.retry,
-            skip_equal: args.skip_equal,
-            only: args.rerun_other_builds.then(|| here.clone()),
-            others: args.share.others(),
-        };
-        let bar = Bar::new(args.quiet);
-        let states = sweep::run(&plan, &folder, &runner, &options, &stop, &mut |event| show(&bar, &plan, event))?;
-        interrupted = stop.load(Ordering::Relaxed);
-        states
+    let outcome = match args.list {
+        true => sweep::list(&request)?,
+        false => {
+            let control = interrupts();
+            let bar = Bar::new(args.quiet);
+            sweep::execute(&request, &control, &mut |plan, event| show(&bar, plan, event))?
+        }
     };
-    let ended: Vec<(&str, &Record)> =
-        plan.jobs.iter().zip(&states).filter_map(|(job, state)| Some((job.hash.as_str(), ended(state)?))).collect();
-    if let Some(warning) = mixed(&ended, &here).filter(|_| !args.quiet) {
-        tell(&warning);
-    }
-    let summary = Summary::new(&plan, &states);
+    outcome.mixed_builds.iter().for_each(|warning| remark(warning));
     if args.list && !args.json {
-        let table = Document { title: String::new(), lead: vec![Block::table("runs", listed(&plan, &states))], sections: Vec::new() };
         match args.details {
-            true => context.print_document(&table, true)?,
-            false => context.print_brief(&table)?,
+            true => context.print_document(&outcome.listing(), true)?,
+            false => context.print_brief(&outcome.listing())?,
         }
         return Ok(Exit::Success);
     }
-    if !args.list {
-        let _alone = sweep::writing_alone(&folder);
-        summary.write(&folder, &here)?;
+    context.print(&outcome.summary, args.json, args.details)?;
+    if let Some(path) = &outcome.written {
+        remark(&format!("written: {}", path.display()));
     }
-    context.print(&summary, args.json, args.details)?;
-    if !args.list && !args.quiet {
-        tell(&format!("written: {}", folder.join("summary.json").display()));
-    }
-    let measured: Vec<_> = summary.runs.iter().filter(|run| !run.metrics.is_empty()).collect();
-    if !measured.is_empty() && measured.iter().all(|run| !run.metrics.contains_key(&plan.metric)) {
-        let there: BTreeSet<&str> = measured.iter().flat_map(|run| run.metrics.keys()).map(String::as_str).collect();
-        let there = there.into_iter().collect::<Vec<_>>().join(", ");
-        let problem = format!("no run has measured the metric `{}`, by which runs are compared; measured were {there}", plan.metric);
-        return Err(Error::Sweep { path: args.file.clone(), problem }.into());
-    }
-    let done = |state: &State| match state {
-        State::Ended(record) => matches!(&record.status, Status::Finished { metrics } if metrics.contains_key(&plan.metric)),
-        State::Equal(_) => true,
-        State::Open => false,
-    };
-    Ok(match args.list || states.iter().all(done) {
+    outcome.check_metric(&request)?;
+    Ok(match args.list || outcome.is_complete() {
         true => Exit::Success,
-        false if interrupted => Exit::Interrupted,
+        false if outcome.interrupted => Exit::Interrupted,
         false => Exit::Failure,
     })
-}
-
-fn ended(state: &State) -> Option<&Record> {
-    if let State::Ended(record) = state { Some(record) } else { None }
-}
-
-/// Names finished runs that this build did not make, by build.
-fn mixed(records: &[(&str, &Record)], here: &Provenance) -> Option<String> {
-    let mut builds: Vec<(String, Vec<&str>)> = Vec::new();
-    for (hash, record) in records.iter().filter(|(_, record)| record.is_of_another(here)) {
-        let name = record.made_by();
-        match builds.iter_mut().find(|(other, _)| *other == name) {
-            Some((_, hashes)) => hashes.push(&hash[..hash.len().min(6)]),
-            None => builds.push((name, vec![&hash[..hash.len().min(6)]])),
-        }
-    }
-    if builds.is_empty() {
-        return None;
-    }
-    let list: Vec<String> =
-        builds.iter().map(|(name, hashes)| format!("\n  {name}: {} ({})", counted(hashes.len(), "run"), hashes.join(" "))).collect();
-    Some(format!(
-        "warning: finished runs of other builds stand among those of this one, {}, and their numbers may differ; \
-         --rerun-other-builds runs them again{}",
-        here.name(),
-        list.concat()
-    ))
 }
 
 /// What is said while others work.
@@ -191,10 +142,11 @@ pub(super) fn waiting(runs: usize) -> String {
 }
 
 /// The first Ctrl-C asks runs to stop, the second does not wait for them.
-pub(super) fn interrupts() -> (Arc<AtomicBool>, Arc<AtomicBool>) {
+pub(super) fn interrupts() -> SweepControl {
     let kill = Arc::new(AtomicBool::new(false));
     let flag = kill.clone();
-    (stop_or("waiting up to two minutes for checkpoints", move || flag.store(true, Ordering::Relaxed)), kill)
+    let stop = stop_or("waiting up to two minutes for checkpoints", move || flag.store(true, Ordering::Relaxed));
+    SweepControl { stop, kill }
 }
 
 /// A line for each run that begins or ends, and one that moves.
@@ -214,48 +166,4 @@ fn show(bar: &Bar, plan: &Plan, event: &Event) {
             }
         },
     });
-}
-
-fn listed(plan: &Plan, states: &[State]) -> Table {
-    let mut table = Table::new(counted(plan.jobs.len(), "run"), ["run", "settings", "status"]);
-    for (job, state) in plan.jobs.iter().zip(states) {
-        let status = match state {
-            State::Open => "open".into(),
-            State::Equal(earlier) => format!("equal to {}", plan.jobs[*earlier].hash),
-            State::Ended(record) => match &record.status {
-                Status::Finished { .. } => "finished".into(),
-                Status::Failed { reason } => format!("failed: {reason}"),
-            },
-        };
-        table.rows.push(vec![Cell::code(&job.hash), Cell::text(plan.name(job)), Cell::text(status)]);
-    }
-    table
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn finished_runs_of_other_builds_are_named() {
-        let here = crate::build::here(&[]);
-        let mut older = here.clone();
-        older.build.version = "0.0.1".into();
-        let finished = |provenance| Record {
-            hash: "0123456789".into(),
-            seconds: 1.0,
-            provenance,
-            data: None,
-            status: Status::Finished { metrics: Default::default() },
-        };
-        let (own, other, failed) = (
-            finished(vec![here.clone()]),
-            finished(vec![older.clone()]),
-            Record { status: Status::Failed { reason: String::new() }, ..finished(vec![older]) },
-        );
-        assert_eq!(mixed(&[("0123456789", &own), ("aaaaaaaaaa", &failed)], &here), None);
-        let warning = mixed(&[("0123456789", &own), ("abcdef0123", &other)], &here).expect("another build");
-        assert!(warning.contains("0.0.1") && warning.contains("1 run (abcdef)") && !warning.contains("012345 "), "{warning}");
-        assert!(warning.contains("--rerun-other-builds"), "{warning}");
-    }
 }

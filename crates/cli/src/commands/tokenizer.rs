@@ -1,4 +1,4 @@
-//! `termwise tokenizer`: learn one, or see what one does.
+//! `termwise tokenizer`.
 
 use std::io;
 use std::path::PathBuf;
@@ -44,7 +44,7 @@ pub struct TrainArgs {
     /// File to write
     #[arg(long, short, default_value = "tokenizer.json", value_name = "FILE")]
     pub out: PathBuf,
-    /// Print JSON, which `termwise show` renders again
+    /// Print JSON, which `termwise report` renders
     #[arg(long)]
     pub json: bool,
 }
@@ -56,14 +56,14 @@ Examples:
   termwise tokenizer encode tokenizer.json 'Once upon a time'
   termwise tokenizer encode runs/first/checkpoints/step-00001000 < book.txt")]
 pub struct EncodeArgs {
-    /// `bytes`, a tokenizer.json, or a folder that holds one
+    /// bytes, a tokenizer.json, or a folder that contains one
     pub tokenizer: String,
-    /// The text [default: standard input]
+    /// Text [default: standard input]
     pub text: Option<String>,
-    /// Do not add what the tokenizer's template says, such as <s> in front
+    /// Leave out special tokens such as <s> at the start
     #[arg(long)]
     pub no_special_tokens: bool,
-    /// Token that ends documents, where the tokenizer has none of the usual names
+    /// End-of-text token [default: that of the tokenizer]
     #[arg(long, value_name = "TOKEN")]
     pub end_of_document: Option<String>,
 }
@@ -75,15 +75,15 @@ Examples:
   termwise tokenizer decode tokenizer.json 17 4 99
   termwise tokenizer encode tokenizer.json < book.txt | termwise tokenizer decode tokenizer.json")]
 pub struct DecodeArgs {
-    /// `bytes`, a tokenizer.json, or a folder that holds one
+    /// bytes, a tokenizer.json, or a folder that contains one
     pub tokenizer: String,
-    /// The ids [default: standard input]
+    /// Token ids [default: standard input]
     #[arg(value_name = "ID")]
     pub ids: Vec<u32>,
     /// Leave special tokens out
     #[arg(long)]
     pub skip_special_tokens: bool,
-    /// Token that ends documents, where the tokenizer has none of the usual names
+    /// End-of-text token [default: that of the tokenizer]
     #[arg(long, value_name = "TOKEN")]
     pub end_of_document: Option<String>,
 }
@@ -109,7 +109,7 @@ pub fn run(command: &TokenizerCommand, context: &mut Context) -> Result<Exit, Fa
             let tokenizer = Tokenizer::open(&args.tokenizer, args.end_of_document.as_deref())?;
             let ids = match &args.ids[..] {
                 [] => {
-                    let wrong = |word: &str| Failure::usage(format!("`{word}` on standard input is no token id; give whole numbers"));
+                    let wrong = |word: &str| Failure::usage(format!("`{word}` on standard input is not a token id; give whole numbers"));
                     let number = |word: &str| word.parse().map_err(|_| wrong(word));
                     standard_input()?.split_whitespace().map(number).collect::<Result<Vec<u32>, Failure>>()?
                 }

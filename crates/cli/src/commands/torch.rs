@@ -116,7 +116,11 @@ fn check(python: &OsString) -> Result<(), Failure> {
     let name = python.to_string_lossy();
     match output {
         Err(error) => Err(Failure::usage(format!("cannot start `{name}`: {error}; {hint}"))),
-        Ok(output) if !output.status.success() => Err(Failure::usage(format!("`{name}` is no Python that could be asked; {hint}"))),
+        Ok(output) if !output.status.success() => {
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            let problem = stderr.lines().last().unwrap_or("it printed no error");
+            Err(Failure::usage(format!("could not run Python interpreter `{name}`: {problem}; {hint}")))
+        }
         Ok(output) => match String::from_utf8_lossy(&output.stdout).trim() {
             "" => Ok(()),
             modules => Err(Failure::usage(format!("`{name}` has no module {}; {hint}", modules.replace(' ', " and no module ")))),

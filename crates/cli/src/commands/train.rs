@@ -1,17 +1,14 @@
 //! `termwise train`.
 
-use std::path::{Component, Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
 use termwise_analysis::bench::peak_gflops;
-use termwise_data::Source;
-use termwise_model::ParamLayout;
-use termwise_report::{counted, thousands};
-use termwise_train::log::tell;
 use termwise_train::progress::Display;
-use termwise_train::settings::{Layer, Settings};
-use termwise_train::{RunOptions, Start, run as runs};
+use termwise_train::settings::Layer;
+use termwise_train::log::tell;
+use termwise_train::{PlannedRun, RunOptions, Start, TrainRequest, run as runs};
 
 use super::settings::AllSettings;
 use super::source::{cache_folder, prepare_with_progress};
@@ -43,7 +40,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "FILE")]
     pub config: Vec<PathBuf>,
     /// Name of the run [default: model, attention and a hash of the settings]
-    #[arg(long, value_name = "NAME", value_parser = name)]
+    #[arg(long, value_name = "NAME", value_parser = runs::check_name)]
     pub name: Option<String>,
     /// Folder of runs
     #[arg(long, default_value = "runs", value_name = "DIR")]
@@ -84,12 +81,13 @@ pub fn run(args: &TrainArgs, threads: Option<usize>, context: &mut Context) -> R
     let quiet = args.quiet || context.is_silent();
     let mut layers = args.config.iter().map(Layer::read).collect::<Result<Vec<_>, _>>()?;
     layers.push(args.settings.layer(threads)?);
-    let (folder, start) = place(args, &layers)?;
-    let mut settings = if start.is_new() { Settings::resolve(&layers)? } else { runs::resumed_settings(&folder, &layers)? };
     let collective = context.ranks.collective.clone();
-    if is_rank() && start.is_new() && !layers.iter().any(|layer| layer.has("micro_batches")) {
-        settings.micro_batches = settings.micro_batches_for(collective.size());
-    }
+    let mut request = TrainRequest::new(layers);
+    (request.runs, request.name) = (args.runs.clone(), args.name.clone());
+    (request.resume, request.overwrite) = (args.resume.clone(), args.overwrite);
+    request.ranks = is_rank().then(|| collective.size());
+    let planned = request.plan()?;
+    let PlannedRun { folder, start, settings, .. } = planned.clone();
     if settings.engine == "torch" {
         return torch::run(args, &settings, (&folder, &start), context);
     }
@@ -100,7 +98,7 @@ pub fn run(args: &TrainArgs, threads: Option<usize>, context: &mut Context) -> R
     let source = early.map_or_else(prepare, Ok)?;
     // A run that is resumed has been introduced.
     if !quiet && start == Start::Fresh {
-        introduce(&settings, source.as_ref(), &folder)?;
+        tell(&planned.introduction(source.vocabulary())?);
     }
     let stop = stop_on_interrupt(match collective.size() > 1 {
         false => "finishing the step and writing a checkpoint",
@@ -125,59 +123,4 @@ pub fn run(args: &TrainArgs, threads: Option<usize>, context: &mut Context) -> R
     drop(options);
     context.print(&outcome, args.json, false)?;
     Ok(if outcome.finished { Exit::Success } else { Exit::Interrupted })
-}
-
-/// Prints what is about to be trained: model, attention, data, tokens and folder.
-fn introduce(settings: &Settings, source: &dyn Source, folder: &Path) -> Result<(), Failure> {
-    let config = settings.config(source.vocabulary())?;
-    let attention = match config.uniform_attention() {
-        Some(attention) => attention.to_string(),
-        None => "different between layers or heads".into(),
-    };
-    let per_step = settings.batch.saturating_mul(settings.length).saturating_mul(settings.accumulate) as u64;
-    tell(&format!(
-        "model      {} parameters: {}, width {}, {}, {} tokens in the vocabulary\n\
-         attention  {attention}\n\
-         data       {}\n\
-         training   {} of {} tokens, {} tokens in all; peak learning rate {}\n\
-         directory  {}",
-        thousands(ParamLayout::new(&config)?.len()),
-        counted(config.num_hidden_layers, "layer"),
-        config.hidden_size,
-        counted(config.num_attention_heads, "head"),
-        thousands(config.vocab_size),
-        settings.data.join(", "),
-        counted(settings.steps, "step"),
-        thousands(per_step),
-        thousands(per_step.saturating_mul(settings.steps)),
-        settings.lr,
-        folder.display(),
-    ));
-    Ok(())
-}
-
-/// A name that stands for a folder within that of all runs.
-fn name(text: &str) -> Result<String, String> {
-    let plain = !text.is_empty() && Path::new(text).components().all(|part| matches!(part, Component::Normal(_)));
-    plain.then(|| text.to_owned()).ok_or_else(|| "a run's name is that of a folder: neither empty, nor `.`, nor absolute".into())
-}
-
-/// The run's folder and where it begins.
-fn place(args: &TrainArgs, layers: &[Layer]) -> termwise_train::Result<(PathBuf, Start)> {
-    let named = || -> termwise_train::Result<PathBuf> {
-        match &args.name {
-            Some(name) => Ok(args.runs.join(name)),
-            None => Ok(args.runs.join(Settings::resolve(layers)?.name())),
-        }
-    };
-    match &args.resume {
-        None => Ok((named()?, if args.overwrite { Start::Replace } else { Start::Fresh })),
-        Some(path) if path.as_os_str().is_empty() => Ok((named()?, Start::Resume)),
-        Some(path) => {
-            // A name alone may be that of a run, as for other commands.
-            let named = args.runs.join(path);
-            let by_name = !path.exists() && path.components().count() == 1 && named.is_dir();
-            runs::resume_at(if by_name { &named } else { path })
-        }
-    }
 }

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use serde_json::Value;
-use termwise_report::{Block, Document, Figure, HeatMap, Names, Shade, Unit};
+use termwise_report::{Axis, Block, Chart, Document, Figure, HeatMap, Layer, Line, Names, Point, Points, Rule, Scale, Shade, Unit};
 
 use crate::chromium::{self, Browser};
 
@@ -177,6 +177,66 @@ fn a_heat_map_has_a_log_switch() {
         assert_eq!(browser.evaluate("still.querySelector(':scope > .tools button').getAttribute('aria-pressed')"), pressed);
         browser.evaluate("still.querySelector(':scope > .tools button').click()");
     }
+    assert!(browser.complaints().is_empty(), "{:?}", browser.complaints());
+}
+
+/// Draws all plots again, and returns the texts with their boxes, and the places of dots, in the order of drawing.
+const DRAWN: &str = "(() => {
+    const texts = [], dots = [], prototype = CanvasRenderingContext2D.prototype, { fillText, arc } = prototype;
+    prototype.fillText = function (text, x, y) {
+        const width = this.measureText(text).width, left = this.textAlign === 'left' ? x : this.textAlign === 'right' ? x - width : x - width / 2;
+        texts.push({ text, left, right: left + width, top: y - 10, bottom: y + 2 });
+        fillText.call(this, text, x, y);
+    };
+    prototype.arc = function (x, y, ...rest) { dots.push([x, y]); arc.call(this, x, y, ...rest); };
+    document.dispatchEvent(new Event('toggle'));
+    Object.assign(prototype, { fillText, arc });
+    return { texts, dots };
+})()";
+
+/// Names of points that are close together are all written and do not overlap; a point alone in its line is seen.
+#[test]
+fn names_in_a_figure_do_not_overlap() {
+    let Some(program) = termwise_base::test_skip::need("browser", "Chromium", chromium::find()) else { return };
+    let names = ["softmax", "0..2", "0..4", "0..6", "0..8", "0..10"];
+    let points = names.iter().enumerate().map(|(i, name)| Point::new(100.0 + i as f64, 1.0 + 0.001 * i as f64).named(*name)).collect();
+    let line = |name: &str, points: Vec<(f64, f64)>| Layer::Line(Line { name: name.into(), color: 1, dashed: false, points });
+    let chart = Chart {
+        title: "crowded".into(),
+        x: Axis::new("x", Scale::Linear, Unit::Number),
+        y: Axis::new("y", Scale::Linear, Unit::Number),
+        layers: vec![
+            Layer::Points(Points { name: "points".into(), color: 2, points }),
+            line("alone", vec![(50.0, 0.5)]),
+            // Just above the rule, from its middle to its right end.
+            line("above", (0..40).map(|i| (80.0 + i as f64, 0.21)).collect()),
+            Layer::Rule(Rule { y: 0.2, label: "rule".into(), color: 0 }),
+        ],
+    };
+    let figure = Figure { title: "crowded".into(), description: String::new(), panels: vec![chart.into()] };
+    let lead = vec![Block::Figure { name: "crowded".into(), figure, caption: String::new() }];
+    let folder = tempfile::tempdir().expect("a folder");
+    let page = Document { title: "crowded".into(), lead, sections: vec![] }.write(folder.path()).expect("written");
+    let mut browser = Browser::start(&program);
+    browser.open(&format!("file://{}", page.display()), 1280);
+    let drawn = browser.evaluate(DRAWN);
+    let side = |text: &Value, key: &str| text[key].as_f64().expect("a number");
+    let texts: Vec<&Value> = drawn["texts"].as_array().expect("texts").iter().collect();
+    let written = |name: &str| texts.iter().find(|text| text["text"] == name).copied();
+    let boxes: Vec<&Value> =
+        names.iter().chain(&["rule"]).map(|name| written(name).unwrap_or_else(|| panic!("no {name}: {drawn}"))).collect();
+    for (i, a) in boxes.iter().enumerate() {
+        for b in &boxes[..i] {
+            let apart = side(a, "left") >= side(b, "right") || side(b, "left") >= side(a, "right");
+            assert!(apart || side(a, "top") >= side(b, "bottom") || side(b, "top") >= side(a, "bottom"), "{a} {b}");
+        }
+    }
+    let rule = written("rule").expect("a name");
+    // Every dot of the line above the rule is away from its name.
+    let dots = drawn["dots"].as_array().expect("dots");
+    assert_eq!(dots.len(), names.len() + 1, "the points, and the line of one point; the long line has no markers: {drawn}");
+    let top = side(rule, "top");
+    assert!(dots.iter().all(|dot| dot[1].as_f64().is_some_and(|y| y < top)), "{drawn}");
     assert!(browser.complaints().is_empty(), "{:?}", browser.complaints());
 }
 

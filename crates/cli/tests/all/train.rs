@@ -30,7 +30,7 @@ fn a_run_begins_with_what_is_trained() {
     let place = Place::new();
     let words = [
         "parameters: 1 layer, width 16, 2 heads, 257 tokens",
-        "attention  exp over=sum",
+        "attention  softmax (exp over=sum)",
         "text.txt",
         "6 steps of 32 tokens, 192 tokens",
         "runs/a",

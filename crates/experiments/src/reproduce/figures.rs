@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use termwise_report::{Axis, Band, Chart, DotPlot, Estimate, Figure, Layer, Line, Point, Points, Rule, Runs, Scale, Steps, Unit};
+use termwise_report::{Axis, Band, Chart, DotPlot, Estimate, Figure, Layer, Line, Point, Points, Rule, Runs, Scale, Steps, Unit, ramp};
 
 use super::list::series;
 use super::results::{Results, Run, Summary, TaskOutcome, VariantOutcome};
@@ -13,19 +13,31 @@ const COLOURS: usize = 8;
 /// More lines than this, dashed ones included, are a tangle.
 const LINES: usize = 8;
 
-/// A colour for each variant, the same in all figures of a page: softmax has the first, the others theirs in the order in which they come.
+/// A colour for each variant, the same in all figures of a page: softmax has the first, orders of the series a sequential ramp, the others
+/// theirs in the order in which they come.
 #[derive(Clone, Debug, Default)]
-pub struct Colours(Vec<String>);
+pub struct Colours {
+    others: Vec<String>,
+    /// Ascending.
+    orders: Vec<String>,
+}
+
+/// The highest order of a truncated series by its name, as in `orders 0..4`.
+fn highest_order(name: &str) -> Option<usize> {
+    name.strip_prefix("orders ")?.rsplit("..").next()?.parse().ok()
+}
 
 impl Colours {
     pub fn of<'a>(names: impl IntoIterator<Item = &'a str>) -> Colours {
-        let mut known: Vec<String> = Vec::new();
+        let mut known = Colours::default();
         for name in names {
-            if name != SOFTMAX && !known.iter().any(|other| other == name) {
-                known.push(name.to_owned());
+            let list = if highest_order(name).is_some() { &mut known.orders } else { &mut known.others };
+            if name != SOFTMAX && !list.iter().any(|other| other == name) {
+                list.push(name.to_owned());
             }
         }
-        Colours(known)
+        known.orders.sort_by_key(|name| highest_order(name));
+        known
     }
 
     pub fn of_results(results: &Results) -> Colours {
@@ -35,8 +47,12 @@ impl Colours {
 
     /// The colour, and whether lines are dashed because the colours have begun anew.
     fn get(&self, name: &str) -> (usize, bool) {
-        let place = self.0.iter().position(|other| other == name);
-        place.map_or((0, false), |place| (1 + place % COLOURS, place / COLOURS % 2 == 1))
+        let place = |list: &[String]| list.iter().position(|other| other == name);
+        match (place(&self.orders), place(&self.others)) {
+            (Some(step), _) => (ramp(step, self.orders.len()), false),
+            (None, Some(place)) => (1 + place % COLOURS, place / COLOURS % 2 == 1),
+            (None, None) => (0, false),
+        }
     }
 }
 
@@ -198,4 +214,20 @@ pub fn memory(results: &Results) -> Option<Figure> {
             .into(),
         panels: vec![chart.into()],
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders_have_a_ramp_that_no_other_variant_uses() {
+        let names = ["softmax", "linear ELU", "orders 0..10", "orders 0..2", "linear ELU", "orders 0..4", "Norm"];
+        let colours = Colours::of(names);
+        let get = |name: &str| colours.get(name).0;
+        assert_eq!([get("softmax"), get("linear ELU"), get("Norm")], [0, 1, 2]);
+        let orders = ["orders 0..2", "orders 0..4", "orders 0..10"].map(get);
+        assert!(orders.is_sorted_by(|a, b| a < b) && orders[0] == ramp(0, 3) && orders[2] == ramp(2, 3), "{orders:?}");
+        assert!(names.iter().all(|name| !colours.get(name).1));
+    }
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use termwise_analysis::plan::{Kept, kept};
-use termwise_report::{Block, Document, Section, counted};
+use termwise_report::{Block, Document, Figure, Section, counted};
 use termwise_train::metrics::{LastEvaluation, METRICS};
 use termwise_train::provenance;
 use termwise_train::runs::is_hidden;
@@ -78,7 +78,11 @@ pub fn of_folders(folders: &[PathBuf], out: &Path) -> Result<Document, Error> {
             None => builds.push((name, 1)),
         }
     }
-    let lead = vec![Block::Text(lead), Block::Text(format!("Runs: {}.", page::runs_made_by(&builds)))];
+    let build = match &builds[..] {
+        [(name, _)] => format!("All runs were made with termwise {name}."),
+        several => format!("Runs: {}.", page::runs_made_by(several)),
+    };
+    let lead = vec![Block::Text(lead), Block::Text(build)];
     Ok(Document { title: "Runs compared".into(), lead, sections })
 }
 
@@ -92,16 +96,21 @@ fn section(metric: Metric, groups: &[(String, Vec<usize>)], runs: &[Run], kept: 
     let colours = figures::Colours::of(groups.iter().map(|(name, _)| name.as_str()));
     let variants = groups.iter().map(|(name, members)| variant(name, members, (runs, kept), metric)).collect();
     let task = TaskOutcome { task: "held-out data".into(), metric, separate_tuning: false, variants, claims: Vec::new() };
-    let (short, heading) = match metric {
-        Metric::Loss => ("loss", "Loss"),
-        Metric::Recall => ("recall", "Recall"),
-        Metric::Beyond => ("beyond", "Beyond the length of training"),
+    let (short, heading, measured) = match metric {
+        Metric::Loss => ("loss", "Loss", "Held-out loss"),
+        Metric::Recall => ("recall", "Recall", "Held-out loss on recall tokens"),
+        Metric::Beyond => ("beyond", "Beyond the length of training", "Held-out loss beyond the length of training"),
     };
     let mut blocks = Vec::new();
-    for (what, figure) in
-        [("curves", figures::curves(heading, &task, runs, &colours)), ("dots", figures::dot_plot(heading, &task, &colours))]
-    {
-        blocks.extend(figure.map(|figure| Block::Figure { name: format!("{short}-{what}"), figure, caption: String::new() }));
+    let figures = [
+        ("curves", "during training", figures::curves(heading, &task, runs, &colours)),
+        ("dots", "at the end", figures::dot_plot(heading, &task, &colours)),
+    ];
+    for (what, when, figure) in figures {
+        blocks.extend(figure.map(|figure| {
+            let figure = Figure { title: format!("{measured} {when}"), ..figure };
+            Block::Figure { name: format!("{short}-{what}"), figure, caption: String::new() }
+        }));
     }
     blocks.push(Block::Table { name: short.into(), table: page::variants(&task, runs) });
     Section { heading: heading.into(), blocks }

@@ -48,6 +48,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
+use termwise_report::counted;
 use termwise_train::provenance::Provenance;
 use termwise_train::sweep::{self, Event, Plan, Runner, State};
 
@@ -114,6 +115,18 @@ pub struct Declared {
     pub schedule: Schedule,
     /// Names of those that are left out, and why.
     pub left_out: Vec<(Id, String)>,
+}
+
+impl Declared {
+    /// Experiments, scale, number of runs and folder, in one sentence.
+    pub fn announcement(&self, options: &Options) -> String {
+        let names: Vec<&str> = self.experiments.iter().map(|experiment| experiment.id.name()).collect();
+        let (runs, waiting) = (self.schedule.plan.jobs.len(), self.schedule.waiting);
+        let (many, seeds) = (counted(runs, "run"), counted(options.seeds.unwrap_or(options.scale.seeds()), "seed"));
+        let (names, scale, at_once) = (names.join(", "), options.scale.name(), options.threads.min(runs.max(1)));
+        let waiting = if waiting == 0 { String::new() } else { format!(" and {waiting} more once learning rates are chosen") };
+        format!("{names} at scale {scale}: {many} with {seeds} each{waiting}, {at_once} at a time, in {}", options.out.display())
+    }
 }
 
 /// Resolves what was asked for into runs.

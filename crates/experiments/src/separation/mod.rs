@@ -39,6 +39,7 @@ pub mod naive;
 mod network;
 mod output;
 mod reference;
+mod request;
 mod setting;
 mod share;
 #[cfg(test)]
@@ -52,6 +53,7 @@ pub use figure::{bridge_figure, success_figure};
 pub use network::{HIGHEST, Network, Weights};
 pub use output::{Pair, Side, Signs};
 pub use reference::{Compared, ComparedOrder, FEW, Reference, Verdict};
+pub use request::{SeparationRequest, run};
 pub use setting::{Setting, usual_m};
 pub use share::Share;
 

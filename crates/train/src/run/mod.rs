@@ -16,6 +16,7 @@
 //! the same bytes as an uninterrupted one, for any number of threads. With micro-batches this also holds for any number of processes:
 //! see [`crate::collective`]. Only rank 0 accesses the directory; the others read the checkpoint that it names, so all read the same files.
 
+mod launch;
 mod replace;
 mod training;
 
@@ -40,6 +41,7 @@ use crate::settings::{Layer, Settings};
 use termwise_base::files::{self, create_folder, read_text, write_whole};
 use termwise_data::{Rows, Source};
 
+pub use launch::{PlannedRun, TrainRequest, check_name};
 pub(crate) use replace::locate;
 pub use replace::replaced_by;
 

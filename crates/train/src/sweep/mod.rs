@@ -31,6 +31,7 @@
 //! ```
 
 mod claim;
+mod command;
 mod duplicates;
 mod plan;
 mod process;
@@ -39,12 +40,14 @@ mod record;
 mod schedule;
 mod schema;
 mod shard;
+mod slurm;
 mod summary;
 #[cfg(test)]
 mod tests;
 mod write;
 
 pub use claim::Timing;
+pub use command::{PlanSource, SweepControl, SweepOutcome, SweepRequest, execute, list};
 pub use duplicates::{Equality, equalities};
 pub use plan::{Axis, Job, Plan, Role, Schema};
 pub use process::{PATIENCE, ProcessRunner, rank_variables, terminate};
@@ -53,4 +56,5 @@ pub use record::{Metrics, Record, Status};
 pub use schedule::{Control, Event, Options, Others, Outcome, Runner, State, Stop, run, states, writing_alone};
 pub use schema::TrainingSchema;
 pub use shard::Shard;
+pub use slurm::{SlurmJob, without_submitting};
 pub use summary::{Best, Group, Point, RunRow, Statistic, Summary};
