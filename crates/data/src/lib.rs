@@ -26,7 +26,7 @@ pub mod tokens;
 use std::fmt;
 
 pub use builtin::Builtin;
-pub use config::{DataConfig, Documents, Layout};
+pub use config::{DataConfig, Documents, HeldOutPart, Layout};
 pub use detokenize::Text;
 pub use document::Prepared;
 pub use error::{Error, Result};
@@ -82,6 +82,11 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// Held-out batch `index`, in order, every held-out token asked for once; false past the end. The last batch may have
     /// rows that are masked out entirely.
     fn held_out(&self, index: u64, rows: usize, time: usize, out: &mut Rows) -> Result<bool>;
+
+    /// Training tokens in their order, from `start` on, as many as `out` has room for; their number, 0 past the end. Without a training text: 0.
+    fn training_text(&self, _start: u64, _out: &mut [u32]) -> Result<usize> {
+        Ok(0)
+    }
 
     /// The loss of the best possible predictor in nats per token, where it is known: over all tokens, over recall tokens
     /// and over the others.

@@ -229,6 +229,81 @@ pub fn evaluate_with(
     options: SessionOptions,
     collective: &dyn Collective,
 ) -> Result<(Evaluation, Option<NonpositiveDenominator>)> {
+    let (mut session, mut batches) = open(model, source, windows, limit, options)?;
+    let next = |rows: &mut Rows, wanted: bool| batches.next(rows, wanted);
+    finished(
+        over_ranks(collective, next, |rows| {
+            let mut sums = Sums::default();
+            sums.add(&mut session, &model.params, rows, 0..windows.batch)?;
+            Ok(sums)
+        })?,
+        source,
+    )
+}
+
+/// As [`evaluate_with`] in one process; calls `observe` with the rows of each batch and the loss of every position, 0 where nothing is predicted.
+pub fn evaluate_observed(
+    model: &Model,
+    source: &dyn Source,
+    windows: Windows,
+    limit: u64,
+    options: SessionOptions,
+    observe: &mut dyn FnMut(&Rows, &[f64]),
+) -> Result<(Evaluation, Option<NonpositiveDenominator>)> {
+    let (mut session, mut batches) = open(model, source, windows, limit, options)?;
+    let next = |rows: &mut Rows, wanted: bool| batches.next(rows, wanted);
+    finished(
+        over_ranks(&Alone, next, |rows| {
+            let mut sums = Sums::default();
+            sums.add(&mut session, &model.params, rows, 0..windows.batch)?;
+            observe(rows, session.token_losses());
+            Ok(sums)
+        })?,
+        source,
+    )
+}
+
+fn finished((sums, bad): (Sums, Option<(u64, Sums)>), source: &dyn Source) -> Result<(Evaluation, Option<NonpositiveDenominator>)> {
+    if let Some((batch, sums)) = bad {
+        return Err(Error::EvaluationNotFinite { batch, denominator: sums.nonpositive });
+    }
+    Ok((sums.finish(source.best_loss()), sums.nonpositive))
+}
+
+/// The held-out batches of a source.
+struct Batches<'a> {
+    source: &'a dyn Source,
+    windows: Windows,
+    limit: u64,
+    index: u64,
+    sliding: Sliding,
+}
+
+impl Batches<'_> {
+    fn next(&mut self, rows: &mut Rows, wanted: bool) -> Result<bool> {
+        let Windows { batch, length, stride } = self.windows;
+        let at = self.index;
+        self.index += 1;
+        if self.limit > 0 && at >= self.limit {
+            return Ok(false);
+        }
+        match stride == length {
+            // Nobody has to make what another rank looks at.
+            true if !wanted => Ok(true),
+            true => Ok(self.source.held_out(at, batch, length, rows)?),
+            false => self.sliding.next(self.source, self.windows, rows),
+        }
+    }
+}
+
+/// Room to compute the losses, and the batches; refuses windows that are not possible.
+fn open<'a>(
+    model: &Model,
+    source: &'a dyn Source,
+    windows: Windows,
+    limit: u64,
+    options: SessionOptions,
+) -> Result<(Session, Batches<'a>)> {
     let Windows { batch, length, stride } = windows;
     let bad = |key: &str, found: usize, expected: String| Error::Setting {
         place: String::new(),
@@ -249,30 +324,8 @@ pub fn evaluate_with(
     // No gradients are needed, and the parameters are there already.
     let options = options.forward_only(true);
     crate::memory::check(&model.config, batch, length, 0, 1)?;
-    let mut session = model.session(batch, length, options)?;
-    let (mut index, mut sliding) = (0, Sliding::default());
-    let next = |rows: &mut Rows, wanted: bool| -> Result<bool> {
-        let at = index;
-        index += 1;
-        if limit > 0 && at >= limit {
-            return Ok(false);
-        }
-        match stride == length {
-            // Nobody has to make what another rank looks at.
-            true if !wanted => Ok(true),
-            true => Ok(source.held_out(at, batch, length, rows)?),
-            false => sliding.next(source, windows, rows),
-        }
-    };
-    let sums = over_ranks(collective, next, |rows| {
-        let mut sums = Sums::default();
-        sums.add(&mut session, &model.params, rows, 0..batch)?;
-        Ok(sums)
-    })?;
-    if let Some((batch, sums)) = sums.1 {
-        return Err(Error::EvaluationNotFinite { batch, denominator: sums.nonpositive });
-    }
-    Ok((sums.0.finish(source.best_loss()), sums.0.nonpositive))
+    let session = model.session(batch, length, options)?;
+    Ok((session, Batches { source, windows, limit, index: 0, sliding: Sliding::default() }))
 }
 
 /// The losses of all batches, added in their order, and the first batch whose loss is not finite, with what was added until then; nothing

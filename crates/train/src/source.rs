@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use termwise_data::Result as DataResult;
 use termwise_data::language::Language;
 use termwise_data::prepare::{Prepare, prepare};
-use termwise_data::{Builtin, DataConfig, Layout, Rows, Source, TextSource, Tokenizer, tokens::Tokens};
+use termwise_data::{Builtin, DataConfig, HeldOutPart, Layout, Rows, Source, TextSource, Tokenizer, tokens::Tokens};
 
 use crate::error::{Error, Result};
 use crate::settings::{Layer, Settings};
@@ -40,6 +40,8 @@ impl Settings {
             held_out: self.held_out,
             split_seed: self.split_seed,
             layout: self.layout.parse().map_err(parse("layout"))?,
+            valid: self.valid_data.clone(),
+            part: HeldOutPart::new(&self.valid_range, self.valid_tokens).map_err(parse("valid_range"))?,
         };
         config.check()?;
         Ok(Some(config))
@@ -176,6 +178,12 @@ impl Source for WholeText {
         Err(termwise_data::Error::Internal("text to evaluate on has no training batches"))
     }
 
+    fn training_text(&self, start: u64, out: &mut [u32]) -> DataResult<usize> {
+        let count = self.tokens.len().saturating_sub(start).min(out.len() as u64) as usize;
+        self.tokens.read(start, &mut out[..count])?;
+        Ok(count)
+    }
+
     fn held_out(&self, index: u64, rows: usize, time: usize, out: &mut Rows) -> DataResult<bool> {
         out.reset(rows, time);
         match self.layout {
@@ -241,6 +249,12 @@ pub fn layers_of_model(folder: &Path, settings: &toml::Table) -> Result<(Vec<Lay
 /// is used where no other is named.
 pub fn open_for_model(folder: &Path, settings: &toml::Table, held_out_only: bool, cache: &Path, how: &Prepare) -> Result<Opened> {
     let (mut layers, trained) = layers_of_model(folder, settings)?;
+    let mut settings = settings.clone();
+    if settings.contains_key("data") {
+        // The held-out text of the run belongs to its own data.
+        settings.entry("valid_data").or_insert(toml::Value::Array(Vec::new()));
+    }
+    let settings = &settings;
     layers.push(Layer::new(settings.clone(), PLACE)?);
     let resolved = Settings::resolve(&layers)?;
     let held_out_only = held_out_only || !settings.contains_key("data");
