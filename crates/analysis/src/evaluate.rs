@@ -98,7 +98,7 @@ pub fn run(request: &Request, monitor: &Monitor) -> Result<Evaluated, Error> {
             let mut observe = |rows: &Rows, losses: &[f64]| counter.add(rows, losses);
             let found = evaluate_observed(&model, source.as_ref(), windows, request.batches, options, &mut observe)?;
             let training = training_text(request, asked, &folder, trained.is_some(), monitor)?;
-            slices = Some(counter.finish(Some(training.as_deref().unwrap_or(source.as_ref())))?);
+            slices = Some(counter.finish(Some(&counter.count_in(training.as_deref().unwrap_or(source.as_ref()))?)));
             found
         }
     };

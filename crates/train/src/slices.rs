@@ -65,13 +65,20 @@ pub struct PositionSlice {
     pub part: Part,
 }
 
-/// Collects losses by n-gram. Feed it batches, then call [`SliceCounter::finish`].
+/// Collects losses by n-gram. [`SliceCounter::finish`] groups them.
 #[derive(Clone, Debug)]
 pub struct SliceCounter {
     ngram: usize,
     /// Sums of hits and of the rest for each n-gram that was predicted.
     grams: HashMap<Vec<u32>, [Total; 2]>,
     positions: Vec<Total>,
+}
+
+/// Counts of n-grams in a training text.
+#[derive(Clone, Debug)]
+pub struct NgramCounts {
+    tokens: u64,
+    counts: HashMap<Vec<u32>, u64>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -124,23 +131,26 @@ impl SliceCounter {
         }
     }
 
-    /// The groups, with frequencies in the training text of a source if it has one.
+    /// How often each n-gram that was predicted occurs in the training text of a source.
     ///
     /// # Errors
     /// If the training text cannot be read.
-    pub fn finish(self, training: Option<&dyn Source>) -> Result<Slices> {
-        let mut frequencies: HashMap<&[u32], u64> = self.grams.keys().map(|gram| (&gram[..], 0)).collect();
-        let training_tokens = match training {
-            Some(source) => count_ngrams(source, self.ngram, &mut frequencies)?,
-            None => 0,
-        };
+    pub fn count_in(&self, training: &dyn Source) -> Result<NgramCounts> {
+        let mut counts = NgramCounts { tokens: 0, counts: self.grams.keys().map(|gram| (gram.clone(), 0)).collect() };
+        counts.tokens = count_ngrams(training, self.ngram, &mut counts.counts)?;
+        Ok(counts)
+    }
+
+    /// The groups. Frequencies are those of [`SliceCounter::count_in`], of this counter or of another that was fed the same text.
+    pub fn finish(&self, frequencies: Option<&NgramCounts>) -> Slices {
+        let training_tokens = frequencies.map_or(0, |counts| counts.tokens);
         let mut groups = [[Total::default(); 2]; FREQUENCIES.len()];
         let mut both = [Total::default(); 2];
         // A fixed order, so that sums do not depend on that of the map.
         let mut grams: Vec<(&Vec<u32>, &[Total; 2])> = self.grams.iter().collect();
         grams.sort_unstable_by_key(|(gram, _)| *gram);
         for (gram, totals) in grams {
-            let frequency = frequencies.get(&gram[..]).copied().unwrap_or(0);
+            let frequency = frequencies.and_then(|found| found.counts.get(gram)).copied().unwrap_or(0);
             let group = FREQUENCIES.partition_point(|&least| least <= frequency) - 1;
             for kind in 0..2 {
                 both[kind].add(totals[kind]);
@@ -154,19 +164,19 @@ impl SliceCounter {
             rest: rest.part(),
         };
         let position = |(group, total): (usize, &Total)| PositionSlice { from: (1 << group) - 1, to: (2 << group) - 2, part: total.part() };
-        Ok(Slices {
+        Slices {
             ngram: self.ngram,
             training_tokens: (training_tokens > 0).then_some(training_tokens),
             hits: both[0].part(),
             rest: both[1].part(),
             frequencies: if training_tokens > 0 { groups.iter().enumerate().map(slice).collect() } else { Vec::new() },
             positions: self.positions.iter().enumerate().map(position).collect(),
-        })
+        }
     }
 }
 
 /// Counts the known n-grams in the training text; the number of its tokens.
-fn count_ngrams(source: &dyn Source, ngram: usize, frequencies: &mut HashMap<&[u32], u64>) -> Result<u64> {
+fn count_ngrams(source: &dyn Source, ngram: usize, frequencies: &mut HashMap<Vec<u32>, u64>) -> Result<u64> {
     let (mut total, mut kept) = (0, 0);
     let mut buffer = vec![0; CHUNK + ngram];
     loop {
@@ -249,7 +259,7 @@ mod tests {
         let mut text = vec![1, 2, 0, 1, 2, 0];
         text.extend([5; 13]);
         let training = Training(text);
-        let found = counter.finish(Some(&training)).expect("slices");
+        let found = counter.finish(Some(&counter.count_in(&training).expect("counts")));
         assert_eq!(found.training_tokens, Some(19));
         assert_eq!(found.hits, Part { tokens: 3, loss: (8.0 + 64.0 + 128.0) / 3.0 });
         assert_eq!(found.rest, Part { tokens: 10, loss: (1.0 + 2.0 + 4.0 + 16.0 + 32.0 + 5.0) / 10.0 });
@@ -278,7 +288,7 @@ mod tests {
         for n in 2..5 {
             let mut counter = SliceCounter::new(n);
             counter.add(&rows(&[&text]), &losses);
-            let found = counter.finish(None).expect("slices");
+            let found = counter.finish(None);
             let is_hit = |t: usize| t + 2 >= n && (0..t + 2 - n).any(|s| text[s..s + n] == text[t + 2 - n..t + 2]);
             let hits: Vec<f64> = (0..64).filter(|&t| is_hit(t)).map(|t| losses[t]).collect();
             assert_eq!((found.hits.tokens, found.rest.tokens), (hits.len() as u64, 64 - hits.len() as u64), "{n}");

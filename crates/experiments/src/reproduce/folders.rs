@@ -118,6 +118,7 @@ fn variant(name: &str, members: &[usize], (runs, kept): (&[Run], &[Option<Kept>]
             name: name.into(),
             attention: members.first().map_or(String::new(), |&run| runs[run].attention.clone()),
             settings: Table::new(),
+            seeds: None,
         },
         state_bytes: kept.map(|kept| kept.bytes),
         state_numbers: kept.map(|kept| kept.numbers),

@@ -6,11 +6,12 @@ use termwise_report::{Block, Cell, Document, Documented, Section, Table, Tone};
 use termwise_train::provenance;
 
 use super::declaration::{Declaration, FILE as CLAIMS_FILE};
-use super::figures;
 use super::interval::Numbers;
 use super::results::{ClaimOutcome, Outcome, Results, Run, Summary, TaskOutcome};
+use super::text::TOKENS as TEXT_TOKENS;
 use super::theorem::Theorem;
 use super::{FILE, FORMAT, Id, Metric, Scale, Verdict};
+use super::{figures, text_page};
 use crate::{Error, separation};
 
 /// Writes `index.html` with its figures and tables into the folder of results.
@@ -53,7 +54,8 @@ pub fn page(results: &Results, folder: Option<&Path>) -> Document {
         Some(folder) => without_missing(results, folder),
         None => results.clone(),
     };
-    let mut sections: Vec<Section> = results.experiments.iter().map(|outcome| experiment(outcome, results)).collect();
+    let mut sections = text_page::sections(results);
+    sections.extend(results.experiments.iter().map(|outcome| experiment(outcome, results)));
     sections.extend(results.theorems.iter().map(theorem));
     sections.extend(left_out(results));
     sections.extend(failed(results));
@@ -63,8 +65,11 @@ pub fn page(results: &Results, folder: Option<&Path>) -> Document {
     let blocks = std::iter::once(Block::Text(text)).chain(all_runs(&results.runs, settings)).collect();
     sections.push(Section { heading: "Runs and settings".into(), blocks });
     sections.push(conditions(results));
-    let about =
-        if of_papers(results) { "Softmax attention and linear attention, term by term" } else { "Orders, write rules, decays, windows" };
+    let about = match results.scale {
+        _ if of_papers(results) => "Softmax attention and linear attention, term by term",
+        Scale::Text => "Loss on text by Taylor order and by bytes of state",
+        _ => "Orders, write rules, decays, windows",
+    };
     Document { title: format!("{about}: scale {}", results.scale.name()), lead: lead(results), sections }
 }
 
@@ -100,7 +105,10 @@ fn verdicts(claims: &[ClaimOutcome]) -> impl Iterator<Item = Block> {
 /// The story in three pictures with a sentence each; what was claimed and decided folds away below it.
 fn lead(results: &Results) -> Vec<Block> {
     let of_papers = of_papers(results);
-    let mut blocks = vec![Block::Text(if of_papers { ABOUT_PAPERS } else { ABOUT_OWN }.into())];
+    let mut blocks = text_page::lead(results);
+    if blocks.is_empty() && results.scale != Scale::Text {
+        blocks.push(Block::Text(if of_papers { ABOUT_PAPERS } else { ABOUT_OWN }.into()));
+    }
     let pictures = [
         ("overview", figures::overview(results), OVERVIEW),
         ("orders", figures::orders(results), ORDERS),
@@ -417,7 +425,10 @@ fn conditions(results: &Results) -> Section {
         );
     }
     let of_a_paper = results.experiments.iter().any(|outcome| outcome.id.is_of_a_paper());
-    if results.runs.iter().any(|run| run.tuning) {
+    if results.scale == Scale::Text {
+        let tokens = results.tokens.unwrap_or(TEXT_TOKENS);
+        list.push(format!("{tokens} training tokens per run; learning rates were chosen at a third of them, with seed 0, on another part of the held-out text"));
+    } else if results.runs.iter().any(|run| run.tuning) {
         list.push(
             "where variants have learning rates of their own, tasks, sizes and numbers of steps were chosen by looking at softmax, order 2 with the \
              write rule and far orders 0..2, so that these learn within the time; a rate is chosen by one run"
