@@ -13,9 +13,11 @@ mod document;
 pub mod error;
 pub mod hub;
 pub mod language;
+pub mod mqar;
 pub mod parity;
 pub mod prepare;
 mod rng;
+pub mod s5;
 pub mod shards;
 pub mod sources;
 mod split;
@@ -25,7 +27,7 @@ pub mod tokens;
 
 use std::fmt;
 
-pub use builtin::Builtin;
+pub use builtin::{Builtin, SyntheticTask};
 pub use config::{DataConfig, Documents, HeldOutPart, Layout};
 pub use detokenize::Text;
 pub use document::Prepared;
@@ -51,6 +53,8 @@ pub struct Rows {
     pub recall: Vec<bool>,
     /// Bytes of text that the counted labels stand for; 0 where the source is not text.
     pub bytes: u64,
+    /// Whether labels are answers of a task, whose accuracy is measured.
+    pub scored: bool,
 }
 
 impl Rows {
@@ -65,6 +69,7 @@ impl Rows {
         self.lengths.clear();
         self.recall.clear();
         self.bytes = 0;
+        self.scored = false;
     }
 }
 

@@ -250,10 +250,11 @@ struct ReproduceOptions {
 #[pyfunction]
 pub fn run_reproduce(py: Python<'_>, options: &str, callback: Option<&Bound<'_, PyAny>>) -> PyResult<Found> {
     let options: ReproduceOptions = parsed(options)?;
-    let scales = [Scale::Test, Scale::Minute, Scale::Laptop, Scale::Text];
+    let scales = [Scale::Test, Scale::Minute, Scale::Laptop, Scale::Text, Scale::Mini];
     let scale = scales.into_iter().find(|scale| scale.name() == options.scale);
-    let scale =
-        scale.ok_or_else(|| crate::errors::input(format!("a scale is \"minute\", \"laptop\" or \"text\", found {:?}", options.scale)))?;
+    let scale = scale.ok_or_else(|| {
+        crate::errors::input(format!("a scale is \"minute\", \"laptop\", \"text\" or \"mini\", found {:?}", options.scale))
+    })?;
     let usual = reproduce::Options::new(scale);
     let how = reproduce::Options {
         ids: Id::parse(&options.experiments, scale).map_err(value)?,

@@ -74,7 +74,7 @@ fn slice_tables(slices: &Slices) -> Vec<Block> {
 
 /// Losses in nats per token.
 fn facts_of(evaluation: &Evaluation) -> Vec<(String, String)> {
-    let Evaluation { loss, bits_per_byte, recall, rest, excess, within, beyond, .. } = *evaluation;
+    let Evaluation { loss, bits_per_byte, accuracy, recall, rest, excess, within, beyond, .. } = *evaluation;
     let bits = bits_per_byte.map_or(String::new(), |bits| format!(", {bits:.4} bits per byte"));
     // From the loss: a JSON file has no infinity.
     let mut facts = vec![("loss".to_owned(), format!("{loss:.4}, perplexity {}{bits}", perplexity(loss.exp())))];
@@ -84,6 +84,7 @@ fn facts_of(evaluation: &Evaluation) -> Vec<(String, String)> {
     if excess.all.is_finite() {
         facts[0].1 += &above(Some(excess.all));
     }
+    facts.extend(accuracy.map(|accuracy| ("accuracy".into(), format!("{:.1} %", 100.0 * accuracy))));
     facts.extend(recall.map(|recall| ("recall".into(), part(recall, excess.recall))));
     facts.extend(rest.map(|rest| ("rest".into(), part(rest, excess.rest))));
     facts.extend(within.map(|within| ("within the length of training".into(), part(within, None))));
@@ -210,6 +211,7 @@ mod tests {
             loss: 800.0,
             perplexity: f64::INFINITY,
             bits_per_byte: Some(1.5),
+            accuracy: Some(0.75),
             recall: Some(Part { tokens: 10, loss: 0.5 }),
             rest: Some(Part { tokens: 990, loss: 2.5 }),
             excess: Some(Excess { all: 0.25, recall: Some(0.5), rest: None }),

@@ -20,12 +20,14 @@ const TOKENIZER_FILES: [&str; 4] = ["tokenizer.json", "tokenizer_config.json", "
 impl Settings {
     /// The text that the settings name; `None` where data are built in.
     pub fn data_config(&self) -> Result<Option<DataConfig>> {
-        let is_builtin = |name: &String| name == Builtin::NAME || name.starts_with("builtin:");
+        let is_builtin = |name: &String| Builtin::is_name(name) || name.starts_with("builtin:");
         if let Some(name) = self.data.iter().find(|name| is_builtin(name)) {
-            let expected = match (&self.data[..], Builtin::NAMES.contains(&name.as_str())) {
+            let expected = match (&self.data[..], Builtin::is_name(name)) {
                 ([_], true) => return Ok(None),
                 (_, true) => format!("`{name}` stands alone; a file of this name is ./{name}"),
-                (_, false) => format!("built-in data are {}; a file of this name is ./{name}", Builtin::NAMES.join(" and ")),
+                (_, false) => {
+                    format!("built-in data are {}; a file of this name is ./{name}", Builtin::names().collect::<Vec<_>>().join(", "))
+                }
             };
             return Err(Error::Setting { place: String::new(), key: "data".into(), found: format!("{:?}", self.data), expected });
         }
@@ -209,7 +211,7 @@ pub fn language_of(folder: &Path) -> Result<Option<Language>> {
     }
     let text = read_text(&saved).map_err(Error::io("read", &saved))?;
     let builtin = Settings::resolve(&[Layer::of_run(&text, &saved.display().to_string())?])?.builtin()?;
-    Ok(builtin.and_then(|builtin| if let Builtin::Language(language) = builtin { Some(language) } else { None }))
+    Ok(builtin.and_then(Builtin::into_language))
 }
 
 /// Text for a model that exists.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use termwise_data::{Builtin, DataConfig, Documents, Prepare, Prepared, Progress, Rows, Source, TextSource, Tokenizer};
+use termwise_data::{DataConfig, Documents, Prepare, Prepared, Progress, Rows, Source, TextSource, Tokenizer};
 use termwise_report::Documented;
 use termwise_train::settings::{Layer, Settings};
 
@@ -176,7 +176,7 @@ fn show(args: &ShowArgs, context: &mut Context) -> Result<(), Failure> {
         writeln!(context.out)?;
     }
     // Elsewhere labels are the text itself, a token further on.
-    let labelled = matches!(settings.builtin()?, Some(Builtin::Parity(_)));
+    let labelled = settings.builtin()?.is_some_and(|builtin| builtin.has_own_labels());
     let (length, out) = (args.length.unwrap_or(usual), &mut context.out);
     let mut batch = Rows::default();
     for index in (0..args.count).map_while(|more| args.index.checked_add(more)) {

@@ -29,6 +29,7 @@ Examples:
   termwise reproduce --scale laptop --data corpus.txt   about an hour; E1, E3 and E4 also on your own text
   termwise reproduce --scale text --data books          hours; loss on text by order and by bytes of state
   termwise reproduce orders --scale text --data books --tokens 1500000 --hours 1
+  termwise reproduce mqar                               hours; which mixers solve multi-query associative recall
   termwise reproduce --scale paper                      estimate the cost of the paper's runs, and write their settings
 
 Experiments:
@@ -43,15 +44,17 @@ Experiments:
   delta, delta-conv         orders with the delta rule and decay
   tokenization              the gap to softmax against training tokens, for bytes and two BPE vocabularies
   families, families-conv   loss against bytes of state: other head dimensions and families
+  Only at scale mini and zoology:
+  mqar                      multi-query associative recall, by the share of seeds that solve it
 
 A verdict needs every seed; a claim with a failed or unfinished run is undecided. results.json has every number with the folder of its run.")]
 pub struct ReproduceArgs {
     /// Experiments
     #[arg(value_name = "EXPERIMENT", default_value = "all")]
     pub experiments: Vec<String>,
-    /// Compute budget
-    #[arg(long, value_enum, default_value_t = Size::Minute)]
-    pub scale: Size,
+    /// Compute budget [default: minute; for mqar alone: mini]
+    #[arg(long, value_enum)]
+    pub scale: Option<Size>,
     /// Text to train on: in addition (laptop), a folder with train.txt and valid.txt or files (text), instead of FineWeb (paper); may be repeated
     #[arg(long, value_name = "FILE", num_args = 1..)]
     pub data: Vec<String>,
@@ -64,7 +67,7 @@ pub struct ReproduceArgs {
     /// Stop after this many hours; the same command resumes
     #[arg(long, value_name = "H")]
     pub hours: Option<f64>,
-    /// Seeds per run [default: minute 4, laptop 3, text 3, paper 1]
+    /// Seeds per run [default: minute 4, laptop 3, text 3, mini 5, others 1]
     #[arg(long, value_name = "N", value_parser = size(1000))]
     pub seeds: Option<usize>,
     /// Folder of results [default: reproduce/SCALE]
@@ -104,6 +107,10 @@ pub enum Size {
     Laptop,
     /// A text of yours; hours on two cores, see --tokens and --hours
     Text,
+    /// MQAR with a vocabulary of 1,024; minutes per run
+    Mini,
+    /// MQAR by the protocol of Zoology; days on two cores
+    Zoology,
     /// The paper's models and data
     Paper,
 }
@@ -115,6 +122,8 @@ impl From<Size> for Scale {
             Size::Minute => Scale::Minute,
             Size::Laptop => Scale::Laptop,
             Size::Text => Scale::Text,
+            Size::Mini => Scale::Mini,
+            Size::Zoology => Scale::Zoology,
             Size::Paper => Scale::Paper,
         }
     }
@@ -122,7 +131,9 @@ impl From<Size> for Scale {
 
 impl ReproduceArgs {
     fn options(&self, context: &Context) -> Result<Options, Error> {
-        let defaults = Options::new(self.scale.into());
+        let mqar = !self.experiments.is_empty() && self.experiments.iter().all(|name| name.eq_ignore_ascii_case(Id::Mqar.name()));
+        let scale = self.scale.unwrap_or(if mqar { Size::Mini } else { Size::Minute });
+        let defaults = Options::new(scale.into());
         Ok(Options {
             ids: Id::parse(&self.experiments, defaults.scale)?,
             data: self.data.clone(),

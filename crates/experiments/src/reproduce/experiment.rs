@@ -220,6 +220,8 @@ pub enum Metric {
     Loss,
     /// Held-out loss on positions beyond those that rows of training have.
     Beyond,
+    /// Share of wrong answers.
+    Error,
 }
 
 impl Metric {
@@ -229,6 +231,7 @@ impl Metric {
             Metric::Recall => "held_out.recall.loss",
             Metric::Loss => "held_out.loss",
             Metric::Beyond => "held_out.beyond.loss",
+            Metric::Error => "held_out.accuracy",
         }
     }
 
@@ -238,6 +241,7 @@ impl Metric {
             Metric::Recall => "held-out loss on recall tokens, nats",
             Metric::Loss => "held-out loss, nats per token",
             Metric::Beyond => "held-out loss beyond the length of training, nats per token",
+            Metric::Error => "share of wrong answers",
         }
     }
 
@@ -247,6 +251,7 @@ impl Metric {
             Metric::Recall => "loss on recall tokens",
             Metric::Loss => "held-out loss",
             Metric::Beyond => "loss beyond the length of training",
+            Metric::Error => "wrong answers",
         }
     }
 
@@ -256,6 +261,7 @@ impl Metric {
             Metric::Recall => Some(found.recall?.loss),
             Metric::Loss => Some(found.loss),
             Metric::Beyond => Some(found.beyond?.loss),
+            Metric::Error => Some(1.0 - found.accuracy?),
         }
     }
 }

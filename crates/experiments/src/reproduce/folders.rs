@@ -64,7 +64,7 @@ pub fn of_folders(folders: &[PathBuf], out: &Path) -> Result<Document, Error> {
     let kept: Vec<Option<Kept>> = found.iter().map(|one| memory(&one.text)).collect();
     let section = |metric: Metric| section(metric, &groups, &runs, &kept);
     let mut sections = vec![section(Metric::Loss)];
-    for metric in [Metric::Recall, Metric::Beyond].into_iter().filter(|&metric| measured(metric)) {
+    for metric in [Metric::Recall, Metric::Beyond, Metric::Error].into_iter().filter(|&metric| measured(metric)) {
         sections.push(section(metric));
     }
     let settings = |run: &Run| found.iter().find(|one| one.run.hash == run.hash).map(|one| one.text.clone());
@@ -96,6 +96,7 @@ fn section(metric: Metric, groups: &[(String, Vec<usize>)], runs: &[Run], kept: 
         Metric::Loss => ("loss", "Loss"),
         Metric::Recall => ("recall", "Recall"),
         Metric::Beyond => ("beyond", "Beyond the length of training"),
+        Metric::Error => ("accuracy", "Wrong answers"),
     };
     let mut blocks = Vec::new();
     for (what, figure) in

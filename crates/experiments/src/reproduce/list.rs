@@ -3,7 +3,7 @@
 use super::claim::{Claim, Rule};
 use super::experiment::{Experiment, Id, Task, Variant};
 use super::scale::Scale;
-use super::{Options, second_half, text};
+use super::{Options, mqar, second_half, text};
 use crate::Error;
 
 /// The name of what others are compared with.
@@ -36,6 +36,7 @@ pub fn experiments(options: &Options) -> Result<Vec<Experiment>, Error> {
     let mut found = Vec::new();
     for &id in &options.ids {
         found.extend(match (id, options.scale) {
+            (Id::Mqar, _) => mqar::experiment(options),
             (_, Scale::Text | Scale::Test) if text::is_text(id) => text::experiment(id, options)?,
             _ => experiment(id, options.scale, &options.data),
         });

@@ -35,6 +35,7 @@ mod folders;
 mod inside;
 mod interval;
 mod list;
+mod mqar;
 mod page;
 pub mod paper;
 mod recall;

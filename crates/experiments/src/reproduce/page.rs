@@ -7,6 +7,7 @@ use termwise_train::provenance;
 
 use super::declaration::{Declaration, FILE as CLAIMS_FILE};
 use super::interval::Numbers;
+use super::mqar::SOLVED;
 use super::results::{ClaimOutcome, Outcome, Results, Run, Summary, TaskOutcome};
 use super::text::TOKENS as TEXT_TOKENS;
 use super::theorem::Theorem;
@@ -68,6 +69,7 @@ pub fn page(results: &Results, folder: Option<&Path>) -> Document {
     let about = match results.scale {
         _ if of_papers(results) => "Softmax attention and linear attention, term by term",
         Scale::Text => "Loss on text by Taylor order and by bytes of state",
+        Scale::Mini | Scale::Zoology => "Multi-query associative recall",
         _ => "Orders, write rules, decays, windows",
     };
     Document { title: format!("{about}: scale {}", results.scale.name()), lead: lead(results), sections }
@@ -106,7 +108,11 @@ fn verdicts(claims: &[ClaimOutcome]) -> impl Iterator<Item = Block> {
 fn lead(results: &Results) -> Vec<Block> {
     let of_papers = of_papers(results);
     let mut blocks = text_page::lead(results);
-    if blocks.is_empty() && results.scale != Scale::Text {
+    if matches!(results.scale, Scale::Mini | Scale::Zoology) {
+        blocks.push(Block::Text(format!(
+            "{ABOUT_MQAR} A run has solved the task if its accuracy on the test examples is at least {SOLVED}."
+        )));
+    } else if blocks.is_empty() && results.scale != Scale::Text {
         blocks.push(Block::Text(if of_papers { ABOUT_PAPERS } else { ABOUT_OWN }.into()));
     }
     let pictures = [
@@ -147,6 +153,8 @@ const ABOUT_PAPERS: &str = "Softmax attention is a sum of recurrent networks, on
     where attentions differ.";
 const ABOUT_OWN: &str = "What single orders, a write rule, a decay and a state of far keys do in memories of equal size. Models have one layer, so that \
     the memory does the work and nothing is passed on from layer to layer; each variant has a learning rate of its own.";
+const ABOUT_MQAR: &str = "Keys and values are stated once and queried later (MQAR, arXiv 2312.04927). Runs either learn the task or do not, so claims are decided by \
+    the number of seeds that solve it, with Fisher's exact two-sided test.";
 const OVERVIEW: &str = "**What is lost.** 0 is perfect recall; softmax, the dashed line, recalls, and linear attention does not. Mean, and smallest \
     to largest over seeds";
 const ORDERS: &str = "**What brings it back.** Every further order of the series is one more recurrent network. Higher orders approach softmax; the verdicts \
@@ -288,6 +296,7 @@ pub(super) fn variants(task: &TaskOutcome, runs: &[Run]) -> Table {
         Metric::Recall => &["recall", "rest", "excess over the optimum"],
         Metric::Loss => &["loss"],
         Metric::Beyond => &["within the length of training", "beyond it"],
+        Metric::Error => &["accuracy", "solved"],
     };
     let tuned: &[&str] = if task.variants.iter().any(|outcome| !outcome.tuning.is_empty()) { &["learning rate"] } else { &[] };
     // Bytes of small states are mostly those of whole vectors.
@@ -297,7 +306,8 @@ pub(super) fn variants(task: &TaskOutcome, runs: &[Run]) -> Table {
     columns.extend((1..=seeds).map(|seed| format!("seed {seed}")));
     let linked = task.variants.iter().flat_map(|outcome| &outcome.runs).any(|&run| !runs[run].folder.is_empty());
     let leads = if linked { "; each number leads to its run" } else { "" };
-    let mut table = Table::new(format!("{}: mean ± standard deviation over seeds, nats{leads}", task.task), columns);
+    let unit = if task.metric == Metric::Error { "seeds are listed by their share of wrong answers" } else { "nats" };
+    let mut table = Table::new(format!("{}: mean ± standard deviation over seeds, {unit}{leads}", task.task), columns);
     for outcome in &task.variants {
         let settings: String = outcome.variant.settings.iter().map(|(key, value)| format!(", {key} = {value}")).collect();
         let mut row = vec![Cell::text(&outcome.variant.name), Cell::code(format!("{}{settings}", outcome.variant.attention))];
@@ -305,6 +315,12 @@ pub(super) fn variants(task: &TaskOutcome, runs: &[Run]) -> Table {
             Metric::Recall => row.extend([outcome.recall, outcome.rest, outcome.excess].map(mean_sd)),
             Metric::Loss => row.push(mean_sd(outcome.loss)),
             Metric::Beyond => row.extend([outcome.within, outcome.beyond].map(mean_sd)),
+            Metric::Error => {
+                let accuracy = |error: Summary| Summary { mean: 1.0 - error.mean, ..error };
+                row.push(mean_sd(outcome.metric.map(accuracy)));
+                let solved = outcome.numbers.iter().filter(|(_, error)| 1.0 - error >= SOLVED).count();
+                row.push(Cell::text(format!("{solved} of {}", outcome.runs.len())));
+            }
         }
         row.push(outcome.state_bytes.map_or(Cell::Empty, |bytes| Cell::Amount(bytes as f64, termwise_report::Unit::Bytes)));
         if !tuned.is_empty() {
@@ -425,7 +441,9 @@ fn conditions(results: &Results) -> Section {
         );
     }
     let of_a_paper = results.experiments.iter().any(|outcome| outcome.id.is_of_a_paper());
-    if results.scale == Scale::Text {
+    if matches!(results.scale, Scale::Mini | Scale::Zoology) {
+        list.push("learning rates were chosen with seed 0 on other test examples than those of the comparison".into());
+    } else if results.scale == Scale::Text {
         let tokens = results.tokens.unwrap_or(TEXT_TOKENS);
         list.push(format!("{tokens} training tokens per run; learning rates were chosen at a third of them, with seed 0, on another part of the held-out text"));
     } else if results.runs.iter().any(|run| run.tuning) {

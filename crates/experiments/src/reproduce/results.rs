@@ -290,6 +290,9 @@ pub struct CurvePoint {
     /// Beyond the length of training.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub beyond: Option<f64>,
+    /// Share of right answers, where the data is a task with answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accuracy: Option<f64>,
 }
 
 impl Run {

@@ -14,7 +14,7 @@ use super::scale::{Scale, table};
 const RATES: [f64; 4] = [1.6e-3, 4e-3, 1e-2, 2.5e-2];
 
 /// The first held-out document on which learning rates are chosen, beyond those of every task.
-const TUNING_DOCUMENTS: usize = 1 << 20;
+pub(super) const TUNING_DOCUMENTS: usize = 1 << 20;
 
 /// Orders that are compared, each with a head dimension d that makes all states about equal: C(d + n − 1, n)·d is 324, 288 and 336.
 const ORDERS: [(usize, i64); 3] = [(1, 18), (2, 8), (3, 6)];

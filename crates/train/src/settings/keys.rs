@@ -242,8 +242,8 @@ settings! {
         Computation attention: Value = "softmax", "Attention of every head: preset, variant string, or JSON map per layer and head";
     }
     "Data" {
-        Data data: Vec<String> = ["builtin"], "Files, folders, globs, hf://datasets/…, builtin (associative recall) or builtin:parity; may be repeated";
-        Data language: String = "", "Options of builtin data, as in \"facts=20 keys=128\"";
+        Data data: Vec<String> = ["builtin"], "Files, folders, globs, hf://datasets/…, or a synthetic task: builtin (associative recall), parity, mqar, mqar-mini or s5; may be repeated";
+        Data language: String = "", "Options of a synthetic task, as in \"facts=20 keys=128\"";
         Data tokenizer: String = "bytes", "bytes, a tokenizer.json, or a folder that contains one";
         #[serde(skip_serializing_if = "Option::is_none")]
         Data end_of_document: Option<String> = _, "Token that ends a document; default: the tokenizer's own";
