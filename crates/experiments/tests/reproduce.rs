@@ -712,7 +712,7 @@ fn experiments_on_text_are_tuned_apart_and_finished_one_after_another() {
     for text in ["linear attention is 1.000 nats per byte above softmax", "orders 0..10 close 100 %", "Pareto front"] {
         assert!(page.contains(text), "the page lacks {text}");
     }
-    assert!(folder.path().join("figures/figure-1.svg").is_file() && folder.path().join("figures/figure-1-conv.png").is_file());
+    assert!(folder.path().join("figures/loss-by-order.svg").is_file() && folder.path().join("figures/loss-by-order-conv.png").is_file());
 }
 
 #[test]

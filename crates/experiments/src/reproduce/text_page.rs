@@ -34,7 +34,7 @@ fn setting(results: &Results) -> String {
 /// The first screen: one figure and two sentences.
 pub fn lead(results: &Results) -> Vec<Block> {
     let mut blocks = Vec::new();
-    for (id, name) in [(Id::Orders, "figure-1"), (Id::OrdersConv, "figure-1-conv")] {
+    for (id, name) in [(Id::Orders, "loss-by-order"), (Id::OrdersConv, "loss-by-order-conv")] {
         let Some(task) = of(results, id).and_then(|outcome| outcome.tasks.first()) else { continue };
         let Some((figure, left_out)) = loss_by_order(task) else { continue };
         if blocks.is_empty() {
@@ -342,7 +342,7 @@ fn positions(results: &Results, id: Id, task: &TaskOutcome) -> Option<Block> {
 pub fn sections(results: &Results) -> Vec<Section> {
     let mut sections = Vec::new();
     let mut blocks = Vec::new();
-    for (conv, name) in [(false, "figure-2"), (true, "figure-2-conv")] {
+    for (conv, name) in [(false, "loss-by-state"), (true, "loss-by-state-conv")] {
         if let Some((figure, caption)) = loss_by_state(results, conv) {
             let caption = format!("Mean, and smallest to largest over seeds. {caption} {}", setting(results));
             blocks.push(Block::Figure { name: name.into(), figure, caption });
