@@ -1,13 +1,16 @@
 //! The loss of a model on text.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use termwise_attention::{Mode, Variant};
+use termwise_data::{Rows, Source};
 use termwise_model::decode::{truncate_attention, warnings};
 use termwise_model::{Model, SessionOptions};
 use termwise_train::Evaluated;
 use termwise_train::collective::Collective;
-use termwise_train::eval::{Windows, evaluate_with};
+use termwise_train::eval::{Windows, evaluate_observed, evaluate_with};
+use termwise_train::slices::SliceCounter;
 use termwise_train::source::Opened;
 
 use crate::Error;
@@ -36,6 +39,30 @@ pub struct Request {
     pub mode: Mode,
     /// Ranks that share the windows.
     pub collective: Arc<dyn Collective>,
+    /// Also split the loss by associative-recall hit, training frequency and position.
+    pub slices: Option<SliceOptions>,
+}
+
+/// How the loss is split.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SliceOptions {
+    /// Tokens of the n-grams whose earlier occurrence makes a hit.
+    pub ngram: usize,
+    /// Text in which n-grams are counted; default: the training text of the run.
+    pub train_data: Vec<String>,
+}
+
+impl SliceOptions {
+    /// For n-grams of this many tokens, counted in the training text of the run.
+    pub fn new(ngram: usize) -> SliceOptions {
+        SliceOptions { ngram, train_data: Vec::new() }
+    }
+
+    /// Counted in this text.
+    pub fn train_data(self, train_data: Vec<String>) -> SliceOptions {
+        SliceOptions { train_data, ..self }
+    }
 }
 
 /// Measures the loss of a model on text.
@@ -58,9 +85,47 @@ pub fn run(request: &Request, monitor: &Monitor) -> Result<Evaluated, Error> {
     monitor.warn_beyond_context(length, trained, &model.config);
     let options = SessionOptions::default().mode(request.mode);
     let windows = Windows { batch: request.batch, length, stride: request.stride.unwrap_or(length) };
-    let (evaluation, nonpositive) = evaluate_with(&model, source.as_ref(), windows, request.batches, options, &*request.collective)?;
+    let mut slices = None;
+    let (evaluation, nonpositive) = match &request.slices {
+        None => evaluate_with(&model, source.as_ref(), windows, request.batches, options, &*request.collective)?,
+        Some(asked) => {
+            if request.collective.size() > 1 {
+                let expected = "use one process: --slices needs the loss of every position".into();
+                let (place, key, found) = (String::new(), "ranks".into(), request.collective.size().to_string());
+                return Err(termwise_train::Error::Setting { place, key, found, expected }.into());
+            }
+            let mut counter = SliceCounter::new(asked.ngram);
+            let mut observe = |rows: &Rows, losses: &[f64]| counter.add(rows, losses);
+            let found = evaluate_observed(&model, source.as_ref(), windows, request.batches, options, &mut observe)?;
+            let training = training_text(request, asked, &folder, trained.is_some(), monitor)?;
+            slices = Some(counter.finish(Some(&counter.count_in(training.as_deref().unwrap_or(source.as_ref()))?)));
+            found
+        }
+    };
     if let Some(at) = nonpositive {
         monitor.warn(&format!("{at}, the first that is not positive"));
     }
-    Ok(Evaluated { model: folder.display().to_string(), data, held_out_only, windows, evaluation })
+    Ok(Evaluated { model: folder.display().to_string(), data, held_out_only, windows, evaluation, slices })
+}
+
+/// The text in which n-grams are counted: the named one, or the training text of the run. `None` if that is part of the evaluated source, or if
+/// there is none.
+fn training_text(
+    request: &Request,
+    asked: &SliceOptions,
+    folder: &Path,
+    is_run: bool,
+    monitor: &Monitor,
+) -> Result<Option<Box<dyn Source>>, Error> {
+    let mut text = request.text.clone();
+    if !asked.train_data.is_empty() {
+        text.held_out_only = false;
+        let names = asked.train_data.iter().cloned().map(toml::Value::String).collect();
+        text.settings.insert("data".into(), toml::Value::Array(names));
+    } else if is_run && text.has("data") {
+        text.settings.remove("data");
+    } else {
+        return Ok(None);
+    }
+    Ok(Some(text.open(folder, monitor)?.source))
 }

@@ -38,6 +38,12 @@ pub struct DataConfig {
     pub split_seed: u64,
     /// How documents are arranged in rows.
     pub layout: Layout,
+    /// Text that is held out entirely, in place of a share of the sources.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub valid: Vec<String>,
+    /// The part of the held-out tokens that is used.
+    #[serde(skip_serializing_if = "HeldOutPart::is_whole")]
+    pub part: HeldOutPart,
 }
 
 impl Default for DataConfig {
@@ -52,6 +58,8 @@ impl Default for DataConfig {
             held_out: None,
             split_seed: 0,
             layout: Layout::Packed,
+            valid: Vec::new(),
+            part: HeldOutPart::default(),
         }
     }
 }
@@ -72,7 +80,50 @@ impl DataConfig {
         if matches!(&self.documents, Documents::Separator(separator) if separator.is_empty()) {
             return refuse("documents", "has an empty separator; give the string between two documents");
         }
+        if self.layout == Layout::Padded && !self.part.is_whole() {
+            return refuse("valid_range", "and valid_tokens need layout = packed; with padded rows, use fewer documents");
+        }
         Ok(())
+    }
+}
+
+/// A part of the held-out tokens: a range of them, and a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HeldOutPart {
+    /// First token, as a fraction of all held-out tokens.
+    pub start: f64,
+    /// End, likewise.
+    pub end: f64,
+    /// Largest number of tokens, taken from the range in evenly spaced blocks; 0: all.
+    pub tokens: u64,
+}
+
+impl Default for HeldOutPart {
+    fn default() -> HeldOutPart {
+        HeldOutPart { start: 0.0, end: 1.0, tokens: 0 }
+    }
+}
+
+impl HeldOutPart {
+    /// The part of a range such as `0.25..1`, or of an empty text for all.
+    ///
+    /// # Errors
+    /// If the text is not a range within 0..1.
+    pub fn new(range: &str, tokens: u64) -> std::result::Result<HeldOutPart, String> {
+        if range.is_empty() {
+            return Ok(HeldOutPart { tokens, ..HeldOutPart::default() });
+        }
+        let ends = range.split_once("..").and_then(|(start, end)| Some((start.parse().ok()?, end.parse().ok()?)));
+        match ends {
+            Some((start, end)) if 0.0 <= start && start < end && end <= 1.0 => Ok(HeldOutPart { start, end, tokens }),
+            _ => Err(format!("is `{range}`; write a range of fractions such as 0.25..1")),
+        }
+    }
+
+    /// Whether it is the whole held-out text.
+    pub fn is_whole(&self) -> bool {
+        *self == HeldOutPart::default()
     }
 }
 

@@ -34,6 +34,7 @@ pub(crate) fn read<T: Default + Serialize + DeserializeOwned>(text: &str) -> Res
         seen.push(key);
         *slot = match slot {
             toml::Value::Float(_) => value.parse().ok().map(toml::Value::Float),
+            toml::Value::String(_) => Some(toml::Value::String(value.into())),
             _ => value.parse().ok().map(toml::Value::Integer),
         }
         .ok_or_else(|| refuse(format!("sets `{key}` to `{value}`; it must be a number like {slot}")))?;
@@ -46,6 +47,7 @@ pub(crate) fn write<T: Default + Serialize>(options: &T, f: &mut fmt::Formatter<
     let default = table(&T::default());
     let changed = table(options).into_iter().filter(|(key, value)| default.get(key) != Some(value));
     for (i, (key, value)) in changed.enumerate() {
+        let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         write!(f, "{}{key}={value}", if i == 0 { "" } else { " " })?;
     }
     Ok(())

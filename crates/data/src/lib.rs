@@ -13,9 +13,11 @@ mod document;
 pub mod error;
 pub mod hub;
 pub mod language;
+pub mod mqar;
 pub mod parity;
 pub mod prepare;
 mod rng;
+pub mod s5;
 pub mod shards;
 pub mod sources;
 mod split;
@@ -25,8 +27,8 @@ pub mod tokens;
 
 use std::fmt;
 
-pub use builtin::Builtin;
-pub use config::{DataConfig, Documents, Layout};
+pub use builtin::{Builtin, SyntheticTask};
+pub use config::{DataConfig, Documents, HeldOutPart, Layout};
 pub use detokenize::Text;
 pub use document::Prepared;
 pub use error::{Error, Result};
@@ -51,6 +53,8 @@ pub struct Rows {
     pub recall: Vec<bool>,
     /// Bytes of text of the labels; 0 if the source is not text.
     pub bytes: u64,
+    /// Whether labels are answers of a task, whose accuracy is measured.
+    pub scored: bool,
 }
 
 impl Rows {
@@ -65,6 +69,7 @@ impl Rows {
         self.lengths.clear();
         self.recall.clear();
         self.bytes = 0;
+        self.scored = false;
     }
 }
 
@@ -82,6 +87,11 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// Held-out batch `index`, in order; every held-out token is a label once. Returns false past the end. The last batch may have
     /// rows without labels.
     fn held_out(&self, index: u64, rows: usize, time: usize, out: &mut Rows) -> Result<bool>;
+
+    /// Training tokens in their order, from `start` on, as many as `out` has room for; their number, 0 past the end. Without a training text: 0.
+    fn training_text(&self, _start: u64, _out: &mut [u32]) -> Result<usize> {
+        Ok(0)
+    }
 
     /// The loss of the optimal predictor in nats per token, if known: over all tokens, over recall tokens
     /// and over the others.

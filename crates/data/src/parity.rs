@@ -13,6 +13,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::builtin::SyntheticTask;
 use crate::error::{Error, Result};
 use crate::{BestLoss, Rows, Source, dials, rng};
 
@@ -65,14 +66,10 @@ impl Parity {
         Parity { config }
     }
 
-    /// A `tokenizer.json`: `0` and `1`, separated by spaces.
-    pub fn tokenizer_json(&self) -> Vec<u8> {
-        crate::language::words_tokenizer(["0".to_owned(), "1".to_owned()])
-    }
-
     /// Fills rows with sequences from number `first` on, as long as they are below `end`.
     fn fill(&self, stream: [u64; 2], first: u64, end: u64, rows: usize, time: usize, out: &mut Rows) {
         out.reset(rows, time);
+        out.scored = true;
         if time == 0 {
             return;
         }
@@ -129,6 +126,17 @@ impl Source for Parity {
     }
 }
 
+impl SyntheticTask for Parity {
+    /// `0` and `1`, separated by spaces.
+    fn tokenizer_json(&self) -> Vec<u8> {
+        crate::language::words_tokenizer(["0".to_owned(), "1".to_owned()])
+    }
+
+    fn has_own_labels(&self) -> bool {
+        true
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,7 +187,7 @@ mod tests {
     #[test]
     fn bits_are_text_and_wrong_dials_are_named() {
         let parity = Parity::new(ParityConfig::default());
-        let tokenizer = crate::Builtin::Parity(parity.clone()).tokenizer().unwrap_or_else(|error| panic!("{error}"));
+        let tokenizer = crate::Tokenizer::of_json("parity", &parity.tokenizer_json(), None).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(tokenizer.vocabulary(), parity.vocabulary());
         assert_eq!(tokenizer.encode("0 1 1", true).expect("tokens"), [0, 1, 2, 2]);
         let error = "held=3".parse::<ParityConfig>().expect_err("no such dial").to_string();

@@ -1,7 +1,10 @@
 //! The split into training and held-out documents.
 
+use std::ops::Range;
+
 use termwise_report::counted;
 
+use super::config::HeldOutPart;
 use super::rng;
 use super::tokens::Tokens;
 use crate::error::{Error, Result};
@@ -97,6 +100,50 @@ impl Split {
         Ok(split)
     }
 
+    /// With nothing of `tokens` held out, and all of `valid`, another text, in its place.
+    pub(super) fn separate(tokens: &Tokens, valid: &Tokens) -> Result<Split> {
+        let all: Vec<u64> = (0..valid.documents()).collect();
+        let Split { held, held_documents, .. } = Split::of(valid, 0.0, &all)?;
+        Ok(Split { held, held_documents, ..Split::of(tokens, 0.0, &[])? })
+    }
+
+    /// With only a part of the held-out tokens, which are tokens of `text`.
+    pub(super) fn restrict(&mut self, part: HeldOutPart, text: &Tokens, weights: &[u32]) -> Result<()> {
+        let [first, last] = [part.start, part.end].map(|share| (share * self.held.len() as f64).round() as u64);
+        let blocks = blocks(first..last, part.tokens);
+        let (mut held, mut documents, mut ids) = (Stretches::default(), Vec::new(), Vec::new());
+        let mut start = 0;
+        for document in &self.held_documents {
+            for block in &blocks {
+                let (mut at, end) = (block.start.max(start), block.end.min(document.end));
+                let mut weight = 0;
+                if at >= end {
+                    continue;
+                }
+                while at < end {
+                    let (place, here) = self.held.find(at);
+                    let here = here.min(end - at);
+                    held.push(place, place + here);
+                    ids.resize(here as usize, 0);
+                    text.read(place, &mut ids)?;
+                    weight += ids.iter().map(|&id| u64::from(weights[id as usize])).sum::<u64>();
+                    at += here;
+                }
+                let bytes = proportion(document.bytes, weight, document.weight);
+                documents.push(Held { end: held.len(), bytes, weight });
+            }
+            start = document.end;
+        }
+        if held.len() == 0 {
+            let problem = format!("= {}..{} contains none of {} held-out tokens", part.start, part.end, self.held.len());
+            return Err(Error::DataSetting { key: "valid_range", problem });
+        }
+        // The token before the range is not that before the held-out text.
+        self.tail &= first == 0;
+        (self.held, self.held_documents) = (held, documents);
+        Ok(())
+    }
+
     /// Holds out the last tokens of a single document.
     fn tail(tokens: &Tokens, share: f64, weights: &[u32]) -> Result<Split> {
         let document = tokens.document(0)?;
@@ -119,7 +166,21 @@ impl Split {
     }
 }
 
-/// `bytes` · `part` / `whole`, rounded down.
+/// Tokens of a block.
+const BLOCK: u64 = 8192;
+
+/// A range, or evenly spaced blocks of it with so many tokens in all where it has more.
+fn blocks(range: Range<u64>, tokens: u64) -> Vec<Range<u64>> {
+    let length = range.end - range.start;
+    if tokens == 0 || tokens >= length {
+        return vec![range];
+    }
+    let count = tokens.div_ceil(BLOCK);
+    let start = |block: u64| range.start + (u128::from(block) * u128::from(length) / u128::from(count)) as u64;
+    (0..count).map(|block| start(block)..start(block) + BLOCK.min(tokens - block * BLOCK)).collect()
+}
+
+/// `bytes` · `part` / `whole`, rounded down; `bytes` for the whole.
 pub(super) fn proportion(bytes: u64, part: u64, whole: u64) -> u64 {
     if whole == 0 { 0 } else { (bytes as u128 * part as u128 / whole as u128) as u64 }
 }
@@ -132,4 +193,18 @@ fn choose(tokens: &Tokens, share: f64, seed: u64) -> Result<Vec<u64>> {
     let hashes = (0..documents).map(hash).collect::<Result<Vec<u64>>>()?;
     let last = *hashes.clone().select_nth_unstable(count - 1).1;
     Ok((0..documents).filter(|&index| hashes[index as usize] <= last).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_evenly_spaced_and_have_the_number_of_tokens() {
+        assert_eq!(blocks(100..5000, 0), [100..5000]);
+        assert_eq!(blocks(100..5000, 4900), [100..5000]);
+        let found = blocks(1000..101_000, 20_000);
+        assert_eq!(found, [1000..9192, 34_333..42_525, 67_666..71_282]);
+        assert_eq!(found.iter().map(|block| block.end - block.start).sum::<u64>(), 20_000);
+    }
 }

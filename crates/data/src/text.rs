@@ -1,5 +1,6 @@
 //! Batches of text.
 
+use std::ops::Range;
 use std::path::Path;
 
 use super::config::{DataConfig, Layout};
@@ -30,6 +31,8 @@ const MARK: u64 = 4096;
 pub struct TextSource {
     tokenizer: Tokenizer,
     tokens: Tokens,
+    /// The held-out text, where it is another one.
+    valid: Option<Tokens>,
     split: Split,
     layout: Layout,
     /// Bytes of held-out text before every [`MARK`]th token, and its document.
@@ -50,11 +53,22 @@ impl TextSource {
     /// Tokenizes the sources into `cache`, unless it already contains them, and splits them.
     pub fn prepare(config: &DataConfig, cache: &Path, how: &Prepare) -> Result<TextSource> {
         let (tokenizer, tokens) = prepare(config, cache, how)?;
-        TextSource::new(config, tokenizer, tokens)
+        let valid = match config.valid.is_empty() {
+            true => None,
+            false => Some(prepare(&DataConfig { sources: config.valid.clone(), ..config.clone() }, cache, how)?.1),
+        };
+        TextSource::new(config, tokenizer, tokens, valid)
     }
 
-    fn new(config: &DataConfig, tokenizer: Tokenizer, tokens: Tokens) -> Result<TextSource> {
-        let split = Split::new(&tokens, config.held_out, config.split_seed, tokenizer.bytes_of_tokens())?;
+    fn new(config: &DataConfig, tokenizer: Tokenizer, tokens: Tokens, valid: Option<Tokens>) -> Result<TextSource> {
+        let weights = tokenizer.bytes_of_tokens();
+        let mut split = match &valid {
+            Some(valid) => Split::separate(&tokens, valid)?,
+            None => Split::new(&tokens, config.held_out, config.split_seed, weights)?,
+        };
+        if !config.part.is_whole() {
+            split.restrict(config.part, valid.as_ref().unwrap_or(&tokens), weights)?;
+        }
         if config.layout == Layout::Padded && tokens.documents() == 1 {
             let problem = "= padded needs several documents, and the text is one; use packed, or split it with `documents`".into();
             return Err(Error::DataSetting { key: "layout", problem });
@@ -64,8 +78,12 @@ impl TextSource {
         manifest.shards.iter().for_each(|hash| _ = hasher.update(hash.as_bytes()));
         hasher.update(manifest.tokenizer.1.as_bytes());
         hasher.update(format!("{} {} {} {}", manifest.end, split.share, config.split_seed, config.layout).as_bytes());
+        valid.iter().flat_map(|valid| &valid.manifest().shards).for_each(|hash| _ = hasher.update(hash.as_bytes()));
+        if !config.part.is_whole() {
+            hasher.update(format!("{:?}", config.part).as_bytes());
+        }
         let fingerprint = hasher.finalize().to_hex()[..16].to_string();
-        let mut source = TextSource { tokenizer, tokens, split, layout: config.layout, marks: Vec::new(), fingerprint };
+        let mut source = TextSource { tokenizer, tokens, valid, split, layout: config.layout, marks: Vec::new(), fingerprint };
         source.marks = source.mark()?;
         Ok(source)
     }
@@ -105,14 +123,17 @@ impl TextSource {
         self.split.held_documents.iter().map(|held| held.bytes).sum()
     }
 
-    fn read(&self, stretches: &Stretches, mut at: u64, mut out: &mut [u32]) -> Result<()> {
-        while !out.is_empty() {
-            let (start, here) = stretches.find(at);
-            let (now, later) = out.split_at_mut(here.min(out.len() as u64) as usize);
-            self.tokens.read(start, now)?;
-            (at, out) = (at + now.len() as u64, later);
-        }
-        Ok(())
+    /// The text that the held-out stream is a part of.
+    fn held_text(&self) -> &Tokens {
+        self.valid.as_ref().unwrap_or(&self.tokens)
+    }
+
+    fn read_train(&self, at: u64, out: &mut [u32]) -> Result<()> {
+        read(&self.tokens, &self.split.train, at, out)
+    }
+
+    fn read_held(&self, at: u64, out: &mut [u32]) -> Result<()> {
+        read(self.held_text(), &self.split.held, at, out)
     }
 
     fn weight(&self, ids: &[u32]) -> u64 {
@@ -137,7 +158,7 @@ impl TextSource {
         while start < end {
             let Held { end: stop, bytes, .. } = self.split.held_documents[mark.document];
             ids.resize((stop.min(end) - start).min(MARK) as usize, 0);
-            self.read(&self.split.held, start, &mut ids)?;
+            self.read_held(start, &mut ids)?;
             start += ids.len() as u64;
             mark.weight += self.weight(&ids);
             if start == stop {
@@ -170,7 +191,7 @@ impl TextSource {
             let (epoch, place) = (number / windows, number % windows);
             let offset = rng::below(rng::hash(&[seed, epoch, 1]), offsets);
             let start = offset + time * rng::permuted(rng::hash(&[seed, epoch, 2]), windows, place);
-            self.read(stream, start, &mut window)?;
+            self.read_train(start, &mut window)?;
             put(out, row, &window);
             out.bytes += self.weight(&window[1..]);
         }
@@ -189,9 +210,9 @@ impl TextSource {
             let count = time.min(stream.len() - start) as usize;
             match start {
                 0 => window[0] = self.before_held_out()?,
-                _ => self.read(stream, start - 1, &mut window[..1])?,
+                _ => self.read_held(start - 1, &mut window[..1])?,
             }
-            self.read(stream, start, &mut window[1..=count])?;
+            self.read_held(start, &mut window[1..=count])?;
             put(out, row, &window[..=count]);
         }
         let end = (first + out.rows as u64 * time).min(stream.len());
@@ -203,17 +224,18 @@ impl TextSource {
     fn before_held_out(&self) -> Result<u32> {
         let mut token = [self.tokenizer.end()];
         if self.split.tail {
-            self.read(&self.split.train, self.split.train.len() - 1, &mut token)?;
+            self.read_train(self.split.train.len() - 1, &mut token)?;
         }
         Ok(token[0])
     }
 
-    /// Fills a row with the document at `start..end` of the stream. Returns the number of labels.
-    fn put_document(&self, out: &mut Rows, row: usize, start: u64, end: u64) -> Result<Vec<u32>> {
-        let begins = self.tokens.manifest().begins;
+    /// Fills a row with the document at these positions of a text. Returns the labels.
+    fn put_document(&self, out: &mut Rows, row: usize, text: &Tokens, place: Range<u64>) -> Result<Vec<u32>> {
+        let Range { start, end } = place;
+        let begins = text.manifest().begins;
         let count = (end - start).min(out.time as u64 + u64::from(begins)) as usize;
         let mut ids = vec![self.tokenizer.end(); count + usize::from(!begins)];
-        self.tokens.read(start, &mut ids[usize::from(!begins)..])?;
+        text.read(start, &mut ids[usize::from(!begins)..])?;
         put(out, row, &ids);
         out.lengths[row] = (ids.len() - 1).max(1);
         Ok(ids.split_off(1))
@@ -224,7 +246,7 @@ impl TextSource {
         for row in 0..out.rows {
             let place = rng::below(rng::hash(&[seed, index, row as u64, 3]), self.split.train_documents.len());
             let (document, _) = self.split.train_documents.find(place);
-            let asked = self.put_document(out, row, self.tokens.start(document)?, self.tokens.document(document)?.end)?;
+            let asked = self.put_document(out, row, &self.tokens, self.tokens.start(document)?..self.tokens.document(document)?.end)?;
             out.bytes += self.weight(&asked);
         }
         Ok(())
@@ -239,13 +261,23 @@ impl TextSource {
             let begin = if number == 0 { 0 } else { documents[number - 1].end };
             let Held { end, bytes, weight } = documents[number];
             let (start, _) = self.split.held.find(begin);
-            let asked = self.put_document(out, row, start, start + (end - begin))?;
+            let asked = self.put_document(out, row, self.held_text(), start..start + (end - begin))?;
             // All bytes of a document that fits are counted, whatever the sum over its tokens.
             let whole = asked.len() as u64 + u64::from(self.tokens.manifest().begins) == end - begin;
             out.bytes += if whole { bytes } else { proportion(bytes, self.weight(&asked), weight) };
         }
         Ok(true)
     }
+}
+
+fn read(text: &Tokens, stretches: &Stretches, mut at: u64, mut out: &mut [u32]) -> Result<()> {
+    while !out.is_empty() {
+        let (start, here) = stretches.find(at);
+        let (now, later) = out.split_at_mut(here.min(out.len() as u64) as usize);
+        text.read(start, now)?;
+        (at, out) = (at + now.len() as u64, later);
+    }
+    Ok(())
 }
 
 /// Tokens as the row's inputs, and each one's successor as its label.
@@ -280,5 +312,11 @@ impl Source for TextSource {
             Layout::Packed => self.held_packed(index, out),
             Layout::Padded => self.held_padded(index, out),
         }
+    }
+
+    fn training_text(&self, start: u64, out: &mut [u32]) -> Result<usize> {
+        let count = self.split.train.len().saturating_sub(start).min(out.len() as u64) as usize;
+        self.read_train(start, &mut out[..count])?;
+        Ok(count)
     }
 }

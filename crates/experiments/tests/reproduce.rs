@@ -159,7 +159,7 @@ fn a_verdict_needs_every_declared_seed() {
 fn declared(scale: Scale, words: &[&str], data: &[&str]) -> Declared {
     let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
     let data = data.iter().map(|file| file.to_string()).collect();
-    let ids = Id::parse(&words).unwrap_or_else(|error| panic!("{error}"));
+    let ids = Id::parse(&words, scale).unwrap_or_else(|error| panic!("{error}"));
     declare(&Options { ids, data, ..Options::new(scale) }).unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -182,7 +182,7 @@ fn every_experiment_is_possible_at_every_scale() {
             }
             let asked: HashSet<Id> = declared.experiments.iter().map(|experiment| experiment.id).collect();
             assert!(declared.left_out.iter().all(|(id, why)| !asked.contains(id) && !why.is_empty()));
-            assert_eq!(asked.len() + declared.theorems.len() + declared.left_out.len(), Id::ALL.len());
+            assert_eq!(asked.len() + declared.theorems.len() + declared.left_out.len(), Id::of_scale(scale).len());
         }
     }
 }
@@ -244,10 +244,12 @@ fn text_comes_with_the_laptop_and_the_paper() {
 
 #[test]
 fn unknown_experiments_are_named() {
-    let error = Id::parse(&["e1".into(), "seperation".into()]).expect_err("a typo").to_string();
+    let error = Id::parse(&["e1".into(), "seperation".into()], Scale::Minute).expect_err("a typo").to_string();
     assert!(error.contains("did you mean `separation`?"), "{error}");
-    assert_eq!(Id::parse(&["e7".into(), "E1".into(), "e7".into()]).expect("names"), [Id::E1, Id::E7]);
-    assert_eq!(Id::parse(&[]).expect("all"), Id::ALL);
+    assert_eq!(Id::parse(&["e7".into(), "E1".into(), "e7".into()], Scale::Minute).expect("names"), [Id::E1, Id::E7]);
+    assert_eq!(Id::parse(&[], Scale::Laptop).expect("all"), Id::ALL[..12]);
+    assert_eq!(Id::parse(&["all".into()], Scale::Mini).expect("all"), [Id::Mqar]);
+    assert_eq!(Id::parse(&[], Scale::Text).expect("all").len(), 9);
 }
 
 /// Ends every run at once with a loss that the attention decides, and counts runs.
@@ -661,4 +663,109 @@ fn a_report_on_run_folders_shows_a_run_that_diverged() {
     let page = reproduce::of_folders(&[folder.path().into()], folder.path()).unwrap_or_else(|error| panic!("{error}")).to_markdown();
     let row = page.lines().find(|line| line.starts_with("| softmax |")).unwrap_or_else(|| panic!("{page}"));
     assert!(row.contains("1.250") && row.contains("diverged") && !row.contains("1.500") && !row.contains("1.375"), "{row}");
+}
+
+/// Ends every run of an experiment on text at once with a loss that attention and seed decide.
+struct OnText(Mutex<Vec<(bool, bool)>>);
+
+impl Runner for OnText {
+    fn run(&self, job: &Job, control: &Control) -> termwise_train::Result<Outcome> {
+        let text = |key: &str| job.settings[key].as_str().expect("a text").to_owned();
+        let number = |key: &str| job.settings[key].as_integer().expect("a number");
+        let (attention, tuning) = (text("attention"), number("seed") == 0);
+        // A third of the steps, on another part of the held-out text.
+        assert_eq!((text("valid_range").as_str(), number("steps")), if tuning { ("0..0.3", 10) } else { ("0.3..1", 30) });
+        self.0.lock().expect("no run panics").push((attention.contains("conv=4"), tuning));
+        let loss = match () {
+            () if attention.starts_with("softmax") => 1.0,
+            () if attention.contains("0..10") || attention.starts_with("norm") => 1.001,
+            () if attention.starts_with("linear") => 2.0,
+            () => 1.5,
+        };
+        let evaluation = Evaluation { tokens: 9, loss: loss + 0.001 * number("seed") as f64, perplexity: 3.0, ..Evaluation::default() };
+        let line = Line::HeldOut { step: number("steps") as u64, time: 0.0, evaluation: Some(evaluation) };
+        std::fs::create_dir_all(control.folder).expect("a folder");
+        std::fs::write(control.folder.join(METRICS), serde_json::to_string(&line).expect("JSON") + "\n").expect("a file");
+        Ok(Outcome::Finished(Metrics::from([("held_out.loss".into(), 1.0)])))
+    }
+}
+
+#[test]
+fn experiments_on_text_are_tuned_apart_and_finished_one_after_another() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (data, tokens, out) = (vec!["corpus.txt".to_owned()], Some(30 * 64), folder.path().to_owned());
+    let ids = vec![Id::Orders, Id::OrdersConv];
+    let options = Options { ids, data, tokens, out, threads: 1, seeds: Some(3), ..Options::new(Scale::Test) };
+    let declared = declare(&options).unwrap_or_else(|error| panic!("{error}"));
+    let runner = OnText(Mutex::default());
+    let results = reproduce::run(&options, &declared, &runner, &AtomicBool::new(false), &mut |_, _| ());
+    let results = results.unwrap_or_else(|error| panic!("{error}"));
+    // Eight variants of claims: two rates, then three seeds, first without a convolution.
+    let order: Vec<(bool, bool)> = runner.0.into_inner().expect("no run panics");
+    let expected = [false, true].into_iter().flat_map(|conv| [(true, 16), (false, 24)].map(|(tuning, runs)| vec![(conv, tuning); runs]));
+    assert_eq!(order, expected.flatten().collect::<Vec<_>>());
+    let verdicts: Vec<Verdict> = results.experiments[0].tasks[0].claims.iter().map(|claim| claim.decision.verdict).collect();
+    let [yes, open] = [Verdict::Reproduced, Verdict::Inconclusive];
+    assert_eq!(verdicts, [yes, yes, open, open, yes, yes, yes]);
+    assert!(results.declarations.iter().all(|declaration| declaration.is_in_advance() && !declaration.changed));
+    let page = results.document().to_markdown();
+    for text in ["linear attention is 1.000 nats per byte above softmax", "orders 0..10 close 100 %", "Pareto front"] {
+        assert!(page.contains(text), "the page lacks {text}");
+    }
+    assert!(folder.path().join("figures/loss-by-order.svg").is_file() && folder.path().join("figures/loss-by-order-conv.png").is_file());
+}
+
+#[test]
+fn every_experiment_on_text_is_possible_and_compares_states_of_the_stated_size() {
+    let declared = declared(Scale::Text, &[], &["corpus.txt"]);
+    assert!(declared.left_out.is_empty());
+    let ids: Vec<Id> = declared.experiments.iter().map(|experiment| experiment.id).collect();
+    assert_eq!(ids, Id::ALL[12..21]);
+    let mut bytes: HashMap<(bool, String), u64> = HashMap::new();
+    for experiment in &declared.experiments {
+        let names: HashSet<&str> = experiment.variants.iter().map(|variant| variant.name.as_str()).collect();
+        assert_eq!(names.len(), experiment.variants.len(), "{:?}", experiment.id);
+        for side in experiment.claims.iter().flat_map(|claim| claim.rule.sides()) {
+            let variant = experiment.variants.iter().find(|variant| variant.name == side);
+            assert!(variant.is_some_and(|variant| variant.seeds.is_none()), "{:?}: {side} has every seed", experiment.id);
+        }
+        assert!(experiment.tasks.iter().all(|task| task.rates.len() >= 4 && task.metric == Metric::Loss));
+        for job in declared.schedule.plan.jobs.iter() {
+            let settings = termwise_train::Settings::from_toml(&job.settings.to_string(), "a run").expect("settings");
+            let kept = termwise_analysis::plan::kept(&settings.config(257).expect("a model"), 512);
+            let conv = job.settings["attention"].as_str().is_some_and(|text| text.contains("conv=4"));
+            let name = job.point[1].as_str().expect("a name").to_owned();
+            bytes.insert((conv, name), kept.bytes);
+        }
+    }
+    for conv in [false, true] {
+        let of = |name: &str| bytes[&(conv, name.to_owned())];
+        // Figure 2 has no state that is larger than the cache.
+        let state = |experiment: &&reproduce::Experiment| matches!(experiment.id, Id::State | Id::Delta | Id::Families);
+        for variant in declared.experiments.iter().filter(state).flat_map(|experiment| &experiment.variants) {
+            assert!(of(&variant.name) <= of("softmax"), "{}: {} bytes", variant.name, of(&variant.name));
+        }
+        assert!(of("window 64") <= of("orders 0..2"), "a window of no more bytes");
+        let ratio = of("DeltaNet, d 32") as f64 / of("window 16") as f64;
+        assert!((0.8..1.25).contains(&ratio), "about as many bytes: {ratio}");
+    }
+}
+
+#[test]
+fn mqar_is_decided_by_the_seeds_that_solve_it() {
+    let declared = declared(Scale::Mini, &["mqar"], &[]);
+    let experiment = &declared.experiments[0];
+    assert_eq!((experiment.tasks[0].metric, experiment.tasks[0].rates.len()), (Metric::Error, 4));
+    assert!(experiment.claims.iter().all(|claim| matches!(claim.rule, Rule::Solves { .. })));
+    assert_eq!(declared.schedule.waiting, 5 * experiment.variants.len(), "five seeds of every variant");
+    for job in &declared.schedule.plan.jobs {
+        assert!(job.settings["language"].as_str().is_some_and(|text| text.contains("held_out_from=1048576")));
+    }
+    // The protocol of Zoology: one seed, 32 epochs.
+    let zoology = all(Scale::Zoology);
+    assert_eq!(zoology.schedule.plan.jobs[0].settings["steps"].as_integer(), Some(22_500));
+}
+
+fn all(scale: Scale) -> Declared {
+    declared(scale, &[], &[])
 }

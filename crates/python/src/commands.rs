@@ -237,21 +237,21 @@ struct ReproduceOptions {
 #[pyfunction]
 pub fn run_reproduce(py: Python<'_>, options: &str, callback: Option<&Bound<'_, PyAny>>) -> PyResult<Found> {
     let options: ReproduceOptions = parsed(options)?;
-    let scales = [Scale::Test, Scale::Minute, Scale::Laptop];
+    let scales = [Scale::Test, Scale::Minute, Scale::Laptop, Scale::Text, Scale::Mini];
     let scale = scales.into_iter().find(|scale| scale.name() == options.scale);
-    let scale = scale.ok_or_else(|| crate::errors::input(format!("a scale is \"minute\" or \"laptop\", found {:?}", options.scale)))?;
+    let scale = scale.ok_or_else(|| {
+        crate::errors::input(format!("a scale is \"minute\", \"laptop\", \"text\" or \"mini\", found {:?}", options.scale))
+    })?;
     let usual = reproduce::Options::new(scale);
     let how = reproduce::Options {
-        ids: Id::parse(&options.experiments).map_err(value)?,
+        ids: Id::parse(&options.experiments, scale).map_err(value)?,
         data: options.data,
         seeds: options.seeds,
-        out: options.folder.unwrap_or(usual.out),
+        out: options.folder.unwrap_or(usual.out.clone()),
         threads: get_threads(),
         retry: options.retry,
-        rerun_other_builds: false,
         provenance: provenance().clone(),
-        others: usual.others,
-        scale,
+        ..usual
     };
     let declared = reproduce::declare(&how).map_err(value)?;
     supervise(py, callback, |watch| {

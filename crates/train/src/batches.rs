@@ -148,13 +148,13 @@ impl Batches {
     /// # Errors
     /// If a token cannot be decoded.
     pub fn texts(&self, batch: &Batch) -> Result<Vec<BatchText>> {
-        let parity = matches!(self.opened, Opened::Builtin(Builtin::Parity(_), _));
+        let own_labels = matches!(&self.opened, Opened::Builtin(builtin, _) if builtin.has_own_labels());
         let row = |(ids, labels): (&Vec<u32>, &Vec<i32>)| -> Result<BatchText> {
             // Padding is left out.
             let end = labels.iter().rposition(|&label| label != -100).map_or(0, |last| last + 1);
             let counted: Vec<u32> = labels.iter().filter_map(|&label| u32::try_from(label).ok()).collect();
             let labelled = counted.len();
-            let labels = parity.then(|| self.tokenizer().decode(&counted, false)).transpose()?;
+            let labels = own_labels.then(|| self.tokenizer().decode(&counted, false)).transpose()?;
             Ok(BatchText { labelled, text: self.tokenizer().decode(&ids[..end], false)?, labels })
         };
         batch.ids.iter().zip(&batch.labels).map(row).collect()

@@ -6,6 +6,7 @@ use termwise_report::{Block, Cell, Document, Documented, Section, Table, Tone, t
 use crate::eval::{Evaluation, Excess, Part, Windows};
 use crate::progress::perplexity;
 use crate::run::Outcome;
+use crate::slices::Slices;
 use crate::sweep::{Point, Statistic, Summary};
 
 /// The evaluation of a model on data.
@@ -23,6 +24,9 @@ pub struct Evaluated {
     /// The measurements.
     #[serde(flatten)]
     pub evaluation: Evaluation,
+    /// The loss by associative-recall hit, training frequency and position.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slices: Option<Slices>,
 }
 
 impl Documented for Evaluated {
@@ -35,13 +39,42 @@ impl Documented for Evaluated {
             format!("{} {which} of {} in windows of {length}, stride {stride}", thousands(self.evaluation.tokens), self.data.join(", "));
         let mut facts = vec![("model".to_owned(), self.model.clone()), ("text".into(), text)];
         facts.extend(facts_of(&self.evaluation));
-        Document { title: String::new(), lead: vec![Block::Facts(facts)], sections: Vec::new() }
+        let mut lead = vec![Block::Facts(facts)];
+        lead.extend(self.slices.iter().flat_map(slice_tables));
+        Document { title: String::new(), lead, sections: Vec::new() }
     }
+}
+
+/// Tables of the loss by recall hit and frequency, and by position.
+fn slice_tables(slices: &Slices) -> Vec<Block> {
+    let gram = if slices.ngram == 2 { "bigram".to_owned() } else { format!("{}-gram", slices.ngram) };
+    let counted = slices.training_tokens.map_or(String::new(), |tokens| format!(", by its count in {} training tokens", thousands(tokens)));
+    let title = format!("Loss where the {gram} occurred earlier in the same context (hit) and elsewhere (rest){counted}");
+    let mut table = Table::new(title, ["count in training", "hits", "loss on hits", "rest", "loss on the rest"]);
+    let loss = |part: &Part| if part.tokens == 0 { Cell::Empty } else { Cell::Number(part.loss, 4) };
+    let mut row = |name: String, hits: &Part, rest: &Part| {
+        table.rows.push(vec![Cell::text(name), Cell::Count(hits.tokens), loss(hits), Cell::Count(rest.tokens), loss(rest)]);
+    };
+    row("all".into(), &slices.hits, &slices.rest);
+    for slice in &slices.frequencies {
+        let name = match slice.to {
+            Some(to) if to == slice.from => to.to_string(),
+            Some(to) => format!("{}–{}", thousands(slice.from), thousands(to)),
+            None => format!("{} or more", thousands(slice.from)),
+        };
+        row(name, &slice.hits, &slice.rest);
+    }
+    let mut positions = Table::new("Loss by position in the context", ["positions", "tokens", "loss"]);
+    for slice in &slices.positions {
+        let name = if slice.from == slice.to { slice.from.to_string() } else { format!("{}–{}", slice.from, slice.to) };
+        positions.rows.push(vec![Cell::text(name), Cell::Count(slice.part.tokens), loss(&slice.part)]);
+    }
+    vec![Block::table("recall", table), Block::table("positions", positions)]
 }
 
 /// Losses in nats per token.
 fn facts_of(evaluation: &Evaluation) -> Vec<(String, String)> {
-    let Evaluation { loss, bits_per_byte, recall, rest, excess, within, beyond, .. } = *evaluation;
+    let Evaluation { loss, bits_per_byte, accuracy, recall, rest, excess, within, beyond, .. } = *evaluation;
     let bits = bits_per_byte.map_or(String::new(), |bits| format!(", {bits:.4} bits per byte"));
     // Computed from the loss: a JSON file has no infinity.
     let mut facts = vec![("loss".to_owned(), format!("{loss:.4}, perplexity {}{bits}", perplexity(loss.exp())))];
@@ -51,6 +84,7 @@ fn facts_of(evaluation: &Evaluation) -> Vec<(String, String)> {
     if excess.all.is_finite() {
         facts[0].1 += &above(Some(excess.all));
     }
+    facts.extend(accuracy.map(|accuracy| ("accuracy".into(), format!("{:.1} %", 100.0 * accuracy))));
     facts.extend(recall.map(|recall| ("recall".into(), part(recall, excess.recall))));
     facts.extend(rest.map(|rest| ("rest".into(), part(rest, excess.rest))));
     facts.extend(within.map(|within| ("within the length of training".into(), part(within, None))));
@@ -177,6 +211,7 @@ mod tests {
             loss: 800.0,
             perplexity: f64::INFINITY,
             bits_per_byte: Some(1.5),
+            accuracy: Some(0.75),
             recall: Some(Part { tokens: 10, loss: 0.5 }),
             rest: Some(Part { tokens: 990, loss: 2.5 }),
             excess: Some(Excess { all: 0.25, recall: Some(0.5), rest: None }),
@@ -184,7 +219,7 @@ mod tests {
             beyond: Some(Part { tokens: 500, loss: 1.25 }),
         };
         let windows = Windows { batch: 8, length: 64, stride: 32 };
-        let found = Evaluated { model: "m".into(), data: vec!["builtin".into()], held_out_only: true, windows, evaluation };
+        let found = Evaluated { model: "m".into(), data: vec!["builtin".into()], held_out_only: true, windows, evaluation, slices: None };
         let outcome = Outcome {
             folder: "runs/x".into(),
             step: 7,

@@ -27,6 +27,9 @@ pub struct Evaluation {
     /// Bits for each byte of text; absent where the data is not text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bits_per_byte: Option<f64>,
+    /// Share of answers with the largest probability, where the data is a task with answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accuracy: Option<f64>,
     /// Tokens that can only be recalled, where the data marks them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recall: Option<Part>,
@@ -72,6 +75,9 @@ pub struct Sums {
     all: Sum,
     recall: Sum,
     marked: bool,
+    /// Whether labels are answers, and how many were right.
+    scored: bool,
+    correct: u64,
     /// Positions of a row in training, and the losses on these and beyond them.
     trained: Option<usize>,
     within: Sum,
@@ -106,6 +112,10 @@ impl Sums {
     /// Runs some rows of a batch, as many as the session has room for, and adds their losses.
     pub fn add(&mut self, session: &mut Session, params: &Params, rows: &Rows, part: Range<usize>) -> Result<()> {
         let loss = session.loss(params, &part_of(rows, part.clone(), None))?;
+        if rows.scored {
+            self.scored = true;
+            self.correct += session.count_correct(params, &rows.labels[part.start * rows.time..part.end * rows.time])? as u64;
+        }
         self.all.loss += loss.sum;
         self.all.count += loss.count as u64;
         if part.start == 0 {
@@ -154,27 +164,49 @@ impl Sums {
         }
         self.trained = self.trained.or(next.trained);
         self.marked |= next.marked;
+        self.scored |= next.scored;
+        self.correct += next.correct;
         self.bytes += next.bytes;
         self.nonpositive = self.nonpositive.or(next.nonpositive);
     }
 
     /// As they are sent to other ranks.
-    fn to_words(self) -> [u64; 17] {
-        let Sums { all, recall, marked, trained, within, beyond, bytes, nonpositive } = self;
+    fn to_words(self) -> [u64; 19] {
+        let Sums { all, recall, marked, scored, correct, trained, within, beyond, bytes, nonpositive } = self;
         let [a, b, c, d] = [all, recall, within, beyond].map(|sum| [sum.loss.to_bits(), sum.count]);
         // Rows of training have at least one position.
         let [trained, marked] = [trained.unwrap_or(0) as u64, u64::from(marked)];
         let [flag, layer, head, row, position, value] = words_of(nonpositive);
-        [a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1], marked, trained, bytes, flag, layer, head, row, position, value]
+        [
+            a[0],
+            a[1],
+            b[0],
+            b[1],
+            c[0],
+            c[1],
+            d[0],
+            d[1],
+            marked,
+            trained,
+            bytes,
+            u64::from(scored),
+            correct,
+            flag,
+            layer,
+            head,
+            row,
+            position,
+            value,
+        ]
     }
 
     /// Read back; `None` where a rank had none.
     fn of_words(words: &[u64]) -> Option<Sums> {
-        let (&[a, b, c, d, e, f, g, h, marked, trained, bytes], rest) = words.split_first_chunk()?;
+        let (&[a, b, c, d, e, f, g, h, marked, trained, bytes, scored, correct], rest) = words.split_first_chunk()?;
         let nonpositive = of_words(*rest.first_chunk()?);
         let [all, recall, within, beyond] = [(a, b), (c, d), (e, f), (g, h)].map(|(loss, count)| Sum { loss: f64::from_bits(loss), count });
         let trained = (trained > 0).then_some(trained as usize);
-        Some(Sums { all, recall, marked: marked == 1, trained, within, beyond, bytes, nonpositive })
+        Some(Sums { all, recall, marked: marked == 1, scored: scored == 1, correct, trained, within, beyond, bytes, nonpositive })
     }
 
     /// Whether the sum of losses is a number.
@@ -199,7 +231,8 @@ impl Sums {
             recall: recall.map(|part| part.loss - best.recall),
             rest: rest.map(|part| part.loss - best.rest),
         });
-        Evaluation { tokens: self.all.count, loss, perplexity: loss.exp(), bits_per_byte, recall, rest, excess, within, beyond }
+        let accuracy = (self.scored && self.all.count > 0).then(|| self.correct as f64 / self.all.count as f64);
+        Evaluation { tokens: self.all.count, loss, perplexity: loss.exp(), bits_per_byte, accuracy, recall, rest, excess, within, beyond }
     }
 }
 
@@ -229,6 +262,81 @@ pub fn evaluate_with(
     options: SessionOptions,
     collective: &dyn Collective,
 ) -> Result<(Evaluation, Option<NonpositiveDenominator>)> {
+    let (mut session, mut batches) = open(model, source, windows, limit, options)?;
+    let next = |rows: &mut Rows, wanted: bool| batches.next(rows, wanted);
+    finished(
+        over_ranks(collective, next, |rows| {
+            let mut sums = Sums::default();
+            sums.add(&mut session, &model.params, rows, 0..windows.batch)?;
+            Ok(sums)
+        })?,
+        source,
+    )
+}
+
+/// As [`evaluate_with`] in one process; calls `observe` with the rows of each batch and the loss of every position, 0 where nothing is predicted.
+pub fn evaluate_observed(
+    model: &Model,
+    source: &dyn Source,
+    windows: Windows,
+    limit: u64,
+    options: SessionOptions,
+    observe: &mut dyn FnMut(&Rows, &[f64]),
+) -> Result<(Evaluation, Option<NonpositiveDenominator>)> {
+    let (mut session, mut batches) = open(model, source, windows, limit, options)?;
+    let next = |rows: &mut Rows, wanted: bool| batches.next(rows, wanted);
+    finished(
+        over_ranks(&Alone, next, |rows| {
+            let mut sums = Sums::default();
+            sums.add(&mut session, &model.params, rows, 0..windows.batch)?;
+            observe(rows, session.token_losses());
+            Ok(sums)
+        })?,
+        source,
+    )
+}
+
+fn finished((sums, bad): (Sums, Option<(u64, Sums)>), source: &dyn Source) -> Result<(Evaluation, Option<NonpositiveDenominator>)> {
+    if let Some((batch, sums)) = bad {
+        return Err(Error::EvaluationNotFinite { batch, denominator: sums.nonpositive });
+    }
+    Ok((sums.finish(source.best_loss()), sums.nonpositive))
+}
+
+/// The held-out batches of a source.
+struct Batches<'a> {
+    source: &'a dyn Source,
+    windows: Windows,
+    limit: u64,
+    index: u64,
+    sliding: Sliding,
+}
+
+impl Batches<'_> {
+    fn next(&mut self, rows: &mut Rows, wanted: bool) -> Result<bool> {
+        let Windows { batch, length, stride } = self.windows;
+        let at = self.index;
+        self.index += 1;
+        if self.limit > 0 && at >= self.limit {
+            return Ok(false);
+        }
+        match stride == length {
+            // Nobody has to make what another rank looks at.
+            true if !wanted => Ok(true),
+            true => Ok(self.source.held_out(at, batch, length, rows)?),
+            false => self.sliding.next(self.source, self.windows, rows),
+        }
+    }
+}
+
+/// Room to compute the losses, and the batches; refuses windows that are not possible.
+fn open<'a>(
+    model: &Model,
+    source: &'a dyn Source,
+    windows: Windows,
+    limit: u64,
+    options: SessionOptions,
+) -> Result<(Session, Batches<'a>)> {
     let Windows { batch, length, stride } = windows;
     let bad = |key: &str, found: usize, expected: String| Error::Setting {
         place: String::new(),
@@ -249,30 +357,8 @@ pub fn evaluate_with(
     // No gradients are needed, and the parameters are there already.
     let options = options.forward_only(true);
     crate::memory::check(&model.config, batch, length, 0, 1)?;
-    let mut session = model.session(batch, length, options)?;
-    let (mut index, mut sliding) = (0, Sliding::default());
-    let next = |rows: &mut Rows, wanted: bool| -> Result<bool> {
-        let at = index;
-        index += 1;
-        if limit > 0 && at >= limit {
-            return Ok(false);
-        }
-        match stride == length {
-            // Nobody has to make what another rank looks at.
-            true if !wanted => Ok(true),
-            true => Ok(source.held_out(at, batch, length, rows)?),
-            false => sliding.next(source, windows, rows),
-        }
-    };
-    let sums = over_ranks(collective, next, |rows| {
-        let mut sums = Sums::default();
-        sums.add(&mut session, &model.params, rows, 0..batch)?;
-        Ok(sums)
-    })?;
-    if let Some((batch, sums)) = sums.1 {
-        return Err(Error::EvaluationNotFinite { batch, denominator: sums.nonpositive });
-    }
-    Ok((sums.0.finish(source.best_loss()), sums.0.nonpositive))
+    let session = model.session(batch, length, options)?;
+    Ok((session, Batches { source, windows, limit, index: 0, sliding: Sliding::default() }))
 }
 
 /// The losses of all batches, added in their order, and the first batch whose loss is not finite, with what was added until then; nothing

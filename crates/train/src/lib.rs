@@ -23,6 +23,7 @@ pub mod run;
 pub mod runs;
 pub mod schedule;
 pub mod settings;
+pub mod slices;
 pub mod source;
 pub mod spikes;
 pub mod step;

@@ -109,10 +109,13 @@ pub fn perplexity(value: f64) -> String {
 
 /// An evaluation as one line.
 pub fn describe(evaluation: &Evaluation) -> String {
-    let Evaluation { loss, bits_per_byte, recall, rest, excess, within, beyond, .. } = evaluation;
+    let Evaluation { loss, bits_per_byte, accuracy, recall, rest, excess, within, beyond, .. } = evaluation;
     let mut text = format!("held-out loss {loss:.4}, perplexity {}", perplexity(evaluation.perplexity));
     if let Some(bits) = bits_per_byte {
         text += &format!(", {bits:.4} bits per byte");
+    }
+    if let Some(accuracy) = accuracy {
+        text += &format!(", accuracy {:.1} %", 100.0 * accuracy);
     }
     if let (Some(recall), Some(rest)) = (recall, rest) {
         text += &format!(", recall {:.4}, rest {:.4}", recall.loss, rest.loss);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use termwise_data::Result as DataResult;
 use termwise_data::language::Language;
 use termwise_data::prepare::{Prepare, prepare};
-use termwise_data::{Builtin, DataConfig, Layout, Rows, Source, TextSource, Tokenizer, tokens::Tokens};
+use termwise_data::{Builtin, DataConfig, HeldOutPart, Layout, Rows, Source, TextSource, Tokenizer, tokens::Tokens};
 
 use crate::error::{Error, Result};
 use crate::settings::{Layer, Settings};
@@ -20,12 +20,15 @@ const TOKENIZER_FILES: [&str; 4] = ["tokenizer.json", "tokenizer_config.json", "
 impl Settings {
     /// The text data named by the settings; `None` for built-in data.
     pub fn data_config(&self) -> Result<Option<DataConfig>> {
-        let is_builtin = |name: &String| name == Builtin::NAME || name.starts_with("builtin:");
+        let is_builtin = |name: &String| Builtin::is_name(name) || name.starts_with("builtin:");
         if let Some(name) = self.data.iter().find(|name| is_builtin(name)) {
-            let expected = match (&self.data[..], Builtin::NAMES.contains(&name.as_str())) {
+            let expected = match (&self.data[..], Builtin::is_name(name)) {
                 ([_], true) => return Ok(None),
                 (_, true) => format!("`{name}` cannot be combined with other data; for a file of this name, write ./{name}"),
-                (_, false) => format!("built-in data are {}; for a file of this name, write ./{name}", Builtin::NAMES.join(" and ")),
+                (_, false) => {
+                    let names = Builtin::names().collect::<Vec<_>>().join(", ");
+                    format!("built-in data are {names}; for a file of this name, write ./{name}")
+                }
             };
             return Err(Error::Setting { place: String::new(), key: "data".into(), found: format!("{:?}", self.data), expected });
         }
@@ -40,6 +43,8 @@ impl Settings {
             held_out: self.held_out,
             split_seed: self.split_seed,
             layout: self.layout.parse().map_err(parse("layout"))?,
+            valid: self.valid_data.clone(),
+            part: HeldOutPart::new(&self.valid_range, self.valid_tokens).map_err(parse("valid_range"))?,
         };
         config.check()?;
         Ok(Some(config))
@@ -176,6 +181,12 @@ impl Source for WholeText {
         Err(termwise_data::Error::Internal("evaluation text has no training batches"))
     }
 
+    fn training_text(&self, start: u64, out: &mut [u32]) -> DataResult<usize> {
+        let count = self.tokens.len().saturating_sub(start).min(out.len() as u64) as usize;
+        self.tokens.read(start, &mut out[..count])?;
+        Ok(count)
+    }
+
     fn held_out(&self, index: u64, rows: usize, time: usize, out: &mut Rows) -> DataResult<bool> {
         out.reset(rows, time);
         match self.layout {
@@ -201,7 +212,7 @@ pub fn language_of(folder: &Path) -> Result<Option<Language>> {
     }
     let text = read_text(&saved).map_err(Error::io("read", &saved))?;
     let builtin = Settings::resolve(&[Layer::of_run(&text, &saved.display().to_string())?])?.builtin()?;
-    Ok(builtin.and_then(|builtin| if let Builtin::Language(language) = builtin { Some(language) } else { None }))
+    Ok(builtin.and_then(Builtin::into_language))
 }
 
 /// Evaluation text for an existing model.
@@ -241,6 +252,12 @@ pub fn layers_of_model(folder: &Path, settings: &toml::Table) -> Result<(Vec<Lay
 /// is the default.
 pub fn open_for_model(folder: &Path, settings: &toml::Table, held_out_only: bool, cache: &Path, how: &Prepare) -> Result<Opened> {
     let (mut layers, trained) = layers_of_model(folder, settings)?;
+    let mut settings = settings.clone();
+    if settings.contains_key("data") {
+        // The held-out text of the run belongs to its own data.
+        settings.entry("valid_data").or_insert(toml::Value::Array(Vec::new()));
+    }
+    let settings = &settings;
     layers.push(Layer::new(settings.clone(), PLACE)?);
     let resolved = Settings::resolve(&layers)?;
     let held_out_only = held_out_only || !settings.contains_key("data");

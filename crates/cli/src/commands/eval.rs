@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use termwise_analysis::evaluate::{self, Request};
+use termwise_analysis::evaluate::{self, Request, SliceOptions};
 use termwise_analysis::request::TextOptions;
 use termwise_attention::{Mode, Variant};
 
@@ -24,6 +24,7 @@ Examples:
   termwise eval runs/first/checkpoints/step-00001000 --data builtin --json
   termwise eval hf://owner/name --data book.txt
   termwise eval path/to/llama --data book.txt --order 4      softmax truncated at order 4
+  termwise eval runs/first --slices      also the loss on associative-recall hits and by position
 
 With a stride below the length, windows overlap: each predicts STRIDE tokens, with up to LENGTH − STRIDE tokens of context before them.")]
 pub struct EvalArgs {
@@ -57,6 +58,15 @@ pub struct EvalArgs {
     /// How attention is computed: parallel, chunk, chunk=LENGTH or auto
     #[arg(long, default_value = "parallel", value_name = "MODE")]
     pub mode: Mode,
+    /// Also print the loss by associative-recall hit, training frequency and position
+    #[arg(long)]
+    pub slices: bool,
+    /// With --slices: tokens of the n-grams whose earlier occurrence in the context makes a hit
+    #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u8).range(2..=64), requires = "slices")]
+    pub ngram: u8,
+    /// With --slices: text in which n-grams are counted [default: the training text of the run]
+    #[arg(long, value_name = "FILE", num_args = 1.., requires = "slices")]
+    pub train_data: Vec<String>,
     #[command(flatten)]
     pub data: DataSettings,
     #[command(flatten)]
@@ -76,6 +86,7 @@ pub fn run(args: &EvalArgs, context: &mut Context) -> Result<Exit, Failure> {
         attention: args.attention.clone(),
         mode: args.mode,
         collective: context.ranks.collective.clone(),
+        slices: args.slices.then(|| SliceOptions::new(args.ngram.into()).train_data(args.train_data.clone())),
     };
     let quiet = args.output.quiet || context.is_silent();
     let (found, _) = context.compute(quiet, None, |monitor| evaluate::run(&request, monitor))?;

@@ -27,6 +27,9 @@ Examples:
   termwise reproduce                                    everything, in about five minutes on two cores
   termwise reproduce e4 e7 --seeds 5
   termwise reproduce --scale laptop --data corpus.txt   about an hour; E1, E3 and E4 also on your own text
+  termwise reproduce --scale text --data books          hours; loss on text by order and by bytes of state
+  termwise reproduce orders --scale text --data books --tokens 1500000 --hours 1
+  termwise reproduce mqar                               hours; which mixers solve multi-query associative recall
   termwise reproduce --scale paper                      estimate the cost of the paper's runs, and write their settings
 
 Experiments:
@@ -35,19 +38,36 @@ Experiments:
   Only at scale laptop, with a tuned learning rate per variant:
   overwrite, parity         orders 1 to 3, with and without write rule and decay, at equal state size
   distance                  window, sink and far orders against a longer window at equal bytes
+  Only at scale text, in this order, with a tuned learning rate per variant; NAME-conv has a short convolution in every variant:
+  orders, orders-conv       loss against the highest Taylor order
+  state, state-conv         loss against bytes of state: windows, Taylor and delta states
+  delta, delta-conv         orders with the delta rule and decay
+  tokenization              the gap to softmax against training tokens, for bytes and two BPE vocabularies
+  families, families-conv   loss against bytes of state: other head dimensions and families
+  Only at scale mini and zoology:
+  mqar                      multi-query associative recall, by the share of seeds that solve it
 
 A verdict needs every seed; a claim with a failed or unfinished run is undecided. results.json has every number with the folder of its run.")]
 pub struct ReproduceArgs {
     /// Experiments
     #[arg(value_name = "EXPERIMENT", default_value = "all")]
     pub experiments: Vec<String>,
-    /// Compute budget
-    #[arg(long, value_enum, default_value_t = Size::Minute)]
-    pub scale: Size,
-    /// Text to train on in addition (laptop) or instead of FineWeb (paper); may be repeated
+    /// Compute budget [default: minute; for mqar alone: mini]
+    #[arg(long, value_enum)]
+    pub scale: Option<Size>,
+    /// Text to train on: in addition (laptop), a folder with train.txt and valid.txt or files (text), instead of FineWeb (paper); may be repeated
     #[arg(long, value_name = "FILE", num_args = 1..)]
     pub data: Vec<String>,
-    /// Seeds per run [default: minute 4, laptop 3, paper 1]
+    /// With --scale text: held-out text [default: valid.txt next to train.txt in the folder --data, or the end of the text]
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    pub valid_data: Vec<String>,
+    /// With --scale text: training tokens per run [default: 4194304]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub tokens: Option<u64>,
+    /// Stop after this many hours; the same command resumes
+    #[arg(long, value_name = "H")]
+    pub hours: Option<f64>,
+    /// Seeds per run [default: minute 4, laptop 3, text 3, mini 5, others 1]
     #[arg(long, value_name = "N", value_parser = size(1000))]
     pub seeds: Option<usize>,
     /// Folder of results [default: reproduce/SCALE]
@@ -85,6 +105,12 @@ pub enum Size {
     Minute,
     /// At most two hours on two cores
     Laptop,
+    /// A text of yours; hours on two cores, see --tokens and --hours
+    Text,
+    /// MQAR with a vocabulary of 1,024; minutes per run
+    Mini,
+    /// MQAR by the protocol of Zoology; days on two cores
+    Zoology,
     /// The paper's models and data
     Paper,
 }
@@ -95,6 +121,9 @@ impl From<Size> for Scale {
             Size::Test => Scale::Test,
             Size::Minute => Scale::Minute,
             Size::Laptop => Scale::Laptop,
+            Size::Text => Scale::Text,
+            Size::Mini => Scale::Mini,
+            Size::Zoology => Scale::Zoology,
             Size::Paper => Scale::Paper,
         }
     }
@@ -102,10 +131,15 @@ impl From<Size> for Scale {
 
 impl ReproduceArgs {
     fn options(&self, context: &Context) -> Result<Options, Error> {
-        let defaults = Options::new(self.scale.into());
+        let mqar = !self.experiments.is_empty() && self.experiments.iter().all(|name| name.eq_ignore_ascii_case(Id::Mqar.name()));
+        let scale = self.scale.unwrap_or(if mqar { Size::Mini } else { Size::Minute });
+        let defaults = Options::new(scale.into());
         Ok(Options {
-            ids: Id::parse(&self.experiments)?,
+            ids: Id::parse(&self.experiments, defaults.scale)?,
             data: self.data.clone(),
+            valid_data: self.valid_data.clone(),
+            tokens: self.tokens,
+            hours: self.hours,
             seeds: self.seeds,
             out: self.out.clone().unwrap_or(defaults.out),
             threads: context.threads,

@@ -137,7 +137,7 @@ fn built_in_data_are_shown_with_their_dials() {
         let wrong = show(&["--language", "length=32", "--length", length]).failure();
         wrong.stderr(contains("make rows 32 positions long or a multiple of it").and(contains(advice)));
     }
-    show(&["--data", "builtin:party"]).failure().stderr(contains("built-in data are builtin and builtin:parity"));
+    show(&["--data", "builtin:party"]).failure().stderr(contains("built-in data are builtin, parity, mqar, mqar-mini, s5"));
     show(&["--data", "builtin:parity", "--language", "facts=3"]).failure().stderr(contains("has no setting `facts`"));
 }
 

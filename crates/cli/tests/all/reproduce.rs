@@ -173,7 +173,8 @@ fn the_paper_is_planned_and_not_run() {
 fn mistakes_are_named() {
     for (arguments, message) in [
         (vec!["reproduce", "e9"], "there is no experiment `e9`"),
-        (vec!["reproduce", "--scale", "hour"], "possible values: minute, laptop, paper"),
+        (vec!["reproduce", "--scale", "hour"], "possible values: minute, laptop, text, mini, zoology, paper"),
+        (vec!["reproduce", "--scale", "text"], "--scale text needs a text"),
         (vec!["reproduce", "--seeds", "0"], "--seeds"),
         (vec!["report"], "RUNS"),
         (vec!["report", "src"], "there is no run in src"),

@@ -60,6 +60,7 @@ pub use tokenizer::Question;
 pub(crate) use tokenizer::words_tokenizer;
 
 use super::{BestLoss, Rows, Source, rng};
+use crate::builtin::SyntheticTask;
 use crate::error::{Error, Result};
 use document::Grammar;
 
@@ -161,5 +162,19 @@ impl Source for Language {
 
     fn best_loss(&self) -> Option<BestLoss> {
         Some(self.best)
+    }
+}
+
+impl SyntheticTask for Language {
+    fn tokenizer_json(&self) -> Vec<u8> {
+        Language::tokenizer_json(self)
+    }
+
+    fn document(&self) -> Option<usize> {
+        Some(self.config().length)
+    }
+
+    fn into_language(self: Box<Self>) -> Option<Language> {
+        Some(*self)
     }
 }

@@ -89,6 +89,27 @@ pub enum Rule {
         /// The number, in nats.
         bound: f64,
     },
+    /// More seeds of one solve a task than of the other, by Fisher's exact two-sided test. Numbers are shares of wrong answers.
+    Solves {
+        /// Expected to solve it more often.
+        one: String,
+        /// The other.
+        other: String,
+        /// Accuracy from which on a run has solved it.
+        accuracy: f64,
+    },
+}
+
+/// The two-sided p-value of Fisher's exact test for `a` of n and `b` of m successes: the sum over all tables with these margins that are no more likely.
+pub fn fisher(a: usize, n: usize, b: usize, m: usize) -> f64 {
+    let ln_factorial = |k: usize| (2..=k).map(|i| (i as f64).ln()).sum::<f64>();
+    let ln_choose = |n: usize, k: usize| ln_factorial(n) - ln_factorial(k) - ln_factorial(n - k);
+    let solved = a + b;
+    let probability = |a: usize| (ln_choose(n, a) + ln_choose(m, solved - a) - ln_choose(n + m, solved)).exp();
+    let own = probability(a);
+    let tables = solved.saturating_sub(m)..=solved.min(n);
+    // Equal up to rounding counts as no more likely.
+    tables.map(probability).filter(|&p| p <= own * (1.0 + 1e-9)).sum::<f64>().min(1.0)
 }
 
 /// The runs of a variant.
@@ -141,6 +162,10 @@ impl Rule {
             Rule::Below { one, bound } => {
                 format!("the 95 % interval of {one} must lie below {bound} nats; one that lies above contradicts")
             }
+            Rule::Solves { one, other, accuracy } => format!(
+                "more seeds of {one} than of {other} must reach an accuracy of {accuracy}, and Fisher's exact two-sided test must have p ≤ {LEVEL}; \
+                 the same the other way round contradicts"
+            ),
             Rule::Above { one, bound } => {
                 format!("the 95 % interval of {one} must lie above {bound} nats; one that lies below contradicts")
             }
@@ -151,7 +176,7 @@ impl Rule {
     pub fn compared(&self) -> String {
         match self {
             Rule::Lower { low, high, .. } => format!("{high} − {low}"),
-            Rule::Equal { one, other, .. } => format!("{one} − {other}"),
+            Rule::Equal { one, other, .. } | Rule::Solves { one, other, .. } => format!("{one} − {other}"),
             Rule::Below { one, bound } | Rule::Above { one, bound } => format!("{one} − {bound}"),
         }
     }
@@ -161,6 +186,7 @@ impl Rule {
         match self {
             Rule::Lower { low, high, .. } => vec![low, high],
             Rule::Equal { one, other, low, high, .. } => vec![one, other, low, high],
+            Rule::Solves { one, other, .. } => vec![one, other],
             Rule::Below { one, .. } | Rule::Above { one, .. } => vec![one],
         }
     }
@@ -201,6 +227,18 @@ impl Rule {
                 };
                 let p = difference.p_against(share, gap, verdict != Verdict::Contradicted);
                 Decision { verdict, margin: Some(least), p: Some(p), ..decision }
+            }
+            Rule::Solves { accuracy, .. } => {
+                let solved = |side: &Numbers| side.iter().filter(|(_, error)| 1.0 - error >= accuracy).count();
+                let [(a, n), (b, m)] = [0, 1].map(|side| (solved(&sides[side]), sides[side].len()));
+                let p = fisher(a, n, b, m);
+                let verdict = match (a * m).cmp(&(b * n)) {
+                    std::cmp::Ordering::Greater if p <= LEVEL => Verdict::Reproduced,
+                    std::cmp::Ordering::Less if p <= LEVEL => Verdict::Contradicted,
+                    _ => Verdict::Inconclusive,
+                };
+                let note = format!("{a} of {n} and {b} of {m} seeds solve it");
+                Decision { note, p: Some(p), ..Decision::new(verdict) }
             }
             Rule::Below { bound, .. } | Rule::Above { bound, .. } => {
                 let above = Difference::from(bound, &sides[0]);
@@ -264,6 +302,32 @@ pub fn correct(family: &mut [&mut Decision]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// `scipy.stats.fisher_exact([[a, n − a], [b, m − b]])`; 5 of 5 and 0 of 5 is 2/252 by hand.
+    #[test]
+    fn fishers_test_is_exact() {
+        for (a, n, b, m, expected) in [
+            (5, 5, 0, 5, 2.0 / 252.0),
+            (5, 5, 1, 5, 12.0 / 252.0),
+            (3, 5, 3, 5, 1.0),
+            (0, 5, 0, 5, 1.0),
+            (8, 10, 1, 6, 0.034_965_034_965_034_965),
+        ] {
+            assert!((fisher(a, n, b, m) - expected).abs() < 1e-12, "{a} {n} {b} {m}: {}", fisher(a, n, b, m));
+        }
+        let rule = Rule::Solves { one: "a".into(), other: "b".into(), accuracy: 0.9 };
+        let decide = |a: [f64; 5], b: [f64; 5]| {
+            let side = |name: &str| {
+                let numbers: Numbers = (1..).zip(if name == "a" { a } else { b }).collect();
+                Side { declared: 5, numbers, failed: Vec::new() }
+            };
+            rule.decide(&side).verdict
+        };
+        let (good, bad) = ([0.0, 0.01, 0.05, 0.0, 0.099], [0.9, 0.5, 0.2, 0.7, 0.11]);
+        assert_eq!(decide(good, bad), Verdict::Reproduced);
+        assert_eq!(decide(bad, good), Verdict::Contradicted);
+        assert_eq!(decide(good, [0.0, 0.0, 0.9, 0.9, 0.9]), Verdict::Inconclusive);
+    }
 
     #[test]
     fn holm_counts_every_claim_of_the_family() {

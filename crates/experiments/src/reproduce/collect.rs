@@ -68,7 +68,7 @@ pub fn read_metrics(folder: &Path, run: &mut Run) -> Result<(u64, LastEvaluation
             Line::HeldOut { step, evaluation: Some(evaluation), .. } => {
                 let part = |part: Option<Part>| part.map(|part| part.loss);
                 let (recall, rest, beyond) = (part(evaluation.recall), part(evaluation.rest), part(evaluation.beyond));
-                run.curve.push(CurvePoint { step, loss: evaluation.loss, recall, rest, beyond });
+                run.curve.push(CurvePoint { step, loss: evaluation.loss, recall, rest, beyond, accuracy: evaluation.accuracy });
             }
             Line::HeldOut { evaluation: None, .. } => {}
         }

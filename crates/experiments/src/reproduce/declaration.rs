@@ -106,6 +106,7 @@ fn declared(experiment: &Experiment, seeds: usize) -> Value {
             "settings": task.base,
             "words": task.words,
             "learning_rates": task.rates,
+            "tuning_settings": task.tuning,
             "tuning_seed": (!task.rates.is_empty()).then_some(TUNING_SEED),
         })
     });

@@ -6,11 +6,13 @@ use termwise_train::eval::Evaluation;
 use toml::Table;
 
 use super::claim::Claim;
+use super::scale::Scale;
+use super::text;
 use crate::Error;
 
 /// The experiments by name, in the order in which they are reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum Id {
     /// Softmax, Norm and Gate.
     E1,
@@ -36,12 +38,64 @@ pub enum Id {
     Parity,
     /// Far keys in a state against a longer window.
     Distance,
+    /// On text: loss against the highest order.
+    Orders,
+    /// The same with a short convolution in every variant.
+    OrdersConv,
+    /// On text: loss against bytes of state, windows, Taylor and delta states.
+    State,
+    /// The same with a short convolution in every variant.
+    StateConv,
+    /// On text: orders with the delta rule.
+    Delta,
+    /// The same with a short convolution in every variant.
+    DeltaConv,
+    /// On text: the gap to softmax by training tokens for three tokenizations.
+    Tokenization,
+    /// On text: loss against bytes of state, the other families.
+    Families,
+    /// The same with a short convolution in every variant.
+    FamiliesConv,
+    /// Multi-query associative recall.
+    Mqar,
 }
 
 impl Id {
     /// All of them.
-    pub const ALL: [Id; 12] =
-        [Id::E1, Id::E2, Id::E3, Id::E4, Id::E5, Id::E6, Id::E7, Id::Separation, Id::Bridge, Id::Overwrite, Id::Parity, Id::Distance];
+    pub const ALL: [Id; 22] = [
+        Id::E1,
+        Id::E2,
+        Id::E3,
+        Id::E4,
+        Id::E5,
+        Id::E6,
+        Id::E7,
+        Id::Separation,
+        Id::Bridge,
+        Id::Overwrite,
+        Id::Parity,
+        Id::Distance,
+        Id::Orders,
+        Id::OrdersConv,
+        Id::State,
+        Id::StateConv,
+        Id::Delta,
+        Id::DeltaConv,
+        Id::Tokenization,
+        Id::Families,
+        Id::FamiliesConv,
+        Id::Mqar,
+    ];
+
+    /// Those that `all` stands for at this scale.
+    pub fn of_scale(scale: Scale) -> Vec<Id> {
+        let asked = |id: &Id| match scale {
+            Scale::Text => text::is_text(*id),
+            Scale::Mini | Scale::Zoology => *id == Id::Mqar,
+            Scale::Test | Scale::Minute | Scale::Laptop | Scale::Paper => !text::is_text(*id) && *id != Id::Mqar,
+        };
+        Id::ALL.into_iter().filter(asked).collect()
+    }
 
     /// As it is written on the command line.
     pub fn name(self) -> &'static str {
@@ -58,21 +112,34 @@ impl Id {
             Id::Overwrite => "overwrite",
             Id::Parity => "parity",
             Id::Distance => "distance",
+            Id::Orders => "orders",
+            Id::OrdersConv => "orders-conv",
+            Id::State => "state",
+            Id::StateConv => "state-conv",
+            Id::Delta => "delta",
+            Id::DeltaConv => "delta-conv",
+            Id::Tokenization => "tokenization",
+            Id::Families => "families",
+            Id::FamiliesConv => "families-conv",
+            Id::Mqar => "mqar",
         }
     }
 
     /// Whether it repeats what one of the two papers did; the others ask something new.
     pub fn is_of_a_paper(self) -> bool {
-        !matches!(self, Id::Overwrite | Id::Parity | Id::Distance)
+        self <= Id::Bridge
     }
 
-    /// The experiments of these words, each once, in their order; `all`, or no word, stands for all.
-    pub fn parse(words: &[String]) -> Result<Vec<Id>, Error> {
+    /// The experiments of these words, each once, in their order; `all`, or no word, stands for all of the scale.
+    ///
+    /// # Errors
+    /// If a word is not the name of an experiment.
+    pub fn parse(words: &[String], scale: Scale) -> Result<Vec<Id>, Error> {
         let mut ids = Vec::new();
         for word in words.iter().map(|word| word.to_lowercase()) {
             match Id::ALL.into_iter().find(|id| id.name() == word) {
                 Some(id) => ids.push(id),
-                None if word == "all" => ids.extend(Id::ALL),
+                None if word == "all" => ids.extend(Id::of_scale(scale)),
                 None => {
                     let known = || Id::ALL.iter().map(|id| id.name()).chain(["all"]);
                     let suggestion = nearest(&word, known()).map(str::to_owned);
@@ -82,7 +149,7 @@ impl Id {
             }
         }
         if ids.is_empty() {
-            ids.extend(Id::ALL);
+            ids.extend(Id::of_scale(scale));
         }
         ids.sort();
         ids.dedup();
@@ -117,6 +184,9 @@ pub struct Variant {
     /// Other settings of its own, such as heads that make states of one size.
     #[serde(default, skip_serializing_if = "Table::is_empty")]
     pub settings: Table,
+    /// Seeds, where they are fewer than those of the others: of a variant that no claim needs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seeds: Option<usize>,
 }
 
 /// Data, sizes and recipe that all variants share.
@@ -131,8 +201,10 @@ pub struct Task {
     /// What is compared.
     pub metric: Metric,
     /// Learning rates of which each variant gets the one that is best for it with [`TUNING_SEED`], on other held-out documents than those of the
-    /// comparison; if empty, all have that of the base. Only for built-in data.
+    /// comparison; if empty, all have that of the base.
     pub rates: Vec<f64>,
+    /// Settings of the runs that choose a learning rate, above the others: other held-out data, maybe fewer steps.
+    pub tuning: Table,
 }
 
 /// The seed of the runs that choose a learning rate. Those that are compared have others.
@@ -148,6 +220,8 @@ pub enum Metric {
     Loss,
     /// Held-out loss on positions beyond those that rows of training have.
     Beyond,
+    /// Share of wrong answers.
+    Error,
 }
 
 impl Metric {
@@ -157,6 +231,7 @@ impl Metric {
             Metric::Recall => "held_out.recall.loss",
             Metric::Loss => "held_out.loss",
             Metric::Beyond => "held_out.beyond.loss",
+            Metric::Error => "held_out.accuracy",
         }
     }
 
@@ -166,6 +241,7 @@ impl Metric {
             Metric::Recall => "held-out loss on recall tokens, nats",
             Metric::Loss => "held-out loss, nats per token",
             Metric::Beyond => "held-out loss beyond the length of training, nats per token",
+            Metric::Error => "share of wrong answers",
         }
     }
 
@@ -175,6 +251,7 @@ impl Metric {
             Metric::Recall => "loss on recall tokens",
             Metric::Loss => "held-out loss",
             Metric::Beyond => "loss beyond the length of training",
+            Metric::Error => "wrong answers",
         }
     }
 
@@ -184,6 +261,7 @@ impl Metric {
             Metric::Recall => Some(found.recall?.loss),
             Metric::Loss => Some(found.loss),
             Metric::Beyond => Some(found.beyond?.loss),
+            Metric::Error => Some(1.0 - found.accuracy?),
         }
     }
 }

@@ -72,6 +72,7 @@ pub fn curves(heading: &str, task: &TaskOutcome, runs: &[Run], colours: &Colours
                     Metric::Recall => point.recall,
                     Metric::Loss => Some(point.loss),
                     Metric::Beyond => point.beyond,
+                    Metric::Error => point.accuracy.map(|accuracy| 1.0 - accuracy),
                 };
                 by_step.entry(point.step).or_default().extend(value);
                 own.extend(value.map(|value| (point.step as f64, value)));

@@ -64,7 +64,7 @@ pub fn of_folders(folders: &[PathBuf], out: &Path) -> Result<Document, Error> {
     let kept: Vec<Option<Kept>> = found.iter().map(|one| memory(&one.text)).collect();
     let section = |metric: Metric| section(metric, &groups, &runs, &kept);
     let mut sections = vec![section(Metric::Loss)];
-    for metric in [Metric::Recall, Metric::Beyond].into_iter().filter(|&metric| measured(metric)) {
+    for metric in [Metric::Recall, Metric::Beyond, Metric::Error].into_iter().filter(|&metric| measured(metric)) {
         sections.push(section(metric));
     }
     let settings = |run: &Run| found.iter().find(|one| one.run.hash == run.hash).map(|one| one.text.clone());
@@ -100,6 +100,7 @@ fn section(metric: Metric, groups: &[(String, Vec<usize>)], runs: &[Run], kept: 
         Metric::Loss => ("loss", "Loss", "Held-out loss"),
         Metric::Recall => ("recall", "Recall", "Held-out loss on recall tokens"),
         Metric::Beyond => ("beyond", "Beyond the length of training", "Held-out loss beyond the length of training"),
+        Metric::Error => ("accuracy", "Wrong answers", "Share of wrong answers"),
     };
     let mut blocks = Vec::new();
     let figures = [
@@ -127,6 +128,7 @@ fn variant(name: &str, members: &[usize], (runs, kept): (&[Run], &[Option<Kept>]
             name: name.into(),
             attention: members.first().map_or(String::new(), |&run| runs[run].attention.clone()),
             settings: Table::new(),
+            seeds: None,
         },
         state_bytes: kept.map(|kept| kept.bytes),
         state_numbers: kept.map(|kept| kept.numbers),

@@ -91,7 +91,7 @@ pub fn look(tasks: &[Task], runs: &[Run], out: &Path) -> Result<Option<Inside>, 
 }
 
 /// Names end with the step in eight digits, so the last by name is the newest.
-fn newest(folder: &str, out: &Path) -> Option<String> {
+pub(super) fn newest(folder: &str, out: &Path) -> Option<String> {
     let entries = std::fs::read_dir(out.join(folder)).ok()?;
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).filter(|name| name.starts_with("step-"));
     names.max().map(|name| format!("{folder}/{name}"))

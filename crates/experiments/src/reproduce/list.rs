@@ -3,19 +3,20 @@
 use super::claim::{Claim, Rule};
 use super::experiment::{Experiment, Id, Task, Variant};
 use super::scale::Scale;
-use super::second_half;
+use super::{Options, mqar, second_half, text};
+use crate::Error;
 
 /// The name of what others are compared with.
 pub const SOFTMAX: &str = "softmax";
 /// The linear attention that gives the yardstick for "equal": margins are shares of its distance from softmax.
 pub const LINEAR: &str = "linear ELU";
 /// Margin of "equal" as a share of the distance between softmax and linear attention.
-const SHARE: f64 = 0.1;
+pub(super) const SHARE: f64 = 0.1;
 /// The smallest difference that counts, in nats: an eighth of what separates softmax from linear attention in A′ (0.30 at 300 M).
 const LEAST: f64 = 0.04;
 
 pub(super) fn variant(name: &str, attention: &str) -> Variant {
-    Variant { name: name.into(), attention: attention.into(), settings: toml::Table::new() }
+    Variant { name: name.into(), attention: attention.into(), settings: toml::Table::new(), seeds: None }
 }
 
 pub(super) fn lower(low: &str, high: &str, text: &str) -> Claim {
@@ -28,8 +29,19 @@ fn equal(one: &str, other: &str, text: &str) -> Claim {
 }
 
 /// The trained experiments among these; `separation` and `bridge` train nothing.
-pub fn experiments(ids: &[Id], scale: Scale, text: &[String]) -> Vec<Experiment> {
-    ids.iter().filter_map(|&id| experiment(id, scale, text)).collect()
+///
+/// # Errors
+/// If an experiment on text has none.
+pub fn experiments(options: &Options) -> Result<Vec<Experiment>, Error> {
+    let mut found = Vec::new();
+    for &id in &options.ids {
+        found.extend(match (id, options.scale) {
+            (Id::Mqar, _) => mqar::experiment(options),
+            (_, Scale::Text | Scale::Test) if text::is_text(id) => text::experiment(id, options)?,
+            _ => experiment(id, options.scale, &options.data),
+        });
+    }
+    Ok(found)
 }
 
 fn experiment(id: Id, scale: Scale, text: &[String]) -> Option<Experiment> {
@@ -48,7 +60,7 @@ fn experiment(id: Id, scale: Scale, text: &[String]) -> Option<Experiment> {
         Id::Overwrite => second_half::overwrite(scale),
         Id::Parity => second_half::parity(scale),
         Id::Distance => second_half::distance(scale),
-        Id::Separation | Id::Bridge => return None,
+        _ => return None,
     };
     (!built.tasks.is_empty()).then_some(built)
 }
@@ -209,6 +221,8 @@ pub fn why_left_out(id: Id, scale: Scale) -> String {
         Id::Overwrite | Id::Parity | Id::Distance => {
             format!("learning rates that each variant has for itself take more time than --scale {} has; use --scale laptop", scale.name())
         }
+        _ if text::is_text(id) => "it trains on a text of yours; use --scale text --data FOLDER".into(),
+        Id::Mqar => "it has sizes of its own; use --scale mini or --scale zoology".into(),
         Id::E6 => "it looks into models that were trained here; for models of your own there is `termwise spectrum`".into(),
         _ => format!("it has no runs at --scale {}", scale.name()),
     }

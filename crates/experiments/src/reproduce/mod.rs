@@ -35,17 +35,21 @@ mod folders;
 mod inside;
 mod interval;
 mod list;
+mod mqar;
 mod page;
 pub mod paper;
+mod recall;
 mod results;
 mod scale;
 mod schedule;
 pub mod scripts;
 mod second_half;
+mod text;
+mod text_page;
 mod theorem;
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use termwise_report::counted;
@@ -59,8 +63,10 @@ pub use experiment::{Experiment, Id, Metric, TUNING_SEED, Task, Variant};
 pub use folders::of_folders;
 pub use inside::{Inside, LayerTerms, ModelTerms};
 pub use interval::{Difference, Method, Numbers};
+use list::SHARE;
 pub use list::{LINEAR, SOFTMAX};
 pub use page::page;
+pub use recall::RunSlices;
 pub use results::{ClaimOutcome, CurvePoint, FILE, FORMAT, LeftOut, Outcome, Results, Run, Summary, TaskOutcome, Timing, VariantOutcome};
 pub use scale::{PAPER_DATA, Scale};
 pub use schedule::{Place, Schedule};
@@ -75,8 +81,14 @@ pub struct Options {
     pub ids: Vec<Id>,
     /// How large.
     pub scale: Scale,
-    /// Text to train on beside the built-in language, where the scale has time for it.
+    /// Text to train on beside the built-in language, where the scale has time for it; at scale text the only one.
     pub data: Vec<String>,
+    /// At scale text: the held-out text; default: the end of the training text.
+    pub valid_data: Vec<String>,
+    /// At scale text: training tokens per run; default: 4 Mi.
+    pub tokens: Option<u64>,
+    /// Hours after which runs are stopped; the same call resumes them. Default: no limit.
+    pub hours: Option<f64>,
     /// Seeds of every run; the scale's own number where absent.
     pub seeds: Option<usize>,
     /// Folder of results.
@@ -99,8 +111,9 @@ impl Options {
         let out = Path::new("reproduce").join(scale.name());
         let threads = termwise_base::threads::available();
         let (retry, rerun_other_builds, provenance) = (false, false, Provenance::default());
-        let (ids, others) = (Id::ALL.into(), sweep::Others::USUAL);
-        Options { ids, scale, data: Vec::new(), seeds: None, out, threads, retry, rerun_other_builds, provenance, others }
+        let (ids, others) = (Id::of_scale(scale), sweep::Others::USUAL);
+        let (data, valid_data, tokens, hours) = (Vec::new(), Vec::new(), None, None);
+        Options { ids, scale, data, valid_data, tokens, hours, seeds: None, out, threads, retry, rerun_other_builds, provenance, others }
     }
 }
 
@@ -131,7 +144,7 @@ impl Declared {
 
 /// Resolves what was asked for into runs.
 pub fn declare(options: &Options) -> Result<Declared, Error> {
-    let experiments = list::experiments(&options.ids, options.scale, &options.data);
+    let experiments = list::experiments(options)?;
     let schedule = Schedule::new(&experiments, options.seeds.unwrap_or(options.scale.seeds()))?;
     let asked = |id: &Id| options.ids.contains(id);
     let theorems: Vec<Id> = [Id::Separation, Id::Bridge].into_iter().filter(asked).collect();
@@ -158,20 +171,47 @@ pub fn run(
     let only = options.rerun_other_builds.then(|| options.provenance.clone());
     let (parallel, others) = (options.threads, options.others);
     let how = sweep::Options { parallel, threads: options.threads, retry: options.retry, skip_equal: false, only, others };
+    text::train_tokenizers(options, &declared.experiments)?;
+    let seeds = options.seeds.unwrap_or(options.scale.seeds());
+    let mut go = |plan: &Plan| {
+        sweep::run(plan, &options.out, runner, &how, stop, &mut |event| {
+            observe(plan, event);
+            if options.hours.is_some_and(|hours| start.elapsed().as_secs_f64() > 3600.0 * hours) {
+                stop.store(true, Ordering::Relaxed);
+            }
+        })
+    };
+    for stage in stages(&declared.experiments) {
+        let schedule = Schedule::new(stage, seeds)?;
+        let states = go(&schedule.plan)?;
+        if schedule.waiting > 0 && !stop.load(Ordering::Relaxed) {
+            // Learning rates that are chosen by what has ended; the runs before are in the same places of the plan.
+            go(&schedule.with_rates(stage, &collect::runs(&schedule, &states, &options.out)?)?.plan)?;
+        }
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+    }
     let mut schedule = declared.schedule.clone();
-    let mut go = |plan: &Plan| sweep::run(plan, &options.out, runner, &how, stop, &mut |event| observe(plan, event));
-    let mut states = go(&schedule.plan)?;
+    let mut states = sweep::states(&schedule.plan, &options.out, false)?;
     if schedule.waiting > 0 {
-        // Learning rates that are chosen by what has ended; the runs before are in the same places of the plan.
         schedule = schedule.with_rates(&declared.experiments, &collect::runs(&schedule, &states, &options.out)?)?;
-        states = go(&schedule.plan)?;
+        states = sweep::states(&schedule.plan, &options.out, false)?;
     }
     let mut results = results_of(options, &Declared { schedule, ..declared.clone() }, &states, theorems, start)?;
+    results.recall = recall::measure(&results, &options.out)?;
     results.declarations = declarations;
     let _alone = sweep::writing_alone(&options.out);
     results.write(&options.out)?;
     page::write(&results, &options.out)?;
     Ok(results)
+}
+
+/// Experiments whose runs are scheduled together: first all without learning rates of their own, then each of the others, so that stopping early leaves the
+/// first ones complete.
+fn stages(experiments: &[Experiment]) -> Vec<&[Experiment]> {
+    let tuned = |experiment: &Experiment| experiment.tasks.iter().any(|task| !task.rates.is_empty());
+    experiments.chunk_by(|one, next| !tuned(one) && !tuned(next)).collect()
 }
 
 fn results_of(options: &Options, declared: &Declared, states: &[State], theorems: Vec<Theorem>, start: Instant) -> Result<Results, Error> {
@@ -204,6 +244,8 @@ fn results_of(options: &Options, declared: &Declared, states: &[State], theorems
         inside,
         theorems,
         left_out,
+        recall: Vec::new(),
+        tokens: options.tokens,
         runs,
     };
     results.decide();

@@ -6,11 +6,13 @@ use termwise_report::{Block, Cell, Document, Documented, Section, Table, Tone};
 use termwise_train::provenance;
 
 use super::declaration::{Declaration, FILE as CLAIMS_FILE};
-use super::figures;
 use super::interval::Numbers;
+use super::mqar::SOLVED;
 use super::results::{ClaimOutcome, Outcome, Results, Run, Summary, TaskOutcome};
+use super::text::TOKENS as TEXT_TOKENS;
 use super::theorem::Theorem;
 use super::{FILE, FORMAT, Id, Metric, Scale, Verdict};
+use super::{figures, text_page};
 use crate::{Error, separation};
 
 /// Writes `index.html` with its figures and tables into the folder of results.
@@ -32,8 +34,14 @@ impl Documented for Results {
         let decided = self.decided();
         let mut lead = vec![totals(&decided), Block::Table { name: "claims".into(), table: tally(&decided) }];
         let notable = |claim: &ClaimOutcome| matches!(claim.decision.verdict, Verdict::Contradicted | Verdict::Undecided);
-        for (id, _, claim) in decided.distinct().into_iter().filter(|(_, _, claim)| notable(claim)) {
+        let mut notable: Vec<_> = decided.distinct().into_iter().filter(|(_, _, claim)| notable(claim)).collect();
+        let rows = decided.claims().map(|(id, _, _)| id).collect::<std::collections::BTreeSet<Id>>().len();
+        let more = notable.split_off(notable.len().min((LINES.saturating_sub(rows + 10) / LINES_OF_CLAIM).max(1))).len();
+        for (id, _, claim) in notable {
             lead.push(badge(claim.decision.verdict, format!("**{}** {}", id.name().to_uppercase(), claim.with_numbers())));
+        }
+        if more > 0 {
+            lead.push(Block::Text(format!("{more} more claims that were contradicted or could not be decided are in the report.")));
         }
         Document { title: String::new(), lead, sections: Vec::new() }
     }
@@ -53,7 +61,8 @@ pub fn page(results: &Results, folder: Option<&Path>) -> Document {
         Some(folder) => without_missing(results, folder),
         None => results.clone(),
     };
-    let mut sections: Vec<Section> = results.experiments.iter().map(|outcome| experiment(outcome, results)).collect();
+    let mut sections = text_page::sections(results);
+    sections.extend(results.experiments.iter().map(|outcome| experiment(outcome, results)));
     sections.extend(results.theorems.iter().map(theorem));
     sections.extend(left_out(results));
     sections.extend(failed(results));
@@ -63,8 +72,12 @@ pub fn page(results: &Results, folder: Option<&Path>) -> Document {
     let blocks = std::iter::once(Block::Text(text)).chain(all_runs(&results.runs, settings)).collect();
     sections.push(Section { heading: "Runs and settings".into(), blocks });
     sections.push(conditions(results));
-    let about =
-        if of_papers(results) { "Softmax attention and linear attention, term by term" } else { "Orders, write rules, decays, windows" };
+    let about = match results.scale {
+        _ if of_papers(results) => "Softmax attention and linear attention, term by term",
+        Scale::Text => "Loss on text by Taylor order and by bytes of state",
+        Scale::Mini | Scale::Zoology => "Multi-query associative recall",
+        _ => "Orders, write rules, decays, windows",
+    };
     Document { title: format!("{about}: scale {}", results.scale.name()), lead: lead(results), sections }
 }
 
@@ -100,7 +113,17 @@ fn verdicts(claims: &[ClaimOutcome]) -> impl Iterator<Item = Block> {
 /// The story in three pictures with a sentence each; what was claimed and decided folds away below it.
 fn lead(results: &Results) -> Vec<Block> {
     let of_papers = of_papers(results);
-    let mut blocks = vec![Block::Text(if of_papers { ABOUT_PAPERS } else { ABOUT_OWN }.into())];
+    let mut blocks = text_page::lead(results);
+    if matches!(results.scale, Scale::Mini | Scale::Zoology) {
+        blocks.push(Block::Text(format!(
+            "{ABOUT_MQAR} A run has solved the task if its accuracy on the test examples is at least {SOLVED}."
+        )));
+    } else if blocks.is_empty() && results.scale != Scale::Text {
+        blocks.push(Block::Text(if of_papers { ABOUT_PAPERS } else { ABOUT_OWN }.into()));
+        if of_papers && results.scale == Scale::Minute {
+            blocks.push(Block::Text(MINUTE_SETTING.into()));
+        }
+    }
     let pictures = [
         ("overview", figures::overview(results), OVERVIEW),
         ("orders", figures::orders(results), ORDERS),
@@ -137,8 +160,12 @@ fn lead(results: &Results) -> Vec<Block> {
 const ABOUT_PAPERS: &str = "Softmax attention is a sum of recurrent networks, one for each order of the Taylor series of exp; linear attention is the \
     first of them. Documents of the built-in language state facts and ask for them later. Answers can only be recalled, and that is \
     where attentions differ.";
+const MINUTE_SETTING: &str = "The settings of this synthetic experiment were chosen so that the effect is visible. Uniform predictions over its 32 values have a loss of \
+    ln 32 = 3.466 nats on recall tokens. The tables list the bytes of state of every variant.";
 const ABOUT_OWN: &str = "What single orders, a write rule, a decay and a state of far keys do in memories of equal size. Models have one layer, so that \
     the memory does the work and nothing is passed on from layer to layer; each variant has a learning rate of its own.";
+const ABOUT_MQAR: &str = "Keys and values are stated once and queried later (MQAR, arXiv 2312.04927). Runs either learn the task or do not, so claims are decided by \
+    the number of seeds that solve it, with Fisher's exact two-sided test.";
 const OVERVIEW: &str = "**What is lost.** 0 is perfect recall; softmax, the dashed line, recalls, and linear attention does not. Mean, and smallest \
     to largest over seeds";
 const ORDERS: &str = "**What brings it back.** Every further order of the series is one more recurrent network. Higher orders approach softmax; the verdicts \
@@ -200,6 +227,10 @@ fn fixed_in_advance(results: &Results) -> String {
     }
     text.join(" ")
 }
+
+/// Lines that the command prints at most, and lines of a claim with its numbers.
+const LINES: usize = 25;
+const LINES_OF_CLAIM: usize = 3;
 
 /// Claims that a reader takes in at the top of a page. Where there are more, they are counted, and only those that were not reproduced are
 /// listed.
@@ -280,6 +311,7 @@ pub(super) fn variants(task: &TaskOutcome, runs: &[Run]) -> Table {
         Metric::Recall => &["recall", "rest", "excess over the optimum"],
         Metric::Loss => &["loss"],
         Metric::Beyond => &["within the length of training", "beyond it"],
+        Metric::Error => &["accuracy", "solved"],
     };
     let tuned: &[&str] = if task.variants.iter().any(|outcome| !outcome.tuning.is_empty()) { &["learning rate"] } else { &[] };
     // Bytes of small states are mostly those of whole vectors.
@@ -289,7 +321,8 @@ pub(super) fn variants(task: &TaskOutcome, runs: &[Run]) -> Table {
     columns.extend((1..=seeds).map(|seed| format!("seed {seed}")));
     let linked = task.variants.iter().flat_map(|outcome| &outcome.runs).any(|&run| !runs[run].folder.is_empty());
     let leads = if linked { "; each number leads to its run" } else { "" };
-    let mut table = Table::new(format!("{}: mean ± standard deviation over seeds, nats{leads}", task.task), columns);
+    let unit = if task.metric == Metric::Error { "seeds are listed by their share of wrong answers" } else { "nats" };
+    let mut table = Table::new(format!("{}: mean ± standard deviation over seeds, {unit}{leads}", task.task), columns);
     for outcome in &task.variants {
         let settings: String = outcome.variant.settings.iter().map(|(key, value)| format!(", {key} = {value}")).collect();
         let mut row = vec![Cell::text(&outcome.variant.name), Cell::code(format!("{}{settings}", outcome.variant.attention))];
@@ -297,6 +330,12 @@ pub(super) fn variants(task: &TaskOutcome, runs: &[Run]) -> Table {
             Metric::Recall => row.extend([outcome.recall, outcome.rest, outcome.excess].map(mean_sd)),
             Metric::Loss => row.push(mean_sd(outcome.loss)),
             Metric::Beyond => row.extend([outcome.within, outcome.beyond].map(mean_sd)),
+            Metric::Error => {
+                let accuracy = |error: Summary| Summary { mean: 1.0 - error.mean, ..error };
+                row.push(mean_sd(outcome.metric.map(accuracy)));
+                let solved = outcome.numbers.iter().filter(|(_, error)| 1.0 - error >= SOLVED).count();
+                row.push(Cell::text(format!("{solved} of {}", outcome.runs.len())));
+            }
         }
         row.push(outcome.state_bytes.map_or(Cell::Empty, |bytes| Cell::Amount(bytes as f64, termwise_report::Unit::Bytes)));
         if !tuned.is_empty() {
@@ -417,7 +456,12 @@ fn conditions(results: &Results) -> Section {
         );
     }
     let of_a_paper = results.experiments.iter().any(|outcome| outcome.id.is_of_a_paper());
-    if results.runs.iter().any(|run| run.tuning) {
+    if matches!(results.scale, Scale::Mini | Scale::Zoology) {
+        list.push("learning rates were chosen with seed 0 on other test examples than those of the comparison".into());
+    } else if results.scale == Scale::Text {
+        let tokens = results.tokens.unwrap_or(TEXT_TOKENS);
+        list.push(format!("{tokens} training tokens per run; learning rates were chosen at a third of them, with seed 0, on another part of the held-out text"));
+    } else if results.runs.iter().any(|run| run.tuning) {
         list.push(
             "where variants have learning rates of their own, tasks, sizes and numbers of steps were chosen by looking at softmax, order 2 with the \
              write rule and far orders 0..2, so that these learn within the time; a rate is chosen by one run"

@@ -14,6 +14,7 @@ use super::environment::Environment;
 use super::experiment::{Id, Metric, Variant};
 use super::inside::Inside;
 use super::interval::Numbers;
+use super::recall::RunSlices;
 use super::scale::Scale;
 use super::theorem::Theorem;
 use crate::Error;
@@ -49,6 +50,12 @@ pub struct Results {
     pub theorems: Vec<Theorem>,
     /// What was asked for and is not among the experiments, and why.
     pub left_out: Vec<LeftOut>,
+    /// At scale text: loss on associative-recall hits and by position, of some runs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub recall: Vec<RunSlices>,
+    /// Training tokens per run, where a number was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<u64>,
     /// Every run once.
     pub runs: Vec<Run>,
 }
@@ -283,6 +290,9 @@ pub struct CurvePoint {
     /// Beyond the length of training.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub beyond: Option<f64>,
+    /// Share of right answers, where the data is a task with answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accuracy: Option<f64>,
 }
 
 impl Run {

@@ -22,6 +22,12 @@ pub enum Scale {
     Minute,
     /// At most two hours on two cores.
     Laptop,
+    /// A text given by the user; hours on two cores.
+    Text,
+    /// MQAR with a vocabulary of 1,024; minutes per run.
+    Mini,
+    /// MQAR by the protocol of Zoology.
+    Zoology,
     /// The paper's models and data.
     Paper,
 }
@@ -129,6 +135,9 @@ impl Scale {
             Scale::Test => "test",
             Scale::Minute => "minute",
             Scale::Laptop => "laptop",
+            Scale::Text => "text",
+            Scale::Mini => "mini",
+            Scale::Zoology => "zoology",
             Scale::Paper => "paper",
         }
     }
@@ -136,9 +145,10 @@ impl Scale {
     /// Seeds where nobody asks for another number. The paper had one each.
     pub fn seeds(self) -> usize {
         match self {
-            Scale::Test | Scale::Paper => 1,
+            Scale::Test | Scale::Paper | Scale::Zoology => 1,
             Scale::Minute => 4,
-            Scale::Laptop => 3,
+            Scale::Laptop | Scale::Text => 3,
+            Scale::Mini => 5,
         }
     }
 
@@ -153,9 +163,16 @@ impl Scale {
             Scale::Test => TEST,
             Scale::Minute => MINUTE,
             Scale::Laptop => LAPTOP,
-            Scale::Paper => return None,
+            Scale::Text | Scale::Mini | Scale::Zoology | Scale::Paper => return None,
         };
-        Some(Task { name: "language".into(), base: table(&[base]), words: CONVOLUTION, metric: Metric::Recall, rates: Vec::new() })
+        Some(Task {
+            name: "language".into(),
+            base: table(&[base]),
+            words: CONVOLUTION,
+            metric: Metric::Recall,
+            rates: Vec::new(),
+            tuning: Table::new(),
+        })
     }
 
     /// Text, where there is some: a task for each file, at the paper's scale one for all.
@@ -163,11 +180,11 @@ impl Scale {
         let task = |name: String, base: &str, data: &[String]| {
             let mut base = table(&[base]);
             base.insert("data".into(), Value::Array(data.iter().cloned().map(Value::String).collect()));
-            Task { name, base, words: "", metric: Metric::Loss, rates: Vec::new() }
+            Task { name, base, words: "", metric: Metric::Loss, rates: Vec::new(), tuning: Table::new() }
         };
         let short = |file: &str| file.rsplit(['/', '\\']).next().unwrap_or(file).to_owned();
         match self {
-            Scale::Test | Scale::Minute => Vec::new(),
+            Scale::Test | Scale::Minute | Scale::Text | Scale::Mini | Scale::Zoology => Vec::new(),
             Scale::Laptop => files.iter().map(|file| task(short(file), TEXT, std::slice::from_ref(file))).collect(),
             Scale::Paper if files.is_empty() => vec![task("text".into(), PAPER, &[PAPER_DATA.to_owned()])],
             Scale::Paper => vec![task("text".into(), PAPER, files)],
@@ -177,7 +194,7 @@ impl Scale {
     /// A wider model and a longer context; none where there is no time for them.
     pub(super) fn larger(self, files: &[String]) -> Vec<Task> {
         match self {
-            Scale::Test | Scale::Minute => Vec::new(),
+            Scale::Test | Scale::Minute | Scale::Text | Scale::Mini | Scale::Zoology => Vec::new(),
             Scale::Laptop => {
                 let task = |name: &str, above| Task {
                     name: name.into(),
@@ -185,6 +202,7 @@ impl Scale {
                     words: CONVOLUTION,
                     metric: Metric::Recall,
                     rates: Vec::new(),
+                    tuning: Table::new(),
                 };
                 vec![task("language, wider", WIDER), task("language, longer", LONGER)]
             }

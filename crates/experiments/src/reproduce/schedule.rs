@@ -13,9 +13,6 @@ use super::experiment::{Experiment, TUNING_SEED, Task, Variant};
 use super::results::Run;
 use crate::Error;
 
-/// The first held-out document on which learning rates are chosen, beyond those of every task.
-const TUNING_DOCUMENTS: usize = 1 << 20;
-
 /// The runs of some experiments.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Schedule {
@@ -65,10 +62,17 @@ impl Schedule {
             (false, TUNING_SEED) => task.rates.iter().copied().map(Some).collect(),
             (false, _) => Vec::new(),
         })?;
-        let tuned =
-            |experiment: &Experiment| experiment.tasks.iter().filter(|task| !task.rates.is_empty()).count() * experiment.variants.len();
-        schedule.waiting = schedule.seeds * experiments.iter().map(tuned).sum::<usize>();
+        let tuned = |experiment: &Experiment| {
+            let tasks = experiment.tasks.iter().filter(|task| !task.rates.is_empty()).count();
+            tasks * experiment.variants.iter().map(|variant| schedule.seeds_of(variant)).sum::<usize>()
+        };
+        schedule.waiting = experiments.iter().map(tuned).sum();
         Ok(schedule)
+    }
+
+    /// Seeds of a variant.
+    fn seeds_of(&self, variant: &Variant) -> usize {
+        variant.seeds.map_or(self.seeds, |seeds| seeds.clamp(1, self.seeds))
     }
 
     /// With the runs of variants whose learning rate is chosen by what has ended: the one with the smallest metric of the task among the runs that
@@ -79,19 +83,17 @@ impl Schedule {
         let mut chosen = HashMap::new();
         for (e, experiment) in experiments.iter().enumerate() {
             for (t, task) in experiment.tasks.iter().enumerate().filter(|(_, task)| !task.rates.is_empty()) {
-                for v in 0..experiment.variants.len() {
+                for (v, variant) in experiment.variants.iter().enumerate() {
                     match self.best_rate(e, t, v, task, runs) {
                         Some(rate) => _ = chosen.insert((e, t, v), rate),
-                        None => schedule.waiting += self.seeds,
+                        None => schedule.waiting += self.seeds_of(variant),
                     }
                 }
             }
         }
-        let places = schedule.places.len();
         schedule.add(experiments, |_, at, seed| {
             chosen.get(&at).filter(|_| seed != TUNING_SEED).map(|rate| Some(*rate)).into_iter().collect()
         })?;
-        debug_assert_eq!(schedule.places.len(), places + chosen.len() * self.seeds);
         Ok(schedule)
     }
 
@@ -122,7 +124,8 @@ impl Schedule {
         for seed in TUNING_SEED..=self.seeds {
             for (e, experiment) in experiments.iter().enumerate() {
                 for (t, task) in experiment.tasks.iter().enumerate() {
-                    for (v, variant) in experiment.variants.iter().enumerate() {
+                    let runs = |(_, variant): &(usize, &Variant)| seed <= self.seeds_of(variant);
+                    for (v, variant) in experiment.variants.iter().enumerate().filter(runs).collect::<Vec<_>>() {
                         for rate in rates(task, (e, t, v), seed) {
                             let job = job(task, variant, rate, seed)?;
                             for (axis, value) in self.plan.axes.iter_mut().zip(&job.point) {
@@ -168,8 +171,7 @@ fn job(task: &Task, variant: &Variant, rate: Option<f64>, seed: usize) -> Result
     if let Some(rate) = rate {
         asked.insert("lr".into(), Value::Float(rate));
         if seed == TUNING_SEED {
-            let language = asked.get("language").and_then(Value::as_str).unwrap_or_default();
-            asked.insert("language".into(), Value::String(format!("{language} held_out_from={TUNING_DOCUMENTS}")));
+            asked.extend(task.tuning.clone());
         }
     }
     let lr = rate.map_or(Value::String("the task's".into()), Value::Float);

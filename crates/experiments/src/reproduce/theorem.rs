@@ -40,7 +40,7 @@ pub struct Theorem {
 fn draws(scale: Scale) -> u64 {
     match scale {
         Scale::Test => 20,
-        Scale::Minute => 1000,
+        Scale::Minute | Scale::Text | Scale::Mini | Scale::Zoology => 1000,
         Scale::Laptop | Scale::Paper => separation::DRAWS,
     }
 }

@@ -23,8 +23,45 @@ pub struct LmHead {
     capped: Buffer,
     cap: Option<f32>,
     vocabulary: usize,
+    /// Rows with a label, where most have none; empty until they are needed.
+    packed: Packed,
     /// V + 16. Many vocabulary sizes are powers of two; the padding avoids cache set conflicts between rows.
     step: usize,
+}
+
+/// Rows with a label, next to each other.
+#[derive(Default)]
+struct Packed {
+    h: Vec<f32>,
+    labels: Vec<i32>,
+    losses: Vec<f64>,
+}
+
+impl Packed {
+    /// Collects the rows of h that have a label. Buffers grow once to the largest number of rows.
+    fn fill(&mut self, h: &[f32], labels: &[i32], width: usize) {
+        self.h.clear();
+        self.labels.clear();
+        for (h, &label) in h.chunks(width).zip(labels).filter(|(_, label)| **label != IGNORE) {
+            self.h.extend_from_slice(h);
+            self.labels.push(label);
+        }
+        self.losses.clear();
+        self.losses.resize(self.labels.len(), 0.0);
+    }
+
+    /// Writes losses back to their rows; the others have loss zero.
+    fn spread_losses(&self, labels: &[i32], losses: &mut [f64]) {
+        let mut packed = self.losses.iter();
+        for (loss, &label) in losses.iter_mut().zip(labels) {
+            *loss = if label == IGNORE { 0.0 } else { packed.next().copied().unwrap_or(0.0) };
+        }
+    }
+}
+
+/// Whether so few rows have a label that collecting them is faster.
+fn is_sparse(labels: &[i32]) -> bool {
+    4 * labels.iter().filter(|&&label| label != IGNORE).count() <= labels.len()
 }
 
 /// The targets of a loss with gradient.
@@ -41,11 +78,29 @@ impl LmHead {
     pub fn new(rows: usize, vocabulary: usize, cap: Option<f32>) -> Result<LmHead> {
         let step = vocabulary.saturating_add(16);
         let block = |rows: usize| zeros("a block of logits", rows.min(ROWS), step);
-        Ok(LmHead { logits: block(rows)?, capped: block(if cap.is_some() { rows } else { 0 })?, cap, vocabulary, step })
+        Ok(LmHead {
+            logits: block(rows)?,
+            capped: block(if cap.is_some() { rows } else { 0 })?,
+            cap,
+            vocabulary,
+            packed: Packed::default(),
+            step,
+        })
     }
 
-    /// Writes the loss of each row to `losses` [M]. Rows with the label [`IGNORE`] have loss zero.
+    /// Writes the loss of each row to `losses` [M]. Rows with the label [`IGNORE`] have loss zero. If most rows have it, only the others are computed.
     pub fn forward(&mut self, h: &[f32], weight: &[f32], labels: &[i32], losses: &mut [f64]) {
+        if !is_sparse(labels) {
+            return self.forward_rows(h, weight, labels, losses);
+        }
+        let mut packed = std::mem::take(&mut self.packed);
+        packed.fill(h, labels, weight.len() / self.vocabulary);
+        self.forward_rows(&packed.h, weight, &packed.labels, &mut packed.losses);
+        packed.spread_losses(labels, losses);
+        self.packed = packed;
+    }
+
+    fn forward_rows(&mut self, h: &[f32], weight: &[f32], labels: &[i32], losses: &mut [f64]) {
         let LmHead { vocabulary, step, cap, .. } = *self;
         let width = weight.len() / vocabulary;
         for ((h, labels), losses) in h.chunks(ROWS * width).zip(labels.chunks(ROWS)).zip(losses.chunks_mut(ROWS)) {
@@ -61,6 +116,26 @@ impl LmHead {
 
     /// As [`LmHead::forward`]; also adds the gradient of `scale`·Σ losses to `dweight` and overwrites h by its gradient.
     pub fn backward(&mut self, h: &mut [f32], weight: &[f32], targets: Targets, dweight: &mut [f32], losses: &mut [f64]) {
+        let Targets { labels, scale } = targets;
+        if !is_sparse(labels) {
+            return self.backward_rows(h, weight, targets, dweight, losses);
+        }
+        let width = weight.len() / self.vocabulary;
+        let mut packed = std::mem::take(&mut self.packed);
+        packed.fill(h, labels, width);
+        self.backward_rows(&mut packed.h, weight, Targets { labels: &packed.labels, scale }, dweight, &mut packed.losses);
+        packed.spread_losses(labels, losses);
+        let mut gradients = packed.h.chunks(width);
+        for (h, &label) in h.chunks_mut(width).zip(labels) {
+            match if label == IGNORE { None } else { gradients.next() } {
+                Some(gradient) => h.copy_from_slice(gradient),
+                None => h.fill(0.0),
+            }
+        }
+        self.packed = packed;
+    }
+
+    fn backward_rows(&mut self, h: &mut [f32], weight: &[f32], targets: Targets, dweight: &mut [f32], losses: &mut [f64]) {
         let Targets { labels, scale } = targets;
         let LmHead { vocabulary, step, cap, .. } = *self;
         let width = weight.len() / vocabulary;
@@ -147,11 +222,13 @@ mod tests {
     fn loss_and_gradients_match_float64_over_several_blocks() {
         let (c, v) = (3, 5);
         let rows = [1, 7, ROWS, ROWS + 3, 2 * ROWS + 1];
-        for (m, cap) in rows.into_iter().flat_map(|m| [(m, None), (m, Some(0.75))]) {
+        let cases = rows.into_iter().flat_map(|m| [(m, None, false), (m, Some(0.75), false), (m, None, true), (m, Some(0.75), true)]);
+        for (m, cap, sparse) in cases {
             let (h, w) = (numbers(m * c, 1), numbers(v * c, 2));
             let wide = |x: &[f32]| x.iter().map(|&x| x as f64).collect::<Vec<_>>();
-            let labels: Vec<i32> =
-                (0..m).map(|i| if i % 4 == 1 || (ROWS..ROWS + 3).contains(&i) { IGNORE } else { (i * i) as i32 % v as i32 }).collect();
+            let ignored = |i: usize| i % 4 == 1 || (ROWS..ROWS + 3).contains(&i) || sparse && i % 7 != 3;
+            let labels: Vec<i32> = (0..m).map(|i| if ignored(i) { IGNORE } else { (i * i) as i32 % v as i32 }).collect();
+            assert_eq!(is_sparse(&labels), sparse);
             let expected = naive(&wide(&h), &wide(&w), &labels, c, cap);
             let mut head = LmHead::new(m, v, cap).expect("room");
             let mut losses = vec![f64::NAN; m];

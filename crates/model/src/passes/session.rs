@@ -195,6 +195,20 @@ impl Session {
         Ok(())
     }
 
+    /// Number of positions at which the label has the largest logit, after [`Session::run`] or [`Objective::loss`]; [B, T] labels, −100 where there is
+    /// none. The first of several equal logits counts as the largest.
+    pub fn count_correct(&mut self, params: &Params, labels: &[i32]) -> Result<usize> {
+        let v = self.layout.architecture().widths.v;
+        let mut logits = vec![0.0; v];
+        let mut correct = 0;
+        for (at, &label) in labels.iter().enumerate().filter(|(_, label)| **label >= 0) {
+            self.logits(params, at..at + 1, &mut logits)?;
+            let best = logits.iter().enumerate().fold(0, |best, (token, &logit)| if logit > logits[best] { token } else { best });
+            correct += usize::from(best == label as usize);
+        }
+        Ok(correct)
+    }
+
     fn check(&self, params: &Params, ids: &[u32], lengths: Option<&[usize]>) -> Result<()> {
         let Shape { batch, time, .. } = self.shape;
         check_len("parameters", params.values().len(), self.layout.len())?;

@@ -185,6 +185,10 @@ fn is_one(n: &usize) -> bool {
     *n == 1
 }
 
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
 fn is_native(engine: &str) -> bool {
     engine == "native"
 }
@@ -238,8 +242,8 @@ settings! {
         Computation attention: Value = "softmax", "Attention of every head: preset, variant string, or JSON map per layer and head";
     }
     "Data" {
-        Data data: Vec<String> = ["builtin"], "Files, folders, globs, hf://datasets/…, builtin (associative recall) or builtin:parity; may be repeated";
-        Data language: String = "", "Options of builtin data, as in \"facts=20 keys=128\"";
+        Data data: Vec<String> = ["builtin"], "Files, folders, globs, hf://datasets/…, or a synthetic task: builtin (associative recall), parity, mqar, mqar-mini or s5; may be repeated";
+        Data language: String = "", "Options of a synthetic task, as in \"facts=20 keys=128\"";
         Data tokenizer: String = "bytes", "bytes, a tokenizer.json, or a folder that contains one";
         #[serde(skip_serializing_if = "Option::is_none")]
         Data end_of_document: Option<String> = _, "Token that ends a document; default: the tokenizer's own";
@@ -249,6 +253,12 @@ settings! {
         #[serde(skip_serializing_if = "Option::is_none")]
         Data held_out: Option<f64> = _, "Fraction of documents held out; default: 0.001, or 0.1 if there are few documents";
         Data split_seed: u64 = 0, "Seed of the held-out split";
+        #[serde(skip_serializing_if = "Vec::is_empty", default)]
+        Data valid_data: Vec<String> = [], "Text that is held out entirely, instead of a fraction of data; may be repeated";
+        #[serde(skip_serializing_if = "String::is_empty", default)]
+        Data valid_range: String = "", "Part of the held-out tokens to use, as fractions: 0.25..1";
+        #[serde(skip_serializing_if = "is_zero", default)]
+        Data valid_tokens: u64 = 0, "Largest number of held-out tokens to use, in evenly spaced blocks; 0: all";
         Data layout: String = "packed", "packed: documents are joined and split into rows; padded: one document per row";
     }
     "Training" {

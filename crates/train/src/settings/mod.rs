@@ -22,10 +22,12 @@ use crate::AdamWConfig;
 use crate::error::{Error, Result};
 use crate::schedule::Schedule;
 use crate::step::Cut;
+use termwise_data::Builtin;
 
 impl Settings {
     /// Merges these layers over the defaults; later layers override earlier ones. The recipe `language` is added if the layers
-    /// name no data, no model to start from and no recipe. The result is valid.
+    /// name no data, no model to start from and no recipe. The settings of a synthetic task are added if the layers name it and no recipe.
+    /// The result is valid.
     pub fn resolve(layers: &[Layer]) -> Result<Settings> {
         let recipe = |name: &str| Layer::new(Table::from_iter([("recipe".to_owned(), Value::from(name))]), "the defaults");
         let mut table = recipe("default")?.table;
@@ -33,6 +35,10 @@ impl Settings {
         let builtin = given("data").is_none_or(|data| *data == Value::from(vec!["builtin"]));
         if builtin && given("recipe").is_none() && given("from").is_none() {
             table.extend(recipe("language")?.table);
+        }
+        if let (Some([Value::String(task)]), true) = (given("data").and_then(Value::as_array).map(Vec::as_slice), given("recipe").is_none())
+        {
+            table.extend(Builtin::settings(task).parse::<Table>().expect("settings of tasks are valid TOML; a test resolves each"));
         }
         for layer in layers {
             table.extend(layer.table.clone());
