@@ -81,11 +81,11 @@ scalar!(f64, gemm_f64::gemm::f64::get_gemm_fn);
 /// A matrix view: a slice with the strides of its rows and columns.
 #[derive(Clone, Copy)]
 pub struct Matrix<'a, T = f32> {
-    values: &'a [T],
-    rows: usize,
-    columns: usize,
-    row_step: usize,
-    column_step: usize,
+    pub(crate) values: &'a [T],
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    pub(crate) row_step: usize,
+    pub(crate) column_step: usize,
 }
 
 impl<'a, T> Matrix<'a, T> {
@@ -119,7 +119,7 @@ impl<'a, T> Matrix<'a, T> {
 }
 
 /// Whether [rows, columns] with rows `step` apart is within `len` values.
-fn fits(len: usize, rows: usize, columns: usize, step: usize) -> bool {
+pub(crate) fn fits(len: usize, rows: usize, columns: usize, step: usize) -> bool {
     rows == 0 || (rows - 1).checked_mul(step).and_then(|start| start.checked_add(columns)).is_some_and(|end| end <= len)
 }
 
