@@ -112,6 +112,11 @@ impl<'a, T> Matrix<'a, T> {
         Matrix { rows: self.columns, columns: self.rows, row_step: self.column_step, column_step: self.row_step, ..self }
     }
 
+    /// Number of columns.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
     /// Column and row stride. Indices stay below the length of a slice, so they fit into `isize`.
     fn strides(&self) -> [isize; 2] {
         [self.column_step as isize, self.row_step as isize]

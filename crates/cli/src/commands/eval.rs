@@ -6,6 +6,7 @@ use clap::Args;
 use termwise_analysis::evaluate::{self, Request};
 use termwise_analysis::request::TextOptions;
 use termwise_attention::{Mode, Variant};
+use termwise_model::Precision;
 
 use super::settings::DataSettings;
 use crate::context::{Context, Output};
@@ -57,6 +58,9 @@ pub struct EvalArgs {
     /// How attention is computed: parallel, chunk, chunk=LENGTH or auto
     #[arg(long, default_value = "parallel", value_name = "MODE")]
     pub mode: Mode,
+    /// Precision of projections, MLP and output projection: f32, or bf16 with float32 sums
+    #[arg(long, default_value = "f32", value_name = "TYPE")]
+    pub precision: Precision,
     #[command(flatten)]
     pub data: DataSettings,
     #[command(flatten)]
@@ -75,6 +79,7 @@ pub fn run(args: &EvalArgs, context: &mut Context) -> Result<Exit, Failure> {
         order: args.order,
         attention: args.attention.clone(),
         mode: args.mode,
+        precision: args.precision,
         collective: context.ranks.collective.clone(),
     };
     let quiet = args.output.quiet || context.is_silent();
