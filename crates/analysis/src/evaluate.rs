@@ -6,7 +6,7 @@ use std::sync::Arc;
 use termwise_attention::{Mode, Variant};
 use termwise_data::{Rows, Source};
 use termwise_model::decode::{truncate_attention, warnings};
-use termwise_model::{Model, SessionOptions};
+use termwise_model::{Model, Precision, SessionOptions};
 use termwise_train::Evaluated;
 use termwise_train::collective::Collective;
 use termwise_train::eval::{Windows, evaluate_observed, evaluate_with};
@@ -37,6 +37,8 @@ pub struct Request {
     pub attention: Option<Variant>,
     /// How attention is computed.
     pub mode: Mode,
+    /// Precision of projections, MLP and output projection.
+    pub precision: Precision,
     /// Ranks that share the windows.
     pub collective: Arc<dyn Collective>,
     /// Also split the loss by associative-recall hit, training frequency and position.
@@ -83,7 +85,8 @@ pub fn run(request: &Request, monitor: &Monitor) -> Result<Evaluated, Error> {
     warnings(&heads).iter().for_each(|warning| monitor.warn(&warning.to_string()));
     let length = request.length.unwrap_or(trained.unwrap_or(model.config.max_position_embeddings.min(WINDOW)));
     monitor.warn_beyond_context(length, trained, &model.config);
-    let options = SessionOptions::default().mode(request.mode);
+    let options = SessionOptions::default().mode(request.mode).precision(request.precision);
+    request.precision.warning().into_iter().for_each(|warning| monitor.warn(warning));
     let windows = Windows { batch: request.batch, length, stride: request.stride.unwrap_or(length) };
     let mut slices = None;
     let (evaluation, nonpositive) = match &request.slices {

@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 
 use termwise_attention::simd::isa;
 use termwise_base::provenance::{Build, Provenance};
+use termwise_model::Precision;
 
 /// From the version of the package and what `build.rs` found.
 pub fn build() -> Build {
@@ -14,7 +15,9 @@ pub fn build() -> Build {
 
 /// This process, called by these words.
 pub fn here(words: &[OsString]) -> Provenance {
-    Provenance::here(build(), isa().name(), words)
+    // Ranks and runs with bfloat16 instructions have other digits than those without, in bf16.
+    let bf16 = if Precision::Bf16.warning().is_none() { " BF16" } else { "" };
+    Provenance::here(build(), &format!("{}{bf16}", isa().name()), words)
 }
 
 /// For `-V`.

@@ -81,11 +81,11 @@ scalar!(f64, gemm_f64::gemm::f64::get_gemm_fn);
 /// A matrix view: a slice with the strides of its rows and columns.
 #[derive(Clone, Copy)]
 pub struct Matrix<'a, T = f32> {
-    values: &'a [T],
-    rows: usize,
-    columns: usize,
-    row_step: usize,
-    column_step: usize,
+    pub(crate) values: &'a [T],
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    pub(crate) row_step: usize,
+    pub(crate) column_step: usize,
 }
 
 impl<'a, T> Matrix<'a, T> {
@@ -112,6 +112,11 @@ impl<'a, T> Matrix<'a, T> {
         Matrix { rows: self.columns, columns: self.rows, row_step: self.column_step, column_step: self.row_step, ..self }
     }
 
+    /// Number of columns.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
     /// Column and row stride. Indices stay below the length of a slice, so they fit into `isize`.
     fn strides(&self) -> [isize; 2] {
         [self.column_step as isize, self.row_step as isize]
@@ -119,7 +124,7 @@ impl<'a, T> Matrix<'a, T> {
 }
 
 /// Whether [rows, columns] with rows `step` apart is within `len` values.
-fn fits(len: usize, rows: usize, columns: usize, step: usize) -> bool {
+pub(crate) fn fits(len: usize, rows: usize, columns: usize, step: usize) -> bool {
     rows == 0 || (rows - 1).checked_mul(step).and_then(|start| start.checked_add(columns)).is_some_and(|end| end <= len)
 }
 

@@ -9,12 +9,14 @@
 //! | [`buffer`], [`task_scratch`] | page-aligned memory, scratch memory per thread |
 //! | [`disjoint`] | disjoint mutable blocks of one tensor for parallel tasks |
 //! | [`gemm`], [`gemv`], [`bf16`] | matrix products: many rows, few rows, bfloat16 weights |
+//! | [`bf16_gemm`] | matrix products of many rows with inputs rounded to bfloat16 |
 //! | [`tile_gemm`], [`score_rows`], [`triangular`] | products, softmax rows and triangular solves of a tile |
 //! | [`basis`], [`features`], [`state_update`] | monomials of a polynomial kernel, and its recurrent state |
 //! | [`real`], [`combinatorics`] | float32 and float64, sums in a fixed order, binomials |
 
 pub mod basis;
 pub mod bf16;
+pub mod bf16_gemm;
 pub mod buffer;
 pub mod combinatorics;
 pub mod disjoint;

@@ -1,4 +1,5 @@
-//! Transformer language models on the CPU with exchangeable attention: configuration, weights, and explicit forward and backward passes in float32.
+//! Transformer language models on the CPU with exchangeable attention: configuration, weights, and explicit forward and backward passes in
+//! float32 or with bfloat16 products.
 //!
 //! | module | content |
 //! |---|---|
@@ -44,6 +45,7 @@ pub use config::Config;
 pub use error::{Error, Result};
 pub use generate::GenerateError;
 pub use model::Model;
+pub use ops::products::Precision;
 pub use params::{ParamLayout, Params};
 pub use passes::{
     AttentionEngine, Batch, Loss, NonpositiveDenominator, Objective, ObservedAttention, Session, SessionOptions, Stage, StageTiming,

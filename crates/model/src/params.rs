@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::architecture::{Architecture, LM_HEAD};
 use crate::config::Config;
@@ -157,12 +158,20 @@ impl ParamLayout {
 pub struct Params {
     layout: Arc<ParamLayout>,
     values: Buffer,
+    /// Changes with every mutable access. Equal only for equal values.
+    version: u64,
+}
+
+/// A number that was not returned before.
+fn next_version() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed)
 }
 
 impl Params {
     /// All zeros. Fails if the allocation fails.
     pub fn zeros(layout: Arc<ParamLayout>) -> Result<Params> {
-        Ok(Params { values: ops::zeros("a value for every parameter", layout.len(), 1)?, layout })
+        Ok(Params { values: ops::zeros("a value for every parameter", layout.len(), 1)?, layout, version: next_version() })
     }
 
     /// All zeros in the same layout, e.g. for gradients.
@@ -183,7 +192,7 @@ impl Params {
     /// The mutable values of one parameter.
     pub fn get_mut(&mut self, name: &str) -> Result<&mut [f32]> {
         let range = self.layout.find(name)?.range();
-        Ok(&mut self.values[range])
+        Ok(&mut self.values_mut()[range])
     }
 
     /// Every parameter and its values, in the order of the buffer.
@@ -198,11 +207,17 @@ impl Params {
 
     /// The mutable flat buffer. The gaps must stay zero.
     pub fn values_mut(&mut self) -> &mut [f32] {
+        self.version = next_version();
         &mut self.values
+    }
+
+    /// A number that identifies the values: it changes with every mutable access. Copies have the same.
+    pub(crate) fn version(&self) -> u64 {
+        self.version
     }
 
     /// Sets every value to zero.
     pub fn set_zero(&mut self) {
-        chunks::zero(&mut self.values);
+        chunks::zero(self.values_mut());
     }
 }

@@ -28,7 +28,7 @@ mod windows;
 use std::time::Instant;
 
 use termwise_attention::Kernel;
-use termwise_model::{Model, ObservedAttention, SessionOptions};
+use termwise_model::{Model, ObservedAttention, Precision, SessionOptions};
 use termwise_train::collective::{Alone, Collective};
 
 use crate::Error;
@@ -55,6 +55,8 @@ pub struct Options {
     pub seed: u64,
     /// How the work is cut up; changes no result beyond rounding.
     pub tiles: Tiles,
+    /// Precision of projections and MLP.
+    pub precision: Precision,
 }
 
 /// Sizes of the pieces of work.
@@ -71,7 +73,7 @@ impl Default for Options {
     fn default() -> Options {
         // Weights of 18 orders, 16 rows and 128 keys take 300 KB: the second cache of a core.
         let tiles = Tiles { rows: 16, keys: 128 };
-        Options { orders: (0..=32).step_by(2).collect(), rows: RowChoice::Sampled(256), seed: 0, tiles }
+        Options { orders: (0..=32).step_by(2).collect(), rows: RowChoice::Sampled(256), seed: 0, tiles, precision: Precision::F32 }
     }
 }
 
@@ -107,7 +109,7 @@ pub fn measure_with(
     let began = Instant::now();
     let length = windows.iter().map(Vec::len).max().unwrap_or(1);
     let batch = (TOKENS_AT_ONCE / length).clamp(1, windows.len());
-    let mut session = model.session(batch, length, SessionOptions::default().forward_only(true))?;
+    let mut session = model.session(batch, length, SessionOptions::default().precision(options.precision).forward_only(true))?;
     // Angles are looked up once for all heads and rows.
     let plans = config.attention_layers(length)?;
     let mut meter = Meter::new(options.clone())?;

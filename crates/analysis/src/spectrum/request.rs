@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use termwise_model::Model;
+use termwise_model::{Model, Precision};
 use termwise_train::collective::Collective;
 
 use super::{Options, RowChoice, Spectrum, check_kernels, measure_with, windows};
@@ -29,6 +29,8 @@ pub struct Request {
     pub max_order: usize,
     /// Keep the time of forward pass and analysis in the result.
     pub timing: bool,
+    /// Precision of projections and MLP.
+    pub precision: Precision,
     /// Ranks that share the windows.
     pub collective: Arc<dyn Collective>,
 }
@@ -49,7 +51,8 @@ pub fn of_model(request: &Request, monitor: &Monitor) -> Result<Spectrum, Error>
     let windows = windows(opened.source.as_ref(), request.length.unwrap_or(usual), request.tokens)?;
     monitor.warn_beyond_context(windows.iter().map(Vec::len).max().unwrap_or(0), opened.trained, &model.config);
     let orders = (0..=request.max_order).step_by(2).collect();
-    let options = Options { orders, rows: request.queries, seed: request.seed, ..Options::default() };
+    let options = Options { orders, rows: request.queries, seed: request.seed, precision: request.precision, ..Options::default() };
+    request.precision.warning().into_iter().for_each(|warning| monitor.warn(warning));
     let mut show = |progress: super::Progress| (monitor.progress)(progress.done, progress.of, "layers");
     let mut spectrum = measure_with(&model, &windows, &options, &*request.collective, &mut show)?;
     spectrum.model.name = name;

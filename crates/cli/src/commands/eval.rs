@@ -6,6 +6,7 @@ use clap::Args;
 use termwise_analysis::evaluate::{self, Request, SliceOptions};
 use termwise_analysis::request::TextOptions;
 use termwise_attention::{Mode, Variant};
+use termwise_model::Precision;
 
 use super::settings::DataSettings;
 use crate::context::{Context, Output};
@@ -67,6 +68,9 @@ pub struct EvalArgs {
     /// With --slices: text in which n-grams are counted [default: the training text of the run]
     #[arg(long, value_name = "FILE", num_args = 1.., requires = "slices")]
     pub train_data: Vec<String>,
+    /// Precision of projections, MLP and output projection: f32, or bf16 with float32 sums
+    #[arg(long, default_value = "f32", value_name = "TYPE")]
+    pub precision: Precision,
     #[command(flatten)]
     pub data: DataSettings,
     #[command(flatten)]
@@ -85,6 +89,7 @@ pub fn run(args: &EvalArgs, context: &mut Context) -> Result<Exit, Failure> {
         order: args.order,
         attention: args.attention.clone(),
         mode: args.mode,
+        precision: args.precision,
         collective: context.ranks.collective.clone(),
         slices: args.slices.then(|| SliceOptions::new(args.ngram.into()).train_data(args.train_data.clone())),
     };

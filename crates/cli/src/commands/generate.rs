@@ -84,7 +84,7 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "VARIANT")]
     pub attention: Option<Variant>,
     /// Type of the weights: float32, or bfloat16, which is up to twice as fast with 8 bits of precision
-    #[arg(long, default_value = "float32", value_name = "TYPE")]
+    #[arg(long, alias = "precision", default_value = "float32", value_name = "TYPE")]
     pub weights: FloatType,
     /// How prompts are processed: parallel, chunk, chunk=LENGTH or auto
     #[arg(long, default_value = "auto", value_name = "MODE")]

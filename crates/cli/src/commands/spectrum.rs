@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use termwise_analysis::request::TextOptions;
 use termwise_analysis::spectrum::{self, MAX_CUT, Request, RowChoice};
+use termwise_model::Precision;
 
 use super::settings::DataSettings;
 use crate::context::{Context, Output};
@@ -45,6 +46,9 @@ pub struct SpectrumArgs {
     /// Highest truncation order, an even number
     #[arg(long, default_value_t = 32, value_name = "P", value_parser = parse_order)]
     pub max_order: usize,
+    /// Precision of projections and MLP: f32, or bf16 with float32 sums
+    #[arg(long, default_value = "f32", value_name = "TYPE")]
+    pub precision: Precision,
     /// Use only the held-out part of --data
     #[arg(long)]
     pub held_out_only: bool,
@@ -90,6 +94,7 @@ pub fn run(args: &SpectrumArgs, context: &mut Context) -> Result<Exit, Failure> 
         seed: args.seed,
         max_order: args.max_order,
         timing: args.timing,
+        precision: args.precision,
         collective: context.ranks.collective.clone(),
     };
     let quiet = args.output.quiet || context.is_silent();

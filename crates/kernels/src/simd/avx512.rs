@@ -8,6 +8,17 @@ use crate::simd::{Simd, Task};
 #[derive(Clone, Copy)]
 pub struct Avx512(());
 
+impl Avx512 {
+    /// The token, for functions that are compiled for a superset of its features.
+    ///
+    /// # Safety
+    /// The machine must support the features of [`enter`].
+    #[inline(always)]
+    pub(crate) unsafe fn assume() -> Avx512 {
+        Avx512(())
+    }
+}
+
 /// # Safety
 /// The machine must support the features of the attribute below.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]

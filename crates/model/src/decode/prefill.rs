@@ -6,6 +6,7 @@ use super::decoder::{Decoder, DecoderRow};
 use super::options::MemoryPolicy;
 use super::step::denominator_error;
 use crate::error::{Error, Result};
+use crate::ops::products::Products;
 use crate::passes::activations::AttentionRows;
 use crate::passes::batch::check_ids;
 use crate::passes::forward::ForwardPass;
@@ -77,7 +78,8 @@ impl Decoder {
         let time = t.next_power_of_two().clamp(MIN_CHUNK, options.prefill_chunk);
         let attention_rows = AttentionRows { widths: architecture.widths, positions: time, lengths: Some(&[t]) };
         let DecoderRow { states, position, .. } = &mut rows[row];
-        let matmul = if t <= GEMV_MAX_ROWS { MatMul::Gemv { columns } } else { MatMul::Gemm { widened } };
+        let mut products = Products::F32;
+        let matmul = if t <= GEMV_MAX_ROWS { MatMul::Gemv { columns } } else { MatMul::Gemm { widened, products: &mut products } };
         let mut pass = ForwardPass { architecture, weights, matmul, activations, timing, rows: t };
 
         pass.embed(ids);

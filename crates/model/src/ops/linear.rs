@@ -10,14 +10,15 @@ use termwise_kernels::gemm::{Matrix, product};
 /// y [M, N] = x Wᵀ + b, for x [M, C], `weight` [N, C], `bias` [N].
 pub fn forward(x: &[f32], weight: &[f32], bias: Option<&[f32]>, y: &mut [f32], width: usize) {
     let (m, n) = (x.len() / width, weight.len() / width);
-    let write = match bias {
-        None => Write::Replace,
-        Some(bias) => {
-            y.chunks_exact_mut(n).for_each(|row| row.copy_from_slice(bias));
-            Write::Add
-        }
-    };
+    let write = start_with_bias(y, bias);
     product(y, n, write, Matrix::new(x, m, width), Matrix::new(weight, n, width).transposed());
+}
+
+/// Copies the bias to every row of y [M, N], to which the product is then added.
+pub(crate) fn start_with_bias(y: &mut [f32], bias: Option<&[f32]>) -> Write {
+    let Some(bias) = bias else { return Write::Replace };
+    y.chunks_exact_mut(bias.len()).for_each(|row| row.copy_from_slice(bias));
+    Write::Add
 }
 
 /// dx [M, C] = or += dy W.

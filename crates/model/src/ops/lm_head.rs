@@ -8,9 +8,10 @@ use rayon::prelude::*;
 use termwise_attention::simd::{Simd, Task, dispatch};
 
 use super::cross_entropy::{self, IGNORE};
+use super::products::{Products, Weight};
 use super::{Buffer, zeros};
 use crate::error::Result;
-use termwise_kernels::gemm::{Matrix, Write, product};
+use termwise_kernels::gemm::{Matrix, Write};
 
 /// Rows per block of logits. Smaller blocks read and write dW more often; larger blocks do not fit into the cache.
 pub const ROWS: usize = 256;
@@ -73,6 +74,12 @@ pub struct Targets<'a> {
     pub scale: f32,
 }
 
+/// The weight [V, C] of the output projection, and its products.
+pub struct Projection<'a> {
+    pub weight: Weight<'a>,
+    pub products: &'a mut Products,
+}
+
 impl LmHead {
     /// Buffers for up to M rows and a vocabulary of V tokens.
     pub fn new(rows: usize, vocabulary: usize, cap: Option<f32>) -> Result<LmHead> {
@@ -89,41 +96,52 @@ impl LmHead {
     }
 
     /// Writes the loss of each row to `losses` [M]. Rows with the label [`IGNORE`] have loss zero. If most rows have it, only the others are computed.
-    pub fn forward(&mut self, h: &[f32], weight: &[f32], labels: &[i32], losses: &mut [f64]) {
+    pub fn forward(&mut self, h: &[f32], projection: Projection, labels: &[i32], losses: &mut [f64]) -> Result<()> {
         if !is_sparse(labels) {
-            return self.forward_rows(h, weight, labels, losses);
+            return self.forward_rows(h, projection, labels, losses);
         }
         let mut packed = std::mem::take(&mut self.packed);
-        packed.fill(h, labels, weight.len() / self.vocabulary);
-        self.forward_rows(&packed.h, weight, &packed.labels, &mut packed.losses);
+        packed.fill(h, labels, projection.weight.inputs());
+        let result = self.forward_rows(&packed.h, projection, &packed.labels, &mut packed.losses);
         packed.spread_losses(labels, losses);
         self.packed = packed;
+        result
     }
 
-    fn forward_rows(&mut self, h: &[f32], weight: &[f32], labels: &[i32], losses: &mut [f64]) {
+    fn forward_rows(&mut self, h: &[f32], projection: Projection, labels: &[i32], losses: &mut [f64]) -> Result<()> {
         let LmHead { vocabulary, step, cap, .. } = *self;
-        let width = weight.len() / vocabulary;
+        let Projection { weight, products } = projection;
+        let width = weight.inputs();
         for ((h, labels), losses) in h.chunks(ROWS * width).zip(labels.chunks(ROWS)).zip(losses.chunks_mut(ROWS)) {
             let logits = &mut self.logits[..labels.len() * step];
-            product(logits, step, Write::Replace, Matrix::new(h, labels.len(), width), Matrix::new(weight, vocabulary, width).transposed());
+            products.forward(logits, step, Write::Replace, Matrix::new(h, labels.len(), width), weight)?;
             (logits.par_chunks_mut(step), labels, losses).into_par_iter().for_each(|(row, &label, loss)| {
                 let row = &mut row[..vocabulary];
                 soft_cap(row, cap);
                 *loss = if label == IGNORE { 0.0 } else { cross_entropy::forward(row, label as usize) };
             });
         }
+        Ok(())
     }
 
     /// As [`LmHead::forward`]; also adds the gradient of `scale`·Σ losses to `dweight` and overwrites h by its gradient.
-    pub fn backward(&mut self, h: &mut [f32], weight: &[f32], targets: Targets, dweight: &mut [f32], losses: &mut [f64]) {
+    pub fn backward(
+        &mut self,
+        h: &mut [f32],
+        projection: Projection,
+        targets: Targets,
+        dweight: &mut [f32],
+        losses: &mut [f64],
+    ) -> Result<()> {
         let Targets { labels, scale } = targets;
         if !is_sparse(labels) {
-            return self.backward_rows(h, weight, targets, dweight, losses);
+            return self.backward_rows(h, projection, targets, dweight, losses);
         }
-        let width = weight.len() / self.vocabulary;
+        let width = projection.weight.inputs();
         let mut packed = std::mem::take(&mut self.packed);
         packed.fill(h, labels, width);
-        self.backward_rows(&mut packed.h, weight, Targets { labels: &packed.labels, scale }, dweight, &mut packed.losses);
+        let targets = Targets { labels: &packed.labels, scale };
+        let result = self.backward_rows(&mut packed.h, projection, targets, dweight, &mut packed.losses);
         packed.spread_losses(labels, losses);
         let mut gradients = packed.h.chunks(width);
         for (h, &label) in h.chunks_mut(width).zip(labels) {
@@ -133,12 +151,21 @@ impl LmHead {
             }
         }
         self.packed = packed;
+        result
     }
 
-    fn backward_rows(&mut self, h: &mut [f32], weight: &[f32], targets: Targets, dweight: &mut [f32], losses: &mut [f64]) {
+    fn backward_rows(
+        &mut self,
+        h: &mut [f32],
+        projection: Projection,
+        targets: Targets,
+        dweight: &mut [f32],
+        losses: &mut [f64],
+    ) -> Result<()> {
         let Targets { labels, scale } = targets;
         let LmHead { vocabulary, step, cap, .. } = *self;
-        let width = weight.len() / vocabulary;
+        let Projection { weight, products } = projection;
+        let width = weight.inputs();
         for ((h, labels), losses) in h.chunks_mut(ROWS * width).zip(labels.chunks(ROWS)).zip(losses.chunks_mut(ROWS)) {
             if labels.iter().all(|&label| label == IGNORE) {
                 h.fill(0.0);
@@ -147,7 +174,7 @@ impl LmHead {
             }
             let rows = labels.len();
             let logits = &mut self.logits[..rows * step];
-            product(logits, step, Write::Replace, Matrix::new(h, rows, width), Matrix::new(weight, vocabulary, width).transposed());
+            products.forward(logits, step, Write::Replace, Matrix::new(h, rows, width), weight)?;
             if let Some(cap) = cap {
                 let capped = &mut self.capped[..rows * step];
                 (logits.par_chunks_mut(step), capped.par_chunks_mut(step)).into_par_iter().for_each(|(row, capped)| {
@@ -171,9 +198,10 @@ impl LmHead {
                 });
             }
             let dlogits = Matrix::strided(logits, rows, vocabulary, step);
-            product(dweight, width, Write::Add, dlogits.transposed(), Matrix::new(h, rows, width));
-            product(h, width, Write::Replace, dlogits, Matrix::new(weight, vocabulary, width));
+            products.weight_gradient(dweight, dlogits, Matrix::new(h, rows, width))?;
+            products.input_gradient(h, Write::Replace, dlogits, weight)?;
         }
+        Ok(())
     }
 }
 
@@ -232,12 +260,15 @@ mod tests {
             let expected = naive(&wide(&h), &wide(&w), &labels, c, cap);
             let mut head = LmHead::new(m, v, cap).expect("room");
             let mut losses = vec![f64::NAN; m];
-            head.forward(&h, &w, &labels, &mut losses);
+            let mut products = Products::F32;
+            let projection = Projection { weight: Weight::new(&w, 0, c), products: &mut products };
+            head.forward(&h, projection, &labels, &mut losses).expect("a loss");
             let narrow = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<_>>();
             assert_close(&narrow(&losses), &expected, 1e-6, "losses");
             let (mut dh, mut dw, scale) = (h.clone(), vec![0.0; v * c], 0.3);
             losses.fill(f64::NAN);
-            head.backward(&mut dh, &w, Targets { labels: &labels, scale }, &mut dw, &mut losses);
+            let projection = Projection { weight: Weight::new(&w, 0, c), products: &mut products };
+            head.backward(&mut dh, projection, Targets { labels: &labels, scale }, &mut dw, &mut losses).expect("a loss");
             assert_close(&narrow(&losses), &expected, 1e-6, "losses while training");
             let scales = vec![scale; m];
             assert_gradient(&dw, &w, &scales, |w| naive(&wide(&h), w, &labels, c, cap), "dw");

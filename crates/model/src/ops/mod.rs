@@ -14,6 +14,7 @@ pub(crate) mod interleave;
 pub(crate) mod layernorm;
 pub mod linear;
 pub(crate) mod lm_head;
+pub(crate) mod products;
 pub(crate) mod rmsnorm;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -1,6 +1,7 @@
 //! The backward pass, from the loss to the gradient of every parameter: the outline of [`super::forward`] in reverse.
 
 use termwise_attention::{AuxTensors, Grads};
+use termwise_kernels::gemm::Matrix;
 
 use super::activations::{Activations, AttentionRows, GateLogits};
 use super::matmul::WeightView;
@@ -9,7 +10,8 @@ use super::timing::Stage;
 use crate::architecture::{Architecture, LinearLayer, NormLayer, Widths};
 use crate::error::{Error, Result};
 use crate::ops::linear::Write;
-use crate::ops::lm_head::Targets;
+use crate::ops::lm_head::{Projection, Targets};
+use crate::ops::products::{Products, Weight};
 use crate::ops::{NormInput, activation, chunks, embedding, interleave, layernorm, linear, rmsnorm};
 use crate::params::Params;
 
@@ -25,7 +27,7 @@ impl Session {
         scale: f32,
         grads: &mut Params,
     ) -> Result<()> {
-        let Session { layout, engines, saved, activations, gradients, lm_head, targets, losses, timing, .. } = self;
+        let Session { layout, engines, saved, activations, gradients, products, lm_head, targets, losses, timing, .. } = self;
         let Architecture { widths, embedding, embedding_scale, activation, blocks, norm, lm_head: head, parallel, interleaved, .. } =
             layout.architecture();
         let Widths { c, i, .. } = *widths;
@@ -34,7 +36,8 @@ impl Session {
         let (w, g) = (params.values(), grads.values_mut());
         let mut norms = NormBackward { weights: w, scratch };
 
-        lm_head.backward(h, &w[head.clone()], Targets { labels: targets, scale }, &mut g[head.clone()], losses);
+        let projection = Projection { weight: Weight::of(w, head, c), products };
+        lm_head.backward(h, projection, Targets { labels: targets, scale }, &mut g[head.clone()], losses)?;
         timing.backward(Stage::LmHead);
         chunks::zero(dx);
         let last = 2 * blocks.len();
@@ -55,22 +58,22 @@ impl Session {
             timing.backward(Stage::Norm);
             if *parallel {
                 // dx is the gradient of the block's output here, without the gradient through the MLP.
-                input_gradient(&block.output, dx, w, dy, Write::Replace);
-                weight_gradient(&block.output, dx, &layer.y, g);
+                input_gradient(products, &block.output, dx, w, (&mut *dy, Write::Replace))?;
+                weight_gradient(products, &block.output, dx, &layer.y, g)?;
                 timing.backward(Stage::Projections);
             }
-            input_gradient(&block.down, dmlp, w, mlp, Write::Replace);
+            input_gradient(products, &block.down, dmlp, w, (&mut *mlp, Write::Replace))?;
             timing.backward(Stage::Mlp);
             activation::backward(*activation, &mut layer.gate_up, mlp, i);
             timing.backward(Stage::Activation);
-            weight_gradient(&block.down, dmlp, mlp, g);
-            input_gradient(&block.gate_up, &layer.gate_up, w, h, Write::Replace);
+            weight_gradient(products, &block.down, dmlp, mlp, g)?;
+            input_gradient(products, &block.gate_up, &layer.gate_up, w, (&mut *h, Write::Replace))?;
             timing.backward(Stage::Mlp);
             let residual = if *parallel { 2 * l } else { 2 * l + 1 };
             let input = NormInput { x: &residuals[residual], inverse: &inverses[2 * l + 1] };
             norms.pre_norm(block.mlp_norms.before.as_ref(), input, h, dx, g);
             timing.backward(Stage::Norm);
-            weight_gradient(&block.gate_up, &layer.gate_up, h, g);
+            weight_gradient(products, &block.gate_up, &layer.gate_up, h, g)?;
             timing.backward(Stage::Mlp);
 
             if !*parallel {
@@ -84,8 +87,8 @@ impl Session {
                     }
                 };
                 timing.backward(Stage::Norm);
-                input_gradient(&block.output, dattention, w, dy, Write::Replace);
-                weight_gradient(&block.output, dattention, &layer.y, g);
+                input_gradient(products, &block.output, dattention, w, (&mut *dy, Write::Replace))?;
+                weight_gradient(products, &block.output, dattention, &layer.y, g)?;
                 timing.backward(Stage::Projections);
             }
 
@@ -112,13 +115,16 @@ impl Session {
                 std::iter::once((&block.qkv, &*dqkv)).chain(gates)
             };
             for (at, (linear, gradient)) in projections().enumerate() {
-                input_gradient(linear, gradient, w, h, if at == 0 { Write::Replace } else { Write::Add });
+                let write = if at == 0 { Write::Replace } else { Write::Add };
+                input_gradient(products, linear, gradient, w, (&mut *h, write))?;
             }
             timing.backward(Stage::Projections);
             let input = NormInput { x: &residuals[2 * l], inverse: &inverses[2 * l] };
             norms.pre_norm(block.attention_norms.before.as_ref(), input, h, dx, g);
             timing.backward(Stage::Norm);
-            projections().for_each(|(linear, gradient)| weight_gradient(linear, gradient, h, g));
+            for (linear, gradient) in projections() {
+                weight_gradient(products, linear, gradient, h, g)?;
+            }
             timing.backward(Stage::Projections);
         }
         embedding::backward(ids, dx, *embedding_scale, &mut g[embedding.clone()], c, token_positions);
@@ -160,14 +166,17 @@ impl NormBackward<'_> {
 }
 
 /// dx = dy W, or dx += dy W.
-fn input_gradient(at: &LinearLayer, dy: &[f32], w: &[f32], dx: &mut [f32], write: Write) {
-    linear::backward_input(dy, &w[at.weight.clone()], dx, at.inputs, write);
+fn input_gradient(products: &mut Products, at: &LinearLayer, dy: &[f32], w: &[f32], (dx, write): (&mut [f32], Write)) -> Result<()> {
+    let dy = Matrix::new(dy, dx.len() / at.inputs, at.outputs);
+    products.input_gradient(dx, write, dy, Weight::of(w, &at.weight, at.inputs))
 }
 
 /// dW += dyᵀ x, db += Σ dy
-fn weight_gradient(at: &LinearLayer, dy: &[f32], x: &[f32], g: &mut [f32]) {
-    linear::backward_weight(dy, x, &mut g[at.weight.clone()], at.inputs);
+fn weight_gradient(products: &mut Products, at: &LinearLayer, dy: &[f32], x: &[f32], g: &mut [f32]) -> Result<()> {
+    let m = x.len() / at.inputs;
+    products.weight_gradient(&mut g[at.weight.clone()], Matrix::new(dy, m, at.outputs), Matrix::new(x, m, at.inputs))?;
     if let Some(bias) = &at.bias {
         linear::backward_bias(dy, &mut g[bias.clone()]);
     }
+    Ok(())
 }

@@ -33,14 +33,15 @@ impl Session {
         keep: Keep,
         observe: &mut dyn FnMut(ObservedAttention),
     ) -> Result<Option<NonpositiveDenominator>> {
-        let Session { layout, shape, attention, engines, saved, activations, timing, has_output, .. } = self;
+        let Session { layout, shape, attention, engines, saved, activations, products, timing, has_output, .. } = self;
         *has_output = false;
         // Buffers that no backward pass has used return to their pool.
         saved.clear();
         let (architecture, weights) = (layout.architecture(), WeightView::F32(params.values()));
         let rows = AttentionRows { widths: architecture.widths, positions: ids.len(), lengths };
         let mut widened = Buffer::default();
-        let matmul = MatMul::Gemm { widened: &mut widened };
+        products.prepare(params, keep == Keep::All)?;
+        let matmul = MatMul::Gemm { widened: &mut widened, products };
         let mut pass = ForwardPass { architecture, weights, matmul, activations, timing, rows: ids.len() };
         let mut nonpositive = None;
 

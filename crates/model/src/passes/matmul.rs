@@ -4,10 +4,12 @@ use std::ops::Range;
 
 use half::bf16;
 use termwise_kernels::bf16::{WeightMatrix, widen};
+use termwise_kernels::gemm::Matrix;
 use termwise_kernels::gemv;
 
 use crate::architecture::LinearLayer;
 use crate::error::Result;
+use crate::ops::products::{Products, Weight};
 use crate::ops::{Buffer, linear};
 
 /// The largest number of rows for which GEMV is used. Up to this number, a product is bound by the memory bandwidth of its weights.
@@ -72,7 +74,7 @@ impl<'a> WeightView<'a> {
 /// How a pass computes its matrix products, with the buffers of the method.
 pub(crate) enum MatMul<'a> {
     /// For many rows. A bfloat16 matrix is first converted to float32 in `widened`, which grows to the largest matrix of a block.
-    Gemm { widened: &'a mut Buffer },
+    Gemm { widened: &'a mut Buffer, products: &'a mut Products },
     /// For at most [`GEMV_MAX_ROWS`] rows. `columns` is scratch of length [`gemv::scratch_len`].
     Gemv { columns: &'a mut [f32] },
 }
@@ -83,8 +85,13 @@ impl MatMul<'_> {
         let (weight, bias) = (weights.matrix(&layer.weight), layer.bias.as_ref().map(|range| weights.vector(range)));
         match self {
             MatMul::Gemv { columns } => gemv::forward(x, weight, bias, y, layer.inputs, columns),
-            MatMul::Gemm { widened } => match weight {
-                WeightMatrix::F32(weight) => linear::forward(x, weight, bias, y, layer.inputs),
+            MatMul::Gemm { widened, products } => match weight {
+                WeightMatrix::F32(weight) => {
+                    let write = linear::start_with_bias(y, bias);
+                    let (x, weight) =
+                        (Matrix::new(x, x.len() / layer.inputs, layer.inputs), Weight::new(weight, layer.weight.start, layer.inputs));
+                    products.forward(y, layer.outputs, write, x, weight)?;
+                }
                 WeightMatrix::Bf16(weight) => {
                     widened.ensure(weight.len())?;
                     widen(weight, widened);

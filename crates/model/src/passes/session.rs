@@ -3,16 +3,18 @@
 use std::sync::Arc;
 
 use termwise_attention::{Attention, FusedOptions, Inputs, Layer, Mode, Saved, Scratch, Shape};
+use termwise_kernels::gemm::{Matrix, Write};
 
 use super::activations::{Activations, GateLogits, Keep};
 use super::batch::{Batch, Loss, check_ids, check_len, check_lengths, count_targets};
 use super::timing::{Stage, StageTiming};
 use super::{NonpositiveDenominator, Objective};
-use crate::architecture::Widths;
+use crate::architecture::{Architecture, Widths};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::ops::lm_head::{self, LmHead};
-use crate::ops::{Buffer, embedding, layernorm, linear, rmsnorm, zeros};
+use crate::ops::lm_head::{self, LmHead, Projection};
+use crate::ops::products::{Precision, Products, Weight};
+use crate::ops::{Buffer, embedding, layernorm, rmsnorm, zeros};
 use crate::params::{ParamLayout, Params};
 
 /// The implementation of attention.
@@ -26,7 +28,7 @@ pub enum AttentionEngine {
     Reference,
 }
 
-/// Options of a session. They change results by rounding at most.
+/// Options of a session. They change results by rounding at most: float32, or bfloat16 with [`Precision::Bf16`].
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct SessionOptions {
@@ -34,11 +36,13 @@ pub struct SessionOptions {
     pub engine: AttentionEngine,
     /// The evaluation mode of the fused implementation.
     pub mode: Mode,
+    /// The precision of the products of linear layers.
+    pub precision: Precision,
     /// Keep no activations: all layers share one set of buffers, and there is no backward pass.
     pub forward_only: bool,
 }
 
-setters!(SessionOptions { engine: AttentionEngine, mode: Mode, forward_only: bool });
+setters!(SessionOptions { engine: AttentionEngine, mode: Mode, precision: Precision, forward_only: bool });
 
 /// The buffers of a model for batches of B rows of T positions: activations for the backward pass, and scratch that all layers share.
 ///
@@ -58,6 +62,7 @@ pub struct Session {
     pub(super) saved: Vec<Saved>,
     pub(super) activations: Activations,
     pub(super) gradients: ActivationGradients,
+    pub(super) products: Products,
     pub(super) lm_head: LmHead,
     pub(super) targets: Vec<i32>,
     pub(super) losses: Vec<f64>,
@@ -143,6 +148,7 @@ impl Session {
             engines,
             activations,
             gradients,
+            products: Products::new(options.precision, architecture),
             lm_head: LmHead::new(m, v, architecture.logit_cap)?,
             targets: vec![0; m],
             losses: vec![0.0; m],
@@ -189,8 +195,10 @@ impl Session {
             return Err(Error::Rows { start: rows.start, end: rows.end, rows: m });
         }
         check_len("logits", logits.len(), rows.len() * v)?;
-        let head = &params.values()[self.layout.architecture().lm_head.clone()];
-        linear::forward(&self.activations.h[rows.start * c..rows.end * c], head, None, logits, c);
+        let head = Weight::of(params.values(), &self.layout.architecture().lm_head, c);
+        self.products.prepare(params, false)?;
+        let h = Matrix::new(&self.activations.h[rows.start * c..rows.end * c], rows.len(), c);
+        self.products.forward(logits, v, Write::Replace, h, head)?;
         lm_head::soft_cap(logits, self.layout.architecture().logit_cap);
         Ok(())
     }
@@ -234,8 +242,9 @@ impl Objective for Session {
     fn loss(&mut self, params: &Params, batch: &Batch) -> Result<Loss> {
         let count = self.prepare(params, batch)?;
         let nonpositive = self.forward(params, batch.ids, batch.lengths, Keep::Nothing, &mut |_| {})?;
-        let head = &params.values()[self.layout.architecture().lm_head.clone()];
-        self.lm_head.forward(&self.activations.h, head, &self.targets, &mut self.losses);
+        let Architecture { lm_head, widths, .. } = self.layout.architecture();
+        let projection = Projection { weight: Weight::of(params.values(), lm_head, widths.c), products: &mut self.products };
+        self.lm_head.forward(&self.activations.h, projection, &self.targets, &mut self.losses)?;
         self.timing.forward(Stage::LmHead);
         Ok(self.sum_losses(count, nonpositive))
     }

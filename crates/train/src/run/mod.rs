@@ -256,6 +256,7 @@ fn with_lock(
         let config = &begin.learner.model().config;
         let heads: Vec<_> = (0..config.num_hidden_layers).flat_map(|layer| config.heads(layer)).collect();
         warnings.extend(termwise_model::decode::warnings(&heads));
+        warnings.extend(settings.precision()?.warning().map(str::to_owned));
         // Some data errors occur only on reading.
         source.train(settings.seed, 0, settings.batch, settings.length, &mut Rows::default())?;
     }

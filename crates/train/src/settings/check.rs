@@ -1,6 +1,6 @@
 //! Validation of values.
 
-use termwise_model::SessionOptions;
+use termwise_model::{Precision, SessionOptions};
 
 use super::{Settings, bad};
 use crate::error::Result;
@@ -9,7 +9,12 @@ impl Settings {
     /// Computation options of the model.
     pub fn options(&self) -> Result<SessionOptions> {
         let unknown = |error: termwise_attention::Error| bad("mode", &self.mode, error.to_string());
-        Ok(SessionOptions::default().mode(self.mode.parse().map_err(unknown)?))
+        Ok(SessionOptions::default().mode(self.mode.parse().map_err(unknown)?).precision(self.precision()?))
+    }
+
+    /// The precision of the products of linear layers.
+    pub fn precision(&self) -> Result<Precision> {
+        self.precision.parse().map_err(|expected| bad("precision", &self.precision, expected))
     }
 
     /// Checks every value. The model to start from is not opened.
@@ -57,6 +62,9 @@ impl Settings {
         }
         if !["native", "torch"].contains(&self.engine.as_str()) {
             return Err(bad("engine", &self.engine, "it must be native or torch".into()));
+        }
+        if self.engine != "native" && self.precision()? != Precision::F32 {
+            return Err(bad("precision", &self.precision, format!("engine {} computes in f32; bf16 needs --engine native", self.engine)));
         }
         if self.threads > 4096 {
             return Err(bad("threads", self.threads, "it must be at most 4096".into()));

@@ -39,6 +39,7 @@ fn any_number_of_ranks_leaves_the_same_bytes() {
         ("batches", "accumulate = 3\nbatch = 2\nmicro_batches = 3\nattention = \"norm conv=3\""),
         ("rows of batches", "accumulate = 2\nbatch = 4\nmicro_batches = 8\nattention = \"taylor=0..2 norm=l2\""),
         ("whole batches", "accumulate = 4\nbatch = 2\nmicro_batches = 2"),
+        ("bf16", "micro_batches = 4\nprecision = \"bf16\""),
     ] {
         let settings = settings(&format!("steps = 6\n{more}"));
         let alone = folder.path().join(format!("{name} 1"));

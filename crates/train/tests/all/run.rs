@@ -15,12 +15,57 @@ use termwise_train::{Error, RunOptions, Settings, Start, train};
 #[test]
 fn any_number_of_threads_gives_the_same_bytes() {
     let folder = tempfile::tempdir().expect("a folder");
-    let outcomes = [1, 2, 3].map(|threads| {
-        let place = folder.path().join(threads.to_string());
-        let outcome = run(&settings(&format!("threads = {threads}")), &place, Start::Fresh);
-        (weights(&outcome), timeless(&place))
-    });
-    assert!(outcomes[0] == outcomes[1] && outcomes[0] == outcomes[2]);
+    for precision in ["f32", "bf16"] {
+        let outcomes = [1, 2, 3].map(|threads| {
+            let place = folder.path().join(format!("{precision} {threads}"));
+            let outcome = run(&settings(&format!("threads = {threads}\nprecision = \"{precision}\"")), &place, Start::Fresh);
+            (weights(&outcome), timeless(&place))
+        });
+        assert!(outcomes[0] == outcomes[1] && outcomes[0] == outcomes[2], "{precision}");
+    }
+}
+
+/// Training losses and the last held-out loss of 60 steps.
+fn curve(folder: &std::path::Path, attention: &str, precision: &str) -> (Vec<f64>, f64) {
+    let place = folder.join(format!("{precision} {attention}"));
+    let text = format!("steps = 60\nlog_every = 20\neval_every = 60\nattention = \"{attention}\"\nprecision = \"{precision}\"");
+    let outcome = run(&settings(&text), &place, Start::Fresh);
+    let lines = termwise_train::metrics::read(&place).expect("metrics");
+    let losses = lines.iter().filter_map(|line| if let Line::Train(train) = line { Some(train.loss) } else { None });
+    (losses.collect(), outcome.held_out.expect("an evaluation").loss)
+}
+
+#[test]
+fn bf16_trains_like_f32() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for attention in ["softmax", "norm", "taylor=0..4 norm=l2", "linear_elu", "gated_deltanet"] {
+        let ((f32, f32_held_out), (bf16, bf16_held_out)) =
+            (curve(folder.path(), attention, "f32"), curve(folder.path(), attention, "bf16"));
+        assert_ne!(f32, bf16, "{attention}: bf16 rounds, so equal digits mean that one precision was run twice");
+        assert!((f32_held_out - bf16_held_out).abs() < 0.02 * f32_held_out, "{attention}: {f32_held_out} {bf16_held_out}");
+        for (a, b) in f32.iter().zip(&bf16) {
+            assert!((a - b).abs() < 0.03 * a, "{attention}: {f32:?} {bf16:?}");
+        }
+    }
+}
+
+#[test]
+fn precision_is_recorded_and_kept_on_resume() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let bf16 = settings("precision = \"bf16\"");
+    run(&bf16, folder.path(), Start::Fresh);
+    let read = |file: &str| fs::read_to_string(folder.path().join(file)).expect("a file");
+    assert!(read("settings.toml").contains("precision = \"bf16\""));
+    let refused = train(&settings("steps = 20"), &Walk::default(), &options(folder.path(), Start::Resume)).expect_err("another precision");
+    assert!(refused.to_string().contains("precision"), "{refused}");
+    assert!(run(&settings("steps = 20\nhorizon = 12\nprecision = \"bf16\""), folder.path(), Start::Resume).finished);
+    // Settings and names of earlier runs stay as they were.
+    assert!(!settings("").to_toml().contains("precision") && settings("").hash() == settings("precision = \"f32\"").hash());
+    assert_ne!(bf16.hash(), settings("").hash());
+    for (text, part) in [("precision = \"fp8\"", "f32 or bf16"), ("precision = \"bf16\"\nengine = \"torch\"", "--engine native")] {
+        let wrong = Settings::from_toml(text, "").expect_err(text).to_string();
+        assert!(wrong.contains("precision") && wrong.contains(part), "{wrong}");
+    }
 }
 
 #[test]
