@@ -1,6 +1,8 @@
 """Exported modules of PyTorch: their own tests, and training beside the native engines."""
 
+import copy
 import importlib.util
+import pickle
 import re
 import subprocess
 import sys
@@ -77,7 +79,15 @@ def test_every_preset_is_exported(tmp_path):
 
 def test_the_self_test_can_fail(tmp_path):
     source = termwise.Variant("taylor=0..2 out").to_torch()
-    for right, wrong in [("* i.out", "* 1.0001"), ("(a * cos - b * sin)"[1:-1], "a * cos + b * sin"), ("w * x + a", "w * x + 1.001 * a")]:
+    mistakes = [
+        ("return torch.sigmoid(g)\n", "return 1.0001 * torch.sigmoid(g)\n"),
+        ("low * cos - high * sin", "low * cos + high * sin"),
+        ("w = w.mul_(x).add_(c)", "w = w.mul_(x).add_(1.001 * c)"),
+        # Of calls that continue from a state, and of them alone.
+        ("torch.arange(first, first + time, dtype", "torch.arange(0, time, dtype"),
+        ("factors.append(times**-0.5)", "factors.append(times**-0.4)"),
+    ]
+    for right, wrong in mistakes:
         assert right in source
         path = tmp_path / "broken.py"
         path.write_text(source.replace(right, wrong))
@@ -92,11 +102,30 @@ def test_an_exported_file_is_a_program_that_needs_pytorch_alone(tmp_path):
     )
     assert made.returncode == 0, made.stderr
     imports = re.findall(r"^(?:import|from) (\S+)", path.read_text(), re.MULTILINE)
-    assert {name.split(".")[0] for name in imports} <= {"math", "sys", "itertools", "types", "torch"}
+    assert {name.split(".")[0] for name in imports} <= {*sys.stdlib_module_names, "torch"}
     run = subprocess.run([sys.executable, "-I", path], capture_output=True, text=True, timeout=300)
     assert run.returncode == 0 and run.stdout.count("agree with the reference") == 2, run.stdout + run.stderr
     wrong = subprocess.run([sys.executable, "-m", "termwise", "export", "torch", "sofmax"], capture_output=True, text=True, timeout=300)
     assert wrong.returncode == 2 and "softmax" in wrong.stderr and wrong.stdout == ""
+
+
+@pytest.mark.parametrize("text", ["gated_deltanet", "softmax window=8 sinks=2 far(taylor=0..2 dim=4)", "softmax_taylor_80terms", "based"])
+def test_exported_modules_are_copied_pickled_and_compiled(text, tmp_path, monkeypatch):
+    module = exported(text, tmp_path)
+    monkeypatch.setitem(sys.modules, "exported", module)
+    torch.manual_seed(0)
+    attention, x = module.Attention(32, 4, kv_heads=2), torch.randn(2, 12, 32)
+    expected = attention(x)
+    _, state = attention.extend(x[:, :11])
+    for other in (copy.deepcopy(attention), pickle.loads(pickle.dumps(attention))):
+        assert torch.equal(other(x), expected)
+        # A state does not change when it is used, and is plain data.
+        for _ in range(2):
+            y, _ = other.step(x[:, 11:], pickle.loads(pickle.dumps(state)))
+            assert torch.allclose(y, expected[:, 11:], atol=1e-5)
+    torch.compiler.reset()
+    compiled = torch.compile(attention, backend="aot_eager", fullgraph=True)(x)
+    assert torch.allclose(compiled, expected, atol=1e-5)
 
 
 class Block(nn.Module):

@@ -77,7 +77,7 @@ def expected(layer, given, dy, lengths=None):
 
 def modes(layer):
     variants = termwise.torch.engine.parts.read(layer._core.parts).variants
-    small = all(v.remembered is not None and v.remembered.state is not None and states.rows(2 * layer.dim + 1, [n for n, _ in v.remembered.state]) < 1000 for v, _ in variants)
+    small = all(v.remembered is not None and v.remembered.state is not None and states.monomial_count(2 * layer.dim + 1, [n for n, _ in v.remembered.state]) < 1000 for v, _ in variants)
     return ["parallel", "chunk=7", "chunk=1"] if small else ["parallel"]
 
 
@@ -224,7 +224,7 @@ def test_states_are_the_kernel():
     """Φ(q)·Φ(k) = (q·k)^n/n!, and as many rows as there are monomials."""
     q, k = torch.randn(2, 5, dtype=torch.float64)
     for n in range(5):
-        assert len(states.monomials(q, [n])) == states.rows(5, [n])
+        assert len(states.monomials(q, [n])) == states.monomial_count(5, [n])
         assert abs(states.monomials(q, [n]) @ states.monomials(k, [n]) - (q @ k) ** n / np.prod(range(1, n + 1))) < 1e-12
 
 

@@ -13,7 +13,7 @@
 //! | [`request`] | models and texts by name, and callbacks of long computations |
 //! | [`plan`] | cost of a model before training |
 //! | [`export`] | a variant as a standalone PyTorch module |
-//! | [`verify`] | identities on random cases, and comparison with reference files |
+//! | [`verify`] | a smoke check of this build: every engine against the reference |
 //! | [`bench`] | speed of attention, matrix products and training steps |
 #![forbid(unsafe_code)]
 
@@ -26,6 +26,7 @@ pub mod kv;
 pub mod layer;
 pub mod look;
 pub mod parts;
+mod plain_config;
 pub mod plan;
 pub mod request;
 pub mod spectrum;

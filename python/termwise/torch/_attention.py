@@ -15,6 +15,7 @@ from .._attention import PAD, Layer, State, Variants, _layer, _warn_nonpositive
 from .._core import Variant
 from .._errors import InputError
 from .engine import attend
+from .engine.extras import _add_extras, _extras_of
 
 #: Arguments of scaled_dot_product_attention, and their equivalents here.
 _ELSEWHERE = {
@@ -353,37 +354,6 @@ def _boundaries(cu_seqlens: Tensor | Sequence[int], batch: int, time: int) -> Te
         raise InputError(f"cu_seqlens needs a batch of 1, found {batch}: concatenate the sequences along time")
     if not torch.compiler.is_compiling() and (len(found) < 2 or found[0] != 0 or found[-1] != time or bool((found.diff() <= 0).any())):
         raise InputError(f"cu_seqlens must increase from 0 to {time}, found {found.tolist()}")
-    return found
-
-
-def _add_extras(module: nn.Module, layer: Layer, hidden: int, make: dict[str, Any]) -> None:
-    """Gives a module the projections and parameters that a layer reads, under their names in checkpoints."""
-    for extra in layer.extras:
-        if extra.logits:
-            module.add_module(extra.tensor, nn.Linear(hidden, extra.shape[0], bias=extra.bias, **make))
-            continue
-        start = torch.empty(extra.shape, **make)
-        kind, x = extra.init
-        nn.init.constant_(start, x) if kind == "constant" else nn.init.uniform_(start, -x, x)
-        place, _, name = extra.tensor.rpartition(".")
-        owner = module
-        for part in place.split(".") if place else []:
-            if not hasattr(owner, part):
-                owner.add_module(part, nn.Module())
-            owner = getattr(owner, part)
-        owner.register_parameter(name, nn.Parameter(start, requires_grad=extra.trained))
-
-
-def _extras_of(module: nn.Module, layer: Layer, x: Tensor) -> dict[str, Tensor]:
-    """What a layer reads beyond q, k and v, for hidden states x."""
-    found = {}
-    for extra in layer.extras:
-        value: Any = module
-        for part in extra.tensor.split("."):
-            value = getattr(value, part)
-        value = value(x) if extra.logits else value
-        # Those who load parameters may say that all of them are trained.
-        found[extra.name] = value if extra.trained else value.detach()
     return found
 
 

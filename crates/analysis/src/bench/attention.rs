@@ -1,5 +1,6 @@
 //! The fused attention, forward and with its backward pass.
 
+use std::cell::RefCell;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -7,7 +8,7 @@ use termwise_attention::{
     Attention, AuxTensor, AuxTensors, Error as AttentionError, Fused, FusedOptions, Grads, Inputs, Layer, Rope, Scratch, Shape, Variant,
 };
 
-use super::{AttentionShape, Machine, Speed, timed};
+use super::{AttentionShape, Job, Machine, Speed, best, measure, timed};
 use termwise_base::rng::Rng;
 use termwise_base::threads;
 
@@ -95,7 +96,7 @@ pub fn attention(options: &AttentionOptions) -> Result<AttentionBench, Error> {
         let machine = Machine::measure();
         let mut rows = Vec::new();
         for shape in shapes {
-            rows.extend(at_shape(shape, &variants, options.repeat.max(1), &machine)?);
+            rows.extend(at_shape(shape, &variants, options.repeat, &machine)?);
         }
         let flop_count = "4·B·H·d·T(T+1)/2 forward, 3.5 times that with backward".into();
         Ok(AttentionBench { engine: "termwise".into(), machine, flop_count, rows })
@@ -121,7 +122,6 @@ struct Runner {
     engine: Fused,
     extras: Vec<(AuxTensor, Vec<f32>)>,
     gradients: Vec<(AuxTensor, Vec<f32>)>,
-    best: [Duration; 2],
 }
 
 fn at_shape(shape: Shape, variants: &[(String, Variant)], repeat: usize, machine: &Machine) -> Result<Vec<AttentionRow>, Error> {
@@ -140,32 +140,30 @@ fn at_shape(shape: Shape, variants: &[(String, Variant)], repeat: usize, machine
     };
     let scratch = Scratch::default();
     let make = |(_, variant): &(String, Variant)| Runner::new(variant, shape, &scratch, &mut rng);
-    let mut runners = variants.iter().map(make).collect::<Result<Vec<Runner>, AttentionError>>()?;
-    for repetition in 0..=repeat {
-        for runner in &mut runners {
-            runner.run(&mut common)?;
-            if repetition == 0 {
-                // The first run takes memory for the first time.
-                runner.best = [Duration::MAX; 2];
-            }
-        }
-    }
-    let softmax = variants.iter().position(|(_, variant)| *variant == Variant::default()).map_or([Duration::MAX; 2], |i| runners[i].best);
+    let runners = variants.iter().map(make).collect::<Result<Vec<Runner>, AttentionError>>()?;
+    let common = RefCell::new(&mut common);
+    let job = |mut runner: Runner| -> Job<2> {
+        let common = &common;
+        Box::new(move || runner.run(&mut common.borrow_mut()))
+    };
+    let times = measure(repeat, &mut runners.into_iter().map(job).collect::<Vec<_>>())?;
+    let times: Vec<[Duration; 2]> = times.iter().map(|times| best(times)).collect();
+    let softmax = variants.iter().position(|(_, variant)| *variant == Variant::default()).map_or([Duration::MAX; 2], |i| times[i]);
     let flops = attention_flops(batch, heads, time, d);
-    let against = |runner: &Runner, pass: usize| runner.best[pass].as_secs_f64() / softmax[pass].as_secs_f64();
-    let row = |((name, _), runner): (&(String, Variant), &Runner)| AttentionRow {
+    let against = |times: &[Duration; 2], pass: usize| times[pass].as_secs_f64() / softmax[pass].as_secs_f64();
+    let row = |((name, _), times): (&(String, Variant), &[Duration; 2])| AttentionRow {
         variant: name.clone(),
         batch,
         heads,
         kv_heads,
         time,
         head_dim: d,
-        forward: Speed::new(runner.best[0], flops, Some(rows), machine),
-        forward_backward: Speed::new(runner.best[1], WITH_BACKWARD * flops, Some(rows), machine),
-        forward_against_softmax: against(runner, 0),
-        forward_backward_against_softmax: against(runner, 1),
+        forward: Speed::new(times[0], flops, Some(rows), machine),
+        forward_backward: Speed::new(times[1], WITH_BACKWARD * flops, Some(rows), machine),
+        forward_against_softmax: against(times, 0),
+        forward_backward_against_softmax: against(times, 1),
     };
-    Ok(variants.iter().zip(&runners).map(row).collect())
+    Ok(variants.iter().zip(&times).map(row).collect())
 }
 
 impl Runner {
@@ -178,10 +176,10 @@ impl Runner {
         }
         let gradients = extras.iter().map(|(extra, values)| (*extra, vec![0.0; values.len()])).collect();
         let engine = layer.fused_with(shape.batch, shape.time, FusedOptions::default().scratch(scratch))?;
-        Ok(Runner { engine, extras, gradients, best: [Duration::MAX; 2] })
+        Ok(Runner { engine, extras, gradients })
     }
 
-    fn run(&mut self, common: &mut Common) -> Result<(), AttentionError> {
+    fn run(&mut self, common: &mut Common) -> Result<[Duration; 2], Error> {
         let Common { q, k, v, dy, y, grads: [dq, dk, dv] } = common;
         let mut extras = AuxTensors::default();
         self.extras.iter().for_each(|(extra, values)| extras.set(*extra, &values[..]));
@@ -189,16 +187,12 @@ impl Runner {
         let mut dextras = AuxTensors::default();
         self.gradients.iter_mut().for_each(|(extra, values)| dextras.set(*extra, &mut values[..]));
         let mut grads = Grads::new(dq, dk, dv).with_aux(dextras);
-        let mut result = Ok(());
-        let infer = timed(|| result = self.engine.infer(&inputs, y).map(drop));
+        let (result, infer) = timed(|| self.engine.infer(&inputs, y).map(drop));
         result?;
-        let mut saved = None;
-        let forward = timed(|| saved = Some(self.engine.forward(&inputs, y)));
-        let saved = saved.expect("it ran")?;
-        let mut result = Ok(());
-        let backward = timed(|| result = self.engine.backward(&inputs, &saved, dy, &mut grads));
+        let (saved, forward) = timed(|| self.engine.forward(&inputs, y));
+        let saved = saved?;
+        let (result, backward) = timed(|| self.engine.backward(&inputs, &saved, dy, &mut grads));
         result?;
-        self.best = [self.best[0].min(infer).min(forward), self.best[1].min(forward + backward)];
-        Ok(())
+        Ok([infer.min(forward), forward + backward])
     }
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use termwise_attention::{Attention, FusedOptions, Mode, Scratch, Shape, Variant, break_even};
 
-use super::{DecodeCase, Machine, timed};
+use super::{DecodeCase, Job, Machine, best, measure, timed};
 use crate::layer::{Layer, grads};
 use termwise_base::rng::Rng;
 use termwise_base::threads;
@@ -115,32 +115,23 @@ fn row(variant: &Variant, shape: Shape, repeat: usize) -> Result<ChunkRow, Error
     let layer = Layer::<f32>::uniform(variant, shape, 0.3, &mut Rng::new(1))?;
     let auto = layer.fused(FusedOptions::default().mode(Mode::Auto))?.mode_taken().to_string();
     let scratch = Scratch::default();
-    let mut engines = [Mode::Parallel, Mode::Chunk(None)]
-        .into_iter()
-        .map(|mode| layer.fused(FusedOptions::default().mode(mode).scratch(&scratch)))
-        .collect::<Result<Vec<_>, _>>()?;
-    let mut best = [[f64::INFINITY; 2]; 2];
-    let inputs = layer.inputs();
-    let mut y = vec![0.0; layer.dy.len()];
-    let mut gradients = layer.no_gradients();
-    // Long ones disturb each other little, and their first run is as good as the next.
+    // Long ones disturb each other little.
     let repeat = (repeat * 4096 / shape.time).clamp(1, repeat.max(1));
-    for _ in 0..=repeat {
-        for (engine, best) in engines.iter_mut().zip(&mut best) {
-            let mut saved = None;
-            let forward = timed(|| saved = Some(engine.forward(&inputs, &mut y))).as_secs_f64();
-            let saved = saved.expect("it ran")?;
-            let mut grads = grads(&mut gradients);
-            let mut result = Ok(());
-            let backward = timed(|| result = engine.backward(&inputs, &saved, &layer.dy, &mut grads)).as_secs_f64();
+    let job = |mode: Mode| -> Result<Job<2>, Error> {
+        let mut engine = layer.fused(FusedOptions::default().mode(mode).scratch(&scratch))?;
+        let (mut y, mut gradients) = (vec![0.0; layer.dy.len()], layer.no_gradients());
+        let layer = &layer;
+        Ok(Box::new(move || {
+            let (saved, forward) = timed(|| engine.forward(&layer.inputs(), &mut y));
+            let saved = saved?;
+            let (result, backward) = timed(|| engine.backward(&layer.inputs(), &saved, &layer.dy, &mut grads(&mut gradients)));
             result?;
-            *best = [best[0].min(forward), best[1].min(forward + backward)];
-        }
-        if best[0][1] > 10.0 {
-            break;
-        }
-    }
-    let [[parallel_forward, parallel], [chunk_forward, chunk]] = best.map(|times| times.map(|seconds| seconds * 1e3));
+            Ok([forward, forward + backward])
+        }))
+    };
+    let times = measure(repeat, &mut [job(Mode::Parallel)?, job(Mode::Chunk(None))?])?;
+    let [parallel_forward, parallel] = best(&times[0]).map(|time| time.as_secs_f64() * 1e3);
+    let [chunk_forward, chunk] = best(&times[1]).map(|time| time.as_secs_f64() * 1e3);
     Ok(ChunkRow {
         time: shape.time,
         parallel_forward_ms: parallel_forward,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use termwise_attention::simd::{Simd, Task, dispatch};
 use termwise_attention::{Buffer, Shape, Variant};
 
-use super::{Machine, timed};
+use super::{Job, Machine, best, measure, timed};
 use crate::layer::Layer;
 use termwise_base::rng::Rng;
 use termwise_base::threads;
@@ -144,16 +144,14 @@ fn row(case: &DecodeCase, options: &DecodeOptions) -> Result<DecodeRow, Error> {
     let mut y = vec![0.0; layer.dy.len()];
     let inputs = layer.inputs();
     let steps = (BYTES / state_bytes).max(1);
-    let (mut step, mut sweep) = (f64::INFINITY, f64::INFINITY);
-    for _ in 0..=options.repeat {
-        let mut result = Ok(());
-        let time = timed(|| result = (0..steps).try_for_each(|_| state.step(&inputs, &mut y).map(drop)));
-        result?;
-        step = step.min(time.as_secs_f64() / steps as f64);
-        let time = timed(|| (0..steps).for_each(|_| dispatch(ReadModifyWrite(&mut plain))));
-        sweep = sweep.min(time.as_secs_f64() / steps as f64);
+    let job: Job<2> = Box::new(|| {
         state.clear();
-    }
+        let (result, step) = timed(|| (0..steps).try_for_each(|_| state.step(&inputs, &mut y).map(drop)));
+        result?;
+        let ((), sweep) = timed(|| (0..steps).for_each(|_| dispatch(ReadModifyWrite(&mut plain))));
+        Ok([step, sweep])
+    });
+    let [step, sweep] = best(&measure(options.repeat, &mut [job])?[0]).map(|time| time.as_secs_f64() / steps as f64);
     let speed = |seconds: f64| 2.0 * state_bytes as f64 / seconds.max(1e-12) / 1e9;
     Ok(DecodeRow {
         variant: case.variant.to_string(),
@@ -182,14 +180,13 @@ fn by_position(variant: &Variant, d: usize, heads: usize, last: usize) -> Result
             state.step(&inputs, &mut y)?;
         }
         let bytes = state.bytes();
-        let mut best = f64::INFINITY;
+        let mut least = f64::INFINITY;
         for _ in 0..TOKENS {
-            let mut result = Ok(());
-            let time = timed(|| result = state.step(&inputs, &mut y).map(drop));
+            let (result, time) = timed(|| state.step(&inputs, &mut y).map(drop));
             result?;
-            best = best.min(time.as_secs_f64());
+            least = least.min(time.as_secs_f64());
         }
-        points.push(CurvePoint { variant: variant.to_string(), position, us: best * 1e6, bytes });
+        points.push(CurvePoint { variant: variant.to_string(), position, us: least * 1e6, bytes });
     }
     Ok(points)
 }

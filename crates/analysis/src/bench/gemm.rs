@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use termwise_model::ops::linear::{self, Write};
 
-use super::{GemmShape, Machine, Speed, timed};
+use super::{GemmShape, Job, Machine, Speed, best, measure, timed};
 use termwise_base::rng::Rng;
 use termwise_base::threads;
 
@@ -58,30 +58,25 @@ pub fn gemm(options: &GemmOptions) -> Result<GemmBench, Error> {
     let pool = threads::pool(options.threads)?;
     pool.install(|| {
         let machine = Machine::measure();
-        let rows = options.shapes.iter().flat_map(|&shape| at_shape(shape, options.repeat.max(1), &machine)).collect();
+        let rows = options.shapes.iter().map(|&shape| at_shape(shape, options.repeat, &machine)).collect::<Result<Vec<_>, _>>()?.concat();
         Ok(GemmBench { engine: "termwise".into(), machine, flop_count: "2·M·K·N".into(), rows })
     })
 }
 
-fn at_shape(GemmShape { m, k, n }: GemmShape, repeat: usize, machine: &Machine) -> Vec<GemmRow> {
+fn at_shape(GemmShape { m, k, n }: GemmShape, repeat: usize, machine: &Machine) -> Result<Vec<GemmRow>, Error> {
     let mut rng = Rng::new(1);
     let mut normals = |n: usize| (0..n).map(|_| rng.normal() as f32).collect::<Vec<f32>>();
     let (x, w, dy) = (normals(m * k), normals(n * k), normals(m * n));
     let (mut y, mut dx, mut dw) = (vec![0.0; m * n], vec![0.0; m * k], vec![0.0; n * k]);
-    let mut best = [Duration::MAX; 3];
-    for repetition in 0..=repeat {
-        let times = [
-            timed(|| linear::forward(&x, &w, None, &mut y, k)),
-            timed(|| linear::backward_input(&dy, &w, &mut dx, k, Write::Replace)),
-            timed(|| linear::backward_weight(&dy, &x, &mut dw, k)),
-        ];
-        // The first run takes memory for the first time.
-        if repetition > 0 {
-            best = std::array::from_fn(|i| best[i].min(times[i]));
-        }
-    }
+    let job: Job<3> = Box::new(|| {
+        let ((), forward) = timed(|| linear::forward(&x, &w, None, &mut y, k));
+        let ((), input) = timed(|| linear::backward_input(&dy, &w, &mut dx, k, Write::Replace));
+        let ((), weight) = timed(|| linear::backward_weight(&dy, &x, &mut dw, k));
+        Ok([forward, input, weight])
+    });
+    let best = best(&measure(repeat, &mut [job])?[0]);
     let flops = 2.0 * m as f64 * k as f64 * n as f64;
     let row =
         |(product, best): (&str, Duration)| GemmRow { product: product.into(), m, k, n, speed: Speed::new(best, flops, None, machine) };
-    PRODUCTS.into_iter().zip(best).map(row).collect()
+    Ok(PRODUCTS.into_iter().zip(best).map(row).collect())
 }

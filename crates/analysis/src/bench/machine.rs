@@ -39,7 +39,7 @@ impl Machine {
 /// float32 operations that the pool in which this is called does at most, 10⁹ a second; takes about a tenth of a second.
 pub fn peak_gflops() -> f64 {
     let threads = rayon::current_num_threads();
-    let run = |rounds: usize| timed(|| drop(rayon::broadcast(|_| dispatch(Multiply { rounds }))));
+    let run = |rounds: usize| timed(|| drop(rayon::broadcast(|_| dispatch(Multiply { rounds })))).1;
     let mut rounds = 10_000;
     // Long enough that starting the threads does not count.
     while run(rounds) < Duration::from_millis(15) {
@@ -83,7 +83,7 @@ impl Task for Multiply {
 fn bandwidth(threads: usize) -> f64 {
     let values = vec![1f32; BANDWIDTH_BYTES / size_of::<f32>()];
     let share = values.len().div_ceil(threads);
-    let run = || timed(|| drop(black_box(values.par_chunks(share).map(|part| dispatch(Sum(part))).collect::<Vec<f32>>())));
+    let run = || timed(|| drop(black_box(values.par_chunks(share).map(|part| dispatch(Sum(part))).collect::<Vec<f32>>()))).1;
     let best = (0..REPETITIONS).map(|_| run()).min().unwrap_or_default();
     BANDWIDTH_BYTES as f64 / best.as_secs_f64().max(1e-9) / 1e9
 }

@@ -1,7 +1,7 @@
-//! Speed of attention, matrix products and training steps, beside what the machine can do.
+//! Speed of attention, matrix products and training steps, next to the peak of the machine.
 //!
-//! Times are the best of several, since what disturbs a measurement only ever makes it longer. Everything runs in a pool of a stated
-//! number of threads. Keys of the JSON form are those that `bench/pytorch.py` prints.
+//! Every measurement is a list of [`Job`]s that [`measure`] runs in turn. Times are the best of several rounds, since disturbances only make a round longer.
+//! Everything runs in a pool of a stated number of threads. `bench/pytorch.py` prints the same JSON keys.
 
 mod attention;
 mod chunk;
@@ -15,6 +15,8 @@ mod step;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+
+use crate::Error;
 
 pub use attention::{AttentionBench, AttentionOptions, AttentionRow, attention, attention_flops};
 pub use chunk::{ChunkBench, ChunkOptions, ChunkRow, ChunkTable, chunk};
@@ -52,9 +54,60 @@ impl Speed {
     }
 }
 
-/// How long it took.
-fn timed(work: impl FnOnce()) -> Duration {
+/// Runs something once and returns the time of each of its stages.
+type Job<'a, const N: usize> = Box<dyn FnMut() -> Result<[Duration; N], Error> + 'a>;
+
+/// A round that takes longer is the last one, and counts even if it is the first.
+const LONG: Duration = Duration::from_secs(20);
+
+/// Runs the jobs in turn, so that a disturbance meets all of them, `repeat` times after a round that allocates memory. Returns the times of each job.
+fn measure<const N: usize>(repeat: usize, jobs: &mut [Job<N>]) -> Result<Vec<Vec<[Duration; N]>>, Error> {
+    let mut times = vec![Vec::new(); jobs.len()];
+    for round in 0..=repeat.max(1) {
+        let start = Instant::now();
+        for (job, times) in jobs.iter_mut().zip(&mut times) {
+            times.push(job()?);
+        }
+        if start.elapsed() > LONG {
+            break;
+        }
+        if round == 0 {
+            times.iter_mut().for_each(Vec::clear);
+        }
+    }
+    Ok(times)
+}
+
+/// The shortest time of each stage.
+fn best<const N: usize>(times: &[[Duration; N]]) -> [Duration; N] {
+    std::array::from_fn(|stage| times.iter().map(|times| times[stage]).min().unwrap_or_default())
+}
+
+/// The result of some work, and its time.
+fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
     let start = Instant::now();
-    work();
-    start.elapsed()
+    let result = work();
+    (result, start.elapsed())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jobs_take_turns_and_the_first_round_is_not_counted() {
+        let order = std::cell::RefCell::new(Vec::new());
+        let job = |name: u64| -> Job<2> {
+            let order = &order;
+            let mut round = 0;
+            Box::new(move || {
+                round += 1;
+                order.borrow_mut().push(name);
+                Ok([Duration::from_secs(10 * name + round), Duration::from_secs(9 - round)])
+            })
+        };
+        let times = measure(2, &mut [job(1), job(2)]).expect("no errors");
+        assert_eq!(*order.borrow(), [1, 2, 1, 2, 1, 2]);
+        assert_eq!(best(&times[1]), [22, 6].map(Duration::from_secs));
+    }
 }

@@ -1,21 +1,22 @@
 //! A training step: loss, gradient and AdamW.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use termwise_attention::Variant;
-use termwise_model::config::{AttentionMap, Config};
+use termwise_model::config::Config;
 use termwise_model::params::ParamRole;
 use termwise_model::{Batch, Model, Objective, SessionOptions};
 use termwise_model::{Stage, StageTiming};
 use termwise_train::{AdamW, AdamWConfig, clip, gradient_norm};
 
 use super::attention::{WITH_BACKWARD, attention_flops};
-use super::{Machine, Speed};
+use super::{Job, Machine, Speed, measure, timed};
 use termwise_base::rng::Rng;
 use termwise_base::threads;
 
 use crate::Error;
+use crate::plain_config::plain_config;
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -110,14 +111,11 @@ pub struct StageTime {
     pub backward_ms: f64,
 }
 
-/// Steps that are not measured: they touch memory for the first time.
-const WARM_UP: usize = 2;
-
 /// Measures training steps of a fresh model on random tokens.
 pub fn step(options: &StepOptions) -> Result<StepBench, Error> {
     let config = config(options)?;
     let pool = threads::pool(options.threads)?;
-    pool.install(|| measure(options, config))
+    pool.install(|| steps(options, config))
 }
 
 fn config(options: &StepOptions) -> Result<Config, Error> {
@@ -126,34 +124,18 @@ fn config(options: &StepOptions) -> Result<Config, Error> {
         return Err(Error::Sizes(format!("a width of {hidden} cannot be shared by {heads} heads: make it a multiple")));
     }
     let config = Config {
-        family: Default::default(),
-        vocab_size: vocab,
-        hidden_size: hidden,
         intermediate_size: mlp,
         num_hidden_layers: layers,
-        num_attention_heads: heads,
         num_key_value_heads: kv_heads.unwrap_or(heads),
-        head_dim: hidden / heads,
-        rms_norm_eps: 1e-5,
-        rope_theta: 10_000.0,
-        rope_scaling: None,
-        partial_rotary_factor: 1.0,
-        tie_word_embeddings: false,
-        max_position_embeddings: length,
-        bos_token_id: None,
-        eos_token_id: Vec::new(),
-        initializer_range: 0.02,
-        torch_dtype: None,
-        attention: AttentionMap::from(attention.clone()),
-        other: Default::default(),
+        ..plain_config(vocab, hidden, heads, length, attention.clone())
     };
     config.validate().map_err(|error| Error::Sizes(error.to_string()))?;
     Ok(config)
 }
 
-fn measure(options: &StepOptions, config: Config) -> Result<StepBench, Error> {
+fn steps(options: &StepOptions, config: Config) -> Result<StepBench, Error> {
     let StepOptions { vocab, hidden, heads, layers, mlp, batch, length, .. } = *options;
-    let (repeat, tokens) = (options.repeat.max(1), batch * length);
+    let tokens = batch * length;
     let kv_heads = config.num_key_value_heads;
     let head_dim = config.head_dim;
     let mut model = Model::fresh(config, 1)?;
@@ -165,38 +147,30 @@ fn measure(options: &StepOptions, config: Config) -> Result<StepBench, Error> {
     let ids: Vec<u32> = (0..tokens).map(|_| rng.below(vocab) as u32).collect();
     let labels: Vec<i32> = (0..tokens).map(|_| rng.below(vocab) as i32).collect();
 
-    let mut times = Vec::new();
-    let (mut zero, mut norm, mut update) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
-    let mut losses = [f64::NAN; 2];
-    for step in 0..WARM_UP + repeat {
-        if step == WARM_UP {
-            (zero, norm, update) = Default::default();
-            times.clear();
+    let mut losses: Vec<f64> = Vec::new();
+    let job: Job<4> = Box::new(|| {
+        // The first round is not counted.
+        if losses.len() == 1 {
             session.timing.reset();
         }
-        let start = Instant::now();
-        grads.set_zero();
-        let zeroed = Instant::now();
-        let loss = session.loss_and_grad(&model.params, &Batch::new(&ids, &labels), &mut grads)?;
-        let computed = Instant::now();
-        let scale = clip(gradient_norm(&grads), 1.0);
-        let measured = Instant::now();
-        optimizer.step(&mut model.params, &grads, 1e-3, scale);
-        let end = Instant::now();
-        times.push(end - start);
-        zero += zeroed - start;
-        norm += measured - computed;
-        update += end - measured;
-        losses = [if step == 0 { loss.mean() } else { losses[0] }, loss.mean()];
-    }
+        let ((), zero) = timed(|| grads.set_zero());
+        let (loss, pass) = timed(|| session.loss_and_grad(&model.params, &Batch::new(&ids, &labels), &mut grads));
+        losses.push(loss?.mean());
+        let (scale, norm) = timed(|| clip(gradient_norm(&grads), 1.0));
+        let (_, update) = timed(|| optimizer.step(&mut model.params, &grads, 1e-3, scale));
+        Ok([zero, norm, update, zero + pass + norm + update])
+    });
+    let rounds = measure(options.repeat, &mut [job])?.remove(0);
+    let mut times: Vec<Duration> = rounds.iter().map(|round| round[3]).collect();
     times.sort();
+    let each = |total: Duration| total.as_secs_f64() * 1e3 / rounds.len() as f64;
+    let average = |stage: usize| each(rounds.iter().map(|round| round[stage]).sum());
 
     let entries = model.params.layout().entries();
     let matrices = entries.iter().filter(|entry| entry.is_matrix() && entry.spec.role != ParamRole::Embedding);
     let matrix_parameters: usize = matrices.map(|entry| entry.spec.len()).sum();
     let attention = layers as f64 * attention_flops(batch, heads, length, head_dim);
     let flops = 6.0 * (tokens * matrix_parameters) as f64 + WITH_BACKWARD * attention;
-    let each = |total: Duration| total.as_secs_f64() * 1e3 / repeat as f64;
     Ok(StepBench {
         engine: "termwise".into(),
         flop_count: "6·B·T·N, N = numbers in matrices without the embedding, + 3.5·layers·4·B·H·d·T(T+1)/2 for attention".into(),
@@ -213,8 +187,8 @@ fn measure(options: &StepOptions, config: Config) -> Result<StepBench, Error> {
         matrix_parameters,
         speed: Speed::new(times[0], flops, Some(tokens), &machine),
         median_ms: times[times.len() / 2].as_secs_f64() * 1e3,
-        losses,
-        times: StepTimes { stages: stages(&session.timing, each), zero_ms: each(zero), norm_ms: each(norm), optimizer_ms: each(update) },
+        losses: [losses[0], losses[losses.len() - 1]],
+        times: StepTimes { stages: stages(&session.timing, each), zero_ms: average(0), norm_ms: average(1), optimizer_ms: average(2) },
         machine,
     })
 }

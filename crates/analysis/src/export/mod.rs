@@ -1,43 +1,88 @@
-//! A variant as code of other people's: one file that needs nothing of termwise.
+//! Exports a variant as one Python file that needs PyTorch alone.
 //!
-//! `attention.py.jinja` is the module with all parts of the algebra; what a variant does not have is left out of its file. The file ends with
-//! values that the reference computed, so that it can check itself wherever it is carried.
+//! The file is made from the sources of the PyTorch engine of the Python package (`python/termwise/torch/engine`), with the variant fixed: `module.py`
+//! adds the projections and parameters, `self_test.py` a comparison with values that the float64 reference computes here.
 
-mod facts;
 mod reference;
+mod stitch;
 
-use minijinja::syntax::SyntaxConfig;
-use minijinja::{Environment, UndefinedBehavior};
+use serde_json::Value;
 use termwise_attention::Variant;
 
 use crate::Error;
 use crate::parts::Parts;
+use reference::Reference;
+use stitch::Source;
 
-/// Source of a PyTorch module, `Attention`, that computes this variant: parallel, in chunks and token by token; `made_by` says who wrote it.
+macro_rules! engine {
+    ($($name:literal),*) => {
+        [$(Source { name: $name, text: include_str!(concat!("../../../../python/termwise/torch/engine/", $name, ".py")) }),*]
+    };
+}
+
+/// In the order in which the file has them.
+const ENGINE: [Source; 9] = engine!["recurrent", "prepare", "blocked", "naive", "states", "kernels", "epilogue", "parts", "extras"];
+
+/// Source of a PyTorch module, `Attention`, that computes this variant: all positions at once, in chunks and one by one. `made_by` is the program and
+/// its version.
 pub fn torch(variant: &Variant, made_by: &str) -> Result<String, Error> {
     variant.validate()?;
-    if let Some(part) = Parts::new(variant).pooled {
-        let reason =
-            format!("`{part}` is part of our own memory of keys, which such a file does not have; leave it out, or use termwise itself");
+    let parts = Parts::new(variant);
+    if let Some(part) = parts.pooled {
+        let reason = format!(
+            "`{part}` needs the KV store of the native engine, which plain PyTorch operations do not have; remove it from the variant"
+        );
         return Err(Error::Export { variant: variant.to_string(), reason });
     }
-    let failed = |error: minijinja::Error| Error::Export { variant: variant.to_string(), reason: format!("{error:#}") };
-    let mut environment = Environment::new();
-    // A part that is absent has no properties.
-    environment.set_undefined_behavior(UndefinedBehavior::Chainable);
-    // Lines that begin so decide what follows; the rest is Python.
-    environment.set_syntax(SyntaxConfig::builder().line_statement_prefix("#%").build().map_err(failed)?);
-    environment.add_filter("python", facts::python);
-    environment.add_template("attention.py", include_str!("attention.py.jinja")).map_err(failed)?;
-    let template = environment.get_template("attention.py").map_err(failed)?;
-    let text = template.render(facts::Facts::new(variant, made_by)?).map_err(failed)?;
-    // Conditions leave empty lines behind; those that are meant are marked.
-    let lines = text.lines().filter(|line| !line.trim().is_empty()).map(|line| if line == "~" { "" } else { line });
-    Ok(lines.fold(String::new(), |text, line| text + line + "\n"))
+    let fixed = format!("\"\"\"The variant.\"\"\"\n\nVARIANT = {}\n", python(&serde_json::to_value(&parts).unwrap_or_default(), true));
+    let values = Reference::new(variant)?.python();
+    let generated = [
+        Source { name: "variant", text: &fixed },
+        Source { name: "module", text: include_str!("module.py") },
+        Source { name: "reference", text: &values },
+        Source { name: "self_test", text: include_str!("self_test.py") },
+    ];
+    let [fixed, module, values, self_test] = generated;
+    let sources: Vec<Source> = [fixed, module].into_iter().chain(ENGINE).chain([values, self_test]).collect();
+    Ok(stitch::joined(&head(variant, made_by), &sources, &["module", "self_test"]))
+}
+
+/// The docstring of the file.
+fn head(variant: &Variant, made_by: &str) -> String {
+    format!(
+        "\"\"\"Attention `{variant}` for PyTorch.\n\n    {}\n\n\
+         Written by {made_by}: `termwise export torch \"{variant}\"`, from the sources of its PyTorch engine. It needs PyTorch alone. Run as a\n\
+         program, it compares itself with reference values.\n\n\
+         `Attention` is the module. `forward` takes all positions of a sequence, `extend` and `step` continue from a state: a matrix of constant size if\n\
+         the kernel has a finite feature map of low degree, otherwise keys and values, those of the window if there is one. Parameters have the names of\n\
+         termwise checkpoints below `self_attn.`.\n\"\"\"\n",
+        variant.formula()
+    )
+}
+
+/// A JSON value as a Python literal; the entries of an outer object have a line each.
+fn python(value: &Value, outer: bool) -> String {
+    let joined = |parts: Vec<String>| parts.join(", ");
+    match value {
+        Value::Null => "None".into(),
+        Value::Bool(true) => "True".into(),
+        Value::Bool(false) => "False".into(),
+        Value::Array(items) => format!("[{}]", joined(items.iter().map(|item| python(item, false)).collect())),
+        Value::Object(entries) => {
+            let entries = entries.iter().map(|(key, value)| format!("{}: {}", Value::from(key.as_str()), python(value, false)));
+            match outer {
+                true => format!("{{\n{}}}", entries.map(|entry| format!("    {entry},\n")).collect::<String>()),
+                false => format!("{{{}}}", joined(entries.collect())),
+            }
+        }
+        scalar => scalar.to_string(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     fn exported(text: &str) -> String {
@@ -45,23 +90,27 @@ mod tests {
         torch(&variant, "a test").unwrap_or_else(|error| panic!("{error}"))
     }
 
+    /// No import from the package is left, and no name is defined twice: then it would not mean what it means in its module.
     #[test]
-    fn every_preset_can_be_exported_and_holds_only_what_it_needs() {
+    fn every_preset_is_exported_as_one_consistent_file() {
         for preset in termwise_attention::presets::all() {
             let source = exported(preset.name);
-            assert!(source.contains("class Attention(nn.Module):") && !source.contains("{{") && !source.contains("#%"), "{}", preset.name);
-            assert_eq!(source.contains("def rotated("), preset.parts().rope, "{}", preset.name);
-            assert_eq!(source.contains("nn.Conv1d("), preset.parts().conv.is_some(), "{}", preset.name);
-            assert_eq!(source.contains("solve_triangular"), preset.parts().write.is_some(), "{}", preset.name);
-        }
-        let softmax = exported("softmax");
-        for absent in ["monomials", "decay", "beta", "window", "norm", "float64: the terms"] {
-            assert!(!softmax.split("# Reference values").next().is_some_and(|code| code.contains(absent)), "softmax has {absent}");
+            assert!(source.contains("class CausalSelfAttention(Attention):") && !source.contains("from ."), "{}", preset.name);
+            let mut defined: BTreeMap<&str, usize> = BTreeMap::new();
+            for line in source.lines() {
+                let name = line.strip_prefix("def ").or_else(|| line.strip_prefix("class ")).or_else(|| Some(line.split_once(" = ")?.0));
+                let name = name.map(|name| name.split(['(', ':']).next().unwrap_or(name)).filter(|name| !name.starts_with([' ', '#']));
+                name.into_iter().for_each(|name| *defined.entry(name).or_default() += 1);
+            }
+            assert!(defined.len() > 40 && defined.values().all(|&times| times == 1), "{}: {defined:?}", preset.name);
+            for absent in ["naive_sums", "def read(", "json", "termwise."] {
+                assert!(!source.contains(absent), "{absent}");
+            }
         }
     }
 
     #[test]
-    fn what_a_file_cannot_keep_is_refused() {
+    fn inference_only_parts_are_refused() {
         for text in ["exp window=4 chosen=2", "exp window=4 bits=8"] {
             let variant: Variant = text.parse().unwrap_or_else(|error| panic!("{error}"));
             assert!(matches!(torch(&variant, "a test"), Err(Error::Export { .. })), "{text}");

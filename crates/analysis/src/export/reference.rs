@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
 use termwise_attention::{Attention, AuxTensors, Grads, Inputs, Layer, Real, Rope, Source, Variant, relative_rms};
 
 use crate::Error;
@@ -18,7 +17,6 @@ const SINKS: usize = 2;
 const SMALL_DIM: usize = 3;
 
 /// The values, as Python writes them.
-#[derive(Serialize)]
 pub struct Reference {
     sizes: String,
     phase: usize,
@@ -88,6 +86,16 @@ impl Reference {
             gradients: format!("{{\n{}}}", entries.concat()),
             gradient_size: number(size(&gradients["x"])),
         })
+    }
+
+    /// A module with the values.
+    pub fn python(&self) -> String {
+        let Reference { sizes, phase, y, gradients, gradient_size } = self;
+        format!(
+            "\"\"\"Reference values, computed by termwise in float64 for weights and x that are sines: y, and of each gradient g of (y · sines).sum() the\n\
+             product (g · sines).sum(). Gradients that cancel are compared with the size of others.\n\"\"\"\n\n\
+             SIZES = {sizes}\nPHASE = {phase}\nY = {y}\nGRADIENTS = {gradients}\nGRADIENT_SIZE = {gradient_size}\n"
+        )
     }
 }
 

@@ -20,7 +20,7 @@ fn commands_print_at_most_25_lines_and_details_print_everything() {
         &["variants", "softmax", "taylor=0..4 norm=l2"],
         &["plan", "tiny", "--hardware", "a100"],
         &["plan", "paper-small", "--hardware", "all", "--memory", "2GiB"],
-        &["verify", "--cases", "0", "--only", "causality"],
+        &["verify", "--cases", "0", "--only", "decoder"],
         &["runs"],
         &["eval", model],
         &["spectrum", model],

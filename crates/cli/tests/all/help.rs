@@ -172,7 +172,7 @@ fn a_reader_that_has_seen_enough_ends_every_command_quietly() {
         &["truncate", model, "--orders", "2", "--no-map", "--no-plan", "--length", "8", "--batch", "2"],
         &["variants"],
         &["plan", model],
-        &["verify", "--cases", "0", "--only", "causality"],
+        &["verify", "--cases", "0", "--only", "decoder"],
         &["separation", "--help"],
     ] {
         let (code, said) = unread(&place, arguments);

@@ -13,7 +13,7 @@ const RESULTS: [&[&str]; 5] = [
     &["variants", "taylor=0..3", "exp over=sum norm=l2"],
     &["plan", "paper-small", "--hardware", "a100", "--hardware", "rtx4090", "--memory", "2GiB"],
     &["separation", "--network", "taylor=1..3", "--n", "100,1e6", "--draws", "100"],
-    &["verify", "--only", "query-scale"],
+    &["verify", "--cases", "0", "--only", "decoder"],
 ];
 
 fn printed(arguments: &[&str], columns: &str) -> String {

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from . import states
 from .kernels import log_bound, weight, without_autocast
 from .naive import bounded, is_far, is_near
 from .parts import Variant, Weighing
+from .states import monomial_count, monomials, reading
 
 #: Weights of a block, over all heads and batch rows: so many fit into a processor's caches, and so many keep an accelerator busy.
 _BUDGET = {"cpu": 1 << 22}
@@ -99,7 +99,7 @@ def has_state(variant: Variant, width: int, values: int) -> bool:
     """Whether keys of so many numbers, with values of so many, can be met through a state."""
     if variant.remembered is None or variant.remembered.state is None:
         return False
-    return states.rows(width, [n for n, _ in variant.remembered.state]) * (values + 1) <= _MAX_STATE
+    return monomial_count(width, [n for n, _ in variant.remembered.state]) * (values + 1) <= _MAX_STATE
 
 
 def plan(variant: Variant, q: Tensor, width: int, values: int, mode: str) -> Plan:
@@ -116,7 +116,7 @@ def plan(variant: Variant, q: Tensor, width: int, values: int, mode: str) -> Pla
         assert variant.remembered is not None and variant.remembered.state is not None
         orders = [n for n, _ in variant.remembered.state]
         # Operations of a position: T/2 keys of d + e numbers against as many monomials of e numbers, three times (read, write, and their own making).
-        chunk = max(orders) <= 8 and time - (variant.window or 0) > 6 * states.rows(width, orders) + CHUNK
+        chunk = max(orders) <= 8 and time - (variant.window or 0) > 6 * monomial_count(width, orders) + CHUNK
     if chunk and able:
         return Plan(variant, time, min(int(length) if length else CHUNK, time), True)
     budget = _BUDGET.get(q.device.type, _USUAL_BUDGET)
@@ -266,7 +266,7 @@ class _Block:
         subtract = self.plan.rescale == "subtract"
         if weighing.is_exp:
             return (x - rho if subtract else x).exp()
-        scaled = rho if self.plan.rescale == "multiply" and (rho.device.type == "meta" or bool((rho != 0).any())) else None
+        scaled = rho if self.plan.rescale == "multiply" and (rho.device.type == "meta" or torch.compiler.is_compiling() or bool((rho != 0).any())) else None
         w = weight(weighing.kernel, x, self._coefficients(weighing), scaled)
         if subtract:
             log = -rho if log is None else log - rho
@@ -282,7 +282,7 @@ class _Block:
         for start, end in _pieces(0, 0 if self.plan.chunk else a):
             rest = rest - self._answers(k, start, end) @ take("u", start, end)
         if self.state is not None:
-            phi = states.reading(v.near, self._from_state(k), v.write[1], take("near_coefficients"))
+            phi = reading(v.near, self._from_state(k), v.write[1], take("near_coefficients"))
             part = phi @ self.state
             of_rows, _ = self._log_decay(None, a - 1)
             rest = rest - (part if of_rows is None else part * of_rows.exp().unsqueeze(-1))
@@ -317,7 +317,7 @@ class _Block:
         assert weighing is not None
         q = self._from_state(self.take(f"{place}_q", a, b).to(self.state.dtype))
         log, _ = self._log_decay(None, self.plan.remembered_before(a) - 1)
-        return states.reading(weighing, q, weighing.scale, self._coefficients(weighing)) @ self.state, log
+        return reading(weighing, q, weighing.scale, self._coefficients(weighing)) @ self.state, log
 
     def _next_state(self, written: Tensor | None) -> Tensor | None:
         """The state with the keys that the next block does not meet one by one."""
@@ -346,8 +346,8 @@ class _Block:
             k = k * (last - c).exp().to(k.dtype)
             if self.state is not None:
                 step = (last - take("channel_decay", start - 1, start).detach()).exp().to(k.dtype)
-                keep = states.monomials(step, orders, weighed=False).transpose(-1, -2)
-        phi = states.monomials(k, orders)
+                keep = monomials(step, orders, weighed=False).transpose(-1, -2)
+        phi = monomials(k, orders)
         if (c := take("decay", start, end)) is not None:
             last = c[..., -1:].detach()
             phi = phi * (last - c).exp().to(k.dtype).unsqueeze(-1)

@@ -6,6 +6,7 @@ U and z come with the log scale ρ of their row taken out: true values are U·e^
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,12 +14,15 @@ from torch.nn import functional as F
 
 from .kernels import wide
 from .parts import Variant
-from .prepare import RMS_EPS, unit
+from .prepare import RMS_EPS, running_sum, unit
 
 
-def finish(variant: Variant, total: Tensor, z: Tensor, rho: Tensor, sink: Tensor | None, extras: Mapping[str, Tensor]) -> Tensor:
-    """y [B, G, R, T, e] from U, z and ρ."""
-    groups, each, time = total.shape[1:4]
+def finish(
+    variant: Variant, total: Tensor, z: Tensor, rho: Tensor, sink: Tensor | None, extras: Mapping[str, Tensor], past: dict[str, Any] | None = None
+) -> Tensor:
+    """y [B, G, R, T, e] from U, z and ρ; ``past`` as for ``prepare``."""
+    past = {} if past is None else past
+    groups, each = total.shape[1:3]
     work = total.dtype
 
     def of_heads(x: Tensor) -> Tensor:
@@ -26,8 +30,8 @@ def finish(variant: Variant, total: Tensor, z: Tensor, rho: Tensor, sink: Tensor
 
     out = None
     if variant.out_gate is not None:
-        out = _out_gate(variant, extras["out_gate"].to(work))
-    y = total / _denominator(variant, z, rho, sink, time).unsqueeze(-1)
+        out = _out_gate(variant, extras["out_gate"].to(work), past)
+    y = total / _denominator(variant, z, rho, sink, past.get("position", 0)).unsqueeze(-1)
     if out is not None:
         y = y * of_heads(out).unsqueeze(-1)
     y = _norm(variant, y, rho.unsqueeze(-1) if variant.restores_scale else None, extras)
@@ -42,18 +46,18 @@ def finish(variant: Variant, total: Tensor, z: Tensor, rho: Tensor, sink: Tensor
     return y
 
 
-def _out_gate(variant: Variant, g: Tensor) -> Tensor:
+def _out_gate(variant: Variant, g: Tensor, past: dict[str, Any]) -> Tensor:
     if variant.out_gate == "sigmoid":
         return torch.sigmoid(g)
     # float64: the sum runs over all positions and must not stall once it is large.
-    total = wide(g).exp().cumsum(1)
+    total = running_sum(wide(g).exp(), past, "out_gate")
     return torch.where(total > 1, 1 / torch.where(total > 1, total, 1.0), 1.0).to(g.dtype)
 
 
-def _denominator(variant: Variant, z: Tensor, rho: Tensor, sink: Tensor | None, time: int) -> Tensor:
+def _denominator(variant: Variant, z: Tensor, rho: Tensor, sink: Tensor | None, first: int) -> Tensor:
     """D·e^-ρ"""
     if variant.denominator == "length":
-        return torch.tensor([variant.visible(t) for t in range(time)], dtype=z.dtype, device=z.device)
+        return torch.tensor([variant.visible(t) for t in range(first, first + z.shape[-1])], dtype=z.dtype, device=z.device)
     if not variant.sums:
         return torch.ones_like(z)
     if sink is not None:

@@ -115,6 +115,8 @@ def _series(kernel: Kernel, x: Tensor, slope: bool, rho: Tensor | None) -> Tenso
         low, high = kernel.exp_range
         w = (x if rho is None else x - rho.to(x.dtype)).exp()
         outside = (x < low) | (x > high)
+        if torch.compiler.is_compiling():
+            return torch.where(outside, exact(x, rho), w)
         if x.device.type != "meta" and bool(outside.any()):
             w[outside] = exact(x[outside], None if rho is None else rho.expand_as(x)[outside])
         return w

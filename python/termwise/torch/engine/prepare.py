@@ -5,13 +5,15 @@
     q, k    ← φ(A·(·))              of near and of far keys each
     C_t     = running sum of the decay's steps, float64: only differences of it matter, and it grows with T
 
-Everything here is linear in T. Heads are laid out [batch, kv heads, heads of each, time, …], key side tensors with 1 in the third place where they are shared.
+Everything here is linear in T. A call that continues an earlier one reads from ``past`` what earlier positions left there: their number, the last inputs of
+a convolution, running sums. It writes what the next call needs. Heads are laid out [batch, kv heads, heads of each, time, …], key side tensors with 1 in the third place where they are shared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,9 +26,13 @@ from .parts import Parts, Variant, Weighing
 RMS_EPS = 1.1920929e-7
 
 
-def prepare(variant: Variant, parts: Parts, q: Tensor, k: Tensor, v: Tensor, extras: Mapping[str, Tensor], work: torch.dtype) -> dict[str, Tensor]:
+def prepare(
+    variant: Variant, parts: Parts, q: Tensor, k: Tensor, v: Tensor, extras: Mapping[str, Tensor], work: torch.dtype, past: dict[str, Any] | None = None
+) -> dict[str, Tensor]:
     """What the sums over keys read, by name, for all heads: q [B, T, H, d], k [B, T, G, d], v [B, T, G, e]."""
+    past = {} if past is None else past
     batch, time, heads = q.shape[:3]
+    first = past.get("position", 0)
     kv_heads = k.shape[2]
     each = heads // kv_heads
 
@@ -39,11 +45,11 @@ def prepare(variant: Variant, parts: Parts, q: Tensor, k: Tensor, v: Tensor, ext
         return x.movedim(1, 2).unsqueeze(2)
 
     if variant.conv is not None:
-        q, k, v = (_conv(x, extras[f"conv_{name}"]) for name, x in (("q", q), ("k", k), ("v", v)))
+        q, k, v = (_conv(x, extras[f"conv_{name}"], past, f"conv_{name}") for name, x in (("q", q), ("k", k), ("v", v)))
     if variant.qk_norm is not None:
         q, k = (_qk_norm(variant, x, extras.get(f"{name}_norm")) for name, x in (("q", q), ("k", k)))
     if variant.rope and parts.frequencies is not None:
-        cos, sin = _angles(parts.frequencies, parts.rope_factor, time, q.device, work)
+        cos, sin = _angles(parts.frequencies, parts.rope_factor, first, time, q.device, work)
         q, k = (_rotate(x.to(work), cos, sin) for x in (q, k))
     made: dict[str, Tensor] = {}
     for far, weighing in ((False, variant.near), (True, variant.far)):
@@ -63,9 +69,9 @@ def prepare(variant: Variant, parts: Parts, q: Tensor, k: Tensor, v: Tensor, ext
     if variant.write is not None:
         made["beta"] = of_keys(variant.write[0] * torch.sigmoid(extras["beta"].to(work)))
     if variant.decay is not None:
-        made["channel_decay" if variant.decay_by_channel else "decay"] = of_heads(_decay(variant, extras, batch, time, heads, q.device))
+        made["channel_decay" if variant.decay_by_channel else "decay"] = of_heads(_decay(variant, extras, q, past))
     if variant.denominator == "position":
-        seen = torch.tensor([variant.visible(t) for t in range(time)], dtype=work, device=q.device)
+        seen = torch.tensor([variant.visible(t) for t in range(first, first + time)], dtype=work, device=q.device)
         exponent = torch.sigmoid(extras["norm_const"].reshape(kv_heads, each, 1).to(work))
         made["key_weight"] = torch.exp(-exponent * seen.log()).unsqueeze(0)
     if variant.sink:
@@ -98,11 +104,20 @@ def _class(weighing, far, q, k, extras, of_heads, of_keys):  # type: ignore[no-u
     return made
 
 
-def _conv(x: Tensor, taps: Tensor) -> Tensor:
-    """y_t = silu(Σ_j W_j·x_{t-w+1+j}), one filter a channel."""
+def running_sum(x: Tensor, past: dict[str, Any], name: str) -> Tensor:
+    """Sums over time, [B, T, ...], continued from those of earlier calls."""
+    sums = x.cumsum(1) if name not in past else past[name] + x.cumsum(1)
+    past[name] = sums[:, -1:]
+    return sums
+
+
+def _conv(x: Tensor, taps: Tensor, past: dict[str, Any], name: str) -> Tensor:
+    """y_t = silu(Σ_j W_j·x_{t-w+1+j}), one filter per channel."""
     flat = x.flatten(2).transpose(1, 2)
-    width = taps.shape[-1]
-    y = F.conv1d(F.pad(flat, (width - 1, 0)), taps.reshape(flat.shape[1], 1, width).to(x.dtype), groups=flat.shape[1])
+    channels, width = flat.shape[1], taps.shape[-1]
+    rows = torch.cat([past[name], flat], -1) if name in past else F.pad(flat, (width - 1, 0))
+    past[name] = rows[..., rows.shape[-1] - width + 1 :]
+    y = F.conv1d(rows, taps.reshape(channels, 1, width).to(x.dtype), groups=channels)
     return F.silu(y).transpose(1, 2).reshape(x.shape)
 
 
@@ -128,8 +143,8 @@ def _qk_norm(variant: Variant, x: Tensor, gain: Tensor | None) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _angles(frequencies: tuple[float, ...], factor: float, time: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    angle = torch.arange(time, dtype=torch.float64)[:, None] * torch.tensor(frequencies, dtype=torch.float64)
+def _angles(frequencies: tuple[float, ...], factor: float, first: int, time: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    angle = torch.arange(first, first + time, dtype=torch.float64)[:, None] * torch.tensor(frequencies, dtype=torch.float64)
     return (factor * angle.cos()).to(device, dtype), (factor * angle.sin()).to(device, dtype)
 
 
@@ -156,22 +171,25 @@ def _map(kind: str, x: Tensor, own, name: str) -> Tensor:  # type: ignore[no-unt
     return x
 
 
-def _decay(variant: Variant, extras: Mapping[str, Tensor], batch: int, time: int, heads: int, device: torch.device) -> Tensor:
+def _decay(variant: Variant, extras: Mapping[str, Tensor], q: Tensor, past: dict[str, Any]) -> Tensor:
     """C, [B, T, H] or [B, T, H, channels]."""
+    batch, time, heads = q.shape[:3]
     if variant.decay == "fixed":
-        t = torch.arange(1, time + 1, dtype=torch.float64)
+        first = past.get("position", 0)
+        t = torch.arange(first + 1, first + time + 1, dtype=torch.float64)
         steps = torch.tensor([-(2.0 ** (-5 - h)) for h in range(heads)], dtype=torch.float64).log1p()
-        return wide((t[:, None] * steps).to(device) if device.type != "mps" else (t[:, None] * steps).float().to(device)).expand(batch, time, heads)
+        c = t[:, None] * steps
+        return wide((c.float() if q.device.type == "mps" else c).to(q.device)).expand(batch, time, heads)
     g = wide(extras["decay_gate"])
     g = g.unflatten(2, (heads, -1)) if variant.decay_by_channel else g
     match variant.decay:
         case "linear":
-            return (g.cumsum(1) - g) / 1024
+            return (running_sum(g, past, "decay") - g) / 1024
         case "softplus":
-            return -F.softplus(g).cumsum(1)
+            return -running_sum(F.softplus(g), past, "decay")
         case "sigmoid":
-            return -F.softplus(-g).cumsum(1) / variant.decay_divisor
+            return -running_sum(F.softplus(-g), past, "decay") / variant.decay_divisor
         case "mamba":
             rate = wide(extras["decay_rate"]).exp()
-            return -(rate[:, None] if variant.decay_by_channel else rate) * F.softplus(g).cumsum(1)
-    return g.cumsum(1)
+            return -(rate[:, None] if variant.decay_by_channel else rate) * running_sum(F.softplus(g), past, "decay")
+    return running_sum(g, past, "decay")

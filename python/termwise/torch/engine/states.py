@@ -15,7 +15,7 @@ from torch import Tensor
 from .parts import Weighing
 
 
-def rows(width: int, orders: Sequence[int]) -> int:
+def monomial_count(width: int, orders: Sequence[int]) -> int:
     """Monomials of these orders in so many coordinates."""
     return sum(comb(width + n - 1, n) for n in orders)
 
@@ -62,7 +62,7 @@ def reading(weighing: Weighing, q: Tensor, scale: float, coefficients: Tensor | 
     """What a state is multiplied by so that w(scale·q·k) comes out: a_n·scale^n·Φ_n(q); ``coefficients`` [..., 1, 1, orders] are those that are learned."""
     assert weighing.state is not None
     orders = [n for n, _ in weighing.state]
-    counts = torch.tensor([rows(q.shape[-1], [n]) for n in orders], device=q.device)
+    counts = torch.tensor([monomial_count(q.shape[-1], [n]) for n in orders], device=q.device)
     numbers = torch.tensor([a * scale**n for n, a in weighing.state], device=q.device, dtype=q.dtype)
     if coefficients is not None:
         numbers = numbers * coefficients[..., 0, :]

@@ -1,0 +1,109 @@
+"""Calls that continue from earlier ones, one position or many at a time, with gradients by autograd.
+
+The keys of earlier calls are met through the state of ``blocked`` where the kernel has a finite one, and one by one where it has none: then their prepared rows are kept,
+all of them or those of the window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .blocked import CHUNK, Plan, _Block, has_state, plan, sums
+from .epilogue import finish
+from .kernels import without_autocast
+from .parts import Parts, Variant
+from .prepare import prepare
+
+#: Prepared tensors with a row per key; others have a row per query.
+_OF_KEYS = ("near_k", "far_k", "v", "u", "decay", "channel_decay", "key_weight")
+
+
+@dataclass(frozen=True)
+class Past:
+    """The positions before a call."""
+
+    #: Their number, the last inputs of convolutions, running sums.
+    carry: dict[str, Any] = field(default_factory=dict)
+    #: Rows of keys that are still met one by one: those before ``sinks``, then those from ``first`` on.
+    rows: dict[str, Tensor] = field(default_factory=dict)
+    first: int = 0
+    #: The state of all other keys.
+    state: Tensor | None = None
+
+
+def attend_whole(variant: Variant, parts: Parts, q: Tensor, k: Tensor, v: Tensor, extras: Mapping[str, Tensor], mode: str = "auto") -> Tensor:
+    """y [B, T, H, e] of sequences from their first position on, with one variant in all heads; ``mode`` as for ``plan``."""
+    if torch.compiler.is_compiling():
+        # Autograd differentiates the blocks: a compiler cannot trace a backward pass that calls autograd.
+        return extend(variant, parts, q, k, v, extras)[0]
+    with without_autocast(q):
+        given = prepare(variant, parts, q, k, v, extras, _work(q))
+        own = {name: x.detach() if name == "sink" else x for name, x in given.items()}
+        total, z, rho = sums(plan(variant, q, _state_width(variant, given), v.shape[3], mode), own)
+        y = finish(variant, total, z, rho, given.get("sink"), extras)
+    return y.flatten(1, 2).transpose(1, 2).to(q.dtype)
+
+
+def extend(variant: Variant, parts: Parts, q: Tensor, k: Tensor, v: Tensor, extras: Mapping[str, Tensor], past: Past | None = None) -> tuple[Tensor, Past]:
+    """y [B, T, H, e] of the positions after ``past``, and the past of the next call. The given past is not changed."""
+    past = Past() if past is None else past
+    carry = dict(past.carry)
+    begin = carry.get("position", 0)
+    end = begin + q.shape[1]
+    with without_autocast(q):
+        new = prepare(variant, parts, q, k, v, extras, _work(q), carry)
+        kept = [name for name in _OF_KEYS if name in new and not (name == "v" and variant.write is not None)]
+        rows = {name: torch.cat([past.rows[name], new[name]], 3) if name in past.rows else new[name] for name in kept}
+        rows.update({"u": past.rows["u"]} if "u" in past.rows else {})
+        chunk = _through_state(variant, new)
+        layout = Plan(variant, end + 1, CHUNK if chunk else plan(variant, q, _state_width(variant, new), v.shape[3], "parallel").rows, chunk)
+        gap = max(0, past.first - variant.sinks)
+
+        def take(name: str, start: int | None = None, stop: int | None = None) -> Tensor | None:
+            x = rows.get(name, new.get(name))
+            if x is None or start is None or stop is None:
+                return x.detach() if name == "sink" and x is not None else x
+            offset = begin if name not in rows else gap if start >= variant.sinks else 0
+            return x.narrow(3, start - offset, stop - start)
+
+        found, state = [], past.state
+        for a in range(begin, end, layout.rows):
+            b = min(a + layout.rows, end)
+            *sums_of_block, written, state = _Block(layout, take, a, b, state).run(None)
+            found.append(sums_of_block)
+            if written is not None:
+                rows["u"] = torch.cat([rows["u"], written], 3) if "u" in rows else written
+        total, z, rho = (torch.cat(parts_of_time, 3) for parts_of_time in zip(*found, strict=True))
+        y = finish(variant, total, z, rho, new.get("sink"), extras, carry)
+    carry["position"] = end
+    # The row before the first that is needed stays, since decays are measured from it.
+    first = max(past.first, layout.remembered_before(end) - 1) if chunk or (variant.window is not None and variant.far is None) else 0
+    rows = {name: _without(x, variant.sinks, first - gap) for name, x in rows.items()}
+    return y.flatten(1, 2).transpose(1, 2).to(q.dtype), Past(carry, rows, first, state)
+
+
+def _work(q: Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
+def _through_state(variant: Variant, given: dict[str, Tensor]) -> bool:
+    """Whether keys are met through a state: float32 would lose polynomials of high degree in it."""
+    weighing = variant.remembered
+    if weighing is None or weighing.kernel.degree > 8 or weighing.kernel.wide:
+        return False
+    return has_state(variant, _state_width(variant, given), given["v"].shape[-1])
+
+
+def _state_width(variant: Variant, given: dict[str, Tensor]) -> int:
+    """Numbers of a key that a state is made of."""
+    return given["near_k" if variant.window is None or variant.far is None else "far_k"].shape[-1]
+
+
+def _without(x: Tensor, start: int, stop: int) -> Tensor:
+    """Rows of keys without those from start to stop."""
+    return x if stop <= start else torch.cat([x.narrow(3, 0, start), x.narrow(3, stop, x.shape[3] - stop)], 3)
