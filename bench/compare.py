@@ -165,7 +165,7 @@ def compare(kind, title, sides, options, versions):
     for _ in range(options.rounds):
         for side, command in sides.items():
             found = run(command)
-            versions.setdefault("pytorch" if "engine" in found else "termwise", found.get("engine") or found.get("made_by"))
+            versions.setdefault("termwise" if side.startswith("termwise") else "pytorch", found.get("made_by") or found["engine"])
             for name, ms in times(kind, found).items():
                 best[side][name] = min(ms, best[side].get(name, ms))
     return {"title": title, "ms": best, "commands": {side: shlex.join(map(str, command)) for side, command in sides.items()}}
