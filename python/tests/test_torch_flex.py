@@ -25,7 +25,7 @@ COVERED = [
     "taylor=0..2", "taylor=0..4 norm=l2", "taylor=0..8", "taylor=0..16", "taylor=0,2", "power=2", "power=4 over=none norm=l2", "taylor=0..1 cap=0.9",
     "softmax window=5", "softmax window=4 sinks=2", "softmax window=4 sinks=2 far(taylor=0..2)", "taylor=0..2 window=6 far(taylor=0..4)",
     "softmax cap=5", "softmax clamp=2", "taylor=0..4 cap=3 clamp=1", "softmax decay=fixed", "taylor=0..2 decay=fixed window=7", "softmax over=sum,sink",
-    "taylor=0..2 over=length", "taylor=0..2 over=none norm=rms", "softmax over=none norm=l2", "softmax over=none norm=layer", "softmax over=position", "feature=elu+1",
+    "taylor=0..2 over=length", "taylor=0..2 over=none norm=rms", "softmax over=none norm=l2", "softmax over=none norm=layer", "softmax over=position", "feature=elu",
     "feature=hedgehog", "softmax in out post conv=3 qk_norm=rms", "taylor=0..2 dim=8 scale=0.3",
 ]  # fmt: skip
 #: Others, with a word of the reason.

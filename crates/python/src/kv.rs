@@ -123,7 +123,8 @@ impl ConvertArguments {
 pub fn run_convert(py: Python<'_>, options: &str, callback: Option<&Bound<'_, PyAny>>) -> PyResult<Found> {
     let given: ConvertArguments = parsed(options)?;
     positive("contexts", Some(given.contexts))?;
-    let (budget, texts) = (given.budget()?, given.texts.split()?);
+    // Texts first: an unknown argument is named before a missing budget.
+    let (texts, budget) = (given.texts.split()?, given.budget()?);
     // A model in the folder of the report is replaced, so the same call can resume or be repeated.
     let (save, overwrite) = match given.save {
         Some(save) => (Some(save), given.overwrite),
