@@ -171,7 +171,7 @@ class Layer:
         call = self._call(q, k, v, extras, lengths, documents)
         y = np.empty((*call[0].shape[:2], self.heads, self.value_dim), call[0].dtype) if out is None else out
         fused = self._fused(engine)
-        if y.size:
+        if not _is_empty(call):
             _warn_nonpositive(self, self._core.forward(call, y, None, fused, mode))
         return y
 
@@ -195,7 +195,7 @@ class Layer:
         names = ["q", "k", "v", *(extra.name for extra in self.extras)]
         grads = [np.zeros(x.shape, call[0].dtype) for x in (*call[:3], *call[3])]
         fused = self._fused(engine)
-        if call[0].size:
+        if not _is_empty(call):
             self._core.backward(call, None, _aligned(dy), grads, fused, mode)
         return dict(zip(names, grads, strict=True))
 
@@ -229,6 +229,14 @@ def _aligned(x: Any) -> NDArray[Any]:
     """The array itself, or a copy where its memory is not aligned."""
     array = np.asarray(x)
     return array if array.flags.aligned else array.copy()
+
+
+def _is_empty(call: tuple[Any, ...]) -> bool:
+    """Whether there are no batch rows or no positions."""
+    shapes = [x.shape[:2] for x in call[:3]]
+    if 0 in shapes[0] and len(set(shapes)) > 1:
+        raise InputError(f"q, k and v have shapes {', '.join(str(x.shape) for x in call[:3])}, expected the same batch and time")
+    return 0 in shapes[0]
 
 
 def _warn_of_variants(layer: Layer) -> None:
