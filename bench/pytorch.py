@@ -2,12 +2,13 @@
 
     python3 bench/pytorch.py attention --shapes 8x4x256,1x8x2048
     python3 bench/pytorch.py gemm --shapes 2048x256x512
-    python3 bench/pytorch.py step --layers 4 --hidden 256 --compile
+    python3 bench/pytorch.py step --layers 4 --hidden 256 --compile --autocast
     python3 bench/pytorch.py decode --case taylor=0..2@64 --case taylor=0..4@16
     python3 bench/pytorch.py delta --heads 4 --longest 4096
 
 float32 on the CPU. Attention is scaled_dot_product_attention on contiguous [B, H, T, d], causal, without RoPE (compare it with
-`softmax rope=off`); the step is a Llama with AdamW, in eager mode or with --compile through torch.compile; decoding keeps the packed monomials of orders 0..p with
+`softmax rope=off`); the step is a Llama with AdamW, in eager mode or with torch.compile, in float32, under torch.autocast(bfloat16), or with another
+float32 matmul precision; decoding keeps the packed monomials of orders 0..p with
 their values and gathers the coordinates of each monomial by index; the gated delta rule is that of transformers' Qwen3-Next, in chunks of 64. Times are the best
 of several.
 """
@@ -21,7 +22,7 @@ import os
 
 import torch
 import torch.nn.functional as F
-from timing import best
+from timing import add_peer_flags, best, peer
 
 
 def speed(seconds, flops, tokens=None):
@@ -213,14 +214,18 @@ class Llama(torch.nn.Module):
 def step(options):
     torch.manual_seed(1)
     model = Llama(options)
-    forward = torch.compile(model) if options.compile else model
+    compiled, precision = peer(options)
+    forward = compiled(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     ids, labels = (torch.randint(options.vocab, (options.batch, options.length)) for _ in range(2))
     losses = []
 
     def run():
         optimizer.zero_grad(set_to_none=True)
-        loss = F.cross_entropy(forward(ids).view(-1, options.vocab), labels.view(-1))
+        with precision():
+            logits = forward(ids)
+        # float32, as autocast has it on GPUs.
+        loss = F.cross_entropy(logits.view(-1, options.vocab).float(), labels.view(-1))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -268,7 +273,7 @@ def main():
     for name, default in sizes.items():
         sub.add_argument(f"--{name}", type=int, default=default)
     sub.add_argument("--kv-heads", type=int)
-    sub.add_argument("--compile", action="store_true", help="torch.compile instead of eager mode")
+    add_peer_flags(sub)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     found = {"engine": f"pytorch {torch.__version__}", "machine": {"threads": options.threads}, **options.run(options)}

@@ -1,5 +1,6 @@
-"""What benchmarks share."""
+"""Shared parts of the benchmarks."""
 
+import contextlib
 import statistics
 import time
 
@@ -13,3 +14,20 @@ def best(run, repeat):
         run()
         times.append(time.perf_counter() - start)
     return min(times), statistics.median(times)
+
+
+def add_peer_flags(parser):
+    """How PyTorch computes a training step."""
+    parser.add_argument("--compile", action="store_true", help="torch.compile instead of eager mode")
+    parser.add_argument("--autocast", action="store_true", help="forward pass under torch.autocast(bfloat16)")
+    parser.add_argument("--matmul-precision", choices=["highest", "high", "medium"], default="highest", help="torch.set_float32_matmul_precision")
+
+
+def peer(options):
+    """Sets the precision of float32 products; returns the function that compiles a model, and the one that makes the context of the forward pass."""
+    import torch
+
+    torch.set_float32_matmul_precision(options.matmul_precision)
+    compiled = torch.compile if options.compile else lambda model: model
+    context = (lambda: torch.autocast("cpu", torch.bfloat16)) if options.autocast else contextlib.nullcontext
+    return compiled, context

@@ -17,6 +17,8 @@ import math
 import sys
 import time
 
+from timing import add_peer_flags, peer
+
 
 def rate(step, options, steps):
     if step < options.warmup:
@@ -34,6 +36,8 @@ def train(options):
     if options.threads:
         torch.set_num_threads(options.threads)
     model = LlamaForCausalLM.from_pretrained(options.first, dtype=torch.float32, attn_implementation="sdpa")
+    compiled, precision = peer(options)
+    forward = compiled(model)
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     rest = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": options.weight_decay}, {"params": rest, "weight_decay": 0.0}]
@@ -44,8 +48,9 @@ def train(options):
             return [(torch.tensor(b["ids"]), torch.tensor(b["labels"])) for b in map(json.loads, lines)]
 
     def loss_sum(ids, labels):
-        logits = model(ids, use_cache=False).logits
-        return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum"), (labels != -100).sum()
+        with precision():
+            logits = forward(ids, use_cache=False).logits
+        return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100, reduction="sum"), (labels != -100).sum()
 
     def evaluate():
         with torch.no_grad():
@@ -117,6 +122,7 @@ def main():
     parser.add_argument("--clip", type=float, default=0.0)
     parser.add_argument("--eval-every", type=int, default=500)
     parser.add_argument("--threads", type=int, default=0)
+    add_peer_flags(parser)
     if sys.argv[1:2] == ["--compare"] and len(sys.argv) == 4:
         return compare(*sys.argv[2:])
     train(parser.parse_args())

@@ -7,6 +7,7 @@ import ast
 import inspect
 import re
 import textwrap
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -14,7 +15,7 @@ PAGE = ROOT.parent / "docs" / "python-api.md"
 
 HEAD = """# termwise in Python: reference
 
-Made from the docstrings by `python python/api.py`; a test holds that it is up to date. How to begin: [the tutorial](python.md).
+Generated from the docstrings by `python python/api.py`; a test compares them. Start with [Getting started in Python](getting-started.md).
 """
 
 #: What is documented, and where it is found.
@@ -37,7 +38,7 @@ def definition(path: Path, name: str) -> ast.AST | None:
     """Where a name is defined: in a file, or in one of its own package that it imports from."""
     tree = parsed(path)
     for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name and not any(getattr(d, "id", "") == "overload" for d in node.decorator_list):
             return node
         if isinstance(node, ast.ImportFrom) and node.level == 1 and any(alias.name == name for alias in node.names):
             for place in (path.parent / f"{node.module}.py", path.parent / f"{node.module}.pyi"):
@@ -55,21 +56,39 @@ def signature(node: ast.FunctionDef, bound: bool = False) -> str:
 
 
 def text(node: ast.AST) -> str:
-    """A docstring as Markdown: examples become code."""
-    lines, out, code = inspect.cleandoc(ast.get_docstring(node) or "").splitlines(), [], False
-    for line in lines:
+    """A NumPy-style docstring as Markdown: sections become lists, examples become code."""
+    lines, out, code, listed = inspect.cleandoc(ast.get_docstring(node) or "").splitlines(), [], False, False
+    for line, after in pairwise([*lines, ""]):
+        if line and set(line) == {"-"}:
+            continue
         example = line.startswith((">>>", "...")) or (code and line.strip() != "")
         if example != code:
             out.append("```" if code else "```pycon")
         code = example
-        out.append(line if code else re.sub(r":\w+:(?=`)", "", line).replace("``", "`"))
+        plain = re.sub(r":\w+:(?=`)", "", line).replace("``", "`")
+        if code:
+            out.append(line)
+        elif after and set(after) == {"-"}:
+            listed = line in ("Parameters", "Attributes", "Returns", "Raises")
+            out += [f"**{line}**", ""]
+        elif listed and line and not line.startswith(" "):
+            name, _, kind = plain.partition(" : ")
+            out.append(f"- `{name}`" + (f" ({kind})" if kind else ""))
+        elif listed and line.startswith("    "):
+            out.append(f"  {plain.strip()}")
+        else:
+            out.append(plain)
     return "\n".join([*out, *(["```"] if code else [])])
 
 
 def described(module: str, name: str, node: ast.AST) -> list[str]:
     if isinstance(node, ast.FunctionDef):
         return [f"### {module}.{name}", f"```python\n{signature(node)}\n```", text(node)]
-    parts = [f"### class {module}.{name}", text(node)]
+    fields = [
+        f"- `{member.target.id}: {ast.unparse(member.annotation)}`"
+        for member in node.body if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name)
+    ]  # fmt: skip
+    parts = [f"### class {module}.{name}", text(node), "\n".join(fields)]
     for member in node.body:
         if isinstance(member, ast.FunctionDef) and (not member.name.startswith("_") or member.name == "__init__"):
             decorators = {getattr(d, "id", "") for d in member.decorator_list}

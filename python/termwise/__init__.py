@@ -7,12 +7,12 @@
     >>> y.shape, y.dtype
     ((1, 8, 2, 4), dtype('float32'))
 
-A variant is a short text, the same as on the command line and in checkpoints; ``termwise.presets()`` lists those with names. Tensors are
-``[batch, time, heads, dimension]``, as in FlashAttention and flash-linear-attention, and need not be copied. float32 is computed by the
-fused engine, float64 by the reference.
+A variant is a short string, the same as on the command line and in checkpoints; ``termwise.presets()`` lists the named ones. Arrays are
+``[batch, time, heads, dimension]``, as in FlashAttention and flash-linear-attention. float32 is computed by the fused engine, float64 by the
+reference.
 
-``termwise.torch`` has the same for PyTorch, with gradients; ``termwise.hf`` looks into models of transformers. Both are imported only
-when they are asked for.
+``termwise.torch`` provides the same for PyTorch tensors, with gradients. ``termwise.hf`` analyzes and changes Transformers models. Neither is imported by
+``import termwise``.
 """
 
 from ._attention import Extra, Layer, State, attention, attention_grad
@@ -21,9 +21,11 @@ from ._core import Variant, __version__, get_threads, set_threads
 from ._errors import BusyError, Error, FileError, InputError, MissingFileError, OutOfMemoryError, RunError
 from ._model import GenerationError, Model, load
 from ._results import Result
+from ._settings import DataSettings, Settings
 
 __all__ = [
     "BusyError",
+    "DataSettings",
     "Error",
     "Extra",
     "FileError",
@@ -35,6 +37,7 @@ __all__ = [
     "OutOfMemoryError",
     "Result",
     "RunError",
+    "Settings",
     "State",
     "Variant",
     "__version__",
@@ -56,8 +59,15 @@ __all__ = [
 
 
 def presets() -> dict[str, Variant]:
-    """Every variant that has a name.
+    """Return the named variants.
 
+    Returns
+    -------
+    dict of str to Variant
+        Variants by name.
+
+    Examples
+    --------
     >>> import termwise
     >>> termwise.presets()["softmax"]
     Variant("exp over=sum")

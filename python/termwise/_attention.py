@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 VariantLike = str | Variant
-#: One variant for all heads, or one for each.
+#: One variant for all heads, or one per head.
 Variants = VariantLike | Sequence[VariantLike]
+#: Engines of the extension module.
+ArrayEngine = Literal["auto", "fused", "reference"]
 
 # Vectors of the fused engine: rows of U are padded to this many values.
 PAD = 16
@@ -28,38 +30,53 @@ PAD = 16
 
 @dataclass(frozen=True)
 class Extra:
-    """An input that a variant reads beyond q, k and v: logits of a gate, or a parameter."""
+    """An auxiliary input of a variant: the logits of a gate, or a parameter."""
 
-    #: As a keyword of :func:`attention`.
+    #: Name, a keyword of :func:`attention`.
     name: str
-    #: As in checkpoints, below ``self_attn.``.
+    #: Name in checkpoints, below ``self_attn.``.
     tensor: str
-    #: Logits ``[batch, time, *shape]``, which a model projects from its hidden state; a parameter otherwise.
+    #: Whether it is logits ``[batch, time, *shape]``, which a model projects from its hidden state; otherwise a parameter.
     logits: bool
-    #: Of a parameter, or of the logits of one position.
+    #: Shape of the parameter, or of the logits of one position.
     shape: tuple[int, ...]
-    #: Whether it is trained; what is calibrated once has a gradient of zero.
+    #: Whether it is trained. Calibrated parameters have a gradient of zero.
     trained: bool
     #: Whether the projection of logits has a bias.
     bias: bool = False
-    #: How a parameter starts: ``("constant", x)``, or ``("uniform", x)`` between -x and x.
+    #: Initialization of a parameter: ``("constant", x)``, or ``("uniform", x)`` between -x and x.
     init: tuple[str, float] = ("constant", 0.0)
 
     def full_shape(self, batch: int, time: int) -> tuple[int, ...]:
-        """The shape in a call."""
+        """Return the shape in a call."""
         return (batch, time, *self.shape) if self.logits else self.shape
 
 
 class Layer:
-    """A layer of attention as a value: variants, sizes, rope. Checked and planned once; safe to use from many threads.
+    """An attention layer: variants, sizes and RoPE, checked and planned once. It can be used from several threads at once, copied and pickled.
 
+    Parameters
+    ----------
+    variant : str, Variant or sequence
+        A variant for all heads, or one per head.
+    heads, kv_heads : int
+        Query heads and key-value heads. Default ``kv_heads``: ``heads``.
+    dim, value_dim : int
+        Dimension of queries and keys, and of values. Default ``value_dim``: ``dim``.
+    rope : float, optional
+        Base of the rotary frequencies, such as 10000.0. Without it q and k are not rotated, even if the variant has RoPE.
+
+    Attributes
+    ----------
+    extras : tuple of Extra
+        Auxiliary inputs that calls need by name.
+
+    Examples
+    --------
     >>> from termwise import Layer
     >>> layer = Layer("taylor=0..2 out", heads=4, kv_heads=2, dim=8)
     >>> [(extra.name, extra.shape) for extra in layer.extras]
     [('out_gate', (4,))]
-
-    ``rope`` is the base of rotary frequencies, such as 10000.0. Without it q and k are taken as they are, whatever the variant says: in most
-    Python code they have been rotated before.
     """
 
     def __init__(
@@ -80,7 +97,7 @@ class Layer:
         self._core = _core.Layer([key] if isinstance(key, (str, Variant)) else list(key), heads, self.kv_heads, dim, self.value_dim, rope)
         self._rebuild: tuple[Any, ...] = (_layer_again, (key, heads, self.kv_heads, dim, self.value_dim, rope))
         self._read_extras()
-        _warn_denominators(self)
+        _warn_of_variants(self)
 
     @classmethod
     def _of(cls, config: str, index: int, positions: int | None = None, core: _core.Layer | None = None) -> Layer:
@@ -145,15 +162,17 @@ class Layer:
         *,
         lengths: ArrayLike | None = None,
         documents: ArrayLike | None = None,
-        engine: str = "auto",
+        engine: ArrayEngine = "auto",
         mode: str = "auto",
         out: NDArray[Any] | None = None,
         **extras: ArrayLike,
     ) -> NDArray[Any]:
-        """y ``[batch, time, heads, value_dim]``; arguments as for :func:`attention`."""
+        """Return the output ``[batch, time, heads, value_dim]``; arguments as for :func:`attention`."""
         call = self._call(q, k, v, extras, lengths, documents)
         y = np.empty((*call[0].shape[:2], self.heads, self.value_dim), call[0].dtype) if out is None else out
-        _warn_nonpositive(self, self._core.forward(call, y, None, self._fused(engine), mode))
+        fused = self._fused(engine)
+        if not _is_empty(call):
+            _warn_nonpositive(self, self._core.forward(call, y, None, fused, mode))
         return y
 
     __call__ = forward
@@ -167,23 +186,25 @@ class Layer:
         *,
         lengths: ArrayLike | None = None,
         documents: ArrayLike | None = None,
-        engine: str = "auto",
+        engine: ArrayEngine = "auto",
         mode: str = "auto",
         **extras: ArrayLike,
     ) -> dict[str, NDArray[Any]]:
-        """Gradients of ``(y * dy).sum()``, by name; arguments as for :func:`attention_grad`."""
+        """Return the gradients of ``(y * dy).sum()`` by name; arguments as for :func:`attention_grad`."""
         call = self._call(q, k, v, extras, lengths, documents)
         names = ["q", "k", "v", *(extra.name for extra in self.extras)]
         grads = [np.zeros(x.shape, call[0].dtype) for x in (*call[:3], *call[3])]
-        self._core.backward(call, None, _aligned(dy), grads, self._fused(engine), mode)
+        fused = self._fused(engine)
+        if not _is_empty(call):
+            self._core.backward(call, None, _aligned(dy), grads, fused, mode)
         return dict(zip(names, grads, strict=True))
 
     def state(self, batch: int = 1, *, cache: bool = False) -> State:
-        """The empty state of that many batch rows: of constant size where that is possible, a cache of keys and values elsewhere, or if asked for."""
+        """Return an empty state for ``batch`` rows: of constant size if the variant has a recurrent form, otherwise, or with ``cache=True``, a KV cache."""
         return State(self, self._core.state(batch, cache))
 
     def load_state(self, path: str | os.PathLike[str], batch: int = 1, *, cache: bool = False) -> State:
-        """The state in a file that :meth:`State.save` wrote."""
+        """Read a state from a file that :meth:`State.save` wrote."""
         return State(self, self._core.load_state(os.fspath(path), batch, cache))
 
     def _fused(self, engine: str) -> bool:
@@ -192,7 +213,7 @@ class Layer:
                 return True
             case "reference":
                 return False
-        raise InputError(f"an engine is 'auto', 'fused' or 'reference', found {engine!r}")
+        raise InputError(f"engine must be 'auto', 'fused' or 'reference', found {engine!r}")
 
 
 def _key(variant: Any) -> Any:
@@ -200,7 +221,7 @@ def _key(variant: Any) -> Any:
     if isinstance(variant, (str, Variant)):
         return variant
     if not isinstance(variant, Sequence):
-        raise TypeError(f"a variant is a text such as 'taylor=0..4 norm=l2', a Variant, or one for each head, found {type(variant).__name__}")
+        raise TypeError(f"a variant is a string such as 'taylor=0..4 norm=l2', a Variant, or one per head, found {type(variant).__name__}")
     return tuple(variant)
 
 
@@ -210,8 +231,16 @@ def _aligned(x: Any) -> NDArray[Any]:
     return array if array.flags.aligned else array.copy()
 
 
-def _warn_denominators(layer: Layer) -> None:
-    for text in dict.fromkeys(text for variant in layer.variants for text in variant.warnings if "negative" in text and "denominator" in text):
+def _is_empty(call: tuple[Any, ...]) -> bool:
+    """Whether there are no batch rows or no positions."""
+    shapes = [x.shape[:2] for x in call[:3]]
+    if 0 in shapes[0] and len(set(shapes)) > 1:
+        raise InputError(f"q, k and v have shapes {', '.join(str(x.shape) for x in call[:3])}, expected the same batch and time")
+    return 0 in shapes[0]
+
+
+def _warn_of_variants(layer: Layer) -> None:
+    for text in dict.fromkeys(text for variant in layer.variants for text in variant.warnings):
         warnings.warn(f"{layer!r}: {text}", RuntimeWarning, stacklevel=3)
 
 
@@ -219,7 +248,7 @@ def _warn_nonpositive(layer: Layer, found: tuple[int, int, int, float] | None) -
     if found is not None:
         row, head, position, value = found
         warnings.warn(
-            f"{layer!r}: the denominator of batch row {row}, head {head}, position {position} is {value:.3g}, not positive: the output has no meaning there",
+            f"{layer!r}: the denominator of batch row {row}, head {head}, position {position} is {value:.3g}, not positive: the output is invalid there",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -234,20 +263,22 @@ def _sizes(name: str, values: Any) -> list[int] | None:
         return None
     array = np.asarray(values)
     if array.ndim != 1 or array.dtype.kind not in "iu" or (array < 0).any():
-        raise InputError(f"{name} are whole numbers in one dimension, found shape {array.shape} of {array.dtype}")
+        raise InputError(f"{name} must be non-negative integers in one dimension, found shape {array.shape} of {array.dtype}")
     return array.tolist()
 
 
 class State:
-    """What a layer keeps between tokens: moments of constant size, or a cache. float32.
+    """The float32 state of a layer between tokens: a recurrent state of constant size, or a KV cache. Made by :meth:`Layer.state`.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> from termwise import Layer
     >>> state = Layer("taylor=0..2", heads=2, dim=4).state(batch=3)
     >>> token = np.ones((3, 1, 2, 4), np.float32)
     >>> state.step(token, token, token).shape, state.positions
     ((3, 1, 2, 4), [1, 1, 1])
-    >>> state.select([0, 0]).batch     # beams part: rows in any order, also twice
+    >>> state.select([0, 0]).batch     # beam search: rows in any order, with repetition
     2
     """
 
@@ -266,38 +297,38 @@ class State:
     def extend(
         self, q: ArrayLike, k: ArrayLike, v: ArrayLike, *, lengths: ArrayLike | None = None, mode: str = "auto", **extras: ArrayLike
     ) -> NDArray[np.float32]:
-        """Takes some positions of every row in, and gives y for each."""
+        """Process further positions of every row and return their outputs."""
         call = self.layer._call(q, k, v, extras, lengths, None)
         y = np.empty((*call[0].shape[:2], self.layer.heads, self.layer.value_dim), np.float32)
         _warn_nonpositive(self.layer, self._core.extend(call, y, mode))
         return y
 
     def step(self, q: ArrayLike, k: ArrayLike, v: ArrayLike, *, lengths: ArrayLike | None = None, **extras: ArrayLike) -> NDArray[np.float32]:
-        """One position; rows of length 0 stand still."""
+        """Process one position. Rows of length 0 do not change."""
         if np.shape(q)[1:2] != (1,):
-            raise InputError(f"a step takes one position, [batch, 1, heads, dimension], found shape {np.shape(q)}: use extend for more")
+            raise InputError(f"step takes one position, [batch, 1, heads, dimension], found shape {np.shape(q)}: use extend for more")
         return self.extend(q, k, v, lengths=lengths, **extras)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes it as safetensors; :meth:`Layer.load_state` reads it."""
+        """Write the state as safetensors; :meth:`Layer.load_state` reads it."""
         self._core.save(os.fspath(path))
 
     def select(self, rows: Sequence[int]) -> State:
-        """The state of these batch rows, in this order."""
+        """Return the state of these batch rows, in this order."""
         return State(self.layer, self._core.select([int(row) for row in rows]))
 
     def compress(self, layer: Layer) -> State:
-        """A cache of ``exp`` as the state of a layer whose kernels are its series cut; this state stays as it is."""
+        """Return the state of a layer with a truncated series that has seen the keys of this ``exp`` cache. This state is not changed."""
         core = self._core.copy()
         core.compress(layer._core)
         return State(layer, core)
 
     def copy(self) -> State:
-        """One that goes its own way."""
+        """Return an independent copy."""
         return State(self.layer, self._core.copy())
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Reset the state to empty."""
         self._core.clear()
 
     @property
@@ -307,17 +338,17 @@ class State:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the buffers that hold it."""
+        """Bytes of its buffers."""
         return self._core.bytes
 
     @property
     def is_constant(self) -> bool:
-        """Whether its size does not grow with the tokens."""
+        """Whether its size is independent of the number of tokens."""
         return self._core.is_constant
 
     @property
     def positions(self) -> list[int]:
-        """Positions that each row has seen."""
+        """Number of positions that each row has seen."""
         return self._core.positions
 
     def __repr__(self) -> str:
@@ -336,8 +367,8 @@ def _layer(variants: Any, heads: int, kv_heads: int, dim: int, value_dim: int, r
 def layer_for(shapes: Sequence[tuple[int, ...]], variant: Variants, rope: float | None) -> Layer:
     """The layer that fits q, k and v of these shapes; made once."""
     for name, shape in zip("qkv", shapes, strict=True):
-        if len(shape) != 4 or 0 in shape:
-            raise InputError(f"{name} has shape {tuple(shape)}, expected [batch, time, heads, dimension], none of them 0")
+        if len(shape) != 4 or 0 in shape[2:]:
+            raise InputError(f"{name} has shape {tuple(shape)}, expected [batch, time, heads, dimension] with heads and dimension above 0")
     q, k, v = shapes
     return _layer(_key(variant), q[2], k[2], q[3], v[3], rope)
 
@@ -351,26 +382,46 @@ def attention(
     rope: float | None = None,
     lengths: ArrayLike | None = None,
     documents: ArrayLike | None = None,
-    engine: str = "auto",
+    engine: ArrayEngine = "auto",
     mode: str = "auto",
     out: NDArray[Any] | None = None,
     **extras: ArrayLike,
 ) -> NDArray[Any]:
-    """Causal attention of any variant: y ``[batch, time, heads, value_dim]``.
+    """Causal attention of any variant.
 
-    q is ``[batch, time, heads, dim]``, k ``[batch, time, kv_heads, dim]``, v ``[batch, time, kv_heads, value_dim]``: all float32, computed by the
-    fused engine, or all float64, computed by the reference. Arrays whose rows lie equally far apart are read where they are, slices of a
-    packed ``[batch, time, heads, 3 * dim]`` included.
+    Arrays are all float32, computed by the fused engine, or all float64, computed by the reference. Arrays with a regular stride are not copied, including slices of a packed
+    ``[batch, time, heads, 3 * dim]``.
 
-    variant: a text, a :class:`Variant`, or one for each head.
-    rope: base of rotary frequencies with which q and k are turned here; without it they are taken as they are.
-    lengths: positions that count in each batch row; later ones are padding, and their y is zero.
-    documents: where documents start that do not see each other, and ``batch * time`` at the end, as ``cu_seqlens`` elsewhere.
-    engine: ``"fused"``, ``"reference"``, or the fused one where it has all parts.
-    mode: ``"parallel"``, ``"chunk"``, ``"chunk=64"``, or the cheaper one.
-    out: an array to write y to.
-    extras: logits of gates and parameters that the variant reads, by name; :attr:`Layer.extras` lists them.
+    Parameters
+    ----------
+    q : array_like
+        Queries ``[batch, time, heads, dim]``.
+    k, v : array_like
+        Keys ``[batch, time, kv_heads, dim]`` and values ``[batch, time, kv_heads, value_dim]``.
+    variant : str, Variant or sequence
+        A variant such as ``"taylor=0..4 norm=l2"``, or one per head.
+    rope : float, optional
+        Base of the rotary frequencies. Without it q and k are not rotated.
+    lengths : array_like of int, optional
+        Length of each batch row. Later positions are padding, and their output is zero.
+    documents : array_like of int, optional
+        Boundaries of documents that do not attend to each other, ``[0, ..., batch * time]``; ``cu_seqlens`` in other packages.
+    engine : {"auto", "fused", "reference"}
+        ``"auto"`` uses the fused engine for float32.
+    mode : str
+        ``"parallel"``, ``"chunk"``, ``"chunk=64"`` or ``"auto"``, the cheaper one.
+    out : ndarray, optional
+        Array for the output.
+    **extras : array_like
+        Gate logits and parameters of the variant by name; :attr:`Layer.extras` lists them.
 
+    Returns
+    -------
+    ndarray
+        Outputs ``[batch, time, heads, value_dim]``.
+
+    Examples
+    --------
     >>> import numpy as np, termwise
     >>> x = np.ones((1, 3, 2, 4))
     >>> gate = np.zeros((1, 3, 2))
@@ -392,12 +443,26 @@ def attention_grad(
     rope: float | None = None,
     lengths: ArrayLike | None = None,
     documents: ArrayLike | None = None,
-    engine: str = "auto",
+    engine: ArrayEngine = "auto",
     mode: str = "auto",
     **extras: ArrayLike,
 ) -> dict[str, NDArray[Any]]:
-    """Gradients of ``(attention(q, k, v, variant, ...) * dy).sum()``: of q, k, v and all extras, by name.
+    """Gradients of ``(attention(q, k, v, variant, ...) * dy).sum()``.
 
+    Parameters
+    ----------
+    q, k, v, variant, rope, lengths, documents, engine, mode, **extras
+        As for :func:`attention`.
+    dy : array_like
+        Gradient of the output, ``[batch, time, heads, value_dim]``.
+
+    Returns
+    -------
+    dict of str to ndarray
+        Gradients of q, k, v and all extras by name.
+
+    Examples
+    --------
     >>> import numpy as np, termwise
     >>> x = np.ones((1, 3, 2, 4))
     >>> sorted(termwise.attention_grad(x, x, x, x, "softmax out", out_gate=np.zeros((1, 3, 2))))

@@ -1,12 +1,11 @@
-"""Long work: training, sweeps, the two papers, constant memory."""
+"""Training, sweeps, the experiments of the papers, and fixed-size memory."""
 
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, Unpack
 
 import numpy as np
 
@@ -15,8 +14,13 @@ from ._core import Variant
 from ._errors import InputError
 from ._progress import Progress, dumps, watched
 from ._results import Result
+from ._settings import DataSettings, Settings
 
-#: What starts this program again, for the runs of a sweep.
+#: A file, a folder, or a name that :func:`termwise.load` accepts.
+Path = str | os.PathLike[str]
+#: Texts by path: one or several.
+Texts = Path | Sequence[Path]
+#: The words that start this program again, for the runs of a sweep.
 AGAIN = [sys.executable, "-m", "termwise"]
 
 
@@ -35,56 +39,110 @@ def _whole(value: Any) -> list[Any]:
     return [int(x) if isinstance(x, float) and x.is_integer() else x for x in _list(value)]
 
 
+def _strings(value: Any) -> list[str]:
+    return [os.fspath(one) if isinstance(one, os.PathLike) else str(one) for one in _list(value)]
+
+
 def train(
-    folder: str | os.PathLike[str] | None = None,
+    folder: Path | None = None,
     *,
-    runs: str | os.PathLike[str] = "runs",
+    runs: Path = "runs",
     resume: bool = False,
     overwrite: bool = False,
-    init_from: str | os.PathLike[str] | None = None,
-    cache: str | os.PathLike[str] | None = None,
+    init_from: Path | None = None,
+    cache: Path | None = None,
     progress: Progress = True,
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> Result:
-    """Trains a model, ``termwise train`` with its flags as keywords: ``train("first", model="tiny", attention="norm conv=3", steps=200)``.
+    """Train a model.
 
-    folder: of the run; without it one in ``runs`` with a name made from the settings.
-    init_from: a model to start from, as :func:`load` takes it; the flag ``--from``.
-    resume: go on from the newest checkpoint.
-    overwrite: replace the run in ``folder``; it is kept until the new run has its first checkpoint.
-    progress: a function that gets every line of ``metrics.jsonl`` as a dict, as it is written; or True for a bar of tqdm.
+    Ctrl-C and an exception of ``progress`` finish the step and write a checkpoint before they are raised. A resumed run is bit-identical to an uninterrupted one.
 
-    Ctrl-C finishes the step and writes a checkpoint before it is raised; so does an exception of ``progress``. Resumed, a run goes on bit for bit.
+    Parameters
+    ----------
+    folder : path, optional
+        Folder of the run. Default: a folder in ``runs`` with a name made from the settings.
+    runs : path
+        Folder of runs.
+    resume : bool
+        Resume from the newest checkpoint.
+    overwrite : bool
+        Replace the run in ``folder``. The old run is kept until the new one has its first checkpoint.
+    init_from : path, optional
+        Model to start from, as :func:`load` accepts it; the flag ``--from``.
+    cache : path, optional
+        Folder for tokenized text. Default: ``termwise`` in the user's cache.
+    progress : bool or callable
+        A function that receives every line of ``metrics.jsonl`` as a dict; True for a progress bar (tqdm).
+    **settings
+        Settings of training, such as ``steps=200``; :class:`Settings` lists them.
+
+    Returns
+    -------
+    Result
+        ``finished``, ``step``, the losses and the path of the last ``checkpoint``.
+
+    Examples
+    --------
+    >>> import tempfile, termwise
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = termwise.train(f"{folder}/first", model="tiny", attention="norm conv=3", steps=2, batch=2, progress=False)
+    >>> run.finished, run.step
+    (True, 2)
     """
+    given: dict[str, Any] = {key: value for key, value in settings.items() if value is not None}
+    if "data" in given:
+        given["data"] = _strings(given["data"])
     if init_from is not None:
-        settings["from"] = os.fspath(_core.find_model(os.fspath(init_from)))
+        given["from"] = os.fspath(_core.find_model(os.fspath(init_from)))
     options = {
-        "settings": {key: _list(value) if key == "data" else value for key, value in settings.items() if value is not None},
-        "folder": _path(folder), "runs": os.fspath(runs), "resume": resume, "overwrite": overwrite, "cache": _path(cache),
+        "settings": given, "folder": _path(folder), "runs": os.fspath(runs), "resume": resume, "overwrite": overwrite, "cache": _path(cache),
     }  # fmt: skip
     with watched(progress, "steps", settings.get("steps")) as callback:
         return Result(_core.train(dumps(options), callback))
 
 
 def sweep(
-    plan: str | os.PathLike[str] | Mapping[str, Any],
-    folder: str | os.PathLike[str] | None = None,
+    plan: Path | Mapping[str, Any],
+    folder: Path | None = None,
     *,
     parallel: int = 1,
     retry: bool = False,
     skip_equal: bool = False,
     progress: Progress = True,
 ) -> Result:
-    """Trains every combination of some settings, each in a process of its own, and compares.
+    """Train every combination of some settings, each in its own process, and compare the runs.
 
-    plan: a TOML file, or what would stand in it: ``{"base": {"model": "tiny"}, "axes": {"attention": ["softmax", "norm"], "seed": [1, 2]}}``.
-    folder: of the sweep; needed unless the plan is a file. Runs that are finished there are not run again.
-    progress: a function that gets every event (started, finished, failed, progress) as a dict; or True for a bar.
+    Parameters
+    ----------
+    plan : path or mapping
+        A TOML file, or its content: ``{"base": {"model": "tiny"}, "axes": {"attention": ["softmax", "norm"], "seed": [1, 2]}}``.
+    folder : path, optional
+        Folder of the sweep; required unless the plan is a file. Finished runs in it are not repeated.
+    parallel : int
+        Runs at a time.
+    retry : bool
+        Repeat runs that failed.
+    skip_equal : bool
+        Skip runs whose attention is mathematically equal to that of an earlier run.
+    progress : bool or callable
+        A function that receives every event (started, finished, failed, progress) as a dict; True for a progress bar.
+
+    Returns
+    -------
+    Result
+        The runs with their metrics, and comparisons along the axes.
+
+    Examples
+    --------
+    >>> import termwise
+    >>> plan = {"base": {"model": "tiny", "steps": 200}, "axes": {"attention": ["softmax", "norm"], "seed": [1, 2]}}
+    >>> result = termwise.sweep(plan, "sweeps/first", parallel=2)  # doctest: +SKIP
     """
     own = isinstance(plan, Mapping)
     if folder is None:
         if own:
-            raise InputError("a plan that is no file has no name: say which folder the sweep is kept in")
+            raise InputError("a sweep whose plan is not a file needs a folder: give folder")
         folder = os.path.join("sweeps", os.path.splitext(os.path.basename(os.fspath(plan)))[0])
     options = {
         "file": None if own else os.fspath(plan), "plan": dict(plan) if own else None, "folder": os.fspath(folder), "parallel": parallel,
@@ -97,19 +155,44 @@ def sweep(
 def reproduce(
     experiments: str | Sequence[str] = "all",
     *,
-    scale: str = "minute",
-    data: str | Sequence[str] = (),
+    scale: Literal["minute", "laptop"] = "minute",
+    data: Texts = (),
     seeds: int | None = None,
-    folder: str | os.PathLike[str] | None = None,
+    folder: Path | None = None,
     retry: bool = False,
     progress: Progress = True,
 ) -> Result:
-    """Runs the experiments of two papers, with a verdict for every claim: ``reproduce("e4", seeds=8)``.
+    """Run the experiments of two papers, with a verdict for every claim.
 
-    scale: ``"minute"``, five minutes on two cores for all of them, or ``"laptop"``, about an hour.
+    Parameters
+    ----------
+    experiments : str or sequence of str
+        Experiments such as ``"e4"``, or ``"all"``.
+    scale : {"minute", "laptop"}
+        ``"minute"`` takes about five minutes on two cores for all experiments, ``"laptop"`` about an hour.
+    data : path or sequence of paths
+        Texts to train on. Default: synthetic associative recall.
+    seeds : int, optional
+        Seeds per run. Default: those of the scale.
+    folder : path, optional
+        Folder of the runs and the report. Finished runs in it are not repeated.
+    retry : bool
+        Repeat runs that failed.
+    progress : bool or callable
+        A function that receives every event as a dict; True for a progress bar.
+
+    Returns
+    -------
+    Result
+        Runs, figures, and the verdict of each claim.
+
+    Examples
+    --------
+    >>> import termwise
+    >>> result = termwise.reproduce("e4", seeds=8)  # doctest: +SKIP
     """
     options = {
-        "experiments": _list(experiments), "scale": scale, "data": _list(data), "seeds": seeds, "folder": _path(folder), "retry": retry,
+        "experiments": _list(experiments), "scale": scale, "data": _strings(data), "seeds": seeds, "folder": _path(folder), "retry": retry,
         "again": AGAIN,
     }  # fmt: skip
     with watched(progress, "runs") as callback:
@@ -129,10 +212,37 @@ def separation(
     seed: int = 1,
     progress: Progress = True,
 ) -> Result:
-    """Tells a spike from none: where softmax attention succeeds and linear attention cannot.
+    """Reproduce the softmax/linear separation theorem.
 
-    Without arguments the reference figures; otherwise every combination of ``networks`` (``"softmax"``, ``"linear"``, ``"power=3"``, ``"taylor=2..8"``), rows ``n``, columns
-    ``d``, readouts ``m`` and spikes ``a1``; with ``bridge`` the smallest order that succeeds, against ``n``.
+    Without arguments: the reference figures. Otherwise: every combination of ``networks``, ``n``, ``d``, ``m`` and ``a1``.
+
+    Parameters
+    ----------
+    networks : str or sequence of str
+        ``"softmax"``, ``"linear"``, ``"power=3"``, ``"taylor=2..8"``.
+    n, d, m : int or sequence of int
+        Rows, columns and readouts.
+    a1 : float or sequence of float
+        Size of the spike.
+    cross : bool
+        Cross-attention: the row sums of the queries are all √ln n.
+    bridge : bool
+        Measure the smallest order that succeeds as a function of ``n``.
+    draws, seed : int
+        Random draws per point, and their seed.
+    progress : bool or callable
+        A function that receives every event as a dict; True for a progress bar.
+
+    Returns
+    -------
+    Result
+        ``points``, ``reference`` or ``bridge``.
+
+    Examples
+    --------
+    >>> import termwise
+    >>> termwise.separation("softmax", n=[100, 1000], draws=50, progress=False).to_numpy("points.n")
+    array([ 100., 1000.])
     """
     options = {
         "networks": _list(networks), "n": _whole(n), "d": _whole(d), "m": _whole(m), "a1": [float(x) for x in _list(a1)],
@@ -142,104 +252,258 @@ def separation(
         return Result(_core.run_separation(dumps(options), callback))
 
 
-def _call(command: str, model: str | os.PathLike[str] | None, flags: Mapping[str, Any], progress: Progress) -> Result:
-    """A command of the program: None leaves a flag out, a list gives it several times."""
-    words = [command, *([] if model is None else [os.fspath(model)]), "--quiet"]
-    for name, value in flags.items():
-        flag = f"--{name.replace('_', '-')}"
-        for one in [value] if isinstance(value, (str, os.PathLike)) else _list(value):
-            words.append(flag if one is True else f"{flag}={str(one).lower() if one is False else one}")
-    with watched(progress, command) as callback:
-        try:
-            return Result(_core.call(words, callback))
-        except ValueError as error:
-            # Flags are keywords here.
-            text = re.sub(r"(?<![\w-])--([a-z][a-z-]*)", lambda flag: flag[1].replace("-", "_"), str(error))
-            raise InputError(text) from None
+def _texts(data: Any, cache: Any, settings: Mapping[str, Any], **cutting: Any) -> dict[str, Any]:
+    """Arguments of texts as the extension reads them."""
+    own = {key: value for key, value in settings.items() if value is not None}
+    if data is not None:
+        own["data"] = _strings(data)
+    return {"settings": own, "cache": _path(cache), **cutting}
 
 
 def convert(
-    model: str | os.PathLike[str] | None,
-    data: str | os.PathLike[str] | Sequence[str],
+    model: Path | None,
+    data: Texts,
     *,
     bytes: int | str | None = None,
     keys: int | None = None,
-    loss: str | None = None,
-    save: str | os.PathLike[str] | None = None,
+    loss: str | float | None = None,
+    contexts: int = 2,
+    length: int | None = None,
+    calibration: Texts = (),
+    calibration_contexts: int = 4,
+    calibration_length: int | None = None,
+    save: Path | None = None,
     overwrite: bool = False,
-    folder: str | os.PathLike[str] | None = None,
+    folder: Path | None = None,
+    cache: Path | None = None,
     progress: Progress = True,
-    **settings: Any,
+    **settings: Unpack[DataSettings],
 ) -> Result:
-    """Replace a model's KV cache with fixed-size memory, allocated per KV head under a byte budget: ``convert("path/to/llama", "book.txt", keys=128, save="small")``, then ``load("small")``.
+    """Replace a model's KV cache with fixed-size memory, allocated per KV head under a byte budget.
 
-    model: as :func:`load` takes it.
-    data: texts; the first half of each is used for calibration, the second is measured.
-    bytes, keys, loss: one of them is the budget: the bytes of one text's state (``"8MB"``), which is never exceeded; the same in float32 keys and values per KV head; or the rise of the loss
-    (``"+1%"``).
-    save: folder for the converted model. A folder that is not empty needs ``overwrite``; folders of runs and checkpoints are refused.
-    folder: for the report, and for finished measurements, from which the same call resumes.
-    settings: further flags of ``termwise kv convert``: contexts, length, calibration, calibration_contexts, calibration_length, cache, and those of data.
+    Exactly one of ``bytes``, ``keys`` and ``loss`` is the budget.
+
+    Parameters
+    ----------
+    model : path or None
+        Model, as :func:`load` accepts it; None for the newest run.
+    data : path or sequence of paths
+        Texts. The first half of each is used for calibration, the second half is evaluated.
+    bytes : int or str, optional
+        Bytes of the state of one sequence, such as ``"8MB"``. It is never exceeded.
+    keys : int, optional
+        The same in float32 key/value pairs per KV head, on average.
+    loss : str or float, optional
+        The largest relative rise of the loss, such as ``"+1%"`` or 0.01.
+    contexts, length : int
+        Evaluated contexts per text, and their tokens. Default length: 2048 or the context of the model.
+    calibration : path or sequence of paths
+        Texts for calibration. Default: all of ``data``.
+    calibration_contexts, calibration_length : int
+        Calibration contexts over all texts, and their tokens.
+    save : path, optional
+        Folder of the converted model. Default: ``model`` in ``folder``.
+    overwrite : bool
+        Replace a model in ``save``. Folders of runs and checkpoints are refused.
+    folder : path, optional
+        Folder for the report and for finished measurements, from which the same call resumes.
+    cache : path, optional
+        Folder for tokenized text.
+    progress : bool or callable
+        A function that receives every event as a dict; True for a progress bar.
+    **settings
+        Settings of data; :class:`DataSettings` lists them.
+
+    Returns
+    -------
+    Result
+        The memory of each KV head, its bytes, and the measured loss.
+
+    Examples
+    --------
+    >>> import termwise
+    >>> result = termwise.convert("path/to/llama", "book.txt", keys=128, save="small")  # doctest: +SKIP
+    >>> model = termwise.load("small")  # doctest: +SKIP
     """
-    flags = {"data": data, "bytes": bytes, "keys": keys, "loss": loss, "save": save, "overwrite": overwrite or None, "out": folder, **settings}
-    return _call("convert", model, flags, progress)
+    texts = _texts(
+        data, cache, settings, calibration=_strings(calibration), length=length, calibration_contexts=calibration_contexts, calibration_length=calibration_length
+    )
+    options = {
+        "model": _path(model), "bytes": None if bytes is None else str(bytes), "keys": keys, "loss": None if loss is None else str(loss),
+        "contexts": contexts, "texts": texts, "folder": _path(folder), "save": _path(save), "overwrite": overwrite,
+    }  # fmt: skip
+    with watched(progress, "convert") as callback:
+        return Result(_core.run_convert(dumps(options), callback))
 
 
 def frontier(
-    model: str | os.PathLike[str] | None,
-    data: str | os.PathLike[str] | Sequence[str],
+    model: Path | None,
+    data: Texts,
     *,
     keys: int | Sequence[int] = (64, 128, 256, 512),
     methods: str | Sequence[str] = (),
     contexts: int = 12,
-    folder: str | os.PathLike[str] | None = None,
+    length: int | None = None,
+    calibration: Texts = (),
+    calibration_contexts: int = 4,
+    calibration_length: int | None = None,
+    folder: Path | None = None,
+    cache: Path | None = None,
     progress: Progress = True,
-    **settings: Any,
+    **settings: Unpack[DataSettings],
 ) -> Result:
-    """Loss and KL against bytes for every kind of constant memory, on the same contexts: ``frontier("path/to/llama", ["book.txt", "news.txt"], folder="frontier")``.
+    """Compare loss and KL of fixed-size memories at equal bytes.
 
-    keys: budgets, in keys and values of float32 for each kv head.
-    methods: those to compare; without any, all.
-    contexts: of each text, that are measured.
-    folder: keeps every measurement as it comes; the same call goes on from there.
-    settings: further flags of ``termwise kv frontier``: length, calibration, calibration_contexts, calibration_length, cache, and those of data.
+    Parameters
+    ----------
+    model : path or None
+        Model, as :func:`load` accepts it; None for the newest run.
+    data : path or sequence of paths
+        Texts.
+    keys : int or sequence of int
+        Budgets, in float32 key/value pairs per KV head.
+    methods : str or sequence of str
+        Methods to compare. Default: all.
+    contexts, length : int
+        Evaluated contexts per text, and their tokens.
+    calibration, calibration_contexts, calibration_length
+        As for :func:`convert`.
+    folder : path, optional
+        Folder for the report. Every measurement is written at once, and the same call resumes.
+    cache : path, optional
+        Folder for tokenized text.
+    progress : bool or callable
+        A function that receives every event as a dict; True for a progress bar.
+    **settings
+        Settings of data; :class:`DataSettings` lists them.
+
+    Returns
+    -------
+    Result
+        ``points`` of each method and budget, and ``comparisons`` with verdicts.
+
+    Examples
+    --------
+    >>> import termwise
+    >>> result = termwise.frontier("path/to/llama", "book.txt", keys=[64, 128], folder="frontier")  # doctest: +SKIP
     """
-    flags = {"data": data, "keys": keys, "methods": methods, "contexts": contexts, "out": folder, **settings}
-    return _call("frontier", model, flags, progress)
+    texts = _texts(
+        data, cache, settings, calibration=_strings(calibration), length=length, calibration_contexts=calibration_contexts, calibration_length=calibration_length
+    )
+    options = {
+        "model": _path(model), "keys": _whole(keys), "methods": _list(methods), "contexts": contexts, "texts": texts, "folder": _path(folder),
+    }  # fmt: skip
+    with watched(progress, "frontier") as callback:
+        return Result(_core.run_frontier(dumps(options), callback))
 
 
 def audit(
-    model: str | os.PathLike[str],
-    against: str | os.PathLike[str],
-    data: str | os.PathLike[str] | Sequence[str] | None = None,
+    model: Path,
+    against: Path,
+    data: Texts | None = None,
     *,
     contexts: int = 2,
     length: int | None = None,
-    folder: str | os.PathLike[str] | None = None,
+    facts: int = 4,
+    tokens: int = 48,
+    folder: Path | None = None,
+    cache: Path | None = None,
     progress: Progress = True,
-    **settings: Any,
+    **settings: Unpack[DataSettings],
 ) -> Result:
-    """Checks a converted model against its original, with a verdict for each check: ``audit("small", "path/to/llama", "book.txt")``.
+    """Check a converted model against its original.
 
-    contexts, length: how many texts, and of how many tokens.
-    folder: for the report.
-    settings: further flags of ``termwise kv audit``: cache, and those of data.
+    Parameters
+    ----------
+    model, against : path
+        The converted model and its original, as :func:`load` accepts them.
+    data : path or sequence of paths, optional
+        Texts. Default: the held-out part of the data that the original was trained on.
+    contexts, length : int
+        Contexts, and their tokens. Default length: 1024 or the context of the original.
+    facts : int
+        Recall questions per task and distance.
+    tokens : int
+        Tokens per continuation.
+    folder : path, optional
+        Folder for the report.
+    cache : path, optional
+        Folder for tokenized text.
+    progress : bool or callable
+        A function that receives every event as a dict; True for a progress bar.
+    **settings
+        Settings of data; :class:`DataSettings` lists them.
+
+    Returns
+    -------
+    Result
+        ``checks``, each with its rule and verdict.
+
+    Examples
+    --------
+    >>> import termwise
+    >>> checked = termwise.audit("small", "path/to/llama", "book.txt")  # doctest: +SKIP
     """
-    flags = {"against": against, "data": data, "contexts": contexts, "length": length, "out": folder, **settings}
-    return _call("audit", model, flags, progress)
+    options = {
+        "model": os.fspath(model), "against": os.fspath(against), "contexts": contexts, "facts": facts, "tokens": tokens,
+        "texts": _texts(data, cache, settings, length=length), "folder": _path(folder),
+    }  # fmt: skip
+    with watched(progress, "audit") as callback:
+        return Result(_core.run_audit(dumps(options), callback))
 
 
 def atlas(
-    model: str | os.PathLike[str] | None,
-    data: str | os.PathLike[str] | Sequence[str],
+    model: Path | None,
+    data: Texts,
     *,
-    folder: str | os.PathLike[str] | None = None,
+    removal: bool = False,
+    facts: int | None = None,
+    heads: int = 16,
+    calibration_contexts: int = 4,
+    calibration_length: int | None = None,
+    folder: Path | None = None,
+    cache: Path | None = None,
     progress: Progress = True,
-    **settings: Any,
+    **settings: Unpack[DataSettings],
 ) -> Result:
-    """What every head of a model looks back at: far keys, first keys, how far, and how their scores spread: ``atlas("path/to/llama", "book.txt")``.
+    """Measure how far back each attention head looks.
 
-    folder: for the report.
-    settings: further flags of ``termwise kv atlas``: calibration_contexts, calibration_length, cache, and those of data.
+    Parameters
+    ----------
+    model : path or None
+        Model, as :func:`load` accepts it; None for the newest run.
+    data : path or sequence of paths
+        Texts.
+    removal : bool
+        Also measure the effect of removing the memory of each KV head.
+    facts : int, optional
+        With ``removal``: recall questions per KV head.
+    heads : int
+        With ``facts``: number of KV heads, those with the largest effect.
+    calibration_contexts, calibration_length : int
+        Contexts over all texts, and their tokens.
+    folder : path, optional
+        Folder for the report.
+    cache : path, optional
+        Folder for tokenized text.
+    progress : bool or callable
+        A function that receives every event as a dict; True for a progress bar.
+    **settings
+        Settings of data; :class:`DataSettings` lists them.
+
+    Returns
+    -------
+    Result
+        ``heads`` with the attention mass on far and first keys, distances and scores.
+
+    Examples
+    --------
+    >>> import termwise
+    >>> seen = termwise.atlas("path/to/llama", "book.txt")  # doctest: +SKIP
     """
-    return _call("atlas", model, {"data": data, "out": folder, **settings}, progress)
+    options = {
+        "model": _path(model), "removal": removal, "facts": facts, "heads": heads, "folder": _path(folder),
+        "texts": _texts(data, cache, settings, calibration_contexts=calibration_contexts, calibration_length=calibration_length),
+    }  # fmt: skip
+    with watched(progress, "atlas") as callback:
+        return Result(_core.run_atlas(dumps(options), callback))

@@ -13,70 +13,88 @@ _Nonpositive: TypeAlias = tuple[int, int, int, float] | None
 _Given: TypeAlias = tuple[Any, Any, Any, Sequence[Any], list[int] | None, list[int] | None]
 
 def get_threads() -> int:
-    """Threads that calls are computed on."""
+    """Return the number of threads that calls are computed on."""
 
 def set_threads(count: int) -> None:
-    """Compute on this many threads from now on; calls under way go on as they are."""
+    """Set the number of threads of later calls. Calls that are running are not changed."""
 
 def load_model(name: str | None, tokenizer: str | None) -> Model: ...
 def find_model(name: str) -> PathLike[str]: ...
 def layers_of_config(config: str) -> list[Layer]: ...
-def call(words: Sequence[str], callback: _Callback) -> Found: ...
 def catalogue() -> Found: ...
 def main(args: Sequence[str], again: Sequence[str]) -> int: ...
 def train(options: str, callback: _Callback, engine: tuple[Callable[[str, str], Any], Any] | None = None) -> Found: ...
 def model_of_config(config: str, positions: int) -> tuple[str, list[Layer]]: ...
 def model_of_settings(toml: str, vocabulary: int) -> tuple[str, str]: ...
+def settings() -> list[tuple[str, str, str, str]]: ...
+def run_atlas(options: str, callback: _Callback) -> Found: ...
+def run_audit(options: str, callback: _Callback) -> Found: ...
+def run_convert(options: str, callback: _Callback) -> Found: ...
+def run_frontier(options: str, callback: _Callback) -> Found: ...
 def run_sweep(options: str, callback: _Callback) -> Found: ...
 def run_reproduce(options: str, callback: _Callback) -> Found: ...
 def run_separation(options: str, callback: _Callback) -> Found: ...
 
 @final
 class Variant:
-    """One attention: a choice of parts, read from a text such as ``"taylor=0..4 norm=l2"`` or the name of a preset."""
+    """An attention variant, parsed from a string such as ``"taylor=0..4 norm=l2"`` or the name of a preset.
+
+    Parameters
+    ----------
+    text : str or Variant
+        The variant string.
+
+    Examples
+    --------
+    >>> from termwise import Variant
+    >>> Variant("taylor=0..4 norm=l2").equals("taylor=0..4 over=none norm=l2")
+    True
+    >>> Variant("taylor=0..2").state_bytes(16)
+    10404
+    """
 
     def __new__(cls, text: str | Variant) -> Variant: ...
     @staticmethod
     def presets() -> list[tuple[str, str]]:
-        """Names and texts of all presets."""
+        """Return names and variant strings of all presets."""
 
     def __eq__(self, other: object) -> bool: ...
     def __hash__(self) -> int: ...
     @property
     def formula(self) -> str:
-        """Its formula in the symbols of the documentation."""
+        """The formula in the symbols of the documentation."""
 
     @property
     def canonical(self) -> Variant:
         """The simplest variant with the same output."""
 
     def equals(self, other: str | Variant) -> bool:
-        """Whether the two have the same output, up to eps."""
+        """Return whether two variants have the same output, up to eps."""
 
     @property
     def warnings(self) -> list[str]:
-        """What one should know before spending time on it."""
+        """Warnings, such as a denominator that can be negative."""
 
     @property
     def rope(self) -> bool:
-        """Whether it rotates q and k where rotary frequencies are given."""
+        """Whether q and k are rotated if rotary frequencies are given."""
 
     @property
     def inference_only(self) -> str | None:
-        """The part that has no backward pass, if there is one."""
+        """The part without a backward pass, or None."""
 
     @property
     def has_no_extras(self) -> bool:
-        """Whether it reads nothing beyond q, k and v."""
+        """Whether q, k and v are its only inputs."""
 
     def state_bytes(self, dim: int, value_dim: int | None = None) -> int | None:
-        """Bytes of the state of one head, float32; None where only a cache that grows will do."""
+        """Return the bytes of the float32 state of one head, or None if the variant needs a KV cache."""
 
     def to_torch(self) -> str:
-        """Source of a file with a PyTorch module that computes it, and needs nothing of termwise; as ``termwise export torch``."""
+        """Return the source of a PyTorch module that computes the variant and does not import termwise; as ``termwise export torch``."""
 
     def describe(self) -> Result:
-        """What it is made of, its formula, and what it costs: a table."""
+        """Return parts, formula and cost as a table that a notebook or terminal displays."""
 
 @final
 class Layer:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from . import _core
 from ._attention import VariantLike, _sizes
+from ._commands import Path, Texts, _texts
 from ._core import Variant
 from ._errors import InputError
 from ._progress import Progress, dumps, watched
 from ._results import Result
+from ._settings import DataSettings
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -24,19 +26,38 @@ Text = str | Sequence[str]
 
 
 def load(model: str | os.PathLike[str] | None = None, *, tokenizer: str | os.PathLike[str] | None = None) -> Model:
-    """The model of this name: a folder in Hugging Face's form, a run, a checkpoint, or ``hf://owner/name``; without a name the newest run in ``runs/``.
+    """Load a model.
 
-    ``model = termwise.load("path/to/llama")``, then ``model.generate("Once")``, ``model.spectrum("book.txt")``.
+    Parameters
+    ----------
+    model : path, optional
+        A folder in the Hugging Face format, a run, a checkpoint, or ``hf://owner/name``. Default: the newest run in ``runs/``.
+    tokenizer : path, optional
+        A ``tokenizer.json``, a folder that contains one, or ``"bytes"``. Default: that of the model.
+
+    Returns
+    -------
+    Model
+
+    Examples
+    --------
+    >>> import termwise
+    >>> model = termwise.load("path/to/llama")  # doctest: +SKIP
+    >>> model.generate("Once", max_tokens=20)  # doctest: +SKIP
     """
     named = None if tokenizer is None else os.fspath(tokenizer)
     return Model(_core.load_model(None if model is None else os.fspath(model), named))
 
 
 class GenerationError(InputError):
-    """Some prompts of :meth:`Model.generate` failed; the others were finished.
+    """Some prompts of :meth:`Model.generate` failed; the others are finished.
 
-    texts: the text of each prompt, None for those that failed.
-    errors: the message of each failed prompt, by its index.
+    Attributes
+    ----------
+    texts : list of str or None
+        The text of each prompt, None for failed ones.
+    errors : dict of int to str
+        The message of each failed prompt by its index.
     """
 
     def __init__(self, texts: list[str | None], errors: dict[int, str]) -> None:
@@ -48,19 +69,19 @@ class GenerationError(InputError):
 
 
 class Model:
-    """A model and its tokenizer, computed in float32 on the processor. Made by :func:`load`."""
+    """A model and its tokenizer, computed in float32 on the CPU. Made by :func:`load`."""
 
     def __init__(self, core: Any) -> None:
         self._core = core
 
     @property
-    def folder(self) -> Path:
-        """Where it was read from."""
-        return Path(self._core.folder)
+    def folder(self) -> pathlib.Path:
+        """Folder of the model."""
+        return pathlib.Path(self._core.folder)
 
     @property
     def config(self) -> dict[str, Any]:
-        """Its ``config.json``."""
+        """Content of its ``config.json``."""
         return json.loads(self._core.config)
 
     @property
@@ -70,7 +91,7 @@ class Model:
 
     @property
     def parameters(self) -> int:
-        """How many numbers it has."""
+        """Number of parameters."""
         return self._core.parameters
 
     def __repr__(self) -> str:
@@ -80,23 +101,23 @@ class Model:
         return f"<Model {name}: {config['num_hidden_layers']} layers, {self.parameters:,} parameters>"
 
     def with_attention(self, variant: VariantLike) -> Model:
-        """This model with another attention in all heads, where its weights suffice."""
+        """Return this model with another variant in all heads. The variant must need no further weights."""
         return Model(self._core.with_attention(variant))
 
     def with_order(self, order: int) -> Model:
-        """This model with every ``exp`` cut to its series up to this order."""
+        """Return this model with every ``exp`` truncated to its series up to this order."""
         return Model(self._core.with_order(order))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes configuration, weights and tokenizer in Hugging Face's form."""
+        """Write configuration, weights and tokenizer in the Hugging Face format."""
         self._core.save(os.fspath(folder))
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Token ids of a text; with special tokens, such as the one that begins it, unless told otherwise."""
+        """Return the token ids of a text; ``special`` adds the special tokens of the tokenizer's template."""
         return self._core.encode(text, special)
 
     def decode(self, ids: ArrayLike) -> str:
-        """The text of token ids."""
+        """Return the text of token ids."""
         return self._core.decode(np.asarray(ids).tolist())
 
     def _ids(self, tokens: Text | ArrayLike, lengths: Any) -> tuple[NDArray[np.uint32], Any]:
@@ -114,7 +135,7 @@ class Model:
         return np.ascontiguousarray(ids, np.uint32), _sizes("lengths", lengths)
 
     def logits(self, tokens: Text | ArrayLike, *, lengths: ArrayLike | None = None) -> NDArray[np.float32]:
-        """Logits [batch, time, vocabulary] of the token that follows each position of a text, of texts, or of token ids."""
+        """Return logits [batch, time, vocabulary] of the next token at each position of a text, of texts, or of token ids."""
         ids, sizes = self._ids(tokens, lengths)
         out = np.empty((*ids.shape, self.config["vocab_size"]), np.float32)
         self._core.logits(ids, sizes, out)
@@ -123,11 +144,11 @@ class Model:
     def losses(
         self, tokens: Text | ArrayLike, labels: ArrayLike | None = None, *, lengths: ArrayLike | None = None
     ) -> NDArray[np.float64]:
-        """Cross-entropy in nats of each position, [batch, time]. Without labels that of the next token, and NaN where there is none; labels of -100 are NaN, too."""
+        """Return the cross-entropy in nats of each position, [batch, time]. Default labels: the next token. Positions without a label, or with the label -100, are NaN."""
         return self._losses(tokens, labels, lengths)[0]
 
     def loss(self, tokens: Text | ArrayLike, labels: ArrayLike | None = None, *, lengths: ArrayLike | None = None) -> float:
-        """Mean cross-entropy in nats per token."""
+        """Return the mean cross-entropy in nats/token."""
         _, total, count = self._losses(tokens, labels, lengths)
         if not count:
             raise InputError("no token is predicted: a loss needs a text of at least two tokens, or labels other than -100")
@@ -165,12 +186,42 @@ class Model:
         ignore_end: bool = False,
         on_text: Callable[[str], None] | None = None,
     ) -> Any:
-        """The text that follows a prompt; for a list of prompts a list of texts.
+        """Generate text.
 
-        At temperature 0, the default, the most probable token is taken. With ``order`` every exp is cut to its series up to that order, and the model
-        remembers with states of constant size. ``on_text`` gets the text piece by piece, while it is written.
+        Parameters
+        ----------
+        prompt : str or sequence of str
+            One prompt, or several.
+        max_tokens : int
+            Largest number of new tokens.
+        temperature : float
+            0 selects the most probable token.
+        top_k, top_p, min_p, repetition_penalty, seed
+            Options of sampling.
+        stop : str or sequence of str
+            Strings at which generation ends.
+        echo : bool
+            Repeat the prompt in the output.
+        batch : int
+            Prompts per batch.
+        order : int, optional
+            Truncate every exp to its series up to this order. The model then has states of constant size.
+        beyond_context : bool
+            Continue beyond the context of the model.
+        ignore_end : bool
+            Do not stop at end-of-text tokens.
+        on_text : callable, optional
+            Receives the text in pieces while it is generated.
 
-        A prompt that fails does not stop the others: :class:`GenerationError` is raised after they are finished, and has their texts.
+        Returns
+        -------
+        str or list of str
+            The text of the prompt, or one per prompt.
+
+        Raises
+        ------
+        GenerationError
+            If a prompt failed. The other prompts are finished first; the exception has their texts.
         """
         options = {
             "max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
@@ -189,7 +240,7 @@ class Model:
 
     def spectrum(
         self,
-        data: Text | None = None,
+        data: Texts | None = None,
         *,
         text: str | None = None,
         length: int | None = None,
@@ -197,24 +248,49 @@ class Model:
         queries: int | None = 256,
         seed: int = 1,
         max_order: int = 32,
+        cache: Path | None = None,
         progress: Progress = True,
-        **settings: Any,
+        **settings: Unpack[DataSettings],
     ) -> Result:
-        """The terms of the exponential series inside the model, and how many of them each head needs.
+        """Measure how many terms of the exponential series each head needs.
 
-        data: files, folders or ``hf://datasets/…``; or ``text`` itself; without both, the held-out part of what a checkpoint was trained on.
-        queries: of each window, that are looked at; None for all.
-        settings: of data, as ``termwise train`` has them: tokenizer, field, documents, ….
+        Parameters
+        ----------
+        data : path or sequence of paths, optional
+            Files, folders or ``hf://datasets/…``. Default: the held-out part of the data that a checkpoint was trained on.
+        text : str, optional
+            A text instead of ``data``.
+        length : int, optional
+            Tokens per window.
+        tokens : int
+            Largest number of tokens.
+        queries : int or None
+            Sampled queries per window; None for all.
+        seed : int
+            Seed of the sample.
+        max_order : int
+            Highest order.
+        progress : bool or callable
+            A function that receives every event as a dict; True for a progress bar.
+        cache : path, optional
+            Folder for tokenized text.
+        **settings
+            Settings of data; :class:`DataSettings` lists them.
+
+        Returns
+        -------
+        Result
+            ``layers.heads`` with entropies, shares of the orders and truncation errors.
         """
         ids = None if text is None else self.encode(text)[:tokens]
-        reads = self._reads(data, ids, length, settings)
+        reads = self._reads(data, ids, length, cache, settings)
         options = {"tokens": tokens, "queries": queries, "seed": seed, "max_order": max_order}
         with watched(progress, "layers") as callback:
             return Result(self._core.spectrum(dumps(reads), dumps(options), callback))
 
-    def cut(
+    def truncate(
         self,
-        data: Text | None = None,
+        data: Texts | None = None,
         *,
         orders: Sequence[int] = (2, 4, 6, 8, 10, 12, 16),
         coefficients: Sequence[str] = ("taylor", "calibrated"),
@@ -228,25 +304,57 @@ class Model:
         batches: int = 0,
         save: str | os.PathLike[str] | None = None,
         overwrite: bool = False,
+        cache: Path | None = None,
         progress: Progress = True,
-        **settings: Any,
+        **settings: Unpack[DataSettings],
     ) -> Result:
-        """What cutting exp to a finite order costs and saves: all layers at each order, one layer at a time, and a plan within a budget of loss.
+        """Measure loss and cost with exp truncated to a finite order: all layers, one layer at a time, and a plan within a budget.
 
-        With ``save`` the model with the plan's cuts is written into that folder.
+        Parameters
+        ----------
+        data : path or sequence of paths, optional
+            Texts. Default: the held-out part of the data that a checkpoint was trained on.
+        orders : sequence of int
+            Orders to truncate to.
+        coefficients : sequence of str
+            ``"taylor"``, ``"calibrated"``.
+        layers : bool
+            Also truncate one layer at a time.
+        budget : str or float, optional
+            Relative rise of the loss that the plan may cause, such as ``"1%"``; None for no plan.
+        context, queries, length, batch, batches : int
+            Context for costs, queries for calibration, tokens per window, windows per batch, and batches (0: all).
+        sequential : bool
+            Calibrate layer by layer.
+        save : path, optional
+            Folder for the model with the orders of the plan.
+        overwrite : bool
+            Replace a model in ``save``.
+        progress : bool or callable
+            A function that receives every event as a dict; True for a progress bar.
+        cache : path, optional
+            Folder for tokenized text.
+        **settings
+            Settings of data; :class:`DataSettings` lists them.
+
+        Returns
+        -------
+        Result
+            Losses by order and layer, and the plan.
         """
         options = {
             "orders": list(orders), "coefficients": list(coefficients), "draw_map": layers, "budget": None if budget is None else str(budget),
             "context": context, "queries": queries, "sequential": sequential, "batch": batch, "batches": batches,
             "save": None if save is None else os.fspath(save), "overwrite": overwrite,
         }  # fmt: skip
-        reads = self._reads(data, None, length, settings)
+        reads = self._reads(data, None, length, cache, settings)
         with watched(progress, "cut") as callback:
             return Result(self._core.cut(dumps(reads), dumps(options), callback))
 
+    #: The name of earlier versions.
+    cut = truncate
+
     @staticmethod
-    def _reads(data: Text | None, ids: list[int] | None, length: int | None, settings: dict[str, Any]) -> dict[str, Any]:
-        cache = settings.pop("cache", None)
-        if data is not None:
-            settings["data"] = [os.fspath(data)] if isinstance(data, (str, os.PathLike)) else [os.fspath(one) for one in data]
-        return {"data": settings, "ids": ids, "length": length, "cache": None if cache is None else os.fspath(cache)}
+    def _reads(data: Texts | None, ids: list[int] | None, length: int | None, cache: Path | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+        texts = _texts(data, cache, settings)
+        return {"data": texts["settings"], "ids": ids, "length": length, "cache": texts["cache"]}

@@ -83,13 +83,20 @@ class Result(Mapping[str, Any]):
         except (TypeError, ValueError) as error:
             raise InputError(f"{path!r} of this {self.kind} is not an array of numbers: {error}") from None
 
-    def to_pandas(self, path: str) -> Any:
-        """A pandas DataFrame of the list of records at a dotted path, such as ``result.to_pandas("points")``. Nested records become dotted columns."""
+    def to_pandas(self, path: str | None = None) -> Any:
+        """Return a pandas DataFrame of the list of records at a dotted path, such as ``result.to_pandas("points")``.
+
+        Nested records become dotted columns. Default path: the first list of records that is not empty.
+        """
         import pandas
 
+        lists = [key for key, value in self._values.items() if value and _is_records(value)]
+        if path is None and not lists:
+            raise InputError(f"this {self.kind} has no list of records: give a path")
+        path = lists[0] if path is None else path
         found = _at(self._values, path.split("."), path)
-        if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
-            raise InputError(f"{path!r} of this {self.kind} is not a list of records")
+        if not _is_records(found):
+            raise InputError(f"{path!r} of this {self.kind} is not a list of records; lists of records are {', '.join(lists) or 'nested: give a dotted path'}")
         return pandas.json_normalize(found)
 
     def figures(self) -> dict[str, str]:
@@ -125,6 +132,10 @@ class Result(Mapping[str, Any]):
 def _again(text: str) -> Result:
     """Rebuild a result from the JSON of :meth:`Result.to_json`."""
     return Result(_core.Found.of_json(text))
+
+
+def _is_records(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
 
 
 def _at(value: Any, path: list[str], whole: str) -> Any:

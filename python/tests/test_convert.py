@@ -177,7 +177,7 @@ def test_a_converted_model(converted, stories, book):
     heads = found["layers"] * found["kv_heads"]
     assert len(found["kinds"]) == heads and found["keys"] <= 24 and {kind["bits"] for kind in found["kinds"]} <= {32, 8, 4}
     assert [text["contexts"] for text in found["measured"]] == [2] and found["measured"][0]["kl"] > 0
-    assert (place / "report" / "conversion.json").is_file() and "termwise" in found["made_by"]["command"]
+    assert (place / "report" / "conversion.json").is_file() and found["made_by"]["version"] == termwise.__version__
     model, original = termwise.load(folder), termwise.load(stories)
     texts = {str(variant) for layer in model.variants for variant in layer}
     assert any("window=" in text for text in texts)
@@ -217,6 +217,23 @@ def test_commands_are_those_of_the_program(converted, stories, book):
     assert all(len(point["contexts"]) == 2 and 0.8 * budget < point["bytes"] <= budget for point in compared["points"])
 
 
+def test_arguments_are_those_of_python_code(stories, book, tmp_path):
+    """NumPy's numbers, paths, settings of data; and messages without flags."""
+    counts = {"calibration_contexts": np.int64(1), "calibration_length": np.int32(64)}
+    seen = termwise.atlas(stories, (book,), removal=np.False_, cache=tmp_path, documents="blank-line", progress=False, **counts)
+    assert seen["contexts"] == 1 and seen["length"] == 64
+    with pytest.raises(ValueError, match="exactly one of bytes, keys and loss"):
+        termwise.convert(stories, book, keys=24, bytes="1MB", progress=False)
+    with pytest.raises(ValueError, match=r"did you mean `documents`\?"):
+        termwise.atlas(stories, book, document="line", progress=False)
+    with pytest.raises(ValueError, match="facts needs removal=True"):
+        termwise.atlas(stories, book, facts=2, progress=False)
+    with pytest.raises(ValueError, match="contexts must be at least 1"):
+        termwise.frontier(stories, book, contexts=0, progress=False)
+    with pytest.raises(ValueError, match="no text was given; name some with data"):
+        termwise.atlas(stories, [], progress=False)
+
+
 def test_commands_say_what_is_wrong(stories, book, tmp_path):
     with pytest.raises(ValueError, match="keys"):
         termwise.convert(stories, book, progress=False)
@@ -229,7 +246,7 @@ def test_commands_say_what_is_wrong(stories, book, tmp_path):
     with pytest.raises((ValueError, RuntimeError), match="folder of a run"):
         termwise.convert(stories, book, keys=24, save=tmp_path / "run", overwrite=True, progress=False)
     assert (tmp_path / "run" / "settings.toml").read_text() == "mine"
-    with pytest.raises((ValueError, RuntimeError, OSError), match="nowhere"):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
         termwise.atlas(tmp_path / "nowhere", book, progress=False)
 
     def stop(event):

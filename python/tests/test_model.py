@@ -235,8 +235,23 @@ def test_results_are_mappings_that_can_be_copied():
     assert isinstance(found, Mapping) and dict(found.items()) == dict(found) and found.get("nothing", 3) == 3
     for again in (pickle.loads(pickle.dumps(found)), copy.deepcopy(found)):
         assert again.to_json() == found.to_json() and repr(again) == repr(found) and again.kind == found.kind
+    assert found.points == found["points"] and "points" in dir(found)
+    with pytest.raises(AttributeError, match="its keys are"):
+        found.pionts
     described = termwise.Variant("taylor=0..4 norm=l2").describe()
+    # A notebook has HTML and Markdown.
+    assert described._repr_markdown_() == described.to_markdown() and "taylor=0..4" in described._repr_markdown_() and "<iframe" in described._repr_html_()
     assert isinstance(described, termwise.Result) and "taylor=0..4" in repr(described) and "object at" not in repr(described)
+
+
+def test_results_as_data_frames():
+    pytest.importorskip("pandas")
+    found = termwise.separation(["softmax", "linear"], n=100, draws=50, progress=False)
+    frame = found.to_pandas("points")
+    assert len(frame) == 2 and list(frame["n"]) == [100, 100] and frame.equals(found.to_pandas())
+    for path in ("seed", "made_by"):
+        with pytest.raises(ValueError, match="not a list of records; lists of records are points"):
+            found.to_pandas(path)
 
 
 def test_ids_are_checked(model):

@@ -254,6 +254,14 @@ def test_flags_are_those_of_the_program(tmp_path, monkeypatch):
     )  # fmt: skip
 
 
+def test_the_documented_command(tmp_path):
+    words = ["--steps", "3", "--attention", "taylor=0..4 norm=l2", "--device", "cpu"]
+    done = subprocess.run([sys.executable, "-m", "termwise.torch.train", *words], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (settings,) = (tmp_path / "runs").glob("*/settings.toml")
+    assert tomllib.loads(settings.read_text())["steps"] == 3
+
+
 def test_the_papers_models_on_the_meta_device_and_cut_down(tmp_path):
     """Every model of ``reproduce --scale paper``: its parameters at full size; a step without numbers, forward and backward, with 2 of its 20 layers, which are all alike, and 2 of
     its 36 rows, all other sizes as they are; and ten real steps of each attention in a small model."""

@@ -14,7 +14,8 @@ use termwise_experiments::reproduce::{self, Id, Scale};
 use termwise_experiments::separation::{self, SeparationRequest};
 use termwise_train::metrics::Tail;
 use termwise_train::progress::Display;
-use termwise_train::settings::Layer;
+use termwise_train::settings::keys::{KEYS, Kind};
+use termwise_train::settings::{Layer, Settings};
 use termwise_train::source::cache_folder;
 use termwise_train::sweep::{self, Event, Plan, PlanSource, ProcessRunner, Status, SweepControl, SweepRequest};
 use termwise_train::{Error, PlannedRun, RunOptions, TrainRequest, train as train_run};
@@ -24,7 +25,7 @@ use crate::errors::{runtime, value};
 use crate::result::{Found, provenance};
 use crate::threads::{Watch, compute, get_threads, supervise};
 
-fn parsed<T: for<'a> Deserialize<'a>>(text: &str) -> PyResult<T> {
+pub fn parsed<T: for<'a> Deserialize<'a>>(text: &str) -> PyResult<T> {
     serde_json::from_str(text).map_err(|error| crate::errors::input(format!("an argument cannot be used: {error}")))
 }
 
@@ -44,23 +45,18 @@ pub fn main(py: Python<'_>, args: Vec<OsString>, again: Vec<OsString>) -> u8 {
     py.detach(|| termwise::run(args, Some(again)))
 }
 
-/// A command by its words, without the program's name: what it found.
+/// Every setting of training: its name, its type (count, number, switch, text, list or attention), its group and its meaning.
 #[pyfunction]
-pub fn call(py: Python<'_>, words: Vec<OsString>, callback: Option<&Bound<'_, PyAny>>) -> PyResult<Found> {
-    let own = ["termwise".into(), "--threads".into(), get_threads().to_string().into()];
-    let args: Vec<OsString> = own.into_iter().chain(words).collect();
-    supervise(py, callback, |watch| {
-        let tell = watch.teller();
-        let host = termwise::Host {
-            stop: watch.stop.clone(),
-            tell: Box::new(move |done, of, what| tell(json!({ "done": done, "of": of, "now": what }))),
-        };
-        let failed = |failed: termwise::Failed| match failed.is_usage {
-            true => crate::errors::input(failed.message),
-            false => crate::errors::failed(failed.message),
-        };
-        termwise::call(&args, Arc::new(host)).map(Found::from).map_err(failed)
-    })
+pub fn settings() -> Vec<(&'static str, &'static str, &'static str, &'static str)> {
+    let kind = |kind| match kind {
+        Kind::Count => "count",
+        Kind::Number => "number",
+        Kind::Switch => "switch",
+        Kind::Text => "text",
+        Kind::List => "list",
+        Kind::Attention => "attention",
+    };
+    KEYS.iter().map(|key| (key.shown(), kind(key.kind), key.group, key.help)).collect()
 }
 
 #[derive(Deserialize)]

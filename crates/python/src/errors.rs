@@ -7,8 +7,34 @@ use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
+/// A message of the program in the terms of Python: `--calibration-length` is `calibration_length`.
+fn with_keywords(message: &str) -> String {
+    let mut found = String::with_capacity(message.len());
+    let mut rest = message;
+    while let Some(at) = rest.find("--") {
+        let (before, after) = (&rest[..at], &rest[at + 2..]);
+        let end = after.find(|c: char| !c.is_ascii_lowercase() && c != '-').unwrap_or(after.len());
+        let name = after[..end].trim_end_matches('-');
+        let inside = before.ends_with(|c: char| c.is_alphanumeric() || c == '-');
+        found.push_str(before);
+        rest = if inside || name.is_empty() || name.starts_with('-') {
+            found.push_str("--");
+            after
+        } else {
+            match name {
+                "from" => found.push_str("init_from"),
+                "out" => found.push_str("folder"),
+                _ => found.push_str(&name.replace('-', "_")),
+            }
+            &after[name.len()..]
+        };
+    }
+    found + rest
+}
+
 /// An exception of this class of `termwise._errors`.
 fn exception(class: &str, message: String) -> PyErr {
+    let message = with_keywords(&message);
     Python::attach(|py| {
         let class =
             py.import("termwise._errors").and_then(|module| module.getattr(class)).and_then(|class| Ok(class.cast_into::<PyType>()?));

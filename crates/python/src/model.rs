@@ -21,6 +21,7 @@ use termwise_train::resolve;
 use termwise_train::source::{cache_folder, open_for_model};
 
 use crate::arrays::Output;
+use crate::commands::parsed;
 use crate::errors::{Count, runtime, value};
 use crate::layer::Layer;
 use crate::result::Found;
@@ -156,10 +157,6 @@ struct Cut {
     batches: u64,
     save: Option<PathBuf>,
     overwrite: bool,
-}
-
-fn parsed<T: for<'a> Deserialize<'a>>(text: &str) -> PyResult<T> {
-    serde_json::from_str(text).map_err(|error| crate::errors::input(format!("an argument cannot be used: {error}")))
 }
 
 impl Model {

@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use termwise_analysis::variants::{Described, describe};
 use termwise_attention::{Variant as Parts, presets};
 
-use crate::errors::{attention, value};
+use crate::errors::{Count, attention, value};
 use crate::result::Found;
 use crate::threads::compute;
 
@@ -23,7 +23,7 @@ impl Variant {
         let text: String = any.extract().map_err(|_| {
             let found = any.get_type();
             pyo3::exceptions::PyTypeError::new_err(format!(
-                "a variant is a text such as \"taylor=0..4 norm=l2\" or a Variant, found {found}"
+                "a variant is a string such as \"taylor=0..4 norm=l2\" or a Variant, found {found}"
             ))
         })?;
         text.parse().map_err(attention)
@@ -110,7 +110,8 @@ impl Variant {
     }
 
     #[pyo3(signature = (dim, value_dim=None))]
-    fn state_bytes(&self, dim: usize, value_dim: Option<usize>) -> Option<u128> {
+    fn state_bytes(&self, dim: Count, value_dim: Option<Count>) -> Option<u128> {
+        let (Count(dim), value_dim) = (dim, value_dim.map(|Count(count)| count));
         self.0.state_size(dim, value_dim.unwrap_or(dim)).map(|floats| floats.saturating_mul(4))
     }
 

@@ -2,13 +2,12 @@
 
     y = termwise.torch.attention(q, k, v, "taylor=0..4 norm=l2")          # [batch, time, heads, dimension]
 
-Two operators, ``termwise::attention`` and ``termwise::attention_backward``, with shapes for ``torch.compile`` and gradients of q, k, v, logits of gates
-and parameters. Contiguous float32 tensors are read where they are; bfloat16 and float16 are converted to float32 and y back; float64 is computed by
-the reference, so that ``torch.autograd.gradcheck`` can be asked. :class:`Attention` is a module with the projections and parameters that a variant
-needs.
+On the CPU it is an operator, ``torch.ops.termwise.attention``, for which ``torch.compile`` needs no graph break. It has gradients of q, k, v, gate logits and parameters. Contiguous
+float32 tensors are not copied. bfloat16 and float16 are converted to float32 and back. float64 is computed by the reference. :class:`Attention` is a module with the projections and
+parameters of a variant.
 
-Tensors on other devices are computed by :mod:`termwise.torch.engine`, plain torch operations by blocks; ``engine="torch"`` asks for it anywhere. :class:`Model` is a whole model
-of any family, and :mod:`termwise.torch.train` trains one, on one device or many.
+Tensors on other devices are computed by :mod:`termwise.torch.engine`, which consists of PyTorch operations; ``engine="torch"`` selects it on any device. :class:`Model` is a complete
+model of any family, and :mod:`termwise.torch.train` trains one on one or several devices.
 """
 
 from ._attention import Attention, attention

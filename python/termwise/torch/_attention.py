@@ -26,6 +26,8 @@ _ELSEWHERE = {
 }
 #: Engines of :func:`attention`.
 Engine = Literal["auto", "fused", "reference", "torch"]
+#: Backends of the PyTorch engine.
+Backend = Literal["blocked", "flex"]
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -172,15 +174,22 @@ _attention.register_autograd(_backward, setup_context=_setup)
 # Not traced: the engine plans blocks in Python from sizes and variant strings, and its autograd functions recompute blocks in the backward pass.
 @torch.compiler.disable
 def _attend(key: tuple[Any, ...], x: tuple[Tensor, ...], extras: Mapping[str, Tensor], spans: tuple[Tensor | None, Tensor | None], mode: str) -> Tensor:
-    """The engine of plain PyTorch operations, one document at a time. ``key`` are the arguments of :func:`_find`."""
-    layer, (q, k, v), (lengths, cu_seqlens) = _find(*key), x, spans
+    """The engine of plain PyTorch operations. ``key`` are the arguments of :func:`_find`."""
+    return _attend_documents(_find(*key), x, extras, spans, mode=mode)
+
+
+def _attend_documents(
+    layer: Layer, x: tuple[Tensor, ...], extras: Mapping[str, Tensor], spans: tuple[Tensor | None, Tensor | None], **options: Any
+) -> Tensor:
+    """One document at a time."""
+    (q, k, v), (lengths, cu_seqlens) = x, spans
     if cu_seqlens is None:
-        return attend(layer, q, k, v, extras, lengths=lengths, mode=mode)
+        return attend(layer, q, k, v, extras, lengths=lengths, **options)
     logits = {extra.name for extra in layer.extras if extra.logits}
 
     def document(start: int, end: int) -> Tensor:
         own = {name: x[:, start:end] if name in logits else x for name, x in extras.items()}
-        return attend(layer, q[:, start:end], k[:, start:end], v[:, start:end], own, mode=mode)
+        return attend(layer, q[:, start:end], k[:, start:end], v[:, start:end], own, **options)
 
     return torch.cat([document(*pair) for pair in pairwise(cu_seqlens.tolist())], 1)
 
@@ -202,6 +211,7 @@ def attention(
     initial_state: State | None = None,
     output_final_state: bool = False,
     engine: Engine = "auto",
+    backend: Backend = "blocked",
     mode: str = "auto",
     **extras: Tensor,
 ) -> Tensor | tuple[Tensor, State]:
@@ -230,6 +240,9 @@ def attention(
     engine : {"auto", "fused", "reference", "torch"}
         ``"fused"`` and ``"reference"`` are the engines of the extension, for CPU tensors. ``"torch"`` uses PyTorch operations on any device; it has first derivatives only.
         ``"auto"`` uses the extension if it can.
+    backend : {"blocked", "flex"}
+        How the PyTorch engine computes the sums over keys. ``"flex"`` uses FlexAttention, one fused kernel on a GPU, for variants with non-negative weights; it raises an error
+        that names the reason for others. It implies ``engine="torch"``. Its backward pass has not been run on a GPU, and there is none on the CPU.
     mode : str
         ``"parallel"``, ``"chunk"``, ``"chunk=64"`` or ``"auto"``.
     **extras : Tensor
@@ -262,8 +275,8 @@ def attention(
     if len({x.dtype for x in (q, k, v)}) > 1:
         raise TypeError(f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}: convert them to one dtype")
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.ndim != 4 or 0 in x.shape:
-            raise InputError(f"{name} has shape {tuple(x.shape)}, expected [batch, time, heads, dimension], none of them 0")
+        if x.ndim != 4 or 0 in x.shape[2:]:
+            raise InputError(f"{name} has shape {tuple(x.shape)}, expected [batch, time, heads, dimension] with heads and dimension above 0")
     if q.shape[:2] != k.shape[:2] or k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3]:
         shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
         raise InputError(f"q, k and v have shapes {shapes}, expected [batch, time, heads, dim] and twice [batch, time, kv_heads, …]: tensors are not transposed here")
@@ -289,6 +302,14 @@ def attention(
             raise InputError("lengths and cu_seqlens both describe the sequences: give one of them")
     if engine not in ("auto", "fused", "reference", "torch"):
         raise InputError(f"engine must be 'auto', 'fused', 'reference' or 'torch', found {engine!r}")
+    if backend not in ("blocked", "flex"):
+        raise InputError(f"backend must be 'blocked' or 'flex', found {backend!r}")
+    if backend == "flex":
+        if engine not in ("auto", "torch"):
+            raise InputError(f"backend='flex' belongs to engine='torch', found engine={engine!r}")
+        if mode not in ("auto", "parallel"):
+            raise InputError(f"backend='flex' computes in parallel, found mode={mode!r}: leave one of them out")
+        engine = "torch"
     train = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *values))
     if train and refusal:
         raise InputError(refusal)
@@ -301,6 +322,12 @@ def attention(
     here = q.device.type in ("cpu", "meta")
     if engine in ("fused", "reference") and not here:
         raise InputError(f"q is on {q.device}, and engine={engine!r} computes on the CPU: use engine='torch', or move tensors with .cpu()")
+    if 0 in q.shape[:2]:
+        # Nothing to compute; the output has a gradient as any other.
+        return v.repeat_interleave(q.shape[2] // k.shape[2], 2) + 0 * (q.sum() + k.sum() + sum(x.sum() for x in values))
+    if backend == "flex":
+        # Not disabled for the compiler: FlexAttention needs it.
+        return _attend_documents(_find(*key), (q, k, v), dict(zip(names, values, strict=True)), (lengths, cu_seqlens), backend=backend)
     if engine == "torch" or not here:
         return _attend(key, (q, k, v), dict(zip(names, values, strict=True)), (lengths, cu_seqlens), mode)
     return torch.ops.termwise.attention(q, k, v, values, lengths, cu_seqlens, text, rope, mode, engine == "reference", train)[0]
@@ -358,9 +385,35 @@ def _boundaries(cu_seqlens: Tensor | Sequence[int], batch: int, time: int) -> Te
 
 
 class Attention(nn.Module):
-    """A layer of causal self-attention: projections, gates and parameters of any variant, under the names that checkpoints of termwise have below ``self_attn.``.
+    """A layer of causal self-attention with the projections, gates and parameters of any variant.
 
-    x [batch, time, hidden] becomes [batch, time, hidden]: ``Attention(512, 8, variant="taylor=0..4 norm=l2 out")(x)``.
+    Parameters have the names of termwise checkpoints below ``self_attn.``. The module can be copied, pickled and compiled.
+
+    Parameters
+    ----------
+    hidden : int
+        Hidden size of inputs and outputs.
+    heads, kv_heads : int
+        Query heads and key-value heads. Default ``kv_heads``: ``heads``.
+    dim : int, optional
+        Head dimension. Default: ``hidden / heads``.
+    variant : str, Variant or sequence
+        A variant, or one per head.
+    rope : float, optional
+        Base of the rotary frequencies.
+    bias : bool
+        Whether projections have a bias.
+    engine, backend
+        As for :func:`attention`.
+    device, dtype
+        Of the parameters.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from termwise.torch import Attention
+    >>> Attention(64, 4, variant="taylor=0..4 norm=l2 out")(torch.randn(2, 10, 64)).shape
+    torch.Size([2, 10, 64])
     """
 
     def __init__(
@@ -373,10 +426,13 @@ class Attention(nn.Module):
         variant: Variants = "softmax",
         rope: float | None = 10000.0,
         bias: bool = False,
+        engine: Engine = "auto",
+        backend: Backend = "blocked",
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        self.engine, self.backend = engine, backend
         if dim is None and hidden % heads:
             raise InputError(f"hidden={hidden} is not a multiple of heads={heads}: change one of them, or give dim")
         dim = hidden // heads if dim is None else dim
@@ -398,15 +454,20 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor | Sequence[int] | None = None, cu_seqlens: Tensor | Sequence[int] | None = None) -> Tensor:
         """Outputs [batch, time, hidden] of hidden states x; ``lengths`` and ``cu_seqlens`` as for :func:`attention`."""
-        y = attention(*self._project(x), self.variant, rope=self.layer.rope, lengths=lengths, cu_seqlens=cu_seqlens, **_extras_of(self, self.layer, x))
+        y = attention(
+            *self._project(x), self.variant, rope=self.layer.rope, lengths=lengths, cu_seqlens=cu_seqlens, engine=self.engine, backend=self.backend,
+            **_extras_of(self, self.layer, x),
+        )  # fmt: skip
         return self.o_proj(y.flatten(2))
 
     @torch.no_grad()
     def step(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Decode: outputs of the positions x [batch, time, hidden] after a state, and the state after them.
+        """Decode: return the outputs of the positions x [batch, time, hidden] after a state, and the state after them.
 
-        The state has constant size if the variant has a recurrent form; otherwise it is a KV cache. Without a state the text begins. The given state stays unchanged.
+        The state has constant size if the variant has a recurrent form; otherwise it is a KV cache. None is the empty state. The given state is not changed.
 
+        Examples
+        --------
         >>> import torch
         >>> from termwise.torch import Attention
         >>> layer, x = Attention(16, 2, variant="taylor=0..2"), torch.randn(1, 5, 16)

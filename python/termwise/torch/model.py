@@ -131,7 +131,23 @@ def _rms_norm(x: Tensor, weight: Tensor, offset: float, eps: float) -> Tensor:
 
 
 class Model(nn.Module):
-    """A causal language model. ``Model(config_json)`` has weights of zero; :meth:`load` reads those of a model, a run or a checkpoint."""
+    """A causal language model in PyTorch, of any family that termwise reads.
+
+    ``Model(config)`` has zero weights; :meth:`load` reads the weights of a model, a run or a checkpoint.
+
+    Parameters
+    ----------
+    config : str
+        Content of a ``config.json``.
+    positions : int, optional
+        Longest sequence. Default: ``max_position_embeddings``.
+    device
+        Of the parameters.
+    mode : str
+        As for :func:`attention`.
+    checkpointing : bool
+        Recompute blocks in the backward pass instead of keeping their activations.
+    """
 
     def __init__(self, config: str, *, positions: int | None = None, device: Any = None, mode: str = "parallel", checkpointing: bool = False) -> None:
         super().__init__()
@@ -147,7 +163,7 @@ class Model(nn.Module):
 
     @classmethod
     def load(cls, name: str | os.PathLike[str], **options: Any) -> Model:
-        """The model that :func:`termwise.load` finds under this name."""
+        """Load a model by a name that :func:`termwise.load` accepts."""
         core = _core.load_model(os.fspath(name), None)
         model = cls(core.config_json, **options)
         with torch.no_grad():
@@ -158,7 +174,7 @@ class Model(nn.Module):
         return model
 
     def hidden(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """What the output projection reads, [B, T, C]."""
+        """Return the hidden states before the output projection, [B, T, C]."""
         o, inner = self.outline, self.model
         x = F.embedding(ids, inner.embed_tokens.weight)  # type: ignore[union-attr,arg-type]
         if o.embedding_scale != 1.0:
@@ -175,7 +191,7 @@ class Model(nn.Module):
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def forward(self, ids: Tensor, labels: Tensor | None = None, lengths: Tensor | None = None) -> Tensor:
-        """Logits [B, T, V]; or with labels, -100 where none is asked for, the loss of every position in nats, [B, T]."""
+        """Return logits [B, T, V]; with labels, the loss of every position in nats, [B, T]. Positions with the label -100 have a loss of 0."""
         h = self.hidden(ids, lengths)
         if labels is None:
             return self._logits(h)

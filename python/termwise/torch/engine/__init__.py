@@ -9,6 +9,7 @@ The way of a call, a file for each stretch of it:
 ``kernels``    w(x), also for long series
 ``naive``      the sums over keys as the formula has them, T×T: for reading and for tests
 ``blocked``    the same by blocks of queries, computed again in the backward pass; ``states``: far keys through their state
+``flex``       the same by FlexAttention, where weights are not negative
 ``epilogue``   denominator, gates, norm
 
 Everything but ``blocked`` is differentiated by autograd.

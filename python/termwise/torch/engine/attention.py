@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..._attention import Layer
-from . import blocked, naive, parts
+from . import blocked, flex, naive, parts
 from .epilogue import finish
 from .kernels import without_autocast
 from .prepare import prepare
@@ -20,11 +20,13 @@ def _parts(text: str) -> parts.Parts:
     return parts.read(text)
 
 
-def attend(layer: Layer, q: Tensor, k: Tensor, v: Tensor, extras: Mapping[str, Tensor], *, lengths: Tensor | None = None, mode: str = "auto") -> Tensor:
+def attend(
+    layer: Layer, q: Tensor, k: Tensor, v: Tensor, extras: Mapping[str, Tensor], *, lengths: Tensor | None = None, mode: str = "auto", backend: str = "blocked"
+) -> Tensor:
     """y [B, T, H, e] of a layer for q [B, T, H, d], k [B, T, G, d], v [B, T, G, e] on any device.
 
     float64 is computed in float64, everything else in float32, with scores of bfloat16 products where the kernel allows it; y has the type of q. ``mode`` may also be
-    ``"naive"``, the T×T formula.
+    ``"naive"``, the T×T formula. ``backend="flex"`` computes the sums by FlexAttention.
     """
     read = _parts(layer._core.parts)
     work = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -39,6 +41,10 @@ def attend(layer: Layer, q: Tensor, k: Tensor, v: Tensor, extras: Mapping[str, T
             sink = given.get("sink")
             if mode == "naive":
                 total, z, rho = naive.sums(variant, given)
+            elif backend == "flex":
+                if (reason := flex.refusal(variant)) is not None:
+                    raise ValueError(f"backend='flex' does not compute {variant.text!r}: {reason}; leave backend out")
+                total, z, rho = flex.sums(variant, given)
             else:
                 remembered = variant.remembered
                 width = 0 if remembered is None else given["near_k" if variant.window is None else "far_k"].shape[-1]

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .parts import Kernel
 
@@ -133,6 +134,7 @@ class _Series(torch.autograd.Function):
         return _series(kernel, x, False, rho)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dw: Tensor) -> Any:  # type: ignore[override]
         x, rho = ctx.saved_tensors
         return dw * _series(ctx.kernel, x, True, rho), None, None
