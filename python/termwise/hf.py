@@ -172,11 +172,18 @@ def _variant(module: torch.nn.Module, scaling: float, dim: int, sliding: int | N
         "cap": None if cap is None else repr(cap),
     }
 
-    def completed(text: str) -> str:
+    def completed(text: str, keys: Sequence[str]) -> str:
         words = text.split()
-        return " ".join(words + [f"{key}={x}" for key, x in own.items() if x and not any(word.startswith(f"{key}=") for word in words)])
+        return " ".join(words + [f"{key}={own[key]}" for key in keys if own[key] and not any(word.startswith(f"{key}=") for word in words)])
 
-    return tuple(map(completed, _recorded(module) or ("softmax",)))
+    def both(text: str) -> str:
+        """Near and far keys have the same scores."""
+        near, parenthesis, far = text.partition("far(")
+        far, _, rest = far.partition(")")
+        whole = completed(f"{near} {rest}", ("scale", "window", "cap"))
+        return f"{whole} far({completed(far, ('scale', 'cap'))})" if parenthesis else whole
+
+    return tuple(map(both, _recorded(module) or ("softmax",)))
 
 
 def _recorded(module: torch.nn.Module) -> tuple[str, ...] | None:
@@ -269,7 +276,7 @@ def _attention(
         q, k, v = (_moved(x, shift) for x in (q, k, v))
     if held is not None:
         if packed or cu_seq_lens_q is not None:
-            raise InputError("packed texts cannot be generated with a cache: use_cache=False")
+            raise InputError("a chunk or a packed text begins inside a row, and states do not begin again: compute it with use_cache=False")
         y = held.extend(_layer(variant, heads, k.shape[2], dim, v.shape[3], None), (q, k, v), extras, lengths)
         return (y if shift is None else _moved_back(y, shift)), None
     if packed:
@@ -449,7 +456,7 @@ class TermwiseAttention:
         _check_positions(position_ids, texts)
         if texts is not None and bool((texts > 1).any()):
             if held is not None:
-                raise InputError("packed texts cannot be generated with a cache: use_cache=False")
+                raise InputError("a chunk or a packed text begins inside a row, and states do not begin again: compute it with use_cache=False")
             boundaries = _boundaries(texts)
             x = x.reshape(1, batch * time, -1)
         elif texts is not None and bool((texts == 0).any()):
@@ -560,6 +567,9 @@ def _register_family(model_type: str, place: str, prefix: str) -> None:
             return isinstance(instance, config)
 
     class Either(config, metaclass=Kind):  # type: ignore[misc, valid-type]
+        # Transformers prefers classes of other modules to the code of a folder.
+        __module__ = config.__module__
+
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             return config(*args, **kwargs)
 

@@ -639,6 +639,29 @@ def test_classes_of_transformers_stay_as_they_are(stories, tmp_path):
     assert type(transformers.CONFIG_MAPPING["llama"]()) is transformers.LlamaConfig
 
 
+def test_code_of_a_folder_is_preferred_to_a_family(tmp_path):
+    """As without termwise, for a folder with the ``model_type`` of a family and an ``auto_map``."""
+    made("llama").save_pretrained(tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "auto_map": {"AutoConfig": "other.OtherConfig"}}))
+    (tmp_path / "model" / "other.py").write_text("from transformers import LlamaConfig\n\nclass OtherConfig(LlamaConfig):\n    pass\n")
+    for first in ("", "import termwise.hf\n"):
+        code = f"{first}print(type(transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True)).__name__)"
+        found, error = loading(tmp_path / "model", code, HF_MODULES_CACHE=str(tmp_path / "modules"))
+        assert error is None and found.strip() == "OtherConfig"
+
+
+def test_near_and_far_keys_have_the_scores_of_the_model(ids):
+    """Gemma 2 has a scale and a cap of its own: a far kernel of the same function is the model itself."""
+    model = made("gemma2", sliding_window=None, layer_types=["full_attention"] * 2, attn_logit_softcapping=5.0)
+    with torch.no_grad():
+        expected = model(input_ids=ids, use_cache=False).logits
+        hf.use(model, "softmax window=6 far(exp)")
+        assert rms(model(input_ids=ids, use_cache=False).logits, expected) < 1e-5
+        hf.use(model, "softmax window=6 far(exp scale=0.1)")
+        assert rms(model(input_ids=ids, use_cache=False).logits, expected) > 1e-4
+
+
 def loading(folder, code, **env):
     """The output and the error of a process in which ``folder`` is a model's folder."""
     code = f"import sys, transformers\nfolder = sys.argv[1]\n{code}"
