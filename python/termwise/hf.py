@@ -44,6 +44,8 @@ NAME = "termwise"
 #: Key of a config with the variant strings of each layer, None for softmax.
 KEY = "termwise_attention"
 
+#: The variant string of softmax, as it is recorded.
+_SOFTMAX = str(Variant("softmax"))
 #: What is being measured, while it is.
 _meter: Any = None
 #: Modules whose attention was computed here, while that is checked.
@@ -65,7 +67,8 @@ def _mask(
 ) -> Tensor | None:
     """The mask of a batch in compact form, int64 [batch, 1, 2, keys], or None for one text per row without padding and without a window.
 
-    ``[:, 0, 0]`` is the number of the text of each key, from 1, and 0 for padding. ``[:, 0, 1]`` is the window, and 0 without one. Transformers passes masks of four dimensions on
+    ``[:, 0, 0]`` is the number of the text of each key, from 1, and 0 for padding. ``[:, 0, 1]`` is the window, 0 without one, and negative if the
+    cache has dropped keys before the window. Transformers passes masks of four dimensions on
     unchanged. Keys are those up to the last query: a cache of fixed size has room for more.
     """
     start = int(q_offset)
@@ -83,7 +86,7 @@ def _mask(
         texts = texts * attention_mask[:, kv_offset:].bool()
     if not window and keys == kv_length and bool((texts == 1).all()):
         return None
-    return torch.stack([texts, torch.full_like(texts, window)], 1)[:, None]
+    return torch.stack([texts, torch.full_like(texts, -window if kv_offset else window)], 1)[:, None]
 
 
 def _layout(own: Callable[..., Any], texts: Tensor, queries: range, kv_offset: int, local_size: int | None) -> tuple[Tensor, int]:
@@ -260,6 +263,10 @@ def _attention(
         # The outputs of positions before the first query are not used.
         query = torch.cat([query.new_zeros(batch, heads, keys - time, dim), query], 2)
     scaling = dim**-0.5 if scaling is None else float(scaling)
+    if window is not None and window < 0:
+        window = -window
+        if any(text != _SOFTMAX for text in _recorded(module) or ()):
+            raise InputError("the cache has dropped keys before the window of the model, which the variant may read: leave out cache_implementation, and decode under torch.no_grad()")
     # A state begins before it is known how long the text becomes.
     shows = window is not None and (held is not None or window < keys)
     variants = _variant(module, scaling, dim, window if shows else None, softcap)
