@@ -7,6 +7,8 @@ from typing import Any, TypeAlias, final
 from ._results import Result
 
 __version__: str
+LOADER_FILE: str
+LOADER_SOURCE: str
 
 _Callback: TypeAlias = Callable[[str], object] | None
 _Nonpositive: TypeAlias = tuple[int, int, int, float] | None

@@ -8,11 +8,11 @@ All code that touches internals of Transformers is in this file. Tested with Tra
         model.generate(...)
 
 Every causal model whose attention goes through the attention interface of Transformers is supported (GPT-2, GPT-NeoX, OPT, Llama, Qwen, Gemma, Phi, ...). Other models are
-refused: one token is computed, and the attention of every layer must have gone through termwise. Also refused are position biases such as ALiBi, packed sequences (by
-``position_ids`` or ``cu_seq_lens``), and caches of fixed size.
+refused: one token is computed, and the attention of every layer must have gone through termwise. Padding, sliding windows, static caches and packed sequences (by ``position_ids``)
+are honored as sdpa does. Position biases such as ALiBi and masks that are not causal are refused.
 
 Models written by termwise load with ``AutoModelForCausalLM.from_pretrained`` once this module is imported. Models with a variant of their own have their own ``model_type``,
-so Transformers refuses them if this module is not imported. ``generate`` stores recurrent states in the cache of Transformers, for them and for models changed by :func:`use`.
+so Transformers refuses them if this module is not imported, or imports it with ``trust_remote_code=True``. ``generate`` stores recurrent states in the cache of Transformers, for them and for models changed by :func:`use`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
-from transformers.masking_utils import causal_mask_function
+from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from . import _core
 from ._attention import Layer, State, VariantLike, Variants, _layer
@@ -42,6 +44,8 @@ NAME = "termwise"
 #: Key of a config with the variant strings of each layer, None for softmax.
 KEY = "termwise_attention"
 
+#: The variant string of softmax, as it is recorded.
+_SOFTMAX = str(Variant("softmax"))
 #: What is being measured, while it is.
 _meter: Any = None
 #: Modules whose attention was computed here, while that is checked.
@@ -56,42 +60,101 @@ def _mask(
     kv_offset: int = 0,
     mask_function: Callable[..., Tensor] = causal_mask_function,
     attention_mask: Tensor | None = None,
+    local_size: int | None = None,
     use_vmap: bool = False,
     device: Any = None,
     **_: Any,
 ) -> Tensor | None:
-    """Which keys are no padding, [batch, keys]; None where none is. Windows come to the attention function by themselves."""
+    """The mask of a batch in compact form, int64 [batch, 1, 2, keys], or None for one text per row without padding and without a window.
+
+    ``[:, 0, 0]`` is the number of the text of each key, from 1, and 0 for padding. ``[:, 0, 1]`` is the window, 0 without one, and negative if the
+    cache has dropped keys before the window. Transformers passes masks of four dimensions on
+    unchanged. Keys are those up to the last query: a cache of fixed size has room for more.
+    """
     start = int(q_offset)
-    if start + q_length != kv_offset + kv_length:
-        raise InputError(
-            f"the cache has room for {kv_offset + kv_length} positions and {start + q_length} are there: termwise cannot use a cache of fixed size; "
-            "leave cache_implementation out, or give a DynamicCache"
-        )
-    if use_vmap or not (mask_function is causal_mask_function or _is_causal(mask_function, batch_size, start, q_length, device)):
-        raise InputError(
-            "termwise computes causal attention with windows, and the model asks for a mask of another kind: packed texts (position_ids that begin again), chunks, "
-            "or images; give each text a row of its own"
-        )
-    if attention_mask is None:
+    end, keys = start + q_length, start + q_length - kv_offset
+    if keys > kv_length:
+        raise InputError(f"the cache has room for {kv_offset + kv_length} positions, and the text has {end}: use a larger cache")
+    texts = torch.ones((batch_size, keys), dtype=torch.long, device=device)
+    window = 0
+    if mask_function is not causal_mask_function:
+        own = partial(sdpa_mask, batch_size, mask_function=mask_function, kv_offset=kv_offset, allow_is_causal_skip=False, use_vmap=use_vmap, device=device)
+        texts, window = _layout(own, texts, range(start, end), kv_offset, local_size)
+    if attention_mask is not None:
+        if attention_mask.shape[1] != end:
+            raise InputError(f"attention_mask has {attention_mask.shape[1]} columns, and the text has {end} positions: give one column per position")
+        texts = texts * attention_mask[:, kv_offset:].bool()
+    if not window and keys == kv_length and bool((texts == 1).all()):
         return None
-    seen = attention_mask[:, -kv_length:].bool()
-    return None if bool(seen.all()) else seen
+    return torch.stack([texts, torch.full_like(texts, -window if kv_offset else window)], 1)[:, None]
 
 
-def _is_causal(mask_function: Callable[..., Tensor], batch: int, start: int, time: int, device: Any) -> bool:
-    """Whether each position sees the one before it, and not the one after it: where texts or chunks begin again it does not."""
-    t = torch.arange(max(start, 1), start + time, device=device)[None]
-    row = torch.arange(batch, device=device)[:, None]
-    return bool(mask_function(row, torch.zeros_like(row), t, t - 1).all()) and not bool(mask_function(row, torch.zeros_like(row), t - 1, t).any())
+def _layout(own: Callable[..., Any], texts: Tensor, queries: range, kv_offset: int, local_size: int | None) -> tuple[Tensor, int]:
+    """The number of the text of each key and the window of a mask, which is compared with the one that sdpa is given."""
+    batch, keys = texts.shape
+    key = torch.arange(kv_offset, kv_offset + keys, device=texts.device)
+    # Queries in blocks, so that a block of the mask has at most 2^24 entries.
+    count = max(1, 2**24 // (batch * keys))
+    blocks = [queries[i : i + count] for i in range(0, len(queries), count)]
+
+    def block(at: range) -> tuple[Tensor, Tensor]:
+        mask = own(q_length=len(at), kv_length=keys, q_offset=at.start)[:, 0]
+        return mask.expand(batch, -1, -1), torch.arange(at.start, at.stop, device=texts.device)[:, None]
+
+    # A text begins where a query does not see the key before it.
+    for at in blocks:
+        mask, query = block(at)
+        before = (key == query - 1).expand_as(mask)
+        begins = (before & ~mask).any(-1)
+        texts = texts + torch.nn.functional.pad(begins.cumsum(1), (at.start - kv_offset, kv_offset + keys - at.stop))
+        texts[:, at.stop - kv_offset :] += begins.sum(1, keepdim=True)
+
+    def matches(window: int) -> bool:
+        for at in blocks:
+            mask, query = block(at)
+            numbers = texts[:, at.start - kv_offset : at.stop - kv_offset, None]
+            expected = (key <= query) & (key > query - (window or kv_offset + keys + 1)) & (texts[:, None] == numbers)
+            if not torch.equal(mask, expected):
+                return False
+        return True
+
+    window = next((window for window in (local_size, 0) if window is not None and matches(window)), None)
+    if window is None:
+        raise InputError(
+            "termwise computes causal attention with windows over texts that follow each other, and the model asks for another mask: positions see later ones, "
+            "as in images, or a chunk or a packed text continues a cache"
+        )
+    return texts, window
+
+
+def _read_mask(mask: Tensor | None, batch: int, keys: int, device: Any) -> tuple[Tensor | None, int | None]:
+    """The number of the text of each key [batch, keys], None if all are of one text, and the window, from what :func:`_mask` made."""
+    if mask is None:
+        return None, None
+    if mask.ndim != 4 or mask.shape[:3] != (batch, 1, 2) or mask.dtype != torch.long:
+        raise InputError(f"an attention mask of shape {tuple(mask.shape)} cannot be given to termwise: give a mask of padding, [batch, time]")
+    if mask.shape[3] > keys:
+        raise InputError(f"the mask has {mask.shape[3]} keys, and the layer has {keys}")
+    mask = mask.to(device)
+    return mask[:, 0, 0], int(mask[0, 0, 1, 0]) or None
+
+
+def _boundaries(texts: Tensor) -> list[int]:
+    """Where texts begin in rows that are put one after the other, and where the last one ends."""
+    if bool((texts == 0).any()):
+        raise InputError("packed texts and padding in one batch cannot be given to termwise: leave the padding out")
+    rows = torch.arange(len(texts), device=texts.device)[:, None] * (int(texts.max()) + 1)
+    changes = (rows + texts).flatten().diff().nonzero().flatten() + 1
+    return [0, *changes.tolist(), texts.numel()]
 
 
 def _padding(seen: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions of each row that count, and where each position comes from once padding before a text has gone behind it."""
+    """The length of each row, and the source of each position after padding in front of a text has moved behind it."""
     time = seen.shape[1]
     lengths, first = seen.sum(1), seen.int().argmax(1)
     last = time - seen.flip(1).int().argmax(1)
     if not bool(((last - first == lengths) | (lengths == 0)).all()):
-        raise InputError("the mask has holes: padding may stand before a text or after it, not inside")
+        raise InputError("the attention mask has holes: padding may precede or follow a text, not interrupt it")
     return lengths, (torch.arange(time, device=seen.device)[None] + first[:, None]) % time
 
 
@@ -112,11 +175,18 @@ def _variant(module: torch.nn.Module, scaling: float, dim: int, sliding: int | N
         "cap": None if cap is None else repr(cap),
     }
 
-    def completed(text: str) -> str:
+    def completed(text: str, keys: Sequence[str]) -> str:
         words = text.split()
-        return " ".join(words + [f"{key}={x}" for key, x in own.items() if x and not any(word.startswith(f"{key}=") for word in words)])
+        return " ".join(words + [f"{key}={own[key]}" for key in keys if own[key] and not any(word.startswith(f"{key}=") for word in words)])
 
-    return tuple(map(completed, _recorded(module) or ("softmax",)))
+    def both(text: str) -> str:
+        """Near and far keys have the same scores."""
+        near, parenthesis, far = text.partition("far(")
+        far, _, rest = far.partition(")")
+        whole = completed(f"{near} {rest}", ("scale", "window", "cap"))
+        return f"{whole} far({completed(far, ('scale', 'cap'))})" if parenthesis else whole
+
+    return tuple(map(both, _recorded(module) or ("softmax",)))
 
 
 def _recorded(module: torch.nn.Module) -> tuple[str, ...] | None:
@@ -139,9 +209,13 @@ def _with_sink(text: str) -> str:
     return " ".join(words)
 
 
-def _refuse_packed(cu_seq_lens: Any) -> None:
-    if cu_seq_lens is not None:
-        raise InputError("packed texts (cu_seq_lens_q) cannot be given to termwise: give each text a row of its own")
+def _check_packed(cu_seq_lens: Tensor | None, boundaries: Sequence[int]) -> None:
+    """Raise if boundaries for flash attention are not those of the mask."""
+    if cu_seq_lens is not None and cu_seq_lens.tolist() != list(boundaries):
+        raise InputError(
+            f"cu_seq_lens_q has the boundaries {cu_seq_lens.tolist()}, and the mask {list(boundaries)}: "
+            "Transformers finds packed texts by position_ids if there is no attention_mask and use_cache=False"
+        )
 
 
 def _array(x: Tensor) -> Any:
@@ -156,7 +230,6 @@ def _attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    sliding_window: int | None = None,
     softcap: float | None = None,
     is_causal: bool | None = None,
     s_aux: Tensor | None = None,
@@ -164,15 +237,16 @@ def _attention(
     cu_seq_lens_q: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """q [batch, heads, time, dim], k and v [batch, kv_heads, keys, dim], as transformers has them; y [batch, time, heads, dim]."""
+    """q [batch, heads, time, dim], k and v [batch, kv_heads, keys, dim]; y [batch, time, heads, dim]."""
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if not causal or position_bias is not None:
-        raise InputError(f"{type(module).__name__} is not causal attention without a position bias: termwise cannot take its place")
+        raise InputError(f"{type(module).__name__} is not causal attention without a position bias: termwise cannot compute it")
     if dropout:
-        raise InputError(f"termwise has no dropout of weights, and {type(module).__name__} asks for {dropout}: set the config's attention dropout to 0")
-    if attention_mask is not None and attention_mask.ndim != 2:
-        raise InputError("termwise computes causal attention with windows; a mask of four dimensions cannot be given to it")
-    _refuse_packed(cu_seq_lens_q)
+        raise InputError(f"termwise does not drop attention weights, and {type(module).__name__} has dropout {dropout}: set the attention dropout of the config to 0")
+    if getattr(getattr(module, "config", None), "attention_variant", None) is not None:
+        raise InputError(
+            f"the config has the attention variant of a model written by termwise, and {type(module).__name__} would compute softmax: load it with AutoModelForCausalLM.from_pretrained"
+        )
     if _seen is not None:
         _seen.add(module)
     elif "_termwise_hook" not in module.__dict__:
@@ -180,27 +254,44 @@ def _attention(
         _install(module)
     batch, heads, time, dim = query.shape
     # Taken from the module, so that it keeps no state after the call.
-    held, keys = module.__dict__.pop("_held", None), key.shape[2]
+    held = module.__dict__.pop("_held", None)
+    seen = held.seen if held is not None else 0
+    texts, window = _read_mask(attention_mask, batch, seen + key.shape[2], query.device)
+    keys = key.shape[2] if held is not None or texts is None else texts.shape[1]
+    key, value = key[:, :, :keys], value[:, :, :keys]
     if held is None and time < keys:
-        # Positions before were asked earlier; nothing is asked of them now.
+        # The outputs of positions before the first query are not used.
         query = torch.cat([query.new_zeros(batch, heads, keys - time, dim), query], 2)
     scaling = dim**-0.5 if scaling is None else float(scaling)
-    # A state is begun before it is known how long the text becomes.
-    shows = sliding_window and (held is not None or sliding_window < keys)
-    texts = _variant(module, scaling, dim, sliding_window if shows else None, softcap)
+    if window is not None and window < 0:
+        window = -window
+        if any(text != _SOFTMAX for text in _recorded(module) or ()):
+            raise InputError("the cache has dropped keys before the window of the model, which the variant may read: leave out cache_implementation, and decode under torch.no_grad()")
+    # A state begins before it is known how long the text becomes.
+    shows = window is not None and (held is not None or window < keys)
+    variants = _variant(module, scaling, dim, window if shows else None, softcap)
     extras = {}
     if s_aux is not None:
-        texts = tuple(map(_with_sink, texts))
+        variants = tuple(map(_with_sink, variants))
         extras["sink"] = s_aux
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    variant = variants[0] if len(variants) == 1 else variants
+    packed = texts is not None and bool((texts > 1).any())
     lengths = shift = None
-    if attention_mask is not None:
-        lengths, shift = _padding(attention_mask[:, -q.shape[1] :])
+    if texts is not None and not packed and bool((texts == 0).any()):
+        lengths, shift = _padding(texts[:, -q.shape[1] :].bool())
         q, k, v = (_moved(x, shift) for x in (q, k, v))
-    variant = texts[0] if len(texts) == 1 else texts
     if held is not None:
+        if packed or cu_seq_lens_q is not None:
+            raise InputError("a chunk or a packed text begins inside a row, and states do not begin again: compute it with use_cache=False")
         y = held.extend(_layer(variant, heads, k.shape[2], dim, v.shape[3], None), (q, k, v), extras, lengths)
         return (y if shift is None else _moved_back(y, shift)), None
+    if packed:
+        boundaries = _boundaries(texts)
+        _check_packed(cu_seq_lens_q, boundaries)
+        y = attention(*(x.reshape(1, -1, *x.shape[2:]) for x in (q, k, v)), variant, cu_seqlens=boundaries, **extras)
+        return y.reshape(batch, keys, *y.shape[2:])[:, keys - time :].contiguous(), None
+    _check_packed(cu_seq_lens_q, range(0, (batch + 1) * keys, keys))
     lengths = None if lengths is None else lengths.clamp(min=1)
     if _meter is not None:
         layer = _layer(variant, heads, k.shape[2], dim, v.shape[3], None)
@@ -307,7 +398,7 @@ class StateLayer(CacheLayerMixin):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         if self.state is not None:
-            self._select(torch.arange(self.state.batch)[indices].tolist())
+            self._select(torch.arange(self.state.batch, device=indices.device)[indices].tolist())
 
 
 def _hold(module: torch.nn.Module, _: Any, kwargs: dict[str, Any]) -> None:
@@ -339,12 +430,14 @@ class TermwiseAttention:
 
     def _project(self, x: Tensor) -> list[Tensor]:
         """q, k and v, [batch, time, heads, dim]."""
-        if hasattr(self, "qkv_proj"):
-            kv = self.layer.kv_heads * self.head_dim
-            parts = self.qkv_proj(x).split([self.layer.heads * self.head_dim, kv, kv], -1)
+        heads, kv_heads, dim = self.layer.heads, self.layer.kv_heads, self.layer.dim
+        if hasattr(self, "query_key_value"):
+            parts = self.query_key_value(x).reshape(*x.shape[:2], heads, 3 * dim).chunk(3, -1)
+        elif hasattr(self, "qkv_proj"):
+            parts = self.qkv_proj(x).split([heads * dim, kv_heads * dim, kv_heads * dim], -1)
         else:
             parts = [p(x) for p in (self.q_proj, self.k_proj, self.v_proj)]
-        return [part.reshape(*x.shape[:2], -1, self.head_dim) for part in parts]
+        return [part.reshape(*x.shape[:2], -1, dim) for part in parts]
 
     def forward(
         self,
@@ -352,55 +445,64 @@ class TermwiseAttention:
         position_embeddings: Any = None,
         attention_mask: Tensor | None = None,
         past_key_values: Any = None,
+        layer_past: Any = None,
         position_ids: Tensor | None = None,
         cu_seq_lens_q: Tensor | None = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
+        # GPT-NeoX has another name for it.
+        past_key_values = layer_past if past_key_values is None else past_key_values
         batch, time = hidden_states.shape[:2]
-        lengths = shift = None
-        x = hidden_states
-        _refuse_packed(cu_seq_lens_q)
-        _check_positions(position_ids, attention_mask)
-        if attention_mask is not None:
-            if attention_mask.ndim != 2:
-                raise InputError("a mask of four dimensions cannot be given to an attention of termwise; give one of padding, [batch, time]")
-            lengths, shift = _padding(attention_mask[:, -time:])
+        x, lengths, shift, boundaries = hidden_states, None, None, None
+        held = None if past_key_values is None else StateLayer.of(past_key_values, self.layer_idx)
+        if past_key_values is not None and held is None:
+            raise InputError(f"a {type(past_key_values).__name__} cannot hold states: leave out past_key_values and cache_implementation")
+        # The window is part of the variant.
+        texts, _window = _read_mask(attention_mask, batch, (0 if held is None else held.seen) + time, x.device)
+        texts = None if texts is None else texts[:, -time:]
+        _check_positions(position_ids, texts)
+        if texts is not None and bool((texts > 1).any()):
+            if held is not None:
+                raise InputError("a chunk or a packed text begins inside a row, and states do not begin again: compute it with use_cache=False")
+            boundaries = _boundaries(texts)
+            x = x.reshape(1, batch * time, -1)
+        elif texts is not None and bool((texts == 0).any()):
+            lengths, shift = _padding(texts.bool())
             x = _moved(x, shift)
+        _check_packed(cu_seq_lens_q, boundaries or range(0, (batch + 1) * time, time))
         q, k, v = self._project(x)
         extras = _extras_of(self, self.layer, x)  # type: ignore[arg-type]
         if self.less_one:
             extras = {name: value + 1 if name in ("q_norm", "k_norm") else value for name, value in extras.items()}
-        held = None if past_key_values is None else StateLayer.of(past_key_values, self.layer_idx)
-        if past_key_values is not None and held is None:
-            raise InputError(f"a {type(past_key_values).__name__} cannot hold states: leave past_key_values and cache_implementation out")
         if held is not None and torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
             held.skip(time)
             held = None
         if held is None:
-            y = attention(q, k, v, self.key, lengths=None if lengths is None else lengths.clamp(min=1), **extras)
+            y = attention(q, k, v, self.key, lengths=None if lengths is None else lengths.clamp(min=1), cu_seqlens=boundaries, **extras)
         else:
             y = held.extend(self.layer, (q, k, v), extras, lengths)
         y = y.reshape(batch, time, -1)
         if shift is not None:
             y = _moved_back(y, shift)
-        return self.o_proj(y), None
-
+        return (self.dense if hasattr(self, "dense") else self.o_proj)(y), None
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)  # type: ignore[misc]
         self.key = register(self.layer)
 
 
-def _check_positions(position_ids: Tensor | None, attention_mask: Tensor | None) -> None:
-    """Positions are counted here, and rotated by the distance alone: those that are given must count in the same way."""
+def _check_positions(position_ids: Tensor | None, texts: Tensor | None) -> None:
+    """Raise if positions do not grow by one within a text. Positions are counted by termwise, and RoPE depends on their differences only."""
     if position_ids is None or position_ids.ndim != 2 or position_ids.shape[1] < 2:
         return
     jumps = position_ids.diff(dim=1) != 1
-    if attention_mask is not None:
-        own = attention_mask[:, -position_ids.shape[1] :].bool()
-        jumps = jumps & own[:, 1:] & own[:, :-1]
+    if texts is not None:
+        jumps = jumps & (texts[:, 1:] == texts[:, :-1]) & (texts[:, 1:] > 0)
     if bool(jumps.any()):
-        raise InputError("position_ids must grow by one within a text: packed texts and other positions cannot be given to an attention of termwise")
+        raise InputError(
+            "position_ids must grow by one within a text. Transformers finds packed texts by position_ids if there is no attention_mask and use_cache=False; "
+            "termwise computes no other positions"
+        )
 
 
 class TermwiseModel:
@@ -410,9 +512,27 @@ class TermwiseModel:
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)  # type: ignore[call-arg]
-        for index, layer in enumerate(self.model.layers):  # type: ignore[attr-defined]
-            layer.self_attn = self.attention_class(config, index)
+        for index, layer in enumerate(self.base_model.layers):  # type: ignore[attr-defined]
+            setattr(layer, "self_attn" if hasattr(layer, "self_attn") else "attention", self.attention_class(config, index))
         self.post_init()  # type: ignore[attr-defined]
+
+    def save_pretrained(self, save_directory: Any, *args: Any, is_main_process: bool = True, **kwargs: Any) -> Any:
+        """Save as Transformers does, with a file that loads or names termwise where ``termwise.hf`` is not imported."""
+        config, names = self.config, {"AutoConfig": self.config_class, "AutoModelForCausalLM": type(self)}  # type: ignore[attr-defined]
+        config.attn_implementation = NAME
+        config.auto_map = {auto: f"{Path(_core.LOADER_FILE).stem}.{own.__name__}" for auto, own in names.items()}
+        if is_main_process and not Path(save_directory).is_file():
+            # First, so that it is uploaded with the rest.
+            Path(save_directory).mkdir(parents=True, exist_ok=True)
+            (Path(save_directory) / _core.LOADER_FILE).write_text(_core.LOADER_SOURCE)
+        try:
+            return super().save_pretrained(save_directory, *args, is_main_process=is_main_process, **kwargs)  # type: ignore[misc]
+        finally:
+            del config.attn_implementation, config.auto_map
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModelForCausalLM") -> None:
+        """Nothing: Transformers would write this package's source into saved folders."""
 
 
 #: The families that termwise writes: ``model_type``, module, and how names of its classes begin.
@@ -426,6 +546,8 @@ FAMILIES = {
     "phi3": ("phi3", "Phi3"),
     "gemma2": ("gemma2", "Gemma2"),
     "gemma3_text": ("gemma3", "Gemma3"),
+    "gpt_neox": ("gpt_neox", "GPTNeoX"),
+    "stablelm": ("stablelm", "StableLm"),
 }
 
 
@@ -437,7 +559,9 @@ def _register_family(model_type: str, place: str, prefix: str) -> None:
         globals()[name] = made = type(name, bases, {"__module__": __name__, **members})
         return made
 
-    own = make(f"Termwise{config.__name__}", (config,), model_type=f"termwise_{model_type}")
+    # Transformers would write this package's source into saved folders of classes registered for an auto class.
+    unregistered = classmethod(lambda cls, auto_class="AutoConfig": None)
+    own = make(f"Termwise{config.__name__}", (config,), model_type=f"termwise_{model_type}", register_for_auto_class=unregistered)
     attention_class = make(f"Termwise{prefix}Attention", (TermwiseAttention, getattr(module, f"{prefix}Attention")), less_one=place.startswith("gemma"))
     causal = getattr(module, f"{prefix}ForCausalLM")
     model = make(f"Termwise{prefix}ForCausalLM", (TermwiseModel, causal), config_class=own, attention_class=attention_class)
@@ -450,6 +574,9 @@ def _register_family(model_type: str, place: str, prefix: str) -> None:
             return isinstance(instance, config)
 
     class Either(config, metaclass=Kind):  # type: ignore[misc, valid-type]
+        # Transformers prefers classes of other modules to the code of a folder.
+        __module__ = config.__module__
+
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             return config(*args, **kwargs)
 

@@ -50,7 +50,7 @@ CONFIGS = {
 }  # fmt: skip
 
 FAMILIES = [
-    "llama3-rope", "llama-yarn", "mistral-window", "qwen2", "qwen2-window", "qwen3", "smollm3", "olmo2", "phi3", "gemma2", "gemma3",
+    "llama3-rope", "llama-yarn", "mistral-window", "qwen2", "qwen2-window", "qwen3", "smollm3", "olmo2", "phi3", "gemma2", "gemma3", "pythia", "stablelm",
 ]  # fmt: skip
 
 
@@ -307,8 +307,8 @@ def test_saved_models_of_every_family(family, text, families, tmp_path):
         native = native.with_attention(text)
     native.save(tmp_path / "model")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", attn_implementation="eager").eval()
-    attention = model.model.layers[0].self_attn
-    assert isinstance(attention, hf.TermwiseAttention) == (text is not None)
+    attentions = [module for module in model.modules() if isinstance(module, hf.TermwiseAttention)]
+    assert len(attentions) == (0 if text is None else model.config.num_hidden_layers)
     ids = np.random.default_rng(0).integers(3, native.config["vocab_size"], (2, 30))
     with torch.no_grad():
         assert rms(model(input_ids=torch.tensor(ids), use_cache=False).logits, native.logits(ids)) < 1e-5
@@ -405,57 +405,128 @@ def test_models_with_variants_of_their_own_are_refused(saved, ids):
             call()
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral"])
-@pytest.mark.parametrize("prompt", [40, 6])
-def test_caches_of_fixed_size_are_exact_or_refused(kind, prompt, ids):
-    """Those of a window that is full hold the keys of the positions before, in order, and nothing else."""
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gemma2"])
+@pytest.mark.parametrize("prompt", [40, 16, 6])
+def test_static_caches_are_exact(kind, prompt, ids):
+    """Below, at and beyond the window, with padding. The room behind the text is not attended to."""
+    mask = torch.ones(2, prompt, dtype=torch.long)
+    mask[0, :3] = 0
+    options = {"max_new_tokens": 14, "do_sample": False, "attention_mask": mask}
     ids = ids[:, :prompt]
-    options = {"max_new_tokens": 8, "do_sample": False}
     model = made(kind)
     model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
     expected = model.generate(ids, **options)
+    assert torch.equal(model.generate(ids, cache_implementation="static", **options), expected)
     set_alone = copy.deepcopy(model)
     set_alone.set_attn_implementation("termwise")
     for one in (hf.use(model, None), set_alone):
-        assert torch.equal(one.generate(ids, **options), expected)
-        if kind == "mistral" and prompt == 40:
-            assert torch.equal(one.generate(ids, cache_implementation="static", **options), expected)
-        else:
-            with pytest.raises(ValueError, match="cache of fixed size"):
-                one.generate(ids, cache_implementation="static", **options)
-        assert torch.equal(one.generate(ids, **options), expected)
+        for more in ({}, {"cache_implementation": "static"}):
+            assert torch.equal(one.generate(ids, **options, **more), expected)
+    # With a variant the static cache and the states agree, unless the cache has dropped keys that the variant reads.
+    hf.use(model, "taylor=0..2 window=5 sinks=1")
+    expected = model.generate(ids, **options)
+    if kind == "llama":
+        assert torch.equal(model.generate(ids, cache_implementation="static", **options), expected)
+    else:
+        with pytest.raises(ValueError, match="dropped keys before the window"):
+            model.generate(ids, cache_implementation="static", **options)
 
 
-def test_packed_texts_are_refused(ids, saved):
-    positions = torch.cat([torch.arange(20), torch.arange(20)])[None].expand(2, -1)
-    model = made("llama")
+def test_models_of_termwise_refuse_static_caches(saved, ids):
+    _, model = saved
+    model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
+    with pytest.raises(ValueError, match="StaticCache cannot hold states"):
+        model.generate(3 + ids % 27, max_new_tokens=4, do_sample=False, cache_implementation="static")
+
+
+@pytest.mark.parametrize("text", [None, "taylor=0..2", "softmax window=6 sinks=2"])
+def test_packed_texts_are_separate(text, ids):
+    positions = torch.stack([torch.cat([torch.arange(n) for n in lengths]) for lengths in ((20, 20), (7, 1, 32))])
+    model = hf.use(made("mistral"), text)
     with torch.no_grad():
-        plain, packed = (model(input_ids=ids, position_ids=p, use_cache=False).logits for p in (None, positions))
-        assert rms(packed, plain) > 1e-2
-        hf.use(model, None)
-        with pytest.raises(ValueError, match="packed texts"):
-            model(input_ids=ids, position_ids=positions, use_cache=False)
-        with pytest.raises(ValueError, match="packed texts"):
-            model(input_ids=ids, cu_seq_lens_q=torch.tensor([0, 20, 40]), use_cache=False)
+        packed = model(input_ids=ids, position_ids=positions, use_cache=False).logits
+        for row, bounds in ((0, (0, 20, 40)), (1, (0, 7, 8, 40))):
+            for begin, end in zip(bounds, bounds[1:]):
+                alone = model(input_ids=ids[row : row + 1, begin:end], use_cache=False).logits
+                assert rms(packed[row : row + 1, begin:end], alone) < 1e-5
+        # As the collator for flash attention gives them.
+        one = {"input_ids": ids[1:], "position_ids": positions[1:], "use_cache": False}
+        assert rms(model(**one, cu_seq_lens_q=torch.tensor([0, 7, 8, 40])).logits, packed[1:]) < 1e-5
+        for wrong in ({"cu_seq_lens_q": torch.tensor([0, 20, 40])}, {"cu_seq_lens_q": torch.tensor([0, 7, 8, 40]), "position_ids": None}):
+            with pytest.raises(ValueError, match="cu_seq_lens_q has the boundaries"):
+                model(**{**one, **wrong})
+        plain = model(input_ids=ids, use_cache=False).logits
+        assert rms(packed, plain) > 1e-3
         assert rms(model(input_ids=ids, position_ids=torch.arange(40)[None] + 7, use_cache=False).logits, plain) < 1e-4
-        own, few = saved[1], 3 + ids % 27
-        expected = own(input_ids=few, use_cache=False).logits
-        assert rms(own(input_ids=few, position_ids=torch.arange(40)[None] + 7, use_cache=False).logits, expected) < 1e-5
-        for more in ({"position_ids": positions}, {"position_ids": 2 * torch.arange(40)[None], "attention_mask": torch.ones_like(ids)}, {"cu_seq_lens_q": torch.tensor([0, 20, 40])}):
-            with pytest.raises(ValueError, match="packed texts"):
-                own(input_ids=few, use_cache=False, **more)
+    gradients = []
+    for own in ({"input_ids": ids[:1], "position_ids": positions[:1]}, {"input_ids": ids[:1].reshape(2, 20)}):
+        model.zero_grad()
+        logits = model(**own, use_cache=False).logits.reshape(1, 40, -1)
+        (logits * torch.linspace(-1, 1, logits.numel()).reshape(logits.shape)).sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert rms(*gradients) < 1e-5
 
 
-def test_chunks_of_a_mask_are_refused(ids):
-    from transformers.masking_utils import chunked_causal_mask_function
+def test_packed_texts_in_models_of_termwise(saved, ids):
+    """Gates, decays and convolutions begin again with each text."""
+    own, few = saved[1], 3 + ids % 27
+    positions = torch.cat([torch.arange(25), torch.arange(15)])[None].expand(2, -1)
+    with torch.no_grad():
+        expected = torch.cat([own(input_ids=x, use_cache=False).logits for x in (few[:, :25], few[:, 25:])], 1)
+        assert rms(own(input_ids=few, position_ids=positions, use_cache=False).logits, expected) < 1e-5
+        plain = own(input_ids=few, use_cache=False).logits
+        assert rms(expected, plain) > 1e-4
+        assert rms(own(input_ids=few, position_ids=torch.arange(40)[None] + 7, use_cache=False).logits, plain) < 1e-5
+        # Transformers does not separate texts if there is a cache or a mask; positions that jump are refused then.
+        mask = torch.ones_like(ids)
+        for more in ({"position_ids": positions}, {"position_ids": positions, "attention_mask": mask}, {"position_ids": 2 * torch.arange(40)[None], "attention_mask": mask}):
+            with pytest.raises(ValueError, match="must grow by one within a text"):
+                own(input_ids=few, **more)
+        with pytest.raises(ValueError, match="cu_seq_lens_q has the boundaries"):
+            own(input_ids=few, cu_seq_lens_q=torch.tensor([0, 20, 40]), use_cache=False)
 
-    model = made("llama")
-    mask = chunked_causal_mask_function(16, torch.zeros(2, dtype=torch.long))
-    assert hf._mask(2, 16, 16, mask_function=mask) is None
-    with pytest.raises(ValueError, match="another kind"):
-        hf._mask(2, 17, 17, mask_function=mask)
-    with pytest.raises(ValueError, match="another kind"):
-        hf._mask(2, 1, 17, q_offset=16, mask_function=mask)
+
+def test_masks_are_read_exactly_or_refused():
+    """Against the mask that sdpa is given, for functions that Transformers has and others."""
+    from transformers.masking_utils import chunked_causal_mask_function, sdpa_mask, sliding_window_causal_mask_function
+
+    def dense(mask, queries):
+        texts, window = mask[:, 0, 0], int(mask[0, 0, 1, 0]) or mask.shape[3]
+        t = torch.arange(mask.shape[3])
+        seen = (texts[:, :, None] == texts[:, None]) & (t <= t[:, None]) & (t > t[:, None] - window) & (texts[:, None] > 0)
+        return seen[:, -queries:]
+
+    chunks = chunked_causal_mask_function(16, torch.zeros(2, dtype=torch.long))
+    padding = torch.ones(2, 37, dtype=torch.bool)
+    padding[0, :5] = False
+    for own in (
+        {"q_length": 37, "mask_function": sliding_window_causal_mask_function(9), "local_size": 9},
+        {"q_length": 37, "mask_function": sliding_window_causal_mask_function(9), "local_size": 9, "attention_mask": padding},
+        {"q_length": 4, "q_offset": 33, "mask_function": sliding_window_causal_mask_function(9), "local_size": 9},
+        {"q_length": 37, "mask_function": chunks, "local_size": 16},
+        {"q_length": 37, "attention_mask": padding},
+    ):
+        found = hf._mask(2, kv_length=37, **own)
+        expected = sdpa_mask(2, kv_length=37, allow_is_causal_skip=False, **own)[:, 0]
+        rows = own.get("attention_mask", torch.ones(2, 37, dtype=torch.bool))[:, -own["q_length"] :]
+        assert torch.equal(dense(found, own["q_length"])[rows], expected[rows])
+    assert hf._mask(2, 16, 16, mask_function=chunks) is None and hf._mask(2, 40, 40) is None
+    assert hf._mask(2, 3, 3, mask_function=sliding_window_causal_mask_function(9), local_size=9)[0, 0, 1, 0] == 9
+    for own in (
+        # A chunk that continues.
+        {"q_length": 1, "kv_length": 18, "q_offset": 17, "mask_function": chunks},
+        # A key that some later position does not see.
+        {"q_length": 20, "kv_length": 20, "mask_function": lambda b, h, q, k: (k <= q) & ~((q == 12) & (k == 3))},
+        {"q_length": 20, "kv_length": 20, "mask_function": lambda b, h, q, k: (k <= q) | (k < 4)},
+        {"q_length": 20, "kv_length": 20, "mask_function": sliding_window_causal_mask_function(9)},
+        {"q_length": 20, "kv_length": 20, "mask_function": sliding_window_causal_mask_function(9), "local_size": 8},
+    ):
+        with pytest.raises(ValueError, match="asks for another mask"):
+            hf._mask(2, **own)
+    with pytest.raises(ValueError, match="room for 16 positions, and the text has 17"):
+        hf._mask(2, 1, 16, q_offset=16)
+    with pytest.raises(ValueError, match="attention_mask has 5 columns, and the text has 4 positions"):
+        hf._mask(2, 4, 5, attention_mask=torch.ones(2, 5))
 
 
 def test_a_variant_is_recorded_in_saved_models(ids, tmp_path):
@@ -573,13 +644,34 @@ def test_classes_of_transformers_stay_as_they_are(stories, tmp_path):
     assert type(transformers.CONFIG_MAPPING["llama"]()) is transformers.LlamaConfig
 
 
-PLAIN = """
-import sys, transformers
-try:
-    transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])
-except ValueError as error:
-    print("refused:", error)
-"""
+def test_code_of_a_folder_is_preferred_to_a_family(tmp_path):
+    """As without termwise, for a folder with the ``model_type`` of a family and an ``auto_map``."""
+    made("llama").save_pretrained(tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "auto_map": {"AutoConfig": "other.OtherConfig"}}))
+    (tmp_path / "model" / "other.py").write_text("from transformers import LlamaConfig\n\nclass OtherConfig(LlamaConfig):\n    pass\n")
+    for first in ("", "import termwise.hf\n"):
+        code = f"{first}print(type(transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True)).__name__)"
+        found, error = loading(tmp_path / "model", code, HF_MODULES_CACHE=str(tmp_path / "modules"))
+        assert error is None and found.strip() == "OtherConfig"
+
+
+def test_near_and_far_keys_have_the_scores_of_the_model(ids):
+    """Gemma 2 has a scale and a cap of its own: a far kernel of the same function is the model itself."""
+    model = made("gemma2", sliding_window=100, layer_types=["full_attention"] * 2, attn_logit_softcapping=5.0)
+    with torch.no_grad():
+        expected = model(input_ids=ids, use_cache=False).logits
+        hf.use(model, "softmax window=6 far(exp)")
+        assert rms(model(input_ids=ids, use_cache=False).logits, expected) < 1e-5
+        hf.use(model, "softmax window=6 far(exp scale=0.1)")
+        assert rms(model(input_ids=ids, use_cache=False).logits, expected) > 1e-4
+
+
+def loading(folder, code, **env):
+    """The output and the error of a process in which ``folder`` is a model's folder."""
+    code = f"import sys, transformers\nfolder = sys.argv[1]\n{code}"
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, stdin=subprocess.DEVNULL, env={**os.environ, **env})
+    return done.stdout, done.stderr if done.returncode else None
 
 
 def test_without_termwise_a_variant_is_refused_and_softmax_is_read(stories, tmp_path):
@@ -587,13 +679,75 @@ def test_without_termwise_a_variant_is_refused_and_softmax_is_read(stories, tmp_
     native.save(tmp_path / "plain")
     native.with_attention("taylor=0..4 norm=l2").save(tmp_path / "own")
     assert json.loads((tmp_path / "own" / "config.json").read_text())["model_type"] == "termwise_llama"
-    for name, said in (("plain", ""), ("own", "termwise_llama")):
-        done = subprocess.run([sys.executable, "-c", PLAIN, str(tmp_path / name)], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith("refused:") == bool(said) and said in done.stdout
+    assert sorted(file.name for file in (tmp_path / "plain").glob("*.py")) == []
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "own").eval()
     assert type(model).__name__ == "TermwiseLlamaForCausalLM" and type(model.config) is hf.TermwiseLlamaConfig
+    # Saved by Transformers, the folder has the same keys and files, and termwise reads it.
+    model.save_pretrained(tmp_path / "again")
+    assert (tmp_path / "again" / "modeling_termwise.py").read_text() == (tmp_path / "own" / "modeling_termwise.py").read_text()
+    configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("own", "again")]
+    for key in ("model_type", "architectures", "auto_map", "attn_implementation", "attention_variant"):
+        assert configs[0][key] == configs[1][key]
+    # Softmax after a variant is a plain folder.
+    termwise.load(tmp_path / "again").with_attention("softmax").save(tmp_path / "softmax")
+    written = json.loads((tmp_path / "softmax" / "config.json").read_text())
+    assert written["model_type"] == "llama" and not {"auto_map", "attn_implementation", "attention_variant"} & set(written)
+    own = {"HF_MODULES_CACHE": str(tmp_path / "modules")}
+    auto, trusting = "transformers.AutoModelForCausalLM.from_pretrained(folder)", "transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)"
+    for name in ("plain", "softmax"):
+        assert loading(tmp_path / name, auto)[1] is None
+    for name in ("own", "again"):
+        # Without the import, and without the package.
+        assert "trust_remote_code=True" in loading(tmp_path / name, auto, **own)[1]
+        missing = loading(tmp_path / name, f"sys.modules['termwise'] = None\n{trusting}", **own)[1]
+        assert "install the Python package termwise" in missing and "import termwise.hf" in missing
+        found, error = loading(tmp_path / name, f"model = {trusting}\nprint(type(model).__name__)\nmodel.save_pretrained(folder + ' twice')", **own)
+        assert error is None and "TermwiseLlamaForCausalLM" in found
+        assert sorted(file.name for file in (tmp_path / f"{name} twice").glob("*.py")) == ["modeling_termwise.py"]
+        # Classes that do not look at model_type.
+        assert 'attn_implementation="termwise"' in loading(tmp_path / name, "transformers.LlamaForCausalLM.from_pretrained(folder)")[1]
+        with pytest.raises(ValueError, match="load it with AutoModelForCausalLM"):
+            transformers.LlamaForCausalLM.from_pretrained(tmp_path / name)(torch.tensor([[1, 2]]))
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "own")("Once")["input_ids"] == transformers.AutoTokenizer.from_pretrained(stories)("Once")["input_ids"]
+
+
+def test_termwise_does_not_read_a_changed_model_as_softmax(stories, tmp_path):
+    model = hf.use(transformers.AutoModelForCausalLM.from_pretrained(stories), "taylor=0..2")
+    model.save_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match="termwise.hf.use changed this model"):
+        termwise.load(tmp_path / "model")
+    hf.restore(model).save_pretrained(tmp_path / "restored")
+    assert termwise.load(tmp_path / "restored").variants == termwise.load(stories).variants
+
+
+def test_the_trainer_checkpoints_and_resumes(stories, tmp_path):
+    termwise.load(stories).with_attention("taylor=0..2").save(tmp_path / "own")
+
+    def started(kind):
+        if kind == "own":
+            return transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "own")
+        return hf.use(made("llama"), "taylor=0..2 window=6")
+
+    rows = [{"input_ids": x, "labels": x} for x in torch.randint(3, 100, (8, 20), generator=torch.Generator().manual_seed(2)).tolist()]
+    for kind in ("own", "used"):
+        folder = tmp_path / f"trainer of {kind}"
+        options = {"max_steps": 3, "save_steps": 2, "per_device_train_batch_size": 2, "report_to": [], "use_cpu": True, "learning_rate": 1e-2, "disable_tqdm": True, "seed": 3}
+
+        def trainer(name):
+            return transformers.Trainer(started(kind), transformers.TrainingArguments(str(folder / name), **options), train_dataset=rows)
+
+        trained = trainer("whole")
+        trained.train()
+        ids = torch.tensor([rows[0]["input_ids"]])
+        with torch.no_grad():
+            expected = trained.model.eval()(input_ids=ids, use_cache=False).logits
+            for name in ("checkpoint-2", "checkpoint-3"):
+                loaded = transformers.AutoModelForCausalLM.from_pretrained(folder / "whole" / name).eval()
+                assert loaded.config._attn_implementation == "termwise" and type(loaded) is type(trained.model)
+                assert (rms(loaded(input_ids=ids, use_cache=False).logits, expected) < 1e-5) == (name == "checkpoint-3")
+        resumed = trainer("whole")
+        resumed.train(resume_from_checkpoint=str(folder / "whole" / "checkpoint-2"))
+        assert all(rms(a.detach(), b.detach()) < 1e-6 for a, b in zip(resumed.model.parameters(), trained.model.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -624,3 +778,22 @@ def test_the_tutorial(tmp_path, monkeypatch, capsys):
 
     monkeypatch.chdir(tmp_path)
     run((ROOT / "docs" / "python.md").read_text().split("<!-- needs transformers -->")[1], capsys)
+
+
+@pytest.mark.parametrize("text", ["softmax", "exp denominator=sum", "taylor=0..2", "taylor=0..4", "power=2", "feature=elu", "softmax window=8 sinks=2", "softmax window=6 far(taylor=0..2)",
+                                  "softmax cap=5", "exp decay=fixed", "softmax window=8 sinks=2 chosen=6"])  # fmt: skip
+def test_sinks_work_with_every_sum(text, ids):
+    """Sinks change the logits, and states agree with the computation without a cache."""
+    model = made("gpt_oss")
+    model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
+    with torch.no_grad():
+        plain = hf.use(model, text)(input_ids=ids, use_cache=False).logits
+        for layer in model.model.layers:
+            layer.self_attn.sinks.add_(1.0)
+        found = model(input_ids=ids, use_cache=False).logits
+        assert rms(found, plain) > 1e-4 and torch.isfinite(found).all()
+        for layer in model.model.layers:
+            layer.self_attn.sinks.fill_(-40.0)
+        assert torch.isfinite(model(input_ids=ids, use_cache=False).logits).all()
+        options = {"max_new_tokens": 6, "do_sample": False}
+        assert torch.equal(*(model.generate(ids, use_cache=use, **options) for use in (True, False)))

@@ -274,7 +274,7 @@ impl Learner for TorchLearner {
     fn write_model(&self, folder: &Path) -> Result<Vec<&'static str>> {
         self.config.write(folder)?;
         self.write(&folder.join(weights::SINGLE_FILE), &["parameter"])?;
-        Ok(vec!["config.json", weights::SINGLE_FILE])
+        Ok([self.config.files(), &[weights::SINGLE_FILE]].concat())
     }
 
     fn write_moments(&self, folder: &Path) -> Result<()> {

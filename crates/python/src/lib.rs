@@ -20,6 +20,8 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    m.add("LOADER_FILE", termwise_model::config::LOADER_FILE)?;
+    m.add("LOADER_SOURCE", termwise_model::config::LOADER_SOURCE)?;
     m.add_class::<layer::Layer>()?;
     m.add_class::<meter::Meter>()?;
     m.add_class::<model::Model>()?;

@@ -132,7 +132,7 @@ impl Learner for Native {
 
     fn write_model(&self, folder: &Path) -> Result<Vec<&'static str>> {
         self.model.write(folder, &WriteOptions::default())?;
-        Ok(vec!["config.json", weights::SINGLE_FILE])
+        Ok([self.model.config.files(), &[weights::SINGLE_FILE]].concat())
     }
 
     fn write_moments(&self, folder: &Path) -> Result<()> {

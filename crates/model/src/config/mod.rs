@@ -77,6 +77,11 @@ pub struct Config {
     pub other: Map<String, Value>,
 }
 
+/// Name of the Python file that `auto_map` in `config.json` refers to.
+pub const LOADER_FILE: &str = "modeling_termwise.py";
+/// Content of [`LOADER_FILE`]: it imports `termwise.hf`, or fails and names the missing package.
+pub const LOADER_SOURCE: &str = include_str!("modeling_termwise.py");
+
 impl Config {
     /// Parses and validates a configuration. Errors start with `source_name`.
     pub fn from_json_str(text: &str, source_name: &str) -> Result<Config> {
@@ -104,8 +109,16 @@ impl Config {
 
     /// The keys that affect the computation, except the attention of each head.
     pub(crate) fn computation(&self) -> Map<String, Value> {
-        const OTHERS: [&str; 6] =
-            ["attention_variant", "bos_token_id", "eos_token_id", "initializer_range", "max_position_embeddings", "torch_dtype"];
+        const OTHERS: [&str; 8] = [
+            "attention_variant",
+            "attn_implementation",
+            "auto_map",
+            "bos_token_id",
+            "eos_token_id",
+            "initializer_range",
+            "max_position_embeddings",
+            "torch_dtype",
+        ];
         let mut map = write::to_map(self);
         map.retain(|key, _| !OTHERS.contains(&key.as_str()) && !self.other.contains_key(key));
         // With the names of the family, independent of the attention.
@@ -113,10 +126,18 @@ impl Config {
         map
     }
 
-    /// Writes `config.json` into an existing directory, atomically.
+    /// Writes [`Config::files`] into an existing directory, each atomically.
     pub fn write(&self, folder: impl AsRef<Path>) -> Result<()> {
-        let path = folder.as_ref().join("config.json");
-        Ok(write_whole(&path, self.to_json_string().as_bytes())?)
+        for name in self.files() {
+            let text = if *name == LOADER_FILE { LOADER_SOURCE.to_owned() } else { self.to_json_string() };
+            write_whole(&folder.as_ref().join(name), text.as_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Names of the files that [`Config::write`] writes: [`LOADER_FILE`] if a head has another attention than its family, and `config.json`.
+    pub fn files(&self) -> &'static [&'static str] {
+        if write::has_own_attention(self) { &[LOADER_FILE, "config.json"] } else { &["config.json"] }
     }
 
     /// The variants of a layer, one per head.

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::write::{LOADER_MODULE, LOADER_NAME};
 use super::{AttentionMap, Config, FamilyConfig, ModelFamily, rope};
 use crate::error::{Error, Result};
 use crate::json::{JsonKeys, show};
@@ -56,6 +57,7 @@ pub(super) fn from_value(value: Value) -> Result<Config> {
     config.check_sizes()?;
     config.family = FamilyConfig::read(kind, &mut keys, &config, local_rope)?;
     config.attention = read_attention(&mut keys, &config.family, config.num_hidden_layers, heads)?;
+    drop_loader_keys(&mut keys)?;
     config.other = keys.rest();
     Ok(config)
 }
@@ -89,6 +91,22 @@ fn read_attention(keys: &mut JsonKeys, family: &FamilyConfig, layers: usize, hea
             }
         }
     }
+}
+
+/// Removes the keys with which Transformers finds termwise. They are written again if the attention requires them.
+fn drop_loader_keys(keys: &mut JsonKeys) -> Result<()> {
+    if let Some(found) = keys.peek("termwise_attention") {
+        let advice = "termwise.hf.use changed this model; load it with Transformers, or save it again after termwise.hf.restore(model)";
+        return Err(Error::Unsupported { key: "termwise_attention".into(), found: show(found), advice });
+    }
+    if keys.peek("attn_implementation").is_some_and(|found| found == LOADER_NAME) {
+        keys.value("attn_implementation");
+    }
+    let ours = |class: &Value| class.as_str().is_some_and(|class| class.starts_with(LOADER_MODULE));
+    if keys.peek("auto_map").and_then(Value::as_object).is_some_and(|map| map.values().all(ours)) {
+        keys.value("auto_map");
+    }
+    Ok(())
 }
 
 pub(super) fn conflict(first: &str, first_value: impl ToString, second: &str, second_value: impl ToString) -> Error {

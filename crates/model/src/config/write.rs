@@ -4,10 +4,19 @@ use serde_json::{Map, Value, json};
 
 use super::{Config, rope};
 
+/// Name of the Python module next to `config.json`, and of its file without the extension.
+pub(super) const LOADER_MODULE: &str = "modeling_termwise";
+/// The attention implementation that Transformers knows after `import termwise.hf`.
+pub(super) const LOADER_NAME: &str = "termwise";
+
+/// Whether a head has another attention than its family.
+pub(super) fn has_own_attention(config: &Config) -> bool {
+    config.attention_json() != config.family.attention().to_json(config.num_hidden_layers, config.num_attention_heads)
+}
+
 pub(super) fn to_map(config: &Config) -> Map<String, Value> {
     let mut map = config.other.clone();
-    let (attention, (layers, heads)) = (config.attention_json(), (config.num_hidden_layers, config.num_attention_heads));
-    let own_attention = attention != config.family.attention().to_json(layers, heads);
+    let own_attention = has_own_attention(config);
     let eos = match config.eos_token_id.as_slice() {
         [] => Value::Null,
         [one] => json!(one),
@@ -58,7 +67,13 @@ pub(super) fn to_map(config: &Config) -> Map<String, Value> {
         }
     }
     if own_attention {
-        map.insert("attention_variant".into(), attention);
+        map.insert("attention_variant".into(), config.attention_json());
+        // Classes that ignore `model_type` and `auto_map` still fail on an unknown attention implementation.
+        map.insert("attn_implementation".into(), json!(LOADER_NAME));
+        let class = &map["architectures"][0].as_str().unwrap_or_default().to_owned();
+        let config_class = class.replace("ForCausalLM", "Config").replace("Gemma3Config", "Gemma3TextConfig");
+        let place = |class: &str| format!("{LOADER_MODULE}.{class}");
+        map.insert("auto_map".into(), json!({"AutoConfig": place(&config_class), "AutoModelForCausalLM": place(class)}));
     }
     map
 }

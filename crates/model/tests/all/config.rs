@@ -339,7 +339,28 @@ fn files_round_trip() {
     config.write(folder.path()).unwrap();
     assert_eq!(Config::read(folder.path()).unwrap().to_json_string(), config.to_json_string());
     assert_eq!(Config::read(folder.path().join("config.json")).unwrap().heads(1), config.heads(1));
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+}
+
+/// Transformers must not run a changed attention as the softmax attention of the family.
+#[test]
+fn other_tools_are_led_to_termwise() {
+    let own: Value = serde_json::from_str(&read(&with(json!({"attention_variant": "norm"}))).to_json_string()).unwrap();
+    assert_eq!(own["attn_implementation"], "termwise");
+    let auto_map = json!({"AutoConfig": "modeling_termwise.TermwiseLlamaConfig", "AutoModelForCausalLM": "modeling_termwise.TermwiseLlamaForCausalLM"});
+    assert_eq!(own["auto_map"], auto_map);
+    // With the family's attention the keys and the file are not written.
+    let mut config = read(&own);
+    let plain = config.family.attention().clone();
+    config.set_attention(plain).unwrap();
+    let written: Value = serde_json::from_str(&config.to_json_string()).unwrap();
+    assert!(written.get("attn_implementation").is_none() && written.get("auto_map").is_none() && config.files() == ["config.json"]);
+    // Keys of other tools are kept.
+    let (kept, custom) = (json!("flash_attention_2"), json!({"AutoModelForCausalLM": "modeling_other.Model"}));
+    let config = read(&with(json!({"attn_implementation": kept, "auto_map": custom})));
+    let written: Value = serde_json::from_str(&config.to_json_string()).unwrap();
+    assert_eq!((&written["attn_implementation"], &written["auto_map"]), (&kept, &custom));
+    refused(json!({"termwise_attention": [["taylor=0..2"]]}), &["termwise_attention", "termwise.hf.restore"]);
 }
 
 #[test]
