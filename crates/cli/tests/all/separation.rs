@@ -55,7 +55,7 @@ fn files_are_written() {
 #[test]
 fn mistakes_are_named() {
     for (arguments, message) in [
-        (vec!["--n", "0"], "n = 0 cannot be"),
+        (vec!["--n", "0"], "n = 0 is invalid"),
         (vec!["--n", "1"], "2 or more"),
         (vec!["--n=-5"], "a whole number"),
         (vec!["--n", "100.5"], "a whole number"),
