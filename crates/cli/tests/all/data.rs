@@ -62,7 +62,11 @@ fn what_cannot_be_prepared_is_said() {
         (2, &["equal.txt", "--documents", "line", "--held-out", "0.1"], "equal documents are held out together"),
         (2, &["text.txt", "--tokenizer", "absent.json"], "absent.json"),
         (2, &["text.txt", "--tokenizer", "gpt2"], "hf://OWNER/NAME"),
-        (2, &["hf://datasets/../x/*"], if cfg!(feature = "hub") { "write it as hf://datasets/" } else { "which this build does not include" }),
+        (
+            2,
+            &["hf://datasets/../x/*"],
+            if cfg!(feature = "hub") { "write it as hf://datasets/" } else { "which this build does not include" },
+        ),
     ] {
         place.command(&[&["data", "prepare"], arguments].concat()).assert().code(code).stderr(contains(said));
     }

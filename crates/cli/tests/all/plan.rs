@@ -12,7 +12,7 @@ fn a_preset_is_planned_in_a_table() {
     termwise(&arguments).assert().success().stdout(
         contains("275M (275,293,184)")
             .and(predicates::str::is_match(r"memory: state = cache +– +1,089 +24,327").expect("a pattern"))
-            .and(contains("Into 2 GiB fit states of orders 0..2"))
+            .and(contains("In 2 GiB: states of orders 0..2"))
             .and(contains("On 5B tokens"))
             .and(contains("NVIDIA's data sheet"))
             .and(contains("the highest order 3 is odd")),
