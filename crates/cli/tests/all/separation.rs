@@ -70,7 +70,7 @@ fn mistakes_are_named() {
         (vec!["--draws", "0"], "the number of draws is 0"),
         (vec!["--network", "sofmax"], "softmax, linear, power=P"),
         (vec!["--network", "power"], "power=4"),
-        (vec!["--bridge", "--m", "1,2"], "one --m"),
+        (vec!["--bridge", "--m", "1,2"], "give one m, not 2"),
         (vec!["--bridge", "--network", "linear"], "cannot be used with"),
     ] {
         let arguments: Vec<&str> = std::iter::once("separation").chain(arguments).collect();
