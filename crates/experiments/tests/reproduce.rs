@@ -730,13 +730,13 @@ fn every_experiment_on_text_is_possible_and_compares_states_of_the_stated_size()
             assert!(variant.is_some_and(|variant| variant.seeds.is_none()), "{:?}: {side} has every seed", experiment.id);
         }
         assert!(experiment.tasks.iter().all(|task| task.rates.len() >= 4 && task.metric == Metric::Loss));
-        for job in declared.schedule.plan.jobs.iter() {
-            let settings = termwise_train::Settings::from_toml(&job.settings.to_string(), "a run").expect("settings");
-            let kept = termwise_analysis::plan::kept(&settings.config(257).expect("a model"), 512);
-            let conv = job.settings["attention"].as_str().is_some_and(|text| text.contains("conv=4"));
-            let name = job.point[1].as_str().expect("a name").to_owned();
-            bytes.insert((conv, name), kept.bytes);
-        }
+    }
+    for job in &declared.schedule.plan.jobs {
+        let settings = termwise_train::Settings::from_toml(&job.settings.to_string(), "a run").expect("settings");
+        let kept = termwise_analysis::plan::kept(&settings.config(257).expect("a model"), 512);
+        let conv = job.settings["attention"].as_str().is_some_and(|text| text.contains("conv=4"));
+        let name = job.point[1].as_str().expect("a name").to_owned();
+        bytes.insert((conv, name), kept.bytes);
     }
     for conv in [false, true] {
         let of = |name: &str| bytes[&(conv, name.to_owned())];

@@ -259,7 +259,7 @@ fn state() -> Experiment {
     let mut variants = vec![variant(SOFTMAX, "softmax")];
     variants.extend([8, 16, 32, 64, 128, 256].map(|keys| variant(&window(keys), &format!("softmax window={keys}"))));
     variants.push(variant(LINEAR, "linear_elu"));
-    variants.extend([taylor(1), taylor(2), taylor_of(2, 8), taylor_of(2, 32), taylor_of(3, 8), taylor_of(4, 8)]);
+    variants.extend([taylor(1), taylor(2), taylor_of(2, 8), taylor_of(2, 32), taylor_of(3, 8)]);
     variants.extend([with_head_dim("DeltaNet", "deltanet", 32), with_head_dim("DeltaNet", "deltanet", 64)]);
     variants.push(with_head_dim("Gated DeltaNet", "gated_deltanet", 32));
     Experiment {
