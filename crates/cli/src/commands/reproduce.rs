@@ -7,8 +7,8 @@ use clap::{Args, ValueEnum};
 use termwise_experiments::Error;
 use termwise_experiments::reproduce::{self, FILE, Id, Options, Scale, paper};
 use termwise_report::duration;
-use termwise_train::sweep::{Event, Plan, ProcessRunner, SlurmJob, State, Status, SweepControl};
 use termwise_train::log::tell;
+use termwise_train::sweep::{Event, Plan, ProcessRunner, SlurmJob, State, Status, SweepControl};
 
 use super::share::ShareArgs;
 use super::size;

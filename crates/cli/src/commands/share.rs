@@ -3,8 +3,8 @@
 use std::process::Command;
 
 use clap::{Args, ValueEnum};
-use termwise_train::sweep::{Others, Shard, SlurmJob, without_submitting};
 use termwise_train::log::tell;
+use termwise_train::sweep::{Others, Shard, SlurmJob, without_submitting};
 
 use super::size;
 use crate::context::Context;

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
 use termwise_report::{counted, duration};
-use termwise_train::sweep::{self, Event, Plan, PlanSource, SlurmJob, State, Status, SweepControl, SweepRequest};
 use termwise_train::log::tell;
+use termwise_train::sweep::{self, Event, Plan, PlanSource, SlurmJob, State, Status, SweepControl, SweepRequest};
 
 use super::share::ShareArgs;
 use super::size;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use clap::Args;
 use termwise_analysis::bench::peak_gflops;
+use termwise_train::log::tell;
 use termwise_train::progress::Display;
 use termwise_train::settings::Layer;
-use termwise_train::log::tell;
 use termwise_train::{PlannedRun, RunOptions, Start, TrainRequest, run as runs};
 
 use super::settings::AllSettings;
