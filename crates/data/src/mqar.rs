@@ -260,7 +260,9 @@ mod tests {
     use super::*;
 
     fn mqar(options: &str) -> Mqar {
-        Mqar::new(options.parse().expect("options")).expect("groups")
+        // The default test groups need a larger vocabulary.
+        let test = if options.contains("test=") { "" } else { " test=16:2:3" };
+        Mqar::new(format!("{options}{test}").parse().expect("options")).expect("groups")
     }
 
     fn rows(mqar: &Mqar, count: usize, time: usize) -> Rows {
