@@ -243,7 +243,7 @@ def test_commands_say_what_is_wrong(stories, book, tmp_path):
         termwise.frontier(stories, book, keys=1, progress=False)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "settings.toml").write_text("mine")
-    with pytest.raises((ValueError, RuntimeError), match="folder of a run"):
+    with pytest.raises((ValueError, RuntimeError), match="directory of a run"):
         termwise.convert(stories, book, keys=24, save=tmp_path / "run", overwrite=True, progress=False)
     assert (tmp_path / "run" / "settings.toml").read_text() == "mine"
     with pytest.raises(FileNotFoundError, match="nowhere"):

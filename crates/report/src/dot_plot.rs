@@ -68,7 +68,7 @@ const CAP: f64 = 5.0;
 
 impl DotPlot {
     pub(crate) fn in_columns(&self) -> bool {
-        // On a page two figures are beside each other, and their columns are narrower than in the file.
+        // In an HTML report two figures share a row, so their columns are narrower than in the file.
         let column = 0.75 * PLOT_WIDTH / self.categories.len().max(1) as f64;
         self.categories.iter().all(|name| font::width(name, Face::TickX) + 3.0 <= column)
     }

@@ -93,8 +93,8 @@ fn models_are_not_saved_over_runs_or_other_files() {
             termwise(&words(&all)).assert()
         };
         for overwrite in [&[][..], &["--overwrite"]] {
-            saved(&run, overwrite).failure().stderr(contains("folder of a run"));
-            saved(&checkpoint, overwrite).failure().stderr(contains("folder of a run"));
+            saved(&run, overwrite).failure().stderr(contains("directory of a run"));
+            saved(&checkpoint, overwrite).failure().stderr(contains("directory of a run"));
         }
         saved(&notes, &[]).failure().stderr(contains("is not empty").and(contains("--overwrite")));
     }

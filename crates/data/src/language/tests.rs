@@ -335,7 +335,7 @@ fn settings_that_cannot_be_say_what_to_do() {
         ("zzz=3", "there are"),
         ("facts", "write settings as"),
         ("facts=many", "must be a number"),
-        ("facts=-1", "cannot be"),
+        ("facts=-1", "is invalid"),
         ("facts=3 facts=4", "twice"),
         ("facts=0", "between 1"),
         ("values=1", "between 2"),

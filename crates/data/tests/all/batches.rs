@@ -40,7 +40,7 @@ fn an_epoch_has_every_window_once_and_batches_are_pure() {
     assert_ne!(batch(1, 9), batch(1, 10));
     assert_eq!(batch(1, u64::MAX).bytes, (rows * time) as u64);
     let error = source.train(1, 0, 1, text.len() + 1, &mut out).unwrap_err().to_string();
-    assert!(error.contains("20001 tokens") && error.contains("shorter rows"), "{error}");
+    assert!(error.contains("a row needs 20001") && error.contains("shorter rows"), "{error}");
 }
 
 #[test]

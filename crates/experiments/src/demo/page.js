@@ -85,7 +85,7 @@
     const model = models.find((model) => !Termwise.missing(model, variant) && (!variant.write || model.name === "delta"));
     if (!model) {
       const lack = models.map((model) => Termwise.missing(model, variant)).find(Boolean);
-      throw new Error(`No model of this demo has weights for “${lack}”; train one with `termwise train`.`);
+      throw new Error(`No model of this demo has weights for “${lack}”; train one with termwise train.`);
     }
     return { model, text, variant };
   }

@@ -84,7 +84,7 @@ fn messages_state_the_value_and_the_requirement() {
         ("decay = \"linaer\"", ["test.toml", "linaer", "linear"]),
         ("model = \"papersmall\"", ["model", "papersmall", "paper-small"]),
         ("recipe = \"papr\"", ["recipe", "papr", "paper"]),
-        ("heads = 3", ["`hidden`", "64", "3 heads"]),
+        ("heads = 3", ["`hidden`", "64", "heads = 3"]),
         ("attention = \"sofmax\"", ["sofmax", "softmax", ""]),
         ("data = []", ["`data`", "[]", "builtin"]),
         ("batch = ", ["test.toml", "", ""]),

@@ -43,7 +43,7 @@ pub fn losses() -> Figure {
 }
 
 pub fn dot_plot(long: bool) -> Figure {
-    let names = ["0..1", "0..2", "0..3", "0..4", "0..6", "0..8", "softmax"];
+    let names = ["0..1", "0..2", "0..3", "0..4", "0..6", "0..8", "exp"];
     let long_names = [
         "softmax",
         "softmax norm=l2 over=none",
