@@ -12,7 +12,7 @@ from ._core import Variant
 class DataSettings(TypedDict, total=False):
     """Settings of data that functions accept as keywords, besides ``data``."""
 
-    #: Options of builtin data, as in "facts=20 keys=128".
+    #: Options of a synthetic task, as in "facts=20 keys=128".
     builtin_options: str
     #: bytes, a tokenizer.json, or a folder that contains one.
     tokenizer: str | os.PathLike[str]
@@ -28,6 +28,12 @@ class DataSettings(TypedDict, total=False):
     held_out: float
     #: Seed of the held-out split.
     split_seed: int
+    #: Text that is held out entirely, instead of a fraction of data; may be repeated.
+    valid_data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+    #: Part of the held-out tokens to use, as fractions: 0.25..1.
+    valid_range: str
+    #: Largest number of held-out tokens to use, in evenly spaced blocks; 0: all.
+    valid_tokens: int
     #: packed: documents are joined and split into rows; padded: one document per row.
     layout: str
 
@@ -63,7 +69,7 @@ class Settings(DataSettings, total=False):
     init_std: float
     #: Attention of every head: preset, variant string, or JSON map per layer and head.
     attention: str | Variant | Mapping[str, Any]
-    #: Files, folders, globs, hf://datasets/…, builtin (associative recall) or builtin:parity; may be repeated.
+    #: Files, folders, globs, hf://datasets/…, or a synthetic task: builtin (associative recall), parity, mqar, mqar-mini or s5; may be repeated.
     data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
     #: Rows per batch.
     batch: int
@@ -115,6 +121,8 @@ class Settings(DataSettings, total=False):
     log_every: int
     #: native, or torch, which needs Python with PyTorch; the same up to rounding.
     engine: str
+    #: Precision of projections, MLP and output projection: f32, or bf16 with float32 sums and weights.
+    precision: str
     #: How attention is computed: parallel, chunk, chunk=LENGTH or auto; the same up to rounding.
     mode: str
     #: Threads; 0: all cores. Results do not depend on the number.

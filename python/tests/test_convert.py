@@ -152,7 +152,7 @@ def test_eviction_and_quantization_are_inference_only(name, part):
 
 def test_what_has_no_module_says_so():
     for text in (text for name, text in VARIANTS.items() if name != "far"):
-        with pytest.raises(ValueError, match="our own memory of keys"):
+        with pytest.raises(ValueError, match="needs the KV store of the native engine"):
             termwise.Variant(text).to_torch()
     for text, why in (("softmax chosen=4", "window"), ("softmax window=4 bits=3", "4 or 8"), ("softmax window=4 chosen=x", "chosen=32")):
         with pytest.raises(ValueError, match=why):

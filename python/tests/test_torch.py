@@ -381,7 +381,7 @@ def test_memory_of_fixed_size(text):
     if without is None:
         assert rms(attention(q, k, v, text, engine="torch", **extras), expected) < 1e-5
     else:
-        with pytest.raises(ValueError, match="our own memory of keys"):
+        with pytest.raises(ValueError, match="needs the KV store of the native engine"):
             attention(q, k, v, text, engine="torch", **extras)
     q.requires_grad_()
     if without is None:

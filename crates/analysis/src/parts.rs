@@ -43,7 +43,7 @@ pub struct Parts {
     pub conv: Option<usize>,
     /// How rows are kept within float32: none, subtract, multiply.
     pub rescale: &'static str,
-    /// The part, as it is written, that only our own memory of keys has.
+    /// The part that needs the KV store of the native engine, as written in the variant string.
     pub pooled: Option<&'static str>,
 }
 

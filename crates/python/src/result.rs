@@ -32,7 +32,7 @@ impl From<termwise::Found> for Found {
 
 impl Found {
     pub fn of<T: Documented>(result: &T) -> Found {
-        Found { kind: T::KIND, json: to_json(result, Some(provenance())), document: result.document() }
+        Found { kind: T::KIND, json: to_json(result, Some(provenance())), document: result.document().made_by(provenance()) }
     }
 }
 

@@ -168,7 +168,7 @@ def _variant(found: dict[str, Any]) -> Variant:
     same = {key: found[key] for key in ("text", "window", "denominator", "in_gate", "out_gate", "norm", "rope", "conv", "rescale")}
     if found["pooled"] is not None:
         raise ValueError(
-            f"{found['text']!r}: `{found['pooled']}` belongs to our own memory of keys, which plain torch operations do not have; leave it out, or use the native engine on the processor"
+            f"{found['text']!r}: `{found['pooled']}` needs the KV store of the native engine, which plain torch operations do not have; remove it, or use the native engine on the CPU"
         )
     return Variant(
         near=_weighing(found["near"]),
